@@ -1,0 +1,2 @@
+//! The `deepres` command.
+fn main() {}
