@@ -1,1 +1,29 @@
-//! (being built)
+//! What the parts of deepres agree on: shared-memory pages, handshake frames and the table of the CUDA driver API.
+//!
+//! Everything here is plain data that two processes built at different times may look at together, so each page carries
+//! magic, version and size ([`page`]), is made of atomics alone, and is never indexed by a value that the other side wrote.
+//! `no_std` and allocation-free: the interposer uses it on the launch path.
+//!
+//! | page | written by | read by | one for each |
+//! |---|---|---|---|
+//! | [`beat`] | controller | every tenant | host |
+//! | [`grant`] | controller | tenant (sealed, read-only) | session |
+//! | [`meter`] | tenant | controller, which trusts none of it | session |
+//! | [`ledger`] | the tenant's sessions | they and the controller | tenant |
+#![cfg_attr(not(any(test, loom)), no_std)]
+
+pub mod beat;
+pub mod driver;
+pub mod grant;
+pub mod ledger;
+pub mod meter;
+pub mod page;
+pub mod seqlock;
+pub mod sync;
+pub mod wire;
+
+/// GPUs that one host can have. Pages hold one slot for each, indexed by the controller's GPU index.
+pub const MAX_GPUS: usize = 16;
+
+/// A whole in parts per million, the unit of shares.
+pub const PPM: u32 = 1_000_000;

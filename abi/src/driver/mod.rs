@@ -1,0 +1,1 @@
+//! The CUDA driver API as one table (generated).

@@ -1,0 +1,345 @@
+//! The ledger: device memory held by all sessions of one tenant, on each GPU, exact under races and safe against kills.
+//!
+//! There is no shared total to repair. Each session has a slot that it alone changes, and what the tenant holds is the sum of
+//! the slots. A killed session's slot is cleared by the controller; a reservation that was under way dies with it.
+//!
+//! A slot has two words: `held`, what allocations hold, and `pending`, what is being asked for. [`Account::reserve`] first
+//! adds to `pending` and then looks at the sum. Of two that race past the limit, the one whose addition comes second in the
+//! (sequentially consistent) order sees both, so the limit is never passed. Whether it is *refused* depends on `held` alone:
+//! while others' pending bytes are what is in the way, it steps back and tries again, since those may yet be withdrawn.
+//! [`Reservation::commit`] adds to `held` before it takes from `pending`, and readers look at `pending` first, so bytes on their way from one
+//! to the other are seen once or twice, never not at all.
+
+use crate::MAX_GPUS;
+use crate::page::{Head, Kind, Page};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, spin_hint};
+
+/// Sessions that one tenant can have at a time.
+#[cfg(not(loom))]
+pub const MAX_SESSIONS: usize = 512;
+/// The model checker follows few.
+#[cfg(loom)]
+pub const MAX_SESSIONS: usize = 2;
+
+/// Tries before a reservation that only others' pending requests block is refused. An allocation call of the driver takes
+/// 1 µs to 1 ms; the tries, a few tens of ns each and yielding to the scheduler after [`YIELD_AFTER`], outlast many of them.
+#[cfg(not(loom))]
+const ATTEMPTS: u32 = 100_000;
+/// Under the model checker one retry shows the path.
+#[cfg(loom)]
+const ATTEMPTS: u32 = 2;
+
+/// Tries after which the caller's `pause` is run between two.
+#[cfg(not(loom))]
+const YIELD_AFTER: u32 = 64;
+#[cfg(loom)]
+const YIELD_AFTER: u32 = 1;
+
+#[derive(Debug)]
+#[repr(C)]
+struct Slot {
+    held_bytes: AtomicU64,
+    pending_bytes: AtomicU64,
+}
+
+/// One tenant's memory on one GPU.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct LedgerGpu {
+    /// Slots in use are all below this; raised by the controller before a slot is given out, never lowered.
+    slots_used: AtomicU32,
+    slots: [Slot; MAX_SESSIONS],
+}
+
+/// One tenant's memory on every GPU.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+pub struct LedgerPage {
+    head: Head,
+    gpus: [LedgerGpu; MAX_GPUS],
+}
+
+// SAFETY: repr(C), head first, atomics only, and its kind is its own.
+unsafe impl Page for LedgerPage {
+    const KIND: Kind = Kind::Ledger;
+    fn head(&self) -> &Head {
+        &self.head
+    }
+}
+
+impl LedgerPage {
+    /// The ledger of a GPU, if there is such a GPU.
+    pub fn gpu(&self, gpu: usize) -> Option<&LedgerGpu> {
+        self.gpus.get(gpu)
+    }
+}
+
+/// A reservation that would pass the limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused {
+    /// What all sessions of the tenant held at that moment, bytes.
+    pub held_bytes: u64,
+}
+
+impl Default for LedgerGpu {
+    fn default() -> Self {
+        Self {
+            slots_used: AtomicU32::new(0),
+            slots: core::array::from_fn(|_| Slot {
+                held_bytes: AtomicU64::new(0),
+                pending_bytes: AtomicU64::new(0),
+            }),
+        }
+    }
+}
+
+impl LedgerGpu {
+    /// Opens `slot` for a session, empty. The controller's to call, before it tells the session its slot.
+    ///
+    /// Returns `None` if there is no such slot.
+    pub fn open(&self, slot: usize) -> Option<()> {
+        self.clear(slot)?;
+        self.slots_used.fetch_max(slot as u32 + 1, Ordering::SeqCst);
+        Some(())
+    }
+
+    /// Empties the slot of a session that is dead. The controller's to call, once the process is gone.
+    ///
+    /// Returns the bytes it held, or `None` if there is no such slot.
+    pub fn clear(&self, slot: usize) -> Option<u64> {
+        let slot = self.slots.get(slot)?;
+        slot.pending_bytes.store(0, Ordering::SeqCst);
+        Some(slot.held_bytes.swap(0, Ordering::SeqCst))
+    }
+
+    /// What the tenant holds, bytes.
+    pub fn held_bytes(&self) -> u64 {
+        self.used().iter().fold(0, |sum, slot| sum.saturating_add(slot.held_bytes.load(Ordering::SeqCst)))
+    }
+
+    /// The account of the session that owns `slot`, if there is such a slot.
+    pub fn account(&self, slot: usize) -> Option<Account<'_>> {
+        Some(Account { gpu: self, slot: self.slots.get(slot)? })
+    }
+
+    fn used(&self) -> &[Slot] {
+        // Bounded: the word lies in memory that every session of the tenant can write.
+        let used = (self.slots_used.load(Ordering::SeqCst) as usize).min(MAX_SESSIONS);
+        &self.slots[..used]
+    }
+
+    fn held_and_pending_bytes(&self) -> u64 {
+        self.used().iter().fold(0, |sum, slot| {
+            let pending = slot.pending_bytes.load(Ordering::SeqCst);
+            sum.saturating_add(pending).saturating_add(slot.held_bytes.load(Ordering::SeqCst))
+        })
+    }
+}
+
+/// What one session holds on one GPU.
+#[derive(Debug, Clone, Copy)]
+pub struct Account<'a> {
+    gpu: &'a LedgerGpu,
+    slot: &'a Slot,
+}
+
+impl<'a> Account<'a> {
+    /// Reserves `bytes` if the tenant then holds at most `limit_bytes`. To be called before the driver is asked for them.
+    /// `pause` is run between tries while only others' unfinished requests are in the way (yield to the scheduler there).
+    ///
+    /// # Errors
+    /// [`Refused`] when what is held leaves no room, or when others' requests did not finish in time.
+    pub fn reserve(
+        self,
+        bytes: u64,
+        limit_bytes: u64,
+        mut pause: impl FnMut(),
+    ) -> Result<Reservation<'a>, Refused> {
+        for attempt in 0..ATTEMPTS {
+            if bytes <= limit_bytes {
+                self.slot.pending_bytes.fetch_add(bytes, Ordering::SeqCst);
+                if self.gpu.held_and_pending_bytes() <= limit_bytes {
+                    return Ok(Reservation { account: self, bytes });
+                }
+                subtract(&self.slot.pending_bytes, bytes);
+            }
+            let held_bytes = self.gpu.held_bytes();
+            if held_bytes.saturating_add(bytes) > limit_bytes {
+                return Err(Refused { held_bytes });
+            }
+            if attempt < YIELD_AFTER {
+                spin_hint();
+            } else {
+                pause();
+            }
+        }
+        Err(Refused { held_bytes: self.gpu.held_bytes() })
+    }
+
+    /// Charges `bytes` that the driver has taken already, limit or not: what could not be asked for beforehand.
+    pub fn charge(self, bytes: u64) {
+        self.slot.held_bytes.fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    /// Gives back `bytes` that were committed or charged. To be called after the driver freed them.
+    pub fn release(self, bytes: u64) {
+        subtract(&self.slot.held_bytes, bytes);
+    }
+
+    /// What this session holds, bytes.
+    pub fn held_bytes(self) -> u64 {
+        self.slot.held_bytes.load(Ordering::SeqCst)
+    }
+
+    /// What the whole tenant holds, bytes.
+    pub fn tenant_held_bytes(self) -> u64 {
+        self.gpu.held_bytes()
+    }
+}
+
+/// Bytes promised to a request that the driver has not answered yet. Dropped, they go back.
+#[derive(Debug)]
+#[must_use = "commit it once the driver has allocated; dropping gives the bytes back"]
+pub struct Reservation<'a> {
+    account: Account<'a>,
+    bytes: u64,
+}
+
+impl Reservation<'_> {
+    /// The driver allocated: what was promised is held.
+    pub fn commit(self) {
+        self.account.slot.held_bytes.fetch_add(self.bytes, Ordering::SeqCst);
+        // Dropping takes it from pending, after it was added to held.
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        subtract(&self.account.slot.pending_bytes, self.bytes);
+    }
+}
+
+/// Takes `bytes` from `word` and stops at zero: a slot is in memory that other processes can write.
+fn subtract(word: &AtomicU64, bytes: u64) {
+    let mut now = word.load(Ordering::SeqCst);
+    while let Err(changed) =
+        word.compare_exchange_weak(now, now.saturating_sub(bytes), Ordering::SeqCst, Ordering::SeqCst)
+    {
+        now = changed;
+    }
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<LedgerGpu>() == 64 + MAX_SESSIONS * 16);
+    assert!(core::mem::offset_of!(LedgerGpu, slots) == 8);
+    assert!(core::mem::offset_of!(LedgerPage, gpus) == 64);
+    assert!(size_of::<LedgerPage>().is_multiple_of(4096));
+};
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn ledger(sessions: usize) -> Box<LedgerGpu> {
+        let gpu = Box::<LedgerGpu>::default();
+        for slot in 0..sessions {
+            gpu.open(slot).unwrap();
+        }
+        gpu
+    }
+
+    #[test]
+    fn the_limit_binds_the_sum_over_sessions_to_the_byte() {
+        let gpu = ledger(2);
+        let (a, b) = (gpu.account(0).unwrap(), gpu.account(1).unwrap());
+        a.reserve(60, 100, || ()).unwrap().commit();
+        assert_eq!(b.reserve(41, 100, || ()).unwrap_err(), Refused { held_bytes: 60 });
+        b.reserve(40, 100, || ()).unwrap().commit();
+        assert_eq!(gpu.held_bytes(), 100);
+        assert_eq!(a.reserve(1, 100, || ()).unwrap_err(), Refused { held_bytes: 100 });
+        a.release(60);
+        a.reserve(60, 100, || ()).unwrap().commit();
+    }
+
+    #[test]
+    fn a_reservation_that_the_driver_refused_goes_back() {
+        let gpu = ledger(1);
+        let account = gpu.account(0).unwrap();
+        drop(account.reserve(100, 100, || ()).unwrap());
+        account.reserve(100, 100, || ()).unwrap().commit();
+        assert_eq!(gpu.held_bytes(), 100);
+    }
+
+    #[test]
+    fn a_request_larger_than_the_limit_or_than_any_number_is_refused_at_once() {
+        let gpu = ledger(1);
+        let account = gpu.account(0).unwrap();
+        account.reserve(10, 100, || ()).unwrap().commit();
+        for bytes in [91, 101, u64::MAX] {
+            assert_eq!(account.reserve(bytes, 100, || ()).unwrap_err(), Refused { held_bytes: 10 });
+        }
+        account.reserve(0, 10, || ()).unwrap().commit();
+    }
+
+    #[test]
+    fn releasing_more_than_is_held_stops_at_zero() {
+        let gpu = ledger(1);
+        let account = gpu.account(0).unwrap();
+        account.charge(10);
+        account.release(11);
+        assert_eq!(account.held_bytes(), 0);
+    }
+
+    #[test]
+    fn a_dead_sessions_memory_is_free_for_the_others() {
+        let gpu = ledger(2);
+        gpu.account(0).unwrap().reserve(70, 100, || ()).unwrap().commit();
+        core::mem::forget(gpu.account(0).unwrap().reserve(30, 100, || ()).unwrap());
+        assert_eq!(gpu.clear(0), Some(70));
+        gpu.account(1).unwrap().reserve(100, 100, || ()).unwrap().commit();
+    }
+
+    #[test]
+    fn a_request_that_only_unfinished_ones_block_waits_for_them() {
+        let gpu = ledger(2);
+        let mut other = Some(gpu.account(0).unwrap().reserve(100, 100, || ()).unwrap());
+        let reservation = gpu.account(1).unwrap().reserve(100, 100, || drop(other.take())).unwrap();
+        reservation.commit();
+        assert_eq!(gpu.held_bytes(), 100);
+    }
+
+    #[test]
+    fn a_slot_count_written_by_a_hostile_session_stays_in_bounds() {
+        let gpu = ledger(1);
+        gpu.slots_used.store(u32::MAX, Ordering::SeqCst);
+        assert_eq!(gpu.held_bytes(), 0);
+        assert!(gpu.account(MAX_SESSIONS).is_none());
+        assert!(gpu.open(MAX_SESSIONS).is_none());
+    }
+
+    #[test]
+    fn racing_threads_never_pass_the_limit_and_fill_it_exactly() {
+        const THREADS: u64 = 8;
+        const LIMIT: u64 = 1_000;
+        let gpu = ledger(2);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let gpu = &gpu;
+                scope.spawn(move || {
+                    let account = gpu.account(thread as usize % 2).unwrap();
+                    for round in 0..2_000 {
+                        let bytes = 1 + (round * 7 + thread * 13) % 400;
+                        if let Ok(reservation) = account.reserve(bytes, LIMIT, std::thread::yield_now) {
+                            reservation.commit();
+                            assert!(gpu.held_bytes() <= LIMIT);
+                            account.release(bytes);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(gpu.held_bytes(), 0);
+        gpu.account(0).unwrap().reserve(LIMIT, LIMIT, || ()).unwrap().commit();
+    }
+}

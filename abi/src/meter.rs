@@ -1,0 +1,250 @@
+//! The meter page: what a session says it did on each GPU, written by the tenant.
+//!
+//! The tenant can lie here, about itself alone. The controller takes a [`Reading`], which is plain numbers, and bounds each by
+//! what is possible ([`Reading::since`]); nothing in it is ever an index or a length.
+
+use crate::MAX_GPUS;
+use crate::page::{Head, Kind, Page};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// What kind of allocation device memory was charged as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum MemoryKind {
+    /// `cuMemAlloc`
+    Linear = 0,
+    /// `cuMemAllocPitch`
+    Pitch = 1,
+    /// `cuMemAllocManaged`
+    Managed = 2,
+    /// `cuMemAllocAsync`, `cuMemAllocFromPoolAsync`
+    Pool = 3,
+    /// `cuMemCreate`
+    Physical = 4,
+    /// Arrays and mipmapped arrays
+    Array = 5,
+    /// Memory nodes of graphs
+    Graph = 6,
+    /// What the driver takes for a context
+    Context = 7,
+}
+
+impl MemoryKind {
+    /// Kinds there are.
+    pub const COUNT: usize = 8;
+    /// All kinds, in the order of their numbers.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Linear,
+        Self::Pitch,
+        Self::Managed,
+        Self::Pool,
+        Self::Physical,
+        Self::Array,
+        Self::Graph,
+        Self::Context,
+    ];
+
+    /// The kind's name for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Linear => "linear",
+            Self::Pitch => "pitch",
+            Self::Managed => "managed",
+            Self::Pool => "pool",
+            Self::Physical => "physical",
+            Self::Array => "array",
+            Self::Graph => "graph",
+            Self::Context => "context",
+        }
+    }
+}
+
+/// One session's meter on one GPU. Counters only grow; times are ns.
+#[derive(Debug)]
+#[repr(C, align(256))]
+pub struct MeterSlot {
+    /// Threads waiting at the gate now.
+    pub waiters: AtomicU32,
+    /// 1 from the first launch that passes the gate until everything launched is seen complete, else 0. A thread that
+    /// leaves the gate sets this before it counts itself out of `waiters`, so that both are 0 only if the session wants nothing.
+    pub in_flight: AtomicU32,
+    /// Estimated GPU time launched and not seen complete.
+    pub in_flight_ns: AtomicU64,
+    /// GPU time of kernels and graphs, overlaps inside the session counted once. This is what leases charge.
+    pub compute_ns: AtomicU64,
+    /// GPU time of copies and sets.
+    pub copy_ns: AtomicU64,
+    /// Time in which anything was unfinished, waits included.
+    pub occupied_ns: AtomicU64,
+    /// Time that threads spent waiting at the gate, summed over threads.
+    pub wait_ns: AtomicU64,
+    /// Waits at the gate.
+    pub waits: AtomicU64,
+    /// Kernels launched one by one.
+    pub kernel_launches: AtomicU64,
+    /// Graphs launched.
+    pub graph_launches: AtomicU64,
+    /// Markers recorded.
+    pub markers: AtomicU64,
+    /// The longest kernel or graph seen (ns of GPU time).
+    pub longest_ns: AtomicU64,
+    /// When the times above were last brought up to date (`CLOCK_MONOTONIC`).
+    pub updated_ns: AtomicU64,
+    /// Allocations refused because of the limit.
+    pub refusals: AtomicU64,
+    /// Size of the last one, bytes.
+    pub last_refused_bytes: AtomicU64,
+    /// Its call, a number of [`crate::driver::ApiId`].
+    pub last_refused_api: AtomicU32,
+    reserved: AtomicU32,
+    /// Device memory held, bytes by [`MemoryKind`].
+    pub held_bytes: [AtomicU64; MemoryKind::COUNT],
+}
+
+/// The meters of one session.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+pub struct MeterPage {
+    head: Head,
+    slots: [MeterSlot; MAX_GPUS],
+}
+
+// SAFETY: repr(C), head first, atomics only, and its kind is its own.
+unsafe impl Page for MeterPage {
+    const KIND: Kind = Kind::Meter;
+    fn head(&self) -> &Head {
+        &self.head
+    }
+}
+
+impl MeterPage {
+    /// The slot of a GPU, if there is such a GPU.
+    pub fn slot(&self, gpu: usize) -> Option<&MeterSlot> {
+        self.slots.get(gpu)
+    }
+}
+
+/// The counters of a slot, copied out. The words are read one by one: each is right, together they may be nanoseconds apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reading {
+    /// Threads waiting at the gate.
+    pub waiters: u32,
+    /// Whether anything is in flight.
+    pub in_flight: bool,
+    /// Estimated GPU time in flight, ns.
+    pub in_flight_ns: u64,
+    /// GPU time of kernels and graphs, ns.
+    pub compute_ns: u64,
+    /// GPU time of copies, ns.
+    pub copy_ns: u64,
+    /// Time with anything unfinished, ns.
+    pub occupied_ns: u64,
+    /// Time spent waiting at the gate, ns.
+    pub wait_ns: u64,
+    /// Waits at the gate.
+    pub waits: u64,
+    /// Kernels launched one by one.
+    pub kernel_launches: u64,
+    /// Graphs launched.
+    pub graph_launches: u64,
+    /// Markers recorded.
+    pub markers: u64,
+    /// The longest kernel or graph seen, ns.
+    pub longest_ns: u64,
+    /// When the times were last brought up to date.
+    pub updated_ns: u64,
+    /// Allocations refused.
+    pub refusals: u64,
+    /// Size of the last one, bytes.
+    pub last_refused_bytes: u64,
+    /// Its call. Not checked: look it up, do not index with it.
+    pub last_refused_api: u32,
+    /// Memory held, bytes by [`MemoryKind`].
+    pub held_bytes: [u64; MemoryKind::COUNT],
+}
+
+impl MeterSlot {
+    /// Copies the counters out.
+    pub fn read(&self) -> Reading {
+        let word = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        // `waiters` before `in_flight`: a thread leaving the gate sets in_flight first, so this order never misses both.
+        let waiters = self.waiters.load(Ordering::SeqCst);
+        let in_flight = self.in_flight.load(Ordering::SeqCst) != 0;
+        Reading {
+            waiters,
+            in_flight,
+            in_flight_ns: word(&self.in_flight_ns),
+            compute_ns: word(&self.compute_ns),
+            copy_ns: word(&self.copy_ns),
+            occupied_ns: word(&self.occupied_ns),
+            wait_ns: word(&self.wait_ns),
+            waits: word(&self.waits),
+            kernel_launches: word(&self.kernel_launches),
+            graph_launches: word(&self.graph_launches),
+            markers: word(&self.markers),
+            longest_ns: word(&self.longest_ns),
+            updated_ns: word(&self.updated_ns),
+            refusals: word(&self.refusals),
+            last_refused_bytes: word(&self.last_refused_bytes),
+            last_refused_api: self.last_refused_api.load(Ordering::Relaxed),
+            held_bytes: core::array::from_fn(|kind| word(&self.held_bytes[kind])),
+        }
+    }
+}
+
+/// GPU time that a session used between two readings, after the controller's bounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Used {
+    /// Kernels and graphs, ns.
+    pub compute_ns: u64,
+    /// Copies, ns.
+    pub copy_ns: u64,
+    /// Anything unfinished, ns.
+    pub occupied_ns: u64,
+}
+
+impl Reading {
+    /// What was used since `earlier`. A counter that went back counts as still, and none can grow by more than
+    /// `at_most_ns`: the time that passed, and whatever the caller allows for time reported late.
+    pub fn since(&self, earlier: &Self, at_most_ns: u64) -> Used {
+        let grown = |now: u64, then: u64| now.saturating_sub(then).min(at_most_ns);
+        Used {
+            compute_ns: grown(self.compute_ns, earlier.compute_ns),
+            copy_ns: grown(self.copy_ns, earlier.copy_ns),
+            occupied_ns: grown(self.occupied_ns, earlier.occupied_ns),
+        }
+    }
+
+    /// Whether the session wants the GPU: something runs, or someone waits.
+    pub fn wants(&self) -> bool {
+        self.in_flight || self.waiters != 0
+    }
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<MeterSlot>() == 256);
+    assert!(core::mem::offset_of!(MeterSlot, in_flight_ns) == 8);
+    assert!(core::mem::offset_of!(MeterSlot, held_bytes) == 120);
+    assert!(core::mem::offset_of!(MeterPage, slots) == 256);
+    assert!(size_of::<MeterPage>() == 8192);
+};
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_meter_that_jumps_or_runs_backwards_is_bounded() {
+        let earlier = Reading { compute_ns: 100, copy_ns: 50, occupied_ns: 10, ..Reading::default() };
+        let later = Reading { compute_ns: u64::MAX, copy_ns: 40, occupied_ns: 15, ..Reading::default() };
+        assert_eq!(later.since(&earlier, 1_000), Used { compute_ns: 1_000, copy_ns: 0, occupied_ns: 5 });
+    }
+
+    #[test]
+    fn kinds_are_numbered_in_their_order() {
+        for (number, kind) in MemoryKind::ALL.iter().enumerate() {
+            assert_eq!(*kind as usize, number);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The head that every shared page starts with, and the check made before anything else on a page is believed.
+
+use crate::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::fmt;
+
+/// Layouts with another major version are refused; the reader's minor version may be older or newer.
+pub const MAJOR: u16 = 1;
+/// Raised when a field is added in space that was reserved (and zero) before.
+pub const MINOR: u16 = 0;
+
+/// The bytes `deepres\0`, read as a little-endian word.
+const MAGIC: u64 = u64::from_le_bytes(*b"deepres\0");
+/// Value of [`Head::ready`] once the rest of the page may be read.
+const READY: u32 = 1;
+
+/// Which page this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// [`crate::grant::GrantPage`]
+    Grant = 1,
+    /// [`crate::meter::MeterPage`]
+    Meter = 2,
+    /// [`crate::ledger::LedgerPage`]
+    Ledger = 3,
+    /// [`crate::beat::BeatPage`]
+    Beat = 4,
+}
+
+/// First 64 bytes of each page.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Head {
+    magic: AtomicU64,
+    kind: AtomicU32,
+    size: AtomicU32,
+    major: AtomicU16,
+    minor: AtomicU16,
+    ready: AtomicU32,
+}
+
+/// A type that may be laid over shared memory.
+///
+/// # Safety
+/// The type is `repr(C)`, begins with a [`Head`], holds nothing but atomics and padding (so every bit pattern is valid and
+/// no `&mut` is ever needed), holds no address, and is the page that [`Page::KIND`] names.
+pub unsafe trait Page: Sized {
+    /// The kind written in the head.
+    const KIND: Kind;
+    /// The head.
+    fn head(&self) -> &Head;
+}
+
+/// Why a mapped page cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayoutError {
+    /// The mapping is shorter than the page (bytes mapped, bytes needed).
+    Short(usize, usize),
+    /// Not a page of deepres.
+    Magic,
+    /// A page of deepres, but another one (kind found).
+    Kind(u32),
+    /// Written by an incompatible version (major found).
+    Major(u16),
+    /// The writer has not finished it.
+    NotReady,
+    /// The writer declares another size for the same version (bytes declared).
+    Size(u32),
+}
+
+impl fmt::Display for LayoutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Short(got, need) => write!(f, "shared page is {got} bytes, {need} are needed"),
+            Self::Magic => write!(f, "shared memory does not hold a page of deepres"),
+            Self::Kind(kind) => write!(f, "shared page is of kind {kind}, another was expected"),
+            Self::Major(major) => {
+                write!(
+                    f,
+                    "shared page has layout version {major}, this build of deepres reads version {MAJOR}: use the same deepres release on both sides"
+                )
+            }
+            Self::NotReady => write!(f, "shared page was not finished by its writer"),
+            Self::Size(size) => {
+                write!(f, "shared page declares {size} bytes, which its version does not have")
+            }
+        }
+    }
+}
+
+impl core::error::Error for LayoutError {}
+
+impl Head {
+    /// Writes the head of a page `P`. The ready word goes last, so nobody believes a half-written page.
+    pub fn publish<P: Page>(&self) {
+        self.magic.store(MAGIC, Ordering::Relaxed);
+        self.kind.store(P::KIND as u32, Ordering::Relaxed);
+        self.size.store(size_of::<P>() as u32, Ordering::Relaxed);
+        self.major.store(MAJOR, Ordering::Relaxed);
+        self.minor.store(MINOR, Ordering::Relaxed);
+        self.ready.store(READY, Ordering::Release);
+    }
+
+    fn verify<P: Page>(&self) -> Result<(), LayoutError> {
+        if self.ready.load(Ordering::Acquire) != READY {
+            return Err(LayoutError::NotReady);
+        }
+        if self.magic.load(Ordering::Relaxed) != MAGIC {
+            return Err(LayoutError::Magic);
+        }
+        let kind = self.kind.load(Ordering::Relaxed);
+        if kind != P::KIND as u32 {
+            return Err(LayoutError::Kind(kind));
+        }
+        let major = self.major.load(Ordering::Relaxed);
+        if major != MAJOR {
+            return Err(LayoutError::Major(major));
+        }
+        let size = self.size.load(Ordering::Relaxed);
+        if size as usize != size_of::<P>() {
+            return Err(LayoutError::Size(size));
+        }
+        Ok(())
+    }
+
+    /// Minor version of the side that wrote the page.
+    pub fn minor(&self) -> u16 {
+        self.minor.load(Ordering::Relaxed)
+    }
+}
+
+/// Views `bytes` mapped bytes at `address` as a page, after checking everything its head says.
+///
+/// # Safety
+/// `address` points to `bytes` readable bytes that stay mapped for `'a`. They may change at any time, and may be mapped
+/// read-only as long as the caller stores nothing through the reference.
+///
+/// # Errors
+/// [`LayoutError`] when the bytes are not a finished page of this kind and version.
+pub unsafe fn view<'a, P: Page>(address: *const u8, bytes: usize) -> Result<&'a P, LayoutError> {
+    // SAFETY: the caller vouches for the mapping.
+    let page = unsafe { overlay::<P>(address, bytes)? };
+    page.head().verify::<P>()?;
+    Ok(page)
+}
+
+/// Makes a fresh (all zero) mapping a page: what its creator calls before it passes the memory on.
+///
+/// # Safety
+/// As [`view`], and the bytes are zero and writable.
+///
+/// # Errors
+/// [`LayoutError::Short`] when the mapping is too small.
+pub unsafe fn create<'a, P: Page>(address: *mut u8, bytes: usize) -> Result<&'a P, LayoutError> {
+    // SAFETY: the caller vouches for the mapping.
+    let page = unsafe { overlay::<P>(address, bytes)? };
+    page.head().publish::<P>();
+    Ok(page)
+}
+
+/// # Safety
+/// As [`view`].
+unsafe fn overlay<'a, P: Page>(address: *const u8, bytes: usize) -> Result<&'a P, LayoutError> {
+    if bytes < size_of::<P>() || !(address as usize).is_multiple_of(align_of::<P>()) {
+        return Err(LayoutError::Short(bytes, size_of::<P>()));
+    }
+    // SAFETY: long enough and aligned (just checked), mapped for 'a (caller), and every bit pattern is a valid `P` (`Page`).
+    Ok(unsafe { &*address.cast::<P>() })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{beat::BeatPage, grant::GrantPage, ledger::LedgerPage, meter::MeterPage};
+
+    /// Zeroed memory, aligned like a mapping.
+    struct Memory(Vec<u128>);
+
+    impl Memory {
+        fn of<P>() -> Self {
+            Self(vec![0; size_of::<P>() / 16 + 512])
+        }
+
+        fn at(&mut self) -> (*mut u8, usize) {
+            let start = self.0.as_mut_ptr().cast::<u8>();
+            let aligned = start.wrapping_add(start.align_offset(4096));
+            (aligned, self.0.len() * 16 - 4096)
+        }
+    }
+
+    fn round_trip<P: Page>() {
+        let mut memory = Memory::of::<P>();
+        let (at, bytes) = memory.at();
+        // SAFETY: `memory` outlives both references; it is zeroed and long enough.
+        unsafe {
+            assert_eq!(view::<P>(at, bytes).err(), Some(LayoutError::NotReady));
+            create::<P>(at, bytes).unwrap();
+            view::<P>(at, bytes).unwrap();
+            assert!(matches!(view::<P>(at, size_of::<P>() - 1), Err(LayoutError::Short(..))));
+        }
+    }
+
+    #[test]
+    fn every_page_is_readable_only_after_it_was_published() {
+        round_trip::<GrantPage>();
+        round_trip::<MeterPage>();
+        round_trip::<LedgerPage>();
+        round_trip::<BeatPage>();
+    }
+
+    #[test]
+    fn a_page_of_another_kind_major_or_size_is_refused_with_what_was_found() {
+        let mut memory = Memory::of::<LedgerPage>();
+        let (at, bytes) = memory.at();
+        // SAFETY: as above; LedgerPage is the larger, so both kinds fit.
+        unsafe {
+            let page = create::<BeatPage>(at, bytes).unwrap();
+            assert_eq!(view::<LedgerPage>(at, bytes).err(), Some(LayoutError::Kind(Kind::Beat as u32)));
+            page.head().major.store(MAJOR + 1, Ordering::Relaxed);
+            let refused = view::<BeatPage>(at, bytes).err().unwrap();
+            assert_eq!(refused, LayoutError::Major(MAJOR + 1));
+            assert!(refused.to_string().contains("same deepres release"));
+            page.head().major.store(MAJOR, Ordering::Relaxed);
+            page.head().size.store(7, Ordering::Relaxed);
+            assert_eq!(view::<BeatPage>(at, bytes).err(), Some(LayoutError::Size(7)));
+            page.head().magic.store(1, Ordering::Relaxed);
+            assert_eq!(view::<BeatPage>(at, bytes).err(), Some(LayoutError::Magic));
+        }
+    }
+
+    #[test]
+    fn a_newer_minor_version_is_accepted() {
+        let mut memory = Memory::of::<BeatPage>();
+        let (at, bytes) = memory.at();
+        // SAFETY: as above.
+        unsafe {
+            let page = create::<BeatPage>(at, bytes).unwrap();
+            page.head().minor.store(MINOR + 1, Ordering::Relaxed);
+            assert_eq!(view::<BeatPage>(at, bytes).unwrap().head().minor(), MINOR + 1);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! A few words that change together, written by one side and read by many without ever blocking the writer.
+//!
+//! After Boehm, "Can seqlocks get along with programming language memory models?" (MSPC 2012): the words themselves are
+//! relaxed atomics, ordered by fences on either side.
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, spin_hint};
+
+/// Readings tried before a reader gives up. A write takes nanoseconds, so this many failures mean that the writer died in
+/// the middle of one (its page lives on in the readers), or writes without pause.
+#[cfg(not(loom))]
+const READ_ATTEMPTS: u32 = 1_000;
+/// Under the model checker two attempts show both outcomes.
+#[cfg(loom)]
+const READ_ATTEMPTS: u32 = 2;
+
+/// `N` words that are read as of one moment.
+#[derive(Debug)]
+#[repr(C)]
+pub struct SeqLock<const N: usize> {
+    /// Odd while a write is under way.
+    sequence: AtomicU32,
+    words: [AtomicU64; N],
+}
+
+impl<const N: usize> Default for SeqLock<N> {
+    fn default() -> Self {
+        Self { sequence: AtomicU32::new(0), words: core::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+}
+
+impl<const N: usize> SeqLock<N> {
+    /// Replaces the words. One thread in the system may call this on a given lock.
+    pub fn write(&self, words: [u64; N]) {
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        // An odd value is a writer that died in here; its successor makes the words whole.
+        let writing = sequence | 1;
+        self.sequence.store(writing, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (slot, word) in self.words.iter().zip(words) {
+            slot.store(word, Ordering::Relaxed);
+        }
+        self.sequence.store(writing.wrapping_add(1), Ordering::Release);
+    }
+
+    /// The words as one write left them, or `None` when no whole write could be seen.
+    pub fn read(&self) -> Option<[u64; N]> {
+        for _ in 0..READ_ATTEMPTS {
+            let before = self.sequence.load(Ordering::Acquire);
+            if before & 1 == 0 {
+                let words = core::array::from_fn(|i| self.words[i].load(Ordering::Relaxed));
+                fence(Ordering::Acquire);
+                if self.sequence.load(Ordering::Relaxed) == before {
+                    return Some(words);
+                }
+            }
+            spin_hint();
+        }
+        None
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read() {
+        let lock = SeqLock::<3>::default();
+        assert_eq!(lock.read(), Some([0, 0, 0]));
+        lock.write([1, 2, 3]);
+        assert_eq!(lock.read(), Some([1, 2, 3]));
+    }
+
+    #[test]
+    fn a_writer_that_died_halfway_makes_readers_give_up_until_the_next_write() {
+        let lock = SeqLock::<2>::default();
+        lock.sequence.store(7, Ordering::Relaxed);
+        assert_eq!(lock.read(), None);
+        lock.write([4, 5]);
+        assert_eq!(lock.read(), Some([4, 5]));
+    }
+}

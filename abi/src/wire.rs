@@ -1,0 +1,339 @@
+//! The handshake on the tenant socket: fixed-size frames over `SOCK_SEQPACKET`, one packet each.
+//!
+//! A tenant sends [`Hello`]. The controller answers [`Welcome`], to a session with its file descriptors beside it
+//! (`SCM_RIGHTS`, in the order of [`Welcome`]'s documentation), or [`Refusal`], and closes. The connection then stays open without
+//! traffic: its end is the end of the session.
+
+use crate::MAX_GPUS;
+use crate::page::{MAJOR, MINOR};
+use core::fmt;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// The bytes `drsw`.
+const MAGIC: u32 = u32::from_le_bytes(*b"drsw");
+
+/// Bytes of a tenant's name, at most.
+pub const TENANT_NAME_BYTES: usize = 64;
+/// Bytes of a command line that are kept for people to read.
+pub const CLIENT_BYTES: usize = 128;
+/// Bytes of the sentence in a refusal.
+pub const REASON_BYTES: usize = 480;
+/// Size of the largest frame.
+pub const MAX_FRAME_BYTES: usize = 1024;
+/// In [`Welcome::gpu_index`]: the controller does not manage that GPU.
+pub const UNMANAGED: u8 = u8::MAX;
+
+/// A GPU's UUID, as `cuDeviceGetUuid` gives it.
+pub type Uuid = [u8; 16];
+
+/// What a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum FrameKind {
+    /// [`Hello`]
+    Hello = 1,
+    /// [`Welcome`]
+    Welcome = 2,
+    /// [`Refusal`]
+    Refusal = 3,
+}
+
+/// First 16 bytes of each frame.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FrameHead {
+    magic: u32,
+    size: u32,
+    kind: u16,
+    major: u16,
+    minor: u16,
+    reserved: u16,
+}
+
+impl FrameHead {
+    fn of<F: Frame>() -> Self {
+        Self {
+            magic: MAGIC,
+            size: size_of::<F>() as u32,
+            kind: F::KIND as u16,
+            major: MAJOR,
+            minor: MINOR,
+            reserved: 0,
+        }
+    }
+}
+
+/// A frame: any bytes of its size are one, and only [`decode`] says whether to believe them.
+pub trait Frame: FromBytes + IntoBytes + Immutable + KnownLayout {
+    /// Its kind.
+    const KIND: FrameKind;
+}
+
+/// Who is asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Role {
+    /// A process that uses GPUs: gets pages.
+    Session = 1,
+    /// `deepres run`: keeps the tenant in being while its connection lasts, and learns at once if the request is refused. Gets no pages.
+    Keeper = 2,
+}
+
+/// Tenant → controller: who I am and what I ask for. Asking is all it is: the controller's configuration decides.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Hello {
+    head: FrameHead,
+    /// The sender's `CLOCK_MONOTONIC`, ns: tells a different time namespace, in which times cannot be compared.
+    pub monotonic_ns: u64,
+    /// Device memory asked for on each GPU, bytes; 0: not asked.
+    pub memory_bytes: u64,
+    /// Share asked for, parts per million; 0: not asked.
+    pub share_ppm: u32,
+    /// A [`Role`].
+    pub role: u32,
+    /// Process id in the sender's own namespace, for people to read.
+    pub pid: u32,
+    /// UUIDs that follow.
+    pub gpu_count: u32,
+    /// The GPUs that the process can see, in its order.
+    pub gpu_uuids: [Uuid; MAX_GPUS],
+    /// The tenant's name, UTF-8, zero-padded; empty: the controller finds one.
+    pub tenant: [u8; TENANT_NAME_BYTES],
+    /// The command line, shortened, UTF-8, zero-padded.
+    pub client: [u8; CLIENT_BYTES],
+    reserved: [u8; 64],
+}
+
+/// Controller → tenant: you are in.
+///
+/// With it, for [`Role::Session`], come file descriptors: grant page, meter page, ledger page, heartbeat page, and then one
+/// eventfd (the bell, rung by the tenant) for each managed GPU of the hello, in its order.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Welcome {
+    head: FrameHead,
+    /// The session's number.
+    pub session_id: u64,
+    /// The session's slot in the tenant's ledger.
+    pub ledger_slot: u32,
+    reserved: u32,
+    /// For each GPU of the hello the controller's index of it, or [`UNMANAGED`].
+    pub gpu_index: [u8; MAX_GPUS],
+    /// The tenant's name, UTF-8, zero-padded.
+    pub tenant: [u8; TENANT_NAME_BYTES],
+}
+
+/// Number of page descriptors that come before the bells.
+pub const PAGE_FDS: usize = 4;
+/// Descriptors that a welcome carries at most.
+pub const MAX_FDS: usize = PAGE_FDS + MAX_GPUS;
+
+/// Why the controller refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum RefusalKind {
+    /// Another major version of the protocol.
+    Version = 1,
+    /// A frame that is none.
+    Malformed = 2,
+    /// What was asked for is not allowed or impossible.
+    Request = 3,
+    /// No room for another session.
+    Full = 4,
+    /// The peer's process or clock cannot be seen from here.
+    Namespace = 5,
+    /// The controller is going down.
+    Stopping = 6,
+}
+
+/// Controller → tenant: no, and why.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Refusal {
+    head: FrameHead,
+    /// A [`RefusalKind`].
+    pub kind: u32,
+    reserved: u32,
+    /// A sentence for people, UTF-8, zero-padded.
+    pub reason: [u8; REASON_BYTES],
+}
+
+impl Frame for Hello {
+    const KIND: FrameKind = FrameKind::Hello;
+}
+impl Frame for Welcome {
+    const KIND: FrameKind = FrameKind::Welcome;
+}
+impl Frame for Refusal {
+    const KIND: FrameKind = FrameKind::Refusal;
+}
+
+impl Hello {
+    /// An empty hello: nothing asked for, no GPUs.
+    pub fn new(role: Role) -> Self {
+        Self { head: FrameHead::of::<Self>(), role: role as u32, ..Self::new_zeroed() }
+    }
+
+    /// The role, if it is one.
+    pub fn role(&self) -> Option<Role> {
+        [Role::Session, Role::Keeper].into_iter().find(|role| *role as u32 == self.role)
+    }
+
+    /// The GPUs, at most as many as there is room for.
+    pub fn gpus(&self) -> &[Uuid] {
+        &self.gpu_uuids[..(self.gpu_count as usize).min(MAX_GPUS)]
+    }
+}
+
+impl Welcome {
+    /// A welcome without GPUs.
+    pub fn new(session_id: u64, ledger_slot: u32) -> Self {
+        Self {
+            head: FrameHead::of::<Self>(),
+            session_id,
+            ledger_slot,
+            gpu_index: [UNMANAGED; MAX_GPUS],
+            ..Self::new_zeroed()
+        }
+    }
+}
+
+impl Refusal {
+    /// A refusal with its sentence, cut to what fits.
+    pub fn new(kind: RefusalKind, reason: &str) -> Self {
+        let mut refusal = Self { head: FrameHead::of::<Self>(), kind: kind as u32, ..Self::new_zeroed() };
+        set_text(&mut refusal.reason, reason);
+        refusal
+    }
+}
+
+/// Why bytes from a socket are not the frame that was expected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrameError {
+    /// Not a frame of deepres.
+    Malformed,
+    /// A frame of an incompatible version (major found).
+    Major(u16),
+    /// Another frame than the one expected (kind found).
+    Kind(u16),
+}
+
+impl fmt::Display for FrameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed => write!(f, "not a frame of deepres"),
+            Self::Major(major) => {
+                write!(
+                    f,
+                    "protocol version {major}, this build of deepres speaks {MAJOR}: use the same deepres release on both sides"
+                )
+            }
+            Self::Kind(kind) => write!(f, "frame of kind {kind}, another was expected"),
+        }
+    }
+}
+
+impl core::error::Error for FrameError {}
+
+/// The kind of a packet, if it is a frame at all. A frame of another major version is an error here already.
+///
+/// # Errors
+/// [`FrameError::Malformed`] or [`FrameError::Major`].
+pub fn kind(packet: &[u8]) -> Result<u16, FrameError> {
+    let (head, _) = FrameHead::read_from_prefix(packet).map_err(|_| FrameError::Malformed)?;
+    if head.magic != MAGIC || head.size as usize != packet.len() {
+        return Err(FrameError::Malformed);
+    }
+    if head.major != MAJOR {
+        return Err(FrameError::Major(head.major));
+    }
+    Ok(head.kind)
+}
+
+/// Reads one whole packet as the frame `F`.
+///
+/// # Errors
+/// [`FrameError`] when it is anything else.
+pub fn decode<F: Frame>(packet: &[u8]) -> Result<F, FrameError> {
+    let kind = kind(packet)?;
+    if kind != F::KIND as u16 {
+        return Err(FrameError::Kind(kind));
+    }
+    F::read_from_bytes(packet).map_err(|_| FrameError::Malformed)
+}
+
+/// Writes `text` into a zero-padded field, cut at a character boundary; one zero byte always remains.
+pub fn set_text(field: &mut [u8], text: &str) {
+    let mut end = text.len().min(field.len().saturating_sub(1));
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    field.fill(0);
+    field[..end].copy_from_slice(&text.as_bytes()[..end]);
+}
+
+/// The text in a zero-padded field, or `None` if it is not UTF-8.
+pub fn text(field: &[u8]) -> Option<&str> {
+    let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+    core::str::from_utf8(&field[..end]).ok()
+}
+
+const _: () = {
+    assert!(size_of::<FrameHead>() == 16);
+    assert!(size_of::<Hello>() == 560);
+    assert!(size_of::<Welcome>() == 112);
+    assert!(size_of::<Refusal>() == 504);
+    assert!(size_of::<Hello>() <= MAX_FRAME_BYTES && size_of::<Refusal>() <= MAX_FRAME_BYTES);
+};
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_survives_its_bytes() {
+        let mut hello = Hello::new(Role::Keeper);
+        set_text(&mut hello.tenant, "train");
+        hello.share_ppm = 300_000;
+        let back = decode::<Hello>(hello.as_bytes()).unwrap();
+        assert_eq!(
+            (back.role(), text(&back.tenant), back.share_ppm),
+            (Some(Role::Keeper), Some("train"), 300_000)
+        );
+    }
+
+    #[test]
+    fn other_bytes_versions_and_kinds_are_refused_with_what_was_found() {
+        assert_eq!(decode::<Hello>(b"").err(), Some(FrameError::Malformed));
+        assert_eq!(decode::<Hello>(&[0xA5; 560]).err(), Some(FrameError::Malformed));
+        assert_eq!(
+            decode::<Hello>(&Hello::new(Role::Session).as_bytes()[..559]).err(),
+            Some(FrameError::Malformed)
+        );
+        let refusal = Refusal::new(RefusalKind::Full, "no");
+        assert_eq!(
+            decode::<Hello>(refusal.as_bytes()).err(),
+            Some(FrameError::Kind(FrameKind::Refusal as u16))
+        );
+        let mut newer = Hello::new(Role::Session);
+        newer.head.major = MAJOR + 1;
+        assert_eq!(decode::<Hello>(newer.as_bytes()).err(), Some(FrameError::Major(MAJOR + 1)));
+    }
+
+    #[test]
+    fn a_count_of_gpus_beyond_the_array_is_cut() {
+        let mut hello = Hello::new(Role::Session);
+        hello.gpu_count = u32::MAX;
+        assert_eq!(hello.gpus().len(), MAX_GPUS);
+    }
+
+    #[test]
+    fn text_is_cut_at_a_character_and_always_ends() {
+        let mut field = [0xFF; 4];
+        set_text(&mut field, "aéé");
+        assert_eq!(text(&field), Some("aé"));
+        assert_eq!(field[3], 0);
+        assert_eq!(text(&[0xFF, 0]), None);
+    }
+}

@@ -1,0 +1,98 @@
+//! Every interleaving of the lock-free parts, by the model checker: `RUSTFLAGS="--cfg loom" cargo test -p deepres-abi --release --test loom`.
+#![cfg(loom)]
+
+use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
+use deepres_abi::ledger::LedgerGpu;
+use deepres_abi::seqlock::SeqLock;
+use loom::sync::Arc;
+use loom::thread;
+
+#[test]
+fn a_seqlock_reader_never_sees_half_a_write() {
+    loom::model(|| {
+        let lock = Arc::new(SeqLock::<2>::default());
+        let writer = {
+            let lock = Arc::clone(&lock);
+            thread::spawn(move || {
+                lock.write([1, 1]);
+                lock.write([2, 2]);
+            })
+        };
+        if let Some([a, b]) = lock.read() {
+            assert_eq!(a, b);
+        }
+        writer.join().unwrap();
+        assert_eq!(lock.read(), Some([2, 2]));
+    });
+}
+
+#[test]
+fn terms_read_after_a_leased_gate_are_that_lease_or_visibly_another() {
+    loom::model(|| {
+        let slot = Arc::new(GrantSlot::default());
+        let controller = {
+            let slot = Arc::clone(&slot);
+            thread::spawn(move || {
+                for lease in 1..=2 {
+                    slot.set_gate(
+                        GateState::Leased,
+                        LeaseTerms { expires_ns: lease, window_ns: lease, ..LeaseTerms::default() },
+                    );
+                }
+            })
+        };
+        let gate = slot.gate();
+        if gate.state == GateState::Leased
+            && let Some(terms) = slot.terms()
+        {
+            assert_eq!(u64::from(terms.epoch), terms.expires_ns, "terms are of one lease");
+            assert_eq!(terms.expires_ns, terms.window_ns, "terms are of one write");
+            assert!(terms.epoch >= gate.epoch, "never the terms of an earlier lease");
+        }
+        controller.join().unwrap();
+    });
+}
+
+#[test]
+fn two_sessions_racing_never_pass_the_limit() {
+    loom::model(|| {
+        let gpu = Arc::new(LedgerGpu::default());
+        gpu.open(0).unwrap();
+        gpu.open(1).unwrap();
+        let other = {
+            let gpu = Arc::clone(&gpu);
+            thread::spawn(move || {
+                gpu.account(1)
+                    .unwrap()
+                    .reserve(6, 10, thread::yield_now)
+                    .map(|reservation| reservation.commit())
+                    .is_ok()
+            })
+        };
+        let mine = gpu
+            .account(0)
+            .unwrap()
+            .reserve(6, 10, thread::yield_now)
+            .map(|reservation| reservation.commit())
+            .is_ok();
+        let theirs = other.join().unwrap();
+        assert!(!(mine && theirs), "both cannot fit");
+        assert_eq!(gpu.held_bytes(), if mine || theirs { 6 } else { 0 });
+    });
+}
+
+#[test]
+fn bytes_on_their_way_from_pending_to_held_are_never_missed() {
+    loom::model(|| {
+        let gpu = Arc::new(LedgerGpu::default());
+        gpu.open(0).unwrap();
+        gpu.open(1).unwrap();
+        let reservation = gpu.account(0).unwrap().reserve(6, 10, || ()).unwrap();
+        let other = {
+            let gpu = Arc::clone(&gpu);
+            thread::spawn(move || gpu.account(1).unwrap().reserve(6, 10, thread::yield_now).is_ok())
+        };
+        reservation.commit();
+        assert!(!other.join().unwrap(), "six are held or pending at every moment");
+    });
+}
