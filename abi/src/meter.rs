@@ -65,8 +65,7 @@ impl MemoryKind {
 pub struct MeterSlot {
     /// Threads waiting at the gate now.
     pub waiters: AtomicU32,
-    /// 1 from the first launch that passes the gate until everything launched is seen complete, else 0. A thread that
-    /// leaves the gate sets this before it counts itself out of `waiters`, so that both are 0 only if the session wants nothing.
+    /// 1 from the first launch that passes the gate until everything launched is seen complete, else 0.
     pub in_flight: AtomicU32,
     /// Estimated GPU time launched and not seen complete.
     pub in_flight_ns: AtomicU64,
@@ -163,7 +162,49 @@ pub struct Reading {
     pub held_bytes: [u64; MemoryKind::COUNT],
 }
 
+impl Default for MeterSlot {
+    fn default() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            waiters: AtomicU32::new(0),
+            in_flight: AtomicU32::new(0),
+            in_flight_ns: zero(),
+            compute_ns: zero(),
+            copy_ns: zero(),
+            occupied_ns: zero(),
+            wait_ns: zero(),
+            waits: zero(),
+            kernel_launches: zero(),
+            graph_launches: zero(),
+            markers: zero(),
+            longest_ns: zero(),
+            updated_ns: zero(),
+            refusals: zero(),
+            last_refused_bytes: zero(),
+            last_refused_api: AtomicU32::new(0),
+            reserved: AtomicU32::new(0),
+            held_bytes: core::array::from_fn(|_| zero()),
+        }
+    }
+}
+
 impl MeterSlot {
+    /// A thread begins to wait at the gate. The caller then rings the bell.
+    pub fn enter_wait(&self) {
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A thread leaves the gate, to launch: the session never looks as if it wanted nothing in between.
+    pub fn leave_wait_to_launch(&self) {
+        self.in_flight.store(1, Ordering::SeqCst);
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// A thread leaves the gate without launching.
+    pub fn leave_wait(&self) {
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
     /// Copies the counters out.
     pub fn read(&self) -> Reading {
         let word = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

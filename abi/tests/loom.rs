@@ -3,6 +3,7 @@
 
 use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
 use deepres_abi::ledger::LedgerGpu;
+use deepres_abi::meter::MeterSlot;
 use deepres_abi::seqlock::SeqLock;
 use loom::sync::Arc;
 use loom::thread;
@@ -94,5 +95,19 @@ fn bytes_on_their_way_from_pending_to_held_are_never_missed() {
         };
         reservation.commit();
         assert!(!other.join().unwrap(), "six are held or pending at every moment");
+    });
+}
+
+#[test]
+fn a_thread_that_passes_the_gate_never_looks_as_if_it_wanted_nothing() {
+    loom::model(|| {
+        let slot = Arc::new(MeterSlot::default());
+        slot.enter_wait();
+        let controller = {
+            let slot = Arc::clone(&slot);
+            thread::spawn(move || assert!(slot.read().wants()))
+        };
+        slot.leave_wait_to_launch();
+        controller.join().unwrap();
     });
 }
