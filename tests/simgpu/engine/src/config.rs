@@ -1,0 +1,304 @@
+//! What the virtual GPUs are like: one TOML file, unknown keys refused, with a default like an H200.
+//!
+//! The default is `default.toml` beside this file; it documents every key.
+
+use crate::{Error, MAX_GPUS};
+use serde::Deserialize;
+
+/// The default configuration, which is also the documentation of the keys.
+pub const DEFAULT_TOML: &str = include_str!("default.toml");
+
+/// How contexts of a GPU share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// One context at a time, in turn, as without MPS.
+    TimeSlice,
+}
+
+/// Which engine or link carries a copy. Copies of one kind in one context share its bandwidth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CopyKind {
+    /// Host memory to this GPU.
+    HostToDevice,
+    /// This GPU to host memory.
+    DeviceToHost,
+    /// Within this GPU's memory, and memsets.
+    DeviceToDevice,
+    /// Between this GPU and another.
+    PeerToPeer,
+}
+
+/// What the virtual GPUs are like. The fields are the keys of the file; `default.toml` says what each means.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "default.toml is where the keys are documented, once")]
+pub struct Config {
+    pub gpus: usize,
+    pub mode: Mode,
+    pub name: String,
+    pub driver_version: i32,
+    pub compute_capability: [i32; 2],
+    pub sm_count: u32,
+    pub threads_per_sm: u32,
+    pub blocks_per_sm: u32,
+    pub shared_memory_per_sm_bytes: u32,
+    pub shared_memory_per_block_bytes: u32,
+    pub shared_memory_per_block_optin_bytes: u32,
+    pub registers_per_sm: u32,
+    pub l2_bytes: u32,
+    pub clock_khz: u32,
+    pub memory_clock_khz: u32,
+    pub memory_bus_bits: u32,
+    pub memory_bytes: u64,
+    pub context_overhead_bytes: u64,
+    pub slice_ns: u64,
+    pub preempt_switch_ns: u64,
+    pub idle_switch_ns: u64,
+    pub launch_latency_ns: u64,
+    pub launch_overhead_ns: u64,
+    pub queue_depth: u32,
+    pub host_to_device_bytes_per_us: u64,
+    pub device_to_host_bytes_per_us: u64,
+    pub device_to_device_bytes_per_us: u64,
+    pub peer_to_peer_bytes_per_us: u64,
+    pub copy_latency_ns: u64,
+    pub wave_ns: u64,
+    pub kernel: Vec<KernelRule>,
+}
+
+/// What the kernels of a name cost. The first rule that matches counts.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelRule {
+    /// The kernel's name as the module has it; `*` stands for anything, `?` for one character.
+    pub name: String,
+    /// The whole kernel takes this, whatever its grid.
+    pub ns: Option<u64>,
+    /// Each wave of blocks takes this.
+    pub ns_per_wave: Option<u64>,
+    /// The kernel can use this part of the SMs (parts per million); without it the grid decides.
+    pub sm_ppm: Option<u32>,
+}
+
+/// All SMs, in parts per million.
+pub const ALL_SMS_PPM: u32 = 1_000_000;
+
+impl Default for Config {
+    fn default() -> Self {
+        Self::parse("").expect("default.toml is a valid configuration: a test holds it")
+    }
+}
+
+impl Config {
+    /// Physical memory comes in pieces of this size: the granularity of cuMemCreate and of large allocations.
+    pub const ALLOCATION_GRANULARITY_BYTES: u64 = 2 << 20;
+    /// Small allocations share such a piece, each rounded up to this.
+    pub const SUBALLOCATION_GRANULARITY_BYTES: u64 = 512;
+    /// The deepest queue that a stream can have.
+    pub const MAX_QUEUE_DEPTH: u32 = 1024;
+
+    /// Reads a configuration: the default with the keys of `text` in place of its own.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let mut table: toml::Table = DEFAULT_TOML.parse().expect("default.toml is TOML: a test holds it");
+        table.extend(text.parse::<toml::Table>().map_err(|error| Error::Config(error.to_string()))?);
+        let config: Self =
+            table.try_into().map_err(|error: toml::de::Error| Error::Config(error.message().to_owned()))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let refuse = |what: String| Err(Error::Config(what));
+        if !(1..=MAX_GPUS).contains(&self.gpus) {
+            return refuse(format!("gpus = {}: must be 1 to {MAX_GPUS}", self.gpus));
+        }
+        if !(1..=Self::MAX_QUEUE_DEPTH).contains(&self.queue_depth) {
+            return refuse(format!(
+                "queue_depth = {}: must be 1 to {}",
+                self.queue_depth,
+                Self::MAX_QUEUE_DEPTH
+            ));
+        }
+        for (key, value) in [
+            ("sm_count", u64::from(self.sm_count)),
+            ("threads_per_sm", self.threads_per_sm.into()),
+            ("blocks_per_sm", self.blocks_per_sm.into()),
+            ("shared_memory_per_sm_bytes", self.shared_memory_per_sm_bytes.into()),
+            ("memory_bytes", self.memory_bytes),
+            ("slice_ns", self.slice_ns),
+            ("host_to_device_bytes_per_us", self.host_to_device_bytes_per_us),
+            ("device_to_host_bytes_per_us", self.device_to_host_bytes_per_us),
+            ("device_to_device_bytes_per_us", self.device_to_device_bytes_per_us),
+            ("peer_to_peer_bytes_per_us", self.peer_to_peer_bytes_per_us),
+        ] {
+            if value == 0 {
+                return refuse(format!("{key} = 0: must be at least 1"));
+            }
+        }
+        for rule in &self.kernel {
+            if rule.ns.is_some() == rule.ns_per_wave.is_some() {
+                return refuse(format!("kernel {:?}: give either ns or ns_per_wave", rule.name));
+            }
+            if rule.sm_ppm.is_some_and(|ppm| !(1..=ALL_SMS_PPM).contains(&ppm)) {
+                return refuse(format!("kernel {:?}: sm_ppm must be 1 to {ALL_SMS_PPM}", rule.name));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many blocks run at once on the whole GPU.
+    pub fn resident_blocks(&self, threads_per_block: u64, shared_bytes_per_block: u64) -> u64 {
+        let by_threads = u64::from(self.threads_per_sm) / threads_per_block.max(1);
+        let by_shared = u64::from(self.shared_memory_per_sm_bytes) / shared_bytes_per_block.max(1);
+        let per_sm = by_threads.min(by_shared).min(self.blocks_per_sm.into()).max(1);
+        per_sm * u64::from(self.sm_count)
+    }
+
+    /// What a kernel costs when it gets all that it can use, and the part of all SMs that it can use (parts per million):
+    /// `(duration_ns, sm_ppm)`, the launch overhead not included.
+    pub fn kernel_cost(&self, name: &str, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> (u64, u32) {
+        let product =
+            |dims: [u32; 3]| dims.into_iter().fold(1_u64, |all, n| all.saturating_mul(n.max(1).into()));
+        let blocks = product(grid);
+        let resident = self.resident_blocks(product(block), shared_bytes.into());
+        let waves = blocks.div_ceil(resident);
+        let rule = self.kernel.iter().find(|rule| matches(rule.name.as_bytes(), name.as_bytes()));
+        let duration_ns = match rule {
+            Some(KernelRule { ns: Some(ns), .. }) => *ns,
+            Some(KernelRule { ns_per_wave: Some(ns), .. }) => waves.saturating_mul(*ns),
+            _ => waves.saturating_mul(self.wave_ns),
+        };
+        let by_grid = || (u128::from(blocks) * u128::from(ALL_SMS_PPM) / u128::from(resident)) as u64;
+        let sm_ppm = rule.and_then(|rule| rule.sm_ppm).unwrap_or_else(|| {
+            let ppm = by_grid().clamp(1, ALL_SMS_PPM.into());
+            u32::try_from(ppm).unwrap_or(ALL_SMS_PPM)
+        });
+        (duration_ns, sm_ppm)
+    }
+
+    /// What a copy takes when no other of its kind runs.
+    pub fn copy_ns(&self, kind: CopyKind, bytes: u64) -> u64 {
+        /// The bandwidths are per microsecond.
+        const NS_PER_US: u128 = 1000;
+        let bytes_per_us = match kind {
+            CopyKind::HostToDevice => self.host_to_device_bytes_per_us,
+            CopyKind::DeviceToHost => self.device_to_host_bytes_per_us,
+            CopyKind::DeviceToDevice => self.device_to_device_bytes_per_us,
+            CopyKind::PeerToPeer => self.peer_to_peer_bytes_per_us,
+        };
+        let moving_ns = (u128::from(bytes) * NS_PER_US).div_ceil(bytes_per_us.into());
+        self.copy_latency_ns.saturating_add(u64::try_from(moving_ns).unwrap_or(u64::MAX))
+    }
+}
+
+/// Whether `name` is of `pattern`, where `*` stands for any run of bytes and `?` for one.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut p, mut n) = (0, 0);
+    // Where to go on when what follows the last star does not fit: the star, and one byte further in the name.
+    let mut retry = None;
+    while n < name.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                retry = Some((p, n));
+                p += 1;
+            }
+            Some(&byte) if byte == b'?' || byte == name[n] => {
+                p += 1;
+                n += 1;
+            }
+            _ => match retry {
+                Some((star, from)) => {
+                    retry = Some((star, from + 1));
+                    p = star + 1;
+                    n = from + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|&byte| byte == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_complete_and_valid() {
+        let config = Config::default();
+        assert_eq!(config.gpus, 1);
+        assert_eq!(config.name, "Simulated H200");
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_by_name() {
+        let error = Config::parse("slice_us = 3").expect_err("unknown key").to_string();
+        assert!(error.contains("slice_us"), "{error}");
+        let error = Config::parse("kernel = [{ name = 'a', ms = 3 }]").expect_err("unknown key").to_string();
+        assert!(error.contains("`ms`"), "{error}");
+    }
+
+    #[test]
+    fn impossible_values_are_refused() {
+        for text in [
+            "gpus = 0",
+            "gpus = 17",
+            "slice_ns = 0",
+            "queue_depth = 1025",
+            "mode = 'mps'",
+            "kernel = [{ name = 'a' }]",
+            "kernel = [{ name = 'a', ns = 1, ns_per_wave = 1 }]",
+            "kernel = [{ name = 'a', ns = 1, sm_ppm = 0 }]",
+            "gpus = 'x'",
+            "gpus",
+        ] {
+            Config::parse(text).expect_err(text);
+        }
+    }
+
+    #[test]
+    fn a_grid_costs_its_waves() {
+        let config = Config::parse("sm_count = 10\nthreads_per_sm = 1024\nwave_ns = 7").expect("valid");
+        // 256 threads: 4 blocks per SM, 40 at once.
+        assert_eq!(config.kernel_cost("k", [40, 1, 1], [256, 1, 1], 0), (7, ALL_SMS_PPM));
+        assert_eq!(config.kernel_cost("k", [41, 1, 1], [16, 16, 1], 0), (14, ALL_SMS_PPM));
+        assert_eq!(config.kernel_cost("k", [2, 5, 1], [256, 1, 1], 0), (7, 250_000));
+        // All of an SM's shared memory: one block per SM.
+        assert_eq!(config.kernel_cost("k", [20, 1, 1], [32, 1, 1], 200_000), (14, ALL_SMS_PPM));
+    }
+
+    #[test]
+    fn the_first_rule_whose_pattern_fits_decides() {
+        let config = Config::parse(
+            "kernel = [{ name = 'gemm_*', ns = 5, sm_ppm = 9 }, { name = '*', ns_per_wave = 3 }, { name = 'gone', ns = 1 }]",
+        )
+        .expect("valid");
+        assert_eq!(config.kernel_cost("gemm_64", [1000, 1000, 1], [1024, 1, 1], 0), (5, 9));
+        assert_eq!(config.kernel_cost("gone", [1, 1, 1], [1, 1, 1], 0).0, 3);
+    }
+
+    #[test]
+    fn patterns_match_as_a_shell_does() {
+        for (pattern, name, fits) in [
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "acb", false),
+            ("*", "", true),
+            ("?", "", false),
+            ("r_?_*", "r_8_x", true),
+            ("abc", "abcd", false),
+            ("*abc", "ababc", true),
+        ] {
+            assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), fits, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn copies_take_latency_and_bytes() {
+        let config =
+            Config::parse("copy_latency_ns = 10\nhost_to_device_bytes_per_us = 1000").expect("valid");
+        assert_eq!(config.copy_ns(CopyKind::HostToDevice, 0), 10);
+        assert_eq!(config.copy_ns(CopyKind::HostToDevice, 4096), 4106);
+        assert_eq!(config.copy_ns(CopyKind::HostToDevice, u64::MAX), u64::MAX);
+    }
+}

@@ -1,0 +1,71 @@
+//! What can go wrong.
+
+use std::{io, path::PathBuf};
+
+/// Not enough device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{requested_bytes} bytes asked for, {free_bytes} of {total_bytes} free on GPU {gpu}")]
+pub struct OutOfMemory {
+    /// The GPU.
+    pub gpu: usize,
+    /// What was asked for.
+    pub requested_bytes: u64,
+    /// What was free.
+    pub free_bytes: u64,
+    /// What there is.
+    pub total_bytes: u64,
+}
+
+/// Errors of the engine.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file of the state directory could not be used.
+    #[error("simgpu state {path}: cannot {action}: {source}", path = path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The state directory holds something that this version cannot use.
+    #[error("simgpu state {path}: {reason}; remove the directory (no process may be using it) or set SIMGPU_STATE to another", path = path.display())]
+    BadState {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The configuration is not valid.
+    #[error("simgpu configuration: {0}")]
+    Config(String),
+    /// `SIMGPU_FAULTS` is not valid.
+    #[error("SIMGPU_FAULTS: {0}")]
+    Faults(String),
+    /// There is no GPU of this index.
+    #[error("no GPU {gpu}: the host has {count}")]
+    NoSuchGpu {
+        /// The index asked for.
+        gpu: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// A table of the shared state is full.
+    #[error("simgpu has no room for another {what}: all {limit} are in use")]
+    Full {
+        /// What there are too many of.
+        what: &'static str,
+        /// The limit.
+        limit: usize,
+    },
+    /// The context, stream or event does not exist (any more).
+    #[error("the {0} does not exist (any more)")]
+    Gone(&'static str),
+    /// Not enough device memory.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// This is a forked child of the process that attached; a driver's state does not survive fork.
+    #[error("this process was forked from the one that uses the GPU; CUDA cannot be used in it")]
+    Forked,
+}
