@@ -1,1 +1,206 @@
-//! The CUDA driver API as one table (generated).
+//! NVIDIA's driver API: one table of every exported function, and what follows from it.
+//!
+//! `for_each_driver_function!` hands the table to another macro. From it come here the enumeration [`ApiId`],
+//! the function pointer types in [`pfn`], and the two ways by which clients look a function up:
+//! [`by_symbol`] (`dlsym`) and [`resolve`] (`cuGetProcAddress`).
+
+#[expect(
+    missing_docs,
+    non_camel_case_types,
+    non_upper_case_globals,
+    reason = "names are NVIDIA's, documented in its driver API reference"
+)]
+pub mod constants;
+mod functions;
+pub mod pfn;
+#[expect(missing_docs, reason = "names are NVIDIA's, documented in its driver API reference")]
+pub mod result;
+pub mod types;
+
+pub use self::result::CUresult;
+
+/// Which default stream a function means by stream 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamKind {
+    /// The function has one form for both.
+    Any,
+    /// The legacy default stream; a per-thread form exists beside this one.
+    Legacy,
+    /// The calling thread's default stream (`_ptds`, `_ptsz`).
+    PerThread,
+}
+
+/// What the table knows of one function.
+struct Row {
+    symbol: &'static str,
+    family: &'static str,
+    since: u32,
+    stream: StreamKind,
+}
+
+macro_rules! expand {
+    ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($args:tt)*) })*) => {
+        /// One exported function of the driver, in one variant. Ids follow the order of the symbols and hold
+        /// for one version of the table: they may be shared between processes of one deepres build only.
+        #[expect(non_camel_case_types, reason = "variants are symbols")]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u16)]
+        pub enum ApiId {
+            $(#[doc = concat!("`", stringify!($symbol), "`")] $symbol = $id,)*
+        }
+
+        impl ApiId {
+            /// Every function, sorted by symbol: `ALL[id as usize] == id`.
+            pub const ALL: [ApiId; 0 $(+ { let _ = $id; 1 })*] = [$(ApiId::$symbol,)*];
+        }
+
+        /// Indexed by id.
+        static ROWS: [Row; ApiId::COUNT] = [
+            $(Row { symbol: stringify!($symbol), family: $family, since: $since, stream: StreamKind::$stream },)*
+        ];
+    };
+}
+crate::for_each_driver_function!(expand);
+
+impl ApiId {
+    /// How many functions there are; every id is smaller.
+    pub const COUNT: usize = Self::ALL.len();
+
+    /// The function with this id.
+    #[must_use]
+    pub fn from_index(id: usize) -> Option<Self> {
+        Self::ALL.get(id).copied()
+    }
+
+    /// The exported name, for instance `cuMemcpyHtoDAsync_v2_ptsz`.
+    #[must_use]
+    pub fn symbol(self) -> &'static str {
+        self.row().symbol
+    }
+
+    /// The name given to `cuGetProcAddress`, for instance `cuMemcpyHtoDAsync`.
+    #[must_use]
+    pub fn family(self) -> &'static str {
+        self.row().family
+    }
+
+    /// The version of CUDA that introduced this variant: 1000 × major + 10 × minor.
+    #[must_use]
+    pub fn since(self) -> u32 {
+        self.row().since
+    }
+
+    /// Which default stream it means by stream 0.
+    #[must_use]
+    pub fn stream_kind(self) -> StreamKind {
+        self.row().stream
+    }
+
+    fn row(self) -> &'static Row {
+        &ROWS[self as usize]
+    }
+}
+
+/// The function exported under `symbol` (without a terminating NUL).
+#[must_use]
+pub fn by_symbol(symbol: &[u8]) -> Option<ApiId> {
+    if !symbol.starts_with(b"cu") {
+        return None;
+    }
+    let found = ROWS.binary_search_by(|row| row.symbol.as_bytes().cmp(symbol)).ok()?;
+    ApiId::from_index(found)
+}
+
+/// What `cuGetProcAddress` answers for `family` (without a terminating NUL): the newest variant that is no
+/// newer than `version`.
+///
+/// With `per_thread` (`CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`) that is the newest per-thread variant,
+/// or the legacy one where there is none. `None` means a name that is not a family's, or no variant that old;
+/// [`is_family`] tells them apart.
+#[must_use]
+pub fn resolve(family: &[u8], version: u32, per_thread: bool) -> Option<ApiId> {
+    let variants = variants(family);
+    let newest = |wanted: fn(StreamKind) -> bool| {
+        variants.clone().rev().find(|id| id.since() <= version && wanted(id.stream_kind()))
+    };
+    let legacy = || newest(|stream| stream != StreamKind::PerThread);
+    if per_thread { newest(|stream| stream == StreamKind::PerThread).or_else(legacy) } else { legacy() }
+}
+
+/// Whether `name` is one that `cuGetProcAddress` knows in some version.
+#[must_use]
+pub fn is_family(name: &[u8]) -> bool {
+    variants(name).len() != 0
+}
+
+/// All variants of `family`: the per-thread ones last, each kind oldest first.
+#[must_use]
+pub fn variants(family: &[u8]) -> impl DoubleEndedIterator<Item = ApiId> + ExactSizeIterator + Clone {
+    let family_of = |id: &u16| ROWS[usize::from(*id)].family.as_bytes();
+    let ids = &functions::BY_FAMILY;
+    let first = ids.partition_point(|id| family_of(id) < family);
+    let count = ids[first..].iter().take_while(|id| family_of(id) == family).count();
+    ids[first..first + count].iter().map(|id| ApiId::ALL[usize::from(*id)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_sorted_by_symbol_and_ids_are_their_places() {
+        assert!(ROWS.is_sorted_by(|one, next| one.symbol < next.symbol));
+        for (place, id) in ApiId::ALL.iter().enumerate() {
+            assert_eq!(*id as usize, place);
+            assert_eq!(by_symbol(id.symbol().as_bytes()), Some(*id));
+        }
+    }
+
+    #[test]
+    fn families_are_found_whole() {
+        let total: usize =
+            ApiId::ALL.iter().filter(|id| variants(id.family().as_bytes()).any(|v| v == **id)).count();
+        assert_eq!(total, ApiId::COUNT);
+        let launches: [ApiId; 2] = [ApiId::cuLaunchKernel, ApiId::cuLaunchKernel_ptsz];
+        assert!(variants(b"cuLaunchKernel").eq(launches));
+    }
+
+    #[test]
+    fn symbols_that_are_not_the_drivers_are_not_found() {
+        for name in
+            ["", "cu", "cublasCreate_v2", "cuMemAlloc_v3", "curl_easy_init", "cudnnCreate", "cuMemAlloc_v2 "]
+        {
+            assert_eq!(by_symbol(name.as_bytes()), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn resolving_gives_the_newest_variant_that_the_version_knows() {
+        let legacy = |name: &str, version| resolve(name.as_bytes(), version, false);
+        assert_eq!(legacy("cuMemAlloc", 13000), Some(ApiId::cuMemAlloc_v2));
+        assert_eq!(legacy("cuMemAlloc", 3020), Some(ApiId::cuMemAlloc_v2));
+        assert_eq!(legacy("cuMemAlloc", 3010), Some(ApiId::cuMemAlloc));
+        assert_eq!(legacy("cuMemAlloc", 1000), None);
+        assert_eq!(legacy("cuMemAlloc_v2", 13000), None, "a symbol is not a family");
+        assert_eq!(legacy("", 13000), None);
+        assert_eq!(legacy("cuCtxCreate", 11040), Some(ApiId::cuCtxCreate_v3));
+        assert_eq!(legacy("cuGetProcAddress", 12000), Some(ApiId::cuGetProcAddress_v2));
+        assert_eq!(legacy("cuGetProcAddress", 11030), Some(ApiId::cuGetProcAddress));
+    }
+
+    #[test]
+    fn per_thread_look_ups_fall_back_to_the_legacy_variant() {
+        let per_thread = |name: &str, version| resolve(name.as_bytes(), version, true);
+        assert_eq!(per_thread("cuMemcpyHtoDAsync", 13000), Some(ApiId::cuMemcpyHtoDAsync_v2_ptsz));
+        assert_eq!(per_thread("cuMemcpyHtoDAsync", 6050), Some(ApiId::cuMemcpyHtoDAsync_v2));
+        assert_eq!(per_thread("cuMemAlloc", 13000), Some(ApiId::cuMemAlloc_v2));
+        assert_eq!(per_thread("cuStreamBeginCapture", 10000), Some(ApiId::cuStreamBeginCapture_ptsz));
+    }
+
+    #[test]
+    fn result_codes_have_their_names() {
+        assert_eq!(result::name(result::CUDA_ERROR_OUT_OF_MEMORY), Some("CUDA_ERROR_OUT_OF_MEMORY"));
+        assert_eq!(result::CUDA_ERROR_OUT_OF_MEMORY, 2);
+        assert_eq!(result::name(424_242), None);
+    }
+}

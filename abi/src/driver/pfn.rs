@@ -1,0 +1,16 @@
+//! The type of a pointer to each driver function, under its exported name.
+#![expect(
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    reason = "names are NVIDIA's, documented in its driver API reference"
+)]
+
+use super::types::*;
+
+macro_rules! expand {
+    ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($args:tt)*) })*) => {
+        $(pub type $symbol = unsafe extern "C" fn($($args)*) -> CUresult;)*
+    };
+}
+crate::for_each_driver_function!(expand);

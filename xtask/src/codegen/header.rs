@@ -1,0 +1,413 @@
+//! A small reader of preprocessed C: the declarations that `cuda.h` and its companions are made of.
+//!
+//! It knows enumerations, type definitions and functions that return `CUresult`. Everything else (system
+//! headers, structures, inline functions) is skipped as a whole statement.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, bail};
+
+/// What the headers declare.
+#[derive(Default, Debug)]
+pub struct Header {
+    /// Functions that return `CUresult`, by exported name.
+    pub functions: BTreeMap<String, Vec<Argument>>,
+    /// `PFN_<family>_v<since>[_ptds|_ptsz]`: the types of what `cuGetProcAddress` returns.
+    pub pointers: Vec<Pointer>,
+    /// Enumerations in order of declaration.
+    pub enums: Vec<Enum>,
+    /// Every other type name and what it stands for.
+    pub types: BTreeMap<String, Named>,
+}
+
+/// One argument of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Argument {
+    /// As declared; empty where the header gives none.
+    pub name: String,
+    pub ty: Type,
+}
+
+/// A base type behind zero or more pointers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Type {
+    /// The C name, for instance `unsigned int` or `CUstream`.
+    pub base: String,
+    /// For each `*`, innermost first, whether what it points to is `const`.
+    pub pointers: Vec<bool>,
+}
+
+/// A function pointer type of a `*Typedefs.h` header.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Pointer {
+    /// The name `cuGetProcAddress` is asked for.
+    pub family: String,
+    /// The CUDA version that introduced this variant, times 1000 for the major and 10 for the minor.
+    pub since: u32,
+    /// Whether this is the variant for per-thread default streams.
+    pub per_thread: bool,
+    pub arguments: Vec<Argument>,
+}
+
+/// An enumeration.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Enum {
+    pub name: String,
+    pub values: Vec<(String, u32)>,
+}
+
+/// What a type name stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Named {
+    Enum,
+    /// A pointer to a structure nobody outside the driver knows, or to a function.
+    Handle,
+    Structure,
+    Alias(Type),
+}
+
+/// Reads preprocessed C.
+pub fn parse(source: &str) -> Result<Header> {
+    let tokens = tokens(source)?;
+    let mut header = Header::default();
+    let mut known = BTreeMap::new();
+    for statement in statements(&tokens) {
+        read(statement, &mut header, &mut known)
+            .with_context(|| format!("in the declaration `{}`", statement.join(" ")))?;
+    }
+    Ok(header)
+}
+
+/// Object-like macros whose value is an integer, from the preprocessor's list of macros.
+pub fn parse_macros(source: &str) -> BTreeMap<String, u32> {
+    let parse = |line: &str| {
+        let (name, value) = line.strip_prefix("#define ")?.split_once(' ')?;
+        let known = BTreeMap::new();
+        let driver_name = name.starts_with("CU_") || name.starts_with("CUDA_");
+        let value = evaluate(&tokens(value).ok()?, &known).ok()?;
+        driver_name.then(|| (name.to_owned(), value))
+    };
+    source.lines().filter_map(parse).collect()
+}
+
+fn tokens(source: &str) -> Result<Vec<&str>> {
+    let mut tokens = Vec::new();
+    let mut rest = source;
+    while let Some(first) = rest.chars().next() {
+        let length = if first.is_whitespace() {
+            rest = &rest[first.len_utf8()..];
+            continue;
+        } else if first.is_alphanumeric() || first == '_' {
+            rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len())
+        } else if first == '"' {
+            rest[1..].find('"').context("a string that does not end")? + 2
+        } else if rest.starts_with("<<") {
+            2
+        } else {
+            first.len_utf8()
+        };
+        tokens.push(&rest[..length]);
+        rest = &rest[length..];
+    }
+    Ok(without_attributes(tokens))
+}
+
+/// `__attribute__((...))` says nothing about names and types.
+fn without_attributes(tokens: Vec<&str>) -> Vec<&str> {
+    let mut kept = Vec::with_capacity(tokens.len());
+    let mut tokens = tokens.into_iter();
+    while let Some(token) = tokens.next() {
+        if token != "__attribute__" {
+            kept.push(token);
+            continue;
+        }
+        let mut depth = 0;
+        for inner in tokens.by_ref() {
+            depth += i32::from(inner == "(") - i32::from(inner == ")");
+            if depth == 0 {
+                break;
+            }
+        }
+    }
+    kept
+}
+
+/// Cuts a file into top-level statements; a function's body ends one as a semicolon does.
+fn statements<'t, 's>(tokens: &'t [&'s str]) -> Vec<&'t [&'s str]> {
+    let mut found = Vec::new();
+    let (mut start, mut depth) = (0, 0);
+    for (at, &token) in tokens.iter().enumerate() {
+        match token {
+            "(" | "{" | "[" => depth += 1,
+            ")" | "}" | "]" => depth -= 1,
+            _ => {}
+        }
+        let body_ended = token == "}"
+            && !matches!(tokens[start], "typedef" | "struct" | "union" | "enum")
+            && tokens[start..at].contains(&"(");
+        if depth == 0 && (token == ";" || body_ended) {
+            found.push(&tokens[start..=at]);
+            start = at + 1;
+        }
+    }
+    found
+}
+
+fn read(statement: &[&str], header: &mut Header, known: &mut BTreeMap<String, u32>) -> Result<()> {
+    match statement {
+        ["CUresult", name, "(", arguments @ .., ")", ";"] if name.starts_with("cu") => {
+            let arguments = read_arguments(arguments)?;
+            if let Some(earlier) = header.functions.insert((*name).to_owned(), arguments.clone())
+                && !same_types(&earlier, &arguments)
+            {
+                bail!("{name} is declared twice with different arguments");
+            }
+        }
+        ["typedef", "CUresult", "(", "*", name, ")", "(", arguments @ .., ")", ";"]
+            if name.starts_with("PFN_") =>
+        {
+            header.pointers.push(read_pointer(name, arguments)?);
+        }
+        ["typedef", "enum", rest @ .., name, ";"] if rest.contains(&"{") => {
+            let open = rest.iter().position(|token| *token == "{").context("no values")?;
+            let close = rest.len() - 1;
+            let values = read_values(&rest[open + 1..close], known)?;
+            header.enums.push(Enum { name: (*name).to_owned(), values });
+            header.types.insert((*name).to_owned(), Named::Enum);
+        }
+        ["typedef", "enum", _, name, ";"] => {
+            header.types.insert((*name).to_owned(), Named::Enum);
+        }
+        ["typedef", "struct", _, "*", name, ";"] => {
+            header.types.insert((*name).to_owned(), Named::Handle);
+        }
+        ["typedef", "struct" | "union", .., name, ";"] => {
+            header.types.insert((*name).to_owned(), Named::Structure);
+        }
+        ["typedef", rest @ .., ";"] if let Some(name) = function_pointer(rest) => {
+            header.types.insert(name.to_owned(), Named::Handle);
+        }
+        ["typedef", words @ .., name, ";"] if words.iter().all(|word| is_word(word) || *word == "*") => {
+            header.types.insert((*name).to_owned(), Named::Alias(read_type(words)?));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// The name in `int (*name)(...)`.
+fn function_pointer<'s>(tokens: &[&'s str]) -> Option<&'s str> {
+    tokens.windows(5).find_map(|window| match window {
+        ["(", "*", name, ")", "("] => Some(*name),
+        _ => None,
+    })
+}
+
+fn is_word(token: &str) -> bool {
+    token.starts_with(|c: char| c.is_alphabetic() || c == '_')
+}
+
+fn read_pointer(name: &str, arguments: &[&str]) -> Result<Pointer> {
+    let name = name.strip_prefix("PFN_").context("not a PFN_ name")?;
+    let plain = name.strip_suffix("_ptsz").or_else(|| name.strip_suffix("_ptds"));
+    let (family, since) = plain.unwrap_or(name).rsplit_once("_v").context("no version in the name")?;
+    Ok(Pointer {
+        family: family.to_owned(),
+        since: since.parse().context("the version is not a number")?,
+        per_thread: plain.is_some(),
+        arguments: read_arguments(arguments)?,
+    })
+}
+
+fn read_arguments(tokens: &[&str]) -> Result<Vec<Argument>> {
+    if matches!(tokens, [] | ["void"]) {
+        return Ok(Vec::new());
+    }
+    tokens.split(|token| *token == ",").map(read_argument).collect()
+}
+
+fn read_argument(tokens: &[&str]) -> Result<Argument> {
+    let words = tokens.iter().filter(|token| is_word(token) && **token != "const").count();
+    let (ty, name) = match tokens {
+        [ty @ .., name] if words > 1 && is_word(name) && !TYPE_WORDS.contains(name) => (ty, *name),
+        _ => (tokens, ""),
+    };
+    Ok(Argument { name: name.to_owned(), ty: read_type(ty)? })
+}
+
+/// Last words of types that are more than one word.
+const TYPE_WORDS: &[&str] = &["int", "long", "char", "short"];
+
+fn read_type(tokens: &[&str]) -> Result<Type> {
+    let mut base = Vec::new();
+    let mut pointers = Vec::new();
+    let mut constant = false;
+    for &token in tokens {
+        match token {
+            "const" => constant = true,
+            "*" => pointers.push(std::mem::take(&mut constant)),
+            "struct" | "union" | "enum" => {}
+            word if is_word(word) && pointers.is_empty() => base.push(word),
+            other => bail!("`{other}` is not understood in a type"),
+        }
+    }
+    if base.is_empty() {
+        bail!("a type without a name");
+    }
+    Ok(Type { base: base.join(" "), pointers })
+}
+
+/// Whether two argument lists agree in all but their names.
+pub fn same_types(one: &[Argument], other: &[Argument]) -> bool {
+    one.iter().map(|argument| &argument.ty).eq(other.iter().map(|argument| &argument.ty))
+}
+
+fn read_values(tokens: &[&str], known: &mut BTreeMap<String, u32>) -> Result<Vec<(String, u32)>> {
+    let mut values = Vec::new();
+    let mut next = 0_u32;
+    for item in tokens.split(|token| *token == ",") {
+        let name = match item {
+            [] => continue,
+            [name] => *name,
+            [name, "=", expression @ ..] => {
+                next = evaluate(expression, known).with_context(|| format!("the value of {name}"))?;
+                *name
+            }
+            other => bail!("`{}` is not understood in an enumeration", other.join(" ")),
+        };
+        known.insert(name.to_owned(), next);
+        values.push((name.to_owned(), next));
+        next = next.wrapping_add(1);
+    }
+    Ok(values)
+}
+
+/// Sums, alternatives and shifts of numbers and earlier names: all that enumerations use.
+fn evaluate(tokens: &[&str], known: &BTreeMap<String, u32>) -> Result<u32> {
+    // The loosest operator first: it is the one applied last.
+    for operator in ["|", "<<", "+"] {
+        let mut depth = 0;
+        for (at, &token) in tokens.iter().enumerate().rev() {
+            depth += i32::from(token == ")") - i32::from(token == "(");
+            if depth == 0 && token == operator {
+                let left = evaluate(&tokens[..at], known)?;
+                let right = evaluate(&tokens[at + 1..], known)?;
+                return Ok(match operator {
+                    "|" => left | right,
+                    "<<" => left.checked_shl(right).context("a shift too far")?,
+                    _ => left.wrapping_add(right),
+                });
+            }
+        }
+    }
+    match tokens {
+        ["(", inner @ .., ")"] => evaluate(inner, known),
+        ["-", inner @ ..] => Ok(evaluate(inner, known)?.wrapping_neg()),
+        ["~", inner @ ..] => Ok(!evaluate(inner, known)?),
+        [word] if is_word(word) => known.get(*word).copied().with_context(|| format!("{word} is not known")),
+        [number] => {
+            let digits = number.trim_end_matches(['u', 'U', 'l', 'L']);
+            match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+                Some(hex) => u32::from_str_radix(hex, 16),
+                None => digits.parse(),
+            }
+            .with_context(|| format!("{number} is not a number of 32 bits"))
+        }
+        other => bail!("`{}` is not understood as a value", other.join(" ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ty(base: &str, pointers: &[bool]) -> Type {
+        Type { base: base.to_owned(), pointers: pointers.to_vec() }
+    }
+
+    #[test]
+    fn reads_functions_with_pointers_and_const() {
+        let header = parse(
+            "__attribute__((deprecated)) CUresult cuOne(const void *src, void **out, unsigned int n);
+             CUresult cuNone(void);",
+        )
+        .unwrap();
+        let types: Vec<_> = header.functions["cuOne"].iter().map(|argument| argument.ty.clone()).collect();
+        assert_eq!(types, [ty("void", &[true]), ty("void", &[false, false]), ty("unsigned int", &[])]);
+        assert_eq!(header.functions["cuOne"][2].name, "n");
+        assert!(header.functions["cuNone"].is_empty());
+    }
+
+    #[test]
+    fn reads_arguments_without_a_name() {
+        let header =
+            parse("CUresult cuOne(unsigned long long, CUdevice, const char *, unsigned n);").unwrap();
+        let arguments = &header.functions["cuOne"];
+        let names: Vec<&str> = arguments.iter().map(|argument| argument.name.as_str()).collect();
+        assert_eq!(names, ["", "", "", "n"]);
+        assert_eq!(arguments[0].ty, ty("unsigned long long", &[]));
+        assert_eq!(arguments[2].ty, ty("char", &[true]));
+    }
+
+    #[test]
+    fn skips_inline_functions_and_keeps_what_follows() {
+        let header = parse(
+            "static inline int twice(int x) { if (x) { return 2 * x; } return 0; }
+             struct plain { int a; };
+             CUresult cuAfter(struct plain *p);",
+        )
+        .unwrap();
+        assert_eq!(header.functions["cuAfter"][0].ty, ty("plain", &[false]));
+    }
+
+    #[test]
+    fn reads_family_version_and_stream_of_a_pointer_type() {
+        let header = parse(
+            "typedef CUresult ( *PFN_cuMemAlloc_v3020)(CUdeviceptr *dptr, size_t bytesize);
+             typedef CUresult ( *PFN_cuMemcpy_v7000_ptds)(CUdeviceptr dst);",
+        )
+        .unwrap();
+        let [alloc, copy] = &header.pointers[..] else { panic!("{:?}", header.pointers) };
+        assert_eq!((alloc.family.as_str(), alloc.since, alloc.per_thread), ("cuMemAlloc", 3020, false));
+        assert_eq!((copy.family.as_str(), copy.since, copy.per_thread), ("cuMemcpy", 7000, true));
+    }
+
+    #[test]
+    fn counts_enumerations_from_the_last_given_value() {
+        let header =
+            parse("typedef enum E_enum { A = 3, B, C = 1 << 4, D = (A | C), G = 0x10000 + B, F = -1, } E;")
+                .unwrap();
+        let values: Vec<u32> = header.enums[0].values.iter().map(|(_, value)| *value).collect();
+        assert_eq!(values, [3, 4, 16, 19, 0x1_0004, u32::MAX]);
+        assert_eq!(header.enums[0].name, "E");
+    }
+
+    #[test]
+    fn tells_handles_structures_and_aliases_apart() {
+        let header = parse(
+            "typedef struct CUctx_st *CUcontext; typedef struct S_st { int a; } S_v1; typedef S_v1 S;
+             typedef void ( *CUhostFn)(void *userData); typedef unsigned long long CUdeviceptr;",
+        )
+        .unwrap();
+        assert_eq!(header.types["CUcontext"], Named::Handle);
+        assert_eq!(header.types["CUhostFn"], Named::Handle);
+        assert_eq!(header.types["S_v1"], Named::Structure);
+        assert_eq!(header.types["S"], Named::Alias(ty("S_v1", &[])));
+        assert_eq!(header.types["CUdeviceptr"], Named::Alias(ty("unsigned long long", &[])));
+    }
+
+    #[test]
+    fn a_function_declared_twice_must_agree() {
+        assert!(parse("CUresult cuOne(int a); CUresult cuOne(int b);").is_ok());
+        assert!(parse("CUresult cuOne(int a); CUresult cuOne(float a);").is_err());
+    }
+
+    #[test]
+    fn keeps_macros_that_are_integers() {
+        let macros = parse_macros(
+            "#define CUDA_VERSION 13050\n#define CU_STREAM_LEGACY ((CUstream)0x1)\n#define CUDAAPI \n\
+             #define cuMemAlloc cuMemAlloc_v2\n#define CU_MASK (~0u)\n#define OTHER 1\n",
+        );
+        assert_eq!(macros, BTreeMap::from([("CUDA_VERSION".into(), 13050), ("CU_MASK".into(), u32::MAX)]));
+    }
+}

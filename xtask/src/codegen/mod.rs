@@ -1,0 +1,138 @@
+//! `cargo xtask codegen`: the driver API table of `deepres-abi`, from NVIDIA's published headers.
+//!
+//! The headers come from a pinned wheel and pass through the C preprocessor with the switch that declares
+//! every variant of every function at once. The table keeps facts alone: names, types, versions, values.
+
+mod header;
+mod render;
+mod table;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::command;
+
+/// The wheel that carries `cuda.h` and the `*Typedefs.h` headers.
+const WHEEL: &str = "nvidia-cuda-runtime==13.5.37";
+/// Where the headers lie inside the wheel.
+const INCLUDE: &str = "nvidia/cu13/include";
+/// Headers that declare driver functions, in order of inclusion.
+const HEADERS: &[&str] = &[
+    "cuda.h",
+    "cudaTypedefs.h",
+    "cudaProfilerTypedefs.h",
+    "cudaGL.h",
+    "cudaGLTypedefs.h",
+    "cudaEGL.h",
+    "cudaEGLTypedefs.h",
+    "cudaVDPAU.h",
+    "cudaVDPAUTypedefs.h",
+];
+/// What those headers include and a build machine need not have. Nothing in them is needed: types of theirs
+/// are named in `types.rs`.
+const EMPTY_HEADERS: &[&str] = &["cudaProfiler.h", "GL/gl.h", "EGL/egl.h", "EGL/eglext.h", "vdpau/vdpau.h"];
+
+/// Options of `cargo xtask codegen`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Change nothing; fail if a committed file differs from what would be written.
+    #[arg(long)]
+    check: bool,
+}
+
+/// Writes, or with `--check` compares, the generated files.
+pub fn run(options: &Options) -> Result<()> {
+    let root = crate::workspace();
+    let folder = root.join("abi/src/driver");
+    let include = headers(&root.join("target/codegen"))?;
+    let declared = header::parse(&preprocess(&include, &[])?)?;
+    let macros = header::parse_macros(&preprocess(&include, &["-dM"])?);
+    let types_path = folder.join("types.rs");
+    let types =
+        fs::read_to_string(&types_path).with_context(|| format!("cannot read {}", types_path.display()))?;
+    let table = table::build(&declared, &table::handwritten_names(&types))?;
+
+    let files = BTreeMap::from([
+        ("functions.rs", render::functions(&table)),
+        ("constants.rs", render::constants(&declared, &macros, &table)?),
+        ("result.rs", render::results(&declared)?),
+    ]);
+    let mut stale = Vec::new();
+    for (name, content) in files {
+        let path = folder.join(name);
+        let content = rustfmt(&root, &content)?;
+        if fs::read_to_string(&path).is_ok_and(|old| old == content) {
+            continue;
+        }
+        stale.push(name);
+        if !options.check {
+            fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+    }
+    match (options.check, stale.is_empty()) {
+        (_, true) => println!("abi/src/driver is up to date: {} functions from {WHEEL}", table.rows.len()),
+        (false, false) => println!(
+            "wrote {} in abi/src/driver: {} functions from {WHEEL}",
+            stale.join(", "),
+            table.rows.len()
+        ),
+        (true, false) => bail!(
+            "{} in abi/src/driver differ from what {WHEEL} gives; run `cargo xtask codegen` and commit the result",
+            stale.join(", ")
+        ),
+    }
+    Ok(())
+}
+
+/// Fetches and unpacks the wheel unless an earlier run left it; returns the folder of the headers.
+fn headers(cache: &Path) -> Result<PathBuf> {
+    let unpacked = cache.join(WHEEL);
+    let include = unpacked.join(INCLUDE);
+    if !include.join("cuda.h").exists() {
+        let wheels = cache.join("wheels");
+        command::run(
+            Command::new("python3")
+                .args(["-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "-d"])
+                .arg(&wheels)
+                .arg(WHEEL),
+        )?;
+        let stem = WHEEL.replace("==", "-").replace("nvidia-cuda-runtime", "nvidia_cuda_runtime");
+        let wheel = fs::read_dir(&wheels)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&stem)))
+            .with_context(|| format!("pip left no {stem}*.whl in {}", wheels.display()))?;
+        command::run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(wheel).arg(&unpacked))?;
+    }
+    for name in EMPTY_HEADERS {
+        let path = unpacked.join("empty").join(name);
+        fs::create_dir_all(path.parent().expect("has a folder"))?;
+        fs::write(path, "")?;
+    }
+    Ok(include)
+}
+
+/// The headers' text after the C preprocessor, with every variant of every function declared.
+fn preprocess(include: &Path, more: &[&str]) -> Result<String> {
+    let all = include.join("deepres_all.h");
+    fs::write(&all, HEADERS.iter().map(|name| format!("#include <{name}>\n")).collect::<String>())?;
+    let empty = include.ancestors().nth(3).expect("INCLUDE has three parts").join("empty");
+    let mut cc = Command::new("cc");
+    cc.args(["-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-I"]).arg(include).arg("-I").arg(empty);
+    command::output(cc.args(more).arg(all))
+}
+
+fn rustfmt(root: &Path, source: &str) -> Result<String> {
+    let file = root.join("target/codegen/generated.rs");
+    fs::write(&file, source)?;
+    command::run(
+        Command::new("rustfmt")
+            .args(["--edition", "2024", "--config-path"])
+            .arg(root.join("rustfmt.toml"))
+            .arg(&file),
+    )?;
+    Ok(fs::read_to_string(file)?)
+}

@@ -1,0 +1,115 @@
+//! The generated files as text; rustfmt gives them their layout.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use anyhow::{Context as _, Result};
+
+use super::WHEEL;
+use super::header::Header;
+use super::table::{Stream, Table};
+
+fn opening(job: &str) -> String {
+    format!(
+        "//! {job}\n//!\n//! Generated from the headers of {WHEEL} by `cargo xtask codegen`. Do not edit.\n\n"
+    )
+}
+
+/// `functions.rs`: the one table, as a macro that hands its rows to another.
+pub fn functions(table: &Table) -> String {
+    let mut text = opening("Every function that NVIDIA's driver library exports, in every variant.");
+    text += "/// Calls the macro named by the argument once, with every row of the table, sorted by symbol:\n\
+        /// `{ id: …, symbol: …, family: \"…\", since: …, stream: Any|Legacy|PerThread, args: (name: type, …) }`.\n\
+        ///\n\
+        /// The types are those of `driver::types`, which the caller has to have in scope.\n\
+        #[macro_export]\nmacro_rules! for_each_driver_function {\n    ($($callback:tt)+) => {\n        $($callback)+! {\n";
+    for (id, row) in table.rows.iter().enumerate() {
+        let arguments: Vec<String> = row.arguments.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
+        let _ = writeln!(
+            text,
+            "            {{ id: {id}, symbol: {}, family: \"{}\", since: {}, stream: {}, args: ({}) }}",
+            row.symbol,
+            row.family,
+            row.since,
+            match row.stream {
+                Stream::Any => "Any",
+                Stream::Legacy => "Legacy",
+                Stream::PerThread => "PerThread",
+            },
+            arguments.join(", ")
+        );
+    }
+    text += "        }\n    };\n}\n\n";
+
+    let mut by_family: Vec<usize> = (0..table.rows.len()).collect();
+    by_family.sort_by_key(|&id| {
+        let row = &table.rows[id];
+        (&row.family, row.stream == Stream::PerThread, row.since)
+    });
+    let _ = writeln!(
+        text,
+        "/// The rows' ids sorted by family; within one, the per-thread variants last, each kind oldest first.\n\
+         pub(super) const BY_FAMILY: [u16; {}] = {by_family:?};",
+        by_family.len()
+    );
+    text
+}
+
+/// `constants.rs`: type names that need no definition of their own, and every enumerator and flag.
+pub fn constants(header: &Header, macros: &BTreeMap<String, u32>, table: &Table) -> Result<String> {
+    let mut text =
+        opening("Handles, enumerations and flags of the driver API, under their names in the headers.");
+    text += "use core::ffi::c_void;\n\n";
+    let enums: BTreeSet<&str> = header.enums.iter().map(|declared| declared.name.as_str()).collect();
+    for (name, rust) in &table.aliases {
+        if !enums.contains(name.as_str()) {
+            let _ = writeln!(text, "pub type {name} = {rust};");
+        }
+    }
+    for declared in &header.enums {
+        if declared.name == RESULT {
+            continue;
+        }
+        let _ = writeln!(text, "\npub type {} = u32;", declared.name);
+        for (name, value) in &declared.values {
+            let _ = writeln!(text, "pub const {name}: {} = {};", declared.name, number(*value));
+        }
+    }
+    text.push('\n');
+    for (name, value) in macros {
+        let _ = writeln!(text, "pub const {name}: u32 = {};", number(*value));
+    }
+    Ok(text)
+}
+
+/// The enumeration that has a file of its own.
+const RESULT: &str = "CUresult";
+
+/// `result.rs`: result codes and their names.
+pub fn results(header: &Header) -> Result<String> {
+    let declared = header.enums.iter().find(|declared| declared.name == RESULT);
+    let values = &declared.context("the headers declare no CUresult")?.values;
+    let mut text = opening("Result codes of the driver API.");
+    text += "/// What every driver function returns: one of the codes of this module, or one of a newer driver.\n\
+        pub type CUresult = u32;\n\n";
+    for (name, value) in values {
+        let _ = writeln!(text, "pub const {name}: CUresult = {value};");
+    }
+    text += "\n/// The name of a result code; `None` for a code these headers do not know.\n\
+        #[must_use]\npub const fn name(code: CUresult) -> Option<&'static str> {\n    Some(match code {\n";
+    let mut named = BTreeSet::new();
+    for (name, value) in values {
+        if named.insert(value) {
+            let _ = writeln!(text, "        {name} => \"{name}\",");
+        }
+    }
+    text += "        _ => return None,\n    })\n}\n";
+    Ok(text)
+}
+
+/// Flags read best in hexadecimal once they are large.
+fn number(value: u32) -> String {
+    /// The largest value written in decimal.
+    const DECIMAL_MAX: u32 = 0xffff;
+    if value > DECIMAL_MAX { format!("{value:#x}") } else { value.to_string() }
+}

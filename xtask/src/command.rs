@@ -1,0 +1,47 @@
+//! Running other programs: a failure names the whole command, as one could type it.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+/// The command as a shell would take it, with the variables that were set for it.
+pub fn shown(command: &Command) -> String {
+    let variables = command.get_envs().filter_map(|(name, value)| {
+        value.map(|value| format!("{}={}", name.display(), quoted(&value.to_string_lossy())))
+    });
+    let words = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| quoted(&word.to_string_lossy()));
+    let directory = command.get_current_dir().map(|dir| format!("cd {} &&", quoted(&dir.to_string_lossy())));
+    directory.into_iter().chain(variables).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=+,@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// Runs `command` with our own standard streams and requires success.
+pub fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start: {}", shown(command)))?;
+    if !status.success() {
+        bail!("failed ({status}): {}", shown(command));
+    }
+    Ok(())
+}
+
+/// Runs `command`, requires success, and returns what it wrote to standard output.
+pub fn output(command: &mut Command) -> Result<String> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start: {}", shown(command)))?;
+    if !output.status.success() {
+        bail!("failed ({}): {}", output.status, shown(command));
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("output is not UTF-8: {}", shown(command)))
+}
