@@ -1,0 +1,82 @@
+/* Keeps the GPU backlogged with kernels of one name, by which the simulated GPU knows their length, and prints how many it
+ * launched as one JSON line.
+ *
+ * backlog [--kernel NAME] [--seconds S] [--sync-every N] [--streams N] [--graph KERNELS] [--hold BYTES] [--progress]
+ *   --seconds 0 (the default) runs until it is killed; --sync-every is in launches; --graph launches a graph of so many
+ *   kernels instead of single ones; --hold allocates first; --progress prints a line about every 10 ms of launching. */
+#include "driver.h"
+#include <string.h>
+#include <time.h>
+
+enum { MAX_STREAMS = 64, PROGRESS_NS = 10 * 1000 * 1000 };
+
+static long long now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+int main(int argc, char **argv) {
+    const char *name = "busy_1000us";
+    double seconds = 0;
+    long sync_every = 32, streams = 1, graph_kernels = 0, progress = 0;
+    unsigned long long hold_bytes = 0;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--progress")) {
+            progress = 1;
+            continue;
+        }
+        const char *value = i + 1 < argc ? argv[i + 1] : "";
+        if (!strcmp(argv[i], "--kernel")) name = value;
+        else if (!strcmp(argv[i], "--seconds")) seconds = atof(value);
+        else if (!strcmp(argv[i], "--sync-every")) sync_every = atol(value);
+        else if (!strcmp(argv[i], "--streams")) streams = atol(value);
+        else if (!strcmp(argv[i], "--graph")) graph_kernels = atol(value);
+        else if (!strcmp(argv[i], "--hold")) hold_bytes = strtoull(value, NULL, 10);
+        else {
+            fprintf(stderr, "backlog: unknown option %s\n", argv[i]);
+            return 2;
+        }
+        i++;
+    }
+    if (streams < 1 || streams > MAX_STREAMS || sync_every < 1) {
+        fprintf(stderr, "backlog: 1 to %d streams, a sync at least every launch\n", MAX_STREAMS);
+        return 2;
+    }
+    CUcontext context = open_context();
+    CUfunction kernel = load_kernel(name);
+    CUstream on[MAX_STREAMS];
+    CUdeviceptr held;
+    for (long i = 0; i < streams; i++)
+        CHECK(cu(cuStreamCreate)(&on[i], CU_STREAM_NON_BLOCKING));
+    if (hold_bytes) CHECK(cu(cuMemAlloc_v2)(&held, hold_bytes));
+    CUgraphExec exec = NULL;
+    if (graph_kernels) {
+        CUgraph graph;
+        CHECK(cu(cuStreamBeginCapture_v2)(on[0], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        for (long i = 0; i < graph_kernels; i++)
+            CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, on[0], NULL, NULL));
+        CHECK(cu(cuStreamEndCapture)(on[0], &graph));
+        CHECK(cu(cuGraphInstantiateWithFlags)(&exec, graph, 0));
+    }
+    printf("ready\n");
+    fflush(stdout);
+
+    long long start = now_ns(), end = start + (long long)(seconds * 1e9), last_progress = start;
+    long launches = 0;
+    while (seconds == 0 || now_ns() < end) {
+        CUstream stream = on[launches % streams];
+        if (exec) CHECK(cu(cuGraphLaunch)(exec, stream));
+        else CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        if (++launches % sync_every == 0) CHECK(cu(cuCtxSynchronize)());
+        if (progress && now_ns() - last_progress >= PROGRESS_NS) {
+            last_progress = now_ns();
+            printf("%ld\n", launches);
+            fflush(stdout);
+        }
+    }
+    CHECK(cu(cuCtxSynchronize)());
+    printf("{\"launches\":%ld,\"seconds\":%.6f}\n", launches, (now_ns() - start) / 1e9);
+    CHECK(cu(cuCtxDestroy_v2)(context));
+    return 0;
+}

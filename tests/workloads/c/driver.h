@@ -1,0 +1,243 @@
+/* The part of the CUDA driver API that the C clients use, and the three ways in which a program reaches it.
+ *
+ * A client is compiled once for each way:
+ *   -DWAY_LINKED        bound by the linker to libcuda.so.1
+ *   -DWAY_DLSYM         dlopen("libcuda.so.1") and one dlsym a function
+ *   -DWAY_PROC_ADDRESS  one dlsym, of cuGetProcAddress_v2; everything else through it, as libcudart does
+ * and calls the driver as cu(cuInit)(0) whichever it is. */
+#ifndef DRIVER_H
+#define DRIVER_H
+
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef unsigned long long CUmemHandle;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUstream_st *CUstream;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphNode_st *CUgraphNode;
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUmemPool_st *CUmemoryPool;
+
+typedef struct {
+    unsigned grid[3];
+    unsigned block[3];
+    unsigned shared_bytes;
+    CUstream stream;
+    void *attributes;
+    unsigned attribute_count;
+} CUlaunchConfig;
+
+typedef struct {
+    int type;
+    int requested_handle_types;
+    struct {
+        int type;
+        int id;
+    } location;
+    void *win32_metadata;
+    unsigned char flags[8];
+} CUmemAllocationProp;
+
+enum {
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NOT_INITIALIZED = 3,
+    CU_CTX_SCHED_AUTO = 0,
+    CU_STREAM_NON_BLOCKING = 1,
+    CU_MEM_ATTACH_GLOBAL = 1,
+    CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+    CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+    CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    GET_PROC_ADDRESS_LEGACY_STREAM = 1,
+    GET_PROC_ADDRESS_PER_THREAD_STREAM = 2,
+};
+
+/* X(exported symbol, name and CUDA version and flags to ask cuGetProcAddress for, parameters) */
+#define LEGACY GET_PROC_ADDRESS_LEGACY_STREAM
+#define PTDS GET_PROC_ADDRESS_PER_THREAD_STREAM
+#define DRIVER_FUNCTIONS(X)                                                                                              \
+    X(cuInit, "cuInit", 2000, LEGACY, (unsigned flags))                                                                  \
+    X(cuDeviceGet, "cuDeviceGet", 2000, LEGACY, (CUdevice * device, int ordinal))                                        \
+    X(cuDeviceGetCount, "cuDeviceGetCount", 2000, LEGACY, (int *count))                                                  \
+    X(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020, LEGACY, (size_t * bytes, CUdevice device))                          \
+    X(cuCtxCreate_v2, "cuCtxCreate", 3020, LEGACY, (CUcontext * context, unsigned flags, CUdevice device))               \
+    X(cuCtxDestroy_v2, "cuCtxDestroy", 4000, LEGACY, (CUcontext context))                                                \
+    X(cuCtxSetCurrent, "cuCtxSetCurrent", 4000, LEGACY, (CUcontext context))                                             \
+    X(cuCtxSynchronize, "cuCtxSynchronize", 2000, LEGACY, (void))                                                        \
+    X(cuModuleLoadData, "cuModuleLoadData", 2000, LEGACY, (CUmodule * module, const void *image))                        \
+    X(cuModuleGetFunction, "cuModuleGetFunction", 2000, LEGACY, (CUfunction * f, CUmodule module, const char *name))     \
+    X(cuStreamCreate, "cuStreamCreate", 2000, LEGACY, (CUstream * stream, unsigned flags))                               \
+    X(cuStreamDestroy_v2, "cuStreamDestroy", 4000, LEGACY, (CUstream stream))                                            \
+    X(cuStreamSynchronize, "cuStreamSynchronize", 2000, LEGACY, (CUstream stream))                                       \
+    X(cuStreamSynchronize_ptsz, "cuStreamSynchronize", 7000, PTDS, (CUstream stream))                                    \
+    X(cuMemGetInfo_v2, "cuMemGetInfo", 3020, LEGACY, (size_t * free_bytes, size_t *total_bytes))                         \
+    X(cuMemAlloc_v2, "cuMemAlloc", 3020, LEGACY, (CUdeviceptr * ptr, size_t bytes))                                      \
+    X(cuMemAllocPitch_v2, "cuMemAllocPitch", 3020, LEGACY,                                                               \
+      (CUdeviceptr * ptr, size_t *pitch, size_t width, size_t height, unsigned element_bytes))                           \
+    X(cuMemAllocManaged, "cuMemAllocManaged", 6000, LEGACY, (CUdeviceptr * ptr, size_t bytes, unsigned flags))           \
+    X(cuMemFree_v2, "cuMemFree", 3020, LEGACY, (CUdeviceptr ptr))                                                        \
+    X(cuMemAllocAsync, "cuMemAllocAsync", 11020, LEGACY, (CUdeviceptr * ptr, size_t bytes, CUstream stream))             \
+    X(cuMemAllocAsync_ptsz, "cuMemAllocAsync", 11020, PTDS, (CUdeviceptr * ptr, size_t bytes, CUstream stream))          \
+    X(cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync", 11020, LEGACY,                                                 \
+      (CUdeviceptr * ptr, size_t bytes, CUmemoryPool pool, CUstream stream))                                             \
+    X(cuMemAllocFromPoolAsync_ptsz, "cuMemAllocFromPoolAsync", 11020, PTDS,                                              \
+      (CUdeviceptr * ptr, size_t bytes, CUmemoryPool pool, CUstream stream))                                             \
+    X(cuMemFreeAsync, "cuMemFreeAsync", 11020, LEGACY, (CUdeviceptr ptr, CUstream stream))                               \
+    X(cuMemFreeAsync_ptsz, "cuMemFreeAsync", 11020, PTDS, (CUdeviceptr ptr, CUstream stream))                            \
+    X(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", 11020, LEGACY, (CUmemoryPool * pool, CUdevice device))     \
+    X(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, LEGACY, (CUmemoryPool pool, size_t keep_bytes))                         \
+    X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity", 10020, LEGACY,                                     \
+      (size_t * bytes, const CUmemAllocationProp *prop, int option))                                                     \
+    X(cuMemCreate, "cuMemCreate", 10020, LEGACY,                                                                         \
+      (CUmemHandle * handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags))                   \
+    X(cuMemRelease, "cuMemRelease", 10020, LEGACY, (CUmemHandle handle))                                                 \
+    X(cuLaunchKernel, "cuLaunchKernel", 4000, LEGACY,                                                                    \
+      (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,      \
+       CUstream stream, void **params, void **extra))                                                                    \
+    X(cuLaunchKernel_ptsz, "cuLaunchKernel", 7000, PTDS,                                                                 \
+      (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,      \
+       CUstream stream, void **params, void **extra))                                                                    \
+    X(cuLaunchKernelEx, "cuLaunchKernelEx", 11060, LEGACY,                                                               \
+      (const CUlaunchConfig *config, CUfunction f, void **params, void **extra))                                         \
+    X(cuLaunchKernelEx_ptsz, "cuLaunchKernelEx", 11060, PTDS,                                                            \
+      (const CUlaunchConfig *config, CUfunction f, void **params, void **extra))                                         \
+    X(cuLaunchCooperativeKernel, "cuLaunchCooperativeKernel", 9000, LEGACY,                                              \
+      (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,      \
+       CUstream stream, void **params))                                                                                  \
+    X(cuLaunchCooperativeKernel_ptsz, "cuLaunchCooperativeKernel", 9000, PTDS,                                           \
+      (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,      \
+       CUstream stream, void **params))                                                                                  \
+    X(cuStreamBeginCapture_v2, "cuStreamBeginCapture", 10010, LEGACY, (CUstream stream, int mode))                       \
+    X(cuStreamEndCapture, "cuStreamEndCapture", 10000, LEGACY, (CUstream stream, CUgraph * graph))                       \
+    X(cuGraphGetNodes, "cuGraphGetNodes", 10000, LEGACY, (CUgraph graph, CUgraphNode * nodes, size_t *count))            \
+    X(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", 11040, LEGACY,                                         \
+      (CUgraphExec * exec, CUgraph graph, unsigned long long flags))                                                     \
+    X(cuGraphLaunch, "cuGraphLaunch", 10000, LEGACY, (CUgraphExec exec, CUstream stream))                                \
+    X(cuGraphLaunch_ptsz, "cuGraphLaunch", 10000, PTDS, (CUgraphExec exec, CUstream stream))                             \
+    X(cuGraphExecDestroy, "cuGraphExecDestroy", 10000, LEGACY, (CUgraphExec exec))                                       \
+    X(cuGraphDestroy, "cuGraphDestroy", 10000, LEGACY, (CUgraph graph))
+
+/* Ends the program with a line that names the call. */
+static inline void check_call(CUresult result, const char *call, const char *file, int line) {
+    if (result != CUDA_SUCCESS) {
+        fprintf(stderr, "%s:%d: %s returned %d\n", file, line, call, result);
+        exit(1);
+    }
+}
+#define CHECK(call) check_call((call), #call, __FILE__, __LINE__)
+
+#if defined(WAY_LINKED)
+
+#define WAY "linked"
+#define DECLARE(symbol, name, version, flags, params) extern CUresult symbol params;
+DRIVER_FUNCTIONS(DECLARE)
+#undef DECLARE
+#define cu(symbol) symbol
+static inline void load_driver(void) {}
+
+#else
+
+#define MEMBER(symbol, name, version, flags, params) CUresult(*symbol) params;
+static struct {
+    DRIVER_FUNCTIONS(MEMBER)
+} driver;
+#undef MEMBER
+#define cu(symbol) (driver.symbol)
+
+static inline void *open_driver(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library) {
+        fprintf(stderr, "dlopen: %s\n", dlerror());
+        exit(1);
+    }
+    return library;
+}
+
+#if defined(WAY_DLSYM)
+
+#define WAY "dlsym"
+static inline void load_driver(void) {
+    void *library = open_driver();
+#define LOAD(symbol, name, version, flags, params)                                                                       \
+    if (!(*(void **)&driver.symbol = dlsym(library, #symbol))) {                                                         \
+        fprintf(stderr, "dlsym: %s\n", dlerror());                                                                       \
+        exit(1);                                                                                                         \
+    }
+    DRIVER_FUNCTIONS(LOAD)
+#undef LOAD
+}
+
+#elif defined(WAY_PROC_ADDRESS)
+
+#define WAY "proc_address"
+typedef CUresult (*get_proc_address)(const char *, void **, int, unsigned long long, int *);
+static inline void load_driver(void) {
+    get_proc_address first = NULL, get = NULL;
+    *(void **)&first = dlsym(open_driver(), "cuGetProcAddress_v2");
+    if (!first) {
+        fprintf(stderr, "dlsym: %s\n", dlerror());
+        exit(1);
+    }
+    int status = -1;
+    /* The look-up function looks itself up, and what it hands out is what is used from then on. */
+    CHECK(first("cuGetProcAddress", (void **)&get, 12000, LEGACY, &status));
+    if (!get || status != 0) {
+        fprintf(stderr, "cuGetProcAddress does not find itself (status %d)\n", status);
+        exit(1);
+    }
+#define LOAD(symbol, name, version, flags, params)                                                                       \
+    if (get(name, (void **)&driver.symbol, version, flags, &status) != CUDA_SUCCESS || !driver.symbol || status != 0) { \
+        fprintf(stderr, "cuGetProcAddress: %s not found (status %d)\n", name, status);                                   \
+        exit(1);                                                                                                         \
+    }
+    DRIVER_FUNCTIONS(LOAD)
+#undef LOAD
+}
+
+#else
+#error "define one of WAY_LINKED, WAY_DLSYM, WAY_PROC_ADDRESS"
+#endif
+#endif
+
+/* Initialises the driver and makes a context current on device 0. */
+static inline CUcontext open_context(void) {
+    CUdevice device;
+    CUcontext context;
+    load_driver();
+    CHECK(cu(cuInit)(0));
+    CHECK(cu(cuDeviceGet)(&device, 0));
+    CHECK(cu(cuCtxCreate_v2)(&context, CU_CTX_SCHED_AUTO, device));
+    return context;
+}
+
+/* Loads a module with one empty kernel of this name. */
+static inline CUfunction load_kernel(const char *name) {
+    char ptx[256];
+    CUmodule module;
+    CUfunction function;
+    snprintf(ptx, sizeof ptx,
+             ".version 7.0\n.target sm_70\n.address_size 64\n\n.visible .entry %s()\n{\n\tret;\n}\n", name);
+    CHECK(cu(cuModuleLoadData)(&module, ptx));
+    CHECK(cu(cuModuleGetFunction)(&function, module, name));
+    return function;
+}
+
+/* Waits until whoever started us closes our standard input, so that it can look at us while we live. */
+static inline void wait_for_end_of_input(void) {
+    fflush(stdout);
+    while (getchar() != EOF) {
+    }
+}
+
+#endif

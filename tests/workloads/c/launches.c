@@ -1,0 +1,53 @@
+/* Launches by every entry point, some often, and prints how many there were of each, as one JSON object.
+ * Then stays until its standard input is closed. */
+#include "driver.h"
+
+enum { PER_ENTRY_POINT = 50, KERNELS_IN_GRAPH = 3 };
+
+int main(void) {
+    CUcontext context = open_context();
+    CUfunction kernel = load_kernel("quick");
+    CUstream stream;
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+
+    CUlaunchConfig on_stream = {.grid = {1, 1, 1}, .block = {32, 1, 1}, .stream = stream};
+    CUlaunchConfig on_default = {.grid = {1, 1, 1}, .block = {32, 1, 1}, .stream = NULL};
+    int kernels = 0, graphs = 0;
+    for (int i = 0; i < PER_ENTRY_POINT; i++) {
+        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        CHECK(cu(cuLaunchKernel_ptsz)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+        CHECK(cu(cuLaunchKernelEx)(&on_stream, kernel, NULL, NULL));
+        CHECK(cu(cuLaunchKernelEx_ptsz)(&on_default, kernel, NULL, NULL));
+        CHECK(cu(cuLaunchCooperativeKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL));
+        CHECK(cu(cuLaunchCooperativeKernel_ptsz)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL));
+        kernels += 7;
+    }
+
+    /* Captured launches do not execute; the launches of the graph do. */
+    CUgraph graph;
+    CUgraphExec exec;
+    size_t nodes = 0;
+    CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    for (int i = 0; i < KERNELS_IN_GRAPH; i++)
+        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+    CHECK(cu(cuStreamEndCapture)(stream, &graph));
+    CHECK(cu(cuGraphGetNodes)(graph, NULL, &nodes));
+    CHECK(cu(cuGraphInstantiateWithFlags)(&exec, graph, 0));
+    for (int i = 0; i < PER_ENTRY_POINT; i++) {
+        CHECK(cu(cuGraphLaunch)(exec, stream));
+        CHECK(cu(cuGraphLaunch_ptsz)(exec, NULL));
+        graphs += 2;
+    }
+    CHECK(cu(cuStreamSynchronize)(stream));
+    CHECK(cu(cuStreamSynchronize_ptsz)(NULL));
+    CHECK(cu(cuCtxSynchronize)());
+
+    printf("{\"way\":\"%s\",\"kernel_launches\":%d,\"graph_launches\":%d,\"graph_nodes\":%zu,\"kernels_run\":%d}\n", WAY,
+           kernels, graphs, nodes, kernels + graphs * KERNELS_IN_GRAPH);
+    wait_for_end_of_input();
+    CHECK(cu(cuGraphExecDestroy)(exec));
+    CHECK(cu(cuGraphDestroy)(graph));
+    CHECK(cu(cuCtxDestroy_v2)(context));
+    return 0;
+}

@@ -1,0 +1,41 @@
+/* storm: waves of short-lived threads, each with a stream of its own and its per-thread default stream, that launch and end,
+ * some with work in flight. Prints one JSON line with the launches. */
+#include "driver.h"
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { WAVES = 20, THREADS = 32, LAUNCHES = 50 };
+
+static CUcontext context;
+static CUfunction kernel;
+static atomic_int launches;
+
+static void *worker(void *number) {
+    CUstream stream;
+    CHECK(cu(cuCtxSetCurrent)(context));
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < LAUNCHES; i++) {
+        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        CHECK(cu(cuLaunchKernel_ptsz)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+        atomic_fetch_add(&launches, 2);
+    }
+    if ((size_t)number % 2) CHECK(cu(cuStreamSynchronize)(stream));
+    CHECK(cu(cuStreamDestroy_v2)(stream));
+    return NULL;
+}
+
+int main(void) {
+    context = open_context();
+    kernel = load_kernel("quick");
+    for (int wave = 0; wave < WAVES; wave++) {
+        pthread_t threads[THREADS];
+        for (size_t i = 0; i < THREADS; i++)
+            pthread_create(&threads[i], NULL, worker, (void *)i);
+        for (int i = 0; i < THREADS; i++)
+            pthread_join(threads[i], NULL);
+    }
+    CHECK(cu(cuCtxSynchronize)());
+    printf("{\"kernel_launches\":%d}\n", atomic_load(&launches));
+    wait_for_end_of_input();
+    return 0;
+}
