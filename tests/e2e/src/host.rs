@@ -1,0 +1,364 @@
+//! One private host a test: its own simulated GPUs, its own daemon directory, its own clean-up.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    fs::{FlockOperation, flock},
+    process::{Pid, Signal, kill_process},
+};
+use simgpu_engine::truth::{self, Snapshot};
+use tempfile::TempDir;
+
+use crate::{
+    artefacts::{artefacts, python, target},
+    clients,
+    process::{Finished, Process, alive},
+    ps::Ps,
+};
+
+/// A daemon on this machine, however busy, answers within this.
+const DAEMON_START_LIMIT: Duration = Duration::from_secs(20);
+/// A short command ends within this, however busy the machine.
+pub const COMMAND_LIMIT: Duration = Duration::from_secs(30);
+/// A test that takes longer hangs: everything it started is killed, which fails it.
+const TEST_LIMIT: Duration = Duration::from_secs(240);
+
+/// Kernels of fixed lengths for the C clients: `quick`, and `busy_…` by name.
+const SIMGPU_TOML: &str = r#"
+kernel = [
+    { name = "quick", ns = 2000 },
+    { name = "busy_20us", ns = 20000 },
+    { name = "busy_200us", ns = 200000 },
+    { name = "busy_1000us", ns = 1000000 },
+    { name = "busy_5000us", ns = 5000000 },
+    { name = "busy_20000us", ns = 20000000 },
+]
+"#;
+
+/// A test's own host. Everything started on it dies with it.
+pub struct Host {
+    folder: TempDir,
+    state: TempDir,
+    started: AtomicU32,
+    simgpu_toml: PathBuf,
+    config_toml: Option<PathBuf>,
+    _machine: File,
+    _watchdog: Watchdog,
+}
+
+impl Host {
+    /// A host for a test that measures nothing fine: it may share the machine with others of its kind.
+    pub fn new() -> Self {
+        Self::with(FlockOperation::LockShared)
+    }
+
+    /// A host for a test that measures shares or times: it has the machine for itself.
+    pub fn measuring() -> Self {
+        Self::with(FlockOperation::LockExclusive)
+    }
+
+    fn with(kind: FlockOperation) -> Self {
+        // Build everything before the clock of the test runs and before the lock keeps others waiting.
+        artefacts();
+        fs::create_dir_all(target()).expect("the build folder can be made");
+        let machine = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(target().join("e2e.lock"))
+            .expect("the build folder is writable");
+        flock(&machine, kind).expect("flock on a file of our own");
+        let folder = tempfile::Builder::new().prefix("deepres-e2e-").tempdir().expect("a temporary folder");
+        let state = tempfile::Builder::new()
+            .prefix("deepres-e2e-")
+            .tempdir_in("/dev/shm")
+            .expect("/dev/shm is writable");
+        let simgpu_toml = folder.path().join("simgpu.toml");
+        fs::write(&simgpu_toml, SIMGPU_TOML).expect("a folder of our own");
+        let watchdog = Watchdog::start(folder.path().to_owned());
+        Self {
+            folder,
+            state,
+            started: AtomicU32::new(0),
+            simgpu_toml,
+            config_toml: None,
+            _machine: machine,
+            _watchdog: watchdog,
+        }
+    }
+
+    /// Sets the simulated GPU's configuration; before the first process.
+    pub fn simgpu(self, toml: &str) -> Self {
+        fs::write(&self.simgpu_toml, toml).expect("a folder of our own");
+        self
+    }
+
+    /// Sets the daemon's configuration file; before the daemon starts.
+    pub fn config(mut self, toml: &str) -> Self {
+        let path = self.folder.path().join("deepres.toml");
+        fs::write(&path, toml).expect("a folder of our own");
+        self.config_toml = Some(path);
+        self
+    }
+
+    /// The test's folder.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The daemon's directory (DEEPRES_DIR).
+    pub fn deepres_dir(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    /// The simulated GPUs' state directory (SIMGPU_STATE).
+    pub fn state_dir(&self) -> &Path {
+        self.state.path()
+    }
+
+    /// A command in this host's environment: the simulated driver is found, nothing is preloaded.
+    pub fn command(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new(program.as_ref());
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy();
+            if ["DEEPRES_", "SIMGPU_", "LD_", "CUDA_"].iter().any(|prefix| name.starts_with(prefix)) {
+                command.env_remove(&*name);
+            }
+        }
+        command
+            .current_dir(self.folder.path())
+            .env("DEEPRES_DIR", self.deepres_dir())
+            .env("SIMGPU_STATE", self.state.path())
+            .env("SIMGPU_CONFIG", &self.simgpu_toml)
+            .env("LD_LIBRARY_PATH", &artefacts().simgpu);
+        command
+    }
+
+    /// The `deepres` command with these arguments.
+    pub fn deepres(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(&artefacts().deepres);
+        command.args(arguments);
+        command
+    }
+
+    /// A command with the library preloaded by hand and, if it runs, this host's daemon behind it.
+    pub fn preloaded(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = self.command(program);
+        command
+            .env("LD_PRELOAD", &artefacts().library)
+            .env("DEEPRES_SOCKET", self.deepres_dir().join("tenant.sock"));
+        command
+    }
+
+    /// `deepres run OPTIONS -- PROGRAM ARGUMENTS`.
+    pub fn run(&self, options: &[&str], program: impl AsRef<Path>, arguments: &[&str]) -> Command {
+        let mut command = self.deepres(&["run"]);
+        command.args(options).arg("--").arg(program.as_ref()).args(arguments);
+        command
+    }
+
+    /// `deepres run OPTIONS -- python train.py ARGUMENTS` with the variables that tinygrad wants.
+    pub fn run_training(&self, options: &[&str], arguments: &[&str]) -> Command {
+        let script = clients::training_script();
+        let mut command = self.run(options, &python().interpreter, &[&script.display().to_string()]);
+        let libraries =
+            std::env::join_paths([&artefacts().simgpu, &python().nvrtc]).expect("no colon in a build folder");
+        command
+            .args(arguments)
+            .env("LD_LIBRARY_PATH", libraries)
+            .env("DEV", "CUDA")
+            // What tinygrad compiled stays between runs, as it does for its users.
+            .env("CACHEDB", target().join("tinygrad-cache.db"));
+        command
+    }
+
+    /// Starts a command as a guarded process.
+    pub fn spawn(&self, command: Command) -> Process {
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        Process::spawn(command, self.folder.path().join(format!("process-{number}")))
+    }
+
+    /// Runs a short command to its end.
+    #[track_caller]
+    pub fn finish(&self, command: Command) -> Finished {
+        self.spawn(command).finish(COMMAND_LIMIT)
+    }
+
+    /// Starts the daemon and waits until it answers.
+    #[track_caller]
+    pub fn daemon(&self) -> Process {
+        let mut command = self.deepres(&["daemon"]);
+        if let Some(config) = &self.config_toml {
+            command.arg("--config").arg(config);
+        }
+        let mut daemon = self.spawn(command);
+        let deadline = Instant::now() + DAEMON_START_LIMIT;
+        while self.finish(self.deepres(&["ps", "--json"])).code != 0 {
+            assert!(daemon.try_wait().is_none(), "the daemon ended:\n{}", daemon.stderr());
+            assert!(Instant::now() < deadline, "the daemon does not answer:\n{}", daemon.stderr());
+            thread::sleep(Duration::from_millis(10));
+        }
+        daemon
+    }
+
+    /// `deepres ps --json`.
+    #[track_caller]
+    pub fn ps(&self) -> Ps {
+        Ps::parse(&self.finish(self.deepres(&["ps", "--json"])).success().stdout)
+    }
+
+    /// Waits until `ps` satisfies `wanted`.
+    #[track_caller]
+    pub fn await_ps(&self, wanted: impl Fn(&Ps) -> bool, within: Duration) -> Ps {
+        let deadline = Instant::now() + within;
+        loop {
+            let ps = self.ps();
+            if wanted(&ps) {
+                return ps;
+            }
+            assert!(Instant::now() < deadline, "not within {within:?}: {ps:#?}");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// The simulated GPU's record: what every process really had.
+    #[track_caller]
+    pub fn truth(&self) -> Snapshot {
+        truth::snapshot(self.state.path()).expect("a process has created the state")
+    }
+
+    /// The ids of all processes of this host that are alive, by their environment.
+    pub fn processes(&self) -> Vec<u32> {
+        processes_with(self.folder.path())
+    }
+
+    /// Asserts that nothing of this host runs, allowing what is on its way out a moment.
+    #[track_caller]
+    pub fn assert_nothing_runs(&self) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        loop {
+            let left = self.processes();
+            if left.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "still running: {}", describe(&left));
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        kill_all(self.folder.path());
+    }
+}
+
+/// Ends a test that hangs.
+struct Watchdog {
+    stop: std::sync::mpsc::Sender<()>,
+}
+
+impl Watchdog {
+    fn start(folder: PathBuf) -> Self {
+        let (stop, stopped) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            if stopped.recv_timeout(TEST_LIMIT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("over {TEST_LIMIT:?}: killing {}", describe(&processes_with(&folder)));
+                kill_all(&folder);
+            }
+        });
+        Self { stop }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        // The thread may have ended by itself.
+        let _ = self.stop.send(());
+    }
+}
+
+/// Processes whose environment names this folder, which only a host's own processes do.
+fn processes_with(folder: &Path) -> Vec<u32> {
+    let wanted = folder.as_os_str().as_encoded_bytes();
+    let own = std::process::id();
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .filter(|pid| *pid != own && alive(*pid))
+        .filter(|pid| {
+            fs::read(format!("/proc/{pid}/environ"))
+                .is_ok_and(|environment| environment.windows(wanted.len()).any(|part| part == wanted))
+        })
+        .collect()
+}
+
+fn kill_all(folder: &Path) {
+    // What a dying process starts in its last moment is found by the next round.
+    for _ in 0..10 {
+        let left = processes_with(folder);
+        if left.is_empty() {
+            return;
+        }
+        for pid in left.into_iter().filter_map(|pid| Pid::from_raw(pid as i32)) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn describe(pids: &[u32]) -> String {
+    let name = |pid: &u32| {
+        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        format!("{pid} ({})", String::from_utf8_lossy(&command).replace('\0', " "))
+    };
+    pids.iter().map(name).collect::<Vec<_>>().join(", ")
+}
+
+/// GPU time by process between two moments, from the simulated GPU's record.
+#[derive(Debug, Clone)]
+pub struct Tally {
+    /// Kernel time by process id, ns.
+    pub by_pid_ns: BTreeMap<u32, u64>,
+    /// All of them together, ns.
+    pub total_ns: u64,
+    /// The time between the two moments, ns.
+    pub elapsed_ns: u64,
+}
+
+impl Tally {
+    /// What happened on GPU 0 from `before` to `after`.
+    pub fn between(before: &Snapshot, after: &Snapshot) -> Self {
+        let busy = |snapshot: &Snapshot, pid: u32, start_time: u64| {
+            let process = snapshot.processes.iter().find(|p| p.pid == pid && p.start_time == start_time);
+            process.and_then(|p| p.gpus.first()).map_or(0, |gpu| gpu.kernel_busy_ns)
+        };
+        let by_pid_ns: BTreeMap<u32, u64> = after
+            .processes
+            .iter()
+            .map(|p| (p.pid, busy(after, p.pid, p.start_time) - busy(before, p.pid, p.start_time)))
+            .collect();
+        let total_ns = by_pid_ns.values().sum();
+        Self { by_pid_ns, total_ns, elapsed_ns: after.at_ns - before.at_ns }
+    }
+
+    /// The part of the GPU time that these processes had, in percent.
+    pub fn percent(&self, pids: &[u32]) -> f64 {
+        let part: u64 = pids.iter().filter_map(|pid| self.by_pid_ns.get(pid)).sum();
+        part as f64 * 100.0 / self.total_ns as f64
+    }
+}

@@ -1,0 +1,221 @@
+//! Guarded child processes: every wait is bounded, and nothing outlives its test.
+
+use std::{
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process};
+
+/// How often a wait looks.
+const POLL: Duration = Duration::from_millis(1);
+
+/// A process in a group of its own; its standard output and error go to files. Killed with its group on drop.
+pub struct Process {
+    child: Child,
+    what: String,
+    stdout: PathBuf,
+    stderr: PathBuf,
+    status: Option<ExitStatus>,
+}
+
+/// What a process left behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finished {
+    /// Exit code, or 128 + signal as a shell has it.
+    pub code: i32,
+    /// Signal that ended it.
+    pub signal: Option<i32>,
+    /// Everything it wrote to standard output.
+    pub stdout: String,
+    /// Everything it wrote to standard error.
+    pub stderr: String,
+}
+
+impl Finished {
+    /// The output, if the process succeeded.
+    #[track_caller]
+    pub fn success(self) -> Self {
+        assert_eq!(
+            self.code, 0,
+            "exit status {}\nstdout:\n{}\nstderr:\n{}",
+            self.code, self.stdout, self.stderr
+        );
+        self
+    }
+
+    /// The last line of standard output that is a JSON object.
+    #[track_caller]
+    pub fn json(&self) -> serde_json::Value {
+        last_json(&self.stdout)
+            .unwrap_or_else(|| panic!("no JSON in the output:\n{}\nstderr:\n{}", self.stdout, self.stderr))
+    }
+}
+
+fn last_json(text: &str) -> Option<serde_json::Value> {
+    text.lines().rev().filter(|line| line.starts_with('{')).find_map(|line| serde_json::from_str(line).ok())
+}
+
+impl Process {
+    /// Starts `command`; its output goes to two new files `stem.out` and `stem.err`.
+    pub(crate) fn spawn(mut command: Command, stem: PathBuf) -> Self {
+        let (stdout, stderr) = (stem.with_extension("out"), stem.with_extension("err"));
+        let what = format!("{command:?}");
+        let out = File::create(&stdout).expect("the test's folder is writable");
+        let err = File::create(&stderr).expect("the test's folder is writable");
+        let child = command
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(out)
+            .stderr(err)
+            .spawn()
+            .unwrap_or_else(|error| panic!("starting {what}: {error}"));
+        Self { child, what, stdout, stderr, status: None }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn rustix_pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32).expect("a child's pid is not 0")
+    }
+
+    /// What it wrote to standard output until now.
+    pub fn stdout(&self) -> String {
+        read(&self.stdout)
+    }
+
+    /// What it wrote to standard error until now.
+    pub fn stderr(&self) -> String {
+        read(&self.stderr)
+    }
+
+    /// Sends a signal to the process alone.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.rustix_pid(), signal)
+            .unwrap_or_else(|error| panic!("signalling {}: {error}", self.what));
+    }
+
+    /// `kill -9` of the process alone, and waits until it is gone.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        self.status = Some(self.child.wait().expect("our child"));
+    }
+
+    /// Closes its standard input, at which the C clients end.
+    pub fn close_stdin(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
+    /// Its exit, if it has ended.
+    pub fn try_wait(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().expect("our child");
+        }
+        self.status
+    }
+
+    /// Waits for the end of the process, at most so long.
+    #[track_caller]
+    pub fn finish(mut self, within: Duration) -> Finished {
+        self.close_stdin();
+        self.await_end(within)
+    }
+
+    /// As [`Self::finish`], with its standard input left open.
+    #[track_caller]
+    pub fn await_end(&mut self, within: Duration) -> Finished {
+        let deadline = Instant::now() + within;
+        loop {
+            if let Some(status) = self.try_wait() {
+                return Finished {
+                    code: status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+                    signal: status.signal(),
+                    stdout: self.stdout(),
+                    stderr: self.stderr(),
+                };
+            }
+            assert!(Instant::now() < deadline, "{}", self.report(&format!("still running after {within:?}")));
+            thread::sleep(POLL);
+        }
+    }
+
+    /// Waits until a line of standard output satisfies `wanted` and returns the first that does.
+    #[track_caller]
+    pub fn await_line(&mut self, wanted: impl Fn(&str) -> bool, within: Duration) -> String {
+        self.await_text(Self::stdout, wanted, within)
+    }
+
+    /// As [`Self::await_line`], of standard error.
+    #[track_caller]
+    pub fn await_error_line(&mut self, wanted: impl Fn(&str) -> bool, within: Duration) -> String {
+        self.await_text(Self::stderr, wanted, within)
+    }
+
+    /// Waits for a line of standard output that is a JSON object.
+    #[track_caller]
+    pub fn await_json(&mut self, within: Duration) -> serde_json::Value {
+        let line = self.await_line(|line| line.starts_with('{') && line.ends_with('}'), within);
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
+
+    #[track_caller]
+    fn await_text(
+        &mut self,
+        text: impl Fn(&Self) -> String,
+        wanted: impl Fn(&str) -> bool,
+        within: Duration,
+    ) -> String {
+        let deadline = Instant::now() + within;
+        loop {
+            let ended = self.try_wait().is_some();
+            let text = text(self);
+            let whole_lines = text.rfind('\n').map_or("", |end| &text[..end]);
+            if let Some(line) = whole_lines.lines().find(|line| wanted(line)) {
+                return line.to_owned();
+            }
+            assert!(!ended, "{}", self.report("ended without the line that was waited for"));
+            assert!(Instant::now() < deadline, "{}", self.report(&format!("no such line within {within:?}")));
+            thread::sleep(POLL);
+        }
+    }
+
+    fn report(&self, problem: &str) -> String {
+        format!("{}: {problem}\nstdout:\n{}\nstderr:\n{}", self.what, self.stdout(), self.stderr())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // The group may be gone already: then there is nothing to do.
+        let _ = kill_process_group(self.rustix_pid(), Signal::KILL);
+        if self.status.is_none() {
+            let _ = self.child.wait();
+        }
+        if thread::panicking() {
+            eprintln!("{}", self.report("output, since the test failed"));
+        }
+    }
+}
+
+fn read(path: &PathBuf) -> String {
+    let mut bytes = Vec::new();
+    let mut file = File::open(path).expect("made at the start of the process");
+    file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut bytes)).expect("a file of our own");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Whether a process of this id lives (a zombie does not).
+pub fn alive(pid: u32) -> bool {
+    let Some(id) = Pid::from_raw(pid as i32) else { return false };
+    test_kill_process(id).is_ok()
+        && std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')))
+}

@@ -1,0 +1,77 @@
+//! Measuring shares: the record of the simulated GPU beside deepres' own meter, over the same time.
+
+use std::{thread, time::Duration};
+
+use simgpu_engine::truth::Snapshot;
+
+use crate::{Host, Ps, Tally};
+
+/// The share that a tenant may be off, and that deepres' own meter may differ from the record: percentage points.
+pub const ALLOWED_POINTS: f64 = 2.0;
+
+/// Two looks at a host, some time apart.
+pub struct Window {
+    before: (Snapshot, Ps),
+    after: (Snapshot, Ps),
+}
+
+impl Window {
+    /// Looks, lets time pass, looks again.
+    pub fn measure(host: &Host, duration: Duration) -> Self {
+        let before = (host.truth(), host.ps());
+        thread::sleep(duration);
+        Self { before, after: (host.truth(), host.ps()) }
+    }
+
+    /// GPU time by process.
+    pub fn tally(&self) -> Tally {
+        Tally::between(&self.before.0, &self.after.0)
+    }
+
+    /// The tenant's part of the GPU time, by the record, percent.
+    pub fn true_percent(&self, tenant: &str) -> f64 {
+        let mut pids = self.before.1.find(tenant).map(|t| t.pids()).unwrap_or_default();
+        pids.extend(self.after.1.find(tenant).map(|t| t.pids()).unwrap_or_default());
+        pids.sort_unstable();
+        pids.dedup();
+        self.tally().percent(&pids)
+    }
+
+    /// The tenant's part of the GPU time, by deepres' own meter, percent.
+    pub fn metered_percent(&self, tenant: &str) -> f64 {
+        let gpu_ns = |name: &str| {
+            let before = self.before.1.find(name).map_or(0, |t| t.gpu_ns);
+            self.after.1.find(name).map_or(0, |t| t.gpu_ns) - before
+        };
+        let total: u64 = self.after.1.tenants.iter().map(|t| gpu_ns(&t.name)).sum();
+        gpu_ns(tenant) as f64 * 100.0 / total as f64
+    }
+
+    /// The part of the time in which the GPU ran kernels, percent.
+    pub fn busy_percent(&self) -> f64 {
+        let tally = self.tally();
+        tally.total_ns as f64 * 100.0 / tally.elapsed_ns as f64
+    }
+
+    /// Asserts that each tenant had its share, and that the meter says so too.
+    #[track_caller]
+    pub fn assert_shares(&self, wanted: &[(&str, f64)]) {
+        let lines: Vec<String> = wanted
+            .iter()
+            .map(|(name, percent)| {
+                let (truth, metered) = (self.true_percent(name), self.metered_percent(name));
+                format!("{name}: entitled {percent:.1} %, had {truth:.2} %, metered {metered:.2} %")
+            })
+            .collect();
+        let table = format!("{}\nGPU busy {:.1} % of the time", lines.join("\n"), self.busy_percent());
+        println!("{table}");
+        for (name, percent) in wanted {
+            assert!(
+                (self.true_percent(name) - percent).abs() <= ALLOWED_POINTS,
+                "{name} had another share\n{table}"
+            );
+            let gap = (self.metered_percent(name) - self.true_percent(name)).abs();
+            assert!(gap <= ALLOWED_POINTS, "the meter of {name} is {gap:.2} points off\n{table}");
+        }
+    }
+}
