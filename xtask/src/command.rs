@@ -1,6 +1,7 @@
 //! Running other programs: a failure names the whole command, as one could type it.
 
-use std::process::{Command, Stdio};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -44,4 +45,35 @@ pub fn output(command: &mut Command) -> Result<String> {
         bail!("failed ({}): {}", output.status, shown(command));
     }
     String::from_utf8(output.stdout).with_context(|| format!("output is not UTF-8: {}", shown(command)))
+}
+
+/// Runs `command`; its standard output is shown as it comes and returned as well.
+pub fn teed(command: &mut Command) -> Result<(ExitStatus, String)> {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start: {}", shown(command)))?;
+    let mut lines = BufReader::new(child.stdout.take().context("the output was piped")?);
+    let mut all = String::new();
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line)? > 0 {
+        std::io::stdout().write_all(&line)?;
+        all += &String::from_utf8_lossy(&line);
+        line.clear();
+    }
+    Ok((child.wait()?, all))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_names_the_whole_command() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "exit 7 # it's"]).env("A", "b c").current_dir("/");
+        let error = run(&mut command).unwrap_err().to_string();
+        assert!(error.contains(r"cd / && A='b c' sh -c 'exit 7 # it'\''s'"), "{error}");
+        assert!(error.contains("exit status: 7"), "{error}");
+    }
 }

@@ -1,9 +1,19 @@
 //! Development tasks of deepres: `cargo xtask --help` lists them.
 
+mod bench;
+mod build;
 mod codegen;
 mod command;
+mod demo;
+mod dist;
+mod elf;
+mod host;
+mod process;
+mod test;
+mod venv;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -18,14 +28,36 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Let two unmodified training programs share one GPU, 70 to 30, and show what each had of it.
+    ///
+    /// Builds everything, prepares the programs (kept for the next run), starts a daemon of its own, measures,
+    /// and ends all that it started. Uses this machine's GPU if it has one, a simulated one if not.
+    Demo(demo::Options),
+    /// Install what the tests need and run all of them: units, models, end to end, style.
+    ///
+    /// The last line of its output is `N passed, N failed`.
+    Test(test::Options),
+    /// Measure what deepres costs those who use it.
+    #[command(subcommand)]
+    Bench(bench::Bench),
+    /// Build what users get into dist/, for old distributions too.
+    ///
+    /// Puts stripped `libdeepres.so` and `deepres` into dist/ and the simulated GPU into dist/simgpu/, and fails
+    /// if the product needs a glibc newer than 2.28.
+    Dist,
     /// Generate the driver API table from NVIDIA's published headers.
     Codegen(codegen::Options),
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<ExitCode> {
     match Cli::parse().task {
-        Task::Codegen(options) => codegen::run(&options),
+        Task::Demo(options) => demo::run(&options)?,
+        Task::Test(options) => return test::run(&options),
+        Task::Bench(bench) => bench::run(&bench)?,
+        Task::Dist => dist::run()?,
+        Task::Codegen(options) => codegen::run(&options)?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The root of the workspace, wherever the command was started.

@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn result_codes_have_their_names() {
-        assert_eq!(result::name(result::CUDA_ERROR_OUT_OF_MEMORY), Some("CUDA_ERROR_OUT_OF_MEMORY"));
+        assert_eq!(result::name(result::CUDA_ERROR_OUT_OF_MEMORY), Some(c"CUDA_ERROR_OUT_OF_MEMORY"));
         assert_eq!(result::CUDA_ERROR_OUT_OF_MEMORY, 2);
         assert_eq!(result::name(424_242), None);
     }

@@ -14,7 +14,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::command;
+use crate::{build, command, venv};
 
 /// The wheel that carries `cuda.h` and the `*Typedefs.h` headers.
 const WHEEL: &str = "nvidia-cuda-runtime==13.5.37";
@@ -41,14 +41,14 @@ const EMPTY_HEADERS: &[&str] = &["cudaProfiler.h", "GL/gl.h", "EGL/egl.h", "EGL/
 pub struct Options {
     /// Change nothing; fail if a committed file differs from what would be written.
     #[arg(long)]
-    check: bool,
+    pub check: bool,
 }
 
 /// Writes, or with `--check` compares, the generated files.
 pub fn run(options: &Options) -> Result<()> {
     let root = crate::workspace();
     let folder = root.join("abi/src/driver");
-    let include = headers(&root.join("target/codegen"))?;
+    let include = headers(&build::target().join("codegen"))?;
     let declared = header::parse(&preprocess(&include, &[])?)?;
     let macros = header::parse_macros(&preprocess(&include, &["-dM"])?);
     let types_path = folder.join("types.rs");
@@ -95,10 +95,7 @@ fn headers(cache: &Path) -> Result<PathBuf> {
     if !include.join("cuda.h").exists() {
         let wheels = cache.join("wheels");
         command::run(
-            Command::new("python3")
-                .args(["-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "-d"])
-                .arg(&wheels)
-                .arg(WHEEL),
+            venv::pip(&venv::prepare()?).args(["download", "--no-deps", "-d"]).arg(&wheels).arg(WHEEL),
         )?;
         let stem = WHEEL.replace("==", "-").replace("nvidia-cuda-runtime", "nvidia_cuda_runtime");
         let wheel = fs::read_dir(&wheels)?
@@ -126,7 +123,7 @@ fn preprocess(include: &Path, more: &[&str]) -> Result<String> {
 }
 
 fn rustfmt(root: &Path, source: &str) -> Result<String> {
-    let file = root.join("target/codegen/generated.rs");
+    let file = build::target().join("codegen/generated.rs");
     fs::write(&file, source)?;
     command::run(
         Command::new("rustfmt")

@@ -90,17 +90,18 @@ pub fn results(header: &Header) -> Result<String> {
     let declared = header.enums.iter().find(|declared| declared.name == RESULT);
     let values = &declared.context("the headers declare no CUresult")?.values;
     let mut text = opening("Result codes of the driver API.");
+    text += "use core::ffi::CStr;\n\n";
     text += "/// What every driver function returns: one of the codes of this module, or one of a newer driver.\n\
         pub type CUresult = u32;\n\n";
     for (name, value) in values {
         let _ = writeln!(text, "pub const {name}: CUresult = {value};");
     }
     text += "\n/// The name of a result code; `None` for a code these headers do not know.\n\
-        #[must_use]\npub const fn name(code: CUresult) -> Option<&'static str> {\n    Some(match code {\n";
+        #[must_use]\npub const fn name(code: CUresult) -> Option<&'static CStr> {\n    Some(match code {\n";
     let mut named = BTreeSet::new();
     for (name, value) in values {
         if named.insert(value) {
-            let _ = writeln!(text, "        {name} => \"{name}\",");
+            let _ = writeln!(text, "        {name} => c\"{name}\",");
         }
     }
     text += "        _ => return None,\n    })\n}\n";

@@ -1,0 +1,67 @@
+//! `cargo xtask bench preload`: what the library costs a process that never touches CUDA.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::median;
+use crate::{build, command};
+
+/// The process that does nothing.
+const NOTHING: &str = "/bin/true";
+/// Runs of each kind before those that count.
+const WARM_UP_RUNS: u32 = 50;
+/// What preloading may add.
+const LIMIT_MS: f64 = 0.3;
+
+/// Options of `cargo xtask bench preload`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+    /// How often to run each of bare and preloaded.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+}
+
+#[derive(Serialize)]
+struct Report {
+    runs: u32,
+    bare_ms: f64,
+    preloaded_ms: f64,
+    added_ms: f64,
+}
+
+/// Measures and prints.
+pub fn run(options: &Options) -> Result<()> {
+    let library = build::artefacts()?.library();
+    let mut bare = Command::new(NOTHING);
+    bare.env_remove("LD_PRELOAD");
+    let mut preloaded = Command::new(NOTHING);
+    preloaded.env("LD_PRELOAD", &library);
+    let (mut bare_ms, mut preloaded_ms) = (Vec::new(), Vec::new());
+    for run in 0..WARM_UP_RUNS + options.runs {
+        for (command, times_ms) in [(&mut bare, &mut bare_ms), (&mut preloaded, &mut preloaded_ms)] {
+            let start = Instant::now();
+            command::run(command)?;
+            let elapsed = start.elapsed();
+            if run >= WARM_UP_RUNS {
+                times_ms.push(elapsed.as_secs_f64() * 1e3);
+            }
+        }
+    }
+    let (bare_ms, preloaded_ms) = (median(&mut bare_ms), median(&mut preloaded_ms));
+    let report = Report { runs: options.runs, bare_ms, preloaded_ms, added_ms: preloaded_ms - bare_ms };
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        println!(
+            "{NOTHING}: bare {bare_ms:.3} ms, preloaded {preloaded_ms:.3} ms, added {:.3} ms (at most {LIMIT_MS} ms)",
+            report.added_ms
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! Building what runs: the library, the daemon and the simulated GPU, laid out as clients find them.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::command;
+
+/// Packages that a user installs.
+pub const PRODUCT: &[&str] = &["deepres-interposer", "deepres"];
+/// Packages of the simulated GPU.
+pub const SIMGPU: &[&str] = &["simgpu-cuda", "simgpu-nvml"];
+
+/// A folder with `deepres`, `libdeepres.so` and `simgpu/`.
+pub struct Artefacts {
+    folder: PathBuf,
+}
+
+impl Artefacts {
+    /// The folder itself.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The one binary: daemon and command line.
+    pub fn deepres(&self) -> PathBuf {
+        self.folder.join("deepres")
+    }
+
+    /// The library that is preloaded.
+    pub fn library(&self) -> PathBuf {
+        self.folder.join("libdeepres.so")
+    }
+
+    /// The folder of the simulated `libcuda.so.1` and `libnvidia-ml.so.1`, for LD_LIBRARY_PATH.
+    pub fn simgpu(&self) -> PathBuf {
+        self.folder.join("simgpu")
+    }
+}
+
+/// Cargo, as whoever started this task called it.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(crate::workspace());
+    cargo
+}
+
+/// The folder of everything built.
+pub fn target() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| crate::workspace().join("target"), PathBuf::from)
+}
+
+/// Builds the product and the simulated GPU for release and lays them out in `target/deepres`.
+pub fn artefacts() -> Result<Artefacts> {
+    let mut build = cargo();
+    build.args(["build", "--release"]);
+    for package in PRODUCT.iter().chain(SIMGPU) {
+        build.args(["--package", package]);
+    }
+    command::run(&mut build)?;
+    let folder = target().join("deepres");
+    lay_out(&target().join("release"), &folder)?;
+    lay_out_simgpu(&target().join("release"), &folder.join("simgpu"))?;
+    Ok(Artefacts { folder })
+}
+
+/// Puts the product built in `from` into `folder`.
+pub fn lay_out(from: &Path, folder: &Path) -> Result<()> {
+    for name in ["deepres", "libdeepres.so"] {
+        install(&from.join(name), &folder.join(name))?;
+    }
+    Ok(())
+}
+
+/// Puts the simulated GPU built in `from` into `folder`, under the names that clients look for.
+pub fn lay_out_simgpu(from: &Path, folder: &Path) -> Result<()> {
+    for (built, name) in [
+        ("libcuda.so", "libcuda.so.1"),
+        ("libcuda.so", "libcuda.so"),
+        ("libnvidia_ml.so", "libnvidia-ml.so.1"),
+    ] {
+        install(&from.join(built), &folder.join(name))?;
+    }
+    Ok(())
+}
+
+/// Copies a file and renames it into place: a process that runs or maps the old one keeps the old one.
+pub fn install(from: &Path, to: &Path) -> Result<()> {
+    let folder = to.parent().context("a file without a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let new = to.with_extension(format!("new-{}", std::process::id()));
+    fs::copy(from, &new).with_context(|| format!("cannot copy {} to {}", from.display(), new.display()))?;
+    fs::rename(&new, to).with_context(|| format!("cannot rename {} to {}", new.display(), to.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+
+    #[test]
+    fn installing_leaves_the_old_file_to_those_who_hold_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("inner/to"));
+        fs::write(&from, "old").unwrap();
+        install(&from, &to).unwrap();
+        let mut held = fs::File::open(&to).unwrap();
+        fs::write(&from, "new").unwrap();
+        install(&from, &to).unwrap();
+        let mut content = String::new();
+        held.read_to_string(&mut content).unwrap();
+        assert_eq!(content, "old");
+        assert_eq!(fs::read_to_string(&to).unwrap(), "new");
+        assert_eq!(fs::read_dir(to.parent().unwrap()).unwrap().count(), 1, "nothing is left beside it");
+    }
+}

@@ -1,0 +1,77 @@
+//! A training program under `deepres run`: started, listened to, ended.
+
+use std::collections::VecDeque;
+use std::io::{BufRead as _, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::process::{Running, ended};
+
+/// Longer than any demo: the demo ends the programs, not they themselves.
+pub const ENDLESS_SECONDS: u32 = 1_000_000;
+/// The script says this when its kernels are compiled and its steady state begins.
+const TRAINS: &str = "compiled; training";
+/// Lines of output kept to explain an early end.
+const KEPT_LINES: usize = 30;
+
+/// What a program has said.
+#[derive(Default)]
+struct Heard {
+    last: VecDeque<String>,
+    trains: bool,
+}
+
+/// A running program.
+pub struct Client {
+    name: &'static str,
+    running: Running,
+    heard: Arc<Mutex<Heard>>,
+}
+
+impl Client {
+    /// Starts it and listens.
+    pub fn start(name: &'static str, command: &mut Command) -> Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut running = Running::start(command)?;
+        let heard = Arc::new(Mutex::new(Heard::default()));
+        let (output, errors) = (running.child().stdout.take(), running.child().stderr.take());
+        listen(output.context("the output was piped")?, Arc::clone(&heard));
+        listen(errors.context("the errors were piped")?, Arc::clone(&heard));
+        Ok(Self { name, running, heard })
+    }
+
+    /// Whether it has begun its steady state.
+    pub fn trains(&self) -> bool {
+        self.heard.lock().is_ok_and(|heard| heard.trains)
+    }
+
+    /// Fails, with what it said last, if it has ended.
+    pub fn require_alive(&mut self) -> Result<()> {
+        let Some(status) = self.running.exited()? else { return Ok(()) };
+        let said = self.heard.lock().map(|heard| heard.last.iter().cloned().collect::<Vec<_>>().join("\n"));
+        bail!(
+            "{} {} too early: {}\n{}",
+            self.name,
+            ended(status),
+            self.running.shown(),
+            said.unwrap_or_default()
+        );
+    }
+}
+
+/// Reads to the end on a thread of its own: a full pipe would stop the program.
+fn listen(stream: impl Read + Send + 'static, heard: Arc<Mutex<Heard>>) {
+    thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            let Ok(mut heard) = heard.lock() else { return };
+            heard.trains |= line.starts_with(TRAINS);
+            if heard.last.len() == KEPT_LINES {
+                heard.last.pop_front();
+            }
+            heard.last.push_back(line);
+        }
+    });
+}

@@ -1,0 +1,185 @@
+//! `cargo xtask demo`: two unmodified training programs share one GPU, 70 to 30.
+
+mod client;
+mod report;
+
+use std::io::{IsTerminal as _, Write as _};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use simgpu_engine::truth;
+
+use self::client::Client;
+use self::report::Report;
+use crate::host::{Device, Host, Ps};
+use crate::process::Interrupt;
+use crate::{build, venv};
+
+/// The training script, relative to the workspace.
+const SCRIPT: &str = "tests/workloads/python/train.py";
+/// How long the simulated GPU takes for the script's kernels.
+const SIMGPU_CONFIG: &str = "tests/workloads/simgpu-demo.toml";
+/// The tenants: name and share.
+const TENANTS: [(&str, &str); 2] = [("train-70", "70%"), ("train-30", "30%")];
+/// What each tenant may have of the GPU's memory.
+const MEMORY: &str = "8GiB";
+/// How long the scripts may take until both train: they compile their kernels first, on the CPU.
+const READY_LIMIT: Duration = Duration::from_secs(180);
+/// Time between two live lines.
+const LIVE_INTERVAL: Duration = Duration::from_secs(1);
+/// How often processes and signals are looked at.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Options of `cargo xtask demo`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// How long to measure, from the moment at which both programs train.
+    #[arg(long, default_value_t = 20.0, value_parser = seconds)]
+    seconds: f64,
+    /// Print one JSON object instead of a table; live lines go to standard error.
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    /// Less than this says nothing: tenants take turns of milliseconds.
+    const LEAST: f64 = 1.0;
+    /// A day.
+    const MOST: f64 = 86_400.0;
+    match text.parse::<f64>() {
+        Ok(seconds) if (LEAST..=MOST).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("a number of seconds from {LEAST} to {MOST}")),
+    }
+}
+
+/// Runs the demo and prints its result.
+pub fn run(options: &Options) -> Result<()> {
+    let artefacts = build::artefacts()?;
+    let venv = venv::prepare()?;
+    let nvrtc = venv.nvrtc()?;
+    let root = crate::workspace();
+    let interrupt = Interrupt::catch()?;
+
+    let host = Host::start(&artefacts, Device::of_this_machine(root.join(SIMGPU_CONFIG)), &interrupt)?;
+    eprintln!(
+        "daemon started; {} GPU; two tenants run {SCRIPT}, first compiling its kernels",
+        host.device().name()
+    );
+    let mut clients = Vec::new();
+    for (name, share) in TENANTS {
+        let mut command = host.deepres(&[&nvrtc]);
+        command.args(["run", "--name", name, "--share", share, "--memory", MEMORY, "--"]);
+        command
+            .arg(venv.python())
+            .arg(root.join(SCRIPT))
+            .args(["--seconds", &client::ENDLESS_SECONDS.to_string()]);
+        // Compiled kernels are kept in a file: apart, so that neither finds the other's.
+        command.env("DEV", "CUDA").env("CACHEDB", artefacts.folder().join(format!("{name}.cache")));
+        clients.push(Client::start(name, &mut command)?);
+    }
+
+    let report = observe(&host, &mut clients, options, &interrupt)?;
+    // Everything ends before the result is shown, so that it is the last thing on the screen.
+    drop(clients);
+    drop(host);
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        println!("{report}");
+    }
+    Ok(())
+}
+
+/// Everything that is known at one moment.
+pub struct Moment {
+    /// By the daemon.
+    pub ps: Ps,
+    /// By the simulated GPU.
+    pub truth: Option<truth::Snapshot>,
+}
+
+impl Moment {
+    fn now(host: &Host) -> Result<Self> {
+        let ps = host.ps()?;
+        let truth = match host.device() {
+            Device::Simulated { .. } => {
+                Some(truth::snapshot(&host.simgpu_state()).context("the simulated GPU's record")?)
+            }
+            Device::Real => None,
+        };
+        Ok(Self { ps, truth })
+    }
+}
+
+/// Waits until both train, then measures for the given time.
+fn observe(host: &Host, clients: &mut [Client], options: &Options, interrupt: &Interrupt) -> Result<Report> {
+    let deadline = Instant::now() + READY_LIMIT;
+    while !clients.iter().all(Client::trains) {
+        watch(clients, interrupt)?;
+        if Instant::now() > deadline {
+            bail!("the programs did not begin to train within {READY_LIMIT:?}");
+        }
+        thread::sleep(POLL);
+    }
+    let first = Moment::now(host)?;
+    let start = Instant::now();
+    let mut live = Live::new(options.json);
+    let mut next_line = start + LIVE_INTERVAL;
+    while start.elapsed().as_secs_f64() < options.seconds {
+        watch(clients, interrupt)?;
+        if Instant::now() >= next_line {
+            next_line += LIVE_INTERVAL;
+            live.show(&report(host, &first, &Moment::now(host)?)?)?;
+        }
+        thread::sleep(POLL);
+    }
+    report(host, &first, &Moment::now(host)?)
+}
+
+fn report(host: &Host, first: &Moment, last: &Moment) -> Result<Report> {
+    let names = TENANTS.map(|(name, _)| name);
+    Report::between(host.device().name(), SCRIPT, &names, first, last)
+}
+
+/// Fails if someone wants us to stop, or if a program has ended.
+fn watch(clients: &mut [Client], interrupt: &Interrupt) -> Result<()> {
+    interrupt.check()?;
+    clients.iter_mut().try_for_each(Client::require_alive)
+}
+
+/// One line for each tenant, rewritten in place on a terminal.
+struct Live {
+    to_stderr: bool,
+    in_place: bool,
+    lines_shown: usize,
+}
+
+impl Live {
+    fn new(to_stderr: bool) -> Self {
+        let in_place =
+            if to_stderr { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
+        Self { to_stderr, in_place, lines_shown: 0 }
+    }
+
+    fn show(&mut self, report: &Report) -> Result<()> {
+        let lines = report.live_lines();
+        let mut text = String::new();
+        if self.in_place && self.lines_shown > 0 {
+            // Up by as many lines as were written, then each line anew.
+            text += &format!("\x1b[{}A", self.lines_shown);
+        }
+        for line in &lines {
+            text += if self.in_place { "\x1b[2K" } else { "" };
+            text += line;
+            text.push('\n');
+        }
+        self.lines_shown = lines.len();
+        if self.to_stderr {
+            std::io::stderr().write_all(text.as_bytes())?;
+        } else {
+            std::io::stdout().write_all(text.as_bytes())?;
+        }
+        Ok(())
+    }
+}

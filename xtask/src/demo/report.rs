@@ -1,0 +1,268 @@
+//! The demo's figures: differences between two moments, as a table and as JSON.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+use simgpu_engine::truth;
+
+use super::Moment;
+use crate::host::{Ps, TenantGpu};
+
+/// Nanoseconds in a second.
+const NS_PER_S: f64 = 1e9;
+/// Parts in a whole, for shares given in parts per million.
+const PPM: f64 = 1e6;
+/// Bytes in a gibibyte.
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// What happened between two moments.
+#[derive(Serialize)]
+pub struct Report {
+    device: &'static str,
+    seconds: f64,
+    /// The part of the time in which both had work running or waiting.
+    gpu_bound_fraction: f64,
+    tenants: Vec<Tenant>,
+    /// The largest distance, in percent points, of a metered share from the true one or of the true one from
+    /// what the tenant is entitled to. Without a record of the truth: of the metered share from the entitled.
+    max_share_error_points: f64,
+}
+
+#[derive(Serialize)]
+struct Tenant {
+    name: String,
+    client: &'static str,
+    entitled_share: f64,
+    metered_share: f64,
+    /// Only a simulated GPU records the truth.
+    true_share: Option<f64>,
+    launches: u64,
+    gpu_s: f64,
+    wait_s: f64,
+    memory_bytes: u64,
+    memory_limit_bytes: Option<u64>,
+}
+
+impl Report {
+    /// The figures of the time between two moments, for these tenants on the first GPU.
+    pub fn between(
+        device: &'static str,
+        client: &'static str,
+        names: &[&str],
+        first: &Moment,
+        last: &Moment,
+    ) -> Result<Self> {
+        let elapsed_ns = last.ps.now_ns.saturating_sub(first.ps.now_ns) as f64;
+        let contended =
+            |ps: &Ps| ps.gpus.first().map(|gpu| gpu.contended_ns).context("the daemon knows no GPU");
+        let contended_ns = contended(&last.ps)?.saturating_sub(contended(&first.ps)?) as f64;
+
+        let mut metered_ns = Vec::new();
+        let mut true_ns = Vec::new();
+        let mut tenants = Vec::new();
+        for &name in names {
+            let of = |ps: &'static str, moment: &Moment| -> Result<TenantGpu> {
+                let found = moment.ps.on_first_gpu(name).map(|(_, gpu)| gpu.clone());
+                found.with_context(|| {
+                    format!("{name} has no session on the GPU at the {ps} of the measurement")
+                })
+            };
+            let (before, after) = (of("beginning", first)?, of("end", last)?);
+            let limit = last.ps.on_first_gpu(name).and_then(|(tenant, _)| tenant.memory_limit_bytes);
+            let gpu_ns = after.gpu_ns.saturating_sub(before.gpu_ns);
+            metered_ns.push(gpu_ns);
+            if let (Some(first_truth), Some(last_truth)) = (&first.truth, &last.truth) {
+                let pids = pids(name, &[&first.ps, &last.ps]);
+                true_ns.push(busy_ns(last_truth, &pids).saturating_sub(busy_ns(first_truth, &pids)));
+            }
+            let launches = |gpu: &TenantGpu| gpu.kernel_launches + gpu.graph_launches;
+            tenants.push(Tenant {
+                name: name.to_owned(),
+                client,
+                entitled_share: after.entitled_ppm as f64 / PPM,
+                metered_share: 0.0,
+                true_share: None,
+                launches: launches(&after).saturating_sub(launches(&before)),
+                gpu_s: gpu_ns as f64 / NS_PER_S,
+                wait_s: after.wait_ns.saturating_sub(before.wait_ns) as f64 / NS_PER_S,
+                memory_bytes: after.memory_bytes,
+                memory_limit_bytes: limit,
+            });
+        }
+        for (tenant, share) in tenants.iter_mut().zip(shares(&metered_ns)) {
+            tenant.metered_share = share;
+        }
+        for (tenant, share) in tenants.iter_mut().zip(shares(&true_ns)) {
+            tenant.true_share = Some(share);
+        }
+        Ok(Self {
+            device,
+            seconds: elapsed_ns / NS_PER_S,
+            gpu_bound_fraction: if elapsed_ns > 0.0 { contended_ns / elapsed_ns } else { 0.0 },
+            max_share_error_points: tenants.iter().map(Tenant::error_points).fold(0.0, f64::max),
+            tenants,
+        })
+    }
+
+    /// One line for each tenant.
+    pub fn live_lines(&self) -> Vec<String> {
+        let line = |tenant: &Tenant| {
+            format!(
+                "{:5.1} s  {:<9} {:5.1} % of the GPU (entitled to {:.0} %)  {:6} launches  {:6.2} s on it  {:6.2} s waiting  {}",
+                self.seconds,
+                tenant.name,
+                tenant.metered_share * 100.0,
+                tenant.entitled_share * 100.0,
+                tenant.launches,
+                tenant.gpu_s,
+                tenant.wait_s,
+                tenant.memory(),
+            )
+        };
+        self.tenants.iter().map(line).collect()
+    }
+}
+
+impl Tenant {
+    fn error_points(&self) -> f64 {
+        let distance = |one: f64, other: f64| (one - other).abs() * 100.0;
+        match self.true_share {
+            Some(truth) => distance(self.metered_share, truth).max(distance(truth, self.entitled_share)),
+            None => distance(self.metered_share, self.entitled_share),
+        }
+    }
+
+    fn memory(&self) -> String {
+        let used = self.memory_bytes as f64 / GIB;
+        match self.memory_limit_bytes {
+            Some(limit) => format!("{used:.2} of {:.2} GiB", limit as f64 / GIB),
+            None => format!("{used:.2} GiB"),
+        }
+    }
+}
+
+/// The processes of a tenant, as any of the moments knew them.
+fn pids(name: &str, moments: &[&Ps]) -> BTreeSet<u32> {
+    let sessions = moments.iter().filter_map(|ps| Some(&ps.on_first_gpu(name)?.0.sessions));
+    sessions.flatten().map(|session| session.pid).collect()
+}
+
+/// GPU time that these processes have had of the first GPU.
+fn busy_ns(truth: &truth::Snapshot, pids: &BTreeSet<u32>) -> u64 {
+    let theirs = truth.processes.iter().filter(|process| pids.contains(&process.pid));
+    theirs.filter_map(|process| process.gpus.first()).map(|gpu| gpu.busy_ns).sum()
+}
+
+/// Each one's part of the sum; of nothing, nobody has a part.
+fn shares(ns: &[u64]) -> Vec<f64> {
+    let sum = ns.iter().sum::<u64>() as f64;
+    ns.iter().map(|&ns| if sum > 0.0 { ns as f64 / sum } else { 0.0 }).collect()
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "\n{} GPU, {:.1} s, both tenants had work for {:.1} % of the time\n",
+            self.device,
+            self.seconds,
+            self.gpu_bound_fraction * 100.0
+        )?;
+        writeln!(
+            f,
+            "{:<10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}  memory",
+            "tenant", "entitled", "metered", "truth", "launches", "GPU s", "waited s"
+        )?;
+        for tenant in &self.tenants {
+            let percent = |share: f64| format!("{:.1} %", share * 100.0);
+            writeln!(
+                f,
+                "{:<10} {:>9} {:>9} {:>9} {:>9} {:>9.2} {:>9.2}  {}",
+                tenant.name,
+                percent(tenant.entitled_share),
+                percent(tenant.metered_share),
+                tenant.true_share.map_or_else(|| "unknown".to_owned(), percent),
+                tenant.launches,
+                tenant.gpu_s,
+                tenant.wait_s,
+                tenant.memory()
+            )?;
+        }
+        write!(f, "\nlargest error of a share: {:.2} points", self.max_share_error_points)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::{self, Gpu, Session};
+
+    /// A moment at which tenant `a` (process 1) and `b` (process 2) have had this much, metered and true.
+    fn moment(now_ns: u64, contended_ns: u64, metered: [u64; 2], truth: Option<[u64; 2]>) -> Moment {
+        let tenant = |index: usize, name: &str, entitled_ppm| host::Tenant {
+            name: name.into(),
+            memory_limit_bytes: Some(1 << 30),
+            gpus: vec![TenantGpu {
+                gpu: 0,
+                entitled_ppm,
+                gpu_ns: metered[index],
+                wait_ns: now_ns / 10,
+                kernel_launches: now_ns / 1000,
+                graph_launches: 1,
+                memory_bytes: 1 << 29,
+            }],
+            sessions: vec![Session { pid: u32::try_from(index).unwrap() + 1 }],
+        };
+        let process = |pid: u32, busy_ns| truth::Process {
+            pid,
+            start_time: 0,
+            comm: "python".into(),
+            alive: true,
+            gpus: vec![truth::ProcessGpu { busy_ns, ..Default::default() }],
+        };
+        Moment {
+            ps: Ps {
+                now_ns,
+                gpus: vec![Gpu { uuid: String::new(), contended_ns }],
+                tenants: vec![tenant(0, "a", 700_000), tenant(1, "b", 300_000)],
+            },
+            truth: truth.map(|[a, b]| truth::Snapshot {
+                at_ns: now_ns,
+                gpus: Vec::new(),
+                processes: vec![process(1, a), process(2, b), process(3, 1 << 40)],
+            }),
+        }
+    }
+
+    #[test]
+    fn shares_are_of_what_happened_between_the_moments() {
+        let first = moment(1_000, 500, [1_000, 9_000], Some([5_000, 5_000]));
+        let last = moment(2_001_000, 1_900_500, [1_001_000, 1_009_000], Some([1_365_000, 645_000]));
+        let report = Report::between("simulated", "c", &["a", "b"], &first, &last).unwrap();
+        assert!((report.gpu_bound_fraction - 0.95).abs() < 1e-9);
+        let [a, b] = &report.tenants[..] else { panic!("two tenants") };
+        assert!((a.metered_share - 0.5).abs() < 1e-9 && (b.metered_share - 0.5).abs() < 1e-9);
+        assert!((a.true_share.unwrap() - 0.68).abs() < 1e-9, "processes of nobody do not count");
+        assert_eq!(a.launches, 2000);
+        // The meter is 18 points from the truth; the truth is 2 from what a is entitled to.
+        assert!((report.max_share_error_points - 18.0).abs() < 1e-9, "{}", report.max_share_error_points);
+    }
+
+    #[test]
+    fn without_a_record_the_error_is_between_meter_and_entitlement() {
+        let (first, last) = (moment(0, 0, [0, 0], None), moment(1_000, 1_000, [650, 350], None));
+        let report = Report::between("real", "c", &["a", "b"], &first, &last).unwrap();
+        assert!((report.max_share_error_points - 5.0).abs() < 1e-9);
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["tenants"][0]["true_share"], serde_json::Value::Null);
+        assert_eq!(json["device"], "real");
+    }
+
+    #[test]
+    fn a_tenant_that_is_not_there_is_an_error() {
+        let one = moment(0, 0, [0, 0], None);
+        assert!(Report::between("real", "c", &["a", "nobody"], &one, &one).is_err());
+    }
+}

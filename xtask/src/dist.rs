@@ -1,0 +1,91 @@
+//! `cargo xtask dist`: what is given to users, built to run on old distributions.
+//!
+//! The linker is zig's (from PyPI, driven by cargo-zigbuild): it links against the symbol versions of a chosen
+//! glibc, whatever the build machine has.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{build, command, elf, venv};
+
+/// Built against this glibc: older than any distribution that current drivers support.
+const TARGET: &str = "x86_64-unknown-linux-gnu.2.17";
+/// The newest glibc that the product may need: RHEL 8's.
+const NEWEST_GLIBC: (u32, u32) = (2, 28);
+/// What the whole product may weigh.
+const SIZE_LIMIT_BYTES: u64 = 64 << 20;
+/// The linker.
+const ZIG: &str = "ziglang==0.15.2";
+/// Its driver.
+const ZIGBUILD_VERSION: &str = "0.24.1";
+
+/// Builds `dist/` and checks it.
+pub fn run() -> Result<()> {
+    let dist = crate::workspace().join("dist");
+    let zig = venv::with_package("zig", ZIG)?;
+    let tools = build::target().join("tools");
+    let zigbuild = tools.join("bin/cargo-zigbuild");
+    if !command::output(std::process::Command::new(&zigbuild).arg("--version"))
+        .is_ok_and(|version| version.trim().ends_with(ZIGBUILD_VERSION))
+    {
+        let mut install = build::cargo();
+        install
+            .args([
+                "install",
+                "--locked",
+                "--no-default-features",
+                "--version",
+                ZIGBUILD_VERSION,
+                "cargo-zigbuild",
+                "--root",
+            ])
+            .arg(&tools);
+        command::run(&mut install)?;
+    }
+
+    let folder = build::target().join("dist");
+    let mut cargo = std::process::Command::new(&zigbuild);
+    cargo
+        .current_dir(crate::workspace())
+        .args(["zigbuild", "--release", "--target", TARGET, "--target-dir"])
+        .arg(&folder)
+        .env("CARGO_ZIGBUILD_PYTHON_PATH", zig.python())
+        .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "none");
+    for package in build::PRODUCT.iter().chain(build::SIMGPU) {
+        cargo.args(["--package", package]);
+    }
+    command::run(&mut cargo)?;
+    let built = folder.join("x86_64-unknown-linux-gnu/release");
+    build::lay_out(&built, &dist)?;
+    build::lay_out_simgpu(&built, &dist.join("simgpu"))?;
+    println!("{}", check(&dist)?);
+    Ok(())
+}
+
+/// Requires of the product in `dist` what users' machines require; describes it.
+fn check(dist: &Path) -> Result<String> {
+    let mut lines = Vec::new();
+    let mut total_bytes = 0;
+    for name in ["libdeepres.so", "deepres"] {
+        let path = dist.join(name);
+        let image = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let (major, minor) = elf::newest_glibc(&image).with_context(|| path.display().to_string())?;
+        if (major, minor) > NEWEST_GLIBC {
+            bail!(
+                "{} needs GLIBC_{major}.{minor}, newer than {}.{}",
+                path.display(),
+                NEWEST_GLIBC.0,
+                NEWEST_GLIBC.1
+            );
+        }
+        total_bytes += image.len() as u64;
+        lines.push(format!("{}: {} KiB, needs GLIBC_{major}.{minor}", path.display(), image.len() >> 10));
+    }
+    if total_bytes > SIZE_LIMIT_BYTES {
+        bail!("the product in {} has {total_bytes} bytes, more than {SIZE_LIMIT_BYTES}", dist.display());
+    }
+    Ok(lines.join("\n"))
+}

@@ -1,0 +1,198 @@
+//! A host of our own for demo and benchmarks: a daemon in a temporary directory over a simulated GPU, or the real one.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+
+use crate::build::Artefacts;
+use crate::command;
+use crate::process::{Interrupt, Running, ended};
+
+/// How long the daemon may take until it answers.
+const START_LIMIT: Duration = Duration::from_secs(10);
+/// How often it is asked meanwhile.
+const START_POLL: Duration = Duration::from_millis(50);
+
+/// The GPU that work runs on.
+pub enum Device {
+    /// Ours, with this configuration.
+    Simulated { config: Option<PathBuf> },
+    /// The machine's, through NVIDIA's driver.
+    Real,
+}
+
+impl Device {
+    /// The machine's GPU if it has one that works, else a simulated one.
+    pub fn of_this_machine(config: PathBuf) -> Self {
+        if Path::new("/dev/nvidia0").exists() && driver_is_installed() {
+            Self::Real
+        } else {
+            Self::Simulated { config: Some(config) }
+        }
+    }
+
+    /// Its name in reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Simulated { .. } => "simulated",
+            Self::Real => "real",
+        }
+    }
+}
+
+fn driver_is_installed() -> bool {
+    let mut known = Command::new("ldconfig");
+    known.arg("-p").stderr(Stdio::null());
+    command::output(&mut known).is_ok_and(|libraries| libraries.contains("libcuda.so.1"))
+}
+
+/// A daemon and where it lives; dropping it ends the daemon and removes the directory.
+pub struct Host {
+    // Fields drop in this order: first the daemon, then its directory.
+    daemon: Running,
+    directory: tempfile::TempDir,
+    device: Device,
+    deepres: PathBuf,
+    simgpu: PathBuf,
+}
+
+impl Host {
+    /// Starts a daemon and waits until it answers.
+    pub fn start(artefacts: &Artefacts, device: Device, interrupt: &Interrupt) -> Result<Self> {
+        let directory = tempfile::Builder::new()
+            .prefix("deepres-xtask-")
+            .tempdir()
+            .context("cannot create a temporary directory")?;
+        let mut command = Command::new(artefacts.deepres());
+        command.arg("daemon").stdin(Stdio::null()).stdout(Stdio::null());
+        environment(&mut command, directory.path(), &device, &artefacts.simgpu(), &[]);
+        let daemon = Running::start(&mut command)?;
+        let mut host =
+            Self { daemon, directory, device, deepres: artefacts.deepres(), simgpu: artefacts.simgpu() };
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            interrupt.check()?;
+            if host.answers() {
+                return Ok(host);
+            }
+            if let Some(status) = host.daemon.exited()? {
+                bail!("the daemon {} before it answered: {}", ended(status), host.daemon.shown());
+            }
+            if Instant::now() > deadline {
+                bail!("the daemon did not answer within {START_LIMIT:?}: {}", host.daemon.shown());
+            }
+            thread::sleep(START_POLL);
+        }
+    }
+
+    /// The GPU that its tenants share.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Where the simulated GPU's state lies.
+    pub fn simgpu_state(&self) -> PathBuf {
+        simgpu_state(self.directory.path())
+    }
+
+    /// `deepres …` on this host; its clients look for libraries in `folders` first.
+    pub fn deepres(&self, folders: &[&Path]) -> Command {
+        let mut command = Command::new(&self.deepres);
+        environment(&mut command, self.directory.path(), &self.device, &self.simgpu, folders);
+        command
+    }
+
+    /// What `deepres ps` tells.
+    pub fn ps(&self) -> Result<Ps> {
+        let mut command = self.deepres(&[]);
+        let text = command::output(command.args(["ps", "--json"]))?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("not understood: {}: {text}", command::shown(&command)))
+    }
+
+    fn answers(&self) -> bool {
+        let mut command = self.deepres(&[]);
+        command.args(["ps", "--json"]).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    }
+}
+
+fn simgpu_state(directory: &Path) -> PathBuf {
+    directory.join("simgpu")
+}
+
+fn environment(command: &mut Command, directory: &Path, device: &Device, simgpu: &Path, folders: &[&Path]) {
+    let mut library_path: Vec<PathBuf> = folders.iter().map(|folder| (*folder).to_owned()).collect();
+    command.env("DEEPRES_DIR", directory);
+    match device {
+        Device::Simulated { config } => {
+            library_path.push(simgpu.to_owned());
+            command.env("SIMGPU_STATE", simgpu_state(directory));
+            if let Some(config) = config {
+                command.env("SIMGPU_CONFIG", config);
+            }
+        }
+        Device::Real => {
+            library_path.extend(env::split_paths(&env::var_os("LD_LIBRARY_PATH").unwrap_or_default()))
+        }
+    }
+    // Folders of ours hold no colon.
+    command.env("LD_LIBRARY_PATH", env::join_paths(&library_path).unwrap_or_else(|_| OsString::new()));
+}
+
+/// The parts of `deepres ps --json` that tasks read.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Ps {
+    pub now_ns: u64,
+    pub gpus: Vec<Gpu>,
+    pub tenants: Vec<Tenant>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Gpu {
+    pub uuid: String,
+    /// Time in which at least two tenants had work running or waiting.
+    pub contended_ns: u64,
+}
+
+/// One tenant.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Tenant {
+    pub name: String,
+    pub memory_limit_bytes: Option<u64>,
+    pub gpus: Vec<TenantGpu>,
+    pub sessions: Vec<Session>,
+}
+
+/// What a tenant had of one GPU since it came.
+#[derive(Clone, Debug, Deserialize)]
+pub struct TenantGpu {
+    pub gpu: usize,
+    pub entitled_ppm: u64,
+    pub gpu_ns: u64,
+    pub wait_ns: u64,
+    pub kernel_launches: u64,
+    pub graph_launches: u64,
+    pub memory_bytes: u64,
+}
+
+/// One process of a tenant.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Session {
+    pub pid: u32,
+}
+
+impl Ps {
+    /// The tenant of this name and what it had of GPU 0, once it has a session there.
+    pub fn on_first_gpu(&self, name: &str) -> Option<(&Tenant, &TenantGpu)> {
+        let tenant = self.tenants.iter().find(|tenant| tenant.name == name)?;
+        Some((tenant, tenant.gpus.iter().find(|gpu| gpu.gpu == 0)?))
+    }
+}

@@ -1,0 +1,171 @@
+//! `cargo xtask test`: everything that has to hold, in one command.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{build, codegen, command, dist, venv};
+
+/// Options of `cargo xtask test`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Run only tests whose name contains this, and no other checks.
+    #[arg(long, value_name = "NAME")]
+    filter: Option<String>,
+}
+
+/// What has been run so far.
+#[derive(Default)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    /// What failed, as a command that repeats it.
+    failures: Vec<String>,
+}
+
+impl Tally {
+    /// A check that is not made of tests counts as one.
+    fn check(&mut self, what: &str, outcome: Result<()>) {
+        match outcome {
+            Ok(()) => self.passed += 1,
+            Err(error) => {
+                self.failed += 1;
+                self.failures.push(format!("{what}: {error:#}"));
+            }
+        }
+    }
+
+    /// Runs `cargo test …` and adds up what its harnesses report.
+    fn tests(&mut self, cargo: &mut Command) -> Result<()> {
+        heading(&command::shown(cargo));
+        let (status, output) = command::teed(cargo)?;
+        let (passed, failed) =
+            output.lines().filter_map(counts).fold((0, 0), |(passed, failed), (more_passed, more_failed)| {
+                (passed + more_passed, failed + more_failed)
+            });
+        self.passed += passed;
+        self.failed += failed;
+        if !status.success() {
+            // A harness that was killed, or that never compiled, reports no failures of its own.
+            self.failed += u64::from(failed == 0);
+            self.failures.push(format!("failed ({status}): {}", command::shown(cargo)));
+        }
+        Ok(())
+    }
+}
+
+/// `test result: FAILED. 3 passed; 1 failed; 0 ignored; …` → (3, 1).
+fn counts(line: &str) -> Option<(u64, u64)> {
+    let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    let count = |name: &str| {
+        let field = counts.split(';').find(|field| field.trim_end().ends_with(name))?;
+        field.trim().strip_suffix(name)?.trim().parse().ok()
+    };
+    Some((count("passed")?, count("failed")?))
+}
+
+fn heading(text: &str) {
+    eprintln!("\n== {text}");
+}
+
+/// Installs what the tests need, runs them, and prints `N passed, N failed` as its last line.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    install_needs()?;
+    let mut tally = Tally::default();
+    let venv = venv::prepare()?;
+
+    if options.filter.is_none() {
+        for check in [
+            &["fmt", "--all", "--check"][..],
+            &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
+        ] {
+            let mut cargo = build::cargo();
+            cargo.args(check);
+            heading(&command::shown(&cargo));
+            tally.check("style", command::run(&mut cargo));
+        }
+        heading("cargo xtask codegen --check");
+        tally.check("cargo xtask codegen --check", codegen::run(&codegen::Options { check: true }));
+    }
+
+    let mut units = build::cargo();
+    units.args(["test", "--workspace", "--exclude", END_TO_END]);
+    tally.tests(filtered(&mut units, options))?;
+
+    let mut models = build::cargo();
+    models
+        .args(["test", "--release", "--package", "deepres-abi", "--test", "loom", "--target-dir"])
+        .arg(build::target().join("loom"))
+        .env("RUSTFLAGS", "--cfg loom");
+    tally.tests(filtered(&mut models, options))?;
+
+    heading("end-to-end tests");
+    let artefacts = build::artefacts()?;
+    let mut end_to_end = build::cargo();
+    end_to_end
+        .args(["test", "--package", END_TO_END])
+        .env("DEEPRES_ARTEFACTS", artefacts.folder())
+        .env("DEEPRES_VENV", venv.folder());
+    tally.tests(filtered(&mut end_to_end, options))?;
+
+    if options.filter.is_none() {
+        heading("cargo xtask dist");
+        tally.check("cargo xtask dist", dist::run());
+    }
+
+    eprintln!();
+    for failure in &tally.failures {
+        eprintln!("{failure}");
+    }
+    println!("{} passed, {} failed", tally.passed, tally.failed);
+    Ok(if tally.failures.is_empty() && tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The package whose tests need built artefacts and Python clients.
+const END_TO_END: &str = "deepres-e2e";
+
+fn filtered<'c>(cargo: &'c mut Command, options: &Options) -> &'c mut Command {
+    cargo.arg("--no-fail-fast").args(&options.filter)
+}
+
+/// What a machine with a Rust toolchain may still lack. A C compiler is not on the list: rustc links with it.
+fn install_needs() -> Result<()> {
+    if venv::can_create() {
+        return Ok(());
+    }
+    if !rustix::process::geteuid().is_root() {
+        bail!("Python 3 with its venv module is needed: apt-get install python3-venv");
+    }
+    let mut update = Command::new("apt-get");
+    command::run(update.arg("update")).context("the tests need python3-venv")?;
+    let mut install = Command::new("apt-get");
+    install.args(["install", "--yes", "--no-install-recommends", "python3", "python3-venv"]);
+    command::run(install.env("DEBIAN_FRONTEND", "noninteractive"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_come_from_result_lines_alone() {
+        let line = "test result: FAILED. 3 passed; 12 failed; 1 ignored; 0 measured; 2 filtered out; finished in 0.00s";
+        assert_eq!(counts(line), Some((3, 12)));
+        assert_eq!(counts("test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured"), Some((0, 0)));
+        assert_eq!(counts("test driver::tests::result ... ok"), None);
+        assert_eq!(counts("running 3 tests"), None);
+    }
+
+    #[test]
+    fn a_killed_harness_counts_as_a_failure() {
+        let mut tally = Tally::default();
+        tally
+            .tests(
+                Command::new("sh")
+                    .args(["-c", "echo 'test result: ok. 2 passed; 0 failed; 0 ignored'; exit 3"]),
+            )
+            .unwrap();
+        assert_eq!((tally.passed, tally.failed, tally.failures.len()), (2, 1, 1));
+        assert!(tally.failures[0].contains("exit 3"), "{}", tally.failures[0]);
+    }
+}
