@@ -34,12 +34,9 @@ impl Venv {
             })
         };
         // lib/python3.X/site-packages/nvidia/TOOLKIT/lib
-        let mut folders = children(&self.folder.join("lib"));
-        for inner in ["site-packages/nvidia"] {
-            folders = folders.iter().flat_map(|folder| children(&folder.join(inner))).collect();
-        }
-        folders
-            .into_iter()
+        children(&self.folder.join("lib"))
+            .iter()
+            .flat_map(|python| children(&python.join("site-packages/nvidia")))
             .map(|toolkit| toolkit.join("lib"))
             .find(|folder| holds_nvrtc(folder))
             .with_context(|| {

@@ -7,7 +7,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use simgpu_engine::truth;
 
 use self::client::Client;
