@@ -69,3 +69,10 @@ pub enum Error {
     #[error("this process was forked from the one that uses the GPU; CUDA cannot be used in it")]
     Forked,
 }
+
+impl Error {
+    /// Whether a file that was needed does not exist.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}

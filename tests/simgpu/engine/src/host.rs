@@ -1,6 +1,20 @@
 //! What a process does with the virtual GPUs.
 
-use crate::{Clock, Config, ContextId, Error, EventId, EventStatus, StreamId, Ticket, WaitPolicy, Work};
+use crate::{
+    Clock, Config, ContextId, Error, EventId, EventStatus, MAX_GPUS, OutOfMemory, StreamId, Ticket,
+    WaitPolicy, Work,
+    config::ALL_SMS_PPM,
+    guard::{Census, Guard},
+    journal::{Memory, Overlay},
+    layout::{
+        Context, Event, FreeList, MAX_CONTEXTS, MAX_EVENTS, MAX_STREAMS, NEVER, RING, Stream, TICKS_PER_NS,
+        Word, item_kind, pack, unpack,
+    },
+    liveness::{self, ProcessLock},
+    shared::{self, Shared},
+    sim::{self, NewItem, Prediction},
+    wait,
+};
 use std::path::PathBuf;
 
 /// How to attach to a host.
@@ -8,9 +22,9 @@ use std::path::PathBuf;
 pub struct Options {
     /// The state directory; `None`: `SIMGPU_STATE`, else `/dev/shm/simgpu-UID`.
     pub state_dir: Option<PathBuf>,
-    /// What the GPUs are like if this process is the one that creates the state; `None`: the file that `SIMGPU_CONFIG`
-    /// names, else the default. A state that exists keeps the configuration it was created with.
-    pub config: Option<Config>,
+    /// What the GPUs are like if this process is the one that creates the state, in the form of the configuration file; `None`: the
+    /// file that `SIMGPU_CONFIG` names, else the default. A state that exists keeps the configuration it was created with.
+    pub config_toml: Option<String>,
     /// The clock. Anything but the default is for tests.
     pub clock: Clock,
 }
@@ -24,17 +38,19 @@ pub struct MemoryInfo {
     pub used_bytes: u64,
 }
 
+/// How far a wait looks ahead at once. A look of this length takes some tens of microseconds.
+const LOOK_AHEAD_EVENTS: usize = 256;
+
 /// This process's access to the virtual GPUs. Attach once and share it; every method may be called by any thread.
 #[derive(Debug)]
 pub struct Host {
-    config: Config,
+    process: ProcessLock,
+    shared: Shared,
+    clock: Clock,
+    /// [`liveness::forks`] at the time of attaching.
+    forks: u32,
 }
 
-#[expect(
-    unused_variables,
-    clippy::unused_self,
-    reason = "the signatures land first, the bodies within the hour"
-)]
 impl Host {
     /// Attaches by the environment.
     pub fn attach() -> Result<Self, Error> {
@@ -43,22 +59,36 @@ impl Host {
 
     /// Attaches; creates the state if there is none.
     pub fn attach_with(options: Options) -> Result<Self, Error> {
-        unimplemented!()
+        let shared = shared::open_or_create(&options)?;
+        let clock = options.clock;
+        let dir = options.state_dir.unwrap_or_else(shared::default_dir);
+        let process = {
+            let mut guard = Guard::lock(&shared, &clock, None, Census::Now);
+            let state = guard.state();
+            let number = liveness::free_number(&*guard, state)?;
+            // On a description of its own: `shared.alive` asks, and must be answered about this process too.
+            let process = ProcessLock::take(shared::open_alive(&dir)?, number)?;
+            liveness::enter(&mut *guard, state, number);
+            process
+        };
+        Ok(Self { process, shared, clock, forks: liveness::forks() })
     }
 
-    /// True in a forked child of the process that attached: nothing but `drop` may be done with this value there.
+    /// True in a forked child of the process that attached. Nothing can be done there: calls that can fail do, the others do nothing
+    /// and call everything complete.
+    #[inline]
     pub fn is_forked(&self) -> bool {
-        unimplemented!()
+        self.forks != liveness::forks()
     }
 
     /// What the GPUs are like.
     pub fn config(&self) -> &Config {
-        &self.config
+        &self.shared.config
     }
 
     /// How many GPUs there are.
     pub fn gpu_count(&self) -> usize {
-        unimplemented!()
+        self.shared.config.gpus
     }
 
     /// The UUID of a GPU. It follows from the state directory's path, so two states never share one.
@@ -66,126 +96,445 @@ impl Host {
     /// # Panics
     /// If there is no such GPU.
     pub fn uuid(&self, gpu: usize) -> [u8; 16] {
-        unimplemented!()
+        assert!(gpu < self.gpu_count(), "no GPU {gpu}");
+        shared::uuid(&self.shared.state, gpu)
     }
 
     /// The present time of the host's clock, in which all times here are given.
+    #[inline]
     pub fn now_ns(&self) -> u64 {
-        unimplemented!()
+        self.clock.now_ns()
     }
 
-    /// Creates a context and charges its overhead ([`Config::context_overhead_bytes`]) to the GPU's memory.
+    #[inline]
+    fn enter(&self) -> Result<Guard<'_>, Error> {
+        if self.is_forked() {
+            return Err(Error::Forked);
+        }
+        Ok(Guard::lock(&self.shared, &self.clock, Some(self.process.number), Census::WhenDue))
+    }
+
+    /// Creates a context and charges its overhead (`context_overhead_bytes`) to the GPU's memory.
     pub fn create_context(&self, gpu: usize) -> Result<ContextId, Error> {
-        unimplemented!()
+        let count = self.gpu_count();
+        if gpu >= count {
+            return Err(Error::NoSuchGpu { gpu, count });
+        }
+        let mut guard = self.enter()?;
+        let state = guard.state();
+        let index = new_slot(&mut guard, &state.header.contexts, "context", MAX_CONTEXTS, |index| {
+            &state.contexts[index].next_free
+        })?;
+        let context = &state.contexts[index];
+        let generation = next_generation(&mut guard, &context.generation);
+        guard.put(&context.process, self.process.number as u64 + 1);
+        guard.put(&context.gpu, gpu as u64);
+        guard.put(&context.ready_ns, NEVER);
+        guard.put(&context.first_stream, 0);
+        guard.put(&context.last_stream, 0);
+        guard.put(&context.memory_bytes, 0);
+        guard.add(&state.processes[self.process.number].gpus[gpu].contexts, 1);
+        self.take_memory(&mut guard, index, gpu, self.shared.config.context_overhead_bytes)?;
+        guard.commit();
+        Ok(ContextId { index: index as u32, generation })
+    }
+
+    fn take_memory(
+        &self,
+        guard: &mut Guard<'_>,
+        context: usize,
+        gpu: usize,
+        bytes: u64,
+    ) -> Result<(), OutOfMemory> {
+        let (state, config) = (guard.state(), &self.shared.config);
+        sim::take_memory(&mut **guard, state, config, context, bytes).map_err(|free_bytes| {
+            guard.abort();
+            OutOfMemory { gpu, requested_bytes: bytes, free_bytes, total_bytes: config.memory_bytes }
+        })
     }
 
     /// Drops a context with its streams, the work in them and its memory. Work that was running stops.
     pub fn destroy_context(&self, context: ContextId) {
-        unimplemented!()
+        let Ok(mut guard) = self.enter() else { return };
+        let (state, now_ns) = (guard.state(), guard.now_ns());
+        if live_context(&guard, context).is_some() {
+            sim::drop_context(&mut *guard, state, context.index as usize, now_ns);
+            self.announce(guard);
+        }
+    }
+
+    /// Tells threads that wait for the unforeseeable to look again, and lets the state go.
+    fn announce(&self, mut guard: Guard<'_>) {
+        let header = &guard.state().header;
+        guard.add(&header.unforeseen, 1);
+        guard.commit();
+        drop(guard);
+        wait::wake_all(&header.unforeseen, &header.unforeseen_waiters);
     }
 
     /// Creates a stream.
     pub fn create_stream(&self, context: ContextId) -> Result<StreamId, Error> {
-        unimplemented!()
+        let mut guard = self.enter()?;
+        let state = guard.state();
+        live_context(&guard, context).ok_or(Error::Gone("context"))?;
+        let index = new_slot(&mut guard, &state.header.streams, "stream", MAX_STREAMS, |index| {
+            &state.streams[index].next_free
+        })?;
+        let stream = &state.streams[index];
+        let generation = next_generation(&mut guard, &stream.generation);
+        guard.put(&stream.context, u64::from(context.index) + 1);
+        for word in [&stream.closing, &stream.submitted, &stream.completed, &stream.head_sequence] {
+            guard.put(word, 0);
+        }
+        guard.commit();
+        Ok(StreamId { index: index as u32, generation })
     }
 
     /// Destroys a stream. The work in it still runs; its tickets stay valid until it has.
     pub fn destroy_stream(&self, stream: StreamId) {
-        unimplemented!()
+        let Ok(mut guard) = self.enter() else { return };
+        let state = guard.state();
+        if open_stream(&guard, stream).is_ok() {
+            sim::close_stream(&mut *guard, state, stream.index as usize);
+        }
     }
 
     /// Puts work into a stream, to start after everything before it in the stream, after all of `after` and not sooner than the
-    /// launch latency from now. Blocks while the stream's queue is full ([`Config::queue_depth`]).
+    /// launch latency from now. Blocks while the stream's queue is full (`queue_depth`).
     ///
     /// Each ticket of `after` that is neither of this stream nor complete takes one more place in the queue. They may be of any
     /// stream of the host, other contexts, GPUs and processes included.
     pub fn submit(&self, stream: StreamId, work: Work, after: &[Ticket]) -> Result<Ticket, Error> {
-        unimplemented!()
+        self.submit_all(stream, std::slice::from_ref(&work), after)
     }
 
     /// Puts several items into a stream in one go, all with one launch latency (a graph launch); answers the last one's ticket.
     /// May hold more items than the queue is deep; then it blocks like the single submissions would.
     pub fn submit_all(&self, stream: StreamId, work: &[Work], after: &[Ticket]) -> Result<Ticket, Error> {
-        unimplemented!()
+        let (mut work, mut after) = (work, after);
+        let mut eligible_ns = None;
+        loop {
+            let mut room = self.room(stream)?;
+            let (state, index) = (room.guard.state(), stream.index as usize);
+            let eligible_ns =
+                *eligible_ns.get_or_insert(room.guard.now_ns() + self.shared.config.launch_latency_ns);
+            while room.places > 0 {
+                let new = if let Some((first, rest)) = after.split_first() {
+                    after = rest;
+                    let target = target(*first);
+                    if first.stream == stream || sim::is_complete(&*room.guard, state, target) {
+                        continue;
+                    }
+                    sim::wait_item(&*room.guard, state, room.context, target)
+                } else if let Some((first, rest)) = work.split_first() {
+                    work = rest;
+                    self.new_item(*first)
+                } else {
+                    break;
+                };
+                sim::append(&mut *room.guard, state, index, new, eligible_ns);
+                room.guard.commit();
+                room.places -= 1;
+            }
+            if after.is_empty() && work.is_empty() {
+                return Ok(Ticket { stream, sequence: state.streams[index].submitted.load() });
+            }
+        }
+    }
+
+    fn new_item(&self, work: Work) -> NewItem {
+        let config = &self.shared.config;
+        let (kind, ns, a, b) = match work {
+            Work::Kernel { duration_ns, sm_ppm, kernels } => {
+                let overhead_ns = config.launch_overhead_ns.saturating_mul(kernels.into());
+                let sm_ppm = sm_ppm.clamp(1, ALL_SMS_PPM);
+                (item_kind::KERNEL, duration_ns.saturating_add(overhead_ns), sm_ppm.into(), kernels.into())
+            }
+            Work::Copy { kind, bytes } => (item_kind::COPY, config.copy_ns(kind, bytes), kind as u64, 0),
+            Work::HostWait => (item_kind::HOST_WAIT, 0, 0, 0),
+            Work::Marker => (item_kind::MARKER, 0, 0, 0),
+        };
+        NewItem { kind, ticks: ns.saturating_mul(TICKS_PER_NS), a, b }
+    }
+
+    /// Waits until the stream has a free place.
+    fn room(&self, stream: StreamId) -> Result<Room<'_>, Error> {
+        loop {
+            let guard = self.enter()?;
+            let found = open_stream(&guard, stream)?;
+            let completed = found.completed.load();
+            let queued = found.submitted.load() - completed;
+            let places = u64::from(self.shared.config.queue_depth).saturating_sub(queued);
+            if places > 0 {
+                let context = found.context.load() as usize - 1;
+                return Ok(Room { guard, places, context });
+            }
+            drop(guard);
+            self.wait(Ticket { stream, sequence: completed + 1 }, WaitPolicy::Auto);
+        }
     }
 
     /// Makes everything submitted to `stream` from now on wait for the tickets (cuStreamWaitEvent, the legacy default stream).
     pub fn wait_in_stream(&self, stream: StreamId, after: &[Ticket]) -> Result<(), Error> {
-        unimplemented!()
+        self.submit_all(stream, &[], after).map(|_| ())
     }
 
     /// Lets a stream go on past a [`Work::HostWait`]. May be called before the stream has come to it, and more than once.
     pub fn release(&self, ticket: Ticket) {
-        unimplemented!()
+        let Ok(mut guard) = self.enter() else { return };
+        let (state, index) = (guard.state(), ticket.stream.index as usize);
+        let Some(stream) = state.live_stream(ticket.stream.index, ticket.stream.generation) else { return };
+        let completed = stream.completed.load();
+        if ticket.sequence <= completed || ticket.sequence > stream.submitted.load() {
+            return;
+        }
+        let item = state.item(index, ticket.sequence);
+        if item.kind.load() & item_kind::MASK != item_kind::HOST_WAIT || item.released_ns.load() != 0 {
+            return;
+        }
+        // 0 means "not released".
+        let now_ns = guard.now_ns().max(1);
+        guard.put(&item.released_ns, now_ns);
+        if ticket.sequence == completed + 1 {
+            sim::wake_context_of(&mut *guard, state, index);
+        }
+        guard.commit();
+        self.announce(guard);
     }
 
     /// The ticket of the item submitted last to the stream (sequence 0 if there was none).
+    #[inline]
     pub fn last_ticket(&self, stream: StreamId) -> Ticket {
-        unimplemented!()
+        let found = self.shared.state.live_stream(stream.index, stream.generation);
+        Ticket { stream, sequence: found.map_or(0, |found| found.submitted.load()) }
     }
 
-    /// When the item completed; `None` if it has not yet. The time is the analytic one. It is kept for the last
-    /// [`Config::queue_depth`] items of the stream; for older items, and for streams and contexts that are gone, the
-    /// answer is 0 (complete, time forgotten). Keep times in events.
+    /// When the item completed; `None` if it has not yet. The time is the analytic one. It is kept for the last 1024 items of
+    /// the stream; for older items, and for streams and contexts that are gone, the answer is 0 (complete, time forgotten).
+    /// Keep times in events.
+    #[inline]
     pub fn query(&self, ticket: Ticket) -> Option<u64> {
-        unimplemented!()
+        self.look(|| self.peek(ticket)).unwrap_or(Some(0))
+    }
+
+    /// What `peek` sees, after working the state out if that may make a difference.
+    #[inline]
+    fn look<T>(&self, peek: impl Fn() -> Option<T>) -> Result<Option<T>, Error> {
+        if let Some(seen) = peek() {
+            return Ok(Some(seen));
+        }
+        let header = &self.shared.state.header;
+        let due_ns = header.next_event_ns.load().min(header.liveness_ns.load() + liveness::INTERVAL_NS);
+        if due_ns <= self.clock.now_ns() || self.is_forked() {
+            drop(self.enter()?);
+            return Ok(peek());
+        }
+        Ok(None)
+    }
+
+    /// [`Host::query`] of the state as it was worked out last.
+    fn peek(&self, ticket: Ticket) -> Option<u64> {
+        const FORGOTTEN: Option<u64> = Some(0);
+        let (state, Ticket { stream, sequence }) = (&self.shared.state, ticket);
+        let Some(found) = state.live_stream(stream.index, stream.generation) else { return FORGOTTEN };
+        if sequence == 0 {
+            return FORGOTTEN;
+        }
+        if found.completed.load() < sequence {
+            // The slot may have become another stream's between the two looks.
+            return if state.live_stream(stream.index, stream.generation).is_some() {
+                None
+            } else {
+                FORGOTTEN
+            };
+        }
+        let at_ns = state.item(stream.index as usize, sequence).completed_ns.load();
+        // The place is used again by the item that comes a ring later, and not before that one is submitted.
+        let kept = found.submitted.load() < sequence + RING as u64;
+        if kept && state.live_stream(stream.index, stream.generation).is_some() {
+            Some(at_ns)
+        } else {
+            FORGOTTEN
+        }
     }
 
     /// Waits until the item has completed and answers as [`Host::query`].
     pub fn wait(&self, ticket: Ticket, policy: WaitPolicy) -> u64 {
-        unimplemented!()
+        loop {
+            if let Some(at_ns) = self.query(ticket) {
+                return at_ns;
+            }
+            let Ok(guard) = self.enter() else { return 0 };
+            let state = guard.state();
+            let unforeseen = state.header.unforeseen.load();
+            let prediction = {
+                let mut ahead = Overlay::new(state);
+                sim::predict(&mut ahead, state, &self.shared.config, target(ticket), LOOK_AHEAD_EVENTS)
+            };
+            drop(guard);
+            match prediction {
+                Prediction::At(at_ns) | Prediction::After(at_ns) => wait::until(&self.clock, at_ns, policy),
+                Prediction::Blocked => {
+                    wait::for_change(&state.header.unforeseen, &state.header.unforeseen_waiters, unforeseen)
+                }
+            }
+        }
+    }
+
+    /// The earliest moment at which anything can change by itself on any GPU (an item completes, a slice ends); `None`: nothing does before
+    /// somebody submits or releases something. For a helper thread's sleep; sleep no longer than 10 ms all the same, since a process may die.
+    pub fn next_event_ns(&self) -> Option<u64> {
+        let guard = self.enter().ok()?;
+        Some(guard.state().header.next_event_ns.load()).filter(|&event_ns| event_ns != NEVER)
     }
 
     /// True when nothing is left to do in any stream of the context.
     pub fn context_is_idle(&self, context: ContextId) -> bool {
-        unimplemented!()
+        let Ok(guard) = self.enter() else { return true };
+        live_context(&guard, context).is_none_or(|context| context.first_stream.load() == 0)
     }
 
     /// Waits until everything that was submitted to the context's streams before the call has completed.
     pub fn wait_context(&self, context: ContextId, policy: WaitPolicy) {
-        unimplemented!()
+        let tickets = {
+            let Ok(guard) = self.enter() else { return };
+            if live_context(&guard, context).is_none() {
+                return;
+            }
+            let state = guard.state();
+            let tickets = sim::unfinished_streams(&*guard, state, context.index as usize).map(|index| {
+                let stream = &state.streams[index];
+                let id = StreamId { index: index as u32, generation: stream.generation.load() as u32 };
+                Ticket { stream: id, sequence: stream.submitted.load() }
+            });
+            tickets.collect::<Vec<_>>()
+        };
+        for ticket in tickets {
+            self.wait(ticket, policy);
+        }
     }
 
     /// Creates an event. It lives until it is destroyed or its process dies, whatever happens to contexts.
     pub fn create_event(&self) -> Result<EventId, Error> {
-        unimplemented!()
+        let mut guard = self.enter()?;
+        let state = guard.state();
+        let index = new_slot(&mut guard, &state.header.events, "event", MAX_EVENTS, |index| {
+            &state.events[index].next_free
+        })?;
+        let event = &state.events[index];
+        for word in [&event.recorded, &event.completed, &event.at_ns, &event.stream, &event.sequence] {
+            guard.put(word, 0);
+        }
+        guard.put(&event.process, self.process.number as u64 + 1);
+        let generation = next_generation(&mut guard, &event.generation);
+        guard.commit();
+        Ok(EventId { index: index as u32, generation })
     }
 
     /// Destroys an event; a record of it that is still under way completes without a trace.
     pub fn destroy_event(&self, event: EventId) {
-        unimplemented!()
+        let Ok(mut guard) = self.enter() else { return };
+        let state = guard.state();
+        if live_event(&guard, event).is_some() {
+            liveness::free_event(&mut *guard, state, event.index as usize);
+            guard.commit();
+        }
     }
 
     /// Submits a marker that, when it completes, writes its time into the event. From now until then the event is pending.
     pub fn record(&self, stream: StreamId, event: EventId) -> Result<Ticket, Error> {
-        unimplemented!()
+        let mut room = self.room(stream)?;
+        let guard = &mut room.guard;
+        let state = guard.state();
+        let found = live_event(guard, event).ok_or(Error::Gone("event"))?;
+        let number = found.recorded.load() + 1;
+        let eligible_ns = guard.now_ns() + self.shared.config.launch_latency_ns;
+        let marker = NewItem {
+            kind: item_kind::MARKER,
+            ticks: 0,
+            a: pack(event.index + 1, event.generation),
+            b: number,
+        };
+        let sequence = sim::append(&mut **guard, state, stream.index as usize, marker, eligible_ns);
+        guard.put(&found.recorded, number);
+        guard.put(&found.stream, pack(stream.index, stream.generation));
+        guard.put(&found.sequence, sequence);
+        guard.commit();
+        Ok(Ticket { stream, sequence })
     }
 
     /// What the event says now.
+    #[inline]
     pub fn event_status(&self, event: EventId) -> EventStatus {
-        unimplemented!()
+        match self.look(|| self.peek_event(event)) {
+            Ok(Some(status)) => status,
+            Ok(None) => EventStatus::Pending,
+            Err(_) => EventStatus::Gone,
+        }
+    }
+
+    /// [`Host::event_status`] of the state as it was worked out last; `None` while pending.
+    fn peek_event(&self, event: EventId) -> Option<EventStatus> {
+        let state = &self.shared.state;
+        let live = || state.live_event(event.index, event.generation);
+        let Some(found) = live() else { return Some(EventStatus::Gone) };
+        // In this order: the time is written before `completed`, and a record is in `recorded` before it can complete, so if the last
+        // record is the one that had completed at first, no later one has written its time.
+        let completed = found.completed.load();
+        let at_ns = found.at_ns.load();
+        let recorded = found.recorded.load();
+        let status = match (recorded, completed) {
+            (0, _) => EventStatus::NeverRecorded,
+            _ if recorded == completed => EventStatus::Done { at_ns },
+            _ => return if live().is_some() { None } else { Some(EventStatus::Gone) },
+        };
+        Some(if live().is_some() { status } else { EventStatus::Gone })
     }
 
     /// The ticket of the event's last record: what a stream that waits for the event has to wait for. `None` if it was
     /// never recorded or is gone.
     pub fn event_ticket(&self, event: EventId) -> Option<Ticket> {
-        unimplemented!()
+        let guard = self.enter().ok()?;
+        let found = live_event(&guard, event)?;
+        let (index, generation) = unpack(found.stream.load());
+        let ticket = Ticket { stream: StreamId { index, generation }, sequence: found.sequence.load() };
+        (found.recorded.load() > 0).then_some(ticket)
     }
 
     /// Waits until the event's last record (as of now) has completed.
     pub fn wait_event(&self, event: EventId, policy: WaitPolicy) -> EventStatus {
-        unimplemented!()
+        match self.event_ticket(event) {
+            Some(ticket) => {
+                let at_ns = self.wait(ticket, policy);
+                match self.event_status(event) {
+                    // Recorded again meanwhile.
+                    EventStatus::Pending => EventStatus::Done { at_ns },
+                    status => status,
+                }
+            }
+            None => self.event_status(event),
+        }
     }
 
     /// Takes device memory for a context. The bytes are taken as given: round to
     /// [`Config::ALLOCATION_GRANULARITY_BYTES`] or [`Config::SUBALLOCATION_GRANULARITY_BYTES`] first.
     pub fn reserve_memory(&self, context: ContextId, bytes: u64) -> Result<(), Error> {
-        unimplemented!()
+        let mut guard = self.enter()?;
+        let found = live_context(&guard, context).ok_or(Error::Gone("context"))?;
+        let gpu = found.gpu.load() as usize;
+        self.take_memory(&mut guard, context.index as usize, gpu, bytes)?;
+        guard.commit();
+        Ok(())
     }
 
     /// Gives device memory back. More than the context holds is not given back.
     pub fn release_memory(&self, context: ContextId, bytes: u64) {
-        unimplemented!()
+        let Ok(mut guard) = self.enter() else { return };
+        let state = guard.state();
+        if live_context(&guard, context).is_some() {
+            sim::take_memory_back(&mut *guard, state, context.index as usize, bytes);
+            guard.commit();
+        }
     }
 
     /// Total and used memory of a GPU, over all processes.
@@ -193,6 +542,74 @@ impl Host {
     /// # Panics
     /// If there is no such GPU.
     pub fn memory(&self, gpu: usize) -> MemoryInfo {
-        unimplemented!()
+        assert!(gpu < self.gpu_count().min(MAX_GPUS), "no GPU {gpu}");
+        // So that what the dead held is free, and nothing is out of date.
+        drop(self.enter());
+        let used_bytes = self.shared.state.gpus[gpu].memory_used_bytes.load();
+        MemoryInfo { total_bytes: self.shared.config.memory_bytes, used_bytes }
     }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Ok(mut guard) = self.enter() {
+            let (state, now_ns) = (guard.state(), guard.now_ns());
+            liveness::bury(&mut *guard, state, self.process.number, now_ns);
+            self.announce(guard);
+        }
+    }
+}
+
+/// A locked state in which a stream has free places.
+struct Room<'a> {
+    guard: Guard<'a>,
+    places: u64,
+    /// The stream's context.
+    context: usize,
+}
+
+fn target(ticket: Ticket) -> (u32, u32, u64) {
+    (ticket.stream.index, ticket.stream.generation, ticket.sequence)
+}
+
+fn live_context<'a>(guard: &Guard<'a>, context: ContextId) -> Option<&'a Context> {
+    guard.state().live_context(context.index, context.generation)
+}
+
+fn live_event<'a>(guard: &Guard<'a>, event: EventId) -> Option<&'a Event> {
+    guard.state().live_event(event.index, event.generation)
+}
+
+/// The stream, if it lives and has not been destroyed.
+fn open_stream<'a>(guard: &Guard<'a>, stream: StreamId) -> Result<&'a Stream, Error> {
+    let found = guard.state().live_stream(stream.index, stream.generation);
+    found.filter(|found| found.closing.load() == 0).ok_or(Error::Gone("stream"))
+}
+
+/// A free slot of a table: one used before, else a fresh one. Part of the caller's transaction.
+fn new_slot<'a>(
+    guard: &mut Guard<'_>,
+    list: &FreeList,
+    what: &'static str,
+    limit: usize,
+    next_free: impl Fn(usize) -> &'a Word,
+) -> Result<usize, Error> {
+    if let Some(index) = (guard.get(&list.first) as usize).checked_sub(1) {
+        let next = guard.get(next_free(index));
+        guard.put(&list.first, next);
+        return Ok(index);
+    }
+    let used = guard.get(&list.used);
+    if used as usize >= limit {
+        return Err(Error::Full { what, limit });
+    }
+    guard.put(&list.used, used + 1);
+    Ok(used as usize)
+}
+
+/// Makes a free slot's generation that of one in use. Part of the caller's transaction.
+fn next_generation(guard: &mut Guard<'_>, word: &Word) -> u32 {
+    let generation = (guard.get(word) as u32).wrapping_add(1);
+    guard.put(word, generation.into());
+    generation
 }

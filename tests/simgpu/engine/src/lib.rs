@@ -15,8 +15,18 @@ pub mod clock;
 pub mod config;
 pub mod error;
 pub mod faults;
+mod guard;
 mod host;
+mod journal;
+mod layout;
+mod liveness;
+mod lock;
+mod shared;
+mod sim;
+#[cfg(test)]
+mod tests;
 pub mod truth;
+mod wait;
 pub mod work;
 
 pub use clock::Clock;

@@ -3,7 +3,14 @@
 //! Three figures add up for every GPU: `busy_ns + switch_ns + idle_ns = elapsed_ns`, and its `busy_ns` is the sum of the
 //! processes' `busy_ns` (as long as no record of a dead process had to make room, which takes a thousand processes).
 
-use crate::Error;
+use crate::{
+    Clock, Config, Error, Options,
+    guard::{Census, Guard},
+    journal::{Memory, Overlay},
+    layout::{self, MAX_PROCESSES, process_state},
+    shared::{self, Shared},
+    sim,
+};
 use std::path::Path;
 
 /// What one process had of one GPU.
@@ -78,22 +85,82 @@ pub struct Snapshot {
 
 /// A state directory seen from outside: it is in no process table and holds no memory.
 #[derive(Debug)]
-pub struct Observer {}
+pub struct Observer {
+    shared: Shared,
+    clock: Clock,
+}
 
-#[expect(
-    unused_variables,
-    clippy::unused_self,
-    reason = "the signatures land first, the bodies within the hour"
-)]
 impl Observer {
-    /// Opens a state directory that exists. `Err` with kind `NotFound` inside while no process has created it.
+    /// Opens a state directory that exists. [`Error::is_not_found`] says that no process has created it yet.
     pub fn open(state_dir: &Path) -> Result<Self, Error> {
-        unimplemented!()
+        Ok(Self { shared: shared::open_existing(state_dir)?, clock: Clock::Monotonic })
+    }
+
+    /// Opens a state directory, and creates it if there is none.
+    pub fn open_or_create(options: &Options) -> Result<Self, Error> {
+        Ok(Self { shared: shared::open_or_create(options)?, clock: options.clock.clone() })
+    }
+
+    /// What the GPUs are like.
+    pub fn config(&self) -> &Config {
+        &self.shared.config
     }
 
     /// The present figures. Works the state out up to now and takes away what dead processes left.
     pub fn snapshot(&self) -> Snapshot {
-        unimplemented!()
+        let guard = Guard::lock(&self.shared, &self.clock, None, Census::Now);
+        let (state, now_ns) = (guard.state(), guard.now_ns());
+        // What runs now is charged on an overlay, so that looking changes nothing, not by a rounding.
+        let mut present = Overlay::new(state);
+        sim::bring_accounts_to(&mut present, state, now_ns);
+        let gpus = (0..self.shared.config.gpus).map(|index| self.gpu(&present, index, now_ns)).collect();
+        let attached = state.header.attached.load() as usize;
+        let mut records: Vec<_> = state.processes[..attached.min(MAX_PROCESSES)].iter().collect();
+        records.sort_by_key(|record| present.get(&record.order));
+        let processes = records.into_iter().map(|record| self.process(&present, record)).collect();
+        Snapshot { at_ns: now_ns, gpus, processes }
+    }
+
+    fn gpu(&self, present: &Overlay<'_>, index: usize, now_ns: u64) -> Gpu {
+        let state = &self.shared.state;
+        let gpu = &state.gpus[index];
+        Gpu {
+            uuid: shared::uuid(state, index),
+            elapsed_ns: now_ns.saturating_sub(state.header.created_ns.load()),
+            busy_ns: present.get(&gpu.busy_ns),
+            switch_ns: present.get(&gpu.switch_ns),
+            idle_ns: present.get(&gpu.idle_ns),
+            switches: present.get(&gpu.switches),
+            memory_total_bytes: self.shared.config.memory_bytes,
+            memory_used_bytes: present.get(&gpu.memory_used_bytes),
+            utilization_ppm: sim::utilization_ppm(present, gpu, now_ns),
+        }
+    }
+
+    fn process(&self, present: &Overlay<'_>, record: &layout::Process) -> Process {
+        let comm: Vec<u8> = record
+            .comm
+            .iter()
+            .flat_map(|word| present.get(word).to_le_bytes())
+            .take_while(|&byte| byte != 0)
+            .collect();
+        let gpus = record.gpus[..self.shared.config.gpus].iter().map(|account| ProcessGpu {
+            busy_ns: present.get(&account.busy_ns),
+            kernel_busy_ns: present.get(&account.kernel_busy_ns),
+            copy_busy_ns: present.get(&account.copy_busy_ns),
+            kernels: present.get(&account.kernels),
+            copies: present.get(&account.copies),
+            memory_bytes: present.get(&account.memory_bytes),
+            memory_peak_bytes: present.get(&account.memory_peak_bytes),
+            contexts: present.get(&account.contexts) as u32,
+        });
+        Process {
+            pid: present.get(&record.pid) as u32,
+            start_time: present.get(&record.start_time),
+            comm: String::from_utf8_lossy(&comm).into_owned(),
+            alive: present.get(&record.state) == process_state::ALIVE,
+            gpus: gpus.collect(),
+        }
     }
 }
 

@@ -1,0 +1,101 @@
+//! Holding the state: locked, repaired if a holder died, worked out up to the present.
+
+use crate::{
+    Clock,
+    journal::{self, Logged, Memory},
+    layout::State,
+    liveness,
+    lock::Found,
+    shared::Shared,
+    sim,
+};
+use std::ops::{Deref, DerefMut};
+
+/// When to count the living.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Census {
+    /// If it has not been done for [`liveness::INTERVAL_NS`].
+    WhenDue,
+    /// Now.
+    Now,
+}
+
+/// The locked state.
+pub struct Guard<'a> {
+    shared: &'a Shared,
+    memory: Logged<'a>,
+    now_ns: u64,
+}
+
+impl<'a> Guard<'a> {
+    /// Locks the state and works it out up to the present.
+    pub fn lock(shared: &'a Shared, clock: &Clock, own: Option<usize>, census: Census) -> Self {
+        let state: &'a State = &shared.state;
+        let found = state.header.lock.lock();
+        if found == Found::HolderDied {
+            // Should this process die before the roll-back, the next one is told of a dead holder again.
+            state.header.lock.repaired();
+            journal::roll_back(state);
+        }
+        let mut guard = Guard { shared, memory: Logged::new(state), now_ns: clock.now_ns() };
+        if found == Found::HolderDied {
+            sim::wake_everything(&mut guard.memory, state);
+        }
+        guard.count_the_living(own, census == Census::Now || found == Found::HolderDied);
+        sim::advance(&mut guard.memory, state, &shared.config, guard.now_ns);
+        guard
+    }
+
+    fn count_the_living(&mut self, own: Option<usize>, now: bool) {
+        let state = self.state();
+        let counted_ns = state.header.liveness_ns.load();
+        if now || self.now_ns.saturating_sub(counted_ns) >= liveness::INTERVAL_NS {
+            let death_ns = if now { self.now_ns } else { counted_ns + liveness::INTERVAL_NS };
+            liveness::reap(&mut self.memory, state, &self.shared.config, &self.shared.alive, own, death_ns);
+            self.memory.put(&state.header.liveness_ns, self.now_ns);
+            self.memory.commit();
+        }
+    }
+
+    /// The present moment, up to which everything is worked out.
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// The state.
+    pub fn state(&self) -> &'a State {
+        &self.shared.state
+    }
+
+    /// Takes the open transaction back.
+    pub fn abort(&mut self) {
+        journal::roll_back(self.state());
+        self.memory = Logged::new(self.state());
+    }
+}
+
+impl<'a> Deref for Guard<'a> {
+    type Target = Logged<'a>;
+
+    fn deref(&self) -> &Logged<'a> {
+        &self.memory
+    }
+}
+
+impl DerefMut for Guard<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.memory
+    }
+}
+
+impl Drop for Guard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Empty but after a panic.
+        if self.state().journal.len.load() != 0 {
+            journal::roll_back(self.state());
+        }
+        // SAFETY: locked by this thread in `lock`: a guard cannot be sent to another.
+        unsafe { self.state().header.lock.unlock() };
+    }
+}

@@ -1,0 +1,175 @@
+//! How state is changed: undoable, so that a change is whole or has not happened, whenever its writer is killed.
+//!
+//! Before a word is changed, its place and old value are put into the journal, which lies in the shared file too. A change
+//! becomes final when the journal is emptied. Whoever gets the lock from a dead holder first puts back what the journal holds.
+//! That is all the repair there is: every stored state between two transactions is a consistent one.
+//!
+//! The same code that changes the state can be run on an [`Overlay`], to look ahead without changing anything.
+
+use crate::layout::{JOURNAL, State, Word};
+use std::{
+    collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
+    marker::PhantomData,
+};
+
+/// Reading and changing words of the state.
+pub trait Memory {
+    /// The word's value.
+    fn get(&self, word: &Word) -> u64;
+    /// Changes it.
+    fn put(&mut self, word: &Word, value: u64);
+    /// Makes all changes since the last time final together.
+    fn commit(&mut self);
+
+    /// Adds to a word.
+    #[inline]
+    fn add(&mut self, word: &Word, value: u64) {
+        let old = self.get(word);
+        self.put(word, old.wrapping_add(value));
+    }
+
+    /// Lowers a word to `value` if it is higher.
+    #[inline]
+    fn lower(&mut self, word: &Word, value: u64) {
+        if self.get(word) > value {
+            self.put(word, value);
+        }
+    }
+}
+
+/// The state itself, through the journal. Exists only while the lock is held.
+pub struct Logged<'a> {
+    state: &'a State,
+    len: usize,
+}
+
+impl<'a> Logged<'a> {
+    /// For the holder of the lock, with an empty journal.
+    #[inline]
+    pub fn new(state: &'a State) -> Self {
+        debug_assert_eq!(state.journal.len.load(), 0, "a transaction was left open");
+        Self { state, len: 0 }
+    }
+}
+
+impl Memory for Logged<'_> {
+    #[inline]
+    fn get(&self, word: &Word) -> u64 {
+        word.load()
+    }
+
+    #[inline]
+    fn put(&mut self, word: &Word, value: u64) {
+        let old = word.load();
+        if old == value {
+            return;
+        }
+        let offset = std::ptr::from_ref(word) as usize - std::ptr::from_ref(self.state) as usize;
+        let entry = &self.state.journal.entries[self.len];
+        entry.offset.store(offset as u64);
+        entry.old.store(old);
+        self.len += 1;
+        self.state.journal.len.store(self.len as u64);
+        failpoint::pass();
+        word.store(value);
+        failpoint::pass();
+    }
+
+    #[inline]
+    fn commit(&mut self) {
+        if self.len != 0 {
+            self.len = 0;
+            self.state.journal.len.store(0);
+            failpoint::pass();
+        }
+    }
+}
+
+/// Takes back the transaction that a dead (or panicking) holder of the lock left open. Being killed in here does no harm: it is done again.
+pub fn roll_back(state: &State) {
+    let len = state.journal.len.load().min(JOURNAL as u64) as usize;
+    for entry in state.journal.entries[..len].iter().rev() {
+        let offset = entry.offset.load() as usize;
+        assert!(
+            offset.is_multiple_of(size_of::<Word>()) && offset < size_of::<State>(),
+            "the journal is not one"
+        );
+        // SAFETY: `put` made the offset from a word of this state, and the line above holds it inside the state and aligned; every word of
+        // the state that is not one of the lock's is a `Word`, and the lock's have no `Word` to be passed to `put`.
+        let word = unsafe { &*std::ptr::from_ref(state).byte_add(offset).cast::<Word>() };
+        word.store(entry.old.load());
+    }
+    state.journal.len.store(0);
+}
+
+/// The state with changes that only the owner of the overlay sees.
+pub struct Overlay<'a> {
+    /// Keyed by the words' addresses.
+    changed: HashMap<usize, u64, BuildHasherDefault<AddressHasher>>,
+    of: PhantomData<&'a State>,
+}
+
+impl<'a> Overlay<'a> {
+    /// Nothing changed yet. The lock must be held while the overlay is used, or it is of no one moment.
+    pub fn new(_: &'a State) -> Self {
+        Self { changed: HashMap::default(), of: PhantomData }
+    }
+}
+
+impl Memory for Overlay<'_> {
+    #[inline]
+    fn get(&self, word: &Word) -> u64 {
+        self.changed.get(&std::ptr::from_ref(word).addr()).copied().unwrap_or_else(|| word.load())
+    }
+
+    #[inline]
+    fn put(&mut self, word: &Word, value: u64) {
+        self.changed.insert(std::ptr::from_ref(word).addr(), value);
+    }
+
+    fn commit(&mut self) {}
+}
+
+/// Addresses of words are spread well enough by one multiplication.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only addresses are hashed");
+    }
+
+    fn write_usize(&mut self, address: usize) {
+        /// 2^64 / golden ratio, as in Fibonacci hashing.
+        const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+        self.0 = (address as u64).wrapping_mul(SPREAD).rotate_left(u32::BITS);
+    }
+}
+
+/// Lets a test kill the process between any two stores.
+pub mod failpoint {
+    #[cfg(test)]
+    thread_local! {
+        /// How many more passes the thread survives.
+        pub static LEFT: std::cell::Cell<u64> = const { std::cell::Cell::new(u64::MAX) };
+    }
+
+    /// A moment at which a kill is tried.
+    #[inline(always)]
+    pub fn pass() {
+        #[cfg(test)]
+        LEFT.with(|left| match left.get() {
+            u64::MAX => {}
+            0 => {
+                // SAFETY: kills this process; no memory is involved.
+                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            }
+            passes => left.set(passes - 1),
+        });
+    }
+}

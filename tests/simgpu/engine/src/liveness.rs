@@ -1,0 +1,242 @@
+//! Who lives, and taking away what the dead left.
+//!
+//! A process holds a lock on one byte of the file `alive`, on an open file description of its own, so the kernel releases it when the
+//! process ends, however it ends. A forked child closes its copy of the descriptor at once, or it would keep the lock.
+
+use crate::{
+    Config, Error,
+    journal::Memory,
+    layout::{MAX_EVENTS, MAX_PROCESSES, Process, State, process_state},
+    sim,
+};
+use std::{
+    fs::{self, File},
+    io,
+    os::fd::{AsRawFd, RawFd},
+    sync::{
+        Once,
+        atomic::{AtomicI32, AtomicU32, Ordering},
+    },
+};
+
+/// How often the living are counted, by whoever looks. A process found dead is taken to have died at most this long after it was last
+/// counted among the living.
+pub const INTERVAL_NS: u64 = 10_000_000;
+
+/// How many hosts one process can be attached to (tests; a driver needs one).
+const MAX_ATTACHED: usize = 64;
+const NO_FD: RawFd = -1;
+/// Descriptors that a forked child must close.
+static FDS: [AtomicI32; MAX_ATTACHED] = [const { AtomicI32::new(NO_FD) }; MAX_ATTACHED];
+/// How many forks there are between this process and the first of its line that used this library.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// See [`FORKS`].
+#[inline]
+pub fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+extern "C" fn in_forked_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    for fd in &FDS {
+        let fd = fd.swap(NO_FD, Ordering::Relaxed);
+        if fd != NO_FD {
+            // SAFETY: the child's copy of a descriptor that `ProcessLock` owns in the parent; the child's `ProcessLock` does not close it again.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// The lock that says that this process lives.
+#[derive(Debug)]
+pub struct ProcessLock {
+    pub number: usize,
+    place: usize,
+    file: Option<File>,
+}
+
+impl ProcessLock {
+    /// Locks the byte of a number that no living process has.
+    pub fn take(file: File, number: usize) -> Result<Self, Error> {
+        static AT_FORK: Once = Once::new();
+        // SAFETY: the handler only touches atomics and closes descriptors, all of which are allowed in a forked child.
+        AT_FORK.call_once(|| unsafe {
+            libc::pthread_atfork(None, None, Some(in_forked_child));
+        });
+        let fd = file.as_raw_fd();
+        let mut request = byte(number, libc::F_WRLCK);
+        // SAFETY: the descriptor is open and `request` is a valid flock.
+        if unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &mut request) } != 0 {
+            let source = io::Error::last_os_error();
+            return Err(Error::Io { action: "lock a byte of", path: "alive".into(), source });
+        }
+        let free = |place: &AtomicI32| {
+            place.compare_exchange(NO_FD, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        match FDS.iter().position(free) {
+            Some(place) => Ok(Self { number, place, file: Some(file) }),
+            None => Err(Error::Full { what: "host in this process", limit: MAX_ATTACHED }),
+        }
+    }
+}
+
+impl Drop for ProcessLock {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.take() {
+            let fd = file.as_raw_fd();
+            match FDS[self.place].compare_exchange(fd, NO_FD, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => drop(file),
+                // A forked child: its descriptor is closed, and the number may be another file's by now.
+                Err(_) => std::mem::forget(file),
+            }
+        }
+    }
+}
+
+fn byte(number: usize, kind: libc::c_int) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: number as libc::off_t,
+        l_len: 1,
+        // Must be 0 for locks of open file descriptions.
+        l_pid: 0,
+    }
+}
+
+/// Whether some other open file description holds the lock of a number.
+fn is_held(alive: &File, number: usize) -> bool {
+    let mut request = byte(number, libc::F_WRLCK);
+    // SAFETY: the descriptor is open and `request` is a valid flock.
+    let answered = unsafe { libc::fcntl(alive.as_raw_fd(), libc::F_OFD_GETLK, &mut request) } == 0;
+    // Without an answer nobody is declared dead.
+    !answered || libc::c_int::from(request.l_type) != libc::F_UNLCK
+}
+
+/// Processes in use: their numbers and records, with their state.
+fn records<'a, M: Memory>(
+    memory: &'a M,
+    state: &'a State,
+) -> impl Iterator<Item = (usize, &'a Process, u64)> {
+    let used = (memory.get(&state.header.attached) as usize).min(MAX_PROCESSES);
+    state.processes[..used]
+        .iter()
+        .enumerate()
+        .map(|(number, process)| (number, process, memory.get(&process.state)))
+}
+
+/// Takes away what dead processes left. Everything up to `now_ns` is worked out here first if someone died. `own`: the number of this
+/// process, which lives.
+pub fn reap<M: Memory>(
+    memory: &mut M,
+    state: &State,
+    config: &Config,
+    alive: &File,
+    own: Option<usize>,
+    now_ns: u64,
+) {
+    let dead: Vec<usize> = records(memory, state)
+        .filter(|&(number, _, status)| match status {
+            process_state::ALIVE => Some(number) != own && !is_held(alive, number),
+            status => status == process_state::DYING,
+        })
+        .map(|(number, ..)| number)
+        .collect();
+    for &number in &dead {
+        sim::advance(memory, state, config, now_ns);
+        bury(memory, state, number, now_ns);
+    }
+}
+
+/// Takes away the contexts and events of a process and marks it dead. Everything up to `now_ns` has been worked out. If cut short, whoever looks next
+/// goes on with it.
+pub fn bury<M: Memory>(memory: &mut M, state: &State, number: usize, now_ns: u64) {
+    let process = &state.processes[number];
+    memory.put(&process.state, process_state::DYING);
+    memory.commit();
+    let owner = number as u64 + 1;
+    for context in 0..memory.get(&state.header.contexts.used) as usize {
+        if memory.get(&state.contexts[context].process) == owner {
+            sim::drop_context(memory, state, context, now_ns);
+        }
+    }
+    let events = (memory.get(&state.header.events.used) as usize).min(MAX_EVENTS);
+    for event in 0..events {
+        if memory.get(&state.events[event].process) == owner {
+            free_event(memory, state, event);
+            memory.commit();
+        }
+    }
+    memory.put(&process.state, process_state::DEAD);
+    memory.commit();
+}
+
+/// Makes an event's slot free. Part of the caller's transaction.
+pub fn free_event<M: Memory>(memory: &mut M, state: &State, index: usize) {
+    let event = &state.events[index];
+    sim::retire_generation(memory, &event.generation);
+    memory.put(&event.process, 0);
+    let list = &state.header.events.first;
+    let first = memory.get(list);
+    memory.put(&event.next_free, first);
+    memory.put(list, index as u64 + 1);
+}
+
+/// A number for a new process: a fresh one, else that of the process that has been dead longest.
+pub fn free_number<M: Memory>(memory: &M, state: &State) -> Result<usize, Error> {
+    let attached = memory.get(&state.header.attached) as usize;
+    let dead = records(memory, state)
+        .filter(|&(.., status)| status != process_state::ALIVE && status != process_state::DYING);
+    let oldest = dead.min_by_key(|(_, process, _)| memory.get(&process.order)).map(|(number, ..)| number);
+    match oldest {
+        _ if attached < MAX_PROCESSES => Ok(attached),
+        Some(number) => Ok(number),
+        None => Err(Error::Full { what: "process", limit: MAX_PROCESSES }),
+    }
+}
+
+/// Enters this process under a number whose byte it has locked. One transaction.
+pub fn enter<M: Memory>(memory: &mut M, state: &State, number: usize) {
+    /// `comm` has at most 15 characters and a zero.
+    const COMM_BYTES: usize = 16;
+    let process = &state.processes[number];
+    let mut comm = [0; COMM_BYTES];
+    let name = fs::read("/proc/self/comm").unwrap_or_default();
+    let name = name.trim_ascii_end();
+    let len = name.len().min(COMM_BYTES);
+    comm[..len].copy_from_slice(&name[..len]);
+    for (word, half) in process.comm.iter().zip(comm.chunks_exact(size_of::<u64>())) {
+        memory.put(word, half.iter().rev().fold(0, |word, &byte| word << u8::BITS | u64::from(byte)));
+    }
+    memory.put(&process.pid, std::process::id().into());
+    memory.put(&process.start_time, own_start_time());
+    let order = memory.get(&state.header.attached) + 1;
+    memory.put(&state.header.attached, order);
+    memory.put(&process.order, order);
+    for gpu in &process.gpus {
+        for word in [
+            &gpu.busy_ns,
+            &gpu.kernel_busy_ns,
+            &gpu.copy_busy_ns,
+            &gpu.kernels,
+            &gpu.copies,
+            &gpu.memory_bytes,
+            &gpu.memory_peak_bytes,
+            &gpu.contexts,
+        ] {
+            memory.put(word, 0);
+        }
+    }
+    memory.put(&process.state, process_state::ALIVE);
+    memory.commit();
+}
+
+/// Field 22 of /proc/self/stat.
+fn own_start_time() -> u64 {
+    /// Counted from the field after the name, which may hold anything, blanks and parentheses included.
+    const FIELD_AFTER_NAME: usize = 19;
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    after_name.split(' ').nth(FIELD_AFTER_NAME).and_then(|field| field.parse().ok()).unwrap_or_default()
+}

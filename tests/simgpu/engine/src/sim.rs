@@ -1,0 +1,822 @@
+//! How the state moves on: from event to event, in the order of time, over all GPUs together.
+//!
+//! A GPU has one current context, whose streams' heads run together: kernels at full speed while their SM fractions fit, all slower
+//! in proportion when they do not; copies of one kind share their bandwidth. The slice of the current context ends only when
+//! another has something to run; a context with nothing to run gives way at once. Between events everything is linear.
+//!
+//! Each transaction leaves a state from which [`advance`] can go on: a GPU that is not settled has an event due now.
+
+use crate::{
+    Config,
+    config::ALL_SMS_PPM,
+    journal::Memory,
+    layout::{
+        BUCKET_NS, BUCKETS, Context, Gpu, Item, MAX_CONCURRENT, NEVER, State, Stream, TICKS_PER_NS, Word,
+        item_kind, pack, phase, unpack,
+    },
+};
+
+/// An item that is running.
+#[derive(Clone, Copy)]
+struct Running {
+    stream: usize,
+    sequence: u64,
+    ticks: u64,
+    /// Of a copy, its kind.
+    copy: Option<u64>,
+}
+
+/// How many kinds of copies there are.
+const COPY_KINDS: usize = 4;
+
+/// What runs now on a GPU, and at what speed.
+struct RunningSet {
+    items: [Running; MAX_CONCURRENT],
+    len: usize,
+    /// Sum of the kernels' fractions.
+    sm_ppm: u64,
+    kernels: usize,
+    copies: [u64; COPY_KINDS],
+    /// When the next head that is not running may, as far as time alone decides.
+    next_eligible_ns: u64,
+}
+
+impl RunningSet {
+    fn items(&self) -> &[Running] {
+        &self.items[..self.len]
+    }
+
+    /// `item` gets `1 / slowdown` of its full speed; as a fraction (numerator, denominator).
+    fn slowdown(&self, item: &Running) -> (u64, u64) {
+        match item.copy {
+            Some(kind) => (self.copies[kind as usize], 1),
+            None if self.sm_ppm > u64::from(ALL_SMS_PPM) => (self.sm_ppm, ALL_SMS_PPM.into()),
+            None => (1, 1),
+        }
+    }
+
+    /// How long `item` still takes at its present speed. Never too short: after that time nothing is left.
+    fn time_left_ns(&self, item: &Running) -> u64 {
+        let (more, less) = self.slowdown(item);
+        let ns = if more == less {
+            u128::from(item.ticks).div_ceil(TICKS_PER_NS.into())
+        } else {
+            (u128::from(item.ticks) * u128::from(more)).div_ceil(u128::from(TICKS_PER_NS) * u128::from(less))
+        };
+        u64::try_from(ns).unwrap_or(NEVER)
+    }
+
+    /// What is left of `item` after `ns`.
+    fn ticks_after(&self, item: &Running, ns: u64) -> u64 {
+        let (more, less) = self.slowdown(item);
+        let done = u128::from(ns) * u128::from(TICKS_PER_NS) * u128::from(less) / u128::from(more);
+        item.ticks.saturating_sub(u64::try_from(done).unwrap_or(NEVER))
+    }
+}
+
+/// The stored form of an index: 0 is none.
+fn stored(index: usize) -> u64 {
+    index as u64 + 1
+}
+
+/// The inverse of [`stored`].
+fn index_of(stored: u64) -> Option<usize> {
+    (stored as usize).checked_sub(1)
+}
+
+/// What keeps the head of a stream from going on.
+enum Head<'a> {
+    /// There is none.
+    Empty,
+    /// A kernel or copy with work left that may run from `eligible_ns` on.
+    Work { item: &'a Item, sequence: u64, ticks: u64, eligible_ns: u64 },
+    /// Nothing but time: it completes at `eligible_ns` or as soon after that as its context has the GPU.
+    Ready { eligible_ns: u64 },
+    /// Another stream, or the host.
+    Blocked,
+}
+
+fn head<'a, M: Memory>(memory: &M, state: &'a State, index: usize) -> Head<'a> {
+    let stream = &state.streams[index];
+    let completed = memory.get(&stream.completed);
+    if completed == memory.get(&stream.submitted) {
+        return Head::Empty;
+    }
+    let sequence = completed + 1;
+    let item = state.item(index, sequence);
+    let eligible_ns = memory.get(&item.eligible_ns);
+    match memory.get(&item.kind) & item_kind::MASK {
+        item_kind::KERNEL | item_kind::COPY => {
+            let started = memory.get(&stream.head_sequence) == sequence;
+            let ticks = memory.get(if started { &stream.head_ticks } else { &item.ticks });
+            if ticks == 0 {
+                Head::Ready { eligible_ns }
+            } else {
+                Head::Work { item, sequence, ticks, eligible_ns }
+            }
+        }
+        item_kind::WAIT if !wait_is_over(memory, state, item) => Head::Blocked,
+        item_kind::HOST_WAIT => match memory.get(&item.released_ns) {
+            0 => Head::Blocked,
+            released_ns => Head::Ready { eligible_ns: eligible_ns.max(released_ns) },
+        },
+        _ => Head::Ready { eligible_ns },
+    }
+}
+
+fn wait_is_over<M: Memory>(memory: &M, state: &State, item: &Item) -> bool {
+    let (index, generation) = unpack(memory.get(&item.a));
+    let Some(stream) = state.streams.get(index as usize) else { return true };
+    memory.get(&stream.generation) != u64::from(generation)
+        || memory.get(&stream.completed) >= memory.get(&item.b)
+}
+
+/// The first moment at which the head of a stream makes its context want the GPU.
+fn head_ready_ns<M: Memory>(memory: &M, state: &State, index: usize) -> u64 {
+    match head(memory, state, index) {
+        Head::Work { eligible_ns, .. } | Head::Ready { eligible_ns } => eligible_ns,
+        Head::Empty | Head::Blocked => NEVER,
+    }
+}
+
+/// The streams of a context that have work, in order.
+fn streams_of<M: Memory>(memory: &M, state: &State, context: usize) -> Option<usize> {
+    index_of(memory.get(&state.contexts[context].first_stream))
+}
+
+fn next_stream<M: Memory>(memory: &M, state: &State, stream: usize) -> Option<usize> {
+    index_of(memory.get(&state.streams[stream].next))
+}
+
+/// The streams of a context that have work.
+pub fn unfinished_streams<'a, M: Memory>(
+    memory: &'a M,
+    state: &'a State,
+    context: usize,
+) -> impl Iterator<Item = usize> + use<'a, M> {
+    std::iter::successors(streams_of(memory, state, context), |&stream| next_stream(memory, state, stream))
+}
+
+/// The first moment from which a context wants the GPU.
+fn context_ready_ns<M: Memory>(memory: &M, state: &State, context: usize) -> u64 {
+    let streams = unfinished_streams(memory, state, context);
+    streams.map(|stream| head_ready_ns(memory, state, stream)).min().unwrap_or(NEVER)
+}
+
+/// What of the current context runs at the GPU's present moment.
+fn running_set<M: Memory>(memory: &M, state: &State, gpu: &Gpu, context: usize) -> RunningSet {
+    let none = Running { stream: 0, sequence: 0, ticks: 0, copy: None };
+    let mut set = RunningSet {
+        items: [none; MAX_CONCURRENT],
+        len: 0,
+        sm_ppm: 0,
+        kernels: 0,
+        copies: [0; COPY_KINDS],
+        next_eligible_ns: NEVER,
+    };
+    let now_ns = memory.get(&gpu.now_ns);
+    for stream in unfinished_streams(memory, state, context) {
+        match head(memory, state, stream) {
+            Head::Work { item, sequence, ticks, eligible_ns } if eligible_ns <= now_ns => {
+                if set.len < MAX_CONCURRENT {
+                    let copy = memory.get(&item.kind) & item_kind::MASK == item_kind::COPY;
+                    let a = memory.get(&item.a);
+                    if copy {
+                        set.copies[a as usize % COPY_KINDS] += 1;
+                    } else {
+                        set.kernels += 1;
+                        set.sm_ppm += a;
+                    }
+                    set.items[set.len] =
+                        Running { stream, sequence, ticks, copy: copy.then_some(a % COPY_KINDS as u64) };
+                    set.len += 1;
+                }
+            }
+            Head::Work { eligible_ns, .. } | Head::Ready { eligible_ns } => {
+                set.next_eligible_ns = set.next_eligible_ns.min(eligible_ns);
+            }
+            Head::Empty | Head::Blocked => {}
+        }
+    }
+    set
+}
+
+/// The next occupied context after `after`, going round.
+fn occupied_after<'a, M: Memory>(
+    memory: &'a M,
+    gpu: &'a Gpu,
+    after: Option<usize>,
+) -> impl Iterator<Item = usize> + use<'a, M> {
+    const BITS: usize = u64::BITS as usize;
+    let words = gpu.occupied.len();
+    let start = after.map_or(0, |context| context + 1);
+    let (start_word, start_bit) = (start / BITS % words, start % BITS);
+    // The starting word comes twice: first from the starting bit on, last up to it.
+    (0..=words).flat_map(move |step| {
+        let word = (start_word + step) % words;
+        let mut bits = memory.get(&gpu.occupied[word]);
+        if step == 0 {
+            bits &= u64::MAX << start_bit;
+        } else if step == words {
+            bits &= !(u64::MAX << start_bit);
+        }
+        std::iter::from_fn(move || {
+            let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
+            bits &= bits - 1;
+            Some(word * BITS + bit)
+        })
+    })
+}
+
+/// Brings a GPU's clock and accounts to `to_ns`, with what runs now running all that time. One transaction (left open).
+fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: u64) {
+    let gpu = &state.gpus[gpu_index];
+    let from_ns = memory.get(&gpu.now_ns);
+    if to_ns <= from_ns {
+        return;
+    }
+    let elapsed_ns = to_ns - from_ns;
+    match (memory.get(&gpu.phase), index_of(memory.get(&gpu.current))) {
+        (phase::RUNNING, Some(context)) => {
+            let set = running_set(memory, state, gpu, context);
+            for item in set.items() {
+                let ticks = set.ticks_after(item, elapsed_ns);
+                let stream = &state.streams[item.stream];
+                memory.put(&stream.head_sequence, item.sequence);
+                memory.put(&stream.head_ticks, ticks);
+            }
+            memory.add(&gpu.busy_ns, elapsed_ns);
+            add_to_buckets(memory, gpu, from_ns, to_ns);
+            if let Some(process) = index_of(memory.get(&state.contexts[context].process)) {
+                let account = &state.processes[process].gpus[gpu_index];
+                memory.add(&account.busy_ns, elapsed_ns);
+                if set.kernels > 0 {
+                    memory.add(&account.kernel_busy_ns, elapsed_ns);
+                }
+                if set.len > set.kernels {
+                    memory.add(&account.copy_busy_ns, elapsed_ns);
+                }
+            }
+        }
+        (phase::SWITCHING, _) => memory.add(&gpu.switch_ns, elapsed_ns),
+        _ => memory.add(&gpu.idle_ns, elapsed_ns),
+    }
+    memory.put(&gpu.now_ns, to_ns);
+}
+
+/// Notes busy time for the utilisation of the last second.
+fn add_to_buckets<M: Memory>(memory: &mut M, gpu: &Gpu, from_ns: u64, to_ns: u64) {
+    let last = (to_ns - 1) / BUCKET_NS;
+    // What lies further back than the buckets reach is overwritten anyway.
+    let first = (from_ns / BUCKET_NS).max((last + 1).saturating_sub(BUCKETS as u64));
+    for number in first..=last {
+        let busy_ns = to_ns.min((number + 1) * BUCKET_NS) - from_ns.max(number * BUCKET_NS);
+        let bucket = number as usize % BUCKETS;
+        if memory.get(&gpu.bucket_number[bucket]) == number {
+            memory.add(&gpu.bucket_busy_ns[bucket], busy_ns);
+        } else {
+            memory.put(&gpu.bucket_number[bucket], number);
+            memory.put(&gpu.bucket_busy_ns[bucket], busy_ns);
+        }
+    }
+}
+
+/// The part of the last full buckets in which the GPU was busy, in parts per million.
+pub fn utilization_ppm<M: Memory>(memory: &M, gpu: &Gpu, now_ns: u64) -> u32 {
+    const FULL: u64 = BUCKETS as u64 - 1;
+    let present = now_ns / BUCKET_NS;
+    let busy_ns: u64 = (0..BUCKETS)
+        .filter(|&bucket| {
+            let number = memory.get(&gpu.bucket_number[bucket]);
+            number < present && number + FULL >= present
+        })
+        .map(|bucket| memory.get(&gpu.bucket_busy_ns[bucket]))
+        .sum();
+    (busy_ns * u64::from(ALL_SMS_PPM) / (FULL * BUCKET_NS)) as u32
+}
+
+/// Completes the head of a stream at the GPU's present moment. One transaction, and those of the others' waking.
+fn complete<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, context: usize, index: usize) {
+    let gpu = &state.gpus[gpu_index];
+    let stream = &state.streams[index];
+    let at_ns = memory.get(&gpu.now_ns);
+    let sequence = memory.get(&stream.completed) + 1;
+    let item = state.item(index, sequence);
+    let kind = memory.get(&item.kind);
+    let account = index_of(memory.get(&state.contexts[context].process))
+        .map(|process| &state.processes[process].gpus[gpu_index]);
+    match (kind & item_kind::MASK, account) {
+        (item_kind::KERNEL, Some(account)) => {
+            let kernels = memory.get(&item.b);
+            memory.add(&account.kernels, kernels);
+        }
+        (item_kind::COPY, Some(account)) => memory.add(&account.copies, 1),
+        (item_kind::MARKER, _) => complete_record(memory, state, item, at_ns),
+        (item_kind::WAIT, _) if kind & item_kind::CROSS != 0 => {
+            let waits = memory.get(&state.header.cross_waits);
+            memory.put(&state.header.cross_waits, waits.saturating_sub(1));
+        }
+        _ => {}
+    }
+    memory.put(&item.completed_ns, at_ns);
+    memory.put(&stream.completed, sequence);
+    if sequence == memory.get(&stream.submitted) {
+        unlink_stream(memory, state, index);
+        if memory.get(&stream.closing) != 0 {
+            free_stream(memory, state, index);
+        }
+    }
+    memory.commit();
+    // A death between the two is made good by `wake_everything`.
+    if memory.get(&state.header.cross_waits) > 0 {
+        poke_waiting_contexts(memory, state, Some(gpu_index), at_ns);
+    }
+}
+
+/// Writes the time into the event of a marker, if it has one that still lives.
+fn complete_record<M: Memory>(memory: &mut M, state: &State, item: &Item, at_ns: u64) {
+    let (stored_index, generation) = unpack(memory.get(&item.a));
+    let Some(event) = index_of(stored_index.into()).and_then(|index| state.events.get(index)) else { return };
+    if memory.get(&event.generation) == u64::from(generation) {
+        let number = memory.get(&item.b);
+        if memory.get(&event.completed) < number {
+            memory.put(&event.at_ns, at_ns);
+            memory.put(&event.completed, number);
+        }
+    }
+}
+
+/// Lets the contexts of all GPUs look again whether what they wait for has come. `here` is the GPU that is being settled anyway.
+/// One transaction a context.
+fn poke_waiting_contexts<M: Memory>(memory: &mut M, state: &State, here: Option<usize>, now_ns: u64) {
+    let count = state.header.gpu_count.load() as usize;
+    for (index, gpu) in state.gpus[..count].iter().enumerate() {
+        let current = index_of(memory.get(&gpu.current));
+        let occupied: Vec<usize> = occupied_after(memory, gpu, None).collect();
+        for context in occupied {
+            if Some(context) != current {
+                let ready_ns = context_ready_ns(memory, state, context);
+                memory.put(&state.contexts[context].ready_ns, ready_ns);
+            }
+            if Some(index) != here {
+                memory.lower(&gpu.next_event_ns, now_ns);
+            }
+            memory.commit();
+        }
+    }
+}
+
+/// Makes every GPU look at everything again, after a holder of the lock died: between two of its transactions it may have meant to wake
+/// someone. Waking in vain does no harm.
+pub fn wake_everything<M: Memory>(memory: &mut M, state: &State) {
+    for gpu in &state.gpus[..state.header.gpu_count.load() as usize] {
+        let now_ns = memory.get(&gpu.now_ns);
+        memory.lower(&gpu.next_event_ns, now_ns);
+    }
+    memory.put(&state.header.next_event_ns, 0);
+    memory.commit();
+    poke_waiting_contexts(memory, state, None, 0);
+}
+
+/// Works out, at the GPU's present moment, what happens without time passing, and when the next event is.
+fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: usize) {
+    let gpu = &state.gpus[gpu_index];
+    let now_ns = memory.get(&gpu.now_ns);
+    if memory.get(&gpu.phase) == phase::SWITCHING {
+        let end_ns = memory.get(&gpu.phase_end_ns);
+        if now_ns < end_ns {
+            memory.put(&gpu.next_event_ns, end_ns);
+            return memory.commit();
+        }
+        memory.put(&gpu.phase, phase::RUNNING);
+        memory.put(&gpu.slice_end_ns, now_ns + config.slice_ns);
+    }
+    let current = index_of(memory.get(&gpu.current));
+    if let Some(context) = current {
+        complete_all_ready(memory, state, gpu_index, context);
+    }
+
+    // What the others want.
+    let mut others_next_ns = NEVER;
+    let mut next_context = None;
+    for other in occupied_after(memory, gpu, current).filter(|&context| Some(context) != current) {
+        let ready_ns = memory.get(&state.contexts[other].ready_ns);
+        if ready_ns <= now_ns {
+            next_context = Some(other);
+            break;
+        }
+        others_next_ns = others_next_ns.min(ready_ns);
+    }
+
+    let set = current.map(|context| running_set(memory, state, gpu, context));
+    match (current, set) {
+        (Some(context), Some(set)) if set.len > 0 => {
+            let mut slice_end_ns = memory.get(&gpu.slice_end_ns);
+            // Alone, a new slice began at every end of one, though nobody looked.
+            slice_end_ns += now_ns.saturating_sub(slice_end_ns).div_ceil(config.slice_ns) * config.slice_ns;
+            if slice_end_ns == now_ns {
+                if let Some(next) = next_context {
+                    memory.put(&state.contexts[context].ready_ns, now_ns);
+                    return start_switch(memory, gpu, next, config.preempt_switch_ns);
+                }
+                slice_end_ns += config.slice_ns;
+            }
+            memory.put(&gpu.slice_end_ns, slice_end_ns);
+            let first_done_ns = set.items().iter().map(|item| set.time_left_ns(item)).min().unwrap_or(NEVER);
+            let turn_ns = if next_context.is_some() { slice_end_ns } else { others_next_ns };
+            let event_ns = now_ns.saturating_add(first_done_ns).min(set.next_eligible_ns).min(turn_ns);
+            memory.put(&gpu.phase, phase::RUNNING);
+            memory.put(&gpu.next_event_ns, event_ns);
+        }
+        (_, set) => {
+            let own_next_ns = set.map_or(NEVER, |set| set.next_eligible_ns);
+            if let Some(context) = current {
+                memory.put(&state.contexts[context].ready_ns, own_next_ns);
+            }
+            if let Some(next) = next_context {
+                // A GPU that has no context loaded has nothing to put away.
+                let cost_ns = if current.is_some() { config.idle_switch_ns } else { 0 };
+                return start_switch(memory, gpu, next, cost_ns);
+            }
+            memory.put(&gpu.phase, phase::IDLE);
+            memory.put(&gpu.next_event_ns, own_next_ns.min(others_next_ns));
+        }
+    }
+    memory.commit();
+}
+
+/// Completes what needs no time: markers, waits that are over, work that is done.
+fn complete_all_ready<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, context: usize) {
+    let now_ns = memory.get(&state.gpus[gpu_index].now_ns);
+    loop {
+        let mut progress = false;
+        let mut blocked = false;
+        let mut next = streams_of(memory, state, context);
+        while let Some(stream) = next {
+            // Taken before the stream may leave the list.
+            next = next_stream(memory, state, stream);
+            loop {
+                match head(memory, state, stream) {
+                    Head::Ready { eligible_ns } if eligible_ns <= now_ns => {
+                        complete(memory, state, gpu_index, context, stream)
+                    }
+                    Head::Blocked => {
+                        blocked = true;
+                        break;
+                    }
+                    _ => break,
+                }
+                progress = true;
+            }
+        }
+        // One stream's completion may be what an earlier one in the list waits for.
+        if !(progress && blocked) {
+            return;
+        }
+    }
+}
+
+fn start_switch<M: Memory>(memory: &mut M, gpu: &Gpu, to: usize, cost_ns: u64) {
+    let end_ns = memory.get(&gpu.now_ns) + cost_ns;
+    memory.put(&gpu.phase, phase::SWITCHING);
+    memory.put(&gpu.phase_end_ns, end_ns);
+    memory.put(&gpu.current, stored(to));
+    memory.add(&gpu.switches, 1);
+    memory.put(&gpu.next_event_ns, end_ns);
+    memory.commit();
+}
+
+/// The GPU whose event is due first, and when.
+fn first_event<M: Memory>(memory: &M, state: &State) -> (u64, usize) {
+    let count = state.header.gpu_count.load() as usize;
+    let events = state.gpus[..count].iter().enumerate();
+    events.map(|(index, gpu)| (memory.get(&gpu.next_event_ns), index)).min().unwrap_or((NEVER, 0))
+}
+
+/// Works out everything up to `now_ns`. At least one transaction an event, none left open.
+pub fn advance<M: Memory>(memory: &mut M, state: &State, config: &Config, now_ns: u64) {
+    if memory.get(&state.header.next_event_ns) > now_ns {
+        return;
+    }
+    let next_ns = loop {
+        let (event_ns, gpu) = first_event(memory, state);
+        if event_ns > now_ns {
+            break event_ns;
+        }
+        step(memory, state, config, gpu, event_ns);
+    };
+    memory.put(&state.header.next_event_ns, next_ns);
+    memory.commit();
+}
+
+fn step<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: usize, event_ns: u64) {
+    integrate(memory, state, gpu_index, event_ns);
+    let gpu = &state.gpus[gpu_index];
+    let now_ns = memory.get(&gpu.now_ns);
+    memory.put(&gpu.next_event_ns, now_ns);
+    memory.commit();
+    settle(memory, state, config, gpu_index);
+}
+
+/// Brings the accounts of all GPUs to `now_ns`, which no event may lie before. On an overlay: accounts to read off; on the state: before
+/// what runs is changed from outside.
+pub fn bring_accounts_to<M: Memory>(memory: &mut M, state: &State, now_ns: u64) {
+    for gpu in 0..state.header.gpu_count.load() as usize {
+        integrate(memory, state, gpu, now_ns);
+        memory.commit();
+    }
+}
+
+/// What looking ahead found out about a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prediction {
+    /// It completes then, if nobody submits anything before.
+    At(u64),
+    /// It has not completed by then.
+    After(u64),
+    /// It does not complete until the host does something.
+    Blocked,
+}
+
+/// Looks ahead to when an item completes, over at most `max_events`.
+pub fn predict<M: Memory>(
+    memory: &mut M,
+    state: &State,
+    config: &Config,
+    target: (u32, u32, u64),
+    max_events: usize,
+) -> Prediction {
+    let (index, generation, sequence) = target;
+    let Some(stream) = state.streams.get(index as usize) else { return Prediction::At(0) };
+    let mut at_ns = 0;
+    for _ in 0..max_events {
+        if memory.get(&stream.generation) != u64::from(generation)
+            || memory.get(&stream.completed) >= sequence
+        {
+            return Prediction::At(at_ns);
+        }
+        let (event_ns, gpu) = first_event(memory, state);
+        if event_ns == NEVER {
+            return Prediction::Blocked;
+        }
+        at_ns = event_ns;
+        step(memory, state, config, gpu, event_ns);
+    }
+    Prediction::After(at_ns)
+}
+
+/// What an item is made of.
+#[derive(Clone, Copy)]
+pub struct NewItem {
+    pub kind: u64,
+    pub ticks: u64,
+    pub a: u64,
+    pub b: u64,
+}
+
+/// Whether a wait for the item would be over already.
+pub fn is_complete<M: Memory>(memory: &M, state: &State, target: (u32, u32, u64)) -> bool {
+    let (index, generation, sequence) = target;
+    state.streams.get(index as usize).is_none_or(|stream| {
+        memory.get(&stream.generation) != u64::from(generation) || memory.get(&stream.completed) >= sequence
+    })
+}
+
+/// An item that waits for another, for a stream of `context`.
+pub fn wait_item<M: Memory>(memory: &M, state: &State, context: usize, target: (u32, u32, u64)) -> NewItem {
+    let (index, generation, sequence) = target;
+    let cross = memory.get(&state.streams[index as usize].context) != stored(context);
+    let kind = item_kind::WAIT | if cross { item_kind::CROSS } else { 0 };
+    NewItem { kind, ticks: 0, a: pack(index, generation), b: sequence }
+}
+
+/// Appends an item to a live stream that has a free place; answers its sequence. One transaction.
+pub fn append<M: Memory>(memory: &mut M, state: &State, index: usize, new: NewItem, eligible_ns: u64) -> u64 {
+    let stream = &state.streams[index];
+    let submitted = memory.get(&stream.submitted);
+    let sequence = submitted + 1;
+    let item = state.item(index, sequence);
+    // The place is free, so nobody reads these until `submitted` says that they are there: no need of the journal.
+    item.kind.store(new.kind);
+    item.ticks.store(new.ticks);
+    item.eligible_ns.store(eligible_ns);
+    item.a.store(new.a);
+    item.b.store(new.b);
+    item.released_ns.store(0);
+    if new.kind & item_kind::CROSS != 0 {
+        memory.add(&state.header.cross_waits, 1);
+    }
+    let was_empty = memory.get(&stream.completed) == submitted;
+    memory.put(&stream.submitted, sequence);
+    if was_empty {
+        link_stream(memory, state, index);
+        wake_context_of(memory, state, index);
+    }
+    sequence
+}
+
+/// Takes note that the head of a stream may have become ready.
+pub fn wake_context_of<M: Memory>(memory: &mut M, state: &State, stream: usize) {
+    let Some(context_index) = index_of(memory.get(&state.streams[stream].context)) else { return };
+    let ready_ns = head_ready_ns(memory, state, stream);
+    if ready_ns == NEVER {
+        return;
+    }
+    let context = &state.contexts[context_index];
+    let gpu = &state.gpus[memory.get(&context.gpu) as usize];
+    memory.lower(&context.ready_ns, ready_ns);
+    memory.lower(&gpu.next_event_ns, ready_ns);
+    memory.lower(&state.header.next_event_ns, ready_ns);
+}
+
+fn occupied_word(gpu: &Gpu, context: usize) -> (&Word, u64) {
+    const BITS: usize = u64::BITS as usize;
+    (&gpu.occupied[context / BITS], 1 << (context % BITS))
+}
+
+/// Puts a stream at the end of its context's list of streams with work.
+fn link_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
+    let stream = &state.streams[index];
+    let Some(context_index) = index_of(memory.get(&stream.context)) else { return };
+    let context: &Context = &state.contexts[context_index];
+    let last = memory.get(&context.last_stream);
+    memory.put(&stream.previous, last);
+    memory.put(&stream.next, 0);
+    match index_of(last) {
+        Some(last) => memory.put(&state.streams[last].next, stored(index)),
+        None => {
+            memory.put(&context.first_stream, stored(index));
+            memory.put(&context.ready_ns, NEVER);
+            let gpu = &state.gpus[memory.get(&context.gpu) as usize];
+            let (word, bit) = occupied_word(gpu, context_index);
+            let bits = memory.get(word);
+            memory.put(word, bits | bit);
+        }
+    }
+    memory.put(&context.last_stream, stored(index));
+}
+
+/// Takes a stream off its context's list.
+fn unlink_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
+    let stream: &Stream = &state.streams[index];
+    let Some(context_index) = index_of(memory.get(&stream.context)) else { return };
+    let context = &state.contexts[context_index];
+    let (previous, next) = (memory.get(&stream.previous), memory.get(&stream.next));
+    match index_of(previous) {
+        Some(previous) => memory.put(&state.streams[previous].next, next),
+        None => memory.put(&context.first_stream, next),
+    }
+    match index_of(next) {
+        Some(next) => memory.put(&state.streams[next].previous, previous),
+        None => memory.put(&context.last_stream, previous),
+    }
+    if previous == 0 && next == 0 {
+        let gpu = &state.gpus[memory.get(&context.gpu) as usize];
+        let (word, bit) = occupied_word(gpu, context_index);
+        let bits = memory.get(word);
+        memory.put(word, bits & !bit);
+    }
+}
+
+/// Makes a slot's generation that of a free one. Generations are of 32 bits.
+pub fn retire_generation<M: Memory>(memory: &mut M, word: &Word) {
+    let generation = (memory.get(word) as u32).wrapping_add(1);
+    memory.put(word, generation.into());
+}
+
+/// Makes an empty stream's slot free. Part of the caller's transaction.
+fn free_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
+    let stream = &state.streams[index];
+    retire_generation(memory, &stream.generation);
+    memory.put(&stream.context, 0);
+    memory.put(&stream.closing, 0);
+    let list = &state.header.streams.first;
+    let first = memory.get(list);
+    memory.put(&stream.next_free, first);
+    memory.put(list, stored(index));
+}
+
+/// Destroys a stream: at once if it is empty, else once it is. One transaction.
+pub fn close_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
+    let stream = &state.streams[index];
+    if memory.get(&stream.submitted) == memory.get(&stream.completed) {
+        free_stream(memory, state, index);
+    } else {
+        memory.put(&stream.closing, 1);
+    }
+    memory.commit();
+}
+
+/// Takes a stream away with what is in it. Whoever waits for something in it waits no more. One transaction an item and one at the end.
+fn drop_stream<M: Memory>(memory: &mut M, state: &State, index: usize, now_ns: u64) {
+    let stream = &state.streams[index];
+    loop {
+        let completed = memory.get(&stream.completed);
+        if completed == memory.get(&stream.submitted) {
+            break;
+        }
+        let item = state.item(index, completed + 1);
+        let kind = memory.get(&item.kind);
+        if kind & item_kind::MASK == item_kind::MARKER {
+            complete_record(memory, state, item, now_ns);
+        }
+        if kind & item_kind::CROSS != 0 {
+            let waits = memory.get(&state.header.cross_waits);
+            memory.put(&state.header.cross_waits, waits.saturating_sub(1));
+        }
+        memory.put(&item.completed_ns, now_ns);
+        memory.put(&stream.completed, completed + 1);
+        if completed + 1 == memory.get(&stream.submitted) {
+            unlink_stream(memory, state, index);
+        }
+        memory.commit();
+    }
+    free_stream(memory, state, index);
+    memory.commit();
+}
+
+/// Takes a context away with its streams and memory. Everything up to `now_ns` has been worked out. Several transactions; if cut short, to be
+/// done again.
+pub fn drop_context<M: Memory>(memory: &mut M, state: &State, index: usize, now_ns: u64) {
+    bring_accounts_to(memory, state, now_ns);
+    let context = &state.contexts[index];
+    let gpu_index = memory.get(&context.gpu) as usize;
+    let gpu = &state.gpus[gpu_index];
+    // Off the GPU first, so that nothing of it counts as running any more. A switch to it goes on, to nobody.
+    if memory.get(&gpu.current) == stored(index) {
+        memory.put(&gpu.current, 0);
+        if memory.get(&gpu.phase) == phase::RUNNING {
+            memory.put(&gpu.phase, phase::IDLE);
+        }
+        memory.lower(&gpu.next_event_ns, now_ns);
+        memory.lower(&state.header.next_event_ns, now_ns);
+        memory.commit();
+    }
+    let used = memory.get(&state.header.streams.used) as usize;
+    for stream in 0..used {
+        if memory.get(&state.streams[stream].context) == stored(index) {
+            drop_stream(memory, state, stream, now_ns);
+        }
+    }
+    let bytes = memory.get(&context.memory_bytes);
+    take_memory_back(memory, state, index, bytes);
+    if let Some(process) = index_of(memory.get(&context.process)) {
+        let contexts = &state.processes[process].gpus[gpu_index].contexts;
+        let count = memory.get(contexts);
+        memory.put(contexts, count.saturating_sub(1));
+    }
+    retire_generation(memory, &context.generation);
+    memory.put(&context.process, 0);
+    let list = &state.header.contexts.first;
+    let first = memory.get(list);
+    memory.put(&context.next_free, first);
+    memory.put(list, stored(index));
+    memory.commit();
+    if memory.get(&state.header.cross_waits) > 0 {
+        memory.lower(&state.header.next_event_ns, now_ns);
+        poke_waiting_contexts(memory, state, None, now_ns);
+        memory.commit();
+    }
+}
+
+/// Charges memory to a live context. Part of the caller's transaction. The error is what is free.
+pub fn take_memory<M: Memory>(
+    memory: &mut M,
+    state: &State,
+    config: &Config,
+    context: usize,
+    bytes: u64,
+) -> Result<(), u64> {
+    let context = &state.contexts[context];
+    let gpu_index = memory.get(&context.gpu) as usize;
+    let used = &state.gpus[gpu_index].memory_used_bytes;
+    let free_bytes = config.memory_bytes.saturating_sub(memory.get(used));
+    if bytes > free_bytes {
+        return Err(free_bytes);
+    }
+    memory.add(used, bytes);
+    memory.add(&context.memory_bytes, bytes);
+    if let Some(process) = index_of(memory.get(&context.process)) {
+        let account = &state.processes[process].gpus[gpu_index];
+        memory.add(&account.memory_bytes, bytes);
+        let held = memory.get(&account.memory_bytes);
+        if memory.get(&account.memory_peak_bytes) < held {
+            memory.put(&account.memory_peak_bytes, held);
+        }
+    }
+    Ok(())
+}
+
+/// Takes charged memory back, at most what the context holds. Part of the caller's transaction.
+pub fn take_memory_back<M: Memory>(memory: &mut M, state: &State, context: usize, bytes: u64) {
+    let context = &state.contexts[context];
+    let gpu_index = memory.get(&context.gpu) as usize;
+    let bytes = bytes.min(memory.get(&context.memory_bytes));
+    let accounts = index_of(memory.get(&context.process))
+        .map(|process| &state.processes[process].gpus[gpu_index].memory_bytes);
+    for word in [&context.memory_bytes, &state.gpus[gpu_index].memory_used_bytes].into_iter().chain(accounts)
+    {
+        let held = memory.get(word);
+        memory.put(word, held.saturating_sub(bytes));
+    }
+}

@@ -1,0 +1,203 @@
+//! Processes that die, at any store.
+
+use super::world::{Client, START_NS, World, kernel};
+use crate::{EventStatus, Host, Work, config::ALL_SMS_PPM, journal::failpoint, liveness, truth::Snapshot};
+
+/// Runs `child` in a forked process, which attaches for itself, and is killed after so many stores to the shared state. Answers
+/// whether it came through. `prepare` runs before the counting.
+fn killed_after<T>(
+    world: &World,
+    stores: u64,
+    prepare: impl FnOnce(&Host) -> T,
+    child: impl FnOnce(&Host, T),
+) -> bool {
+    // SAFETY: the child uses no lock that another thread of the test program may hold but the allocator's, which glibc resets in
+    // a forked child, and leaves by `_exit`.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let host = world.process();
+        let prepared = prepare(&host);
+        failpoint::LEFT.with(|left| left.set(stores));
+        child(&host, prepared);
+        // SAFETY: ends the child without running the test program's exit handlers, the host attached.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above; `status` is valid for writing.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    let killed = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL;
+    assert!(
+        killed || libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+        "the child failed: {status:#x}"
+    );
+    !killed
+}
+
+fn check_accounts(truth: &Snapshot) {
+    for (index, gpu) in truth.gpus.iter().enumerate() {
+        assert_eq!(gpu.busy_ns + gpu.switch_ns + gpu.idle_ns, gpu.elapsed_ns);
+        assert_eq!(truth.processes.iter().map(|p| p.gpus[index].busy_ns).sum::<u64>(), gpu.busy_ns);
+        let held: u64 = truth.processes.iter().map(|p| p.gpus[index].memory_bytes).sum();
+        assert_eq!(held, gpu.memory_used_bytes);
+    }
+}
+
+#[test]
+fn a_process_killed_at_any_store_leaves_a_whole_state() {
+    // Everything that changes the state, on two GPUs, beside a neighbour that has work running and waits for the victim's.
+    let mut stores = 0;
+    loop {
+        let world = World::with("gpus = 2\ncontext_overhead_bytes = 7");
+        let neighbour = Client::new(&world);
+        let long = neighbour.kernel(10_000);
+        let came_through = killed_after(
+            &world,
+            stores,
+            |_| (),
+            |host, ()| {
+                let context = host.create_context(0).expect("context");
+                let far = host.create_context(1).expect("context");
+                let [s1, s2] = [(); 2].map(|()| host.create_stream(context).expect("stream"));
+                let s3 = host.create_stream(far).expect("stream");
+                host.reserve_memory(context, 100).expect("memory");
+                let event = host.create_event().expect("event");
+                let x = host.submit(s1, kernel(1500, ALL_SMS_PPM), &[]).expect("submit");
+                let y = host.submit(s3, kernel(10, 1), &[x]).expect("submit");
+                host.submit(s2, kernel(400, 300_000), &[y]).expect("submit");
+                host.record(s2, event).expect("record");
+                let gate = host.submit(s3, Work::HostWait, &[]).expect("submit");
+                world.go_to(4500);
+                host.event_status(event);
+                host.release(gate);
+                host.release_memory(context, 50);
+                host.destroy_event(event);
+                host.destroy_stream(s2);
+                world.go_to(6000);
+                host.destroy_context(far);
+                host.destroy_context(context);
+            },
+        );
+        world.go_to(7000);
+        let truth = world.truth();
+        check_accounts(&truth);
+        assert!(truth.processes.iter().skip(1).all(|victim| !victim.alive && victim.gpus[0].contexts == 0));
+        assert_eq!(
+            truth.gpus.iter().map(|gpu| gpu.memory_used_bytes).collect::<Vec<_>>(),
+            [7, 0],
+            "after {stores} stores"
+        );
+        // The neighbour's kernel runs to its end, and everything can be made again.
+        assert!(neighbour.host.wait(long, crate::WaitPolicy::Auto) <= START_NS + 40_000);
+        let again = Client::new(&world);
+        let last = again.kernel(10);
+        again.host.wait(last, crate::WaitPolicy::Auto);
+        check_accounts(&world.truth());
+        if came_through {
+            break;
+        }
+        stores += 1;
+    }
+    assert!(stores > 300, "only {stores} stores were tried");
+}
+
+#[test]
+fn a_dead_process_gives_back_its_memory_and_its_turn() {
+    let world = World::with("memory_bytes = 1000");
+    let a = Client::new(&world);
+    let came_through = killed_after(
+        &world,
+        u64::MAX - 1,
+        |host| {
+            let context = host.create_context(0).expect("context");
+            host.reserve_memory(context, 900).expect("memory");
+            host.create_stream(context).expect("stream")
+        },
+        |host, stream| {
+            host.submit(stream, kernel(u64::MAX, ALL_SMS_PPM), &[]).expect("submit");
+        },
+    );
+    assert!(came_through);
+    world.go_to(liveness::INTERVAL_NS + 1);
+    a.host.reserve_memory(a.context, 900).expect("the dead process's memory is free");
+    let x = a.kernel(50);
+    world.go_to(liveness::INTERVAL_NS + 1000);
+    assert_eq!(a.done(x), Some(liveness::INTERVAL_NS + 1 + 50));
+}
+
+#[test]
+fn an_account_outlives_its_process() {
+    let world = World::new();
+    killed_after(
+        &world,
+        u64::MAX - 1,
+        |_| (),
+        |host, ()| {
+            let stream = host.create_stream(host.create_context(0).expect("context")).expect("stream");
+            host.submit(stream, kernel(500, ALL_SMS_PPM), &[]).expect("submit");
+            world.go_to(500);
+            host.now_ns();
+            host.query(host.last_ticket(stream));
+        },
+    );
+    let truth = world.truth();
+    let [dead] = &truth.processes[..] else { panic!("one process: {truth:?}") };
+    assert!(!dead.alive && dead.pid != 0 && dead.start_time != 0 && !dead.comm.is_empty());
+    assert_eq!((dead.gpus[0].busy_ns, dead.gpus[0].kernels), (500, 1));
+}
+
+#[test]
+fn what_waits_for_a_dead_process_waits_no_more() {
+    let world = World::new();
+    let a = Client::new(&world);
+    let event = a.host.create_event().expect("event");
+    killed_after(
+        &world,
+        u64::MAX - 1,
+        |_| (),
+        |host, ()| {
+            let stream = host.create_stream(host.create_context(0).expect("context")).expect("stream");
+            host.submit(stream, kernel(u64::MAX, ALL_SMS_PPM), &[]).expect("submit");
+            host.record(stream, event).expect("record");
+        },
+    );
+    let ticket = a.host.event_ticket(event).expect("recorded");
+    let x = a.host.submit(a.stream, kernel(10, ALL_SMS_PPM), &[ticket]).expect("submit");
+    world.go_to(3 * liveness::INTERVAL_NS);
+    assert!(matches!(a.host.event_status(event), EventStatus::Done { .. }));
+    assert!(a.done(x).is_some());
+}
+
+#[test]
+fn a_forked_child_can_do_nothing_and_harms_nothing() {
+    let world = World::new();
+    let a = Client::new(&world);
+    let x = a.kernel(50);
+    // SAFETY: as in `killed_after`.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let refused = matches!(a.host.create_context(0), Err(crate::Error::Forked));
+        let quiet = a.host.is_forked() && a.host.wait(x, crate::WaitPolicy::Auto) == 0;
+        drop(a);
+        // SAFETY: as in `killed_after`.
+        unsafe { libc::_exit(i32::from(!(refused && quiet))) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above; `status` is valid for writing.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
+    world.go_to(1000);
+    assert!(world.truth().processes[0].alive);
+    assert_eq!(a.done(x), Some(50));
+}
+
+#[test]
+fn detaching_gives_everything_back_and_keeps_the_account() {
+    let world = World::with("context_overhead_bytes = 7");
+    let a = Client::new(&world);
+    a.kernel(50);
+    world.go_to(30);
+    drop(a.host);
+    let truth = world.truth();
+    assert_eq!((truth.gpus[0].memory_used_bytes, truth.gpus[0].busy_ns), (0, 30));
+    assert_eq!((truth.processes[0].alive, truth.processes[0].gpus[0].busy_ns), (false, 30));
+}

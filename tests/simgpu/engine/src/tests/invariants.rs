@@ -1,0 +1,160 @@
+//! What holds whatever is done, in whatever order.
+
+use super::world::{START_NS, World};
+use crate::{ContextId, CopyKind, Host, StreamId, Ticket, Work, truth::Snapshot};
+use proptest::prelude::*;
+
+const PROCESSES: usize = 3;
+const CONTEXTS: usize = 5;
+const STREAMS: usize = 9;
+const GPUS: usize = 2;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Kernel { stream: usize, ns: u64, sm_ppm: u32 },
+    Copy { stream: usize, bytes: u64 },
+    Marker { stream: usize },
+    After { stream: usize, other: usize, ns: u64 },
+    HostWait { stream: usize },
+    ReleaseAll,
+    Pass { ns: u64 },
+    Look,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let stream = 0..STREAMS;
+    prop_oneof![
+        5 => (stream.clone(), 0_u64..5000, 1_u32..1_000_000).prop_map(|(stream, ns, sm_ppm)| Step::Kernel { stream, ns, sm_ppm }),
+        2 => (stream.clone(), 0_u64..5000).prop_map(|(stream, bytes)| Step::Copy { stream, bytes }),
+        2 => stream.clone().prop_map(|stream| Step::Marker { stream }),
+        3 => (stream.clone(), 0..STREAMS, 0_u64..500).prop_map(|(stream, other, ns)| Step::After { stream, other, ns }),
+        1 => stream.prop_map(|stream| Step::HostWait { stream }),
+        1 => Just(Step::ReleaseAll),
+        4 => (0_u64..8000).prop_map(|ns| Step::Pass { ns }),
+        2 => Just(Step::Look),
+    ]
+}
+
+struct Run {
+    world: World,
+    hosts: Vec<Host>,
+    streams: Vec<(usize, StreamId)>,
+    tickets: Vec<Ticket>,
+    /// Pairs of which the first must not complete after the second.
+    ordered: Vec<(Ticket, Ticket)>,
+    gates: Vec<Ticket>,
+}
+
+impl Run {
+    fn new(keys: &str) -> Self {
+        let world = World::with(keys);
+        let hosts: Vec<Host> = (0..PROCESSES).map(|_| world.process()).collect();
+        let contexts: Vec<(usize, ContextId)> = (0..CONTEXTS)
+            .map(|n| (n % PROCESSES, hosts[n % PROCESSES].create_context(n % GPUS).expect("context")))
+            .collect();
+        let streams = (0..STREAMS)
+            .map(|n| {
+                let (host, context) = contexts[n % CONTEXTS];
+                (host, hosts[host].create_stream(context).expect("stream"))
+            })
+            .collect();
+        Self { world, hosts, streams, tickets: vec![], ordered: vec![], gates: vec![] }
+    }
+
+    fn submit(&mut self, stream: usize, work: Work, after: &[Ticket]) -> Ticket {
+        let (host, stream) = self.streams[stream];
+        let before = self.hosts[host].last_ticket(stream);
+        let ticket = self.hosts[host].submit(stream, work, after).expect("submit");
+        self.ordered.extend(after.iter().chain([&before]).map(|&earlier| (earlier, ticket)));
+        self.tickets.push(ticket);
+        ticket
+    }
+
+    fn step(&mut self, step: &Step, looks: bool) {
+        match *step {
+            Step::Kernel { stream, ns, sm_ppm } => {
+                self.submit(stream, Work::Kernel { duration_ns: ns, sm_ppm, kernels: 1 }, &[]);
+            }
+            Step::Copy { stream, bytes } => {
+                self.submit(stream, Work::Copy { kind: CopyKind::HostToDevice, bytes }, &[]);
+            }
+            Step::Marker { stream } => {
+                self.submit(stream, Work::Marker, &[]);
+            }
+            Step::After { stream, other, ns } => {
+                let (host, other) = self.streams[other];
+                let other = self.hosts[host].last_ticket(other);
+                self.submit(stream, Work::Kernel { duration_ns: ns, sm_ppm: 1000, kernels: 1 }, &[other]);
+            }
+            Step::HostWait { stream } => {
+                let gate = self.submit(stream, Work::HostWait, &[]);
+                self.gates.push(gate);
+            }
+            Step::ReleaseAll => self.gates.drain(..).for_each(|gate| self.hosts[0].release(gate)),
+            Step::Pass { ns } => {
+                let now_ns = self.world.clock.now_ns();
+                self.world.clock.advance_to(now_ns + ns);
+            }
+            Step::Look if looks => check(&self.world.truth()),
+            Step::Look => {}
+        }
+    }
+
+    /// Runs to the end and answers the completion times.
+    fn finish(&mut self) -> Vec<u64> {
+        self.step(&Step::ReleaseAll, false);
+        for &ticket in &self.tickets {
+            self.hosts[0].wait(ticket, crate::WaitPolicy::Auto);
+        }
+        self.tickets.iter().map(|&ticket| self.hosts[0].query(ticket).expect("waited for")).collect()
+    }
+}
+
+/// The accounts add up.
+fn check(truth: &Snapshot) {
+    for (index, gpu) in truth.gpus.iter().enumerate() {
+        assert_eq!(gpu.busy_ns + gpu.switch_ns + gpu.idle_ns, gpu.elapsed_ns, "GPU {index}");
+        let accounts = truth.processes.iter().map(|process| process.gpus[index]);
+        assert_eq!(accounts.clone().map(|account| account.busy_ns).sum::<u64>(), gpu.busy_ns, "GPU {index}");
+        for account in accounts {
+            assert!(account.busy_ns >= account.kernel_busy_ns.max(account.copy_busy_ns));
+            assert!(account.busy_ns <= account.kernel_busy_ns + account.copy_busy_ns);
+        }
+    }
+}
+
+fn config(latency_ns: u64) -> String {
+    format!("gpus = {GPUS}\nlaunch_latency_ns = {latency_ns}")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn accounts_add_up_and_order_is_kept(steps in prop::collection::vec(step(), 1..120), latency_ns in 0_u64..50) {
+        let mut run = Run::new(&config(latency_ns));
+        for step in &steps {
+            run.step(step, true);
+        }
+        run.finish();
+        for &(earlier, later) in &run.ordered {
+            let [earlier, later] = [earlier, later].map(|ticket| run.hosts[0].query(ticket).expect("all are complete"));
+            prop_assert!(earlier <= later);
+            prop_assert!(later >= START_NS && later <= run.world.clock.now_ns());
+        }
+        let truth = run.world.truth();
+        check(&truth);
+        let kernels = steps.iter().filter(|step| matches!(step, Step::Kernel { .. } | Step::After { .. })).count() as u64;
+        prop_assert_eq!(truth.processes.iter().flat_map(|p| &p.gpus).map(|gpu| gpu.kernels).sum::<u64>(), kernels);
+    }
+
+    #[test]
+    fn looking_changes_nothing(steps in prop::collection::vec(step(), 1..80)) {
+        let times = [true, false].map(|looks| {
+            let mut run = Run::new(&config(3));
+            steps.iter().for_each(|step| run.step(step, looks));
+            run.finish()
+        });
+        prop_assert_eq!(&times[0], &times[1]);
+    }
+}

@@ -1,0 +1,114 @@
+//! Contexts that take turns.
+
+use super::world::{Client, START_NS, World};
+use crate::WaitPolicy;
+
+/// So many slices that ends do not matter.
+const LONG_NS: u64 = 1_000_000_000;
+
+#[test]
+fn two_backlogged_processes_get_equal_slices() {
+    let world = World::new();
+    let (a, b) = (Client::new(&world), Client::new(&world));
+    a.kernel(LONG_NS);
+    b.kernel(LONG_NS);
+    // 100 rounds of two slices and two switches.
+    world.go_to(100 * 2200);
+    let truth = world.truth();
+    let gpu = truth.gpus[0];
+    assert_eq!(truth.processes.iter().map(|p| p.gpus[0].busy_ns).collect::<Vec<_>>(), [100_000, 100_000]);
+    // The first context found the GPU empty: no cost, but a switch.
+    assert_eq!((gpu.busy_ns, gpu.switch_ns, gpu.idle_ns, gpu.switches), (200_000, 20_000, 0, 201));
+}
+
+#[test]
+fn small_kernels_beside_a_long_one_get_the_same_share() {
+    let world = World::new();
+    let (a, b) = (Client::new(&world), Client::new(&world));
+    a.kernel(LONG_NS);
+    for _ in 0..1000 {
+        b.kernel(30);
+    }
+    world.go_to(10 * 2200);
+    let busy: Vec<_> = world.truth().processes.iter().map(|p| p.gpus[0].busy_ns).collect();
+    assert_eq!(busy, [10_000, 10_000]);
+}
+
+#[test]
+fn a_context_with_nothing_to_run_gives_way_at_once() {
+    let world = World::new();
+    let (a, b) = (Client::new(&world), Client::new(&world));
+    let x = a.kernel(50);
+    let y = b.kernel(50);
+    world.go_to(5000);
+    // Nothing of a's is left, so the switch is the cheap one.
+    assert_eq!((a.done(x), a.done(y)), (Some(50), Some(110)));
+}
+
+#[test]
+fn a_newcomer_waits_for_the_end_of_the_present_slice() {
+    let world = World::new();
+    let (a, b) = (Client::new(&world), Client::new(&world));
+    a.kernel(LONG_NS);
+    world.go_to(3400);
+    let y = b.kernel(50);
+    world.go_to(10_000);
+    // Alone, a's slices end at 1000, 2000, 3000, 4000.
+    assert_eq!(a.done(y), Some(4150));
+}
+
+#[test]
+fn three_contexts_go_round() {
+    let world = World::new();
+    let clients = [(); 3].map(|()| Client::new(&world));
+    for client in &clients {
+        client.kernel(LONG_NS);
+    }
+    world.go_to(30 * 1100);
+    let busy: Vec<_> = world.truth().processes.iter().map(|p| p.gpus[0].busy_ns).collect();
+    assert_eq!(busy, [10_000; 3]);
+}
+
+#[test]
+fn gpus_do_not_share_time() {
+    let world = World::with("gpus = 16");
+    let host = world.process();
+    let tickets: Vec<_> = (0..16)
+        .map(|gpu| {
+            let stream = host.create_stream(host.create_context(gpu).expect("context")).expect("stream");
+            host.submit(stream, super::world::kernel(500 + gpu as u64, 1), &[]).expect("submit")
+        })
+        .collect();
+    for (gpu, ticket) in tickets.into_iter().enumerate() {
+        assert_eq!(host.wait(ticket, WaitPolicy::Auto), START_NS + 500 + gpu as u64);
+    }
+    let uuids: std::collections::HashSet<_> = (0..16).map(|gpu| host.uuid(gpu)).collect();
+    assert_eq!(uuids.len(), 16);
+}
+
+#[test]
+fn utilization_is_the_busy_part_of_the_last_second() {
+    const SECOND: u64 = 1_000_000_000;
+    let world = World::new();
+    let a = Client::new(&world);
+    a.kernel(SECOND / 4);
+    world.go_to(SECOND);
+    let ppm = world.truth().gpus[0].utilization_ppm;
+    assert!((240_000..=260_000).contains(&ppm), "{ppm}");
+    world.go_to(3 * SECOND);
+    assert_eq!(world.truth().gpus[0].utilization_ppm, 0);
+}
+
+#[test]
+fn a_kernel_that_never_ends_can_be_shared_with() {
+    let world = World::new();
+    let (a, b) = (Client::new(&world), Client::new(&world));
+    a.kernel(u64::MAX);
+    let y = b.kernel(50);
+    world.go_to(10_000);
+    assert_eq!(b.done(y), Some(1150));
+    a.host.destroy_context(a.context);
+    let z = b.kernel(50);
+    world.go_to(20_000);
+    assert_eq!(b.done(z), Some(10_050));
+}
