@@ -190,8 +190,8 @@ mod tests {
 
     #[test]
     fn death_comes_inside_the_nth_call() {
-        // SAFETY: the child only calls `check` and `_exit`; it was parsed before the fork, so it allocates nothing.
         let faults = Faults::parse("die:cuX:2").expect("valid");
+        // SAFETY: the child only calls `check`, which allocates nothing, and `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             faults.check("cuX");

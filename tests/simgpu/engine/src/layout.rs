@@ -172,9 +172,7 @@ pub struct Gpu {
 
 /// Values of [`Process::state`].
 pub mod process_state {
-    /// Never used. (0, so that a fresh file is an empty table.)
-    #[cfg(test)]
-    pub const FREE: u64 = 0;
+    // 0, which a fresh file holds, is "never used".
     pub const ALIVE: u64 = 1;
     /// Its things are being taken away; whoever finds this goes on with it.
     pub const DYING: u64 = 2;
