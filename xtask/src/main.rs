@@ -20,7 +20,7 @@ use clap::{Parser, Subcommand};
 
 /// Development tasks of deepres.
 #[derive(Parser)]
-#[command(name = "cargo xtask")]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
     #[command(subcommand)]
     task: Task,

@@ -134,6 +134,24 @@ give! {
     cuGraphGetNodes(hGraph: CUgraph, nodes: *mut CUgraphNode, numNodes: *mut usize) => numNodes, 0;
 }
 
+/// The primary context is always active.
+///
+/// # Safety
+/// Both pointers are null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
+    dev: CUdevice,
+    flags: *mut u32,
+    active: *mut i32,
+) -> CUresult {
+    let _ = dev;
+    // SAFETY: the caller's pointers, under the same contract.
+    unsafe {
+        answer(flags, 0);
+        answer(active, 1)
+    }
+}
+
 /// Makes a context current.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(ctx: CUcontext) -> CUresult {
