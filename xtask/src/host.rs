@@ -47,7 +47,8 @@ impl Device {
 }
 
 fn driver_is_installed() -> bool {
-    let mut known = Command::new("ldconfig");
+    // Not in everyone's PATH.
+    let mut known = Command::new("/sbin/ldconfig");
     known.arg("-p").stderr(Stdio::null());
     command::output(&mut known).is_ok_and(|libraries| libraries.contains("libcuda.so.1"))
 }

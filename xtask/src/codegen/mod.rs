@@ -18,6 +18,8 @@ use crate::{build, command, venv};
 
 /// The wheel that carries `cuda.h` and the `*Typedefs.h` headers.
 const WHEEL: &str = "nvidia-cuda-runtime==13.5.37";
+/// How the wheel's file name begins.
+const WHEEL_FILE: &str = "nvidia_cuda_runtime-13.5.37-";
 /// Where the headers lie inside the wheel.
 const INCLUDE: &str = "nvidia/cu13/include";
 /// Headers that declare driver functions, in order of inclusion.
@@ -97,11 +99,10 @@ fn headers(cache: &Path) -> Result<PathBuf> {
         command::run(
             venv::pip(&venv::prepare()?).args(["download", "--no-deps", "-d"]).arg(&wheels).arg(WHEEL),
         )?;
-        let stem = WHEEL.replace("==", "-").replace("nvidia-cuda-runtime", "nvidia_cuda_runtime");
         let wheel = fs::read_dir(&wheels)?
             .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&stem)))
-            .with_context(|| format!("pip left no {stem}*.whl in {}", wheels.display()))?;
+            .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(WHEEL_FILE)))
+            .with_context(|| format!("pip left no {WHEEL_FILE}*.whl in {}", wheels.display()))?;
         command::run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(wheel).arg(&unpacked))?;
     }
     for name in EMPTY_HEADERS {
