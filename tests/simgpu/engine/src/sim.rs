@@ -15,6 +15,7 @@ use crate::{
         item_kind, pack, phase, unpack,
     },
 };
+use smallvec::SmallVec;
 
 /// An item that is running.
 #[derive(Clone, Copy)]
@@ -31,8 +32,8 @@ const COPY_KINDS: usize = 4;
 
 /// What runs now on a GPU, and at what speed.
 struct RunningSet {
-    items: [Running; MAX_CONCURRENT],
-    len: usize,
+    /// Seldom more than a few, at most [`MAX_CONCURRENT`].
+    items: SmallVec<[Running; 8]>,
     /// Sum of the kernels' fractions.
     sm_ppm: u64,
     kernels: usize,
@@ -42,10 +43,6 @@ struct RunningSet {
 }
 
 impl RunningSet {
-    fn items(&self) -> &[Running] {
-        &self.items[..self.len]
-    }
-
     /// `item` gets `1 / slowdown` of its full speed; as a fraction (numerator, denominator).
     fn slowdown(&self, item: &Running) -> (u64, u64) {
         match item.copy {
@@ -165,10 +162,8 @@ fn context_ready_ns<M: Memory>(memory: &M, state: &State, context: usize) -> u64
 
 /// What of the current context runs at the GPU's present moment.
 fn running_set<M: Memory>(memory: &M, state: &State, gpu: &Gpu, context: usize) -> RunningSet {
-    let none = Running { stream: 0, sequence: 0, ticks: 0, copy: None };
     let mut set = RunningSet {
-        items: [none; MAX_CONCURRENT],
-        len: 0,
+        items: SmallVec::new(),
         sm_ppm: 0,
         kernels: 0,
         copies: [0; COPY_KINDS],
@@ -178,7 +173,7 @@ fn running_set<M: Memory>(memory: &M, state: &State, gpu: &Gpu, context: usize) 
     for stream in unfinished_streams(memory, state, context) {
         match head(memory, state, stream) {
             Head::Work { item, sequence, ticks, eligible_ns } if eligible_ns <= now_ns => {
-                if set.len < MAX_CONCURRENT {
+                if set.items.len() < MAX_CONCURRENT {
                     let copy = memory.get(&item.kind) & item_kind::MASK == item_kind::COPY;
                     let a = memory.get(&item.a);
                     if copy {
@@ -187,9 +182,12 @@ fn running_set<M: Memory>(memory: &M, state: &State, gpu: &Gpu, context: usize) 
                         set.kernels += 1;
                         set.sm_ppm += a;
                     }
-                    set.items[set.len] =
-                        Running { stream, sequence, ticks, copy: copy.then_some(a % COPY_KINDS as u64) };
-                    set.len += 1;
+                    set.items.push(Running {
+                        stream,
+                        sequence,
+                        ticks,
+                        copy: copy.then_some(a % COPY_KINDS as u64),
+                    });
                 }
             }
             Head::Work { eligible_ns, .. } | Head::Ready { eligible_ns } => {
@@ -239,7 +237,7 @@ fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: 
     match (memory.get(&gpu.phase), index_of(memory.get(&gpu.current))) {
         (phase::RUNNING, Some(context)) => {
             let set = running_set(memory, state, gpu, context);
-            for item in set.items() {
+            for item in &set.items {
                 let ticks = set.ticks_after(item, elapsed_ns);
                 let stream = &state.streams[item.stream];
                 memory.put(&stream.head_sequence, item.sequence);
@@ -253,7 +251,7 @@ fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: 
                 if set.kernels > 0 {
                     memory.add(&account.kernel_busy_ns, elapsed_ns);
                 }
-                if set.len > set.kernels {
+                if set.items.len() > set.kernels {
                     memory.add(&account.copy_busy_ns, elapsed_ns);
                 }
             }
@@ -410,7 +408,7 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
 
     let set = current.map(|context| running_set(memory, state, gpu, context));
     match (current, set) {
-        (Some(context), Some(set)) if set.len > 0 => {
+        (Some(context), Some(set)) if !set.items.is_empty() => {
             let mut slice_end_ns = memory.get(&gpu.slice_end_ns);
             // Alone, a new slice began at every end of one, though nobody looked.
             slice_end_ns += now_ns.saturating_sub(slice_end_ns).div_ceil(config.slice_ns) * config.slice_ns;
@@ -422,7 +420,7 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
                 slice_end_ns += config.slice_ns;
             }
             memory.put(&gpu.slice_end_ns, slice_end_ns);
-            let first_done_ns = set.items().iter().map(|item| set.time_left_ns(item)).min().unwrap_or(NEVER);
+            let first_done_ns = set.items.iter().map(|item| set.time_left_ns(item)).min().unwrap_or(NEVER);
             let turn_ns = if next_context.is_some() { slice_end_ns } else { others_next_ns };
             let event_ns = now_ns.saturating_add(first_done_ns).min(set.next_eligible_ns).min(turn_ns);
             memory.put(&gpu.phase, phase::RUNNING);

@@ -1,0 +1,213 @@
+//! The virtual GPU on the machine's own clock, among real processes.
+//!
+//! Bounds are generous: these run beside other tests on small machines. Exact figures are held on a virtual clock, inside the crate.
+
+use simgpu_engine::{
+    Error, Host, Options, StreamId, WaitPolicy, Work,
+    truth::{Observer, Process},
+};
+use std::{path::Path, thread, time::Duration};
+use tempfile::TempDir;
+
+const MS: u64 = 1_000_000;
+
+fn state() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").expect("a directory in shared memory")
+}
+
+fn attach(dir: &Path) -> Host {
+    let options =
+        Options { state_dir: Some(dir.to_owned()), config_toml: Some(String::new()), ..Options::default() };
+    Host::attach_with(options).expect("attach")
+}
+
+fn stream(host: &Host) -> StreamId {
+    host.create_stream(host.create_context(0).expect("context")).expect("stream")
+}
+
+fn kernel(ns: u64) -> Work {
+    Work::Kernel { duration_ns: ns, sm_ppm: 1_000_000, kernels: 1 }
+}
+
+/// A process of its own that attaches and does `work`; killed when dropped.
+struct Child(libc::pid_t);
+
+impl Child {
+    fn start(dir: &Path, work: impl FnOnce(Host)) -> Self {
+        // SAFETY: the child uses no lock that another thread of the test program may hold but the allocator's, which glibc resets in
+        // a forked child, and leaves by `_exit`.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "fork failed");
+        if pid == 0 {
+            work(attach(dir));
+            // SAFETY: ends the child without running the test program's exit handlers.
+            unsafe { libc::_exit(0) };
+        }
+        Self(pid)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let mut status = 0;
+        // SAFETY: a child of this process that nobody has waited for yet; `status` is valid for writing.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, &mut status, 0);
+        }
+    }
+}
+
+fn flood(host: Host, kernel_ns: u64) {
+    let stream = stream(&host);
+    loop {
+        host.submit(stream, kernel(kernel_ns), &[]).expect("submit");
+    }
+}
+
+fn processes(dir: &Path) -> Vec<Process> {
+    Observer::open(dir).expect("created").snapshot().processes
+}
+
+#[test]
+fn two_processes_that_flood_the_gpu_share_it_equally() {
+    let dir = state();
+    let observer = attach(dir.path());
+    let _children = [30_000, 700_000].map(|ns| Child::start(dir.path(), move |host| flood(host, ns)));
+    let busy = |pair: &[Process]| pair.iter().map(|process| process.gpus[0].busy_ns).collect::<Vec<_>>();
+    let running =
+        |found: &[Process]| found.len() == 3 && found[1..].iter().all(|process| process.gpus[0].busy_ns > 0);
+    while !running(&processes(dir.path())) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let before = processes(dir.path());
+    thread::sleep(Duration::from_millis(300));
+    let after = processes(dir.path());
+    let had: Vec<f64> =
+        busy(&after).iter().zip(busy(&before)).map(|(after, before)| (after - before) as f64).collect();
+    let share = had[1] / (had[1] + had[2]);
+    assert!((share - 0.5).abs() < 0.03, "{share}");
+    drop(observer);
+}
+
+#[test]
+fn waiting_ends_soon_after_the_kernel_and_not_before() {
+    let dir = state();
+    let host = attach(dir.path());
+    let stream = stream(&host);
+    for policy in [WaitPolicy::Auto, WaitPolicy::Spin, WaitPolicy::Yield, WaitPolicy::Block] {
+        let late_ns = (0..20).map(|_| {
+            let ticket = host.submit(stream, kernel(MS), &[]).expect("submit");
+            let at_ns = host.wait(ticket, policy);
+            let woke_ns = host.now_ns();
+            assert!(woke_ns >= at_ns, "{policy:?}");
+            woke_ns - at_ns
+        });
+        let best_ns = late_ns.min().expect("some");
+        assert!(best_ns < MS, "{policy:?}: {best_ns} ns late at best");
+    }
+}
+
+#[test]
+fn a_killed_process_is_gone_within_100_ms() {
+    let dir = state();
+    let host = attach(dir.path());
+    let total_bytes = host.memory(0).total_bytes;
+    let child = Child::start(dir.path(), |host| {
+        let context = host.create_context(0).expect("context");
+        let free_bytes = host.memory(0).total_bytes - host.memory(0).used_bytes;
+        host.reserve_memory(context, free_bytes).expect("all there is");
+        loop {
+            thread::sleep(Duration::from_secs(1));
+        }
+    });
+    while host.memory(0).used_bytes < total_bytes {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(matches!(host.create_context(0), Err(Error::OutOfMemory(_))));
+    drop(child);
+    let killed_ns = host.now_ns();
+    while host.create_context(0).is_err() {
+        assert!(host.now_ns() < killed_ns + 100 * MS, "still not free");
+    }
+}
+
+#[test]
+fn processes_killed_at_random_among_others_harm_nobody() {
+    const ROUNDS: u64 = 60;
+    let dir = state();
+    let host = attach(dir.path());
+    let stream = stream(&host);
+    let event = host.create_event().expect("event");
+    let mut victims: Vec<Child> =
+        (0..3).map(|_| Child::start(dir.path(), |host| flood(host, 5_000))).collect();
+    for round in 0..ROUNDS {
+        // Moments that have nothing to do with what the victims are doing.
+        thread::sleep(Duration::from_micros(round * 7919 % 2000));
+        drop(victims.remove(0));
+        host.submit(stream, kernel(1000), &[]).expect("submit");
+        host.record(stream, event).expect("record");
+        host.wait_event(event, WaitPolicy::Auto);
+        victims.push(Child::start(dir.path(), |host| flood(host, 5_000)));
+    }
+    drop(victims);
+    let truth = Observer::open(dir.path()).expect("created").snapshot();
+    let (gpu, processes) = (truth.gpus[0], &truth.processes);
+    assert_eq!(gpu.busy_ns + gpu.switch_ns + gpu.idle_ns, gpu.elapsed_ns);
+    assert_eq!(processes.iter().map(|process| process.gpus[0].busy_ns).sum::<u64>(), gpu.busy_ns);
+    assert_eq!(processes.iter().filter(|process| process.alive).count(), 1);
+    assert_eq!(gpu.memory_used_bytes, host.config().context_overhead_bytes);
+}
+
+#[test]
+fn a_process_finds_the_state_that_another_created() {
+    let dir = state();
+    let with = |text: &str| {
+        let options = Options {
+            state_dir: Some(dir.path().to_owned()),
+            config_toml: Some(text.into()),
+            ..Options::default()
+        };
+        Host::attach_with(options).expect("attach")
+    };
+    assert!(Observer::open(dir.path()).expect_err("nobody created it").is_not_found());
+    let first = with("gpus = 3");
+    let second = with("gpus = 5");
+    assert_eq!((first.gpu_count(), second.gpu_count()), (3, 3));
+    assert_eq!(first.uuid(2), second.uuid(2));
+    assert_ne!(first.uuid(1), attach(state().path()).uuid(0));
+}
+
+#[test]
+fn a_state_of_another_kind_is_refused_with_what_to_do() {
+    let dir = state();
+    std::fs::write(dir.path().join("state"), "something else").expect("write");
+    let options = Options { state_dir: Some(dir.path().to_owned()), ..Options::default() };
+    let error = Host::attach_with(options).expect_err("not a state").to_string();
+    assert!(error.contains("remove the directory"), "{error}");
+}
+
+#[test]
+fn many_processes_start_together() {
+    let dir = state();
+    let host = attach(dir.path());
+    let children: Vec<Child> = (0..100)
+        .map(|_| {
+            Child::start(dir.path(), |host| {
+                let stream = stream(&host);
+                let ticket = host.submit(stream, kernel(1000), &[]).expect("submit");
+                host.wait(ticket, WaitPolicy::Auto);
+                thread::sleep(Duration::from_secs(60));
+            })
+        })
+        .collect();
+    let deadline_ns = host.now_ns() + 20_000 * MS;
+    loop {
+        let done = processes(dir.path()).iter().filter(|process| process.gpus[0].kernels == 1).count();
+        if done == children.len() {
+            break;
+        }
+        assert!(host.now_ns() < deadline_ns, "{done} of {} have run their kernel", children.len());
+        thread::sleep(Duration::from_millis(10));
+    }
+}
