@@ -4,6 +4,7 @@
 //! every variant of every function at once. The table keeps facts alone: names, types, versions, values.
 
 mod header;
+mod layout;
 mod render;
 mod table;
 
@@ -34,9 +35,16 @@ const HEADERS: &[&str] = &[
     "cudaVDPAU.h",
     "cudaVDPAUTypedefs.h",
 ];
-/// What those headers include and a build machine need not have. Nothing in them is needed: types of theirs
-/// are named in `types.rs`.
-const EMPTY_HEADERS: &[&str] = &["cudaProfiler.h", "GL/gl.h", "EGL/egl.h", "EGL/eglext.h", "vdpau/vdpau.h"];
+/// What those headers include and a build machine need not have: the types that structures need, no more.
+const STAND_IN_HEADERS: &[(&str, &str)] = &[
+    ("cudaProfiler.h", ""),
+    ("GL/gl.h", ""),
+    ("EGL/egl.h", ""),
+    ("EGL/eglext.h", "typedef int EGLint; typedef void *EGLImageKHR, *EGLStreamKHR, *EGLSyncKHR;\n"),
+    ("vdpau/vdpau.h", ""),
+];
+/// The headers that declare structures.
+const STRUCTURE_HEADERS: &[&str] = &["cuda.h", "cudaEGL.h"];
 
 /// Options of `cargo xtask codegen`.
 #[derive(clap::Args)]
@@ -56,6 +64,7 @@ pub fn run(options: &Options) -> Result<()> {
     let types_path = folder.join("types.rs");
     let types =
         fs::read_to_string(&types_path).with_context(|| format!("cannot read {}", types_path.display()))?;
+    compile(&include, &layout::assertions(&types, STRUCTURE_HEADERS, &declared)?)?;
     let table = table::build(&declared, &table::handwritten_names(&types))?;
 
     let files = BTreeMap::from([
@@ -105,22 +114,44 @@ fn headers(cache: &Path) -> Result<PathBuf> {
             .with_context(|| format!("pip left no {WHEEL_FILE}*.whl in {}", wheels.display()))?;
         command::run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(wheel).arg(&unpacked))?;
     }
-    for name in EMPTY_HEADERS {
-        let path = unpacked.join("empty").join(name);
+    for (name, content) in STAND_IN_HEADERS {
+        let path = stand_ins(&include).join(name);
         fs::create_dir_all(path.parent().expect("has a folder"))?;
-        fs::write(path, "")?;
+        fs::write(path, content)?;
     }
     Ok(include)
+}
+
+/// The folder of the stand-in headers.
+fn stand_ins(include: &Path) -> PathBuf {
+    include.ancestors().nth(3).expect("INCLUDE has three parts").join("stand-ins")
 }
 
 /// The headers' text after the C preprocessor, with every variant of every function declared.
 fn preprocess(include: &Path, more: &[&str]) -> Result<String> {
     let all = include.join("deepres_all.h");
     fs::write(&all, HEADERS.iter().map(|name| format!("#include <{name}>\n")).collect::<String>())?;
-    let empty = include.ancestors().nth(3).expect("INCLUDE has three parts").join("empty");
     let mut cc = Command::new("cc");
-    cc.args(["-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-I"]).arg(include).arg("-I").arg(empty);
+    cc.args(["-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-I"])
+        .arg(include)
+        .arg("-I")
+        .arg(stand_ins(include));
     command::output(cc.args(more).arg(all))
+}
+
+/// Requires that a C file compiles against the headers.
+fn compile(include: &Path, source: &str) -> Result<()> {
+    let file = build::target().join("codegen/layout.c");
+    fs::write(&file, source)?;
+    let mut cc = Command::new("cc");
+    command::run(
+        cc.args(["-std=c11", "-fsyntax-only", "-I"])
+            .arg(include)
+            .arg("-I")
+            .arg(stand_ins(include))
+            .arg(&file),
+    )
+    .context("the layouts at the end of types.rs are not those of the headers")
 }
 
 fn rustfmt(root: &Path, source: &str) -> Result<String> {
