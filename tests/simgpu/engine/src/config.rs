@@ -36,8 +36,11 @@ pub enum CopyKind {
 pub struct Config {
     pub gpus: usize,
     pub mode: Mode,
+    pub gpus_per_switch: usize,
+    pub gpus_per_node: usize,
     pub name: String,
     pub driver_version: i32,
+    pub driver_release: String,
     pub compute_capability: [i32; 2],
     pub sm_count: u32,
     pub threads_per_sm: u32,
@@ -65,6 +68,30 @@ pub struct Config {
     pub copy_latency_ns: u64,
     pub wave_ns: u64,
     pub kernel: Vec<KernelRule>,
+}
+
+/// Where a GPU is on the PCI bus. Each has a bus of its own, as device and function 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PciAddress {
+    /// Its domain.
+    pub domain: u32,
+    /// Its bus.
+    pub bus: u32,
+    /// Its device.
+    pub device: u32,
+}
+
+/// What two GPUs have nearest in common on the way to the processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ancestor {
+    /// They are the same.
+    Same,
+    /// One PCIe switch.
+    Switch,
+    /// One NUMA node.
+    Node,
+    /// Only the machine.
+    System,
 }
 
 /// What the kernels of a name cost. The first rule that matches counts.
@@ -121,6 +148,8 @@ impl Config {
             ));
         }
         for (key, value) in [
+            ("gpus_per_switch", self.gpus_per_switch as u64),
+            ("gpus_per_node", self.gpus_per_node as u64),
             ("sm_count", u64::from(self.sm_count)),
             ("threads_per_sm", self.threads_per_sm.into()),
             ("blocks_per_sm", self.blocks_per_sm.into()),
@@ -145,6 +174,26 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// Where a GPU is on the PCI bus.
+    pub fn pci_address(gpu: usize) -> PciAddress {
+        /// Low numbers are the machine's own devices.
+        const FIRST_BUS: u32 = 0x40;
+        PciAddress { domain: 0, bus: FIRST_BUS + gpu as u32, device: 0 }
+    }
+
+    /// What two GPUs have nearest in common.
+    pub fn common_ancestor(&self, a: usize, b: usize) -> Ancestor {
+        if a == b {
+            Ancestor::Same
+        } else if a / self.gpus_per_switch == b / self.gpus_per_switch {
+            Ancestor::Switch
+        } else if a / self.gpus_per_node == b / self.gpus_per_node {
+            Ancestor::Node
+        } else {
+            Ancestor::System
+        }
     }
 
     /// How many blocks run at once on the whole GPU.
@@ -291,6 +340,13 @@ mod tests {
         ] {
             assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), fits, "{pattern} {name}");
         }
+    }
+
+    #[test]
+    fn neighbours_share_a_switch_then_a_node_then_the_machine() {
+        let config = Config::parse("gpus = 8\ngpus_per_switch = 2\ngpus_per_node = 4").expect("valid");
+        let ancestors = [0, 1, 2, 4].map(|other| config.common_ancestor(0, other));
+        assert_eq!(ancestors, [Ancestor::Same, Ancestor::Switch, Ancestor::Node, Ancestor::System]);
     }
 
     #[test]

@@ -30,7 +30,7 @@ mod wait;
 pub mod work;
 
 pub use clock::Clock;
-pub use config::{Config, CopyKind};
+pub use config::{Ancestor, Config, CopyKind, PciAddress};
 pub use error::{Error, OutOfMemory};
 pub use host::{Host, MemoryInfo, Options};
 pub use work::{ContextId, EventId, EventStatus, StreamId, Ticket, WaitPolicy, Work};

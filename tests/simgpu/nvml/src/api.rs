@@ -1,0 +1,404 @@
+//! The exported functions. NVIDIA's NVML API reference says what each does.
+
+use crate::library::{
+    answer, field, handle, init, not_supported, process_name, read_text, shut_down, uuid_text,
+    version_mismatch, write, write_list, write_text,
+};
+use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlReturn_t};
+use simgpu_engine::{Ancestor, Config, PciAddress};
+use std::ffi::{CStr, c_char, c_int, c_uint};
+
+/// The version word of nvmlMemory_v2_t: its size and 2 in the highest byte (NVML_STRUCT_VERSION).
+const MEMORY_V2: c_uint = size_of::<sys::nvmlMemory_v2_t>() as c_uint | 2 << 24;
+/// NVIDIA's vendor number, and the device number of an H200 SXM (pci-ids.ucw.cz).
+const PCI_DEVICE_ID: c_uint = 0x2335_10de;
+/// CUDA cores of an SM of compute capability 9.0.
+const CORES_PER_SM: c_uint = 128;
+const KHZ_PER_MHZ: u32 = 1000;
+/// Figures of a GPU that is neither idle nor hot: the simulation knows neither heat nor power.
+const TEMPERATURE_C: c_uint = 40;
+const IDLE_POWER_MW: u64 = 75_000;
+/// The board's limit (published for H200 SXM).
+const POWER_LIMIT_MW: u64 = 700_000;
+const PPM: u64 = 1_000_000;
+
+/// Exports functions that need the library initialised: `name(arguments) |library| what it does`. The body's pointers are the caller's.
+macro_rules! export {
+    ($($name:ident($($argument:ident: $type:ty),*) |$library:pat_param| $body:block)*) => { $(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $type),*) -> nvmlReturn_t {
+            answer(stringify!($name), |$library| $body)
+        }
+    )* };
+}
+
+/// Exports the same function under several names, which are versions of it that differ in nothing that matters here.
+macro_rules! export_versions {
+    ($($($name:ident),+ ($($argument:ident: $type:ty),*) |$library:pat_param| $body:block)*) => { $(
+        export_versions!(@each ($($name),+) ($($argument: $type),*) |$library| $body);
+    )* };
+    (@each ($name:ident $(, $more:ident)*) $arguments:tt |$library:pat_param| $body:block) => {
+        export_versions!(@one $name $arguments |$library| $body);
+        $(export_versions!(@one $more $arguments |$library| $body);)*
+    };
+    (@one $name:ident ($($argument:ident: $type:ty),*) |$library:pat_param| $body:block) => {
+        export! { $name($($argument: $type),*) |$library| $body }
+    };
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlInit() -> nvmlReturn_t {
+    init("nvmlInit")
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlInit_v2() -> nvmlReturn_t {
+    init("nvmlInit_v2")
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlInitWithFlags(_: c_uint) -> nvmlReturn_t {
+    init("nvmlInitWithFlags")
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlShutdown() -> nvmlReturn_t {
+    shut_down("nvmlShutdown")
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlErrorString(result: nvmlReturn_t) -> *const c_char {
+    let text: &CStr = match result {
+        sys::nvmlReturn_enum_NVML_SUCCESS => c"Success",
+        sys::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED => c"Uninitialized",
+        sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT => c"Invalid Argument",
+        sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED => c"Not Supported",
+        sys::nvmlReturn_enum_NVML_ERROR_NO_PERMISSION => c"Insufficient Permissions",
+        sys::nvmlReturn_enum_NVML_ERROR_NOT_FOUND => c"Not Found",
+        sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE => c"Insufficient Size",
+        sys::nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED => c"Driver Not Loaded",
+        sys::nvmlReturn_enum_NVML_ERROR_TIMEOUT => c"Timeout",
+        sys::nvmlReturn_enum_NVML_ERROR_LIBRARY_NOT_FOUND => c"NVML Shared Library Not Found",
+        sys::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND => c"Function Not Found",
+        sys::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST => c"GPU is lost",
+        sys::nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH => c"Driver/library version mismatch",
+        sys::nvmlReturn_enum_NVML_ERROR_MEMORY => c"Insufficient Memory",
+        sys::nvmlReturn_enum_NVML_ERROR_NO_DATA => c"No data",
+        sys::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH => c"Argument version mismatch",
+        _ => c"Unknown Error",
+    };
+    text.as_ptr()
+}
+
+fn bus_id(PciAddress { domain, bus, device }: PciAddress) -> String {
+    format!("{domain:08X}:{bus:02X}:{device:02X}.0")
+}
+
+/// The form with a domain of four digits, which older tools use.
+fn bus_id_legacy(PciAddress { domain, bus, device }: PciAddress) -> String {
+    format!("{domain:04X}:{bus:02X}:{device:02X}.0")
+}
+
+// SAFETY (of every block below): the pointers are the caller's, who by NVML's contract passes null or variables of these types, and
+// for text and lists as many places as it says.
+
+export_versions! {
+    nvmlDeviceGetCount, nvmlDeviceGetCount_v2(count: *mut c_uint) |library| {
+        // SAFETY: see above.
+        unsafe { write(count, library.config().gpus as c_uint) }
+    }
+
+    nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut nvmlDevice_t) |library| {
+        if index as usize >= library.config().gpus {
+            return Err(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT);
+        }
+        // SAFETY: see above.
+        unsafe { write(device, handle(index as usize)) }
+    }
+
+    nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device: *mut nvmlDevice_t) |library| {
+        // SAFETY: see above.
+        let id = unsafe { read_text(id) }?;
+        let found = library.find(|index, _| {
+            let address = Config::pci_address(index);
+            let short = bus_id_legacy(address);
+            // The domain may be left out.
+            let bare = short.split_once(':').map(|(_, rest)| rest);
+            id.eq_ignore_ascii_case(&bus_id(address))
+                || id.eq_ignore_ascii_case(&short)
+                || bare.is_some_and(|bare| id.eq_ignore_ascii_case(bare))
+        })?;
+        // SAFETY: see above.
+        unsafe { write(device, found) }
+    }
+
+    nvmlDeviceGetPciInfo, nvmlDeviceGetPciInfo_v2, nvmlDeviceGetPciInfo_v3(device: nvmlDevice_t, info: *mut sys::nvmlPciInfo_t) |library| {
+        let address = Config::pci_address(library.index(device)?);
+        let value = sys::nvmlPciInfo_t {
+            busIdLegacy: field(&bus_id_legacy(address)),
+            domain: address.domain,
+            bus: address.bus,
+            device: address.device,
+            pciDeviceId: PCI_DEVICE_ID,
+            pciSubSystemId: 0,
+            busId: field(&bus_id(address)),
+        };
+        // SAFETY: see above.
+        unsafe { write(info, value) }
+    }
+
+    nvmlSystemGetCudaDriverVersion, nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) |library| {
+        // SAFETY: see above.
+        unsafe { write(version, library.config().driver_version) }
+    }
+
+    nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3(
+        device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v2_t
+    ) |library| {
+        let list = running(library, device)?.into_iter().map(|(pid, bytes)| sys::nvmlProcessInfo_v2_t {
+            pid,
+            usedGpuMemory: bytes,
+            // "Not a MIG instance".
+            gpuInstanceId: c_uint::MAX,
+            computeInstanceId: c_uint::MAX,
+        });
+        // SAFETY: see above.
+        unsafe { write_list(count, infos, list.collect()) }
+    }
+
+    // Nothing here draws.
+    nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3(
+        device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v2_t
+    ) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write_list(count, infos, vec![]) }
+    }
+}
+
+/// Processes that have contexts on a GPU, and the memory that each has there.
+fn running(
+    library: &crate::library::Library,
+    device: nvmlDevice_t,
+) -> Result<Vec<(c_uint, u64)>, nvmlReturn_t> {
+    let index = library.index(device)?;
+    let processes = library.snapshot().processes;
+    let here = processes
+        .iter()
+        .map(|process| (process.pid, process.gpus[index]))
+        .filter(|(_, account)| account.contexts > 0);
+    Ok(here.map(|(pid, account)| (pid, account.memory_bytes)).collect())
+}
+
+export! {
+    nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) |library| {
+        // SAFETY: see above.
+        unsafe { write_text(version, length, &library.config().driver_release) }
+    }
+
+    nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) |library| {
+        /// CUDA versions are 1000 times the major number and more.
+        const PER_MAJOR: i32 = 1000;
+        let config = library.config();
+        let text = format!("{}.{}", config.driver_version / PER_MAJOR, config.driver_release);
+        // SAFETY: see above.
+        unsafe { write_text(version, length, &text) }
+    }
+
+    nvmlSystemGetProcessName(pid: c_uint, name: *mut c_char, length: c_uint) |_| {
+        // SAFETY: see above.
+        unsafe { write_text(name, length, &process_name(pid)?) }
+    }
+
+    nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut nvmlDevice_t) |library| {
+        // SAFETY: see above.
+        let uuid = unsafe { read_text(uuid) }?;
+        let found = library.find(|_, gpu| uuid.eq_ignore_ascii_case(&uuid_text(gpu.uuid)))?;
+        // SAFETY: see above.
+        unsafe { write(device, found) }
+    }
+
+    nvmlDeviceGetName(device: nvmlDevice_t, name: *mut c_char, length: c_uint) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write_text(name, length, &library.config().name) }
+    }
+
+    nvmlDeviceGetUUID(device: nvmlDevice_t, uuid: *mut c_char, length: c_uint) |library| {
+        // SAFETY: see above.
+        unsafe { write_text(uuid, length, &uuid_text(library.gpu(device)?.uuid)) }
+    }
+
+    nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut c_uint) |library| {
+        // SAFETY: see above.
+        unsafe { write(index, library.index(device)? as c_uint) }
+    }
+
+    nvmlDeviceGetMinorNumber(device: nvmlDevice_t, number: *mut c_uint) |library| {
+        // SAFETY: see above.
+        unsafe { write(number, library.index(device)? as c_uint) }
+    }
+
+    nvmlDeviceGetBrand(device: nvmlDevice_t, brand: *mut sys::nvmlBrandType_t) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write(brand, sys::nvmlBrandType_enum_NVML_BRAND_NVIDIA) }
+    }
+
+    nvmlDeviceGetArchitecture(device: nvmlDevice_t, architecture: *mut sys::nvmlDeviceArchitecture_t) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write(architecture, sys::NVML_DEVICE_ARCH_HOPPER) }
+    }
+
+    nvmlDeviceGetCudaComputeCapability(device: nvmlDevice_t, major: *mut c_int, minor: *mut c_int) |library| {
+        library.index(device)?;
+        let [major_number, minor_number] = library.config().compute_capability;
+        // SAFETY: see above.
+        unsafe { write(major, major_number).and_then(|()| write(minor, minor_number)) }
+    }
+
+    nvmlDeviceGetNumGpuCores(device: nvmlDevice_t, cores: *mut c_uint) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write(cores, library.config().sm_count * CORES_PER_SM) }
+    }
+
+    nvmlDeviceGetMemoryBusWidth(device: nvmlDevice_t, bits: *mut c_uint) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write(bits, library.config().memory_bus_bits) }
+    }
+
+    nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut sys::nvmlMemory_t) |library| {
+        let gpu = library.gpu(device)?;
+        let (total, used) = (gpu.memory_total_bytes, gpu.memory_used_bytes);
+        // SAFETY: see above.
+        unsafe { write(memory, sys::nvmlMemory_t { total, free: total - used, used }) }
+    }
+
+    nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut sys::nvmlMemory_v2_t) |library| {
+        let gpu = library.gpu(device)?;
+        // SAFETY: see above; the version is the struct's first field, set by the caller.
+        if unsafe { memory.as_ref() }.is_some_and(|given| given.version != MEMORY_V2) {
+            return version_mismatch();
+        }
+        let (total, used) = (gpu.memory_total_bytes, gpu.memory_used_bytes);
+        let value = sys::nvmlMemory_v2_t { version: MEMORY_V2, total, reserved: 0, free: total - used, used };
+        // SAFETY: see above.
+        unsafe { write(memory, value) }
+    }
+
+    nvmlDeviceGetUtilizationRates(device: nvmlDevice_t, rates: *mut sys::nvmlUtilization_t) |library| {
+        /// Of parts per million.
+        const PER_PERCENT: u32 = 10_000;
+        let percent = library.gpu(device)?.utilization_ppm.div_ceil(PER_PERCENT);
+        // How busy the memory is, is not modelled.
+        // SAFETY: see above.
+        unsafe { write(rates, sys::nvmlUtilization_t { gpu: percent, memory: 0 }) }
+    }
+
+    nvmlDeviceGetComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v1_t) |library| {
+        let list = running(library, device)?.into_iter();
+        let list = list.map(|(pid, bytes)| sys::nvmlProcessInfo_v1_t { pid, usedGpuMemory: bytes });
+        // SAFETY: see above.
+        unsafe { write_list(count, infos, list.collect()) }
+    }
+
+    nvmlDeviceGetGraphicsRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v1_t) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write_list(count, infos, vec![]) }
+    }
+
+    nvmlDeviceGetTemperature(device: nvmlDevice_t, sensor: sys::nvmlTemperatureSensors_t, temperature: *mut c_uint) |library| {
+        library.index(device)?;
+        if sensor != sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU {
+            return not_supported();
+        }
+        // SAFETY: see above.
+        unsafe { write(temperature, TEMPERATURE_C) }
+    }
+
+    nvmlDeviceGetPowerUsage(device: nvmlDevice_t, milliwatts: *mut c_uint) |library| {
+        let busy_ppm = u64::from(library.gpu(device)?.utilization_ppm);
+        let power = IDLE_POWER_MW + (POWER_LIMIT_MW - IDLE_POWER_MW) * busy_ppm / PPM;
+        // SAFETY: see above.
+        unsafe { write(milliwatts, power as c_uint) }
+    }
+
+    nvmlDeviceGetPowerManagementLimit(device: nvmlDevice_t, milliwatts: *mut c_uint) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write(milliwatts, POWER_LIMIT_MW as c_uint) }
+    }
+
+    nvmlDeviceGetEnforcedPowerLimit(device: nvmlDevice_t, milliwatts: *mut c_uint) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write(milliwatts, POWER_LIMIT_MW as c_uint) }
+    }
+
+    nvmlDeviceGetClockInfo(device: nvmlDevice_t, kind: sys::nvmlClockType_t, mhz: *mut c_uint) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write(mhz, clock_mhz(library.config(), kind)?) }
+    }
+
+    nvmlDeviceGetMaxClockInfo(device: nvmlDevice_t, kind: sys::nvmlClockType_t, mhz: *mut c_uint) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write(mhz, clock_mhz(library.config(), kind)?) }
+    }
+
+    nvmlDeviceGetPerformanceState(device: nvmlDevice_t, state: *mut sys::nvmlPstates_t) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write(state, sys::nvmlPStates_enum_NVML_PSTATE_0) }
+    }
+
+    nvmlDeviceGetPersistenceMode(device: nvmlDevice_t, mode: *mut sys::nvmlEnableState_t) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write(mode, sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED) }
+    }
+
+    nvmlDeviceGetComputeMode(device: nvmlDevice_t, mode: *mut sys::nvmlComputeMode_t) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write(mode, sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT) }
+    }
+
+    nvmlDeviceGetMigMode(device: nvmlDevice_t, _current: *mut c_uint, _pending: *mut c_uint) |library| {
+        library.index(device)?;
+        not_supported()
+    }
+
+    nvmlDeviceIsMigDeviceHandle(device: nvmlDevice_t, is_mig: *mut c_uint) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write(is_mig, 0) }
+    }
+
+    nvmlDeviceGetTopologyCommonAncestor(one: nvmlDevice_t, other: nvmlDevice_t, level: *mut sys::nvmlGpuTopologyLevel_t) |library| {
+        let ancestor = match library.config().common_ancestor(library.index(one)?, library.index(other)?) {
+            Ancestor::Same => sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_INTERNAL,
+            Ancestor::Switch => sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SINGLE,
+            Ancestor::Node => sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_NODE,
+            Ancestor::System => sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SYSTEM,
+        };
+        // SAFETY: see above.
+        unsafe { write(level, ancestor) }
+    }
+}
+
+/// The clocks do not move.
+fn clock_mhz(config: &Config, kind: sys::nvmlClockType_t) -> Result<c_uint, nvmlReturn_t> {
+    match kind {
+        sys::nvmlClockType_enum_NVML_CLOCK_GRAPHICS | sys::nvmlClockType_enum_NVML_CLOCK_SM => {
+            Ok(config.clock_khz / KHZ_PER_MHZ)
+        }
+        sys::nvmlClockType_enum_NVML_CLOCK_MEM => Ok(config.memory_clock_khz / KHZ_PER_MHZ),
+        _ => not_supported(),
+    }
+}

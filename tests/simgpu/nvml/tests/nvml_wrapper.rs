@@ -1,0 +1,87 @@
+//! The library as the crate nvml-wrapper sees it.
+//!
+//! One test, since the state directory is named by the environment of the process.
+
+use nvml_wrapper::{
+    Nvml,
+    enum_wrappers::device::{Clock, ComputeMode, TemperatureSensor, TopologyLevel},
+    enums::device::UsedGpuMemory,
+    error::NvmlError,
+};
+use simgpu_engine::{Host, Options, WaitPolicy, Work};
+use std::{env, path::PathBuf};
+
+/// Cargo builds the library, without installing it, next to the tests.
+fn library() -> PathBuf {
+    let test = env::current_exe().expect("the test's own path");
+    test.with_file_name("libnvidia_ml.so")
+}
+
+#[test]
+fn nvml_wrapper_sees_the_simulated_gpus() {
+    const MIB: u64 = 1 << 20;
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory in shared memory");
+    // SAFETY: no other thread of this program runs yet that reads the environment: it has one test.
+    unsafe { env::set_var("SIMGPU_STATE", dir.path()) };
+    let config = "gpus = 4\nname = 'A GPU'\nmemory_bytes = 1_000_000_000\ncontext_overhead_bytes = 1_048_576";
+    let host = Host::attach_with(Options { config_toml: Some(config.into()), ..Options::default() })
+        .expect("attach");
+    let context = host.create_context(1).expect("context");
+    host.reserve_memory(context, MIB).expect("memory");
+
+    let nvml = Nvml::builder().lib_path(library().as_os_str()).init().expect("nvmlInit");
+    assert_eq!(nvml.device_count().expect("count"), 4);
+    assert_eq!(nvml.sys_driver_version().expect("version"), "580.00");
+    assert_eq!(nvml.sys_nvml_version().expect("version"), "13.580.00");
+    assert_eq!(nvml.sys_cuda_driver_version().expect("version"), 13000);
+
+    let device = nvml.device_by_index(1).expect("device");
+    assert_eq!(device.name().expect("name"), "A GPU");
+    assert_eq!(device.index().expect("index"), 1);
+    assert_eq!(device.minor_number().expect("number"), 1);
+    let uuid = device.uuid().expect("uuid");
+    let hex: String = host.uuid(1).iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(uuid.strip_prefix("GPU-").map(|uuid| uuid.replace('-', "")), Some(hex));
+    assert_eq!(nvml.device_by_uuid(&*uuid).expect("device").index().expect("index"), 1);
+    let pci = device.pci_info().expect("pci");
+    assert_eq!(pci.bus_id, "00000000:41:00.0");
+    for id in [&*pci.bus_id, "0000:41:00.0", "41:00.0"] {
+        assert_eq!(nvml.device_by_pci_bus_id(id).expect(id).index().expect("index"), 1);
+    }
+
+    let memory = device.memory_info().expect("memory");
+    assert_eq!((memory.total, memory.used, memory.free), (1_000_000_000, 2 * MIB, 1_000_000_000 - 2 * MIB));
+    let processes = device.running_compute_processes().expect("processes");
+    let [process] = &processes[..] else { panic!("one process: {processes:?}") };
+    assert_eq!(process.pid, std::process::id());
+    assert!(matches!(process.used_gpu_memory, UsedGpuMemory::Used(bytes) if bytes == 2 * MIB));
+    let other = nvml.device_by_index(2).expect("device");
+    assert!(other.running_compute_processes().expect("processes").is_empty());
+    assert_eq!(other.running_compute_processes_count().expect("count"), 0);
+
+    // More than a second of work, of which the last second is all that counts.
+    let stream = host.create_stream(context).expect("stream");
+    let work = Work::Kernel { duration_ns: 1_200_000_000, sm_ppm: 1, kernels: 1 };
+    let ticket = host.submit(stream, work, &[]).expect("submit");
+    host.wait(ticket, WaitPolicy::Block);
+    let rates = device.utilization_rates().expect("rates");
+    assert!((90..=100).contains(&rates.gpu), "{rates:?}");
+    assert_eq!(other.utilization_rates().expect("rates").gpu, 0);
+
+    assert_eq!(device.compute_mode().expect("mode"), ComputeMode::Default);
+    assert!(device.temperature(TemperatureSensor::Gpu).expect("temperature") > 0);
+    assert!(device.power_usage().expect("power") > 0);
+    assert_eq!(device.clock_info(Clock::SM).expect("clock"), 1980);
+    assert!(matches!(device.clock_info(Clock::Video), Err(NvmlError::NotSupported)));
+    assert!(matches!(device.mig_mode(), Err(NvmlError::NotSupported)));
+    let ancestor =
+        |index| device.topology_common_ancestor(nvml.device_by_index(index).expect("device")).expect("level");
+    assert_eq!(
+        [0, 1, 2].map(ancestor),
+        [TopologyLevel::Single, TopologyLevel::Internal, TopologyLevel::Node]
+    );
+
+    assert!(matches!(nvml.device_by_index(4), Err(NvmlError::InvalidArg)));
+    assert!(matches!(nvml.device_by_uuid("GPU-0"), Err(NvmlError::NotFound)));
+    nvml.shutdown().expect("shutdown");
+}
