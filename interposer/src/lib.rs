@@ -1,1 +1,27 @@
-//! (being built)
+//! The preloaded library of deepres: stands between an unmodified process and the CUDA driver.
+//!
+//! [`resolve`] makes the process find our hooks instead of the driver's functions, by each of the three routes that
+//! clients take. [`hooks`] translate the driver's ABI and hold no decisions; the other modules decide and hold no pointer of
+//! the driver's. Nothing runs when the library is loaded: a process that never looks a hooked function up pays for mapping it.
+//!
+//! A hook never panics and never makes a call fail that would have worked, except where a limit says so: whatever it cannot
+//! do, it forwards untouched.
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")))]
+compile_error!("the interposer is written for x86-64 Linux with glibc: its entry points are assembly");
+
+mod capture;
+mod config;
+mod coverage;
+mod driver;
+mod gate;
+mod hooks;
+mod launch;
+mod log;
+mod memory;
+mod meter;
+mod os;
+mod process;
+mod resolve;
+mod session;
+mod thread;

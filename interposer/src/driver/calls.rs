@@ -1,0 +1,288 @@
+//! The driver functions that deepres itself calls, and handles as plain numbers, so that logic holds no pointer of the driver's.
+
+use std::ffi::c_void;
+
+use deepres_abi::driver::pfn;
+use deepres_abi::driver::result::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
+use deepres_abi::driver::types::{
+    CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD,
+    CUstream, CUuuid,
+};
+use deepres_abi::wire::Uuid;
+
+use super::real;
+
+const NS_PER_MS: f64 = 1e6;
+
+/// A context of the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Context(pub usize);
+
+/// An event of the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event(pub usize);
+
+/// A stream of the driver; the default streams by their explicit handles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream(pub usize);
+
+impl Stream {
+    /// The legacy default stream of the current context.
+    pub const LEGACY: Self = Self(1);
+    /// The calling thread's default stream in the current context.
+    pub const PER_THREAD: Self = Self(2);
+
+    /// The stream that `handle` means to a function of the legacy or of the per-thread kind.
+    #[inline(always)]
+    pub fn new(handle: CUstream, per_thread: bool) -> Self {
+        match handle as usize {
+            0 if per_thread => Self::PER_THREAD,
+            0 => Self::LEGACY,
+            handle => Self(handle),
+        }
+    }
+
+    /// Whether it stands for another stream in each context.
+    #[inline(always)]
+    pub fn is_default(self) -> bool {
+        self.0 <= Self::PER_THREAD.0
+    }
+
+    fn handle(self) -> CUstream {
+        self.0 as CUstream
+    }
+}
+
+const _: () = {
+    assert!(size_of::<CUstream>() == size_of::<usize>());
+    // `Stream::LEGACY` and `PER_THREAD` are the header's handles; pointers cannot be compared here.
+    let _: (CUstream, CUstream) = (CU_STREAM_LEGACY, CU_STREAM_PER_THREAD);
+};
+
+/// How far an event is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// What came before it is complete.
+    Done,
+    /// It is not.
+    Pending,
+    /// The driver cannot say: the context is broken or gone.
+    Lost,
+}
+
+macro_rules! calls {
+    ($($field:ident: $symbol:ident,)+) => {
+        /// The functions, found once at the start of a session.
+        pub struct Calls {
+            $($field: pfn::$symbol,)+
+            uuid_v2: Option<pfn::cuDeviceGetUuid_v2>,
+        }
+
+        impl Calls {
+            /// Finds them.
+            ///
+            /// # Errors
+            /// The name of one that the driver lacks.
+            pub fn find() -> Result<Self, &'static str> {
+                Ok(Self {
+                    $($field: real!($symbol).ok_or(stringify!($symbol))?,)+
+                    uuid_v2: real!(cuDeviceGetUuid_v2),
+                })
+            }
+        }
+    };
+}
+
+calls! {
+    get_current: cuCtxGetCurrent,
+    set_current: cuCtxSetCurrent,
+    push_current: cuCtxPushCurrent_v2,
+    pop_current: cuCtxPopCurrent_v2,
+    get_device: cuCtxGetDevice,
+    device_count: cuDeviceGetCount,
+    uuid: cuDeviceGetUuid,
+    stream_context: cuStreamGetCtx,
+    stream_is_capturing: cuStreamIsCapturing,
+    exchange_capture_mode: cuThreadExchangeStreamCaptureMode,
+    event_create: cuEventCreate,
+    event_record: cuEventRecord,
+    event_query: cuEventQuery,
+    event_elapsed: cuEventElapsedTime,
+    primary_state: cuDevicePrimaryCtxGetState,
+    primary_retain: cuDevicePrimaryCtxRetain,
+    primary_release: cuDevicePrimaryCtxRelease_v2,
+}
+
+impl Calls {
+    /// The context current to this thread.
+    pub fn current_context(&self) -> Option<Context> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the result has room.
+        let result = unsafe { (self.get_current)(&mut context) };
+        (result == CUDA_SUCCESS && !context.is_null()).then_some(Context(context as usize))
+    }
+
+    /// Makes `context` current to this thread.
+    pub fn set_current(&self, context: Context) -> bool {
+        // SAFETY: the driver checks the handle.
+        unsafe { (self.set_current)(context.0 as *mut c_void) == CUDA_SUCCESS }
+    }
+
+    /// Runs `work` with `context` current, and leaves the thread's current context as it was.
+    pub fn in_context<T>(&self, context: Context, work: impl FnOnce() -> Option<T>) -> Option<T> {
+        if self.current_context() == Some(context) {
+            return work();
+        }
+        // SAFETY: the driver checks the handle.
+        if unsafe { (self.push_current)(context.0 as *mut c_void) } != CUDA_SUCCESS {
+            return None;
+        }
+        let result = work();
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: the result has room; what was pushed above is popped.
+        unsafe { (self.pop_current)(&mut popped) };
+        result
+    }
+
+    /// The ordinal of the device that `context` is on.
+    pub fn device_of(&self, context: Context) -> Option<usize> {
+        self.in_context(context, || {
+            let mut device = 0;
+            // SAFETY: the result has room.
+            let result = unsafe { (self.get_device)(&mut device) };
+            if result == CUDA_SUCCESS { usize::try_from(device).ok() } else { None }
+        })
+    }
+
+    /// The context that `stream` belongs to.
+    pub fn context_of(&self, stream: Stream) -> Option<Context> {
+        if stream.is_default() {
+            return self.current_context();
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: a stream that the process is using; the result has room.
+        let result = unsafe { (self.stream_context)(stream.handle(), &mut context) };
+        (result == CUDA_SUCCESS && !context.is_null()).then_some(Context(context as usize))
+    }
+
+    /// UUIDs of the devices in the process's order, at most `out.len()` of them. Returns how many.
+    pub fn uuids(&self, out: &mut [Uuid]) -> usize {
+        let mut count = 0;
+        // SAFETY: the result has room.
+        if unsafe { (self.device_count)(&mut count) } != CUDA_SUCCESS {
+            return 0;
+        }
+        let count = usize::try_from(count).unwrap_or(0).min(out.len());
+        for (ordinal, out) in out.iter_mut().take(count).enumerate() {
+            let mut uuid = CUuuid { bytes: [0; 16] };
+            // SAFETY: the result has room; the ordinal is below the count.
+            let result = unsafe {
+                match self.uuid_v2 {
+                    Some(uuid_v2) => uuid_v2(&mut uuid, ordinal as i32),
+                    None => (self.uuid)(&mut uuid, ordinal as i32),
+                }
+            };
+            if result == CUDA_SUCCESS {
+                *out = uuid.bytes;
+            }
+        }
+        count
+    }
+
+    /// Whether work on `stream` may be part of a capture: the driver says so, or declines to say.
+    pub fn may_be_capturing(&self, stream: Stream) -> bool {
+        let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a stream that the process is using; the result has room.
+        let result = unsafe { (self.stream_is_capturing)(stream.handle(), &mut status) };
+        result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE
+    }
+
+    /// Swaps this thread's capture mode with `mode`.
+    fn exchange(&self, mode: &mut u32) -> bool {
+        // SAFETY: the argument is read and written by the call only.
+        unsafe { (self.exchange_capture_mode)(mode) == CUDA_SUCCESS }
+    }
+
+    /// Lets this thread make any call while captures are active elsewhere, from now on. Returns whether it worked.
+    pub fn relax_this_thread(&self) -> bool {
+        self.exchange(&mut { CU_STREAM_CAPTURE_MODE_RELAXED })
+    }
+
+    /// As [`Self::relax_this_thread`], until the result is dropped.
+    pub fn relaxed(&self) -> Relaxed<'_> {
+        let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        let exchanged = self.exchange(&mut mode);
+        Relaxed { calls: self, previous: exchanged.then_some(mode) }
+    }
+
+    /// A new event with timing, in the current context.
+    pub fn create_event(&self) -> Option<Event> {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the result has room.
+        let result = unsafe { (self.event_create)(&mut event, 0) };
+        (result == CUDA_SUCCESS && !event.is_null()).then_some(Event(event as usize))
+    }
+
+    /// Records `event` on `stream`.
+    pub fn record(&self, event: Event, stream: Stream) -> bool {
+        // SAFETY: the event is ours and its context alive; the driver checks the stream.
+        unsafe { (self.event_record)(event.0 as *mut c_void, stream.handle()) == CUDA_SUCCESS }
+    }
+
+    /// How far `event` is.
+    pub fn query(&self, event: Event) -> Progress {
+        // SAFETY: the event is ours and its context alive.
+        match unsafe { (self.event_query)(event.0 as *mut c_void) } {
+            CUDA_SUCCESS => Progress::Done,
+            CUDA_ERROR_NOT_READY => Progress::Pending,
+            _ => Progress::Lost,
+        }
+    }
+
+    /// From one completed event to another, ns; negative if `to` was first.
+    pub fn elapsed_ns(&self, from: Event, to: Event) -> Option<i64> {
+        let mut elapsed_ms = 0.0;
+        // SAFETY: both events are ours and their context alive; the result has room.
+        let result =
+            unsafe { (self.event_elapsed)(&mut elapsed_ms, from.0 as *mut c_void, to.0 as *mut c_void) };
+        (result == CUDA_SUCCESS).then(|| (f64::from(elapsed_ms) * NS_PER_MS).round() as i64)
+    }
+
+    /// The primary context of a device, if it is active. Asking does not make it so.
+    pub fn primary_context(&self, device: i32) -> Option<Context> {
+        if !self.is_primary_active(device) {
+            return None;
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the result has room; the reference is given back at once.
+        unsafe {
+            if (self.primary_retain)(&mut context, device) != CUDA_SUCCESS {
+                return None;
+            }
+            (self.primary_release)(device);
+        }
+        (!context.is_null()).then_some(Context(context as usize))
+    }
+
+    /// Whether a device's primary context is active.
+    pub fn is_primary_active(&self, device: i32) -> bool {
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: both results have room.
+        let result = unsafe { (self.primary_state)(device, &mut flags, &mut active) };
+        result == CUDA_SUCCESS && active != 0
+    }
+}
+
+/// While it lives, the thread's capture mode is relaxed.
+pub struct Relaxed<'a> {
+    calls: &'a Calls,
+    previous: Option<u32>,
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.previous {
+            self.calls.exchange(&mut mode);
+        }
+    }
+}

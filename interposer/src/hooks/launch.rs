@@ -1,0 +1,178 @@
+//! Hooks of the launches.
+
+use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS};
+use deepres_abi::driver::types::{CUfunction, CUgraphExec, CUlaunchConfig, CUresult, CUstream, c_void};
+
+use super::MISSING;
+use crate::driver::calls::Stream;
+use crate::driver::real;
+use crate::launch::{self, Entry};
+use crate::meter::estimates;
+use crate::meter::lane::Launch;
+
+/// Takes a launch that does not go at once through gate and meter.
+#[cold]
+#[inline(never)]
+fn metered(stream: Stream, launch: Launch, call: &mut dyn FnMut() -> CUresult) -> CUresult {
+    match launch::enter(stream, launch) {
+        Entry::Untouched => call(),
+        Entry::Metered(metered) => {
+            let result = call();
+            launch::leave(&metered, result == CUDA_SUCCESS);
+            result
+        }
+        Entry::Refused => CUDA_ERROR_NOT_PERMITTED,
+    }
+}
+
+/// Two numbers in one word.
+const fn pair(high: u32, low: u32) -> u64 {
+    (high as u64) << u32::BITS | low as u64
+}
+
+/// Identifies launches that take the same time.
+fn key(function: CUfunction, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> Launch {
+    let key = estimates::key(&[
+        function as u64,
+        pair(grid[0], grid[1]),
+        pair(grid[2], block[0]),
+        pair(block[1], block[2]),
+        u64::from(shared_bytes),
+    ]);
+    Launch { key, is_graph: false }
+}
+
+macro_rules! kernel {
+    ($name:ident, $symbol:ident, $per_thread:literal) => {
+        /// Hook of a variant of `cuLaunchKernel`.
+        pub unsafe extern "C" fn $name(
+            f: CUfunction,
+            grid_x: u32,
+            grid_y: u32,
+            grid_z: u32,
+            block_x: u32,
+            block_y: u32,
+            block_z: u32,
+            shared_bytes: u32,
+            stream: CUstream,
+            params: *mut *mut c_void,
+            extra: *mut *mut c_void,
+        ) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            let on = Stream::new(stream, $per_thread);
+            if launch::goes_at_once(on) {
+                // SAFETY: the caller's arguments, as they came.
+                return unsafe {
+                    real(
+                        f,
+                        grid_x,
+                        grid_y,
+                        grid_z,
+                        block_x,
+                        block_y,
+                        block_z,
+                        shared_bytes,
+                        stream,
+                        params,
+                        extra,
+                    )
+                };
+            }
+            let launch = key(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
+            // SAFETY: as above.
+            metered(on, launch, &mut || unsafe {
+                real(
+                    f,
+                    grid_x,
+                    grid_y,
+                    grid_z,
+                    block_x,
+                    block_y,
+                    block_z,
+                    shared_bytes,
+                    stream,
+                    params,
+                    extra,
+                )
+            })
+        }
+    };
+}
+kernel!(kernel, cuLaunchKernel, false);
+kernel!(kernel_ptsz, cuLaunchKernel_ptsz, true);
+
+macro_rules! cooperative {
+    ($name:ident, $symbol:ident, $per_thread:literal) => {
+        /// Hook of a variant of `cuLaunchCooperativeKernel`.
+        pub unsafe extern "C" fn $name(
+            f: CUfunction,
+            grid_x: u32,
+            grid_y: u32,
+            grid_z: u32,
+            block_x: u32,
+            block_y: u32,
+            block_z: u32,
+            shared_bytes: u32,
+            stream: CUstream,
+            params: *mut *mut c_void,
+        ) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's arguments, as they came.
+            let mut call = || unsafe {
+                real(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params)
+            };
+            let on = Stream::new(stream, $per_thread);
+            if launch::goes_at_once(on) {
+                return call();
+            }
+            metered(
+                on,
+                key(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes),
+                &mut call,
+            )
+        }
+    };
+}
+cooperative!(cooperative, cuLaunchCooperativeKernel, false);
+cooperative!(cooperative_ptsz, cuLaunchCooperativeKernel_ptsz, true);
+
+macro_rules! kernel_ex {
+    ($name:ident, $symbol:ident, $per_thread:literal) => {
+        /// Hook of a variant of `cuLaunchKernelEx`.
+        pub unsafe extern "C" fn $name(
+            config: *const CUlaunchConfig,
+            f: CUfunction,
+            params: *mut *mut c_void,
+            extra: *mut *mut c_void,
+        ) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's arguments, as they came.
+            let mut call = || unsafe { real(config, f, params, extra) };
+            // SAFETY: null, or what the caller passes as a configuration for the driver to read.
+            let Some(config) = (unsafe { config.as_ref() }) else { return call() };
+            let on = Stream::new(config.hStream, $per_thread);
+            if launch::goes_at_once(on) {
+                return call();
+            }
+            let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
+            let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
+            metered(on, key(f, grid, block, config.sharedMemBytes), &mut call)
+        }
+    };
+}
+kernel_ex!(kernel_ex, cuLaunchKernelEx, false);
+kernel_ex!(kernel_ex_ptsz, cuLaunchKernelEx_ptsz, true);
+
+macro_rules! graph {
+    ($name:ident, $symbol:ident, $per_thread:literal) => {
+        /// Hook of a variant of `cuGraphLaunch`. A graph is always a segment of its own.
+        pub unsafe extern "C" fn $name(graph: CUgraphExec, stream: CUstream) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            let launch = Launch { key: estimates::key(&[graph as u64]), is_graph: true };
+            // SAFETY: the caller's arguments, as they came.
+            metered(Stream::new(stream, $per_thread), launch, &mut || unsafe { real(graph, stream) })
+        }
+    };
+}
+graph!(graph, cuGraphLaunch, false);
+graph!(graph_ptsz, cuGraphLaunch_ptsz, true);

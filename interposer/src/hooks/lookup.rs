@@ -1,0 +1,71 @@
+//! Hooks of the driver's own look-ups.
+
+use std::ffi::{CStr, c_char, c_void};
+
+use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::driver::types::{
+    CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, CUdriverProcAddressQueryResult, CUresult, CUuuid,
+};
+
+use super::MISSING;
+use crate::coverage;
+use crate::driver::real;
+use crate::resolve::{addresses, is_disabled};
+
+/// Hook of `cuGetProcAddress`.
+pub unsafe extern "C" fn get_proc_address(
+    symbol: *const c_char,
+    pfn: *mut *mut c_void,
+    version: i32,
+    flags: u64,
+) -> CUresult {
+    let Some(real) = real!(cuGetProcAddress) else { return MISSING };
+    // SAFETY: the caller's arguments, as they came.
+    let result = unsafe { real(symbol, pfn, version, flags) };
+    // SAFETY: as above.
+    unsafe { substitute(result, symbol, pfn, flags) };
+    result
+}
+
+/// Hook of `cuGetProcAddress_v2`.
+pub unsafe extern "C" fn get_proc_address_v2(
+    symbol: *const c_char,
+    pfn: *mut *mut c_void,
+    version: i32,
+    flags: u64,
+    status: *mut CUdriverProcAddressQueryResult,
+) -> CUresult {
+    let Some(real) = real!(cuGetProcAddress_v2) else { return MISSING };
+    // SAFETY: the caller's arguments, as they came.
+    let result = unsafe { real(symbol, pfn, version, flags, status) };
+    // SAFETY: as above.
+    unsafe { substitute(result, symbol, pfn, flags) };
+    result
+}
+
+/// Puts our hook in the place of the address that the driver wrote, if we hook it.
+///
+/// # Safety
+/// The arguments are those of a call that returned `result`.
+unsafe fn substitute(result: CUresult, symbol: *const c_char, pfn: *mut *mut c_void, flags: u64) {
+    if result != CUDA_SUCCESS || symbol.is_null() || pfn.is_null() || is_disabled() {
+        return;
+    }
+    // SAFETY: the driver took both and reported success, so it has read the name and written the address.
+    let (family, found) = unsafe { (CStr::from_ptr(symbol), *pfn as usize) };
+    if found == 0 {
+        return;
+    }
+    let per_thread = flags & u64::from(CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
+    let hook = addresses::hook_for(family, found, per_thread);
+    // SAFETY: the driver has just written here.
+    unsafe { *pfn = hook as *mut c_void };
+}
+
+/// Hook of `cuGetExportTable`: counted, since what a client does by a private table we do not see.
+pub unsafe extern "C" fn get_export_table(table: *mut *const c_void, id: *const CUuuid) -> CUresult {
+    let Some(real) = real!(cuGetExportTable) else { return MISSING };
+    coverage::count(&coverage::EXPORT_TABLES);
+    // SAFETY: the caller's arguments, as they came.
+    unsafe { real(table, id) }
+}

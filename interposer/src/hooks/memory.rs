@@ -1,0 +1,362 @@
+//! Hooks of device memory: what is allocated, freed, and seen.
+
+use deepres_abi::driver::ApiId;
+use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::driver::types::{
+    CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CUDA_ARRAY_DESCRIPTOR,
+    CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ARRAY3D_LAYERED,
+    CUarray, CUarray_format, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemoryPool, CUmipmappedArray, CUresult, CUstream, c_void,
+};
+use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::meter::MemoryKind;
+
+use super::MISSING;
+use crate::driver::real;
+use crate::memory::charge::{self, Shape};
+use crate::memory::{Name, Request};
+use crate::process::{self, Process};
+
+/// The low byte of a location's id names the device where the next one names a part of it.
+const LOCALITY_DEVICE_MASK: i32 = 0xff;
+
+/// Charges `bytes` to the GPU of the current context around `call`, which returns the result, what was named, and what it counts for in the
+/// end.
+fn on_current_gpu(
+    api: ApiId,
+    kind: MemoryKind,
+    bytes: u64,
+    call: impl FnOnce() -> (CUresult, Option<(Name, u64)>),
+) -> CUresult {
+    let Some((process, context)) =
+        process::current().and_then(|process| Some((process, process.current_context()?)))
+    else {
+        return call().0;
+    };
+    let request = Request { api, kind, ordinal: context.ordinal, context: context.handle.0, bytes };
+    process.memory.allocate(process, request, call)
+}
+
+fn free(name: Name, call: impl FnOnce() -> CUresult) -> CUresult {
+    match process::current() {
+        Some(process) => process.memory.free(&process.gpus, name, call),
+        None => call(),
+    }
+}
+
+/// What the driver wrote through `pointer`, after a success.
+///
+/// # Safety
+/// The driver wrote there, or `pointer` is null.
+unsafe fn written<T: Copy>(pointer: *const T) -> Option<T> {
+    // SAFETY: the caller's promise.
+    unsafe { pointer.as_ref() }.copied()
+}
+
+macro_rules! linear {
+    ($($name:ident: $symbol:ident($pointer:ident: *mut $written:ty, $bytes:ident: $size:ty $(, $argument:ident: $type:ty)*) => $kind:ident;)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $name($pointer: *mut $written, $bytes: $size $(, $argument: $type)*) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            let charged = charge::linear($bytes as u64);
+            on_current_gpu(ApiId::$symbol, MemoryKind::$kind, charged, || {
+                // SAFETY: the caller's arguments, as they came.
+                let result = unsafe { real($pointer, $bytes $(, $argument)*) };
+                // SAFETY: the driver wrote the address if it reports success.
+                let at = if result == CUDA_SUCCESS { unsafe { written($pointer) } } else { None };
+                (result, at.map(|at| (Name::Address(u64::from(at)), charged)))
+            })
+        }
+    )+};
+}
+
+linear! {
+    alloc_v1: cuMemAlloc(pointer: *mut CUdeviceptr_v1, bytes: u32) => Linear;
+    alloc: cuMemAlloc_v2(pointer: *mut CUdeviceptr, bytes: usize) => Linear;
+    alloc_managed: cuMemAllocManaged(pointer: *mut CUdeviceptr, bytes: usize, flags: u32) => Managed;
+    alloc_async: cuMemAllocAsync(pointer: *mut CUdeviceptr, bytes: usize, stream: CUstream) => Pool;
+    alloc_async_ptsz: cuMemAllocAsync_ptsz(pointer: *mut CUdeviceptr, bytes: usize, stream: CUstream) => Pool;
+    alloc_pool: cuMemAllocFromPoolAsync(pointer: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) => Pool;
+    alloc_pool_ptsz: cuMemAllocFromPoolAsync_ptsz(pointer: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) => Pool;
+}
+
+macro_rules! pitch {
+    ($name:ident, $symbol:ident, $address:ty, $size:ty) => {
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $name(
+            pointer: *mut $address,
+            pitch: *mut $size,
+            width: $size,
+            height: $size,
+            element: u32,
+        ) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            let expected = charge::pitched(width as u64, height as u64);
+            on_current_gpu(ApiId::$symbol, MemoryKind::Pitch, expected, || {
+                // SAFETY: the caller's arguments, as they came.
+                let result = unsafe { real(pointer, pitch, width, height, element) };
+                if result != CUDA_SUCCESS {
+                    return (result, None);
+                }
+                // SAFETY: the driver wrote both if it reports success.
+                let (at, pitch) = unsafe { (written(pointer), written(pitch)) };
+                let charged = pitch
+                    .map_or(expected, |pitch| charge::linear((pitch as u64).saturating_mul(height as u64)));
+                (result, at.map(|at| (Name::Address(u64::from(at)), charged)))
+            })
+        }
+    };
+}
+pitch!(alloc_pitch_v1, cuMemAllocPitch, CUdeviceptr_v1, u32);
+pitch!(alloc_pitch, cuMemAllocPitch_v2, CUdeviceptr, usize);
+
+/// Hook of `cuMemCreate`. The device is in the properties: no context need be current.
+pub unsafe extern "C" fn create(
+    handle: *mut CUmemGenericAllocationHandle,
+    bytes: usize,
+    properties: *const CUmemAllocationProp,
+    flags: u64,
+) -> CUresult {
+    let Some(real) = real!(cuMemCreate) else { return MISSING };
+    // SAFETY: the caller's arguments, as they came.
+    let call = || unsafe { real(handle, bytes, properties, flags) };
+    // SAFETY: null, or what the caller passes as properties for the driver to read.
+    let location = unsafe { properties.as_ref() }.map(|properties| properties.location);
+    let device = match location {
+        Some(location) if location.r#type == CU_MEM_LOCATION_TYPE_DEVICE => location.id,
+        Some(location) if location.r#type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN => {
+            location.id & LOCALITY_DEVICE_MASK
+        }
+        _ => return call(),
+    };
+    let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
+        return call();
+    };
+    let charged = charge::physical(bytes as u64);
+    let request =
+        Request { api: ApiId::cuMemCreate, kind: MemoryKind::Physical, ordinal, context: 0, bytes: charged };
+    process.memory.allocate(process, request, || {
+        let result = call();
+        // SAFETY: the driver wrote the handle if it reports success.
+        let handle = if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None };
+        (result, handle.map(|handle| (Name::Handle(handle), charged)))
+    })
+}
+
+/// Hook of `cuMemRelease`.
+pub unsafe extern "C" fn release(handle: CUmemGenericAllocationHandle) -> CUresult {
+    let Some(real) = real!(cuMemRelease) else { return MISSING };
+    // SAFETY: the caller's argument.
+    let call = || unsafe { real(handle) };
+    match process::current() {
+        Some(process) => process.memory.release_handle(&process.gpus, handle, call),
+        None => call(),
+    }
+}
+
+/// Hook of `cuMemMap`.
+pub unsafe extern "C" fn map(
+    address: CUdeviceptr,
+    bytes: usize,
+    offset: usize,
+    handle: CUmemGenericAllocationHandle,
+    flags: u64,
+) -> CUresult {
+    let Some(real) = real!(cuMemMap) else { return MISSING };
+    // SAFETY: the caller's arguments, as they came.
+    let result = unsafe { real(address, bytes, offset, handle, flags) };
+    if result == CUDA_SUCCESS
+        && let Some(process) = process::current()
+    {
+        process.memory.map(address, bytes as u64, handle);
+    }
+    result
+}
+
+/// Hook of `cuMemUnmap`.
+pub unsafe extern "C" fn unmap(address: CUdeviceptr, bytes: usize) -> CUresult {
+    let Some(real) = real!(cuMemUnmap) else { return MISSING };
+    // SAFETY: the caller's arguments, as they came.
+    let call = || unsafe { real(address, bytes) };
+    match process::current() {
+        Some(process) => process.memory.unmap(&process.gpus, address, bytes as u64, call),
+        None => call(),
+    }
+}
+
+/// Hook of `cuMemRetainAllocationHandle`.
+pub unsafe extern "C" fn retain(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) -> CUresult {
+    let Some(real) = real!(cuMemRetainAllocationHandle) else { return MISSING };
+    // SAFETY: the caller's arguments, as they came.
+    let result = unsafe { real(handle, address) };
+    if result == CUDA_SUCCESS
+        && let Some(process) = process::current()
+        // SAFETY: the driver wrote the handle if it reports success.
+        && let Some(handle) = unsafe { written(handle) }
+    {
+        process.memory.retain_handle(handle);
+    }
+    result
+}
+
+macro_rules! frees {
+    ($($name:ident: $symbol:ident($what:ident: $written:ty $(, $argument:ident: $type:ty)*) => $class:ident;)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $name($what: $written $(, $argument: $type)*) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's arguments, as they came.
+            free(Name::$class($what as u64), || unsafe { real($what $(, $argument)*) })
+        }
+    )+};
+}
+
+frees! {
+    free_v1: cuMemFree(address: CUdeviceptr_v1) => Address;
+    free_v2: cuMemFree_v2(address: CUdeviceptr) => Address;
+    free_async: cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) => Address;
+    free_async_ptsz: cuMemFreeAsync_ptsz(address: CUdeviceptr, stream: CUstream) => Address;
+    destroy_array: cuArrayDestroy(array: CUarray) => Array;
+    destroy_mipmapped: cuMipmappedArrayDestroy(array: CUmipmappedArray) => Array;
+}
+
+/// Bits of one element of an array, all channels together.
+fn texel_bits(format: CUarray_format, channels: u32) -> u64 {
+    use deepres_abi::driver::constants as f;
+    let channels = u64::from(channels.max(1));
+    match format {
+        f::CU_AD_FORMAT_UNSIGNED_INT8 | f::CU_AD_FORMAT_SIGNED_INT8 => 8 * channels,
+        f::CU_AD_FORMAT_UNSIGNED_INT16 | f::CU_AD_FORMAT_SIGNED_INT16 | f::CU_AD_FORMAT_HALF => 16 * channels,
+        f::CU_AD_FORMAT_UNORM_INT8X1 | f::CU_AD_FORMAT_SNORM_INT8X1 => 8,
+        f::CU_AD_FORMAT_UNORM_INT8X2 | f::CU_AD_FORMAT_SNORM_INT8X2 => 16,
+        f::CU_AD_FORMAT_UNORM_INT16X1 | f::CU_AD_FORMAT_SNORM_INT16X1 => 16,
+        f::CU_AD_FORMAT_UNORM_INT8X4 | f::CU_AD_FORMAT_SNORM_INT8X4 => 32,
+        f::CU_AD_FORMAT_UNORM_INT16X2 | f::CU_AD_FORMAT_SNORM_INT16X2 => 32,
+        f::CU_AD_FORMAT_UNORM_INT16X4 | f::CU_AD_FORMAT_SNORM_INT16X4 => 64,
+        // Blocks of 16 elements, in 8 or 16 bytes.
+        f::CU_AD_FORMAT_BC1_UNORM..=f::CU_AD_FORMAT_BC1_UNORM_SRGB
+        | f::CU_AD_FORMAT_BC4_UNORM..=f::CU_AD_FORMAT_BC4_SNORM => 4,
+        f::CU_AD_FORMAT_BC2_UNORM..=f::CU_AD_FORMAT_BC3_UNORM_SRGB
+        | f::CU_AD_FORMAT_BC5_UNORM..=f::CU_AD_FORMAT_BC7_UNORM_SRGB => 8,
+        // Video formats take 12 to 64 bits.
+        f::CU_AD_FORMAT_NV12 => 12,
+        _ => 32 * channels,
+    }
+}
+
+/// The descriptors of every version, as shapes.
+trait Describe {
+    fn shape(&self) -> Shape;
+}
+
+macro_rules! describe {
+    ($($type:ty: ($depth:expr, $layered:expr);)+) => {$(
+        impl Describe for $type {
+            fn shape(&self) -> Shape {
+                let depth: fn(&Self) -> u64 = $depth;
+                let layered: fn(&Self) -> bool = $layered;
+                Shape {
+                    width: self.Width as u64,
+                    height: self.Height as u64,
+                    depth: depth(self),
+                    is_layered: layered(self),
+                    texel_bits: texel_bits(self.Format, self.NumChannels),
+                }
+            }
+        }
+    )+};
+}
+
+describe! {
+    CUDA_ARRAY_DESCRIPTOR: (|_| 0, |_| false);
+    CUDA_ARRAY_DESCRIPTOR_v1: (|_| 0, |_| false);
+    CUDA_ARRAY3D_DESCRIPTOR: (|array| array.Depth as u64, |array| array.Flags & CUDA_ARRAY3D_LAYERED != 0);
+    CUDA_ARRAY3D_DESCRIPTOR_v1: (|array| u64::from(array.Depth), |array| array.Flags & CUDA_ARRAY3D_LAYERED != 0);
+}
+
+macro_rules! arrays {
+    ($($name:ident: $symbol:ident($descriptor:ty) -> $handle:ty $(, $levels:ident: $type:ty)?;)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $name(
+            handle: *mut $handle,
+            descriptor: *const $descriptor
+            $(, $levels: $type)?
+        ) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's arguments, as they came.
+            let call = || unsafe { real(handle, descriptor $(, $levels)?) };
+            // SAFETY: null, or what the caller passes as a descriptor for the driver to read.
+            let Some(shape) = unsafe { descriptor.as_ref() }.map(Describe::shape) else { return call() };
+            let charged = charge::array(shape, [1 $(, $levels)?].into_iter().max().unwrap_or(1));
+            on_current_gpu(ApiId::$symbol, MemoryKind::Array, charged, || {
+                let result = call();
+                // SAFETY: the driver wrote the handle if it reports success.
+                let handle = if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None };
+                (result, handle.map(|handle| (Name::Array(handle as u64), charged)))
+            })
+        }
+    )+};
+}
+
+arrays! {
+    create_array_v1: cuArrayCreate(CUDA_ARRAY_DESCRIPTOR_v1) -> CUarray;
+    create_array: cuArrayCreate_v2(CUDA_ARRAY_DESCRIPTOR) -> CUarray;
+    create_array_3d_v1: cuArray3DCreate(CUDA_ARRAY3D_DESCRIPTOR_v1) -> CUarray;
+    create_array_3d: cuArray3DCreate_v2(CUDA_ARRAY3D_DESCRIPTOR) -> CUarray;
+    create_mipmapped: cuMipmappedArrayCreate(CUDA_ARRAY3D_DESCRIPTOR) -> CUmipmappedArray, levels: u32;
+}
+
+/// The tenant's limit on a GPU of this process and what it holds there, if it has a limit.
+fn limit(process: &Process, ordinal: usize) -> Option<(u64, u64)> {
+    let gpu = process.gpus.get(ordinal)?;
+    let limit_bytes = gpu.grant()?.memory_limit();
+    if limit_bytes == NO_LIMIT {
+        return None;
+    }
+    Some((limit_bytes, process.session()?.account(gpu.index()?)?.tenant_held_bytes()))
+}
+
+macro_rules! info {
+    ($name:ident, $symbol:ident, $size:ty) => {
+        /// Hook of a variant of `cuMemGetInfo`: the tenant sees its own part.
+        pub unsafe extern "C" fn $name(free: *mut $size, total: *mut $size) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's arguments, as they came.
+            let result = unsafe { real(free, total) };
+            let Some(process) = process::current().filter(|_| result == CUDA_SUCCESS) else { return result };
+            let Some(context) = process.current_context() else { return result };
+            let Some((limit_bytes, held_bytes)) = limit(process, context.ordinal) else { return result };
+            let narrow = |bytes: u64| <$size>::try_from(bytes).unwrap_or(<$size>::MAX);
+            // SAFETY: the driver wrote both if it reports success.
+            if let (Some(free), Some(total)) = unsafe { (free.as_mut(), total.as_mut()) } {
+                *free = (*free).min(narrow(limit_bytes.saturating_sub(held_bytes)));
+                *total = (*total).min(narrow(limit_bytes));
+            }
+            result
+        }
+    };
+}
+info!(info_v1, cuMemGetInfo, u32);
+info!(info_v2, cuMemGetInfo_v2, usize);
+
+macro_rules! total {
+    ($name:ident, $symbol:ident, $size:ty) => {
+        /// Hook of a variant of `cuDeviceTotalMem`: a GPU is as large as the tenant's part of it.
+        pub unsafe extern "C" fn $name(bytes: *mut $size, device: CUdevice) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's arguments, as they came.
+            let result = unsafe { real(bytes, device) };
+            let Some(process) = process::current().filter(|_| result == CUDA_SUCCESS) else { return result };
+            let ordinal = usize::try_from(device).ok();
+            let Some((limit_bytes, _)) = ordinal.and_then(|ordinal| limit(process, ordinal)) else {
+                return result;
+            };
+            // SAFETY: the driver wrote it if it reports success.
+            if let Some(bytes) = unsafe { bytes.as_mut() } {
+                *bytes = (*bytes).min(<$size>::try_from(limit_bytes).unwrap_or(<$size>::MAX));
+            }
+            result
+        }
+    };
+}
+total!(total_v1, cuDeviceTotalMem, u32);
+total!(total_v2, cuDeviceTotalMem_v2, usize);

@@ -1,0 +1,101 @@
+//! What happens around a launch: the gate before it, the meter on both sides.
+
+use crate::capture;
+use crate::driver::calls::Stream;
+use crate::gate::{self, Passed};
+use crate::meter::lane::{Lane, Launch};
+use crate::process::{self, Process};
+use crate::thread;
+
+/// A GPU time for a launch that nothing is known about, ns.
+const UNKNOWN_NS: u64 = 10_000;
+
+/// Whether the launch may simply go: nothing is metered here, or it was counted in its stream's open segment and the gate is open.
+#[inline(always)]
+pub fn goes_at_once(stream: Stream) -> bool {
+    let Some(process) = process::current() else { return true };
+    if capture::is_active() {
+        return false;
+    }
+    match thread::lane(&process.calls, stream) {
+        Some(lane) => lane.gpu.is_open() && lane.count(),
+        None => false,
+    }
+}
+
+/// How a launch goes on that does not go at once.
+pub enum Entry {
+    /// As if we were not there.
+    Untouched,
+    /// Measured: [`leave`] is owed after it.
+    Metered(Metered),
+    /// Not at all: the controller is gone, and the session is to fail closed.
+    Refused,
+}
+
+/// A launch between [`enter`] and [`leave`].
+pub struct Metered {
+    process: &'static Process,
+    lane: &'static Lane,
+    ends_segment: bool,
+}
+
+/// Before a launch: waits at the gate if it must, and makes sure that a segment is open.
+#[cold]
+#[inline(never)]
+pub fn enter(stream: Stream, launch: Launch) -> Entry {
+    let Some(process) = process::current() else { return Entry::Untouched };
+    let calls = &process.calls;
+    if capture::is_active() && calls.may_be_capturing(stream) {
+        return Entry::Untouched;
+    }
+    let _relaxed = capture::is_active().then(|| calls.relaxed());
+    let Some(lane) = process.lane(stream) else { return Entry::Untouched };
+    let Some(session) = process.session() else { return Entry::Untouched };
+    let gpu = lane.gpu;
+    let mut contended = None;
+    if !gpu.is_open() {
+        let estimate_ns = gpu.estimates.get(launch.key).unwrap_or_else(|| match lane.mean_ns() {
+            0 => UNKNOWN_NS,
+            mean_ns => mean_ns,
+        });
+        match gate::pass(gpu, session, estimate_ns, || thread::close_lanes(calls)) {
+            Passed::Free => {}
+            Passed::Counted(estimate_ns) => contended = Some(estimate_ns),
+            Passed::Refused => return Entry::Refused,
+        }
+    }
+    match lane.begin(calls, launch, contended) {
+        Some(ends_segment) => {
+            gpu.set_in_flight();
+            process.wake_meter();
+            Entry::Metered(Metered { process, lane, ends_segment })
+        }
+        None => {
+            gpu.unqueue(contended.unwrap_or(0));
+            Entry::Untouched
+        }
+    }
+}
+
+/// After a launch.
+#[cold]
+#[inline(never)]
+pub fn leave(metered: &Metered, succeeded: bool) {
+    let calls = &metered.process.calls;
+    if !succeeded {
+        metered.lane.uncount();
+    }
+    if metered.ends_segment {
+        let _relaxed = capture::is_active().then(|| calls.relaxed());
+        metered.lane.end(calls);
+    }
+}
+
+/// The thread is about to wait for the GPU: what it launched so far is a segment.
+#[inline]
+pub fn flush() {
+    let Some(process) = process::current() else { return };
+    let _relaxed = capture::is_active().then(|| process.calls.relaxed());
+    thread::close_lanes(&process.calls);
+}

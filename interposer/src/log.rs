@@ -1,0 +1,61 @@
+//! Lines for people on stderr, each written in one piece, at the level that `DEEPRES_LOG` asks for.
+
+use std::fmt;
+use std::io::Write as _;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// How much a line matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Level {
+    /// Something that was asked for is not done.
+    Error = 1,
+    /// Something is not as the user may think.
+    Warn = 2,
+    /// What happens normally, once per process.
+    Info = 3,
+    /// Single decisions.
+    Debug = 4,
+}
+
+/// Longest line, bytes; what is longer is cut.
+const LINE_BYTES: usize = 1024;
+/// No line was written yet, so the environment was not looked at.
+const UNREAD: u8 = 0;
+
+static THRESHOLD: AtomicU8 = AtomicU8::new(UNREAD);
+
+fn threshold() -> u8 {
+    let known = THRESHOLD.load(Ordering::Relaxed);
+    if known != UNREAD {
+        return known;
+    }
+    let level = match std::env::var("DEEPRES_LOG").as_deref() {
+        Ok("error") => Level::Error,
+        Ok("info") => Level::Info,
+        Ok("debug") => Level::Debug,
+        _ => Level::Warn,
+    };
+    THRESHOLD.store(level as u8, Ordering::Relaxed);
+    level as u8
+}
+
+/// Writes a line, if its level is wanted. Failure to write is ignored: stderr is the job's.
+pub fn line(level: Level, text: fmt::Arguments<'_>) {
+    if level as u8 > threshold() {
+        return;
+    }
+    let mut buffer = [0_u8; LINE_BYTES];
+    let mut rest = &mut buffer[..LINE_BYTES - 1];
+    let _ = write!(rest, "deepres: {text}");
+    let used = LINE_BYTES - 1 - rest.len();
+    buffer[used] = b'\n';
+    // SAFETY: the buffer holds `used + 1` initialised bytes, and stderr's descriptor may be anything or nothing.
+    let _ = unsafe { libc::write(libc::STDERR_FILENO, buffer.as_ptr().cast(), used + 1) };
+}
+
+/// Writes a line at a level: `say!(Warn, "…")`.
+macro_rules! say {
+    ($level:ident, $($text:tt)+) => { $crate::log::line($crate::log::Level::$level, format_args!($($text)+)) };
+}
+pub(crate) use say;

@@ -1,0 +1,125 @@
+//! A context of the driver with its lanes, and the clock that its events share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::gpu::Gpu;
+use super::lane::Lane;
+use crate::driver::calls::{Calls, Context, Event, Stream};
+use crate::os;
+
+/// An event's distance from its base comes as a float of milliseconds: after 10 s it is known to about 1 µs.
+const REBASE_NS: i64 = 5_000_000_000;
+
+/// See the module. Lives as long as the process, since threads keep references to lanes.
+#[derive(Debug)]
+pub struct ContextState {
+    /// The driver's handle.
+    pub handle: Context,
+    /// The GPU that it is on.
+    pub gpu: &'static Gpu,
+    /// The GPU's ordinal in this process.
+    pub ordinal: usize,
+    /// Set when the context is destroyed; the driver may give the handle out again.
+    is_dead: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+/// What the context's lock protects: also, that no event or stream of the context dies while the holder uses it.
+#[derive(Debug, Default)]
+pub struct Inner {
+    /// Every lane, used or not.
+    pub lanes: Vec<&'static Lane>,
+    base: Option<Base>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Base {
+    event: Event,
+    /// Where it lies on the time line of this process, ns.
+    at_ns: i64,
+}
+
+impl ContextState {
+    /// A context on a GPU.
+    pub fn new(handle: Context, gpu: &'static Gpu, ordinal: usize) -> Self {
+        Self { handle, gpu, ordinal, is_dead: AtomicBool::new(false), inner: Mutex::default() }
+    }
+
+    /// Locks it. Held by the meter thread while it asks about events, and by hooks that are about to destroy a stream or the
+    /// context; never on the way of a launch once a thread has its lane.
+    pub fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the context is gone.
+    pub fn is_dead(&self) -> bool {
+        self.is_dead.load(Ordering::Acquire)
+    }
+
+    /// The context is gone or about to be: nothing of it may be touched from here on. The caller holds the lock.
+    pub fn kill(&self, inner: &mut Inner) {
+        self.is_dead.store(true, Ordering::Release);
+        for lane in &inner.lanes {
+            lane.retire();
+            while let Some(segment) = lane.oldest() {
+                self.gpu.unqueue(segment.estimate_ns());
+                lane.pop();
+            }
+        }
+        inner.lanes.clear();
+        inner.base = None;
+    }
+
+    /// Two new events of this context.
+    pub fn create_events(&self, calls: &Calls) -> Option<(Event, Event)> {
+        calls.in_context(self.handle, || Some((calls.create_event()?, calls.create_event()?)))
+    }
+
+    /// The lane of a thread on a stream: the one it has, one that nobody uses any more, or a new one.
+    pub fn lane(&'static self, stream: Stream, thread_id: u32) -> Option<&'static Lane> {
+        let mut inner = self.lock();
+        if self.is_dead() {
+            return None;
+        }
+        let own = inner.lanes.iter().find(|lane| lane.stream() == Some(stream) && lane.owner() == thread_id);
+        if let Some(lane) = own {
+            return Some(lane);
+        }
+        let free = inner
+            .lanes
+            .iter()
+            .find(|lane| !lane.is_busy() && (lane.stream().is_none() || !os::is_thread_alive(lane.owner())));
+        if let Some(lane) = free {
+            lane.adopt(stream, thread_id);
+            return Some(lane);
+        }
+        let lane = Box::leak(Box::new(Lane::new(self.gpu, self, stream, thread_id)));
+        inner.lanes.push(lane);
+        Some(lane)
+    }
+}
+
+impl Inner {
+    /// Where the completed interval from `start` to the end of `lane`'s oldest segment lies, ns on the process's time line. Now and
+    /// then takes the segment's end event for the new base and leaves the old base in its place.
+    pub fn locate(&mut self, calls: &Calls, lane: &Lane) -> Option<(i64, i64)> {
+        let segment = lane.oldest()?;
+        let took_ns = calls.elapsed_ns(segment.start(), segment.end())?.max(0);
+        let base = match self.base {
+            Some(base) => base,
+            None => {
+                let spare = calls.in_context(lane.context.handle, || calls.create_event())?;
+                let base = Base { event: segment.swap_end(spare), at_ns: os::now_ns() as i64 };
+                self.base = Some(base);
+                return Some((base.at_ns - took_ns, base.at_ns));
+            }
+        };
+        let since_base_ns = calls.elapsed_ns(base.event, segment.end())?;
+        let end_ns = base.at_ns + since_base_ns;
+        if since_base_ns > REBASE_NS {
+            self.base = Some(Base { event: segment.swap_end(base.event), at_ns: end_ns });
+        }
+        Some((end_ns - took_ns, end_ns))
+    }
+}

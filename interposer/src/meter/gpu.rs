@@ -1,0 +1,169 @@
+//! One GPU as this process sees it: what the session says about it, and what is in flight on it.
+
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use deepres_abi::grant::{Gate, GrantSlot};
+use deepres_abi::meter::MeterSlot;
+use deepres_abi::wire::UNMANAGED;
+
+use super::estimates::Estimates;
+use crate::os;
+
+/// A reference that can be replaced, to something that lives as long as the process.
+#[derive(Debug)]
+pub struct Shared<T: 'static>(AtomicPtr<T>);
+
+impl<T> Shared<T> {
+    /// None yet.
+    pub const fn none() -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// The present one.
+    #[inline(always)]
+    pub fn get(&self) -> Option<&'static T> {
+        // SAFETY: only `set` stores here, and it takes references that live for ever.
+        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Replaces it.
+    pub fn set(&self, value: Option<&'static T>) {
+        let pointer = value.map_or(std::ptr::null_mut(), |value| std::ptr::from_ref(value).cast_mut());
+        self.0.store(pointer, Ordering::Release);
+    }
+}
+
+/// No bell: not connected.
+const NO_BELL: i32 = -1;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Gpu {
+    grant: Shared<GrantSlot>,
+    meter: Shared<MeterSlot>,
+    /// The controller's index, or [`UNMANAGED`].
+    index: AtomicU32,
+    bell: AtomicI32,
+    /// Estimated GPU time launched and not seen complete, ns.
+    queued_ns: AtomicU64,
+    /// Counts completions: threads that wait for their window sleep on it.
+    freed: AtomicU32,
+    /// Threads that do.
+    window_waiters: AtomicU32,
+    /// What launches take here.
+    pub estimates: Estimates,
+}
+
+impl Default for Gpu {
+    fn default() -> Self {
+        Self {
+            grant: Shared::none(),
+            meter: Shared::none(),
+            index: AtomicU32::new(u32::from(UNMANAGED)),
+            bell: AtomicI32::new(NO_BELL),
+            queued_ns: AtomicU64::new(0),
+            freed: AtomicU32::new(0),
+            window_waiters: AtomicU32::new(0),
+            estimates: Estimates::default(),
+        }
+    }
+}
+
+impl Gpu {
+    /// Takes up what a session says about this GPU.
+    pub fn connect(&self, index: u8, grant: &'static GrantSlot, meter: &'static MeterSlot, bell: i32) {
+        self.index.store(u32::from(index), Ordering::Relaxed);
+        self.bell.store(bell, Ordering::Relaxed);
+        self.meter.set(Some(meter));
+        self.grant.set(Some(grant));
+    }
+
+    /// Forgets the session: in a forked child, or when the controller no longer manages this GPU.
+    pub fn disconnect(&self) {
+        self.grant.set(None);
+        self.meter.set(None);
+        self.bell.store(NO_BELL, Ordering::Relaxed);
+        self.index.store(u32::from(UNMANAGED), Ordering::Relaxed);
+    }
+
+    /// The controller's index, if it manages this GPU.
+    pub fn index(&self) -> Option<usize> {
+        let index = self.index.load(Ordering::Relaxed);
+        (index != u32::from(UNMANAGED)).then_some(index as usize)
+    }
+
+    /// The grant, if the controller manages this GPU.
+    #[inline(always)]
+    pub fn grant(&self) -> Option<&'static GrantSlot> {
+        self.grant.get()
+    }
+
+    /// The meter, if the controller manages this GPU.
+    pub fn meter(&self) -> Option<&'static MeterSlot> {
+        self.meter.get()
+    }
+
+    /// Whether launches pass without looking at terms.
+    #[inline(always)]
+    pub fn is_open(&self) -> bool {
+        self.grant().is_none_or(|grant| Gate::is_open(grant.gate_word()))
+    }
+
+    /// Tells the controller that something changed that it waits for.
+    pub fn ring(&self) {
+        let bell = self.bell.load(Ordering::Relaxed);
+        if bell != NO_BELL {
+            os::eventfd_add(bell);
+        }
+    }
+
+    /// Something was launched that is not in the meter thread's view yet.
+    pub fn set_in_flight(&self) {
+        if let Some(meter) = self.meter() {
+            meter.in_flight.store(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Estimated GPU time in flight, ns.
+    pub fn queued_ns(&self) -> u64 {
+        self.queued_ns.load(Ordering::Relaxed)
+    }
+
+    /// Adds to the time in flight.
+    pub fn queue(&self, estimate_ns: u64) {
+        if estimate_ns != 0 {
+            self.queued_ns.fetch_add(estimate_ns, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes completed work from the time in flight and wakes whoever waits for room.
+    pub fn unqueue(&self, estimate_ns: u64) {
+        let _ = self.queued_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |queued_ns| {
+            Some(queued_ns.saturating_sub(estimate_ns))
+        });
+        self.freed.fetch_add(1, Ordering::SeqCst);
+        if self.window_waiters.load(Ordering::SeqCst) != 0 {
+            os::futex_wake_private(&self.freed);
+        }
+    }
+
+    /// Sleeps until something completes, at most `timeout_ns`, unless `is_full` no longer holds.
+    pub fn await_freed(&self, timeout_ns: u64, is_full: impl Fn() -> bool) {
+        self.window_waiters.fetch_add(1, Ordering::SeqCst);
+        let seen = self.freed.load(Ordering::SeqCst);
+        if is_full() {
+            os::futex_wait_private(&self.freed, seen, timeout_ns);
+        }
+        self.window_waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Counts a closed segment.
+    pub fn count(&self, launches: u32, is_graph: bool) {
+        /// Events recorded for each segment.
+        const MARKERS: u64 = 2;
+        let Some(meter) = self.meter() else { return };
+        let counter = if is_graph { &meter.graph_launches } else { &meter.kernel_launches };
+        counter.fetch_add(u64::from(launches), Ordering::Relaxed);
+        meter.markers.fetch_add(MARKERS, Ordering::Relaxed);
+    }
+}

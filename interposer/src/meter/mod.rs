@@ -1,0 +1,8 @@
+//! Metering in GPU time: segments of launches between pairs of events, and the thread that reads them.
+
+pub mod context;
+pub mod estimates;
+pub mod gpu;
+pub mod lane;
+pub mod thread;
+pub mod union;

@@ -1,0 +1,291 @@
+//! The meter thread: reads what segments took, keeps the meter page, and watches the connection.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use std::{io, mem, ptr, thread};
+
+use super::context::{ContextState, Inner};
+use super::lane::Lane;
+use super::union::Union;
+use crate::capture;
+use crate::driver::calls::Progress;
+use crate::log::say;
+use crate::os;
+use crate::process::Process;
+
+/// Pause between two looks while someone waits for what is in flight: half of what a hand-off may lose by it.
+const TICK_CONTENDED_NS: u64 = 50_000;
+/// The same while nobody does.
+const TICK_ALONE_NS: u64 = 400_000;
+/// The same while nothing is in flight, soon after something was.
+const TICK_LINGER_NS: u64 = 2_000_000;
+/// Looks without anything in flight before the thread sleeps until it is woken.
+const LINGER_TICKS: u32 = 10;
+/// Sleep when nothing is in flight: it is ended by a launch or by the connection.
+const SLEEP_NS: u64 = 1_000_000_000;
+/// A segment that had no launch for so long is closed. Sparse launches come in segments of their own, so this only ends bursts.
+const STALE_NS: u64 = 200_000;
+/// The stack: this thread calls the driver and little else.
+const STACK_BYTES: usize = 256 << 10;
+/// First and longest pause between attempts to find the daemon again, ns.
+const RECONNECT_NS: (u64, u64) = (50_000_000, 2_000_000_000);
+
+/// Starts the thread, with every signal blocked: handlers are the job's, on its own threads.
+///
+/// # Errors
+/// That of the thread's creation.
+pub fn start(process: &'static Process) -> io::Result<()> {
+    // SAFETY: all zeroes is a valid signal set.
+    let (mut all, mut previous) =
+        unsafe { (mem::zeroed::<libc::sigset_t>(), mem::zeroed::<libc::sigset_t>()) };
+    // SAFETY: both sets have room; the thread inherits the mask, which is put back below.
+    unsafe {
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut previous);
+    }
+    let started = thread::Builder::new()
+        .name("deepres-meter".to_owned())
+        .stack_size(STACK_BYTES)
+        .spawn(move || Meter::new(process).run());
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &previous, ptr::null_mut()) };
+    started.map(drop)
+}
+
+/// Per GPU of the process.
+#[derive(Default)]
+struct Account {
+    union: Union,
+    is_busy: bool,
+}
+
+struct Meter {
+    process: &'static Process,
+    accounts: Vec<Account>,
+    ticked_ns: u64,
+    idle_ticks: u32,
+    is_relaxed: bool,
+    reconnect_at_ns: u64,
+    reconnect_pause_ns: u64,
+}
+
+impl Meter {
+    fn new(process: &'static Process) -> Self {
+        Self {
+            process,
+            accounts: process.gpus.iter().map(|_| Account::default()).collect(),
+            ticked_ns: os::now_ns(),
+            idle_ticks: 0,
+            is_relaxed: false,
+            reconnect_at_ns: 0,
+            reconnect_pause_ns: RECONNECT_NS.0,
+        }
+    }
+
+    fn run(mut self) {
+        // Sleeps of tens of µs would otherwise last 50 µs longer. Failure only costs precision.
+        // SAFETY: changes this thread's timer slack alone.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
+        while !self.process.is_stopping() {
+            let is_busy = self.tick();
+            self.idle_ticks = if is_busy { 0 } else { self.idle_ticks.saturating_add(1) };
+            self.pause(is_busy);
+        }
+        self.process.set_stopped();
+    }
+
+    /// One look at everything. Returns whether anything is in flight.
+    fn tick(&mut self) -> bool {
+        let now_ns = os::now_ns();
+        let passed_ns = now_ns.saturating_sub(self.ticked_ns);
+        self.ticked_ns = now_ns;
+        let was_busy: Vec<bool> =
+            self.accounts.iter_mut().map(|account| mem::take(&mut account.is_busy)).collect();
+        for context in self.process.contexts() {
+            self.read(context, now_ns);
+        }
+        let mut any = false;
+        for (ordinal, gpu) in self.process.gpus.iter().enumerate() {
+            let is_busy = self.accounts.get(ordinal).is_some_and(|account| account.is_busy);
+            any |= is_busy;
+            let Some(meter) = gpu.meter() else { continue };
+            if is_busy || was_busy.get(ordinal) == Some(&true) {
+                meter.occupied_ns.fetch_add(passed_ns, Ordering::Relaxed);
+            }
+            meter.in_flight_ns.store(if is_busy { gpu.queued_ns() } else { 0 }, Ordering::Relaxed);
+            meter.updated_ns.store(now_ns, Ordering::Relaxed);
+            if !is_busy && meter.in_flight.load(Ordering::Relaxed) != 0 {
+                self.settle(ordinal);
+            }
+        }
+        any
+    }
+
+    /// Everything of a GPU is seen complete: says so, unless a launch came meanwhile.
+    fn settle(&self, ordinal: usize) {
+        let Some(gpu) = self.process.gpus.get(ordinal) else { return };
+        let Some(meter) = gpu.meter() else { return };
+        meter.in_flight.store(0, Ordering::SeqCst);
+        // A launch marks its lane open before it sets `in_flight`: one that the loop below misses sets it after our zero.
+        let contexts = self.process.contexts();
+        let is_open = contexts.iter().any(|context| {
+            context.ordinal == ordinal && context.lock().lanes.iter().any(|lane| lane.is_busy())
+        });
+        if is_open {
+            meter.in_flight.store(1, Ordering::SeqCst);
+        } else if !gpu.is_open() {
+            gpu.ring();
+        }
+    }
+
+    /// Looks at a context's lanes.
+    fn read(&mut self, context: &'static ContextState, now_ns: u64) {
+        let calls = &self.process.calls;
+        let mut inner = context.lock();
+        if context.is_dead() || inner.lanes.is_empty() {
+            return;
+        }
+        let lanes = inner.lanes.clone();
+        let is_contended = context.gpu.meter().is_some_and(|_| !context.gpu.is_open());
+        let mut is_current = false;
+        for lane in lanes {
+            if !lane.is_busy() {
+                continue;
+            }
+            if !is_current {
+                if !calls.set_current(context.handle) {
+                    return;
+                }
+                if !self.is_relaxed {
+                    self.is_relaxed = calls.relax_this_thread();
+                }
+                is_current = true;
+            }
+            self.close_stale(lane, now_ns);
+            self.complete(context, &mut inner, lane, is_contended);
+            if lane.is_busy()
+                && let Some(account) = self.accounts.get_mut(context.ordinal)
+            {
+                account.is_busy = true;
+            }
+        }
+    }
+
+    fn close_stale(&self, lane: &Lane, now_ns: u64) {
+        let Some(launches) = lane.open_launches() else {
+            lane.seen_launched.store(0, Ordering::Relaxed);
+            return;
+        };
+        if lane.seen_launched.swap(launches, Ordering::Relaxed) != launches {
+            lane.seen_since_ns.store(now_ns, Ordering::Relaxed);
+        } else if now_ns.saturating_sub(lane.seen_since_ns.load(Ordering::Relaxed)) > STALE_NS {
+            lane.close_stale(&self.process.calls, launches);
+        }
+    }
+
+    /// Charges the segments of a lane that are complete.
+    fn complete(&mut self, context: &ContextState, inner: &mut Inner, lane: &Lane, is_contended: bool) {
+        let calls = &self.process.calls;
+        while let Some(segment) = lane.oldest() {
+            let progress = if segment.is_lost() { Progress::Lost } else { calls.query(segment.end()) };
+            if progress == Progress::Pending {
+                return;
+            }
+            let launches = segment.launches();
+            let estimate_ns = segment.estimate_ns();
+            if progress == Progress::Done
+                && let Some((start_ns, end_ns)) = inner.locate(calls, lane)
+            {
+                self.charge(context, lane, start_ns, end_ns, is_contended);
+            } else if capture::is_active() && launches != 0 {
+                // Its end fell into a capture: charged by what such launches take.
+                let charged_ns = lane.mean_ns().saturating_mul(u64::from(launches));
+                if let Some(meter) = context.gpu.meter() {
+                    meter.compute_ns.fetch_add(charged_ns, Ordering::Relaxed);
+                }
+            }
+            lane.pop();
+            context.gpu.unqueue(estimate_ns);
+        }
+    }
+
+    fn charge(
+        &mut self,
+        context: &ContextState,
+        lane: &Lane,
+        start_ns: i64,
+        end_ns: i64,
+        is_contended: bool,
+    ) {
+        let Some(segment) = lane.oldest() else { return };
+        let launches = u64::from(segment.launches().max(1));
+        let took_ns = end_ns.saturating_sub(start_ns).max(0) as u64;
+        // Closed late into an idle stream, a segment seems to last until it was closed. What its launches usually take bounds it.
+        let usual_ns = lane.mean_ns().saturating_mul(launches);
+        let is_overlong = segment.is_stale() && usual_ns != 0 && took_ns > usual_ns;
+        let charged_ns = if is_overlong && took_ns - usual_ns <= 2 * STALE_NS + TICK_ALONE_NS {
+            usual_ns
+        } else {
+            took_ns
+        };
+        if !is_overlong {
+            lane.learn(took_ns / launches);
+        }
+        if let Some(key) = segment.key().filter(|_| !segment.is_stale()) {
+            context.gpu.estimates.learn(key, took_ns);
+        }
+        let Some(meter) = context.gpu.meter() else { return };
+        let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
+        let fresh_ns = account.union.add(start_ns, start_ns.saturating_add(charged_ns as i64));
+        meter.compute_ns.fetch_add(fresh_ns, Ordering::Relaxed);
+        // While others run, a kernel's time may hold theirs.
+        if launches == 1 && (!is_contended || meter.longest_ns.load(Ordering::Relaxed) == 0) {
+            meter.longest_ns.fetch_max(charged_ns, Ordering::Relaxed);
+        }
+    }
+
+    /// Sleeps until the next look, or until the connection ends.
+    fn pause(&mut self, is_busy: bool) {
+        let now_ns = os::now_ns();
+        let Some(session) = self.process.session() else {
+            thread::sleep(Duration::from_nanos(TICK_ALONE_NS));
+            return;
+        };
+        let mut sleep_ns = if is_busy {
+            if self.process.is_contended() { TICK_CONTENDED_NS } else { TICK_ALONE_NS }
+        } else if self.idle_ticks < LINGER_TICKS {
+            TICK_LINGER_NS
+        } else {
+            SLEEP_NS
+        };
+        if session.is_gone() {
+            if now_ns >= self.reconnect_at_ns {
+                self.reconnect(now_ns);
+            }
+            sleep_ns = sleep_ns.min(self.reconnect_at_ns.saturating_sub(now_ns).max(TICK_CONTENDED_NS));
+        }
+        let is_deep = !is_busy && sleep_ns > TICK_LINGER_NS;
+        if is_deep && !self.process.prepare_sleep() {
+            return;
+        }
+        let socket = if session.is_gone() { -1 } else { session.socket() };
+        let ended = self.process.sleep(socket, sleep_ns);
+        if is_deep {
+            self.process.finish_sleep();
+        }
+        if ended && !session.is_gone() {
+            session.set_gone();
+            say!(Info, "the daemon is gone; going on without it");
+            self.reconnect_pause_ns = RECONNECT_NS.0;
+            self.reconnect_at_ns = now_ns + self.reconnect_pause_ns;
+        }
+    }
+
+    fn reconnect(&mut self, now_ns: u64) {
+        if self.process.reconnect() {
+            return;
+        }
+        self.reconnect_at_ns = now_ns + self.reconnect_pause_ns;
+        self.reconnect_pause_ns = (self.reconnect_pause_ns * 2).min(RECONNECT_NS.1);
+    }
+}

@@ -1,0 +1,59 @@
+//! The few system calls that several modules need, without their pointers.
+
+use std::sync::atomic::AtomicU32;
+
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// `CLOCK_MONOTONIC`, ns.
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the result has room; this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    (time.tv_sec as u64).saturating_mul(NS_PER_S).saturating_add(time.tv_nsec as u64)
+}
+
+fn timespec(ns: u64) -> libc::timespec {
+    libc::timespec { tv_sec: (ns / NS_PER_S) as i64, tv_nsec: (ns % NS_PER_S) as i64 }
+}
+
+/// Sleeps while the word at `word`, shared with another process, is `seen`; at most `timeout_ns`. May return early.
+pub fn futex_wait_shared(word: *mut u32, seen: u32, timeout_ns: u64) {
+    futex_wait(word, libc::FUTEX_WAIT, seen, timeout_ns);
+}
+
+/// Sleeps while `word` is `seen`; at most `timeout_ns`. May return early.
+pub fn futex_wait_private(word: &AtomicU32, seen: u32, timeout_ns: u64) {
+    futex_wait(word.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, seen, timeout_ns);
+}
+
+fn futex_wait(word: *mut u32, operation: i32, seen: u32, timeout_ns: u64) {
+    let timeout = timespec(timeout_ns);
+    // SAFETY: the kernel checks the address; the timeout outlives the call.
+    unsafe { libc::syscall(libc::SYS_futex, word, operation, seen, &raw const timeout) };
+}
+
+/// Wakes every thread of this process that sleeps on `word`.
+pub fn futex_wake_private(word: &AtomicU32) {
+    let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: waking touches no memory.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) };
+}
+
+/// Adds one to an eventfd. A full one is rung already.
+pub fn eventfd_add(fd: i32) {
+    let one = 1_u64;
+    // SAFETY: eight readable bytes; the descriptor may be anything.
+    unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
+}
+
+/// This thread's id.
+pub fn thread_id() -> u32 {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { libc::gettid() as u32 }
+}
+
+/// Whether this process has a thread with that id.
+pub fn is_thread_alive(thread_id: u32) -> bool {
+    // SAFETY: signal 0 only asks.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread_id as i32, 0) == 0 }
+}

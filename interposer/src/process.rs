@@ -1,0 +1,341 @@
+//! What this process knows about itself once a session has begun. Before that, and in a forked child, there is nothing, and every hook
+//! forwards.
+
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use deepres_abi::MAX_GPUS;
+use deepres_abi::wire::Uuid;
+
+use crate::config::Config;
+use crate::driver::calls::{Calls, Context, Stream};
+use crate::log::say;
+use crate::memory::Accounts;
+use crate::meter::context::ContextState;
+use crate::meter::gpu::{Gpu, Shared};
+use crate::meter::lane::Lane;
+use crate::meter::{self};
+use crate::resolve::is_disabled;
+use crate::session::{ConnectError, Session};
+use crate::{coverage, os, thread};
+
+/// How long the end of the process waits for the meter thread to be out of the driver.
+const STOP_WAIT_NS: u64 = 20_000_000;
+
+/// See the module. Lives until the process ends.
+pub struct Process {
+    /// The driver.
+    pub calls: Calls,
+    /// By ordinal in this process.
+    pub gpus: Box<[Gpu]>,
+    /// Device memory that the process holds.
+    pub memory: Accounts,
+    config: Config,
+    uuids: Vec<Uuid>,
+    session: Shared<Session>,
+    contexts: Mutex<Vec<&'static ContextState>>,
+    /// The meter thread sleeps until [`Self::wake`] is written to.
+    is_meter_asleep: AtomicU32,
+    wake: AtomicI32,
+    is_stopping: AtomicBool,
+    is_stopped: AtomicBool,
+}
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+
+/// Whether this process tried to begin a session.
+static START: AtomicU8 = AtomicU8::new(NOT_STARTED);
+const NOT_STARTED: u8 = 0;
+const STARTING: u8 = 1;
+const STARTED: u8 = 2;
+
+/// The process's state, if a session has begun.
+#[inline(always)]
+pub fn current() -> Option<&'static Process> {
+    // SAFETY: only `start` stores here, a leaked box; `forked` takes it back without freeing it.
+    unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
+}
+
+/// Begins a session, once, after the driver was initialised. Never fails: without a session the process goes on as without us.
+pub fn start() {
+    if is_disabled() {
+        return;
+    }
+    match START.compare_exchange(NOT_STARTED, STARTING, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {
+            begin();
+            START.store(STARTED, Ordering::Release);
+        }
+        // Another thread shakes hands, which takes bounded time: what this one does next is to be metered too.
+        Err(STARTING) => {
+            while START.load(Ordering::Acquire) == STARTING {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        Err(_) => {}
+    }
+}
+
+fn begin() {
+    let config = Config::read();
+    let calls = match Calls::find() {
+        Ok(calls) => calls,
+        Err(missing) => {
+            if config.is_asked_for {
+                say!(Warn, "this driver has no {missing}; the job runs unmetered");
+            }
+            return;
+        }
+    };
+    let mut uuids = vec![Uuid::default(); MAX_GPUS];
+    let count = calls.uuids(&mut uuids);
+    uuids.truncate(count);
+    let session = match Session::connect(&config, &uuids) {
+        Ok(session) => session,
+        Err(ConnectError::Absent(error)) => {
+            if config.is_asked_for {
+                say!(Warn, "no daemon at {} ({error}); the job runs unmetered", config.socket.display());
+            }
+            return;
+        }
+        Err(error) => {
+            say!(Warn, "{error}; the job runs unmetered (daemon at {})", config.socket.display());
+            return;
+        }
+    };
+    // SAFETY: no pointers.
+    let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    let process: &'static Process = Box::leak(Box::new(Process {
+        calls,
+        gpus: uuids.iter().map(|_| Gpu::default()).collect(),
+        memory: Accounts::default(),
+        config,
+        uuids,
+        session: Shared::none(),
+        contexts: Mutex::default(),
+        is_meter_asleep: AtomicU32::new(0),
+        wake: AtomicI32::new(wake),
+        is_stopping: AtomicBool::new(false),
+        is_stopped: AtomicBool::new(false),
+    }));
+    process.adopt(session);
+    if let Err(error) = meter::thread::start(process) {
+        say!(Warn, "no thread for metering ({error}); the job runs unmetered");
+        return;
+    }
+    PROCESS.store(ptr::from_ref(process).cast_mut(), Ordering::Release);
+    // SAFETY: both handlers are plain functions of this library, which is never unloaded.
+    unsafe {
+        libc::pthread_atfork(None, None, Some(forked));
+        libc::atexit(stop);
+    }
+    if let Some(session) = process.session() {
+        say!(Info, "session {} with {} GPUs", session.id(), process.gpus.len());
+    }
+}
+
+/// In a forked child: no session, no thread; the driver does not work here either.
+extern "C" fn forked() {
+    let process = PROCESS.swap(ptr::null_mut(), Ordering::AcqRel);
+    START.store(NOT_STARTED, Ordering::Release);
+    thread::reset();
+    // SAFETY: was stored by `begin` and is never freed.
+    let Some(process) = (unsafe { process.as_ref() }) else { return };
+    if let Some(session) = process.session() {
+        // SAFETY: this is the child's only thread, and it has just let go of the process state.
+        unsafe { session.close_in_child() };
+    }
+    // SAFETY: as above.
+    unsafe { libc::close(process.wake.load(Ordering::Relaxed)) };
+}
+
+/// At the end of the process, before the driver's own end: the meter thread must be out of it.
+extern "C" fn stop() {
+    let Some(process) = current() else { return };
+    coverage::report();
+    process.is_stopping.store(true, Ordering::SeqCst);
+    os::eventfd_add(process.wake.load(Ordering::Relaxed));
+    let until_ns = os::now_ns() + STOP_WAIT_NS;
+    while !process.is_stopped.load(Ordering::Acquire) && os::now_ns() < until_ns {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+impl Process {
+    /// The session; it may be gone.
+    #[inline(always)]
+    pub fn session(&self) -> Option<&'static Session> {
+        self.session.get()
+    }
+
+    /// Takes up a new session, and moves what is held to its ledger.
+    fn adopt(&self, session: Session) {
+        let session: &'static Session = Box::leak(Box::new(session));
+        session.attach(&self.gpus);
+        self.session.set(Some(session));
+        self.memory.move_to(session, &self.gpus);
+    }
+
+    /// Tries to find the daemon again.
+    pub fn reconnect(&self) -> bool {
+        match Session::connect(&self.config, &self.uuids) {
+            Ok(session) => {
+                say!(Info, "the daemon is back: session {}", session.id());
+                self.adopt(session);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Whether the process is ending.
+    pub fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::SeqCst)
+    }
+
+    /// The meter thread is out of the driver for good.
+    pub fn set_stopped(&self) {
+        self.is_stopped.store(true, Ordering::Release);
+    }
+
+    /// Whether someone waits for what this process has in flight, or it for room.
+    pub fn is_contended(&self) -> bool {
+        self.gpus.iter().any(|gpu| !gpu.is_open())
+    }
+
+    /// The contexts that are in use.
+    pub fn contexts(&self) -> Vec<&'static ContextState> {
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        contexts.retain(|context| !context.is_dead());
+        contexts.clone()
+    }
+
+    /// What is known of a context; it becomes known if it is on a GPU that is managed.
+    pub fn context(&'static self, handle: Context) -> Option<&'static ContextState> {
+        let find = |contexts: &[&'static ContextState]| {
+            contexts.iter().copied().find(|context| context.handle == handle && !context.is_dead())
+        };
+        if let Some(known) = find(&self.contexts.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Some(known);
+        }
+        let ordinal = self.calls.device_of(handle)?;
+        let gpu = self.gpus.get(ordinal)?;
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = find(&contexts) {
+            return Some(known);
+        }
+        let context: &'static ContextState = Box::leak(Box::new(ContextState::new(handle, gpu, ordinal)));
+        contexts.push(context);
+        Some(context)
+    }
+
+    /// The context current to this thread.
+    pub fn current_context(&'static self) -> Option<&'static ContextState> {
+        self.context(self.calls.current_context()?)
+    }
+
+    /// The calling thread's lane on `stream`. `None`: its GPU is not managed, or the driver cannot say where it belongs.
+    pub fn lane(&'static self, stream: Stream) -> Option<&'static Lane> {
+        if let Some(lane) = thread::lane(&self.calls, stream) {
+            return Some(lane);
+        }
+        let handle = self.calls.context_of(stream)?;
+        let context = self.context(handle)?;
+        context.gpu.index()?;
+        let lane = context.lane(stream, thread::id())?;
+        thread::remember(&self.calls, stream, handle, lane);
+        Some(lane)
+    }
+
+    /// Ends every open segment on `stream`, whoever launched: the stream is about to be destroyed (`forever`) or captured.
+    pub fn close_stream(&self, stream: Stream, forever: bool) {
+        for context in self.contexts() {
+            let inner = context.lock();
+            if context.is_dead() {
+                continue;
+            }
+            for lane in inner.lanes.iter().filter(|lane| lane.stream() == Some(stream)) {
+                lane.close(&self.calls);
+                if forever {
+                    lane.retire();
+                }
+            }
+        }
+        if forever {
+            thread::forget_lanes();
+        }
+    }
+
+    /// Runs `destroy`, which may destroy `handle`, while nobody touches anything of that context. If it did, the context and what
+    /// it held are forgotten.
+    pub fn destroy_context<T>(
+        &self,
+        handle: Context,
+        destroy: impl FnOnce() -> T,
+        is_destroyed: impl FnOnce(&T) -> bool,
+    ) -> T {
+        let contexts = self.contexts();
+        let known = contexts.iter().find(|context| context.handle == handle);
+        let mut inner = known.map(|context| context.lock());
+        let result = destroy();
+        if is_destroyed(&result) {
+            if let (Some(context), Some(inner)) = (known, inner.as_mut()) {
+                context.kill(inner);
+            }
+            drop(inner);
+            thread::forget_lanes();
+            self.memory.forget_context(handle.0, &self.gpus);
+        }
+        result
+    }
+
+    /// After a segment was opened: the meter thread has something to look at.
+    #[inline]
+    pub fn wake_meter(&self) {
+        if self.is_meter_asleep.load(Ordering::SeqCst) != 0 {
+            os::eventfd_add(self.wake.load(Ordering::Relaxed));
+        }
+    }
+
+    /// The meter thread is about to sleep. False: something is open after all.
+    pub fn prepare_sleep(&self) -> bool {
+        self.is_meter_asleep.store(1, Ordering::SeqCst);
+        let is_busy =
+            self.contexts().iter().any(|context| context.lock().lanes.iter().any(|lane| lane.is_busy()));
+        if is_busy {
+            self.finish_sleep();
+        }
+        !is_busy
+    }
+
+    /// The meter thread is awake.
+    pub fn finish_sleep(&self) {
+        self.is_meter_asleep.store(0, Ordering::SeqCst);
+    }
+
+    /// The meter thread's sleep. Returns whether `socket` (or none: negative) has ended.
+    pub fn sleep(&self, socket: i32, sleep_ns: u64) -> bool {
+        const NS_PER_S: u64 = 1_000_000_000;
+        let wake = self.wake.load(Ordering::Relaxed);
+        let mut polled = [
+            libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 },
+            libc::pollfd { fd: wake, events: libc::POLLIN, revents: 0 },
+        ];
+        let timeout =
+            libc::timespec { tv_sec: (sleep_ns / NS_PER_S) as i64, tv_nsec: (sleep_ns % NS_PER_S) as i64 };
+        // SAFETY: the array and the timeout outlive the call.
+        let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), polled.len() as u64, &timeout, ptr::null()) };
+        if ready <= 0 {
+            return false;
+        }
+        if polled[1].revents & libc::POLLIN != 0 {
+            let mut count = 0_u64;
+            // SAFETY: eight writable bytes.
+            unsafe { libc::read(wake, (&raw mut count).cast(), size_of::<u64>()) };
+        }
+        // The controller never sends after its welcome: anything at all is the end.
+        polled[0].revents != 0
+    }
+}

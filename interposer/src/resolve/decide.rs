@@ -1,0 +1,204 @@
+//! What a `dlsym` or `dlvsym` answers. Runs inside look-ups of any program at any time, so: no lock of ours, no allocation, no
+//! initialisation that waits.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use deepres_abi::driver;
+
+use super::elf;
+use crate::coverage;
+use crate::driver as real;
+use crate::hooks;
+
+/// The two letters that every driver function begins with.
+const PREFIX: &[u8; 2] = b"cu";
+
+/// What the entry points do, in the registers that a pair is returned in.
+#[repr(C)]
+pub struct Answer {
+    /// Where to jump, or 0.
+    jump: usize,
+    /// What to return if there is no jump; may be null.
+    value: usize,
+}
+
+impl Answer {
+    const fn jump(to: usize) -> Self {
+        Self { jump: to, value: 0 }
+    }
+
+    const fn value(value: usize) -> Self {
+        Self { jump: 0, value }
+    }
+}
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+
+static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
+static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
+
+/// The definition that would be found without us: the next one after our library in the search order, which may be another
+/// preloaded library's.
+fn next(cache: &AtomicUsize, name: &CStr) -> usize {
+    let known = cache.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let found = elf::next_after(own_address(), name).unwrap_or(0);
+    cache.store(found, Ordering::Relaxed);
+    found
+}
+
+/// An address inside our own library.
+fn own_address() -> usize {
+    &raw const REAL_DLSYM as usize
+}
+
+fn is_own(address: usize) -> bool {
+    elf::Object::containing(own_address()).is_some_and(|own| own.contains(address))
+}
+
+/// Called by the entry point of `dlsym`; `caller` is its return address.
+pub unsafe extern "C" fn decide_dlsym(handle: *mut c_void, name: *const c_char, caller: usize) -> Answer {
+    let target = next(&REAL_DLSYM, c"dlsym");
+    if target == 0 {
+        return Answer::value(0);
+    }
+    // SAFETY: `target` is a library's definition of `dlsym`.
+    let dlsym = unsafe { std::mem::transmute::<usize, Dlsym>(target) };
+    // SAFETY: `name` and `handle` are what the process passed to `dlsym`.
+    unsafe { decide(handle, name, caller, target, |handle| dlsym(handle, name) as usize) }
+}
+
+/// Called by the entry point of `dlvsym`.
+pub unsafe extern "C" fn decide_dlvsym(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+    caller: usize,
+) -> Answer {
+    let target = next(&REAL_DLVSYM, c"dlvsym");
+    if target == 0 {
+        return Answer::value(0);
+    }
+    // SAFETY: `target` is a library's definition of `dlvsym`.
+    let dlvsym = unsafe { std::mem::transmute::<usize, Dlvsym>(target) };
+    // SAFETY: as in `decide_dlsym`.
+    unsafe { decide(handle, name, caller, target, |handle| dlvsym(handle, name, version) as usize) }
+}
+
+/// `look_up(handle)` asks the real function for `name`, from inside our library.
+///
+/// Names that are not hooked, `dlsym` itself among them, are the real function's to answer: a library that asks for the next
+/// `dlsym` must not get us again.
+///
+/// # Safety
+/// `name` is null or a terminated string.
+unsafe fn decide(
+    handle: *mut c_void,
+    name: *const c_char,
+    caller: usize,
+    target: usize,
+    look_up: impl Fn(*mut c_void) -> usize,
+) -> Answer {
+    // SAFETY: a string of the caller's; the second byte exists if the first is not the end.
+    if name.is_null() || unsafe { *name as u8 != PREFIX[0] || *name.add(1) as u8 != PREFIX[1] } {
+        return Answer::jump(target);
+    }
+    // SAFETY: as above.
+    let symbol = unsafe { CStr::from_ptr(name) };
+    let Some(id) = driver::by_symbol(symbol.to_bytes()) else { return Answer::jump(target) };
+    let Some(hook) = hooks::address(id) else { return Answer::jump(target) };
+    // Without a driver on the machine these must find nothing, though we export the name. Is there a real one where the
+    // caller would look? The order of objects decides the rest: for a caller before us our export comes first, and one
+    // after us (another interposer) wants what is behind it.
+    let visible = || {
+        if look_up(libc::RTLD_NEXT) != 0 {
+            return true;
+        }
+        let Some(scope) = scope_of(caller) else { return false };
+        let found = look_up(scope);
+        let is_real = found != 0 && !is_own(found);
+        if is_real {
+            real::remember(id, found);
+        }
+        is_real
+    };
+    if handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT {
+        return if visible() { Answer::jump(target) } else { Answer::value(0) };
+    }
+    let found = look_up(handle);
+    if found == 0 {
+        return Answer::value(0);
+    }
+    if is_own(found) {
+        return Answer::value(if visible() { hook } else { 0 });
+    }
+    if is_disabled() {
+        return Answer::value(found);
+    }
+    if real::remember(id, found) {
+        coverage::count(&coverage::HOOKED);
+        Answer::value(hook)
+    } else {
+        coverage::count(&coverage::OTHER_INSTANCE);
+        Answer::value(found)
+    }
+}
+
+/// A handle by which the libraries that `caller` was loaded with can be searched.
+fn scope_of(caller: usize) -> Option<*mut c_void> {
+    /// The extra information of `dladdr1` that is a link map, which in glibc is what a handle points to.
+    const RTLD_DL_LINKMAP: libc::c_int = 2;
+    unsafe extern "C" {
+        fn dladdr1(
+            address: *const c_void,
+            info: *mut libc::Dl_info,
+            extra: *mut *mut c_void,
+            flags: libc::c_int,
+        ) -> libc::c_int;
+    }
+    let mut map = std::ptr::null_mut();
+    // SAFETY: all zeroes is a valid Dl_info: pointers and nothing else.
+    let mut info = unsafe { std::mem::zeroed::<libc::Dl_info>() };
+    // SAFETY: both results have room, and any address may be asked about.
+    let known = unsafe { dladdr1(caller as *const c_void, &mut info, &mut map, RTLD_DL_LINKMAP) };
+    (known != 0 && !map.is_null()).then_some(map)
+}
+
+/// Where the dynamic linker would have bound `symbol` without us.
+pub fn next_definition(symbol: &CStr) -> Option<usize> {
+    let target = next(&REAL_DLSYM, c"dlsym");
+    if target == 0 {
+        return None;
+    }
+    // SAFETY: `target` is a library's definition of `dlsym`; the call comes from our library, so that `RTLD_NEXT` is what
+    // comes after it.
+    let found = unsafe {
+        let dlsym = std::mem::transmute::<usize, Dlsym>(target);
+        dlsym(libc::RTLD_NEXT, symbol.as_ptr()) as usize
+    };
+    (found != 0).then_some(found)
+}
+
+const UNREAD: u8 = 0;
+const ENABLED: u8 = 1;
+const DISABLED: u8 = 2;
+static SWITCH: AtomicU8 = AtomicU8::new(UNREAD);
+
+/// Whether `DEEPRES_DISABLE=1` turned everything off. Read at the first use, once.
+pub fn is_disabled() -> bool {
+    match SWITCH.load(Ordering::Relaxed) {
+        UNREAD => {
+            // SAFETY: a terminated name. Whoever changes the environment meanwhile races with all of libc.
+            let value = unsafe { libc::getenv(c"DEEPRES_DISABLE".as_ptr()) };
+            // SAFETY: not null, so a terminated string.
+            let disabled = !value.is_null() && unsafe { CStr::from_ptr(value) } == c"1";
+            SWITCH.store(if disabled { DISABLED } else { ENABLED }, Ordering::Relaxed);
+            disabled
+        }
+        state => state == DISABLED,
+    }
+}

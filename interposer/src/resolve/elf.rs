@@ -1,0 +1,319 @@
+//! Looks symbols up in loaded objects without `dlsym`, by their own tables.
+//!
+//! Needed where `dlsym` is what we replace: to find the real one, and to learn a driver's addresses without depending on what
+//! other preloaded libraries do to `dlsym`.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem;
+
+use libc::{Elf64_Phdr, Elf64_Sym, dl_phdr_info, size_t};
+
+const DT_NULL: i64 = 0;
+const DT_HASH: i64 = 4;
+const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
+const DT_SONAME: i64 = 14;
+const DT_VERSYM: i64 = 0x6fff_fff0;
+const DT_GNU_HASH: i64 = 0x6fff_fef5;
+
+const STT_OBJECT: u8 = 1;
+const STT_FUNC: u8 = 2;
+const SYMBOL_TYPE_MASK: u8 = 0xf;
+const SHN_UNDEF: u16 = 0;
+/// In a version number: a version that only those who ask for it by name get.
+const VERSION_HIDDEN: u16 = 0x8000;
+/// Bits in a word of the Bloom filter.
+const BLOOM_WORD_BITS: u32 = u64::BITS;
+
+#[repr(C)]
+struct Dynamic {
+    tag: i64,
+    value: u64,
+}
+
+/// An object of the process: the program, or a library. Valid while it stays loaded.
+#[derive(Debug, Clone, Copy)]
+pub struct Object {
+    base: usize,
+    headers: *const Elf64_Phdr,
+    header_count: usize,
+}
+
+impl Object {
+    /// The object that `address` lies in.
+    pub fn containing(address: usize) -> Option<Self> {
+        find(|object| object.contains(address).then_some(*object))
+    }
+
+    /// Whether `address` lies in one of its segments.
+    pub fn contains(&self, address: usize) -> bool {
+        self.segments().iter().any(|header| {
+            let start = self.base.wrapping_add(header.p_vaddr as usize);
+            header.p_type == libc::PT_LOAD && address.wrapping_sub(start) < header.p_memsz as usize
+        })
+    }
+
+    /// Where it defines the function or variable `name`, in its default version if it has several.
+    pub fn symbol(&self, name: &CStr) -> Option<usize> {
+        let tables = Tables::of(self)?;
+        tables.candidates(name, |index| {
+            let symbol = tables.defined(index, name).filter(|_| !tables.is_hidden(index))?;
+            Some(self.base.wrapping_add(symbol.st_value as usize))
+        })
+    }
+
+    /// What it calls itself.
+    pub fn soname(&self) -> Option<&CStr> {
+        let strings = self.table(DT_STRTAB)?;
+        let offset = self.dynamic(DT_SONAME)?;
+        // SAFETY: the dynamic section gives the offset of a terminated string in the object's string table, which stays
+        // mapped while the object is loaded.
+        Some(unsafe { CStr::from_ptr((strings as *const c_char).add(offset as usize)) })
+    }
+
+    fn segments(&self) -> &[Elf64_Phdr] {
+        if self.headers.is_null() {
+            return &[];
+        }
+        // SAFETY: the dynamic linker reported this array; it is part of the loaded object.
+        unsafe { std::slice::from_raw_parts(self.headers, self.header_count) }
+    }
+
+    fn dynamic(&self, tag: i64) -> Option<u64> {
+        let header = self.segments().iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
+        let mut entry = self.base.wrapping_add(header.p_vaddr as usize) as *const Dynamic;
+        loop {
+            // SAFETY: the dynamic section is an array that ends with DT_NULL, where this loop ends.
+            let (found, value) = unsafe { ((*entry).tag, (*entry).value) };
+            if found == DT_NULL {
+                return None;
+            }
+            if found == tag {
+                return Some(value);
+            }
+            // SAFETY: not the last entry, as just seen.
+            entry = unsafe { entry.add(1) };
+        }
+    }
+
+    /// The address in a dynamic entry. glibc relocates them in place, except in objects it cannot write (the vDSO).
+    fn table(&self, tag: i64) -> Option<usize> {
+        let value = self.dynamic(tag)? as usize;
+        Some(if value < self.base { self.base + value } else { value })
+    }
+}
+
+/// What look-ups in an object need.
+struct Tables {
+    symbols: *const Elf64_Sym,
+    strings: *const c_char,
+    versions: Option<*const u16>,
+    gnu_hash: Option<*const u32>,
+    hash: Option<*const u32>,
+}
+
+impl Tables {
+    fn of(object: &Object) -> Option<Self> {
+        Some(Self {
+            symbols: object.table(DT_SYMTAB)? as *const Elf64_Sym,
+            strings: object.table(DT_STRTAB)? as *const c_char,
+            versions: object.table(DT_VERSYM).map(|at| at as *const u16),
+            gnu_hash: object.table(DT_GNU_HASH).map(|at| at as *const u32),
+            hash: object.table(DT_HASH).map(|at| at as *const u32),
+        })
+    }
+
+    /// The symbol at `index`, if it is `name` and defined here.
+    fn defined(&self, index: usize, name: &CStr) -> Option<&Elf64_Sym> {
+        // SAFETY: the object's own hash table names `index`.
+        let symbol = unsafe { &*self.symbols.add(index) };
+        let kind = symbol.st_info & SYMBOL_TYPE_MASK;
+        if symbol.st_shndx == SHN_UNDEF || symbol.st_value == 0 || (kind != STT_FUNC && kind != STT_OBJECT) {
+            return None;
+        }
+        // SAFETY: a symbol's name is a terminated string in the object's string table.
+        let found = unsafe { CStr::from_ptr(self.strings.add(symbol.st_name as usize)) };
+        (found == name).then_some(symbol)
+    }
+
+    fn is_hidden(&self, index: usize) -> bool {
+        // SAFETY: the version table has an entry for each symbol.
+        self.versions.is_some_and(|versions| unsafe { *versions.add(index) } & VERSION_HIDDEN != 0)
+    }
+
+    /// Runs `accept` on the indices that the hash tables give for `name` until it returns something.
+    fn candidates<T>(&self, name: &CStr, accept: impl FnMut(usize) -> Option<T>) -> Option<T> {
+        match (self.gnu_hash, self.hash) {
+            // SAFETY: the dynamic section says that this is a GNU hash table.
+            (Some(table), _) => unsafe { gnu_candidates(table, name, accept) },
+            // SAFETY: likewise a System V hash table.
+            (None, Some(table)) => unsafe { sysv_candidates(table, name, accept) },
+            (None, None) => None,
+        }
+    }
+}
+
+/// # Safety
+/// `table` is an object's `DT_GNU_HASH`.
+unsafe fn gnu_candidates<T>(
+    table: *const u32,
+    name: &CStr,
+    mut accept: impl FnMut(usize) -> Option<T>,
+) -> Option<T> {
+    let hash = name
+        .to_bytes()
+        .iter()
+        .fold(5381_u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
+    // SAFETY: layout of the table: four words, the Bloom filter, the buckets, the chains. Each index below is bounded by the
+    // counts in those words, or by the end mark of a chain.
+    unsafe {
+        let (buckets, first, bloom_words, shift) = (*table, *table.add(1), *table.add(2), *table.add(3));
+        if buckets == 0 || bloom_words == 0 {
+            return None;
+        }
+        let bloom = table.add(4).cast::<u64>();
+        let word = bloom.add(((hash / BLOOM_WORD_BITS) % bloom_words) as usize).read_unaligned();
+        let mask = 1_u64 << (hash % BLOOM_WORD_BITS)
+            | 1_u64 << (hash.checked_shr(shift).unwrap_or(0) % BLOOM_WORD_BITS);
+        if word & mask != mask {
+            return None;
+        }
+        let bucket = bloom.add(bloom_words as usize).cast::<u32>();
+        let chain = bucket.add(buckets as usize);
+        let mut index = *bucket.add((hash % buckets) as usize);
+        if index < first {
+            return None;
+        }
+        loop {
+            let link = *chain.add((index - first) as usize);
+            if link | 1 == hash | 1
+                && let Some(found) = accept(index as usize)
+            {
+                return Some(found);
+            }
+            if link & 1 != 0 {
+                return None;
+            }
+            index += 1;
+        }
+    }
+}
+
+/// # Safety
+/// `table` is an object's `DT_HASH`.
+unsafe fn sysv_candidates<T>(
+    table: *const u32,
+    name: &CStr,
+    mut accept: impl FnMut(usize) -> Option<T>,
+) -> Option<T> {
+    let hash = name.to_bytes().iter().fold(0_u32, |hash, byte| {
+        let sum = (hash << 4).wrapping_add(u32::from(*byte));
+        let high = sum & 0xf000_0000;
+        (sum ^ (high >> 24)) & !high
+    });
+    // SAFETY: layout of the table: two counts, the buckets, the chains; 0 ends a chain.
+    unsafe {
+        let buckets = *table;
+        if buckets == 0 {
+            return None;
+        }
+        let bucket = table.add(2);
+        let chain = bucket.add(buckets as usize);
+        let mut index = *bucket.add((hash % buckets) as usize);
+        while index != 0 {
+            if let Some(found) = accept(index as usize) {
+                return Some(found);
+            }
+            index = *chain.add(index as usize);
+        }
+        None
+    }
+}
+
+/// Runs `visit` on every object in the order of the link map (the program, preloaded libraries, the rest) until it returns
+/// something. Takes the dynamic linker's lock, like `dlsym` itself.
+pub fn find<T>(visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
+    struct Visit<F, T> {
+        visit: F,
+        found: Option<T>,
+    }
+
+    unsafe extern "C" fn each<F: FnMut(&Object) -> Option<T>, T>(
+        info: *mut dl_phdr_info,
+        size: size_t,
+        data: *mut c_void,
+    ) -> c_int {
+        if size < mem::offset_of!(dl_phdr_info, dlpi_adds) {
+            return 1;
+        }
+        // SAFETY: the dynamic linker passes a valid `info` of at least the fields before `dlpi_adds`, and `data` is the
+        // `Visit` that `find` below passed.
+        let (info, state) = unsafe { (&*info, &mut *data.cast::<Visit<F, T>>()) };
+        let object = Object {
+            base: info.dlpi_addr as usize,
+            headers: info.dlpi_phdr,
+            header_count: usize::from(info.dlpi_phnum),
+        };
+        state.found = (state.visit)(&object);
+        c_int::from(state.found.is_some())
+    }
+
+    fn callback<F: FnMut(&Object) -> Option<T>, T>(
+        _: &Visit<F, T>,
+    ) -> unsafe extern "C" fn(*mut dl_phdr_info, size_t, *mut c_void) -> c_int {
+        each::<F, T>
+    }
+
+    let mut state = Visit { visit, found: None };
+    let each = callback(&state);
+    // SAFETY: the callback is given the state it expects, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut state).cast()) };
+    state.found
+}
+
+/// The first definition of `name` in an object that comes after the one `address` lies in.
+pub fn next_after(address: usize, name: &CStr) -> Option<usize> {
+    let mut passed = false;
+    find(|object| {
+        if passed {
+            return object.symbol(name);
+        }
+        passed = object.contains(address);
+        None
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_symbol_found_by_tables_is_the_one_that_the_dynamic_linker_finds() {
+        for name in [c"getenv", c"memcpy_s_that_is_nowhere", c"pthread_create", c"environ", c"dlvsym"] {
+            // SAFETY: a terminated name and a pseudo handle.
+            let expected = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) } as usize;
+            let found = find(|object| {
+                object.soname().is_some_and(|soname| soname == c"libc.so.6").then(|| object.symbol(name))
+            });
+            assert_eq!(found.flatten().unwrap_or(0), expected, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn objects_know_their_addresses() {
+        let here = objects_know_their_addresses as *const () as usize;
+        let object = Object::containing(here).unwrap();
+        assert!(object.contains(here));
+        assert!(Object::containing(0).is_none());
+    }
+
+    #[test]
+    fn the_next_definition_is_not_the_first_one() {
+        let here = the_next_definition_is_not_the_first_one as *const () as usize;
+        let libc_getenv = libc::getenv as *const () as usize;
+        let next = next_after(here, c"getenv").unwrap();
+        assert!(Object::containing(next).unwrap().soname().unwrap().to_bytes().starts_with(b"libc.so"));
+        assert!(Object::containing(libc_getenv).is_some());
+        assert_eq!(next_after(next, c"getenv"), None);
+    }
+}

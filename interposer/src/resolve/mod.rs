@@ -1,0 +1,14 @@
+//! How a client's look-up of a driver function ends at our hook, by each of the three routes.
+//!
+//! | route | here |
+//! |---|---|
+//! | linked against libcuda | the exports of [`crate::hooks`] come first in the search order |
+//! | `dlsym`, `dlvsym` | [`entry`] jumps to the real one, unless [`decide`] has another answer |
+//! | `cuGetProcAddress` | [`addresses`] maps what the driver answered to the hook of the same ABI |
+
+pub mod addresses;
+mod decide;
+pub mod elf;
+mod entry;
+
+pub use decide::{is_disabled, next_definition};
