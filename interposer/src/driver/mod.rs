@@ -63,12 +63,7 @@ fn find(id: ApiId) -> usize {
         .flatten()
         .and_then(|object| object.symbol(symbol))
         .or_else(|| resolve::next_definition(symbol))
-        .or_else(|| {
-            elf::find(|object| {
-                let name = object.soname().unwrap_or_default().to_bytes();
-                if name.starts_with(SONAME_START) { object.symbol(symbol) } else { None }
-            })
-        });
+        .or_else(|| loaded(symbol));
     match found {
         Some(found) => {
             remember(id, found);
@@ -76,6 +71,14 @@ fn find(id: ApiId) -> usize {
         }
         None => 0,
     }
+}
+
+/// Where a loaded driver library has `symbol`, whoever may see it.
+pub fn loaded(symbol: &CStr) -> Option<usize> {
+    elf::find(|object| {
+        let name = object.soname().unwrap_or_default().to_bytes();
+        if name.starts_with(SONAME_START) { object.symbol(symbol) } else { None }
+    })
 }
 
 fn c_string<'b>(text: &str, buffer: &'b mut [u8; SYMBOL_BYTES]) -> Option<&'b CStr> {

@@ -118,13 +118,13 @@ unsafe fn decide(
         if look_up(libc::RTLD_NEXT) != 0 {
             return true;
         }
-        let Some(scope) = scope_of(caller) else { return false };
-        let found = look_up(scope);
-        let is_real = found != 0 && !is_own(found);
-        if is_real {
-            real::remember(id, found);
+        // Else only a library that brought a driver for itself alone sees one.
+        let Some(real) = real::loaded(symbol) else { return false };
+        let is_visible = in_scope_of(caller, &look_up).is_some_and(|found| found == real);
+        if is_visible {
+            real::remember(id, real);
         }
-        is_real
+        is_visible
     };
     if handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT {
         return if visible() { Answer::jump(target) } else { Answer::value(0) };
@@ -148,24 +148,24 @@ unsafe fn decide(
     }
 }
 
-/// A handle by which the libraries that `caller` was loaded with can be searched.
-fn scope_of(caller: usize) -> Option<*mut c_void> {
-    /// The extra information of `dladdr1` that is a link map, which in glibc is what a handle points to.
-    const RTLD_DL_LINKMAP: libc::c_int = 2;
-    unsafe extern "C" {
-        fn dladdr1(
-            address: *const c_void,
-            info: *mut libc::Dl_info,
-            extra: *mut *mut c_void,
-            flags: libc::c_int,
-        ) -> libc::c_int;
-    }
-    let mut map = std::ptr::null_mut();
+/// What `look_up` finds in the library that `caller` lies in and those that came with it.
+fn in_scope_of(caller: usize, look_up: impl Fn(*mut c_void) -> usize) -> Option<usize> {
     // SAFETY: all zeroes is a valid Dl_info: pointers and nothing else.
     let mut info = unsafe { std::mem::zeroed::<libc::Dl_info>() };
-    // SAFETY: both results have room, and any address may be asked about.
-    let known = unsafe { dladdr1(caller as *const c_void, &mut info, &mut map, RTLD_DL_LINKMAP) };
-    (known != 0 && !map.is_null()).then_some(map)
+    // SAFETY: the result has room, and any address may be asked about.
+    let known = unsafe { libc::dladdr(caller as *const c_void, &mut info) };
+    if known == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the name of an object that is loaded; nothing new is.
+    let scope = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if scope.is_null() {
+        return None;
+    }
+    let found = look_up(scope);
+    // SAFETY: opened just now.
+    unsafe { libc::dlclose(scope) };
+    Some(found).filter(|found| *found != 0)
 }
 
 /// Where the dynamic linker would have bound `symbol` without us.
