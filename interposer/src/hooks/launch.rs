@@ -43,8 +43,8 @@ fn key(function: CUfunction, grid: [u32; 3], block: [u32; 3], shared_bytes: u32)
 }
 
 macro_rules! kernel {
-    ($name:ident, $symbol:ident, $per_thread:literal) => {
-        /// Hook of a variant of `cuLaunchKernel`.
+    ($name:ident, $slow:ident, $symbol:ident, $per_thread:literal) => {
+        /// Hook of a variant of `cuLaunchKernel`. Both ways on are jumps: the arguments stay where the caller put them.
         pub unsafe extern "C" fn $name(
             f: CUfunction,
             grid_x: u32,
@@ -59,28 +59,31 @@ macro_rules! kernel {
             extra: *mut *mut c_void,
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let on = Stream::new(stream, $per_thread);
-            if launch::goes_at_once(on) {
-                // SAFETY: the caller's arguments, as they came.
-                return unsafe {
-                    real(
-                        f,
-                        grid_x,
-                        grid_y,
-                        grid_z,
-                        block_x,
-                        block_y,
-                        block_z,
-                        shared_bytes,
-                        stream,
-                        params,
-                        extra,
-                    )
-                };
+            let on = if launch::goes_at_once(Stream::new(stream, $per_thread)) { real } else { $slow };
+            // SAFETY: the caller's arguments, as they came.
+            unsafe {
+                on(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params, extra)
             }
+        }
+
+        #[cold]
+        unsafe extern "C" fn $slow(
+            f: CUfunction,
+            grid_x: u32,
+            grid_y: u32,
+            grid_z: u32,
+            block_x: u32,
+            block_y: u32,
+            block_z: u32,
+            shared_bytes: u32,
+            stream: CUstream,
+            params: *mut *mut c_void,
+            extra: *mut *mut c_void,
+        ) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
             let launch = key(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
-            // SAFETY: as above.
-            metered(on, launch, &mut || unsafe {
+            // SAFETY: the caller's arguments, as they came.
+            metered(Stream::new(stream, $per_thread), launch, &mut || unsafe {
                 real(
                     f,
                     grid_x,
@@ -98,8 +101,8 @@ macro_rules! kernel {
         }
     };
 }
-kernel!(kernel, cuLaunchKernel, false);
-kernel!(kernel_ptsz, cuLaunchKernel_ptsz, true);
+kernel!(kernel, kernel_slow, cuLaunchKernel, false);
+kernel!(kernel_ptsz, kernel_ptsz_slow, cuLaunchKernel_ptsz, true);
 
 macro_rules! cooperative {
     ($name:ident, $symbol:ident, $per_thread:literal) => {

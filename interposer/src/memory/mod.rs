@@ -168,7 +168,12 @@ impl Accounts {
         if let Some(now) = process.session().filter(|now| !std::ptr::eq(*now, session)) {
             charge_anew(now, gpu, &mut entry);
         }
-        shard.insert(name.mixed(), entry);
+        let replaced = shard.insert(name.mixed(), entry);
+        drop(shard);
+        // The driver gives a name out again only once it is free: that free went past us.
+        if let Some(freed) = replaced {
+            give_back(&process.gpus, freed);
+        }
         result
     }
 

@@ -1,0 +1,342 @@
+//! A client under the library, before a controller that is moved by hand.
+
+mod support;
+
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+use deepres_abi::driver::pfn;
+use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
+use deepres_abi::grant::{FailMode, GateState, LeaseTerms};
+use deepres_abi::wire;
+
+use support::{Client, Controller, Driver, await_go, now_ns, part, say, until};
+
+/// Launches of a client that launches.
+const LAUNCHES: u64 = 10_000;
+/// Limit of the memory tests.
+const LIMIT_BYTES: u64 = 64 << 20;
+
+/// What the clients do; in the test process itself, nothing.
+#[test]
+#[ignore = "started by the other tests, as their client"]
+fn client_process() {
+    let Some(part) = part() else { return };
+    let driver = Driver::load();
+    let init: pfn::cuInit = driver.function(c"cuInit");
+    let retain: pfn::cuDevicePrimaryCtxRetain = driver.function(c"cuDevicePrimaryCtxRetain");
+    let set_current: pfn::cuCtxSetCurrent = driver.function(c"cuCtxSetCurrent");
+    let launch: pfn::cuLaunchKernel = driver.function(c"cuLaunchKernel");
+    let alloc: pfn::cuMemAlloc_v2 = driver.function(c"cuMemAlloc_v2");
+    let free: pfn::cuMemFree_v2 = driver.function(c"cuMemFree_v2");
+    let info: pfn::cuMemGetInfo_v2 = driver.function(c"cuMemGetInfo_v2");
+    // SAFETY: the driver's documented use; results have room.
+    let begin = || unsafe {
+        assert_eq!(init(0), CUDA_SUCCESS);
+        let mut context = null_mut();
+        assert_eq!(retain(&mut context, 0), CUDA_SUCCESS);
+        assert_eq!(set_current(context), CUDA_SUCCESS);
+        context as usize
+    };
+    // SAFETY: the stub driver looks at none of the arguments.
+    let launch = || unsafe { launch(null_mut(), 1, 1, 1, 1, 1, 1, 0, null_mut(), null_mut(), null_mut()) };
+    let context = begin();
+    say("ready");
+    await_go();
+    match part.as_str() {
+        "launch" => {
+            for _ in 0..LAUNCHES {
+                assert_eq!(launch(), CUDA_SUCCESS);
+            }
+            say("launched");
+            await_go();
+        }
+        "launch once" => {
+            say(launch());
+            await_go();
+        }
+        "fork" => {
+            // SAFETY: the child only launches, which takes no lock, and ends at once.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let code = launch();
+                // SAFETY: ends the child without running what belongs to the parent.
+                unsafe { libc::_exit(code as i32) };
+            }
+            let mut status = 0;
+            // SAFETY: the result has room.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            say(status);
+            await_go();
+            assert_eq!(launch(), CUDA_SUCCESS);
+            await_go();
+        }
+        "race" => {
+            let failures = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..8)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            // SAFETY: the driver's documented use; results have room.
+                            unsafe { set_current(context as *mut _) };
+                            let mut held = Vec::new();
+                            let mut failures = 0;
+                            for round in 0..20_000_usize {
+                                let mut at = 0;
+                                // SAFETY: as above.
+                                match unsafe { alloc(&mut at, (1 + round % 9) << 20) } {
+                                    CUDA_SUCCESS => held.push(at),
+                                    CUDA_ERROR_OUT_OF_MEMORY => failures += 1,
+                                    other => panic!("{other}"),
+                                }
+                                if held.len() > round % 4 {
+                                    // SAFETY: as above.
+                                    held.drain(..)
+                                        .for_each(|at| assert_eq!(unsafe { free(at) }, CUDA_SUCCESS));
+                                }
+                            }
+                            // SAFETY: as above.
+                            held.drain(..).for_each(|at| assert_eq!(unsafe { free(at) }, CUDA_SUCCESS));
+                            failures
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).sum::<u32>()
+            });
+            say(failures);
+            await_go();
+        }
+        "memory" => {
+            let mut at = 0;
+            // SAFETY: the driver's documented use; results have room.
+            unsafe {
+                say(alloc(&mut at, LIMIT_BYTES as usize));
+                let (mut unused, mut free_bytes, mut total_bytes) = (0, 0, 0);
+                say(alloc(&mut unused, 1));
+                assert_eq!(info(&mut free_bytes, &mut total_bytes), CUDA_SUCCESS);
+                say(format!("{free_bytes} of {total_bytes}"));
+                assert_eq!(free(0xdead_beef), CUDA_SUCCESS);
+                assert_eq!(free(at), CUDA_SUCCESS);
+                assert_eq!(free(at), CUDA_SUCCESS);
+                assert_eq!(info(&mut free_bytes, &mut total_bytes), CUDA_SUCCESS);
+                say(format!("{free_bytes} of {total_bytes}"));
+            }
+        }
+        other => panic!("no such part: {other}"),
+    }
+}
+
+fn start(controller: &Controller, part: &str) -> (Client, support::Connection) {
+    let mut client = controller.client(part);
+    let connection = controller.welcome();
+    assert_eq!(client.answer(), "ready");
+    (client, connection)
+}
+
+#[test]
+fn every_launch_is_counted_and_timed_and_the_meter_comes_to_rest() {
+    let controller = Controller::new();
+    let (mut client, connection) = start(&controller, "launch");
+    assert_eq!(connection.hello.gpus().len(), 1);
+    assert!(wire::text(&connection.hello.client).is_some_and(|line| line.starts_with("session-")));
+    assert_eq!(connection.hello.pid, client.pid());
+    client.go();
+    assert_eq!(client.answer(), "launched");
+    let meter = controller.meter();
+    until("all is complete", || !meter.read().in_flight && meter.read().kernel_launches == LAUNCHES);
+    let reading = meter.read();
+    assert!(reading.compute_ns > 0 && reading.compute_ns < 1_000_000_000, "{reading:?}");
+    assert_eq!((reading.waits, reading.graph_launches, reading.in_flight_ns), (0, 0, 0));
+    client.go();
+    assert_eq!(client.finish(), "");
+}
+
+#[test]
+fn a_closed_gate_holds_a_launch_back_rings_and_lets_it_go_when_it_opens() {
+    let controller = Controller::new();
+    let (mut client, _connection) = start(&controller, "launch once");
+    controller.set_gate(GateState::Closed, LeaseTerms::default());
+    // The heart beats for an hour: nothing but the gate decides.
+    client.go();
+    let meter = controller.meter();
+    until("it waits", || meter.read().waiters == 1);
+    until("it rings", || controller.rings() == 1);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(meter.read().kernel_launches, 0);
+    assert_eq!(controller.rings(), 0, "one ring for one wait");
+    let opened = Instant::now();
+    controller.set_gate(GateState::Open, LeaseTerms::default());
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    assert!(opened.elapsed() < Duration::from_millis(100));
+    let reading = meter.read();
+    assert_eq!((reading.waiters, reading.waits), (0, 1));
+    assert!(reading.wait_ns >= 50_000_000);
+}
+
+#[test]
+fn a_paused_gate_holds_a_launch_back_without_ringing() {
+    let controller = Controller::new();
+    let (mut client, _connection) = start(&controller, "launch once");
+    controller.set_gate(GateState::Paused, LeaseTerms::default());
+    client.go();
+    until("it waits", || controller.meter().read().waiters == 1);
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!(controller.rings(), 0);
+    controller.set_gate(GateState::Open, LeaseTerms::default());
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+}
+
+#[test]
+fn under_a_lease_launches_go_until_it_expires_and_again_when_it_is_renewed() {
+    let controller = Controller::new();
+    let (mut client, _connection) = start(&controller, "launch");
+    let terms = LeaseTerms { epoch: 0, expires_ns: now_ns(), window_ns: 1_000_000, spin_ns: 0 };
+    controller.set_gate(GateState::Leased, terms);
+    client.go();
+    until("it waits", || controller.meter().read().waiters == 1);
+    until("it rings", || controller.rings() == 1);
+    controller.slot().renew(LeaseTerms { expires_ns: now_ns() + 60_000_000_000, ..terms });
+    assert_eq!(client.answer(), "launched");
+    let meter = controller.meter();
+    until("all is complete", || !meter.read().in_flight && meter.read().kernel_launches == LAUNCHES);
+    until("it gives the lease back", || controller.rings() > 0);
+}
+
+#[test]
+fn a_stopped_heart_opens_the_gate_or_refuses_as_configured() {
+    for (mode, expected) in [(FailMode::Open, CUDA_SUCCESS), (FailMode::Closed, CUDA_ERROR_NOT_PERMITTED)] {
+        let controller = Controller::new();
+        controller.grant.set_session(77, 100_000_000, mode);
+        let (mut client, _connection) = start(&controller, "launch once");
+        controller.beat.beat(controller.gpu(), now_ns());
+        controller.set_gate(GateState::Closed, LeaseTerms::default());
+        client.go();
+        assert_eq!(client.answer(), expected.to_string());
+        assert_eq!(controller.meter().read().waiters, 0);
+    }
+}
+
+#[test]
+fn the_end_of_the_connection_lets_waiters_go_at_once() {
+    let controller = Controller::new();
+    let (mut client, connection) = start(&controller, "launch once");
+    controller.set_gate(GateState::Closed, LeaseTerms::default());
+    client.go();
+    until("it waits", || controller.meter().read().waiters == 1);
+    drop(connection);
+    let gone = Instant::now();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    assert!(gone.elapsed() < Duration::from_millis(500));
+}
+
+#[test]
+fn a_client_finds_a_controller_that_came_back() {
+    let controller = Controller::new();
+    let (mut client, connection) = start(&controller, "launch");
+    drop(connection);
+    let _again = controller.welcome();
+    client.go();
+    assert_eq!(client.answer(), "launched");
+    until("the new session meters", || controller.meter().read().kernel_launches == LAUNCHES);
+}
+
+#[test]
+fn a_forked_child_goes_unmetered_and_leaves_the_parents_session_alone() {
+    let controller = Controller::new();
+    let (mut client, connection) = start(&controller, "fork");
+    controller.set_gate(GateState::Closed, LeaseTerms::default());
+    client.go();
+    assert_eq!(client.answer(), "0", "the child neither waits nor fails");
+    assert_eq!(controller.meter().read().waiters, 0);
+    controller.set_gate(GateState::Open, LeaseTerms::default());
+    client.go();
+    until("the parent is metered still", || controller.meter().read().kernel_launches == 1);
+    drop(connection);
+}
+
+#[test]
+fn racing_threads_never_pass_the_memory_limit_and_give_everything_back() {
+    let controller = Controller::new();
+    controller.slot().set_memory_limit(LIMIT_BYTES);
+    let (mut client, _connection) = start(&controller, "race");
+    let ledger = controller.ledger.gpu(controller.gpu()).unwrap();
+    client.go();
+    let (answer, most) = std::thread::scope(|scope| {
+        let racing = scope.spawn(|| client.answer());
+        let mut most = 0;
+        while !racing.is_finished() {
+            most = most.max(ledger.held_bytes());
+        }
+        (racing.join().unwrap(), most)
+    });
+    assert!(most <= LIMIT_BYTES, "{most}");
+    assert!(most > LIMIT_BYTES / 2, "the race never came near the limit: {most}");
+    assert_ne!(answer, "0", "some were refused");
+    assert_eq!(ledger.held_bytes(), 0);
+    let reading = controller.meter().read();
+    assert_eq!(reading.refusals.to_string(), answer);
+    assert_eq!(reading.held_bytes.iter().sum::<u64>(), 0);
+}
+
+#[test]
+fn a_tenant_sees_its_own_part_of_the_memory_and_frees_give_back_what_was_charged() {
+    let controller = Controller::new();
+    controller.slot().set_memory_limit(LIMIT_BYTES);
+    let (mut client, _connection) = start(&controller, "memory");
+    client.go();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    assert_eq!(client.answer(), CUDA_ERROR_OUT_OF_MEMORY.to_string());
+    assert_eq!(client.answer(), format!("0 of {LIMIT_BYTES}"));
+    assert_eq!(client.answer(), format!("{LIMIT_BYTES} of {LIMIT_BYTES}"));
+    let errors = client.finish();
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    assert!(errors.contains("cuMemAlloc_v2 refused: 512 bytes"), "{errors}");
+    let reading = controller.meter().read();
+    assert_eq!((reading.refusals, reading.last_refused_bytes), (1, 512));
+}
+
+#[test]
+fn a_refusal_is_told_once_and_the_job_runs() {
+    let controller = Controller::new();
+    let mut client = controller.client("launch once");
+    controller.refuse("no room for you");
+    assert_eq!(client.answer(), "ready");
+    client.go();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    let errors = client.finish();
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    assert!(errors.starts_with("deepres: ") && errors.contains("no room for you"), "{errors}");
+}
+
+#[test]
+fn without_a_daemon_and_without_being_asked_nothing_is_said() {
+    let mut client = Client::start("launch once", |_| {});
+    assert_eq!(client.answer(), "ready");
+    client.go();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    assert_eq!(client.finish(), "");
+}
+
+#[test]
+fn a_daemon_that_was_asked_for_and_is_not_there_is_one_line() {
+    let mut client = Client::start("launch once", |command| {
+        command.env("DEEPRES_SOCKET", "/nonexistent/tenant.sock").env("DEEPRES_SHARE", "abc");
+    });
+    assert_eq!(client.answer(), "ready");
+    let errors = client.finish();
+    assert!(errors.contains("DEEPRES_SHARE=abc"), "{errors}");
+    assert!(errors.contains("no daemon at /nonexistent/tenant.sock"), "{errors}");
+    assert_eq!(errors.lines().count(), 2, "{errors}");
+}
+
+#[test]
+fn the_kill_switch_leaves_the_driver_to_the_client() {
+    let controller = Controller::new();
+    let mut client = Client::start("launch once", |command| {
+        command.env("DEEPRES_DISABLE", "1").env("DEEPRES_SHARE", "abc");
+    });
+    assert_eq!(client.answer(), "ready");
+    client.go();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    assert_eq!(client.finish(), "");
+    assert_eq!(controller.meter().read().kernel_launches, 0);
+}
