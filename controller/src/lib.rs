@@ -1,1 +1,20 @@
-//! (being built)
+//! The controller of deepres: who shares which GPU, and the commands to start, watch and change it.
+//!
+//! | module | job |
+//! |---|---|
+//! | [`policy`] | pure decisions: shares, leases |
+//! | [`arbiter`] | one thread for each GPU that carries them out |
+//! | [`daemon`] | sockets, tenants and their processes, GPUs |
+//! | [`admin`] | the language of the admin socket |
+//! | [`config`] | the daemon's configuration file |
+
+pub mod admin;
+pub mod arbiter;
+pub mod clock;
+pub mod config;
+pub mod daemon;
+pub mod directory;
+pub mod packet;
+pub mod policy;
+pub mod quantity;
+pub mod shm;

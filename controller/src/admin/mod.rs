@@ -1,0 +1,219 @@
+//! The language of the admin socket: one JSON object a line, a [`Request`] and its [`Reply`].
+//!
+//! [`Status`] is also what `deepres ps --json` prints. Counters only grow; the difference of two statuses over the difference
+//! of their `now_ns` is a rate.
+
+pub mod client;
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Bytes of one request, at most.
+pub const MAX_REQUEST_BYTES: usize = 4096;
+
+/// What an administrator asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Everything there is to see.
+    Status,
+    /// Changes what a tenant is owed and may hold.
+    Set {
+        /// The tenant's name.
+        tenant: String,
+        /// Its share from now on, parts per million.
+        share_ppm: Option<u32>,
+        /// Its memory limit on each GPU from now on, bytes.
+        memory_bytes: Option<u64>,
+    },
+}
+
+/// The daemon's answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "snake_case")]
+pub enum Reply {
+    /// To [`Request::Status`].
+    Status(Box<Status>),
+    /// To [`Request::Set`]: it is in force.
+    Set {
+        /// The share asked for now, parts per million.
+        share_ppm: Option<u32>,
+        /// The memory limit now, bytes.
+        memory_bytes: Option<u64>,
+    },
+    /// The request cannot be met.
+    Error {
+        /// What happened and what to do.
+        message: String,
+    },
+}
+
+/// The daemon, its GPUs and its tenants.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// When this was so: ns of `CLOCK_MONOTONIC`.
+    pub now_ns: u64,
+    /// The daemon.
+    pub daemon: DaemonStatus,
+    /// The GPUs it manages.
+    pub gpus: Vec<GpuStatus>,
+    /// The tenants, by name.
+    pub tenants: Vec<TenantStatus>,
+}
+
+/// The daemon itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonStatus {
+    /// Its process.
+    pub pid: u32,
+    /// Its version.
+    pub version: String,
+    /// Where its sockets are.
+    pub directory: String,
+    /// When it started, ns of `CLOCK_MONOTONIC`.
+    pub started_ns: u64,
+    /// After how long without a heartbeat tenants take it for gone, ns.
+    pub heartbeat_limit_ns: u64,
+    /// What they do then: `open` or `closed`.
+    pub fail_mode: String,
+}
+
+/// What one arbiter has to say about its GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuStatus {
+    /// The daemon's number for it.
+    pub index: usize,
+    /// Its UUID, `GPU-…`.
+    pub uuid: String,
+    /// Its name.
+    pub name: String,
+    /// It is not real.
+    pub simulated: bool,
+    /// Its memory, bytes.
+    pub memory_bytes: u64,
+    /// `free`, `open`, `leased` or `draining`.
+    pub phase: String,
+    /// The tenant that has it.
+    pub holder: Option<String>,
+    /// Time in which two tenants or more had work running or waiting, ns.
+    pub contended_ns: u64,
+    /// Time in which none had, ns, counted while any is connected.
+    pub idle_ns: u64,
+    /// Hand-offs from one tenant to another.
+    pub handoffs: u64,
+    /// GPU time that went by idle in the hand-offs of which it could be told, ns.
+    pub handoff_total_ns: u64,
+    /// Median of the latest, ns.
+    pub handoff_p50_ns: u64,
+    /// 99th percentile of the latest, ns.
+    pub handoff_p99_ns: u64,
+    /// How long a lease lasts while others wait, ns.
+    pub quantum_ns: u64,
+    /// GPU time that a tenant may have in flight under a lease, ns.
+    pub window_ns: u64,
+    /// How long a waiter spins before it sleeps, ns.
+    pub spin_ns: u64,
+}
+
+/// A tenant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TenantStatus {
+    /// Its name.
+    pub name: String,
+    /// Whose it is.
+    pub uid: u32,
+    /// The share asked for, parts per million.
+    pub asked_share_ppm: Option<u32>,
+    /// Its memory limit on each GPU, bytes.
+    pub memory_limit_bytes: Option<u64>,
+    /// `deepres run`s that keep it.
+    pub keepers: usize,
+    /// Its account on each GPU that it has or had a session on.
+    pub gpus: Vec<AccountStatus>,
+    /// Its processes.
+    pub sessions: Vec<SessionStatus>,
+}
+
+/// A tenant's account on one GPU, since it first appeared there.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccountStatus {
+    /// The GPU's number.
+    pub gpu: usize,
+    /// The share that it is owed, parts per million.
+    pub entitled_ppm: u32,
+    /// Its share of the GPU's time in the last second or so, parts per million.
+    pub recent_share_ppm: u32,
+    /// Its share of the GPU's time since it first appeared, parts per million.
+    pub total_share_ppm: u32,
+    /// GPU time of kernels and graphs: what is charged, ns.
+    pub gpu_ns: u64,
+    /// GPU time of copies, ns.
+    pub copy_ns: u64,
+    /// Time that threads waited at the gate, summed over threads, ns.
+    pub wait_ns: u64,
+    /// Waits at the gate.
+    pub waits: u64,
+    /// Kernels launched one by one.
+    pub kernel_launches: u64,
+    /// Graphs launched.
+    pub graph_launches: u64,
+    /// Time in which something of it ran or waited, ns.
+    pub wanted_ns: u64,
+    /// That part of it in which something of another tenant did too, ns.
+    pub contended_ns: u64,
+    /// GPU time that it is owed beside the tenant furthest behind, ns; negative if it had more.
+    pub lag_ns: i64,
+    /// Memory that it holds, bytes.
+    pub memory_bytes: u64,
+    /// The same by kind, bytes, kinds that it holds none of left out.
+    pub memory_by_kind: BTreeMap<String, u64>,
+    /// Allocations refused because of the limit.
+    pub refusals: u64,
+    /// The last of them.
+    pub last_refusal: Option<RefusalStatus>,
+    /// `closed`, `leased` or `open`.
+    pub gate: String,
+}
+
+/// An allocation that was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusalStatus {
+    /// The driver call, if it is one we know.
+    pub api: Option<String>,
+    /// What it asked for, bytes.
+    pub bytes: u64,
+}
+
+/// A process of a tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Its number.
+    pub id: u64,
+    /// Its process, as the daemon sees it.
+    pub pid: u32,
+    /// Its command line, shortened.
+    pub client: String,
+    /// What it does on each GPU.
+    pub gpus: Vec<SessionGpuStatus>,
+}
+
+/// What a session says of itself on one GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionGpuStatus {
+    /// The GPU's number.
+    pub gpu: usize,
+    /// Something is in flight.
+    pub in_flight: bool,
+    /// Threads at the gate.
+    pub waiters: u32,
+    /// GPU time of kernels and graphs, ns.
+    pub gpu_ns: u64,
+    /// Kernels launched one by one.
+    pub kernel_launches: u64,
+    /// Graphs launched.
+    pub graph_launches: u64,
+    /// Time that its threads waited at the gate, ns.
+    pub wait_ns: u64,
+    /// Memory that it holds, bytes.
+    pub memory_bytes: u64,
+}

@@ -1,0 +1,200 @@
+//! A tenant's account on one GPU: what its sessions' meters say, bounded by what is possible.
+
+use crate::policy::lease::Seen;
+use deepres_abi::PPM;
+use deepres_abi::meter::Reading;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// The span over which a recent share is taken.
+const RECENT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
+/// Threads of one session that may wait at once, for bounding the time they say they waited.
+const MAX_WAITERS: u64 = 4096;
+
+/// What was used and done, in total.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Totals {
+    /// GPU time charged, ns.
+    pub gpu_ns: u64,
+    /// GPU time of copies, ns.
+    pub copy_ns: u64,
+    /// Time waited at the gate, summed over threads, ns.
+    pub wait_ns: u64,
+    /// Waits at the gate.
+    pub waits: u64,
+    /// Kernels launched one by one.
+    pub kernel_launches: u64,
+    /// Graphs launched.
+    pub graph_launches: u64,
+    /// Allocations refused.
+    pub refusals: u64,
+    /// Time in which something ran or waited, ns.
+    pub wanted_ns: u64,
+    /// … and something of another tenant too, ns.
+    pub contended_ns: u64,
+}
+
+/// The account.
+#[derive(Debug)]
+pub struct Account {
+    /// Its totals.
+    pub totals: Totals,
+    /// The last refused allocation: (API number, bytes).
+    pub last_refusal: Option<(u32, u64)>,
+    /// Whether the tenant wanted the GPU when last looked at.
+    pub wants: bool,
+    since_ns: u64,
+    looked_ns: u64,
+    /// Wall time that may still be charged: work in flight is charged when it completes.
+    uncharged_ns: u64,
+    longest_ns: u64,
+    recent: VecDeque<(u64, u64)>,
+}
+
+impl Account {
+    /// An empty account.
+    pub fn new(now_ns: u64) -> Self {
+        Self {
+            totals: Totals::default(),
+            last_refusal: None,
+            wants: false,
+            since_ns: now_ns,
+            looked_ns: now_ns,
+            uncharged_ns: 0,
+            longest_ns: 0,
+            recent: VecDeque::new(),
+        }
+    }
+
+    /// Takes in the meters of all sessions, each with its reading before. One GPU has one second in a second: however many
+    /// sessions say what they like, no more than the time that passed is charged.
+    pub fn look(&mut self, now_ns: u64, meters: impl Iterator<Item = (Reading, Reading)>) -> Seen {
+        let allowed_ns = self.uncharged_ns.saturating_add(now_ns.saturating_sub(self.looked_ns));
+        self.looked_ns = now_ns;
+        let mut seen = Seen::default();
+        let mut copy_ns = 0u64;
+        let totals = &mut self.totals;
+        for (before, now) in meters {
+            let used = now.since(&before, allowed_ns);
+            seen.used_ns = seen.used_ns.saturating_add(used.compute_ns);
+            copy_ns = copy_ns.saturating_add(used.copy_ns);
+            seen.waiting |= now.waiters != 0;
+            seen.in_flight |= now.in_flight;
+            seen.pending_ns = seen.pending_ns.saturating_add(now.in_flight_ns);
+            let grow = |total: &mut u64, now: u64, before: u64| {
+                *total = total.saturating_add(now.saturating_sub(before));
+            };
+            let waited_ns =
+                now.wait_ns.saturating_sub(before.wait_ns).min(allowed_ns.saturating_mul(MAX_WAITERS));
+            grow(&mut totals.wait_ns, waited_ns, 0);
+            grow(&mut totals.waits, now.waits, before.waits);
+            grow(&mut totals.kernel_launches, now.kernel_launches, before.kernel_launches);
+            grow(&mut totals.graph_launches, now.graph_launches, before.graph_launches);
+            grow(&mut totals.refusals, now.refusals, before.refusals);
+            if now.refusals > before.refusals {
+                self.last_refusal = Some((now.last_refused_api, now.last_refused_bytes));
+            }
+            self.longest_ns = self.longest_ns.max(now.longest_ns);
+        }
+        seen.used_ns = seen.used_ns.min(allowed_ns);
+        seen.longest_ns = self.longest_ns;
+        totals.gpu_ns = totals.gpu_ns.saturating_add(seen.used_ns);
+        totals.copy_ns = totals.copy_ns.saturating_add(copy_ns.min(allowed_ns));
+        self.uncharged_ns = if seen.in_flight { allowed_ns - seen.used_ns } else { 0 };
+        self.wants = seen.waiting || seen.in_flight;
+        seen
+    }
+
+    /// Notes that `elapsed_ns` went by as the tenant was when last looked at.
+    pub fn pass(&mut self, elapsed_ns: u64, contended: bool) {
+        if self.wants {
+            self.totals.wanted_ns = self.totals.wanted_ns.saturating_add(elapsed_ns);
+            if contended {
+                self.totals.contended_ns = self.totals.contended_ns.saturating_add(elapsed_ns);
+            }
+        }
+    }
+
+    /// Marks the present moment for [`Self::recent_share_ppm`].
+    pub fn mark(&mut self, now_ns: u64) {
+        while self.recent.get(1).is_some_and(|(at_ns, _)| now_ns.saturating_sub(*at_ns) >= RECENT_NS) {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((now_ns, self.totals.gpu_ns));
+    }
+
+    /// The tenant's part of the GPU's time lately, parts per million.
+    pub fn recent_share_ppm(&self, now_ns: u64) -> u32 {
+        let mark = self.recent.iter().rev().find(|(at_ns, _)| now_ns.saturating_sub(*at_ns) >= RECENT_NS);
+        let (then_ns, gpu_ns) = mark.or(self.recent.front()).copied().unwrap_or((self.since_ns, 0));
+        ratio_ppm(self.totals.gpu_ns - gpu_ns, now_ns.saturating_sub(then_ns))
+    }
+
+    /// The tenant's part of the GPU's time since it first appeared, parts per million.
+    pub fn total_share_ppm(&self, now_ns: u64) -> u32 {
+        ratio_ppm(self.totals.gpu_ns, now_ns.saturating_sub(self.since_ns))
+    }
+}
+
+fn ratio_ppm(part: u64, whole: u64) -> u32 {
+    let ppm = u128::from(part) * u128::from(PPM) / u128::from(whole.max(1));
+    ppm.min(u128::from(PPM)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(compute_ns: u64, in_flight: bool) -> Reading {
+        Reading { compute_ns, in_flight, ..Reading::default() }
+    }
+
+    #[test]
+    fn a_long_kernel_is_charged_whole_when_it_completes() {
+        let mut account = Account::new(0);
+        for now_ns in [1_000, 2_000] {
+            assert_eq!(account.look(now_ns, [(reading(0, true), reading(0, true))].into_iter()).used_ns, 0);
+        }
+        assert_eq!(
+            account.look(3_000, [(reading(0, true), reading(2_900, false))].into_iter()).used_ns,
+            2_900
+        );
+    }
+
+    #[test]
+    fn sessions_together_are_charged_no_more_than_the_time_that_passed() {
+        let mut account = Account::new(0);
+        let lie = (reading(0, true), reading(u64::MAX, true));
+        assert_eq!(account.look(1_000, [lie, lie, lie].into_iter()).used_ns, 1_000);
+        assert_eq!(account.look(1_500, [lie].into_iter()).used_ns, 500);
+        assert_eq!(account.totals.gpu_ns, 1_500);
+    }
+
+    #[test]
+    fn time_spent_idle_cannot_be_charged_later() {
+        let mut account = Account::new(0);
+        account.look(1_000_000, [(reading(0, false), reading(0, false))].into_iter());
+        assert_eq!(
+            account.look(1_000_100, [(reading(0, false), reading(900_000, true))].into_iter()).used_ns,
+            100
+        );
+    }
+
+    #[test]
+    fn a_meter_that_runs_backwards_changes_nothing() {
+        let mut account = Account::new(0);
+        account.look(1_000, [(reading(500, true), reading(100, true))].into_iter());
+        assert_eq!(account.totals.gpu_ns, 0);
+    }
+
+    #[test]
+    fn the_recent_share_forgets_what_was_long_ago() {
+        let mut account = Account::new(0);
+        account.look(RECENT_NS, [(reading(0, true), reading(RECENT_NS, true))].into_iter());
+        for tenth in 10..=30 {
+            account.mark(tenth * RECENT_NS / 10);
+        }
+        assert_eq!(account.recent_share_ppm(3 * RECENT_NS), 0);
+        assert_eq!(account.total_share_ppm(3 * RECENT_NS), 333_333);
+    }
+}

@@ -1,0 +1,154 @@
+//! One thread for each GPU: it watches the meters, asks [`crate::policy::lease`] and sets the gates.
+
+mod account;
+mod events;
+mod latency;
+mod report;
+mod worker;
+
+pub use events::Bell;
+pub use report::Report;
+
+use crate::policy::TenantId;
+use crate::policy::entitlement::Request;
+use crate::policy::tuning::QuantumBounds;
+use crate::shm::SharedPage;
+use deepres_abi::beat::BeatPage;
+use deepres_abi::grant::GrantPage;
+use deepres_abi::ledger::LedgerPage;
+use deepres_abi::meter::MeterPage;
+use std::io;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use tokio::sync::oneshot;
+
+/// A session's number, never used again.
+pub type SessionId = u64;
+
+/// What an arbiter needs to begin.
+#[derive(Debug)]
+pub struct Setup {
+    /// The daemon's number for the GPU: its slot in each page.
+    pub gpu: usize,
+    /// The host's heartbeat.
+    pub beat: Arc<SharedPage<BeatPage>>,
+    /// After how long without a heartbeat tenants take the daemon for gone, ns.
+    pub heartbeat_limit_ns: u64,
+    /// Bounds of the quantum.
+    pub quantum: QuantumBounds,
+}
+
+/// A tenant as an arbiter needs it.
+#[derive(Debug, Clone)]
+pub struct TenantSeat {
+    /// Its number.
+    pub id: TenantId,
+    /// What it asks for, and may have.
+    pub request: Request,
+    /// Its memory limit, bytes, or [`deepres_abi::grant::NO_LIMIT`].
+    pub memory_limit_bytes: u64,
+    /// Its memory.
+    pub ledger: Arc<SharedPage<LedgerPage>>,
+}
+
+/// A session as an arbiter needs it.
+#[derive(Debug, Clone)]
+pub struct SessionSeat {
+    /// Its number.
+    pub id: SessionId,
+    /// What it may do.
+    pub grant: Arc<SharedPage<GrantPage>>,
+    /// What it does.
+    pub meter: Arc<SharedPage<MeterPage>>,
+    /// What it rings, on this GPU.
+    pub bell: Bell,
+}
+
+/// An order to an arbiter.
+#[derive(Debug)]
+enum Command {
+    Enter { tenant: TenantSeat, session: SessionSeat, done: oneshot::Sender<()> },
+    Leave { tenant: TenantId, session: SessionId },
+    SetTenant { tenant: TenantId, request: Request, memory_limit_bytes: u64, done: oneshot::Sender<()> },
+    Forget { tenant: TenantId },
+    Report { answer: oneshot::Sender<Report> },
+    Stop,
+}
+
+/// The arbiter's other end.
+#[derive(Debug)]
+pub struct Arbiter {
+    commands: mpsc::Sender<Command>,
+    bell: Bell,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Arbiter {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system's, for lack of descriptors or threads.
+    pub fn start(setup: Setup) -> io::Result<Self> {
+        let bell = Bell::new()?;
+        let (commands, orders) = mpsc::channel();
+        let name = format!("gpu{}", setup.gpu);
+        let worker = worker::Worker::new(setup, orders, &bell)?;
+        let thread = std::thread::Builder::new().name(name).spawn(move || worker.run())?;
+        Ok(Self { commands, bell, thread: Some(thread) })
+    }
+
+    fn order(&self, command: Command) {
+        // A stopped arbiter takes no more orders; whoever waits for the answer sees its end of the channel closed.
+        if self.commands.send(command).is_ok() {
+            self.bell.ring();
+        }
+    }
+
+    /// Lets a session in. Its gate, limit and heartbeat hold once the answer is there.
+    pub fn enter(&self, tenant: TenantSeat, session: SessionSeat) -> oneshot::Receiver<()> {
+        let (done, answer) = oneshot::channel();
+        self.order(Command::Enter { tenant, session, done });
+        answer
+    }
+
+    /// Takes a session out: what its tenant held is free if it was the last. Its gate is left open.
+    pub fn leave(&self, tenant: TenantId, session: SessionId) {
+        self.order(Command::Leave { tenant, session });
+    }
+
+    /// Changes what a tenant is owed and may hold. In force once the answer is there.
+    pub fn set_tenant(
+        &self,
+        tenant: TenantId,
+        request: Request,
+        memory_limit_bytes: u64,
+    ) -> oneshot::Receiver<()> {
+        let (done, answer) = oneshot::channel();
+        self.order(Command::SetTenant { tenant, request, memory_limit_bytes, done });
+        answer
+    }
+
+    /// Forgets a tenant and its account.
+    pub fn forget(&self, tenant: TenantId) {
+        self.order(Command::Forget { tenant });
+    }
+
+    /// Asks how things stand.
+    pub fn report(&self) -> oneshot::Receiver<Report> {
+        let (answer, report) = oneshot::channel();
+        self.order(Command::Report { answer });
+        report
+    }
+}
+
+impl Drop for Arbiter {
+    /// Opens every gate and ends the thread.
+    fn drop(&mut self) {
+        self.order(Command::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("an arbiter thread had panicked");
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! The arbiter's thread.
+
+use super::account::Account;
+use super::events::{Bell, Events};
+use super::latency::Latency;
+use super::{Command, Report, SessionId, SessionSeat, Setup, TenantSeat};
+use crate::admin::{AccountStatus, RefusalStatus, SessionGpuStatus};
+use crate::clock::monotonic_ns;
+use crate::policy::TenantId;
+use crate::policy::entitlement::{Request, entitlements};
+use crate::policy::lease::{Change, Grant, Phase, Scheduler, Seen};
+use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
+use crate::shm::SharedPage;
+use deepres_abi::beat::BeatPage;
+use deepres_abi::driver::ApiId;
+use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
+use deepres_abi::ledger::LedgerPage;
+use deepres_abi::meter::{MemoryKind, Reading};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// Heartbeats in the time after which a missing one counts.
+const BEATS_PER_LIMIT: u64 = 4;
+/// The longest time between two heartbeats: also how late an idle tenant is noticed whose gate is open.
+const MAX_TICK_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
+/// Decisions made at one wake-up, at most: each looks again at what the gates just set have changed.
+const MAX_ROUNDS: usize = 4;
+
+struct Session {
+    seat: SessionSeat,
+    tenant: TenantId,
+    last: Reading,
+}
+
+struct Tenant {
+    request: Request,
+    ledger: Arc<SharedPage<LedgerPage>>,
+    account: Account,
+    entitled_ppm: u32,
+    sessions: usize,
+}
+
+/// The state of the thread.
+pub struct Worker {
+    gpu: usize,
+    beat: Arc<SharedPage<BeatPage>>,
+    tick_ns: u64,
+    quantum: QuantumBounds,
+    processors: usize,
+    orders: mpsc::Receiver<Command>,
+    events: Events,
+    scheduler: Scheduler,
+    tuning: Tuning,
+    tenants: BTreeMap<TenantId, Tenant>,
+    sessions: BTreeMap<SessionId, Session>,
+    handoffs: u64,
+    latency: Latency,
+    contended_ns: u64,
+    idle_ns: u64,
+    looked_ns: u64,
+    ticked_ns: u64,
+}
+
+impl Worker {
+    /// A worker that will obey `orders`, announced by `bell`.
+    pub fn new(setup: Setup, orders: mpsc::Receiver<Command>, bell: &Bell) -> io::Result<Self> {
+        let events = Events::new()?;
+        events.add(bell)?;
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let now_ns = monotonic_ns();
+        Ok(Self {
+            gpu: setup.gpu,
+            beat: setup.beat,
+            tick_ns: (setup.heartbeat_limit_ns / BEATS_PER_LIMIT).min(MAX_TICK_NS),
+            quantum: setup.quantum,
+            processors,
+            orders,
+            events,
+            scheduler: Scheduler::default(),
+            tuning: Tuning::derive(ASSUMED_HANDOFF_NS, setup.quantum, processors),
+            tenants: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            handoffs: 0,
+            latency: Latency::default(),
+            contended_ns: 0,
+            idle_ns: 0,
+            looked_ns: now_ns,
+            ticked_ns: 0,
+        })
+    }
+
+    /// Runs until it is told to stop.
+    pub fn run(mut self) {
+        let mut wake_ns = None;
+        loop {
+            if let Err(error) = self.events.wait(wake_ns) {
+                // Nothing is known to cause it; tenants go on by themselves once the heartbeat stops.
+                tracing::error!(gpu = self.gpu, %error, "the arbiter cannot wait for events and stops");
+                return self.open_all();
+            }
+            let mut answers = Vec::new();
+            loop {
+                match self.orders.try_recv() {
+                    Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => return self.open_all(),
+                    Ok(command) => answers.extend(self.obey(command)),
+                    Err(mpsc::TryRecvError::Empty) => break,
+                }
+            }
+            wake_ns = self.turn();
+            for answer in answers {
+                // Whoever asked may be gone.
+                let _ = answer.send(());
+            }
+        }
+    }
+
+    /// Looks, decides and sets gates. Returns when to do so again at the latest.
+    fn turn(&mut self) -> Option<u64> {
+        let mut decide_ns = None;
+        for _ in 0..MAX_ROUNDS {
+            let now_ns = monotonic_ns();
+            self.beat.page().beat(self.gpu, now_ns);
+            self.look(now_ns);
+            decide_ns = self.scheduler.decide(now_ns, &self.tuning);
+            self.learn();
+            let changes = self.scheduler.take_changes();
+            if changes.is_empty() {
+                break;
+            }
+            for change in changes {
+                self.apply(change);
+            }
+            // A tenant that finished just now either sees the gate that was set and rings, or is seen to have finished in the
+            // next round: its store and load, ours, and a fence between each pair.
+            fence(Ordering::SeqCst);
+        }
+        let now_ns = self.looked_ns;
+        if now_ns.saturating_sub(self.ticked_ns) >= self.tick_ns {
+            self.ticked_ns = now_ns;
+            for tenant in self.tenants.values_mut() {
+                tenant.account.mark(now_ns);
+            }
+        }
+        let tick_ns = (!self.sessions.is_empty()).then(|| self.ticked_ns.saturating_add(self.tick_ns));
+        [decide_ns, tick_ns].into_iter().flatten().min()
+    }
+
+    /// Reads every meter and tells the scheduler.
+    fn look(&mut self, now_ns: u64) {
+        let elapsed_ns = now_ns.saturating_sub(self.looked_ns);
+        self.looked_ns = now_ns;
+        let wanting = self.tenants.values().filter(|tenant| tenant.account.wants).count();
+        if wanting > 1 {
+            self.contended_ns = self.contended_ns.saturating_add(elapsed_ns);
+        } else if wanting == 0 && !self.sessions.is_empty() {
+            self.idle_ns = self.idle_ns.saturating_add(elapsed_ns);
+        }
+        let mut meters: BTreeMap<TenantId, Vec<(Reading, Reading)>> = BTreeMap::new();
+        for session in self.sessions.values_mut() {
+            if let Some(slot) = session.seat.meter.page().slot(self.gpu) {
+                let reading = slot.read();
+                meters.entry(session.tenant).or_default().push((session.last, reading));
+                session.last = reading;
+            }
+        }
+        for (id, tenant) in &mut self.tenants {
+            tenant.account.pass(elapsed_ns, wanting > 1);
+            let seen = match meters.remove(id) {
+                Some(meters) => tenant.account.look(now_ns, meters.into_iter()),
+                None => {
+                    tenant.account.wants = false;
+                    Seen::default()
+                }
+            };
+            self.scheduler.observe(*id, now_ns, seen);
+        }
+    }
+
+    /// Learns from the hand-offs that were made.
+    fn learn(&mut self) {
+        for handoff in self.scheduler.take_handoffs() {
+            self.handoffs += 1;
+            if let Some(idle_ns) = handoff.idle_ns {
+                self.latency.add(idle_ns);
+                let handoff_ns = self.latency.median_ns().unwrap_or(ASSUMED_HANDOFF_NS);
+                self.tuning = Tuning::derive(handoff_ns, self.quantum, self.processors);
+            }
+        }
+    }
+
+    fn apply(&self, change: Change) {
+        let sessions = self.tenants.get(&change.tenant).map_or(1, |tenant| tenant.sessions);
+        tracing::trace!(gpu = self.gpu, ?change, "gate");
+        for session in self.sessions.values().filter(|session| session.tenant == change.tenant) {
+            self.set_gate(session, change.grant, change.renewal, sessions);
+        }
+    }
+
+    fn set_gate(&self, session: &Session, grant: Grant, renewal: bool, sessions: usize) {
+        let Some(slot) = session.seat.grant.page().slot(self.gpu) else { return };
+        match grant {
+            Grant::Closed => drop(slot.set_gate(GateState::Closed, LeaseTerms::default())),
+            Grant::Open => drop(slot.set_gate(GateState::Open, LeaseTerms::default())),
+            Grant::Leased { expires_ns } => {
+                let terms = LeaseTerms {
+                    expires_ns,
+                    window_ns: self.tuning.session_window_ns(sessions),
+                    spin_ns: self.tuning.spin_ns,
+                    ..LeaseTerms::default()
+                };
+                if renewal {
+                    slot.renew(terms);
+                } else {
+                    slot.set_gate(GateState::Leased, terms);
+                }
+            }
+        }
+        wake(slot);
+    }
+
+    /// Carries out an order. Returns whom to tell once the gates are set.
+    fn obey(&mut self, command: Command) -> Option<tokio::sync::oneshot::Sender<()>> {
+        match command {
+            Command::Enter { tenant, session, done } => {
+                self.enter(tenant, session);
+                Some(done)
+            }
+            Command::Leave { tenant, session } => {
+                self.leave(tenant, session);
+                None
+            }
+            Command::SetTenant { tenant: id, request, memory_limit_bytes, done } => {
+                if let Some(tenant) = self.tenants.get_mut(&id) {
+                    tenant.request = request;
+                }
+                self.limit_memory(id, memory_limit_bytes);
+                self.entitle();
+                Some(done)
+            }
+            Command::Forget { tenant } => {
+                self.tenants.remove(&tenant);
+                self.scheduler.forget(tenant);
+                None
+            }
+            Command::Report { answer } => {
+                // Counters up to this moment. Whoever asked may be gone.
+                self.look(monotonic_ns());
+                let _ = answer.send(self.report());
+                None
+            }
+            // Seen by the caller before it gets here.
+            Command::Stop => None,
+        }
+    }
+
+    fn enter(&mut self, seat: TenantSeat, session: SessionSeat) {
+        let now_ns = monotonic_ns();
+        if let Err(error) = self.events.add(&session.bell) {
+            tracing::error!(gpu = self.gpu, session = session.id, %error, "cannot hear this session's bell");
+        }
+        let tenant = self.tenants.entry(seat.id).or_insert_with(|| Tenant {
+            request: seat.request,
+            ledger: Arc::clone(&seat.ledger),
+            account: Account::new(now_ns),
+            entitled_ppm: 0,
+            sessions: 0,
+        });
+        tenant.request = seat.request;
+        tenant.sessions += 1;
+        let sessions = tenant.sessions;
+        self.scheduler.enter(seat.id, tenant.entitled_ppm, now_ns);
+        let session = Session { seat: session, tenant: seat.id, last: Reading::default() };
+        self.set_gate(&session, self.scheduler.grant(seat.id), false, sessions);
+        self.sessions.insert(session.seat.id, session);
+        self.limit_memory(seat.id, seat.memory_limit_bytes);
+        self.entitle();
+    }
+
+    fn limit_memory(&self, tenant: TenantId, bytes: u64) {
+        for session in self.sessions.values().filter(|session| session.tenant == tenant) {
+            if let Some(slot) = session.seat.grant.page().slot(self.gpu) {
+                slot.set_memory_limit(bytes);
+            }
+        }
+    }
+
+    fn leave(&mut self, id: TenantId, session: SessionId) {
+        // What it did up to its end counts.
+        self.look(monotonic_ns());
+        let Some(session) = self.sessions.remove(&session) else { return };
+        self.events.remove(&session.seat.bell);
+        // A process that only closed its connection goes on by itself.
+        self.set_gate(&session, Grant::Open, false, 1);
+        if let Some(tenant) = self.tenants.get_mut(&id) {
+            tenant.sessions = tenant.sessions.saturating_sub(1);
+            if tenant.sessions == 0 {
+                tenant.account.wants = false;
+                self.scheduler.leave(id, self.looked_ns);
+            }
+        }
+        self.entitle();
+    }
+
+    /// Works out what every tenant that is here is owed.
+    fn entitle(&mut self) {
+        let present = self.tenants.iter().filter(|(_, tenant)| tenant.sessions > 0);
+        let owed = entitlements(&present.map(|(id, tenant)| (*id, tenant.request)).collect());
+        for (id, ppm) in &owed {
+            if let Some(tenant) = self.tenants.get_mut(id) {
+                tenant.entitled_ppm = *ppm;
+            }
+            self.scheduler.set_weight(*id, *ppm);
+        }
+        for session in self.sessions.values() {
+            if let (Some(slot), Some(ppm)) =
+                (session.seat.grant.page().slot(self.gpu), owed.get(&session.tenant))
+            {
+                slot.set_entitled_ppm(*ppm);
+            }
+        }
+    }
+
+    /// Opens every gate: from here on nobody arbitrates.
+    fn open_all(&mut self) {
+        for session in self.sessions.values() {
+            self.set_gate(session, Grant::Open, false, 1);
+        }
+    }
+
+    fn report(&self) -> Report {
+        let holder = match self.scheduler.phase() {
+            Phase::Held(tenant) => Some(tenant),
+            Phase::Free | Phase::Draining(_) => None,
+        };
+        Report {
+            now_ns: self.looked_ns,
+            phase: self.scheduler.phase(),
+            open: holder.is_some_and(|holder| self.scheduler.grant(holder) == Grant::Open),
+            contended_ns: self.contended_ns,
+            idle_ns: self.idle_ns,
+            handoffs: self.handoffs,
+            handoff_ns: [self.latency.total_ns, self.latency.quantile_ns(50), self.latency.quantile_ns(99)],
+            tuning: self.tuning,
+            tenants: self
+                .tenants
+                .iter()
+                .map(|(id, tenant)| (*id, self.account_status(*id, tenant)))
+                .collect(),
+            sessions: self
+                .sessions
+                .iter()
+                .map(|(id, session)| (*id, session_status(self.gpu, session)))
+                .collect(),
+        }
+    }
+
+    fn account_status(&self, id: TenantId, tenant: &Tenant) -> AccountStatus {
+        let totals = tenant.account.totals;
+        let meters =
+            || self.sessions.values().filter(|session| session.tenant == id).map(|session| session.last);
+        let held = |kind: MemoryKind| {
+            meters().fold(0u64, |sum, meter| sum.saturating_add(meter.held_bytes[kind as usize]))
+        };
+        let kinds = MemoryKind::ALL.into_iter().map(|kind| (kind.name().to_owned(), held(kind)));
+        AccountStatus {
+            gpu: self.gpu,
+            entitled_ppm: tenant.entitled_ppm,
+            recent_share_ppm: tenant.account.recent_share_ppm(self.looked_ns),
+            total_share_ppm: tenant.account.total_share_ppm(self.looked_ns),
+            gpu_ns: totals.gpu_ns,
+            copy_ns: totals.copy_ns,
+            wait_ns: totals.wait_ns,
+            waits: totals.waits,
+            kernel_launches: totals.kernel_launches,
+            graph_launches: totals.graph_launches,
+            wanted_ns: totals.wanted_ns,
+            contended_ns: totals.contended_ns,
+            lag_ns: self.scheduler.lag_ns(id),
+            memory_bytes: tenant.ledger.page().gpu(self.gpu).map_or(0, |ledger| ledger.held_bytes()),
+            memory_by_kind: kinds.filter(|(_, bytes)| *bytes > 0).collect(),
+            refusals: totals.refusals,
+            last_refusal: tenant.account.last_refusal.map(|(api, bytes)| RefusalStatus {
+                api: ApiId::from_index(api as usize).map(|api| api.symbol().to_owned()),
+                bytes,
+            }),
+            gate: match self.scheduler.grant(id) {
+                Grant::Closed => "closed",
+                Grant::Leased { .. } => "leased",
+                Grant::Open => "open",
+            }
+            .to_owned(),
+        }
+    }
+}
+
+fn session_status(gpu: usize, session: &Session) -> SessionGpuStatus {
+    let meter = session.last;
+    SessionGpuStatus {
+        gpu,
+        in_flight: meter.in_flight,
+        waiters: meter.waiters,
+        gpu_ns: meter.compute_ns,
+        kernel_launches: meter.kernel_launches,
+        graph_launches: meter.graph_launches,
+        wait_ns: meter.wait_ns,
+        memory_bytes: meter.held_bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)),
+    }
+}
+
+/// Wakes every thread that sleeps on the gate.
+fn wake(slot: &GrantSlot) {
+    // SAFETY: the word lives in the page of a session that is still held here, and is an atomic for as long.
+    let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(slot.futex()) };
+    // It cannot fail but for a bad address; and not private: the sleepers are other processes.
+    let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), u32::MAX >> 1);
+}

@@ -1,0 +1,88 @@
+//! `deepres daemon`: shares out this machine's GPUs.
+
+use anyhow::{Context, Result};
+use deepres_controller::config::Config;
+use deepres_controller::daemon::{self, Gpu, Options, lock_directory};
+use deepres_controller::directory::Directory;
+use std::io::Write;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Runs in the foreground and logs to stderr until it is told to stop (SIGTERM or Ctrl-C); programs that \
+are running then go on, unshared. Sockets are in DEEPRES_DIR, else in /run/deepres for root, else in \
+$XDG_RUNTIME_DIR/deepres or /tmp/deepres-UID.
+
+Examples:
+  sudo deepres daemon
+  deepres daemon --config lab.toml --log debug")]
+pub struct Args {
+    /// Configuration [default: ~/.config/deepres/deepres.toml, else /etc/deepres/deepres.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Stay in the foreground (it always does; for scripts that like to say so)
+    #[arg(long)]
+    foreground: bool,
+    /// What to log: error, warn, info, debug or trace, also by module (info,deepres_controller::arbiter=trace)
+    #[arg(long, value_name = "LEVELS", env = "DEEPRES_LOG", default_value = "info")]
+    log: String,
+    /// End when idle for as long as the configuration says
+    #[arg(long, hide = true)]
+    exit_idle: bool,
+    /// Descriptor to report to: an empty line once tenants can connect, else why they cannot
+    #[arg(long, hide = true, value_name = "FD")]
+    report_to: Option<RawFd>,
+}
+
+/// Runs the daemon until it is told to stop.
+pub fn run(args: &Args) -> Result<()> {
+    // SAFETY: whoever started us with this option opened the descriptor for us, and nothing else here uses it.
+    let mut report = args.report_to.map(|fd| std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) }));
+    let outcome = serve(args, || {
+        // The one who started us may be gone; that does not concern the daemon.
+        if let Some(mut report) = report.take() {
+            let _ = writeln!(report);
+        }
+    });
+    if let (Err(error), Some(mut report)) = (&outcome, report) {
+        let _ = writeln!(report, "{error:#}");
+    }
+    outcome
+}
+
+fn serve(args: &Args, ready: impl FnOnce()) -> Result<()> {
+    let filter = EnvFilter::try_new(&args.log).with_context(|| format!("`{}` is no log level", args.log))?;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let config = Config::load(args.config.as_deref())?;
+    let options = Options {
+        directory: Directory::own(),
+        config,
+        gpus: Gpu::all()?,
+        locks: lock_directory(),
+        exits_idle: args.exit_idle,
+    };
+    let directory = options.directory.clone();
+    let announce = || {
+        tracing::info!(%directory, "ready");
+        ready();
+    };
+    daemon::run(options, announce, told_to_stop())?;
+    Ok(())
+}
+
+/// Returns at SIGTERM or SIGINT.
+async fn told_to_stop() {
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        // Without handlers these signals end the process, which tenants survive.
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

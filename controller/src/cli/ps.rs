@@ -1,0 +1,186 @@
+//! `deepres ps`: shows tenants, their shares, GPU time and memory.
+
+use anyhow::Result;
+use deepres_controller::admin::client::Client;
+use deepres_controller::admin::{AccountStatus, GpuStatus, Status, TenantStatus};
+use deepres_controller::quantity::{Bytes, Percent};
+use std::io::{self, Write};
+use std::time::Duration;
+
+/// Parts per million in a tenth of a percent, to which shares are shown.
+const SHOWN_PPM: u32 = 1_000;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+OWED is the share a tenant is entitled to, LATELY its share of the GPU's time in the last second, and \
+TOTAL since it appeared. A tenant is listed for a while after its last process ended. In --json all \
+counters are totals and `now_ns` is when they were taken: two of them give rates.
+
+Examples:
+  deepres ps
+  deepres ps --json | jq '.tenants[].gpus[].gpu_ns'")]
+pub struct Args {
+    /// Print everything as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints the daemon's state.
+pub fn run(args: &Args) -> Result<()> {
+    let status = Client::connect()?.status()?;
+    let mut out = io::stdout().lock();
+    let printed = if args.json {
+        serde_json::to_writer_pretty(&mut out, &status).map_err(io::Error::from).and_then(|()| writeln!(out))
+    } else {
+        print(&status, &mut out)
+    };
+    match printed {
+        // Whoever reads has seen enough (`deepres ps | head`).
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => Ok(printed?),
+    }
+}
+
+fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
+    let daemon = &status.daemon;
+    writeln!(out, "daemon {} (deepres {}) in {}", daemon.pid, daemon.version, daemon.directory)?;
+    for gpu in &status.gpus {
+        print_gpu(gpu, out)?;
+    }
+    writeln!(out)?;
+    if status.tenants.is_empty() {
+        return writeln!(out, "no tenants; start one with `deepres run -- COMMAND`");
+    }
+    let mut rows = vec![
+        [
+            "TENANT",
+            "GPU",
+            "OWED",
+            "LATELY",
+            "TOTAL",
+            "GPU TIME",
+            "WAITED",
+            "CONTENDED",
+            "KERNELS",
+            "GRAPHS",
+            "MEMORY",
+            "LIMIT",
+            "REFUSED",
+            "GATE",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+    ];
+    for tenant in &status.tenants {
+        if tenant.gpus.is_empty() {
+            rows.push(vec![tenant.name.clone(), "-".to_owned()]);
+        }
+        rows.extend(tenant.gpus.iter().map(|account| row(tenant, account)));
+    }
+    print_table(&rows, out)?;
+    print_processes(status, out)
+}
+
+fn print_gpu(gpu: &GpuStatus, out: &mut impl Write) -> io::Result<()> {
+    let kind = if gpu.simulated { ", simulated" } else { "" };
+    let phase = match (&gpu.holder, gpu.phase.as_str()) {
+        (Some(holder), phase) => format!("{phase} ({holder})"),
+        (None, phase) => phase.to_owned(),
+    };
+    writeln!(
+        out,
+        "gpu {}: {}, {}{kind}, {}: {phase}",
+        gpu.index,
+        gpu.name,
+        Bytes(gpu.memory_bytes),
+        gpu.uuid
+    )?;
+    writeln!(
+        out,
+        "  contended {}, idle {}; {} hand-offs, each idle for {} (median) to {} (99 %); quantum {}, window {}",
+        time(gpu.contended_ns),
+        time(gpu.idle_ns),
+        gpu.handoffs,
+        time(gpu.handoff_p50_ns),
+        time(gpu.handoff_p99_ns),
+        time(gpu.quantum_ns),
+        time(gpu.window_ns),
+    )
+}
+
+fn row(tenant: &TenantStatus, account: &AccountStatus) -> Vec<String> {
+    let shown = |ppm: u32| Percent((ppm + SHOWN_PPM / 2) / SHOWN_PPM * SHOWN_PPM).to_string();
+    vec![
+        tenant.name.clone(),
+        account.gpu.to_string(),
+        shown(account.entitled_ppm),
+        shown(account.recent_share_ppm),
+        shown(account.total_share_ppm),
+        time(account.gpu_ns),
+        time(account.wait_ns),
+        time(account.contended_ns),
+        account.kernel_launches.to_string(),
+        account.graph_launches.to_string(),
+        Bytes(account.memory_bytes).to_string(),
+        tenant.memory_limit_bytes.map_or("-".to_owned(), |bytes| Bytes(bytes).to_string()),
+        account.refusals.to_string(),
+        account.gate.clone(),
+    ]
+}
+
+fn print_processes(status: &Status, out: &mut impl Write) -> io::Result<()> {
+    let mut rows = vec![
+        ["TENANT", "PID", "GPU TIME", "KERNELS", "GRAPHS", "MEMORY", "COMMAND"].map(str::to_owned).to_vec(),
+    ];
+    for tenant in &status.tenants {
+        for session in &tenant.sessions {
+            let sum = |of: fn(&deepres_controller::admin::SessionGpuStatus) -> u64| {
+                session.gpus.iter().map(of).fold(0, u64::saturating_add)
+            };
+            rows.push(vec![
+                tenant.name.clone(),
+                session.pid.to_string(),
+                time(sum(|gpu| gpu.gpu_ns)),
+                sum(|gpu| gpu.kernel_launches).to_string(),
+                sum(|gpu| gpu.graph_launches).to_string(),
+                Bytes(sum(|gpu| gpu.memory_bytes)).to_string(),
+                session.client.clone(),
+            ]);
+        }
+    }
+    if rows.len() == 1 {
+        return Ok(());
+    }
+    writeln!(out)?;
+    print_table(&rows, out)
+}
+
+/// Prints rows with their columns aligned: names to the left, numbers to the right, the last column as it is.
+fn print_table(rows: &[Vec<String>], out: &mut impl Write) -> io::Result<()> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    for row in rows {
+        for (column, cell) in row.iter().enumerate() {
+            let width = widths[column];
+            match column {
+                0 => write!(out, "{cell:<width$}")?,
+                last if last + 1 == columns => write!(out, "  {cell}")?,
+                _ => write!(out, "  {cell:>width$}")?,
+            }
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// A time for people: three digits or so.
+fn time(ns: u64) -> String {
+    let duration = Duration::from_nanos(ns);
+    match ns {
+        0..10_000_000 => format!("{:.2} ms", duration.as_secs_f64() * 1e3),
+        10_000_000..1_000_000_000 => format!("{:.0} ms", duration.as_secs_f64() * 1e3),
+        _ => format!("{:.1} s", duration.as_secs_f64()),
+    }
+}

@@ -1,0 +1,110 @@
+//! The keeper's connection: the tenant exists as long as it does, and a request that is refused is refused before the job starts.
+
+use super::start;
+use anyhow::{Context, Result, bail};
+use deepres_abi::wire::{self, FrameKind, Hello, Refusal, Role, Welcome};
+use deepres_controller::clock::monotonic_ns;
+use deepres_controller::daemon::Peer;
+use deepres_controller::directory::{Directory, SOCKET_VARIABLE, TrustError, check_socket};
+use deepres_controller::packet::{self, Packet};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::process::getuid;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// A daemon answers within milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is asked for.
+pub struct Request<'a> {
+    /// The tenant's name.
+    pub name: &'a str,
+    /// Its share, parts per million.
+    pub share_ppm: Option<u32>,
+    /// Its memory, bytes.
+    pub memory_bytes: Option<u64>,
+}
+
+/// Keeps the tenant while it lives.
+pub struct Keeper {
+    /// Where the job's processes connect.
+    pub socket: PathBuf,
+    #[expect(dead_code, reason = "the connection's end is the keeper's end")]
+    connection: OwnedFd,
+}
+
+/// Connects to the daemon that is running, or to one that is started for it, and asks.
+pub fn keep(request: &Request<'_>) -> Result<Keeper> {
+    for socket in sockets() {
+        if let Some(connection) = connect(&socket)? {
+            return ask(request, socket, connection);
+        }
+    }
+    let directory = Directory::own();
+    start::daemon(&directory, || Ok(connect(&directory.tenant_socket())?.is_some()))?;
+    let socket = directory.tenant_socket();
+    let connection = connect(&socket)?.context("the daemon that was started is gone again; see its log")?;
+    ask(request, socket, connection)
+}
+
+/// Where to look, best first.
+fn sockets() -> Vec<PathBuf> {
+    match std::env::var_os(SOCKET_VARIABLE).filter(|named| !named.is_empty()) {
+        Some(named) => vec![named.into()],
+        None => Directory::candidates().iter().map(Directory::tenant_socket).collect(),
+    }
+}
+
+/// Connects, if somebody whom we trust listens. `None`: nobody does.
+fn connect(socket: &Path) -> Result<Option<OwnedFd>> {
+    match check_socket(socket) {
+        Err(TrustError::Missing(_)) => return Ok(None),
+        checked => checked?,
+    }
+    let connection = match packet::connection(socket) {
+        Ok(connection) => connection,
+        Err(error) => {
+            return match error.kind() {
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => Ok(None),
+                _ if error.raw_os_error() == Some(libc::EPROTOTYPE) => {
+                    bail!("{} is not the socket of a deepres daemon", socket.display())
+                }
+                _ => Err(error).with_context(|| format!("cannot connect to {}", socket.display())),
+            };
+        }
+    };
+    let peer = Peer::of(connection.as_fd())?;
+    if peer.uid != 0 && peer.uid != getuid().as_raw() {
+        bail!(
+            "{} is answered by a process of user {}, which is neither you nor root",
+            socket.display(),
+            peer.uid
+        );
+    }
+    Ok(Some(connection))
+}
+
+fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<Keeper> {
+    let mut hello = Hello::new(Role::Keeper);
+    hello.monotonic_ns = monotonic_ns();
+    hello.share_ppm = request.share_ppm.unwrap_or(0);
+    hello.memory_bytes = request.memory_bytes.unwrap_or(0);
+    hello.pid = std::process::id();
+    wire::set_text(&mut hello.tenant, request.name);
+    let broken = || format!("the daemon at {} does not answer", socket.display());
+    for direction in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(&connection, direction, Some(PATIENCE)).with_context(broken)?;
+    }
+    packet::send(&connection, hello.as_bytes(), &[]).with_context(broken)?;
+    let answer = Packet::receive(&connection).with_context(broken)?.with_context(broken)?;
+    let kind = wire::kind(answer.bytes()).with_context(broken)?;
+    if kind == FrameKind::Refusal as u16 {
+        let refusal: Refusal = wire::decode(answer.bytes())?;
+        bail!("refused: {}", wire::text(&refusal.reason).unwrap_or("no reason was given"));
+    }
+    wire::decode::<Welcome>(answer.bytes()).with_context(broken)?;
+    Ok(Keeper { socket: std::path::absolute(socket)?, connection })
+}

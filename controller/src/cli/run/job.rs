@@ -1,0 +1,195 @@
+//! The job: a child in the terminal's foreground, whose signals and status are passed on as if we were not there.
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
+use std::ffi::OsStr;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// A shell's status for a command that was not found.
+const NOT_FOUND: u8 = 127;
+/// A shell's status for one that could not be executed.
+const NOT_EXECUTABLE: u8 = 126;
+/// A shell's status for one that a signal killed, less the signal.
+const KILLED: i32 = 128;
+/// Any of the execute permissions.
+const EXECUTE: u32 = 0o111;
+
+/// Signals that are handed on, and SIGCHLD, which tells of the child.
+const HEEDED: [libc::c_int; 10] = [
+    libc::SIGCHLD,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGWINCH,
+    libc::SIGTSTP,
+    libc::SIGCONT,
+];
+
+/// Why a program cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// It is not there.
+    #[error("{}: command not found", .0.display())]
+    NotFound(PathBuf),
+    /// It cannot be executed.
+    #[error("{}: cannot be executed", .0.display())]
+    NotExecutable(PathBuf),
+}
+
+impl Unusable {
+    /// What a shell would exit with.
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::NotFound(_) => NOT_FOUND,
+            Self::NotExecutable(_) => NOT_EXECUTABLE,
+        })
+    }
+}
+
+/// Looks for a program as a shell does.
+pub fn find_program(program: &OsStr) -> Result<(), Unusable> {
+    let is_executable = |file: &Path| {
+        file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & EXECUTE != 0)
+    };
+    let named = Path::new(program);
+    if program.as_bytes().contains(&b'/') {
+        return match named {
+            file if is_executable(file) => Ok(()),
+            file if file.exists() => Err(Unusable::NotExecutable(file.to_owned())),
+            file => Err(Unusable::NotFound(file.to_owned())),
+        };
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places: Vec<_> = std::env::split_paths(&path).map(|place| place.join(named)).collect();
+    if !program.is_empty() && places.iter().any(|file| is_executable(file)) {
+        Ok(())
+    } else if !program.is_empty() && places.iter().any(|file| file.is_file()) {
+        Err(Unusable::NotExecutable(named.to_owned()))
+    } else {
+        Err(Unusable::NotFound(named.to_owned()))
+    }
+}
+
+/// Runs the command to its end.
+pub fn run(mut command: Command) -> Result<ExitCode> {
+    let heeded = signal_set();
+    let before = block(&heeded)?;
+    // SAFETY: between fork and exec one system call is made, on a copy of the mask.
+    unsafe {
+        command.pre_exec(move || set_mask(&before));
+    }
+    let child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            eprintln!("deepres: {}: {error}", command.get_program().display());
+            let is_missing = error.kind() == io::ErrorKind::NotFound;
+            return Ok(ExitCode::from(if is_missing { NOT_FOUND } else { NOT_EXECUTABLE }));
+        }
+    };
+    let child =
+        i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("the child has no process id")?;
+    loop {
+        let (signal, is_from_kernel) = wait_for(&heeded)?;
+        match signal {
+            libc::SIGCHLD => {
+                if let Some(code) = look_at(child)? {
+                    return Ok(code);
+                }
+            }
+            // From a terminal: the child, in the same process group, has it already.
+            libc::SIGINT | libc::SIGQUIT | libc::SIGTSTP | libc::SIGWINCH | libc::SIGHUP
+                if is_from_kernel => {}
+            signal => {
+                if let Some(signal) = Signal::from_named_raw(signal) {
+                    // A child that is gone will be found so.
+                    let _ = kill_process(child, signal);
+                }
+            }
+        }
+    }
+}
+
+/// What became of the child; its status, if it ended. If it stopped, so do we, for our shell to see.
+fn look_at(child: Pid) -> Result<Option<ExitCode>> {
+    loop {
+        match waitpid(Some(child), WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            Ok(Some((_, status))) if status.stopped() => {
+                rustix::process::kill_process(rustix::process::getpid(), Signal::STOP)?;
+            }
+            Ok(Some((_, status))) => {
+                if let Some(code) = exit_code(status) {
+                    return Ok(Some(code));
+                }
+            }
+            Ok(None) => return Ok(None),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).context("cannot wait for the command"),
+        }
+    }
+}
+
+fn exit_code(status: WaitStatus) -> Option<ExitCode> {
+    let code = status.exit_status().or_else(|| Some(KILLED + status.terminating_signal()?))?;
+    Some(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
+}
+
+fn signal_set() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: sigemptyset initialises the set; the signals' numbers are valid.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for signal in HEEDED {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        set.assume_init()
+    }
+}
+
+/// Blocks the signals, to be waited for, and returns the mask as it was. An ignored SIGCHLD, which some parents leave to their
+/// children, would keep the child's status from us.
+fn block(heeded: &libc::sigset_t) -> Result<libc::sigset_t> {
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: both sets live through the call, which initialises `before`; this process has one thread.
+    let before = unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        match libc::pthread_sigmask(libc::SIG_BLOCK, heeded, before.as_mut_ptr()) {
+            0 => before.assume_init(),
+            error => return Err(io::Error::from_raw_os_error(error)).context("cannot block signals"),
+        }
+    };
+    Ok(before)
+}
+
+fn set_mask(mask: &libc::sigset_t) -> io::Result<()> {
+    // SAFETY: the set lives through the call, and nothing is asked back.
+    match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// The next signal, and whether the kernel sent it of its own accord (for a terminal, that is).
+fn wait_for(heeded: &libc::sigset_t) -> Result<(libc::c_int, bool)> {
+    let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
+    loop {
+        // SAFETY: both live through the call.
+        let signal = unsafe { libc::sigwaitinfo(heeded, info.as_mut_ptr()) };
+        if signal > 0 {
+            // SAFETY: initialised by the call, which succeeded.
+            return Ok((signal, unsafe { info.assume_init_ref() }.si_code > 0));
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error).context("cannot wait for signals");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The libraries of a job: ours, which is preloaded, and the driver's, without which there is nothing to share.
+
+use anyhow::{Context, Result, bail};
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+/// Our library's file name.
+const INTERPOSER: &str = "libdeepres.so";
+/// Names another place for it.
+const INTERPOSER_VARIABLE: &str = "DEEPRES_LIBRARY";
+/// Where packages put it.
+const SYSTEM_PLACE: &str = "/usr/lib/deepres";
+/// The CUDA driver.
+const DRIVER: &str = "libcuda.so.1";
+/// Characters that end a name in `LD_PRELOAD`.
+const SEPARATORS: [u8; 2] = *b" :";
+
+#[derive(Debug, clap::Args)]
+pub struct HasLibraryArgs {
+    /// The library
+    name: String,
+}
+
+/// Finds our library: where the environment says, beside this program, or where packages put it.
+pub fn find_interposer() -> Result<PathBuf> {
+    let found = match std::env::var_os(INTERPOSER_VARIABLE).filter(|named| !named.is_empty()) {
+        Some(named) => {
+            let named = PathBuf::from(named);
+            if !named.is_file() {
+                bail!("{INTERPOSER_VARIABLE} names {}, which is not there", named.display());
+            }
+            std::path::absolute(named)?
+        }
+        None => {
+            let program = std::env::current_exe().context("cannot find out where this program lies")?;
+            let beside = program.parent().unwrap_or(Path::new("/"));
+            let places = [
+                beside.to_owned(),
+                beside.join("../lib/deepres"),
+                beside.join("../lib"),
+                SYSTEM_PLACE.into(),
+            ];
+            let Some(found) = places.iter().map(|place| place.join(INTERPOSER)).find(|file| file.is_file())
+            else {
+                let looked: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
+                bail!(
+                    "cannot find {INTERPOSER} (looked in {}); name it by {INTERPOSER_VARIABLE}",
+                    looked.join(", ")
+                );
+            };
+            found
+        }
+    };
+    if found.as_os_str().as_bytes().iter().any(|byte| SEPARATORS.contains(byte)) {
+        bail!(
+            "{} has a space or a colon in its path, which the dynamic linker takes for the end of a name: move it, or name another by {INTERPOSER_VARIABLE}",
+            found.display()
+        );
+    }
+    Ok(found)
+}
+
+/// `LD_PRELOAD` with our library first, so that it sees what others look up.
+pub fn preload_with(library: &Path, others: Option<OsString>) -> OsString {
+    let mut value = library.as_os_str().to_owned();
+    if let Some(others) = others.filter(|others| !others.is_empty()) {
+        value.push(OsStr::new(":"));
+        value.push(others);
+    }
+    value
+}
+
+/// Fails if the job would not find the driver. Another process tries, by the same search that the job's linker will make, so that
+/// the driver is never loaded into this one.
+pub fn require_driver() -> Result<()> {
+    let program = std::env::current_exe().context("cannot find out where this program lies")?;
+    let tried = Command::new(program)
+        .args(["has-library", DRIVER])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .context("cannot start a process to look for the CUDA driver")?;
+    if tried.status.success() {
+        return Ok(());
+    }
+    let reason = String::from_utf8_lossy(&tried.stdout).trim().to_owned();
+    let reason = if reason.is_empty() { "it cannot be loaded".to_owned() } else { reason };
+    bail!(
+        "there is no CUDA driver on this machine: {reason}; install it, or name its directory by LD_LIBRARY_PATH"
+    );
+}
+
+/// Tries to load a library; prints why it cannot be.
+pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
+    let Ok(name) = CString::new(args.name.as_bytes()) else { return ExitCode::FAILURE };
+    // SAFETY: a terminated string; whatever the library does when loaded, it does to this process, which then ends.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
+    if !handle.is_null() {
+        return ExitCode::SUCCESS;
+    }
+    // SAFETY: after a failed dlopen the result is null or a terminated string that lives until the next call.
+    let reason = unsafe {
+        let reason = libc::dlerror();
+        if reason.is_null() { None } else { Some(std::ffi::CStr::from_ptr(reason).to_string_lossy()) }
+    };
+    println!("{}", reason.unwrap_or_default());
+    ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_library_comes_before_those_that_were_preloaded_already() {
+        assert_eq!(preload_with(Path::new("/a.so"), None), "/a.so");
+        assert_eq!(preload_with(Path::new("/a.so"), Some("".into())), "/a.so");
+        assert_eq!(preload_with(Path::new("/a.so"), Some("/b.so /c.so".into())), "/a.so:/b.so /c.so");
+    }
+}

@@ -1,0 +1,120 @@
+//! `deepres run`: runs a program with its share of the GPU.
+
+mod connect;
+mod job;
+mod libraries;
+mod start;
+
+pub use libraries::{HasLibraryArgs, has_library};
+
+use anyhow::Result;
+use deepres_abi::wire::TENANT_NAME_BYTES;
+use deepres_controller::directory::SOCKET_VARIABLE;
+use deepres_controller::quantity::{Percent, parse_bytes, parse_share};
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+/// Names the tenant of a process.
+const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
+/// The share its tenant asks for.
+const SHARE_VARIABLE: &str = "DEEPRES_SHARE";
+/// The memory its tenant asks for.
+const MEMORY_VARIABLE: &str = "DEEPRES_MEMORY";
+/// Libraries that the dynamic linker loads before all others.
+const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The program needs no change; whatever it starts belongs to the same tenant. Without --share it gets an \
+equal part of what others leave; what one tenant does not use goes to the others. An allocation beyond \
+--memory fails as if the GPU were full. If no daemon is running, one is started and ends by itself when \
+it was idle for ten minutes.
+
+Examples:
+  deepres run -- python train.py
+  deepres run --share 30% --memory 8GiB -- python train.py --epochs 3
+  deepres run --name sweep --share 50% -- ./worker.sh     (start it twice: both are one tenant)")]
+pub struct Args {
+    /// Name of the tenant; programs with the same name share one part [default: command and process id]
+    #[arg(long, env = TENANT_VARIABLE, value_parser = parse_name)]
+    name: Option<String>,
+    /// Share of the GPU: 1% to 100%, decimals allowed
+    #[arg(long, env = SHARE_VARIABLE, value_parser = parse_share)]
+    share: Option<u32>,
+    /// Limit of device memory on each GPU, for example 8GiB or 512MiB
+    #[arg(long, env = MEMORY_VARIABLE, value_parser = parse_bytes)]
+    memory: Option<u64>,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+fn parse_name(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.len() >= TENANT_NAME_BYTES || text.chars().any(char::is_control) {
+        return Err(format!(
+            "a name has from 1 to {} bytes and no control characters",
+            TENANT_NAME_BYTES - 1
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+/// Runs the program and passes its status on.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let [program, arguments @ ..] = args.command.as_slice() else {
+        anyhow::bail!("no command was given");
+    };
+    // Everything that can be wrong here is found out before anything is started.
+    if let Err(unusable) = job::find_program(program) {
+        eprintln!("deepres: {unusable}");
+        return Ok(unusable.exit_code());
+    }
+    let library = libraries::find_interposer()?;
+    libraries::require_driver()?;
+
+    let name = args.name.unwrap_or_else(|| default_name(program));
+    let request = connect::Request { name: &name, share_ppm: args.share, memory_bytes: args.memory };
+    let keeper = connect::keep(&request)?;
+
+    let mut command = Command::new(program);
+    command.args(arguments);
+    command.env(PRELOAD_VARIABLE, libraries::preload_with(&library, std::env::var_os(PRELOAD_VARIABLE)));
+    command.env(SOCKET_VARIABLE, &keeper.socket);
+    command.env(TENANT_VARIABLE, &name);
+    if let Some(ppm) = args.share {
+        command.env(SHARE_VARIABLE, Percent(ppm).to_string());
+    }
+    if let Some(bytes) = args.memory {
+        command.env(MEMORY_VARIABLE, bytes.to_string());
+    }
+    let code = job::run(command)?;
+    // The tenant was kept until here.
+    drop(keeper);
+    Ok(code)
+}
+
+/// The program's name and our process id: no two runs have the same at a time.
+fn default_name(program: &OsString) -> String {
+    let suffix = format!("-{}", std::process::id());
+    let stem = Path::new(program).file_name().unwrap_or(program).to_string_lossy();
+    let stem: String = stem.chars().filter(|c| !c.is_control()).collect();
+    let mut end = stem.len().min(TENANT_NAME_BYTES - 1 - suffix.len());
+    while !stem.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}{suffix}", &stem[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_default_name_fits_the_field_and_is_cut_at_a_character() {
+        let name = default_name(&OsString::from(format!("/usr/bin/{}", "é".repeat(100))));
+        assert!(name.len() < TENANT_NAME_BYTES);
+        assert!(name.ends_with(&format!("é-{}", std::process::id())));
+        assert_eq!(default_name(&"python".into()), format!("python-{}", std::process::id()));
+    }
+}

@@ -1,0 +1,188 @@
+//! The daemon's directory: made safe, locked, with fresh sockets in it.
+
+use crate::directory::Directory;
+use crate::packet;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::process::getuid;
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+/// Root's daemon serves every user; a user's own serves that user alone.
+const SHARED_DIRECTORY_MODE: u32 = 0o755;
+const OWN_DIRECTORY_MODE: u32 = 0o700;
+const SHARED_SOCKET_MODE: u32 = 0o666;
+const OWN_SOCKET_MODE: u32 = 0o600;
+/// Write permission for group and others.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+/// Why a directory cannot be a daemon's.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// A daemon lives there.
+    #[error("another deepres daemon (pid {pid}) serves {directory} already")]
+    Served {
+        /// Its process, as it wrote it down.
+        pid: String,
+        /// The directory.
+        directory: Directory,
+    },
+    /// Others could put their files there.
+    #[error(
+        "{0} belongs to another user or may be written by others; remove it, or choose another by DEEPRES_DIR"
+    )]
+    Unsafe(Directory),
+    /// A file cannot be made.
+    #[error("cannot make {}: {source}", path.display())]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// The daemon's files; its sockets are removed when this is dropped.
+#[derive(Debug)]
+pub struct Files {
+    directory: Directory,
+    /// Where tenants connect.
+    pub tenants: OwnedFd,
+    /// Where administrators connect.
+    pub administrators: UnixListener,
+    /// Keeps the lock.
+    #[expect(dead_code, reason = "held for its lock")]
+    lock: File,
+}
+
+impl Files {
+    /// Prepares `directory`. What a dead daemon left is replaced; a living one is left alone.
+    ///
+    /// # Errors
+    /// [`FilesError`].
+    pub fn prepare(directory: &Directory) -> Result<Self, FilesError> {
+        let (directory_mode, socket_mode) = if getuid().is_root() {
+            (SHARED_DIRECTORY_MODE, SHARED_SOCKET_MODE)
+        } else {
+            (OWN_DIRECTORY_MODE, OWN_SOCKET_MODE)
+        };
+        make_directory(directory, directory_mode)?;
+        let lock = take_lock(directory)?;
+
+        let at = |path: PathBuf| move |source| FilesError::Unusable { path, source };
+        let fresh = |path: PathBuf| match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(path)(error)),
+            _ => Ok(path),
+        };
+        let path = fresh(directory.tenant_socket())?;
+        let tenants = packet::listener(&path).map_err(at(path.clone()))?;
+        set_mode(&path, socket_mode)?;
+        let path = fresh(directory.admin_socket())?;
+        let administrators = UnixListener::bind(&path).map_err(at(path.clone()))?;
+        set_mode(&path, OWN_SOCKET_MODE)?;
+        administrators.set_nonblocking(true).map_err(at(path))?;
+        Ok(Self { directory: directory.clone(), tenants, administrators, lock })
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        for socket in [self.directory.tenant_socket(), self.directory.admin_socket()] {
+            // Someone else's removal is as good.
+            let _ = std::fs::remove_file(socket);
+        }
+    }
+}
+
+/// Makes the directory, or checks that the one there is nobody else's.
+pub fn make_directory(directory: &Directory, mode: u32) -> Result<(), FilesError> {
+    let path = directory.path();
+    match DirBuilder::new().mode(mode).recursive(true).create(path) {
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(FilesError::Unusable { path: path.to_owned(), source });
+        }
+        _ => {}
+    }
+    let found = std::fs::symlink_metadata(path)
+        .map_err(|source| FilesError::Unusable { path: path.to_owned(), source })?;
+    let is_safe =
+        found.is_dir() && found.uid() == getuid().as_raw() && found.mode() & WRITABLE_BY_OTHERS == 0;
+    if is_safe { Ok(()) } else { Err(FilesError::Unsafe(directory.clone())) }
+}
+
+/// Makes the directory as [`Files::prepare`] would, for whoever needs it before there is a daemon.
+///
+/// # Errors
+/// [`FilesError`].
+pub fn make_own_directory(directory: &Directory) -> Result<(), FilesError> {
+    make_directory(directory, if getuid().is_root() { SHARED_DIRECTORY_MODE } else { OWN_DIRECTORY_MODE })
+}
+
+fn take_lock(directory: &Directory) -> Result<File, FilesError> {
+    let path = directory.lock_file();
+    let unusable = |source: io::Error| FilesError::Unusable { path: path.clone(), source };
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(OWN_SOCKET_MODE);
+    let mut lock = options.open(&path).map_err(unusable)?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            let mut pid = String::new();
+            let _ = lock.read_to_string(&mut pid);
+            return Err(FilesError::Served { pid: pid.trim().to_owned(), directory: directory.clone() });
+        }
+        Err(error) => return Err(unusable(error.into())),
+    }
+    lock.set_len(0).map_err(unusable)?;
+    writeln!(lock, "{}", std::process::id()).map_err(unusable)?;
+    Ok(lock)
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<(), FilesError> {
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
+        .map_err(|source| FilesError::Unusable { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_daemons_sockets_are_replaced_and_a_living_ones_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = Directory::at(scratch.path().join("d"));
+        let first = Files::prepare(&directory).unwrap();
+        let refused = Files::prepare(&directory).unwrap_err().to_string();
+        assert!(refused.contains(&format!("pid {}", std::process::id())), "{refused}");
+        packet::connection(&directory.tenant_socket()).unwrap();
+        drop(first);
+        assert!(!directory.tenant_socket().exists());
+        // As a daemon that was killed leaves it.
+        drop(UnixListener::bind(directory.tenant_socket()).unwrap());
+        assert!(packet::connection(&directory.tenant_socket()).is_err());
+        let _second = Files::prepare(&directory).unwrap();
+        packet::connection(&directory.tenant_socket()).unwrap();
+    }
+
+    #[test]
+    fn only_administrators_reach_the_admin_socket() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = Directory::at(scratch.path().join("d"));
+        let _files = Files::prepare(&directory).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!(mode(&directory.admin_socket()), 0o600);
+        let everyone = getuid().is_root();
+        assert_eq!(mode(&directory.tenant_socket()), if everyone { 0o666 } else { 0o600 });
+    }
+
+    #[test]
+    fn a_directory_that_others_write_to_is_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(scratch.path(), Permissions::from_mode(0o777)).unwrap();
+        assert!(matches!(Files::prepare(&Directory::at(scratch.path())), Err(FilesError::Unsafe(_))));
+    }
+}

@@ -1,0 +1,173 @@
+//! The tenant socket: lets processes in, and notices when they are gone.
+
+use super::Shared;
+use super::peer::Peer;
+use super::registry::{Admitted, Refused, Registry};
+use crate::clock::monotonic_ns;
+use crate::packet::{self, Packet};
+use deepres_abi::wire::{self, FrameError, Hello, Refusal, RefusalKind};
+use rustix::net::{SocketFlags, accept_with};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::timeout;
+use zerocopy::IntoBytes;
+
+/// A peer that has not said hello by then is dropped.
+const HELLO_LIMIT: Duration = Duration::from_secs(2);
+/// Arbiters answer within microseconds; this is for one that is gone.
+const READY_LIMIT: Duration = Duration::from_secs(1);
+/// Clocks further apart than this are different clocks: a hello is read within milliseconds of being written.
+const CLOCK_LIMIT_NS: u64 = Duration::from_secs(5).as_nanos() as u64;
+/// Pause after a failed accept (no descriptors left, mostly), so that the failure does not become a busy loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Lets processes in, for ever.
+pub async fn serve(listener: OwnedFd, shared: Rc<Shared>) -> io::Result<()> {
+    let listener = watched(listener)?;
+    loop {
+        let mut ready = listener.readable().await?;
+        let accepted =
+            ready.try_io(|listener| Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?));
+        match accepted {
+            Ok(Ok(connection)) => admit(connection, &shared),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot accept a tenant");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+            // Not ready after all.
+            Err(_) => {}
+        }
+    }
+}
+
+/// A descriptor whose readiness to read can be awaited.
+fn watched(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` is one open descriptor until it is dropped, and the result owns it.
+    Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
+}
+
+/// Starts to serve one connection, if there is room for it.
+fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
+    let limit = shared.registry.borrow().config().max_connections;
+    if shared.connections.get() >= limit {
+        let reason = format!("{limit} connections are open, the most there may be (max_connections)");
+        return refuse(connection.as_fd(), &Refused::new(RefusalKind::Full, reason));
+    }
+    shared.connections.set(shared.connections.get() + 1);
+    let shared = Rc::clone(shared);
+    tokio::task::spawn_local(async move {
+        if let Err(error) = converse(connection, &shared).await {
+            tracing::warn!(%error, "a tenant's connection failed");
+        }
+        shared.connections.set(shared.connections.get() - 1);
+    });
+}
+
+/// One connection, from hello to its end.
+async fn converse(connection: OwnedFd, shared: &Rc<Shared>) -> io::Result<()> {
+    let connection = watched(connection)?;
+    let Ok(packet) = timeout(HELLO_LIMIT, receive(&connection)).await else { return Ok(()) };
+    let Some(packet) = packet? else { return Ok(()) };
+    let peer = Peer::of(connection.as_fd())?;
+    // Before the session exists, so that there is no moment in which its death would go unnoticed.
+    let death = match peer.death() {
+        Ok(Some(death)) => Some(watched(death)?),
+        Ok(None) => return Ok(()),
+        // A kernel without pidfds, or a peer in another namespace: the connection's end has to do.
+        Err(_) => None,
+    };
+    let admitted = match introduce(peer, &packet, &mut shared.registry.borrow_mut()) {
+        Ok(admitted) => admitted,
+        Err(refused) => {
+            tracing::info!(pid = peer.pid, uid = peer.uid, reason = refused.reason, "refused");
+            refuse(connection.as_fd(), &refused);
+            return Ok(());
+        }
+    };
+    let Admitted { tenant, session, welcome, pages, ready } = admitted;
+    shared.arrived();
+    for answer in ready {
+        // Without an answer the session begins with its gate closed, and goes by the heartbeat.
+        let _ = timeout(READY_LIMIT, answer).await;
+    }
+    let sent = {
+        let mut descriptors: Vec<BorrowedFd<'_>> = Vec::new();
+        if let Some(pages) = &pages {
+            descriptors.extend([
+                pages.grant.as_fd(),
+                pages.meter.as_fd(),
+                pages.ledger.as_fd(),
+                pages.beat.as_fd(),
+            ]);
+            descriptors.extend(pages.bells.iter().map(AsFd::as_fd));
+        }
+        packet::send(&connection, welcome.as_bytes(), &descriptors)
+    };
+    // The arbiters keep what they need of them.
+    drop(pages);
+    if sent.is_ok() {
+        end_of(&connection, death.as_ref()).await;
+    }
+    let left = shared.registry.borrow_mut().depart(&tenant, session);
+    if let Some(left) = left {
+        shared.deserted(tenant, left);
+    }
+    sent
+}
+
+/// Reads the hello and lets its sender in, or says why not.
+fn introduce(peer: Peer, packet: &Packet, registry: &mut Registry) -> Result<Admitted, Refused> {
+    let hello: Hello = wire::decode(packet.bytes()).map_err(|error| {
+        let kind = match error {
+            FrameError::Major(_) => RefusalKind::Version,
+            FrameError::Malformed | FrameError::Kind(_) => RefusalKind::Malformed,
+        };
+        Refused::new(kind, error.to_string())
+    })?;
+    if peer.pid == 0 {
+        let reason =
+            "the process is in a pid namespace that the daemon cannot see: run the daemon in the host's";
+        return Err(Refused::new(RefusalKind::Namespace, reason));
+    }
+    if hello.monotonic_ns.abs_diff(monotonic_ns()) > CLOCK_LIMIT_NS {
+        let reason =
+            "the process has another monotonic clock than the daemon: run it in the host's time namespace";
+        return Err(Refused::new(RefusalKind::Namespace, reason));
+    }
+    registry.admit(peer, &hello)
+}
+
+/// Sends a refusal. A peer that does not read it goes without.
+fn refuse(connection: BorrowedFd<'_>, refused: &Refused) {
+    let refusal = Refusal::new(refused.kind, &refused.reason);
+    let _ = packet::send(connection, refusal.as_bytes(), &[]);
+}
+
+async fn receive(connection: &AsyncFd<OwnedFd>) -> io::Result<Option<Packet>> {
+    loop {
+        let mut ready = connection.readable().await?;
+        if let Ok(received) = ready.try_io(|connection| Packet::receive(connection)) {
+            return received;
+        }
+    }
+}
+
+/// Returns when the process is dead or the connection at its end. A connection carries nothing after the welcome: whoever
+/// sends more is taken to mean that it is done.
+async fn end_of(connection: &AsyncFd<OwnedFd>, death: Option<&AsyncFd<OwnedFd>>) {
+    let dead = async {
+        match death {
+            // An error is as good a reason to look no further.
+            Some(death) => drop(death.readable().await),
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = dead => {}
+        _ = receive(connection) => {}
+    }
+}

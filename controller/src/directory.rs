@@ -1,0 +1,189 @@
+//! Where a daemon's files are, and whether what is found there may be trusted.
+
+use rustix::process::getuid;
+use std::fmt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Names the directory, for the daemon and for whoever looks for it.
+pub const DIRECTORY_VARIABLE: &str = "DEEPRES_DIR";
+/// Names the tenant socket, for tenants.
+pub const SOCKET_VARIABLE: &str = "DEEPRES_SOCKET";
+
+const SYSTEM_DIRECTORY: &str = "/run/deepres";
+const TENANT_SOCKET: &str = "tenant.sock";
+const ADMIN_SOCKET: &str = "admin.sock";
+const ROOT: u32 = 0;
+/// Write permission for others.
+const WRITABLE_BY_OTHERS: u32 = 0o002;
+const STICKY: u32 = 0o1000;
+
+/// A daemon's directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Directory(PathBuf);
+
+impl fmt::Display for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.display().fmt(f)
+    }
+}
+
+impl Directory {
+    /// This directory.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The socket that tenants connect to.
+    pub fn tenant_socket(&self) -> PathBuf {
+        self.0.join(TENANT_SOCKET)
+    }
+
+    /// The socket that administrators connect to.
+    pub fn admin_socket(&self) -> PathBuf {
+        self.0.join(ADMIN_SOCKET)
+    }
+
+    /// The file that a living daemon holds a lock on.
+    pub fn lock_file(&self) -> PathBuf {
+        self.0.join("daemon.lock")
+    }
+
+    /// Where a daemon that was started by `deepres run` logs.
+    pub fn log_file(&self) -> PathBuf {
+        self.0.join("daemon.log")
+    }
+
+    /// Where a daemon of this user lives: `DEEPRES_DIR`, else /run/deepres for root, else a directory of the user's own.
+    pub fn own() -> Self {
+        match named() {
+            Some(named) => named,
+            None if getuid().is_root() => Self::at(SYSTEM_DIRECTORY),
+            None => user_directory(),
+        }
+    }
+
+    /// Where to look for a daemon, best first: what the environment names, and nothing else if it names one; else the
+    /// system's, then the user's.
+    pub fn candidates() -> Vec<Self> {
+        if let Some(named) = named() {
+            return vec![named];
+        }
+        let mut candidates = vec![Self::at(SYSTEM_DIRECTORY)];
+        if !getuid().is_root() {
+            candidates.push(user_directory());
+        }
+        candidates
+    }
+}
+
+/// The directory that the environment names: by itself, or by its tenant socket.
+fn named() -> Option<Directory> {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable(DIRECTORY_VARIABLE)
+        .or_else(|| variable(SOCKET_VARIABLE).and_then(|socket| socket.parent().map(Path::to_owned)))
+        .map(Directory)
+}
+
+fn user_directory() -> Directory {
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()) {
+        Some(runtime) => Directory::at(Path::new(&runtime).join("deepres")),
+        None => Directory::at(format!("/tmp/deepres-{}", getuid().as_raw())),
+    }
+}
+
+/// Why a socket is not one to talk to.
+#[derive(Debug, thiserror::Error)]
+pub enum TrustError {
+    /// There is none.
+    #[error("there is no {0}")]
+    Missing(PathBuf),
+    /// Something else is there.
+    #[error("{0} is not a socket")]
+    NotASocket(PathBuf),
+    /// Another user made it.
+    #[error("{path} belongs to user {owner}, not to you or root: it is not your deepres daemon's")]
+    Foreign {
+        /// The socket or its directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
+    /// Anyone could have put it there.
+    #[error("anyone may write to {0}, so the socket in it may be anybody's; run `chmod o-w {0}`")]
+    Exposed(PathBuf),
+    /// It cannot be looked at.
+    #[error("cannot look at {0}: {1}")]
+    Unreadable(PathBuf, std::io::Error),
+}
+
+/// Whether `socket` was made by this user or root, in a directory that nobody else writes to.
+///
+/// # Errors
+/// [`TrustError`], saying what is wrong with it.
+pub fn check_socket(socket: &Path) -> Result<(), TrustError> {
+    let look = |path: &Path| {
+        std::fs::symlink_metadata(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => TrustError::Missing(socket.to_owned()),
+            _ => TrustError::Unreadable(path.to_owned(), error),
+        })
+    };
+    let trusted = |path: &Path, owner: u32| {
+        if owner == ROOT || owner == getuid().as_raw() {
+            Ok(())
+        } else {
+            Err(TrustError::Foreign { path: path.to_owned(), owner })
+        }
+    };
+    let found = look(socket)?;
+    if !found.file_type().is_socket() {
+        return Err(TrustError::NotASocket(socket.to_owned()));
+    }
+    trusted(socket, found.uid())?;
+    let parent = socket.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent_found = look(parent)?;
+    trusted(parent, parent_found.uid())?;
+    if parent_found.mode() & WRITABLE_BY_OTHERS != 0 && parent_found.mode() & STICKY == 0 {
+        return Err(TrustError::Exposed(parent.to_owned()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_socket_of_this_user_is_trusted_and_other_things_are_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("s");
+        assert!(matches!(check_socket(&socket), Err(TrustError::Missing(_))));
+        std::fs::write(&socket, "").unwrap();
+        assert!(matches!(check_socket(&socket), Err(TrustError::NotASocket(_))));
+        std::fs::remove_file(&socket).unwrap();
+        let _listener = UnixListener::bind(&socket).unwrap();
+        check_socket(&socket).unwrap();
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        assert!(matches!(check_socket(&socket), Err(TrustError::Exposed(_))));
+    }
+
+    #[test]
+    fn a_socket_of_another_user_is_not_trusted() {
+        if !getuid().is_root() {
+            // Only root can make one.
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("s");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        std::os::unix::fs::lchown(&socket, Some(4711), None).unwrap();
+        assert!(matches!(check_socket(&socket), Err(TrustError::Foreign { owner: 4711, .. })));
+    }
+}

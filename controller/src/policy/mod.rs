@@ -1,0 +1,19 @@
+//! Who may use which GPU, how much of it and when: pure functions of `(state, now)`, without clock or I/O.
+//!
+//! The four layers of the design, from the slowest to the fastest:
+//!
+//! | layer | question | where |
+//! |---|---|---|
+//! | placement | which GPUs does a job get? | the job's own choice |
+//! | entitlement | what share is each tenant owed? | [`entitlement`] |
+//! | packing | who runs at the same time? | one tenant at a time |
+//! | granularity | how much may be in flight? | [`tuning`] (one window for all) |
+//!
+//! [`lease`] turns entitlements into leases; [`tuning`] derives its time constants from what was measured.
+
+pub mod entitlement;
+pub mod lease;
+pub mod tuning;
+
+/// A tenant's number, never used again.
+pub type TenantId = u64;

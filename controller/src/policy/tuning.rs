@@ -1,0 +1,118 @@
+//! The time constants of the lease policy, derived from what hand-offs were measured to cost.
+
+use std::time::Duration;
+
+/// Nanoseconds of a duration known at compile time.
+const fn ns(duration: Duration) -> u64 {
+    duration.as_nanos() as u64
+}
+
+/// What a hand-off is taken to cost until one was measured: two wake-ups of another process (45 µs measured on an idle machine)
+/// and a first launch, on a busy one.
+pub const ASSUMED_HANDOFF_NS: u64 = ns(Duration::from_micros(100));
+
+/// A lease lasts this many hand-offs, so that at most one part in as many of the GPU's time is spent idle in between.
+const HANDOFFS_PER_QUANTUM: u64 = 50;
+
+/// A holder that owes others its lease is asked this many hand-offs before its end whether it goes on, so that a renewal is
+/// there in time.
+const HANDOFFS_PER_LEAD: u64 = 2;
+/// The shortest such notice: what a timer on a busy machine is late.
+const MIN_LEAD_NS: u64 = ns(Duration::from_micros(300));
+
+/// Work in flight must outlast the holder's own wake-ups (a poll of its meter, a thread that waits for its window), which on a
+/// busy machine take a scheduler's slice. More only makes the drain longer.
+const MIN_WINDOW_NS: u64 = ns(Duration::from_millis(2));
+const MAX_WINDOW_NS: u64 = ns(Duration::from_millis(8));
+/// Of several processes of one tenant each has its part of the window, and this at least.
+const MIN_SESSION_WINDOW_NS: u64 = ns(Duration::from_millis(1));
+
+/// An idle holder keeps the GPU at least this long: it may be between two launches.
+const MIN_GRACE_NS: u64 = ns(Duration::from_micros(50));
+const MAX_GRACE_NS: u64 = ns(Duration::from_micros(500));
+
+/// A waiter spins for this part of a hand-off before it sleeps …
+const SPIN_DIVISOR: u64 = 4;
+/// … and never longer than a wake-up costs.
+const MAX_SPIN_NS: u64 = ns(Duration::from_micros(20));
+/// With fewer processors a spinning waiter keeps the holder from running.
+const MIN_PROCESSORS_TO_SPIN: usize = 4;
+
+/// Bounds of the quantum that an operator may set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuantumBounds {
+    /// The shortest lease, ns.
+    pub min_ns: u64,
+    /// The longest lease, ns.
+    pub max_ns: u64,
+}
+
+impl Default for QuantumBounds {
+    fn default() -> Self {
+        Self { min_ns: ns(Duration::from_millis(4)), max_ns: ns(Duration::from_millis(50)) }
+    }
+}
+
+/// The time constants in force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuning {
+    /// How long a lease lasts while others wait, ns.
+    pub quantum_ns: u64,
+    /// How long before its end a lease is renewed or given up, ns.
+    pub lead_ns: u64,
+    /// Estimated GPU time that a tenant may have in flight, ns.
+    pub window_ns: u64,
+    /// How long a waiter spins before it sleeps, ns.
+    pub spin_ns: u64,
+    /// How long a holder may be idle before it counts as idle, ns.
+    pub grace_ns: u64,
+}
+
+impl Tuning {
+    /// The constants for hand-offs that cost `handoff_ns` at the median, on a machine with so many processors.
+    pub fn derive(handoff_ns: u64, bounds: QuantumBounds, processors: usize) -> Self {
+        let quantum_ns = handoff_ns
+            .saturating_mul(HANDOFFS_PER_QUANTUM)
+            .clamp(bounds.min_ns, bounds.max_ns.max(bounds.min_ns));
+        let spins = processors >= MIN_PROCESSORS_TO_SPIN;
+        Self {
+            quantum_ns,
+            lead_ns: handoff_ns.saturating_mul(HANDOFFS_PER_LEAD).max(MIN_LEAD_NS).min(quantum_ns / 4),
+            window_ns: (quantum_ns / 2).clamp(MIN_WINDOW_NS, MAX_WINDOW_NS),
+            spin_ns: if spins { (handoff_ns / SPIN_DIVISOR).min(MAX_SPIN_NS) } else { 0 },
+            grace_ns: handoff_ns.clamp(MIN_GRACE_NS, MAX_GRACE_NS),
+        }
+    }
+
+    /// The window of each of a tenant's `sessions`.
+    pub fn session_window_ns(&self, sessions: usize) -> u64 {
+        (self.window_ns / sessions.max(1) as u64).max(MIN_SESSION_WINDOW_NS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leases_are_long_beside_hand_offs_within_their_bounds() {
+        let bounds = QuantumBounds::default();
+        assert_eq!(Tuning::derive(100_000, bounds, 2).quantum_ns, 5_000_000);
+        assert_eq!(Tuning::derive(0, bounds, 2).quantum_ns, bounds.min_ns);
+        assert_eq!(Tuning::derive(u64::MAX, bounds, 2).quantum_ns, bounds.max_ns);
+    }
+
+    #[test]
+    fn nobody_spins_where_processors_are_few() {
+        assert_eq!(Tuning::derive(100_000, QuantumBounds::default(), 2).spin_ns, 0);
+        assert!(Tuning::derive(100_000, QuantumBounds::default(), 64).spin_ns > 0);
+    }
+
+    #[test]
+    fn the_sessions_of_a_tenant_share_its_window() {
+        let tuning = Tuning::derive(100_000, QuantumBounds::default(), 2);
+        assert_eq!(tuning.session_window_ns(1), tuning.window_ns);
+        assert_eq!(tuning.session_window_ns(2), tuning.window_ns / 2);
+        assert_eq!(tuning.session_window_ns(100), MIN_SESSION_WINDOW_NS);
+    }
+}

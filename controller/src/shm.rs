@@ -1,0 +1,135 @@
+//! Shared pages: memfds that the controller makes, maps and seals before a tenant gets them.
+
+use deepres_abi::page::{self, Page};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::ffi::c_void;
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Who may write a page after it was passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writer {
+    /// This process alone: a tenant can neither map the page writable nor make its mapping so.
+    Controller,
+    /// Whoever has the descriptor. Nobody can change the size, so nobody's access can fault.
+    Anyone,
+}
+
+impl Writer {
+    fn seals(self) -> SealFlags {
+        let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        match self {
+            Self::Controller => size | SealFlags::FUTURE_WRITE,
+            Self::Anyone => size,
+        }
+    }
+}
+
+/// A page in shared memory, mapped here for as long as this lives.
+pub struct SharedPage<P: Page> {
+    address: *mut c_void,
+    descriptor: OwnedFd,
+    page: PhantomData<P>,
+}
+
+// SAFETY: the mapping belongs to this value alone and is unmapped only when it is dropped; what is read and written through it
+// are atomics (`Page`).
+unsafe impl<P: Page> Send for SharedPage<P> {}
+// SAFETY: as above; a shared reference gives access to atomics only.
+unsafe impl<P: Page> Sync for SharedPage<P> {}
+
+impl<P: Page> SharedPage<P> {
+    /// Makes a page, finished and sealed. `name` is what /proc shows.
+    ///
+    /// # Errors
+    /// The system's, for lack of memory or descriptors.
+    pub fn create(name: &str, writer: Writer) -> io::Result<Self> {
+        let descriptor = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&descriptor, size_of::<P>() as u64)?;
+        // Mapped before it is sealed: FUTURE_WRITE spares mappings that exist.
+        // SAFETY: a fresh mapping at an address of the kernel's choice, of a file of this size.
+        let address = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                size_of::<P>(),
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &descriptor,
+                0,
+            )?
+        };
+        let shared = Self { address, descriptor, page: PhantomData };
+        // SAFETY: mapped just now, zero as new memfds are, writable, and not unmapped before `shared` is dropped.
+        unsafe { page::create::<P>(shared.address.cast(), size_of::<P>()) }.map_err(io::Error::other)?;
+        fcntl_add_seals(&shared.descriptor, writer.seals())?;
+        Ok(shared)
+    }
+
+    /// The page.
+    pub fn page(&self) -> &P {
+        // SAFETY: mapped from `create` until drop, of the right size and alignment; atomics only, so any bytes are valid.
+        unsafe { &*self.address.cast::<P>() }
+    }
+}
+
+impl<P: Page> AsFd for SharedPage<P> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl<P: Page> Drop for SharedPage<P> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `create`, which nothing refers to any more.
+        let unmapped = unsafe { munmap(self.address, size_of::<P>()) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+impl<P: Page> fmt::Debug for SharedPage<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedPage({:?})", P::KIND)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_abi::grant::GrantPage;
+    use deepres_abi::meter::MeterPage;
+    use rustix::mm::{MprotectFlags, mprotect};
+
+    fn map<P: Page>(page: &SharedPage<P>, protection: ProtFlags) -> rustix::io::Result<*mut c_void> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        unsafe { mmap(std::ptr::null_mut(), size_of::<P>(), protection, MapFlags::SHARED, page, 0) }
+    }
+
+    #[test]
+    fn a_page_of_the_controllers_cannot_be_made_writable_by_whoever_gets_it() {
+        let grant = SharedPage::<GrantPage>::create("grant", Writer::Controller).unwrap();
+        assert!(map(&grant, ProtFlags::READ | ProtFlags::WRITE).is_err());
+        let readable = map(&grant, ProtFlags::READ).unwrap();
+        // SAFETY: the mapping made the line before.
+        unsafe {
+            assert!(mprotect(readable, size_of::<GrantPage>(), MprotectFlags::WRITE).is_err());
+            munmap(readable, size_of::<GrantPage>()).unwrap();
+        }
+        assert!(rustix::io::pwrite(&grant, b"x", 0).is_err());
+        grant.page().set_session(7, 1, deepres_abi::grant::FailMode::Open);
+        assert_eq!(grant.page().session_id(), 7);
+    }
+
+    #[test]
+    fn nobody_can_resize_a_page_under_the_controller() {
+        let meter = SharedPage::<MeterPage>::create("meter", Writer::Anyone).unwrap();
+        assert!(ftruncate(&meter, 0).is_err());
+        assert!(ftruncate(&meter, 1 << 20).is_err());
+        let writable = map(&meter, ProtFlags::READ | ProtFlags::WRITE).unwrap();
+        // SAFETY: the mapping made the line before.
+        unsafe { munmap(writable, size_of::<MeterPage>()).unwrap() };
+        assert!(fcntl_add_seals(&meter, SealFlags::WRITE).is_err());
+    }
+}
