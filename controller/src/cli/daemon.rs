@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use deepres_controller::config::Config;
 use deepres_controller::daemon::{self, Gpu, Options, lock_directory};
 use deepres_controller::directory::Directory;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use tokio::signal::unix::{SignalKind, signal};
@@ -55,7 +55,11 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn serve(args: &Args, ready: impl FnOnce()) -> Result<()> {
     let filter = EnvFilter::try_new(&args.log).with_context(|| format!("`{}` is no log level", args.log))?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
     let config = Config::load(args.config.as_deref())?;
     let options = Options {
         directory: Directory::own(),

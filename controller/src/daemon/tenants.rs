@@ -150,7 +150,7 @@ fn refuse(connection: BorrowedFd<'_>, refused: &Refused) {
 async fn receive(connection: &AsyncFd<OwnedFd>) -> io::Result<Option<Packet>> {
     loop {
         let mut ready = connection.readable().await?;
-        if let Ok(received) = ready.try_io(|connection| Packet::receive(connection)) {
+        if let Ok(received) = ready.try_io(Packet::receive) {
             return received;
         }
     }
