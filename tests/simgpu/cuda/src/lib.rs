@@ -1,1 +1,31 @@
-//! (being built)
+//! `libcuda.so.1` of the simulated GPU: the CUDA driver API on a virtual device.
+//!
+//! [`exports`] holds every function of the driver's table under its exported name; `api` translates arguments and results; everything
+//! else is the logic behind, one concern a file. Kernels compute nothing but take time; memory is real. What is modelled and what is
+//! not is in this crate's README.
+
+mod api;
+mod arena;
+mod array;
+mod capture;
+mod context;
+mod copy;
+mod device;
+mod edge;
+mod event;
+pub mod exports;
+mod graph;
+mod graph_memory;
+mod handle;
+mod image;
+mod lookup;
+mod mapping;
+mod memory;
+mod module;
+mod operation;
+mod pending;
+mod pool;
+mod process;
+mod status;
+mod stream;
+mod vmm;

@@ -1,0 +1,358 @@
+//! Copies and memsets.
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use deepres_abi::driver::types::*;
+use simgpu_engine::{CopyKind, Work};
+
+use crate::capture;
+use crate::copy::{Fill, Plan, describe_linear};
+use crate::operation::{self, Operation};
+use crate::status::{self, Result};
+use crate::stream::{self, DefaultStream, Stream};
+
+/// Synchronous copies use the default stream, which they cannot do while they would break a capture.
+fn synchronous(default: DefaultStream) -> Result<Arc<Stream>> {
+    let stream = stream::resolve(0, default)?;
+    if stream.is_capturing() {
+        stream.with_capture(|own| own.as_ref().map(|own| own.session.invalidate()));
+        return Err(status::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    capture::refuse_implicit(&stream)?;
+    capture::refuse_unsafe()?;
+    Ok(stream)
+}
+
+fn linear_now(target: u64, source: u64, bytes: usize, default: DefaultStream) -> Result<()> {
+    let stream = synchronous(default)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    operation::copy_now(&stream, Plan::linear(target, source, bytes as u64)?)
+}
+
+fn linear(target: u64, source: u64, bytes: usize, stream: CUstream, default: DefaultStream) -> Result<()> {
+    let stream = stream::resolve(stream as usize, default)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    if stream.is_capturing() {
+        Plan::linear(target, source, bytes as u64)?;
+        return capture::add(
+            &stream,
+            Operation::Copy(Box::new(describe_linear(target, source, bytes as u64))),
+        );
+    }
+    capture::refuse_implicit(&stream)?;
+    operation::submit_copy(&stream, Plan::linear(target, source, bytes as u64)?)
+}
+
+fn strided_now(params: &CUDA_MEMCPY3D, default: DefaultStream) -> Result<()> {
+    let stream = synchronous(default)?;
+    operation::copy_now(&stream, Plan::strided(params)?)
+}
+
+fn strided(params: CUDA_MEMCPY3D, stream: CUstream, default: DefaultStream) -> Result<()> {
+    Plan::strided(&params)?;
+    stream::resolve(stream as usize, default)?.submit(Operation::Copy(Box::new(params)))
+}
+
+/// A two-dimensional copy as the three-dimensional one of depth 1 that it is.
+fn deepen(flat: &CUDA_MEMCPY2D) -> CUDA_MEMCPY3D {
+    CUDA_MEMCPY3D {
+        srcXInBytes: flat.srcXInBytes,
+        srcY: flat.srcY,
+        srcZ: 0,
+        srcLOD: 0,
+        srcMemoryType: flat.srcMemoryType,
+        srcHost: flat.srcHost,
+        srcDevice: flat.srcDevice,
+        srcArray: flat.srcArray,
+        reserved0: std::ptr::null_mut(),
+        srcPitch: flat.srcPitch,
+        srcHeight: 0,
+        dstXInBytes: flat.dstXInBytes,
+        dstY: flat.dstY,
+        dstZ: 0,
+        dstLOD: 0,
+        dstMemoryType: flat.dstMemoryType,
+        dstHost: flat.dstHost,
+        dstDevice: flat.dstDevice,
+        dstArray: flat.dstArray,
+        reserved1: std::ptr::null_mut(),
+        dstPitch: flat.dstPitch,
+        dstHeight: 0,
+        WidthInBytes: flat.WidthInBytes,
+        Height: flat.Height,
+        Depth: 1,
+    }
+}
+
+/// A copy between contexts without them: addresses say where memory is.
+fn without_contexts(peer: &CUDA_MEMCPY3D_PEER) -> Result<CUDA_MEMCPY3D> {
+    for context in [peer.srcContext, peer.dstContext] {
+        crate::context::by_handle(context as usize)?;
+    }
+    Ok(CUDA_MEMCPY3D {
+        srcXInBytes: peer.srcXInBytes,
+        srcY: peer.srcY,
+        srcZ: peer.srcZ,
+        srcLOD: peer.srcLOD,
+        srcMemoryType: peer.srcMemoryType,
+        srcHost: peer.srcHost,
+        srcDevice: peer.srcDevice,
+        srcArray: peer.srcArray,
+        reserved0: std::ptr::null_mut(),
+        srcPitch: peer.srcPitch,
+        srcHeight: peer.srcHeight,
+        dstXInBytes: peer.dstXInBytes,
+        dstY: peer.dstY,
+        dstZ: peer.dstZ,
+        dstLOD: peer.dstLOD,
+        dstMemoryType: peer.dstMemoryType,
+        dstHost: peer.dstHost,
+        dstDevice: peer.dstDevice,
+        dstArray: peer.dstArray,
+        reserved1: std::ptr::null_mut(),
+        dstPitch: peer.dstPitch,
+        dstHeight: peer.dstHeight,
+        WidthInBytes: peer.WidthInBytes,
+        Height: peer.Height,
+        Depth: peer.Depth,
+    })
+}
+
+fn check_contexts(contexts: [CUcontext; 2]) -> Result<()> {
+    contexts.into_iter().try_for_each(|context| crate::context::by_handle(context as usize).map(|_| ()))
+}
+
+/// A linear copy that has an array on one side, at an offset into its first row.
+fn with_array(array: CUarray, offset: usize, other: u64, is_source: bool, bytes: usize) -> CUDA_MEMCPY3D {
+    let mut params = describe_linear(other, other, bytes as u64);
+    if is_source {
+        params.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+        params.srcArray = array;
+        params.srcXInBytes = offset;
+    } else {
+        params.dstMemoryType = CU_MEMORYTYPE_ARRAY;
+        params.dstArray = array;
+        params.dstXInBytes = offset;
+    }
+    params
+}
+
+fn fill_now(fill: Fill, default: DefaultStream) -> Result<()> {
+    let stream = synchronous(default)?;
+    stream.submit(Operation::Fill(fill.check()?))
+}
+
+fn fill(fill: Fill, stream: CUstream, default: DefaultStream) -> Result<()> {
+    let fill = fill.check()?;
+    stream::resolve(stream as usize, default)?.submit(Operation::Fill(fill))
+}
+
+fn row(address: u64, value: u32, element_bytes: u32, count: usize) -> Fill {
+    Fill { address, pitch_bytes: 0, value, element_bytes, width: count as u64, height: 1 }
+}
+
+fn rows(address: u64, pitch: usize, value: u32, element_bytes: u32, width: usize, height: usize) -> Fill {
+    Fill {
+        address,
+        pitch_bytes: pitch as u64,
+        value,
+        element_bytes,
+        width: width as u64,
+        height: height as u64,
+    }
+}
+
+/// Moves managed memory: it takes the time; the bytes are where both sides see them anyway.
+pub fn prefetch(stream: Arc<Stream>, bytes: u64, device: CUdevice) -> Result<()> {
+    if stream.is_capturing() {
+        return Err(status::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    capture::refuse_implicit(&stream)?;
+    let kind = if device == CU_DEVICE_CPU { CopyKind::DeviceToHost } else { CopyKind::HostToDevice };
+    stream.enqueue(Work::Copy { kind, bytes }).map(|_| ())
+}
+
+for_both_default_streams! {
+    cuMemcpy / cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize) |default| {
+        linear_now(dst, src, ByteCount, default)
+    }
+
+    cuMemcpyAsync / cuMemcpyAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize, hStream: CUstream) |default| {
+        linear(dst, src, ByteCount, hStream, default)
+    }
+
+    cuMemcpyHtoD_v2 / cuMemcpyHtoD_v2_ptds(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize) |default| {
+        linear_now(dstDevice, srcHost as u64, ByteCount, default)
+    }
+
+    cuMemcpyDtoH_v2 / cuMemcpyDtoH_v2_ptds(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize) |default| {
+        linear_now(dstHost as u64, srcDevice, ByteCount, default)
+    }
+
+    cuMemcpyDtoD_v2 / cuMemcpyDtoD_v2_ptds(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) |default| {
+        linear_now(dstDevice, srcDevice, ByteCount, default)
+    }
+
+    cuMemcpyHtoDAsync_v2 / cuMemcpyHtoDAsync_v2_ptsz(
+        dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize, hStream: CUstream,
+    ) |default| {
+        linear(dstDevice, srcHost as u64, ByteCount, hStream, default)
+    }
+
+    cuMemcpyDtoHAsync_v2 / cuMemcpyDtoHAsync_v2_ptsz(
+        dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream,
+    ) |default| {
+        linear(dstHost as u64, srcDevice, ByteCount, hStream, default)
+    }
+
+    cuMemcpyDtoDAsync_v2 / cuMemcpyDtoDAsync_v2_ptsz(
+        dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream,
+    ) |default| {
+        linear(dstDevice, srcDevice, ByteCount, hStream, default)
+    }
+
+    cuMemcpyPeer / cuMemcpyPeer_ptds(
+        dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize,
+    ) |default| {
+        check_contexts([dstContext, srcContext])?;
+        linear_now(dstDevice, srcDevice, ByteCount, default)
+    }
+
+    cuMemcpyPeerAsync / cuMemcpyPeerAsync_ptsz(
+        dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize,
+        hStream: CUstream,
+    ) |default| {
+        check_contexts([dstContext, srcContext])?;
+        linear(dstDevice, srcDevice, ByteCount, hStream, default)
+    }
+
+    cuMemcpy2D_v2 / cuMemcpy2D_v2_ptds(pCopy: *const CUDA_MEMCPY2D) |default| {
+        strided_now(&deepen(&read!(pCopy)), default)
+    }
+
+    cuMemcpy2DUnaligned_v2 / cuMemcpy2DUnaligned_v2_ptds(pCopy: *const CUDA_MEMCPY2D) |default| {
+        strided_now(&deepen(&read!(pCopy)), default)
+    }
+
+    cuMemcpy2DAsync_v2 / cuMemcpy2DAsync_v2_ptsz(pCopy: *const CUDA_MEMCPY2D, hStream: CUstream) |default| {
+        strided(deepen(&read!(pCopy)), hStream, default)
+    }
+
+    cuMemcpy3D_v2 / cuMemcpy3D_v2_ptds(pCopy: *const CUDA_MEMCPY3D) |default| {
+        strided_now(&read!(pCopy), default)
+    }
+
+    cuMemcpy3DAsync_v2 / cuMemcpy3DAsync_v2_ptsz(pCopy: *const CUDA_MEMCPY3D, hStream: CUstream) |default| {
+        strided(read!(pCopy), hStream, default)
+    }
+
+    cuMemcpy3DPeer / cuMemcpy3DPeer_ptds(pCopy: *const CUDA_MEMCPY3D_PEER) |default| {
+        strided_now(&without_contexts(&read!(pCopy))?, default)
+    }
+
+    cuMemcpy3DPeerAsync / cuMemcpy3DPeerAsync_ptsz(pCopy: *const CUDA_MEMCPY3D_PEER, hStream: CUstream) |default| {
+        strided(without_contexts(&read!(pCopy))?, hStream, default)
+    }
+
+    cuMemcpyAtoD_v2 / cuMemcpyAtoD_v2_ptds(dstDevice: CUdeviceptr, srcArray: CUarray, srcOffset: usize, ByteCount: usize) |default| {
+        strided_now(&with_array(srcArray, srcOffset, dstDevice, true, ByteCount), default)
+    }
+
+    cuMemcpyDtoA_v2 / cuMemcpyDtoA_v2_ptds(dstArray: CUarray, dstOffset: usize, srcDevice: CUdeviceptr, ByteCount: usize) |default| {
+        strided_now(&with_array(dstArray, dstOffset, srcDevice, false, ByteCount), default)
+    }
+
+    cuMemcpyAtoH_v2 / cuMemcpyAtoH_v2_ptds(dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize) |default| {
+        strided_now(&with_array(srcArray, srcOffset, dstHost as u64, true, ByteCount), default)
+    }
+
+    cuMemcpyHtoA_v2 / cuMemcpyHtoA_v2_ptds(dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize) |default| {
+        strided_now(&with_array(dstArray, dstOffset, srcHost as u64, false, ByteCount), default)
+    }
+
+    cuMemcpyAtoHAsync_v2 / cuMemcpyAtoHAsync_v2_ptsz(
+        dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize, hStream: CUstream,
+    ) |default| {
+        strided(with_array(srcArray, srcOffset, dstHost as u64, true, ByteCount), hStream, default)
+    }
+
+    cuMemcpyHtoAAsync_v2 / cuMemcpyHtoAAsync_v2_ptsz(
+        dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize, hStream: CUstream,
+    ) |default| {
+        strided(with_array(dstArray, dstOffset, srcHost as u64, false, ByteCount), hStream, default)
+    }
+
+    cuMemsetD8_v2 / cuMemsetD8_v2_ptds(dstDevice: CUdeviceptr, uc: u8, N: usize) |default| {
+        fill_now(row(dstDevice, uc.into(), 1, N), default)
+    }
+
+    cuMemsetD16_v2 / cuMemsetD16_v2_ptds(dstDevice: CUdeviceptr, us: u16, N: usize) |default| {
+        fill_now(row(dstDevice, us.into(), 2, N), default)
+    }
+
+    cuMemsetD32_v2 / cuMemsetD32_v2_ptds(dstDevice: CUdeviceptr, ui: u32, N: usize) |default| {
+        fill_now(row(dstDevice, ui, 4, N), default)
+    }
+
+    cuMemsetD2D8_v2 / cuMemsetD2D8_v2_ptds(dstDevice: CUdeviceptr, dstPitch: usize, uc: u8, Width: usize, Height: usize) |default| {
+        fill_now(rows(dstDevice, dstPitch, uc.into(), 1, Width, Height), default)
+    }
+
+    cuMemsetD2D16_v2 / cuMemsetD2D16_v2_ptds(dstDevice: CUdeviceptr, dstPitch: usize, us: u16, Width: usize, Height: usize) |default| {
+        fill_now(rows(dstDevice, dstPitch, us.into(), 2, Width, Height), default)
+    }
+
+    cuMemsetD2D32_v2 / cuMemsetD2D32_v2_ptds(dstDevice: CUdeviceptr, dstPitch: usize, ui: u32, Width: usize, Height: usize) |default| {
+        fill_now(rows(dstDevice, dstPitch, ui, 4, Width, Height), default)
+    }
+
+    cuMemsetD8Async / cuMemsetD8Async_ptsz(dstDevice: CUdeviceptr, uc: u8, N: usize, hStream: CUstream) |default| {
+        fill(row(dstDevice, uc.into(), 1, N), hStream, default)
+    }
+
+    cuMemsetD16Async / cuMemsetD16Async_ptsz(dstDevice: CUdeviceptr, us: u16, N: usize, hStream: CUstream) |default| {
+        fill(row(dstDevice, us.into(), 2, N), hStream, default)
+    }
+
+    cuMemsetD32Async / cuMemsetD32Async_ptsz(dstDevice: CUdeviceptr, ui: u32, N: usize, hStream: CUstream) |default| {
+        fill(row(dstDevice, ui, 4, N), hStream, default)
+    }
+
+    cuMemsetD2D8Async / cuMemsetD2D8Async_ptsz(
+        dstDevice: CUdeviceptr, dstPitch: usize, uc: u8, Width: usize, Height: usize, hStream: CUstream,
+    ) |default| {
+        fill(rows(dstDevice, dstPitch, uc.into(), 1, Width, Height), hStream, default)
+    }
+
+    cuMemsetD2D16Async / cuMemsetD2D16Async_ptsz(
+        dstDevice: CUdeviceptr, dstPitch: usize, us: u16, Width: usize, Height: usize, hStream: CUstream,
+    ) |default| {
+        fill(rows(dstDevice, dstPitch, us.into(), 2, Width, Height), hStream, default)
+    }
+
+    cuMemsetD2D32Async / cuMemsetD2D32Async_ptsz(
+        dstDevice: CUdeviceptr, dstPitch: usize, ui: u32, Width: usize, Height: usize, hStream: CUstream,
+    ) |default| {
+        fill(rows(dstDevice, dstPitch, ui, 4, Width, Height), hStream, default)
+    }
+
+    cuMemcpyBatchAsync_v2 / cuMemcpyBatchAsync_v2_ptsz(
+        dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, _attrs: *mut CUmemcpyAttributes,
+        _attrsIdxs: *mut usize, _numAttrs: usize, hStream: CUstream,
+    ) |default| {
+        let (targets, sources): (&[CUdeviceptr], &[CUdeviceptr]) = (slice!(dsts, count), slice!(srcs, count));
+        let lengths: &[usize] = slice!(sizes, count);
+        // A batch needs a stream of its own, by the reference.
+        if count == 0 || hStream as usize <= CU_STREAM_LEGACY as usize {
+            return Err(status::INVALID_VALUE);
+        }
+        for ((target, source), length) in targets.iter().zip(sources).zip(lengths) {
+            linear(*target, *source, *length, hStream, default)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,181 @@
+//! Devices.
+use std::ffi::c_char;
+
+use deepres_abi::driver::types::*;
+
+use crate::process::{self, config, device_count, gpu_of, host};
+use crate::status::{self, Result};
+use crate::{device, graph_memory, pool};
+
+/// Bytes of a UUID.
+const UUID_BYTES: usize = 16;
+/// Texels of a one-dimensional texture over linear memory.
+const TEXTURE_1D_LINEAR_TEXELS: usize = 1 << 28;
+
+pub fn cuDeviceGet(device: *mut CUdevice, ordinal: i32) -> Result<()> {
+    gpu_of(ordinal)?;
+    give!(device, ordinal);
+    Ok(())
+}
+
+pub fn cuDeviceGetCount(count: *mut i32) -> Result<()> {
+    give!(count, device_count() as i32);
+    Ok(())
+}
+
+/// Writes a C string into a buffer, cut where it does not fit.
+fn give_text(to: *mut c_char, length: i32, text: &str) -> Result<()> {
+    if to.is_null() || length <= 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    let copied = text.len().min(length as usize - 1);
+    // SAFETY: by the API's contract the buffer has `length` bytes, and one is left for the NUL.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast::<u8>(), copied);
+        to.add(copied).write(0);
+    }
+    Ok(())
+}
+
+pub fn cuDeviceGetName(name: *mut c_char, len: i32, dev: CUdevice) -> Result<()> {
+    gpu_of(dev)?;
+    give_text(name, len, &config().name)
+}
+
+fn give_uuid(uuid: *mut CUuuid, dev: CUdevice) -> Result<()> {
+    let bytes: [u8; UUID_BYTES] = host().uuid(gpu_of(dev)?);
+    give!(uuid, CUuuid { bytes });
+    Ok(())
+}
+
+pub fn cuDeviceGetUuid(uuid: *mut CUuuid, dev: CUdevice) -> Result<()> {
+    give_uuid(uuid, dev)
+}
+
+pub fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, dev: CUdevice) -> Result<()> {
+    give_uuid(uuid, dev)
+}
+
+pub fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> Result<()> {
+    give!(bytes, host().memory(gpu_of(dev)?).total_bytes as usize);
+    Ok(())
+}
+
+pub fn cuDeviceGetAttribute(pi: *mut i32, attrib: CUdevice_attribute, dev: CUdevice) -> Result<()> {
+    give!(pi, device::attribute(attrib, dev)?);
+    Ok(())
+}
+
+pub fn cuDeviceGetProperties(prop: *mut CUdevprop, dev: CUdevice) -> Result<()> {
+    give!(prop, device::properties(dev)?);
+    Ok(())
+}
+
+pub fn cuDeviceComputeCapability(major: *mut i32, minor: *mut i32, dev: CUdevice) -> Result<()> {
+    gpu_of(dev)?;
+    let [configured_major, configured_minor] = config().compute_capability;
+    give!(major, configured_major);
+    give!(minor, configured_minor);
+    Ok(())
+}
+
+pub fn cuDeviceGetPCIBusId(pciBusId: *mut c_char, len: i32, dev: CUdevice) -> Result<()> {
+    give_text(pciBusId, len, &device::pci_bus_id(dev)?)
+}
+
+pub fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pciBusId: *const c_char) -> Result<()> {
+    give!(dev, device::at_pci_bus_id(text!(pciBusId))?);
+    Ok(())
+}
+
+pub fn cuDeviceCanAccessPeer(canAccessPeer: *mut i32, dev: CUdevice, peerDev: CUdevice) -> Result<()> {
+    give!(canAccessPeer, device::can_access_peer(dev, peerDev)?.into());
+    Ok(())
+}
+
+pub fn cuDeviceGetP2PAttribute(
+    value: *mut i32,
+    attrib: CUdevice_P2PAttribute,
+    srcDevice: CUdevice,
+    dstDevice: CUdevice,
+) -> Result<()> {
+    give!(value, device::p2p_attribute(attrib, srcDevice, dstDevice)?);
+    Ok(())
+}
+
+pub fn cuDeviceGetTexture1DLinearMaxWidth(
+    maxWidthInElements: *mut usize,
+    _format: CUarray_format,
+    numChannels: u32,
+    dev: CUdevice,
+) -> Result<()> {
+    gpu_of(dev)?;
+    if !matches!(numChannels, 1 | 2 | 4) {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(maxWidthInElements, TEXTURE_1D_LINEAR_TEXELS);
+    Ok(())
+}
+
+pub fn cuDeviceGetExecAffinitySupport(pi: *mut i32, r#type: CUexecAffinityType, dev: CUdevice) -> Result<()> {
+    gpu_of(dev)?;
+    if r#type >= CU_EXEC_AFFINITY_TYPE_MAX {
+        return Err(status::INVALID_VALUE);
+    }
+    // It takes a running MPS, which time-slicing has not.
+    give!(pi, 0);
+    Ok(())
+}
+
+fn give_pool(to: *mut CUmemoryPool, found: Result<std::sync::Arc<pool::Pool>>) -> Result<()> {
+    give!(to, found?.handle as CUmemoryPool);
+    Ok(())
+}
+
+pub fn cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) -> Result<()> {
+    give_pool(pool_out, pool::default_of(dev))
+}
+
+pub fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) -> Result<()> {
+    give_pool(pool, pool::current_of(dev))
+}
+
+pub fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) -> Result<()> {
+    pool::set_current(dev, pool::by_handle(pool as usize)?)
+}
+
+pub fn cuDeviceGraphMemTrim(device: CUdevice) -> Result<()> {
+    process::gpu_of(device).map(|_| ())
+}
+
+pub fn cuDeviceGetGraphMemAttribute(
+    device: CUdevice,
+    attr: CUgraphMem_attribute,
+    value: *mut c_void,
+) -> Result<()> {
+    gpu_of(device)?;
+    let usage = graph_memory::usage(device);
+    let answer = match attr {
+        CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT | CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT => usage.current,
+        CU_GRAPH_MEM_ATTR_USED_MEM_HIGH | CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH => usage.high,
+        _ => return Err(status::INVALID_VALUE),
+    };
+    give!(value.cast::<u64>(), answer);
+    Ok(())
+}
+
+pub fn cuDeviceSetGraphMemAttribute(
+    device: CUdevice,
+    attr: CUgraphMem_attribute,
+    value: *mut c_void,
+) -> Result<()> {
+    gpu_of(device)?;
+    let wanted = read!(value.cast::<u64>());
+    match attr {
+        CU_GRAPH_MEM_ATTR_USED_MEM_HIGH | CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH if wanted == 0 => {
+            graph_memory::reset_high(device);
+            Ok(())
+        }
+        _ => Err(status::INVALID_VALUE),
+    }
+}

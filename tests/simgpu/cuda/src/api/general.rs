@@ -1,0 +1,111 @@
+//! Starting, versions, errors, look-ups, the profiler.
+use std::ffi::{CStr, c_char, c_void};
+
+use deepres_abi::driver::types::*;
+
+use crate::lookup;
+use crate::process;
+use crate::status::{self, Result};
+
+/// What cuDriverGetVersion answers before there is a configuration to ask.
+const DRIVER_VERSION: i32 = 13_000;
+
+pub fn cuInit(Flags: u32) -> Result<()> {
+    if Flags != 0 { Err(status::INVALID_VALUE) } else { process::initialise() }
+}
+
+pub fn cuDriverGetVersion(driverVersion: *mut i32) -> Result<()> {
+    let version =
+        if process::check_ready().is_ok() { process::config().driver_version } else { DRIVER_VERSION };
+    give!(driverVersion, version);
+    Ok(())
+}
+
+fn describe(
+    error: CUresult,
+    to: *mut *const c_char,
+    pick: impl FnOnce((&'static CStr, &'static CStr)) -> &'static CStr,
+) -> Result<()> {
+    match status::describe(error) {
+        Some(texts) => {
+            give!(to, pick(texts).as_ptr());
+            Ok(())
+        }
+        None => {
+            give!(to, std::ptr::null());
+            Err(status::INVALID_VALUE)
+        }
+    }
+}
+
+pub fn cuGetErrorName(error: CUresult, pStr: *mut *const c_char) -> Result<()> {
+    describe(error, pStr, |(name, _)| name)
+}
+
+pub fn cuGetErrorString(error: CUresult, pStr: *mut *const c_char) -> Result<()> {
+    describe(error, pStr, |(_, text)| text)
+}
+
+pub fn cuGetProcAddress(
+    symbol: *const c_char,
+    pfn: *mut *mut c_void,
+    cudaVersion: i32,
+    flags: u64,
+) -> Result<()> {
+    let name = text!(symbol);
+    match lookup::look_up(name.as_bytes(), cudaVersion, flags)? {
+        Ok(address) => {
+            give!(pfn, address as *mut c_void);
+            Ok(())
+        }
+        Err(_) => {
+            give!(pfn, std::ptr::null_mut());
+            Err(status::NOT_FOUND)
+        }
+    }
+}
+
+pub fn cuGetProcAddress_v2(
+    symbol: *const c_char,
+    pfn: *mut *mut c_void,
+    cudaVersion: i32,
+    flags: u64,
+    symbolStatus: *mut CUdriverProcAddressQueryResult,
+) -> Result<()> {
+    let name = text!(symbol);
+    match lookup::look_up(name.as_bytes(), cudaVersion, flags)? {
+        Ok(address) => {
+            give!(pfn, address as *mut c_void);
+            give_if_wanted!(symbolStatus, CU_GET_PROC_ADDRESS_SUCCESS);
+            Ok(())
+        }
+        Err(reason) => {
+            give!(pfn, std::ptr::null_mut());
+            give_if_wanted!(symbolStatus, reason);
+            // Who passes a place for the reason learns it there.
+            if symbolStatus.is_null() { Err(status::NOT_FOUND) } else { Ok(()) }
+        }
+    }
+}
+
+/// Private tables are how NVIDIA's own libraries prove the driver theirs; a simulated one has none.
+pub fn cuGetExportTable(ppExportTable: *mut *const c_void, _pExportTableId: *const CUuuid) -> Result<()> {
+    give_if_wanted!(ppExportTable, std::ptr::null());
+    Err(status::NOT_FOUND)
+}
+
+pub fn cuProfilerInitialize(
+    _configFile: *const c_char,
+    _outputFile: *const c_char,
+    _outputMode: CUoutput_mode,
+) -> Result<()> {
+    Err(status::PROFILER_DISABLED)
+}
+
+pub fn cuProfilerStart() -> Result<()> {
+    crate::context::current().map(|_| ())
+}
+
+pub fn cuProfilerStop() -> Result<()> {
+    crate::context::current().map(|_| ())
+}

@@ -1,0 +1,253 @@
+//! Launches of kernels and graphs.
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use deepres_abi::driver::types::*;
+
+use crate::context;
+use crate::graph;
+use crate::module::{self, Function};
+use crate::operation::{Arguments, Launch, Operation};
+use crate::status::{self, Result};
+use crate::stream::{self, DefaultStream};
+
+/// A launch, read from arguments that all entry points share.
+struct Raw {
+    function: CUfunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    cooperative: bool,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+}
+
+fn check_arguments(function: &Function, raw: &Raw) -> Result<()> {
+    let (has_params, has_extra) = (!raw.params.is_null(), !raw.extra.is_null());
+    if has_params && has_extra {
+        return Err(status::INVALID_VALUE);
+    }
+    if !has_params && !has_extra && !function.parameters.is_empty() {
+        return Err(status::INVALID_VALUE);
+    }
+    Ok(())
+}
+
+#[inline]
+fn launch(raw: &Raw, stream: CUstream, default: DefaultStream) -> Result<()> {
+    if raw.function.is_null() {
+        return Err(status::INVALID_HANDLE);
+    }
+    let function = module::function(raw.function as usize)?;
+    let stream = stream::resolve(stream as usize, default)?;
+    if !Arc::ptr_eq(&function.context, &stream.context) {
+        return Err(status::INVALID_HANDLE);
+    }
+    check_arguments(&function, raw)?;
+    let arguments = if stream.is_capturing() {
+        // SAFETY: by the API's contract the pointers are as cuLaunchKernel's.
+        Some(Arc::new(unsafe { Arguments::copy(&function, raw.params, raw.extra) }?))
+    } else {
+        None
+    };
+    let launch = Launch {
+        function,
+        grid: raw.grid,
+        block: raw.block,
+        shared_bytes: raw.shared_bytes,
+        cooperative: raw.cooperative,
+        arguments,
+    };
+    launch.check()?;
+    stream.submit(Operation::Kernel(launch))
+}
+
+for_both_default_streams! {
+    cuLaunchKernel / cuLaunchKernel_ptsz(
+        f: CUfunction, gridDimX: u32, gridDimY: u32, gridDimZ: u32, blockDimX: u32, blockDimY: u32, blockDimZ: u32,
+        sharedMemBytes: u32, hStream: CUstream, kernelParams: *mut *mut c_void, extra: *mut *mut c_void,
+    ) |default| {
+        let raw = Raw {
+            function: f,
+            grid: [gridDimX, gridDimY, gridDimZ],
+            block: [blockDimX, blockDimY, blockDimZ],
+            shared_bytes: sharedMemBytes,
+            cooperative: false,
+            params: kernelParams,
+            extra,
+        };
+        launch(&raw, hStream, default)
+    }
+
+    cuLaunchKernelEx / cuLaunchKernelEx_ptsz(
+        config: *const CUlaunchConfig, f: CUfunction, kernelParams: *mut *mut c_void, extra: *mut *mut c_void,
+    ) |default| {
+        let config = read!(config);
+        let attributes: &[CUlaunchAttribute] = slice!(config.attrs, config.numAttrs);
+        let mut cooperative = false;
+        for attribute in attributes {
+            match attribute.id {
+                // SAFETY: the identifier says that the value is this one.
+                CU_LAUNCH_ATTRIBUTE_COOPERATIVE => cooperative = unsafe { attribute.value.cooperative } != 0,
+                CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION => {
+                    // SAFETY: the identifier says that the value is this one.
+                    let cluster = unsafe { attribute.value.clusterDim };
+                    let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
+                    if cluster.iter().zip(grid).any(|(cluster, grid)| *cluster == 0 || grid % cluster != 0) {
+                        return Err(status::INVALID_VALUE);
+                    }
+                }
+                id if id >= CU_LAUNCH_ATTRIBUTE_MAX => return Err(status::INVALID_VALUE),
+                // Hints and orderings that cost no time here.
+                _ => {}
+            }
+        }
+        let raw = Raw {
+            function: f,
+            grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
+            block: [config.blockDimX, config.blockDimY, config.blockDimZ],
+            shared_bytes: config.sharedMemBytes,
+            cooperative,
+            params: kernelParams,
+            extra,
+        };
+        launch(&raw, config.hStream, default)
+    }
+
+    cuLaunchCooperativeKernel / cuLaunchCooperativeKernel_ptsz(
+        f: CUfunction, gridDimX: u32, gridDimY: u32, gridDimZ: u32, blockDimX: u32, blockDimY: u32, blockDimZ: u32,
+        sharedMemBytes: u32, hStream: CUstream, kernelParams: *mut *mut c_void,
+    ) |default| {
+        let raw = Raw {
+            function: f,
+            grid: [gridDimX, gridDimY, gridDimZ],
+            block: [blockDimX, blockDimY, blockDimZ],
+            shared_bytes: sharedMemBytes,
+            cooperative: true,
+            params: kernelParams,
+            extra: std::ptr::null_mut(),
+        };
+        launch(&raw, hStream, default)
+    }
+
+    cuGraphLaunch / cuGraphLaunch_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) |default| {
+        let stream = stream::resolve(hStream as usize, default)?;
+        if stream.is_capturing() {
+            // A launch that is captured becomes a child of what is being captured.
+            let source = graph::exec(hGraphExec as usize)?.source().copy()?;
+            return stream.submit(Operation::Child(source));
+        }
+        crate::capture::refuse_implicit(&stream)?;
+        graph::exec(hGraphExec as usize)?.launch(&stream)
+    }
+
+    cuGraphUpload / cuGraphUpload_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) |default| {
+        graph::exec(hGraphExec as usize)?;
+        stream::resolve(hStream as usize, default).map(|_| ())
+    }
+}
+
+pub fn cuLaunchCooperativeKernelMultiDevice(
+    launchParamsList: *mut CUDA_LAUNCH_PARAMS,
+    numDevices: u32,
+    flags: u32,
+) -> Result<()> {
+    let known = CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_PRE_LAUNCH_SYNC
+        | CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_POST_LAUNCH_SYNC;
+    let list: &[CUDA_LAUNCH_PARAMS] = slice!(launchParamsList, numDevices);
+    if flags & !known != 0 || list.is_empty() {
+        return Err(status::INVALID_VALUE);
+    }
+    for one in list {
+        let raw = Raw {
+            function: one.function,
+            grid: [one.gridDimX, one.gridDimY, one.gridDimZ],
+            block: [one.blockDimX, one.blockDimY, one.blockDimZ],
+            shared_bytes: one.sharedMemBytes,
+            cooperative: true,
+            params: one.kernelParams,
+            extra: std::ptr::null_mut(),
+        };
+        // Each goes to a stream of its own device, never a default one.
+        if (one.hStream as usize) <= CU_STREAM_PER_THREAD as usize {
+            return Err(status::INVALID_VALUE);
+        }
+        launch(&raw, one.hStream, DefaultStream::Legacy)?;
+    }
+    Ok(())
+}
+
+/// Shape and shared memory of the oldest launch calls, which functions keep between calls.
+fn launch_old(f: CUfunction, width: i32, height: i32, stream: CUstream) -> Result<()> {
+    let function = module::function(f as usize)?;
+    let (Ok(width), Ok(height)) = (u32::try_from(width), u32::try_from(height)) else {
+        return Err(status::INVALID_VALUE);
+    };
+    let (block, shared_bytes) = function.old_shape();
+    let stream = stream::resolve(stream as usize, DefaultStream::Legacy)?;
+    if !Arc::ptr_eq(&function.context, &stream.context) {
+        return Err(status::INVALID_HANDLE);
+    }
+    let launch = Launch {
+        function,
+        grid: [width, height, 1],
+        block,
+        shared_bytes,
+        cooperative: false,
+        arguments: None,
+    };
+    launch.check()?;
+    if stream.is_capturing() {
+        return Err(status::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    stream.submit(Operation::Kernel(launch))
+}
+
+pub fn cuLaunch(f: CUfunction) -> Result<()> {
+    launch_old(f, 1, 1, std::ptr::null_mut())
+}
+
+pub fn cuLaunchGrid(f: CUfunction, grid_width: i32, grid_height: i32) -> Result<()> {
+    launch_old(f, grid_width, grid_height, std::ptr::null_mut())
+}
+
+pub fn cuLaunchGridAsync(f: CUfunction, grid_width: i32, grid_height: i32, hStream: CUstream) -> Result<()> {
+    launch_old(f, grid_width, grid_height, hStream)
+}
+
+pub fn cuFuncSetBlockShape(hfunc: CUfunction, x: i32, y: i32, z: i32) -> Result<()> {
+    let shape = [x, y, z].map(|extent| u32::try_from(extent).unwrap_or(0));
+    if shape.contains(&0) {
+        return Err(status::INVALID_VALUE);
+    }
+    module::function(hfunc as usize)?.set_old_block(shape);
+    Ok(())
+}
+
+pub fn cuFuncSetSharedSize(hfunc: CUfunction, bytes: u32) -> Result<()> {
+    module::function(hfunc as usize)?.set_old_shared(bytes);
+    Ok(())
+}
+
+/// Values of parameters matter to nobody, as nothing is computed; that they could be set does.
+fn set_parameter(hfunc: CUfunction, offset: i32) -> Result<()> {
+    module::function(hfunc as usize)?;
+    context::current()?;
+    if offset < 0 { Err(status::INVALID_VALUE) } else { Ok(()) }
+}
+
+pub fn cuParamSetSize(hfunc: CUfunction, _numbytes: u32) -> Result<()> {
+    set_parameter(hfunc, 0)
+}
+
+pub fn cuParamSeti(hfunc: CUfunction, offset: i32, _value: u32) -> Result<()> {
+    set_parameter(hfunc, offset)
+}
+
+pub fn cuParamSetf(hfunc: CUfunction, offset: i32, _value: f32) -> Result<()> {
+    set_parameter(hfunc, offset)
+}
+
+pub fn cuParamSetv(hfunc: CUfunction, offset: i32, _ptr: *mut c_void, _numbytes: u32) -> Result<()> {
+    set_parameter(hfunc, offset)
+}

@@ -1,0 +1,350 @@
+//! Memory that is allocated and asked about.
+use std::ffi::c_void;
+
+use deepres_abi::driver::types::*;
+
+use crate::array;
+use crate::context;
+use crate::memory::{self, Allocation, Kind};
+use crate::process::{gpu_of, host};
+use crate::status::{self, Result};
+use crate::stream;
+
+const HOST_ALLOC_FLAGS: u32 =
+    CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+const HOST_REGISTER_FLAGS: u32 = CU_MEMHOSTREGISTER_PORTABLE
+    | CU_MEMHOSTREGISTER_DEVICEMAP
+    | CU_MEMHOSTREGISTER_IOMEMORY
+    | CU_MEMHOSTREGISTER_READ_ONLY;
+
+pub fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) -> Result<()> {
+    if dptr.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(dptr, memory::allocate(bytesize as u64, Kind::Device)?);
+    Ok(())
+}
+
+pub fn cuMemAllocPitch_v2(
+    dptr: *mut CUdeviceptr,
+    pPitch: *mut usize,
+    WidthInBytes: usize,
+    Height: usize,
+    ElementSizeBytes: u32,
+) -> Result<()> {
+    if dptr.is_null() || pPitch.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    let (address, pitch) = memory::allocate_pitched(WidthInBytes as u64, Height as u64, ElementSizeBytes)?;
+    give!(dptr, address);
+    give!(pPitch, pitch as usize);
+    Ok(())
+}
+
+pub fn cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: u32) -> Result<()> {
+    if dptr.is_null() || !matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST) {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(dptr, memory::allocate_managed(bytesize as u64)?);
+    Ok(())
+}
+
+pub fn cuMemFree_v2(dptr: CUdeviceptr) -> Result<()> {
+    memory::free(dptr)
+}
+
+pub fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Result<()> {
+    let info = host().memory(context::current()?.gpu);
+    give!(free, info.total_bytes.saturating_sub(info.used_bytes) as usize);
+    give!(total, info.total_bytes as usize);
+    Ok(())
+}
+
+pub fn cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) -> Result<()> {
+    if pp.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(pp, memory::allocate_host(bytesize as u64, CU_MEMHOSTALLOC_DEVICEMAP)? as *mut c_void);
+    Ok(())
+}
+
+pub fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: u32) -> Result<()> {
+    if pp.is_null() || Flags & !HOST_ALLOC_FLAGS != 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(pp, memory::allocate_host(bytesize as u64, Flags)? as *mut c_void);
+    Ok(())
+}
+
+pub fn cuMemFreeHost(p: *mut c_void) -> Result<()> {
+    memory::free_host(p as u64)
+}
+
+fn register(p: *mut c_void, bytes: usize, flags: u32) -> Result<()> {
+    if flags & !HOST_REGISTER_FLAGS != 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    memory::register_host(p as u64, bytes as u64, flags)
+}
+
+pub fn cuMemHostRegister(p: *mut c_void, bytesize: usize, Flags: u32) -> Result<()> {
+    register(p, bytesize, Flags)
+}
+
+pub fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: u32) -> Result<()> {
+    register(p, bytesize, Flags)
+}
+
+pub fn cuMemHostUnregister(p: *mut c_void) -> Result<()> {
+    memory::unregister_host(p as u64)
+}
+
+pub fn cuMemHostGetDevicePointer_v2(pdptr: *mut CUdeviceptr, p: *mut c_void, Flags: u32) -> Result<()> {
+    let is_known = memory::find(p as u64).is_some_and(|found| found.is_host() || found.is_managed());
+    if Flags != 0 || !is_known {
+        return Err(status::INVALID_VALUE);
+    }
+    // One address space: the device sees host memory where the host does.
+    give!(pdptr, p as u64);
+    Ok(())
+}
+
+pub fn cuMemHostGetFlags(pFlags: *mut u32, p: *mut c_void) -> Result<()> {
+    match memory::find(p as u64).map(|found| found.kind) {
+        Some(Kind::HostPinned { flags } | Kind::HostRegistered { flags }) => {
+            give!(pFlags, flags);
+            Ok(())
+        }
+        _ => Err(status::INVALID_VALUE),
+    }
+}
+
+pub fn cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr) -> Result<()> {
+    context::current()?;
+    let found =
+        memory::find(dptr).filter(|found| !matches!(found.kind, Kind::Array)).ok_or(status::NOT_FOUND)?;
+    give_if_wanted!(pbase, found.base);
+    give_if_wanted!(psize, found.bytes as usize);
+    Ok(())
+}
+
+/// One attribute of a pointer, written where the caller wants it. A pointer nobody knows has few.
+fn pointer_attribute(
+    data: *mut c_void,
+    attribute: CUpointer_attribute,
+    found: Option<&Allocation>,
+    ptr: CUdeviceptr,
+) -> Result<()> {
+    let Some(found) = found else { return Err(status::INVALID_VALUE) };
+    let is_host_visible = found.is_host() || found.is_managed();
+    match attribute {
+        CU_POINTER_ATTRIBUTE_CONTEXT => {
+            let owner = found.context.as_ref().map_or(0, |context| context.handle);
+            give!(data.cast::<CUcontext>(), owner as CUcontext);
+        }
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
+            let kind = if found.is_host() { CU_MEMORYTYPE_HOST } else { CU_MEMORYTYPE_DEVICE };
+            give!(data.cast::<u32>(), kind);
+        }
+        CU_POINTER_ATTRIBUTE_DEVICE_POINTER => give!(data.cast::<u64>(), ptr),
+        CU_POINTER_ATTRIBUTE_HOST_POINTER if is_host_visible => give!(data.cast::<u64>(), ptr),
+        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => give!(data.cast::<u32>(), 0),
+        CU_POINTER_ATTRIBUTE_BUFFER_ID => give!(data.cast::<u64>(), found.id),
+        CU_POINTER_ATTRIBUTE_IS_MANAGED => give!(data.cast::<u8>(), found.is_managed().into()),
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => give!(data.cast::<i32>(), found.device()),
+        CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => give!(data.cast::<u8>(), 0),
+        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => give!(data.cast::<u64>(), found.base),
+        CU_POINTER_ATTRIBUTE_RANGE_SIZE => give!(data.cast::<usize>(), found.bytes as usize),
+        CU_POINTER_ATTRIBUTE_MAPPED => give!(data.cast::<u8>(), 1),
+        CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => give!(data.cast::<u64>(), 0),
+        CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => give!(data.cast::<u8>(), 0),
+        CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => {
+            let flags = match found.kind {
+                Kind::Mapped { access, .. } => access,
+                _ => CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            };
+            give!(data.cast::<u32>(), flags);
+        }
+        CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => {
+            let pool = match &found.kind {
+                Kind::Pooled(pool) => pool.handle,
+                _ => 0,
+            };
+            give!(data.cast::<CUmemoryPool>(), pool as CUmemoryPool);
+        }
+        _ => return Err(status::INVALID_VALUE),
+    }
+    Ok(())
+}
+
+pub fn cuPointerGetAttribute(
+    data: *mut c_void,
+    attribute: CUpointer_attribute,
+    ptr: CUdeviceptr,
+) -> Result<()> {
+    pointer_attribute(data, attribute, memory::find(ptr).as_ref(), ptr)
+}
+
+/// Unlike the single form this one answers zeros for what a pointer has not.
+pub fn cuPointerGetAttributes(
+    numAttributes: u32,
+    attributes: *mut CUpointer_attribute,
+    data: *mut *mut c_void,
+    ptr: CUdeviceptr,
+) -> Result<()> {
+    let attributes: &[CUpointer_attribute] = slice!(attributes, numAttributes);
+    let places: &[*mut c_void] = slice!(data, numAttributes);
+    let found = memory::find(ptr);
+    for (attribute, place) in attributes.iter().zip(places) {
+        if pointer_attribute(*place, *attribute, found.as_ref(), ptr).is_ok() {
+            continue;
+        }
+        match *attribute {
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+            | CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+            | CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => {
+                give!(place.cast::<u32>(), 0);
+            }
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => give!(place.cast::<i32>(), CU_DEVICE_INVALID),
+            CU_POINTER_ATTRIBUTE_IS_MANAGED
+            | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+            | CU_POINTER_ATTRIBUTE_MAPPED
+            | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => give!(place.cast::<u8>(), 0),
+            CU_POINTER_ATTRIBUTE_CONTEXT..=CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => {
+                give!(place.cast::<u64>(), 0)
+            }
+            _ => return Err(status::INVALID_VALUE),
+        }
+    }
+    Ok(())
+}
+
+pub fn cuPointerSetAttribute(
+    value: *const c_void,
+    attribute: CUpointer_attribute,
+    ptr: CUdeviceptr,
+) -> Result<()> {
+    if value.is_null() || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || memory::find(ptr).is_none() {
+        return Err(status::INVALID_VALUE);
+    }
+    // Everything that this would make synchronous already is, as far as memory goes.
+    Ok(())
+}
+
+/// Advice and prefetches are for managed memory, or for memory that the system manages itself.
+fn check_managed(address: CUdeviceptr, count: usize) -> Result<()> {
+    let is_managed = memory::find(address).is_some_and(|found| found.is_managed());
+    if count == 0 || !is_managed || !memory::covers(address, count as u64) {
+        Err(status::INVALID_VALUE)
+    } else {
+        Ok(())
+    }
+}
+
+fn check_place(device: CUdevice) -> Result<()> {
+    if device == CU_DEVICE_CPU { Ok(()) } else { gpu_of(device).map(|_| ()) }
+}
+
+fn place_of(location: &CUmemLocation) -> Result<CUdevice> {
+    match location.r#type {
+        CU_MEM_LOCATION_TYPE_DEVICE => Ok(location.id),
+        CU_MEM_LOCATION_TYPE_HOST
+        | CU_MEM_LOCATION_TYPE_HOST_NUMA
+        | CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT => Ok(CU_DEVICE_CPU),
+        _ => Err(status::INVALID_VALUE),
+    }
+}
+
+fn advise(address: CUdeviceptr, count: usize, advice: CUmem_advise, device: CUdevice) -> Result<()> {
+    check_managed(address, count)?;
+    if !(CU_MEM_ADVISE_SET_READ_MOSTLY..=CU_MEM_ADVISE_UNSET_ACCESSED_BY).contains(&advice) {
+        return Err(status::INVALID_VALUE);
+    }
+    let has_place = !matches!(advice, CU_MEM_ADVISE_SET_READ_MOSTLY | CU_MEM_ADVISE_UNSET_READ_MOSTLY);
+    if has_place { check_place(device) } else { Ok(()) }
+}
+
+pub fn cuMemAdvise(devPtr: CUdeviceptr, count: usize, advice: CUmem_advise, device: CUdevice) -> Result<()> {
+    advise(devPtr, count, advice, device)
+}
+
+pub fn cuMemAdvise_v2(
+    devPtr: CUdeviceptr,
+    count: usize,
+    advice: CUmem_advise,
+    location: CUmemLocation,
+) -> Result<()> {
+    advise(devPtr, count, advice, place_of(&location).unwrap_or(CU_DEVICE_CPU))
+}
+
+for_both_default_streams! {
+    cuMemPrefetchAsync / cuMemPrefetchAsync_ptsz(devPtr: CUdeviceptr, count: usize, dstDevice: CUdevice, hStream: CUstream) |default| {
+        check_managed(devPtr, count)?;
+        check_place(dstDevice)?;
+        super::copy::prefetch(stream::resolve(hStream as usize, default)?, count as u64, dstDevice)
+    }
+
+    cuMemPrefetchAsync_v2 / cuMemPrefetchAsync_v2_ptsz(
+        devPtr: CUdeviceptr, count: usize, location: CUmemLocation, flags: u32, hStream: CUstream,
+    ) |default| {
+        if flags != 0 {
+            return Err(status::INVALID_VALUE);
+        }
+        check_managed(devPtr, count)?;
+        let device = place_of(&location)?;
+        check_place(device)?;
+        super::copy::prefetch(stream::resolve(hStream as usize, default)?, count as u64, device)
+    }
+}
+
+fn create_array(pHandle: *mut CUarray, descriptor: CUDA_ARRAY3D_DESCRIPTOR) -> Result<()> {
+    if pHandle.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(pHandle, array::create(descriptor)?.handle as CUarray);
+    Ok(())
+}
+
+pub fn cuArrayCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const CUDA_ARRAY_DESCRIPTOR) -> Result<()> {
+    let flat = read!(pAllocateArray);
+    let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
+        Width: flat.Width,
+        Height: flat.Height,
+        Depth: 0,
+        Format: flat.Format,
+        NumChannels: flat.NumChannels,
+        Flags: 0,
+    };
+    create_array(pHandle, descriptor)
+}
+
+pub fn cuArray3DCreate_v2(
+    pHandle: *mut CUarray,
+    pAllocateArray: *const CUDA_ARRAY3D_DESCRIPTOR,
+) -> Result<()> {
+    create_array(pHandle, read!(pAllocateArray))
+}
+
+pub fn cuArrayDestroy(hArray: CUarray) -> Result<()> {
+    array::destroy(hArray as usize)
+}
+
+pub fn cuArray3DGetDescriptor_v2(
+    pArrayDescriptor: *mut CUDA_ARRAY3D_DESCRIPTOR,
+    hArray: CUarray,
+) -> Result<()> {
+    give!(pArrayDescriptor, array::by_handle(hArray as usize)?.descriptor);
+    Ok(())
+}
+
+pub fn cuArrayGetDescriptor_v2(pArrayDescriptor: *mut CUDA_ARRAY_DESCRIPTOR, hArray: CUarray) -> Result<()> {
+    let full = array::by_handle(hArray as usize)?.descriptor;
+    let flat = CUDA_ARRAY_DESCRIPTOR {
+        Width: full.Width,
+        Height: full.Height,
+        Format: full.Format,
+        NumChannels: full.NumChannels,
+    };
+    give!(pArrayDescriptor, flat);
+    Ok(())
+}

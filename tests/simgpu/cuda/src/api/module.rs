@@ -1,0 +1,468 @@
+//! Modules, libraries, functions, kernels, occupancy.
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+
+use deepres_abi::driver::types::*;
+
+use crate::context;
+use crate::image::{self, Image, Parameter};
+use crate::module::{self, FUNCTIONS, Function, KERNELS, Kernel, LIBRARIES, Library, MODULES, Module};
+use crate::process::{config, gpu_of};
+use crate::status::{self, Result};
+
+/// Threads of a warp.
+const WARP_THREADS: u64 = 32;
+/// Dynamic shared memory is handed out in pieces of this size.
+const SHARED_UNIT_BYTES: usize = 128;
+
+fn architecture() -> u32 {
+    let [major, minor] = config().compute_capability;
+    (major * 10 + minor) as u32
+}
+
+fn read_image(data: *const c_void) -> Result<Image> {
+    // SAFETY: by the API's contract the pointer is at a whole image or a NUL-terminated text.
+    unsafe { image::load(data.cast(), architecture()) }
+}
+
+fn read_file(name: *const c_char) -> Result<Image> {
+    let bytes = std::fs::read(text!(name)).map_err(|_| status::FILE_NOT_FOUND)?;
+    image::load_bytes(&bytes, architecture())
+}
+
+fn load(module: *mut CUmodule, image: impl FnOnce() -> Result<Image>) -> Result<()> {
+    if module.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    context::current()?;
+    give!(module, module::load(&image()?)? as CUmodule);
+    Ok(())
+}
+
+pub fn cuModuleLoad(module: *mut CUmodule, fname: *const c_char) -> Result<()> {
+    load(module, || read_file(fname))
+}
+
+pub fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> Result<()> {
+    load(module, || read_image(image))
+}
+
+pub fn cuModuleLoadDataEx(
+    module: *mut CUmodule,
+    image: *const c_void,
+    _numOptions: u32,
+    _options: *mut CUjit_option,
+    _optionValues: *mut *mut c_void,
+) -> Result<()> {
+    load(module, || read_image(image))
+}
+
+pub fn cuModuleLoadFatBinary(module: *mut CUmodule, fatCubin: *const c_void) -> Result<()> {
+    load(module, || read_image(fatCubin))
+}
+
+pub fn cuModuleUnload(hmod: CUmodule) -> Result<()> {
+    module::unload(hmod as usize)
+}
+
+fn module_of(handle: CUmodule) -> Result<Arc<Module>> {
+    MODULES.get(handle as usize).ok_or(status::INVALID_HANDLE)
+}
+
+fn library_of(handle: CUlibrary) -> Result<Arc<Library>> {
+    LIBRARIES.get(handle as usize).ok_or(status::INVALID_HANDLE)
+}
+
+fn kernel_of(handle: CUkernel) -> Result<Arc<Kernel>> {
+    KERNELS.get(handle as usize).ok_or(status::INVALID_HANDLE)
+}
+
+fn function_of(handle: CUfunction) -> Result<Arc<Function>> {
+    module::function(handle as usize)
+}
+
+pub fn cuModuleGetLoadingMode(mode: *mut CUmoduleLoadingMode) -> Result<()> {
+    give!(mode, CU_MODULE_EAGER_LOADING);
+    Ok(())
+}
+
+pub fn cuModuleGetFunction(hfunc: *mut CUfunction, hmod: CUmodule, name: *const c_char) -> Result<()> {
+    let name = text!(name);
+    give!(hfunc, module_of(hmod)?.function(name)?.handle as CUfunction);
+    Ok(())
+}
+
+pub fn cuModuleGetFunctionCount(count: *mut u32, r#mod: CUmodule) -> Result<()> {
+    give!(count, module_of(r#mod)?.functions.len() as u32);
+    Ok(())
+}
+
+/// Writes handles into an array of the caller's.
+fn give_all<T: Copy>(to: *mut T, room: u32, all: impl Iterator<Item = T>) -> Result<()> {
+    if to.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    for (at, one) in all.take(room as usize).enumerate() {
+        // SAFETY: by the API's contract the array has room for as many.
+        unsafe { to.add(at).write(one) };
+    }
+    Ok(())
+}
+
+pub fn cuModuleEnumerateFunctions(
+    functions: *mut CUfunction,
+    numFunctions: u32,
+    r#mod: CUmodule,
+) -> Result<()> {
+    let module = module_of(r#mod)?;
+    give_all(functions, numFunctions, module.functions.iter().map(|one| one.handle as CUfunction))
+}
+
+pub fn cuModuleGetGlobal_v2(
+    dptr: *mut CUdeviceptr,
+    bytes: *mut usize,
+    hmod: CUmodule,
+    name: *const c_char,
+) -> Result<()> {
+    let (address, length) = module_of(hmod)?.global(text!(name))?;
+    give_if_wanted!(dptr, address);
+    give_if_wanted!(bytes, length as usize);
+    Ok(())
+}
+
+fn load_library(library: *mut CUlibrary, image: Image) -> Result<()> {
+    if library.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(library, module::load_library(image)? as CUlibrary);
+    Ok(())
+}
+
+pub fn cuLibraryLoadData(
+    library: *mut CUlibrary,
+    code: *const c_void,
+    _jitOptions: *mut CUjit_option,
+    _jitOptionsValues: *mut *mut c_void,
+    _numJitOptions: u32,
+    _libraryOptions: *mut CUlibraryOption,
+    _libraryOptionValues: *mut *mut c_void,
+    _numLibraryOptions: u32,
+) -> Result<()> {
+    load_library(library, read_image(code)?)
+}
+
+pub fn cuLibraryLoadFromFile(
+    library: *mut CUlibrary,
+    fileName: *const c_char,
+    _jitOptions: *mut CUjit_option,
+    _jitOptionsValues: *mut *mut c_void,
+    _numJitOptions: u32,
+    _libraryOptions: *mut CUlibraryOption,
+    _libraryOptionValues: *mut *mut c_void,
+    _numLibraryOptions: u32,
+) -> Result<()> {
+    load_library(library, read_file(fileName)?)
+}
+
+pub fn cuLibraryUnload(library: CUlibrary) -> Result<()> {
+    module::unload_library(library as usize)
+}
+
+pub fn cuLibraryGetKernel(pKernel: *mut CUkernel, library: CUlibrary, name: *const c_char) -> Result<()> {
+    let library = library_of(library)?;
+    let name = text!(name);
+    let kernel = library.kernels.iter().find(|one| one.name.to_str() == Ok(name)).ok_or(status::NOT_FOUND)?;
+    give!(pKernel, kernel.handle as CUkernel);
+    Ok(())
+}
+
+pub fn cuLibraryGetKernelCount(count: *mut u32, lib: CUlibrary) -> Result<()> {
+    give!(count, library_of(lib)?.kernels.len() as u32);
+    Ok(())
+}
+
+pub fn cuLibraryEnumerateKernels(kernels: *mut CUkernel, numKernels: u32, lib: CUlibrary) -> Result<()> {
+    let library = library_of(lib)?;
+    give_all(kernels, numKernels, library.kernels.iter().map(|one| one.handle as CUkernel))
+}
+
+pub fn cuLibraryGetModule(pMod: *mut CUmodule, library: CUlibrary) -> Result<()> {
+    give!(pMod, library_of(library)?.module(&context::current()?)?.handle as CUmodule);
+    Ok(())
+}
+
+fn library_global(
+    dptr: *mut CUdeviceptr,
+    bytes: *mut usize,
+    library: CUlibrary,
+    name: *const c_char,
+    managed: bool,
+) -> Result<()> {
+    let library = library_of(library)?;
+    let name = text!(name);
+    if library.is_managed(name).is_none_or(|is_managed| managed && !is_managed) {
+        return Err(status::NOT_FOUND);
+    }
+    let (address, length) = library.module(&context::current()?)?.global(name)?;
+    give_if_wanted!(dptr, address);
+    give_if_wanted!(bytes, length as usize);
+    Ok(())
+}
+
+pub fn cuLibraryGetGlobal(
+    dptr: *mut CUdeviceptr,
+    bytes: *mut usize,
+    library: CUlibrary,
+    name: *const c_char,
+) -> Result<()> {
+    library_global(dptr, bytes, library, name, false)
+}
+
+pub fn cuLibraryGetManaged(
+    dptr: *mut CUdeviceptr,
+    bytes: *mut usize,
+    library: CUlibrary,
+    name: *const c_char,
+) -> Result<()> {
+    library_global(dptr, bytes, library, name, true)
+}
+
+pub fn cuKernelGetFunction(pFunc: *mut CUfunction, kernel: CUkernel) -> Result<()> {
+    give!(pFunc, kernel_of(kernel)?.function(&context::current()?)?.handle as CUfunction);
+    Ok(())
+}
+
+pub fn cuKernelGetLibrary(pLib: *mut CUlibrary, kernel: CUkernel) -> Result<()> {
+    give!(pLib, kernel_of(kernel)?.library as CUlibrary);
+    Ok(())
+}
+
+pub fn cuKernelGetName(name: *mut *const c_char, hfunc: CUkernel) -> Result<()> {
+    give!(name, kernel_of(hfunc)?.name.as_ptr());
+    Ok(())
+}
+
+pub fn cuKernelGetAttribute(
+    pi: *mut i32,
+    attrib: CUfunction_attribute,
+    kernel: CUkernel,
+    dev: CUdevice,
+) -> Result<()> {
+    gpu_of(dev)?;
+    give!(pi, kernel_of(kernel)?.attribute(attrib)?);
+    Ok(())
+}
+
+pub fn cuKernelSetAttribute(
+    attrib: CUfunction_attribute,
+    val: i32,
+    kernel: CUkernel,
+    dev: CUdevice,
+) -> Result<()> {
+    gpu_of(dev)?;
+    kernel_of(kernel)?.set_attribute(attrib, val)
+}
+
+pub fn cuKernelSetCacheConfig(kernel: CUkernel, config: CUfunc_cache, dev: CUdevice) -> Result<()> {
+    gpu_of(dev)?;
+    kernel_of(kernel)?;
+    if config > CU_FUNC_CACHE_PREFER_EQUAL { Err(status::INVALID_VALUE) } else { Ok(()) }
+}
+
+fn parameter(parameters: &[Parameter], index: usize, offset: *mut usize, size: *mut usize) -> Result<()> {
+    let found = parameters.get(index).ok_or(status::INVALID_VALUE)?;
+    give!(offset, found.offset_bytes);
+    give_if_wanted!(size, found.size_bytes);
+    Ok(())
+}
+
+pub fn cuKernelGetParamCount(kernel: CUkernel, paramCount: *mut usize) -> Result<()> {
+    give!(paramCount, kernel_of(kernel)?.parameters.len());
+    Ok(())
+}
+
+pub fn cuKernelGetParamInfo(
+    kernel: CUkernel,
+    paramIndex: usize,
+    paramOffset: *mut usize,
+    paramSize: *mut usize,
+) -> Result<()> {
+    parameter(&kernel_of(kernel)?.parameters, paramIndex, paramOffset, paramSize)
+}
+
+pub fn cuFuncGetParamCount(func: CUfunction, paramCount: *mut usize) -> Result<()> {
+    give!(paramCount, function_of(func)?.parameters.len());
+    Ok(())
+}
+
+pub fn cuFuncGetParamInfo(
+    func: CUfunction,
+    paramIndex: usize,
+    paramOffset: *mut usize,
+    paramSize: *mut usize,
+) -> Result<()> {
+    parameter(&function_of(func)?.parameters, paramIndex, paramOffset, paramSize)
+}
+
+pub fn cuFuncGetAttribute(pi: *mut i32, attrib: CUfunction_attribute, hfunc: CUfunction) -> Result<()> {
+    give!(pi, function_of(hfunc)?.attribute(attrib)?);
+    Ok(())
+}
+
+pub fn cuFuncSetAttribute(hfunc: CUfunction, attrib: CUfunction_attribute, value: i32) -> Result<()> {
+    function_of(hfunc)?.set_attribute(attrib, value)
+}
+
+pub fn cuFuncSetCacheConfig(hfunc: CUfunction, config: CUfunc_cache) -> Result<()> {
+    function_of(hfunc)?;
+    if config > CU_FUNC_CACHE_PREFER_EQUAL { Err(status::INVALID_VALUE) } else { Ok(()) }
+}
+
+pub fn cuFuncSetSharedMemConfig(hfunc: CUfunction, config: CUsharedconfig) -> Result<()> {
+    function_of(hfunc)?;
+    if config > CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE { Err(status::INVALID_VALUE) } else { Ok(()) }
+}
+
+pub fn cuFuncGetModule(hmod: *mut CUmodule, hfunc: CUfunction) -> Result<()> {
+    give!(hmod, function_of(hfunc)?.module as CUmodule);
+    Ok(())
+}
+
+pub fn cuFuncGetName(name: *mut *const c_char, hfunc: CUfunction) -> Result<()> {
+    // A kernel's name lives as long as the kernel; a function made from it only as long as its module.
+    match KERNELS.get(hfunc as usize) {
+        Some(kernel) => give!(name, kernel.name.as_ptr()),
+        None => give!(name, FUNCTIONS.get(hfunc as usize).ok_or(status::INVALID_HANDLE)?.name.as_ptr()),
+    }
+    Ok(())
+}
+
+pub fn cuFuncIsLoaded(state: *mut CUfunctionLoadingState, function: CUfunction) -> Result<()> {
+    function_of(function)?;
+    give!(state, CU_FUNCTION_LOADING_STATE_LOADED);
+    Ok(())
+}
+
+pub fn cuFuncLoad(function: CUfunction) -> Result<()> {
+    function_of(function).map(|_| ())
+}
+
+/// Blocks of one multiprocessor at once, by threads, registers, shared memory and the limit on blocks.
+fn resident_blocks(function: &Function, block_threads: u64, dynamic_bytes: u64) -> Result<u64> {
+    let config = config();
+    let most = function.attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)? as u64;
+    if block_threads > most {
+        return Ok(0);
+    }
+    let threads = block_threads.next_multiple_of(WARP_THREADS);
+    let registers = function.attribute(CU_FUNC_ATTRIBUTE_NUM_REGS)? as u64 * threads;
+    let shared = function.attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)? as u64 + dynamic_bytes;
+    let by_threads = u64::from(config.threads_per_sm) / threads;
+    let by_registers = u64::from(config.registers_per_sm).checked_div(registers).unwrap_or(u64::MAX);
+    let by_shared = u64::from(config.shared_memory_per_sm_bytes).checked_div(shared).unwrap_or(u64::MAX);
+    Ok(by_threads.min(by_registers).min(by_shared).min(config.blocks_per_sm.into()))
+}
+
+fn max_active_blocks(to: *mut i32, func: CUfunction, block_size: i32, dynamic_bytes: usize) -> Result<()> {
+    let threads =
+        u64::try_from(block_size).ok().filter(|threads| *threads != 0).ok_or(status::INVALID_VALUE)?;
+    give!(to, resident_blocks(&*function_of(func)?, threads, dynamic_bytes as u64)? as i32);
+    Ok(())
+}
+
+pub fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    numBlocks: *mut i32,
+    func: CUfunction,
+    blockSize: i32,
+    dynamicSMemSize: usize,
+) -> Result<()> {
+    max_active_blocks(numBlocks, func, blockSize, dynamicSMemSize)
+}
+
+pub fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    numBlocks: *mut i32,
+    func: CUfunction,
+    blockSize: i32,
+    dynamicSMemSize: usize,
+    flags: u32,
+) -> Result<()> {
+    if flags & !CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE != 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    max_active_blocks(numBlocks, func, blockSize, dynamicSMemSize)
+}
+
+/// The block size, of whole warps, that keeps the most threads resident; the largest of equals.
+fn best_block(
+    minGridSize: *mut i32,
+    blockSize: *mut i32,
+    func: CUfunction,
+    dynamic: CUoccupancyB2DSize,
+    fixed_bytes: usize,
+    limit: i32,
+) -> Result<()> {
+    let function = function_of(func)?;
+    let own = function.attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+    let most = if limit > 0 { limit.min(own) } else { own } as u64;
+    let (mut best, mut best_blocks, mut best_threads) = (0, 0, 0);
+    let mut threads = most;
+    while threads != 0 {
+        let bytes = match dynamic {
+            // SAFETY: the caller passed the function to be asked what a block of this many threads needs.
+            Some(bytes_of) => unsafe { bytes_of(threads as i32) },
+            None => fixed_bytes,
+        };
+        let blocks = resident_blocks(&function, threads, bytes as u64)?;
+        if blocks * threads > best_threads {
+            (best, best_blocks, best_threads) = (threads, blocks, blocks * threads);
+        }
+        threads = (threads - 1) / WARP_THREADS * WARP_THREADS;
+    }
+    give!(minGridSize, (best_blocks * u64::from(config().sm_count)) as i32);
+    give!(blockSize, best as i32);
+    Ok(())
+}
+
+pub fn cuOccupancyMaxPotentialBlockSize(
+    minGridSize: *mut i32,
+    blockSize: *mut i32,
+    func: CUfunction,
+    blockSizeToDynamicSMemSize: CUoccupancyB2DSize,
+    dynamicSMemSize: usize,
+    blockSizeLimit: i32,
+) -> Result<()> {
+    best_block(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit)
+}
+
+pub fn cuOccupancyMaxPotentialBlockSizeWithFlags(
+    minGridSize: *mut i32,
+    blockSize: *mut i32,
+    func: CUfunction,
+    blockSizeToDynamicSMemSize: CUoccupancyB2DSize,
+    dynamicSMemSize: usize,
+    blockSizeLimit: i32,
+    flags: u32,
+) -> Result<()> {
+    if flags & !CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE != 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    best_block(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit)
+}
+
+pub fn cuOccupancyAvailableDynamicSMemPerBlock(
+    dynamicSmemSize: *mut usize,
+    func: CUfunction,
+    numBlocks: i32,
+    blockSize: i32,
+) -> Result<()> {
+    let function = function_of(func)?;
+    if numBlocks <= 0 || blockSize <= 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    let fixed = function.attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)? as usize;
+    let share = config().shared_memory_per_sm_bytes as usize / numBlocks as usize;
+    let most = config().shared_memory_per_block_optin_bytes as usize;
+    let left = share.min(most).saturating_sub(fixed);
+    give!(dynamicSmemSize, left / SHARED_UNIT_BYTES * SHARED_UNIT_BYTES);
+    Ok(())
+}

@@ -1,0 +1,615 @@
+//! Nodes of graphs: adding them, asking and changing what they do, in the graph and in what was instantiated from it.
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use deepres_abi::driver::types::*;
+
+use super::stream::memory_operations;
+use crate::context;
+use crate::copy::{Fill, Plan};
+use crate::event;
+use crate::graph::{self, Dependency};
+use crate::graph_memory;
+use crate::module;
+use crate::operation::{Arguments, Launch, Operation};
+use crate::pending::HostCall;
+use crate::status::{self, Result};
+
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct BatchParams {
+    ctx: CUcontext,
+    count: u32,
+    operations: *const c_void,
+    flags: u32,
+}
+
+/// `CUDA_EVENT_RECORD_NODE_PARAMS` and, as far as its first field goes, `CUDA_EVENT_WAIT_NODE_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct EventParams {
+    event: CUevent,
+}
+
+fn add(
+    to: *mut CUgraphNode,
+    graph: CUgraph,
+    dependencies: *const CUgraphNode,
+    data: *const CUgraphEdgeData,
+    count: usize,
+    operation: impl FnOnce() -> Result<Operation>,
+) -> Result<()> {
+    if to.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    let graph = graph::by_handle(graph as usize)?;
+    let nodes: &[CUgraphNode] = slice!(dependencies.cast_mut(), count);
+    let kinds: Option<&[CUgraphEdgeData]> =
+        if data.is_null() { None } else { Some(slice!(data.cast_mut(), count)) };
+    let after: Vec<Dependency> = nodes
+        .iter()
+        .enumerate()
+        .map(|(at, node)| Dependency {
+            node: *node as usize,
+            data: kinds.map_or(graph::PLAIN_EDGE, |kinds| kinds[at]),
+        })
+        .collect();
+    give!(to, graph.add(operation()?, &after)?.handle as CUgraphNode);
+    Ok(())
+}
+
+fn extended(v1: &CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE_PARAMS {
+    CUDA_KERNEL_NODE_PARAMS {
+        func: v1.func,
+        gridDimX: v1.gridDimX,
+        gridDimY: v1.gridDimY,
+        gridDimZ: v1.gridDimZ,
+        blockDimX: v1.blockDimX,
+        blockDimY: v1.blockDimY,
+        blockDimZ: v1.blockDimZ,
+        sharedMemBytes: v1.sharedMemBytes,
+        kernelParams: v1.kernelParams,
+        extra: v1.extra,
+        kern: std::ptr::null_mut(),
+        ctx: std::ptr::null_mut(),
+    }
+}
+
+fn kernel(params: &CUDA_KERNEL_NODE_PARAMS) -> Result<Operation> {
+    let function = if params.func.is_null() {
+        if params.kern.is_null() {
+            return Err(status::INVALID_VALUE);
+        }
+        let context =
+            if params.ctx.is_null() { context::current()? } else { context::by_handle(params.ctx as usize)? };
+        module::KERNELS.get(params.kern as usize).ok_or(status::INVALID_HANDLE)?.function(&context)?
+    } else {
+        module::function(params.func as usize)?
+    };
+    if !params.kernelParams.is_null() && !params.extra.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    // SAFETY: by the API's contract the pointers are as cuLaunchKernel's.
+    let arguments = unsafe { Arguments::copy(&function, params.kernelParams, params.extra) }?;
+    let launch = Launch {
+        function,
+        grid: [params.gridDimX, params.gridDimY, params.gridDimZ],
+        block: [params.blockDimX, params.blockDimY, params.blockDimZ],
+        shared_bytes: params.sharedMemBytes,
+        cooperative: false,
+        arguments: Some(Arc::new(arguments)),
+    };
+    launch.check()?;
+    Ok(Operation::Kernel(launch))
+}
+
+fn copy(params: &CUDA_MEMCPY3D) -> Result<Operation> {
+    Plan::strided(params)?;
+    Ok(Operation::Copy(Box::new(*params)))
+}
+
+fn fill(params: &CUDA_MEMSET_NODE_PARAMS) -> Result<Operation> {
+    let fill = Fill {
+        address: params.dst,
+        pitch_bytes: params.pitch as u64,
+        value: params.value,
+        element_bytes: params.elementSize,
+        width: params.width as u64,
+        height: params.height as u64,
+    };
+    Ok(Operation::Fill(fill.check()?))
+}
+
+fn host(params: &CUDA_HOST_NODE_PARAMS) -> Result<Operation> {
+    let function = params.r#fn.ok_or(status::INVALID_VALUE)?;
+    Ok(Operation::Host(HostCall::Function(function, params.userData as usize)))
+}
+
+fn child(graph: CUgraph) -> Result<Operation> {
+    Ok(Operation::Child(graph::by_handle(graph as usize)?.copy()?))
+}
+
+fn event_of(handle: CUevent) -> Result<Arc<event::Event>> {
+    event::by_handle(handle as usize)
+}
+
+fn batch(params: *const c_void) -> Result<Operation> {
+    let params = read!(params.cast::<BatchParams>());
+    if params.flags != 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    Ok(Operation::Memory(memory_operations(params.count, params.operations)?))
+}
+
+/// What the struct for nodes of any kind describes.
+fn any(params: &CUgraphNodeParams) -> Result<Operation> {
+    let body = &params.params;
+    let bytes = std::ptr::from_ref(body).cast::<c_void>();
+    // SAFETY: the kind says which member of the union the caller filled in.
+    unsafe {
+        match params.r#type {
+            CU_GRAPH_NODE_TYPE_KERNEL => kernel(&body.kernel),
+            CU_GRAPH_NODE_TYPE_MEMCPY => copy(&body.memcpy.copyParams),
+            CU_GRAPH_NODE_TYPE_MEMSET => fill(&flat_memset(&body.memset)),
+            CU_GRAPH_NODE_TYPE_HOST => host(&body.host),
+            CU_GRAPH_NODE_TYPE_GRAPH => child(body.graph.graph),
+            CU_GRAPH_NODE_TYPE_EMPTY => Ok(Operation::Empty),
+            CU_GRAPH_NODE_TYPE_WAIT_EVENT => {
+                Ok(Operation::EventWait(event_of(bytes.cast::<EventParams>().read().event)?))
+            }
+            CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
+                Ok(Operation::EventRecord(event_of(bytes.cast::<EventParams>().read().event)?))
+            }
+            CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
+                Ok(Operation::Allocate(Box::new(graph_memory::Node::new(body.alloc)?)))
+            }
+            CU_GRAPH_NODE_TYPE_MEM_FREE => Ok(Operation::Free(body.free.dptr)),
+            CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => batch(bytes),
+            CU_GRAPH_NODE_TYPE_CONDITIONAL
+            | CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL
+            | CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT
+            | CU_GRAPH_NODE_TYPE_MEMCPY_BATCH
+            | CU_GRAPH_NODE_TYPE_FABRIC_CPY_BATCH => Err(status::NOT_SUPPORTED),
+            _ => Err(status::INVALID_VALUE),
+        }
+    }
+}
+
+fn flat_memset(params: &CUDA_MEMSET_NODE_PARAMS_v2) -> CUDA_MEMSET_NODE_PARAMS {
+    CUDA_MEMSET_NODE_PARAMS {
+        dst: params.dst,
+        pitch: params.pitch,
+        value: params.value,
+        elementSize: params.elementSize,
+        width: params.width,
+        height: params.height,
+    }
+}
+
+/// Declares the functions that add a node of one kind: dependencies are always passed alike.
+macro_rules! adders {
+    ($($name:ident($($arg:ident: $ty:ty),*) $operation:block)*) => {$(
+        pub fn $name(
+            phGraphNode: *mut CUgraphNode,
+            hGraph: CUgraph,
+            dependencies: *const CUgraphNode,
+            numDependencies: usize,
+            $($arg: $ty),*
+        ) -> Result<()> {
+            add(phGraphNode, hGraph, dependencies, std::ptr::null(), numDependencies, || $operation)
+        }
+    )*};
+}
+
+adders! {
+    cuGraphAddKernelNode(nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1) { kernel(&extended(&read!(nodeParams))) }
+    cuGraphAddKernelNode_v2(nodeParams: *const CUDA_KERNEL_NODE_PARAMS) { kernel(&read!(nodeParams)) }
+    cuGraphAddMemcpyNode(copyParams: *const CUDA_MEMCPY3D, ctx: CUcontext) {
+        context::by_handle(ctx as usize)?;
+        copy(&read!(copyParams))
+    }
+    cuGraphAddMemsetNode(memsetParams: *const CUDA_MEMSET_NODE_PARAMS, ctx: CUcontext) {
+        context::by_handle(ctx as usize)?;
+        fill(&read!(memsetParams))
+    }
+    cuGraphAddHostNode(nodeParams: *const CUDA_HOST_NODE_PARAMS) { host(&read!(nodeParams)) }
+    cuGraphAddChildGraphNode(childGraph: CUgraph) { child(childGraph) }
+    cuGraphAddEmptyNode() { Ok(Operation::Empty) }
+    cuGraphAddEventRecordNode(event: CUevent) { Ok(Operation::EventRecord(event_of(event)?)) }
+    cuGraphAddEventWaitNode(event: CUevent) { Ok(Operation::EventWait(event_of(event)?)) }
+    cuGraphAddMemAllocNode(nodeParams: *mut CUDA_MEM_ALLOC_NODE_PARAMS) {
+        let node = graph_memory::Node::new(read!(nodeParams))?;
+        give!(nodeParams, node.params);
+        Ok(Operation::Allocate(Box::new(node)))
+    }
+    cuGraphAddMemFreeNode(dptr: CUdeviceptr) {
+        if dptr == 0 { Err(status::INVALID_VALUE) } else { Ok(Operation::Free(dptr)) }
+    }
+    cuGraphAddBatchMemOpNode(nodeParams: *const c_void) { batch(nodeParams) }
+}
+
+fn add_any(
+    to: *mut CUgraphNode,
+    graph: CUgraph,
+    dependencies: *const CUgraphNode,
+    data: *const CUgraphEdgeData,
+    count: usize,
+    params: *mut CUgraphNodeParams,
+) -> Result<()> {
+    let mut given = read!(params);
+    let operation = any(&given)?;
+    // Two kinds answer something in what they were asked with.
+    match &operation {
+        Operation::Allocate(node) => given.params.alloc = node.params,
+        Operation::Child(child) => given.params.graph.graph = child.handle as CUgraph,
+        _ => {}
+    }
+    add(to, graph, dependencies, data, count, || Ok(operation))?;
+    give!(params, given);
+    Ok(())
+}
+
+pub fn cuGraphAddNode(
+    phGraphNode: *mut CUgraphNode,
+    hGraph: CUgraph,
+    dependencies: *const CUgraphNode,
+    numDependencies: usize,
+    nodeParams: *mut CUgraphNodeParams,
+) -> Result<()> {
+    add_any(phGraphNode, hGraph, dependencies, std::ptr::null(), numDependencies, nodeParams)
+}
+
+pub fn cuGraphAddNode_v2(
+    phGraphNode: *mut CUgraphNode,
+    hGraph: CUgraph,
+    dependencies: *const CUgraphNode,
+    dependencyData: *const CUgraphEdgeData,
+    numDependencies: usize,
+    nodeParams: *mut CUgraphNodeParams,
+) -> Result<()> {
+    add_any(phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams)
+}
+
+pub fn cuGraphNodeGetType(hNode: CUgraphNode, r#type: *mut CUgraphNodeType) -> Result<()> {
+    give!(r#type, graph::node(hNode as usize)?.operation().node_type());
+    Ok(())
+}
+
+pub fn cuGraphNodeGetContainingGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) -> Result<()> {
+    give!(phGraph, graph::node(hNode as usize)?.graph as CUgraph);
+    Ok(())
+}
+
+pub fn cuGraphNodeGetLocalId(hNode: CUgraphNode, nodeId: *mut u32) -> Result<()> {
+    give!(nodeId, graph::node(hNode as usize)?.local_id);
+    Ok(())
+}
+
+pub fn cuGraphNodeGetToolsId(hNode: CUgraphNode, toolsNodeId: *mut u64) -> Result<()> {
+    let node = graph::node(hNode as usize)?;
+    give!(toolsNodeId, graph::by_handle(node.graph)?.id << u32::BITS | u64::from(node.local_id));
+    Ok(())
+}
+
+fn set(node: CUgraphNode, operation: Operation) -> Result<()> {
+    graph::node(node as usize)?.set_operation(operation)
+}
+
+fn set_exec(exec: CUgraphExec, node: CUgraphNode, operation: Operation) -> Result<()> {
+    graph::exec(exec as usize)?.set_operation(node as usize, operation)
+}
+
+/// The launch a kernel node does.
+fn launch_of(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS> {
+    let Operation::Kernel(launch) = graph::node(node as usize)?.operation() else {
+        return Err(status::INVALID_VALUE);
+    };
+    Ok(CUDA_KERNEL_NODE_PARAMS {
+        func: launch.function.handle as CUfunction,
+        gridDimX: launch.grid[0],
+        gridDimY: launch.grid[1],
+        gridDimZ: launch.grid[2],
+        blockDimX: launch.block[0],
+        blockDimY: launch.block[1],
+        blockDimZ: launch.block[2],
+        sharedMemBytes: launch.shared_bytes,
+        // The node keeps them; what is answered stays right until its parameters change.
+        kernelParams: launch
+            .arguments
+            .as_ref()
+            .map_or(std::ptr::null_mut(), |arguments| arguments.kernel_params()),
+        extra: std::ptr::null_mut(),
+        kern: std::ptr::null_mut(),
+        ctx: launch.function.context.handle as CUcontext,
+    })
+}
+
+pub fn cuGraphKernelNodeGetParams(
+    hNode: CUgraphNode,
+    nodeParams: *mut CUDA_KERNEL_NODE_PARAMS_v1,
+) -> Result<()> {
+    let full = launch_of(hNode)?;
+    let v1 = CUDA_KERNEL_NODE_PARAMS_v1 {
+        func: full.func,
+        gridDimX: full.gridDimX,
+        gridDimY: full.gridDimY,
+        gridDimZ: full.gridDimZ,
+        blockDimX: full.blockDimX,
+        blockDimY: full.blockDimY,
+        blockDimZ: full.blockDimZ,
+        sharedMemBytes: full.sharedMemBytes,
+        kernelParams: full.kernelParams,
+        extra: full.extra,
+    };
+    give!(nodeParams, v1);
+    Ok(())
+}
+
+pub fn cuGraphKernelNodeGetParams_v2(
+    hNode: CUgraphNode,
+    nodeParams: *mut CUDA_KERNEL_NODE_PARAMS,
+) -> Result<()> {
+    give!(nodeParams, launch_of(hNode)?);
+    Ok(())
+}
+
+pub fn cuGraphKernelNodeSetParams(
+    hNode: CUgraphNode,
+    nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1,
+) -> Result<()> {
+    set(hNode, kernel(&extended(&read!(nodeParams)))?)
+}
+
+pub fn cuGraphKernelNodeSetParams_v2(
+    hNode: CUgraphNode,
+    nodeParams: *const CUDA_KERNEL_NODE_PARAMS,
+) -> Result<()> {
+    set(hNode, kernel(&read!(nodeParams))?)
+}
+
+pub fn cuGraphExecKernelNodeSetParams(
+    hGraphExec: CUgraphExec,
+    hNode: CUgraphNode,
+    nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1,
+) -> Result<()> {
+    set_exec(hGraphExec, hNode, kernel(&extended(&read!(nodeParams)))?)
+}
+
+pub fn cuGraphExecKernelNodeSetParams_v2(
+    hGraphExec: CUgraphExec,
+    hNode: CUgraphNode,
+    nodeParams: *const CUDA_KERNEL_NODE_PARAMS,
+) -> Result<()> {
+    set_exec(hGraphExec, hNode, kernel(&read!(nodeParams))?)
+}
+
+fn kernel_node(node: CUgraphNode) -> Result<Arc<graph::Node>> {
+    let node = graph::node(node as usize)?;
+    if node.operation().node_type() == CU_GRAPH_NODE_TYPE_KERNEL {
+        Ok(node)
+    } else {
+        Err(status::INVALID_VALUE)
+    }
+}
+
+pub fn cuGraphKernelNodeGetAttribute(
+    hNode: CUgraphNode,
+    attr: CUlaunchAttributeID,
+    value_out: *mut CUlaunchAttributeValue,
+) -> Result<()> {
+    give!(value_out, CUlaunchAttributeValue { pad: kernel_node(hNode)?.attribute(attr) });
+    Ok(())
+}
+
+pub fn cuGraphKernelNodeSetAttribute(
+    hNode: CUgraphNode,
+    attr: CUlaunchAttributeID,
+    value: *const CUlaunchAttributeValue,
+) -> Result<()> {
+    let value = read!(value);
+    // SAFETY: every byte pattern is a valid array of bytes.
+    kernel_node(hNode)?.set_attribute(attr, unsafe { value.pad });
+    Ok(())
+}
+
+pub fn cuGraphKernelNodeCopyAttributes(dst: CUgraphNode, src: CUgraphNode) -> Result<()> {
+    let source = kernel_node(src)?;
+    kernel_node(dst)?.copy_attributes(&source);
+    Ok(())
+}
+
+pub fn cuGraphMemcpyNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_MEMCPY3D) -> Result<()> {
+    let Operation::Copy(params) = graph::node(hNode as usize)?.operation() else {
+        return Err(status::INVALID_VALUE);
+    };
+    give!(nodeParams, *params);
+    Ok(())
+}
+
+pub fn cuGraphMemcpyNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMCPY3D) -> Result<()> {
+    set(hNode, copy(&read!(nodeParams))?)
+}
+
+pub fn cuGraphExecMemcpyNodeSetParams(
+    hGraphExec: CUgraphExec,
+    hNode: CUgraphNode,
+    copyParams: *const CUDA_MEMCPY3D,
+    ctx: CUcontext,
+) -> Result<()> {
+    context::by_handle(ctx as usize)?;
+    set_exec(hGraphExec, hNode, copy(&read!(copyParams))?)
+}
+
+pub fn cuGraphMemsetNodeGetParams(
+    hNode: CUgraphNode,
+    nodeParams: *mut CUDA_MEMSET_NODE_PARAMS,
+) -> Result<()> {
+    let Operation::Fill(fill) = graph::node(hNode as usize)?.operation() else {
+        return Err(status::INVALID_VALUE);
+    };
+    let params = CUDA_MEMSET_NODE_PARAMS {
+        dst: fill.address,
+        pitch: fill.pitch_bytes as usize,
+        value: fill.value,
+        elementSize: fill.element_bytes,
+        width: fill.width as usize,
+        height: fill.height as usize,
+    };
+    give!(nodeParams, params);
+    Ok(())
+}
+
+pub fn cuGraphMemsetNodeSetParams(
+    hNode: CUgraphNode,
+    nodeParams: *const CUDA_MEMSET_NODE_PARAMS,
+) -> Result<()> {
+    set(hNode, fill(&read!(nodeParams))?)
+}
+
+pub fn cuGraphExecMemsetNodeSetParams(
+    hGraphExec: CUgraphExec,
+    hNode: CUgraphNode,
+    memsetParams: *const CUDA_MEMSET_NODE_PARAMS,
+    ctx: CUcontext,
+) -> Result<()> {
+    context::by_handle(ctx as usize)?;
+    set_exec(hGraphExec, hNode, fill(&read!(memsetParams))?)
+}
+
+pub fn cuGraphHostNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_HOST_NODE_PARAMS) -> Result<()> {
+    match graph::node(hNode as usize)?.operation() {
+        Operation::Host(HostCall::Function(function, data)) => {
+            give!(nodeParams, CUDA_HOST_NODE_PARAMS { r#fn: Some(function), userData: data as *mut c_void });
+            Ok(())
+        }
+        _ => Err(status::INVALID_VALUE),
+    }
+}
+
+pub fn cuGraphHostNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_HOST_NODE_PARAMS) -> Result<()> {
+    set(hNode, host(&read!(nodeParams))?)
+}
+
+pub fn cuGraphExecHostNodeSetParams(
+    hGraphExec: CUgraphExec,
+    hNode: CUgraphNode,
+    nodeParams: *const CUDA_HOST_NODE_PARAMS,
+) -> Result<()> {
+    set_exec(hGraphExec, hNode, host(&read!(nodeParams))?)
+}
+
+pub fn cuGraphChildGraphNodeGetGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) -> Result<()> {
+    let Operation::Child(child) = graph::node(hNode as usize)?.operation() else {
+        return Err(status::INVALID_VALUE);
+    };
+    give!(phGraph, child.handle as CUgraph);
+    Ok(())
+}
+
+pub fn cuGraphExecChildGraphNodeSetParams(
+    hGraphExec: CUgraphExec,
+    hNode: CUgraphNode,
+    childGraph: CUgraph,
+) -> Result<()> {
+    set_exec(hGraphExec, hNode, Operation::Child(graph::by_handle(childGraph as usize)?))
+}
+
+fn give_event(to: *mut CUevent, node: CUgraphNode, kind: u32) -> Result<()> {
+    match graph::node(node as usize)?.operation() {
+        operation @ (Operation::EventRecord(_) | Operation::EventWait(_))
+            if operation.node_type() == kind =>
+        {
+            let (Operation::EventRecord(event) | Operation::EventWait(event)) = operation else {
+                return Err(status::INVALID_VALUE);
+            };
+            give!(to, event.handle as CUevent);
+            Ok(())
+        }
+        _ => Err(status::INVALID_VALUE),
+    }
+}
+
+pub fn cuGraphEventRecordNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) -> Result<()> {
+    give_event(event_out, hNode, CU_GRAPH_NODE_TYPE_EVENT_RECORD)
+}
+
+pub fn cuGraphEventWaitNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) -> Result<()> {
+    give_event(event_out, hNode, CU_GRAPH_NODE_TYPE_WAIT_EVENT)
+}
+
+pub fn cuGraphEventRecordNodeSetEvent(hNode: CUgraphNode, event: CUevent) -> Result<()> {
+    set(hNode, Operation::EventRecord(event_of(event)?))
+}
+
+pub fn cuGraphEventWaitNodeSetEvent(hNode: CUgraphNode, event: CUevent) -> Result<()> {
+    set(hNode, Operation::EventWait(event_of(event)?))
+}
+
+pub fn cuGraphExecEventRecordNodeSetEvent(
+    hGraphExec: CUgraphExec,
+    hNode: CUgraphNode,
+    event: CUevent,
+) -> Result<()> {
+    set_exec(hGraphExec, hNode, Operation::EventRecord(event_of(event)?))
+}
+
+pub fn cuGraphExecEventWaitNodeSetEvent(
+    hGraphExec: CUgraphExec,
+    hNode: CUgraphNode,
+    event: CUevent,
+) -> Result<()> {
+    set_exec(hGraphExec, hNode, Operation::EventWait(event_of(event)?))
+}
+
+pub fn cuGraphMemAllocNodeGetParams(
+    hNode: CUgraphNode,
+    params_out: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
+) -> Result<()> {
+    let Operation::Allocate(node) = graph::node(hNode as usize)?.operation() else {
+        return Err(status::INVALID_VALUE);
+    };
+    give!(params_out, node.params);
+    Ok(())
+}
+
+pub fn cuGraphMemFreeNodeGetParams(hNode: CUgraphNode, dptr_out: *mut CUdeviceptr) -> Result<()> {
+    let Operation::Free(address) = graph::node(hNode as usize)?.operation() else {
+        return Err(status::INVALID_VALUE);
+    };
+    give!(dptr_out, address);
+    Ok(())
+}
+
+pub fn cuGraphBatchMemOpNodeSetParams(hNode: CUgraphNode, nodeParams: *const c_void) -> Result<()> {
+    set(hNode, batch(nodeParams)?)
+}
+
+pub fn cuGraphExecBatchMemOpNodeSetParams(
+    hGraphExec: CUgraphExec,
+    hNode: CUgraphNode,
+    nodeParams: *const c_void,
+) -> Result<()> {
+    set_exec(hGraphExec, hNode, batch(nodeParams)?)
+}
+
+pub fn cuGraphNodeSetParams(hNode: CUgraphNode, nodeParams: *mut CUgraphNodeParams) -> Result<()> {
+    set(hNode, any(&read!(nodeParams))?)
+}
+
+pub fn cuGraphExecNodeSetParams(
+    hGraphExec: CUgraphExec,
+    hNode: CUgraphNode,
+    nodeParams: *mut CUgraphNodeParams,
+) -> Result<()> {
+    set_exec(hGraphExec, hNode, any(&read!(nodeParams))?)
+}
+
+pub fn cuGraphNodeGetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: *mut u32) -> Result<()> {
+    give!(isEnabled, graph::exec(hGraphExec as usize)?.is_enabled(hNode as usize)?.into());
+    Ok(())
+}
+
+pub fn cuGraphNodeSetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: u32) -> Result<()> {
+    graph::exec(hGraphExec as usize)?.set_enabled(hNode as usize, isEnabled != 0)
+}

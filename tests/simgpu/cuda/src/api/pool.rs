@@ -1,0 +1,191 @@
+//! Stream-ordered allocation.
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use deepres_abi::driver::types::*;
+
+use crate::capture;
+use crate::graph_memory;
+use crate::memory::{self, Kind};
+use crate::operation::Operation;
+use crate::pool::{self, Pool};
+use crate::status::{self, Result};
+use crate::stream::{self, DefaultStream};
+
+/// An allocation captured into a graph becomes memory of that graph.
+fn allocate(
+    dptr: *mut CUdeviceptr,
+    bytes: usize,
+    pool: Option<Arc<Pool>>,
+    stream: CUstream,
+    default: DefaultStream,
+) -> Result<()> {
+    if dptr.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    let stream = stream::resolve(stream as usize, default)?;
+    let pool = match pool {
+        Some(pool) => pool,
+        None => pool::current_of(stream.context.device)?,
+    };
+    if !stream.is_capturing() {
+        capture::refuse_implicit(&stream)?;
+        give!(dptr, pool.allocate(&stream, bytes as u64)?);
+        return Ok(());
+    }
+    let params = CUDA_MEM_ALLOC_NODE_PARAMS {
+        poolProps: CUmemPoolProps {
+            allocType: CU_MEM_ALLOCATION_TYPE_PINNED,
+            handleTypes: CU_MEM_HANDLE_TYPE_NONE,
+            location: CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: pool.device },
+            win32SecurityAttributes: std::ptr::null_mut(),
+            maxSize: 0,
+            usage: 0,
+            gpuDirectRDMACapable: 0,
+            reserved: [0; 53],
+        },
+        accessDescs: std::ptr::null(),
+        accessDescCount: 0,
+        bytesize: bytes,
+        dptr: 0,
+    };
+    let node = graph_memory::Node::new(params)?;
+    give!(dptr, node.params.dptr);
+    capture::add(&stream, Operation::Allocate(Box::new(node)))
+}
+
+for_both_default_streams! {
+    cuMemAllocAsync / cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) |default| {
+        allocate(dptr, bytesize, None, hStream, default)
+    }
+
+    cuMemAllocFromPoolAsync / cuMemAllocFromPoolAsync_ptsz(
+        dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream,
+    ) |default| {
+        allocate(dptr, bytesize, Some(pool::by_handle(pool as usize)?), hStream, default)
+    }
+
+    cuMemFreeAsync / cuMemFreeAsync_ptsz(dptr: CUdeviceptr, hStream: CUstream) |default| {
+        let stream = stream::resolve(hStream as usize, default)?;
+        if stream.is_capturing() {
+            return capture::add(&stream, Operation::Free(dptr));
+        }
+        capture::refuse_implicit(&stream)?;
+        if dptr == 0 {
+            return Ok(());
+        }
+        let found = memory::find(dptr).filter(|found| found.base == dptr).ok_or(status::INVALID_VALUE)?;
+        match found.kind {
+            Kind::Pooled(pool) => pool.free_async(&stream, dptr),
+            Kind::Graph => graph_memory::free_now(dptr),
+            // What cuMemAlloc gave may be freed in stream order too; waiting for the stream first has the same effect.
+            Kind::Device => {
+                stream.synchronize()?;
+                memory::free(dptr)
+            }
+            _ => Err(status::INVALID_VALUE),
+        }
+    }
+}
+
+pub fn cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const CUmemPoolProps) -> Result<()> {
+    if pool.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(pool, Pool::create(&read!(poolProps))?.handle as CUmemoryPool);
+    Ok(())
+}
+
+pub fn cuMemPoolDestroy(pool: CUmemoryPool) -> Result<()> {
+    pool::destroy(pool as usize)
+}
+
+pub fn cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) -> Result<()> {
+    pool::by_handle(pool as usize)?.trim(minBytesToKeep as u64);
+    Ok(())
+}
+
+pub fn cuMemPoolGetAttribute(
+    pool: CUmemoryPool,
+    attr: CUmemPool_attribute,
+    value: *mut c_void,
+) -> Result<()> {
+    let answer = pool::by_handle(pool as usize)?.attribute(attr)?;
+    if Pool::is_narrow(attr) {
+        give!(value.cast::<u32>(), answer as u32);
+    } else {
+        give!(value.cast::<u64>(), answer);
+    }
+    Ok(())
+}
+
+pub fn cuMemPoolSetAttribute(
+    pool: CUmemoryPool,
+    attr: CUmemPool_attribute,
+    value: *mut c_void,
+) -> Result<()> {
+    let pool = pool::by_handle(pool as usize)?;
+    let wanted =
+        if Pool::is_narrow(attr) { read!(value.cast::<u32>()).into() } else { read!(value.cast::<u64>()) };
+    pool.set_attribute(attr, wanted)
+}
+
+pub fn cuMemPoolGetAccess(
+    flags: *mut CUmemAccess_flags,
+    memPool: CUmemoryPool,
+    location: *mut CUmemLocation,
+) -> Result<()> {
+    let location = read!(location);
+    if location.r#type != CU_MEM_LOCATION_TYPE_DEVICE {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(flags, pool::by_handle(memPool as usize)?.access(location.id));
+    Ok(())
+}
+
+pub fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const CUmemAccessDesc, count: usize) -> Result<()> {
+    let pool = pool::by_handle(pool as usize)?;
+    let descriptors: &[CUmemAccessDesc] = slice!(map.cast_mut(), count);
+    for descriptor in descriptors {
+        if descriptor.location.r#type != CU_MEM_LOCATION_TYPE_DEVICE {
+            return Err(status::INVALID_VALUE);
+        }
+        pool.set_access(descriptor.location.id, descriptor.flags)?;
+    }
+    Ok(())
+}
+
+/// The pools of a location; only devices have any here.
+fn device_at(location: *const CUmemLocation, kind: CUmemAllocationType) -> Result<i32> {
+    let location = read!(location);
+    if kind != CU_MEM_ALLOCATION_TYPE_PINNED {
+        return Err(status::NOT_SUPPORTED);
+    }
+    if location.r#type == CU_MEM_LOCATION_TYPE_DEVICE { Ok(location.id) } else { Err(status::NOT_SUPPORTED) }
+}
+
+pub fn cuMemGetDefaultMemPool(
+    pool_out: *mut CUmemoryPool,
+    location: *mut CUmemLocation,
+    r#type: CUmemAllocationType,
+) -> Result<()> {
+    give!(pool_out, pool::default_of(device_at(location, r#type)?)?.handle as CUmemoryPool);
+    Ok(())
+}
+
+pub fn cuMemGetMemPool(
+    pool: *mut CUmemoryPool,
+    location: *mut CUmemLocation,
+    r#type: CUmemAllocationType,
+) -> Result<()> {
+    give!(pool, pool::current_of(device_at(location, r#type)?)?.handle as CUmemoryPool);
+    Ok(())
+}
+
+pub fn cuMemSetMemPool(
+    location: *mut CUmemLocation,
+    r#type: CUmemAllocationType,
+    pool: CUmemoryPool,
+) -> Result<()> {
+    pool::set_current(device_at(location, r#type)?, pool::by_handle(pool as usize)?)
+}

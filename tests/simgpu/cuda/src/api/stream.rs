@@ -1,0 +1,386 @@
+//! Streams, captures and what is put into streams beside kernels and copies.
+use std::ffi::c_void;
+
+use deepres_abi::driver::types::*;
+
+use crate::capture;
+use crate::context;
+use crate::event;
+use crate::graph::{self, Dependency};
+use crate::memory;
+use crate::operation::{MemoryOperation, Operation};
+use crate::pending::{Cell, Comparison, HostCall};
+use crate::status::{self, Result};
+use crate::stream::{self, DefaultStream, Stream};
+
+/// `CUstreamBatchMemOpParams` as waits and writes have it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct MemoryOperationParams {
+    operation: u32,
+    address: u64,
+    value: u64,
+    flags: u32,
+    alias: u64,
+    rest: u64,
+}
+
+const _: () = assert!(size_of::<MemoryOperationParams>() == 48);
+
+/// The low bits of a wait's flags, which are the comparison.
+const COMPARISON_MASK: u32 = 3;
+/// The most operations in one batch.
+const MAX_BATCH: u32 = 256;
+
+fn create(phStream: *mut CUstream, flags: u32, priority: i32) -> Result<()> {
+    if phStream.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    let stream = Stream::create(&context::current()?, flags, priority)?;
+    give!(phStream, stream.handle as CUstream);
+    Ok(())
+}
+
+pub fn cuStreamCreate(phStream: *mut CUstream, Flags: u32) -> Result<()> {
+    create(phStream, Flags, 0)
+}
+
+pub fn cuStreamCreateWithPriority(phStream: *mut CUstream, flags: u32, priority: i32) -> Result<()> {
+    create(phStream, flags, priority)
+}
+
+pub fn cuStreamDestroy(hStream: CUstream) -> Result<()> {
+    stream::destroy(hStream as usize)
+}
+
+pub fn cuStreamDestroy_v2(hStream: CUstream) -> Result<()> {
+    stream::destroy(hStream as usize)
+}
+
+fn cell(address: CUdeviceptr, value: u64, wide: bool) -> Result<Cell> {
+    let bytes = if wide { 8 } else { 4 };
+    if !address.is_multiple_of(bytes) || !memory::covers(address, bytes) {
+        return Err(status::INVALID_VALUE);
+    }
+    Ok(Cell { address, value, wide })
+}
+
+fn wait(address: CUdeviceptr, value: u64, wide: bool, flags: u32) -> Result<MemoryOperation> {
+    if flags & !(COMPARISON_MASK | CU_STREAM_WAIT_VALUE_FLUSH) != 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    let comparison = match flags & COMPARISON_MASK {
+        CU_STREAM_WAIT_VALUE_GEQ => Comparison::AtLeast,
+        CU_STREAM_WAIT_VALUE_EQ => Comparison::Equal,
+        CU_STREAM_WAIT_VALUE_AND => Comparison::And,
+        _ => Comparison::Nor,
+    };
+    Ok(MemoryOperation::Wait(cell(address, value, wide)?, comparison))
+}
+
+fn write(address: CUdeviceptr, value: u64, wide: bool, flags: u32) -> Result<MemoryOperation> {
+    if flags & !CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER != 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    Ok(MemoryOperation::Write(cell(address, value, wide)?))
+}
+
+/// The operations of a batch.
+pub fn memory_operations(count: u32, params: *const c_void) -> Result<Vec<MemoryOperation>> {
+    if count > MAX_BATCH {
+        return Err(status::INVALID_VALUE);
+    }
+    let list: &[MemoryOperationParams] = slice!(params.cast::<MemoryOperationParams>().cast_mut(), count);
+    list.iter()
+        .map(|one| match one.operation {
+            CU_STREAM_MEM_OP_WAIT_VALUE_32 => {
+                wait(one.address, one.value & u64::from(u32::MAX), false, one.flags)
+            }
+            CU_STREAM_MEM_OP_WAIT_VALUE_64 => wait(one.address, one.value, true, one.flags),
+            CU_STREAM_MEM_OP_WRITE_VALUE_32 => {
+                write(one.address, one.value & u64::from(u32::MAX), false, one.flags)
+            }
+            CU_STREAM_MEM_OP_WRITE_VALUE_64 => write(one.address, one.value, true, one.flags),
+            CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES | CU_STREAM_MEM_OP_BARRIER => Ok(MemoryOperation::Barrier),
+            _ => Err(status::INVALID_VALUE),
+        })
+        .collect()
+}
+
+fn submit(stream: CUstream, default: DefaultStream, operations: Vec<MemoryOperation>) -> Result<()> {
+    stream::resolve(stream as usize, default)?.submit(Operation::Memory(operations))
+}
+
+/// Two nodes that are one each may belong together; this tells how.
+fn dependencies(
+    nodes: *const CUgraphNode,
+    data: *const CUgraphEdgeData,
+    count: usize,
+) -> Result<Vec<Dependency>> {
+    let nodes: &[CUgraphNode] = slice!(nodes.cast_mut(), count);
+    let data: Option<&[CUgraphEdgeData]> =
+        if data.is_null() { None } else { Some(slice!(data.cast_mut(), count)) };
+    Ok(nodes
+        .iter()
+        .enumerate()
+        .map(|(at, node)| Dependency {
+            node: *node as usize,
+            data: data.map_or(graph::PLAIN_EDGE, |data| data[at]),
+        })
+        .collect())
+}
+
+fn end_capture(stream: CUstream, default: DefaultStream, phGraph: *mut CUgraph) -> Result<()> {
+    if phGraph.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    let ended = capture::end(&stream::resolve(stream as usize, default)?);
+    give!(phGraph, ended.as_ref().map_or(std::ptr::null_mut(), |graph| graph.handle as CUgraph));
+    ended.map(|_| ())
+}
+
+/// Where cuStreamGetCaptureInfo puts its answers.
+struct CaptureInfo {
+    status: *mut CUstreamCaptureStatus,
+    id: *mut u64,
+    graph: *mut CUgraph,
+    dependencies: *mut *const CUgraphNode,
+    edges: *mut *const CUgraphEdgeData,
+    count: *mut usize,
+}
+
+thread_local! {
+    /// What the last cuStreamGetCaptureInfo of the thread pointed at: valid until the next, as the reference has it.
+    static LAST_INFO: std::cell::RefCell<(Vec<CUgraphNode>, Vec<CUgraphEdgeData>)> = const { std::cell::RefCell::new((Vec::new(), Vec::new())) };
+}
+
+fn capture_info(stream: CUstream, default: DefaultStream, to: &CaptureInfo) -> Result<()> {
+    let (state, membership) = capture::status_of(&*stream::resolve(stream as usize, default)?)?;
+    give!(to.status, state);
+    let Some(membership) = membership.filter(|_| state == CU_STREAM_CAPTURE_STATUS_ACTIVE) else {
+        return Ok(());
+    };
+    give_if_wanted!(to.id, membership.session.id);
+    give_if_wanted!(to.graph, membership.session.graph.handle as CUgraph);
+    LAST_INFO.with_borrow_mut(|(nodes, edges)| {
+        *nodes = membership.after.iter().map(|one| one.node as CUgraphNode).collect();
+        *edges = membership.after.iter().map(|one| one.data).collect();
+        let is_plain = edges.iter().all(|data| *data == graph::PLAIN_EDGE);
+        if to.edges.is_null() && !is_plain {
+            return Err(status::LOSSY_QUERY);
+        }
+        give_if_wanted!(to.dependencies, nodes.as_ptr());
+        give_if_wanted!(to.edges, if is_plain { std::ptr::null() } else { edges.as_ptr() });
+        give_if_wanted!(to.count, nodes.len());
+        Ok(())
+    })
+}
+
+for_both_default_streams! {
+    cuStreamQuery / cuStreamQuery_ptsz(hStream: CUstream) |default| {
+        stream::resolve(hStream as usize, default)?.query()
+    }
+
+    cuStreamSynchronize / cuStreamSynchronize_ptsz(hStream: CUstream) |default| {
+        stream::resolve(hStream as usize, default)?.synchronize()
+    }
+
+    cuStreamWaitEvent / cuStreamWaitEvent_ptsz(hStream: CUstream, hEvent: CUevent, Flags: u32) |default| {
+        let event = event::by_handle(hEvent as usize)?;
+        event::wait_in_stream(&stream::resolve(hStream as usize, default)?, &event, Flags)
+    }
+
+    cuStreamGetPriority / cuStreamGetPriority_ptsz(hStream: CUstream, priority: *mut i32) |default| {
+        give!(priority, stream::resolve(hStream as usize, default)?.priority);
+        Ok(())
+    }
+
+    cuStreamGetFlags / cuStreamGetFlags_ptsz(hStream: CUstream, flags: *mut u32) |default| {
+        give!(flags, stream::resolve(hStream as usize, default)?.flags);
+        Ok(())
+    }
+
+    cuStreamGetId / cuStreamGetId_ptsz(hStream: CUstream, streamId: *mut u64) |default| {
+        give!(streamId, stream::resolve(hStream as usize, default)?.id);
+        Ok(())
+    }
+
+    cuStreamGetCtx / cuStreamGetCtx_ptsz(hStream: CUstream, pctx: *mut CUcontext) |default| {
+        give!(pctx, stream::resolve(hStream as usize, default)?.context.handle as CUcontext);
+        Ok(())
+    }
+
+    cuStreamGetCtx_v2 / cuStreamGetCtx_v2_ptsz(hStream: CUstream, pCtx: *mut CUcontext, pGreenCtx: *mut CUgreenCtx) |default| {
+        give!(pCtx, stream::resolve(hStream as usize, default)?.context.handle as CUcontext);
+        give_if_wanted!(pGreenCtx, std::ptr::null_mut());
+        Ok(())
+    }
+
+    cuStreamGetDevice / cuStreamGetDevice_ptsz(hStream: CUstream, device: *mut CUdevice) |default| {
+        give!(device, stream::resolve(hStream as usize, default)?.context.device);
+        Ok(())
+    }
+
+    cuStreamGetAttribute / cuStreamGetAttribute_ptsz(
+        hStream: CUstream, attr: CUlaunchAttributeID, value: *mut CUlaunchAttributeValue,
+    ) |default| {
+        let stream = stream::resolve(hStream as usize, default)?;
+        give!(value, CUlaunchAttributeValue { pad: stream.attribute(attr) });
+        Ok(())
+    }
+
+    cuStreamSetAttribute / cuStreamSetAttribute_ptsz(
+        hStream: CUstream, attr: CUlaunchAttributeID, param: *const CUlaunchAttributeValue,
+    ) |default| {
+        let stream = stream::resolve(hStream as usize, default)?;
+        let value = read!(param);
+        // SAFETY: every byte pattern is a valid array of bytes.
+        stream.set_attribute(attr, unsafe { value.pad });
+        Ok(())
+    }
+
+    cuStreamCopyAttributes / cuStreamCopyAttributes_ptsz(dstStream: CUstream, srcStream: CUstream) |default| {
+        let source = stream::resolve(srcStream as usize, default)?;
+        stream::resolve(dstStream as usize, default)?.copy_attributes(&source);
+        Ok(())
+    }
+
+    cuStreamAddCallback / cuStreamAddCallback_ptsz(
+        hStream: CUstream, callback: CUstreamCallback, userData: *mut c_void, flags: u32,
+    ) |default| {
+        let function = callback.ok_or(status::INVALID_VALUE)?;
+        if flags != 0 {
+            return Err(status::INVALID_VALUE);
+        }
+        let stream = stream::resolve(hStream as usize, default)?;
+        // Callbacks, unlike host functions, are no part of graphs.
+        if stream.is_capturing() {
+            return Err(status::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        stream.submit(Operation::Host(HostCall::Callback(function, hStream as usize, userData as usize)))
+    }
+
+    cuLaunchHostFunc / cuLaunchHostFunc_ptsz(hStream: CUstream, function: CUhostFn, userData: *mut c_void) |default| {
+        let function = function.ok_or(status::INVALID_VALUE)?;
+        let stream = stream::resolve(hStream as usize, default)?;
+        stream.submit(Operation::Host(HostCall::Function(function, userData as usize)))
+    }
+
+    cuStreamAttachMemAsync / cuStreamAttachMemAsync_ptsz(
+        hStream: CUstream, dptr: CUdeviceptr, _length: usize, _flags: u32,
+    ) |default| {
+        let stream = stream::resolve(hStream as usize, default)?;
+        if !memory::find(dptr).is_some_and(|found| found.is_managed()) {
+            return Err(status::INVALID_VALUE);
+        }
+        if stream.is_capturing() { Err(status::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+    }
+
+    cuStreamWaitValue32_v2 / cuStreamWaitValue32_v2_ptsz(stream: CUstream, addr: CUdeviceptr, value: u32, flags: u32) |default| {
+        submit(stream, default, vec![wait(addr, value.into(), false, flags)?])
+    }
+
+    cuStreamWaitValue64_v2 / cuStreamWaitValue64_v2_ptsz(stream: CUstream, addr: CUdeviceptr, value: u64, flags: u32) |default| {
+        submit(stream, default, vec![wait(addr, value, true, flags)?])
+    }
+
+    cuStreamWriteValue32_v2 / cuStreamWriteValue32_v2_ptsz(stream: CUstream, addr: CUdeviceptr, value: u32, flags: u32) |default| {
+        submit(stream, default, vec![write(addr, value.into(), false, flags)?])
+    }
+
+    cuStreamWriteValue64_v2 / cuStreamWriteValue64_v2_ptsz(stream: CUstream, addr: CUdeviceptr, value: u64, flags: u32) |default| {
+        submit(stream, default, vec![write(addr, value, true, flags)?])
+    }
+
+    cuStreamBatchMemOp_v2 / cuStreamBatchMemOp_v2_ptsz(stream: CUstream, count: u32, paramArray: *mut c_void, flags: u32) |default| {
+        if flags != 0 {
+            return Err(status::INVALID_VALUE);
+        }
+        submit(stream, default, memory_operations(count, paramArray)?)
+    }
+
+    cuStreamBeginCapture / cuStreamBeginCapture_ptsz(hStream: CUstream) |default| {
+        capture::begin(&stream::resolve(hStream as usize, default)?, CU_STREAM_CAPTURE_MODE_GLOBAL, None)
+    }
+
+    cuStreamBeginCapture_v2 / cuStreamBeginCapture_v2_ptsz(hStream: CUstream, mode: CUstreamCaptureMode) |default| {
+        capture::begin(&stream::resolve(hStream as usize, default)?, mode, None)
+    }
+
+    cuStreamBeginCaptureToGraph / cuStreamBeginCaptureToGraph_ptsz(
+        hStream: CUstream, hGraph: CUgraph, nodes: *const CUgraphNode, data: *const CUgraphEdgeData, count: usize,
+        mode: CUstreamCaptureMode,
+    ) |default| {
+        let target = (graph::by_handle(hGraph as usize)?, dependencies(nodes, data, count)?);
+        capture::begin(&stream::resolve(hStream as usize, default)?, mode, Some(target))
+    }
+
+    cuStreamEndCapture / cuStreamEndCapture_ptsz(hStream: CUstream, phGraph: *mut CUgraph) |default| {
+        end_capture(hStream, default, phGraph)
+    }
+
+    cuStreamIsCapturing / cuStreamIsCapturing_ptsz(hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) |default| {
+        give!(captureStatus, capture::status_of(&*stream::resolve(hStream as usize, default)?)?.0);
+        Ok(())
+    }
+
+    cuStreamGetCaptureInfo / cuStreamGetCaptureInfo_ptsz(
+        hStream: CUstream, state: *mut CUstreamCaptureStatus, id: *mut u64,
+    ) |default| {
+        let to = CaptureInfo {
+            status: state,
+            id,
+            graph: std::ptr::null_mut(),
+            dependencies: std::ptr::null_mut(),
+            edges: std::ptr::null_mut(),
+            count: std::ptr::null_mut(),
+        };
+        capture_info(hStream, default, &to)
+    }
+
+    cuStreamGetCaptureInfo_v2 / cuStreamGetCaptureInfo_v2_ptsz(
+        hStream: CUstream, state: *mut CUstreamCaptureStatus, id: *mut u64, graph: *mut CUgraph,
+        dependencies: *mut *const CUgraphNode, count: *mut usize,
+    ) |default| {
+        let to = CaptureInfo { status: state, id, graph, dependencies, edges: std::ptr::null_mut(), count };
+        capture_info(hStream, default, &to)
+    }
+
+    cuStreamGetCaptureInfo_v3 / cuStreamGetCaptureInfo_v3_ptsz(
+        hStream: CUstream, state: *mut CUstreamCaptureStatus, id: *mut u64, graph: *mut CUgraph,
+        dependencies: *mut *const CUgraphNode, edges: *mut *const CUgraphEdgeData, count: *mut usize,
+    ) |default| {
+        capture_info(hStream, default, &CaptureInfo { status: state, id, graph, dependencies, edges, count })
+    }
+
+    cuStreamUpdateCaptureDependencies / cuStreamUpdateCaptureDependencies_ptsz(
+        hStream: CUstream, nodes: *mut CUgraphNode, count: usize, flags: u32,
+    ) |default| {
+        update_dependencies(hStream, default, dependencies(nodes, std::ptr::null(), count)?, flags)
+    }
+
+    cuStreamUpdateCaptureDependencies_v2 / cuStreamUpdateCaptureDependencies_v2_ptsz(
+        hStream: CUstream, nodes: *mut CUgraphNode, data: *const CUgraphEdgeData, count: usize, flags: u32,
+    ) |default| {
+        update_dependencies(hStream, default, dependencies(nodes, data, count)?, flags)
+    }
+}
+
+fn update_dependencies(
+    stream: CUstream,
+    default: DefaultStream,
+    nodes: Vec<Dependency>,
+    flags: u32,
+) -> Result<()> {
+    if flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES {
+        return Err(status::INVALID_VALUE);
+    }
+    let stream = stream::resolve(stream as usize, default)?;
+    capture::update_dependencies(&stream, nodes, flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES)
+}
+
+pub fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> Result<()> {
+    let before = capture::exchange_mode(read!(mode))?;
+    give!(mode, before);
+    Ok(())
+}

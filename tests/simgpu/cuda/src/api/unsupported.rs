@@ -1,0 +1,20 @@
+//! What every function does that nobody implemented.
+#![expect(dead_code, reason = "it holds the whole table, and what is implemented hides its part of it")]
+
+use deepres_abi::driver::ApiId;
+use deepres_abi::driver::types::*;
+
+use crate::edge;
+use crate::status::Result;
+
+macro_rules! expand {
+    ($({
+        id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident,
+        args: ($($arg:ident: $ty:ty),*)
+    })*) => {
+        $(pub fn $symbol($(_: $ty),*) -> Result<()> {
+            edge::unsupported(ApiId::$symbol)
+        })*
+    };
+}
+deepres_abi::for_each_driver_function!(expand);

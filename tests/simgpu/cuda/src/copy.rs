@@ -1,0 +1,338 @@
+//! Copies and memsets: from the structs of the API to plain strided moves of bytes.
+use deepres_abi::driver::types as cu;
+use simgpu_engine::CopyKind;
+
+use crate::array;
+use crate::mapping;
+use crate::memory::{self, Allocation, Kind};
+use crate::status::{self, Result};
+
+/// A fill of zeros from this size on drops pages instead of writing them.
+const DROP_PAGES_BYTES: u64 = 1 << 20;
+
+/// One side of a copy: where its first byte is, and how far rows and layers are apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Side {
+    /// Address of the first byte.
+    pub address: u64,
+    /// From one row to the next.
+    pub pitch_bytes: u64,
+    /// From one layer to the next.
+    pub layer_bytes: u64,
+}
+
+/// A copy ready to be run.
+#[derive(Debug)]
+pub struct Plan {
+    source: Side,
+    target: Side,
+    width_bytes: u64,
+    height: u64,
+    depth: u64,
+    /// What the source held when the call was made, where the client may change it right after.
+    staged: Option<Vec<u8>>,
+    /// Which link carries it.
+    pub kind: CopyKind,
+    /// The source is memory that the driver does not know, so it has to be read before the call returns.
+    pub from_pageable: bool,
+    /// The target is such memory, so the call returns only when it is written.
+    pub to_pageable: bool,
+}
+
+fn lies_in_gpu(allocation: Option<&Allocation>) -> bool {
+    allocation.is_some_and(Allocation::is_device)
+}
+
+/// How many bytes lie between the first and the last of a strided region.
+fn span(side: Side, width_bytes: u64, height: u64, depth: u64) -> Option<u64> {
+    let layers = side.layer_bytes.checked_mul(depth.checked_sub(1)?)?;
+    let rows = side.pitch_bytes.checked_mul(height.checked_sub(1)?)?;
+    layers.checked_add(rows)?.checked_add(width_bytes)
+}
+
+impl Plan {
+    /// A copy of `bytes` in a row; what each address is, is looked up.
+    pub fn linear(target: u64, source: u64, bytes: u64) -> Result<Self> {
+        let side = |address| Side { address, pitch_bytes: bytes, layer_bytes: bytes };
+        Self::new(side(target), side(source), bytes, 1, 1)
+    }
+
+    fn new(target: Side, source: Side, width_bytes: u64, height: u64, depth: u64) -> Result<Self> {
+        let from = memory::find(source.address);
+        let to = memory::find(target.address);
+        for (side, found) in [(source, &from), (target, &to)] {
+            if side.address == 0 {
+                return Err(status::INVALID_VALUE);
+            }
+            // Host memory is the client's word; device memory is checked, as the GPU's own page tables would.
+            let length = span(side, width_bytes, height, depth).ok_or(status::INVALID_VALUE)?;
+            if lies_in_gpu(found.as_ref()) && !memory::covers(side.address, length) {
+                return Err(status::INVALID_VALUE);
+            }
+        }
+        let kind = match (lies_in_gpu(from.as_ref()), lies_in_gpu(to.as_ref())) {
+            (true, true) if from.as_ref().map(Allocation::device) == to.as_ref().map(Allocation::device) => {
+                CopyKind::DeviceToDevice
+            }
+            (true, true) => CopyKind::PeerToPeer,
+            (true, false) => CopyKind::DeviceToHost,
+            (false, _) => CopyKind::HostToDevice,
+        };
+        let (from_pageable, to_pageable) = (from.is_none(), to.is_none());
+        Ok(Self {
+            source,
+            target,
+            width_bytes,
+            height,
+            depth,
+            staged: None,
+            kind,
+            from_pageable,
+            to_pageable,
+        })
+    }
+
+    /// What the API's largest copy struct describes.
+    pub fn strided(params: &cu::CUDA_MEMCPY3D) -> Result<Self> {
+        let (width_bytes, height, depth) =
+            (params.WidthInBytes as u64, params.Height as u64, params.Depth as u64);
+        let source = side(
+            Corner {
+                memory_type: params.srcMemoryType,
+                host: params.srcHost as u64,
+                device: params.srcDevice,
+                array: params.srcArray as usize,
+                pitch_bytes: params.srcPitch as u64,
+                rows: params.srcHeight as u64,
+                at: [params.srcXInBytes as u64, params.srcY as u64, params.srcZ as u64],
+            },
+            width_bytes,
+            height,
+        )?;
+        let target = side(
+            Corner {
+                memory_type: params.dstMemoryType,
+                host: params.dstHost as u64,
+                device: params.dstDevice,
+                array: params.dstArray as usize,
+                pitch_bytes: params.dstPitch as u64,
+                rows: params.dstHeight as u64,
+                at: [params.dstXInBytes as u64, params.dstY as u64, params.dstZ as u64],
+            },
+            width_bytes,
+            height,
+        )?;
+        if width_bytes == 0 || height == 0 || depth == 0 {
+            return Ok(Self::nothing());
+        }
+        Self::new(target, source, width_bytes, height, depth)
+    }
+
+    /// A copy of no bytes.
+    fn nothing() -> Self {
+        let nowhere = Side { address: 0, pitch_bytes: 0, layer_bytes: 0 };
+        Self {
+            source: nowhere,
+            target: nowhere,
+            width_bytes: 0,
+            height: 0,
+            depth: 0,
+            staged: None,
+            kind: CopyKind::DeviceToDevice,
+            from_pageable: false,
+            to_pageable: false,
+        }
+    }
+
+    /// How much it moves.
+    pub fn bytes(&self) -> u64 {
+        self.width_bytes * self.height * self.depth
+    }
+
+    /// Reads the source now, so that the client may change it before the copy is due.
+    pub fn stage(&mut self) {
+        let mut staged = vec![0_u8; self.bytes() as usize];
+        let dense = Side {
+            address: staged.as_mut_ptr() as u64,
+            pitch_bytes: self.width_bytes,
+            layer_bytes: self.width_bytes * self.height,
+        };
+        self.moved(self.source, dense);
+        self.source = dense;
+        self.staged = Some(staged);
+    }
+
+    /// Moves the bytes.
+    pub fn run(&self) {
+        self.moved(self.source, self.target);
+    }
+
+    fn moved(&self, source: Side, target: Side) {
+        let dense_rows = |side: Side| side.pitch_bytes == self.width_bytes || self.height == 1;
+        let dense_layers = |side: Side| side.layer_bytes == self.width_bytes * self.height || self.depth == 1;
+        let is_dense = [source, target].into_iter().all(|side| dense_rows(side) && dense_layers(side));
+        let (row_bytes, rows, layers) =
+            if is_dense { (self.bytes(), 1, 1) } else { (self.width_bytes, self.height, self.depth) };
+        for layer in 0..layers {
+            for row in 0..rows {
+                let at = |side: Side| side.address + layer * side.layer_bytes + row * side.pitch_bytes;
+                // SAFETY: device ranges were checked against the ledger and freeing waits for us; host ranges are valid by the client's word.
+                unsafe { std::ptr::copy(at(source) as *const u8, at(target) as *mut u8, row_bytes as usize) };
+            }
+        }
+    }
+}
+
+/// One corner of a strided copy as the API's structs give it.
+struct Corner {
+    memory_type: u32,
+    host: u64,
+    device: u64,
+    array: usize,
+    pitch_bytes: u64,
+    rows: u64,
+    at: [u64; 3],
+}
+
+fn side(corner: Corner, width_bytes: u64, height: u64) -> Result<Side> {
+    let base = match corner.memory_type {
+        cu::CU_MEMORYTYPE_HOST => corner.host,
+        cu::CU_MEMORYTYPE_DEVICE | cu::CU_MEMORYTYPE_UNIFIED => corner.device,
+        cu::CU_MEMORYTYPE_ARRAY => {
+            let layout = array::layout(corner.array)?;
+            let [x, y, z] = corner.at;
+            if x + width_bytes > layout.pitch_bytes || y + height > layout.rows {
+                return Err(status::INVALID_VALUE);
+            }
+            let layer_bytes = layout.pitch_bytes * layout.rows;
+            let address = layout.base + z * layer_bytes + y * layout.pitch_bytes + x;
+            return Ok(Side { address, pitch_bytes: layout.pitch_bytes, layer_bytes });
+        }
+        _ => return Err(status::INVALID_VALUE),
+    };
+    let is_device = corner.memory_type == cu::CU_MEMORYTYPE_DEVICE;
+    if is_device && width_bytes != 0 && height != 0 && memory::find(base).is_none() {
+        return Err(status::INVALID_VALUE);
+    }
+    let [x, y, z] = corner.at;
+    let pitch_bytes = if corner.pitch_bytes == 0 { x + width_bytes } else { corner.pitch_bytes };
+    let rows = if corner.rows == 0 { y + height } else { corner.rows };
+    if x + width_bytes > pitch_bytes || y + height > rows {
+        return Err(status::INVALID_VALUE);
+    }
+    let layer_bytes = pitch_bytes.checked_mul(rows).ok_or(status::INVALID_VALUE)?;
+    let offset = z
+        .checked_mul(layer_bytes)
+        .and_then(|layers| layers.checked_add(y.checked_mul(pitch_bytes)?)?.checked_add(x));
+    let address = offset.and_then(|offset| base.checked_add(offset)).ok_or(status::INVALID_VALUE)?;
+    Ok(Side { address, pitch_bytes, layer_bytes })
+}
+
+/// A memset ready to be run.
+#[derive(Clone, Copy, Debug)]
+pub struct Fill {
+    /// First byte.
+    pub address: u64,
+    /// From one row to the next.
+    pub pitch_bytes: u64,
+    /// The pattern.
+    pub value: u32,
+    /// Its width: 1, 2 or 4.
+    pub element_bytes: u32,
+    /// Elements of a row.
+    pub width: u64,
+    /// Rows.
+    pub height: u64,
+}
+
+impl Fill {
+    /// Checks a memset against what the driver knows.
+    pub fn check(self) -> Result<Self> {
+        let element_bytes = u64::from(self.element_bytes);
+        if !matches!(self.element_bytes, 1 | 2 | 4) || !self.address.is_multiple_of(element_bytes) {
+            return Err(status::INVALID_VALUE);
+        }
+        let row_bytes = self.width.checked_mul(element_bytes).ok_or(status::INVALID_VALUE)?;
+        if self.height > 1 && self.pitch_bytes < row_bytes {
+            return Err(status::INVALID_VALUE);
+        }
+        let side = Side { address: self.address, pitch_bytes: self.pitch_bytes, layer_bytes: 0 };
+        match span(side, row_bytes, self.height, 1) {
+            Some(length) if row_bytes == 0 || memory::covers(self.address, length) => Ok(self),
+            None if self.height == 0 => Ok(self),
+            _ => Err(status::INVALID_VALUE),
+        }
+    }
+
+    /// How much it writes.
+    pub fn bytes(&self) -> u64 {
+        self.width * u64::from(self.element_bytes) * self.height
+    }
+
+    /// Writes the pattern.
+    pub fn run(&self) {
+        let row_bytes = self.width * u64::from(self.element_bytes);
+        let is_dense = self.height == 1 || self.pitch_bytes == row_bytes;
+        let (row_bytes, rows) =
+            if is_dense { (self.bytes(), self.height.min(1)) } else { (row_bytes, self.height) };
+        for row in 0..rows {
+            fill_row(self.address + row * self.pitch_bytes, row_bytes, self.value, self.element_bytes);
+        }
+    }
+}
+
+fn fill_row(address: u64, bytes: u64, value: u32, element_bytes: u32) {
+    let is_zero = value.to_le_bytes()[..element_bytes as usize].iter().all(|byte| *byte == 0);
+    let has_private_pages =
+        || memory::find(address).is_some_and(|found| matches!(found.kind, Kind::Device | Kind::Pooled(_)));
+    if is_zero && bytes >= DROP_PAGES_BYTES && has_private_pages() {
+        const PAGE_BYTES: u64 = 4096;
+        let first = address.next_multiple_of(PAGE_BYTES);
+        let last = (address + bytes) / PAGE_BYTES * PAGE_BYTES;
+        if mapping::drop_pages(first, last - first) {
+            fill_row(address, first - address, value, element_bytes);
+            fill_row(last, address + bytes - last, value, element_bytes);
+            return;
+        }
+    }
+    let count = bytes as usize / element_bytes as usize;
+    // SAFETY: the range was checked against the ledger with this element's alignment, and freeing it waits for us.
+    unsafe {
+        match element_bytes {
+            1 => std::slice::from_raw_parts_mut(address as *mut u8, count).fill(value as u8),
+            2 => std::slice::from_raw_parts_mut(address as *mut u16, count).fill(value as u16),
+            _ => std::slice::from_raw_parts_mut(address as *mut u32, count).fill(value),
+        }
+    }
+}
+
+/// The plain struct that describes a linear copy, which is how graphs describe all copies.
+pub fn describe_linear(target: u64, source: u64, bytes: u64) -> cu::CUDA_MEMCPY3D {
+    cu::CUDA_MEMCPY3D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcZ: 0,
+        srcLOD: 0,
+        srcMemoryType: cu::CU_MEMORYTYPE_UNIFIED,
+        srcHost: std::ptr::null(),
+        srcDevice: source,
+        srcArray: std::ptr::null_mut(),
+        reserved0: std::ptr::null_mut(),
+        srcPitch: bytes as usize,
+        srcHeight: 1,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstZ: 0,
+        dstLOD: 0,
+        dstMemoryType: cu::CU_MEMORYTYPE_UNIFIED,
+        dstHost: std::ptr::null_mut(),
+        dstDevice: target,
+        dstArray: std::ptr::null_mut(),
+        reserved1: std::ptr::null_mut(),
+        dstPitch: bytes as usize,
+        dstHeight: 1,
+        WidthInBytes: bytes as usize,
+        Height: 1,
+        Depth: 1,
+    }
+}

@@ -1,0 +1,59 @@
+//! What every call passes first: injected faults, and whether the driver was initialised. And the count of what is not supported.
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use deepres_abi::driver::ApiId;
+use simgpu_engine::faults::{self, Action};
+
+use crate::process;
+use crate::status::{self, Result, Status};
+
+/// Whether a function works only after cuInit.
+pub const fn needs_initialisation(id: ApiId) -> bool {
+    !matches!(
+        id,
+        ApiId::cuInit
+            | ApiId::cuDriverGetVersion
+            | ApiId::cuGetErrorName
+            | ApiId::cuGetErrorString
+            | ApiId::cuGetProcAddress
+            | ApiId::cuGetProcAddress_v2
+            | ApiId::cuGetExportTable
+            | ApiId::cuModuleGetLoadingMode
+            | ApiId::cuThreadExchangeStreamCaptureMode
+    )
+}
+
+/// The entry of every function.
+#[inline]
+pub fn enter<const NEEDS_INITIALISATION: bool>(name: &str) -> Result<()> {
+    if let Action::Fail(code) = faults::check(name) {
+        return Err(Status(code));
+    }
+    if NEEDS_INITIALISATION { process::check_ready() } else { Ok(()) }
+}
+
+static UNSUPPORTED: [AtomicU32; ApiId::COUNT] = [const { AtomicU32::new(0) }; ApiId::COUNT];
+
+/// Answers a call of a function that is not modelled, and counts it.
+#[cold]
+pub fn unsupported(id: ApiId) -> Result<()> {
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| {
+        if std::env::var_os("SIMGPU_VERBOSE").is_some_and(|value| value == "1") {
+            // SAFETY: the handler takes no locks that a thread killed at exit could hold, and lives as long as the process.
+            unsafe { libc::atexit(report) };
+        }
+    });
+    UNSUPPORTED[id as usize].fetch_add(1, Ordering::Relaxed);
+    Err(status::NOT_SUPPORTED)
+}
+
+extern "C" fn report() {
+    for id in ApiId::ALL {
+        let calls = UNSUPPORTED[id as usize].load(Ordering::Relaxed);
+        if calls != 0 {
+            eprintln!("simgpu: {} is not supported; called {calls} times", id.symbol());
+        }
+    }
+}

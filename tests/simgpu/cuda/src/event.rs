@@ -1,0 +1,225 @@
+//! Events: points in streams that can be waited for, asked about and timed.
+use std::sync::{Arc, Mutex};
+
+use deepres_abi::driver::types as cu;
+use simgpu_engine::{EventId, EventStatus, Ticket};
+
+use crate::capture::{self, Captured};
+use crate::context::{self, Context, code_of, lock};
+use crate::handle::{Kind, Table};
+use crate::process::host;
+use crate::status::{self, Result};
+use crate::stream::Stream;
+use crate::{pending, pool};
+
+/// All events that live.
+pub static EVENTS: Table<Event> = Table::new(Kind::Event);
+
+const FLAGS_MASK: u32 = cu::CU_EVENT_BLOCKING_SYNC | cu::CU_EVENT_DISABLE_TIMING | cu::CU_EVENT_INTERPROCESS;
+/// The step of event timestamps: the resolution that NVIDIA documents for cuEventElapsedTime, "around 0.5 microseconds".
+const TIMESTAMP_STEP_NS: u64 = 500;
+const NS_PER_MS: f64 = 1e6;
+
+/// One event.
+pub struct Event {
+    /// What clients hold.
+    pub handle: usize,
+    /// The context it was created in; `None` for one opened from another process.
+    pub context: Option<Arc<Context>>,
+    /// Creation flags.
+    pub flags: u32,
+    /// The engine's event.
+    pub engine: EventId,
+    /// Where in which capture it was last recorded, if it was in one.
+    captured: Mutex<Option<Captured>>,
+    /// Whether the engine's event is another process's, not to be destroyed here.
+    borrowed: bool,
+}
+
+impl Event {
+    fn insert(
+        context: Option<Arc<Context>>,
+        flags: u32,
+        engine: EventId,
+        borrowed: bool,
+    ) -> Result<Arc<Self>> {
+        let event = EVENTS.insert_with(|handle| {
+            Arc::new(Self { handle, context, flags, engine, captured: Mutex::new(None), borrowed })
+        });
+        event.ok_or(status::OUT_OF_MEMORY)
+    }
+
+    /// Creates an event in the current context.
+    pub fn create(flags: u32) -> Result<Arc<Self>> {
+        let interprocess = flags & cu::CU_EVENT_INTERPROCESS != 0;
+        if flags & !FLAGS_MASK != 0 || (interprocess && flags & cu::CU_EVENT_DISABLE_TIMING == 0) {
+            return Err(status::INVALID_VALUE);
+        }
+        let context = context::current()?;
+        let engine = host().create_event().map_err(|error| code_of(&error))?;
+        Self::insert(Some(context), flags, engine, false)
+    }
+
+    /// Opens another process's event.
+    pub fn open(bits: u64) -> Result<Arc<Self>> {
+        context::current()?;
+        let flags = cu::CU_EVENT_INTERPROCESS | cu::CU_EVENT_DISABLE_TIMING;
+        Self::insert(None, flags, EventId::from_bits(bits), true)
+    }
+
+    /// Whether a wait for it may cover work of `context`: its own context's, or anything if it came from elsewhere.
+    fn belongs_to(&self, context: &Context) -> bool {
+        self.context.as_ref().is_none_or(|own| own.handle == context.handle)
+    }
+
+    /// Records it after everything in `stream`.
+    pub fn record(self: &Arc<Self>, stream: &Arc<Stream>) -> Result<()> {
+        if !self.belongs_to(&stream.context) {
+            return Err(status::INVALID_HANDLE);
+        }
+        if stream.is_capturing() {
+            let place = capture::place_of(stream)?;
+            *lock(&self.captured) = Some(place);
+            return Ok(());
+        }
+        capture::refuse_implicit(stream)?;
+        *lock(&self.captured) = None;
+        self.record_now(stream)
+    }
+
+    /// Records it, captures or not: what an event record node of a graph does.
+    pub fn record_now(&self, stream: &Stream) -> Result<()> {
+        stream.wait_for(&[])?;
+        host().record(stream.engine, self.engine).map_err(|error| code_of(&error))?;
+        Ok(())
+    }
+
+    /// Where in which capture it was last recorded.
+    pub fn captured(&self) -> Option<Captured> {
+        lock(&self.captured).clone()
+    }
+
+    /// What a stream that waits for it has to wait for; `None` where it was never recorded.
+    pub fn ticket(&self) -> Option<Ticket> {
+        host().event_ticket(self.engine)
+    }
+
+    fn refuse_while_captured(&self) -> Result<()> {
+        if let Some(captured) = self.captured() {
+            captured.session.invalidate();
+            return Err(status::CAPTURED_EVENT);
+        }
+        capture::refuse_unsafe()
+    }
+
+    /// Whether its last record is done; one never recorded counts as done.
+    pub fn query(&self) -> Result<()> {
+        self.refuse_while_captured()?;
+        match host().event_status(self.engine) {
+            EventStatus::Pending => Err(status::NOT_READY),
+            EventStatus::Gone => Err(status::INVALID_HANDLE),
+            EventStatus::NeverRecorded | EventStatus::Done { .. } => {
+                pending::settle();
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits for its last record.
+    pub fn synchronize(&self) -> Result<()> {
+        self.refuse_while_captured()?;
+        let blocking = self.flags & cu::CU_EVENT_BLOCKING_SYNC != 0;
+        let policy = match &self.context {
+            Some(context) if !blocking => context.wait_policy(),
+            _ => simgpu_engine::WaitPolicy::Block,
+        };
+        if host().wait_event(self.engine, policy) == EventStatus::Gone {
+            return Err(status::INVALID_HANDLE);
+        }
+        pending::settle();
+        if let Some(context) = &self.context {
+            pool::trim_at_synchronisation(context.device);
+        }
+        Ok(())
+    }
+
+    fn time_ns(&self) -> Result<u64> {
+        if self.flags & cu::CU_EVENT_DISABLE_TIMING != 0 {
+            return Err(status::INVALID_HANDLE);
+        }
+        match host().event_status(self.engine) {
+            EventStatus::Done { at_ns } => Ok(at_ns / TIMESTAMP_STEP_NS * TIMESTAMP_STEP_NS),
+            EventStatus::Pending => Err(status::NOT_READY),
+            EventStatus::NeverRecorded | EventStatus::Gone => Err(status::INVALID_HANDLE),
+        }
+    }
+}
+
+/// Milliseconds between two recorded events, in single precision as the API has it.
+pub fn elapsed_ms(start: &Event, end: &Event) -> Result<f32> {
+    if let (Some(one), Some(other)) = (&start.context, &end.context)
+        && one.gpu != other.gpu
+    {
+        return Err(status::INVALID_HANDLE);
+    }
+    if start.captured().is_some() || end.captured().is_some() {
+        return Err(status::CAPTURED_EVENT);
+    }
+    // An event that cannot have a time is refused even where the other is still pending.
+    let (start, end) = match (start.time_ns(), end.time_ns()) {
+        (Err(status::INVALID_HANDLE), _) | (_, Err(status::INVALID_HANDLE)) => {
+            return Err(status::INVALID_HANDLE);
+        }
+        (start, end) => (start?, end?),
+    };
+    Ok(((end as i128 - start as i128) as f64 / NS_PER_MS) as f32)
+}
+
+/// The event behind a handle, unless its context has ended.
+pub fn by_handle(handle: usize) -> Result<Arc<Event>> {
+    let event = EVENTS.get(handle).ok_or(status::INVALID_HANDLE)?;
+    match &event.context {
+        Some(context) if !context.is_alive() => Err(status::CONTEXT_IS_DESTROYED),
+        _ => Ok(event),
+    }
+}
+
+/// Destroys an event; a record under way completes unseen.
+pub fn destroy(handle: usize) -> Result<()> {
+    let event = EVENTS.remove(handle).ok_or(status::INVALID_HANDLE)?;
+    if !event.borrowed {
+        host().destroy_event(event.engine);
+    }
+    Ok(())
+}
+
+/// Makes `stream` wait for `event` (cuStreamWaitEvent).
+pub fn wait_in_stream(stream: &Arc<Stream>, event: &Arc<Event>, flags: u32) -> Result<()> {
+    if flags & !(cu::CU_EVENT_WAIT_EXTERNAL) != 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    if flags & cu::CU_EVENT_WAIT_EXTERNAL != 0 {
+        return if stream.is_capturing() {
+            capture::add(stream, crate::operation::Operation::EventWait(Arc::clone(event)))
+        } else {
+            Err(status::ILLEGAL_STATE)
+        };
+    }
+    if stream.is_capturing() || event.captured().is_some() {
+        return capture::join(stream, event);
+    }
+    capture::refuse_implicit(stream)?;
+    match event.ticket() {
+        Some(ticket) => stream.wait_for(&[ticket]),
+        None => Ok(()),
+    }
+}
+
+/// Events of a context that ended stay as dead handles until their owner destroys them; the engine keeps no work for them.
+pub fn forget_context(context: usize) {
+    for event in EVENTS.all() {
+        if event.context.as_ref().is_some_and(|own| own.handle == context) {
+            *lock(&event.captured) = None;
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Every function of the driver API under its exported name, expanded from the one table.
+#![expect(
+    clippy::missing_safety_doc,
+    reason = "names, arguments and contracts are NVIDIA's, documented in its driver API reference"
+)]
+
+use deepres_abi::driver::types::*;
+use deepres_abi::driver::{ApiId, CUresult};
+
+use crate::{api, edge, status};
+
+macro_rules! expand {
+    ($({
+        id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident,
+        args: ($($arg:ident: $ty:ty),*)
+    })*) => {
+        $(
+            #[doc = concat!("`", stringify!($symbol), "` of the driver API.")]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
+                let entered = edge::enter::<{ edge::needs_initialisation(ApiId::$symbol) }>(stringify!($symbol));
+                match entered.and_then(|()| api::$symbol($($arg),*)) {
+                    Ok(()) => status::SUCCESS,
+                    Err(code) => code.0,
+                }
+            }
+        )*
+
+        /// The address of each function, by id.
+        pub(crate) fn address(id: ApiId) -> *const () {
+            match id {
+                $(ApiId::$symbol => $symbol as *const (),)*
+            }
+        }
+    };
+}
+deepres_abi::for_each_driver_function!(expand);

@@ -1,0 +1,730 @@
+//! Graphs: nodes and their dependencies, copies of them, and plans that can be launched.
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+
+use deepres_abi::driver::types as cu;
+use simgpu_engine::Work;
+
+use crate::context::lock;
+use crate::handle::{Kind, Table};
+use crate::operation::Operation;
+use crate::process;
+use crate::status::{self, Result};
+use crate::stream::Stream;
+
+/// All graphs that live.
+pub static GRAPHS: Table<Graph> = Table::new(Kind::Graph);
+/// All nodes of them.
+pub static NODES: Table<Node> = Table::new(Kind::GraphNode);
+/// All instantiated graphs.
+pub static EXECS: Table<Exec> = Table::new(Kind::GraphExec);
+/// All user objects.
+pub static USER_OBJECTS: Table<UserObject> = Table::new(Kind::UserObject);
+
+/// An edge without ports: the whole node before the whole node after.
+pub const PLAIN_EDGE: cu::CUgraphEdgeData =
+    cu::CUgraphEdgeData { from_port: 0, to_port: 0, r#type: 0, reserved: [0; 5] };
+
+/// A dependency: the node that comes first, and what kind of dependency it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dependency {
+    /// Handle of the node before.
+    pub node: usize,
+    /// Kind of edge.
+    pub data: cu::CUgraphEdgeData,
+}
+
+impl Dependency {
+    /// An ordinary one.
+    pub fn on(node: usize) -> Self {
+        Self { node, data: PLAIN_EDGE }
+    }
+}
+
+/// One node. Which graph it is in never changes; what it does may.
+pub struct Node {
+    /// What clients hold.
+    pub handle: usize,
+    /// The graph it is in.
+    pub graph: usize,
+    /// Unique in its graph.
+    pub local_id: u32,
+    /// The node of which this is the copy, in a cloned graph.
+    original: Option<usize>,
+    operation: Mutex<Operation>,
+    attributes: Mutex<HashMap<u32, [u8; 64]>>,
+}
+
+impl Node {
+    /// What it does.
+    pub fn operation(&self) -> Operation {
+        lock(&self.operation).clone()
+    }
+
+    /// Makes it do something else of the same kind.
+    pub fn set_operation(&self, operation: Operation) -> Result<()> {
+        let mut own = lock(&self.operation);
+        if own.node_type() != operation.node_type() {
+            return Err(status::INVALID_VALUE);
+        }
+        *own = operation;
+        Ok(())
+    }
+
+    /// A stored attribute, or zeros.
+    pub fn attribute(&self, id: u32) -> [u8; 64] {
+        lock(&self.attributes).get(&id).copied().unwrap_or([0; 64])
+    }
+
+    /// Stores an attribute.
+    pub fn set_attribute(&self, id: u32, value: [u8; 64]) {
+        lock(&self.attributes).insert(id, value);
+    }
+
+    /// Takes the attributes of another node.
+    pub fn copy_attributes(&self, from: &Node) {
+        let copied = lock(&from.attributes).clone();
+        *lock(&self.attributes) = copied;
+    }
+}
+
+#[derive(Default)]
+struct State {
+    nodes: Vec<Arc<Node>>,
+    /// From, to, kind.
+    edges: Vec<(usize, usize, cu::CUgraphEdgeData)>,
+    next_local_id: u32,
+    user_objects: HashMap<usize, u32>,
+}
+
+/// A graph as it is built.
+pub struct Graph {
+    /// What clients hold.
+    pub handle: usize,
+    /// Unique in this process.
+    pub id: u64,
+    state: Mutex<State>,
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for node in &state.nodes {
+            NODES.remove(node.handle);
+        }
+        for (object, count) in &state.user_objects {
+            let _ = release_user_object(*object, *count);
+        }
+    }
+}
+
+impl Graph {
+    /// An empty graph.
+    pub fn create() -> Result<Arc<Self>> {
+        GRAPHS
+            .insert_with(|handle| Arc::new(Self { handle, id: process::next_id(), state: Mutex::default() }))
+            .ok_or(status::OUT_OF_MEMORY)
+    }
+
+    fn insert(
+        &self,
+        state: &mut State,
+        operation: Operation,
+        original: Option<usize>,
+        attributes: HashMap<u32, [u8; 64]>,
+    ) -> Result<Arc<Node>> {
+        let local_id = state.next_local_id;
+        let node = NODES.insert_with(|handle| {
+            Arc::new(Node {
+                handle,
+                graph: self.handle,
+                local_id,
+                original,
+                operation: Mutex::new(operation),
+                attributes: Mutex::new(attributes),
+            })
+        });
+        let node = node.ok_or(status::OUT_OF_MEMORY)?;
+        state.next_local_id += 1;
+        state.nodes.push(Arc::clone(&node));
+        Ok(node)
+    }
+
+    /// Adds a node after others of this graph.
+    pub fn add(&self, operation: Operation, after: &[Dependency]) -> Result<Arc<Node>> {
+        let mut state = lock(&self.state);
+        let mut seen = HashSet::new();
+        for dependency in after {
+            let is_own = state.nodes.iter().any(|node| node.handle == dependency.node);
+            if !is_own || !seen.insert(dependency.node) {
+                return Err(status::INVALID_VALUE);
+            }
+        }
+        let node = self.insert(&mut state, operation, None, HashMap::new())?;
+        state.edges.extend(after.iter().map(|dependency| (dependency.node, node.handle, dependency.data)));
+        Ok(node)
+    }
+
+    /// Adds dependencies between nodes that are there.
+    pub fn connect(&self, edges: &[(usize, usize, cu::CUgraphEdgeData)]) -> Result<()> {
+        let mut state = lock(&self.state);
+        for (at, (from, to, _)) in edges.iter().enumerate() {
+            let is_own = |handle: usize| state.nodes.iter().any(|node| node.handle == handle);
+            let is_there = |known: &(usize, usize, cu::CUgraphEdgeData)| (known.0, known.1) == (*from, *to);
+            if from == to
+                || !is_own(*from)
+                || !is_own(*to)
+                || state.edges.iter().chain(&edges[..at]).any(is_there)
+            {
+                return Err(status::INVALID_VALUE);
+            }
+        }
+        state.edges.extend_from_slice(edges);
+        Ok(())
+    }
+
+    /// Removes dependencies; all must be there.
+    pub fn disconnect(&self, edges: &[(usize, usize, cu::CUgraphEdgeData)]) -> Result<()> {
+        let mut state = lock(&self.state);
+        let mut left = state.edges.clone();
+        for (from, to, _) in edges {
+            let at = left
+                .iter()
+                .position(|known| (known.0, known.1) == (*from, *to))
+                .ok_or(status::INVALID_VALUE)?;
+            left.remove(at);
+        }
+        state.edges = left;
+        Ok(())
+    }
+
+    /// Removes a node with its dependencies.
+    pub fn remove(&self, handle: usize) -> Result<()> {
+        let mut state = lock(&self.state);
+        let at = state.nodes.iter().position(|node| node.handle == handle).ok_or(status::INVALID_VALUE)?;
+        state.nodes.remove(at);
+        state.edges.retain(|(from, to, _)| *from != handle && *to != handle);
+        NODES.remove(handle);
+        Ok(())
+    }
+
+    /// Its nodes, in order of creation.
+    pub fn nodes(&self) -> Vec<Arc<Node>> {
+        lock(&self.state).nodes.clone()
+    }
+
+    /// Its nodes that depend on none.
+    pub fn roots(&self) -> Vec<usize> {
+        let state = lock(&self.state);
+        let has_before = |handle: usize| state.edges.iter().any(|(_, to, _)| *to == handle);
+        state.nodes.iter().map(|node| node.handle).filter(|handle| !has_before(*handle)).collect()
+    }
+
+    /// Its dependencies.
+    pub fn edges(&self) -> Vec<(usize, usize, cu::CUgraphEdgeData)> {
+        lock(&self.state).edges.clone()
+    }
+
+    /// Holds `count` references of a user object.
+    pub fn hold(&self, object: usize, count: u32) {
+        *lock(&self.state).user_objects.entry(object).or_default() += count;
+    }
+
+    /// Gives references of a user object up.
+    pub fn give_up(&self, object: usize, count: u32) -> Result<()> {
+        let mut state = lock(&self.state);
+        let held = state.user_objects.get_mut(&object).ok_or(status::INVALID_VALUE)?;
+        if *held < count {
+            return Err(status::INVALID_VALUE);
+        }
+        *held -= count;
+        if *held == 0 {
+            state.user_objects.remove(&object);
+        }
+        drop(state);
+        release_user_object(object, count)
+    }
+
+    /// A graph of its own that does the same. Children are copied too.
+    pub fn copy(&self) -> Result<Arc<Self>> {
+        let copy = Self::create()?;
+        let state = lock(&self.state);
+        let mut own = lock(&copy.state);
+        let mut copied = HashMap::new();
+        for node in &state.nodes {
+            let operation = match node.operation() {
+                Operation::Child(child) => Operation::Child(child.copy()?),
+                other => other,
+            };
+            let attributes = lock(&node.attributes).clone();
+            let made = copy.insert(&mut own, operation, Some(node.handle), attributes)?;
+            copied.insert(node.handle, made.handle);
+        }
+        own.edges = state.edges.iter().map(|(from, to, data)| (copied[from], copied[to], *data)).collect();
+        for (object, count) in &state.user_objects {
+            if let Some(object) = USER_OBJECTS.get(*object) {
+                object.retain(*count);
+            }
+            own.user_objects.insert(*object, *count);
+        }
+        drop(own);
+        Ok(copy)
+    }
+
+    /// The copy of a node, in a graph that was cloned from the node's.
+    pub fn copy_of(&self, original: usize) -> Option<usize> {
+        lock(&self.state).nodes.iter().find(|node| node.original == Some(original)).map(|node| node.handle)
+    }
+}
+
+/// The graph behind a handle.
+pub fn by_handle(handle: usize) -> Result<Arc<Graph>> {
+    GRAPHS.get(handle).ok_or(status::INVALID_VALUE)
+}
+
+/// The node behind a handle.
+pub fn node(handle: usize) -> Result<Arc<Node>> {
+    NODES.get(handle).ok_or(status::INVALID_VALUE)
+}
+
+/// Destroys a graph.
+pub fn destroy(handle: usize) -> Result<()> {
+    let graph = GRAPHS.remove(handle).ok_or(status::INVALID_VALUE)?;
+    for node in graph.nodes() {
+        NODES.remove(node.handle);
+        if let Operation::Child(child) = node.operation() {
+            let _ = destroy(child.handle);
+        }
+    }
+    Ok(())
+}
+
+/// One node of a plan.
+#[derive(Clone)]
+struct Step {
+    /// The node it was made from.
+    node: usize,
+    operation: Operation,
+    /// Steps before it, by index.
+    after: Vec<usize>,
+    is_enabled: bool,
+    /// The steps of a child graph.
+    child: Option<Plan>,
+}
+
+/// A graph in an order in which it can run.
+#[derive(Clone, Default)]
+pub struct Plan {
+    steps: Vec<Step>,
+}
+
+impl Plan {
+    /// Orders a graph: among nodes that may run, the one created first comes first. A cycle is refused.
+    pub fn new(graph: &Graph) -> Result<Self> {
+        let state = lock(&graph.state);
+        let place: HashMap<usize, usize> =
+            state.nodes.iter().enumerate().map(|(at, node)| (node.handle, at)).collect();
+        let mut before = vec![Vec::new(); state.nodes.len()];
+        let mut after = vec![Vec::new(); state.nodes.len()];
+        for (from, to, _) in &state.edges {
+            before[place[to]].push(place[from]);
+            after[place[from]].push(place[to]);
+        }
+        let mut missing: Vec<usize> = before.iter().map(Vec::len).collect();
+        let mut ready: std::collections::BTreeSet<usize> =
+            (0..missing.len()).filter(|at| missing[*at] == 0).collect();
+        let mut order = vec![0; missing.len()];
+        let mut steps = Vec::with_capacity(missing.len());
+        while let Some(at) = ready.pop_first() {
+            order[at] = steps.len();
+            let node = &state.nodes[at];
+            let operation = node.operation();
+            let child = match &operation {
+                Operation::Child(child) => Some(Self::new(child)?),
+                _ => None,
+            };
+            let after_steps = before[at].iter().map(|earlier| order[*earlier]).collect();
+            steps.push(Step { node: node.handle, operation, after: after_steps, is_enabled: true, child });
+            for next in &after[at] {
+                missing[*next] -= 1;
+                if missing[*next] == 0 {
+                    ready.insert(*next);
+                }
+            }
+        }
+        if steps.len() == state.nodes.len() { Ok(Self { steps }) } else { Err(status::INVALID_VALUE) }
+    }
+
+    fn step_mut(&mut self, node: usize) -> Option<&mut Step> {
+        for step in &mut self.steps {
+            if step.node == node {
+                return Some(step);
+            }
+            if let Some(found) = step.child.as_mut().and_then(|child| child.step_mut(node)) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    /// The addresses that its allocation nodes take.
+    fn allocated(&self, found: &mut Vec<u64>) {
+        for step in &self.steps {
+            match (&step.operation, &step.child) {
+                (Operation::Allocate(node), _) => found.push(node.params.dptr),
+                (_, Some(child)) => child.allocated(found),
+                _ => {}
+            }
+        }
+    }
+
+    fn has_freed(&self, address: u64) -> bool {
+        self.steps.iter().any(|step| match (&step.operation, &step.child) {
+            (Operation::Free(freed), _) => *freed == address,
+            (_, Some(child)) => child.has_freed(address),
+            _ => false,
+        })
+    }
+
+    /// Submits every step to one stream, in the plan's order. Straight runs of kernels that use as much of the GPU become one item each.
+    fn submit(&self, stream: &Stream, run: &mut Vec<Work>) -> Result<()> {
+        for step in self.steps.iter().filter(|step| step.is_enabled) {
+            match (&step.operation, &step.child) {
+                (Operation::Kernel(launch), _) => extend_run(run, launch.work()),
+                (_, Some(child)) => child.submit(stream, run)?,
+                (Operation::Empty, _) => {}
+                (other, _) => {
+                    flush(stream, run)?;
+                    other.clone().submit(stream)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn flush(stream: &Stream, run: &mut Vec<Work>) -> Result<()> {
+    if !run.is_empty() {
+        stream.enqueue_all(run)?;
+        run.clear();
+    }
+    Ok(())
+}
+
+fn extend_run(run: &mut Vec<Work>, next: Work) {
+    match (run.last_mut(), next) {
+        (
+            Some(Work::Kernel { duration_ns, sm_ppm, kernels }),
+            Work::Kernel { duration_ns: more_ns, sm_ppm: other_ppm, kernels: more },
+        ) if *sm_ppm == other_ppm => {
+            *duration_ns += more_ns;
+            *kernels += more;
+        }
+        _ => run.push(next),
+    }
+}
+
+/// An instantiated graph.
+pub struct Exec {
+    /// What clients hold.
+    pub handle: usize,
+    /// Unique in this process.
+    pub id: u64,
+    /// What it was instantiated with.
+    pub flags: u64,
+    plan: Mutex<Plan>,
+    /// The graph it was made from, kept for its nodes' memory and user objects, and for captured launches.
+    source: Arc<Graph>,
+}
+
+/// Why an update was refused (`CUgraphExecUpdateResult`), and at which node.
+pub type UpdateRefusal = (u32, usize, usize);
+
+impl Exec {
+    /// Instantiates a graph.
+    pub fn create(graph: &Arc<Graph>, flags: u64) -> Result<Arc<Self>> {
+        let known = [
+            cu::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH,
+            cu::CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
+            cu::CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH,
+            cu::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
+        ];
+        if flags & !known.iter().fold(0, |all, flag| all | u64::from(*flag)) != 0 {
+            return Err(status::INVALID_VALUE);
+        }
+        if flags & u64::from(cu::CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 {
+            return Err(status::NOT_SUPPORTED);
+        }
+        let plan = Plan::new(graph)?;
+        EXECS
+            .insert_with(|handle| {
+                Arc::new(Self {
+                    handle,
+                    id: process::next_id(),
+                    flags,
+                    plan: Mutex::new(plan),
+                    source: Arc::clone(graph),
+                })
+            })
+            .ok_or(status::OUT_OF_MEMORY)
+    }
+
+    /// The graph it was made from.
+    pub fn source(&self) -> &Graph {
+        &self.source
+    }
+
+    /// Puts all of it into a stream.
+    pub fn launch(&self, stream: &Stream) -> Result<()> {
+        let plan = lock(&self.plan);
+        let mut allocated = Vec::new();
+        plan.allocated(&mut allocated);
+        for address in allocated {
+            // What the last launch left allocated is freed first, where that was asked for; else it is an error.
+            if crate::graph_memory::is_live(address) && !plan.has_freed(address) {
+                if self.flags & u64::from(cu::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0 {
+                    return Err(status::INVALID_VALUE);
+                }
+                crate::graph_memory::end(address)?;
+            }
+        }
+        let mut run = Vec::new();
+        plan.submit(stream, &mut run)?;
+        flush(stream, &mut run)
+    }
+
+    /// Looks at or changes what a node's step does.
+    pub fn set_operation(&self, node: usize, operation: Operation) -> Result<()> {
+        let mut plan = lock(&self.plan);
+        let step = plan.step_mut(node).ok_or(status::INVALID_VALUE)?;
+        if step.operation.node_type() != operation.node_type() {
+            return Err(status::INVALID_VALUE);
+        }
+        if let Operation::Child(child) = &operation {
+            let changed = Plan::new(child)?;
+            let own = step.child.as_mut().ok_or(status::INVALID_VALUE)?;
+            same_shape(own, &changed).map_err(|_| status::INVALID_VALUE)?;
+            take_over(own, &changed);
+        }
+        step.operation = operation;
+        Ok(())
+    }
+
+    /// Whether a node's step runs.
+    pub fn is_enabled(&self, node: usize) -> Result<bool> {
+        let mut plan = lock(&self.plan);
+        plan.step_mut(node).map(|step| step.is_enabled).ok_or(status::INVALID_VALUE)
+    }
+
+    /// Makes a node's step run or not; only kernels, copies and memsets can be left out.
+    pub fn set_enabled(&self, node: usize, is_enabled: bool) -> Result<()> {
+        let mut plan = lock(&self.plan);
+        let step = plan.step_mut(node).ok_or(status::INVALID_VALUE)?;
+        if !matches!(step.operation, Operation::Kernel(_) | Operation::Copy(_) | Operation::Fill(_)) {
+            return Err(status::INVALID_VALUE);
+        }
+        step.is_enabled = is_enabled;
+        Ok(())
+    }
+
+    /// Takes over the parameters of a graph of the same shape.
+    pub fn update(&self, graph: &Graph) -> std::result::Result<(), UpdateRefusal> {
+        let changed = Plan::new(graph).map_err(|_| (cu::CU_GRAPH_EXEC_UPDATE_ERROR, 0, 0))?;
+        let mut plan = lock(&self.plan);
+        same_shape(&plan, &changed)?;
+        take_over(&mut plan, &changed);
+        Ok(())
+    }
+}
+
+fn same_shape(own: &Plan, other: &Plan) -> std::result::Result<(), UpdateRefusal> {
+    if own.steps.len() != other.steps.len() {
+        return Err((cu::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, 0, 0));
+    }
+    for (mine, theirs) in own.steps.iter().zip(&other.steps) {
+        if mine.operation.node_type() != theirs.operation.node_type() {
+            return Err((cu::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, theirs.node, mine.node));
+        }
+        let sorted = |step: &Step| {
+            let mut after = step.after.clone();
+            after.sort_unstable();
+            after
+        };
+        if sorted(mine) != sorted(theirs) {
+            return Err((cu::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, theirs.node, mine.node));
+        }
+        match (&mine.operation, &theirs.operation) {
+            (Operation::Kernel(one), Operation::Kernel(other))
+                if one.function.context.id != other.function.context.id =>
+            {
+                return Err((
+                    cu::CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE,
+                    theirs.node,
+                    mine.node,
+                ));
+            }
+            (Operation::Allocate(_) | Operation::Free(_), _) => {
+                return Err((cu::CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED, theirs.node, mine.node));
+            }
+            _ => {}
+        }
+        if let (Some(mine), Some(theirs)) = (&mine.child, &theirs.child) {
+            same_shape(mine, theirs)?;
+        }
+    }
+    Ok(())
+}
+
+fn take_over(own: &mut Plan, other: &Plan) {
+    for (mine, theirs) in own.steps.iter_mut().zip(&other.steps) {
+        mine.operation = theirs.operation.clone();
+        if let (Some(mine), Some(theirs)) = (&mut mine.child, &theirs.child) {
+            take_over(mine, theirs);
+        }
+    }
+}
+
+/// The instantiated graph behind a handle.
+pub fn exec(handle: usize) -> Result<Arc<Exec>> {
+    EXECS.get(handle).ok_or(status::INVALID_VALUE)
+}
+
+/// Something of the client's that lives as long as graphs refer to it.
+pub struct UserObject {
+    /// What clients hold.
+    pub handle: usize,
+    destroy: unsafe extern "C" fn(*mut std::ffi::c_void),
+    data: usize,
+    references: Mutex<u32>,
+}
+
+impl UserObject {
+    /// An object with `references` to begin with.
+    pub fn create(
+        data: usize,
+        destroy: unsafe extern "C" fn(*mut std::ffi::c_void),
+        references: u32,
+    ) -> Result<Arc<Self>> {
+        USER_OBJECTS
+            .insert_with(|handle| {
+                Arc::new(Self { handle, destroy, data, references: Mutex::new(references) })
+            })
+            .ok_or(status::OUT_OF_MEMORY)
+    }
+
+    /// Adds references.
+    pub fn retain(&self, count: u32) {
+        *lock(&self.references) += count;
+    }
+}
+
+/// Takes references away; the last ends the object.
+pub fn release_user_object(handle: usize, count: u32) -> Result<()> {
+    let object = USER_OBJECTS.get(handle).ok_or(status::INVALID_VALUE)?;
+    let is_last = {
+        let mut references = lock(&object.references);
+        if *references < count {
+            return Err(status::INVALID_VALUE);
+        }
+        *references -= count;
+        *references == 0
+    };
+    if is_last {
+        USER_OBJECTS.remove(handle);
+        // SAFETY: the client passed the destructor for this data, to be called once when the last reference is gone.
+        unsafe { (object.destroy)(object.data as *mut std::ffi::c_void) };
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn diamond() -> (Arc<Graph>, [usize; 4]) {
+        let graph = Graph::create().unwrap();
+        let add = |after: &[usize]| {
+            let after: Vec<_> = after.iter().map(|node| Dependency::on(*node)).collect();
+            graph.add(Operation::Empty, &after).unwrap().handle
+        };
+        let top = add(&[]);
+        let (left, right) = (add(&[top]), add(&[top]));
+        let bottom = add(&[left, right]);
+        (graph, [top, left, right, bottom])
+    }
+
+    fn order(graph: &Graph) -> Vec<usize> {
+        Plan::new(graph).unwrap().steps.iter().map(|step| step.node).collect()
+    }
+
+    #[test]
+    fn a_plan_runs_nodes_after_what_they_depend_on() {
+        let (graph, nodes) = diamond();
+        assert_eq!(order(&graph), nodes);
+        let early = graph.add(Operation::Empty, &[]).unwrap().handle;
+        graph.connect(&[(early, nodes[0], PLAIN_EDGE)]).unwrap();
+        assert_eq!(order(&graph)[0], early);
+        assert_eq!(graph.roots(), [early]);
+    }
+
+    #[test]
+    fn a_cycle_cannot_be_planned() {
+        let (graph, [top, _, _, bottom]) = diamond();
+        graph.connect(&[(bottom, top, PLAIN_EDGE)]).unwrap();
+        assert_eq!(Plan::new(&graph).err(), Some(status::INVALID_VALUE));
+    }
+
+    #[test]
+    fn strange_and_double_dependencies_are_refused() {
+        let (graph, [top, left, ..]) = diamond();
+        let (other, [foreign, ..]) = diamond();
+        assert_eq!(graph.connect(&[(top, left, PLAIN_EDGE)]), Err(status::INVALID_VALUE));
+        assert_eq!(graph.connect(&[(foreign, left, PLAIN_EDGE)]), Err(status::INVALID_VALUE));
+        assert_eq!(graph.connect(&[(left, left, PLAIN_EDGE)]), Err(status::INVALID_VALUE));
+        assert!(graph.add(Operation::Empty, &[Dependency::on(foreign)]).is_err());
+        assert!(graph.add(Operation::Empty, &[Dependency::on(top), Dependency::on(top)]).is_err());
+        drop(other);
+    }
+
+    #[test]
+    fn a_copy_has_its_own_nodes_and_knows_their_originals() {
+        let (graph, nodes) = diamond();
+        let copy = graph.copy().unwrap();
+        assert_eq!(copy.edges().len(), 4);
+        for node in nodes {
+            let copied = copy.copy_of(node).unwrap();
+            assert_ne!(copied, node);
+            assert_eq!(super::node(copied).unwrap().graph, copy.handle);
+        }
+        destroy(graph.handle).unwrap();
+        assert_eq!(copy.nodes().len(), 4);
+    }
+
+    #[test]
+    fn an_update_wants_the_same_shape() {
+        let (graph, [_, left, right, _]) = diamond();
+        let exec = Exec::create(&graph, 0).unwrap();
+        let same = graph.copy().unwrap();
+        assert_eq!(exec.update(&same), Ok(()));
+        same.connect(&[(same.copy_of(left).unwrap(), same.copy_of(right).unwrap(), PLAIN_EDGE)]).unwrap();
+        assert_eq!(exec.update(&same).unwrap_err().0, cu::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
+        let (longer, _) = diamond();
+        longer.add(Operation::Empty, &[]).unwrap();
+        assert_eq!(exec.update(&longer).unwrap_err().0, cu::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
+    }
+
+    #[test]
+    fn kernels_in_a_row_become_one_item_if_they_use_as_much_of_the_gpu() {
+        let mut run = Vec::new();
+        for (duration_ns, sm_ppm) in [(5, 10), (7, 10), (1, 20)] {
+            extend_run(&mut run, Work::Kernel { duration_ns, sm_ppm, kernels: 1 });
+        }
+        assert_eq!(
+            run,
+            [
+                Work::Kernel { duration_ns: 12, sm_ppm: 10, kernels: 2 },
+                Work::Kernel { duration_ns: 1, sm_ppm: 20, kernels: 1 }
+            ]
+        );
+    }
+}

@@ -1,0 +1,128 @@
+//! Memory that graphs allocate and free as they run. An address is fixed when its node is made; the GPU is charged when the node runs.
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use deepres_abi::driver::types as cu;
+use simgpu_engine::Config;
+
+use crate::context::{Context, lock};
+use crate::mapping::{self, Access};
+use crate::memory::{self, Kind};
+use crate::process::{self, host};
+use crate::status::{self, Result};
+
+/// An allocation node.
+#[derive(Clone)]
+pub struct Node {
+    /// What it was made from, with the address filled in.
+    pub params: cu::CUDA_MEM_ALLOC_NODE_PARAMS,
+    reserved: Arc<Reservation>,
+}
+
+/// The address space of an allocation node; it ends with the last graph that has the node.
+struct Reservation {
+    base: u64,
+    bytes: u64,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let _ = end(self.base);
+        mapping::unmap(self.base, self.bytes);
+    }
+}
+
+/// What is charged for an address while it is in use.
+struct Live {
+    context: Arc<Context>,
+    bytes: u64,
+}
+
+/// What a device's graphs use, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Now.
+    pub current: u64,
+    /// At most, since it was reset.
+    pub high: u64,
+}
+
+#[derive(Default)]
+struct State {
+    live: HashMap<u64, Live>,
+    usage: HashMap<i32, Usage>,
+}
+
+fn state() -> &'static Mutex<State> {
+    static STATE: OnceLock<Mutex<State>> = OnceLock::new();
+    STATE.get_or_init(Mutex::default)
+}
+
+impl Node {
+    /// Checks the parameters and fixes the address.
+    pub fn new(mut params: cu::CUDA_MEM_ALLOC_NODE_PARAMS) -> Result<Self> {
+        let location = &params.poolProps.location;
+        if params.bytesize == 0 || location.r#type != cu::CU_MEM_LOCATION_TYPE_DEVICE {
+            return Err(status::INVALID_VALUE);
+        }
+        process::gpu_of(location.id)?;
+        let bytes = (params.bytesize as u64)
+            .checked_next_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES)
+            .ok_or(status::OUT_OF_MEMORY)?;
+        let base = mapping::map(bytes, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)?;
+        params.dptr = base;
+        Ok(Self { params, reserved: Arc::new(Reservation { base, bytes }) })
+    }
+
+    /// The node runs: its memory is charged and may be used.
+    pub fn begin(&self, context: &Arc<Context>) -> Result<()> {
+        let (base, bytes) = (self.reserved.base, self.reserved.bytes);
+        let mut state = lock(state());
+        if state.live.contains_key(&base) {
+            return Err(status::INVALID_VALUE);
+        }
+        memory::charge(context, bytes)?;
+        memory::enter(base, self.params.bytesize as u64, Kind::Graph, Some(Arc::clone(context)));
+        state.live.insert(base, Live { context: Arc::clone(context), bytes });
+        let usage = state.usage.entry(context.device).or_default();
+        usage.current += bytes;
+        usage.high = usage.high.max(usage.current);
+        Ok(())
+    }
+}
+
+/// The memory at an address is free again.
+pub fn end(address: u64) -> Result<()> {
+    let mut state = lock(state());
+    let live = state.live.remove(&address).ok_or(status::INVALID_VALUE)?;
+    let _ = memory::strike(address, |found| matches!(found.kind, Kind::Graph));
+    if live.context.is_alive() {
+        host().release_memory(live.context.engine, live.bytes);
+    }
+    if let Some(usage) = state.usage.get_mut(&live.context.device) {
+        usage.current -= live.bytes;
+    }
+    Ok(())
+}
+
+/// Frees memory of a graph from outside it (cuMemFree, cuMemFreeAsync).
+pub fn free_now(address: u64) -> Result<()> {
+    end(address)
+}
+
+/// Whether an address is in use as memory of a graph.
+pub fn is_live(address: u64) -> bool {
+    lock(state()).live.contains_key(&address)
+}
+
+/// What a device's graphs use.
+pub fn usage(device: i32) -> Usage {
+    lock(state()).usage.get(&device).copied().unwrap_or_default()
+}
+
+/// Sets the high-water mark to the present.
+pub fn reset_high(device: i32) {
+    if let Some(usage) = lock(state()).usage.get_mut(&device) {
+        usage.high = usage.current;
+    }
+}

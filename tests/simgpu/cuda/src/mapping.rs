@@ -1,0 +1,107 @@
+//! Address space from the kernel: what stands in for device memory. Pages cost nothing until they are written.
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::status::{self, Result};
+
+/// Alignment of every mapping here: that of large device allocations.
+pub const ALIGNMENT_BYTES: u64 = 2 << 20;
+
+/// What a range may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reserved only.
+    None,
+    /// Reading.
+    Read,
+    /// Reading and writing.
+    ReadWrite,
+}
+
+impl Access {
+    fn protection(self) -> libc::c_int {
+        match self {
+            Self::None => libc::PROT_NONE,
+            Self::Read => libc::PROT_READ,
+            Self::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
+}
+
+/// Maps `bytes` of zeros, aligned to `alignment_bytes` (a power of two), near `hint` if that is free.
+pub fn map(bytes: u64, alignment_bytes: u64, hint: u64, access: Access) -> Result<u64> {
+    let alignment_bytes = alignment_bytes.max(ALIGNMENT_BYTES);
+    let padded = bytes.checked_add(alignment_bytes).ok_or(status::OUT_OF_MEMORY)?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: without MAP_FIXED a new mapping touches no memory that is in use.
+    let at =
+        unsafe { libc::mmap(hint as *mut libc::c_void, padded as usize, access.protection(), flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(status::OUT_OF_MEMORY);
+    }
+    let start = at as u64;
+    let aligned = start.next_multiple_of(alignment_bytes);
+    unmap(start, aligned - start);
+    unmap(aligned + bytes, start + padded - aligned - bytes);
+    Ok(aligned)
+}
+
+/// Gives address space back.
+pub fn unmap(at: u64, bytes: u64) {
+    if bytes != 0 {
+        // SAFETY: callers pass ranges that they mapped and that no live allocation covers any more.
+        unsafe { libc::munmap(at as *mut libc::c_void, bytes as usize) };
+    }
+}
+
+/// Changes what a range may be used for.
+pub fn protect(at: u64, bytes: u64, access: Access) -> Result<()> {
+    // SAFETY: the range is a mapping of this library; its users obey the access they were granted.
+    let failed = unsafe { libc::mprotect(at as *mut libc::c_void, bytes as usize, access.protection()) } != 0;
+    if failed { Err(status::INVALID_VALUE) } else { Ok(()) }
+}
+
+/// Puts zeros over a range by dropping its pages, which costs less memory than writing zeros. Ends must be page-aligned.
+pub fn drop_pages(at: u64, bytes: u64) -> bool {
+    // SAFETY: the range is a private anonymous mapping of this library, so that dropped pages read as zeros.
+    unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_DONTNEED) == 0 }
+}
+
+/// Memory that can be mapped more than once and passed to other processes.
+pub fn shareable(bytes: u64) -> Result<OwnedFd> {
+    // SAFETY: the name is a C string; the call answers a new descriptor or an error.
+    let fd = unsafe { libc::memfd_create(c"simgpu".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(status::OUT_OF_MEMORY);
+    }
+    // SAFETY: `fd` was just opened and belongs to nobody else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the descriptor is open.
+    let failed = unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) } != 0;
+    if failed { Err(status::OUT_OF_MEMORY) } else { Ok(fd) }
+}
+
+/// The length of a shareable piece.
+pub fn length(fd: &OwnedFd) -> io::Result<u64> {
+    std::fs::File::from(fd.try_clone()?).metadata().map(|data| data.len())
+}
+
+/// Maps part of a shareable piece over reserved address space, not yet to be used.
+pub fn map_shareable(fd: &OwnedFd, offset: u64, at: u64, bytes: u64) -> Result<()> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let address = at as *mut libc::c_void;
+    // SAFETY: the caller reserved this range and nothing of it is in use.
+    let mapped = unsafe {
+        libc::mmap(address, bytes as usize, libc::PROT_NONE, flags, fd.as_raw_fd(), offset as libc::off_t)
+    };
+    if mapped == libc::MAP_FAILED { Err(status::OUT_OF_MEMORY) } else { Ok(()) }
+}
+
+/// Turns mapped address space back into merely reserved one.
+pub fn reserve_again(at: u64, bytes: u64) -> Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    let address = at as *mut libc::c_void;
+    // SAFETY: the range is this library's; the caller ends its use.
+    let mapped = unsafe { libc::mmap(address, bytes as usize, libc::PROT_NONE, flags, -1, 0) };
+    if mapped == libc::MAP_FAILED { Err(status::OUT_OF_MEMORY) } else { Ok(()) }
+}

@@ -1,0 +1,408 @@
+//! The ledger of all memory the driver knows: what an address is, whose it is, and what it costs the GPU.
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use simgpu_engine::Config;
+
+use crate::arena::Arena;
+use crate::context::{self, Context, code_of, lock};
+use crate::mapping::{self, Access};
+use crate::pool::Pool;
+use crate::process::{self, host};
+use crate::status::{self, Result};
+use crate::{capture, pending};
+
+/// Up to this size allocations share a 2 MiB piece; larger ones have pieces of their own.
+const SMALL_BYTES: u64 = 1 << 20;
+/// Alignment of the rows of a pitched allocation.
+const PITCH_ALIGNMENT_BYTES: u64 = 512;
+
+/// What an allocation is.
+#[derive(Clone)]
+pub enum Kind {
+    /// Linear device memory (cuMemAlloc, cuMemAllocPitch).
+    Device,
+    /// Managed memory; it lives on the host and is not charged to the GPU.
+    Managed,
+    /// Page-locked host memory of the driver's.
+    HostPinned {
+        /// `CU_MEMHOSTALLOC_*`
+        flags: u32,
+    },
+    /// Page-locked host memory of the client's.
+    HostRegistered {
+        /// `CU_MEMHOSTREGISTER_*`
+        flags: u32,
+    },
+    /// From a stream-ordered pool.
+    Pooled(Arc<Pool>),
+    /// A mapping of physical memory (cuMemMap).
+    Mapped {
+        /// `CUmemGenericAllocationHandle` of what is mapped.
+        physical: usize,
+        /// `CU_MEM_ACCESS_FLAGS_*` as set.
+        access: u32,
+    },
+    /// The backing of a CUDA array; not addressable by clients.
+    Array,
+    /// Memory that a graph allocates when it runs.
+    Graph,
+    /// A variable of a module.
+    Variable {
+        /// Whether the host may use it too.
+        managed: bool,
+    },
+}
+
+/// One allocation.
+#[derive(Clone)]
+pub struct Allocation {
+    /// Its first address.
+    pub base: u64,
+    /// Its length as asked for.
+    pub bytes: u64,
+    /// What it is.
+    pub kind: Kind,
+    /// The context it was made in.
+    pub context: Option<Arc<Context>>,
+    /// Unique in this process (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
+    pub id: u64,
+}
+
+impl Allocation {
+    /// Whether it is memory of a GPU, and not of the host.
+    pub fn is_device(&self) -> bool {
+        !self.is_host() && !self.is_managed()
+    }
+
+    /// Whether it is memory of the host that the driver knows.
+    pub fn is_host(&self) -> bool {
+        matches!(self.kind, Kind::HostPinned { .. } | Kind::HostRegistered { .. })
+    }
+
+    /// Whether both may use it.
+    pub fn is_managed(&self) -> bool {
+        matches!(self.kind, Kind::Managed | Kind::Variable { managed: true })
+    }
+
+    /// The device's ordinal, for device and managed memory.
+    pub fn device(&self) -> i32 {
+        match (&self.kind, &self.context) {
+            (Kind::Pooled(pool), _) => pool.device,
+            (_, Some(context)) => context.device,
+            _ => 0,
+        }
+    }
+
+    fn contains(&self, address: u64) -> bool {
+        address - self.base < self.bytes.max(1)
+    }
+}
+
+type Ledger = BTreeMap<u64, Allocation>;
+
+static LEDGER: RwLock<Ledger> = RwLock::new(BTreeMap::new());
+
+/// Small allocations by context.
+fn arenas() -> &'static Mutex<HashMap<usize, Arena>> {
+    static ARENAS: OnceLock<Mutex<HashMap<usize, Arena>>> = OnceLock::new();
+    ARENAS.get_or_init(Mutex::default)
+}
+
+fn read() -> RwLockReadGuard<'static, Ledger> {
+    LEDGER.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write() -> RwLockWriteGuard<'static, Ledger> {
+    LEDGER.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The allocation that `address` lies in.
+pub fn find(address: u64) -> Option<Allocation> {
+    let ledger = read();
+    let (_, allocation) = ledger.range(..=address).next_back()?;
+    allocation.contains(address).then(|| allocation.clone())
+}
+
+/// Whether all of `bytes` at `address` lie in one allocation, or in mappings side by side.
+pub fn covers(address: u64, bytes: u64) -> bool {
+    let ledger = read();
+    let mut at = address;
+    let Some(end) = address.checked_add(bytes) else { return false };
+    loop {
+        let Some((_, allocation)) = ledger.range(..=at).next_back() else { return false };
+        if !allocation.contains(at) {
+            return false;
+        }
+        at = allocation.base + allocation.bytes;
+        if at >= end {
+            return true;
+        }
+    }
+}
+
+/// Every allocation that touches a range.
+pub fn all_in(address: u64, bytes: u64) -> Vec<Allocation> {
+    let ledger = read();
+    let before = ledger.range(..address).next_back().filter(|(_, one)| one.base + one.bytes > address);
+    let inside = ledger.range(address..address.saturating_add(bytes));
+    before.into_iter().chain(inside).map(|(_, one)| one.clone()).collect()
+}
+
+/// Whether any allocation touches a range.
+pub fn any_in(address: u64, bytes: u64) -> bool {
+    !all_in(address, bytes).is_empty()
+}
+
+/// Notes the access that was set for the mappings in a range.
+pub fn set_access(address: u64, bytes: u64, flags: u32) {
+    for (_, one) in write().range_mut(address..address.saturating_add(bytes)) {
+        if let Kind::Mapped { access, .. } = &mut one.kind {
+            *access = flags;
+        }
+    }
+}
+
+/// Enters an allocation.
+pub fn enter(base: u64, bytes: u64, kind: Kind, context: Option<Arc<Context>>) {
+    let id = process::next_id();
+    write().insert(base, Allocation { base, bytes, kind, context, id });
+}
+
+/// Takes the allocation that begins at `base` out, if `is_right` says it is of the kind meant.
+pub fn strike(base: u64, is_right: impl FnOnce(&Allocation) -> bool) -> Result<Allocation> {
+    let mut ledger = write();
+    match ledger.get(&base) {
+        Some(allocation) if is_right(allocation) => ledger.remove(&base).ok_or(status::INVALID_VALUE),
+        _ => Err(status::INVALID_VALUE),
+    }
+}
+
+/// Charges device memory to a context.
+pub fn charge(context: &Context, bytes: u64) -> Result<()> {
+    host().reserve_memory(context.engine, bytes).map_err(|error| code_of(&error))
+}
+
+fn is_small(bytes: u64) -> bool {
+    bytes <= SMALL_BYTES
+}
+
+/// Address space for `bytes` of device memory of a context, charged.
+fn take(context: &Context, bytes: u64) -> Result<u64> {
+    let piece = Config::ALLOCATION_GRANULARITY_BYTES;
+    if !is_small(bytes) {
+        let charged = bytes.checked_next_multiple_of(piece).ok_or(status::OUT_OF_MEMORY)?;
+        charge(context, charged)?;
+        return mapping::map(charged, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)
+            .inspect_err(|_| host().release_memory(context.engine, charged));
+    }
+    let rounded = bytes.next_multiple_of(Config::SUBALLOCATION_GRANULARITY_BYTES);
+    let mut arenas = lock(arenas());
+    let arena = arenas.entry(context.handle).or_default();
+    if let Some(at) = arena.take(rounded) {
+        return Ok(at);
+    }
+    charge(context, piece)?;
+    let base = mapping::map(piece, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)
+        .inspect_err(|_| host().release_memory(context.engine, piece))?;
+    arena.add(base, piece);
+    arena.take(rounded).ok_or(status::OUT_OF_MEMORY)
+}
+
+/// The inverse of [`take`].
+fn give(context: &Context, at: u64, bytes: u64) {
+    let piece = Config::ALLOCATION_GRANULARITY_BYTES;
+    if !is_small(bytes) {
+        let charged = bytes.next_multiple_of(piece);
+        mapping::unmap(at, charged);
+        host().release_memory(context.engine, charged);
+        return;
+    }
+    let mut arenas = lock(arenas());
+    let Some(arena) = arenas.get_mut(&context.handle) else { return };
+    arena.give(at, bytes.next_multiple_of(Config::SUBALLOCATION_GRANULARITY_BYTES));
+    for (base, bytes) in arena.trim(0) {
+        mapping::unmap(base, bytes);
+        host().release_memory(context.engine, bytes);
+    }
+}
+
+/// Device memory of the current context (cuMemAlloc and relatives).
+pub fn allocate(bytes: u64, kind: Kind) -> Result<u64> {
+    capture::refuse_unsafe()?;
+    let context = context::current()?;
+    if bytes == 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    allocate_in(&context, bytes, kind)
+}
+
+/// Device memory of a given context.
+pub fn allocate_in(context: &Arc<Context>, bytes: u64, kind: Kind) -> Result<u64> {
+    let base = take(context, bytes)?;
+    enter(base, bytes, kind, Some(Arc::clone(context)));
+    Ok(base)
+}
+
+/// Rows of device memory whose starts are aligned; answers the address and the pitch.
+pub fn allocate_pitched(width_bytes: u64, height: u64, element_bytes: u32) -> Result<(u64, u64)> {
+    if width_bytes == 0 || height == 0 || !matches!(element_bytes, 4 | 8 | 16) {
+        return Err(status::INVALID_VALUE);
+    }
+    let pitch = width_bytes.checked_next_multiple_of(PITCH_ALIGNMENT_BYTES).ok_or(status::INVALID_VALUE)?;
+    let bytes = pitch.checked_mul(height).ok_or(status::OUT_OF_MEMORY)?;
+    Ok((allocate(bytes, Kind::Device)?, pitch))
+}
+
+/// Managed memory.
+pub fn allocate_managed(bytes: u64) -> Result<u64> {
+    capture::refuse_unsafe()?;
+    let context = context::current()?;
+    if bytes == 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    let length = bytes.checked_next_multiple_of(mapping::ALIGNMENT_BYTES).ok_or(status::OUT_OF_MEMORY)?;
+    let base = mapping::map(length, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)?;
+    enter(base, bytes, Kind::Managed, Some(context));
+    Ok(base)
+}
+
+/// Page-locked host memory.
+pub fn allocate_host(bytes: u64, flags: u32) -> Result<u64> {
+    capture::refuse_unsafe()?;
+    let context = context::current()?;
+    if bytes == 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    let length = bytes.checked_next_multiple_of(mapping::ALIGNMENT_BYTES).ok_or(status::OUT_OF_MEMORY)?;
+    let base = mapping::map(length, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)?;
+    enter(base, bytes, Kind::HostPinned { flags }, Some(context));
+    Ok(base)
+}
+
+/// Lets the driver know host memory of the client's.
+pub fn register_host(address: u64, bytes: u64, flags: u32) -> Result<()> {
+    let context = context::current()?;
+    if address == 0 || bytes == 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    let mut ledger = write();
+    let clashes = ledger
+        .range(..address + bytes)
+        .next_back()
+        .is_some_and(|(_, other)| other.base + other.bytes > address);
+    if clashes {
+        return Err(status::HOST_MEMORY_ALREADY_REGISTERED);
+    }
+    let id = process::next_id();
+    let kind = Kind::HostRegistered { flags };
+    ledger.insert(address, Allocation { base: address, bytes, kind, context: Some(context), id });
+    Ok(())
+}
+
+/// Takes that back.
+pub fn unregister_host(address: u64) -> Result<()> {
+    strike(address, |allocation| matches!(allocation.kind, Kind::HostRegistered { .. }))
+        .map(|_| ())
+        .map_err(|_| status::HOST_MEMORY_NOT_REGISTERED)
+}
+
+/// Waits until nothing of the context can use its memory any more, as freeing memory does.
+fn quiesce(context: &Context) {
+    host().wait_context(context.engine, context.wait_policy());
+    pending::settle();
+}
+
+fn free_backing(allocation: &Allocation) {
+    match (&allocation.kind, &allocation.context) {
+        (Kind::Device | Kind::Array | Kind::Variable { .. }, Some(context)) => {
+            give(context, allocation.base, allocation.bytes);
+        }
+        (Kind::Managed | Kind::HostPinned { .. }, _) => {
+            mapping::unmap(allocation.base, allocation.bytes.next_multiple_of(mapping::ALIGNMENT_BYTES));
+        }
+        _ => {}
+    }
+}
+
+/// Frees device or managed memory (cuMemFree); NULL is nothing.
+pub fn free(address: u64) -> Result<()> {
+    capture::refuse_unsafe()?;
+    context::current()?;
+    if address == 0 {
+        return Ok(());
+    }
+    let is_linear = |allocation: &Allocation| {
+        matches!(allocation.kind, Kind::Device | Kind::Managed | Kind::Pooled(_) | Kind::Graph)
+    };
+    let allocation = find(address)
+        .filter(|found| found.base == address && is_linear(found))
+        .ok_or(status::INVALID_VALUE)?;
+    if let Some(context) = &allocation.context
+        && context.is_alive()
+    {
+        quiesce(context);
+    }
+    match &allocation.kind {
+        Kind::Pooled(pool) => pool.free_now(address),
+        Kind::Graph => crate::graph_memory::free_now(address),
+        _ => {
+            free_backing(&strike(address, is_linear)?);
+            Ok(())
+        }
+    }
+}
+
+/// Frees page-locked host memory (cuMemFreeHost).
+pub fn free_host(address: u64) -> Result<()> {
+    capture::refuse_unsafe()?;
+    let is_pinned = |allocation: &Allocation| matches!(allocation.kind, Kind::HostPinned { .. });
+    let allocation = find(address)
+        .filter(|found| found.base == address && is_pinned(found))
+        .ok_or(status::INVALID_VALUE)?;
+    if let Some(context) = &allocation.context
+        && context.is_alive()
+    {
+        quiesce(context);
+    }
+    free_backing(&strike(address, is_pinned)?);
+    Ok(())
+}
+
+/// Frees what the driver itself allocated for an array or a variable.
+pub fn free_internal(address: u64) {
+    if let Ok(allocation) = strike(address, |found| matches!(found.kind, Kind::Array | Kind::Variable { .. }))
+    {
+        free_backing(&allocation);
+    }
+}
+
+/// Drops everything that a context which ends has allocated; the engine drops its charges itself.
+pub fn forget_context(context: &Context) {
+    let gone: Vec<Allocation> = {
+        let mut ledger = write();
+        let bases: Vec<u64> = ledger
+            .values()
+            .filter(|one| one.context.as_ref().is_some_and(|own| own.handle == context.handle))
+            .filter(|one| !matches!(one.kind, Kind::Pooled(_) | Kind::Mapped { .. }))
+            .map(|one| one.base)
+            .collect();
+        bases.iter().filter_map(|base| ledger.remove(base)).collect()
+    };
+    for allocation in gone {
+        let is_own_mapping = !is_small(allocation.bytes);
+        match allocation.kind {
+            Kind::Device | Kind::Array | Kind::Variable { .. } if is_own_mapping => mapping::unmap(
+                allocation.base,
+                allocation.bytes.next_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES),
+            ),
+            Kind::Managed | Kind::HostPinned { .. } => free_backing(&allocation),
+            _ => {}
+        }
+    }
+    if let Some(arena) = lock(arenas()).remove(&context.handle) {
+        for (base, bytes) in arena.slabs() {
+            mapping::unmap(base, bytes);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! What can be put into a stream or be a node of a graph, and how it runs.
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use deepres_abi::driver::types as cu;
+use simgpu_engine::{CopyKind, Ticket, Work};
+
+use crate::copy::{Fill, Plan};
+use crate::event::Event;
+use crate::graph::Graph;
+use crate::graph_memory;
+use crate::module::Function;
+use crate::pending::{self, Cell, Comparison, Effect, HostCall};
+use crate::process::host;
+use crate::status::{self, Result};
+use crate::stream::Stream;
+
+/// Limits of a launch that no configuration changes (CUDA programming guide, compute capabilities 3.0 and later).
+pub const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+/// Limits of a block by dimension.
+pub const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
+/// Threads of a block.
+pub const MAX_BLOCK_THREADS: u32 = 1024;
+
+/// Values of a kernel's parameters, kept for a graph.
+pub struct Arguments {
+    /// The argument buffer, which the pointers point into; it does not move with this struct.
+    _bytes: Box<[u8]>,
+    /// Pointers to each parameter, as the API passes them.
+    pointers: Box<[usize]>,
+}
+
+impl Arguments {
+    /// Copies the values that `kernel_params` or `extra` pass, as far as the function's parameters are known.
+    ///
+    /// # Safety
+    /// The pointers are as cuLaunchKernel's: `kernel_params` has one readable value per parameter, `extra` is a terminated list.
+    pub unsafe fn copy(
+        function: &Function,
+        kernel_params: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) -> Result<Self> {
+        let length =
+            function.parameters.iter().map(|one| one.offset_bytes + one.size_bytes).max().unwrap_or(0);
+        let mut bytes = vec![0_u8; length].into_boxed_slice();
+        if !kernel_params.is_null() {
+            for (at, parameter) in function.parameters.iter().enumerate() {
+                // SAFETY: the caller's array has an element for every parameter, each pointing at a value of its size.
+                unsafe {
+                    let value = (*kernel_params.add(at)).cast::<u8>();
+                    if value.is_null() {
+                        return Err(status::INVALID_VALUE);
+                    }
+                    std::ptr::copy_nonoverlapping(
+                        value,
+                        bytes[parameter.offset_bytes..].as_mut_ptr(),
+                        parameter.size_bytes,
+                    );
+                }
+            }
+        } else if !extra.is_null() {
+            // SAFETY: the caller's list is terminated and its pointers are valid.
+            let (buffer, buffer_bytes) = unsafe { launch_buffer(extra) }?;
+            let length = bytes.len().min(buffer_bytes);
+            // SAFETY: the caller's buffer is as long as it says.
+            unsafe { std::ptr::copy_nonoverlapping(buffer, bytes.as_mut_ptr(), length) };
+        } else if length != 0 {
+            return Err(status::INVALID_VALUE);
+        }
+        let base = bytes.as_ptr() as usize;
+        let pointers = function.parameters.iter().map(|one| base + one.offset_bytes).collect();
+        Ok(Self { _bytes: bytes, pointers })
+    }
+
+    /// The pointers, as `kernelParams` has them.
+    pub fn kernel_params(&self) -> *mut *mut c_void {
+        self.pointers.as_ptr() as *mut *mut c_void
+    }
+}
+
+/// Buffer and length in an `extra` list.
+///
+/// # Safety
+/// The list is terminated and its pointers are valid.
+unsafe fn launch_buffer(extra: *mut *mut c_void) -> Result<(*const u8, usize)> {
+    let (mut buffer, mut bytes) = (std::ptr::null(), 0);
+    let mut at = extra;
+    loop {
+        // SAFETY: the list is terminated, and every key but the last is followed by a value.
+        let (key, value) =
+            unsafe { (*at as usize, if *at as usize == 0 { std::ptr::null_mut() } else { *at.add(1) }) };
+        match key {
+            0 => break,
+            1 => buffer = value.cast_const().cast::<u8>(),
+            // SAFETY: this value points at the length.
+            2 => bytes = unsafe { *value.cast::<usize>() },
+            _ => return Err(status::INVALID_VALUE),
+        }
+        // SAFETY: still within the list.
+        at = unsafe { at.add(2) };
+    }
+    if buffer.is_null() && bytes != 0 { Err(status::INVALID_VALUE) } else { Ok((buffer, bytes)) }
+}
+
+/// One launch of a kernel.
+#[derive(Clone)]
+pub struct Launch {
+    /// The kernel.
+    pub function: Arc<Function>,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// All blocks must be resident at once.
+    pub cooperative: bool,
+    /// The parameters' values, where a graph keeps them; a launch that runs at once needs none, as nothing is computed.
+    pub arguments: Option<Arc<Arguments>>,
+}
+
+impl Launch {
+    /// Refuses what a GPU could not run.
+    #[inline]
+    pub fn check(&self) -> Result<()> {
+        for axis in 0..3 {
+            let in_range = |value: u32, most: u32| value != 0 && value <= most;
+            if !in_range(self.grid[axis], MAX_GRID[axis]) || !in_range(self.block[axis], MAX_BLOCK[axis]) {
+                return Err(status::INVALID_VALUE);
+            }
+        }
+        let threads = self.block.iter().product::<u32>();
+        if threads > MAX_BLOCK_THREADS {
+            return Err(status::INVALID_VALUE);
+        }
+        if threads > self.function.attribute(cu::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)? as u32 {
+            return Err(status::LAUNCH_OUT_OF_RESOURCES);
+        }
+        if self.shared_bytes
+            > self.function.attribute(cu::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)? as u32
+        {
+            return Err(status::INVALID_VALUE);
+        }
+        if self.cooperative {
+            let fixed = self.function.attribute(cu::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)? as u32;
+            let resident = crate::process::config()
+                .resident_blocks(threads.into(), u64::from(self.shared_bytes + fixed));
+            if self.grid.iter().map(|n| u64::from(*n)).product::<u64>() > resident {
+                return Err(status::COOPERATIVE_LAUNCH_TOO_LARGE);
+            }
+        }
+        Ok(())
+    }
+
+    /// The engine's view of it.
+    #[inline]
+    pub fn work(&self) -> Work {
+        let (duration_ns, sm_ppm) = self.function.cost(self.grid, self.block, self.shared_bytes);
+        Work::Kernel { duration_ns, sm_ppm, kernels: 1 }
+    }
+}
+
+/// An operation on a value in memory.
+#[derive(Clone, Copy, Debug)]
+pub enum MemoryOperation {
+    /// Wait for it.
+    Wait(Cell, Comparison),
+    /// Write it.
+    Write(Cell),
+    /// Order memory; nothing to do here.
+    Barrier,
+}
+
+/// What can be put into a stream or be a node of a graph.
+#[derive(Clone)]
+pub enum Operation {
+    /// A kernel.
+    Kernel(Launch),
+    /// A copy, as the API describes it: addresses are looked up when it runs.
+    Copy(Box<cu::CUDA_MEMCPY3D>),
+    /// A memset.
+    Fill(Fill),
+    /// A host function.
+    Host(HostCall),
+    /// Waits for and writes of values in memory.
+    Memory(Vec<MemoryOperation>),
+    /// An event record that runs with the graph.
+    EventRecord(Arc<Event>),
+    /// An event wait that runs with the graph.
+    EventWait(Arc<Event>),
+    /// Another graph.
+    Child(Arc<Graph>),
+    /// Memory of the graph becomes usable.
+    Allocate(Box<graph_memory::Node>),
+    /// And stops being so.
+    Free(u64),
+    /// Nothing; a point to depend on.
+    Empty,
+}
+
+// SAFETY: the raw pointers inside (copy structs, host call data) are addresses that the client passed for use by the driver's threads.
+unsafe impl Send for Operation {}
+// SAFETY: as above; an operation is not changed while shared.
+unsafe impl Sync for Operation {}
+
+impl Operation {
+    /// `CUgraphNodeType` of a node with it.
+    pub fn node_type(&self) -> u32 {
+        match self {
+            Self::Kernel(_) => cu::CU_GRAPH_NODE_TYPE_KERNEL,
+            Self::Copy(_) => cu::CU_GRAPH_NODE_TYPE_MEMCPY,
+            Self::Fill(_) => cu::CU_GRAPH_NODE_TYPE_MEMSET,
+            Self::Host(_) => cu::CU_GRAPH_NODE_TYPE_HOST,
+            Self::Memory(_) => cu::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+            Self::EventRecord(_) => cu::CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+            Self::EventWait(_) => cu::CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+            Self::Child(_) => cu::CU_GRAPH_NODE_TYPE_GRAPH,
+            Self::Allocate(_) => cu::CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+            Self::Free(_) => cu::CU_GRAPH_NODE_TYPE_MEM_FREE,
+            Self::Empty => cu::CU_GRAPH_NODE_TYPE_EMPTY,
+        }
+    }
+
+    /// Submits it to a stream.
+    pub fn submit(self, stream: &Stream) -> Result<()> {
+        match self {
+            Self::Kernel(launch) => {
+                stream.enqueue(launch.work())?;
+            }
+            Self::Copy(params) => submit_copy(stream, Plan::strided(&params)?)?,
+            Self::Fill(fill) => {
+                let fill = fill.check()?;
+                if fill.bytes() != 0 {
+                    let work = Work::Copy { kind: CopyKind::DeviceToDevice, bytes: fill.bytes() };
+                    pending::add(stream.enqueue(work)?, Effect::Fill(fill));
+                }
+            }
+            Self::Host(call) => submit_gated(stream, |gate| Effect::Call(call, gate))?,
+            Self::Memory(operations) => {
+                for operation in operations {
+                    match operation {
+                        MemoryOperation::Wait(cell, comparison) => {
+                            submit_gated(stream, |gate| Effect::Wait(cell, comparison, gate))?;
+                        }
+                        MemoryOperation::Write(cell) => {
+                            pending::add(stream.enqueue(Work::Marker)?, Effect::Write(cell));
+                        }
+                        MemoryOperation::Barrier => {}
+                    }
+                }
+            }
+            Self::EventRecord(event) => event.record_now(stream)?,
+            Self::EventWait(event) => {
+                if let Some(ticket) = event.ticket() {
+                    stream.wait_for(&[ticket])?;
+                }
+            }
+            Self::Allocate(node) => node.begin(&stream.context)?,
+            Self::Free(address) => graph_memory::end(address)?,
+            // A child is part of its graph's plan, which runs its nodes one by one.
+            Self::Child(_) | Self::Empty => {}
+        }
+        Ok(())
+    }
+}
+
+/// Submits something that the host does while the stream waits for it.
+fn submit_gated(stream: &Stream, effect: impl FnOnce(Ticket) -> Effect) -> Result<()> {
+    let gate = stream.enqueue(Work::HostWait)?;
+    let due = Ticket { sequence: gate.sequence - 1, ..gate };
+    pending::add(due, effect(gate));
+    Ok(())
+}
+
+/// Submits a copy; where one side is memory that the driver does not know, with the guarantees the API gives for that.
+pub fn submit_copy(stream: &Stream, mut plan: Plan) -> Result<()> {
+    if plan.bytes() == 0 {
+        return Ok(());
+    }
+    let waits = plan.to_pageable;
+    if plan.from_pageable && !waits {
+        plan.stage();
+    }
+    let ticket = stream.enqueue(Work::Copy { kind: plan.kind, bytes: plan.bytes() })?;
+    pending::add(ticket, Effect::Copy(plan));
+    if waits {
+        host().wait(ticket, stream.context.wait_policy());
+        pending::settle();
+    }
+    Ok(())
+}
+
+/// Runs a copy and returns when it is done, as the synchronous copies between host and device do.
+pub fn copy_now(stream: &Stream, plan: Plan) -> Result<()> {
+    if plan.bytes() == 0 {
+        return Ok(());
+    }
+    let ticket = stream.enqueue(Work::Copy { kind: plan.kind, bytes: plan.bytes() })?;
+    // Only copies that leave the host to itself may be still under way when the call returns.
+    if plan.kind == CopyKind::DeviceToDevice || plan.kind == CopyKind::PeerToPeer {
+        pending::add(ticket, Effect::Copy(plan));
+        return Ok(());
+    }
+    host().wait(ticket, stream.context.wait_policy());
+    pending::settle();
+    plan.run();
+    Ok(())
+}

@@ -1,0 +1,247 @@
+//! Effects that take place when the virtual GPU gets to them: copies, memsets, host functions, writes and waits in memory.
+//!
+//! The engine only knows when things happen. What happens is applied by whoever next looks at a stream, event or context, and by a
+//! helper thread for those that only look at memory; always in the order of submission among what is complete. A dependency is
+//! always submitted before what depends on it, so that order is one in which the GPU could have done it.
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Condvar, Mutex, OnceLock};
+use std::time::Duration;
+
+use deepres_abi::driver::types as cu;
+use simgpu_engine::Ticket;
+
+use crate::context::lock;
+use crate::copy::{Fill, Plan};
+use crate::process::host;
+
+/// How often the helper looks while something is pending: the most by which an effect that nobody asks for may be late.
+const LOOK_INTERVAL: Duration = Duration::from_micros(50);
+
+/// A host function and what it is called with.
+#[derive(Clone, Copy, Debug)]
+pub enum HostCall {
+    /// cuLaunchHostFunc
+    Function(unsafe extern "C" fn(*mut c_void), usize),
+    /// cuStreamAddCallback: the stream's handle as the client knows it, and its data
+    Callback(unsafe extern "C" fn(cu::CUstream, cu::CUresult, *mut c_void), usize, usize),
+}
+
+/// How a stream compares a value in memory with the one it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// Cyclically at least.
+    AtLeast,
+    /// Equal.
+    Equal,
+    /// Some of the bits set.
+    And,
+    /// Not all of the bits set, either here or there.
+    Nor,
+}
+
+/// A value in memory, 32 or 64 bits wide.
+#[derive(Clone, Copy, Debug)]
+pub struct Cell {
+    /// Where.
+    pub address: u64,
+    /// What is written or waited for.
+    pub value: u64,
+    /// 64 bits instead of 32.
+    pub wide: bool,
+}
+
+impl Cell {
+    fn read(self) -> u64 {
+        // SAFETY: the call that submitted this checked that the address lies in memory the driver knows, and freeing that waits for us.
+        unsafe {
+            if self.wide {
+                (self.address as *const u64).read_volatile()
+            } else {
+                u64::from((self.address as *const u32).read_volatile())
+            }
+        }
+    }
+
+    fn write(self) {
+        // SAFETY: as for reading.
+        unsafe {
+            if self.wide {
+                (self.address as *mut u64).write_volatile(self.value);
+            } else {
+                (self.address as *mut u32).write_volatile(self.value as u32);
+            }
+        }
+    }
+
+    /// Whether what memory holds lets a wait with `comparison` go on.
+    pub fn satisfied(self, comparison: Comparison) -> bool {
+        compare(self.read(), self.value, comparison, self.wide)
+    }
+}
+
+fn compare(found: u64, wanted: u64, comparison: Comparison, wide: bool) -> bool {
+    match (comparison, wide) {
+        (Comparison::AtLeast, true) => found.wrapping_sub(wanted) as i64 >= 0,
+        (Comparison::AtLeast, false) => (found as u32).wrapping_sub(wanted as u32) as i32 >= 0,
+        (Comparison::Equal, _) => found == wanted,
+        (Comparison::And, _) => found & wanted != 0,
+        (Comparison::Nor, true) => !(found | wanted) != 0,
+        (Comparison::Nor, false) => !(found as u32 | wanted as u32) != 0,
+    }
+}
+
+/// One effect.
+#[derive(Debug)]
+pub enum Effect {
+    /// Bytes move.
+    Copy(Plan),
+    /// A pattern is written.
+    Fill(Fill),
+    /// A value is written.
+    Write(Cell),
+    /// A host function runs, then the stream goes on past `gate`.
+    Call(HostCall, Ticket),
+    /// The stream goes on past `gate` once memory holds the value.
+    Wait(Cell, Comparison, Ticket),
+}
+
+struct Pending {
+    /// The effect takes place when this is complete.
+    due: Ticket,
+    effect: Effect,
+}
+
+static QUEUE: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
+static LENGTH: AtomicUsize = AtomicUsize::new(0);
+static WAKE: Condvar = Condvar::new();
+
+/// Notes an effect that takes place when `due` is complete.
+pub fn add(due: Ticket, effect: Effect) {
+    helper();
+    let mut queue = lock(&QUEUE);
+    queue.push(Pending { due, effect });
+    LENGTH.store(queue.len(), Ordering::Release);
+    if queue.len() == 1 {
+        WAKE.notify_one();
+    }
+}
+
+/// Applies every effect whose time has come.
+#[inline]
+pub fn settle() {
+    if LENGTH.load(Ordering::Acquire) != 0 {
+        settle_now(&mut lock(&QUEUE));
+    }
+}
+
+/// One pass after another until nothing more is due: a wait that was satisfied lets others become due.
+fn settle_now(queue: &mut Vec<Pending>) {
+    // From the back, so that whatever a complete item depends on is asked about later and found complete too.
+    let mut due = vec![false; queue.len()];
+    for (at, pending) in queue.iter().enumerate().rev() {
+        due[at] = host().query(pending.due).is_some();
+    }
+    let mut at = 0;
+    queue.retain(|pending| {
+        let is_due = due[at];
+        at += 1;
+        !(is_due && apply(&pending.effect))
+    });
+    LENGTH.store(queue.len(), Ordering::Release);
+}
+
+/// Applies one effect; false if it has to be tried again.
+fn apply(effect: &Effect) -> bool {
+    match effect {
+        Effect::Copy(plan) => plan.run(),
+        Effect::Fill(fill) => fill.run(),
+        Effect::Write(cell) => cell.write(),
+        Effect::Call(call, gate) => {
+            // The receiver lives as long as the process.
+            let _ = callers().send((*call, *gate));
+        }
+        Effect::Wait(cell, comparison, gate) => {
+            if !cell.satisfied(*comparison) {
+                return false;
+            }
+            host().release(*gate);
+        }
+    }
+    true
+}
+
+/// The thread that runs host functions, one after another: CUDA allows them to be serialised, and they may take their time.
+fn callers() -> &'static Sender<(HostCall, Ticket)> {
+    static CALLERS: OnceLock<Sender<(HostCall, Ticket)>> = OnceLock::new();
+    CALLERS.get_or_init(|| {
+        let (sender, receiver) = channel::<(HostCall, Ticket)>();
+        let run = move || {
+            for (call, gate) in receiver {
+                // SAFETY: the client passed the function and its data to be called once in stream order, which is now.
+                unsafe {
+                    match call {
+                        HostCall::Function(function, data) => function(data as *mut c_void),
+                        HostCall::Callback(function, stream, data) => {
+                            function(stream as cu::CUstream, crate::status::SUCCESS, data as *mut c_void);
+                        }
+                    }
+                }
+                host().release(gate);
+            }
+        };
+        spawn("simgpu-callback", run);
+        sender
+    })
+}
+
+fn helper() {
+    static STARTED: OnceLock<()> = OnceLock::new();
+    STARTED.get_or_init(|| {
+        spawn("simgpu-effects", || {
+            let mut queue = lock(&QUEUE);
+            loop {
+                while queue.is_empty() {
+                    queue = WAKE.wait(queue).unwrap_or_else(std::sync::PoisonError::into_inner);
+                }
+                settle_now(&mut queue);
+                drop(queue);
+                std::thread::sleep(LOOK_INTERVAL);
+                queue = lock(&QUEUE);
+            }
+        });
+    });
+}
+
+/// Starts a thread of the driver, with all signals blocked: they are the client's.
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) {
+    // SAFETY: the sets are initialised by the calls before use, and the old mask is put back.
+    unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        thread.expect("a driver that cannot start its thread cannot go on");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_compared_as_the_driver_documents() {
+        assert!(compare(5, 5, Comparison::AtLeast, false));
+        assert!(compare(3, 0xffff_fff0, Comparison::AtLeast, false), "cyclic: 3 is 19 after -16");
+        assert!(!compare(3, 0xffff_fff0, Comparison::AtLeast, true));
+        assert!(
+            compare(0b110, 0b010, Comparison::And, false) && !compare(0b100, 0b010, Comparison::And, false)
+        );
+        assert!(compare(7, 7, Comparison::Equal, true) && !compare(7, 8, Comparison::Equal, true));
+        assert!(
+            compare(1, 2, Comparison::Nor, false) && !compare(0xffff_0000, 0xffff, Comparison::Nor, false)
+        );
+    }
+}

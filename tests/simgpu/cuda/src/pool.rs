@@ -1,0 +1,376 @@
+//! Stream-ordered memory pools: what they reserve, what is in use, and when freed memory may be used again.
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use deepres_abi::driver::types as cu;
+use simgpu_engine::{Config, Ticket, Work};
+
+use crate::arena::Arena;
+use crate::context::{Context, lock};
+use crate::handle::{Kind as HandleKind, Table};
+use crate::mapping::{self, Access};
+use crate::memory::{self, Kind};
+use crate::process::{self, host};
+use crate::status::{self, Result};
+use crate::stream::Stream;
+
+/// All pools that live.
+pub static POOLS: Table<Pool> = Table::new(HandleKind::Pool);
+
+/// A pool grows by at least this, as drivers' default pools are seen to do.
+const GROWTH_BYTES: u64 = 32 << 20;
+
+/// A range freed in stream order, free for its own stream at once and for others when the stream has come to it.
+struct Freed {
+    at: u64,
+    bytes: u64,
+    stream: u64,
+    due: Ticket,
+}
+
+#[derive(Default)]
+struct State {
+    arena: Arena,
+    /// Which context each slab is charged to.
+    charged: HashMap<u64, Arc<Context>>,
+    /// Lengths of what is handed out, as rounded.
+    taken: HashMap<u64, u64>,
+    freed: Vec<Freed>,
+    release_threshold: u64,
+    reuse: [bool; 3],
+    used: u64,
+    used_high: u64,
+    reserved_high: u64,
+    /// Granted access by device ordinal.
+    access: HashMap<i32, u32>,
+}
+
+/// One pool.
+pub struct Pool {
+    /// What clients hold.
+    pub handle: usize,
+    /// The device whose memory it is.
+    pub device: i32,
+    handle_types: u32,
+    max_bytes: u64,
+    is_default: bool,
+    state: Mutex<State>,
+}
+
+/// The pools that cuMemAllocAsync uses: each device's own and the one set in its place.
+#[derive(Default)]
+struct DevicePools {
+    default: HashMap<i32, Arc<Pool>>,
+    current: HashMap<i32, Arc<Pool>>,
+}
+
+fn device_pools() -> &'static Mutex<DevicePools> {
+    static POOLS: OnceLock<Mutex<DevicePools>> = OnceLock::new();
+    POOLS.get_or_init(Mutex::default)
+}
+
+impl Pool {
+    fn insert(device: i32, handle_types: u32, max_bytes: u64, is_default: bool) -> Result<Arc<Self>> {
+        process::gpu_of(device)?;
+        let state = State { reuse: [true; 3], ..State::default() };
+        POOLS
+            .insert_with(|handle| {
+                Arc::new(Self {
+                    handle,
+                    device,
+                    handle_types,
+                    max_bytes,
+                    is_default,
+                    state: Mutex::new(state),
+                })
+            })
+            .ok_or(status::OUT_OF_MEMORY)
+    }
+
+    /// A pool as clients create it.
+    pub fn create(props: &cu::CUmemPoolProps) -> Result<Arc<Self>> {
+        if props.allocType != cu::CU_MEM_ALLOCATION_TYPE_PINNED {
+            return Err(status::INVALID_VALUE);
+        }
+        match props.location.r#type {
+            cu::CU_MEM_LOCATION_TYPE_DEVICE => {}
+            cu::CU_MEM_LOCATION_TYPE_HOST | cu::CU_MEM_LOCATION_TYPE_HOST_NUMA => {
+                return Err(status::NOT_SUPPORTED);
+            }
+            _ => return Err(status::INVALID_VALUE),
+        }
+        if props.handleTypes != cu::CU_MEM_HANDLE_TYPE_NONE {
+            return Err(status::NOT_SUPPORTED);
+        }
+        Self::insert(props.location.id, props.handleTypes, props.maxSize as u64, false)
+    }
+
+    fn reserved(state: &State) -> u64 {
+        state.arena.bytes()
+    }
+
+    /// Takes `bytes` for work that follows in `stream`.
+    pub fn allocate(self: &Arc<Self>, stream: &Stream, bytes: u64) -> Result<u64> {
+        if bytes == 0 {
+            return Err(status::INVALID_VALUE);
+        }
+        let rounded = bytes
+            .checked_next_multiple_of(Config::SUBALLOCATION_GRANULARITY_BYTES)
+            .ok_or(status::OUT_OF_MEMORY)?;
+        let mut state = lock(&self.state);
+        Self::collect(&mut state);
+        let at =
+            match state.arena.take(rounded).or_else(|| Self::reuse_in_stream(&mut state, stream.id, rounded))
+            {
+                Some(at) => at,
+                None => {
+                    self.grow(&mut state, &stream.context, rounded)?;
+                    state.arena.take(rounded).ok_or(status::OUT_OF_MEMORY)?
+                }
+            };
+        state.taken.insert(at, rounded);
+        state.used += rounded;
+        state.used_high = state.used_high.max(state.used);
+        memory::enter(at, bytes, Kind::Pooled(Arc::clone(self)), Some(Arc::clone(&stream.context)));
+        Ok(at)
+    }
+
+    fn grow(&self, state: &mut State, context: &Arc<Context>, bytes: u64) -> Result<()> {
+        let piece = Config::ALLOCATION_GRANULARITY_BYTES;
+        let needed = bytes.checked_next_multiple_of(piece).ok_or(status::OUT_OF_MEMORY)?;
+        let room =
+            if self.max_bytes == 0 { u64::MAX } else { self.max_bytes.saturating_sub(Self::reserved(state)) };
+        // Where the usual step does not fit any more, what is asked for may.
+        for step in [needed.max(GROWTH_BYTES), needed] {
+            if step > room || memory::charge(context, step).is_err() {
+                continue;
+            }
+            let base = mapping::map(step, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)
+                .inspect_err(|_| host().release_memory(context.engine, step))?;
+            state.arena.add(base, step);
+            state.charged.insert(base, Arc::clone(context));
+            state.reserved_high = state.reserved_high.max(Self::reserved(state));
+            return Ok(());
+        }
+        Err(status::OUT_OF_MEMORY)
+    }
+
+    /// Makes ranges free whose stream has come to their freeing.
+    fn collect(state: &mut State) {
+        let State { arena, freed, .. } = state;
+        freed.retain(|range| {
+            let is_done = host().query(range.due).is_some();
+            if is_done {
+                arena.give(range.at, range.bytes);
+            }
+            !is_done
+        });
+    }
+
+    /// A range that the same stream freed before: what follows in the stream runs after the freeing.
+    fn reuse_in_stream(state: &mut State, stream: u64, bytes: u64) -> Option<u64> {
+        let at = state.freed.iter().position(|range| range.stream == stream && range.bytes >= bytes)?;
+        let range = &mut state.freed[at];
+        let start = range.at;
+        if range.bytes > bytes {
+            range.at += bytes;
+            range.bytes -= bytes;
+        } else {
+            state.freed.swap_remove(at);
+        }
+        Some(start)
+    }
+
+    fn strike(&self, state: &mut State, address: u64) -> Result<u64> {
+        let is_mine = |found: &memory::Allocation| matches!(&found.kind, Kind::Pooled(pool) if pool.handle == self.handle);
+        memory::strike(address, is_mine)?;
+        let bytes = state.taken.remove(&address).ok_or(status::INVALID_VALUE)?;
+        state.used -= bytes;
+        Ok(bytes)
+    }
+
+    /// Frees in stream order (cuMemFreeAsync).
+    pub fn free_async(&self, stream: &Stream, address: u64) -> Result<()> {
+        let due = stream.enqueue(Work::Marker)?;
+        let mut state = lock(&self.state);
+        let bytes = self.strike(&mut state, address)?;
+        state.freed.push(Freed { at: address, bytes, stream: stream.id, due });
+        Ok(())
+    }
+
+    /// Frees at once; the caller has waited for the GPU.
+    pub fn free_now(&self, address: u64) -> Result<()> {
+        let mut state = lock(&self.state);
+        let bytes = self.strike(&mut state, address)?;
+        state.arena.give(address, bytes);
+        Ok(())
+    }
+
+    /// Gives back what is unused above `keep_bytes`.
+    pub fn trim(&self, keep_bytes: u64) {
+        let mut state = lock(&self.state);
+        Self::collect(&mut state);
+        for (base, bytes) in state.arena.trim(keep_bytes) {
+            mapping::unmap(base, bytes);
+            if let Some(context) = state.charged.remove(&base) {
+                host().release_memory(context.engine, bytes);
+            }
+        }
+    }
+
+    /// An attribute, as 64 bits.
+    pub fn attribute(&self, attribute: u32) -> Result<u64> {
+        let state = lock(&self.state);
+        Ok(match attribute {
+            cu::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES => state.reuse[0].into(),
+            cu::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC => state.reuse[1].into(),
+            cu::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => state.reuse[2].into(),
+            cu::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => state.release_threshold,
+            cu::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT => Self::reserved(&state),
+            cu::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH => state.reserved_high,
+            cu::CU_MEMPOOL_ATTR_USED_MEM_CURRENT => state.used,
+            cu::CU_MEMPOOL_ATTR_USED_MEM_HIGH => state.used_high,
+            cu::CU_MEMPOOL_ATTR_ALLOCATION_TYPE => cu::CU_MEM_ALLOCATION_TYPE_PINNED.into(),
+            cu::CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES => self.handle_types.into(),
+            cu::CU_MEMPOOL_ATTR_LOCATION_ID => self.device as u64,
+            cu::CU_MEMPOOL_ATTR_LOCATION_TYPE => cu::CU_MEM_LOCATION_TYPE_DEVICE.into(),
+            cu::CU_MEMPOOL_ATTR_MAX_POOL_SIZE => self.max_bytes,
+            cu::CU_MEMPOOL_ATTR_HW_DECOMPRESS_ENABLED => 0,
+            _ => return Err(status::INVALID_VALUE),
+        })
+    }
+
+    /// Whether an attribute is 32 bits wide in the API.
+    pub fn is_narrow(attribute: u32) -> bool {
+        matches!(
+            attribute,
+            cu::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES
+                | cu::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC
+                | cu::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES
+                | cu::CU_MEMPOOL_ATTR_ALLOCATION_TYPE
+                | cu::CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES
+                | cu::CU_MEMPOOL_ATTR_LOCATION_ID
+                | cu::CU_MEMPOOL_ATTR_LOCATION_TYPE
+                | cu::CU_MEMPOOL_ATTR_HW_DECOMPRESS_ENABLED
+        )
+    }
+
+    /// Changes an attribute; high-water marks can only be reset to the present.
+    pub fn set_attribute(&self, attribute: u32, value: u64) -> Result<()> {
+        let mut state = lock(&self.state);
+        match attribute {
+            cu::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES => state.reuse[0] = value != 0,
+            cu::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC => state.reuse[1] = value != 0,
+            cu::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => state.reuse[2] = value != 0,
+            cu::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => state.release_threshold = value,
+            cu::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH if value == 0 => {
+                state.reserved_high = Self::reserved(&state)
+            }
+            cu::CU_MEMPOOL_ATTR_USED_MEM_HIGH if value == 0 => state.used_high = state.used,
+            _ => return Err(status::INVALID_VALUE),
+        }
+        Ok(())
+    }
+
+    /// Access flags of a device.
+    pub fn access(&self, device: i32) -> u32 {
+        if device == self.device {
+            return cu::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        }
+        lock(&self.state).access.get(&device).copied().unwrap_or(cu::CU_MEM_ACCESS_FLAGS_PROT_NONE)
+    }
+
+    /// Grants or withdraws a device's access; the owner's own cannot be withdrawn.
+    pub fn set_access(&self, device: i32, flags: u32) -> Result<()> {
+        process::gpu_of(device)?;
+        if device == self.device && flags != cu::CU_MEM_ACCESS_FLAGS_PROT_READWRITE {
+            return Err(status::INVALID_VALUE);
+        }
+        lock(&self.state).access.insert(device, flags);
+        Ok(())
+    }
+}
+
+/// The pool behind a handle.
+pub fn by_handle(handle: usize) -> Result<Arc<Pool>> {
+    POOLS.get(handle).ok_or(status::INVALID_VALUE)
+}
+
+/// Destroys a pool of the client's; what it still has in use stays until freed.
+pub fn destroy(handle: usize) -> Result<()> {
+    let pool = by_handle(handle)?;
+    if pool.is_default {
+        return Err(status::INVALID_VALUE);
+    }
+    POOLS.remove(handle);
+    lock(device_pools()).current.retain(|_, current| current.handle != handle);
+    pool.trim(0);
+    Ok(())
+}
+
+/// A device's own pool.
+pub fn default_of(device: i32) -> Result<Arc<Pool>> {
+    process::gpu_of(device)?;
+    let mut pools = lock(device_pools());
+    if let Some(pool) = pools.default.get(&device) {
+        return Ok(Arc::clone(pool));
+    }
+    let pool = Pool::insert(device, cu::CU_MEM_HANDLE_TYPE_NONE, 0, true)?;
+    pools.default.insert(device, Arc::clone(&pool));
+    Ok(pool)
+}
+
+/// The pool that cuMemAllocAsync takes from.
+pub fn current_of(device: i32) -> Result<Arc<Pool>> {
+    if let Some(pool) = lock(device_pools()).current.get(&device) {
+        return Ok(Arc::clone(pool));
+    }
+    default_of(device)
+}
+
+/// Puts another pool in that place.
+pub fn set_current(device: i32, pool: Arc<Pool>) -> Result<()> {
+    process::gpu_of(device)?;
+    if pool.device != device {
+        return Err(status::INVALID_VALUE);
+    }
+    lock(device_pools()).current.insert(device, pool);
+    Ok(())
+}
+
+/// Pools give unused memory above their threshold back when the host has waited for the GPU.
+pub fn trim_at_synchronisation(device: i32) {
+    for pool in POOLS.all() {
+        if pool.device == device {
+            let threshold = lock(&pool.state).release_threshold;
+            pool.trim(threshold);
+        }
+    }
+}
+
+/// Drops what pools have charged to a context that ends.
+pub fn forget_context(context: &Context) {
+    for pool in POOLS.all() {
+        let mut state = lock(&pool.state);
+        let lost: Vec<u64> = state
+            .charged
+            .iter()
+            .filter(|(_, charged)| charged.handle == context.handle)
+            .map(|(base, _)| *base)
+            .collect();
+        let slabs: Vec<(u64, u64)> = state.arena.slabs().filter(|(base, _)| lost.contains(base)).collect();
+        for (base, bytes) in slabs {
+            let range = base..base + bytes;
+            let dead: Vec<u64> = state.taken.keys().copied().filter(|at| range.contains(at)).collect();
+            for at in dead {
+                let _ = memory::strike(at, |_| true);
+                let taken = state.taken.remove(&at).unwrap_or(0);
+                state.used -= taken;
+            }
+            state.freed.retain(|freed| !range.contains(&freed.at));
+            state.arena.drop_slab(base);
+            state.charged.remove(&base);
+            mapping::unmap(base, bytes);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What this process is to the virtual GPUs: attached or not, which GPUs it sees, forked or not.
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use simgpu_engine::{Config, Host, faults};
+
+use crate::status::{self, Result, Status};
+
+const FRESH: u8 = 0;
+const READY: u8 = 1;
+const FORKED: u8 = 2;
+
+static STATE: AtomicU8 = AtomicU8::new(FRESH);
+static PROCESS: OnceLock<std::result::Result<Process, Status>> = OnceLock::new();
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// The driver's view of the host it runs on.
+pub struct Process {
+    host: Host,
+    /// Engine index of each GPU this process sees, by ordinal.
+    visible: Vec<usize>,
+}
+
+/// Attaches to the virtual GPUs (cuInit). In a forked child of a process that had done so nothing works any more, as with a real driver.
+pub fn initialise() -> Result<()> {
+    match STATE.load(Ordering::Acquire) {
+        READY => return Ok(()),
+        FORKED => return Err(status::NOT_INITIALIZED),
+        _ => {}
+    }
+    PROCESS.get_or_init(attach).as_ref().map_err(|code| *code)?;
+    STATE.store(READY, Ordering::Release);
+    Ok(())
+}
+
+fn attach() -> std::result::Result<Process, Status> {
+    let explain = |error: simgpu_engine::Error| {
+        eprintln!("simgpu: {error}");
+        status::NO_DEVICE
+    };
+    faults::init().map_err(|error| {
+        eprintln!("simgpu: {error}");
+        status::INVALID_VALUE
+    })?;
+    let host = Host::attach().map_err(explain)?;
+    // SAFETY: the handler only stores to an atomic, which is safe between fork and exec.
+    unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+    let visible = match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(list) => select(&list, host.gpu_count(), |gpu| uuid_text(host.uuid(gpu))),
+        Err(_) => (0..host.gpu_count()).collect(),
+    };
+    if visible.is_empty() {
+        return Err(status::NO_DEVICE);
+    }
+    Ok(Process { host, visible })
+}
+
+extern "C" fn after_fork_in_child() {
+    STATE.store(FORKED, Ordering::Release);
+}
+
+/// Whether calls may go on; the first thing every function asks.
+#[inline]
+pub fn check_ready() -> Result<()> {
+    if STATE.load(Ordering::Acquire) == READY { Ok(()) } else { Err(status::NOT_INITIALIZED) }
+}
+
+fn process() -> &'static Process {
+    match PROCESS.get() {
+        Some(Ok(process)) => process,
+        _ => unreachable!("the entry of every function that comes here has checked that cuInit succeeded"),
+    }
+}
+
+/// The virtual GPUs.
+#[inline]
+pub fn host() -> &'static Host {
+    &process().host
+}
+
+/// What they are like.
+pub fn config() -> &'static Config {
+    process().host.config()
+}
+
+/// How many of them this process sees.
+pub fn device_count() -> usize {
+    process().visible.len()
+}
+
+/// The engine's index of the device with this ordinal.
+pub fn gpu_of(device: i32) -> Result<usize> {
+    usize::try_from(device)
+        .ok()
+        .and_then(|at| process().visible.get(at))
+        .copied()
+        .ok_or(status::INVALID_DEVICE)
+}
+
+/// A number that no other object of this process has.
+pub fn next_id() -> u64 {
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
+}
+
+/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, as nvidia-smi prints it.
+pub fn uuid_text(bytes: [u8; 16]) -> String {
+    let mut text = String::from("GPU-");
+    for (at, byte) in bytes.iter().enumerate() {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+/// `CUDA_VISIBLE_DEVICES`: ordinals or (beginnings of) UUIDs up to the first entry that names no GPU.
+fn select(list: &str, count: usize, uuid: impl Fn(usize) -> String) -> Vec<usize> {
+    let find = |entry: &str| match entry.parse::<usize>() {
+        Ok(ordinal) => Some(ordinal).filter(|ordinal| *ordinal < count),
+        Err(_) if entry.starts_with("GPU-") => (0..count).find(|gpu| uuid(*gpu).starts_with(entry)),
+        Err(_) => None,
+    };
+    let mut chosen = Vec::new();
+    for gpu in list.split(',').map(|entry| find(entry.trim())) {
+        match gpu {
+            Some(gpu) if !chosen.contains(&gpu) => chosen.push(gpu),
+            Some(_) => return Vec::new(),
+            None => break,
+        }
+    }
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(list: &str) -> Vec<usize> {
+        select(list, 4, |gpu| format!("GPU-{gpu}{gpu}{gpu}{gpu}-rest"))
+    }
+
+    #[test]
+    fn visible_devices_are_taken_in_the_order_given_until_one_is_unknown() {
+        assert_eq!(chosen("2,0"), [2, 0]);
+        assert_eq!(chosen("GPU-33, GPU-0000-rest"), [3, 0]);
+        assert_eq!(chosen("1,9,2"), [1]);
+        assert_eq!(chosen("1,-1,2"), [1]);
+        assert_eq!(chosen(""), []);
+        assert_eq!(chosen("1,1"), []);
+    }
+
+    #[test]
+    fn a_uuid_is_printed_as_the_tools_print_it() {
+        let bytes = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255];
+        assert_eq!(uuid_text(bytes), "GPU-00010203-0405-0607-0809-0a0b0c0d0eff");
+    }
+}

@@ -1,0 +1,313 @@
+//! Streams: in-order queues, the two default ones, and how they order themselves among each other.
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use deepres_abi::driver::types as cu;
+use simgpu_engine::{StreamId, Ticket, Work};
+
+use crate::capture::{self, Membership};
+use crate::context::{self, Context, code_of, lock};
+use crate::handle::{Kind, Table};
+use crate::operation::Operation;
+use crate::process::{self, host};
+use crate::status::{self, Result};
+use crate::{pending, pool};
+
+/// All streams that live.
+pub static STREAMS: Table<Stream> = Table::new(Kind::Stream);
+
+/// Priorities a stream may have: the least urgent and the most urgent (smaller is more urgent).
+pub const PRIORITIES: (i32, i32) = (0, -5);
+
+/// The handle that means the legacy default stream (`CU_STREAM_LEGACY`).
+const LEGACY_HANDLE: usize = 1;
+/// The handle that means the calling thread's default stream (`CU_STREAM_PER_THREAD`).
+const PER_THREAD_HANDLE: usize = 2;
+
+/// Which stream handle 0 means to the function called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DefaultStream {
+    /// The one that synchronises with all blocking streams.
+    Legacy,
+    /// The calling thread's own.
+    PerThread,
+}
+
+/// One stream.
+pub struct Stream {
+    /// What clients hold; the special handle for a default stream.
+    pub handle: usize,
+    /// Unique in this process.
+    pub id: u64,
+    /// The context it is in.
+    pub context: Arc<Context>,
+    /// The engine's queue.
+    pub engine: StreamId,
+    /// Creation flags.
+    pub flags: u32,
+    /// Priority as clamped.
+    pub priority: i32,
+    is_legacy: bool,
+    /// The legacy stream's queue, for streams that order themselves after it.
+    legacy: Option<StreamId>,
+    /// How much of the legacy stream this one is already ordered after.
+    seen_of_legacy: AtomicU64,
+    /// How much of this stream the legacy one is already ordered after.
+    seen_by_legacy: AtomicU64,
+    capturing: AtomicBool,
+    capture: Mutex<Option<Membership>>,
+    attributes: Mutex<HashMap<u32, [u8; 64]>>,
+}
+
+thread_local! {
+    static PER_THREAD: RefCell<PerThread> = RefCell::default();
+}
+
+/// A thread's own default streams by context id; they end with the thread.
+#[derive(Default)]
+struct PerThread(HashMap<u64, Arc<Stream>>);
+
+impl Drop for PerThread {
+    fn drop(&mut self) {
+        if process::check_ready().is_err() {
+            return;
+        }
+        for stream in self.0.values() {
+            stream.context.remove_stream(stream);
+            host().destroy_stream(stream.engine);
+        }
+    }
+}
+
+impl Stream {
+    fn new(
+        context: &Arc<Context>,
+        handle: usize,
+        flags: u32,
+        priority: i32,
+        legacy: Option<StreamId>,
+    ) -> Result<Self> {
+        let engine = host().create_stream(context.engine).map_err(|error| code_of(&error))?;
+        Ok(Self {
+            handle,
+            id: process::next_id(),
+            context: Arc::clone(context),
+            engine,
+            flags,
+            priority,
+            is_legacy: handle == LEGACY_HANDLE,
+            legacy,
+            seen_of_legacy: AtomicU64::new(0),
+            seen_by_legacy: AtomicU64::new(0),
+            capturing: AtomicBool::new(false),
+            capture: Mutex::new(None),
+            attributes: Mutex::default(),
+        })
+    }
+
+    /// The legacy default stream of a new context.
+    pub fn create_legacy(context: &Arc<Context>) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self::new(context, LEGACY_HANDLE, cu::CU_STREAM_DEFAULT, 0, None)?))
+    }
+
+    /// A stream as clients create it.
+    pub fn create(context: &Arc<Context>, flags: u32, priority: i32) -> Result<Arc<Self>> {
+        if flags & !cu::CU_STREAM_NON_BLOCKING != 0 {
+            return Err(status::INVALID_VALUE);
+        }
+        let legacy = (flags & cu::CU_STREAM_NON_BLOCKING == 0).then_some(context.legacy()?.engine);
+        let (least, greatest) = PRIORITIES;
+        let mut made = Self::new(context, 0, flags, priority.clamp(greatest, least), legacy)?;
+        let stream = STREAMS
+            .insert_with(|handle| {
+                made.handle = handle;
+                Arc::new(made)
+            })
+            .ok_or(status::OUT_OF_MEMORY)?;
+        context.add_stream(&stream);
+        Ok(stream)
+    }
+
+    fn per_thread(context: &Arc<Context>) -> Result<Arc<Self>> {
+        PER_THREAD
+            .try_with(|own| {
+                let own = &mut own.borrow_mut().0;
+                if let Some(stream) = own.get(&context.id) {
+                    return Ok(Arc::clone(stream));
+                }
+                own.retain(|_, stream| stream.context.is_alive());
+                let legacy = Some(context.legacy()?.engine);
+                let stream =
+                    Arc::new(Self::new(context, PER_THREAD_HANDLE, cu::CU_STREAM_DEFAULT, 0, legacy)?);
+                context.add_stream(&stream);
+                own.insert(context.id, Arc::clone(&stream));
+                Ok(stream)
+            })
+            .unwrap_or(Err(status::DEINITIALIZED))
+    }
+
+    /// Whether it synchronises with the legacy stream.
+    pub fn is_blocking(&self) -> bool {
+        self.legacy.is_some()
+    }
+
+    /// Whether it is the legacy default stream.
+    pub fn is_legacy(&self) -> bool {
+        self.is_legacy
+    }
+
+    /// Whether work put into it is captured instead of run.
+    #[inline]
+    pub fn is_capturing(&self) -> bool {
+        self.capturing.load(Ordering::Acquire)
+    }
+
+    /// Looks at or changes the capture it takes part in.
+    pub fn with_capture<R>(&self, look: impl FnOnce(&mut Option<Membership>) -> R) -> R {
+        let mut membership = lock(&self.capture);
+        let answer = look(&mut membership);
+        self.capturing.store(membership.is_some(), Ordering::Release);
+        answer
+    }
+
+    /// What must complete before work submitted now may start, beside the stream's own work.
+    #[inline]
+    fn after(&self) -> After {
+        let mut after = After::default();
+        if let Some(legacy) = self.legacy {
+            let last = host().last_ticket(legacy);
+            if last.sequence > self.seen_of_legacy.load(Ordering::Relaxed) {
+                self.seen_of_legacy.store(last.sequence, Ordering::Relaxed);
+                after.0.push(last);
+            }
+        } else if self.is_legacy && self.context.blocking_streams.load(Ordering::Acquire) != 0 {
+            for stream in self.context.streams().iter().filter(|stream| stream.is_blocking()) {
+                let last = host().last_ticket(stream.engine);
+                if last.sequence > stream.seen_by_legacy.load(Ordering::Relaxed) {
+                    stream.seen_by_legacy.store(last.sequence, Ordering::Relaxed);
+                    after.0.push(last);
+                }
+            }
+        }
+        after
+    }
+
+    /// Puts one item of engine work into the queue.
+    #[inline]
+    pub fn enqueue(&self, work: Work) -> Result<Ticket> {
+        host().submit(self.engine, work, &self.after().0).map_err(|error| code_of(&error))
+    }
+
+    /// Puts several items into the queue at once.
+    pub fn enqueue_all(&self, work: &[Work]) -> Result<Ticket> {
+        host().submit_all(self.engine, work, &self.after().0).map_err(|error| code_of(&error))
+    }
+
+    /// Makes what is submitted from now on wait for `tickets`.
+    pub fn wait_for(&self, tickets: &[Ticket]) -> Result<()> {
+        let mut after = self.after().0;
+        after.extend_from_slice(tickets);
+        if after.is_empty() {
+            return Ok(());
+        }
+        host().wait_in_stream(self.engine, &after).map_err(|error| code_of(&error))
+    }
+
+    /// Captures the operation where the stream is being captured, else submits it.
+    pub fn submit(self: &Arc<Self>, operation: Operation) -> Result<()> {
+        if self.is_capturing() {
+            return capture::add(self, operation);
+        }
+        capture::refuse_implicit(self)?;
+        operation.submit(self)
+    }
+
+    /// Whether all its work is done.
+    pub fn query(&self) -> Result<()> {
+        capture::refuse_synchronisation(self)?;
+        for ticket in self.everything() {
+            if host().query(ticket).is_none() {
+                return Err(status::NOT_READY);
+            }
+        }
+        pending::settle();
+        Ok(())
+    }
+
+    /// Waits for all its work.
+    pub fn synchronize(&self) -> Result<()> {
+        capture::refuse_synchronisation(self)?;
+        let policy = self.context.wait_policy();
+        for ticket in self.everything() {
+            host().wait(ticket, policy);
+        }
+        pending::settle();
+        pool::trim_at_synchronisation(self.context.device);
+        Ok(())
+    }
+
+    /// The last tickets of what a wait for this stream covers: for the legacy stream also the blocking ones.
+    fn everything(&self) -> Vec<Ticket> {
+        let mut all = vec![host().last_ticket(self.engine)];
+        if self.is_legacy && self.context.blocking_streams.load(Ordering::Acquire) != 0 {
+            let blocking = self.context.streams();
+            all.extend(
+                blocking
+                    .iter()
+                    .filter(|other| other.is_blocking())
+                    .map(|other| host().last_ticket(other.engine)),
+            );
+        }
+        all
+    }
+
+    /// A stored attribute, or zeros.
+    pub fn attribute(&self, id: u32) -> [u8; 64] {
+        lock(&self.attributes).get(&id).copied().unwrap_or([0; 64])
+    }
+
+    /// Stores an attribute.
+    pub fn set_attribute(&self, id: u32, value: [u8; 64]) {
+        lock(&self.attributes).insert(id, value);
+    }
+
+    /// Takes the attributes of another stream.
+    pub fn copy_attributes(&self, from: &Stream) {
+        let copied = lock(&from.attributes).clone();
+        *lock(&self.attributes) = copied;
+    }
+
+    /// Drops it from the tables when its context ends.
+    pub fn forget(&self) {
+        capture::abandon(self);
+        STREAMS.remove(self.handle);
+    }
+}
+
+/// Tickets to wait for; almost always none.
+#[derive(Default)]
+struct After(Vec<Ticket>);
+
+/// The stream a handle means.
+#[inline]
+pub fn resolve(handle: usize, default: DefaultStream) -> Result<Arc<Stream>> {
+    match (handle, default) {
+        (LEGACY_HANDLE, _) | (0, DefaultStream::Legacy) => context::current()?.legacy(),
+        (PER_THREAD_HANDLE, _) | (0, DefaultStream::PerThread) => Stream::per_thread(&context::current()?),
+        _ => {
+            let stream = STREAMS.get(handle).ok_or(status::INVALID_HANDLE)?;
+            if stream.context.is_alive() { Ok(stream) } else { Err(status::CONTEXT_IS_DESTROYED) }
+        }
+    }
+}
+
+/// Destroys a stream; work in it still runs.
+pub fn destroy(handle: usize) -> Result<()> {
+    let stream = STREAMS.remove(handle).ok_or(status::INVALID_HANDLE)?;
+    capture::abandon(&stream);
+    stream.context.remove_stream(&stream);
+    host().destroy_stream(stream.engine);
+    Ok(())
+}

@@ -1,0 +1,297 @@
+//! Virtual memory management: physical memory by handle, address space by reservation, and mappings of one to the other.
+use std::collections::BTreeMap;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use deepres_abi::driver::types as cu;
+use simgpu_engine::Config;
+
+use crate::context::{CONTEXTS, Context, lock};
+use crate::handle::{Kind as HandleKind, Table};
+use crate::mapping::{self, Access};
+use crate::memory::{self, Kind};
+use crate::process::{self, host};
+use crate::status::{self, Result};
+
+/// All pieces of physical memory that live.
+pub static PHYSICAL: Table<Physical> = Table::new(HandleKind::Physical);
+
+/// Reserved ranges of address space: base and length.
+static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+
+/// One piece of physical memory. It is given back when its last handle and its last mapping are gone.
+pub struct Physical {
+    /// What clients hold.
+    pub handle: usize,
+    /// Its length.
+    pub bytes: u64,
+    /// The device's ordinal.
+    pub device: i32,
+    /// What cuMemCreate was asked for.
+    handle_types: u32,
+    backing: OwnedFd,
+    /// The context it is charged to; `None` for what another process is charged for.
+    charged: Option<Arc<Context>>,
+    uses: Mutex<Uses>,
+}
+
+struct Uses {
+    handles: u32,
+    mappings: u32,
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        if let Some(context) = &self.charged
+            && context.is_alive()
+        {
+            host().release_memory(context.engine, self.bytes);
+        }
+    }
+}
+
+/// The properties a piece was created with.
+pub fn properties(physical: &Physical) -> cu::CUmemAllocationProp {
+    cu::CUmemAllocationProp {
+        r#type: cu::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: physical.handle_types,
+        location: cu::CUmemLocation { r#type: cu::CU_MEM_LOCATION_TYPE_DEVICE, id: physical.device },
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: cu::CUmemAllocationProp_allocFlags {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+/// A context to charge memory of a device to: the current one if it is the device's, else any. Creating memory needs no current context.
+fn payer(device: i32) -> Result<Arc<Context>> {
+    if let Ok(current) = crate::context::current()
+        && current.device == device
+    {
+        return Ok(current);
+    }
+    CONTEXTS
+        .all()
+        .into_iter()
+        .find(|context| context.device == device && context.is_alive())
+        .ok_or(status::INVALID_CONTEXT)
+}
+
+fn check_location(location: &cu::CUmemLocation) -> Result<i32> {
+    if location.r#type != cu::CU_MEM_LOCATION_TYPE_DEVICE {
+        return Err(match location.r#type {
+            cu::CU_MEM_LOCATION_TYPE_HOST
+            | cu::CU_MEM_LOCATION_TYPE_HOST_NUMA
+            | cu::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT => status::NOT_SUPPORTED,
+            _ => status::INVALID_VALUE,
+        });
+    }
+    process::gpu_of(location.id)?;
+    Ok(location.id)
+}
+
+fn check_properties(properties: &cu::CUmemAllocationProp) -> Result<i32> {
+    if properties.r#type != cu::CU_MEM_ALLOCATION_TYPE_PINNED {
+        return Err(status::INVALID_VALUE);
+    }
+    if properties.requestedHandleTypes & !cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0 {
+        return Err(status::NOT_SUPPORTED);
+    }
+    check_location(&properties.location)
+}
+
+/// The unit of physical memory.
+pub fn granularity(properties: &cu::CUmemAllocationProp) -> Result<u64> {
+    check_properties(properties)?;
+    Ok(Config::ALLOCATION_GRANULARITY_BYTES)
+}
+
+/// Physical memory (cuMemCreate).
+pub fn create(bytes: u64, properties: &cu::CUmemAllocationProp, flags: u64) -> Result<Arc<Physical>> {
+    let device = check_properties(properties)?;
+    if flags != 0 || bytes == 0 || !bytes.is_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES) {
+        return Err(status::INVALID_VALUE);
+    }
+    let context = payer(device)?;
+    memory::charge(&context, bytes)?;
+    let backing = mapping::shareable(bytes).inspect_err(|_| host().release_memory(context.engine, bytes))?;
+    insert(bytes, device, properties.requestedHandleTypes, backing, Some(context))
+}
+
+fn insert(
+    bytes: u64,
+    device: i32,
+    handle_types: u32,
+    backing: OwnedFd,
+    charged: Option<Arc<Context>>,
+) -> Result<Arc<Physical>> {
+    let uses = Mutex::new(Uses { handles: 1, mappings: 0 });
+    PHYSICAL
+        .insert_with(|handle| {
+            Arc::new(Physical { handle, bytes, device, handle_types, backing, charged, uses })
+        })
+        .ok_or(status::OUT_OF_MEMORY)
+}
+
+/// The piece behind a handle.
+pub fn by_handle(handle: usize) -> Result<Arc<Physical>> {
+    PHYSICAL.get(handle).ok_or(status::INVALID_VALUE)
+}
+
+fn put(physical: &Physical, less: impl FnOnce(&mut Uses)) {
+    let mut uses = lock(&physical.uses);
+    less(&mut uses);
+    if uses.handles == 0 && uses.mappings == 0 {
+        PHYSICAL.remove(physical.handle);
+    }
+}
+
+/// Gives up one handle.
+pub fn release(handle: usize) -> Result<()> {
+    let physical = by_handle(handle)?;
+    if lock(&physical.uses).handles == 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    put(&physical, |uses| uses.handles -= 1);
+    Ok(())
+}
+
+/// The handle of what is mapped at an address, retained once more.
+pub fn retain(address: u64) -> Result<usize> {
+    match memory::find(address).map(|found| found.kind) {
+        Some(Kind::Mapped { physical, .. }) => {
+            lock(&by_handle(physical)?.uses).handles += 1;
+            Ok(physical)
+        }
+        _ => Err(status::INVALID_VALUE),
+    }
+}
+
+/// Reserves address space.
+pub fn reserve(bytes: u64, alignment_bytes: u64, hint: u64) -> Result<u64> {
+    let is_aligned = bytes != 0 && bytes.is_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES);
+    if !is_aligned || (alignment_bytes != 0 && !alignment_bytes.is_power_of_two()) {
+        return Err(status::INVALID_VALUE);
+    }
+    let base = mapping::map(bytes, alignment_bytes, hint, Access::None)?;
+    lock(&RESERVED).insert(base, bytes);
+    Ok(base)
+}
+
+/// Gives reserved address space back; nothing may be mapped in it.
+pub fn unreserve(base: u64, bytes: u64) -> Result<()> {
+    let mut reserved = lock(&RESERVED);
+    if reserved.get(&base) != Some(&bytes) || memory::any_in(base, bytes) {
+        return Err(status::INVALID_VALUE);
+    }
+    reserved.remove(&base);
+    mapping::unmap(base, bytes);
+    Ok(())
+}
+
+/// Maps physical memory into reserved address space; nobody may use it before access is set.
+pub fn map(address: u64, bytes: u64, offset: u64, handle: usize, flags: u64) -> Result<()> {
+    let physical = by_handle(handle)?;
+    let is_reserved = lock(&RESERVED)
+        .range(..=address)
+        .next_back()
+        .is_some_and(|(base, length)| address + bytes <= base + length);
+    let fits = offset == 0
+        && bytes == physical.bytes
+        && address.is_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES);
+    if flags != 0 || bytes == 0 || !is_reserved || !fits || memory::any_in(address, bytes) {
+        return Err(status::INVALID_VALUE);
+    }
+    mapping::map_shareable(&physical.backing, offset, address, bytes)?;
+    lock(&physical.uses).mappings += 1;
+    let context = match &physical.charged {
+        Some(context) => Some(Arc::clone(context)),
+        None => payer(physical.device).ok(),
+    };
+    memory::enter(
+        address,
+        bytes,
+        Kind::Mapped { physical: handle, access: cu::CU_MEM_ACCESS_FLAGS_PROT_NONE },
+        context,
+    );
+    Ok(())
+}
+
+/// Takes whole mappings out of a range.
+pub fn unmap(address: u64, bytes: u64) -> Result<()> {
+    let mapped = memory::all_in(address, bytes);
+    let is_whole = mapped.iter().map(|one| one.bytes).sum::<u64>() == bytes
+        && mapped.iter().all(|one| matches!(one.kind, Kind::Mapped { .. }) && one.base >= address);
+    if bytes == 0 || !is_whole {
+        return Err(status::INVALID_VALUE);
+    }
+    if let Some(context) = mapped.iter().find_map(|one| one.context.clone())
+        && context.is_alive()
+    {
+        host().wait_context(context.engine, context.wait_policy());
+        crate::pending::settle();
+    }
+    for one in mapped {
+        let Kind::Mapped { physical, .. } = one.kind else { continue };
+        memory::strike(one.base, |_| true)?;
+        mapping::reserve_again(one.base, one.bytes)?;
+        if let Ok(physical) = by_handle(physical) {
+            put(&physical, |uses| uses.mappings -= 1);
+        }
+    }
+    Ok(())
+}
+
+/// Sets who may use a range of mappings. The host's own protection follows the strongest access granted.
+pub fn set_access(address: u64, bytes: u64, descriptors: &[cu::CUmemAccessDesc]) -> Result<()> {
+    let mapped = memory::all_in(address, bytes);
+    if bytes == 0 || descriptors.is_empty() || mapped.iter().map(|one| one.bytes).sum::<u64>() != bytes {
+        return Err(status::INVALID_VALUE);
+    }
+    let mut access = Access::None;
+    for descriptor in descriptors {
+        check_location(&descriptor.location)?;
+        access = match descriptor.flags {
+            cu::CU_MEM_ACCESS_FLAGS_PROT_READWRITE => Access::ReadWrite,
+            cu::CU_MEM_ACCESS_FLAGS_PROT_READ if access == Access::None => Access::Read,
+            cu::CU_MEM_ACCESS_FLAGS_PROT_READ | cu::CU_MEM_ACCESS_FLAGS_PROT_NONE => access,
+            _ => return Err(status::INVALID_VALUE),
+        };
+    }
+    mapping::protect(address, bytes, access)?;
+    memory::set_access(address, bytes, descriptors[0].flags);
+    Ok(())
+}
+
+/// A descriptor by which another process can import the piece.
+pub fn export(handle: usize, handle_type: u32) -> Result<i32> {
+    let physical = by_handle(handle)?;
+    if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || physical.handle_types & handle_type == 0
+    {
+        return Err(status::INVALID_VALUE);
+    }
+    physical.backing.try_clone().map(IntoRawFd::into_raw_fd).map_err(|_| status::OPERATING_SYSTEM)
+}
+
+/// Takes a piece over from such a descriptor; whoever created it is charged for it.
+pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Physical>> {
+    if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+        return Err(status::NOT_SUPPORTED);
+    }
+    // SAFETY: duplicating any number is safe; one that is no descriptor is answered with an error.
+    let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
+    if copy < 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    // SAFETY: the duplicate is new and nobody else's.
+    let backing = unsafe { OwnedFd::from_raw_fd(copy) };
+    let bytes = mapping::length(&backing).map_err(|_| status::INVALID_VALUE)?;
+    if bytes == 0 || !bytes.is_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES) {
+        return Err(status::INVALID_VALUE);
+    }
+    let device = crate::context::current().map_or(0, |context| context.device);
+    insert(bytes, device, handle_type, backing, None)
+}
