@@ -123,6 +123,9 @@ unsafe fn decide(
         let is_visible = in_scope_of(caller, &look_up).is_some_and(|found| found == real);
         if is_visible {
             real::remember(id, real);
+        } else {
+            // Fails again, so that `dlerror` has what the client will ask it for.
+            look_up(libc::RTLD_NEXT);
         }
         is_visible
     };
