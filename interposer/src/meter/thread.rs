@@ -109,7 +109,7 @@ impl Meter {
             let is_busy = self.accounts.get(ordinal).is_some_and(|account| account.is_busy);
             any |= is_busy;
             let Some(meter) = gpu.meter() else { continue };
-            if is_busy || was_busy.get(ordinal) == Some(&true) {
+            if was_busy.get(ordinal) == Some(&true) {
                 meter.occupied_ns.fetch_add(passed_ns, Ordering::Relaxed);
             }
             meter.in_flight_ns.store(if is_busy { gpu.queued_ns() } else { 0 }, Ordering::Relaxed);
@@ -146,7 +146,6 @@ impl Meter {
             return;
         }
         let lanes = inner.lanes.clone();
-        let is_contended = context.gpu.meter().is_some_and(|_| !context.gpu.is_open());
         let mut is_current = false;
         for lane in lanes {
             if !lane.is_busy() {
@@ -162,7 +161,7 @@ impl Meter {
                 is_current = true;
             }
             self.close_stale(lane, now_ns);
-            self.complete(context, &mut inner, lane, is_contended);
+            self.complete(context, &mut inner, lane);
             if lane.is_busy()
                 && let Some(account) = self.accounts.get_mut(context.ordinal)
             {
@@ -184,7 +183,7 @@ impl Meter {
     }
 
     /// Charges the segments of a lane that are complete.
-    fn complete(&mut self, context: &ContextState, inner: &mut Inner, lane: &Lane, is_contended: bool) {
+    fn complete(&mut self, context: &ContextState, inner: &mut Inner, lane: &Lane) {
         let calls = &self.process.calls;
         while let Some(segment) = lane.oldest() {
             let progress = if segment.is_lost() { Progress::Lost } else { calls.query(segment.end()) };
@@ -196,7 +195,7 @@ impl Meter {
             if progress == Progress::Done
                 && let Some((start_ns, end_ns)) = inner.locate(calls, lane)
             {
-                self.charge(context, lane, start_ns, end_ns, is_contended);
+                self.charge(context, lane, start_ns, end_ns);
             } else if capture::is_active() && launches != 0 {
                 // Its end fell into a capture: charged by what such launches take.
                 let charged_ns = lane.mean_ns().saturating_mul(u64::from(launches));
@@ -209,14 +208,7 @@ impl Meter {
         }
     }
 
-    fn charge(
-        &mut self,
-        context: &ContextState,
-        lane: &Lane,
-        start_ns: i64,
-        end_ns: i64,
-        is_contended: bool,
-    ) {
+    fn charge(&mut self, context: &ContextState, lane: &Lane, start_ns: i64, end_ns: i64) {
         let Some(segment) = lane.oldest() else { return };
         let launches = u64::from(segment.launches().max(1));
         let took_ns = end_ns.saturating_sub(start_ns).max(0) as u64;
@@ -231,17 +223,17 @@ impl Meter {
         if !is_overlong {
             lane.learn(took_ns / launches);
         }
+        // What is already known of such launches bounds the longest: the first of a kernel may hold the time in which the driver loads it.
+        let mut known_ns = 0;
         if let Some(key) = segment.key().filter(|_| !segment.is_stale()) {
+            known_ns = context.gpu.estimates.get(key).unwrap_or(0);
             context.gpu.estimates.learn(key, took_ns);
         }
         let Some(meter) = context.gpu.meter() else { return };
         let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
         let fresh_ns = account.union.add(start_ns, start_ns.saturating_add(charged_ns as i64));
         meter.compute_ns.fetch_add(fresh_ns, Ordering::Relaxed);
-        // While others run, a kernel's time may hold theirs.
-        if launches == 1 && (!is_contended || meter.longest_ns.load(Ordering::Relaxed) == 0) {
-            meter.longest_ns.fetch_max(charged_ns, Ordering::Relaxed);
-        }
+        meter.longest_ns.fetch_max(known_ns.min(took_ns), Ordering::Relaxed);
     }
 
     /// Sleeps until the next look, or until the connection ends.

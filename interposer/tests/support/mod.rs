@@ -188,12 +188,22 @@ impl Controller {
     /// Takes a connection and refuses it.
     pub fn refuse(&self, reason: &str) {
         let connection = self.accept();
+        self.say_no(connection, reason);
+    }
+
+    /// Refuses a connection.
+    pub fn say_no(&self, connection: Connection, reason: &str) {
         send(&connection.socket, Refusal::new(RefusalKind::Request, reason).as_bytes(), &[]);
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("tenant.sock")
     }
 
     /// A client that does `what`, with this controller's socket in its environment.
     pub fn client(&self, what: &str) -> Client {
-        let socket = self.directory.path().join("tenant.sock");
+        let socket = self.socket();
         Client::start(what, |command| {
             command.env("DEEPRES_SOCKET", &socket);
         })
