@@ -7,8 +7,8 @@ use crate::{
     guard::{Census, Guard},
     journal::{Memory, Overlay},
     layout::{
-        Context, Event, FreeList, MAX_CONTEXTS, MAX_EVENTS, MAX_STREAMS, NEVER, RING, Stream, TICKS_PER_NS,
-        Word, item_kind, pack, unpack,
+        Context, Event, FreeList, MAX_CONTEXTS, MAX_EVENTS, MAX_PROCESSES, MAX_STREAMS, NEVER, RING, Stream,
+        TICKS_PER_NS, Word, item_kind, pack, unpack,
     },
     liveness::{self, ProcessLock},
     shared::{self, Shared},
@@ -63,7 +63,10 @@ impl Host {
         let clock = options.clock;
         let dir = options.state_dir.unwrap_or_else(shared::default_dir);
         let process = {
-            let mut guard = Guard::lock(&shared, &clock, None, Census::Now);
+            // With many processes a census takes long: only for a number that was used before must it be known who is dead.
+            let fresh = (shared.state.header.attached.load() as usize) < MAX_PROCESSES;
+            let census = if fresh { Census::WhenDue } else { Census::Now };
+            let mut guard = Guard::lock(&shared, &clock, None, census);
             let state = guard.state();
             let number = liveness::free_number(&*guard, state)?;
             // On a description of its own: `shared.alive` asks, and must be answered about this process too.

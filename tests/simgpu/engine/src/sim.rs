@@ -367,13 +367,15 @@ fn poke_waiting_contexts<M: Memory>(memory: &mut M, state: &State, here: Option<
 /// Makes every GPU look at everything again, after a holder of the lock died: between two of its transactions it may have meant to wake
 /// someone. Waking in vain does no harm.
 pub fn wake_everything<M: Memory>(memory: &mut M, state: &State) {
-    for gpu in &state.gpus[..state.header.gpu_count.load() as usize] {
-        let now_ns = memory.get(&gpu.now_ns);
+    let gpus = &state.gpus[..state.header.gpu_count.load() as usize];
+    // All GPUs are worked out up to the moment of the latest: none may be looked at as of before, for it would see the others' future.
+    let now_ns = gpus.iter().map(|gpu| memory.get(&gpu.now_ns)).max().unwrap_or_default();
+    for gpu in gpus {
         memory.lower(&gpu.next_event_ns, now_ns);
     }
     memory.put(&state.header.next_event_ns, 0);
     memory.commit();
-    poke_waiting_contexts(memory, state, None, 0);
+    poke_waiting_contexts(memory, state, None, now_ns);
 }
 
 /// Works out, at the GPU's present moment, what happens without time passing, and when the next event is.

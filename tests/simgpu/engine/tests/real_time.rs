@@ -109,6 +109,29 @@ fn waiting_ends_soon_after_the_kernel_and_not_before() {
 }
 
 #[test]
+fn releasing_a_host_wait_wakes_the_waiter_at_once() {
+    let dir = state();
+    let host = attach(dir.path());
+    let stream = stream(&host);
+    let late_ns = (0..10).map(|_| {
+        let gate = host.submit(stream, Work::HostWait, &[]).expect("submit");
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                host.wait(gate, WaitPolicy::Block);
+                host.now_ns()
+            });
+            // Long enough for the waiter to sleep, and not a multiple of how long it would at most.
+            thread::sleep(Duration::from_millis(3));
+            let released_ns = host.now_ns();
+            host.release(gate);
+            waiter.join().expect("no panic").saturating_sub(released_ns)
+        })
+    });
+    let best_ns = late_ns.min().expect("some");
+    assert!(best_ns < MS, "{best_ns} ns late at best");
+}
+
+#[test]
 fn a_killed_process_is_gone_within_100_ms() {
     let dir = state();
     let host = attach(dir.path());

@@ -2,6 +2,7 @@
 
 use super::world::{Client, START_NS, World, kernel};
 use crate::{EventStatus, Host, Work, config::ALL_SMS_PPM, journal::failpoint, liveness, truth::Snapshot};
+use std::time::{Duration, Instant};
 
 /// Runs `child` in a forked process, which attaches for itself, and is killed after so many stores to the shared state. Answers
 /// whether it came through. `prepare` runs before the counting.
@@ -98,6 +99,99 @@ fn a_process_killed_at_any_store_leaves_a_whole_state() {
         stores += 1;
     }
     assert!(stores > 300, "only {stores} stores were tried");
+}
+
+#[test]
+fn a_looker_killed_at_any_store_changes_nothing_for_the_others() {
+    // Three clients on two GPUs that wait for each other, so that looking means waking across contexts and GPUs.
+    let run = |stores: Option<u64>| {
+        let world = World::with("gpus = 2");
+        let (a, b) = (Client::new(&world), Client::new(&world));
+        let far = a.host.create_stream(a.host.create_context(1).expect("context")).expect("stream");
+        let event = b.host.create_event().expect("event");
+        let w = a.kernel(1500);
+        let x = b.host.submit(b.stream, kernel(700, 400_000), &[]).expect("submit");
+        let y = a.host.submit(far, kernel(10, 1), &[w, x]).expect("submit");
+        let z = b.host.submit(b.stream, kernel(5, 1), &[y]).expect("submit");
+        b.host.record(b.stream, event).expect("record");
+        let came_through = stores.map(|stores| {
+            killed_after(
+                &world,
+                stores,
+                |_| (),
+                |host, ()| {
+                    for ns in [1000, 1800, 2600, 5000] {
+                        world.go_to(ns);
+                        host.event_status(event);
+                    }
+                },
+            )
+        });
+        world.go_to(20_000);
+        // By a process that has looked at nothing yet.
+        let fresh = world.process();
+        let times = [w, x, y, z].map(|ticket| fresh.query(ticket));
+        check_accounts(&world.truth());
+        (times, fresh.event_status(event), came_through)
+    };
+    let (times, status, _) = run(None);
+    assert!(times.iter().all(Option::is_some), "{times:?}");
+    let mut stores = 0;
+    loop {
+        let (killed_times, killed_status, came_through) = run(Some(stores));
+        assert_eq!((killed_times, killed_status), (times, status), "after {stores} stores");
+        if came_through == Some(true) {
+            break;
+        }
+        stores += 1;
+    }
+    assert!(stores > 100, "only {stores} stores were tried");
+}
+
+#[test]
+fn a_forked_child_does_not_keep_its_dead_parent_alive() {
+    let world = World::new();
+    let mut pipe = [0; 2];
+    // SAFETY: `pipe` has room for the two descriptors.
+    assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
+    killed_after(
+        &world,
+        u64::MAX - 1,
+        |_| (),
+        |_, ()| {
+            // SAFETY: this process has one thread; the grandchild only sleeps in a read that ends with this test's end of the pipe.
+            unsafe {
+                if libc::fork() == 0 {
+                    libc::close(pipe[1]);
+                    let mut byte = 0_u8;
+                    libc::read(pipe[0], (&raw mut byte).cast(), 1);
+                    libc::_exit(0);
+                }
+            }
+        },
+    );
+    // The grandchild lets go as soon as it runs, which may be a moment after its parent's death.
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while world.truth().processes[0].alive {
+        assert!(Instant::now() < deadline, "still taken for alive");
+        std::thread::yield_now();
+    }
+    // SAFETY: this test's own descriptors, used no more.
+    unsafe { pipe.map(|fd| libc::close(fd)) };
+}
+
+#[test]
+fn a_dead_process_gives_back_its_events() {
+    let world = World::new();
+    let a = Client::new(&world);
+    killed_after(
+        &world,
+        u64::MAX - 1,
+        |_| (),
+        |host, ()| assert_eq!(host.create_event().expect("event").index, 0),
+    );
+    world.truth();
+    assert_eq!(a.host.create_event().expect("event").index, 0);
 }
 
 #[test]

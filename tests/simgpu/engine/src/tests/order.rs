@@ -92,6 +92,20 @@ fn work_waits_for_other_streams_tickets() {
 }
 
 #[test]
+fn a_stream_that_got_its_work_first_can_wait_for_one_that_got_it_later() {
+    let world = World::new();
+    let (a, b) = (Client::new(&world), Client::new(&world));
+    let later = a.another_stream();
+    a.part_kernel(a.stream, 10, 1);
+    let x = a.part_kernel(later, 100, 1);
+    let y = a.host.submit(a.stream, kernel(10, 1), &[x]).expect("submit");
+    // It would get the GPU if a's context had nothing to run for a moment.
+    b.kernel(500);
+    world.go_to(1000);
+    assert_eq!(a.done(y), Some(110));
+}
+
+#[test]
 fn work_waits_for_another_process_and_another_gpu() {
     let world = World::with("gpus = 2");
     let (a, b) = (Client::new(&world), Client::new(&world));
@@ -277,4 +291,16 @@ fn more_than_the_concurrency_limit_runs_in_batches() {
     let early = tickets.iter().filter(|&&ticket| a.done(ticket) == Some(100)).count();
     let late = tickets.iter().filter(|&&ticket| a.done(ticket) == Some(200)).count();
     assert_eq!((early, late), (128, 72));
+}
+
+#[test]
+fn work_waits_for_all_of_several_contexts_on_another_gpu() {
+    let world = World::with("gpus = 2");
+    let (a, b) = (Client::new(&world), Client::new(&world));
+    let far = a.host.create_stream(a.host.create_context(1).expect("context")).expect("stream");
+    let w = a.kernel(1500);
+    let x = b.kernel(700);
+    let y = a.host.submit(far, kernel(10, 1), &[w, x]).expect("submit");
+    world.go_to(20_000);
+    assert_eq!([w, x, y].map(|ticket| a.done(ticket)), [Some(2310), Some(1800), Some(2320)]);
 }
