@@ -71,7 +71,7 @@ impl Host {
             .tempdir()
             .context("cannot create a temporary directory")?;
         let mut command = Command::new(artefacts.deepres());
-        command.arg("daemon").stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(["daemon", "--log", "warn"]).stdin(Stdio::null()).stdout(Stdio::null());
         environment(&mut command, directory.path(), &device, &artefacts.simgpu(), &[]);
         let daemon = Running::start(&mut command)?;
         let mut host =
