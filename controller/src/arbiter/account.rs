@@ -47,7 +47,8 @@ pub struct Account {
     looked_ns: u64,
     /// Wall time that may still be charged: work in flight is charged when it completes.
     uncharged_ns: u64,
-    longest_ns: u64,
+    /// The longest kernel or graph of any session, ns.
+    pub longest_ns: u64,
     recent: VecDeque<(u64, u64)>,
 }
 

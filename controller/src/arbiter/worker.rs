@@ -192,22 +192,24 @@ impl Worker {
     }
 
     fn apply(&self, change: Change) {
-        let sessions = self.tenants.get(&change.tenant).map_or(1, |tenant| tenant.sessions);
         tracing::trace!(gpu = self.gpu, ?change, "gate");
         for session in self.sessions.values().filter(|session| session.tenant == change.tenant) {
-            self.set_gate(session, change.grant, change.renewal, sessions);
+            self.set_gate(session, change.grant, change.renewal);
         }
     }
 
-    fn set_gate(&self, session: &Session, grant: Grant, renewal: bool, sessions: usize) {
+    fn set_gate(&self, session: &Session, grant: Grant, renewal: bool) {
         let Some(slot) = session.seat.grant.page().slot(self.gpu) else { return };
         match grant {
             Grant::Closed => drop(slot.set_gate(GateState::Closed, LeaseTerms::default())),
             Grant::Open => drop(slot.set_gate(GateState::Open, LeaseTerms::default())),
             Grant::Leased { expires_ns } => {
+                let tenant = self.tenants.get(&session.tenant);
+                let (sessions, longest_ns) =
+                    tenant.map_or((1, 0), |tenant| (tenant.sessions, tenant.account.longest_ns));
                 let terms = LeaseTerms {
                     expires_ns,
-                    window_ns: self.tuning.session_window_ns(sessions),
+                    window_ns: self.tuning.session_window_ns(sessions, longest_ns),
                     spin_ns: self.tuning.spin_ns,
                     ..LeaseTerms::default()
                 };
@@ -270,10 +272,9 @@ impl Worker {
         });
         tenant.request = seat.request;
         tenant.sessions += 1;
-        let sessions = tenant.sessions;
         self.scheduler.enter(seat.id, tenant.entitled_ppm, now_ns);
         let session = Session { seat: session, tenant: seat.id, last: Reading::default() };
-        self.set_gate(&session, self.scheduler.grant(seat.id), false, sessions);
+        self.set_gate(&session, self.scheduler.grant(seat.id), false);
         self.sessions.insert(session.seat.id, session);
         self.limit_memory(seat.id, seat.memory_limit_bytes);
         self.entitle();
@@ -293,7 +294,7 @@ impl Worker {
         let Some(session) = self.sessions.remove(&session) else { return };
         self.events.remove(&session.seat.bell);
         // A process that only closed its connection goes on by itself.
-        self.set_gate(&session, Grant::Open, false, 1);
+        self.set_gate(&session, Grant::Open, false);
         if let Some(tenant) = self.tenants.get_mut(&id) {
             tenant.sessions = tenant.sessions.saturating_sub(1);
             if tenant.sessions == 0 {
@@ -326,7 +327,7 @@ impl Worker {
     /// Opens every gate: from here on nobody arbitrates.
     fn open_all(&mut self) {
         for session in self.sessions.values() {
-            self.set_gate(session, Grant::Open, false, 1);
+            self.set_gate(session, Grant::Open, false);
         }
     }
 

@@ -26,6 +26,10 @@ const MIN_WINDOW_NS: u64 = ns(Duration::from_millis(2));
 const MAX_WINDOW_NS: u64 = ns(Duration::from_millis(8));
 /// Of several processes of one tenant each has its part of the window, and this at least.
 const MIN_SESSION_WINDOW_NS: u64 = ns(Duration::from_millis(1));
+/// A window has room for this many of the tenant's longest kernels, so that one can be queued behind another …
+const KERNELS_PER_WINDOW: u64 = 2;
+/// … up to this: beside longer kernels the pause between one and the next (a wake-up) is short.
+const MAX_KERNEL_WINDOW_NS: u64 = ns(Duration::from_millis(20));
 
 /// An idle holder keeps the GPU at least this long: it may be between two launches.
 const MIN_GRACE_NS: u64 = ns(Duration::from_micros(50));
@@ -84,9 +88,10 @@ impl Tuning {
         }
     }
 
-    /// The window of each of a tenant's `sessions`.
-    pub fn session_window_ns(&self, sessions: usize) -> u64 {
-        (self.window_ns / sessions.max(1) as u64).max(MIN_SESSION_WINDOW_NS)
+    /// The window of each of a tenant's `sessions`, of which the longest kernel took `longest_ns`.
+    pub fn session_window_ns(&self, sessions: usize, longest_ns: u64) -> u64 {
+        let kernels_ns = longest_ns.saturating_mul(KERNELS_PER_WINDOW).min(MAX_KERNEL_WINDOW_NS);
+        (self.window_ns / sessions.max(1) as u64).max(MIN_SESSION_WINDOW_NS).max(kernels_ns)
     }
 }
 
@@ -111,8 +116,15 @@ mod tests {
     #[test]
     fn the_sessions_of_a_tenant_share_its_window() {
         let tuning = Tuning::derive(100_000, QuantumBounds::default(), 2);
-        assert_eq!(tuning.session_window_ns(1), tuning.window_ns);
-        assert_eq!(tuning.session_window_ns(2), tuning.window_ns / 2);
-        assert_eq!(tuning.session_window_ns(100), MIN_SESSION_WINDOW_NS);
+        assert_eq!(tuning.session_window_ns(1, 0), tuning.window_ns);
+        assert_eq!(tuning.session_window_ns(2, 0), tuning.window_ns / 2);
+        assert_eq!(tuning.session_window_ns(100, 0), MIN_SESSION_WINDOW_NS);
+    }
+
+    #[test]
+    fn a_window_has_room_for_two_kernels_unless_they_are_very_long() {
+        let tuning = Tuning::derive(100_000, QuantumBounds::default(), 2);
+        assert_eq!(tuning.session_window_ns(1, 3_000_000), 6_000_000);
+        assert_eq!(tuning.session_window_ns(1, u64::MAX), MAX_KERNEL_WINDOW_NS);
     }
 }

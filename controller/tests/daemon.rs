@@ -1,0 +1,358 @@
+//! The daemon over its real sockets, with tenants that are made up.
+
+mod support;
+
+use deepres_abi::grant::{GateState, NO_LIMIT};
+use deepres_abi::wire::{RefusalKind, Role, UNMANAGED};
+use deepres_controller::admin::client::ClientError;
+use deepres_controller::admin::{Reply, Request};
+use deepres_controller::clock::monotonic_ns;
+use deepres_controller::config::{Caps, Config};
+use deepres_controller::packet;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use support::{Daemon, MS, ModelGpu, Tenant, hello, shake_hands, wait_until};
+use zerocopy::IntoBytes;
+
+/// What must be free again after a death.
+const RECLAIM_LIMIT: Duration = Duration::from_millis(100);
+/// In which a change by an administrator must be in force.
+const SET_LIMIT: Duration = Duration::from_millis(10);
+/// For what has no bound of its own.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn daemon() -> Daemon {
+    Daemon::start(1, Config::default())
+}
+
+#[test]
+fn a_session_gets_its_pages_its_bells_and_an_open_gate() {
+    let daemon = Daemon::start(2, Config::default());
+    let mut uuids = daemon.uuids();
+    uuids.insert(0, [9; 16]);
+    uuids.reverse();
+    let tenant =
+        Tenant::connect(&daemon.directory.tenant_socket(), &hello(Role::Session, "a", &uuids)).unwrap();
+    assert_eq!(tenant.welcome.gpu_index[..4], [1, 0, UNMANAGED, UNMANAGED]);
+    assert_eq!(tenant.descriptors.len(), 4 + 2);
+    assert_eq!(tenant.grant.session_id(), tenant.welcome.session_id);
+    assert_eq!(tenant.grant.heartbeat_limit_ns(), 250 * MS);
+    for gpu in 0..2 {
+        let slot = tenant.grant.slot(gpu).unwrap();
+        assert_eq!(slot.gate().state, GateState::Open);
+        assert_eq!((slot.entitled_ppm(), slot.memory_limit()), (1_000_000, NO_LIMIT));
+    }
+}
+
+#[test]
+fn the_heart_beats_well_within_its_limit_while_anyone_is_there() {
+    let daemon = daemon();
+    let tenant = daemon.join("a", 0, 0);
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(20));
+        let age_ns = monotonic_ns().saturating_sub(tenant.beat.last_ns(0));
+        assert!(age_ns < tenant.grant.heartbeat_limit_ns(), "{age_ns}");
+    }
+}
+
+#[test]
+fn a_tenant_cannot_write_its_grant_nor_shrink_what_the_daemon_reads() {
+    let daemon = daemon();
+    let tenant = daemon.join("a", 0, 0);
+    for read_only in [&tenant.descriptors[0], &tenant.descriptors[3]] {
+        // SAFETY: fresh mappings of a memfd that cannot shrink.
+        unsafe {
+            let both = ProtFlags::READ | ProtFlags::WRITE;
+            assert!(mmap(std::ptr::null_mut(), 4096, both, MapFlags::SHARED, read_only, 0).is_err());
+            let mapped =
+                mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, read_only, 0).unwrap();
+            assert!(mprotect(mapped, 4096, MprotectFlags::READ | MprotectFlags::WRITE).is_err());
+        }
+        assert!(rustix::io::pwrite(read_only, b"x", 0).is_err());
+    }
+    for shared in &tenant.descriptors[..4] {
+        assert!(rustix::fs::ftruncate(shared, 0).is_err());
+    }
+}
+
+#[test]
+fn what_is_not_a_hello_is_refused_and_the_daemon_goes_on() {
+    let daemon = daemon();
+    let socket = daemon.directory.tenant_socket();
+    let good = daemon.hello(Role::Session, "a");
+    let refused = |bytes: &[u8]| shake_hands(&socket, bytes).unwrap_err().0;
+    assert_eq!(refused(b"x"), RefusalKind::Malformed as u32);
+    assert_eq!(refused(&[0xA5; 560]), RefusalKind::Malformed as u32);
+    assert_eq!(refused(&[0; 100_000]), RefusalKind::Malformed as u32);
+    assert_eq!(refused(&good.as_bytes()[..559]), RefusalKind::Malformed as u32);
+    let mut other_major = good.as_bytes().to_vec();
+    other_major[10] = 99;
+    assert_eq!(refused(&other_major), RefusalKind::Version as u32);
+    let mut no_role = good;
+    no_role.role = 7;
+    assert_eq!(refused(no_role.as_bytes()), RefusalKind::Malformed as u32);
+    // Who says nothing, or leaves in the middle, is no harm either.
+    let _silent = packet::connection(&socket).unwrap();
+    drop(packet::connection(&socket).unwrap());
+    daemon.join("a", 0, 0);
+}
+
+#[test]
+fn impossible_requests_are_refused_with_a_reason() {
+    let caps = Caps { share_ppm: 500_000, memory_bytes: 1 << 30 };
+    let daemon = Daemon::start(1, Config { caps, ..Config::default() });
+    let socket = daemon.directory.tenant_socket();
+    let refused = |change: &dyn Fn(&mut deepres_abi::wire::Hello)| {
+        let mut hello = daemon.hello(Role::Keeper, "a");
+        change(&mut hello);
+        let (kind, reason) = shake_hands(&socket, hello.as_bytes()).unwrap_err();
+        assert_eq!(kind, RefusalKind::Request as u32, "{reason}");
+        reason
+    };
+    assert!(refused(&|hello| hello.share_ppm = 1_200_000).contains("1% and 100%"));
+    assert!(refused(&|hello| hello.share_ppm = 800_000).contains("50% at most"));
+    assert!(refused(&|hello| hello.memory_bytes = 2 << 30).contains("1 GiB at most"));
+    assert!(refused(&|hello| hello.tenant[0] = 7).contains("control"));
+    assert!(refused(&|hello| hello.tenant[0] = 0xFF).contains("UTF-8"));
+    let tenant = daemon.join("a", 0, 0);
+    assert_eq!(tenant.gate().memory_limit(), 1 << 30, "who asks for no limit has the cap");
+    assert_eq!(tenant.gate().entitled_ppm(), 500_000);
+}
+
+#[test]
+fn a_clock_of_another_namespace_is_refused() {
+    let daemon = daemon();
+    for offset_ns in [-6_000, 6_000] {
+        let mut hello = daemon.hello(Role::Session, "a");
+        hello.monotonic_ns = hello.monotonic_ns.saturating_add_signed(offset_ns * MS as i64);
+        let (kind, reason) = Tenant::connect(&daemon.directory.tenant_socket(), &hello).err().unwrap();
+        assert_eq!(kind, RefusalKind::Namespace as u32, "{reason}");
+    }
+}
+
+#[test]
+fn connections_beyond_the_limit_are_refused() {
+    let daemon = Daemon::start(1, Config { max_connections: 2, ..Config::default() });
+    let held = [daemon.join("a", 0, 0), daemon.join("b", 0, 0)];
+    let hello = daemon.hello(Role::Session, "c");
+    let (kind, reason) = Tenant::connect(&daemon.directory.tenant_socket(), &hello).err().unwrap();
+    assert_eq!(kind, RefusalKind::Full as u32, "{reason}");
+    drop(held);
+    wait_until(PATIENCE, || Tenant::connect(&daemon.directory.tenant_socket(), &hello).is_ok());
+}
+
+#[test]
+fn a_keeper_keeps_its_tenant_and_what_was_asked_for_holds_for_all_of_it() {
+    let daemon = daemon();
+    let mut keeper = daemon.hello(Role::Keeper, "a");
+    keeper.share_ppm = 300_000;
+    let (kept, ..) = shake_hands(&daemon.directory.tenant_socket(), keeper.as_bytes()).unwrap();
+    let status = daemon.status();
+    assert_eq!((status.tenants[0].keepers, status.tenants[0].asked_share_ppm), (1, Some(300_000)));
+    let session = daemon.join("a", 900_000, 0);
+    assert_eq!(session.gate().entitled_ppm(), 300_000, "the first to ask decides");
+    keeper.share_ppm = 400_000;
+    let (_, reason) = shake_hands(&daemon.directory.tenant_socket(), keeper.as_bytes()).unwrap_err();
+    assert!(reason.contains("runs already with a share of 30%"), "{reason}");
+    drop(kept);
+    wait_until(PATIENCE, || daemon.status().tenants[0].keepers == 0);
+}
+
+#[test]
+fn memory_is_limited_over_all_sessions_and_free_again_when_one_ends() {
+    let daemon = daemon();
+    let first = daemon.join("a", 0, 1_000);
+    let second = daemon.join("a", 0, 0);
+    assert_eq!(second.gate().memory_limit(), 1_000);
+    assert!(first.allocate(600));
+    assert!(!second.allocate(401));
+    assert!(second.allocate(400));
+    assert_eq!(daemon.status().tenants[0].gpus[0].memory_bytes, 1_000);
+    drop(first);
+    wait_until(RECLAIM_LIMIT, || second.allocate(600));
+}
+
+#[test]
+fn a_tenant_of_another_name_is_another_account() {
+    let daemon = daemon();
+    let (a, b) = (daemon.join("a", 0, 1_000), daemon.join("b", 0, 1_000));
+    assert!(a.allocate(1_000) && b.allocate(1_000));
+}
+
+#[test]
+fn what_an_administrator_sets_is_in_force_at_once() {
+    let daemon = daemon();
+    let (a, b) = (daemon.join("a", 700_000, 0), daemon.join("b", 300_000, 0));
+    let begin = Instant::now();
+    let request = Request::Set { tenant: "a".into(), share_ppm: Some(500_000), memory_bytes: Some(4_096) };
+    let reply = daemon.client().ask(&request).unwrap();
+    assert!(begin.elapsed() < SET_LIMIT, "{:?}", begin.elapsed());
+    assert_eq!(reply, Reply::Set { share_ppm: Some(500_000), memory_bytes: Some(4_096) });
+    assert_eq!((a.gate().memory_limit(), a.gate().entitled_ppm()), (4_096, 500_000));
+    assert_eq!((b.gate().memory_limit(), b.gate().entitled_ppm()), (NO_LIMIT, 300_000));
+    let late = daemon.join("a", 900_000, 8_192);
+    assert_eq!((late.gate().memory_limit(), late.gate().entitled_ppm()), (4_096, 500_000));
+}
+
+#[test]
+fn an_administrators_mistake_gets_a_clear_answer() {
+    let daemon = daemon();
+    let _tenant = daemon.join("train", 0, 0);
+    let refused = |tenant: &str, share_ppm| {
+        let request = Request::Set { tenant: tenant.into(), share_ppm, memory_bytes: None };
+        match daemon.client().ask(&request) {
+            Err(ClientError::Refused(message)) => message,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(refused("trian", Some(500_000)), "there is no tenant `trian`; there are: train");
+    assert!(refused("train", Some(0)).contains("1% and 100%"));
+    let mut raw = UnixStream::connect(daemon.directory.admin_socket()).unwrap();
+    for nonsense in ["{}\n", "not json\n", "{\"op\":\"set\",\"tenant\":\"train\",\"shar\":1}\n"] {
+        raw.write_all(nonsense.as_bytes()).unwrap();
+        let mut line = String::new();
+        BufReader::new(&raw).read_line(&mut line).unwrap();
+        assert!(line.contains("\"reply\":\"error\"") && line.contains("not a request"), "{line}");
+    }
+}
+
+#[test]
+fn a_tenant_is_remembered_for_a_while_after_its_end_and_then_forgotten() {
+    let daemon = Daemon::start(1, Config { tenant_linger_s: 1, ..Config::default() });
+    let tenant = daemon.join("a", 0, 0);
+    tenant.slot().kernel_launches.store(7, Ordering::Relaxed);
+    drop(tenant);
+    wait_until(PATIENCE, || daemon.status().tenants[0].sessions.is_empty());
+    assert_eq!(daemon.status().tenants[0].gpus[0].kernel_launches, 7);
+    wait_until(PATIENCE, || daemon.status().tenants.is_empty());
+}
+
+#[test]
+fn gates_are_open_once_the_daemon_was_told_to_stop() {
+    let daemon = daemon();
+    let (a, b) = (daemon.join("a", 0, 0), daemon.join("b", 0, 0));
+    assert_eq!(b.gate().gate().state, GateState::Closed);
+    let directory = daemon.directory.clone();
+    drop(daemon);
+    assert_eq!(a.gate().gate().state, GateState::Open);
+    assert_eq!(b.gate().gate().state, GateState::Open);
+    assert!(!directory.tenant_socket().exists() && !directory.admin_socket().exists());
+}
+
+#[test]
+fn a_session_that_ends_while_its_process_lives_is_left_with_an_open_gate() {
+    let daemon = daemon();
+    let (_a, b) = (daemon.join("a", 0, 0), daemon.join("b", 0, 0));
+    let gate = b.gate();
+    drop(b.connection);
+    wait_until(RECLAIM_LIMIT, || gate.gate().state == GateState::Open);
+}
+
+#[test]
+fn a_meter_full_of_garbage_harms_nobody_else() {
+    let daemon = daemon();
+    let (a, b) = (daemon.join("a", 0, 1_000), daemon.join("b", 0, 1_000));
+    assert!(b.allocate(10));
+    // SAFETY: the page is mapped writable here, is made of atomics, and this thread alone writes it.
+    unsafe {
+        let page = std::ptr::from_ref(a.meter).cast_mut().cast::<u8>();
+        std::ptr::write_bytes(page, 0xFF, size_of_val(a.meter));
+        let ledger = std::ptr::from_ref(a.ledger).cast_mut().cast::<u8>();
+        std::ptr::write_bytes(ledger, 0xFF, size_of_val(a.ledger));
+    }
+    a.ring();
+    std::thread::sleep(Duration::from_millis(200));
+    let status = daemon.status();
+    let account = |name: &str| &status.tenants.iter().find(|tenant| tenant.name == name).unwrap().gpus[0];
+    assert!(account("a").total_share_ppm <= 1_000_000);
+    assert_eq!((account("b").memory_bytes, account("b").gpu_ns), (10, 0));
+    assert!(b.allocate(990));
+}
+
+/// Plays two tenants for a while and returns the status before and after.
+fn contend(daemon: &Daemon, kernels_ns: [u64; 2], seconds: u64) -> [u64; 2] {
+    let tenants = [daemon.join("a", 700_000, 0), daemon.join("b", 300_000, 0)];
+    let gpu = ModelGpu::default();
+    let stop = AtomicBool::new(false);
+    let gpu_ns = || {
+        let status = daemon.status();
+        [0, 1].map(|tenant| status.tenants[tenant].gpus[0].gpu_ns)
+    };
+    std::thread::scope(|scope| {
+        for (tenant, kernel_ns) in tenants.iter().zip(kernels_ns) {
+            let (gpu, stop) = (&gpu, &stop);
+            scope.spawn(move || tenant.play(gpu, kernel_ns, stop));
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        let before = gpu_ns();
+        std::thread::sleep(Duration::from_secs(seconds));
+        let after = gpu_ns();
+        stop.store(true, Ordering::Relaxed);
+        [after[0] - before[0], after[1] - before[1]]
+    })
+}
+
+#[test]
+fn two_tenants_share_a_gpu_as_they_are_owed_in_real_time() {
+    for kernels_ns in [[MS, MS], [40 * MS, 5 * MS]] {
+        let daemon = daemon();
+        let used = contend(&daemon, kernels_ns, 4);
+        let total = (used[0] + used[1]) as f64;
+        let share = used[0] as f64 / total;
+        assert!((share - 0.7).abs() < 0.03, "{share} with kernels of {kernels_ns:?} ns");
+        assert!(total > 0.85 * 4_000.0 * MS as f64, "the GPU was used for {total} ns of 4 s");
+        let gpu = daemon.status().gpus.remove(0);
+        assert!(gpu.contended_ns > 3_500 * MS, "{}", gpu.contended_ns);
+        assert!(gpu.handoffs > 10 && gpu.handoff_p50_ns > 0, "{gpu:?}");
+    }
+}
+
+const TENANT_PROCESS: &str = "DEEPRES_TEST_TENANT_OF";
+
+/// Not a test: the process that `a_killed_tenant…` kills.
+#[test]
+fn tenant_process() {
+    let Some(socket) = std::env::var_os(TENANT_PROCESS) else { return };
+    let uuid = std::env::var("DEEPRES_TEST_GPU").unwrap();
+    let gpu = deepres_controller::daemon::Gpu::new(&uuid, "", 1).unwrap();
+    let mut hello = hello(Role::Session, "victim", &[gpu.uuid]);
+    hello.memory_bytes = 1_000;
+    let tenant = Tenant::connect(socket.as_ref(), &hello).unwrap();
+    assert!(tenant.allocate(1_000));
+    // In the middle of everything: holding the GPU, with work in flight.
+    tenant.slot().in_flight.store(1, Ordering::SeqCst);
+    tenant.ring();
+    println!("in the middle");
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn a_killed_tenants_memory_and_lease_are_free_within_100_ms() {
+    let daemon = daemon();
+    let mut victim = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "tenant_process", "--nocapture"])
+        .env(TENANT_PROCESS, daemon.directory.tenant_socket())
+        .env("DEEPRES_TEST_GPU", &daemon.gpus[0].uuid_text)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line.contains("in the middle")));
+    let other = daemon.join("victim", 0, 0);
+    let waiting = daemon.join("waiting", 0, 0);
+    waiting.slot().enter_wait();
+    waiting.ring();
+    assert!(!other.allocate(1));
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(waiting.gate().gate().state, GateState::Closed);
+    victim.kill().unwrap();
+    let begin = Instant::now();
+    wait_until(RECLAIM_LIMIT, || other.allocate(1_000));
+    wait_until(RECLAIM_LIMIT, || waiting.gate().gate().state != GateState::Closed);
+    assert!(begin.elapsed() < RECLAIM_LIMIT, "{:?}", begin.elapsed());
+    victim.wait().unwrap();
+}

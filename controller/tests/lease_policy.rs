@@ -1,0 +1,136 @@
+//! The lease policy on a model of a GPU, in virtual time.
+
+mod model;
+
+use model::{MS, Model, Program};
+use proptest::prelude::*;
+
+const SECOND: u64 = 1_000 * MS;
+
+/// Shares that the tenants had of the GPU time used between two moments, and the part of that time in which the GPU was used.
+fn shares(programs: &[Program], from_ns: u64, to_ns: u64) -> (Vec<f64>, f64) {
+    let mut model = Model::new(programs);
+    model.run_until(from_ns);
+    let before = model.used_ns();
+    model.run_until(to_ns);
+    let used: Vec<u64> = model.used_ns().iter().zip(before).map(|(after, before)| after - before).collect();
+    assert!(model.most_holders <= 1, "at most one tenant has the GPU");
+    let total = used.iter().sum::<u64>() as f64;
+    (used.iter().map(|used| *used as f64 / total).collect(), total / (to_ns - from_ns) as f64)
+}
+
+fn assert_shares(programs: &[Program], expected: &[f64], tolerance: f64, utilisation: f64) {
+    let (shares, used) = shares(programs, SECOND, 21 * SECOND);
+    for (share, expected) in shares.iter().zip(expected) {
+        assert!((share - expected).abs() <= tolerance, "{shares:?} instead of {expected}");
+    }
+    assert!(used >= utilisation, "the GPU was used {used} of the time");
+}
+
+#[test]
+fn seventy_thirty_is_kept_with_small_kernels_and_with_long_graphs_alike() {
+    for kernels in [&[20_000][..], &[2 * MS], &[40 * MS], &[60 * MS, 20 * MS], &[100 * MS]] {
+        let programs = [Program::backlogged(700_000, kernels), Program::backlogged(300_000, kernels)];
+        assert_shares(&programs, &[0.7, 0.3], 0.01, 0.97);
+    }
+}
+
+#[test]
+fn shares_are_of_time_and_not_of_launches() {
+    let programs = [Program::backlogged(700_000, &[20_000]), Program::backlogged(300_000, &[100 * MS])];
+    assert_shares(&programs, &[0.7, 0.3], 0.01, 0.97);
+}
+
+#[test]
+fn a_tenant_that_pauses_briefly_after_each_step_keeps_its_share() {
+    let stepping = |weight_ppm| Program {
+        depth: 2,
+        pause_after: Some((2, 2 * MS)),
+        ..Program::backlogged(weight_ppm, &[20 * MS])
+    };
+    let (shares, used) = shares(&[stepping(700_000), stepping(300_000)], SECOND, 21 * SECOND);
+    assert!((shares[0] - 0.7).abs() <= 0.02, "{shares:?}");
+    assert!(used >= 0.93, "the GPU was used {used} of the time");
+}
+
+#[test]
+fn a_tenant_that_is_alone_loses_nothing() {
+    let (_, used) = shares(&[Program::backlogged(10_000, &[100_000])], SECOND, 5 * SECOND);
+    assert!(used >= 0.999, "{used}");
+}
+
+#[test]
+fn what_an_idle_tenant_leaves_goes_to_the_other_and_comes_back_at_once() {
+    let visitor = Program { active_ns: (5 * SECOND, 10 * SECOND), ..Program::backlogged(500_000, &[MS]) };
+    let programs = [Program::backlogged(500_000, &[MS]), visitor];
+    let mut model = Model::new(&programs);
+    let mut spans = Vec::new();
+    for end_ns in [5 * SECOND, 5 * SECOND + 100 * MS, 10 * SECOND, 10 * SECOND + 100 * MS, 15 * SECOND] {
+        model.run_until(end_ns);
+        spans.push((end_ns, model.used_ns()));
+    }
+    let had = |span: usize, tenant: usize| {
+        let (end, after) = &spans[span];
+        let (begin, before) = &spans[span - 1];
+        (after[tenant] - before[tenant]) as f64 / (end - begin) as f64
+    };
+    assert!(had(1, 1) >= 0.35, "the visitor has its part within 100 ms: {}", had(1, 1));
+    assert!((had(2, 1) - 0.5).abs() <= 0.02, "and keeps it: {}", had(2, 1));
+    assert!(had(4, 0) >= 0.99, "the other has everything afterwards: {}", had(4, 0));
+}
+
+#[test]
+fn nobody_hoards_a_claim_by_being_idle() {
+    let late = Program { active_ns: (10 * SECOND, u64::MAX), ..Program::backlogged(500_000, &[MS]) };
+    let (shares, _) = shares(&[Program::backlogged(500_000, &[MS]), late], 10 * SECOND, 12 * SECOND);
+    assert!((shares[0] - 0.5).abs() <= 0.03, "{shares:?}");
+}
+
+#[test]
+fn a_tenant_that_now_and_then_has_a_little_work_is_served_soon_and_costs_the_other_little() {
+    let occasional =
+        Program { depth: 1, pause_after: Some((1, 30 * MS)), ..Program::backlogged(500_000, &[MS]) };
+    let mut model = Model::new(&[Program::backlogged(500_000, &[MS]), occasional]);
+    model.run_until(20 * SECOND);
+    let used = model.used_ns();
+    assert!(used[0] >= 18 * SECOND, "{used:?}");
+    assert!(used[1] >= 400 * MS, "{used:?}");
+    assert!(model.longest_waits_ns()[1] <= 20 * MS, "{:?}", model.longest_waits_ns());
+}
+
+fn program() -> impl Strategy<Value = (u32, Vec<u64>)> {
+    (
+        50_000..500_000u32,
+        prop::collection::vec(prop_oneof![2_000..200_000u64, MS..10 * MS, 10 * MS..100 * MS], 1..6),
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn backlogged_tenants_get_what_they_are_owed_whatever_their_kernels(
+        programs in prop::collection::vec(program(), 2..6)
+    ) {
+        let total: f64 = programs.iter().map(|(weight, _)| f64::from(*weight)).sum();
+        let expected: Vec<f64> = programs.iter().map(|(weight, _)| f64::from(*weight) / total).collect();
+        let programs: Vec<_> =
+            programs.iter().map(|(weight, kernels)| Program::backlogged(*weight, kernels)).collect();
+        let mut model = Model::new(&programs);
+        model.run_until(2 * SECOND);
+        let before = model.used_ns();
+        model.run_until(42 * SECOND);
+        let used: Vec<u64> = model.used_ns().iter().zip(before).map(|(after, before)| after - before).collect();
+        let sum = used.iter().sum::<u64>() as f64;
+        prop_assert!(model.most_holders <= 1);
+        prop_assert!(sum >= 0.95 * 40.0 * SECOND as f64, "the GPU was used {} of the time", sum / (40.0 * SECOND as f64));
+        for (used, expected) in used.iter().zip(expected) {
+            let share = *used as f64 / sum;
+            prop_assert!((share - expected).abs() <= 0.01, "{share} instead of {expected}");
+        }
+        // Nobody waits longer than a round of everybody's turns, each as long as it takes to make up for the longest kernel.
+        for wait_ns in model.longest_waits_ns() {
+            prop_assert!(wait_ns <= 10 * SECOND, "waited {wait_ns} ns");
+        }
+    }
+}
