@@ -22,6 +22,8 @@ const HELLO_LIMIT: Duration = Duration::from_secs(2);
 const READY_LIMIT: Duration = Duration::from_secs(1);
 /// Clocks further apart than this are different clocks: a hello is read within milliseconds of being written.
 const CLOCK_LIMIT_NS: u64 = Duration::from_secs(5).as_nanos() as u64;
+/// Connections beyond the limit that are listened to until they can be refused; more are closed without a word.
+const REFUSED_AT_A_TIME: usize = 64;
 /// Pause after a failed accept (no descriptors left, mostly), so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -50,21 +52,34 @@ fn watched(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
 }
 
-/// Starts to serve one connection, if there is room for it.
+/// Starts to serve one connection, or to refuse it if there is no room.
 fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
     let limit = shared.registry.borrow().config().max_connections;
-    if shared.connections.get() >= limit {
-        let reason = format!("{limit} connections are open, the most there may be (max_connections)");
-        return refuse(connection.as_fd(), &Refused::new(RefusalKind::Full, reason));
+    let connections = shared.connections.get();
+    if connections >= limit.saturating_add(REFUSED_AT_A_TIME) {
+        return;
     }
-    shared.connections.set(shared.connections.get() + 1);
+    let is_full = connections >= limit;
+    shared.connections.set(connections + 1);
     let shared = Rc::clone(shared);
     tokio::task::spawn_local(async move {
-        if let Err(error) = converse(connection, &shared).await {
+        let served =
+            if is_full { turn_away(connection, limit).await } else { converse(connection, &shared).await };
+        if let Err(error) = served {
             tracing::warn!(%error, "a tenant's connection failed");
         }
         shared.connections.set(shared.connections.get() - 1);
     });
+}
+
+/// Refuses whoever comes when there is no room. Their hello is read first: a connection closed before would be an error to
+/// them, and the reason lost.
+async fn turn_away(connection: OwnedFd, limit: usize) -> io::Result<()> {
+    let connection = watched(connection)?;
+    let _ = timeout(HELLO_LIMIT, receive(&connection)).await;
+    let reason = format!("{limit} connections are open, the most there may be (max_connections)");
+    refuse(connection.as_fd(), &Refused::new(RefusalKind::Full, reason));
+    Ok(())
 }
 
 /// One connection, from hello to its end.

@@ -1,8 +1,6 @@
 //! The lease policy on a model of a GPU, in virtual time.
 
-mod model;
-
-use model::{MS, Model, Program};
+use crate::model::{MS, Model, Program};
 use proptest::prelude::*;
 
 const SECOND: u64 = 1_000 * MS;

@@ -1,7 +1,6 @@
 //! The daemon over its real sockets, with tenants that are made up.
 
-mod support;
-
+use crate::support::{Daemon, MS, ModelGpu, Tenant, hello, shake_hands, wait_until};
 use deepres_abi::grant::{GateState, NO_LIMIT};
 use deepres_abi::wire::{RefusalKind, Role, UNMANAGED};
 use deepres_controller::admin::client::ClientError;
@@ -15,7 +14,6 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use support::{Daemon, MS, ModelGpu, Tenant, hello, shake_hands, wait_until};
 use zerocopy::IntoBytes;
 
 /// What must be free again after a death.
@@ -334,7 +332,7 @@ fn tenant_process() {
 fn a_killed_tenants_memory_and_lease_are_free_within_100_ms() {
     let daemon = daemon();
     let mut victim = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "tenant_process", "--nocapture"])
+        .args(["--exact", "daemon::tenant_process", "--nocapture"])
         .env(TENANT_PROCESS, daemon.directory.tenant_socket())
         .env("DEEPRES_TEST_GPU", &daemon.gpus[0].uuid_text)
         .stdout(Stdio::piped())

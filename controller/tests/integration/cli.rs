@@ -1,0 +1,400 @@
+//! The command line as a user meets it: what is accepted, what is said otherwise, and what `deepres run` passes on.
+
+use crate::support::{Daemon, wait_until};
+use deepres_controller::config::Config;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Places for a run: a folder that stands for the libraries', and the daemon's directory.
+struct Place {
+    scratch: tempfile::TempDir,
+    directory: PathBuf,
+}
+
+impl Place {
+    /// Without a daemon, without a driver, and with an NVML that is none.
+    fn empty() -> Self {
+        let scratch = tempfile::tempdir().unwrap();
+        let libraries = scratch.path().join("lib");
+        std::fs::create_dir(&libraries).unwrap();
+        for broken in ["libnvidia-ml.so.1", "libcuda.so.1"] {
+            std::fs::write(libraries.join(broken), "not a library").unwrap();
+        }
+        let directory = scratch.path().join("d");
+        Self { scratch, directory }
+    }
+
+    /// The same with a driver and a library to preload that do nothing.
+    fn with_driver() -> Self {
+        let place = Self::empty();
+        let driver = place.scratch.path().join("lib/libcuda.so.1");
+        std::fs::copy(harmless_library(), driver).unwrap();
+        place
+    }
+
+    /// The same, beside a daemon.
+    fn beside(daemon: &Daemon) -> Self {
+        Self { directory: daemon.directory.path().to_owned(), ..Self::with_driver() }
+    }
+
+    fn deepres(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_deepres"));
+        command
+            .args(arguments)
+            .env("DEEPRES_DIR", &self.directory)
+            .env("LD_LIBRARY_PATH", self.scratch.path().join("lib"))
+            .env("DEEPRES_LIBRARY", harmless_library())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        for variable in ["DEEPRES_SOCKET", "DEEPRES_TENANT", "DEEPRES_SHARE", "DEEPRES_MEMORY", "LD_PRELOAD"]
+        {
+            command.env_remove(variable);
+        }
+        command
+    }
+}
+
+/// A library that every process of this machine could load: one that this one has loaded.
+fn harmless_library() -> PathBuf {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let library = maps.split_whitespace().find(|word| word.contains("libgcc_s") || word.contains("libm."));
+    PathBuf::from(library.expect("this process has neither libgcc_s nor libm"))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim_end().to_owned()
+}
+
+/// The one line that a command says when it fails.
+fn complaint(output: &Output, code: i32) -> String {
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    assert_eq!(said.lines().count(), 1, "one line, not:\n{said}");
+    assert!(said.starts_with("deepres: "), "{said}");
+    said
+}
+
+#[test]
+fn a_request_that_makes_no_sense_is_refused_in_one_line_that_says_what_is_accepted() {
+    let place = Place::empty();
+    for share in ["abc", "0%", "120%", "", "-1%"] {
+        let argument = format!("--share={share}");
+        for command in [&["run", &argument, "--", "true"][..], &["set", "train", &argument]] {
+            let said = complaint(&place.deepres(command).output().unwrap(), 2);
+            assert!(said.contains("1% to 100%"), "{said}");
+        }
+    }
+    for memory in ["12XB", "0", "-1GiB"] {
+        let argument = format!("--memory={memory}");
+        let said = complaint(&place.deepres(&["run", &argument, "--", "true"]).output().unwrap(), 2);
+        assert!(said.contains("8GiB"), "{said}");
+    }
+    let said = place.deepres(&["run", "--", "true"]).env("DEEPRES_SHARE", "most").output().unwrap();
+    assert!(complaint(&said, 2).contains("`most`"));
+    assert!(!place.directory.exists(), "nothing was started");
+}
+
+#[test]
+fn an_unknown_command_is_refused_with_the_one_that_was_meant() {
+    let output = Place::empty().deepres(&["deamon"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("daemon"), "{}", text(&output.stderr));
+    for incomplete in [&["run"][..], &["set", "train"], &[]] {
+        assert_eq!(Place::empty().deepres(incomplete).output().unwrap().status.code(), Some(2));
+    }
+}
+
+#[test]
+fn help_shows_examples_and_the_exit_statuses() {
+    for command in ["run", "daemon", "ps", "set"] {
+        let output = Place::empty().deepres(&[command, "--help"]).output().unwrap();
+        assert!(output.status.success());
+        assert!(text(&output.stdout).contains("Examples:"), "{command}");
+    }
+    let output = Place::empty().deepres(&["--help"]).output().unwrap();
+    assert!(text(&output.stdout).contains("127"));
+}
+
+#[test]
+fn a_program_that_cannot_be_run_is_reported_as_a_shell_would_before_anything_is_started() {
+    let place = Place::with_driver();
+    complaint(&place.deepres(&["run", "--", "no-such-program"]).output().unwrap(), 127);
+    complaint(&place.deepres(&["run", "--", "/no/such/program"]).output().unwrap(), 127);
+    complaint(&place.deepres(&["run", "--", "/etc/passwd"]).output().unwrap(), 126);
+    complaint(&place.deepres(&["run", "--", "/"]).output().unwrap(), 126);
+    assert!(!place.directory.exists(), "nothing was started");
+}
+
+#[test]
+fn without_a_driver_nothing_is_started() {
+    let place = Place::empty();
+    let said = complaint(&place.deepres(&["run", "--", "true"]).output().unwrap(), 1);
+    assert!(said.contains("no CUDA driver on this machine") && said.contains("libcuda.so.1"), "{said}");
+    assert!(!place.directory.exists(), "nothing was started");
+}
+
+#[test]
+fn without_our_library_nothing_is_started() {
+    let place = Place::with_driver();
+    let output = place.deepres(&["run", "--", "true"]).env("DEEPRES_LIBRARY", "/no/lib.so").output().unwrap();
+    assert!(complaint(&output, 1).contains("/no/lib.so"));
+    let spaced = place.scratch.path().join("a b.so");
+    std::fs::copy(harmless_library(), &spaced).unwrap();
+    let output = place.deepres(&["run", "--", "true"]).env("DEEPRES_LIBRARY", &spaced).output().unwrap();
+    assert!(complaint(&output, 1).contains("space"));
+    assert!(!place.directory.exists());
+}
+
+#[test]
+fn a_daemon_that_cannot_start_says_why_and_leaves_nothing_running() {
+    let place = Place::with_driver();
+    let said = complaint(&place.deepres(&["daemon"]).output().unwrap(), 1);
+    assert!(said.contains("libnvidia-ml.so.1") && said.contains("driver"), "{said}");
+    let said = complaint(&place.deepres(&["run", "--", "true"]).output().unwrap(), 1);
+    assert!(said.contains("cannot start a daemon") && said.contains("libnvidia-ml.so.1"), "{said}");
+    let running = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok).any(|process| {
+        let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
+        let mark = place.directory.as_os_str().as_encoded_bytes();
+        environment.windows(mark.len()).any(|window| window == mark)
+    });
+    assert!(!running);
+    let output = place.deepres(&["daemon", "--config", "/no/such/file"]).output().unwrap();
+    assert!(complaint(&output, 1).contains("/no/such/file"));
+    let config = place.scratch.path().join("c.toml");
+    std::fs::write(&config, "\nfail_mod = \"open\"\n").unwrap();
+    let output = place.deepres(&["daemon", "--config", config.to_str().unwrap()]).output().unwrap();
+    let said = complaint(&output, 1);
+    assert!(said.contains("c.toml:2: unknown key `fail_mod`; did you mean `fail_mode`?"), "{said}");
+}
+
+#[test]
+fn without_a_daemon_ps_and_set_say_how_to_start_one() {
+    let place = Place::empty();
+    for command in [&["ps"][..], &["ps", "--json"], &["set", "train", "--share", "50%"]] {
+        let said = complaint(&place.deepres(command).output().unwrap(), 1);
+        assert!(said.contains("no deepres daemon is running") && said.contains("deepres run"), "{said}");
+    }
+}
+
+#[test]
+fn a_socket_that_is_not_a_daemons_is_not_spoken_to() {
+    let place = Place::with_driver();
+    std::fs::create_dir(&place.directory).unwrap();
+    std::fs::set_permissions(&place.directory, PermissionsExt::from_mode(0o700)).unwrap();
+    let (admin, tenant) = (place.directory.join("admin.sock"), place.directory.join("tenant.sock"));
+    std::fs::write(&admin, "").unwrap();
+    std::fs::write(&tenant, "").unwrap();
+    assert!(complaint(&place.deepres(&["ps"]).output().unwrap(), 1).contains("is not a socket"));
+    let run = |place: &Place| complaint(&place.deepres(&["run", "--", "true"]).output().unwrap(), 1);
+    assert!(run(&place).contains("is not a socket"));
+
+    std::fs::remove_file(&admin).unwrap();
+    std::fs::remove_file(&tenant).unwrap();
+    let stranger = UnixListener::bind(&admin).unwrap();
+    let _other = UnixListener::bind(&tenant).unwrap();
+    let answer = std::thread::spawn(move || {
+        use std::io::Write;
+        let (mut connection, _) = stranger.accept().unwrap();
+        connection.write_all(b"220 mail ready\n").unwrap();
+        connection
+    });
+    let said = complaint(&place.deepres(&["ps"]).output().unwrap(), 1);
+    assert!(said.contains("does not answer as a deepres daemon does"), "{said}");
+    drop(answer.join().unwrap());
+    assert!(run(&place).contains("is not the socket of a deepres daemon"));
+
+    if rustix::process::getuid().is_root() {
+        std::os::unix::fs::lchown(&admin, Some(4711), None).unwrap();
+        let said = complaint(&place.deepres(&["ps"]).output().unwrap(), 1);
+        assert!(said.contains("belongs to user 4711"), "{said}");
+    }
+}
+
+#[test]
+fn ps_shows_tenants_and_set_changes_them() {
+    let daemon = Daemon::start(1, Config::default());
+    let place = Place::beside(&daemon);
+    let tenant = daemon.join("train", 300_000, 8 << 30);
+    let said = complaint(&place.deepres(&["set", "trian", "--share", "50%"]).output().unwrap(), 1);
+    assert!(said.contains("no tenant `trian`") && said.contains("train"), "{said}");
+    let output = place.deepres(&["set", "train", "--share", "50%", "--memory", "4GiB"]).output().unwrap();
+    assert_eq!(text(&output.stdout), "train: share 50%, memory 4 GiB");
+    assert_eq!(tenant.gate().entitled_ppm(), 500_000);
+    let shown = text(&place.deepres(&["ps"]).output().unwrap().stdout);
+    for part in ["train", "50%", "4 GiB", "Simulated nothing", "fake tenant"] {
+        assert!(shown.contains(part), "{part} is not in:\n{shown}");
+    }
+    let output = place.deepres(&["ps", "--json"]).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["tenants"][0]["gpus"][0]["entitled_ppm"], 500_000);
+    assert_eq!(json["tenants"][0]["memory_limit_bytes"], 4u64 << 30);
+    assert_eq!(json["gpus"][0]["simulated"], true);
+    assert!(json["now_ns"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn a_second_daemon_in_the_same_place_is_refused() {
+    let daemon = Daemon::start(1, Config::default());
+    let refused = deepres_controller::daemon::run(
+        deepres_controller::daemon::Options {
+            directory: deepres_controller::directory::Directory::at(daemon.directory.path()),
+            config: Config::default(),
+            gpus: Vec::new(),
+            locks: daemon.directory.path().to_owned(),
+            exits_idle: false,
+        },
+        || (),
+        std::future::pending(),
+    );
+    assert!(refused.unwrap_err().to_string().contains("another deepres daemon"));
+}
+
+#[test]
+fn a_job_gets_the_library_the_socket_and_its_requests() {
+    let daemon = Daemon::start(1, Config::default());
+    let place = Place::beside(&daemon);
+    let arguments = ["run", "--name", "n", "--share", "12.5%", "--memory", "1GiB", "--", "env"];
+    let output = place.deepres(&arguments).env("LD_PRELOAD", harmless_library()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "", "a daemon was running: nothing to say");
+    let environment = text(&output.stdout);
+    let library = harmless_library();
+    for line in [
+        format!("LD_PRELOAD={0}:{0}", library.display()),
+        format!("DEEPRES_SOCKET={}", daemon.directory.tenant_socket().display()),
+        "DEEPRES_TENANT=n".to_owned(),
+        "DEEPRES_SHARE=12.5%".to_owned(),
+        "DEEPRES_MEMORY=1073741824".to_owned(),
+    ] {
+        assert!(environment.lines().any(|found| found == line), "{line} is not in:\n{environment}");
+    }
+    let status = daemon.status();
+    assert_eq!((status.tenants[0].name.as_str(), status.tenants[0].asked_share_ppm), ("n", Some(125_000)));
+}
+
+#[test]
+fn a_request_that_the_daemon_refuses_is_refused_before_the_job_starts() {
+    let caps = deepres_controller::config::Caps { share_ppm: 500_000, ..Default::default() };
+    let daemon = Daemon::start(1, Config { caps, ..Config::default() });
+    let place = Place::beside(&daemon);
+    let mark = place.scratch.path().join("ran");
+    let output =
+        place.deepres(&["run", "--share", "80%", "--", "touch", mark.to_str().unwrap()]).output().unwrap();
+    assert!(complaint(&output, 1).contains("50% at most"));
+    assert!(!mark.exists());
+}
+
+#[test]
+fn the_jobs_status_is_passed_on() {
+    let daemon = Daemon::start(1, Config::default());
+    let place = Place::beside(&daemon);
+    let code =
+        |script: &str| place.deepres(&["run", "--", "sh", "-c", script]).output().unwrap().status.code();
+    assert_eq!(code("exit 0"), Some(0));
+    assert_eq!(code("exit 42"), Some(42));
+    assert_eq!(code("kill -KILL $$"), Some(128 + 9));
+    assert_eq!(code("kill -TERM $$"), Some(128 + 15));
+}
+
+/// Starts a job that makes a file when it is ready.
+fn start(place: &Place, script: &str) -> (Child, PathBuf) {
+    let ready = place.scratch.path().join("ready");
+    let script = format!("{script}\ntouch {}\nwhile :; do sleep 0.02; done", ready.display());
+    let child = place.deepres(&["run", "--name", "job", "--", "sh", "-c", &script]).spawn().unwrap();
+    wait_until(PATIENCE, || ready.exists());
+    (child, ready)
+}
+
+fn kill(child: &Child, signal: libc::c_int) {
+    // SAFETY: a signal to our own child, which has not been waited for.
+    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, signal) }, 0);
+}
+
+#[test]
+fn signals_sent_to_run_reach_the_job_once() {
+    let daemon = Daemon::start(1, Config::default());
+    for (signal, name) in [
+        (libc::SIGTERM, "TERM"),
+        (libc::SIGINT, "INT"),
+        (libc::SIGHUP, "HUP"),
+        (libc::SIGQUIT, "QUIT"),
+        (libc::SIGUSR1, "USR1"),
+        (libc::SIGUSR2, "USR2"),
+    ] {
+        let place = Place::beside(&daemon);
+        let count = place.scratch.path().join("count");
+        let (mut child, _) = start(&place, &format!("trap 'echo x >> {}' {name}", count.display()));
+        kill(&child, signal);
+        wait_until(PATIENCE, || count.exists());
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(std::fs::read_to_string(&count).unwrap(), "x\n", "{name}");
+        // A shell whose trap has run goes on; this ends it.
+        end(&daemon, &mut child);
+    }
+}
+
+/// The command that a `deepres run` has started.
+fn job_of(child: &Child) -> Option<libc::pid_t> {
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}
+
+/// Ends a job that traps its signals: by SIGKILL to the command itself, which run reports.
+fn end(daemon: &Daemon, child: &mut Child) {
+    let job = job_of(child).unwrap();
+    // SAFETY: a signal to the process that our child has started.
+    assert_eq!(unsafe { libc::kill(job, libc::SIGKILL) }, 0);
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 9));
+    wait_until(PATIENCE, || daemon.status().tenants.iter().all(|tenant| tenant.keepers == 0));
+}
+
+fn state_of(child: &Child) -> Option<char> {
+    let status = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).ok()?;
+    status.rsplit(')').next()?.trim_start().chars().next()
+}
+
+#[test]
+fn a_job_that_stops_stops_run_and_goes_on_with_it() {
+    let daemon = Daemon::start(1, Config::default());
+    let place = Place::beside(&daemon);
+    let (mut child, ready) = start(&place, "");
+    kill(&child, libc::SIGTSTP);
+    wait_until(PATIENCE, || state_of(&child) == Some('T'));
+    std::fs::remove_file(&ready).unwrap();
+    kill(&child, libc::SIGCONT);
+    wait_until(PATIENCE, || state_of(&child) != Some('T'));
+    kill(&child, libc::SIGTERM);
+    let status = child.wait().unwrap();
+    assert_eq!((status.code(), status.signal()), (Some(128 + 15), None));
+}
+
+#[test]
+fn runs_of_the_same_name_are_one_tenant_and_unnamed_ones_are_their_own() {
+    let daemon = Daemon::start(1, Config::default());
+    let place = Place::beside(&daemon);
+    let sleep = |arguments: &[&str]| place.deepres(arguments).spawn().unwrap();
+    let mut children = [
+        sleep(&["run", "--name", "job", "--", "sleep", "60"]),
+        sleep(&["run", "--name", "job", "--", "sleep", "60"]),
+        sleep(&["run", "--", "sleep", "60"]),
+        sleep(&["run", "--", "sleep", "60"]),
+    ];
+    wait_until(PATIENCE, || daemon.status().tenants.iter().map(|tenant| tenant.keepers).sum::<usize>() == 4);
+    let status = daemon.status();
+    let names: Vec<_> = status.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
+    assert_eq!(names.len(), 3, "{names:?}");
+    assert!(names.contains(&"job") && names.iter().filter(|name| name.starts_with("sleep-")).count() == 2);
+    for child in &mut children {
+        wait_until(PATIENCE, || job_of(child).is_some());
+        kill(child, libc::SIGTERM);
+        assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+    }
+    assert!(Path::new(&place.directory).exists());
+}

@@ -1,0 +1,7 @@
+//! The controller from outside: its command line, its daemon over real sockets, and its lease policy on a model GPU.
+
+mod cli;
+mod daemon;
+mod lease_policy;
+mod model;
+mod support;
