@@ -132,7 +132,6 @@ impl Host {
         let generation = next_generation(&mut guard, &context.generation);
         guard.put(&context.process, self.process.number as u64 + 1);
         guard.put(&context.gpu, gpu as u64);
-        guard.put(&context.ready_ns, NEVER);
         guard.put(&context.first_stream, 0);
         guard.put(&context.last_stream, 0);
         guard.put(&context.memory_bytes, 0);
@@ -299,7 +298,7 @@ impl Host {
         let now_ns = guard.now_ns().max(1);
         guard.put(&item.released_ns, now_ns);
         if ticket.sequence == completed + 1 {
-            sim::wake_context_of(&mut *guard, state, index);
+            sim::wake_gpu_of(&mut *guard, state, index);
         }
         guard.commit();
         self.announce(guard);

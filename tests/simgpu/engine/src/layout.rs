@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Says that the file is complete and ours; written last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"simgpu01");
 /// Changes with every change of this file.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 
 /// Contexts of the whole host.
 pub const MAX_CONTEXTS: usize = 1024;
@@ -19,14 +19,14 @@ pub const MAX_STREAMS: usize = 4096;
 pub const MAX_EVENTS: usize = 1 << 17;
 /// Processes remembered, dead ones included.
 pub const MAX_PROCESSES: usize = 1024;
-/// How many kernels and copies of one context run at once (the limit of compute capability 9.0).
+/// How many kernels run at once (the limit of compute capability 9.0), and how many copies.
 pub const MAX_CONCURRENT: usize = 128;
 /// Places of a stream's ring: its queue and its history of completion times.
 pub const RING: usize = Config::MAX_QUEUE_DEPTH as usize;
 /// The longest configuration that fits the file.
 pub const MAX_CONFIG_BYTES: usize = 1 << 16;
-/// Words that one transaction may change. The largest are a step with [`MAX_CONCURRENT`] items running (two words each) and
-/// the reuse of a process record (its size in words).
+/// Words that one transaction may change. The largest is a step with [`MAX_CONCURRENT`] kernels and copies
+/// running (two words each, and two of each copy's process).
 pub const JOURNAL: usize = 1024;
 /// Utilisation is kept for this many buckets …
 pub const BUCKETS: usize = 17;
@@ -139,9 +139,9 @@ pub struct ConfigText {
 
 /// What a GPU is doing; values of [`Gpu::phase`].
 pub mod phase {
-    /// Nothing.
+    /// No kernels.
     pub const IDLE: u64 = 0;
-    /// Running work of the current context.
+    /// Running kernels of the current context.
     pub const RUNNING: u64 = 1;
     /// Going over to the current context, until `phase_end_ns`.
     pub const SWITCHING: u64 = 2;
@@ -160,6 +160,7 @@ pub struct Gpu {
     /// When something changes next; `u64::MAX`: never by itself.
     pub next_event_ns: Word,
     pub busy_ns: Word,
+    pub copy_busy_ns: Word,
     pub switch_ns: Word,
     pub idle_ns: Word,
     pub switches: Word,
@@ -208,8 +209,6 @@ pub struct Context {
     pub next_free: Word,
     pub process: Word,
     pub gpu: Word,
-    /// When it first has something to run, while it is not the current one; `u64::MAX`: not by itself.
-    pub ready_ns: Word,
     /// The streams that have work, in the order in which they got it.
     pub first_stream: Word,
     pub last_stream: Word,

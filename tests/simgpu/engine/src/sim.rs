@@ -1,8 +1,9 @@
 //! How the state moves on: from event to event, in the order of time, over all GPUs together.
 //!
-//! A GPU has one current context, whose streams' heads run together: kernels at full speed while their SM fractions fit, all slower
-//! in proportion when they do not; copies of one kind share their bandwidth. The slice of the current context ends only when
-//! another has something to run; a context with nothing to run gives way at once. Between events everything is linear.
+//! The SMs of a GPU belong to one context at a time, whose streams' kernels run together: at full speed while their fractions of the SMs
+//! fit, all slower in proportion when they do not. Its slice ends only when another context has a kernel to run; a context
+//! with no kernel to run gives way at once. Copies have engines of their own and run for all contexts at any time, those of one
+//! kind sharing its bandwidth. What takes no time (markers, waits that are over) needs neither. Between events everything is linear.
 //!
 //! Each transaction leaves a state from which [`advance`] can go on: a GPU that is not settled has an event due now.
 
@@ -17,38 +18,48 @@ use crate::{
 };
 use smallvec::SmallVec;
 
-/// An item that is running.
+/// A kernel or copy that is running, or would if its context had the SMs.
 #[derive(Clone, Copy)]
 struct Running {
+    context: usize,
     stream: usize,
     sequence: u64,
     ticks: u64,
-    /// Of a copy, its kind.
-    copy: Option<u64>,
+    engine: Engine,
+}
+
+/// What runs an item.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Engine {
+    Sms,
+    /// The copy engine of a kind.
+    Copy(usize),
 }
 
 /// How many kinds of copies there are.
 const COPY_KINDS: usize = 4;
 
-/// What runs now on a GPU, and at what speed.
-struct RunningSet {
-    /// Seldom more than a few, at most [`MAX_CONCURRENT`].
+/// What a GPU has to do at its present moment.
+struct Survey {
+    /// Kernels of the current context and copies of all. Seldom more than a few, at most [`MAX_CONCURRENT`] of each.
     items: SmallVec<[Running; 8]>,
-    /// Sum of the kernels' fractions.
-    sm_ppm: u64,
+    /// How many of them are kernels, and the sum of their fractions.
     kernels: usize,
-    copies: [u64; COPY_KINDS],
-    /// When the next head that is not running may, as far as time alone decides.
+    sm_ppm: u64,
+    copies: [usize; COPY_KINDS],
+    /// The first context in turn, but the current one, that has a kernel to run.
+    next_context: Option<usize>,
+    /// When the next head may start or complete that may not yet.
     next_eligible_ns: u64,
 }
 
-impl RunningSet {
+impl Survey {
     /// `item` gets `1 / slowdown` of its full speed; as a fraction (numerator, denominator).
     fn slowdown(&self, item: &Running) -> (u64, u64) {
-        match item.copy {
-            Some(kind) => (self.copies[kind as usize], 1),
-            None if self.sm_ppm > u64::from(ALL_SMS_PPM) => (self.sm_ppm, ALL_SMS_PPM.into()),
-            None => (1, 1),
+        match item.engine {
+            Engine::Copy(kind) => (self.copies[kind] as u64, 1),
+            Engine::Sms if self.sm_ppm > u64::from(ALL_SMS_PPM) => (self.sm_ppm, ALL_SMS_PPM.into()),
+            Engine::Sms => (1, 1),
         }
     }
 
@@ -87,7 +98,7 @@ enum Head<'a> {
     Empty,
     /// A kernel or copy with work left that may run from `eligible_ns` on.
     Work { item: &'a Item, sequence: u64, ticks: u64, eligible_ns: u64 },
-    /// Nothing but time: it completes at `eligible_ns` or as soon after that as its context has the GPU.
+    /// Nothing but time: it completes at `eligible_ns`.
     Ready { eligible_ns: u64 },
     /// Another stream, or the host.
     Blocked,
@@ -128,7 +139,7 @@ fn wait_is_over<M: Memory>(memory: &M, state: &State, item: &Item) -> bool {
         || memory.get(&stream.completed) >= memory.get(&item.b)
 }
 
-/// The first moment at which the head of a stream makes its context want the GPU.
+/// The first moment at which the head of a stream may start or complete.
 fn head_ready_ns<M: Memory>(memory: &M, state: &State, index: usize) -> u64 {
     match head(memory, state, index) {
         Head::Work { eligible_ns, .. } | Head::Ready { eligible_ns } => eligible_ns,
@@ -154,49 +165,55 @@ pub fn unfinished_streams<'a, M: Memory>(
     std::iter::successors(streams_of(memory, state, context), |&stream| next_stream(memory, state, stream))
 }
 
-/// The first moment from which a context wants the GPU.
-fn context_ready_ns<M: Memory>(memory: &M, state: &State, context: usize) -> u64 {
-    let streams = unfinished_streams(memory, state, context);
-    streams.map(|stream| head_ready_ns(memory, state, stream)).min().unwrap_or(NEVER)
-}
-
-/// What of the current context runs at the GPU's present moment.
-fn running_set<M: Memory>(memory: &M, state: &State, gpu: &Gpu, context: usize) -> RunningSet {
-    let mut set = RunningSet {
+/// What a GPU has to do at its present moment.
+fn survey<M: Memory>(memory: &M, state: &State, gpu: &Gpu) -> Survey {
+    let mut survey = Survey {
         items: SmallVec::new(),
-        sm_ppm: 0,
         kernels: 0,
+        sm_ppm: 0,
         copies: [0; COPY_KINDS],
+        next_context: None,
         next_eligible_ns: NEVER,
     };
     let now_ns = memory.get(&gpu.now_ns);
-    for stream in unfinished_streams(memory, state, context) {
-        match head(memory, state, stream) {
-            Head::Work { item, sequence, ticks, eligible_ns } if eligible_ns <= now_ns => {
-                if set.items.len() < MAX_CONCURRENT {
-                    let copy = memory.get(&item.kind) & item_kind::MASK == item_kind::COPY;
-                    let a = memory.get(&item.a);
-                    if copy {
-                        set.copies[a as usize % COPY_KINDS] += 1;
-                    } else {
-                        set.kernels += 1;
-                        set.sm_ppm += a;
-                    }
-                    set.items.push(Running {
-                        stream,
-                        sequence,
-                        ticks,
-                        copy: copy.then_some(a % COPY_KINDS as u64),
-                    });
+    let current = index_of(memory.get(&gpu.current));
+    let mut copies = 0;
+    for context in occupied_after(memory, gpu, current) {
+        for stream in unfinished_streams(memory, state, context) {
+            let (item, sequence, ticks) = match head(memory, state, stream) {
+                Head::Work { item, sequence, ticks, eligible_ns } if eligible_ns <= now_ns => {
+                    (item, sequence, ticks)
                 }
-            }
-            Head::Work { eligible_ns, .. } | Head::Ready { eligible_ns } => {
-                set.next_eligible_ns = set.next_eligible_ns.min(eligible_ns);
-            }
-            Head::Empty | Head::Blocked => {}
+                Head::Work { eligible_ns, .. } | Head::Ready { eligible_ns } => {
+                    survey.next_eligible_ns = survey.next_eligible_ns.min(eligible_ns);
+                    continue;
+                }
+                Head::Empty | Head::Blocked => continue,
+            };
+            let a = memory.get(&item.a);
+            let engine = if memory.get(&item.kind) & item_kind::MASK == item_kind::COPY {
+                if copies == MAX_CONCURRENT {
+                    continue;
+                }
+                copies += 1;
+                let kind = a as usize % COPY_KINDS;
+                survey.copies[kind] += 1;
+                Engine::Copy(kind)
+            } else if Some(context) == current {
+                if survey.kernels == MAX_CONCURRENT {
+                    continue;
+                }
+                survey.kernels += 1;
+                survey.sm_ppm += a;
+                Engine::Sms
+            } else {
+                survey.next_context.get_or_insert(context);
+                continue;
+            };
+            survey.items.push(Running { context, stream, sequence, ticks, engine });
         }
     }
-    set
+    survey
 }
 
 /// The next occupied context after `after`, going round.
@@ -234,30 +251,43 @@ fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: 
         return;
     }
     let elapsed_ns = to_ns - from_ns;
-    match (memory.get(&gpu.phase), index_of(memory.get(&gpu.current))) {
-        (phase::RUNNING, Some(context)) => {
-            let set = running_set(memory, state, gpu, context);
-            for item in &set.items {
-                let ticks = set.ticks_after(item, elapsed_ns);
-                let stream = &state.streams[item.stream];
-                memory.put(&stream.head_sequence, item.sequence);
-                memory.put(&stream.head_ticks, ticks);
-            }
-            memory.add(&gpu.busy_ns, elapsed_ns);
-            add_to_buckets(memory, gpu, from_ns, to_ns);
-            if let Some(process) = index_of(memory.get(&state.contexts[context].process)) {
-                let account = &state.processes[process].gpus[gpu_index];
-                memory.add(&account.busy_ns, elapsed_ns);
-                if set.kernels > 0 {
-                    memory.add(&account.kernel_busy_ns, elapsed_ns);
-                }
-                if set.items.len() > set.kernels {
-                    memory.add(&account.copy_busy_ns, elapsed_ns);
-                }
+    let phase = memory.get(&gpu.phase);
+    let survey = survey(memory, state, gpu);
+    let mut computing = None;
+    let mut copying = SmallVec::<[usize; 8]>::new();
+    for item in survey.items.iter().filter(|item| item.engine != Engine::Sms || phase == phase::RUNNING) {
+        let stream = &state.streams[item.stream];
+        memory.put(&stream.head_sequence, item.sequence);
+        memory.put(&stream.head_ticks, survey.ticks_after(item, elapsed_ns));
+        if let Some(process) = index_of(memory.get(&state.contexts[item.context].process)) {
+            match item.engine {
+                Engine::Sms => computing = Some(process),
+                Engine::Copy(_) if !copying.contains(&process) => copying.push(process),
+                Engine::Copy(_) => {}
             }
         }
-        (phase::SWITCHING, _) => memory.add(&gpu.switch_ns, elapsed_ns),
+    }
+    match phase {
+        phase::RUNNING => {
+            memory.add(&gpu.busy_ns, elapsed_ns);
+            add_to_buckets(memory, gpu, from_ns, to_ns);
+        }
+        phase::SWITCHING => memory.add(&gpu.switch_ns, elapsed_ns),
         _ => memory.add(&gpu.idle_ns, elapsed_ns),
+    }
+    let account = |process: usize| &state.processes[process].gpus[gpu_index];
+    if let Some(process) = computing {
+        memory.add(&account(process).kernel_busy_ns, elapsed_ns);
+        memory.add(&account(process).busy_ns, elapsed_ns);
+    }
+    if !copying.is_empty() {
+        memory.add(&gpu.copy_busy_ns, elapsed_ns);
+    }
+    for process in copying {
+        memory.add(&account(process).copy_busy_ns, elapsed_ns);
+        if computing != Some(process) {
+            memory.add(&account(process).busy_ns, elapsed_ns);
+        }
     }
     memory.put(&gpu.now_ns, to_ns);
 }
@@ -327,7 +357,7 @@ fn complete<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, context:
     memory.commit();
     // A death between the two is made good by `wake_everything`.
     if memory.get(&state.header.cross_waits) > 0 {
-        poke_waiting_contexts(memory, state, Some(gpu_index), at_ns);
+        poke_others(memory, state, Some(gpu_index), at_ns);
     }
 }
 
@@ -344,24 +374,15 @@ fn complete_record<M: Memory>(memory: &mut M, state: &State, item: &Item, at_ns:
     }
 }
 
-/// Lets the contexts of all GPUs look again whether what they wait for has come. `here` is the GPU that is being settled anyway.
-/// One transaction a context.
-fn poke_waiting_contexts<M: Memory>(memory: &mut M, state: &State, here: Option<usize>, now_ns: u64) {
+/// Lets the other GPUs look again whether what they wait for has come. `here` is the GPU that is being settled anyway. One transaction.
+fn poke_others<M: Memory>(memory: &mut M, state: &State, here: Option<usize>, now_ns: u64) {
     let count = state.header.gpu_count.load() as usize;
     for (index, gpu) in state.gpus[..count].iter().enumerate() {
-        let current = index_of(memory.get(&gpu.current));
-        let occupied: Vec<usize> = occupied_after(memory, gpu, None).collect();
-        for context in occupied {
-            if Some(context) != current {
-                let ready_ns = context_ready_ns(memory, state, context);
-                memory.put(&state.contexts[context].ready_ns, ready_ns);
-            }
-            if Some(index) != here {
-                memory.lower(&gpu.next_event_ns, now_ns);
-            }
-            memory.commit();
+        if Some(index) != here && gpu.occupied.iter().any(|word| memory.get(word) != 0) {
+            memory.lower(&gpu.next_event_ns, now_ns);
         }
     }
+    memory.commit();
 }
 
 /// Makes every GPU look at everything again, after a holder of the lock died: between two of its transactions it may have meant to wake
@@ -375,98 +396,92 @@ pub fn wake_everything<M: Memory>(memory: &mut M, state: &State) {
     }
     memory.put(&state.header.next_event_ns, 0);
     memory.commit();
-    poke_waiting_contexts(memory, state, None, now_ns);
 }
 
 /// Works out, at the GPU's present moment, what happens without time passing, and when the next event is.
 fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: usize) {
     let gpu = &state.gpus[gpu_index];
     let now_ns = memory.get(&gpu.now_ns);
-    if memory.get(&gpu.phase) == phase::SWITCHING {
-        let end_ns = memory.get(&gpu.phase_end_ns);
-        if now_ns < end_ns {
-            memory.put(&gpu.next_event_ns, end_ns);
-            return memory.commit();
-        }
-        memory.put(&gpu.phase, phase::RUNNING);
-        memory.put(&gpu.slice_end_ns, now_ns + config.slice_ns);
-    }
+    complete_all_ready(memory, state, gpu_index);
+    let survey = survey(memory, state, gpu);
+    let first_done_ns = |running: fn(Engine) -> bool| {
+        let times =
+            survey.items.iter().filter(|item| running(item.engine)).map(|item| survey.time_left_ns(item));
+        now_ns.saturating_add(times.min().unwrap_or(NEVER))
+    };
+    let mut event_ns = survey.next_eligible_ns.min(first_done_ns(|engine| engine != Engine::Sms));
+
     let current = index_of(memory.get(&gpu.current));
-    if let Some(context) = current {
-        complete_all_ready(memory, state, gpu_index, context);
+    let mut present = memory.get(&gpu.phase);
+    let phase_end_ns = memory.get(&gpu.phase_end_ns);
+    let mut slice_end_ns = memory.get(&gpu.slice_end_ns);
+    if present == phase::SWITCHING && phase_end_ns <= now_ns {
+        present = phase::IDLE;
+        slice_end_ns = now_ns + config.slice_ns;
     }
-
-    // What the others want.
-    let mut others_next_ns = NEVER;
-    let mut next_context = None;
-    for other in occupied_after(memory, gpu, current).filter(|&context| Some(context) != current) {
-        let ready_ns = memory.get(&state.contexts[other].ready_ns);
-        if ready_ns <= now_ns {
-            next_context = Some(other);
-            break;
+    // Alone, a new slice began at every end of one, though nobody looked.
+    slice_end_ns += now_ns.saturating_sub(slice_end_ns).div_ceil(config.slice_ns) * config.slice_ns;
+    let switch_cost_ns = match (survey.next_context, survey.kernels) {
+        _ if present == phase::SWITCHING => None,
+        (None, _) => None,
+        (Some(_), 1..) => (slice_end_ns == now_ns).then_some(config.preempt_switch_ns),
+        (Some(_), 0) if current.is_some() => Some(config.idle_switch_ns),
+        // A GPU that has no context loaded has nothing to put away.
+        (Some(_), 0) => Some(0),
+    };
+    if present == phase::SWITCHING {
+        event_ns = event_ns.min(phase_end_ns);
+    } else if let (Some(next), Some(cost_ns)) = (survey.next_context, switch_cost_ns) {
+        present = phase::SWITCHING;
+        memory.put(&gpu.phase_end_ns, now_ns + cost_ns);
+        memory.put(&gpu.current, stored(next));
+        memory.add(&gpu.switches, 1);
+        event_ns = event_ns.min(now_ns + cost_ns);
+    } else if survey.kernels > 0 {
+        present = phase::RUNNING;
+        if slice_end_ns == now_ns {
+            slice_end_ns += config.slice_ns;
         }
-        others_next_ns = others_next_ns.min(ready_ns);
+        if survey.next_context.is_some() {
+            event_ns = event_ns.min(slice_end_ns);
+        }
+        event_ns = event_ns.min(first_done_ns(|engine| engine == Engine::Sms));
+    } else {
+        present = phase::IDLE;
     }
-
-    let set = current.map(|context| running_set(memory, state, gpu, context));
-    match (current, set) {
-        (Some(context), Some(set)) if !set.items.is_empty() => {
-            let mut slice_end_ns = memory.get(&gpu.slice_end_ns);
-            // Alone, a new slice began at every end of one, though nobody looked.
-            slice_end_ns += now_ns.saturating_sub(slice_end_ns).div_ceil(config.slice_ns) * config.slice_ns;
-            if slice_end_ns == now_ns {
-                if let Some(next) = next_context {
-                    memory.put(&state.contexts[context].ready_ns, now_ns);
-                    return start_switch(memory, gpu, next, config.preempt_switch_ns);
-                }
-                slice_end_ns += config.slice_ns;
-            }
-            memory.put(&gpu.slice_end_ns, slice_end_ns);
-            let first_done_ns = set.items.iter().map(|item| set.time_left_ns(item)).min().unwrap_or(NEVER);
-            let turn_ns = if next_context.is_some() { slice_end_ns } else { others_next_ns };
-            let event_ns = now_ns.saturating_add(first_done_ns).min(set.next_eligible_ns).min(turn_ns);
-            memory.put(&gpu.phase, phase::RUNNING);
-            memory.put(&gpu.next_event_ns, event_ns);
-        }
-        (_, set) => {
-            let own_next_ns = set.map_or(NEVER, |set| set.next_eligible_ns);
-            if let Some(context) = current {
-                memory.put(&state.contexts[context].ready_ns, own_next_ns);
-            }
-            if let Some(next) = next_context {
-                // A GPU that has no context loaded has nothing to put away.
-                let cost_ns = if current.is_some() { config.idle_switch_ns } else { 0 };
-                return start_switch(memory, gpu, next, cost_ns);
-            }
-            memory.put(&gpu.phase, phase::IDLE);
-            memory.put(&gpu.next_event_ns, own_next_ns.min(others_next_ns));
-        }
-    }
+    memory.put(&gpu.phase, present);
+    memory.put(&gpu.slice_end_ns, slice_end_ns);
+    memory.put(&gpu.next_event_ns, event_ns);
     memory.commit();
 }
 
 /// Completes what needs no time: markers, waits that are over, work that is done.
-fn complete_all_ready<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, context: usize) {
-    let now_ns = memory.get(&state.gpus[gpu_index].now_ns);
+fn complete_all_ready<M: Memory>(memory: &mut M, state: &State, gpu_index: usize) {
+    let gpu = &state.gpus[gpu_index];
+    let now_ns = memory.get(&gpu.now_ns);
     loop {
         let mut progress = false;
         let mut blocked = false;
-        let mut next = streams_of(memory, state, context);
-        while let Some(stream) = next {
-            // Taken before the stream may leave the list.
-            next = next_stream(memory, state, stream);
-            loop {
-                match head(memory, state, stream) {
-                    Head::Ready { eligible_ns } if eligible_ns <= now_ns => {
-                        complete(memory, state, gpu_index, context, stream)
+        // Taken before contexts may leave the set.
+        let occupied: SmallVec<[usize; 8]> = occupied_after(memory, gpu, None).collect();
+        for context in occupied {
+            let mut next = streams_of(memory, state, context);
+            while let Some(stream) = next {
+                // Taken before the stream may leave the list.
+                next = next_stream(memory, state, stream);
+                loop {
+                    match head(memory, state, stream) {
+                        Head::Ready { eligible_ns } if eligible_ns <= now_ns => {
+                            complete(memory, state, gpu_index, context, stream);
+                            progress = true;
+                        }
+                        Head::Blocked => {
+                            blocked = true;
+                            break;
+                        }
+                        _ => break,
                     }
-                    Head::Blocked => {
-                        blocked = true;
-                        break;
-                    }
-                    _ => break,
                 }
-                progress = true;
             }
         }
         // One stream's completion may be what an earlier one in the list waits for.
@@ -474,16 +489,6 @@ fn complete_all_ready<M: Memory>(memory: &mut M, state: &State, gpu_index: usize
             return;
         }
     }
-}
-
-fn start_switch<M: Memory>(memory: &mut M, gpu: &Gpu, to: usize, cost_ns: u64) {
-    let end_ns = memory.get(&gpu.now_ns) + cost_ns;
-    memory.put(&gpu.phase, phase::SWITCHING);
-    memory.put(&gpu.phase_end_ns, end_ns);
-    memory.put(&gpu.current, stored(to));
-    memory.add(&gpu.switches, 1);
-    memory.put(&gpu.next_event_ns, end_ns);
-    memory.commit();
 }
 
 /// The GPU whose event is due first, and when.
@@ -610,21 +615,19 @@ pub fn append<M: Memory>(memory: &mut M, state: &State, index: usize, new: NewIt
     memory.put(&stream.submitted, sequence);
     if was_empty {
         link_stream(memory, state, index);
-        wake_context_of(memory, state, index);
+        wake_gpu_of(memory, state, index);
     }
     sequence
 }
 
-/// Takes note that the head of a stream may have become ready.
-pub fn wake_context_of<M: Memory>(memory: &mut M, state: &State, stream: usize) {
+/// Takes note that the head of a stream may have become ready. Part of the caller's transaction.
+pub fn wake_gpu_of<M: Memory>(memory: &mut M, state: &State, stream: usize) {
     let Some(context_index) = index_of(memory.get(&state.streams[stream].context)) else { return };
     let ready_ns = head_ready_ns(memory, state, stream);
     if ready_ns == NEVER {
         return;
     }
-    let context = &state.contexts[context_index];
-    let gpu = &state.gpus[memory.get(&context.gpu) as usize];
-    memory.lower(&context.ready_ns, ready_ns);
+    let gpu = &state.gpus[memory.get(&state.contexts[context_index].gpu) as usize];
     memory.lower(&gpu.next_event_ns, ready_ns);
     memory.lower(&state.header.next_event_ns, ready_ns);
 }
@@ -646,7 +649,6 @@ fn link_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
         Some(last) => memory.put(&state.streams[last].next, stored(index)),
         None => {
             memory.put(&context.first_stream, stored(index));
-            memory.put(&context.ready_ns, NEVER);
             let gpu = &state.gpus[memory.get(&context.gpu) as usize];
             let (word, bit) = occupied_word(gpu, context_index);
             let bits = memory.get(word);
@@ -774,7 +776,7 @@ pub fn drop_context<M: Memory>(memory: &mut M, state: &State, index: usize, now_
     memory.commit();
     if memory.get(&state.header.cross_waits) > 0 {
         memory.lower(&state.header.next_event_ns, now_ns);
-        poke_waiting_contexts(memory, state, None, now_ns);
+        poke_others(memory, state, None, now_ns);
         memory.commit();
     }
 }

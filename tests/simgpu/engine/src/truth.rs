@@ -1,7 +1,7 @@
 //! The ground truth: what each process really had of each GPU, read from outside by the state directory's path.
 //!
-//! Three figures add up for every GPU: `busy_ns + switch_ns + idle_ns = elapsed_ns`, and its `busy_ns` is the sum of the
-//! processes' `busy_ns` (as long as no record of a dead process had to make room, which takes a thousand processes).
+//! For every GPU `busy_ns + switch_ns + idle_ns = elapsed_ns`, and its `busy_ns` is the sum of the processes' `kernel_busy_ns`
+//! (as long as no record of a dead process had to make room, which takes a thousand processes).
 
 use crate::{
     Clock, Config, Error, Options,
@@ -16,11 +16,11 @@ use std::path::Path;
 /// What one process had of one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessGpu {
-    /// Time in which a context of the process was running kernels or copies; overlaps counted once.
+    /// Time in which the process was running kernels or copies; overlaps counted once.
     pub busy_ns: u64,
-    /// Time in which it was running at least one kernel.
+    /// Time in which it had the SMs and was running at least one kernel. Only one process at a time does.
     pub kernel_busy_ns: u64,
-    /// Time in which it was running at least one copy.
+    /// Time in which it was running at least one copy, beside whatever kernels.
     pub copy_busy_ns: u64,
     /// Kernels completed.
     pub kernels: u64,
@@ -56,11 +56,13 @@ pub struct Gpu {
     pub uuid: [u8; 16],
     /// Since the state was created.
     pub elapsed_ns: u64,
-    /// Time in which it was running kernels or copies of some context.
+    /// Time in which it was running kernels.
     pub busy_ns: u64,
+    /// Time in which it was running copies, whatever else it did.
+    pub copy_busy_ns: u64,
     /// Time in which it was going from one context to another.
     pub switch_ns: u64,
-    /// The rest.
+    /// Time in which it did neither.
     pub idle_ns: u64,
     /// How often it went from one context to another.
     pub switches: u64,
@@ -68,7 +70,7 @@ pub struct Gpu {
     pub memory_total_bytes: u64,
     /// Device memory taken.
     pub memory_used_bytes: u64,
-    /// The part of the last second in which it was running kernels or copies, in parts per million.
+    /// The part of the last second in which it was running kernels, in parts per million.
     pub utilization_ppm: u32,
 }
 
@@ -128,6 +130,7 @@ impl Observer {
             uuid: shared::uuid(state, index),
             elapsed_ns: now_ns.saturating_sub(state.header.created_ns.load()),
             busy_ns: present.get(&gpu.busy_ns),
+            copy_busy_ns: present.get(&gpu.copy_busy_ns),
             switch_ns: present.get(&gpu.switch_ns),
             idle_ns: present.get(&gpu.idle_ns),
             switches: present.get(&gpu.switches),

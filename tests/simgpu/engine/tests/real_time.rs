@@ -177,7 +177,7 @@ fn processes_killed_at_random_among_others_harm_nobody() {
     let truth = Observer::open(dir.path()).expect("created").snapshot();
     let (gpu, processes) = (truth.gpus[0], &truth.processes);
     assert_eq!(gpu.busy_ns + gpu.switch_ns + gpu.idle_ns, gpu.elapsed_ns);
-    assert_eq!(processes.iter().map(|process| process.gpus[0].busy_ns).sum::<u64>(), gpu.busy_ns);
+    assert_eq!(processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum::<u64>(), gpu.busy_ns);
     assert_eq!(processes.iter().filter(|process| process.alive).count(), 1);
     assert_eq!(gpu.memory_used_bytes, host.config().context_overhead_bytes);
 }

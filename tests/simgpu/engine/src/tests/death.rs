@@ -37,7 +37,7 @@ fn killed_after<T>(
 fn check_accounts(truth: &Snapshot) {
     for (index, gpu) in truth.gpus.iter().enumerate() {
         assert_eq!(gpu.busy_ns + gpu.switch_ns + gpu.idle_ns, gpu.elapsed_ns);
-        assert_eq!(truth.processes.iter().map(|p| p.gpus[index].busy_ns).sum::<u64>(), gpu.busy_ns);
+        assert_eq!(truth.processes.iter().map(|p| p.gpus[index].kernel_busy_ns).sum::<u64>(), gpu.busy_ns);
         let held: u64 = truth.processes.iter().map(|p| p.gpus[index].memory_bytes).sum();
         assert_eq!(held, gpu.memory_used_bytes);
     }

@@ -115,7 +115,11 @@ fn check(truth: &Snapshot) {
     for (index, gpu) in truth.gpus.iter().enumerate() {
         assert_eq!(gpu.busy_ns + gpu.switch_ns + gpu.idle_ns, gpu.elapsed_ns, "GPU {index}");
         let accounts = truth.processes.iter().map(|process| process.gpus[index]);
-        assert_eq!(accounts.clone().map(|account| account.busy_ns).sum::<u64>(), gpu.busy_ns, "GPU {index}");
+        assert_eq!(
+            accounts.clone().map(|account| account.kernel_busy_ns).sum::<u64>(),
+            gpu.busy_ns,
+            "GPU {index}"
+        );
         for account in accounts {
             assert!(account.busy_ns >= account.kernel_busy_ns.max(account.copy_busy_ns));
             assert!(account.busy_ns <= account.kernel_busy_ns + account.copy_busy_ns);

@@ -1,7 +1,7 @@
 //! Contexts that take turns.
 
 use super::world::{Client, START_NS, World};
-use crate::WaitPolicy;
+use crate::{CopyKind, EventStatus, WaitPolicy, Work};
 
 /// So many slices that ends do not matter.
 const LONG_NS: u64 = 1_000_000_000;
@@ -55,6 +55,48 @@ fn a_newcomer_waits_for_the_end_of_the_present_slice() {
     world.go_to(10_000);
     // Alone, a's slices end at 1000, 2000, 3000, 4000.
     assert_eq!(a.done(y), Some(4150));
+}
+
+#[test]
+fn copies_and_markers_of_another_context_need_no_turn() {
+    let world = World::new();
+    let (a, b) = (Client::new(&world), Client::new(&world));
+    let x = a.kernel(5000);
+    let event = b.host.create_event().expect("event");
+    let copy = b
+        .host
+        .submit(b.stream, Work::Copy { kind: CopyKind::HostToDevice, bytes: 300 }, &[])
+        .expect("submit");
+    b.host.record(b.stream, event).expect("record");
+    world.go_to(200);
+    assert_eq!(b.done(copy), None);
+    world.go_to(10_000);
+    assert_eq!((a.done(x), b.done(copy)), (Some(5000), Some(300)));
+    assert_eq!(b.host.event_status(event), EventStatus::Done { at_ns: START_NS + 300 });
+    let truth = world.truth();
+    let (gpu, copier) = (truth.gpus[0], truth.processes[1].gpus[0]);
+    assert_eq!((gpu.busy_ns, gpu.copy_busy_ns, gpu.switches), (5000, 300, 1));
+    assert_eq!((copier.busy_ns, copier.kernel_busy_ns, copier.copy_busy_ns), (300, 0, 300));
+}
+
+#[test]
+fn copies_of_all_contexts_share_the_bandwidth_also_during_a_switch() {
+    let world = World::new();
+    let (a, b) = (Client::new(&world), Client::new(&world));
+    a.kernel(950);
+    a.kernel(1000);
+    b.kernel(10);
+    // 100 alone, then two of them for 200 each; the switch is from 1000 to 1100.
+    let copy = |client: &Client, bytes| {
+        let stream = client.another_stream();
+        client.host.submit(stream, Work::Copy { kind: CopyKind::HostToDevice, bytes }, &[]).expect("submit")
+    };
+    world.go_to(900);
+    let x = copy(&a, 300);
+    world.go_to(1000);
+    let y = copy(&b, 100);
+    world.go_to(10_000);
+    assert_eq!((a.done(x), b.done(y)), (Some(1300), Some(1200)));
 }
 
 #[test]
