@@ -28,6 +28,7 @@ struct Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let _ = end(self.base);
+        let _ = memory::strike(self.base, |found| matches!(found.kind, Kind::Graph));
         mapping::unmap(self.base, self.bytes);
     }
 }
@@ -71,6 +72,8 @@ impl Node {
             .ok_or(status::OUT_OF_MEMORY)?;
         let base = mapping::map(bytes, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)?;
         params.dptr = base;
+        // Other nodes of the graph name the address before it is in use.
+        memory::enter(base, params.bytesize as u64, Kind::Graph, crate::context::current().ok());
         Ok(Self { params, reserved: Arc::new(Reservation { base, bytes }) })
     }
 
@@ -82,7 +85,6 @@ impl Node {
             return Err(status::INVALID_VALUE);
         }
         memory::charge(context, bytes)?;
-        memory::enter(base, self.params.bytesize as u64, Kind::Graph, Some(Arc::clone(context)));
         state.live.insert(base, Live { context: Arc::clone(context), bytes });
         let usage = state.usage.entry(context.device).or_default();
         usage.current += bytes;
@@ -95,7 +97,6 @@ impl Node {
 pub fn end(address: u64) -> Result<()> {
     let mut state = lock(state());
     let live = state.live.remove(&address).ok_or(status::INVALID_VALUE)?;
-    let _ = memory::strike(address, |found| matches!(found.kind, Kind::Graph));
     if live.context.is_alive() {
         host().release_memory(live.context.engine, live.bytes);
     }

@@ -1,0 +1,152 @@
+//! A virtual GPU of this test process's own, one test at a time: captures and primary contexts concern the whole process.
+#![expect(dead_code, reason = "each test program uses its part")]
+
+use std::ffi::c_void;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
+
+pub use cuda::exports::*;
+pub use deepres_abi::driver::result::*;
+pub use deepres_abi::driver::types::*;
+
+/// Calls a driver function and gives its code.
+macro_rules! code {
+    ($call:expr) => {{
+        // SAFETY: the test passes what the function's reference asks for, or what it promises to refuse.
+        unsafe { $call }
+    }};
+}
+
+/// Calls a driver function that has to succeed.
+macro_rules! ok {
+    ($call:expr) => {
+        assert_eq!(code!($call), 0, stringify!($call))
+    };
+}
+
+/// A kernel of every name here takes this long.
+pub const SLOW_NS: u64 = 30_000_000;
+pub const PTX: &std::ffi::CStr = c"
+.version 8.5
+.target sm_90
+.address_size 64
+.visible .global .align 4 .u32 answer = 42;
+.visible .global .align 8 .b8 zeros[64];
+.visible .entry quick() { ret; }
+.visible .entry slow() { ret; }
+.visible .entry small(.param .u64 out, .param .u32 n) .maxntid 64, 1, 1 { ret; }
+";
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+
+extern "C" fn remove_directory() {
+    if let Some(directory) = DIRECTORY.get() {
+        let _ = std::fs::remove_dir_all(directory);
+    }
+}
+
+/// Points the process at a state directory of its own, which goes when the process ends.
+pub fn private_state() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let directory =
+            DIRECTORY.get_or_init(|| tempfile::tempdir().expect("a directory for the state").keep());
+        // SAFETY: the handler only removes files.
+        unsafe { libc::atexit(remove_directory) };
+        let config = directory.join("config.toml");
+        let text = format!("gpus = 2\nkernel = [{{ name = \"slow\", ns = {SLOW_NS} }}]\n");
+        std::fs::write(&config, text).expect("a configuration");
+        // SAFETY: the first thing any test does; no other thread reads the environment yet.
+        unsafe {
+            std::env::set_var("SIMGPU_STATE", directory.join("state"));
+            std::env::set_var("SIMGPU_CONFIG", config);
+        }
+    });
+}
+
+/// A context that is current, with the test's kernels loaded.
+pub struct Gpu {
+    pub context: CUcontext,
+    pub module: CUmodule,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Gpu {
+    pub fn new() -> Self {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        private_state();
+        ok!(cuInit(0));
+        let (mut context, mut module) = (std::ptr::null_mut(), std::ptr::null_mut());
+        ok!(cuCtxCreate_v2(&mut context, 0, 0));
+        ok!(cuModuleLoadData(&mut module, PTX.as_ptr().cast()));
+        Self { context, module, _turn: turn }
+    }
+
+    pub fn kernel(&self, name: &std::ffi::CStr) -> CUfunction {
+        let mut function = std::ptr::null_mut();
+        ok!(cuModuleGetFunction(&mut function, self.module, name.as_ptr()));
+        function
+    }
+
+    pub fn stream(&self, flags: u32) -> CUstream {
+        let mut stream = std::ptr::null_mut();
+        ok!(cuStreamCreate(&mut stream, flags));
+        stream
+    }
+
+    pub fn event(&self, flags: u32) -> CUevent {
+        let mut event = std::ptr::null_mut();
+        ok!(cuEventCreate(&mut event, flags));
+        event
+    }
+
+    pub fn memory(&self, bytes: usize) -> CUdeviceptr {
+        let mut address = 0;
+        ok!(cuMemAlloc_v2(&mut address, bytes));
+        address
+    }
+
+    /// Page-locked host memory of `count` words.
+    pub fn pinned(&self, count: usize) -> &'static mut [u32] {
+        let mut address = std::ptr::null_mut();
+        ok!(cuMemHostAlloc(&mut address, count * size_of::<u32>(), 0));
+        // SAFETY: the memory is new, long enough, zeroed, and stays until the context ends with the test.
+        unsafe { std::slice::from_raw_parts_mut(address.cast(), count) }
+    }
+
+    pub fn launch(&self, name: &std::ffi::CStr, stream: CUstream) {
+        ok!(launch(self.kernel(name), stream));
+    }
+
+    /// Words in device memory, waited for.
+    pub fn read(&self, address: CUdeviceptr, count: usize) -> Vec<u32> {
+        let mut words = vec![0; count];
+        ok!(cuMemcpyDtoH_v2(words.as_mut_ptr().cast(), address, count * size_of::<u32>()));
+        words
+    }
+
+    pub fn used_bytes(&self) -> usize {
+        let (mut free, mut total) = (0, 0);
+        ok!(cuMemGetInfo_v2(&mut free, &mut total));
+        total - free
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // A test that failed half-way may leave its context in any state.
+        let _ = code!(cuCtxDestroy_v2(self.context));
+    }
+}
+
+/// One warp of a kernel without parameters.
+///
+/// # Safety
+/// The handles are the driver's.
+pub unsafe fn launch(function: CUfunction, stream: CUstream) -> u32 {
+    let none = std::ptr::null_mut::<*mut c_void>();
+    // SAFETY: the caller's handles, and no parameters.
+    unsafe { cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, none, none) }
+}

@@ -1,0 +1,220 @@
+//! Graphs built node by node, instantiated, changed, launched.
+#[macro_use]
+mod common;
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use common::*;
+
+fn new_graph() -> CUgraph {
+    let mut graph = null_mut();
+    ok!(cuGraphCreate(&mut graph, 0));
+    graph
+}
+
+fn instantiate(graph: CUgraph) -> CUgraphExec {
+    let mut exec = null_mut();
+    ok!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+    exec
+}
+
+fn memset(dst: CUdeviceptr, value: u32) -> CUDA_MEMSET_NODE_PARAMS {
+    CUDA_MEMSET_NODE_PARAMS { dst, pitch: 0, value, elementSize: 4, width: 1, height: 1 }
+}
+
+fn copy(dst: CUdeviceptr, src: CUdeviceptr) -> CUDA_MEMCPY3D {
+    // SAFETY: all zeros is a valid value of this plain struct.
+    let mut params: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
+    params.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    params.srcDevice = src;
+    params.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    params.dstDevice = dst;
+    (params.WidthInBytes, params.Height, params.Depth) = (4, 1, 1);
+    params
+}
+
+fn kernel(function: CUfunction, params: *mut *mut c_void) -> CUDA_KERNEL_NODE_PARAMS_v1 {
+    CUDA_KERNEL_NODE_PARAMS_v1 {
+        func: function,
+        gridDimX: 1,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: 32,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        kernelParams: params,
+        extra: null_mut(),
+    }
+}
+
+static CALLS: AtomicU32 = AtomicU32::new(0);
+
+unsafe extern "C" fn count(_: *mut c_void) {
+    CALLS.fetch_add(1, Ordering::SeqCst);
+}
+
+#[test]
+fn nodes_run_in_the_order_of_their_dependencies() {
+    let gpu = Gpu::new();
+    let (one, two) = (gpu.memory(4), gpu.memory(4));
+    let graph = new_graph();
+    let (mut set, mut moved, mut call, mut last) = (null_mut(), null_mut(), null_mut(), null_mut());
+    // The copy is added first and made to wait for the memset afterwards.
+    ok!(cuGraphAddMemcpyNode(&mut moved, graph, null(), 0, &copy(two, one), gpu.context));
+    ok!(cuGraphAddMemsetNode(&mut set, graph, null(), 0, &memset(one, 11), gpu.context));
+    ok!(cuGraphAddDependencies(graph, &set, &moved, 1));
+    let host = CUDA_HOST_NODE_PARAMS { r#fn: Some(count), userData: null_mut() };
+    ok!(cuGraphAddHostNode(&mut call, graph, &moved, 1, &host));
+    ok!(cuGraphAddMemsetNode(&mut last, graph, &call, 1, &memset(one, 12), gpu.context));
+    let exec = instantiate(graph);
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING);
+    for round in 1..=3 {
+        ok!(cuGraphLaunch(exec, stream));
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!((gpu.read(one, 1)[0], gpu.read(two, 1)[0]), (12, 11));
+        assert_eq!(CALLS.load(Ordering::SeqCst), round);
+    }
+    let mut changed = memset(one, 21);
+    ok!(cuGraphExecMemsetNodeSetParams(exec, set, &changed, gpu.context));
+    ok!(cuGraphNodeSetEnabled(exec, last, 0));
+    ok!(cuGraphLaunch(exec, stream));
+    ok!(cuStreamSynchronize(stream));
+    assert_eq!((gpu.read(one, 1)[0], gpu.read(two, 1)[0]), (21, 21));
+    ok!(cuGraphMemsetNodeGetParams(set, &mut changed));
+    assert_eq!(changed.value, 11, "the graph itself did not change");
+    assert_eq!(
+        code!(cuGraphExecMemsetNodeSetParams(exec, moved, &changed, gpu.context)),
+        CUDA_ERROR_INVALID_VALUE
+    );
+}
+
+#[test]
+fn a_kernel_node_keeps_its_parameters_values() {
+    let gpu = Gpu::new();
+    let graph = new_graph();
+    let (mut out, mut n) = (0xfeed_u64, 7_u32);
+    let mut params = [(&raw mut out).cast::<c_void>(), (&raw mut n).cast()];
+    let mut node = null_mut();
+    ok!(cuGraphAddKernelNode(
+        &mut node,
+        graph,
+        null(),
+        0,
+        &kernel(gpu.kernel(c"small"), params.as_mut_ptr())
+    ));
+    (out, n) = (1, 2);
+    let mut kept = kernel(null_mut(), null_mut());
+    ok!(cuGraphKernelNodeGetParams(node, &mut kept));
+    // SAFETY: the driver keeps one pointer a parameter, each to a value of the parameter's type.
+    let values = unsafe { (*(*kept.kernelParams).cast::<u64>(), *(*kept.kernelParams.add(1)).cast::<u32>()) };
+    assert_eq!((values, out, n), ((0xfeed, 7), 1, 2));
+    assert_eq!(kept.func, gpu.kernel(c"small"));
+    let mut wide = kernel(gpu.kernel(c"small"), params.as_mut_ptr());
+    wide.blockDimX = 65;
+    let exec = instantiate(graph);
+    assert_eq!(code!(cuGraphExecKernelNodeSetParams(exec, node, &wide)), CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+    ok!(cuGraphExecKernelNodeSetParams(exec, node, &kernel(gpu.kernel(c"quick"), null_mut())));
+    ok!(cuGraphLaunch(exec, null_mut()));
+    ok!(cuCtxSynchronize());
+}
+
+#[test]
+fn an_update_is_taken_from_a_graph_of_the_same_shape_only() {
+    let gpu = Gpu::new();
+    let device = gpu.memory(4);
+    let build = |value| {
+        let (graph, mut node) = (new_graph(), null_mut());
+        ok!(cuGraphAddMemsetNode(&mut node, graph, null(), 0, &memset(device, value), gpu.context));
+        graph
+    };
+    let exec = instantiate(build(1));
+    let mut info =
+        CUgraphExecUpdateResultInfo { result: 99, errorNode: null_mut(), errorFromNode: null_mut() };
+    ok!(cuGraphExecUpdate_v2(exec, build(2), &mut info));
+    assert_eq!(info.result, CU_GRAPH_EXEC_UPDATE_SUCCESS);
+    ok!(cuGraphLaunch(exec, null_mut()));
+    ok!(cuCtxSynchronize());
+    assert_eq!(gpu.read(device, 1), [2]);
+    let longer = build(3);
+    let mut extra = null_mut();
+    ok!(cuGraphAddEmptyNode(&mut extra, longer, null(), 0));
+    assert_eq!(code!(cuGraphExecUpdate_v2(exec, longer, &mut info)), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+    assert_eq!(info.result, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
+}
+
+#[test]
+fn a_child_graph_runs_as_one_node_of_its_parent() {
+    let gpu = Gpu::new();
+    let (one, two) = (gpu.memory(4), gpu.memory(4));
+    let (child, parent) = (new_graph(), new_graph());
+    let (mut set, mut whole, mut moved) = (null_mut(), null_mut(), null_mut());
+    ok!(cuGraphAddMemsetNode(&mut set, child, null(), 0, &memset(one, 5), gpu.context));
+    ok!(cuGraphAddChildGraphNode(&mut whole, parent, null(), 0, child));
+    ok!(cuGraphAddMemcpyNode(&mut moved, parent, &whole, 1, &copy(two, one), gpu.context));
+    let mut kind = 0;
+    ok!(cuGraphNodeGetType(whole, &mut kind));
+    assert_eq!(kind, CU_GRAPH_NODE_TYPE_GRAPH);
+    ok!(cuGraphDestroy(child));
+    let exec = instantiate(parent);
+    ok!(cuGraphLaunch(exec, null_mut()));
+    ok!(cuCtxSynchronize());
+    assert_eq!(gpu.read(two, 1), [5]);
+}
+
+#[test]
+fn a_cycle_cannot_be_instantiated() {
+    let _gpu = Gpu::new();
+    let graph = new_graph();
+    let (mut one, mut two, mut exec) = (null_mut(), null_mut(), null_mut());
+    ok!(cuGraphAddEmptyNode(&mut one, graph, null(), 0));
+    ok!(cuGraphAddEmptyNode(&mut two, graph, &one, 1));
+    ok!(cuGraphAddDependencies(graph, &two, &one, 1));
+    assert_eq!(code!(cuGraphInstantiateWithFlags(&mut exec, graph, 0)), CUDA_ERROR_INVALID_VALUE);
+    ok!(cuGraphDestroyNode(two));
+    assert_eq!(code!(cuGraphAddEmptyNode(&mut two, graph, &two, 1)), CUDA_ERROR_INVALID_VALUE);
+    ok!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+}
+
+#[test]
+fn memory_of_a_graph_is_charged_while_it_is_in_use() {
+    let gpu = Gpu::new();
+    const BYTES: usize = 6 << 20;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING);
+    let before = gpu.used_bytes();
+    ok!(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    let mut address = 0;
+    ok!(cuMemAllocAsync(&mut address, BYTES, stream));
+    ok!(cuMemsetD32Async(address, 8, 1, stream));
+    let mut graph = null_mut();
+    ok!(cuStreamEndCapture(stream, &mut graph));
+    assert_eq!(gpu.used_bytes(), before);
+    let exec = instantiate(graph);
+    ok!(cuGraphLaunch(exec, stream));
+    ok!(cuStreamSynchronize(stream));
+    assert_eq!(gpu.used_bytes() - before, BYTES);
+    assert_eq!(gpu.read(address, 1), [8]);
+    assert_eq!(code!(cuGraphLaunch(exec, stream)), CUDA_ERROR_INVALID_VALUE, "still in use");
+    ok!(cuMemFreeAsync(address, stream));
+    assert_eq!(gpu.used_bytes(), before);
+    ok!(cuGraphLaunch(exec, stream));
+    ok!(cuMemFree_v2(address));
+}
+
+#[test]
+fn a_user_object_ends_with_the_last_that_refers_to_it() {
+    static ENDED: AtomicU32 = AtomicU32::new(0);
+    unsafe extern "C" fn end(_: *mut c_void) {
+        ENDED.fetch_add(1, Ordering::SeqCst);
+    }
+    let _gpu = Gpu::new();
+    let graph = new_graph();
+    let mut object = null_mut();
+    ok!(cuUserObjectCreate(&mut object, null_mut(), Some(end), 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+    ok!(cuGraphRetainUserObject(graph, object, 1, 0));
+    ok!(cuUserObjectRelease(object, 1));
+    assert_eq!(ENDED.load(Ordering::SeqCst), 0);
+    ok!(cuGraphDestroy(graph));
+    assert_eq!(ENDED.load(Ordering::SeqCst), 1);
+}
