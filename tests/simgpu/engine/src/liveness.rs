@@ -94,6 +94,7 @@ impl Drop for ProcessLock {
     }
 }
 
+/// A lock on the byte of a number.
 fn byte(number: usize, kind: libc::c_int) -> libc::flock {
     libc::flock {
         l_type: kind as libc::c_short,
@@ -107,7 +108,17 @@ fn byte(number: usize, kind: libc::c_int) -> libc::flock {
 
 /// Whether some other open file description holds the lock of a number.
 fn is_held(alive: &File, number: usize) -> bool {
-    let mut request = byte(number, libc::F_WRLCK);
+    is_contested(alive, byte(number, libc::F_WRLCK))
+}
+
+/// Whether any process is attached.
+pub fn is_any_held(alive: &File) -> bool {
+    // A length of 0 is "to the end, wherever that is".
+    is_contested(alive, libc::flock { l_len: 0, ..byte(0, libc::F_WRLCK) })
+}
+
+/// Whether a lock could not be had.
+fn is_contested(alive: &File, mut request: libc::flock) -> bool {
     // SAFETY: the descriptor is open and `request` is a valid flock.
     let answered = unsafe { libc::fcntl(alive.as_raw_fd(), libc::F_OFD_GETLK, &mut request) } == 0;
     // Without an answer nobody is declared dead.

@@ -11,13 +11,17 @@ use crate::{
     clock::monotonic_ns,
     config::DEFAULT_TOML,
     layout::{MAGIC, MAX_CONFIG_BYTES, NEVER, State, VERSION},
+    liveness,
 };
 use std::{
     fs::{self, File, OpenOptions},
     io,
     os::{
         fd::AsRawFd,
-        unix::{ffi::OsStrExt, fs::DirBuilderExt},
+        unix::{
+            ffi::OsStrExt,
+            fs::{DirBuilderExt, FileExt},
+        },
     },
     path::{Path, PathBuf},
     ptr::NonNull,
@@ -79,8 +83,8 @@ pub fn open_or_create(options: &Options) -> Result<Shared, Error> {
     flock(&create).map_err(io_error("lock", &dir.join("create")))?;
     match open_existing(&dir) {
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-        // Times of another boot mean nothing now, and nobody can be using it.
-        Err(Error::BadState { reason, .. }) if reason == OTHER_BOOT => {}
+        // Left by another version or before a reboot.
+        Err(Error::BadState { .. }) if is_abandoned(&dir)? => {}
         result => return result,
     }
     create_state(&dir, options)?;
@@ -103,11 +107,13 @@ pub fn open_existing(dir: &Path) -> Result<Shared, Error> {
     }
     let boot = boot_id().map_err(io_error("read", Path::new(BOOT_ID)))?;
     if header.boot.each_ref().map(|word| word.load()) != boot {
-        return Err(bad(OTHER_BOOT));
+        return Err(bad("it is of an earlier boot of this machine"));
     }
     let text = read_config(&state).ok_or_else(|| bad("its configuration is damaged"))?;
     let alive = open_alive(dir)?;
-    Ok(Shared { config: Config::parse(&text)?, state, alive })
+    let config =
+        Config::parse(&text).map_err(|error| bad(&format!("it is of another version of simgpu: {error}")))?;
+    Ok(Shared { config, state, alive })
 }
 
 /// Opens the file of the living, as a new open file description.
@@ -115,8 +121,15 @@ pub fn open_alive(dir: &Path) -> Result<File, Error> {
     open_file(&dir.join("alive"))
 }
 
-const OTHER_BOOT: &str = "it is of an earlier boot of this machine";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Whether a state is simgpu's and no process is attached to it.
+fn is_abandoned(dir: &Path) -> Result<bool, Error> {
+    let path = dir.join("state");
+    let mut magic = [0; size_of::<u64>()];
+    let ours = File::open(&path).and_then(|file| file.read_exact_at(&mut magic, 0)).is_ok();
+    Ok(ours && magic == MAGIC.to_ne_bytes() && !liveness::is_any_held(&open_alive(dir)?))
+}
 
 fn open_file(path: &Path) -> Result<File, Error> {
     // std opens with O_CLOEXEC.

@@ -6,7 +6,7 @@ use simgpu_engine::{
     Error, Host, Options, StreamId, WaitPolicy, Work,
     truth::{Observer, Process},
 };
-use std::{path::Path, thread, time::Duration};
+use std::{os::unix::fs::FileExt, path::Path, thread, time::Duration};
 use tempfile::TempDir;
 
 const MS: u64 = 1_000_000;
@@ -208,6 +208,27 @@ fn a_state_of_another_kind_is_refused_with_what_to_do() {
     let options = Options { state_dir: Some(dir.path().to_owned()), ..Options::default() };
     let error = Host::attach_with(options).expect_err("not a state").to_string();
     assert!(error.contains("remove the directory"), "{error}");
+}
+
+#[test]
+fn a_state_of_another_version_is_replaced_once_nobody_uses_it() {
+    /// The second word of the file.
+    const VERSION_OFFSET: u64 = 8;
+    let dir = state();
+    let with = |text: &str| {
+        let options = Options {
+            state_dir: Some(dir.path().to_owned()),
+            config_toml: Some(text.into()),
+            ..Options::default()
+        };
+        Host::attach_with(options)
+    };
+    let user = with("gpus = 3").expect("attach");
+    let file = std::fs::File::options().write(true).open(dir.path().join("state")).expect("open");
+    file.write_all_at(&u64::MAX.to_le_bytes(), VERSION_OFFSET).expect("write");
+    assert!(matches!(with("gpus = 5"), Err(Error::BadState { .. })));
+    drop(user);
+    assert_eq!(with("gpus = 5").expect("attach").gpu_count(), 5);
 }
 
 #[test]
