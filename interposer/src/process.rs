@@ -233,7 +233,12 @@ impl Process {
 
     /// The context current to this thread.
     pub fn current_context(&'static self) -> Option<&'static ContextState> {
-        self.context(self.calls.current_context()?)
+        let handle = self.calls.current_context()?;
+        thread::context(handle).or_else(|| {
+            let context = self.context(handle)?;
+            thread::remember_context(context);
+            Some(context)
+        })
     }
 
     /// The calling thread's lane on `stream`. `None`: its GPU is not managed, or the driver cannot say where it belongs.

@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::driver::calls::{Calls, Context, Stream};
+use crate::meter::context::ContextState;
 use crate::meter::lane::Lane;
 use crate::os;
 
@@ -37,12 +38,14 @@ impl Place {
 struct Thread {
     id: Cell<u32>,
     generation: Cell<u32>,
+    /// The context that was current when last asked.
+    context: Cell<Option<&'static ContextState>>,
     places: [Cell<Place>; PLACES],
 }
 
 thread_local! {
     static THREAD: Thread = const {
-        Thread { id: Cell::new(0), generation: Cell::new(0), places: [const { Cell::new(Place::EMPTY) }; PLACES] }
+        Thread { id: Cell::new(0), generation: Cell::new(0), context: Cell::new(None), places: [const { Cell::new(Place::EMPTY) }; PLACES] }
     };
 }
 
@@ -84,6 +87,18 @@ pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: &'static 
     });
 }
 
+/// What is known of `handle`, if this thread asked for it last.
+pub fn context(handle: Context) -> Option<&'static ContextState> {
+    THREAD
+        .with(|thread| thread.context.get())
+        .filter(|context| context.handle == handle && !context.is_dead())
+}
+
+/// Remembers a context for [`context`].
+pub fn remember_context(context: &'static ContextState) {
+    THREAD.with(|thread| thread.context.set(Some(context)));
+}
+
 /// Ends the open segments of this thread: it is about to wait.
 pub fn close_lanes(calls: &Calls) {
     THREAD.with(|thread| {
@@ -116,6 +131,7 @@ pub fn id() -> u32 {
 pub fn reset() {
     THREAD.with(|thread| {
         thread.id.set(0);
+        thread.context.set(None);
         for place in &thread.places {
             place.set(Place::EMPTY);
         }

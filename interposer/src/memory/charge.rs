@@ -1,20 +1,20 @@
 //! The charging rule: what an allocation counts for. Every account goes by it, so it stands here alone.
 //!
 //! The driver hands out device memory in blocks of [`BLOCK_BYTES`]. It serves small requests from shared blocks, in units of [`UNIT_BYTES`],
-//! and larger ones from blocks of their own. So a request below half a block counts for whole units, and any other for whole blocks.
+//! and larger ones from blocks of their own. So a request up to half a block counts for whole units, and any other for whole blocks.
 
 /// What the driver takes from the device at a time.
 pub const BLOCK_BYTES: u64 = 2 << 20;
 /// What a small allocation is rounded to inside a shared block.
 pub const UNIT_BYTES: u64 = 512;
-/// From this size on, a request gets blocks of its own.
-pub const OWN_BLOCKS_BYTES: u64 = BLOCK_BYTES / 2;
+/// Requests larger than this get blocks of their own.
+pub const SHARED_MAX_BYTES: u64 = BLOCK_BYTES / 2;
 /// Rows of pitched memory begin at multiples of this, at least.
 pub const PITCH_BYTES: u64 = 512;
 
 /// Linear memory: `cuMemAlloc`, managed memory, and memory from pools.
 pub fn linear(bytes: u64) -> u64 {
-    let unit = if bytes < OWN_BLOCKS_BYTES { UNIT_BYTES } else { BLOCK_BYTES };
+    let unit = if bytes <= SHARED_MAX_BYTES { UNIT_BYTES } else { BLOCK_BYTES };
     round_up(bytes, unit)
 }
 
@@ -69,8 +69,8 @@ mod tests {
     fn small_requests_count_for_units_and_large_ones_for_blocks() {
         assert_eq!(linear(1), 512);
         assert_eq!(linear(512), 512);
-        assert_eq!(linear(OWN_BLOCKS_BYTES - 1), OWN_BLOCKS_BYTES);
-        assert_eq!(linear(OWN_BLOCKS_BYTES), BLOCK_BYTES);
+        assert_eq!(linear(SHARED_MAX_BYTES), SHARED_MAX_BYTES);
+        assert_eq!(linear(SHARED_MAX_BYTES + 1), BLOCK_BYTES);
         assert_eq!(linear(BLOCK_BYTES + 1), 2 * BLOCK_BYTES);
         assert_eq!(linear(u64::MAX), u64::MAX);
         assert_eq!(physical(1), BLOCK_BYTES);

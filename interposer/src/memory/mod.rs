@@ -151,7 +151,7 @@ impl Accounts {
         reservation.commit();
         if bytes > request.bytes {
             account.charge(bytes - request.bytes);
-        } else {
+        } else if bytes < request.bytes {
             account.release(request.bytes - bytes);
         }
         let mut entry = Entry {
