@@ -23,7 +23,9 @@ static void by_name(const char *what, void *handle, const char *name) {
     void *address = dlsym(handle, name);
     const char *error = dlerror();
     tell(what, name, address);
-    if (error) printf("  %s\n", error);
+    /* Before this comes the name of an object, which is free to differ. */
+    const char *problem = error ? strstr(error, "undefined symbol") : NULL;
+    if (error) printf("  %s\n", problem ? problem : error);
 }
 
 int main(int argc, char **argv) {

@@ -1,4 +1,4 @@
-/* race THREADS SECONDS: threads allocate and free chunks of all kinds at random, each running into the limit again and again.
+/* race THREADS SECONDS [KIND…]: threads allocate and free chunks of these kinds (default: all) at random, each running into the limit again and again.
  * Prints one JSON line: successes, refusals, codes other than success and out of memory, and the most this process held
  * at once by its own count (a lower bound of the truth, taken after each success). */
 #include "kinds.h"
@@ -11,6 +11,8 @@ enum { HELD_PER_THREAD = 64, STEP_BYTES = 2 << 20, MAX_STEPS = 16 };
 static atomic_size_t held_bytes, most_bytes, successes, refusals, other_errors;
 static atomic_int stop;
 static CUcontext context;
+static kind kinds[KINDS];
+static unsigned kind_count;
 
 static unsigned next_random(unsigned *state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }
 
@@ -33,7 +35,7 @@ static void *worker(void *argument) {
             held[slot].bytes = 0;
             continue;
         }
-        kind k = next_random(&random) % KINDS;
+        kind k = kinds[next_random(&random) % kind_count];
         size_t bytes = (size_t)(1 + next_random(&random) % MAX_STEPS) * STEP_BYTES;
         CUresult code = allocate(k, bytes, stream, &held[slot].allocation);
         if (code == CUDA_SUCCESS) {
@@ -50,18 +52,25 @@ static void *worker(void *argument) {
             atomic_fetch_add(&other_errors, 1);
         }
     }
-    for (int slot = 0; slot < HELD_PER_THREAD; slot++)
-        if (held[slot].bytes) CHECK(release(held[slot].k, stream, held[slot].allocation));
+    for (int slot = 0; slot < HELD_PER_THREAD; slot++) {
+        if (!held[slot].bytes) continue;
+        /* Others may still be allocating, and counting. */
+        atomic_fetch_sub(&held_bytes, held[slot].bytes);
+        CHECK(release(held[slot].k, stream, held[slot].allocation));
+    }
     CHECK(cu(cuStreamSynchronize)(stream));
     CHECK(cu(cuStreamSynchronize_ptsz)(NULL));
     return NULL;
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3) {
-        fprintf(stderr, "usage: race THREADS SECONDS\n");
+    if (argc < 3 || argc > 3 + KINDS) {
+        fprintf(stderr, "usage: race THREADS SECONDS [KIND...]\n");
         return 2;
     }
+    kind_count = argc > 3 ? argc - 3 : KINDS;
+    for (unsigned i = 0; i < kind_count; i++)
+        kinds[i] = argc > 3 ? kind_of(argv[3 + i]) : (kind)i;
     int count = atoi(argv[1]);
     double seconds = atof(argv[2]);
     context = open_context();

@@ -1,0 +1,168 @@
+//! The death of anyone, at any moment, costs nobody else anything.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_e2e::{
+    Host, Process, Tally,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+    shares::Window,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What the issue allows for the memory and the lease of a dead tenant to be free.
+const FREE_WITHIN: Duration = Duration::from_millis(100);
+/// Long enough that a heartbeat has gone stale and the gates have opened.
+const AFTER_THE_DAEMON: Duration = Duration::from_secs(2);
+const HELD_BYTES: u64 = 256 << 20;
+
+fn backlog(host: &Host, name: &str, share: &str, arguments: &[&str]) -> Process {
+    let options = ["--name", name, "--share", share];
+    let mut all = vec!["--kernel", "busy_1000us", "--progress"];
+    all.extend(arguments);
+    let mut client = host.spawn(host.run(&options, c_client("backlog", Way::Dlsym), &all));
+    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+    client
+}
+
+fn signal(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).expect("a pid"), signal).expect("it runs");
+}
+
+fn launches(client: &Process) -> u64 {
+    client.stdout().lines().rev().find_map(|line| line.parse().ok()).unwrap_or(0)
+}
+
+#[test]
+fn tenants_go_on_when_the_daemon_is_killed() {
+    let host = Host::measuring();
+    let mut daemon = host.daemon();
+    let clients =
+        [backlog(&host, "a", "70%", &["--seconds", "5"]), backlog(&host, "b", "30%", &["--seconds", "5"])];
+    thread::sleep(Duration::from_millis(500));
+    daemon.kill();
+    thread::sleep(AFTER_THE_DAEMON);
+    let before = clients.each_ref().map(launches);
+    thread::sleep(Duration::from_millis(500));
+    let after = clients.each_ref().map(launches);
+    for (before, after) in before.iter().zip(after) {
+        assert!(after >= before + 50, "launched {before}, half a second later {after}");
+    }
+    for client in clients {
+        client.finish(COMMAND_LIMIT).success();
+    }
+}
+
+#[test]
+fn tenants_go_on_while_the_daemon_hangs_and_share_again_when_it_does_not() {
+    let host = Host::measuring();
+    let daemon = host.daemon();
+    let clients = [backlog(&host, "a", "80%", &[]), backlog(&host, "b", "20%", &[])];
+    thread::sleep(Duration::from_millis(500));
+    daemon.signal(Signal::STOP);
+    thread::sleep(AFTER_THE_DAEMON);
+    let before = clients.each_ref().map(launches);
+    thread::sleep(Duration::from_millis(500));
+    let after = clients.each_ref().map(launches);
+    for (before, after) in before.iter().zip(after) {
+        assert!(after >= before + 50, "launched {before}, half a second later {after}");
+    }
+    daemon.signal(Signal::CONT);
+    thread::sleep(Duration::from_millis(1000));
+    let window = Window::measure(&host, Duration::from_secs(2));
+    let had = window.true_percent("a");
+    assert!((had - 80.0).abs() <= 4.0, "shares are enforced again: a had {had:.1} %");
+}
+
+#[test]
+fn a_tenant_that_is_stopped_takes_nothing_of_anothers_part() {
+    let host = Host::measuring();
+    let _daemon = host.daemon();
+    let stopped = backlog(&host, "stopped", "70%", &[]);
+    let _other = backlog(&host, "other", "30%", &[]);
+    let ps = host.ps();
+    let (stopped_pid, other_pid) = (ps.tenant("stopped").sessions[0].pid, ps.tenant("other").sessions[0].pid);
+    thread::sleep(Duration::from_millis(500));
+    // A debugger, a job-control stop, a frozen container.
+    signal(stopped_pid, Signal::STOP);
+    thread::sleep(Duration::from_millis(500));
+    let before = host.truth();
+    thread::sleep(Duration::from_millis(1000));
+    let tally = Tally::between(&before, &host.truth());
+    let busy = tally.percent(&[other_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
+    assert!(busy >= 28.0, "the other had the GPU {busy:.1} % of the time");
+    signal(stopped_pid, Signal::CONT);
+    let before = launches(&stopped);
+    thread::sleep(Duration::from_millis(500));
+    assert!(launches(&stopped) > before + 50, "and it goes on itself");
+}
+
+#[test]
+fn a_tenant_started_after_the_daemons_death_runs() {
+    let host = Host::new();
+    let mut daemon = host.daemon();
+    daemon.kill();
+    // The socket's file is still there, and nobody listens.
+    let said = host.finish(host.preloaded(c_client("storm", Way::Dlsym))).success().json();
+    assert_eq!(said["kernel_launches"], 64_000);
+}
+
+#[test]
+fn a_killed_tenants_memory_and_lease_are_free_at_once() {
+    let host = Host::measuring();
+    let _daemon = host.daemon();
+    let mut doomed = backlog(&host, "doomed", "70%", &["--hold", &HELD_BYTES.to_string()]);
+    let other = backlog(&host, "other", "30%", &[]);
+    let ps =
+        host.await_ps(|ps| ps.find("doomed").is_some_and(|t| t.memory_bytes >= HELD_BYTES), COMMAND_LIMIT);
+    let doomed_pid = ps.tenant("doomed").sessions[0].pid;
+    let other_pid = ps.tenant("other").sessions[0].pid;
+    thread::sleep(Duration::from_millis(500));
+
+    let killed = Instant::now();
+    signal(doomed_pid, Signal::KILL);
+    host.await_ps(|ps| ps.find("doomed").is_none_or(|t| t.memory_bytes == 0), COMMAND_LIMIT);
+    let freed = killed.elapsed();
+    assert!(freed <= FREE_WITHIN, "the account was clear after {freed:?}");
+
+    // What comes later than the allowance is all the other's.
+    thread::sleep(FREE_WITHIN.saturating_sub(killed.elapsed()));
+    let before = host.truth();
+    thread::sleep(Duration::from_millis(500));
+    let tally = Tally::between(&before, &host.truth());
+    let busy = tally.percent(&[other_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
+    assert!(busy >= 95.0, "the other had the GPU {busy:.1} % of the time");
+    assert_eq!(
+        doomed.await_end(COMMAND_LIMIT).code,
+        128 + 9,
+        "deepres run passes the signal on as a shell does"
+    );
+    drop(other);
+}
+
+#[test]
+fn what_a_killed_process_held_its_tenant_can_have_again() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let options = ["--name", "pair", "--memory", "1GiB"];
+    let hold = (384u64 << 20).to_string();
+    let start = || {
+        let arguments = ["--kernel", "quick", "--hold", &hold];
+        let mut client = host.spawn(host.run(&options, c_client("backlog", Way::Linked), &arguments));
+        client.await_line(|line| line == "ready", COMMAND_LIMIT);
+        client
+    };
+    // The limit is for all processes of a tenant together: one after another they fit only if each death frees.
+    for _ in 0..4 {
+        let client = start();
+        let ps = host.ps();
+        assert_eq!(ps.tenant("pair").sessions.len(), 1);
+        let pid = ps.tenant("pair").sessions[0].pid;
+        signal(pid, Signal::KILL);
+        drop(client);
+        thread::sleep(FREE_WITHIN);
+    }
+}

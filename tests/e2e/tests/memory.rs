@@ -1,0 +1,163 @@
+//! The memory limit: exact, on every path, under a race, and visible to the tenant.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_e2e::{
+    Host, Process,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+use serde_json::Value;
+use simgpu_engine::Config;
+
+const MIB: u64 = 1 << 20;
+/// More than what a context takes, in case that is charged.
+const LIMIT_MIB: u64 = 1024;
+const LIMIT_BYTES: u64 = LIMIT_MIB * MIB;
+/// As much as a pool grows by, so that no kind of allocation is rounded.
+const CHUNK_BYTES: u64 = 32 * MIB;
+const CUDA_ERROR_OUT_OF_MEMORY: u64 = 2;
+/// All kinds of allocation that `fill` knows.
+const KINDS: usize = 8;
+/// Kinds that take from the device exactly what is allocated: no pool keeps anything for later, nothing can move to the host.
+const PLAIN_KINDS: [&str; 3] = ["cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemCreate"];
+
+fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or_else(|| panic!("no {key} in {value}"))
+}
+
+/// The most device memory that the processes of the record ever held, without what the driver takes for their contexts.
+#[track_caller]
+fn most_allocated_bytes(host: &Host) -> u64 {
+    let overhead = Config::default().context_overhead_bytes;
+    let processes = host.truth().processes;
+    let peaks = processes.iter().map(|p| p.gpus[0].memory_peak_bytes).filter(|peak| *peak > 0);
+    peaks.map(|peak| peak - overhead).sum()
+}
+
+fn assert_the_limit_holds(way: Way) {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let limit = format!("{LIMIT_MIB}MiB");
+    let options = ["--name", "limited", "--memory", &limit];
+    let command = host.run(&options, c_client("fill", way), &[&CHUNK_BYTES.to_string()]);
+    let said = host.finish(command).success().json();
+
+    assert_eq!(number(&said, "device_total"), LIMIT_BYTES, "cuDeviceTotalMem shows the tenant's part");
+    assert_eq!(number(&said, "info_total"), LIMIT_BYTES, "cuMemGetInfo shows the tenant's part");
+    let free = number(&said, "info_free");
+    assert!(free <= LIMIT_BYTES);
+    let kinds = said["kinds"].as_array().expect("a list");
+    assert_eq!(kinds.len(), KINDS);
+    for kind in kinds {
+        let fits = free / CHUNK_BYTES * CHUNK_BYTES;
+        assert_eq!(number(kind, "bytes"), fits, "{kind}: all that is free can be had, and no more");
+        assert_eq!(number(kind, "code"), CUDA_ERROR_OUT_OF_MEMORY, "{kind}");
+        assert_eq!(number(kind, "free_when_full"), free - fits, "{kind}");
+        assert_eq!(number(kind, "again_bytes"), fits, "{kind}: what was freed can be had again");
+        assert_eq!(number(kind, "again_code"), CUDA_ERROR_OUT_OF_MEMORY, "{kind}");
+    }
+    assert!(most_allocated_bytes(&host) <= LIMIT_BYTES);
+}
+
+#[test]
+fn every_kind_of_allocation_of_a_linked_client_stops_at_the_limit() {
+    assert_the_limit_holds(Way::Linked);
+}
+
+#[test]
+fn every_kind_of_allocation_of_a_dlsym_client_stops_at_the_limit() {
+    assert_the_limit_holds(Way::Dlsym);
+}
+
+#[test]
+fn every_kind_of_allocation_of_a_get_proc_address_client_stops_at_the_limit() {
+    assert_the_limit_holds(Way::ProcAddress);
+}
+
+#[test]
+fn a_tenant_without_a_limit_sees_the_whole_device() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let command = host.run(&["--name", "free"], c_client("view", Way::Dlsym), &[]);
+    let mut client = host.spawn(command);
+    let said = client.await_json(COMMAND_LIMIT);
+    assert_eq!(number(&said, "total"), Config::default().memory_bytes);
+    assert_eq!(host.ps().tenant("free").memory_limit_bytes, None);
+    client.finish(COMMAND_LIMIT).success();
+}
+
+/// Races in `processes` processes of one tenant with so many threads each, watching the account; returns their reports.
+/// `look` is called over and over meanwhile.
+fn race(host: &Host, processes: usize, threads: &str, kinds: &[&str], mut look: impl FnMut()) -> Vec<Value> {
+    let limit = format!("{LIMIT_MIB}MiB");
+    let arguments: Vec<&str> = [threads, "2.5"].iter().chain(kinds).copied().collect();
+    let options = ["--name", "racer", "--memory", &limit];
+    let start = |_| host.spawn(host.run(&options, c_client("race", Way::Dlsym), &arguments));
+    let mut clients: Vec<Process> = (0..processes).map(start).collect();
+    let deadline = Instant::now() + Duration::from_millis(2500);
+    let mut next_account = Instant::now();
+    while Instant::now() < deadline {
+        look();
+        thread::sleep(Duration::from_micros(200));
+        if Instant::now() >= next_account {
+            next_account = Instant::now() + Duration::from_millis(100);
+            if let Some(tenant) = host.ps().find("racer") {
+                assert!(tenant.memory_bytes <= LIMIT_BYTES, "the account says {tenant:?}");
+            }
+        }
+    }
+    let reports: Vec<Value> = clients.iter_mut().map(|client| client.await_json(COMMAND_LIMIT)).collect();
+    for said in &reports {
+        assert_eq!(number(said, "other_errors"), 0, "{said}");
+        assert!(
+            number(said, "refusals") > 100 && number(said, "successes") > 100,
+            "it ran into the limit: {said}"
+        );
+        assert!(number(said, "most_bytes") <= LIMIT_BYTES, "{said}");
+    }
+    // Once the dust has settled only what the driver itself keeps is on the account.
+    let held = host.ps().tenant("racer").memory_bytes;
+    let kept = Config::default().context_overhead_bytes * processes as u64;
+    assert!(held <= kept, "{held} bytes on the account after freeing everything");
+    for client in clients {
+        client.finish(COMMAND_LIMIT).success();
+    }
+    reports
+}
+
+#[test]
+fn eight_racing_threads_never_pass_the_limit_by_a_byte() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let reports = race(&host, 1, "8", &PLAIN_KINDS, || ());
+    assert!(most_allocated_bytes(&host) <= LIMIT_BYTES, "the record: {}", most_allocated_bytes(&host));
+    assert!(number(&reports[0], "most_bytes") > LIMIT_BYTES * 9 / 10, "and come close to it: {}", reports[0]);
+}
+
+#[test]
+fn eight_threads_racing_by_every_kind_of_allocation_never_pass_the_limit_by_a_byte() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    race(&host, 1, "8", &[], || ());
+}
+
+#[test]
+fn two_racing_processes_of_one_tenant_never_pass_their_common_limit() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let overhead = Config::default().context_overhead_bytes;
+    let mut most = 0;
+    race(&host, 2, "4", &PLAIN_KINDS, || {
+        // The record is of one instant for the whole device.
+        if let Ok(truth) = simgpu_engine::truth::snapshot(host.state_dir()) {
+            let contexts: u64 = truth.processes.iter().map(|p| u64::from(p.gpus[0].contexts)).sum();
+            most = most.max(truth.gpus[0].memory_used_bytes.saturating_sub(contexts * overhead));
+        }
+    });
+    assert!(most <= LIMIT_BYTES, "held {most} bytes together");
+    assert!(most > LIMIT_BYTES / 2, "and came near the limit: {most}");
+}

@@ -1,0 +1,216 @@
+//! With the library preloaded and nothing to share, everything is as without it.
+
+use std::{os::unix::net::UnixListener, path::Path, process::Command};
+
+use deepres_e2e::{
+    Finished, Host,
+    artefacts::{artefacts, repository},
+    clients::{Way, c_client, c_library, c_program},
+    host::COMMAND_LIMIT,
+};
+
+/// Runs a command bare and preloaded, and asserts that nothing that can be seen differs.
+#[track_caller]
+fn assert_same(host: &Host, command: impl Fn() -> Command) -> Finished {
+    let bare = host.finish(command());
+    let mut hooked = command();
+    hooked.env("LD_PRELOAD", &artefacts().library);
+    let hooked = host.finish(hooked);
+    assert_eq!(hooked, bare, "{:?}", command());
+    bare
+}
+
+fn shell(host: &Host, words: &[&str]) -> Command {
+    let mut command = host.command(words[0]);
+    command.args(&words[1..]);
+    command
+}
+
+#[test]
+fn everyday_programs_print_and_return_exactly_the_same() {
+    let host = Host::new();
+    let repository = repository().display().to_string();
+    let script = "echo out; echo err >&2; (exit 3) | cat; f() { echo $((6*7)); }; f; exit 5";
+    for (words, code) in [
+        (vec!["bash", "-c", script], 5),
+        (vec!["bash", "-c", "kill -TERM $$"], 128 + 15),
+        (vec!["git", "--version"], 0),
+        (vec!["git", "-C", &repository, "log", "--oneline", "-3"], 0),
+        (vec!["git", "no-such-command"], 1),
+        (vec!["python3", "-c", "pass"], 0),
+        (vec!["python3", "-c", "import sys, ctypes, threading; print(sys.version); sys.exit(9)"], 9),
+        (vec!["cargo", "--version"], 0),
+        (vec!["true"], 0),
+        (vec!["ls", "/nonexistent"], 2),
+    ] {
+        let bare = assert_same(&host, || shell(&host, &words));
+        assert_eq!(bare.code, code, "{words:?} does what the test means it to: {bare:?}");
+    }
+}
+
+#[test]
+fn everyday_programs_are_the_same_under_deepres_run() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    for words in [
+        vec!["git", "--version"],
+        vec!["python3", "-c", "print(1)"],
+        vec!["bash", "-c", "echo a; echo b >&2; exit 4"],
+    ] {
+        let bare = host.finish(shell(&host, &words));
+        let hooked = host.finish(host.run(&[], words[0], &words[1..]));
+        assert_eq!(hooked, bare, "{words:?}");
+    }
+}
+
+#[test]
+fn look_ups_of_a_program_without_the_driver_are_answered_as_ever() {
+    let host = Host::new();
+    let lookalikes = c_library("lookalikes");
+    let bare = assert_same(&host, || {
+        let mut command = host.command(c_program("lookups"));
+        command.arg(&lookalikes).env_remove("LD_LIBRARY_PATH");
+        command
+    });
+    assert!(bare.stdout.contains("default cuInit: absent"), "{}", bare.stdout);
+    assert!(bare.stdout.contains("lookalike cudnnCreate: liblookalikes.so"), "{}", bare.stdout);
+}
+
+#[test]
+fn a_library_that_wraps_dlsym_and_uses_rtld_next_works_before_and_behind() {
+    let host = Host::new();
+    let wrapper = c_library("wrapnext").display().to_string();
+    let ours = artefacts().library.display().to_string();
+    let script = "import os, ctypes; ctypes.CDLL(None).getppid(); print('ok', os.getppid() > 0)";
+    for preload in [format!("{wrapper}:{ours}"), format!("{ours}:{wrapper}")] {
+        let mut command = host.command("python3");
+        command.args(["-c", script]).env("LD_PRELOAD", &preload);
+        let done = host.finish(command);
+        assert_eq!((done.code, &*done.stdout, &*done.stderr), (0, "ok True\n", ""), "{preload}");
+    }
+}
+
+/// What a client that launches and allocates says without any of us.
+fn bare_client(host: &Host) -> Finished {
+    host.finish(host.command(c_client("launches", Way::Dlsym))).success()
+}
+
+#[test]
+fn a_gpu_client_without_a_daemon_is_the_same() {
+    let host = Host::new();
+    let bare = bare_client(&host);
+    for way in Way::ALL {
+        let mut command = host.command(c_client("launches", way));
+        command.env("LD_PRELOAD", &artefacts().library);
+        let hooked = host.finish(command);
+        assert_eq!(hooked.success().json()["kernels_run"], bare.json()["kernels_run"]);
+    }
+    // And to the letter, standard error too, where the way is the same.
+    let mut command = host.command(c_client("launches", Way::Dlsym));
+    command.env("LD_PRELOAD", &artefacts().library);
+    assert_eq!(host.finish(command), bare);
+}
+
+#[test]
+fn a_gpu_client_with_a_dead_or_foreign_socket_is_the_same() {
+    let host = Host::new();
+    let bare = bare_client(&host);
+    let folder = host.path();
+    let dead = folder.join("dead.sock");
+    drop(UnixListener::bind(&dead).expect("a socket"));
+    let foreign = folder.join("foreign.sock");
+    let _listener = UnixListener::bind(&foreign).expect("a socket");
+    let file = folder.join("file.sock");
+    std::fs::write(&file, "not a socket").expect("a folder of our own");
+    let long = folder.join("x".repeat(200));
+    for socket in [dead.as_path(), &foreign, &file, Path::new("/nonexistent/socket"), &long, Path::new("")] {
+        let mut command = host.command(c_client("launches", Way::Dlsym));
+        command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", socket);
+        let hooked = host.finish(command);
+        assert_eq!(
+            (hooked.code, &hooked.stdout),
+            (0, &bare.stdout),
+            "{}: {}",
+            socket.display(),
+            hooked.stderr
+        );
+    }
+}
+
+#[test]
+fn a_gpu_client_whose_daemon_never_answers_is_the_same() {
+    let host = Host::new();
+    let bare = bare_client(&host);
+    let path = host.path().join("mute.sock");
+    let socket =
+        rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET, None)
+            .expect("a socket");
+    rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(&path).expect("a short path"))
+        .expect("a new path");
+    rustix::net::listen(&socket, 16).expect("a bound socket");
+    let mut command = host.command(c_client("launches", Way::Dlsym));
+    command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", &path);
+    let hooked = host.finish(command);
+    assert_eq!((hooked.code, &hooked.stdout), (0, &bare.stdout), "{}", hooked.stderr);
+}
+
+#[test]
+fn a_gpu_client_with_garbage_in_the_environment_is_the_same() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let bare = bare_client(&host);
+    let garbage = [
+        "",
+        "abc",
+        "-1",
+        "999999999999999999999999999",
+        "120%",
+        "\u{7}\u{1b}[31m",
+        "%s%n%s%n",
+        &"z".repeat(10_000),
+    ];
+    for variable in ["DEEPRES_SHARE", "DEEPRES_MEMORY", "DEEPRES_TENANT", "DEEPRES_LOG", "DEEPRES_SOCKET"] {
+        for value in garbage {
+            let mut command = host.preloaded(c_client("launches", Way::Dlsym));
+            command.env(variable, value);
+            let hooked = host.finish(command);
+            let shown: String = value.chars().take(20).collect();
+            assert_eq!(
+                (hooked.code, &hooked.stdout),
+                (0, &bare.stdout),
+                "{variable}={shown:?}: {}",
+                hooked.stderr
+            );
+        }
+    }
+}
+
+#[test]
+fn the_kill_switch_lets_everything_through() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let mut command = host.run(
+        &["--name", "off", "--memory", "64MiB"],
+        c_client("fill", Way::Dlsym),
+        &["33554432", "cuMemAlloc_v2"],
+    );
+    command.env("DEEPRES_DISABLE", "1");
+    let said = host.spawn(command).finish(COMMAND_LIMIT).success().json();
+    let bytes = said["kinds"][0]["bytes"].as_u64().expect("a number");
+    assert!(bytes > 100 << 30, "the limit of 64 MiB is off: {said}");
+    let sessions: usize = host.ps().tenants.iter().map(|tenant| tenant.sessions.len()).sum();
+    assert_eq!(sessions, 0, "a switched-off process does not connect");
+}
+
+#[test]
+fn a_gpu_client_on_a_machine_without_the_driver_fails_as_ever() {
+    let host = Host::new();
+    for way in Way::ALL {
+        let bare = assert_same(&host, || {
+            let mut command = host.command(c_client("launches", way));
+            command.env_remove("LD_LIBRARY_PATH");
+            command
+        });
+        assert_ne!(bare.code, 0);
+    }
+}

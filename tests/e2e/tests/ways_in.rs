@@ -1,0 +1,78 @@
+//! Every way into the driver is hooked: what deepres counts is what the client counted and what the GPU ran.
+
+use std::time::Duration;
+
+use deepres_e2e::{
+    Host,
+    artefacts::artefacts,
+    clients::{Way, c_client, c_library},
+    host::COMMAND_LIMIT,
+};
+
+/// The meter page is brought up to date by the session's own meter thread.
+const METER_SETTLES_WITHIN: Duration = Duration::from_secs(5);
+
+/// Runs `launches` as tenant `counted` with `preload` set beside what `deepres run` sets, and compares the three counts.
+fn assert_every_launch_is_counted(way: Way, preload: Option<&str>) {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let mut command = host.run(&["--name", "counted"], c_client("launches", way), &[]);
+    if let Some(preload) = preload {
+        // `deepres run` prepends: this is how a user has another library preloaded behind it.
+        command.env("LD_PRELOAD", preload);
+    }
+    let mut client = host.spawn(command);
+    let said = client.await_json(COMMAND_LIMIT);
+    let count = |key: &str| said[key].as_u64().unwrap_or_else(|| panic!("{key} in {said}"));
+
+    let wanted = (count("kernel_launches"), count("graph_launches"));
+    let ps = host.await_ps(
+        |ps| ps.find("counted").is_some_and(|t| (t.kernel_launches, t.graph_launches) == wanted),
+        METER_SETTLES_WITHIN,
+    );
+    assert_eq!(count("graph_nodes"), 3, "{way:?}: the graph holds what was captured and nothing else");
+    let pid = ps.tenant("counted").sessions[0].pid;
+    let truth = host.truth();
+    let process = truth.processes.iter().find(|p| p.pid == pid).expect("the session is in the record");
+    assert_eq!(process.gpus[0].kernels, count("kernels_run"), "{way:?}: the GPU ran what was launched");
+    client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_linked_client_is_counted_launch_by_launch() {
+    assert_every_launch_is_counted(Way::Linked, None);
+}
+
+#[test]
+fn a_dlsym_client_is_counted_launch_by_launch() {
+    assert_every_launch_is_counted(Way::Dlsym, None);
+}
+
+#[test]
+fn a_get_proc_address_client_is_counted_launch_by_launch() {
+    assert_every_launch_is_counted(Way::ProcAddress, None);
+}
+
+#[test]
+fn a_client_is_counted_beside_another_library_that_wraps_dlsym() {
+    for way in [Way::Dlsym, Way::ProcAddress] {
+        assert_every_launch_is_counted(way, c_library("wrapnext").to_str());
+    }
+}
+
+/// A library before ours that finds the real `dlsym` by its version, as tracers do, passes us over, and its clients with it:
+/// then they run as without us. `deepres run` puts ours first.
+#[test]
+fn a_client_runs_behind_another_library_that_wraps_dlsym() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    for way in Way::ALL {
+        let mut command = host.preloaded(c_client("launches", way));
+        command.env(
+            "LD_PRELOAD",
+            format!("{}:{}", c_library("wrapnext").display(), artefacts().library.display()),
+        );
+        let done = host.finish(command).success();
+        assert_eq!((done.json()["kernels_run"].as_u64(), &*done.stderr), (Some(650), ""), "{way:?}");
+    }
+}
