@@ -4,9 +4,8 @@ use deepres_abi::driver::types as cu;
 use crate::operation::{MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID};
 use crate::process::{config, device_count, gpu_of};
 use crate::status::{self, Result};
+use simgpu_engine::Config;
 
-/// The first of the PCI bus numbers that the virtual GPUs have; NVML's side uses the same.
-const FIRST_PCI_BUS: i32 = 1;
 /// A node of this many links has every GPU reach every other.
 const PERFORMANCE_RANK_SAME: i32 = 0;
 const YES: i32 = 1;
@@ -80,8 +79,9 @@ pub fn attribute(attribute: u32, device: i32) -> Result<i32> {
         cu::CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_PITCH => 2_097_120,
         cu::CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT => 512,
         cu::CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS | cu::CU_DEVICE_ATTRIBUTE_ECC_ENABLED => YES,
-        cu::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => FIRST_PCI_BUS + gpu as i32,
-        cu::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID | cu::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID => 0,
+        cu::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => Config::pci_address(gpu).bus as i32,
+        cu::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID => Config::pci_address(gpu).device as i32,
+        cu::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID => Config::pci_address(gpu).domain as i32,
         cu::CU_DEVICE_ATTRIBUTE_TCC_DRIVER => NO,
         cu::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE => config.memory_clock_khz as i32,
         cu::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH => config.memory_bus_bits as i32,
@@ -155,7 +155,8 @@ pub fn properties(device: i32) -> Result<cu::CUdevprop> {
 
 /// `domain:bus:device.function`.
 pub fn pci_bus_id(device: i32) -> Result<String> {
-    Ok(format!("0000:{:02X}:00.0", attribute(cu::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, device)?))
+    let address = Config::pci_address(gpu_of(device)?);
+    Ok(format!("{:04X}:{:02X}:{:02X}.0", address.domain, address.bus, address.device))
 }
 
 /// The device at a PCI address, with or without domain and function.

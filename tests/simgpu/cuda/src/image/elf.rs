@@ -17,7 +17,7 @@ const EM_CUDA: u16 = 190;
 /// Bit of a symbol's `st_other` that marks a kernel.
 const ENTRY_SYMBOL: u8 = 0x10;
 /// Bit of a symbol's `st_other` that marks a managed variable.
-const MANAGED_SYMBOL: u8 = 0x08;
+const MANAGED_SYMBOL: u8 = 0x04;
 const HEADER_BYTES: usize = 64;
 /// Offset of the ELF header's ABI version byte, which says where `e_flags` keeps the architecture.
 const ABI_VERSION_OFFSET: usize = 8;
@@ -29,8 +29,13 @@ const FORMAT_SIZED: u8 = 0x04;
 const ATTRIBUTE_MAX_THREADS: u8 = 0x05;
 const ATTRIBUTE_REQUIRED_THREADS: u8 = 0x10;
 const ATTRIBUTE_KERNEL_PARAMETER: u8 = 0x17;
+const ATTRIBUTE_FRAME_SIZE: u8 = 0x11;
 const ATTRIBUTE_REGISTERS: u8 = 0x2f;
 const ATTRIBUTE_KERNEL_PARAMETER_V2: u8 = 0x45;
+/// From this architecture on the section of a kernel's shared memory includes what the system reserves in each block.
+const RESERVED_SHARED_ARCHITECTURE: u32 = 90;
+/// How much that is.
+const RESERVED_SHARED_BYTES: u32 = 1024;
 /// Bit position of the size in a parameter record's last word.
 const PARAMETER_SIZE_SHIFT: u32 = 18;
 
@@ -130,13 +135,18 @@ pub fn parse(bytes: &[u8]) -> Result<Image> {
             }
         }
     }
-    let registers: HashMap<u32, u32> = sized_records(infos.get(".nv.info").copied().unwrap_or_default())
-        .filter(|(attribute, _)| *attribute == ATTRIBUTE_REGISTERS)
-        .filter_map(|(_, value)| match words(value).as_slice() {
-            [symbol, count] => Some((*symbol, *count)),
-            _ => None,
-        })
-        .collect();
+    // Records about all kernels name each by the number of its symbol.
+    let by_symbol = |wanted: u8| -> HashMap<u32, u32> {
+        sized_records(infos.get(".nv.info").copied().unwrap_or_default())
+            .filter(|(attribute, _)| *attribute == wanted)
+            .filter_map(|(_, value)| match words(value).as_slice() {
+                [symbol, count] => Some((*symbol, *count)),
+                _ => None,
+            })
+            .collect()
+    };
+    let (registers, frames) = (by_symbol(ATTRIBUTE_REGISTERS), by_symbol(ATTRIBUTE_FRAME_SIZE));
+    let reserved_bytes = if architecture >= RESERVED_SHARED_ARCHITECTURE { RESERVED_SHARED_BYTES } else { 0 };
 
     for symbol in file.symbols() {
         let (Ok(name), SymbolFlags::Elf { st_info, st_other }) = (symbol.name(), symbol.flags()) else {
@@ -147,13 +157,15 @@ pub fn parse(bytes: &[u8]) -> Result<Image> {
         if st_info & 0xf == STT_FUNC && st_other & ENTRY_SYMBOL != 0 {
             let size_of =
                 |prefix: &str| sizes.get(format!("{prefix}{name}").as_str()).map_or(0, |bytes| *bytes as u32);
+            let of_symbol =
+                |table: &HashMap<u32, u32>| table.get(&(symbol.index().0 as u32)).copied().unwrap_or(0);
             let mut kernel = KernelImage {
                 name: name.to_owned(),
                 parameters: Vec::new(),
-                shared_bytes: size_of(".nv.shared."),
+                shared_bytes: size_of(".nv.shared.").saturating_sub(reserved_bytes),
                 const_bytes: 0,
-                local_bytes: 0,
-                registers: registers.get(&(symbol.index().0 as u32)).copied().unwrap_or(0),
+                local_bytes: of_symbol(&frames),
+                registers: of_symbol(&registers),
                 max_threads: None,
             };
             read_kernel_attributes(
