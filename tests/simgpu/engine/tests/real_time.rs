@@ -6,7 +6,13 @@ use simgpu_engine::{
     Error, Host, Options, StreamId, WaitPolicy, Work,
     truth::{Observer, Process},
 };
-use std::{os::unix::fs::FileExt, path::Path, thread, time::Duration};
+use std::{
+    os::unix::fs::FileExt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    thread,
+    time::Duration,
+};
 use tempfile::TempDir;
 
 const MS: u64 = 1_000_000;
@@ -39,9 +45,10 @@ impl Child {
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "fork failed");
         if pid == 0 {
-            work(attach(dir));
+            // A panic (which says so itself) must not unwind into the test, whose directory the child would remove.
+            let outcome = catch_unwind(AssertUnwindSafe(|| work(attach(dir))));
             // SAFETY: ends the child without running the test program's exit handlers.
-            unsafe { libc::_exit(0) };
+            unsafe { libc::_exit(i32::from(outcome.is_err())) };
         }
         Self(pid)
     }

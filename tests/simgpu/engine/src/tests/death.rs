@@ -2,7 +2,11 @@
 
 use super::world::{Client, START_NS, World, kernel};
 use crate::{EventStatus, Host, Work, config::ALL_SMS_PPM, journal::failpoint, liveness, truth::Snapshot};
-use std::time::{Duration, Instant};
+use std::{
+    mem::ManuallyDrop,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, Instant},
+};
 
 /// Runs `child` in a forked process, which attaches for itself, and is killed after so many stores to the shared state. Answers
 /// whether it came through. `prepare` runs before the counting.
@@ -16,12 +20,15 @@ fn killed_after<T>(
     // a forked child, and leaves by `_exit`.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        let host = world.process();
-        let prepared = prepare(&host);
-        failpoint::LEFT.with(|left| left.set(stores));
-        child(&host, prepared);
-        // SAFETY: ends the child without running the test program's exit handlers, the host attached.
-        unsafe { libc::_exit(0) };
+        // A panic (which says so itself) must not unwind into the test, whose directory the child would remove. The host stays attached.
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let host = ManuallyDrop::new(world.process());
+            let prepared = prepare(&host);
+            failpoint::LEFT.with(|left| left.set(stores));
+            child(&host, prepared);
+        }));
+        // SAFETY: ends the child without running the test program's exit handlers.
+        unsafe { libc::_exit(i32::from(outcome.is_err())) };
     }
     let mut status = 0;
     // SAFETY: waits for the child made above; `status` is valid for writing.
