@@ -65,6 +65,30 @@ fn main() {
         },
     );
     saturate(dir.path());
+    flood(&host, stream);
+}
+
+/// One process that launches as fast as it can: the CPU it needs, and how busy it keeps the GPU.
+fn flood(host: &Host, stream: StreamId) {
+    const LAUNCHES: u32 = 100_000;
+    const FLOOD_KERNEL: Work = Work::Kernel { duration_ns: 5000, sm_ppm: 1_000_000, kernels: 1 };
+    let cpu_ns = || {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `time` is valid for writing.
+        unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+        time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+    };
+    let (start, start_cpu_ns) = (Instant::now(), cpu_ns());
+    for _ in 0..LAUNCHES {
+        host.submit(stream, FLOOD_KERNEL, &[]).expect("submit");
+    }
+    host.wait(host.last_ticket(stream), WaitPolicy::Auto);
+    let wall_ns = start.elapsed().as_nanos() as f64;
+    println!(
+        "one process, its queue full all the time: {:.1} % of a CPU, GPU {:.1} % busy",
+        100.0 * (cpu_ns() - start_cpu_ns) / wall_ns,
+        100.0 * f64::from(LAUNCHES) * (5000 + host.config().launch_overhead_ns) as f64 / wall_ns
+    );
 }
 
 fn attach(dir: &Path) -> Host {

@@ -30,6 +30,11 @@ impl Clock {
         }
     }
 
+    /// Whether it is a test's.
+    pub fn is_virtual(&self) -> bool {
+        matches!(self, Self::Virtual(_))
+    }
+
     /// Moves a virtual clock forward to `to_ns` (never back). Does nothing to the machine's clock.
     pub fn advance_to(&self, to_ns: u64) {
         if let Self::Virtual(now) = self {

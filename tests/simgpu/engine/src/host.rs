@@ -38,6 +38,9 @@ pub struct MemoryInfo {
     pub used_bytes: u64,
 }
 
+/// How long a thread that found a queue full sleeps at least, for each place of the queue. Even kernels that do nothing take five
+/// times as long by default (`launch_overhead_ns`), so the queue does not run dry meanwhile.
+const FULL_QUEUE_NAP_NS_PER_PLACE: u64 = 200;
 /// How far a wait looks ahead at once. A look of this length takes some tens of microseconds.
 const LOOK_AHEAD_EVENTS: usize = 256;
 
@@ -272,7 +275,9 @@ impl Host {
                 return Ok(Room { guard, places, context });
             }
             drop(guard);
-            self.wait(Ticket { stream, sequence: completed + 1 }, WaitPolicy::Auto);
+            // Waking for every single place would keep a CPU busy, and there are fewer of those than of launching threads.
+            let nap_ns = u64::from(self.shared.config.queue_depth) * FULL_QUEUE_NAP_NS_PER_PLACE;
+            self.sleep_for(Ticket { stream, sequence: completed + 1 }, WaitPolicy::Block, nap_ns);
         }
     }
 
@@ -366,19 +371,27 @@ impl Host {
             if let Some(at_ns) = self.query(ticket) {
                 return at_ns;
             }
-            let Ok(guard) = self.enter() else { return 0 };
-            let state = guard.state();
-            let unforeseen = state.header.unforeseen.load();
-            let prediction = {
-                let mut ahead = Overlay::new(state);
-                sim::predict(&mut ahead, state, &self.shared.config, target(ticket), LOOK_AHEAD_EVENTS)
-            };
-            drop(guard);
-            match prediction {
-                Prediction::At(at_ns) | Prediction::After(at_ns) => wait::until(&self.clock, at_ns, policy),
-                Prediction::Blocked => {
-                    wait::for_change(&state.header.unforeseen, &state.header.unforeseen_waiters, unforeseen)
-                }
+            self.sleep_for(ticket, policy, 0);
+        }
+    }
+
+    /// Sleeps until the item is predicted to complete, and at least so long. May return early.
+    fn sleep_for(&self, ticket: Ticket, policy: WaitPolicy, at_least_ns: u64) {
+        let Ok(guard) = self.enter() else { return };
+        let (state, now_ns) = (guard.state(), guard.now_ns());
+        let unforeseen = state.header.unforeseen.load();
+        let prediction = {
+            let mut ahead = Overlay::new(state);
+            sim::predict(&mut ahead, state, &self.shared.config, target(ticket), LOOK_AHEAD_EVENTS)
+        };
+        drop(guard);
+        match prediction {
+            Prediction::At(at_ns) | Prediction::After(at_ns) => {
+                let until_ns = if self.clock.is_virtual() { at_ns } else { at_ns.max(now_ns + at_least_ns) };
+                wait::until(&self.clock, until_ns, policy);
+            }
+            Prediction::Blocked => {
+                wait::for_change(&state.header.unforeseen, &state.header.unforeseen_waiters, unforeseen);
             }
         }
     }
