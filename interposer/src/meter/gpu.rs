@@ -158,12 +158,16 @@ impl Gpu {
     }
 
     /// Counts a closed segment.
-    pub fn count(&self, launches: u32, is_graph: bool) {
+    pub fn count(&self, kernels: u32, graphs: u32) {
         /// Events recorded for each segment.
         const MARKERS: u64 = 2;
         let Some(meter) = self.meter() else { return };
-        let counter = if is_graph { &meter.graph_launches } else { &meter.kernel_launches };
-        counter.fetch_add(u64::from(launches), Ordering::Relaxed);
+        if kernels != 0 {
+            meter.kernel_launches.fetch_add(u64::from(kernels), Ordering::Relaxed);
+        }
+        if graphs != 0 {
+            meter.graph_launches.fetch_add(u64::from(graphs), Ordering::Relaxed);
+        }
         meter.markers.fetch_add(MARKERS, Ordering::Relaxed);
     }
 }

@@ -126,7 +126,8 @@ pub struct Lane {
     open_estimate_ns: AtomicU64,
     open_estimated: AtomicU32,
     open_key: AtomicU64,
-    open_is_graph: AtomicBool,
+    /// How many of the open segment's launches are graphs.
+    open_graphs: AtomicU32,
 
     /// Segments closed, ever (modulo 2³²).
     head: AtomicU32,
@@ -157,7 +158,7 @@ impl Lane {
             open_estimate_ns: AtomicU64::new(0),
             open_estimated: AtomicU32::new(0),
             open_key: AtomicU64::new(0),
-            open_is_graph: AtomicBool::new(false),
+            open_graphs: AtomicU32::new(0),
             head: AtomicU32::new(0),
             tail: AtomicU32::new(0),
             mean_ns: AtomicU64::new(0),
@@ -250,7 +251,7 @@ impl Lane {
             self.open_key.store(0, Ordering::Relaxed);
         }
         if launch.is_graph {
-            self.open_is_graph.store(true, Ordering::Relaxed);
+            self.open_graphs.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(estimate_ns) = contended {
             self.open_estimate_ns.fetch_add(estimate_ns, Ordering::Relaxed);
@@ -278,7 +279,7 @@ impl Lane {
         self.open_estimate_ns.store(0, Ordering::Relaxed);
         self.open_estimated.store(0, Ordering::Relaxed);
         self.open_key.store(launch.key, Ordering::Relaxed);
-        self.open_is_graph.store(false, Ordering::Relaxed);
+        self.open_graphs.store(0, Ordering::Relaxed);
         // From here the meter thread sees it; only then may it find `in_flight` set.
         self.state.store(OPEN, Ordering::SeqCst);
         Some(())
@@ -346,7 +347,8 @@ impl Lane {
         let unestimated = launched.saturating_sub(self.open_estimated.load(Ordering::Relaxed));
         let added_ns = self.mean_ns().saturating_mul(u64::from(unestimated));
         self.gpu.queue(added_ns);
-        self.gpu.count(launched, self.open_is_graph.load(Ordering::Relaxed));
+        let graphs = self.open_graphs.load(Ordering::Relaxed).min(launched);
+        self.gpu.count(launched - graphs, graphs);
         segment.launches.store(launched, Ordering::Relaxed);
         segment
             .key

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use deepres_abi::driver;
 
-use super::elf;
+use super::{elf, entry};
 use crate::coverage;
 use crate::driver as real;
 use crate::hooks;
@@ -91,8 +91,8 @@ pub unsafe extern "C" fn decide_dlvsym(
 
 /// `look_up(handle)` asks the real function for `name`, from inside our library.
 ///
-/// Names that are not hooked, `dlsym` itself among them, are the real function's to answer: a library that asks for the next
-/// `dlsym` must not get us again.
+/// Names that are not hooked are the real function's to answer, `dlsym` itself among them: a library after us that asks for the
+/// next `dlsym` must not get us again. One before us must, though, and the real `dlvsym` would pass over our export, which has no version.
 ///
 /// # Safety
 /// `name` is null or a terminated string.
@@ -103,6 +103,20 @@ unsafe fn decide(
     target: usize,
     look_up: impl Fn(*mut c_void) -> usize,
 ) -> Answer {
+    // SAFETY: a string of the caller's.
+    if handle == libc::RTLD_NEXT && !name.is_null() && unsafe { *name as u8 } == b'd' {
+        // SAFETY: as above.
+        let entry = match unsafe { CStr::from_ptr(name) }.to_bytes() {
+            b"dlsym" => entry::dlsym_entry as *const () as usize,
+            b"dlvsym" => entry::dlvsym_entry as *const () as usize,
+            _ => return Answer::jump(target),
+        };
+        return if elf::is_before(caller, own_address()) {
+            Answer::value(entry)
+        } else {
+            Answer::jump(target)
+        };
+    }
     // SAFETY: a string of the caller's; the second byte exists if the first is not the end.
     if name.is_null() || unsafe { *name as u8 != PREFIX[0] || *name.add(1) as u8 != PREFIX[1] } {
         return Answer::jump(target);

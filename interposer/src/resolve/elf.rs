@@ -283,6 +283,16 @@ pub fn next_after(address: usize, name: &CStr) -> Option<usize> {
     })
 }
 
+/// Whether the object that `one` lies in comes before that of `other`, and is another.
+pub fn is_before(one: usize, other: usize) -> bool {
+    find(|object| match (object.contains(one), object.contains(other)) {
+        (true, false) => Some(true),
+        (_, true) => Some(false),
+        (false, false) => None,
+    })
+    .unwrap_or(false)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

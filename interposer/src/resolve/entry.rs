@@ -9,8 +9,6 @@ use super::decide::{decide_dlsym, decide_dlvsym};
 
 /// Stands in for `dlsym(handle, symbol)`.
 #[unsafe(naked)]
-#[cfg_attr(not(test), unsafe(export_name = "dlsym"))]
-#[cfg_attr(test, unsafe(export_name = "hook_dlsym"))]
 pub unsafe extern "C" fn dlsym_entry() {
     naked_asm!(
         "endbr64",
@@ -35,8 +33,6 @@ pub unsafe extern "C" fn dlsym_entry() {
 
 /// Stands in for `dlvsym(handle, symbol, version)`.
 #[unsafe(naked)]
-#[cfg_attr(not(test), unsafe(export_name = "dlvsym"))]
-#[cfg_attr(test, unsafe(export_name = "hook_dlvsym"))]
 pub unsafe extern "C" fn dlvsym_entry() {
     naked_asm!(
         "endbr64",
@@ -57,4 +53,20 @@ pub unsafe extern "C" fn dlvsym_entry() {
         "ret",
         decide = sym decide_dlvsym,
     )
+}
+
+/// The export `dlsym`. Apart from the entry, whose address is then ours even where another library's export comes first.
+#[unsafe(naked)]
+#[cfg_attr(not(test), unsafe(export_name = "dlsym"))]
+#[cfg_attr(test, unsafe(export_name = "hook_dlsym"))]
+pub unsafe extern "C" fn dlsym_export() {
+    naked_asm!("endbr64", "jmp {}", sym dlsym_entry)
+}
+
+/// The export `dlvsym`.
+#[unsafe(naked)]
+#[cfg_attr(not(test), unsafe(export_name = "dlvsym"))]
+#[cfg_attr(test, unsafe(export_name = "hook_dlvsym"))]
+pub unsafe extern "C" fn dlvsym_export() {
+    naked_asm!("endbr64", "jmp {}", sym dlvsym_entry)
 }
