@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use deepres_abi::grant::{FailMode, Gate, GateState, GrantSlot, LeaseTerms};
 
-use crate::meter::gpu::Gpu;
+use crate::meter::gpu::{Gpu, Launching};
 use crate::os;
 use crate::session::Session;
 
@@ -75,65 +75,73 @@ pub fn judge(
     }
 }
 
-/// How a launch passed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Passed {
-    /// Freely.
-    Free,
-    /// Under a lease; its estimate was added to the time in flight.
-    Counted(u64),
-    /// It did not: the controller is gone, and the session is to fail closed.
-    Refused,
+/// A launch that passed.
+#[derive(Debug)]
+pub struct Passed<'a> {
+    /// Its estimate, if it passed under a lease: it was added to the time in flight.
+    pub counted_ns: Option<u64>,
+    /// To be dropped once its segment is open.
+    pub launching: Launching<'a>,
 }
 
-/// Takes a launch through the gate, waiting if it must. `flush` is run before the first wait: whatever segment the thread has open ends there.
-pub fn pass(gpu: &Gpu, session: &Session, estimate_ns: u64, flush: impl FnOnce()) -> Passed {
-    let Some(grant) = gpu.grant() else { return Passed::Free };
+/// Takes a launch through the gate, waiting if it must. `flush` is run before the first wait: whatever segment the thread has open
+/// ends there. `None`: the controller is gone, and the session is to fail closed.
+pub fn pass<'a>(
+    gpu: &'a Gpu,
+    session: &Session,
+    estimate_ns: u64,
+    flush: impl FnOnce(),
+) -> Option<Passed<'a>> {
+    let Some(grant) = gpu.grant() else {
+        return Some(Passed { counted_ns: None, launching: gpu.start_launching() });
+    };
     let look = || {
         let gate = grant.gate();
         let terms = if gate.state == GateState::Leased { grant.terms() } else { None };
         judge(gate, terms, os::now_ns(), gpu.queued_ns(), estimate_ns)
     };
-    let verdict = match look() {
+    let (verdict, launching) = match look() {
         Verdict::Wait(_) => {
             flush();
-            wait(gpu, grant, session, look)
+            wait(gpu, grant, session, look)?
         }
-        verdict => Ok(verdict),
+        verdict => (verdict, gpu.start_launching()),
     };
-    match verdict {
-        Ok(Verdict::Open) => Passed::Free,
-        Ok(_) => {
-            gpu.queue(estimate_ns);
-            Passed::Counted(estimate_ns)
-        }
-        Err(FailMode::Open) => Passed::Free,
-        Err(FailMode::Closed) => Passed::Refused,
-    }
+    let counted_ns = (verdict == Verdict::Leased).then_some(estimate_ns);
+    gpu.queue(counted_ns.unwrap_or(0));
+    Some(Passed { counted_ns, launching })
 }
 
-/// Waits until `look` says go, or the controller is gone (an error: what to do then).
-fn wait(
-    gpu: &Gpu,
+/// Waits until `look` says go, or the controller is gone.
+fn wait<'a>(
+    gpu: &'a Gpu,
     grant: &GrantSlot,
     session: &Session,
     look: impl Fn() -> Verdict,
-) -> Result<Verdict, FailMode> {
-    let Some(meter) = gpu.meter() else { return Ok(Verdict::Open) };
+) -> Option<(Verdict, Launching<'a>)> {
     let began_ns = os::now_ns();
-    if session.is_controller_gone(gpu, began_ns) {
-        return Err(session.fail_mode());
-    }
+    let fails_open = || session.fail_mode() == FailMode::Open;
+    let Some(meter) = gpu.meter().filter(|_| !session.is_controller_gone(gpu, began_ns)) else {
+        return fails_open().then(|| (Verdict::Open, gpu.start_launching()));
+    };
     meter.enter_wait();
-    let result = wait_counted(gpu, grant, session, look, began_ns);
-    match result {
-        Ok(_) | Err(FailMode::Open) => meter.leave_wait_to_launch(),
-        Err(FailMode::Closed) => meter.leave_wait(),
+    let verdict = wait_counted(gpu, grant, session, look, began_ns)
+        .or_else(|_| if fails_open() { Ok(Verdict::Open) } else { Err(ControllerGone) });
+    // Before the thread counts itself out of the waiters: the meter thread must not take what it set in flight for complete.
+    let passed = verdict.ok().map(|verdict| (verdict, gpu.start_launching()));
+    if passed.is_some() {
+        meter.leave_wait_to_launch();
+    } else {
+        meter.leave_wait();
     }
     meter.wait_ns.fetch_add(os::now_ns().saturating_sub(began_ns), Ordering::Relaxed);
     meter.waits.fetch_add(1, Ordering::Relaxed);
-    result
+    passed
 }
+
+/// Nobody will open the gate any more.
+#[derive(Debug)]
+struct ControllerGone;
 
 fn wait_counted(
     gpu: &Gpu,
@@ -141,7 +149,7 @@ fn wait_counted(
     session: &Session,
     look: impl Fn() -> Verdict,
     began_ns: u64,
-) -> Result<Verdict, FailMode> {
+) -> Result<Verdict, ControllerGone> {
     let terms = grant.terms().unwrap_or_default();
     let window_wait_ns =
         terms.window_ns.saturating_mul(WINDOWS_WAITED).clamp(*WINDOW_WAIT_NS.start(), *WINDOW_WAIT_NS.end());
@@ -156,7 +164,7 @@ fn wait_counted(
         };
         let now_ns = os::now_ns();
         if session.is_controller_gone(gpu, now_ns) {
-            return Err(session.fail_mode());
+            return Err(ControllerGone);
         }
         if matches!(reason, Reason::Closed | Reason::Expired) && rung_for != Some((word, reason)) {
             rung_for = Some((word, reason));

@@ -2,7 +2,7 @@
 
 use crate::capture;
 use crate::driver::calls::Stream;
-use crate::gate::{self, Passed};
+use crate::gate;
 use crate::meter::lane::{Lane, Launch};
 use crate::process::{self, Process};
 use crate::thread;
@@ -53,19 +53,19 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     let Some(lane) = process.lane(stream) else { return Entry::Untouched };
     let Some(session) = process.session() else { return Entry::Untouched };
     let gpu = lane.gpu;
-    let mut contended = None;
+    let mut passed = None;
     if !gpu.is_open() {
         let estimate_ns = gpu.estimates.get(launch.key).unwrap_or_else(|| match lane.mean_ns() {
             0 => UNKNOWN_NS,
             mean_ns => mean_ns,
         });
-        match gate::pass(gpu, session, estimate_ns, || thread::close_lanes(calls)) {
-            Passed::Free => {}
-            Passed::Counted(estimate_ns) => contended = Some(estimate_ns),
-            Passed::Refused => return Entry::Refused,
+        passed = gate::pass(gpu, session, estimate_ns, || thread::close_lanes(calls));
+        if passed.is_none() {
+            return Entry::Refused;
         }
     }
-    match lane.begin(calls, launch, contended) {
+    let contended = passed.as_ref().and_then(|passed| passed.counted_ns);
+    let entry = match lane.begin(calls, launch, contended) {
         Some(ends_segment) => {
             gpu.set_in_flight();
             process.wake_meter();
@@ -73,9 +73,13 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
         }
         None => {
             gpu.unqueue(contended.unwrap_or(0));
+            // A thread that waited has said that something is in flight: the meter thread is to look.
+            process.wake_meter();
             Entry::Untouched
         }
-    }
+    };
+    drop(passed.map(|passed| passed.launching));
+    entry
 }
 
 /// After a launch.

@@ -50,6 +50,8 @@ pub struct Gpu {
     freed: AtomicU32,
     /// Threads that do.
     window_waiters: AtomicU32,
+    /// Threads between the gate and their segment.
+    launching: AtomicU32,
     /// What launches take here.
     pub estimates: Estimates,
 }
@@ -64,6 +66,7 @@ impl Default for Gpu {
             queued_ns: AtomicU64::new(0),
             freed: AtomicU32::new(0),
             window_waiters: AtomicU32::new(0),
+            launching: AtomicU32::new(0),
             estimates: Estimates::default(),
         }
     }
@@ -115,6 +118,17 @@ impl Gpu {
         if bell != NO_BELL {
             os::eventfd_add(bell);
         }
+    }
+
+    /// A thread has passed the gate: until the result is dropped it counts as something in flight.
+    pub fn start_launching(&self) -> Launching<'_> {
+        self.launching.fetch_add(1, Ordering::SeqCst);
+        Launching(self)
+    }
+
+    /// Whether a thread is on its way from the gate to its segment.
+    pub fn is_launching(&self) -> bool {
+        self.launching.load(Ordering::SeqCst) != 0
     }
 
     /// Something was launched that is not in the meter thread's view yet.
@@ -169,5 +183,15 @@ impl Gpu {
             meter.graph_launches.fetch_add(u64::from(graphs), Ordering::Relaxed);
         }
         meter.markers.fetch_add(MARKERS, Ordering::Relaxed);
+    }
+}
+
+/// See [`Gpu::start_launching`].
+#[derive(Debug)]
+pub struct Launching<'a>(&'a Gpu);
+
+impl Drop for Launching<'_> {
+    fn drop(&mut self) {
+        self.0.launching.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -114,7 +114,11 @@ impl Meter {
             }
             meter.in_flight_ns.store(if is_busy { gpu.queued_ns() } else { 0 }, Ordering::Relaxed);
             meter.updated_ns.store(now_ns, Ordering::Relaxed);
-            if !is_busy && meter.in_flight.load(Ordering::Relaxed) != 0 {
+            let says_busy = meter.in_flight.load(Ordering::Relaxed) != 0;
+            if is_busy && !says_busy {
+                // The page is new: the daemon came back while work was in flight.
+                gpu.set_in_flight();
+            } else if !is_busy && says_busy {
                 self.settle(ordinal);
             }
         }
@@ -131,7 +135,7 @@ impl Meter {
         let is_open = contexts.iter().any(|context| {
             context.ordinal == ordinal && context.lock().lanes.iter().any(|lane| lane.is_busy())
         });
-        if is_open {
+        if is_open || gpu.is_launching() {
             meter.in_flight.store(1, Ordering::SeqCst);
         } else if !gpu.is_open() {
             gpu.ring();
@@ -209,8 +213,8 @@ impl Meter {
     }
 
     fn charge(&mut self, context: &ContextState, lane: &Lane, start_ns: i64, end_ns: i64) {
-        let Some(segment) = lane.oldest() else { return };
-        let launches = u64::from(segment.launches().max(1));
+        let Some(segment) = lane.oldest().filter(|segment| segment.launches() != 0) else { return };
+        let launches = u64::from(segment.launches());
         let took_ns = end_ns.saturating_sub(start_ns).max(0) as u64;
         // Closed late into an idle stream, a segment seems to last until it was closed. What its launches usually take bounds it.
         let usual_ns = lane.mean_ns().saturating_mul(launches);
