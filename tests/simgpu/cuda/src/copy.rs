@@ -50,6 +50,10 @@ fn span(side: Side, width_bytes: u64, height: u64, depth: u64) -> Option<u64> {
     layers.checked_add(rows)?.checked_add(width_bytes)
 }
 
+fn overlap(one: u64, one_bytes: u64, other: u64, other_bytes: u64) -> bool {
+    one < other.saturating_add(other_bytes) && other < one.saturating_add(one_bytes)
+}
+
 impl Plan {
     /// A copy of `bytes` in a row; what each address is, is looked up.
     pub fn linear(target: u64, source: u64, bytes: u64) -> Result<Self> {
@@ -147,6 +151,14 @@ impl Plan {
     /// How much it moves.
     pub fn bytes(&self) -> u64 {
         self.width_bytes * self.height * self.depth
+    }
+
+    /// Whether either side has bytes in a range.
+    pub fn touches(&self, address: u64, bytes: u64) -> bool {
+        [self.source, self.target].into_iter().any(|side| {
+            let length = span(side, self.width_bytes, self.height, self.depth).unwrap_or(0);
+            overlap(side.address, length, address, bytes)
+        })
     }
 
     /// Reads the source now, so that the client may change it before the copy is due.
@@ -267,6 +279,13 @@ impl Fill {
     /// How much it writes.
     pub fn bytes(&self) -> u64 {
         self.width * u64::from(self.element_bytes) * self.height
+    }
+
+    /// Whether it writes in a range.
+    pub fn touches(&self, address: u64, bytes: u64) -> bool {
+        let side = Side { address: self.address, pitch_bytes: self.pitch_bytes, layer_bytes: 0 };
+        let row_bytes = self.width * u64::from(self.element_bytes);
+        overlap(self.address, span(side, row_bytes, self.height, 1).unwrap_or(0), address, bytes)
     }
 
     /// Writes the pattern.

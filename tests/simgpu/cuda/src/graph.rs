@@ -3,12 +3,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use deepres_abi::driver::types as cu;
-use simgpu_engine::Work;
+use simgpu_engine::{Ticket, Work};
 
 use crate::context::lock;
 use crate::handle::{Kind, Table};
 use crate::operation::Operation;
-use crate::process;
+use crate::process::{self, host};
 use crate::status::{self, Result};
 use crate::stream::Stream;
 
@@ -433,6 +433,8 @@ pub struct Exec {
     /// What it was instantiated with.
     pub flags: u64,
     plan: Mutex<Plan>,
+    /// The end of its last launch: launches of one exec do not overlap.
+    last: Mutex<Option<Ticket>>,
     /// The graph it was made from, kept for its nodes' memory and user objects, and for captured launches.
     source: Arc<Graph>,
 }
@@ -463,6 +465,7 @@ impl Exec {
                     id: process::next_id(),
                     flags,
                     plan: Mutex::new(plan),
+                    last: Mutex::new(None),
                     source: Arc::clone(graph),
                 })
             })
@@ -488,9 +491,15 @@ impl Exec {
                 crate::graph_memory::end(address)?;
             }
         }
+        let mut last = lock(&self.last);
+        if let Some(ticket) = last.filter(|ticket| ticket.stream != stream.engine) {
+            stream.wait_for(&[ticket])?;
+        }
         let mut run = Vec::new();
         plan.submit(stream, &mut run)?;
-        flush(stream, &mut run)
+        flush(stream, &mut run)?;
+        *last = Some(host().last_ticket(stream.engine));
+        Ok(())
     }
 
     /// Looks at or changes what a node's step does.

@@ -8,6 +8,7 @@ use simgpu_engine::Config;
 use crate::context::{Context, lock};
 use crate::mapping::{self, Access};
 use crate::memory::{self, Kind};
+use crate::pending;
 use crate::process::{self, host};
 use crate::status::{self, Result};
 
@@ -29,6 +30,7 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let _ = end(self.base);
         let _ = memory::strike(self.base, |found| matches!(found.kind, Kind::Graph));
+        pending::drain(self.base, self.bytes);
         mapping::unmap(self.base, self.bytes);
     }
 }

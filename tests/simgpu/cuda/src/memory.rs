@@ -302,6 +302,9 @@ pub fn register_host(address: u64, bytes: u64, flags: u32) -> Result<()> {
 
 /// Takes that back.
 pub fn unregister_host(address: u64) -> Result<()> {
+    if let Some(found) = find(address) {
+        pending::drain(found.base, found.bytes);
+    }
     strike(address, |allocation| matches!(allocation.kind, Kind::HostRegistered { .. }))
         .map(|_| ())
         .map_err(|_| status::HOST_MEMORY_NOT_REGISTERED)
@@ -314,6 +317,7 @@ fn quiesce(context: &Context) {
 }
 
 fn free_backing(allocation: &Allocation) {
+    pending::drain(allocation.base, allocation.bytes);
     match (&allocation.kind, &allocation.context) {
         (Kind::Device | Kind::Array | Kind::Variable { .. }, Some(context)) => {
             give(context, allocation.base, allocation.bytes);
@@ -390,6 +394,7 @@ pub fn forget_context(context: &Context) {
         bases.iter().filter_map(|base| ledger.remove(base)).collect()
     };
     for allocation in gone {
+        pending::drain(allocation.base, allocation.bytes);
         let is_own_mapping = !is_small(allocation.bytes);
         match allocation.kind {
             Kind::Device | Kind::Array | Kind::Variable { .. } if is_own_mapping => mapping::unmap(

@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use deepres_abi::driver::types as cu;
-use simgpu_engine::Ticket;
+use simgpu_engine::{Ticket, WaitPolicy};
 
 use crate::context::lock;
 use crate::copy::{Fill, Plan};
@@ -53,6 +53,10 @@ pub struct Cell {
 }
 
 impl Cell {
+    fn is_in(self, address: u64, bytes: u64) -> bool {
+        (address..address.saturating_add(bytes)).contains(&self.address)
+    }
+
     fn read(self) -> u64 {
         // SAFETY: the call that submitted this checked that the address lies in memory the driver knows, and freeing that waits for us.
         unsafe {
@@ -107,6 +111,17 @@ pub enum Effect {
     Wait(Cell, Comparison, Ticket),
 }
 
+impl Effect {
+    fn touches(&self, address: u64, bytes: u64) -> bool {
+        match self {
+            Self::Copy(plan) => plan.touches(address, bytes),
+            Self::Fill(fill) => fill.touches(address, bytes),
+            Self::Write(cell) => cell.is_in(address, bytes),
+            Self::Call(..) | Self::Wait(..) => false,
+        }
+    }
+}
+
 struct Pending {
     /// The effect takes place when this is complete.
     due: Ticket,
@@ -136,7 +151,34 @@ pub fn settle() {
     }
 }
 
-/// One pass after another until nothing more is due: a wait that was satisfied lets others become due.
+/// Waits for every effect that reads or writes the range, whatever stream or context it is in: the memory is about to go.
+pub fn drain(address: u64, bytes: u64) {
+    loop {
+        let mut queue = lock(&QUEUE);
+        // A stream that waits for a value there would wait for ever.
+        for pending in queue.iter() {
+            if let Effect::Wait(cell, _, gate) = &pending.effect
+                && cell.is_in(address, bytes)
+            {
+                host().release(*gate);
+            }
+        }
+        queue.retain(
+            |pending| !matches!(&pending.effect, Effect::Wait(cell, ..) if cell.is_in(address, bytes)),
+        );
+        LENGTH.store(queue.len(), Ordering::Release);
+        let due =
+            queue.iter().find(|pending| pending.effect.touches(address, bytes)).map(|pending| pending.due);
+        drop(queue);
+        match due {
+            Some(ticket) => host().wait(ticket, WaitPolicy::Block),
+            None => return,
+        };
+        settle();
+    }
+}
+
+/// Applies what is due, in order. A wait that is satisfied may let more become due: that is for the next look.
 fn settle_now(queue: &mut Vec<Pending>) {
     // From the back, so that whatever a complete item depends on is asked about later and found complete too.
     let mut due = vec![false; queue.len()];

@@ -10,6 +10,7 @@ use crate::context::{Context, lock};
 use crate::handle::{Kind as HandleKind, Table};
 use crate::mapping::{self, Access};
 use crate::memory::{self, Kind};
+use crate::pending;
 use crate::process::{self, host};
 use crate::status::{self, Result};
 use crate::stream::Stream;
@@ -211,6 +212,7 @@ impl Pool {
         let mut state = lock(&self.state);
         Self::collect(&mut state);
         for (base, bytes) in state.arena.trim(keep_bytes) {
+            pending::drain(base, bytes);
             mapping::unmap(base, bytes);
             if let Some(context) = state.charged.remove(&base) {
                 host().release_memory(context.engine, bytes);
@@ -370,6 +372,7 @@ pub fn forget_context(context: &Context) {
             state.freed.retain(|freed| !range.contains(&freed.at));
             state.arena.drop_slab(base);
             state.charged.remove(&base);
+            pending::drain(base, bytes);
             mapping::unmap(base, bytes);
         }
     }

@@ -236,6 +236,7 @@ pub fn unmap(address: u64, bytes: u64) -> Result<()> {
     }
     for one in mapped {
         let Kind::Mapped { physical, .. } = one.kind else { continue };
+        crate::pending::drain(one.base, one.bytes);
         memory::strike(one.base, |_| true)?;
         mapping::reserve_again(one.base, one.bytes)?;
         if let Ok(physical) = by_handle(physical) {

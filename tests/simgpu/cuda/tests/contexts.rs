@@ -90,6 +90,7 @@ fn looked_up_functions_are_the_exported_ones_and_misses_say_why() {
     assert_eq!(find(c"", 0, 0).1, 0);
     assert_eq!(find(c"cuNothing", 13000, 0), (0, 0, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND));
     let mut found = null_mut();
+    ok!(cuGetProcAddress_v2(c"cuNothing".as_ptr(), &mut found, 13000, 0, null_mut()));
     assert_eq!(code!(cuGetProcAddress(c"cuNothing".as_ptr(), &mut found, 13000, 0)), CUDA_ERROR_NOT_FOUND);
     let (id, mut table) = (CUuuid { bytes: [7; 16] }, std::ptr::null());
     assert_eq!(code!(cuGetExportTable(&mut table, &id)), CUDA_ERROR_NOT_FOUND);

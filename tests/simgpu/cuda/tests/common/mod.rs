@@ -20,7 +20,7 @@ macro_rules! code {
 /// Calls a driver function that has to succeed.
 macro_rules! ok {
     ($call:expr) => {
-        assert_eq!(code!($call), 0, stringify!($call))
+        assert_eq!(code!($call), CUDA_SUCCESS, "{}", stringify!($call))
     };
 }
 
