@@ -147,7 +147,8 @@ fn saturate(dir: &Path) {
         .map(|pid| {
             let mut status = 0;
             let mut usage = std::mem::MaybeUninit::uninit();
-            // SAFETY: waits for a child made above; both pointers are valid for writing, and the usage is written on success.
+            // SAFETY: waits for a child made above; both pointers are valid for writing, and the usage is
+            // written on success.
             let usage: libc::rusage = unsafe {
                 assert_eq!(libc::wait4(pid, &mut status, 0, usage.as_mut_ptr()), pid);
                 usage.assume_init()

@@ -16,7 +16,7 @@ pub enum Mode {
     TimeSlice,
 }
 
-/// Which engine or link carries a copy. Copies of one kind in one context share its bandwidth.
+/// Which engine or link carries a copy. Copies of one kind on one GPU share its bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CopyKind {
     /// Host memory to this GPU.
@@ -204,8 +204,8 @@ impl Config {
         per_sm * u64::from(self.sm_count)
     }
 
-    /// What a kernel costs when it gets all that it can use, and the part of all SMs that it can use (parts per million):
-    /// `(duration_ns, sm_ppm)`, the launch overhead not included.
+    /// What a kernel costs when it gets all that it can use, and the part of all SMs that it can use (parts
+    /// per million): `(duration_ns, sm_ppm)`, the launch overhead not included.
     pub fn kernel_cost(&self, name: &str, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> (u64, u32) {
         let product =
             |dims: [u32; 3]| dims.into_iter().fold(1_u64, |all, n| all.saturating_mul(n.max(1).into()));
@@ -244,7 +244,8 @@ impl Config {
 /// Whether `name` is of `pattern`, where `*` stands for any run of bytes and `?` for one.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
-    // Where to go on when what follows the last star does not fit: the star, and one byte further in the name.
+    // Where to go on when what follows the last star does not fit: the star, and one byte further in the
+    // name.
     let mut retry = None;
     while n < name.len() {
         match pattern.get(p) {

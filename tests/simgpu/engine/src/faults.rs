@@ -9,7 +9,8 @@
 //! | `cuCtxSynchronize:delay:5ms` | every call takes 5 ms longer (`ns`, `us`, `ms`, `s`) |
 //! | `die:cuLaunchKernel:10` | the process is killed inside the 10th call |
 //!
-//! Calls are counted per rule, over all threads of the process. Names are exact: the exported one that was called.
+//! Calls are counted per rule, over all threads of the process. Names are exact: the exported one that was
+//! called.
 
 use crate::Error;
 use std::{
@@ -62,7 +63,8 @@ impl Faults {
         Ok(Self { rules })
     }
 
-    /// Counts a call of `api`; delays it or kills the process if a rule says so; answers whether it has to fail.
+    /// Counts a call of `api`; delays it or kills the process if a rule says so; answers whether it has to
+    /// fail.
     pub fn check(&self, api: &str) -> Action {
         let mut action = Action::Proceed;
         for rule in self.rules.iter().filter(|rule| rule.api == api) {

@@ -22,8 +22,9 @@ use std::path::PathBuf;
 pub struct Options {
     /// The state directory; `None`: `SIMGPU_STATE`, else `/dev/shm/simgpu-UID`.
     pub state_dir: Option<PathBuf>,
-    /// What the GPUs are like if this process is the one that creates the state, in the form of the configuration file; `None`: the
-    /// file that `SIMGPU_CONFIG` names, else the default. A state that exists keeps the configuration it was created with.
+    /// What the GPUs are like if this process is the one that creates the state, in the form of the
+    /// configuration file; `None`: the file that `SIMGPU_CONFIG` names, else the default. A state that exists
+    /// keeps the configuration it was created with.
     pub config_toml: Option<String>,
     /// The clock. Anything but the default is for tests.
     pub clock: Clock,
@@ -38,13 +39,15 @@ pub struct MemoryInfo {
     pub used_bytes: u64,
 }
 
-/// How long a thread that found a queue full sleeps at least, for each place of the queue. Even kernels that do nothing take five
-/// times as long by default (`launch_overhead_ns`), so the queue does not run dry meanwhile.
+/// How long a thread that found a queue full sleeps at least, for each place of the queue. Even kernels that
+/// do nothing take five times as long by default (`launch_overhead_ns`), so the queue does not run dry
+/// meanwhile.
 const FULL_QUEUE_NAP_NS_PER_PLACE: u64 = 200;
 /// How far a wait looks ahead at once. A look of this length takes some tens of microseconds.
 const LOOK_AHEAD_EVENTS: usize = 256;
 
-/// This process's access to the virtual GPUs. Attach once and share it; every method may be called by any thread.
+/// This process's access to the virtual GPUs. Attach once and share it; every method may be called by any
+/// thread.
 #[derive(Debug)]
 pub struct Host {
     process: ProcessLock,
@@ -66,7 +69,8 @@ impl Host {
         let clock = options.clock;
         let dir = options.state_dir.unwrap_or_else(shared::default_dir);
         let process = {
-            // With many processes a census takes long: only for a number that was used before must it be known who is dead.
+            // With many processes a census takes long: only for a number that was used before must it be
+            // known who is dead.
             let fresh = (shared.state.header.attached.load() as usize) < MAX_PROCESSES;
             let census = if fresh { Census::WhenDue } else { Census::Now };
             let mut guard = Guard::lock(&shared, &clock, None, census);
@@ -80,8 +84,8 @@ impl Host {
         Ok(Self { process, shared, clock, forks: liveness::forks() })
     }
 
-    /// True in a forked child of the process that attached. Nothing can be done there: calls that can fail do, the others do nothing
-    /// and call everything complete.
+    /// True in a forked child of the process that attached. Nothing can be done there: calls that can fail
+    /// do, the others do nothing and call everything complete.
     #[inline]
     pub fn is_forked(&self) -> bool {
         self.forks != liveness::forks()
@@ -204,17 +208,18 @@ impl Host {
         }
     }
 
-    /// Puts work into a stream, to start after everything before it in the stream, after all of `after` and not sooner than the
-    /// launch latency from now. Blocks while the stream's queue is full (`queue_depth`).
+    /// Puts work into a stream, to start after everything before it in the stream, after all of `after` and
+    /// not sooner than the launch latency from now. Blocks while the stream's queue is full (`queue_depth`).
     ///
-    /// Each ticket of `after` that is neither of this stream nor complete takes one more place in the queue. They may be of any
-    /// stream of the host, other contexts, GPUs and processes included.
+    /// Each ticket of `after` that is neither of this stream nor complete takes one more place in the queue.
+    /// They may be of any stream of the host, other contexts, GPUs and processes included.
     pub fn submit(&self, stream: StreamId, work: Work, after: &[Ticket]) -> Result<Ticket, Error> {
         self.submit_all(stream, std::slice::from_ref(&work), after)
     }
 
-    /// Puts several items into a stream in one go, all with one launch latency (a graph launch); answers the last one's ticket.
-    /// May hold more items than the queue is deep; then it blocks like the single submissions would.
+    /// Puts several items into a stream in one go, all with one launch latency (a graph launch); answers the
+    /// last one's ticket. May hold more items than the queue is deep; then it blocks like the single
+    /// submissions would.
     pub fn submit_all(&self, stream: StreamId, work: &[Work], after: &[Ticket]) -> Result<Ticket, Error> {
         let (mut work, mut after) = (work, after);
         let mut eligible_ns = None;
@@ -275,18 +280,21 @@ impl Host {
                 return Ok(Room { guard, places, context });
             }
             drop(guard);
-            // Waking for every single place would keep a CPU busy, and there are fewer of those than of launching threads.
+            // Waking for every single place would keep a CPU busy, and there are fewer of those than of
+            // launching threads.
             let nap_ns = u64::from(self.shared.config.queue_depth) * FULL_QUEUE_NAP_NS_PER_PLACE;
             self.sleep_for(Ticket { stream, sequence: completed + 1 }, WaitPolicy::Block, nap_ns);
         }
     }
 
-    /// Makes everything submitted to `stream` from now on wait for the tickets (cuStreamWaitEvent, the legacy default stream).
+    /// Makes everything submitted to `stream` from now on wait for the tickets (cuStreamWaitEvent, the legacy
+    /// default stream).
     pub fn wait_in_stream(&self, stream: StreamId, after: &[Ticket]) -> Result<(), Error> {
         self.submit_all(stream, &[], after).map(|_| ())
     }
 
-    /// Lets a stream go on past a [`Work::HostWait`]. May be called before the stream has come to it, and more than once.
+    /// Lets a stream go on past a [`Work::HostWait`]. May be called before the stream has come to it, and
+    /// more than once.
     pub fn release(&self, ticket: Ticket) {
         let Ok(mut guard) = self.enter() else { return };
         let (state, index) = (guard.state(), ticket.stream.index as usize);
@@ -316,9 +324,9 @@ impl Host {
         Ticket { stream, sequence: found.map_or(0, |found| found.submitted.load()) }
     }
 
-    /// When the item completed; `None` if it has not yet. The time is the analytic one. It is kept for the last 1024 items of
-    /// the stream; for older items, and for streams and contexts that are gone, the answer is 0 (complete, time forgotten).
-    /// Keep times in events.
+    /// When the item completed; `None` if it has not yet. The time is the analytic one. It is kept for the
+    /// last 1024 items of the stream; for older items, and for streams and contexts that are gone, the answer
+    /// is 0 (complete, time forgotten). Keep times in events.
     #[inline]
     pub fn query(&self, ticket: Ticket) -> Option<u64> {
         self.look(|| self.peek(ticket)).unwrap_or(Some(0))
@@ -396,8 +404,9 @@ impl Host {
         }
     }
 
-    /// The earliest moment at which anything can change by itself on any GPU (an item completes, a slice ends); `None`: nothing does before
-    /// somebody submits or releases something. For a helper thread's sleep; sleep no longer than 10 ms all the same, since a process may die.
+    /// The earliest moment at which anything can change by itself on any GPU (an item completes, a slice
+    /// ends); `None`: nothing does before somebody submits or releases something. For a helper thread's
+    /// sleep; sleep no longer than 10 ms all the same, since a process may die.
     pub fn next_event_ns(&self) -> Option<u64> {
         let guard = self.enter().ok()?;
         Some(guard.state().header.next_event_ns.load()).filter(|&event_ns| event_ns != NEVER)
@@ -456,7 +465,8 @@ impl Host {
         }
     }
 
-    /// Submits a marker that, when it completes, writes its time into the event. From now until then the event is pending.
+    /// Submits a marker that, when it completes, writes its time into the event. From now until then the
+    /// event is pending.
     pub fn record(&self, stream: StreamId, event: EventId) -> Result<Ticket, Error> {
         let mut room = self.room(stream)?;
         let guard = &mut room.guard;
@@ -493,8 +503,9 @@ impl Host {
         let state = &self.shared.state;
         let live = || state.live_event(event.index, event.generation);
         let Some(found) = live() else { return Some(EventStatus::Gone) };
-        // In this order: the time is written before `completed`, and a record is in `recorded` before it can complete, so if the last
-        // record is the one that had completed at first, no later one has written its time.
+        // In this order: the time is written before `completed`, and a record is in `recorded` before it can
+        // complete, so if the last record is the one that had completed at first, no later one has written
+        // its time.
         let completed = found.completed.load();
         let at_ns = found.at_ns.load();
         let recorded = found.recorded.load();
@@ -506,8 +517,8 @@ impl Host {
         Some(if live().is_some() { status } else { EventStatus::Gone })
     }
 
-    /// The ticket of the event's last record: what a stream that waits for the event has to wait for. `None` if it was
-    /// never recorded or is gone.
+    /// The ticket of the event's last record: what a stream that waits for the event has to wait for. `None`
+    /// if it was never recorded or is gone.
     pub fn event_ticket(&self, event: EventId) -> Option<Ticket> {
         let guard = self.enter().ok()?;
         let found = live_event(&guard, event)?;

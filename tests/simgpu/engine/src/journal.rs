@@ -1,10 +1,13 @@
-//! How state is changed: undoable, so that a change is whole or has not happened, whenever its writer is killed.
+//! How state is changed: undoable, so that a change is whole or has not happened, whenever its writer is
+//! killed.
 //!
-//! Before a word is changed, its place and old value are put into the journal, which lies in the shared file too. A change
-//! becomes final when the journal is emptied. Whoever gets the lock from a dead holder first puts back what the journal holds.
-//! That is all the repair there is: every stored state between two transactions is a consistent one.
+//! Before a word is changed, its place and old value are put into the journal, which lies in the shared file
+//! too. A change becomes final when the journal is emptied. Whoever gets the lock from a dead holder first
+//! puts back what the journal holds. That is all the repair there is: every stored state between two
+//! transactions is a consistent one.
 //!
-//! The same code that changes the state can be run on an [`Overlay`], to look ahead without changing anything.
+//! The same code that changes the state can be run on an [`Overlay`], to look ahead without changing
+//! anything.
 
 use crate::layout::{JOURNAL, State, Word};
 use std::{
@@ -86,7 +89,8 @@ impl Memory for Logged<'_> {
     }
 }
 
-/// Takes back the transaction that a dead (or panicking) holder of the lock left open. Being killed in here does no harm: it is done again.
+/// Takes back the transaction that a dead (or panicking) holder of the lock left open. Being killed in here
+/// does no harm: it is done again.
 pub fn roll_back(state: &State) {
     let len = state.journal.len.load().min(JOURNAL as u64) as usize;
     for entry in state.journal.entries[..len].iter().rev() {
@@ -95,8 +99,9 @@ pub fn roll_back(state: &State) {
             offset.is_multiple_of(size_of::<Word>()) && offset < size_of::<State>(),
             "the journal is not one"
         );
-        // SAFETY: `put` made the offset from a word of this state, and the line above holds it inside the state and aligned; every word of
-        // the state that is not one of the lock's is a `Word`, and the lock's have no `Word` to be passed to `put`.
+        // SAFETY: `put` made the offset from a word of this state, and the line above holds it inside the
+        // state and aligned; every word of the state that is not one of the lock's is a `Word`, and the
+        // lock's have no `Word` to be passed to `put`.
         let word = unsafe { &*std::ptr::from_ref(state).byte_add(offset).cast::<Word>() };
         word.store(entry.old.load());
     }

@@ -1,7 +1,8 @@
 //! What lies in the shared file, word by word.
 //!
-//! Everything that changes is a [`Word`]. All zeros is a valid, empty table, so a fresh sparse file needs almost no
-//! initialising. Indices in words are stored plus one, 0 being "none". Generations are odd while the slot is in use.
+//! Everything that changes is a [`Word`]. All zeros is a valid, empty table, so a fresh sparse file needs
+//! almost no initialising. Indices in words are stored plus one, 0 being "none". Generations are odd while
+//! the slot is in use.
 
 use crate::{Config, MAX_GPUS};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,8 +36,8 @@ pub const BUCKET_NS: u64 = 62_500_000;
 
 const BITS: usize = u64::BITS as usize;
 
-/// One word of shared state. Stores are releases and loads acquires, so that in whatever order a dead writer's stores were made,
-/// everybody else sees them in that order; on x86-64 both are plain moves.
+/// One word of shared state. Stores are releases and loads acquires, so that in whatever order a dead
+/// writer's stores were made, everybody else sees them in that order; on x86-64 both are plain moves.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub struct Word(AtomicU64);
@@ -47,7 +48,8 @@ impl Word {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Stores past the journal: only for words that no one reads yet, or single words that are a whole change by themselves.
+    /// Stores past the journal: only for words that no one reads yet, or single words that are a whole change
+    /// by themselves.
     #[inline]
     pub fn store(&self, value: u64) {
         self.0.store(value, Ordering::Release);
@@ -153,9 +155,9 @@ pub struct Gpu {
     pub now_ns: Word,
     pub phase: Word,
     pub phase_end_ns: Word,
-    /// The context that has the GPU, or is getting it.
+    /// The context that has the SMs, or is getting them.
     pub current: Word,
-    /// When its slice ends, if others want the GPU then.
+    /// When its slice ends, if others want the SMs then.
     pub slice_end_ns: Word,
     /// When something changes next; `u64::MAX`: never by itself.
     pub next_event_ns: Word,

@@ -1,8 +1,9 @@
 //! The virtual GPUs of one host, shared by all processes through a file in shared memory.
 //!
-//! Nothing here runs by itself: no daemon, no thread per stream. The state carries the time up to which it has
-//! been worked out, and whoever looks at it first works it out up to the present, event by event, with the exact
-//! time of each event. Between two events everything is linear, so the answer does not depend on who looks or when.
+//! Nothing here runs by itself: no daemon, no thread per stream. The state carries the time up to which it
+//! has been worked out, and whoever looks at it first works it out up to the present, event by event, with
+//! the exact time of each event. Between two events everything is linear, so the answer does not depend on
+//! who looks or when.
 //!
 //! - [`Host`]: what a process does with the GPUs (contexts, streams, work, events, memory).
 //! - [`Config`]: what the GPUs are like and what a kernel costs.

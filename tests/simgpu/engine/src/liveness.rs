@@ -1,7 +1,8 @@
 //! Who lives, and taking away what the dead left.
 //!
-//! A process holds a lock on one byte of the file `alive`, on an open file description of its own, so the kernel releases it when the
-//! process ends, however it ends. A forked child closes its copy of the descriptor at once, or it would keep the lock.
+//! A process holds a lock on one byte of the file `alive`, on an open file description of its own, so the
+//! kernel releases it when the process ends, however it ends. A forked child closes its copy of the
+//! descriptor at once, or it would keep the lock.
 
 use crate::{
     Config, Error,
@@ -19,8 +20,8 @@ use std::{
     },
 };
 
-/// How often the living are counted, by whoever looks. A process found dead is taken to have died at most this long after it was last
-/// counted among the living.
+/// How often the living are counted, by whoever looks. A process found dead is taken to have died at most
+/// this long after it was last counted among the living.
 pub const INTERVAL_NS: u64 = 10_000_000;
 
 /// How many hosts one process can be attached to (tests; a driver needs one).
@@ -42,7 +43,8 @@ extern "C" fn in_forked_child() {
     for fd in &FDS {
         let fd = fd.swap(NO_FD, Ordering::Relaxed);
         if fd != NO_FD {
-            // SAFETY: the child's copy of a descriptor that `ProcessLock` owns in the parent; the child's `ProcessLock` does not close it again.
+            // SAFETY: the child's copy of a descriptor that `ProcessLock` owns in the parent; the child's
+            // `ProcessLock` does not close it again.
             unsafe { libc::close(fd) };
         }
     }
@@ -60,7 +62,8 @@ impl ProcessLock {
     /// Locks the byte of a number that no living process has.
     pub fn take(file: File, number: usize) -> Result<Self, Error> {
         static AT_FORK: Once = Once::new();
-        // SAFETY: the handler only touches atomics and closes descriptors, all of which are allowed in a forked child.
+        // SAFETY: the handler only touches atomics and closes descriptors, all of which are allowed in a
+        // forked child.
         AT_FORK.call_once(|| unsafe {
             libc::pthread_atfork(None, None, Some(in_forked_child));
         });
@@ -137,8 +140,8 @@ fn records<'a, M: Memory>(
         .map(|(number, process)| (number, process, memory.get(&process.state)))
 }
 
-/// Takes away what dead processes left. Everything up to `now_ns` is worked out here first if someone died. `own`: the number of this
-/// process, which lives.
+/// Takes away what dead processes left. Everything up to `now_ns` is worked out here first if someone died.
+/// `own`: the number of this process, which lives.
 pub fn reap<M: Memory>(
     memory: &mut M,
     state: &State,
@@ -160,8 +163,8 @@ pub fn reap<M: Memory>(
     }
 }
 
-/// Takes away the contexts and events of a process and marks it dead. Everything up to `now_ns` has been worked out. If cut short, whoever looks next
-/// goes on with it.
+/// Takes away the contexts and events of a process and marks it dead. Everything up to `now_ns` has been
+/// worked out. If cut short, whoever looks next goes on with it.
 pub fn bury<M: Memory>(memory: &mut M, state: &State, number: usize, now_ns: u64) {
     let process = &state.processes[number];
     memory.put(&process.state, process_state::DYING);

@@ -8,7 +8,8 @@ use std::{cell::UnsafeCell, mem::MaybeUninit};
 #[repr(C, align(64))]
 pub struct Lock(UnsafeCell<libc::pthread_mutex_t>);
 
-// SAFETY: a process-shared mutex exists to be used by many threads of many processes at once; pthread calls are the only access.
+// SAFETY: a process-shared mutex exists to be used by many threads of many processes at once; pthread calls
+// are the only access.
 unsafe impl Sync for Lock {}
 // SAFETY: as above; it is never moved once initialised, since it only ever lives in the mapping.
 unsafe impl Send for Lock {}
@@ -29,8 +30,9 @@ impl Lock {
     /// No one may use it yet.
     pub unsafe fn init(&self) {
         let mut attributes = MaybeUninit::uninit();
-        // SAFETY: `attributes` is initialised by the first call before the others use it, the mutex is writable memory of the right
-        // type that no one else uses (the caller's promise). None of these calls can fail with valid arguments on Linux.
+        // SAFETY: `attributes` is initialised by the first call before the others use it, the mutex is
+        // writable memory of the right type that no one else uses (the caller's promise). None of these calls
+        // can fail with valid arguments on Linux.
         unsafe {
             libc::pthread_mutexattr_init(attributes.as_mut_ptr());
             libc::pthread_mutexattr_setpshared(attributes.as_mut_ptr(), libc::PTHREAD_PROCESS_SHARED);
@@ -40,8 +42,8 @@ impl Lock {
         }
     }
 
-    /// Takes the lock. After [`Found::HolderDied`] the caller repairs what the lock guards; if it dies in that, the next one is told
-    /// the same.
+    /// Takes the lock. After [`Found::HolderDied`] the caller repairs what the lock guards; if it dies in
+    /// that, the next one is told the same.
     ///
     /// # Panics
     /// If the mutex is not one, which [`crate::shared`] rules out by the file's magic and version.

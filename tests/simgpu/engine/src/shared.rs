@@ -41,8 +41,8 @@ impl std::ops::Deref for Mapping {
 
     #[inline]
     fn deref(&self) -> &State {
-        // SAFETY: mapped with the size of a `State` for as long as this value lives; every bit pattern of its words is valid, and
-        // its lock was initialised before the file got its name.
+        // SAFETY: mapped with the size of a `State` for as long as this value lives; every bit pattern of its
+        // words is valid, and its lock was initialised before the file got its name.
         unsafe { self.0.as_ref() }
     }
 }

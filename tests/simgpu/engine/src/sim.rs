@@ -1,11 +1,13 @@
 //! How the state moves on: from event to event, in the order of time, over all GPUs together.
 //!
-//! The SMs of a GPU belong to one context at a time, whose streams' kernels run together: at full speed while their fractions of the SMs
-//! fit, all slower in proportion when they do not. Its slice ends only when another context has a kernel to run; a context
-//! with no kernel to run gives way at once. Copies have engines of their own and run for all contexts at any time, those of one
-//! kind sharing its bandwidth. What takes no time (markers, waits that are over) needs neither. Between events everything is linear.
+//! The SMs of a GPU belong to one context at a time, whose streams' kernels run together: at full speed while
+//! their fractions of the SMs fit, all slower in proportion when they do not. Its slice ends only when
+//! another context has a kernel to run; a context with no kernel to run gives way at once. Copies have
+//! engines of their own and run for all contexts at any time, those of one kind sharing its bandwidth. What
+//! takes no time (markers, waits that are over) needs neither. Between events everything is linear.
 //!
-//! Each transaction leaves a state from which [`advance`] can go on: a GPU that is not settled has an event due now.
+//! Each transaction leaves a state from which [`advance`] can go on: a GPU that is not settled has an event
+//! due now.
 
 use crate::{
     Config,
@@ -41,7 +43,8 @@ const COPY_KINDS: usize = 4;
 
 /// What a GPU has to do at its present moment.
 struct Survey {
-    /// Kernels of the current context and copies of all. Seldom more than a few, at most [`MAX_CONCURRENT`] of each.
+    /// Kernels of the current context and copies of all. Seldom more than a few, at most [`MAX_CONCURRENT`]
+    /// of each.
     items: SmallVec<[Running; 8]>,
     /// How many of them are kernels, and the sum of their fractions.
     kernels: usize,
@@ -243,7 +246,8 @@ fn occupied_after<'a, M: Memory>(
     })
 }
 
-/// Brings a GPU's clock and accounts to `to_ns`, with what runs now running all that time. One transaction (left open).
+/// Brings a GPU's clock and accounts to `to_ns`, with what runs now running all that time. One transaction
+/// (left open).
 fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: u64) {
     let gpu = &state.gpus[gpu_index];
     let from_ns = memory.get(&gpu.now_ns);
@@ -323,7 +327,8 @@ pub fn utilization_ppm<M: Memory>(memory: &M, gpu: &Gpu, now_ns: u64) -> u32 {
     (busy_ns * u64::from(ALL_SMS_PPM) / (FULL * BUCKET_NS)) as u32
 }
 
-/// Completes the head of a stream at the GPU's present moment. One transaction, and those of the others' waking.
+/// Completes the head of a stream at the GPU's present moment. One transaction, and those of the others'
+/// waking.
 fn complete<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, context: usize, index: usize) {
     let gpu = &state.gpus[gpu_index];
     let stream = &state.streams[index];
@@ -374,7 +379,8 @@ fn complete_record<M: Memory>(memory: &mut M, state: &State, item: &Item, at_ns:
     }
 }
 
-/// Lets the other GPUs look again whether what they wait for has come. `here` is the GPU that is being settled anyway. One transaction.
+/// Lets the other GPUs look again whether what they wait for has come. `here` is the GPU that is being
+/// settled anyway. One transaction.
 fn poke_others<M: Memory>(memory: &mut M, state: &State, here: Option<usize>, now_ns: u64) {
     let count = state.header.gpu_count.load() as usize;
     for (index, gpu) in state.gpus[..count].iter().enumerate() {
@@ -385,11 +391,12 @@ fn poke_others<M: Memory>(memory: &mut M, state: &State, here: Option<usize>, no
     memory.commit();
 }
 
-/// Makes every GPU look at everything again, after a holder of the lock died: between two of its transactions it may have meant to wake
-/// someone. Waking in vain does no harm.
+/// Makes every GPU look at everything again, after a holder of the lock died: between two of its transactions
+/// it may have meant to wake someone. Waking in vain does no harm.
 pub fn wake_everything<M: Memory>(memory: &mut M, state: &State) {
     let gpus = &state.gpus[..state.header.gpu_count.load() as usize];
-    // All GPUs are worked out up to the moment of the latest: none may be looked at as of before, for it would see the others' future.
+    // All GPUs are worked out up to the moment of the latest: none may be looked at as of before, for it
+    // would see the others' future.
     let now_ns = gpus.iter().map(|gpu| memory.get(&gpu.now_ns)).max().unwrap_or_default();
     for gpu in gpus {
         memory.lower(&gpu.next_event_ns, now_ns);
@@ -523,8 +530,8 @@ fn step<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: us
     settle(memory, state, config, gpu_index);
 }
 
-/// Brings the accounts of all GPUs to `now_ns`, which no event may lie before. On an overlay: accounts to read off; on the state: before
-/// what runs is changed from outside.
+/// Brings the accounts of all GPUs to `now_ns`, which no event may lie before. On an overlay: accounts to
+/// read off; on the state: before what runs is changed from outside.
 pub fn bring_accounts_to<M: Memory>(memory: &mut M, state: &State, now_ns: u64) {
     for gpu in 0..state.header.gpu_count.load() as usize {
         integrate(memory, state, gpu, now_ns);
@@ -601,7 +608,8 @@ pub fn append<M: Memory>(memory: &mut M, state: &State, index: usize, new: NewIt
     let submitted = memory.get(&stream.submitted);
     let sequence = submitted + 1;
     let item = state.item(index, sequence);
-    // The place is free, so nobody reads these until `submitted` says that they are there: no need of the journal.
+    // The place is free, so nobody reads these until `submitted` says that they are there: no need of the
+    // journal.
     item.kind.store(new.kind);
     item.ticks.store(new.ticks);
     item.eligible_ns.store(eligible_ns);
@@ -709,7 +717,8 @@ pub fn close_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
     memory.commit();
 }
 
-/// Takes a stream away with what is in it. Whoever waits for something in it waits no more. One transaction an item and one at the end.
+/// Takes a stream away with what is in it. Whoever waits for something in it waits no more. One transaction
+/// an item and one at the end.
 fn drop_stream<M: Memory>(memory: &mut M, state: &State, index: usize, now_ns: u64) {
     let stream = &state.streams[index];
     loop {
@@ -737,8 +746,8 @@ fn drop_stream<M: Memory>(memory: &mut M, state: &State, index: usize, now_ns: u
     memory.commit();
 }
 
-/// Takes a context away with its streams and memory. Everything up to `now_ns` has been worked out. Several transactions; if cut short, to be
-/// done again.
+/// Takes a context away with its streams and memory. Everything up to `now_ns` has been worked out. Several
+/// transactions; if cut short, to be done again.
 pub fn drop_context<M: Memory>(memory: &mut M, state: &State, index: usize, now_ns: u64) {
     bring_accounts_to(memory, state, now_ns);
     let context = &state.contexts[index];

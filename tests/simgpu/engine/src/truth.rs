@@ -1,7 +1,9 @@
-//! The ground truth: what each process really had of each GPU, read from outside by the state directory's path.
+//! The ground truth: what each process really had of each GPU, read from outside by the state directory's
+//! path.
 //!
-//! For every GPU `busy_ns + switch_ns + idle_ns = elapsed_ns`, and its `busy_ns` is the sum of the processes' `kernel_busy_ns`
-//! (as long as no record of a dead process had to make room, which takes a thousand processes).
+//! For every GPU `busy_ns + switch_ns + idle_ns = elapsed_ns`, and its `busy_ns` is the sum of the processes'
+//! `kernel_busy_ns` (as long as no record of a dead process had to make room, which takes a thousand
+//! processes).
 
 use crate::{
     Clock, Config, Error, Options,

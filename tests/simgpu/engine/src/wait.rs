@@ -3,11 +3,13 @@
 use crate::{Clock, WaitPolicy, clock::monotonic_ns, layout::Word};
 use std::{io, ptr};
 
-/// The longest sleep. What was predicted is looked at again at least this often: another process's death can bring it forward.
+/// The longest sleep. What was predicted is looked at again at least this often: another process's death can
+/// bring it forward.
 pub const MAX_NAP_NS: u64 = 10_000_000;
-/// [`WaitPolicy::Auto`] wakes this long before the predicted time and spins the rest; shorter waits are spun altogether.
-/// Measured on the two-core virtual machine this was written on, four times overloaded: the median sleep of 10 us ends 5 us late, one
-/// of 3 ms 21 us late (without the timer slack). With this the median wait ends about a microsecond late.
+/// [`WaitPolicy::Auto`] wakes this long before the predicted time and spins the rest; shorter waits are spun
+/// altogether. Measured on the two-core virtual machine this was written on, four times overloaded: the
+/// median sleep of 10 us ends 5 us late, one of 3 ms 21 us late (without the timer slack). With this the
+/// median wait ends about a microsecond late.
 const SPIN_NS: u64 = 20_000;
 
 /// Waits until `until_ns`, or a little less if interrupted by a signal.
@@ -64,7 +66,8 @@ fn sleep_until(until_ns: u64) {
 pub fn for_change(word: &Word, waiters: &Word, seen: u64) {
     let time = libc::timespec { tv_sec: 0, tv_nsec: MAX_NAP_NS as libc::c_long };
     waiters.add(1);
-    // SAFETY: the address is a live, aligned word of the mapping, the timeout is valid; a spurious return is allowed for.
+    // SAFETY: the address is a live, aligned word of the mapping, the timeout is valid; a spurious return is
+    // allowed for.
     unsafe { libc::syscall(libc::SYS_futex, word.as_futex(), libc::FUTEX_WAIT, seen as u32, &time) };
     waiters.subtract(1);
 }

@@ -30,7 +30,8 @@ impl EventId {
         u64::from(self.generation) << u32::BITS | u64::from(self.index)
     }
 
-    /// The inverse of [`EventId::to_bits`]. Any number is safe: one that names no event is answered as a destroyed one.
+    /// The inverse of [`EventId::to_bits`]. Any number is safe: one that names no event is answered as a
+    /// destroyed one.
     pub fn from_bits(bits: u64) -> Self {
         Self { index: bits as u32, generation: (bits >> u32::BITS) as u32 }
     }
@@ -50,27 +51,30 @@ pub struct Ticket {
 pub enum Work {
     /// Occupies SMs for a while.
     Kernel {
-        /// How long it takes when it gets all that it can use. The launch overhead of the configuration is added
-        /// `kernels` times.
+        /// How long it takes when it gets all that it can use. The launch overhead of the configuration is
+        /// added `kernels` times.
         duration_ns: u64,
-        /// The part of all SMs that it can use, in parts per million, at most 1 000 000. See [`crate::Config::kernel_cost`].
+        /// The part of all SMs that it can use, in parts per million, at most 1 000 000. See
+        /// [`crate::Config::kernel_cost`].
         sm_ppm: u32,
         /// How many kernels this item stands for in the ground truth: 1, or the number of kernels of a graph
         /// (or of a straight run of them) that is submitted as one item.
         kernels: u32,
     },
-    /// Moves bytes; takes [`crate::Config::copy_ns`] when no other copy of its kind is running in the context. Memsets are
-    /// [`CopyKind::DeviceToDevice`].
+    /// Moves bytes; takes [`crate::Config::copy_ns`] when no other copy of its kind is running on the
+    /// GPU. Memsets are [`CopyKind::DeviceToDevice`].
     Copy {
         /// Which link or engine carries it.
         kind: CopyKind,
         /// How much.
         bytes: u64,
     },
-    /// Nothing behind it starts before the host has called [`crate::Host::release`] with its ticket. For host functions
-    /// (wait for the ticket before it, run the function, release) and for waiting on a value in memory.
+    /// Nothing behind it starts before the host has called [`crate::Host::release`] with its ticket. For host
+    /// functions (wait for the ticket before it, run the function, release) and for waiting on a value in
+    /// memory.
     HostWait,
-    /// Zero length. Its completion time is its ticket's; [`crate::Host::record`] makes one that also sets an event.
+    /// Zero length. Its completion time is its ticket's; [`crate::Host::record`] makes one that also sets an
+    /// event.
     Marker,
 }
 

@@ -1,6 +1,7 @@
 //! The virtual GPU on the machine's own clock, among real processes.
 //!
-//! Bounds are generous: these run beside other tests on small machines. Exact figures are held on a virtual clock, inside the crate.
+//! Bounds are generous: these run beside other tests on small machines. Exact figures are held on a virtual
+//! clock, inside the crate.
 
 use simgpu_engine::{
     Error, Host, Options, StreamId, WaitPolicy, Work,
@@ -40,12 +41,13 @@ struct Child(libc::pid_t);
 
 impl Child {
     fn start(dir: &Path, work: impl FnOnce(Host)) -> Self {
-        // SAFETY: the child uses no lock that another thread of the test program may hold but the allocator's, which glibc resets in
-        // a forked child, and leaves by `_exit`.
+        // SAFETY: the child uses no lock that another thread of the test program may hold but the
+        // allocator's, which glibc resets in a forked child, and leaves by `_exit`.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "fork failed");
         if pid == 0 {
-            // A panic (which says so itself) must not unwind into the test, whose directory the child would remove.
+            // A panic (which says so itself) must not unwind into the test, whose directory the child would
+            // remove.
             let outcome = catch_unwind(AssertUnwindSafe(|| work(attach(dir))));
             // SAFETY: ends the child without running the test program's exit handlers.
             unsafe { libc::_exit(i32::from(outcome.is_err())) };

@@ -22,7 +22,8 @@ const IDLE_POWER_MW: u64 = 75_000;
 const POWER_LIMIT_MW: u64 = 700_000;
 const PPM: u64 = 1_000_000;
 
-/// Exports functions that need the library initialised: `name(arguments) |library| what it does`. The body's pointers are the caller's.
+/// Exports functions that need the library initialised: `name(arguments) |library| what it does`. The body's
+/// pointers are the caller's.
 macro_rules! export {
     ($($name:ident($($argument:ident: $type:ty),*) |$library:pat_param| $body:block)*) => { $(
         #[unsafe(no_mangle)]
@@ -32,7 +33,8 @@ macro_rules! export {
     )* };
 }
 
-/// Exports the same function under several names, which are versions of it that differ in nothing that matters here.
+/// Exports the same function under several names, which are versions of it that differ in nothing that
+/// matters here.
 macro_rules! export_versions {
     ($($($name:ident),+ ($($argument:ident: $type:ty),*) |$library:pat_param| $body:block)*) => { $(
         export_versions!(@each ($($name),+) ($($argument: $type),*) |$library| $body);
@@ -99,8 +101,8 @@ fn bus_id_legacy(PciAddress { domain, bus, device }: PciAddress) -> String {
     format!("{domain:04X}:{bus:02X}:{device:02X}.0")
 }
 
-// SAFETY (of every block below): the pointers are the caller's, who by NVML's contract passes null or variables of these types, and
-// for text and lists as many places as it says.
+// SAFETY (of every block below): the pointers are the caller's, who by NVML's contract passes null or
+// variables of these types, and for text and lists as many places as it says.
 
 export_versions! {
     nvmlDeviceGetCount, nvmlDeviceGetCount_v2(count: *mut c_uint) |library| {

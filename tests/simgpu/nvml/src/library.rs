@@ -35,7 +35,8 @@ static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
 /// Handles are addresses of these bytes.
 static HANDLES: [u8; MAX_GPUS] = [0; MAX_GPUS];
 
-/// Runs a call, with the process's fault rules for it, and turns its outcome into a code. Never unwinds into the caller.
+/// Runs a call, with the process's fault rules for it, and turns its outcome into a code. Never unwinds into
+/// the caller.
 fn outcome(api: &str, call: impl FnOnce(&mut Option<Library>) -> Answer<()>) -> nvmlReturn_t {
     if let Action::Fail(code) = faults::check(api) {
         return code;
@@ -142,7 +143,8 @@ pub unsafe fn write_text(to: *mut c_char, length: c_uint, text: &str) -> Answer<
     if text.len() >= length as usize {
         return Err(INSUFFICIENT_SIZE);
     }
-    // SAFETY: not null, so valid for writing `length` bytes, which are more than the text's; the text is no part of the caller's buffer.
+    // SAFETY: not null, so valid for writing `length` bytes, which are more than the text's; the text is no
+    // part of the caller's buffer.
     unsafe {
         to.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len());
         to.add(text.len()).write(0);
@@ -171,10 +173,12 @@ pub unsafe fn read_text<'a>(text: *const c_char) -> Answer<&'a str> {
     unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| INVALID_ARGUMENT)
 }
 
-/// Writes a list by NVML's protocol: `count` says how many fit and comes back as how many there are; too few places is an error.
+/// Writes a list by NVML's protocol: `count` says how many fit and comes back as how many there are; too few
+/// places is an error.
 ///
 /// # Safety
-/// `count` is null or valid for reading and writing; `to` is null or valid for writing as many `T` as `count` says.
+/// `count` is null or valid for reading and writing; `to` is null or valid for writing as many `T` as `count`
+/// says.
 pub unsafe fn write_list<T>(count: *mut c_uint, to: *mut T, list: Vec<T>) -> Answer<()> {
     if count.is_null() {
         return Err(INVALID_ARGUMENT);

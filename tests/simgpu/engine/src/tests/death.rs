@@ -8,19 +8,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Runs `child` in a forked process, which attaches for itself, and is killed after so many stores to the shared state. Answers
-/// whether it came through. `prepare` runs before the counting.
+/// Runs `child` in a forked process, which attaches for itself, and is killed after so many stores to the
+/// shared state. Answers whether it came through. `prepare` runs before the counting.
 fn killed_after<T>(
     world: &World,
     stores: u64,
     prepare: impl FnOnce(&Host) -> T,
     child: impl FnOnce(&Host, T),
 ) -> bool {
-    // SAFETY: the child uses no lock that another thread of the test program may hold but the allocator's, which glibc resets in
-    // a forked child, and leaves by `_exit`.
+    // SAFETY: the child uses no lock that another thread of the test program may hold but the allocator's,
+    // which glibc resets in a forked child, and leaves by `_exit`.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        // A panic (which says so itself) must not unwind into the test, whose directory the child would remove. The host stays attached.
+        // A panic (which says so itself) must not unwind into the test, whose directory the child would
+        // remove. The host stays attached.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let host = ManuallyDrop::new(world.process());
             let prepared = prepare(&host);
@@ -52,7 +53,8 @@ fn check_accounts(truth: &Snapshot) {
 
 #[test]
 fn a_process_killed_at_any_store_leaves_a_whole_state() {
-    // Everything that changes the state, on two GPUs, beside a neighbour that has work running and waits for the victim's.
+    // Everything that changes the state, on two GPUs, beside a neighbour that has work running and waits for
+    // the victim's.
     let mut stores = 0;
     loop {
         let world = World::with("gpus = 2\ncontext_overhead_bytes = 7");
@@ -110,7 +112,8 @@ fn a_process_killed_at_any_store_leaves_a_whole_state() {
 
 #[test]
 fn a_looker_killed_at_any_store_changes_nothing_for_the_others() {
-    // Three clients on two GPUs that wait for each other, so that looking means waking across contexts and GPUs.
+    // Three clients on two GPUs that wait for each other, so that looking means waking across contexts and
+    // GPUs.
     let run = |stores: Option<u64>| {
         let world = World::with("gpus = 2");
         let (a, b) = (Client::new(&world), Client::new(&world));
@@ -166,7 +169,8 @@ fn a_forked_child_does_not_keep_its_dead_parent_alive() {
         u64::MAX - 1,
         |_| (),
         |_, ()| {
-            // SAFETY: this process has one thread; the grandchild only sleeps in a read that ends with this test's end of the pipe.
+            // SAFETY: this process has one thread; the grandchild only sleeps in a read that ends with this
+            // test's end of the pipe.
             unsafe {
                 if libc::fork() == 0 {
                     libc::close(pipe[1]);
