@@ -204,9 +204,14 @@ impl Worker {
             Grant::Closed => drop(slot.set_gate(GateState::Closed, LeaseTerms::default())),
             Grant::Open => drop(slot.set_gate(GateState::Open, LeaseTerms::default())),
             Grant::Leased { expires_ns } => {
-                let tenant = self.tenants.get(&session.tenant);
-                let (sessions, longest_ns) =
-                    tenant.map_or((1, 0), |tenant| (tenant.sessions, tenant.account.longest_ns));
+                let longest_ns =
+                    self.tenants.get(&session.tenant).map_or(0, |tenant| tenant.account.longest_ns);
+                // Many processes that see the GPU never use it.
+                let launches = |other: &&Session| {
+                    other.tenant == session.tenant
+                        && (other.last.kernel_launches | other.last.graph_launches) != 0
+                };
+                let sessions = self.sessions.values().filter(launches).count();
                 let terms = LeaseTerms {
                     expires_ns,
                     window_ns: self.tuning.session_window_ns(sessions, longest_ns),
