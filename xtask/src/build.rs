@@ -20,6 +20,11 @@ pub struct Artefacts {
 }
 
 impl Artefacts {
+    /// The artefacts that `lay_out` and `lay_out_simgpu` have put into `folder` and its `simgpu/`.
+    pub fn in_folder(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
     /// The folder itself.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -64,7 +69,7 @@ pub fn artefacts() -> Result<Artefacts> {
     let folder = target().join("deepres");
     lay_out(&target().join("release"), &folder)?;
     lay_out_simgpu(&target().join("release"), &folder.join("simgpu"))?;
-    Ok(Artefacts { folder })
+    Ok(Artefacts::in_folder(folder))
 }
 
 /// Puts the product built in `from` into `folder`.

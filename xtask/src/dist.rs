@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::build::Artefacts;
 use crate::{build, command, elf, venv};
 
 /// Built against this glibc: older than any distribution that current drivers support.
@@ -22,7 +23,7 @@ const ZIG: &str = "ziglang==0.15.2";
 const ZIGBUILD_VERSION: &str = "0.24.1";
 
 /// Builds `dist/` and checks it.
-pub fn run() -> Result<()> {
+pub fn run() -> Result<Artefacts> {
     let dist = crate::workspace().join("dist");
     let zig = venv::with_package("zig", ZIG)?;
     let tools = build::target().join("tools");
@@ -62,7 +63,7 @@ pub fn run() -> Result<()> {
     build::lay_out(&built, &dist)?;
     build::lay_out_simgpu(&built, &dist.join("simgpu"))?;
     println!("{}", check(&dist)?);
-    Ok(())
+    Ok(Artefacts::in_folder(dist))
 }
 
 /// Requires of the product in `dist` what users' machines require; describes it.

@@ -54,7 +54,7 @@ fn main() -> Result<ExitCode> {
         Task::Demo(options) => demo::run(&options)?,
         Task::Test(options) => return test::run(&options),
         Task::Bench(bench) => bench::run(&bench)?,
-        Task::Dist => dist::run()?,
+        Task::Dist => drop(dist::run()?),
         Task::Codegen(options) => codegen::run(&options)?,
     }
     Ok(ExitCode::SUCCESS)
