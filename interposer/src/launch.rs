@@ -1,11 +1,11 @@
 //! What happens around a launch: the gate before it, the meter on both sides.
 
 use crate::capture;
-use crate::driver::calls::Stream;
+use crate::driver::calls::{Calls, Stream};
 use crate::gate;
 use crate::meter::lane::{Lane, Launch};
 use crate::process::{self, Process};
-use crate::thread;
+use crate::{os, thread};
 
 /// A GPU time for a launch that nothing is known about, ns.
 const UNKNOWN_NS: u64 = 10_000;
@@ -20,6 +20,36 @@ pub fn goes_at_once(stream: Stream) -> bool {
     match thread::lane(&process.calls, stream) {
         Some(lane) => lane.gpu.is_open() && lane.count(),
         None => false,
+    }
+}
+
+/// GPU time that may be queued while the gate is open. A tenant that comes then has the GPU after about as long, and a queue that
+/// deep keeps any GPU busy.
+const RUN_AHEAD_NS: u64 = 100_000_000;
+/// Without a completion for so long, a thread goes on whatever is queued: what is at the head may wait for what comes after.
+const STUCK_NS: u64 = 1_000_000_000;
+/// Longest sleep between two looks, ns.
+const NAP_NS: u64 = 5_000_000;
+
+/// While the gate is open: waits until not too much is queued ahead of this launch. Not a wait at the gate, and not counted as one.
+fn hold_back(calls: &Calls, lane: &Lane) {
+    let gpu = lane.gpu;
+    let is_far_ahead = || gpu.is_open() && lane.is_far_ahead(RUN_AHEAD_NS);
+    if !is_far_ahead() || gpu.is_stuck() {
+        return;
+    }
+    // What this thread has open could not complete otherwise.
+    thread::close_lanes(calls);
+    let (mut seen, mut since_ns) = (gpu.completions(), os::now_ns());
+    while is_far_ahead() {
+        gpu.await_freed(NAP_NS, is_far_ahead);
+        let (completions, now_ns) = (gpu.completions(), os::now_ns());
+        if completions != seen {
+            (seen, since_ns) = (completions, now_ns);
+        } else if now_ns.saturating_sub(since_ns) > STUCK_NS {
+            gpu.give_up_at(completions);
+            return;
+        }
     }
 }
 
@@ -53,6 +83,7 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     let Some(lane) = process.lane(stream) else { return Entry::Untouched };
     let Some(session) = process.session() else { return Entry::Untouched };
     let gpu = lane.gpu;
+    hold_back(calls, lane);
     let mut passed = None;
     if !gpu.is_open() {
         let estimate_ns = gpu.estimates.get(launch.key).unwrap_or_else(|| match lane.mean_ns() {

@@ -52,6 +52,8 @@ pub struct Gpu {
     window_waiters: AtomicU32,
     /// Threads between the gate and their segment.
     launching: AtomicU32,
+    /// The count of completions at which waiting for another was given up.
+    stuck_at: AtomicU32,
     /// What launches take here.
     pub estimates: Estimates,
 }
@@ -67,6 +69,7 @@ impl Default for Gpu {
             freed: AtomicU32::new(0),
             window_waiters: AtomicU32::new(0),
             launching: AtomicU32::new(0),
+            stuck_at: AtomicU32::new(u32::MAX),
             estimates: Estimates::default(),
         }
     }
@@ -159,6 +162,21 @@ impl Gpu {
         if self.window_waiters.load(Ordering::SeqCst) != 0 {
             os::futex_wake_private(&self.freed);
         }
+    }
+
+    /// Completions so far, modulo 2³².
+    pub fn completions(&self) -> u32 {
+        self.freed.load(Ordering::SeqCst)
+    }
+
+    /// Nothing has completed for long: until something does, nobody is to wait for it again.
+    pub fn give_up_at(&self, completions: u32) {
+        self.stuck_at.store(completions, Ordering::Relaxed);
+    }
+
+    /// Whether waiting was given up and nothing has completed since.
+    pub fn is_stuck(&self) -> bool {
+        self.stuck_at.load(Ordering::Relaxed) == self.completions()
     }
 
     /// Sleeps until something completes, at most `timeout_ns`, unless `is_full` no longer holds.

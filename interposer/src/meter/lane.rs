@@ -25,6 +25,8 @@ const SEGMENT_NS: u64 = 500_000;
 const LAUNCHES_MAX: u32 = 1024;
 /// As long as nothing was measured, segments grow up to this many launches.
 const LAUNCHES_UNMEASURED_MAX: u32 = 16;
+/// Segments that may be queued before the first is measured.
+const UNMEASURED_AHEAD: u32 = 8;
 /// Every how many segments one holds a single launch, while someone else wants the GPU: to learn kernels one by one.
 const SAMPLE_EVERY: u32 = 8;
 
@@ -222,6 +224,17 @@ impl Lane {
     /// Mean GPU time of a launch, ns; 0: not measured yet.
     pub fn mean_ns(&self) -> u64 {
         self.mean_ns.load(Ordering::Relaxed)
+    }
+
+    /// Whether more is queued than `at_most_ns`; as long as nothing was measured, whether several segments are.
+    pub fn is_far_ahead(&self, at_most_ns: u64) -> bool {
+        match self.mean_ns() {
+            0 => self.waiting() >= UNMEASURED_AHEAD,
+            mean_ns => {
+                let open_ns = mean_ns.saturating_mul(u64::from(self.open_launches().unwrap_or(0)));
+                self.waiting() != 0 && self.gpu.queued_ns().saturating_add(open_ns) > at_most_ns
+            }
+        }
     }
 
     fn waiting(&self) -> u32 {
