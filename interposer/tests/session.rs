@@ -83,7 +83,7 @@ fn client_process() {
                             for round in 0..20_000_usize {
                                 let mut at = 0;
                                 // SAFETY: as above.
-                                match unsafe { alloc(&mut at, (1 + round % 9) << 20) } {
+                                match unsafe { alloc(&mut at, (1 + round % 30) << 20) } {
                                     CUDA_SUCCESS => held.push(at),
                                     CUDA_ERROR_OUT_OF_MEMORY => failures += 1,
                                     other => panic!("{other}"),
