@@ -1,6 +1,8 @@
 //! The addresses of the real driver's functions, found once each and remembered.
 
 pub mod calls;
+#[cfg(test)]
+pub mod fake;
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -398,3 +398,150 @@ impl Lane {
         self.mean_ns.store(next.max(1), Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::calls::{Context, Progress};
+    use crate::driver::fake;
+    use crate::os;
+
+    const STREAM: Stream = Stream(0x10_0000);
+    const KERNEL: Launch = Launch { key: 5, is_graph: false };
+    const GRAPH: Launch = Launch { key: 6, is_graph: true };
+    const KERNEL_NS: u64 = 10_000;
+
+    fn lane() -> &'static Lane {
+        let gpu: &'static Gpu = Box::leak(Box::default());
+        let context: &'static ContextState = Box::leak(Box::new(ContextState::new(Context(0x1000), gpu, 0)));
+        context.lane(STREAM, 1).unwrap()
+    }
+
+    /// One launch as the hooks make it, of a kernel or graph of `ns`.
+    fn launch(calls: &Calls, lane: &Lane, launch: Launch, ns: u64) {
+        if !launch.is_graph && lane.count() {
+            fake::launch(STREAM, ns);
+            return;
+        }
+        let ends = lane.begin(calls, launch, None).unwrap();
+        fake::launch(STREAM, ns);
+        if ends {
+            lane.end(calls);
+        }
+    }
+
+    /// What the meter thread does with completed segments: their launches, and the time they took.
+    fn read(calls: &Calls, lane: &Lane) -> Vec<(u32, u64)> {
+        let mut found = Vec::new();
+        while let Some(segment) = lane.oldest() {
+            if calls.query(segment.end()) != Progress::Done {
+                break;
+            }
+            let took_ns = calls.elapsed_ns(segment.start(), segment.end()).unwrap() as u64;
+            found.push((segment.launches(), took_ns));
+            lane.learn(took_ns / u64::from(segment.launches()));
+            lane.pop();
+        }
+        found
+    }
+
+    #[test]
+    fn sparse_launches_are_bracketed_each_so_that_no_pause_is_charged() {
+        let (calls, lane) = (fake::calls(), lane());
+        for _ in 0..10 {
+            launch(&calls, lane, KERNEL, KERNEL_NS);
+            assert!(!lane.is_open());
+            fake::pass(1_000_000);
+            assert_eq!(read(&calls, lane), [(1, KERNEL_NS)]);
+        }
+        assert!(!lane.is_busy());
+    }
+
+    #[test]
+    fn while_the_stream_is_busy_segments_grow_to_their_length_and_no_further() {
+        let (calls, lane) = (fake::calls(), lane());
+        let mut longest = 0;
+        for _ in 0..10_000 {
+            launch(&calls, lane, KERNEL, KERNEL_NS);
+            fake::pass(KERNEL_NS - 1_000);
+            for (launches, took_ns) in read(&calls, lane) {
+                longest = longest.max(launches);
+                // Events count in floats of milliseconds.
+                let exact_ns = u64::from(launches) * KERNEL_NS;
+                assert!(took_ns.abs_diff(exact_ns) < 100, "{took_ns} for {launches}");
+            }
+        }
+        assert_eq!(u64::from(longest), SEGMENT_NS / KERNEL_NS);
+    }
+
+    #[test]
+    fn graphs_are_segments_of_their_own() {
+        let (calls, lane) = (fake::calls(), lane());
+        for what in [GRAPH, GRAPH, KERNEL, GRAPH] {
+            launch(&calls, lane, what, KERNEL_NS);
+        }
+        lane.close(&calls);
+        fake::finish();
+        assert_eq!(read(&calls, lane), [(1, KERNEL_NS); 4]);
+    }
+
+    #[test]
+    fn a_reader_that_never_comes_loses_nothing() {
+        let (calls, lane) = (fake::calls(), lane());
+        const LAUNCHES: u32 = 100_000;
+        for number in 0..LAUNCHES {
+            launch(&calls, lane, if number % 3 == 0 { GRAPH } else { KERNEL }, KERNEL_NS);
+            lane.close(&calls);
+            assert!(lane.waiting() < RING);
+        }
+        fake::finish();
+        let read_launches: u32 = read(&calls, lane).iter().map(|(launches, _)| launches).sum();
+        assert_eq!(read_launches + lane.open_launches().unwrap_or(0), LAUNCHES);
+        lane.close(&calls);
+        let rest: u32 = read(&calls, lane).iter().map(|(launches, _)| launches).sum();
+        assert_eq!(read_launches + rest, LAUNCHES);
+        assert!(!lane.is_busy());
+    }
+
+    #[test]
+    fn a_segment_that_had_another_launch_meanwhile_is_not_stale() {
+        let (calls, lane) = (fake::calls(), lane());
+        launch(&calls, lane, KERNEL, KERNEL_NS);
+        launch(&calls, lane, KERNEL, KERNEL_NS);
+        assert_eq!(lane.open_launches(), Some(1), "the second is of a longer segment");
+        lane.close_stale(&calls, 7);
+        assert!(lane.is_open());
+        lane.close_stale(&calls, 1);
+        assert!(!lane.is_open());
+        assert!(lane.place(1).is_some_and(Segment::is_stale));
+    }
+
+    #[test]
+    fn what_is_queued_counts_as_far_ahead_once_it_is_measured_or_several() {
+        let (calls, lane) = (fake::calls(), lane());
+        for _ in 0..UNMEASURED_AHEAD {
+            assert!(!lane.is_far_ahead(1_000_000));
+            launch(&calls, lane, GRAPH, 400_000);
+        }
+        assert!(lane.is_far_ahead(1_000_000), "nothing is known, and several wait");
+        fake::finish();
+        read(&calls, lane);
+        launch(&calls, lane, GRAPH, 400_000);
+        launch(&calls, lane, GRAPH, 400_000);
+        assert!(!lane.is_far_ahead(1_000_000));
+        launch(&calls, lane, GRAPH, 400_000);
+        assert!(lane.is_far_ahead(1_000_000));
+    }
+
+    #[test]
+    fn a_lane_nobody_uses_is_given_to_the_next_thread() {
+        let lane = lane();
+        let context = lane.context;
+        assert!(std::ptr::eq(context.lane(STREAM, 1).unwrap(), lane), "its own");
+        lane.retire();
+        let next = context.lane(Stream(0x20_0000), os::thread_id()).unwrap();
+        assert!(std::ptr::eq(next, lane));
+        let other = context.lane(STREAM, os::thread_id()).unwrap();
+        assert!(!std::ptr::eq(other, lane), "its thread lives");
+    }
+}

@@ -1,0 +1,146 @@
+//! A driver for tests of the logic: one context, streams that do one thing after another, and a clock that tests move.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+
+use deepres_abi::driver::ApiId;
+use deepres_abi::driver::result::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
+use deepres_abi::driver::types::CUuuid;
+
+use super::calls::{Calls, Stream};
+
+/// The one context there is.
+const CONTEXT: usize = 0x1000;
+const NS_PER_MS: f64 = 1e6;
+
+#[derive(Default)]
+struct State {
+    now_ns: u64,
+    /// When each stream is through.
+    streams: HashMap<usize, u64>,
+    /// When each event is reached.
+    events: Vec<u64>,
+}
+
+thread_local! {
+    /// Each test has its own.
+    static STATE: RefCell<State> = RefCell::default();
+}
+
+/// The calls, led to the functions below.
+pub fn calls() -> Calls {
+    macro_rules! lead {
+        ($($symbol:ident => $function:ident;)+) => {
+            $(super::remember(ApiId::$symbol, $function as *const () as usize);)+
+        };
+    }
+    lead! {
+        cuCtxGetCurrent => get_current;
+        cuCtxSetCurrent => succeed;
+        cuCtxPushCurrent_v2 => succeed;
+        cuCtxPopCurrent_v2 => get_current;
+        cuCtxGetDevice => get_number;
+        cuDeviceGetCount => get_number;
+        cuDeviceGetUuid => get_uuid;
+        cuDeviceGetUuid_v2 => get_uuid;
+        cuStreamGetCtx => get_context;
+        cuStreamIsCapturing => get_status;
+        cuThreadExchangeStreamCaptureMode => succeed;
+        cuEventCreate => event_create;
+        cuEventRecord => event_record;
+        cuEventQuery => event_query;
+        cuEventElapsedTime => event_elapsed;
+        cuDevicePrimaryCtxGetState => succeed;
+        cuDevicePrimaryCtxRetain => get_current;
+        cuDevicePrimaryCtxRelease_v2 => succeed;
+    }
+    Calls::find().unwrap()
+}
+
+/// Puts a kernel of `ns` on a stream.
+pub fn launch(stream: Stream, ns: u64) {
+    STATE.with_borrow_mut(|state| {
+        let now_ns = state.now_ns;
+        let free_ns = state.streams.entry(stream.0).or_default();
+        *free_ns = now_ns.max(*free_ns) + ns;
+    });
+}
+
+/// Lets time pass.
+pub fn pass(ns: u64) {
+    STATE.with_borrow_mut(|state| state.now_ns += ns);
+}
+
+/// Lets time pass until everything is through.
+pub fn finish() {
+    STATE.with_borrow_mut(|state| {
+        let last_ns = state.streams.values().copied().max().unwrap_or(0);
+        state.now_ns = state.now_ns.max(last_ns);
+    });
+}
+
+unsafe extern "C" fn succeed() -> u32 {
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn get_current(context: *mut *mut c_void) -> u32 {
+    // SAFETY: `Calls` passes room for a handle.
+    unsafe { *context = CONTEXT as *mut c_void };
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn get_context(_: *mut c_void, context: *mut *mut c_void) -> u32 {
+    // SAFETY: as above.
+    unsafe { get_current(context) }
+}
+
+unsafe extern "C" fn get_number(number: *mut i32) -> u32 {
+    // SAFETY: `Calls` passes room for a number.
+    unsafe { *number = 0 };
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn get_uuid(uuid: *mut CUuuid, _: i32) -> u32 {
+    // SAFETY: `Calls` passes room for a UUID.
+    unsafe { *uuid = CUuuid { bytes: [7; 16] } };
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn get_status(_: *mut c_void, status: *mut u32) -> u32 {
+    // SAFETY: `Calls` passes room for a status.
+    unsafe { *status = 0 };
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn event_create(event: *mut *mut c_void, _: u32) -> u32 {
+    let number = STATE.with_borrow_mut(|state| {
+        state.events.push(0);
+        state.events.len()
+    });
+    // SAFETY: `Calls` passes room for a handle.
+    unsafe { *event = number as *mut c_void };
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn event_record(event: *mut c_void, stream: *mut c_void) -> u32 {
+    STATE.with_borrow_mut(|state| {
+        let free_ns = state.streams.get(&(stream as usize)).copied().unwrap_or(0);
+        state.events[event as usize - 1] = state.now_ns.max(free_ns);
+    });
+    CUDA_SUCCESS
+}
+
+unsafe extern "C" fn event_query(event: *mut c_void) -> u32 {
+    STATE.with_borrow(|state| {
+        if state.events[event as usize - 1] <= state.now_ns { CUDA_SUCCESS } else { CUDA_ERROR_NOT_READY }
+    })
+}
+
+unsafe extern "C" fn event_elapsed(ms: *mut f32, from: *mut c_void, to: *mut c_void) -> u32 {
+    let ns = STATE
+        .with_borrow(|state| state.events[to as usize - 1] as f64 - state.events[from as usize - 1] as f64);
+    // SAFETY: `Calls` passes room for a time.
+    unsafe { *ms = (ns / NS_PER_MS) as f32 };
+    CUDA_SUCCESS
+}
