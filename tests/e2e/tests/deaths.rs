@@ -43,6 +43,8 @@ fn tenants_go_on_when_the_daemon_is_killed() {
     let clients =
         [backlog(&host, "a", "70%", &["--seconds", "5"]), backlog(&host, "b", "30%", &["--seconds", "5"])];
     thread::sleep(Duration::from_millis(500));
+    let governed = host.ps();
+    assert!(governed.tenant("a").wait_ns > 0 && governed.tenant("b").wait_ns > 0, "{governed:?}");
     daemon.kill();
     thread::sleep(AFTER_THE_DAEMON);
     let before = clients.each_ref().map(launches);

@@ -55,7 +55,9 @@ fn an_allocation_that_the_driver_refuses_leaves_nothing_on_the_account() {
     let said = client.await_json(COMMAND_LIMIT);
     assert_eq!(said["other_errors"], 0, "{said}");
     assert!(said["refusals"].as_u64() > Some(10), "{said}");
-    let held = host.ps().tenant("unlucky").memory_bytes;
+    let ps = host.ps();
+    assert_eq!(ps.tenant("unlucky").sessions.len(), 1);
+    let held = ps.tenant("unlucky").memory_bytes;
     assert!(held <= Config::default().context_overhead_bytes, "{held} bytes are left on the account");
     client.finish(COMMAND_LIMIT).success();
 }
@@ -77,6 +79,7 @@ fn a_client_goes_on_when_our_own_events_fail() {
         let mut client = host.spawn(command);
         let said = client.await_json(COMMAND_LIMIT);
         assert_eq!(said["kernel_launches"], 350, "{fault}");
+        assert_eq!(host.ps().tenant("t").sessions.len(), 1, "{fault}");
         client.finish(COMMAND_LIMIT).success();
     }
 }

@@ -21,6 +21,8 @@ fn captures_in_every_mode_hold_while_other_threads_launch() {
     other.await_line(|line| line == "ready", COMMAND_LIMIT);
     let command = host.run(&["--name", "capturer"], c_client("captures", Way::ProcAddress), &[]);
     let said = host.spawn(command).finish(Duration::from_secs(60)).success();
+    let counted = host.ps().tenant("capturer").kernel_launches;
+    assert!(counted > 1000, "{counted} launches of the capturing process were metered");
     let modes: Vec<serde_json::Value> =
         said.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(modes.len(), 3, "{}", said.stdout);
