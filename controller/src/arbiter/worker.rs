@@ -48,6 +48,7 @@ pub struct Worker {
     gpu: usize,
     beat: Arc<SharedPage<BeatPage>>,
     tick_ns: u64,
+    heartbeat_limit_ns: u64,
     quantum: QuantumBounds,
     processors: usize,
     orders: mpsc::Receiver<Command>,
@@ -75,6 +76,7 @@ impl Worker {
             gpu: setup.gpu,
             beat: setup.beat,
             tick_ns: (setup.heartbeat_limit_ns / BEATS_PER_LIMIT).min(MAX_TICK_NS),
+            heartbeat_limit_ns: setup.heartbeat_limit_ns,
             quantum: setup.quantum,
             processors,
             orders,
@@ -176,6 +178,15 @@ impl Worker {
                 }
             };
             self.scheduler.observe(*id, now_ns, seen);
+        }
+        if elapsed_ns > self.heartbeat_limit_ns && !self.sessions.is_empty() {
+            // We were stopped, or the machine slept: tenants ran as they liked meanwhile.
+            tracing::warn!(
+                gpu = self.gpu,
+                elapsed_ns,
+                "nobody governed for a while: accounts are level again"
+            );
+            self.scheduler.forgive();
         }
     }
 

@@ -71,18 +71,29 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Says what is wrong with the command line. A share or a size that is none gets the one line that says what is accepted.
+/// Says what is wrong with the command line, in one line.
 fn refuse(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        // Help and version are errors to clap, but not to whoever asked for them.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
     let quantity = error.source().and_then(|source| source.downcast_ref::<QuantityError>());
     match (error.kind(), quantity) {
-        (ErrorKind::ValueValidation, Some(quantity)) => {
-            eprintln!("deepres: {quantity}");
-            ExitCode::from(USAGE)
-        }
-        // Help and version are errors to clap, but not to whoever asked for them.
-        _ => {
-            let _ = error.print();
-            ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE))
-        }
+        // A bare `deepres` gets the whole help.
+        (ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, _) => drop(error.print()),
+        // It says itself what is accepted.
+        (ErrorKind::ValueValidation, Some(quantity)) => eprintln!("deepres: {quantity}"),
+        _ => eprintln!("deepres: {}", one_line(&error.render().to_string())),
     }
+    ExitCode::from(USAGE)
+}
+
+/// What clap says over several lines: the error and its tips, without the usage.
+fn one_line(rendered: &str) -> String {
+    let says = |line: &&str| !line.is_empty() && !line.starts_with("For more information");
+    let lines: Vec<_> =
+        rendered.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:")).filter(says).collect();
+    let joined = lines.join(" ");
+    joined.strip_prefix("error: ").unwrap_or(&joined).to_owned()
 }

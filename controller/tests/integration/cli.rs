@@ -102,13 +102,17 @@ fn a_request_that_makes_no_sense_is_refused_in_one_line_that_says_what_is_accept
 }
 
 #[test]
-fn an_unknown_command_is_refused_with_the_one_that_was_meant() {
-    let output = Place::empty().deepres(&["deamon"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("daemon"), "{}", text(&output.stderr));
-    for incomplete in [&["run"][..], &["set", "train"], &[]] {
-        assert_eq!(Place::empty().deepres(incomplete).output().unwrap().status.code(), Some(2));
-    }
+fn a_command_line_that_cannot_be_read_is_refused_in_one_line_that_says_what_was_meant() {
+    let place = Place::empty();
+    let said = |arguments: &[&str]| complaint(&place.deepres(arguments).output().unwrap(), 2);
+    assert!(said(&["deamon"]).contains("similar subcommand exists: 'daemon'"), "{}", said(&["deamon"]));
+    assert!(said(&["ps", "--jsn"]).contains("--json"));
+    assert!(said(&["run"]).contains("COMMAND"));
+    assert!(said(&["run", "--name=", "--", "true"]).contains("a name has from 1 to 63 bytes"));
+    assert!(said(&["set", "train"]).contains("--share"), "{}", said(&["set", "train"]));
+    let bare = place.deepres(&[]).output().unwrap();
+    assert_eq!(bare.status.code(), Some(2));
+    assert!(text(&bare.stderr).contains("Examples:"));
 }
 
 #[test]
