@@ -677,6 +677,14 @@ mod tests {
     }
 
     #[test]
+    fn a_node_with_several_before_it_waits_for_all_of_them() {
+        let graph = Graph::create().unwrap();
+        let [last, one, other] = std::array::from_fn(|_| graph.add(Operation::Empty, &[]).unwrap().handle);
+        graph.connect(&[(one, last, PLAIN_EDGE), (other, last, PLAIN_EDGE)]).unwrap();
+        assert_eq!(order(&graph), [one, other, last]);
+    }
+
+    #[test]
     fn a_cycle_cannot_be_planned() {
         let (graph, [top, _, _, bottom]) = diamond();
         graph.connect(&[(bottom, top, PLAIN_EDGE)]).unwrap();
