@@ -276,6 +276,8 @@ impl Worker {
 
     fn enter(&mut self, seat: TenantSeat, session: SessionSeat) {
         let now_ns = monotonic_ns();
+        // Time that nobody was here for is over before there is someone to miss us.
+        self.look(now_ns);
         if let Err(error) = self.events.add(&session.bell) {
             tracing::error!(gpu = self.gpu, session = session.id, %error, "cannot hear this session's bell");
         }

@@ -99,7 +99,7 @@ impl Drop for Files {
 }
 
 /// Makes the directory, or checks that the one there is nobody else's.
-pub fn make_directory(directory: &Directory, mode: u32) -> Result<(), FilesError> {
+fn make_directory(directory: &Directory, mode: u32) -> Result<(), FilesError> {
     let path = directory.path();
     match DirBuilder::new().mode(mode).recursive(true).create(path) {
         Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
@@ -114,7 +114,7 @@ pub fn make_directory(directory: &Directory, mode: u32) -> Result<(), FilesError
     if is_safe { Ok(()) } else { Err(FilesError::Unsafe(directory.clone())) }
 }
 
-/// Makes the directory as [`Files::prepare`] would, for whoever needs it before there is a daemon.
+/// Makes the directory as a daemon would, for whoever needs it before there is a daemon.
 ///
 /// # Errors
 /// [`FilesError`].

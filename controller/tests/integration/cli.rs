@@ -305,6 +305,8 @@ fn the_jobs_status_is_passed_on() {
     assert_eq!(code("exit 42"), Some(42));
     assert_eq!(code("kill -KILL $$"), Some(128 + 9));
     assert_eq!(code("kill -TERM $$"), Some(128 + 15));
+    let plain = place.deepres(&["run", "--name", "n", "sh", "-c", "exit 3"]).output().unwrap();
+    assert_eq!(plain.status.code(), Some(3), "the dashes may be left out");
 }
 
 /// Starts a job that makes a file when it is ready.

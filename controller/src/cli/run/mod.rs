@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long, env = MEMORY_VARIABLE, value_parser = parse_bytes)]
     memory: Option<u64>,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 

@@ -1,26 +1,25 @@
 //! Tenants and their sessions: who is here, what was asked for, and what each may have.
 
+mod status;
+
 use super::gpus::Gpu;
 use super::peer::{Peer, command_name};
-use crate::admin::{
-    AccountStatus, DaemonStatus, GpuStatus, Reply, SessionGpuStatus, SessionStatus, Status, TenantStatus,
-};
+use crate::admin::Reply;
 use crate::arbiter::{Arbiter, Bell, Report, SessionId, SessionSeat, TenantSeat};
 use crate::clock::monotonic_ns;
 use crate::config::{Caps, Config};
 use crate::directory::Directory;
 use crate::policy::TenantId;
 use crate::policy::entitlement::Request;
-use crate::policy::lease::Phase;
 use crate::quantity::{Bytes, MIN_SHARE_PPM, Percent};
 use crate::shm::{SharedPage, Writer};
 use deepres_abi::PPM;
 use deepres_abi::beat::BeatPage;
-use deepres_abi::grant::{GrantPage, NO_LIMIT};
+use deepres_abi::grant::GrantPage;
 use deepres_abi::ledger::{LedgerPage, MAX_SESSIONS};
 use deepres_abi::meter::MeterPage;
 use deepres_abi::wire::{self, Hello, RefusalKind, Role, UNMANAGED, Welcome};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -426,60 +425,6 @@ impl Registry {
     pub fn reports(&self) -> Vec<oneshot::Receiver<Report>> {
         self.gpus.iter().map(|managed| managed.arbiter.report()).collect()
     }
-
-    /// Puts the reports and what is known here together.
-    pub fn status(&self, reports: &[Report]) -> Status {
-        let names: HashMap<TenantId, &str> =
-            self.tenants.iter().map(|(name, tenant)| (tenant.id, name.as_str())).collect();
-        let gpus = self.gpus.iter().zip(reports).enumerate();
-        Status {
-            now_ns: reports.iter().map(|report| report.now_ns).max().unwrap_or_else(monotonic_ns),
-            daemon: DaemonStatus {
-                pid: std::process::id(),
-                version: env!("CARGO_PKG_VERSION").to_owned(),
-                directory: self.directory.to_string(),
-                started_ns: self.started_ns,
-                heartbeat_limit_ns: self.config.heartbeat_limit_ms * crate::clock::NS_PER_MS,
-                fail_mode: self.config.fail_mode.name().to_owned(),
-            },
-            gpus: gpus
-                .map(|(index, (managed, report))| gpu_status(index, &managed.gpu, report, &names))
-                .collect(),
-            tenants: self
-                .tenants
-                .iter()
-                .map(|(name, tenant)| self.tenant_status(name, tenant, reports))
-                .collect(),
-        }
-    }
-
-    fn tenant_status(&self, name: &str, tenant: &Tenant, reports: &[Report]) -> TenantStatus {
-        let accounts = reports.iter().flat_map(|report| &report.tenants);
-        let accounts = accounts.filter(|(id, _)| *id == tenant.id).map(|(_, account)| account.clone());
-        let on_gpus = |session: SessionId| -> Vec<SessionGpuStatus> {
-            let sessions = reports.iter().flat_map(|report| &report.sessions);
-            sessions.filter(|(id, _)| *id == session).map(|(_, status)| status.clone()).collect()
-        };
-        let limit_bytes = tenant.seat(self.config.caps_of(tenant.uid)).memory_limit_bytes;
-        TenantStatus {
-            name: name.to_owned(),
-            uid: tenant.uid,
-            asked_share_ppm: tenant.asked.share_ppm,
-            memory_limit_bytes: (limit_bytes != NO_LIMIT).then_some(limit_bytes),
-            keepers: tenant.keepers,
-            gpus: accounts.collect::<Vec<AccountStatus>>(),
-            sessions: tenant
-                .sessions
-                .iter()
-                .map(|(id, session)| SessionStatus {
-                    id: *id,
-                    pid: session.pid,
-                    client: session.client.clone(),
-                    gpus: on_gpus(*id),
-                })
-                .collect(),
-        }
-    }
 }
 
 impl Tenant {
@@ -537,31 +482,4 @@ fn gone() -> Refused {
 
 fn no_room(error: io::Error) -> Refused {
     Refused::new(RefusalKind::Full, format!("the daemon cannot make another session's pages: {error}"))
-}
-
-fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &HashMap<TenantId, &str>) -> GpuStatus {
-    let (phase, holder) = match report.phase {
-        Phase::Free => ("free", None),
-        Phase::Held(holder) => (if report.open { "open" } else { "leased" }, Some(holder)),
-        Phase::Draining(holder) => ("draining", Some(holder)),
-    };
-    let [handoff_total_ns, handoff_p50_ns, handoff_p99_ns] = report.handoff_ns;
-    GpuStatus {
-        index,
-        uuid: gpu.uuid_text.clone(),
-        name: gpu.name.clone(),
-        simulated: gpu.simulated,
-        memory_bytes: gpu.memory_bytes,
-        phase: phase.to_owned(),
-        holder: holder.and_then(|holder| names.get(&holder)).map(|name| (*name).to_owned()),
-        contended_ns: report.contended_ns,
-        idle_ns: report.idle_ns,
-        handoffs: report.handoffs,
-        handoff_total_ns,
-        handoff_p50_ns,
-        handoff_p99_ns,
-        quantum_ns: report.tuning.quantum_ns,
-        window_ns: report.tuning.window_ns,
-        spin_ns: report.tuning.spin_ns,
-    }
 }

@@ -1,0 +1,96 @@
+//! The registry as administrators see it.
+
+use super::{Registry, Tenant};
+use crate::admin::{
+    AccountStatus, DaemonStatus, GpuStatus, SessionGpuStatus, SessionStatus, Status, TenantStatus,
+};
+use crate::arbiter::{Report, SessionId};
+use crate::clock::monotonic_ns;
+use crate::daemon::gpus::Gpu;
+use crate::policy::TenantId;
+use crate::policy::lease::Phase;
+use deepres_abi::grant::NO_LIMIT;
+use std::collections::HashMap;
+
+impl Registry {
+    /// Puts the reports and what is known here together.
+    pub fn status(&self, reports: &[Report]) -> Status {
+        let names: HashMap<TenantId, &str> =
+            self.tenants.iter().map(|(name, tenant)| (tenant.id, name.as_str())).collect();
+        let gpus = self.gpus.iter().zip(reports).enumerate();
+        Status {
+            now_ns: reports.iter().map(|report| report.now_ns).max().unwrap_or_else(monotonic_ns),
+            daemon: DaemonStatus {
+                pid: std::process::id(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                directory: self.directory.to_string(),
+                started_ns: self.started_ns,
+                heartbeat_limit_ns: self.config.heartbeat_limit_ms * crate::clock::NS_PER_MS,
+                fail_mode: self.config.fail_mode.name().to_owned(),
+            },
+            gpus: gpus
+                .map(|(index, (managed, report))| gpu_status(index, &managed.gpu, report, &names))
+                .collect(),
+            tenants: self
+                .tenants
+                .iter()
+                .map(|(name, tenant)| self.tenant_status(name, tenant, reports))
+                .collect(),
+        }
+    }
+
+    fn tenant_status(&self, name: &str, tenant: &Tenant, reports: &[Report]) -> TenantStatus {
+        let accounts = reports.iter().flat_map(|report| &report.tenants);
+        let accounts = accounts.filter(|(id, _)| *id == tenant.id).map(|(_, account)| account.clone());
+        let on_gpus = |session: SessionId| -> Vec<SessionGpuStatus> {
+            let sessions = reports.iter().flat_map(|report| &report.sessions);
+            sessions.filter(|(id, _)| *id == session).map(|(_, status)| status.clone()).collect()
+        };
+        let limit_bytes = tenant.seat(self.config.caps_of(tenant.uid)).memory_limit_bytes;
+        TenantStatus {
+            name: name.to_owned(),
+            uid: tenant.uid,
+            asked_share_ppm: tenant.asked.share_ppm,
+            memory_limit_bytes: (limit_bytes != NO_LIMIT).then_some(limit_bytes),
+            keepers: tenant.keepers,
+            gpus: accounts.collect::<Vec<AccountStatus>>(),
+            sessions: tenant
+                .sessions
+                .iter()
+                .map(|(id, session)| SessionStatus {
+                    id: *id,
+                    pid: session.pid,
+                    client: session.client.clone(),
+                    gpus: on_gpus(*id),
+                })
+                .collect(),
+        }
+    }
+}
+
+fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &HashMap<TenantId, &str>) -> GpuStatus {
+    let (phase, holder) = match report.phase {
+        Phase::Free => ("free", None),
+        Phase::Held(holder) => (if report.open { "open" } else { "leased" }, Some(holder)),
+        Phase::Draining(holder) => ("draining", Some(holder)),
+    };
+    let [handoff_total_ns, handoff_p50_ns, handoff_p99_ns] = report.handoff_ns;
+    GpuStatus {
+        index,
+        uuid: gpu.uuid_text.clone(),
+        name: gpu.name.clone(),
+        simulated: gpu.simulated,
+        memory_bytes: gpu.memory_bytes,
+        phase: phase.to_owned(),
+        holder: holder.and_then(|holder| names.get(&holder)).map(|name| (*name).to_owned()),
+        contended_ns: report.contended_ns,
+        idle_ns: report.idle_ns,
+        handoffs: report.handoffs,
+        handoff_total_ns,
+        handoff_p50_ns,
+        handoff_p99_ns,
+        quantum_ns: report.tuning.quantum_ns,
+        window_ns: report.tuning.window_ns,
+        spin_ns: report.tuning.spin_ns,
+    }
+}

@@ -1,0 +1,189 @@
+//! Each rule of the lease policy by itself. `tests/integration/lease_policy.rs` tries them together.
+
+use super::*;
+use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds};
+
+const MS: u64 = 1_000_000;
+const A: TenantId = 1;
+const B: TenantId = 2;
+const IDLE: Seen = Seen { waiting: false, in_flight: false, used_ns: 0, pending_ns: 0, longest_ns: 0 };
+const WAITING: Seen = Seen { waiting: true, ..IDLE };
+const RUNNING: Seen = Seen { in_flight: true, ..IDLE };
+
+struct Bench {
+    scheduler: Scheduler,
+    tuning: Tuning,
+    now_ns: u64,
+}
+
+impl Bench {
+    /// Two tenants with equal weights, of which A came first.
+    fn new() -> Self {
+        let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
+        let mut bench = Self { scheduler: Scheduler::default(), tuning, now_ns: 1_000 * MS };
+        bench.scheduler.enter(A, PPM / 2, bench.now_ns);
+        bench.scheduler.decide(bench.now_ns, &tuning);
+        bench.scheduler.enter(B, PPM / 2, bench.now_ns);
+        bench
+    }
+
+    /// Lets `pass_ns` go by, then shows what A and B do. Returns when to decide again, counted from then.
+    fn step(&mut self, pass_ns: u64, a: Seen, b: Seen) -> Option<u64> {
+        self.now_ns += pass_ns;
+        self.scheduler.observe(A, self.now_ns, a);
+        self.scheduler.observe(B, self.now_ns, b);
+        let wake_ns = self.scheduler.decide(self.now_ns, &self.tuning)?;
+        Some(wake_ns.saturating_sub(self.now_ns))
+    }
+
+    fn is_open(&self, tenant: TenantId) -> bool {
+        self.scheduler.grant(tenant) == Grant::Open
+    }
+
+    fn is_leased(&self, tenant: TenantId) -> bool {
+        matches!(self.scheduler.grant(tenant), Grant::Leased { .. })
+    }
+
+    fn is_closed(&self, tenant: TenantId) -> bool {
+        self.scheduler.grant(tenant) == Grant::Closed
+    }
+}
+
+#[test]
+fn who_is_alone_has_an_open_gate_before_it_asks() {
+    let bench = Bench::new();
+    assert!(bench.is_open(A) && bench.is_closed(B));
+    assert_eq!(bench.scheduler.phase(), Phase::Held(A));
+}
+
+#[test]
+fn the_next_gate_opens_only_when_the_holder_has_drained() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    assert!(bench.is_closed(A) && bench.is_closed(B));
+    assert_eq!(bench.scheduler.phase(), Phase::Draining(A));
+    bench.step(MS, RUNNING, WAITING);
+    assert!(bench.is_closed(B));
+    bench.step(MS, Seen { used_ns: 3 * MS, ..WAITING }, WAITING);
+    assert!(bench.is_leased(B) && bench.is_closed(A));
+}
+
+#[test]
+fn a_drain_that_does_not_end_is_given_up_after_a_while() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MAX_DRAIN_NS - MS, RUNNING, WAITING);
+    assert!(bench.is_closed(B));
+    bench.step(MS, RUNNING, WAITING);
+    assert!(bench.is_leased(B) && bench.is_closed(A));
+    // And it was charged for: B goes on as long as A had the GPU.
+    for _ in 0..100 {
+        bench.step(5 * MS, RUNNING, Seen { used_ns: 5 * MS, ..RUNNING });
+    }
+    assert!(bench.is_leased(B));
+}
+
+#[test]
+fn an_idle_holder_yields_after_a_moment() {
+    let mut bench = Bench::new();
+    let wake_ns = bench.step(MS, IDLE, WAITING).unwrap();
+    assert!(wake_ns <= MS, "{wake_ns}");
+    bench.step(wake_ns, IDLE, WAITING);
+    assert!(bench.is_open(B) && bench.is_closed(A), "nobody else wants it");
+}
+
+#[test]
+fn a_holder_that_leaves_frees_the_gpu_at_once() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.scheduler.leave(A, bench.now_ns);
+    bench.step(0, IDLE, WAITING);
+    assert!(bench.is_open(B), "nobody else is there");
+    assert_eq!(bench.scheduler.phase(), Phase::Held(B));
+}
+
+#[test]
+fn who_has_the_gpu_to_itself_again_keeps_a_lease_for_a_while_and_then_an_open_gate() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MS, IDLE, WAITING);
+    assert!(bench.is_leased(B));
+    bench.step(MS, IDLE, RUNNING);
+    assert!(bench.is_leased(B));
+    bench.step(STAY_LEASED_NS, IDLE, RUNNING);
+    assert!(bench.is_open(B));
+}
+
+#[test]
+fn a_lease_is_renewed_before_its_end_while_its_holder_is_behind() {
+    let mut bench = Bench::new();
+    bench.scheduler.set_weight(B, PPM);
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MS, Seen { used_ns: 100 * MS, ..WAITING }, WAITING);
+    let Grant::Leased { expires_ns } = bench.scheduler.grant(B) else { panic!("B has no lease") };
+    let wake_ns = bench.step(MS, WAITING, RUNNING).unwrap();
+    assert_eq!(bench.now_ns + wake_ns, expires_ns - bench.tuning.lead_ns);
+    bench.scheduler.take_changes();
+    bench.step(wake_ns, WAITING, RUNNING);
+    let changes = bench.scheduler.take_changes();
+    assert!(changes.iter().any(|change| change.tenant == B && change.renewal), "{changes:?}");
+}
+
+#[test]
+fn a_tenant_that_never_reports_is_charged_for_the_time_it_holds() {
+    let mut bench = Bench::new();
+    let mut had_ns = [0, 0];
+    for _ in 0..10_000 {
+        let held = |tenant| bench.scheduler.grant(tenant) != Grant::Closed;
+        let (a_holds, b_holds) = (held(A), held(B));
+        had_ns[0] += if a_holds { MS } else { 0 };
+        had_ns[1] += if b_holds { MS } else { 0 };
+        let a = if a_holds { RUNNING } else { WAITING };
+        let b = if b_holds { Seen { used_ns: MS, ..RUNNING } } else { WAITING };
+        bench.step(MS, a, b);
+    }
+    let share = had_ns[1] as f64 / (had_ns[0] + had_ns[1]) as f64;
+    assert!((share - 0.5).abs() < 0.05, "the honest one had {share} of the time");
+}
+
+#[test]
+fn nobody_starves_for_what_happened_once() {
+    for forgive in [false, true] {
+        let mut bench = Bench::new();
+        // Both run for a while, ungoverned, and B has all of it.
+        bench.step(MS, RUNNING, RUNNING);
+        bench.step(60_000 * MS, RUNNING, Seen { used_ns: 60_000 * MS, ..RUNNING });
+        if forgive {
+            bench.scheduler.forgive();
+        }
+        let mut waited_ns = 0;
+        while bench.is_closed(B) {
+            waited_ns += MS;
+            let a = if bench.is_closed(A) { WAITING } else { Seen { used_ns: MS, ..RUNNING } };
+            bench.step(MS, a, WAITING);
+        }
+        let limit_ns = if forgive { 50 * MS } else { 2 * MAX_DEBT_NS };
+        assert!(waited_ns <= limit_ns, "waited {waited_ns} ns");
+    }
+}
+
+#[test]
+fn what_is_reported_late_is_set_off_against_what_was_charged_for_silence() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MAX_DRAIN_NS, RUNNING, WAITING);
+    let before = bench.scheduler.tenants[&A].vtime;
+    bench.step(MS, Seen { used_ns: 500 * MS, ..RUNNING }, RUNNING);
+    assert!(bench.scheduler.tenants[&A].vtime <= before);
+}
+
+#[test]
+fn a_clock_that_stands_still_or_jumps_is_harmless() {
+    let mut bench = Bench::new();
+    for pass_ns in [0, 0, u64::MAX / 4, 0, u64::MAX / 4, 1] {
+        for (a, b) in [(RUNNING, WAITING), (WAITING, RUNNING), (IDLE, IDLE), (WAITING, WAITING)] {
+            bench.step(pass_ns, Seen { pending_ns: u64::MAX, longest_ns: u64::MAX, ..a }, b);
+            bench.now_ns = bench.now_ns.min(u64::MAX / 2);
+        }
+    }
+}
