@@ -53,9 +53,11 @@ pub fn cargo() -> Command {
     cargo
 }
 
-/// The folder of everything built.
+/// The folder of everything built; absolute, since commands run in different directories.
 pub fn target() -> PathBuf {
-    env::var_os("CARGO_TARGET_DIR").map_or_else(|| crate::workspace().join("target"), PathBuf::from)
+    let folder = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    // Cargo runs in the workspace, so that is what a relative folder is relative to.
+    crate::workspace().join(folder)
 }
 
 /// Builds the product and the simulated GPU for release and lays them out in `target/deepres`.
