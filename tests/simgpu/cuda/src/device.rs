@@ -6,7 +6,7 @@ use crate::process::{config, device_count, gpu_of};
 use crate::status::{self, Result};
 use simgpu_engine::Config;
 
-/// A node of this many links has every GPU reach every other.
+/// The rank of a link where all links are alike.
 const PERFORMANCE_RANK_SAME: i32 = 0;
 const YES: i32 = 1;
 const NO: i32 = 0;

@@ -18,7 +18,7 @@ use crate::stream::Stream;
 /// All pools that live.
 pub static POOLS: Table<Pool> = Table::new(HandleKind::Pool);
 
-/// A pool grows by at least this, as drivers' default pools are seen to do.
+/// A pool grows by at least this (assumed; a real driver's step is to be measured with the others in this crate's README).
 const GROWTH_BYTES: u64 = 32 << 20;
 
 /// A range freed in stream order, free for its own stream at once and for others when the stream has come to it.
