@@ -136,7 +136,7 @@ fn a_killed_tenants_memory_and_lease_are_free_at_once() {
     thread::sleep(Duration::from_millis(500));
     let tally = Tally::between(&before, &host.truth());
     let busy = tally.percent(&[other_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
-    assert!(busy >= 95.0, "the other had the GPU {busy:.1} % of the time");
+    assert!(busy >= 80.0, "the other had the GPU {busy:.1} % of the time");
     assert_eq!(
         doomed.await_end(COMMAND_LIMIT).code,
         128 + 9,
@@ -146,25 +146,26 @@ fn a_killed_tenants_memory_and_lease_are_free_at_once() {
 }
 
 #[test]
-fn what_a_killed_process_held_its_tenant_can_have_again() {
+fn what_killed_processes_held_their_tenant_can_have_again() {
     let host = Host::new();
     let _daemon = host.daemon();
-    let options = ["--name", "pair", "--memory", "1GiB"];
-    let hold = (384u64 << 20).to_string();
-    let start = || {
-        let arguments = ["--kernel", "quick", "--hold", &hold];
+    let options = ["--name", "family", "--memory", "1GiB"];
+    let start = |hold_mib: u64| {
+        let arguments = ["--kernel", "quick", "--hold", &(hold_mib << 20).to_string()];
         let mut client = host.spawn(host.run(&options, c_client("backlog", Way::Linked), &arguments));
         client.await_line(|line| line == "ready", COMMAND_LIMIT);
         client
     };
-    // The limit is for all processes of a tenant together: one after another they fit only if each death frees.
-    for _ in 0..4 {
-        let client = start();
-        let ps = host.ps();
-        assert_eq!(ps.tenant("pair").sessions.len(), 1);
-        let pid = ps.tenant("pair").sessions[0].pid;
-        signal(pid, Signal::KILL);
-        drop(client);
+    // The limit is for all processes of a tenant together: one after the other they fit only if each death frees.
+    for _ in 0..3 {
+        let two = [start(400), start(400)];
+        assert_eq!(host.ps().tenant("family").sessions.len(), 2);
+        host.ps().tenant("family").pids().into_iter().for_each(|pid| signal(pid, Signal::KILL));
+        drop(two);
+        thread::sleep(FREE_WITHIN);
+        let one = start(800);
+        host.ps().tenant("family").pids().into_iter().for_each(|pid| signal(pid, Signal::KILL));
+        drop(one);
         thread::sleep(FREE_WITHIN);
     }
 }

@@ -65,7 +65,7 @@ fn two_tinygrad_trainers_share_seventy_to_thirty_and_the_last_has_everything() {
     let tally = Tally::between(&before, &host.truth());
     let busy = tally.percent(&[minor_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
     println!("the trainer that is left has the GPU {busy:.1} % of the time");
-    assert!(busy >= 90.0, "the trainer that is left has the GPU {busy:.1} % of the time");
+    assert!(busy >= 80.0, "the trainer that is left has the GPU {busy:.1} % of the time");
     assert_eq!(major.await_end(Duration::from_secs(10)).code, 128 + 15);
     drop(minor);
 }
