@@ -56,7 +56,8 @@ fn own_address() -> usize {
     &raw const REAL_DLSYM as usize
 }
 
-fn is_own(address: usize) -> bool {
+/// Whether `address` lies in our own library.
+pub fn is_own(address: usize) -> bool {
     elf::Object::containing(own_address()).is_some_and(|own| own.contains(address))
 }
 
