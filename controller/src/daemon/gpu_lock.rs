@@ -5,6 +5,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Every user may take the lock, so every user may open the file.
@@ -16,7 +17,11 @@ const OPEN_ATTEMPTS: u32 = 10;
 
 /// The lock; held while this lives.
 #[derive(Debug)]
-pub struct GpuLock(#[expect(dead_code, reason = "held for its lock")] File);
+pub struct GpuLock {
+    path: PathBuf,
+    #[expect(dead_code, reason = "held for its lock")]
+    file: File,
+}
 
 /// Why a GPU cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -56,24 +61,43 @@ impl GpuLock {
     pub fn take(locks: &Path, uuid: &str, directory: &Directory) -> Result<Self, GpuLockError> {
         let path = locks.join(format!("deepres-gpu-{uuid}.lock"));
         let unusable = |source: io::Error| GpuLockError::Unusable { path: path.clone(), source };
-        let mut file = open_shared(&path).map_err(unusable)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                let mut holder = String::new();
-                let _ = (&mut file).take(MAX_NOTE_BYTES).read_to_string(&mut holder);
-                let holder = holder.trim().to_owned();
-                return Err(GpuLockError::Held {
-                    uuid: uuid.to_owned(),
-                    holder: if holder.is_empty() { "just starting".to_owned() } else { holder },
-                });
+        let mut file = loop {
+            let mut file = open_shared(&path).map_err(unusable)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // Unless its holder removed it between our opening and locking it.
+                Ok(()) if is_at(&file, &path) => break file,
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => {
+                    let mut holder = String::new();
+                    let _ = (&mut file).take(MAX_NOTE_BYTES).read_to_string(&mut holder);
+                    let holder = holder.trim().to_owned();
+                    return Err(GpuLockError::Held {
+                        uuid: uuid.to_owned(),
+                        holder: if holder.is_empty() { "just starting".to_owned() } else { holder },
+                    });
+                }
+                Err(error) => return Err(unusable(error.into())),
             }
-            Err(error) => return Err(unusable(error.into())),
-        }
+        };
         file.set_len(0).map_err(unusable)?;
         writeln!(file, "pid {}, directory {directory}", std::process::id()).map_err(unusable)?;
-        Ok(Self(file))
+        Ok(Self { path, file })
     }
+}
+
+impl Drop for GpuLock {
+    /// Removes the file, still locked: who has it open sees that it is no longer there. In a sticky directory another user's
+    /// file stays, which does no harm.
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Whether `path` leads to this very file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
+    let there = path.symlink_metadata().map(identity).ok();
+    there.is_some() && there == file.metadata().map(identity).ok()
 }
 
 /// Opens the file, which another user may have made. Where `fs.protected_regular` is on, opening such a file in a sticky
@@ -110,7 +134,22 @@ mod tests {
         let refused = take("/second").unwrap_err().to_string();
         assert!(refused.contains("/first") && refused.contains(&std::process::id().to_string()), "{refused}");
         drop(first);
-        take("/second").unwrap();
+        let second = take("/second").unwrap();
+        assert!(take("/third").is_err());
+        drop(second);
+        assert_eq!(std::fs::read_dir(locks.path()).unwrap().count(), 0, "nothing is left behind");
+    }
+
+    #[test]
+    fn a_lock_file_that_was_removed_is_not_taken_for_the_lock() {
+        let locks = tempfile::tempdir().unwrap();
+        let path = locks.path().join("l");
+        let opened = open_shared(&path).unwrap();
+        assert!(is_at(&opened, &path));
+        std::fs::remove_file(&path).unwrap();
+        assert!(!is_at(&opened, &path));
+        let another = open_shared(&path).unwrap();
+        assert!(!is_at(&opened, &path) && is_at(&another, &path));
     }
 
     #[test]

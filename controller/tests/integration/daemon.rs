@@ -7,6 +7,8 @@ use deepres_controller::admin::client::ClientError;
 use deepres_controller::admin::{Reply, Request};
 use deepres_controller::clock::monotonic_ns;
 use deepres_controller::config::{Caps, Config};
+use deepres_controller::daemon::{self, Options};
+use deepres_controller::directory::Directory;
 use deepres_controller::packet;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect};
 use std::io::{BufRead, BufReader, Write};
@@ -23,7 +25,7 @@ const SET_LIMIT: Duration = Duration::from_millis(10);
 /// For what has no bound of its own.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-fn daemon() -> Daemon {
+fn daemon_of_one_gpu() -> Daemon {
     Daemon::start(1, Config::default())
 }
 
@@ -48,7 +50,7 @@ fn a_session_gets_its_pages_its_bells_and_an_open_gate() {
 
 #[test]
 fn the_heart_beats_well_within_its_limit_while_anyone_is_there() {
-    let daemon = daemon();
+    let daemon = daemon_of_one_gpu();
     let tenant = daemon.join("a", 0, 0);
     for _ in 0..20 {
         std::thread::sleep(Duration::from_millis(20));
@@ -59,7 +61,7 @@ fn the_heart_beats_well_within_its_limit_while_anyone_is_there() {
 
 #[test]
 fn a_tenant_cannot_write_its_grant_nor_shrink_what_the_daemon_reads() {
-    let daemon = daemon();
+    let daemon = daemon_of_one_gpu();
     let tenant = daemon.join("a", 0, 0);
     for read_only in [&tenant.descriptors[0], &tenant.descriptors[3]] {
         // SAFETY: fresh mappings of a memfd that cannot shrink.
@@ -79,7 +81,7 @@ fn a_tenant_cannot_write_its_grant_nor_shrink_what_the_daemon_reads() {
 
 #[test]
 fn what_is_not_a_hello_is_refused_and_the_daemon_goes_on() {
-    let daemon = daemon();
+    let daemon = daemon_of_one_gpu();
     let socket = daemon.directory.tenant_socket();
     let good = daemon.hello(Role::Session, "a");
     let refused = |bytes: &[u8]| shake_hands(&socket, bytes).unwrap_err().0;
@@ -123,7 +125,7 @@ fn impossible_requests_are_refused_with_a_reason() {
 
 #[test]
 fn a_clock_of_another_namespace_is_refused() {
-    let daemon = daemon();
+    let daemon = daemon_of_one_gpu();
     for offset_ns in [-6_000, 6_000] {
         let mut hello = daemon.hello(Role::Session, "a");
         hello.monotonic_ns = hello.monotonic_ns.saturating_add_signed(offset_ns * MS as i64);
@@ -145,7 +147,7 @@ fn connections_beyond_the_limit_are_refused() {
 
 #[test]
 fn a_keeper_keeps_its_tenant_and_what_was_asked_for_holds_for_all_of_it() {
-    let daemon = daemon();
+    let daemon = daemon_of_one_gpu();
     let mut keeper = daemon.hello(Role::Keeper, "a");
     keeper.share_ppm = 300_000;
     let (kept, ..) = shake_hands(&daemon.directory.tenant_socket(), keeper.as_bytes()).unwrap();
@@ -162,7 +164,7 @@ fn a_keeper_keeps_its_tenant_and_what_was_asked_for_holds_for_all_of_it() {
 
 #[test]
 fn memory_is_limited_over_all_sessions_and_free_again_when_one_ends() {
-    let daemon = daemon();
+    let daemon = daemon_of_one_gpu();
     let first = daemon.join("a", 0, 1_000);
     let second = daemon.join("a", 0, 0);
     assert_eq!(second.gate().memory_limit(), 1_000);
@@ -176,14 +178,14 @@ fn memory_is_limited_over_all_sessions_and_free_again_when_one_ends() {
 
 #[test]
 fn a_tenant_of_another_name_is_another_account() {
-    let daemon = daemon();
+    let daemon = daemon_of_one_gpu();
     let (a, b) = (daemon.join("a", 0, 1_000), daemon.join("b", 0, 1_000));
     assert!(a.allocate(1_000) && b.allocate(1_000));
 }
 
 #[test]
 fn what_an_administrator_sets_is_in_force_at_once() {
-    let daemon = daemon();
+    let daemon = daemon_of_one_gpu();
     let (a, b) = (daemon.join("a", 700_000, 0), daemon.join("b", 300_000, 0));
     let begin = Instant::now();
     let request = Request::Set { tenant: "a".into(), share_ppm: Some(500_000), memory_bytes: Some(4_096) };
@@ -198,7 +200,7 @@ fn what_an_administrator_sets_is_in_force_at_once() {
 
 #[test]
 fn an_administrators_mistake_gets_a_clear_answer() {
-    let daemon = daemon();
+    let daemon = daemon_of_one_gpu();
     let _tenant = daemon.join("train", 0, 0);
     let refused = |tenant: &str, share_ppm| {
         let request = Request::Set { tenant: tenant.into(), share_ppm, memory_bytes: None };
@@ -230,8 +232,33 @@ fn a_tenant_is_remembered_for_a_while_after_its_end_and_then_forgotten() {
 }
 
 #[test]
+fn a_daemon_that_was_started_for_a_job_ends_when_it_was_idle_for_long_enough() {
+    let scratch = tempfile::tempdir().unwrap();
+    let directory = Directory::at(scratch.path().join("d"));
+    let options = Options {
+        directory: directory.clone(),
+        config: Config { idle_exit_s: 1, ..Config::default() },
+        gpus: Vec::new(),
+        locks: scratch.path().to_owned(),
+        exits_idle: true,
+    };
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    let serve = move || daemon::run(options, || ready.send(()).unwrap(), std::future::pending());
+    let thread = std::thread::spawn(serve);
+    is_ready.recv().unwrap();
+    let keeper = hello(Role::Keeper, "a", &[]);
+    let (kept, ..) = shake_hands(&directory.tenant_socket(), keeper.as_bytes()).unwrap();
+    std::thread::sleep(Duration::from_millis(1_500));
+    assert!(!thread.is_finished(), "someone is there");
+    drop(kept);
+    wait_until(PATIENCE, || thread.is_finished());
+    thread.join().unwrap().unwrap();
+    assert!(!directory.tenant_socket().exists());
+}
+
+#[test]
 fn gates_are_open_once_the_daemon_was_told_to_stop() {
-    let daemon = daemon();
+    let daemon = daemon_of_one_gpu();
     let (a, b) = (daemon.join("a", 0, 0), daemon.join("b", 0, 0));
     assert_eq!(b.gate().gate().state, GateState::Closed);
     let directory = daemon.directory.clone();
@@ -243,7 +270,7 @@ fn gates_are_open_once_the_daemon_was_told_to_stop() {
 
 #[test]
 fn a_session_that_ends_while_its_process_lives_is_left_with_an_open_gate() {
-    let daemon = daemon();
+    let daemon = daemon_of_one_gpu();
     let (_a, b) = (daemon.join("a", 0, 0), daemon.join("b", 0, 0));
     let gate = b.gate();
     drop(b.connection);
@@ -252,7 +279,7 @@ fn a_session_that_ends_while_its_process_lives_is_left_with_an_open_gate() {
 
 #[test]
 fn a_meter_full_of_garbage_harms_nobody_else() {
-    let daemon = daemon();
+    let daemon = daemon_of_one_gpu();
     let (a, b) = (daemon.join("a", 0, 1_000), daemon.join("b", 0, 1_000));
     assert!(b.allocate(10));
     // SAFETY: the page is mapped writable here, is made of atomics, and this thread alone writes it.
@@ -297,7 +324,7 @@ fn contend(daemon: &Daemon, kernels_ns: [u64; 2], seconds: u64) -> [u64; 2] {
 #[test]
 fn two_tenants_share_a_gpu_as_they_are_owed_in_real_time() {
     for kernels_ns in [[MS, MS], [40 * MS, 5 * MS]] {
-        let daemon = daemon();
+        let daemon = daemon_of_one_gpu();
         let used = contend(&daemon, kernels_ns, 4);
         let total = (used[0] + used[1]) as f64;
         let share = used[0] as f64 / total;
@@ -330,7 +357,7 @@ fn tenant_process() {
 
 #[test]
 fn a_killed_tenants_memory_and_lease_are_free_within_100_ms() {
-    let daemon = daemon();
+    let daemon = daemon_of_one_gpu();
     let mut victim = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "daemon::tenant_process", "--nocapture"])
         .env(TENANT_PROCESS, daemon.directory.tenant_socket())

@@ -172,7 +172,7 @@ impl Registry {
             .ok_or_else(|| Refused::new(RefusalKind::Malformed, format!("{} is no role", hello.role)))?;
         let name = tenant_name(peer, hello)?;
         let asked = self.check_request(peer, hello)?;
-        let id = self.tenant_for(&name, peer, asked, role)?;
+        self.find_or_make_tenant(&name, peer, asked, role)?;
         match role {
             Role::Keeper => {
                 let tenant = self.tenants.get_mut(&name).ok_or_else(gone)?;
@@ -181,7 +181,7 @@ impl Registry {
                 wire::set_text(&mut welcome.tenant, &name);
                 Ok(Admitted { tenant: name, session: None, welcome, pages: None, ready: Vec::new() })
             }
-            Role::Session => self.admit_session(&name, id, peer, hello),
+            Role::Session => self.admit_session(&name, peer, hello),
         }
     }
 
@@ -221,7 +221,13 @@ impl Registry {
 
     /// Finds or makes the tenant. The first to ask decides what it asks for; whoever comes later with another wish is refused if it
     /// is a `deepres run`, and overruled if it is one of the job's processes.
-    fn tenant_for(&mut self, name: &str, peer: Peer, asked: Asked, role: Role) -> Result<TenantId, Refused> {
+    fn find_or_make_tenant(
+        &mut self,
+        name: &str,
+        peer: Peer,
+        asked: Asked,
+        role: Role,
+    ) -> Result<(), Refused> {
         let Some(tenant) = self.tenants.get_mut(name) else {
             let ledger = SharedPage::create("deepres-ledger", Writer::Anyone).map_err(no_room)?;
             let id = self.next_id();
@@ -237,7 +243,7 @@ impl Registry {
                 left: 0,
             };
             self.tenants.insert(name.to_owned(), tenant);
-            return Ok(id);
+            return Ok(());
         };
         if tenant.uid != peer.uid {
             let reason = format!("the tenant `{name}` belongs to user {}: choose another name", tenant.uid);
@@ -262,16 +268,10 @@ impl Registry {
                 tenant.asked.memory_bytes = tenant.asked.memory_bytes.or(asked.memory_bytes);
             }
         }
-        Ok(tenant.id)
+        Ok(())
     }
 
-    fn admit_session(
-        &mut self,
-        name: &str,
-        id: TenantId,
-        peer: Peer,
-        hello: &Hello,
-    ) -> Result<Admitted, Refused> {
+    fn admit_session(&mut self, name: &str, peer: Peer, hello: &Hello) -> Result<Admitted, Refused> {
         let session_id = self.next_id();
         let caps = self.config.caps_of(peer.uid);
         let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
@@ -332,7 +332,6 @@ impl Registry {
             "a session begins"
         );
         tenant.sessions.insert(session_id, Session { pid: peer.pid, client, slot, gpus });
-        debug_assert_eq!(tenant.id, id);
         Ok(Admitted {
             tenant: name.to_owned(),
             session: Some(session_id),
