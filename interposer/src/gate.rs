@@ -13,10 +13,9 @@ use crate::meter::gpu::{Gpu, Launching};
 use crate::os;
 use crate::session::Session;
 
-/// A launch waits for its own window at most this many windows, and then goes as debt: an estimate may be wrong.
-const WINDOWS_WAITED: u64 = 10;
-/// Bounds of that wait, ns.
-const WINDOW_WAIT_NS: std::ops::RangeInclusive<u64> = 10_000_000..=1_000_000_000;
+/// A launch waits for room in its own window as long as something completes now and then. Without a completion for so long it goes as
+/// debt: what is at the head of the queue may wait for what comes after.
+pub const STUCK_NS: u64 = 1_000_000_000;
 /// How long a waiter sleeps before it looks at the heartbeat again, ns.
 const CLOSED_NAP_NS: u64 = 10_000_000;
 /// The same for an expired lease, which may be renewed without a change of the gate word, ns.
@@ -151,11 +150,9 @@ fn wait_counted(
     began_ns: u64,
 ) -> Result<Verdict, ControllerGone> {
     let terms = grant.terms().unwrap_or_default();
-    let window_wait_ns =
-        terms.window_ns.saturating_mul(WINDOWS_WAITED).clamp(*WINDOW_WAIT_NS.start(), *WINDOW_WAIT_NS.end());
     let spin_until_ns = began_ns.saturating_add(terms.spin_ns);
     let mut rung_for = None;
-    let mut full_since_ns = None;
+    let mut full_since = None;
     loop {
         let word = grant.gate_word();
         let reason = match look() {
@@ -171,8 +168,12 @@ fn wait_counted(
             gpu.ring();
         }
         if reason == Reason::Window {
-            let since_ns = *full_since_ns.get_or_insert(now_ns);
-            if now_ns.saturating_sub(since_ns) > window_wait_ns {
+            let completions = gpu.completions();
+            let (seen, since_ns) = *full_since.get_or_insert((completions, now_ns));
+            if seen != completions {
+                full_since = Some((completions, now_ns));
+            } else if gpu.is_stuck() || now_ns.saturating_sub(since_ns) > STUCK_NS {
+                gpu.give_up_at(completions);
                 return Ok(Verdict::Leased);
             }
         }

@@ -26,15 +26,23 @@ pub fn goes_at_once(stream: Stream) -> bool {
 /// GPU time that may be queued while the gate is open. A tenant that comes then has the GPU after about as long, and a queue that
 /// deep keeps any GPU busy.
 const RUN_AHEAD_NS: u64 = 100_000_000;
-/// Without a completion for so long, a thread goes on whatever is queued: what is at the head may wait for what comes after.
-const STUCK_NS: u64 = 1_000_000_000;
 /// Longest sleep between two looks, ns.
 const NAP_NS: u64 = 5_000_000;
 
-/// While the gate is open: waits until not too much is queued ahead of this launch. Not a wait at the gate, and not counted as one.
+/// Segments that may be queued on a stream before the first is measured, while nobody else wants the GPU. While someone does it is none: a
+/// launch that nothing is known about may be of any length.
+const UNMEASURED_AHEAD: u32 = 8;
+
+/// While the gate is open, or nothing is known yet by which a window could be kept: waits until not too much is queued ahead of this launch. Not a wait at the gate, and not counted as one.
 fn hold_back(calls: &Calls, lane: &Lane) {
     let gpu = lane.gpu;
-    let is_far_ahead = || gpu.is_open() && lane.is_far_ahead(RUN_AHEAD_NS);
+    let is_far_ahead = || {
+        if gpu.is_open() {
+            lane.is_far_ahead(RUN_AHEAD_NS, UNMEASURED_AHEAD)
+        } else {
+            lane.mean_ns() == 0 && lane.is_far_ahead(0, 0)
+        }
+    };
     if !is_far_ahead() || gpu.is_stuck() {
         return;
     }
@@ -46,7 +54,7 @@ fn hold_back(calls: &Calls, lane: &Lane) {
         let (completions, now_ns) = (gpu.completions(), os::now_ns());
         if completions != seen {
             (seen, since_ns) = (completions, now_ns);
-        } else if now_ns.saturating_sub(since_ns) > STUCK_NS {
+        } else if now_ns.saturating_sub(since_ns) > gate::STUCK_NS {
             gpu.give_up_at(completions);
             return;
         }

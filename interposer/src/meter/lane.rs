@@ -25,8 +25,6 @@ const SEGMENT_NS: u64 = 500_000;
 const LAUNCHES_MAX: u32 = 1024;
 /// As long as nothing was measured, segments grow up to this many launches.
 const LAUNCHES_UNMEASURED_MAX: u32 = 16;
-/// Segments that may be queued before the first is measured.
-const UNMEASURED_AHEAD: u32 = 8;
 /// Every how many segments one holds a single launch, while someone else wants the GPU: to learn kernels one by one.
 const SAMPLE_EVERY: u32 = 8;
 
@@ -226,10 +224,10 @@ impl Lane {
         self.mean_ns.load(Ordering::Relaxed)
     }
 
-    /// Whether more is queued than `at_most_ns`; as long as nothing was measured, whether several segments are.
-    pub fn is_far_ahead(&self, at_most_ns: u64) -> bool {
+    /// Whether more is queued than `at_most_ns`; as long as nothing was measured, whether more than `segments` are.
+    pub fn is_far_ahead(&self, at_most_ns: u64, segments: u32) -> bool {
         match self.mean_ns() {
-            0 => self.waiting() >= UNMEASURED_AHEAD,
+            0 => self.waiting() > segments,
             mean_ns => {
                 let open_ns = mean_ns.saturating_mul(u64::from(self.open_launches().unwrap_or(0)));
                 self.waiting() != 0 && self.gpu.queued_ns().saturating_add(open_ns) > at_most_ns
@@ -519,18 +517,18 @@ mod tests {
     #[test]
     fn what_is_queued_counts_as_far_ahead_once_it_is_measured_or_several() {
         let (calls, lane) = (fake::calls(), lane());
-        for _ in 0..UNMEASURED_AHEAD {
-            assert!(!lane.is_far_ahead(1_000_000));
+        for _ in 0..3 {
+            assert!(!lane.is_far_ahead(1_000_000, 2));
             launch(&calls, lane, GRAPH, 400_000);
         }
-        assert!(lane.is_far_ahead(1_000_000), "nothing is known, and several wait");
+        assert!(lane.is_far_ahead(1_000_000, 2), "nothing is known, and several wait");
         fake::finish();
         read(&calls, lane);
         launch(&calls, lane, GRAPH, 400_000);
         launch(&calls, lane, GRAPH, 400_000);
-        assert!(!lane.is_far_ahead(1_000_000));
+        assert!(!lane.is_far_ahead(1_000_000, 0));
         launch(&calls, lane, GRAPH, 400_000);
-        assert!(lane.is_far_ahead(1_000_000));
+        assert!(lane.is_far_ahead(1_000_000, 0));
     }
 
     #[test]
