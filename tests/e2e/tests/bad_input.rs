@@ -43,12 +43,14 @@ fn values_that_make_no_sense_are_refused_before_anything_starts() {
         ("--memory", "GiB"),
         ("--memory", "99999999999999999999GiB"),
         ("--name", ""),
-        ("--name", "a/b"),
+        ("--name", "a\u{7}b"),
         ("--name", &"n".repeat(300)),
     ] {
         // As one word, so that a leading minus is a value and not another option.
         let option_and_value = format!("{option}={value}");
-        let mentions = if value.is_empty() { vec![] } else { vec![value.get(..20).unwrap_or(value)] };
+        // Control characters are not repeated, and long values not in full.
+        let shown = value.split(char::is_control).next().unwrap_or_default();
+        let mentions = [shown.get(..20).unwrap_or(shown)];
         assert_refused(&host, host.run(&[&option_and_value], "sh", &["-c", &touch]), &mentions);
         assert!(!marker.exists(), "{option_and_value}: the command ran");
     }
