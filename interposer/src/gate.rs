@@ -97,7 +97,7 @@ pub fn pass<'a>(
     let look = || {
         let gate = grant.gate();
         let terms = if gate.state == GateState::Leased { grant.terms() } else { None };
-        judge(gate, terms, os::now_ns(), gpu.queued_ns(), estimate_ns)
+        judge(gate, terms, os::now_ns(), gpu.queued_ns(), gpu.share_ns(estimate_ns))
     };
     let (verdict, launching) = match look() {
         Verdict::Wait(_) => {

@@ -36,6 +36,9 @@ impl<T> Shared<T> {
 /// No bell: not connected.
 const NO_BELL: i32 = -1;
 
+/// Streams that run one after another.
+const NO_OVERLAP_PERMILLE: u64 = 1000;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Gpu {
@@ -46,6 +49,8 @@ pub struct Gpu {
     bell: AtomicI32,
     /// Estimated GPU time launched and not seen complete, ns.
     queued_ns: AtomicU64,
+    /// How many times over the streams' times cover the GPU's, in thousandths.
+    overlap_permille: AtomicU64,
     /// Counts completions: threads that wait for their window sleep on it.
     freed: AtomicU32,
     /// Threads that do.
@@ -66,6 +71,7 @@ impl Default for Gpu {
             index: AtomicU32::new(u32::from(UNMANAGED)),
             bell: AtomicI32::new(NO_BELL),
             queued_ns: AtomicU64::new(0),
+            overlap_permille: AtomicU64::new(NO_OVERLAP_PERMILLE),
             freed: AtomicU32::new(0),
             window_waiters: AtomicU32::new(0),
             launching: AtomicU32::new(0),
@@ -143,7 +149,18 @@ impl Gpu {
 
     /// Estimated GPU time in flight, ns.
     pub fn queued_ns(&self) -> u64 {
-        self.queued_ns.load(Ordering::Relaxed)
+        self.share_ns(self.queued_ns.load(Ordering::Relaxed))
+    }
+
+    /// What `ns` of a stream's time take of the GPU's, while as many streams overlap as of late.
+    pub fn share_ns(&self, ns: u64) -> u64 {
+        let overlap_permille = self.overlap_permille.load(Ordering::Relaxed).max(NO_OVERLAP_PERMILLE);
+        (u128::from(ns) * u128::from(NO_OVERLAP_PERMILLE) / u128::from(overlap_permille)) as u64
+    }
+
+    /// The meter thread has seen that streams' times overlap so many times.
+    pub fn set_overlap_permille(&self, permille: u64) {
+        self.overlap_permille.store(permille, Ordering::Relaxed);
     }
 
     /// Adds to the time in flight.

@@ -230,7 +230,8 @@ impl Lane {
             0 => self.waiting() > segments,
             mean_ns => {
                 let open_ns = mean_ns.saturating_mul(u64::from(self.open_launches().unwrap_or(0)));
-                self.waiting() != 0 && self.gpu.queued_ns().saturating_add(open_ns) > at_most_ns
+                self.waiting() != 0
+                    && self.gpu.queued_ns().saturating_add(self.gpu.share_ns(open_ns)) > at_most_ns
             }
         }
     }

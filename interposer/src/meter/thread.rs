@@ -25,6 +25,8 @@ const LINGER_TICKS: u32 = 10;
 const SLEEP_NS: u64 = 1_000_000_000;
 /// A segment that had no launch for so long is closed. Sparse launches come in segments of their own, so this only ends bursts.
 const STALE_NS: u64 = 200_000;
+/// GPU time over which the overlap of streams is measured.
+const OVERLAP_OVER_NS: u64 = 20_000_000;
 /// The stack: this thread calls the driver and little else.
 const STACK_BYTES: usize = 256 << 10;
 /// First and longest pause between attempts to find the daemon again, ns.
@@ -56,6 +58,9 @@ pub fn start(process: &'static Process) -> io::Result<()> {
 #[derive(Default)]
 struct Account {
     union: Union,
+    /// Times of segments and what they covered anew, of late.
+    streams_ns: u64,
+    covered_ns: u64,
     is_busy: bool,
 }
 
@@ -236,6 +241,14 @@ impl Meter {
         let Some(meter) = context.gpu.meter() else { return };
         let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
         let fresh_ns = account.union.add(start_ns, start_ns.saturating_add(charged_ns as i64));
+        account.streams_ns = account.streams_ns.saturating_add(charged_ns);
+        account.covered_ns = account.covered_ns.saturating_add(fresh_ns);
+        if account.covered_ns > OVERLAP_OVER_NS {
+            let permille = u128::from(account.streams_ns) * 1000 / u128::from(account.covered_ns);
+            context.gpu.set_overlap_permille(u64::try_from(permille).unwrap_or(u64::MAX));
+            account.streams_ns = 0;
+            account.covered_ns = 0;
+        }
         meter.compute_ns.fetch_add(fresh_ns, Ordering::Relaxed);
         meter.longest_ns.fetch_max(known_ns.min(took_ns), Ordering::Relaxed);
     }
