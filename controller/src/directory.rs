@@ -29,9 +29,9 @@ impl fmt::Display for Directory {
 }
 
 impl Directory {
-    /// This directory.
+    /// This directory; what is relative starts where this process is now, whoever reads it later.
     pub fn at(path: impl Into<PathBuf>) -> Self {
-        Self(path.into())
+        Self(absolute(path.into()))
     }
 
     /// Its path.
@@ -85,9 +85,13 @@ impl Directory {
 /// The directory that the environment names: by itself, or by its tenant socket.
 fn named() -> Option<Directory> {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    variable(DIRECTORY_VARIABLE)
-        .or_else(|| variable(SOCKET_VARIABLE).and_then(|socket| socket.parent().map(Path::to_owned)))
-        .map(Directory)
+    variable(DIRECTORY_VARIABLE).map(Directory::at).or_else(|| {
+        variable(SOCKET_VARIABLE).and_then(|socket| Some(Directory::at(absolute(socket).parent()?)))
+    })
+}
+
+fn absolute(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
 }
 
 fn user_directory() -> Directory {

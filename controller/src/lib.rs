@@ -18,3 +18,4 @@ pub mod packet;
 pub mod policy;
 pub mod quantity;
 pub mod shm;
+pub mod text;

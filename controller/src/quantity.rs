@@ -49,7 +49,8 @@ pub enum QuantityError {
 /// [`QuantityError::Share`], which says what is accepted.
 pub fn parse_share(text: &str) -> Result<u32, QuantityError> {
     let refused = || QuantityError::Share(text.to_owned());
-    let number = text.trim().trim_end_matches('%').trim_end();
+    let trimmed = text.trim();
+    let number = trimmed.strip_suffix('%').unwrap_or(trimmed).trim_end();
     let percent = decimal(number).ok_or_else(refused)?;
     let ppm = (percent * PPM_PER_PERCENT).round();
     if ppm < f64::from(MIN_SHARE_PPM) || ppm > f64::from(PPM) {
@@ -131,7 +132,9 @@ mod tests {
 
     #[test]
     fn anything_else_is_no_share_and_the_message_says_what_is() {
-        for text in ["abc", "0%", "0.5%", "120%", "-5%", "", "%", "1e1%", "nan", "inf", "3 0%", "30%x"] {
+        for text in
+            ["abc", "0%", "0.5%", "120%", "-5%", "", "%", "1e1%", "nan", "inf", "3 0%", "30%x", "30%%"]
+        {
             let refused = parse_share(text).unwrap_err().to_string();
             assert!(refused.contains("1% to 100%"), "{refused}");
         }

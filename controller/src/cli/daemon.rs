@@ -1,6 +1,6 @@
 //! `deepres daemon`: shares out this machine's GPUs.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use deepres_controller::config::Config;
 use deepres_controller::daemon::{self, Gpu, Options, lock_directory};
 use deepres_controller::directory::Directory;
@@ -39,8 +39,7 @@ pub struct Args {
 
 /// Runs the daemon until it is told to stop.
 pub fn run(args: &Args) -> Result<()> {
-    // SAFETY: whoever started us with this option opened the descriptor for us, and nothing else here uses it.
-    let mut report = args.report_to.map(|fd| std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) }));
+    let mut report = args.report_to.map(inherited).transpose()?;
     let outcome = serve(args, || {
         // The one who started us may be gone; that does not concern the daemon.
         if let Some(mut report) = report.take() {
@@ -48,9 +47,19 @@ pub fn run(args: &Args) -> Result<()> {
         }
     });
     if let (Err(error), Some(mut report)) = (&outcome, report) {
-        let _ = writeln!(report, "{error:#}");
+        let _ = writeln!(report, "{}", super::explain(error));
     }
     outcome
+}
+
+/// A descriptor that whoever started us opened for us.
+fn inherited(fd: RawFd) -> Result<std::fs::File> {
+    // SAFETY: F_GETFD only asks whether there is such a descriptor.
+    if fd <= libc::STDERR_FILENO || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        bail!("descriptor {fd} is not open for reports");
+    }
+    // SAFETY: it is open, and nothing else here uses it: nothing was opened before.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) }.into())
 }
 
 fn serve(args: &Args, ready: impl FnOnce()) -> Result<()> {

@@ -66,8 +66,15 @@ pub fn main() -> ExitCode {
         Command::HasLibrary(args) => Ok(run::has_library(&args)),
     };
     outcome.unwrap_or_else(|error| {
-        eprintln!("deepres: {error:#}");
+        eprintln!("deepres: {}", explain(&error));
         ExitCode::from(FAILED)
+    })
+}
+
+/// An error and its causes in one line; a cause that the line tells already is not told again.
+fn explain(error: &anyhow::Error) -> String {
+    error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), |line, cause| {
+        if line.contains(&cause) { line } else { format!("{line}: {cause}") }
     })
 }
 

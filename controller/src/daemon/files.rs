@@ -24,7 +24,7 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// A daemon lives there.
-    #[error("another deepres daemon (pid {pid}) serves {directory} already")]
+    #[error("another deepres daemon ({pid}) serves {directory} already")]
     Served {
         /// Its process, as it wrote it down.
         pid: String,
@@ -33,7 +33,7 @@ pub enum FilesError {
     },
     /// Others could put their files there.
     #[error(
-        "{0} belongs to another user or may be written by others; remove it, or choose another by DEEPRES_DIR"
+        "{0} belongs to another user or may be written by others; make it yours alone, or choose another by DEEPRES_DIR"
     )]
     Unsafe(Directory),
     /// A file cannot be made.
@@ -101,11 +101,16 @@ impl Drop for Files {
 /// Makes the directory, or checks that the one there is nobody else's.
 fn make_directory(directory: &Directory, mode: u32) -> Result<(), FilesError> {
     let path = directory.path();
+    let is_new = !path.exists();
     match DirBuilder::new().mode(mode).recursive(true).create(path) {
         Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
             return Err(FilesError::Unusable { path: path.to_owned(), source });
         }
         _ => {}
+    }
+    if is_new {
+        // Whatever the umask took away.
+        set_mode(path, mode)?;
     }
     let found = std::fs::symlink_metadata(path)
         .map_err(|source| FilesError::Unusable { path: path.to_owned(), source })?;
@@ -133,7 +138,11 @@ fn take_lock(directory: &Directory) -> Result<File, FilesError> {
         Err(Errno::WOULDBLOCK) => {
             let mut pid = String::new();
             let _ = lock.read_to_string(&mut pid);
-            return Err(FilesError::Served { pid: pid.trim().to_owned(), directory: directory.clone() });
+            let pid = match pid.trim() {
+                "" => "just starting".to_owned(),
+                pid => format!("pid {pid}"),
+            };
+            return Err(FilesError::Served { pid, directory: directory.clone() });
         }
         Err(error) => return Err(unusable(error.into())),
     }

@@ -1,6 +1,7 @@
 //! One arbiter for each GPU of the host: a lock per UUID that the kernel releases when its holder dies.
 
 use crate::directory::Directory;
+use crate::text::harmless;
 use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
 use rustix::io::Errno;
 use std::fs::File;
@@ -70,7 +71,8 @@ impl GpuLock {
                 Err(Errno::WOULDBLOCK) => {
                     let mut holder = String::new();
                     let _ = (&mut file).take(MAX_NOTE_BYTES).read_to_string(&mut holder);
-                    let holder = holder.trim().to_owned();
+                    // Every user can write it.
+                    let holder = harmless(holder.trim());
                     return Err(GpuLockError::Held {
                         uuid: uuid.to_owned(),
                         holder: if holder.is_empty() { "just starting".to_owned() } else { holder },

@@ -64,18 +64,13 @@ pub enum DaemonError {
 struct Shared {
     registry: RefCell<Registry>,
     connections: Cell<usize>,
-    /// Someone came or the last one went.
+    /// Someone came or went.
     changed: Notify,
 }
 
 impl Shared {
-    fn arrived(&self) {
-        self.changed.notify_one();
-    }
-
     /// Nobody is left of a tenant: it is forgotten after a while, unless someone comes back.
-    fn deserted(self: &Rc<Self>, tenant: String, left: Left) {
-        self.changed.notify_one();
+    fn forget_later(self: &Rc<Self>, tenant: String, left: Left) {
         let shared = Rc::clone(self);
         let linger = self.registry.borrow().config().tenant_linger();
         tokio::task::spawn_local(async move {

@@ -104,7 +104,7 @@ async fn converse(connection: OwnedFd, shared: &Rc<Shared>) -> io::Result<()> {
         }
     };
     let Admitted { tenant, session, welcome, pages, ready } = admitted;
-    shared.arrived();
+    shared.changed.notify_one();
     for answer in ready {
         // Without an answer the session begins with its gate closed, and goes by the heartbeat.
         let _ = timeout(READY_LIMIT, answer).await;
@@ -128,8 +128,9 @@ async fn converse(connection: OwnedFd, shared: &Rc<Shared>) -> io::Result<()> {
         end_of(&connection, death.as_ref()).await;
     }
     let left = shared.registry.borrow_mut().depart(&tenant, session);
+    shared.changed.notify_one();
     if let Some(left) = left {
-        shared.deserted(tenant, left);
+        shared.forget_later(tenant, left);
     }
     sent
 }

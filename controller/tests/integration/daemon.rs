@@ -226,6 +226,36 @@ fn an_administrators_mistake_gets_a_clear_answer() {
 }
 
 #[test]
+fn names_that_come_and_go_leave_nothing_behind() {
+    let daemon = daemon_of_one_gpu();
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = descriptors();
+    for number in 0..500 {
+        let hello = daemon.hello(Role::Keeper, &format!("t{number}"));
+        drop(shake_hands(&daemon.directory.tenant_socket(), hello.as_bytes()).unwrap());
+    }
+    wait_until(PATIENCE, || daemon.status().tenants.is_empty());
+    // Other tests run beside this one, with some tens of their own.
+    assert!(descriptors() < before + 250, "{} after {before}", descriptors());
+    for number in 0..300 {
+        drop(daemon.join(&format!("s{number}"), 0, 0));
+    }
+    wait_until(PATIENCE, || daemon.status().tenants.iter().all(|tenant| tenant.sessions.is_empty()));
+    assert!(daemon.status().tenants.len() <= 257);
+}
+
+#[test]
+fn nothing_that_a_tenant_says_of_itself_reaches_a_terminal_as_it_is() {
+    let daemon = daemon_of_one_gpu();
+    let mut hello = daemon.hello(Role::Session, "a");
+    deepres_abi::wire::set_text(&mut hello.client, "py\u{1b}[31m\nthon");
+    let _tenant = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
+    assert_eq!(daemon.status().tenants[0].sessions[0].client, "py?[31m?thon");
+    deepres_abi::wire::set_text(&mut hello.tenant, " ");
+    assert!(Tenant::connect(&daemon.directory.tenant_socket(), &hello).is_err());
+}
+
+#[test]
 fn a_tenant_is_remembered_for_a_while_after_its_end_and_then_forgotten() {
     let daemon = Daemon::start(1, Config { tenant_linger_s: 1, ..Config::default() });
     let tenant = daemon.join("a", 0, 0);

@@ -43,6 +43,12 @@ pub fn keep(request: &Request<'_>) -> Result<Keeper> {
             return ask(request, socket, connection);
         }
     }
+    if let Some(named) = std::env::var_os(SOCKET_VARIABLE).filter(|named| !named.is_empty()) {
+        bail!(
+            "nobody listens at {}, which {SOCKET_VARIABLE} names: start that daemon, or unset the variable",
+            named.display()
+        );
+    }
     let directory = Directory::own();
     start::daemon(&directory, || Ok(connect(&directory.tenant_socket())?.is_some()))?;
     let socket = directory.tenant_socket();

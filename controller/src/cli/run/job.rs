@@ -1,7 +1,7 @@
 //! The job: a child in the terminal's foreground, whose signals and status are passed on as if we were not there.
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, waitpid};
 use std::ffi::OsStr;
 use std::io;
 use std::mem::MaybeUninit;
@@ -20,18 +20,20 @@ const KILLED: i32 = 128;
 /// Any of the execute permissions.
 const EXECUTE: u32 = 0o111;
 
-/// Signals that are handed on, and SIGCHLD, which tells of the child.
-const HEEDED: [libc::c_int; 10] = [
-    libc::SIGCHLD,
-    libc::SIGINT,
-    libc::SIGQUIT,
-    libc::SIGTERM,
-    libc::SIGHUP,
-    libc::SIGUSR1,
-    libc::SIGUSR2,
-    libc::SIGWINCH,
-    libc::SIGTSTP,
-    libc::SIGCONT,
+/// Signals that are neither waited for nor handed on: two that cannot be caught, those that mean a fault of our own, and the
+/// terminal's way of stopping whoever is in the background. SIGCHLD is waited for; it tells of the child.
+const UNHEEDED: [libc::c_int; 11] = [
+    libc::SIGKILL,
+    libc::SIGSTOP,
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGABRT,
+    libc::SIGSYS,
+    libc::SIGTTIN,
+    libc::SIGTTOU,
 ];
 
 /// Why a program cannot be run.
@@ -109,10 +111,8 @@ pub fn run(mut command: Command) -> Result<ExitCode> {
             libc::SIGINT | libc::SIGQUIT | libc::SIGTSTP | libc::SIGWINCH | libc::SIGHUP
                 if is_from_kernel => {}
             signal => {
-                if let Some(signal) = Signal::from_named_raw(signal) {
-                    // A child that is gone will be found so.
-                    let _ = kill_process(child, signal);
-                }
+                // SAFETY: no memory is involved. The child was not waited for yet, so the number is its own.
+                unsafe { libc::kill(child.as_raw_nonzero().get(), signal) };
             }
         }
     }
@@ -144,10 +144,11 @@ fn exit_code(status: WaitStatus) -> Option<ExitCode> {
 
 fn signal_set() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: sigemptyset initialises the set; the signals' numbers are valid.
+    // SAFETY: sigemptyset initialises the set, and sigaddset refuses numbers that are none.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
-        for signal in HEEDED {
+        for signal in (1..=libc::SIGRTMAX()).filter(|signal| !UNHEEDED.contains(signal)) {
+            // It refuses the two that the C library keeps to itself.
             libc::sigaddset(set.as_mut_ptr(), signal);
         }
         set.assume_init()

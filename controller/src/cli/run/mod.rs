@@ -11,6 +11,7 @@ use anyhow::Result;
 use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_controller::directory::SOCKET_VARIABLE;
 use deepres_controller::quantity::{Percent, parse_bytes, parse_share};
+use deepres_controller::text::is_harmful;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -51,9 +52,13 @@ pub struct Args {
 }
 
 fn parse_name(text: &str) -> Result<String, String> {
-    if text.is_empty() || text.len() >= TENANT_NAME_BYTES || text.chars().any(char::is_control) {
+    if text.is_empty()
+        || text.len() >= TENANT_NAME_BYTES
+        || text.chars().any(is_harmful)
+        || text.trim().is_empty()
+    {
         return Err(format!(
-            "a name has from 1 to {} bytes and no control characters",
+            "a name has from 1 to {} bytes, none of them a control character",
             TENANT_NAME_BYTES - 1
         ));
     }
@@ -98,7 +103,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 fn default_name(program: &OsString) -> String {
     let suffix = format!("-{}", std::process::id());
     let stem = Path::new(program).file_name().unwrap_or(program).to_string_lossy();
-    let stem: String = stem.chars().filter(|c| !c.is_control()).collect();
+    let stem: String = stem.chars().filter(|c| !is_harmful(*c)).collect();
     let mut end = stem.len().min(TENANT_NAME_BYTES - 1 - suffix.len());
     while !stem.is_char_boundary(end) {
         end -= 1;

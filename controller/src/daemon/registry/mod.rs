@@ -13,6 +13,7 @@ use crate::policy::TenantId;
 use crate::policy::entitlement::Request;
 use crate::quantity::{Bytes, MIN_SHARE_PPM, Percent};
 use crate::shm::{SharedPage, Writer};
+use crate::text::{harmless, is_harmful};
 use deepres_abi::PPM;
 use deepres_abi::beat::BeatPage;
 use deepres_abi::grant::GrantPage;
@@ -23,6 +24,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use tokio::sync::oneshot;
+
+/// Tenants that are remembered after their end, at most: each keeps a page and a descriptor.
+const MAX_DESERTED: usize = 256;
+/// Names in a message, at most.
+const MAX_NAMES_SHOWN: usize = 10;
 
 /// A GPU and its arbiter.
 #[derive(Debug)]
@@ -44,6 +50,8 @@ pub struct Registry {
     tenants: BTreeMap<String, Tenant>,
     /// The number of the next tenant or session.
     next_id: u64,
+    /// Counts departures.
+    departures: u64,
 }
 
 #[derive(Debug)]
@@ -58,7 +66,7 @@ struct Tenant {
     gpus: Vec<usize>,
     sessions: BTreeMap<SessionId, Session>,
     keepers: usize,
-    /// Counts the times that it was left by all, to tell whether it was since.
+    /// The departure at which it was left by all.
     left: u64,
 }
 
@@ -139,7 +147,16 @@ impl Registry {
         beat: Arc<SharedPage<BeatPage>>,
     ) -> Self {
         let started_ns = monotonic_ns();
-        Self { config, directory, started_ns, gpus, beat, tenants: BTreeMap::new(), next_id: 1 }
+        Self {
+            config,
+            directory,
+            started_ns,
+            gpus,
+            beat,
+            tenants: BTreeMap::new(),
+            next_id: 1,
+            departures: 0,
+        }
     }
 
     /// The configuration.
@@ -322,7 +339,7 @@ impl Registry {
             };
             ready.push(self.gpus[*gpu].arbiter.enter(seat.clone(), session));
         }
-        let client = wire::text(&hello.client).unwrap_or("?").to_owned();
+        let client = harmless(wire::text(&hello.client).unwrap_or("?"));
         tracing::info!(
             tenant = name,
             session = session_id,
@@ -364,10 +381,30 @@ impl Registry {
                 );
             }
         }
-        tenant.is_deserted().then(|| {
-            tenant.left += 1;
-            Left { tenant: tenant.id, left: tenant.left }
-        })
+        if !tenant.is_deserted() {
+            return None;
+        }
+        self.departures += 1;
+        tenant.left = self.departures;
+        let left = Left { tenant: tenant.id, left: tenant.left };
+        if tenant.gpus.is_empty() {
+            // There is no account to remember.
+            self.tenants.remove(name);
+            return None;
+        }
+        self.forget_oldest();
+        Some(left)
+    }
+
+    /// Forgets the tenant that was left first, if too many are remembered.
+    fn forget_oldest(&mut self) {
+        let deserted = || self.tenants.iter().filter(|(_, tenant)| tenant.is_deserted());
+        if deserted().count() > MAX_DESERTED
+            && let Some((name, tenant)) = deserted().min_by_key(|(_, tenant)| tenant.left)
+        {
+            let (name, left) = (name.clone(), Left { tenant: tenant.id, left: tenant.left });
+            self.forget(&name, &left);
+        }
     }
 
     /// Forgets a tenant, if nobody came back to it.
@@ -398,7 +435,11 @@ impl Registry {
         if memory_bytes == Some(0) {
             return Err("a memory limit of 0 lets nothing run".to_owned());
         }
-        let known: Vec<_> = self.tenants.keys().cloned().collect();
+        let living = self.tenants.iter().filter(|(_, tenant)| !tenant.is_deserted());
+        let mut known: Vec<_> = living.map(|(name, _)| name.clone()).take(MAX_NAMES_SHOWN + 1).collect();
+        if known.len() > MAX_NAMES_SHOWN {
+            known[MAX_NAMES_SHOWN] = "…".to_owned();
+        }
         let Some(tenant) = self.tenants.get_mut(name) else {
             return Err(if known.is_empty() {
                 format!("there is no tenant `{name}`; there are none at all: start one with `deepres run`")
@@ -467,10 +508,10 @@ fn tenant_name(peer: Peer, hello: &Hello) -> Result<String, Refused> {
     let name = wire::text(&hello.tenant).ok_or_else(|| malformed("the tenant's name is not UTF-8"))?;
     if name.is_empty() {
         let command = command_name(peer.pid).unwrap_or_else(|| "process".to_owned());
-        return Ok(format!("{command}-{}", peer.pid));
+        return Ok(format!("{}-{}", harmless(&command), peer.pid));
     }
-    if name.chars().any(char::is_control) {
-        return Err(malformed("the tenant's name has control characters in it"));
+    if name.chars().any(is_harmful) || name.trim().is_empty() {
+        return Err(malformed("the tenant's name has control characters in it, or nothing that can be seen"));
     }
     Ok(name.to_owned())
 }
