@@ -136,7 +136,7 @@ fn a_killed_tenants_memory_and_lease_are_free_at_once() {
     thread::sleep(Duration::from_millis(500));
     let tally = Tally::between(&before, &host.truth());
     let busy = tally.percent(&[other_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
-    assert!(busy >= 80.0, "the other had the GPU {busy:.1} % of the time");
+    assert!(busy >= 70.0, "the other had the GPU {busy:.1} % of the time");
     assert_eq!(
         doomed.await_end(COMMAND_LIMIT).code,
         128 + 9,

@@ -20,7 +20,7 @@ const SETTLED: Duration = Duration::from_millis(700);
 const EVERYTHING_WITHIN: Duration = Duration::from_millis(100);
 /// The part of the time in which the GPU must be busy with two that always have work, on a machine whose processors are
 /// busy with other things too. (Above 95 % where they are not.)
-const BUSY_PERCENT: f64 = 80.0;
+const BUSY_PERCENT: f64 = 70.0;
 
 fn start(host: &Host, name: &str, share: Option<&str>, arguments: &[&str]) -> Process {
     let mut options = vec!["--name", name];
@@ -61,7 +61,7 @@ fn graphs_share_seventy_to_thirty() {
 
 #[test]
 fn clients_with_four_streams_share_seventy_to_thirty() {
-    assert_seventy_thirty(&["--kernel", "busy_1000us", "--streams", "4", "--sync-every", "64"]);
+    assert_seventy_thirty(&["--kernel", "busy_1000us", "--streams", "4", "--sync-every", "256"]);
 }
 
 #[test]

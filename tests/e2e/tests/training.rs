@@ -38,7 +38,7 @@ fn two_tinygrad_trainers_share_seventy_to_thirty_and_the_last_has_everything() {
     let window = Window::measure(&host, MEASURED);
     window.assert_shares(&[("major", 70.0), ("minor", 30.0)]);
     let busy = window.busy_percent();
-    assert!(busy >= 80.0, "the trainers kept the GPU busy only {busy:.1} % of the time");
+    assert!(busy >= 70.0, "the trainers kept the GPU busy only {busy:.1} % of the time");
     for tenant in &host.ps().tenants {
         assert!(tenant.graph_launches > 0, "the JIT's graphs are counted: {tenant:?}");
         assert!(tenant.kernel_launches > 0 && tenant.memory_bytes > 0 && tenant.wait_ns > 0, "{tenant:?}");
@@ -65,7 +65,7 @@ fn two_tinygrad_trainers_share_seventy_to_thirty_and_the_last_has_everything() {
     let tally = Tally::between(&before, &host.truth());
     let busy = tally.percent(&[minor_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
     println!("the trainer that is left has the GPU {busy:.1} % of the time");
-    assert!(busy >= 80.0, "the trainer that is left has the GPU {busy:.1} % of the time");
+    assert!(busy >= 70.0, "the trainer that is left has the GPU {busy:.1} % of the time");
     assert_eq!(major.await_end(Duration::from_secs(10)).code, 128 + 15);
     drop(minor);
 }
