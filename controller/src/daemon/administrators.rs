@@ -93,7 +93,7 @@ async fn answer(request: Request, shared: &Shared) -> Reply {
             match set {
                 Ok((reply, in_force)) => {
                     for answer in in_force {
-                        if timeout(ANSWER_LIMIT, answer).await.is_err() {
+                        if !matches!(timeout(ANSWER_LIMIT, answer).await, Ok(Ok(()))) {
                             return Reply::Error {
                                 message: "a GPU's arbiter does not answer; see the daemon's log".to_owned(),
                             };

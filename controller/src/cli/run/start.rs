@@ -42,8 +42,15 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
     // SAFETY: between fork and exec only system calls are made; the descriptor is open in the child as in the parent.
     unsafe {
         command.pre_exec(move || {
-            // Away from this terminal and its signals.
+            // Away from this terminal and its signals, and without the descriptors of whoever ran us: a lock or a pipe among
+            // them would be held for as long as the daemon lives. A kernel that cannot do this leaves them open.
             rustix::process::setsid()?;
+            libc::syscall(
+                libc::SYS_close_range,
+                libc::STDERR_FILENO + 1,
+                libc::c_uint::MAX,
+                libc::CLOSE_RANGE_CLOEXEC,
+            );
             fcntl_setfd(std::os::fd::BorrowedFd::borrow_raw(inherited), FdFlags::empty())?;
             Ok(())
         });

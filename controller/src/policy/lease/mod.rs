@@ -170,6 +170,8 @@ struct Hold {
     /// The holder was seen idle.
     paused: bool,
     idle_since_ns: Option<u64>,
+    /// Time in which the holder was idle, up to then.
+    idle_ns: u64,
     /// Its lease was cut to a quantum, because others wait.
     contended: bool,
     /// While it drains: when that is given up.
@@ -297,7 +299,8 @@ impl Scheduler {
             hold.used_ns = hold.used_ns.saturating_add(seen.used_ns);
             hold.ran |= seen.in_flight;
             if seen.wants() {
-                hold.idle_since_ns = None;
+                let idle_ns = hold.idle_since_ns.take().map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
+                hold.idle_ns = hold.idle_ns.saturating_add(idle_ns);
             } else if hold.drain_give_up_ns.is_none() {
                 hold.paused = true;
                 hold.idle_since_ns.get_or_insert(now_ns);
@@ -391,6 +394,7 @@ impl Scheduler {
             ran: false,
             paused: false,
             idle_since_ns: None,
+            idle_ns: 0,
             contended,
             drain_give_up_ns: None,
         });
@@ -509,8 +513,11 @@ impl Scheduler {
     fn settle(&mut self, hold: &Hold, in_flight: bool, now_ns: u64) {
         let Some(holder) = self.tenants.get_mut(&hold.tenant) else { return };
         let held_ns = now_ns.saturating_sub(hold.since_ns);
-        if hold.used_ns == 0 && !hold.paused {
-            let advance_ns = if hold.ran { held_ns } else { held_ns.saturating_sub(START_LIMIT_NS) };
+        let advance_ns = match hold.used_ns {
+            0 if hold.ran && !hold.paused => held_ns,
+            _ => unexplained_ns(hold, now_ns),
+        };
+        if advance_ns > 0 {
             holder.charge(advance_ns);
             holder.advance_ns = holder.advance_ns.saturating_add(advance_ns);
         }
@@ -541,7 +548,19 @@ fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
         Seen { waiting: true, .. } => silent_ns.saturating_sub(START_LIMIT_NS),
         _ => 0,
     };
-    begun_ns.min(MAX_DEBT_NS)
+    begun_ns.max(unexplained_ns(hold, now_ns)).min(MAX_DEBT_NS)
+}
+
+/// Time that a holder had the GPU, and had something to do, without a meter to show for it. A meter lags behind a little; one
+/// that shows less than half is not believed.
+fn unexplained_ns(hold: &Hold, now_ns: u64) -> u64 {
+    let idle_ns = hold.idle_since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
+    let active_ns = now_ns.saturating_sub(hold.since_ns).saturating_sub(hold.idle_ns).saturating_sub(idle_ns);
+    if hold.used_ns < active_ns / 2 {
+        active_ns.saturating_sub(hold.used_ns).saturating_sub(START_LIMIT_NS)
+    } else {
+        0
+    }
 }
 
 /// How long an idle holder keeps the GPU while others wait. A tenant that is behind and pauses briefly between bursts of work

@@ -168,6 +168,24 @@ fn nobody_starves_for_what_happened_once() {
 }
 
 #[test]
+fn a_tenant_that_reports_next_to_nothing_starves_nobody() {
+    for toggles in [false, true] {
+        let mut bench = Bench::new();
+        let mut honest_ns = 0;
+        for round in 0..20_000u64 {
+            let b_holds = !bench.is_closed(B);
+            honest_ns += if b_holds { MS / 2 } else { 0 };
+            let a =
+                if toggles && round % 2 == 0 { IDLE } else { Seen { waiting: true, used_ns: 1, ..RUNNING } };
+            let b = if b_holds { Seen { used_ns: MS / 2, ..RUNNING } } else { WAITING };
+            bench.step(MS / 2, if bench.is_closed(A) { WAITING } else { a }, b);
+        }
+        let share = honest_ns as f64 / (20_000.0 * (MS / 2) as f64);
+        assert!(share > 0.1, "the honest one had {share} of the time");
+    }
+}
+
+#[test]
 fn what_is_reported_late_is_set_off_against_what_was_charged_for_silence() {
     let mut bench = Bench::new();
     bench.step(MS, RUNNING, WAITING);
