@@ -21,6 +21,8 @@ const USER_FILE: &str = "deepres/deepres.toml";
 const HEARTBEAT_LIMIT_MS: Range<u64> = 20..60_001;
 /// Bounds of the quantum, ms: below, hand-offs eat the GPU; above, waiting is felt.
 const QUANTUM_MS: Range<u64> = 1..1_001;
+/// Bounds of the number of connections: some, and no more than there are descriptors on any machine.
+const MAX_CONNECTIONS: Range<u64> = 1..1_000_001;
 
 /// What the daemon goes by.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -214,6 +216,7 @@ impl Config {
                 ))
             }
         };
+        within("max_connections", self.max_connections as u64, &MAX_CONNECTIONS)?;
         within("heartbeat_limit_ms", self.heartbeat_limit_ms, &HEARTBEAT_LIMIT_MS)?;
         within("min_ms", self.quantum.min_ms, &QUANTUM_MS)?;
         within("max_ms", self.quantum.max_ms, &QUANTUM_MS)?;
@@ -314,6 +317,7 @@ mod tests {
             ("fail_mode = \"ajar\"\n", 1, "ajar"),
             ("[users.bob]\nshare = \"10%\"\n", 1, "id -u"),
             ("fail_mode = \n", 1, ""),
+            ("max_connections = 0\n", 1, "from 1"),
         ] {
             let (found, message) = Config::parse(text).unwrap_err();
             assert_eq!(found, line, "{text}: {message}");

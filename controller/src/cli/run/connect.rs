@@ -105,7 +105,12 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<Ke
         set_socket_timeout(&connection, direction, Some(PATIENCE)).with_context(broken)?;
     }
     packet::send(&connection, hello.as_bytes(), &[]).with_context(broken)?;
-    let answer = Packet::receive(&connection).with_context(broken)?.with_context(broken)?;
+    let answer = match Packet::receive(&connection) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            bail!("{} within {} s", broken(), PATIENCE.as_secs())
+        }
+        received => received.with_context(broken)?.with_context(broken)?,
+    };
     let kind = wire::kind(answer.bytes()).with_context(broken)?;
     if kind == FrameKind::Refusal as u16 {
         let refusal: Refusal = wire::decode(answer.bytes())?;
