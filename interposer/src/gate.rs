@@ -99,12 +99,15 @@ pub fn pass<'a>(
         let terms = if gate.state == GateState::Leased { grant.terms() } else { None };
         judge(gate, terms, os::now_ns(), gpu.queued_ns(), gpu.share_ns(estimate_ns))
     };
+    // Before the look: a lease that is seen is not given back before the launch.
+    let launching = gpu.start_launching();
     let (verdict, launching) = match look() {
         Verdict::Wait(_) => {
+            drop(launching);
             flush();
             wait(gpu, grant, session, look)?
         }
-        verdict => (verdict, gpu.start_launching()),
+        verdict => (verdict, launching),
     };
     let counted_ns = (verdict == Verdict::Leased).then_some(estimate_ns);
     gpu.queue(counted_ns.unwrap_or(0));
@@ -124,10 +127,10 @@ fn wait<'a>(
         return fails_open().then(|| (Verdict::Open, gpu.start_launching()));
     };
     meter.enter_wait();
-    let verdict = wait_counted(gpu, grant, session, look, began_ns)
-        .or_else(|_| if fails_open() { Ok(Verdict::Open) } else { Err(ControllerGone) });
-    // Before the thread counts itself out of the waiters: the meter thread must not take what it set in flight for complete.
-    let passed = verdict.ok().map(|verdict| (verdict, gpu.start_launching()));
+    // It counts as launching before it counts itself out of the waiters: the meter thread must not take what it set in flight for complete.
+    let passed = wait_counted(gpu, grant, session, look, began_ns)
+        .ok()
+        .or_else(|| fails_open().then(|| (Verdict::Open, gpu.start_launching())));
     if passed.is_some() {
         meter.leave_wait_to_launch();
     } else {
@@ -142,23 +145,25 @@ fn wait<'a>(
 #[derive(Debug)]
 struct ControllerGone;
 
-fn wait_counted(
-    gpu: &Gpu,
+fn wait_counted<'a>(
+    gpu: &'a Gpu,
     grant: &GrantSlot,
     session: &Session,
     look: impl Fn() -> Verdict,
     began_ns: u64,
-) -> Result<Verdict, ControllerGone> {
+) -> Result<(Verdict, Launching<'a>), ControllerGone> {
     let terms = grant.terms().unwrap_or_default();
     let spin_until_ns = began_ns.saturating_add(terms.spin_ns);
     let mut rung_for = None;
     let mut full_since = None;
     loop {
         let word = grant.gate_word();
+        let launching = gpu.start_launching();
         let reason = match look() {
             Verdict::Wait(reason) => reason,
-            verdict => return Ok(verdict),
+            verdict => return Ok((verdict, launching)),
         };
+        drop(launching);
         let now_ns = os::now_ns();
         if session.is_controller_gone(gpu, now_ns) {
             return Err(ControllerGone);
@@ -174,7 +179,7 @@ fn wait_counted(
                 full_since = Some((completions, now_ns));
             } else if gpu.is_stuck() || now_ns.saturating_sub(since_ns) > STUCK_NS {
                 gpu.give_up_at(completions);
-                return Ok(Verdict::Leased);
+                return Ok((Verdict::Leased, gpu.start_launching()));
             }
         }
         if reason == Reason::Changing || now_ns < spin_until_ns {

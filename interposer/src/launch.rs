@@ -129,6 +129,7 @@ pub fn leave(metered: &Metered, succeeded: bool) {
     if !succeeded {
         metered.lane.uncount();
     }
+    metered.lane.launched();
     if metered.ends_segment {
         let _relaxed = capture::is_active().then(|| calls.relaxed());
         metered.lane.end(calls);

@@ -123,6 +123,10 @@ fn begin() {
     process.adopt(session);
     if let Err(error) = meter::thread::start(process) {
         say!(Warn, "no thread for metering ({error}); the job runs unmetered");
+        if let Some(session) = process.session() {
+            // SAFETY: nobody else has seen the process state.
+            unsafe { session.close() };
+        }
         return;
     }
     PROCESS.store(ptr::from_ref(process).cast_mut(), Ordering::Release);
@@ -145,7 +149,7 @@ extern "C" fn forked() {
     let Some(process) = (unsafe { process.as_ref() }) else { return };
     if let Some(session) = process.session() {
         // SAFETY: this is the child's only thread, and it has just let go of the process state.
-        unsafe { session.close_in_child() };
+        unsafe { session.close() };
     }
     // SAFETY: as above.
     unsafe { libc::close(process.wake.load(Ordering::Relaxed)) };
@@ -161,6 +165,8 @@ extern "C" fn stop() {
     while !process.is_stopped.load(Ordering::Acquire) && os::now_ns() < until_ns {
         std::thread::sleep(Duration::from_micros(50));
     }
+    // What is launched from here on would wait for completions that nobody sees any more.
+    PROCESS.store(ptr::null_mut(), Ordering::Release);
 }
 
 impl Process {
@@ -263,6 +269,7 @@ impl Process {
             }
             for lane in inner.lanes.iter().filter(|lane| lane.stream() == Some(stream)) {
                 lane.close(&self.calls);
+                lane.await_closed();
                 if forever {
                     lane.retire();
                 }
@@ -284,6 +291,12 @@ impl Process {
         let contexts = self.contexts();
         let known = contexts.iter().find(|context| context.handle == handle);
         let mut inner = known.map(|context| context.lock());
+        let lanes = inner.iter().flat_map(|inner| &inner.lanes);
+        // A per-thread stream is another one to each thread; what is open there is dropped.
+        for lane in lanes.filter(|lane| lane.stream() != Some(Stream::PER_THREAD)) {
+            lane.close(&self.calls);
+            lane.await_closed();
+        }
         let result = destroy();
         if is_destroyed(&result) {
             if let (Some(context), Some(inner)) = (known, inner.as_mut()) {

@@ -24,8 +24,10 @@ use crate::config::Config;
 use crate::meter::gpu::Gpu;
 use crate::os;
 
-/// How long each half of the handshake may take. The controller answers within a millisecond; after this the job goes on alone.
-const HANDSHAKE_S: i64 = 1;
+/// How long the handshake may take, ns. The controller answers within a millisecond; after this the job goes on alone.
+const HANDSHAKE_NS: u64 = 1_000_000_000;
+const US_PER_S: u64 = 1_000_000;
+const NS_PER_US: u64 = 1_000;
 /// A controller that names no limit is believed to beat this often, ns.
 const HEARTBEAT_LIMIT_NS: u64 = 1_000_000_000;
 
@@ -80,10 +82,11 @@ impl Session {
     /// # Errors
     /// [`ConnectError`]; the job then runs without a session.
     pub fn connect(config: &Config, gpus: &[Uuid]) -> Result<Self, ConnectError> {
-        let socket = connect(&config.socket).map_err(ConnectError::Absent)?;
+        let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
+        let socket = connect(&config.socket, deadline_ns).map_err(ConnectError::Absent)?;
         let hello = hello(config, gpus);
-        send(&socket, hello.as_bytes()).map_err(ConnectError::Io)?;
-        let (packet, descriptors) = receive(&socket).map_err(ConnectError::Io)?;
+        send(&socket, hello.as_bytes(), deadline_ns).map_err(ConnectError::Io)?;
+        let (packet, descriptors) = receive(&socket, deadline_ns).map_err(ConnectError::Io)?;
         if wire::kind(&packet).map_err(ConnectError::Frame)? == FrameKind::Refusal as u16 {
             let refusal = wire::decode::<Refusal>(&packet).map_err(ConnectError::Frame)?;
             let reason = wire::text(&refusal.reason).unwrap_or("it gave no readable reason");
@@ -176,12 +179,11 @@ impl Session {
         self.grant.fail_mode()
     }
 
-    /// Closes every descriptor, in a forked child: the connection is the parent's, and the controller must see it end with the
-    /// parent.
+    /// Closes every descriptor: in a forked child, since the controller must see the connection end with the parent.
     ///
     /// # Safety
     /// Nobody in this process uses the session from here on.
-    pub unsafe fn close_in_child(&self) {
+    pub unsafe fn close(&self) {
         for descriptor in self.bells.iter().chain([&self.socket]) {
             // SAFETY: open, and by the caller's promise used by nobody.
             unsafe { libc::close(descriptor.as_raw_fd()) };
@@ -218,24 +220,43 @@ fn cvt(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-fn connect(path: &Path) -> io::Result<OwnedFd> {
+/// Runs `call` until it is not interrupted by a signal, with what is left until the deadline as the socket's timeout: a process
+/// with an interval timer would otherwise begin a new one at each tick.
+fn until_deadline(socket: &OwnedFd, deadline_ns: u64, mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        let left_us = deadline_ns.saturating_sub(os::now_ns()) / NS_PER_US;
+        if left_us == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let timeout =
+            libc::timeval { tv_sec: (left_us / US_PER_S) as i64, tv_usec: (left_us % US_PER_S) as i64 };
+        for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+            // SAFETY: the option's value is a timeval of that size.
+            cvt(unsafe {
+                libc::setsockopt(
+                    socket.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    option,
+                    (&raw const timeout).cast(),
+                    size_of::<libc::timeval>() as u32,
+                )
+            })?;
+        }
+        if let Ok(done) = usize::try_from(call()) {
+            return Ok(done);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+fn connect(path: &Path, deadline_ns: u64) -> io::Result<OwnedFd> {
     // SAFETY: no pointers.
     let socket = cvt(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) })?;
     // SAFETY: just created, and nobody else's.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    let timeout = libc::timeval { tv_sec: HANDSHAKE_S, tv_usec: 0 };
-    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        // SAFETY: the option's value is a timeval of that size.
-        cvt(unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                option,
-                (&raw const timeout).cast(),
-                size_of::<libc::timeval>() as u32,
-            )
-        })?;
-    }
     // SAFETY: all zeroes is a valid sockaddr_un.
     let mut address = unsafe { mem::zeroed::<libc::sockaddr_un>() };
     address.sun_family = libc::AF_UNIX as u16;
@@ -247,18 +268,21 @@ fn connect(path: &Path) -> io::Result<OwnedFd> {
     for (place, byte) in address.sun_path.iter_mut().zip(name) {
         *place = *byte as libc::c_char;
     }
-    // SAFETY: an initialised address of that size.
-    cvt(unsafe {
-        libc::connect(socket.as_raw_fd(), (&raw const address).cast(), size_of::<libc::sockaddr_un>() as u32)
+    let bytes = size_of::<libc::sockaddr_un>() as u32;
+    until_deadline(&socket, deadline_ns, || {
+        // SAFETY: an initialised address of that size.
+        let result = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), bytes) };
+        result as isize
     })?;
     Ok(socket)
 }
 
-fn send(socket: &OwnedFd, packet: &[u8]) -> io::Result<()> {
-    // SAFETY: a readable buffer of that length.
-    let sent =
-        unsafe { libc::send(socket.as_raw_fd(), packet.as_ptr().cast(), packet.len(), libc::MSG_NOSIGNAL) };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+fn send(socket: &OwnedFd, packet: &[u8], deadline_ns: u64) -> io::Result<()> {
+    until_deadline(socket, deadline_ns, || {
+        // SAFETY: a readable buffer of that length.
+        unsafe { libc::send(socket.as_raw_fd(), packet.as_ptr().cast(), packet.len(), libc::MSG_NOSIGNAL) }
+    })
+    .map(drop)
 }
 
 /// Room for the control message, aligned as its header has to be.
@@ -267,7 +291,7 @@ struct Control([u8; 256]);
 
 const _: () = assert!(MAX_FDS * size_of::<i32>() + 64 <= size_of::<Control>());
 
-fn receive(socket: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+fn receive(socket: &OwnedFd, deadline_ns: u64) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut packet = vec![0_u8; MAX_FRAME_BYTES];
     let mut control = Control([0; 256]);
     let mut part = libc::iovec { iov_base: packet.as_mut_ptr().cast(), iov_len: packet.len() };
@@ -277,17 +301,10 @@ fn receive(socket: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     message.msg_iovlen = 1;
     message.msg_control = control.0.as_mut_ptr().cast();
     message.msg_controllen = control.0.len();
-    let got = loop {
+    let got = until_deadline(socket, deadline_ns, || {
         // SAFETY: the message describes two writable buffers that outlive the call.
-        let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) };
-        if got >= 0 {
-            break got as usize;
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    };
+        unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) }
+    })?;
     let mut descriptors = Vec::new();
     // SAFETY: the kernel filled the control buffer; the macros walk it within the length it reported, and each descriptor in it is
     // ours alone.

@@ -46,10 +46,24 @@ pub fn known(id: ApiId) -> Option<usize> {
 
 /// Takes `found` for the real function unless another is known. Returns whether `found` is the one that hooks will call.
 pub fn remember(id: ApiId, found: usize) -> bool {
-    let _ = INSTANCE.compare_exchange(0, found, Ordering::AcqRel, Ordering::Relaxed);
+    if INSTANCE.compare_exchange(0, found, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        pin(found);
+    }
     match REAL[id as usize].compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => true,
         Err(known) => known == found,
+    }
+}
+
+/// Keeps the library that `address` lies in for good: a client that probes for the driver closes it again, and its addresses
+/// stay with us.
+fn pin(address: usize) {
+    // SAFETY: all zeroes is a valid Dl_info: pointers and nothing else.
+    let mut info = unsafe { std::mem::zeroed::<libc::Dl_info>() };
+    // SAFETY: the result has room, and any address may be asked about.
+    if unsafe { libc::dladdr(address as *const libc::c_void, &mut info) } != 0 && !info.dli_fname.is_null() {
+        // SAFETY: the name of an object that is loaded; nothing new is.
+        unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
     }
 }
 

@@ -66,6 +66,7 @@ macro_rules! forward {
 forward! {
     destroy_context_v1: cuCtxDestroy(context: CUcontext) => |call| destroy_context(context, call);
     destroy_context_v2: cuCtxDestroy_v2(context: CUcontext) => |call| destroy_context(context, call);
+    detach_context: cuCtxDetach(context: CUcontext) => |call| destroy_context(context, call);
     release_primary: cuDevicePrimaryCtxRelease(device: CUdevice) => |call| end_primary(device, false, call);
     release_primary_v2: cuDevicePrimaryCtxRelease_v2(device: CUdevice) => |call| end_primary(device, false, call);
     reset_primary: cuDevicePrimaryCtxReset(device: CUdevice) => |call| end_primary(device, true, call);

@@ -12,9 +12,11 @@ use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::meter::MemoryKind;
 
 use super::MISSING;
+use crate::driver::calls::Stream;
 use crate::driver::real;
 use crate::memory::charge::{self, Shape};
 use crate::memory::{Name, Request};
+use crate::meter::context::ContextState;
 use crate::process::{self, Process};
 
 /// The low byte of a location's id names the device where the next one names a part of it.
@@ -28,11 +30,37 @@ fn on_current_gpu(
     bytes: u64,
     call: impl FnOnce() -> (CUresult, Option<(Name, u64)>),
 ) -> CUresult {
-    let Some((process, context)) =
-        process::current().and_then(|process| Some((process, process.current_context()?)))
-    else {
-        return call().0;
-    };
+    let current = process::current().and_then(|process| Some((process, process.current_context()?)));
+    charged_on(current, api, kind, bytes, call)
+}
+
+/// The same for the GPU of a stream.
+fn on_gpu_of(
+    stream: Stream,
+    api: ApiId,
+    kind: MemoryKind,
+    bytes: u64,
+    call: impl FnOnce() -> (CUresult, Option<(Name, u64)>),
+) -> CUresult {
+    let context = process::current().and_then(|process| {
+        let context = if stream.is_default() {
+            process.current_context()
+        } else {
+            process.calls.context_of(stream).and_then(|handle| process.context(handle))
+        };
+        Some((process, context?))
+    });
+    charged_on(context, api, kind, bytes, call)
+}
+
+fn charged_on(
+    on: Option<(&'static Process, &'static ContextState)>,
+    api: ApiId,
+    kind: MemoryKind,
+    bytes: u64,
+    call: impl FnOnce() -> (CUresult, Option<(Name, u64)>),
+) -> CUresult {
+    let Some((process, context)) = on else { return call().0 };
     let request = Request { api, kind, ordinal: context.ordinal, context: context.handle.0, bytes };
     process.memory.allocate(process, request, call)
 }
@@ -54,12 +82,16 @@ unsafe fn written<T: Copy>(pointer: *const T) -> Option<T> {
 }
 
 macro_rules! linear {
-    ($($name:ident: $symbol:ident($pointer:ident: *mut $written:ty, $bytes:ident: $size:ty $(, $argument:ident: $type:ty)*) => $kind:ident;)+) => {$(
+    (@charge $api:expr, $kind:expr, $bytes:expr, $call:expr) => { on_current_gpu($api, $kind, $bytes, $call) };
+    (@charge $stream:expr, $per_thread:literal, $api:expr, $kind:expr, $bytes:expr, $call:expr) => {
+        on_gpu_of(Stream::new($stream, $per_thread), $api, $kind, $bytes, $call)
+    };
+    ($($name:ident: $symbol:ident($pointer:ident: *mut $written:ty, $bytes:ident: $size:ty $(, $argument:ident: $type:ty)*) => $kind:ident $(on $stream:ident $per_thread:literal)?;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($pointer: *mut $written, $bytes: $size $(, $argument: $type)*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let charged = charge::linear($bytes as u64);
-            on_current_gpu(ApiId::$symbol, MemoryKind::$kind, charged, || {
+            linear!(@charge $($stream, $per_thread,)? ApiId::$symbol, MemoryKind::$kind, charged, || {
                 // SAFETY: the caller's arguments, as they came.
                 let result = unsafe { real($pointer, $bytes $(, $argument)*) };
                 // SAFETY: the driver wrote the address if it reports success.
@@ -74,10 +106,10 @@ linear! {
     alloc_v1: cuMemAlloc(pointer: *mut CUdeviceptr_v1, bytes: u32) => Linear;
     alloc: cuMemAlloc_v2(pointer: *mut CUdeviceptr, bytes: usize) => Linear;
     alloc_managed: cuMemAllocManaged(pointer: *mut CUdeviceptr, bytes: usize, flags: u32) => Managed;
-    alloc_async: cuMemAllocAsync(pointer: *mut CUdeviceptr, bytes: usize, stream: CUstream) => Pool;
-    alloc_async_ptsz: cuMemAllocAsync_ptsz(pointer: *mut CUdeviceptr, bytes: usize, stream: CUstream) => Pool;
-    alloc_pool: cuMemAllocFromPoolAsync(pointer: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) => Pool;
-    alloc_pool_ptsz: cuMemAllocFromPoolAsync_ptsz(pointer: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) => Pool;
+    alloc_async: cuMemAllocAsync(pointer: *mut CUdeviceptr, bytes: usize, stream: CUstream) => Pool on stream false;
+    alloc_async_ptsz: cuMemAllocAsync_ptsz(pointer: *mut CUdeviceptr, bytes: usize, stream: CUstream) => Pool on stream true;
+    alloc_pool: cuMemAllocFromPoolAsync(pointer: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) => Pool on stream false;
+    alloc_pool_ptsz: cuMemAllocFromPoolAsync_ptsz(pointer: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) => Pool on stream true;
 }
 
 macro_rules! pitch {

@@ -129,6 +129,7 @@ hooks! {
 
     cuCtxDestroy => life::destroy_context_v1;
     cuCtxDestroy_v2 => life::destroy_context_v2;
+    cuCtxDetach => life::detach_context;
     cuDevicePrimaryCtxRelease => life::release_primary;
     cuDevicePrimaryCtxRelease_v2 => life::release_primary_v2;
     cuDevicePrimaryCtxReset => life::reset_primary;

@@ -181,6 +181,11 @@ impl Gpu {
         }
     }
 
+    /// Nothing is in flight: whatever estimates were lost on the way count no longer.
+    pub fn empty_queue(&self) {
+        self.queued_ns.store(0, Ordering::Relaxed);
+    }
+
     /// Completions so far, modulo 2³².
     pub fn completions(&self) -> u32 {
         self.freed.load(Ordering::SeqCst)

@@ -34,6 +34,8 @@ const IDLE: u32 = 0;
 const OPEN: u32 = 1;
 /// Someone is recording the end.
 const CLOSING: u32 = 2;
+/// A segment is open, and the owner is inside the driver with a launch of it: nobody closes it now.
+const LAUNCHING: u32 = 3;
 
 /// What is launched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,8 +56,8 @@ pub struct Segment {
     key: AtomicU64,
     /// Estimate that was added to the GPU's queue.
     estimate_ns: AtomicU64,
-    /// Closed by the meter thread, so perhaps long after its last launch was through.
-    is_stale: AtomicBool,
+    /// How long there had been no launch when the meter thread closed it; 0: the owner closed it.
+    quiet_ns: AtomicU64,
     /// An end could not be recorded: there is nothing to measure.
     is_lost: AtomicBool,
 }
@@ -91,9 +93,9 @@ impl Segment {
         self.estimate_ns.load(Ordering::Relaxed)
     }
 
-    /// Whether it was closed late.
-    pub fn is_stale(&self) -> bool {
-        self.is_stale.load(Ordering::Relaxed)
+    /// How long there had been no launch when it was closed by the meter thread; 0: its owner closed it.
+    pub fn quiet_ns(&self) -> u64 {
+        self.quiet_ns.load(Ordering::Relaxed)
     }
 
     /// Whether it cannot be measured.
@@ -189,6 +191,7 @@ impl Lane {
 
     /// Leaves the lane unused, once its stream is gone. Under the context's lock.
     pub fn retire(&self) {
+        self.discard();
         self.stream.store(0, Ordering::Release);
     }
 
@@ -253,9 +256,7 @@ impl Lane {
         if alone && self.is_open() && self.waiting() < RING_BUSY {
             self.close(calls);
         }
-        self.await_closed();
-        let opens = self.state.load(Ordering::Acquire) == IDLE;
-        if opens {
+        if !self.claim() {
             self.open(calls, launch, contended.is_some())?;
         } else {
             let launched = self.launched.load(Ordering::Relaxed) + 1;
@@ -293,7 +294,7 @@ impl Lane {
         self.open_key.store(launch.key, Ordering::Relaxed);
         self.open_graphs.store(0, Ordering::Relaxed);
         // From here the meter thread sees it; only then may it find `in_flight` set.
-        self.state.store(OPEN, Ordering::SeqCst);
+        self.state.store(LAUNCHING, Ordering::SeqCst);
         Some(())
     }
 
@@ -311,6 +312,23 @@ impl Lane {
         wanted
     }
 
+    /// Takes the open segment for a launch, so that nobody closes it meanwhile. False: none is open.
+    fn claim(&self) -> bool {
+        loop {
+            match self.state.compare_exchange(OPEN, LAUNCHING, Ordering::SeqCst, Ordering::Acquire) {
+                Ok(_) | Err(LAUNCHING) => return true,
+                Err(IDLE) => return false,
+                Err(_) => std::thread::yield_now(),
+            }
+        }
+    }
+
+    /// After every launch that [`Self::begin`] came before.
+    pub fn launched(&self) {
+        // Unless it was dropped meanwhile, with its stream.
+        let _ = self.state.compare_exchange(LAUNCHING, OPEN, Ordering::SeqCst, Ordering::Relaxed);
+    }
+
     /// After a launch that the driver refused: it is not to be counted.
     pub fn uncount(&self) {
         let launched = self.launched.load(Ordering::Relaxed);
@@ -319,7 +337,8 @@ impl Lane {
 
     /// After the launch that ends a segment.
     pub fn end(&self, calls: &Calls) {
-        if self.waiting() < RING_BUSY {
+        // The meter thread cannot close a per-thread stream's.
+        if self.waiting() < RING_BUSY || self.stream() == Some(Stream::PER_THREAD) {
             self.close(calls);
         } else {
             let target = self.target.load(Ordering::Relaxed);
@@ -329,16 +348,40 @@ impl Lane {
 
     /// Closes the open segment, if there is one and the ring has room for one more after it.
     pub fn close(&self, calls: &Calls) {
-        self.close_if(calls, |_| true, false);
+        self.close_if(calls, |_| true, None);
     }
 
-    /// The meter thread's way to close a segment that has had `launches` launches for long. Not for a per-thread default stream, which
-    /// means another stream to another thread (there segments never stay open).
-    pub fn close_stale(&self, calls: &Calls, launches: u32) {
-        self.close_if(calls, |launched| launched == launches, true);
+    /// The meter thread's way to close a segment that has had `launches` launches for `quiet_ns`. Not for a per-thread default stream,
+    /// which means another stream to another thread.
+    pub fn close_stale(&self, calls: &Calls, launches: u32, quiet_ns: u64) {
+        if self.stream() != Some(Stream::PER_THREAD) {
+            self.close_if(calls, |launched| launched == launches, Some(quiet_ns));
+        }
     }
 
-    fn close_if(&self, calls: &Calls, still: impl Fn(u32) -> bool, is_stale: bool) {
+    /// The stream is about to be destroyed: what could not be closed is dropped, and whoever records on the stream is waited for.
+    fn discard(&self) {
+        loop {
+            let state = self.state.load(Ordering::Acquire);
+            if state == IDLE {
+                return;
+            }
+            if state == CLOSING
+                || self.state.compare_exchange(state, CLOSING, Ordering::SeqCst, Ordering::Relaxed).is_err()
+            {
+                std::thread::yield_now();
+                continue;
+            }
+            self.gpu.unqueue(self.open_estimate_ns.swap(0, Ordering::Relaxed));
+            let launched = self.launched.load(Ordering::Relaxed);
+            let graphs = self.open_graphs.load(Ordering::Relaxed).min(launched);
+            self.gpu.count(launched - graphs, graphs);
+            self.state.store(IDLE, Ordering::SeqCst);
+            return;
+        }
+    }
+
+    fn close_if(&self, calls: &Calls, still: impl Fn(u32) -> bool, quiet_ns: Option<u64>) {
         // Whoever opens a segment needs a place for it, so the last one is never given away.
         if self.waiting() >= RING - 1
             || self.state.compare_exchange(OPEN, CLOSING, Ordering::SeqCst, Ordering::Relaxed).is_err()
@@ -353,8 +396,16 @@ impl Lane {
             return;
         };
         // A stream that joined a capture meanwhile takes no marker.
-        let is_captured = capture::is_active() && calls.may_be_capturing(stream);
-        let is_recorded = !is_captured && calls.record(segment.end(), stream);
+        let record = || {
+            let is_captured = capture::is_active() && calls.may_be_capturing(stream);
+            (!is_captured && calls.record(segment.end(), stream)).then_some(())
+        };
+        // A default stream's name means that of the current context.
+        let is_recorded = if stream.is_default() {
+            calls.in_context(self.context.handle, record).is_some()
+        } else {
+            record().is_some()
+        };
         let estimated_ns = self.open_estimate_ns.load(Ordering::Relaxed);
         let unestimated = launched.saturating_sub(self.open_estimated.load(Ordering::Relaxed));
         let added_ns = self.mean_ns().saturating_mul(u64::from(unestimated));
@@ -366,14 +417,14 @@ impl Lane {
             .key
             .store(if launched == 1 { self.open_key.load(Ordering::Relaxed) } else { 0 }, Ordering::Relaxed);
         segment.estimate_ns.store(estimated_ns.saturating_add(added_ns), Ordering::Relaxed);
-        segment.is_stale.store(is_stale, Ordering::Relaxed);
+        segment.quiet_ns.store(quiet_ns.unwrap_or(0), Ordering::Relaxed);
         segment.is_lost.store(!is_recorded, Ordering::Relaxed);
         self.head.store(number.wrapping_add(1), Ordering::SeqCst);
         self.state.store(IDLE, Ordering::SeqCst);
     }
 
-    /// Waits while the meter thread records an end: one call of the driver.
-    fn await_closed(&self) {
+    /// Waits while another thread records an end: one call of the driver.
+    pub fn await_closed(&self) {
         while self.state.load(Ordering::Acquire) == CLOSING {
             std::thread::yield_now();
         }
@@ -423,7 +474,10 @@ mod tests {
             return;
         }
         let ends = lane.begin(calls, launch, None).unwrap();
+        lane.close_stale(calls, 1, 1);
+        assert!(lane.is_open(), "nobody closes under a launch");
         fake::launch(STREAM, ns);
+        lane.launched();
         if ends {
             lane.end(calls);
         }
@@ -508,11 +562,11 @@ mod tests {
         launch(&calls, lane, KERNEL, KERNEL_NS);
         launch(&calls, lane, KERNEL, KERNEL_NS);
         assert_eq!(lane.open_launches(), Some(1), "the second is of a longer segment");
-        lane.close_stale(&calls, 7);
+        lane.close_stale(&calls, 7, 300);
         assert!(lane.is_open());
-        lane.close_stale(&calls, 1);
+        lane.close_stale(&calls, 1, 300);
         assert!(!lane.is_open());
-        assert!(lane.place(1).is_some_and(Segment::is_stale));
+        assert_eq!(lane.place(1).map(Segment::quiet_ns), Some(300));
     }
 
     #[test]
@@ -537,7 +591,14 @@ mod tests {
         let lane = lane();
         let context = lane.context;
         assert!(std::ptr::eq(context.lane(STREAM, 1).unwrap(), lane), "its own");
+        let calls = fake::calls();
+        launch(&calls, lane, KERNEL, KERNEL_NS);
+        launch(&calls, lane, KERNEL, KERNEL_NS);
+        assert!(lane.is_open());
         lane.retire();
+        assert!(!lane.is_open(), "nothing stays open on a stream that is gone");
+        fake::finish();
+        read(&calls, lane);
         let next = context.lane(Stream(0x20_0000), os::thread_id()).unwrap();
         assert!(std::ptr::eq(next, lane));
         let other = context.lane(STREAM, os::thread_id()).unwrap();

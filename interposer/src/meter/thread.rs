@@ -7,7 +7,6 @@ use std::{io, mem, ptr, thread};
 use super::context::{ContextState, Inner};
 use super::lane::Lane;
 use super::union::Union;
-use crate::capture;
 use crate::driver::calls::Progress;
 use crate::log::say;
 use crate::os;
@@ -27,8 +26,8 @@ const SLEEP_NS: u64 = 1_000_000_000;
 const STALE_NS: u64 = 200_000;
 /// GPU time over which the overlap of streams is measured.
 const OVERLAP_OVER_NS: u64 = 20_000_000;
-/// The stack: this thread calls the driver and little else.
-const STACK_BYTES: usize = 256 << 10;
+/// The stack. It holds the thread-local data of every library too; what is not touched costs nothing.
+const STACK_BYTES: usize = 2 << 20;
 /// First and longest pause between attempts to find the daemon again, ns.
 const RECONNECT_NS: (u64, u64) = (50_000_000, 2_000_000_000);
 
@@ -142,8 +141,11 @@ impl Meter {
         });
         if is_open || gpu.is_launching() {
             meter.in_flight.store(1, Ordering::SeqCst);
-        } else if !gpu.is_open() {
-            gpu.ring();
+        } else {
+            gpu.empty_queue();
+            if !gpu.is_open() {
+                gpu.ring();
+            }
         }
     }
 
@@ -187,7 +189,8 @@ impl Meter {
         if lane.seen_launched.swap(launches, Ordering::Relaxed) != launches {
             lane.seen_since_ns.store(now_ns, Ordering::Relaxed);
         } else if now_ns.saturating_sub(lane.seen_since_ns.load(Ordering::Relaxed)) > STALE_NS {
-            lane.close_stale(&self.process.calls, launches);
+            let quiet_ns = now_ns.saturating_sub(lane.seen_since_ns.load(Ordering::Relaxed));
+            lane.close_stale(&self.process.calls, launches, quiet_ns.saturating_add(TICK_ALONE_NS));
         }
     }
 
@@ -205,8 +208,8 @@ impl Meter {
                 && let Some((start_ns, end_ns)) = inner.locate(calls, lane)
             {
                 self.charge(context, lane, start_ns, end_ns);
-            } else if capture::is_active() && launches != 0 {
-                // Its end fell into a capture: charged by what such launches take.
+            } else if segment.is_lost() {
+                // Its end could not be recorded, as in a capture: charged by what such launches take.
                 let charged_ns = lane.mean_ns().saturating_mul(u64::from(launches));
                 if let Some(meter) = context.gpu.meter() {
                     meter.compute_ns.fetch_add(charged_ns, Ordering::Relaxed);
@@ -221,20 +224,17 @@ impl Meter {
         let Some(segment) = lane.oldest().filter(|segment| segment.launches() != 0) else { return };
         let launches = u64::from(segment.launches());
         let took_ns = end_ns.saturating_sub(start_ns).max(0) as u64;
-        // Closed late into an idle stream, a segment seems to last until it was closed. What its launches usually take bounds it.
+        // Closed late into an idle stream, a segment seems to last until it was closed. Of the time without launches it is charged what its
+        // launches usually take, and teaches nothing.
+        let quiet_ns = segment.quiet_ns();
         let usual_ns = lane.mean_ns().saturating_mul(launches);
-        let is_overlong = segment.is_stale() && usual_ns != 0 && took_ns > usual_ns;
-        let charged_ns = if is_overlong && took_ns - usual_ns <= 2 * STALE_NS + TICK_ALONE_NS {
-            usual_ns
-        } else {
-            took_ns
-        };
-        if !is_overlong {
+        let charged_ns = took_ns.min(usual_ns.max(took_ns.saturating_sub(quiet_ns)));
+        if quiet_ns == 0 {
             lane.learn(took_ns / launches);
         }
         // What is already known of such launches bounds the longest: the first of a kernel may hold the time in which the driver loads it.
         let mut known_ns = 0;
-        if let Some(key) = segment.key().filter(|_| !segment.is_stale()) {
+        if let Some(key) = segment.key().filter(|_| quiet_ns == 0) {
             known_ns = context.gpu.estimates.get(key).unwrap_or(0);
             context.gpu.estimates.learn(key, took_ns);
         }
