@@ -4,7 +4,7 @@ use crate::support::{Daemon, wait_until};
 use deepres_controller::config::Config;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -329,10 +329,14 @@ fn the_jobs_status_is_passed_on() {
 }
 
 /// Starts a job that makes a file when it is ready.
+///
+/// It gets a process group of its own, as from a shell: in the tests' own group, which is an orphaned one where no shell waits for it,
+/// the kernel would discard SIGTSTP.
 fn start(place: &Place, script: &str) -> (Child, PathBuf) {
     let ready = place.scratch.path().join("ready");
     let script = format!("{script}\ntouch {}\nwhile :; do sleep 0.02; done", ready.display());
-    let child = place.deepres(&["run", "--name", "job", "--", "sh", "-c", &script]).spawn().unwrap();
+    let child =
+        place.deepres(&["run", "--name", "job", "--", "sh", "-c", &script]).process_group(0).spawn().unwrap();
     wait_until(PATIENCE, || ready.exists());
     (child, ready)
 }
