@@ -351,10 +351,14 @@ impl Lane {
         self.close_if(calls, |_| true, None);
     }
 
-    /// The meter thread's way to close a segment that has had `launches` launches for `quiet_ns`. Not for a per-thread default stream,
-    /// which means another stream to another thread.
+    /// The meter thread's way to close a segment that has had `launches` launches for `quiet_ns`.
+    ///
+    /// A per-thread default stream is another stream to another thread, so the end of a segment there cannot be recorded by this one. Such a
+    /// segment stays open only if the ring had no place when its thread would have closed it. It is closed as lost, once all before it is
+    /// complete and what it holds has had the time that it usually takes.
     pub fn close_stale(&self, calls: &Calls, launches: u32, quiet_ns: u64) {
-        if self.stream() != Some(Stream::PER_THREAD) {
+        let usual_ns = self.mean_ns().saturating_mul(u64::from(launches));
+        if self.stream() != Some(Stream::PER_THREAD) || (self.waiting() == 0 && quiet_ns > usual_ns) {
             self.close_if(calls, |launched| launched == launches, Some(quiet_ns));
         }
     }
@@ -396,9 +400,10 @@ impl Lane {
             return;
         };
         // A stream that joined a capture meanwhile takes no marker.
+        let is_anothers = stream == Stream::PER_THREAD && quiet_ns.is_some();
         let record = || {
             let is_captured = capture::is_active() && calls.may_be_capturing(stream);
-            (!is_captured && calls.record(segment.end(), stream)).then_some(())
+            (!is_anothers && !is_captured && calls.record(segment.end(), stream)).then_some(())
         };
         // A default stream's name means that of the current context.
         let is_recorded = if stream.is_default() {
@@ -462,21 +467,25 @@ mod tests {
     const KERNEL_NS: u64 = 10_000;
 
     fn lane() -> &'static Lane {
+        lane_of(STREAM)
+    }
+
+    fn lane_of(stream: Stream) -> &'static Lane {
         let gpu: &'static Gpu = Box::leak(Box::default());
         let context: &'static ContextState = Box::leak(Box::new(ContextState::new(Context(0x1000), gpu, 0)));
-        context.lane(STREAM, 1).unwrap()
+        context.lane(stream, 1).unwrap()
     }
 
     /// One launch as the hooks make it, of a kernel or graph of `ns`.
     fn launch(calls: &Calls, lane: &Lane, launch: Launch, ns: u64) {
         if !launch.is_graph && lane.count() {
-            fake::launch(STREAM, ns);
+            fake::launch(lane.stream().unwrap(), ns);
             return;
         }
         let ends = lane.begin(calls, launch, None).unwrap();
         lane.close_stale(calls, 1, 1);
         assert!(lane.is_open(), "nobody closes under a launch");
-        fake::launch(STREAM, ns);
+        fake::launch(lane.stream().unwrap(), ns);
         lane.launched();
         if ends {
             lane.end(calls);
@@ -567,6 +576,26 @@ mod tests {
         lane.close_stale(&calls, 1, 300);
         assert!(!lane.is_open());
         assert_eq!(lane.place(1).map(Segment::quiet_ns), Some(300));
+    }
+
+    #[test]
+    fn what_a_full_ring_leaves_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
+        let (calls, lane) = (fake::calls(), lane_of(Stream::PER_THREAD));
+        const LEFT: u32 = 5;
+        for _ in 0..RING - 1 + LEFT {
+            launch(&calls, lane, KERNEL, KERNEL_NS);
+        }
+        assert_eq!(lane.open_launches(), Some(LEFT));
+        lane.close_stale(&calls, LEFT, u64::MAX);
+        assert!(lane.is_open(), "what came before still runs");
+        fake::finish();
+        assert_eq!(read(&calls, lane).len(), RING as usize - 1);
+        lane.close_stale(&calls, LEFT, KERNEL_NS);
+        assert!(lane.is_open(), "it may still run");
+        lane.close_stale(&calls, LEFT, u64::from(LEFT + 1) * KERNEL_NS);
+        let closed = lane.oldest().unwrap();
+        assert!(closed.is_lost(), "nothing was recorded from another thread");
+        assert_eq!(closed.launches(), LEFT);
     }
 
     #[test]
