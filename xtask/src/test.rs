@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything that has to hold, in one command.
 
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -77,7 +77,7 @@ fn heading(text: &str) {
 pub fn run(options: &Options) -> Result<ExitCode> {
     install_needs()?;
     let mut tally = Tally::default();
-    let venv = venv::prepare()?;
+    let (venv, venv_clients) = (venv::prepare()?, venv::prepare_clients()?);
 
     if options.filter.is_none() {
         for check in [
@@ -111,7 +111,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     end_to_end
         .args(["test", "--package", END_TO_END])
         .env("DEEPRES_ARTEFACTS", artefacts.folder())
-        .env("DEEPRES_VENV", venv.folder());
+        .env("DEEPRES_VENV", venv.folder())
+        .env("DEEPRES_VENV_CLIENTS", venv_clients.folder());
     tally.tests(filtered(&mut end_to_end, options))?;
 
     eprintln!();
@@ -146,17 +147,32 @@ fn filtered<'c>(cargo: &'c mut Command, options: &Options) -> &'c mut Command {
 
 /// What a machine with a Rust toolchain may still lack. A C compiler is not on the list: rustc links with it.
 fn install_needs() -> Result<()> {
-    if venv::can_create() {
+    let mut lacking = Vec::new();
+    if !venv::can_create() {
+        lacking.extend(["python3", "python3-venv"]);
+    }
+    if !has_cxx() {
+        lacking.push("g++");
+    }
+    if lacking.is_empty() {
         return Ok(());
     }
+    let packages = lacking.join(" ");
     if !rustix::process::geteuid().is_root() {
-        bail!("Python 3 with its venv module is needed: apt-get install python3-venv");
+        bail!("the tests need more of this machine: apt-get install {packages}");
     }
     let mut update = Command::new("apt-get");
-    command::run(update.arg("update")).context("the tests need python3-venv")?;
+    command::run(update.arg("update")).with_context(|| format!("the tests need {packages}"))?;
     let mut install = Command::new("apt-get");
-    install.args(["install", "--yes", "--no-install-recommends", "python3", "python3-venv"]);
+    install.args(["install", "--yes", "--no-install-recommends"]).args(lacking);
     command::run(install.env("DEBIAN_FRONTEND", "noninteractive"))
+}
+
+/// Whether there is the C++ compiler that nvcc hands its host code to.
+fn has_cxx() -> bool {
+    let mut cxx = Command::new("g++");
+    cxx.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    cxx.status().is_ok_and(|status| status.success())
 }
 
 #[cfg(test)]

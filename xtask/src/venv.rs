@@ -1,4 +1,4 @@
-//! The Python environment of the test clients: tinygrad and NVIDIA's compiler library, pinned.
+//! The Python environments of the test clients, pinned: tinygrad with NVIDIA's compiler library, and all the others.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,12 +50,22 @@ fn children(folder: &Path) -> Vec<PathBuf> {
     entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
-/// Prepares `target/venv`, unless an earlier run left it with the same requirements.
+/// Prepares `target/venv`, the training script's: all that the demo needs.
 pub fn prepare() -> Result<Venv> {
-    let requirements = crate::workspace().join("tests/workloads/python/requirements.txt");
+    with_requirements("venv", "requirements.txt")
+}
+
+/// Prepares `target/venv-clients`, that of the tests' other clients and their nvcc.
+pub fn prepare_clients() -> Result<Venv> {
+    with_requirements("venv-clients", "requirements-clients.txt")
+}
+
+/// Prepares an environment, unless an earlier run left it with the same requirements.
+fn with_requirements(name: &str, requirements: &str) -> Result<Venv> {
+    let requirements = crate::workspace().join("tests/workloads/python").join(requirements);
     let wanted = fs::read_to_string(&requirements)
         .with_context(|| format!("cannot read {}", requirements.display()))?;
-    let venv = create(&build::target().join("venv"))?;
+    let venv = create(&build::target().join(name))?;
     // Written last: its presence says that everything it names is installed.
     let marker = venv.folder.join("deepres-requirements.txt");
     if fs::read_to_string(&marker).is_ok_and(|installed| installed == wanted) {

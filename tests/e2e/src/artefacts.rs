@@ -11,8 +11,28 @@ use anyhow::{Context, Result, bail, ensure};
 
 /// Folder with `deepres`, `libdeepres.so` and `simgpu/`. Set by `cargo xtask test`, which builds once for all.
 const ARTEFACTS_VARIABLE: &str = "DEEPRES_ARTEFACTS";
-/// Python environment with tinygrad and NVRTC.
-const VENV_VARIABLE: &str = "DEEPRES_VENV";
+
+/// A Python environment under `target/`, and how to make it.
+struct Venv {
+    /// Set by `cargo xtask test`, which prepares it.
+    variable: &'static str,
+    /// Where it is otherwise.
+    folder: &'static str,
+    requirements: &'static str,
+}
+
+/// tinygrad and NVRTC.
+const TRAINING: Venv = Venv {
+    variable: "DEEPRES_VENV",
+    folder: "venv",
+    requirements: "tests/workloads/python/requirements.txt",
+};
+/// The other Python clients, and nvcc.
+const CLIENTS: Venv = Venv {
+    variable: "DEEPRES_VENV_CLIENTS",
+    folder: "venv-clients",
+    requirements: "tests/workloads/python/requirements-clients.txt",
+};
 
 /// The packages behind the artefacts.
 const PACKAGES: [&str; 4] = ["deepres-interposer", "deepres", "simgpu-cuda", "simgpu-nvml"];
@@ -99,7 +119,7 @@ fn build() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// A Python with the training script's requirements, and the folder of its NVRTC.
+/// A Python with a client's requirements, and the folder of its NVRTC.
 #[derive(Debug)]
 pub struct Python {
     /// The interpreter.
@@ -108,22 +128,35 @@ pub struct Python {
     pub nvrtc: PathBuf,
 }
 
-/// The Python environment, prepared first if it is not there.
+/// The training script's Python environment, prepared first if it is not there.
 pub fn python() -> &'static Python {
     static PYTHON: OnceLock<Python> = OnceLock::new();
-    PYTHON
-        .get_or_init(|| find_or_make_python().unwrap_or_else(|error| panic!("the Python clients: {error:#}")))
+    PYTHON.get_or_init(|| TRAINING.find_or_make())
 }
 
-fn find_or_make_python() -> Result<Python> {
-    let venv = env::var_os(VENV_VARIABLE).map_or_else(|| target().join("venv"), PathBuf::from);
-    let interpreter = venv.join("bin/python");
-    if nvrtc_folder(&venv).is_err() {
-        let requirements = repository().join("tests/workloads/python/requirements.txt");
-        run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-        run(Command::new(&interpreter).args(["-m", "pip", "install", "--quiet", "-r"]).arg(requirements))?;
+/// The Python environment of the other clients, with nvcc in it; prepared first if it is not there.
+pub fn clients_python() -> &'static Python {
+    static PYTHON: OnceLock<Python> = OnceLock::new();
+    PYTHON.get_or_init(|| CLIENTS.find_or_make())
+}
+
+impl Venv {
+    fn find_or_make(&self) -> Python {
+        self.try_find_or_make().unwrap_or_else(|error| panic!("the Python clients: {error:#}"))
     }
-    Ok(Python { interpreter, nvrtc: nvrtc_folder(&venv)? })
+
+    fn try_find_or_make(&self) -> Result<Python> {
+        let venv = env::var_os(self.variable).map_or_else(|| target().join(self.folder), PathBuf::from);
+        let interpreter = venv.join("bin/python");
+        if nvrtc_folder(&venv).is_err() {
+            let requirements = repository().join(self.requirements);
+            run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+            run(Command::new(&interpreter)
+                .args(["-m", "pip", "install", "--quiet", "-r"])
+                .arg(requirements))?;
+        }
+        Ok(Python { interpreter, nvrtc: nvrtc_folder(&venv)? })
+    }
 }
 
 fn nvrtc_folder(venv: &Path) -> Result<PathBuf> {

@@ -1,12 +1,13 @@
-//! The clients under `tests/workloads`: C programs, built here on first use, and the training script.
+//! The clients under `tests/workloads`: C, CUDA and Rust programs, built here on first use, and Python scripts.
 
 use std::{
     env, fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicU32, Ordering},
 };
 
-use crate::artefacts::{artefacts, repository, run, target};
+use crate::artefacts::{artefacts, clients_python, repository, run, target};
 
 /// How a C client reaches the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +57,31 @@ pub fn training_script() -> PathBuf {
     repository().join("tests/workloads/python/train.py")
 }
 
+/// The Python script of this name.
+pub fn script(name: &str) -> PathBuf {
+    repository().join("tests/workloads/python").join(name).with_extension("py")
+}
+
+/// The Rust client, built by cargo.
+pub fn cudarc_client() -> PathBuf {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "--package", "deepres-cudarc-client"]).current_dir(repository());
+    run(&mut cargo).unwrap_or_else(|error| panic!("building a client: {error:#}"));
+    target().join("debug/cudarc-client")
+}
+
+/// Path of `tests/workloads/cuda/NAME.cu`, compiled by PyPI's nvcc, which puts libcudart inside.
+pub fn cuda_program(name: &str) -> PathBuf {
+    let toolkit = clients_python().nvrtc.parent().expect("the folder of libraries lies in the toolkit's");
+    let source = repository().join("tests/workloads/cuda").join(name).with_extension("cu");
+    build(&source, name, |product| {
+        let mut nvcc = Command::new(toolkit.join("bin/nvcc"));
+        // The wheels have `lib` where nvcc's own profile says `lib64`.
+        nvcc.arg("-L").arg(toolkit.join("lib")).arg(&source).arg("-o").arg(product);
+        nvcc
+    })
+}
+
 /// The simulated GPU's configuration under the training script.
 pub fn demo_simgpu() -> String {
     let path = repository().join("tests/workloads/simgpu-demo.toml");
@@ -63,24 +89,32 @@ pub fn demo_simgpu() -> String {
 }
 
 fn compile(name: &str, output: &str, flags: &[String]) -> PathBuf {
-    let folder = target().join("e2e-clients");
     let source = repository().join("tests/workloads/c").join(name).with_extension("c");
-    let product = folder.join(output);
-    if !is_newer(&product, &source) {
-        fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-        // Tests of one binary run in parallel: each compiles beside and puts its product in place at once.
-        let beside =
-            folder.join(format!("{output}.{}.{:?}", std::process::id(), std::thread::current().id()));
+    build(&source, output, |product| {
         let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
         let mut command = Command::new(compiler);
-        command.args(["-O1", "-Wall", "-Wextra", "-Werror"]).arg(&source).args(flags).arg("-o").arg(&beside);
-        run(&mut command).unwrap_or_else(|error| panic!("compiling a client: {error:#}"));
+        command.args(["-O1", "-Wall", "-Wextra", "-Werror"]).arg(&source).args(flags).arg("-o").arg(product);
+        command
+    })
+}
+
+/// Runs the compiler unless its product is there and younger than the sources.
+fn build(source: &Path, output: &str, compiler: impl FnOnce(&Path) -> Command) -> PathBuf {
+    let folder = target().join("e2e-clients");
+    let product = folder.join(output);
+    if !is_newer(&product, source) {
+        fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        // Tests of one binary run in parallel: each compiles beside and puts its product in place at once.
+        static BUILDS: AtomicU32 = AtomicU32::new(0);
+        let build = BUILDS.fetch_add(1, Ordering::Relaxed);
+        let beside = folder.join(format!("{output}.{}-{build}", std::process::id()));
+        run(&mut compiler(&beside)).unwrap_or_else(|error| panic!("compiling a client: {error:#}"));
         fs::rename(&beside, &product).unwrap_or_else(|error| panic!("{}: {error}", product.display()));
     }
     product
 }
 
-/// Whether the product is younger than every C file, headers included.
+/// Whether the product is younger than every file beside its source, headers included.
 fn is_newer(product: &Path, source: &Path) -> bool {
     let modified = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
     let Some(built) = modified(product) else { return false };

@@ -1,0 +1,244 @@
+//! Clients of other makers, as PyPI and crates.io have them: deepres counts what they count, its limit is their own out of
+//! memory, and none of their look-ups goes past it.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+    time::Duration,
+};
+
+use deepres_abi::driver::{self, types::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM};
+use deepres_e2e::{
+    Host, Tenant,
+    artefacts::{artefacts, clients_python},
+    clients::{c_library, cuda_program, cudarc_client, script},
+    host::COMMAND_LIMIT,
+};
+use object::Object as _;
+use serde_json::Value;
+
+/// Python clients import and compile first, on a machine that others use too.
+const CLIENT_LIMIT: Duration = Duration::from_secs(90);
+/// The meter page is brought up to date by the session's own meter thread.
+const METER_SETTLES_WITHIN: Duration = Duration::from_secs(5);
+/// The part of its kernels' GPU time that a client is charged at the least. There is no bound from above: a client that launches
+/// more slowly than the GPU runs is charged more (numba-cuda with kernels of 6 µs: some four times as much).
+const METERED_AT_LEAST: f64 = 0.9;
+const LIMIT_BYTES: u64 = 1 << 30;
+/// Enough for the client's memory to be taken and its look-ups to be made.
+const FEW: &str = "3";
+
+/// A client's program and what comes before its own arguments.
+struct Client {
+    name: &'static str,
+    program: PathBuf,
+    script: Option<String>,
+}
+
+impl Client {
+    fn python(name: &'static str) -> Self {
+        let script = script(name).display().to_string();
+        Self { name, program: clients_python().interpreter.clone(), script: Some(script) }
+    }
+
+    fn numba() -> Self {
+        Self::python("numba_client")
+    }
+
+    fn cuda_python() -> Self {
+        Self::python("cuda_client")
+    }
+
+    fn cudarc() -> Self {
+        Self { name: "cudarc", program: cudarc_client(), script: None }
+    }
+
+    fn arguments<'a>(&'a self, launches: &'a str) -> Vec<&'a str> {
+        self.script.iter().map(String::as_str).chain([launches]).collect()
+    }
+}
+
+/// Runs a client under `deepres run`: as many launches as it says it made, all of the memory limit in its hands, and the error
+/// that it knows from a full device. Returns what it said.
+fn assert_counted_and_limited(client: &Client) -> Value {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let limit = LIMIT_BYTES.to_string();
+    let options = ["--name", client.name, "--memory", &limit];
+    let mut process = host.spawn(host.run(&options, &client.program, &client.arguments("1000")));
+    let said = process.await_json(CLIENT_LIMIT);
+    let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("no number: {said}"));
+
+    let launches = number(&said["kernel_launches"]);
+    // It has synchronised, so the record is complete.
+    let truth = host.truth();
+    let [record] =
+        &truth.processes.iter().filter(|record| record.gpus[0].kernels > 0).collect::<Vec<_>>()[..]
+    else {
+        panic!("one process launched: {truth:?}")
+    };
+    assert_eq!(record.gpus[0].kernels, launches, "the GPU ran what was launched");
+    let is_metered = |tenant: &Tenant| {
+        tenant.kernel_launches == launches
+            && tenant.gpu_ns as f64 >= record.gpus[0].kernel_busy_ns as f64 * METERED_AT_LEAST
+    };
+    let ps = host.await_ps(|ps| ps.find(client.name).is_some_and(is_metered), METER_SETTLES_WITHIN);
+    let tenant = ps.tenant(client.name);
+    assert_eq!(tenant.pids(), [record.pid]);
+    assert_eq!(tenant.graph_launches, 0);
+    assert_eq!(tenant.memory_limit_bytes, Some(LIMIT_BYTES));
+    assert_eq!(tenant.memory_bytes, LIMIT_BYTES, "{said}");
+    assert!(tenant.refusals > 0, "the limit refused: {tenant:?}");
+    assert_eq!(number(&said["filled"]["bytes"]), LIMIT_BYTES, "the whole limit can be had");
+    process.finish(COMMAND_LIMIT).success();
+    said
+}
+
+#[test]
+fn numba_cuda_is_counted_and_meets_its_own_out_of_memory() {
+    let said = assert_counted_and_limited(&Client::numba());
+    assert_eq!(said["filled"]["error"], "CudaAPIError");
+    assert_eq!(said["filled"]["code"], 2, "CUDA_ERROR_OUT_OF_MEMORY");
+    assert_eq!(said["total"], LIMIT_BYTES, "the tenant's part is what it takes for the device's memory");
+    assert!(
+        said["elapsed_ms"].as_f64().is_some_and(|elapsed_ms| elapsed_ms > 0.0),
+        "its events tell time: {said}"
+    );
+}
+
+#[test]
+fn cuda_bindings_and_cuda_core_are_counted_and_meet_their_own_out_of_memory() {
+    let said = assert_counted_and_limited(&Client::cuda_python());
+    assert_eq!(said["filled"]["error"], "CUDAError");
+    let text = said["filled"]["text"].as_str().unwrap_or_default();
+    assert!(text.starts_with("CUDA_ERROR_OUT_OF_MEMORY"), "{said}");
+}
+
+#[test]
+fn cudarc_is_counted_and_meets_its_own_out_of_memory() {
+    let said = assert_counted_and_limited(&Client::cudarc());
+    assert_eq!(said["filled"]["error"], "CUDA_ERROR_OUT_OF_MEMORY");
+    assert_eq!(said["total"], LIMIT_BYTES, "the tenant's part is what it takes for the device's memory");
+}
+
+/// What `witness.c` saw of one look-up that was answered.
+#[derive(Debug)]
+struct LookUp {
+    /// The exported symbol that a driver of this version has for what was asked.
+    symbol: String,
+    /// The file that the answer lies in.
+    owner: String,
+}
+
+/// The look-ups in a witness's log that found something.
+fn look_ups(log: &Path) -> Vec<LookUp> {
+    let text = fs::read_to_string(log).expect("the witness was loaded and saw something");
+    let parse = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [how, name, version, flags, owner] = words[..] else { panic!("the witness wrote {line:?}") };
+        if owner == "nobody" {
+            return None;
+        }
+        let symbol = match how {
+            "dlsym" => name.to_owned(),
+            _ => {
+                let flags: u64 = flags.parse().expect("flags");
+                let per_thread = flags & u64::from(CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
+                let found = driver::resolve(name.as_bytes(), version.parse().expect("a version"), per_thread);
+                found
+                    .unwrap_or_else(|| panic!("the driver has what the table has not: {line}"))
+                    .symbol()
+                    .to_owned()
+            }
+        };
+        Some(LookUp { symbol, owner: owner.to_owned() })
+    };
+    text.lines().filter_map(parse).collect()
+}
+
+/// Every driver function that deepres hooks: it exports each under its name.
+fn hooked() -> &'static BTreeSet<String> {
+    static HOOKED: OnceLock<BTreeSet<String>> = OnceLock::new();
+    HOOKED.get_or_init(|| {
+        let bytes = fs::read(&artefacts().library).expect("the library under test");
+        let library = object::File::parse(&*bytes).expect("an ELF file");
+        let names = library.exports().expect("exported symbols").into_iter();
+        let names = names.map(|export| String::from_utf8_lossy(export.name()).into_owned());
+        names.filter(|name| driver::by_symbol(name.as_bytes()).is_some()).collect()
+    })
+}
+
+/// Runs a client with a witness before deepres, and asserts that each answer to its look-ups was a hook if there is one for what
+/// was asked, and the driver's own function if not. Returns the client's output and the functions whose hooks it got.
+fn assert_every_look_up_is_answered_with_our_hook(
+    program: &Path,
+    arguments: &[&str],
+) -> (String, Vec<String>) {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let log = host.path().join("witness.log");
+    let preload = format!("{}:{}", c_library("witness").display(), artefacts().library.display());
+    let mut command = host.preloaded(program);
+    command.args(arguments).env("LD_PRELOAD", preload).env("WITNESS_LOG", &log).env("DEEPRES_LOG", "debug");
+    let finished = host.spawn(command).finish(CLIENT_LIMIT).success();
+
+    let mut got = Vec::new();
+    for look_up in look_ups(&log) {
+        let is_ours = look_up.owner == "libdeepres.so";
+        assert_eq!(is_ours, hooked().contains(&look_up.symbol), "{look_up:?}");
+        if is_ours {
+            got.push(look_up.symbol);
+        }
+    }
+    let reports: Vec<&str> = finished.stderr.lines().filter(|line| line.contains("look-ups:")).collect();
+    assert!(!reports.is_empty(), "deepres reports at the end:\n{}", finished.stderr);
+    for report in &reports {
+        assert!(report.contains(" 0 from another libcuda, 0 of unknown address"), "{report}");
+    }
+    let counted = format!("look-ups: {} hooked,", got.len());
+    assert!(
+        reports.iter().any(|report| report.contains(&counted)),
+        "the witness saw {}: {reports:?}",
+        got.len()
+    );
+    (finished.stdout, got)
+}
+
+#[test]
+fn no_look_up_of_the_clients_goes_past_the_hooks() {
+    for client in [Client::numba(), Client::cuda_python(), Client::cudarc()] {
+        let (_, got) =
+            assert_every_look_up_is_answered_with_our_hook(&client.program, &client.arguments(FEW));
+        assert!(got.iter().any(|symbol| symbol.starts_with("cuLaunchKernel")), "{}: {got:?}", client.name);
+    }
+}
+
+/// libcudart asks the driver to prove that it is NVIDIA's, by private tables; the simulated one cannot. All its look-ups come before.
+#[test]
+fn no_look_up_of_a_static_libcudart_goes_past_the_hooks() {
+    let program = cuda_program("static_runtime");
+    let host = Host::new();
+    let bare = host.finish(host.command(&program)).success();
+    let said: Value = bare.json();
+    for call in ["cudaGetDeviceCount", "cudaMalloc", "launch"] {
+        assert!(
+            said[call].as_str().is_some_and(|error| error != "cudaSuccess"),
+            "{call} works now: test it as the other clients"
+        );
+    }
+    let (stdout, got) = assert_every_look_up_is_answered_with_our_hook(&program, &[]);
+    assert_eq!(stdout, bare.stdout, "it fails as without deepres");
+    for symbol in [
+        "cuInit",
+        "cuLaunchKernel",
+        "cuLaunchKernelEx",
+        "cuGraphLaunch",
+        "cuMemAlloc_v2",
+        "cuMemAllocAsync",
+        "cuMemFree_v2",
+    ] {
+        assert!(got.iter().any(|name| name == symbol), "{symbol} is not among {got:?}");
+    }
+}

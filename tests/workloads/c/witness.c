@@ -1,0 +1,89 @@
+/* A preload library of somebody else's, in front of deepres: it sees every look-up of a driver function that the program makes,
+ * by dlsym or cuGetProcAddress, and appends to the file WITNESS_LOG what was answered and which library that lies in:
+ *
+ *     dlsym NAME - - OWNER
+ *     cuGetProcAddress NAME VERSION FLAGS OWNER
+ *
+ * OWNER is a file's name, or `nobody` where there was no answer. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int (*look_up_v1)(const char *, void **, int, unsigned long long);
+typedef int (*look_up_v2)(const char *, void **, int, unsigned long long, int *);
+static look_up_v1 real_v1;
+static look_up_v2 real_v2;
+
+/* From this version on cuGetProcAddress has the ABI with a status. */
+enum { V2_SINCE = 12000 };
+
+static void witness(const char *how, const char *name, const char *detail, void *address) {
+    const char *log = getenv("WITNESS_LOG"), *owner = "nobody";
+    char line[512];
+    Dl_info info;
+    if (!log) return;
+    if (address) {
+        owner = "somebody";
+        if (dladdr(address, &info) && info.dli_fname) {
+            const char *slash = strrchr(info.dli_fname, '/');
+            owner = slash ? slash + 1 : info.dli_fname;
+        }
+    }
+    int length = snprintf(line, sizeof line, "%s %s %s %s\n", how, *name ? name : "-", detail, owner);
+    /* One write a line: threads and processes share the file. */
+    int file = open(log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+    if (file < 0 || write(file, line, (size_t)length) != length) abort();
+    close(file);
+}
+
+static int witness_v1(const char *name, void **answer, int version, unsigned long long flags);
+static int witness_v2(const char *name, void **answer, int version, unsigned long long flags, int *status);
+
+static void witness_answer(int result, const char *name, void **answer, int version, unsigned long long flags) {
+    char detail[64];
+    void *found = result == 0 && answer ? *answer : NULL;
+    snprintf(detail, sizeof detail, "%d %llu", version, flags);
+    witness("cuGetProcAddress", name, detail, found);
+    if (!found || strcmp(name, "cuGetProcAddress") != 0) return;
+    /* What is looked up through the answer is to be seen too. */
+    if (version >= V2_SINCE) {
+        real_v2 = (look_up_v2)found;
+        *answer = (void *)witness_v2;
+    } else {
+        real_v1 = (look_up_v1)found;
+        *answer = (void *)witness_v1;
+    }
+}
+
+static int witness_v1(const char *name, void **answer, int version, unsigned long long flags) {
+    int result = real_v1(name, answer, version, flags);
+    witness_answer(result, name, answer, version, flags);
+    return result;
+}
+
+static int witness_v2(const char *name, void **answer, int version, unsigned long long flags, int *status) {
+    int result = real_v2(name, answer, version, flags, status);
+    witness_answer(result, name, answer, version, flags);
+    return result;
+}
+
+void *dlsym(void *restrict handle, const char *restrict name) {
+    static void *(*real)(void *, const char *);
+    if (!real) *(void **)&real = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    void *address = real(handle, name);
+    if (strncmp(name, "cu", 2) != 0) return address;
+    witness("dlsym", name, "- -", address);
+    if (address && strcmp(name, "cuGetProcAddress") == 0) {
+        real_v1 = (look_up_v1)address;
+        return (void *)witness_v1;
+    }
+    if (address && strcmp(name, "cuGetProcAddress_v2") == 0) {
+        real_v2 = (look_up_v2)address;
+        return (void *)witness_v2;
+    }
+    return address;
+}
