@@ -11,6 +11,9 @@ pub const DIRECTORY_VARIABLE: &str = "DEEPRES_DIR";
 pub const SOCKET_VARIABLE: &str = "DEEPRES_SOCKET";
 
 const SYSTEM_DIRECTORY: &str = "/run/deepres";
+/// Holds the tenant socket and nothing else, and stays when a daemon ends: a container that has it mounted meets the next daemon
+/// in it, and never the administrators' socket.
+const TENANT_DIRECTORY: &str = "tenant";
 const TENANT_SOCKET: &str = "tenant.sock";
 const ADMIN_SOCKET: &str = "admin.sock";
 const ROOT: u32 = 0;
@@ -39,9 +42,14 @@ impl Directory {
         &self.0
     }
 
+    /// The directory of the tenant socket: what a container mounts.
+    pub fn tenant_directory(&self) -> PathBuf {
+        self.0.join(TENANT_DIRECTORY)
+    }
+
     /// The socket that tenants connect to.
     pub fn tenant_socket(&self) -> PathBuf {
-        self.0.join(TENANT_SOCKET)
+        self.tenant_directory().join(TENANT_SOCKET)
     }
 
     /// The socket that administrators connect to.
@@ -86,7 +94,7 @@ impl Directory {
 fn named() -> Option<Directory> {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable(DIRECTORY_VARIABLE).map(Directory::at).or_else(|| {
-        variable(SOCKET_VARIABLE).and_then(|socket| Some(Directory::at(absolute(socket).parent()?)))
+        variable(SOCKET_VARIABLE).and_then(|socket| Some(Directory::at(absolute(socket).parent()?.parent()?)))
     })
 }
 

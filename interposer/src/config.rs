@@ -54,7 +54,7 @@ impl Config {
     }
 }
 
-/// `tenant.sock` where the daemon puts it by default.
+/// `tenant/tenant.sock` where the daemon puts it by default.
 fn default_socket() -> PathBuf {
     let directory =
         env::var_os("DEEPRES_DIR").filter(|dir| !dir.is_empty()).map(PathBuf::from).unwrap_or_else(|| {
@@ -67,7 +67,7 @@ fn default_socket() -> PathBuf {
                 None => PathBuf::from(format!("/tmp/deepres-{user}")),
             }
         });
-    directory.join("tenant.sock")
+    directory.join("tenant/tenant.sock")
 }
 
 /// `30%` or `12.5%` as parts per million.

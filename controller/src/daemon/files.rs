@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 /// Root's daemon serves every user; a user's own serves that user alone.
 const SHARED_DIRECTORY_MODE: u32 = 0o755;
 const OWN_DIRECTORY_MODE: u32 = 0o700;
+/// The directory of the tenant socket: whoever it is mounted for may look the socket up, and the socket has its own mode.
+const TENANT_DIRECTORY_MODE: u32 = 0o755;
 const SHARED_SOCKET_MODE: u32 = 0o666;
 const OWN_SOCKET_MODE: u32 = 0o600;
 /// Write permission for group and others.
@@ -33,9 +35,9 @@ pub enum FilesError {
     },
     /// Others could put their files there.
     #[error(
-        "{0} belongs to another user or may be written by others; make it yours alone, or choose another by DEEPRES_DIR"
+        "{} belongs to another user or may be written by others; make it yours alone, or choose another by DEEPRES_DIR", .0.display()
     )]
-    Unsafe(Directory),
+    Unsafe(PathBuf),
     /// A file cannot be made.
     #[error("cannot make {}: {source}", path.display())]
     Unusable {
@@ -70,7 +72,8 @@ impl Files {
         } else {
             (OWN_DIRECTORY_MODE, OWN_SOCKET_MODE)
         };
-        make_directory(directory, directory_mode)?;
+        make_directory(directory.path(), directory_mode)?;
+        make_directory(&directory.tenant_directory(), TENANT_DIRECTORY_MODE)?;
         let lock = take_lock(directory)?;
 
         let at = |path: PathBuf| move |source| FilesError::Unusable { path, source };
@@ -99,8 +102,7 @@ impl Drop for Files {
 }
 
 /// Makes the directory, or checks that the one there is nobody else's.
-fn make_directory(directory: &Directory, mode: u32) -> Result<(), FilesError> {
-    let path = directory.path();
+fn make_directory(path: &Path, mode: u32) -> Result<(), FilesError> {
     let is_new = !path.exists();
     match DirBuilder::new().mode(mode).recursive(true).create(path) {
         Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
@@ -116,7 +118,7 @@ fn make_directory(directory: &Directory, mode: u32) -> Result<(), FilesError> {
         .map_err(|source| FilesError::Unusable { path: path.to_owned(), source })?;
     let is_safe =
         found.is_dir() && found.uid() == getuid().as_raw() && found.mode() & WRITABLE_BY_OTHERS == 0;
-    if is_safe { Ok(()) } else { Err(FilesError::Unsafe(directory.clone())) }
+    if is_safe { Ok(()) } else { Err(FilesError::Unsafe(path.to_owned())) }
 }
 
 /// Makes the directory as a daemon would, for whoever needs it before there is a daemon.
@@ -124,7 +126,8 @@ fn make_directory(directory: &Directory, mode: u32) -> Result<(), FilesError> {
 /// # Errors
 /// [`FilesError`].
 pub fn make_own_directory(directory: &Directory) -> Result<(), FilesError> {
-    make_directory(directory, if getuid().is_root() { SHARED_DIRECTORY_MODE } else { OWN_DIRECTORY_MODE })
+    let mode = if getuid().is_root() { SHARED_DIRECTORY_MODE } else { OWN_DIRECTORY_MODE };
+    make_directory(directory.path(), mode)
 }
 
 fn take_lock(directory: &Directory) -> Result<File, FilesError> {
@@ -175,6 +178,21 @@ mod tests {
         assert!(packet::connection(&directory.tenant_socket()).is_err());
         let _second = Files::prepare(&directory).unwrap();
         packet::connection(&directory.tenant_socket()).unwrap();
+    }
+
+    #[test]
+    fn the_tenants_directory_stays_for_the_next_daemon_and_holds_their_socket_alone() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = Directory::at(scratch.path().join("d"));
+        let first = Files::prepare(&directory).unwrap();
+        let found = || std::fs::metadata(directory.tenant_directory()).unwrap();
+        let inode = found().ino();
+        assert_eq!(found().mode() & 0o777, 0o755);
+        assert_eq!(std::fs::read_dir(directory.tenant_directory()).unwrap().count(), 1);
+        drop(first);
+        assert_eq!(std::fs::read_dir(directory.tenant_directory()).unwrap().count(), 0);
+        let _second = Files::prepare(&directory).unwrap();
+        assert_eq!(found().ino(), inode, "a mount of the directory shows the second daemon's socket");
     }
 
     #[test]

@@ -212,7 +212,8 @@ fn a_socket_that_is_not_a_daemons_is_not_spoken_to() {
     let place = Place::with_driver();
     std::fs::create_dir(&place.directory).unwrap();
     std::fs::set_permissions(&place.directory, PermissionsExt::from_mode(0o700)).unwrap();
-    let (admin, tenant) = (place.directory.join("admin.sock"), place.directory.join("tenant.sock"));
+    std::fs::create_dir(place.directory.join("tenant")).unwrap();
+    let (admin, tenant) = (place.directory.join("admin.sock"), place.directory.join("tenant/tenant.sock"));
     std::fs::write(&admin, "").unwrap();
     std::fs::write(&tenant, "").unwrap();
     assert!(complaint(&place.deepres(&["ps"]).output().unwrap(), 1).contains("is not a socket"));

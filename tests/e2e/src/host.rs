@@ -118,6 +118,11 @@ impl Host {
         self.folder.path().join("run")
     }
 
+    /// The socket that tenants connect to.
+    pub fn tenant_socket(&self) -> PathBuf {
+        self.deepres_dir().join("tenant/tenant.sock")
+    }
+
     /// The simulated GPUs' state directory (SIMGPU_STATE).
     pub fn state_dir(&self) -> &Path {
         self.state.path()
@@ -151,9 +156,7 @@ impl Host {
     /// A command with the library preloaded by hand and, if it runs, this host's daemon behind it.
     pub fn preloaded(&self, program: impl AsRef<Path>) -> Command {
         let mut command = self.command(program);
-        command
-            .env("LD_PRELOAD", &artefacts().library)
-            .env("DEEPRES_SOCKET", self.deepres_dir().join("tenant.sock"));
+        command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", self.tenant_socket());
         command
     }
 

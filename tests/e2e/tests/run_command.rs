@@ -158,7 +158,7 @@ fn the_daemon_ends_cleanly_and_leaves_no_sockets() {
         thread::sleep(Duration::from_millis(200));
         daemon.signal(signal);
         assert_eq!(daemon.await_end(COMMAND_LIMIT).code, 0, "{}", daemon.stderr());
-        assert!(!host.deepres_dir().join("tenant.sock").exists(), "the tenants' socket is left");
+        assert!(!host.tenant_socket().exists(), "the tenants' socket is left");
         assert!(!host.deepres_dir().join("admin.sock").exists(), "the administrators' socket is left");
         client.finish(COMMAND_LIMIT).success();
     }
