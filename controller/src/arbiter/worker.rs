@@ -327,17 +327,17 @@ impl Worker {
     fn entitle(&mut self) {
         let present = self.tenants.iter().filter(|(_, tenant)| tenant.sessions > 0);
         let owed = entitlements(&present.map(|(id, tenant)| (*id, tenant.request)).collect());
-        for (id, ppm) in &owed {
+        for (id, entitlement) in &owed {
             if let Some(tenant) = self.tenants.get_mut(id) {
-                tenant.entitled_ppm = *ppm;
+                tenant.entitled_ppm = entitlement.ppm;
             }
-            self.scheduler.set_weight(*id, *ppm);
+            self.scheduler.set_weight(*id, entitlement.weight_ppm);
         }
         for session in self.sessions.values() {
-            if let (Some(slot), Some(ppm)) =
+            if let (Some(slot), Some(entitlement)) =
                 (session.seat.grant.page().slot(self.gpu), owed.get(&session.tenant))
             {
-                slot.set_entitled_ppm(*ppm);
+                slot.set_entitled_ppm(entitlement.ppm);
             }
         }
     }

@@ -11,8 +11,10 @@
 //!
 //! [`lease`] turns entitlements into leases; [`tuning`] derives its time constants from what was measured.
 
+pub mod class;
 pub mod entitlement;
 pub mod lease;
+pub mod priority;
 pub mod tuning;
 
 /// A tenant's number, never used again.

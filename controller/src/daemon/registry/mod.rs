@@ -482,7 +482,11 @@ impl Tenant {
         let asked_ppm = self.asked.share_ppm;
         TenantSeat {
             id: self.id,
-            request: Request { asked_ppm, cap_ppm: caps.share_ppm.max(asked_ppm.unwrap_or(0)) },
+            request: Request {
+                asked_ppm,
+                cap_ppm: caps.share_ppm.max(asked_ppm.unwrap_or(0)),
+                ..Request::default()
+            },
             memory_limit_bytes: self.asked.memory_bytes.unwrap_or(caps.memory_bytes),
             ledger: Arc::clone(&self.ledger),
         }

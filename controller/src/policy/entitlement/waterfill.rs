@@ -1,0 +1,98 @@
+//! Weighted max–min fairness with caps: the water-filling that entitlements, and the fluid limit they are held against, share.
+
+/// One that wants a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vessel {
+    /// Its part grows in proportion to this.
+    pub weight: u64,
+    /// It takes no more than this.
+    pub cap: u64,
+}
+
+/// Parts of `total`: in proportion to weight, but for those whose cap is below that, who get their cap; what they leave is split
+/// among the others in the same way. The parts add up to `total` at most, and fall short of it only by rounding (less than one each) or
+/// when all are at their caps. Without weight there is no part.
+pub fn fill(total: u64, vessels: &[Vessel]) -> Vec<u64> {
+    let mut order: Vec<usize> = (0..vessels.len()).filter(|index| vessels[*index].weight > 0).collect();
+    // Who is full first: cap/weight ascending, compared without dividing.
+    order.sort_by(|a, b| {
+        let (a, b) = (&vessels[*a], &vessels[*b]);
+        (u128::from(a.cap) * u128::from(b.weight)).cmp(&(u128::from(b.cap) * u128::from(a.weight)))
+    });
+    let mut parts = vec![0; vessels.len()];
+    let mut left = u128::from(total);
+    let mut weights: u128 = order.iter().map(|index| u128::from(vessels[*index].weight)).sum();
+    let mut rest = order.as_slice();
+    while let [first, others @ ..] = rest {
+        let vessel = &vessels[*first];
+        if u128::from(vessel.cap) * weights > left * u128::from(vessel.weight) {
+            break;
+        }
+        parts[*first] = vessel.cap;
+        left -= u128::from(vessel.cap);
+        weights -= u128::from(vessel.weight);
+        rest = others;
+    }
+    for index in rest {
+        // Below the vessel's cap, which fits.
+        parts[*index] = (left * u128::from(vessels[*index].weight) / weights) as u64;
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn vessel(weight: u64, cap: u64) -> Vessel {
+        Vessel { weight, cap }
+    }
+
+    #[test]
+    fn parts_are_in_proportion_to_weight_until_a_cap_binds() {
+        assert_eq!(fill(100, &[vessel(3, 100), vessel(1, 100)]), [75, 25]);
+        assert_eq!(fill(100, &[vessel(3, 30), vessel(1, 100), vessel(1, 100)]), [30, 35, 35]);
+        assert_eq!(fill(100, &[vessel(1, 10), vessel(1, 20)]), [10, 20]);
+        assert_eq!(fill(100, &[vessel(0, 100), vessel(1, 100)]), [0, 100]);
+        assert!(fill(100, &[]).is_empty());
+    }
+
+    fn vessels() -> impl Strategy<Value = Vec<Vessel>> {
+        prop::collection::vec((0..1_000_000u64, 0..1_000_000u64).prop_map(|(w, c)| vessel(w, c)), 0..50)
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_gets_more_than_the_cap_and_all_is_given_that_can_be(total in 0..10_000_000u64, vessels in vessels()) {
+            let parts = fill(total, &vessels);
+            let sum: u64 = parts.iter().sum();
+            prop_assert!(parts.iter().zip(&vessels).all(|(part, vessel)| *part <= vessel.cap));
+            prop_assert!(sum <= total);
+            let room: u64 = vessels.iter().filter(|vessel| vessel.weight > 0).map(|vessel| vessel.cap).sum();
+            prop_assert!(sum + vessels.len() as u64 >= total.min(room));
+        }
+
+        #[test]
+        fn no_one_gets_less_per_weight_than_another_unless_its_cap_binds(total in 0..10_000_000u64, vessels in vessels()) {
+            let parts = fill(total, &vessels);
+            for (part, vessel) in parts.iter().zip(&vessels).filter(|(part, vessel)| vessel.weight > 0 && **part < vessel.cap) {
+                for (other_part, other) in parts.iter().zip(&vessels).filter(|(_, other)| other.weight > 0) {
+                    // part/weight ≥ other_part/other_weight, but for the rounding of one.
+                    prop_assert!(u128::from(part + 1) * u128::from(other.weight) >= u128::from(*other_part) * u128::from(vessel.weight));
+                }
+            }
+        }
+
+        #[test]
+        fn more_weight_or_a_higher_cap_never_gives_less(
+            total in 0..10_000_000u64, mut vessels in vessels().prop_filter("some", |vessels| !vessels.is_empty()),
+            weight in 0..1_000_000u64, cap in 0..1_000_000u64
+        ) {
+            let before = fill(total, &vessels)[0];
+            vessels[0].weight += weight;
+            vessels[0].cap += cap;
+            prop_assert!(fill(total, &vessels)[0] >= before);
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The priority value of a tenant, after DeepRes: higher when its deadline is nearer, its job larger, its purpose more critical.
+//!
+//! `p = w_d · urgency + w_s · size + w_c · criticality`, each term from 0 to 1. It weighs tenants that asked for no share of their
+//! own, and best-effort tenants among themselves.
+
+use deepres_abi::PPM;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The least priority value, parts per million of the highest: nobody's part is nothing.
+pub const MIN_VALUE_PPM: u32 = PPM / 100;
+/// Slack at which a deadline is half as urgent as one that cannot wait.
+const HALF_URGENT: Duration = Duration::from_secs(600);
+/// GPU time of a job that counts as half of the largest.
+const HALF_SIZE: Duration = Duration::from_secs(3600);
+
+/// How critical a job is, parts per million of critical.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Criticality(u32);
+
+impl Criticality {
+    /// The named ones.
+    const NAMED: [(&str, u32); 4] =
+        [("low", PPM / 4), ("normal", PPM / 2), ("high", PPM / 4 * 3), ("critical", PPM)];
+
+    /// From parts per million; more than a whole is a whole.
+    pub fn from_ppm(ppm: u32) -> Self {
+        Self(ppm.min(PPM))
+    }
+
+    /// Parts per million of critical.
+    pub fn ppm(self) -> u32 {
+        self.0
+    }
+}
+
+impl Default for Criticality {
+    fn default() -> Self {
+        Self(PPM / 2)
+    }
+}
+
+impl fmt::Display for Criticality {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Self::NAMED.into_iter().find(|(_, ppm)| *ppm == self.0) {
+            Some((name, _)) => f.pad(name),
+            None => f.pad(&(f64::from(self.0) / f64::from(PPM)).to_string()),
+        }
+    }
+}
+
+/// A text that says of nothing how critical it is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a criticality: give low, normal, high, critical, or a number from 0 to 1")]
+pub struct CriticalityError(String);
+
+impl FromStr for Criticality {
+    type Err = CriticalityError;
+
+    fn from_str(text: &str) -> Result<Self, CriticalityError> {
+        if let Some((_, ppm)) = Self::NAMED.into_iter().find(|(name, _)| *name == text) {
+            return Ok(Self(ppm));
+        }
+        match text.parse::<f64>() {
+            Ok(number) if (0.0..=1.0).contains(&number) => Ok(Self((number * f64::from(PPM)).round() as u32)),
+            _ => Err(CriticalityError(text.to_owned())),
+        }
+    }
+}
+
+/// What a tenant says of its job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Priority {
+    /// How critical it is.
+    pub criticality: Criticality,
+    /// When it has to be done, ns of the monotonic clock.
+    pub deadline_ns: Option<u64>,
+    /// GPU time that the whole job takes, ns.
+    pub size_ns: Option<u64>,
+}
+
+/// What is seen of a tenant's job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// GPU time used so far, ns.
+    pub used_ns: u64,
+    /// Demand: the part of the time not idle by its own choice, parts per million. It does not depend on the share the tenant has.
+    pub demand_ppm: u32,
+    /// The part of the GPU's memory that it holds, parts per million.
+    pub memory_ppm: u32,
+}
+
+/// The weights of the three terms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Weights {
+    /// Of urgency.
+    pub urgency: f64,
+    /// Of size.
+    pub size: f64,
+    /// Of criticality.
+    pub criticality: f64,
+}
+
+impl Default for Weights {
+    fn default() -> Self {
+        Self { urgency: 0.4, size: 0.2, criticality: 0.4 }
+    }
+}
+
+/// The terms of a priority value, each from 0 to 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Terms {
+    /// 0 without a deadline, 1 when no time is left.
+    pub urgency: f64,
+    /// The job's size, declared or observed.
+    pub size: f64,
+    /// As declared.
+    pub criticality: f64,
+}
+
+impl Terms {
+    /// The terms at `now_ns`.
+    pub fn at(now_ns: u64, priority: &Priority, usage: &Usage) -> Self {
+        Self {
+            urgency: priority.deadline_ns.map_or(0.0, |deadline_ns| {
+                let remaining_ns =
+                    priority.size_ns.map_or(0, |size_ns| size_ns.saturating_sub(usage.used_ns));
+                let slack_ns = deadline_ns.saturating_sub(now_ns).saturating_sub(remaining_ns);
+                1.0 / (1.0 + slack_ns as f64 / HALF_URGENT.as_nanos() as f64)
+            }),
+            size: match priority.size_ns {
+                Some(size_ns) => {
+                    let size_ns = size_ns as f64;
+                    size_ns / (size_ns + HALF_SIZE.as_nanos() as f64)
+                }
+                // Seen: half of it the demand for time, half of it the memory.
+                None => f64::midpoint(part(usage.demand_ppm), part(usage.memory_ppm)),
+            },
+            criticality: part(priority.criticality.ppm()),
+        }
+    }
+
+    /// The priority value, parts per million of the highest; never nothing.
+    pub fn value_ppm(&self, weights: &Weights) -> u32 {
+        let whole = weights.urgency + weights.size + weights.criticality;
+        let value = (weights.urgency * self.urgency
+            + weights.size * self.size
+            + weights.criticality * self.criticality)
+            / whole;
+        // What is no number becomes 0 here.
+        ((value.min(1.0) * f64::from(PPM)).round() as u32).max(MIN_VALUE_PPM)
+    }
+}
+
+fn part(ppm: u32) -> f64 {
+    f64::from(ppm.min(PPM)) / f64::from(PPM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MINUTE_NS: u64 = 60_000_000_000;
+
+    fn value(now_ns: u64, priority: &Priority, usage: &Usage) -> u32 {
+        Terms::at(now_ns, priority, usage).value_ppm(&Weights::default())
+    }
+
+    #[test]
+    fn criticality_is_a_name_or_a_number_from_0_to_1() {
+        for (text, ppm) in
+            [("low", 250_000), ("normal", 500_000), ("high", 750_000), ("critical", PPM), ("0.3", 300_000)]
+        {
+            let read: Criticality = text.parse().unwrap();
+            assert_eq!((read.ppm(), read.to_string().as_str()), (ppm, text));
+        }
+        for text in ["", "urgent", "1.5", "-1", "nan", "inf"] {
+            assert!(text.parse::<Criticality>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_deadline_grows_urgent_as_the_slack_that_the_work_left_allows_runs_out() {
+        let priority = Priority {
+            deadline_ns: Some(60 * MINUTE_NS),
+            size_ns: Some(20 * MINUTE_NS),
+            ..Priority::default()
+        };
+        let urgency =
+            |now, used| Terms::at(now, &priority, &Usage { used_ns: used, ..Usage::default() }).urgency;
+        assert_eq!(urgency(30 * MINUTE_NS, 0), 0.5, "ten minutes of slack");
+        assert_eq!(urgency(40 * MINUTE_NS, 0), 1.0, "no slack");
+        assert_eq!(urgency(40 * MINUTE_NS, 10 * MINUTE_NS), 0.5, "half of it is done");
+        assert_eq!(urgency(61 * MINUTE_NS, 0), 1.0, "past it");
+        assert_eq!(Terms::at(0, &Priority::default(), &Usage::default()).urgency, 0.0);
+    }
+
+    #[test]
+    fn an_observed_size_counts_time_wanted_and_memory_held() {
+        let usage = Usage { demand_ppm: PPM, memory_ppm: PPM / 2, ..Usage::default() };
+        assert_eq!(Terms::at(0, &Priority::default(), &usage).size, 0.75);
+        let declared = Priority { size_ns: Some(60 * MINUTE_NS), ..Priority::default() };
+        assert_eq!(Terms::at(0, &declared, &usage).size, 0.5);
+    }
+
+    #[test]
+    fn weights_that_are_no_numbers_leave_a_value() {
+        let terms = Terms { urgency: 1.0, size: 1.0, criticality: 1.0 };
+        for weight in [f64::NAN, f64::INFINITY, 0.0] {
+            let weights = Weights { urgency: weight, size: weight, criticality: weight };
+            assert!((1..=PPM).contains(&terms.value_ppm(&weights)), "{weight}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn more_urgent_larger_or_more_critical_is_never_less(
+            now in any::<u64>(), deadline in any::<u64>(), size in any::<u64>(), used in any::<u64>(),
+            criticality in 0..=PPM, more in 0..=PPM
+        ) {
+            let priority = Priority {
+                criticality: Criticality::from_ppm(criticality), deadline_ns: Some(deadline), size_ns: Some(size),
+            };
+            let usage = Usage { used_ns: used, ..Usage::default() };
+            let before = value(now, &priority, &usage);
+            prop_assert!((1..=PPM).contains(&before));
+            let sooner = Priority { deadline_ns: Some(deadline.saturating_sub(u64::from(more) * 1_000_000)), ..priority };
+            let larger = Priority { size_ns: Some(size.saturating_add(u64::from(more) * 1_000_000)), ..priority };
+            let weightier = Priority { criticality: Criticality::from_ppm(criticality.saturating_add(more)), ..priority };
+            for raised in [sooner, larger, weightier] {
+                prop_assert!(value(now, &raised, &usage) >= before);
+            }
+        }
+    }
+}
