@@ -1,4 +1,5 @@
-//! What the parts of deepres agree on: shared-memory pages, handshake frames and the table of the CUDA driver API.
+//! What the parts of deepres agree on: shared-memory pages, handshake frames, the table of the CUDA driver API, where files are
+//! ([`directory`]) and how shares and sizes are written ([`quantity`]).
 //!
 //! Everything here is plain data that two processes built at different times may look at together, so each page carries
 //! magic, version and size ([`page`]), is made of atomics alone, and is never indexed by a value that the other side wrote.
@@ -13,11 +14,13 @@
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 pub mod beat;
+pub mod directory;
 pub mod driver;
 pub mod grant;
 pub mod ledger;
 pub mod meter;
 pub mod page;
+pub mod quantity;
 pub mod seqlock;
 pub mod sync;
 pub mod wire;

@@ -1,21 +1,13 @@
 //! Where a daemon's files are, and whether what is found there may be trusted.
 
+use deepres_abi::directory::{self as rule, ADMIN_SOCKET, Places, TENANT_DIRECTORY, TENANT_SOCKET};
 use rustix::process::getuid;
+use std::ffi::OsString;
 use std::fmt;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Names the directory, for the daemon and for whoever looks for it.
-pub const DIRECTORY_VARIABLE: &str = "DEEPRES_DIR";
-/// Names the tenant socket, for tenants.
-pub const SOCKET_VARIABLE: &str = "DEEPRES_SOCKET";
-
-const SYSTEM_DIRECTORY: &str = "/run/deepres";
-/// Holds the tenant socket and nothing else, and stays when a daemon ends: a container that has it mounted meets the next daemon
-/// in it, and never the administrators' socket.
-const TENANT_DIRECTORY: &str = "tenant";
-const TENANT_SOCKET: &str = "tenant.sock";
-const ADMIN_SOCKET: &str = "admin.sock";
 const ROOT: u32 = 0;
 /// Write permission for others.
 const WRITABLE_BY_OTHERS: u32 = 0o002;
@@ -34,7 +26,8 @@ impl fmt::Display for Directory {
 impl Directory {
     /// This directory; what is relative starts where this process is now, whoever reads it later.
     pub fn at(path: impl Into<PathBuf>) -> Self {
-        Self(absolute(path.into()))
+        let path = path.into();
+        Self(std::path::absolute(&path).unwrap_or(path))
     }
 
     /// Its path.
@@ -69,44 +62,30 @@ impl Directory {
 
     /// Where a daemon of this user lives: `DEEPRES_DIR`, else /run/deepres for root, else a directory of the user's own.
     pub fn own() -> Self {
-        match named() {
-            Some(named) => named,
-            None if getuid().is_root() => Self::at(SYSTEM_DIRECTORY),
-            None => user_directory(),
-        }
+        places().own().into()
     }
 
     /// Where to look for a daemon, best first: what the environment names, and nothing else if it names one; else the
     /// system's, then the user's.
     pub fn candidates() -> Vec<Self> {
-        if let Some(named) = named() {
-            return vec![named];
-        }
-        let mut candidates = vec![Self::at(SYSTEM_DIRECTORY)];
-        if !getuid().is_root() {
-            candidates.push(user_directory());
-        }
-        candidates
+        places().candidates().map(Self::from).collect()
     }
 }
 
-/// The directory that the environment names: by itself, or by its tenant socket.
-fn named() -> Option<Directory> {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    variable(DIRECTORY_VARIABLE).map(Directory::at).or_else(|| {
-        variable(SOCKET_VARIABLE).and_then(|socket| Some(Directory::at(absolute(socket).parent()?.parent()?)))
-    })
-}
-
-fn absolute(path: PathBuf) -> PathBuf {
-    std::path::absolute(&path).unwrap_or(path)
-}
-
-fn user_directory() -> Directory {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()) {
-        Some(runtime) => Directory::at(Path::new(&runtime).join("deepres")),
-        None => Directory::at(format!("/tmp/deepres-{}", getuid().as_raw())),
+impl From<rule::Directory<'_>> for Directory {
+    fn from(directory: rule::Directory<'_>) -> Self {
+        Self::at(OsString::from_vec(directory.path().collect()))
     }
+}
+
+/// The tenant socket that the environment names.
+pub fn named_socket() -> Option<PathBuf> {
+    places().socket().map(|socket| OsString::from_vec(socket.clone()).into())
+}
+
+/// What the environment and the user say.
+fn places() -> Places<Vec<u8>> {
+    Places::read(getuid().as_raw(), |name| std::env::var_os(name).map(OsString::into_vec))
 }
 
 /// Why a socket is not one to talk to.

@@ -94,14 +94,10 @@ fn begin() {
     uuids.truncate(count);
     let session = match Session::connect(&config, &uuids) {
         Ok(session) => session,
-        Err(ConnectError::Absent(error)) => {
-            if config.is_asked_for {
-                say!(Warn, "no daemon at {} ({error}); the job runs unmetered", config.socket.display());
-            }
-            return;
-        }
+        // Nobody spoke of deepres, and none is there.
+        Err(ConnectError::Absent(..)) if !config.is_asked_for => return,
         Err(error) => {
-            say!(Warn, "{error}; the job runs unmetered (daemon at {})", config.socket.display());
+            say!(Warn, "{error}; the job runs unmetered");
             return;
         }
     };

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fmt, fs, mem, ptr};
 
@@ -34,8 +34,8 @@ const HEARTBEAT_LIMIT_NS: u64 = 1_000_000_000;
 /// Why there is no session.
 #[derive(Debug)]
 pub enum ConnectError {
-    /// Nobody listens there.
-    Absent(io::Error),
+    /// Nobody listens there, the first place of those that were tried.
+    Absent(PathBuf, io::Error),
     /// The connection broke, or no answer came in time.
     Io(io::Error),
     /// The answer is no frame of ours.
@@ -51,7 +51,7 @@ pub enum ConnectError {
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Absent(error) => write!(f, "no daemon there ({error})"),
+            Self::Absent(socket, error) => write!(f, "no daemon at {} ({error})", socket.display()),
             Self::Io(error) => write!(f, "the daemon did not answer ({error})"),
             Self::Frame(error) => write!(f, "the answer cannot be read: {error}"),
             Self::Refused(reason) => write!(f, "the daemon refused: {reason}"),
@@ -83,7 +83,7 @@ impl Session {
     /// [`ConnectError`]; the job then runs without a session.
     pub fn connect(config: &Config, gpus: &[Uuid]) -> Result<Self, ConnectError> {
         let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
-        let socket = connect(&config.socket, deadline_ns).map_err(ConnectError::Absent)?;
+        let socket = connect_first(&config.sockets, deadline_ns)?;
         let hello = hello(config, gpus);
         send(&socket, hello.as_bytes(), deadline_ns).map_err(ConnectError::Io)?;
         let (packet, descriptors) = receive(&socket, deadline_ns).map_err(ConnectError::Io)?;
@@ -250,6 +250,22 @@ fn until_deadline(socket: &OwnedFd, deadline_ns: u64, mut call: impl FnMut() -> 
             return Err(error);
         }
     }
+}
+
+/// Connects to the first of `sockets` where somebody listens.
+fn connect_first(sockets: &[PathBuf], deadline_ns: u64) -> Result<OwnedFd, ConnectError> {
+    let mut absent = None;
+    for path in sockets {
+        match connect(path, deadline_ns) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => drop(absent.get_or_insert((path, error))),
+        }
+    }
+    let (path, error) = absent.map_or_else(
+        || (PathBuf::new(), io::ErrorKind::NotFound.into()),
+        |(path, error)| (path.clone(), error),
+    );
+    Err(ConnectError::Absent(path, error))
 }
 
 fn connect(path: &Path, deadline_ns: u64) -> io::Result<OwnedFd> {

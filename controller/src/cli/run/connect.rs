@@ -2,10 +2,11 @@
 
 use super::start;
 use anyhow::{Context, Result, bail};
+use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::wire::{self, FrameKind, Hello, Refusal, Role, Welcome};
 use deepres_controller::clock::monotonic_ns;
 use deepres_controller::daemon::Peer;
-use deepres_controller::directory::{Directory, SOCKET_VARIABLE, TrustError, check_socket};
+use deepres_controller::directory::{Directory, TrustError, check_socket, named_socket};
 use deepres_controller::packet::{self, Packet};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::getuid;
@@ -43,7 +44,7 @@ pub fn keep(request: &Request<'_>) -> Result<Keeper> {
             return ask(request, socket, connection);
         }
     }
-    if let Some(named) = std::env::var_os(SOCKET_VARIABLE).filter(|named| !named.is_empty()) {
+    if let Some(named) = named_socket() {
         bail!(
             "nobody listens at {}, which {SOCKET_VARIABLE} names: start that daemon, or unset the variable",
             named.display()
@@ -58,8 +59,8 @@ pub fn keep(request: &Request<'_>) -> Result<Keeper> {
 
 /// Where to look, best first.
 fn sockets() -> Vec<PathBuf> {
-    match std::env::var_os(SOCKET_VARIABLE).filter(|named| !named.is_empty()) {
-        Some(named) => vec![named.into()],
+    match named_socket() {
+        Some(named) => vec![named],
         None => Directory::candidates().iter().map(Directory::tenant_socket).collect(),
     }
 }

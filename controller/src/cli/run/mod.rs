@@ -8,8 +8,8 @@ mod start;
 pub use libraries::{HasLibraryArgs, has_library};
 
 use anyhow::Result;
+use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::wire::TENANT_NAME_BYTES;
-use deepres_controller::directory::SOCKET_VARIABLE;
 use deepres_controller::quantity::{Percent, parse_bytes, parse_share};
 use deepres_controller::text::is_harmful;
 use std::ffi::OsString;

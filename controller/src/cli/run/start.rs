@@ -1,8 +1,9 @@
 //! Starts a daemon for this user.
 
 use anyhow::{Context, Result, bail};
+use deepres_abi::directory::DIRECTORY_VARIABLE;
 use deepres_controller::daemon::make_own_directory;
-use deepres_controller::directory::{DIRECTORY_VARIABLE, Directory};
+use deepres_controller::directory::Directory;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::pipe::{PipeFlags, pipe_with};
