@@ -105,6 +105,7 @@ pub struct MeterSlot {
 #[repr(C, align(4096))]
 pub struct MeterPage {
     head: Head,
+    carried: AtomicU32,
     slots: [MeterSlot; MAX_GPUS],
 }
 
@@ -117,6 +118,17 @@ unsafe impl Page for MeterPage {
 }
 
 impl MeterPage {
+    /// The session's process had sessions before, and its counters go on from theirs: they are all in the page now. Until then
+    /// a controller that was told to expect it ([`crate::wire::Hello::sessions_before`]) believes none of them.
+    pub fn set_carried(&self) {
+        self.carried.store(1, Ordering::Release);
+    }
+
+    /// Whether the counters of earlier sessions are in the page.
+    pub fn is_carried(&self) -> bool {
+        self.carried.load(Ordering::Acquire) != 0
+    }
+
     /// The slot of a GPU, if there is such a GPU.
     pub fn slot(&self, gpu: usize) -> Option<&MeterSlot> {
         self.slots.get(gpu)
@@ -267,6 +279,7 @@ const _: () = {
     assert!(size_of::<MeterSlot>() == 256);
     assert!(core::mem::offset_of!(MeterSlot, in_flight_ns) == 8);
     assert!(core::mem::offset_of!(MeterSlot, held_bytes) == 120);
+    assert!(core::mem::offset_of!(MeterPage, carried) == 64);
     assert!(core::mem::offset_of!(MeterPage, slots) == 256);
     assert!(size_of::<MeterPage>() == 8192);
 };

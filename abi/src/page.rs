@@ -1,12 +1,14 @@
 //! The head that every shared page starts with, and the check made before anything else on a page is believed.
 
 use crate::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
-use core::fmt;
+use core::{cmp, fmt};
 
 /// Layouts with another major version are refused; the reader's minor version may be older or newer.
 pub const MAJOR: u16 = 1;
-/// Raised when a field is added in space that was reserved (and zero) before.
-pub const MINOR: u16 = 0;
+/// Raised when a field is added: in space that was reserved (and zero) before, or at the end of a page or frame.
+pub const MINOR: u16 = 1;
+/// From this minor version on a meter page may go on from the counters of the session before.
+pub const MINOR_CARRIES: u16 = 1;
 
 /// The bytes `deepres\0`, read as a little-endian word.
 const MAGIC: u64 = u64::from_le_bytes(*b"deepres\0");
@@ -77,7 +79,7 @@ impl fmt::Display for LayoutError {
             Self::Major(major) => {
                 write!(
                     f,
-                    "shared page has layout version {major}, this build of deepres reads version {MAJOR}: use the same deepres release on both sides"
+                    "shared page has layout version {major}, this build of deepres reads version {MAJOR}: use the same deepres release for the daemon and the job, and start the job again"
                 )
             }
             Self::NotReady => write!(f, "shared page was not finished by its writer"),
@@ -117,10 +119,14 @@ impl Head {
             return Err(LayoutError::Major(major));
         }
         let size = self.size.load(Ordering::Relaxed);
-        if size as usize != size_of::<P>() {
-            return Err(LayoutError::Size(size));
-        }
-        Ok(())
+        let known_bytes = size_of::<P>();
+        // What a newer writer has behind the page that we know is not looked at; what an older one lacks is zero in the mapping.
+        let fits = match self.minor().cmp(&MINOR) {
+            cmp::Ordering::Less => (size_of::<Head>()..=known_bytes).contains(&(size as usize)),
+            cmp::Ordering::Equal => size as usize == known_bytes,
+            cmp::Ordering::Greater => size as usize >= known_bytes,
+        };
+        if fits { Ok(()) } else { Err(LayoutError::Size(size)) }
     }
 
     /// Minor version of the side that wrote the page.
@@ -133,7 +139,8 @@ impl Head {
 ///
 /// # Safety
 /// `address` points to `bytes` readable bytes that stay mapped for `'a`. They may change at any time, and may be mapped
-/// read-only as long as the caller stores nothing through the reference.
+/// read-only as long as the caller stores nothing through the reference. A page of an older minor version may be shorter: the caller
+/// maps zeros behind it.
 ///
 /// # Errors
 /// [`LayoutError`] when the bytes are not a finished page of this kind and version.
@@ -226,6 +233,25 @@ mod tests {
             page.head().magic.store(1, Ordering::Relaxed);
             assert_eq!(view::<BeatPage>(at, bytes).err(), Some(LayoutError::Magic));
         }
+    }
+
+    #[test]
+    fn a_page_of_another_minor_version_may_be_longer_if_newer_and_shorter_if_older() {
+        let mut memory = Memory::of::<BeatPage>();
+        let (at, bytes) = memory.at();
+        let known = size_of::<BeatPage>() as u32;
+        // SAFETY: as above.
+        let refused = |minor: u16, size: u32| unsafe {
+            let page = create::<BeatPage>(at, bytes).unwrap();
+            page.head().minor.store(minor, Ordering::Relaxed);
+            page.head().size.store(size, Ordering::Relaxed);
+            view::<BeatPage>(at, bytes).err()
+        };
+        assert_eq!(refused(MINOR + 1, known + 4096), None);
+        assert_eq!(refused(MINOR + 1, known - 64), Some(LayoutError::Size(known - 64)));
+        assert_eq!(refused(MINOR - 1, known - 64), None);
+        assert_eq!(refused(MINOR - 1, known + 4096), Some(LayoutError::Size(known + 4096)));
+        assert_eq!(refused(MINOR - 1, 8), Some(LayoutError::Size(8)));
     }
 
     #[test]

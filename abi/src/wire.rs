@@ -3,9 +3,13 @@
 //! A tenant sends [`Hello`]. The controller answers [`Welcome`], to a session with its file descriptors beside it
 //! (`SCM_RIGHTS`, in the order of [`Welcome`]'s documentation), or [`Refusal`], and closes. The connection then stays open without
 //! traffic: its end is the end of the session.
+//!
+//! Versions: a later minor version adds fields in reserved bytes, which are zero before, or at a frame's end. So [`decode`] ignores
+//! what a newer sender has behind the frame that we know, and takes what an older one lacks as zero. Another major version is refused.
 
 use crate::MAX_GPUS;
 use crate::page::{MAJOR, MINOR};
+use core::cmp::Ordering;
 use core::fmt;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -51,6 +55,11 @@ pub struct FrameHead {
 }
 
 impl FrameHead {
+    /// Minor version of the side that sent the frame.
+    pub fn minor(&self) -> u16 {
+        self.minor
+    }
+
     fn of<F: Frame>() -> Self {
         Self {
             magic: MAGIC,
@@ -67,6 +76,10 @@ impl FrameHead {
 pub trait Frame: FromBytes + IntoBytes + Immutable + KnownLayout {
     /// Its kind.
     const KIND: FrameKind;
+    /// Its size in the first minor version: no frame of this major version is shorter.
+    const FIRST_BYTES: usize;
+    /// Its head.
+    fn head(&self) -> &FrameHead;
 }
 
 /// Who is asking.
@@ -102,7 +115,19 @@ pub struct Hello {
     pub tenant: [u8; TENANT_NAME_BYTES],
     /// The command line, shortened, UTF-8, zero-padded.
     pub client: [u8; CLIENT_BYTES],
-    reserved: [u8; 64],
+    /// Sessions that this process had before this one and whose counters its meter page will go on from
+    /// ([`crate::meter::MeterPage::set_carried`]); 0: the page will begin at zero.
+    pub sessions_before: u32,
+    reserved0: u32,
+    /// The class asked for; 0: not asked.
+    pub class: u32,
+    /// How critical the job is, parts per million; 0: not said.
+    pub criticality_ppm: u32,
+    /// When the job has to be done, ns from its start; 0: not said.
+    pub deadline_ns: u64,
+    /// How much GPU time the job is thought to take, ns; 0: not said.
+    pub size_ns: u64,
+    reserved: [u8; 32],
 }
 
 /// Controller → tenant: you are in.
@@ -161,12 +186,24 @@ pub struct Refusal {
 
 impl Frame for Hello {
     const KIND: FrameKind = FrameKind::Hello;
+    const FIRST_BYTES: usize = 560;
+    fn head(&self) -> &FrameHead {
+        &self.head
+    }
 }
 impl Frame for Welcome {
     const KIND: FrameKind = FrameKind::Welcome;
+    const FIRST_BYTES: usize = 112;
+    fn head(&self) -> &FrameHead {
+        &self.head
+    }
 }
 impl Frame for Refusal {
     const KIND: FrameKind = FrameKind::Refusal;
+    const FIRST_BYTES: usize = 504;
+    fn head(&self) -> &FrameHead {
+        &self.head
+    }
 }
 
 impl Hello {
@@ -226,7 +263,7 @@ impl fmt::Display for FrameError {
             Self::Major(major) => {
                 write!(
                     f,
-                    "protocol version {major}, this build of deepres speaks {MAJOR}: use the same deepres release on both sides"
+                    "protocol version {major}, this build of deepres speaks {MAJOR}: use the same deepres release for the daemon and the job, and start the job again"
                 )
             }
             Self::Kind(kind) => write!(f, "frame of kind {kind}, another was expected"),
@@ -241,6 +278,10 @@ impl core::error::Error for FrameError {}
 /// # Errors
 /// [`FrameError::Malformed`] or [`FrameError::Major`].
 pub fn kind(packet: &[u8]) -> Result<u16, FrameError> {
+    head(packet).map(|head| head.kind)
+}
+
+fn head(packet: &[u8]) -> Result<FrameHead, FrameError> {
     let (head, _) = FrameHead::read_from_prefix(packet).map_err(|_| FrameError::Malformed)?;
     if head.magic != MAGIC || head.size as usize != packet.len() {
         return Err(FrameError::Malformed);
@@ -248,19 +289,32 @@ pub fn kind(packet: &[u8]) -> Result<u16, FrameError> {
     if head.major != MAJOR {
         return Err(FrameError::Major(head.major));
     }
-    Ok(head.kind)
+    Ok(head)
 }
 
-/// Reads one whole packet as the frame `F`.
+/// Reads one whole packet as the frame `F`, from a sender of any minor version.
 ///
 /// # Errors
 /// [`FrameError`] when it is anything else.
 pub fn decode<F: Frame>(packet: &[u8]) -> Result<F, FrameError> {
-    let kind = kind(packet)?;
-    if kind != F::KIND as u16 {
-        return Err(FrameError::Kind(kind));
+    let head = head(packet)?;
+    if head.kind != F::KIND as u16 {
+        return Err(FrameError::Kind(head.kind));
     }
-    F::read_from_bytes(packet).map_err(|_| FrameError::Malformed)
+    let known_bytes = size_of::<F>();
+    let fits = match head.minor.cmp(&MINOR) {
+        Ordering::Less => (F::FIRST_BYTES..=known_bytes).contains(&packet.len()),
+        Ordering::Equal => packet.len() == known_bytes,
+        Ordering::Greater => packet.len() >= known_bytes,
+    };
+    if !fits {
+        return Err(FrameError::Malformed);
+    }
+    let mut frame = F::new_zeroed();
+    for (to, from) in frame.as_mut_bytes().iter_mut().zip(packet) {
+        *to = *from;
+    }
+    Ok(frame)
 }
 
 /// Writes `text` into a zero-padded field, cut at a character boundary; one zero byte always remains.
@@ -284,6 +338,7 @@ const _: () = {
     assert!(size_of::<Hello>() == 560);
     assert!(size_of::<Welcome>() == 112);
     assert!(size_of::<Refusal>() == 504);
+    assert!(core::mem::offset_of!(Hello, sessions_before) == 496);
     assert!(size_of::<Hello>() <= MAX_FRAME_BYTES && size_of::<Refusal>() <= MAX_FRAME_BYTES);
 };
 
@@ -319,6 +374,64 @@ mod tests {
         let mut newer = Hello::new(Role::Session);
         newer.head.major = MAJOR + 1;
         assert_eq!(decode::<Hello>(newer.as_bytes()).err(), Some(FrameError::Major(MAJOR + 1)));
+    }
+
+    /// A frame's bytes as a sender of another minor version would have sent them.
+    fn resized(frame: &impl Frame, minor: u16, bytes: usize) -> std::vec::Vec<u8> {
+        let mut packet = frame.as_bytes().to_vec();
+        packet.resize(bytes, 0xEE);
+        packet[4..8].copy_from_slice(&(bytes as u32).to_le_bytes());
+        packet[12..14].copy_from_slice(&minor.to_le_bytes());
+        packet
+    }
+
+    #[test]
+    fn a_longer_frame_of_a_newer_minor_version_is_read_without_its_tail() {
+        let mut hello = Hello::new(Role::Session);
+        set_text(&mut hello.tenant, "train");
+        let known = size_of::<Hello>();
+        let back = decode::<Hello>(&resized(&hello, MINOR + 7, known + 64)).unwrap();
+        assert_eq!((text(&back.tenant), back.head().minor()), (Some("train"), MINOR + 7));
+        assert_eq!(
+            decode::<Hello>(&resized(&hello, MINOR + 7, known - 1)).err(),
+            Some(FrameError::Malformed),
+            "no version takes a field away"
+        );
+        assert_eq!(
+            decode::<Hello>(&resized(&hello, MINOR, known + 64)).err(),
+            Some(FrameError::Malformed),
+            "of our own version there is one size"
+        );
+    }
+
+    /// A frame that has grown since its first version.
+    #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+    #[repr(C)]
+    struct Grown {
+        head: FrameHead,
+        first: u64,
+        added: u64,
+    }
+
+    impl Frame for Grown {
+        const KIND: FrameKind = FrameKind::Welcome;
+        const FIRST_BYTES: usize = 24;
+        fn head(&self) -> &FrameHead {
+            &self.head
+        }
+    }
+
+    #[test]
+    fn a_shorter_frame_of_an_older_minor_version_is_read_with_zeros_for_what_it_lacks() {
+        let grown = Grown { head: FrameHead::of::<Grown>(), first: 7, added: 9 };
+        for (bytes, added) in [(32, 9), (24, 0)] {
+            let back = decode::<Grown>(&resized(&grown, MINOR - 1, bytes)).unwrap();
+            assert_eq!((back.first, back.added), (7, added));
+        }
+        for bytes in [23, 33] {
+            let packet = resized(&grown, MINOR - 1, bytes);
+            assert_eq!(decode::<Grown>(&packet).err(), Some(FrameError::Malformed), "{bytes} bytes");
+        }
     }
 
     #[test]
