@@ -225,7 +225,7 @@ impl Worker {
                 let sessions = self.sessions.values().filter(launches).count();
                 let terms = LeaseTerms {
                     expires_ns,
-                    window_ns: self.tuning.session_window_ns(sessions, longest_ns),
+                    window_ns: self.scheduler.window_ns(session.tenant, sessions, longest_ns, &self.tuning),
                     spin_ns: self.tuning.spin_ns,
                     ..LeaseTerms::default()
                 };
@@ -290,7 +290,7 @@ impl Worker {
         });
         tenant.request = seat.request;
         tenant.sessions += 1;
-        self.scheduler.enter(seat.id, tenant.entitled_ppm, now_ns);
+        self.scheduler.enter(seat.id, now_ns);
         let session = Session { seat: session, tenant: seat.id, last: Reading::default() };
         self.set_gate(&session, self.scheduler.grant(seat.id), false);
         self.sessions.insert(session.seat.id, session);
@@ -331,7 +331,9 @@ impl Worker {
             if let Some(tenant) = self.tenants.get_mut(id) {
                 tenant.entitled_ppm = entitlement.ppm;
             }
-            self.scheduler.set_weight(*id, entitlement.weight_ppm);
+            if let Some(tenant) = self.tenants.get(id) {
+                self.scheduler.set_standing(*id, tenant.request.class, entitlement.weight_ppm);
+            }
         }
         for session in self.sessions.values() {
             if let (Some(slot), Some(entitlement)) =

@@ -31,6 +31,10 @@ const KERNELS_PER_WINDOW: u64 = 2;
 /// … up to this: beside longer kernels the pause between one and the next (a wake-up) is short.
 const MAX_KERNEL_WINDOW_NS: u64 = ns(Duration::from_millis(20));
 
+/// A guest beside owners may have one kernel in flight, or short ones for as many hand-offs, that the GPU does not idle while its
+/// threads wake up.
+const HANDOFFS_PER_GUEST_WINDOW: u64 = 2;
+
 /// An idle holder keeps the GPU at least this long: it may be between two launches.
 const MIN_GRACE_NS: u64 = ns(Duration::from_micros(50));
 const MAX_GRACE_NS: u64 = ns(Duration::from_micros(500));
@@ -60,6 +64,8 @@ impl Default for QuantumBounds {
 /// The time constants in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
+    /// What a hand-off costs at the median, ns.
+    pub handoff_ns: u64,
     /// How long a lease lasts while others wait, ns.
     pub quantum_ns: u64,
     /// How long before its end a lease is renewed or given up, ns.
@@ -80,6 +86,7 @@ impl Tuning {
             .clamp(bounds.min_ns, bounds.max_ns.max(bounds.min_ns));
         let spins = processors >= MIN_PROCESSORS_TO_SPIN;
         Self {
+            handoff_ns,
             quantum_ns,
             lead_ns: handoff_ns.saturating_mul(HANDOFFS_PER_LEAD).max(MIN_LEAD_NS).min(quantum_ns / 4),
             window_ns: (quantum_ns / 2).clamp(MIN_WINDOW_NS, MAX_WINDOW_NS),
@@ -92,6 +99,11 @@ impl Tuning {
     pub fn session_window_ns(&self, sessions: usize, longest_ns: u64) -> u64 {
         let kernels_ns = longest_ns.saturating_mul(KERNELS_PER_WINDOW).min(MAX_KERNEL_WINDOW_NS);
         (self.window_ns / sessions.max(1) as u64).max(MIN_SESSION_WINDOW_NS).max(kernels_ns)
+    }
+
+    /// The window of a guest beside owners, of which the longest kernel took `longest_ns`: an owner that comes back waits for that.
+    pub fn guest_window_ns(&self, longest_ns: u64) -> u64 {
+        longest_ns.max(self.handoff_ns.saturating_mul(HANDOFFS_PER_GUEST_WINDOW))
     }
 }
 

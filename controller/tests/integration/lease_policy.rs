@@ -1,6 +1,7 @@
 //! The lease policy on a model of a GPU, in virtual time.
 
 use crate::model::{MS, Model, Program};
+use deepres_controller::policy::class::Class;
 use proptest::prelude::*;
 
 const SECOND: u64 = 1_000 * MS;
@@ -94,6 +95,46 @@ fn a_tenant_that_now_and_then_has_a_little_work_is_served_soon_and_costs_the_oth
     assert!(used[0] >= 18 * SECOND, "{used:?}");
     assert!(used[1] >= 400 * MS, "{used:?}");
     assert!(model.longest_waits_ns()[1] <= 20 * MS, "{:?}", model.longest_waits_ns());
+}
+
+/// Steps of `kernels` kernels of `kernel_ns` with a pause between two, beside a backlogged guest. Returns the speed of the steps beside what
+/// they do alone, and the part of the pauses that the guest used.
+fn beside(kernels: usize, kernel_ns: u64, pause_ns: u64, guest_kernel_ns: u64) -> (f64, f64) {
+    let owner =
+        Program { pause_after: Some((kernels, pause_ns)), ..Program::backlogged(1_000_000, &[kernel_ns]) };
+    let guest = Program { class: Class::BestEffort, ..Program::backlogged(1_000_000, &[guest_kernel_ns]) };
+    let run = |programs: &[Program]| {
+        let mut model = Model::new(programs);
+        model.run_until(2 * SECOND);
+        let before = model.used_ns();
+        model.run_until(22 * SECOND);
+        model.used_ns().iter().zip(before).map(|(after, before)| after - before).collect::<Vec<_>>()
+    };
+    let alone = run(std::slice::from_ref(&owner))[0] as f64;
+    let both = run(&[owner, guest]);
+    (both[0] as f64 / alone, both[1] as f64 / (20.0 * SECOND as f64 - alone))
+}
+
+#[test]
+fn a_guest_harvests_an_owners_pauses_and_costs_it_next_to_nothing() {
+    for (kernels, kernel_ns, pause_ns, guest_kernel_ns, least) in [
+        (20, MS, 10 * MS, MS, 0.9),
+        (20, MS, 10 * MS, 100_000, 0.95),
+        (5, 4 * MS, 40 * MS, 5 * MS, 0.95),
+        (100, MS / 10, 2 * MS, 100_000, 0.85),
+    ] {
+        let (speed, harvested) = beside(kernels, kernel_ns, pause_ns, guest_kernel_ns);
+        assert!(
+            speed >= 0.99 && harvested >= least,
+            "{kernels} × {kernel_ns} ns, {pause_ns}: {speed}, {harvested}"
+        );
+    }
+}
+
+#[test]
+fn an_owner_that_never_pauses_does_not_notice_a_guest() {
+    let (speed, _) = beside(1, 10 * MS, 20_000, MS);
+    assert!(speed >= 0.999, "{speed}");
 }
 
 fn program() -> impl Strategy<Value = (u32, Vec<u64>)> {

@@ -2,6 +2,7 @@
 //! tried on.
 
 use deepres_controller::policy::TenantId;
+use deepres_controller::policy::class::Class;
 use deepres_controller::policy::lease::{Grant, Scheduler, Seen};
 use deepres_controller::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 use std::cmp::Reverse;
@@ -17,6 +18,7 @@ pub const MS: u64 = 1_000_000;
 /// What a tenant does: kernels whose lengths go round, with a pause after so many of them.
 #[derive(Debug, Clone)]
 pub struct Program {
+    pub class: Class,
     pub weight_ppm: u32,
     pub kernels_ns: Vec<u64>,
     /// Launched and not finished, at most: the depth of the driver's queue.
@@ -31,6 +33,7 @@ impl Program {
     /// Launches kernels of `kernel_ns` as fast as it may.
     pub fn backlogged(weight_ppm: u32, kernels_ns: &[u64]) -> Self {
         Self {
+            class: Class::Fair,
             weight_ppm,
             kernels_ns: kernels_ns.to_vec(),
             depth: 64,
@@ -85,7 +88,8 @@ impl Model {
             most_holders: 0,
         };
         for (id, program) in (1..).zip(programs) {
-            model.scheduler.enter(id, program.weight_ppm, 0);
+            model.scheduler.enter(id, 0);
+            model.scheduler.set_standing(id, program.class, program.weight_ppm);
             model.at(program.active_ns.0 + id, Event::Try(id));
             let tenant = Tenant {
                 program: program.clone(),
@@ -130,7 +134,6 @@ impl Model {
 
     fn try_launch(&mut self, id: TenantId, now_ns: u64) {
         let grant = self.scheduler.grant(id);
-        let tuning = self.tuning;
         let tenant = self.tenants.get_mut(&id).unwrap();
         let (from_ns, to_ns) = tenant.program.active_ns;
         if now_ns < from_ns || now_ns >= to_ns || tenant.in_flight.len() >= tenant.program.depth {
@@ -144,7 +147,7 @@ impl Model {
             Grant::Closed => (false, true),
             Grant::Leased { expires_ns } if now_ns >= expires_ns => (false, true),
             Grant::Leased { .. } => {
-                let window_ns = tuning.session_window_ns(1, tenant.longest_ns);
+                let window_ns = self.scheduler.window_ns(id, 1, tenant.longest_ns, &self.tuning);
                 (queued_ns == 0 || queued_ns + length_ns <= window_ns, false)
             }
         };

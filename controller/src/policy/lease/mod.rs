@@ -9,11 +9,23 @@
 //! is behind. At a hand-off its gate is closed first, what it has in flight drains (for a bounded time), then the next one's
 //! gate opens. A holder with nothing to do gives up the GPU to who has.
 //!
+//! Guests, which are the tenants of the best-effort class, are chosen only when no other (no *owner*) wants the GPU, by the same
+//! rule among themselves, and lose it as soon as one does; [`guard`] bounds what that costs the owners.
+//!
 //! The caller feeds [`Scheduler::observe`] with what the meters say and then asks [`Scheduler::decide`].
 
+pub mod guard;
+mod state;
+
 use crate::policy::TenantId;
+use crate::policy::class::Class;
 use crate::policy::tuning::Tuning;
 use deepres_abi::PPM;
+use guard::{Guard, Owners};
+use state::{
+    Hold, MAX_CREDIT_NS, Rank, SHORT_IDLE_NS, Tenant, VirtualTime, begun_ns, mean, patience_ns,
+    unexplained_ns,
+};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -21,17 +33,6 @@ const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// A tenant that wants nothing for longer than this is idle; for less, it is between two pieces of work (a Python
-/// program's step has gaps of some milliseconds) and keeps what it is owed.
-const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
-/// GPU time that a tenant is owed at most after such a gap, so that nobody hoards a claim by wanting little.
-const MAX_CREDIT_NS: u64 = ns(Duration::from_millis(100));
-/// GPU time that a tenant owes at most: this …
-const DEBT_NS: u64 = ns(Duration::from_millis(250));
-/// … or what it took twice at once, which is how a long kernel is charged …
-const CHARGES_OWED: u64 = 2;
-/// … but not more than this. Nobody starves for what happened once.
-const MAX_DEBT_NS: u64 = ns(Duration::from_secs(1));
 /// A holder that is alone keeps terms (and with them its window) for so long after another wanted the GPU: whoever comes
 /// back soon finds little in flight.
 const STAY_LEASED_NS: u64 = ns(Duration::from_millis(100));
@@ -45,18 +46,6 @@ const MAX_DRAIN_NS: u64 = ns(Duration::from_secs(1));
 const LONGEST_PER_DRAIN: u64 = 4;
 /// A drain is looked at so often even if no bell rings.
 const DRAIN_POLL_NS: u64 = ns(Duration::from_millis(1));
-/// A holder whose threads are on their way from the gate is not charged for that long: a wake-up on a busy machine.
-const START_LIMIT_NS: u64 = ns(Duration::from_millis(10));
-/// An idle holder that is owed GPU time is waited for if its pauses are at most this part of its work (one in so many).
-const WORK_PER_PAUSE: u64 = 10;
-/// … and no longer than this many of its usual pauses.
-const PAUSES_OF_PATIENCE: u64 = 2;
-/// Weight of the newest pause or burst in the running means: one in so many.
-const MEAN_DIVISOR: u64 = 8;
-
-/// GPU time over weight: ns × [`PPM`] / weight.
-type VirtualTime = u128;
-
 /// What a tenant's gate is to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grant {
@@ -122,68 +111,16 @@ pub struct Handoff {
     pub idle_ns: Option<u64>,
 }
 
-#[derive(Debug)]
-struct Tenant {
-    weight_ppm: u32,
-    vtime: VirtualTime,
-    /// It has sessions on this GPU.
-    present: bool,
-    seen: Seen,
-    /// It wanted the GPU at the last decision.
-    wanted: bool,
-    stopped_wanting_ns: u64,
-    last_progress_ns: u64,
-    /// The most that was charged at once, ns.
-    largest_charge_ns: u64,
-    /// Charged for time held without any metered use; what is metered later is set off against it.
-    advance_ns: u64,
-    /// GPU time used since it last began to want the GPU, and the running means of such bursts and of the pauses between them.
-    burst_ns: u64,
-    mean_burst_ns: u64,
-    mean_pause_ns: u64,
-    grant: Grant,
-}
-
-impl Tenant {
-    fn weighted(&self, gpu_ns: u64) -> VirtualTime {
-        VirtualTime::from(gpu_ns) * VirtualTime::from(PPM) / VirtualTime::from(self.weight_ppm.max(1))
-    }
-
-    fn charge(&mut self, gpu_ns: u64) {
-        self.largest_charge_ns = self.largest_charge_ns.max(gpu_ns);
-        self.vtime += self.weighted(gpu_ns);
-    }
-
-    fn max_debt_ns(&self) -> u64 {
-        self.largest_charge_ns.saturating_mul(CHARGES_OWED).clamp(DEBT_NS, MAX_DEBT_NS)
-    }
-}
-
-/// One hold of the GPU, from grant to drain.
-#[derive(Debug, Clone, Copy)]
-struct Hold {
-    tenant: TenantId,
-    since_ns: u64,
-    used_ns: u64,
-    /// Something of the holder was in flight.
-    ran: bool,
-    /// The holder was seen idle.
-    paused: bool,
-    idle_since_ns: Option<u64>,
-    /// Time in which the holder was idle, up to then.
-    idle_ns: u64,
-    /// Its lease was cut to a quantum, because others wait.
-    contended: bool,
-    /// While it drains: when that is given up.
-    drain_give_up_ns: Option<u64>,
-}
-
 /// The leases of one GPU.
 #[derive(Debug, Default)]
 pub struct Scheduler {
     tenants: BTreeMap<TenantId, Tenant>,
     hold: Option<Hold>,
-    vclock: VirtualTime,
+    /// Of owners and of guests, by [`Rank`].
+    vclocks: [VirtualTime; 2],
+    guard: Guard,
+    /// The owner that had the GPU last: it has it before it asks, if guests are the only others.
+    last_owner: Option<TenantId>,
     /// When two tenants last wanted the GPU at once.
     contended_ns: Option<u64>,
     changes: Vec<Change>,
@@ -192,10 +129,11 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// Adds a tenant, or brings back one that was away. Its gate is closed.
-    pub fn enter(&mut self, tenant: TenantId, weight_ppm: u32, now_ns: u64) {
-        let vclock = self.vclock;
+    pub fn enter(&mut self, tenant: TenantId, now_ns: u64) {
+        let vclock = self.vclocks[Rank::Owner as usize];
         let tenant = self.tenants.entry(tenant).or_insert(Tenant {
-            weight_ppm,
+            rank: Rank::Owner,
+            weight_ppm: 0,
             vtime: vclock,
             present: true,
             seen: Seen::default(),
@@ -210,7 +148,6 @@ impl Scheduler {
             grant: Grant::Closed,
         });
         tenant.present = true;
-        tenant.weight_ppm = weight_ppm;
     }
 
     /// A tenant's last session on this GPU is gone: what it held is free at once. What it owes is kept.
@@ -239,17 +176,41 @@ impl Scheduler {
         }
     }
 
-    /// Sets what a tenant is owed. What it was charged before keeps the weight of that time.
-    pub fn set_weight(&mut self, tenant: TenantId, weight_ppm: u32) {
-        if let Some(tenant) = self.tenants.get_mut(&tenant) {
-            tenant.weight_ppm = weight_ppm;
+    /// Sets what a tenant is owed: its class, and its weight among its like. What it was charged before keeps the weight of that time.
+    pub fn set_standing(&mut self, tenant: TenantId, class: Class, weight_ppm: u32) {
+        let Some(tenant) = self.tenants.get_mut(&tenant) else { return };
+        tenant.weight_ppm = weight_ppm;
+        let rank = if class == Class::BestEffort { Rank::Guest } else { Rank::Owner };
+        if tenant.rank != rank {
+            // What it owed the ones is nothing to the others.
+            tenant.rank = rank;
+            tenant.vtime = self.vclocks[rank as usize];
+        }
+    }
+
+    /// Sets the part of the time that guests may cost owners, parts per million.
+    pub fn set_max_harm(&mut self, max_harm_ppm: u32) {
+        self.guard = Guard::new(max_harm_ppm);
+    }
+
+    /// Time that owners waited for guests so far, ns.
+    pub fn harm_ns(&self) -> u64 {
+        self.guard.harm_ns()
+    }
+
+    /// GPU time that each session of a tenant, of which the longest kernel took `longest_ns`, may have in flight under a lease, ns.
+    pub fn window_ns(&self, tenant: TenantId, sessions: usize, longest_ns: u64, tuning: &Tuning) -> u64 {
+        if self.is_guest(tenant) && self.owner_is_present() {
+            tuning.guest_window_ns(longest_ns)
+        } else {
+            tuning.session_window_ns(sessions, longest_ns)
         }
     }
 
     /// Forgets what everybody owes and is owed: what happened while nobody governed is nobody's debt.
     pub fn forgive(&mut self) {
         for tenant in self.tenants.values_mut() {
-            tenant.vtime = self.vclock;
+            tenant.vtime = self.vclocks[tenant.rank as usize];
             tenant.advance_ns = 0;
         }
     }
@@ -275,11 +236,8 @@ impl Scheduler {
             i64::try_from(vtime * VirtualTime::from(tenant.weight_ppm) / VirtualTime::from(PPM))
                 .unwrap_or(i64::MAX)
         };
-        if tenant.vtime <= self.vclock {
-            gpu_ns(self.vclock - tenant.vtime)
-        } else {
-            -gpu_ns(tenant.vtime - self.vclock)
-        }
+        let vclock = self.vclocks[tenant.rank as usize];
+        if tenant.vtime <= vclock { gpu_ns(vclock - tenant.vtime) } else { -gpu_ns(tenant.vtime - vclock) }
     }
 
     /// Takes in what a tenant's meters say at `now_ns`.
@@ -311,14 +269,12 @@ impl Scheduler {
     /// Decides at `now_ns`. The gates that change are in [`Self::take_changes`] afterwards. Returns when to decide again if
     /// nothing happens before.
     pub fn decide(&mut self, now_ns: u64, tuning: &Tuning) -> Option<u64> {
-        self.account(now_ns);
+        self.account(now_ns, tuning);
         loop {
             let step = match self.hold {
-                None => match self.next(None).or_else(|| self.only()) {
-                    Some(next) => self.give(next, now_ns, tuning),
-                    None => Step::Stay(None),
-                },
+                None => self.free_step(now_ns, tuning),
                 Some(hold) => match hold.drain_give_up_ns {
+                    None if self.is_guest(hold.tenant) => self.guest_step(hold, now_ns, tuning),
                     None => self.hold_step(hold, now_ns, tuning),
                     Some(give_up_ns) => self.drain_step(hold, give_up_ns, now_ns, tuning),
                 },
@@ -341,14 +297,20 @@ impl Scheduler {
     }
 
     /// Advances the virtual clock and lets in who begins to want the GPU.
-    fn account(&mut self, now_ns: u64) {
-        let behind = self.tenants.values().filter(|tenant| tenant.wanted).map(|tenant| tenant.vtime).min();
-        self.vclock = self.vclock.max(behind.unwrap_or(0));
-        let vclock = self.vclock;
-        let mut wanting = 0;
+    fn account(&mut self, now_ns: u64, tuning: &Tuning) {
+        let behind = |rank| {
+            let wanting = self.tenants.values().filter(|tenant| tenant.wanted && tenant.rank == rank);
+            wanting.map(|tenant| tenant.vtime).min()
+        };
+        for (rank, behind) in [Rank::Owner, Rank::Guest].map(|rank| (rank, behind(rank))) {
+            let vclock = &mut self.vclocks[rank as usize];
+            *vclock = (*vclock).max(behind.unwrap_or(0));
+        }
+        let mut wanting = [0; 2];
         for tenant in self.tenants.values_mut() {
+            let vclock = self.vclocks[tenant.rank as usize];
             let wants = tenant.seen.wants();
-            wanting += usize::from(wants);
+            wanting[tenant.rank as usize] += usize::from(wants);
             if wants && !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
                 let credit_ns = if pause_ns <= SHORT_IDLE_NS { MAX_CREDIT_NS } else { 0 };
@@ -364,18 +326,50 @@ impl Scheduler {
             }
             tenant.wanted = wants;
         }
-        if wanting > 1 {
+        if wanting.iter().any(|wanting| *wanting > 1) {
             self.contended_ns = Some(now_ns);
         }
+        let owners = Owners {
+            present: self.owner_is_present(),
+            want: wanting[Rank::Owner as usize] > 0,
+            kept_out: self.hold.is_some_and(|hold| self.is_guest(hold.tenant)),
+        };
+        self.guard.observe(now_ns, owners, tuning.grace_ns);
     }
 
-    /// Who wants the GPU and is furthest behind, `but` for one.
-    fn next(&self, but: Option<TenantId>) -> Option<TenantId> {
+    fn is_guest(&self, tenant: TenantId) -> bool {
+        self.tenants.get(&tenant).is_some_and(|tenant| tenant.rank == Rank::Guest)
+    }
+
+    fn owner_is_present(&self) -> bool {
+        self.tenants.values().any(|tenant| tenant.present && tenant.rank == Rank::Owner)
+    }
+
+    /// Who of a rank wants the GPU and is furthest behind, `but` for one.
+    fn next(&self, rank: Rank, but: Option<TenantId>) -> Option<TenantId> {
         self.tenants
             .iter()
-            .filter(|(id, tenant)| tenant.wanted && Some(**id) != but)
+            .filter(|(id, tenant)| tenant.rank == rank && tenant.wanted && Some(**id) != but)
             .min_by_key(|(_, tenant)| tenant.vtime)
             .map(|(id, _)| *id)
+    }
+
+    /// The guest that goes next, `but` for one, and until when it may launch; or else when to ask again.
+    fn next_guest(
+        &mut self,
+        but: Option<TenantId>,
+        now_ns: u64,
+        tuning: &Tuning,
+    ) -> Result<(TenantId, u64), Option<u64>> {
+        let guest = self.next(Rank::Guest, but).ok_or(None)?;
+        self.guest_until_ns(guest, now_ns, tuning).map(|until_ns| (guest, until_ns))
+    }
+
+    /// Until when a guest may launch, or else when to ask again.
+    fn guest_until_ns(&mut self, guest: TenantId, now_ns: u64, tuning: &Tuning) -> Result<u64, Option<u64>> {
+        let longest_ns = self.tenants.get(&guest).map_or(0, |guest| guest.seen.longest_ns);
+        let window_ns = tuning.guest_window_ns(longest_ns).saturating_add(tuning.handoff_ns);
+        self.guard.until_ns(now_ns, window_ns).ok_or_else(|| self.guard.retry_ns(now_ns, window_ns))
     }
 
     /// The tenant, if there is but one: it has the GPU before it asks.
@@ -384,9 +378,35 @@ impl Scheduler {
         present.next().filter(|_| present.next().is_none())
     }
 
+    /// The owner that had the GPU last, if it is still there.
+    fn resident(&self) -> Option<TenantId> {
+        self.last_owner
+            .filter(|id| self.tenants.get(id).is_some_and(|owner| owner.present && owner.rank == Rank::Owner))
+    }
+
+    /// Nobody has the GPU.
+    fn free_step(&mut self, now_ns: u64, tuning: &Tuning) -> Step {
+        if let Some(owner) = self.next(Rank::Owner, None) {
+            return self.give(owner, now_ns, tuning);
+        }
+        let wake_ns = match self.next_guest(None, now_ns, tuning) {
+            Ok((guest, _)) => return self.give(guest, now_ns, tuning),
+            Err(wake_ns) => wake_ns,
+        };
+        match self.only().or_else(|| self.resident()) {
+            Some(resident) => self.give(resident, now_ns, tuning),
+            None => Step::Stay(wake_ns),
+        }
+    }
+
     /// Gives the GPU, which is free, to a tenant.
     fn give(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Step {
-        let contended = self.next(Some(tenant)).is_some();
+        let rank = if self.is_guest(tenant) { Rank::Guest } else { Rank::Owner };
+        if rank == Rank::Owner {
+            self.last_owner = Some(tenant);
+            self.guard.owner_served(now_ns, tuning.handoff_ns);
+        }
+        let contended = self.next(rank, Some(tenant)).is_some();
         self.hold = Some(Hold {
             tenant,
             since_ns: now_ns,
@@ -398,10 +418,49 @@ impl Scheduler {
             contended,
             drain_give_up_ns: None,
         });
-        if contended {
+        if contended && rank == Rank::Owner {
             self.lease(tenant, now_ns.saturating_add(tuning.quantum_ns), false);
         }
         Step::Again
+    }
+
+    /// A guest has the GPU.
+    fn guest_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
+        if self.next(Rank::Owner, None).is_some() {
+            return self.close(hold, now_ns);
+        }
+        if !self.owner_is_present() {
+            // Guests among themselves are as owners are.
+            return self.hold_step(hold, now_ns, tuning);
+        }
+        let Some(guest) = self.tenants.get(&hold.tenant) else {
+            self.hold = None;
+            return Step::Again;
+        };
+        let grant = guest.grant;
+        let idle_ends_ns = hold.idle_since_ns.map(|since_ns| since_ns.saturating_add(tuning.grace_ns));
+        if idle_ends_ns.is_some_and(|ends_ns| now_ns >= ends_ns) {
+            // The owners have it back before they ask.
+            return self.close(hold, now_ns);
+        }
+        let expires_ns = match grant {
+            Grant::Leased { expires_ns } if now_ns < expires_ns => expires_ns,
+            Grant::Leased { .. } if self.next(Rank::Guest, Some(hold.tenant)).is_some() => {
+                return self.close(hold, now_ns);
+            }
+            Grant::Closed | Grant::Leased { .. } | Grant::Open => {
+                let Ok(until_ns) = self.guest_until_ns(hold.tenant, now_ns, tuning) else {
+                    return self.close(hold, now_ns);
+                };
+                let contended = self.next(Rank::Guest, Some(hold.tenant)).is_some();
+                let longest_ns = if contended { tuning.quantum_ns } else { SOLO_LEASE_NS };
+                let expires_ns = until_ns.min(now_ns.saturating_add(longest_ns));
+                self.hold = Some(Hold { contended, ..hold });
+                self.lease(hold.tenant, expires_ns, matches!(grant, Grant::Leased { .. }));
+                expires_ns
+            }
+        };
+        Step::Stay(Some(idle_ends_ns.unwrap_or(expires_ns).min(expires_ns)))
     }
 
     fn hold_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
@@ -410,8 +469,11 @@ impl Scheduler {
             return Step::Again;
         };
         let grant = holder.grant;
-        let Some(next) = self.next(Some(hold.tenant)) else {
-            return self.alone_step(hold, grant, now_ns, tuning);
+        let Some(next) = self.next(holder.rank, Some(hold.tenant)) else {
+            return match self.next(Rank::Guest, Some(hold.tenant)) {
+                Some(_) => self.beside_step(hold, grant, now_ns, tuning),
+                None => self.alone_step(hold, grant, now_ns, tuning),
+            };
         };
         let is_behind =
             holder.vtime + holder.weighted(begun_ns(&hold, holder, now_ns)) < self.tenants[&next].vtime;
@@ -447,6 +509,38 @@ impl Scheduler {
         Step::Stay(Some(if now_ns < renewal_ns { renewal_ns } else { expires_ns }))
     }
 
+    /// An owner has the GPU and only guests want it: it keeps a lease, so that its pauses are noticed, and the guests have those.
+    fn beside_step(&mut self, hold: Hold, grant: Grant, now_ns: u64, tuning: &Tuning) -> Step {
+        self.hold = Some(Hold { contended: false, ..hold });
+        let mut wake_ns = self.keep_leased(hold.tenant, grant, now_ns, tuning);
+        if let Some(idle_since_ns) = hold.idle_since_ns {
+            let pause_begins_ns = idle_since_ns.saturating_add(tuning.grace_ns);
+            if now_ns < pause_begins_ns {
+                wake_ns = wake_ns.min(pause_begins_ns);
+            } else {
+                match self.next_guest(Some(hold.tenant), now_ns, tuning) {
+                    Ok(_) => return self.close(hold, now_ns),
+                    Err(retry_ns) => wake_ns = wake_ns.min(retry_ns.unwrap_or(u64::MAX)),
+                }
+            }
+        }
+        Step::Stay(Some(wake_ns))
+    }
+
+    /// Gives a holder whose GPU nobody of its rank wants a long lease, or renews it. Returns when that is due again.
+    fn keep_leased(&mut self, tenant: TenantId, grant: Grant, now_ns: u64, tuning: &Tuning) -> u64 {
+        let renewal_ns = |expires_ns: u64| expires_ns.saturating_sub(tuning.lead_ns);
+        let expires_ns = match grant {
+            Grant::Leased { expires_ns } if now_ns < renewal_ns(expires_ns) => expires_ns,
+            Grant::Leased { .. } | Grant::Closed | Grant::Open => {
+                let expires_ns = now_ns.saturating_add(SOLO_LEASE_NS);
+                self.lease(tenant, expires_ns, matches!(grant, Grant::Leased { .. }));
+                expires_ns
+            }
+        };
+        renewal_ns(expires_ns)
+    }
+
     /// Nobody else wants the GPU: the holder's gate is open, or will be once nobody else wanted it for a while.
     fn alone_step(&mut self, hold: Hold, grant: Grant, now_ns: u64, tuning: &Tuning) -> Step {
         self.hold = Some(Hold { contended: false, ..hold });
@@ -458,18 +552,12 @@ impl Scheduler {
             self.change(hold.tenant, Grant::Open, false);
             return Step::Stay(None);
         }
-        let renewal_ns = |expires_ns: u64| expires_ns.saturating_sub(tuning.lead_ns);
-        let expires_ns = match grant {
-            // Open since before the others came and went.
-            Grant::Open => return Step::Stay(None),
-            Grant::Leased { expires_ns } if now_ns < renewal_ns(expires_ns) => expires_ns,
-            Grant::Leased { .. } | Grant::Closed => {
-                let expires_ns = now_ns.saturating_add(SOLO_LEASE_NS);
-                self.lease(hold.tenant, expires_ns, grant != Grant::Closed);
-                expires_ns
-            }
-        };
-        Step::Stay(Some(renewal_ns(expires_ns).min(stay_leased_until_ns)))
+        if grant == Grant::Open {
+            // Since before the others came and went.
+            return Step::Stay(None);
+        }
+        let wake_ns = self.keep_leased(hold.tenant, grant, now_ns, tuning);
+        Step::Stay(Some(wake_ns.min(stay_leased_until_ns)))
     }
 
     /// Closes the holder's gate; what it has in flight drains.
@@ -491,8 +579,10 @@ impl Scheduler {
 
     fn drain_step(&mut self, hold: Hold, give_up_ns: u64, now_ns: u64, tuning: &Tuning) -> Step {
         let in_flight = self.tenants.get(&hold.tenant).is_some_and(|holder| holder.seen.in_flight);
-        let next = self.next(Some(hold.tenant));
-        if in_flight && next.is_none() {
+        let next = self.next_but(hold.tenant, now_ns, tuning);
+        let is_held_back =
+            self.is_guest(hold.tenant) && self.guest_until_ns(hold.tenant, now_ns, tuning).is_err();
+        if in_flight && next.is_none() && !is_held_back {
             // Nobody waits for it any more.
             self.hold = Some(Hold { drain_give_up_ns: None, ..hold });
             return Step::Again;
@@ -502,11 +592,17 @@ impl Scheduler {
         }
         self.settle(&hold, in_flight, now_ns);
         self.hold = None;
-        // Work that does not end goes last.
-        match if in_flight { next } else { self.next(None) } {
+        match next.filter(|_| in_flight) {
+            // Work that does not end goes last.
             Some(next) => self.give(next, now_ns, tuning),
-            None => Step::Again,
+            None => self.free_step(now_ns, tuning),
         }
+    }
+
+    /// Who has the GPU next but for this one.
+    fn next_but(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Option<TenantId> {
+        self.next(Rank::Owner, Some(tenant))
+            .or_else(|| self.next_guest(Some(tenant), now_ns, tuning).ok().map(|(guest, _)| guest))
     }
 
     /// Ends a hold: charges time held in silence, and notes what the hand-off cost.
@@ -539,51 +635,11 @@ impl Scheduler {
     }
 }
 
-/// GPU time that a holder has begun and was not charged for: what it says is in flight, or the time since it was last seen to
-/// get on.
-fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
-    let silent_ns = now_ns.saturating_sub(holder.last_progress_ns.max(hold.since_ns));
-    let begun_ns = match holder.seen {
-        Seen { in_flight: true, pending_ns, .. } => pending_ns.max(silent_ns),
-        Seen { waiting: true, .. } => silent_ns.saturating_sub(START_LIMIT_NS),
-        _ => 0,
-    };
-    begun_ns.max(unexplained_ns(hold, now_ns)).min(MAX_DEBT_NS)
-}
-
-/// Time that a holder had the GPU, and had something to do, without a meter to show for it. A meter lags behind a little; one
-/// that shows less than half is not believed.
-fn unexplained_ns(hold: &Hold, now_ns: u64) -> u64 {
-    let idle_ns = hold.idle_since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
-    let active_ns = now_ns.saturating_sub(hold.since_ns).saturating_sub(hold.idle_ns).saturating_sub(idle_ns);
-    if hold.used_ns < active_ns / 2 {
-        active_ns.saturating_sub(hold.used_ns).saturating_sub(START_LIMIT_NS)
-    } else {
-        0
-    }
-}
-
-/// How long an idle holder keeps the GPU while others wait. A tenant that is behind and pauses briefly between bursts of work
-/// is waited for: else whoever never pauses would get the GPU at each pause and keep it for a whole kernel.
-fn patience_ns(holder: &Tenant, is_behind: bool, tuning: &Tuning) -> u64 {
-    let worth_ns = holder.mean_burst_ns / WORK_PER_PAUSE;
-    if is_behind && holder.mean_pause_ns <= worth_ns {
-        tuning.grace_ns.max(holder.mean_pause_ns.saturating_mul(PAUSES_OF_PATIENCE).min(worth_ns))
-    } else {
-        tuning.grace_ns
-    }
-}
-
 enum Step {
     /// Nothing more to do until then.
     Stay(Option<u64>),
     /// The phase changed.
     Again,
-}
-
-/// The running mean with one more value in it; the first value is the mean.
-fn mean(before: u64, value: u64) -> u64 {
-    if before == 0 { value } else { before - before / MEAN_DIVISOR + value / MEAN_DIVISOR }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Each rule of the lease policy by itself. `tests/integration/lease_policy.rs` tries them together.
 
+use super::state::MAX_DEBT_NS;
 use super::*;
 use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds};
 
@@ -21,9 +22,11 @@ impl Bench {
     fn new() -> Self {
         let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
         let mut bench = Self { scheduler: Scheduler::default(), tuning, now_ns: 1_000 * MS };
-        bench.scheduler.enter(A, PPM / 2, bench.now_ns);
+        bench.scheduler.enter(A, bench.now_ns);
+        bench.scheduler.set_standing(A, Class::Fair, PPM / 2);
         bench.scheduler.decide(bench.now_ns, &tuning);
-        bench.scheduler.enter(B, PPM / 2, bench.now_ns);
+        bench.scheduler.enter(B, bench.now_ns);
+        bench.scheduler.set_standing(B, Class::Fair, PPM / 2);
         bench
     }
 
@@ -117,7 +120,7 @@ fn who_has_the_gpu_to_itself_again_keeps_a_lease_for_a_while_and_then_an_open_ga
 #[test]
 fn a_lease_is_renewed_before_its_end_while_its_holder_is_behind() {
     let mut bench = Bench::new();
-    bench.scheduler.set_weight(B, PPM);
+    bench.scheduler.set_standing(B, Class::Fair, PPM);
     bench.step(MS, RUNNING, WAITING);
     bench.step(MS, Seen { used_ns: 100 * MS, ..WAITING }, WAITING);
     let Grant::Leased { expires_ns } = bench.scheduler.grant(B) else { panic!("B has no lease") };
@@ -204,4 +207,81 @@ fn a_clock_that_stands_still_or_jumps_is_harmless() {
             bench.now_ns = bench.now_ns.min(u64::MAX / 2);
         }
     }
+}
+
+impl Bench {
+    /// A is an owner, B a guest.
+    fn beside() -> Self {
+        let mut bench = Self::new();
+        bench.scheduler.set_standing(B, Class::BestEffort, PPM);
+        bench
+    }
+}
+
+#[test]
+fn an_owner_with_work_keeps_its_gate_however_long_guests_wait() {
+    let mut bench = Bench::beside();
+    for _ in 0..1_000 {
+        bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+        assert!(bench.is_leased(A) && bench.is_closed(B));
+    }
+}
+
+#[test]
+fn a_guest_has_the_gpu_in_an_owners_pause_and_loses_it_at_once() {
+    let mut bench = Bench::beside();
+    bench.step(MS, RUNNING, WAITING);
+    let wake_ns = bench.step(MS, IDLE, WAITING).unwrap();
+    assert!(bench.is_leased(A) && wake_ns <= bench.tuning.grace_ns, "a moment may be no pause");
+    bench.step(wake_ns, IDLE, WAITING);
+    assert!(bench.is_leased(B) && bench.is_closed(A));
+    bench.step(MS, IDLE, RUNNING);
+    bench.step(MS / 10, WAITING, RUNNING);
+    assert!(bench.is_closed(B), "its lease would have gone on");
+    bench.step(MS, WAITING, IDLE);
+    assert!(bench.is_leased(A) || bench.is_open(A));
+}
+
+#[test]
+fn an_owner_has_the_gpu_back_before_it_asks_when_a_guest_has_nothing_to_do() {
+    let mut bench = Bench::beside();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MS, IDLE, WAITING);
+    bench.step(MS, IDLE, WAITING);
+    assert!(bench.is_leased(B));
+    bench.step(MS, IDLE, IDLE);
+    bench.step(MS, IDLE, IDLE);
+    assert!(bench.is_closed(B) && !bench.is_closed(A));
+}
+
+#[test]
+fn a_guest_may_have_one_kernel_in_flight_beside_owners_and_a_window_when_there_are_none() {
+    let mut bench = Bench::beside();
+    let window_ns = |bench: &Bench| bench.scheduler.window_ns(B, 1, 3 * MS, &bench.tuning);
+    assert_eq!(window_ns(&bench), 3 * MS);
+    bench.scheduler.leave(A, bench.now_ns);
+    assert_eq!(window_ns(&bench), 6 * MS);
+}
+
+#[test]
+fn guests_share_the_pauses_by_their_weights() {
+    const C: TenantId = 3;
+    let mut bench = Bench::beside();
+    bench.scheduler.enter(C, bench.now_ns);
+    bench.scheduler.set_standing(B, Class::BestEffort, 750_000);
+    bench.scheduler.set_standing(C, Class::BestEffort, 250_000);
+    let mut had_ns = [0u64; 2];
+    for _ in 0..20_000 {
+        bench.now_ns += MS;
+        bench.scheduler.observe(A, bench.now_ns, IDLE);
+        for (guest, had_ns) in [B, C].into_iter().zip(&mut had_ns) {
+            let holds = bench.scheduler.grant(guest) != Grant::Closed;
+            *had_ns += if holds { MS } else { 0 };
+            let seen = if holds { Seen { waiting: true, used_ns: MS, ..IDLE } } else { WAITING };
+            bench.scheduler.observe(guest, bench.now_ns, seen);
+        }
+        bench.scheduler.decide(bench.now_ns, &bench.tuning);
+    }
+    let share = had_ns[0] as f64 / (had_ns[0] + had_ns[1]) as f64;
+    assert!((share - 0.75).abs() < 0.02, "{share}");
 }

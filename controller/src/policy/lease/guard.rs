@@ -1,0 +1,247 @@
+//! Keeps guests (best-effort tenants) from harming the owners of a GPU (all others), after TGS (NSDI 2023).
+//!
+//! A guest runs only while no owner wants the GPU, and what it has in flight is what an owner that comes back has to wait for. The guard
+//! bounds the sum of those waits to a part of the time that passes (`max_harm`), one-sidedly: owners are never slowed to make room.
+//!
+//! Owners mostly pause for about as long each time. As long as the shortest of the last pauses is not over a guest costs nothing, so it may launch
+//! until what it launches could outlast that. Beyond, it spends from a credit that grows with time and shrinks by each wait it caused.
+
+use deepres_abi::PPM;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// The part of the time that guests may cost owners unless an operator says otherwise: 1 %.
+pub const DEFAULT_MAX_HARM_PPM: u32 = PPM / 100;
+
+/// Pauses that are remembered.
+const PAUSES: usize = 8;
+/// Pauses that must have been seen before the next is foreseen.
+const MIN_PAUSES: usize = 4;
+/// How long a guest may go on at a time when it is not known how long the pause lasts; an owner that comes back ends it at once.
+const UNFORESEEN_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
+/// Credit is saved up to this, or to what two windows of the guest may cost.
+const MAX_CREDIT_NS: u64 = Duration::from_millis(20).as_nanos() as u64;
+const WINDOWS_OF_CREDIT: u64 = 2;
+
+/// What owners want, as seen at a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owners {
+    /// There are some.
+    pub present: bool,
+    /// One of them wants the GPU.
+    pub want: bool,
+    /// A guest has the GPU, or has work in flight on it.
+    pub kept_out: bool,
+}
+
+/// The guard of one GPU.
+#[derive(Debug)]
+pub struct Guard {
+    max_harm_ppm: u32,
+    credit_ns: u64,
+    /// Parts of a nanosecond of credit, in parts per million.
+    credit_rest: u64,
+    credit_limit_ns: u64,
+    seen_ns: Option<u64>,
+    owners_present: bool,
+    idle_since_ns: Option<u64>,
+    kept_out_since_ns: Option<u64>,
+    pauses_ns: VecDeque<u64>,
+    harm_ns: u64,
+}
+
+impl Default for Guard {
+    fn default() -> Self {
+        Self::new(DEFAULT_MAX_HARM_PPM)
+    }
+}
+
+impl Guard {
+    /// A guard that lets guests cost owners this part of the time.
+    pub fn new(max_harm_ppm: u32) -> Self {
+        Self {
+            max_harm_ppm: max_harm_ppm.min(PPM),
+            credit_ns: MAX_CREDIT_NS,
+            credit_rest: 0,
+            credit_limit_ns: MAX_CREDIT_NS,
+            seen_ns: None,
+            owners_present: false,
+            idle_since_ns: None,
+            kept_out_since_ns: None,
+            pauses_ns: VecDeque::new(),
+            harm_ns: 0,
+        }
+    }
+
+    /// Time that owners waited for guests so far, ns.
+    pub fn harm_ns(&self) -> u64 {
+        self.harm_ns
+    }
+
+    /// Takes in what owners want. Pauses shorter than `grace_ns` are none.
+    pub fn observe(&mut self, now_ns: u64, owners: Owners, grace_ns: u64) {
+        let elapsed_ns = now_ns.saturating_sub(self.seen_ns.unwrap_or(now_ns));
+        self.seen_ns = Some(now_ns);
+        if self.owners_present {
+            let earned =
+                u128::from(elapsed_ns) * u128::from(self.max_harm_ppm) + u128::from(self.credit_rest);
+            self.credit_rest = (earned % u128::from(PPM)) as u64;
+            let earned_ns = u64::try_from(earned / u128::from(PPM)).unwrap_or(u64::MAX);
+            self.credit_ns = self.credit_ns.saturating_add(earned_ns).min(self.credit_limit_ns);
+        }
+        self.owners_present = owners.present;
+        if !owners.want {
+            self.idle_since_ns.get_or_insert(now_ns);
+            self.kept_out_since_ns = None;
+            return;
+        }
+        if let Some(since_ns) = self.idle_since_ns.take() {
+            let pause_ns = now_ns.saturating_sub(since_ns);
+            if pause_ns > grace_ns {
+                if self.pauses_ns.len() == PAUSES {
+                    self.pauses_ns.pop_front();
+                }
+                self.pauses_ns.push_back(pause_ns);
+            }
+        }
+        if owners.kept_out {
+            self.kept_out_since_ns.get_or_insert(now_ns);
+        }
+    }
+
+    /// An owner has the GPU: what it waited for a guest is spent.
+    pub fn owner_served(&mut self, now_ns: u64, handoff_ns: u64) {
+        if let Some(since_ns) = self.kept_out_since_ns.take() {
+            // Its call for the GPU and the answer took their time too.
+            let harm_ns = now_ns.saturating_sub(since_ns).saturating_add(handoff_ns);
+            self.harm_ns = self.harm_ns.saturating_add(harm_ns);
+            self.credit_ns = self.credit_ns.saturating_sub(harm_ns);
+        }
+    }
+
+    /// Until when a guest may launch that then takes `window_ns` to be gone, or `None` if it may not now.
+    pub fn until_ns(&mut self, now_ns: u64, window_ns: u64) -> Option<u64> {
+        if !self.owners_present {
+            return Some(u64::MAX);
+        }
+        let idle_since_ns = self.idle_since_ns?;
+        self.credit_limit_ns = MAX_CREDIT_NS.max(window_ns.saturating_mul(WINDOWS_OF_CREDIT));
+        let foreseen_ns =
+            self.shortest_pause_ns().map(|ns| idle_since_ns.saturating_add(ns).saturating_sub(window_ns));
+        if let Some(foreseen_ns) = foreseen_ns.filter(|foreseen_ns| *foreseen_ns > now_ns) {
+            return Some(foreseen_ns);
+        }
+        (self.credit_ns >= window_ns).then(|| now_ns.saturating_add(UNFORESEEN_NS))
+    }
+
+    /// When a guest that may not launch now can be asked again, if no owner comes before.
+    pub fn retry_ns(&self, now_ns: u64, window_ns: u64) -> Option<u64> {
+        let missing_ns = window_ns.saturating_sub(self.credit_ns);
+        let wait_ns = u128::from(missing_ns) * u128::from(PPM) / u128::from(self.max_harm_ppm.max(1)) + 1;
+        (self.max_harm_ppm > 0).then(|| now_ns.saturating_add(u64::try_from(wait_ns).unwrap_or(u64::MAX)))
+    }
+
+    /// As long the next pause will last at least, if pauses go on as they did.
+    fn shortest_pause_ns(&self) -> Option<u64> {
+        let shortest_ns = *self.pauses_ns.iter().min()?;
+        (self.pauses_ns.len() >= MIN_PAUSES).then_some(shortest_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const GRACE: u64 = MS / 10;
+    const IDLE: Owners = Owners { present: true, want: false, kept_out: false };
+    const BUSY: Owners = Owners { present: true, want: true, kept_out: false };
+    const KEPT_OUT: Owners = Owners { present: true, want: true, kept_out: true };
+
+    /// A guard that has seen four pauses of 10 ms, at the beginning of the next.
+    fn seasoned(max_harm_ppm: u32) -> (Guard, u64) {
+        let mut guard = Guard::new(max_harm_ppm);
+        let mut now_ns = 0;
+        for _ in 0..MIN_PAUSES {
+            guard.observe(now_ns, IDLE, GRACE);
+            guard.observe(now_ns + 10 * MS, BUSY, GRACE);
+            now_ns += 20 * MS;
+        }
+        guard.observe(now_ns, IDLE, GRACE);
+        (guard, now_ns)
+    }
+
+    #[test]
+    fn without_owners_nothing_is_guarded() {
+        assert_eq!(Guard::default().until_ns(5, 100 * MS), Some(u64::MAX));
+    }
+
+    #[test]
+    fn while_owners_want_the_gpu_no_guest_may_launch() {
+        let mut guard = Guard::default();
+        guard.observe(0, BUSY, GRACE);
+        assert_eq!(guard.until_ns(MS, MS), None);
+    }
+
+    #[test]
+    fn in_a_foreseen_pause_a_guest_may_launch_until_its_window_would_outlast_it() {
+        let (mut guard, now_ns) = seasoned(0);
+        guard.credit_ns = 0;
+        assert_eq!(guard.until_ns(now_ns, 2 * MS), Some(now_ns + 10 * MS - 2 * MS));
+        assert_eq!(guard.until_ns(now_ns + 9 * MS, 2 * MS), None, "and not beyond, without credit");
+        assert_eq!(guard.retry_ns(now_ns, 2 * MS), None, "nor ever");
+    }
+
+    #[test]
+    fn moments_between_two_launches_are_no_pauses() {
+        let (mut guard, now_ns) = seasoned(0);
+        for step in 0..100 {
+            guard.observe(now_ns + step * GRACE, IDLE, GRACE);
+            guard.observe(now_ns + step * GRACE + GRACE / 2, BUSY, GRACE);
+        }
+        assert_eq!(guard.shortest_pause_ns(), Some(10 * MS));
+    }
+
+    #[test]
+    fn what_owners_waited_is_spent_and_comes_back_with_time() {
+        let (mut guard, mut now_ns) = seasoned(10_000);
+        guard.pauses_ns.clear();
+        for _ in 0..4 {
+            assert!(guard.until_ns(now_ns, 5 * MS).is_some());
+            guard.observe(now_ns, KEPT_OUT, GRACE);
+            guard.observe(now_ns + 5 * MS, KEPT_OUT, GRACE);
+            guard.owner_served(now_ns + 5 * MS, 0);
+            guard.observe(now_ns + 5 * MS, IDLE, GRACE);
+            now_ns += 5 * MS;
+        }
+        assert_eq!(guard.harm_ns(), 20 * MS);
+        assert_eq!(guard.until_ns(now_ns, 5 * MS), None, "the credit is spent");
+        let retry_ns = guard.retry_ns(now_ns, 5 * MS).unwrap();
+        assert!((400 * MS..=500 * MS).contains(&(retry_ns - now_ns)), "1 % of that is what is missing");
+        guard.observe(retry_ns, IDLE, GRACE);
+        assert!(guard.until_ns(retry_ns, 5 * MS).is_some());
+    }
+
+    #[test]
+    fn a_window_larger_than_the_usual_credit_can_be_saved_up_for() {
+        let mut guard = Guard::default();
+        guard.observe(0, IDLE, GRACE);
+        assert_eq!(guard.until_ns(0, 100 * MS), None);
+        let retry_ns = guard.retry_ns(0, 100 * MS).unwrap();
+        guard.observe(retry_ns, IDLE, GRACE);
+        assert!(guard.until_ns(retry_ns, 100 * MS).is_some());
+    }
+
+    #[test]
+    fn clocks_that_jump_are_harmless() {
+        let mut guard = Guard::new(u32::MAX);
+        for now_ns in [0, u64::MAX, 5, u64::MAX / 2] {
+            for owners in [IDLE, KEPT_OUT, BUSY, Owners { present: false, ..IDLE }] {
+                guard.observe(now_ns, owners, GRACE);
+                guard.owner_served(now_ns, u64::MAX);
+                let _ = guard.until_ns(now_ns, u64::MAX);
+                let _ = guard.retry_ns(now_ns, u64::MAX);
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What the scheduler remembers of a tenant and of a hold, and what follows from either alone.
+
+use super::{Grant, Seen, ns};
+use crate::policy::TenantId;
+use crate::policy::tuning::Tuning;
+use deepres_abi::PPM;
+use std::time::Duration;
+
+/// A tenant that wants nothing for longer than this is idle; for less, it is between two pieces of work (a Python
+/// program's step has gaps of some milliseconds) and keeps what it is owed.
+pub const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
+/// GPU time that a tenant is owed at most after such a gap, so that nobody hoards a claim by wanting little.
+pub const MAX_CREDIT_NS: u64 = ns(Duration::from_millis(100));
+/// GPU time that a tenant owes at most: this …
+const DEBT_NS: u64 = ns(Duration::from_millis(250));
+/// … or what it took twice at once, which is how a long kernel is charged …
+const CHARGES_OWED: u64 = 2;
+/// … but not more than this. Nobody starves for what happened once.
+pub const MAX_DEBT_NS: u64 = ns(Duration::from_secs(1));
+/// A holder whose threads are on their way from the gate is not charged for that long: a wake-up on a busy machine.
+const START_LIMIT_NS: u64 = ns(Duration::from_millis(10));
+/// An idle holder that is owed GPU time is waited for if its pauses are at most this part of its work (one in so many).
+const WORK_PER_PAUSE: u64 = 10;
+/// … and no longer than this many of its usual pauses.
+const PAUSES_OF_PATIENCE: u64 = 2;
+/// Weight of the newest pause or burst in the running means: one in so many.
+const MEAN_DIVISOR: u64 = 8;
+
+/// GPU time over weight: ns × [`PPM`] / weight.
+pub type VirtualTime = u128;
+
+/// Whether a tenant competes for the GPU, or has it while nobody does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rank {
+    Owner,
+    Guest,
+}
+
+#[derive(Debug)]
+pub struct Tenant {
+    pub rank: Rank,
+    pub weight_ppm: u32,
+    pub vtime: VirtualTime,
+    /// It has sessions on this GPU.
+    pub present: bool,
+    pub seen: Seen,
+    /// It wanted the GPU at the last decision.
+    pub wanted: bool,
+    pub stopped_wanting_ns: u64,
+    pub last_progress_ns: u64,
+    /// The most that was charged at once, ns.
+    pub largest_charge_ns: u64,
+    /// Charged for time held without any metered use; what is metered later is set off against it.
+    pub advance_ns: u64,
+    /// GPU time used since it last began to want the GPU, and the running means of such bursts and of the pauses between them.
+    pub burst_ns: u64,
+    pub mean_burst_ns: u64,
+    pub mean_pause_ns: u64,
+    pub grant: Grant,
+}
+
+impl Tenant {
+    pub fn weighted(&self, gpu_ns: u64) -> VirtualTime {
+        VirtualTime::from(gpu_ns) * VirtualTime::from(PPM) / VirtualTime::from(self.weight_ppm.max(1))
+    }
+
+    pub fn charge(&mut self, gpu_ns: u64) {
+        self.largest_charge_ns = self.largest_charge_ns.max(gpu_ns);
+        self.vtime += self.weighted(gpu_ns);
+    }
+
+    pub fn max_debt_ns(&self) -> u64 {
+        self.largest_charge_ns.saturating_mul(CHARGES_OWED).clamp(DEBT_NS, MAX_DEBT_NS)
+    }
+}
+
+/// One hold of the GPU, from grant to drain.
+#[derive(Debug, Clone, Copy)]
+pub struct Hold {
+    pub tenant: TenantId,
+    pub since_ns: u64,
+    pub used_ns: u64,
+    /// Something of the holder was in flight.
+    pub ran: bool,
+    /// The holder was seen idle.
+    pub paused: bool,
+    pub idle_since_ns: Option<u64>,
+    /// Time in which the holder was idle, up to then.
+    pub idle_ns: u64,
+    /// Its lease was cut to a quantum, because others wait.
+    pub contended: bool,
+    /// While it drains: when that is given up.
+    pub drain_give_up_ns: Option<u64>,
+}
+
+/// GPU time that a holder has begun and was not charged for: what it says is in flight, or the time since it was last seen to
+/// get on.
+pub fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
+    let silent_ns = now_ns.saturating_sub(holder.last_progress_ns.max(hold.since_ns));
+    let begun_ns = match holder.seen {
+        Seen { in_flight: true, pending_ns, .. } => pending_ns.max(silent_ns),
+        Seen { waiting: true, .. } => silent_ns.saturating_sub(START_LIMIT_NS),
+        _ => 0,
+    };
+    begun_ns.max(unexplained_ns(hold, now_ns)).min(MAX_DEBT_NS)
+}
+
+/// Time that a holder had the GPU, and had something to do, without a meter to show for it. A meter lags behind a little; one
+/// that shows less than half is not believed.
+pub fn unexplained_ns(hold: &Hold, now_ns: u64) -> u64 {
+    let idle_ns = hold.idle_since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
+    let active_ns = now_ns.saturating_sub(hold.since_ns).saturating_sub(hold.idle_ns).saturating_sub(idle_ns);
+    if hold.used_ns < active_ns / 2 {
+        active_ns.saturating_sub(hold.used_ns).saturating_sub(START_LIMIT_NS)
+    } else {
+        0
+    }
+}
+
+/// How long an idle holder keeps the GPU while others wait. A tenant that is behind and pauses briefly between bursts of work
+/// is waited for: else whoever never pauses would get the GPU at each pause and keep it for a whole kernel.
+pub fn patience_ns(holder: &Tenant, is_behind: bool, tuning: &Tuning) -> u64 {
+    let worth_ns = holder.mean_burst_ns / WORK_PER_PAUSE;
+    if is_behind && holder.mean_pause_ns <= worth_ns {
+        tuning.grace_ns.max(holder.mean_pause_ns.saturating_mul(PAUSES_OF_PATIENCE).min(worth_ns))
+    } else {
+        tuning.grace_ns
+    }
+}
+
+/// The running mean with one more value in it; the first value is the mean.
+pub fn mean(before: u64, value: u64) -> u64 {
+    if before == 0 { value } else { before - before / MEAN_DIVISOR + value / MEAN_DIVISOR }
+}
