@@ -1,5 +1,6 @@
 //! The command line: one module for each command.
 
+mod cdi;
 mod daemon;
 mod ps;
 mod run;
@@ -47,6 +48,8 @@ enum Command {
     Ps(ps::Args),
     /// Change a running tenant's share or memory limit
     Set(set::Args),
+    /// Devices that bring deepres into containers
+    Cdi(cdi::Args),
     /// Whether the dynamic linker finds a library
     #[command(hide = true)]
     HasLibrary(run::HasLibraryArgs),
@@ -63,6 +66,7 @@ pub fn main() -> ExitCode {
         Command::Daemon(args) => daemon::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Ps(args) => ps::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Set(args) => set::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Cdi(args) => cdi::run(args).map(|()| ExitCode::SUCCESS),
         Command::HasLibrary(args) => Ok(run::has_library(&args)),
     };
     outcome.unwrap_or_else(|error| {

@@ -12,9 +12,9 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Places for a run: a folder that stands for the libraries', and the daemon's directory.
-struct Place {
-    scratch: tempfile::TempDir,
-    directory: PathBuf,
+pub struct Place {
+    pub scratch: tempfile::TempDir,
+    pub directory: PathBuf,
 }
 
 impl Place {
@@ -31,7 +31,7 @@ impl Place {
     }
 
     /// The same with a driver and a library to preload that do nothing.
-    fn with_driver() -> Self {
+    pub fn with_driver() -> Self {
         let place = Self::empty();
         let driver = place.scratch.path().join("lib/libcuda.so.1");
         std::fs::copy(harmless_library(), driver).unwrap();
@@ -43,7 +43,7 @@ impl Place {
         Self { directory: daemon.directory.path().to_owned(), ..Self::with_driver() }
     }
 
-    fn deepres(&self, arguments: &[&str]) -> Command {
+    pub fn deepres(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_deepres"));
         command
             .args(arguments)
@@ -62,18 +62,18 @@ impl Place {
 }
 
 /// A library that every process of this machine could load: one that this one has loaded.
-fn harmless_library() -> PathBuf {
+pub fn harmless_library() -> PathBuf {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let library = maps.split_whitespace().find(|word| word.contains("libgcc_s") || word.contains("libm."));
     PathBuf::from(library.expect("this process has neither libgcc_s nor libm"))
 }
 
-fn text(bytes: &[u8]) -> String {
+pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end().to_owned()
 }
 
 /// The one line that a command says when it fails.
-fn complaint(output: &Output, code: i32) -> String {
+pub fn complaint(output: &Output, code: i32) -> String {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{said}");
     assert_eq!(said.lines().count(), 1, "one line, not:\n{said}");

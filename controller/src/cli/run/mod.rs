@@ -5,7 +5,7 @@ mod job;
 mod libraries;
 mod start;
 
-pub use libraries::{HasLibraryArgs, has_library};
+pub use libraries::{HasLibraryArgs, find_interposer, has_library};
 
 use anyhow::Result;
 use deepres_abi::directory::SOCKET_VARIABLE;
@@ -17,13 +17,13 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 /// Names the tenant of a process.
-const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
+pub const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
 /// The share its tenant asks for.
-const SHARE_VARIABLE: &str = "DEEPRES_SHARE";
+pub const SHARE_VARIABLE: &str = "DEEPRES_SHARE";
 /// The memory its tenant asks for.
-const MEMORY_VARIABLE: &str = "DEEPRES_MEMORY";
+pub const MEMORY_VARIABLE: &str = "DEEPRES_MEMORY";
 /// Libraries that the dynamic linker loads before all others.
-const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -51,7 +51,8 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-fn parse_name(text: &str) -> Result<String, String> {
+/// Reads a tenant's name.
+pub fn parse_name(text: &str) -> Result<String, String> {
     if text.is_empty()
         || text.len() >= TENANT_NAME_BYTES
         || text.chars().any(is_harmful)

@@ -1,0 +1,157 @@
+//! `deepres cdi`: devices by which container runtimes bring deepres into a container, with nothing changed in the image.
+
+mod file;
+mod spec;
+
+use super::run;
+use anyhow::{Result, bail};
+use deepres_abi::directory::SOCKET_VARIABLE;
+use deepres_abi::directory::TENANT_SOCKET;
+use deepres_controller::directory::Directory;
+use deepres_controller::quantity::{Percent, parse_bytes, parse_share};
+use spec::{ContainerEdits, Device, DeviceName, KIND, Mount, Spec};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Where container runtimes look for what administrators put there.
+const DEFAULT_FILE: &str = "/etc/cdi/deepres.json";
+/// Standard output, as a file's name.
+const STANDARD_OUTPUT: &str = "-";
+/// Where the library appears in a container.
+const LIBRARY_PLACE: &str = "/usr/lib/deepres";
+const LIBRARY_NAME: &str = "libdeepres.so";
+/// What glibc's loader may put for `$LIB`: Debian's way, Red Hat's, and the plain one.
+const LIB_NAMES: [&str; 3] = ["lib/x86_64-linux-gnu", "lib64", "lib"];
+/// Where the directory of the tenant socket appears in a container.
+const SOCKET_PLACE: &str = "/run/deepres/tenant";
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Make a device, or change it, for `podman run --device deepres.dev/share=NAME`
+    Generate(Generate),
+    /// List the devices there are
+    List {
+        #[command(flatten)]
+        file: SpecFile,
+    },
+    /// Take a device away
+    Remove {
+        /// The device
+        name: DeviceName,
+        #[command(flatten)]
+        file: SpecFile,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct SpecFile {
+    /// The CDI specification
+    #[arg(long, default_value = DEFAULT_FILE)]
+    file: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The container gets the library, the directory of the daemon's tenant socket (both read-only) and the \
+variables LD_PRELOAD, DEEPRES_SOCKET, DEEPRES_SHARE and DEEPRES_MEMORY. What its limits are in the end \
+the daemon decides, as for every other program. Each container is a tenant of its own; with --tenant \
+all containers that use the device are one. Other devices in the file stay as they are.
+
+Examples:
+  deepres cdi generate --name train --share 30% --memory 2GiB
+  podman run --device deepres.dev/share=train --device nvidia.com/gpu=0 IMAGE python train.py")]
+struct Generate {
+    /// The device's name
+    #[arg(long)]
+    name: DeviceName,
+    /// One tenant for all containers with this device, of this name [default: a tenant for each container]
+    #[arg(long, value_parser = run::parse_name)]
+    tenant: Option<String>,
+    /// Share of the GPU: 1% to 100%, decimals allowed
+    #[arg(long, value_parser = parse_share)]
+    share: Option<u32>,
+    /// Limit of device memory on each GPU, for example 8GiB or 512MiB
+    #[arg(long, value_parser = parse_bytes)]
+    memory: Option<u64>,
+    /// The CDI specification to put it into; `-` prints one with this device alone
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_FILE)]
+    output: PathBuf,
+}
+
+/// Does what was asked with the devices.
+pub fn run(args: Args) -> Result<()> {
+    match args.command {
+        Command::Generate(args) => generate(args),
+        Command::List { file } => list(&file.file),
+        Command::Remove { name, file } => remove(&name, &file.file),
+    }
+}
+
+fn generate(args: Generate) -> Result<()> {
+    let library = run::find_interposer()?;
+    let sockets = Directory::own().tenant_directory();
+    let qualified = format!("{KIND}={}", args.name);
+    let has_sockets = sockets.is_dir();
+    let device = device(&args, &library, sockets.clone());
+    if args.output == Path::new(STANDARD_OUTPUT) {
+        let mut spec = Spec::new();
+        spec.put(device)?;
+        std::io::stdout().write_all(spec.to_string().as_bytes())?;
+    } else {
+        file::update(&args.output, |spec| Ok(spec.put(device)?))?;
+        println!("{qualified} is in {}", args.output.display());
+    }
+    if !has_sockets {
+        eprintln!(
+            "deepres: no daemon has made {} yet: containers with {qualified} start once `deepres daemon` runs",
+            sockets.display()
+        );
+    }
+    Ok(())
+}
+
+/// The device that is asked for.
+fn device(args: &Generate, library: &Path, sockets: PathBuf) -> Device {
+    // Only glibc's loader replaces `$LIB`. That of musl finds no such file and goes on without, where a library that it found
+    // but cannot link would end the program.
+    let mut env = vec![
+        format!("{}={LIBRARY_PLACE}/$LIB/{LIBRARY_NAME}", run::PRELOAD_VARIABLE),
+        format!("{SOCKET_VARIABLE}={SOCKET_PLACE}/{TENANT_SOCKET}"),
+    ];
+    env.extend(args.tenant.as_ref().map(|tenant| format!("{}={tenant}", run::TENANT_VARIABLE)));
+    env.extend(args.share.map(|ppm| format!("{}={}", run::SHARE_VARIABLE, Percent(ppm))));
+    env.extend(args.memory.map(|bytes| format!("{}={bytes}", run::MEMORY_VARIABLE)));
+    let library_in =
+        |lib| Mount::read_only(library.to_owned(), format!("{LIBRARY_PLACE}/{lib}/{LIBRARY_NAME}"));
+    let mut mounts: Vec<_> = LIB_NAMES.into_iter().map(library_in).collect();
+    mounts.push(Mount::read_only(sockets, SOCKET_PLACE.to_owned()));
+    Device { name: args.name.clone(), container_edits: ContainerEdits { env, mounts } }
+}
+
+fn list(path: &Path) -> Result<()> {
+    let Some(spec) = file::read(path)? else { return Ok(()) };
+    for (name, env) in spec.devices() {
+        let asks = |variable: &&&str| {
+            [run::TENANT_VARIABLE, run::SHARE_VARIABLE, run::MEMORY_VARIABLE]
+                .iter()
+                .any(|ours| variable.split('=').next() == Some(ours))
+        };
+        let requests: Vec<&str> = env.iter().filter(asks).copied().collect();
+        println!("{}", [&[format!("{KIND}={name}").as_str()], &requests[..]].concat().join("  "));
+    }
+    Ok(())
+}
+
+fn remove(name: &DeviceName, path: &Path) -> Result<()> {
+    let missing = || format!("there is no device {KIND}={name} in {}", path.display());
+    if file::read(path)?.is_none() {
+        bail!(missing());
+    }
+    file::update(path, |spec| if spec.remove(name) { Ok(()) } else { bail!(missing()) })
+}
