@@ -4,6 +4,7 @@ mod bench;
 mod build;
 mod codegen;
 mod command;
+mod conformance;
 mod demo;
 mod dist;
 mod elf;
@@ -40,6 +41,10 @@ enum Task {
     /// Measure what deepres costs those who use it.
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Ask a CUDA driver whether it is as deepres and its simulated GPU take it to be.
+    ///
+    /// Asks this machine's driver if it has one, else the simulated one; prints a line a check.
+    Conformance(conformance::Options),
     /// Build what users get into dist/, for old distributions too.
     ///
     /// Puts stripped `libdeepres.so` and `deepres` into dist/ and the simulated GPU into dist/simgpu/, and fails
@@ -54,6 +59,7 @@ fn main() -> Result<ExitCode> {
         Task::Demo(options) => demo::run(&options)?,
         Task::Test(options) => return test::run(&options),
         Task::Bench(bench) => bench::run(&bench)?,
+        Task::Conformance(options) => conformance::run(&options)?,
         Task::Dist => drop(dist::run()?),
         Task::Codegen(options) => codegen::run(&options)?,
     }

@@ -64,10 +64,19 @@ pub fn script(name: &str) -> PathBuf {
 
 /// The Rust client, built by cargo.
 pub fn cudarc_client() -> PathBuf {
+    built_by_cargo("deepres-cudarc-client", "cudarc-client")
+}
+
+/// The program that asks a driver what it does, built by cargo.
+pub fn conformance() -> PathBuf {
+    built_by_cargo("deepres-conformance", "conformance")
+}
+
+fn built_by_cargo(package: &str, binary: &str) -> PathBuf {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--package", "deepres-cudarc-client"]).current_dir(repository());
+    cargo.args(["build", "--quiet", "--package", package]).current_dir(repository());
     run(&mut cargo).unwrap_or_else(|error| panic!("building a client: {error:#}"));
-    target().join("debug/cudarc-client")
+    target().join("debug").join(binary)
 }
 
 /// Path of `tests/workloads/cuda/NAME.cu`, compiled by PyPI's nvcc, which puts libcudart inside.

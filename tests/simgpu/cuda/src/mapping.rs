@@ -1,6 +1,7 @@
 //! Address space from the kernel: what stands in for device memory. Pages cost nothing until they are written.
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 
 use crate::status::{self, Result};
 
@@ -84,6 +85,15 @@ pub fn shareable(bytes: u64) -> Result<OwnedFd> {
 /// The length of a shareable piece.
 pub fn length(fd: &OwnedFd) -> io::Result<u64> {
     std::fs::File::from(fd.try_clone()?).metadata().map(|data| data.len())
+}
+
+/// Whether two descriptors are of one piece.
+pub fn is_same(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let identity = |fd: &OwnedFd| {
+        let data = std::fs::File::from(fd.try_clone()?).metadata()?;
+        Ok::<_, io::Error>((data.dev(), data.ino()))
+    };
+    matches!((identity(one), identity(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 /// Maps part of a shareable piece over reserved address space, not yet to be used.

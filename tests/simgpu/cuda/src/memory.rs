@@ -254,8 +254,8 @@ pub fn allocate_pitched(width_bytes: u64, height: u64, element_bytes: u32) -> Re
     Ok((allocate(bytes, Kind::Device)?, pitch))
 }
 
-/// Managed memory.
-pub fn allocate_managed(bytes: u64) -> Result<u64> {
+/// Memory that lies on the host: managed or page-locked.
+pub fn allocate_on_host(bytes: u64, kind: Kind) -> Result<u64> {
     capture::refuse_unsafe()?;
     let context = context::current()?;
     if bytes == 0 {
@@ -263,20 +263,7 @@ pub fn allocate_managed(bytes: u64) -> Result<u64> {
     }
     let length = bytes.checked_next_multiple_of(mapping::ALIGNMENT_BYTES).ok_or(status::OUT_OF_MEMORY)?;
     let base = mapping::map(length, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)?;
-    enter(base, bytes, Kind::Managed, Some(context));
-    Ok(base)
-}
-
-/// Page-locked host memory.
-pub fn allocate_host(bytes: u64, flags: u32) -> Result<u64> {
-    capture::refuse_unsafe()?;
-    let context = context::current()?;
-    if bytes == 0 {
-        return Err(status::INVALID_VALUE);
-    }
-    let length = bytes.checked_next_multiple_of(mapping::ALIGNMENT_BYTES).ok_or(status::OUT_OF_MEMORY)?;
-    let base = mapping::map(length, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)?;
-    enter(base, bytes, Kind::HostPinned { flags }, Some(context));
+    enter(base, bytes, kind, Some(context));
     Ok(base)
 }
 

@@ -30,8 +30,8 @@ pub struct Physical {
     /// What cuMemCreate was asked for.
     handle_types: u32,
     backing: OwnedFd,
-    /// The context it is charged to; `None` for what another process is charged for.
-    charged: Option<Arc<Context>>,
+    /// What it costs the GPU; `None` for what another process is charged for.
+    charge: Option<Arc<Charge>>,
     uses: Mutex<Uses>,
 }
 
@@ -40,12 +40,16 @@ struct Uses {
     mappings: u32,
 }
 
-impl Drop for Physical {
+/// What a piece takes of the GPU, until nobody in this process has it any more, by whichever handle.
+struct Charge {
+    context: Arc<Context>,
+    bytes: u64,
+}
+
+impl Drop for Charge {
     fn drop(&mut self) {
-        if let Some(context) = &self.charged
-            && context.is_alive()
-        {
-            host().release_memory(context.engine, self.bytes);
+        if self.context.is_alive() {
+            host().release_memory(self.context.engine, self.bytes);
         }
     }
 }
@@ -117,8 +121,8 @@ pub fn create(bytes: u64, properties: &cu::CUmemAllocationProp, flags: u64) -> R
     }
     let context = payer(device)?;
     memory::charge(&context, bytes)?;
-    let backing = mapping::shareable(bytes).inspect_err(|_| host().release_memory(context.engine, bytes))?;
-    insert(bytes, device, properties.requestedHandleTypes, backing, Some(context))
+    let charge = Arc::new(Charge { context, bytes });
+    insert(bytes, device, properties.requestedHandleTypes, mapping::shareable(bytes)?, Some(charge))
 }
 
 fn insert(
@@ -126,12 +130,12 @@ fn insert(
     device: i32,
     handle_types: u32,
     backing: OwnedFd,
-    charged: Option<Arc<Context>>,
+    charge: Option<Arc<Charge>>,
 ) -> Result<Arc<Physical>> {
     let uses = Mutex::new(Uses { handles: 1, mappings: 0 });
     PHYSICAL
         .insert_with(|handle| {
-            Arc::new(Physical { handle, bytes, device, handle_types, backing, charged, uses })
+            Arc::new(Physical { handle, bytes, device, handle_types, backing, charge, uses })
         })
         .ok_or(status::OUT_OF_MEMORY)
 }
@@ -207,8 +211,8 @@ pub fn map(address: u64, bytes: u64, offset: u64, handle: usize, flags: u64) -> 
     }
     mapping::map_shareable(&physical.backing, offset, address, bytes)?;
     lock(&physical.uses).mappings += 1;
-    let context = match &physical.charged {
-        Some(context) => Some(Arc::clone(context)),
+    let context = match &physical.charge {
+        Some(charge) => Some(Arc::clone(&charge.context)),
         None => payer(physical.device).ok(),
     };
     memory::enter(
@@ -277,7 +281,7 @@ pub fn export(handle: usize, handle_type: u32) -> Result<i32> {
     physical.backing.try_clone().map(IntoRawFd::into_raw_fd).map_err(|_| status::OPERATING_SYSTEM)
 }
 
-/// Takes a piece over from such a descriptor; whoever created it is charged for it.
+/// Takes a piece over from such a descriptor. The process that created it is charged for it, as long as it holds it.
 pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Physical>> {
     if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
         return Err(status::NOT_SUPPORTED);
@@ -294,5 +298,6 @@ pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Physical>> {
         return Err(status::INVALID_VALUE);
     }
     let device = crate::context::current().map_or(0, |context| context.device);
-    insert(bytes, device, handle_type, backing, None)
+    let own = PHYSICAL.all().into_iter().find(|own| mapping::is_same(&own.backing, &backing));
+    insert(bytes, device, handle_type, backing, own.and_then(|own| own.charge.clone()))
 }

@@ -7,6 +7,7 @@ use simgpu_engine::{CopyKind, Work};
 
 use crate::capture;
 use crate::copy::{Fill, Plan, describe_linear};
+use crate::memory;
 use crate::operation::{self, Operation};
 use crate::status::{self, Result};
 use crate::stream::{self, DefaultStream, Stream};
@@ -21,6 +22,11 @@ fn synchronous(default: DefaultStream) -> Result<Arc<Stream>> {
     capture::refuse_implicit(&stream)?;
     capture::refuse_unsafe()?;
     Ok(stream)
+}
+
+/// An address that has to be one the driver knows: unlike a host address it is never the client's word alone.
+fn on_device(address: u64, bytes: usize) -> Result<u64> {
+    if bytes == 0 || memory::find(address).is_some() { Ok(address) } else { Err(status::INVALID_VALUE) }
 }
 
 fn linear_now(target: u64, source: u64, bytes: usize, default: DefaultStream) -> Result<()> {
@@ -186,40 +192,40 @@ for_both_default_streams! {
     }
 
     cuMemcpyHtoD_v2 / cuMemcpyHtoD_v2_ptds(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize) |default| {
-        linear_now(dstDevice, srcHost as u64, ByteCount, default)
+        linear_now(on_device(dstDevice, ByteCount)?, srcHost as u64, ByteCount, default)
     }
 
     cuMemcpyDtoH_v2 / cuMemcpyDtoH_v2_ptds(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize) |default| {
-        linear_now(dstHost as u64, srcDevice, ByteCount, default)
+        linear_now(dstHost as u64, on_device(srcDevice, ByteCount)?, ByteCount, default)
     }
 
     cuMemcpyDtoD_v2 / cuMemcpyDtoD_v2_ptds(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) |default| {
-        linear_now(dstDevice, srcDevice, ByteCount, default)
+        linear_now(on_device(dstDevice, ByteCount)?, on_device(srcDevice, ByteCount)?, ByteCount, default)
     }
 
     cuMemcpyHtoDAsync_v2 / cuMemcpyHtoDAsync_v2_ptsz(
         dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize, hStream: CUstream,
     ) |default| {
-        linear(dstDevice, srcHost as u64, ByteCount, hStream, default)
+        linear(on_device(dstDevice, ByteCount)?, srcHost as u64, ByteCount, hStream, default)
     }
 
     cuMemcpyDtoHAsync_v2 / cuMemcpyDtoHAsync_v2_ptsz(
         dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream,
     ) |default| {
-        linear(dstHost as u64, srcDevice, ByteCount, hStream, default)
+        linear(dstHost as u64, on_device(srcDevice, ByteCount)?, ByteCount, hStream, default)
     }
 
     cuMemcpyDtoDAsync_v2 / cuMemcpyDtoDAsync_v2_ptsz(
         dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream,
     ) |default| {
-        linear(dstDevice, srcDevice, ByteCount, hStream, default)
+        linear(on_device(dstDevice, ByteCount)?, on_device(srcDevice, ByteCount)?, ByteCount, hStream, default)
     }
 
     cuMemcpyPeer / cuMemcpyPeer_ptds(
         dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize,
     ) |default| {
         check_contexts([dstContext, srcContext])?;
-        linear_now(dstDevice, srcDevice, ByteCount, default)
+        linear_now(on_device(dstDevice, ByteCount)?, on_device(srcDevice, ByteCount)?, ByteCount, default)
     }
 
     cuMemcpyPeerAsync / cuMemcpyPeerAsync_ptsz(
@@ -227,7 +233,7 @@ for_both_default_streams! {
         hStream: CUstream,
     ) |default| {
         check_contexts([dstContext, srcContext])?;
-        linear(dstDevice, srcDevice, ByteCount, hStream, default)
+        linear(on_device(dstDevice, ByteCount)?, on_device(srcDevice, ByteCount)?, ByteCount, hStream, default)
     }
 
     cuMemcpy2D_v2 / cuMemcpy2D_v2_ptds(pCopy: *const CUDA_MEMCPY2D) |default| {

@@ -45,7 +45,7 @@ pub fn cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: u32) ->
     if dptr.is_null() || !matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST) {
         return Err(status::INVALID_VALUE);
     }
-    give!(dptr, memory::allocate_managed(bytesize as u64)?);
+    give!(dptr, memory::allocate_on_host(bytesize as u64, Kind::Managed)?);
     Ok(())
 }
 
@@ -64,7 +64,8 @@ pub fn cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) -> Result<()> {
     if pp.is_null() {
         return Err(status::INVALID_VALUE);
     }
-    give!(pp, memory::allocate_host(bytesize as u64, CU_MEMHOSTALLOC_DEVICEMAP)? as *mut c_void);
+    let kind = Kind::HostPinned { flags: CU_MEMHOSTALLOC_DEVICEMAP };
+    give!(pp, memory::allocate_on_host(bytesize as u64, kind)? as *mut c_void);
     Ok(())
 }
 
@@ -72,7 +73,7 @@ pub fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: u32) -> Resu
     if pp.is_null() || Flags & !HOST_ALLOC_FLAGS != 0 {
         return Err(status::INVALID_VALUE);
     }
-    give!(pp, memory::allocate_host(bytesize as u64, Flags)? as *mut c_void);
+    give!(pp, memory::allocate_on_host(bytesize as u64, Kind::HostPinned { flags: Flags })? as *mut c_void);
     Ok(())
 }
 

@@ -1,0 +1,158 @@
+//! Contexts: stacks, primary contexts, and what is left of destroyed ones.
+
+use std::ptr::null_mut;
+
+use deepres_abi::driver::result::*;
+use deepres_abi::driver::types::*;
+
+use super::checks;
+use crate::check::{Facts, Stop};
+use crate::gpu::{Gpu, launch};
+
+checks! { "contexts":
+    Documented each_thread_has_a_stack_of_its_own;
+    Documented without_one_most_calls_are_refused;
+    Documented a_primary_context_lives_as_long_as_someone_holds_it;
+    Guess a_primary_context_is_not_destroyed_but_released;
+    Guess what_is_left_of_a_destroyed_one;
+    Guess a_reset_ends_it_under_its_holders;
+    Guess handles_that_never_were;
+    Guess a_kernel_runs_in_its_own_context_only;
+}
+
+fn current() -> Result<CUcontext, Stop> {
+    let mut context = null_mut();
+    must!(cuCtxGetCurrent(&mut context));
+    Ok(context)
+}
+
+fn each_thread_has_a_stack_of_its_own(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    facts.is("creating makes current", current()?, gpu.context);
+    let mut second = null_mut();
+    must!(cuCtxCreate_v2(&mut second, 0, 0));
+    facts.is("the newest is current", current()?, second);
+    let elsewhere = std::thread::spawn(|| Ok((current()? as usize, cu!(cuCtxSynchronize())))).join();
+    let elsewhere: (usize, CUresult) = elsewhere.unwrap_or(Ok((1, CUDA_ERROR_UNKNOWN)))?;
+    facts.is("another thread has none", elsewhere, (0, CUDA_ERROR_INVALID_CONTEXT));
+    let mut popped = null_mut();
+    must!(cuCtxPopCurrent_v2(&mut popped));
+    facts.is("popping gives the top", popped, second);
+    facts.is("what was below is current again", current()?, gpu.context);
+    must!(cuCtxPushCurrent_v2(second));
+    must!(cuCtxDestroy_v2(second));
+    facts.is("destroying what is current pops it", current()?, gpu.context);
+    must!(cuCtxSetCurrent(null_mut()));
+    facts.is("setting none empties the top", current()?, null_mut());
+    Ok(())
+}
+
+fn without_one_most_calls_are_refused(facts: &mut Facts) -> Result<(), Stop> {
+    must!(cuInit(0));
+    let (mut device, mut popped, mut stream, mut event) = (0, null_mut(), null_mut(), null_mut());
+    let (mut free, mut total) = (0, 0);
+    facts.is("none is current", current()?, null_mut());
+    for (what, code) in [
+        ("cuCtxSynchronize", cu!(cuCtxSynchronize())),
+        ("cuCtxGetDevice", cu!(cuCtxGetDevice(&mut device))),
+        ("cuCtxPopCurrent", cu!(cuCtxPopCurrent_v2(&mut popped))),
+        ("cuMemAlloc", cu!(cuMemAlloc_v2(&mut 0, 64))),
+        ("cuMemGetInfo", cu!(cuMemGetInfo_v2(&mut free, &mut total))),
+        ("cuStreamCreate", cu!(cuStreamCreate(&mut stream, 0))),
+        ("cuEventCreate", cu!(cuEventCreate(&mut event, 0))),
+    ] {
+        facts.code(what, code, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    Ok(())
+}
+
+fn state() -> Result<(u32, i32), Stop> {
+    let (mut flags, mut active) = (0, 0);
+    must!(cuDevicePrimaryCtxGetState(0, &mut flags, &mut active));
+    Ok((flags, active))
+}
+
+fn a_primary_context_lives_as_long_as_someone_holds_it(facts: &mut Facts) -> Result<(), Stop> {
+    must!(cuInit(0));
+    facts.is("asking does not make it", state()?.1, 0);
+    let (mut one, mut other) = (null_mut(), null_mut());
+    must!(cuDevicePrimaryCtxSetFlags_v2(0, CU_CTX_SCHED_BLOCKING_SYNC));
+    must!(cuDevicePrimaryCtxRetain(&mut one, 0));
+    must!(cuDevicePrimaryCtxRetain(&mut other, 0));
+    facts.is("there is one", one, other);
+    facts.is("retaining does not make it current", current()?, null_mut());
+    must!(cuDevicePrimaryCtxRelease_v2(0));
+    facts.is("one holder is left", state()?, (CU_CTX_SCHED_BLOCKING_SYNC, 1));
+    must!(cuDevicePrimaryCtxRelease_v2(0));
+    facts.is("none is left", state()?.1, 0);
+    facts.code("releasing it once more", cu!(cuDevicePrimaryCtxRelease_v2(0)), CUDA_ERROR_INVALID_CONTEXT);
+    Ok(())
+}
+
+fn a_primary_context_is_not_destroyed_but_released(facts: &mut Facts) -> Result<(), Stop> {
+    must!(cuInit(0));
+    let mut context = null_mut();
+    must!(cuDevicePrimaryCtxRetain(&mut context, 0));
+    facts.code("cuCtxDestroy of it", cu!(cuCtxDestroy_v2(context)), CUDA_ERROR_INVALID_CONTEXT);
+    facts.is("it is active", state()?.1, 1);
+    Ok(())
+}
+
+fn what_is_left_of_a_destroyed_one(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let mut short = null_mut();
+    must!(cuCtxCreate_v2(&mut short, 0, 0));
+    let (event, recorded, stream) = (gpu.event(0)?, gpu.event(0)?, gpu.stream(0)?);
+    let address = gpu.memory(64)?;
+    must!(cuEventRecord(recorded, stream));
+    must!(cuCtxDestroy_v2(short));
+    facts.code("making it current", cu!(cuCtxSetCurrent(short)), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    facts.code("an event of it", cu!(cuEventQuery(event)), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    facts.code("one that was recorded", cu!(cuEventQuery(recorded)), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    facts.code("a stream of it", cu!(cuStreamQuery(stream)), CUDA_ERROR_INVALID_HANDLE);
+    facts.code("memory of it", cu!(cuMemFree_v2(address)), CUDA_ERROR_INVALID_VALUE);
+    facts.code("destroying it again", cu!(cuCtxDestroy_v2(short)), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    facts.code("another context", gpu.nothing(null_mut())?, CUDA_SUCCESS);
+    Ok(())
+}
+
+fn a_reset_ends_it_under_its_holders(facts: &mut Facts) -> Result<(), Stop> {
+    must!(cuInit(0));
+    let mut context = null_mut();
+    must!(cuDevicePrimaryCtxRetain(&mut context, 0));
+    must!(cuCtxSetCurrent(context));
+    let mut address = 0;
+    must!(cuMemAlloc_v2(&mut address, 64));
+    facts.code("resetting", cu!(cuDevicePrimaryCtxReset_v2(0)), CUDA_SUCCESS);
+    facts.is("it is not active any more", state()?.1, 0);
+    facts.code("a call in it", cu!(cuCtxSynchronize()), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    let mut again = null_mut();
+    facts.code("retaining it anew", cu!(cuDevicePrimaryCtxRetain(&mut again, 0)), CUDA_SUCCESS);
+    must!(cuCtxSetCurrent(again));
+    facts.code("a call in the new one", cu!(cuCtxSynchronize()), CUDA_SUCCESS);
+    facts.code("memory of the old one", cu!(cuMemFree_v2(address)), CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}
+
+/// A driver that reads what is behind a handle crashes here, which is an answer too.
+fn handles_that_never_were(facts: &mut Facts) -> Result<(), Stop> {
+    const NEVER: usize = 0x1234_5678;
+    let _gpu = Gpu::new()?;
+    facts.code("a context", cu!(cuCtxSetCurrent(NEVER as CUcontext)), CUDA_ERROR_INVALID_CONTEXT);
+    facts.code("a stream", cu!(cuStreamQuery(NEVER as CUstream)), CUDA_ERROR_INVALID_HANDLE);
+    facts.code("an event", cu!(cuEventQuery(NEVER as CUevent)), CUDA_ERROR_INVALID_HANDLE);
+    facts.code("a kernel", launch(NEVER as CUfunction, null_mut())?, CUDA_ERROR_INVALID_HANDLE);
+    facts.code("a module", cu!(cuModuleUnload(NEVER as CUmodule)), CUDA_ERROR_INVALID_HANDLE);
+    Ok(())
+}
+
+fn a_kernel_runs_in_its_own_context_only(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let kernel = gpu.kernel(c"nothing")?;
+    let mut other = null_mut();
+    must!(cuCtxCreate_v2(&mut other, 0, 0));
+    let foreign = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    facts.code("on a stream of another context", launch(kernel, foreign)?, CUDA_ERROR_INVALID_HANDLE);
+    facts.code("on the default stream of another", launch(kernel, null_mut())?, CUDA_ERROR_INVALID_HANDLE);
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! Events: the clock that deepres meters with.
+
+use std::ptr::null_mut;
+
+use deepres_abi::driver::result::*;
+use deepres_abi::driver::types::*;
+
+use super::checks;
+use crate::check::{Facts, Stop};
+use crate::gpu::{Gpu, SPIN_NS};
+
+checks! { "events":
+    Documented one_that_was_never_recorded_is_complete;
+    Documented the_latest_record_counts;
+    Documented times_need_two_completed_events_with_timing;
+    Documented times_are_of_what_lies_between;
+    Guess times_before_are_negative_and_add_up;
+    Guess a_destroyed_event_is_refused;
+    Documented an_event_is_recorded_in_its_own_context_and_awaited_in_any;
+    Documented destroying_one_that_is_pending_is_allowed;
+    Guess an_event_is_asked_from_a_thread_without_its_context;
+}
+
+fn one_that_was_never_recorded_is_complete(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let event = gpu.event(0)?;
+    facts.code("asking it", cu!(cuEventQuery(event)), CUDA_SUCCESS);
+    facts.code("waiting for it", cu!(cuEventSynchronize(event)), CUDA_SUCCESS);
+    facts.code("a stream that waits for it", cu!(cuStreamWaitEvent(null_mut(), event, 0)), CUDA_SUCCESS);
+    facts.code("flags that are none", cu!(cuEventCreate(&mut null_mut(), 0x80)), CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}
+
+fn the_latest_record_counts(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (held_up, free) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, gpu.stream(CU_STREAM_NON_BLOCKING)?);
+    let event = gpu.event(0)?;
+    let held = gpu.hold(held_up)?;
+    must!(cuEventRecord(event, held_up));
+    facts.code("recorded behind work", cu!(cuEventQuery(event)), CUDA_ERROR_NOT_READY);
+    must!(cuEventRecord(event, free));
+    must!(cuStreamSynchronize(free));
+    facts.code("recorded again in an idle stream", cu!(cuEventQuery(event)), CUDA_SUCCESS);
+    held.release()?;
+    must!(cuCtxSynchronize());
+    Ok(())
+}
+
+fn times_need_two_completed_events_with_timing(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (start, end, fresh) = (gpu.event(0)?, gpu.event(0)?, gpu.event(0)?);
+    let untimed = gpu.event(CU_EVENT_DISABLE_TIMING)?;
+    let mut ms = 0.0;
+    must!(cuEventRecord(start, stream));
+    let held = gpu.hold(stream)?;
+    must!(cuEventRecord(end, stream));
+    must!(cuEventRecord(untimed, stream));
+    facts.code("one is pending", cu!(cuEventElapsedTime(&mut ms, start, end)), CUDA_ERROR_NOT_READY);
+    held.release()?;
+    must!(cuStreamSynchronize(stream));
+    facts.code("both are complete", cu!(cuEventElapsedTime(&mut ms, start, end)), CUDA_SUCCESS);
+    facts.code(
+        "one has no time",
+        cu!(cuEventElapsedTime(&mut ms, start, untimed)),
+        CUDA_ERROR_INVALID_HANDLE,
+    );
+    facts.code(
+        "one was never recorded",
+        cu!(cuEventElapsedTime(&mut ms, fresh, end)),
+        CUDA_ERROR_INVALID_HANDLE,
+    );
+    Ok(())
+}
+
+const NS_PER_MS: f64 = 1e6;
+
+fn elapsed_ns(from: CUevent, to: CUevent) -> Result<f64, Stop> {
+    let mut ms = 0.0;
+    must!(cuEventElapsedTime(&mut ms, from, to));
+    Ok(f64::from(ms) * NS_PER_MS)
+}
+
+fn times_are_of_what_lies_between(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (start, end) = (gpu.event(0)?, gpu.event(0)?);
+    must!(cuEventRecord(start, stream));
+    gpu.spin(stream, SPIN_NS)?;
+    must!(cuEventRecord(end, stream));
+    must!(cuStreamSynchronize(stream));
+    let took_ns = elapsed_ns(start, end)?;
+    let spin_ns = SPIN_NS as f64;
+    // Others may have the GPU in between, so there is no upper bound.
+    facts.has("around a kernel of a known length", took_ns, "at least that long", took_ns >= 0.99 * spin_ns);
+    must!(cuEventRecord(start, stream));
+    must!(cuEventRecord(end, stream));
+    must!(cuStreamSynchronize(stream));
+    let nothing_ns = elapsed_ns(start, end)?;
+    facts.has("around nothing", nothing_ns, "not negative", nothing_ns >= 0.0);
+    Ok(())
+}
+
+fn times_before_are_negative_and_add_up(facts: &mut Facts) -> Result<(), Stop> {
+    /// Times are multiples of half a microsecond, in single precision: three of them may be off by this, ns.
+    const ROUNDING_NS: f64 = 5_000.0;
+    let gpu = Gpu::new()?;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (one, two, three) = (gpu.event(0)?, gpu.event(0)?, gpu.event(0)?);
+    must!(cuEventRecord(one, stream));
+    gpu.spin(stream, SPIN_NS)?;
+    must!(cuEventRecord(two, stream));
+    gpu.spin(stream, SPIN_NS)?;
+    must!(cuEventRecord(three, stream));
+    must!(cuStreamSynchronize(stream));
+    let (back_ns, forth_ns) = (elapsed_ns(two, one)?, elapsed_ns(one, two)?);
+    facts.has(
+        "backwards",
+        (back_ns, forth_ns),
+        "the negative of forwards",
+        (back_ns + forth_ns).abs() < ROUNDING_NS,
+    );
+    let (parts_ns, whole_ns) = (forth_ns + elapsed_ns(two, three)?, elapsed_ns(one, three)?);
+    facts.has(
+        "parts",
+        (parts_ns, whole_ns),
+        "as long as the whole",
+        (parts_ns - whole_ns).abs() < ROUNDING_NS,
+    );
+    Ok(())
+}
+
+fn a_destroyed_event_is_refused(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let event = gpu.event(0)?;
+    must!(cuEventDestroy_v2(event));
+    facts.code("asking it", cu!(cuEventQuery(event)), CUDA_ERROR_INVALID_HANDLE);
+    facts.code("recording it", cu!(cuEventRecord(event, null_mut())), CUDA_ERROR_INVALID_HANDLE);
+    Ok(())
+}
+
+fn an_event_is_recorded_in_its_own_context_and_awaited_in_any(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let event = gpu.event(0)?;
+    must!(cuEventRecord(event, null_mut()));
+    let mut other = null_mut();
+    must!(cuCtxCreate_v2(&mut other, 0, 0));
+    let foreign = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    facts.code(
+        "recorded on another context's stream",
+        cu!(cuEventRecord(event, foreign)),
+        CUDA_ERROR_INVALID_HANDLE,
+    );
+    facts.code(
+        "awaited by another context's stream",
+        cu!(cuStreamWaitEvent(foreign, event, 0)),
+        CUDA_SUCCESS,
+    );
+    facts.code("asked while another context is current", cu!(cuEventQuery(event)), CUDA_SUCCESS);
+    Ok(())
+}
+
+fn destroying_one_that_is_pending_is_allowed(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (first, second) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, gpu.stream(CU_STREAM_NON_BLOCKING)?);
+    let event = gpu.event(0)?;
+    let held = gpu.hold(first)?;
+    must!(cuEventRecord(event, first));
+    must!(cuStreamWaitEvent(second, event, 0));
+    facts.code("destroying", cu!(cuEventDestroy_v2(event)), CUDA_SUCCESS);
+    facts.code("who waits for it goes on waiting", cu!(cuStreamQuery(second)), CUDA_ERROR_NOT_READY);
+    held.release()?;
+    facts.code("until it is through", cu!(cuStreamSynchronize(second)), CUDA_SUCCESS);
+    Ok(())
+}
+
+/// deepres' meter thread asks with a context of its own choice current.
+fn an_event_is_asked_from_a_thread_without_its_context(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (start, end) = (gpu.event(0)?, gpu.event(0)?);
+    must!(cuEventRecord(start, null_mut()));
+    must!(cuEventRecord(end, null_mut()));
+    must!(cuCtxSynchronize());
+    let (start, end) = (start as usize, end as usize);
+    let asked = std::thread::spawn(move || {
+        let mut ms = 0.0;
+        Ok((
+            cu!(cuEventQuery(end as CUevent)),
+            cu!(cuEventElapsedTime(&mut ms, start as CUevent, end as CUevent)),
+        ))
+    });
+    let (query, elapsed) = asked.join().unwrap_or(Ok((CUDA_ERROR_UNKNOWN, CUDA_ERROR_UNKNOWN)))?;
+    facts.code("asking without any context", query, CUDA_SUCCESS);
+    facts.code("its time without any context", elapsed, CUDA_SUCCESS);
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! Graphs: instantiation, launches, updates, and memory of their own.
+
+use std::ptr::{null, null_mut};
+
+use deepres_abi::driver::result::*;
+use deepres_abi::driver::types::*;
+
+use super::checks;
+use crate::check::{Facts, Stop};
+use crate::gpu::Gpu;
+
+checks! { "graphs":
+    Documented launches_of_one_run_one_after_another;
+    Documented an_update_takes_the_same_shape_only;
+    Documented a_cycle_is_refused;
+    Documented memory_of_a_graph_is_taken_while_it_is_in_use;
+    Documented a_graph_lives_on_in_what_was_made_of_it;
+    Guess destroying_what_runs;
+}
+
+fn graph() -> Result<CUgraph, Stop> {
+    let mut graph = null_mut();
+    must!(cuGraphCreate(&mut graph, 0));
+    Ok(graph)
+}
+
+fn executable(graph: CUgraph) -> Result<CUgraphExec, Stop> {
+    let mut exec = null_mut();
+    must!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+    Ok(exec)
+}
+
+/// A graph that sets a word.
+fn set(gpu: &Gpu, at: CUdeviceptr, value: u32) -> Result<CUgraph, Stop> {
+    let (graph, mut node) = (graph()?, null_mut());
+    let params = CUDA_MEMSET_NODE_PARAMS { dst: at, pitch: 0, value, elementSize: 4, width: 1, height: 1 };
+    must!(cuGraphAddMemsetNode(&mut node, graph, null(), 0, &params, gpu.context));
+    Ok(graph)
+}
+
+fn launches_of_one_run_one_after_another(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (first, second) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, gpu.stream(CU_STREAM_NON_BLOCKING)?);
+    let exec = executable(set(&gpu, gpu.memory(4)?, 1)?)?;
+    must!(cuGraphLaunch(exec, first));
+    must!(cuStreamSynchronize(first));
+    let held = gpu.hold(first)?;
+    must!(cuGraphLaunch(exec, first));
+    must!(cuGraphLaunch(exec, second));
+    facts.code("the second launch waits for the first", cu!(cuStreamQuery(second)), CUDA_ERROR_NOT_READY);
+    held.release()?;
+    facts.code("and runs then", cu!(cuStreamSynchronize(second)), CUDA_SUCCESS);
+    Ok(())
+}
+
+fn an_update_takes_the_same_shape_only(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let device = gpu.memory(4)?;
+    let exec = executable(set(&gpu, device, 1)?)?;
+    let mut info =
+        CUgraphExecUpdateResultInfo { result: 99, errorNode: null_mut(), errorFromNode: null_mut() };
+    let same = cu!(cuGraphExecUpdate_v2(exec, set(&gpu, device, 2)?, &mut info));
+    facts.code("of the same shape", same, CUDA_SUCCESS);
+    must!(cuGraphLaunch(exec, null_mut()));
+    must!(cuCtxSynchronize());
+    facts.is("what it does then", gpu.read(device, 1)?, vec![2]);
+    let (longer, mut extra) = (set(&gpu, device, 3)?, null_mut());
+    must!(cuGraphAddEmptyNode(&mut extra, longer, null(), 0));
+    let other = cu!(cuGraphExecUpdate_v2(exec, longer, &mut info));
+    facts.code("of another shape", other, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+    facts.is("the reason", info.result, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
+    Ok(())
+}
+
+fn a_cycle_is_refused(facts: &mut Facts) -> Result<(), Stop> {
+    let _gpu = Gpu::new()?;
+    let graph = graph()?;
+    let (mut one, mut two, mut exec) = (null_mut(), null_mut(), null_mut());
+    must!(cuGraphAddEmptyNode(&mut one, graph, null(), 0));
+    must!(cuGraphAddEmptyNode(&mut two, graph, &one, 1));
+    let closed = cu!(cuGraphAddDependencies(graph, &two, &one, 1));
+    facts.has("closing it", closed, "allowed, or refused here already", closed <= CUDA_ERROR_INVALID_VALUE);
+    if closed == CUDA_SUCCESS {
+        let refused = cu!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+        facts.code("instantiating it", refused, CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok(())
+}
+
+fn memory_of_a_graph_is_taken_while_it_is_in_use(facts: &mut Facts) -> Result<(), Stop> {
+    const BYTES: usize = 6 << 20;
+    let gpu = Gpu::new()?;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (mut address, mut graph) = (0, null_mut());
+    must!(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    must!(cuMemAllocAsync(&mut address, BYTES, stream));
+    must!(cuMemsetD32Async(address, 8, 1, stream));
+    must!(cuStreamEndCapture(stream, &mut graph));
+    let exec = executable(graph)?;
+    let used = || {
+        let mut bytes = 0_u64;
+        must!(cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, (&raw mut bytes).cast()));
+        Ok::<_, Stop>(bytes as usize)
+    };
+    facts.is("before the launch", used()?, 0);
+    must!(cuGraphLaunch(exec, stream));
+    must!(cuStreamSynchronize(stream));
+    let in_use = used()?;
+    facts.has("after it", in_use, "at least what was asked for", in_use >= BYTES);
+    facts.is("the memory holds what the graph wrote", gpu.read(address, 1)?, vec![8]);
+    facts.code("another launch meanwhile", cu!(cuGraphLaunch(exec, stream)), CUDA_ERROR_INVALID_VALUE);
+    facts.code("freeing it in the stream", cu!(cuMemFreeAsync(address, stream)), CUDA_SUCCESS);
+    must!(cuStreamSynchronize(stream));
+    facts.is("freed", used()?, 0);
+    facts.code("another launch then", cu!(cuGraphLaunch(exec, stream)), CUDA_SUCCESS);
+    must!(cuStreamSynchronize(stream));
+    facts.code("cuMemFree frees it as well", cu!(cuMemFree_v2(address)), CUDA_SUCCESS);
+    Ok(())
+}
+
+fn a_graph_lives_on_in_what_was_made_of_it(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let device = gpu.memory(4)?;
+    let graph = set(&gpu, device, 5)?;
+    let exec = executable(graph)?;
+    must!(cuGraphDestroy(graph));
+    facts.code("launching", cu!(cuGraphLaunch(exec, null_mut())), CUDA_SUCCESS);
+    must!(cuCtxSynchronize());
+    facts.is("what it did", gpu.read(device, 1)?, vec![5]);
+    Ok(())
+}
+
+fn destroying_what_runs(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let device = gpu.memory(4)?;
+    let exec = executable(set(&gpu, device, 5)?)?;
+    let held = gpu.hold(stream)?;
+    must!(cuGraphLaunch(exec, stream));
+    facts.code("an executable that is queued", cu!(cuGraphExecDestroy(exec)), CUDA_SUCCESS);
+    held.release()?;
+    must!(cuStreamSynchronize(stream));
+    facts.is("it ran", gpu.read(device, 1)?, vec![5]);
+    facts.code("launching it afterwards", cu!(cuGraphLaunch(exec, stream)), CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}

@@ -1,0 +1,217 @@
+//! Memory by cuMemAlloc and its relatives: what is refused, what is charged, what addresses say of themselves.
+
+use std::ptr::null_mut;
+
+use deepres_abi::driver::result::*;
+use deepres_abi::driver::types::*;
+
+use super::checks;
+use crate::check::{Facts, Stop};
+use crate::gpu::Gpu;
+
+checks! { "memory":
+    Documented sizes_and_places_that_are_refused;
+    Documented more_than_there_is;
+    Guess addresses_that_are_not_allocations;
+    Guess what_is_allocated_is_taken_in_pieces_of_two_mebibytes;
+    Documented rows_are_aligned;
+    Documented addresses_say_what_they_are;
+    Documented host_memory_is_registered_once;
+    Documented managed_memory;
+    Guess arrays;
+    Guess a_context_takes_memory_and_gives_it_back;
+    Documented a_free_waits_for_the_work_before_it;
+    Guess copies_beyond_an_allocation;
+}
+
+const MIB: usize = 1 << 20;
+
+fn sizes_and_places_that_are_refused(facts: &mut Facts) -> Result<(), Stop> {
+    let _gpu = Gpu::new()?;
+    let mut address = 0;
+    facts.code("no bytes", cu!(cuMemAlloc_v2(&mut address, 0)), CUDA_ERROR_INVALID_VALUE);
+    facts.code("no place for the answer", cu!(cuMemAlloc_v2(null_mut(), 64)), CUDA_ERROR_INVALID_VALUE);
+    let flags = cu!(cuMemAllocManaged(&mut address, 64, 0));
+    facts.code("managed without an attachment", flags, CUDA_ERROR_INVALID_VALUE);
+    let element = cu!(cuMemAllocPitch_v2(&mut address, &mut 0, 64, 1, 3));
+    facts.code("rows of elements of 3 bytes", element, CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}
+
+fn more_than_there_is(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (mut address, mut total, mut free, mut whole) = (0, 0, 0, 0);
+    must!(cuDeviceTotalMem_v2(&mut total, 0));
+    must!(cuMemGetInfo_v2(&mut free, &mut whole));
+    facts.is("both ways to ask for the total", whole, total);
+    facts.has("free", (free, total), "less than all", free < total);
+    facts.code("a byte more", cu!(cuMemAlloc_v2(&mut address, total + 1)), CUDA_ERROR_OUT_OF_MEMORY);
+    facts.code(
+        "as much as can be said",
+        cu!(cuMemAlloc_v2(&mut address, usize::MAX)),
+        CUDA_ERROR_OUT_OF_MEMORY,
+    );
+    facts.code("what follows", cu!(cuMemAlloc_v2(&mut address, 64)), CUDA_SUCCESS);
+    facts.code("the context is well", gpu.nothing(null_mut())?, CUDA_SUCCESS);
+    Ok(())
+}
+
+fn addresses_that_are_not_allocations(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let address = gpu.memory(64)?;
+    facts.code("freeing null", cu!(cuMemFree_v2(0)), CUDA_SUCCESS);
+    facts.code("freeing what never was", cu!(cuMemFree_v2(0x1234_0000)), CUDA_ERROR_INVALID_VALUE);
+    facts.code("freeing the middle", cu!(cuMemFree_v2(address + 8)), CUDA_ERROR_INVALID_VALUE);
+    facts.code("freeing", cu!(cuMemFree_v2(address)), CUDA_SUCCESS);
+    facts.code("freeing it again", cu!(cuMemFree_v2(address)), CUDA_ERROR_INVALID_VALUE);
+    let mut word = 0_u32;
+    let host = cu!(cuMemFreeHost((&raw mut word).cast()));
+    facts.code("freeing host memory of ours", host, CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}
+
+/// Holds on a GPU that nobody else uses meanwhile.
+fn what_is_allocated_is_taken_in_pieces_of_two_mebibytes(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    // What small allocations share is there already.
+    let _small = gpu.memory(64)?;
+    let before = gpu.used_bytes()?;
+    let large = gpu.memory(3 * MIB)?;
+    facts.is("3 MiB take", gpu.used_bytes()? - before, 4 * MIB);
+    let small: Vec<_> = (0..100).map(|_| gpu.memory(1000)).collect::<Result<_, _>>()?;
+    let taken = gpu.used_bytes()? - before;
+    facts.has("a hundred of 1000 bytes beside it", taken, "at most one piece more", taken <= 6 * MIB);
+    facts.is("where they begin, modulo 256", small.iter().map(|address| address % 256).max(), Some(0));
+    for address in small {
+        must!(cuMemFree_v2(address));
+    }
+    must!(cuMemFree_v2(large));
+    facts.is("freed", gpu.used_bytes()?, before);
+    Ok(())
+}
+
+fn rows_are_aligned(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (mut address, mut pitch) = (0, 0);
+    must!(cuMemAllocPitch_v2(&mut address, &mut pitch, 12, 3, 4));
+    facts.has(
+        "the pitch of rows of 12 bytes",
+        pitch,
+        "at least 12, a multiple of 256",
+        pitch >= 12 && pitch % 256 == 0,
+    );
+    must!(cuMemsetD2D32_v2(address, pitch, 5, 3, 3));
+    facts.is("the last row", gpu.read(address + 2 * pitch as u64, 3)?, vec![5; 3]);
+    facts.code(
+        "a pitch smaller than a row",
+        cu!(cuMemsetD2D32_v2(address, 8, 5, 3, 3)),
+        CUDA_ERROR_INVALID_VALUE,
+    );
+    Ok(())
+}
+
+fn addresses_say_what_they_are(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (device, host) = (gpu.memory(100)?, gpu.pinned(4)?);
+    let kind = |address| {
+        let mut kind = 0_u32;
+        let code =
+            cu!(cuPointerGetAttribute((&raw mut kind).cast(), CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address));
+        Ok::<_, Stop>((code, kind))
+    };
+    facts.is("device memory", kind(device + 50)?, (CUDA_SUCCESS, CU_MEMORYTYPE_DEVICE));
+    facts.is("host memory of the driver's", kind(host.as_ptr() as u64)?, (CUDA_SUCCESS, CU_MEMORYTYPE_HOST));
+    facts.code("what nobody knows", kind(0x1000)?.0, CUDA_ERROR_INVALID_VALUE);
+    let (mut base, mut bytes) = (0, 0);
+    must!(cuMemGetAddressRange_v2(&mut base, &mut bytes, device + 50));
+    facts.is("the allocation around an address", (base, bytes), (device, 100));
+    Ok(())
+}
+
+fn host_memory_is_registered_once(facts: &mut Facts) -> Result<(), Stop> {
+    const PAGE_BYTES: usize = 4096;
+    let _gpu = Gpu::new()?;
+    let mut own = vec![0_u8; 3 * PAGE_BYTES];
+    let at = own.as_mut_ptr().cast();
+    facts.code("once", cu!(cuMemHostRegister_v2(at, own.len(), 0)), CUDA_SUCCESS);
+    let again = cu!(cuMemHostRegister_v2(at, own.len(), 0));
+    facts.code("twice", again, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+    facts.code("taking it back", cu!(cuMemHostUnregister(at)), CUDA_SUCCESS);
+    facts.code("twice", cu!(cuMemHostUnregister(at)), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    facts.code("nothing of it", cu!(cuMemHostRegister_v2(at, 0, 0)), CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}
+
+fn managed_memory(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (mut address, mut is_managed) = (0, 0_u8);
+    must!(cuMemAllocManaged(&mut address, 4096, CU_MEM_ATTACH_GLOBAL));
+    must!(cuPointerGetAttribute((&raw mut is_managed).cast(), CU_POINTER_ATTRIBUTE_IS_MANAGED, address));
+    facts.is("says that it is managed", is_managed, 1);
+    must!(cuMemsetD32_v2(address, 9, 1));
+    must!(cuCtxSynchronize());
+    // SAFETY: managed memory is the host's too once the device is through.
+    facts.is("the host reads what the device wrote", unsafe { *(address as *const u32) }, 9);
+    facts.code("cuMemFree frees it", cu!(cuMemFree_v2(address)), CUDA_SUCCESS);
+    let other = gpu.memory(4096)?;
+    let advised = cu!(cuMemPrefetchAsync(other, 4096, CU_DEVICE_CPU, null_mut()));
+    facts.code("prefetching what is not managed", advised, CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}
+
+fn arrays(facts: &mut Facts) -> Result<(), Stop> {
+    let _gpu = Gpu::new()?;
+    let mut descriptor =
+        CUDA_ARRAY_DESCRIPTOR { Width: 4, Height: 2, Format: CU_AD_FORMAT_UNSIGNED_INT32, NumChannels: 1 };
+    let mut array = null_mut();
+    must!(cuArrayCreate_v2(&mut array, &descriptor));
+    let (sent, mut got) = ([1_u32, 2, 3, 4], [0_u32; 2]);
+    must!(cuMemcpyHtoA_v2(array, 0, sent.as_ptr().cast(), 16));
+    must!(cuMemcpyAtoH_v2(got.as_mut_ptr().cast(), array, 8, 8));
+    facts.is("keep what is copied into them", got, [3, 4]);
+    must!(cuArrayDestroy(array));
+    facts.code("one that is destroyed", cu!(cuArrayDestroy(array)), CUDA_ERROR_INVALID_HANDLE);
+    descriptor.NumChannels = 3;
+    facts.code(
+        "elements of three parts",
+        cu!(cuArrayCreate_v2(&mut array, &descriptor)),
+        CUDA_ERROR_INVALID_VALUE,
+    );
+    Ok(())
+}
+
+fn a_context_takes_memory_and_gives_it_back(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let before = gpu.used_bytes()?;
+    let mut other = null_mut();
+    must!(cuCtxCreate_v2(&mut other, 0, 0));
+    let _lost = gpu.memory(64 * MIB)?;
+    let with = gpu.used_bytes()?;
+    facts.has("a second context with 64 MiB", with - before, "more than that", with - before > 64 * MIB);
+    must!(cuCtxDestroy_v2(other));
+    facts.is("destroyed with what was in it", gpu.used_bytes()?, before);
+    Ok(())
+}
+
+fn a_free_waits_for_the_work_before_it(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let address = gpu.memory(4 * MIB)?;
+    gpu.spin(stream, crate::gpu::SPIN_NS)?;
+    facts.code("freeing behind work", cu!(cuMemFree_v2(address)), CUDA_SUCCESS);
+    facts.code("that work is through then", cu!(cuStreamQuery(stream)), CUDA_SUCCESS);
+    Ok(())
+}
+
+fn copies_beyond_an_allocation(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let device = gpu.memory(64)?;
+    let mut host = [0_u8; 128];
+    let read = cu!(cuMemcpyDtoH_v2(host.as_mut_ptr().cast(), device, 65));
+    facts.code("a byte beyond the end", read, CUDA_ERROR_INVALID_VALUE);
+    facts.code("a set beyond the end", cu!(cuMemsetD32_v2(device, 0, 17)), CUDA_ERROR_INVALID_VALUE);
+    facts.code("a set that is not aligned", cu!(cuMemsetD32_v2(device + 2, 0, 1)), CUDA_ERROR_INVALID_VALUE);
+    let unknown = cu!(cuMemcpyDtoH_v2(host.as_mut_ptr().cast(), 0x1000, 16));
+    facts.code("from nowhere", unknown, CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}

@@ -1,0 +1,47 @@
+//! What is asked, by subject.
+
+mod captures;
+mod contexts;
+mod events;
+mod general;
+mod graphs;
+mod launches;
+mod lookups;
+mod memory;
+mod modules;
+mod physical;
+mod pools;
+mod streams;
+
+use crate::check::Check;
+
+/// Declares the checks of a subject: `basis function;`, named after the function with the subject before it.
+macro_rules! checks {
+    ($subject:literal: $($basis:ident $name:ident;)+) => {
+        /// The checks of this subject.
+        pub const CHECKS: &[crate::check::Check] = &[
+            $(crate::check::Check { name: concat!($subject, "/", stringify!($name)), basis: crate::check::Basis::$basis, ask: $name },)+
+        ];
+    };
+}
+use checks;
+
+/// All of them.
+pub fn all() -> impl Iterator<Item = &'static Check> {
+    [
+        lookups::CHECKS,
+        general::CHECKS,
+        contexts::CHECKS,
+        streams::CHECKS,
+        events::CHECKS,
+        captures::CHECKS,
+        launches::CHECKS,
+        modules::CHECKS,
+        memory::CHECKS,
+        pools::CHECKS,
+        physical::CHECKS,
+        graphs::CHECKS,
+    ]
+    .into_iter()
+    .flatten()
+}

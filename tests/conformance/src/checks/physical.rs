@@ -1,0 +1,190 @@
+//! Physical memory, mapped into reserved addresses.
+
+use deepres_abi::driver::result::*;
+use deepres_abi::driver::types::*;
+
+use super::checks;
+use crate::check::{Facts, Stop};
+use crate::gpu::Gpu;
+
+checks! { "physical":
+    Guess it_comes_in_pieces_of_two_mebibytes;
+    Documented it_lives_until_its_last_handle_and_mapping_are_gone;
+    Documented access_has_to_be_set;
+    Documented whole_mappings_are_unmapped;
+    Guess it_is_made_without_a_current_context;
+    Guess it_is_made_without_any_context;
+    Guess it_is_exported_and_imported;
+    Documented places_that_are_none;
+}
+
+fn properties() -> CUmemAllocationProp {
+    // SAFETY: all zeroes is a valid value of this plain structure.
+    let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    properties.r#type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
+    properties
+}
+
+fn piece_bytes() -> Result<usize, Stop> {
+    let mut granularity = 0;
+    must!(cuMemGetAllocationGranularity(&mut granularity, &properties(), CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+    Ok(granularity)
+}
+
+fn create(bytes: usize) -> Result<CUmemGenericAllocationHandle, Stop> {
+    let mut handle = 0;
+    must!(cuMemCreate(&mut handle, bytes, &properties(), 0));
+    Ok(handle)
+}
+
+fn reserve(bytes: usize) -> Result<CUdeviceptr, Stop> {
+    let mut address = 0;
+    must!(cuMemAddressReserve(&mut address, bytes, 0, 0, 0));
+    Ok(address)
+}
+
+fn allow(address: CUdeviceptr, bytes: usize) -> Result<(), Stop> {
+    let access =
+        CUmemAccessDesc { location: properties().location, flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+    must!(cuMemSetAccess(address, bytes, &access, 1));
+    Ok(())
+}
+
+fn it_comes_in_pieces_of_two_mebibytes(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let piece = piece_bytes()?;
+    facts.is("the granularity", piece, 2 << 20);
+    let mut handle = 0;
+    let odd = cu!(cuMemCreate(&mut handle, piece + 1, &properties(), 0));
+    facts.code("a byte more than a piece", odd, CUDA_ERROR_INVALID_VALUE);
+    facts.code("nothing", cu!(cuMemCreate(&mut handle, 0, &properties(), 0)), CUDA_ERROR_INVALID_VALUE);
+    let before = gpu.used_bytes()?;
+    let handle = create(piece)?;
+    facts.is("a piece takes", gpu.used_bytes()? - before, piece);
+    facts.code("releasing", cu!(cuMemRelease(handle)), CUDA_SUCCESS);
+    facts.is("gives back", gpu.used_bytes()?, before);
+    facts.code("releasing again", cu!(cuMemRelease(handle)), CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}
+
+fn it_lives_until_its_last_handle_and_mapping_are_gone(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let piece = piece_bytes()?;
+    let before = gpu.used_bytes()?;
+    let (handle, address) = (create(piece)?, reserve(2 * piece)?);
+    must!(cuMemMap(address, piece, 0, handle, 0));
+    must!(cuMemMap(address + piece as u64, piece, 0, handle, 0));
+    allow(address, 2 * piece)?;
+    must!(cuMemsetD32_v2(address, 77, 1));
+    must!(cuCtxSynchronize());
+    facts.is("one piece, mapped twice", gpu.read(address + piece as u64, 1)?, vec![77]);
+    must!(cuMemRelease(handle));
+    facts.is("mappings keep it", gpu.used_bytes()? - before, piece);
+    let mut retained = 0;
+    must!(cuMemRetainAllocationHandle(&mut retained, address as *mut c_void));
+    must!(cuMemUnmap(address, 2 * piece));
+    facts.is("so does a handle", gpu.used_bytes()? - before, piece);
+    must!(cuMemRelease(retained));
+    facts.is("then it goes", gpu.used_bytes()?, before);
+    facts.code("the addresses can be given back", cu!(cuMemAddressFree(address, 2 * piece)), CUDA_SUCCESS);
+    Ok(())
+}
+
+fn access_has_to_be_set(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let piece = piece_bytes()?;
+    let (handle, address) = (create(piece)?, reserve(piece)?);
+    let mut flags = u64::MAX;
+    must!(cuMemMap(address, piece, 0, handle, 0));
+    must!(cuMemGetAccess(&mut flags, &properties().location, address));
+    facts.is("at first nobody may", flags, u64::from(CU_MEM_ACCESS_FLAGS_PROT_NONE));
+    allow(address, piece)?;
+    must!(cuMemGetAccess(&mut flags, &properties().location, address));
+    facts.is("then the device may", flags, u64::from(CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+    facts.code("use it", cu!(cuMemsetD32_v2(address, 1, 1)), CUDA_SUCCESS);
+    facts.code("work goes on", gpu.nothing(std::ptr::null_mut())?, CUDA_SUCCESS);
+    Ok(())
+}
+
+fn whole_mappings_are_unmapped(facts: &mut Facts) -> Result<(), Stop> {
+    let _gpu = Gpu::new()?;
+    let piece = piece_bytes()?;
+    let (handle, address) = (create(2 * piece)?, reserve(4 * piece)?);
+    must!(cuMemMap(address, 2 * piece, 0, handle, 0));
+    facts.code(
+        "freeing mapped addresses",
+        cu!(cuMemAddressFree(address, 4 * piece)),
+        CUDA_ERROR_INVALID_VALUE,
+    );
+    facts.code(
+        "mapping over a mapping",
+        cu!(cuMemMap(address, 2 * piece, 0, handle, 0)),
+        CUDA_ERROR_INVALID_VALUE,
+    );
+    facts.code("half of one", cu!(cuMemUnmap(address, piece)), CUDA_ERROR_INVALID_VALUE);
+    facts.code(
+        "where nothing is",
+        cu!(cuMemUnmap(address + 2 * piece as u64, piece)),
+        CUDA_ERROR_INVALID_VALUE,
+    );
+    facts.code("all of it", cu!(cuMemUnmap(address, 2 * piece)), CUDA_SUCCESS);
+    facts.code("freeing the addresses", cu!(cuMemAddressFree(address, 4 * piece)), CUDA_SUCCESS);
+    Ok(())
+}
+
+/// NCCL does so.
+fn it_is_made_without_a_current_context(facts: &mut Facts) -> Result<(), Stop> {
+    let _gpu = Gpu::new()?;
+    let piece = piece_bytes()?;
+    must!(cuCtxSetCurrent(std::ptr::null_mut()));
+    let mut handle = 0;
+    facts.code("creating", cu!(cuMemCreate(&mut handle, piece, &properties(), 0)), CUDA_SUCCESS);
+    facts.code("releasing", cu!(cuMemRelease(handle)), CUDA_SUCCESS);
+    Ok(())
+}
+
+fn it_is_made_without_any_context(facts: &mut Facts) -> Result<(), Stop> {
+    must!(cuInit(0));
+    let mut handle = 0;
+    let code = cu!(cuMemCreate(&mut handle, 2 << 20, &properties(), 0));
+    facts.code("creating", code, CUDA_ERROR_INVALID_CONTEXT);
+    Ok(())
+}
+
+fn it_is_exported_and_imported(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let piece = piece_bytes()?;
+    let mut shareable = properties();
+    shareable.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    let (mut handle, mut descriptor, mut imported) = (0, -1, 0);
+    must!(cuMemCreate(&mut handle, piece, &shareable, 0));
+    let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    must!(cuMemExportToShareableHandle((&raw mut descriptor).cast(), handle, kind, 0));
+    let with = gpu.used_bytes()?;
+    must!(cuMemImportFromShareableHandle(&mut imported, descriptor as usize as *mut c_void, kind));
+    facts.is("importing takes nothing more", gpu.used_bytes()?, with);
+    must!(cuMemRelease(handle));
+    facts.is("what is imported keeps it", gpu.used_bytes()?, with);
+    must!(cuMemRelease(imported));
+    let plain = create(piece)?;
+    let refused = cu!(cuMemExportToShareableHandle((&raw mut descriptor).cast(), plain, kind, 0));
+    facts.code("exporting what was not made for it", refused, CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}
+
+fn places_that_are_none(facts: &mut Facts) -> Result<(), Stop> {
+    const NOWHERE: i32 = 1000;
+    let _gpu = Gpu::new()?;
+    let mut elsewhere = properties();
+    elsewhere.location.id = NOWHERE;
+    let mut handle = 0;
+    let code = cu!(cuMemCreate(&mut handle, 2 << 20, &elsewhere, 0));
+    facts.code("a device that is none", code, CUDA_ERROR_INVALID_DEVICE);
+    let flags = cu!(cuMemCreate(&mut handle, 2 << 20, &properties(), 1));
+    facts.code("flags that are none", flags, CUDA_ERROR_INVALID_VALUE);
+    let (handle, address) = (create(2 << 20)?, reserve(2 << 20)?);
+    let beside = cu!(cuMemMap(address + (2 << 20), 2 << 20, 0, handle, 0));
+    facts.code("mapping beside what is reserved", beside, CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! Stream-ordered pools.
+
+use std::ptr::null_mut;
+
+use deepres_abi::driver::result::*;
+use deepres_abi::driver::types::*;
+
+use super::checks;
+use crate::check::{Facts, Stop};
+use crate::gpu::Gpu;
+
+checks! { "pools":
+    Documented what_is_freed_in_a_stream_is_used_again_in_it;
+    Documented unused_memory_goes_back_when_the_host_waits;
+    Documented the_threshold_keeps_and_trimming_gives_back;
+    Documented either_free_takes_what_a_pool_gave;
+    Guess a_pool_grows_by_thirty_two_mebibytes;
+    Guess a_pool_of_ones_own;
+    Guess addresses_that_are_not_a_pools;
+}
+
+const MIB: usize = 1 << 20;
+
+fn attribute(pool: CUmemoryPool, attribute: u32) -> Result<usize, Stop> {
+    let mut value = 0_u64;
+    must!(cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()));
+    Ok(value as usize)
+}
+
+fn reserved(pool: CUmemoryPool) -> Result<usize, Stop> {
+    attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+}
+
+fn default_pool() -> Result<CUmemoryPool, Stop> {
+    let mut pool = null_mut();
+    must!(cuDeviceGetDefaultMemPool(&mut pool, 0));
+    Ok(pool)
+}
+
+fn allocate(bytes: usize, stream: CUstream) -> Result<CUdeviceptr, Stop> {
+    let mut address = 0;
+    must!(cuMemAllocAsync(&mut address, bytes, stream));
+    Ok(address)
+}
+
+fn what_is_freed_in_a_stream_is_used_again_in_it(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (stream, pool) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, default_pool()?);
+    let first = allocate(10 * MIB, stream)?;
+    facts.is("in use", attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?, 10 * MIB);
+    let at_first = reserved(pool)?;
+    must!(cuMemFreeAsync(first, stream));
+    for _ in 0..100 {
+        let address = allocate(10 * MIB, stream)?;
+        must!(cuMemFreeAsync(address, stream));
+    }
+    facts.is("reserved after a hundred more", reserved(pool)?, at_first);
+    facts.is("in use", attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?, 0);
+    facts.is("at most in use", attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH)?, 10 * MIB);
+    Ok(())
+}
+
+fn unused_memory_goes_back_when_the_host_waits(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (stream, pool) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, default_pool()?);
+    let before = gpu.used_bytes()?;
+    let address = allocate(10 * MIB, stream)?;
+    facts.is("what is reserved is taken", gpu.used_bytes()? - before, reserved(pool)?);
+    must!(cuMemFreeAsync(address, stream));
+    must!(cuStreamSynchronize(stream));
+    facts.is("reserved then", reserved(pool)?, 0);
+    facts.is("taken then", gpu.used_bytes()?, before);
+    Ok(())
+}
+
+fn the_threshold_keeps_and_trimming_gives_back(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (stream, pool) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, default_pool()?);
+    let mut keep = u64::MAX;
+    must!(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, (&raw mut keep).cast()));
+    let address = allocate(10 * MIB, stream)?;
+    must!(cuMemFreeAsync(address, stream));
+    must!(cuStreamSynchronize(stream));
+    let kept = reserved(pool)?;
+    facts.has("kept below the threshold", kept, "at least what was in use", kept >= 10 * MIB);
+    must!(cuMemPoolTrimTo(pool, 0));
+    facts.is("trimmed", reserved(pool)?, 0);
+    Ok(())
+}
+
+fn either_free_takes_what_a_pool_gave(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (stream, pool) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, default_pool()?);
+    let address = allocate(MIB, stream)?;
+    must!(cuStreamSynchronize(stream));
+    facts.code("cuMemFree", cu!(cuMemFree_v2(address)), CUDA_SUCCESS);
+    facts.is("in use", attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?, 0);
+    Ok(())
+}
+
+fn a_pool_grows_by_thirty_two_mebibytes(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (stream, pool) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, default_pool()?);
+    let _small = allocate(1000, stream)?;
+    facts.is("for a thousand bytes", reserved(pool)?, 32 * MIB);
+    facts.is("counted as used", attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?, 1024);
+    let _large = allocate(100 * MIB, stream)?;
+    facts.is("for 100 MiB beside it", reserved(pool)?, 132 * MIB);
+    let none = cu!(cuMemAllocAsync(&mut 0, 0, stream));
+    facts.code("no bytes", none, CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}
+
+fn a_pool_of_ones_own(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    // SAFETY: all zeroes is a valid value of this plain structure.
+    let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };
+    props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    props.location = CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
+    let (mut pool, mut address) = (null_mut(), 0);
+    must!(cuMemPoolCreate(&mut pool, &props));
+    must!(cuMemAllocFromPoolAsync(&mut address, MIB, pool, stream));
+    facts.code("destroying it with memory in use", cu!(cuMemPoolDestroy(pool)), CUDA_SUCCESS);
+    facts.code("freeing that afterwards", cu!(cuMemFreeAsync(address, stream)), CUDA_SUCCESS);
+    facts.code(
+        "destroying the device's own",
+        cu!(cuMemPoolDestroy(default_pool()?)),
+        CUDA_ERROR_INVALID_VALUE,
+    );
+    props.location.id = -1;
+    facts.code("on no device", cu!(cuMemPoolCreate(&mut pool, &props)), CUDA_ERROR_INVALID_DEVICE);
+    must!(cuStreamSynchronize(stream));
+    Ok(())
+}
+
+fn addresses_that_are_not_a_pools(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let linear = gpu.memory(64)?;
+    facts.code("what cuMemAlloc gave", cu!(cuMemFreeAsync(linear, stream)), CUDA_SUCCESS);
+    facts.code("what never was", cu!(cuMemFreeAsync(0x1234_0000, stream)), CUDA_ERROR_INVALID_VALUE);
+    let address = allocate(64, stream)?;
+    must!(cuMemFreeAsync(address, stream));
+    facts.code("what is freed already", cu!(cuMemFreeAsync(address, stream)), CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! A context with kernels, and a way to hold a stream up that does not depend on anybody's speed.
+
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+
+use deepres_abi::driver::result::CUresult;
+use deepres_abi::driver::types::*;
+
+use crate::check::Stop;
+
+/// What the kernel `spin` lasts; on the simulated GPU simgpu.toml says the same.
+pub const SPIN_NS: u64 = 20_000_000;
+
+/// Runs on anything since Volta. `spin` lasts as long as its parameter says, ns.
+pub const PTX: &CStr = c"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .global .align 4 .u32 answer = 42;
+.visible .entry nothing() { ret; }
+.visible .entry two(.param .u64 out, .param .u32 n) .maxntid 64, 1, 1 { ret; }
+.visible .entry spin(.param .u64 ns) {
+  .reg .pred p;
+  .reg .b64 t<4>;
+  ld.param.u64 t0, [ns];
+  mov.u64 t1, %globaltimer;
+L:
+  mov.u64 t2, %globaltimer;
+  sub.u64 t3, t2, t1;
+  setp.lt.u64 p, t3, t0;
+  @p bra L;
+  ret;
+}
+";
+
+/// A context that is current to this thread, with the kernels above loaded.
+pub struct Gpu {
+    pub context: CUcontext,
+    pub module: CUmodule,
+}
+
+impl Gpu {
+    /// The first device. Every kernel has run once, so that none is loaded later, when a stream is held up.
+    pub fn new() -> Result<Self, Stop> {
+        must!(cuInit(0));
+        let (mut context, mut module) = (null_mut(), null_mut());
+        must!(cuCtxCreate_v2(&mut context, 0, 0));
+        must!(cuModuleLoadData(&mut module, PTX.as_ptr().cast()));
+        let gpu = Self { context, module };
+        gpu.nothing(null_mut())?;
+        gpu.spin(null_mut(), 0)?;
+        must!(cuCtxSynchronize());
+        Ok(gpu)
+    }
+
+    /// One of the kernels.
+    pub fn kernel(&self, name: &CStr) -> Result<CUfunction, Stop> {
+        let mut function = null_mut();
+        must!(cuModuleGetFunction(&mut function, self.module, name.as_ptr()));
+        Ok(function)
+    }
+
+    /// Launches `nothing` and gives the code.
+    pub fn nothing(&self, stream: CUstream) -> Result<CUresult, Stop> {
+        launch(self.kernel(c"nothing")?, stream)
+    }
+
+    /// Launches `spin`.
+    pub fn spin(&self, stream: CUstream, ns: u64) -> Result<(), Stop> {
+        let mut ns = ns;
+        let mut parameters = [(&raw mut ns).cast::<c_void>()];
+        let kernel = self.kernel(c"spin")?;
+        must!(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, parameters.as_mut_ptr(), null_mut()));
+        Ok(())
+    }
+
+    pub fn stream(&self, flags: u32) -> Result<CUstream, Stop> {
+        let mut stream = null_mut();
+        must!(cuStreamCreate(&mut stream, flags));
+        Ok(stream)
+    }
+
+    pub fn event(&self, flags: u32) -> Result<CUevent, Stop> {
+        let mut event = null_mut();
+        must!(cuEventCreate(&mut event, flags));
+        Ok(event)
+    }
+
+    pub fn memory(&self, bytes: usize) -> Result<CUdeviceptr, Stop> {
+        let mut address = 0;
+        must!(cuMemAlloc_v2(&mut address, bytes));
+        Ok(address)
+    }
+
+    /// Page-locked words of the host, all 0.
+    pub fn pinned(&self, count: usize) -> Result<&'static mut [u32], Stop> {
+        let mut address = null_mut();
+        must!(cuMemHostAlloc(&mut address, count * size_of::<u32>(), 0));
+        // SAFETY: the memory is new, long enough, and stays until the process ends.
+        let words = unsafe { std::slice::from_raw_parts_mut(address.cast::<u32>(), count) };
+        words.fill(0);
+        Ok(words)
+    }
+
+    /// The first words at a device address, waited for.
+    pub fn read(&self, address: CUdeviceptr, count: usize) -> Result<Vec<u32>, Stop> {
+        let mut words = vec![0_u32; count];
+        must!(cuMemcpyDtoH_v2(words.as_mut_ptr().cast(), address, count * size_of::<u32>()));
+        Ok(words)
+    }
+
+    /// Memory of the device in use, by whomever.
+    pub fn used_bytes(&self) -> Result<usize, Stop> {
+        let (mut free, mut total) = (0, 0);
+        must!(cuMemGetInfo_v2(&mut free, &mut total));
+        Ok(total - free)
+    }
+
+    /// Holds `stream` up until the result is released.
+    pub fn hold(&self, stream: CUstream) -> Result<Held, Stop> {
+        let held =
+            Held { flag: self.memory(size_of::<u32>())?, writer: self.stream(CU_STREAM_NON_BLOCKING)? };
+        must!(cuMemsetD32_v2(held.flag, 0, 1));
+        must!(cuCtxSynchronize());
+        must!(cuStreamWaitValue32_v2(stream, held.flag, 1, CU_STREAM_WAIT_VALUE_GEQ));
+        Ok(held)
+    }
+}
+
+/// A stream that waits.
+pub struct Held {
+    flag: CUdeviceptr,
+    writer: CUstream,
+}
+
+impl Held {
+    /// Lets it go on.
+    pub fn release(self) -> Result<(), Stop> {
+        must!(cuStreamWriteValue32_v2(self.writer, self.flag, 1, 0));
+        Ok(())
+    }
+}
+
+/// One thread of a kernel without parameters.
+pub fn launch(function: CUfunction, stream: CUstream) -> Result<CUresult, Stop> {
+    Ok(cu!(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, null_mut(), null_mut())))
+}

@@ -1,0 +1,131 @@
+//! Asks a driver what it does, and compares: error codes, capture rules, event times, memory, look-ups, contexts, streams.
+//!
+//! The same program runs on the simulated driver and on a real one. Each check runs in a process of its own, so that one which
+//! crashes, hangs or poisons its context costs itself alone, and says what it stands on: the driver API's reference, or a guess that
+//! a real GPU has to confirm. Where a real driver answers differently, the simulated one is wrong, and the expectation here with it.
+
+#[macro_use]
+mod driver;
+mod check;
+mod checks;
+mod gpu;
+
+use std::io::Read as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser;
+use serde_json::json;
+
+use check::{Check, Fact, Outcome};
+
+/// A check that takes longer hangs. The first context of a real driver takes a second.
+const CHECK_LIMIT: Duration = Duration::from_secs(60);
+/// How often its end is looked for.
+const POLL: Duration = Duration::from_millis(1);
+
+/// Asks a CUDA driver whether it is as deepres takes it to be.
+#[derive(Parser)]
+struct Options {
+    /// Print one JSON object with everything that was found instead of a line a check.
+    #[arg(long)]
+    json: bool,
+    /// Run only checks whose name contains one of these.
+    names: Vec<String>,
+    /// Run this check here, and print what it found.
+    #[arg(long, hide = true, value_name = "NAME")]
+    check: Option<String>,
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    if let Some(name) = &options.check {
+        let check = checks::all().find(|check| check.name == *name).context("no check of that name")?;
+        println!("{}", serde_json::to_string(&check.run())?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let chosen = checks::all().filter(|check| {
+        options.names.is_empty() || options.names.iter().any(|name| check.name.contains(name.as_str()))
+    });
+    let mut reports = Vec::new();
+    let (mut agree, mut differ, mut absent) = (0, 0, 0);
+    for check in chosen {
+        let outcome = run(check)?;
+        match outcome.verdict() {
+            "agrees" => agree += 1,
+            "absent" => absent += 1,
+            _ => differ += 1,
+        }
+        if options.json {
+            reports.push(json!({
+                "check": check.name, "basis": check.basis.name(), "verdict": outcome.verdict(), "stopped": outcome.stopped, "facts": outcome.facts,
+            }));
+        } else {
+            print(check, &outcome);
+        }
+    }
+    if agree + differ + absent == 0 {
+        bail!("no check has such a name");
+    }
+    if options.json {
+        let report = json!({ "driver": driver::description(), "checks": reports, "agree": agree, "differ": differ, "absent": absent });
+        println!("{report}");
+    } else {
+        println!("{}: {agree} agree, {differ} differ, {absent} absent", driver::description());
+    }
+    Ok(if differ == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn print(check: &Check, outcome: &Outcome) {
+    println!(
+        "{:<7} {:<10} {} ({} facts)",
+        outcome.verdict(),
+        check.basis.name(),
+        check.name,
+        outcome.facts.len()
+    );
+    for Fact { what, expected, got, .. } in outcome.facts.iter().filter(|fact| !fact.holds) {
+        println!("        {what}: {got}, expected {expected}");
+    }
+    if let Some(stopped) = &outcome.stopped {
+        println!("        {stopped}");
+    }
+}
+
+/// Runs a check in a process of its own.
+fn run(check: &Check) -> Result<Outcome> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["--check", check.name])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start a check's process")?;
+    let ended = await_end(&mut child)?;
+    let mut said = String::new();
+    child.stdout.take().context("the output was piped")?.read_to_string(&mut said)?;
+    if let Some(found) = said.lines().last().and_then(|line| serde_json::from_str(line).ok()) {
+        return Ok(found);
+    }
+    Ok(Outcome { stopped: Some(ended), ..Outcome::default() })
+}
+
+/// Waits for a check, within bounds, and says how it ended.
+fn await_end(child: &mut Child) -> Result<String> {
+    let deadline = Instant::now() + CHECK_LIMIT;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(match status.signal() {
+                Some(signal) => format!("killed by signal {signal}"),
+                None => format!("ended with {status} and said nothing"),
+            });
+        }
+        if Instant::now() > deadline {
+            child.kill().context("cannot end a check that hangs")?;
+            child.wait()?;
+            return Ok(format!("still running after {CHECK_LIMIT:?}"));
+        }
+        std::thread::sleep(POLL);
+    }
+}

@@ -1,0 +1,39 @@
+//! The driver-semantics program (tests/conformance): the simulated driver is as it claims, and with deepres in between it is no other.
+
+use std::{fs, process::Command, time::Duration};
+
+use deepres_e2e::{Finished, Host, artefacts::repository, clients::conformance};
+
+/// A hundred processes with a context each, on a busy machine.
+const WITHIN: Duration = Duration::from_secs(120);
+
+fn host() -> Host {
+    let config = repository().join("tests/conformance/simgpu.toml");
+    Host::new().simgpu(&fs::read_to_string(config).expect("part of the repository"))
+}
+
+#[track_caller]
+fn assert_every_check_agrees(host: &Host, command: Command) {
+    let Finished { code, stdout, stderr, .. } = host.spawn(command).finish(WITHIN);
+    assert_eq!(code, 0, "{stdout}\n{stderr}");
+    assert!(stdout.contains(" agree, 0 differ, 0 absent"), "{stdout}\n{stderr}");
+}
+
+#[test]
+fn the_simulated_driver_does_what_the_conformance_program_expects_of_a_driver() {
+    let host = host();
+    assert_every_check_agrees(&host, host.command(conformance()));
+}
+
+#[test]
+fn with_deepres_in_between_the_driver_does_the_same() {
+    let host = host();
+    let _daemon = host.daemon();
+    assert_every_check_agrees(&host, host.run(&["--name", "asked"], conformance(), &[]));
+}
+
+#[test]
+fn with_the_library_preloaded_and_no_daemon_the_driver_does_the_same() {
+    let host = host();
+    assert_every_check_agrees(&host, host.preloaded(conformance()));
+}
