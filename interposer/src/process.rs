@@ -19,7 +19,7 @@ use crate::meter::lane::Lane;
 use crate::meter::{self};
 use crate::resolve::is_disabled;
 use crate::session::{ConnectError, Session};
-use crate::{coverage, os, thread};
+use crate::{capture, coverage, os, thread};
 
 /// How long the end of the process waits for the meter thread to be out of the driver.
 const STOP_WAIT_NS: u64 = 20_000_000;
@@ -300,6 +300,7 @@ impl Process {
             }
             drop(inner);
             thread::forget_lanes();
+            capture::forget_context(handle);
             self.memory.forget_context(handle.0, &self.gpus);
         }
         result

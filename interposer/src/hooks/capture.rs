@@ -16,7 +16,7 @@ use crate::process;
 fn begin(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::current() else { return call() };
     process.close_stream(stream, false);
-    capture::begin(stream);
+    capture::begin(stream, process.calls.context_of(stream));
     let result = call();
     if result != CUDA_SUCCESS {
         capture::end(stream);

@@ -1,7 +1,9 @@
 //! Hooks of the launches.
 
 use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS};
-use deepres_abi::driver::types::{CUfunction, CUgraphExec, CUlaunchConfig, CUresult, CUstream, c_void};
+use deepres_abi::driver::types::{
+    CUDA_LAUNCH_PARAMS, CUfunction, CUgraphExec, CUlaunchConfig, CUresult, CUstream, c_void,
+};
 
 use super::MISSING;
 use crate::driver::calls::Stream;
@@ -9,6 +11,7 @@ use crate::driver::real;
 use crate::launch::{self, Entry};
 use crate::meter::estimates;
 use crate::meter::lane::Launch;
+use crate::process;
 
 /// Takes a launch that does not go at once through gate and meter.
 #[cold]
@@ -179,3 +182,55 @@ macro_rules! graph {
 }
 graph!(graph, cuGraphLaunch, false);
 graph!(graph_ptsz, cuGraphLaunch_ptsz, true);
+
+macro_rules! oldest {
+    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*) => $grid:expr, on $stream:expr;)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`. The function keeps the block's shape to itself.")]
+        pub unsafe extern "C" fn $name(function: CUfunction $(, $argument: $type)*) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's arguments, as they came.
+            let mut call = || unsafe { real(function $(, $argument)*) };
+            let on = Stream::new($stream, false);
+            if launch::goes_at_once(on) {
+                return call();
+            }
+            metered(on, key(function, $grid, [0; 3], 0), &mut call)
+        }
+    )+};
+}
+
+oldest! {
+    oldest: cuLaunch() => [1; 3], on std::ptr::null_mut();
+    oldest_grid: cuLaunchGrid(width: i32, height: i32) => [width as u32, height as u32, 1], on std::ptr::null_mut();
+    oldest_grid_async: cuLaunchGridAsync(width: i32, height: i32, stream: CUstream) => [width as u32, height as u32, 1], on stream;
+}
+
+/// Hook of `cuLaunchCooperativeKernelMultiDevice`: one launch on each device, or none.
+pub unsafe extern "C" fn cooperative_multi(
+    list: *mut CUDA_LAUNCH_PARAMS,
+    count: u32,
+    flags: u32,
+) -> CUresult {
+    let Some(real) = real!(cuLaunchCooperativeKernelMultiDevice) else { return MISSING };
+    // SAFETY: the caller's arguments, as they came.
+    let mut call = || unsafe { real(list, count, flags) };
+    // More than there are devices is refused by the driver before it reads the list.
+    let devices = process::current().map_or(0, |process| process.gpus.len());
+    if list.is_null() || count as usize > devices {
+        return call();
+    }
+    // SAFETY: as many as there are devices is what the caller passes for the driver to read.
+    on_each(unsafe { std::slice::from_raw_parts(list, count as usize) }, &mut call)
+}
+
+/// Passes each launch's gate and meter, then launches them together.
+fn on_each(list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CUresult) -> CUresult {
+    let Some((one, rest)) = list.split_first() else { return call() };
+    let on = Stream::new(one.hStream, false);
+    if launch::goes_at_once(on) {
+        return on_each(rest, call);
+    }
+    let grid = [one.gridDimX, one.gridDimY, one.gridDimZ];
+    let block = [one.blockDimX, one.blockDimY, one.blockDimZ];
+    metered(on, key(one.function, grid, block, one.sharedMemBytes), &mut || on_each(rest, call))
+}

@@ -79,6 +79,10 @@ hooks! {
     cuLaunchKernelEx_ptsz => launch::kernel_ex_ptsz;
     cuLaunchCooperativeKernel => launch::cooperative;
     cuLaunchCooperativeKernel_ptsz => launch::cooperative_ptsz;
+    cuLaunchCooperativeKernelMultiDevice => launch::cooperative_multi;
+    cuLaunch => launch::oldest;
+    cuLaunchGrid => launch::oldest_grid;
+    cuLaunchGridAsync => launch::oldest_grid_async;
     cuGraphLaunch => launch::graph;
     cuGraphLaunch_ptsz => launch::graph_ptsz;
 

@@ -5,7 +5,7 @@
 
 pub mod charge;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -85,8 +85,8 @@ struct Entry {
 #[derive(Debug)]
 pub struct Accounts {
     shards: [Mutex<Table>; SHARDS],
-    /// Physical memory that is mapped: the handle of each mapping, by its address.
-    mappings: Mutex<HashMap<u64, (u64, u64)>>,
+    /// Physical memory that is mapped: length and handle of each mapping, by its address.
+    mappings: Mutex<BTreeMap<u64, (u64, u64)>>,
     refusals: AtomicU64,
 }
 
@@ -242,7 +242,7 @@ impl Accounts {
         }
     }
 
-    fn mappings(&self) -> MutexGuard<'_, HashMap<u64, (u64, u64)>> {
+    fn mappings(&self) -> MutexGuard<'_, BTreeMap<u64, (u64, u64)>> {
         self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -255,10 +255,10 @@ impl Accounts {
     /// Runs `unmap`, which unmaps everything in `bytes` bytes at `address`.
     pub fn unmap(&self, gpus: &[Gpu], address: u64, bytes: u64, unmap: impl FnOnce() -> u32) -> u32 {
         let end = address.saturating_add(bytes);
-        let gone: Vec<(u64, (u64, u64))> = {
-            let mut mappings = self.mappings();
-            mappings.extract_if(|at, (size, _)| *at >= address && at.saturating_add(*size) <= end).collect()
-        };
+        let gone: Vec<(u64, (u64, u64))> = self
+            .mappings()
+            .extract_if(address..end, |at, (size, _)| at.saturating_add(*size) <= end)
+            .collect();
         let result = unmap();
         if result == CUDA_SUCCESS {
             for (_, (_, handle)) in gone {

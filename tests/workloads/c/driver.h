@@ -36,6 +36,15 @@ typedef struct {
 } CUlaunchConfig;
 
 typedef struct {
+    CUfunction function;
+    unsigned grid[3];
+    unsigned block[3];
+    unsigned shared_bytes;
+    CUstream stream;
+    void **params;
+} CUlaunchParams;
+
+typedef struct {
     int type;
     int requested_handle_types;
     struct {
@@ -118,6 +127,12 @@ enum {
     X(cuLaunchCooperativeKernel_ptsz, "cuLaunchCooperativeKernel", 9000, PTDS,                                           \
       (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,      \
        CUstream stream, void **params))                                                                                  \
+    X(cuFuncSetBlockShape, "cuFuncSetBlockShape", 2000, LEGACY, (CUfunction f, int x, int y, int z))                     \
+    X(cuLaunch, "cuLaunch", 2000, LEGACY, (CUfunction f))                                                                \
+    X(cuLaunchGrid, "cuLaunchGrid", 2000, LEGACY, (CUfunction f, int width, int height))                                 \
+    X(cuLaunchGridAsync, "cuLaunchGridAsync", 2000, LEGACY, (CUfunction f, int width, int height, CUstream stream))      \
+    X(cuLaunchCooperativeKernelMultiDevice, "cuLaunchCooperativeKernelMultiDevice", 9000, LEGACY,                        \
+      (CUlaunchParams * list, unsigned count, unsigned flags))                                                           \
     X(cuStreamBeginCapture_v2, "cuStreamBeginCapture", 10010, LEGACY, (CUstream stream, int mode))                       \
     X(cuStreamEndCapture, "cuStreamEndCapture", 10000, LEGACY, (CUstream stream, CUgraph * graph))                       \
     X(cuGraphGetNodes, "cuGraphGetNodes", 10000, LEGACY, (CUgraph graph, CUgraphNode * nodes, size_t *count))            \

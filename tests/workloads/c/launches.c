@@ -12,7 +12,9 @@ int main(void) {
 
     CUlaunchConfig on_stream = {.grid = {1, 1, 1}, .block = {32, 1, 1}, .stream = stream};
     CUlaunchConfig on_default = {.grid = {1, 1, 1}, .block = {32, 1, 1}, .stream = NULL};
+    CUlaunchParams on_one_device = {.function = kernel, .grid = {1, 1, 1}, .block = {32, 1, 1}, .stream = stream};
     int kernels = 0, graphs = 0;
+    CHECK(cu(cuFuncSetBlockShape)(kernel, 32, 1, 1));
     for (int i = 0; i < PER_ENTRY_POINT; i++) {
         CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
         CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
@@ -21,7 +23,11 @@ int main(void) {
         CHECK(cu(cuLaunchKernelEx_ptsz)(&on_default, kernel, NULL, NULL));
         CHECK(cu(cuLaunchCooperativeKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL));
         CHECK(cu(cuLaunchCooperativeKernel_ptsz)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL));
-        kernels += 7;
+        CHECK(cu(cuLaunch)(kernel));
+        CHECK(cu(cuLaunchGrid)(kernel, 1, 1));
+        CHECK(cu(cuLaunchGridAsync)(kernel, 1, 1, stream));
+        CHECK(cu(cuLaunchCooperativeKernelMultiDevice)(&on_one_device, 1, 0));
+        kernels += 11;
     }
 
     /* Captured launches do not execute; the launches of the graph do. */
