@@ -55,6 +55,11 @@ impl Directory {
         self.0.join("daemon.lock")
     }
 
+    /// What a daemon remembers over its own death.
+    pub fn state_file(&self) -> PathBuf {
+        self.0.join("state.json")
+    }
+
     /// Where a daemon that was started by `deepres run` logs.
     pub fn log_file(&self) -> PathBuf {
         self.0.join("daemon.log")

@@ -16,6 +16,7 @@ pub mod daemon;
 pub mod directory;
 pub mod packet;
 pub mod policy;
+pub mod process;
 pub mod quantity;
 pub mod shm;
 pub mod text;

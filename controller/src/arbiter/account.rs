@@ -1,8 +1,10 @@
 //! A tenant's account on one GPU: what its sessions' meters say, bounded by what is possible.
 
+use super::saved::{Baseline, SavedAccount};
 use crate::policy::lease::Seen;
 use deepres_abi::PPM;
 use deepres_abi::meter::Reading;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -12,7 +14,8 @@ const RECENT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 const MAX_WAITERS: u64 = 4096;
 
 /// What was used and done, in total.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Totals {
     /// GPU time charged, ns.
     pub gpu_ns: u64,
@@ -49,6 +52,10 @@ pub struct Account {
     uncharged_ns: u64,
     /// The longest kernel or graph of any session, ns.
     pub longest_ns: u64,
+    /// What was charged for the time in which nobody governed, ns.
+    arrears_ns: u64,
+    /// What may be charged for that time beside it: what was in flight when it began, ns.
+    in_flight_before_ns: u64,
     recent: VecDeque<(u64, u64)>,
 }
 
@@ -63,8 +70,76 @@ impl Account {
             looked_ns: now_ns,
             uncharged_ns: 0,
             longest_ns: 0,
+            arrears_ns: 0,
+            in_flight_before_ns: 0,
             recent: VecDeque::new(),
         }
+    }
+
+    /// The account that another daemon left. Its time goes on at `now_ns`; what was used before is charged by [`Self::settle`].
+    pub fn restore(saved: &SavedAccount, now_ns: u64) -> Self {
+        let mut account = Self {
+            totals: saved.totals,
+            last_refusal: saved.last_refusal,
+            since_ns: saved.since_ns.min(now_ns),
+            longest_ns: saved.longest_ns,
+            in_flight_before_ns: saved.uncharged_ns,
+            ..Self::new(now_ns)
+        };
+        // No more than what there was time for, whatever the file says.
+        account.totals.gpu_ns = saved.totals.gpu_ns.min(now_ns - account.since_ns);
+        account.mark(now_ns);
+        account
+    }
+
+    /// What is to be remembered of it.
+    pub fn save(&self, entitled_ppm: u32, lag_ns: i64) -> SavedAccount {
+        SavedAccount {
+            entitled_ppm,
+            totals: self.totals,
+            since_ns: self.since_ns,
+            uncharged_ns: self.uncharged_ns,
+            longest_ns: self.longest_ns,
+            lag_ns,
+            last_refusal: self.last_refusal,
+        }
+    }
+
+    /// Charges what a process did from its baseline up to `now`, in time that nobody governed. It goes into the totals and is
+    /// nobody's debt. However many processes say what they like, no more is charged than the time that passed, and what may have
+    /// been in flight when it began.
+    pub fn settle(&mut self, from: &Baseline, now: &Reading, now_ns: u64) {
+        let passed_ns = now_ns.saturating_sub(from.at_ns).saturating_add(self.in_flight_before_ns);
+        let before = Reading::from(from.meter);
+        let used = now.since(&before, passed_ns);
+        let used_ns = used.compute_ns.min(passed_ns.saturating_sub(self.arrears_ns));
+        self.arrears_ns = self.arrears_ns.saturating_add(used_ns);
+        self.totals.gpu_ns = self.totals.gpu_ns.saturating_add(used_ns);
+        self.totals.copy_ns = self.totals.copy_ns.saturating_add(used.copy_ns);
+        self.count(&before, now, passed_ns);
+        // Shares of late are of what was governed.
+        for (_, gpu_ns) in &mut self.recent {
+            *gpu_ns = gpu_ns.saturating_add(used_ns);
+        }
+    }
+
+    /// Takes in what a meter counts beside GPU time.
+    fn count(&mut self, before: &Reading, now: &Reading, allowed_ns: u64) {
+        let totals = &mut self.totals;
+        let grow = |total: &mut u64, now: u64, before: u64| {
+            *total = total.saturating_add(now.saturating_sub(before));
+        };
+        let waited_ns =
+            now.wait_ns.saturating_sub(before.wait_ns).min(allowed_ns.saturating_mul(MAX_WAITERS));
+        grow(&mut totals.wait_ns, waited_ns, 0);
+        grow(&mut totals.waits, now.waits, before.waits);
+        grow(&mut totals.kernel_launches, now.kernel_launches, before.kernel_launches);
+        grow(&mut totals.graph_launches, now.graph_launches, before.graph_launches);
+        grow(&mut totals.refusals, now.refusals, before.refusals);
+        if now.refusals > before.refusals {
+            self.last_refusal = Some((now.last_refused_api, now.last_refused_bytes));
+        }
+        self.longest_ns = self.longest_ns.max(now.longest_ns);
     }
 
     /// Takes in the meters of all sessions, each with its reading before. One GPU has one second in a second: however many
@@ -74,7 +149,6 @@ impl Account {
         self.looked_ns = now_ns;
         let mut seen = Seen::default();
         let mut copy_ns = 0u64;
-        let totals = &mut self.totals;
         for (before, now) in meters {
             let used = now.since(&before, allowed_ns);
             seen.used_ns = seen.used_ns.saturating_add(used.compute_ns);
@@ -82,23 +156,11 @@ impl Account {
             seen.waiting |= now.waiters != 0;
             seen.in_flight |= now.in_flight;
             seen.pending_ns = seen.pending_ns.saturating_add(now.in_flight_ns);
-            let grow = |total: &mut u64, now: u64, before: u64| {
-                *total = total.saturating_add(now.saturating_sub(before));
-            };
-            let waited_ns =
-                now.wait_ns.saturating_sub(before.wait_ns).min(allowed_ns.saturating_mul(MAX_WAITERS));
-            grow(&mut totals.wait_ns, waited_ns, 0);
-            grow(&mut totals.waits, now.waits, before.waits);
-            grow(&mut totals.kernel_launches, now.kernel_launches, before.kernel_launches);
-            grow(&mut totals.graph_launches, now.graph_launches, before.graph_launches);
-            grow(&mut totals.refusals, now.refusals, before.refusals);
-            if now.refusals > before.refusals {
-                self.last_refusal = Some((now.last_refused_api, now.last_refused_bytes));
-            }
-            self.longest_ns = self.longest_ns.max(now.longest_ns);
+            self.count(&before, &now, allowed_ns);
         }
         seen.used_ns = seen.used_ns.min(allowed_ns);
         seen.longest_ns = self.longest_ns;
+        let totals = &mut self.totals;
         totals.gpu_ns = totals.gpu_ns.saturating_add(seen.used_ns);
         totals.copy_ns = totals.copy_ns.saturating_add(copy_ns.min(allowed_ns));
         self.uncharged_ns = if seen.in_flight { allowed_ns - seen.used_ns } else { 0 };
@@ -186,6 +248,52 @@ mod tests {
         let mut account = Account::new(0);
         account.look(1_000, [(reading(500, true), reading(100, true))].into_iter());
         assert_eq!(account.totals.gpu_ns, 0);
+    }
+
+    fn baseline(compute_ns: u64, at_ns: u64) -> Baseline {
+        Baseline { meter: reading(compute_ns, false).into(), at_ns }
+    }
+
+    #[test]
+    fn what_was_used_while_no_daemon_lived_is_charged_once_and_is_no_burst() {
+        let mut account = Account::new(0);
+        account.look(1_000, [(reading(0, true), reading(700, true))].into_iter());
+        let saved = account.save(PPM, -5);
+        let mut account = Account::restore(&saved, 4_000);
+        assert_eq!(account.totals.gpu_ns, 700);
+        account.settle(&baseline(700, 1_000), &reading(2_700, true), 4_000);
+        assert_eq!(account.totals.gpu_ns, 2_700);
+        assert_eq!(account.total_share_ppm(4_000), 675_000);
+        assert_eq!(account.recent_share_ppm(5_000), 0, "nothing was used since");
+        account.look(5_000, [(reading(2_700, true), reading(3_000, true))].into_iter());
+        assert_eq!(account.totals.gpu_ns, 3_000);
+    }
+
+    #[test]
+    fn what_processes_say_of_the_time_without_a_daemon_is_bounded_by_it() {
+        let saved = SavedAccount { uncharged_ns: 50, ..SavedAccount::default() };
+        let mut account = Account::restore(&saved, 4_000);
+        for _ in 0..3 {
+            account.settle(&baseline(0, 1_000), &reading(u64::MAX, true), 4_000);
+        }
+        assert_eq!(account.totals.gpu_ns, 3_050);
+        account.settle(&baseline(9, 1_000), &reading(5, true), 9_000);
+        assert_eq!(account.totals.gpu_ns, 3_050, "a counter that went back");
+    }
+
+    #[test]
+    fn no_file_makes_an_account_larger_than_its_time() {
+        let saved = SavedAccount {
+            totals: Totals { gpu_ns: u64::MAX, wait_ns: u64::MAX, ..Totals::default() },
+            since_ns: 1_000,
+            ..SavedAccount::default()
+        };
+        let mut account = Account::restore(&saved, 4_000);
+        assert_eq!(account.totals.gpu_ns, 3_000);
+        account.look(5_000, [(reading(0, true), reading(900, true))].into_iter());
+        assert_eq!(account.totals.gpu_ns, 3_900);
+        let later = SavedAccount { since_ns: u64::MAX, ..saved };
+        assert_eq!(Account::restore(&later, 4_000).totals.gpu_ns, 0);
     }
 
     #[test]

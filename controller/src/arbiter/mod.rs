@@ -4,17 +4,20 @@ mod account;
 mod events;
 mod latency;
 mod report;
+mod saved;
 mod worker;
 
 pub use events::Bell;
 pub use report::Report;
+pub use saved::{Baseline, SavedAccount, SavedMeter, Snapshot};
 
 use crate::policy::TenantId;
 use crate::policy::entitlement::Request;
 use crate::policy::tuning::QuantumBounds;
+use crate::process::ProcessKey;
 use crate::shm::SharedPage;
 use deepres_abi::beat::BeatPage;
-use deepres_abi::grant::GrantPage;
+use deepres_abi::grant::{FailMode, GrantPage};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::MeterPage;
 use std::io;
@@ -36,6 +39,21 @@ pub struct Setup {
     pub heartbeat_limit_ns: u64,
     /// Bounds of the quantum.
     pub quantum: QuantumBounds,
+    /// What tenants do without a daemon: how their gates are left at the end.
+    pub fail_mode: FailMode,
+}
+
+/// What an arbiter has to know of the daemon before.
+#[derive(Debug, Default)]
+pub struct Restored {
+    /// When that was so: ns of `CLOCK_MONOTONIC`.
+    pub saved_ns: u64,
+    /// The GPU's counters; the accounts and meters in it are not looked at.
+    pub counters: Snapshot,
+    /// Accounts.
+    pub accounts: Vec<(TenantSeat, SavedAccount)>,
+    /// Up to where processes were charged that may come back.
+    pub baselines: Vec<(TenantId, ProcessKey, Baseline)>,
 }
 
 /// A tenant as an arbiter needs it.
@@ -62,13 +80,21 @@ pub struct SessionSeat {
     pub meter: Arc<SharedPage<MeterPage>>,
     /// What it rings, on this GPU.
     pub bell: Bell,
+    /// Its process, if it can be told.
+    pub process: Option<ProcessKey>,
+    /// Its meter goes on from sessions that the process had before.
+    pub continues: bool,
 }
 
 /// An order to an arbiter.
 #[derive(Debug)]
 enum Command {
     Enter { tenant: TenantSeat, session: SessionSeat, done: oneshot::Sender<()> },
-    Leave { tenant: TenantId, session: SessionId },
+    Leave { tenant: TenantId, session: SessionId, may_return: bool },
+    Bury { tenant: TenantId, process: ProcessKey },
+    Restore { restored: Box<Restored> },
+    StopWaiting,
+    Save { answer: oneshot::Sender<Snapshot> },
     SetTenant { tenant: TenantId, request: Request, memory_limit_bytes: u64, done: oneshot::Sender<()> },
     Forget { tenant: TenantId },
     Report { answer: oneshot::Sender<Report> },
@@ -111,9 +137,32 @@ impl Arbiter {
         answer
     }
 
-    /// Takes a session out: what its tenant held is free if it was the last. Its gate is left open.
-    pub fn leave(&self, tenant: TenantId, session: SessionId) {
-        self.order(Command::Leave { tenant, session });
+    /// Takes a session out: what its tenant held is free if it was the last. Its gate is left open. If its process `may_return`, it is
+    /// remembered up to where it was charged.
+    pub fn leave(&self, tenant: TenantId, session: SessionId, may_return: bool) {
+        self.order(Command::Leave { tenant, session, may_return });
+    }
+
+    /// Forgets a process that died without coming back.
+    pub fn bury(&self, tenant: TenantId, process: ProcessKey) {
+        self.order(Command::Bury { tenant, process });
+    }
+
+    /// Takes up what the daemon before left. To be called before anybody enters.
+    pub fn restore(&self, restored: Restored) {
+        self.order(Command::Restore { restored: Box::new(restored) });
+    }
+
+    /// Whoever comes from now on without being known is charged for nothing before.
+    pub fn stop_waiting(&self) {
+        self.order(Command::StopWaiting);
+    }
+
+    /// Asks for what is to be remembered.
+    pub fn snapshot(&self) -> oneshot::Receiver<Snapshot> {
+        let (answer, snapshot) = oneshot::channel();
+        self.order(Command::Save { answer });
+        snapshot
     }
 
     /// Changes what a tenant is owed and may hold. In force once the answer is there.
@@ -142,7 +191,7 @@ impl Arbiter {
 }
 
 impl Drop for Arbiter {
-    /// Opens every gate and ends the thread.
+    /// Opens every gate, or closes it if tenants are to fail closed, and ends the thread.
     fn drop(&mut self) {
         self.order(Command::Stop);
         if let Some(thread) = self.thread.take()

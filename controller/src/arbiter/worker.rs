@@ -3,17 +3,19 @@
 use super::account::Account;
 use super::events::{Bell, Events};
 use super::latency::Latency;
-use super::{Command, Report, SessionId, SessionSeat, Setup, TenantSeat};
+use super::saved::{Awaited, Baseline, SavedAccount, SavedMeter, Snapshot};
+use super::{Command, Report, Restored, SessionId, SessionSeat, Setup, TenantSeat};
 use crate::admin::{AccountStatus, RefusalStatus, SessionGpuStatus};
 use crate::clock::monotonic_ns;
 use crate::policy::TenantId;
 use crate::policy::entitlement::{Request, entitlements};
 use crate::policy::lease::{Change, Grant, Phase, Scheduler, Seen};
 use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
+use crate::process::ProcessKey;
 use crate::shm::SharedPage;
 use deepres_abi::beat::BeatPage;
 use deepres_abi::driver::ApiId;
-use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
+use deepres_abi::grant::{FailMode, GateState, GrantSlot, LeaseTerms};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MemoryKind, Reading};
 use std::collections::BTreeMap;
@@ -26,6 +28,8 @@ use std::time::Duration;
 const BEATS_PER_LIMIT: u64 = 4;
 /// The longest time between two heartbeats: also how late an idle tenant is noticed whose gate is open.
 const MAX_TICK_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
+/// How long a process that had sessions before may take to bring its counters into its new page. It does so when it gets it.
+const CARRY_LIMIT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 /// Decisions made at one wake-up, at most: each looks again at what the gates just set have changed.
 const MAX_ROUNDS: usize = 4;
 
@@ -33,6 +37,17 @@ struct Session {
     seat: SessionSeat,
     tenant: TenantId,
     last: Reading,
+    awaited: Option<Awaited>,
+}
+
+impl Session {
+    /// Up to where it was charged, and when, if that is not now. `None`: that is not known yet.
+    fn charged_up_to(&self) -> Option<(SavedMeter, Option<u64>)> {
+        match self.awaited {
+            None => Some((self.last.into(), None)),
+            Some(awaited) => awaited.from.map(|from| (from.meter, Some(from.at_ns))),
+        }
+    }
 }
 
 struct Tenant {
@@ -50,6 +65,7 @@ pub struct Worker {
     tick_ns: u64,
     heartbeat_limit_ns: u64,
     quantum: QuantumBounds,
+    fail_mode: FailMode,
     processors: usize,
     orders: mpsc::Receiver<Command>,
     events: Events,
@@ -57,6 +73,10 @@ pub struct Worker {
     tuning: Tuning,
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
+    /// When the daemon before was last heard of, while those are waited for that it may have known.
+    restored_ns: Option<u64>,
+    /// Up to where processes were charged that may come back.
+    baselines: BTreeMap<(TenantId, ProcessKey), Baseline>,
     handoffs: u64,
     latency: Latency,
     contended_ns: u64,
@@ -78,6 +98,7 @@ impl Worker {
             tick_ns: (setup.heartbeat_limit_ns / BEATS_PER_LIMIT).min(MAX_TICK_NS),
             heartbeat_limit_ns: setup.heartbeat_limit_ns,
             quantum: setup.quantum,
+            fail_mode: setup.fail_mode,
             processors,
             orders,
             events,
@@ -85,6 +106,8 @@ impl Worker {
             tuning: Tuning::derive(ASSUMED_HANDOFF_NS, setup.quantum, processors),
             tenants: BTreeMap::new(),
             sessions: BTreeMap::new(),
+            restored_ns: None,
+            baselines: BTreeMap::new(),
             handoffs: 0,
             latency: Latency::default(),
             contended_ns: 0,
@@ -94,6 +117,34 @@ impl Worker {
         })
     }
 
+    /// Takes up what the daemon before left.
+    fn restore(&mut self, restored: Restored) {
+        let now_ns = monotonic_ns();
+        self.looked_ns = now_ns;
+        self.restored_ns = Some(restored.saved_ns);
+        self.contended_ns = restored.counters.contended_ns;
+        self.idle_ns = restored.counters.idle_ns;
+        self.handoffs = restored.counters.handoffs;
+        self.latency.total_ns = restored.counters.handoff_total_ns;
+        for (seat, saved) in restored.accounts {
+            let class = seat.request.class;
+            self.scheduler.restore(seat.id, class, saved.entitled_ppm, saved.lag_ns, now_ns);
+            let tenant = Tenant {
+                request: seat.request,
+                ledger: seat.ledger,
+                account: Account::restore(&saved, now_ns),
+                entitled_ppm: saved.entitled_ppm,
+                sessions: 0,
+            };
+            self.tenants.insert(seat.id, tenant);
+        }
+        self.baselines = restored
+            .baselines
+            .into_iter()
+            .map(|(tenant, process, baseline)| ((tenant, process), baseline))
+            .collect();
+    }
+
     /// Runs until it is told to stop.
     pub fn run(mut self) {
         let mut wake_ns = None;
@@ -101,12 +152,12 @@ impl Worker {
             if let Err(error) = self.events.wait(wake_ns) {
                 // Nothing is known to cause it; tenants go on by themselves once the heartbeat stops.
                 tracing::error!(gpu = self.gpu, %error, "the arbiter cannot wait for events and stops");
-                return self.open_all();
+                return self.let_go();
             }
             let mut answers = Vec::new();
             loop {
                 match self.orders.try_recv() {
-                    Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => return self.open_all(),
+                    Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => return self.let_go(),
                     Ok(command) => answers.extend(self.obey(command)),
                     Err(mpsc::TryRecvError::Empty) => break,
                 }
@@ -162,11 +213,27 @@ impl Worker {
         }
         let mut meters: BTreeMap<TenantId, Vec<(Reading, Reading)>> = BTreeMap::new();
         for session in self.sessions.values_mut() {
-            if let Some(slot) = session.seat.meter.page().slot(self.gpu) {
-                let reading = slot.read();
-                meters.entry(session.tenant).or_default().push((session.last, reading));
-                session.last = reading;
-            }
+            let page = session.seat.meter.page();
+            let Some(slot) = page.slot(self.gpu) else { continue };
+            // Before the counters are read.
+            let is_brought =
+                session.awaited.is_some_and(|awaited| page.is_carried() || now_ns >= awaited.until_ns);
+            let reading = slot.read();
+            let before = if is_brought {
+                let from = session.awaited.take().and_then(|awaited| awaited.from);
+                if let (Some(from), Some(tenant)) = (from, self.tenants.get_mut(&session.tenant)) {
+                    tenant.account.settle(&from, &reading, now_ns);
+                }
+                reading
+            } else if session.awaited.is_some() {
+                // Whether it runs or waits is believed; what it counts is not all there yet.
+                meters.entry(session.tenant).or_default().push((reading, reading));
+                continue;
+            } else {
+                session.last
+            };
+            meters.entry(session.tenant).or_default().push((before, reading));
+            session.last = reading;
         }
         for (id, tenant) in &mut self.tenants {
             tenant.account.pass(elapsed_ns, wanting > 1);
@@ -246,8 +313,25 @@ impl Worker {
                 self.enter(tenant, session);
                 Some(done)
             }
-            Command::Leave { tenant, session } => {
-                self.leave(tenant, session);
+            Command::Leave { tenant, session, may_return } => {
+                self.leave(tenant, session, may_return);
+                None
+            }
+            Command::Bury { tenant, process } => {
+                self.baselines.remove(&(tenant, process));
+                None
+            }
+            Command::Restore { restored } => {
+                self.restore(*restored);
+                None
+            }
+            Command::StopWaiting => {
+                self.restored_ns = None;
+                None
+            }
+            Command::Save { answer } => {
+                self.look(monotonic_ns());
+                let _ = answer.send(self.snapshot());
                 None
             }
             Command::SetTenant { tenant: id, request, memory_limit_bytes, done } => {
@@ -260,6 +344,7 @@ impl Worker {
             }
             Command::Forget { tenant } => {
                 self.tenants.remove(&tenant);
+                self.baselines.retain(|(of, _), _| *of != tenant);
                 self.scheduler.forget(tenant);
                 None
             }
@@ -281,21 +366,45 @@ impl Worker {
         if let Err(error) = self.events.add(&session.bell) {
             tracing::error!(gpu = self.gpu, session = session.id, %error, "cannot hear this session's bell");
         }
+        let from = self.baseline(seat.id, &session);
+        let until_ns = now_ns.saturating_add(CARRY_LIMIT_NS);
+        let awaited = session.continues.then_some(Awaited { from, until_ns });
         let tenant = self.tenants.entry(seat.id).or_insert_with(|| Tenant {
             request: seat.request,
             ledger: Arc::clone(&seat.ledger),
-            account: Account::new(now_ns),
+            // The daemon before died before it could write of the tenant.
+            account: from.map_or_else(
+                || Account::new(now_ns),
+                |from| {
+                    Account::restore(
+                        &SavedAccount { since_ns: from.at_ns, ..SavedAccount::default() },
+                        now_ns,
+                    )
+                },
+            ),
             entitled_ppm: 0,
             sessions: 0,
         });
         tenant.request = seat.request;
         tenant.sessions += 1;
         self.scheduler.enter(seat.id, now_ns);
-        let session = Session { seat: session, tenant: seat.id, last: Reading::default() };
+        let last = from.map_or_else(Reading::default, |from| from.meter.into());
+        let session = Session { seat: session, tenant: seat.id, last, awaited };
         self.set_gate(&session, self.scheduler.grant(seat.id), false);
         self.sessions.insert(session.seat.id, session);
         self.limit_memory(seat.id, seat.memory_limit_bytes);
         self.entitle();
+    }
+
+    /// From where a session whose meter goes on is to be charged.
+    fn baseline(&mut self, tenant: TenantId, session: &SessionSeat) -> Option<Baseline> {
+        let known = session.process.and_then(|process| self.baselines.remove(&(tenant, process)));
+        if !session.continues {
+            return None;
+        }
+        // The daemon before died before it could write of the process: all that it counts was after the last time it wrote.
+        let unknown = || Some(Baseline { meter: SavedMeter::default(), at_ns: self.restored_ns? });
+        known.or_else(unknown)
     }
 
     fn limit_memory(&self, tenant: TenantId, bytes: u64) {
@@ -306,10 +415,16 @@ impl Worker {
         }
     }
 
-    fn leave(&mut self, id: TenantId, session: SessionId) {
+    fn leave(&mut self, id: TenantId, session: SessionId, may_return: bool) {
         // What it did up to its end counts.
         self.look(monotonic_ns());
         let Some(session) = self.sessions.remove(&session) else { return };
+        if let Some(process) = session.seat.process.filter(|_| may_return)
+            && let Some((meter, at_ns)) = session.charged_up_to()
+        {
+            let at_ns = at_ns.unwrap_or(self.looked_ns);
+            self.baselines.insert((id, process), Baseline { meter, at_ns });
+        }
         self.events.remove(&session.seat.bell);
         // A process that only closed its connection goes on by itself.
         self.set_gate(&session, Grant::Open, false);
@@ -344,10 +459,35 @@ impl Worker {
         }
     }
 
-    /// Opens every gate: from here on nobody arbitrates.
-    fn open_all(&mut self) {
+    /// From here on nobody arbitrates: opens every gate, or closes it to those who are to fail without a daemon.
+    fn let_go(&mut self) {
+        let grant = match self.fail_mode {
+            FailMode::Open => Grant::Open,
+            FailMode::Closed => Grant::Closed,
+        };
         for session in self.sessions.values() {
-            self.set_gate(session, Grant::Open, false);
+            self.set_gate(session, grant, false);
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let here = self.sessions.values().filter_map(|session| {
+            let (meter, at_ns) = session.charged_up_to()?;
+            Some((session.tenant, session.seat.process?, meter, at_ns))
+        });
+        let away = self.baselines.iter();
+        let away = away.map(|((tenant, process), from)| (*tenant, *process, from.meter, Some(from.at_ns)));
+        let account = |id: &TenantId, tenant: &Tenant| {
+            (*id, tenant.account.save(tenant.entitled_ppm, self.scheduler.lag_ns(*id)))
+        };
+        Snapshot {
+            now_ns: self.looked_ns,
+            contended_ns: self.contended_ns,
+            idle_ns: self.idle_ns,
+            handoffs: self.handoffs,
+            handoff_total_ns: self.latency.total_ns,
+            accounts: self.tenants.iter().map(|(id, tenant)| account(id, tenant)).collect(),
+            meters: here.chain(away).collect(),
         }
     }
 

@@ -99,6 +99,8 @@ async fn answer(request: Request, shared: &Shared) -> Reply {
                             };
                         }
                     }
+                    // What was acknowledged outlives the daemon.
+                    super::saving::save(shared).await;
                     reply
                 }
                 Err(message) => Reply::Error { message },

@@ -48,10 +48,19 @@ pub enum FilesError {
     },
 }
 
-/// The daemon's files; its sockets are removed when this is dropped.
+/// Sockets that somebody else opened for the daemon, and keeps when it ends.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    /// Where tenants connect.
+    pub tenants: Option<OwnedFd>,
+    /// Where administrators connect.
+    pub administrators: Option<OwnedFd>,
+}
+
+/// The daemon's files; the sockets that it made are removed when this is dropped.
 #[derive(Debug)]
 pub struct Files {
-    directory: Directory,
+    own_sockets: Vec<PathBuf>,
     /// Where tenants connect.
     pub tenants: OwnedFd,
     /// Where administrators connect.
@@ -62,11 +71,11 @@ pub struct Files {
 }
 
 impl Files {
-    /// Prepares `directory`. What a dead daemon left is replaced; a living one is left alone.
+    /// Prepares `directory`. What a dead daemon left is replaced; a living one is left alone, and so are sockets that were inherited.
     ///
     /// # Errors
     /// [`FilesError`].
-    pub fn prepare(directory: &Directory) -> Result<Self, FilesError> {
+    pub fn prepare(directory: &Directory, inherited: Inherited) -> Result<Self, FilesError> {
         let (directory_mode, socket_mode) = if getuid().is_root() {
             (SHARED_DIRECTORY_MODE, SHARED_SOCKET_MODE)
         } else {
@@ -81,20 +90,39 @@ impl Files {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(path)(error)),
             _ => Ok(path),
         };
-        let path = fresh(directory.tenant_socket())?;
-        let tenants = packet::listener(&path).map_err(at(path.clone()))?;
-        set_mode(&path, socket_mode)?;
-        let path = fresh(directory.admin_socket())?;
-        let administrators = UnixListener::bind(&path).map_err(at(path.clone()))?;
-        set_mode(&path, OWN_SOCKET_MODE)?;
-        administrators.set_nonblocking(true).map_err(at(path))?;
-        Ok(Self { directory: directory.clone(), tenants, administrators, lock })
+        let mut own_sockets = Vec::new();
+        let tenants = match inherited.tenants {
+            Some(socket) => {
+                let at = at(directory.tenant_socket());
+                rustix::io::ioctl_fionbio(&socket, true).map_err(|error| at(error.into()))?;
+                socket
+            }
+            None => {
+                let path = fresh(directory.tenant_socket())?;
+                let socket = packet::listener(&path).map_err(at(path.clone()))?;
+                set_mode(&path, socket_mode)?;
+                own_sockets.push(path);
+                socket
+            }
+        };
+        let administrators = match inherited.administrators {
+            Some(socket) => UnixListener::from(socket),
+            None => {
+                let path = fresh(directory.admin_socket())?;
+                let socket = UnixListener::bind(&path).map_err(at(path.clone()))?;
+                set_mode(&path, OWN_SOCKET_MODE)?;
+                own_sockets.push(path);
+                socket
+            }
+        };
+        administrators.set_nonblocking(true).map_err(at(directory.admin_socket()))?;
+        Ok(Self { own_sockets, tenants, administrators, lock })
     }
 }
 
 impl Drop for Files {
     fn drop(&mut self) {
-        for socket in [self.directory.tenant_socket(), self.directory.admin_socket()] {
+        for socket in &self.own_sockets {
             // Someone else's removal is as good.
             let _ = std::fs::remove_file(socket);
         }
@@ -167,8 +195,8 @@ mod tests {
     fn a_dead_daemons_sockets_are_replaced_and_a_living_ones_refused() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = Directory::at(scratch.path().join("d"));
-        let first = Files::prepare(&directory).unwrap();
-        let refused = Files::prepare(&directory).unwrap_err().to_string();
+        let first = Files::prepare(&directory, Inherited::default()).unwrap();
+        let refused = Files::prepare(&directory, Inherited::default()).unwrap_err().to_string();
         assert!(refused.contains(&format!("pid {}", std::process::id())), "{refused}");
         packet::connection(&directory.tenant_socket()).unwrap();
         drop(first);
@@ -176,7 +204,7 @@ mod tests {
         // As a daemon that was killed leaves it.
         drop(UnixListener::bind(directory.tenant_socket()).unwrap());
         assert!(packet::connection(&directory.tenant_socket()).is_err());
-        let _second = Files::prepare(&directory).unwrap();
+        let _second = Files::prepare(&directory, Inherited::default()).unwrap();
         packet::connection(&directory.tenant_socket()).unwrap();
     }
 
@@ -184,14 +212,14 @@ mod tests {
     fn the_tenants_directory_stays_for_the_next_daemon_and_holds_their_socket_alone() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = Directory::at(scratch.path().join("d"));
-        let first = Files::prepare(&directory).unwrap();
+        let first = Files::prepare(&directory, Inherited::default()).unwrap();
         let found = || std::fs::metadata(directory.tenant_directory()).unwrap();
         let inode = found().ino();
         assert_eq!(found().mode() & 0o777, 0o755);
         assert_eq!(std::fs::read_dir(directory.tenant_directory()).unwrap().count(), 1);
         drop(first);
         assert_eq!(std::fs::read_dir(directory.tenant_directory()).unwrap().count(), 0);
-        let _second = Files::prepare(&directory).unwrap();
+        let _second = Files::prepare(&directory, Inherited::default()).unwrap();
         assert_eq!(found().ino(), inode, "a mount of the directory shows the second daemon's socket");
     }
 
@@ -199,7 +227,7 @@ mod tests {
     fn only_administrators_reach_the_admin_socket() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = Directory::at(scratch.path().join("d"));
-        let _files = Files::prepare(&directory).unwrap();
+        let _files = Files::prepare(&directory, Inherited::default()).unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!(mode(&directory.admin_socket()), 0o600);
         let everyone = getuid().is_root();
@@ -210,6 +238,9 @@ mod tests {
     fn a_directory_that_others_write_to_is_refused() {
         let scratch = tempfile::tempdir().unwrap();
         std::fs::set_permissions(scratch.path(), Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(Files::prepare(&Directory::at(scratch.path())), Err(FilesError::Unsafe(_))));
+        assert!(matches!(
+            Files::prepare(&Directory::at(scratch.path()), Inherited::default()),
+            Err(FilesError::Unsafe(_))
+        ));
     }
 }

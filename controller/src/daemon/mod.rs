@@ -6,12 +6,16 @@ mod gpu_lock;
 mod gpus;
 mod peer;
 mod registry;
+mod saving;
+mod service;
+pub mod state;
 mod tenants;
 
-pub use files::{FilesError, make_own_directory};
+pub use files::{FilesError, Inherited, make_own_directory};
 pub use gpu_lock::{GpuLockError, lock_directory};
 pub use gpus::{Gpu, GpuError};
 pub use peer::Peer;
+pub use service::{InheritError, inherited};
 
 use crate::arbiter::{Arbiter, Setup};
 use crate::config::Config;
@@ -21,6 +25,8 @@ use deepres_abi::beat::BeatPage;
 use files::Files;
 use gpu_lock::GpuLock;
 use registry::{Left, Managed, Registry};
+use service::Service;
+use state::StateFile;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
@@ -42,6 +48,8 @@ pub struct Options {
     pub gpus: Vec<Gpu>,
     /// Where the GPUs' locks are.
     pub locks: PathBuf,
+    /// Sockets that are there already.
+    pub inherited: Inherited,
     /// It ends once it was without tenants for as long as its configuration says.
     pub exits_idle: bool,
 }
@@ -63,7 +71,11 @@ pub enum DaemonError {
 /// What the connections' tasks share.
 struct Shared {
     registry: RefCell<Registry>,
+    state: RefCell<StateFile>,
+    service: Service,
     connections: Cell<usize>,
+    /// The daemon ends: nobody is let in any more.
+    is_stopping: Cell<bool>,
     /// Someone came or went.
     changed: Notify,
 }
@@ -94,7 +106,7 @@ impl Shared {
 }
 
 /// Runs a daemon until `stop` is ready, or it exits for idleness. `ready` is called when tenants can connect. At the end every tenant's gates are
-/// open and the sockets are gone.
+/// open, or as the configuration says for the time without a daemon, the state is written, and the sockets are gone that it made.
 ///
 /// # Errors
 /// [`DaemonError`] if it cannot begin.
@@ -104,7 +116,8 @@ pub fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), DaemonError> {
     raise_descriptor_limit();
-    let files = Files::prepare(&options.directory)?;
+    let inherits_tenants = options.inherited.tenants.is_some();
+    let files = Files::prepare(&options.directory, options.inherited)?;
     let locks = options
         .gpus
         .iter()
@@ -121,12 +134,22 @@ pub fn run(
             heartbeat_limit_ns: u64::try_from(options.config.heartbeat_limit().as_nanos())
                 .unwrap_or(u64::MAX),
             quantum: options.config.quantum_bounds(),
+            fail_mode: options.config.fail_mode.mode(),
         })?;
         managed.push(Managed { gpu, arbiter });
     }
     let idle_exit = options.exits_idle.then(|| options.config.idle_exit());
+    let mut registry = Registry::new(options.config, options.directory.clone(), managed, beat);
+    let mut state = StateFile::at(options.directory.state_file());
+    let deserted = match state.load() {
+        Some(state) => registry.restore(state)?,
+        None => Vec::new(),
+    };
     let shared = Rc::new(Shared {
-        registry: RefCell::new(Registry::new(options.config, options.directory.clone(), managed, beat)),
+        registry: RefCell::new(registry),
+        state: RefCell::new(state),
+        service: Service::of_environment(),
+        is_stopping: Cell::new(false),
         connections: Cell::new(0),
         changed: Notify::new(),
     });
@@ -135,20 +158,46 @@ pub fn run(
     let administrators_listener = files.administrators.try_clone()?;
     let tasks = LocalSet::new();
     let outcome = runtime.block_on(tasks.run_until(async {
+        for (tenant, left) in deserted {
+            shared.forget_later(tenant, left);
+        }
+        tokio::task::spawn_local(saving::stop_waiting(Rc::clone(&shared)));
+        // Whoever comes from now on is known to have come after this.
+        saving::save(&shared).await;
         ready();
+        shared.service.ready();
         let idle = async {
             match idle_exit {
                 Some(idle) => shared.idle_for(idle).await,
                 None => std::future::pending().await,
             }
         };
+        let told = async {
+            tokio::select! {
+                () = stop => tracing::info!("told to stop"),
+                () = idle => tracing::info!("nobody was here for long enough: stopping"),
+                () = saving::serve(Rc::clone(&shared)) => {}
+            }
+        };
+        let serve = tenants::serve(tenants_listener, Rc::clone(&shared));
+        tokio::pin!(serve);
         tokio::select! {
-            () = stop => tracing::info!("told to stop"),
-            () = idle => tracing::info!("nobody was here for long enough: stopping"),
-            failed = tenants::serve(tenants_listener, Rc::clone(&shared)) => return failed,
+            () = told => {}
+            failed = &mut serve => return failed,
             failed = administrators::serve(administrators_listener, Rc::clone(&shared)) => return failed,
         }
-        Ok(())
+        shared.service.stopping();
+        shared.is_stopping.set(true);
+        let saved = saving::save(&shared);
+        if inherits_tenants {
+            // Who waits at a socket that stays is the next daemon's to let in.
+            saved.await;
+            return Ok(());
+        }
+        tokio::select! {
+            _ = saved => Ok(()),
+            failed = &mut serve => failed,
+        }
     }));
     // Gates open before connections close, so that nobody waits for a daemon that is no more.
     shared.registry.borrow_mut().open_gates();

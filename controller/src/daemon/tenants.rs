@@ -95,7 +95,12 @@ async fn converse(connection: OwnedFd, shared: &Rc<Shared>) -> io::Result<()> {
         // A kernel without pidfds, or a peer in another namespace: the connection's end has to do.
         Err(_) => None,
     };
-    let admitted = match introduce(peer, &packet, &mut shared.registry.borrow_mut()) {
+    let introduced = if shared.is_stopping.get() {
+        Err(Refused::new(RefusalKind::Stopping, "the daemon is going down: try again once it is back"))
+    } else {
+        introduce(peer, &packet, &mut shared.registry.borrow_mut())
+    };
+    let admitted = match introduced {
         Ok(admitted) => admitted,
         Err(refused) => {
             tracing::info!(pid = peer.pid, uid = peer.uid, reason = refused.reason, "refused");

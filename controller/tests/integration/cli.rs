@@ -273,6 +273,7 @@ fn a_second_daemon_in_the_same_place_is_refused() {
             config: Config::default(),
             gpus: Vec::new(),
             locks: daemon.directory.path().to_owned(),
+            inherited: Default::default(),
             exits_idle: false,
         },
         || (),

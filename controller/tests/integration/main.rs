@@ -5,4 +5,6 @@ mod cli;
 mod daemon;
 mod lease_policy;
 mod model;
+mod restarts;
 mod support;
+mod versions;

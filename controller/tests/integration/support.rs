@@ -36,26 +36,32 @@ static NEXT_GPU: AtomicU64 = AtomicU64::new(1);
 pub struct Daemon {
     pub directory: Directory,
     pub gpus: Vec<Gpu>,
+    config: Config,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    _scratch: tempfile::TempDir,
+    scratch: Option<tempfile::TempDir>,
 }
 
 impl Daemon {
     pub fn start(gpus: usize, config: Config) -> Self {
         let scratch = tempfile::tempdir().unwrap();
-        let directory = Directory::at(scratch.path().join("d"));
         let gpu = |_| {
             let number = NEXT_GPU.fetch_add(1, Ordering::Relaxed);
             let uuid = format!("GPU-{:08x}-0000-0000-0000-{number:012x}", std::process::id());
             Gpu::new(&uuid, "Simulated nothing", 1 << 30).unwrap()
         };
-        let gpus: Vec<_> = (0..gpus).map(gpu).collect();
+        let gpus = (0..gpus).map(gpu).collect();
+        Self::start_in(scratch, gpus, config)
+    }
+
+    fn start_in(scratch: tempfile::TempDir, gpus: Vec<Gpu>, config: Config) -> Self {
+        let directory = Directory::at(scratch.path().join("d"));
         let options = Options {
             directory: directory.clone(),
-            config,
+            config: config.clone(),
             gpus: gpus.clone(),
             locks: scratch.path().to_owned(),
+            inherited: Default::default(),
             exits_idle: false,
         };
         let (stop, stopped) = oneshot::channel();
@@ -65,7 +71,26 @@ impl Daemon {
             daemon::run(options, ready, async { drop(stopped.await) }).unwrap();
         });
         is_ready.recv().unwrap();
-        Self { directory, gpus, stop: Some(stop), thread: Some(thread), _scratch: scratch }
+        Self { directory, gpus, config, stop: Some(stop), thread: Some(thread), scratch: Some(scratch) }
+    }
+
+    fn end(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+
+    /// The next daemon in the same place, after this one was told to stop.
+    pub fn restart(self) -> Self {
+        self.restart_after(|_| ())
+    }
+
+    /// The next daemon in the same place; `meanwhile` changes what this one has left.
+    pub fn restart_after(mut self, meanwhile: impl FnOnce(&Directory)) -> Self {
+        self.end();
+        meanwhile(&self.directory);
+        Self::start_in(self.scratch.take().unwrap(), self.gpus.clone(), self.config.clone())
     }
 
     pub fn client(&self) -> Client {
@@ -95,8 +120,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        drop(self.stop.take());
-        self.thread.take().unwrap().join().unwrap();
+        self.end();
     }
 }
 

@@ -35,6 +35,10 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
         .env(DIRECTORY_VARIABLE, directory.path())
         // It is not a tenant.
         .env_remove("LD_PRELOAD")
+        // Nor the service that started us, if one did.
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("WATCHDOG_USEC")
+        .env_remove("JOURNAL_STREAM")
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)

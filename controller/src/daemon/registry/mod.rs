@@ -1,5 +1,6 @@
 //! Tenants and their sessions: who is here, what was asked for, and what each may have.
 
+mod saved;
 mod status;
 
 use super::gpus::Gpu;
@@ -11,6 +12,7 @@ use crate::config::{Caps, Config};
 use crate::directory::Directory;
 use crate::policy::TenantId;
 use crate::policy::entitlement::Request;
+use crate::process::ProcessKey;
 use crate::quantity::{Bytes, Percent};
 use crate::shm::{SharedPage, Writer};
 use crate::text::{harmless, is_harmful};
@@ -21,7 +23,8 @@ use deepres_abi::ledger::{LedgerPage, MAX_SESSIONS};
 use deepres_abi::meter::MeterPage;
 use deepres_abi::quantity::MIN_SHARE_PPM;
 use deepres_abi::wire::{self, Hello, RefusalKind, Role, UNMANAGED, Welcome};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -67,6 +70,10 @@ struct Tenant {
     gpus: Vec<usize>,
     sessions: BTreeMap<SessionId, Session>,
     keepers: usize,
+    /// Processes of it that had a session and have none now: what they were charged up to is remembered while they live.
+    returning: BTreeSet<ProcessKey>,
+    /// It was here when the daemon before was last heard of, and had no time to come back yet.
+    is_awaited: bool,
     /// The departure at which it was left by all.
     left: u64,
 }
@@ -74,6 +81,7 @@ struct Tenant {
 #[derive(Debug)]
 struct Session {
     pid: u32,
+    process: Option<ProcessKey>,
     client: String,
     slot: usize,
     gpus: Vec<usize>,
@@ -139,6 +147,21 @@ pub struct Left {
     left: u64,
 }
 
+/// How much there is, in a line.
+#[derive(Debug)]
+pub struct Summary {
+    gpus: usize,
+    tenants: usize,
+    sessions: usize,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { gpus, tenants, sessions } = self;
+        write!(f, "{sessions} processes of {tenants} tenants on {gpus} GPUs")
+    }
+}
+
 impl Registry {
     /// A registry without tenants.
     pub fn new(
@@ -173,6 +196,16 @@ impl Registry {
     /// Whether any process or keeper is here.
     pub fn is_deserted(&self) -> bool {
         self.tenants.values().all(Tenant::is_deserted)
+    }
+
+    /// How much there is.
+    pub fn summary(&self) -> Summary {
+        let living = || self.tenants.values().filter(|tenant| !tenant.is_deserted());
+        Summary {
+            gpus: self.gpus.len(),
+            tenants: living().count(),
+            sessions: living().map(|tenant| tenant.sessions.len()).sum(),
+        }
     }
 
     fn next_id(&mut self) -> u64 {
@@ -258,6 +291,8 @@ impl Registry {
                 gpus: Vec::new(),
                 sessions: BTreeMap::new(),
                 keepers: 0,
+                returning: BTreeSet::new(),
+                is_awaited: false,
                 left: 0,
             };
             self.tenants.insert(name.to_owned(), tenant);
@@ -323,6 +358,10 @@ impl Registry {
             bells: gpus.iter().map(|_| Bell::new()).collect::<io::Result<_>>().map_err(no_room)?,
         };
 
+        let process = ProcessKey::of(peer.pid);
+        if let Some(process) = process {
+            tenant.returning.remove(&process);
+        }
         let seat = tenant.seat(caps);
         let mut ready = Vec::new();
         for (gpu, bell) in gpus.iter().zip(&pages.bells) {
@@ -337,6 +376,8 @@ impl Registry {
                 grant: Arc::clone(&pages.grant),
                 meter: Arc::clone(&pages.meter),
                 bell: bell.clone(),
+                process,
+                continues: hello.sessions_before > 0,
             };
             ready.push(self.gpus[*gpu].arbiter.enter(seat.clone(), session));
         }
@@ -349,7 +390,7 @@ impl Registry {
             client,
             "a session begins"
         );
-        tenant.sessions.insert(session_id, Session { pid: peer.pid, client, slot, gpus });
+        tenant.sessions.insert(session_id, Session { pid: peer.pid, process, client, slot, gpus });
         Ok(Admitted {
             tenant: name.to_owned(),
             session: Some(session_id),
@@ -367,8 +408,11 @@ impl Registry {
             None => tenant.keepers = tenant.keepers.saturating_sub(1),
             Some(id) => {
                 let session = tenant.sessions.remove(&id)?;
+                // A process that only lost its connection makes another.
+                let returning = session.process.filter(|process| process.is_alive());
+                tenant.returning.extend(returning);
                 for gpu in &session.gpus {
-                    self.gpus[*gpu].arbiter.leave(tenant.id, id);
+                    self.gpus[*gpu].arbiter.leave(tenant.id, id, returning.is_some());
                 }
                 let ledger = tenant.ledger.page();
                 let freed = (0..self.gpus.len()).filter_map(|gpu| ledger.gpu(gpu)?.clear(session.slot));
@@ -382,6 +426,12 @@ impl Registry {
                 );
             }
         }
+        self.note_desertion(name)
+    }
+
+    /// If nobody is left of a tenant, notes when that was.
+    fn note_desertion(&mut self, name: &str) -> Option<Left> {
+        let tenant = self.tenants.get_mut(name)?;
         if !tenant.is_deserted() {
             return None;
         }
@@ -470,7 +520,7 @@ impl Registry {
 
 impl Tenant {
     fn is_deserted(&self) -> bool {
-        self.sessions.is_empty() && self.keepers == 0
+        self.sessions.is_empty() && self.keepers == 0 && !self.is_awaited
     }
 
     fn free_slot(&self) -> Option<usize> {

@@ -15,6 +15,7 @@
 //! The caller feeds [`Scheduler::observe`] with what the meters say and then asks [`Scheduler::decide`].
 
 pub mod guard;
+mod restore;
 mod state;
 
 use crate::policy::TenantId;

@@ -1,20 +1,22 @@
 //! `deepres daemon`: shares out this machine's GPUs.
 
-use anyhow::{Context, Result, bail};
+mod log;
+
+use anyhow::{Result, bail};
 use deepres_controller::config::Config;
-use deepres_controller::daemon::{self, Gpu, Options, lock_directory};
+use deepres_controller::daemon::{self, Gpu, Inherited, Options, lock_directory};
 use deepres_controller::directory::Directory;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Runs in the foreground and logs to stderr until it is told to stop (SIGTERM or Ctrl-C); programs that \
-are running then go on, unshared. Sockets are in DEEPRES_DIR, else in /run/deepres for root, else in \
-$XDG_RUNTIME_DIR/deepres or /tmp/deepres-UID.
+are running then go on, unshared, and come back to the next daemon, which goes on with their accounts. \
+Sockets and state are in DEEPRES_DIR, else in /run/deepres for root, else in $XDG_RUNTIME_DIR/deepres \
+or /tmp/deepres-UID. Under systemd it takes its sockets over (LISTEN_FDS) and reports to it (NOTIFY_SOCKET).
 
 Examples:
   sudo deepres daemon
@@ -39,12 +41,16 @@ pub struct Args {
 
 /// Runs the daemon until it is told to stop.
 pub fn run(args: &Args) -> Result<()> {
+    // SAFETY: nothing was opened before.
+    let inherited_sockets = unsafe { daemon::inherited() };
     let mut report = args.report_to.map(inherited).transpose()?;
-    let outcome = serve(args, || {
-        // The one who started us may be gone; that does not concern the daemon.
-        if let Some(mut report) = report.take() {
-            let _ = writeln!(report);
-        }
+    let outcome = inherited_sockets.map_err(anyhow::Error::from).and_then(|sockets| {
+        serve(args, sockets, || {
+            // The one who started us may be gone; that does not concern the daemon.
+            if let Some(mut report) = report.take() {
+                let _ = writeln!(report);
+            }
+        })
     });
     if let (Err(error), Some(mut report)) = (&outcome, report) {
         let _ = writeln!(report, "{}", super::explain(error));
@@ -58,23 +64,19 @@ fn inherited(fd: RawFd) -> Result<std::fs::File> {
     if fd <= libc::STDERR_FILENO || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         bail!("descriptor {fd} is not open for reports");
     }
-    // SAFETY: it is open, and nothing else here uses it: nothing was opened before.
+    // SAFETY: it is open, and nothing else here uses it: nothing was opened before, and it is no socket to listen at.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) }.into())
 }
 
-fn serve(args: &Args, ready: impl FnOnce()) -> Result<()> {
-    let filter = EnvFilter::try_new(&args.log).with_context(|| format!("`{}` is no log level", args.log))?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> {
+    log::init(&args.log)?;
     let config = Config::load(args.config.as_deref())?;
     let options = Options {
         directory: Directory::own(),
         config,
         gpus: Gpu::all()?,
         locks: lock_directory(),
+        inherited,
         exits_idle: args.exit_idle,
     };
     let directory = options.directory.clone();

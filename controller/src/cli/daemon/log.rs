@@ -1,0 +1,97 @@
+//! The daemon's log: lines on stderr, for a person or for the journal.
+
+use anyhow::{Context, Result};
+use std::fmt;
+use std::io::{IsTerminal, stderr};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer, format};
+use tracing_subscriber::fmt::{FmtContext, time::SystemTime};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Names device and inode of the stream that the service manager reads into the journal.
+const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
+
+/// Begins to log what `levels` asks for.
+pub fn init(levels: &str) -> Result<()> {
+    let filter = EnvFilter::try_new(levels).with_context(|| format!("`{levels}` is no log level"))?;
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
+    if is_journal() {
+        lines.with_ansi(false).event_format(Journal).init();
+    } else {
+        lines.with_ansi(stderr().is_terminal()).with_timer(SystemTime).init();
+    }
+    Ok(())
+}
+
+/// Whether stderr goes straight to the journal.
+fn is_journal() -> bool {
+    let Ok(stream) = std::env::var(JOURNAL_VARIABLE) else { return false };
+    rustix::fs::fstat(stderr()).is_ok_and(|found| stream == format!("{}:{}", found.st_dev, found.st_ino))
+}
+
+/// The journal has the time itself, and takes the level from a number in front (sd-daemon(3)).
+struct Journal;
+
+impl<S, N> FormatEvent<S, N> for Journal
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        write!(writer, "<{}>", priority(event.metadata().level()))?;
+        format().without_time().with_level(false).format_event(context, writer, event)
+    }
+}
+
+/// The syslog priority of a level.
+fn priority(level: &Level) -> u8 {
+    match *level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_line_for_the_journal_has_its_priority_in_front_and_no_time() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .event_format(Journal)
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!(gpu = 3, "a thing");
+            tracing::info!("another");
+        });
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let expected = format!("<4>{0}: a thing gpu=3\n<6>{0}: another\n", module_path!());
+        assert_eq!(text, expected);
+    }
+}

@@ -1,0 +1,166 @@
+//! The registry as the state file has it, and back.
+
+use super::{Asked, Left, Registry, Tenant};
+use crate::arbiter::{Baseline, Restored, Snapshot};
+use crate::daemon::state::{OnGpu, SavedGpu, SavedSession, SavedTenant, State};
+use crate::policy::TenantId;
+use crate::process::ProcessKey;
+use crate::shm::{SharedPage, Writer};
+use crate::text::harmless;
+use deepres_abi::wire::TENANT_NAME_BYTES;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+impl Registry {
+    /// Asks every arbiter for what is to be remembered.
+    pub fn snapshots(&self) -> Vec<oneshot::Receiver<Snapshot>> {
+        self.gpus.iter().map(|managed| managed.arbiter.snapshot()).collect()
+    }
+
+    /// Puts the arbiters' part and what is known here together. `boot` is the kernel's name of this run of the machine.
+    pub fn saved(&self, boot: &str, snapshots: &[Snapshot]) -> State {
+        let mut tenants: BTreeMap<TenantId, SavedTenant> =
+            self.tenants.iter().map(|(name, tenant)| (tenant.id, tenant.saved(name))).collect();
+        let mut meters: BTreeMap<(TenantId, ProcessKey), SavedSession> = BTreeMap::new();
+        let mut gpus = Vec::new();
+        for (managed, snapshot) in self.gpus.iter().zip(snapshots) {
+            let uuid = || managed.gpu.uuid_text.clone();
+            gpus.push(SavedGpu {
+                uuid: uuid(),
+                contended_ns: snapshot.contended_ns,
+                idle_ns: snapshot.idle_ns,
+                handoffs: snapshot.handoffs,
+                handoff_total_ns: snapshot.handoff_total_ns,
+            });
+            for (tenant, account) in &snapshot.accounts {
+                if let Some(tenant) = tenants.get_mut(tenant) {
+                    tenant.accounts.push(OnGpu { uuid: uuid(), saved: *account });
+                }
+            }
+            for (tenant, process, meter, at_ns) in &snapshot.meters {
+                let session = meters.entry((*tenant, *process)).or_insert_with(|| SavedSession {
+                    process: *process,
+                    at_ns: *at_ns,
+                    meters: Vec::new(),
+                });
+                session.meters.push(OnGpu { uuid: uuid(), saved: *meter });
+            }
+        }
+        for ((tenant, _), session) in meters {
+            if let Some(tenant) = tenants.get_mut(&tenant) {
+                tenant.sessions.push(session);
+            }
+        }
+        let saved_ns = snapshots.iter().map(|snapshot| snapshot.now_ns).min();
+        State::new(boot, saved_ns.unwrap_or(self.started_ns), gpus, tenants.into_values().collect())
+    }
+
+    /// Takes up the tenants that the daemon before left. To be called before anybody is let in. Returns those that nobody was left of.
+    ///
+    /// # Errors
+    /// The system's, for lack of memory or descriptors; what was taken up until then stays.
+    pub fn restore(&mut self, state: State) -> io::Result<Vec<(String, Left)>> {
+        let mut restored: Vec<Restored> = self.gpus.iter().map(|_| Restored::default()).collect();
+        let index: BTreeMap<String, usize> =
+            self.gpus.iter().enumerate().map(|(at, managed)| (managed.gpu.uuid_text.clone(), at)).collect();
+        for gpu in &state.gpus {
+            if let Some(restored) = index.get(&gpu.uuid).and_then(|at| restored.get_mut(*at)) {
+                restored.counters = Snapshot {
+                    contended_ns: gpu.contended_ns,
+                    idle_ns: gpu.idle_ns,
+                    handoffs: gpu.handoffs,
+                    handoff_total_ns: gpu.handoff_total_ns,
+                    ..Snapshot::default()
+                };
+            }
+        }
+        let mut deserted = Vec::new();
+        for saved in state.tenants {
+            let name = harmless(&saved.name);
+            if name.trim().is_empty() || name.len() >= TENANT_NAME_BYTES || self.tenants.contains_key(&name) {
+                tracing::warn!(name, "the state names a tenant that there cannot be: it is left out");
+                continue;
+            }
+            let ledger = Arc::new(SharedPage::create("deepres-ledger", Writer::Anyone)?);
+            let mut tenant = Tenant {
+                id: self.next_id(),
+                uid: saved.uid,
+                asked: Asked { share_ppm: saved.share_ppm, memory_bytes: saved.memory_bytes },
+                is_set: saved.is_set,
+                ledger,
+                gpus: Vec::new(),
+                sessions: BTreeMap::new(),
+                keepers: 0,
+                returning: BTreeSet::new(),
+                is_awaited: saved.is_here,
+                left: 0,
+            };
+            let seat = tenant.seat(self.config.caps_of(tenant.uid));
+            for account in saved.accounts {
+                let Some(at) = index.get(&account.uuid) else { continue };
+                tenant.gpus.push(*at);
+                restored[*at].accounts.push((seat.clone(), account.saved));
+            }
+            for session in saved.sessions.iter().filter(|session| session.process.is_alive()) {
+                tenant.returning.insert(session.process);
+                let at_ns = session.at_ns.unwrap_or(state.saved_ns).min(state.saved_ns);
+                for meter in &session.meters {
+                    let Some(at) = index.get(&meter.uuid) else { continue };
+                    let baseline = Baseline { meter: meter.saved, at_ns };
+                    restored[*at].baselines.push((tenant.id, session.process, baseline));
+                }
+            }
+            if tenant.is_deserted() {
+                self.departures += 1;
+                tenant.left = self.departures;
+                deserted.push((name.clone(), Left { tenant: tenant.id, left: tenant.left }));
+            }
+            self.tenants.insert(name, tenant);
+        }
+        for (managed, mut restored) in self.gpus.iter().zip(restored) {
+            restored.saved_ns = state.saved_ns;
+            managed.arbiter.restore(restored);
+        }
+        Ok(deserted)
+    }
+
+    /// Everybody had time to come back: nobody is waited for any longer. Returns the tenants that nobody is left of.
+    pub fn stop_waiting(&mut self) -> Vec<(String, Left)> {
+        for gpu in &self.gpus {
+            gpu.arbiter.stop_waiting();
+        }
+        let awaited = self
+            .tenants
+            .iter_mut()
+            .filter_map(|(name, tenant)| std::mem::take(&mut tenant.is_awaited).then(|| name.clone()));
+        let awaited: Vec<String> = awaited.collect();
+        awaited.into_iter().filter_map(|name| Some((name.clone(), self.note_desertion(&name)?))).collect()
+    }
+
+    /// Forgets those of the processes without a session that are dead by now.
+    pub fn bury_the_dead(&mut self) {
+        for tenant in self.tenants.values_mut() {
+            for process in tenant.returning.extract_if(.., |process| !process.is_alive()) {
+                for gpu in &self.gpus {
+                    gpu.arbiter.bury(tenant.id, process);
+                }
+            }
+        }
+    }
+}
+
+impl Tenant {
+    fn saved(&self, name: &str) -> SavedTenant {
+        SavedTenant {
+            name: name.to_owned(),
+            uid: self.uid,
+            share_ppm: self.asked.share_ppm,
+            memory_bytes: self.asked.memory_bytes,
+            is_set: self.is_set,
+            is_here: !self.is_deserted(),
+            ..SavedTenant::default()
+        }
+    }
+}

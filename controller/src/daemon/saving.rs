@@ -1,0 +1,52 @@
+//! Keeps the state file up with what happens.
+
+use super::Shared;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+
+/// How often the state is written, if it changed: what a killed daemon's file lacks at most of tenants that died with it.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Arbiters answer within milliseconds; this is for one that is gone.
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+/// How long after the start a tenant is waited for that was here before. Processes try every quarter of a second to come back.
+const RETURN_LIMIT: Duration = Duration::from_secs(10);
+
+/// Writes the state, for ever, and tells the service manager how things are.
+pub async fn serve(shared: Rc<Shared>) {
+    loop {
+        shared.registry.borrow_mut().bury_the_dead();
+        let is_alive = save(&shared).await;
+        shared.service.report(&shared.registry.borrow().summary(), is_alive);
+        sleep(PERIOD.min(shared.service.period())).await;
+    }
+}
+
+/// Ends the waiting for who was here before the daemon started.
+pub async fn stop_waiting(shared: Rc<Shared>) {
+    sleep(RETURN_LIMIT).await;
+    let left = shared.registry.borrow_mut().stop_waiting();
+    shared.changed.notify_one();
+    for (tenant, left) in left {
+        shared.forget_later(tenant, left);
+    }
+}
+
+/// Writes the state as it is now. Returns whether every arbiter answered: without them all there is nothing whole to write.
+pub async fn save(shared: &Shared) -> bool {
+    let pending = shared.registry.borrow().snapshots();
+    let mut snapshots = Vec::new();
+    for snapshot in pending {
+        match timeout(ANSWER_LIMIT, snapshot).await {
+            Ok(Ok(snapshot)) => snapshots.push(snapshot),
+            _ => {
+                tracing::error!("a GPU's arbiter does not answer: the state is not written");
+                return false;
+            }
+        }
+    }
+    let mut file = shared.state.borrow_mut();
+    let state = shared.registry.borrow().saved(file.boot(), &snapshots);
+    file.save(state);
+    true
+}
