@@ -6,6 +6,7 @@ use crate::{
     layout::State,
     liveness,
     lock::Found,
+    locker,
     shared::Shared,
     sim,
 };
@@ -31,10 +32,10 @@ impl<'a> Guard<'a> {
     /// Locks the state and works it out up to the present.
     pub fn lock(shared: &'a Shared, clock: &Clock, own: Option<usize>, census: Census) -> Self {
         let state: &'a State = &shared.state;
-        let found = state.header.lock.lock();
+        let is_alive = |number| locker::is_alive(&shared.alive, number);
+        let found = state.header.lock.lock(shared.locker.number(), is_alive);
         if found == Found::HolderDied {
-            // Should this process die before the roll-back, the next one is told of a dead holder again.
-            state.header.lock.repaired();
+            // Should this process die before the roll-back, the next one finds it dead.
             journal::roll_back(state);
         }
         let mut guard = Guard { shared, memory: Logged::new(state), now_ns: clock.now_ns() };
@@ -95,7 +96,6 @@ impl Drop for Guard<'_> {
         if self.state().journal.len.load() != 0 {
             journal::roll_back(self.state());
         }
-        // SAFETY: locked by this thread in `lock`: a guard cannot be sent to another.
-        unsafe { self.state().header.lock.unlock() };
+        self.state().header.lock.unlock();
     }
 }

@@ -10,7 +10,7 @@ use crate::{
         Context, Event, FreeList, MAX_CONTEXTS, MAX_EVENTS, MAX_PROCESSES, MAX_STREAMS, NEVER, RING, Stream,
         TICKS_PER_NS, Word, item_kind, pack, unpack,
     },
-    liveness::{self, ProcessLock},
+    liveness::{self, ByteLock},
     shared::{self, Shared},
     sim::{self, NewItem, Prediction},
     wait,
@@ -50,7 +50,7 @@ const LOOK_AHEAD_EVENTS: usize = 256;
 /// thread.
 #[derive(Debug)]
 pub struct Host {
-    process: ProcessLock,
+    process: ByteLock,
     shared: Shared,
     clock: Clock,
     /// [`liveness::forks`] at the time of attaching.
@@ -77,7 +77,7 @@ impl Host {
             let state = guard.state();
             let number = liveness::free_number(&*guard, state)?;
             // On a description of its own: `shared.alive` asks, and must be answered about this process too.
-            let process = ProcessLock::take(shared::open_alive(&dir)?, number)?;
+            let process = ByteLock::take(shared::open_alive(&dir)?, number)?;
             liveness::enter(&mut *guard, state, number);
             process
         };

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Says that the file is complete and ours; written last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"simgpu01");
 /// Changes with every change of this file.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 
 /// Contexts of the whole host.
 pub const MAX_CONTEXTS: usize = 1024;
@@ -185,7 +185,10 @@ pub mod process_state {
 #[repr(C)]
 pub struct Process {
     pub state: Word,
+    /// In its own pid namespace …
     pub pid: Word,
+    /// … which is this.
+    pub pid_namespace: Word,
     pub start_time: Word,
     pub comm: [Word; 2],
     /// Its place in the order of attaching, from 1.

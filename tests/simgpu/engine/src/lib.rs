@@ -22,6 +22,8 @@ mod journal;
 mod layout;
 mod liveness;
 mod lock;
+mod locker;
+mod namespace;
 mod shared;
 mod sim;
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::{
     Config, Error,
     journal::Memory,
     layout::{MAX_EVENTS, MAX_PROCESSES, Process, State, process_state},
-    sim,
+    namespace, sim,
 };
 use std::{
     fs::{self, File},
@@ -24,11 +24,11 @@ use std::{
 /// this long after it was last counted among the living.
 pub const INTERVAL_NS: u64 = 10_000_000;
 
-/// How many hosts one process can be attached to (tests; a driver needs one).
-const MAX_ATTACHED: usize = 64;
+/// How many bytes one process can hold (tests; a driver needs two).
+const MAX_BYTES_HELD: usize = 256;
 const NO_FD: RawFd = -1;
 /// Descriptors that a forked child must close.
-static FDS: [AtomicI32; MAX_ATTACHED] = [const { AtomicI32::new(NO_FD) }; MAX_ATTACHED];
+static FDS: [AtomicI32; MAX_BYTES_HELD] = [const { AtomicI32::new(NO_FD) }; MAX_BYTES_HELD];
 /// How many forks there are between this process and the first of its line that used this library.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
@@ -43,23 +43,23 @@ extern "C" fn in_forked_child() {
     for fd in &FDS {
         let fd = fd.swap(NO_FD, Ordering::Relaxed);
         if fd != NO_FD {
-            // SAFETY: the child's copy of a descriptor that `ProcessLock` owns in the parent; the child's
-            // `ProcessLock` does not close it again.
+            // SAFETY: the child's copy of a descriptor that `ByteLock` owns in the parent; the child's
+            // `ByteLock` does not close it again.
             unsafe { libc::close(fd) };
         }
     }
 }
 
-/// The lock that says that this process lives.
+/// A lock on one byte of the file `alive`, which says that this process lives.
 #[derive(Debug)]
-pub struct ProcessLock {
+pub struct ByteLock {
     pub number: usize,
     place: usize,
     file: Option<File>,
 }
 
-impl ProcessLock {
-    /// Locks the byte of a number that no living process has.
+impl ByteLock {
+    /// Locks the byte of a number that no living process has. `file` is an open file description of its own.
     pub fn take(file: File, number: usize) -> Result<Self, Error> {
         static AT_FORK: Once = Once::new();
         // SAFETY: the handler only touches atomics and closes descriptors, all of which are allowed in a
@@ -79,12 +79,12 @@ impl ProcessLock {
         };
         match FDS.iter().position(free) {
             Some(place) => Ok(Self { number, place, file: Some(file) }),
-            None => Err(Error::Full { what: "host in this process", limit: MAX_ATTACHED }),
+            None => Err(Error::Full { what: "host in this process", limit: MAX_BYTES_HELD }),
         }
     }
 }
 
-impl Drop for ProcessLock {
+impl Drop for ByteLock {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
             let fd = file.as_raw_fd();
@@ -110,7 +110,7 @@ fn byte(number: usize, kind: libc::c_int) -> libc::flock {
 }
 
 /// Whether some other open file description holds the lock of a number.
-fn is_held(alive: &File, number: usize) -> bool {
+pub fn is_held(alive: &File, number: usize) -> bool {
     is_contested(alive, byte(number, libc::F_WRLCK))
 }
 
@@ -224,7 +224,8 @@ pub fn enter<M: Memory>(memory: &mut M, state: &State, number: usize) {
         memory.put(word, half.iter().rev().fold(0, |word, &byte| word << u8::BITS | u64::from(byte)));
     }
     memory.put(&process.pid, std::process::id().into());
-    memory.put(&process.start_time, own_start_time());
+    memory.put(&process.pid_namespace, namespace::own());
+    memory.put(&process.start_time, namespace::own_start_time());
     let order = memory.get(&state.header.attached) + 1;
     memory.put(&state.header.attached, order);
     memory.put(&process.order, order);
@@ -244,13 +245,4 @@ pub fn enter<M: Memory>(memory: &mut M, state: &State, number: usize) {
     }
     memory.put(&process.state, process_state::ALIVE);
     memory.commit();
-}
-
-/// Field 22 of /proc/self/stat.
-fn own_start_time() -> u64 {
-    /// Counted from the field after the name, which may hold anything, blanks and parentheses included.
-    const FIELD_AFTER_NAME: usize = 19;
-    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-    after_name.split(' ').nth(FIELD_AFTER_NAME).and_then(|field| field.parse().ok()).unwrap_or_default()
 }

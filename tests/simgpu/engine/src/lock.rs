@@ -1,18 +1,25 @@
-//! The one lock of a host: a robust pthread mutex in shared memory.
+//! The one lock of a host: a futex in shared memory, marked with the number of whoever holds it.
 //!
-//! The kernel releases it when its holder dies, and tells the next one so. Never held while sleeping.
+//! A waiter sees by the number whether the holder lives ([`crate::locker`]), and takes the lock of a dead one over.
+//! A robust pthread mutex will not do: it knows holders by their thread ids, which processes of different pid
+//! namespaces have in common, and the death of one would free the other's lock. Never held while sleeping.
 
-use std::{cell::UnsafeCell, mem::MaybeUninit};
+use std::{
+    ptr,
+    sync::atomic::{AtomicU32, Ordering},
+};
 
-/// The lock. All zeros is not a valid one: see [`Lock::init`].
+/// Nobody holds it.
+const FREE: u32 = 0;
+/// Somebody may be asleep.
+const AWAITED: u32 = 1 << 31;
+/// After so long a waiter looks whether the holder lives. Holders need microseconds, if they run.
+const PATIENCE_NS: libc::c_long = 1_000_000;
+
+/// The lock. All zeros is a free one.
 #[repr(C, align(64))]
-pub struct Lock(UnsafeCell<libc::pthread_mutex_t>);
-
-// SAFETY: a process-shared mutex exists to be used by many threads of many processes at once; pthread calls
-// are the only access.
-unsafe impl Sync for Lock {}
-// SAFETY: as above; it is never moved once initialised, since it only ever lives in the mapping.
-unsafe impl Send for Lock {}
+#[derive(Debug, Default)]
+pub struct Lock(AtomicU32);
 
 /// How the lock was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,55 +31,117 @@ pub enum Found {
 }
 
 impl Lock {
-    /// Makes the lock usable.
-    ///
-    /// # Safety
-    /// No one may use it yet.
-    pub unsafe fn init(&self) {
-        let mut attributes = MaybeUninit::uninit();
-        // SAFETY: `attributes` is initialised by the first call before the others use it, the mutex is
-        // writable memory of the right type that no one else uses (the caller's promise). None of these calls
-        // can fail with valid arguments on Linux.
-        unsafe {
-            libc::pthread_mutexattr_init(attributes.as_mut_ptr());
-            libc::pthread_mutexattr_setpshared(attributes.as_mut_ptr(), libc::PTHREAD_PROCESS_SHARED);
-            libc::pthread_mutexattr_setrobust(attributes.as_mut_ptr(), libc::PTHREAD_MUTEX_ROBUST);
-            libc::pthread_mutex_init(self.0.get(), attributes.as_ptr());
-            libc::pthread_mutexattr_destroy(attributes.as_mut_ptr());
+    /// Takes the lock for the holder with this number (not 0, without the highest bit). After
+    /// [`Found::HolderDied`] the caller repairs what the lock guards; if it dies in that, the next one is told the
+    /// same.
+    #[inline]
+    pub fn lock(&self, number: u32, is_alive: impl Fn(u32) -> bool) -> Found {
+        debug_assert!(number != FREE && number & AWAITED == 0, "{number} cannot hold the lock");
+        match self.0.compare_exchange(FREE, number, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Found::Clean,
+            Err(_) => self.await_turn(number, is_alive),
         }
     }
 
-    /// Takes the lock. After [`Found::HolderDied`] the caller repairs what the lock guards; if it dies in
-    /// that, the next one is told the same.
-    ///
-    /// # Panics
-    /// If the mutex is not one, which [`crate::shared`] rules out by the file's magic and version.
-    #[inline]
-    pub fn lock(&self) -> Found {
-        // SAFETY: initialised before the file was published (`crate::shared`).
-        match unsafe { libc::pthread_mutex_lock(self.0.get()) } {
-            0 => Found::Clean,
-            libc::EOWNERDEAD => Found::HolderDied,
-            error => panic!(
-                "the lock of the simulated GPU is unusable: {}",
-                std::io::Error::from_raw_os_error(error)
-            ),
+    #[cold]
+    fn await_turn(&self, number: u32, is_alive: impl Fn(u32) -> bool) -> Found {
+        loop {
+            let seen = self.0.load(Ordering::Relaxed);
+            if seen == FREE {
+                // Others may have been asleep when it was released, and only one was woken.
+                if self.replace(FREE, number | AWAITED) {
+                    return Found::Clean;
+                }
+                continue;
+            }
+            let awaited = seen | AWAITED;
+            if (seen == awaited || self.replace(seen, awaited))
+                && self.sleep(awaited) == Woken::ByTime
+                && !is_alive(seen & !AWAITED)
+                && self.replace(awaited, number | AWAITED)
+            {
+                return Found::HolderDied;
+            }
         }
     }
 
-    /// Says that the repair after [`Found::HolderDied`] is done.
-    pub fn repaired(&self) {
-        // SAFETY: initialised, and held by this thread: called between `lock` and `unlock` only.
-        unsafe { libc::pthread_mutex_consistent(self.0.get()) };
+    fn replace(&self, old: u32, new: u32) -> bool {
+        self.0.compare_exchange(old, new, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Releases the lock.
-    ///
-    /// # Safety
-    /// The calling thread holds it.
+    fn sleep(&self, awaited: u32) -> Woken {
+        let time = libc::timespec { tv_sec: 0, tv_nsec: PATIENCE_NS };
+        // SAFETY: the address is that of a live futex word, the timeout is valid; a spurious return is allowed for.
+        let slept =
+            unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), libc::FUTEX_WAIT, awaited, &time) };
+        let is_late = slept != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ETIMEDOUT);
+        if is_late { Woken::ByTime } else { Woken::Otherwise }
+    }
+
+    /// Releases the lock, which the caller holds.
     #[inline]
-    pub unsafe fn unlock(&self) {
-        // SAFETY: initialised, and held by this thread, as the caller promises.
-        unsafe { libc::pthread_mutex_unlock(self.0.get()) };
+    pub fn unlock(&self) {
+        if self.0.swap(FREE, Ordering::Release) & AWAITED != 0 {
+            // SAFETY: the address is that of a live futex word.
+            unsafe {
+                libc::syscall(libc::SYS_futex, self.0.as_ptr(), libc::FUTEX_WAKE, 1, ptr::null::<()>())
+            };
+        }
+    }
+}
+
+/// Why a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Woken {
+    ByTime,
+    Otherwise,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::UnsafeCell;
+
+    #[test]
+    fn one_at_a_time_holds_it() {
+        struct Counted(Lock, UnsafeCell<u64>);
+        // SAFETY: the counter is touched with the lock held alone.
+        unsafe impl Sync for Counted {}
+        const THREADS: u32 = 4;
+        const TURNS: u64 = 50_000;
+        let counted = Counted(Lock::default(), UnsafeCell::new(0));
+        std::thread::scope(|scope| {
+            for number in 1..=THREADS {
+                let counted = &counted;
+                scope.spawn(move || {
+                    for _ in 0..TURNS {
+                        assert_eq!(counted.0.lock(number, |_| true), Found::Clean);
+                        // SAFETY: the lock is held.
+                        unsafe { *counted.1.get() += 1 };
+                        counted.0.unlock();
+                    }
+                });
+            }
+        });
+        assert_eq!(counted.1.into_inner(), u64::from(THREADS) * TURNS);
+    }
+
+    #[test]
+    fn a_dead_holders_lock_is_taken_over_and_a_living_ones_is_not() {
+        let lock = Lock::default();
+        lock.lock(7, |_| true);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| lock.lock(8, |number| number == 7));
+            // Several times as long as it takes to find a dead one.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!waiter.is_finished(), "the holder lives");
+            lock.unlock();
+            assert_eq!(waiter.join().expect("the waiter"), Found::Clean);
+        });
+        assert_eq!(lock.lock(9, |number| number != 8), Found::HolderDied);
+        // It dies in the repair.
+        assert_eq!(lock.lock(10, |number| number != 9), Found::HolderDied);
+        lock.unlock();
+        assert_eq!(lock.lock(11, |_| true), Found::Clean);
     }
 }

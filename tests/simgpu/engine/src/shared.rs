@@ -12,15 +12,16 @@ use crate::{
     config::DEFAULT_TOML,
     layout::{MAGIC, MAX_CONFIG_BYTES, NEVER, State, VERSION},
     liveness,
+    locker::Locker,
 };
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, Permissions},
     io,
     os::{
         fd::AsRawFd,
         unix::{
             ffi::OsStrExt,
-            fs::{DirBuilderExt, FileExt},
+            fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt},
         },
     },
     path::{Path, PathBuf},
@@ -31,7 +32,7 @@ use std::{
 #[derive(Debug)]
 pub struct Mapping(NonNull<State>);
 
-// SAFETY: the state is made of atomics and a process-shared mutex, meant to be used from everywhere at once.
+// SAFETY: the state is made of atomics, meant to be used from everywhere at once.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -42,7 +43,7 @@ impl std::ops::Deref for Mapping {
     #[inline]
     fn deref(&self) -> &State {
         // SAFETY: mapped with the size of a `State` for as long as this value lives; every bit pattern of its
-        // words is valid, and its lock was initialised before the file got its name.
+        // words is valid.
         unsafe { self.0.as_ref() }
     }
 }
@@ -59,6 +60,7 @@ impl Drop for Mapping {
 pub struct Shared {
     pub state: Mapping,
     pub alive: File,
+    pub locker: Locker,
     pub config: Config,
 }
 
@@ -113,7 +115,7 @@ pub fn open_existing(dir: &Path) -> Result<Shared, Error> {
     let alive = open_alive(dir)?;
     let config =
         Config::parse(&text).map_err(|error| bad(&format!("it is of another version of simgpu: {error}")))?;
-    Ok(Shared { config, state, alive })
+    Ok(Shared { config, state, alive, locker: Locker::take(dir)? })
 }
 
 /// Opens the file of the living, as a new open file description.
@@ -133,13 +135,30 @@ fn is_abandoned(dir: &Path) -> Result<bool, Error> {
 
 fn open_file(path: &Path) -> Result<File, Error> {
     // std opens with O_CLOEXEC.
-    OpenOptions::new()
+    let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .open(path)
-        .map_err(io_error("open", path))
+        .map_err(io_error("open", path))?;
+    open_as_its_directory(&file, path);
+    Ok(file)
+}
+
+/// Lets all users open a file in a directory that they may all put files into: such a state is shared by users, those of
+/// containers for example. Whoever made the file can; the others find it done.
+fn open_as_its_directory(file: &File, path: &Path) {
+    const WRITABLE_BY_OTHERS: u32 = 0o002;
+    const FOR_ALL: u32 = 0o666;
+    let is_for_all = |mode: u32| mode & WRITABLE_BY_OTHERS != 0;
+    let directory = path.parent().and_then(|directory| fs::metadata(directory).ok());
+    if directory.is_some_and(|directory| is_for_all(directory.mode()))
+        && file.metadata().is_ok_and(|found| !is_for_all(found.mode()))
+    {
+        // Refused to others than the maker, who does it at once.
+        let _ = file.set_permissions(Permissions::from_mode(FOR_ALL));
+    }
 }
 
 fn flock(file: &File) -> io::Result<()> {
@@ -215,6 +234,7 @@ fn create_state(dir: &Path, options: &Options) -> Result<(), Error> {
     let (path, new_path) = (dir.join("state"), dir.join("state.new"));
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&new_path);
     let file = file.map_err(io_error("create", &new_path))?;
+    open_as_its_directory(&file, &new_path);
     file.set_len(size_of::<State>() as u64).map_err(io_error("size", &new_path))?;
     let state = map(&file).map_err(io_error("map", &new_path))?;
     let header = &state.header;
@@ -222,8 +242,6 @@ fn create_state(dir: &Path, options: &Options) -> Result<(), Error> {
         crate::Clock::Monotonic => monotonic_ns(),
         virtual_clock @ crate::Clock::Virtual(_) => virtual_clock.now_ns(),
     };
-    // SAFETY: the file has no name yet that others open, and `create` is locked.
-    unsafe { header.lock.init() };
     for (word, bytes) in state.config.words.iter().zip(text.as_bytes().chunks(size_of::<u64>())) {
         let mut whole = [0; size_of::<u64>()];
         whole[..bytes.len()].copy_from_slice(bytes);

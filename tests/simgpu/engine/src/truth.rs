@@ -10,6 +10,7 @@ use crate::{
     guard::{Census, Guard},
     journal::{Memory, Overlay},
     layout::{self, MAX_PROCESSES, process_state},
+    namespace,
     shared::{self, Shared},
     sim,
 };
@@ -39,7 +40,7 @@ pub struct ProcessGpu {
 /// One process that attached, alive or dead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its process id.
+    /// Its process id for whoever asked; 0 if it has none there, or is dead and was of another pid namespace.
     pub pid: u32,
     /// When it started (field 22 of /proc/PID/stat), so that a reused pid is told apart.
     pub start_time: u64,
@@ -121,7 +122,18 @@ impl Observer {
         let attached = state.header.attached.load() as usize;
         let mut records: Vec<_> = state.processes[..attached.min(MAX_PROCESSES)].iter().collect();
         records.sort_by_key(|record| present.get(&record.order));
-        let processes = records.into_iter().map(|record| self.process(&present, record)).collect();
+        let mut processes: Vec<_> = records
+            .iter()
+            .map(|record| (present.get(&record.pid_namespace), self.process(&present, record)))
+            .collect();
+        drop((present, guard));
+        // Looking for processes takes long; the GPUs do not wait for it.
+        let here = namespace::own();
+        for (there, process) in processes.iter_mut().filter(|(there, _)| *there != here) {
+            let found = process.alive.then(|| namespace::pid_here(*there, process.pid, process.start_time));
+            process.pid = found.flatten().unwrap_or(0);
+        }
+        let processes = processes.into_iter().map(|(_, process)| process).collect();
         Snapshot { at_ns: now_ns, gpus, processes }
     }
 

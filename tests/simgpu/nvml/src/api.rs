@@ -188,7 +188,8 @@ fn running(
     let here = processes
         .iter()
         .map(|process| (process.pid, process.gpus[index]))
-        .filter(|(_, account)| account.contexts > 0);
+        // One of a pid namespace that is not seen from here has no id to tell.
+        .filter(|(pid, account)| *pid != 0 && account.contexts > 0);
     Ok(here.map(|(pid, account)| (pid, account.memory_bytes)).collect())
 }
 

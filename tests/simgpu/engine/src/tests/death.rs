@@ -3,8 +3,11 @@
 use super::world::{Client, START_NS, World, kernel};
 use crate::{EventStatus, Host, Work, config::ALL_SMS_PPM, journal::failpoint, liveness, truth::Snapshot};
 use std::{
+    fs::{self, Permissions},
     mem::ManuallyDrop,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     panic::{AssertUnwindSafe, catch_unwind},
+    ptr,
     time::{Duration, Instant},
 };
 
@@ -191,6 +194,85 @@ fn a_forked_child_does_not_keep_its_dead_parent_alive() {
         // SAFETY: this test's own descriptor, used no more.
         unsafe { libc::close(fd) };
     }
+}
+
+#[test]
+fn a_process_of_another_pid_namespace_is_known_by_its_id_here() {
+    let world = World::new();
+    let mut pipe = [0; 2];
+    // SAFETY: `pipe` has room for the two descriptors.
+    assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
+    // SAFETY: as in `killed_after`, for the child and for the grandchild, which is the first of its namespace and
+    // sleeps until it is killed.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            // SAFETY: no memory is involved; this process has one thread.
+            let is_apart = unsafe {
+                libc::unshare(libc::CLONE_NEWPID) == 0
+                    || libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID) == 0
+            };
+            assert!(is_apart, "no pid namespace can be made: {}", std::io::Error::last_os_error());
+            // SAFETY: see above.
+            let grandchild = unsafe { libc::fork() };
+            if grandchild == 0 {
+                assert_eq!(std::process::id(), 1);
+                let host = ManuallyDrop::new(world.process());
+                host.create_context(0).expect("context");
+                // SAFETY: sleeps.
+                unsafe { libc::pause() };
+            }
+            // SAFETY: the buffer is that of a live number; the wait is for a child of this process.
+            unsafe {
+                libc::write(pipe[1], (&raw const grandchild).cast(), size_of_val(&grandchild));
+                libc::waitpid(grandchild, ptr::null_mut(), 0);
+            }
+        }));
+        // SAFETY: as in `killed_after`.
+        unsafe { libc::_exit(i32::from(outcome.is_err())) };
+    }
+    let mut pid: libc::pid_t = 0;
+    // SAFETY: the buffer is that of a live number; the other end is the child's alone, so that its death ends the read.
+    let read = unsafe {
+        libc::close(pipe[1]);
+        libc::read(pipe[0], (&raw mut pid).cast(), size_of_val(&pid))
+    };
+    assert_eq!(read, size_of_val(&pid) as isize, "the child has said why");
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let holds_memory = |truth: &Snapshot| truth.processes.iter().any(|process| process.gpus[0].contexts == 1);
+    while !holds_memory(&world.truth()) {
+        assert!(Instant::now() < deadline, "it never attached");
+        std::thread::yield_now();
+    }
+    let truth = world.truth();
+    let [process] = &truth.processes[..] else { panic!("one process: {truth:?}") };
+    assert_eq!((process.pid, process.alive), (pid as u32, true));
+
+    let mut status = 0;
+    // SAFETY: a descriptor of this test's own, used no more; the processes were made above; `status` is valid for writing.
+    unsafe {
+        libc::close(pipe[0]);
+        assert_eq!(libc::kill(pid, libc::SIGKILL), 0);
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+    }
+    assert_eq!(status, 0);
+    let dead = &world.truth().processes[0];
+    assert_eq!((dead.pid, dead.alive, dead.gpus[0].contexts), (0, false, 0));
+}
+
+#[test]
+fn a_directory_that_all_may_write_to_makes_a_state_that_all_may_use() {
+    let modes = |mode| {
+        let world = World::new();
+        fs::set_permissions(world.dir.path(), Permissions::from_mode(mode)).expect("chmod");
+        let _host = world.process();
+        ["state", "alive", "create"].map(|file| {
+            let found = fs::metadata(world.dir.path().join(file)).expect("stat");
+            found.mode() & 0o066 == 0o066
+        })
+    };
+    assert_eq!(modes(0o777), [true; 3]);
+    assert_eq!(modes(0o700), [false; 3]);
 }
 
 #[test]

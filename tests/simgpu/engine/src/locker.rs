@@ -1,0 +1,97 @@
+//! The number by which a process holds the state's lock, and by which the others see whether it lives.
+//!
+//! As with a process's number, a byte of the file `alive` is locked while it does, so that pid namespaces make no
+//! difference. The numbers are taken from so many that none comes twice.
+
+use crate::{
+    Error,
+    clock::monotonic_ns,
+    layout::MAX_PROCESSES,
+    liveness::{self, ByteLock},
+    namespace, shared,
+};
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+/// Numbers are below this, and not 0.
+const NUMBERS: u32 = 1 << 30;
+
+/// A number, renewed in a forked child.
+#[derive(Debug)]
+pub struct Locker {
+    dir: PathBuf,
+    number: AtomicU32,
+    /// [`liveness::forks`] when the number was taken.
+    forks: AtomicU32,
+    lock: Mutex<ByteLock>,
+}
+
+impl Locker {
+    /// Takes a number in a state directory.
+    pub fn take(dir: &Path) -> Result<Self, Error> {
+        let (number, lock) = fresh(dir)?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            number: number.into(),
+            forks: liveness::forks().into(),
+            lock: Mutex::new(lock),
+        })
+    }
+
+    /// The number.
+    ///
+    /// # Panics
+    /// In a forked child that can open no file any more.
+    #[inline]
+    pub fn number(&self) -> u32 {
+        if self.forks.load(Ordering::Acquire) == liveness::forks() {
+            self.number.load(Ordering::Relaxed)
+        } else {
+            self.renew()
+        }
+    }
+
+    /// A forked child lives and dies apart from its parent.
+    #[cold]
+    fn renew(&self) -> u32 {
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.forks.load(Ordering::Acquire) != liveness::forks() {
+            let (number, fresh) =
+                fresh(&self.dir).unwrap_or_else(|error| panic!("simgpu in a forked child: {error}"));
+            *lock = fresh;
+            self.number.store(number, Ordering::Relaxed);
+            self.forks.store(liveness::forks(), Ordering::Release);
+        }
+        self.number.load(Ordering::Relaxed)
+    }
+}
+
+fn fresh(dir: &Path) -> Result<(u32, ByteLock), Error> {
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    // Whose it is and when it was taken; a forked child's next is not its parent's.
+    let parts = [
+        namespace::own(),
+        std::process::id().into(),
+        monotonic_ns(),
+        TAKEN.fetch_add(1, Ordering::Relaxed).into(),
+    ];
+    let hash = shared::fnv(&parts.map(u64::to_ne_bytes).each_ref().map(<[u8; 8]>::as_slice));
+    let number = (hash % u64::from(NUMBERS - 1)) as u32 + 1;
+    Ok((number, ByteLock::take(shared::open_alive(dir)?, byte(number))?))
+}
+
+/// The byte of a number in the file of the living, behind those of the processes.
+fn byte(number: u32) -> usize {
+    MAX_PROCESSES + number as usize
+}
+
+/// Whether whoever has this number lives.
+pub fn is_alive(alive: &File, number: u32) -> bool {
+    liveness::is_held(alive, byte(number))
+}
