@@ -8,6 +8,7 @@ mod conformance;
 mod demo;
 mod dist;
 mod elf;
+mod fuzz;
 mod host;
 mod process;
 mod test;
@@ -38,6 +39,11 @@ enum Task {
     ///
     /// The last line of its output is `N passed, N failed`.
     Test(test::Options),
+    /// Feed hostile inputs to everything that crosses a trust boundary (libFuzzer), and say what was reached.
+    ///
+    /// What was learned is kept in target/fuzz/corpus for the next run; an input that breaks something is put into
+    /// target/fuzz/findings, and belongs into tests/fuzz/seeds once it is mended.
+    Fuzz(fuzz::Options),
     /// Measure what deepres costs those who use it.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -58,6 +64,7 @@ fn main() -> Result<ExitCode> {
     match Cli::parse().task {
         Task::Demo(options) => demo::run(&options)?,
         Task::Test(options) => return test::run(&options),
+        Task::Fuzz(options) => fuzz::run(&options)?,
         Task::Bench(bench) => bench::run(&bench)?,
         Task::Conformance(options) => conformance::run(&options)?,
         Task::Dist => drop(dist::run()?),

@@ -1,6 +1,6 @@
 //! One thread for each GPU: it watches the meters, asks [`crate::policy::lease`] and sets the gates.
 
-mod account;
+pub mod account;
 mod events;
 mod latency;
 mod report;

@@ -165,9 +165,30 @@ pub struct Module {
     globals: HashMap<String, (u64, u64)>,
 }
 
+/// Variables of a module that is not whole yet; what is left in it when it is dropped is freed.
+#[derive(Default)]
+struct Globals(HashMap<String, (u64, u64)>);
+
+impl Globals {
+    /// Of two of one name the later counts.
+    fn insert(&mut self, name: &str, at: u64, bytes: u64) {
+        if let Some((earlier, _)) = self.0.insert(name.to_owned(), (at, bytes)) {
+            memory::free_internal(earlier);
+        }
+    }
+}
+
+impl Drop for Globals {
+    fn drop(&mut self) {
+        for (at, _) in self.0.values() {
+            memory::free_internal(*at);
+        }
+    }
+}
+
 impl Module {
     fn load(context: &Arc<Context>, image: &Image) -> Result<Arc<Self>> {
-        let mut globals = HashMap::new();
+        let mut globals = Globals::default();
         for global in &image.globals {
             let kind = Kind::Variable { managed: global.managed };
             let at = memory::allocate_in(context, global.size_bytes as u64, kind)?;
@@ -177,7 +198,7 @@ impl Module {
                 let length = global.initial.len().min(global.size_bytes);
                 std::ptr::copy_nonoverlapping(global.initial.as_ptr(), at as *mut u8, length);
             }
-            globals.insert(global.name.clone(), (at, global.size_bytes as u64));
+            globals.insert(&global.name, at, global.size_bytes as u64);
         }
         let module = MODULES.insert_with(|module| {
             let functions = image.kernels.iter().filter_map(|kernel| {
@@ -199,7 +220,7 @@ impl Module {
                 handle: module,
                 context: Arc::clone(context),
                 functions: functions.collect(),
-                globals,
+                globals: std::mem::take(&mut globals.0),
             })
         });
         module.ok_or(status::OUT_OF_MEMORY)

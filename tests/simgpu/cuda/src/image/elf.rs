@@ -91,7 +91,7 @@ fn read_kernel_attributes(kernel: &mut KernelImage, info: &[u8]) {
         let words = words(value);
         match (attribute, words.as_slice()) {
             (ATTRIBUTE_MAX_THREADS | ATTRIBUTE_REQUIRED_THREADS, [x, y, z]) => {
-                kernel.max_threads = Some(x * y * z)
+                kernel.max_threads = Some(x.saturating_mul(*y).saturating_mul(*z))
             }
             (ATTRIBUTE_KERNEL_PARAMETER, [_, place, layout]) => {
                 parameters.push((
@@ -178,13 +178,12 @@ pub fn parse(bytes: &[u8]) -> Result<Image> {
             if !(home.starts_with(".nv.global") || home.starts_with(".nv.constant3")) || symbol.size() == 0 {
                 continue;
             }
-            let start = (symbol.address() - section.address()) as usize;
-            let initial = section
-                .data()
-                .ok()
-                .and_then(|data| data.get(start..start + symbol.size() as usize))
-                .unwrap_or_default()
-                .to_vec();
+            let bytes_at = |data: &'_ [u8]| {
+                let start = symbol.address().checked_sub(section.address())?;
+                let end = start.checked_add(symbol.size())?;
+                data.get(start as usize..end as usize).map(<[u8]>::to_vec)
+            };
+            let initial = section.data().ok().and_then(bytes_at).unwrap_or_default();
             image.globals.push(GlobalImage {
                 name: name.to_owned(),
                 size_bytes: symbol.size() as usize,

@@ -1,4 +1,6 @@
 //! Fat binaries: several code objects for several architectures, each perhaps compressed.
+use std::io::Read;
+
 use super::{Code, Image};
 use crate::status::{self, Result};
 
@@ -10,6 +12,8 @@ pub const WRAPPER_MAGIC: u32 = 0x4662_43B1;
 pub const WRAPPER_DATA_OFFSET: usize = 8;
 
 const FILE_HEADER_BYTES: usize = 16;
+/// Header of an object, at least: the fields that are read here.
+const ENTRY_HEADER_BYTES: usize = 64;
 const KIND_PTX: u16 = 1;
 const KIND_ELF: u16 = 2;
 const FLAG_LZ4: u64 = 0x2000;
@@ -44,7 +48,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 fn entry(bytes: &[u8]) -> Option<(Entry<'_>, &[u8])> {
-    let header_bytes = u32_at(bytes, 4)? as usize;
+    // A shorter header is none, and one without length would be met again and again.
+    let header_bytes = Some(u32_at(bytes, 4)? as usize).filter(|bytes| *bytes >= ENTRY_HEADER_BYTES)?;
     let payload_bytes = usize::try_from(u64_at(bytes, 8)?).ok()?;
     let end = header_bytes.checked_add(payload_bytes)?;
     let found = Entry {
@@ -65,10 +70,12 @@ impl Entry<'_> {
             return Err(status::INVALID_IMAGE);
         }
         if self.flags & FLAG_ZSTD != 0 {
-            let mut decoder =
+            let decoder =
                 ruzstd::decoding::StreamingDecoder::new(packed).map_err(|_| status::INVALID_IMAGE)?;
-            let mut plain = Vec::with_capacity(self.original_bytes);
-            std::io::Read::read_to_end(&mut decoder, &mut plain).map_err(|_| status::INVALID_IMAGE)?;
+            let mut plain = Vec::new();
+            // What is more than the header says is not asked for: a few bytes can expand to any number.
+            let mut decoder = decoder.take(self.original_bytes as u64);
+            decoder.read_to_end(&mut plain).map_err(|_| status::INVALID_IMAGE)?;
             return Ok(plain);
         }
         lz4_flex::block::decompress(packed, self.original_bytes).map_err(|_| status::INVALID_IMAGE)

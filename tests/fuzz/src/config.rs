@@ -1,0 +1,34 @@
+//! The daemon's configuration file.
+
+use deepres_abi::PPM;
+use deepres_controller::config::{Config, ConfigError};
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+/// In memory, if the machine has such a folder.
+static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let folder = [PathBuf::from("/dev/shm"), std::env::temp_dir()].into_iter().find(|folder| folder.is_dir());
+    let name = format!("deepres-fuzz-{}.toml", std::process::id());
+    folder.expect("a folder for temporary files").join(name)
+});
+
+/// A file is taken whole, within bounds, or refused with a line that it has.
+pub fn run(data: &[u8]) {
+    std::fs::write(&*FILE, data).expect("the folder can be written to");
+    let loaded = Config::load(Some(&FILE));
+    std::fs::remove_file(&*FILE).expect("the file is there");
+    match loaded {
+        Ok(config) => {
+            assert!(config.heartbeat_limit_ms > 0 && config.max_connections > 0);
+            let quantum = config.quantum_bounds();
+            assert!(0 < quantum.min_ns && quantum.min_ns <= quantum.max_ns);
+            assert!(config.users.values().chain([&config.caps]).all(|caps| caps.share_ppm <= PPM));
+        }
+        Err(ConfigError::Invalid { line, message, .. }) => {
+            let lines = data.iter().filter(|byte| **byte == b'\n').count() + 1;
+            assert!((1..=lines).contains(&line), "line {line} of {lines}: {message}");
+            assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
+        }
+        Err(ConfigError::Unreadable { .. }) => assert!(std::str::from_utf8(data).is_err()),
+    }
+}

@@ -1,0 +1,168 @@
+//! A whole daemon, and processes that say to its sockets what they like and scribble over the pages they get.
+
+#[path = "../../../controller/tests/integration/support.rs"]
+#[expect(dead_code, reason = "the controller's own tests use the rest of it")]
+mod support;
+
+use arbitrary::{Result, Unstructured};
+use deepres_abi::wire::{Hello, MAX_FRAME_BYTES, PAGE_FDS, Role};
+use deepres_controller::clock::monotonic_ns;
+use deepres_controller::config::Config;
+use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+use support::{Daemon, hello, shake_hands};
+use zerocopy::IntoBytes;
+
+/// Connections of one input at once, at most.
+const MAX_PEERS: usize = 6;
+/// Steps of one input, at most.
+const MAX_STEPS: usize = 48;
+/// What an admin connection waits for an answer, at most.
+const PATIENCE: Duration = Duration::from_secs(10);
+const GPUS: usize = 2;
+
+/// One daemon for all inputs: what one leaves behind is there for the next.
+static DAEMON: LazyLock<Mutex<Daemon>> = LazyLock::new(|| {
+    // Tenants that are gone are forgotten soon, so that inputs do not depend on each other for long.
+    let config = Config { tenant_linger_s: 0, ..Config::default() };
+    Mutex::new(Daemon::start(GPUS, config))
+});
+
+/// A process that was let in.
+struct Peer {
+    connection: OwnedFd,
+    descriptors: Vec<OwnedFd>,
+}
+
+/// Whatever is said, the daemon answers whoever says hello, and its books stay possible.
+pub fn run(data: &[u8]) {
+    let daemon = DAEMON.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut input = Unstructured::new(data);
+    let mut peers = Vec::new();
+    for _ in 0..MAX_STEPS {
+        if input.is_empty() || step(&daemon, &mut peers, &mut input).is_err() {
+            break;
+        }
+    }
+    let status = daemon.status();
+    for tenant in &status.tenants {
+        for account in &tenant.gpus {
+            assert!(account.gpu_ns <= status.now_ns - status.daemon.started_ns, "{account:?}");
+        }
+    }
+}
+
+fn step(daemon: &Daemon, peers: &mut Vec<Peer>, input: &mut Unstructured<'_>) -> Result<()> {
+    match input.int_in_range(0..=7_u8)? {
+        0 | 1 => {
+            let hello = any_hello(daemon, input)?;
+            meet(daemon, peers, hello.as_bytes());
+        }
+        2 => {
+            let length = input.int_in_range(1..=MAX_FRAME_BYTES + 8)?;
+            let length = length.min(input.len());
+            let bytes = input.bytes(length)?;
+            if !bytes.is_empty() {
+                meet(daemon, peers, bytes);
+            }
+        }
+        3 => {
+            // A frame that is right but for a few bytes.
+            let mut bytes = any_hello(daemon, input)?.as_bytes().to_vec();
+            for _ in 0..input.int_in_range(1..=4_u8)? {
+                let at = input.choose_index(bytes.len())?;
+                bytes[at] = input.arbitrary()?;
+            }
+            bytes.truncate(input.int_in_range(1..=bytes.len())?);
+            meet(daemon, peers, &bytes);
+        }
+        4 | 5 if !peers.is_empty() => {
+            let peer = &peers[input.choose_index(peers.len())?];
+            scribble(peer, input)?;
+        }
+        6 if !peers.is_empty() => {
+            let gone = peers.swap_remove(input.choose_index(peers.len())?);
+            if input.arbitrary()? {
+                // More than a session ever says.
+                let _ = rustix::io::write(&gone.connection, b"more");
+            }
+        }
+        _ => {
+            let length = input.arbitrary_len::<u8>()?;
+            ask(daemon, input.bytes(length)?);
+        }
+    }
+    Ok(())
+}
+
+fn any_hello(daemon: &Daemon, input: &mut Unstructured<'_>) -> Result<Hello> {
+    let role = if input.ratio(1, 4)? { Role::Keeper } else { Role::Session };
+    let name = *input.choose(&["a", "b", "", "c\u{7}", "\u{202e}d", "é"])?;
+    let mut hello = hello(role, name, &daemon.uuids());
+    if input.ratio(1, 8)? {
+        hello.monotonic_ns = input.arbitrary()?;
+    } else {
+        hello.monotonic_ns = monotonic_ns();
+    }
+    if input.arbitrary()? {
+        hello.share_ppm = input.arbitrary()?;
+    }
+    if input.arbitrary()? {
+        hello.memory_bytes = input.arbitrary()?;
+    }
+    if input.ratio(1, 8)? {
+        hello.gpu_count = input.arbitrary()?;
+        hello.gpu_uuids[2] = hello.gpu_uuids[0];
+    }
+    if input.ratio(1, 8)? {
+        input.fill_buffer(&mut hello.tenant)?;
+    }
+    if input.ratio(1, 8)? {
+        input.fill_buffer(&mut hello.client)?;
+    }
+    Ok(hello)
+}
+
+/// Says `bytes` to the tenant socket; the daemon answers with one frame.
+fn meet(daemon: &Daemon, peers: &mut Vec<Peer>, bytes: &[u8]) {
+    if peers.len() >= MAX_PEERS {
+        peers.remove(0);
+    }
+    match shake_hands(&daemon.directory.tenant_socket(), bytes) {
+        Ok((connection, _, descriptors)) => peers.push(Peer { connection, descriptors }),
+        Err((_, reason)) => assert!(!reason.is_empty() && !reason.contains('\n'), "{reason:?}"),
+    }
+}
+
+/// Writes anything anywhere into a page that the peer got, and rings its bells.
+fn scribble(peer: &Peer, input: &mut Unstructured<'_>) -> Result<()> {
+    let Some(page) = peer.descriptors.get(input.choose_index(PAGE_FDS)?) else { return Ok(()) };
+    let offset = u64::from(input.arbitrary::<u16>()?);
+    let length = usize::from(input.arbitrary::<u8>()?).min(input.len());
+    // Refused for the pages that are the controller's, and past the end of the others.
+    let _ = rustix::io::pwrite(page, input.bytes(length)?, offset);
+    for bell in peer.descriptors.iter().skip(PAGE_FDS) {
+        let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+    }
+    Ok(())
+}
+
+/// Says `line` to the admin socket. Every line that is not empty has an answer.
+fn ask(daemon: &Daemon, line: &[u8]) {
+    let mut stream = UnixStream::connect(daemon.directory.admin_socket()).expect("the daemon listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout that is not zero");
+    let line: Vec<u8> = line.iter().copied().filter(|byte| *byte != b'\n').collect();
+    // The daemon may have closed the connection after the first part of a long line.
+    let sent = stream.write_all(&line).and_then(|()| stream.write_all(b"\n"));
+    let _ = stream.shutdown(Shutdown::Write);
+    let mut answer = String::new();
+    let read = BufReader::new(stream).read_line(&mut answer);
+    if sent.is_ok() {
+        assert!(read.expect("an answer") > 0, "no answer to {:?}", String::from_utf8_lossy(&line));
+        serde_json::from_str::<deepres_controller::admin::Reply>(&answer).expect("a reply");
+    }
+}

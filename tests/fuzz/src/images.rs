@@ -1,0 +1,69 @@
+//! Device code in the files that `cuModuleLoad` of the simulated driver reads: cubins, fat binaries, PTX.
+
+use cuda::exports::{cuCtxCreate_v2, cuCtxSetCurrent, cuInit, cuMemGetInfo_v2, cuModuleLoad, cuModuleUnload};
+use deepres_abi::driver::result::CUDA_SUCCESS;
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::ptr::null_mut;
+use std::sync::LazyLock;
+
+/// Larger files only make the fuzzer slow: the parsers meet no new case in them.
+const MAX_BYTES: usize = 1 << 16;
+
+/// Memory of the GPU: the simulated one is real, and a variable may be of any size.
+const MEMORY_BYTES: u64 = 1 << 30;
+
+/// A virtual GPU of this process's own, in a folder that goes when the process ends.
+struct Gpu {
+    folder: PathBuf,
+    context: usize,
+}
+
+static GPU: LazyLock<Gpu> = LazyLock::new(|| {
+    extern "C" fn remove() {
+        let _ = std::fs::remove_dir_all(&GPU.folder);
+    }
+    let folder = tempfile::tempdir().expect("a folder for the virtual GPU").keep();
+    let config = folder.join("config.toml");
+    std::fs::write(&config, format!("memory_bytes = {MEMORY_BYTES}\n")).expect("a new folder");
+    let mut context = null_mut();
+    // SAFETY: no other thread of this process reads the environment; the handler only removes files; results have room.
+    unsafe {
+        std::env::set_var("SIMGPU_STATE", folder.join("state"));
+        std::env::set_var("SIMGPU_CONFIG", &config);
+        libc::atexit(remove);
+        assert_eq!(cuInit(0), CUDA_SUCCESS);
+        assert_eq!(cuCtxCreate_v2(&mut context, 0, 0), CUDA_SUCCESS);
+    }
+    Gpu { folder, context: context as usize }
+});
+
+fn free_bytes() -> usize {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: results have room.
+    assert_eq!(unsafe { cuMemGetInfo_v2(&mut free, &mut total) }, CUDA_SUCCESS);
+    free
+}
+
+/// A file is loaded or refused; unloaded, it leaves no memory behind.
+pub fn run(data: &[u8]) {
+    if data.len() > MAX_BYTES {
+        return;
+    }
+    let path = GPU.folder.join("image");
+    std::fs::write(&path, data).expect("the folder can be written to");
+    let path = CString::new(path.as_os_str().as_bytes()).expect("a path without NUL");
+    // SAFETY: the context lives as long as the process.
+    assert_eq!(unsafe { cuCtxSetCurrent(GPU.context as *mut _) }, CUDA_SUCCESS);
+    let before_bytes = free_bytes();
+    let mut module = null_mut();
+    // SAFETY: a path that ends in NUL, and room for the result; what was loaded is unloaded once.
+    unsafe {
+        if cuModuleLoad(&mut module, path.as_ptr()) == CUDA_SUCCESS {
+            assert_eq!(cuModuleUnload(module), CUDA_SUCCESS);
+        }
+    }
+    assert_eq!(free_bytes(), before_bytes, "a module that is gone holds no memory");
+}
+

@@ -1,0 +1,24 @@
+//! Shares and sizes as people write them.
+
+use deepres_abi::PPM;
+use deepres_controller::quantity::{Bytes, MIN_SHARE_PPM, Percent, parse_bytes, parse_share};
+
+/// What is taken is in range, and what we show for it can be typed again.
+pub fn run(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match parse_share(text) {
+        Ok(ppm) => {
+            assert!((MIN_SHARE_PPM..=PPM).contains(&ppm));
+            assert_eq!(parse_share(&Percent(ppm).to_string()), Ok(ppm));
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+    match parse_bytes(text) {
+        Ok(bytes) => {
+            let shown = parse_bytes(&Bytes(bytes).to_string()).expect("what is shown can be typed");
+            // One decimal of the largest unit is shown.
+            assert!(shown.abs_diff(bytes) <= bytes / 10, "{bytes} is shown as {}", Bytes(bytes));
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}

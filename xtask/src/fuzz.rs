@@ -1,0 +1,154 @@
+//! `cargo xtask fuzz`: libFuzzer over everything that crosses a trust boundary.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{build, command};
+
+/// Options of `cargo xtask fuzz`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Targets to run; without any, all of them (they are listed in tests/fuzz/src/lib.rs).
+    #[arg(value_name = "TARGET")]
+    pub targets: Vec<String>,
+    /// How long each target runs.
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    pub seconds: u32,
+}
+
+/// What rustc needs to tell libFuzzer which edges an input took. The stable compiler has all of it.
+const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+                     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+                     -Cllvm-args=-sanitizer-coverage-trace-compares";
+/// Named, so that build scripts and procedural macros are built without the flags.
+const PLATFORM: &str = "x86_64-unknown-linux-gnu";
+/// An input that takes this long hangs.
+const TIMEOUT_S: u32 = 10;
+/// An input that makes the target take so much memory is a finding.
+const MEMORY_MIB: u32 = 2048;
+/// The longest input: frames, meters and configurations are smaller, images are cut to it.
+const MAX_INPUT_BYTES: u32 = 8192;
+
+/// Runs the targets, several at once, and says of each what it did.
+pub fn run(options: &Options) -> Result<()> {
+    let folder = build::target().join("fuzz");
+    let program = build_program(&folder)?;
+    let targets = if options.targets.is_empty() { all()? } else { options.targets.clone() };
+    let waiting = Mutex::new(VecDeque::from(targets));
+    let failures = Mutex::new(Vec::new());
+    let next = || waiting.lock().ok()?.pop_front();
+    let work = || {
+        while let Some(target) = next() {
+            match fuzz(&program, &folder, &target, options.seconds) {
+                Ok(report) => println!("{report}"),
+                Err(error) => {
+                    eprintln!("{error:#}");
+                    if let Ok(mut failures) = failures.lock() {
+                        failures.push(target);
+                    }
+                }
+            }
+        }
+    };
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(work))));
+    let failures = failures.into_inner().unwrap_or_default();
+    if !failures.is_empty() {
+        bail!("broken by some input: {}", failures.join(", "));
+    }
+    Ok(())
+}
+
+/// The names of all targets: the folders of their seeds, of which a test requires that each target has one.
+fn all() -> Result<Vec<String>> {
+    let folder = seeds();
+    let entries = fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    let mut names = entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<Vec<_>>>()?;
+    names.sort();
+    Ok(names)
+}
+
+fn seeds() -> PathBuf {
+    crate::workspace().join("tests/fuzz/seeds")
+}
+
+fn build_program(folder: &Path) -> Result<PathBuf> {
+    let mut cargo = build::cargo();
+    cargo
+        .args(["build", "--package", "deepres-fuzz", "--target", PLATFORM, "--target-dir"])
+        .arg(folder)
+        .env("RUSTFLAGS", FLAGS)
+        // Line tables are enough for a backtrace, and half the time to link.
+        .env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
+    command::run(&mut cargo)?;
+    Ok(folder.join(PLATFORM).join("debug/deepres-fuzz"))
+}
+
+fn fuzz(program: &Path, folder: &Path, target: &str, seconds: u32) -> Result<String> {
+    let corpus = folder.join("corpus").join(target);
+    let findings = folder.join("findings").join(target);
+    for folder in [&corpus, &findings] {
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    let mut command = Command::new(program);
+    command
+        .env("DEEPRES_FUZZ_TARGET", target)
+        .arg(&corpus)
+        .arg(seeds().join(target))
+        .args([
+            format!("-max_total_time={seconds}"),
+            format!("-timeout={TIMEOUT_S}"),
+            format!("-rss_limit_mb={MEMORY_MIB}"),
+            format!("-max_len={MAX_INPUT_BYTES}"),
+            format!("-artifact_prefix={}/", findings.display()),
+            "-print_final_stats=1".to_owned(),
+        ])
+        .stdin(Stdio::null());
+    let shown = command::shown(&command);
+    let output = command.output().with_context(|| format!("cannot start: {shown}"))?;
+    let log = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!("{log}\n{target} failed ({}): {shown}\nthe input is in {}", output.status, findings.display());
+    }
+    summary(target, &log).with_context(|| format!("{log}\nwhat libFuzzer says cannot be read: {shown}"))
+}
+
+/// What libFuzzer's log says, in a line.
+fn summary(target: &str, log: &str) -> Option<String> {
+    let states: Vec<(u64, &str)> = log
+        .lines()
+        .filter(|line| line.starts_with('#'))
+        .filter_map(|line| Some((number_after(line, "cov: ")?, line)))
+        .collect();
+    let ((first, _), (last, state)) = (states.first()?, states.last()?);
+    let inputs = log.lines().find_map(|line| number_after(line, "stat::number_of_executed_units:"))?;
+    let kept = number_after(state, "corp: ")?;
+    Some(format!("{target}: {inputs} inputs, edges {first} → {last}, {kept} inputs kept, nothing broke"))
+}
+
+fn number_after(line: &str, name: &str) -> Option<u64> {
+    let rest = line[line.find(name)? + name.len()..].trim_start();
+    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..end].parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_tells_inputs_and_growth() {
+        let log = "INFO: seed\n#2\tINITED cov: 40 ft: 41 corp: 1/1b exec/s: 0 rss: 30Mb\n#512\tpulse  cov: 44 ft: 50 corp: 3/9b lim: 4\n#900\tDONE   cov: 45 ft: 52 corp: 4/12b lim: 8\n###### Recommended dictionary. ######\nstat::number_of_executed_units: 900\n";
+        let expected = "frames: 900 inputs, edges 40 → 45, 4 inputs kept, nothing broke";
+        assert_eq!(summary("frames", log).as_deref(), Some(expected));
+        assert_eq!(summary("frames", "libFuzzer was killed"), None);
+    }
+}
