@@ -1,16 +1,13 @@
 //! Frames of the tenant socket, read as either side reads them.
 
 use deepres_abi::MAX_GPUS;
-use deepres_abi::wire::{self, Frame, FrameError, Hello, MAX_FRAME_BYTES, Refusal, Role, Welcome};
+use deepres_abi::wire::{self, Frame, FrameError, Hello, Refusal, Role, Welcome};
 
 /// Bytes are at most one kind of frame; what is read is what was written; texts stay inside their fields.
 pub fn run(data: &[u8]) {
     let kind = wire::kind(data);
     let read = [both_ways::<Hello>(data), both_ways::<Welcome>(data), both_ways::<Refusal>(data)];
     assert!(read.iter().filter(|read| **read).count() <= usize::from(kind.is_ok()));
-    if data.len() > MAX_FRAME_BYTES {
-        assert_eq!(read, [false; 3]);
-    }
     if let Ok(hello) = wire::decode::<Hello>(data) {
         assert!(hello.gpus().len() <= MAX_GPUS);
         assert_eq!(hello.role().map(|role: Role| role as u32), hello.role().map(|_| hello.role));
@@ -29,7 +26,12 @@ pub fn run(data: &[u8]) {
 fn both_ways<F: Frame>(data: &[u8]) -> bool {
     match wire::decode::<F>(data) {
         Ok(frame) => {
-            assert_eq!(frame.as_bytes(), data);
+            // Of another minor version it may be longer or shorter.
+            let known = frame.as_bytes();
+            let common = known.len().min(data.len());
+            assert!(common >= F::FIRST_BYTES);
+            assert_eq!(known[..common], data[..common]);
+            assert!(known[common..].iter().all(|byte| *byte == 0), "what was not sent is zero");
             true
         }
         Err(error) => {

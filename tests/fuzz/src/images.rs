@@ -66,4 +66,3 @@ pub fn run(data: &[u8]) {
     }
     assert_eq!(free_bytes(), before_bytes, "a module that is gone holds no memory");
 }
-

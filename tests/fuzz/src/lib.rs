@@ -6,6 +6,7 @@
 mod admin;
 mod config;
 mod conversation;
+mod directory;
 mod frames;
 mod images;
 mod meters;
@@ -26,6 +27,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "admin", run: admin::run },
     Target { name: "config", run: config::run },
     Target { name: "conversation", run: conversation::run },
+    Target { name: "directory", run: directory::run },
     Target { name: "frames", run: frames::run },
     Target { name: "images", run: images::run },
     Target { name: "meters", run: meters::run },

@@ -5,6 +5,7 @@ use deepres_abi::PPM;
 use deepres_abi::meter::{MeterSlot, Reading};
 use deepres_controller::arbiter::account::Account;
 use deepres_controller::policy::TenantId;
+use deepres_controller::policy::class::Class;
 use deepres_controller::policy::lease::{Grant, Scheduler};
 use deepres_controller::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 use std::sync::atomic::Ordering;
@@ -54,7 +55,7 @@ pub fn run(data: &[u8]) {
 
 impl Gpu {
     fn enter(&mut self, id: TenantId) {
-        self.scheduler.enter(id, PPM / TENANTS as u32, self.now_ns);
+        self.scheduler.enter(id, self.now_ns);
         let sessions = std::array::from_fn(|_| (MeterSlot::default(), Reading::default()));
         let account = Account::new(self.now_ns);
         self.tenants.push(Tenant { id, account, since_ns: self.now_ns, sessions, grant: Grant::Closed });
@@ -65,8 +66,9 @@ impl Gpu {
             0 => self.scheduler.forgive(),
             1 => {
                 let at = input.choose_index(self.tenants.len())?;
+                let class = *input.choose(&Class::ALL)?;
                 let weight_ppm = input.int_in_range(0..=PPM)?;
-                self.scheduler.set_weight(self.tenants[at].id, weight_ppm);
+                self.scheduler.set_standing(self.tenants[at].id, class, weight_ppm);
             }
             2 => {
                 let at = input.choose_index(self.tenants.len())?;
@@ -137,7 +139,11 @@ impl Gpu {
             if wake_ns.is_none_or(|wake_ns| wake_ns > self.now_ns) {
                 return;
             }
-            assert!(round < MAX_ROUNDS, "the arbiter would spin: it wants to be woken at {wake_ns:?}, it is {}", self.now_ns);
+            assert!(
+                round < MAX_ROUNDS,
+                "the arbiter would spin: it wants to be woken at {wake_ns:?}, it is {}",
+                self.now_ns
+            );
         }
     }
 }

@@ -1,11 +1,14 @@
 //! Shares and sizes as people write them.
 
 use deepres_abi::PPM;
-use deepres_controller::quantity::{Bytes, MIN_SHARE_PPM, Percent, parse_bytes, parse_share};
+use deepres_abi::quantity::{self, MAX_BYTES, MIN_SHARE_PPM};
+use deepres_controller::quantity::{Bytes, Percent, parse_bytes, parse_share};
 
 /// What is taken is in range, and what we show for it can be typed again.
 pub fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
+    assert_eq!(parse_share(text).ok(), quantity::parse_share(text), "jobs and daemon read the same");
+    assert_eq!(parse_bytes(text).ok(), quantity::parse_bytes(text), "jobs and daemon read the same");
     match parse_share(text) {
         Ok(ppm) => {
             assert!((MIN_SHARE_PPM..=PPM).contains(&ppm));
@@ -15,6 +18,7 @@ pub fn run(data: &[u8]) {
     }
     match parse_bytes(text) {
         Ok(bytes) => {
+            assert!((1..=MAX_BYTES).contains(&bytes));
             let shown = parse_bytes(&Bytes(bytes).to_string()).expect("what is shown can be typed");
             // One decimal of the largest unit is shown.
             assert!(shown.abs_diff(bytes) <= bytes / 10, "{bytes} is shown as {}", Bytes(bytes));
