@@ -419,7 +419,8 @@ impl Scheduler {
             contended,
             drain_give_up_ns: None,
         });
-        if contended && rank == Rank::Owner {
+        // Beside owners a guest's lease is as long as their pause; among themselves guests are as owners are.
+        if contended && (rank == Rank::Owner || !self.owner_is_present()) {
             self.lease(tenant, now_ns.saturating_add(tuning.quantum_ns), false);
         }
         Step::Again

@@ -285,3 +285,11 @@ fn guests_share_the_pauses_by_their_weights() {
     let share = had_ns[0] as f64 / (had_ns[0] + had_ns[1]) as f64;
     assert!((share - 0.75).abs() < 0.02, "{share}");
 }
+
+#[test]
+fn guests_alone_take_turns_from_the_first_moment() {
+    let mut bench = Bench::beside();
+    bench.scheduler.set_standing(A, Class::BestEffort, PPM);
+    bench.step(MS, WAITING, WAITING);
+    assert!(bench.is_leased(A) != bench.is_leased(B), "with equal claims one of them has the GPU");
+}
