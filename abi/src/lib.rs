@@ -14,6 +14,7 @@
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 pub mod beat;
+pub mod coverage;
 pub mod directory;
 pub mod driver;
 pub mod grant;

@@ -4,6 +4,7 @@
 //! what is possible ([`Reading::since`]); nothing in it is ever an index or a length.
 
 use crate::MAX_GPUS;
+use crate::coverage::Coverage;
 use crate::page::{Head, Kind, Page};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -107,6 +108,7 @@ pub struct MeterPage {
     head: Head,
     carried: AtomicU32,
     slots: [MeterSlot; MAX_GPUS],
+    coverage: Coverage,
 }
 
 // SAFETY: repr(C), head first, atomics only, and its kind is its own.
@@ -127,6 +129,11 @@ impl MeterPage {
     /// Whether the counters of earlier sessions are in the page.
     pub fn is_carried(&self) -> bool {
         self.carried.load(Ordering::Acquire) != 0
+    }
+
+    /// How the process reaches the driver.
+    pub fn coverage(&self) -> &Coverage {
+        &self.coverage
     }
 
     /// The slot of a GPU, if there is such a GPU.
@@ -281,7 +288,8 @@ const _: () = {
     assert!(core::mem::offset_of!(MeterSlot, held_bytes) == 120);
     assert!(core::mem::offset_of!(MeterPage, carried) == 64);
     assert!(core::mem::offset_of!(MeterPage, slots) == 256);
-    assert!(size_of::<MeterPage>() == 8192);
+    assert!(core::mem::offset_of!(MeterPage, coverage) == 4352);
+    assert!(size_of::<MeterPage>() == 12288);
 };
 
 #[cfg(all(test, not(loom)))]

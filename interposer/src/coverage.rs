@@ -1,32 +1,63 @@
-//! Counts how clients reach the driver, and what went past us.
+//! How the process reaches the driver, kept for `deepres ps --coverage`: which functions it looked up, what it was given, and what went past us.
+//!
+//! Look-ups come before there is a session, so everything is noted here, and copied to the meter page now and then.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use deepres_abi::coverage::Coverage;
+use deepres_abi::driver::{self, ApiId};
+use deepres_abi::meter::MeterPage;
+
 use crate::log::say;
 
-/// Look-ups answered with a hook.
-pub static HOOKED: AtomicU64 = AtomicU64::new(0);
-/// Functions that we hook, but that were handed out from another copy of the driver library than the first.
-pub static OTHER_INSTANCE: AtomicU64 = AtomicU64::new(0);
-/// Functions that we hook, but whose address from `cuGetProcAddress` is not one that the driver exports.
-pub static UNKNOWN_ADDRESS: AtomicU64 = AtomicU64::new(0);
-/// Requests for the driver's private tables, through which a client may launch without us.
-pub static EXPORT_TABLES: AtomicU64 = AtomicU64::new(0);
+/// Between two copies to the page, ns.
+const PUBLISH_NS: u64 = 100_000_000;
+
+/// This process's own.
+pub static OWN: Coverage = Coverage::new();
+/// When it was copied last.
+static PUBLISHED_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Adds one to a counter.
 pub fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
+/// A look-up of `id` by its exported name.
+pub fn note(id: ApiId, is_hooked: bool) {
+    OWN.note(id, is_hooked);
+}
+
+/// A look-up by `cuGetProcAddress` that led to no hook: the driver's own function of this family, for that version.
+pub fn note_forwarded(family: &[u8], version: u32, per_thread: bool) {
+    match driver::resolve(family, version, per_thread).or_else(|| driver::variants(family).next_back()) {
+        Some(id) => OWN.note(id, false),
+        None => count(&OWN.unknown_names),
+    }
+}
+
+/// Copies to the page what is known by `now_ns`, if it has not been for a while.
+pub fn publish(page: &MeterPage, now_ns: u64) {
+    if now_ns.saturating_sub(PUBLISHED_NS.load(Ordering::Relaxed)) >= PUBLISH_NS {
+        publish_now(page, now_ns);
+    }
+}
+
+/// The same at once.
+pub fn publish_now(page: &MeterPage, now_ns: u64) {
+    PUBLISHED_NS.store(now_ns, Ordering::Relaxed);
+    page.coverage().copy_from(&OWN);
+}
+
 /// Writes the counts, at debug level.
 pub fn report() {
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let hooked = ApiId::ALL.into_iter().filter(|id| OWN.is_hooked(*id)).count();
     say!(
         Debug,
-        "look-ups: {} hooked, {} from another libcuda, {} of unknown address; {} requests for private tables",
-        read(&HOOKED),
-        read(&OTHER_INSTANCE),
-        read(&UNKNOWN_ADDRESS),
-        read(&EXPORT_TABLES)
+        "look-ups: {hooked} functions hooked; {} from another libcuda, {} of unknown address; {} requests for private tables",
+        read(&OWN.other_instance),
+        read(&OWN.unknown_address),
+        read(&OWN.export_tables)
     );
 }

@@ -140,6 +140,7 @@ fn begin() {
 extern "C" fn forked() {
     let process = PROCESS.swap(ptr::null_mut(), Ordering::AcqRel);
     START.store(NOT_STARTED, Ordering::Release);
+    coverage::OWN.forget_calls();
     thread::reset();
     // SAFETY: was stored by `begin` and is never freed.
     let Some(process) = (unsafe { process.as_ref() }) else { return };
@@ -155,6 +156,9 @@ extern "C" fn forked() {
 extern "C" fn stop() {
     let Some(process) = current() else { return };
     coverage::report();
+    if let Some(session) = process.session() {
+        coverage::publish_now(session.meter(), os::now_ns());
+    }
     process.is_stopping.store(true, Ordering::SeqCst);
     os::eventfd_add(process.wake.load(Ordering::Relaxed));
     let until_ns = os::now_ns() + STOP_WAIT_NS;

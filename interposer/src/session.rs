@@ -140,6 +140,11 @@ impl Session {
         self.ledger.gpu(index)?.account(self.ledger_slot)
     }
 
+    /// What the session says of itself.
+    pub fn meter(&self) -> &'static MeterPage {
+        self.meter
+    }
+
     /// The socket, whose end is the end of the session.
     pub fn socket(&self) -> i32 {
         self.socket.as_raw_fd()

@@ -62,6 +62,25 @@ macro_rules! expand {
 }
 crate::for_each_driver_function!(expand);
 
+/// Tells tables apart: two builds of deepres mean the same function by an [`ApiId`] if their hashes are equal.
+pub const TABLE_HASH: u64 = {
+    // FNV-1a over the symbols, each with an end.
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    let (mut hash, mut row) = (OFFSET, 0);
+    while row < ROWS.len() {
+        let symbol = ROWS[row].symbol.as_bytes();
+        let mut at = 0;
+        while at < symbol.len() {
+            hash = (hash ^ symbol[at] as u64).wrapping_mul(PRIME);
+            at += 1;
+        }
+        hash = hash.wrapping_mul(PRIME);
+        row += 1;
+    }
+    hash
+};
+
 impl ApiId {
     /// How many functions there are; every id is smaller.
     pub const COUNT: usize = Self::ALL.len();

@@ -4,6 +4,9 @@
 //! of their `now_ns` is a rate.
 
 pub mod client;
+mod coverage;
+
+pub use coverage::{ProcessCoverage, UnaccountedCalls};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -17,6 +20,8 @@ pub const MAX_REQUEST_BYTES: usize = 4096;
 pub enum Request {
     /// Everything there is to see.
     Status,
+    /// How each process reaches the driver.
+    Coverage,
     /// Changes what a tenant is owed and may hold.
     Set {
         /// The tenant's name.
@@ -34,6 +39,11 @@ pub enum Request {
 pub enum Reply {
     /// To [`Request::Status`].
     Status(Box<Status>),
+    /// To [`Request::Coverage`].
+    Coverage {
+        /// The processes, by tenant.
+        processes: Vec<ProcessCoverage>,
+    },
     /// To [`Request::Set`]: it is in force.
     Set {
         /// The share asked for now, parts per million.

@@ -1,5 +1,7 @@
 //! `deepres ps`: shows tenants, their shares, GPU time and memory.
 
+mod coverage;
+
 use anyhow::Result;
 use deepres_controller::admin::client::Client;
 use deepres_controller::admin::{AccountStatus, GpuStatus, Status, TenantStatus};
@@ -18,26 +20,43 @@ counters are totals and `now_ns` is when they were taken: two of them give rates
 
 Examples:
   deepres ps
-  deepres ps --json | jq '.tenants[].gpus[].gpu_ns'")]
+  deepres ps --json | jq '.tenants[].gpus[].gpu_ns'
+  deepres ps --coverage")]
 pub struct Args {
     /// Print everything as one JSON object
     #[arg(long)]
     json: bool,
+    /// Show how each process reaches the driver, and which launches or allocations went past deepres
+    #[arg(long)]
+    coverage: bool,
 }
 
 /// Prints the daemon's state.
 pub fn run(args: &Args) -> Result<()> {
-    let status = Client::connect()?.status()?;
     let mut out = io::stdout().lock();
-    let printed = if args.json {
-        serde_json::to_writer_pretty(&mut out, &status).map_err(io::Error::from).and_then(|()| writeln!(out))
+    let printed = if args.coverage {
+        show(&coverage::ask()?, args.json, |processes, out| coverage::print(processes, out), &mut out)
     } else {
-        print(&status, &mut out)
+        show(&Client::connect()?.status()?, args.json, print, &mut out)
     };
     match printed {
         // Whoever reads has seen enough (`deepres ps | head`).
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         printed => Ok(printed?),
+    }
+}
+
+/// Prints an answer as JSON or for people.
+fn show<T: serde::Serialize, W: Write>(
+    answer: &T,
+    json: bool,
+    print: impl Fn(&T, &mut W) -> io::Result<()>,
+    out: &mut W,
+) -> io::Result<()> {
+    if json {
+        serde_json::to_writer_pretty(&mut *out, answer).map_err(io::Error::from).and_then(|()| writeln!(out))
+    } else {
+        print(answer, out)
     }
 }
 

@@ -88,6 +88,7 @@ async fn answer(request: Request, shared: &Shared) -> Reply {
             }
             Reply::Status(Box::new(shared.registry.borrow().status(&reports)))
         }
+        Request::Coverage => Reply::Coverage { processes: shared.registry.borrow().coverage() },
         Request::Set { tenant, share_ppm, memory_bytes } => {
             let set = shared.registry.borrow_mut().set(&tenant, share_ppm, memory_bytes);
             match set {

@@ -17,7 +17,7 @@ const SYMBOL_BYTES: usize = 128;
 const SONAME_START: &[u8] = b"libcuda.so";
 
 /// By [`ApiId`]; 0: not known yet.
-static REAL: [AtomicUsize; ApiId::COUNT] = [const { AtomicUsize::new(0) }; ApiId::COUNT];
+pub static REAL: [AtomicUsize; ApiId::COUNT] = [const { AtomicUsize::new(0) }; ApiId::COUNT];
 /// Some address inside the libcuda that the first known function came from; 0: none yet.
 static INSTANCE: AtomicUsize = AtomicUsize::new(0);
 

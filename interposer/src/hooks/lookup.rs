@@ -23,7 +23,7 @@ pub unsafe extern "C" fn get_proc_address(
     // SAFETY: the caller's arguments, as they came.
     let result = unsafe { real(symbol, pfn, version, flags) };
     // SAFETY: as above.
-    unsafe { substitute(result, symbol, pfn, flags) };
+    unsafe { substitute(result, symbol, pfn, version, flags) };
     result
 }
 
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn get_proc_address_v2(
     // SAFETY: the caller's arguments, as they came.
     let result = unsafe { real(symbol, pfn, version, flags, status) };
     // SAFETY: as above.
-    unsafe { substitute(result, symbol, pfn, flags) };
+    unsafe { substitute(result, symbol, pfn, version, flags) };
     result
 }
 
@@ -47,7 +47,13 @@ pub unsafe extern "C" fn get_proc_address_v2(
 ///
 /// # Safety
 /// The arguments are those of a call that returned `result`.
-unsafe fn substitute(result: CUresult, symbol: *const c_char, pfn: *mut *mut c_void, flags: u64) {
+unsafe fn substitute(
+    result: CUresult,
+    symbol: *const c_char,
+    pfn: *mut *mut c_void,
+    version: i32,
+    flags: u64,
+) {
     if result != CUDA_SUCCESS || symbol.is_null() || pfn.is_null() || is_disabled() {
         return;
     }
@@ -57,7 +63,8 @@ unsafe fn substitute(result: CUresult, symbol: *const c_char, pfn: *mut *mut c_v
         return;
     }
     let per_thread = flags & u64::from(CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
-    let hook = addresses::hook_for(family, found, per_thread);
+    let version = u32::try_from(version).unwrap_or(0);
+    let hook = addresses::hook_for(family.to_bytes(), found, version, per_thread);
     // SAFETY: the driver has just written here.
     unsafe { *pfn = hook as *mut c_void };
 }
@@ -65,7 +72,7 @@ unsafe fn substitute(result: CUresult, symbol: *const c_char, pfn: *mut *mut c_v
 /// Hook of `cuGetExportTable`: counted, since what a client does by a private table we do not see.
 pub unsafe extern "C" fn get_export_table(table: *mut *const c_void, id: *const CUuuid) -> CUresult {
     let Some(real) = real!(cuGetExportTable) else { return MISSING };
-    coverage::count(&coverage::EXPORT_TABLES);
+    coverage::count(&coverage::OWN.export_tables);
     // SAFETY: the caller's arguments, as they came.
     unsafe { real(table, id) }
 }

@@ -4,6 +4,7 @@
 //! they came. Result codes pass through as they are, unknown ones too.
 
 mod capture;
+mod counted;
 mod launch;
 mod life;
 mod lookup;
@@ -15,41 +16,31 @@ use deepres_abi::driver::{ApiId, pfn};
 /// What a hook returns for a function that no loaded driver has: nobody but us defines it, and there is nothing to call.
 const MISSING: u32 = deepres_abi::driver::result::CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
 
-/// One hooked function.
-pub struct Hook {
-    /// Which.
-    pub id: ApiId,
-    function: *const (),
-}
+/// Where each function's hook is, by [`ApiId`]; null for what is not hooked.
+struct Table([*const (); ApiId::COUNT]);
 
-// SAFETY: the pointer is a function's address and never written through.
-unsafe impl Sync for Hook {}
-
-impl Hook {
-    /// Where the hook is.
-    pub fn address(&self) -> usize {
-        self.function as usize
-    }
-}
-
-/// Every hooked function.
-pub fn all() -> &'static [Hook] {
-    &ALL
-}
+// SAFETY: the pointers are functions' addresses and never written through.
+unsafe impl Sync for Table {}
 
 /// Where the hook of `id` is, if it is hooked.
+#[inline]
 pub fn address(id: ApiId) -> Option<usize> {
-    ALL.iter().find(|hook| hook.id == id).map(Hook::address)
+    let function = HOOKS.0[id as usize];
+    (!function.is_null()).then_some(function as usize)
 }
 
 /// Lists the hooks: `symbol => function`. The function must have the symbol's type in the driver's table. Each is exported
 /// under its symbol as a jump, so that code of ours that takes a hook's address never gets another library's export.
 macro_rules! hooks {
     ($($symbol:ident => $($hook:ident)::+;)+) => {
-        static ALL: [Hook; [$(ApiId::$symbol),+].len()] = [$({
-            const FUNCTION: pfn::$symbol = $($hook)::+;
-            Hook { id: ApiId::$symbol, function: FUNCTION as *const () }
-        }),+];
+        static HOOKS: Table = {
+            let mut table = counted::TABLE;
+            $({
+                const FUNCTION: pfn::$symbol = $($hook)::+;
+                table.0[ApiId::$symbol as usize] = FUNCTION as *const ();
+            })+
+            table
+        };
 
         #[cfg_attr(test, expect(non_snake_case, reason = "exports carry the driver's names"))]
         mod exports {

@@ -7,6 +7,7 @@ use std::{io, mem, ptr, thread};
 use super::context::{ContextState, Inner};
 use super::lane::Lane;
 use super::union::Union;
+use crate::coverage;
 use crate::driver::calls::Progress;
 use crate::log::say;
 use crate::os;
@@ -107,6 +108,9 @@ impl Meter {
             self.accounts.iter_mut().map(|account| mem::take(&mut account.is_busy)).collect();
         for context in self.process.contexts() {
             self.read(context, now_ns);
+        }
+        if let Some(session) = self.process.session() {
+            coverage::publish(session.meter(), now_ns);
         }
         let mut any = false;
         for (ordinal, gpu) in self.process.gpus.iter().enumerate() {

@@ -125,7 +125,10 @@ unsafe fn decide(
     // SAFETY: as above.
     let symbol = unsafe { CStr::from_ptr(name) };
     let Some(id) = driver::by_symbol(symbol.to_bytes()) else { return Answer::jump(target) };
-    let Some(hook) = hooks::address(id) else { return Answer::jump(target) };
+    let Some(hook) = hooks::address(id) else {
+        coverage::note(id, false);
+        return Answer::jump(target);
+    };
     // Without a driver on the machine these must find nothing, though we export the name. Is there a real one where the
     // caller would look? The order of objects decides the rest: for a caller before us our export comes first, and one
     // after us (another interposer) wants what is behind it.
@@ -145,23 +148,33 @@ unsafe fn decide(
         is_visible
     };
     if handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT {
-        return if visible() { Answer::jump(target) } else { Answer::value(0) };
+        if !visible() {
+            return Answer::value(0);
+        }
+        // The order of objects decides whether it is our export.
+        coverage::note(id, handle == libc::RTLD_DEFAULT);
+        return Answer::jump(target);
     }
     let found = look_up(handle);
     if found == 0 {
         return Answer::value(0);
     }
     if is_own(found) {
-        return Answer::value(if visible() { hook } else { 0 });
+        if !visible() {
+            return Answer::value(0);
+        }
+        coverage::note(id, true);
+        return Answer::value(hook);
     }
     if is_disabled() {
         return Answer::value(found);
     }
-    if real::remember(id, found) {
-        coverage::count(&coverage::HOOKED);
+    let is_first = real::remember(id, found);
+    coverage::note(id, is_first);
+    if is_first {
         Answer::value(hook)
     } else {
-        coverage::count(&coverage::OTHER_INSTANCE);
+        coverage::count(&coverage::OWN.other_instance);
         Answer::value(found)
     }
 }

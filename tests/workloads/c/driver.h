@@ -36,6 +36,10 @@ typedef struct {
 } CUlaunchConfig;
 
 typedef struct {
+    unsigned char bytes[64];
+} CUipcMemHandle;
+
+typedef struct {
     CUfunction function;
     unsigned grid[3];
     unsigned block[3];
@@ -108,6 +112,14 @@ enum {
     X(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, LEGACY, (CUmemoryPool pool, size_t keep_bytes))                         \
     X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity", 10020, LEGACY,                                     \
       (size_t * bytes, const CUmemAllocationProp *prop, int option))                                                     \
+    X(cuMemHostAlloc, "cuMemHostAlloc", 2020, LEGACY, (void **host, size_t bytes, unsigned flags))                       \
+    X(cuMemcpyDtoH_v2, "cuMemcpyDtoH", 3020, LEGACY, (void *host, CUdeviceptr device, size_t bytes))                     \
+    X(cuStreamWriteValue32_v2, "cuStreamWriteValue32", 11070, LEGACY,                                                    \
+      (CUstream stream, CUdeviceptr at, unsigned value, unsigned flags))                                                 \
+    X(cuStreamWriteValue32_v2_ptsz, "cuStreamWriteValue32", 11070, PTDS,                                                 \
+      (CUstream stream, CUdeviceptr at, unsigned value, unsigned flags))                                                 \
+    X(cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", 11000, LEGACY,                                                        \
+      (CUdeviceptr * ptr, CUipcMemHandle handle, unsigned flags))                                                        \
     X(cuMemCreate, "cuMemCreate", 10020, LEGACY,                                                                         \
       (CUmemHandle * handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags))                   \
     X(cuMemRelease, "cuMemRelease", 10020, LEGACY, (CUmemHandle handle))                                                 \

@@ -85,6 +85,7 @@ struct Session {
     client: String,
     slot: usize,
     gpus: Vec<usize>,
+    meter: Arc<SharedPage<MeterPage>>,
 }
 
 /// What is asked for, by the job or by an administrator.
@@ -390,7 +391,8 @@ impl Registry {
             client,
             "a session begins"
         );
-        tenant.sessions.insert(session_id, Session { pid: peer.pid, process, client, slot, gpus });
+        let meter = Arc::clone(&pages.meter);
+        tenant.sessions.insert(session_id, Session { pid: peer.pid, process, client, slot, gpus, meter });
         Ok(Admitted {
             tenant: name.to_owned(),
             session: Some(session_id),

@@ -2,7 +2,8 @@
 
 use super::{Registry, Tenant};
 use crate::admin::{
-    AccountStatus, DaemonStatus, GpuStatus, SessionGpuStatus, SessionStatus, Status, TenantStatus,
+    AccountStatus, DaemonStatus, GpuStatus, ProcessCoverage, SessionGpuStatus, SessionStatus, Status,
+    TenantStatus,
 };
 use crate::arbiter::{Report, SessionId};
 use crate::clock::monotonic_ns;
@@ -37,6 +38,20 @@ impl Registry {
                 .map(|(name, tenant)| self.tenant_status(name, tenant, reports))
                 .collect(),
         }
+    }
+
+    /// How each process reaches the driver.
+    pub fn coverage(&self) -> Vec<ProcessCoverage> {
+        let processes = self
+            .tenants
+            .iter()
+            .flat_map(|(name, tenant)| tenant.sessions.values().map(move |session| (name.as_str(), session)));
+        processes
+            .map(|(tenant, session)| {
+                let page = session.meter.page().coverage();
+                ProcessCoverage::read(tenant, session.pid, &session.client, page)
+            })
+            .collect()
     }
 
     fn tenant_status(&self, name: &str, tenant: &Tenant, reports: &[Report]) -> TenantStatus {

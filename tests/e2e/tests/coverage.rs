@@ -1,0 +1,102 @@
+//! `deepres ps --coverage`: which ways into the driver a process took, and what went past the hooks.
+
+use std::time::{Duration, Instant};
+
+use deepres_e2e::{
+    Host,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+use serde_json::Value;
+
+/// The page is brought up to date by the session's own meter thread.
+const PAGE_SETTLES_WITHIN: Duration = Duration::from_secs(10);
+
+/// Waits until the process of this tenant satisfies `wanted`.
+#[track_caller]
+fn await_process(host: &Host, tenant: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let deadline = Instant::now() + PAGE_SETTLES_WITHIN;
+    loop {
+        let said = host.finish(host.deepres(&["ps", "--coverage", "--json"])).success().stdout;
+        let processes: Value = serde_json::from_str(&said).expect("JSON");
+        let own = processes.as_array().into_iter().flatten().find(|process| process["tenant"] == tenant);
+        if let Some(process) = own.filter(|process| wanted(process)) {
+            return process.clone();
+        }
+        assert!(Instant::now() < deadline, "not within {PAGE_SETTLES_WITHIN:?}: {said}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn names<'p>(process: &'p Value, list: &str) -> Vec<&'p str> {
+    process[list].as_array().expect("a list").iter().filter_map(Value::as_str).collect()
+}
+
+/// Calls that went past, by function.
+fn calls(process: &Value, function: &str) -> u64 {
+    let all = process["unaccounted"].as_array().expect("a list");
+    all.iter().find(|one| one["function"] == function).and_then(|one| one["calls"].as_u64()).unwrap_or(0)
+}
+
+#[test]
+fn every_function_of_a_client_is_listed_as_hooked_or_forwarded_and_nothing_went_past() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    for way in [Way::Dlsym, Way::ProcAddress] {
+        let tenant = format!("{way:?}");
+        let mut client = host.spawn(host.run(&["--name", &tenant], c_client("launches", way), &[]));
+        client.await_json(COMMAND_LIMIT);
+        let process = await_process(&host, &tenant, |process| !names(process, "hooked").is_empty());
+        let (hooked, forwarded) = (names(&process, "hooked"), names(&process, "forwarded"));
+        for function in [
+            "cuInit",
+            "cuLaunchKernel",
+            "cuLaunchKernel_ptsz",
+            "cuLaunchKernelEx_ptsz",
+            "cuLaunchCooperativeKernelMultiDevice",
+            "cuLaunchGridAsync",
+            "cuGraphLaunch_ptsz",
+            "cuMemAllocFromPoolAsync_ptsz",
+            "cuMemCreate",
+            "cuMemHostAlloc",
+        ] {
+            assert!(hooked.contains(&function), "{way:?}: {function} in {hooked:?}");
+        }
+        for function in ["cuDeviceGet", "cuModuleLoadData", "cuStreamCreate"] {
+            assert!(forwarded.contains(&function), "{way:?}: {function} in {forwarded:?}");
+        }
+        for count in ["other_instance", "unknown_address", "unknown_names", "export_tables"] {
+            assert_eq!(process[count], 0, "{way:?}: {count}");
+        }
+        assert_eq!(process["unaccounted"].as_array().map(Vec::len), Some(0), "{way:?}");
+        client.finish(COMMAND_LIMIT).success();
+    }
+}
+
+#[test]
+fn calls_that_deepres_does_not_account_for_are_counted_one_by_one() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let bare = host.finish(host.command(c_client("past", Way::Dlsym))).success().json();
+    for way in Way::ALL {
+        let tenant = format!("{way:?}");
+        let mut client = host.spawn(host.run(&["--name", &tenant], c_client("past", way), &[]));
+        let said = client.await_json(COMMAND_LIMIT);
+        assert_eq!(said, bare, "{way:?}: the client is answered as without deepres");
+        let counted = [
+            "cuMemHostAlloc",
+            "cuStreamWriteValue32_v2",
+            "cuStreamWriteValue32_v2_ptsz",
+            "cuIpcOpenMemHandle_v2",
+        ];
+        await_process(&host, &tenant, |process| {
+            counted.iter().all(|function| Some(calls(process, function)) == said[*function].as_u64())
+        });
+        let shown = host.finish(host.deepres(&["ps", "--coverage"])).success().stdout;
+        assert!(
+            shown.contains("cuIpcOpenMemHandle_v2 called 2 times: device memory that is not charged"),
+            "{shown}"
+        );
+        client.finish(COMMAND_LIMIT).success();
+    }
+}

@@ -1,0 +1,34 @@
+/* Calls what deepres sees and does not account for: prints how often as one JSON object, then stays until its standard input is closed. */
+#include "driver.h"
+
+enum { HOST_ALLOCATIONS = 3, WRITES = 5, OPENINGS = 2 };
+
+int main(void) {
+    CUcontext context = open_context();
+    CUstream stream;
+    CUdeviceptr word;
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CHECK(cu(cuMemAlloc_v2)(&word, 64));
+    void *host[HOST_ALLOCATIONS];
+    for (int i = 0; i < HOST_ALLOCATIONS; i++)
+        CHECK(cu(cuMemHostAlloc)(&host[i], 4096, 0));
+    for (int i = 0; i < WRITES; i++) {
+        CHECK(cu(cuStreamWriteValue32_v2)(stream, word, i, 0));
+        CHECK(cu(cuStreamWriteValue32_v2_ptsz)(NULL, word + 4, i, 0));
+    }
+    CHECK(cu(cuCtxSynchronize)());
+    /* Handles that nobody exported: the call goes past us all the same, and fails as it would alone. */
+    CUipcMemHandle nothing = {{0}};
+    CUdeviceptr opened = 0;
+    int codes[OPENINGS];
+    for (int i = 0; i < OPENINGS; i++)
+        codes[i] = cu(cuIpcOpenMemHandle_v2)(&opened, nothing, 1);
+    unsigned written = 0;
+    CHECK(cu(cuMemcpyDtoH_v2)(&written, word, sizeof written));
+    printf("{\"cuMemHostAlloc\":%d,\"cuStreamWriteValue32_v2\":%d,\"cuStreamWriteValue32_v2_ptsz\":%d,"
+           "\"cuIpcOpenMemHandle_v2\":%d,\"code\":%d,\"written\":%u}\n",
+           HOST_ALLOCATIONS, WRITES, WRITES, OPENINGS, codes[OPENINGS - 1], written);
+    wait_for_end_of_input();
+    CHECK(cu(cuCtxDestroy_v2)(context));
+    return 0;
+}
