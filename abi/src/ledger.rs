@@ -112,6 +112,11 @@ impl LedgerGpu {
         Some(slot.held_bytes.swap(0, Ordering::SeqCst))
     }
 
+    /// How many slots are or were in use: none behind them holds anything.
+    pub fn slots(&self) -> usize {
+        self.used().len()
+    }
+
     /// What the tenant holds, bytes.
     pub fn held_bytes(&self) -> u64 {
         self.used().iter().fold(0, |sum, slot| sum.saturating_add(slot.held_bytes.load(Ordering::SeqCst)))

@@ -11,8 +11,10 @@
 //! | [`grant`] | controller | tenant (sealed, read-only) | session |
 //! | [`meter`] | tenant | controller, which trusts none of it | session |
 //! | [`ledger`] | the tenant's sessions | they and the controller | tenant |
+//! | [`standalone`] | the tenant's processes, without a controller | they | tenant |
 #![cfg_attr(not(any(test, loom)), no_std)]
 
+pub mod allowance;
 pub mod beat;
 pub mod coverage;
 pub mod directory;
@@ -23,6 +25,7 @@ pub mod meter;
 pub mod page;
 pub mod quantity;
 pub mod seqlock;
+pub mod standalone;
 pub mod sync;
 pub mod wire;
 

@@ -27,6 +27,8 @@ pub enum Kind {
     Ledger = 3,
     /// [`crate::beat::BeatPage`]
     Beat = 4,
+    /// [`crate::standalone::StandalonePage`]
+    Standalone = 5,
 }
 
 /// First 64 bytes of each page.

@@ -2,57 +2,83 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fmt;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 
 use deepres_abi::directory::{Places, TENANT_DIRECTORY, TENANT_SOCKET};
 use deepres_abi::quantity::{parse_bytes, parse_share};
+use deepres_abi::{MAX_GPUS, PPM};
 
 use crate::log::say;
+
+const SHARE: &str = "DEEPRES_SHARE";
+const MEMORY: &str = "DEEPRES_MEMORY";
+const TENANT: &str = "DEEPRES_TENANT";
+/// HAMi's names, for those who come from there: for every GPU, or with `_0` and so on for one. Ours win over them.
+const SHARE_ALIAS: &str = "CUDA_DEVICE_SM_LIMIT";
+const MEMORY_ALIAS: &str = "CUDA_DEVICE_MEMORY_LIMIT";
+
+/// What is asked for on one GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limit {
+    /// Share, parts per million; 0: none.
+    pub share_ppm: u32,
+    /// Memory, bytes; 0: none.
+    pub memory_bytes: u64,
+}
 
 /// Requests and addresses from the environment.
 #[derive(Debug)]
 pub struct Config {
     /// Where the tenant socket may be, best first; never empty.
     pub sockets: Vec<PathBuf>,
+    /// Whether the environment names the socket: then there is a daemon, or should be.
+    pub is_socket_named: bool,
+    /// Where this user's files of deepres are.
+    pub directory: PathBuf,
     /// Whether the environment mentions deepres at all: if not, the absence of a daemon is nothing to talk about.
     pub is_asked_for: bool,
     /// The tenant's name, or empty.
     pub tenant: String,
-    /// Share asked for, parts per million; 0: none.
-    pub share_ppm: u32,
-    /// Memory asked for, bytes; 0: none.
-    pub memory_bytes: u64,
+    /// By ordinal in this process.
+    limits: [Limit; MAX_GPUS],
 }
 
 impl Config {
     /// Reads the environment.
     pub fn read() -> Self {
-        let text = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let places = places();
-        let share = text("DEEPRES_SHARE");
-        let memory = text("DEEPRES_MEMORY");
-        let tenant = text("DEEPRES_TENANT");
+        let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        let tenant = variable(TENANT);
+        let (limits, is_any_named) = limits(variable, |refused| say!(Warn, "{refused}; ignored"));
         Self {
-            is_asked_for: places.socket().is_some()
-                || share.is_some()
-                || memory.is_some()
-                || tenant.is_some(),
+            is_asked_for: places.socket().is_some() || is_any_named || tenant.is_some(),
             sockets: sockets(&places),
+            is_socket_named: places.socket().is_some(),
+            directory: PathBuf::from(OsString::from_vec(places.own().path().collect())),
             tenant: tenant.unwrap_or_default(),
-            share_ppm: share.as_deref().map_or(0, |value| {
-                parse_share(value).unwrap_or_else(|| {
-                    say!(Warn, "DEEPRES_SHARE={value} is not a share from 1% to 100%, like 30%; ignored");
-                    0
-                })
-            }),
-            memory_bytes: memory.as_deref().map_or(0, |value| {
-                parse_bytes(value).unwrap_or_else(|| {
-                    say!(Warn, "DEEPRES_MEMORY={value} is not a size like 8GiB; ignored");
-                    0
-                })
-            }),
+            limits,
         }
+    }
+
+    /// What is asked for on the GPU with that ordinal.
+    pub fn limit(&self, ordinal: usize) -> Limit {
+        self.limits.get(ordinal).copied().unwrap_or_default()
+    }
+
+    /// What is asked of a daemon, which knows one limit for all GPUs: the smallest.
+    pub fn request(&self) -> Limit {
+        let least = |of: fn(&Limit) -> u64| self.limits.iter().map(of).filter(|limit| *limit != 0).min();
+        Limit {
+            share_ppm: least(|limit| limit.share_ppm.into()).unwrap_or(0) as u32,
+            memory_bytes: least(|limit| limit.memory_bytes).unwrap_or(0),
+        }
+    }
+
+    /// Whether there is a limit to keep without a daemon.
+    pub fn is_limited(&self) -> bool {
+        self.limits.iter().any(|limit| *limit != Limit::default())
     }
 }
 
@@ -71,5 +97,142 @@ fn sockets(places: &Places<Vec<u8>>) -> Vec<PathBuf> {
             .candidates()
             .map(|directory| path(directory.path().collect()).join(TENANT_DIRECTORY).join(TENANT_SOCKET))
             .collect(),
+    }
+}
+
+/// The limits by ordinal, and whether any was named, readable or not.
+fn limits(
+    variable: impl Fn(&str) -> Option<String>,
+    refuse: impl Fn(fmt::Arguments<'_>),
+) -> ([Limit; MAX_GPUS], bool) {
+    let is_any_named = std::cell::Cell::new(false);
+    let read = |name: &str, parse: fn(&str) -> Option<u64>, what: &str| {
+        let value = variable(name)?;
+        is_any_named.set(true);
+        let parsed = parse(&value);
+        if parsed.is_none() {
+            refuse(format_args!("{name}={value} is not {what}"));
+        }
+        parsed
+    };
+    let share = |text: &str| parse_share(text).map(u64::from);
+    let shares = |name: &str| read(name, whole_percent, "a whole percentage from 0 to 100");
+    let sizes = |name: &str| read(name, size_or_none, "a size like 3000m");
+    let of_each = |alias: &str, read: &dyn Fn(&str) -> Option<u64>| {
+        let every = read(alias);
+        std::array::from_fn(|ordinal| read(&format!("{alias}_{ordinal}")).or(every).unwrap_or(0))
+    };
+    let shares: [u64; MAX_GPUS] = match read(SHARE, share, "a share from 1% to 100%, like 30%") {
+        Some(ppm) => [ppm; MAX_GPUS],
+        None => of_each(SHARE_ALIAS, &shares),
+    };
+    let sizes: [u64; MAX_GPUS] = match read(MEMORY, parse_bytes, "a size like 8GiB") {
+        Some(bytes) => [bytes; MAX_GPUS],
+        None => of_each(MEMORY_ALIAS, &sizes),
+    };
+    let limit = |(share_ppm, memory_bytes)| Limit { share_ppm: share_ppm as u32, memory_bytes };
+    let mut limits = [Limit::default(); MAX_GPUS];
+    for (place, found) in limits.iter_mut().zip(shares.into_iter().zip(sizes)) {
+        *place = limit(found);
+    }
+    (limits, is_any_named.get())
+}
+
+/// HAMi's share: a number from 0 to 100 without a sign, where 0 is no limit. In parts per million.
+fn whole_percent(text: &str) -> Option<u64> {
+    const WHOLE: u64 = 100;
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    let percent = text.parse::<u64>().ok().filter(|percent| is_plain && *percent <= WHOLE)?;
+    Some(percent * u64::from(PPM) / WHOLE)
+}
+
+/// HAMi's size, `3000m`, in a grammar that ours holds, but for 0, which is no limit.
+fn size_or_none(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|unit: char| unit.is_ascii_alphabetic());
+    let is_zero = !digits.is_empty() && digits.bytes().all(|byte| byte == b'0');
+    if is_zero { Some(0) } else { parse_bytes(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    /// The limits on the first two GPUs, and what was refused.
+    fn read(variables: &[(&str, &str)]) -> (Limit, Limit, Vec<String>) {
+        let refused = RefCell::new(Vec::new());
+        let variable = |name: &str| {
+            variables.iter().find(|(named, _)| *named == name).map(|(_, value)| (*value).to_owned())
+        };
+        let (limits, _) = limits(variable, |text| refused.borrow_mut().push(text.to_string()));
+        (limits[0], limits[1], refused.into_inner())
+    }
+
+    fn limit(share_percent: u32, memory_mib: u64) -> Limit {
+        Limit { share_ppm: share_percent * PPM / 100, memory_bytes: memory_mib << 20 }
+    }
+
+    #[test]
+    fn limits_hold_on_every_gpu() {
+        let (first, second, refused) = read(&[(SHARE, "30%"), (MEMORY, "8GiB")]);
+        assert_eq!((first, second), (limit(30, 8192), limit(30, 8192)));
+        assert!(refused.is_empty());
+        assert_eq!(read(&[]).0, Limit::default());
+    }
+
+    #[test]
+    fn hamis_variables_are_understood_for_every_gpu_and_for_one() {
+        let (first, second, refused) = read(&[
+            (SHARE_ALIAS, "50"),
+            (MEMORY_ALIAS, "1g"),
+            ("CUDA_DEVICE_MEMORY_LIMIT_0", "3000m"),
+            ("CUDA_DEVICE_SM_LIMIT_1", "20"),
+        ]);
+        assert_eq!((first, second), (limit(50, 3000), limit(20, 1024)));
+        assert!(refused.is_empty());
+    }
+
+    #[test]
+    fn a_zero_of_hamis_is_no_limit() {
+        for zero in ["0", "0m", "000G"] {
+            let (first, _, refused) = read(&[(SHARE_ALIAS, "0"), (MEMORY_ALIAS, zero)]);
+            assert_eq!((first, refused.len()), (Limit::default(), 0), "{zero}");
+        }
+    }
+
+    #[test]
+    fn our_variables_win() {
+        let variables = [
+            (SHARE, "40%"),
+            (SHARE_ALIAS, "50"),
+            ("CUDA_DEVICE_SM_LIMIT_0", "60"),
+            (MEMORY, "2GiB"),
+            (MEMORY_ALIAS, "1g"),
+        ];
+        assert_eq!(read(&variables).0, limit(40, 2048));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named_and_not_counted() {
+        for (name, value) in [
+            (SHARE, "abc"),
+            (SHARE, "0%"),
+            (SHARE, "120%"),
+            (SHARE_ALIAS, "50%"),
+            (SHARE_ALIAS, "101"),
+            (SHARE_ALIAS, "-5"),
+            (SHARE_ALIAS, "+5"),
+            (MEMORY, "12XB"),
+            (MEMORY, "0"),
+            (MEMORY_ALIAS, "1x"),
+            (MEMORY_ALIAS, "m"),
+        ] {
+            let (first, _, refused) = read(&[(name, value)]);
+            assert_eq!(first, Limit::default(), "{name}={value}");
+            assert_eq!(refused.len(), 1, "{name}={value}: {refused:?}");
+            assert!(refused[0].starts_with(&format!("{name}={value} is not")), "{refused:?}");
+        }
+        let (first, _, _) = read(&[(SHARE, "abc"), (MEMORY, "1GiB"), (SHARE_ALIAS, "10")]);
+        assert_eq!(first, limit(10, 1024), "the rest counts");
     }
 }

@@ -24,4 +24,5 @@ mod os;
 mod process;
 mod resolve;
 mod session;
+mod standalone;
 mod thread;

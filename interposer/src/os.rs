@@ -39,6 +39,12 @@ pub fn futex_wake_private(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) };
 }
 
+/// Wakes every thread, of whatever process, that sleeps on the word at `word`.
+pub fn futex_wake_shared(word: *mut u32) {
+    // SAFETY: waking touches no memory.
+    unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
+}
+
 /// Adds one to an eventfd. A full one is rung already.
 pub fn eventfd_add(fd: i32) {
     let one = 1_u64;

@@ -19,6 +19,7 @@ use crate::meter::lane::Lane;
 use crate::meter::{self};
 use crate::resolve::is_disabled;
 use crate::session::{ConnectError, Session};
+use crate::standalone::Local;
 use crate::{capture, coverage, os, thread};
 
 /// How long the end of the process waits for the meter thread to be out of the driver.
@@ -96,6 +97,15 @@ fn begin() {
         Ok(session) => session,
         // Nobody spoke of deepres, and none is there.
         Err(ConnectError::Absent(..)) if !config.is_asked_for => return,
+        Err(ConnectError::Absent(..)) if config.is_limited() && !config.is_socket_named => {
+            match Local::begin(&config, &uuids) {
+                Ok(local) => Session::local(local),
+                Err(error) => {
+                    say!(Warn, "no memory for limits ({error}); the job runs without");
+                    return;
+                }
+            }
+        }
         Err(error) => {
             say!(Warn, "{error}; the job runs unmetered");
             return;
@@ -131,7 +141,7 @@ fn begin() {
         libc::pthread_atfork(None, None, Some(forked));
         libc::atexit(stop);
     }
-    if let Some(session) = process.session() {
+    if let Some(session) = process.session().filter(|session| session.standalone().is_none()) {
         say!(Info, "session {} with {} GPUs", session.id(), process.gpus.len());
     }
 }
@@ -167,6 +177,9 @@ extern "C" fn stop() {
     }
     // What is launched from here on would wait for completions that nobody sees any more.
     PROCESS.store(ptr::null_mut(), Ordering::Release);
+    if let Some(local) = process.session().and_then(Session::standalone) {
+        local.leave();
+    }
 }
 
 impl Process {
@@ -179,7 +192,7 @@ impl Process {
     /// Takes up a new session, and moves what is held to its ledger.
     fn adopt(&self, session: Session) {
         let session: &'static Session = Box::leak(Box::new(session));
-        session.attach(&self.gpus);
+        session.attach(&self.gpus, self.wake.load(Ordering::Relaxed));
         self.session.set(Some(session));
         self.memory.move_to(session, &self.gpus);
     }
@@ -194,6 +207,25 @@ impl Process {
             }
             Err(_) => false,
         }
+    }
+
+    /// Work was on a GPU from `start_ns` to `end_ns`. Without a daemon the process charges its tenant itself.
+    pub fn cover(&self, gpu: &Gpu, start_ns: i64, end_ns: i64) {
+        if let Some((local, index)) = self.session().and_then(Session::standalone).zip(gpu.index()) {
+            local.cover(index, start_ns.max(0) as u64, end_ns.max(0) as u64);
+        }
+    }
+
+    /// As [`Self::cover`], for GPU time of which it is not known when it was.
+    pub fn charge(&self, gpu: &Gpu, used_ns: u64) {
+        if let Some((local, index)) = self.session().and_then(Session::standalone).zip(gpu.index()) {
+            local.charge(index, used_ns);
+        }
+    }
+
+    /// Without a daemon the meter thread is the arbiter: its turn. Returns when the next one is due at the latest.
+    pub fn turn(&self, now_ns: u64) -> Option<u64> {
+        self.session().and_then(Session::standalone)?.turn(now_ns)
     }
 
     /// Whether the process is ending.

@@ -23,6 +23,7 @@ use zerocopy::IntoBytes as _;
 use crate::config::Config;
 use crate::meter::gpu::Gpu;
 use crate::os;
+use crate::standalone::Local;
 
 /// How long the handshake may take, ns. The controller answers within a millisecond; after this the job goes on alone.
 const HANDSHAKE_NS: u64 = 1_000_000_000;
@@ -71,7 +72,10 @@ pub struct Session {
     ledger_slot: usize,
     gpu_index: [u8; MAX_GPUS],
     bells: Vec<OwnedFd>,
-    socket: OwnedFd,
+    /// `None`: there is no daemon behind this session.
+    socket: Option<OwnedFd>,
+    /// What takes its place then.
+    local: Option<Local>,
     connected_ns: u64,
     is_gone: AtomicBool,
 }
@@ -113,23 +117,50 @@ impl Session {
             ledger_slot: welcome.ledger_slot as usize,
             gpu_index: welcome.gpu_index,
             bells,
-            socket,
+            socket: Some(socket),
+            local: None,
             connected_ns: os::now_ns(),
             is_gone: AtomicBool::new(false),
         })
     }
 
-    /// Hands each GPU its slots.
-    pub fn attach(&'static self, gpus: &[Gpu]) {
-        let mut bells = self.bells.iter();
+    /// A session without a daemon.
+    pub fn local(local: Local) -> Self {
+        Self {
+            grant: local.grant,
+            meter: local.meter,
+            ledger: local.page.ledger(),
+            beat: local.beat,
+            ledger_slot: local.slot(),
+            gpu_index: local.gpu_index,
+            bells: Vec::new(),
+            socket: None,
+            local: Some(local),
+            connected_ns: os::now_ns(),
+            is_gone: AtomicBool::new(false),
+        }
+    }
+
+    /// What takes the daemon's place, if there is none.
+    pub fn standalone(&self) -> Option<&Local> {
+        self.local.as_ref()
+    }
+
+    /// Without a daemon, which would: gives back what dead processes of the tenant held. Returns whether it was anything.
+    pub fn bury_dead(&self) -> bool {
+        self.standalone().is_some_and(Local::bury_dead)
+    }
+
+    /// Hands each GPU its slots. Without a daemon the bell is `wake`, that of the meter thread.
+    pub fn attach(&'static self, gpus: &[Gpu], wake: i32) {
+        let mut bells =
+            self.bells.iter().map(|bell| bell.as_raw_fd()).chain(self.local.iter().map(|_| wake).cycle());
         for (gpu, index) in gpus.iter().zip(self.gpu_index) {
             let slots = (index != UNMANAGED).then(|| {
                 (self.grant.slot(usize::from(index)), self.meter.slot(usize::from(index)), bells.next())
             });
             match slots {
-                Some((Some(grant), Some(meter), Some(bell))) => {
-                    gpu.connect(index, grant, meter, bell.as_raw_fd())
-                }
+                Some((Some(grant), Some(meter), Some(bell))) => gpu.connect(index, grant, meter, bell),
                 _ => gpu.disconnect(),
             }
         }
@@ -145,9 +176,9 @@ impl Session {
         self.meter
     }
 
-    /// The socket, whose end is the end of the session.
+    /// The socket, whose end is the end of the session; negative if it has none.
     pub fn socket(&self) -> i32 {
-        self.socket.as_raw_fd()
+        self.socket.as_ref().map_or(-1, |socket| socket.as_raw_fd())
     }
 
     /// The controller's number of this session.
@@ -189,9 +220,13 @@ impl Session {
     /// # Safety
     /// Nobody in this process uses the session from here on.
     pub unsafe fn close(&self) {
-        for descriptor in self.bells.iter().chain([&self.socket]) {
+        for descriptor in self.bells.iter().chain(&self.socket) {
             // SAFETY: open, and by the caller's promise used by nobody.
             unsafe { libc::close(descriptor.as_raw_fd()) };
+        }
+        if let Some(local) = &self.local {
+            // SAFETY: the caller's promise.
+            unsafe { local.close() };
         }
     }
 }
@@ -199,8 +234,9 @@ impl Session {
 fn hello(config: &Config, gpus: &[Uuid]) -> Hello {
     let mut hello = Hello::new(Role::Session);
     hello.monotonic_ns = os::now_ns();
-    hello.memory_bytes = config.memory_bytes;
-    hello.share_ppm = config.share_ppm;
+    let request = config.request();
+    hello.memory_bytes = request.memory_bytes;
+    hello.share_ppm = request.share_ppm;
     hello.pid = std::process::id();
     for (place, uuid) in hello.gpu_uuids.iter_mut().zip(gpus) {
         *place = *uuid;

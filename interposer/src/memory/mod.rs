@@ -139,13 +139,15 @@ impl Accounts {
             return allocate().0;
         };
         let limit_bytes = grant.memory_limit();
-        let reservation = match account.reserve(request.bytes, limit_bytes, std::thread::yield_now) {
-            Ok(reservation) => reservation,
-            Err(refused) => {
-                self.refuse(gpu, request, limit_bytes, refused.held_bytes);
-                return CUDA_ERROR_OUT_OF_MEMORY;
-            }
-        };
+        let reserve = || account.reserve(request.bytes, limit_bytes, std::thread::yield_now);
+        let reservation =
+            match reserve().or_else(|refused| session.bury_dead().then(reserve).unwrap_or(Err(refused))) {
+                Ok(reservation) => reservation,
+                Err(refused) => {
+                    self.refuse(gpu, request, limit_bytes, refused.held_bytes);
+                    return CUDA_ERROR_OUT_OF_MEMORY;
+                }
+            };
         let (result, named) = allocate();
         let Some((name, bytes)) = named.filter(|_| result == CUDA_SUCCESS) else { return result };
         reservation.commit();

@@ -116,7 +116,14 @@ impl Inner {
             }
         };
         let since_base_ns = calls.elapsed_ns(base.event, segment.end())?;
-        let end_ns = base.at_ns + since_base_ns;
+        let mut end_ns = base.at_ns + since_base_ns;
+        // What is complete was not completed later than now: the base was, like any event, seen late. So the time line comes as near
+        // to the clock as the promptest look.
+        let late_ns = end_ns - os::now_ns() as i64;
+        if late_ns > 0 {
+            end_ns -= late_ns;
+            self.base = Some(Base { at_ns: base.at_ns - late_ns, ..base });
+        }
         if since_base_ns > REBASE_NS {
             self.base = Some(Base { event: segment.swap_end(base.event), at_ns: end_ns });
         }

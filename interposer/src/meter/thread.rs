@@ -72,6 +72,8 @@ struct Meter {
     is_relaxed: bool,
     reconnect_at_ns: u64,
     reconnect_pause_ns: u64,
+    /// When something is to be done at the latest, without a daemon.
+    turn_at_ns: Option<u64>,
 }
 
 impl Meter {
@@ -84,6 +86,7 @@ impl Meter {
             is_relaxed: false,
             reconnect_at_ns: 0,
             reconnect_pause_ns: RECONNECT_NS.0,
+            turn_at_ns: None,
         }
     }
 
@@ -130,6 +133,7 @@ impl Meter {
                 self.settle(ordinal);
             }
         }
+        self.turn_at_ns = self.process.turn(now_ns);
         any
     }
 
@@ -217,6 +221,7 @@ impl Meter {
                 let charged_ns = lane.mean_ns().saturating_mul(u64::from(launches));
                 if let Some(meter) = context.gpu.meter() {
                     meter.compute_ns.fetch_add(charged_ns, Ordering::Relaxed);
+                    self.process.charge(context.gpu, charged_ns);
                 }
             }
             lane.pop();
@@ -245,6 +250,7 @@ impl Meter {
         let Some(meter) = context.gpu.meter() else { return };
         let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
         let fresh_ns = account.union.add(start_ns, start_ns.saturating_add(charged_ns as i64));
+        self.process.cover(context.gpu, start_ns, start_ns.saturating_add(charged_ns as i64));
         account.streams_ns = account.streams_ns.saturating_add(charged_ns);
         account.covered_ns = account.covered_ns.saturating_add(fresh_ns);
         if account.covered_ns > OVERLAP_OVER_NS {
@@ -276,6 +282,9 @@ impl Meter {
                 self.reconnect(now_ns);
             }
             sleep_ns = sleep_ns.min(self.reconnect_at_ns.saturating_sub(now_ns).max(TICK_CONTENDED_NS));
+        }
+        if let Some(turn_at_ns) = self.turn_at_ns {
+            sleep_ns = sleep_ns.min(turn_at_ns.saturating_sub(now_ns));
         }
         let is_deep = !is_busy && sleep_ns > TICK_LINGER_NS;
         if is_deep && !self.process.prepare_sleep() {

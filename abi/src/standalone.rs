@@ -1,0 +1,146 @@
+//! The file by which processes of one tenant share their limits where there is no daemon: what they hold and what they may use, on each GPU.
+//!
+//! Each process has a slot of the ledger, by a lock on the slot's byte of the file, which the kernel releases when the process ends. GPUs have
+//! places, by their UUIDs: processes may see different GPUs, in a different order.
+
+use crate::MAX_GPUS;
+use crate::allowance::Allowance;
+use crate::ledger::LedgerPage;
+use crate::page::{Head, Kind, Page};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::wire::Uuid;
+
+/// Marks a GPU's place as free.
+const FREE: u64 = 0;
+
+/// What the tenant has on one GPU.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct StandaloneGpu {
+    /// Identifies the GPU, or [`FREE`].
+    key: AtomicU64,
+    memory_bytes: AtomicU64,
+    share_ppm: AtomicU32,
+    /// The tenant's GPU time.
+    pub allowance: Allowance,
+}
+
+/// See the module.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+pub struct StandalonePage {
+    head: Head,
+    gpus: [StandaloneGpu; MAX_GPUS],
+    ledger: LedgerPage,
+}
+
+// SAFETY: repr(C), head first, atomics only (the parts are), and its kind is its own.
+unsafe impl Page for StandalonePage {
+    const KIND: Kind = Kind::Standalone;
+    fn head(&self) -> &Head {
+        &self.head
+    }
+}
+
+impl StandalonePage {
+    /// The tenant's memory.
+    pub fn ledger(&self) -> &LedgerPage {
+        &self.ledger
+    }
+
+    /// What the tenant has on the GPU at `place`.
+    pub fn gpu(&self, place: usize) -> Option<&StandaloneGpu> {
+        self.gpus.get(place)
+    }
+
+    /// The place of a GPU; a free one is taken for it if it has none. `None`: there is no room for another GPU.
+    pub fn place(&self, uuid: &Uuid) -> Option<usize> {
+        let key = key(uuid);
+        self.gpus.iter().position(|gpu| {
+            let found = gpu.key.compare_exchange(FREE, key, Ordering::AcqRel, Ordering::Acquire);
+            found.is_ok() || found == Err(key)
+        })
+    }
+}
+
+impl StandaloneGpu {
+    /// Sets the tenant's share, parts per million; 0: none is kept.
+    pub fn set_share_ppm(&self, ppm: u32) {
+        self.share_ppm.store(ppm, Ordering::Relaxed);
+    }
+
+    /// The tenant's share, if one is kept.
+    pub fn share_ppm(&self) -> Option<u32> {
+        Some(self.share_ppm.load(Ordering::Relaxed)).filter(|ppm| *ppm != 0)
+    }
+
+    /// Sets the tenant's memory limit; 0: none is kept.
+    pub fn set_memory_bytes(&self, bytes: u64) {
+        self.memory_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The tenant's memory limit, if one is kept.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        Some(self.memory_bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes != 0)
+    }
+}
+
+/// A UUID in one word, so that a place is taken in one step: FNV-1a, which no two GPUs of a host share.
+fn key(uuid: &Uuid) -> u64 {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x100_0000_01b3;
+    let hash = uuid.iter().fold(OFFSET, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME));
+    if hash == FREE { OFFSET } else { hash }
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(core::mem::offset_of!(StandaloneGpu, allowance) == 64);
+    assert!(core::mem::offset_of!(StandalonePage, gpus) == 64);
+    assert!(core::mem::offset_of!(StandalonePage, ledger).is_multiple_of(4096));
+    assert!(size_of::<StandalonePage>().is_multiple_of(4096));
+};
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::page;
+
+    /// A page on zeroed memory that lives as long as the test program.
+    fn page() -> &'static StandalonePage {
+        const ALIGN: usize = align_of::<StandalonePage>();
+        let memory = Box::leak(vec![0_u8; size_of::<StandalonePage>() + ALIGN].into_boxed_slice());
+        let start = memory.as_mut_ptr();
+        // SAFETY: zeroed, aligned by the offset, long enough, and never freed.
+        unsafe { page::create(start.add(start.align_offset(ALIGN)), size_of::<StandalonePage>()).unwrap() }
+    }
+
+    fn uuid(number: u8) -> Uuid {
+        let mut uuid = Uuid::default();
+        uuid[15] = number;
+        uuid
+    }
+
+    #[test]
+    fn a_gpu_has_one_place_whoever_asks_and_another_gpu_another() {
+        let page = page();
+        assert_eq!(page.place(&uuid(7)), Some(0));
+        assert_eq!(page.place(&uuid(3)), Some(1));
+        assert_eq!(page.place(&uuid(7)), Some(0));
+        for number in 100..100 + (MAX_GPUS as u8 - 2) {
+            assert!(page.place(&uuid(number)).is_some());
+        }
+        assert_eq!(page.place(&uuid(99)), None, "a host has so many GPUs at most");
+        assert_eq!(page.place(&uuid(3)), Some(1));
+    }
+
+    #[test]
+    fn limits_are_kept_only_once_they_are_set() {
+        let gpu = page().gpu(2).unwrap();
+        assert_eq!((gpu.share_ppm(), gpu.memory_bytes()), (None, None));
+        gpu.set_share_ppm(300_000);
+        gpu.set_memory_bytes(1 << 30);
+        assert_eq!((gpu.share_ppm(), gpu.memory_bytes()), (Some(300_000), Some(1 << 30)));
+        assert!(page().gpu(MAX_GPUS).is_none());
+    }
+}

@@ -1,0 +1,403 @@
+//! The file that the processes of a tenant share: found or made in a private directory, believed only after everything about it was
+//! checked, and gone when the last of them is.
+//!
+//! Who lives is known by locks that the kernel releases: each process holds the lock on the byte of its slot. Whoever can lock the whole file
+//! is alone with it. Locks of one process never outlive it, nor pass to a child (`F_SETLK`); the price is that closing *any*
+//! descriptor of the file gives them up, so there is one.
+
+use std::ffi::{CStr, CString};
+use std::fmt::{self, Write as _};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use std::{fs, io, mem, ptr};
+
+use deepres_abi::MAX_GPUS;
+use deepres_abi::ledger::MAX_SESSIONS;
+use deepres_abi::page::{self, LayoutError};
+use deepres_abi::standalone::StandalonePage;
+
+use crate::os;
+
+/// In the directory of deepres: the files of those who have no daemon.
+const FOLDER: &str = "standalone";
+const FOLDER_MODE: u32 = 0o700;
+/// The directory of deepres itself, if it has to be made: as a daemon would.
+const SYSTEM_MODE: u32 = 0o755;
+const FILE_MODE: u32 = 0o600;
+/// What group and others may do.
+const OTHERS: u32 = 0o077;
+/// Where files are from other versions: their first bytes are these.
+const MAGIC: &[u8] = b"deepres\0";
+const FILE_BYTES: usize = size_of::<StandalonePage>();
+/// While another process makes or removes the file, it is looked for again every ms. That takes it some system calls.
+const ATTEMPTS: u32 = 1_000;
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(1);
+/// Begins the names of files that are not whole yet. No tenant's file has a point in its name.
+const UNFINISHED: &str = "new.";
+/// The kernel's word for "up to the end of the file, wherever that is".
+const TO_THE_END: i64 = 0;
+
+/// Why a tenant's file cannot be shared.
+#[derive(Debug)]
+pub enum FileError {
+    /// A system call failed.
+    Io(&'static str, io::Error),
+    /// The folder is not this user's alone.
+    Folder(PathBuf),
+    /// The file is not this user's alone, or no file.
+    Foreign,
+    /// It is not a file of deepres.
+    Garbage,
+    /// Living processes use another layout.
+    Layout(LayoutError),
+    /// Every slot is taken.
+    Full,
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(what, error) => write!(f, "{what}: {error}"),
+            Self::Folder(path) => write!(
+                f,
+                "{} is not a directory of yours alone: remove it, or name another directory by DEEPRES_DIR",
+                path.display()
+            ),
+            Self::Foreign => write!(f, "it is not a file of yours alone: remove it"),
+            Self::Garbage => write!(f, "it was not made by deepres: remove it"),
+            Self::Layout(error) => write!(f, "a running process made it: {error}"),
+            Self::Full => write!(
+                f,
+                "{MAX_SESSIONS} processes use it, which is as many as can, or one stopped while it made or removed it"
+            ),
+        }
+    }
+}
+
+fn failed(what: &'static str) -> impl Fn(io::Error) -> FileError {
+    move |error| FileError::Io(what, error)
+}
+
+fn cvt(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// A tenant's file, with a slot in it.
+#[derive(Debug)]
+pub struct TenantFile {
+    folder: PathBuf,
+    name: CString,
+    descriptor: OwnedFd,
+    /// This process's slot of the ledger.
+    pub slot: usize,
+    /// What is in the file.
+    pub page: &'static StandalonePage,
+    /// Locks are the process's: of two threads that look for the dead, one would let go of what the other holds.
+    burying: Mutex<()>,
+}
+
+impl TenantFile {
+    /// The path of `tenant`'s file in the directory of deepres.
+    pub fn path(directory: &Path, tenant: &str) -> PathBuf {
+        directory.join(FOLDER).join(file_name(tenant))
+    }
+
+    /// Opens `tenant`'s file in the directory of deepres, or makes it, and takes a slot.
+    ///
+    /// # Errors
+    /// [`FileError`]; nothing is left behind.
+    pub fn open(directory: &Path, tenant: &str) -> Result<Self, FileError> {
+        let folder = directory.join(FOLDER);
+        let name = CString::new(file_name(tenant)).map_err(|_| FileError::Garbage)?;
+        for _ in 0..ATTEMPTS {
+            let at = open_folder(directory, &folder)?;
+            let found = match open_file(&at, &name, 0) {
+                Ok(descriptor) => join(&at, &name, descriptor)?,
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                    sweep(&folder, &at);
+                    make(&at, &name)?
+                }
+                // A symbolic link.
+                Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(FileError::Foreign),
+                Err(error) => return Err(FileError::Io("it cannot be opened", error)),
+            };
+            if let Some((descriptor, slot, page)) = found {
+                return Ok(Self { folder, name, descriptor, slot, page, burying: Mutex::default() });
+            }
+            std::thread::sleep(ATTEMPT_PAUSE);
+        }
+        Err(FileError::Full)
+    }
+
+    /// Gives back what processes held that are dead. Returns whether there were any.
+    pub fn bury_dead(&self) -> bool {
+        let _alone = self.burying.lock().unwrap_or_else(PoisonError::into_inner);
+        let ledger = self.page.ledger();
+        let used = (0..MAX_GPUS).filter_map(|gpu| ledger.gpu(gpu)).map(|gpu| gpu.slots()).max().unwrap_or(0);
+        let mut found = false;
+        for slot in (0..used).filter(|slot| *slot != self.slot) {
+            if lock(&self.descriptor, libc::F_WRLCK, slot as i64, 1).is_ok() {
+                found |= clear(self.page, slot) != 0;
+                // It can only fail for a descriptor that is none.
+                let _ = lock(&self.descriptor, libc::F_UNLCK, slot as i64, 1);
+            }
+        }
+        found
+    }
+
+    /// The process ends: if it is the last one, the file goes.
+    pub fn leave(&self) {
+        if lock(&self.descriptor, libc::F_WRLCK, 0, TO_THE_END).is_err() {
+            return;
+        }
+        // The lock stays until the process is gone, so nobody joins a file that is about to go.
+        if let Ok(at) = open_directory(&self.folder) {
+            unlink(&at, &self.name);
+        }
+        // Fails if other tenants have files there.
+        let _ = fs::remove_dir(&self.folder);
+    }
+
+    /// Closes the descriptor: in a forked child, which has no part in this.
+    ///
+    /// # Safety
+    /// Nobody in this process uses the file from here on.
+    pub unsafe fn close(&self) {
+        // SAFETY: open, and by the caller's promise used by nobody.
+        unsafe { libc::close(self.descriptor.as_raw_fd()) };
+    }
+}
+
+/// Letters, digits, `-` and `_` stand for themselves, whatever else a name has for its bytes.
+fn file_name(tenant: &str) -> String {
+    let mut name = String::with_capacity(tenant.len());
+    for byte in tenant.bytes() {
+        if byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_' {
+            name.push(char::from(byte));
+        } else {
+            // Writing to a string does not fail.
+            let _ = write!(name, "%{byte:02x}");
+        }
+    }
+    name
+}
+
+fn user() -> u32 {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { libc::getuid() }
+}
+
+/// Opens the folder, made if need be; everything below goes by this descriptor, so nobody puts another folder in its place.
+fn open_folder(directory: &Path, folder: &Path) -> Result<OwnedFd, FileError> {
+    let mode = if user() == 0 { SYSTEM_MODE } else { FOLDER_MODE };
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(directory)
+        .map_err(failed("its directory cannot be made"))?;
+    match fs::DirBuilder::new().mode(FOLDER_MODE).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(FileError::Io("its directory cannot be made", error));
+        }
+        _ => {}
+    }
+    let foreign = || FileError::Folder(folder.to_owned());
+    let descriptor = open_directory(folder).map_err(|_| foreign())?;
+    let found = status(&descriptor).map_err(failed("its directory cannot be looked at"))?;
+    if found.st_uid == user() && found.st_mode & OTHERS == 0 { Ok(descriptor) } else { Err(foreign()) }
+}
+
+fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: a terminated path.
+    let descriptor = cvt(unsafe { libc::open(path.as_ptr(), flags) })?;
+    // SAFETY: just opened, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Opens `name` in the folder. Never waits: what is no file may be a pipe.
+fn open_file(at: &OwnedFd, name: &CStr, flags: i32) -> io::Result<OwnedFd> {
+    let flags = flags | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    // SAFETY: a terminated name.
+    let descriptor = cvt(unsafe { libc::openat(at.as_raw_fd(), name.as_ptr(), flags, FILE_MODE) })?;
+    // SAFETY: just opened, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+fn unlink(at: &OwnedFd, name: &CStr) {
+    // SAFETY: a terminated name. What is gone already is as good.
+    unsafe { libc::unlinkat(at.as_raw_fd(), name.as_ptr(), 0) };
+}
+
+fn status(descriptor: &OwnedFd) -> io::Result<libc::stat> {
+    // SAFETY: all zeroes is a valid stat.
+    let mut status = unsafe { mem::zeroed::<libc::stat>() };
+    // SAFETY: the result has room.
+    cvt(unsafe { libc::fstat(descriptor.as_raw_fd(), &mut status) })?;
+    Ok(status)
+}
+
+/// Changes the process's lock on bytes of the file, without waiting.
+fn lock(descriptor: &OwnedFd, kind: i32, start: i64, bytes: i64) -> io::Result<()> {
+    let what = libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: start,
+        l_len: bytes,
+        l_pid: 0,
+    };
+    // SAFETY: a complete description of the lock, which outlives the call.
+    cvt(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETLK, &raw const what) }).map(drop)
+}
+
+/// Empties a slot on every GPU. Returns the bytes that it held.
+fn clear(page: &StandalonePage, slot: usize) -> u64 {
+    let ledgers = (0..MAX_GPUS).filter_map(|gpu| page.ledger().gpu(gpu));
+    ledgers.filter_map(|ledger| ledger.clear(slot)).sum()
+}
+
+/// Whether deepres made the file, in whatever version.
+fn is_ours(descriptor: &OwnedFd) -> bool {
+    let mut magic = [0_u8; MAGIC.len()];
+    // SAFETY: as many writable bytes.
+    unsafe { libc::pread(descriptor.as_raw_fd(), magic.as_mut_ptr().cast(), magic.len(), 0) };
+    magic == MAGIC
+}
+
+/// Removes the files in the folder whose users are all dead.
+fn sweep(folder: &Path, at: &OwnedFd) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for name in entries.flatten().map(|entry| entry.file_name()) {
+        let is_unfinished = name.as_bytes().starts_with(UNFINISHED.as_bytes());
+        let Ok(name) = CString::new(name.as_bytes()) else { continue };
+        let Ok(descriptor) = open_file(at, &name, 0) else { continue };
+        if lock(&descriptor, libc::F_WRLCK, 0, TO_THE_END).is_ok() && (is_unfinished || is_ours(&descriptor))
+        {
+            unlink(at, &name);
+        }
+    }
+}
+
+type Joined = (OwnedFd, usize, &'static StandalonePage);
+
+/// Takes a slot in the file that is there. `None`: it was left by the dead and is gone now, or somebody is just making or removing it.
+fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>, FileError> {
+    let look = || status(&descriptor).map_err(failed("it cannot be looked at"));
+    let found = look()?;
+    if found.st_mode & libc::S_IFMT != libc::S_IFREG || found.st_uid != user() || found.st_mode & OTHERS != 0
+    {
+        return Err(FileError::Foreign);
+    }
+    if lock(&descriptor, libc::F_WRLCK, 0, TO_THE_END).is_ok() {
+        // Nobody lives who uses it. Times in it may be those of an earlier boot.
+        if !is_ours(&descriptor) {
+            return Err(FileError::Garbage);
+        }
+        if look()?.st_nlink != 0 {
+            unlink(at, name);
+        }
+        return Ok(None);
+    }
+    let free = |slot: &usize| lock(&descriptor, libc::F_WRLCK, *slot as i64, 1).is_ok();
+    let Some(slot) = (0..MAX_SESSIONS).find(free) else { return Ok(None) };
+    let found = look()?;
+    if found.st_nlink == 0 {
+        return Ok(None);
+    }
+    if found.st_size != FILE_BYTES as i64 {
+        let bytes = usize::try_from(found.st_size).unwrap_or(0);
+        return Err(FileError::Layout(LayoutError::Short(bytes, FILE_BYTES)));
+    }
+    let address = map(&descriptor).map_err(failed("it cannot be mapped"))?;
+    // SAFETY: mapped just now with that length, and never unmapped once it is a page.
+    match unsafe { page::view::<StandalonePage>(address, FILE_BYTES) } {
+        Ok(page) => {
+            take_slot(page, slot);
+            Ok(Some((descriptor, slot, page)))
+        }
+        Err(error) => {
+            // SAFETY: our mapping, and no reference to it exists.
+            unsafe { libc::munmap(address.cast(), FILE_BYTES) };
+            Err(FileError::Layout(error))
+        }
+    }
+}
+
+/// Makes the file, under another name until it is whole. `None`: somebody else was first.
+fn make(at: &OwnedFd, name: &CStr) -> Result<Option<Joined>, FileError> {
+    // The number of a process may be another's in another namespace.
+    let temporary = format!("{UNFINISHED}{}.{}", std::process::id(), os::now_ns());
+    let temporary = CString::new(temporary).map_err(|_| FileError::Garbage)?;
+    let descriptor = match open_file(at, &temporary, libc::O_CREAT | libc::O_EXCL) {
+        Ok(descriptor) => descriptor,
+        // The folder was just removed by its last user.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+        Err(error) => return Err(FileError::Io("it cannot be made", error)),
+    };
+    let made = fill(&descriptor).and_then(|page| {
+        // SAFETY: two terminated names.
+        let linked =
+            unsafe { libc::linkat(at.as_raw_fd(), temporary.as_ptr(), at.as_raw_fd(), name.as_ptr(), 0) };
+        match cvt(linked) {
+            Ok(_) => Ok(Some(page)),
+            Err(error) => {
+                // SAFETY: our mapping, whose one reference is given up here.
+                unsafe { libc::munmap(ptr::from_ref(page).cast_mut().cast(), FILE_BYTES) };
+                // Somebody was first, or took ours for what the dead left before we had locked it.
+                let is_to_be_tried_again = matches!(error.raw_os_error(), Some(libc::EEXIST | libc::ENOENT));
+                if is_to_be_tried_again { Ok(None) } else { Err(error) }
+            }
+        }
+    });
+    unlink(at, &temporary);
+    let page = made.map_err(failed("it cannot be made"))?;
+    Ok(page.map(|page| (descriptor, 0, page)))
+}
+
+/// Makes an empty file a tenant's, with this process in the first slot.
+fn fill(descriptor: &OwnedFd) -> io::Result<&'static StandalonePage> {
+    lock(descriptor, libc::F_WRLCK, 0, 1)?;
+    // Whatever the umask took away.
+    // SAFETY: no pointers.
+    cvt(unsafe { libc::fchmod(descriptor.as_raw_fd(), FILE_MODE) })?;
+    // The room is taken now: a write to a mapping for which there is none later kills the process.
+    // SAFETY: no pointers.
+    let error = unsafe { libc::posix_fallocate(descriptor.as_raw_fd(), 0, FILE_BYTES as i64) };
+    if error != 0 {
+        return Err(io::Error::from_raw_os_error(error));
+    }
+    let address = map(descriptor)?;
+    // SAFETY: mapped just now, zero as a new file is, and never unmapped while the page is in use.
+    let page = unsafe { page::create::<StandalonePage>(address, FILE_BYTES) }.map_err(io::Error::other)?;
+    take_slot(page, 0);
+    Ok(page)
+}
+
+/// Empties the slot of whatever its last owner left and opens it.
+fn take_slot(page: &StandalonePage, slot: usize) {
+    clear(page, slot);
+    for ledger in (0..MAX_GPUS).filter_map(|gpu| page.ledger().gpu(gpu)) {
+        // The slot is below the number of slots.
+        let _ = ledger.open(slot);
+    }
+}
+
+fn map(descriptor: &OwnedFd) -> io::Result<*mut u8> {
+    // SAFETY: a new mapping, wherever the kernel has room.
+    let address = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            FILE_BYTES,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            descriptor.as_raw_fd(),
+            0,
+        )
+    };
+    if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(address.cast()) }
+}
