@@ -1,6 +1,7 @@
 //! Every interleaving of the lock-free parts, by the model checker: `RUSTFLAGS="--cfg loom" cargo test -p deepres-abi --release --test loom`.
 #![cfg(loom)]
 
+use deepres_abi::allowance::{Allowance, BURST_NS, TICK_NS};
 use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
 use deepres_abi::ledger::LedgerGpu;
 use deepres_abi::meter::MeterSlot;
@@ -109,5 +110,32 @@ fn a_thread_that_passes_the_gate_never_looks_as_if_it_wanted_nothing() {
         };
         slot.leave_wait_to_launch();
         controller.join().unwrap();
+    });
+}
+
+#[test]
+fn time_that_two_processes_cover_is_charged_once() {
+    loom::model(|| {
+        let account = Arc::new(Allowance::default());
+        let other = {
+            let account = Arc::clone(&account);
+            thread::spawn(move || account.cover(0, 2 * TICK_NS))
+        };
+        let mine = account.cover(TICK_NS, 3 * TICK_NS);
+        assert_eq!(mine + other.join().unwrap(), 3 * TICK_NS);
+    });
+}
+
+#[test]
+fn two_charges_are_both_to_be_made_up_for() {
+    loom::model(|| {
+        let account = Arc::new(Allowance::default());
+        let other = {
+            let account = Arc::clone(&account);
+            thread::spawn(move || account.charge(BURST_NS + 7, 100, 500_000))
+        };
+        account.charge(BURST_NS + 7, 10, 100_000);
+        other.join().unwrap();
+        assert_eq!((account.due_ns(), account.charged_ns()), (7 + 200 + 100, 110));
     });
 }

@@ -29,6 +29,8 @@ const MEASURED: Duration = Duration::from_secs(3);
 const SETTLED: Duration = Duration::from_millis(1200);
 /// How far the use by the simulated GPU's record may be from the share: percentage points.
 const ALLOWED_POINTS: f64 = 1.0;
+/// Two processes cost the GPU switches between them, which it spends for the tenant and the record counts for nobody: percentage points.
+const SWITCHING_POINTS: f64 = 2.0;
 
 /// A program under the library with these variables, and no daemon behind it.
 fn alone(host: &Host, program: PathBuf, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
@@ -58,9 +60,10 @@ fn percent_of_time(host: &Host, clients: &[&Process]) -> f64 {
 }
 
 #[track_caller]
-fn assert_percent(had: f64, wanted: f64) {
+fn assert_percent(had: f64, wanted: f64, switching: f64) {
     println!("had the GPU {had:.2} % of the time, owed {wanted} %");
-    assert!((had - wanted).abs() <= ALLOWED_POINTS, "had {had:.2} % of the time, owed {wanted} %");
+    let allowed = wanted - ALLOWED_POINTS - switching..=wanted + ALLOWED_POINTS;
+    assert!(allowed.contains(&had), "had {had:.2} % of the time, owed {wanted} %");
 }
 
 #[track_caller]
@@ -68,14 +71,13 @@ fn assert_alone_it_has(share: &str, wanted: f64, arguments: &[&str]) {
     let host = Host::measuring();
     let client = backlog(&host, arguments, &[("DEEPRES_SHARE", share)]);
     thread::sleep(SETTLED);
-    assert_percent(percent_of_time(&host, &[&client]), wanted);
+    assert_percent(percent_of_time(&host, &[&client]), wanted, 0.0);
 }
 
 /// What a client that fills the device says of one kind of memory: (bytes that were free at first, bytes it got).
 fn fill(host: &Host, variables: &[(&str, &str)]) -> (u64, u64) {
     let arguments = [&CHUNK_BYTES.to_string(), "cuMemAlloc_v2"];
-    let said =
-        host.finish(alone(host, c_client("fill", Way::Dlsym), &arguments, variables)).success().json();
+    let said = host.finish(alone(host, c_client("fill", Way::Dlsym), &arguments, variables)).success().json();
     (number(&said, "info_free"), number(&said["kinds"][0], "bytes"))
 }
 
@@ -118,10 +120,10 @@ fn two_processes_of_a_tenant_have_its_share_together() {
     let first = backlog(&host, &arguments, &variables);
     let mut second = backlog(&host, &arguments, &variables);
     thread::sleep(SETTLED);
-    assert_percent(percent_of_time(&host, &[&first, &second]), 40.0);
+    assert_percent(percent_of_time(&host, &[&first, &second]), 40.0, SWITCHING_POINTS);
     second.kill();
     thread::sleep(SETTLED);
-    assert_percent(percent_of_time(&host, &[&first]), 40.0);
+    assert_percent(percent_of_time(&host, &[&first]), 40.0, 0.0);
 }
 
 #[test]
@@ -212,7 +214,11 @@ fn kills_at_random_among_eight_processes_leave_limit_and_account_right() {
     let mut most = 0;
     for kill in 0..KILLS {
         // Lengths that fall on every part of a start and of an allocation.
-        most = most.max(most_held(&host, Duration::from_micros(7_000 + 13_331 * kill as u64 % 90_000), overhead));
+        most = most.max(most_held(
+            &host,
+            Duration::from_micros(7_000 + 13_331 * kill as u64 % 90_000),
+            overhead,
+        ));
         let victim = &mut clients[kill * 5 % PROCESSES];
         if kill % 3 == 0 {
             victim.signal(Signal::STOP);
@@ -242,8 +248,14 @@ fn hamis_variables_are_aliases_and_ours_win() {
     let (total, _) =
         view(&host, &[("CUDA_DEVICE_MEMORY_LIMIT_0", "3000m"), ("CUDA_DEVICE_MEMORY_LIMIT", "1g")]);
     assert_eq!(total, 3000 * MIB);
-    let (total, seen) =
-        view(&host, &[("CUDA_DEVICE_MEMORY_LIMIT_0", "3000m"), ("DEEPRES_MEMORY", "2GiB"), ("CUDA_DEVICE_SM_LIMIT", "50")]);
+    let (total, seen) = view(
+        &host,
+        &[
+            ("CUDA_DEVICE_MEMORY_LIMIT_0", "3000m"),
+            ("DEEPRES_MEMORY", "2GiB"),
+            ("CUDA_DEVICE_SM_LIMIT", "50"),
+        ],
+    );
     assert_eq!(total, 2048 * MIB);
     assert!(seen.stderr.contains("GPU 0: 50%"), "{}", seen.stderr);
 }
