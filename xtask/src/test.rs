@@ -151,9 +151,7 @@ fn install_needs() -> Result<()> {
     if !venv::can_create() {
         lacking.extend(["python3", "python3-venv"]);
     }
-    if !has_cxx() {
-        lacking.push("g++");
-    }
+    lacking.extend(TOOLS.into_iter().filter(|tool| !is_there(tool)));
     if lacking.is_empty() {
         return Ok(());
     }
@@ -168,11 +166,14 @@ fn install_needs() -> Result<()> {
     command::run(install.env("DEBIAN_FRONTEND", "noninteractive"))
 }
 
-/// Whether there is the C++ compiler that nvcc hands its host code to.
-fn has_cxx() -> bool {
-    let mut cxx = Command::new("g++");
-    cxx.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
-    cxx.status().is_ok_and(|status| status.success())
+/// Commands that the tests call, each in the package of its name: the compiler that nvcc hands its host code to, and what makes
+/// and runs containers.
+const TOOLS: [&str; 4] = ["g++", "podman", "runc", "debootstrap"];
+
+fn is_there(tool: &str) -> bool {
+    let mut command = Command::new(tool);
+    command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
 }
 
 #[cfg(test)]

@@ -75,21 +75,48 @@ fn find_or_build() -> Result<Artefacts> {
         Some(folder) => PathBuf::from(folder),
         None => build()?,
     };
-    let artefacts = Artefacts {
-        deepres: folder.join("deepres"),
-        library: folder.join("libdeepres.so"),
-        simgpu: folder.join("simgpu"),
-        folder,
-    };
-    let driver = artefacts.simgpu.join("libcuda.so.1");
-    for file in [&artefacts.deepres, &artefacts.library, &driver] {
-        ensure!(
-            file.is_absolute() && file.exists(),
-            "{} is not there (looked where {ARTEFACTS_VARIABLE}, an absolute path, says)",
-            file.display()
-        );
+    Artefacts::in_folder(folder)
+}
+
+impl Artefacts {
+    fn in_folder(folder: PathBuf) -> Result<Self> {
+        let artefacts = Self {
+            deepres: folder.join("deepres"),
+            library: folder.join("libdeepres.so"),
+            simgpu: folder.join("simgpu"),
+            folder,
+        };
+        let driver = artefacts.simgpu.join("libcuda.so.1");
+        for file in [&artefacts.deepres, &artefacts.library, &driver] {
+            ensure!(
+                file.is_absolute() && file.exists(),
+                "{} is not there (looked where {ARTEFACTS_VARIABLE}, an absolute path, says)",
+                file.display()
+            );
+        }
+        Ok(artefacts)
     }
-    Ok(artefacts)
+}
+
+/// The built parts as users get them, for systems older than this one.
+pub fn portable_artefacts() -> &'static Artefacts {
+    static ARTEFACTS: OnceLock<Artefacts> = OnceLock::new();
+    let dist = repository().join("dist");
+    ARTEFACTS.get_or_init(|| {
+        if env::var_os(ARTEFACTS_VARIABLE).is_none_or(|folder| Path::new(&folder) != dist) {
+            let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+            cargo.args(["xtask", "dist"]).current_dir(repository());
+            run(&mut cargo).unwrap_or_else(|error| panic!("the parts for old systems: {error:#}"));
+        }
+        Artefacts::in_folder(dist).unwrap_or_else(|error| panic!("the parts for old systems: {error:#}"))
+    })
+}
+
+/// zig's C compiler (which `cargo xtask dist` installs): it makes programs for other C libraries than this machine's.
+pub(crate) fn zig_cc() -> Command {
+    let mut zig = Command::new(target().join("tools/zig/bin/python"));
+    zig.args(["-m", "ziglang", "cc"]);
+    zig
 }
 
 fn build() -> Result<PathBuf> {

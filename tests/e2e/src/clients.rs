@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use crate::artefacts::{artefacts, clients_python, repository, run, target};
+use crate::artefacts::{artefacts, clients_python, repository, run, target, zig_cc};
 
 /// How a C client reaches the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +45,41 @@ pub fn c_client(name: &str, way: Way) -> PathBuf {
 /// Path of `tests/workloads/c/NAME.c` compiled as a program that does not know of the driver.
 pub fn c_program(name: &str) -> PathBuf {
     compile(name, name, &["-pthread".to_owned(), "-ldl".to_owned()])
+}
+
+/// A C library that this machine's compiler does not link to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CLibrary {
+    /// That of Debian 11.
+    OldGlibc,
+    /// musl's, loaded at the start.
+    Musl,
+    /// musl's, inside the program.
+    Static,
+}
+
+impl CLibrary {
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::OldGlibc => &["-target", "x86_64-linux-gnu.2.31", "-ldl"],
+            Self::Musl => &["-target", "x86_64-linux-musl", "-dynamic"],
+            Self::Static => &["-target", "x86_64-linux-musl", "-static"],
+        }
+    }
+}
+
+/// As [`c_client`] (not linked to libcuda), for another C library.
+pub fn c_client_on(library: CLibrary, name: &str, way: Way) -> PathBuf {
+    assert_ne!(way, Way::Linked, "there is no driver to link to for {library:?}");
+    let mut flags = vec![format!("-D{}", way.define()), "-pthread".to_owned()];
+    flags.extend(library.flags().iter().map(|flag| (*flag).to_owned()));
+    compile_by(zig_cc(), name, &format!("{name}-{way:?}-{library:?}"), &flags)
+}
+
+/// As [`c_program`], for another C library.
+pub fn c_program_on(library: CLibrary, name: &str) -> PathBuf {
+    let flags: Vec<String> = library.flags().iter().map(|flag| (*flag).to_owned()).collect();
+    compile_by(zig_cc(), name, &format!("{name}-{library:?}"), &flags)
 }
 
 /// Path of `tests/workloads/c/NAME.c` compiled as a shared library.
@@ -98,10 +133,13 @@ pub fn demo_simgpu() -> String {
 }
 
 fn compile(name: &str, output: &str, flags: &[String]) -> PathBuf {
+    compile_by(Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into())), name, output, flags)
+}
+
+fn compile_by(compiler: Command, name: &str, output: &str, flags: &[String]) -> PathBuf {
     let source = repository().join("tests/workloads/c").join(name).with_extension("c");
     build(&source, output, |product| {
-        let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
-        let mut command = Command::new(compiler);
+        let mut command = compiler;
         command.args(["-O1", "-Wall", "-Wextra", "-Werror"]).arg(&source).args(flags).arg("-o").arg(product);
         command
     })

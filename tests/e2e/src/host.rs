@@ -128,6 +128,15 @@ impl Host {
         self.state.path()
     }
 
+    /// Opens this host to all users of the machine, those of containers among them; before the first process.
+    pub fn let_all_users_in(&self) {
+        use std::os::unix::fs::PermissionsExt;
+        let modes = [(self.state.path(), 0o777), (self.folder.path(), 0o755)];
+        for (folder, mode) in modes {
+            fs::set_permissions(folder, fs::Permissions::from_mode(mode)).expect("a folder of our own");
+        }
+    }
+
     /// A command in this host's environment: the simulated driver is found, nothing is preloaded.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());

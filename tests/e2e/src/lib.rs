@@ -5,6 +5,7 @@
 
 pub mod artefacts;
 pub mod clients;
+pub mod containers;
 pub mod host;
 mod process;
 mod ps;

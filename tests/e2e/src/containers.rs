@@ -1,0 +1,240 @@
+//! Real containers: podman with runc on a root of Debian 11, whose glibc is older than this machine's.
+//!
+//! They need root and the packages [`PACKAGES`], which `cargo xtask test` installs. Where they cannot be had, the tests
+//! fail, unless `DEEPRES_SKIP_CONTAINERS` is set.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::{
+    Host, Process,
+    artefacts::{Artefacts, portable_artefacts, run, target},
+    host::COMMAND_LIMIT,
+};
+
+/// What has to be installed.
+const PACKAGES: &str = "podman runc debootstrap";
+const SKIP_VARIABLE: &str = "DEEPRES_SKIP_CONTAINERS";
+/// The root's distribution: Debian 11, of glibc 2.31.
+const DISTRIBUTION: &str = "bullseye";
+/// musl's loader, for a program of musl.
+const FURTHER_PACKAGES: &str = "musl";
+/// The user of this machine that is root in a container with a user namespace; the root's files are that user's.
+pub const OUTER_ROOT: u32 = 100_000;
+/// How many users a container has.
+const USERS: u32 = 65_536;
+/// Where runtimes look for specifications that end with the machine's uptime.
+const SPECIFICATIONS: &str = "/run/cdi";
+/// The kind of deepres' devices.
+const KIND: &str = "deepres.dev/share";
+
+/// The containers and devices of one host; all gone when dropped.
+pub struct Containers<'host> {
+    host: &'host Host,
+    /// In names that the whole machine shares.
+    prefix: String,
+    artefacts: &'static Artefacts,
+    started: AtomicU32,
+}
+
+/// How a container's processes see users.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Users {
+    /// As the machine does.
+    Shared,
+    /// In a namespace of their own, in which [`OUTER_ROOT`] is root.
+    Apart,
+}
+
+/// A container, which lives as long as its first process. Killed when dropped.
+pub struct Container {
+    /// Its name.
+    pub name: String,
+    /// `podman run`, in the foreground: its output is the container's.
+    pub process: Process,
+}
+
+impl<'host> Containers<'host> {
+    /// Containers on this host, whose simulated GPU all users of the machine may use. `None`: not here, by the user's own wish.
+    pub fn on(host: &'host Host) -> Option<Self> {
+        if env::var_os(SKIP_VARIABLE).is_some() {
+            eprintln!("skipped: {SKIP_VARIABLE} is set");
+            return None;
+        }
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "containers need root; set {SKIP_VARIABLE}=1 to do without these tests"
+        );
+        root();
+        host.let_all_users_in();
+        let folder = host.path().file_name().expect("a folder of our own").to_string_lossy().into_owned();
+        Some(Self { host, prefix: folder, artefacts: portable_artefacts(), started: AtomicU32::new(0) })
+    }
+
+    /// `deepres cdi generate` of a device; returns what to ask podman for.
+    #[track_caller]
+    pub fn device(&self, name: &str, options: &[&str]) -> String {
+        let name = format!("{}-{name}", self.prefix);
+        let file = self.specification();
+        let mut command = self.host.command(&self.artefacts.deepres);
+        command.args(["cdi", "generate", "--name", &name, "--output"]).arg(file).args(options);
+        self.host.finish(command).success();
+        format!("{KIND}={name}")
+    }
+
+    fn specification(&self) -> PathBuf {
+        Path::new(SPECIFICATIONS).join(format!("{}.json", self.prefix))
+    }
+
+    /// Starts a program in a container with this device. Programs of this machine are found in it where they are here.
+    #[track_caller]
+    pub fn start(&self, device: &str, users: Users, program: &[&str]) -> Container {
+        self.start_with(&[], device, users, program)
+    }
+
+    /// As [`Self::start`], with further options of podman.
+    #[track_caller]
+    pub fn start_with(&self, options: &[&str], device: &str, users: Users, program: &[&str]) -> Container {
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}-{number}", self.prefix);
+        let mut podman = self.podman(&["run", "--rm", "--name", &name, "--network=none"]);
+        // A machine that runs tests may have tighter limits than podman's defaults.
+        podman.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"]);
+        podman.args(["--device", device]).args(options);
+        if users == Users::Apart {
+            podman.args(["--uidmap", &format!("0:{OUTER_ROOT}:{USERS}")]);
+        }
+        let clients = target().join("e2e-clients");
+        for folder in [&self.artefacts.simgpu, &clients] {
+            podman.arg("--volume").arg(format!("{0}:{0}:ro", folder.display()));
+        }
+        podman.arg("--volume").arg(format!("{0}:{0}", self.host.state_dir().display()));
+        let variables = [
+            ("LD_LIBRARY_PATH", self.artefacts.simgpu.display().to_string()),
+            ("SIMGPU_STATE", self.host.state_dir().display().to_string()),
+            // By which a host knows what is its own.
+            ("DEEPRES_E2E", self.host.path().display().to_string()),
+        ];
+        for (variable, value) in variables {
+            podman.arg("--env").arg(format!("{variable}={value}"));
+        }
+        // What a container writes is its own.
+        podman.arg("--rootfs").arg(format!("{}:O", root().display())).args(program);
+        Container { name, process: self.host.spawn(podman) }
+    }
+
+    /// Runs a program in a container to its end.
+    #[track_caller]
+    pub fn finish(&self, device: &str, users: Users, program: &[&str]) -> crate::Finished {
+        self.start(device, users, program).process.finish(COMMAND_LIMIT)
+    }
+
+    fn podman(&self, arguments: &[&str]) -> Command {
+        let mut podman = self.host.command("podman");
+        podman.env_remove("LD_LIBRARY_PATH").args(["--runtime", "runc", "--cgroup-manager=cgroupfs"]);
+        podman.args(arguments);
+        podman
+    }
+
+    /// The full id of a container.
+    #[track_caller]
+    pub fn id(&self, container: &Container) -> String {
+        let inspect = self.podman(&["inspect", "--format", "{{.Id}}", &container.name]);
+        self.host.finish(inspect).success().stdout.trim().to_owned()
+    }
+
+    /// Kills a container with all its processes, and waits until it is gone.
+    #[track_caller]
+    pub fn kill(&self, mut container: Container) {
+        self.host.finish(self.podman(&["kill", "--signal", "KILL", &container.name])).success();
+        container.process.await_end(COMMAND_LIMIT);
+    }
+}
+
+impl Drop for Containers<'_> {
+    fn drop(&mut self) {
+        for number in 0..self.started.load(Ordering::Relaxed) {
+            let name = format!("{}-{number}", self.prefix);
+            // Most are gone already.
+            let _ = self.podman(&["rm", "--force", "--ignore", "--time", "0", &name]).output();
+        }
+        let _ = fs::remove_file(self.specification());
+    }
+}
+
+/// The folder with the root file system of the containers, made on first use and kept.
+fn root() -> &'static Path {
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| find_or_make_root().unwrap_or_else(|error| panic!("the containers' root: {error:#}")))
+}
+
+fn find_or_make_root() -> Result<PathBuf> {
+    let folder = target().join("containers");
+    fs::create_dir_all(&folder)?;
+    // Whoever else tests in this folder waits until it is there.
+    let turn = fs::File::create(folder.join("lock"))?;
+    flock(&turn, FlockOperation::LockExclusive)?;
+    let root = folder.join(DISTRIBUTION);
+    // Written last, with what it was made of.
+    let marker = folder.join(format!("{DISTRIBUTION}.ready"));
+    let recipe = format!("{FURTHER_PACKAGES}, owner {OUTER_ROOT}");
+    if fs::read_to_string(&marker).is_ok_and(|made_of| made_of == recipe) {
+        return Ok(root);
+    }
+    if root.exists() {
+        fs::remove_dir_all(&root)?;
+    }
+    eprintln!("making a root file system of Debian {DISTRIBUTION} in {} (kept)", root.display());
+    let started = Instant::now();
+    let include = format!("--include={FURTHER_PACKAGES}");
+    let mut debootstrap = Command::new("debootstrap");
+    debootstrap.args(["--variant=minbase", &include, DISTRIBUTION]).arg(&root).arg(mirror()?);
+    run(&mut debootstrap).with_context(|| format!("it needs {PACKAGES}: apt-get install {PACKAGES}"))?;
+    let owner = format!("{OUTER_ROOT}:{OUTER_ROOT}");
+    run(Command::new("chown").args(["--recursive", "--no-dereference", &owner]).arg(&root))?;
+    fs::write(&marker, recipe)?;
+    eprintln!("made in {:.0} s", started.elapsed().as_secs_f64());
+    Ok(root)
+}
+
+/// The Debian mirror that this machine installs from.
+fn mirror() -> Result<String> {
+    let mut apt = Command::new("apt-get");
+    apt.args(["indextargets", "--format", "$(ORIGIN) $(SUITE) $(REPO_URI)", "Created-By: Packages"]);
+    let output = apt.output().with_context(|| format!("{apt:?}"))?;
+    ensure!(output.status.success(), "{apt:?} failed");
+    let listed = String::from_utf8_lossy(&output.stdout);
+    let uri = listed.lines().find_map(|line| {
+        let mut words = line.split(' ');
+        let is_main = words.next() == Some("Debian") && !words.next()?.contains('-');
+        words.next().filter(|_| is_main)
+    });
+    match uri {
+        Some(uri) => Ok(uri.to_owned()),
+        None => bail!(
+            "apt knows no Debian mirror on this machine: is it Debian, and has `apt-get update` been run?"
+        ),
+    }
+}
+
+/// Waits until something holds.
+#[track_caller]
+pub fn wait_until(what: &str, within: Duration, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + within;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not within {within:?}: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}

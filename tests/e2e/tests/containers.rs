@@ -1,0 +1,166 @@
+//! Containers that got deepres by a device: nothing in their root file system, which has an older glibc, knows of it.
+
+use std::{thread, time::Duration};
+
+use deepres_e2e::{
+    Host, Ps,
+    clients::{CLibrary, Way, c_client_on, c_program_on},
+    containers::{Container, Containers, Users, wait_until},
+    host::COMMAND_LIMIT,
+    shares::Window,
+};
+use simgpu_engine::Config;
+
+const GIB: u64 = 1 << 30;
+/// Long enough that a hundred quanta pass.
+const MEASURED: Duration = Duration::from_secs(4);
+/// Both are connected, metered and past their first launches.
+const SETTLED: Duration = Duration::from_millis(700);
+/// What a dead process held is back within this, on a busy machine.
+const FREED_WITHIN: Duration = Duration::from_secs(5);
+/// Reconnecting is tried more often than this.
+const RECONNECTED_WITHIN: Duration = Duration::from_secs(10);
+/// As `fill` wants it, and no kind of allocation rounds it.
+const CHUNK_BYTES: &str = "33554432";
+
+fn client(name: &str) -> String {
+    c_client_on(CLibrary::OldGlibc, name, Way::ProcAddress).display().to_string()
+}
+
+/// Starts the client that keeps the GPU backlogged.
+fn start(containers: &Containers<'_>, device: &str, users: Users, arguments: &[&str]) -> Container {
+    let client = client("backlog");
+    let mut container = containers.start(device, users, &[&[client.as_str()], arguments].concat());
+    container.process.await_line(|line| line == "ready", COMMAND_LIMIT);
+    container
+}
+
+#[test]
+fn two_containers_share_the_gpu_as_their_devices_say() {
+    let host = Host::measuring();
+    let Some(containers) = Containers::on(&host) else { return };
+    let _daemon = host.daemon();
+    let device = |name, share| containers.device(name, &["--tenant", name, "--share", share]);
+    let (major, minor) = (device("major", "70%"), device("minor", "30%"));
+    let kernel = ["--kernel", "busy_1000us"];
+    let _running = [
+        start(&containers, &major, Users::Apart, &kernel),
+        start(&containers, &minor, Users::Apart, &kernel),
+    ];
+    thread::sleep(SETTLED);
+    Window::measure(&host, MEASURED).assert_shares(&[("major", 70.0), ("minor", 30.0)]);
+}
+
+#[test]
+fn a_container_stays_inside_its_devices_memory() {
+    let host = Host::new();
+    let Some(containers) = Containers::on(&host) else { return };
+    let _daemon = host.daemon();
+    let device = containers.device("small", &["--tenant", "small", "--memory", "1GiB"]);
+    // The kinds that take from the GPU what was asked for and no more.
+    let program = [&client("fill"), CHUNK_BYTES, "cuMemAlloc_v2", "cuMemCreate"];
+    let said = containers.finish(&device, Users::Apart, &program).success();
+    // The library spoke, and nobody else: not the loader, for one.
+    assert!(said.stderr.lines().all(|line| line.starts_with("deepres: cuMem")), "{}", said.stderr);
+    let said = said.json();
+    assert_eq!(said["device_total"], GIB);
+    for kind in said["kinds"].as_array().expect("a list") {
+        assert_eq!(
+            (&kind["code"], kind["bytes"].as_u64().map(|bytes| bytes > GIB / 2)),
+            (&2.into(), Some(true)),
+            "{kind}"
+        );
+    }
+    let most = host.truth().processes.iter().map(|process| process.gpus[0].memory_peak_bytes).max();
+    assert!(most.is_some_and(|most| most <= GIB + Config::default().context_overhead_bytes), "{most:?}");
+    assert_eq!(host.ps().tenant("small").memory_limit_bytes, Some(GIB));
+}
+
+#[test]
+fn a_container_sees_the_tenant_socket_alone_and_cannot_change_it() {
+    let host = Host::new();
+    let Some(containers) = Containers::on(&host) else { return };
+    let daemon = host.daemon();
+    let device = containers.device("curious", &["--tenant", "curious"]);
+    for users in [Users::Shared, Users::Apart] {
+        let script = "cd /run/deepres && echo $(find . | sort); \
+            for what in 'rm tenant/tenant.sock' 'touch tenant/x' 'mv tenant/tenant.sock tenant/x' \
+                'mount -o remount,rw tenant' 'rm /usr/lib/deepres/lib/libdeepres.so' \
+                'tee /usr/lib/deepres/lib/libdeepres.so'; \
+            do $what </dev/null >/dev/null 2>&1 && echo \"$what: done\"; done; true";
+        let said = containers.finish(&device, users, &["sh", "-c", script]).success();
+        assert_eq!(said.stdout, ". ./tenant ./tenant/tenant.sock\n", "{users:?}");
+    }
+    assert_eq!(host.ps().daemon_pid, daemon.pid(), "the daemon goes on");
+}
+
+#[test]
+fn a_running_container_meets_the_next_daemon() {
+    let host = Host::new();
+    let Some(containers) = Containers::on(&host) else { return };
+    let mut daemon = host.daemon();
+    let device = containers.device("patient", &["--tenant", "patient", "--memory", "1GiB"]);
+    let container = start(&containers, &device, Users::Apart, &["--hold", "536870912"]);
+    let pids = host.ps().tenant("patient").pids();
+    assert_eq!(pids.len(), 1);
+    daemon.kill();
+    let _next = host.daemon();
+    let is_back = |ps: &Ps| ps.find("patient").is_some_and(|tenant| tenant.pids() == pids);
+    let ps = host.await_ps(is_back, RECONNECTED_WITHIN);
+    assert_eq!(ps.tenant("patient").memory_limit_bytes, Some(GIB));
+    let launched = |ps: &Ps| ps.find("patient").map_or(0, |tenant| tenant.kernel_launches);
+    let before = launched(&ps);
+    host.await_ps(|ps| launched(ps) > before, COMMAND_LIMIT);
+    drop(container);
+}
+
+#[test]
+fn a_killed_container_gives_everything_back_and_harms_nobody() {
+    let host = Host::new();
+    let Some(containers) = Containers::on(&host) else { return };
+    let _daemon = host.daemon();
+    let device = |name| containers.device(name, &["--tenant", name]);
+    let (doomed, other) = (device("doomed"), device("other"));
+    let hold = (2 * GIB).to_string();
+    let victim = start(&containers, &doomed, Users::Apart, &["--hold", &hold]);
+    let _other = start(&containers, &other, Users::Apart, &[]);
+    let used = || host.truth().gpus[0].memory_used_bytes;
+    assert!(used() >= 2 * GIB && host.ps().tenant("doomed").memory_bytes >= 2 * GIB);
+    containers.kill(victim);
+    wait_until("the GPU's memory is free", FREED_WITHIN, || used() < 2 * GIB);
+    let gone = |ps: &Ps| {
+        ps.find("doomed").is_none_or(|tenant| tenant.memory_bytes == 0 && tenant.sessions.is_empty())
+    };
+    let launched = host.await_ps(gone, FREED_WITHIN).tenant("other").kernel_launches;
+    host.await_ps(|ps| ps.tenant("other").kernel_launches > launched, COMMAND_LIMIT);
+}
+
+#[test]
+fn programs_that_cannot_load_the_library_run_unharmed() {
+    let host = Host::new();
+    let Some(containers) = Containers::on(&host) else { return };
+    let _daemon = host.daemon();
+    let device = containers.device("any", &[]);
+    let finish = |program: &str| containers.finish(&device, Users::Apart, &[program]).success();
+    for library in [CLibrary::Static, CLibrary::Musl, CLibrary::OldGlibc] {
+        let said = finish(&c_program_on(library, "hello").display().to_string());
+        assert_eq!((said.stdout.as_str(), said.stderr.as_str()), ("hello\n", ""), "{library:?}");
+    }
+    // The last of them did load it.
+    let maps = containers.finish(&device, Users::Apart, &["cat", "/proc/self/maps"]).success().stdout;
+    assert!(maps.contains("/usr/lib/deepres/lib/x86_64-linux-gnu/libdeepres.so"), "{maps}");
+    assert!(maps.lines().any(|line| line.contains("libc-2.31.so")), "an older glibc: {maps}");
+}
+
+#[test]
+fn a_container_with_a_read_only_root_and_an_ordinary_user_is_a_tenant_too() {
+    let host = Host::new();
+    let Some(containers) = Containers::on(&host) else { return };
+    let _daemon = host.daemon();
+    let device = containers.device("strict", &["--tenant", "strict", "--memory", "1GiB"]);
+    let options = ["--read-only", "--user", "1000:1000"];
+    let program = [&client("fill"), CHUNK_BYTES, "cuMemAlloc_v2"];
+    let container = containers.start_with(&options, &device, Users::Apart, &program);
+    let said = container.process.finish(COMMAND_LIMIT).success().json();
+    assert_eq!(said["device_total"], GIB);
+}

@@ -1,0 +1,7 @@
+/* hello: a program that knows nothing of GPUs. */
+#include <stdio.h>
+
+int main(void) {
+    puts("hello");
+    return 0;
+}
