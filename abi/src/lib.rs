@@ -17,6 +17,7 @@
 pub mod allowance;
 pub mod beat;
 pub mod coverage;
+pub mod class;
 pub mod directory;
 pub mod driver;
 pub mod grant;

@@ -4,16 +4,20 @@
 //! |---|---|
 //! | [`policy`] | pure decisions: shares, leases |
 //! | [`arbiter`] | one thread for each GPU that carries them out |
+//! | [`authority`] | what of a request is granted, and why |
+//! | [`identity`] | which tenant a process belongs to |
 //! | [`daemon`] | sockets, tenants and their processes, GPUs |
 //! | [`admin`] | the language of the admin socket |
 //! | [`config`] | the daemon's configuration file |
 
 pub mod admin;
 pub mod arbiter;
+pub mod authority;
 pub mod clock;
 pub mod config;
 pub mod daemon;
 pub mod directory;
+pub mod identity;
 pub mod packet;
 pub mod policy;
 pub mod process;

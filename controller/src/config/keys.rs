@@ -1,69 +1,138 @@
-//! The names of the configuration's keys, to tell a slip of the pen from a key, and which key was meant.
+//! The names of the configuration's keys and what each takes, to tell a slip of the pen from a key, and to say in words what is wrong.
 
 use toml::de::{DeTable, DeValue};
 
-const TOP: &[&str] = &[
-    "heartbeat_limit_ms",
-    "fail_mode",
-    "tenant_linger_s",
-    "idle_exit_s",
-    "max_connections",
-    "quantum",
-    "caps",
-    "users",
+/// What a key takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Takes {
+    /// A whole number, not negative.
+    Number,
+    /// A text: the example of one.
+    Text(&'static str),
+    /// A section with these keys.
+    Section(&'static [Key]),
+    /// A section for each user or group, each with these keys.
+    Sections(&'static [Key]),
+}
+
+/// A key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Key(&'static str, Takes);
+
+const TOP: &[Key] = &[
+    Key("heartbeat_limit_ms", Takes::Number),
+    Key("fail_mode", Takes::Text("open")),
+    Key("tenant_linger_s", Takes::Number),
+    Key("idle_exit_s", Takes::Number),
+    Key("max_connections", Takes::Number),
+    Key("max_connections_per_user", Takes::Number),
+    Key("admin_group", Takes::Text("gpuadmin")),
+    Key("quantum", Takes::Section(QUANTUM)),
+    Key("caps", Takes::Section(CAPS)),
+    Key("groups", Takes::Sections(CAPS)),
+    Key("users", Takes::Sections(CAPS)),
 ];
-const QUANTUM: &[&str] = &["min_ms", "max_ms"];
-const CAPS: &[&str] = &["share", "memory"];
+const QUANTUM: &[Key] = &[Key("min_ms", Takes::Number), Key("max_ms", Takes::Number)];
+const CAPS: &[Key] = &[
+    Key("share", Takes::Text("50%")),
+    Key("memory", Takes::Text("8GiB")),
+    Key("class", Takes::Text("fair")),
+];
 
 /// Names less alike than this (Jaro–Winkler, 1 for equal) are not offered.
 const ALIKE: f64 = 0.8;
 
-/// A key that is none.
-pub struct Unknown {
+/// Something in a table that cannot be.
+pub struct Wrong {
     /// Where it is, bytes.
     pub offset: usize,
     /// What to say.
     pub message: String,
 }
 
-/// The first unknown key, if there is one.
-pub fn first_unknown(table: &DeTable<'_>) -> Option<Unknown> {
-    unknown_in(table, "", TOP).or_else(|| {
-        let section = |name: &str| match table.get(name).map(|value| value.get_ref()) {
-            Some(DeValue::Table(section)) => Some(section),
-            _ => None,
+/// The first thing that is wrong with the keys of a configuration or with what kind of value they have.
+pub fn first_wrong(table: &DeTable<'_>) -> Option<Wrong> {
+    wrong_in(table, "", TOP)
+}
+
+fn wrong_in(table: &DeTable<'_>, prefix: &str, known: &[Key]) -> Option<Wrong> {
+    let mut entries: Vec<_> = table.iter().collect();
+    entries.sort_by_key(|(name, _)| name.span().start);
+    entries.into_iter().find_map(|(name, value)| {
+        let path = format!("{prefix}{}", name.get_ref());
+        let Some(Key(_, takes)) = known.iter().find(|Key(known, _)| known == name.get_ref()) else {
+            let message = format!("unknown key `{path}`; {}", hint(name.get_ref(), known));
+            return Some(Wrong { offset: name.span().start, message });
         };
-        let users = section("users").into_iter().flat_map(|users| users.iter());
-        section("quantum")
-            .and_then(|quantum| unknown_in(quantum, "quantum.", QUANTUM))
-            .or_else(|| section("caps").and_then(|caps| unknown_in(caps, "caps.", CAPS)))
-            .or_else(|| {
-                users.into_iter().find_map(|(uid, caps)| match caps.get_ref() {
-                    DeValue::Table(caps) => unknown_in(caps, &format!("users.{}.", uid.get_ref()), CAPS),
-                    _ => None,
+        let is = |expected: String| {
+            let message = format!("`{path}` takes {expected}, and this is {}", kind(value.get_ref()));
+            Some(Wrong { offset: name.span().start, message })
+        };
+        match (takes, value.get_ref()) {
+            (Takes::Section(keys), DeValue::Table(section)) => wrong_in(section, &format!("{path}."), keys),
+            (Takes::Sections(keys), DeValue::Table(sections)) => {
+                let mut sections: Vec<_> = sections.iter().collect();
+                sections.sort_by_key(|(name, _)| name.span().start);
+                sections.into_iter().find_map(|(name, section)| match section.get_ref() {
+                    DeValue::Table(section) => {
+                        wrong_in(section, &format!("{path}.{}.", name.get_ref()), keys)
+                    }
+                    other => {
+                        let number = name.get_ref();
+                        let message = format!(
+                            "`{path}.{number}` is a section (`[{path}.{number}]`), and this is {}",
+                            kind(other)
+                        );
+                        Some(Wrong { offset: name.span().start, message })
+                    }
                 })
-            })
+            }
+            (Takes::Section(_) | Takes::Sections(_), _) => is(format!("keys of its own (`[{path}]`)")),
+            (Takes::Number, DeValue::Integer(number)) => {
+                match i64::from_str_radix(number.as_str(), number.radix()) {
+                    Ok(0..) => None,
+                    Ok(_) => is("a whole number that is not negative".to_owned()),
+                    Err(_) => is("a smaller number".to_owned()),
+                }
+            }
+            (Takes::Text(_), DeValue::String(_)) => None,
+            (Takes::Number, _) => is("a whole number without quotation marks".to_owned()),
+            (Takes::Text(example), _) => is(format!("a text in quotation marks, such as \"{example}\"")),
+        }
     })
 }
 
-fn unknown_in(table: &DeTable<'_>, prefix: &str, known: &[&str]) -> Option<Unknown> {
-    let key = table.keys().find(|key| !known.contains(&key.get_ref().as_ref()))?;
-    let name = key.get_ref();
+fn hint(name: &str, known: &[Key]) -> String {
     let nearest = known
         .iter()
-        .map(|known| (strsim::jaro_winkler(known, name), known))
+        .map(|Key(known, _)| (strsim::jaro_winkler(known, name), known))
         .filter(|(alike, _)| *alike >= ALIKE)
         .max_by(|(a, _), (b, _)| a.total_cmp(b));
-    let hint = match nearest {
+    match nearest {
         Some((_, nearest)) => format!("did you mean `{nearest}`?"),
-        None => format!("the keys here are {}", known.join(", ")),
-    };
-    Some(Unknown { offset: key.span().start, message: format!("unknown key `{prefix}{name}`; {hint}") })
+        None => {
+            let names: Vec<_> = known.iter().map(|Key(name, _)| *name).collect();
+            format!("the keys here are {}", names.join(", "))
+        }
+    }
+}
+
+/// A value in words.
+fn kind(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::String(text) => format!("the text \"{text}\""),
+        DeValue::Integer(number) => format!("the number {number}"),
+        DeValue::Float(number) => format!("the number {number}"),
+        DeValue::Boolean(value) => value.to_string(),
+        DeValue::Datetime(_) => "a date or time".to_owned(),
+        DeValue::Array(_) => "a list".to_owned(),
+        DeValue::Table(_) => "a section".to_owned(),
+    }
 }
 
 /// Every key that takes a value.
 #[cfg(test)]
 pub fn all() -> impl Iterator<Item = &'static str> {
-    let sections = ["quantum", "caps", "users"];
-    TOP.iter().filter(move |key| !sections.contains(key)).chain(QUANTUM).chain(CAPS).copied()
+    let is_value = |Key(_, takes): &&Key| matches!(takes, Takes::Number | Takes::Text(_));
+    TOP.iter().chain(QUANTUM).chain(CAPS).filter(is_value).map(|Key(name, _)| *name)
 }

@@ -1,12 +1,13 @@
 //! The daemon's configuration: a TOML file, every key optional. `deploy/deepres.toml` documents each.
 
+mod caps;
 mod keys;
 
+pub use caps::{CapOf, Caps};
+
 use crate::policy::tuning::QuantumBounds;
-use crate::quantity::{parse_bytes, parse_share};
-use deepres_abi::PPM;
-use deepres_abi::grant::{FailMode, NO_LIMIT};
-use serde::{Deserialize, Deserializer};
+use deepres_abi::grant::FailMode;
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -38,11 +39,17 @@ pub struct Config {
     pub idle_exit_s: u64,
     /// Connections at a time.
     pub max_connections: usize,
+    /// Connections of one user at a time; root and the daemon's own user are not bound by it.
+    pub max_connections_per_user: usize,
+    /// The group that may administer beside root and the daemon's own user, by name or number.
+    pub admin_group: Option<String>,
     /// Bounds of the quantum.
     pub quantum: QuantumKeys,
     /// Caps for every user.
     pub caps: Caps,
-    /// Caps for single users, by number, instead of those for all.
+    /// Caps for those in a group, by number, instead of those for all.
+    pub groups: BTreeMap<String, Caps>,
+    /// Caps for single users, by number, instead of all others.
     pub users: BTreeMap<String, Caps>,
 }
 
@@ -54,8 +61,11 @@ impl Default for Config {
             tenant_linger_s: 60,
             idle_exit_s: 600,
             max_connections: 4096,
+            max_connections_per_user: 1024,
+            admin_group: None,
             quantum: QuantumKeys::default(),
             caps: Caps::default(),
+            groups: BTreeMap::new(),
             users: BTreeMap::new(),
         }
     }
@@ -103,38 +113,6 @@ impl Default for QuantumKeys {
     fn default() -> Self {
         let QuantumBounds { min_ns, max_ns } = QuantumBounds::default();
         Self { min_ms: min_ns / crate::clock::NS_PER_MS, max_ms: max_ns / crate::clock::NS_PER_MS }
-    }
-}
-
-/// What each tenant of a user may have at most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Caps {
-    /// Share, parts per million.
-    #[serde(rename = "share", deserialize_with = "share")]
-    pub share_ppm: u32,
-    /// Memory on each GPU, bytes.
-    #[serde(rename = "memory", deserialize_with = "memory")]
-    pub memory_bytes: u64,
-}
-
-impl Default for Caps {
-    fn default() -> Self {
-        Self { share_ppm: PPM, memory_bytes: NO_LIMIT }
-    }
-}
-
-fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
-}
-
-/// The word for no limit.
-const UNLIMITED: &str = "unlimited";
-
-fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    match String::deserialize(deserializer)?.as_str() {
-        UNLIMITED => Ok(NO_LIMIT),
-        text => parse_bytes(text).map_err(serde::de::Error::custom),
     }
 }
 
@@ -193,8 +171,8 @@ impl Config {
             (line_at(error.span().map_or(0, |span| span.start)), error.message().replace('\n', " "))
         };
         let table = toml::de::DeTable::parse(text).map_err(at)?;
-        if let Some(unknown) = keys::first_unknown(table.get_ref()) {
-            return Err((line_at(unknown.offset), unknown.message));
+        if let Some(wrong) = keys::first_wrong(table.get_ref()) {
+            return Err((line_at(wrong.offset), wrong.message));
         }
         let config: Self = toml::from_str(text).map_err(at)?;
         config.check().map_err(|(key, message)| {
@@ -217,14 +195,21 @@ impl Config {
             }
         };
         within("max_connections", self.max_connections as u64, &MAX_CONNECTIONS)?;
+        within("max_connections_per_user", self.max_connections_per_user as u64, &MAX_CONNECTIONS)?;
         within("heartbeat_limit_ms", self.heartbeat_limit_ms, &HEARTBEAT_LIMIT_MS)?;
         within("min_ms", self.quantum.min_ms, &QUANTUM_MS)?;
         within("max_ms", self.quantum.max_ms, &QUANTUM_MS)?;
         if self.quantum.min_ms > self.quantum.max_ms {
             return Err(("min_ms", "`min_ms` is more than `max_ms`".to_owned()));
         }
-        match self.users.keys().find(|uid| uid.parse::<u32>().is_err()) {
-            Some(uid) => Err(("[users", format!("`{uid}` is not a user number (see `id -u NAME`)"))),
+        let not_a_number = |key: &&String| key.parse::<u32>().is_err();
+        if let Some(user) = self.users.keys().find(not_a_number) {
+            return Err(("[users", format!("`{user}` is not a user's number (see `id -u NAME`)")));
+        }
+        match self.groups.keys().find(not_a_number) {
+            Some(group) => {
+                Err(("[groups", format!("`{group}` is not a group's number (see `getent group NAME`)")))
+            }
             None => Ok(()),
         }
     }
@@ -252,9 +237,16 @@ impl Config {
         }
     }
 
-    /// What the tenants of this user may have.
-    pub fn caps_of(&self, uid: u32) -> Caps {
-        self.users.get(&uid.to_string()).copied().unwrap_or(self.caps)
+    /// What each tenant of this user, who is in `groups`, may have, and whose rule that is.
+    pub fn caps_of(&self, user: u32, groups: &[u32]) -> (Caps, CapOf) {
+        if let Some(caps) = self.users.get(&user.to_string()) {
+            return (*caps, CapOf::User(user));
+        }
+        let of_groups = groups.iter().filter_map(|group| self.groups.get(&group.to_string()).copied());
+        match of_groups.reduce(Caps::or) {
+            Some(caps) => (caps, CapOf::Groups),
+            None => (self.caps, CapOf::Everyone),
+        }
     }
 }
 
@@ -272,6 +264,9 @@ fn default_files() -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::class::Class;
+    use deepres_abi::PPM;
+    use deepres_abi::grant::NO_LIMIT;
 
     #[test]
     fn the_documented_file_is_the_defaults_and_documents_every_key() {
@@ -288,8 +283,9 @@ mod tests {
             .collect();
         assert_ne!(uncommented, documented);
         let mut config = Config::parse(&uncommented).unwrap();
-        assert!(!config.users.is_empty(), "the example of a user is there");
-        config.users.clear();
+        assert!(!config.users.is_empty() && !config.groups.is_empty(), "there are examples");
+        assert_eq!(config.admin_group.as_deref(), Some("gpuadmin"));
+        (config.users, config.groups, config.admin_group) = Default::default();
         assert_eq!(config, Config::default());
         for key in keys::all() {
             assert!(uncommented.contains(&format!("{key} = ")), "{key} is not documented");
@@ -304,7 +300,7 @@ mod tests {
         let (line, message) = Config::parse("[quantum]\nmin_ms = 5\nmaxms = 9\n").unwrap_err();
         assert_eq!((line, message.as_str()), (3, "unknown key `quantum.maxms`; did you mean `max_ms`?"));
         let (_, message) = Config::parse("[users.7]\nzzz = 9\n").unwrap_err();
-        assert!(message.contains("the keys here are share, memory"), "{message}");
+        assert!(message.contains("the keys here are share, memory, class"), "{message}");
     }
 
     #[test]
@@ -318,6 +314,8 @@ mod tests {
             ("[users.bob]\nshare = \"10%\"\n", 1, "id -u"),
             ("fail_mode = \n", 1, ""),
             ("max_connections = 0\n", 1, "from 1"),
+            ("[caps]\nclass = \"first\"\n", 2, "best-effort"),
+            ("[groups.video]\nshare = \"10%\"\n", 1, "getent group"),
         ] {
             let (found, message) = Config::parse(text).unwrap_err();
             assert_eq!(found, line, "{text}: {message}");
@@ -326,9 +324,52 @@ mod tests {
     }
 
     #[test]
-    fn a_users_own_caps_come_before_those_for_all() {
-        let config = Config::parse("[caps]\nshare = \"50%\"\n[users.7]\nmemory = \"1GiB\"\n").unwrap();
-        assert_eq!(config.caps_of(1), Caps { share_ppm: 500_000, memory_bytes: NO_LIMIT });
-        assert_eq!(config.caps_of(7), Caps { share_ppm: PPM, memory_bytes: 1 << 30 });
+    fn a_value_of_the_wrong_kind_is_refused_in_words() {
+        for (text, line, message) in [
+            (
+                "\nheartbeat_limit_ms = \"soon\"\n",
+                2,
+                "`heartbeat_limit_ms` takes a whole number without quotation marks, and this is the text \"soon\"",
+            ),
+            (
+                "max_connections = -1\n",
+                1,
+                "`max_connections` takes a whole number that is not negative, and this is the number -1",
+            ),
+            (
+                "[caps]\nshare = 50\n",
+                2,
+                "`caps.share` takes a text in quotation marks, such as \"50%\", and this is the number 50",
+            ),
+            ("caps = 5\n", 1, "`caps` takes keys of its own (`[caps]`), and this is the number 5"),
+            ("users = []\n", 1, "`users` takes keys of its own (`[users]`), and this is a list"),
+            (
+                "[users]\n1000 = true\n",
+                2,
+                "`users.1000` is a section (`[users.1000]`), and this is true",
+            ),
+            ("idle_exit_s = 1.5\n", 1, "`idle_exit_s` takes a whole number without quotation marks, and this is the number 1.5"),
+        ] {
+            assert_eq!(Config::parse(text), Err((line, message.to_owned())));
+        }
+        let (_, message) = Config::parse("heartbeat_limit_ms = 99999999999999999999999\n").unwrap_err();
+        for type_of_rust in ["u64", "i64", "usize", "u128", "expected a"] {
+            assert!(!message.contains(type_of_rust), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_users_own_caps_come_before_those_of_groups_and_those_before_those_for_all() {
+        let text = "[caps]\nshare = \"50%\"\n[groups.4]\nshare = \"60%\"\nclass = \"fair\"\n\
+                    [groups.5]\nshare = \"20%\"\n[users.7]\nmemory = \"1GiB\"\n";
+        let config = Config::parse(text).unwrap();
+        let caps = |share_ppm, memory_bytes, class| Caps { share_ppm, memory_bytes, class };
+        let all = caps(500_000, NO_LIMIT, Class::Guaranteed);
+        assert_eq!(config.caps_of(1, &[1, 2]), (all, CapOf::Everyone));
+        let fair = caps(600_000, NO_LIMIT, Class::Fair);
+        assert_eq!(config.caps_of(1, &[4]), (fair, CapOf::Groups));
+        let both = caps(600_000, NO_LIMIT, Class::Guaranteed);
+        assert_eq!(config.caps_of(1, &[5, 4]), (both, CapOf::Groups), "of several the most generous of each");
+        assert_eq!(config.caps_of(7, &[5]), (caps(PPM, 1 << 30, Class::Guaranteed), CapOf::User(7)));
     }
 }

@@ -1,0 +1,309 @@
+//! What of a request is granted, and by which rule.
+//!
+//! Asking is all a job can do; the configuration bounds it and an administrator overrules both. One rule for who asks for more than
+//! there is for them: **who can still be told is refused, who runs already is given the most there is.** `deepres run` asks before its
+//! job starts and says why it does not start ([`refuse`]). A process that connects by itself is running; turned away it would go on
+//! without any limit, so it gets the cap ([`grant`]).
+
+use crate::config::{CapOf, Caps};
+use crate::policy::class::Class;
+use crate::quantity::{Bytes, Percent};
+use deepres_abi::PPM;
+use deepres_abi::grant::NO_LIMIT;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+
+/// A wish, field by field: a job's, or what an administrator set.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Wish {
+    /// Share of the GPU, parts per million.
+    pub share_ppm: Option<u32>,
+    /// Memory on each GPU, bytes.
+    pub memory_bytes: Option<u64>,
+    /// The kind of promise.
+    #[serde(serialize_with = "class_name", deserialize_with = "class_named")]
+    pub class: Option<Class>,
+}
+
+impl Wish {
+    /// This, and where it says nothing, that.
+    pub fn or(self, that: Self) -> Self {
+        Self {
+            share_ppm: self.share_ppm.or(that.share_ppm),
+            memory_bytes: self.memory_bytes.or(that.memory_bytes),
+            class: self.class.or(that.class),
+        }
+    }
+
+    /// Whether it wishes for something else than `that` in a field that both speak of, or that `that` leaves open.
+    pub fn differs_from(&self, that: &Self) -> bool {
+        *self != Self::default() && self.or(*that) != *that
+    }
+}
+
+impl fmt::Display for Wish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.share_ppm {
+            Some(ppm) => write!(f, "a share of {}", Percent(ppm))?,
+            None => write!(f, "no share of its own")?,
+        }
+        match self.memory_bytes {
+            Some(bytes) => write!(f, ", {} of memory", Bytes(bytes))?,
+            None => write!(f, ", no memory limit")?,
+        }
+        write!(f, " and class {}", self.class.unwrap_or_default())
+    }
+}
+
+/// The rule that something was granted by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// Nobody asked for anything.
+    Default,
+    /// As was asked.
+    Request,
+    /// The most that there is for this user.
+    Cap(CapOf),
+    /// An administrator set it.
+    Administrator,
+    /// A guarantee is of a share, and none was asked for.
+    NoShare,
+    /// Guarantees were given to others, and this one does not fit beside them.
+    NoRoom,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => write!(f, "by default"),
+            Self::Request => write!(f, "as asked"),
+            Self::Cap(of) => write!(f, "by {of}"),
+            Self::Administrator => write!(f, "set by an administrator"),
+            Self::NoShare => write!(f, "since a guarantee is of a share, and none was asked for"),
+            Self::NoRoom => write!(f, "since guarantees to others leave no room for it"),
+        }
+    }
+}
+
+/// A value and the rule that it was granted by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Given<T> {
+    /// What.
+    pub value: T,
+    /// By which rule.
+    pub rule: Rule,
+}
+
+impl<T> Given<T> {
+    fn by(rule: Rule, value: T) -> Self {
+        Self { value, rule }
+    }
+}
+
+/// What a tenant is granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Granted {
+    /// Its own share, parts per million; without one, its part of what others leave.
+    pub share_ppm: Given<Option<u32>>,
+    /// The most that it can be owed, whatever others leave, parts per million.
+    pub cap_ppm: u32,
+    /// Memory on each GPU, bytes; none: no limit.
+    pub memory_bytes: Given<Option<u64>>,
+    /// The kind of promise.
+    #[serde(serialize_with = "given_class", deserialize_with = "given_class_named")]
+    pub class: Given<Class>,
+}
+
+/// What holds for a tenant of which `asked` is known, `set` was set by an administrator, and who may have `caps`. `has_room`: a
+/// guarantee of the share it asks for fits beside those of others.
+pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), has_room: bool) -> Granted {
+    let share_ppm = match (set.share_ppm, asked.share_ppm) {
+        (Some(ppm), _) => Given::by(Rule::Administrator, Some(ppm)),
+        (None, Some(ppm)) if ppm > caps.share_ppm => Given::by(Rule::Cap(of), Some(caps.share_ppm)),
+        (None, Some(ppm)) => Given::by(Rule::Request, Some(ppm)),
+        (None, None) => Given::by(Rule::Default, None),
+    };
+    let memory_bytes = match (set.memory_bytes, asked.memory_bytes) {
+        (Some(bytes), _) => Given::by(Rule::Administrator, Some(bytes)),
+        (None, Some(bytes)) if bytes <= caps.memory_bytes => Given::by(Rule::Request, Some(bytes)),
+        (None, None) if caps.memory_bytes == NO_LIMIT => Given::by(Rule::Default, None),
+        (None, _) => Given::by(Rule::Cap(of), Some(caps.memory_bytes)),
+    };
+    let wanted = asked.class.unwrap_or_default();
+    let class = match set.class {
+        Some(class) => Given::by(Rule::Administrator, class),
+        // A stronger promise is the lesser one.
+        None if wanted < caps.class => Given::by(Rule::Cap(of), caps.class),
+        None if asked.class.is_some() => Given::by(Rule::Request, wanted),
+        None => Given::by(Rule::Default, wanted),
+    };
+    let class = match class {
+        Given { value: Class::Guaranteed, .. } if share_ppm.value.is_none() => {
+            Given::by(Rule::NoShare, Class::Fair)
+        }
+        Given { value: Class::Guaranteed, rule: Rule::Request } if !has_room => {
+            Given::by(Rule::NoRoom, Class::Fair)
+        }
+        class => class,
+    };
+    let cap_ppm = set.share_ppm.unwrap_or(0).max(caps.share_ppm);
+    Granted { share_ppm, cap_ppm, memory_bytes, class }
+}
+
+/// Why a request that can still be taken back is refused, if it is.
+pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), has_room: bool) -> Option<String> {
+    let remedy = "ask for less, or have an administrator raise it";
+    if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > caps.share_ppm) {
+        let most = Percent(caps.share_ppm);
+        return Some(format!("a share of {} was asked for, but {of} is {most}: {remedy}", Percent(ppm)));
+    }
+    if let Some(bytes) = asked.memory_bytes.filter(|bytes| *bytes > caps.memory_bytes) {
+        let most = Bytes(caps.memory_bytes);
+        return Some(format!("{} of memory were asked for, but {of} is {most}: {remedy}", Bytes(bytes)));
+    }
+    let class = asked.class?;
+    if class < caps.class {
+        return Some(format!("class {class} was asked for, but {of} is {}: {remedy}", caps.class));
+    }
+    match (class, asked.share_ppm) {
+        (Class::Guaranteed, None) => {
+            Some("class guaranteed is the promise of a share: say which by --share".to_owned())
+        }
+        (Class::Guaranteed, Some(ppm)) if !has_room => Some(format!(
+            "{} cannot be guaranteed: guarantees to others leave no room for it; ask for less, or for class fair",
+            Percent(ppm)
+        )),
+        _ => None,
+    }
+}
+
+/// Why a wish makes no sense for anybody, if it does not.
+pub fn impossible(wish: &Wish) -> Option<String> {
+    let share = deepres_abi::quantity::MIN_SHARE_PPM..=PPM;
+    if let Some(ppm) = wish.share_ppm.filter(|ppm| !share.contains(ppm)) {
+        return Some(format!("a share of {} is not between 1% and 100%", Percent(ppm)));
+    }
+    if wish.memory_bytes == Some(0) {
+        return Some("a memory limit of 0 lets nothing run".to_owned());
+    }
+    None
+}
+
+fn class_name<S: Serializer>(class: &Option<Class>, serializer: S) -> Result<S::Ok, S::Error> {
+    class.map(Class::name).serialize(serializer)
+}
+
+fn class_named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Class>, D::Error> {
+    let name = Option::<String>::deserialize(deserializer)?;
+    name.map(|name| name.parse().map_err(serde::de::Error::custom)).transpose()
+}
+
+fn given_class<S: Serializer>(given: &Given<Class>, serializer: S) -> Result<S::Ok, S::Error> {
+    Given::by(given.rule, given.value.name()).serialize(serializer)
+}
+
+fn given_class_named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Given<Class>, D::Error> {
+    let given = Given::<String>::deserialize(deserializer)?;
+    Ok(Given::by(given.rule, given.value.parse().map_err(serde::de::Error::custom)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAPS: (Caps, CapOf) = (
+        Caps { share_ppm: 500_000, memory_bytes: 1 << 30, class: Class::Fair },
+        CapOf::User(1000),
+    );
+    const CAPPED: Rule = Rule::Cap(CapOf::User(1000));
+
+    fn asked(share_ppm: u32, memory_bytes: u64, class: Class) -> Wish {
+        Wish { share_ppm: Some(share_ppm), memory_bytes: Some(memory_bytes), class: Some(class) }
+    }
+
+    fn free() -> (Caps, CapOf) {
+        (Caps::default(), CapOf::Everyone)
+    }
+
+    #[test]
+    fn what_is_asked_for_within_the_caps_is_granted() {
+        let granted = grant(&asked(500_000, 1 << 30, Class::BestEffort), &Wish::default(), CAPS, true);
+        assert_eq!(granted.share_ppm, Given::by(Rule::Request, Some(500_000)));
+        assert_eq!(granted.memory_bytes, Given::by(Rule::Request, Some(1 << 30)));
+        assert_eq!(granted.class, Given::by(Rule::Request, Class::BestEffort));
+    }
+
+    #[test]
+    fn who_runs_already_is_given_the_cap_and_who_can_be_told_is_refused() {
+        let greedy = asked(800_000, 2 << 30, Class::Guaranteed);
+        let granted = grant(&greedy, &Wish::default(), CAPS, true);
+        assert_eq!(granted.share_ppm, Given::by(CAPPED, Some(500_000)));
+        assert_eq!(granted.memory_bytes, Given::by(CAPPED, Some(1 << 30)));
+        assert_eq!(granted.class, Given::by(CAPPED, Class::Fair));
+        for (wish, part) in [
+            (Wish { share_ppm: Some(800_000), ..Wish::default() }, "the cap of user 1000 is 50%"),
+            (Wish { memory_bytes: Some(2 << 30), ..Wish::default() }, "the cap of user 1000 is 1 GiB"),
+            (Wish { class: Some(Class::Guaranteed), ..Wish::default() }, "the cap of user 1000 is fair"),
+        ] {
+            let reason = refuse(&wish, CAPS, true).unwrap();
+            assert!(reason.contains(part), "{reason}");
+        }
+        assert_eq!(refuse(&asked(500_000, 1, Class::Fair), CAPS, true), None);
+    }
+
+    #[test]
+    fn who_asks_for_nothing_has_the_default_within_the_caps() {
+        let granted = grant(&Wish::default(), &Wish::default(), CAPS, true);
+        assert_eq!(granted.share_ppm, Given::by(Rule::Default, None));
+        assert_eq!((granted.cap_ppm, granted.memory_bytes), (500_000, Given::by(CAPPED, Some(1 << 30))));
+        assert_eq!(granted.class, Given::by(Rule::Default, Class::Fair));
+        let unlimited = grant(&Wish::default(), &Wish::default(), free(), true);
+        assert_eq!(unlimited.memory_bytes, Given::by(Rule::Default, None));
+        let low = (Caps { class: Class::BestEffort, ..Caps::default() }, CapOf::Groups);
+        let granted = grant(&Wish::default(), &Wish::default(), low, true);
+        assert_eq!(granted.class, Given::by(Rule::Cap(CapOf::Groups), Class::BestEffort));
+    }
+
+    #[test]
+    fn an_administrator_is_above_caps_and_wishes_field_by_field() {
+        let set = Wish { share_ppm: Some(900_000), ..Wish::default() };
+        let granted = grant(&asked(100_000, 1 << 20, Class::Fair), &set, CAPS, true);
+        assert_eq!(granted.share_ppm, Given::by(Rule::Administrator, Some(900_000)));
+        assert_eq!(granted.cap_ppm, 900_000);
+        assert_eq!(granted.memory_bytes, Given::by(Rule::Request, Some(1 << 20)));
+    }
+
+    #[test]
+    fn a_guarantee_is_of_a_share_that_fits_beside_other_guarantees() {
+        let bare = Wish { class: Some(Class::Guaranteed), ..Wish::default() };
+        assert_eq!(grant(&bare, &Wish::default(), free(), true).class, Given::by(Rule::NoShare, Class::Fair));
+        assert!(refuse(&bare, free(), true).unwrap().contains("--share"));
+        let full = asked(500_000, 1, Class::Guaranteed);
+        assert_eq!(grant(&full, &Wish::default(), free(), false).class, Given::by(Rule::NoRoom, Class::Fair));
+        assert!(refuse(&full, free(), false).unwrap().contains("leave no room"));
+        assert_eq!(refuse(&full, free(), true), None);
+        let set = Wish { class: Some(Class::Guaranteed), ..Wish::default() };
+        let granted = grant(&full, &set, free(), false);
+        assert_eq!(granted.class, Given::by(Rule::Administrator, Class::Guaranteed));
+    }
+
+    #[test]
+    fn a_second_wish_differs_only_where_it_says_something_else() {
+        let first = Wish { share_ppm: Some(1), ..Wish::default() };
+        assert!(!Wish::default().differs_from(&first));
+        assert!(!first.differs_from(&first));
+        assert!(Wish { share_ppm: Some(2), ..Wish::default() }.differs_from(&first));
+        assert!(Wish { memory_bytes: Some(2), ..Wish::default() }.differs_from(&first));
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let granted = grant(&asked(800_000, 1, Class::BestEffort), &Wish::default(), CAPS, true);
+        let text = serde_json::to_string(&granted).unwrap();
+        assert!(text.contains(r#""class":{"value":"best-effort","rule":"request"}"#), "{text}");
+        assert!(text.contains(r#""rule":{"cap":{"user":1000}}"#), "{text}");
+        assert_eq!(serde_json::from_str::<Granted>(&text).unwrap(), granted);
+    }
+}

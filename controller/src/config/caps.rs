@@ -1,0 +1,81 @@
+//! What tenants may have at most: everybody's, by group, by user.
+
+use crate::policy::class::Class;
+use crate::quantity::{parse_bytes, parse_share};
+use deepres_abi::PPM;
+use deepres_abi::grant::NO_LIMIT;
+use serde::{Deserialize, Deserializer, Serialize};
+use std::fmt;
+
+/// What each tenant of a user may have at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Caps {
+    /// Share, parts per million.
+    #[serde(rename = "share", deserialize_with = "share")]
+    pub share_ppm: u32,
+    /// Memory on each GPU, bytes.
+    #[serde(rename = "memory", deserialize_with = "memory")]
+    pub memory_bytes: u64,
+    /// The strongest promise.
+    #[serde(deserialize_with = "class")]
+    pub class: Class,
+}
+
+impl Default for Caps {
+    fn default() -> Self {
+        Self { share_ppm: PPM, memory_bytes: NO_LIMIT, class: Class::Guaranteed }
+    }
+}
+
+impl Caps {
+    /// Of two the more generous, key by key.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            share_ppm: self.share_ppm.max(other.share_ppm),
+            memory_bytes: self.memory_bytes.max(other.memory_bytes),
+            class: self.class.min(other.class),
+        }
+    }
+}
+
+/// Whose caps they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CapOf {
+    /// A user's own.
+    User(u32),
+    /// Those of the groups that a user is in.
+    Groups,
+    /// Everybody's.
+    Everyone,
+}
+
+impl fmt::Display for CapOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(user) => write!(f, "the cap of user {user}"),
+            Self::Groups => write!(f, "the cap of its user's groups"),
+            Self::Everyone => write!(f, "the cap for everybody"),
+        }
+    }
+}
+
+fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+}
+
+/// The word for no limit.
+const UNLIMITED: &str = "unlimited";
+
+fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    match String::deserialize(deserializer)?.as_str() {
+        UNLIMITED => Ok(NO_LIMIT),
+        text => parse_bytes(text).map_err(serde::de::Error::custom),
+    }
+}
+
+fn class<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Class, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(|error| serde::de::Error::custom(format!("`{text}`: {error}")))
+}
