@@ -16,8 +16,8 @@
 
 pub mod allowance;
 pub mod beat;
-pub mod coverage;
 pub mod class;
+pub mod coverage;
 pub mod directory;
 pub mod driver;
 pub mod grant;

@@ -22,7 +22,7 @@ pub struct Wish {
     /// Memory on each GPU, bytes.
     pub memory_bytes: Option<u64>,
     /// The kind of promise.
-    #[serde(serialize_with = "class_name", deserialize_with = "class_named")]
+    #[serde(with = "class_word")]
     pub class: Option<Class>,
 }
 
@@ -38,7 +38,7 @@ impl Wish {
 
     /// Whether it wishes for something else than `that` in a field that both speak of, or that `that` leaves open.
     pub fn differs_from(&self, that: &Self) -> bool {
-        *self != Self::default() && self.or(*that) != *that
+        self.or(*that) != *that
     }
 }
 
@@ -191,13 +191,26 @@ pub fn impossible(wish: &Wish) -> Option<String> {
     None
 }
 
-fn class_name<S: Serializer>(class: &Option<Class>, serializer: S) -> Result<S::Ok, S::Error> {
-    class.map(Class::name).serialize(serializer)
-}
+/// A class by its name.
+pub mod class_word {
+    use super::{Class, Deserialize, Deserializer, Serialize, Serializer};
 
-fn class_named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Class>, D::Error> {
-    let name = Option::<String>::deserialize(deserializer)?;
-    name.map(|name| name.parse().map_err(serde::de::Error::custom)).transpose()
+    /// Writes the name.
+    ///
+    /// # Errors
+    /// The serializer's.
+    pub fn serialize<S: Serializer>(class: &Option<Class>, serializer: S) -> Result<S::Ok, S::Error> {
+        class.map(Class::name).serialize(serializer)
+    }
+
+    /// Reads a name.
+    ///
+    /// # Errors
+    /// It is none, or the deserializer's.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Class>, D::Error> {
+        let name = Option::<String>::deserialize(deserializer)?;
+        name.map(|name| name.parse().map_err(serde::de::Error::custom)).transpose()
+    }
 }
 
 fn given_class<S: Serializer>(given: &Given<Class>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -213,10 +226,8 @@ fn given_class_named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Given
 mod tests {
     use super::*;
 
-    const CAPS: (Caps, CapOf) = (
-        Caps { share_ppm: 500_000, memory_bytes: 1 << 30, class: Class::Fair },
-        CapOf::User(1000),
-    );
+    const CAPS: (Caps, CapOf) =
+        (Caps { share_ppm: 500_000, memory_bytes: 1 << 30, class: Class::Fair }, CapOf::User(1000));
     const CAPPED: Rule = Rule::Cap(CapOf::User(1000));
 
     fn asked(share_ppm: u32, memory_bytes: u64, class: Class) -> Wish {

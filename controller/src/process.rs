@@ -7,7 +7,7 @@ const STATE_FIELD: usize = 0;
 const START_FIELD: usize = 19;
 
 /// A process. Ids are used again, but not with the same start time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProcessKey {
     /// Its id.
     pub pid: u32,

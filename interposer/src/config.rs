@@ -6,6 +6,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 
+use deepres_abi::class::Class;
 use deepres_abi::directory::{Places, TENANT_DIRECTORY, TENANT_SOCKET};
 use deepres_abi::quantity::{parse_bytes, parse_share};
 use deepres_abi::{MAX_GPUS, PPM};
@@ -15,6 +16,7 @@ use crate::log::say;
 const SHARE: &str = "DEEPRES_SHARE";
 const MEMORY: &str = "DEEPRES_MEMORY";
 const TENANT: &str = "DEEPRES_TENANT";
+const CLASS: &str = "DEEPRES_CLASS";
 /// HAMi's names, for those who come from there: for every GPU, or with `_0` and so on for one. Ours win over them.
 const SHARE_ALIAS: &str = "CUDA_DEVICE_SM_LIMIT";
 const MEMORY_ALIAS: &str = "CUDA_DEVICE_MEMORY_LIMIT";
@@ -41,6 +43,8 @@ pub struct Config {
     pub is_asked_for: bool,
     /// The tenant's name, or empty.
     pub tenant: String,
+    /// The class asked for.
+    pub class: Option<Class>,
     /// By ordinal in this process.
     limits: [Limit; MAX_GPUS],
 }
@@ -50,14 +54,17 @@ impl Config {
     pub fn read() -> Self {
         let places = places();
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-        let tenant = variable(TENANT);
+        let (tenant, class) = (variable(TENANT), variable(CLASS));
         let (limits, is_any_named) = limits(variable, |refused| say!(Warn, "{refused}; ignored"));
         Self {
-            is_asked_for: places.socket().is_some() || is_any_named || tenant.is_some(),
+            is_asked_for: places.socket().is_some() || is_any_named || tenant.is_some() || class.is_some(),
             sockets: sockets(&places),
             is_socket_named: places.socket().is_some(),
             directory: PathBuf::from(OsString::from_vec(places.own().path().collect())),
             tenant: tenant.unwrap_or_default(),
+            class: class.as_deref().and_then(|value| {
+                value.parse().map_err(|error| say!(Warn, "{CLASS}={value}: {error}; ignored")).ok()
+            }),
             limits,
         }
     }

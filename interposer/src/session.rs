@@ -237,6 +237,7 @@ fn hello(config: &Config, gpus: &[Uuid]) -> Hello {
     let request = config.request();
     hello.memory_bytes = request.memory_bytes;
     hello.share_ppm = request.share_ppm;
+    hello.class = config.class.map_or(0, |class| class as u32);
     hello.pid = std::process::id();
     for (place, uuid) in hello.gpu_uuids.iter_mut().zip(gpus) {
         *place = *uuid;

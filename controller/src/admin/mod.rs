@@ -8,6 +8,10 @@ mod coverage;
 
 pub use coverage::{ProcessCoverage, UnaccountedCalls};
 
+use crate::authority::{Granted, Wish, class_word};
+use crate::identity::Found;
+use crate::identity::cgroup::Container;
+use crate::policy::class::Class;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -30,6 +34,9 @@ pub enum Request {
         share_ppm: Option<u32>,
         /// Its memory limit on each GPU from now on, bytes.
         memory_bytes: Option<u64>,
+        /// Its class from now on.
+        #[serde(default, with = "class_word")]
+        class: Option<Class>,
     },
 }
 
@@ -45,12 +52,7 @@ pub enum Reply {
         processes: Vec<ProcessCoverage>,
     },
     /// To [`Request::Set`]: it is in force.
-    Set {
-        /// The share asked for now, parts per million.
-        share_ppm: Option<u32>,
-        /// The memory limit now, bytes.
-        memory_bytes: Option<u64>,
-    },
+    Set(Granted),
     /// The request cannot be met.
     Error {
         /// What happened and what to do.
@@ -130,12 +132,30 @@ pub struct GpuStatus {
 pub struct TenantStatus {
     /// Its name.
     pub name: String,
-    /// Whose it is.
+    /// Whose it is: the user of its processes or, in a container with users of its own, whoever runs that.
     pub uid: u32,
-    /// The share asked for, parts per million.
+    /// That user's name, where it is known.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// How it was found to be a tenant.
+    #[serde(default)]
+    pub found: Option<Found>,
+    /// The container that it is in.
+    #[serde(default)]
+    pub container: Option<Container>,
+    /// What its job asked for.
+    #[serde(default)]
+    pub asked: Wish,
+    /// What it is granted, and by which rules.
+    #[serde(default)]
+    pub granted: Option<Granted>,
+    /// The share that it is granted, parts per million; none: its part of what others leave.
     pub asked_share_ppm: Option<u32>,
     /// Its memory limit on each GPU, bytes.
     pub memory_limit_bytes: Option<u64>,
+    /// Its class.
+    #[serde(default)]
+    pub class: String,
     /// `deepres run`s that keep it.
     pub keepers: usize,
     /// Its account on each GPU that it has or had a session on.
@@ -201,6 +221,9 @@ pub struct SessionStatus {
     pub id: u64,
     /// Its process, as the daemon sees it.
     pub pid: u32,
+    /// The container that it is in.
+    #[serde(default)]
+    pub container: Option<Container>,
     /// Its command line, shortened.
     pub client: String,
     /// What it does on each GPU.

@@ -343,12 +343,12 @@ mod tests {
             ),
             ("caps = 5\n", 1, "`caps` takes keys of its own (`[caps]`), and this is the number 5"),
             ("users = []\n", 1, "`users` takes keys of its own (`[users]`), and this is a list"),
+            ("[users]\n1000 = true\n", 2, "`users.1000` is a section (`[users.1000]`), and this is true"),
             (
-                "[users]\n1000 = true\n",
-                2,
-                "`users.1000` is a section (`[users.1000]`), and this is true",
+                "idle_exit_s = 1.5\n",
+                1,
+                "`idle_exit_s` takes a whole number without quotation marks, and this is the number 1.5",
             ),
-            ("idle_exit_s = 1.5\n", 1, "`idle_exit_s` takes a whole number without quotation marks, and this is the number 1.5"),
         ] {
             assert_eq!(Config::parse(text), Err((line, message.to_owned())));
         }

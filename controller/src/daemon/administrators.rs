@@ -1,18 +1,25 @@
-//! The admin socket: answers requests of this user and root.
+//! The admin socket: answers requests of the daemon's user, of root, and of the group that the configuration names.
 
 use super::Shared;
 use super::peer::Peer;
 use crate::admin::{MAX_REQUEST_BYTES, Reply, Request};
+use crate::authority::Wish;
 use std::io;
 use std::os::fd::AsFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 /// Administrators at a time.
 const MAX_CONNECTIONS: usize = 64;
+/// Further ones that are told so at a time; more are closed without a word.
+const REFUSED_AT_A_TIME: usize = 64;
+/// One who is to be told so and does not ask within this is not told.
+const ASK_LIMIT: Duration = Duration::from_secs(2);
 /// An administrator who neither asks nor reads for so long is dropped.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Arbiters answer within milliseconds; this is for one that is gone.
@@ -23,26 +30,56 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Answers administrators, for ever.
 pub async fn serve(listener: std::os::unix::net::UnixListener, shared: Rc<Shared>) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
-    let room = Rc::new(tokio::sync::Semaphore::new(MAX_CONNECTIONS));
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let anteroom = Arc::new(Semaphore::new(REFUSED_AT_A_TIME));
     loop {
         let accepted = listener.accept().await;
         let Ok((stream, _)) = accepted else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let (shared, room) = (Rc::clone(&shared), Rc::clone(&room));
-        tokio::task::spawn_local(async move {
-            let Ok(_place) = room.try_acquire() else { return };
-            if let Err(error) = converse(stream, &shared).await {
-                tracing::debug!(%error, "an administrator's connection failed");
-            }
-        });
+        let shared = Rc::clone(&shared);
+        if let Ok(place) = Arc::clone(&room).try_acquire_owned() {
+            tokio::task::spawn_local(async move {
+                if let Err(error) = converse(stream, &shared).await {
+                    tracing::debug!(%error, "an administrator's connection failed");
+                }
+                drop(place);
+            });
+        } else if let Ok(place) = Arc::clone(&anteroom).try_acquire_owned() {
+            tokio::task::spawn_local(async move {
+                // Whether it was told is its own concern.
+                let _ = timeout(ASK_LIMIT, turn_away(stream)).await;
+                drop(place);
+            });
+        }
     }
+}
+
+/// Tells one for whom there is no room so. Its request is read first: a connection closed before would be an error to it, and the
+/// reason lost.
+async fn turn_away(stream: UnixStream) -> io::Result<()> {
+    let (reading, mut writing) = stream.into_split();
+    let mut reading = BufReader::new(reading).take(MAX_REQUEST_BYTES as u64);
+    reading.read_until(b'\n', &mut Vec::new()).await?;
+    let message = format!(
+        "{MAX_CONNECTIONS} administrators are connected, the most there may be: close some (`fuser` on the socket shows them) and try again"
+    );
+    writing.write_all(&line_of(&Reply::Error { message })?).await
+}
+
+fn line_of(reply: &Reply) -> io::Result<Vec<u8>> {
+    let mut text = serde_json::to_vec(reply)?;
+    text.push(b'\n');
+    Ok(text)
 }
 
 async fn converse(stream: UnixStream, shared: &Shared) -> io::Result<()> {
     let peer = Peer::of(stream.as_fd())?;
     let own = rustix::process::getuid().as_raw();
+    let may = peer.uid == 0
+        || peer.uid == own
+        || shared.admin_group.is_some_and(|group| peer.groups(stream.as_fd()).contains(&group));
     let (reading, mut writing) = stream.into_split();
     let mut reading = BufReader::new(reading);
     loop {
@@ -52,19 +89,22 @@ async fn converse(stream: UnixStream, shared: &Shared) -> io::Result<()> {
         if read? == 0 {
             return Ok(());
         }
-        let reply = if peer.uid != 0 && peer.uid != own {
-            Reply::Error {
-                message: format!("user {} may not administer this daemon; user {own} and root may", peer.uid),
-            }
-        } else {
+        let reply = if may {
             match serde_json::from_slice(&line) {
                 Ok(request) => answer(request, shared).await,
                 Err(error) => Reply::Error { message: format!("not a request: {error}") },
             }
+        } else {
+            let group = shared.admin_group.map(|group| format!(", and so may group {group}"));
+            Reply::Error {
+                message: format!(
+                    "user {} may not administer this daemon; user {own} and root may{}",
+                    peer.uid,
+                    group.unwrap_or_default()
+                ),
+            }
         };
-        let mut text = serde_json::to_vec(&reply)?;
-        text.push(b'\n');
-        match timeout(PATIENCE, writing.write_all(&text)).await {
+        match timeout(PATIENCE, writing.write_all(&line_of(&reply)?)).await {
             Ok(written) => written?,
             Err(_) => return Ok(()),
         }
@@ -89,8 +129,9 @@ async fn answer(request: Request, shared: &Shared) -> Reply {
             Reply::Status(Box::new(shared.registry.borrow().status(&reports)))
         }
         Request::Coverage => Reply::Coverage { processes: shared.registry.borrow().coverage() },
-        Request::Set { tenant, share_ppm, memory_bytes } => {
-            let set = shared.registry.borrow_mut().set(&tenant, share_ppm, memory_bytes);
+        Request::Set { tenant, share_ppm, memory_bytes, class } => {
+            let wish = Wish { share_ppm, memory_bytes, class };
+            let set = shared.registry.borrow_mut().set(&tenant, wish);
             match set {
                 Ok((reply, in_force)) => {
                     for answer in in_force {

@@ -19,6 +19,8 @@ const OWN_DIRECTORY_MODE: u32 = 0o700;
 const TENANT_DIRECTORY_MODE: u32 = 0o755;
 const SHARED_SOCKET_MODE: u32 = 0o666;
 const OWN_SOCKET_MODE: u32 = 0o600;
+/// The admin socket's, if a group may administer.
+const GROUP_SOCKET_MODE: u32 = 0o660;
 /// Write permission for group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
@@ -38,6 +40,9 @@ pub enum FilesError {
         "{} belongs to another user or may be written by others; make it yours alone, or choose another by DEEPRES_DIR", .0.display()
     )]
     Unsafe(PathBuf),
+    /// A group that there is not.
+    #[error("there is no group `{0}` (admin_group); see `getent group`")]
+    NoGroup(String),
     /// A file cannot be made.
     #[error("cannot make {}: {source}", path.display())]
     Unusable {
@@ -72,10 +77,15 @@ pub struct Files {
 
 impl Files {
     /// Prepares `directory`. What a dead daemon left is replaced; a living one is left alone, and so are sockets that were inherited.
+    /// Members of `admin_group` may administer.
     ///
     /// # Errors
     /// [`FilesError`].
-    pub fn prepare(directory: &Directory, inherited: Inherited) -> Result<Self, FilesError> {
+    pub fn prepare(
+        directory: &Directory,
+        inherited: Inherited,
+        admin_group: Option<u32>,
+    ) -> Result<Self, FilesError> {
         let (directory_mode, socket_mode) = if getuid().is_root() {
             (SHARED_DIRECTORY_MODE, SHARED_SOCKET_MODE)
         } else {
@@ -110,7 +120,13 @@ impl Files {
             None => {
                 let path = fresh(directory.admin_socket())?;
                 let socket = UnixListener::bind(&path).map_err(at(path.clone()))?;
-                set_mode(&path, OWN_SOCKET_MODE)?;
+                match admin_group {
+                    None => set_mode(&path, OWN_SOCKET_MODE)?,
+                    Some(group) => {
+                        std::os::unix::fs::chown(&path, None, Some(group)).map_err(at(path.clone()))?;
+                        set_mode(&path, GROUP_SOCKET_MODE)?;
+                    }
+                }
                 own_sockets.push(path);
                 socket
             }
@@ -182,6 +198,20 @@ fn take_lock(directory: &Directory) -> Result<File, FilesError> {
     Ok(lock)
 }
 
+/// The number of a group, by its name or number.
+///
+/// # Errors
+/// [`FilesError::NoGroup`].
+pub fn group_number(group: &str) -> Result<u32, FilesError> {
+    if let Ok(number) = group.parse() {
+        return Ok(number);
+    }
+    match nix::unistd::Group::from_name(group) {
+        Ok(Some(found)) => Ok(found.gid.as_raw()),
+        _ => Err(FilesError::NoGroup(group.to_owned())),
+    }
+}
+
 fn set_mode(path: &Path, mode: u32) -> Result<(), FilesError> {
     std::fs::set_permissions(path, Permissions::from_mode(mode))
         .map_err(|source| FilesError::Unusable { path: path.to_owned(), source })
@@ -195,8 +225,8 @@ mod tests {
     fn a_dead_daemons_sockets_are_replaced_and_a_living_ones_refused() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = Directory::at(scratch.path().join("d"));
-        let first = Files::prepare(&directory, Inherited::default()).unwrap();
-        let refused = Files::prepare(&directory, Inherited::default()).unwrap_err().to_string();
+        let first = Files::prepare(&directory, Inherited::default(), None).unwrap();
+        let refused = Files::prepare(&directory, Inherited::default(), None).unwrap_err().to_string();
         assert!(refused.contains(&format!("pid {}", std::process::id())), "{refused}");
         packet::connection(&directory.tenant_socket()).unwrap();
         drop(first);
@@ -204,7 +234,7 @@ mod tests {
         // As a daemon that was killed leaves it.
         drop(UnixListener::bind(directory.tenant_socket()).unwrap());
         assert!(packet::connection(&directory.tenant_socket()).is_err());
-        let _second = Files::prepare(&directory, Inherited::default()).unwrap();
+        let _second = Files::prepare(&directory, Inherited::default(), None).unwrap();
         packet::connection(&directory.tenant_socket()).unwrap();
     }
 
@@ -212,14 +242,14 @@ mod tests {
     fn the_tenants_directory_stays_for_the_next_daemon_and_holds_their_socket_alone() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = Directory::at(scratch.path().join("d"));
-        let first = Files::prepare(&directory, Inherited::default()).unwrap();
+        let first = Files::prepare(&directory, Inherited::default(), None).unwrap();
         let found = || std::fs::metadata(directory.tenant_directory()).unwrap();
         let inode = found().ino();
         assert_eq!(found().mode() & 0o777, 0o755);
         assert_eq!(std::fs::read_dir(directory.tenant_directory()).unwrap().count(), 1);
         drop(first);
         assert_eq!(std::fs::read_dir(directory.tenant_directory()).unwrap().count(), 0);
-        let _second = Files::prepare(&directory, Inherited::default()).unwrap();
+        let _second = Files::prepare(&directory, Inherited::default(), None).unwrap();
         assert_eq!(found().ino(), inode, "a mount of the directory shows the second daemon's socket");
     }
 
@@ -227,9 +257,17 @@ mod tests {
     fn only_administrators_reach_the_admin_socket() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = Directory::at(scratch.path().join("d"));
-        let _files = Files::prepare(&directory, Inherited::default()).unwrap();
+        let _files = Files::prepare(&directory, Inherited::default(), None).unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!(mode(&directory.admin_socket()), 0o600);
+        if getuid().is_root() {
+            let _served =
+                Files::prepare(&Directory::at(scratch.path().join("g")), Inherited::default(), Some(4711))
+                    .unwrap();
+            let admin_socket = scratch.path().join("g/admin.sock");
+            assert_eq!((mode(&admin_socket), std::fs::metadata(&admin_socket).unwrap().gid()), (0o660, 4711));
+        }
+        assert!(matches!(group_number("no such group"), Err(FilesError::NoGroup(_))));
         let everyone = getuid().is_root();
         assert_eq!(mode(&directory.tenant_socket()), if everyone { 0o666 } else { 0o600 });
     }
@@ -239,7 +277,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         std::fs::set_permissions(scratch.path(), Permissions::from_mode(0o777)).unwrap();
         assert!(matches!(
-            Files::prepare(&Directory::at(scratch.path()), Inherited::default()),
+            Files::prepare(&Directory::at(scratch.path()), Inherited::default(), None),
             Err(FilesError::Unsafe(_))
         ));
     }

@@ -1,6 +1,7 @@
 //! The daemon: sockets and tenants on one thread, an arbiter thread for each GPU.
 
 mod administrators;
+mod connections;
 mod files;
 mod gpu_lock;
 mod gpus;
@@ -21,6 +22,7 @@ use crate::arbiter::{Arbiter, Setup};
 use crate::config::Config;
 use crate::directory::Directory;
 use crate::shm::{SharedPage, Writer};
+use connections::Connections;
 use deepres_abi::beat::BeatPage;
 use files::Files;
 use gpu_lock::GpuLock;
@@ -73,7 +75,9 @@ struct Shared {
     registry: RefCell<Registry>,
     state: RefCell<StateFile>,
     service: Service,
-    connections: Cell<usize>,
+    connections: Connections,
+    /// The group that may administer.
+    admin_group: Option<u32>,
     /// The daemon ends: nobody is let in any more.
     is_stopping: Cell<bool>,
     /// Someone came or went.
@@ -115,9 +119,10 @@ pub fn run(
     ready: impl FnOnce(),
     stop: impl Future<Output = ()>,
 ) -> Result<(), DaemonError> {
-    raise_descriptor_limit();
+    let admin_group = options.config.admin_group.as_deref().map(files::group_number).transpose()?;
+    let room = make_room(options.config.max_connections, options.gpus.len());
     let inherits_tenants = options.inherited.tenants.is_some();
-    let files = Files::prepare(&options.directory, options.inherited)?;
+    let files = Files::prepare(&options.directory, options.inherited, admin_group)?;
     let locks = options
         .gpus
         .iter()
@@ -150,7 +155,8 @@ pub fn run(
         state: RefCell::new(state),
         service: Service::of_environment(),
         is_stopping: Cell::new(false),
-        connections: Cell::new(0),
+        connections: Connections::new(room),
+        admin_group,
         changed: Notify::new(),
     });
 
@@ -206,10 +212,28 @@ pub fn run(
     Ok(outcome?)
 }
 
-/// Sessions need descriptors; the soft limit is for programs that use `select`.
-fn raise_descriptor_limit() {
+/// Allows this process the descriptors that so many connections need, and returns for how many there are enough.
+fn make_room(connections: usize, gpus: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let wanted = connections::descriptors(connections, gpus);
     let limit = getrlimit(Resource::Nofile);
-    // Not being allowed to leaves us with fewer sessions, each refused with its reason.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    let is_enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= wanted);
+    if !is_enough(limit.maximum) {
+        // For who may: root.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: Some(wanted) });
+    }
+    // The soft limit is low for programs that use `select`.
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let limit = getrlimit(Resource::Nofile).current;
+    if is_enough(limit) {
+        return connections;
+    }
+    let room = limit.map_or(connections, |limit| connections::room(limit, gpus));
+    tracing::warn!(
+        room,
+        max_connections = connections,
+        "there may be fewer connections than configured, for lack of descriptors: raise `ulimit -n` to {wanted} (LimitNOFILE= in a unit)"
+    );
+    room
 }

@@ -1,9 +1,10 @@
 //! The tenant socket: lets processes in, and notices when they are gone.
 
 use super::Shared;
-use super::peer::Peer;
-use super::registry::{Admitted, Refused, Registry};
+use super::peer::{Peer, is_dead};
+use super::registry::{Admitted, Guest, Refused, Registry};
 use crate::clock::monotonic_ns;
+use crate::identity::Facts;
 use crate::packet::{self, Packet};
 use deepres_abi::wire::{self, FrameError, Hello, Refusal, RefusalKind};
 use rustix::net::{SocketFlags, accept_with};
@@ -54,51 +55,62 @@ fn watched(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 
 /// Starts to serve one connection, or to refuse it if there is no room.
 fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
-    let limit = shared.registry.borrow().config().max_connections;
-    let connections = shared.connections.get();
-    if connections >= limit.saturating_add(REFUSED_AT_A_TIME) {
-        return;
-    }
-    let is_full = connections >= limit;
-    shared.connections.set(connections + 1);
+    let Ok(peer) = Peer::of(connection.as_fd()) else { return };
+    let no_room = match shared.connections.enter(peer.uid, shared.registry.borrow().config()) {
+        Ok(()) => None,
+        Err(full) if shared.connections.turned_away() < REFUSED_AT_A_TIME => Some(full),
+        Err(_) => return,
+    };
     let shared = Rc::clone(shared);
     tokio::task::spawn_local(async move {
-        let served =
-            if is_full { turn_away(connection, limit).await } else { converse(connection, &shared).await };
+        let served = match no_room {
+            None => {
+                let served = converse(connection, peer, &shared).await;
+                shared.connections.leave(peer.uid);
+                served
+            }
+            Some(full) => {
+                let _counted = shared.connections.turn_away();
+                turn_away(connection, &full).await
+            }
+        };
         if let Err(error) = served {
             tracing::warn!(%error, "a tenant's connection failed");
         }
-        shared.connections.set(shared.connections.get() - 1);
     });
 }
 
 /// Refuses whoever comes when there is no room. Their hello is read first: a connection closed before would be an error to
 /// them, and the reason lost.
-async fn turn_away(connection: OwnedFd, limit: usize) -> io::Result<()> {
+async fn turn_away(connection: OwnedFd, full: &Refused) -> io::Result<()> {
     let connection = watched(connection)?;
     let _ = timeout(HELLO_LIMIT, receive(&connection)).await;
-    let reason = format!("{limit} connections are open, the most there may be (max_connections)");
-    refuse(connection.as_fd(), &Refused::new(RefusalKind::Full, reason));
+    refuse(connection.as_fd(), full);
     Ok(())
 }
 
 /// One connection, from hello to its end.
-async fn converse(connection: OwnedFd, shared: &Rc<Shared>) -> io::Result<()> {
+async fn converse(connection: OwnedFd, peer: Peer, shared: &Rc<Shared>) -> io::Result<()> {
     let connection = watched(connection)?;
     let Ok(packet) = timeout(HELLO_LIMIT, receive(&connection)).await else { return Ok(()) };
     let Some(packet) = packet? else { return Ok(()) };
-    let peer = Peer::of(connection.as_fd())?;
     // Before the session exists, so that there is no moment in which its death would go unnoticed.
-    let death = match peer.death() {
+    let death = match peer.death(connection.as_fd()) {
         Ok(Some(death)) => Some(watched(death)?),
         Ok(None) => return Ok(()),
         // A kernel without pidfds, or a peer in another namespace: the connection's end has to do.
         Err(_) => None,
     };
+    let facts = Facts::read(peer.pid, peer.uid);
+    if death.as_ref().is_some_and(|death| is_dead(death.as_fd())) {
+        // Its number may be another's by now, and with it what was read.
+        return Ok(());
+    }
+    let guest = Guest { peer, groups: peer.groups(connection.as_fd()), facts };
     let introduced = if shared.is_stopping.get() {
         Err(Refused::new(RefusalKind::Stopping, "the daemon is going down: try again once it is back"))
     } else {
-        introduce(peer, &packet, &mut shared.registry.borrow_mut())
+        introduce(&guest, &packet, &mut shared.registry.borrow_mut())
     };
     let admitted = match introduced {
         Ok(admitted) => admitted,
@@ -108,7 +120,7 @@ async fn converse(connection: OwnedFd, shared: &Rc<Shared>) -> io::Result<()> {
             return Ok(());
         }
     };
-    let Admitted { tenant, session, welcome, pages, ready } = admitted;
+    let Admitted { tenant, membership, welcome, pages, ready } = admitted;
     shared.changed.notify_one();
     for answer in ready {
         // Without an answer the session begins with its gate closed, and goes by the heartbeat.
@@ -132,7 +144,7 @@ async fn converse(connection: OwnedFd, shared: &Rc<Shared>) -> io::Result<()> {
     if sent.is_ok() {
         end_of(&connection, death.as_ref()).await;
     }
-    let left = shared.registry.borrow_mut().depart(&tenant, session);
+    let left = shared.registry.borrow_mut().depart(&tenant, membership);
     shared.changed.notify_one();
     if let Some(left) = left {
         shared.forget_later(tenant, left);
@@ -141,7 +153,7 @@ async fn converse(connection: OwnedFd, shared: &Rc<Shared>) -> io::Result<()> {
 }
 
 /// Reads the hello and lets its sender in, or says why not.
-fn introduce(peer: Peer, packet: &Packet, registry: &mut Registry) -> Result<Admitted, Refused> {
+fn introduce(guest: &Guest, packet: &Packet, registry: &mut Registry) -> Result<Admitted, Refused> {
     let hello: Hello = wire::decode(packet.bytes()).map_err(|error| {
         let kind = match error {
             FrameError::Major(_) => RefusalKind::Version,
@@ -149,7 +161,7 @@ fn introduce(peer: Peer, packet: &Packet, registry: &mut Registry) -> Result<Adm
         };
         Refused::new(kind, error.to_string())
     })?;
-    if peer.pid == 0 {
+    if guest.peer.pid == 0 {
         let reason =
             "the process is in a pid namespace that the daemon cannot see: run the daemon in the host's";
         return Err(Refused::new(RefusalKind::Namespace, reason));
@@ -159,7 +171,7 @@ fn introduce(peer: Peer, packet: &Packet, registry: &mut Registry) -> Result<Adm
             "the process has another monotonic clock than the daemon: run it in the host's time namespace";
         return Err(Refused::new(RefusalKind::Namespace, reason));
     }
-    registry.admit(peer, &hello)
+    registry.admit(guest, &hello)
 }
 
 /// Sends a refusal. A peer that does not read it goes without.

@@ -15,6 +15,7 @@ pub mod cgroup;
 pub mod read;
 pub mod tree;
 
+use crate::process::ProcessKey;
 use crate::text::harmless;
 use cgroup::{Kind, Place};
 use deepres_abi::wire::TENANT_NAME_BYTES;
@@ -35,12 +36,7 @@ pub enum Key {
     /// A container, pod or Slurm job, by its cgroup.
     Cgroup(String),
     /// A process tree, by its root.
-    Tree {
-        /// The root's number …
-        pid: u32,
-        /// … and when it started, clock ticks since boot.
-        start_ticks: u64,
-    },
+    Tree(ProcessKey),
 }
 
 /// How a process's tenant was found, in words.
@@ -84,6 +80,8 @@ pub struct Identity {
 /// What the kernel tells of a process that wants to be let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
+    /// Its number.
+    pub pid: u32,
     /// The process itself; `None` if it could not be looked at.
     pub process: Option<Process>,
     /// The container, pod or batch job that it is in.
@@ -95,12 +93,7 @@ pub struct Facts {
 impl Facts {
     /// Reads them. They are of the process that has this number now: whoever asks makes sure that it is still the same afterwards.
     pub fn read(pid: u32, user: u32) -> Self {
-        Self { process: read::process(pid), place: read::place(pid), owner: read::owner(pid, user) }
-    }
-
-    /// When the process started, clock ticks since boot; 0 if that is not known.
-    pub fn start_ticks(&self) -> u64 {
-        self.process.as_ref().map_or(0, |process| process.start_ticks)
+        Self { pid, process: read::process(pid), place: read::place(pid), owner: read::owner(pid, user) }
     }
 }
 
@@ -118,9 +111,9 @@ pub fn identify(
     }
     let Some(process) = &facts.process else {
         return of_place(facts).unwrap_or_else(|| Identity {
-            key: Key::Tree { pid: 0, start_ticks: 0 },
-            name: "unknown".to_owned(),
-            found: Found::Tree { root: 0 },
+            key: Key::Tree(ProcessKey { pid: facts.pid, start_ticks: 0 }),
+            name: format!("process-{}", facts.pid),
+            found: Found::Tree { root: facts.pid },
         });
     };
     let own = std::iter::once(process.clone());
@@ -150,7 +143,7 @@ fn of_place(facts: &Facts) -> Option<Identity> {
 
 fn of_tree(root: &Process) -> Identity {
     Identity {
-        key: Key::Tree { pid: root.pid, start_ticks: root.start_ticks },
+        key: Key::Tree(root.key()),
         name: harmless(&root.to_string()),
         found: Found::Tree { root: root.pid },
     }
@@ -187,7 +180,12 @@ mod tests {
     }
 
     fn facts(cgroup: &str) -> Facts {
-        Facts { process: Some(process(30, 20, "python3")), place: cgroup::place(cgroup), owner: 1000 }
+        Facts {
+            pid: 30,
+            process: Some(process(30, 20, "python3")),
+            place: cgroup::place(cgroup),
+            owner: 1000,
+        }
     }
 
     fn ancestors() -> impl Iterator<Item = Process> {
@@ -235,13 +233,13 @@ mod tests {
         assert_eq!(slurm.key, step.key, "steps belong to their job");
         let tree = found("0::/user.slice/session-1.scope");
         assert_eq!((tree.name.as_str(), &tree.found), ("run.sh-10", &Found::Tree { root: 10 }));
-        assert_eq!(tree.key, Key::Tree { pid: 10, start_ticks: 100 });
+        assert_eq!(tree.key, Key::Tree(ProcessKey { pid: 10, start_ticks: 100 }));
     }
 
     #[test]
     fn a_process_that_cannot_be_looked_at_is_a_tenant_all_the_same() {
-        let blind = Facts { process: None, place: None, owner: 1000 };
-        assert_eq!(identify("", &blind, std::iter::empty(), strangers).name, "unknown");
+        let blind = Facts { pid: 30, process: None, place: None, owner: 1000 };
+        assert_eq!(identify("", &blind, std::iter::empty(), strangers).name, "process-30");
         let contained = Facts { place: cgroup::place(DOCKER), ..blind };
         assert_eq!(identify("", &contained, std::iter::empty(), strangers).found, Found::Container);
     }

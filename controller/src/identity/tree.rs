@@ -12,6 +12,7 @@
 //!
 //! Nothing else that processes do to sessions and groups divides a job: launchers do that too.
 
+use crate::process::ProcessKey;
 use std::fmt;
 
 /// The first process.
@@ -81,6 +82,11 @@ impl Process {
             user,
             command: command.to_owned(),
         })
+    }
+
+    /// The process, told from all others.
+    pub fn key(&self) -> ProcessKey {
+        ProcessKey { pid: self.pid, start_ticks: self.start_ticks }
     }
 
     fn is_job_of_shell(&self, parent: &Self) -> bool {

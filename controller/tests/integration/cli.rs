@@ -250,7 +250,7 @@ fn ps_shows_tenants_and_set_changes_them() {
     let said = complaint(&place.deepres(&["set", "trian", "--share", "50%"]).output().unwrap(), 1);
     assert!(said.contains("no tenant `trian`") && said.contains("train"), "{said}");
     let output = place.deepres(&["set", "train", "--share", "50%", "--memory", "4GiB"]).output().unwrap();
-    assert_eq!(text(&output.stdout), "train: share 50%, memory 4 GiB");
+    assert_eq!(text(&output.stdout), "train: share 50%, memory 4 GiB, class fair");
     assert_eq!(tenant.gate().entitled_ppm(), 500_000);
     let shown = text(&place.deepres(&["ps"]).output().unwrap().stdout);
     for part in ["train", "50%", "4 GiB", "Simulated nothing", "fake tenant"] {
@@ -312,7 +312,7 @@ fn a_request_that_the_daemon_refuses_is_refused_before_the_job_starts() {
     let mark = place.scratch.path().join("ran");
     let output =
         place.deepres(&["run", "--share", "80%", "--", "touch", mark.to_str().unwrap()]).output().unwrap();
-    assert!(complaint(&output, 1).contains("50% at most"));
+    assert!(complaint(&output, 1).contains("everybody is 50%"));
     assert!(!mark.exists());
 }
 

@@ -10,6 +10,7 @@ use deepres_controller::config::{Caps, Config};
 use deepres_controller::daemon::{self, Options};
 use deepres_controller::directory::Directory;
 use deepres_controller::packet;
+use deepres_controller::policy::class::Class;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -103,7 +104,7 @@ fn what_is_not_a_hello_is_refused_and_the_daemon_goes_on() {
 
 #[test]
 fn impossible_requests_are_refused_with_a_reason() {
-    let caps = Caps { share_ppm: 500_000, memory_bytes: 1 << 30 };
+    let caps = Caps { share_ppm: 500_000, memory_bytes: 1 << 30, class: Class::Fair };
     let daemon = Daemon::start(1, Config { caps, ..Config::default() });
     let socket = daemon.directory.tenant_socket();
     let refused = |change: &dyn Fn(&mut deepres_abi::wire::Hello)| {
@@ -114,8 +115,11 @@ fn impossible_requests_are_refused_with_a_reason() {
         reason
     };
     assert!(refused(&|hello| hello.share_ppm = 1_200_000).contains("1% and 100%"));
-    assert!(refused(&|hello| hello.share_ppm = 800_000).contains("50% at most"));
-    assert!(refused(&|hello| hello.memory_bytes = 2 << 30).contains("1 GiB at most"));
+    assert!(refused(&|hello| hello.share_ppm = 800_000).contains("for everybody is 50%"));
+    assert!(refused(&|hello| hello.memory_bytes = 2 << 30).contains("for everybody is 1 GiB"));
+    let guaranteed = refused(&|hello| (hello.share_ppm, hello.class) = (100_000, Class::Guaranteed as u32));
+    assert!(guaranteed.contains("for everybody is fair"), "{guaranteed}");
+    assert!(refused(&|hello| hello.class = 9).contains("no class"));
     assert!(refused(&|hello| hello.tenant[0] = 7).contains("control"));
     assert!(refused(&|hello| hello.tenant[0] = 0xFF).contains("UTF-8"));
     let tenant = daemon.join("a", 0, 0);
@@ -187,12 +191,19 @@ fn a_tenant_of_another_name_is_another_account() {
 fn what_an_administrator_sets_is_in_force_at_once() {
     let daemon = daemon_of_one_gpu();
     let (a, b) = (daemon.join("a", 700_000, 0), daemon.join("b", 300_000, 0));
-    let request = Request::Set { tenant: "a".into(), share_ppm: Some(500_000), memory_bytes: Some(4_096) };
+    let request = Request::Set {
+        tenant: "a".into(),
+        share_ppm: Some(500_000),
+        memory_bytes: Some(4_096),
+        class: Some(Class::Guaranteed),
+    };
     // The best of some: the others may have waited for a processor.
     let took = (0..5).map(|_| {
         let begin = Instant::now();
         let reply = daemon.client().ask(&request).unwrap();
-        assert_eq!(reply, Reply::Set { share_ppm: Some(500_000), memory_bytes: Some(4_096) });
+        let Reply::Set(granted) = reply else { panic!("{reply:?}") };
+        assert_eq!((granted.share_ppm.value, granted.memory_bytes.value), (Some(500_000), Some(4_096)));
+        assert_eq!(granted.class.value, Class::Guaranteed);
         begin.elapsed()
     });
     let took = took.min().unwrap();
@@ -208,7 +219,7 @@ fn an_administrators_mistake_gets_a_clear_answer() {
     let daemon = daemon_of_one_gpu();
     let _tenant = daemon.join("train", 0, 0);
     let refused = |tenant: &str, share_ppm| {
-        let request = Request::Set { tenant: tenant.into(), share_ppm, memory_bytes: None };
+        let request = Request::Set { tenant: tenant.into(), share_ppm, memory_bytes: None, class: None };
         match daemon.client().ask(&request) {
             Err(ClientError::Refused(message)) => message,
             other => panic!("{other:?}"),

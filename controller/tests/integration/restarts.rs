@@ -48,7 +48,8 @@ fn bring(session: &Tenant, compute_ns: u64, launches: u64) {
 }
 
 fn set_share(daemon: &Daemon, name: &str, share_ppm: u32) {
-    let request = Request::Set { tenant: name.into(), share_ppm: Some(share_ppm), memory_bytes: None };
+    let request =
+        Request::Set { tenant: name.into(), share_ppm: Some(share_ppm), memory_bytes: None, class: None };
     assert!(matches!(daemon.client().ask(&request).unwrap(), Reply::Set { .. }));
 }
 

@@ -8,6 +8,7 @@ use deepres_controller::clock::monotonic_ns;
 use deepres_controller::daemon::Peer;
 use deepres_controller::directory::{Directory, TrustError, check_socket, named_socket};
 use deepres_controller::packet::{self, Packet};
+use deepres_controller::policy::class::Class;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::getuid;
 use std::io;
@@ -27,6 +28,8 @@ pub struct Request<'a> {
     pub share_ppm: Option<u32>,
     /// Its memory, bytes.
     pub memory_bytes: Option<u64>,
+    /// Its class.
+    pub class: Option<Class>,
 }
 
 /// Keeps the tenant while it lives.
@@ -98,6 +101,7 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<Ke
     let mut hello = Hello::new(Role::Keeper);
     hello.monotonic_ns = monotonic_ns();
     hello.share_ppm = request.share_ppm.unwrap_or(0);
+    hello.class = request.class.map_or(0, |class| class as u32);
     hello.memory_bytes = request.memory_bytes.unwrap_or(0);
     hello.pid = std::process::id();
     wire::set_text(&mut hello.tenant, request.name);

@@ -10,6 +10,7 @@ pub use libraries::{HasLibraryArgs, find_interposer, has_library};
 use anyhow::Result;
 use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::wire::TENANT_NAME_BYTES;
+use deepres_controller::policy::class::Class;
 use deepres_controller::quantity::{Percent, parse_bytes, parse_share};
 use deepres_controller::text::is_harmful;
 use std::ffi::OsString;
@@ -22,6 +23,8 @@ pub const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
 pub const SHARE_VARIABLE: &str = "DEEPRES_SHARE";
 /// The memory its tenant asks for.
 pub const MEMORY_VARIABLE: &str = "DEEPRES_MEMORY";
+/// The class its tenant asks for.
+const CLASS_VARIABLE: &str = "DEEPRES_CLASS";
 /// Libraries that the dynamic linker loads before all others.
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
@@ -46,6 +49,9 @@ pub struct Args {
     /// Limit of device memory on each GPU, for example 8GiB or 512MiB
     #[arg(long, env = MEMORY_VARIABLE, value_parser = parse_bytes)]
     memory: Option<u64>,
+    /// Kind of promise: guaranteed (its share whatever others do), fair, or best-effort (what others leave)
+    #[arg(long, env = CLASS_VARIABLE)]
+    class: Option<Class>,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -80,7 +86,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     libraries::require_driver()?;
 
     let name = args.name.unwrap_or_else(|| default_name(program));
-    let request = connect::Request { name: &name, share_ppm: args.share, memory_bytes: args.memory };
+    let request =
+        connect::Request { name: &name, share_ppm: args.share, memory_bytes: args.memory, class: args.class };
     let keeper = connect::keep(&request)?;
 
     let mut command = Command::new(program);
@@ -93,6 +100,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     if let Some(bytes) = args.memory {
         command.env(MEMORY_VARIABLE, bytes.to_string());
+    }
+    if let Some(class) = args.class {
+        command.env(CLASS_VARIABLE, class.name());
     }
     let code = job::run(command)?;
     // The tenant was kept until here.

@@ -1,38 +1,35 @@
 //! Tenants and their sessions: who is here, what was asked for, and what each may have.
 
 mod saved;
+mod set;
 mod status;
+mod tenancy;
+mod tenant;
 
 use super::gpus::Gpu;
-use super::peer::{Peer, command_name};
-use crate::admin::Reply;
-use crate::arbiter::{Arbiter, Bell, Report, SessionId, SessionSeat, TenantSeat};
+use super::peer::Peer;
+use crate::arbiter::{Arbiter, Bell, Report, SessionId, SessionSeat};
 use crate::clock::monotonic_ns;
-use crate::config::{Caps, Config};
+use crate::config::Config;
 use crate::directory::Directory;
+use crate::identity::Facts;
 use crate::policy::TenantId;
-use crate::policy::entitlement::Request;
-use crate::process::ProcessKey;
-use crate::quantity::{Bytes, Percent};
 use crate::shm::{SharedPage, Writer};
-use crate::text::{harmless, is_harmful};
-use deepres_abi::PPM;
+use crate::text::harmless;
 use deepres_abi::beat::BeatPage;
 use deepres_abi::grant::GrantPage;
 use deepres_abi::ledger::{LedgerPage, MAX_SESSIONS};
 use deepres_abi::meter::MeterPage;
-use deepres_abi::quantity::MIN_SHARE_PPM;
 use deepres_abi::wire::{self, Hello, RefusalKind, Role, UNMANAGED, Welcome};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use tenant::{KeeperId, Session, Tenant};
 use tokio::sync::oneshot;
 
 /// Tenants that are remembered after their end, at most: each keeps a page and a descriptor.
 const MAX_DESERTED: usize = 256;
-/// Names in a message, at most.
-const MAX_NAMES_SHOWN: usize = 10;
 
 /// A GPU and its arbiter.
 #[derive(Debug)]
@@ -58,41 +55,24 @@ pub struct Registry {
     departures: u64,
 }
 
+/// A process that wants to be let in.
 #[derive(Debug)]
-struct Tenant {
-    id: TenantId,
-    uid: u32,
-    asked: Asked,
-    /// An administrator set what is asked for.
-    is_set: bool,
-    ledger: Arc<SharedPage<LedgerPage>>,
-    /// The GPUs that any of its sessions was on.
-    gpus: Vec<usize>,
-    sessions: BTreeMap<SessionId, Session>,
-    keepers: usize,
-    /// Processes of it that had a session and have none now: what they were charged up to is remembered while they live.
-    returning: BTreeSet<ProcessKey>,
-    /// It was here when the daemon before was last heard of, and had no time to come back yet.
-    is_awaited: bool,
-    /// The departure at which it was left by all.
-    left: u64,
+pub struct Guest {
+    /// Who connected.
+    pub peer: Peer,
+    /// The groups that it is in.
+    pub groups: Vec<u32>,
+    /// What else the kernel tells of it.
+    pub facts: Facts,
 }
 
-#[derive(Debug)]
-struct Session {
-    pid: u32,
-    process: Option<ProcessKey>,
-    client: String,
-    slot: usize,
-    gpus: Vec<usize>,
-    meter: Arc<SharedPage<MeterPage>>,
-}
-
-/// What is asked for, by the job or by an administrator.
+/// What someone who was let in is to a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Asked {
-    share_ppm: Option<u32>,
-    memory_bytes: Option<u64>,
+pub enum Membership {
+    /// A process that uses GPUs.
+    Session(SessionId),
+    /// A `deepres run`.
+    Keeper(KeeperId),
 }
 
 /// Why someone is not let in.
@@ -116,8 +96,8 @@ impl Refused {
 pub struct Admitted {
     /// The tenant's name.
     pub tenant: String,
-    /// The session, or `None` for a keeper.
-    pub session: Option<SessionId>,
+    /// What it is to the tenant.
+    pub membership: Membership,
     /// The answer.
     pub welcome: Welcome,
     /// What goes with it.
@@ -214,120 +194,40 @@ impl Registry {
         self.next_id - 1
     }
 
-    /// Lets a peer in, or says why not.
+    /// Lets a guest in, or says why not.
     ///
     /// # Errors
     /// [`Refused`].
-    pub fn admit(&mut self, peer: Peer, hello: &Hello) -> Result<Admitted, Refused> {
+    pub fn admit(&mut self, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {
         let role = hello
             .role()
             .ok_or_else(|| Refused::new(RefusalKind::Malformed, format!("{} is no role", hello.role)))?;
-        let name = tenant_name(peer, hello)?;
-        let asked = self.check_request(peer, hello)?;
-        self.find_or_make_tenant(&name, peer, asked, role)?;
-        match role {
-            Role::Keeper => {
-                let tenant = self.tenants.get_mut(&name).ok_or_else(gone)?;
-                tenant.keepers += 1;
-                let mut welcome = Welcome::new(0, 0);
-                wire::set_text(&mut welcome.tenant, &name);
-                Ok(Admitted { tenant: name, session: None, welcome, pages: None, ready: Vec::new() })
-            }
-            Role::Session => self.admit_session(&name, peer, hello),
-        }
-    }
-
-    /// What a hello asks for, if its user may ask for that.
-    fn check_request(&self, peer: Peer, hello: &Hello) -> Result<Asked, Refused> {
-        let refused = |reason| Err(Refused::new(RefusalKind::Request, reason));
-        let caps = self.config.caps_of(peer.uid);
-        let asked = Asked {
-            share_ppm: (hello.share_ppm != 0).then_some(hello.share_ppm),
-            memory_bytes: (hello.memory_bytes != 0).then_some(hello.memory_bytes),
+        let name = self.tenant_of(guest, hello, role)?;
+        let admitted = match role {
+            Role::Keeper => self.admit_keeper(&name, guest),
+            Role::Session => self.admit_session(&name, guest, hello),
         };
-        if let Some(ppm) = asked.share_ppm {
-            if !(MIN_SHARE_PPM..=PPM).contains(&ppm) {
-                return refused(format!("a share of {} is not between 1% and 100%", Percent(ppm)));
-            }
-            if ppm > caps.share_ppm {
-                return refused(format!(
-                    "a share of {} was asked for, but each tenant of user {} may have {} at most: ask for less, or have an administrator raise it",
-                    Percent(ppm),
-                    peer.uid,
-                    Percent(caps.share_ppm)
-                ));
-            }
-        }
-        if let Some(bytes) = asked.memory_bytes
-            && bytes > caps.memory_bytes
+        if admitted.is_err()
+            && self.tenants.get(&name).is_some_and(|tenant| tenant.is_deserted() && tenant.left == 0)
         {
-            return refused(format!(
-                "{} of memory were asked for, but each tenant of user {} may have {} at most: ask for less, or have an administrator raise it",
-                Bytes(bytes),
-                peer.uid,
-                Bytes(caps.memory_bytes)
-            ));
+            // It was made for this guest.
+            self.tenants.remove(&name);
         }
-        Ok(asked)
+        admitted
     }
 
-    /// Finds or makes the tenant. The first to ask decides what it asks for; whoever comes later with another wish is refused if it
-    /// is a `deepres run`, and overruled if it is one of the job's processes.
-    fn find_or_make_tenant(
-        &mut self,
-        name: &str,
-        peer: Peer,
-        asked: Asked,
-        role: Role,
-    ) -> Result<(), Refused> {
-        let Some(tenant) = self.tenants.get_mut(name) else {
-            let ledger = SharedPage::create("deepres-ledger", Writer::Anyone).map_err(no_room)?;
-            let id = self.next_id();
-            let tenant = Tenant {
-                id,
-                uid: peer.uid,
-                asked,
-                is_set: false,
-                ledger: Arc::new(ledger),
-                gpus: Vec::new(),
-                sessions: BTreeMap::new(),
-                keepers: 0,
-                returning: BTreeSet::new(),
-                is_awaited: false,
-                left: 0,
-            };
-            self.tenants.insert(name.to_owned(), tenant);
-            return Ok(());
-        };
-        if tenant.uid != peer.uid {
-            let reason = format!("the tenant `{name}` belongs to user {}: choose another name", tenant.uid);
-            return Err(Refused::new(RefusalKind::Request, reason));
-        }
-        if tenant.is_deserted() {
-            tenant.asked = asked;
-            tenant.is_set = false;
-        } else {
-            let differs = |now: Option<u64>, asked: Option<u64>| asked.is_some() && asked != now;
-            let is_other = differs(tenant.asked.share_ppm.map(u64::from), asked.share_ppm.map(u64::from))
-                || differs(tenant.asked.memory_bytes, asked.memory_bytes);
-            if role == Role::Keeper && is_other {
-                let reason = format!(
-                    "the tenant `{name}` runs already with {}: leave --share and --memory out, choose another --name, or change it with `deepres set {name} …`",
-                    tenant.asked
-                );
-                return Err(Refused::new(RefusalKind::Request, reason));
-            }
-            if !tenant.is_set {
-                tenant.asked.share_ppm = tenant.asked.share_ppm.or(asked.share_ppm);
-                tenant.asked.memory_bytes = tenant.asked.memory_bytes.or(asked.memory_bytes);
-            }
-        }
-        Ok(())
+    fn admit_keeper(&mut self, name: &str, guest: &Guest) -> Result<Admitted, Refused> {
+        let keeper = self.next_id();
+        let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
+        tenant.keepers.insert(keeper, guest.process());
+        let mut welcome = Welcome::new(0, 0);
+        wire::set_text(&mut welcome.tenant, name);
+        let membership = Membership::Keeper(keeper);
+        Ok(Admitted { tenant: name.to_owned(), membership, welcome, pages: None, ready: Vec::new() })
     }
 
-    fn admit_session(&mut self, name: &str, peer: Peer, hello: &Hello) -> Result<Admitted, Refused> {
+    fn admit_session(&mut self, name: &str, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {
         let session_id = self.next_id();
-        let caps = self.config.caps_of(peer.uid);
         let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
         let slot = tenant.free_slot().ok_or_else(|| {
             let reason =
@@ -359,11 +259,11 @@ impl Registry {
             bells: gpus.iter().map(|_| Bell::new()).collect::<io::Result<_>>().map_err(no_room)?,
         };
 
-        let process = ProcessKey::of(peer.pid);
+        let process = guest.process();
         if let Some(process) = process {
             tenant.returning.remove(&process);
         }
-        let seat = tenant.seat(caps);
+        let seat = tenant.seat();
         let mut ready = Vec::new();
         for (gpu, bell) in gpus.iter().zip(&pages.bells) {
             if let Some(ledger) = tenant.ledger.page().gpu(*gpu) {
@@ -386,29 +286,37 @@ impl Registry {
         tracing::info!(
             tenant = name,
             session = session_id,
-            pid = peer.pid,
-            uid = peer.uid,
+            pid = guest.peer.pid,
+            uid = guest.peer.uid,
             client,
             "a session begins"
         );
-        let meter = Arc::clone(&pages.meter);
-        tenant.sessions.insert(session_id, Session { pid: peer.pid, process, client, slot, gpus, meter });
+        let container = guest.facts.place.as_ref().and_then(|place| place.container()).cloned();
+        let session = Session {
+            pid: guest.peer.pid,
+            process,
+            client,
+            container,
+            slot,
+            gpus,
+            meter: Arc::clone(&pages.meter),
+        };
+        tenant.sessions.insert(session_id, session);
         Ok(Admitted {
             tenant: name.to_owned(),
-            session: Some(session_id),
+            membership: Membership::Session(session_id),
             welcome,
             pages: Some(pages),
             ready,
         })
     }
 
-    /// A session or, without one, a keeper is gone: its memory and its leases are free. Returns the tenant if nobody is left
-    /// of it.
-    pub fn depart(&mut self, name: &str, session: Option<SessionId>) -> Option<Left> {
+    /// Someone is gone: the memory and the leases of a session are free. Returns the tenant if nobody is left of it.
+    pub fn depart(&mut self, name: &str, membership: Membership) -> Option<Left> {
         let tenant = self.tenants.get_mut(name)?;
-        match session {
-            None => tenant.keepers = tenant.keepers.saturating_sub(1),
-            Some(id) => {
+        match membership {
+            Membership::Keeper(id) => drop(tenant.keepers.remove(&id)),
+            Membership::Session(id) => {
                 let session = tenant.sessions.remove(&id)?;
                 // A process that only lost its connection makes another.
                 let returning = session.process.filter(|process| process.is_alive());
@@ -449,12 +357,20 @@ impl Registry {
         Some(left)
     }
 
-    /// Forgets the tenant that was left first, if too many are remembered.
+    /// Forgets the tenant that was left first, if too many are remembered: of the user who has most of them, so that nobody can have the
+    /// others' forgotten.
     fn forget_oldest(&mut self) {
         let deserted = || self.tenants.iter().filter(|(_, tenant)| tenant.is_deserted());
-        if deserted().count() > MAX_DESERTED
-            && let Some((name, tenant)) = deserted().min_by_key(|(_, tenant)| tenant.left)
-        {
+        let mut by_user = BTreeMap::<u32, usize>::new();
+        for (_, tenant) in deserted() {
+            *by_user.entry(tenant.user).or_default() += 1;
+        }
+        if by_user.values().sum::<usize>() <= MAX_DESERTED {
+            return;
+        }
+        let Some((user, _)) = by_user.into_iter().max_by_key(|(_, count)| *count) else { return };
+        let of_user = deserted().filter(|(_, tenant)| tenant.user == user);
+        if let Some((name, tenant)) = of_user.min_by_key(|(_, tenant)| tenant.left) {
             let (name, left) = (name.clone(), Left { tenant: tenant.id, left: tenant.left });
             self.forget(&name, &left);
         }
@@ -472,105 +388,10 @@ impl Registry {
         }
     }
 
-    /// Changes what a tenant asks for, at an administrator's word. The receivers are fulfilled when it is in force.
-    ///
-    /// # Errors
-    /// What to tell the administrator.
-    pub fn set(
-        &mut self,
-        name: &str,
-        share_ppm: Option<u32>,
-        memory_bytes: Option<u64>,
-    ) -> Result<(Reply, Vec<oneshot::Receiver<()>>), String> {
-        if let Some(ppm) = share_ppm.filter(|ppm| !(MIN_SHARE_PPM..=PPM).contains(ppm)) {
-            return Err(format!("a share of {} is not between 1% and 100%", Percent(ppm)));
-        }
-        if memory_bytes == Some(0) {
-            return Err("a memory limit of 0 lets nothing run".to_owned());
-        }
-        let living = self.tenants.iter().filter(|(_, tenant)| !tenant.is_deserted());
-        let mut known: Vec<_> = living.map(|(name, _)| name.clone()).take(MAX_NAMES_SHOWN + 1).collect();
-        if known.len() > MAX_NAMES_SHOWN {
-            known[MAX_NAMES_SHOWN] = "…".to_owned();
-        }
-        let Some(tenant) = self.tenants.get_mut(name) else {
-            return Err(if known.is_empty() {
-                format!("there is no tenant `{name}`; there are none at all: start one with `deepres run`")
-            } else {
-                format!("there is no tenant `{name}`; there are: {}", known.join(", "))
-            });
-        };
-        tenant.is_set = true;
-        tenant.asked.share_ppm = share_ppm.or(tenant.asked.share_ppm);
-        tenant.asked.memory_bytes = memory_bytes.or(tenant.asked.memory_bytes);
-        tracing::info!(tenant = name, asked = %tenant.asked, "an administrator set a tenant");
-        let seat = tenant.seat(self.config.caps_of(tenant.uid));
-        let set =
-            |gpu: &usize| self.gpus[*gpu].arbiter.set_tenant(seat.id, seat.request, seat.memory_limit_bytes);
-        let in_force = tenant.gpus.iter().map(set).collect();
-        Ok((
-            Reply::Set { share_ppm: tenant.asked.share_ppm, memory_bytes: tenant.asked.memory_bytes },
-            in_force,
-        ))
-    }
-
     /// Asks every arbiter for its report.
     pub fn reports(&self) -> Vec<oneshot::Receiver<Report>> {
         self.gpus.iter().map(|managed| managed.arbiter.report()).collect()
     }
-}
-
-impl Tenant {
-    fn is_deserted(&self) -> bool {
-        self.sessions.is_empty() && self.keepers == 0 && !self.is_awaited
-    }
-
-    fn free_slot(&self) -> Option<usize> {
-        (0..MAX_SESSIONS).find(|slot| self.sessions.values().all(|session| session.slot != *slot))
-    }
-
-    /// The tenant as arbiters need it. Caps bound what nobody named: requests were checked against them, administrators are
-    /// above them.
-    fn seat(&self, caps: Caps) -> TenantSeat {
-        let asked_ppm = self.asked.share_ppm;
-        TenantSeat {
-            id: self.id,
-            request: Request {
-                asked_ppm,
-                cap_ppm: caps.share_ppm.max(asked_ppm.unwrap_or(0)),
-                ..Request::default()
-            },
-            memory_limit_bytes: self.asked.memory_bytes.unwrap_or(caps.memory_bytes),
-            ledger: Arc::clone(&self.ledger),
-        }
-    }
-}
-
-impl std::fmt::Display for Asked {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.share_ppm {
-            Some(ppm) => write!(f, "a share of {}", Percent(ppm))?,
-            None => write!(f, "no share of its own")?,
-        }
-        match self.memory_bytes {
-            Some(bytes) => write!(f, " and {} of memory", Bytes(bytes)),
-            None => write!(f, " and no memory limit"),
-        }
-    }
-}
-
-/// The name a hello gives, or one made from the process.
-fn tenant_name(peer: Peer, hello: &Hello) -> Result<String, Refused> {
-    let malformed = |reason: &str| Refused::new(RefusalKind::Request, reason);
-    let name = wire::text(&hello.tenant).ok_or_else(|| malformed("the tenant's name is not UTF-8"))?;
-    if name.is_empty() {
-        let command = command_name(peer.pid).unwrap_or_else(|| "process".to_owned());
-        return Ok(format!("{}-{}", harmless(&command), peer.pid));
-    }
-    if name.chars().any(is_harmful) || name.trim().is_empty() {
-        return Err(malformed("the tenant's name has control characters in it, or nothing that can be seen"));
-    }
-    Ok(name.to_owned())
 }
 
 fn gone() -> Refused {

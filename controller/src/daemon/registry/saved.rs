@@ -1,8 +1,10 @@
 //! The registry as the state file has it, and back.
 
-use super::{Asked, Left, Registry, Tenant};
+use super::tenant::Tenant;
+use super::{Left, Registry};
 use crate::arbiter::{Baseline, Restored, Snapshot};
 use crate::daemon::state::{OnGpu, SavedGpu, SavedSession, SavedTenant, State};
+use crate::identity::{Found, Key};
 use crate::policy::TenantId;
 use crate::process::ProcessKey;
 use crate::shm::{SharedPage, Writer};
@@ -86,18 +88,24 @@ impl Registry {
             let ledger = Arc::new(SharedPage::create("deepres-ledger", Writer::Anyone)?);
             let mut tenant = Tenant {
                 id: self.next_id(),
-                uid: saved.uid,
-                asked: Asked { share_ppm: saved.share_ppm, memory_bytes: saved.memory_bytes },
-                is_set: saved.is_set,
+                key: saved.key.unwrap_or_else(|| Key::Name { user: saved.uid, name: saved.name.clone() }),
+                found: saved.found.unwrap_or(Found::Name),
+                container: saved.container,
+                user: saved.uid,
+                caps: self.config.caps_of(saved.uid, &saved.groups),
+                groups: saved.groups,
+                asked: saved.asked,
+                set: saved.set,
+                has_room: !saved.lacks_room,
                 ledger,
                 gpus: Vec::new(),
                 sessions: BTreeMap::new(),
-                keepers: 0,
+                keepers: BTreeMap::new(),
                 returning: BTreeSet::new(),
                 is_awaited: saved.is_here,
                 left: 0,
             };
-            let seat = tenant.seat(self.config.caps_of(tenant.uid));
+            let seat = tenant.seat();
             for account in saved.accounts {
                 let Some(at) = index.get(&account.uuid) else { continue };
                 tenant.gpus.push(*at);
@@ -155,10 +163,14 @@ impl Tenant {
     fn saved(&self, name: &str) -> SavedTenant {
         SavedTenant {
             name: name.to_owned(),
-            uid: self.uid,
-            share_ppm: self.asked.share_ppm,
-            memory_bytes: self.asked.memory_bytes,
-            is_set: self.is_set,
+            uid: self.user,
+            key: Some(self.key.clone()),
+            found: Some(self.found.clone()),
+            container: self.container.clone(),
+            groups: self.groups.clone(),
+            asked: self.asked,
+            set: self.set,
+            lacks_room: !self.has_room,
             is_here: !self.is_deserted(),
             ..SavedTenant::default()
         }

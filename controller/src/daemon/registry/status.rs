@@ -1,6 +1,7 @@
 //! The registry as administrators see it.
 
-use super::{Registry, Tenant};
+use super::Registry;
+use super::tenant::Tenant;
 use crate::admin::{
     AccountStatus, DaemonStatus, GpuStatus, ProcessCoverage, SessionGpuStatus, SessionStatus, Status,
     TenantStatus,
@@ -10,7 +11,6 @@ use crate::clock::monotonic_ns;
 use crate::daemon::gpus::Gpu;
 use crate::policy::TenantId;
 use crate::policy::lease::Phase;
-use deepres_abi::grant::NO_LIMIT;
 use std::collections::HashMap;
 
 impl Registry {
@@ -61,13 +61,19 @@ impl Registry {
             let sessions = reports.iter().flat_map(|report| &report.sessions);
             sessions.filter(|(id, _)| *id == session).map(|(_, status)| status.clone()).collect()
         };
-        let limit_bytes = tenant.seat(self.config.caps_of(tenant.uid)).memory_limit_bytes;
+        let granted = tenant.granted();
         TenantStatus {
             name: name.to_owned(),
-            uid: tenant.uid,
-            asked_share_ppm: tenant.asked.share_ppm,
-            memory_limit_bytes: (limit_bytes != NO_LIMIT).then_some(limit_bytes),
-            keepers: tenant.keepers,
+            uid: tenant.user,
+            user: None,
+            found: Some(tenant.found.clone()),
+            container: tenant.container.clone(),
+            asked: tenant.asked,
+            granted: Some(granted),
+            asked_share_ppm: granted.share_ppm.value,
+            memory_limit_bytes: granted.memory_bytes.value,
+            class: granted.class.value.name().to_owned(),
+            keepers: tenant.keepers.len(),
             gpus: accounts.collect::<Vec<AccountStatus>>(),
             sessions: tenant
                 .sessions
@@ -75,6 +81,7 @@ impl Registry {
                 .map(|(id, session)| SessionStatus {
                     id: *id,
                     pid: session.pid,
+                    container: session.container.clone(),
                     client: session.client.clone(),
                     gpus: on_gpus(*id),
                 })

@@ -9,6 +9,9 @@ mod file;
 pub use file::StateFile;
 
 use crate::arbiter::{SavedAccount, SavedMeter};
+use crate::authority::Wish;
+use crate::identity::cgroup::Container;
+use crate::identity::{Found, Key};
 use crate::process::ProcessKey;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -71,12 +74,20 @@ pub struct SavedTenant {
     pub name: String,
     /// Whose it is.
     pub uid: u32,
-    /// The share asked for or set, parts per million.
-    pub share_ppm: Option<u32>,
-    /// The memory limit asked for or set, bytes.
-    pub memory_bytes: Option<u64>,
-    /// An administrator set them.
-    pub is_set: bool,
+    /// What makes it the one that it is; absent: its name.
+    pub key: Option<Key>,
+    /// How it was found.
+    pub found: Option<Found>,
+    /// The container of its first process.
+    pub container: Option<Container>,
+    /// The groups of its user.
+    pub groups: Vec<u32>,
+    /// What its job asked for.
+    pub asked: Wish,
+    /// What an administrator set.
+    pub set: Wish,
+    /// The guarantee that it asked for did not fit beside those of others.
+    pub lacks_room: bool,
     /// Somebody of it was here.
     pub is_here: bool,
     /// Its accounts, by GPU.
@@ -185,8 +196,9 @@ mod tests {
         let tenant = SavedTenant {
             name: "train".to_owned(),
             uid: 1000,
-            share_ppm: Some(700_000),
-            is_set: true,
+            key: Some(Key::Cgroup("/docker/4711".to_owned())),
+            found: Some(Found::Container),
+            set: Wish { share_ppm: Some(700_000), ..Wish::default() },
             accounts: vec![OnGpu { uuid: uuid.clone(), saved: account }],
             sessions: vec![SavedSession {
                 process,

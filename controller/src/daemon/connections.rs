@@ -1,0 +1,126 @@
+//! How many connections there are, in all and by user: one user may not keep the others out.
+
+use super::registry::Refused;
+use crate::config::Config;
+use deepres_abi::wire::RefusalKind;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+/// Descriptors that a connection takes beside its bells: itself, its process, and a grant, a meter and a ledger page.
+const DESCRIPTORS: u64 = 5;
+/// Descriptors that the daemon needs for itself and its administrators.
+const OWN_DESCRIPTORS: u64 = 256;
+
+/// Descriptors that so many connections need, each with a bell for each of `gpus`.
+pub fn descriptors(connections: usize, gpus: usize) -> u64 {
+    (connections as u64).saturating_mul(DESCRIPTORS + gpus as u64).saturating_add(OWN_DESCRIPTORS)
+}
+
+/// Connections that there are descriptors for.
+pub fn room(descriptors: u64, gpus: usize) -> usize {
+    let room = descriptors.saturating_sub(OWN_DESCRIPTORS) / (DESCRIPTORS + gpus as u64);
+    usize::try_from(room).unwrap_or(usize::MAX).max(1)
+}
+
+/// Connections of tenants.
+#[derive(Debug)]
+pub struct Connections {
+    /// There are descriptors for so many.
+    room: usize,
+    by_user: RefCell<BTreeMap<u32, usize>>,
+    turned_away: Cell<usize>,
+}
+
+/// One that is being turned away, for as long as this lives.
+pub struct TurnedAway<'a>(&'a Cell<usize>);
+
+impl Drop for TurnedAway<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get().saturating_sub(1));
+    }
+}
+
+impl Connections {
+    /// None so far, and descriptors for `room`.
+    pub fn new(room: usize) -> Self {
+        Self { room, by_user: RefCell::default(), turned_away: Cell::new(0) }
+    }
+
+    /// One more of this user, or why not.
+    ///
+    /// # Errors
+    /// [`Refused`]: there are as many as there may be.
+    pub fn enter(&self, user: u32, config: &Config) -> Result<(), Refused> {
+        let mut by_user = self.by_user.borrow_mut();
+        let limit = config.max_connections.min(self.room);
+        let full = |reason| Err(Refused::new(RefusalKind::Full, reason));
+        if by_user.values().sum::<usize>() >= limit {
+            return full(match limit < config.max_connections {
+                true => format!(
+                    "{limit} connections are open, as many as the daemon has descriptors for (ulimit -n)"
+                ),
+                false => format!("{limit} connections are open, the most there may be (max_connections)"),
+            });
+        }
+        let own = rustix::process::getuid().as_raw();
+        let limit = config.max_connections_per_user;
+        let count = by_user.get(&user).copied().unwrap_or(0);
+        if count >= limit && user != own && user != 0 {
+            return full(format!(
+                "user {user} has {limit} connections open, the most there may be (max_connections_per_user)"
+            ));
+        }
+        by_user.insert(user, count + 1);
+        Ok(())
+    }
+
+    /// One less of this user.
+    pub fn leave(&self, user: u32) {
+        let mut by_user = self.by_user.borrow_mut();
+        match by_user.get_mut(&user) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(by_user.remove(&user)),
+        }
+    }
+
+    /// How many are being turned away.
+    pub fn turned_away(&self) -> usize {
+        self.turned_away.get()
+    }
+
+    /// Counts one that is being turned away.
+    pub fn turn_away(&self) -> TurnedAway<'_> {
+        self.turned_away.set(self.turned_away.get() + 1);
+        TurnedAway(&self.turned_away)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_cannot_keep_the_others_out() {
+        let config = Config { max_connections: 4, max_connections_per_user: 2, ..Config::default() };
+        let connections = Connections::new(100);
+        let [greedy, other] = [4711, 4712];
+        connections.enter(greedy, &config).unwrap();
+        connections.enter(greedy, &config).unwrap();
+        let reason = connections.enter(greedy, &config).unwrap_err().reason;
+        assert!(reason.contains("max_connections_per_user"), "{reason}");
+        connections.enter(other, &config).unwrap();
+        connections.enter(0, &config).unwrap();
+        assert!(connections.enter(other, &config).unwrap_err().reason.contains("(max_connections)"));
+        connections.leave(greedy);
+        connections.enter(other, &config).unwrap();
+    }
+
+    #[test]
+    fn there_are_no_more_connections_than_descriptors() {
+        assert_eq!(room(descriptors(1000, 3), 3), 1000);
+        assert_eq!(room(20, 3), 1);
+        let connections = Connections::new(1);
+        connections.enter(0, &Config::default()).unwrap();
+        assert!(connections.enter(0, &Config::default()).unwrap_err().reason.contains("ulimit -n"));
+    }
+}

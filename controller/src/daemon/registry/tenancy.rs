@@ -1,0 +1,143 @@
+//! Which tenant a process is let into, and what that tenant then asks for.
+
+use super::tenant::Tenant;
+use super::{Guest, Refused, Registry, no_room};
+use crate::authority::{self, Wish};
+use crate::identity::{self, Facts, Identity, Key, free_name};
+use crate::policy::class::Class;
+use crate::process::ProcessKey;
+use crate::shm::{SharedPage, Writer};
+use crate::text::is_harmful;
+use deepres_abi::PPM;
+use deepres_abi::wire::{self, Hello, RefusalKind, Role};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+impl Registry {
+    /// Finds or makes the tenant that a guest belongs to, and returns its name. The first to ask decides what it asks for. Whoever comes
+    /// later with another wish is refused if it is a `deepres run`, and overruled if it is one of the job's processes.
+    pub(super) fn tenant_of(&mut self, guest: &Guest, hello: &Hello, role: Role) -> Result<String, Refused> {
+        let identity = self.identify(claim(hello)?, &guest.facts);
+        let asked = wish(hello)?;
+        let request = |reason| Err(Refused::new(RefusalKind::Request, reason));
+        let known = self.tenants.iter().find(|(_, tenant)| tenant.key == identity.key);
+        let known = known.map(|(name, tenant)| (name.clone(), tenant.is_deserted()));
+        let caps = self.config.caps_of(guest.facts.owner, &guest.groups);
+        let has_room = self.has_room(&asked, &identity.key);
+        if role == Role::Keeper
+            && let Some(reason) = authority::refuse(&asked, caps, has_room)
+        {
+            return request(reason);
+        }
+        let Some((name, is_deserted)) = known else {
+            if let Some(other) = self.tenants.get(&identity.name).filter(|_| role == Role::Keeper) {
+                let Identity { name, .. } = identity;
+                return request(format!(
+                    "the tenant `{name}` belongs to user {}: choose another name",
+                    other.user
+                ));
+            }
+            let name = free_name(&identity.name, |name| self.tenants.contains_key(name));
+            let ledger = SharedPage::create("deepres-ledger", Writer::Anyone).map_err(no_room)?;
+            let tenant = Tenant {
+                id: self.next_id(),
+                key: identity.key,
+                found: identity.found,
+                container: guest.facts.place.as_ref().and_then(|place| place.container()).cloned(),
+                user: guest.facts.owner,
+                groups: guest.groups.clone(),
+                caps,
+                asked,
+                set: Wish::default(),
+                has_room,
+                ledger: Arc::new(ledger),
+                gpus: Vec::new(),
+                sessions: BTreeMap::new(),
+                keepers: BTreeMap::new(),
+                returning: BTreeSet::new(),
+                is_awaited: false,
+                left: 0,
+            };
+            self.tenants.insert(name.clone(), tenant);
+            return Ok(name);
+        };
+        let Some(tenant) = self.tenants.get_mut(&name) else { return Ok(name) };
+        let holds = tenant.set.or(tenant.asked);
+        if is_deserted {
+            tenant.groups.clone_from(&guest.groups);
+            (tenant.caps, tenant.asked, tenant.set, tenant.has_room) =
+                (caps, asked, Wish::default(), has_room);
+        } else if role == Role::Keeper && asked.differs_from(&holds) {
+            return request(format!(
+                "the tenant `{name}` runs already with {holds}: leave --share, --memory and --class out, choose another --name, or change it with `deepres set {name} …`"
+            ));
+        } else {
+            if tenant.asked.class.is_none() {
+                tenant.has_room = has_room;
+            }
+            tenant.asked = tenant.asked.or(asked);
+        }
+        Ok(name)
+    }
+
+    fn identify(&self, claim: &str, facts: &Facts) -> Identity {
+        let kin = |process: &identity::tree::Process| {
+            let of_user = self.tenants.iter().filter(|(_, tenant)| tenant.user == facts.owner);
+            let mut kin = of_user.filter(|(_, tenant)| tenant.has(process));
+            kin.next().map(|(name, tenant)| (tenant.key.clone(), name.clone()))
+        };
+        let ancestors = facts.process.iter().flat_map(identity::read::ancestors);
+        identity::identify(claim, facts, ancestors, kin)
+    }
+
+    /// Whether the guarantee that is asked for, if one is, fits beside those given to others: on some GPU at least, since nobody knows yet
+    /// which ones the job will use.
+    fn has_room(&self, asked: &Wish, own: &Key) -> bool {
+        let (Some(Class::Guaranteed), Some(ppm)) = (asked.class, asked.share_ppm) else { return true };
+        let others = || self.tenants.values().filter(|tenant| tenant.key != *own && !tenant.is_deserted());
+        let promised_on = |gpu: usize| -> u64 {
+            let there = others().filter(|tenant| tenant.gpus.is_empty() || tenant.gpus.contains(&gpu));
+            there.map(|tenant| u64::from(tenant.promised_ppm())).sum()
+        };
+        let fits = |gpu| promised_on(gpu).saturating_add(u64::from(ppm)) <= u64::from(PPM);
+        self.gpus.is_empty() || (0..self.gpus.len()).any(fits)
+    }
+}
+
+impl Guest {
+    /// The process, told from all others.
+    pub(super) fn process(&self) -> Option<ProcessKey> {
+        self.facts.process.as_ref().map(|process| process.key())
+    }
+}
+
+/// The name that a hello gives; empty if none.
+fn claim(hello: &Hello) -> Result<&str, Refused> {
+    let malformed = |reason: &str| Refused::new(RefusalKind::Request, reason);
+    let name = wire::text(&hello.tenant).ok_or_else(|| malformed("the tenant's name is not UTF-8"))?;
+    if !name.is_empty() && (name.chars().any(is_harmful) || name.trim().is_empty()) {
+        return Err(malformed("the tenant's name has control characters in it, or nothing that can be seen"));
+    }
+    Ok(name)
+}
+
+/// What a hello asks for.
+fn wish(hello: &Hello) -> Result<Wish, Refused> {
+    let refused = |reason: String| Refused::new(RefusalKind::Request, reason);
+    let class = match hello.class {
+        0 => None,
+        number => Some(
+            Class::from_number(number)
+                .ok_or_else(|| refused(format!("{number} is the number of no class; update deepres")))?,
+        ),
+    };
+    let wish = Wish {
+        share_ppm: (hello.share_ppm != 0).then_some(hello.share_ppm),
+        memory_bytes: (hello.memory_bytes != 0).then_some(hello.memory_bytes),
+        class,
+    };
+    match authority::impossible(&wish) {
+        Some(reason) => Err(refused(reason)),
+        None => Ok(wish),
+    }
+}

@@ -1,0 +1,125 @@
+//! A tenant: what it asked for, what it is granted, and its processes.
+
+use crate::arbiter::{SessionId, TenantSeat};
+use crate::authority::{Granted, Wish, grant};
+use crate::config::{CapOf, Caps};
+use crate::identity::cgroup::Container;
+use crate::identity::tree::Process;
+use crate::identity::{Found, Key};
+use crate::policy::TenantId;
+use crate::policy::class::Class;
+use crate::policy::entitlement::Request;
+use crate::process::ProcessKey;
+use crate::shm::SharedPage;
+use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::ledger::{LedgerPage, MAX_SESSIONS};
+use deepres_abi::meter::MeterPage;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Tells keepers apart.
+pub type KeeperId = u64;
+
+/// A tenant.
+#[derive(Debug)]
+pub struct Tenant {
+    /// Its number.
+    pub id: TenantId,
+    /// What makes it the one that it is.
+    pub key: Key,
+    /// How its first process was found to be one of it.
+    pub found: Found,
+    /// The container of its first process.
+    pub container: Option<Container>,
+    /// Whose it is.
+    pub user: u32,
+    /// The groups that user is in.
+    pub groups: Vec<u32>,
+    /// What that user may have.
+    pub caps: (Caps, CapOf),
+    /// What its job asked for.
+    pub asked: Wish,
+    /// What an administrator set.
+    pub set: Wish,
+    /// The guarantee that it asked for, if it did, fitted beside those of others when it asked.
+    pub has_room: bool,
+    /// Its memory account.
+    pub ledger: Arc<SharedPage<LedgerPage>>,
+    /// The GPUs that any of its sessions was on.
+    pub gpus: Vec<usize>,
+    /// Its processes that use GPUs.
+    pub sessions: BTreeMap<SessionId, Session>,
+    /// The `deepres run`s that keep it.
+    pub keepers: BTreeMap<KeeperId, Option<ProcessKey>>,
+    /// Processes of it that had a session and have none now: what they were charged up to is remembered while they live.
+    pub returning: BTreeSet<ProcessKey>,
+    /// It was here when the daemon before was last heard of, and had no time to come back yet.
+    pub is_awaited: bool,
+    /// The departure at which it was left by all.
+    pub left: u64,
+}
+
+/// A session.
+#[derive(Debug)]
+pub struct Session {
+    /// Its process's number.
+    pub pid: u32,
+    /// The process, told from all others; `None` if it could not be looked at.
+    pub process: Option<ProcessKey>,
+    /// Its command line, shortened.
+    pub client: String,
+    /// The container that it is in.
+    pub container: Option<Container>,
+    /// Its slot in the ledger.
+    pub slot: usize,
+    /// The GPUs that it is on.
+    pub gpus: Vec<usize>,
+    /// What it says of itself.
+    pub meter: Arc<SharedPage<MeterPage>>,
+}
+
+impl Tenant {
+    /// Nobody is here of it.
+    pub fn is_deserted(&self) -> bool {
+        self.sessions.is_empty() && self.keepers.is_empty() && !self.is_awaited
+    }
+
+    /// Whether a process is one of its own.
+    pub fn has(&self, process: &Process) -> bool {
+        let key = process.key();
+        let sessions = self.sessions.values().map(|session| &session.process);
+        sessions.chain(self.keepers.values()).any(|own| *own == Some(key)) || self.returning.contains(&key)
+    }
+
+    /// A slot of the ledger that no session has.
+    pub fn free_slot(&self) -> Option<usize> {
+        (0..MAX_SESSIONS).find(|slot| self.sessions.values().all(|session| session.slot != *slot))
+    }
+
+    /// What it is granted.
+    pub fn granted(&self) -> Granted {
+        grant(&self.asked, &self.set, self.caps, self.has_room)
+    }
+
+    /// The share that it is guaranteed, parts per million; 0 for none.
+    pub fn promised_ppm(&self) -> u32 {
+        let granted = self.granted();
+        if granted.class.value == Class::Guaranteed { granted.share_ppm.value.unwrap_or(0) } else { 0 }
+    }
+
+    /// The tenant as arbiters need it.
+    pub fn seat(&self) -> TenantSeat {
+        let granted = self.granted();
+        TenantSeat {
+            id: self.id,
+            request: Request {
+                class: granted.class.value,
+                asked_ppm: granted.share_ppm.value,
+                cap_ppm: granted.cap_ppm,
+                ..Request::default()
+            },
+            memory_limit_bytes: granted.memory_bytes.value.unwrap_or(NO_LIMIT),
+            ledger: Arc::clone(&self.ledger),
+        }
+    }
+}
