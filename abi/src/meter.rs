@@ -224,6 +224,34 @@ impl MeterSlot {
         self.waiters.fetch_sub(1, Ordering::SeqCst);
     }
 
+    /// Adds what a page of the same process counted from `before` to `now`: counters grow by it, and numbers of what is there now
+    /// (waiters, memory held) change by it, up or down.
+    pub fn grow(&self, now: &Reading, before: &Reading) {
+        let grow = |counter: &AtomicU64, now: u64, before: u64| {
+            counter.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+        };
+        grow(&self.compute_ns, now.compute_ns, before.compute_ns);
+        grow(&self.copy_ns, now.copy_ns, before.copy_ns);
+        grow(&self.occupied_ns, now.occupied_ns, before.occupied_ns);
+        grow(&self.wait_ns, now.wait_ns, before.wait_ns);
+        grow(&self.waits, now.waits, before.waits);
+        grow(&self.kernel_launches, now.kernel_launches, before.kernel_launches);
+        grow(&self.graph_launches, now.graph_launches, before.graph_launches);
+        grow(&self.markers, now.markers, before.markers);
+        grow(&self.refusals, now.refusals, before.refusals);
+        for (held, (now, before)) in self.held_bytes.iter().zip(now.held_bytes.iter().zip(before.held_bytes))
+        {
+            grow(held, *now, before);
+        }
+        self.longest_ns.fetch_max(now.longest_ns, Ordering::Relaxed);
+        self.last_refused_bytes.store(now.last_refused_bytes, Ordering::Relaxed);
+        self.last_refused_api.store(now.last_refused_api, Ordering::Relaxed);
+        self.waiters.fetch_add(now.waiters.wrapping_sub(before.waiters), Ordering::SeqCst);
+        if now.in_flight {
+            self.in_flight.store(1, Ordering::SeqCst);
+        }
+    }
+
     /// Copies the counters out.
     pub fn read(&self) -> Reading {
         let word = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -301,6 +329,26 @@ mod tests {
         let earlier = Reading { compute_ns: 100, copy_ns: 50, occupied_ns: 10, ..Reading::default() };
         let later = Reading { compute_ns: u64::MAX, copy_ns: 40, occupied_ns: 15, ..Reading::default() };
         assert_eq!(later.since(&earlier, 1_000), Used { compute_ns: 1_000, copy_ns: 0, occupied_ns: 5 });
+    }
+
+    #[test]
+    fn a_page_that_goes_on_from_another_has_what_both_counted() {
+        let (old, new) = (MeterSlot::default(), MeterSlot::default());
+        old.compute_ns.store(100, Ordering::Relaxed);
+        old.held_bytes[2].store(50, Ordering::Relaxed);
+        old.longest_ns.store(9, Ordering::Relaxed);
+        old.enter_wait();
+        let first = old.read();
+        new.grow(&first, &Reading::default());
+        // What comes between the copy and the change of pages, on either side of it.
+        old.compute_ns.store(130, Ordering::Relaxed);
+        old.held_bytes[2].store(20, Ordering::Relaxed);
+        old.leave_wait_to_launch();
+        new.compute_ns.fetch_add(7, Ordering::Relaxed);
+        new.grow(&old.read(), &first);
+        let now = new.read();
+        assert_eq!((now.compute_ns, now.held_bytes[2], now.longest_ns), (137, 20, 9));
+        assert_eq!((now.waiters, now.in_flight), (0, true));
     }
 
     #[test]

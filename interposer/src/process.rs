@@ -11,6 +11,7 @@ use deepres_abi::wire::Uuid;
 
 use crate::config::Config;
 use crate::driver::calls::{Calls, Context, Stream};
+use crate::handshake::{self, ConnectError, Connection, Pending};
 use crate::log::say;
 use crate::memory::Accounts;
 use crate::meter::context::ContextState;
@@ -18,7 +19,7 @@ use crate::meter::gpu::{Gpu, Shared};
 use crate::meter::lane::Lane;
 use crate::meter::{self};
 use crate::resolve::is_disabled;
-use crate::session::{ConnectError, Session};
+use crate::session::Session;
 use crate::standalone::Local;
 use crate::{capture, coverage, os, thread};
 
@@ -93,13 +94,19 @@ fn begin() {
     let mut uuids = vec![Uuid::default(); MAX_GPUS];
     let count = calls.uuids(&mut uuids);
     uuids.truncate(count);
-    let session = match Session::connect(&config, &uuids) {
-        Ok(session) => session,
+    let (session, index) = match handshake::shake(&config, &uuids).and_then(|connection| {
+        let index = connection.welcome.gpu_index;
+        Ok((Session::new(connection, uuids.len())?, index))
+    }) {
+        Ok(begun) => begun,
         // Nobody spoke of deepres, and none is there.
         Err(ConnectError::Absent(..)) if !config.is_asked_for => return,
         Err(ConnectError::Absent(..)) if config.is_limited() && !config.is_socket_named => {
             match Local::begin(&config, &uuids) {
-                Ok(local) => Session::local(local),
+                Ok(local) => {
+                    let index = local.gpu_index;
+                    (Session::local(local), index)
+                }
                 Err(error) => {
                     say!(Warn, "no memory for limits ({error}); the job runs without");
                     return;
@@ -126,13 +133,13 @@ fn begin() {
         is_stopping: AtomicBool::new(false),
         is_stopped: AtomicBool::new(false),
     }));
-    process.adopt(session);
+    let session: &'static Session = Box::leak(Box::new(session));
+    session.attach(&process.gpus, &index, wake);
+    process.session.set(Some(session));
     if let Err(error) = meter::thread::start(process) {
         say!(Warn, "no thread for metering ({error}); the job runs unmetered");
-        if let Some(session) = process.session() {
-            // SAFETY: nobody else has seen the process state.
-            unsafe { session.close() };
-        }
+        // SAFETY: nobody else has seen the process state.
+        unsafe { session.close() };
         return;
     }
     PROCESS.store(ptr::from_ref(process).cast_mut(), Ordering::Release);
@@ -141,7 +148,7 @@ fn begin() {
         libc::pthread_atfork(None, None, Some(forked));
         libc::atexit(stop);
     }
-    if let Some(session) = process.session().filter(|session| session.standalone().is_none()) {
+    if session.standalone().is_none() {
         say!(Info, "session {} with {} GPUs", session.id(), process.gpus.len());
     }
 }
@@ -189,24 +196,26 @@ impl Process {
         self.session.get()
     }
 
-    /// Takes up a new session, and moves what is held to its ledger.
-    fn adopt(&self, session: Session) {
-        let session: &'static Session = Box::leak(Box::new(session));
-        session.attach(&self.gpus, self.wake.load(Ordering::Relaxed));
-        self.session.set(Some(session));
-        self.memory.move_to(session, &self.gpus);
+    /// Asks the daemon for another session.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn say_hello(&self) -> Result<Pending, ConnectError> {
+        let past = self.session().map(|session| session.past().clone()).unwrap_or_default();
+        Pending::begin(&self.config, &self.uuids, &past)
     }
 
-    /// Tries to find the daemon again.
-    pub fn reconnect(&self) -> bool {
-        match Session::connect(&self.config, &self.uuids) {
-            Ok(session) => {
-                say!(Info, "the daemon is back: session {}", session.id());
-                self.adopt(session);
-                true
-            }
-            Err(_) => false,
-        }
+    /// Goes on with a daemon that came back: moves what is held to its ledger, and goes by its gates.
+    ///
+    /// # Errors
+    /// [`ConnectError`], if its pages cannot be used.
+    pub fn renew(&self, connection: Connection) -> Result<(), ConnectError> {
+        let Some(session) = self.session() else { return Ok(()) };
+        let index = session.renew(connection, &self.gpus)?;
+        session.attach(&self.gpus, &index, self.wake.load(Ordering::Relaxed));
+        self.memory.move_to(session, &self.gpus);
+        say!(Info, "the daemon is back: session {}", session.id());
+        Ok(())
     }
 
     /// Work was on a GPU from `start_ns` to `end_ns`. Without a daemon the process charges its tenant itself.
@@ -337,7 +346,7 @@ impl Process {
             drop(inner);
             thread::forget_lanes();
             capture::forget_context(handle);
-            self.memory.forget_context(handle.0, &self.gpus);
+            self.memory.forget_context(handle.0, self);
         }
         result
     }

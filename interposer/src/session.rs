@@ -1,127 +1,84 @@
-//! The connection to the controller: the handshake, and the pages that it brings.
+//! The session: the pages that the process shares with the controller, and whether there is one. It lives as long as the process: a
+//! daemon that came back renews it, and what was counted before is counted on.
 
-use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
-use std::os::unix::ffi::OsStrExt as _;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::{fmt, fs, mem, ptr};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::beat::BeatPage;
-use deepres_abi::grant::{FailMode, GrantPage};
-use deepres_abi::ledger::{Account, LedgerPage};
-use deepres_abi::meter::MeterPage;
-use deepres_abi::page::{self, LayoutError, Page};
-use deepres_abi::wire::{
-    self, FrameError, FrameKind, Hello, MAX_FDS, MAX_FRAME_BYTES, PAGE_FDS, Refusal, Role, UNMANAGED, Uuid,
-    Welcome,
-};
-use zerocopy::IntoBytes as _;
+use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms};
+use deepres_abi::ledger::LedgerPage;
+use deepres_abi::meter::{MeterPage, Reading};
+use deepres_abi::page::{MINOR_CARRIES, Page};
+use deepres_abi::wire::{Frame as _, UNMANAGED, text};
 
-use crate::config::Config;
+use crate::handshake::{ConnectError, Connection, Past};
+use crate::memory::ledgers::{Ledger, Ledgers};
 use crate::meter::gpu::Gpu;
 use crate::os;
+use crate::pages::{Mapped, PageError, Protection, replace};
 use crate::standalone::Local;
 
-/// How long the handshake may take, ns. The controller answers within a millisecond; after this the job goes on alone.
-const HANDSHAKE_NS: u64 = 1_000_000_000;
-const US_PER_S: u64 = 1_000_000;
-const NS_PER_US: u64 = 1_000;
 /// A controller that names no limit is believed to beat this often, ns.
 const HEARTBEAT_LIMIT_NS: u64 = 1_000_000_000;
+/// How late the end of a time without a controller is noticed by those whose launches fail, ns.
+const GUARD_NAP_NS: u64 = 10_000_000;
+/// No descriptor.
+const NONE: i32 = -1;
 
-/// Why there is no session.
-#[derive(Debug)]
-pub enum ConnectError {
-    /// Nobody listens there, the first place of those that were tried.
-    Absent(PathBuf, io::Error),
-    /// The connection broke, or no answer came in time.
-    Io(io::Error),
-    /// The answer is no frame of ours.
-    Frame(FrameError),
-    /// The controller said no, and why.
-    Refused(String),
-    /// A page that came with the welcome cannot be used.
-    Page(LayoutError),
-    /// Fewer descriptors came than the welcome promises.
-    Descriptors(usize),
-}
+const READ: Protection = libc::PROT_READ;
+const BOTH: Protection = libc::PROT_READ | libc::PROT_WRITE;
 
-impl fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Absent(socket, error) => write!(f, "no daemon at {} ({error})", socket.display()),
-            Self::Io(error) => write!(f, "the daemon did not answer ({error})"),
-            Self::Frame(error) => write!(f, "the answer cannot be read: {error}"),
-            Self::Refused(reason) => write!(f, "the daemon refused: {reason}"),
-            Self::Page(error) => write!(f, "{error}"),
-            Self::Descriptors(count) => write!(f, "the welcome came with only {count} descriptors"),
-        }
-    }
-}
-
-/// A live or past connection. Never freed, since any thread may be looking at its pages; there is one for each time that the daemon came back.
+/// See the module. Its pages never move, so any thread may look at them at any time.
 #[derive(Debug)]
 pub struct Session {
     grant: &'static GrantPage,
     meter: &'static MeterPage,
-    ledger: &'static LedgerPage,
     beat: &'static BeatPage,
-    ledger_slot: usize,
-    gpu_index: [u8; MAX_GPUS],
-    bells: Vec<OwnedFd>,
-    /// `None`: there is no daemon behind this session.
-    socket: Option<OwnedFd>,
-    /// What takes its place then.
-    local: Option<Local>,
-    connected_ns: u64,
+    /// To look at; what is held changes through `ledgers`.
+    ledger: &'static LedgerPage,
+    ledgers: Ledgers,
+    /// What gates say while there is no controller and launches are to fail.
+    shut: [GrantSlot; MAX_GPUS],
+    socket: AtomicI32,
+    /// The memory of the meter page.
+    meter_memory: AtomicI32,
+    /// By the GPU's ordinal in this process.
+    bells: [AtomicI32; MAX_GPUS],
+    connected_ns: AtomicU64,
     is_gone: AtomicBool,
+    past: Mutex<Past>,
+    /// What takes the daemon's place, if there is none: then there are no descriptors either.
+    local: Option<Local>,
 }
 
 impl Session {
-    /// Connects and shakes hands.
+    /// The process's first session.
     ///
     /// # Errors
-    /// [`ConnectError`]; the job then runs without a session.
-    pub fn connect(config: &Config, gpus: &[Uuid]) -> Result<Self, ConnectError> {
-        let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
-        let socket = connect_first(&config.sockets, deadline_ns)?;
-        let hello = hello(config, gpus);
-        send(&socket, hello.as_bytes(), deadline_ns).map_err(ConnectError::Io)?;
-        let (packet, descriptors) = receive(&socket, deadline_ns).map_err(ConnectError::Io)?;
-        if wire::kind(&packet).map_err(ConnectError::Frame)? == FrameKind::Refusal as u16 {
-            let refusal = wire::decode::<Refusal>(&packet).map_err(ConnectError::Frame)?;
-            let reason = wire::text(&refusal.reason).unwrap_or("it gave no readable reason");
-            return Err(ConnectError::Refused(reason.to_owned()));
-        }
-        let welcome = wire::decode::<Welcome>(&packet).map_err(ConnectError::Frame)?;
-        let managed = welcome.gpu_index.iter().take(gpus.len()).filter(|index| **index != UNMANAGED).count();
-        let count = descriptors.len();
-        let mut descriptors = descriptors.into_iter();
-        let (Some(grant), Some(meter), Some(ledger), Some(beat)) =
-            (descriptors.next(), descriptors.next(), descriptors.next(), descriptors.next())
-        else {
-            return Err(ConnectError::Descriptors(count));
-        };
-        let bells: Vec<OwnedFd> = descriptors.collect();
-        if bells.len() < managed {
-            return Err(ConnectError::Descriptors(count));
-        }
-        Ok(Self {
-            grant: map(&grant, libc::PROT_READ)?,
-            meter: map(&meter, libc::PROT_READ | libc::PROT_WRITE)?,
-            ledger: map(&ledger, libc::PROT_READ | libc::PROT_WRITE)?,
-            beat: map(&beat, libc::PROT_READ)?,
-            ledger_slot: welcome.ledger_slot as usize,
-            gpu_index: welcome.gpu_index,
-            bells,
-            socket: Some(socket),
-            local: None,
-            connected_ns: os::now_ns(),
+    /// [`ConnectError`], if a page cannot be used.
+    pub fn new(connection: Connection, gpus: usize) -> Result<Self, ConnectError> {
+        let Connection { socket, welcome, pages: [grant, meter, ledger, beat], bells } = connection;
+        let ledger_view = keep(&ledger, READ)?;
+        let session = Self {
+            grant: keep(&grant, READ)?,
+            meter: keep(&meter, BOTH)?,
+            beat: keep(&beat, READ)?,
+            ledger: ledger_view,
+            ledgers: Ledgers::new(keep(&ledger, BOTH)?, welcome.ledger_slot as usize),
+            shut: Default::default(),
+            socket: AtomicI32::new(socket.into_raw_fd()),
+            meter_memory: AtomicI32::new(meter.into_raw_fd()),
+            bells: std::array::from_fn(|_| AtomicI32::new(NONE)),
+            connected_ns: AtomicU64::new(os::now_ns()),
             is_gone: AtomicBool::new(false),
-        })
+            past: Mutex::new(Past { sessions: 1, tenant: tenant(&welcome.tenant) }),
+            local: None,
+        };
+        session.take_bells(bells, &welcome.gpu_index[..gpus.min(MAX_GPUS)]);
+        Ok(session)
     }
 
     /// A session without a daemon.
@@ -129,15 +86,17 @@ impl Session {
         Self {
             grant: local.grant,
             meter: local.meter,
-            ledger: local.page.ledger(),
             beat: local.beat,
-            ledger_slot: local.slot(),
-            gpu_index: local.gpu_index,
-            bells: Vec::new(),
-            socket: None,
-            local: Some(local),
-            connected_ns: os::now_ns(),
+            ledger: local.page.ledger(),
+            ledgers: Ledgers::new(local.page.ledger(), local.slot()),
+            shut: Default::default(),
+            socket: AtomicI32::new(NONE),
+            meter_memory: AtomicI32::new(NONE),
+            bells: std::array::from_fn(|_| AtomicI32::new(NONE)),
+            connected_ns: AtomicU64::new(os::now_ns()),
             is_gone: AtomicBool::new(false),
+            past: Mutex::default(),
+            local: Some(local),
         }
     }
 
@@ -151,24 +110,155 @@ impl Session {
         self.standalone().is_some_and(Local::bury_dead)
     }
 
-    /// Hands each GPU its slots. Without a daemon the bell is `wake`, that of the meter thread.
-    pub fn attach(&'static self, gpus: &[Gpu], wake: i32) {
-        let mut bells =
-            self.bells.iter().map(|bell| bell.as_raw_fd()).chain(self.local.iter().map(|_| wake).cycle());
-        for (gpu, index) in gpus.iter().zip(self.gpu_index) {
-            let slots = (index != UNMANAGED).then(|| {
-                (self.grant.slot(usize::from(index)), self.meter.slot(usize::from(index)), bells.next())
-            });
-            match slots {
-                Some((Some(grant), Some(meter), Some(bell))) => gpu.connect(index, grant, meter, bell),
-                _ => gpu.disconnect(),
+    /// Takes up a new connection, which [`Self::attach`] has to follow. The meter thread's to call.
+    ///
+    /// # Errors
+    /// [`ConnectError`], if a page cannot be used; the session is as gone as before.
+    pub fn renew(&self, connection: Connection, gpus: &[Gpu]) -> Result<[u8; MAX_GPUS], ConnectError> {
+        let Connection { socket, welcome, pages: [grant, meter, ledger, beat], bells } = connection;
+        let fresh = Mapped::<MeterPage>::new(&meter, BOTH).map_err(ConnectError::Page)?;
+        for checked in [
+            Mapped::<GrantPage>::new(&grant, READ).map(drop),
+            Mapped::<BeatPage>::new(&beat, READ).map(drop),
+            self.ledgers.replace(&ledger, welcome.ledger_slot as usize),
+        ] {
+            checked.map_err(ConnectError::Page)?;
+        }
+        // Before the gates, whose waiters it counts.
+        let carries = welcome.head().minor() >= MINOR_CARRIES;
+        self.carry(&fresh, &meter, gpus, carries.then_some(&welcome.gpu_index))?;
+        // SAFETY: kept in `new`, the memory checked above, and mapped as in `new`.
+        unsafe {
+            put(self.grant, &grant, READ)?;
+            put(self.ledger, &ledger, READ)?;
+            put(self.beat, &beat, READ)?;
+        }
+        drop(self.exchange(&self.socket, socket));
+        self.take_bells(bells, &welcome.gpu_index[..gpus.len().min(MAX_GPUS)]);
+        let mut past = self.past();
+        past.sessions = past.sessions.saturating_add(1);
+        past.tenant = tenant(&welcome.tenant);
+        Ok(welcome.gpu_index)
+    }
+
+    /// Puts the meter page in `memory`, mapped as `fresh` too, in the place of the one there is, and brings what that counted into it;
+    /// `index` are the controller's new numbers of the GPUs, or nothing is to be brought.
+    fn carry(
+        &self,
+        fresh: &Mapped<MeterPage>,
+        memory: &OwnedFd,
+        gpus: &[Gpu],
+        index: Option<&[u8; MAX_GPUS]>,
+    ) -> Result<(), ConnectError> {
+        // SAFETY: the memory of the page there is, or no descriptor at all; only looked at here.
+        let old = unsafe { std::os::fd::BorrowedFd::borrow_raw(self.meter_memory.load(Ordering::Relaxed)) };
+        let old = old.try_clone_to_owned().map_err(ConnectError::Io)?;
+        let old = Mapped::<MeterPage>::new(&old, BOTH).map_err(ConnectError::Page)?;
+        let slots = |gpu: &Gpu, index: u8| {
+            let before = old.page().slot(gpu.index()?)?;
+            Some((before, fresh.page().slot(usize::from(index))?))
+        };
+        let both: Vec<_> = index
+            .into_iter()
+            .flat_map(|index| gpus.iter().zip(index))
+            .filter_map(|(gpu, index)| slots(gpu, *index))
+            .collect();
+        let read: Vec<Reading> = both.iter().map(|(before, _)| before.read()).collect();
+        for ((_, now), reading) in both.iter().zip(&read) {
+            now.grow(reading, &Reading::default());
+        }
+        // SAFETY: kept in `new`, the memory checked by the mapping `fresh`, and mapped as in `new`.
+        unsafe { put(self.meter, memory, BOTH)? };
+        // From here on nobody counts in the old page any more: what came between is all there.
+        for ((before, now), reading) in both.iter().zip(&read) {
+            now.grow(&before.read(), reading);
+        }
+        let memory = memory.try_clone().map_err(ConnectError::Io)?;
+        drop(self.exchange(&self.meter_memory, memory));
+        if index.is_some() {
+            fresh.page().set_carried();
+        }
+        Ok(())
+    }
+
+    /// The new descriptor takes the place of the one there is, which is returned.
+    fn exchange(&self, place: &AtomicI32, new: OwnedFd) -> Option<OwnedFd> {
+        let old = place.swap(new.into_raw_fd(), Ordering::AcqRel);
+        // SAFETY: a descriptor that was put there as one of our own, and is nobody else's now.
+        (old != NONE).then(|| unsafe { OwnedFd::from_raw_fd(old) })
+    }
+
+    /// Takes the bells of the GPUs that are managed. A bell keeps its number, by which any thread may be about to ring it.
+    fn take_bells(&self, bells: Vec<OwnedFd>, index: &[u8]) {
+        let mut bells = bells.into_iter();
+        for (place, _) in self.bells.iter().zip(index).filter(|(_, index)| **index != UNMANAGED) {
+            let Some(bell) = bells.next() else { return };
+            let number = place.load(Ordering::Relaxed);
+            if number == NONE {
+                place.store(bell.into_raw_fd(), Ordering::Release);
+            } else {
+                // SAFETY: both are open and ours; the old bell is closed by it, at once.
+                unsafe { libc::dup3(bell.as_raw_fd(), number, libc::O_CLOEXEC) };
             }
         }
     }
 
-    /// The tenant's account on a GPU, by the controller's index.
-    pub fn account(&self, index: usize) -> Option<Account<'_>> {
-        self.ledger.gpu(index)?.account(self.ledger_slot)
+    /// Hands each GPU its slots, by the controller's `index` of each. The session is there from here on. Without a daemon the bell is
+    /// `wake`, that of the meter thread.
+    pub fn attach(&'static self, gpus: &[Gpu], index: &[u8; MAX_GPUS], wake: i32) {
+        for ((gpu, index), bell) in gpus.iter().zip(index).zip(&self.bells) {
+            let slots = (*index != UNMANAGED)
+                .then(|| self.grant.slot(usize::from(*index)).zip(self.meter.slot(usize::from(*index))));
+            match slots.flatten() {
+                Some((grant, meter)) => {
+                    let bell = if self.local.is_some() { wake } else { bell.load(Ordering::Acquire) };
+                    gpu.connect(*index, grant, meter, bell);
+                }
+                None => gpu.disconnect(),
+            }
+        }
+        self.connected_ns.store(os::now_ns(), Ordering::Relaxed);
+        self.is_gone.store(false, Ordering::Release);
+    }
+
+    /// Lets no launch pass on GPUs whose controller is gone, if launches are to fail then, and lets them go by its word where it is not.
+    /// Returns after how long to look again, ns.
+    pub fn guard(&'static self, gpus: &[Gpu], now_ns: u64) -> u64 {
+        if self.fail_mode() == FailMode::Open {
+            return u64::MAX;
+        }
+        let mut again_ns = self.heartbeat_limit_ns();
+        for gpu in gpus {
+            let Some(index) = gpu.index() else { continue };
+            let (Some(grant), Some(shut)) = (self.grant.slot(index), self.shut.get(index)) else { continue };
+            let is_gone = self.is_controller_gone(gpu, now_ns);
+            let state = if is_gone { GateState::Closed } else { GateState::Open };
+            shut.set_memory_limit(grant.memory_limit());
+            if shut.gate().state != state {
+                shut.set_gate(state, LeaseTerms::default());
+            }
+            // Who waits at the gate that was shut finds it open.
+            gpu.set_grant(if is_gone { shut } else { grant });
+            if is_gone {
+                again_ns = again_ns.min(GUARD_NAP_NS);
+            }
+        }
+        again_ns
+    }
+
+    /// The tenant's ledger, for one call that changes what is held.
+    pub fn ledger(&self) -> Ledger<'_> {
+        self.ledgers.enter()
+    }
+
+    /// What the tenant holds on a GPU, by the controller's index, bytes.
+    pub fn tenant_held_bytes(&self, index: usize) -> Option<u64> {
+        Some(self.ledger.gpu(index)?.held_bytes())
+    }
+
+    /// What the process was until now, for the next handshake.
+    pub fn past(&self) -> std::sync::MutexGuard<'_, Past> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the session says of itself.
@@ -178,7 +268,7 @@ impl Session {
 
     /// The socket, whose end is the end of the session; negative if it has none.
     pub fn socket(&self) -> i32 {
-        self.socket.as_ref().map_or(-1, |socket| socket.as_raw_fd())
+        self.socket.load(Ordering::Relaxed)
     }
 
     /// The controller's number of this session.
@@ -196,18 +286,22 @@ impl Session {
         self.is_gone.load(Ordering::Acquire)
     }
 
+    /// After how long without a heartbeat the controller counts as gone, ns.
+    pub fn heartbeat_limit_ns(&self) -> u64 {
+        match self.grant.heartbeat_limit_ns() {
+            0 => HEARTBEAT_LIMIT_NS,
+            limit_ns => limit_ns,
+        }
+    }
+
     /// Whether nobody will open a gate any more: the connection ended, or the arbiter's heart stopped.
     pub fn is_controller_gone(&self, gpu: &Gpu, now_ns: u64) -> bool {
         if self.is_gone() {
             return true;
         }
         let Some(index) = gpu.index() else { return true };
-        let limit_ns = match self.grant.heartbeat_limit_ns() {
-            0 => HEARTBEAT_LIMIT_NS,
-            limit_ns => limit_ns,
-        };
-        let last_ns = self.beat.last_ns(index).max(self.connected_ns);
-        now_ns.saturating_sub(last_ns) > limit_ns
+        let last_ns = self.beat.last_ns(index).max(self.connected_ns.load(Ordering::Relaxed));
+        now_ns.saturating_sub(last_ns) > self.heartbeat_limit_ns()
     }
 
     /// What waiters do then.
@@ -220,9 +314,9 @@ impl Session {
     /// # Safety
     /// Nobody in this process uses the session from here on.
     pub unsafe fn close(&self) {
-        for descriptor in self.bells.iter().chain(&self.socket) {
-            // SAFETY: open, and by the caller's promise used by nobody.
-            unsafe { libc::close(descriptor.as_raw_fd()) };
+        for descriptor in self.bells.iter().chain([&self.socket, &self.meter_memory]) {
+            // SAFETY: open, and by the caller's promise used by nobody; closing none at all does nothing.
+            unsafe { libc::close(descriptor.load(Ordering::Relaxed)) };
         }
         if let Some(local) = &self.local {
             // SAFETY: the caller's promise.
@@ -231,185 +325,22 @@ impl Session {
     }
 }
 
-fn hello(config: &Config, gpus: &[Uuid]) -> Hello {
-    let mut hello = Hello::new(Role::Session);
-    hello.monotonic_ns = os::now_ns();
-    let request = config.request();
-    hello.memory_bytes = request.memory_bytes;
-    hello.share_ppm = request.share_ppm;
-    hello.class = config.class.map_or(0, |class| class as u32);
-    hello.pid = std::process::id();
-    for (place, uuid) in hello.gpu_uuids.iter_mut().zip(gpus) {
-        *place = *uuid;
-    }
-    hello.gpu_count = gpus.len().min(MAX_GPUS) as u32;
-    wire::set_text(&mut hello.tenant, &config.tenant);
-    wire::set_text(&mut hello.client, &command_line());
-    hello
+fn keep<P: Page>(memory: &OwnedFd, protection: Protection) -> Result<&'static P, ConnectError> {
+    Ok(Mapped::<P>::new(memory, protection).map_err(ConnectError::Page)?.keep())
 }
 
-/// The process's command line with its program's folder cut off.
-fn command_line() -> String {
-    let raw = fs::read("/proc/self/cmdline").unwrap_or_default();
-    let mut words = raw.split(|byte| *byte == 0).filter(|word| !word.is_empty());
-    let program = words.next().unwrap_or_default();
-    let program = Path::new(OsStr::from_bytes(program)).file_name().unwrap_or_default().as_bytes();
-    let words: Vec<&[u8]> = std::iter::once(program).chain(words).collect();
-    String::from_utf8_lossy(&words.join(&b' ')).into_owned()
+/// # Safety
+/// As [`replace`].
+unsafe fn put<P: Page>(
+    place: &'static P,
+    memory: &OwnedFd,
+    protection: Protection,
+) -> Result<(), ConnectError> {
+    // SAFETY: the caller's promise.
+    unsafe { replace(place, memory, protection) }
+        .map_err(|error: io::Error| ConnectError::Page(PageError::Map(error)))
 }
 
-fn cvt(result: i32) -> io::Result<i32> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+fn tenant(field: &[u8]) -> String {
+    text(field).unwrap_or_default().to_owned()
 }
-
-/// Runs `call` until it is not interrupted by a signal, with what is left until the deadline as the socket's timeout: a process
-/// with an interval timer would otherwise begin a new one at each tick.
-fn until_deadline(socket: &OwnedFd, deadline_ns: u64, mut call: impl FnMut() -> isize) -> io::Result<usize> {
-    loop {
-        let left_us = deadline_ns.saturating_sub(os::now_ns()) / NS_PER_US;
-        if left_us == 0 {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        let timeout =
-            libc::timeval { tv_sec: (left_us / US_PER_S) as i64, tv_usec: (left_us % US_PER_S) as i64 };
-        for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-            // SAFETY: the option's value is a timeval of that size.
-            cvt(unsafe {
-                libc::setsockopt(
-                    socket.as_raw_fd(),
-                    libc::SOL_SOCKET,
-                    option,
-                    (&raw const timeout).cast(),
-                    size_of::<libc::timeval>() as u32,
-                )
-            })?;
-        }
-        if let Ok(done) = usize::try_from(call()) {
-            return Ok(done);
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
-}
-
-/// Connects to the first of `sockets` where somebody listens.
-fn connect_first(sockets: &[PathBuf], deadline_ns: u64) -> Result<OwnedFd, ConnectError> {
-    let mut absent = None;
-    for path in sockets {
-        match connect(path, deadline_ns) {
-            Ok(socket) => return Ok(socket),
-            Err(error) => drop(absent.get_or_insert((path, error))),
-        }
-    }
-    let (path, error) = absent.map_or_else(
-        || (PathBuf::new(), io::ErrorKind::NotFound.into()),
-        |(path, error)| (path.clone(), error),
-    );
-    Err(ConnectError::Absent(path, error))
-}
-
-fn connect(path: &Path, deadline_ns: u64) -> io::Result<OwnedFd> {
-    // SAFETY: no pointers.
-    let socket = cvt(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: just created, and nobody else's.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    // SAFETY: all zeroes is a valid sockaddr_un.
-    let mut address = unsafe { mem::zeroed::<libc::sockaddr_un>() };
-    address.sun_family = libc::AF_UNIX as u16;
-    let name = path.as_os_str().as_bytes();
-    // The last byte stays zero.
-    if name.len() >= address.sun_path.len() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path is too long for a socket"));
-    }
-    for (place, byte) in address.sun_path.iter_mut().zip(name) {
-        *place = *byte as libc::c_char;
-    }
-    let bytes = size_of::<libc::sockaddr_un>() as u32;
-    until_deadline(&socket, deadline_ns, || {
-        // SAFETY: an initialised address of that size.
-        let result = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), bytes) };
-        result as isize
-    })?;
-    Ok(socket)
-}
-
-fn send(socket: &OwnedFd, packet: &[u8], deadline_ns: u64) -> io::Result<()> {
-    until_deadline(socket, deadline_ns, || {
-        // SAFETY: a readable buffer of that length.
-        unsafe { libc::send(socket.as_raw_fd(), packet.as_ptr().cast(), packet.len(), libc::MSG_NOSIGNAL) }
-    })
-    .map(drop)
-}
-
-/// Room for the control message, aligned as its header has to be.
-#[repr(C, align(8))]
-struct Control([u8; 256]);
-
-const _: () = assert!(MAX_FDS * size_of::<i32>() + 64 <= size_of::<Control>());
-
-fn receive(socket: &OwnedFd, deadline_ns: u64) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    let mut packet = vec![0_u8; MAX_FRAME_BYTES];
-    let mut control = Control([0; 256]);
-    let mut part = libc::iovec { iov_base: packet.as_mut_ptr().cast(), iov_len: packet.len() };
-    // SAFETY: all zeroes is a valid msghdr.
-    let mut message = unsafe { mem::zeroed::<libc::msghdr>() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.0.as_mut_ptr().cast();
-    message.msg_controllen = control.0.len();
-    let got = until_deadline(socket, deadline_ns, || {
-        // SAFETY: the message describes two writable buffers that outlive the call.
-        unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) }
-    })?;
-    let mut descriptors = Vec::new();
-    // SAFETY: the kernel filled the control buffer; the macros walk it within the length it reported, and each descriptor in it is
-    // ours alone.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(&message);
-        while !header.is_null() {
-            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
-                let bytes = ((*header).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
-                let first = libc::CMSG_DATA(header).cast::<i32>();
-                for number in 0..bytes / size_of::<i32>() {
-                    descriptors.push(OwnedFd::from_raw_fd(first.add(number).read_unaligned()));
-                }
-            }
-            header = libc::CMSG_NXTHDR(&message, header);
-        }
-    }
-    if got == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection"));
-    }
-    packet.truncate(got);
-    Ok((packet, descriptors))
-}
-
-/// Maps a page for as long as the process lives.
-fn map<P: Page>(descriptor: &OwnedFd, protection: i32) -> Result<&'static P, ConnectError> {
-    // SAFETY: all zeroes is a valid stat.
-    let mut status = unsafe { mem::zeroed::<libc::stat>() };
-    // SAFETY: the result has room.
-    cvt(unsafe { libc::fstat(descriptor.as_raw_fd(), &mut status) }).map_err(ConnectError::Io)?;
-    let bytes = usize::try_from(status.st_size).unwrap_or(0);
-    if bytes < size_of::<P>() {
-        return Err(ConnectError::Page(LayoutError::Short(bytes, size_of::<P>())));
-    }
-    // SAFETY: a new mapping, wherever the kernel has room.
-    let address = unsafe {
-        libc::mmap(ptr::null_mut(), bytes, protection, libc::MAP_SHARED, descriptor.as_raw_fd(), 0)
-    };
-    if address == libc::MAP_FAILED {
-        return Err(ConnectError::Io(io::Error::last_os_error()));
-    }
-    // SAFETY: mapped just now and never unmapped once it is a page; pages mapped read-only are only read (`GrantPage`, `BeatPage`).
-    let page = unsafe { page::view::<P>(address.cast(), bytes) };
-    page.map_err(|error| {
-        // SAFETY: our mapping, and no reference to it exists.
-        unsafe { libc::munmap(address, bytes) };
-        ConnectError::Page(error)
-    })
-}
-
-const _: () = assert!(PAGE_FDS == 4);

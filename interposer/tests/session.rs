@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use deepres_abi::driver::pfn;
 use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::grant::{FailMode, GateState, LeaseTerms};
-use deepres_abi::wire;
+use deepres_abi::page::{MAJOR, MINOR};
+use deepres_abi::wire::{self, Refusal, RefusalKind, Welcome};
+use zerocopy::IntoBytes as _;
 
-use support::{Client, Controller, Driver, await_go, now_ns, part, say, until};
+use support::{Client, Controller, Driver, await_go, now_ns, of_version, part, say, until};
 
 /// Launches of a client that launches.
 const LAUNCHES: u64 = 10_000;
@@ -50,6 +52,44 @@ fn client_process() {
             }
             say("launched");
             await_go();
+        }
+        "launch on" => loop {
+            for _ in 0..LAUNCHES {
+                assert_eq!(launch(), CUDA_SUCCESS);
+            }
+            say("launched");
+            await_go();
+        },
+        "hold" => {
+            let hold = |bytes| {
+                let mut at = 0;
+                // SAFETY: the driver's documented use; the result has room.
+                assert_eq!(unsafe { alloc(&mut at, bytes) }, CUDA_SUCCESS);
+                at
+            };
+            let (kept, freed) = (hold(2 << 20), hold(6 << 20));
+            say("held");
+            await_go();
+            // SAFETY: allocated above.
+            assert_eq!(unsafe { free(freed) }, CUDA_SUCCESS);
+            say("freed");
+            await_go();
+            // SAFETY: as above.
+            assert_eq!(unsafe { free(kept) }, CUDA_SUCCESS);
+            say("freed");
+            await_go();
+        }
+        // Launches until the result is another than the time before, and says what it is.
+        "launch until" => {
+            let mut last = None;
+            loop {
+                let result = launch();
+                if last.replace(result) != Some(result) {
+                    say(result);
+                    await_go();
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
         "launch once" => {
             say(launch());
@@ -229,14 +269,183 @@ fn the_end_of_the_connection_lets_waiters_go_at_once() {
 }
 
 #[test]
-fn a_client_finds_a_controller_that_came_back() {
-    let controller = Controller::new();
-    let (mut client, connection) = start(&controller, "launch");
+fn a_client_finds_a_controller_that_came_back_and_its_meter_goes_on() {
+    let mut controller = Controller::new();
+    let (mut client, connection) = start(&controller, "launch on");
+    assert_eq!(connection.hello.sessions_before, 0);
+    client.go();
+    assert_eq!(client.answer(), "launched");
+    until("all is complete", || !controller.meter().read().in_flight);
+    // It launches on while nobody is there.
     drop(connection);
+    client.go();
+    assert_eq!(client.answer(), "launched");
+    controller.restart();
+    let again = controller.welcome();
+    assert_eq!((again.hello.sessions_before, wire::text(&again.hello.tenant)), (1, Some("the tenant")));
+    until("the meter is brought up to date", || controller.meter.is_carried());
+    assert_eq!(controller.meter().read().kernel_launches, 2 * LAUNCHES);
+    let brought_ns = controller.meter().read().compute_ns;
+    assert!(brought_ns > 0);
+    client.go();
+    assert_eq!(client.answer(), "launched");
+    until("the new session meters", || controller.meter().read().kernel_launches == 3 * LAUNCHES);
+    until("all is complete", || !controller.meter().read().in_flight);
+    assert!(controller.meter().read().compute_ns > brought_ns);
+}
+
+#[test]
+fn a_controller_that_does_not_know_of_earlier_sessions_gets_a_meter_that_begins_at_zero() {
+    let mut controller = Controller::new();
+    let (mut client, connection) = start(&controller, "launch on");
+    client.go();
+    assert_eq!(client.answer(), "launched");
+    until("all is complete", || !controller.meter().read().in_flight);
+    drop(connection);
+    controller.restart();
+    controller.minor = 0;
     let _again = controller.welcome();
+    until("the new pages are in use", || controller.meter().read().updated_ns != 0);
     client.go();
     assert_eq!(client.answer(), "launched");
     until("the new session meters", || controller.meter().read().kernel_launches == LAUNCHES);
+}
+
+#[test]
+fn what_is_held_moves_to_the_ledger_of_a_controller_that_came_back() {
+    let mut controller = Controller::new();
+    controller.slot().set_memory_limit(LIMIT_BYTES);
+    let (mut client, connection) = start(&controller, "hold");
+    client.go();
+    assert_eq!(client.answer(), "held");
+    let held = |controller: &Controller| {
+        let ledger = controller.ledger.gpu(controller.gpu()).unwrap().held_bytes();
+        (ledger, controller.meter().read().held_bytes.iter().sum::<u64>())
+    };
+    assert_eq!(held(&controller), (8 << 20, 8 << 20));
+    drop(connection);
+    controller.restart();
+    let connection = controller.welcome();
+    until("it moved", || held(&controller) == (8 << 20, 8 << 20));
+    client.go();
+    assert_eq!(client.answer(), "freed");
+    assert_eq!(held(&controller), (2 << 20, 2 << 20));
+    drop(connection);
+    controller.restart();
+    let _again = controller.welcome();
+    until("it moved", || held(&controller) == (2 << 20, 2 << 20));
+    client.go();
+    assert_eq!(client.answer(), "freed");
+    assert_eq!(held(&controller), (0, 0));
+}
+
+#[test]
+fn controllers_that_come_and_go_leave_nothing_behind_in_a_client() {
+    let mut controller = Controller::new();
+    let (mut client, mut connection) = start(&controller, "launch on");
+    client.go();
+    let settle = |controller: &Controller, client: &mut Client| {
+        until("the meter is brought up to date", || controller.meter.is_carried());
+        assert_eq!(client.answer(), "launched");
+        client.go();
+    };
+    let renew = |controller: &mut Controller, connection: support::Connection| {
+        controller.restart();
+        drop(connection);
+        controller.welcome()
+    };
+    for _ in 0..2 {
+        connection = renew(&mut controller, connection);
+        settle(&controller, &mut client);
+    }
+    let (descriptors, mappings) = (client.descriptors(), client.shared_mappings());
+    for _ in 0..30 {
+        connection = renew(&mut controller, connection);
+        settle(&controller, &mut client);
+    }
+    assert_eq!((client.descriptors(), client.shared_mappings()), (descriptors, mappings));
+}
+
+#[test]
+fn a_controller_of_another_minor_version_is_understood() {
+    let controller = Controller::new();
+    let mut client = controller.client("launch once");
+    let connection = controller.accept();
+    let mut welcome = Welcome::new(77, 1);
+    welcome.gpu_index[0] = controller.gpu() as u8;
+    controller.answer(&connection, &of_version(welcome.as_bytes(), MAJOR, MINOR + 5, 100));
+    assert_eq!(client.answer(), "ready");
+    client.go();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    until("it meters", || controller.meter().read().kernel_launches == 1);
+    assert_eq!(client.finish(), "");
+}
+
+#[test]
+fn a_controller_of_another_major_version_is_told_of_once_and_the_job_runs() {
+    let mut controller = Controller::new();
+    let (mut client, connection) = start(&controller, "launch on");
+    client.go();
+    assert_eq!(client.answer(), "launched");
+    // An upgrade under a running job.
+    controller.restart();
+    drop(connection);
+    let newer = Refusal::new(RefusalKind::Version, "in whatever way another version says it");
+    controller.refuse_with(&of_version(newer.as_bytes(), MAJOR + 1, 0, 0));
+    for _ in 0..3 {
+        client.go();
+        assert_eq!(client.answer(), "launched");
+    }
+    let errors = client.end();
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    for part in [&format!("version {}", MAJOR + 1), "same deepres release", "unmetered"] {
+        assert!(errors.contains(part), "{errors}");
+    }
+    // And one that starts under it.
+    let mut client = controller.client("launch once");
+    controller.refuse_with(&of_version(newer.as_bytes(), MAJOR + 1, 0, 0));
+    assert_eq!(client.answer(), "ready");
+    client.go();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    let errors = client.finish();
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    assert!(errors.contains("same deepres release") && errors.contains("unmetered"), "{errors}");
+}
+
+#[test]
+fn a_daemon_that_is_just_going_down_is_waited_for() {
+    let controller = Controller::new();
+    let mut client = controller.client("launch once");
+    controller.refuse_with(Refusal::new(RefusalKind::Stopping, "going down").as_bytes());
+    let _connection = controller.welcome();
+    assert_eq!(client.answer(), "ready");
+    client.go();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    assert_eq!(client.finish(), "");
+}
+
+#[test]
+fn an_open_gate_is_none_without_a_controller_if_launches_are_to_fail_then() {
+    let mut controller = Controller::new();
+    controller.grant.set_session(77, 100_000_000, FailMode::Closed);
+    let (mut client, connection) = start(&controller, "launch until");
+    client.go();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    // Its heart stops, while the gate is open.
+    controller.beat.beat(controller.gpu(), now_ns());
+    client.go();
+    assert_eq!(client.answer(), CUDA_ERROR_NOT_PERMITTED.to_string());
+    controller.beat.beat(controller.gpu(), now_ns() + 3_600_000_000_000);
+    client.go();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    // The connection ends.
+    drop(connection);
+    client.go();
+    assert_eq!(client.answer(), CUDA_ERROR_NOT_PERMITTED.to_string());
+    controller.restart();
+    let _again = controller.welcome();
+    client.go();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
 }
 
 #[test]

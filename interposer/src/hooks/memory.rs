@@ -67,7 +67,7 @@ fn charged_on(
 
 fn free(name: Name, call: impl FnOnce() -> CUresult) -> CUresult {
     match process::current() {
-        Some(process) => process.memory.free(&process.gpus, name, call),
+        Some(process) => process.memory.free(process, name, call),
         None => call(),
     }
 }
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn release(handle: CUmemGenericAllocationHandle) -> CUresu
     // SAFETY: the caller's argument.
     let call = || unsafe { real(handle) };
     match process::current() {
-        Some(process) => process.memory.release_handle(&process.gpus, handle, call),
+        Some(process) => process.memory.release_handle(process, handle, call),
         None => call(),
     }
 }
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn unmap(address: CUdeviceptr, bytes: usize) -> CUresult {
     // SAFETY: the caller's arguments, as they came.
     let call = || unsafe { real(address, bytes) };
     match process::current() {
-        Some(process) => process.memory.unmap(&process.gpus, address, bytes as u64, call),
+        Some(process) => process.memory.unmap(process, address, bytes as u64, call),
         None => call(),
     }
 }
@@ -344,7 +344,7 @@ fn limit(process: &Process, ordinal: usize) -> Option<(u64, u64)> {
     if limit_bytes == NO_LIMIT {
         return None;
     }
-    Some((limit_bytes, process.session()?.account(gpu.index()?)?.tenant_held_bytes()))
+    Some((limit_bytes, process.session()?.tenant_held_bytes(gpu.index()?)?))
 }
 
 macro_rules! info {

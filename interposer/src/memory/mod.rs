@@ -4,6 +4,7 @@
 //! gives back nothing.
 
 pub mod charge;
+pub mod ledgers;
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -75,8 +76,8 @@ struct Entry {
     ordinal: usize,
     /// The context that the allocation dies with, or 0.
     context: usize,
-    /// Whose ledger it is in.
-    session: &'static Session,
+    /// The ledger that it is in ([`ledgers::Ledger::generation`]).
+    generation: u32,
     /// For physical memory: handles and mappings that keep it.
     uses: u32,
 }
@@ -134,7 +135,8 @@ impl Accounts {
         let Some((session, gpu)) = process.session().zip(process.gpus.get(request.ordinal)) else {
             return allocate().0;
         };
-        let Some((grant, account)) = gpu.grant().zip(gpu.index().and_then(|index| session.account(index)))
+        let ledger = session.ledger();
+        let Some((grant, account)) = gpu.grant().zip(gpu.index().and_then(|index| ledger.account(index)))
         else {
             return allocate().0;
         };
@@ -161,20 +163,18 @@ impl Accounts {
             kind: request.kind,
             ordinal: request.ordinal,
             context: request.context,
-            session,
+            generation: ledger.generation,
             uses: 1,
         };
         hold(gpu, entry, true);
         let mut shard = self.shard(name);
         // The daemon may have come back meanwhile, after this shard was moved to its new ledger.
-        if let Some(now) = process.session().filter(|now| !std::ptr::eq(*now, session)) {
-            charge_anew(now, gpu, &mut entry);
-        }
+        move_one(session, gpu, &mut entry);
         let replaced = shard.insert(name.mixed(), entry);
         drop(shard);
         // The driver gives a name out again only once it is free: that free went past us.
         if let Some(freed) = replaced {
-            give_back(&process.gpus, freed);
+            give_back(process, freed);
         }
         result
     }
@@ -200,20 +200,24 @@ impl Accounts {
 
     /// Runs `free`, and gives back what `name` was charged if it succeeds. The allocation is forgotten before: once the driver has freed it, it
     /// may give the same name to another thread.
-    pub fn free(&self, gpus: &[Gpu], name: Name, free: impl FnOnce() -> u32) -> u32 {
+    pub fn free(&self, process: &Process, name: Name, free: impl FnOnce() -> u32) -> u32 {
         let entry = self.shard(name).remove(&name.mixed());
         let result = free();
-        let Some(entry) = entry else { return result };
+        let Some(mut entry) = entry else { return result };
         if result == CUDA_SUCCESS {
-            give_back(gpus, entry);
+            give_back(process, entry);
         } else {
-            self.shard(name).insert(name.mixed(), entry);
+            let mut shard = self.shard(name);
+            if let Some((session, gpu)) = process.session().zip(process.gpus.get(entry.ordinal)) {
+                move_one(session, gpu, &mut entry);
+            }
+            shard.insert(name.mixed(), entry);
         }
         result
     }
 
     /// Physical memory lives until its last handle is released and its last mapping is gone: takes one use away while `free` runs.
-    pub fn release_handle(&self, gpus: &[Gpu], handle: u64, free: impl FnOnce() -> u32) -> u32 {
+    pub fn release_handle(&self, process: &Process, handle: u64, free: impl FnOnce() -> u32) -> u32 {
         let name = Name::Handle(handle);
         let last = {
             let mut shard = self.shard(name);
@@ -227,7 +231,7 @@ impl Accounts {
             }
         };
         if last {
-            return self.free(gpus, name, free);
+            return self.free(process, name, free);
         }
         let result = free();
         if result != CUDA_SUCCESS {
@@ -255,7 +259,7 @@ impl Accounts {
     }
 
     /// Runs `unmap`, which unmaps everything in `bytes` bytes at `address`.
-    pub fn unmap(&self, gpus: &[Gpu], address: u64, bytes: u64, unmap: impl FnOnce() -> u32) -> u32 {
+    pub fn unmap(&self, process: &Process, address: u64, bytes: u64, unmap: impl FnOnce() -> u32) -> u32 {
         let end = address.saturating_add(bytes);
         let gone: Vec<(u64, (u64, u64))> = self
             .mappings()
@@ -264,7 +268,7 @@ impl Accounts {
         let result = unmap();
         if result == CUDA_SUCCESS {
             for (_, (_, handle)) in gone {
-                self.release_handle(gpus, handle, || CUDA_SUCCESS);
+                self.release_handle(process, handle, || CUDA_SUCCESS);
             }
         } else {
             self.mappings().extend(gone);
@@ -273,39 +277,47 @@ impl Accounts {
     }
 
     /// Forgets what died with a context.
-    pub fn forget_context(&self, context: usize, gpus: &[Gpu]) {
+    pub fn forget_context(&self, context: usize, process: &Process) {
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             for (_, entry) in shard.extract_if(|_, entry| entry.context == context) {
-                give_back(gpus, entry);
+                give_back(process, entry);
             }
         }
     }
 
-    /// Moves what is held to a new session's ledger. New allocations go there already.
-    pub fn move_to(&self, session: &'static Session, gpus: &[Gpu]) {
+    /// Moves what is held to a new ledger of the session's. New allocations go there already.
+    pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             for entry in shard.values_mut() {
-                if let Some(gpu) = gpus.get(entry.ordinal).filter(|_| !std::ptr::eq(entry.session, session)) {
-                    charge_anew(session, gpu, entry);
+                if let Some(gpu) = gpus.get(entry.ordinal) {
+                    move_one(session, gpu, entry);
                 }
             }
         }
     }
 }
 
-fn charge_anew(session: &'static Session, gpu: &Gpu, entry: &mut Entry) {
-    entry.session = session;
-    if let Some(account) = gpu.index().and_then(|index| session.account(index)) {
+/// Moves an allocation to the ledger there is, if it is in one of before. Its table's lock is held, so it is moved once.
+fn move_one(session: &Session, gpu: &Gpu, entry: &mut Entry) {
+    let ledger = session.ledger();
+    if entry.generation == ledger.generation {
+        return;
+    }
+    entry.generation = ledger.generation;
+    if let Some(account) = gpu.index().and_then(|index| ledger.account(index)) {
         account.charge(entry.bytes);
-        hold(gpu, *entry, true);
     }
 }
 
-fn give_back(gpus: &[Gpu], entry: Entry) {
-    let Some(gpu) = gpus.get(entry.ordinal) else { return };
-    if let Some(account) = gpu.index().and_then(|index| entry.session.account(index)) {
+fn give_back(process: &Process, entry: Entry) {
+    let Some((session, gpu)) = process.session().zip(process.gpus.get(entry.ordinal)) else { return };
+    let ledger = session.ledger();
+    // What was in a ledger of before went with it.
+    if entry.generation == ledger.generation
+        && let Some(account) = gpu.index().and_then(|index| ledger.account(index))
+    {
         account.release(entry.bytes);
     }
     hold(gpu, entry, false);

@@ -4,5 +4,6 @@ pub mod context;
 pub mod estimates;
 pub mod gpu;
 pub mod lane;
+pub mod reconnect;
 pub mod thread;
 pub mod union;

@@ -6,6 +6,7 @@ use std::{io, mem, ptr, thread};
 
 use super::context::{ContextState, Inner};
 use super::lane::Lane;
+use super::reconnect::Reconnect;
 use super::union::Union;
 use crate::coverage;
 use crate::driver::calls::Progress;
@@ -29,8 +30,6 @@ const STALE_NS: u64 = 200_000;
 const OVERLAP_OVER_NS: u64 = 20_000_000;
 /// The stack. It holds the thread-local data of every library too; what is not touched costs nothing.
 const STACK_BYTES: usize = 2 << 20;
-/// First and longest pause between attempts to find the daemon again, ns.
-const RECONNECT_NS: (u64, u64) = (50_000_000, 2_000_000_000);
 
 /// Starts the thread, with every signal blocked: handlers are the job's, on its own threads.
 ///
@@ -70,8 +69,7 @@ struct Meter {
     ticked_ns: u64,
     idle_ticks: u32,
     is_relaxed: bool,
-    reconnect_at_ns: u64,
-    reconnect_pause_ns: u64,
+    reconnect: Reconnect,
     /// When something is to be done at the latest, without a daemon.
     turn_at_ns: Option<u64>,
 }
@@ -84,8 +82,7 @@ impl Meter {
             ticked_ns: os::now_ns(),
             idle_ticks: 0,
             is_relaxed: false,
-            reconnect_at_ns: 0,
-            reconnect_pause_ns: RECONNECT_NS.0,
+            reconnect: Reconnect::default(),
             turn_at_ns: None,
         }
     }
@@ -277,11 +274,10 @@ impl Meter {
         } else {
             SLEEP_NS
         };
+        sleep_ns = sleep_ns.min(session.guard(&self.process.gpus, now_ns));
         if session.is_gone() {
-            if now_ns >= self.reconnect_at_ns {
-                self.reconnect(now_ns);
-            }
-            sleep_ns = sleep_ns.min(self.reconnect_at_ns.saturating_sub(now_ns).max(TICK_CONTENDED_NS));
+            self.reconnect.step(self.process, now_ns);
+            sleep_ns = sleep_ns.min(self.reconnect.due_ns().saturating_sub(now_ns).max(TICK_CONTENDED_NS));
         }
         if let Some(turn_at_ns) = self.turn_at_ns {
             sleep_ns = sleep_ns.min(turn_at_ns.saturating_sub(now_ns));
@@ -290,24 +286,16 @@ impl Meter {
         if is_deep && !self.process.prepare_sleep() {
             return;
         }
-        let socket = if session.is_gone() { -1 } else { session.socket() };
+        let is_gone = session.is_gone();
+        let socket = if is_gone { self.reconnect.socket() } else { session.socket() };
         let ended = self.process.sleep(socket, sleep_ns);
         if is_deep {
             self.process.finish_sleep();
         }
-        if ended && !session.is_gone() {
+        if ended && !is_gone {
             session.set_gone();
             say!(Info, "the daemon is gone; going on without it");
-            self.reconnect_pause_ns = RECONNECT_NS.0;
-            self.reconnect_at_ns = now_ns + self.reconnect_pause_ns;
+            self.reconnect.begin(os::now_ns());
         }
-    }
-
-    fn reconnect(&mut self, now_ns: u64) {
-        if self.process.reconnect() {
-            return;
-        }
-        self.reconnect_at_ns = now_ns + self.reconnect_pause_ns;
-        self.reconnect_pause_ns = (self.reconnect_pause_ns * 2).min(RECONNECT_NS.1);
     }
 }

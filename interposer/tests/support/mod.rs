@@ -14,7 +14,7 @@ use deepres_abi::beat::BeatPage;
 use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MeterPage, MeterSlot};
-use deepres_abi::page::{self, Page};
+use deepres_abi::page::{self, MAJOR, MINOR, Page};
 use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, Refusal, RefusalKind, Welcome};
 use zerocopy::IntoBytes as _;
 
@@ -87,6 +87,8 @@ pub struct Controller {
     directory: tempfile::TempDir,
     pages: [OwnedFd; 4],
     bell: OwnedFd,
+    /// Minor version that its welcomes say.
+    pub minor: u16,
     pub grant: &'static GrantPage,
     pub meter: &'static MeterPage,
     pub ledger: &'static LedgerPage,
@@ -121,6 +123,7 @@ impl Controller {
             directory,
             pages: [grant_fd, meter_fd, ledger_fd, beat_fd],
             bell,
+            minor: MINOR,
             grant,
             meter,
             ledger,
@@ -180,15 +183,34 @@ impl Controller {
         let connection = self.accept();
         let mut welcome = Welcome::new(77, 1);
         welcome.gpu_index[0] = GPU as u8;
-        let fds: Vec<RawFd> = self.pages.iter().chain([&self.bell]).map(|fd| fd.as_raw_fd()).collect();
-        send(&connection.socket, welcome.as_bytes(), &fds);
+        wire::set_text(&mut welcome.tenant, "the tenant");
+        self.answer(&connection, &of_version(welcome.as_bytes(), MAJOR, self.minor, 0));
         connection
+    }
+
+    /// Answers a hello with these bytes and all that a welcome comes with.
+    pub fn answer(&self, connection: &Connection, packet: &[u8]) {
+        let fds: Vec<RawFd> = self.pages.iter().chain([&self.bell]).map(|fd| fd.as_raw_fd()).collect();
+        send(&connection.socket, packet, &fds);
+    }
+
+    /// What a daemon that was started anew has: other pages and another bell, at the same socket.
+    pub fn restart(&mut self) {
+        let fresh = Self::new();
+        (self.pages, self.bell) = (fresh.pages, fresh.bell);
+        (self.grant, self.meter, self.ledger, self.beat) =
+            (fresh.grant, fresh.meter, fresh.ledger, fresh.beat);
     }
 
     /// Takes a connection and refuses it.
     pub fn refuse(&self, reason: &str) {
         let connection = self.accept();
         self.say_no(connection, reason);
+    }
+
+    /// Takes a connection and refuses it in these bytes.
+    pub fn refuse_with(&self, packet: &[u8]) {
+        send(&self.accept().socket, packet, &[]);
     }
 
     /// Refuses a connection.
@@ -208,6 +230,17 @@ impl Controller {
             command.env("DEEPRES_SOCKET", &socket);
         })
     }
+}
+
+/// A frame as another version would have sent it, with so many bytes more at its end.
+pub fn of_version(frame: &[u8], major: u16, minor: u16, more: usize) -> Vec<u8> {
+    let mut packet = frame.to_vec();
+    packet.resize(frame.len() + more, 0xEE);
+    let bytes = packet.len() as u32;
+    packet[4..8].copy_from_slice(&bytes.to_le_bytes());
+    packet[10..12].copy_from_slice(&major.to_le_bytes());
+    packet[12..14].copy_from_slice(&minor.to_le_bytes());
+    packet
 }
 
 fn listen(path: &Path) -> OwnedFd {
@@ -305,6 +338,23 @@ impl Client {
 
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Its open descriptors.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
+    }
+
+    /// Its mappings of shared pages.
+    pub fn shared_mappings(&self) -> usize {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
+        maps.lines().filter(|line| line.contains("/memfd:page")).count()
+    }
+
+    /// Kills it; returns what it wrote to stderr.
+    pub fn end(mut self) -> String {
+        self.child.kill().unwrap();
+        self.errors()
     }
 
     fn errors(&mut self) -> String {

@@ -1,0 +1,377 @@
+//! The handshake with the controller: what a process says, and what it gets.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fmt, fs, mem, thread};
+
+use deepres_abi::MAX_GPUS;
+use deepres_abi::wire::{
+    self, FrameError, FrameKind, Hello, MAX_FDS, MAX_FRAME_BYTES, PAGE_FDS, Refusal, RefusalKind, Role,
+    UNMANAGED, Uuid, Welcome,
+};
+use zerocopy::IntoBytes as _;
+
+use crate::config::Config;
+use crate::os;
+use crate::pages::PageError;
+
+/// How long the first handshake may take, ns. The controller answers within a millisecond; after this the job goes on alone.
+const HANDSHAKE_NS: u64 = 1_000_000_000;
+/// Pause before another attempt at a daemon that is just being replaced.
+const REPLACED_PAUSE: Duration = Duration::from_millis(20);
+const US_PER_S: u64 = 1_000_000;
+const NS_PER_US: u64 = 1_000;
+
+/// Why there is no session.
+#[derive(Debug)]
+pub enum ConnectError {
+    /// Nobody listens there, the first place of those that were tried.
+    Absent(PathBuf, io::Error),
+    /// The connection broke, or no answer came in time.
+    Io(io::Error),
+    /// The answer is no frame of ours.
+    Frame(FrameError),
+    /// The controller said no: a [`RefusalKind`] if it is one, and why.
+    Refused(u32, String),
+    /// A page that came with the welcome cannot be used.
+    Page(PageError),
+    /// Fewer descriptors came than the welcome promises.
+    Descriptors(usize),
+}
+
+impl ConnectError {
+    /// Whether the same daemon would say the same again: nothing but another one helps.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Self::Absent(..) | Self::Io(_) => false,
+            Self::Refused(kind, _) => *kind != RefusalKind::Stopping as u32,
+            Self::Frame(_) | Self::Page(_) | Self::Descriptors(_) => true,
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        matches!(self, Self::Refused(kind, _) if *kind == RefusalKind::Stopping as u32)
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent(socket, error) => write!(f, "no daemon at {} ({error})", socket.display()),
+            Self::Io(error) => write!(f, "the daemon did not answer ({error})"),
+            Self::Frame(error) => write!(f, "the answer cannot be read: {error}"),
+            Self::Refused(_, reason) => write!(f, "the daemon refused: {reason}"),
+            Self::Page(error) => write!(f, "{error}"),
+            Self::Descriptors(count) => write!(f, "the welcome came with only {count} descriptors"),
+        }
+    }
+}
+
+/// What the process was before: nothing, for its first session.
+#[derive(Debug, Default, Clone)]
+pub struct Past {
+    /// Sessions so far.
+    pub sessions: u32,
+    /// The tenant that the last one belonged to, or empty.
+    pub tenant: String,
+}
+
+/// A connection that was welcomed, and what came with it.
+#[derive(Debug)]
+pub struct Connection {
+    /// Its end is the end of the session.
+    pub socket: OwnedFd,
+    /// The answer.
+    pub welcome: Welcome,
+    /// Grant, meter, ledger and heartbeat page.
+    pub pages: [OwnedFd; PAGE_FDS],
+    /// One for each GPU that is managed, in the hello's order.
+    pub bells: Vec<OwnedFd>,
+}
+
+/// Connects for the first time: waits for the answer, for a bounded time.
+///
+/// # Errors
+/// [`ConnectError`]; the job then runs without a session.
+pub fn shake(config: &Config, gpus: &[Uuid]) -> Result<Connection, ConnectError> {
+    let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
+    let mut is_replaced = false;
+    loop {
+        let connected = try_shake(config, gpus, deadline_ns);
+        match &connected {
+            // The next one may be on its way.
+            Err(error) if error.is_stopping() => is_replaced = true,
+            Err(error) if is_replaced && !error.is_lasting() => {}
+            _ => return connected,
+        }
+        if os::now_ns() >= deadline_ns {
+            return connected;
+        }
+        thread::sleep(REPLACED_PAUSE);
+    }
+}
+
+fn try_shake(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Connection, ConnectError> {
+    let socket =
+        connect_first(&config.sockets, |path| connect(path, 0, |call| until_deadline(deadline_ns, call)))?;
+    let hello = hello(config, gpus, &Past::default());
+    until_deadline(deadline_ns, Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
+        .map_err(ConnectError::Io)?;
+    let mut packet = Received::new();
+    until_deadline(deadline_ns, Call { socket: &socket, run: &mut || packet.receive(&socket) })
+        .map_err(ConnectError::Io)?;
+    packet.welcomed(socket, gpus.len())
+}
+
+/// A handshake that nobody waits for.
+#[derive(Debug)]
+pub struct Pending {
+    socket: OwnedFd,
+    gpus: usize,
+}
+
+impl Pending {
+    /// Connects and says hello.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn begin(config: &Config, gpus: &[Uuid], past: &Past) -> Result<Self, ConnectError> {
+        let socket = connect_first(&config.sockets, |path| connect(path, libc::SOCK_NONBLOCK, now))?;
+        let hello = hello(config, gpus, past);
+        now(Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
+            .map_err(ConnectError::Io)?;
+        Ok(Self { socket, gpus: gpus.len() })
+    }
+
+    /// Becomes readable when the answer is there.
+    pub fn socket(&self) -> i32 {
+        self.socket.as_raw_fd()
+    }
+
+    /// The answer, if it is there.
+    ///
+    /// # Errors
+    /// Itself, if there is none yet.
+    pub fn finish(self) -> Result<Result<Connection, ConnectError>, Self> {
+        let mut packet = Received::new();
+        match now(Call { socket: &self.socket, run: &mut || packet.receive(&self.socket) }) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(self),
+            Err(error) => Ok(Err(ConnectError::Io(error))),
+            Ok(_) => Ok(packet.welcomed(self.socket, self.gpus)),
+        }
+    }
+}
+
+/// What the process says.
+fn hello(config: &Config, gpus: &[Uuid], past: &Past) -> Hello {
+    let mut hello = Hello::new(Role::Session);
+    hello.monotonic_ns = os::now_ns();
+    let request = config.request();
+    hello.memory_bytes = request.memory_bytes;
+    hello.share_ppm = request.share_ppm;
+    hello.class = config.class.map_or(0, |class| class as u32);
+    hello.pid = std::process::id();
+    for (place, uuid) in hello.gpu_uuids.iter_mut().zip(gpus) {
+        *place = *uuid;
+    }
+    hello.gpu_count = gpus.len().min(MAX_GPUS) as u32;
+    hello.sessions_before = past.sessions;
+    // Whoever the daemon before took it for, the next one does: what told it may be gone by now.
+    let tenant = if config.tenant.is_empty() { &past.tenant } else { &config.tenant };
+    wire::set_text(&mut hello.tenant, tenant);
+    wire::set_text(&mut hello.client, &command_line());
+    hello
+}
+
+/// The process's command line with its program's folder cut off.
+fn command_line() -> String {
+    let raw = fs::read("/proc/self/cmdline").unwrap_or_default();
+    let mut words = raw.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+    let program = words.next().unwrap_or_default();
+    let program = Path::new(OsStr::from_bytes(program)).file_name().unwrap_or_default().as_bytes();
+    let words: Vec<&[u8]> = std::iter::once(program).chain(words).collect();
+    String::from_utf8_lossy(&words.join(&b' ')).into_owned()
+}
+
+fn cvt(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// A system call on a socket.
+struct Call<'a> {
+    socket: &'a OwnedFd,
+    run: &'a mut dyn FnMut() -> isize,
+}
+
+/// Makes a call until no signal interrupts it.
+fn now(call: Call<'_>) -> io::Result<usize> {
+    loop {
+        if let Ok(done) = usize::try_from((call.run)()) {
+            return Ok(done);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Makes a call until it is not interrupted by a signal, with what is left until the deadline as the socket's timeout: a process
+/// with an interval timer would otherwise begin a new one at each tick.
+fn until_deadline(deadline_ns: u64, call: Call<'_>) -> io::Result<usize> {
+    loop {
+        let left_us = deadline_ns.saturating_sub(os::now_ns()) / NS_PER_US;
+        if left_us == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let timeout =
+            libc::timeval { tv_sec: (left_us / US_PER_S) as i64, tv_usec: (left_us % US_PER_S) as i64 };
+        for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+            // SAFETY: the option's value is a timeval of that size.
+            cvt(unsafe {
+                libc::setsockopt(
+                    call.socket.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    option,
+                    (&raw const timeout).cast(),
+                    size_of::<libc::timeval>() as u32,
+                )
+            })?;
+        }
+        if let Ok(done) = usize::try_from((call.run)()) {
+            return Ok(done);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Connects to the first of `sockets` where somebody listens.
+fn connect_first(
+    sockets: &[PathBuf],
+    connect: impl Fn(&Path) -> io::Result<OwnedFd>,
+) -> Result<OwnedFd, ConnectError> {
+    let mut absent = None;
+    for path in sockets {
+        match connect(path) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => drop(absent.get_or_insert((path, error))),
+        }
+    }
+    let (path, error) = absent.map_or_else(
+        || (PathBuf::new(), io::ErrorKind::NotFound.into()),
+        |(path, error)| (path.clone(), error),
+    );
+    Err(ConnectError::Absent(path, error))
+}
+
+fn connect(path: &Path, flags: i32, make: impl Fn(Call<'_>) -> io::Result<usize>) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags;
+    // SAFETY: no pointers.
+    let socket = cvt(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
+    // SAFETY: just created, and nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // SAFETY: all zeroes is a valid sockaddr_un.
+    let mut address = unsafe { mem::zeroed::<libc::sockaddr_un>() };
+    address.sun_family = libc::AF_UNIX as u16;
+    let name = path.as_os_str().as_bytes();
+    // The last byte stays zero.
+    if name.len() >= address.sun_path.len() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path is too long for a socket"));
+    }
+    for (place, byte) in address.sun_path.iter_mut().zip(name) {
+        *place = *byte as libc::c_char;
+    }
+    let bytes = size_of::<libc::sockaddr_un>() as u32;
+    let mut run = || {
+        // SAFETY: an initialised address of that size.
+        let result = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), bytes) };
+        result as isize
+    };
+    make(Call { socket: &socket, run: &mut run })?;
+    Ok(socket)
+}
+
+fn send(socket: &OwnedFd, packet: &[u8]) -> isize {
+    // SAFETY: a readable buffer of that length.
+    unsafe { libc::send(socket.as_raw_fd(), packet.as_ptr().cast(), packet.len(), libc::MSG_NOSIGNAL) }
+}
+
+/// Room for the control message, aligned as its header has to be.
+#[repr(C, align(8))]
+struct Control([u8; 256]);
+
+const _: () = assert!(MAX_FDS * size_of::<i32>() + 64 <= size_of::<Control>());
+
+/// A packet and the descriptors beside it.
+struct Received {
+    packet: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Received {
+    fn new() -> Self {
+        Self { packet: vec![0; MAX_FRAME_BYTES], descriptors: Vec::new() }
+    }
+
+    fn receive(&mut self, socket: &OwnedFd) -> isize {
+        let mut control = Control([0; 256]);
+        let mut part = libc::iovec { iov_base: self.packet.as_mut_ptr().cast(), iov_len: self.packet.len() };
+        // SAFETY: all zeroes is a valid msghdr.
+        let mut message = unsafe { mem::zeroed::<libc::msghdr>() };
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = control.0.len();
+        // SAFETY: the message describes two writable buffers that outlive the call.
+        let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) };
+        let Ok(bytes) = usize::try_from(got) else { return got };
+        // SAFETY: the kernel filled the control buffer; the macros walk it within the length it reported, and each descriptor in it is
+        // ours alone.
+        unsafe {
+            let mut header = libc::CMSG_FIRSTHDR(&message);
+            while !header.is_null() {
+                if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                    let bytes = ((*header).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+                    let first = libc::CMSG_DATA(header).cast::<i32>();
+                    for number in 0..bytes / size_of::<i32>() {
+                        self.descriptors.push(OwnedFd::from_raw_fd(first.add(number).read_unaligned()));
+                    }
+                }
+                header = libc::CMSG_NXTHDR(&message, header);
+            }
+        }
+        self.packet.truncate(bytes);
+        got
+    }
+
+    /// Reads the answer to a hello with so many GPUs.
+    fn welcomed(self, socket: OwnedFd, gpus: usize) -> Result<Connection, ConnectError> {
+        let Self { packet, descriptors } = self;
+        if packet.is_empty() {
+            let ended = io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection");
+            return Err(ConnectError::Io(ended));
+        }
+        if wire::kind(&packet).map_err(ConnectError::Frame)? == FrameKind::Refusal as u16 {
+            let refusal = wire::decode::<Refusal>(&packet).map_err(ConnectError::Frame)?;
+            let reason = wire::text(&refusal.reason).unwrap_or("it gave no readable reason");
+            return Err(ConnectError::Refused(refusal.kind, reason.to_owned()));
+        }
+        let welcome = wire::decode::<Welcome>(&packet).map_err(ConnectError::Frame)?;
+        let managed = welcome.gpu_index.iter().take(gpus).filter(|index| **index != UNMANAGED).count();
+        let count = descriptors.len();
+        let mut descriptors = descriptors.into_iter();
+        let pages: Vec<OwnedFd> = descriptors.by_ref().take(PAGE_FDS).collect();
+        let bells: Vec<OwnedFd> = descriptors.collect();
+        match <[OwnedFd; PAGE_FDS]>::try_from(pages) {
+            Ok(pages) if bells.len() >= managed => Ok(Connection { socket, welcome, pages, bells }),
+            _ => Err(ConnectError::Descriptors(count)),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Finding the daemon again. The meter thread does it between two looks, and never waits for it.
+
+use crate::handshake::{ConnectError, Pending};
+use crate::log::say;
+use crate::process::Process;
+
+/// First and longest pause between attempts to find a daemon, ns. The longest is what a daemon that came back waits for its tenants.
+const PAUSE_NS: (u64, u64) = (50_000_000, 250_000_000);
+/// Pause after a refusal that the same daemon would repeat, ns.
+const REFUSED_PAUSE_NS: u64 = 30_000_000_000;
+/// How long an answer may take, ns: a hello that is read much later is refused for its clock.
+const ANSWER_NS: u64 = 3_000_000_000;
+
+/// Where the attempts stand.
+#[derive(Debug)]
+pub struct Reconnect {
+    /// When to do something again, ns.
+    due_ns: u64,
+    pause_ns: u64,
+    pending: Option<Pending>,
+    /// Why there is no session was told, since there was one.
+    is_told: bool,
+}
+
+impl Default for Reconnect {
+    fn default() -> Self {
+        Self { due_ns: 0, pause_ns: PAUSE_NS.0, pending: None, is_told: false }
+    }
+}
+
+impl Reconnect {
+    /// The connection ended at `now_ns`.
+    pub fn begin(&mut self, now_ns: u64) {
+        *self = Self { due_ns: now_ns.saturating_add(PAUSE_NS.0), ..Self::default() };
+    }
+
+    /// Becomes readable when there is something to do; negative if nothing can be.
+    pub fn socket(&self) -> i32 {
+        self.pending.as_ref().map_or(-1, Pending::socket)
+    }
+
+    /// When there is something to do at the latest.
+    pub fn due_ns(&self) -> u64 {
+        self.due_ns
+    }
+
+    /// Does what there is to do.
+    pub fn step(&mut self, process: &'static Process, now_ns: u64) {
+        let answer = match self.pending.take() {
+            Some(pending) => match pending.finish() {
+                Ok(answer) => answer.and_then(|connection| process.renew(connection)),
+                Err(pending) if now_ns < self.due_ns => {
+                    self.pending = Some(pending);
+                    return;
+                }
+                // It hangs. What it was told is old by now.
+                Err(_) => return self.pause(now_ns),
+            },
+            None if now_ns < self.due_ns => return,
+            None => match process.say_hello() {
+                Ok(pending) => {
+                    self.pending = Some(pending);
+                    self.due_ns = now_ns.saturating_add(ANSWER_NS);
+                    return;
+                }
+                Err(error) => Err(error),
+            },
+        };
+        match answer {
+            Ok(()) => *self = Self::default(),
+            Err(error) => self.refused(&error, now_ns),
+        }
+    }
+
+    fn refused(&mut self, error: &ConnectError, now_ns: u64) {
+        if !error.is_lasting() {
+            return self.pause(now_ns);
+        }
+        if !self.is_told {
+            self.is_told = true;
+            say!(Warn, "{error}; the job runs unmetered from here on");
+        }
+        self.due_ns = now_ns.saturating_add(REFUSED_PAUSE_NS);
+    }
+
+    fn pause(&mut self, now_ns: u64) {
+        self.due_ns = now_ns.saturating_add(self.pause_ns);
+        self.pause_ns = (self.pause_ns * 2).min(PAUSE_NS.1);
+    }
+}

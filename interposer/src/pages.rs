@@ -1,0 +1,232 @@
+//! Shared pages at addresses that never change: a new daemon's page is mapped over that of the one before. So no thread has to be told of
+//! another address, and nobody has to find out who still looks at the old one: the kernel does both.
+
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::{ffi::c_void, fmt, io, mem, ptr};
+
+use deepres_abi::page::{self, LayoutError, Page};
+
+/// Why a page cannot be used.
+#[derive(Debug)]
+pub enum PageError {
+    /// The system did not map it.
+    Map(io::Error),
+    /// It is not what we read.
+    Layout(LayoutError),
+}
+
+impl fmt::Display for PageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Map(error) => write!(f, "a shared page cannot be mapped ({error})"),
+            Self::Layout(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+/// A page, mapped for as long as this lives.
+#[derive(Debug)]
+pub struct Mapped<P: Page> {
+    address: *mut c_void,
+    page: PhantomData<P>,
+}
+
+/// How a mapping may be used: `PROT_READ`, or that and `PROT_WRITE`.
+pub type Protection = i32;
+
+impl<P: Page> Mapped<P> {
+    /// Maps the page in `memory` and checks what its head says.
+    ///
+    /// # Errors
+    /// [`PageError`].
+    pub fn new(memory: &OwnedFd, protection: Protection) -> Result<Self, PageError> {
+        // SAFETY: a new mapping, wherever the kernel has room.
+        let address = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                size_of::<P>(),
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(PageError::Map(io::Error::last_os_error()));
+        }
+        let mapped = Self { address, page: PhantomData };
+        // SAFETY: the mapping made just now, which nobody else knows.
+        unsafe { lay::<P>(address, memory, protection) }.map_err(PageError::Map)?;
+        // SAFETY: mapped just now for as long as `mapped` lives; pages mapped read-only are only read.
+        unsafe { page::view::<P>(address.cast(), size_of::<P>()) }.map_err(PageError::Layout)?;
+        Ok(mapped)
+    }
+
+    /// The page.
+    pub fn page(&self) -> &P {
+        // SAFETY: mapped and checked in `new`, until drop; atomics only, so whatever the other side writes is valid.
+        unsafe { &*self.address.cast() }
+    }
+
+    /// The page, mapped from now on for as long as the process lives.
+    pub fn keep(self) -> &'static P {
+        let address = self.address;
+        mem::forget(self);
+        // SAFETY: as in `page`, and never unmapped.
+        unsafe { &*address.cast() }
+    }
+}
+
+impl<P: Page> Drop for Mapped<P> {
+    fn drop(&mut self) {
+        // SAFETY: our mapping, and by the borrow checker no reference to it exists.
+        unsafe { libc::munmap(self.address, size_of::<P>()) };
+    }
+}
+
+// SAFETY: the mapping belongs to this value alone, and what is reached through it are atomics.
+unsafe impl<P: Page> Send for Mapped<P> {}
+
+/// Maps the page in `memory` over `place`. Whoever looks at the place sees the old page or the new one, and once this returns nobody
+/// sees the old one any more.
+///
+/// # Safety
+/// `place` is a mapping of ours that was kept by [`Mapped::keep`], `memory` was checked by [`Mapped::new`], and `protection` allows what
+/// is done through references to the place.
+///
+/// # Errors
+/// The system's. Something is mapped there all the same: the old page, the new one, or zeros.
+pub unsafe fn replace<P: Page>(
+    place: &'static P,
+    memory: &OwnedFd,
+    protection: Protection,
+) -> io::Result<()> {
+    let address = ptr::from_ref(place).cast_mut().cast::<c_void>();
+    // SAFETY: the caller vouches for the place.
+    unsafe { lay::<P>(address, memory, protection) }.inspect_err(|_| {
+        // The kernel may have taken the old mapping away before it failed.
+        // SAFETY: as above; an access finds zeros, which are a valid page, and no fault.
+        unsafe {
+            libc::mmap(address, size_of::<P>(), protection, FIXED_ZEROS, -1, 0);
+        }
+    })
+}
+
+const FIXED_ZEROS: i32 = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+
+/// Maps `memory` at `address`, and zeros behind it if it is shorter than a page `P`: what an older daemon does not know of is zero.
+///
+/// # Safety
+/// `address` is the start of a mapping of ours of a page's size.
+unsafe fn lay<P: Page>(address: *mut c_void, memory: &OwnedFd, protection: Protection) -> io::Result<()> {
+    // SAFETY: all zeroes is a valid stat.
+    let mut status = unsafe { mem::zeroed::<libc::stat>() };
+    // SAFETY: the result has room.
+    if unsafe { libc::fstat(memory.as_raw_fd(), &mut status) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let bytes = usize::try_from(status.st_size).unwrap_or(0).min(size_of::<P>());
+    // A page that ends inside one of the kernel's ends with zeros there.
+    let mapped_bytes = bytes.next_multiple_of(align_of::<P>());
+    let flags = libc::MAP_FIXED | libc::MAP_SHARED;
+    if bytes != 0 {
+        // SAFETY: within the caller's mapping, and the file is as long.
+        let page = unsafe { libc::mmap(address, bytes, protection, flags, memory.as_raw_fd(), 0) };
+        if page == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    if mapped_bytes < size_of::<P>() {
+        let rest_bytes = size_of::<P>() - mapped_bytes;
+        // SAFETY: within the caller's mapping.
+        let rest =
+            unsafe { libc::mmap(address.byte_add(mapped_bytes), rest_bytes, protection, FIXED_ZEROS, -1, 0) };
+        if rest == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::FromRawFd as _;
+    use std::sync::atomic::Ordering;
+
+    use deepres_abi::beat::BeatPage;
+    use deepres_abi::meter::MeterPage;
+
+    use super::*;
+
+    const BOTH: Protection = libc::PROT_READ | libc::PROT_WRITE;
+
+    /// Memory with a page in it, as a daemon makes it.
+    fn memory<P: Page>() -> OwnedFd {
+        // SAFETY: a terminated name; the descriptor is new, and what is mapped is unmapped again.
+        unsafe {
+            let memory = OwnedFd::from_raw_fd(libc::memfd_create(c"page".as_ptr(), libc::MFD_CLOEXEC));
+            let bytes = size_of::<P>();
+            assert_eq!(libc::ftruncate(memory.as_raw_fd(), bytes as i64), 0);
+            let address = libc::mmap(ptr::null_mut(), bytes, BOTH, libc::MAP_SHARED, memory.as_raw_fd(), 0);
+            page::create::<P>(address.cast(), bytes).unwrap();
+            libc::munmap(address, bytes);
+            memory
+        }
+    }
+
+    #[test]
+    fn what_looks_at_a_place_sees_the_new_page_after_it_was_replaced() {
+        let (old, new) = (memory::<MeterPage>(), memory::<MeterPage>());
+        let page = Mapped::<MeterPage>::new(&old, BOTH).unwrap().keep();
+        page.slot(3).unwrap().waits.store(7, Ordering::Relaxed);
+        // SAFETY: kept just above, checked by the mapping made below, and mapped as before.
+        unsafe { replace(page, &new, BOTH).unwrap() };
+        assert_eq!(page.slot(3).unwrap().waits.load(Ordering::Relaxed), 0);
+        page.slot(3).unwrap().waits.store(9, Ordering::Relaxed);
+        let other = Mapped::<MeterPage>::new(&new, BOTH).unwrap();
+        assert_eq!(other.page().slot(3).unwrap().waits.load(Ordering::Relaxed), 9);
+        let before = Mapped::<MeterPage>::new(&old, BOTH).unwrap();
+        assert_eq!(before.page().slot(3).unwrap().waits.load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    fn a_page_that_is_no_page_is_refused_and_a_shorter_one_of_ours_too() {
+        let beat = memory::<BeatPage>();
+        assert!(matches!(
+            Mapped::<MeterPage>::new(&beat, BOTH),
+            Err(PageError::Layout(LayoutError::Kind(_)))
+        ));
+        // SAFETY: no pointers.
+        unsafe { libc::ftruncate(beat.as_raw_fd(), 0) };
+        assert!(matches!(
+            Mapped::<BeatPage>::new(&beat, BOTH),
+            Err(PageError::Layout(LayoutError::NotReady))
+        ));
+    }
+
+    #[test]
+    fn a_shorter_page_of_an_older_version_has_zeros_behind_it() {
+        const SHORT_BYTES: usize = 4096;
+        const MINOR_OFFSET: i64 = 18;
+        const SIZE_OFFSET: i64 = 12;
+        let short = memory::<MeterPage>();
+        let put = |at: i64, bytes: &[u8]| {
+            // SAFETY: readable bytes of that length.
+            let written = unsafe { libc::pwrite(short.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), at) };
+            assert_eq!(written, bytes.len() as isize);
+        };
+        put(SIZE_OFFSET, &(SHORT_BYTES as u32).to_le_bytes());
+        // SAFETY: no pointers.
+        assert_eq!(unsafe { libc::ftruncate(short.as_raw_fd(), SHORT_BYTES as i64) }, 0);
+        assert!(matches!(
+            Mapped::<MeterPage>::new(&short, BOTH),
+            Err(PageError::Layout(LayoutError::Size(_)))
+        ));
+        put(MINOR_OFFSET, &0u16.to_le_bytes());
+        let mapped = Mapped::<MeterPage>::new(&short, BOTH).unwrap();
+        let last = mapped.page().slot(deepres_abi::MAX_GPUS - 1).unwrap();
+        last.waits.store(5, Ordering::Relaxed);
+        assert_eq!(last.waits.load(Ordering::Relaxed), 5);
+    }
+}
