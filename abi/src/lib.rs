@@ -28,6 +28,7 @@ pub mod quantity;
 pub mod seqlock;
 pub mod standalone;
 pub mod sync;
+pub mod turn;
 pub mod wire;
 
 /// GPUs that one host can have. Pages hold one slot for each, indexed by the controller's GPU index.

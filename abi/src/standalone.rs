@@ -8,6 +8,7 @@ use crate::allowance::Allowance;
 use crate::ledger::LedgerPage;
 use crate::page::{Head, Kind, Page};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::turn::Turn;
 use crate::wire::Uuid;
 
 /// Marks a GPU's place as free.
@@ -21,6 +22,8 @@ pub struct StandaloneGpu {
     key: AtomicU64,
     memory_bytes: AtomicU64,
     share_ppm: AtomicU32,
+    /// Which process has the GPU.
+    pub turn: Turn,
     /// The tenant's GPU time.
     pub allowance: Allowance,
 }

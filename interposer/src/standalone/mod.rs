@@ -2,24 +2,26 @@
 //!
 //! The meter thread plays the arbiter. Work that was on the GPU is charged to the tenant's [`Allowance`]; while that is overdrawn the gate
 //! is closed, else there is a lease with a window, so what is in flight at most is bounded. What overruns is owed, and so the share is exact in
-//! the long run. The heartbeat is the meter thread's: a launch waits for no longer than it beats.
+//! the long run. Processes of one tenant take turns ([`turns`]). The heartbeat is the meter thread's: a launch waits for no longer than it beats.
 //!
 //! [`Allowance`]: deepres_abi::allowance::Allowance
 
 mod file;
 mod memory;
+mod turns;
 
 use std::sync::atomic::Ordering;
 use std::{fmt, io};
 
 use deepres_abi::beat::BeatPage;
 use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms, NO_LIMIT};
-use deepres_abi::meter::MeterPage;
+use deepres_abi::meter::{MeterPage, MeterSlot};
 use deepres_abi::standalone::{StandaloneGpu, StandalonePage};
 use deepres_abi::wire::{UNMANAGED, Uuid};
 use deepres_abi::{MAX_GPUS, PPM};
 
 use self::file::TenantFile;
+use self::turns::{Look, Turns};
 use crate::config::{Config, Limit};
 use crate::log::say;
 use crate::os;
@@ -53,6 +55,8 @@ pub struct Local {
     file: Option<TenantFile>,
     /// The place of each GPU in the pages, by ordinal in this process; or [`UNMANAGED`].
     pub gpu_index: [u8; MAX_GPUS],
+    /// By place: taking turns with the tenant's other processes.
+    turns: [Turns; MAX_GPUS],
 }
 
 impl Local {
@@ -94,6 +98,7 @@ impl Local {
             page,
             file,
             gpu_index,
+            turns: Default::default(),
         };
         local.grant.set_session(SESSION_ID, HEARTBEAT_LIMIT_NS, FailMode::Open);
         local.bury_dead();
@@ -158,16 +163,23 @@ impl Local {
                 set_gate(grant, GateState::Open, LeaseTerms::default());
                 continue;
             }
-            let due_ns = gpu.allowance.due_ns();
-            if due_ns > now_ns {
-                set_gate(grant, GateState::Closed, LeaseTerms::default());
-                let wake_ns = due_ns.min(now_ns.saturating_add(BEAT_NS));
+            let look = self.look(index, now_ns, gpu.allowance.due_ns());
+            let (state, wake_ns) = match (&self.file, self.turns.get(index)) {
+                (Some(file), Some(turns)) => turns.decide(&gpu.turn, file.slot, look),
+                _ if look.due_ns > now_ns => (GateState::Closed, Some(look.due_ns)),
+                _ => (GateState::Leased, None),
+            };
+            set_gate(grant, state, self.terms(index));
+            if let Some(wake_ns) = wake_ns.map(|wake_ns| wake_ns.min(now_ns.saturating_add(BEAT_NS))) {
                 next_ns = Some(next_ns.map_or(wake_ns, |next_ns: u64| next_ns.min(wake_ns)));
-            } else {
-                set_gate(grant, GateState::Leased, self.terms(index));
             }
         }
         next_ns
+    }
+
+    fn look(&self, index: usize, now_ns: u64, due_ns: u64) -> Look {
+        let meter = self.meter.slot(index).map(MeterSlot::read).unwrap_or_default();
+        Look { now_ns, due_ns, waits: meter.waiters != 0, runs: meter.in_flight }
     }
 
     fn terms(&self, index: usize) -> LeaseTerms {

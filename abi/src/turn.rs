@@ -1,0 +1,111 @@
+//! Which of a tenant's processes has the GPU, where no daemon says so: at most one at a time, so that the GPU does not switch between them all the
+//! while. Nothing depends on it but that: two that run at once are charged rightly too.
+//!
+//! A turn ends by itself unless it is renewed, so a process that is killed or stopped keeps it for a moment only.
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// A moment is kept in units of 1.024 µs, a slot in what is left of the word.
+const TIME_SHIFT: u32 = 10;
+const SLOT_BITS: u32 = 10;
+const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
+
+const _: () = assert!((crate::ledger::MAX_SESSIONS as u64) < SLOT_MASK);
+
+/// The turn on one GPU.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Turn {
+    /// Who has it, and until when.
+    held: AtomicU64,
+    /// Who asked for it last, and until when they mean it.
+    wanted: AtomicU64,
+}
+
+/// A process, by its slot in the ledger, until a time. The zero word is nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Claim(u64);
+
+impl Claim {
+    const NOBODY: Self = Self(0);
+
+    const fn new(slot: usize, until_ns: u64) -> Self {
+        Self((until_ns >> TIME_SHIFT) << SLOT_BITS | (slot as u64 + 1) & SLOT_MASK)
+    }
+
+    const fn is_by(self, slot: usize) -> bool {
+        self.0 & SLOT_MASK == (slot as u64 + 1) & SLOT_MASK
+    }
+
+    const fn is_over(self, now_ns: u64) -> bool {
+        self.0 >> SLOT_BITS <= now_ns >> TIME_SHIFT
+    }
+}
+
+impl Turn {
+    /// Takes the turn, or renews it. False: another process has it.
+    pub fn take(&self, slot: usize, now_ns: u64, until_ns: u64) -> bool {
+        let claim = Claim::new(slot, until_ns);
+        let taken = self.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
+            let held = Claim(held);
+            (held == Claim::NOBODY || held.is_by(slot) || held.is_over(now_ns)).then_some(claim.0)
+        });
+        taken.is_ok()
+    }
+
+    /// Whether the process with that slot had the turn last, and nobody took it since.
+    pub fn is_held_by(&self, slot: usize) -> bool {
+        Claim(self.held.load(Ordering::Acquire)).is_by(slot)
+    }
+
+    /// Gives the turn back, if it is still this process's.
+    pub fn give(&self, slot: usize) {
+        // If it is not, another has taken it.
+        let _ = self.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
+            Claim(held).is_by(slot).then_some(Claim::NOBODY.0)
+        });
+    }
+
+    /// Asks whoever has the turn for it.
+    pub fn want(&self, slot: usize, until_ns: u64) {
+        self.wanted.store(Claim::new(slot, until_ns).0, Ordering::Release);
+    }
+
+    /// Whether another process than this one asks for the turn.
+    pub fn is_wanted_by_other(&self, slot: usize, now_ns: u64) -> bool {
+        let wanted = Claim(self.wanted.load(Ordering::Acquire));
+        wanted != Claim::NOBODY && !wanted.is_by(slot) && !wanted.is_over(now_ns)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const NOW_NS: u64 = 400_000_000_000_000;
+    const LATER_NS: u64 = NOW_NS + 20_000_000;
+
+    #[test]
+    fn one_process_has_the_turn_until_it_gives_it_or_lets_it_lapse() {
+        let turn = Turn::default();
+        assert!(turn.take(0, NOW_NS, LATER_NS));
+        assert!(!turn.take(1, NOW_NS, LATER_NS));
+        assert!(turn.take(0, NOW_NS, LATER_NS), "renewed");
+        turn.give(1);
+        assert!(turn.is_held_by(0), "nobody gives what is another's");
+        turn.give(0);
+        assert!(turn.take(1, NOW_NS, LATER_NS));
+        assert!(turn.take(511, LATER_NS, LATER_NS + 1), "it lapsed");
+        assert!(!turn.is_held_by(1) && turn.is_held_by(511));
+    }
+
+    #[test]
+    fn wishes_are_seen_by_others_and_lapse() {
+        let turn = Turn::default();
+        assert!(!turn.is_wanted_by_other(0, NOW_NS));
+        turn.want(1, LATER_NS);
+        assert!(turn.is_wanted_by_other(0, NOW_NS));
+        assert!(!turn.is_wanted_by_other(1, NOW_NS), "one's own wish is no other's");
+        assert!(!turn.is_wanted_by_other(0, LATER_NS));
+    }
+}

@@ -1,0 +1,173 @@
+//! This process's part in taking turns with the tenant's other processes on one GPU.
+//!
+//! The meter thread looks now and then; nobody wakes it when another process gives its turn up.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use deepres_abi::grant::GateState;
+use deepres_abi::turn::Turn;
+
+/// A process that others wait for has the GPU for so long, then lets what is in flight drain, ns. Beside it the 0.1 ms that a GPU takes to switch are little.
+const QUANTUM_NS: u64 = 10_000_000;
+/// A turn lapses after so long without its holder's meter thread, ns: when that was killed or stopped.
+const HOLD_NS: u64 = 20_000_000;
+/// The same for a holder with nothing to run, which may be between two launches.
+const GRACE_NS: u64 = 1_000_000;
+/// How often a process that waits for the turn looks, ns. Some hundred processes may.
+const POLL_NS: u64 = 500_000;
+/// A wish holds for so long beyond the next look, ns: looks are late.
+const SLACK_NS: u64 = 2_000_000;
+/// Whoever gave its turn to others takes it again no sooner than they have had time to look, ns.
+const YIELD_NS: u64 = 2 * POLL_NS;
+
+/// See the module. The meter thread's alone.
+#[derive(Debug, Default)]
+pub struct Turns {
+    /// When the turn began; 0: it is not ours.
+    since_ns: AtomicU64,
+    /// When it was last given to others; 0: it was not, or was had again since.
+    given_ns: AtomicU64,
+}
+
+/// What is known when a decision is to be taken.
+#[derive(Debug, Clone, Copy)]
+pub struct Look {
+    /// Now.
+    pub now_ns: u64,
+    /// When the tenant may use the GPU again.
+    pub due_ns: u64,
+    /// Threads wait at the gate.
+    pub waits: bool,
+    /// Something is in flight.
+    pub runs: bool,
+}
+
+impl Look {
+    fn is_overdrawn(self) -> bool {
+        self.due_ns > self.now_ns
+    }
+}
+
+impl Turns {
+    /// What the gate is to be for the process with that slot, and when to look again at the latest.
+    pub fn decide(&self, turn: &Turn, slot: usize, look: Look) -> (GateState, Option<u64>) {
+        if turn.is_held_by(slot)
+            && let Some(decision) = self.keep(turn, slot, look)
+        {
+            return decision;
+        }
+        self.since_ns.store(0, Ordering::Relaxed);
+        if !look.waits {
+            return (GateState::Closed, None);
+        }
+        let given_ns = self.given_ns.load(Ordering::Relaxed);
+        let mut next_ns = look.now_ns.saturating_add(POLL_NS);
+        if look.is_overdrawn() {
+            next_ns = look.due_ns;
+        } else if given_ns != 0
+            && look.now_ns < given_ns.max(look.due_ns).saturating_add(YIELD_NS)
+            && turn.is_wanted_by_other(slot, look.now_ns)
+        {
+            // Theirs.
+        } else if turn.take(slot, look.now_ns, look.now_ns.saturating_add(HOLD_NS)) {
+            self.since_ns.store(look.now_ns, Ordering::Relaxed);
+            self.given_ns.store(0, Ordering::Relaxed);
+            return (GateState::Leased, None);
+        }
+        turn.want(slot, next_ns.saturating_add(SLACK_NS));
+        (GateState::Closed, Some(next_ns))
+    }
+
+    /// The turn is ours: keeps it, or gives it up (`None`).
+    fn keep(&self, turn: &Turn, slot: usize, look: Look) -> Option<(GateState, Option<u64>)> {
+        // Another process of the same slot may have had it before.
+        let (Ok(since_ns) | Err(since_ns)) =
+            self.since_ns.compare_exchange(0, look.now_ns, Ordering::Relaxed, Ordering::Relaxed);
+        let had_ns = if since_ns == 0 { 0 } else { look.now_ns.saturating_sub(since_ns) };
+        let is_wanted = turn.is_wanted_by_other(slot, look.now_ns);
+        let is_over = is_wanted && (look.is_overdrawn() || had_ns > QUANTUM_NS);
+        if is_wanted && !look.runs && (is_over || !look.waits) {
+            turn.give(slot);
+            self.given_ns.store(look.now_ns, Ordering::Relaxed);
+            return None;
+        }
+        let for_ns = if look.runs || look.waits { HOLD_NS } else { GRACE_NS };
+        // It may have lapsed and just been taken.
+        turn.take(slot, look.now_ns, look.now_ns.saturating_add(for_ns)).then(|| {
+            let gate = if look.is_overdrawn() || is_over { GateState::Closed } else { GateState::Leased };
+            (gate, look.is_overdrawn().then_some(look.due_ns))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const NOW_NS: u64 = 400_000_000 * MS;
+
+    fn look(now_ns: u64, due_ns: u64, waits: bool, runs: bool) -> Look {
+        Look { now_ns, due_ns, waits, runs }
+    }
+
+    #[test]
+    fn a_process_by_itself_keeps_the_turn_and_its_gate_open_while_it_sleeps() {
+        let (turn, turns) = (Turn::default(), Turns::default());
+        assert_eq!(turns.decide(&turn, 0, look(NOW_NS, 0, true, false)).0, GateState::Leased);
+        assert_eq!(turns.decide(&turn, 0, look(NOW_NS + MS, 0, false, false)), (GateState::Leased, None));
+        let later_ns = NOW_NS + 60_000 * MS;
+        assert_eq!(turns.decide(&turn, 0, look(later_ns, 0, false, true)), (GateState::Leased, None));
+    }
+
+    #[test]
+    fn an_overdrawn_account_closes_the_gate_until_it_is_due() {
+        let (turn, turns) = (Turn::default(), Turns::default());
+        let due_ns = NOW_NS + 5 * MS;
+        assert_eq!(
+            turns.decide(&turn, 0, look(NOW_NS, due_ns, true, false)),
+            (GateState::Closed, Some(due_ns))
+        );
+        assert_eq!(turns.decide(&turn, 0, look(due_ns, due_ns, true, false)).0, GateState::Leased);
+        assert_eq!(
+            turns.decide(&turn, 0, look(due_ns + 1, due_ns + 2, true, true)),
+            (GateState::Closed, Some(due_ns + 2))
+        );
+    }
+
+    #[test]
+    fn whoever_waits_has_the_turn_once_the_other_has_had_its_quantum_and_drained() {
+        let (turn, first, second) = (Turn::default(), Turns::default(), Turns::default());
+        assert_eq!(first.decide(&turn, 0, look(NOW_NS, 0, true, false)).0, GateState::Leased);
+        let wait = |now_ns| second.decide(&turn, 1, look(now_ns, 0, true, false)).0;
+        assert_eq!(wait(NOW_NS), GateState::Closed);
+        let over_ns = NOW_NS + QUANTUM_NS + 1;
+        assert_eq!(first.decide(&turn, 0, look(over_ns - MS, 0, true, true)).0, GateState::Leased);
+        assert_eq!(wait(over_ns - MS), GateState::Closed);
+        assert_eq!(first.decide(&turn, 0, look(over_ns, 0, true, true)).0, GateState::Closed, "drains");
+        assert_eq!(wait(over_ns), GateState::Closed);
+        assert_eq!(first.decide(&turn, 0, look(over_ns, 0, true, false)).0, GateState::Closed, "gives it");
+        assert_eq!(wait(over_ns + POLL_NS), GateState::Leased);
+    }
+
+    #[test]
+    fn a_turn_of_the_dead_lapses() {
+        let (turn, dead, alive) = (Turn::default(), Turns::default(), Turns::default());
+        assert_eq!(dead.decide(&turn, 0, look(NOW_NS, 0, true, false)).0, GateState::Leased);
+        let wait = |now_ns| alive.decide(&turn, 1, look(now_ns, 0, true, false)).0;
+        assert_eq!(wait(NOW_NS + HOLD_NS - MS), GateState::Closed);
+        assert_eq!(wait(NOW_NS + HOLD_NS + MS), GateState::Leased);
+        // And one that was stopped meanwhile sees that it lost it.
+        assert_eq!(dead.decide(&turn, 0, look(NOW_NS + HOLD_NS + MS, 0, true, true)).0, GateState::Closed);
+    }
+
+    #[test]
+    fn an_idle_holder_gives_the_turn_to_whoever_wants_it() {
+        let (turn, idle, other) = (Turn::default(), Turns::default(), Turns::default());
+        idle.decide(&turn, 0, look(NOW_NS, 0, true, false));
+        assert_eq!(idle.decide(&turn, 0, look(NOW_NS, 0, false, false)).0, GateState::Leased, "nobody asks");
+        assert_eq!(other.decide(&turn, 1, look(NOW_NS, 0, true, false)).0, GateState::Closed);
+        let later_ns = NOW_NS + GRACE_NS + POLL_NS;
+        assert_eq!(other.decide(&turn, 1, look(later_ns, 0, true, false)).0, GateState::Leased, "it lapsed");
+    }
+}
