@@ -1,5 +1,5 @@
 /* Keeps the GPU backlogged with kernels of one name, by which the simulated GPU knows their length, and prints how many it
- * launched as one JSON line.
+ * launched, and the longest time that a launch took, as one JSON line.
  *
  * backlog [--kernel NAME] [--seconds S] [--sync-every N] [--streams N] [--graph KERNELS] [--hold BYTES] [--progress]
  *   --seconds 0 (the default) runs until it is killed; --sync-every is in launches; --graph launches a graph of so many
@@ -64,10 +64,14 @@ int main(int argc, char **argv) {
 
     long long start = now_ns(), end = start + (long long)(seconds * 1e9), last_progress = start;
     long launches = 0;
+    long long longest_launch_ns = 0;
     while (seconds == 0 || now_ns() < end) {
         CUstream stream = on[launches % streams];
+        long long before = now_ns();
         if (exec) CHECK(cu(cuGraphLaunch)(exec, stream));
         else CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        long long took_ns = now_ns() - before;
+        if (took_ns > longest_launch_ns) longest_launch_ns = took_ns;
         if (++launches % sync_every == 0) CHECK(cu(cuCtxSynchronize)());
         if (progress && now_ns() - last_progress >= PROGRESS_NS) {
             last_progress = now_ns();
@@ -76,7 +80,9 @@ int main(int argc, char **argv) {
         }
     }
     CHECK(cu(cuCtxSynchronize)());
-    printf("{\"launches\":%ld,\"seconds\":%.6f}\n", launches, (now_ns() - start) / 1e9);
+    printf("{\"launches\":%ld,\"longest_launch_ms\":%.3f,\"seconds\":%.6f}\n", launches, longest_launch_ns / 1e6,
+           (now_ns() - start) / 1e9);
+    wait_for_end_of_input();
     CHECK(cu(cuCtxDestroy_v2)(context));
     return 0;
 }
