@@ -40,6 +40,8 @@ pub enum FrameKind {
     Welcome = 2,
     /// [`Refusal`]
     Refusal = 3,
+    /// [`View`]
+    View = 4,
 }
 
 /// First 16 bytes of each frame.
@@ -90,6 +92,8 @@ pub enum Role {
     Session = 1,
     /// `deepres run`: keeps the tenant in being while its connection lasts, and learns at once if the request is refused. Gets no pages.
     Keeper = 2,
+    /// A process that asks what its tenant has of the GPUs in its hello: gets a [`View`], and the connection ends.
+    Viewer = 3,
 }
 
 /// Tenant → controller: who I am and what I ask for. Asking is all it is: the controller's configuration decides.
@@ -184,6 +188,71 @@ pub struct Refusal {
     pub reason: [u8; REASON_BYTES],
 }
 
+/// Processes that a [`View`] has room for.
+pub const VIEW_PROCESSES: usize = 128;
+
+/// What a tenant has of one GPU.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ViewGpu {
+    /// Memory that it may hold, bytes; [`crate::grant::NO_LIMIT`] for any.
+    pub memory_limit_bytes: u64,
+    /// Memory that it holds, bytes.
+    pub held_bytes: u64,
+    /// Its part of the GPU's time lately, parts per million.
+    pub recent_ppm: u32,
+    /// 1 if the controller manages that GPU, else 0.
+    pub is_managed: u32,
+}
+
+/// Controller → tenant: what your tenant has.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct View {
+    head: FrameHead,
+    /// Who asked, as the controller sees it: another number than the process's own in another pid namespace.
+    pub asker_pid: u32,
+    process_count: u32,
+    /// For each GPU of the hello.
+    pub gpus: [ViewGpu; MAX_GPUS],
+    /// The tenant's processes, as the controller sees them.
+    processes: [u32; VIEW_PROCESSES],
+}
+
+impl View {
+    /// A view without GPUs and processes.
+    pub fn new(asker_pid: u32) -> Self {
+        Self { head: FrameHead::of::<Self>(), asker_pid, ..Self::new_zeroed() }
+    }
+
+    /// The tenant's processes; more than there is room for are left out.
+    pub fn set_processes(&mut self, pids: impl Iterator<Item = u32>) {
+        self.process_count = 0;
+        for (place, pid) in self.processes.iter_mut().zip(pids) {
+            *place = pid;
+            self.process_count += 1;
+        }
+    }
+
+    /// The tenant's processes.
+    pub fn processes(&self) -> &[u32] {
+        &self.processes[..(self.process_count as usize).min(VIEW_PROCESSES)]
+    }
+
+    /// Whether the controller manages the GPU at this place of the hello.
+    pub fn is_managed(&self, place: usize) -> bool {
+        self.gpus.get(place).is_some_and(|gpu| gpu.is_managed != 0)
+    }
+}
+
+impl Frame for View {
+    const KIND: FrameKind = FrameKind::View;
+    const FIRST_BYTES: usize = 920;
+    fn head(&self) -> &FrameHead {
+        &self.head
+    }
+}
+
 impl Frame for Hello {
     const KIND: FrameKind = FrameKind::Hello;
     const FIRST_BYTES: usize = 560;
@@ -214,7 +283,7 @@ impl Hello {
 
     /// The role, if it is one.
     pub fn role(&self) -> Option<Role> {
-        [Role::Session, Role::Keeper].into_iter().find(|role| *role as u32 == self.role)
+        [Role::Session, Role::Keeper, Role::Viewer].into_iter().find(|role| *role as u32 == self.role)
     }
 
     /// The GPUs, at most as many as there is room for.
@@ -337,6 +406,7 @@ const _: () = {
     assert!(size_of::<FrameHead>() == 16);
     assert!(size_of::<Hello>() == 560);
     assert!(size_of::<Welcome>() == 112);
+    assert!(size_of::<View>() == 920 && size_of::<View>() <= MAX_FRAME_BYTES);
     assert!(size_of::<Refusal>() == 504);
     assert!(core::mem::offset_of!(Hello, sessions_before) == 496);
     assert!(size_of::<Hello>() <= MAX_FRAME_BYTES && size_of::<Refusal>() <= MAX_FRAME_BYTES);

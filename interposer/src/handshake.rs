@@ -11,7 +11,7 @@ use std::{fmt, fs, mem, thread};
 use deepres_abi::MAX_GPUS;
 use deepres_abi::wire::{
     self, FrameError, FrameKind, Hello, MAX_FDS, MAX_FRAME_BYTES, PAGE_FDS, Refusal, RefusalKind, Role,
-    UNMANAGED, Uuid, Welcome,
+    UNMANAGED, Uuid, View, Welcome,
 };
 use zerocopy::IntoBytes as _;
 
@@ -125,6 +125,24 @@ fn try_shake(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Connect
     until_deadline(deadline_ns, Call { socket: &socket, run: &mut || packet.receive(&socket) })
         .map_err(ConnectError::Io)?;
     packet.welcomed(socket, gpus.len())
+}
+
+/// Asks the controller what the tenant has of `gpus`, without a session.
+///
+/// # Errors
+/// [`ConnectError`].
+pub fn view(config: &Config, gpus: &[Uuid]) -> Result<View, ConnectError> {
+    let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
+    let socket =
+        connect_first(&config.sockets, |path| connect(path, 0, |call| until_deadline(deadline_ns, call)))?;
+    let mut hello = hello(config, gpus, &Past::default());
+    hello.role = Role::Viewer as u32;
+    until_deadline(deadline_ns, Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
+        .map_err(ConnectError::Io)?;
+    let mut packet = Received::new();
+    until_deadline(deadline_ns, Call { socket: &socket, run: &mut || packet.receive(&socket) })
+        .map_err(ConnectError::Io)?;
+    wire::decode::<View>(&packet.packet).map_err(ConnectError::Frame)
 }
 
 /// A handshake that nobody waits for.

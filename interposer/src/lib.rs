@@ -21,6 +21,7 @@ mod launch;
 mod log;
 mod memory;
 mod meter;
+mod nvml;
 mod os;
 mod pages;
 mod process;

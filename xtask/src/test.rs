@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything that has to hold, in one command.
 
+use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail};
@@ -152,6 +153,8 @@ fn install_needs() -> Result<()> {
         lacking.extend(["python3", "python3-venv"]);
     }
     lacking.extend(TOOLS.into_iter().filter(|tool| !is_there(tool)));
+    let libraries = LIBRARIES.into_iter().filter(|(_, file)| !Path::new(LIBRARY_FOLDER).join(file).exists());
+    lacking.extend(libraries.map(|(package, _)| package));
     if lacking.is_empty() {
         return Ok(());
     }
@@ -169,6 +172,16 @@ fn install_needs() -> Result<()> {
 /// Commands that the tests call, each in the package of its name: the compiler that nvcc hands its host code to, and what makes
 /// and runs containers.
 const TOOLS: [&str; 4] = ["g++", "podman", "runc", "debootstrap"];
+
+/// Where Debian puts libraries.
+const LIBRARY_FOLDER: &str = "/usr/lib/x86_64-linux-gnu";
+/// Libraries that people preload, by their packages: the tests preload them beside ours.
+const LIBRARIES: [(&str, &str); 4] = [
+    ("libasan8", "libasan.so.8"),
+    ("libeatmydata1", "libeatmydata.so"),
+    ("libfaketime", "faketime/libfaketimeMT.so.1"),
+    ("libjemalloc2", "libjemalloc.so.2"),
+];
 
 fn is_there(tool: &str) -> bool {
     let mut command = Command::new(tool);

@@ -3,6 +3,7 @@
 use super::Shared;
 use super::peer::Peer;
 use crate::admin::{MAX_REQUEST_BYTES, Reply, Request};
+use crate::arbiter::Report;
 use crate::authority::Wish;
 use std::io;
 use std::os::fd::AsFd;
@@ -111,23 +112,24 @@ async fn converse(stream: UnixStream, shared: &Shared) -> io::Result<()> {
     }
 }
 
+/// What every arbiter has to say, or `None` if one does not answer.
+pub async fn reports(shared: &Shared) -> Option<Vec<Report>> {
+    let pending = shared.registry.borrow().reports();
+    let mut reports = Vec::new();
+    for report in pending {
+        reports.push(timeout(ANSWER_LIMIT, report).await.ok()?.ok()?);
+    }
+    Some(reports)
+}
+
 async fn answer(request: Request, shared: &Shared) -> Reply {
     match request {
-        Request::Status => {
-            let pending = shared.registry.borrow().reports();
-            let mut reports = Vec::new();
-            for report in pending {
-                match timeout(ANSWER_LIMIT, report).await {
-                    Ok(Ok(report)) => reports.push(report),
-                    _ => {
-                        return Reply::Error {
-                            message: "a GPU's arbiter does not answer; see the daemon's log".to_owned(),
-                        };
-                    }
-                }
+        Request::Status => match reports(shared).await {
+            Some(reports) => Reply::Status(Box::new(shared.registry.borrow().status(&reports))),
+            None => {
+                Reply::Error { message: "a GPU's arbiter does not answer; see the daemon's log".to_owned() }
             }
-            Reply::Status(Box::new(shared.registry.borrow().status(&reports)))
-        }
+        },
         Request::Coverage => Reply::Coverage { processes: shared.registry.borrow().coverage() },
         Request::Set { tenant, share_ppm, memory_bytes, class } => {
             let wish = Wish { share_ppm, memory_bytes, class };

@@ -11,6 +11,7 @@ mod saving;
 mod service;
 pub mod state;
 mod tenants;
+mod view;
 
 pub use files::{FilesError, Inherited, make_own_directory};
 pub use gpu_lock::{GpuLockError, lock_directory};

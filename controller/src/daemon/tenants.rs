@@ -1,12 +1,12 @@
 //! The tenant socket: lets processes in, and notices when they are gone.
 
-use super::Shared;
 use super::peer::{Peer, is_dead};
 use super::registry::{Admitted, Guest, Refused, Registry};
+use super::{Shared, view};
 use crate::clock::monotonic_ns;
 use crate::identity::Facts;
 use crate::packet::{self, Packet};
-use deepres_abi::wire::{self, FrameError, Hello, Refusal, RefusalKind};
+use deepres_abi::wire::{self, FrameError, Hello, Refusal, RefusalKind, Role};
 use rustix::net::{SocketFlags, accept_with};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -107,6 +107,11 @@ async fn converse(connection: OwnedFd, peer: Peer, shared: &Rc<Shared>) -> io::R
         return Ok(());
     }
     let guest = Guest { peer, groups: peer.groups(connection.as_fd()), facts };
+    if let Ok(hello) = wire::decode::<Hello>(packet.bytes())
+        && hello.role() == Some(Role::Viewer)
+    {
+        return view::answer(connection.as_fd(), &guest, &hello, shared).await;
+    }
     let introduced = if shared.is_stopping.get() {
         Err(Refused::new(RefusalKind::Stopping, "the daemon is going down: try again once it is back"))
     } else {
@@ -175,7 +180,7 @@ fn introduce(guest: &Guest, packet: &Packet, registry: &mut Registry) -> Result<
 }
 
 /// Sends a refusal. A peer that does not read it goes without.
-fn refuse(connection: BorrowedFd<'_>, refused: &Refused) {
+pub fn refuse(connection: BorrowedFd<'_>, refused: &Refused) {
     let refusal = Refusal::new(refused.kind, &refused.reason);
     let _ = packet::send(connection, refusal.as_bytes(), &[]);
 }

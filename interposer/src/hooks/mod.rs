@@ -9,6 +9,7 @@ mod launch;
 mod life;
 mod lookup;
 mod memory;
+pub mod nvml;
 mod wait;
 
 use deepres_abi::driver::{ApiId, pfn};

@@ -4,15 +4,71 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
-use deepres_abi::driver;
+use deepres_abi::driver::{self, ApiId};
 
 use super::{elf, entry};
 use crate::coverage;
 use crate::driver as real;
-use crate::hooks;
+use crate::hooks::{self, nvml};
 
-/// The two letters that every driver function begins with.
-const PREFIX: &[u8; 2] = b"cu";
+/// What every driver function's name begins with.
+const DRIVER: &[u8; 2] = b"cu";
+/// What every function's name of the management library begins with, cut to the same length.
+const MANAGEMENT: &[u8; 2] = b"nv";
+
+/// A function that is hooked.
+enum Hooked {
+    Driver(ApiId, usize),
+    Management(&'static nvml::Hook),
+}
+
+impl Hooked {
+    /// The function exported under `symbol`, if it is hooked. A driver function that is not is noted as looked up.
+    fn by_symbol(symbol: &CStr) -> Option<Self> {
+        if symbol.to_bytes().starts_with(MANAGEMENT) {
+            return nvml::by_symbol(symbol).map(Self::Management);
+        }
+        let id = driver::by_symbol(symbol.to_bytes())?;
+        let hook = hooks::address(id);
+        if hook.is_none() {
+            coverage::note(id, false);
+        }
+        hook.map(|hook| Self::Driver(id, hook))
+    }
+
+    fn address(&self) -> usize {
+        match self {
+            Self::Driver(_, hook) => *hook,
+            Self::Management(hook) => hook.address(),
+        }
+    }
+
+    /// Whether `found` is the function that the hook will call.
+    fn remember(&self, found: usize) -> bool {
+        match self {
+            Self::Driver(id, _) => real::remember(*id, found),
+            Self::Management(hook) => hook.function.remember(found),
+        }
+    }
+
+    /// Where a loaded library has the real one, whoever may see it.
+    fn loaded(&self, symbol: &CStr) -> Option<usize> {
+        match self {
+            Self::Driver(..) => real::loaded(symbol),
+            Self::Management(_) => crate::nvml::loaded(symbol),
+        }
+    }
+
+    /// A look-up of it was answered, with the hook or without.
+    fn note(&self, is_hooked: bool) {
+        if let Self::Driver(id, _) = self {
+            coverage::note(*id, is_hooked);
+            if !is_hooked {
+                coverage::count(&coverage::OWN.other_instance);
+            }
+        }
+    }
+}
 
 /// What the entry points do, in the registers that a pair is returned in.
 #[repr(C)]
@@ -119,16 +175,12 @@ unsafe fn decide(
         };
     }
     // SAFETY: a string of the caller's; the second byte exists if the first is not the end.
-    if name.is_null() || unsafe { *name as u8 != PREFIX[0] || *name.add(1) as u8 != PREFIX[1] } {
+    if name.is_null() || unsafe { !begins_with(name, DRIVER) && !begins_with(name, MANAGEMENT) } {
         return Answer::jump(target);
     }
     // SAFETY: as above.
     let symbol = unsafe { CStr::from_ptr(name) };
-    let Some(id) = driver::by_symbol(symbol.to_bytes()) else { return Answer::jump(target) };
-    let Some(hook) = hooks::address(id) else {
-        coverage::note(id, false);
-        return Answer::jump(target);
-    };
+    let Some(hooked) = Hooked::by_symbol(symbol) else { return Answer::jump(target) };
     // Without a driver on the machine these must find nothing, though we export the name. Is there a real one where the
     // caller would look? The order of objects decides the rest: for a caller before us our export comes first, and one
     // after us (another interposer) wants what is behind it.
@@ -137,10 +189,10 @@ unsafe fn decide(
             return true;
         }
         // Else only a library that brought a driver for itself alone sees one.
-        let Some(real) = real::loaded(symbol) else { return false };
+        let Some(real) = hooked.loaded(symbol) else { return false };
         let is_visible = in_scope_of(caller, &look_up).is_some_and(|found| found == real);
         if is_visible {
-            real::remember(id, real);
+            hooked.remember(real);
         } else {
             // Fails again, so that `dlerror` has what the client will ask it for.
             look_up(libc::RTLD_NEXT);
@@ -151,8 +203,8 @@ unsafe fn decide(
         if !visible() {
             return Answer::value(0);
         }
-        // The order of objects decides whether it is our export.
-        coverage::note(id, handle == libc::RTLD_DEFAULT);
+        // The order of objects decides whose it is: mostly our export.
+        hooked.note(true);
         return Answer::jump(target);
     }
     let found = look_up(handle);
@@ -163,20 +215,24 @@ unsafe fn decide(
         if !visible() {
             return Answer::value(0);
         }
-        coverage::note(id, true);
-        return Answer::value(hook);
+        hooked.note(true);
+        return Answer::value(hooked.address());
     }
     if is_disabled() {
         return Answer::value(found);
     }
-    let is_first = real::remember(id, found);
-    coverage::note(id, is_first);
-    if is_first {
-        Answer::value(hook)
-    } else {
-        coverage::count(&coverage::OWN.other_instance);
-        Answer::value(found)
-    }
+    let is_first = hooked.remember(found);
+    hooked.note(is_first);
+    Answer::value(if is_first { hooked.address() } else { found })
+}
+
+/// Whether a name begins so.
+///
+/// # Safety
+/// `name` is a terminated string.
+unsafe fn begins_with(name: *const c_char, start: &[u8; 2]) -> bool {
+    // SAFETY: the second byte exists if the first is not the end.
+    unsafe { *name as u8 == start[0] && *name.add(1) as u8 == start[1] }
 }
 
 /// What `look_up` finds in the library that `caller` lies in and those that came with it.

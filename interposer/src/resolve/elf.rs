@@ -16,6 +16,7 @@ const DT_SONAME: i64 = 14;
 const DT_VERSYM: i64 = 0x6fff_fff0;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 
+const ELF_MAGIC: &[u8; 4] = b"\x7fELF";
 const STT_OBJECT: u8 = 1;
 const STT_FUNC: u8 = 2;
 const SYMBOL_TYPE_MASK: u8 = 0xf;
@@ -43,6 +44,32 @@ impl Object {
     /// The object that `address` lies in.
     pub fn containing(address: usize) -> Option<Self> {
         find(|object| object.contains(address).then_some(*object))
+            .or_else(|| Self::of_other_namespace(address))
+    }
+
+    /// The same among objects of other link-map namespaces (`dlmopen`), which only their own code can list: by its header in memory.
+    fn of_other_namespace(address: usize) -> Option<Self> {
+        // SAFETY: all zeroes is a valid Dl_info: pointers and nothing else.
+        let mut info = unsafe { mem::zeroed::<libc::Dl_info>() };
+        // SAFETY: the result has room, and any address may be asked about.
+        if unsafe { libc::dladdr(address as *const c_void, &mut info) } == 0 || info.dli_fbase.is_null() {
+            return None;
+        }
+        // SAFETY: a library is mapped from its first byte on, which is where its header is.
+        let header = unsafe { &*info.dli_fbase.cast::<libc::Elf64_Ehdr>() };
+        if !header.e_ident.starts_with(ELF_MAGIC) {
+            return None;
+        }
+        let start = info.dli_fbase as usize;
+        let mut object = Self {
+            base: start,
+            headers: (start + header.e_phoff as usize) as *const Elf64_Phdr,
+            header_count: usize::from(header.e_phnum),
+        };
+        let first =
+            object.segments().iter().find(|segment| segment.p_type == libc::PT_LOAD)?.p_vaddr as usize;
+        object.base = start.wrapping_sub(first);
+        object.contains(address).then_some(object)
     }
 
     /// Whether `address` lies in one of its segments.
@@ -315,6 +342,16 @@ mod tests {
         let object = Object::containing(here).unwrap();
         assert!(object.contains(here));
         assert!(Object::containing(0).is_none());
+    }
+
+    #[test]
+    fn an_object_is_read_by_its_header_as_the_dynamic_linker_lists_it() {
+        let address = libc::getenv as *const () as usize;
+        let (listed, read) =
+            (Object::containing(address).unwrap(), Object::of_other_namespace(address).unwrap());
+        assert_eq!((listed.base, listed.header_count), (read.base, read.header_count));
+        assert_eq!(listed.symbol(c"getenv"), read.symbol(c"getenv"));
+        assert!(Object::of_other_namespace(0x10).is_none());
     }
 
     #[test]

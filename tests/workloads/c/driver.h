@@ -88,6 +88,9 @@ enum {
     X(cuCtxDestroy_v2, "cuCtxDestroy", 4000, LEGACY, (CUcontext context))                                                \
     X(cuCtxSetCurrent, "cuCtxSetCurrent", 4000, LEGACY, (CUcontext context))                                             \
     X(cuCtxSynchronize, "cuCtxSynchronize", 2000, LEGACY, (void))                                                        \
+    X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, LEGACY, (CUcontext * context, CUdevice device))        \
+    X(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000, LEGACY, (CUdevice device))                           \
+    X(cuModuleUnload, "cuModuleUnload", 2000, LEGACY, (CUmodule module))                                                 \
     X(cuModuleLoadData, "cuModuleLoadData", 2000, LEGACY, (CUmodule * module, const void *image))                        \
     X(cuModuleGetFunction, "cuModuleGetFunction", 2000, LEGACY, (CUfunction * f, CUmodule module, const char *name))     \
     X(cuStreamCreate, "cuStreamCreate", 2000, LEGACY, (CUstream * stream, unsigned flags))                               \

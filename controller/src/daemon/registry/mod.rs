@@ -5,6 +5,7 @@ mod set;
 mod status;
 mod tenancy;
 mod tenant;
+mod view;
 
 use super::gpus::Gpu;
 use super::peer::Peer;
@@ -202,10 +203,13 @@ impl Registry {
         let role = hello
             .role()
             .ok_or_else(|| Refused::new(RefusalKind::Malformed, format!("{} is no role", hello.role)))?;
+        if role == Role::Viewer {
+            return Err(Refused::new(RefusalKind::Malformed, "a viewer is answered and not admitted"));
+        }
         let name = self.tenant_of(guest, hello, role)?;
         let admitted = match role {
             Role::Keeper => self.admit_keeper(&name, guest),
-            Role::Session => self.admit_session(&name, guest, hello),
+            _ => self.admit_session(&name, guest, hello),
         };
         if admitted.is_err()
             && self.tenants.get(&name).is_some_and(|tenant| tenant.is_deserted() && tenant.left == 0)

@@ -14,6 +14,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 impl Registry {
+    /// The tenant that a guest belongs to, if it is here.
+    pub(super) fn find_tenant(&self, guest: &Guest, hello: &Hello) -> Result<Option<&Tenant>, Refused> {
+        let key = self.identify(claim(hello)?, &guest.facts).key;
+        Ok(self.tenants.values().find(|tenant| tenant.key == key))
+    }
+
     /// Finds or makes the tenant that a guest belongs to, and returns its name. The first to ask decides what it asks for. Whoever comes
     /// later with another wish is refused if it is a `deepres run`, and overruled if it is one of the job's processes.
     pub(super) fn tenant_of(&mut self, guest: &Guest, hello: &Hello, role: Role) -> Result<String, Refused> {

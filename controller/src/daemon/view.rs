@@ -1,0 +1,30 @@
+//! Tells a process what its tenant has of the GPUs, without making a session of it: what NVML shows inside a tenant.
+
+use super::administrators::reports;
+use super::registry::{Guest, Refused};
+use super::{Shared, tenants};
+use crate::packet;
+use deepres_abi::wire::{Hello, RefusalKind};
+use std::io;
+use std::os::fd::BorrowedFd;
+use zerocopy::IntoBytes;
+
+/// Answers one hello.
+pub async fn answer(
+    connection: BorrowedFd<'_>,
+    guest: &Guest,
+    hello: &Hello,
+    shared: &Shared,
+) -> io::Result<()> {
+    let view = match reports(shared).await {
+        Some(reports) => shared.registry.borrow().view(guest, hello, &reports),
+        None => Err(Refused::new(RefusalKind::Stopping, "a GPU's arbiter does not answer")),
+    };
+    match view {
+        Ok(view) => packet::send(connection, view.as_bytes(), &[]),
+        Err(refused) => {
+            tenants::refuse(connection, &refused);
+            Ok(())
+        }
+    }
+}

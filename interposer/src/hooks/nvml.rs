@@ -1,0 +1,194 @@
+//! Hooks of NVML: a tenant that asks how a GPU is sees its own part of it.
+
+use std::ffi::CStr;
+
+use crate::nvml::types::{
+    DetailList, Device, FUNCTION_NOT_FOUND, Memory, MemoryV2, OfProcess, ProcessV1, ProcessV2, Return,
+    SUCCESS, Sample, Utilization, UtilizationList,
+};
+use crate::nvml::{self, Function, Part};
+
+/// A hooked function of NVML.
+pub struct Hook {
+    /// Its name and the real one.
+    pub function: Function,
+    hook: *const (),
+}
+
+// SAFETY: the pointer is a function's address and never written through.
+unsafe impl Sync for Hook {}
+
+impl Hook {
+    /// Where the hook is.
+    pub fn address(&self) -> usize {
+        self.hook as usize
+    }
+}
+
+/// The hook of the function exported under `symbol`.
+pub fn by_symbol(symbol: &CStr) -> Option<&'static Hook> {
+    ALL.iter().find(|hook| hook.function.name == symbol)
+}
+
+/// Defines hooks: `name = symbol(arguments), |part| what to change of a successful answer`. In the body the arguments are the caller's.
+macro_rules! hooks {
+    ($($name:ident = $symbol:ident($device:ident: Device $(, $argument:ident: $type:ty)*) |$part:ident| $body:block)+) => {
+        #[expect(non_camel_case_types, reason = "one for each hook, named after it")]
+        #[derive(Clone, Copy)]
+        #[repr(usize)]
+        enum Id { $($name),+ }
+
+        static ALL: [Hook; [$(Id::$name),+].len()] = [$(Hook {
+            function: Function::new(match CStr::from_bytes_with_nul(concat!(stringify!($symbol), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => c"",
+            }),
+            hook: $name as *const (),
+        }),+];
+
+        $(
+            #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+            unsafe extern "C" fn $name($device: Device $(, $argument: $type)*) -> Return {
+                type Real = unsafe extern "C" fn(Device $(, $type)*) -> Return;
+                let real = ALL[Id::$name as usize].function.real();
+                if real == 0 {
+                    return FUNCTION_NOT_FOUND;
+                }
+                // SAFETY: NVML's function of that name has this type.
+                let real = unsafe { std::mem::transmute::<usize, Real>(real) };
+                // SAFETY: the caller's arguments, as they came.
+                let result = unsafe { real($device $(, $argument)*) };
+                if result == SUCCESS
+                    && let Some($part) = nvml::part($device)
+                {
+                    $body
+                }
+                result
+            }
+        )+
+
+        #[cfg_attr(test, expect(non_snake_case, reason = "exports carry NVML's names"))]
+        mod exports {
+            $(
+                #[unsafe(naked)]
+                #[cfg_attr(not(test), unsafe(no_mangle))]
+                #[cfg_attr(test, unsafe(export_name = concat!("hook_", stringify!($symbol))))]
+                pub unsafe extern "C" fn $symbol() {
+                    std::arch::naked_asm!("endbr64", "jmp {}", sym super::$name)
+                }
+            )+
+        }
+    };
+}
+
+/// Leaves the tenant's own in a list of `count` that NVML has written.
+///
+/// # Safety
+/// NVML succeeded with these: `count` is null or says how many it wrote at `list`.
+unsafe fn keep_own<T: OfProcess>(part: &Part, count: *mut u32, list: *mut T) {
+    // SAFETY: the caller's promise.
+    let Some(count) = (unsafe { count.as_mut() }) else { return };
+    if list.is_null() || *count == 0 {
+        return;
+    }
+    // SAFETY: NVML wrote so many.
+    let written = unsafe { std::slice::from_raw_parts_mut(list, *count as usize) };
+    *count = part.retain(written) as u32;
+}
+
+hooks! {
+    memory_info = nvmlDeviceGetMemoryInfo(device: Device, memory: *mut Memory) |part| {
+        // SAFETY: NVML wrote it.
+        if let Some(memory) = unsafe { memory.as_mut() }
+            && let Some((total, free, used)) = part.memory(memory.total, memory.free)
+        {
+            *memory = Memory { total, free, used };
+        }
+    }
+
+    memory_info_v2 = nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut MemoryV2) |part| {
+        // SAFETY: NVML wrote it.
+        if let Some(memory) = unsafe { memory.as_mut() }
+            && let Some((total, free, used)) = part.memory(memory.total, memory.free)
+        {
+            // What the driver keeps for itself is not of the tenant's part.
+            *memory = MemoryV2 { version: memory.version, total, reserved: 0, free, used };
+        }
+    }
+
+    utilization = nvmlDeviceGetUtilizationRates(device: Device, rates: *mut Utilization) |part| {
+        // SAFETY: NVML wrote it.
+        if let Some(rates) = unsafe { rates.as_mut() } {
+            let whole = rates.gpu.max(1);
+            let own = part.busy_percent().min(whole);
+            // Of the memory's time nobody knows whose it was: it goes by the GPU's.
+            *rates = Utilization { gpu: own, memory: rates.memory * own / whole };
+        }
+    }
+
+    compute_processes = nvmlDeviceGetComputeRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) |part| {
+        // SAFETY: NVML succeeded with these.
+        unsafe { keep_own(&part, count, list) };
+    }
+
+    compute_processes_v2 = nvmlDeviceGetComputeRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) |part| {
+        // SAFETY: as above.
+        unsafe { keep_own(&part, count, list) };
+    }
+
+    compute_processes_v3 = nvmlDeviceGetComputeRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) |part| {
+        // SAFETY: as above.
+        unsafe { keep_own(&part, count, list) };
+    }
+
+    graphics_processes = nvmlDeviceGetGraphicsRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) |part| {
+        // SAFETY: as above.
+        unsafe { keep_own(&part, count, list) };
+    }
+
+    graphics_processes_v2 = nvmlDeviceGetGraphicsRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) |part| {
+        // SAFETY: as above.
+        unsafe { keep_own(&part, count, list) };
+    }
+
+    graphics_processes_v3 = nvmlDeviceGetGraphicsRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) |part| {
+        // SAFETY: as above.
+        unsafe { keep_own(&part, count, list) };
+    }
+
+    mps_processes = nvmlDeviceGetMPSComputeRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) |part| {
+        // SAFETY: as above.
+        unsafe { keep_own(&part, count, list) };
+    }
+
+    mps_processes_v2 = nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) |part| {
+        // SAFETY: as above.
+        unsafe { keep_own(&part, count, list) };
+    }
+
+    mps_processes_v3 = nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) |part| {
+        // SAFETY: as above.
+        unsafe { keep_own(&part, count, list) };
+    }
+
+    process_utilization = nvmlDeviceGetProcessUtilization(device: Device, list: *mut Sample, count: *mut u32, since: u64) |part| {
+        // SAFETY: as above.
+        unsafe { keep_own(&part, count, list) };
+    }
+
+    process_details = nvmlDeviceGetRunningProcessDetailList(device: Device, details: *mut DetailList) |part| {
+        // SAFETY: NVML succeeded with it.
+        if let Some(details) = unsafe { details.as_mut() } {
+            // SAFETY: it wrote so many.
+            unsafe { keep_own(&part, &mut details.count, details.list) };
+        }
+    }
+
+    processes_utilization = nvmlDeviceGetProcessesUtilizationInfo(device: Device, info: *mut UtilizationList) |part| {
+        // SAFETY: NVML succeeded with it.
+        if let Some(info) = unsafe { info.as_mut() } {
+            // SAFETY: it wrote so many.
+            unsafe { keep_own(&part, &mut info.count, info.list) };
+        }
+    }
+}

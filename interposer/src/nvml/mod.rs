@@ -1,0 +1,227 @@
+//! What NVML tells a tenant: of each GPU its own part, as the daemon accounts it.
+//!
+//! A process need not use CUDA to ask, so there may be no session: the daemon is asked for a [`View`] by a connection that ends with the answer.
+
+pub mod types;
+
+use std::ffi::{CStr, c_char};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::wire::{Uuid, View};
+
+use self::types::{Device, OfProcess, Return, SUCCESS};
+use crate::config::Config;
+use crate::resolve::{self, elf};
+use crate::{handshake, os};
+
+/// What the management library calls itself, up to its version.
+const SONAME_START: &[u8] = b"libnvidia-ml.so";
+/// Room for a GPU's UUID in NVML's writing (`NVML_DEVICE_UUID_V2_BUFFER_SIZE`).
+const UUID_BYTES: usize = 96;
+/// A monitor asks several questions in a row: for so long one answer of the daemon serves them all, ns. A failure too, so that a
+/// daemon that does not answer is not asked at each.
+const FRESH_NS: u64 = 20_000_000;
+/// How long after a failure the daemon is asked again, ns.
+const RETRY_NS: u64 = 1_000_000_000;
+/// Parts per million in a percent.
+const PPM_PER_PERCENT: u32 = 10_000;
+
+/// A hooked function: its name, and where the real one is, or 0.
+pub struct Function {
+    /// The exported name.
+    pub name: &'static CStr,
+    real: AtomicUsize,
+}
+
+impl Function {
+    /// One that is not looked up yet.
+    pub const fn new(name: &'static CStr) -> Self {
+        Self { name, real: AtomicUsize::new(0) }
+    }
+
+    /// Takes `found` for the real function unless another is known. Returns whether it is the one that the hook will call.
+    pub fn remember(&self, found: usize) -> bool {
+        match self.real.compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(known) => known == found,
+        }
+    }
+
+    /// Where the real function is, or 0 if no loaded library has it.
+    pub fn real(&self) -> usize {
+        let known = self.real.load(Ordering::Acquire);
+        if known != 0 {
+            return known;
+        }
+        let found = resolve::next_definition(self.name).or_else(|| loaded(self.name)).unwrap_or(0);
+        if found != 0 {
+            self.remember(found);
+        }
+        self.real.load(Ordering::Acquire)
+    }
+}
+
+/// Where a loaded management library has `symbol`, whoever may see it.
+pub fn loaded(symbol: &CStr) -> Option<usize> {
+    elf::find(|object| {
+        let name = object.soname().unwrap_or_default().to_bytes();
+        if name.starts_with(SONAME_START) { object.symbol(symbol) } else { None }
+    })
+}
+
+/// The tenant's part of one GPU.
+pub struct Part {
+    view: View,
+}
+
+impl Part {
+    /// Total, free and used bytes in place of the whole GPU's; `None` if the tenant has no limit.
+    pub fn memory(&self, total: u64, free: u64) -> Option<(u64, u64, u64)> {
+        let gpu = &self.view.gpus[0];
+        if gpu.memory_limit_bytes == NO_LIMIT {
+            return None;
+        }
+        let total = total.min(gpu.memory_limit_bytes);
+        let used = gpu.held_bytes.min(total);
+        Some((total, free.min(total - used), used))
+    }
+
+    /// How busy the tenant keeps the GPU, percent.
+    pub fn busy_percent(&self) -> u32 {
+        self.view.gpus[0].recent_ppm.div_ceil(PPM_PER_PERCENT)
+    }
+
+    /// Moves what is about the tenant's processes to the front and gives how much that is. In a pid namespace other than the daemon's, NVML tells of
+    /// nobody else in the first place.
+    pub fn retain(&self, list: &mut [impl OfProcess]) -> usize {
+        let is_same_namespace = self.view.asker_pid == std::process::id();
+        let own = self.view.processes();
+        let mut kept = 0;
+        for place in 0..list.len() {
+            if !is_same_namespace || own.contains(&list[place].pid()) {
+                list[kept] = list[place];
+                kept += 1;
+            }
+        }
+        kept
+    }
+}
+
+/// What the tenant has of `device`; `None` if nobody shares it out, or cannot say.
+pub fn part(device: Device) -> Option<Part> {
+    if resolve::is_disabled() {
+        return None;
+    }
+    let uuid = uuid_of(device)?;
+    let view = view(uuid)?;
+    view.is_managed(0).then_some(Part { view })
+}
+
+struct Answer {
+    uuid: Uuid,
+    at_ns: u64,
+    view: Option<View>,
+}
+
+/// The daemon's latest answers.
+static ANSWERS: Mutex<Vec<Answer>> = Mutex::new(Vec::new());
+
+fn view(uuid: Uuid) -> Option<View> {
+    let now_ns = os::now_ns();
+    // Never waited for: a thread may have been forked away while it held the lock.
+    if let Ok(answers) = ANSWERS.try_lock()
+        && let Some(answer) = answers.iter().find(|answer| answer.uuid == uuid)
+    {
+        let keep_ns = if answer.view.is_some() { FRESH_NS } else { RETRY_NS };
+        if now_ns.saturating_sub(answer.at_ns) < keep_ns {
+            return answer.view;
+        }
+    }
+    static CONFIG: OnceLock<Config> = OnceLock::new();
+    let view = handshake::view(CONFIG.get_or_init(Config::read), &[uuid]).ok();
+    if let Ok(mut answers) = ANSWERS.try_lock() {
+        answers.retain(|answer| answer.uuid != uuid);
+        answers.push(Answer { uuid, at_ns: now_ns, view });
+    }
+    view
+}
+
+fn uuid_of(device: Device) -> Option<Uuid> {
+    type GetUuid = unsafe extern "C" fn(Device, *mut c_char, u32) -> Return;
+    static GET_UUID: Function = Function::new(c"nvmlDeviceGetUUID");
+    let real = GET_UUID.real();
+    if real == 0 {
+        return None;
+    }
+    // SAFETY: NVML's function of that name has this type.
+    let get = unsafe { std::mem::transmute::<usize, GetUuid>(real) };
+    let mut text = [0; UUID_BYTES];
+    // SAFETY: the caller's device, and a buffer of the length given.
+    if unsafe { get(device, text.as_mut_ptr().cast(), UUID_BYTES as u32) } != SUCCESS {
+        return None;
+    }
+    parse(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?)
+}
+
+/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`. Parts of a GPU (`MIG-…`) are nobody's to share out.
+fn parse(text: &str) -> Option<Uuid> {
+    let mut uuid = Uuid::default();
+    let mut digits = text.strip_prefix("GPU-")?.bytes().filter(|byte| *byte != b'-');
+    for byte in &mut uuid {
+        let (high, low) = (digits.next()?, digits.next()?);
+        let nibble = |digit: u8| char::from(digit).to_digit(16).map(|value| value as u8);
+        *byte = nibble(high)? << 4 | nibble(low)?;
+    }
+    digits.next().is_none().then_some(uuid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::types::ProcessV1;
+    use super::*;
+
+    fn part(limit_bytes: u64, held_bytes: u64) -> Part {
+        let mut view = View::new(std::process::id());
+        view.gpus[0].memory_limit_bytes = limit_bytes;
+        view.gpus[0].held_bytes = held_bytes;
+        view.gpus[0].recent_ppm = 290_001;
+        view.set_processes([7, 9].into_iter());
+        Part { view }
+    }
+
+    #[test]
+    fn a_tenant_sees_its_limit_what_it_holds_and_what_is_really_free() {
+        assert_eq!(part(100, 30).memory(1000, 500), Some((100, 70, 30)));
+        assert_eq!(part(100, 30).memory(1000, 20), Some((100, 20, 30)), "others hold the rest");
+        assert_eq!(part(2000, 30).memory(1000, 500), Some((1000, 500, 30)), "a limit beyond the GPU");
+        assert_eq!(part(100, 130).memory(1000, 500), Some((100, 0, 100)), "over a limit that was lowered");
+        assert_eq!(part(NO_LIMIT, 30).memory(1000, 500), None);
+        assert_eq!(part(100, 30).busy_percent(), 30);
+    }
+
+    #[test]
+    fn other_tenants_processes_are_left_out_where_they_can_be_told() {
+        let mut list = [1, 7, 8, 9].map(|pid| ProcessV1 { pid, used: 0 });
+        let kept = part(100, 30).retain(&mut list);
+        assert!(list[..kept].iter().map(|process| process.pid).eq([7, 9]));
+        let mut inside = part(100, 30);
+        inside.view.asker_pid += 1;
+        assert_eq!(inside.retain(&mut list), 4, "in another namespace numbers say nothing");
+    }
+
+    #[test]
+    fn uuids_are_read_as_nvml_writes_them() {
+        let uuid = parse("GPU-00112233-4455-6677-8899-aabbccddeeff").unwrap();
+        assert_eq!((uuid[0], uuid[1], uuid[15]), (0, 0x11, 0xff));
+        for text in [
+            "MIG-00112233-4455-6677-8899-aabbccddeeff",
+            "GPU-0011",
+            "GPU-00112233-4455-6677-8899-aabbccddeeff0",
+            "",
+        ] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+}

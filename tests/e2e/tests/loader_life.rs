@@ -1,0 +1,79 @@
+//! However a program comes by the driver, and whoever else is preloaded beside us: it is hooked, or answered as ever.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use deepres_e2e::{
+    Host,
+    artefacts::artefacts,
+    clients::{Way, c_client, c_program},
+    host::COMMAND_LIMIT,
+};
+
+/// The meter page is brought up to date by the session's own meter thread.
+const METER_SETTLES_WITHIN: Duration = Duration::from_secs(10);
+
+/// Waits until the daemon has counted so many launches of a tenant.
+#[track_caller]
+fn await_launches(host: &Host, tenant: &str, launches: Option<u64>) {
+    host.await_ps(
+        |ps| ps.find(tenant).is_some_and(|t| Some(t.kernel_launches) == launches),
+        METER_SETTLES_WITHIN,
+    );
+}
+
+#[test]
+fn the_driver_is_hooked_however_it_is_opened() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    for way in ["local", "global", "deepbind", "absolute", "again", "namespace"] {
+        let mut client = host.spawn(host.run(&["--name", way], c_program("loads"), &[way]));
+        let said = client.await_json(COMMAND_LIMIT);
+        assert_eq!(said["object"], "libdeepres.so", "{way}: whose launch function it found");
+        await_launches(&host, way, said["kernel_launches"].as_u64());
+        client.finish(COMMAND_LIMIT).success();
+    }
+}
+
+/// A library of Debian's, where a linker of this machine finds it.
+fn system_library(name: &str, package: &str) -> PathBuf {
+    let folders =
+        ["/usr/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu/faketime", "/usr/lib64", "/usr/lib"];
+    let found = folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.exists());
+    found.unwrap_or_else(|| panic!("{name} is not on this machine: apt-get install {package}"))
+}
+
+#[test]
+fn other_peoples_preloaded_libraries_work_beside_us_in_either_order() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let ours = artefacts().library.display().to_string();
+    for (name, package, variables) in [
+        ("libjemalloc.so.2", "libjemalloc2", &[][..]),
+        ("libeatmydata.so", "libeatmydata1", &[]),
+        // It fakes every clock; the daemon compares the one that it must not.
+        ("libfaketimeMT.so.1", "libfaketime", &[("FAKETIME", "-1d"), ("FAKETIME_DONT_FAKE_MONOTONIC", "1")]),
+        // Its allocator refuses to come second unless it is told that it may; what the driver keeps until the end is no leak of ours.
+        ("libasan.so.8", "libasan8", &[("ASAN_OPTIONS", "verify_asan_link_order=0:detect_leaks=0")]),
+    ] {
+        let theirs = system_library(name, package).display().to_string();
+        for (order, preload) in
+            [("before", format!("{theirs}:{ours}")), ("behind", format!("{ours}:{theirs}"))]
+        {
+            for way in [Way::Dlsym, Way::ProcAddress] {
+                let tenant = format!("{name} {order} {way:?}");
+                let mut command = host.preloaded(c_client("launches", way));
+                command
+                    .env("LD_PRELOAD", &preload)
+                    .env("DEEPRES_TENANT", &tenant)
+                    .envs(variables.iter().copied());
+                let mut client = host.spawn(command);
+                let said = client.await_json(COMMAND_LIMIT);
+                await_launches(&host, &tenant, said["kernel_launches"].as_u64());
+                client.finish(COMMAND_LIMIT).success();
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+/* ends MANNER: a process that uses the GPU and then ends, or starts others, in one of the ways that processes do. Prints what it saw. */
+#define _GNU_SOURCE
+#include "driver.h"
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+static CUcontext context;
+static CUfunction slow;
+static CUstream stream;
+static atomic_int stop;
+
+static void queue(int kernels) {
+    for (int i = 0; i < kernels; i++)
+        CHECK(cu(cuLaunchKernel)(slow, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+}
+
+static void leave(int signal) {
+    (void)signal;
+    exit(7);
+}
+
+static void *launcher(void *unused) {
+    (void)unused;
+    CHECK(cu(cuCtxSetCurrent)(context));
+    while (!atomic_load(&stop)) {
+        CHECK(cu(cuLaunchKernel)(slow, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+        CHECK(cu(cuCtxSynchronize)());
+    }
+    return NULL;
+}
+
+static int wait_for(pid_t child) {
+    int status = -1;
+    waitpid(child, &status, 0);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    const char *manner = argc > 1 ? argv[1] : "";
+    char *const nothing[] = {"true", NULL};
+    pid_t child = -1;
+    if (!strcmp(manner, "fork-before")) {
+        /* The child is the one that uses the GPU. */
+        child = fork();
+        if (child > 0) {
+            printf("child %d\n", wait_for(child));
+            return 0;
+        }
+    }
+    context = open_context();
+    slow = load_kernel("busy_5000us");
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    queue(4);
+    if (!strcmp(manner, "exit")) exit(3);
+    if (!strcmp(manner, "_exit")) _exit(4);
+    if (!strcmp(manner, "abort")) abort();
+    if (!strcmp(manner, "killed")) raise(SIGKILL);
+    if (!strcmp(manner, "handler")) {
+        signal(SIGTERM, leave);
+        raise(SIGTERM);
+    }
+    if (!strcmp(manner, "destroyed")) {
+        CHECK(cu(cuCtxDestroy_v2)(context));
+        printf("after %d\n", cu(cuCtxSynchronize)());
+    }
+    if (!strcmp(manner, "reset")) {
+        CUcontext primary;
+        CHECK(cu(cuDevicePrimaryCtxRetain)(&primary, 0));
+        CHECK(cu(cuCtxSetCurrent)(primary));
+        slow = load_kernel("busy_5000us");
+        stream = NULL;
+        queue(4);
+        CHECK(cu(cuDevicePrimaryCtxReset_v2)(0));
+        printf("after %d\n", cu(cuCtxSynchronize)());
+    }
+    if (!strcmp(manner, "unloaded")) {
+        CUmodule module;
+        CUfunction quick;
+        const char ptx[] = ".version 7.0\n.target sm_70\n.address_size 64\n\n.visible .entry quick()\n{\n\tret;\n}\n";
+        CHECK(cu(cuModuleLoadData)(&module, ptx));
+        CHECK(cu(cuModuleGetFunction)(&quick, module, "quick"));
+        CHECK(cu(cuLaunchKernel)(quick, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        printf("unload %d\n", cu(cuModuleUnload)(module));
+        printf("launch %d\n", cu(cuLaunchKernel)(quick, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+    }
+    if (!strcmp(manner, "vfork")) {
+        child = vfork();
+        if (child == 0) {
+            execvp("true", nothing);
+            _exit(127);
+        }
+        printf("child %d\n", wait_for(child));
+    }
+    if (!strcmp(manner, "spawn")) {
+        int failed = posix_spawnp(&child, "true", NULL, NULL, nothing, environ);
+        printf("spawned %d\nchild %d\n", failed, wait_for(child));
+    }
+    if (!strcmp(manner, "fork-among-threads")) {
+        pthread_t threads[3];
+        for (int i = 0; i < 3; i++)
+            pthread_create(&threads[i], NULL, launcher, NULL);
+        int statuses = 0;
+        for (int i = 0; i < 50; i++) {
+            child = fork();
+            if (child == 0) {
+                /* The driver answers in the child, and nothing of ours hangs there. */
+                _exit(cu(cuCtxSynchronize)() == CUDA_ERROR_NOT_INITIALIZED ? 0 : 1);
+            }
+            statuses |= wait_for(child);
+        }
+        atomic_store(&stop, 1);
+        for (int i = 0; i < 3; i++)
+            pthread_join(threads[i], NULL);
+        printf("children %d\n", statuses);
+    }
+    if (!strcmp(manner, "stopped")) {
+        child = fork();
+        if (child == 0) {
+            usleep(200 * 1000);
+            kill(getppid(), SIGCONT);
+            _exit(0);
+        }
+        raise(SIGSTOP);
+        queue(4);
+        printf("continued %d, child %d\n", cu(cuStreamSynchronize)(stream), wait_for(child));
+    }
+    fflush(stdout);
+    return 0;
+}
