@@ -3,11 +3,13 @@
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
+use std::fs;
 use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
 use deepres_abi::class::Class;
-use deepres_abi::directory::{Places, TENANT_DIRECTORY, TENANT_SOCKET};
+use deepres_abi::directory::{Directory, Places, TENANT_DIRECTORY, TENANT_SOCKET};
 use deepres_abi::quantity::{parse_bytes, parse_share};
 use deepres_abi::{MAX_GPUS, PPM};
 
@@ -102,9 +104,16 @@ fn sockets(places: &Places<Vec<u8>>) -> Vec<PathBuf> {
         Some(named) => vec![path(named.clone())],
         None => places
             .candidates()
+            .filter(|directory| !matches!(directory, Directory::Temporary(user) if !is_of(*directory, *user)))
             .map(|directory| path(directory.path().collect()).join(TENANT_DIRECTORY).join(TENANT_SOCKET))
             .collect(),
     }
+}
+
+/// Whether the directory belongs to the user: in a place where anyone makes directories, another may pose as their daemon.
+fn is_of(directory: Directory<'_>, user: u32) -> bool {
+    let path = PathBuf::from(OsString::from_vec(directory.path().collect()));
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == user)
 }
 
 /// The limits by ordinal, and whether any was named, readable or not.

@@ -124,6 +124,29 @@ fn two_processes_of_a_tenant_have_its_share_together() {
 }
 
 #[test]
+fn a_process_that_is_stopped_keeps_the_others_from_nothing() {
+    let host = Host::measuring();
+    let variables = [("DEEPRES_SHARE", "40%"), ("DEEPRES_TENANT", "pair")];
+    let first = backlog(&host, &["--kernel", "busy_1000us"], &variables);
+    let second = backlog(&host, &["--kernel", "busy_1000us"], &variables);
+    thread::sleep(SETTLED);
+    first.signal(Signal::STOP);
+    thread::sleep(Duration::from_millis(200));
+    assert_percent(percent_of_time(&host, &[&second]), 40.0);
+    first.signal(Signal::CONT);
+    assert_percent(percent_of_time(&host, &[&first, &second]), 40.0);
+}
+
+#[test]
+fn a_meter_that_hangs_in_the_driver_holds_no_launch_up_for_long() {
+    let host = Host::new();
+    let variables = [("DEEPRES_SHARE", "1%"), ("SIMGPU_FAULTS", "cuEventQuery:delay:300s")];
+    let mut client = backlog(&host, &["--kernel", "busy_1000us", "--progress"], &variables);
+    // At its share it would take five minutes.
+    client.await_line(|line| line.parse().is_ok_and(|launches: u64| launches > 3_000), COMMAND_LIMIT);
+}
+
+#[test]
 fn every_kind_of_allocation_stops_at_the_limit_and_the_job_sees_its_part() {
     let host = Host::new();
     let arguments = [CHUNK_BYTES.to_string()];
