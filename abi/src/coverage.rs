@@ -46,10 +46,6 @@ macro_rules! for_each_unaccounted_function {
             Work cuStreamWriteValue64_ptsz;
             Work cuStreamWriteValue64_v2;
             Work cuStreamWriteValue64_v2_ptsz;
-            Work cuStreamBatchMemOp;
-            Work cuStreamBatchMemOp_ptsz;
-            Work cuStreamBatchMemOp_v2;
-            Work cuStreamBatchMemOp_v2_ptsz;
             Work cuSignalExternalSemaphoresAsync;
             Work cuSignalExternalSemaphoresAsync_ptsz;
             Work cuWaitExternalSemaphoresAsync;

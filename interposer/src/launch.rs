@@ -3,22 +3,24 @@
 use crate::capture;
 use crate::driver::calls::{Calls, Stream};
 use crate::gate;
-use crate::meter::lane::{Lane, Launch};
+use crate::meter::lane::{Begun, Lane};
+use crate::meter::segment::{Kind, Launch};
 use crate::process::{self, Process};
 use crate::{os, thread};
 
 /// A GPU time for a launch that nothing is known about, ns.
 const UNKNOWN_NS: u64 = 10_000;
 
-/// Whether the launch may simply go: nothing is metered here, or it was counted in its stream's open segment and the gate is open.
+/// Whether the launch may simply go: nothing is metered here, or it was counted in its stream's open segment and the gate is open. `key` says what
+/// launches take the same time.
 #[inline(always)]
-pub fn goes_at_once(stream: Stream) -> bool {
+pub fn goes_at_once(stream: Stream, key: impl FnOnce() -> u64) -> bool {
     let Some(process) = process::current() else { return true };
     if capture::is_active() {
         return false;
     }
     match thread::lane(&process.calls, stream) {
-        Some(lane) => lane.gpu.is_open() && lane.count(),
+        Some(lane) => lane.gpu.is_open() && lane.count(key()),
         None => false,
     }
 }
@@ -75,7 +77,7 @@ pub enum Entry {
 pub struct Metered {
     process: &'static Process,
     lane: &'static Lane,
-    ends_segment: bool,
+    begun: Begun,
 }
 
 /// Before a launch: waits at the gate if it must, and makes sure that a segment is open.
@@ -105,10 +107,10 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     }
     let contended = passed.as_ref().and_then(|passed| passed.counted_ns);
     let entry = match lane.begin(calls, launch, contended) {
-        Some(ends_segment) => {
+        Some(begun) => {
             gpu.set_in_flight();
             process.wake_meter();
-            Entry::Metered(Metered { process, lane, ends_segment })
+            Entry::Metered(Metered { process, lane, begun })
         }
         None => {
             gpu.unqueue(contended.unwrap_or(0));
@@ -121,7 +123,26 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     entry
 }
 
-/// After a launch.
+/// Before a copy: makes sure that a segment of copies is open. `None`: it goes unmetered. Copies have engines of their own, so they pass no gate and
+/// do not count as work that another tenant has to wait for.
+pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
+    let process = process::current()?;
+    let calls = &process.calls;
+    if capture::is_active() && calls.may_be_capturing(stream) {
+        return None;
+    }
+    let _relaxed = capture::is_active().then(|| calls.relaxed());
+    if copy.kind == Kind::SyncCopy {
+        thread::close_lanes(calls);
+    }
+    let lane = process.lane(stream)?;
+    process.session()?;
+    let begun = lane.begin(calls, copy, (!lane.gpu.is_open()).then_some(0))?;
+    process.wake_meter();
+    Some(Metered { process, lane, begun })
+}
+
+/// After a launch or copy.
 #[cold]
 #[inline(never)]
 pub fn leave(metered: &Metered, succeeded: bool) {
@@ -129,8 +150,8 @@ pub fn leave(metered: &Metered, succeeded: bool) {
     if !succeeded {
         metered.lane.uncount();
     }
-    metered.lane.launched();
-    if metered.ends_segment {
+    metered.lane.launched(metered.begun.opens);
+    if metered.begun.ends {
         let _relaxed = capture::is_active().then(|| calls.relaxed());
         metered.lane.end(calls);
     }
@@ -142,4 +163,14 @@ pub fn flush() {
     let Some(process) = process::current() else { return };
     let _relaxed = capture::is_active().then(|| process.calls.relaxed());
     thread::close_lanes(&process.calls);
+}
+
+/// The stream is about to wait for something else than its own work.
+#[inline]
+pub fn interrupt(stream: Stream) {
+    let Some(process) = process::current() else { return };
+    if let Some(lane) = thread::lane(&process.calls, stream) {
+        let _relaxed = capture::is_active().then(|| process.calls.relaxed());
+        lane.interrupt(&process.calls, !lane.gpu.is_open());
+    }
 }

@@ -74,6 +74,19 @@ pub fn artefacts() -> Result<Artefacts> {
     Ok(Artefacts::in_folder(folder))
 }
 
+/// Compiles the client `tests/workloads/c/NAME.c`, which finds the driver by `dlsym`.
+pub fn c_client(name: &str) -> Result<PathBuf> {
+    let folder = target().join("deepres/clients");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let program = folder.join(name);
+    let mut compiler = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    compiler.args(["-O1", "-Wall", "-Wextra", "-DWAY_DLSYM", "-pthread"]);
+    compiler.arg(crate::workspace().join("tests/workloads/c").join(name).with_extension("c"));
+    compiler.arg("-ldl").arg("-o").arg(&program);
+    command::run(&mut compiler)?;
+    Ok(program)
+}
+
 /// Puts the product built in `from` into `folder`.
 pub fn lay_out(from: &Path, folder: &Path) -> Result<()> {
     for name in ["deepres", "libdeepres.so"] {

@@ -70,6 +70,16 @@ pub enum Progress {
     Lost,
 }
 
+impl Progress {
+    fn of(result: u32) -> Self {
+        match result {
+            CUDA_SUCCESS => Self::Done,
+            CUDA_ERROR_NOT_READY => Self::Pending,
+            _ => Self::Lost,
+        }
+    }
+}
+
 macro_rules! calls {
     ($($field:ident: $symbol:ident,)+) => {
         /// The functions, found once at the start of a session.
@@ -103,6 +113,7 @@ calls! {
     uuid: cuDeviceGetUuid,
     stream_context: cuStreamGetCtx,
     stream_is_capturing: cuStreamIsCapturing,
+    stream_query: cuStreamQuery,
     exchange_capture_mode: cuThreadExchangeStreamCaptureMode,
     event_create: cuEventCreate,
     event_record: cuEventRecord,
@@ -232,11 +243,13 @@ impl Calls {
     /// How far `event` is.
     pub fn query(&self, event: Event) -> Progress {
         // SAFETY: the event is ours and its context alive.
-        match unsafe { (self.event_query)(event.0 as *mut c_void) } {
-            CUDA_SUCCESS => Progress::Done,
-            CUDA_ERROR_NOT_READY => Progress::Pending,
-            _ => Progress::Lost,
-        }
+        Progress::of(unsafe { (self.event_query)(event.0 as *mut c_void) })
+    }
+
+    /// How far everything on `stream` is.
+    pub fn query_stream(&self, stream: Stream) -> Progress {
+        // SAFETY: a stream that the process is using.
+        Progress::of(unsafe { (self.stream_query)(stream.handle()) })
     }
 
     /// From one completed event to another, ns; negative if `to` was first.

@@ -47,6 +47,7 @@ pub fn calls() -> Calls {
         cuStreamGetCtx => get_context;
         cuStreamIsCapturing => get_status;
         cuThreadExchangeStreamCaptureMode => succeed;
+        cuStreamQuery => stream_query;
         cuEventCreate => event_create;
         cuEventRecord => event_record;
         cuEventQuery => event_query;
@@ -134,6 +135,13 @@ unsafe extern "C" fn event_record(event: *mut c_void, stream: *mut c_void) -> u3
 unsafe extern "C" fn event_query(event: *mut c_void) -> u32 {
     STATE.with_borrow(|state| {
         if state.events[event as usize - 1] <= state.now_ns { CUDA_SUCCESS } else { CUDA_ERROR_NOT_READY }
+    })
+}
+
+unsafe extern "C" fn stream_query(stream: *mut c_void) -> u32 {
+    STATE.with_borrow(|state| {
+        let free_ns = state.streams.get(&(stream as usize)).copied().unwrap_or(0);
+        if free_ns <= state.now_ns { CUDA_SUCCESS } else { CUDA_ERROR_NOT_READY }
     })
 }
 

@@ -10,7 +10,7 @@ use crate::driver::calls::Stream;
 use crate::driver::real;
 use crate::launch::{self, Entry};
 use crate::meter::estimates;
-use crate::meter::lane::Launch;
+use crate::meter::segment::{Kind, Launch};
 use crate::process;
 
 /// Takes a launch that does not go at once through gate and meter.
@@ -34,15 +34,19 @@ const fn pair(high: u32, low: u32) -> u64 {
 }
 
 /// Identifies launches that take the same time.
-fn key(function: CUfunction, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> Launch {
-    let key = estimates::key(&[
+#[inline(always)]
+fn key(function: CUfunction, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> u64 {
+    estimates::key([
         function as u64,
         pair(grid[0], grid[1]),
         pair(grid[2], block[0]),
         pair(block[1], block[2]),
         u64::from(shared_bytes),
-    ]);
-    Launch { key, is_graph: false }
+    ])
+}
+
+fn kernel_of(key: u64) -> Launch {
+    Launch { key, kind: Kind::Kernel }
 }
 
 macro_rules! kernel {
@@ -62,7 +66,8 @@ macro_rules! kernel {
             extra: *mut *mut c_void,
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let on = if launch::goes_at_once(Stream::new(stream, $per_thread)) { real } else { $slow };
+            let key = || key(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
+            let on = if launch::goes_at_once(Stream::new(stream, $per_thread), key) { real } else { $slow };
             // SAFETY: the caller's arguments, as they came.
             unsafe {
                 on(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params, extra)
@@ -84,9 +89,9 @@ macro_rules! kernel {
             extra: *mut *mut c_void,
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let launch = key(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
+            let key = key(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
             // SAFETY: the caller's arguments, as they came.
-            metered(Stream::new(stream, $per_thread), launch, &mut || unsafe {
+            metered(Stream::new(stream, $per_thread), kernel_of(key), &mut || unsafe {
                 real(
                     f,
                     grid_x,
@@ -128,14 +133,11 @@ macro_rules! cooperative {
                 real(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params)
             };
             let on = Stream::new(stream, $per_thread);
-            if launch::goes_at_once(on) {
+            let key = key(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
+            if launch::goes_at_once(on, || key) {
                 return call();
             }
-            metered(
-                on,
-                key(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes),
-                &mut call,
-            )
+            metered(on, kernel_of(key), &mut call)
         }
     };
 }
@@ -157,12 +159,13 @@ macro_rules! kernel_ex {
             // SAFETY: null, or what the caller passes as a configuration for the driver to read.
             let Some(config) = (unsafe { config.as_ref() }) else { return call() };
             let on = Stream::new(config.hStream, $per_thread);
-            if launch::goes_at_once(on) {
-                return call();
-            }
             let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
             let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
-            metered(on, key(f, grid, block, config.sharedMemBytes), &mut call)
+            let key = || key(f, grid, block, config.sharedMemBytes);
+            if launch::goes_at_once(on, key) {
+                return call();
+            }
+            metered(on, kernel_of(key()), &mut call)
         }
     };
 }
@@ -174,7 +177,7 @@ macro_rules! graph {
         /// Hook of a variant of `cuGraphLaunch`. A graph is always a segment of its own.
         pub unsafe extern "C" fn $name(graph: CUgraphExec, stream: CUstream) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let launch = Launch { key: estimates::key(&[graph as u64]), is_graph: true };
+            let launch = Launch { key: estimates::key([graph as u64, 0, 0, 0, 0]), kind: Kind::Graph };
             // SAFETY: the caller's arguments, as they came.
             metered(Stream::new(stream, $per_thread), launch, &mut || unsafe { real(graph, stream) })
         }
@@ -191,10 +194,11 @@ macro_rules! oldest {
             // SAFETY: the caller's arguments, as they came.
             let mut call = || unsafe { real(function $(, $argument)*) };
             let on = Stream::new($stream, false);
-            if launch::goes_at_once(on) {
+            let key = || key(function, $grid, [0; 3], 0);
+            if launch::goes_at_once(on, key) {
                 return call();
             }
-            metered(on, key(function, $grid, [0; 3], 0), &mut call)
+            metered(on, kernel_of(key()), &mut call)
         }
     )+};
 }
@@ -227,10 +231,11 @@ pub unsafe extern "C" fn cooperative_multi(
 fn on_each(list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CUresult) -> CUresult {
     let Some((one, rest)) = list.split_first() else { return call() };
     let on = Stream::new(one.hStream, false);
-    if launch::goes_at_once(on) {
-        return on_each(rest, call);
-    }
     let grid = [one.gridDimX, one.gridDimY, one.gridDimZ];
     let block = [one.blockDimX, one.blockDimY, one.blockDimZ];
-    metered(on, key(one.function, grid, block, one.sharedMemBytes), &mut || on_each(rest, call))
+    let key = || key(one.function, grid, block, one.sharedMemBytes);
+    if launch::goes_at_once(on, key) {
+        return on_each(rest, call);
+    }
+    metered(on, kernel_of(key()), &mut || on_each(rest, call))
 }

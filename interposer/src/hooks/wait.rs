@@ -1,10 +1,12 @@
-//! Hooks of the calls by which a thread waits for the GPU: what it launched so far ends there, and is timed to its end.
+//! Hooks of the calls by which a thread waits for the GPU, or makes a stream wait for something else. What was launched so far ends there, and is
+//! timed to its end: waiting is not computing.
 
 use deepres_abi::driver::types::{
-    CUcontext, CUdeviceptr, CUdeviceptr_v1, CUevent, CUresult, CUstream, c_void,
+    CUcontext, CUdeviceptr, CUevent, CUhostFn, CUresult, CUstream, CUstreamCallback, c_void,
 };
 
 use super::MISSING;
+use crate::driver::calls::Stream;
 use crate::driver::real;
 use crate::launch;
 
@@ -26,11 +28,39 @@ wait! {
     stream: cuStreamSynchronize(stream: CUstream);
     stream_ptsz: cuStreamSynchronize_ptsz(stream: CUstream);
     event: cuEventSynchronize(event: CUevent);
-    copy: cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
-    copy_ptds: cuMemcpy_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
-    copy_to_host_v1: cuMemcpyDtoH(to: *mut c_void, from: CUdeviceptr_v1, bytes: u32);
-    copy_to_host: cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize);
-    copy_to_host_ptds: cuMemcpyDtoH_v2_ptds(to: *mut c_void, from: CUdeviceptr, bytes: usize);
-    copy_to_host_async: cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
-    copy_to_host_async_ptsz: cuMemcpyDtoHAsync_v2_ptsz(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
+}
+
+macro_rules! interrupt {
+    ($($name:ident: $symbol:ident, $per_thread:literal, ($stream:ident $(, $argument:ident: $type:ty)*);)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $name($stream: CUstream $(, $argument: $type)*) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            launch::interrupt(Stream::new($stream, $per_thread));
+            // SAFETY: the caller's arguments, as they came.
+            unsafe { real($stream $(, $argument)*) }
+        }
+    )+};
+}
+
+interrupt! {
+    stream_wait_event: cuStreamWaitEvent, false, (stream, event: CUevent, flags: u32);
+    stream_wait_event_ptsz: cuStreamWaitEvent_ptsz, true, (stream, event: CUevent, flags: u32);
+    stream_wait_32_v1: cuStreamWaitValue32, false, (stream, at: CUdeviceptr, value: u32, flags: u32);
+    stream_wait_32_v1_ptsz: cuStreamWaitValue32_ptsz, true, (stream, at: CUdeviceptr, value: u32, flags: u32);
+    stream_wait_32: cuStreamWaitValue32_v2, false, (stream, at: CUdeviceptr, value: u32, flags: u32);
+    stream_wait_32_ptsz: cuStreamWaitValue32_v2_ptsz, true, (stream, at: CUdeviceptr, value: u32, flags: u32);
+    stream_wait_64_v1: cuStreamWaitValue64, false, (stream, at: CUdeviceptr, value: u64, flags: u32);
+    stream_wait_64_v1_ptsz: cuStreamWaitValue64_ptsz, true, (stream, at: CUdeviceptr, value: u64, flags: u32);
+    stream_wait_64: cuStreamWaitValue64_v2, false, (stream, at: CUdeviceptr, value: u64, flags: u32);
+    stream_wait_64_ptsz: cuStreamWaitValue64_v2_ptsz, true, (stream, at: CUdeviceptr, value: u64, flags: u32);
+    batch_v1: cuStreamBatchMemOp, false, (stream, count: u32, operations: *mut c_void, flags: u32);
+    batch_v1_ptsz: cuStreamBatchMemOp_ptsz, true, (stream, count: u32, operations: *mut c_void, flags: u32);
+    batch: cuStreamBatchMemOp_v2, false, (stream, count: u32, operations: *mut c_void, flags: u32);
+    batch_ptsz: cuStreamBatchMemOp_v2_ptsz, true, (stream, count: u32, operations: *mut c_void, flags: u32);
+    host_function_v1: cuLaunchHostFunc, false, (stream, function: CUhostFn, data: *mut c_void);
+    host_function_v1_ptsz: cuLaunchHostFunc_ptsz, true, (stream, function: CUhostFn, data: *mut c_void);
+    host_function: cuLaunchHostFunc_v2, false, (stream, function: CUhostFn, data: *mut c_void, mode: u32);
+    host_function_ptsz: cuLaunchHostFunc_v2_ptsz, true, (stream, function: CUhostFn, data: *mut c_void, mode: u32);
+    callback: cuStreamAddCallback, false, (stream, callback: CUstreamCallback, data: *mut c_void, flags: u32);
+    callback_ptsz: cuStreamAddCallback_ptsz, true, (stream, callback: CUstreamCallback, data: *mut c_void, flags: u32);
 }

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::gpu::Gpu;
 use super::lane::Lane;
+use super::measure::Middle;
 use crate::driver::calls::{Calls, Context, Event, Stream};
 use crate::os;
 
@@ -30,6 +31,10 @@ pub struct ContextState {
 pub struct Inner {
     /// Every lane, used or not.
     pub lanes: Vec<&'static Lane>,
+    /// How the events' time line lies to the host's clock.
+    pub offset: Middle,
+    /// What a record and a launch take on the host.
+    pub lead: Middle,
     base: Option<Base>,
 }
 
@@ -63,7 +68,7 @@ impl ContextState {
         for lane in &inner.lanes {
             lane.retire();
             while let Some(segment) = lane.oldest() {
-                self.gpu.unqueue(segment.estimate_ns());
+                self.gpu.unqueue(segment.contents().queued_ns);
                 lane.pop();
             }
         }

@@ -1,17 +1,27 @@
-//! What a launch takes, learned from segments that held one launch: for the window on work in flight.
+//! What a launch takes, learned from segments that held one launch: for the window on work in flight, and for the time of launches that were
+//! counted and not timed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Places in the table. More different kernels than that overwrite each other and are learned again.
-const PLACES: usize = 1024;
+/// Buckets of the table, and places in each: a bucket is one cache line. More different kernels than that overwrite each other and are learned
+/// again.
+const BUCKETS: usize = 1024;
+const WAYS: usize = 4;
 /// Weight of a new measurement: one in this many.
 const WEIGHT: u64 = 4;
+/// A measurement counts as at most so many times what was known: one that a busy machine made long does not stand for all that follow, and a
+/// kernel that really takes longer now is followed within a few.
+const MOST_TIMES_KNOWN: u64 = 3;
 
-/// Mean time by key, one place each.
+/// Mean time by key.
 #[derive(Debug)]
 pub struct Estimates {
-    places: Box<[Place]>,
+    buckets: Box<[Bucket]>,
 }
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Bucket([Place; WAYS]);
 
 #[derive(Debug, Default)]
 struct Place {
@@ -21,56 +31,115 @@ struct Place {
 
 impl Default for Estimates {
     fn default() -> Self {
-        Self { places: (0..PLACES).map(|_| Place::default()).collect() }
+        Self { buckets: (0..BUCKETS).map(|_| Bucket::default()).collect() }
     }
 }
 
 impl Estimates {
-    fn place(&self, key: u64) -> Option<&Place> {
-        self.places.get(key as usize % PLACES)
+    #[inline(always)]
+    fn bucket(&self, key: u64) -> Option<&Bucket> {
+        self.buckets.get(key as usize % BUCKETS)
     }
 
     /// What a launch with this key takes, ns.
+    #[inline(always)]
     pub fn get(&self, key: u64) -> Option<u64> {
-        let place = self.place(key)?;
-        (place.key.load(Ordering::Relaxed) == key).then(|| place.mean_ns.load(Ordering::Relaxed))
+        let place = self.bucket(key)?.0.iter().find(|place| place.key.load(Ordering::Relaxed) == key)?;
+        Some(place.mean_ns.load(Ordering::Relaxed))
     }
 
-    /// Notes that one took `took_ns`. One thread calls this.
+    /// Notes that one took no more than `most_ns`: all that is known of one that was not measured exactly. The meter thread's.
+    pub fn bound(&self, key: u64, most_ns: u64) {
+        if self.get(key).is_none_or(|known_ns| known_ns > most_ns) {
+            self.learn(key, most_ns);
+        }
+    }
+
+    /// Notes that one took `took_ns`. The meter thread's.
     pub fn learn(&self, key: u64, took_ns: u64) {
-        let Some(place) = self.place(key) else { return };
-        let mean_ns = match self.get(key) {
-            Some(mean_ns) => mean_ns - mean_ns / WEIGHT + took_ns / WEIGHT,
-            None => took_ns,
-        };
-        place.mean_ns.store(mean_ns, Ordering::Relaxed);
-        place.key.store(key, Ordering::Relaxed);
+        /// Which place of a full bucket a new key takes: bits that do not choose the bucket.
+        const VICTIM_SHIFT: u32 = 32;
+        let Some(Bucket(places)) = self.bucket(key) else { return };
+        let of = |wanted: u64| places.iter().find(|place| place.key.load(Ordering::Relaxed) == wanted);
+        if let Some(place) = of(key) {
+            let mean_ns = place.mean_ns.load(Ordering::Relaxed);
+            let took_ns = took_ns.min(mean_ns.saturating_mul(MOST_TIMES_KNOWN));
+            place.mean_ns.store(mean_ns - mean_ns / WEIGHT + took_ns / WEIGHT, Ordering::Relaxed);
+        } else if let Some(place) = of(0).or(places.get((key >> VICTIM_SHIFT) as usize % WAYS)) {
+            place.mean_ns.store(took_ns.max(1), Ordering::Relaxed);
+            place.key.store(key, Ordering::Relaxed);
+        }
     }
 }
 
-/// Mixes words into a key that is never 0.
-pub fn key(words: &[u64]) -> u64 {
-    /// 2⁶⁴ divided by the golden ratio: spreads consecutive numbers.
-    const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
-    words.iter().fold(1_u64, |key, word| (key.rotate_left(29) ^ word).wrapping_mul(MULTIPLIER) ^ (key >> 32))
-        | 1 << 63
+/// Odd numbers without a pattern (digits of π): each word of a key has its own.
+const MULTIPLIERS: [u64; 5] = [
+    0x9e37_79b9_7f4a_7c15,
+    0x243f_6a88_85a3_08d3,
+    0x1319_8a2e_0370_7345,
+    0xa409_3822_299f_31d1,
+    0x082e_fa98_ec4e_6c89,
+];
+
+/// Mixes words into a key that is never 0. The products do not wait for each other: this is on the launch path.
+#[inline(always)]
+pub fn key(words: [u64; 5]) -> u64 {
+    const FOLD: u32 = 32;
+    let sum = words
+        .iter()
+        .zip(MULTIPLIERS)
+        .fold(0_u64, |sum, (word, multiplier)| sum.wrapping_add(word.wrapping_mul(multiplier)));
+    ((sum ^ (sum >> FOLD)).wrapping_mul(MULTIPLIERS[0]) >> 1) | 1 << 63
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn keyed(word: u64) -> u64 {
+        key([word, 1, 1, 1, 0])
+    }
+
     #[test]
     fn a_mean_follows_its_measurements_and_keys_do_not_mix() {
         let estimates = Estimates::default();
-        assert_eq!(estimates.get(key(&[1])), None);
-        estimates.learn(key(&[1]), 1_000);
-        assert_eq!(estimates.get(key(&[1])), Some(1_000));
+        assert_eq!(estimates.get(keyed(1)), None);
+        estimates.learn(keyed(1), 1_000);
+        assert_eq!(estimates.get(keyed(1)), Some(1_000));
         for _ in 0..50 {
-            estimates.learn(key(&[1]), 3_000);
+            estimates.learn(keyed(1), 3_000);
         }
-        assert!(estimates.get(key(&[1])).is_some_and(|ns| (2_900..=3_000).contains(&ns)));
-        assert_eq!(estimates.get(key(&[2])), None);
-        assert_ne!(key(&[1, 2]), key(&[2, 1]));
+        assert!(estimates.get(keyed(1)).is_some_and(|ns| (2_900..=3_000).contains(&ns)));
+        assert_eq!(estimates.get(keyed(2)), None);
+        assert_ne!(key([1, 2, 0, 0, 0]), key([2, 1, 0, 0, 0]));
+    }
+
+    #[test]
+    fn one_outlier_does_not_stand_for_what_follows() {
+        let estimates = Estimates::default();
+        estimates.learn(keyed(1), 1_000);
+        estimates.learn(keyed(1), 4_000_000);
+        assert!(estimates.get(keyed(1)).is_some_and(|ns| ns < 2_000));
+    }
+
+    #[test]
+    fn what_is_only_bounded_is_known_until_it_is_measured() {
+        let estimates = Estimates::default();
+        estimates.bound(keyed(1), 9_000);
+        assert_eq!(estimates.get(keyed(1)), Some(9_000));
+        estimates.bound(keyed(1), 50_000);
+        assert_eq!(estimates.get(keyed(1)), Some(9_000));
+        estimates.bound(keyed(1), 5_000);
+        assert_eq!(estimates.get(keyed(1)), Some(8_000));
+    }
+
+    #[test]
+    fn a_program_of_a_thousand_kernels_is_known_almost_whole() {
+        let estimates = Estimates::default();
+        // As addresses of functions are: far apart, by steps.
+        let kernels = || (0..1_000_u64).map(|number| keyed(0x7f00_0000_0000 + number * 0x140));
+        kernels().for_each(|key| estimates.learn(key, 5));
+        let known = kernels().filter(|key| estimates.get(*key).is_some()).count();
+        assert!(known > 980, "{known}");
     }
 }

@@ -1,6 +1,6 @@
 //! One GPU as this process sees it: what the session says about it, and what is in flight on it.
 
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use deepres_abi::grant::{Gate, GrantSlot};
 use deepres_abi::meter::MeterSlot;
@@ -59,6 +59,8 @@ pub struct Gpu {
     launching: AtomicU32,
     /// The count of completions at which waiting for another was given up.
     stuck_at: AtomicU32,
+    /// Every launch is to be measured for a while.
+    is_fine: AtomicBool,
     /// What launches take here.
     pub estimates: Estimates,
 }
@@ -76,6 +78,7 @@ impl Default for Gpu {
             window_waiters: AtomicU32::new(0),
             launching: AtomicU32::new(0),
             stuck_at: AtomicU32::new(u32::MAX),
+            is_fine: AtomicBool::new(false),
             estimates: Estimates::default(),
         }
     }
@@ -166,6 +169,16 @@ impl Gpu {
     /// The meter thread has seen that streams' times overlap so many times.
     pub fn set_overlap_permille(&self, permille: u64) {
         self.overlap_permille.store(permille, Ordering::Relaxed);
+    }
+
+    /// Whether every launch is to be measured now.
+    pub fn is_fine(&self) -> bool {
+        self.is_fine.load(Ordering::Relaxed)
+    }
+
+    /// See [`Self::is_fine`].
+    pub fn set_fine(&self, is_fine: bool) {
+        self.is_fine.store(is_fine, Ordering::Relaxed);
     }
 
     /// Adds to the time in flight.

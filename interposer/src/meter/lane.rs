@@ -1,25 +1,26 @@
 //! A lane: what one thread launches on one stream, cut into segments that are timed by a pair of events each.
 //!
 //! The launching thread alone opens a segment and counts in it, so the launch path needs no atomic read-modify-write. Either it or the
-//! meter thread closes the segment; `state` says whose turn it is. Closed segments go through a ring to the meter thread,
-//! and each place in the ring keeps its two events for good: nothing is created on the launch path once a lane is warm.
+//! meter thread closes the segment; `state` says whose turn it is. Closed segments go through a ring to the meter thread.
 //!
-//! A segment is charged from its first launch's start to its last one's end, as the GPU's clock has it. Launches that come one by one into an
-//! idle stream get a segment each; only while the stream stays busy do segments grow, until they last about [`SEGMENT_NS`].
+//! While the gate is open segments last about [`SEGMENT_NS`] and each launch adds what its like is known to take, so that gaps between launches need
+//! not be timed ([`super::measure`]); a kernel that is not known yet, a graph, and now and then any launch has a segment of its own. While someone
+//! else wants the GPU, launches that come one by one into an idle stream get a segment each.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::context::ContextState;
 use super::gpu::Gpu;
-use crate::capture;
-use crate::driver::calls::{Calls, Event, Stream};
+use super::segment::{Contents, Kind, Launch, Segment};
+use crate::driver::calls::{Calls, Progress, Stream};
+use crate::{capture, os};
 
 /// Segments that may wait for the meter thread, for each lane. Two events each; a driver queues about a thousand launches.
 const RING: u32 = 128;
 /// From this many on, a segment grows instead of ending.
 const RING_BUSY: u32 = RING - RING / 4;
-/// How long a segment should last, ns of GPU time: two records of a µs each are then under 1 % of it, and a tenant's account is
-/// less than a quantum behind.
+/// How long a segment should last, ns, of GPU time and of the host's: two records of a µs each are then under 1 % of it, and a tenant's account
+/// is less than a quantum behind.
 const SEGMENT_NS: u64 = 500_000;
 /// Launches in a segment at most. Caps the account's delay where kernels are too short to measure.
 const LAUNCHES_MAX: u32 = 1024;
@@ -27,6 +28,14 @@ const LAUNCHES_MAX: u32 = 1024;
 const LAUNCHES_UNMEASURED_MAX: u32 = 16;
 /// Every how many segments one holds a single launch, while someone else wants the GPU: to learn kernels one by one.
 const SAMPLE_EVERY: u32 = 8;
+/// The same while nobody does, where gaps make the difference.
+const SPARSE_SAMPLE_EVERY: u32 = 2;
+/// A kernel that is not known cuts a segment of so many launches, not a shorter one: where all are unknown, one in so many is timed.
+const UNKNOWN_APART: u32 = 8;
+/// A copy between kernels that is known is timed every so many times.
+const COPY_SAMPLE_EVERY: u32 = 8;
+/// An end that no segment has.
+const NO_END: i64 = i64::MIN;
 
 /// Nothing is open: the owner's to change.
 const IDLE: u32 = 0;
@@ -37,73 +46,6 @@ const CLOSING: u32 = 2;
 /// A segment is open, and the owner is inside the driver with a launch of it: nobody closes it now.
 const LAUNCHING: u32 = 3;
 
-/// What is launched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Launch {
-    /// Identifies launches that take the same time: a hash of function and geometry, or of a graph.
-    pub key: u64,
-    /// A whole graph.
-    pub is_graph: bool,
-}
-
-/// One closed segment in the ring.
-#[derive(Debug, Default)]
-pub struct Segment {
-    start: AtomicUsize,
-    end: AtomicUsize,
-    launches: AtomicU32,
-    /// The launches' key if there is one launch, else 0.
-    key: AtomicU64,
-    /// Estimate that was added to the GPU's queue.
-    estimate_ns: AtomicU64,
-    /// How long there had been no launch when the meter thread closed it; 0: the owner closed it.
-    quiet_ns: AtomicU64,
-    /// An end could not be recorded: there is nothing to measure.
-    is_lost: AtomicBool,
-}
-
-impl Segment {
-    /// The event before the first launch.
-    pub fn start(&self) -> Event {
-        Event(self.start.load(Ordering::Relaxed))
-    }
-
-    /// The event after the last one.
-    pub fn end(&self) -> Event {
-        Event(self.end.load(Ordering::Relaxed))
-    }
-
-    /// Takes the end event away, leaving `spare` in its place.
-    pub fn swap_end(&self, spare: Event) -> Event {
-        Event(self.end.swap(spare.0, Ordering::Relaxed))
-    }
-
-    /// Launches in it.
-    pub fn launches(&self) -> u32 {
-        self.launches.load(Ordering::Relaxed)
-    }
-
-    /// The key of its only launch.
-    pub fn key(&self) -> Option<u64> {
-        Some(self.key.load(Ordering::Relaxed)).filter(|key| *key != 0)
-    }
-
-    /// What it was thought to take, ns.
-    pub fn estimate_ns(&self) -> u64 {
-        self.estimate_ns.load(Ordering::Relaxed)
-    }
-
-    /// How long there had been no launch when it was closed by the meter thread; 0: its owner closed it.
-    pub fn quiet_ns(&self) -> u64 {
-        self.quiet_ns.load(Ordering::Relaxed)
-    }
-
-    /// Whether it cannot be measured.
-    pub fn is_lost(&self) -> bool {
-        self.is_lost.load(Ordering::Relaxed)
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -113,6 +55,8 @@ pub struct Lane {
     launched: AtomicU32,
     /// Launches at which it ends.
     target: AtomicU32,
+    /// What they are known to take, ns.
+    expected_ns: AtomicU64,
     /// GPU that the launches run on.
     pub gpu: &'static Gpu,
     /// The context of the stream.
@@ -120,28 +64,51 @@ pub struct Lane {
     stream: AtomicUsize,
     owner: AtomicU32,
 
-    /// Segment length that the stream's busyness suggests; the owner's alone.
+    /// Segment length that the stream's pace suggests; the owner's alone.
     wanted: AtomicU32,
     /// Segments opened; the owner's alone.
     opened: AtomicU32,
-    /// Estimates of the open segment that are in the GPU's queue already, and how many launches they cover.
-    open_estimate_ns: AtomicU64,
-    open_estimated: AtomicU32,
+    /// Whether the stream's last segment had gaps, or may have had; the meter thread's to say.
+    is_sparse: AtomicBool,
+    /// The open segment's, as in [`Contents`]. What of its estimate is in the GPU's queue already:
+    open_queued_ns: AtomicU64,
     open_key: AtomicU64,
+    open_asked_ns: AtomicU64,
+    open_began_ns: AtomicU64,
+    open_first_ns: AtomicU64,
+    open_is_copy: AtomicBool,
+    open_may_wait: AtomicBool,
+    /// What copies in it are known to take, ns.
+    open_copied_ns: AtomicU64,
+    /// Copies, ever; the owner's alone.
+    copies: AtomicU32,
     /// How many of the open segment's launches are graphs.
     open_graphs: AtomicU32,
 
+    /// Closed segments of kernels and graphs that the meter thread is not through with.
+    computing: AtomicU32,
     /// Segments closed, ever (modulo 2³²).
     head: AtomicU32,
     /// Segments that the meter thread is through with.
     tail: AtomicU32,
     /// Mean GPU time of a launch, ns; 0: not measured yet.
     mean_ns: AtomicU64,
+    /// Where the last segment ended that the meter thread is through with, or [`NO_END`].
+    previous_end_ns: AtomicI64,
     /// What the meter thread saw at its last look: launches in the open segment, and since when they are as many.
     pub seen_launched: AtomicU32,
     /// See `seen_launched` (ns of `CLOCK_MONOTONIC`).
     pub seen_since_ns: AtomicU64,
     ring: Box<[Segment]>,
+}
+
+/// A launch that a lane has taken in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Begun {
+    /// It opened a segment.
+    pub opens: bool,
+    /// The segment ends after it.
+    pub ends: bool,
 }
 
 impl Lane {
@@ -151,19 +118,29 @@ impl Lane {
             state: AtomicU32::new(IDLE),
             launched: AtomicU32::new(0),
             target: AtomicU32::new(1),
+            expected_ns: AtomicU64::new(0),
             gpu,
             context,
             stream: AtomicUsize::new(stream.0),
             owner: AtomicU32::new(owner),
             wanted: AtomicU32::new(1),
             opened: AtomicU32::new(0),
-            open_estimate_ns: AtomicU64::new(0),
-            open_estimated: AtomicU32::new(0),
+            is_sparse: AtomicBool::new(true),
+            open_queued_ns: AtomicU64::new(0),
             open_key: AtomicU64::new(0),
+            open_asked_ns: AtomicU64::new(0),
+            open_began_ns: AtomicU64::new(0),
+            open_first_ns: AtomicU64::new(0),
+            open_is_copy: AtomicBool::new(false),
+            open_may_wait: AtomicBool::new(false),
+            open_copied_ns: AtomicU64::new(0),
+            copies: AtomicU32::new(0),
             open_graphs: AtomicU32::new(0),
+            computing: AtomicU32::new(0),
             head: AtomicU32::new(0),
             tail: AtomicU32::new(0),
             mean_ns: AtomicU64::new(0),
+            previous_end_ns: AtomicI64::new(NO_END),
             seen_launched: AtomicU32::new(0),
             seen_since_ns: AtomicU64::new(0),
             ring: (0..RING).map(|_| Segment::default()).collect(),
@@ -184,8 +161,10 @@ impl Lane {
     pub fn adopt(&self, stream: Stream, owner: u32) {
         self.owner.store(owner, Ordering::Relaxed);
         self.wanted.store(1, Ordering::Relaxed);
+        self.is_sparse.store(true, Ordering::Relaxed);
         if self.stream.swap(stream.0, Ordering::AcqRel) != stream.0 {
             self.mean_ns.store(0, Ordering::Relaxed);
+            self.set_previous_end(None);
         }
     }
 
@@ -195,16 +174,18 @@ impl Lane {
         self.stream.store(0, Ordering::Release);
     }
 
-    /// Counts one more launch in the open segment, if that neither begins nor ends one. The whole of the launch path while
-    /// the gate is open; the owner's alone.
+    /// Counts one more launch in the open segment, if that neither begins nor ends one and its like is known. The whole of the launch path
+    /// while the gate is open; the owner's alone.
     #[inline(always)]
-    pub fn count(&self) -> bool {
+    pub fn count(&self, key: u64) -> bool {
         let launched = self.launched.load(Ordering::Relaxed) + 1;
-        if self.state.load(Ordering::Relaxed) == OPEN && launched < self.target.load(Ordering::Relaxed) {
-            self.launched.store(launched, Ordering::Relaxed);
-            return true;
+        if self.state.load(Ordering::Relaxed) != OPEN || launched >= self.target.load(Ordering::Relaxed) {
+            return false;
         }
-        false
+        let Some(ns) = self.gpu.estimates.get(key) else { return false };
+        self.expected_ns.store(self.expected_ns.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
+        self.launched.store(launched, Ordering::Relaxed);
+        true
     }
 
     /// Whether a segment is open.
@@ -217,6 +198,12 @@ impl Lane {
         self.is_open() || self.waiting() != 0
     }
 
+    /// Whether any kernel or graph of it is.
+    pub fn is_computing(&self) -> bool {
+        self.computing.load(Ordering::SeqCst) != 0
+            || (self.is_open() && !self.open_is_copy.load(Ordering::Relaxed))
+    }
+
     /// Launches in the open segment, or `None`.
     pub fn open_launches(&self) -> Option<u32> {
         (self.state.load(Ordering::Acquire) == OPEN).then(|| self.launched.load(Ordering::Relaxed))
@@ -227,16 +214,30 @@ impl Lane {
         self.mean_ns.load(Ordering::Relaxed)
     }
 
+    /// Whether its stream had gaps of late, or may have had.
+    pub fn is_sparse(&self) -> bool {
+        self.is_sparse.load(Ordering::Relaxed)
+    }
+
+    /// Where the last segment ended that the meter thread is through with.
+    pub fn previous_end_ns(&self) -> Option<i64> {
+        Some(self.previous_end_ns.load(Ordering::Relaxed)).filter(|end_ns| *end_ns != NO_END)
+    }
+
+    /// The meter thread's: see [`Self::previous_end_ns`].
+    pub fn set_previous_end(&self, end_ns: Option<i64>) {
+        self.previous_end_ns.store(end_ns.unwrap_or(NO_END), Ordering::Relaxed);
+    }
+
     /// Whether more is queued than `at_most_ns`; as long as nothing was measured, whether more than `segments` are.
     pub fn is_far_ahead(&self, at_most_ns: u64, segments: u32) -> bool {
-        match self.mean_ns() {
-            0 => self.waiting() > segments,
-            mean_ns => {
-                let open_ns = mean_ns.saturating_mul(u64::from(self.open_launches().unwrap_or(0)));
-                self.waiting() != 0
-                    && self.gpu.queued_ns().saturating_add(self.gpu.share_ns(open_ns)) > at_most_ns
-            }
+        if self.mean_ns() == 0 {
+            return self.waiting() > segments;
         }
+        let open_ns = if self.is_open() { self.expected_ns.load(Ordering::Relaxed) } else { 0 };
+        let unqueued_ns = open_ns.saturating_sub(self.open_queued_ns.load(Ordering::Relaxed));
+        self.waiting() != 0
+            && self.gpu.queued_ns().saturating_add(self.gpu.share_ns(unqueued_ns)) > at_most_ns
     }
 
     fn waiting(&self) -> u32 {
@@ -247,69 +248,164 @@ impl Lane {
         self.ring.get((number % RING) as usize)
     }
 
-    /// Before a launch by the owner: opens a segment if none is open, or counts in it. Returns whether the segment ends after
-    /// this launch. `None`: it goes unmetered, since no event could be had or recorded.
+    /// Before a launch by the owner: opens a segment if none is open, or counts in it. `None`: it goes unmetered, since no event could be had or
+    /// recorded.
     ///
     /// `contended`: someone else wants the GPU; then `estimate_ns` of this launch is in the GPU's queue already.
-    pub fn begin(&self, calls: &Calls, launch: Launch, contended: Option<u64>) -> Option<bool> {
-        let alone = launch.is_graph || self.stream() == Some(Stream::PER_THREAD);
-        if alone && self.is_open() && self.waiting() < RING_BUSY {
-            self.close(calls);
+    pub fn begin(&self, calls: &Calls, launch: Launch, contended: Option<u64>) -> Option<Begun> {
+        let known_ns = self.gpu.estimates.get(launch.key);
+        // The end of a segment on a per-thread stream is its thread's to record.
+        let alone =
+            launch.kind != Kind::Kernel || (contended.is_some() && self.stream() == Some(Stream::PER_THREAD));
+        if self.is_open() {
+            let holds_copy = self.open_is_copy.load(Ordering::Relaxed);
+            if launch.kind.is_copy() && !holds_copy && self.takes_in(known_ns, contended.is_some()) {
+                return None;
+            }
+            let is_other = holds_copy != launch.kind.is_copy();
+            let is_unknown = known_ns.is_none() && self.launched.load(Ordering::Relaxed) >= UNKNOWN_APART;
+            if is_other || ((alone || is_unknown) && self.waiting() < RING_BUSY) {
+                self.close(calls);
+            }
+            if is_other && self.is_open() {
+                // The ring is full.
+                if launch.kind.is_copy() {
+                    self.take_in(known_ns.unwrap_or(0));
+                    return None;
+                }
+                self.make_compute();
+            }
         }
-        if !self.claim() {
-            self.open(calls, launch, contended.is_some())?;
+        let opens = !self.claim();
+        if opens {
+            self.open(calls, launch, contended.is_some(), alone || known_ns.is_none())?;
         } else {
-            let launched = self.launched.load(Ordering::Relaxed) + 1;
-            self.launched.store(launched, Ordering::Relaxed);
+            self.launched.store(self.launched.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             self.open_key.store(0, Ordering::Relaxed);
         }
-        if launch.is_graph {
+        let expected_ns = match known_ns {
+            Some(known_ns) => known_ns,
+            None if opens => 0,
+            None => self.mean_ns(),
+        };
+        self.expected_ns.fetch_add(expected_ns, Ordering::Relaxed);
+        if launch.kind == Kind::Graph {
             self.open_graphs.fetch_add(1, Ordering::Relaxed);
         }
-        if let Some(estimate_ns) = contended {
-            self.open_estimate_ns.fetch_add(estimate_ns, Ordering::Relaxed);
-            self.open_estimated.fetch_add(1, Ordering::Relaxed);
-        }
-        Some(alone || self.launched.load(Ordering::Relaxed) >= self.target.load(Ordering::Relaxed))
+        self.open_queued_ns.fetch_add(contended.unwrap_or(0), Ordering::Relaxed);
+        let is_full = self.launched.load(Ordering::Relaxed) >= self.target.load(Ordering::Relaxed);
+        Some(Begun { opens, ends: alone || is_full })
     }
 
-    fn open(&self, calls: &Calls, launch: Launch, contended: bool) -> Option<()> {
+    /// Whether a copy went into the open segment of kernels without a mark: one whose like is known need not be timed, and need not be
+    /// exact while nobody else wants the GPU.
+    fn takes_in(&self, known_ns: Option<u64>, contended: bool) -> bool {
+        let copies = self.copies.load(Ordering::Relaxed).wrapping_add(1);
+        self.copies.store(copies, Ordering::Relaxed);
+        let is_timed = contended || copies.is_multiple_of(COPY_SAMPLE_EVERY);
+        match known_ns {
+            Some(known_ns) if !is_timed || self.waiting() >= RING_BUSY => {
+                self.take_in(known_ns);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn take_in(&self, copy_ns: u64) {
+        self.open_may_wait.store(true, Ordering::Relaxed);
+        self.open_copied_ns.fetch_add(copy_ns, Ordering::Relaxed);
+    }
+
+    /// Makes the open segment, of a copy that could not be closed, one of kernels that has taken in a copy.
+    fn make_compute(&self) {
+        self.take_in(self.expected_ns.swap(0, Ordering::Relaxed));
+        self.launched.store(0, Ordering::Relaxed);
+        self.open_is_copy.store(false, Ordering::Relaxed);
+    }
+
+    fn open(&self, calls: &Calls, launch: Launch, contended: bool, alone: bool) -> Option<()> {
         let stream = self.stream()?;
         let segment = self.place(self.head.load(Ordering::Relaxed))?;
         if segment.end().0 == 0 {
             let (start, end) = self.context.create_events(calls)?;
-            segment.start.store(start.0, Ordering::Relaxed);
-            segment.end.store(end.0, Ordering::Relaxed);
+            segment.set_events(start, end);
         }
+        let mut asked_ns = os::now_ns();
         if !calls.record(segment.start(), stream) {
             return None;
         }
         let opened = self.opened.load(Ordering::Relaxed).wrapping_add(1);
         self.opened.store(opened, Ordering::Relaxed);
-        let sample = contended && opened.is_multiple_of(SAMPLE_EVERY);
-        self.target.store(if sample { 1 } else { self.grow() }, Ordering::Relaxed);
+        let wanted = if contended { self.grow_by_backlog() } else { self.grow_by_pace(asked_ns) };
+        let is_sample = match contended {
+            true => opened.is_multiple_of(SAMPLE_EVERY),
+            false => self.is_sparse() && opened.is_multiple_of(SPARSE_SAMPLE_EVERY),
+        };
+        let single = alone || is_sample || (!contended && self.gpu.is_fine());
+        let target = if single { 1 } else { self.vary(wanted) };
+        self.target.store(target, Ordering::Relaxed);
+        if target == 1 && self.is_sparse() && launch.kind == Kind::Kernel {
+            // The driver's first call after a pause takes longer than the launch that follows: what lies between this one and the launch is the
+            // same for both.
+            asked_ns = os::now_ns();
+            calls.record(segment.start(), stream);
+        }
+        let began_ns = os::now_ns();
         self.launched.store(1, Ordering::Relaxed);
-        self.open_estimate_ns.store(0, Ordering::Relaxed);
-        self.open_estimated.store(0, Ordering::Relaxed);
+        self.expected_ns.store(0, Ordering::Relaxed);
+        self.open_queued_ns.store(0, Ordering::Relaxed);
         self.open_key.store(launch.key, Ordering::Relaxed);
+        self.open_asked_ns.store(asked_ns, Ordering::Relaxed);
+        self.open_began_ns.store(began_ns, Ordering::Relaxed);
+        self.open_first_ns.store(began_ns, Ordering::Relaxed);
+        self.open_is_copy.store(launch.kind.is_copy(), Ordering::Relaxed);
+        self.open_may_wait.store(launch.kind == Kind::SyncCopy, Ordering::Relaxed);
+        self.open_copied_ns.store(0, Ordering::Relaxed);
         self.open_graphs.store(0, Ordering::Relaxed);
         // From here the meter thread sees it; only then may it find `in_flight` set.
         self.state.store(LAUNCHING, Ordering::SeqCst);
         Some(())
     }
 
-    /// The length of the next segment: longer as long as the stream has work left, one launch as soon as it had none.
-    fn grow(&self) -> u32 {
-        let longest = match self.mean_ns() {
+    /// The most launches that a segment is to have, by what they take.
+    fn longest(&self) -> u32 {
+        match self.mean_ns() {
             0 => LAUNCHES_UNMEASURED_MAX,
             mean_ns => (SEGMENT_NS / mean_ns).clamp(1, u64::from(LAUNCHES_MAX)) as u32,
-        };
+        }
+    }
+
+    /// The length of the next segment while someone else wants the GPU: longer as long as the stream has work left, one launch as soon as
+    /// it had none.
+    fn grow_by_backlog(&self) -> u32 {
         let wanted = match self.waiting() {
             0 => 1,
-            _ => self.wanted.load(Ordering::Relaxed).saturating_mul(2).min(longest),
+            _ => self.wanted.load(Ordering::Relaxed).saturating_mul(2).min(self.longest()),
         };
         self.wanted.store(wanted, Ordering::Relaxed);
         wanted
+    }
+
+    /// The same while nobody does: as many as take about [`SEGMENT_NS`], on the GPU or to be launched.
+    fn grow_by_pace(&self, now_ns: u64) -> u32 {
+        let launches = u64::from(self.launched.load(Ordering::Relaxed).max(1));
+        let apart_ns = now_ns.saturating_sub(self.open_asked_ns.load(Ordering::Relaxed)) / launches;
+        let at_this_pace = (SEGMENT_NS / apart_ns.max(1)).clamp(1, u64::from(LAUNCHES_MAX)) as u32;
+        let doubled = self.wanted.load(Ordering::Relaxed).saturating_mul(2);
+        let wanted = doubled.min(self.longest()).min(at_this_pace.max(1));
+        self.wanted.store(wanted, Ordering::Relaxed);
+        wanted
+    }
+
+    /// A length near `wanted`, never the same for long: else the samples would always meet the same kernel of a loop.
+    fn vary(&self, wanted: u32) -> u32 {
+        /// 2³² divided by the golden ratio: consecutive numbers are spread evenly.
+        const SPREAD: u32 = 0x9e37_79b9;
+        let spread = u64::from(self.opened.load(Ordering::Relaxed).wrapping_mul(SPREAD));
+        // From three quarters to five quarters.
+        let varied = u64::from(wanted) * 3 / 4 + ((u64::from(wanted) * spread) >> u32::BITS) / 2;
+        varied.clamp(1, u64::from(LAUNCHES_MAX)) as u32
     }
 
     /// Takes the open segment for a launch, so that nobody closes it meanwhile. False: none is open.
@@ -323,8 +419,11 @@ impl Lane {
         }
     }
 
-    /// After every launch that [`Self::begin`] came before.
-    pub fn launched(&self) {
+    /// After every launch that [`Self::begin`] came before; `opened`: it opened the segment.
+    pub fn launched(&self, opened: bool) {
+        if opened {
+            self.open_first_ns.store(os::now_ns(), Ordering::Relaxed);
+        }
         // Unless it was dropped meanwhile, with its stream.
         let _ = self.state.compare_exchange(LAUNCHING, OPEN, Ordering::SeqCst, Ordering::Relaxed);
     }
@@ -335,10 +434,23 @@ impl Lane {
         self.launched.store(launched.saturating_sub(1), Ordering::Relaxed);
     }
 
+    /// The stream is about to wait for something else: a host function, another stream. While someone else wants the GPU (`contended`) the
+    /// segment ends here; else what its launches are known to take counts.
+    pub fn interrupt(&self, calls: &Calls, contended: bool) {
+        if self.is_open() {
+            if contended && self.waiting() < RING_BUSY {
+                self.close(calls);
+            } else {
+                self.open_may_wait.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// After the launch that ends a segment.
     pub fn end(&self, calls: &Calls) {
-        // The meter thread cannot close a per-thread stream's.
-        if self.waiting() < RING_BUSY || self.stream() == Some(Stream::PER_THREAD) {
+        // The meter thread cannot close a per-thread stream's, and a copy is to hold no kernels.
+        let is_copy = self.open_is_copy.load(Ordering::Relaxed);
+        if is_copy || self.waiting() < RING_BUSY || self.stream() == Some(Stream::PER_THREAD) {
             self.close(calls);
         } else {
             let target = self.target.load(Ordering::Relaxed);
@@ -348,19 +460,36 @@ impl Lane {
 
     /// Closes the open segment, if there is one and the ring has room for one more after it.
     pub fn close(&self, calls: &Calls) {
-        self.close_if(calls, |_| true, None);
+        self.close_if(calls, |_| true, End::Record);
     }
 
     /// The meter thread's way to close a segment that has had `launches` launches for `quiet_ns`.
     ///
-    /// A per-thread default stream is another stream to another thread, so the end of a segment there cannot be recorded by this one. Such a
-    /// segment stays open only if the ring had no place when its thread would have closed it. It is closed as lost, once all before it is
-    /// complete and what it holds has had the time that it usually takes.
+    /// On the legacy stream an end recorded now would order the blocking streams among each other, at a moment that the program did not choose. So it
+    /// is not recorded: once the stream has nothing left the segment is complete. A per-thread default stream is another stream to another
+    /// thread: this one can neither record there nor ask. Such a segment is taken for complete once all before it is, and it has had the time
+    /// that it usually takes.
     pub fn close_stale(&self, calls: &Calls, launches: u32, quiet_ns: u64) {
-        let usual_ns = self.mean_ns().saturating_mul(u64::from(launches));
-        if self.stream() != Some(Stream::PER_THREAD) || (self.waiting() == 0 && quiet_ns > usual_ns) {
-            self.close_if(calls, |launched| launched == launches, Some(quiet_ns));
-        }
+        let end = match self.stream() {
+            Some(Stream::LEGACY) => {
+                let is_through =
+                    !capture::is_active() && calls.query_stream(Stream::LEGACY) != Progress::Pending;
+                if !is_through {
+                    return;
+                }
+                End::Unrecorded
+            }
+            Some(Stream::PER_THREAD) => {
+                let usual_ns = self.mean_ns().saturating_mul(u64::from(launches));
+                let usual_ns = usual_ns.max(self.expected_ns.load(Ordering::Relaxed));
+                if self.waiting() != 0 || quiet_ns <= usual_ns {
+                    return;
+                }
+                End::Unrecorded
+            }
+            _ => End::Record,
+        };
+        self.close_if(calls, |launched| launched == launches, end);
     }
 
     /// The stream is about to be destroyed: what could not be closed is dropped, and whoever records on the stream is waited for.
@@ -376,16 +505,22 @@ impl Lane {
                 std::thread::yield_now();
                 continue;
             }
-            self.gpu.unqueue(self.open_estimate_ns.swap(0, Ordering::Relaxed));
-            let launched = self.launched.load(Ordering::Relaxed);
-            let graphs = self.open_graphs.load(Ordering::Relaxed).min(launched);
-            self.gpu.count(launched - graphs, graphs);
+            self.gpu.unqueue(self.open_queued_ns.swap(0, Ordering::Relaxed));
+            self.count_out(self.launched.load(Ordering::Relaxed));
             self.state.store(IDLE, Ordering::SeqCst);
             return;
         }
     }
 
-    fn close_if(&self, calls: &Calls, still: impl Fn(u32) -> bool, quiet_ns: Option<u64>) {
+    /// Tells the GPU's meter of the launches of a segment that ends.
+    fn count_out(&self, launched: u32) {
+        if !self.open_is_copy.load(Ordering::Relaxed) {
+            let graphs = self.open_graphs.load(Ordering::Relaxed).min(launched);
+            self.gpu.count(launched - graphs, graphs);
+        }
+    }
+
+    fn close_if(&self, calls: &Calls, still: impl Fn(u32) -> bool, end: End) {
         // Whoever opens a segment needs a place for it, so the last one is never given away.
         if self.waiting() >= RING - 1
             || self.state.compare_exchange(OPEN, CLOSING, Ordering::SeqCst, Ordering::Relaxed).is_err()
@@ -399,31 +534,49 @@ impl Lane {
             self.state.store(OPEN, Ordering::SeqCst);
             return;
         };
+        let closed_ns = os::now_ns();
         // A stream that joined a capture meanwhile takes no marker.
-        let is_anothers = stream == Stream::PER_THREAD && quiet_ns.is_some();
         let record = || {
             let is_captured = capture::is_active() && calls.may_be_capturing(stream);
-            (!is_anothers && !is_captured && calls.record(segment.end(), stream)).then_some(())
+            (!is_captured && calls.record(segment.end(), stream)).then_some(())
         };
         // A default stream's name means that of the current context.
-        let is_recorded = if stream.is_default() {
-            calls.in_context(self.context.handle, record).is_some()
-        } else {
-            record().is_some()
+        let is_recorded = match end {
+            End::Unrecorded => false,
+            End::Record if stream.is_default() => calls.in_context(self.context.handle, record).is_some(),
+            End::Record => record().is_some(),
         };
-        let estimated_ns = self.open_estimate_ns.load(Ordering::Relaxed);
-        let unestimated = launched.saturating_sub(self.open_estimated.load(Ordering::Relaxed));
-        let added_ns = self.mean_ns().saturating_mul(u64::from(unestimated));
-        self.gpu.queue(added_ns);
-        let graphs = self.open_graphs.load(Ordering::Relaxed).min(launched);
-        self.gpu.count(launched - graphs, graphs);
-        segment.launches.store(launched, Ordering::Relaxed);
-        segment
-            .key
-            .store(if launched == 1 { self.open_key.load(Ordering::Relaxed) } else { 0 }, Ordering::Relaxed);
-        segment.estimate_ns.store(estimated_ns.saturating_add(added_ns), Ordering::Relaxed);
-        segment.quiet_ns.store(quiet_ns.unwrap_or(0), Ordering::Relaxed);
-        segment.is_lost.store(!is_recorded, Ordering::Relaxed);
+        let mut expected_ns = self.expected_ns.load(Ordering::Relaxed);
+        if !is_recorded && expected_ns == 0 {
+            expected_ns = self.mean_ns().saturating_mul(u64::from(launched));
+        }
+        let is_copy = self.open_is_copy.load(Ordering::Relaxed);
+        let already_ns = self.open_queued_ns.swap(0, Ordering::Relaxed);
+        let queued_ns = match (is_copy, expected_ns) {
+            (true, _) => 0,
+            (false, 0) => already_ns.max(self.mean_ns()),
+            (false, expected_ns) => already_ns.max(expected_ns),
+        };
+        self.gpu.queue(queued_ns - already_ns);
+        self.count_out(launched);
+        segment.fill(&Contents {
+            launches: launched,
+            key: if launched == 1 { self.open_key.load(Ordering::Relaxed) } else { 0 },
+            queued_ns,
+            expected_ns,
+            copied_ns: self.open_copied_ns.load(Ordering::Relaxed),
+            asked_ns: self.open_asked_ns.load(Ordering::Relaxed),
+            began_ns: self.open_began_ns.load(Ordering::Relaxed),
+            first_ns: self.open_first_ns.load(Ordering::Relaxed),
+            closed_ns,
+            ended_ns: os::now_ns(),
+            may_wait: self.open_may_wait.load(Ordering::Relaxed),
+            is_copy,
+            is_lost: !is_recorded,
+        });
+        if !is_copy {
+            self.computing.fetch_add(1, Ordering::SeqCst);
+        }
         self.head.store(number.wrapping_add(1), Ordering::SeqCst);
         self.state.store(IDLE, Ordering::SeqCst);
     }
@@ -442,195 +595,30 @@ impl Lane {
 
     /// The meter thread is through with the oldest segment.
     pub fn pop(&self) {
+        if self.oldest().is_some_and(|segment| !segment.contents().is_copy) {
+            self.computing.fetch_sub(1, Ordering::SeqCst);
+        }
         let tail = self.tail.load(Ordering::Relaxed);
         self.tail.store(tail.wrapping_add(1), Ordering::Release);
     }
 
     /// Takes a measurement into the mean.
-    pub fn learn(&self, per_launch_ns: u64) {
+    pub fn learn(&self, per_launch_ns: u64, is_sparse: bool) {
         let mean_ns = self.mean_ns();
         let next = if mean_ns == 0 { per_launch_ns } else { mean_ns - mean_ns / 4 + per_launch_ns / 4 };
         self.mean_ns.store(next.max(1), Ordering::Relaxed);
+        self.is_sparse.store(is_sparse, Ordering::Relaxed);
     }
+}
+
+/// How a segment's end becomes known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// By an event.
+    Record,
+    /// It is known: the segment is complete.
+    Unrecorded,
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::driver::calls::{Context, Progress};
-    use crate::driver::fake;
-    use crate::os;
-
-    const STREAM: Stream = Stream(0x10_0000);
-    const KERNEL: Launch = Launch { key: 5, is_graph: false };
-    const GRAPH: Launch = Launch { key: 6, is_graph: true };
-    const KERNEL_NS: u64 = 10_000;
-
-    fn lane() -> &'static Lane {
-        lane_of(STREAM)
-    }
-
-    fn lane_of(stream: Stream) -> &'static Lane {
-        let gpu: &'static Gpu = Box::leak(Box::default());
-        let context: &'static ContextState = Box::leak(Box::new(ContextState::new(Context(0x1000), gpu, 0)));
-        context.lane(stream, 1).unwrap()
-    }
-
-    /// One launch as the hooks make it, of a kernel or graph of `ns`.
-    fn launch(calls: &Calls, lane: &Lane, launch: Launch, ns: u64) {
-        if !launch.is_graph && lane.count() {
-            fake::launch(lane.stream().unwrap(), ns);
-            return;
-        }
-        let ends = lane.begin(calls, launch, None).unwrap();
-        lane.close_stale(calls, 1, 1);
-        assert!(lane.is_open(), "nobody closes under a launch");
-        fake::launch(lane.stream().unwrap(), ns);
-        lane.launched();
-        if ends {
-            lane.end(calls);
-        }
-    }
-
-    /// What the meter thread does with completed segments: their launches, and the time they took.
-    fn read(calls: &Calls, lane: &Lane) -> Vec<(u32, u64)> {
-        let mut found = Vec::new();
-        while let Some(segment) = lane.oldest() {
-            if calls.query(segment.end()) != Progress::Done {
-                break;
-            }
-            let took_ns = calls.elapsed_ns(segment.start(), segment.end()).unwrap() as u64;
-            found.push((segment.launches(), took_ns));
-            lane.learn(took_ns / u64::from(segment.launches()));
-            lane.pop();
-        }
-        found
-    }
-
-    #[test]
-    fn sparse_launches_are_bracketed_each_so_that_no_pause_is_charged() {
-        let (calls, lane) = (fake::calls(), lane());
-        for _ in 0..10 {
-            launch(&calls, lane, KERNEL, KERNEL_NS);
-            assert!(!lane.is_open());
-            fake::pass(1_000_000);
-            assert_eq!(read(&calls, lane), [(1, KERNEL_NS)]);
-        }
-        assert!(!lane.is_busy());
-    }
-
-    #[test]
-    fn while_the_stream_is_busy_segments_grow_to_their_length_and_no_further() {
-        let (calls, lane) = (fake::calls(), lane());
-        let mut longest = 0;
-        for _ in 0..10_000 {
-            launch(&calls, lane, KERNEL, KERNEL_NS);
-            fake::pass(KERNEL_NS - 1_000);
-            for (launches, took_ns) in read(&calls, lane) {
-                longest = longest.max(launches);
-                // Events count in floats of milliseconds.
-                let exact_ns = u64::from(launches) * KERNEL_NS;
-                assert!(took_ns.abs_diff(exact_ns) < 100, "{took_ns} for {launches}");
-            }
-        }
-        assert_eq!(u64::from(longest), SEGMENT_NS / KERNEL_NS);
-    }
-
-    #[test]
-    fn graphs_are_segments_of_their_own() {
-        let (calls, lane) = (fake::calls(), lane());
-        for what in [GRAPH, GRAPH, KERNEL, GRAPH] {
-            launch(&calls, lane, what, KERNEL_NS);
-        }
-        lane.close(&calls);
-        fake::finish();
-        assert_eq!(read(&calls, lane), [(1, KERNEL_NS); 4]);
-    }
-
-    #[test]
-    fn a_reader_that_never_comes_loses_nothing() {
-        let (calls, lane) = (fake::calls(), lane());
-        const LAUNCHES: u32 = 100_000;
-        for number in 0..LAUNCHES {
-            launch(&calls, lane, if number % 3 == 0 { GRAPH } else { KERNEL }, KERNEL_NS);
-            lane.close(&calls);
-            assert!(lane.waiting() < RING);
-        }
-        fake::finish();
-        let read_launches: u32 = read(&calls, lane).iter().map(|(launches, _)| launches).sum();
-        assert_eq!(read_launches + lane.open_launches().unwrap_or(0), LAUNCHES);
-        lane.close(&calls);
-        let rest: u32 = read(&calls, lane).iter().map(|(launches, _)| launches).sum();
-        assert_eq!(read_launches + rest, LAUNCHES);
-        assert!(!lane.is_busy());
-    }
-
-    #[test]
-    fn a_segment_that_had_another_launch_meanwhile_is_not_stale() {
-        let (calls, lane) = (fake::calls(), lane());
-        launch(&calls, lane, KERNEL, KERNEL_NS);
-        launch(&calls, lane, KERNEL, KERNEL_NS);
-        assert_eq!(lane.open_launches(), Some(1), "the second is of a longer segment");
-        lane.close_stale(&calls, 7, 300);
-        assert!(lane.is_open());
-        lane.close_stale(&calls, 1, 300);
-        assert!(!lane.is_open());
-        assert_eq!(lane.place(1).map(Segment::quiet_ns), Some(300));
-    }
-
-    #[test]
-    fn what_a_full_ring_leaves_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
-        let (calls, lane) = (fake::calls(), lane_of(Stream::PER_THREAD));
-        const LEFT: u32 = 5;
-        for _ in 0..RING - 1 + LEFT {
-            launch(&calls, lane, KERNEL, KERNEL_NS);
-        }
-        assert_eq!(lane.open_launches(), Some(LEFT));
-        lane.close_stale(&calls, LEFT, u64::MAX);
-        assert!(lane.is_open(), "what came before still runs");
-        fake::finish();
-        assert_eq!(read(&calls, lane).len(), RING as usize - 1);
-        lane.close_stale(&calls, LEFT, KERNEL_NS);
-        assert!(lane.is_open(), "it may still run");
-        lane.close_stale(&calls, LEFT, u64::from(LEFT + 1) * KERNEL_NS);
-        let closed = lane.oldest().unwrap();
-        assert!(closed.is_lost(), "nothing was recorded from another thread");
-        assert_eq!(closed.launches(), LEFT);
-    }
-
-    #[test]
-    fn what_is_queued_counts_as_far_ahead_once_it_is_measured_or_several() {
-        let (calls, lane) = (fake::calls(), lane());
-        for _ in 0..3 {
-            assert!(!lane.is_far_ahead(1_000_000, 2));
-            launch(&calls, lane, GRAPH, 400_000);
-        }
-        assert!(lane.is_far_ahead(1_000_000, 2), "nothing is known, and several wait");
-        fake::finish();
-        read(&calls, lane);
-        launch(&calls, lane, GRAPH, 400_000);
-        launch(&calls, lane, GRAPH, 400_000);
-        assert!(!lane.is_far_ahead(1_000_000, 0));
-        launch(&calls, lane, GRAPH, 400_000);
-        assert!(lane.is_far_ahead(1_000_000, 0));
-    }
-
-    #[test]
-    fn a_lane_nobody_uses_is_given_to_the_next_thread() {
-        let lane = lane();
-        let context = lane.context;
-        assert!(std::ptr::eq(context.lane(STREAM, 1).unwrap(), lane), "its own");
-        let calls = fake::calls();
-        launch(&calls, lane, KERNEL, KERNEL_NS);
-        launch(&calls, lane, KERNEL, KERNEL_NS);
-        assert!(lane.is_open());
-        lane.retire();
-        assert!(!lane.is_open(), "nothing stays open on a stream that is gone");
-        fake::finish();
-        read(&calls, lane);
-        let next = context.lane(Stream(0x20_0000), os::thread_id()).unwrap();
-        assert!(std::ptr::eq(next, lane));
-        let other = context.lane(STREAM, os::thread_id()).unwrap();
-        assert!(!std::ptr::eq(other, lane), "its thread lives");
-    }
-}
+mod tests;

@@ -1,9 +1,12 @@
 //! Metering in GPU time: segments of launches between pairs of events, and the thread that reads them.
 
+pub mod account;
 pub mod context;
 pub mod estimates;
 pub mod gpu;
 pub mod lane;
+pub mod measure;
 pub mod reconnect;
+pub mod segment;
 pub mod thread;
 pub mod union;

@@ -4,10 +4,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::{io, mem, ptr, thread};
 
+use super::account::Account;
 use super::context::{ContextState, Inner};
 use super::lane::Lane;
+use super::measure::Observed;
 use super::reconnect::Reconnect;
-use super::union::Union;
+use super::segment::Contents;
 use crate::coverage;
 use crate::driver::calls::Progress;
 use crate::log::say;
@@ -26,8 +28,6 @@ const LINGER_TICKS: u32 = 10;
 const SLEEP_NS: u64 = 1_000_000_000;
 /// A segment that had no launch for so long is closed. Sparse launches come in segments of their own, so this only ends bursts.
 const STALE_NS: u64 = 200_000;
-/// GPU time over which the overlap of streams is measured.
-const OVERLAP_OVER_NS: u64 = 20_000_000;
 /// The stack. It holds the thread-local data of every library too; what is not touched costs nothing.
 const STACK_BYTES: usize = 2 << 20;
 
@@ -51,16 +51,6 @@ pub fn start(process: &'static Process) -> io::Result<()> {
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &previous, ptr::null_mut()) };
     started.map(drop)
-}
-
-/// Per GPU of the process.
-#[derive(Default)]
-struct Account {
-    union: Union,
-    /// Times of segments and what they covered anew, of late.
-    streams_ns: u64,
-    covered_ns: u64,
-    is_busy: bool,
 }
 
 struct Meter {
@@ -104,8 +94,7 @@ impl Meter {
         let now_ns = os::now_ns();
         let passed_ns = now_ns.saturating_sub(self.ticked_ns);
         self.ticked_ns = now_ns;
-        let was_busy: Vec<bool> =
-            self.accounts.iter_mut().map(|account| mem::take(&mut account.is_busy)).collect();
+        let was_occupied: Vec<bool> = self.accounts.iter_mut().map(Account::begin_look).collect();
         for context in self.process.contexts() {
             self.read(context, now_ns);
         }
@@ -114,10 +103,12 @@ impl Meter {
         }
         let mut any = false;
         for (ordinal, gpu) in self.process.gpus.iter().enumerate() {
-            let is_busy = self.accounts.get(ordinal).is_some_and(|account| account.is_busy);
-            any |= is_busy;
+            let Some(account) = self.accounts.get_mut(ordinal) else { continue };
+            let is_busy = account.computing_lanes != 0;
+            any |= account.is_occupied;
+            gpu.set_fine(account.spell(now_ns) && gpu.is_open());
             let Some(meter) = gpu.meter() else { continue };
-            if was_busy.get(ordinal) == Some(&true) {
+            if was_occupied.get(ordinal) == Some(&true) {
                 meter.occupied_ns.fetch_add(passed_ns, Ordering::Relaxed);
             }
             meter.in_flight_ns.store(if is_busy { gpu.queued_ns() } else { 0 }, Ordering::Relaxed);
@@ -142,7 +133,7 @@ impl Meter {
         // A launch marks its lane open before it sets `in_flight`: one that the loop below misses sets it after our zero.
         let contexts = self.process.contexts();
         let is_open = contexts.iter().any(|context| {
-            context.ordinal == ordinal && context.lock().lanes.iter().any(|lane| lane.is_busy())
+            context.ordinal == ordinal && context.lock().lanes.iter().any(|lane| lane.is_computing())
         });
         if is_open || gpu.is_launching() {
             meter.in_flight.store(1, Ordering::SeqCst);
@@ -181,7 +172,8 @@ impl Meter {
             if lane.is_busy()
                 && let Some(account) = self.accounts.get_mut(context.ordinal)
             {
-                account.is_busy = true;
+                account.is_occupied = true;
+                account.computing_lanes += u32::from(lane.is_computing());
             }
         }
     }
@@ -195,7 +187,7 @@ impl Meter {
             lane.seen_since_ns.store(now_ns, Ordering::Relaxed);
         } else if now_ns.saturating_sub(lane.seen_since_ns.load(Ordering::Relaxed)) > STALE_NS {
             let quiet_ns = now_ns.saturating_sub(lane.seen_since_ns.load(Ordering::Relaxed));
-            lane.close_stale(&self.process.calls, launches, quiet_ns.saturating_add(TICK_ALONE_NS));
+            lane.close_stale(&self.process.calls, launches, quiet_ns);
         }
     }
 
@@ -203,61 +195,98 @@ impl Meter {
     fn complete(&mut self, context: &ContextState, inner: &mut Inner, lane: &Lane) {
         let calls = &self.process.calls;
         while let Some(segment) = lane.oldest() {
-            let progress = if segment.is_lost() { Progress::Lost } else { calls.query(segment.end()) };
+            let progress =
+                if segment.contents().is_lost { Progress::Lost } else { calls.query(segment.end()) };
             if progress == Progress::Pending {
                 return;
             }
-            let launches = segment.launches();
-            let estimate_ns = segment.estimate_ns();
-            if progress == Progress::Done
-                && let Some((start_ns, end_ns)) = inner.locate(calls, lane)
-            {
-                self.charge(context, lane, start_ns, end_ns);
-            } else if segment.is_lost() {
-                // Its end could not be recorded, as in a capture: charged by what such launches take.
-                let charged_ns = lane.mean_ns().saturating_mul(u64::from(launches));
-                if let Some(meter) = context.gpu.meter() {
-                    meter.compute_ns.fetch_add(charged_ns, Ordering::Relaxed);
-                    self.process.charge(context.gpu, charged_ns);
+            let contents = segment.contents();
+            if let Some(meter) = context.gpu.meter() {
+                meter.copy_ns.fetch_add(contents.copied_ns, Ordering::Relaxed);
+            }
+            match inner.locate(calls, lane) {
+                Some(times) if progress == Progress::Done => {
+                    self.charge(context, inner, lane, &contents, times)
+                }
+                _ => {
+                    lane.set_previous_end(None);
+                    if contents.is_lost {
+                        self.charge_lost(context, &contents);
+                    }
                 }
             }
             lane.pop();
-            context.gpu.unqueue(estimate_ns);
+            context.gpu.unqueue(contents.queued_ns);
         }
     }
 
-    fn charge(&mut self, context: &ContextState, lane: &Lane, start_ns: i64, end_ns: i64) {
-        let Some(segment) = lane.oldest().filter(|segment| segment.launches() != 0) else { return };
-        let launches = u64::from(segment.launches());
-        let took_ns = end_ns.saturating_sub(start_ns).max(0) as u64;
-        // Closed late into an idle stream, a segment seems to last until it was closed. Of the time without launches it is charged what its
-        // launches usually take, and teaches nothing.
-        let quiet_ns = segment.quiet_ns();
-        let usual_ns = lane.mean_ns().saturating_mul(launches);
-        let charged_ns = took_ns.min(usual_ns.max(took_ns.saturating_sub(quiet_ns)));
-        if quiet_ns == 0 {
-            lane.learn(took_ns / launches);
+    /// Charges a segment whose events lie at `times`.
+    fn charge(
+        &mut self,
+        context: &ContextState,
+        inner: &mut Inner,
+        lane: &Lane,
+        contents: &Contents,
+        times: (i64, i64),
+    ) {
+        let observed = Observed {
+            previous_end_ns: lane.previous_end_ns(),
+            offset_ns: inner.offset.get(),
+            usual_ns: inner.lead.get(),
+            ..contents.observed(times)
+        };
+        let measured = observed.measure();
+        inner.lead.learn(observed.before_first_ns());
+        lane.set_previous_end(Some(times.1));
+        if let Some(offset_ns) = measured.offset_ns {
+            inner.offset.learn(offset_ns);
         }
+        let launches = u64::from(contents.launches);
+        if launches == 0 {
+            return;
+        }
+        let took_ns = measured.took_ns.unsigned_abs();
         // What is already known of such launches bounds the longest: the first of a kernel may hold the time in which the driver loads it.
         let mut known_ns = 0;
-        if let Some(key) = segment.key().filter(|_| quiet_ns == 0) {
+        if let Some(key) = contents.only_key() {
             known_ns = context.gpu.estimates.get(key).unwrap_or(0);
-            context.gpu.estimates.learn(key, took_ns);
+            if measured.is_exact {
+                context.gpu.estimates.learn(key, took_ns);
+            } else {
+                context.gpu.estimates.bound(key, measured.most_ns.unsigned_abs());
+            }
         }
-        let Some(meter) = context.gpu.meter() else { return };
         let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
-        let fresh_ns = account.union.add(start_ns, start_ns.saturating_add(charged_ns as i64));
-        self.process.cover(context.gpu, start_ns, start_ns.saturating_add(charged_ns as i64));
-        account.streams_ns = account.streams_ns.saturating_add(charged_ns);
-        account.covered_ns = account.covered_ns.saturating_add(fresh_ns);
-        if account.covered_ns > OVERLAP_OVER_NS {
-            let permille = u128::from(account.streams_ns) * 1000 / u128::from(account.covered_ns);
-            context.gpu.set_overlap_permille(u64::try_from(permille).unwrap_or(u64::MAX));
-            account.streams_ns = 0;
-            account.covered_ns = 0;
+        let Some(meter) = context.gpu.meter() else { return };
+        if contents.is_copy {
+            meter.copy_ns.fetch_add(account.charge_copy(&measured, times.1), Ordering::Relaxed);
+            return;
         }
-        meter.compute_ns.fetch_add(fresh_ns, Ordering::Relaxed);
+        let is_sparse = measured.was_idle || !measured.is_exact;
+        lane.learn(took_ns / launches, is_sparse);
+        let charged = account.charge(&measured, times.1, is_sparse && launches == 1);
+        match charged.place {
+            Some((start_ns, end_ns)) => self.process.cover(context.gpu, start_ns, end_ns),
+            None => self.process.charge(context.gpu, charged.ns),
+        }
+        if let Some(permille) = account.overlap_permille() {
+            context.gpu.set_overlap_permille(permille);
+        }
+        meter.compute_ns.fetch_add(charged.ns, Ordering::Relaxed);
         meter.longest_ns.fetch_max(known_ns.min(took_ns), Ordering::Relaxed);
+    }
+
+    /// Charges a segment whose end was not recorded by what its launches are known to take.
+    fn charge_lost(&mut self, context: &ContextState, contents: &Contents) {
+        let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
+        let Some(meter) = context.gpu.meter() else { return };
+        if contents.is_copy {
+            meter.copy_ns.fetch_add(contents.expected_ns, Ordering::Relaxed);
+        } else {
+            let charged_ns = account.charge_unplaced(contents.expected_ns);
+            meter.compute_ns.fetch_add(charged_ns, Ordering::Relaxed);
+            self.process.charge(context.gpu, charged_ns);
+        }
     }
 
     /// Sleeps until the next look, or until the connection ends.

@@ -22,6 +22,8 @@ pub struct Tenant {
     pub entitled_ppm: u64,
     /// GPU time by deepres' own meter.
     pub gpu_ns: u64,
+    /// Time of copies.
+    pub copy_ns: u64,
     /// Kernels launched one by one.
     pub kernel_launches: u64,
     /// Graphs launched.
@@ -81,6 +83,7 @@ impl Tenant {
                 .to_owned(),
             entitled_ppm: gpus.first().map_or(0, |gpu| number(gpu, "entitled_ppm")),
             gpu_ns: sum("gpu_ns"),
+            copy_ns: sum("copy_ns"),
             kernel_launches: sum("kernel_launches"),
             graph_launches: sum("graph_launches"),
             wait_ns: sum("wait_ns"),

@@ -21,6 +21,7 @@ typedef struct CUctx_st *CUcontext;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
@@ -65,6 +66,7 @@ enum {
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CU_CTX_SCHED_AUTO = 0,
     CU_STREAM_NON_BLOCKING = 1,
+    CU_EVENT_DISABLE_TIMING = 2,
     CU_MEM_ATTACH_GLOBAL = 1,
     CU_MEM_ALLOCATION_TYPE_PINNED = 1,
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
@@ -155,6 +157,12 @@ enum {
       (CUgraphExec * exec, CUgraph graph, unsigned long long flags))                                                     \
     X(cuGraphLaunch, "cuGraphLaunch", 10000, LEGACY, (CUgraphExec exec, CUstream stream))                                \
     X(cuGraphLaunch_ptsz, "cuGraphLaunch", 10000, PTDS, (CUgraphExec exec, CUstream stream))                             \
+    X(cuMemcpyHtoDAsync_v2, "cuMemcpyHtoDAsync", 3020, LEGACY,                                                           \
+      (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))                                                 \
+    X(cuLaunchHostFunc, "cuLaunchHostFunc", 10000, LEGACY, (CUstream stream, void (*function)(void *), void *data))      \
+    X(cuEventCreate, "cuEventCreate", 2000, LEGACY, (CUevent * event, unsigned flags))                                   \
+    X(cuEventRecord, "cuEventRecord", 2000, LEGACY, (CUevent event, CUstream stream))                                    \
+    X(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, LEGACY, (CUstream stream, CUevent event, unsigned flags))            \
     X(cuGraphExecDestroy, "cuGraphExecDestroy", 10000, LEGACY, (CUgraphExec exec))                                       \
     X(cuGraphDestroy, "cuGraphDestroy", 10000, LEGACY, (CUgraph graph))
 

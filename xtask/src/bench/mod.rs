@@ -2,6 +2,7 @@
 
 mod hook;
 mod preload;
+mod share;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -18,6 +19,11 @@ pub enum Bench {
     ///
     /// Runs /bin/true bare and preloaded in turns; shown are the medians.
     Preload(preload::Options),
+    /// How exact shares of GPU time are, and what sharing costs.
+    ///
+    /// Two or three tenants that always have work share a simulated GPU, for each choice of shares and work; shown are the distance of what they
+    /// had from what they are owed and from what the meter says, and the work done against one tenant alone.
+    Share(share::Options),
 }
 
 /// Runs a benchmark.
@@ -25,6 +31,19 @@ pub fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Hook(options) => hook::run(options),
         Bench::Preload(options) => preload::run(options),
+        Bench::Share(options) => share::run(options),
+    }
+}
+
+/// A time to measure, as an option.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    /// Less than this says nothing: tenants take turns of milliseconds.
+    const LEAST: f64 = 1.0;
+    /// A day.
+    const MOST: f64 = 86_400.0;
+    match text.parse::<f64>() {
+        Ok(seconds) if (LEAST..=MOST).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("a number of seconds from {LEAST} to {MOST}")),
     }
 }
 

@@ -35,22 +35,11 @@ const POLL: Duration = Duration::from_millis(20);
 #[derive(clap::Args)]
 pub struct Options {
     /// How long to measure, from the moment at which both programs train.
-    #[arg(long, default_value_t = 20.0, value_parser = seconds)]
+    #[arg(long, default_value_t = 20.0, value_parser = crate::bench::seconds)]
     seconds: f64,
     /// Print one JSON object instead of a table; live lines go to standard error.
     #[arg(long)]
     json: bool,
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    /// Less than this says nothing: tenants take turns of milliseconds.
-    const LEAST: f64 = 1.0;
-    /// A day.
-    const MOST: f64 = 86_400.0;
-    match text.parse::<f64>() {
-        Ok(seconds) if (LEAST..=MOST).contains(&seconds) => Ok(seconds),
-        _ => Err(format!("a number of seconds from {LEAST} to {MOST}")),
-    }
 }
 
 /// Runs the demo and prints its result.

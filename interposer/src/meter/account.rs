@@ -1,0 +1,203 @@
+//! What this process is charged on one GPU: the times of all its streams, with what overlaps counted once.
+//!
+//! Times that were measured have a place on the time line, and their union is exact. Times that were estimated have none. How much of
+//! them falls where other streams ran is learned in short spells in which every launch is measured ([`Account::spell`]).
+
+use std::time::Duration;
+
+use super::measure::Measured;
+use super::union::Union;
+
+const fn ns(duration: Duration) -> u64 {
+    duration.as_nanos() as u64
+}
+
+/// GPU time over which the overlap of streams is measured.
+const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
+/// A segment that was busy for less than this part of its time is charged without a place.
+const DENSE_PERCENT: i64 = 90;
+/// From one spell to the next.
+const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(25));
+/// How long a spell lasts: one part in so many of the time.
+const SPELL_PART: u64 = 16;
+/// Weight of a spell in the running mean: one in so many.
+const SPELL_WEIGHT: f64 = 8.0;
+/// Measured GPU time in a spell from which it tells something.
+const SPELL_NS: i64 = 50_000;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Account {
+    all: Union,
+    /// Without the single launches that spells consist of.
+    dense: Union,
+    copies: Union,
+    /// Times of segments and what they covered anew, of late.
+    streams_ns: u64,
+    covered_ns: u64,
+    /// What of estimated times counts.
+    counts: f64,
+    spell: Option<Spell>,
+    spell_due_ns: u64,
+    had_sparse: bool,
+    /// Something is in flight, copies too.
+    pub is_occupied: bool,
+    /// Lanes in which kernels are.
+    pub computing_lanes: u32,
+}
+
+impl Default for Account {
+    fn default() -> Self {
+        Self {
+            all: Union::default(),
+            dense: Union::default(),
+            copies: Union::default(),
+            streams_ns: 0,
+            covered_ns: 0,
+            counts: 1.0,
+            spell: None,
+            spell_due_ns: 0,
+            had_sparse: false,
+            is_occupied: false,
+            computing_lanes: 0,
+        }
+    }
+}
+
+/// What launches add to the process's GPU time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Charged {
+    /// So much.
+    pub ns: u64,
+    /// What they covered of the time line, if that is known.
+    pub place: Option<(i64, i64)>,
+}
+
+#[derive(Debug)]
+struct Spell {
+    ends_ns: u64,
+    /// Single launches' times, and what they covered that nothing else did.
+    singles_ns: i64,
+    added_ns: i64,
+}
+
+impl Account {
+    /// Before a look at all lanes. Returns whether something was in flight at the one before.
+    pub fn begin_look(&mut self) -> bool {
+        self.computing_lanes = 0;
+        std::mem::take(&mut self.is_occupied)
+    }
+
+    /// Takes in launches that took `measured`; returns what they add to the process's GPU time. `single`: one launch, of a stream that has gaps.
+    pub fn charge(&mut self, measured: &Measured, end_ns: i64, single: bool) -> Charged {
+        let whole_ns = end_ns - measured.start_ns;
+        if measured.took_ns * 100 < whole_ns * DENSE_PERCENT {
+            let ns = self.charge_unplaced(measured.took_ns.unsigned_abs());
+            return Charged { ns, place: None };
+        }
+        let start_ns = end_ns - measured.took_ns;
+        let fresh_ns = self.all.add(start_ns, end_ns);
+        let dense_ns = if single { 0 } else { self.dense.add(start_ns, end_ns) };
+        if let Some(spell) = &mut self.spell {
+            if single {
+                spell.singles_ns += measured.took_ns;
+            }
+            spell.added_ns += fresh_ns as i64 - dense_ns as i64;
+        }
+        self.streams_ns = self.streams_ns.saturating_add(measured.took_ns.unsigned_abs());
+        self.covered_ns = self.covered_ns.saturating_add(fresh_ns);
+        Charged { ns: fresh_ns, place: Some((start_ns, end_ns)) }
+    }
+
+    /// The same for a time that has no place.
+    pub fn charge_unplaced(&mut self, took_ns: u64) -> u64 {
+        self.had_sparse = true;
+        (took_ns as f64 * self.counts) as u64
+    }
+
+    /// The same for copies, which are an account of their own.
+    pub fn charge_copy(&mut self, measured: &Measured, end_ns: i64) -> u64 {
+        self.copies.add(end_ns - measured.took_ns, end_ns)
+    }
+
+    /// How many times over the streams' times cover the GPU's, in thousandths, whenever enough was measured.
+    pub fn overlap_permille(&mut self) -> Option<u64> {
+        if self.covered_ns <= OVERLAP_OVER_NS {
+            return None;
+        }
+        let permille = u128::from(self.streams_ns) * 1000 / u128::from(self.covered_ns);
+        (self.streams_ns, self.covered_ns) = (0, 0);
+        Some(u64::try_from(permille).unwrap_or(u64::MAX))
+    }
+
+    /// Whether every launch is to be measured now: now and then, where several streams are busy and one has gaps.
+    pub fn spell(&mut self, now_ns: u64) -> bool {
+        if let Some(spell) = &self.spell {
+            if now_ns < spell.ends_ns {
+                return true;
+            }
+            if spell.singles_ns > SPELL_NS {
+                let counted = (spell.added_ns as f64 / spell.singles_ns as f64).clamp(0.0, 1.0);
+                self.counts += (counted - self.counts) / SPELL_WEIGHT;
+            }
+            self.spell = None;
+            self.had_sparse = false;
+            self.spell_due_ns = now_ns.saturating_add(SPELL_EVERY_NS);
+        } else if self.computing_lanes < 2 {
+            self.counts = 1.0;
+            self.spell_due_ns = now_ns;
+        } else if self.had_sparse && now_ns >= self.spell_due_ns {
+            let ends_ns = now_ns.saturating_add(SPELL_EVERY_NS / SPELL_PART);
+            self.spell = Some(Spell { ends_ns, singles_ns: 0, added_ns: 0 });
+            return true;
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(start_ns: i64, took_ns: i64) -> Measured {
+        Measured { start_ns, took_ns, most_ns: took_ns, is_exact: true, was_idle: true, offset_ns: None }
+    }
+
+    #[test]
+    fn measured_times_that_overlap_count_once() {
+        let mut account = Account::default();
+        assert_eq!(account.charge(&measured(0, 100), 100, false).ns, 100);
+        assert_eq!(account.charge(&measured(50, 100), 150, false).ns, 50);
+        assert_eq!(account.charge_copy(&measured(0, 100), 100), 100, "copies run beside kernels");
+    }
+
+    #[test]
+    fn a_segment_with_gaps_is_charged_what_it_took() {
+        let mut account = Account::default();
+        assert_eq!(account.charge(&measured(0, 100), 1_000, false).ns, 100);
+        assert_eq!(account.charge(&measured(0, 100), 1_000, false).ns, 100, "it has no place to overlap");
+    }
+
+    #[test]
+    fn spells_find_out_how_much_of_estimated_times_other_streams_cover() {
+        let mut account = Account { computing_lanes: 2, ..Account::default() };
+        let mut now_ns = 0;
+        for spell in 0..60 {
+            account.charge_unplaced(1);
+            now_ns += SPELL_EVERY_NS;
+            assert!(account.spell(now_ns), "spell {spell} is due");
+            // Two streams with kernels of 80 µs, each the first half of the other's time.
+            for kernel in 0..10 {
+                let start_ns = now_ns as i64 + kernel * 200_000;
+                account.charge(&measured(start_ns, 80_000), start_ns + 80_000, true);
+                account.charge(&measured(start_ns + 40_000, 80_000), start_ns + 120_000, true);
+            }
+            now_ns += SPELL_EVERY_NS / SPELL_PART;
+            assert!(!account.spell(now_ns), "it is over");
+        }
+        assert!((745..=760).contains(&account.charge_unplaced(1_000)), "{}", account.counts);
+        account.computing_lanes = 1;
+        assert!(!account.spell(now_ns + 2 * SPELL_EVERY_NS), "one stream overlaps nothing");
+        assert_eq!(account.charge_unplaced(1_000), 1_000);
+    }
+}

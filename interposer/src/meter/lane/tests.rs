@@ -1,0 +1,301 @@
+//! Lanes on a driver whose clock the test moves.
+
+use super::*;
+use crate::driver::calls::Context;
+use crate::driver::fake;
+
+const STREAM: Stream = Stream(0x10_0000);
+const KERNEL: Launch = Launch { key: 5 << 32, kind: Kind::Kernel };
+const OTHER: Launch = Launch { key: 7 << 32, kind: Kind::Kernel };
+const GRAPH: Launch = Launch { key: 6 << 32, kind: Kind::Graph };
+const COPY: Launch = Launch { key: 8 << 32, kind: Kind::Copy };
+const KERNEL_NS: u64 = 10_000;
+
+fn lane() -> &'static Lane {
+    lane_of(STREAM)
+}
+
+fn lane_of(stream: Stream) -> &'static Lane {
+    let gpu: &'static Gpu = Box::leak(Box::default());
+    let context: &'static ContextState = Box::leak(Box::new(ContextState::new(Context(0x1000), gpu, 0)));
+    context.lane(stream, 1).unwrap()
+}
+
+/// One launch as the hooks make it.
+fn put(calls: &Calls, lane: &Lane, launch: Launch, ns: u64, contended: Option<u64>) {
+    if launch.kind == Kind::Kernel && contended.is_none() && lane.count(launch.key) {
+        fake::launch(lane.stream().unwrap(), ns);
+        return;
+    }
+    let begun = lane.begin(calls, launch, contended).unwrap();
+    lane.close_stale(calls, 1, 1);
+    assert!(lane.is_open(), "nobody closes under a launch");
+    fake::launch(lane.stream().unwrap(), ns);
+    lane.launched(begun.opens);
+    if begun.ends {
+        lane.end(calls);
+    }
+}
+
+fn launch(calls: &Calls, lane: &Lane, launch: Launch, ns: u64) {
+    put(calls, lane, launch, ns, None);
+}
+
+/// What the meter thread does with completed segments: their launches, and the time between their events.
+fn read(calls: &Calls, lane: &Lane) -> Vec<(u32, u64)> {
+    let mut found = Vec::new();
+    while let Some(segment) = lane.oldest() {
+        if calls.query(segment.end()) != Progress::Done {
+            break;
+        }
+        let contents = segment.contents();
+        let took_ns = calls.elapsed_ns(segment.start(), segment.end()).unwrap() as u64;
+        found.push((contents.launches, took_ns));
+        if let Some(key) = contents.only_key() {
+            lane.gpu.estimates.learn(key, took_ns);
+        }
+        lane.learn(took_ns / u64::from(contents.launches), false);
+        lane.pop();
+    }
+    found
+}
+
+#[test]
+fn sparse_launches_are_bracketed_each_while_someone_else_waits() {
+    let (calls, lane) = (fake::calls(), lane());
+    for _ in 0..10 {
+        put(&calls, lane, KERNEL, KERNEL_NS, Some(KERNEL_NS));
+        assert!(!lane.is_open());
+        fake::pass(1_000_000);
+        assert_eq!(read(&calls, lane), [(1, KERNEL_NS)]);
+    }
+    assert!(!lane.is_busy());
+}
+
+#[test]
+fn while_nobody_waits_segments_grow_to_their_length_and_no_further() {
+    let (calls, lane) = (fake::calls(), lane());
+    let mut longest = 0;
+    for _ in 0..10_000 {
+        launch(&calls, lane, KERNEL, KERNEL_NS);
+        fake::pass(KERNEL_NS - 1_000);
+        for (launches, took_ns) in read(&calls, lane) {
+            longest = longest.max(launches);
+            // Events count in floats of milliseconds.
+            let exact_ns = u64::from(launches) * KERNEL_NS;
+            assert!(took_ns.abs_diff(exact_ns) < 100, "{took_ns} for {launches}");
+        }
+    }
+    let usual = SEGMENT_NS / KERNEL_NS;
+    assert!((usual..=usual * 5 / 4).contains(&u64::from(longest)), "{longest}");
+}
+
+#[test]
+fn known_kernels_are_counted_by_what_they_take_and_an_unknown_one_is_timed() {
+    let (calls, lane) = (fake::calls(), lane());
+    launch(&calls, lane, KERNEL, KERNEL_NS);
+    assert!(!lane.is_open(), "the first of a kernel has a segment of its own");
+    fake::finish();
+    read(&calls, lane);
+    // Until a segment is long enough.
+    for _ in 0..100 {
+        launch(&calls, lane, KERNEL, KERNEL_NS);
+    }
+    while lane.open_launches() < Some(UNKNOWN_APART) {
+        launch(&calls, lane, KERNEL, KERNEL_NS);
+    }
+    let open = u64::from(lane.open_launches().unwrap());
+    assert_eq!(lane.expected_ns.load(Ordering::Relaxed), open * KERNEL_NS);
+    let closed = lane.waiting();
+    launch(&calls, lane, OTHER, 3 * KERNEL_NS);
+    assert_eq!(lane.waiting(), closed + 2, "what was open, and the unknown one");
+}
+
+#[test]
+fn copies_have_segments_of_their_own_and_are_not_computing() {
+    let (calls, lane) = (fake::calls(), lane());
+    launch(&calls, lane, COPY, KERNEL_NS);
+    assert!(lane.is_busy() && !lane.is_computing());
+    for _ in 0..2 {
+        launch(&calls, lane, KERNEL, KERNEL_NS);
+        launch(&calls, lane, COPY, KERNEL_NS);
+    }
+    lane.close(&calls);
+    assert!(lane.is_computing());
+    fake::finish();
+    assert_eq!(read(&calls, lane), [(1, KERNEL_NS); 5]);
+    assert!(!lane.is_computing() && !lane.is_busy());
+}
+
+#[test]
+fn a_known_copy_between_kernels_is_not_timed_each_time() {
+    let (calls, lane) = (fake::calls(), lane());
+    lane.gpu.estimates.learn(COPY.key, 700);
+    open(&calls, lane, 2);
+    assert_eq!(lane.begin(&calls, COPY, None), None);
+    assert_eq!(lane.open_launches(), Some(2));
+    lane.close(&calls);
+    let contents = lane.oldest().unwrap().contents();
+    assert_eq!((contents.launches, contents.copied_ns, contents.may_wait), (2, 700, true));
+    open(&calls, lane, 2);
+    put(&calls, lane, COPY, 700, Some(0));
+    assert!(!lane.is_open(), "while someone else waits it is");
+}
+
+#[test]
+fn with_a_full_ring_copies_and_kernels_go_into_one_segment() {
+    let (calls, lane) = (fake::calls(), lane());
+    lane.gpu.estimates.learn(COPY.key, 700);
+    lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
+    for _ in 0..RING - 1 {
+        launch(&calls, lane, GRAPH, KERNEL_NS);
+        lane.close(&calls);
+    }
+    assert_eq!(lane.waiting(), RING - 1);
+    launch(&calls, lane, COPY, 700);
+    launch(&calls, lane, KERNEL, KERNEL_NS);
+    let copy = lane.begin(&calls, COPY, None);
+    assert_eq!((lane.open_launches(), copy), (Some(1), None));
+    lane.pop();
+    lane.close(&calls);
+    let last = lane.place(lane.head.load(Ordering::Relaxed) - 1).unwrap().contents();
+    assert_eq!((last.launches, last.expected_ns, last.copied_ns, last.is_copy), (1, KERNEL_NS, 1400, false));
+}
+
+#[test]
+fn a_stream_that_waits_for_another_ends_the_segment_while_someone_else_waits() {
+    let (calls, lane) = (fake::calls(), lane());
+    lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
+    lane.learn(KERNEL_NS, false);
+    let open = || {
+        while !lane.is_open() {
+            launch(&calls, lane, KERNEL, KERNEL_NS);
+        }
+    };
+    open();
+    lane.interrupt(&calls, false);
+    assert!(lane.is_open());
+    lane.close(&calls);
+    assert!(lane.place(lane.head.load(Ordering::Relaxed) - 1).unwrap().contents().may_wait);
+    open();
+    lane.interrupt(&calls, true);
+    assert!(!lane.is_open());
+}
+
+#[test]
+fn graphs_are_segments_of_their_own() {
+    let (calls, lane) = (fake::calls(), lane());
+    for what in [GRAPH, GRAPH, KERNEL, GRAPH] {
+        launch(&calls, lane, what, KERNEL_NS);
+    }
+    lane.close(&calls);
+    fake::finish();
+    assert_eq!(read(&calls, lane), [(1, KERNEL_NS); 4]);
+}
+
+#[test]
+fn a_reader_that_never_comes_loses_nothing() {
+    let (calls, lane) = (fake::calls(), lane());
+    const LAUNCHES: u32 = 100_000;
+    for number in 0..LAUNCHES {
+        launch(&calls, lane, if number % 3 == 0 { GRAPH } else { KERNEL }, KERNEL_NS);
+        lane.close(&calls);
+        assert!(lane.waiting() < RING);
+    }
+    fake::finish();
+    let read_launches: u32 = read(&calls, lane).iter().map(|(launches, _)| launches).sum();
+    assert_eq!(read_launches + lane.open_launches().unwrap_or(0), LAUNCHES);
+    lane.close(&calls);
+    let rest: u32 = read(&calls, lane).iter().map(|(launches, _)| launches).sum();
+    assert_eq!(read_launches + rest, LAUNCHES);
+    assert!(!lane.is_busy());
+}
+
+/// A lane with so many launches open.
+fn open(calls: &Calls, lane: &Lane, launches: u32) {
+    lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
+    lane.learn(KERNEL_NS, false);
+    lane.wanted.store(launches * 4, Ordering::Relaxed);
+    lane.open_asked_ns.store(os::now_ns(), Ordering::Relaxed);
+    for _ in 0..launches {
+        launch(calls, lane, KERNEL, KERNEL_NS);
+    }
+    assert_eq!(lane.open_launches(), Some(launches));
+}
+
+#[test]
+fn a_segment_that_had_another_launch_meanwhile_is_not_stale() {
+    let (calls, lane) = (fake::calls(), lane());
+    open(&calls, lane, 2);
+    lane.close_stale(&calls, 1, 300);
+    assert!(lane.is_open());
+    lane.close_stale(&calls, 2, 300);
+    assert!(!lane.is_open());
+    assert!(!lane.oldest().unwrap().contents().is_lost);
+}
+
+#[test]
+fn on_the_legacy_stream_nothing_is_recorded_after_the_launches_are() {
+    let (calls, lane) = (fake::calls(), lane_of(Stream::LEGACY));
+    open(&calls, lane, 2);
+    lane.close_stale(&calls, 2, 300);
+    assert!(lane.is_open(), "it runs");
+    fake::finish();
+    lane.close_stale(&calls, 2, 300);
+    let contents = lane.oldest().unwrap().contents();
+    assert!(contents.is_lost);
+    assert_eq!((contents.launches, contents.expected_ns), (2, 2 * KERNEL_NS));
+}
+
+#[test]
+fn what_stays_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
+    let (calls, lane) = (fake::calls(), lane_of(Stream::PER_THREAD));
+    const LEFT: u32 = 5;
+    launch(&calls, lane, GRAPH, KERNEL_NS);
+    open(&calls, lane, LEFT);
+    lane.close_stale(&calls, LEFT, u64::MAX);
+    assert!(lane.is_open(), "what came before still runs");
+    fake::finish();
+    assert_eq!(read(&calls, lane).len(), 1);
+    lane.close_stale(&calls, LEFT, KERNEL_NS);
+    assert!(lane.is_open(), "it may still run");
+    lane.close_stale(&calls, LEFT, u64::from(LEFT + 1) * KERNEL_NS);
+    let closed = lane.oldest().unwrap().contents();
+    assert!(closed.is_lost, "nothing was recorded from another thread");
+    assert_eq!(closed.launches, LEFT);
+}
+
+#[test]
+fn what_is_queued_counts_as_far_ahead_once_it_is_measured_or_several() {
+    let (calls, lane) = (fake::calls(), lane());
+    for _ in 0..3 {
+        assert!(!lane.is_far_ahead(1_000_000, 2));
+        launch(&calls, lane, GRAPH, 400_000);
+    }
+    assert!(lane.is_far_ahead(1_000_000, 2), "nothing is known, and several wait");
+    fake::finish();
+    read(&calls, lane);
+    lane.gpu.empty_queue();
+    launch(&calls, lane, GRAPH, 400_000);
+    launch(&calls, lane, GRAPH, 400_000);
+    assert!(!lane.is_far_ahead(1_000_000, 0));
+    launch(&calls, lane, GRAPH, 400_000);
+    assert!(lane.is_far_ahead(1_000_000, 0));
+}
+
+#[test]
+fn a_lane_nobody_uses_is_given_to_the_next_thread() {
+    let lane = lane();
+    let context = lane.context;
+    assert!(std::ptr::eq(context.lane(STREAM, 1).unwrap(), lane), "its own");
+    let calls = fake::calls();
+    open(&calls, lane, 2);
+    lane.retire();
+    assert!(!lane.is_open(), "nothing stays open on a stream that is gone");
+    fake::finish();
+    read(&calls, lane);
+    let next = context.lane(Stream(0x20_0000), os::thread_id()).unwrap();
+    assert!(std::ptr::eq(next, lane));
+    let other = context.lane(STREAM, os::thread_id()).unwrap();
+    assert!(!std::ptr::eq(other, lane), "its thread lives");
+}

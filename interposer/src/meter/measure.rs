@@ -1,0 +1,277 @@
+//! How much of the GPU's time the launches of one segment took, from what two events and the host's clock say. Pure.
+//!
+//! The events bound it from above, but not tightly. The first lies before the first launch was even submitted if the stream was idle; and a
+//! program that launches more slowly than the GPU runs leaves gaps in between. From below it is bounded too: once the last launch is
+//! submitted the stream has no gaps. Where the two bounds meet the time is exact; that is so for every segment of one launch, and for every
+//! segment that waited in the queue behind others until all of it was submitted. Between the bounds, what such launches are known
+//! to take decides.
+
+/// A stream whose last segment ended longer ago than this was idle: more than events of the real driver are rounded by (half a microsecond).
+const EDGE_NS: i64 = 2_000;
+/// What a record and a launch take on the host, together, on every driver. If it was more, or so many times what is usual, the thread was
+/// interrupted, perhaps between a call and our look at the clock.
+const UNINTERRUPTED_NS: i64 = 20_000;
+const TIMES_USUAL: i64 = 2;
+/// What events are rounded by, and a little.
+const ROUNDING_NS: i64 = 1_000;
+/// Bounds so close (one part in so many) are one.
+const EXACT_PART: i64 = 50;
+
+/// What is known of a completed segment. Events' times are on one time line, the host's are on its clock.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Observed {
+    /// The event before the first launch.
+    pub start_ns: i64,
+    /// The event after the last one.
+    pub end_ns: i64,
+    /// Where the stream's previous segment ended.
+    pub previous_end_ns: Option<i64>,
+    /// Host: before the first event was recorded.
+    pub asked_ns: i64,
+    /// Host: after it was.
+    pub began_ns: i64,
+    /// Host: after the first launch.
+    pub first_ns: i64,
+    /// Host: after the last launch, before the last event was recorded.
+    pub closed_ns: i64,
+    /// Host: after it was.
+    pub ended_ns: i64,
+    /// Events' time less the host's, for what finds the stream idle; if known.
+    pub offset_ns: Option<i64>,
+    /// What a record and a launch usually take on the host; if known.
+    pub usual_ns: Option<i64>,
+    /// What such launches are known to take; 0: nothing is known.
+    pub expected_ns: i64,
+    /// Its stream may have waited for something else in between, or its call returns only when it is complete.
+    pub may_wait: bool,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Measured {
+    /// Where the launches' time begins at the earliest, on the events' time line.
+    pub start_ns: i64,
+    /// How long they took.
+    pub took_ns: i64,
+    /// The most that it can have been.
+    pub most_ns: i64,
+    /// Whether that is measured, not estimated.
+    pub is_exact: bool,
+    /// Whether its stream was idle before it.
+    pub was_idle: bool,
+    /// Events' time less the host's, if this segment tells.
+    pub offset_ns: Option<i64>,
+}
+
+impl Observed {
+    /// What the record and the first launch took on the host.
+    pub fn before_first_ns(&self) -> i64 {
+        (self.first_ns - self.asked_ns).max(0)
+    }
+
+    /// See the module.
+    pub fn measure(&self) -> Measured {
+        let whole_ns = (self.end_ns - self.start_ns).max(0);
+        let was_idle = self.previous_end_ns.is_none_or(|end_ns| self.start_ns - end_ns > EDGE_NS);
+        let before_first_ns = self.before_first_ns();
+        let usual_ns = self.usual_ns.map_or(UNINTERRUPTED_NS, |usual_ns| usual_ns * TIMES_USUAL);
+        let is_uninterrupted = before_first_ns <= usual_ns.min(UNINTERRUPTED_NS);
+        // How long after the first event the first launch began: at least and at most.
+        let (lead_least_ns, lead_most_ns) = match (was_idle && !self.may_wait, is_uninterrupted) {
+            (false, _) => (0, 0),
+            (true, true) => ((self.first_ns - self.began_ns).max(0), (self.first_ns - self.began_ns).max(0)),
+            (true, false) => (0, before_first_ns),
+        };
+        let most_ns = (whole_ns - lead_least_ns).max(0);
+        // How long after the first event everything was submitted, and the last event too.
+        let since_start_ns = |host_ns: i64| match self.offset_ns {
+            _ if was_idle => Some(lead_most_ns + host_ns - self.first_ns),
+            Some(offset_ns) => Some(host_ns + offset_ns - self.start_ns),
+            None => None,
+        };
+        let least_ns = match (since_start_ns(self.closed_ns), since_start_ns(self.ended_ns)) {
+            (Some(closed_ns), Some(ended_ns)) if !self.may_wait => {
+                // An event that did not wait for the last launch says nothing of when that ended.
+                let late_ns =
+                    if whole_ns > ended_ns + ROUNDING_NS { 0 } else { self.ended_ns - self.closed_ns };
+                (whole_ns - closed_ns.max(lead_most_ns) - late_ns).clamp(0, most_ns)
+            }
+            _ => 0,
+        };
+        let took_ns = if self.expected_ns > 0 { self.expected_ns.clamp(least_ns, most_ns) } else { most_ns };
+        Measured {
+            start_ns: self.start_ns + lead_least_ns,
+            took_ns,
+            most_ns,
+            is_exact: (most_ns - least_ns) <= most_ns / EXACT_PART,
+            was_idle,
+            offset_ns: (was_idle && is_uninterrupted && !self.may_wait)
+                .then(|| self.start_ns - self.began_ns),
+        }
+    }
+}
+
+/// The middle one of the latest values: a single one may be wrong by an interruption, and what they are of drifts.
+#[derive(Debug, Default)]
+pub struct Middle {
+    latest: [i64; Self::REMEMBERED],
+    seen: usize,
+}
+
+impl Middle {
+    const REMEMBERED: usize = 7;
+
+    /// Takes in a value.
+    pub fn learn(&mut self, value: i64) {
+        if let Some(place) = self.latest.get_mut(self.seen % Self::REMEMBERED) {
+            *place = value;
+        }
+        self.seen += 1;
+    }
+
+    /// The middle one, if there is any.
+    pub fn get(&self) -> Option<i64> {
+        let mut known = self.latest;
+        let known = known.get_mut(..self.seen.min(Self::REMEMBERED))?;
+        known.sort_unstable();
+        known.get(known.len() / 2).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Events' times begin here on the host's clock, and what finds its stream idle starts so long after its submission.
+    const ORIGIN_NS: i64 = 5_000_000;
+    const LATENCY_NS: i64 = 3_000;
+    const KERNEL_NS: i64 = 6_000;
+    const RECORD_NS: i64 = 300;
+
+    /// A stream on which kernels are launched every `every_ns`, the first behind `backlog_ns` of other work.
+    fn stream(launches: i64, every_ns: i64, backlog_ns: i64) -> (Observed, i64) {
+        let asked_ns = 10_000_000;
+        let began_ns = asked_ns + RECORD_NS;
+        let arrival = |host_ns: i64| host_ns + LATENCY_NS - ORIGIN_NS;
+        let start_ns = arrival(began_ns) + backlog_ns;
+        let (mut free_ns, mut first_ns, mut now_ns) = (start_ns, 0, began_ns);
+        for launch in 0..launches {
+            now_ns += if launch == 0 { RECORD_NS } else { every_ns };
+            if launch == 0 {
+                first_ns = now_ns;
+            }
+            free_ns = free_ns.max(arrival(now_ns)) + KERNEL_NS;
+        }
+        let previous_end_ns = Some(if backlog_ns > 0 { start_ns } else { start_ns - 1_000_000 });
+        let observed = Observed {
+            start_ns,
+            end_ns: free_ns.max(arrival(now_ns + RECORD_NS)),
+            previous_end_ns,
+            asked_ns,
+            began_ns,
+            first_ns,
+            closed_ns: now_ns,
+            ended_ns: now_ns + RECORD_NS,
+            offset_ns: Some(LATENCY_NS - ORIGIN_NS),
+            usual_ns: Some(2 * RECORD_NS),
+            expected_ns: launches * KERNEL_NS,
+            may_wait: false,
+        };
+        (observed, launches * KERNEL_NS)
+    }
+
+    #[test]
+    fn one_launch_is_exact_whether_its_stream_was_idle_or_busy() {
+        for backlog_ns in [0, 50_000] {
+            let (observed, exact_ns) = stream(1, 0, backlog_ns);
+            let measured = Observed { expected_ns: 0, ..observed }.measure();
+            assert_eq!((measured.took_ns, measured.is_exact), (exact_ns, true), "behind {backlog_ns}");
+        }
+    }
+
+    #[test]
+    fn launches_behind_a_backlog_are_exact_whatever_was_expected() {
+        let (observed, exact_ns) = stream(40, 1_000, 50_000);
+        for expected_ns in [0, 1, exact_ns * 5] {
+            let measured = Observed { expected_ns, ..observed }.measure();
+            assert_eq!((measured.took_ns, measured.is_exact), (exact_ns, true));
+        }
+    }
+
+    #[test]
+    fn gaps_between_launches_are_not_charged() {
+        let (observed, exact_ns) = stream(16, 32_000, 0);
+        let measured = observed.measure();
+        assert_eq!((measured.took_ns, measured.is_exact), (exact_ns, false));
+        assert!(observed.end_ns - observed.start_ns > 4 * exact_ns);
+    }
+
+    #[test]
+    fn what_was_expected_counts_no_further_than_the_bounds() {
+        let (observed, _) = stream(16, 32_000, 0);
+        let least = Observed { expected_ns: 1, ..observed }.measure();
+        assert_eq!(least.took_ns, KERNEL_NS, "the last one at least ran without a gap");
+        let most = Observed { expected_ns: i64::MAX, ..observed }.measure();
+        assert_eq!(most.took_ns, observed.end_ns - observed.start_ns - RECORD_NS);
+    }
+
+    #[test]
+    fn an_end_recorded_late_adds_nothing() {
+        let (observed, exact_ns) = stream(4, 1_000, 0);
+        const LATE_NS: i64 = 500_000;
+        let late = Observed {
+            closed_ns: observed.closed_ns + LATE_NS,
+            ended_ns: observed.ended_ns + LATE_NS,
+            end_ns: observed.ended_ns + LATE_NS + LATENCY_NS - ORIGIN_NS,
+            ..observed
+        };
+        assert_eq!(late.measure().took_ns, exact_ns);
+    }
+
+    #[test]
+    fn an_interruption_before_the_last_event_is_not_taken_for_the_kernel() {
+        let (observed, exact_ns) = stream(1, 0, 0);
+        const STOP_NS: i64 = 15_000;
+        let interrupted = Observed {
+            ended_ns: observed.ended_ns + STOP_NS,
+            end_ns: observed.ended_ns + STOP_NS + LATENCY_NS - ORIGIN_NS,
+            ..observed
+        };
+        let measured = interrupted.measure();
+        assert_eq!((measured.took_ns, measured.is_exact), (exact_ns, false));
+    }
+
+    #[test]
+    fn an_interrupted_thread_is_charged_by_what_is_known() {
+        for stop_ns in [3_000, 4_000_000] {
+            assert_interruption_adds_nothing(stop_ns);
+        }
+    }
+
+    fn assert_interruption_adds_nothing(stop_ns: i64) {
+        let (observed, exact_ns) = stream(1, 0, 0);
+        // Between the first record and our look at the clock, so that the lead seems short.
+        let interrupted = Observed {
+            began_ns: observed.began_ns + stop_ns,
+            first_ns: observed.first_ns + stop_ns,
+            closed_ns: observed.closed_ns + stop_ns,
+            ended_ns: observed.ended_ns + stop_ns,
+            end_ns: observed.end_ns + stop_ns,
+            ..observed
+        };
+        let measured = interrupted.measure();
+        assert_eq!((measured.took_ns, measured.is_exact, measured.offset_ns), (exact_ns, false, None));
+    }
+
+    #[test]
+    fn the_middle_one_of_the_latest_follows_and_ignores_outliers() {
+        let mut middle = Middle::default();
+        assert_eq!(middle.get(), None);
+        for value in [1_000, 5_000_000, 1_010, 990, 1_005] {
+            middle.learn(value);
+        }
+        assert_eq!(middle.get(), Some(1_005));
+        (0..7).for_each(|_| middle.learn(2_000));
+        assert_eq!(middle.get(), Some(2_000));
+    }
+}

@@ -1,0 +1,153 @@
+//! A closed segment: two events, what lies between them, and what the host's clock said meanwhile.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use super::measure::Observed;
+use crate::driver::calls::Event;
+
+/// What a launch puts on its stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A kernel.
+    Kernel,
+    /// A whole graph.
+    Graph,
+    /// A copy or a set, of which the call returns at once.
+    Copy,
+    /// A copy of which the call returns when it is complete.
+    SyncCopy,
+}
+
+impl Kind {
+    /// Whether it moves bytes instead of computing.
+    pub fn is_copy(self) -> bool {
+        matches!(self, Self::Copy | Self::SyncCopy)
+    }
+}
+
+/// What is launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Launch {
+    /// Identifies launches that take the same time: a hash of function and geometry, or of a graph, or of a copy's size.
+    pub key: u64,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// What is written into a segment when it is closed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Contents {
+    /// Launches in it.
+    pub launches: u32,
+    /// The launches' key if there is one launch, else 0.
+    pub key: u64,
+    /// What was added to the GPU's queue for it, ns.
+    pub queued_ns: u64,
+    /// What its launches are known to take, ns.
+    pub expected_ns: u64,
+    /// What copies among them are known to take, ns.
+    pub copied_ns: u64,
+    /// See [`Observed`].
+    pub asked_ns: u64,
+    /// See [`Observed`].
+    pub began_ns: u64,
+    /// See [`Observed`].
+    pub first_ns: u64,
+    /// See [`Observed`].
+    pub closed_ns: u64,
+    /// See [`Observed`].
+    pub ended_ns: u64,
+    /// See [`Observed`].
+    pub may_wait: bool,
+    /// Copies, not kernels.
+    pub is_copy: bool,
+    /// An end could not be recorded: there is nothing to measure.
+    pub is_lost: bool,
+}
+
+macro_rules! segment {
+    ($($field:ident: $atomic:ident,)+) => {
+        /// A place in a lane's ring. It keeps its two events for good: nothing is created on the launch path once a lane is warm.
+        #[derive(Debug, Default)]
+        pub struct Segment {
+            start: AtomicUsize,
+            end: AtomicUsize,
+            $($field: $atomic,)+
+        }
+
+        impl Segment {
+            /// Writes what it holds; before it is given to the meter thread.
+            pub fn fill(&self, contents: &Contents) {
+                $(self.$field.store(contents.$field, Ordering::Relaxed);)+
+            }
+
+            /// What it holds; the meter thread's, after it was given.
+            pub fn contents(&self) -> Contents {
+                Contents { $($field: self.$field.load(Ordering::Relaxed),)+ }
+            }
+        }
+    };
+}
+
+segment! {
+    launches: AtomicU32,
+    key: AtomicU64,
+    queued_ns: AtomicU64,
+    expected_ns: AtomicU64,
+    copied_ns: AtomicU64,
+    asked_ns: AtomicU64,
+    began_ns: AtomicU64,
+    first_ns: AtomicU64,
+    closed_ns: AtomicU64,
+    ended_ns: AtomicU64,
+    may_wait: AtomicBool,
+    is_copy: AtomicBool,
+    is_lost: AtomicBool,
+}
+
+impl Segment {
+    /// The event before the first launch.
+    pub fn start(&self) -> Event {
+        Event(self.start.load(Ordering::Relaxed))
+    }
+
+    /// The event after the last one.
+    pub fn end(&self) -> Event {
+        Event(self.end.load(Ordering::Relaxed))
+    }
+
+    /// Gives it its events.
+    pub fn set_events(&self, start: Event, end: Event) {
+        self.start.store(start.0, Ordering::Relaxed);
+        self.end.store(end.0, Ordering::Relaxed);
+    }
+
+    /// Takes the end event away, leaving `spare` in its place.
+    pub fn swap_end(&self, spare: Event) -> Event {
+        Event(self.end.swap(spare.0, Ordering::Relaxed))
+    }
+}
+
+impl Contents {
+    /// What is known of it, but for what its neighbours tell.
+    pub fn observed(&self, (start_ns, end_ns): (i64, i64)) -> Observed {
+        let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+        Observed {
+            start_ns,
+            end_ns,
+            asked_ns: signed(self.asked_ns),
+            began_ns: signed(self.began_ns),
+            first_ns: signed(self.first_ns),
+            closed_ns: signed(self.closed_ns),
+            ended_ns: signed(self.ended_ns),
+            expected_ns: signed(self.expected_ns),
+            may_wait: self.may_wait,
+            ..Observed::default()
+        }
+    }
+
+    /// The key of its only launch.
+    pub fn only_key(&self) -> Option<u64> {
+        (self.key != 0).then_some(self.key)
+    }
+}

@@ -1,0 +1,146 @@
+//! deepres' meter beside the record of the simulated GPU, for programs that launch at every pace. The gate is open throughout: nothing here depends on
+//! how fast the machine is, for meter and record are of the same time.
+
+use std::{thread, time::Duration};
+
+use deepres_e2e::{
+    Host, Process,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+
+/// Kernels by name; a launch costs the GPU 1 µs more each.
+const SIMGPU_TOML: &str = r#"
+kernel = [
+    { name = "k2", ns = 1000, sm_ppm = 100000 },
+    { name = "k6", ns = 5000, sm_ppm = 100000 },
+    { name = "k20", ns = 19000, sm_ppm = 100000 },
+    { name = "k80", ns = 79000, sm_ppm = 100000 },
+    { name = "k200", ns = 199000, sm_ppm = 100000 },
+    { name = "k5000", ns = 4999000 },
+    { name = "k100000", ns = 99999000 },
+]
+"#;
+/// Long enough for hundreds of segments.
+const MEASURED: Duration = Duration::from_secs(2);
+/// Until kernels are known and the meter has what it needs.
+const SETTLED: Duration = Duration::from_millis(700);
+/// What the issue allows, in points of the time.
+const ALLOWED_POINTS: f64 = 1.0;
+
+fn start(host: &Host, arguments: &[&str]) -> Process {
+    let mut client =
+        host.spawn(host.run(&["--name", "paced"], c_client("pace", Way::ProcAddress), arguments));
+    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+    client
+}
+
+/// Runs the pattern alone and compares kernels' time, and copies', with the record.
+fn assert_exact(arguments: &[&str]) {
+    assert_exact_but_for(Duration::ZERO, arguments);
+}
+
+/// The same, where so much may be running at the end that is not charged yet: the meter charges a kernel when it is complete.
+fn assert_exact_but_for(running: Duration, arguments: &[&str]) {
+    let host = Host::measuring().simgpu(SIMGPU_TOML);
+    let _daemon = host.daemon();
+    let _client = start(&host, arguments);
+    thread::sleep(SETTLED);
+    let look = || {
+        let ps = host.ps();
+        let truth = host.truth();
+        let tenant = ps.tenant("paced").clone();
+        let process = truth.processes.iter().find(|process| process.pid == tenant.sessions[0].pid);
+        let gpu = process.and_then(|process| process.gpus.first()).copied().unwrap_or_default();
+        (truth.at_ns, [tenant.gpu_ns, tenant.copy_ns], [gpu.kernel_busy_ns, gpu.copy_busy_ns])
+    };
+    let (began_ns, metered_before, true_before) = look();
+    thread::sleep(MEASURED);
+    let (ended_ns, metered_after, true_after) = look();
+    for (index, what) in ["kernels", "copies"].into_iter().enumerate() {
+        let percent = |after: [u64; 2], before: [u64; 2]| {
+            (after[index] - before[index]) as f64 * 100.0 / (ended_ns - began_ns) as f64
+        };
+        let (metered, truth) = (percent(metered_after, metered_before), percent(true_after, true_before));
+        println!("{what}: metered {metered:.2} % of the time, in truth {truth:.2} %");
+        let allowed = ALLOWED_POINTS + running.as_secs_f64() / MEASURED.as_secs_f64() * 100.0;
+        assert!((metered - truth).abs() <= allowed, "{what}: metered {metered:.2} %, in truth {truth:.2} %");
+    }
+}
+
+#[test]
+fn small_kernels_with_gaps() {
+    assert_exact(&["k6", "wait:32"]);
+}
+
+#[test]
+fn kernels_of_many_lengths_with_gaps() {
+    assert_exact(&[
+        "k6", "wait:30", "k20", "wait:25", "k2", "wait:10", "k80", "wait:100", "k6", "k6", "wait:20",
+    ]);
+}
+
+#[test]
+fn storms_of_the_smallest_kernels() {
+    assert_exact(&["k2x1000", "sync"]);
+}
+
+#[test]
+fn bursts_with_pauses() {
+    assert_exact(&["k20x50", "wait:2000", "k6x3", "wait:300", "sync", "wait:500"]);
+}
+
+#[test]
+fn a_full_queue() {
+    assert_exact(&["k200x500", "sync"]);
+}
+
+#[test]
+fn long_kernels_with_a_sync_each() {
+    assert_exact(&["k5000", "sync", "wait:1000"]);
+}
+
+#[test]
+fn kernels_of_a_tenth_of_a_second() {
+    assert_exact_but_for(Duration::from_millis(100), &["k100000", "sync", "wait:20000"]);
+}
+
+#[test]
+fn the_legacy_stream_with_gaps() {
+    assert_exact(&["--default", "legacy", "k6", "wait:40", "k20x5", "wait:700"]);
+}
+
+#[test]
+fn per_thread_streams_with_gaps() {
+    assert_exact(&["--default", "per-thread", "--threads", "2", "k20", "wait:150"]);
+}
+
+#[test]
+fn streams_in_turn_with_gaps() {
+    assert_exact(&["--streams", "4", "k20", "wait:30"]);
+}
+
+#[test]
+fn streams_whose_kernels_overlap() {
+    assert_exact(&["--streams", "4", "k80", "wait:30", "k20", "wait:80"]);
+}
+
+#[test]
+fn threads_whose_kernels_overlap_by_chance() {
+    assert_exact(&["--threads", "3", "k80", "wait:200", "k20", "wait:70"]);
+}
+
+#[test]
+fn graphs_with_gaps() {
+    assert_exact(&["graph:k6x20", "wait:200", "graph:k20x5", "wait:50"]);
+}
+
+#[test]
+fn copies_between_kernels() {
+    assert_exact(&["to:1000000", "k20x10", "to:4000000", "k80", "wait:100"]);
+}
+
+#[test]
+fn host_functions_and_waits_between_kernels() {
+    assert_exact(&["--streams", "2", "k80", "host:200", "k20", "after:0", "k20", "wait:400"]);
+}

@@ -1,0 +1,121 @@
+//! One cell of the matrix: who runs what, and what the figures say.
+
+use super::{Shares, Workload};
+
+/// One tenant of a cell.
+pub struct Tenant {
+    pub name: String,
+    /// Percent.
+    pub share: u32,
+    pub processes: usize,
+    /// What each of its processes does, in the client's words.
+    pub steps: &'static [&'static str],
+}
+
+/// The tenants that run together.
+pub struct Cell {
+    pub tenants: Vec<Tenant>,
+}
+
+impl Cell {
+    /// Tenants with these shares.
+    pub fn of(shares: Shares, workload: Workload) -> Self {
+        let tenant = |(place, share): (usize, &u32)| tenant(place, *share, workload.of_tenant(place));
+        Self { tenants: shares.0.iter().enumerate().map(tenant).collect() }
+    }
+
+    /// One tenant that has the GPU to itself.
+    pub fn alone(workload: Workload) -> Self {
+        Self { tenants: vec![tenant(0, 100, workload)] }
+    }
+}
+
+fn tenant(place: usize, share: u32, workload: Workload) -> Tenant {
+    let (processes, steps): (usize, &[&str]) = match workload {
+        Workload::SmallKernels | Workload::Mixed => (1, &["busy_200usx100", "sync"]),
+        Workload::LongKernels => (1, &["busy_5000us", "sync"]),
+        Workload::GraphReplays => (
+            1,
+            &[
+                "graph:busy_200usx40",
+                "graph:busy_200usx40",
+                "graph:busy_200usx40",
+                "graph:busy_200usx40",
+                "sync",
+            ],
+        ),
+        Workload::FourProcesses => (4, &["busy_1000usx32", "sync"]),
+    };
+    Tenant { name: format!("tenant-{place}"), share, processes, steps }
+}
+
+/// What a tenant had.
+#[derive(Debug, Clone, Copy)]
+pub struct Had {
+    /// Percent.
+    pub share: u32,
+    /// By the simulated GPU's record.
+    pub true_ns: u64,
+    /// By deepres' meter.
+    pub metered_ns: u64,
+}
+
+/// What came of a cell.
+#[derive(Debug)]
+pub struct Measured {
+    pub tenants: Vec<Had>,
+    pub elapsed_ns: u64,
+    pub contended_fraction: f64,
+}
+
+impl Measured {
+    fn sum(&self, of: impl Fn(&Had) -> u64) -> f64 {
+        self.tenants.iter().map(of).sum::<u64>().max(1) as f64
+    }
+
+    /// See the report.
+    pub fn error_points(&self) -> f64 {
+        let sum = self.sum(|had| had.true_ns);
+        let error = |had: &Had| (had.true_ns as f64 * 100.0 / sum - f64::from(had.share)).abs();
+        self.tenants.iter().map(error).fold(0.0, f64::max)
+    }
+
+    /// See the report.
+    pub fn meter_error_points(&self) -> f64 {
+        let (true_sum, metered_sum) = (self.sum(|had| had.true_ns), self.sum(|had| had.metered_ns));
+        let error = |had: &Had| {
+            let (truth, metered) = (had.true_ns as f64, had.metered_ns as f64);
+            let of_all = (truth / true_sum - metered / metered_sum).abs();
+            let of_time = (truth - metered).abs() / self.elapsed_ns as f64;
+            of_all.max(of_time) * 100.0
+        };
+        self.tenants.iter().map(error).fold(0.0, f64::max)
+    }
+
+    /// The part of the time in which kernels ran.
+    pub fn used_fraction(&self) -> f64 {
+        self.sum(|had| had.true_ns) / self.elapsed_ns as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_of_shares_and_the_meters_of_time_too() {
+        let had = |share, true_ns, metered_ns| Had { share, true_ns, metered_ns };
+        let exact = Measured {
+            tenants: vec![had(70, 630, 630), had(30, 270, 270)],
+            elapsed_ns: 1_000,
+            contended_fraction: 1.0,
+        };
+        assert!(exact.error_points() < 1e-9 && exact.meter_error_points() < 1e-9);
+        assert!((exact.used_fraction() - 0.9).abs() < 1e-9);
+        let off = Measured { tenants: vec![had(70, 650, 650), had(30, 250, 250)], ..exact };
+        assert!((off.error_points() - 200.0 / 90.0).abs() < 1e-9);
+        // Both are charged a tenth too much: nobody's share is wrong, and the meter is.
+        let dear = Measured { tenants: vec![had(70, 630, 693), had(30, 270, 297)], ..off };
+        assert!((dear.meter_error_points() - 6.3).abs() < 1e-9, "{}", dear.meter_error_points());
+    }
+}

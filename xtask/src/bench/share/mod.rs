@@ -1,0 +1,258 @@
+//! `cargo xtask bench share`: shares of GPU time and what sharing costs, against the record of the simulated GPU.
+
+mod cell;
+mod tenants;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use anyhow::Result;
+use clap::ValueEnum;
+use serde::{Serialize, Serializer};
+
+use self::cell::{Cell, Measured};
+use self::tenants::Bench;
+use crate::build;
+use crate::process::Interrupt;
+
+/// Shares of the tenants, percent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Shares(&'static [u32]);
+
+impl Shares {
+    const ALL: [Self; 5] =
+        [Self(&[10, 90]), Self(&[25, 75]), Self(&[50, 50]), Self(&[70, 30]), Self(&[10, 20, 70])];
+}
+
+impl fmt::Display for Shares {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, percent) in self.0.iter().enumerate() {
+            write!(f, "{}{percent}", if place > 0 { "/" } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for Shares {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+fn shares(text: &str) -> Result<Shares, String> {
+    Shares::ALL
+        .into_iter()
+        .find(|shares| shares.to_string() == text)
+        .ok_or_else(|| format!("one of {}", Shares::ALL.map(|shares| shares.to_string()).join(", ")))
+}
+
+/// What the tenants run. All of them always have work.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Workload {
+    /// Kernels of 0.2 ms, a wait every hundred.
+    SmallKernels,
+    /// Kernels of 5 ms, a wait after each.
+    LongKernels,
+    /// Graphs of 40 kernels of 0.2 ms.
+    GraphReplays,
+    /// Four processes for each tenant, with kernels of 1 ms.
+    FourProcesses,
+    /// Each tenant another one: small kernels, long kernels, graphs.
+    Mixed,
+}
+
+impl Workload {
+    const PURE: [Self; 3] = [Self::SmallKernels, Self::LongKernels, Self::GraphReplays];
+
+    /// What the tenant at this place runs.
+    fn of_tenant(self, place: usize) -> Self {
+        match self {
+            Self::Mixed => Self::PURE[place % Self::PURE.len()],
+            same => same,
+        }
+    }
+}
+
+/// Options of `cargo xtask bench share`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// How long to measure each cell.
+    #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = super::seconds)]
+    seconds: f64,
+    /// Only these shares, for instance 10/90,50/50.
+    #[arg(long, value_delimiter = ',', value_parser = shares)]
+    shares: Vec<Shares>,
+    /// Only these workloads.
+    #[arg(long, value_delimiter = ',')]
+    workload: Vec<Workload>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    cells: Vec<CellReport>,
+    mean_error_points: f64,
+    worst_error_points: f64,
+    worst_throughput_ratio: f64,
+}
+
+#[derive(Serialize)]
+struct CellReport {
+    shares: Shares,
+    workload: Workload,
+    /// The largest distance of a tenant's true share from what it is entitled to.
+    error_points: f64,
+    /// The largest distance of a tenant's metered time from its true time: as a part of all that was used, and of the time that passed.
+    meter_error_points: f64,
+    /// Kernels' time of all tenants, against what one alone has of the same work.
+    throughput_ratio: f64,
+    /// The part of the time in which more than one tenant had something running or waiting.
+    gpu_bound_fraction: f64,
+}
+
+/// Measures and prints.
+pub fn run(options: &Options) -> Result<()> {
+    let artefacts = build::artefacts()?;
+    let client = build::c_client("pace")?;
+    let interrupt = Interrupt::catch()?;
+    let bench = Bench { artefacts, client, interrupt, seconds: options.seconds };
+    let chosen_shares = if options.shares.is_empty() { Shares::ALL.to_vec() } else { options.shares.clone() };
+    let chosen_workloads = if options.workload.is_empty() {
+        Workload::value_variants().to_vec()
+    } else {
+        options.workload.clone()
+    };
+
+    let mut alone = BTreeMap::new();
+    let mut cells = Vec::new();
+    if !options.json {
+        println!(
+            "{:<10} {:<15} {:>8} {:>8} {:>11} {:>10} {:>6}",
+            "shares", "workload", "error", "meter", "throughput", "GPU-bound", "load"
+        );
+    }
+    for workload in chosen_workloads {
+        for &shares in &chosen_shares {
+            let report = measure(&bench, shares, workload, &mut alone)?;
+            let line = format!(
+                "{shares:<10} {:<15} {:>6.2} p {:>6.2} p {:>10.3} {:>9.1}% {:>6}",
+                workload.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned()),
+                report.error_points,
+                report.meter_error_points,
+                report.throughput_ratio,
+                report.gpu_bound_fraction * 100.0,
+                load(),
+            );
+            if options.json {
+                eprintln!("{line}")
+            } else {
+                println!("{line}")
+            }
+            cells.push(report);
+        }
+    }
+    let report = Report::of(cells);
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        println!(
+            "\nerror {:.2} points in the mean, {:.2} at worst; throughput at worst {:.3} of one alone",
+            report.mean_error_points, report.worst_error_points, report.worst_throughput_ratio
+        );
+    }
+    Ok(())
+}
+
+/// The machine's load, since figures of shares mean less on a busy machine.
+fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().unwrap_or("?").to_owned()
+}
+
+fn measure(
+    bench: &Bench,
+    shares: Shares,
+    workload: Workload,
+    alone: &mut BTreeMap<Workload, f64>,
+) -> Result<CellReport> {
+    // What the GPU is used alone, by each tenant's work, counted by its share.
+    let mut used_alone = 0.0;
+    for (place, percent) in shares.0.iter().enumerate() {
+        let part = workload.of_tenant(place);
+        let used = match alone.get(&part) {
+            Some(used) => *used,
+            None => {
+                let used = bench.measure(&Cell::alone(part))?.used_fraction();
+                alone.insert(part, used);
+                used
+            }
+        };
+        used_alone += used * f64::from(*percent) / 100.0;
+    }
+    let measured: Measured = bench.measure(&Cell::of(shares, workload))?;
+    Ok(CellReport {
+        shares,
+        workload,
+        error_points: measured.error_points(),
+        meter_error_points: measured.meter_error_points(),
+        throughput_ratio: measured.used_fraction() / used_alone,
+        gpu_bound_fraction: measured.contended_fraction,
+    })
+}
+
+impl Report {
+    fn of(cells: Vec<CellReport>) -> Self {
+        let errors = || cells.iter().map(|cell| cell.error_points);
+        Self {
+            mean_error_points: errors().sum::<f64>() / cells.len().max(1) as f64,
+            worst_error_points: errors().fold(0.0, f64::max),
+            worst_throughput_ratio: cells
+                .iter()
+                .map(|cell| cell.throughput_ratio)
+                .fold(f64::INFINITY, f64::min),
+            cells,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_named_as_they_are_read() {
+        for known in Shares::ALL {
+            assert!(shares(&known.to_string()).is_ok_and(|read| read == known));
+            assert_eq!(known.0.iter().sum::<u32>(), 100, "{known}");
+        }
+        assert!(shares("10/80").is_err_and(|error| error.contains("10/20/70")));
+    }
+
+    #[test]
+    fn a_report_has_the_keys_that_readers_know() {
+        let cell = |error_points, throughput_ratio| CellReport {
+            shares: Shares::ALL[4],
+            workload: Workload::FourProcesses,
+            error_points,
+            meter_error_points: 0.5,
+            throughput_ratio,
+            gpu_bound_fraction: 1.0,
+        };
+        let json = serde_json::to_value(Report::of(vec![cell(1.0, 0.99), cell(3.0, 0.98)])).unwrap();
+        let expected = serde_json::json!({
+            "cells": [
+                { "shares": "10/20/70", "workload": "four-processes", "error_points": 1.0, "meter_error_points": 0.5,
+                  "throughput_ratio": 0.99, "gpu_bound_fraction": 1.0 },
+                { "shares": "10/20/70", "workload": "four-processes", "error_points": 3.0, "meter_error_points": 0.5,
+                  "throughput_ratio": 0.98, "gpu_bound_fraction": 1.0 },
+            ],
+            "mean_error_points": 2.0,
+            "worst_error_points": 3.0,
+            "worst_throughput_ratio": 0.98,
+        });
+        assert_eq!(json, expected);
+    }
+}

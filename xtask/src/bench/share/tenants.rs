@@ -1,0 +1,128 @@
+//! Runs the tenants of a cell on a host of their own and measures.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use simgpu_engine::truth;
+
+use super::cell::{Cell, Had, Measured, Tenant};
+use crate::build::{self, Artefacts};
+use crate::host::{Device, Host, Ps};
+use crate::process::{Interrupt, Running};
+
+/// How long the GPU takes for the client's kernels.
+const SIMGPU_TOML: &str = "kernel = [
+    { name = \"busy_200us\", ns = 200000 },
+    { name = \"busy_1000us\", ns = 1000000 },
+    { name = \"busy_5000us\", ns = 5000000 },
+]
+";
+/// From the last client's first launch to the first look.
+const SETTLED: Duration = Duration::from_millis(700);
+/// How often an interruption is looked for.
+const POLL: Duration = Duration::from_millis(20);
+/// What a client says when it begins to launch.
+const READY: &str = "ready";
+
+/// What all cells have in common.
+pub struct Bench {
+    pub artefacts: Artefacts,
+    pub client: PathBuf,
+    pub interrupt: Interrupt,
+    pub seconds: f64,
+}
+
+impl Bench {
+    /// Runs one cell.
+    pub fn measure(&self, cell: &Cell) -> Result<Measured> {
+        let config = build::target().join("deepres/share-simgpu.toml");
+        std::fs::write(&config, SIMGPU_TOML).with_context(|| format!("cannot write {}", config.display()))?;
+        let device = Device::Simulated { config: Some(config) };
+        let host = Host::start(&self.artefacts, device, &self.interrupt)?;
+        let mut clients = Vec::new();
+        for tenant in &cell.tenants {
+            for _ in 0..tenant.processes {
+                clients.push(self.start(&host, tenant)?);
+            }
+        }
+        self.sleep(SETTLED)?;
+        let first = Look::at(&host)?;
+        self.sleep(Duration::from_secs_f64(self.seconds))?;
+        let last = Look::at(&host)?;
+        for client in &mut clients {
+            ensure!(client.exited()?.is_none(), "ended too early: {}", client.shown());
+        }
+        let tenants = cell.tenants.iter().map(|tenant| had(tenant, &first, &last)).collect::<Result<_>>()?;
+        let elapsed_ns = last.truth.at_ns.saturating_sub(first.truth.at_ns);
+        let contended_ns = last.contended_ns()?.saturating_sub(first.contended_ns()?);
+        let observed_ns = last.ps.now_ns.saturating_sub(first.ps.now_ns).max(1);
+        Ok(Measured { tenants, elapsed_ns, contended_fraction: contended_ns as f64 / observed_ns as f64 })
+    }
+
+    /// Starts a process of a tenant and waits until it launches.
+    fn start(&self, host: &Host, tenant: &Tenant) -> Result<Running> {
+        let mut command = host.deepres(&[]);
+        command.args(["run", "--name", &tenant.name, "--share", &format!("{}%", tenant.share), "--"]);
+        command.arg(&self.client).args(tenant.steps).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut running = Running::start(&mut command)?;
+        let output = running.child().stdout.take().context("the output was piped")?;
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line)?;
+        ensure!(line.trim() == READY, "said {line:?}: {}", running.shown());
+        Ok(running)
+    }
+
+    fn sleep(&self, duration: Duration) -> Result<()> {
+        let end = Instant::now() + duration;
+        while Instant::now() < end {
+            self.interrupt.check()?;
+            thread::sleep(POLL.min(end.saturating_duration_since(Instant::now())));
+        }
+        Ok(())
+    }
+}
+
+/// Everything that is known at one moment.
+struct Look {
+    ps: Ps,
+    truth: truth::Snapshot,
+}
+
+impl Look {
+    fn at(host: &Host) -> Result<Self> {
+        let truth = truth::snapshot(&host.simgpu_state()).context("the simulated GPU's record")?;
+        Ok(Self { ps: host.ps()?, truth })
+    }
+
+    fn contended_ns(&self) -> Result<u64> {
+        Ok(self.ps.gpus.first().context("the daemon knows no GPU")?.contended_ns)
+    }
+
+    fn kernels_ns(&self, pids: &BTreeSet<u32>) -> u64 {
+        let theirs = self.truth.processes.iter().filter(|process| pids.contains(&process.pid));
+        theirs.filter_map(|process| process.gpus.first()).map(|gpu| gpu.kernel_busy_ns).sum()
+    }
+}
+
+fn had(tenant: &Tenant, first: &Look, last: &Look) -> Result<Had> {
+    let found = |look: &Look| {
+        let (found, gpu) = look
+            .ps
+            .on_first_gpu(&tenant.name)
+            .with_context(|| format!("{} has no session on the GPU", tenant.name))?;
+        let pids: BTreeSet<u32> = found.sessions.iter().map(|session| session.pid).collect();
+        ensure!(pids.len() == tenant.processes, "{} has {} processes", tenant.name, pids.len());
+        Ok((pids, gpu.gpu_ns))
+    };
+    let ((pids, metered_before_ns), (_, metered_ns)) = (found(first)?, found(last)?);
+    Ok(Had {
+        share: tenant.share,
+        true_ns: last.kernels_ns(&pids).saturating_sub(first.kernels_ns(&pids)),
+        metered_ns: metered_ns.saturating_sub(metered_before_ns),
+    })
+}
