@@ -10,6 +10,7 @@ pub mod host;
 mod process;
 mod ps;
 pub mod shares;
+pub mod witness;
 
 pub use host::{Host, Tally};
 pub use process::{Finished, Process, alive};

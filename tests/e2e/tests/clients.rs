@@ -1,22 +1,15 @@
 //! Clients of other makers, as PyPI and crates.io have them: deepres counts what they count, its limit is their own out of
 //! memory, and none of their look-ups goes past it.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-    sync::OnceLock,
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
-use deepres_abi::driver::{self, types::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM};
 use deepres_e2e::{
     Host, Tenant,
-    artefacts::{artefacts, clients_python},
-    clients::{c_library, cuda_program, cudarc_client, script},
+    artefacts::clients_python,
+    clients::{cuda_program, cudarc_client, script},
     host::COMMAND_LIMIT,
+    witness::assert_every_look_up_is_answered_with_our_hook,
 };
-use object::Object as _;
 use serde_json::Value;
 
 /// Python clients import and compile first, on a machine that others use too.
@@ -123,94 +116,14 @@ fn cudarc_is_counted_and_meets_its_own_out_of_memory() {
     assert_eq!(said["total"], LIMIT_BYTES, "the tenant's part is what it takes for the device's memory");
 }
 
-/// What `witness.c` saw of one look-up that was answered.
-#[derive(Debug)]
-struct LookUp {
-    /// The exported symbol that a driver of this version has for what was asked.
-    symbol: String,
-    /// The file that the answer lies in.
-    owner: String,
-}
-
-/// The look-ups in a witness's log that found something.
-fn look_ups(log: &Path) -> Vec<LookUp> {
-    let text = fs::read_to_string(log).expect("the witness was loaded and saw something");
-    let parse = |line: &str| {
-        let words: Vec<&str> = line.split(' ').collect();
-        let [how, name, version, flags, owner] = words[..] else { panic!("the witness wrote {line:?}") };
-        if owner == "nobody" {
-            return None;
-        }
-        let symbol = match how {
-            "dlsym" => name.to_owned(),
-            _ => {
-                let flags: u64 = flags.parse().expect("flags");
-                let per_thread = flags & u64::from(CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
-                let found = driver::resolve(name.as_bytes(), version.parse().expect("a version"), per_thread);
-                found
-                    .unwrap_or_else(|| panic!("the driver has what the table has not: {line}"))
-                    .symbol()
-                    .to_owned()
-            }
-        };
-        Some(LookUp { symbol, owner: owner.to_owned() })
-    };
-    text.lines().filter_map(parse).collect()
-}
-
-/// Every driver function that deepres hooks: it exports each under its name.
-fn hooked() -> &'static BTreeSet<String> {
-    static HOOKED: OnceLock<BTreeSet<String>> = OnceLock::new();
-    HOOKED.get_or_init(|| {
-        let bytes = fs::read(&artefacts().library).expect("the library under test");
-        let library = object::File::parse(&*bytes).expect("an ELF file");
-        let names = library.exports().expect("exported symbols").into_iter();
-        let names = names.map(|export| String::from_utf8_lossy(export.name()).into_owned());
-        names.filter(|name| driver::by_symbol(name.as_bytes()).is_some()).collect()
-    })
-}
-
-/// Runs a client with a witness before deepres, and asserts that each answer to its look-ups was a hook if there is one for what
-/// was asked, and the driver's own function if not. Returns the client's output and the functions whose hooks it got.
-fn assert_every_look_up_is_answered_with_our_hook(
-    program: &Path,
-    arguments: &[&str],
-) -> (String, Vec<String>) {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let log = host.path().join("witness.log");
-    let preload = format!("{}:{}", c_library("witness").display(), artefacts().library.display());
-    let mut command = host.preloaded(program);
-    command.args(arguments).env("LD_PRELOAD", preload).env("WITNESS_LOG", &log).env("DEEPRES_LOG", "debug");
-    let finished = host.spawn(command).finish(CLIENT_LIMIT).success();
-
-    let mut got = Vec::new();
-    for look_up in look_ups(&log) {
-        let is_ours = look_up.owner == "libdeepres.so";
-        assert_eq!(is_ours, hooked().contains(&look_up.symbol), "{look_up:?}");
-        if is_ours {
-            got.push(look_up.symbol);
-        }
-    }
-    let reports: Vec<&str> = finished.stderr.lines().filter(|line| line.contains("look-ups:")).collect();
-    assert!(!reports.is_empty(), "deepres reports at the end:\n{}", finished.stderr);
-    for report in &reports {
-        assert!(report.contains(" 0 from another libcuda, 0 of unknown address"), "{report}");
-    }
-    let counted = format!("look-ups: {} hooked,", got.len());
-    assert!(
-        reports.iter().any(|report| report.contains(&counted)),
-        "the witness saw {}: {reports:?}",
-        got.len()
-    );
-    (finished.stdout, got)
-}
-
 #[test]
 fn no_look_up_of_the_clients_goes_past_the_hooks() {
     for client in [Client::numba(), Client::cuda_python(), Client::cudarc()] {
-        let (_, got) =
-            assert_every_look_up_is_answered_with_our_hook(&client.program, &client.arguments(FEW));
+        let (_, got) = assert_every_look_up_is_answered_with_our_hook(
+            &client.program,
+            &client.arguments(FEW),
+            CLIENT_LIMIT,
+        );
         assert!(got.iter().any(|symbol| symbol.starts_with("cuLaunchKernel")), "{}: {got:?}", client.name);
     }
 }
@@ -228,7 +141,7 @@ fn no_look_up_of_a_static_libcudart_goes_past_the_hooks() {
             "{call} works now: test it as the other clients"
         );
     }
-    let (stdout, got) = assert_every_look_up_is_answered_with_our_hook(&program, &[]);
+    let (stdout, got) = assert_every_look_up_is_answered_with_our_hook(&program, &[], CLIENT_LIMIT);
     assert_eq!(stdout, bare.stdout, "it fails as without deepres");
     for symbol in [
         "cuInit",

@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use deepres_e2e::{
     Host, Ps,
     clients::{CLibrary, Way, c_client_on, c_program_on},
-    containers::{Container, Containers, Users, wait_until},
+    containers::{Container, Containers, OUTER_ROOT, Users, wait_until},
     host::COMMAND_LIMIT,
     shares::Window,
 };
@@ -74,6 +74,63 @@ fn a_container_stays_inside_its_devices_memory() {
     let most = host.truth().processes.iter().map(|process| process.gpus[0].memory_peak_bytes).max();
     assert!(most.is_some_and(|most| most <= GIB + Config::default().context_overhead_bytes), "{most:?}");
     assert_eq!(host.ps().tenant("small").memory_limit_bytes, Some(GIB));
+}
+
+#[test]
+fn a_containers_users_are_bounded_as_whoever_started_it() {
+    let caps = format!(
+        "[caps]\nmemory = \"1GiB\"\n\
+        [users.0]\nmemory = \"4GiB\"\nshare = \"50%\"\n\
+        [users.{OUTER_ROOT}]\nmemory = \"2GiB\"\n"
+    );
+    let host = Host::new().config(&caps);
+    let Some(containers) = Containers::on(&host) else { return };
+    let _daemon = host.daemon();
+    let asks = |name| containers.device(name, &["--tenant", name, "--share", "80%", "--memory", "8GiB"]);
+    let (mapped, plain, other) = (asks("mapped"), asks("plain"), asks("other"));
+    let client = client("backlog");
+    let ordinary = containers.start_with(&["--user", "1000"], &other, Users::Shared, &[&client]);
+    let _running = [
+        start(&containers, &mapped, Users::Apart, &[]),
+        start(&containers, &plain, Users::Shared, &[]),
+        ordinary,
+    ];
+    let ps = host.await_ps(|ps| ps.find("other").is_some(), COMMAND_LIMIT);
+    let memory_limit = |name| ps.tenant(name).memory_limit_bytes;
+    assert_eq!(memory_limit("mapped"), Some(4 * GIB), "root made its user namespace");
+    assert_eq!(memory_limit("plain"), Some(4 * GIB));
+    assert_eq!(memory_limit("other"), Some(GIB), "an ordinary user without a namespace is that user");
+}
+
+#[test]
+fn what_a_container_asks_for_by_itself_is_a_request_like_any_other() {
+    let host = Host::new().config("[users.0]\nmemory = \"1GiB\"\n");
+    let Some(containers) = Containers::on(&host) else { return };
+    let _daemon = host.daemon();
+    let device = containers.device("greedy", &["--tenant", "greedy", "--memory", "512MiB"]);
+    let fill = client("fill");
+    let program = ["env", "DEEPRES_MEMORY=64GiB", &fill, CHUNK_BYTES, "cuMemAlloc_v2"];
+    let said = containers.finish(&device, Users::Apart, &program).success().json();
+    assert_eq!(said["device_total"], GIB);
+}
+
+#[test]
+fn a_container_without_a_name_is_known_by_its_id_with_all_its_processes() {
+    let host = Host::new();
+    let Some(containers) = Containers::on(&host) else { return };
+    let _daemon = host.daemon();
+    let device = containers.device("nameless", &["--share", "30%"]);
+    let script = format!("{0} & exec {0}", client("backlog"));
+    let start = |users| containers.start(&device, users, &["sh", "-c", &script]);
+    let running = [start(Users::Apart), start(Users::Shared)];
+    let both = |ps: &Ps| ps.tenants.iter().filter(|tenant| tenant.sessions.len() == 2).count() == 2;
+    let ps = host.await_ps(both, COMMAND_LIMIT);
+    for container in &running {
+        let id = containers.id(container);
+        let name = format!("podman-{}", &id[..12]);
+        assert_eq!(ps.tenant(&name).sessions.len(), 2, "{name}");
+        assert_eq!(ps.tenant(&name).entitled_ppm, 300_000, "each has the device's share for itself");
+    }
 }
 
 #[test]
