@@ -109,6 +109,13 @@ impl Host {
         command
     }
 
+    /// A program on this host, which finds its driver and its daemon.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        environment(&mut command, self.directory.path(), &self.device, &self.simgpu, &[]);
+        command
+    }
+
     /// What `deepres ps` tells.
     pub fn ps(&self) -> Result<Ps> {
         let mut command = self.deepres(&[]);

@@ -171,6 +171,10 @@ pub struct AccountStatus {
     pub gpu: usize,
     /// The share that it is owed, parts per million.
     pub entitled_ppm: u32,
+    /// Why it is that: `guaranteed`, `asked`, `shrunk` (beside the others there is less room than was asked for), `rest` (its part of what
+    /// nobody asked for), `capped` or `gaps` (what others leave).
+    #[serde(default)]
+    pub entitled_by: String,
     /// Its share of the GPU's time in the last second or so, parts per million.
     pub recent_share_ppm: u32,
     /// Its share of the GPU's time since it first appeared, parts per million.

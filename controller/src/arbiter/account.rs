@@ -11,7 +11,12 @@ use std::time::Duration;
 /// The span over which a recent share is taken.
 const RECENT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 /// Threads of one session that may wait at once, for bounding the time they say they waited.
-const MAX_WAITERS: u64 = 4096;
+pub const MAX_WAITERS: u64 = 4096;
+/// Launches of one session in a nanosecond, at most: a driver that does nothing takes some ten nanoseconds for one, on one of the
+/// machine's processors. A count that grew faster is a lie, and left out.
+const MAX_LAUNCHES_PER_NS: u64 = 1;
+/// Bytes that a process can address, and so hold, whatever it says.
+pub const MAX_HELD_BYTES: u64 = 1 << 47;
 
 /// What was used and done, in total.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,20 +131,24 @@ impl Account {
     /// Takes in what a meter counts beside GPU time.
     fn count(&mut self, before: &Reading, now: &Reading, allowed_ns: u64) {
         let totals = &mut self.totals;
+        let most = allowed_ns.saturating_mul(MAX_LAUNCHES_PER_NS);
         let grow = |total: &mut u64, now: u64, before: u64| {
-            *total = total.saturating_add(now.saturating_sub(before));
+            let grown = now.saturating_sub(before);
+            *total = total.saturating_add(if grown <= most { grown } else { 0 });
         };
         let waited_ns =
             now.wait_ns.saturating_sub(before.wait_ns).min(allowed_ns.saturating_mul(MAX_WAITERS));
-        grow(&mut totals.wait_ns, waited_ns, 0);
+        totals.wait_ns = totals.wait_ns.saturating_add(waited_ns);
         grow(&mut totals.waits, now.waits, before.waits);
         grow(&mut totals.kernel_launches, now.kernel_launches, before.kernel_launches);
         grow(&mut totals.graph_launches, now.graph_launches, before.graph_launches);
         grow(&mut totals.refusals, now.refusals, before.refusals);
         if now.refusals > before.refusals {
-            self.last_refusal = Some((now.last_refused_api, now.last_refused_bytes));
+            self.last_refusal = Some((now.last_refused_api, now.last_refused_bytes.min(MAX_HELD_BYTES)));
         }
-        self.longest_ns = self.longest_ns.max(now.longest_ns);
+        // Nothing has run for longer than there was anybody to run it.
+        let lifetime_ns = self.looked_ns.saturating_sub(self.since_ns);
+        self.longest_ns = self.longest_ns.max(now.longest_ns.min(lifetime_ns));
     }
 
     /// Takes in the meters of all sessions, each with its reading before. One GPU has one second in a second: however many
@@ -241,6 +250,29 @@ mod tests {
             account.look(1_000_100, [(reading(0, false), reading(900_000, true))].into_iter()).used_ns,
             100
         );
+    }
+
+    #[test]
+    fn counts_that_no_processor_reaches_are_left_out() {
+        let mut account = Account::new(0);
+        let lie = Reading {
+            kernel_launches: u64::MAX,
+            graph_launches: u64::MAX,
+            waits: u64::MAX,
+            wait_ns: u64::MAX,
+            refusals: u64::MAX,
+            last_refused_bytes: u64::MAX,
+            longest_ns: u64::MAX,
+            ..Reading::default()
+        };
+        account.look(1_000, [(Reading::default(), lie)].into_iter());
+        let totals = account.totals;
+        assert_eq!((totals.kernel_launches, totals.graph_launches), (0, 0));
+        assert_eq!((totals.waits, totals.refusals, totals.wait_ns), (0, 0, 1_000 * MAX_WAITERS));
+        assert_eq!((account.longest_ns, account.last_refusal), (1_000, Some((0, MAX_HELD_BYTES))));
+        let honest = Reading { kernel_launches: 20, ..Reading::default() };
+        account.look(2_000, [(Reading::default(), honest)].into_iter());
+        assert_eq!(account.totals.kernel_launches, 20);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The arbiter's thread.
 
-use super::account::Account;
+use super::account::{Account, MAX_HELD_BYTES, MAX_WAITERS};
 use super::events::{Bell, Events};
 use super::latency::Latency;
 use super::saved::{Awaited, Baseline, SavedAccount, SavedMeter, Snapshot};
@@ -8,7 +8,7 @@ use super::{Command, Report, Restored, SessionId, SessionSeat, Setup, TenantSeat
 use crate::admin::{AccountStatus, RefusalStatus, SessionGpuStatus};
 use crate::clock::monotonic_ns;
 use crate::policy::TenantId;
-use crate::policy::entitlement::{Request, entitlements};
+use crate::policy::entitlement::{Request, Rule, entitlements};
 use crate::policy::lease::{Change, Grant, Phase, Scheduler, Seen};
 use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 use crate::process::ProcessKey;
@@ -55,6 +55,8 @@ struct Tenant {
     ledger: Arc<SharedPage<LedgerPage>>,
     account: Account,
     entitled_ppm: u32,
+    /// The rule that this follows from, once it was worked out.
+    rule: Option<Rule>,
     sessions: usize,
 }
 
@@ -134,6 +136,7 @@ impl Worker {
                 ledger: seat.ledger,
                 account: Account::restore(&saved, now_ns),
                 entitled_ppm: saved.entitled_ppm,
+                rule: None,
                 sessions: 0,
             };
             self.tenants.insert(seat.id, tenant);
@@ -383,6 +386,7 @@ impl Worker {
                 },
             ),
             entitled_ppm: 0,
+            rule: None,
             sessions: 0,
         });
         tenant.request = seat.request;
@@ -445,6 +449,7 @@ impl Worker {
         for (id, entitlement) in &owed {
             if let Some(tenant) = self.tenants.get_mut(id) {
                 tenant.entitled_ppm = entitlement.ppm;
+                tenant.rule = Some(entitlement.rule);
             }
             if let Some(tenant) = self.tenants.get(id) {
                 self.scheduler.set_standing(*id, tenant.request.class, entitlement.weight_ppm);
@@ -496,6 +501,8 @@ impl Worker {
             Phase::Held(tenant) => Some(tenant),
             Phase::Free | Phase::Draining(_) => None,
         };
+        let accounts: BTreeMap<_, _> =
+            self.tenants.iter().map(|(id, tenant)| (*id, self.account_status(*id, tenant))).collect();
         Report {
             now_ns: self.looked_ns,
             phase: self.scheduler.phase(),
@@ -505,16 +512,14 @@ impl Worker {
             handoffs: self.handoffs,
             handoff_ns: [self.latency.total_ns, self.latency.quantile_ns(50), self.latency.quantile_ns(99)],
             tuning: self.tuning,
-            tenants: self
-                .tenants
-                .iter()
-                .map(|(id, tenant)| (*id, self.account_status(*id, tenant)))
-                .collect(),
             sessions: self
                 .sessions
                 .iter()
-                .map(|(id, session)| (*id, session_status(self.gpu, session)))
+                .filter_map(|(id, session)| {
+                    Some((*id, session_status(session, accounts.get(&session.tenant)?)))
+                })
                 .collect(),
+            tenants: accounts.into_iter().collect(),
         }
     }
 
@@ -526,9 +531,12 @@ impl Worker {
             meters().fold(0u64, |sum, meter| sum.saturating_add(meter.held_bytes[kind as usize]))
         };
         let kinds = MemoryKind::ALL.into_iter().map(|kind| (kind.name().to_owned(), held(kind)));
+        let ledger = tenant.ledger.page().gpu(self.gpu);
+        let memory_bytes = ledger.map_or(0, |ledger| ledger.held_bytes()).min(MAX_HELD_BYTES);
         AccountStatus {
             gpu: self.gpu,
             entitled_ppm: tenant.entitled_ppm,
+            entitled_by: tenant.rule.map_or("", rule_name).to_owned(),
             recent_share_ppm: tenant.account.recent_share_ppm(self.looked_ns),
             total_share_ppm: tenant.account.total_share_ppm(self.looked_ns),
             gpu_ns: totals.gpu_ns,
@@ -540,8 +548,11 @@ impl Worker {
             wanted_ns: totals.wanted_ns,
             contended_ns: totals.contended_ns,
             lag_ns: self.scheduler.lag_ns(id),
-            memory_bytes: tenant.ledger.page().gpu(self.gpu).map_or(0, |ledger| ledger.held_bytes()),
-            memory_by_kind: kinds.filter(|(_, bytes)| *bytes > 0).collect(),
+            memory_bytes,
+            memory_by_kind: kinds
+                .map(|(kind, bytes)| (kind, bytes.min(memory_bytes)))
+                .filter(|(_, bytes)| *bytes > 0)
+                .collect(),
             refusals: totals.refusals,
             last_refusal: tenant.account.last_refusal.map(|(api, bytes)| RefusalStatus {
                 api: ApiId::from_index(api as usize).map(|api| api.symbol().to_owned()),
@@ -557,17 +568,31 @@ impl Worker {
     }
 }
 
-fn session_status(gpu: usize, session: &Session) -> SessionGpuStatus {
+/// What a session says of itself, where it does not say more than its tenant's account, which is bounded by what is possible.
+fn session_status(session: &Session, account: &AccountStatus) -> SessionGpuStatus {
     let meter = session.last;
+    let held_bytes = meter.held_bytes.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
     SessionGpuStatus {
-        gpu,
+        gpu: account.gpu,
         in_flight: meter.in_flight,
-        waiters: meter.waiters,
-        gpu_ns: meter.compute_ns,
-        kernel_launches: meter.kernel_launches,
-        graph_launches: meter.graph_launches,
-        wait_ns: meter.wait_ns,
-        memory_bytes: meter.held_bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)),
+        waiters: meter.waiters.min(MAX_WAITERS as u32),
+        gpu_ns: meter.compute_ns.min(account.gpu_ns),
+        kernel_launches: meter.kernel_launches.min(account.kernel_launches),
+        graph_launches: meter.graph_launches.min(account.graph_launches),
+        wait_ns: meter.wait_ns.min(account.wait_ns),
+        memory_bytes: held_bytes.min(account.memory_bytes),
+    }
+}
+
+/// A rule's name in the status.
+fn rule_name(rule: Rule) -> &'static str {
+    match rule {
+        Rule::Guaranteed => "guaranteed",
+        Rule::Asked => "asked",
+        Rule::Shrunk => "shrunk",
+        Rule::Rest => "rest",
+        Rule::Capped => "capped",
+        Rule::Gaps => "gaps",
     }
 }
 

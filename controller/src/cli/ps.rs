@@ -1,6 +1,7 @@
 //! `deepres ps`: shows tenants, their shares, GPU time and memory.
 
 mod coverage;
+mod why;
 
 use anyhow::Result;
 use deepres_controller::admin::client::Client;
@@ -21,11 +22,15 @@ counters are totals and `now_ns` is when they were taken: two of them give rates
 Examples:
   deepres ps
   deepres ps --json | jq '.tenants[].gpus[].gpu_ns'
+  deepres ps -v
   deepres ps --coverage")]
 pub struct Args {
     /// Print everything as one JSON object
     #[arg(long)]
     json: bool,
+    /// Show for each tenant what was asked for, what is granted and why, and how it was found
+    #[arg(short, long)]
+    verbose: bool,
     /// Show how each process reaches the driver, and which launches or allocations went past deepres
     #[arg(long)]
     coverage: bool,
@@ -37,7 +42,11 @@ pub fn run(args: &Args) -> Result<()> {
     let printed = if args.coverage {
         show(&coverage::ask()?, args.json, |processes, out| coverage::print(processes, out), &mut out)
     } else {
-        show(&Client::connect()?.status()?, args.json, print, &mut out)
+        let mut status = Client::connect()?.status()?;
+        for tenant in &mut status.tenants {
+            tenant.user = name_of(tenant.uid);
+        }
+        show(&status, args.json, |status, out| print(status, args.verbose, out), &mut out)
     };
     match printed {
         // Whoever reads has seen enough (`deepres ps | head`).
@@ -60,7 +69,13 @@ fn show<T: serde::Serialize, W: Write>(
     }
 }
 
-fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
+/// A user's name, where this machine knows it.
+fn name_of(uid: u32) -> Option<String> {
+    let user = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid)).ok()??;
+    Some(user.name)
+}
+
+fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()> {
     let daemon = &status.daemon;
     writeln!(out, "daemon {} (deepres {}) in {}", daemon.pid, daemon.version, daemon.directory)?;
     for gpu in &status.gpus {
@@ -97,7 +112,8 @@ fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
         rows.extend(tenant.gpus.iter().map(|account| row(tenant, account)));
     }
     print_table(&rows, out)?;
-    print_processes(status, out)
+    print_processes(status, out)?;
+    if verbose { why::print(&status.tenants, out) } else { Ok(()) }
 }
 
 fn print_gpu(gpu: &GpuStatus, out: &mut impl Write) -> io::Result<()> {

@@ -3,6 +3,8 @@
 mod cdi;
 mod cli;
 mod daemon;
+mod hostile;
+mod identities;
 mod lease_policy;
 mod model;
 mod restarts;

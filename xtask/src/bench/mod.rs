@@ -3,6 +3,7 @@
 mod hook;
 mod preload;
 mod share;
+mod storm;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -24,6 +25,11 @@ pub enum Bench {
     /// Two or three tenants that always have work share a simulated GPU, for each choice of shares and work; shown are the distance of what they
     /// had from what they are owed and from what the meter says, and the work done against one tenant alone.
     Share(share::Options),
+    /// How long many processes that start at once wait until they are served.
+    ///
+    /// Three hundred processes start one right after the other, preloaded, and call cuInit, which is when a process
+    /// gets its session. Fails if any of them goes without one.
+    Storm(storm::Options),
 }
 
 /// Runs a benchmark.
@@ -32,6 +38,7 @@ pub fn run(bench: &Bench) -> Result<()> {
         Bench::Hook(options) => hook::run(options),
         Bench::Preload(options) => preload::run(options),
         Bench::Share(options) => share::run(options),
+        Bench::Storm(options) => storm::run(options),
     }
 }
 
