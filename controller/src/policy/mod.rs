@@ -12,6 +12,7 @@
 //! [`lease`] turns entitlements into leases; [`tuning`] derives its time constants from what was measured.
 
 pub mod class;
+pub mod demand;
 pub mod entitlement;
 pub mod lease;
 pub mod priority;

@@ -1,0 +1,71 @@
+//! How much of a GPU a tenant would use if it had it to itself, seen from what it does with what it has.
+//!
+//! Demand is work / (work + idleness of its own choice). Time spent waiting for the GPU is in neither, so the estimate does not depend on the
+//! share that the tenant has: who gets more does not look larger for it.
+
+use deepres_abi::PPM;
+use std::time::Duration;
+
+/// The past counts for this long, and then half as much.
+const SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
+
+/// A running estimate.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Demand {
+    work_ns: u64,
+    idle_ns: u64,
+}
+
+impl Demand {
+    /// Takes in GPU time used, and time in which the tenant wanted nothing, ns.
+    pub fn observe(&mut self, work_ns: u64, idle_ns: u64) {
+        self.work_ns = self.work_ns.saturating_add(work_ns);
+        self.idle_ns = self.idle_ns.saturating_add(idle_ns);
+        while self.work_ns.saturating_add(self.idle_ns) > SPAN_NS {
+            self.work_ns /= 2;
+            self.idle_ns /= 2;
+        }
+    }
+
+    /// The estimate, parts per million. Nothing seen: a whole, since who comes has come to work.
+    pub fn ppm(&self) -> u32 {
+        match self.work_ns + self.idle_ns {
+            0 => PPM,
+            seen_ns => (u128::from(self.work_ns) * u128::from(PPM) / u128::from(seen_ns)) as u32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn demand_is_the_part_of_its_own_time_that_a_tenant_works() {
+        let mut demand = Demand::default();
+        assert_eq!(demand.ppm(), PPM);
+        demand.observe(SECOND, 3 * SECOND);
+        assert_eq!(demand.ppm(), PPM / 4);
+    }
+
+    #[test]
+    fn what_was_long_ago_counts_little() {
+        let mut demand = Demand::default();
+        demand.observe(0, 100 * SECOND);
+        for _ in 0..60 {
+            demand.observe(SECOND, 0);
+        }
+        assert!(demand.ppm() > PPM / 10 * 9, "{}", demand.ppm());
+    }
+
+    #[test]
+    fn absurd_times_are_harmless() {
+        let mut demand = Demand::default();
+        for _ in 0..3 {
+            demand.observe(u64::MAX, u64::MAX);
+            assert!(demand.ppm() <= PPM);
+        }
+    }
+}

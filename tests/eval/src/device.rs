@@ -1,0 +1,274 @@
+//! Two GPUs without a scheduler of ours: one on which contexts take turns, one on which they run together.
+
+use std::collections::VecDeque;
+
+/// A tenant's place in the scenario.
+pub type Tenant = usize;
+
+/// A kernel that was launched.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernel {
+    /// How long it takes with the whole GPU, ns.
+    pub length_ns: u64,
+    /// The part of the SMs that it can use.
+    pub sm_ppm: u32,
+}
+
+/// What runs kernels.
+pub trait Device {
+    /// Takes a kernel in; those of one tenant run in order.
+    fn launch(&mut self, tenant: Tenant, kernel: Kernel);
+    /// When the next kernel is done, or something else changes, if nothing is launched before. Not before the time reached.
+    fn next_ns(&self) -> Option<u64>;
+    /// Lets time pass until `now_ns`, which is not after [`Self::next_ns`]. Appends whose kernels are done, in order.
+    fn advance(&mut self, now_ns: u64, done: &mut Vec<(Tenant, Kernel)>);
+    /// GPU time that each tenant has had, ns.
+    fn used_ns(&self) -> &[u64];
+    /// Time in which anything ran, ns.
+    fn busy_ns(&self) -> u64;
+}
+
+/// Contexts take turns, as they do without MPS: a slice each while others have work, with a switch in between.
+#[derive(Debug)]
+pub struct TimeSlice {
+    slice_ns: u64,
+    switch_ns: u64,
+    queues: Vec<VecDeque<(Kernel, u64)>>,
+    used_ns: Vec<u64>,
+    busy_ns: u64,
+    now_ns: u64,
+    /// Who has the GPU, or had it last.
+    current: Option<Tenant>,
+    backlogged: usize,
+    slice_left_ns: u64,
+    switch_left_ns: u64,
+}
+
+impl TimeSlice {
+    /// A GPU for so many tenants.
+    pub fn new(tenants: usize, slice_ns: u64, switch_ns: u64) -> Self {
+        Self {
+            slice_ns,
+            switch_ns,
+            queues: vec![VecDeque::new(); tenants],
+            used_ns: vec![0; tenants],
+            busy_ns: 0,
+            now_ns: 0,
+            current: None,
+            backlogged: 0,
+            slice_left_ns: 0,
+            switch_left_ns: 0,
+        }
+    }
+
+    /// The one after `current` that has work.
+    fn pick(&mut self) {
+        let tenants = self.queues.len();
+        let first = self.current.map_or(0, |current| current + 1);
+        let next = (first..first + tenants)
+            .map(|tenant| tenant % tenants)
+            .find(|tenant| !self.queues[*tenant].is_empty());
+        let Some(next) = next else { return };
+        if self.current != Some(next) {
+            // The first context of all has nothing to switch from.
+            self.switch_left_ns = if self.current.is_some() { self.switch_ns } else { 0 };
+        }
+        self.current = Some(next);
+        self.slice_left_ns = self.slice_ns;
+    }
+
+    fn runs(&self) -> Option<(Tenant, u64)> {
+        let current = self.current?;
+        self.queues[current].front().map(|(_, left_ns)| (current, *left_ns))
+    }
+}
+
+impl Device for TimeSlice {
+    fn launch(&mut self, tenant: Tenant, kernel: Kernel) {
+        self.backlogged += usize::from(self.queues[tenant].is_empty());
+        self.queues[tenant].push_back((kernel, kernel.length_ns));
+        if self.runs().is_none() {
+            self.pick();
+        }
+    }
+
+    fn next_ns(&self) -> Option<u64> {
+        let (_, left_ns) = self.runs()?;
+        let run_ns = if self.backlogged > 1 { left_ns.min(self.slice_left_ns) } else { left_ns };
+        Some(self.now_ns + self.switch_left_ns + run_ns)
+    }
+
+    fn advance(&mut self, now_ns: u64, done: &mut Vec<(Tenant, Kernel)>) {
+        let mut pass_ns = now_ns - self.now_ns;
+        self.now_ns = now_ns;
+        let Some((current, left_ns)) = self.runs() else { return };
+        let switch_ns = pass_ns.min(self.switch_left_ns);
+        self.switch_left_ns -= switch_ns;
+        pass_ns -= switch_ns;
+        let run_ns = pass_ns.min(left_ns);
+        self.used_ns[current] += run_ns;
+        self.busy_ns += run_ns;
+        self.slice_left_ns = self.slice_left_ns.saturating_sub(run_ns);
+        if run_ns < left_ns {
+            if let Some((_, left_ns)) = self.queues[current].front_mut() {
+                *left_ns -= run_ns;
+            }
+        } else if let Some((kernel, _)) = self.queues[current].pop_front() {
+            done.push((current, kernel));
+            self.backlogged -= usize::from(self.queues[current].is_empty());
+        }
+        let is_over = self.slice_left_ns == 0 && self.backlogged > 1;
+        if is_over || self.queues[current].is_empty() {
+            self.pick();
+        } else if self.slice_left_ns == 0 {
+            self.slice_left_ns = self.slice_ns;
+        }
+    }
+
+    fn used_ns(&self) -> &[u64] {
+        &self.used_ns
+    }
+
+    fn busy_ns(&self) -> u64 {
+        self.busy_ns
+    }
+}
+
+/// How fast each tenant's kernel runs beside the others', 1 being alone. `None` for who has nothing to run.
+pub type Rates = Box<dyn Fn(&[Option<u32>]) -> Vec<f64>>;
+
+/// Kernels of several tenants run together, each at a rate.
+pub struct Together {
+    rates: Rates,
+    queues: Vec<VecDeque<(Kernel, f64)>>,
+    speed: Vec<f64>,
+    used: Vec<f64>,
+    used_ns: Vec<u64>,
+    busy_ns: u64,
+    now_ns: u64,
+    /// The rates are of before somebody came or went.
+    is_stale: bool,
+}
+
+/// Work left that is none: less than the rounding of the times.
+const NOTHING_NS: f64 = 0.5;
+
+impl Together {
+    /// A GPU for so many tenants, with these rates.
+    pub fn new(tenants: usize, rates: Rates) -> Self {
+        Self {
+            rates,
+            queues: (0..tenants).map(|_| VecDeque::new()).collect(),
+            speed: vec![0.0; tenants],
+            used: vec![0.0; tenants],
+            used_ns: vec![0; tenants],
+            busy_ns: 0,
+            now_ns: 0,
+            is_stale: false,
+        }
+    }
+
+    fn refresh(&mut self) {
+        let running: Vec<_> =
+            self.queues.iter().map(|queue| queue.front().map(|(kernel, _)| kernel.sm_ppm)).collect();
+        self.speed = (self.rates)(&running);
+        self.is_stale = false;
+    }
+}
+
+impl Device for Together {
+    fn launch(&mut self, tenant: Tenant, kernel: Kernel) {
+        self.queues[tenant].push_back((kernel, kernel.length_ns as f64));
+        if self.queues[tenant].len() == 1 {
+            self.refresh();
+        }
+    }
+
+    fn next_ns(&self) -> Option<u64> {
+        let ends = self.queues.iter().zip(&self.speed).filter(|(_, speed)| **speed > 0.0).filter_map(
+            |(queue, speed)| queue.front().map(|(_, left_ns)| (left_ns.max(0.0) / speed).ceil() as u64),
+        );
+        ends.min().map(|wait_ns| self.now_ns + wait_ns)
+    }
+
+    fn advance(&mut self, now_ns: u64, done: &mut Vec<(Tenant, Kernel)>) {
+        let pass_ns = now_ns - self.now_ns;
+        self.now_ns = now_ns;
+        let mut is_busy = false;
+        for (tenant, queue) in self.queues.iter_mut().enumerate() {
+            let Some((kernel, left_ns)) = queue.front_mut() else { continue };
+            let had_ns = pass_ns as f64 * self.speed[tenant];
+            is_busy |= had_ns > 0.0;
+            self.used[tenant] += had_ns.min(*left_ns);
+            self.used_ns[tenant] = self.used[tenant] as u64;
+            *left_ns -= had_ns;
+            if *left_ns < NOTHING_NS {
+                done.push((tenant, *kernel));
+                queue.pop_front();
+                self.is_stale = true;
+            }
+        }
+        self.busy_ns += if is_busy { pass_ns } else { 0 };
+        if self.is_stale {
+            self.refresh();
+        }
+    }
+
+    fn used_ns(&self) -> &[u64] {
+        &self.used_ns
+    }
+
+    fn busy_ns(&self) -> u64 {
+        self.busy_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel(length_ns: u64) -> Kernel {
+        Kernel { length_ns, sm_ppm: 1_000_000 }
+    }
+
+    fn run(device: &mut dyn Device) -> Vec<(u64, Tenant)> {
+        let mut ends = Vec::new();
+        while let Some(at_ns) = device.next_ns() {
+            let mut done = Vec::new();
+            device.advance(at_ns, &mut done);
+            ends.extend(done.into_iter().map(|(tenant, _)| (at_ns, tenant)));
+        }
+        ends
+    }
+
+    #[test]
+    fn contexts_take_turns_by_slices_with_a_switch_between() {
+        let mut device = TimeSlice::new(2, 100, 10);
+        device.launch(0, kernel(150));
+        device.launch(1, kernel(50));
+        // 100 of the first, a switch, 50 of the second, a switch, 50 of the first.
+        assert_eq!(run(&mut device), [(160, 1), (220, 0)]);
+        assert_eq!((device.used_ns(), device.busy_ns()), (&[150, 50][..], 200));
+    }
+
+    #[test]
+    fn who_is_alone_is_never_interrupted() {
+        let mut device = TimeSlice::new(2, 100, 10);
+        device.launch(1, kernel(1000));
+        device.launch(1, kernel(1000));
+        assert_eq!(run(&mut device), [(1000, 1), (2000, 1)]);
+    }
+
+    #[test]
+    fn together_each_runs_at_its_rate() {
+        let half = |running: &[Option<u32>]| {
+            let count = running.iter().flatten().count().max(1) as f64;
+            running.iter().map(|sm| if sm.is_some() { 1.0 / count } else { 0.0 }).collect()
+        };
+        let mut device = Together::new(2, Box::new(half));
+        device.launch(0, kernel(100));
+        device.launch(1, kernel(50));
+        assert_eq!(run(&mut device), [(100, 1), (150, 0)]);
+        assert_eq!(device.busy_ns(), 150);
+    }
+}

@@ -1,0 +1,247 @@
+//! Runs programs through a gate on a device, in virtual time.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::device::{Device, Kernel, Tenant};
+use crate::gate::{Gate, Launch};
+use crate::load::{Batch, Program};
+use crate::scenario::Scenario;
+
+/// Kernels that the driver takes in before a launch blocks.
+const QUEUE_DEPTH: usize = 1024;
+/// Points of the curve of shares over time.
+const SAMPLES: u64 = 400;
+
+/// What one tenant did.
+#[derive(Debug, Clone, Default)]
+pub struct Outcome {
+    /// Length of the kernels that were finished in the measured time, ns.
+    pub work_ns: u64,
+    /// GPU time had in the measured time, ns.
+    pub used_ns: u64,
+    /// From arrival to answer of each request measured, ns, in order of arrival; for who works in steps, of each step.
+    pub latencies_ns: Vec<u64>,
+    /// Requests that were late, or not answered when their time was over.
+    pub missed: u64,
+    /// Requests that had a time.
+    pub timed: u64,
+    /// GPU time had, sampled over the measured time.
+    pub curve_ns: Vec<u64>,
+    /// The longest that it was behind the fluid limit, ns of GPU time. Filled in by who knows the weights.
+    pub lag_ns: u64,
+    /// How long it had work, in the measured time, ns.
+    pub wanted_ns: u64,
+}
+
+/// What happened.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// Of each tenant.
+    pub outcomes: Vec<Outcome>,
+    /// Time in which the GPU ran something, within the measured time, ns.
+    pub busy_ns: u64,
+}
+
+/// Watches work become available and be done: for what is defined against an ideal that sees the same work.
+pub trait Witness {
+    /// Work of this length is there.
+    fn available(&mut self, now_ns: u64, tenant: Tenant, work_ns: u64);
+    /// Something changed, and each tenant has had so much in all.
+    fn look(&mut self, now_ns: u64, used_ns: &[u64]);
+    /// All work of the tenant that was there is done.
+    fn rests(&mut self, now_ns: u64, tenant: Tenant);
+    /// The longest that the tenant was behind, ns.
+    fn lag_ns(&self, tenant: Tenant) -> u64;
+    /// How long it wanted the GPU, ns.
+    fn wanted_ns(&self, tenant: Tenant) -> u64;
+}
+
+#[derive(Debug)]
+struct Process {
+    program: Program,
+    batch: Option<Batch>,
+    to_launch: VecDeque<u64>,
+    in_flight: usize,
+    sm_ppm: u32,
+}
+
+struct Engine<'a> {
+    processes: Vec<Process>,
+    device: &'a mut (dyn Device + 'a),
+    gate: &'a mut (dyn Gate + 'a),
+    witness: Option<&'a mut (dyn Witness + 'a)>,
+    moments: BinaryHeap<Reverse<(u64, Tenant)>>,
+    outcomes: Vec<Outcome>,
+    warmup_ns: u64,
+}
+
+/// Runs `scenario` on `device` behind `gate`.
+pub fn run<'a>(
+    scenario: &Scenario,
+    device: &'a mut (dyn Device + 'a),
+    gate: &'a mut (dyn Gate + 'a),
+    witness: Option<&'a mut (dyn Witness + 'a)>,
+) -> Run {
+    let process = |(number, tenant): (usize, &crate::scenario::Tenant)| Process {
+        program: Program::new(tenant, scenario.seed, number as u64),
+        batch: None,
+        to_launch: VecDeque::new(),
+        in_flight: 0,
+        sm_ppm: tenant.sm_ppm,
+    };
+    let mut engine = Engine {
+        processes: scenario.tenants.iter().enumerate().map(process).collect(),
+        device,
+        gate,
+        witness,
+        moments: BinaryHeap::new(),
+        outcomes: vec![Outcome::default(); scenario.tenants.len()],
+        warmup_ns: scenario.warmup_ns,
+    };
+    engine.run(scenario.duration_ns)
+}
+
+impl Engine<'_> {
+    fn run(&mut self, end_ns: u64) -> Run {
+        for (tenant, process) in self.processes.iter_mut().enumerate() {
+            self.moments.extend(process.program.begins_ns().map(|at_ns| Reverse((at_ns, tenant))));
+        }
+        let span_ns = end_ns - self.warmup_ns;
+        let mut used_before: Vec<u64> = vec![0; self.processes.len()];
+        let mut busy_before_ns = 0;
+        let mut samples = 0;
+        let mut done = Vec::new();
+        let mut retry = Vec::new();
+        loop {
+            let moment_ns = self.moments.peek().map(|Reverse((at_ns, _))| *at_ns);
+            let sample_ns = self.warmup_ns + span_ns * samples / SAMPLES;
+            let next = [moment_ns, self.device.next_ns(), self.gate.wake_ns(), Some(sample_ns)];
+            let now_ns = next.into_iter().flatten().min().unwrap_or(sample_ns);
+            self.device.advance(now_ns, &mut done);
+            if let Some(witness) = &mut self.witness {
+                witness.look(now_ns, self.device.used_ns());
+            }
+            if now_ns == sample_ns {
+                if samples == 0 {
+                    used_before.copy_from_slice(self.device.used_ns());
+                    busy_before_ns = self.device.busy_ns();
+                }
+                for ((outcome, used_ns), before_ns) in
+                    self.outcomes.iter_mut().zip(self.device.used_ns()).zip(&used_before)
+                {
+                    outcome.used_ns = used_ns - before_ns;
+                    outcome.curve_ns.push(outcome.used_ns);
+                }
+                samples += 1;
+            }
+            for (tenant, kernel) in done.drain(..) {
+                self.kernel_done(now_ns, tenant, kernel);
+            }
+            if samples > SAMPLES {
+                break;
+            }
+            while let Some(Reverse((at_ns, tenant))) = self.moments.peek().copied()
+                && at_ns <= now_ns
+            {
+                self.moments.pop();
+                self.act(now_ns, tenant);
+            }
+            if self.gate.wake_ns().is_some_and(|wake_ns| wake_ns <= now_ns) {
+                self.gate.wake(now_ns, &mut retry);
+                for tenant in retry.drain(..) {
+                    self.launch(now_ns, tenant);
+                }
+            }
+        }
+        self.close(end_ns);
+        Run { outcomes: std::mem::take(&mut self.outcomes), busy_ns: self.device.busy_ns() - busy_before_ns }
+    }
+
+    fn act(&mut self, now_ns: u64, tenant: Tenant) {
+        let (batch, next_ns) = self.processes[tenant].program.act(now_ns);
+        self.moments.extend(next_ns.map(|at_ns| Reverse((at_ns, tenant))));
+        if let Some(batch) = batch {
+            self.begin(now_ns, tenant, batch);
+        }
+    }
+
+    fn begin(&mut self, now_ns: u64, tenant: Tenant, batch: Batch) {
+        if let Some(witness) = &mut self.witness {
+            witness.available(now_ns, tenant, batch.kernels_ns.iter().sum());
+        }
+        let process = &mut self.processes[tenant];
+        process.to_launch.extend(&batch.kernels_ns);
+        process.batch = Some(batch);
+        self.launch(now_ns, tenant);
+    }
+
+    fn launch(&mut self, now_ns: u64, tenant: Tenant) {
+        let process = &mut self.processes[tenant];
+        let due_ns = process.batch.as_ref().and_then(|batch| batch.due_ns);
+        while process.in_flight < QUEUE_DEPTH
+            && let Some(length_ns) = process.to_launch.front().copied()
+            && self.gate.admit(now_ns, &Launch { tenant, length_ns, due_ns })
+        {
+            process.to_launch.pop_front();
+            process.in_flight += 1;
+            self.device.launch(tenant, Kernel { length_ns, sm_ppm: process.sm_ppm });
+        }
+    }
+
+    fn kernel_done(&mut self, now_ns: u64, tenant: Tenant, kernel: Kernel) {
+        let process = &mut self.processes[tenant];
+        process.in_flight -= 1;
+        if now_ns >= self.warmup_ns {
+            self.outcomes[tenant].work_ns += kernel.length_ns;
+        }
+        self.gate.done(now_ns, tenant, kernel.length_ns, process.in_flight == 0);
+        if process.in_flight > 0 || !process.to_launch.is_empty() {
+            return self.launch(now_ns, tenant);
+        }
+        let (next, moment_ns) = process.program.done(now_ns);
+        if let Some(batch) = process.batch.take() {
+            self.answered(now_ns, tenant, &batch);
+        }
+        self.moments.extend(moment_ns.map(|at_ns| Reverse((at_ns, tenant))));
+        match next {
+            Some(batch) => self.begin(now_ns, tenant, batch),
+            None => {
+                self.gate.rests(now_ns, tenant);
+                if let Some(witness) = &mut self.witness {
+                    witness.rests(now_ns, tenant);
+                }
+            }
+        }
+    }
+
+    fn answered(&mut self, now_ns: u64, tenant: Tenant, batch: &Batch) {
+        if batch.arrived_ns < self.warmup_ns {
+            return;
+        }
+        let outcome = &mut self.outcomes[tenant];
+        outcome.latencies_ns.push(now_ns - batch.arrived_ns);
+        if let Some(due_ns) = batch.due_ns {
+            outcome.timed += 1;
+            outcome.missed += u64::from(now_ns > due_ns);
+        }
+    }
+
+    /// What is not answered at the end, and should be, is missed.
+    fn close(&mut self, end_ns: u64) {
+        for (tenant, process) in self.processes.iter().enumerate() {
+            let outcome = &mut self.outcomes[tenant];
+            for batch in process.batch.iter().chain(process.program.queued()) {
+                if batch.arrived_ns >= self.warmup_ns && batch.due_ns.is_some_and(|due_ns| due_ns < end_ns) {
+                    outcome.timed += 1;
+                    outcome.missed += 1;
+                }
+            }
+            if let Some(witness) = &mut self.witness {
+                witness.rests(end_ns, tenant);
+                outcome.lag_ns = witness.lag_ns(tenant);
+                outcome.wanted_ns = witness.wanted_ns(tenant);
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! `cargo xtask eval`: scenarios in virtual time, under deepres' policy and under what people use instead.
+
+mod device;
+mod engine;
+mod fluid;
+mod gate;
+mod load;
+mod metrics;
+mod plot;
+mod policy;
+mod report;
+mod scenario;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+
+use crate::policy::Policy;
+use crate::scenario::Scenario;
+
+/// Evaluates sharing policies in virtual time: the same scenario under each, the same figures of each. Deterministic to the bit.
+#[derive(Parser)]
+#[command(name = "cargo xtask eval")]
+struct Options {
+    /// A scenario (repeatable); without any, all that come with deepres. docs/evaluation-scenarios.md describes the format.
+    #[arg(long, value_name = "FILE")]
+    scenario: Vec<PathBuf>,
+    /// Only this policy (repeatable).
+    #[arg(long, value_name = "NAME")]
+    policy: Vec<Policy>,
+    /// Print JSON: {"rows": […]}.
+    #[arg(long)]
+    json: bool,
+    /// Draw each scenario into this folder: shares over time, latencies, utilisation (SVG).
+    #[arg(long, value_name = "FOLDER")]
+    plots: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<()> {
+    let files = if options.scenario.is_empty() { ours()? } else { options.scenario.clone() };
+    let policies = if options.policy.is_empty() { Policy::ALL.to_vec() } else { options.policy.clone() };
+    let mut rows = Vec::new();
+    for file in files {
+        let scenario = Scenario::read(&file)?;
+        let runs = metrics::evaluate(&scenario, &policies);
+        if let Some(folder) = &options.plots {
+            plot::draw(&scenario, &runs, folder)
+                .with_context(|| format!("cannot draw {} into {}", scenario.name, folder.display()))?;
+        }
+        rows.extend(runs.into_iter().map(|run| run.row));
+    }
+    if options.json { report::print_json(&rows) } else { report::print_table(&rows) }
+}
+
+/// The scenarios that come with deepres, in the order of their names.
+fn ours() -> Result<Vec<PathBuf>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
+    let entries =
+        std::fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    ensure!(!files.is_empty(), "there is no scenario in {}", folder.display());
+    Ok(files)
+}

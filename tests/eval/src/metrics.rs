@@ -1,0 +1,241 @@
+//! What is measured of a run, and against what.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::device::{Tenant, TimeSlice};
+use crate::engine::{self, Outcome, Run};
+use crate::fluid::Fluid;
+use crate::gate::Absent;
+use crate::policy::{Policy, owed};
+use crate::scenario::Scenario;
+
+const NS_PER_MS: f64 = 1e6;
+
+/// One scenario under one policy. docs/evaluation-scenarios.md says what each figure means; what does not apply is null.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// The scenario's name.
+    pub scenario: String,
+    /// What it shows.
+    #[serde(skip)]
+    pub shows: String,
+    /// The policy's.
+    pub policy: &'static str,
+    /// GPU-seconds of kernels finished in a second.
+    pub throughput: f64,
+    /// The part of the time in which anything ran.
+    pub utilisation: f64,
+    /// Mean over tenants of the work done, as a part of what each does alone.
+    pub progress: f64,
+    /// `progress` as a multiple of the static equal split's.
+    pub progress_vs_static: f64,
+    /// `progress` as a part of the fluid limit's.
+    pub progress_vs_gps: f64,
+    /// The longest that an owner was behind the fluid limit with the same work.
+    pub max_lag_ms: f64,
+    /// Jain's index over owners of GPU time received, as a part of what each was owed while it wanted the GPU (1 at most: what flows over is
+    /// nobody's claim).
+    pub jain: f64,
+    /// Requests late or unanswered, of those that have a time.
+    pub slo_miss_ratio: Option<f64>,
+    /// Median answer time of requests.
+    pub p50_ms: Option<f64>,
+    /// … and the 99th percentile,
+    pub p99_ms: Option<f64>,
+    /// and what that is above its tenant alone.
+    pub p99_added_ms: Option<f64>,
+    /// With one owner and guests: the owner's work as a part of what it does alone.
+    pub production_speed: Option<f64>,
+    /// … and the guests' GPU time as a part of what the owner leaves alone.
+    pub harvested_fraction: Option<f64>,
+    /// Each tenant.
+    pub tenants: Vec<TenantRow>,
+}
+
+/// One tenant of a row.
+#[derive(Debug, Clone, Serialize)]
+pub struct TenantRow {
+    /// Its name.
+    pub name: String,
+    /// The part of the GPU that it is owed while all want it.
+    pub entitled: f64,
+    /// The part that it had.
+    pub received: f64,
+    /// The part that it takes alone.
+    pub demand: f64,
+    /// Work done, as a part of what it does alone.
+    pub progress: f64,
+    /// The longest that it was behind the fluid limit.
+    pub lag_ms: f64,
+    /// Median time of a request or step.
+    pub p50_ms: Option<f64>,
+    /// The 99th percentile.
+    pub p99_ms: Option<f64>,
+    /// Late or unanswered.
+    pub slo_miss_ratio: Option<f64>,
+}
+
+/// A row, and what its pictures need.
+pub struct Evaluated {
+    /// The figures.
+    pub row: Row,
+    /// What happened.
+    pub run: Run,
+}
+
+/// Runs a scenario under each policy.
+pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
+    let alone = alone(scenario);
+    let run = |policy: Policy| policy.run(scenario, &mut Fluid::new(scenario));
+    let references: BTreeMap<&str, Run> =
+        [Policy::StaticSplit, Policy::Gps].into_iter().map(|policy| (policy.name(), run(policy))).collect();
+    let evaluated = |policy: &Policy| {
+        let run = references.get(policy.name()).cloned().unwrap_or_else(|| run(*policy));
+        let row = row(scenario, *policy, &run, &alone, &references);
+        Evaluated { row, run }
+    };
+    policies.iter().map(evaluated).collect()
+}
+
+/// What each tenant does if it has the GPU to itself. Tenants that differ by name alone are tried once.
+fn alone(scenario: &Scenario) -> Vec<Outcome> {
+    let mut known: Vec<(usize, Outcome)> = Vec::new();
+    let tenants = &scenario.tenants;
+    let outcome = |tenant: Tenant| {
+        if let Some((_, outcome)) = known.iter().find(|(other, _)| tenants[*other].is_like(&tenants[tenant])) {
+            return outcome.clone();
+        }
+        let mut only = scenario.clone();
+        only.tenants = vec![tenants[tenant].clone()];
+        let mut device = TimeSlice::new(1, scenario.gpu.slice_ns, scenario.gpu.switch_ns);
+        let outcome = engine::run(&only, &mut device, &mut Absent, None).outcomes.remove(0);
+        known.push((tenant, outcome.clone()));
+        outcome
+    };
+    (0..tenants.len()).map(outcome).collect()
+}
+
+/// The part of the GPU that the owners of a scenario take between them, each as if alone.
+pub fn demand_of_owners(scenario: &Scenario) -> f64 {
+    let span_ns = (scenario.duration_ns - scenario.warmup_ns) as f64;
+    let owners = alone(scenario).into_iter().zip(&scenario.tenants).filter(|(_, tenant)| !tenant.is_guest());
+    owners.map(|(outcome, _)| outcome.used_ns as f64 / span_ns).sum::<f64>().min(1.0)
+}
+
+fn row(
+    scenario: &Scenario,
+    policy: Policy,
+    run: &Run,
+    alone: &[Outcome],
+    references: &BTreeMap<&str, Run>,
+) -> Row {
+    let span_ns = (scenario.duration_ns - scenario.warmup_ns) as f64;
+    let progress_of = |run: &Run| {
+        let parts = run.outcomes.iter().zip(alone).filter(|(_, alone)| alone.work_ns > 0);
+        let (sum, count) = parts.fold((0.0, 0u32), |(sum, count), (outcome, alone)| {
+            (sum + outcome.work_ns as f64 / alone.work_ns as f64, count + 1)
+        });
+        sum / f64::from(count.max(1))
+    };
+    let progress = progress_of(run);
+    let against = |policy: Policy| progress / references.get(policy.name()).map_or(f64::NAN, progress_of);
+    let entitled = owed(scenario);
+    let tenants: Vec<TenantRow> = (0..scenario.tenants.len())
+        .map(|tenant| {
+            let (outcome, alone) = (&run.outcomes[tenant], &alone[tenant]);
+            TenantRow {
+                name: scenario.tenants[tenant].name.clone(),
+                entitled: f64::from(entitled[tenant].ppm) / 1e6,
+                received: outcome.used_ns as f64 / span_ns,
+                demand: alone.used_ns as f64 / span_ns,
+                progress: outcome.work_ns as f64 / alone.work_ns.max(1) as f64,
+                lag_ms: outcome.lag_ns as f64 / NS_PER_MS,
+                p50_ms: percentile_ms(&outcome.latencies_ns, 0.5),
+                p99_ms: percentile_ms(&outcome.latencies_ns, 0.99),
+                slo_miss_ratio: ratio(outcome.missed, outcome.timed),
+            }
+        })
+        .collect();
+    let is_owner = |tenant: &Tenant| !scenario.tenants[*tenant].is_guest();
+    let owners: Vec<Tenant> = (0..tenants.len()).filter(is_owner).collect();
+    let guests: Vec<Tenant> = (0..tenants.len()).filter(|tenant| !is_owner(tenant)).collect();
+    let answers = |outcomes: &[Outcome]| {
+        let services = scenario.tenants.iter().zip(outcomes).filter(|(tenant, _)| tenant.requests.is_some());
+        services.flat_map(|(_, outcome)| outcome.latencies_ns.iter().copied()).collect::<Vec<u64>>()
+    };
+    let (answered, answered_alone) = (answers(&run.outcomes), answers(alone));
+    let p99_ms = percentile_ms(&answered, 0.99);
+    let beside = match owners.as_slice() {
+        [owner] if !guests.is_empty() => {
+            let left = (1.0 - tenants[*owner].demand).max(f64::EPSILON);
+            let had: f64 = guests.iter().map(|guest| tenants[*guest].received).sum();
+            Some((tenants[*owner].progress, had / left))
+        }
+        _ => None,
+    };
+    let received = owners.iter().map(|owner| {
+        let claim = tenants[*owner].entitled * run.outcomes[*owner].wanted_ns as f64 / span_ns;
+        if claim > 0.0 { (tenants[*owner].received / claim).min(1.0) } else { 1.0 }
+    });
+    Row {
+        scenario: scenario.name.clone(),
+        shows: scenario.shows.clone(),
+        policy: policy.name(),
+        throughput: run.outcomes.iter().map(|outcome| outcome.work_ns as f64).sum::<f64>() / span_ns,
+        utilisation: run.busy_ns as f64 / span_ns,
+        progress,
+        progress_vs_static: against(Policy::StaticSplit),
+        progress_vs_gps: against(Policy::Gps),
+        max_lag_ms: owners.iter().map(|owner| tenants[*owner].lag_ms).fold(0.0, f64::max),
+        jain: jain(received),
+        slo_miss_ratio: ratio(
+            run.outcomes.iter().map(|outcome| outcome.missed).sum(),
+            run.outcomes.iter().map(|outcome| outcome.timed).sum(),
+        ),
+        p50_ms: percentile_ms(&answered, 0.5),
+        p99_ms,
+        p99_added_ms: p99_ms.zip(percentile_ms(&answered_alone, 0.99)).map(|(with, alone)| with - alone),
+        production_speed: beside.map(|(speed, _)| speed),
+        harvested_fraction: beside.map(|(_, harvested)| harvested),
+        tenants,
+    }
+}
+
+/// Jain's fairness index: 1 when all are equal, 1/n when one has everything.
+fn jain(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, squares, count) =
+        values.fold((0.0, 0.0, 0.0), |(sum, squares, count), x| (sum + x, squares + x * x, count + 1.0));
+    if squares == 0.0 { 1.0 } else { sum * sum / (count * squares) }
+}
+
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+/// The value that this part of the values does not pass (nearest rank).
+pub fn percentile_ms(values_ns: &[u64], part: f64) -> Option<f64> {
+    let mut sorted = values_ns.to_vec();
+    sorted.sort_unstable();
+    let rank = ((sorted.len() as f64 * part).ceil() as usize).max(1);
+    sorted.get(rank - 1).map(|ns| *ns as f64 / NS_PER_MS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jains_index_is_one_for_equals_and_one_in_n_for_a_winner() {
+        assert_eq!(jain([0.5, 0.5].into_iter()), 1.0);
+        assert_eq!(jain([1.0, 0.0, 0.0, 0.0].into_iter()), 0.25);
+    }
+
+    #[test]
+    fn percentiles_are_by_nearest_rank() {
+        let values: Vec<u64> = (1..=100).map(|ms| ms * 1_000_000).collect();
+        assert_eq!((percentile_ms(&values, 0.5), percentile_ms(&values, 0.99)), (Some(50.0), Some(99.0)));
+        assert_eq!(percentile_ms(&[], 0.5), None);
+    }
+}

@@ -1,0 +1,171 @@
+//! Pictures of a scenario: shares over time, answer times, utilisation.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, anyhow};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use crate::metrics::Evaluated;
+use crate::scenario::{SECOND, Scenario};
+
+const SIZE: (u32, u32) = (900, 500);
+const MARGIN: u32 = 12;
+const LABELS: u32 = 45;
+/// Points of a curve of answer times.
+const CDF_POINTS: usize = 200;
+/// Samples over which a share is taken.
+const SMOOTHING: usize = 8;
+/// Tenants that a picture has room for.
+const MAX_CURVES: usize = 12;
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Draws `SCENARIO-shares-POLICY.svg` for each policy, `SCENARIO-latency.svg` and `SCENARIO-utilisation.svg`.
+pub fn draw(scenario: &Scenario, runs: &[Evaluated], folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let stem: String = scenario
+        .name
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
+        .collect();
+    for run in runs {
+        let file = folder.join(format!("{stem}-shares-{}.svg", run.row.policy));
+        picture(&file, |area| shares(area, scenario, run))?;
+    }
+    if runs.iter().any(|run| run.row.p50_ms.is_some()) {
+        picture(&folder.join(format!("{stem}-latency.svg")), |area| latencies(area, scenario, runs))?;
+    }
+    picture(&folder.join(format!("{stem}-utilisation.svg")), |area| utilisation(area, scenario, runs))
+}
+
+fn picture(file: &Path, draw: impl Fn(&Area<'_>) -> Result<()>) -> Result<()> {
+    let area = SVGBackend::new(file, SIZE).into_drawing_area();
+    area.fill(&WHITE).map_err(failed)?;
+    draw(&area)?;
+    area.present().map_err(failed)
+}
+
+fn failed<E: std::error::Error>(error: E) -> anyhow::Error {
+    anyhow!("{error}")
+}
+
+fn color(index: usize) -> RGBColor {
+    let color = Palette99::pick(index).to_rgba();
+    let (red, green, blue) = color.rgb();
+    RGBColor(red, green, blue)
+}
+
+fn shares(area: &Area<'_>, scenario: &Scenario, run: &Evaluated) -> Result<()> {
+    let span_ns = scenario.duration_ns - scenario.warmup_ns;
+    let span_s = span_ns as f64 / SECOND as f64;
+    let title = format!("{} under {}: part of the GPU", scenario.name, run.row.policy);
+    let mut chart = ChartBuilder::on(area)
+        .caption(title, ("sans-serif", 18))
+        .margin(MARGIN)
+        .x_label_area_size(LABELS)
+        .y_label_area_size(LABELS)
+        .build_cartesian_2d(0.0..span_s, 0.0..1.05)
+        .map_err(failed)?;
+    chart.configure_mesh().x_desc("s").y_desc("share (dashed: owed)").draw().map_err(failed)?;
+    for (index, (tenant, outcome)) in
+        run.row.tenants.iter().zip(&run.run.outcomes).take(MAX_CURVES).enumerate()
+    {
+        let samples = outcome.curve_ns.len().saturating_sub(1).max(1);
+        let sample_ns = span_ns as f64 / samples as f64;
+        let points = outcome.curve_ns.windows(SMOOTHING + 1).enumerate().map(|(at, window)| {
+            let used_ns = (window[SMOOTHING] - window[0]) as f64;
+            let middle = at as f64 + SMOOTHING as f64 / 2.0;
+            (middle * sample_ns / SECOND as f64, used_ns / (SMOOTHING as f64 * sample_ns))
+        });
+        let color = color(index);
+        chart
+            .draw_series(LineSeries::new(points, color.stroke_width(2)))
+            .map_err(failed)?
+            .label(tenant.name.clone())
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color));
+        let owed = [(0.0, tenant.entitled), (span_s, tenant.entitled)];
+        chart.draw_series(DashedLineSeries::new(owed, 5, 5, color.stroke_width(1))).map_err(failed)?;
+    }
+    legend(&mut chart)
+}
+
+fn latencies(area: &Area<'_>, scenario: &Scenario, runs: &[Evaluated]) -> Result<()> {
+    let sorted = |run: &Evaluated| {
+        let services =
+            scenario.tenants.iter().zip(&run.run.outcomes).filter(|(tenant, _)| tenant.requests.is_some());
+        let mut values_ms: Vec<f64> =
+            services.flat_map(|(_, outcome)| &outcome.latencies_ns).map(|ns| *ns as f64 / 1e6).collect();
+        values_ms.sort_by(f64::total_cmp);
+        values_ms
+    };
+    let curves: Vec<_> = runs.iter().map(|run| (run.row.policy, sorted(run))).collect();
+    let last = curves.iter().filter_map(|(_, values)| values.last()).fold(1.0f64, |a, b| a.max(*b));
+    let first = curves.iter().filter_map(|(_, values)| values.first()).fold(last, |a, b| a.min(*b));
+    let mut chart = ChartBuilder::on(area)
+        .caption(format!("{}: answer times", scenario.name), ("sans-serif", 18))
+        .margin(MARGIN)
+        .x_label_area_size(LABELS)
+        .y_label_area_size(LABELS)
+        .build_cartesian_2d((first.max(0.01)..last * 1.1).log_scale(), 0.0..1.0)
+        .map_err(failed)?;
+    chart.configure_mesh().x_desc("ms").y_desc("part of the requests").draw().map_err(failed)?;
+    for (index, (policy, values)) in curves.iter().enumerate().filter(|(_, (_, values))| !values.is_empty()) {
+        let points = (1..=CDF_POINTS).map(|point| {
+            let part = point as f64 / CDF_POINTS as f64;
+            let rank = ((values.len() as f64 * part).ceil() as usize).clamp(1, values.len());
+            (values[rank - 1], part)
+        });
+        let color = color(index);
+        chart
+            .draw_series(LineSeries::new(points, color.stroke_width(2)))
+            .map_err(failed)?
+            .label(*policy)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color));
+    }
+    legend(&mut chart)
+}
+
+fn utilisation(area: &Area<'_>, scenario: &Scenario, runs: &[Evaluated]) -> Result<()> {
+    let names: Vec<&str> = runs.iter().map(|run| run.row.policy).collect();
+    let mut chart = ChartBuilder::on(area)
+        .caption(format!("{}: part of the time in which the GPU runs", scenario.name), ("sans-serif", 18))
+        .margin(MARGIN)
+        .x_label_area_size(LABELS)
+        .y_label_area_size(LABELS)
+        .build_cartesian_2d((0..runs.len().max(1) - 1).into_segmented(), 0.0..1.05)
+        .map_err(failed)?;
+    let name = |at: &SegmentValue<usize>| match at {
+        SegmentValue::CenterOf(index) => names.get(*index).copied().unwrap_or_default().to_owned(),
+        SegmentValue::Exact(_) | SegmentValue::Last => String::new(),
+    };
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .x_labels(runs.len())
+        .x_label_formatter(&name)
+        .draw()
+        .map_err(failed)?;
+    let bars = runs.iter().enumerate().map(|(index, run)| {
+        let corners =
+            [(SegmentValue::Exact(index), 0.0), (SegmentValue::Exact(index + 1), run.row.utilisation)];
+        let mut bar = Rectangle::new(corners, color(index).filled());
+        bar.set_margin(0, 0, 12, 12);
+        bar
+    });
+    chart.draw_series(bars).map_err(failed)?;
+    Ok(())
+}
+
+fn legend<'a, 'b: 'a, X, Y>(chart: &mut ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>) -> Result<()>
+where
+    X: Ranged,
+    Y: Ranged,
+{
+    chart
+        .configure_series_labels()
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK)
+        .draw()
+        .map_err(failed)
+}

@@ -1,0 +1,212 @@
+//! The daemon's policy, and the gate as the interposer keeps it.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use deepres_controller::policy::TenantId;
+use deepres_controller::policy::demand::Demand;
+use deepres_controller::policy::entitlement::entitlements;
+use deepres_controller::policy::lease::{Grant, Scheduler, Seen};
+use deepres_controller::policy::priority::{Terms, Usage, Weights};
+use deepres_controller::policy::tuning::{QuantumBounds, Tuning};
+
+use crate::device::Tenant;
+use crate::gate::{Gate, Launch};
+use crate::scenario::{self, Scenario};
+
+/// Processors of the host, for whether waiters spin.
+const PROCESSORS: usize = 8;
+/// How often priorities are looked at again, as in the daemon.
+const REVIEW_NS: u64 = 100_000_000;
+
+#[derive(Debug, Default)]
+struct Seat {
+    waiting: bool,
+    in_flight: u64,
+    in_flight_ns: u64,
+    unreported_ns: u64,
+    longest_ns: u64,
+    used_ns: u64,
+    demand: Demand,
+    demand_used_ns: u64,
+    idle_since_ns: Option<u64>,
+    is_news: bool,
+}
+
+impl Seat {
+    fn wants(&self) -> bool {
+        self.waiting || self.in_flight > 0
+    }
+}
+
+/// The policy and its gates.
+#[derive(Debug)]
+pub struct Deepres {
+    scheduler: Scheduler,
+    tuning: Tuning,
+    /// A wake-up: bell to arbiter, gate to thread.
+    wake_ns: u64,
+    tenants: Vec<scenario::Tenant>,
+    seats: Vec<Seat>,
+    news: Vec<Tenant>,
+    decide_ns: Option<u64>,
+    review_ns: u64,
+    retries: BinaryHeap<Reverse<(u64, Tenant)>>,
+}
+
+fn id(tenant: Tenant) -> TenantId {
+    tenant as TenantId
+}
+
+impl Deepres {
+    /// The policy over a scenario's tenants.
+    pub fn new(scenario: &Scenario) -> Self {
+        let handoff_ns = scenario.gpu.handoff_ns;
+        let mut deepres = Self {
+            scheduler: Scheduler::default(),
+            tuning: Tuning::derive(handoff_ns, QuantumBounds::default(), PROCESSORS),
+            wake_ns: handoff_ns / 2,
+            tenants: scenario.tenants.clone(),
+            seats: scenario.tenants.iter().map(|_| Seat { idle_since_ns: Some(0), ..Seat::default() }).collect(),
+            news: Vec::new(),
+            decide_ns: Some(0),
+            review_ns: 0,
+            retries: BinaryHeap::new(),
+        };
+        for tenant in 0..scenario.tenants.len() {
+            deepres.scheduler.enter(id(tenant), 0);
+        }
+        deepres
+    }
+
+    fn tell(&mut self, tenant: Tenant) {
+        if !std::mem::replace(&mut self.seats[tenant].is_news, true) {
+            self.news.push(tenant);
+        }
+    }
+
+    fn ring(&mut self, now_ns: u64) {
+        let heard_ns = now_ns + self.wake_ns;
+        self.decide_ns = Some(self.decide_ns.map_or(heard_ns, |decide_ns| decide_ns.min(heard_ns)));
+    }
+
+    /// Works out again what every tenant is owed.
+    fn review(&mut self, now_ns: u64) {
+        let value = |(tenant, seat): (&scenario::Tenant, &mut Seat)| {
+            let idle_ns = seat.idle_since_ns.map_or(0, |since_ns| now_ns - since_ns);
+            seat.demand.observe(seat.used_ns - seat.demand_used_ns, idle_ns);
+            seat.demand_used_ns = seat.used_ns;
+            seat.idle_since_ns = seat.idle_since_ns.map(|_| now_ns);
+            let usage = Usage { used_ns: seat.used_ns, demand_ppm: seat.demand.ppm(), memory_ppm: 0 };
+            tenant.request(Terms::at(now_ns, &tenant.priority(), &usage).value_ppm(&Weights::default()))
+        };
+        let requests: BTreeMap<TenantId, _> =
+            (0..).zip(self.tenants.iter().zip(&mut self.seats).map(value)).collect();
+        for (tenant, owed) in entitlements(&requests) {
+            self.scheduler.set_standing(tenant, requests[&tenant].class, owed.weight_ppm);
+        }
+        self.review_ns = now_ns + REVIEW_NS;
+    }
+
+    fn decide(&mut self, now_ns: u64) {
+        if now_ns >= self.review_ns {
+            self.review(now_ns);
+        }
+        for tenant in self.news.drain(..) {
+            let seat = &mut self.seats[tenant];
+            seat.is_news = false;
+            let seen = Seen {
+                waiting: seat.waiting,
+                in_flight: seat.in_flight > 0,
+                used_ns: std::mem::take(&mut seat.unreported_ns),
+                pending_ns: seat.in_flight_ns,
+                longest_ns: seat.longest_ns,
+            };
+            self.scheduler.observe(id(tenant), now_ns, seen);
+        }
+        let again_ns = self.scheduler.decide(now_ns, &self.tuning);
+        for change in self.scheduler.take_changes() {
+            let tenant = change.tenant as Tenant;
+            if self.seats[tenant].waiting {
+                self.retries.push(Reverse((now_ns + self.wake_ns, tenant)));
+            }
+        }
+        self.scheduler.take_handoffs();
+        let again_ns = again_ns.map_or(self.review_ns, |again_ns| again_ns.min(self.review_ns));
+        self.decide_ns = Some(again_ns.max(now_ns + 1));
+    }
+}
+
+impl Gate for Deepres {
+    fn admit(&mut self, now_ns: u64, launch: &Launch) -> bool {
+        let tenant = launch.tenant;
+        let grant = self.scheduler.grant(id(tenant));
+        let seat = &self.seats[tenant];
+        let (may_go, rings) = match grant {
+            Grant::Open => (true, false),
+            Grant::Closed => (false, true),
+            Grant::Leased { expires_ns } if now_ns >= expires_ns => (false, true),
+            Grant::Leased { .. } => {
+                let window_ns = self.scheduler.window_ns(id(tenant), 1, seat.longest_ns, &self.tuning);
+                let fits = seat.in_flight == 0 || seat.in_flight_ns + launch.length_ns <= window_ns;
+                (fits, false)
+            }
+        };
+        let seat = &mut self.seats[tenant];
+        seat.idle_since_ns = match seat.idle_since_ns.take() {
+            Some(since_ns) => {
+                seat.demand.observe(0, now_ns - since_ns);
+                None
+            }
+            None => None,
+        };
+        let was_waiting = std::mem::replace(&mut seat.waiting, !may_go);
+        let was_idle = !was_waiting && seat.in_flight == 0;
+        if may_go {
+            seat.in_flight += 1;
+            seat.in_flight_ns += launch.length_ns;
+        } else if rings && !was_waiting {
+            self.ring(now_ns);
+        }
+        if was_idle || was_waiting == may_go {
+            self.tell(tenant);
+        }
+        may_go
+    }
+
+    fn done(&mut self, now_ns: u64, tenant: Tenant, length_ns: u64, is_idle: bool) {
+        let seat = &mut self.seats[tenant];
+        seat.in_flight -= 1;
+        seat.in_flight_ns -= length_ns;
+        seat.used_ns += length_ns;
+        seat.unreported_ns += length_ns;
+        seat.longest_ns = seat.longest_ns.max(length_ns);
+        self.tell(tenant);
+        if is_idle && self.scheduler.grant(id(tenant)) != Grant::Open {
+            self.ring(now_ns);
+        }
+    }
+
+    fn rests(&mut self, now_ns: u64, tenant: Tenant) {
+        let seat = &mut self.seats[tenant];
+        debug_assert!(!seat.wants());
+        seat.idle_since_ns = Some(now_ns);
+    }
+
+    fn wake_ns(&self) -> Option<u64> {
+        let retry_ns = self.retries.peek().map(|Reverse((at_ns, _))| *at_ns);
+        [self.decide_ns, retry_ns].into_iter().flatten().min()
+    }
+
+    fn wake(&mut self, now_ns: u64, retry: &mut Vec<Tenant>) {
+        if self.decide_ns.is_some_and(|decide_ns| decide_ns <= now_ns) {
+            self.decide(now_ns);
+        }
+        while let Some(Reverse((at_ns, tenant))) = self.retries.peek().copied()
+            && at_ns <= now_ns
+        {
+            self.retries.pop();
+            retry.push(tenant);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! A best-effort job limited by the rate of the production job's launches.
+//!
+//! Rule and constants are those of TGS's hijack/src/{high,low}_priority_hijack_call.c as published (June 2023). Production is never held up; each 5 s it
+//! tells the blocks it launched. The guest is frozen while it profiles that (five messages), then may launch `limit` blocks in each 50 ms, and
+//! moves the limit at each message: up while production's rate is within 3 % of its best, down otherwise (upwards too: a difference is taken
+//! without its sign), with a slow start and a congestion avoidance.
+//!
+//! Several production tenants count as one, whose rate is the sum of theirs; several guests have a limiter each, as it is a process's.
+
+use super::blocks;
+use crate::device::Tenant;
+use crate::gate::{Gate, Launch};
+use crate::scenario::Scenario;
+
+/// `duration` of production's monitor and watcher
+const MESSAGE_NS: u64 = 5_000_000_000;
+/// `duration` of the guest's watcher
+const UNIT_NS: u64 = 50_000_000;
+/// `TIME_TICK`
+const SLEEP_NS: u64 = 10_000_000;
+/// `PROFILE_TIME`
+const PROFILE_MESSAGES: u32 = 5;
+/// `WINDOW_SIZE`
+const WINDOW: usize = 5;
+/// `LIMIT_INITIALIZER`
+const FIRST_LIMIT: f64 = 20_000.0;
+/// `RATE_MIN`
+const MIN_STEP: f64 = 1_000.0;
+/// `threshold`
+const THRESHOLD: f64 = 0.03;
+/// A rate below this counts as none.
+const NO_RATE: f64 = 1_000.0;
+/// Messages before windows without a rate mean anything.
+const EARLY: u64 = 15;
+/// `UPPER_LIMIT`, and what a limit may rise to whatever the guest's own rate.
+const UPPER: f64 = 1e14;
+const SLOW_START_CEILING: f64 = (1u64 << 40) as f64;
+const CEILING: f64 = 65_536.0 * 65_536.0;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    SlowStart,
+    Avoidance,
+}
+
+/// Production's best rate, as the guest believes it, and the limit that follows.
+#[derive(Debug)]
+struct Manager {
+    best: f64,
+    window: [f64; WINDOW],
+    profiled: u32,
+    goes_on: bool,
+    profiling: bool,
+    messages: u64,
+    phase: Phase,
+    was_down: bool,
+    far_off: u32,
+    limit: f64,
+}
+
+#[derive(Debug)]
+struct Guest {
+    is_guest: bool,
+    launched: f64,
+    launched_before: f64,
+    waiting: bool,
+}
+
+/// The limiter.
+#[derive(Debug)]
+pub struct TgsLike {
+    guests: Vec<Guest>,
+    manager: Manager,
+    production: f64,
+    message_ns: u64,
+    unit_ns: u64,
+    poll_ns: Option<u64>,
+}
+
+impl TgsLike {
+    /// A limiter for the guests of a scenario.
+    pub fn new(scenario: &Scenario) -> Self {
+        let guest = |tenant: &crate::scenario::Tenant| Guest {
+            is_guest: tenant.is_guest(),
+            launched: 0.0,
+            launched_before: 0.0,
+            waiting: false,
+        };
+        Self {
+            guests: scenario.tenants.iter().map(guest).collect(),
+            manager: Manager {
+                best: 1.0,
+                window: [0.0; WINDOW],
+                profiled: 0,
+                goes_on: false,
+                profiling: true,
+                messages: 0,
+                phase: Phase::SlowStart,
+                was_down: false,
+                far_off: 0,
+                limit: 0.0,
+            },
+            production: 0.0,
+            message_ns: MESSAGE_NS,
+            unit_ns: UNIT_NS,
+            poll_ns: None,
+        }
+    }
+}
+
+impl Manager {
+    /// The best mean of two neighbours before `rate`, which then joins them.
+    fn shift(&mut self, rate: f64) -> f64 {
+        let best = self.window.windows(2).map(|pair| f64::midpoint(pair[0], pair[1])).fold(0.0, f64::max);
+        self.window.rotate_right(1);
+        self.window[0] = rate;
+        best
+    }
+
+    fn believe(&mut self, best: f64) {
+        self.best = if best > self.best { self.best.max(best * 0.975) } else { self.best.min(best * 1.025) };
+    }
+
+    fn message(&mut self, rate: f64, guest_rate: f64) {
+        let rate = rate.max(1.0);
+        let best = self.shift(rate);
+        let off = (best - self.best) / self.best;
+        if self.profiling {
+            self.profiled += 1;
+            if off.abs() <= 0.05 {
+                let before = self.best;
+                self.best = self.best.max(best);
+                // Whole numbers in the original: any difference below 1 is none.
+                self.goes_on = (before - best).abs() >= 1.0 && self.best != best;
+            } else {
+                self.believe(best);
+                self.goes_on = true;
+            }
+            self.profiling = self.profiled < PROFILE_MESSAGES || self.goes_on;
+            return;
+        }
+        if off.abs() <= 0.1 {
+            self.best = self.best.max(best);
+        } else if off.abs() > 0.2 {
+            self.believe(best);
+            self.profiling = true;
+            self.profiled = 0;
+            self.goes_on = false;
+            return;
+        }
+        self.messages += 1;
+        if self.messages == 1 {
+            return self.start(FIRST_LIMIT);
+        }
+        let silent = self.window.iter().filter(|rate| **rate < NO_RATE).count();
+        if silent <= WINDOW / 5 * 2 || self.messages < EARLY {
+            if silent == 2 && self.messages > EARLY {
+                self.start(FIRST_LIMIT);
+            } else {
+                self.adjust(rate, guest_rate);
+            }
+        } else {
+            self.start((3.0 * guest_rate).max(CEILING).min(UPPER));
+        }
+    }
+
+    fn start(&mut self, limit: f64) {
+        self.limit = limit;
+        self.phase = Phase::SlowStart;
+    }
+
+    fn adjust(&mut self, rate: f64, guest_rate: f64) {
+        let off = ((rate - self.best) / self.best).abs();
+        let ceiling = |least: f64| (3.0 * guest_rate).max(least).min(UPPER);
+        match self.phase {
+            Phase::SlowStart if off <= THRESHOLD => {
+                self.limit = (self.limit * 1.5 + 1.0).min(ceiling(SLOW_START_CEILING));
+            }
+            Phase::SlowStart => {
+                self.limit /= 1.5;
+                self.was_down = true;
+                self.phase = Phase::Avoidance;
+            }
+            Phase::Avoidance => {
+                let fine = if self.was_down { off <= THRESHOLD } else { off < THRESHOLD };
+                if fine {
+                    self.limit += (self.best * 0.000_25).max(MIN_STEP);
+                } else {
+                    self.limit -= (self.limit * 0.08).max(MIN_STEP);
+                }
+                self.was_down = !fine;
+                self.limit = self.limit.min(ceiling(CEILING));
+                if off >= 3.0 * THRESHOLD {
+                    self.phase = Phase::SlowStart;
+                    self.limit /= 10.0;
+                }
+            }
+        }
+        self.far_off = if off >= 0.12 { self.far_off + 1 } else { 0 };
+        if self.far_off >= 20 {
+            self.best *= 0.8;
+            self.far_off = 0;
+            self.phase = Phase::SlowStart;
+            self.limit /= 2.0;
+        }
+        self.limit = self.limit.max(0.0).floor();
+    }
+}
+
+impl Gate for TgsLike {
+    fn admit(&mut self, now_ns: u64, launch: &Launch) -> bool {
+        let blocks = blocks::of(launch.length_ns) as f64;
+        let guest = &mut self.guests[launch.tenant];
+        if !guest.is_guest {
+            self.production += blocks;
+            return true;
+        }
+        if guest.waiting {
+            return false;
+        }
+        if guest.launched > self.manager.limit {
+            guest.waiting = true;
+            self.poll_ns.get_or_insert(now_ns + SLEEP_NS);
+            return false;
+        }
+        guest.launched += blocks;
+        true
+    }
+
+    fn done(&mut self, _: u64, _: Tenant, _: u64, _: bool) {}
+
+    fn rests(&mut self, _: u64, _: Tenant) {}
+
+    fn wake_ns(&self) -> Option<u64> {
+        [Some(self.message_ns), Some(self.unit_ns), self.poll_ns].into_iter().flatten().min()
+    }
+
+    fn wake(&mut self, now_ns: u64, retry: &mut Vec<Tenant>) {
+        if now_ns >= self.unit_ns {
+            self.unit_ns += UNIT_NS;
+            for guest in &mut self.guests {
+                guest.launched_before = std::mem::take(&mut guest.launched);
+            }
+        }
+        if now_ns >= self.message_ns {
+            self.message_ns += MESSAGE_NS;
+            let guests: f64 = self.guests.iter().map(|guest| guest.launched_before).sum();
+            self.manager.message(std::mem::take(&mut self.production), guests);
+        }
+        if self.poll_ns.is_some_and(|poll_ns| poll_ns <= now_ns) {
+            self.poll_ns = None;
+            let waiting = self.guests.iter_mut().enumerate().filter(|(_, guest)| guest.waiting);
+            for (tenant, guest) in waiting {
+                guest.waiting = false;
+                retry.push(tenant);
+            }
+        }
+    }
+}
