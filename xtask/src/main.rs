@@ -8,6 +8,7 @@ mod conformance;
 mod demo;
 mod dist;
 mod elf;
+mod eval;
 mod fuzz;
 mod host;
 mod process;
@@ -56,6 +57,8 @@ enum Task {
     /// Puts stripped `libdeepres.so` and `deepres` into dist/ and the simulated GPU into dist/simgpu/, and fails
     /// if the product needs a glibc newer than 2.28.
     Dist,
+    /// Evaluate the policy in virtual time, beside what people use instead.
+    Eval(eval::Options),
     /// Generate the driver API table from NVIDIA's published headers.
     Codegen(codegen::Options),
 }
@@ -68,6 +71,7 @@ fn main() -> Result<ExitCode> {
         Task::Bench(bench) => bench::run(&bench)?,
         Task::Conformance(options) => conformance::run(&options)?,
         Task::Dist => drop(dist::run()?),
+        Task::Eval(options) => eval::run(&options)?,
         Task::Codegen(options) => codegen::run(&options)?,
     }
     Ok(ExitCode::SUCCESS)

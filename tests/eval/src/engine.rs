@@ -48,7 +48,7 @@ pub trait Witness {
     /// Work of this length is there.
     fn available(&mut self, now_ns: u64, tenant: Tenant, work_ns: u64);
     /// Something changed, and each tenant has had so much in all.
-    fn look(&mut self, now_ns: u64, used_ns: &[u64]);
+    fn look(&mut self, used_ns: &[u64]);
     /// All work of the tenant that was there is done.
     fn rests(&mut self, now_ns: u64, tenant: Tenant);
     /// The longest that the tenant was behind, ns.
@@ -120,7 +120,7 @@ impl Engine<'_> {
             let now_ns = next.into_iter().flatten().min().unwrap_or(sample_ns);
             self.device.advance(now_ns, &mut done);
             if let Some(witness) = &mut self.witness {
-                witness.look(now_ns, self.device.used_ns());
+                witness.look(self.device.used_ns());
             }
             if now_ns == sample_ns {
                 if samples == 0 {

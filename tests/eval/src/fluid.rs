@@ -1,4 +1,5 @@
-//! The fluid limit, fed with the work of another run as it becomes available there: how far behind it is each tenant?
+//! The fluid limit, fed with the work of another run as it becomes available there, and with the GPU time that run spends on it: how far is each
+//! tenant behind what it would have had of that time? What a policy wastes shows in its throughput, not here.
 
 use crate::device::Tenant;
 use crate::engine::Witness;
@@ -21,7 +22,7 @@ pub struct Fluid {
     wanted_since_ns: Vec<Option<u64>>,
     wanted_ns: Vec<u64>,
     backlogged: Vec<Tenant>,
-    now_ns: u64,
+    spent_ns: u64,
 }
 
 impl Fluid {
@@ -40,13 +41,12 @@ impl Fluid {
             wanted_since_ns: vec![None; tenants],
             wanted_ns: vec![0; tenants],
             backlogged: Vec::new(),
-            now_ns: 0,
+            spent_ns: 0,
         }
     }
 
-    fn advance(&mut self, now_ns: u64) {
-        let mut pass_ns = (now_ns - self.now_ns) as f64;
-        self.now_ns = now_ns;
+    /// Spends so much GPU time.
+    fn spend(&mut self, mut pass_ns: f64) {
         while pass_ns > 0.0 && !self.backlogged.is_empty() {
             let sum: f64 = self.backlogged.iter().filter_map(|tenant| self.weights[*tenant]).sum();
             // Until the first of them has nothing left.
@@ -72,18 +72,20 @@ impl Witness for Fluid {
         if self.weights[tenant].is_none() || self.lag_ns.len() > MOST_WATCHED {
             return;
         }
-        self.advance(now_ns);
         self.left_ns[tenant] += work_ns as f64;
         if !self.backlogged.contains(&tenant) {
             self.backlogged.push(tenant);
         }
     }
 
-    fn look(&mut self, now_ns: u64, used_ns: &[u64]) {
+    fn look(&mut self, used_ns: &[u64]) {
         if self.lag_ns.len() > MOST_WATCHED {
             return;
         }
-        self.advance(now_ns);
+        let owners = used_ns.iter().zip(&self.weights).filter(|(_, weight)| weight.is_some());
+        let spent_ns: u64 = owners.map(|(used_ns, _)| used_ns).sum();
+        self.spend((spent_ns - self.spent_ns) as f64);
+        self.spent_ns = spent_ns;
         for ((lag_ns, served_ns), used_ns) in self.lag_ns.iter_mut().zip(&self.served_ns).zip(used_ns) {
             *lag_ns = lag_ns.max(served_ns - *used_ns as f64);
         }

@@ -45,15 +45,8 @@ impl Program {
             (None, Some(requests)) => Work::Requests(requests),
             (None, None) => unreachable!("a scenario is checked when it is read"),
         };
-        let active =
-            if tenant.active_s.is_empty() { vec![(0, u64::MAX)] } else { tenant.active_s.clone() };
-        Self {
-            work,
-            active,
-            random: ChaCha8Rng::from_seed(bytes),
-            queue: VecDeque::new(),
-            is_busy: false,
-        }
+        let active = if tenant.active_s.is_empty() { vec![(0, u64::MAX)] } else { tenant.active_s.clone() };
+        Self { work, active, random: ChaCha8Rng::from_seed(bytes), queue: VecDeque::new(), is_busy: false }
     }
 
     /// When it does something for the first time.
@@ -78,8 +71,7 @@ impl Program {
             }
             Work::Requests(requests) => {
                 let due_ns = requests.slo_ns.map(|slo_ns| now_ns.saturating_add(slo_ns));
-                let batch =
-                    self.batch(now_ns, requests.kernels, requests.kernel_ns, requests.jitter, due_ns);
+                let batch = self.batch(now_ns, requests.kernels, requests.kernel_ns, requests.jitter, due_ns);
                 let next_ns = self.next_arrival(now_ns, &requests);
                 if self.is_busy {
                     self.queue.push_back(batch);

@@ -67,8 +67,7 @@ fn run(options: &Options) -> Result<()> {
 /// The scenarios that come with deepres, in the order of their names.
 fn ours() -> Result<Vec<PathBuf>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
-    let entries =
-        std::fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    let entries = std::fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
     let mut files = Vec::new();
     for entry in entries {
         let path = entry?.path();

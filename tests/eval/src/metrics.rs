@@ -104,7 +104,8 @@ fn alone(scenario: &Scenario) -> Vec<Outcome> {
     let mut known: Vec<(usize, Outcome)> = Vec::new();
     let tenants = &scenario.tenants;
     let outcome = |tenant: Tenant| {
-        if let Some((_, outcome)) = known.iter().find(|(other, _)| tenants[*other].is_like(&tenants[tenant])) {
+        if let Some((_, outcome)) = known.iter().find(|(other, _)| tenants[*other].is_like(&tenants[tenant]))
+        {
             return outcome.clone();
         }
         let mut only = scenario.clone();

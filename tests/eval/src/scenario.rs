@@ -257,7 +257,9 @@ fn scaled<'de, D: Deserializer<'de>>(
     let most = MAX_S * SECOND as f64;
     if !(ns >= least && ns <= most) {
         let least = if least > 0.0 { "above 0" } else { "0 or more" };
-        return Err(de::Error::custom(format!("{number} {unit} is out of range: give {least}, and a day at most")));
+        return Err(de::Error::custom(format!(
+            "{number} {unit} is out of range: give {least}, and a day at most"
+        )));
     }
     Ok(ns.round() as u64)
 }
@@ -311,7 +313,9 @@ fn rate<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
     const MOST: f64 = 1e6;
     match f64::deserialize(d)? {
         number if number > 0.0 && number <= MOST => Ok(number),
-        number => Err(de::Error::custom(format!("{number} is out of range: give a rate above 0, {MOST} at most"))),
+        number => {
+            Err(de::Error::custom(format!("{number} is out of range: give a rate above 0, {MOST} at most")))
+        }
     }
 }
 
@@ -347,7 +351,9 @@ fn spans<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(u64, u64)>, D::Error> {
     let mut before = 0.0;
     for (from, to) in &spans {
         if !(*from >= before && to > from && *to <= MAX_S) {
-            return Err(de::Error::custom("active_s wants pairs of seconds in order, each later than the one before"));
+            return Err(de::Error::custom(
+                "active_s wants pairs of seconds in order, each later than the one before",
+            ));
         }
         before = *to;
     }

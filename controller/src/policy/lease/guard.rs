@@ -4,7 +4,7 @@
 //! bounds the sum of those waits to a part of the time that passes (`max_harm`), one-sidedly: owners are never slowed to make room.
 //!
 //! Owners mostly pause for about as long each time. As long as the shortest of the last pauses is not over a guest costs nothing, so it may launch
-//! until what it launches could outlast that. Beyond, it spends from a credit that grows with time and shrinks by each wait it caused.
+//! until what it launches could outlast that. Owners with a time objective can be kept waiting for a small part of it. Beyond, a guest spends from a credit that grows with time and shrinks by each wait it caused.
 
 use deepres_abi::PPM;
 use std::collections::VecDeque;
@@ -119,8 +119,9 @@ impl Guard {
         }
     }
 
-    /// Until when a guest may launch that then takes `window_ns` to be gone, or `None` if it may not now.
-    pub fn until_ns(&mut self, now_ns: u64, window_ns: u64) -> Option<u64> {
+    /// Until when a guest may launch that then takes `window_ns` to be gone, or `None` if it may not now. Every owner may be kept waiting for
+    /// `tolerated_ns` at a time.
+    pub fn until_ns(&mut self, now_ns: u64, window_ns: u64, tolerated_ns: u64) -> Option<u64> {
         if !self.owners_present {
             return Some(u64::MAX);
         }
@@ -131,7 +132,8 @@ impl Guard {
         if let Some(foreseen_ns) = foreseen_ns.filter(|foreseen_ns| *foreseen_ns > now_ns) {
             return Some(foreseen_ns);
         }
-        (self.credit_ns >= window_ns).then(|| now_ns.saturating_add(UNFORESEEN_NS))
+        let may_be_met = window_ns <= tolerated_ns || self.credit_ns >= window_ns;
+        may_be_met.then(|| now_ns.saturating_add(UNFORESEEN_NS))
     }
 
     /// When a guest that may not launch now can be asked again, if no owner comes before.
@@ -173,23 +175,31 @@ mod tests {
 
     #[test]
     fn without_owners_nothing_is_guarded() {
-        assert_eq!(Guard::default().until_ns(5, 100 * MS), Some(u64::MAX));
+        assert_eq!(Guard::default().until_ns(5, 100 * MS, 0), Some(u64::MAX));
     }
 
     #[test]
     fn while_owners_want_the_gpu_no_guest_may_launch() {
         let mut guard = Guard::default();
         guard.observe(0, BUSY, GRACE);
-        assert_eq!(guard.until_ns(MS, MS), None);
+        assert_eq!(guard.until_ns(MS, MS, 0), None);
     }
 
     #[test]
     fn in_a_foreseen_pause_a_guest_may_launch_until_its_window_would_outlast_it() {
         let (mut guard, now_ns) = seasoned(0);
         guard.credit_ns = 0;
-        assert_eq!(guard.until_ns(now_ns, 2 * MS), Some(now_ns + 10 * MS - 2 * MS));
-        assert_eq!(guard.until_ns(now_ns + 9 * MS, 2 * MS), None, "and not beyond, without credit");
+        assert_eq!(guard.until_ns(now_ns, 2 * MS, 0), Some(now_ns + 10 * MS - 2 * MS));
+        assert_eq!(guard.until_ns(now_ns + 9 * MS, 2 * MS, 0), None, "and not beyond, without credit");
         assert_eq!(guard.retry_ns(now_ns, 2 * MS), None, "nor ever");
+    }
+
+    #[test]
+    fn owners_that_can_wait_are_met_by_guests_that_are_gone_in_time() {
+        let (mut guard, now_ns) = seasoned(0);
+        guard.credit_ns = 0;
+        assert!(guard.until_ns(now_ns + 20 * MS, 2 * MS, 2 * MS).is_some());
+        assert_eq!(guard.until_ns(now_ns + 20 * MS, 2 * MS, 2 * MS - 1), None);
     }
 
     #[test]
@@ -207,7 +217,7 @@ mod tests {
         let (mut guard, mut now_ns) = seasoned(10_000);
         guard.pauses_ns.clear();
         for _ in 0..4 {
-            assert!(guard.until_ns(now_ns, 5 * MS).is_some());
+            assert!(guard.until_ns(now_ns, 5 * MS, 0).is_some());
             guard.observe(now_ns, KEPT_OUT, GRACE);
             guard.observe(now_ns + 5 * MS, KEPT_OUT, GRACE);
             guard.owner_served(now_ns + 5 * MS, 0);
@@ -215,21 +225,21 @@ mod tests {
             now_ns += 5 * MS;
         }
         assert_eq!(guard.harm_ns(), 20 * MS);
-        assert_eq!(guard.until_ns(now_ns, 5 * MS), None, "the credit is spent");
+        assert_eq!(guard.until_ns(now_ns, 5 * MS, 0), None, "the credit is spent");
         let retry_ns = guard.retry_ns(now_ns, 5 * MS).unwrap();
         assert!((400 * MS..=500 * MS).contains(&(retry_ns - now_ns)), "1 % of that is what is missing");
         guard.observe(retry_ns, IDLE, GRACE);
-        assert!(guard.until_ns(retry_ns, 5 * MS).is_some());
+        assert!(guard.until_ns(retry_ns, 5 * MS, 0).is_some());
     }
 
     #[test]
     fn a_window_larger_than_the_usual_credit_can_be_saved_up_for() {
         let mut guard = Guard::default();
         guard.observe(0, IDLE, GRACE);
-        assert_eq!(guard.until_ns(0, 100 * MS), None);
+        assert_eq!(guard.until_ns(0, 100 * MS, 0), None);
         let retry_ns = guard.retry_ns(0, 100 * MS).unwrap();
         guard.observe(retry_ns, IDLE, GRACE);
-        assert!(guard.until_ns(retry_ns, 100 * MS).is_some());
+        assert!(guard.until_ns(retry_ns, 100 * MS, 0).is_some());
     }
 
     #[test]
@@ -239,7 +249,7 @@ mod tests {
             for owners in [IDLE, KEPT_OUT, BUSY, Owners { present: false, ..IDLE }] {
                 guard.observe(now_ns, owners, GRACE);
                 guard.owner_served(now_ns, u64::MAX);
-                let _ = guard.until_ns(now_ns, u64::MAX);
+                let _ = guard.until_ns(now_ns, u64::MAX, 0);
                 let _ = guard.retry_ns(now_ns, u64::MAX);
             }
         }

@@ -39,6 +39,8 @@ const fn ns(duration: Duration) -> u64 {
 const STAY_LEASED_NS: u64 = ns(Duration::from_millis(100));
 /// How long such a lease lasts at a time.
 const SOLO_LEASE_NS: u64 = ns(Duration::from_millis(50));
+/// A guest may keep an owner waiting for this part (one in so many) of the time in which it has to answer.
+const WAITS_PER_SLO: u64 = 20;
 /// A drain lasts at least so long before it is given up: most kernels are shorter.
 const MIN_DRAIN_NS: u64 = ns(Duration::from_millis(50));
 /// And at most so long: then the next gate opens and the hardware takes turns.
@@ -135,6 +137,7 @@ impl Scheduler {
         let tenant = self.tenants.entry(tenant).or_insert(Tenant {
             rank: Rank::Owner,
             weight_ppm: 0,
+            slo_ns: None,
             vtime: vclock,
             present: true,
             seen: Seen::default(),
@@ -186,6 +189,13 @@ impl Scheduler {
             // What it owed the ones is nothing to the others.
             tenant.rank = rank;
             tenant.vtime = self.vclocks[rank as usize];
+        }
+    }
+
+    /// Sets how soon a tenant's requests are to be answered, ns.
+    pub fn set_slo(&mut self, tenant: TenantId, slo_ns: Option<u64>) {
+        if let Some(tenant) = self.tenants.get_mut(&tenant) {
+            tenant.slo_ns = slo_ns;
         }
     }
 
@@ -346,6 +356,12 @@ impl Scheduler {
         self.tenants.values().any(|tenant| tenant.present && tenant.rank == Rank::Owner)
     }
 
+    /// How long every owner can be kept waiting at a time, ns.
+    fn tolerated_ns(&self) -> u64 {
+        let owners = self.tenants.values().filter(|tenant| tenant.present && tenant.rank == Rank::Owner);
+        owners.map(|owner| owner.slo_ns.unwrap_or(0) / WAITS_PER_SLO).min().unwrap_or(0)
+    }
+
     /// Who of a rank wants the GPU and is furthest behind, `but` for one.
     fn next(&self, rank: Rank, but: Option<TenantId>) -> Option<TenantId> {
         self.tenants
@@ -370,7 +386,9 @@ impl Scheduler {
     fn guest_until_ns(&mut self, guest: TenantId, now_ns: u64, tuning: &Tuning) -> Result<u64, Option<u64>> {
         let longest_ns = self.tenants.get(&guest).map_or(0, |guest| guest.seen.longest_ns);
         let window_ns = tuning.guest_window_ns(longest_ns).saturating_add(tuning.handoff_ns);
-        self.guard.until_ns(now_ns, window_ns).ok_or_else(|| self.guard.retry_ns(now_ns, window_ns))
+        self.guard
+            .until_ns(now_ns, window_ns, self.tolerated_ns())
+            .ok_or_else(|| self.guard.retry_ns(now_ns, window_ns))
     }
 
     /// The tenant, if there is but one: it has the GPU before it asks.
@@ -408,13 +426,14 @@ impl Scheduler {
             self.guard.owner_served(now_ns, tuning.handoff_ns);
         }
         let contended = self.next(rank, Some(tenant)).is_some();
+        let is_idle = self.tenants.get(&tenant).is_some_and(|tenant| !tenant.seen.wants());
         self.hold = Some(Hold {
             tenant,
             since_ns: now_ns,
             used_ns: 0,
             ran: false,
-            paused: false,
-            idle_since_ns: None,
+            paused: is_idle,
+            idle_since_ns: is_idle.then_some(now_ns),
             idle_ns: 0,
             contended,
             drain_give_up_ns: None,

@@ -40,6 +40,8 @@ pub enum Rank {
 pub struct Tenant {
     pub rank: Rank,
     pub weight_ppm: u32,
+    /// How soon its requests are to be answered, ns.
+    pub slo_ns: Option<u64>,
     pub vtime: VirtualTime,
     /// It has sessions on this GPU.
     pub present: bool,

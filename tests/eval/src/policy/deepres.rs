@@ -67,7 +67,11 @@ impl Deepres {
             tuning: Tuning::derive(handoff_ns, QuantumBounds::default(), PROCESSORS),
             wake_ns: handoff_ns / 2,
             tenants: scenario.tenants.clone(),
-            seats: scenario.tenants.iter().map(|_| Seat { idle_since_ns: Some(0), ..Seat::default() }).collect(),
+            seats: scenario
+                .tenants
+                .iter()
+                .map(|_| Seat { idle_since_ns: Some(0), ..Seat::default() })
+                .collect(),
             news: Vec::new(),
             decide_ns: Some(0),
             review_ns: 0,
@@ -75,6 +79,8 @@ impl Deepres {
         };
         for tenant in 0..scenario.tenants.len() {
             deepres.scheduler.enter(id(tenant), 0);
+            let slo_ns = scenario.tenants[tenant].requests.and_then(|requests| requests.slo_ns);
+            deepres.scheduler.set_slo(id(tenant), slo_ns);
         }
         deepres
     }

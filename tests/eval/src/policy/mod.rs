@@ -12,7 +12,7 @@ use std::str::FromStr;
 use deepres_controller::policy::entitlement::{Entitlement, entitlements};
 use deepres_controller::policy::priority::{Terms, Usage, Weights};
 
-use crate::device::{Device, Together, TimeSlice};
+use crate::device::{Device, TimeSlice, Together};
 use crate::engine::{self, Run, Witness};
 use crate::gate::Absent;
 use crate::scenario::Scenario;
@@ -73,9 +73,10 @@ impl Policy {
         let (mut device, mut gate): (Box<dyn Device>, Box<dyn crate::gate::Gate>) = match self {
             // What is in flight of one tenant has drained before the next one's gate opens: the hardware has nothing to switch between but
             // at a hand-off, which the gate accounts for.
-            Self::Deepres => {
-                (Box::new(TimeSlice::new(tenants, gpu.slice_ns, 0)), Box::new(deepres::Deepres::new(scenario)))
-            }
+            Self::Deepres => (
+                Box::new(TimeSlice::new(tenants, gpu.slice_ns, 0)),
+                Box::new(deepres::Deepres::new(scenario)),
+            ),
             Self::TimeSlice => (Box::new(turns), Box::new(Absent)),
             Self::TgsLike => (Box::new(turns), Box::new(tgs::TgsLike::new(scenario))),
             Self::HamiLike => (Box::new(turns), Box::new(hami::HamiLike::new(scenario))),
@@ -123,7 +124,12 @@ pub fn owed(scenario: &Scenario) -> Vec<Entitlement> {
 /// Whether each tenant is a guest, and its weight among its like.
 fn weights(scenario: &Scenario) -> Vec<(bool, f64)> {
     let owed = owed(scenario);
-    scenario.tenants.iter().zip(owed).map(|(tenant, owed)| (tenant.is_guest(), f64::from(owed.weight_ppm))).collect()
+    scenario
+        .tenants
+        .iter()
+        .zip(owed)
+        .map(|(tenant, owed)| (tenant.is_guest(), f64::from(owed.weight_ppm)))
+        .collect()
 }
 
 fn together(tenants: usize, rates: impl Fn(&[Option<u32>]) -> Vec<f64> + 'static) -> Box<dyn Device> {
@@ -148,7 +154,9 @@ fn side_by_side(running: &[Option<u32>]) -> Vec<f64> {
 fn by_weight(running: &[Option<u32>], weights: &[(bool, f64)]) -> Vec<f64> {
     let runs = |guests: bool| {
         let of = running.iter().zip(weights);
-        of.filter(|(sm, (guest, _))| sm.is_some() && *guest == guests).map(|(_, (_, weight))| weight).sum::<f64>()
+        of.filter(|(sm, (guest, _))| sm.is_some() && *guest == guests)
+            .map(|(_, (_, weight))| weight)
+            .sum::<f64>()
     };
     let owners = runs(false);
     let (guests_run, sum) = if owners > 0.0 { (false, owners) } else { (true, runs(true)) };

@@ -160,7 +160,7 @@ impl Manager {
                 self.adjust(rate, guest_rate);
             }
         } else {
-            self.start((3.0 * guest_rate).max(CEILING).min(UPPER));
+            self.start((3.0 * guest_rate).clamp(CEILING, UPPER));
         }
     }
 
@@ -171,7 +171,7 @@ impl Manager {
 
     fn adjust(&mut self, rate: f64, guest_rate: f64) {
         let off = ((rate - self.best) / self.best).abs();
-        let ceiling = |least: f64| (3.0 * guest_rate).max(least).min(UPPER);
+        let ceiling = |least: f64| (3.0 * guest_rate).clamp(least, UPPER);
         match self.phase {
             Phase::SlowStart if off <= THRESHOLD => {
                 self.limit = (self.limit * 1.5 + 1.0).min(ceiling(SLOW_START_CEILING));

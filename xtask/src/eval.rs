@@ -1,0 +1,27 @@
+//! `cargo xtask eval`: the policy beside others in virtual time. The work is that of `tests/eval`.
+
+use std::env;
+use std::ffi::OsString;
+
+use anyhow::{Context as _, Result};
+
+use crate::{build, command};
+
+/// Options of `cargo xtask eval`, which are those of the program it runs.
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct Options {
+    /// `--help` lists them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// Builds the evaluation and runs it.
+pub fn run(options: &Options) -> Result<()> {
+    let mut cargo = build::cargo();
+    // Scenarios are named from where the user is.
+    cargo.current_dir(env::current_dir().context("cannot tell the current directory")?);
+    cargo.args(["run", "--quiet", "--profile", "eval", "--package", "deepres-eval", "--manifest-path"]);
+    cargo.arg(crate::workspace().join("Cargo.toml")).arg("--");
+    command::run(cargo.args(&options.arguments))
+}
