@@ -1,5 +1,7 @@
 //! `cargo xtask eval`: scenarios in virtual time, under deepres' policy and under what people use instead.
 
+#[cfg(test)]
+mod claims;
 mod device;
 mod engine;
 mod fluid;

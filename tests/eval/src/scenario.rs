@@ -403,7 +403,7 @@ mod tests {
             ("kernels = 10\n", "kernels = 10\n        kernel = 5\n", "line 10"),
             ("kernel_us = 1000", "kernel_us = -3", "out of range"),
             ("share = \"30%\"", "share = \"130%\"", "line 7"),
-            ("class = \"best-effort\"", "class = \"urgent\"", "is not a class"),
+            ("class = \"best-effort\"", "class = \"urgent\"", "line 14"),
             ("arrival = \"poisson\"", "arrival = \"sometimes\"", "sometimes"),
             ("active_s = [[0, 2], [4, 5.5]]", "active_s = [[2, 1]]", "in order"),
             ("duration_s = 10", "duration_s = 10\n        warmup_s = 10", "warmup_s"),

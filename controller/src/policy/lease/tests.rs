@@ -89,10 +89,18 @@ fn a_drain_that_does_not_end_is_given_up_after_a_while() {
 #[test]
 fn an_idle_holder_yields_after_a_moment() {
     let mut bench = Bench::new();
+    bench.step(MS, RUNNING, IDLE);
     let wake_ns = bench.step(MS, IDLE, WAITING).unwrap();
     assert!(wake_ns <= MS, "{wake_ns}");
     bench.step(wake_ns, IDLE, WAITING);
     assert!(bench.is_open(B) && bench.is_closed(A), "nobody else wants it");
+}
+
+#[test]
+fn who_was_given_the_gpu_before_it_asked_yields_at_once() {
+    let mut bench = Bench::new();
+    bench.step(MS, IDLE, WAITING);
+    assert!(bench.is_open(B) && bench.is_closed(A));
 }
 
 #[test]
