@@ -62,7 +62,7 @@ impl Config {
             is_asked_for: places.socket().is_some() || is_any_named || tenant.is_some() || class.is_some(),
             sockets: sockets(&places),
             is_socket_named: places.socket().is_some(),
-            directory: PathBuf::from(OsString::from_vec(places.own().path().collect())),
+            directory: path(places.own().path().collect()),
             tenant: tenant.unwrap_or_default(),
             class: class.as_deref().and_then(|value| {
                 value.parse().map_err(|error| say!(Warn, "{CLASS}={value}: {error}; ignored")).ok()
@@ -98,8 +98,13 @@ fn places() -> Places<Vec<u8>> {
     Places::read(user, |name| env::var_os(name).map(OsString::into_vec))
 }
 
+/// What is relative starts where the process is now, wherever it goes.
+fn path(bytes: Vec<u8>) -> PathBuf {
+    let path = PathBuf::from(OsString::from_vec(bytes));
+    std::path::absolute(&path).unwrap_or(path)
+}
+
 fn sockets(places: &Places<Vec<u8>>) -> Vec<PathBuf> {
-    let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
     match places.socket() {
         Some(named) => vec![path(named.clone())],
         None => places
@@ -112,8 +117,8 @@ fn sockets(places: &Places<Vec<u8>>) -> Vec<PathBuf> {
 
 /// Whether the directory belongs to the user: in a place where anyone makes directories, another may pose as their daemon.
 fn is_of(directory: Directory<'_>, user: u32) -> bool {
-    let path = PathBuf::from(OsString::from_vec(directory.path().collect()));
-    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == user)
+    fs::symlink_metadata(path(directory.path().collect()))
+        .is_ok_and(|found| found.is_dir() && found.uid() == user)
 }
 
 /// The limits by ordinal, and whether any was named, readable or not.

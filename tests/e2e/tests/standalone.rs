@@ -124,6 +124,16 @@ fn two_processes_of_a_tenant_have_its_share_together() {
 }
 
 #[test]
+fn unlike_processes_of_a_tenant_have_its_share_together() {
+    let host = Host::measuring();
+    let variables = [("DEEPRES_SHARE", "60%"), ("DEEPRES_TENANT", "unlike")];
+    let long = backlog(&host, &["--kernel", "busy_20000us", "--sync-every", "2"], &variables);
+    let short = backlog(&host, &["--kernel", "busy_200us", "--sync-every", "50"], &variables);
+    thread::sleep(SETTLED);
+    assert_percent(percent_of_time(&host, &[&long, &short]), 60.0);
+}
+
+#[test]
 fn a_process_that_is_stopped_keeps_the_others_from_nothing() {
     let host = Host::measuring();
     let variables = [("DEEPRES_SHARE", "40%"), ("DEEPRES_TENANT", "pair")];
