@@ -231,7 +231,7 @@ fn make_room(connections: usize, gpus: usize) -> usize {
         return connections;
     }
     let room = limit.map_or(connections, |limit| connections::room(limit, gpus));
-    tracing::warn!(
+    tracing::info!(
         room,
         max_connections = connections,
         "there may be fewer connections than configured, for lack of descriptors: raise `ulimit -n` to {wanted} (LimitNOFILE= in a unit)"

@@ -1,7 +1,7 @@
 //! The command line as a user meets it: what is accepted, what is said otherwise, and what `deepres run` passes on.
 
 use crate::support::{Daemon, wait_until};
-use deepres_controller::config::Config;
+use deepres_controller::config::{Caps, Config};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -262,6 +262,73 @@ fn ps_shows_tenants_and_set_changes_them() {
     assert_eq!(json["tenants"][0]["memory_limit_bytes"], 4u64 << 30);
     assert_eq!(json["gpus"][0]["simulated"], true);
     assert!(json["now_ns"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn ps_says_what_was_asked_for_what_is_granted_and_why() {
+    let caps = Caps { share_ppm: 500_000, ..Caps::default() };
+    let daemon = Daemon::start(1, Config { caps, ..Config::default() });
+    let place = Place::beside(&daemon);
+    let _greedy = daemon.join("greedy", 800_000, 8 << 30);
+    let _rival = daemon.join("rival", 0, 0);
+    let _set = daemon.join("pinned", 100_000, 0);
+    place.deepres(&["set", "pinned", "--share", "90%", "--class", "guaranteed"]).output().unwrap();
+    let shown = text(&place.deepres(&["ps", "-v"]).output().unwrap().stdout);
+    for line in [
+        "share      asked for 80%, granted 50% by the cap for everybody",
+        "memory     asked for 8 GiB, granted 8 GiB as asked",
+        "class      asked for nothing, granted fair by default",
+        "share      asked for nothing, granted a part of what others leave by default",
+        "share      asked for 10%, granted 90% set by an administrator",
+        "class      asked for nothing, granted guaranteed set by an administrator",
+        "on gpu 0  owed 90%: guaranteed",
+        "what is granted to all together is more than there is, and shrinks in proportion",
+    ] {
+        assert!(shown.contains(line), "`{line}` is not in:\n{shown}");
+    }
+    let user = rustix::process::getuid().as_raw();
+    assert!(
+        shown.lines().any(|line| line.starts_with("greedy: user ")
+            && line.contains(&user.to_string())
+            && line.ends_with("by the name that it gave")),
+        "{shown}"
+    );
+    let brief = text(&place.deepres(&["ps"]).output().unwrap().stdout);
+    assert!(shown.lines().count() > brief.lines().count() && !brief.contains("granted"), "{brief}");
+    let output = place.deepres(&["ps", "--json"]).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let greedy = &json["tenants"][0];
+    assert_eq!(
+        (&greedy["asked"]["share_ppm"], &greedy["granted"]["share_ppm"]["value"]),
+        (&800_000.into(), &500_000.into())
+    );
+    assert_eq!(greedy["granted"]["share_ppm"]["rule"]["cap"], "everyone");
+    assert_eq!(
+        (&greedy["found"]["by"], &greedy["gpus"][0]["entitled_by"]),
+        (&"name".into(), &"shrunk".into())
+    );
+}
+
+#[test]
+fn a_guarantee_that_does_not_fit_beside_others_is_not_given() {
+    let daemon = Daemon::start(1, Config::default());
+    let place = Place::beside(&daemon);
+    let keep = |name: &str, class: &str, wait: &str| {
+        place.deepres(&["run", "--name", name, "--share", "60%", "--class", class, "--", "sleep", wait])
+    };
+    let mut first = keep("first", "guaranteed", "60").spawn().unwrap();
+    wait_until(PATIENCE, || daemon.status().tenants.iter().any(|tenant| tenant.class == "guaranteed"));
+    let said = complaint(&keep("second", "guaranteed", "0").output().unwrap(), 1);
+    assert!(said.contains("60% cannot be guaranteed") && said.contains("leave no room"), "{said}");
+    assert!(keep("second", "fair", "0").status().unwrap().success());
+    let bare = place.deepres(&["run", "--class", "guaranteed", "--", "true"]).output().unwrap();
+    assert!(complaint(&bare, 1).contains("--share"), "a guarantee is of a share");
+    let said = complaint(&place.deepres(&["run", "--class", "best", "--", "true"]).output().unwrap(), 2);
+    assert!(said.contains("best-effort"), "{said}");
+    // It passes the signal on to its job.
+    let run = rustix::process::Pid::from_child(&first);
+    rustix::process::kill_process(run, rustix::process::Signal::TERM).unwrap();
+    first.wait().unwrap();
 }
 
 #[test]
