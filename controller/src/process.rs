@@ -26,6 +26,17 @@ impl ProcessKey {
     pub fn is_alive(self) -> bool {
         Self::of(self.pid) == Some(self)
     }
+
+    /// Whether it lives and a signal or a debugger has stopped it.
+    pub fn is_stopped(self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        start_ticks(&stat) == Some(self.start_ticks) && matches!(state(&stat), Some("T" | "t"))
+    }
+}
+
+/// The state in a stat line.
+fn state(stat: &str) -> Option<&str> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(STATE_FIELD)
 }
 
 /// The start time in a stat line, unless it is that of a process that is dead and only not buried.
@@ -51,6 +62,28 @@ mod tests {
         let key = ProcessKey::of(child.id());
         child.wait().unwrap();
         assert!(key.is_none_or(|key| !key.is_alive()));
+    }
+
+    #[test]
+    fn a_stopped_process_is_told_from_one_that_goes_on() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let key = ProcessKey::of(child.id()).unwrap();
+        let signal = |signal| {
+            rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+        };
+        let until = |stopped: bool| {
+            while key.is_stopped() != stopped {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        };
+        until(false);
+        signal(rustix::process::Signal::STOP);
+        until(true);
+        signal(rustix::process::Signal::CONT);
+        until(false);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!key.is_stopped());
     }
 
     #[test]

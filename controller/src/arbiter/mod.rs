@@ -5,6 +5,7 @@ mod events;
 mod latency;
 mod report;
 mod saved;
+mod stopped;
 mod worker;
 
 pub use events::Bell;

@@ -4,6 +4,7 @@ use super::account::{Account, MAX_HELD_BYTES, MAX_WAITERS};
 use super::events::{Bell, Events};
 use super::latency::Latency;
 use super::saved::{Awaited, Baseline, SavedAccount, SavedMeter, Snapshot};
+use super::stopped::{self, Stopped};
 use super::{Command, Report, Restored, SessionId, SessionSeat, Setup, TenantSeat};
 use crate::admin::{AccountStatus, RefusalStatus, SessionGpuStatus};
 use crate::clock::monotonic_ns;
@@ -38,6 +39,7 @@ struct Session {
     tenant: TenantId,
     last: Reading,
     awaited: Option<Awaited>,
+    stopped: Stopped,
 }
 
 impl Session {
@@ -221,7 +223,11 @@ impl Worker {
             // Before the counters are read.
             let is_brought =
                 session.awaited.is_some_and(|awaited| page.is_carried() || now_ns >= awaited.until_ns);
-            let reading = slot.read();
+            let may_launch = self.scheduler.grant(session.tenant) != Grant::Closed;
+            let process = session.seat.process;
+            let reading = session
+                .stopped
+                .look(&session.last, slot.read(), may_launch, now_ns, || stopped::is_stopped(process));
             let before = if is_brought {
                 let from = session.awaited.take().and_then(|awaited| awaited.from);
                 if let (Some(from), Some(tenant)) = (from, self.tenants.get_mut(&session.tenant)) {
@@ -393,7 +399,7 @@ impl Worker {
         tenant.sessions += 1;
         self.scheduler.enter(seat.id, now_ns);
         let last = from.map_or_else(Reading::default, |from| from.meter.into());
-        let session = Session { seat: session, tenant: seat.id, last, awaited };
+        let session = Session { seat: session, tenant: seat.id, last, awaited, stopped: Stopped::default() };
         self.set_gate(&session, self.scheduler.grant(seat.id), false);
         self.sessions.insert(session.seat.id, session);
         self.limit_memory(seat.id, seat.memory_limit_bytes);

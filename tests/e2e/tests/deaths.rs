@@ -18,6 +18,8 @@ const FREE_WITHIN: Duration = Duration::from_millis(100);
 /// Long enough that a heartbeat has gone stale and the gates have opened.
 const AFTER_THE_DAEMON: Duration = Duration::from_secs(2);
 const HELD_BYTES: u64 = 256 << 20;
+/// The part of the time in which a tenant has the GPU that nobody else can use, on a machine whose processors are busy with other things too.
+const BUSY_PERCENT: f64 = 70.0;
 
 fn backlog(host: &Host, name: &str, share: &str, arguments: &[&str]) -> Process {
     let options = ["--name", name, "--share", share];
@@ -88,14 +90,15 @@ fn a_tenant_that_is_stopped_does_not_stop_another() {
     let ps = host.ps();
     let (stopped_pid, other_pid) = (ps.tenant("stopped").sessions[0].pid, ps.tenant("other").sessions[0].pid);
     thread::sleep(Duration::from_millis(500));
-    // A debugger, a job-control stop, a frozen container. Its turns are given up one by one, each after a drain's limit.
+    // A debugger, a job-control stop, a frozen container. Its turns are not waited for: what it is owed is the other's meanwhile.
     signal(stopped_pid, Signal::STOP);
     thread::sleep(Duration::from_millis(500));
     let before = host.truth();
     thread::sleep(Duration::from_secs(3));
     let tally = Tally::between(&before, &host.truth());
     let busy = tally.percent(&[other_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
-    assert!(busy >= 10.0, "the other had the GPU {busy:.1} % of the time");
+    println!("the other had the GPU {busy:.1} % of the time");
+    assert!(busy >= BUSY_PERCENT, "the other had the GPU {busy:.1} % of the time");
     signal(stopped_pid, Signal::CONT);
     let before = launches(&stopped);
     thread::sleep(Duration::from_millis(500));
