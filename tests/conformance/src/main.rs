@@ -9,13 +9,14 @@ mod driver;
 mod check;
 mod checks;
 mod gpu;
+mod sequence;
 
 use std::io::Read as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Parser;
 use serde_json::json;
 
@@ -34,6 +35,13 @@ struct Options {
     json: bool,
     /// Run only checks whose name contains one of these.
     names: Vec<String>,
+    /// Instead of checks, make this many random calls, print what each was answered, free everything, and stay until standard
+    /// input ends.
+    #[arg(long, value_name = "CALLS", requires = "seed")]
+    sequence: Option<usize>,
+    /// What the random calls depend on.
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
     /// Run this check here, and print what it found.
     #[arg(long, hide = true, value_name = "NAME")]
     check: Option<String>,
@@ -41,6 +49,12 @@ struct Options {
 
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
+    if let (Some(calls), Some(seed)) = (options.sequence, options.seed) {
+        sequence::run(seed, calls).map_err(|stop| anyhow!("the sequence cannot begin: {stop:?}"))?;
+        println!("end");
+        std::io::stdin().read_to_end(&mut Vec::new()).context("standard input")?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if let Some(name) = &options.check {
         let check = checks::all().find(|check| check.name == *name).context("no check of that name")?;
         println!("{}", serde_json::to_string(&check.run())?);

@@ -70,7 +70,7 @@ impl Plan {
             }
             // Host memory is the client's word; device memory is checked, as the GPU's own page tables would.
             let length = span(side, width_bytes, height, depth).ok_or(status::INVALID_VALUE)?;
-            if lies_in_gpu(found.as_ref()) && !memory::covers(side.address, length) {
+            if lies_in_gpu(found.as_ref()) && !memory::is_usable(side.address, length) {
                 return Err(status::INVALID_VALUE);
             }
         }
@@ -270,7 +270,7 @@ impl Fill {
         }
         let side = Side { address: self.address, pitch_bytes: self.pitch_bytes, layer_bytes: 0 };
         match span(side, row_bytes, self.height, 1) {
-            Some(length) if row_bytes == 0 || memory::covers(self.address, length) => Ok(self),
+            Some(length) if row_bytes == 0 || memory::is_usable(self.address, length) => Ok(self),
             None if self.height == 0 => Ok(self),
             _ => Err(status::INVALID_VALUE),
         }

@@ -2,6 +2,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use deepres_abi::driver::types::CU_MEM_ACCESS_FLAGS_PROT_NONE;
 use simgpu_engine::Config;
 
 use crate::arena::Arena;
@@ -139,6 +140,13 @@ pub fn covers(address: u64, bytes: u64) -> bool {
             return true;
         }
     }
+}
+
+/// Whether the GPU can use all of a range: it is covered, and nobody kept its mappings closed.
+pub fn is_usable(address: u64, bytes: u64) -> bool {
+    let is_closed = |one: &Allocation| matches!(one.kind, Kind::Mapped { access, .. } if access == CU_MEM_ACCESS_FLAGS_PROT_NONE);
+    let is_mapped = find(address).is_some_and(|found| matches!(found.kind, Kind::Mapped { .. }));
+    covers(address, bytes) && !(is_mapped && all_in(address, bytes).iter().any(is_closed))
 }
 
 /// Every allocation that touches a range.

@@ -1,0 +1,489 @@
+//! A random sequence of driver calls, valid ones and not, that depends on its seed and the driver's answers alone: so two runs print the
+//! same, whatever stands between program and driver. Prints a line a call; frees everything in the end.
+//!
+//! Left out is what depends on time (queries) and what would hang or crash without anybody's fault (waits for values, host addresses that are none).
+
+use std::ptr::{null, null_mut};
+
+use deepres_abi::driver::result::*;
+use deepres_abi::driver::types::*;
+
+use crate::check::Stop;
+use crate::gpu::{PTX, launch};
+
+/// Objects of one kind that are kept at a time, at most.
+const KEPT: usize = 24;
+/// In how many of a hundred calls an operand is one that never was, or is no more.
+const STRANGE_PERCENT: u64 = 12;
+/// What is asked for, bytes.
+const SIZES: [usize; 10] = [0, 1, 511, 512, 4096, 1 << 20, (1 << 20) + 1, 2 << 20, 3 << 20, usize::MAX >> 8];
+/// One granule of physical memory.
+const GRANULE_BYTES: usize = 2 << 20;
+/// An injected error makes a free fail, and the next one succeed.
+const ATTEMPTS: usize = 3;
+
+/// Numbers that look random (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() >> 16) as usize % limit.max(1)
+    }
+}
+
+/// What the program holds, as numbers.
+#[derive(Default)]
+struct Held {
+    contexts: Vec<u64>,
+    streams: Vec<u64>,
+    events: Vec<u64>,
+    linear: Vec<u64>,
+    pooled: Vec<u64>,
+    host: Vec<u64>,
+    arrays: Vec<u64>,
+    physical: Vec<u64>,
+    reserved: Vec<u64>,
+    graphs: Vec<u64>,
+    executables: Vec<u64>,
+    kernels: Vec<u64>,
+}
+
+struct World {
+    random: Random,
+    held: Held,
+    /// Handles that were objects once.
+    dead: Vec<u64>,
+}
+
+/// Runs `calls` calls and frees everything.
+pub fn run(seed: u64, calls: usize) -> Result<(), Stop> {
+    must!(cuInit(0));
+    // A seed of zero would stay zero.
+    let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut world = World { random, held: Held::default(), dead: Vec::new() };
+    world.context()?;
+    for number in 0..calls {
+        let (name, code) = world.step()?;
+        println!("{number} {name} {code}");
+    }
+    world.clean()
+}
+
+/// Whether a stream is being captured, or nobody can say.
+fn is_captured(stream: CUstream) -> Result<bool, Stop> {
+    let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
+    let code = cu!(cuStreamIsCapturing(stream, &mut status));
+    Ok(code != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+type Answer = Result<(&'static str, CUresult), Stop>;
+
+impl World {
+    fn size(&mut self) -> usize {
+        SIZES[self.random.below(SIZES.len())]
+    }
+
+    /// One of `of`, or now and then something that is none.
+    fn pick(&mut self, of: fn(&mut Held) -> &mut Vec<u64>) -> u64 {
+        if self.random.next() % 100 < STRANGE_PERCENT {
+            return match self.random.below(3) {
+                0 => 0,
+                1 => 0x1234_5000 + self.random.next() % 4096,
+                _ => {
+                    let place = self.random.below(self.dead.len());
+                    self.dead.get(place).copied().unwrap_or(0)
+                }
+            };
+        }
+        let place = self.random.below(of(&mut self.held).len());
+        of(&mut self.held).get(place).copied().unwrap_or(0)
+    }
+
+    fn stream(&mut self) -> CUstream {
+        let default = self.random.below(4);
+        if default == 0 {
+            self.random.below(3) as CUstream
+        } else {
+            self.pick(|held| &mut held.streams) as CUstream
+        }
+    }
+
+    /// Keeps what a call made. What there is no room for stays with its context.
+    fn keep(&mut self, of: fn(&mut Held) -> &mut Vec<u64>, code: CUresult, object: u64) {
+        if code == CUDA_SUCCESS && of(&mut self.held).len() < KEPT {
+            of(&mut self.held).push(object);
+        }
+    }
+
+    /// Keeps what came from a pool, unless it is memory of a graph that is being captured: that goes when the graph does.
+    fn keep_pooled(&mut self, stream: CUstream, code: CUresult, address: u64) -> Result<(), Stop> {
+        if code == CUDA_SUCCESS && !is_captured(stream)? {
+            self.keep(|held| &mut held.pooled, code, address);
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, of: fn(&mut Held) -> &mut Vec<u64>, code: CUresult, object: u64) {
+        if code == CUDA_SUCCESS {
+            of(&mut self.held).retain(|kept| *kept != object);
+            self.dead.push(object);
+        }
+    }
+
+    /// As [`Self::lose`], for addresses: which of them are given out again is nobody's promise.
+    fn forget(&mut self, of: fn(&mut Held) -> &mut Vec<u64>, code: CUresult, address: u64) {
+        if code == CUDA_SUCCESS {
+            of(&mut self.held).retain(|kept| *kept != address);
+        }
+    }
+
+    fn context(&mut self) -> Answer {
+        let (mut context, mut module, mut kernel) = (null_mut(), null_mut(), null_mut());
+        let code = cu!(cuCtxCreate_v2(&mut context, 0, 0));
+        self.keep(|held| &mut held.contexts, code, context as u64);
+        if code == CUDA_SUCCESS
+            && cu!(cuModuleLoadData(&mut module, PTX.as_ptr().cast())) == CUDA_SUCCESS
+            && cu!(cuModuleGetFunction(&mut kernel, module, c"nothing".as_ptr())) == CUDA_SUCCESS
+        {
+            self.keep(|held| &mut held.kernels, CUDA_SUCCESS, kernel as u64);
+        }
+        Ok(("cuCtxCreate", code))
+    }
+
+    fn step(&mut self) -> Answer {
+        match self.random.below(40) {
+            0..=7 => self.allocate(),
+            8..=15 => self.free(),
+            16..=21 => self.work(),
+            22..=25 => self.capture(),
+            26..=29 => self.order(),
+            30..=33 => self.virtual_memory(),
+            34..=36 => self.copy(),
+            _ => self.live(),
+        }
+    }
+
+    fn allocate(&mut self) -> Answer {
+        let (bytes, stream) = (self.size(), self.stream());
+        let (mut address, mut host, mut pitch) = (0, null_mut(), 0);
+        Ok(match self.random.below(8) {
+            0 => {
+                let code = cu!(cuMemAllocPitch_v2(&mut address, &mut pitch, bytes.min(1 << 30), 3, 4));
+                self.keep(|held| &mut held.linear, code, address);
+                ("cuMemAllocPitch", code)
+            }
+            1 => {
+                let code = cu!(cuMemAllocManaged(&mut address, bytes, CU_MEM_ATTACH_GLOBAL));
+                self.keep(|held| &mut held.linear, code, address);
+                ("cuMemAllocManaged", code)
+            }
+            2 => {
+                let code = cu!(cuMemAllocAsync(&mut address, bytes, stream));
+                self.keep_pooled(stream, code, address)?;
+                ("cuMemAllocAsync", code)
+            }
+            3 => {
+                let code = cu!(cuMemAllocAsync_ptsz(&mut address, bytes, stream));
+                self.keep_pooled(stream, code, address)?;
+                ("cuMemAllocAsync_ptsz", code)
+            }
+            4 => {
+                let mut pool = null_mut();
+                cu!(cuDeviceGetDefaultMemPool(&mut pool, 0));
+                let code = cu!(cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream));
+                self.keep_pooled(stream, code, address)?;
+                ("cuMemAllocFromPoolAsync", code)
+            }
+            5 => {
+                let code = cu!(cuMemHostAlloc(&mut host, bytes.min(1 << 20), 0));
+                self.keep(|held| &mut held.host, code, host as u64);
+                ("cuMemHostAlloc", code)
+            }
+            6 => {
+                let descriptor = CUDA_ARRAY_DESCRIPTOR {
+                    Width: bytes.min(4096),
+                    Height: self.random.below(64),
+                    Format: CU_AD_FORMAT_UNSIGNED_INT32,
+                    NumChannels: 1,
+                };
+                let mut array = null_mut();
+                let code = cu!(cuArrayCreate_v2(&mut array, &descriptor));
+                self.keep(|held| &mut held.arrays, code, array as u64);
+                ("cuArrayCreate", code)
+            }
+            _ => {
+                let code = cu!(cuMemAlloc_v2(&mut address, bytes));
+                self.keep(|held| &mut held.linear, code, address);
+                ("cuMemAlloc", code)
+            }
+        })
+    }
+
+    fn free(&mut self) -> Answer {
+        let stream = self.stream();
+        Ok(match self.random.below(6) {
+            0 => {
+                let address = self.pick(|held| &mut held.pooled);
+                let code = cu!(cuMemFreeAsync(address, stream));
+                self.forget(|held| &mut held.pooled, code, address);
+                ("cuMemFreeAsync", code)
+            }
+            1 => {
+                let address = self.pick(|held| &mut held.pooled);
+                let code = cu!(cuMemFree_v2(address));
+                self.forget(|held| &mut held.pooled, code, address);
+                ("cuMemFree of a pool's", code)
+            }
+            2 => {
+                let host = self.pick(|held| &mut held.host);
+                let code = cu!(cuMemFreeHost(host as *mut c_void));
+                self.forget(|held| &mut held.host, code, host);
+                ("cuMemFreeHost", code)
+            }
+            3 => {
+                let array = self.pick(|held| &mut held.arrays);
+                let code = cu!(cuArrayDestroy(array as CUarray));
+                self.lose(|held| &mut held.arrays, code, array);
+                ("cuArrayDestroy", code)
+            }
+            _ => {
+                let address = self.pick(|held| &mut held.linear);
+                let code = cu!(cuMemFree_v2(address));
+                self.forget(|held| &mut held.linear, code, address);
+                ("cuMemFree", code)
+            }
+        })
+    }
+
+    fn work(&mut self) -> Answer {
+        let (stream, kernel) = (self.stream(), self.pick(|held| &mut held.kernels) as CUfunction);
+        let grid = [0, 1, 1, 2, 70_000][self.random.below(5)];
+        Ok(match self.random.below(7) {
+            0 => {
+                let config = CUlaunchConfig {
+                    gridDimX: 1,
+                    gridDimY: grid,
+                    gridDimZ: 1,
+                    blockDimX: 32,
+                    blockDimY: 1,
+                    blockDimZ: 1,
+                    sharedMemBytes: 0,
+                    hStream: stream,
+                    attrs: null_mut(),
+                    numAttrs: 0,
+                };
+                ("cuLaunchKernelEx", cu!(cuLaunchKernelEx(&config, kernel, null_mut(), null_mut())))
+            }
+            1 => (
+                "cuLaunchCooperativeKernel_ptsz",
+                cu!(cuLaunchCooperativeKernel_ptsz(kernel, grid, 1, 1, 32, 1, 1, 0, stream, null_mut())),
+            ),
+            2 => ("cuLaunchGridAsync", cu!(cuLaunchGridAsync(kernel, grid as i32 - 1, 1, stream))),
+            3 => {
+                let exec = self.pick(|held| &mut held.executables) as CUgraphExec;
+                ("cuGraphLaunch", cu!(cuGraphLaunch(exec, stream)))
+            }
+            4 => (
+                "cuLaunchKernel",
+                cu!(cuLaunchKernel(kernel, 1, grid, 1, 32, 1, 1, 0, stream, null_mut(), null_mut())),
+            ),
+            _ => ("cuLaunchKernel", launch(kernel, stream)?),
+        })
+    }
+
+    fn capture(&mut self) -> Answer {
+        let stream = self.stream();
+        let (mut graph, mut exec) = (null_mut(), null_mut());
+        Ok(match self.random.below(5) {
+            0 => {
+                let mode = self.random.below(4) as u32;
+                ("cuStreamBeginCapture", cu!(cuStreamBeginCapture_v2(stream, mode)))
+            }
+            1 | 2 => {
+                let code = cu!(cuStreamEndCapture(stream, &mut graph));
+                self.keep(|held| &mut held.graphs, code, graph as u64);
+                ("cuStreamEndCapture", code)
+            }
+            3 => {
+                let graph = self.pick(|held| &mut held.graphs) as CUgraph;
+                let code = cu!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+                self.keep(|held| &mut held.executables, code, exec as u64);
+                ("cuGraphInstantiate", code)
+            }
+            _ => {
+                let graph = self.pick(|held| &mut held.graphs);
+                let code = cu!(cuGraphDestroy(graph as CUgraph));
+                self.lose(|held| &mut held.graphs, code, graph);
+                ("cuGraphDestroy", code)
+            }
+        })
+    }
+
+    fn order(&mut self) -> Answer {
+        let (stream, event) = (self.stream(), self.pick(|held| &mut held.events));
+        let (mut new_event, mut new_stream) = (null_mut(), null_mut());
+        Ok(match self.random.below(9) {
+            0 => {
+                let code = cu!(cuEventCreate(&mut new_event, 0));
+                self.keep(|held| &mut held.events, code, new_event as u64);
+                ("cuEventCreate", code)
+            }
+            1 => {
+                let code = cu!(cuEventDestroy_v2(event as CUevent));
+                self.lose(|held| &mut held.events, code, event);
+                ("cuEventDestroy", code)
+            }
+            2 => ("cuEventRecord", cu!(cuEventRecord(event as CUevent, stream))),
+            3 => ("cuStreamWaitEvent", cu!(cuStreamWaitEvent(stream, event as CUevent, 0))),
+            4 => ("cuEventSynchronize", cu!(cuEventSynchronize(event as CUevent))),
+            5 => ("cuStreamSynchronize", cu!(cuStreamSynchronize(stream))),
+            6 => ("cuCtxSynchronize", cu!(cuCtxSynchronize())),
+            7 => {
+                let gone = self.pick(|held| &mut held.streams);
+                let code = cu!(cuStreamDestroy_v2(gone as CUstream));
+                self.lose(|held| &mut held.streams, code, gone);
+                ("cuStreamDestroy", code)
+            }
+            _ => {
+                let flags = self.random.below(3) as u32;
+                let code = cu!(cuStreamCreate(&mut new_stream, flags));
+                self.keep(|held| &mut held.streams, code, new_stream as u64);
+                ("cuStreamCreate", code)
+            }
+        })
+    }
+
+    fn virtual_memory(&mut self) -> Answer {
+        // SAFETY: all zeroes is a valid value of this plain structure.
+        let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        properties.r#type = CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location =
+            CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: self.random.below(8) as i32 / 7 * 99 };
+        let bytes = GRANULE_BYTES + usize::from(self.random.below(8) == 0);
+        let place = self.pick(|held| &mut held.reserved);
+        let handle = self.pick(|held| &mut held.physical);
+        let (mut new, mut retained) = (0, 0);
+        Ok(match self.random.below(7) {
+            0 | 1 => {
+                let code = cu!(cuMemCreate(&mut new, bytes, &properties, 0));
+                self.keep_always(|held| &mut held.physical, code, new);
+                ("cuMemCreate", code)
+            }
+            2 => {
+                let code = cu!(cuMemRelease(handle));
+                // One handle of it may be left.
+                if code == CUDA_SUCCESS
+                    && let Some(place) = self.held.physical.iter().position(|kept| *kept == handle)
+                {
+                    self.held.physical.swap_remove(place);
+                }
+                ("cuMemRelease", code)
+            }
+            3 => {
+                let code = cu!(cuMemAddressReserve(&mut new, 4 * GRANULE_BYTES, 0, 0, 0));
+                self.keep_always(|held| &mut held.reserved, code, new);
+                ("cuMemAddressReserve", code)
+            }
+            4 => {
+                let at = place.wrapping_add((self.random.below(4) * GRANULE_BYTES) as u64);
+                ("cuMemMap", cu!(cuMemMap(at, GRANULE_BYTES, 0, handle, 0)))
+            }
+            5 => {
+                let code = cu!(cuMemRetainAllocationHandle(&mut retained, place as *mut c_void));
+                self.keep_always(|held| &mut held.physical, code, retained);
+                ("cuMemRetainAllocationHandle", code)
+            }
+            _ => {
+                let granules = 1 + self.random.below(4);
+                ("cuMemUnmap", cu!(cuMemUnmap(place, granules * GRANULE_BYTES)))
+            }
+        })
+    }
+
+    /// Keeps what dies with no context, so that it can be freed in the end.
+    fn keep_always(&mut self, of: fn(&mut Held) -> &mut Vec<u64>, code: CUresult, object: u64) {
+        if code == CUDA_SUCCESS {
+            of(&mut self.held).push(object);
+        }
+    }
+
+    fn copy(&mut self) -> Answer {
+        let (one, other) = (self.pick(|held| &mut held.linear), self.pick(|held| &mut held.pooled));
+        // What lies behind an allocation depends on where the driver puts others: a byte is always inside.
+        let (stream, bytes) = (self.stream(), self.random.below(2));
+        let mut host = [0_u8; 1];
+        // A graph would keep addresses beyond the life of what is there.
+        if is_captured(stream)? {
+            return Ok(("a copy that is left out", CUDA_SUCCESS));
+        }
+        Ok(match self.random.below(5) {
+            0 => ("cuMemcpyDtoH", cu!(cuMemcpyDtoH_v2(host.as_mut_ptr().cast(), one, bytes))),
+            1 => ("cuMemcpyHtoD", cu!(cuMemcpyHtoD_v2(one, host.as_ptr().cast(), bytes))),
+            2 => ("cuMemcpyDtoDAsync", cu!(cuMemcpyDtoDAsync_v2(one, other, bytes, stream))),
+            3 => ("cuMemsetD8Async", cu!(cuMemsetD8Async(one, 7, bytes, stream))),
+            _ => ("cuMemsetD8", cu!(cuMemsetD8_v2(other, 7, bytes))),
+        })
+    }
+
+    fn live(&mut self) -> Answer {
+        let context = self.pick(|held| &mut held.contexts);
+        let (mut popped, mut free, mut total) = (null_mut(), 0, 0);
+        Ok(match self.random.below(12) {
+            0 if self.held.contexts.len() < 4 => self.context()?,
+            1 if self.held.contexts.len() > 1 => {
+                let code = cu!(cuCtxDestroy_v2(context as CUcontext));
+                self.lose(|held| &mut held.contexts, code, context);
+                if code == CUDA_SUCCESS {
+                    // Some of them went with it; the rest go with theirs.
+                    self.held.linear.clear();
+                    self.held.pooled.clear();
+                    self.held.host.clear();
+                }
+                ("cuCtxDestroy", code)
+            }
+            2 => ("cuCtxPopCurrent", cu!(cuCtxPopCurrent_v2(&mut popped))),
+            3 => ("cuCtxPushCurrent", cu!(cuCtxPushCurrent_v2(context as CUcontext))),
+            4 => ("cuMemGetInfo", cu!(cuMemGetInfo_v2(&mut free, &mut total))),
+            5 => ("cuMemGetInfo into nothing", cu!(cuMemGetInfo_v2(&mut free, null_mut()))),
+            6 => ("cuMemAlloc into nothing", cu!(cuMemAlloc_v2(null_mut(), 512))),
+            7 => (
+                "cuLaunchKernelEx of nothing",
+                cu!(cuLaunchKernelEx(null(), null_mut(), null_mut(), null_mut())),
+            ),
+            8 => ("cuMemCreate of nothing", cu!(cuMemCreate(null_mut(), GRANULE_BYTES, null(), 0))),
+            _ => ("cuCtxSetCurrent", cu!(cuCtxSetCurrent(context as CUcontext))),
+        })
+    }
+
+    /// Frees what outlives contexts, and then these with all the rest. Each call is made as often as it can be made to fail.
+    fn clean(&mut self) -> Result<(), Stop> {
+        let insist = |call: &dyn Fn() -> Result<CUresult, Stop>| {
+            for _ in 0..ATTEMPTS {
+                if call()? == CUDA_SUCCESS {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        for place in &self.held.reserved {
+            for granule in 0..4 {
+                let at = place + granule * GRANULE_BYTES as u64;
+                insist(&|| Ok(cu!(cuMemUnmap(at, GRANULE_BYTES))))?;
+            }
+        }
+        for handle in &self.held.physical {
+            insist(&|| Ok(cu!(cuMemRelease(*handle))))?;
+        }
+        for context in &self.held.contexts {
+            insist(&|| Ok(cu!(cuCtxDestroy_v2(*context as CUcontext))))?;
+        }
+        Ok(())
+    }
+}
