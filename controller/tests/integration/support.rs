@@ -145,9 +145,10 @@ pub fn shake_hands(socket: &Path, hello: &[u8]) -> Result<(OwnedFd, Welcome, Vec
     let mut bytes = [0; MAX_FRAME_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
-    let received =
+    let received = rustix::io::retry_on_intr(|| {
         recvmsg(&connection, &mut [IoSliceMut::new(&mut bytes)], &mut beside, RecvFlags::CMSG_CLOEXEC)
-            .unwrap();
+    })
+    .unwrap();
     let mut descriptors = Vec::new();
     for message in beside.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
