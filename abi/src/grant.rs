@@ -6,7 +6,7 @@
 use crate::MAX_GPUS;
 use crate::page::{Head, Kind, Page};
 use crate::seqlock::SeqLock;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Memory limit that limits nothing.
 pub const NO_LIMIT: u64 = u64::MAX;
@@ -119,13 +119,15 @@ impl GrantSlot {
     }
 
     /// Moves the gate to the next epoch. With [`GateState::Leased`] the terms go first and get that epoch. The caller, the
-    /// slot's only writer, then wakes the futex.
+    /// slot's only writer, then wakes the futex. A meter that it reads afterwards shows whoever passed the gate before, and a
+    /// tenant that is done later sees this gate ([`crate::gate`]).
     pub fn set_gate(&self, state: GateState, terms: LeaseTerms) -> Gate {
         let next = self.gate().next(state);
         if state == GateState::Leased {
             self.write_terms(LeaseTerms { epoch: next.epoch, ..terms });
         }
         self.gate.store(next.word(), Ordering::Release);
+        fence(Ordering::SeqCst);
         next
     }
 

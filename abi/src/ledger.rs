@@ -3,12 +3,19 @@
 //! There is no shared total to repair. Each session has a slot that it alone changes, and what the tenant holds is the sum of
 //! the slots. A killed session's slot is cleared by the controller; a reservation that was under way dies with it.
 //!
-//! A slot has two words: `held`, what allocations hold, and `pending`, what is being asked for. [`Account::reserve`] first
-//! adds to `pending` and then looks at the sum. Of two that race past the limit, the one whose addition comes second in the
-//! (sequentially consistent) order sees both, so the limit is never passed. Whether it is *refused* depends on `held` alone:
-//! while others' pending bytes are what is in the way, it steps back and tries again, since those may yet be withdrawn.
-//! [`Reservation::commit`] adds to `held` before it takes from `pending`, and readers look at `pending` first, so bytes on their way from one
-//! to the other are seen once or twice, never not at all.
+//! A slot has three words: `taken`, all bytes that allocations ever took, `released`, those that were given back, and `pending`, what is
+//! being asked for. The first two only grow; a session holds their difference.
+//!
+//! *The limit is never passed.* [`Account::reserve`] first adds to `pending` and then looks at the sum. Of several that would pass the
+//! limit together, the one whose addition comes last in the (sequentially consistent) order sees all the others:
+//! [`Reservation::commit`] adds to `taken` before it takes from `pending`, and readers look at `pending` first, so bytes on their way
+//! from one to the other are seen once or twice, never not at all. `released` is read before `taken`, so nothing is seen given back
+//! that was not seen taken.
+//!
+//! *Nothing is refused that would have fitted.* While others' pending bytes are what is in the way, a reservation steps back and tries
+//! again, since those may yet be withdrawn; it is refused only by what is held at one moment. Slots are read one by one, and
+//! bytes that one session gave back and another took meanwhile would be counted twice: so `released` is read again, and if none
+//! of it has grown, at the end of the first reading at least as much was held as was seen.
 
 use crate::MAX_GPUS;
 use crate::page::{Head, Kind, Page};
@@ -19,7 +26,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, spin_hint};
 pub const MAX_SESSIONS: usize = 512;
 /// The model checker follows few.
 #[cfg(loom)]
-pub const MAX_SESSIONS: usize = 2;
+pub const MAX_SESSIONS: usize = 3;
 
 /// Tries before a reservation that only others' pending requests block is refused. An allocation call of the driver takes
 /// 1 µs to 1 ms; the tries, a few tens of ns each and yielding to the scheduler after [`YIELD_AFTER`], outlast many of them.
@@ -38,8 +45,36 @@ const YIELD_AFTER: u32 = 1;
 #[derive(Debug)]
 #[repr(C)]
 struct Slot {
-    held_bytes: AtomicU64,
+    taken_bytes: AtomicU64,
+    released_bytes: AtomicU64,
     pending_bytes: AtomicU64,
+}
+
+impl Slot {
+    /// What the session holds. `released` first: see the module.
+    fn held_bytes(&self) -> u64 {
+        let released = self.released_bytes.load(Ordering::SeqCst);
+        self.taken_bytes.load(Ordering::SeqCst).saturating_sub(released)
+    }
+
+    /// Gives back `bytes`, or all there is. Returns how many.
+    fn release(&self, bytes: u64) -> u64 {
+        let mut released = self.released_bytes.load(Ordering::SeqCst);
+        loop {
+            let held = self.taken_bytes.load(Ordering::SeqCst).saturating_sub(released);
+            // A slot is in memory that other processes can write: not more than there is.
+            let bytes = bytes.min(held);
+            match self.released_bytes.compare_exchange_weak(
+                released,
+                released.saturating_add(bytes),
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            ) {
+                Ok(_) => return bytes,
+                Err(changed) => released = changed,
+            }
+        }
+    }
 }
 
 /// One tenant's memory on one GPU.
@@ -86,7 +121,8 @@ impl Default for LedgerGpu {
         Self {
             slots_used: AtomicU32::new(0),
             slots: core::array::from_fn(|_| Slot {
-                held_bytes: AtomicU64::new(0),
+                taken_bytes: AtomicU64::new(0),
+                released_bytes: AtomicU64::new(0),
                 pending_bytes: AtomicU64::new(0),
             }),
         }
@@ -109,7 +145,7 @@ impl LedgerGpu {
     pub fn clear(&self, slot: usize) -> Option<u64> {
         let slot = self.slots.get(slot)?;
         slot.pending_bytes.store(0, Ordering::SeqCst);
-        Some(slot.held_bytes.swap(0, Ordering::SeqCst))
+        Some(slot.release(u64::MAX))
     }
 
     /// How many slots are or were in use: none behind them holds anything.
@@ -117,9 +153,21 @@ impl LedgerGpu {
         self.used().len()
     }
 
-    /// What the tenant holds, bytes.
+    /// What the tenant holds, bytes. While sessions take and give back it is right for each, not for all of them at one moment.
     pub fn held_bytes(&self) -> u64 {
-        self.used().iter().fold(0, |sum, slot| sum.saturating_add(slot.held_bytes.load(Ordering::SeqCst)))
+        self.used().iter().fold(0, |sum, slot| sum.saturating_add(slot.held_bytes()))
+    }
+
+    /// What the tenant held at least at some moment of the call, bytes; `None` if it gave something back meanwhile.
+    fn held_at_one_moment(&self) -> Option<u64> {
+        let released = || {
+            let words = self.used().iter().map(|slot| slot.released_bytes.load(Ordering::SeqCst));
+            // Each only grows, so their sum, modulo 2⁶⁴, is the same only if all are.
+            words.fold(0_u64, u64::wrapping_add)
+        };
+        let before = released();
+        let held_bytes = self.held_bytes();
+        (released() == before).then_some(held_bytes)
     }
 
     /// The account of the session that owns `slot`, if there is such a slot.
@@ -136,7 +184,7 @@ impl LedgerGpu {
     fn held_and_pending_bytes(&self) -> u64 {
         self.used().iter().fold(0, |sum, slot| {
             let pending = slot.pending_bytes.load(Ordering::SeqCst);
-            sum.saturating_add(pending).saturating_add(slot.held_bytes.load(Ordering::SeqCst))
+            sum.saturating_add(pending).saturating_add(slot.held_bytes())
         })
     }
 }
@@ -160,16 +208,17 @@ impl<'a> Account<'a> {
         limit_bytes: u64,
         mut pause: impl FnMut(),
     ) -> Result<Reservation<'a>, Refused> {
-        for attempt in 0..ATTEMPTS {
-            if bytes <= limit_bytes {
-                self.slot.pending_bytes.fetch_add(bytes, Ordering::SeqCst);
-                if self.gpu.held_and_pending_bytes() <= limit_bytes {
-                    return Ok(Reservation { account: self, bytes });
-                }
-                subtract(&self.slot.pending_bytes, bytes);
+        // What can never fit is not even announced: it would be in the others' way.
+        let attempts = if bytes <= limit_bytes { ATTEMPTS } else { 0 };
+        for attempt in 0..attempts {
+            self.slot.pending_bytes.fetch_add(bytes, Ordering::SeqCst);
+            if self.gpu.held_and_pending_bytes() <= limit_bytes {
+                return Ok(Reservation { account: self, bytes });
             }
-            let held_bytes = self.gpu.held_bytes();
-            if held_bytes.saturating_add(bytes) > limit_bytes {
+            subtract(&self.slot.pending_bytes, bytes);
+            if let Some(held_bytes) = self.gpu.held_at_one_moment()
+                && held_bytes.saturating_add(bytes) > limit_bytes
+            {
                 return Err(Refused { held_bytes });
             }
             if attempt < YIELD_AFTER {
@@ -183,17 +232,17 @@ impl<'a> Account<'a> {
 
     /// Charges `bytes` that the driver has taken already, limit or not: what could not be asked for beforehand.
     pub fn charge(self, bytes: u64) {
-        self.slot.held_bytes.fetch_add(bytes, Ordering::SeqCst);
+        self.slot.taken_bytes.fetch_add(bytes, Ordering::SeqCst);
     }
 
     /// Gives back `bytes` that were committed or charged. To be called after the driver freed them.
     pub fn release(self, bytes: u64) {
-        subtract(&self.slot.held_bytes, bytes);
+        self.slot.release(bytes);
     }
 
     /// What this session holds, bytes.
     pub fn held_bytes(self) -> u64 {
-        self.slot.held_bytes.load(Ordering::SeqCst)
+        self.slot.held_bytes()
     }
 
     /// What the whole tenant holds, bytes.
@@ -213,8 +262,8 @@ pub struct Reservation<'a> {
 impl Reservation<'_> {
     /// The driver allocated: what was promised is held.
     pub fn commit(self) {
-        self.account.slot.held_bytes.fetch_add(self.bytes, Ordering::SeqCst);
-        // Dropping takes it from pending, after it was added to held.
+        self.account.slot.taken_bytes.fetch_add(self.bytes, Ordering::SeqCst);
+        // Dropping takes it from pending, after it was added to taken.
     }
 }
 
@@ -236,7 +285,7 @@ fn subtract(word: &AtomicU64, bytes: u64) {
 
 #[cfg(not(loom))]
 const _: () = {
-    assert!(size_of::<LedgerGpu>() == 64 + MAX_SESSIONS * 16);
+    assert!(size_of::<LedgerGpu>() == 64 + MAX_SESSIONS * 24);
     assert!(core::mem::offset_of!(LedgerGpu, slots) == 8);
     assert!(core::mem::offset_of!(LedgerPage, gpus) == 64);
     assert!(size_of::<LedgerPage>().is_multiple_of(4096));

@@ -20,6 +20,7 @@ pub mod class;
 pub mod coverage;
 pub mod directory;
 pub mod driver;
+pub mod gate;
 pub mod grant;
 pub mod ledger;
 pub mod meter;

@@ -6,7 +6,7 @@
 use crate::MAX_GPUS;
 use crate::coverage::Coverage;
 use crate::page::{Head, Kind, Page};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// What kind of allocation device memory was charged as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +66,8 @@ impl MemoryKind {
 pub struct MeterSlot {
     /// Threads waiting at the gate now.
     pub waiters: AtomicU32,
-    /// 1 from the first launch that passes the gate until everything launched is seen complete, else 0.
+    /// Odd from the first launch that is in the meter until everything launched is seen complete. The other bits tell one such
+    /// time from the next.
     pub in_flight: AtomicU32,
     /// Estimated GPU time launched and not seen complete.
     pub in_flight_ns: AtomicU64,
@@ -96,9 +97,29 @@ pub struct MeterSlot {
     pub last_refused_bytes: AtomicU64,
     /// Its call, a number of [`crate::driver::ApiId`].
     pub last_refused_api: AtomicU32,
-    reserved: AtomicU32,
+    /// Threads between the gate and the meter: each has passed, or is about to look.
+    launching: AtomicU32,
     /// Device memory held, bytes by [`MemoryKind`].
     pub held_bytes: [AtomicU64; MemoryKind::COUNT],
+}
+
+/// Bit of [`MeterSlot::in_flight`] that says so; what is added for the next mark.
+const BUSY: u32 = 1;
+const MARK: u32 = 2;
+
+/// Something in flight, as of one moment ([`MeterSlot::in_flight`]).
+#[derive(Debug, Clone, Copy)]
+pub struct InFlight(u32);
+
+/// See [`MeterSlot::start_launching`].
+#[derive(Debug)]
+#[must_use = "dropped, it says that what was launched is known to be in flight"]
+pub struct Launching<'a>(&'a MeterSlot);
+
+impl Drop for Launching<'_> {
+    fn drop(&mut self) {
+        self.0.launching.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// The meters of one session.
@@ -201,7 +222,7 @@ impl Default for MeterSlot {
             refusals: zero(),
             last_refused_bytes: zero(),
             last_refused_api: AtomicU32::new(0),
-            reserved: AtomicU32::new(0),
+            launching: AtomicU32::new(0),
             held_bytes: core::array::from_fn(|_| zero()),
         }
     }
@@ -213,15 +234,46 @@ impl MeterSlot {
         self.waiters.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A thread leaves the gate, to launch: the session never looks as if it wanted nothing in between.
-    pub fn leave_wait_to_launch(&self) {
-        self.in_flight.store(1, Ordering::SeqCst);
+    /// A thread no longer waits at the gate. One that is to launch says so first ([`Self::start_launching`]), and the session
+    /// never looks as if it wanted nothing in between.
+    pub fn leave_wait(&self) {
         self.waiters.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// A thread leaves the gate without launching.
-    pub fn leave_wait(&self) {
-        self.waiters.fetch_sub(1, Ordering::SeqCst);
+    /// A thread is about to look at the gate, and to launch if it may: until the result is dropped it counts as something in flight.
+    pub fn start_launching(&self) -> Launching<'_> {
+        self.launching.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        Launching(self)
+    }
+
+    /// Whether a thread is between the gate and the meter.
+    pub fn is_launching(&self) -> bool {
+        self.launching.load(Ordering::SeqCst) != 0
+    }
+
+    /// Something was launched that is not seen complete.
+    pub fn set_in_flight(&self) {
+        let mark = |word: u32| Some(word.wrapping_add(MARK) | BUSY);
+        // It cannot fail: there is a next mark to any.
+        let _ = self.in_flight.fetch_update(Ordering::SeqCst, Ordering::SeqCst, mark);
+    }
+
+    /// What is in flight, if anything is: to be asked for before one looks whether it is complete.
+    pub fn in_flight(&self) -> Option<InFlight> {
+        let word = self.in_flight.load(Ordering::SeqCst);
+        (word & BUSY != 0).then_some(InFlight(word))
+    }
+
+    /// All of `seen` is complete. Nothing is in flight then, unless something was launched meanwhile: false. After true the caller
+    /// rings if the gate is not open: the controller may have missed it.
+    pub fn settle(&self, seen: InFlight) -> bool {
+        let InFlight(word) = seen;
+        let idle = word & !BUSY;
+        let settled =
+            self.in_flight.compare_exchange(word, idle, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        fence(Ordering::SeqCst);
+        settled
     }
 
     /// Adds what a page of the same process counted from `before` to `now`: counters grow by it, and numbers of what is there now
@@ -255,9 +307,10 @@ impl MeterSlot {
     /// Copies the counters out.
     pub fn read(&self) -> Reading {
         let word = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // `waiters` before `in_flight`: a thread leaving the gate sets in_flight first, so this order never misses both.
+        // In the order in which a thread passes them, each set before the one before is left: it is never missed in all three.
         let waiters = self.waiters.load(Ordering::SeqCst);
-        let in_flight = self.in_flight.load(Ordering::SeqCst) != 0;
+        let is_launching = self.is_launching();
+        let in_flight = self.in_flight().is_some() || is_launching;
         Reading {
             waiters,
             in_flight,
@@ -313,6 +366,7 @@ impl Reading {
 const _: () = {
     assert!(size_of::<MeterSlot>() == 256);
     assert!(core::mem::offset_of!(MeterSlot, in_flight_ns) == 8);
+    assert!(core::mem::offset_of!(MeterSlot, launching) == 116);
     assert!(core::mem::offset_of!(MeterSlot, held_bytes) == 120);
     assert!(core::mem::offset_of!(MeterPage, carried) == 64);
     assert!(core::mem::offset_of!(MeterPage, slots) == 256);

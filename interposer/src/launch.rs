@@ -94,32 +94,34 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     let Some(session) = process.session() else { return Entry::Untouched };
     let gpu = lane.gpu;
     hold_back(calls, lane);
-    let mut passed = None;
-    if !gpu.is_open() {
-        let estimate_ns = gpu.estimates.get(launch.key).unwrap_or_else(|| match lane.mean_ns() {
-            0 => UNKNOWN_NS,
-            mean_ns => mean_ns,
-        });
-        passed = gate::pass(gpu, session, estimate_ns, || thread::close_lanes(calls));
-        if passed.is_none() {
-            return Entry::Refused;
+    let passed = match gate::pass_open(gpu) {
+        Some(passed) => passed,
+        None => {
+            let estimate_ns = gpu.estimates.get(launch.key).unwrap_or_else(|| match lane.mean_ns() {
+                0 => UNKNOWN_NS,
+                mean_ns => mean_ns,
+            });
+            match gate::pass(gpu, session, estimate_ns, || thread::close_lanes(calls)) {
+                Some(passed) => passed,
+                None => return Entry::Refused,
+            }
         }
-    }
-    let contended = passed.as_ref().and_then(|passed| passed.counted_ns);
-    let entry = match lane.begin(calls, launch, contended) {
+    };
+    let entry = match lane.begin(calls, launch, passed.counted_ns) {
         Some(begun) => {
             gpu.set_in_flight();
             process.wake_meter();
             Entry::Metered(Metered { process, lane, begun })
         }
         None => {
-            gpu.unqueue(contended.unwrap_or(0));
-            // A thread that waited has said that something is in flight: the meter thread is to look.
+            gpu.unqueue(passed.counted_ns.unwrap_or(0));
+            // Nobody will see it complete: the meter thread is to look, and to tell the controller.
+            gpu.set_in_flight();
             process.wake_meter();
             Entry::Untouched
         }
     };
-    drop(passed.map(|passed| passed.launching));
+    drop(passed.launching);
     entry
 }
 

@@ -21,7 +21,6 @@ use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MemoryKind, Reading};
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -191,9 +190,8 @@ impl Worker {
             for change in changes {
                 self.apply(change);
             }
-            // A tenant that finished just now either sees the gate that was set and rings, or is seen to have finished in the
-            // next round: its store and load, ours, and a fence between each pair.
-            fence(Ordering::SeqCst);
+            // A tenant that finished just now either sees the gate that was set and rings, or is seen to have finished in the next
+            // round.
         }
         let now_ns = self.looked_ns;
         if now_ns.saturating_sub(self.ticked_ns) >= self.tick_ns {

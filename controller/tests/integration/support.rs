@@ -262,10 +262,10 @@ impl Tenant {
             }
             match self.may_launch(queued_ns, kernel_ns) {
                 Ok(()) if ends.len() < 8 => {
-                    if std::mem::take(&mut is_waiting) {
-                        slot.leave_wait_to_launch();
-                    }
                     slot.in_flight.store(1, Ordering::SeqCst);
+                    if std::mem::take(&mut is_waiting) {
+                        slot.leave_wait();
+                    }
                     ends.push_back(gpu.run(kernel_ns));
                     slot.kernel_launches.fetch_add(1, Ordering::Relaxed);
                     continue;

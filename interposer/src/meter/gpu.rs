@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use deepres_abi::grant::{Gate, GrantSlot};
-use deepres_abi::meter::MeterSlot;
+use deepres_abi::meter::{Launching, MeterSlot};
 use deepres_abi::wire::UNMANAGED;
 
 use super::estimates::Estimates;
@@ -55,8 +55,6 @@ pub struct Gpu {
     freed: AtomicU32,
     /// Threads that do.
     window_waiters: AtomicU32,
-    /// Threads between the gate and their segment.
-    launching: AtomicU32,
     /// The count of completions at which waiting for another was given up.
     stuck_at: AtomicU32,
     /// Every launch is to be measured for a while.
@@ -76,7 +74,6 @@ impl Default for Gpu {
             overlap_permille: AtomicU64::new(NO_OVERLAP_PERMILLE),
             freed: AtomicU32::new(0),
             window_waiters: AtomicU32::new(0),
-            launching: AtomicU32::new(0),
             stuck_at: AtomicU32::new(u32::MAX),
             is_fine: AtomicBool::new(false),
             estimates: Estimates::default(),
@@ -137,21 +134,15 @@ impl Gpu {
         }
     }
 
-    /// A thread has passed the gate: until the result is dropped it counts as something in flight.
-    pub fn start_launching(&self) -> Launching<'_> {
-        self.launching.fetch_add(1, Ordering::SeqCst);
-        Launching(self)
-    }
-
-    /// Whether a thread is on its way from the gate to its segment.
-    pub fn is_launching(&self) -> bool {
-        self.launching.load(Ordering::SeqCst) != 0
+    /// A thread is about to look at the gate: until the result is dropped it counts as something in flight.
+    pub fn start_launching(&self) -> Option<Launching<'static>> {
+        self.meter().map(MeterSlot::start_launching)
     }
 
     /// Something was launched that is not in the meter thread's view yet.
     pub fn set_in_flight(&self) {
         if let Some(meter) = self.meter() {
-            meter.in_flight.store(1, Ordering::SeqCst);
+            meter.set_in_flight();
         }
     }
 
@@ -241,15 +232,5 @@ impl Gpu {
             meter.graph_launches.fetch_add(u64::from(graphs), Ordering::Relaxed);
         }
         meter.markers.fetch_add(MARKERS, Ordering::Relaxed);
-    }
-}
-
-/// See [`Gpu::start_launching`].
-#[derive(Debug)]
-pub struct Launching<'a>(&'a Gpu);
-
-impl Drop for Launching<'_> {
-    fn drop(&mut self) {
-        self.0.launching.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -113,7 +113,7 @@ impl Meter {
             }
             meter.in_flight_ns.store(if is_busy { gpu.queued_ns() } else { 0 }, Ordering::Relaxed);
             meter.updated_ns.store(now_ns, Ordering::Relaxed);
-            let says_busy = meter.in_flight.load(Ordering::Relaxed) != 0;
+            let says_busy = meter.in_flight().is_some();
             if is_busy && !says_busy {
                 // The page is new: the daemon came back while work was in flight.
                 gpu.set_in_flight();
@@ -129,15 +129,13 @@ impl Meter {
     fn settle(&self, ordinal: usize) {
         let Some(gpu) = self.process.gpus.get(ordinal) else { return };
         let Some(meter) = gpu.meter() else { return };
-        meter.in_flight.store(0, Ordering::SeqCst);
-        // A launch marks its lane open before it sets `in_flight`: one that the loop below misses sets it after our zero.
+        // A launch marks its lane open before it says that it is in flight: one that the look below misses is another mark.
+        let Some(seen) = meter.in_flight() else { return };
         let contexts = self.process.contexts();
         let is_open = contexts.iter().any(|context| {
             context.ordinal == ordinal && context.lock().lanes.iter().any(|lane| lane.is_computing())
         });
-        if is_open || gpu.is_launching() {
-            meter.in_flight.store(1, Ordering::SeqCst);
-        } else {
+        if !is_open && !meter.is_launching() && meter.settle(seen) {
             gpu.empty_queue();
             if !gpu.is_open() {
                 gpu.ring();

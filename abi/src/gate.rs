@@ -1,0 +1,236 @@
+//! The gate as a thread meets it that wants to launch: may it go, and how it waits until it may.
+//!
+//! Two rules make a hand-off safe, and both are a store, a fence and a load on either side:
+//!
+//! | thread | controller |
+//! |---|---|
+//! | says that it is launching ([`MeterSlot::start_launching`]), then looks at the gate | closes the gate ([`GrantSlot::set_gate`]), then reads the meter |
+//! | says that nothing is in flight ([`MeterSlot::settle`]), then looks whether to ring | sets the gate, then reads the meter |
+//!
+//! So whoever passes the gate is seen in flight by a controller that closes it, and whoever finishes after the gate stopped being
+//! open is either seen to have finished or rings.
+//!
+//! Every wait is bounded: by the controller's heartbeat, by the connection, and for the tenant's own window by a time of its own.
+
+use crate::grant::{Gate, GateState, GrantSlot, LeaseTerms};
+use crate::meter::{Launching, MeterSlot};
+use crate::sync::spin_hint;
+
+/// How long a waiter sleeps before it looks at the heartbeat again, ns.
+pub const CLOSED_NAP_NS: u64 = 10_000_000;
+/// The same for an expired lease, which may be renewed without a change of the gate word, ns.
+pub const EXPIRED_NAP_NS: u64 = 1_000_000;
+
+/// Why a launch has to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// Another tenant has the GPU.
+    Closed,
+    /// An operator paused the tenant.
+    Paused,
+    /// The lease is over.
+    Expired,
+    /// Enough is in flight.
+    Window,
+    /// The terms are just being changed.
+    Changing,
+}
+
+/// What a launch does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nobody else wants the GPU.
+    Open,
+    /// The lease covers it.
+    Leased,
+    /// Not now.
+    Wait(Reason),
+}
+
+/// What holds for a launch that is thought to take `estimate_ns` while `queued_ns` are in flight.
+pub fn judge(
+    gate: Gate,
+    terms: Option<LeaseTerms>,
+    now_ns: u64,
+    queued_ns: u64,
+    estimate_ns: u64,
+) -> Verdict {
+    match gate.state {
+        GateState::Open => Verdict::Open,
+        GateState::Closed => Verdict::Wait(Reason::Closed),
+        GateState::Paused => Verdict::Wait(Reason::Paused),
+        GateState::Leased => match terms {
+            Some(terms) if terms.epoch != gate.epoch => Verdict::Wait(Reason::Changing),
+            None => Verdict::Wait(Reason::Changing),
+            Some(terms) if now_ns >= terms.expires_ns => Verdict::Wait(Reason::Expired),
+            // One launch may always go, however long it is.
+            Some(terms) if queued_ns != 0 && queued_ns.saturating_add(estimate_ns) > terms.window_ns => {
+                Verdict::Wait(Reason::Window)
+            }
+            Some(_) => Verdict::Leased,
+        },
+    }
+}
+
+/// What a thread at the gate needs of the process it is in.
+pub trait Process {
+    /// `CLOCK_MONOTONIC`, ns.
+    fn now_ns(&self) -> u64;
+    /// Estimated GPU time in flight, ns.
+    fn queued_ns(&self) -> u64;
+    /// Whether nobody will open the gate any more.
+    fn is_controller_gone(&self, now_ns: u64) -> bool;
+    /// Tells the controller that something changed that it waits for.
+    fn ring(&self);
+    /// Sleeps while the gate word is `word`, `limit_ns` at most: a wait on the slot's futex.
+    fn sleep(&self, slot: &GrantSlot, word: u32, limit_ns: u64);
+    /// The window is full, as it is while `is_full` holds: sleeps until something completes, for a short while at most. True if
+    /// nothing did for so long that the launch is to go as debt.
+    fn is_stuck(&mut self, now_ns: u64, is_full: impl Fn(&Self) -> bool) -> bool;
+}
+
+/// Nobody will open the gate any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ControllerGone;
+
+/// One look at the gate. A thread that is to go by it counts as launching before.
+fn look(slot: &GrantSlot, process: &impl Process, estimate_ns: u64) -> Verdict {
+    let gate = slot.gate();
+    match gate.state {
+        GateState::Leased => {
+            judge(gate, slot.terms(), process.now_ns(), process.queued_ns(), estimate_ns)
+        }
+        _ => judge(gate, None, 0, 0, estimate_ns),
+    }
+}
+
+/// Whether a launch may go now. The result keeps it counted as in flight until it is dropped, which is for when that is known by
+/// other means ([`MeterSlot::set_in_flight`]).
+///
+/// # Errors
+/// The verdict, if it has to wait.
+pub fn pass<'m>(
+    slot: &GrantSlot,
+    meter: &'m MeterSlot,
+    process: &impl Process,
+    estimate_ns: u64,
+) -> Result<(Verdict, Launching<'m>), Verdict> {
+    // Who has to wait does not look as if it launched: that would hold up the hand-off that it waits for.
+    if let wait @ Verdict::Wait(Reason::Closed | Reason::Paused) = judge(slot.gate(), None, 0, 0, 0) {
+        return Err(wait);
+    }
+    // Before the look: a controller that closes the gate after it sees that something comes.
+    let launching = meter.start_launching();
+    match look(slot, process, estimate_ns) {
+        wait @ Verdict::Wait(_) => Err(wait),
+        go => Ok((go, launching)),
+    }
+}
+
+/// Waits until a launch may go.
+///
+/// # Errors
+/// [`ControllerGone`]: what then holds is the session's fail mode.
+pub fn wait<'m>(
+    slot: &GrantSlot,
+    meter: &'m MeterSlot,
+    process: &mut impl Process,
+    estimate_ns: u64,
+) -> Result<(Verdict, Launching<'m>), ControllerGone> {
+    let began_ns = process.now_ns();
+    if process.is_controller_gone(began_ns) {
+        return Err(ControllerGone);
+    }
+    meter.enter_wait();
+    // It counts as launching before it counts itself out of the waiters, so it never looks as if it wanted nothing.
+    let passed = wait_counted(slot, meter, process, estimate_ns, began_ns);
+    meter.leave_wait();
+    passed
+}
+
+fn wait_counted<'m>(
+    slot: &GrantSlot,
+    meter: &'m MeterSlot,
+    process: &mut impl Process,
+    estimate_ns: u64,
+    began_ns: u64,
+) -> Result<(Verdict, Launching<'m>), ControllerGone> {
+    let spin_ns = slot.terms().unwrap_or_default().spin_ns;
+    let spin_until_ns = began_ns.saturating_add(spin_ns);
+    let mut rung_for = None;
+    loop {
+        // Before the look: a gate that changes after it ends the sleep.
+        let word = slot.gate_word();
+        let reason = match pass(slot, meter, process, estimate_ns) {
+            Ok(passed) => return Ok(passed),
+            Err(Verdict::Wait(reason)) => reason,
+            // Not reached: only a wait is refused.
+            Err(_) => Reason::Changing,
+        };
+        let now_ns = process.now_ns();
+        if process.is_controller_gone(now_ns) {
+            return Err(ControllerGone);
+        }
+        if matches!(reason, Reason::Closed | Reason::Expired) && rung_for != Some((word, reason)) {
+            rung_for = Some((word, reason));
+            process.ring();
+        }
+        if reason == Reason::Changing || now_ns < spin_until_ns {
+            spin_hint();
+            continue;
+        }
+        match reason {
+            Reason::Window => {
+                let is_full =
+                    |process: &_| look(slot, process, estimate_ns) == Verdict::Wait(Reason::Window);
+                if process.is_stuck(now_ns, is_full) {
+                    return Ok((Verdict::Leased, meter.start_launching()));
+                }
+            }
+            Reason::Expired => process.sleep(slot, word, EXPIRED_NAP_NS),
+            _ => process.sleep(slot, word, CLOSED_NAP_NS),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const TERMS: LeaseTerms = LeaseTerms { epoch: 7, expires_ns: 1_000, window_ns: 100, spin_ns: 0 };
+
+    fn leased() -> Gate {
+        Gate { epoch: 7, state: GateState::Leased }
+    }
+
+    #[test]
+    fn a_lease_covers_launches_until_it_expires_or_its_window_is_full() {
+        let judge =
+            |now_ns, queued_ns, estimate_ns| judge(leased(), Some(TERMS), now_ns, queued_ns, estimate_ns);
+        assert_eq!(judge(999, 0, 10), Verdict::Leased);
+        assert_eq!(judge(1_000, 0, 10), Verdict::Wait(Reason::Expired));
+        assert_eq!(judge(0, 90, 10), Verdict::Leased);
+        assert_eq!(judge(0, 91, 10), Verdict::Wait(Reason::Window));
+        assert_eq!(
+            judge(0, 0, 5_000),
+            Verdict::Leased,
+            "a launch longer than the window goes when nothing is in flight"
+        );
+        assert_eq!(judge(0, u64::MAX, u64::MAX), Verdict::Wait(Reason::Window));
+    }
+
+    #[test]
+    fn terms_of_another_lease_or_half_written_ones_do_not_count() {
+        let other = LeaseTerms { epoch: 6, ..TERMS };
+        assert_eq!(judge(leased(), Some(other), 0, 0, 0), Verdict::Wait(Reason::Changing));
+        assert_eq!(judge(leased(), None, 0, 0, 0), Verdict::Wait(Reason::Changing));
+    }
+
+    #[test]
+    fn the_other_states_need_no_terms() {
+        let at = |state| judge(Gate { epoch: 1, state }, None, 0, 0, 0);
+        assert_eq!(at(GateState::Open), Verdict::Open);
+        assert_eq!(at(GateState::Closed), Verdict::Wait(Reason::Closed));
+        assert_eq!(at(GateState::Paused), Verdict::Wait(Reason::Paused));
+    }
+}

@@ -1,0 +1,371 @@
+//! The gate between a controller and the threads of two tenants.
+//!
+//! The controller here is a small one, with the rules that the arbiter keeps: it acts on what meters say, sets gates, looks again until nothing
+//! changes, and then sleeps on one bell. Sleeps have no end but a wake-up: a lost one is a deadlock, which loom reports.
+
+use deepres_abi::gate::{self, ControllerGone, EXPIRED_NAP_NS, Process};
+use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
+use deepres_abi::meter::MeterSlot;
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+
+const TENANTS: usize = 2;
+/// A lease that lasts.
+const TERMS: LeaseTerms = LeaseTerms { epoch: 0, expires_ns: u64::MAX, window_ns: u64::MAX, spin_ns: 0 };
+
+/// Something to sleep on: a futex's queue, an eventfd.
+#[derive(Default)]
+struct Sleepers {
+    lock: Mutex<bool>,
+    woken: Condvar,
+}
+
+impl Sleepers {
+    /// As a futex: asleep only if `holds` at the moment of falling asleep.
+    fn wait_while(&self, holds: impl Fn() -> bool) {
+        let guard = self.lock.lock().unwrap();
+        if holds() {
+            drop(self.woken.wait(guard).unwrap());
+        }
+    }
+
+    /// Wakes everyone who sleeps.
+    fn wake(&self) {
+        drop(self.lock.lock().unwrap());
+        self.woken.notify_all();
+    }
+
+    /// As an eventfd: several rings are one, and none is lost.
+    fn ring(&self) {
+        *self.lock.lock().unwrap() = true;
+        self.woken.notify_all();
+    }
+
+    fn heard(&self) {
+        let mut guard = self.lock.lock().unwrap();
+        while !*guard {
+            guard = self.woken.wait(guard).unwrap();
+        }
+        *guard = false;
+    }
+}
+
+struct Tenant {
+    slot: GrantSlot,
+    meter: MeterSlot,
+    futex: Sleepers,
+}
+
+struct World {
+    tenants: [Tenant; TENANTS],
+    bell: Sleepers,
+    /// Truth, which is outside the memory that is modelled: who has work on the GPU, who is done, what time it is, when the
+    /// controller was last alive.
+    running: AtomicUsize,
+    done: AtomicUsize,
+    now_ns: AtomicU64,
+    beat_ns: AtomicU64,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            tenants: std::array::from_fn(|_| Tenant {
+                slot: GrantSlot::default(),
+                meter: MeterSlot::default(),
+                futex: Sleepers::default(),
+            }),
+            bell: Sleepers::default(),
+            running: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
+            now_ns: AtomicU64::new(0),
+            beat_ns: AtomicU64::new(0),
+        })
+    }
+
+    fn set_gate(&self, tenant: usize, state: GateState, terms: LeaseTerms) {
+        self.tenants[tenant].slot.set_gate(state, terms);
+        self.tenants[tenant].futex.wake();
+    }
+
+    /// A tenant's work reaches the GPU.
+    fn start_work(&self) {
+        assert_eq!(self.running.fetch_add(1, SeqCst), 0, "two tenants have work on the GPU at once");
+    }
+
+    fn end_work(&self) {
+        self.running.fetch_sub(1, SeqCst);
+    }
+
+    /// The meter thread's part once it has seen everything complete.
+    fn settle(&self, tenant: usize) {
+        let Tenant { slot, meter, .. } = &self.tenants[tenant];
+        let seen = meter.in_flight().expect("something was launched");
+        if !meter.is_launching() && meter.settle(seen) && slot.gate().state != GateState::Open {
+            self.bell.ring();
+        }
+    }
+
+    /// One launch and its end, as the interposer does it.
+    fn launch(&self, tenant: usize) {
+        let Tenant { slot, meter, .. } = &self.tenants[tenant];
+        let mut process = Thread { world: self, tenant };
+        let (_, launching) = match gate::pass(slot, meter, &process, 1) {
+            Ok(passed) => passed,
+            Err(_) => gate::wait(slot, meter, &mut process, 1).expect("the controller lives"),
+        };
+        meter.set_in_flight();
+        drop(launching);
+        self.start_work();
+        // Takes its time.
+        thread::yield_now();
+        self.end_work();
+        self.settle(tenant);
+    }
+
+    /// The tenant's process ends: its connection is closed, which the controller hears.
+    fn leave(&self) {
+        self.done.fetch_add(1, SeqCst);
+        self.bell.ring();
+    }
+}
+
+/// A thread of a tenant's.
+struct Thread<'w> {
+    world: &'w World,
+    tenant: usize,
+}
+
+impl Process for Thread<'_> {
+    fn now_ns(&self) -> u64 {
+        self.world.now_ns.load(SeqCst)
+    }
+
+    fn queued_ns(&self) -> u64 {
+        0
+    }
+
+    fn is_controller_gone(&self, now_ns: u64) -> bool {
+        /// The heartbeat limit.
+        const LIMIT_NS: u64 = 100;
+        now_ns.saturating_sub(self.world.beat_ns.load(SeqCst)) > LIMIT_NS
+    }
+
+    fn ring(&self) {
+        self.world.bell.ring();
+    }
+
+    fn sleep(&self, slot: &GrantSlot, word: u32, limit_ns: u64) {
+        if limit_ns == EXPIRED_NAP_NS {
+            // A renewal does not change the word: this sleep alone is short by design.
+            return thread::yield_now();
+        }
+        self.world.tenants[self.tenant].futex.wait_while(|| slot.gate_word() == word);
+    }
+
+    fn is_stuck(&mut self, _: u64, _: impl Fn(&Self) -> bool) -> bool {
+        unreachable!("the window is never full here")
+    }
+}
+
+/// How the controller goes about it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Habit {
+    /// Whoever waits first gets the GPU at once.
+    Preempt,
+    /// The holder keeps it as long as it has something to do.
+    AwaitIdle,
+}
+
+/// Grants and withdraws until every tenant is done.
+fn control(world: &World, mut holder: Option<usize>, habit: Habit) {
+    let mut draining = false;
+    // Once: two that are both kept from launching would be preempted for ever.
+    let mut preempts = habit == Habit::Preempt;
+    let mut states = world.tenants.each_ref().map(|tenant| tenant.slot.gate().state);
+    loop {
+        loop {
+            let seen = world.tenants.each_ref().map(|tenant| tenant.meter.read());
+            let waiting = (0..TENANTS).find(|tenant| Some(*tenant) != holder && seen[*tenant].wants());
+            let mut set = |tenant: usize, state| {
+                let changes = states[tenant] != state;
+                if changes {
+                    states[tenant] = state;
+                    world.set_gate(tenant, state, TERMS);
+                }
+                changes
+            };
+            let changed = match (holder, waiting) {
+                (None, None) => false,
+                (None, Some(next)) => {
+                    holder = Some(next);
+                    set(next, GateState::Leased)
+                }
+                (Some(held), _) if draining => {
+                    let drained = !seen[held].in_flight;
+                    if drained {
+                        (draining, holder) = (false, None);
+                    }
+                    drained
+                }
+                (Some(_), None) => false,
+                (Some(held), Some(_)) => {
+                    let yields = std::mem::take(&mut preempts) || !seen[held].wants();
+                    draining = yields;
+                    // As long as it keeps the GPU, it is to say when it is done.
+                    set(held, if yields { GateState::Closed } else { GateState::Leased })
+                }
+            };
+            if !changed {
+                break;
+            }
+        }
+        if world.done.load(SeqCst) == TENANTS {
+            return;
+        }
+        world.bell.heard();
+    }
+}
+
+/// Both tenants launch once, under a controller of this habit that begins with tenant 0 at a gate in `state`.
+fn two_tenants(state: GateState, habit: Habit) {
+    let mut model = loom::model::Builder::new();
+    // Each switch away from a thread that could go on; those at waits are not counted, and not bounded.
+    model.preemption_bound = Some(2);
+    // A meter has many words, and the controller reads all of them.
+    model.max_branches = 20_000;
+    model.check(move || {
+        let world = World::new();
+        world.set_gate(0, state, TERMS);
+        let tenants = [0, 1].map(|tenant| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                world.launch(tenant);
+                world.leave();
+            })
+        });
+        control(&world, Some(0), habit);
+        for tenant in tenants {
+            tenant.join().unwrap();
+        }
+        for tenant in &world.tenants {
+            assert!(!tenant.meter.read().wants(), "nobody waits and nothing is in flight");
+        }
+    });
+}
+
+#[test]
+fn a_lease_that_is_withdrawn_drains_before_the_next_begins() {
+    two_tenants(GateState::Leased, Habit::Preempt);
+}
+
+#[test]
+fn an_open_gate_that_is_closed_drains_before_the_next_begins() {
+    two_tenants(GateState::Open, Habit::Preempt);
+}
+
+#[test]
+fn a_holder_that_is_done_early_gives_up_the_gpu_unasked() {
+    two_tenants(GateState::Leased, Habit::AwaitIdle);
+}
+
+#[test]
+fn a_holder_that_is_done_while_its_open_gate_becomes_a_lease_is_noticed() {
+    two_tenants(GateState::Open, Habit::AwaitIdle);
+}
+
+#[test]
+fn a_thread_on_its_way_through_the_gate_never_looks_as_if_it_wanted_nothing() {
+    loom::model(|| {
+        let world = World::new();
+        world.set_gate(0, GateState::Open, TERMS);
+        let meter = &world.tenants[0].meter;
+        meter.enter_wait();
+        let controller = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || assert!(world.tenants[0].meter.read().wants()))
+        };
+        let launching = meter.start_launching();
+        meter.leave_wait();
+        meter.set_in_flight();
+        drop(launching);
+        controller.join().unwrap();
+    });
+}
+
+#[test]
+fn what_was_launched_while_all_before_it_completed_stays_in_flight() {
+    loom::model(|| {
+        let world = World::new();
+        let meter = &world.tenants[0].meter;
+        meter.set_in_flight();
+        let seen = meter.in_flight().unwrap();
+        let launcher = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                let meter = &world.tenants[0].meter;
+                let launching = meter.start_launching();
+                meter.set_in_flight();
+                drop(launching);
+                assert!(meter.read().in_flight);
+            })
+        };
+        meter.settle(seen);
+        launcher.join().unwrap();
+        assert!(meter.read().in_flight);
+    });
+}
+
+#[test]
+fn whoever_waits_at_an_expired_lease_goes_on_once_it_is_renewed() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let world = World::new();
+        world.set_gate(0, GateState::Leased, LeaseTerms { expires_ns: 10, ..TERMS });
+        world.now_ns.store(10, SeqCst);
+        let tenant = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.launch(0))
+        };
+        // It rings when it finds the lease over.
+        world.bell.heard();
+        world.tenants[0].slot.renew(TERMS);
+        world.tenants[0].futex.wake();
+        tenant.join().unwrap();
+    });
+}
+
+#[test]
+fn waiters_outlive_a_controller_that_dies_at_any_step() {
+    // Before it opens a gate; after it, before it wakes anyone; after that.
+    for steps in 0..=2 {
+        loom::model(move || {
+            let world = World::new();
+            world.set_gate(0, GateState::Closed, TERMS);
+            let waiter = {
+                let world = Arc::clone(&world);
+                thread::spawn(move || {
+                    let Tenant { slot, meter, .. } = &world.tenants[0];
+                    let mut process = Thread { world: &world, tenant: 0 };
+                    match gate::wait(slot, meter, &mut process, 1) {
+                        Ok(_) => assert_eq!(slot.gate().state, GateState::Open),
+                        Err(ControllerGone) => {}
+                    }
+                    assert_eq!(meter.read().waiters, 0);
+                })
+            };
+            if steps > 0 {
+                world.tenants[0].slot.set_gate(GateState::Open, TERMS);
+            }
+            if steps > 1 {
+                world.tenants[0].futex.wake();
+            }
+            // It is dead. Time goes by, and with it the naps of those who sleep.
+            world.now_ns.store(1_000, SeqCst);
+            world.tenants[0].futex.wake();
+            waiter.join().unwrap();
+        });
+    }
+}

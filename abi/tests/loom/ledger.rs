@@ -1,0 +1,174 @@
+//! One tenant's memory, asked for by several sessions at once.
+
+use deepres_abi::ledger::{LedgerGpu, Refused};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
+
+fn ledger(sessions: usize) -> Arc<LedgerGpu> {
+    let gpu = Arc::new(LedgerGpu::default());
+    for slot in 0..sessions {
+        gpu.open(slot).unwrap();
+    }
+    gpu
+}
+
+/// Takes `bytes` for the session in `slot`, for good.
+fn take(gpu: &LedgerGpu, slot: usize, bytes: u64, limit_bytes: u64) -> Result<(), Refused> {
+    let account = gpu.account(slot).unwrap();
+    account.reserve(bytes, limit_bytes, thread::yield_now).map(|reservation| reservation.commit())
+}
+
+#[test]
+fn two_sessions_racing_never_pass_the_limit() {
+    loom::model(|| {
+        let gpu = ledger(2);
+        let other = {
+            let gpu = Arc::clone(&gpu);
+            thread::spawn(move || take(&gpu, 1, 6, 10).is_ok())
+        };
+        let mine = take(&gpu, 0, 6, 10).is_ok();
+        let theirs = other.join().unwrap();
+        assert!(!(mine && theirs), "both cannot fit");
+        assert_eq!(gpu.held_bytes(), if mine || theirs { 6 } else { 0 });
+    });
+}
+
+#[test]
+fn two_threads_of_one_session_never_pass_the_limit() {
+    loom::model(|| {
+        let gpu = ledger(1);
+        let other = {
+            let gpu = Arc::clone(&gpu);
+            thread::spawn(move || take(&gpu, 0, 6, 10).is_ok())
+        };
+        let mine = take(&gpu, 0, 6, 10).is_ok();
+        let theirs = other.join().unwrap();
+        assert!(!(mine && theirs), "both cannot fit");
+        assert_eq!(gpu.held_bytes(), if mine || theirs { 6 } else { 0 });
+    });
+}
+
+#[test]
+fn bytes_on_their_way_from_pending_to_held_are_never_missed() {
+    loom::model(|| {
+        let gpu = ledger(2);
+        let reservation = gpu.account(0).unwrap().reserve(6, 10, || ()).unwrap();
+        let other = {
+            let gpu = Arc::clone(&gpu);
+            thread::spawn(move || take(&gpu, 1, 6, 10).is_ok())
+        };
+        reservation.commit();
+        assert!(!other.join().unwrap(), "six are held or pending at every moment");
+    });
+}
+
+#[test]
+fn what_a_session_gives_back_and_takes_again_is_never_missed() {
+    loom::model(|| {
+        let gpu = ledger(2);
+        take(&gpu, 0, 6, 10).unwrap();
+        let other = {
+            let gpu = Arc::clone(&gpu);
+            thread::spawn(move || take(&gpu, 1, 5, 10).is_ok())
+        };
+        // Never less than six: taken and given back in one breath.
+        let account = gpu.account(0).unwrap();
+        if take(&gpu, 0, 2, 10).is_ok() {
+            account.release(2);
+        }
+        assert!(!other.join().unwrap(), "six are held at every moment");
+    });
+}
+
+#[test]
+fn what_moves_from_one_session_to_another_is_not_in_a_thirds_way() {
+    // Five are held at every moment of a tenant that may hold ten.
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let gpu = ledger(3);
+        take(&gpu, 0, 5, 10).unwrap();
+        let mover = {
+            let gpu = Arc::clone(&gpu);
+            thread::spawn(move || {
+                gpu.account(0).unwrap().release(5);
+                gpu.account(2).unwrap().charge(5);
+            })
+        };
+        let account = gpu.account(1).unwrap();
+        let refused = account.reserve(5, 10, thread::yield_now).map(drop).err();
+        mover.join().unwrap();
+        // It may run out of tries, but not be told that ten are held.
+        assert!(refused.is_none_or(|refused| refused.held_bytes <= 10));
+        take(&gpu, 1, 5, 10).unwrap();
+    });
+}
+
+#[test]
+fn the_memory_of_a_dead_session_comes_back_whole_and_once() {
+    loom::model(|| {
+        let gpu = ledger(2);
+        take(&gpu, 0, 4, 10).unwrap();
+        // It died in the middle of a request.
+        std::mem::forget(gpu.account(0).unwrap().reserve(3, 10, || ()).unwrap());
+        let controller = {
+            let gpu = Arc::clone(&gpu);
+            thread::spawn(move || assert_eq!(gpu.clear(0), Some(4)))
+        };
+        // Fits beside nothing of the dead one's.
+        let early = take(&gpu, 1, 10, 10).is_ok();
+        controller.join().unwrap();
+        if !early {
+            take(&gpu, 1, 10, 10).unwrap();
+        }
+        assert_eq!(gpu.held_bytes(), 10);
+        assert!(take(&gpu, 1, 1, 10).is_err());
+    });
+}
+
+#[test]
+fn a_slot_that_is_given_out_again_begins_empty() {
+    loom::model(|| {
+        let gpu = ledger(2);
+        take(&gpu, 0, 4, 10).unwrap();
+        std::mem::forget(gpu.account(0).unwrap().reserve(3, 10, || ()).unwrap());
+        let controller = {
+            let gpu = Arc::clone(&gpu);
+            thread::spawn(move || {
+                gpu.clear(0).unwrap();
+                gpu.open(0).unwrap();
+                take(&gpu, 0, 4, 10)
+            })
+        };
+        let mine = take(&gpu, 1, 6, 10).is_ok();
+        let next = controller.join().unwrap().is_ok();
+        let expected = if mine { 6 } else { 0 } + if next { 4 } else { 0 };
+        assert_eq!(gpu.held_bytes(), expected);
+    });
+}
+
+#[test]
+fn a_limit_that_is_lowered_binds_whoever_reads_it_afterwards() {
+    loom::model(|| {
+        let gpu = ledger(2);
+        let limit_bytes = Arc::new(AtomicU64::new(10));
+        let administrator = {
+            let limit_bytes = Arc::clone(&limit_bytes);
+            thread::spawn(move || limit_bytes.store(5, Ordering::Release))
+        };
+        let other = {
+            let (gpu, limit_bytes) = (Arc::clone(&gpu), Arc::clone(&limit_bytes));
+            thread::spawn(move || take(&gpu, 1, 4, limit_bytes.load(Ordering::Acquire)).is_ok())
+        };
+        let seen_bytes = limit_bytes.load(Ordering::Acquire);
+        let mine = take(&gpu, 0, 4, seen_bytes).is_ok();
+        administrator.join().unwrap();
+        let theirs = other.join().unwrap();
+        assert!(gpu.held_bytes() <= 10);
+        if seen_bytes == 5 && mine {
+            assert!(gpu.held_bytes() == 4 || theirs, "nobody else held more before");
+        }
+        assert!(take(&gpu, 0, 4, limit_bytes.load(Ordering::Acquire)).is_err() || gpu.held_bytes() <= 5);
+    });
+}
