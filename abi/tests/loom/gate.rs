@@ -124,10 +124,11 @@ impl World {
         self.settle(tenant);
     }
 
-    /// The tenant's process ends: its connection is closed, which the controller hears.
-    fn leave(&self) {
-        self.done.fetch_add(1, SeqCst);
-        self.bell.ring();
+    /// The tenant's process has nothing more to do. It stays, and tells nobody: only when both are done the controller is to stop.
+    fn finish(&self) {
+        if self.done.fetch_add(1, SeqCst) + 1 == TENANTS {
+            self.bell.ring();
+        }
     }
 }
 
@@ -242,7 +243,7 @@ fn two_tenants(state: GateState, habit: Habit) {
             let world = Arc::clone(&world);
             thread::spawn(move || {
                 world.launch(tenant);
-                world.leave();
+                world.finish();
             })
         });
         control(&world, Some(0), habit);
