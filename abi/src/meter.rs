@@ -168,7 +168,9 @@ impl MeterPage {
 pub struct Reading {
     /// Threads waiting at the gate.
     pub waiters: u32,
-    /// Whether anything is in flight.
+    /// Threads between the gate and the meter.
+    pub launching: u32,
+    /// Whether anything is in flight, a thread between the gate and the meter included.
     pub in_flight: bool,
     /// Estimated GPU time in flight, ns.
     pub in_flight_ns: u64,
@@ -277,7 +279,7 @@ impl MeterSlot {
     }
 
     /// Adds what a page of the same process counted from `before` to `now`: counters grow by it, and numbers of what is there now
-    /// (waiters, memory held) change by it, up or down.
+    /// (waiters, threads that launch, memory held) change by it, up or down.
     pub fn grow(&self, now: &Reading, before: &Reading) {
         let grow = |counter: &AtomicU64, now: u64, before: u64| {
             counter.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
@@ -299,8 +301,9 @@ impl MeterSlot {
         self.last_refused_bytes.store(now.last_refused_bytes, Ordering::Relaxed);
         self.last_refused_api.store(now.last_refused_api, Ordering::Relaxed);
         self.waiters.fetch_add(now.waiters.wrapping_sub(before.waiters), Ordering::SeqCst);
+        self.launching.fetch_add(now.launching.wrapping_sub(before.launching), Ordering::SeqCst);
         if now.in_flight {
-            self.in_flight.store(1, Ordering::SeqCst);
+            self.set_in_flight();
         }
     }
 
@@ -309,10 +312,11 @@ impl MeterSlot {
         let word = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         // In the order in which a thread passes them, each set before the one before is left: it is never missed in all three.
         let waiters = self.waiters.load(Ordering::SeqCst);
-        let is_launching = self.is_launching();
-        let in_flight = self.in_flight().is_some() || is_launching;
+        let launching = self.launching.load(Ordering::SeqCst);
+        let in_flight = self.in_flight().is_some() || launching != 0;
         Reading {
             waiters,
+            launching,
             in_flight,
             in_flight_ns: word(&self.in_flight_ns),
             compute_ns: word(&self.compute_ns),
@@ -392,17 +396,21 @@ mod tests {
         old.held_bytes[2].store(50, Ordering::Relaxed);
         old.longest_ns.store(9, Ordering::Relaxed);
         old.enter_wait();
+        let launching = [old.start_launching(), old.start_launching()];
         let first = old.read();
         new.grow(&first, &Reading::default());
         // What comes between the copy and the change of pages, on either side of it.
         old.compute_ns.store(130, Ordering::Relaxed);
         old.held_bytes[2].store(20, Ordering::Relaxed);
-        old.leave_wait_to_launch();
+        old.leave_wait();
+        let [passed, passing] = launching;
+        drop(passed);
         new.compute_ns.fetch_add(7, Ordering::Relaxed);
         new.grow(&old.read(), &first);
         let now = new.read();
         assert_eq!((now.compute_ns, now.held_bytes[2], now.longest_ns), (137, 20, 9));
-        assert_eq!((now.waiters, now.in_flight), (0, true));
+        assert_eq!((now.waiters, now.launching, now.in_flight), (0, 1, true));
+        drop(passing);
     }
 
     #[test]

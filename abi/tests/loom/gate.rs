@@ -6,9 +6,9 @@
 use deepres_abi::gate::{self, ControllerGone, EXPIRED_NAP_NS, Process};
 use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
 use deepres_abi::meter::MeterSlot;
+use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 const TENANTS: usize = 2;
 /// A lease that lasts.
@@ -60,8 +60,8 @@ struct Tenant {
 struct World {
     tenants: [Tenant; TENANTS],
     bell: Sleepers,
-    /// Truth, which is outside the memory that is modelled: who has work on the GPU, who is done, what time it is, when the
-    /// controller was last alive.
+    /// Truth: who has work on the GPU, who is done, what time it is, when the controller was last alive. Relaxed, so that it orders
+    /// nothing else; known to the model checker, so that it tries every order of what depends on it.
     running: AtomicUsize,
     done: AtomicUsize,
     now_ns: AtomicU64,
@@ -91,11 +91,11 @@ impl World {
 
     /// A tenant's work reaches the GPU.
     fn start_work(&self) {
-        assert_eq!(self.running.fetch_add(1, SeqCst), 0, "two tenants have work on the GPU at once");
+        assert_eq!(self.running.fetch_add(1, Relaxed), 0, "two tenants have work on the GPU at once");
     }
 
     fn end_work(&self) {
-        self.running.fetch_sub(1, SeqCst);
+        self.running.fetch_sub(1, Relaxed);
     }
 
     /// The meter thread's part once it has seen everything complete.
@@ -126,7 +126,7 @@ impl World {
 
     /// The tenant's process has nothing more to do. It stays, and tells nobody: only when both are done the controller is to stop.
     fn finish(&self) {
-        if self.done.fetch_add(1, SeqCst) + 1 == TENANTS {
+        if self.done.fetch_add(1, Relaxed) + 1 == TENANTS {
             self.bell.ring();
         }
     }
@@ -140,7 +140,7 @@ struct Thread<'w> {
 
 impl Process for Thread<'_> {
     fn now_ns(&self) -> u64 {
-        self.world.now_ns.load(SeqCst)
+        self.world.now_ns.load(Relaxed)
     }
 
     fn queued_ns(&self) -> u64 {
@@ -150,7 +150,7 @@ impl Process for Thread<'_> {
     fn is_controller_gone(&self, now_ns: u64) -> bool {
         /// The heartbeat limit.
         const LIMIT_NS: u64 = 100;
-        now_ns.saturating_sub(self.world.beat_ns.load(SeqCst)) > LIMIT_NS
+        now_ns.saturating_sub(self.world.beat_ns.load(Relaxed)) > LIMIT_NS
     }
 
     fn ring(&self) {
@@ -162,7 +162,9 @@ impl Process for Thread<'_> {
             // A renewal does not change the word: this sleep alone is short by design.
             return thread::yield_now();
         }
-        self.world.tenants[self.tenant].futex.wait_while(|| slot.gate_word() == word);
+        // Without an end while the controller lives: nobody is to need it. Then it ends as time goes by.
+        let futex = &self.world.tenants[self.tenant].futex;
+        futex.wait_while(|| slot.gate_word() == word && !self.is_controller_gone(self.now_ns()));
     }
 
     fn is_stuck(&mut self, _: u64, _: impl Fn(&Self) -> bool) -> bool {
@@ -222,7 +224,7 @@ fn control(world: &World, mut holder: Option<usize>, habit: Habit) {
                 break;
             }
         }
-        if world.done.load(SeqCst) == TENANTS {
+        if world.done.load(Relaxed) == TENANTS {
             return;
         }
         world.bell.heard();
@@ -325,7 +327,7 @@ fn whoever_waits_at_an_expired_lease_goes_on_once_it_is_renewed() {
     model.check(|| {
         let world = World::new();
         world.set_gate(0, GateState::Leased, LeaseTerms { expires_ns: 10, ..TERMS });
-        world.now_ns.store(10, SeqCst);
+        world.now_ns.store(10, Relaxed);
         let tenant = {
             let world = Arc::clone(&world);
             thread::spawn(move || world.launch(0))
@@ -364,7 +366,7 @@ fn waiters_outlive_a_controller_that_dies_at_any_step() {
                 world.tenants[0].futex.wake();
             }
             // It is dead. Time goes by, and with it the naps of those who sleep.
-            world.now_ns.store(1_000, SeqCst);
+            world.now_ns.store(1_000, Relaxed);
             world.tenants[0].futex.wake();
             waiter.join().unwrap();
         });
