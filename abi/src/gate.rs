@@ -97,9 +97,7 @@ pub struct ControllerGone;
 fn look(slot: &GrantSlot, process: &impl Process, estimate_ns: u64) -> Verdict {
     let gate = slot.gate();
     match gate.state {
-        GateState::Leased => {
-            judge(gate, slot.terms(), process.now_ns(), process.queued_ns(), estimate_ns)
-        }
+        GateState::Leased => judge(gate, slot.terms(), process.now_ns(), process.queued_ns(), estimate_ns),
         _ => judge(gate, None, 0, 0, estimate_ns),
     }
 }
@@ -181,8 +179,7 @@ fn wait_counted<'m>(
         }
         match reason {
             Reason::Window => {
-                let is_full =
-                    |process: &_| look(slot, process, estimate_ns) == Verdict::Wait(Reason::Window);
+                let is_full = |process: &_| look(slot, process, estimate_ns) == Verdict::Wait(Reason::Window);
                 if process.is_stuck(now_ns, is_full) {
                     return Ok((Verdict::Leased, meter.start_launching()));
                 }

@@ -272,8 +272,7 @@ impl MeterSlot {
     pub fn settle(&self, seen: InFlight) -> bool {
         let InFlight(word) = seen;
         let idle = word & !BUSY;
-        let settled =
-            self.in_flight.compare_exchange(word, idle, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let settled = self.in_flight.compare_exchange(word, idle, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         fence(Ordering::SeqCst);
         settled
     }

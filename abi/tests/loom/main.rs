@@ -5,7 +5,7 @@
 //! more than the machine does; so what holds here holds there.
 #![cfg(loom)]
 
-mod allowance;
 mod gate;
 mod ledger;
 mod seqlock;
+mod standalone;

@@ -1,6 +1,7 @@
-//! GPU time of a tenant's processes, without a daemon.
+//! What the processes of a tenant share without a daemon: GPU time, and turns.
 
 use deepres_abi::allowance::{Allowance, BURST_NS, TICK_NS};
+use deepres_abi::turn::Turn;
 use loom::sync::Arc;
 use loom::thread;
 
@@ -28,5 +29,20 @@ fn two_charges_are_both_to_be_made_up_for() {
         account.charge(BURST_NS + 7, 10, 100_000);
         other.join().unwrap();
         assert_eq!((account.due_ns(), account.charged_ns()), (7 + 200 + 100, 110));
+    });
+}
+
+#[test]
+fn of_two_processes_one_has_the_turn() {
+    loom::model(|| {
+        const UNTIL_NS: u64 = 1 << 30;
+        let turn = Arc::new(Turn::default());
+        let other = {
+            let turn = Arc::clone(&turn);
+            thread::spawn(move || turn.take(1, 0, UNTIL_NS))
+        };
+        let mine = turn.take(0, 0, UNTIL_NS);
+        assert!(mine != other.join().unwrap());
+        assert!(turn.is_held_by(usize::from(!mine)));
     });
 }
