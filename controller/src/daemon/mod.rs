@@ -121,7 +121,6 @@ pub fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), DaemonError> {
     let admin_group = options.config.admin_group.as_deref().map(files::group_number).transpose()?;
-    let room = make_room(options.config.max_connections, options.gpus.len());
     let inherits_tenants = options.inherited.tenants.is_some();
     let files = Files::prepare(&options.directory, options.inherited, admin_group)?;
     let locks = options
@@ -129,6 +128,8 @@ pub fn run(
         .iter()
         .map(|gpu| GpuLock::take(&options.locks, &gpu.uuid_text, &options.directory))
         .collect::<Result<Vec<_>, _>>()?;
+    // From here on it will serve: a daemon that will not has one thing to say, and that is why.
+    let room = make_room(options.config.max_connections, options.gpus.len());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let beat = Arc::new(SharedPage::<BeatPage>::create("deepres-beat", Writer::Controller)?);
     let mut managed = Vec::new();
