@@ -59,6 +59,7 @@ mod tests {
     const WAITS: Reading = Reading { waiters: 1, ..EMPTY };
     const EMPTY: Reading = Reading {
         waiters: 0,
+        launching: 0,
         in_flight: false,
         in_flight_ns: 0,
         compute_ns: 0,
