@@ -71,15 +71,6 @@ impl fmt::Display for ConnectError {
     }
 }
 
-/// What the process was before: nothing, for its first session.
-#[derive(Debug, Default, Clone)]
-pub struct Past {
-    /// Sessions so far.
-    pub sessions: u32,
-    /// The tenant that the last one belonged to, or empty.
-    pub tenant: String,
-}
-
 /// A connection that was welcomed, and what came with it.
 #[derive(Debug)]
 pub struct Connection {
@@ -118,7 +109,7 @@ pub fn shake(config: &Config, gpus: &[Uuid]) -> Result<Connection, ConnectError>
 fn try_shake(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Connection, ConnectError> {
     let socket =
         connect_first(&config.sockets, |path| connect(path, 0, |call| until_deadline(deadline_ns, call)))?;
-    let hello = hello(config, gpus, &Past::default());
+    let hello = hello(config, gpus, 0);
     until_deadline(deadline_ns, Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
         .map_err(ConnectError::Io)?;
     let mut packet = Received::new();
@@ -157,9 +148,9 @@ impl Pending {
     ///
     /// # Errors
     /// [`ConnectError`].
-    pub fn begin(config: &Config, gpus: &[Uuid], past: &Past) -> Result<Self, ConnectError> {
+    pub fn begin(config: &Config, gpus: &[Uuid], sessions_before: u32) -> Result<Self, ConnectError> {
         let socket = connect_first(&config.sockets, |path| connect(path, libc::SOCK_NONBLOCK, now))?;
-        let hello = hello(config, gpus, past);
+        let hello = hello(config, gpus, sessions_before);
         now(Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
             .map_err(ConnectError::Io)?;
         Ok(Self { socket, gpus: gpus.len() })
@@ -185,7 +176,7 @@ impl Pending {
 }
 
 /// What the process says.
-fn hello(config: &Config, gpus: &[Uuid], past: &Past) -> Hello {
+fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32) -> Hello {
     let mut hello = Hello::new(Role::Session);
     hello.monotonic_ns = os::now_ns();
     let request = config.request();
@@ -197,10 +188,8 @@ fn hello(config: &Config, gpus: &[Uuid], past: &Past) -> Hello {
         *place = *uuid;
     }
     hello.gpu_count = gpus.len().min(MAX_GPUS) as u32;
-    hello.sessions_before = past.sessions;
-    // Whoever the daemon before took it for, the next one does: what told it may be gone by now.
-    let tenant = if config.tenant.is_empty() { &past.tenant } else { &config.tenant };
-    wire::set_text(&mut hello.tenant, tenant);
+    hello.sessions_before = sessions_before;
+    wire::set_text(&mut hello.tenant, &config.tenant);
     wire::set_text(&mut hello.client, &command_line());
     hello
 }

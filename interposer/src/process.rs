@@ -201,8 +201,7 @@ impl Process {
     /// # Errors
     /// [`ConnectError`].
     pub fn say_hello(&self) -> Result<Pending, ConnectError> {
-        let past = self.session().map(|session| session.past().clone()).unwrap_or_default();
-        Pending::begin(&self.config, &self.uuids, &past)
+        Pending::begin(&self.config, &self.uuids, self.session().map_or(0, Session::sessions))
     }
 
     /// Goes on with a daemon that came back: moves what is held to its ledger, and goes by its gates.

@@ -3,8 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::beat::BeatPage;
@@ -12,9 +11,9 @@ use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MeterPage, Reading};
 use deepres_abi::page::{MINOR_CARRIES, Page};
-use deepres_abi::wire::{Frame as _, UNMANAGED, text};
+use deepres_abi::wire::{Frame as _, UNMANAGED};
 
-use crate::handshake::{ConnectError, Connection, Past};
+use crate::handshake::{ConnectError, Connection};
 use crate::memory::ledgers::{Ledger, Ledgers};
 use crate::meter::gpu::Gpu;
 use crate::os;
@@ -49,7 +48,8 @@ pub struct Session {
     bells: [AtomicI32; MAX_GPUS],
     connected_ns: AtomicU64,
     is_gone: AtomicBool,
-    past: Mutex<Past>,
+    /// Daemons that the process had a session with.
+    sessions: AtomicU32,
     /// What takes the daemon's place, if there is none: then there are no descriptors either.
     local: Option<Local>,
 }
@@ -74,7 +74,7 @@ impl Session {
             bells: std::array::from_fn(|_| AtomicI32::new(NONE)),
             connected_ns: AtomicU64::new(os::now_ns()),
             is_gone: AtomicBool::new(false),
-            past: Mutex::new(Past { sessions: 1, tenant: tenant(&welcome.tenant) }),
+            sessions: AtomicU32::new(1),
             local: None,
         };
         session.take_bells(bells, &welcome.gpu_index[..gpus.min(MAX_GPUS)]);
@@ -95,7 +95,7 @@ impl Session {
             bells: std::array::from_fn(|_| AtomicI32::new(NONE)),
             connected_ns: AtomicU64::new(os::now_ns()),
             is_gone: AtomicBool::new(false),
-            past: Mutex::default(),
+            sessions: AtomicU32::new(0),
             local: Some(local),
         }
     }
@@ -135,9 +135,7 @@ impl Session {
         }
         drop(self.exchange(&self.socket, socket));
         self.take_bells(bells, &welcome.gpu_index[..gpus.len().min(MAX_GPUS)]);
-        let mut past = self.past();
-        past.sessions = past.sessions.saturating_add(1);
-        past.tenant = tenant(&welcome.tenant);
+        self.sessions.fetch_add(1, Ordering::Relaxed);
         Ok(welcome.gpu_index)
     }
 
@@ -256,9 +254,9 @@ impl Session {
         Some(self.ledger.gpu(index)?.held_bytes())
     }
 
-    /// What the process was until now, for the next handshake.
-    pub fn past(&self) -> std::sync::MutexGuard<'_, Past> {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Daemons that the process had a session with until now.
+    pub fn sessions(&self) -> u32 {
+        self.sessions.load(Ordering::Relaxed)
     }
 
     /// What the session says of itself.
@@ -339,8 +337,4 @@ unsafe fn put<P: Page>(
     // SAFETY: the caller's promise.
     unsafe { replace(place, memory, protection) }
         .map_err(|error: io::Error| ConnectError::Page(PageError::Map(error)))
-}
-
-fn tenant(field: &[u8]) -> String {
-    text(field).unwrap_or_default().to_owned()
 }

@@ -97,6 +97,16 @@ impl Host {
         &self.device
     }
 
+    /// The daemon's process.
+    pub fn daemon_pid(&self) -> u32 {
+        self.daemon.id()
+    }
+
+    /// Where its tenants connect.
+    pub fn tenant_socket(&self) -> PathBuf {
+        self.directory.path().join("tenant/tenant.sock")
+    }
+
     /// Where the simulated GPU's state lies.
     pub fn simgpu_state(&self) -> PathBuf {
         simgpu_state(self.directory.path())

@@ -42,6 +42,11 @@ impl Running {
         &self.shown
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The process, for its streams.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child

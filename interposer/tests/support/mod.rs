@@ -183,7 +183,6 @@ impl Controller {
         let connection = self.accept();
         let mut welcome = Welcome::new(77, 1);
         welcome.gpu_index[0] = GPU as u8;
-        wire::set_text(&mut welcome.tenant, "the tenant");
         self.answer(&connection, &of_version(welcome.as_bytes(), MAJOR, self.minor, 0));
         connection
     }

@@ -296,6 +296,7 @@ fn a_service_manager_hands_over_its_sockets_and_is_told_how_things_are() {
     early.await_json(COMMAND_LIMIT);
     let ps = host.ps();
     assert!(ps.tenants.iter().any(|tenant| !tenant.sessions.is_empty()), "it was let in: {ps:?}");
+    let (name, launched) = (ps.tenants[0].name.clone(), ps.tenants[0].kernel_launches);
     hear("STATUS=1 processes of 1 tenants");
 
     daemon.signal(Signal::TERM);
@@ -306,7 +307,11 @@ fn a_service_manager_hands_over_its_sockets_and_is_told_how_things_are() {
     }
     let _daemon = serve(&host, &sockets, &notify);
     hear("READY=1");
-    host.await_ps(|ps| ps.tenants.iter().any(|tenant| !tenant.sessions.is_empty()), RETURN_LIMIT);
+    // Though it has no name of its own, it is the same tenant.
+    let here = |ps: &Ps| ps.find(&name).is_some_and(|tenant| tenant.sessions.len() == 1);
+    let ps = host.await_ps(here, RETURN_LIMIT);
+    assert_eq!(ps.tenants.len(), 1, "{ps:?}");
+    assert!(ps.tenant(&name).kernel_launches >= launched);
     early.finish(COMMAND_LIMIT).success();
 }
 

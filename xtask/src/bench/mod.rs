@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: what deepres costs those who use it.
 
+mod daemon;
 mod hook;
 mod preload;
 mod share;
@@ -16,6 +17,8 @@ pub enum Bench {
     /// A driver that does nothing serves a client that calls each function a million times, bare and then
     /// under `deepres run` with a live daemon and an open gate, in turns. Shown is the median of the turns.
     Hook(hook::Options),
+    /// What the daemon takes while a thousand processes are connected and do nothing.
+    Daemon(daemon::Options),
     /// What preloading the library adds to a process that uses no CUDA.
     ///
     /// Runs /bin/true bare and preloaded in turns; shown are the medians.
@@ -35,6 +38,7 @@ pub enum Bench {
 /// Runs a benchmark.
 pub fn run(bench: &Bench) -> Result<()> {
     match bench {
+        Bench::Daemon(options) => daemon::run(options),
         Bench::Hook(options) => hook::run(options),
         Bench::Preload(options) => preload::run(options),
         Bench::Share(options) => share::run(options),
