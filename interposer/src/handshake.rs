@@ -126,7 +126,7 @@ pub fn view(config: &Config, gpus: &[Uuid]) -> Result<View, ConnectError> {
     let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
     let socket =
         connect_first(&config.sockets, |path| connect(path, 0, |call| until_deadline(deadline_ns, call)))?;
-    let mut hello = hello(config, gpus, &Past::default());
+    let mut hello = hello(config, gpus, 0);
     hello.role = Role::Viewer as u32;
     until_deadline(deadline_ns, Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
         .map_err(ConnectError::Io)?;

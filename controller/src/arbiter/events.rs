@@ -12,6 +12,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
+/// What an event is of.
+const BELL: u64 = 0;
+const TIMER: u64 = 1;
 /// Events taken at a time; more come with the next turn.
 const BATCH: usize = 64;
 
@@ -60,7 +63,7 @@ impl Events {
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let events = Self { epoll, timer, armed_ns: 0 };
-        events.watch(&events.timer)?;
+        events.watch(&events.timer, TIMER)?;
         Ok(events)
     }
 
@@ -69,7 +72,7 @@ impl Events {
     /// # Errors
     /// The system's, for lack of memory.
     pub fn add(&self, bell: &Bell) -> io::Result<()> {
-        self.watch(bell)
+        self.watch(bell, BELL)
     }
 
     /// Takes a bell out.
@@ -78,20 +81,21 @@ impl Events {
         let _ = epoll::delete(&self.epoll, bell);
     }
 
-    fn watch(&self, source: impl AsFd) -> io::Result<()> {
+    fn watch(&self, source: impl AsFd, what: u64) -> io::Result<()> {
         // Edge-triggered: each ring counts and nothing has to be read, so a tenant that shares the bell cannot swallow one.
-        Ok(epoll::add(&self.epoll, source, EventData::new_u64(0), EventFlags::IN | EventFlags::ET)?)
+        Ok(epoll::add(&self.epoll, source, EventData::new_u64(what), EventFlags::IN | EventFlags::ET)?)
     }
 
-    /// Sleeps until a bell rings or `wake_ns` (`CLOCK_MONOTONIC`) has come.
+    /// Sleeps until a bell rings or `wake_ns` (`CLOCK_MONOTONIC`) has come. Returns whether a bell rang.
     ///
     /// # Errors
     /// The system's; none is expected.
-    pub fn wait(&mut self, wake_ns: Option<u64>) -> io::Result<()> {
+    pub fn wait(&mut self, wake_ns: Option<u64>) -> io::Result<bool> {
         self.arm(wake_ns.unwrap_or(0))?;
         let mut ready = [MaybeUninit::uninit(); BATCH];
         match epoll::wait(&self.epoll, &mut ready, None) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Ok((events, _)) => Ok(events.iter().any(|event| event.data.u64() == BELL)),
+            Err(Errno::INTR) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
@@ -123,12 +127,12 @@ mod tests {
         events.add(&bell).unwrap();
         for _ in 0..2 {
             bell.ring();
-            events.wait(None).unwrap();
+            assert!(events.wait(None).unwrap());
         }
         events.remove(&bell);
         bell.ring();
         let begin = monotonic_ns();
-        events.wait(Some(begin + 5 * NS_PER_MS)).unwrap();
+        assert!(!events.wait(Some(begin + 5 * NS_PER_MS)).unwrap());
         assert!(monotonic_ns() - begin >= 5 * NS_PER_MS);
     }
 

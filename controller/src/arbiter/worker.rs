@@ -26,8 +26,10 @@ use std::time::Duration;
 
 /// Heartbeats in the time after which a missing one counts.
 const BEATS_PER_LIMIT: u64 = 4;
-/// The longest time between two heartbeats: also how late an idle tenant is noticed whose gate is open.
+/// The longest time between two heartbeats, and between two looks at meters while anyone wants the GPU.
 const MAX_TICK_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
+/// The time between two looks while nobody does: how late it is noticed that someone runs whose gate is open. Whoever waits rings.
+const IDLE_LOOK_NS: u64 = Duration::from_millis(250).as_nanos() as u64;
 /// How long a process that had sessions before may take to bring its counters into its new page. It does so when it gets it.
 const CARRY_LIMIT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 /// Decisions made at one wake-up, at most: each looks again at what the gates just set have changed.
@@ -86,6 +88,10 @@ pub struct Worker {
     idle_ns: u64,
     looked_ns: u64,
     ticked_ns: u64,
+    /// When the thread last had its turn.
+    turned_ns: u64,
+    /// When the scheduler wants to decide next.
+    decide_ns: Option<u64>,
 }
 
 impl Worker {
@@ -117,6 +123,8 @@ impl Worker {
             idle_ns: 0,
             looked_ns: now_ns,
             ticked_ns: 0,
+            turned_ns: now_ns,
+            decide_ns: None,
         })
     }
 
@@ -153,20 +161,26 @@ impl Worker {
     pub fn run(mut self) {
         let mut wake_ns = None;
         loop {
-            if let Err(error) = self.events.wait(wake_ns) {
-                // Nothing is known to cause it; tenants go on by themselves once the heartbeat stops.
-                tracing::error!(gpu = self.gpu, %error, "the arbiter cannot wait for events and stops");
-                return self.let_go();
-            }
+            let mut is_called = match self.events.wait(wake_ns) {
+                Ok(rang) => rang,
+                Err(error) => {
+                    // Nothing is known to cause it; tenants go on by themselves once the heartbeat stops.
+                    tracing::error!(gpu = self.gpu, %error, "the arbiter cannot wait for events and stops");
+                    return self.let_go();
+                }
+            };
             let mut answers = Vec::new();
             loop {
                 match self.orders.try_recv() {
                     Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => return self.let_go(),
-                    Ok(command) => answers.extend(self.obey(command)),
+                    Ok(command) => {
+                        is_called = true;
+                        answers.extend(self.obey(command));
+                    }
                     Err(mpsc::TryRecvError::Empty) => break,
                 }
             }
-            wake_ns = self.turn();
+            wake_ns = self.turn(is_called);
             for answer in answers {
                 // Whoever asked may be gone.
                 let _ = answer.send(());
@@ -174,14 +188,46 @@ impl Worker {
         }
     }
 
-    /// Looks, decides and sets gates. Returns when to do so again at the latest.
-    fn turn(&mut self) -> Option<u64> {
-        let mut decide_ns = None;
+    /// Looks, decides and sets gates, or, if nobody called and nothing is to be seen, only says that we live. Returns when to do so again
+    /// at the latest.
+    fn turn(&mut self, is_called: bool) -> Option<u64> {
+        let now_ns = monotonic_ns();
+        let silent_ns = now_ns.saturating_sub(std::mem::replace(&mut self.turned_ns, now_ns));
+        // We were stopped, or the machine slept: tenants ran as they liked meanwhile.
+        let was_away = silent_ns > self.heartbeat_limit_ns && !self.sessions.is_empty();
+        if was_away {
+            tracing::warn!(
+                gpu = self.gpu,
+                silent_ns,
+                "nobody governed for a while: accounts are level again"
+            );
+            self.look(now_ns);
+            self.scheduler.forgive();
+        }
+        if is_called || was_away || !self.is_quiet(now_ns) {
+            self.look_and_decide();
+        } else {
+            self.beat.page().beat(self.gpu, now_ns);
+            self.ticked_ns = now_ns;
+        }
+        let tick_ns = (!self.sessions.is_empty()).then(|| self.ticked_ns.saturating_add(self.tick_ns));
+        [self.decide_ns, tick_ns].into_iter().flatten().min()
+    }
+
+    /// Whether nobody wanted the GPU when last looked at, not long ago, and no time has come that something waits for.
+    fn is_quiet(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.looked_ns) < IDLE_LOOK_NS
+            && self.decide_ns.is_none_or(|at_ns| now_ns < at_ns)
+            && !self.tenants.values().any(|tenant| tenant.account.wants)
+            && !self.sessions.values().any(|session| session.awaited.is_some())
+    }
+
+    fn look_and_decide(&mut self) {
         for _ in 0..MAX_ROUNDS {
             let now_ns = monotonic_ns();
             self.beat.page().beat(self.gpu, now_ns);
             self.look(now_ns);
-            decide_ns = self.scheduler.decide(now_ns, &self.tuning);
+            self.decide_ns = self.scheduler.decide(now_ns, &self.tuning);
             self.learn();
             let changes = self.scheduler.take_changes();
             if changes.is_empty() {
@@ -200,8 +246,6 @@ impl Worker {
                 tenant.account.mark(now_ns);
             }
         }
-        let tick_ns = (!self.sessions.is_empty()).then(|| self.ticked_ns.saturating_add(self.tick_ns));
-        [decide_ns, tick_ns].into_iter().flatten().min()
     }
 
     /// Reads every meter and tells the scheduler.
@@ -252,15 +296,6 @@ impl Worker {
                 }
             };
             self.scheduler.observe(*id, now_ns, seen);
-        }
-        if elapsed_ns > self.heartbeat_limit_ns && !self.sessions.is_empty() {
-            // We were stopped, or the machine slept: tenants ran as they liked meanwhile.
-            tracing::warn!(
-                gpu = self.gpu,
-                elapsed_ns,
-                "nobody governed for a while: accounts are level again"
-            );
-            self.scheduler.forgive();
         }
     }
 
@@ -370,6 +405,9 @@ impl Worker {
         let now_ns = monotonic_ns();
         // Time that nobody was here for is over before there is someone to miss us.
         self.look(now_ns);
+        if self.sessions.is_empty() {
+            self.turned_ns = now_ns;
+        }
         if let Err(error) = self.events.add(&session.bell) {
             tracing::error!(gpu = self.gpu, session = session.id, %error, "cannot hear this session's bell");
         }

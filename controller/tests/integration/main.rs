@@ -9,4 +9,5 @@ mod lease_policy;
 mod model;
 mod restarts;
 mod support;
+mod units;
 mod versions;
