@@ -14,6 +14,9 @@ pub struct Options {
     /// Run only tests whose name contains this, and no other checks.
     #[arg(long, value_name = "NAME")]
     filter: Option<String>,
+    /// Run the test with PyTorch from PyPI, and nothing else. Downloads and keeps 5 GB in target/venv-torch.
+    #[arg(long, conflicts_with = "filter")]
+    large: bool,
 }
 
 /// What has been run so far.
@@ -43,6 +46,16 @@ impl Tally {
         let (status, output) = command::teed(cargo)?;
         self.add(&command::shown(cargo), status, &output);
         Ok(())
+    }
+
+    /// Says what failed and how much, and gives the exit status.
+    fn report(&self) -> ExitCode {
+        eprintln!();
+        for failure in &self.failures {
+            eprintln!("{failure}");
+        }
+        println!("{} passed, {} failed", self.passed, self.failed);
+        if self.failures.is_empty() && self.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
     fn add(&mut self, shown: &str, status: ExitStatus, output: &str) {
@@ -78,6 +91,10 @@ fn heading(text: &str) {
 pub fn run(options: &Options) -> Result<ExitCode> {
     install_needs()?;
     let mut tally = Tally::default();
+    if options.large {
+        large(&mut tally)?;
+        return Ok(tally.report());
+    }
     let (venv, venv_clients) = (venv::prepare()?, venv::prepare_clients()?);
 
     if options.filter.is_none() {
@@ -116,12 +133,19 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         .env("DEEPRES_VENV_CLIENTS", venv_clients.folder());
     tally.tests(filtered(&mut end_to_end, options))?;
 
-    eprintln!();
-    for failure in &tally.failures {
-        eprintln!("{failure}");
-    }
-    println!("{} passed, {} failed", tally.passed, tally.failed);
-    Ok(if tally.failures.is_empty() && tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(tally.report())
+}
+
+/// The client that takes gigabytes.
+fn large(tally: &mut Tally) -> Result<()> {
+    let artefacts = build::artefacts()?;
+    let venv = venv::prepare_torch()?;
+    let mut tests = build::cargo();
+    tests
+        .args(["test", "--package", END_TO_END, "--test", "large", "--", "--ignored", "--nocapture"])
+        .env("DEEPRES_ARTEFACTS", artefacts.folder())
+        .env("DEEPRES_VENV_TORCH", venv.folder());
+    tally.tests(&mut tests)
 }
 
 /// What the end-to-end tests run: the very files that users get, or with a filter what builds faster.

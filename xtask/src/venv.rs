@@ -60,6 +60,11 @@ pub fn prepare_clients() -> Result<Venv> {
     with_requirements("venv-clients", "requirements-clients.txt")
 }
 
+/// Prepares `target/venv-torch`, gigabytes of it.
+pub fn prepare_torch() -> Result<Venv> {
+    with_requirements("venv-torch", "requirements-torch.txt")
+}
+
 /// Prepares an environment, unless an earlier run left it with the same requirements.
 fn with_requirements(name: &str, requirements: &str) -> Result<Venv> {
     let requirements = crate::workspace().join("tests/workloads/python").join(requirements);

@@ -143,7 +143,7 @@ fn a_container_sees_the_tenant_socket_alone_and_cannot_change_it() {
         let script = "cd /run/deepres && echo $(find . | sort); \
             for what in 'rm tenant/tenant.sock' 'touch tenant/x' 'mv tenant/tenant.sock tenant/x' \
                 'mount -o remount,rw tenant' 'rm /usr/lib/deepres/lib/libdeepres.so' \
-                'tee /usr/lib/deepres/lib/libdeepres.so'; \
+                'dd of=/usr/lib/deepres/lib/libdeepres.so count=0 conv=notrunc'; \
             do $what </dev/null >/dev/null 2>&1 && echo \"$what: done\"; done; true";
         let said = containers.finish(&device, users, &["sh", "-c", script]).success();
         assert_eq!(said.stdout, ". ./tenant ./tenant/tenant.sock\n", "{users:?}");
