@@ -12,6 +12,7 @@ use crate::policy::TenantId;
 use crate::policy::entitlement::{Request, Rule, entitlements};
 use crate::policy::lease::{Change, Grant, Phase, Scheduler, Seen};
 use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
+use crate::policy::turns::{self, Turns};
 use crate::process::ProcessKey;
 use crate::shm::SharedPage;
 use deepres_abi::beat::BeatPage;
@@ -41,6 +42,8 @@ struct Session {
     last: Reading,
     awaited: Option<Awaited>,
     stopped: Stopped,
+    /// What its gate says.
+    gate: Grant,
 }
 
 impl Session {
@@ -61,6 +64,19 @@ struct Tenant {
     /// The rule that this follows from, once it was worked out.
     rule: Option<Rule>,
     sessions: usize,
+    turns: Turns,
+    /// What was seen of its sessions.
+    seen: Vec<turns::Seen>,
+}
+
+impl Tenant {
+    /// What the gate of one of its sessions is to say while the tenant's says `grant`.
+    fn grant_of(&self, session: SessionId, grant: Grant) -> Grant {
+        match grant {
+            Grant::Leased { .. } if !self.turns.admits(session) => Grant::Closed,
+            grant => grant,
+        }
+    }
 }
 
 /// The state of the thread.
@@ -147,6 +163,8 @@ impl Worker {
                 entitled_ppm: saved.entitled_ppm,
                 rule: None,
                 sessions: 0,
+                turns: Turns::default(),
+                seen: Vec::new(),
             };
             self.tenants.insert(seat.id, tenant);
         }
@@ -230,11 +248,14 @@ impl Worker {
             self.decide_ns = self.scheduler.decide(now_ns, &self.tuning);
             self.learn();
             let changes = self.scheduler.take_changes();
-            if changes.is_empty() {
-                break;
-            }
+            let is_settled = changes.is_empty();
             for change in changes {
                 self.apply(change);
+            }
+            let turn_ns = self.take_turns(now_ns);
+            decide_ns = [decide_ns, turn_ns].into_iter().flatten().min();
+            if is_settled {
+                break;
             }
             // A tenant that finished just now either sees the gate that was set and rings, or is seen to have finished in the next
             // round.
@@ -259,6 +280,7 @@ impl Worker {
             self.idle_ns = self.idle_ns.saturating_add(elapsed_ns);
         }
         let mut meters: BTreeMap<TenantId, Vec<(Reading, Reading)>> = BTreeMap::new();
+        self.tenants.values_mut().for_each(|tenant| tenant.seen.clear());
         for session in self.sessions.values_mut() {
             let page = session.seat.meter.page();
             let Some(slot) = page.slot(self.gpu) else { continue };
@@ -284,9 +306,14 @@ impl Worker {
                 session.last
             };
             meters.entry(session.tenant).or_default().push((before, reading));
+            if let Some(tenant) = self.tenants.get_mut(&session.tenant) {
+                let used_ns = reading.compute_ns.saturating_sub(before.compute_ns).min(elapsed_ns);
+                tenant.seen.push(turns::Seen { session: session.seat.id, wants: reading.wants(), used_ns });
+            }
             session.last = reading;
         }
         for (id, tenant) in &mut self.tenants {
+            tenant.turns.observe(now_ns, elapsed_ns, self.scheduler.grant(*id), &tenant.seen);
             tenant.account.pass(elapsed_ns, wanting > 1);
             let seen = match meters.remove(id) {
                 Some(meters) => tenant.account.look(now_ns, meters.into_iter()),
@@ -311,10 +338,52 @@ impl Worker {
         }
     }
 
-    fn apply(&self, change: Change) {
+    fn apply(&mut self, change: Change) {
         tracing::trace!(gpu = self.gpu, ?change, "gate");
-        for session in self.sessions.values().filter(|session| session.tenant == change.tenant) {
-            self.set_gate(session, change.grant, change.renewal);
+        let Some(tenant) = self.tenants.get_mut(&change.tenant) else { return };
+        if matches!(change.grant, Grant::Leased { .. }) && !change.renewal {
+            tenant.turns.begin(&tenant.seen);
+        }
+        self.show(change.tenant, change.grant);
+    }
+
+    /// Lets the sessions of tenants with leases take turns. Returns when to do so again.
+    fn take_turns(&mut self, now_ns: u64) -> Option<u64> {
+        let mut wake_ns: Option<u64> = None;
+        let several = self.tenants.iter().filter(|(_, tenant)| tenant.sessions > 1);
+        for id in several.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let grant = self.scheduler.grant(id);
+            if let (Some(tenant), Grant::Leased { .. }) = (self.tenants.get_mut(&id), grant) {
+                let again_ns = tenant.turns.step(now_ns, self.tuning.grace_ns, &tenant.seen);
+                wake_ns = [wake_ns, again_ns].into_iter().flatten().min();
+                self.show(id, grant);
+            }
+        }
+        wake_ns
+    }
+
+    /// Sets the gates of a tenant's sessions, those that are not as they should be.
+    fn show(&mut self, id: TenantId, grant: Grant) {
+        let Some(tenant) = self.tenants.get(&id) else { return };
+        let wanted: Vec<(SessionId, Grant, bool)> = self
+            .sessions
+            .values()
+            .filter(|session| session.tenant == id)
+            .map(|session| (session, tenant.grant_of(session.seat.id, grant)))
+            .filter(|(session, grant)| session.gate != *grant)
+            .map(|(session, grant)| {
+                let is_renewal =
+                    matches!((session.gate, grant), (Grant::Leased { .. }, Grant::Leased { .. }));
+                (session.seat.id, grant, is_renewal)
+            })
+            .collect();
+        for (session, grant, is_renewal) in wanted {
+            if let Some(session) = self.sessions.get(&session) {
+                self.set_gate(session, grant, is_renewal);
+            }
+            if let Some(session) = self.sessions.get_mut(&session) {
+                session.gate = grant;
+            }
         }
     }
 
@@ -331,7 +400,9 @@ impl Worker {
                     other.tenant == session.tenant
                         && (other.last.kernel_launches | other.last.graph_launches) != 0
                 };
-                let sessions = self.sessions.values().filter(launches).count();
+                let takes_turns =
+                    self.tenants.get(&session.tenant).is_some_and(|tenant| tenant.turns.is_taken());
+                let sessions = if takes_turns { 1 } else { self.sessions.values().filter(launches).count() };
                 let terms = LeaseTerms {
                     expires_ns,
                     window_ns: self.scheduler.window_ns(session.tenant, sessions, longest_ns, &self.tuning),
@@ -430,13 +501,18 @@ impl Worker {
             entitled_ppm: 0,
             rule: None,
             sessions: 0,
+            turns: Turns::default(),
+            seen: Vec::new(),
         });
         tenant.request = seat.request;
         tenant.sessions += 1;
         self.scheduler.enter(seat.id, now_ns);
         let last = from.map_or_else(Reading::default, |from| from.meter.into());
-        let session = Session { seat: session, tenant: seat.id, last, awaited, stopped: Stopped::default() };
-        self.set_gate(&session, self.scheduler.grant(seat.id), false);
+        let grant = self.scheduler.grant(seat.id);
+        let gate = self.tenants.get(&seat.id).map_or(grant, |tenant| tenant.grant_of(session.id, grant));
+        let session =
+            Session { seat: session, tenant: seat.id, last, awaited, stopped: Stopped::default(), gate };
+        self.set_gate(&session, gate, false);
         self.sessions.insert(session.seat.id, session);
         self.limit_memory(seat.id, seat.memory_limit_bytes);
         self.entitle();

@@ -17,6 +17,7 @@ pub mod entitlement;
 pub mod lease;
 pub mod priority;
 pub mod tuning;
+pub mod turns;
 
 /// A tenant's number, never used again.
 pub type TenantId = u64;

@@ -1,0 +1,199 @@
+//! The turns that several sessions of one tenant take inside the tenant's leases.
+//!
+//! Sessions that all always have work are let in one at a time: together they would make the GPU switch between them every few
+//! milliseconds, which costs some hundredths of its time, and whose time is whose could not be told. Sessions with pauses are let in
+//! together, since one uses what another leaves. Which it is shows in their meters: backlogged sessions that run together each count
+//! the others' time too.
+
+use super::lease::Grant;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A session's number.
+type SessionId = u64;
+
+const fn ns(duration: Duration) -> u64 {
+    duration.as_nanos() as u64
+}
+
+/// Time under a lease over which it is judged whether sessions have pauses.
+const JUDGED_OVER_NS: u64 = ns(Duration::from_millis(40));
+/// Sessions whose times sum up to more than this part of the leases' time are backlogged, percent.
+const BACKLOGGED_PERCENT: u64 = 130;
+/// A session alone that uses less than this part of its turns has pauses, percent.
+const PAUSING_PERCENT: u64 = 60;
+/// How long sessions with pauses stay together before it is judged again.
+const TOGETHER_NS: u64 = ns(Duration::from_secs(1));
+
+/// What is seen of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// Which.
+    pub session: SessionId,
+    /// It runs something or waits.
+    pub wants: bool,
+    /// GPU time that it counted since the last time, ns.
+    pub used_ns: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Turns {
+    /// Whose turn it is; `None`: everybody's.
+    holder: Option<SessionId>,
+    idle_since_ns: Option<u64>,
+    /// GPU time by session, so that each has its turn.
+    had_ns: BTreeMap<SessionId, u64>,
+    /// Time under a lease and what was used in it, since it was last judged.
+    leased_ns: u64,
+    used_ns: u64,
+    together_until_ns: u64,
+}
+
+impl Turns {
+    /// Whether a session may launch while the tenant may.
+    pub fn admits(&self, session: SessionId) -> bool {
+        self.holder.is_none_or(|holder| holder == session)
+    }
+
+    /// Whether sessions are let in one at a time.
+    pub fn is_taken(&self) -> bool {
+        self.holder.is_some()
+    }
+
+    /// Takes in what was seen in the last `elapsed_ns`, in which the tenant's gate was as `grant` says.
+    pub fn observe(&mut self, now_ns: u64, elapsed_ns: u64, grant: Grant, sessions: &[Seen]) {
+        self.had_ns.retain(|id, _| sessions.iter().any(|seen| seen.session == *id));
+        // Who is new or was away is no further behind than the others.
+        let least_ns = self.had_ns.values().copied().min().unwrap_or(0);
+        for seen in sessions {
+            *self.had_ns.entry(seen.session).or_insert(least_ns) += seen.used_ns;
+            self.used_ns = self.used_ns.saturating_add(seen.used_ns);
+        }
+        match grant {
+            Grant::Leased { .. } => self.leased_ns = self.leased_ns.saturating_add(elapsed_ns),
+            // What completes now was begun under the lease.
+            Grant::Closed => {}
+            Grant::Open => (self.leased_ns, self.used_ns) = (0, 0),
+        }
+        if self.leased_ns >= JUDGED_OVER_NS {
+            self.judge(now_ns, sessions);
+            (self.leased_ns, self.used_ns) = (0, 0);
+        }
+        if self.holder.is_some_and(|holder| !sessions.iter().any(|seen| seen.session == holder)) {
+            self.pass_on(sessions);
+        }
+    }
+
+    fn judge(&mut self, now_ns: u64, sessions: &[Seen]) {
+        let used_percent = self.used_ns.saturating_mul(100) / self.leased_ns.max(1);
+        if self.holder.is_some() {
+            if used_percent < PAUSING_PERCENT {
+                self.holder = None;
+                self.together_until_ns = now_ns.saturating_add(TOGETHER_NS);
+            }
+        } else if used_percent > BACKLOGGED_PERCENT && now_ns >= self.together_until_ns {
+            self.pass_on(sessions);
+        }
+    }
+
+    /// A lease begins: the next one's turn. Nothing of the tenant is in flight.
+    pub fn begin(&mut self, sessions: &[Seen]) {
+        if self.holder.is_some() {
+            self.pass_on(sessions);
+        }
+    }
+
+    /// Passes the turn on within a lease if the holder has been idle for `grace_ns` and another wants it. Returns when to ask again.
+    pub fn step(&mut self, now_ns: u64, grace_ns: u64, sessions: &[Seen]) -> Option<u64> {
+        let holder = self.holder?;
+        let wants = |id: SessionId| sessions.iter().any(|seen| seen.session == id && seen.wants);
+        let is_awaited = sessions.iter().any(|seen| seen.wants && seen.session != holder);
+        if wants(holder) || !is_awaited {
+            self.idle_since_ns = None;
+            return None;
+        }
+        let idle_ends_ns = self.idle_since_ns.get_or_insert(now_ns).saturating_add(grace_ns);
+        if now_ns < idle_ends_ns {
+            return Some(idle_ends_ns);
+        }
+        self.pass_on(sessions);
+        None
+    }
+
+    /// Gives the turn to who wants it and had least; if nobody wants it, to who had least.
+    fn pass_on(&mut self, sessions: &[Seen]) {
+        let had_ns = |seen: &&Seen| self.had_ns.get(&seen.session).copied().unwrap_or(0);
+        let next = sessions.iter().min_by_key(|seen| (!seen.wants, had_ns(seen)));
+        self.holder = next.map(|seen| seen.session);
+        self.idle_since_ns = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE_NS: u64 = 5_000_000;
+    const LEASED: Grant = Grant::Leased { expires_ns: u64::MAX };
+
+    fn seen(session: SessionId, wants: bool, used_ns: u64) -> Seen {
+        Seen { session, wants, used_ns }
+    }
+
+    /// Leases in which those who may launch use so much each; returns what each had.
+    fn lease(turns: &mut Turns, leases: u64, used_ns: impl Fn(usize) -> u64) -> [u64; 3] {
+        let mut had = [0; 3];
+        for number in 1..=leases {
+            let idle = [1, 2, 3].map(|id| seen(id, true, 0));
+            turns.begin(&idle);
+            let admitted = [1, 2, 3].map(|id| turns.admits(id));
+            let count = admitted.iter().filter(|admitted| **admitted).count();
+            let now = [0, 1, 2].map(|place| {
+                let used_ns = if admitted[place] { used_ns(count) } else { 0 };
+                had[place] += used_ns;
+                seen(place as u64 + 1, true, used_ns)
+            });
+            turns.observe(number * LEASE_NS, LEASE_NS, LEASED, &now);
+        }
+        had
+    }
+
+    #[test]
+    fn backlogged_sessions_are_let_in_one_at_a_time_and_have_as_much_each() {
+        let mut turns = Turns::default();
+        // Each meter counts the others' time too.
+        lease(&mut turns, 100, |_| LEASE_NS);
+        assert_eq!([1, 2, 3].iter().filter(|id| turns.admits(**id)).count(), 1);
+        let had = lease(&mut turns, 300, |_| LEASE_NS);
+        assert_eq!(had, [100 * LEASE_NS; 3]);
+    }
+
+    #[test]
+    fn sessions_with_pauses_are_let_in_together() {
+        let mut turns = Turns::default();
+        lease(&mut turns, 100, |_| LEASE_NS / 4);
+        assert!([1, 2, 3].iter().all(|id| turns.admits(*id)));
+        // Backlogged for a while, then with pauses: one alone uses a quarter of its turn.
+        lease(&mut turns, 20, |_| LEASE_NS);
+        assert_eq!([1, 2, 3].iter().filter(|id| turns.admits(**id)).count(), 1);
+        lease(&mut turns, 20, |_| LEASE_NS / 4);
+        assert!([1, 2, 3].iter().all(|id| turns.admits(*id)));
+    }
+
+    #[test]
+    fn an_idle_holder_passes_its_turn_on_and_one_that_leaves_too() {
+        let mut turns = Turns::default();
+        lease(&mut turns, 20, |_| LEASE_NS);
+        let holder = [1, 2, 3].into_iter().find(|id| turns.admits(*id)).unwrap();
+        let all = [1, 2, 3].map(|id| seen(id, id != holder, 0));
+        assert_eq!(turns.step(1_000, 100, &all), Some(1_100));
+        assert!(turns.admits(holder));
+        assert_eq!(turns.step(1_100, 100, &all), None);
+        assert!(!turns.admits(holder));
+        let next = [1, 2, 3].into_iter().find(|id| turns.admits(*id)).unwrap();
+        let left: Vec<Seen> = all.into_iter().filter(|seen| seen.session != next).collect();
+        turns.observe(2_000, 0, LEASED, &left);
+        assert!(left.iter().any(|seen| turns.admits(seen.session)), "someone's turn it is");
+    }
+}
