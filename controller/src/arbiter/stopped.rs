@@ -20,6 +20,11 @@ pub struct Stopped {
 }
 
 impl Stopped {
+    /// Whether it was stopped when last asked about.
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped
+    }
+
     /// Takes in what its meter says, `before` and `now`, and whether it may launch. A stopped process wants nothing. `ask`: whether the system
     /// says that it is stopped.
     pub fn look(

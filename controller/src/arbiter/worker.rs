@@ -237,7 +237,10 @@ impl Worker {
         now_ns.saturating_sub(self.looked_ns) < IDLE_LOOK_NS
             && self.decide_ns.is_none_or(|at_ns| now_ns < at_ns)
             && !self.tenants.values().any(|tenant| tenant.account.wants)
-            && !self.sessions.values().any(|session| session.awaited.is_some())
+            && !self
+                .sessions
+                .values()
+                .any(|session| session.awaited.is_some() || session.stopped.is_stopped())
     }
 
     fn look_and_decide(&mut self) {
@@ -253,7 +256,7 @@ impl Worker {
                 self.apply(change);
             }
             let turn_ns = self.take_turns(now_ns);
-            decide_ns = [decide_ns, turn_ns].into_iter().flatten().min();
+            self.decide_ns = [self.decide_ns, turn_ns].into_iter().flatten().min();
             if is_settled {
                 break;
             }
