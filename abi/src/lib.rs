@@ -12,6 +12,8 @@
 //! | [`meter`] | tenant | controller, which trusts none of it | session |
 //! | [`ledger`] | the tenant's sessions | they and the controller | tenant |
 //! | [`standalone`] | the tenant's processes, without a controller | they | tenant |
+//!
+//! [`probe`] is what the kernel programs and the controller share; the programs compile that file alone.
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 pub mod allowance;
@@ -25,6 +27,7 @@ pub mod grant;
 pub mod ledger;
 pub mod meter;
 pub mod page;
+pub mod probe;
 pub mod quantity;
 pub mod seqlock;
 pub mod standalone;

@@ -9,6 +9,9 @@
 //! | [`daemon`] | sockets, tenants and their processes, GPUs |
 //! | [`admin`] | the language of the admin socket |
 //! | [`config`] | the daemon's configuration file |
+//! | [`doctor`] | what deepres needs of a machine |
+//! | [`probes`] | the kernel programs, and who uses a GPU without being a tenant |
+//! | [`trace`] | ioctls of the GPU's devices, by name |
 
 pub mod admin;
 pub mod arbiter;
@@ -17,10 +20,13 @@ pub mod clock;
 pub mod config;
 pub mod daemon;
 pub mod directory;
+pub mod doctor;
 pub mod identity;
 pub mod packet;
 pub mod policy;
+pub mod probes;
 pub mod process;
 pub mod quantity;
 pub mod shm;
 pub mod text;
+pub mod trace;

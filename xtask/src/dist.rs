@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 
 use crate::build::Artefacts;
-use crate::{build, command, elf, venv};
+use crate::{build, command, ebpf, elf, venv};
 
 /// Built against this glibc: older than any distribution that current drivers support.
 const TARGET: &str = "x86_64-unknown-linux-gnu.2.17";
@@ -45,6 +45,8 @@ pub fn run() -> Result<Artefacts> {
             .arg(&tools);
         command::run(&mut install)?;
     }
+
+    ebpf::build().context("dist/ is not made without the programs that run in the kernel")?;
 
     let folder = build::target().join("dist");
     let mut cargo = std::process::Command::new(&zigbuild);

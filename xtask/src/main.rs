@@ -7,6 +7,7 @@ mod command;
 mod conformance;
 mod demo;
 mod dist;
+mod ebpf;
 mod elf;
 mod eval;
 mod fuzz;
@@ -59,6 +60,11 @@ enum Task {
     Dist,
     /// Evaluate the policy in virtual time, beside what people use instead.
     Eval(eval::Options),
+    /// Build the programs that run in the kernel, for the next build of deepres to embed.
+    ///
+    /// Installs what that takes: bpf-linker into target/tools, the source of Rust's core by rustup, or else
+    /// Debian's toolchain of which there is a source.
+    Ebpf,
     /// Generate the driver API table from NVIDIA's published headers.
     Codegen(codegen::Options),
 }
@@ -72,6 +78,7 @@ fn main() -> Result<ExitCode> {
         Task::Conformance(options) => conformance::run(&options)?,
         Task::Dist => drop(dist::run()?),
         Task::Eval(options) => eval::run(&options)?,
+        Task::Ebpf => println!("{}", ebpf::build()?.display()),
         Task::Codegen(options) => codegen::run(&options)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use anyhow::{Context as _, Result, bail};
 
 use crate::build::Artefacts;
-use crate::{build, codegen, command, dist, venv};
+use crate::{build, codegen, command, dist, ebpf, venv};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -98,8 +98,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let (venv, venv_clients) = (venv::prepare()?, venv::prepare_clients()?);
 
     if options.filter.is_none() {
+        heading("cargo xtask ebpf");
+        tally.check("cargo xtask ebpf", ebpf::build().map(drop));
         for check in [
             &["fmt", "--all", "--check"][..],
+            &["fmt", "--manifest-path", "ebpf/Cargo.toml", "--check"],
             &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
         ] {
             let mut cargo = build::cargo();
@@ -166,7 +169,13 @@ fn parts(tally: &mut Tally, options: &Options) -> Result<Artefacts> {
 /// The package whose tests need built artefacts and Python clients.
 const END_TO_END: &str = "deepres-e2e";
 
+/// With this set, a test that lacks the kernel programs or the rights for them fails instead of saying so.
+const REQUIRE_PROBES: &str = "DEEPRES_REQUIRE_PROBES";
+
 fn filtered<'c>(cargo: &'c mut Command, options: &Options) -> &'c mut Command {
+    if options.filter.is_none() {
+        cargo.env(REQUIRE_PROBES, "1");
+    }
     cargo.arg("--no-fail-fast").args(&options.filter)
 }
 

@@ -6,6 +6,7 @@
 pub mod client;
 mod coverage;
 
+pub use crate::probes::status::{ActivityStatus, ProbesStatus, UnmanagedStatus};
 pub use coverage::{ProcessCoverage, UnaccountedCalls};
 
 use crate::authority::{Granted, Wish, class_word};
@@ -26,6 +27,13 @@ pub enum Request {
     Status,
     /// How each process reaches the driver.
     Coverage,
+    /// Takes a process that is no tenant's for one of a tenant's.
+    Adopt {
+        /// The process.
+        pid: u32,
+        /// The tenant, for people to read.
+        tenant: Option<String>,
+    },
     /// Changes what a tenant is owed and may hold.
     Set {
         /// The tenant's name.
@@ -51,6 +59,8 @@ pub enum Reply {
         /// The processes, by tenant.
         processes: Vec<ProcessCoverage>,
     },
+    /// To [`Request::Adopt`]: it goes on.
+    Adopted,
     /// To [`Request::Set`]: it is in force.
     Set(Granted),
     /// The request cannot be met.
@@ -71,6 +81,15 @@ pub struct Status {
     pub gpus: Vec<GpuStatus>,
     /// The tenants, by name.
     pub tenants: Vec<TenantStatus>,
+    /// Processes that use a GPU and are no tenant's.
+    #[serde(default)]
+    pub unmanaged: Vec<UnmanagedStatus>,
+    /// The kernel programs that look for them.
+    #[serde(default)]
+    pub probes: ProbesStatus,
+    /// What processes do in the driver, tenants' or not, where the kernel programs tell.
+    #[serde(default)]
+    pub driver_activity: Vec<ActivityStatus>,
 }
 
 /// The daemon itself.

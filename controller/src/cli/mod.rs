@@ -1,10 +1,13 @@
 //! The command line: one module for each command.
 
+mod adopt;
 mod cdi;
 mod daemon;
+mod doctor;
 mod ps;
 mod run;
 mod set;
+mod trace;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
@@ -48,6 +51,12 @@ enum Command {
     Ps(ps::Args),
     /// Change a running tenant's share or memory limit
     Set(set::Args),
+    /// Let an unmanaged process go on, as a tenant's
+    Adopt(adopt::Args),
+    /// Show what processes ask of the GPU's driver, call by call
+    Trace(trace::Args),
+    /// Check what deepres needs of this machine, and say what to do
+    Doctor(doctor::Args),
     /// Devices that bring deepres into containers
     Cdi(cdi::Args),
     /// Whether the dynamic linker finds a library
@@ -66,6 +75,9 @@ pub fn main() -> ExitCode {
         Command::Daemon(args) => daemon::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Ps(args) => ps::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Set(args) => set::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Adopt(args) => adopt::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Trace(args) => trace::run(args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Cdi(args) => cdi::run(args).map(|()| ExitCode::SUCCESS),
         Command::HasLibrary(args) => Ok(run::has_library(&args)),
     };

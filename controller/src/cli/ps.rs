@@ -1,6 +1,7 @@
 //! `deepres ps`: shows tenants, their shares, GPU time and memory.
 
 mod coverage;
+mod unmanaged;
 mod why;
 
 use anyhow::Result;
@@ -83,7 +84,8 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
     }
     writeln!(out)?;
     if status.tenants.is_empty() {
-        return writeln!(out, "no tenants; start one with `deepres run -- COMMAND`");
+        writeln!(out, "no tenants; start one with `deepres run -- COMMAND`")?;
+        return unmanaged::print(status, out);
     }
     let mut rows = vec![
         [
@@ -113,7 +115,10 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
     }
     print_table(&rows, out)?;
     print_processes(status, out)?;
-    if verbose { why::print(&status.tenants, out) } else { Ok(()) }
+    if verbose {
+        why::print(&status.tenants, out)?;
+    }
+    unmanaged::print(status, out)
 }
 
 fn print_gpu(gpu: &GpuStatus, out: &mut impl Write) -> io::Result<()> {

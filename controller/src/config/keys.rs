@@ -9,6 +9,10 @@ enum Takes {
     Number,
     /// A text: the example of one.
     Text(&'static str),
+    /// `true` or `false`.
+    Switch,
+    /// A list of texts: the example of one.
+    Texts(&'static str),
     /// A section with these keys.
     Section(&'static [Key]),
     /// A section for each user or group, each with these keys.
@@ -31,8 +35,14 @@ const TOP: &[Key] = &[
     Key("caps", Takes::Section(CAPS)),
     Key("groups", Takes::Sections(CAPS)),
     Key("users", Takes::Sections(CAPS)),
+    Key("probes", Takes::Section(PROBES)),
 ];
 const QUANTUM: &[Key] = &[Key("min_ms", Takes::Number), Key("max_ms", Takes::Number)];
+const PROBES: &[Key] = &[
+    Key("enabled", Takes::Switch),
+    Key("devices", Takes::Texts("nvidia-uvm")),
+    Key("unmanaged", Takes::Text("report")),
+];
 const CAPS: &[Key] = &[
     Key("share", Takes::Text("50%")),
     Key("memory", Takes::Text("8GiB")),
@@ -95,7 +105,11 @@ fn wrong_in(table: &DeTable<'_>, prefix: &str, known: &[Key]) -> Option<Wrong> {
                     Err(_) => is("a smaller number".to_owned()),
                 }
             }
-            (Takes::Text(_), DeValue::String(_)) => None,
+            (Takes::Text(_), DeValue::String(_))
+            | (Takes::Switch, DeValue::Boolean(_))
+            | (Takes::Texts(_), DeValue::Array(_)) => None,
+            (Takes::Switch, _) => is("true or false".to_owned()),
+            (Takes::Texts(example), _) => is(format!("a list of texts, such as [\"{example}\"]")),
             (Takes::Number, _) => is("a whole number without quotation marks".to_owned()),
             (Takes::Text(example), _) => is(format!("a text in quotation marks, such as \"{example}\"")),
         }
@@ -133,6 +147,6 @@ fn kind(value: &DeValue<'_>) -> String {
 /// Every key that takes a value.
 #[cfg(test)]
 pub fn all() -> impl Iterator<Item = &'static str> {
-    let is_value = |Key(_, takes): &&Key| matches!(takes, Takes::Number | Takes::Text(_));
-    TOP.iter().chain(QUANTUM).chain(CAPS).filter(is_value).map(|Key(name, _)| *name)
+    let is_value = |Key(_, takes): &&Key| !matches!(takes, Takes::Section(_) | Takes::Sections(_));
+    TOP.iter().chain(QUANTUM).chain(CAPS).chain(PROBES).filter(is_value).map(|Key(name, _)| *name)
 }

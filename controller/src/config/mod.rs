@@ -2,6 +2,9 @@
 
 mod caps;
 mod keys;
+mod probes;
+
+pub use probes::{ProbesKeys, UnmanagedPolicy};
 
 pub use caps::{CapOf, Caps};
 
@@ -51,6 +54,8 @@ pub struct Config {
     pub groups: BTreeMap<String, Caps>,
     /// Caps for single users, by number, instead of all others.
     pub users: BTreeMap<String, Caps>,
+    /// Watching who uses the GPU.
+    pub probes: ProbesKeys,
 }
 
 impl Default for Config {
@@ -67,6 +72,7 @@ impl Default for Config {
             caps: Caps::default(),
             groups: BTreeMap::new(),
             users: BTreeMap::new(),
+            probes: ProbesKeys::default(),
         }
     }
 }

@@ -125,12 +125,28 @@ pub async fn reports(shared: &Shared) -> Option<Vec<Report>> {
 async fn answer(request: Request, shared: &Shared) -> Reply {
     match request {
         Request::Status => match reports(shared).await {
-            Some(reports) => Reply::Status(Box::new(shared.registry.borrow().status(&reports))),
+            Some(reports) => {
+                let mut status = shared.registry.borrow().status(&reports);
+                let board = shared.watcher.board();
+                status.unmanaged = board.unmanaged;
+                status.probes = board.probes;
+                status.driver_activity = board.activity;
+                Reply::Status(Box::new(status))
+            }
             None => {
                 Reply::Error { message: "a GPU's arbiter does not answer; see the daemon's log".to_owned() }
             }
         },
         Request::Coverage => Reply::Coverage { processes: shared.registry.borrow().coverage() },
+        Request::Adopt { pid, tenant } => {
+            match timeout(ANSWER_LIMIT, shared.watcher.adopt(pid, tenant)).await {
+                Ok(Ok(Ok(()))) => Reply::Adopted,
+                Ok(Ok(Err(message))) => Reply::Error { message },
+                _ => Reply::Error {
+                    message: "the watching thread does not answer; see the daemon's log".to_owned(),
+                },
+            }
+        }
         Request::Set { tenant, share_ppm, memory_bytes, class } => {
             let wish = Wish { share_ppm, memory_bytes, class };
             let set = shared.registry.borrow_mut().set(&tenant, wish);

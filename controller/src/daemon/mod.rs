@@ -22,6 +22,7 @@ pub use service::{InheritError, inherited};
 use crate::arbiter::{Arbiter, Setup};
 use crate::config::Config;
 use crate::directory::Directory;
+use crate::probes::Watcher;
 use crate::shm::{SharedPage, Writer};
 use connections::Connections;
 use deepres_abi::beat::BeatPage;
@@ -76,6 +77,7 @@ struct Shared {
     registry: RefCell<Registry>,
     state: RefCell<StateFile>,
     service: Service,
+    watcher: Watcher,
     connections: Connections,
     /// The group that may administer.
     admin_group: Option<u32>,
@@ -152,7 +154,9 @@ pub fn run(
         Some(state) => registry.restore(state)?,
         None => Vec::new(),
     };
+    let watcher = Watcher::start(registry.config().probes.settings(), registry.connected())?;
     let shared = Rc::new(Shared {
+        watcher,
         registry: RefCell::new(registry),
         state: RefCell::new(state),
         service: Service::of_environment(),

@@ -5,6 +5,7 @@ mod hook;
 mod preload;
 mod share;
 mod storm;
+mod trace;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -33,6 +34,10 @@ pub enum Bench {
     /// Three hundred processes start one right after the other, preloaded, and call cuInit, which is when a process
     /// gets its session. Fails if any of them goes without one.
     Storm(storm::Options),
+    /// What the kernel programs cost an ioctl, and whether they lose events. Takes root.
+    ///
+    /// Ours against empty programs on the same device, watched or not, and on another system call.
+    Trace(trace::Options),
 }
 
 /// Runs a benchmark.
@@ -41,6 +46,7 @@ pub fn run(bench: &Bench) -> Result<()> {
         Bench::Daemon(options) => daemon::run(options),
         Bench::Hook(options) => hook::run(options),
         Bench::Preload(options) => preload::run(options),
+        Bench::Trace(options) => trace::run(options),
         Bench::Share(options) => share::run(options),
         Bench::Storm(options) => storm::run(options),
     }

@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::directory::Directory;
 use crate::identity::Facts;
 use crate::policy::TenantId;
+use crate::probes::{Connected, Presence};
 use crate::shm::{SharedPage, Writer};
 use crate::text::harmless;
 use deepres_abi::beat::BeatPage;
@@ -54,6 +55,8 @@ pub struct Registry {
     next_id: u64,
     /// Counts departures.
     departures: u64,
+    /// The processes that are sessions.
+    connected: Arc<Connected>,
 }
 
 /// A process that wants to be let in.
@@ -162,7 +165,13 @@ impl Registry {
             tenants: BTreeMap::new(),
             next_id: 1,
             departures: 0,
+            connected: Arc::default(),
         }
+    }
+
+    /// The processes that are sessions.
+    pub fn connected(&self) -> Arc<Connected> {
+        Arc::clone(&self.connected)
     }
 
     /// The configuration.
@@ -297,6 +306,7 @@ impl Registry {
         );
         let container = guest.facts.place.as_ref().and_then(|place| place.container()).cloned();
         let session = Session {
+            _presence: Presence::new(&self.connected, guest.peer.pid),
             pid: guest.peer.pid,
             process,
             client,

@@ -3,8 +3,8 @@
 use super::Registry;
 use super::tenant::Tenant;
 use crate::admin::{
-    AccountStatus, DaemonStatus, GpuStatus, ProcessCoverage, SessionGpuStatus, SessionStatus, Status,
-    TenantStatus,
+    AccountStatus, DaemonStatus, GpuStatus, ProbesStatus, ProcessCoverage, SessionGpuStatus, SessionStatus,
+    Status, TenantStatus,
 };
 use crate::arbiter::{Report, SessionId};
 use crate::clock::monotonic_ns;
@@ -37,6 +37,9 @@ impl Registry {
                 .iter()
                 .map(|(name, tenant)| self.tenant_status(name, tenant, reports))
                 .collect(),
+            unmanaged: Vec::new(),
+            probes: ProbesStatus::default(),
+            driver_activity: Vec::new(),
         }
     }
 

@@ -9,6 +9,7 @@ use crate::identity::{Found, Key};
 use crate::policy::TenantId;
 use crate::policy::class::Class;
 use crate::policy::entitlement::Request;
+use crate::probes::Presence;
 use crate::process::ProcessKey;
 use crate::shm::SharedPage;
 use deepres_abi::grant::NO_LIMIT;
@@ -62,6 +63,8 @@ pub struct Tenant {
 /// A session.
 #[derive(Debug)]
 pub struct Session {
+    /// Says that its process is a session.
+    pub _presence: Presence,
     /// Its process's number.
     pub pid: u32,
     /// The process, told from all others; `None` if it could not be looked at.

@@ -1,0 +1,373 @@
+//! What the kernel programs (`ebpf/`) and the controller share: names, keys, values and records of their maps, and the globals that
+//! the controller sets before it loads them.
+//!
+//! Everything is plain data without padding. The controller takes what comes out of a map or a ring as bytes and believes none of it
+//! further than its type: a record describes a user's argument, and that can hold anything.
+//!
+//! | map | kind | key → value | written by |
+//! |---|---|---|---|
+//! | `STATS` | per-CPU hash | [`StatKey`] → [`StatValue`] | kernel; the controller removes the dead |
+//! | `INFLIGHT` | hash | thread id → [`Inflight`] | kernel |
+//! | `TOTALS` | per-CPU array | 0 → [`Totals`] | kernel |
+//! | `COMMANDS` | hash | [`CommandKey`] → [`CommandValue`] | controller |
+//! | `NEWS` | ring | [`News`] | kernel |
+//! | `TRACED` | hash | process id → 1 | both |
+//! | `EVENTS` | ring | [`Event`] | kernel |
+//! | `CALLS` | per-CPU hash | [`CallKey`] → [`CallValue`] | kernel; the controller removes the dead |
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Kinds of devices that can be watched, at most.
+pub const MAX_WATCHES: usize = 8;
+/// Buckets of a latency histogram.
+pub const BUCKETS: usize = 24;
+/// Bucket 0 ends at two to this, ns; each further one at twice that, and the last has no end.
+pub const FIRST_BUCKET_LOG2: u32 = 8;
+/// Bytes of an ioctl's argument that an [`Event`] holds.
+pub const PAYLOAD_BYTES: usize = 192;
+/// Threads that can be inside a watched ioctl at a time, at most.
+pub const MAX_INFLIGHT: u32 = 16_384;
+
+/// Which devices are watched: those whose number, masked, is `value`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Watch {
+    /// What the masked number has to be.
+    pub value: u32,
+    /// Its bits that count.
+    pub mask: u32,
+    /// Which language the device speaks, a [`Family`].
+    pub family: u32,
+}
+
+impl Watch {
+    /// Watches nothing: no device has all bits set.
+    pub const NOTHING: Self = Self { value: u32::MAX, mask: u32::MAX, family: 0 };
+}
+
+/// A device number as the kernel keeps it: 12 bits of major, 20 of minor.
+pub const fn device(major: u32, minor: u32) -> u32 {
+    (major << MINOR_BITS) | (minor & MINOR_MASK)
+}
+
+/// The major number of a [`device`].
+pub const fn major(device: u32) -> u32 {
+    device >> MINOR_BITS
+}
+
+/// The minor number of a [`device`].
+pub const fn minor(device: u32) -> u32 {
+    device & MINOR_MASK
+}
+
+/// Bits of a minor number.
+pub const MINOR_BITS: u32 = 20;
+/// The largest minor number.
+pub const MINOR_MASK: u32 = (1 << MINOR_BITS) - 1;
+
+/// The language of a device's ioctls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum Family {
+    /// `/dev/nvidiactl` and `/dev/nvidiaN`: the resource manager's escapes.
+    Rm = 0,
+    /// `/dev/nvidia-uvm`: unified memory. Only compute opens it.
+    Uvm = 1,
+    /// `/dev/nvidia-modeset`: displays.
+    Modeset = 2,
+    /// Capabilities, NVSwitch and whatever else.
+    Other = 3,
+}
+
+impl Family {
+    /// The family of this number; what is none is [`Family::Other`].
+    pub const fn from_u32(number: u32) -> Self {
+        match number {
+            0 => Self::Rm,
+            1 => Self::Uvm,
+            2 => Self::Modeset,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// One process's use of one command of one device.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct StatKey {
+    /// When the process began, ns of `CLOCK_BOOTTIME`: tells it from another that gets its id later.
+    pub started_ns: u64,
+    /// Its id, as the host sees it.
+    pub pid: u32,
+    /// The [`device`].
+    pub device: u32,
+    /// The ioctl's number.
+    pub command: u32,
+    /// The device's [`Family`].
+    pub family: u32,
+}
+
+/// Counters of a [`StatKey`], of one CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct StatValue {
+    /// Calls.
+    pub calls: u64,
+    /// Those that failed.
+    pub errors: u64,
+    /// Time inside, ns.
+    pub time_ns: u64,
+    /// The longest of them, ns.
+    pub longest_ns: u64,
+    /// Bytes that the arguments of successful calls speak of.
+    pub bytes: u64,
+    /// When the last ended, ns of `CLOCK_MONOTONIC`.
+    pub last_ns: u64,
+    /// Where in the argument the bytes stand: 0 not known yet, 1 nowhere, else two more than the offset.
+    pub bytes_at: u64,
+    /// Calls by latency.
+    pub buckets: [u64; BUCKETS],
+}
+
+/// Where the bytes stand: not known yet.
+pub const BYTES_UNKNOWN: u64 = 0;
+/// Where the bytes stand: nowhere.
+pub const BYTES_NOWHERE: u64 = 1;
+/// Where the bytes stand: this more than the offset.
+pub const BYTES_OFFSET: u64 = 2;
+
+/// The bucket of a latency.
+#[inline(always)]
+pub const fn bucket(latency_ns: u64) -> usize {
+    let mut rest = latency_ns >> FIRST_BUCKET_LOG2;
+    let mut bucket = 0;
+    // Five comparisons: the kernel's machine has no instruction that counts leading zeros.
+    if rest >= 1 << 16 {
+        rest >>= 16;
+        bucket += 16;
+    }
+    if rest >= 1 << 8 {
+        rest >>= 8;
+        bucket += 8;
+    }
+    if rest >= 1 << 4 {
+        rest >>= 4;
+        bucket += 4;
+    }
+    if rest >= 1 << 2 {
+        rest >>= 2;
+        bucket += 2;
+    }
+    if rest >= 1 << 1 {
+        rest >>= 1;
+        bucket += 1;
+    }
+    bucket += rest as usize;
+    if bucket >= BUCKETS { BUCKETS - 1 } else { bucket }
+}
+
+/// An ioctl that has begun.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Inflight {
+    /// When, ns of `CLOCK_MONOTONIC`.
+    pub began_ns: u64,
+    /// Its argument.
+    pub argument: u64,
+    /// Its device.
+    pub device: u32,
+    /// Its number.
+    pub command: u32,
+    /// The device's [`Family`].
+    pub family: u32,
+    /// The descriptor.
+    pub descriptor: u32,
+}
+
+/// Counters of the whole host, of one CPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Totals {
+    /// Watched ioctls that ended.
+    pub calls: u64,
+    /// Those of them that `STATS` had no room for.
+    pub unattributed: u64,
+    /// Watched ioctls that `INFLIGHT` had no room for: they are in no other counter.
+    pub untimed: u64,
+    /// [`News`] that had no room.
+    pub news_lost: u64,
+    /// [`Event`]s written.
+    pub events: u64,
+    /// [`Event`]s that had no room.
+    pub events_lost: u64,
+    /// Calls that `CALLS` had no room for.
+    pub calls_unattributed: u64,
+}
+
+/// A command of a [`Family`].
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CommandKey {
+    /// The [`Family`].
+    pub family: u32,
+    /// The ioctl's number.
+    pub command: u32,
+}
+
+/// What the kernel has to know of a command.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CommandValue {
+    /// As [`StatValue::bytes_at`].
+    pub bytes_at: u32,
+    /// Bytes of the argument; 0 if the number itself tells.
+    pub argument_bytes: u32,
+}
+
+/// Bytes of the argument, as an ioctl's number tells where it follows the usual encoding.
+pub const fn encoded_bytes(command: u32) -> u32 {
+    (command >> 16) & 0x3fff
+}
+
+/// A process did something for the first time: there is a new [`StatKey`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct News {
+    /// What.
+    pub key: StatKey,
+}
+
+/// One ioctl, told in full.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Event {
+    /// When it began, ns of `CLOCK_MONOTONIC`.
+    pub began_ns: u64,
+    /// How long it took, ns.
+    pub latency_ns: u64,
+    /// Its argument, most often an address.
+    pub argument: u64,
+    /// What it returned, an error below 0.
+    pub result: i64,
+    /// Process.
+    pub pid: u32,
+    /// Thread.
+    pub tid: u32,
+    /// Device.
+    pub device: u32,
+    /// The device's [`Family`].
+    pub family: u32,
+    /// The ioctl's number.
+    pub command: u32,
+    /// The descriptor.
+    pub descriptor: u32,
+    /// Bytes of `payload` that were read.
+    pub payload_bytes: u32,
+    /// 0.
+    pub reserved: u32,
+    /// The thread's name, ended by a 0.
+    pub name: [u8; 16],
+    /// What the argument points to, as it was at the end of the call.
+    pub payload: [u8; PAYLOAD_BYTES],
+}
+
+/// One process's use of one entry point of the driver library.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct CallKey {
+    /// The process.
+    pub pid: u32,
+    /// The entry point, by the number that the controller attached it with.
+    pub entry_point: u32,
+}
+
+/// Counters of a [`CallKey`], of one CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CallValue {
+    /// Calls.
+    pub calls: u64,
+    /// Bytes that they asked for.
+    pub bytes: u64,
+    /// When the last was, ns of `CLOCK_MONOTONIC`.
+    pub last_ns: u64,
+}
+
+/// The cookie of an entry point: its number, and which argument (from 0) holds bytes.
+pub const fn cookie(entry_point: u32, bytes_argument: Option<u32>) -> u64 {
+    let argument = match bytes_argument {
+        Some(argument) => argument as u64 + 1,
+        None => 0,
+    };
+    argument << 32 | entry_point as u64
+}
+
+/// Where the kernel's structs have what the programs look for, in bytes. Read from the running kernel's type information.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Offsets {
+    /// `task_struct.files`
+    pub task_files: u32,
+    /// `task_struct.group_leader`
+    pub task_leader: u32,
+    /// `task_struct.start_boottime`
+    pub task_started: u32,
+    /// `task_struct.tgid`
+    pub task_tgid: u32,
+    /// `files_struct.fdt`
+    pub files_fdt: u32,
+    /// `fdtable.max_fds`
+    pub fdt_max: u32,
+    /// `fdtable.fd`
+    pub fdt_fd: u32,
+    /// `file.f_inode`
+    pub file_inode: u32,
+    /// `inode.i_rdev`
+    pub inode_rdev: u32,
+}
+
+/// Which ioctls become [`Event`]s.
+pub mod tracing {
+    /// None.
+    pub const NONE: u32 = 0;
+    /// Those of the processes in `TRACED`, and of their children.
+    pub const SOME: u32 = 1;
+    /// All that are watched.
+    pub const ALL: u32 = 2;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_double_from_256_ns_on() {
+        for (ns, expected) in [
+            (0, 0),
+            (255, 0),
+            (256, 1),
+            (511, 1),
+            (512, 2),
+            (1 << 20, 13),
+            ((1 << 21) - 1, 13),
+            (1 << 29, 22),
+            (1 << 30, 23),
+            (u64::MAX, 23),
+        ] {
+            assert_eq!(bucket(ns), expected, "{ns}");
+        }
+    }
+
+    #[test]
+    fn a_device_number_comes_apart_as_it_was_put_together() {
+        let null = device(1, 3);
+        assert_eq!((null, major(null), minor(null)), (0x10_0003, 1, 3));
+        let last = device(4095, MINOR_MASK);
+        assert_eq!((major(last), minor(last)), (4095, MINOR_MASK));
+        assert_eq!(last, Watch::NOTHING.value, "no kernel gives out the last number of all");
+    }
+}

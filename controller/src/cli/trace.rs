@@ -1,0 +1,179 @@
+//! `deepres trace`: shows what processes ask of the GPU's driver, call by call.
+
+mod show;
+
+use anyhow::{Context, Result, bail};
+use deepres_abi::probe::Event;
+use deepres_controller::admin::client::Client;
+use deepres_controller::probes::devices::{DeviceKey, Devices};
+use deepres_controller::probes::kernel::{Asked, Kernel, Ring};
+use deepres_controller::process::ProcessKey;
+use deepres_controller::trace::decode::decode;
+use deepres_controller::trace::summary::Summary;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use show::Output;
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Events that wait to be read, bytes: a tenth of a second at half a million a second.
+const RING_BYTES: u32 = 16 << 20;
+/// How often it is looked who else belongs to a tenant, and who has ended.
+const LOOK: Duration = Duration::from_millis(100);
+/// A killed process's exit status, as shells have it, is this more than the signal.
+const SIGNALLED: i32 = 128;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Shows ioctls on /dev/nvidia*, which is how programs ask the driver for memory, contexts and channels; kernels are launched \
+without any. Needs root, or CAP_BPF and CAP_PERFMON. Each line has the time since the start, process and thread, how \
+long the call took, its name, the main fields of its argument, and the driver's answer. What is lost because it came \
+faster than it could be shown is counted and said.
+
+Examples:
+  sudo deepres trace -- python train.py
+  sudo deepres trace -p 4711 --json
+  sudo deepres trace --tenant nightly --summary")]
+pub struct Args {
+    /// Trace this process and what it starts (may be given more than once)
+    #[arg(short, long = "pid", value_name = "PID", conflicts_with = "all")]
+    pid: Vec<u32>,
+    /// Trace a tenant's processes, also those that come
+    #[arg(long, value_name = "TENANT", conflicts_with = "all")]
+    tenant: Option<String>,
+    /// Trace everyone
+    #[arg(long)]
+    all: bool,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+    /// Print no calls, only at the end what they add up to
+    #[arg(long)]
+    summary: bool,
+    /// A device to look at, by its name in /proc/devices or as NAME=MAJOR[:MINOR] [default: NVIDIA's]
+    #[arg(long = "device", value_name = "DEVICE")]
+    devices: Vec<DeviceKey>,
+    /// A program to run and trace, with its arguments
+    #[arg(trailing_var_arg = true, value_name = "COMMAND", conflicts_with = "all")]
+    command: Vec<OsString>,
+}
+
+/// Set by SIGINT and SIGTERM.
+static IS_TOLD_TO_STOP: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn stop(_signal: libc::c_int) {
+    IS_TOLD_TO_STOP.store(true, Ordering::Relaxed);
+}
+
+/// Traces until told to stop, or until nobody is left who was to be traced.
+pub fn run(args: Args) -> Result<ExitCode> {
+    if args.pid.is_empty() && args.tenant.is_none() && !args.all && args.command.is_empty() {
+        bail!("trace whom? Give -p PID, --tenant NAME, --all, or -- COMMAND");
+    }
+    let devices = Devices::find(&args.devices);
+    if devices.is_empty() {
+        bail!("/proc/devices has none of the devices: is the NVIDIA driver loaded? (`deepres doctor`)");
+    }
+    let asked = if args.all { Asked::All(RING_BYTES) } else { Asked::Some(RING_BYTES) };
+    let mut kernel = Kernel::attach(&devices, asked, None)?;
+    let mut ring = kernel.take_events().context("the kernel programs have no ring of events")?;
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the handler only stores to an atomic.
+        unsafe { libc::signal(signal, stop as *const () as libc::sighandler_t) };
+    }
+    let mut followed = Vec::new();
+    for pid in &args.pid {
+        followed.push(ProcessKey::of(*pid).with_context(|| format!("there is no process {pid}"))?);
+        kernel.follow(*pid)?;
+    }
+    let mut child = start(&args.command, &mut kernel)?;
+    let mut tracer =
+        Tracer { output: Output::new(args.json, !args.summary), summary: Summary::default(), lost: 0 };
+    let mut status = None;
+    let mut looked = None::<Instant>;
+    while !IS_TOLD_TO_STOP.load(Ordering::Relaxed) || child.is_some() {
+        if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
+            looked = Some(Instant::now());
+            follow_tenant(args.tenant.as_deref(), &mut kernel)?;
+            kernel.forget_followed(|pid| pid != std::process::id() && ProcessKey::of(pid).is_none());
+            if let Some(ended) = child.as_mut().map(Child::try_wait).transpose()?.flatten() {
+                status = Some(ended);
+                child = None;
+            }
+            let waits_for_none = args.tenant.is_none() && !args.all && child.is_none();
+            if waits_for_none && followed.iter().all(|process| !process.is_alive()) {
+                break;
+            }
+        }
+        if tracer.read(&mut ring, &kernel).is_err() {
+            // Whoever reads has seen enough (`deepres trace … | head`).
+            break;
+        }
+        wait(&ring);
+    }
+    // What ended just now is told still.
+    let _ = tracer
+        .read(&mut ring, &kernel)
+        .and_then(|()| tracer.output.summary(&tracer.summary, tracer.lost, args.summary));
+    if let Some(mut child) = child {
+        status = Some(child.wait()?);
+    }
+    let code = status.map_or(0, |status| status.code().unwrap_or(SIGNALLED + status.signal().unwrap_or(0)));
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// Starts the command. Whatever this process starts is followed from its birth: nothing it does goes unseen.
+fn start(command: &[OsString], kernel: &mut Kernel) -> Result<Option<Child>> {
+    let [program, arguments @ ..] = command else { return Ok(None) };
+    kernel.follow(std::process::id())?;
+    let child = Command::new(program).args(arguments).spawn();
+    Ok(Some(child.with_context(|| format!("cannot start {}", program.display()))?))
+}
+
+/// Follows the processes that the tenant has now.
+fn follow_tenant(tenant: Option<&str>, kernel: &mut Kernel) -> Result<()> {
+    let Some(name) = tenant else { return Ok(()) };
+    let status = Client::connect()?.status()?;
+    let sessions =
+        status.tenants.iter().filter(|tenant| tenant.name == name).flat_map(|tenant| &tenant.sessions);
+    let adopted =
+        status.unmanaged.iter().filter(|user| user.tenant.as_deref() == Some(name)).map(|user| user.pid);
+    for pid in sessions.map(|session| session.pid).chain(adopted) {
+        kernel.follow(pid)?;
+    }
+    Ok(())
+}
+
+/// Waits until there is something to read, for a moment at most.
+fn wait(ring: &Ring<Event>) {
+    let mut descriptors = [PollFd::from_borrowed_fd(ring.as_fd(), PollFlags::IN)];
+    let pause = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+    // Interrupted or not: it is looked again.
+    let _ = poll(&mut descriptors, Some(&pause));
+}
+
+struct Tracer {
+    output: Output,
+    summary: Summary,
+    lost: u64,
+}
+
+impl Tracer {
+    /// Shows what there is to read, and says what was lost.
+    fn read(&mut self, ring: &mut Ring<Event>, kernel: &Kernel) -> std::io::Result<()> {
+        while let Some(event) = ring.pop() {
+            let event = decode(&event);
+            self.summary.add(&event);
+            self.output.event(&event)?;
+        }
+        let lost = kernel.totals().events_lost;
+        if lost > self.lost {
+            self.output.lost(lost - self.lost)?;
+            self.lost = lost;
+        }
+        self.output.flush()
+    }
+}

@@ -1,0 +1,155 @@
+//! What the kernel programs need: a kernel that is new enough and tells of itself, and the rights to load them.
+
+use super::Check;
+use crate::probes::btf;
+use crate::probes::devices::Devices;
+use crate::probes::kernel::{Asked, Kernel, are_built, is_in_host_pid_namespace};
+use std::path::Path;
+
+/// The oldest kernel with all that the programs use: rings (5.8), the task by type (5.11), atomics (5.12), cookies (5.15).
+const OLDEST: (u32, u32) = (5, 15);
+/// Capabilities by their numbers.
+const CAPABILITIES: [(u32, &str); 4] =
+    [(39, "CAP_BPF"), (38, "CAP_PERFMON"), (19, "CAP_SYS_PTRACE"), (5, "CAP_KILL")];
+/// The one that stands for all of them.
+const CAP_SYS_ADMIN: u32 = 21;
+const TRACING: &str = "/sys/kernel/tracing/events/syscalls/sys_enter_ioctl";
+
+pub fn checks() -> Vec<Check> {
+    vec![release(), types(), programs(), namespace(), tracepoints(), capabilities(), lockdown(), attaches()]
+}
+
+fn read(path: &str) -> Option<String> {
+    Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+fn release() -> Check {
+    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    match version(&release) {
+        Some(version) if version >= OLDEST => Check::good("kernel", release),
+        _ => Check::limited(
+            "kernel",
+            release,
+            format!(
+                "the kernel programs want {}.{} or later; without them unmanaged users are found by NVML and /proc alone",
+                OLDEST.0, OLDEST.1
+            ),
+        ),
+    }
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+fn types() -> Check {
+    match btf::offsets() {
+        Ok(_) => Check::good("btf", "the kernel publishes its types"),
+        Err(error) => Check::limited(
+            "btf",
+            error.to_string(),
+            "use a kernel built with CONFIG_DEBUG_INFO_BTF, as distributions' are",
+        ),
+    }
+}
+
+fn programs() -> Check {
+    if are_built() {
+        Check::good("programs", "deepres has its kernel programs in it")
+    } else {
+        Check::limited(
+            "programs",
+            "deepres was built without its kernel programs",
+            "build it by `cargo xtask dist`, or run `cargo xtask ebpf` before",
+        )
+    }
+}
+
+fn namespace() -> Check {
+    if is_in_host_pid_namespace() {
+        Check::good("pid namespace", "the host's")
+    } else {
+        Check::limited(
+            "pid namespace",
+            "another than the host's: the kernel's process ids are not those seen here",
+            "run the daemon in the host's pid namespace (containers: --pid=host)",
+        )
+    }
+}
+
+fn tracepoints() -> Check {
+    if Path::new(TRACING).exists() {
+        Check::good("tracepoints", "the tracing file system is mounted")
+    } else {
+        Check::note(
+            "tracepoints",
+            "the tracing file system is not mounted at /sys/kernel/tracing: deepres mounts it for itself, or takes raw tracepoints",
+        )
+    }
+}
+
+fn capabilities() -> Check {
+    let status = read("/proc/self/status").unwrap_or_default();
+    let missing = missing_capabilities(&status);
+    if missing.is_empty() {
+        return Check::good("capabilities", "all that the kernel programs and `hold` take");
+    }
+    Check::limited(
+        "capabilities",
+        format!("without {}", missing.join(", ")),
+        "run as root, or give the service AmbientCapabilities=CAP_BPF CAP_PERFMON CAP_SYS_PTRACE CAP_KILL",
+    )
+}
+
+fn missing_capabilities(status: &str) -> Vec<&'static str> {
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let has = |bit: u32| mask >> bit & 1 == 1;
+    let lacks = |bit: u32| !has(bit) && !has(CAP_SYS_ADMIN);
+    CAPABILITIES.iter().filter(|(bit, _)| lacks(*bit)).map(|(_, name)| *name).collect()
+}
+
+fn lockdown() -> Check {
+    match read("/sys/kernel/security/lockdown") {
+        Some(modes) if modes.contains("[confidentiality]") => Check::limited(
+            "lockdown",
+            "confidentiality: programs in the kernel may not read its memory",
+            "boot with lockdown=integrity or none if you want the probes",
+        ),
+        Some(modes) => Check::good("lockdown", modes),
+        None => Check::good("lockdown", "none"),
+    }
+}
+
+fn attaches() -> Check {
+    match Kernel::attach(&Devices::none(), Asked::None, None) {
+        Ok(kernel) => Check::good("probes", format!("they load and attach ({})", kernel.way().name())),
+        Err(error) => Check::limited("probes", error.to_string(), "see the checks above"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_compared_by_their_numbers() {
+        assert_eq!(version("6.18.44-fc"), Some((6, 18)));
+        assert_eq!(version("5.9.0-generic"), Some((5, 9)));
+        assert!(version("5.9.0").unwrap() < OLDEST && version("5.15.1").unwrap() >= OLDEST);
+        assert_eq!(version("x"), None);
+    }
+
+    #[test]
+    fn the_capabilities_that_are_missing_are_named() {
+        assert_eq!(missing_capabilities("CapEff:\t000001ffffffffff\n"), [""; 0]);
+        assert_eq!(
+            missing_capabilities("CapEff:\t0000000000200000\n"),
+            [""; 0],
+            "CAP_SYS_ADMIN stands for them"
+        );
+        assert_eq!(missing_capabilities("CapEff:\t0000004000000020\n"), ["CAP_BPF", "CAP_SYS_PTRACE"]);
+        assert_eq!(missing_capabilities("").len(), CAPABILITIES.len());
+    }
+}

@@ -1,0 +1,195 @@
+//! Which devices are the GPU's: NVIDIA's of /proc/devices, or those that the configuration names.
+
+use deepres_abi::probe::{Family, MAX_WATCHES, MINOR_MASK, Watch, device};
+use std::fmt;
+use std::str::FromStr;
+
+/// The kernel's list of device numbers.
+const DEVICES: &str = "/proc/devices";
+/// What the names of NVIDIA's devices begin with.
+const NVIDIA: &str = "nvidia";
+/// The minor number of /dev/nvidia-modeset beside the GPUs' own, which have the same major one.
+const MODESET_MINOR: u32 = 254;
+/// The largest major number.
+const MAX_MAJOR: u32 = 4095;
+
+/// Devices to watch, as a configuration names them: by the name of /proc/devices, or as `NAME=MAJOR[:MINOR]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceKey {
+    name: String,
+    number: Option<(u32, Option<u32>)>,
+}
+
+/// What is no device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no device: give a name from /proc/devices, or NAME=MAJOR or NAME=MAJOR:MINOR (nvidia-uvm=241:0)"
+)]
+pub struct DeviceKeyError(String);
+
+impl FromStr for DeviceKey {
+    type Err = DeviceKeyError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceKeyError> {
+        let wrong = || DeviceKeyError(text.to_owned());
+        let (name, number) = match text.split_once('=') {
+            None => (text, None),
+            Some((name, numbers)) => {
+                let (major, minor) = match numbers.split_once(':') {
+                    None => (numbers, None),
+                    Some((major, minor)) => (major, Some(minor.parse().map_err(|_| wrong())?)),
+                };
+                (name, Some((major.parse().map_err(|_| wrong())?, minor)))
+            }
+        };
+        let is_possible = number.is_none_or(|(major, minor): (u32, Option<u32>)| {
+            major <= MAX_MAJOR && minor.is_none_or(|minor| minor <= MINOR_MASK)
+        });
+        if name.is_empty() || name.contains(char::is_whitespace) || !is_possible {
+            return Err(wrong());
+        }
+        Ok(Self { name: name.to_owned(), number })
+    }
+}
+
+/// What is watched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Devices {
+    watches: Vec<(String, Watch)>,
+}
+
+impl Devices {
+    /// Finds the devices that `keys` name, or NVIDIA's if there are none.
+    pub fn find(keys: &[DeviceKey]) -> Self {
+        Self::among(keys, &std::fs::read_to_string(DEVICES).unwrap_or_default())
+    }
+
+    fn among(keys: &[DeviceKey], listed: &str) -> Self {
+        let of_characters = listed.lines().take_while(|line| !line.starts_with("Block"));
+        let listed = of_characters.filter_map(|line| {
+            let (major, name) = line.trim().split_once(' ')?;
+            Some((major.parse::<u32>().ok()?, name.trim()))
+        });
+        let mut watches = Vec::new();
+        if keys.is_empty() {
+            for (major, name) in listed.filter(|(_, name)| name.starts_with(NVIDIA)) {
+                add(&mut watches, name, major, None);
+            }
+        } else {
+            let listed: Vec<_> = listed.collect();
+            for key in keys {
+                match key.number {
+                    Some((major, minor)) => add(&mut watches, &key.name, major, minor),
+                    None => {
+                        for (major, _) in listed.iter().filter(|(_, name)| *name == key.name) {
+                            add(&mut watches, &key.name, *major, None);
+                        }
+                    }
+                }
+            }
+        }
+        // Those of one device alone come first: they say more.
+        watches.sort_by_key(|(_, watch)| (std::cmp::Reverse(watch.mask), watch.value));
+        watches.dedup_by_key(|(_, watch)| (watch.mask, watch.value));
+        if watches.len() > MAX_WATCHES {
+            tracing::warn!(
+                "{} kinds of devices are to be watched; the first {MAX_WATCHES} are",
+                watches.len()
+            );
+            watches.truncate(MAX_WATCHES);
+        }
+        Self { watches }
+    }
+
+    /// No devices.
+    pub fn none() -> Self {
+        Self { watches: Vec::new() }
+    }
+
+    /// There is nothing to watch.
+    pub fn is_empty(&self) -> bool {
+        self.watches.is_empty()
+    }
+
+    /// As the kernel programs take it.
+    pub fn table(&self) -> [Watch; MAX_WATCHES] {
+        let mut table = [Watch::NOTHING; MAX_WATCHES];
+        for (place, (_, watch)) in table.iter_mut().zip(&self.watches) {
+            *place = *watch;
+        }
+        table
+    }
+
+    /// The family of the device with this number, if it is watched.
+    pub fn family(&self, major: u32, minor: u32) -> Option<Family> {
+        let number = device(major, minor);
+        let watch = self.watches.iter().find(|(_, watch)| number & watch.mask == watch.value);
+        watch.map(|(_, watch)| Family::from_u32(watch.family))
+    }
+}
+
+impl fmt::Display for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.watches.iter().map(|(name, _)| name.as_str()).collect();
+        f.write_str(&names.join(", "))
+    }
+}
+
+fn add(watches: &mut Vec<(String, Watch)>, name: &str, major: u32, minor: Option<u32>) {
+    let family = match name {
+        "nvidia" | "nvidiactl" | "nvidia-frontend" => Family::Rm,
+        "nvidia-uvm" => Family::Uvm,
+        "nvidia-modeset" => Family::Modeset,
+        _ => Family::Other,
+    };
+    let minor = minor.or((family == Family::Modeset).then_some(MODESET_MINOR));
+    let mask = if minor.is_some() { u32::MAX } else { !MINOR_MASK };
+    let watch = Watch { value: device(major, minor.unwrap_or(0)), mask, family: family as u32 };
+    watches.push((name.to_owned(), watch));
+    if family == Family::Rm && minor.is_none() {
+        // The kernel lists it apart or not, as the driver's version has it.
+        let modeset =
+            Watch { value: device(major, MODESET_MINOR), mask: u32::MAX, family: Family::Modeset as u32 };
+        watches.push(("nvidia-modeset".to_owned(), modeset));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LISTED: &str = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n195 nvidia-modeset\n238 nvidia-caps\n241 nvidia-uvm\n\nBlock devices:\n195 nvidia-block\n";
+
+    fn key(text: &str) -> DeviceKey {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn nvidias_devices_are_found_by_name_whatever_their_numbers() {
+        let devices = Devices::among(&[], LISTED);
+        assert_eq!(devices.family(195, 0), Some(Family::Rm));
+        assert_eq!(devices.family(195, 255), Some(Family::Rm));
+        assert_eq!(devices.family(195, 254), Some(Family::Modeset));
+        assert_eq!(devices.family(241, 0), Some(Family::Uvm));
+        assert_eq!(devices.family(238, 7), Some(Family::Other));
+        assert_eq!(devices.family(1, 3), None);
+        assert!(Devices::among(&[], "Character devices:\n  1 mem\n").is_empty());
+    }
+
+    #[test]
+    fn a_configuration_may_name_a_device_by_its_number() {
+        let devices = Devices::among(&[key("nvidia-uvm=10:200"), key("nvidia=10")], LISTED);
+        assert_eq!(devices.family(10, 200), Some(Family::Uvm));
+        assert_eq!(devices.family(10, 1), Some(Family::Rm));
+        assert_eq!(devices.family(241, 0), None);
+        let devices = Devices::among(&[key("nvidia-caps")], LISTED);
+        assert_eq!((devices.family(238, 1), devices.family(195, 0)), (Some(Family::Other), None));
+    }
+
+    #[test]
+    fn what_is_no_device_is_refused() {
+        for text in ["", "=1", "a=", "a=x", "a=1:", "a=1:x", "a=4096", "a=1:1048576", "a b"] {
+            assert!(text.parse::<DeviceKey>().is_err(), "{text}");
+        }
+    }
+}

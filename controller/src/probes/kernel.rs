@@ -1,0 +1,429 @@
+//! The kernel programs: loading, attaching, and reading their maps. Dropping it detaches them.
+
+use super::btf::{self, BtfError};
+use super::devices::Devices;
+use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf};
+use aya::programs::{RawTracePoint, TracePoint};
+use aya::util::nr_cpus;
+use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
+use deepres_abi::probe::{
+    CommandKey, CommandValue, Event, News, Offsets, StatKey, StatValue, Totals, Watch, tracing as asked,
+};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use std::path::Path;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// The programs, as `cargo xtask ebpf` built them; empty if this was built without.
+static PROGRAMS: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/programs.o"));
+
+/// Where the tracing file system is.
+const TRACING_PLACES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+/// What counters may take, bytes, on all CPUs together.
+const STATS_BUDGET_BYTES: usize = 16 << 20;
+/// Counters there are at least and at most: processes times commands.
+const STATS_ENTRIES: std::ops::RangeInclusive<usize> = 256..=4096;
+/// The smallest ring there is, bytes: a page.
+const LEAST_RING_BYTES: u32 = 4096;
+/// The initial pid namespace's number.
+const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
+
+/// How the ends of ioctls are heard of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// The tracepoints of ioctl alone: other system calls pay least.
+    Tracepoints,
+    /// The raw tracepoints of all system calls: no tracing file system is needed.
+    RawTracepoints,
+}
+
+impl Way {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tracepoints => "tracepoints",
+            Self::RawTracepoints => "raw tracepoints",
+        }
+    }
+}
+
+/// Whose ioctls are told one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// Nobody's.
+    None,
+    /// Those of who is followed ([`Kernel::follow`]), and of their children; so many bytes wait to be read.
+    Some(u32),
+    /// All; so many bytes wait to be read.
+    All(u32),
+}
+
+/// Why there are no programs in the kernel.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// They are not in this binary.
+    #[error(
+        "deepres was built without its kernel programs; `cargo xtask ebpf` builds them, then build deepres again"
+    )]
+    NotBuilt,
+    /// No rights.
+    #[error(
+        "the kernel does not let this user load programs ({0}): it takes CAP_BPF and CAP_PERFMON, or root"
+    )]
+    Forbidden(String),
+    /// No types.
+    #[error(transparent)]
+    Btf(#[from] BtfError),
+    /// Process ids would mean others.
+    #[error(
+        "this is another pid namespace than the host's, and the kernel tells of the host's processes: run deepres in the host's"
+    )]
+    Namespace,
+    /// Anything else.
+    #[error("the kernel does not take the programs: {0}")]
+    Refused(String),
+}
+
+/// Programs in the kernel.
+pub struct Kernel {
+    ebpf: Ebpf,
+    way: Way,
+}
+
+impl Kernel {
+    /// Loads the programs and attaches those that count ioctls on `devices`.
+    ///
+    /// # Errors
+    /// [`KernelError`], saying what is missing.
+    pub fn attach(devices: &Devices, asked: Asked, way: Option<Way>) -> Result<Self, KernelError> {
+        let mut ebpf = load(&devices.table(), asked)?;
+        if way != Some(Way::RawTracepoints) {
+            match with_tracing(|| attach_tracepoints(&mut ebpf)) {
+                Ok(()) => return Ok(Self { ebpf, way: Way::Tracepoints }),
+                Err(error) if way.is_some() => return Err(error),
+                // Whatever of it is attached goes with the object.
+                Err(_) => ebpf = load(&devices.table(), asked)?,
+            }
+        }
+        attach_raw(&mut ebpf, "raw_enter", "sys_enter")?;
+        attach_raw(&mut ebpf, "raw_exit", "sys_exit")?;
+        Ok(Self { ebpf, way: Way::RawTracepoints })
+    }
+
+    /// Attaches programs that do nothing in the places of those that count: what attaching costs by itself.
+    ///
+    /// # Errors
+    /// As [`Self::attach`].
+    pub fn attach_empty(way: Way) -> Result<Self, KernelError> {
+        let mut ebpf = load(&Devices::none().table(), Asked::None)?;
+        match way {
+            Way::Tracepoints => with_tracing(|| {
+                let program: &mut TracePoint = program_of(&mut ebpf, "empty_tracepoint")?;
+                program.load().map_err(refused)?;
+                for tracepoint in ["sys_enter_ioctl", "sys_exit_ioctl"] {
+                    program.attach("syscalls", tracepoint).map_err(refused)?;
+                }
+                Ok(())
+            })?,
+            Way::RawTracepoints => {
+                let program: &mut RawTracePoint = program_of(&mut ebpf, "empty_raw")?;
+                program.load().map_err(refused)?;
+                for tracepoint in ["sys_enter", "sys_exit"] {
+                    program.attach(tracepoint).map_err(refused)?;
+                }
+            }
+        }
+        Ok(Self { ebpf, way })
+    }
+
+    /// How ioctls are heard of.
+    pub fn way(&self) -> Way {
+        self.way
+    }
+}
+
+impl Kernel {
+    /// The counters of all processes, CPUs added up. Counters only grow while a process lives.
+    pub fn stats(&self) -> Vec<(StatKey, StatValue)> {
+        let Ok(map) = self.stats_map() else { return Vec::new() };
+        let entries = map.iter().filter_map(Result::ok);
+        entries
+            .filter_map(|(key, values)| Some((StatKey::read_from_bytes(&key).ok()?, sum_stats(&values))))
+            .collect()
+    }
+
+    /// The counters of one process and command.
+    pub fn stat(&self, key: &StatKey) -> Option<StatValue> {
+        let map = self.stats_map().ok()?;
+        map.get(&bytes_of(key), 0).ok().map(|values| sum_stats(&values))
+    }
+
+    fn stats_map(
+        &self,
+    ) -> Result<PerCpuHashMap<&MapData, StatKeyBytes, StatValueBytes>, aya::maps::MapError> {
+        PerCpuHashMap::try_from(named(self.ebpf.map("STATS"))?)
+    }
+
+    /// Frees the counters of a process that is dead.
+    pub fn remove(&mut self, key: &StatKey) {
+        let map = named(self.ebpf.map_mut("STATS"));
+        let map = map.and_then(PerCpuHashMap::<_, StatKeyBytes, StatValueBytes>::try_from);
+        // If it is gone already, all is well.
+        let _ = map.map(|mut map| map.remove(&bytes_of(key)));
+    }
+
+    /// The counters of the whole host.
+    pub fn totals(&self) -> Totals {
+        let map =
+            named(self.ebpf.map("TOTALS")).and_then(PerCpuArray::<_, [u8; size_of::<Totals>()]>::try_from);
+        let values = map.and_then(|map| map.get(&0, 0));
+        let mut sum = Totals::default();
+        for value in values.iter().flat_map(|values| values.iter()) {
+            let Ok(value) = Totals::read_from_bytes(value) else { continue };
+            sum.calls += value.calls;
+            sum.unattributed += value.unattributed;
+            sum.untimed += value.untimed;
+            sum.news_lost += value.news_lost;
+            sum.events += value.events;
+            sum.events_lost += value.events_lost;
+            sum.calls_unattributed += value.calls_unattributed;
+        }
+        sum
+    }
+
+    /// The ring of first times. It can be taken once.
+    pub fn take_news(&mut self) -> Option<Ring<News>> {
+        Ring::new(self.ebpf.take_map("NEWS")?)
+    }
+
+    /// The ring of events. It can be taken once.
+    pub fn take_events(&mut self) -> Option<Ring<Event>> {
+        Ring::new(self.ebpf.take_map("EVENTS")?)
+    }
+
+    /// Follows a process: its ioctls become events from now on, and those of its children from their birth.
+    ///
+    /// # Errors
+    /// [`KernelError`] if too many are followed.
+    pub fn follow(&mut self, pid: u32) -> Result<(), KernelError> {
+        let mut map: HashMap<_, u32, u8> =
+            named(self.ebpf.map_mut("TRACED")).and_then(HashMap::try_from).map_err(refused)?;
+        map.insert(pid, 1, 0).map_err(refused)
+    }
+
+    /// Follows no more who is no more.
+    pub fn forget_followed(&mut self, is_gone: impl Fn(u32) -> bool) {
+        let Ok(mut map) = named(self.ebpf.map_mut("TRACED")).and_then(HashMap::<_, u32, u8>::try_from) else {
+            return;
+        };
+        let gone: Vec<u32> = map.keys().filter_map(Result::ok).filter(|pid| is_gone(*pid)).collect();
+        for pid in gone {
+            // If it is gone already, all is well.
+            let _ = map.remove(&pid);
+        }
+    }
+}
+
+type StatKeyBytes = [u8; size_of::<StatKey>()];
+type StatValueBytes = [u8; size_of::<StatValue>()];
+
+/// A record as aya takes it.
+pub(super) fn bytes_of<T: IntoBytes + zerocopy::Immutable, const N: usize>(record: &T) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(record.as_bytes());
+    bytes
+}
+
+fn sum_stats(values: &PerCpuValues<StatValueBytes>) -> StatValue {
+    let mut sum = StatValue::new_zeroed();
+    for value in values.iter().filter_map(|value| StatValue::read_from_bytes(value).ok()) {
+        sum.calls += value.calls;
+        sum.errors += value.errors;
+        sum.time_ns = sum.time_ns.wrapping_add(value.time_ns);
+        sum.longest_ns = sum.longest_ns.max(value.longest_ns);
+        // A program's argument says how many: it may say anything.
+        sum.bytes = sum.bytes.saturating_add(value.bytes);
+        sum.last_ns = sum.last_ns.max(value.last_ns);
+        for (bucket, more) in sum.buckets.iter_mut().zip(value.buckets) {
+            *bucket += more;
+        }
+    }
+    sum
+}
+
+/// A ring of records of one type.
+pub struct Ring<T> {
+    ring: RingBuf<MapData>,
+    record: std::marker::PhantomData<T>,
+}
+
+impl<T: FromBytes> Ring<T> {
+    fn new(map: aya::maps::Map) -> Option<Self> {
+        Some(Self { ring: RingBuf::try_from(map).ok()?, record: std::marker::PhantomData })
+    }
+
+    /// The next record, if there is one.
+    pub fn pop(&mut self) -> Option<T> {
+        loop {
+            let item = self.ring.next()?;
+            // What is shorter is not the kernel programs'.
+            if let Ok((record, _)) = T::read_from_prefix(&item) {
+                return Some(record);
+            }
+        }
+    }
+}
+
+impl<T> std::os::fd::AsFd for Ring<T> {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        use std::os::fd::AsRawFd;
+        // SAFETY: the ring keeps its descriptor open for as long as it lives.
+        unsafe { std::os::fd::BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+}
+
+/// Whether the programs are in this binary.
+pub fn are_built() -> bool {
+    !PROGRAMS.is_empty()
+}
+
+/// Whether this process is in the host's pid namespace, so that the kernel's process ids are its own.
+pub fn is_in_host_pid_namespace() -> bool {
+    std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == HOST_PID_NAMESPACE)
+}
+
+/// Loads the object and sets what the running kernel and the caller are like. No program is loaded yet.
+fn load(watches: &[Watch], asked: Asked) -> Result<Ebpf, KernelError> {
+    if !are_built() {
+        return Err(KernelError::NotBuilt);
+    }
+    if !is_in_host_pid_namespace() {
+        return Err(KernelError::Namespace);
+    }
+    let Offsets {
+        task_files,
+        task_leader,
+        task_started,
+        task_tgid,
+        files_fdt,
+        fdt_max,
+        fdt_fd,
+        file_inode,
+        inode_rdev,
+    } = btf::offsets()?;
+    let (mode, event_bytes) = match asked {
+        Asked::None => (asked::NONE, LEAST_RING_BYTES),
+        Asked::Some(bytes) => (asked::SOME, bytes),
+        Asked::All(bytes) => (asked::ALL, bytes),
+    };
+    let cpus = nr_cpus().map_err(|(file, error)| KernelError::Refused(format!("{file}: {error}")))?;
+    let entries = STATS_BUDGET_BYTES / (cpus.max(1) * size_of::<StatValue>());
+    let entries = entries.clamp(*STATS_ENTRIES.start(), *STATS_ENTRIES.end()) as u32;
+    let mut loader = EbpfLoader::new();
+    for (name, offset) in [
+        ("TASK_FILES", &task_files),
+        ("TASK_LEADER", &task_leader),
+        ("TASK_STARTED", &task_started),
+        ("TASK_TGID", &task_tgid),
+        ("FILES_FDT", &files_fdt),
+        ("FDT_MAX", &fdt_max),
+        ("FDT_FD", &fdt_fd),
+        ("FILE_INODE", &file_inode),
+        ("INODE_RDEV", &inode_rdev),
+        ("TRACING", &mode),
+    ] {
+        loader.override_global(name, offset, true);
+    }
+    loader.override_global("WATCHES", watches.as_bytes(), true);
+    loader.map_max_entries("STATS", entries).map_max_entries("EVENTS", event_bytes);
+    let mut ebpf = loader.load(PROGRAMS).map_err(refused)?;
+    let mut commands: HashMap<_, [u8; size_of::<CommandKey>()], [u8; size_of::<CommandValue>()]> =
+        named(ebpf.map_mut("COMMANDS")).and_then(HashMap::try_from).map_err(refused)?;
+    for (key, value) in crate::trace::commands() {
+        commands.insert(bytes_of(&key), bytes_of(&value), 0).map_err(refused)?;
+    }
+    if let Asked::Some(_) = asked {
+        attach_raw(&mut ebpf, "follow_fork", "sched_process_fork")?;
+    }
+    Ok(ebpf)
+}
+
+fn attach_tracepoints(ebpf: &mut Ebpf) -> Result<(), KernelError> {
+    for (program, tracepoint) in [("ioctl_enter", "sys_enter_ioctl"), ("ioctl_exit", "sys_exit_ioctl")] {
+        let program: &mut TracePoint = program_of(ebpf, program)?;
+        program.load().map_err(refused)?;
+        program.attach("syscalls", tracepoint).map_err(refused)?;
+    }
+    Ok(())
+}
+
+fn attach_raw(ebpf: &mut Ebpf, program: &str, tracepoint: &str) -> Result<(), KernelError> {
+    let program: &mut RawTracePoint = program_of(ebpf, program)?;
+    program.load().map_err(refused)?;
+    program.attach(tracepoint).map_err(refused)?;
+    Ok(())
+}
+
+/// A program of the object, as what it is.
+pub(super) fn program_of<'e, P>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut P, KernelError>
+where
+    &'e mut P: TryFrom<&'e mut aya::programs::Program, Error: std::error::Error>,
+{
+    let program =
+        ebpf.program_mut(name).ok_or_else(|| KernelError::Refused(format!("there is no program {name}")))?;
+    program.try_into().map_err(refused)
+}
+
+/// Does something that takes the tracing file system. If that is not mounted, a thread with mounts of its own does it, which has it
+/// without changing the machine.
+fn with_tracing(attach: impl FnOnce() -> Result<(), KernelError> + Send) -> Result<(), KernelError> {
+    if TRACING_PLACES.iter().any(|place| Path::new(place).join("events").exists()) {
+        return attach();
+    }
+    std::thread::scope(|scope| {
+        let attached = scope.spawn(|| {
+            let mounted = mount_tracing();
+            mounted.map_err(|error| {
+                KernelError::Refused(format!("there is no tracing file system ({error})"))
+            })?;
+            attach()
+        });
+        attached
+            .join()
+            .unwrap_or_else(|_| Err(KernelError::Refused("the attaching thread failed".to_owned())))
+    })
+}
+
+/// Gives the calling thread mounts of its own, and the tracing file system among them.
+fn mount_tracing() -> std::io::Result<()> {
+    // SAFETY: the thread does nothing but attach programs, and ends; what it shares with the others of the process are descriptors,
+    // which this leaves shared.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    Ok(mount("nodev", TRACING_PLACES[0], "tracefs", MountFlags::empty(), None)?)
+}
+
+pub(super) fn named<M>(map: Option<M>) -> Result<M, aya::maps::MapError> {
+    map.ok_or_else(|| aya::maps::MapError::InvalidName { name: "one of deepres' maps".to_owned() })
+}
+
+/// An error of the kernel's or aya's, with what is behind it.
+pub(super) fn refused(error: impl std::error::Error) -> KernelError {
+    let mut text = error.to_string();
+    let mut forbidden = false;
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        forbidden |= kind == Some(std::io::ErrorKind::PermissionDenied);
+        source = cause.source();
+    }
+    if forbidden || text.contains("Operation not permitted") {
+        KernelError::Forbidden(text)
+    } else {
+        KernelError::Refused(text)
+    }
+}

@@ -1,0 +1,24 @@
+//! Who uses the GPU, preloaded or not: programs in the kernel that count ioctls, and what follows from it. `docs/probes.md` is for users.
+//!
+//! | module | job |
+//! |---|---|
+//! | [`kernel`] | loads and attaches the kernel programs, reads their maps |
+//! | `btf` | where the running kernel's structs have their fields |
+//! | [`devices`] | which devices are the GPU's |
+//! | [`watch`] | the thread that reads everything and keeps the board |
+//! | [`users`] | pure: who is to be told of as unmanaged, and when |
+//! | [`scan`] | what /proc tells of processes |
+//! | [`connected`] | which processes are sessions |
+//! | [`status`] | the board, as the admin socket tells it |
+
+pub mod btf;
+pub mod connected;
+pub mod devices;
+pub mod kernel;
+pub mod scan;
+pub mod status;
+pub mod users;
+pub mod watch;
+
+pub use connected::{Connected, Presence};
+pub use watch::{Settings, Watcher};

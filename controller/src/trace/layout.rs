@@ -1,0 +1,524 @@
+//! What the commands of NVIDIA's devices are called and where their arguments have what.
+//!
+//! Names, numbers and layouts are facts from NVIDIA's published open-gpu-kernel-modules, release 595.45.04: `nv-ioctl-numbers.h`,
+//! `nv-ioctl.h`, `nv_escape.h`, `nvos.h`, `nv-unix-nvos-params-wrappers.h`, `uvm_ioctl.h`, `uvm_linux_ioctl.h` and `nvkms-ioctl.h`. A
+//! driver of another release may lay an argument out otherwise: where its size tells so, nothing of it is shown.
+
+use deepres_abi::probe::Family;
+
+/// How a field is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// 32 bits, decimal.
+    U32,
+    /// 32 bits, signed: a descriptor or a node.
+    I32,
+    /// 64 bits, decimal: lengths, counts.
+    U64,
+    /// 32 bits, hexadecimal: handles, flags.
+    Hex32,
+    /// 64 bits, hexadecimal: addresses.
+    Hex64,
+    /// The number of an object's class.
+    Class,
+    /// The number of a control command.
+    Control,
+    /// The number of another escape.
+    Escape,
+    /// A GPU's UUID.
+    Uuid,
+}
+
+impl Kind {
+    /// Its bytes.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::U32 | Self::I32 | Self::Hex32 | Self::Class | Self::Control | Self::Escape => 4,
+            Self::U64 | Self::Hex64 => 8,
+            Self::Uuid => 16,
+        }
+    }
+}
+
+/// A field of an argument.
+#[derive(Debug, Clone, Copy)]
+pub struct Field {
+    /// Its name.
+    pub name: &'static str,
+    /// Where it is, bytes.
+    pub at: usize,
+    /// How it is shown.
+    pub kind: Kind,
+}
+
+/// A command.
+#[derive(Debug, Clone, Copy)]
+pub struct Command {
+    /// Its number within the family: the low byte where the usual encoding holds, else all of it.
+    pub number: u32,
+    /// Its name.
+    pub name: &'static str,
+    /// Bytes of its argument; 0 if they vary.
+    pub bytes: usize,
+    /// Its main fields.
+    pub fields: &'static [Field],
+    /// Where the driver's own status is.
+    pub status: Option<usize>,
+    /// Where an amount of memory is that the call is about.
+    pub amount: Option<usize>,
+}
+
+const fn u(name: &'static str, at: usize) -> Field {
+    Field { name, at, kind: Kind::U32 }
+}
+const fn i(name: &'static str, at: usize) -> Field {
+    Field { name, at, kind: Kind::I32 }
+}
+const fn n(name: &'static str, at: usize) -> Field {
+    Field { name, at, kind: Kind::U64 }
+}
+const fn h(name: &'static str, at: usize) -> Field {
+    Field { name, at, kind: Kind::Hex32 }
+}
+const fn p(name: &'static str, at: usize) -> Field {
+    Field { name, at, kind: Kind::Hex64 }
+}
+const fn id(name: &'static str, at: usize) -> Field {
+    Field { name, at, kind: Kind::Uuid }
+}
+const fn class(at: usize) -> Field {
+    Field { name: "class", at, kind: Kind::Class }
+}
+
+const fn command(number: u32, name: &'static str, bytes: usize, fields: &'static [Field]) -> Command {
+    Command { number, name, bytes, fields, status: None, amount: None }
+}
+
+impl Command {
+    const fn status(mut self, at: usize) -> Self {
+        self.status = Some(at);
+        self
+    }
+
+    const fn amount(mut self, at: usize) -> Self {
+        self.amount = Some(at);
+        self
+    }
+}
+
+/// Escapes of `/dev/nvidiactl` and `/dev/nvidiaN`, by number.
+const RM: &[Command] = &[
+    command(
+        0x27,
+        "NV_ESC_RM_ALLOC_MEMORY",
+        56,
+        &[
+            h("root", 0),
+            h("parent", 4),
+            h("object", 8),
+            class(12),
+            h("flags", 16),
+            p("memory", 24),
+            n("limit", 32),
+            i("fd", 48),
+        ],
+    )
+    .status(40),
+    command(0x28, "NV_ESC_RM_ALLOC_OBJECT", 20, &[h("root", 0), h("parent", 4), h("object", 8), class(12)])
+        .status(16),
+    command(0x29, "NV_ESC_RM_FREE", 16, &[h("root", 0), h("parent", 4), h("object", 8)]).status(12),
+    command(
+        0x2a,
+        "NV_ESC_RM_CONTROL",
+        32,
+        &[
+            h("client", 0),
+            h("object", 4),
+            Field { name: "cmd", at: 8, kind: Kind::Control },
+            h("flags", 12),
+            u("size", 24),
+        ],
+    )
+    .status(28),
+    command(
+        0x2b,
+        "NV_ESC_RM_ALLOC",
+        48,
+        &[h("root", 0), h("parent", 4), h("object", 8), class(12), u("size", 32), h("flags", 36)],
+    )
+    .status(40),
+    command(
+        0x34,
+        "NV_ESC_RM_DUP_OBJECT",
+        28,
+        &[
+            h("client", 0),
+            h("parent", 4),
+            h("object", 8),
+            h("from_client", 12),
+            h("from", 16),
+            h("flags", 20),
+        ],
+    )
+    .status(24),
+    command(0x35, "NV_ESC_RM_SHARE", 0, &[h("client", 0), h("object", 4)]),
+    command(0x39, "NV_ESC_RM_I2C_ACCESS", 0, &[]),
+    command(
+        0x41,
+        "NV_ESC_RM_IDLE_CHANNELS",
+        56,
+        &[
+            h("client", 0),
+            h("device", 4),
+            h("channel", 8),
+            u("channels", 12),
+            h("flags", 40),
+            u("timeout", 44),
+        ],
+    )
+    .status(48),
+    command(
+        0x4a,
+        "NV_ESC_RM_VID_HEAP_CONTROL",
+        0,
+        &[h("root", 0), h("parent", 4), u("function", 8), h("va_space", 12), n("total", 24), n("free", 32)],
+    )
+    .status(20),
+    command(
+        0x4d,
+        "NV_ESC_RM_ACCESS_REGISTRY",
+        72,
+        &[h("client", 0), h("object", 4), u("access", 8), u("entry", 60)],
+    )
+    .status(64),
+    command(
+        0x4e,
+        "NV_ESC_RM_MAP_MEMORY",
+        56,
+        &[
+            h("client", 0),
+            h("device", 4),
+            h("memory", 8),
+            p("offset", 16),
+            n("length", 24),
+            p("address", 32),
+            h("flags", 44),
+            i("fd", 48),
+        ],
+    )
+    .status(40)
+    .amount(24),
+    command(
+        0x4f,
+        "NV_ESC_RM_UNMAP_MEMORY",
+        32,
+        &[h("client", 0), h("device", 4), h("memory", 8), p("address", 16), h("flags", 28)],
+    )
+    .status(24),
+    command(0x52, "NV_ESC_RM_GET_EVENT_DATA", 16, &[p("event", 0), u("more", 8)]).status(12),
+    command(
+        0x54,
+        "NV_ESC_RM_ALLOC_CONTEXT_DMA2",
+        56,
+        &[
+            h("parent", 0),
+            h("subdevice", 4),
+            h("object", 8),
+            class(12),
+            h("flags", 16),
+            h("memory", 24),
+            p("offset", 32),
+            n("limit", 40),
+        ],
+    )
+    .status(48),
+    command(0x56, "NV_ESC_RM_ADD_VBLANK_CALLBACK", 0, &[h("client", 0), h("device", 4), h("vblank", 8)]),
+    command(
+        0x57,
+        "NV_ESC_RM_MAP_MEMORY_DMA",
+        64,
+        &[
+            h("client", 0),
+            h("device", 4),
+            h("dma", 8),
+            h("memory", 12),
+            p("offset", 16),
+            n("length", 24),
+            h("flags", 32),
+            p("dma_offset", 48),
+        ],
+    )
+    .status(56)
+    .amount(24),
+    command(
+        0x58,
+        "NV_ESC_RM_UNMAP_MEMORY_DMA",
+        48,
+        &[
+            h("client", 0),
+            h("device", 4),
+            h("dma", 8),
+            h("memory", 12),
+            h("flags", 16),
+            p("dma_offset", 24),
+            n("size", 32),
+        ],
+    )
+    .status(40),
+    command(0x59, "NV_ESC_RM_BIND_CONTEXT_DMA", 16, &[h("client", 0), h("channel", 4), h("dma", 8)])
+        .status(12),
+    command(0x5c, "NV_ESC_RM_EXPORT_OBJECT_TO_FD", 0, &[]),
+    command(0x5d, "NV_ESC_RM_IMPORT_OBJECT_FROM_FD", 0, &[]),
+    command(
+        0x5e,
+        "NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO",
+        40,
+        &[h("client", 0), h("device", 4), h("memory", 8), p("old", 16), p("new", 24)],
+    )
+    .status(32),
+    command(0x5f, "NV_ESC_RM_LOCKLESS_DIAGNOSTIC", 0, &[]),
+    command(200, "NV_ESC_CARD_INFO", 0, &[]),
+    command(201, "NV_ESC_REGISTER_FD", 4, &[i("ctl_fd", 0)]),
+    command(206, "NV_ESC_ALLOC_OS_EVENT", 16, &[h("client", 0), h("device", 4), i("fd", 8)]).status(12),
+    command(207, "NV_ESC_FREE_OS_EVENT", 16, &[h("client", 0), h("device", 4), i("fd", 8)]).status(12),
+    command(209, "NV_ESC_STATUS_CODE", 12, &[u("domain", 0)]).status(8),
+    command(210, "NV_ESC_CHECK_VERSION_STR", 72, &[h("cmd", 0), u("reply", 4)]),
+    command(
+        211,
+        "NV_ESC_IOCTL_XFER_CMD",
+        16,
+        &[Field { name: "cmd", at: 0, kind: Kind::Escape }, u("size", 4), p("argument", 8)],
+    ),
+    command(212, "NV_ESC_ATTACH_GPUS_TO_FD", 0, &[u("gpu_id", 0)]),
+    command(213, "NV_ESC_QUERY_DEVICE_INTR", 8, &[h("interrupts", 0)]).status(4),
+    command(214, "NV_ESC_SYS_PARAMS", 8, &[n("memblock", 0)]),
+    command(
+        217,
+        "NV_ESC_EXPORT_TO_DMABUF_FD",
+        0,
+        &[i("fd", 0), h("client", 4), u("objects", 8), n("size", 24)],
+    ),
+    command(218, "NV_ESC_WAIT_OPEN_COMPLETE", 8, &[i("rc", 0), h("adapter_status", 4)]),
+];
+
+const RANGE: &[Field] = &[p("base", 0), n("length", 8)];
+const RANGE_OF_GPU: &[Field] = &[p("base", 0), n("length", 8), id("gpu", 16)];
+const GPU: &[Field] = &[id("gpu", 0)];
+const GPUS: &[Field] = &[id("gpu", 0), id("other", 16)];
+const GROUP: &[Field] = &[u("group", 0)];
+const TYPES: &[Field] = &[p("types", 0)];
+const TABLE: &[Field] = &[p("table", 0)];
+const REMOTE: &[Field] = &[p("buffer", 0), n("size", 8), p("address", 16), n("done", 24)];
+const TRACKER: &[Field] = &[p("queue", 0), n("size", 8), p("control", 16), id("gpu", 24)];
+
+/// Commands of `/dev/nvidia-uvm`, by number. They are plain numbers, without the usual encoding.
+const UVM: &[Command] = &[
+    command(1, "UVM_RESERVE_VA", 24, RANGE).status(16).amount(8),
+    command(2, "UVM_RELEASE_VA", 24, RANGE).status(16),
+    command(3, "UVM_REGION_COMMIT", 48, RANGE).status(40),
+    command(4, "UVM_REGION_DECOMMIT", 24, RANGE).status(16),
+    command(5, "UVM_REGION_SET_STREAM", 48, RANGE).status(40),
+    command(6, "UVM_SET_STREAM_RUNNING", 16, &[p("stream", 0)]).status(8),
+    command(7, "UVM_SET_STREAM_STOPPED", 272, &[]),
+    command(10, "UVM_ADD_SESSION", 8, &[u("pid", 0)]).status(4),
+    command(12, "UVM_ENABLE_COUNTERS", 0, &[]),
+    command(13, "UVM_MAP_COUNTER", 40, &[u("scope", 0), u("counter", 4), id("gpu", 8)]).status(32),
+    command(14, "UVM_CREATE_EVENT_QUEUE", 40, &[u("queue", 0), n("size", 8)]).status(36),
+    command(15, "UVM_REMOVE_EVENT_QUEUE", 8, &[u("queue", 0)]).status(4),
+    command(16, "UVM_MAP_EVENT_QUEUE", 56, &[u("queue", 0)]).status(48),
+    command(17, "UVM_EVENT_CTRL", 16, &[u("queue", 0), i("type", 4), u("enable", 8)]).status(12),
+    command(20, "UVM_GET_GPU_UUID_TABLE", 0, &[]),
+    command(23, "UVM_CREATE_RANGE_GROUP", 16, GROUP).status(8),
+    command(24, "UVM_DESTROY_RANGE_GROUP", 16, GROUP).status(8),
+    command(
+        25,
+        "UVM_REGISTER_GPU_VASPACE",
+        32,
+        &[id("gpu", 0), i("ctl_fd", 16), h("client", 20), h("va_space", 24)],
+    )
+    .status(28),
+    command(26, "UVM_UNREGISTER_GPU_VASPACE", 20, GPU).status(16),
+    command(
+        27,
+        "UVM_REGISTER_CHANNEL",
+        56,
+        &[id("gpu", 0), i("ctl_fd", 16), h("client", 20), h("channel", 24), p("base", 32), n("length", 40)],
+    )
+    .status(48)
+    .amount(40),
+    command(28, "UVM_UNREGISTER_CHANNEL", 12, &[h("client", 0), h("channel", 4)]).status(8),
+    command(29, "UVM_ENABLE_PEER_ACCESS", 36, GPUS).status(32),
+    command(30, "UVM_DISABLE_PEER_ACCESS", 36, GPUS).status(32),
+    command(31, "UVM_SET_RANGE_GROUP", 32, &[n("group", 0), p("base", 8), n("length", 16)]).status(24),
+    command(
+        33,
+        "UVM_MAP_EXTERNAL_ALLOCATION",
+        0,
+        &[p("base", 0), n("length", 8), p("offset", 16), id("gpu", 24)],
+    )
+    .amount(8),
+    command(34, "UVM_FREE", 16, &[p("base", 0)]).status(8),
+    command(35, "UVM_MEM_MAP", 24, RANGE).status(16).amount(8),
+    command(
+        37,
+        "UVM_REGISTER_GPU",
+        40,
+        &[id("gpu", 0), i("numa_node", 20), i("ctl_fd", 24), h("client", 28)],
+    )
+    .status(36),
+    command(38, "UVM_UNREGISTER_GPU", 20, GPU).status(16),
+    command(39, "UVM_PAGEABLE_MEM_ACCESS", 8, &[]).status(4),
+    command(40, "UVM_PREVENT_MIGRATION_RANGE_GROUPS", 272, &[]),
+    command(41, "UVM_ALLOW_MIGRATION_RANGE_GROUPS", 272, &[]),
+    command(
+        42,
+        "UVM_SET_PREFERRED_LOCATION",
+        40,
+        &[p("base", 0), n("length", 8), id("gpu", 16), i("numa_node", 32)],
+    )
+    .status(36),
+    command(43, "UVM_UNSET_PREFERRED_LOCATION", 24, RANGE).status(16),
+    command(44, "UVM_ENABLE_READ_DUPLICATION", 24, RANGE).status(16),
+    command(45, "UVM_DISABLE_READ_DUPLICATION", 24, RANGE).status(16),
+    command(46, "UVM_SET_ACCESSED_BY", 40, RANGE_OF_GPU).status(32),
+    command(47, "UVM_UNSET_ACCESSED_BY", 40, RANGE_OF_GPU).status(32),
+    command(51, "UVM_MIGRATE", 72, &[p("base", 0), n("length", 8), id("to", 16), h("flags", 32)])
+        .status(64)
+        .amount(8),
+    command(53, "UVM_MIGRATE_RANGE_GROUP", 32, &[n("group", 0), id("to", 8)]).status(24),
+    command(56, "UVM_TOOLS_INIT_EVENT_TRACKER", 56, TRACKER).status(48),
+    command(57, "UVM_TOOLS_SET_NOTIFICATION_THRESHOLD", 8, &[u("threshold", 0)]).status(4),
+    command(58, "UVM_TOOLS_EVENT_QUEUE_ENABLE_EVENTS", 16, TYPES).status(8),
+    command(59, "UVM_TOOLS_EVENT_QUEUE_DISABLE_EVENTS", 16, TYPES).status(8),
+    command(60, "UVM_TOOLS_ENABLE_COUNTERS", 16, TYPES).status(8),
+    command(61, "UVM_TOOLS_DISABLE_COUNTERS", 16, TYPES).status(8),
+    command(62, "UVM_TOOLS_READ_PROCESS_MEMORY", 40, REMOTE).status(32),
+    command(63, "UVM_TOOLS_WRITE_PROCESS_MEMORY", 40, REMOTE).status(32),
+    command(64, "UVM_TOOLS_GET_PROCESSOR_UUID_TABLE", 16, TABLE).status(8),
+    command(65, "UVM_MAP_DYNAMIC_PARALLELISM_REGION", 40, RANGE_OF_GPU).status(32).amount(8),
+    command(66, "UVM_UNMAP_EXTERNAL", 40, RANGE_OF_GPU).status(32),
+    command(67, "UVM_TOOLS_FLUSH_EVENTS", 4, &[]).status(0),
+    command(68, "UVM_ALLOC_SEMAPHORE_POOL", 0, RANGE_OF_GPU).amount(8),
+    command(69, "UVM_CLEAN_UP_ZOMBIE_RESOURCES", 4, &[]).status(0),
+    command(70, "UVM_PAGEABLE_MEM_ACCESS_ON_GPU", 24, GPU).status(20),
+    command(71, "UVM_POPULATE_PAGEABLE", 24, &[p("base", 0), n("length", 8), h("flags", 16)])
+        .status(20)
+        .amount(8),
+    command(72, "UVM_VALIDATE_VA_RANGE", 24, RANGE).status(16),
+    command(73, "UVM_CREATE_EXTERNAL_RANGE", 24, RANGE).status(16).amount(8),
+    command(74, "UVM_MAP_EXTERNAL_SPARSE", 40, RANGE_OF_GPU).status(32).amount(8),
+    command(75, "UVM_MM_INITIALIZE", 8, &[i("uvm_fd", 0)]).status(4),
+    command(76, "UVM_TOOLS_INIT_EVENT_TRACKER_V2", 56, TRACKER).status(48),
+    command(77, "UVM_TOOLS_GET_PROCESSOR_UUID_TABLE_V2", 16, TABLE).status(8),
+    command(
+        78,
+        "UVM_ALLOC_DEVICE_P2P",
+        56,
+        &[
+            p("base", 0),
+            n("length", 8),
+            p("offset", 16),
+            id("gpu", 24),
+            i("ctl_fd", 40),
+            h("client", 44),
+            h("memory", 48),
+        ],
+    )
+    .status(52)
+    .amount(8),
+    command(79, "UVM_CLEAR_ALL_ACCESS_COUNTERS", 4, &[]).status(0),
+    command(80, "UVM_DISCARD", 32, &[p("base", 0), n("length", 8), h("flags", 16)]).status(24),
+    command(2047, "UVM_IS_8_SUPPORTED", 8, &[u("supported", 0)]).status(4),
+    command(0x3000_0001, "UVM_INITIALIZE", 16, &[p("flags", 0)]).status(8),
+    command(0x3000_0002, "UVM_DEINITIALIZE", 0, &[]),
+];
+
+/// Commands of `/dev/nvidia-modeset`: one that carries all others.
+const MODESET: &[Command] = &[command(0, "NVKMS_IOCTL", 16, &[u("cmd", 0), u("size", 4), p("argument", 8)])];
+
+/// What ioctl numbers of the resource manager have in their second byte.
+const RM_MAGIC: u32 = b'F' as u32;
+/// The same of modesetting.
+const MODESET_MAGIC: u32 = b'm' as u32;
+
+/// All commands of a family.
+pub const fn of_family(family: Family) -> &'static [Command] {
+    match family {
+        Family::Rm => RM,
+        Family::Uvm => UVM,
+        Family::Modeset => MODESET,
+        Family::Other => &[],
+    }
+}
+
+/// The command of an ioctl's number.
+pub fn find(family: Family, ioctl: u32) -> Option<&'static Command> {
+    let magic = ioctl >> 8 & 0xff;
+    let number = match family {
+        Family::Rm if magic == RM_MAGIC => ioctl & 0xff,
+        Family::Modeset if magic == MODESET_MAGIC => ioctl & 0xff,
+        Family::Uvm => ioctl,
+        _ => return None,
+    };
+    by_number(family, number)
+}
+
+/// The command of a family's own number.
+pub fn by_number(family: Family, number: u32) -> Option<&'static Command> {
+    let commands = of_family(family);
+    let index = commands.binary_search_by_key(&number, |command| command.number).ok()?;
+    commands.get(index)
+}
+
+/// The ioctl's number of a command, where its argument's size is known.
+pub fn ioctl(family: Family, command: &Command) -> Option<u32> {
+    /// Read and written, as all of them are.
+    const BOTH_WAYS: u32 = 3 << 30;
+    let encode = |magic| {
+        (command.bytes != 0).then_some(BOTH_WAYS | (command.bytes as u32) << 16 | magic << 8 | command.number)
+    };
+    match family {
+        Family::Rm => encode(RM_MAGIC),
+        Family::Modeset => encode(MODESET_MAGIC),
+        Family::Uvm => Some(command.number),
+        Family::Other => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAMILIES: [Family; 4] = [Family::Rm, Family::Uvm, Family::Modeset, Family::Other];
+
+    #[test]
+    fn commands_are_in_order_and_their_fields_inside_their_arguments() {
+        for family in FAMILIES {
+            let commands = of_family(family);
+            assert!(commands.is_sorted_by(|a, b| a.number < b.number), "{family:?}");
+            for command in commands.iter().filter(|command| command.bytes != 0) {
+                let ends = command.fields.iter().map(|field| field.at + field.kind.bytes());
+                let ends = ends.chain(command.status.map(|at| at + 4)).chain(command.amount.map(|at| at + 8));
+                assert!(ends.max().unwrap_or(0) <= command.bytes, "{}", command.name);
+                for field in command.fields.iter().filter(|field| field.kind != Kind::Uuid) {
+                    assert_eq!(field.at % field.kind.bytes(), 0, "{}.{}", command.name, field.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_come_back_as_the_commands_they_are_of() {
+        for family in FAMILIES {
+            for command in of_family(family) {
+                let Some(ioctl) = ioctl(family, command) else { continue };
+                assert_eq!(find(family, ioctl).map(|found| found.name), Some(command.name));
+            }
+        }
+        // As strace shows them of a CUDA program.
+        assert_eq!(find(Family::Rm, 0xc020_462a).unwrap().name, "NV_ESC_RM_CONTROL");
+        assert_eq!(find(Family::Rm, 0xc030_462b).unwrap().name, "NV_ESC_RM_ALLOC");
+        assert!(find(Family::Rm, 0x5401).is_none(), "a terminal's");
+        assert!(find(Family::Other, 0xc020_462a).is_none());
+    }
+}

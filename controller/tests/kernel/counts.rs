@@ -1,0 +1,237 @@
+//! Every ioctl on a watched device is counted, once, and none of another.
+
+use super::support::*;
+use deepres_abi::probe::{StatKey, StatValue};
+use deepres_controller::probes::kernel::{Asked, Kernel, Way};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::{Command, Stdio};
+use std::thread;
+
+const WAYS: [Way; 2] = [Way::Tracepoints, Way::RawTracepoints];
+
+#[test]
+fn a_hundred_thousand_ioctls_of_eight_threads_over_several_descriptors_are_counted_exactly() {
+    const THREADS: usize = 8;
+    const ROUNDS: usize = 2_500;
+    let _alone = alone();
+    for way in WAYS {
+        let Some(kernel) = probes(&[TUN_KEY, FUSE_KEY], Asked::None, Some(way)) else { return };
+        let threads: Vec<_> = (0..THREADS)
+            .map(|_| {
+                thread::spawn(|| {
+                    let files = [open(TUN), open(TUN), open(FUSE), open("/dev/null")];
+                    for _ in 0..ROUNDS {
+                        assert_eq!(ioctl(fd(&files[0]), SUCCESS), 0);
+                        assert_eq!(ioctl(fd(&files[1]), SUCCESS), 0);
+                        assert!(ioctl(fd(&files[1]), RM_CONTROL) < 0);
+                        assert_eq!(ioctl(fd(&files[2]), RM_CONTROL), -i64::from(libc::ENOTTY));
+                        assert_eq!(ioctl(fd(&files[2]), RM_ALLOC), -i64::from(libc::ENOTTY));
+                        assert_eq!(ioctl(fd(&files[3]), RM_ALLOC), -i64::from(libc::ENOTTY));
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let each = (THREADS * ROUNDS) as u64;
+        let counted = counted(&kernel, std::process::id());
+        let shown: Vec<_> = counted
+            .iter()
+            .map(|(key, value)| (key.device & 0xfffff, u64::from(key.command), value.calls, value.errors))
+            .collect();
+        for expected in [
+            (200, SUCCESS, 2 * each, 0),
+            (200, RM_CONTROL, each, each),
+            (229, RM_CONTROL, each, each),
+            (229, RM_ALLOC, each, each),
+        ] {
+            assert!(shown.contains(&expected), "{way:?}: {expected:?} is not in {shown:?}");
+        }
+        assert_eq!(shown.len(), 4, "{way:?}: nothing of /dev/null: {shown:?}");
+        for (_, value) in &counted {
+            assert_eq!(value.buckets.iter().sum::<u64>(), value.calls, "each call has one latency");
+            assert!(value.time_ns >= value.longest_ns && value.longest_ns > 0);
+        }
+        let totals = kernel.totals();
+        assert_eq!((totals.unattributed, totals.untimed), (0, 0));
+        assert!(totals.calls >= 5 * each);
+    }
+}
+
+#[test]
+fn descriptors_count_however_a_process_came_by_them() {
+    let _alone = alone();
+    let before = open(TUN);
+    let Some(kernel) = probes(&[TUN_KEY], Asked::None, None) else { return };
+    let own = std::process::id();
+    let calls = |kernel: &Kernel| of_command(kernel, own, SUCCESS).map_or(0, |value| value.calls);
+
+    assert_eq!(ioctl(fd(&before), SUCCESS), 0);
+    assert_eq!(calls(&kernel), 1, "opened before the probes were there");
+
+    let duplicate = rustix::io::dup(&before).unwrap();
+    assert_eq!(ioctl(duplicate.as_raw_fd(), SUCCESS), 0);
+    let far = rustix::io::fcntl_dupfd_cloexec(&before, 900).unwrap();
+    assert_eq!(ioctl(far.as_raw_fd(), SUCCESS), 0);
+    assert_eq!(calls(&kernel), 3, "duplicated");
+
+    let passed = pass_over_a_socket(&before);
+    assert_eq!(ioctl(fd(&passed), SUCCESS), 0);
+    assert_eq!(calls(&kernel), 4, "passed over a socket");
+
+    let mut child = Command::new("python3");
+    child.args(["-c", &format!("import fcntl; fcntl.ioctl(0, {SUCCESS}, bytearray(8))")]);
+    let mut child = child.stdin(Stdio::from(before)).spawn().unwrap();
+    let pid = child.id();
+    assert!(child.wait().unwrap().success());
+    let inherited = of_command(&kernel, pid, SUCCESS).expect("inherited over fork and exec");
+    assert_eq!((inherited.calls, inherited.errors), (1, 0));
+}
+
+fn pass_over_a_socket(file: &File) -> File {
+    let (sender, receiver) =
+        socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut rights = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [file.as_fd()];
+    assert!(rights.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    sendmsg(&sender, &[IoSlice::new(b"x")], &mut rights, SendFlags::empty()).unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    recvmsg(&receiver, &mut [IoSliceMut::new(&mut [0; 1])], &mut beside, RecvFlags::CMSG_CLOEXEC).unwrap();
+    let mut received = beside.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(rights) => rights.collect::<Vec<_>>(),
+        _ => Vec::new(),
+    });
+    File::from(received.next().unwrap())
+}
+
+#[test]
+fn an_interrupted_call_is_an_error_and_its_time_is_counted() {
+    let _alone = alone();
+    // A terminal in the hands of a process in its background: asking it to drain gets the process a signal and the call interrupted.
+    const SCRIPT: &str = r#"
+import os, pty, signal, sys, fcntl, time
+master, slave = pty.openpty()
+print(os.minor(os.fstat(slave).st_rdev), os.major(os.fstat(slave).st_rdev), flush=True)
+sys.stdin.readline()
+os.setsid()
+fcntl.ioctl(slave, 0x540E, 0)  # TIOCSCTTY
+child = os.fork()
+if child == 0:
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTTOU, lambda *_: None)
+    signal.siginterrupt(signal.SIGTTOU, True)
+    libc = __import__("ctypes").CDLL(None, use_errno=True)
+    answer = libc.ioctl(slave, 0x5409, 1)  # TCSBRK: drain
+    print(os.getpid(), answer, __import__("ctypes").get_errno(), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"#;
+    let mut script = Command::new("python3")
+        .args(["-c", SCRIPT])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = std::io::BufReader::new(script.stdout.take().unwrap());
+    let mut line = || {
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+        line.split_whitespace().map(|word| word.parse::<i64>().unwrap()).collect::<Vec<_>>()
+    };
+    let numbers = line();
+    let key = format!("nvidia={}:{}", numbers[1], numbers[0]);
+    let kernel = probes(&[&key], Asked::None, None);
+    script.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let answered = line();
+    assert!(script.wait().unwrap().success());
+    let Some(kernel) = kernel else { return };
+    assert_eq!(answered[1..], [-1, i64::from(libc::EINTR)], "the stand-in did what it should");
+    let value = of_command(&kernel, answered[0] as u32, 0x5409).expect("it is counted");
+    assert_eq!((value.calls, value.errors), (1, 1));
+}
+
+#[test]
+fn a_process_id_that_comes_again_is_another_process() {
+    let _alone = alone();
+    let Some(kernel) = probes(&[TUN_KEY], Asked::None, None) else { return };
+    // A pid namespace of its own gives out the same ids again; what tells two processes of one id apart is when they began.
+    let run = || {
+        let code =
+            format!("import fcntl; f = open({TUN:?}, 'r+b', 0); fcntl.ioctl(f, {SUCCESS}, bytearray(8))");
+        let mut child = Command::new("python3").args(["-c", &code]).spawn().unwrap();
+        let pid = child.id();
+        assert!(child.wait().unwrap().success());
+        pid
+    };
+    let (first, second) = (run(), run());
+    let began = |pid| counted(&kernel, pid)[0].0.started_ns;
+    assert!(began(first) != 0 && began(first) < began(second));
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let ticks: u64 = stat.rsplit(')').next().unwrap().split_whitespace().nth(19).unwrap().parse().unwrap();
+    let file = open(TUN);
+    assert_eq!(ioctl(fd(&file), SUCCESS), 0);
+    let own = counted(&kernel, std::process::id())[0].0;
+    assert_eq!(
+        own.started_ns / 10_000_000,
+        ticks,
+        "the same moment that /proc tells, in hundredths of a second"
+    );
+}
+
+#[test]
+fn counters_of_the_dead_can_be_freed_and_what_has_no_room_is_counted() {
+    let _alone = alone();
+    let Some(mut kernel) = probes(&[FUSE_KEY], Asked::None, None) else { return };
+    let file = open(FUSE);
+    // More commands than there can be counters.
+    const COMMANDS: u64 = 5_000;
+    for number in 0..COMMANDS {
+        assert!(ioctl(fd(&file), 0xc000_4600 | number << 16 & 0x3fff_0000 | number & 0xff) < 0);
+    }
+    let own = counted(&kernel, std::process::id());
+    let calls: u64 = own.iter().map(|(_, value)| value.calls).sum();
+    let totals = kernel.totals();
+    assert!(totals.unattributed > 0 && own.len() < COMMANDS as usize);
+    assert_eq!(calls + totals.unattributed, COMMANDS, "none is lost without being counted");
+    let keys: Vec<StatKey> = own.iter().map(|(key, _)| *key).collect();
+    for key in &keys {
+        kernel.remove(key);
+    }
+    assert_eq!(counted(&kernel, std::process::id()), Vec::<(StatKey, StatValue)>::new());
+    assert!(ioctl(fd(&file), RM_CONTROL) < 0);
+    assert_eq!(
+        of_command(&kernel, std::process::id(), RM_CONTROL).map(|value| value.calls),
+        Some(1),
+        "there is room again"
+    );
+}
+
+#[test]
+fn a_new_process_is_told_at_once() {
+    let _alone = alone();
+    let Some(mut kernel) = probes(&[TUN_KEY], Asked::None, None) else { return };
+    let mut news = kernel.take_news().unwrap();
+    let file = open(TUN);
+    assert_eq!(ioctl(fd(&file), SUCCESS), 0);
+    assert_eq!(ioctl(fd(&file), SUCCESS), 0);
+    let told: Vec<_> =
+        std::iter::from_fn(|| news.pop()).filter(|news| news.key.pid == std::process::id()).collect();
+    assert_eq!(told.len(), 1, "once for each process and command");
+    assert_eq!(u64::from(told[0].key.command), SUCCESS);
+}
+
+/// The parts of a test that others would disturb: all of them watch the same process.
+pub fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,106 @@
+//! Counters for each process and command, and what is told of a process that does something for the first time.
+
+use crate::probe::{
+    BYTES_NOWHERE, BYTES_OFFSET, BYTES_UNKNOWN, CommandKey, CommandValue, Inflight, News, StatKey, StatValue,
+    Totals, bucket,
+};
+use crate::walk;
+use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::helpers::bpf_probe_read_user;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{HashMap, PerCpuArray, PerCpuHashMap, RingBuf};
+
+/// Processes times commands that are counted apart; the controller sets what memory allows.
+const STATS_ENTRIES: u32 = 1024;
+/// Commands whose arguments are known.
+const COMMAND_ENTRIES: u32 = 512;
+/// First times that wait to be read, bytes.
+const NEWS_BYTES: u32 = 64 << 10;
+
+#[map]
+static STATS: PerCpuHashMap<StatKey, StatValue> = PerCpuHashMap::with_max_entries(STATS_ENTRIES, 0);
+#[map]
+static COMMANDS: HashMap<CommandKey, CommandValue> = HashMap::with_max_entries(COMMAND_ENTRIES, 0);
+#[map]
+static TOTALS: PerCpuArray<Totals> = PerCpuArray::with_max_entries(1, 0);
+/// An empty value: too large for the stack.
+#[map]
+static NO_STATS: PerCpuArray<StatValue> = PerCpuArray::with_max_entries(1, 0);
+#[map]
+static NEWS: RingBuf = RingBuf::with_byte_size(NEWS_BYTES, 0);
+
+/// Changes this CPU's counters of the whole host.
+#[inline(always)]
+pub fn total(change: impl FnOnce(&mut Totals)) {
+    if let Some(totals) = TOTALS.get_ptr_mut(0) {
+        // SAFETY: the value is this CPU's, and programs do not interrupt each other on a CPU.
+        change(unsafe { &mut *totals });
+    }
+}
+
+/// What the controller knows of a command.
+#[inline(always)]
+pub fn command(family: u32, command: u32) -> Option<CommandValue> {
+    // SAFETY: entries are made before the programs run and never change.
+    unsafe { COMMANDS.get(CommandKey { family, command }) }.copied()
+}
+
+/// Counts an ioctl that took `latency_ns` and returned `result`.
+#[inline(always)]
+pub fn ended(pid: u32, ioctl: &Inflight, latency_ns: u64, result: i64) {
+    total(|totals| totals.calls += 1);
+    let key = StatKey {
+        started_ns: walk::process_started_ns(),
+        pid,
+        device: ioctl.device,
+        command: ioctl.command,
+        family: ioctl.family,
+    };
+    let Some(value) = find_or_make(&key) else {
+        total(|totals| totals.unattributed += 1);
+        return;
+    };
+    // SAFETY: the value is this CPU's, and programs do not interrupt each other on a CPU. Only the controller removes entries, when the
+    // process is dead.
+    let value = unsafe { &mut *value };
+    value.calls += 1;
+    value.time_ns += latency_ns;
+    if latency_ns > value.longest_ns {
+        value.longest_ns = latency_ns;
+    }
+    value.last_ns = ioctl.began_ns + latency_ns;
+    if let Some(bucket) = value.buckets.get_mut(bucket(latency_ns)) {
+        *bucket += 1;
+    }
+    if result < 0 {
+        value.errors += 1;
+        return;
+    }
+    if value.bytes_at == BYTES_UNKNOWN {
+        value.bytes_at =
+            command(ioctl.family, ioctl.command).map_or(BYTES_NOWHERE, |known| known.bytes_at.into());
+    }
+    if value.bytes_at >= BYTES_OFFSET {
+        let at = ioctl.argument.wrapping_add(value.bytes_at - BYTES_OFFSET);
+        // SAFETY: the helper answers an error for what cannot be read.
+        if let Ok(bytes) = unsafe { bpf_probe_read_user(at as *const u64) } {
+            value.bytes = value.bytes.wrapping_add(bytes);
+        }
+    }
+}
+
+#[inline(always)]
+fn find_or_make(key: &StatKey) -> Option<*mut StatValue> {
+    if let Some(value) = STATS.get_ptr_mut(key) {
+        return Some(value);
+    }
+    // SAFETY: nobody writes to it.
+    let empty = unsafe { &*NO_STATS.get_ptr(0)? };
+    // Another CPU may have made it meanwhile, and the map may be full: what counts is whether it is there now.
+    if STATS.insert(key, empty, BPF_NOEXIST.into()).is_ok()
+        && NEWS.output::<News>(&News { key: *key }, 0).is_err()
+    {
+        total(|totals| totals.news_lost += 1);
+    }
+    STATS.get_ptr_mut(key)
+}

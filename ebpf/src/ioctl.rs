@@ -1,0 +1,99 @@
+//! Beginning and end of an ioctl on a watched device. There are two ways to hear of them: the tracepoints of the ioctl call alone, and
+//! the raw ones of all calls, for a kernel whose tracing file system cannot be had.
+
+use crate::probe::{Inflight, MAX_INFLIGHT};
+use crate::{count, trace, walk};
+use aya_ebpf::EbpfContext as _;
+use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_kernel};
+use aya_ebpf::macros::{map, raw_tracepoint, tracepoint};
+use aya_ebpf::maps::HashMap;
+use aya_ebpf::programs::{RawTracePointContext, TracePointContext};
+
+/// ioctl's number among the system calls of x86-64.
+const IOCTL: i64 = 16;
+/// Words of a tracepoint's record, 8 bytes each: a header of one, the call's number, then its arguments or its result.
+const FIRST_WORD: usize = 2;
+/// Where `pt_regs` of x86-64 keeps the first three arguments of a system call, bytes.
+const DI: usize = 112;
+const SI: usize = 104;
+const DX: usize = 96;
+
+#[map]
+static INFLIGHT: HashMap<u32, Inflight> = HashMap::with_max_entries(MAX_INFLIGHT, 0);
+
+/// `syscalls:sys_enter_ioctl`
+#[tracepoint]
+pub fn ioctl_enter(context: TracePointContext) -> u32 {
+    begin(word(&context, FIRST_WORD) as u32, word(&context, FIRST_WORD + 1) as u32, || {
+        word(&context, FIRST_WORD + 2)
+    });
+    0
+}
+
+/// `syscalls:sys_exit_ioctl`
+#[tracepoint]
+pub fn ioctl_exit(context: TracePointContext) -> u32 {
+    end(word(&context, FIRST_WORD) as i64);
+    0
+}
+
+/// `sys_enter`
+#[raw_tracepoint(tracepoint = "sys_enter")]
+pub fn raw_enter(context: RawTracePointContext) -> i32 {
+    if context.arg::<i64>(1) == IOCTL {
+        let registers = context.arg::<*const u8>(0);
+        // SAFETY: the helper answers an error for what cannot be read.
+        let register =
+            |at| unsafe { bpf_probe_read_kernel(registers.wrapping_add(at).cast::<u64>()) }.unwrap_or(0);
+        begin(register(DI) as u32, register(SI) as u32, || register(DX));
+    }
+    0
+}
+
+/// `sys_exit`
+#[raw_tracepoint(tracepoint = "sys_exit")]
+pub fn raw_exit(context: RawTracePointContext) -> i32 {
+    // Which call ends need not be looked at: only an ioctl that began is found.
+    end(context.arg::<i64>(1));
+    0
+}
+
+#[inline(always)]
+fn word(context: &TracePointContext, index: usize) -> u64 {
+    // SAFETY: the record has this word; the kernel checks it before it runs the program.
+    unsafe { context.as_ptr().cast::<u64>().add(index).read_volatile() }
+}
+
+#[inline(always)]
+fn begin(descriptor: u32, command: u32, argument: impl FnOnce() -> u64) {
+    let device = walk::device(descriptor);
+    let Some(family) = walk::family(device) else { return };
+    let tid = aya_ebpf::helpers::bpf_get_current_pid_tgid() as u32;
+    let ioctl = Inflight {
+        // SAFETY: no more than reading a clock.
+        began_ns: unsafe { bpf_ktime_get_ns() },
+        argument: argument(),
+        device,
+        command,
+        family,
+        descriptor,
+    };
+    if INFLIGHT.insert(tid, ioctl, 0).is_err() {
+        count::total(|totals| totals.untimed += 1);
+    }
+}
+
+#[inline(always)]
+fn end(result: i64) {
+    let pid_tgid = aya_ebpf::helpers::bpf_get_current_pid_tgid();
+    let (pid, tid) = ((pid_tgid >> 32) as u32, pid_tgid as u32);
+    // SAFETY: the entry is this thread's, which is here and nowhere else.
+    let Some(ioctl) = (unsafe { INFLIGHT.get(tid) }) else { return };
+    let ioctl = *ioctl;
+    // It was there; nobody else removes it.
+    let _ = INFLIGHT.remove(tid);
+    // SAFETY: no more than reading a clock.
+    let latency_ns = unsafe { bpf_ktime_get_ns() }.saturating_sub(ioctl.began_ns);
+    count::ended(pid, &ioctl, latency_ns, result);
+    trace::ended(pid, tid, &ioctl, latency_ns, result);
+}

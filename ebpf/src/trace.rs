@@ -1,0 +1,99 @@
+//! Single events for whoever asked, and who is followed: the traced, and their children from birth.
+
+use crate::count;
+use crate::probe::{Event, Inflight, PAYLOAD_BYTES, encoded_bytes, tracing};
+use aya_ebpf::Global;
+use aya_ebpf::helpers::generated::bpf_probe_read_user;
+use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_probe_read_kernel};
+use aya_ebpf::macros::{map, raw_tracepoint};
+use aya_ebpf::maps::{HashMap, RingBuf};
+use aya_ebpf::programs::RawTracePointContext;
+
+/// Processes that are followed, at most.
+const TRACED_ENTRIES: u32 = 16_384;
+/// Events that wait to be read, bytes; the controller sets what it wants.
+const EVENTS_BYTES: u32 = 4096;
+
+#[unsafe(no_mangle)]
+static TRACING: Global<u32> = Global::new(tracing::NONE);
+#[unsafe(no_mangle)]
+static TASK_TGID: Global<u32> = Global::new(0);
+
+#[map]
+static TRACED: HashMap<u32, u8> = HashMap::with_max_entries(TRACED_ENTRIES, 0);
+#[map]
+static EVENTS: RingBuf = RingBuf::with_byte_size(EVENTS_BYTES, 0);
+
+/// Tells of an ioctl, if someone asked.
+#[inline(always)]
+pub fn ended(pid: u32, tid: u32, ioctl: &Inflight, latency_ns: u64, result: i64) {
+    let asked = TRACING.load();
+    // SAFETY: the value is not looked at.
+    if asked == tracing::NONE || asked == tracing::SOME && unsafe { TRACED.get(pid) }.is_none() {
+        return;
+    }
+    let Some(mut entry) = EVENTS.reserve::<Event>(0) else {
+        count::total(|totals| totals.events_lost += 1);
+        return;
+    };
+    let event = entry.as_mut_ptr();
+    // SAFETY: the entry has room for an event, and each of its fields is written before it is handed over.
+    unsafe {
+        (&raw mut (*event).began_ns).write(ioctl.began_ns);
+        (&raw mut (*event).latency_ns).write(latency_ns);
+        (&raw mut (*event).argument).write(ioctl.argument);
+        (&raw mut (*event).result).write(result);
+        (&raw mut (*event).pid).write(pid);
+        (&raw mut (*event).tid).write(tid);
+        (&raw mut (*event).device).write(ioctl.device);
+        (&raw mut (*event).family).write(ioctl.family);
+        (&raw mut (*event).command).write(ioctl.command);
+        (&raw mut (*event).descriptor).write(ioctl.descriptor);
+        (&raw mut (*event).reserved).write(0);
+        (&raw mut (*event).name).write(bpf_get_current_comm().unwrap_or_default());
+        let payload = &raw mut (*event).payload;
+        (&raw mut (*event).payload_bytes).write(read_argument(ioctl, payload.cast()));
+    }
+    entry.submit(0);
+    count::total(|totals| totals.events += 1);
+}
+
+/// Reads what an ioctl's argument points to, as much of it as is known to be there; returns how much it was.
+///
+/// # Safety
+/// `payload` has room for [`PAYLOAD_BYTES`].
+#[inline(always)]
+unsafe fn read_argument(ioctl: &Inflight, payload: *mut u8) -> u32 {
+    let known = count::command(ioctl.family, ioctl.command).map_or(0, |known| known.argument_bytes);
+    let bytes = if known != 0 { known } else { encoded_bytes(ioctl.command) };
+    // A number that tells nothing: perhaps there are that many bytes, or at least this many.
+    let lengths = if bytes != 0 { [bytes, 0, 0] } else { [PAYLOAD_BYTES as u32, 64, 16] };
+    for length in lengths {
+        let length = if length > PAYLOAD_BYTES as u32 { PAYLOAD_BYTES as u32 } else { length };
+        // SAFETY: by the contract there is room; the helper answers an error for what cannot be read.
+        if length != 0
+            && unsafe { bpf_probe_read_user(payload.cast(), length, ioctl.argument as *const _) } == 0
+        {
+            return length;
+        }
+    }
+    0
+}
+
+/// `sched_process_fork`: the child of one who is traced is traced.
+#[raw_tracepoint(tracepoint = "sched_process_fork")]
+pub fn follow_fork(context: RawTracePointContext) -> i32 {
+    let parent = (bpf_get_current_pid_tgid() >> 32) as u32;
+    // SAFETY: the value is not looked at.
+    if unsafe { TRACED.get(parent) }.is_some() {
+        let child = context.arg::<*const u8>(1).wrapping_add(TASK_TGID.load() as usize);
+        // SAFETY: the helper answers an error for what cannot be read.
+        if let Ok(child) = unsafe { bpf_probe_read_kernel(child.cast::<u32>()) }
+            && child != parent
+            && TRACED.insert(child, 1, 0).is_err()
+        {
+            count::total(|totals| totals.events_lost += 1);
+        }
+    }
+    0
+}

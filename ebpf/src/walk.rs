@@ -1,0 +1,97 @@
+//! From the current task to the device behind one of its descriptors: task → files → table → file → inode → device number.
+//!
+//! Where each step's field lies is read from the running kernel's type information and set before the programs are loaded. The
+//! kernel takes a global that cannot change any more for a constant, so it knows each of these loads to be of the field it is meant to
+//! be, and lets the first of them be plain loads.
+
+use crate::probe::{MAX_WATCHES, Watch};
+use aya_ebpf::Global;
+use aya_ebpf::helpers::bpf_probe_read_kernel;
+use aya_ebpf::helpers::generated::bpf_get_current_task_btf;
+
+#[unsafe(no_mangle)]
+static TASK_FILES: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static TASK_LEADER: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static TASK_STARTED: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static FILES_FDT: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static FDT_MAX: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static FDT_FD: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static FILE_INODE: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static INODE_RDEV: Global<u32> = Global::new(0);
+
+/// Which devices are watched.
+#[unsafe(no_mangle)]
+static WATCHES: [Global<Watch>; MAX_WATCHES] = [const { Global::new(Watch::NOTHING) }; MAX_WATCHES];
+
+/// The number of the device behind a descriptor, 0 if there is none.
+#[inline(always)]
+pub fn device(descriptor: u32) -> u32 {
+    // SAFETY: the kernel checks each load before it runs the program: the first ones by the type of what they load from, the others,
+    // by a helper, when they happen. A table that is replaced meanwhile lives until the current grace period is over, and so does a
+    // file or inode; if one is reused, another device's number is read, as if the ioctl had come a moment later.
+    unsafe {
+        let task = bpf_get_current_task_btf().cast::<u8>();
+        let files = field::<*const u8>(task, TASK_FILES.load());
+        if files.is_null() {
+            return 0;
+        }
+        let table = field::<*const u8>(files, FILES_FDT.load());
+        if table.is_null() || descriptor >= field::<u32>(table, FDT_MAX.load()) {
+            return 0;
+        }
+        let descriptors = field::<*const *const u8>(table, FDT_FD.load());
+        let Ok(file) = bpf_probe_read_kernel(descriptors.wrapping_add(descriptor as usize)) else { return 0 };
+        if file.is_null() {
+            return 0;
+        }
+        let inode = file.wrapping_add(FILE_INODE.load() as usize).cast::<*const u8>();
+        let Ok(inode) = bpf_probe_read_kernel(inode) else { return 0 };
+        bpf_probe_read_kernel(inode.wrapping_add(INODE_RDEV.load() as usize).cast::<u32>()).unwrap_or(0)
+    }
+}
+
+/// The family of a device that is watched.
+#[inline(always)]
+pub fn family(device: u32) -> Option<u32> {
+    if device == 0 {
+        return None;
+    }
+    for watch in &WATCHES {
+        let watch = watch.load();
+        if device & watch.mask == watch.value {
+            return Some(watch.family);
+        }
+        if watch.value == Watch::NOTHING.value {
+            return None;
+        }
+    }
+    None
+}
+
+/// When the current process began, ns of `CLOCK_BOOTTIME`.
+#[inline(always)]
+pub fn process_started_ns() -> u64 {
+    // SAFETY: as in `device`; a task's leader lives as long as the task.
+    unsafe {
+        let task = bpf_get_current_task_btf().cast::<u8>();
+        let leader = field::<*const u8>(task, TASK_LEADER.load());
+        if leader.is_null() { 0 } else { field(leader, TASK_STARTED.load()) }
+    }
+}
+
+/// Loads a field of one of the kernel's structs.
+///
+/// # Safety
+/// `base` points to a struct that has a `T` at `offset`.
+#[inline(always)]
+unsafe fn field<T: Copy>(base: *const u8, offset: u32) -> T {
+    // SAFETY: by the contract; volatile, so that the load stays where the checks before it are.
+    unsafe { base.wrapping_add(offset as usize).cast::<T>().read_volatile() }
+}

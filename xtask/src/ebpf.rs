@@ -1,0 +1,135 @@
+//! `cargo xtask ebpf`: builds the programs that run in the kernel, and installs what that takes.
+//!
+//! They are made for another machine, `bpfel-unknown-none`, for which no toolchain brings a `core`: it is built from the toolchain's own
+//! source. bpf-linker links with the LLVM of the toolchain that it finds first in PATH. Where rustup has no source to give,
+//! Debian's security archive has a toolchain with its source, of the same LLVM.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{build, command};
+
+/// The machine in the kernel.
+const TARGET: &str = "bpfel-unknown-none";
+/// A later one wants a later LLVM than the stable toolchain's.
+const LINKER_VERSION: &str = "0.10.1";
+/// What flags the programs are built with: instructions of the machine's third version (32-bit comparisons), and no type information, whose names the
+/// kernel does not take from Rust.
+const FLAGS: [&str; 2] = ["-Clinker=bpf-linker", "-Ctarget-cpu=v3"];
+/// Between flags in the variable that carries them.
+const FLAG_SEPARATOR: &str = "\x1f";
+/// Debian's toolchain with its source.
+const DEBIAN_PACKAGES: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
+/// Where its compiler and cargo are.
+const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
+const DEBIAN_CARGO: &str = "/usr/bin/cargo";
+
+/// A compiler with the source of `core`.
+struct Toolchain {
+    rustc: PathBuf,
+    cargo: OsString,
+}
+
+/// Builds the programs; the controller's build embeds the file that is returned.
+pub fn build() -> Result<PathBuf> {
+    let linker = linker()?;
+    let toolchain = toolchain()?;
+    let folder = build::target().join("ebpf");
+    // Whose LLVM the linker borrows.
+    let rustup = sysroot(Path::new("rustc"))?.join("bin");
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths([rustup, linker].into_iter().chain(env::split_paths(&path)))?;
+    let mut cargo = Command::new(&toolchain.cargo);
+    cargo
+        .current_dir(crate::workspace().join("ebpf"))
+        .args(["build", "--release", "--locked", "-Z", "build-std=core", "--target", TARGET, "--target-dir"])
+        .arg(&folder)
+        .env("PATH", path)
+        .env("RUSTC", &toolchain.rustc)
+        // Building `core` is not a stable feature; what is built is a stable toolchain's.
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join(FLAG_SEPARATOR))
+        .env_remove("RUSTFLAGS");
+    // The profile of what runs in the kernel is not for others to change.
+    for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CARGO_PROFILE_")) {
+        cargo.env_remove(name);
+    }
+    command::run(&mut cargo)?;
+    let built = folder.join(TARGET).join("release/deepres-ebpf");
+    let embedded = embedded();
+    if std::fs::read(&built).ok() != std::fs::read(&embedded).ok() || !embedded.exists() {
+        build::install(&built, &embedded)?;
+    }
+    Ok(embedded)
+}
+
+/// Where the controller's build looks for the programs.
+fn embedded() -> PathBuf {
+    crate::workspace().join("target/deepres-ebpf/programs.o")
+}
+
+/// The folder of bpf-linker, installed first if it is not there.
+fn linker() -> Result<PathBuf> {
+    let tools = build::target().join("tools");
+    let linker = tools.join("bin/bpf-linker");
+    let version = Command::new(&linker).arg("--version").stderr(Stdio::null()).output();
+    if !version.is_ok_and(|version| String::from_utf8_lossy(&version.stdout).trim().ends_with(LINKER_VERSION))
+    {
+        let mut install = build::cargo();
+        install
+            .args(["install", "--locked", "--version", LINKER_VERSION, "bpf-linker", "--root"])
+            .arg(&tools);
+        // It links one small file: what it costs to build is what counts.
+        install.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
+        install.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+        command::run(&mut install)?;
+    }
+    Ok(tools.join("bin"))
+}
+
+fn toolchain() -> Result<Toolchain> {
+    let rustup =
+        || Toolchain { rustc: PathBuf::from("rustc"), cargo: build::cargo().get_program().to_owned() };
+    let debian = || Toolchain { rustc: DEBIAN_RUSTC.into(), cargo: DEBIAN_CARGO.into() };
+    if has_source(Path::new("rustc")) {
+        return Ok(rustup());
+    }
+    let mut add = Command::new("rustup");
+    add.args(["component", "add", "rust-src"]).current_dir(crate::workspace());
+    if command::run(&mut add).is_ok() && has_source(Path::new("rustc")) {
+        return Ok(rustup());
+    }
+    if has_source(Path::new(DEBIAN_RUSTC)) && Path::new(DEBIAN_CARGO).exists() {
+        return Ok(debian());
+    }
+    let packages = DEBIAN_PACKAGES.join(" ");
+    if !rustix::process::geteuid().is_root() {
+        bail!(
+            "the kernel programs need the source of Rust's core: rustup component add rust-src, or on Debian apt-get install {packages}"
+        );
+    }
+    command::run(Command::new("apt-get").arg("update"))?;
+    let mut install = Command::new("apt-get");
+    install.args(["install", "--yes", "--no-install-recommends"]).args(DEBIAN_PACKAGES);
+    command::run(install.env("DEBIAN_FRONTEND", "noninteractive"))?;
+    if has_source(Path::new(DEBIAN_RUSTC)) {
+        return Ok(debian());
+    }
+    bail!("{DEBIAN_RUSTC} has no source of `core` although {packages} are installed")
+}
+
+/// Whether a compiler comes with the source of `core`.
+fn has_source(rustc: &Path) -> bool {
+    sysroot(rustc).is_ok_and(|sysroot| sysroot.join("lib/rustlib/src/rust/library/core/Cargo.toml").exists())
+}
+
+fn sysroot(rustc: &Path) -> Result<PathBuf> {
+    let mut print = Command::new(rustc);
+    print.args(["--print", "sysroot"]).current_dir(crate::workspace()).stderr(Stdio::null());
+    let sysroot = command::output(&mut print).with_context(|| format!("{} does not run", rustc.display()))?;
+    Ok(PathBuf::from(sysroot.trim()))
+}
