@@ -249,6 +249,11 @@ impl Session {
         self.ledgers.enter()
     }
 
+    /// Which ledger the present one is, among those of this process.
+    pub fn ledger_generation(&self) -> u32 {
+        self.ledgers.generation()
+    }
+
     /// What the tenant holds on a GPU, by the controller's index, bytes.
     pub fn tenant_held_bytes(&self, index: usize) -> Option<u64> {
         Some(self.ledger.gpu(index)?.held_bytes())

@@ -78,6 +78,12 @@ impl Ledgers {
         }
     }
 
+    /// Which ledger is the present one ([`Ledger::generation`]), for who only wants to know whether it is still the one he knows.
+    pub fn generation(&self) -> u32 {
+        let present = self.present.load(Ordering::SeqCst) % PLACES;
+        self.places[present].generation.load(Ordering::SeqCst)
+    }
+
     /// Makes the page in `memory` the present ledger, in which the process has `slot`. One thread of the process calls this.
     ///
     /// # Errors
@@ -153,7 +159,7 @@ mod tests {
         let reservation = begun.account(0).unwrap().reserve(60, 100, || ()).unwrap();
         ledgers.replace(&new, 1).unwrap();
         let fresh = ledgers.enter();
-        assert_eq!((begun.generation, fresh.generation), (0, 1));
+        assert_eq!((begun.generation, fresh.generation, ledgers.generation()), (0, 1, 1));
         assert_eq!(fresh.account(0).unwrap().held_bytes(), 0);
         reservation.commit();
         assert_eq!(begun.account(0).unwrap().held_bytes(), 60);

@@ -301,10 +301,10 @@ impl Accounts {
 
 /// Moves an allocation to the ledger there is, if it is in one of before. Its table's lock is held, so it is moved once.
 fn move_one(session: &Session, gpu: &Gpu, entry: &mut Entry) {
-    let ledger = session.ledger();
-    if entry.generation == ledger.generation {
+    if entry.generation == session.ledger_generation() {
         return;
     }
+    let ledger = session.ledger();
     entry.generation = ledger.generation;
     if let Some(account) = gpu.index().and_then(|index| ledger.account(index)) {
         account.charge(entry.bytes);
