@@ -13,6 +13,7 @@ mod eval;
 mod fuzz;
 mod host;
 mod process;
+mod sanitize;
 mod test;
 mod venv;
 
@@ -46,6 +47,8 @@ enum Task {
     /// What was learned is kept in target/fuzz/corpus for the next run; an input that breaks something is put into
     /// target/fuzz/findings, and belongs into tests/fuzz/seeds once it is mended.
     Fuzz(fuzz::Options),
+    /// Run tests under the nightly compiler's AddressSanitizer and ThreadSanitizer.
+    Sanitize(sanitize::Options),
     /// Measure what deepres costs those who use it.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -74,6 +77,7 @@ fn main() -> Result<ExitCode> {
         Task::Demo(options) => demo::run(&options)?,
         Task::Test(options) => return test::run(&options),
         Task::Fuzz(options) => fuzz::run(&options)?,
+        Task::Sanitize(options) => sanitize::run(&options)?,
         Task::Bench(bench) => bench::run(&bench)?,
         Task::Conformance(options) => conformance::run(&options)?,
         Task::Dist => drop(dist::run()?),

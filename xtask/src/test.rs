@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use anyhow::{Context as _, Result, bail};
 
 use crate::build::Artefacts;
-use crate::{build, codegen, command, dist, ebpf, venv};
+use crate::{build, codegen, command, dist, ebpf, fuzz, venv};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -127,6 +127,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         .env("CARGO_PROFILE_RELEASE_LTO", "off");
     tally.tests(filtered(&mut models, options))?;
 
+    if options.filter.is_none() {
+        heading("cargo xtask fuzz");
+        let short = fuzz::Options { targets: Vec::new(), seconds: FUZZ_SECONDS };
+        tally.check("cargo xtask fuzz", fuzz::run(&short));
+    }
+
     let artefacts = parts(&mut tally, options)?;
     let mut end_to_end = build::cargo();
     end_to_end
@@ -165,6 +171,9 @@ fn parts(tally: &mut Tally, options: &Options) -> Result<Artefacts> {
     }
     build::artefacts()
 }
+
+/// How long each fuzz target runs here: enough to meet again what it once knew; finding more takes hours.
+const FUZZ_SECONDS: u32 = 3;
 
 /// The package whose tests need built artefacts and Python clients.
 const END_TO_END: &str = "deepres-e2e";

@@ -1,0 +1,160 @@
+//! A session killed after every single instruction of what it does with its tenant's ledger: what it held comes back whole, and the others
+//! neither pass the limit nor are refused for it.
+//!
+//! The victim is a forked child that shares the ledger's memory, walked by ptrace one instruction at a time and killed after each in turn.
+//! Instructions that change none of the slot's words are walked over without a kill: death there is death before the next that does.
+#![cfg(not(loom))]
+
+use std::ptr::{null_mut, from_ref};
+
+use deepres_abi::ledger::{LedgerGpu, MAX_SESSIONS};
+
+const LIMIT_BYTES: u64 = 100;
+/// What the victim holds before it begins.
+const BEFORE_BYTES: u64 = 20;
+/// What the other session holds all the while.
+const OTHER_BYTES: u64 = 10;
+const VICTIM: usize = 0;
+const OTHER: usize = 1;
+/// Far more than any of the calls takes.
+const MAX_INSTRUCTIONS: usize = 200_000;
+
+/// A ledger that a forked child shares, mapped as long as the test runs.
+fn shared_ledger() -> &'static LedgerGpu {
+    // SAFETY: a new mapping of zeros, large enough, page-aligned and never unmapped; a ledger is atomics alone, for which zeros are valid.
+    unsafe {
+        let address = libc::mmap(
+            null_mut(),
+            size_of::<LedgerGpu>(),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        );
+        assert_ne!(address, libc::MAP_FAILED);
+        &*address.cast::<LedgerGpu>()
+    }
+}
+
+/// All bytes of the ledger, to tell whether an instruction changed it.
+fn image(ledger: &LedgerGpu) -> Vec<u8> {
+    let start = from_ref(ledger).cast::<u8>();
+    // SAFETY: the mapping's own bytes; its only other writer is stopped.
+    unsafe { std::slice::from_raw_parts(start, size_of::<LedgerGpu>()) }.to_vec()
+}
+
+/// Waits for the child's next stop. True if it is over instead.
+fn is_over(child: i32) -> bool {
+    let mut status = 0;
+    // SAFETY: our child, and room for its status.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    if libc::WIFEXITED(status) {
+        assert_eq!(libc::WEXITSTATUS(status), 0, "the victim failed by itself");
+    }
+    libc::WIFEXITED(status) || libc::WIFSIGNALED(status)
+}
+
+fn request(child: i32, what: libc::c_uint) {
+    // SAFETY: the child is ours and stopped; neither request reads or writes memory of ours.
+    let done = unsafe { libc::ptrace(what, child, null_mut::<libc::c_void>(), null_mut::<libc::c_void>()) };
+    assert_eq!(done, 0, "ptrace: {}", std::io::Error::last_os_error());
+}
+
+/// Runs `act` in a child that is killed right after its change number `changes` of the ledger. False if it made no more than that.
+fn killed_after(ledger: &LedgerGpu, changes: usize, act: fn(&LedgerGpu)) -> bool {
+    // SAFETY: the child only touches the ledger, stops itself and exits: nothing that a fork of a process with threads forbids.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::ptrace(libc::PTRACE_TRACEME, 0, null_mut::<libc::c_void>(), null_mut::<libc::c_void>());
+            libc::raise(libc::SIGSTOP);
+            act(ledger);
+            libc::_exit(0);
+        }
+    }
+    assert!(!is_over(child));
+    let mut seen = image(ledger);
+    let mut left = changes;
+    for _ in 0..MAX_INSTRUCTIONS {
+        if left == 0 {
+            request(child, libc::PTRACE_KILL);
+            while !is_over(child) {}
+            return true;
+        }
+        request(child, libc::PTRACE_SINGLESTEP);
+        if is_over(child) {
+            return false;
+        }
+        let now = image(ledger);
+        left -= usize::from(now != seen);
+        seen = now;
+    }
+    panic!("the victim does not come to an end");
+}
+
+/// Kills a session before the first change that `act` makes and after each. `has_bytes` is what the driver may have given it by then: one
+/// number more than there are changes.
+fn walk(act: fn(&LedgerGpu), has_bytes: &[u64]) {
+    for changes in 0.. {
+        let ledger = shared_ledger();
+        ledger.open(VICTIM).unwrap();
+        ledger.open(OTHER).unwrap();
+        ledger.account(VICTIM).unwrap().charge(BEFORE_BYTES);
+        ledger.account(OTHER).unwrap().charge(OTHER_BYTES);
+        let killed = killed_after(ledger, changes, act);
+        if !killed {
+            assert_eq!(changes, has_bytes.len(), "another number of changes than there should be");
+            return;
+        }
+        let at = format!("killed after change {changes}");
+
+        // Until the controller clears its slot, nobody else gets what the driver may have given it.
+        let other = ledger.account(OTHER).unwrap();
+        let free_bytes = LIMIT_BYTES - OTHER_BYTES - has_bytes[changes];
+        assert!(other.reserve(free_bytes + 1, LIMIT_BYTES, || ()).is_err(), "{at}");
+        let held_bytes = ledger.held_bytes() - OTHER_BYTES;
+        assert!(held_bytes <= LIMIT_BYTES - OTHER_BYTES, "{at}: {held_bytes} held");
+        assert_eq!(ledger.clear(VICTIM), Some(held_bytes), "{at}");
+        assert_eq!(ledger.held_bytes(), OTHER_BYTES, "{at}");
+        assert!((0..MAX_SESSIONS).all(|slot| slot == OTHER || ledger.account(slot).unwrap().held_bytes() == 0));
+        // All that is left of the limit is there to be had, and not a byte more.
+        other.reserve(LIMIT_BYTES - OTHER_BYTES, LIMIT_BYTES, || ()).expect(&at).commit();
+        assert!(other.reserve(1, LIMIT_BYTES, || ()).is_err(), "{at}");
+    }
+}
+
+#[test]
+fn a_session_killed_while_it_reserves_and_commits_leaves_nothing_behind() {
+    let reserve_and_commit = |ledger: &LedgerGpu| {
+        let account = ledger.account(VICTIM).unwrap();
+        account.reserve(30, LIMIT_BYTES, || ()).unwrap().commit();
+    };
+    // Announced, taken, no longer announced.
+    walk(reserve_and_commit, &[20, 50, 50, 50]);
+}
+
+#[test]
+fn a_session_killed_while_it_withdraws_leaves_nothing_behind() {
+    let reserve_and_withdraw = |ledger: &LedgerGpu| {
+        let account = ledger.account(VICTIM).unwrap();
+        drop(account.reserve(30, LIMIT_BYTES, || ()).unwrap());
+    };
+    // Announced, no longer announced.
+    walk(reserve_and_withdraw, &[20, 50, 20]);
+}
+
+#[test]
+fn a_session_killed_while_it_is_refused_leaves_nothing_behind() {
+    let ask_for_too_much = |ledger: &LedgerGpu| {
+        let account = ledger.account(VICTIM).unwrap();
+        assert!(account.reserve(LIMIT_BYTES - BEFORE_BYTES, LIMIT_BYTES, || ()).is_err());
+    };
+    walk(ask_for_too_much, &[20, 20, 20]);
+}
+
+#[test]
+fn a_session_killed_while_it_gives_back_leaves_nothing_behind() {
+    walk(|ledger| ledger.account(VICTIM).unwrap().release(BEFORE_BYTES), &[20, 0]);
+}
