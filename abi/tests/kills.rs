@@ -5,7 +5,7 @@
 //! Instructions that change none of the slot's words are walked over without a kill: death there is death before the next that does.
 #![cfg(not(loom))]
 
-use std::ptr::{null_mut, from_ref};
+use std::ptr::{from_ref, null_mut};
 
 use deepres_abi::ledger::{LedgerGpu, MAX_SESSIONS};
 
@@ -118,7 +118,9 @@ fn walk(act: fn(&LedgerGpu), has_bytes: &[u64]) {
         assert!(held_bytes <= LIMIT_BYTES - OTHER_BYTES, "{at}: {held_bytes} held");
         assert_eq!(ledger.clear(VICTIM), Some(held_bytes), "{at}");
         assert_eq!(ledger.held_bytes(), OTHER_BYTES, "{at}");
-        assert!((0..MAX_SESSIONS).all(|slot| slot == OTHER || ledger.account(slot).unwrap().held_bytes() == 0));
+        assert!(
+            (0..MAX_SESSIONS).all(|slot| slot == OTHER || ledger.account(slot).unwrap().held_bytes() == 0)
+        );
         // All that is left of the limit is there to be had, and not a byte more.
         other.reserve(LIMIT_BYTES - OTHER_BYTES, LIMIT_BYTES, || ()).expect(&at).commit();
         assert!(other.reserve(1, LIMIT_BYTES, || ()).is_err(), "{at}");
