@@ -47,6 +47,8 @@ const MIN_DRAIN_NS: u64 = ns(Duration::from_millis(50));
 const MAX_DRAIN_NS: u64 = ns(Duration::from_secs(1));
 /// The drain limit allows for so many of the tenant's longest kernels: the meter counts some as one.
 const LONGEST_PER_DRAIN: u64 = 4;
+/// A pause in which a guest waits without leave is looked at so often.
+const PAUSE_POLL_NS: u64 = ns(Duration::from_millis(1));
 /// A drain is looked at so often even if no bell rings.
 const DRAIN_POLL_NS: u64 = ns(Duration::from_millis(1));
 /// What a tenant's gate is to say.
@@ -541,7 +543,11 @@ impl Scheduler {
             } else {
                 match self.next_guest(Some(hold.tenant), now_ns, tuning) {
                     Ok(_) => return self.close(hold, now_ns),
-                    Err(retry_ns) => wake_ns = wake_ns.min(retry_ns.unwrap_or(u64::MAX)),
+                    // The end of the pause rings no bell: the owner has its lease. How long it lasted has to be known.
+                    Err(retry_ns) => {
+                        let poll_ns = now_ns.saturating_add(PAUSE_POLL_NS);
+                        wake_ns = wake_ns.min(poll_ns).min(retry_ns.unwrap_or(u64::MAX));
+                    }
                 }
             }
         }
