@@ -118,8 +118,6 @@ impl World {
         meter.set_in_flight();
         drop(launching);
         self.start_work();
-        // Takes its time.
-        thread::yield_now();
         self.end_work();
         self.settle(tenant);
     }
