@@ -13,7 +13,6 @@
 //! | `NEWS` | ring | [`News`] | kernel |
 //! | `TRACED` | hash | process id → 1 | both |
 //! | `EVENTS` | ring | [`Event`] | kernel |
-//! | `CALLS` | per-CPU hash | [`CallKey`] → [`CallValue`] | kernel; the controller removes the dead |
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -202,8 +201,6 @@ pub struct Totals {
     pub events: u64,
     /// [`Event`]s that had no room.
     pub events_lost: u64,
-    /// Calls that `CALLS` had no room for.
-    pub calls_unattributed: u64,
 }
 
 /// A command of a [`Family`].
@@ -271,39 +268,6 @@ pub struct Event {
     pub name: [u8; 16],
     /// What the argument points to, as it was at the end of the call.
     pub payload: [u8; PAYLOAD_BYTES],
-}
-
-/// One process's use of one entry point of the driver library.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-#[repr(C)]
-pub struct CallKey {
-    /// The process.
-    pub pid: u32,
-    /// The entry point, by the number that the controller attached it with.
-    pub entry_point: u32,
-}
-
-/// Counters of a [`CallKey`], of one CPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct CallValue {
-    /// Calls.
-    pub calls: u64,
-    /// Bytes that they asked for.
-    pub bytes: u64,
-    /// When the last was, ns of `CLOCK_MONOTONIC`.
-    pub last_ns: u64,
-}
-
-/// The cookie of an entry point: its number, and which argument (from 0) holds bytes.
-pub const fn cookie(entry_point: u32, bytes_argument: Option<u32>) -> u64 {
-    let argument = match bytes_argument {
-        Some(argument) => argument as u64 + 1,
-        None => 0,
-    };
-    argument << 32 | entry_point as u64
 }
 
 /// Where the kernel's structs have what the programs look for, in bytes. Read from the running kernel's type information.

@@ -1,5 +1,5 @@
-//! The programs that deepres runs in the kernel. They watch ioctls on the GPU's devices and calls of the driver library, count them
-//! in maps and, where someone asked for it, tell each one. `probe`, from abi, has the layouts of everything that leaves the kernel.
+//! The programs that deepres runs in the kernel. They watch ioctls on the GPU's devices, count them in
+//! maps and, where someone asked for it, tell each one. `probe`, from abi, has the layouts of everything that leaves the kernel.
 //!
 //! | module | its job |
 //! |---|---|
@@ -7,7 +7,6 @@
 //! | `ioctl` | beginning and end of an ioctl, by whatever way the kernel tells of it |
 //! | `count` | counters for each process and command |
 //! | `trace` | single events, and who is followed |
-//! | `launch` | calls of the driver library |
 //! | `empty` | programs that do nothing, to measure the others against |
 
 #![no_std]
@@ -16,7 +15,6 @@
 mod count;
 mod empty;
 mod ioctl;
-mod launch;
 // The one file of the layouts that is compiled for the kernel's machine, which lacks most of what the others take.
 #[expect(dead_code, reason = "the controller uses the rest")]
 #[path = "../../abi/src/probe.rs"]

@@ -186,7 +186,6 @@ impl Kernel {
             sum.news_lost += value.news_lost;
             sum.events += value.events;
             sum.events_lost += value.events_lost;
-            sum.calls_unattributed += value.calls_unattributed;
         }
         sum
     }
