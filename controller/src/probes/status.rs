@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The kernel programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbesStatus {
-    /// `attached`, `waiting` for a device to appear, `unavailable` or `off`.
+    /// `starting`, `attached`, `waiting` for a device to appear, `unavailable` or `off`.
     pub state: String,
     /// How they are attached, or why they are not.
     pub detail: String,
@@ -70,4 +70,12 @@ pub struct Board {
     pub unmanaged: Vec<UnmanagedStatus>,
     /// What processes do in the driver, tenants' or not.
     pub activity: Vec<ActivityStatus>,
+}
+
+impl Board {
+    /// Before anything was looked at.
+    pub fn starting() -> Self {
+        let probes = ProbesStatus { state: "starting".to_owned(), ..ProbesStatus::default() };
+        Self { probes, ..Self::default() }
+    }
 }

@@ -70,7 +70,7 @@ impl Watcher {
     /// # Errors
     /// The system's: no thread, no descriptor.
     pub fn start(settings: Settings, connected: Arc<Connected>) -> std::io::Result<Self> {
-        let board = Arc::new(Mutex::new(Board::default()));
+        let board = Arc::new(Mutex::new(Board::starting()));
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (orders, received) = mpsc::channel();
         let (its_board, its_wake) = (Arc::clone(&board), Arc::clone(&wake));

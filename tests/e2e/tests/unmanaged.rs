@@ -51,10 +51,17 @@ fn user(host: &Host, options: &[&str]) -> Process {
 }
 
 fn unmanaged(host: &Host) -> Vec<Value> {
-    let shown = host.finish(host.deepres(&["ps", "--json"])).success();
-    let status: Value = serde_json::from_str(&shown.stdout).expect("ps --json is JSON");
-    assert_eq!(status["probes"]["state"], "attached", "{}", status["probes"]);
-    status["unmanaged"].as_array().expect("a list").clone()
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    loop {
+        let shown = host.finish(host.deepres(&["ps", "--json"])).success();
+        let status: Value = serde_json::from_str(&shown.stdout).expect("ps --json is JSON");
+        if status["probes"]["state"] == "attached" {
+            return status["unmanaged"].as_array().expect("a list").clone();
+        }
+        assert_eq!(status["probes"]["state"], "starting", "{}", status["probes"]);
+        assert!(Instant::now() < deadline, "{}", status["probes"]);
+        thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn find(host: &Host, pid: u32) -> Option<Value> {
