@@ -72,11 +72,10 @@ fn what_a_session_gives_back_and_takes_again_is_never_missed() {
             let gpu = Arc::clone(&gpu);
             thread::spawn(move || take(&gpu, 1, 5, 10).is_ok())
         };
-        // Never less than six: taken and given back in one breath.
+        // Never less than six: the driver took more, which nobody was asked for, and it was given back at once.
         let account = gpu.account(0).unwrap();
-        if take(&gpu, 0, 2, 10).is_ok() {
-            account.release(2);
-        }
+        account.charge(2);
+        account.release(2);
         assert!(!other.join().unwrap(), "six are held at every moment");
     });
 }
@@ -97,10 +96,15 @@ fn what_moves_from_one_session_to_another_is_not_in_a_thirds_way() {
             })
         };
         let account = gpu.account(1).unwrap();
-        let refused = account.reserve(5, 10, thread::yield_now).map(drop).err();
+        let mut tries = 1;
+        let pause = || {
+            tries += 1;
+            thread::yield_now();
+        };
+        let is_refused = account.reserve(5, 10, pause).map(drop).is_err();
         mover.join().unwrap();
-        // It may run out of tries, but not be told that ten are held.
-        assert!(refused.is_none_or(|refused| refused.held_bytes <= 10));
+        // It may run out of tries, but nothing tells it that ten are held.
+        assert!(!is_refused || tries > 1);
         take(&gpu, 1, 5, 10).unwrap();
     });
 }
