@@ -3,20 +3,20 @@
 use deepres_abi::PPM;
 use deepres_controller::config::{Config, ConfigError};
 use std::path::PathBuf;
-use std::sync::LazyLock;
 
-/// In memory, if the machine has such a folder.
-static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
+/// A file of this thread's own, in memory if the machine has such a folder.
+fn file() -> PathBuf {
     let folder = [PathBuf::from("/dev/shm"), std::env::temp_dir()].into_iter().find(|folder| folder.is_dir());
-    let name = format!("deepres-fuzz-{}.toml", std::process::id());
+    let name = format!("deepres-fuzz-{}-{:?}.toml", std::process::id(), std::thread::current().id());
     folder.expect("a folder for temporary files").join(name)
-});
+}
 
 /// A file is taken whole, within bounds, or refused with a line that it has.
 pub fn run(data: &[u8]) {
-    std::fs::write(&*FILE, data).expect("the folder can be written to");
-    let loaded = Config::load(Some(&FILE));
-    std::fs::remove_file(&*FILE).expect("the file is there");
+    let file = file();
+    std::fs::write(&file, data).expect("the folder can be written to");
+    let loaded = Config::load(Some(&file));
+    std::fs::remove_file(&file).expect("the file is there");
     match loaded {
         Ok(config) => {
             assert!(config.heartbeat_limit_ms > 0 && config.max_connections > 0);
