@@ -120,7 +120,7 @@ impl Session {
         for checked in [
             Mapped::<GrantPage>::new(&grant, READ).map(drop),
             Mapped::<BeatPage>::new(&beat, READ).map(drop),
-            self.ledgers.replace(&ledger, welcome.ledger_slot as usize),
+            Mapped::<LedgerPage>::new(&ledger, BOTH).map(drop),
         ] {
             checked.map_err(ConnectError::Page)?;
         }
@@ -133,6 +133,8 @@ impl Session {
             put(self.ledger, &ledger, READ)?;
             put(self.beat, &beat, READ)?;
         }
+        // Last of what can fail: a slot of a connection that is given up is another session's soon.
+        self.ledgers.replace(&ledger, welcome.ledger_slot as usize).map_err(ConnectError::Page)?;
         drop(self.exchange(&self.socket, socket));
         self.take_bells(bells, &welcome.gpu_index[..gpus.len().min(MAX_GPUS)]);
         self.sessions.fetch_add(1, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use super::peer::{Peer, is_dead};
 use super::registry::{Admitted, Guest, Refused, Registry};
 use super::{Shared, view};
 use crate::clock::monotonic_ns;
-use crate::identity::Facts;
+use crate::identity::{self, Facts};
 use crate::packet::{self, Packet};
 use deepres_abi::wire::{self, FrameError, Hello, Refusal, RefusalKind, Role};
 use rustix::net::{SocketFlags, accept_with};
@@ -56,7 +56,9 @@ fn watched(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 /// Starts to serve one connection, or to refuse it if there is no room.
 fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
     let Ok(peer) = Peer::of(connection.as_fd()) else { return };
-    let no_room = match shared.connections.enter(peer.uid, shared.registry.borrow().config()) {
+    // In a user namespace one user can be any of thousands.
+    let user = identity::read::owner(peer.pid, peer.uid);
+    let no_room = match shared.connections.enter(user, shared.registry.borrow().config()) {
         Ok(()) => None,
         Err(full) if shared.connections.turned_away() < REFUSED_AT_A_TIME => Some(full),
         Err(_) => return,
@@ -66,7 +68,7 @@ fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
         let served = match no_room {
             None => {
                 let served = converse(connection, peer, &shared).await;
-                shared.connections.leave(peer.uid);
+                shared.connections.leave(user);
                 served
             }
             Some(full) => {
@@ -106,7 +108,12 @@ async fn converse(connection: OwnedFd, peer: Peer, shared: &Rc<Shared>) -> io::R
         // Its number may be another's by now, and with it what was read.
         return Ok(());
     }
-    let guest = Guest { peer, groups: peer.groups(connection.as_fd()), facts };
+    // A process can be in thousands of groups. Those that no cap names are nothing to us.
+    let mut groups = peer.groups(connection.as_fd());
+    groups.retain(|group| shared.registry.borrow().config().groups.contains_key(&group.to_string()));
+    groups.sort_unstable();
+    groups.dedup();
+    let guest = Guest { peer, groups, facts };
     if let Ok(hello) = wire::decode::<Hello>(packet.bytes())
         && hello.role() == Some(Role::Viewer)
     {

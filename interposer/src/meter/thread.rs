@@ -309,9 +309,10 @@ impl Meter {
         if let Some(turn_at_ns) = self.turn_at_ns {
             sleep_ns = sleep_ns.min(turn_at_ns.saturating_sub(now_ns));
         }
-        let is_deep = !is_busy && sleep_ns > TICK_LINGER_NS;
+        let mut is_deep = !is_busy && sleep_ns > TICK_LINGER_NS;
         if is_deep && !self.process.prepare_sleep() {
-            return;
+            // Something runs after all, or nobody can say any more: then this must not become a busy loop.
+            (is_deep, sleep_ns) = (false, TICK_ALONE_NS.min(sleep_ns));
         }
         let is_gone = session.is_gone();
         let socket = if is_gone { self.reconnect.socket() } else { session.socket() };

@@ -355,7 +355,11 @@ fn make(at: &OwnedFd, name: &CStr) -> Result<Option<Joined>, FileError> {
         }
     });
     unlink(at, &temporary);
-    let page = made.map_err(failed("it cannot be made"))?;
+    let page = match made {
+        // Somebody who clears away what the dead left is just looking at ours.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => return Ok(None),
+        made => made.map_err(failed("it cannot be made"))?,
+    };
     Ok(page.map(|page| (descriptor, 0, page)))
 }
 

@@ -78,10 +78,15 @@ impl Registry {
                 "the tenant `{name}` runs already with {holds}: leave --share, --memory and --class out, choose another --name, or change it with `deepres set {name} …`"
             ));
         } else {
-            if tenant.asked.class.is_none() {
-                tenant.has_room = has_room;
+            let merged = tenant.asked.or(asked);
+            if merged != tenant.asked {
+                tenant.asked = merged;
+                // Class and share may have come from different processes: together they may be a guarantee that neither was.
+                let has_room = self.has_room(&merged, &identity.key);
+                if let Some(tenant) = self.tenants.get_mut(&name) {
+                    tenant.has_room = has_room;
+                }
             }
-            tenant.asked = tenant.asked.or(asked);
         }
         Ok(name)
     }
