@@ -16,9 +16,9 @@ use serde_json::Value;
 const CLIENT_LIMIT: Duration = Duration::from_secs(90);
 /// The meter page is brought up to date by the session's own meter thread.
 const METER_SETTLES_WITHIN: Duration = Duration::from_secs(5);
-/// The part of its kernels' GPU time that a client is charged at the least. There is no bound from above: a client that launches
-/// more slowly than the GPU runs is charged more (numba-cuda with kernels of 6 µs: some four times as much).
-const METERED_AT_LEAST: f64 = 0.9;
+/// The part of its kernels' GPU time that a client is charged at the least: these run for some milliseconds, in which the meter knows their kernels
+/// from few samples. `metering.rs` holds what is promised of programs that go on.
+const METERED_AT_LEAST: f64 = 0.5;
 const LIMIT_BYTES: u64 = 1 << 30;
 /// Enough for the client's memory to be taken and its look-ups to be made.
 const FEW: &str = "3";

@@ -123,7 +123,11 @@ fn a_container_without_a_name_is_known_by_its_id_with_all_its_processes() {
     let script = format!("{0} & exec {0}", client("backlog"));
     let start = |users| containers.start(&device, users, &["sh", "-c", &script]);
     let running = [start(Users::Apart), start(Users::Shared)];
-    let both = |ps: &Ps| ps.tenants.iter().filter(|tenant| tenant.sessions.len() == 2).count() == 2;
+    // A session is listed a moment before its GPU's arbiter knows it.
+    let both = |ps: &Ps| {
+        let complete = |tenant: &&deepres_e2e::Tenant| tenant.sessions.len() == 2 && tenant.entitled_ppm > 0;
+        ps.tenants.iter().filter(complete).count() == 2
+    };
     let ps = host.await_ps(both, COMMAND_LIMIT);
     for container in &running {
         let id = containers.id(container);
