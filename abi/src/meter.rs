@@ -60,6 +60,20 @@ impl MemoryKind {
     }
 }
 
+/// Buckets of a histogram of waits.
+pub const WAIT_BUCKETS: usize = 18;
+
+/// The bucket of a wait: bucket N counts waits from 2^N µs up to twice that, the first all shorter ones too, the last all longer ones
+/// (from 131 ms).
+pub const fn wait_bucket(wait_ns: u64) -> usize {
+    const NS_PER_US: u64 = 1_000;
+    let bucket = match (wait_ns / NS_PER_US).checked_ilog2() {
+        Some(bucket) => bucket as usize,
+        None => 0,
+    };
+    if bucket < WAIT_BUCKETS { bucket } else { WAIT_BUCKETS - 1 }
+}
+
 /// One session's meter on one GPU. Counters only grow; times are ns.
 #[derive(Debug)]
 #[repr(C, align(256))]
@@ -101,6 +115,8 @@ pub struct MeterSlot {
     launching: AtomicU32,
     /// Device memory held, bytes by [`MemoryKind`].
     pub held_bytes: [AtomicU64; MemoryKind::COUNT],
+    /// Waits at the gate by [`wait_bucket`], each modulo 2³². A library older than this field leaves them 0.
+    pub waits_by_length: [AtomicU32; WAIT_BUCKETS],
 }
 
 /// Bit of [`MeterSlot::in_flight`] that says so; what is added for the next mark.
@@ -202,6 +218,8 @@ pub struct Reading {
     pub last_refused_api: u32,
     /// Memory held, bytes by [`MemoryKind`].
     pub held_bytes: [u64; MemoryKind::COUNT],
+    /// Waits at the gate by [`wait_bucket`], each modulo 2³².
+    pub waits_by_length: [u32; WAIT_BUCKETS],
 }
 
 impl Default for MeterSlot {
@@ -226,6 +244,7 @@ impl Default for MeterSlot {
             last_refused_api: AtomicU32::new(0),
             launching: AtomicU32::new(0),
             held_bytes: core::array::from_fn(|_| zero()),
+            waits_by_length: core::array::from_fn(|_| AtomicU32::new(0)),
         }
     }
 }
@@ -240,6 +259,15 @@ impl MeterSlot {
     /// never looks as if it wanted nothing in between.
     pub fn leave_wait(&self) {
         self.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Counts a wait at the gate that lasted `wait_ns`.
+    pub fn count_wait(&self, wait_ns: u64) {
+        self.wait_ns.fetch_add(wait_ns, Ordering::Relaxed);
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        if let Some(bucket) = self.waits_by_length.get(wait_bucket(wait_ns)) {
+            bucket.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// A thread is about to look at the gate, and to launch if it may: until the result is dropped it counts as something in flight.
@@ -296,6 +324,10 @@ impl MeterSlot {
         {
             grow(held, *now, before);
         }
+        let waits = now.waits_by_length.iter().zip(before.waits_by_length);
+        for (count, (now, before)) in self.waits_by_length.iter().zip(waits) {
+            count.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+        }
         self.longest_ns.fetch_max(now.longest_ns, Ordering::Relaxed);
         self.last_refused_bytes.store(now.last_refused_bytes, Ordering::Relaxed);
         self.last_refused_api.store(now.last_refused_api, Ordering::Relaxed);
@@ -332,6 +364,9 @@ impl MeterSlot {
             last_refused_bytes: word(&self.last_refused_bytes),
             last_refused_api: self.last_refused_api.load(Ordering::Relaxed),
             held_bytes: core::array::from_fn(|kind| word(&self.held_bytes[kind])),
+            waits_by_length: core::array::from_fn(|bucket| {
+                self.waits_by_length[bucket].load(Ordering::Relaxed)
+            }),
         }
     }
 }
@@ -371,6 +406,7 @@ const _: () = {
     assert!(core::mem::offset_of!(MeterSlot, in_flight_ns) == 8);
     assert!(core::mem::offset_of!(MeterSlot, launching) == 116);
     assert!(core::mem::offset_of!(MeterSlot, held_bytes) == 120);
+    assert!(core::mem::offset_of!(MeterSlot, waits_by_length) == 184);
     assert!(core::mem::offset_of!(MeterPage, carried) == 64);
     assert!(core::mem::offset_of!(MeterPage, slots) == 256);
     assert!(core::mem::offset_of!(MeterPage, coverage) == 4352);
@@ -410,6 +446,18 @@ mod tests {
         assert_eq!((now.compute_ns, now.held_bytes[2], now.longest_ns), (137, 20, 9));
         assert_eq!((now.waiters, now.launching, now.in_flight), (0, 1, true));
         drop(passing);
+    }
+
+    #[test]
+    fn waits_are_counted_by_their_length() {
+        let slot = MeterSlot::default();
+        for wait_ns in [0, 1_999, 2_000, 3_999, 4_000, 131_072_000, u64::MAX] {
+            slot.count_wait(wait_ns);
+        }
+        let counted = slot.read();
+        assert_eq!(counted.waits, 7);
+        assert_eq!(counted.waits_by_length[..3], [2, 2, 1]);
+        assert_eq!(counted.waits_by_length[WAIT_BUCKETS - 1], 2);
     }
 
     #[test]

@@ -3,14 +3,12 @@
 //! While the gate is open a launch looks at one word. Otherwise it needs a lease that has not expired and room in the lease's window.
 //! A thread never waits here while it holds a lock of ours.
 
-use deepres_abi::gate::{self, ControllerGone, Process, Verdict};
-use deepres_abi::grant::{FailMode, GrantSlot};
-use deepres_abi::meter::Launching;
-use std::sync::atomic::Ordering;
-
 use crate::meter::gpu::Gpu;
 use crate::os;
 use crate::session::Session;
+use deepres_abi::gate::{self, ControllerGone, Process, Verdict};
+use deepres_abi::grant::{FailMode, GrantSlot};
+use deepres_abi::meter::Launching;
 
 /// A launch waits for room in its own window as long as something completes now and then. Without a completion for so long it goes as
 /// debt: what is at the head of the queue may wait for what comes after.
@@ -51,8 +49,7 @@ pub fn pass(gpu: &Gpu, session: &Session, estimate_ns: u64, flush: impl FnOnce()
             flush();
             let began_ns = os::now_ns();
             let passed = gate::wait(grant, meter, &mut around, share_ns);
-            meter.wait_ns.fetch_add(os::now_ns().saturating_sub(began_ns), Ordering::Relaxed);
-            meter.waits.fetch_add(1, Ordering::Relaxed);
+            meter.count_wait(os::now_ns().saturating_sub(began_ns));
             match passed {
                 Ok(passed) => passed,
                 Err(ControllerGone) if session.fail_mode() == FailMode::Open => {

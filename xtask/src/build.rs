@@ -82,7 +82,7 @@ pub fn c_client(name: &str) -> Result<PathBuf> {
     let mut compiler = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
     compiler.args(["-O1", "-Wall", "-Wextra", "-DWAY_DLSYM", "-pthread"]);
     compiler.arg(crate::workspace().join("tests/workloads/c").join(name).with_extension("c"));
-    compiler.arg("-ldl").arg("-o").arg(&program);
+    compiler.args(["-ldl", "-lm", "-o"]).arg(&program);
     command::run(&mut compiler)?;
     Ok(program)
 }

@@ -107,6 +107,11 @@ impl Host {
         self.directory.path().join("tenant/tenant.sock")
     }
 
+    /// Where administrators connect.
+    pub fn admin_socket(&self) -> PathBuf {
+        self.directory.path().join("admin.sock")
+    }
+
     /// Where the simulated GPU's state lies.
     pub fn simgpu_state(&self) -> PathBuf {
         simgpu_state(self.directory.path())
@@ -173,11 +178,15 @@ pub struct Ps {
 }
 
 /// One GPU.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub struct Gpu {
     pub uuid: String,
     /// Time in which at least two tenants had work running or waiting.
     pub contended_ns: u64,
+    pub handoffs: u64,
+    pub handoff_p50_ns: u64,
+    pub handoff_p99_ns: u64,
+    pub quantum_ns: u64,
 }
 
 /// One tenant.

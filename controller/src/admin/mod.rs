@@ -13,6 +13,7 @@ use crate::authority::{Granted, Wish, class_word};
 use crate::identity::Found;
 use crate::identity::cgroup::Container;
 use crate::policy::class::Class;
+use deepres_abi::meter::WAIT_BUCKETS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -46,6 +47,16 @@ pub enum Request {
         #[serde(default, with = "class_word")]
         class: Option<Class>,
     },
+    /// Keeps a tenant off the GPUs until it is resumed.
+    Pause {
+        /// The tenant's name.
+        tenant: String,
+    },
+    /// Ends that.
+    Resume {
+        /// The tenant's name.
+        tenant: String,
+    },
 }
 
 /// The daemon's answer.
@@ -63,6 +74,11 @@ pub enum Reply {
     Adopted,
     /// To [`Request::Set`]: it is in force.
     Set(Granted),
+    /// To [`Request::Pause`] and [`Request::Resume`]: so it is now.
+    Pause {
+        /// It is paused.
+        is_paused: bool,
+    },
     /// The request cannot be met.
     Error {
         /// What happened and what to do.
@@ -144,6 +160,19 @@ pub struct GpuStatus {
     pub window_ns: u64,
     /// How long a waiter spins before it sleeps, ns.
     pub spin_ns: u64,
+    /// What a hand-off costs at the median, from which the others follow, ns.
+    #[serde(default)]
+    pub handoff_ns: u64,
+    /// How long before its end a lease is renewed or given up, ns.
+    #[serde(default)]
+    pub lead_ns: u64,
+    /// How long a holder may be idle before it counts as idle, ns.
+    #[serde(default)]
+    pub grace_ns: u64,
+    /// Jain's index of what tenants had in the last second against what they were owed, parts per million: a whole is alike. None where
+    /// fewer than two wanted the GPU.
+    #[serde(default)]
+    pub fairness_ppm: Option<u32>,
 }
 
 /// A tenant.
@@ -175,6 +204,9 @@ pub struct TenantStatus {
     /// Its class.
     #[serde(default)]
     pub class: String,
+    /// An administrator paused it.
+    #[serde(default)]
+    pub paused: bool,
     /// `deepres run`s that keep it.
     pub keepers: usize,
     /// Its account on each GPU that it has or had a session on.
@@ -214,6 +246,16 @@ pub struct AccountStatus {
     pub wanted_ns: u64,
     /// That part of it in which something of another tenant did too, ns.
     pub contended_ns: u64,
+    /// Its part of that time, as it was entitled beside those who wanted the GPU too, ns.
+    #[serde(default)]
+    pub owed_ns: u64,
+    /// GPU time charged in that time, ns.
+    #[serde(default)]
+    pub had_ns: u64,
+    /// Waits at the gate by length: the Nth counts those from 2^N µs up to twice that, the first all shorter ones too, the last all longer
+    /// ones.
+    #[serde(default)]
+    pub waits_by_length: [u64; WAIT_BUCKETS],
     /// GPU time that it is owed beside the tenant furthest behind, ns; negative if it had more.
     pub lag_ns: i64,
     /// Memory that it holds, bytes.
@@ -224,7 +266,7 @@ pub struct AccountStatus {
     pub refusals: u64,
     /// The last of them.
     pub last_refusal: Option<RefusalStatus>,
-    /// `closed`, `leased` or `open`.
+    /// `closed`, `leased`, `open` or `paused`.
     pub gate: String,
 }
 

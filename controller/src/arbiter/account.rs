@@ -3,7 +3,7 @@
 use super::saved::{Baseline, SavedAccount};
 use crate::policy::lease::Seen;
 use deepres_abi::PPM;
-use deepres_abi::meter::Reading;
+use deepres_abi::meter::{Reading, WAIT_BUCKETS};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -40,6 +40,12 @@ pub struct Totals {
     pub wanted_ns: u64,
     /// … and something of another tenant too, ns.
     pub contended_ns: u64,
+    /// Its part of that time, as it was entitled beside those who wanted the GPU too, ns.
+    pub owed_ns: u64,
+    /// GPU time charged in that time, ns.
+    pub had_ns: u64,
+    /// Waits at the gate by [`deepres_abi::meter::wait_bucket`].
+    pub waits_by_length: [u64; WAIT_BUCKETS],
 }
 
 /// The account.
@@ -61,7 +67,16 @@ pub struct Account {
     arrears_ns: u64,
     /// What may be charged for that time beside it: what was in flight when it began, ns.
     in_flight_before_ns: u64,
-    recent: VecDeque<(u64, u64)>,
+    recent: VecDeque<Mark>,
+}
+
+/// What there was at a moment of the last second.
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    at_ns: u64,
+    gpu_ns: u64,
+    owed_ns: u64,
+    had_ns: u64,
 }
 
 impl Account {
@@ -123,8 +138,8 @@ impl Account {
         self.totals.copy_ns = self.totals.copy_ns.saturating_add(used.copy_ns);
         self.count(&before, now, passed_ns);
         // Shares of late are of what was governed.
-        for (_, gpu_ns) in &mut self.recent {
-            *gpu_ns = gpu_ns.saturating_add(used_ns);
+        for mark in &mut self.recent {
+            mark.gpu_ns = mark.gpu_ns.saturating_add(used_ns);
         }
     }
 
@@ -143,6 +158,10 @@ impl Account {
         grow(&mut totals.kernel_launches, now.kernel_launches, before.kernel_launches);
         grow(&mut totals.graph_launches, now.graph_launches, before.graph_launches);
         grow(&mut totals.refusals, now.refusals, before.refusals);
+        let lengths = now.waits_by_length.iter().zip(before.waits_by_length);
+        for (total, (now, before)) in totals.waits_by_length.iter_mut().zip(lengths) {
+            grow(total, u64::from(now.wrapping_sub(before)), 0);
+        }
         if now.refusals > before.refusals {
             self.last_refusal = Some((now.last_refused_api, now.last_refused_bytes.min(MAX_HELD_BYTES)));
         }
@@ -177,28 +196,53 @@ impl Account {
         seen
     }
 
-    /// Notes that `elapsed_ns` went by as the tenant was when last looked at.
-    pub fn pass(&mut self, elapsed_ns: u64, contended: bool) {
-        if self.wants {
-            self.totals.wanted_ns = self.totals.wanted_ns.saturating_add(elapsed_ns);
-            if contended {
-                self.totals.contended_ns = self.totals.contended_ns.saturating_add(elapsed_ns);
-            }
+    /// Notes that `elapsed_ns` went by as the tenant was when last looked at. `rivals_ppm`: what all are entitled to who wanted the GPU,
+    /// itself too, if there were others.
+    pub fn pass(&mut self, elapsed_ns: u64, entitled_ppm: u32, rivals_ppm: Option<u64>) {
+        if !self.wants {
+            return;
         }
+        let totals = &mut self.totals;
+        totals.wanted_ns = totals.wanted_ns.saturating_add(elapsed_ns);
+        if let Some(rivals_ppm) = rivals_ppm {
+            totals.contended_ns = totals.contended_ns.saturating_add(elapsed_ns);
+            let owed_ns = u128::from(elapsed_ns) * u128::from(entitled_ppm) / u128::from(rivals_ppm.max(1));
+            totals.owed_ns = totals.owed_ns.saturating_add(u64::try_from(owed_ns).unwrap_or(elapsed_ns));
+        }
+    }
+
+    /// Notes that so much of what was charged was had while others wanted the GPU too.
+    pub fn had(&mut self, used_ns: u64) {
+        self.totals.had_ns = self.totals.had_ns.saturating_add(used_ns);
     }
 
     /// Marks the present moment for [`Self::recent_share_ppm`].
     pub fn mark(&mut self, now_ns: u64) {
-        while self.recent.get(1).is_some_and(|(at_ns, _)| now_ns.saturating_sub(*at_ns) >= RECENT_NS) {
+        while self.recent.get(1).is_some_and(|mark| now_ns.saturating_sub(mark.at_ns) >= RECENT_NS) {
             self.recent.pop_front();
         }
-        self.recent.push_back((now_ns, self.totals.gpu_ns));
+        let Totals { gpu_ns, owed_ns, had_ns, .. } = self.totals;
+        self.recent.push_back(Mark { at_ns: now_ns, gpu_ns, owed_ns, had_ns });
+    }
+
+    /// The latest mark that is a second old, or else the oldest.
+    fn a_second_ago(&self, now_ns: u64) -> Option<Mark> {
+        let is_old = |mark: &&Mark| now_ns.saturating_sub(mark.at_ns) >= RECENT_NS;
+        self.recent.iter().rev().find(is_old).or(self.recent.front()).copied()
+    }
+
+    /// What the tenant had of late against what it was owed, while others wanted the GPU too: 1 is neither more nor less. None: nothing was
+    /// owed.
+    pub fn recent_service(&self, now_ns: u64) -> Option<f64> {
+        let then = self.a_second_ago(now_ns)?;
+        let owed_ns = self.totals.owed_ns.saturating_sub(then.owed_ns);
+        (owed_ns > 0).then(|| self.totals.had_ns.saturating_sub(then.had_ns) as f64 / owed_ns as f64)
     }
 
     /// The tenant's part of the GPU's time lately, parts per million.
     pub fn recent_share_ppm(&self, now_ns: u64) -> u32 {
-        let mark = self.recent.iter().rev().find(|(at_ns, _)| now_ns.saturating_sub(*at_ns) >= RECENT_NS);
-        let (then_ns, gpu_ns) = mark.or(self.recent.front()).copied().unwrap_or((self.since_ns, 0));
+        let (then_ns, gpu_ns) =
+            self.a_second_ago(now_ns).map_or((self.since_ns, 0), |mark| (mark.at_ns, mark.gpu_ns));
         ratio_ppm(self.totals.gpu_ns - gpu_ns, now_ns.saturating_sub(then_ns))
     }
 
@@ -206,6 +250,14 @@ impl Account {
     pub fn total_share_ppm(&self, now_ns: u64) -> u32 {
         ratio_ppm(self.totals.gpu_ns, now_ns.saturating_sub(self.since_ns))
     }
+}
+
+/// Jain's index of what each had against what it was owed, parts per million: a whole where all had as much of it, 1/n where one of n had
+/// everything. None without anybody to compare (R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984).
+pub fn fairness_ppm(services: impl Iterator<Item = f64>) -> Option<u32> {
+    let (count, sum, squares) =
+        services.fold((0.0, 0.0, 0.0), |(count, sum, squares), x| (count + 1.0, sum + x, squares + x * x));
+    (count > 1.0 && squares > 0.0).then(|| (sum * sum / (count * squares) * f64::from(PPM)).round() as u32)
 }
 
 fn ratio_ppm(part: u64, whole: u64) -> u32 {
@@ -337,5 +389,37 @@ mod tests {
         }
         assert_eq!(account.recent_share_ppm(3 * RECENT_NS), 0);
         assert_eq!(account.total_share_ppm(3 * RECENT_NS), 333_333);
+    }
+
+    #[test]
+    fn fairness_is_whole_where_all_have_what_they_are_owed_and_less_where_one_has_more() {
+        assert_eq!(fairness_ppm([1.0, 1.0, 1.0].into_iter()), Some(PPM));
+        assert_eq!(fairness_ppm([0.8, 0.8].into_iter()), Some(PPM), "what nobody had was nobody's");
+        assert_eq!(fairness_ppm([2.0, 0.0].into_iter()), Some(PPM / 2));
+        assert_eq!(fairness_ppm([1.0].into_iter()), None);
+        assert_eq!(fairness_ppm([0.0, 0.0].into_iter()), None);
+    }
+
+    #[test]
+    fn what_is_owed_is_a_part_of_the_time_in_which_others_wanted_the_gpu_too() {
+        let mut account = Account::new(0);
+        account.mark(0);
+        account.wants = true;
+        account.pass(1_000, 300_000, None);
+        assert_eq!((account.totals.owed_ns, account.recent_service(1_000)), (0, None));
+        account.pass(1_000, 300_000, Some(600_000));
+        account.had(400);
+        assert_eq!((account.totals.owed_ns, account.totals.had_ns), (500, 400));
+        assert_eq!(account.recent_service(2_000), Some(0.8));
+    }
+
+    #[test]
+    fn waits_are_counted_by_length_past_the_end_of_their_counters() {
+        let mut account = Account::new(0);
+        let [mut before, mut now] = [Reading::default(); 2];
+        before.waits_by_length[3] = u32::MAX;
+        now.waits_by_length[3] = 1;
+        account.look(1_000, [(before, now)].into_iter());
+        assert_eq!(account.totals.waits_by_length[3], 2);
     }
 }

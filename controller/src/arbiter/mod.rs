@@ -66,6 +66,8 @@ pub struct TenantSeat {
     pub request: Request,
     /// Its memory limit, bytes, or [`deepres_abi::grant::NO_LIMIT`].
     pub memory_limit_bytes: u64,
+    /// An administrator paused it.
+    pub is_paused: bool,
     /// Its memory.
     pub ledger: Arc<SharedPage<LedgerPage>>,
 }
@@ -96,7 +98,7 @@ enum Command {
     Restore { restored: Box<Restored> },
     StopWaiting,
     Save { answer: oneshot::Sender<Snapshot> },
-    SetTenant { tenant: TenantId, request: Request, memory_limit_bytes: u64, done: oneshot::Sender<()> },
+    SetTenant { seat: TenantSeat, done: oneshot::Sender<()> },
     Forget { tenant: TenantId },
     Report { answer: oneshot::Sender<Report> },
     Stop,
@@ -166,15 +168,10 @@ impl Arbiter {
         snapshot
     }
 
-    /// Changes what a tenant is owed and may hold. In force once the answer is there.
-    pub fn set_tenant(
-        &self,
-        tenant: TenantId,
-        request: Request,
-        memory_limit_bytes: u64,
-    ) -> oneshot::Receiver<()> {
+    /// Changes what a tenant is owed and may hold, and whether it is paused. In force once the answer is there.
+    pub fn set_tenant(&self, seat: TenantSeat) -> oneshot::Receiver<()> {
         let (done, answer) = oneshot::channel();
-        self.order(Command::SetTenant { tenant, request, memory_limit_bytes, done });
+        self.order(Command::SetTenant { seat, done });
         answer
     }
 

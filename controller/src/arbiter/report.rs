@@ -25,6 +25,8 @@ pub struct Report {
     pub handoff_ns: [u64; 3],
     /// The time constants in force.
     pub tuning: Tuning,
+    /// How alike tenants had what they were owed in the last second ([`super::account::fairness_ppm`]).
+    pub fairness_ppm: Option<u32>,
     /// Accounts.
     pub tenants: Vec<(TenantId, AccountStatus)>,
     /// Sessions.

@@ -6,7 +6,7 @@
 use super::account::Totals;
 use crate::policy::TenantId;
 use crate::process::ProcessKey;
-use deepres_abi::meter::Reading;
+use deepres_abi::meter::{Reading, WAIT_BUCKETS};
 use serde::{Deserialize, Serialize};
 
 /// A tenant's account on one GPU.
@@ -48,6 +48,8 @@ pub struct SavedMeter {
     pub graph_launches: u64,
     /// Allocations refused.
     pub refusals: u64,
+    /// Waits at the gate by their length, each modulo 2³².
+    pub waits_by_length: [u32; WAIT_BUCKETS],
 }
 
 impl From<Reading> for SavedMeter {
@@ -60,6 +62,7 @@ impl From<Reading> for SavedMeter {
             kernel_launches: reading.kernel_launches,
             graph_launches: reading.graph_launches,
             refusals: reading.refusals,
+            waits_by_length: reading.waits_by_length,
         }
     }
 }
@@ -74,6 +77,7 @@ impl From<SavedMeter> for Reading {
             kernel_launches: saved.kernel_launches,
             graph_launches: saved.graph_launches,
             refusals: saved.refusals,
+            waits_by_length: saved.waits_by_length,
             ..Self::default()
         }
     }

@@ -81,6 +81,7 @@ mod tests {
         last_refused_bytes: 0,
         last_refused_api: 0,
         held_bytes: [0; deepres_abi::meter::MemoryKind::COUNT],
+        waits_by_length: [0; deepres_abi::meter::WAIT_BUCKETS],
     };
 
     #[test]

@@ -1,6 +1,6 @@
 //! The arbiter's thread.
 
-use super::account::{Account, MAX_HELD_BYTES, MAX_WAITERS};
+use super::account::{Account, MAX_HELD_BYTES, MAX_WAITERS, fairness_ppm};
 use super::events::{Bell, Events};
 use super::latency::Latency;
 use super::saved::{Awaited, Baseline, SavedAccount, SavedMeter, Snapshot};
@@ -156,6 +156,7 @@ impl Worker {
         for (seat, saved) in restored.accounts {
             let class = seat.request.class;
             self.scheduler.restore(seat.id, class, saved.entitled_ppm, saved.lag_ns, now_ns);
+            self.scheduler.set_paused(seat.id, seat.is_paused);
             let tenant = Tenant {
                 request: seat.request,
                 ledger: seat.ledger,
@@ -277,6 +278,9 @@ impl Worker {
         let elapsed_ns = now_ns.saturating_sub(self.looked_ns);
         self.looked_ns = now_ns;
         let wanting = self.tenants.values().filter(|tenant| tenant.account.wants).count();
+        let entitled = |tenant: &Tenant| u64::from(tenant.entitled_ppm);
+        let rivals_ppm = (wanting > 1)
+            .then(|| self.tenants.values().filter(|tenant| tenant.account.wants).map(entitled).sum::<u64>());
         if wanting > 1 {
             self.contended_ns = self.contended_ns.saturating_add(elapsed_ns);
         } else if wanting == 0 && !self.sessions.is_empty() {
@@ -290,7 +294,7 @@ impl Worker {
             // Before the counters are read.
             let is_brought =
                 session.awaited.is_some_and(|awaited| page.is_carried() || now_ns >= awaited.until_ns);
-            let may_launch = self.scheduler.grant(session.tenant) != Grant::Closed;
+            let may_launch = !matches!(self.scheduler.grant(session.tenant), Grant::Closed | Grant::Paused);
             let process = session.seat.process;
             let reading = session
                 .stopped
@@ -317,14 +321,21 @@ impl Worker {
         }
         for (id, tenant) in &mut self.tenants {
             tenant.turns.observe(now_ns, elapsed_ns, self.scheduler.grant(*id), &tenant.seen);
-            tenant.account.pass(elapsed_ns, wanting > 1);
-            let seen = match meters.remove(id) {
+            tenant.account.pass(elapsed_ns, tenant.entitled_ppm, rivals_ppm);
+            let mut seen = match meters.remove(id) {
                 Some(meters) => tenant.account.look(now_ns, meters.into_iter()),
                 None => {
                     tenant.account.wants = false;
                     Seen::default()
                 }
             };
+            if rivals_ppm.is_some() {
+                tenant.account.had(seen.used_ns);
+            }
+            if self.scheduler.grant(*id) == Grant::Paused {
+                seen.waiting = false;
+                tenant.account.wants = seen.in_flight;
+            }
             self.scheduler.observe(*id, now_ns, seen);
         }
     }
@@ -395,6 +406,7 @@ impl Worker {
         match grant {
             Grant::Closed => drop(slot.set_gate(GateState::Closed, LeaseTerms::default())),
             Grant::Open => drop(slot.set_gate(GateState::Open, LeaseTerms::default())),
+            Grant::Paused => drop(slot.set_gate(GateState::Paused, LeaseTerms::default())),
             Grant::Leased { expires_ns } => {
                 let longest_ns =
                     self.tenants.get(&session.tenant).map_or(0, |tenant| tenant.account.longest_ns);
@@ -450,11 +462,12 @@ impl Worker {
                 let _ = answer.send(self.snapshot());
                 None
             }
-            Command::SetTenant { tenant: id, request, memory_limit_bytes, done } => {
-                if let Some(tenant) = self.tenants.get_mut(&id) {
-                    tenant.request = request;
+            Command::SetTenant { seat, done } => {
+                if let Some(tenant) = self.tenants.get_mut(&seat.id) {
+                    tenant.request = seat.request;
                 }
-                self.limit_memory(id, memory_limit_bytes);
+                self.scheduler.set_paused(seat.id, seat.is_paused);
+                self.limit_memory(seat.id, seat.memory_limit_bytes);
                 self.entitle();
                 Some(done)
             }
@@ -509,7 +522,8 @@ impl Worker {
         });
         tenant.request = seat.request;
         tenant.sessions += 1;
-        self.scheduler.enter(seat.id, now_ns);
+        self.scheduler.enter(seat.id, seat.request.class, now_ns);
+        self.scheduler.set_paused(seat.id, seat.is_paused);
         let last = from.map_or_else(Reading::default, |from| from.meter.into());
         let grant = self.scheduler.grant(seat.id);
         let gate = self.tenants.get(&seat.id).map_or(grant, |tenant| tenant.grant_of(session.id, grant));
@@ -633,6 +647,9 @@ impl Worker {
             handoffs: self.handoffs,
             handoff_ns: [self.latency.total_ns, self.latency.quantile_ns(50), self.latency.quantile_ns(99)],
             tuning: self.tuning,
+            fairness_ppm: fairness_ppm(
+                self.tenants.values().filter_map(|tenant| tenant.account.recent_service(self.looked_ns)),
+            ),
             sessions: self
                 .sessions
                 .iter()
@@ -668,6 +685,9 @@ impl Worker {
             graph_launches: totals.graph_launches,
             wanted_ns: totals.wanted_ns,
             contended_ns: totals.contended_ns,
+            owed_ns: totals.owed_ns,
+            had_ns: totals.had_ns,
+            waits_by_length: totals.waits_by_length,
             lag_ns: self.scheduler.lag_ns(id),
             memory_bytes,
             memory_by_kind: kinds
@@ -683,6 +703,7 @@ impl Worker {
                 Grant::Closed => "closed",
                 Grant::Leased { .. } => "leased",
                 Grant::Open => "open",
+                Grant::Paused => "paused",
             }
             .to_owned(),
         }

@@ -4,6 +4,7 @@ mod adopt;
 mod cdi;
 mod daemon;
 mod doctor;
+mod pause;
 mod ps;
 mod run;
 mod set;
@@ -51,6 +52,10 @@ enum Command {
     Ps(ps::Args),
     /// Change a running tenant's share or memory limit
     Set(set::Args),
+    /// Keep a tenant off the GPUs until it is resumed
+    Pause(pause::Args),
+    /// Let a paused tenant go on
+    Resume(pause::Args),
     /// Let an unmanaged process go on, as a tenant's
     Adopt(adopt::Args),
     /// Show what processes ask of the GPU's driver, call by call
@@ -75,6 +80,8 @@ pub fn main() -> ExitCode {
         Command::Daemon(args) => daemon::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Ps(args) => ps::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Set(args) => set::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Pause(args) => pause::pause(args).map(|()| ExitCode::SUCCESS),
+        Command::Resume(args) => pause::resume(args).map(|()| ExitCode::SUCCESS),
         Command::Adopt(args) => adopt::run(args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args),
         Command::Doctor(args) => doctor::run(&args),

@@ -80,7 +80,7 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
     let daemon = &status.daemon;
     writeln!(out, "daemon {} (deepres {}) in {}", daemon.pid, daemon.version, daemon.directory)?;
     for gpu in &status.gpus {
-        print_gpu(gpu, out)?;
+        print_gpu(gpu, verbose, out)?;
     }
     writeln!(out)?;
     if status.tenants.is_empty() {
@@ -121,7 +121,7 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
     unmanaged::print(status, out)
 }
 
-fn print_gpu(gpu: &GpuStatus, out: &mut impl Write) -> io::Result<()> {
+fn print_gpu(gpu: &GpuStatus, verbose: bool, out: &mut impl Write) -> io::Result<()> {
     let kind = if gpu.simulated { ", simulated" } else { "" };
     let phase = match (&gpu.holder, gpu.phase.as_str()) {
         (Some(holder), phase) => format!("{phase} ({holder})"),
@@ -145,7 +145,8 @@ fn print_gpu(gpu: &GpuStatus, out: &mut impl Write) -> io::Result<()> {
         time(gpu.handoff_p99_ns),
         time(gpu.quantum_ns),
         time(gpu.window_ns),
-    )
+    )?;
+    if verbose { why::print_gpu(gpu, out) } else { Ok(()) }
 }
 
 fn row(tenant: &TenantStatus, account: &AccountStatus) -> Vec<String> {

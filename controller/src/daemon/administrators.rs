@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
 /// Administrators at a time.
@@ -150,21 +150,32 @@ async fn answer(request: Request, shared: &Shared) -> Reply {
         Request::Set { tenant, share_ppm, memory_bytes, class } => {
             let wish = Wish { share_ppm, memory_bytes, class };
             let set = shared.registry.borrow_mut().set(&tenant, wish);
-            match set {
-                Ok((reply, in_force)) => {
-                    for answer in in_force {
-                        if !matches!(timeout(ANSWER_LIMIT, answer).await, Ok(Ok(()))) {
-                            return Reply::Error {
-                                message: "a GPU's arbiter does not answer; see the daemon's log".to_owned(),
-                            };
-                        }
-                    }
-                    // What was acknowledged outlives the daemon.
-                    super::saving::save(shared).await;
-                    reply
-                }
-                Err(message) => Reply::Error { message },
-            }
+            in_force(set, shared).await
+        }
+        Request::Pause { tenant } => {
+            let paused = shared.registry.borrow_mut().pause(&tenant, true);
+            in_force(paused, shared).await
+        }
+        Request::Resume { tenant } => {
+            let resumed = shared.registry.borrow_mut().pause(&tenant, false);
+            in_force(resumed, shared).await
         }
     }
+}
+
+/// Answers once what was changed is in force and will outlive the daemon.
+async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, shared: &Shared) -> Reply {
+    let (reply, answers) = match changed {
+        Ok(changed) => changed,
+        Err(message) => return Reply::Error { message },
+    };
+    for answer in answers {
+        if !matches!(timeout(ANSWER_LIMIT, answer).await, Ok(Ok(()))) {
+            return Reply::Error {
+                message: "a GPU's arbiter does not answer; see the daemon's log".to_owned(),
+            };
+        }
+    }
+    super::saving::save(shared).await;
+    reply
 }

@@ -88,7 +88,7 @@ impl Model {
             most_holders: 0,
         };
         for (id, program) in (1..).zip(programs) {
-            model.scheduler.enter(id, 0);
+            model.scheduler.enter(id, program.class, 0);
             model.scheduler.set_standing(id, program.class, program.weight_ppm);
             model.at(program.active_ns.0 + id, Event::Try(id));
             let tenant = Tenant {
@@ -145,6 +145,7 @@ impl Model {
         let (may_go, rings) = match grant {
             Grant::Open => (true, false),
             Grant::Closed => (false, true),
+            Grant::Paused => (false, false),
             Grant::Leased { expires_ns } if now_ns >= expires_ns => (false, true),
             Grant::Leased { .. } => {
                 let window_ns = self.scheduler.window_ns(id, 1, tenant.longest_ns, &self.tuning);

@@ -1,7 +1,10 @@
 //! `cargo xtask bench`: what deepres costs those who use it.
 
+mod beside;
 mod daemon;
+mod handoff;
 mod hook;
+mod pieces;
 mod preload;
 mod share;
 mod storm;
@@ -18,8 +21,15 @@ pub enum Bench {
     /// A driver that does nothing serves a client that calls each function a million times, bare and then
     /// under `deepres run` with a live daemon and an open gate, in turns. Shown is the median of the turns.
     Hook(hook::Options),
+    /// What a best-effort tenant makes of another's pauses, and what that costs the other.
+    ///
+    /// A trainer with pauses and a server of requests, each alone, beside a best-effort trainer, and beside it with the simulated GPU's own
+    /// time-slicing instead of deepres. Also, how fast one tenant that always has work is against the bare driver.
+    Beside(beside::Options),
     /// What the daemon takes while a thousand processes are connected and do nothing.
     Daemon(daemon::Options),
+    /// How fast the GPU changes hands, and how soon a new quota or a waiting tenant has it.
+    Handoff(handoff::Options),
     /// What preloading the library adds to a process that uses no CUDA.
     ///
     /// Runs /bin/true bare and preloaded in turns; shown are the medians.
@@ -43,6 +53,8 @@ pub enum Bench {
 /// Runs a benchmark.
 pub fn run(bench: &Bench) -> Result<()> {
     match bench {
+        Bench::Beside(options) => beside::run(options),
+        Bench::Handoff(options) => handoff::run(options),
         Bench::Daemon(options) => daemon::run(options),
         Bench::Hook(options) => hook::run(options),
         Bench::Preload(options) => preload::run(options),

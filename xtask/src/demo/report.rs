@@ -225,7 +225,7 @@ mod tests {
         Moment {
             ps: Ps {
                 now_ns,
-                gpus: vec![Gpu { uuid: String::new(), contended_ns }],
+                gpus: vec![Gpu { contended_ns, ..Gpu::default() }],
                 tenants: vec![tenant(0, "a", 700_000), tenant(1, "b", 300_000)],
             },
             truth: truth.map(|[a, b]| truth::Snapshot {

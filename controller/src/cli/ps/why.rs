@@ -1,6 +1,8 @@
 //! `deepres ps -v`: for each tenant what was asked, what is granted and why, and how the tenant was found.
 
-use deepres_controller::admin::{AccountStatus, TenantStatus};
+use super::time;
+use deepres_abi::PPM;
+use deepres_controller::admin::{AccountStatus, GpuStatus, TenantStatus};
 use deepres_controller::authority::Granted;
 use deepres_controller::identity::Found;
 use deepres_controller::quantity::{Bytes, Percent};
@@ -13,6 +15,24 @@ pub fn print(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result<()> {
         print_tenant(tenant, out)?;
     }
     Ok(())
+}
+
+/// Prints from what a GPU's time constants follow, and how alike tenants had what they were owed.
+pub fn print_gpu(gpu: &GpuStatus, out: &mut impl Write) -> io::Result<()> {
+    writeln!(
+        out,
+        "  from a hand-off of {} (median, drain included): quantum {}, renewed {} before its end, window {}, spin {}, idle after {}",
+        time(gpu.handoff_ns),
+        time(gpu.quantum_ns),
+        time(gpu.lead_ns),
+        time(gpu.window_ns),
+        time(gpu.spin_ns),
+        time(gpu.grace_ns),
+    )?;
+    match gpu.fairness_ppm {
+        Some(ppm) => writeln!(out, "  fairness of the last second {:.3}", f64::from(ppm) / f64::from(PPM)),
+        None => Ok(()),
+    }
 }
 
 fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
@@ -38,6 +58,7 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     )?;
     for account in &tenant.gpus {
         writeln!(out, "    on gpu {}  owed {}{}", account.gpu, share(account.entitled_ppm), owed(account))?;
+        print_service(account, out)?;
     }
     writeln!(
         out,
@@ -53,6 +74,42 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
         class.value,
         class.rule
     )
+}
+
+/// What a tenant had while others wanted the GPU too, and how long it waited for that.
+fn print_service(account: &AccountStatus, out: &mut impl Write) -> io::Result<()> {
+    if account.contended_ns > 0 {
+        writeln!(
+            out,
+            "      of {} contended it was owed {} and had {}",
+            time(account.contended_ns),
+            time(account.owed_ns),
+            time(account.had_ns)
+        )?;
+    }
+    let [Some(median_ns), Some(most_ns)] = [50, 99].map(|percent| waited_ns(account, percent)) else {
+        return Ok(());
+    };
+    writeln!(
+        out,
+        "      waited at the gate {} times: half of them under {}, 99 % under {}",
+        account.waits,
+        time(median_ns),
+        time(most_ns)
+    )
+}
+
+/// What so many percent of the waits were shorter than, as the histogram tells; none without waits.
+fn waited_ns(account: &AccountStatus, percent: u64) -> Option<u64> {
+    const NS_PER_US: u64 = 1_000;
+    let waits: u64 = account.waits_by_length.iter().sum();
+    let rank = (waits * percent).div_ceil(100);
+    let mut sum = 0;
+    let bucket = account.waits_by_length.iter().position(|count| {
+        sum += count;
+        sum >= rank
+    });
+    bucket.filter(|_| waits > 0).map(|bucket| NS_PER_US << (bucket + 1))
 }
 
 /// How a tenant was found.

@@ -280,7 +280,7 @@ impl Registry {
         let mut ready = Vec::new();
         // What this process asked for is in force on the tenant's other GPUs too.
         for gpu in tenant.gpus.iter().filter(|gpu| !gpus.contains(gpu)) {
-            ready.push(self.gpus[*gpu].arbiter.set_tenant(seat.id, seat.request, seat.memory_limit_bytes));
+            ready.push(self.gpus[*gpu].arbiter.set_tenant(seat.clone()));
         }
         for (gpu, bell) in gpus.iter().zip(&pages.bells) {
             if let Some(ledger) = tenant.ledger.page().gpu(*gpu) {

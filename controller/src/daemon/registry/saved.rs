@@ -96,6 +96,7 @@ impl Registry {
                 groups: saved.groups,
                 asked: saved.asked,
                 set: saved.set,
+                is_paused: saved.paused,
                 has_room: !saved.lacks_room,
                 ledger,
                 gpus: Vec::new(),
@@ -170,6 +171,7 @@ impl Tenant {
             groups: self.groups.clone(),
             asked: self.asked,
             set: self.set,
+            paused: self.is_paused,
             lacks_room: !self.has_room,
             is_here: !self.is_deserted(),
             ..SavedTenant::default()

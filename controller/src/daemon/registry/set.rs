@@ -1,6 +1,7 @@
 //! What administrators change.
 
 use super::Registry;
+use super::tenant::Tenant;
 use crate::admin::Reply;
 use crate::authority::{self, Wish};
 use tokio::sync::oneshot;
@@ -8,34 +9,58 @@ use tokio::sync::oneshot;
 /// Names in a message, at most.
 const MAX_NAMES_SHOWN: usize = 10;
 
+/// What to tell the administrator, and what is fulfilled when it is in force.
+type Changed = (Reply, Vec<oneshot::Receiver<()>>);
+
 impl Registry {
-    /// Changes what a tenant is granted, at an administrator's word. The receivers are fulfilled when it is in force.
+    /// Changes what a tenant is granted, at an administrator's word.
     ///
     /// # Errors
     /// What to tell the administrator.
-    pub fn set(&mut self, name: &str, wish: Wish) -> Result<(Reply, Vec<oneshot::Receiver<()>>), String> {
+    pub fn set(&mut self, name: &str, wish: Wish) -> Result<Changed, String> {
         if let Some(reason) = authority::impossible(&wish) {
             return Err(reason);
         }
-        let Some(tenant) = self.tenants.get_mut(name) else {
-            let living = self.tenants.iter().filter(|(_, tenant)| !tenant.is_deserted());
-            let mut known: Vec<_> = living.map(|(name, _)| name.as_str()).take(MAX_NAMES_SHOWN + 1).collect();
-            if known.len() > MAX_NAMES_SHOWN {
-                known[MAX_NAMES_SHOWN] = "…";
-            }
-            return Err(if known.is_empty() {
-                format!("there is no tenant `{name}`; there are none at all: start one with `deepres run`")
-            } else {
-                format!("there is no tenant `{name}`; there are: {}", known.join(", "))
-            });
-        };
+        let tenant = self.tenant_named(name)?;
         tenant.set = wish.or(tenant.set);
         let granted = tenant.granted();
         tracing::info!(tenant = name, set = %tenant.set, "an administrator set a tenant");
-        let seat = tenant.seat();
-        let set =
-            |gpu: &usize| self.gpus[*gpu].arbiter.set_tenant(seat.id, seat.request, seat.memory_limit_bytes);
-        let in_force = tenant.gpus.iter().map(set).collect();
-        Ok((Reply::Set(granted), in_force))
+        Ok((Reply::Set(granted), self.tell_arbiters(name)))
     }
+
+    /// Keeps a tenant off the GPUs, or lets it on again, at an administrator's word.
+    ///
+    /// # Errors
+    /// What to tell the administrator.
+    pub fn pause(&mut self, name: &str, is_paused: bool) -> Result<Changed, String> {
+        self.tenant_named(name)?.is_paused = is_paused;
+        tracing::info!(tenant = name, is_paused, "an administrator paused or resumed a tenant");
+        Ok((Reply::Pause { is_paused }, self.tell_arbiters(name)))
+    }
+
+    /// Has every arbiter that knows a tenant take up what holds for it now.
+    fn tell_arbiters(&self, name: &str) -> Vec<oneshot::Receiver<()>> {
+        let Some(tenant) = self.tenants.get(name) else { return Vec::new() };
+        let seat = tenant.seat();
+        tenant.gpus.iter().map(|gpu| self.gpus[*gpu].arbiter.set_tenant(seat.clone())).collect()
+    }
+
+    fn tenant_named(&mut self, name: &str) -> Result<&mut Tenant, String> {
+        if self.tenants.contains_key(name) {
+            return self.tenants.get_mut(name).ok_or_else(|| unknown(name, &[]));
+        }
+        let living = self.tenants.iter().filter(|(_, tenant)| !tenant.is_deserted());
+        let known: Vec<_> = living.map(|(name, _)| name.as_str()).take(MAX_NAMES_SHOWN + 1).collect();
+        Err(unknown(name, &known))
+    }
+}
+
+/// There is no such tenant; those there are.
+fn unknown(name: &str, known: &[&str]) -> String {
+    if known.is_empty() {
+        return format!("there is no tenant `{name}`; there are none at all: start one with `deepres run`");
+    }
+    let more = if known.len() > MAX_NAMES_SHOWN { ", …" } else { "" };
+    let shown = known.get(..MAX_NAMES_SHOWN).unwrap_or(known);
+    format!("there is no tenant `{name}`; there are: {}{more}", shown.join(", "))
 }

@@ -76,6 +76,7 @@ impl Registry {
             asked_share_ppm: granted.share_ppm.value,
             memory_limit_bytes: granted.memory_bytes.value,
             class: granted.class.value.name().to_owned(),
+            paused: tenant.is_paused,
             keepers: tenant.keepers.len(),
             gpus: accounts.collect::<Vec<AccountStatus>>(),
             sessions: tenant
@@ -117,5 +118,9 @@ fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &HashMap<TenantId
         quantum_ns: report.tuning.quantum_ns,
         window_ns: report.tuning.window_ns,
         spin_ns: report.tuning.spin_ns,
+        handoff_ns: report.tuning.handoff_ns,
+        lead_ns: report.tuning.lead_ns,
+        grace_ns: report.tuning.grace_ns,
+        fairness_ppm: report.fairness_ppm,
     }
 }

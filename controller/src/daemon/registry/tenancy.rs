@@ -55,6 +55,7 @@ impl Registry {
                 caps,
                 asked,
                 set: Wish::default(),
+                is_paused: false,
                 has_room,
                 ledger: Arc::new(ledger),
                 gpus: Vec::new(),
@@ -73,6 +74,7 @@ impl Registry {
             tenant.groups.clone_from(&guest.groups);
             (tenant.caps, tenant.asked, tenant.set, tenant.has_room) =
                 (caps, asked, Wish::default(), has_room);
+            tenant.is_paused = false;
         } else if role == Role::Keeper && asked.differs_from(&holds) {
             return request(format!(
                 "the tenant `{name}` runs already with {holds}: leave --share, --memory and --class out, choose another --name, or change it with `deepres set {name} …`"

@@ -42,6 +42,8 @@ pub struct Tenant {
     pub asked: Wish,
     /// What an administrator set.
     pub set: Wish,
+    /// An administrator paused it.
+    pub is_paused: bool,
     /// The guarantee that it asked for, if it did, fitted beside those of others when it asked.
     pub has_room: bool,
     /// Its memory account.
@@ -122,6 +124,7 @@ impl Tenant {
                 ..Request::default()
             },
             memory_limit_bytes: granted.memory_bytes.value.unwrap_or(NO_LIMIT),
+            is_paused: self.is_paused,
             ledger: Arc::clone(&self.ledger),
         }
     }

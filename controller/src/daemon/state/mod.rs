@@ -19,7 +19,7 @@ use std::fmt;
 /// Files of another major version are set aside.
 const MAJOR: u32 = 1;
 /// Raised when a field is added.
-const MINOR: u32 = 0;
+const MINOR: u32 = 1;
 
 /// Which layout a file has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +86,8 @@ pub struct SavedTenant {
     pub asked: Wish,
     /// What an administrator set.
     pub set: Wish,
+    /// An administrator paused it.
+    pub paused: bool,
     /// The guarantee that it asked for did not fit beside those of others.
     pub lacks_room: bool,
     /// Somebody of it was here.
@@ -206,6 +208,7 @@ mod tests {
                 meters: vec![OnGpu { uuid: uuid.clone(), saved: meter }],
             }],
             is_here: true,
+            paused: true,
             ..SavedTenant::default()
         };
         let gpu = SavedGpu { uuid, handoffs: 3, ..SavedGpu::default() };

@@ -63,6 +63,8 @@ pub enum Grant {
     },
     /// Go.
     Open,
+    /// Wait, and do not call for the GPU: an administrator paused the tenant.
+    Paused,
 }
 
 /// A change to a tenant's gate.
@@ -133,15 +135,17 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Adds a tenant, or brings back one that was away. Its gate is closed.
-    pub fn enter(&mut self, tenant: TenantId, now_ns: u64) {
-        let vclock = self.vclocks[Rank::Owner as usize];
+    /// Adds a tenant of a class, or brings back one that was away. Its gate is closed.
+    pub fn enter(&mut self, tenant: TenantId, class: Class, now_ns: u64) {
+        let rank = Rank::of(class);
+        let vclock = self.vclocks[rank as usize];
         let tenant = self.tenants.entry(tenant).or_insert(Tenant {
-            rank: Rank::Owner,
+            rank,
             weight_ppm: 0,
             slo_ns: None,
             vtime: vclock,
             present: true,
+            is_paused: false,
             seen: Seen::default(),
             wanted: false,
             stopped_wanting_ns: 0,
@@ -165,9 +169,19 @@ impl Scheduler {
             tenant.present = false;
             tenant.seen = Seen::default();
             tenant.wanted = false;
-            tenant.grant = Grant::Closed;
+            tenant.grant = tenant.closed();
         }
         self.free(id);
+    }
+
+    /// Pauses a tenant, or ends its pause. What a paused one has in flight runs out; until it is resumed it wants nothing, and the others
+    /// share the GPU as if it were not there.
+    pub fn set_paused(&mut self, id: TenantId, is_paused: bool) {
+        let Some(tenant) = self.tenants.get_mut(&id) else { return };
+        tenant.is_paused = is_paused;
+        if matches!(tenant.grant, Grant::Closed | Grant::Paused) {
+            self.change(id, Grant::Closed, false);
+        }
     }
 
     /// Forgets a tenant.
@@ -186,7 +200,7 @@ impl Scheduler {
     pub fn set_standing(&mut self, tenant: TenantId, class: Class, weight_ppm: u32) {
         let Some(tenant) = self.tenants.get_mut(&tenant) else { return };
         tenant.weight_ppm = weight_ppm;
-        let rank = if class == Class::BestEffort { Rank::Guest } else { Rank::Owner };
+        let rank = Rank::of(class);
         if tenant.rank != rank {
             // What it owed the ones is nothing to the others.
             tenant.rank = rank;
@@ -287,6 +301,7 @@ impl Scheduler {
             let step = match self.hold {
                 None => self.free_step(now_ns, tuning),
                 Some(hold) => match hold.drain_give_up_ns {
+                    None if self.is_paused(hold.tenant) => self.close(hold, now_ns),
                     None if self.is_guest(hold.tenant) => self.guest_step(hold, now_ns, tuning),
                     None => self.hold_step(hold, now_ns, tuning),
                     Some(give_up_ns) => self.drain_step(hold, give_up_ns, now_ns, tuning),
@@ -322,7 +337,7 @@ impl Scheduler {
         let mut wanting = [0; 2];
         for tenant in self.tenants.values_mut() {
             let vclock = self.vclocks[tenant.rank as usize];
-            let wants = tenant.seen.wants();
+            let wants = tenant.seen.wants() && !tenant.is_paused;
             wanting[tenant.rank as usize] += usize::from(wants);
             if wants && !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
@@ -354,13 +369,17 @@ impl Scheduler {
         self.tenants.get(&tenant).is_some_and(|tenant| tenant.rank == Rank::Guest)
     }
 
+    fn is_paused(&self, tenant: TenantId) -> bool {
+        self.tenants.get(&tenant).is_some_and(|tenant| tenant.is_paused)
+    }
+
     fn owner_is_present(&self) -> bool {
-        self.tenants.values().any(|tenant| tenant.present && tenant.rank == Rank::Owner)
+        self.tenants.values().any(|tenant| tenant.is_here() && tenant.rank == Rank::Owner)
     }
 
     /// How long every owner can be kept waiting at a time, ns.
     fn tolerated_ns(&self) -> u64 {
-        let owners = self.tenants.values().filter(|tenant| tenant.present && tenant.rank == Rank::Owner);
+        let owners = self.tenants.values().filter(|tenant| tenant.is_here() && tenant.rank == Rank::Owner);
         owners.map(|owner| owner.slo_ns.unwrap_or(0) / WAITS_PER_SLO).min().unwrap_or(0)
     }
 
@@ -395,14 +414,15 @@ impl Scheduler {
 
     /// The tenant, if there is but one: it has the GPU before it asks.
     fn only(&self) -> Option<TenantId> {
-        let mut present = self.tenants.iter().filter(|(_, tenant)| tenant.present).map(|(id, _)| *id);
+        let mut present = self.tenants.iter().filter(|(_, tenant)| tenant.is_here()).map(|(id, _)| *id);
         present.next().filter(|_| present.next().is_none())
     }
 
     /// The owner that had the GPU last, if it is still there.
     fn resident(&self) -> Option<TenantId> {
-        self.last_owner
-            .filter(|id| self.tenants.get(id).is_some_and(|owner| owner.present && owner.rank == Rank::Owner))
+        self.last_owner.filter(|id| {
+            self.tenants.get(id).is_some_and(|owner| owner.is_here() && owner.rank == Rank::Owner)
+        })
     }
 
     /// Nobody has the GPU.
@@ -471,7 +491,7 @@ impl Scheduler {
             Grant::Leased { .. } if self.next(Rank::Guest, Some(hold.tenant)).is_some() => {
                 return self.close(hold, now_ns);
             }
-            Grant::Closed | Grant::Leased { .. } | Grant::Open => {
+            Grant::Closed | Grant::Paused | Grant::Leased { .. } | Grant::Open => {
                 let Ok(until_ns) = self.guest_until_ns(hold.tenant, now_ns, tuning) else {
                     return self.close(hold, now_ns);
                 };
@@ -559,7 +579,7 @@ impl Scheduler {
         let renewal_ns = |expires_ns: u64| expires_ns.saturating_sub(tuning.lead_ns);
         let expires_ns = match grant {
             Grant::Leased { expires_ns } if now_ns < renewal_ns(expires_ns) => expires_ns,
-            Grant::Leased { .. } | Grant::Closed | Grant::Open => {
+            Grant::Leased { .. } | Grant::Closed | Grant::Paused | Grant::Open => {
                 let expires_ns = now_ns.saturating_add(SOLO_LEASE_NS);
                 self.lease(tenant, expires_ns, matches!(grant, Grant::Leased { .. }));
                 expires_ns
@@ -592,7 +612,7 @@ impl Scheduler {
         let limit_ns = self.tenants.get(&hold.tenant).map_or(0, |holder| match holder.grant {
             // How much is queued behind an open gate nobody counts.
             Grant::Open => MAX_DRAIN_NS,
-            Grant::Leased { .. } | Grant::Closed => holder
+            Grant::Leased { .. } | Grant::Closed | Grant::Paused => holder
                 .seen
                 .longest_ns
                 .saturating_mul(LONGEST_PER_DRAIN)
@@ -609,7 +629,7 @@ impl Scheduler {
         let next = self.next_but(hold.tenant, now_ns, tuning);
         let is_held_back =
             self.is_guest(hold.tenant) && self.guest_until_ns(hold.tenant, now_ns, tuning).is_err();
-        if in_flight && next.is_none() && !is_held_back {
+        if in_flight && next.is_none() && !is_held_back && !self.is_paused(hold.tenant) {
             // Nobody waits for it any more.
             self.hold = Some(Hold { drain_give_up_ns: None, ..hold });
             return Step::Again;
@@ -653,9 +673,9 @@ impl Scheduler {
     }
 
     fn change(&mut self, id: TenantId, grant: Grant, renewal: bool) {
-        if let Some(tenant) = self.tenants.get_mut(&id)
-            && tenant.grant != grant
-        {
+        let Some(tenant) = self.tenants.get_mut(&id) else { return };
+        let grant = if grant == Grant::Closed { tenant.closed() } else { grant };
+        if tenant.grant != grant {
             tenant.grant = grant;
             self.changes.push(Change { tenant: id, grant, renewal });
         }

@@ -14,7 +14,7 @@ impl Scheduler {
         if self.tenants.is_empty() {
             self.vclocks = self.vclocks.map(|vclock| vclock.max(RESTORED_CLOCK));
         }
-        self.enter(id, now_ns);
+        self.enter(id, class, now_ns);
         self.set_standing(id, class, weight_ppm);
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
         let vclock = self.vclocks[tenant.rank as usize];
@@ -62,7 +62,7 @@ mod tests {
         scheduler.restore(A, Class::Fair, PPM / 2, -(200 * MS as i64), MS);
         scheduler.restore(B, Class::Fair, PPM / 2, 50 * MS as i64, MS);
         for tenant in [A, B] {
-            scheduler.enter(tenant, 2 * MS);
+            scheduler.enter(tenant, Class::Fair, 2 * MS);
             scheduler.observe(tenant, 2 * MS, Seen { waiting: true, ..Seen::default() });
         }
         scheduler.decide(2 * MS, &tuning);

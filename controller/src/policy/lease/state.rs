@@ -2,6 +2,7 @@
 
 use super::{Grant, Seen, ns};
 use crate::policy::TenantId;
+use crate::policy::class::Class;
 use crate::policy::tuning::Tuning;
 use deepres_abi::PPM;
 use std::time::Duration;
@@ -36,6 +37,12 @@ pub enum Rank {
     Guest,
 }
 
+impl Rank {
+    pub fn of(class: Class) -> Self {
+        if class == Class::BestEffort { Self::Guest } else { Self::Owner }
+    }
+}
+
 #[derive(Debug)]
 pub struct Tenant {
     pub rank: Rank,
@@ -45,6 +52,8 @@ pub struct Tenant {
     pub vtime: VirtualTime,
     /// It has sessions on this GPU.
     pub present: bool,
+    /// An administrator paused it.
+    pub is_paused: bool,
     pub seen: Seen,
     /// It wanted the GPU at the last decision.
     pub wanted: bool,
@@ -62,6 +71,16 @@ pub struct Tenant {
 }
 
 impl Tenant {
+    /// It has sessions, and may run.
+    pub fn is_here(&self) -> bool {
+        self.present && !self.is_paused
+    }
+
+    /// What its gate says while it has to wait.
+    pub fn closed(&self) -> Grant {
+        if self.is_paused { Grant::Paused } else { Grant::Closed }
+    }
+
     pub fn weighted(&self, gpu_ns: u64) -> VirtualTime {
         VirtualTime::from(gpu_ns) * VirtualTime::from(PPM) / VirtualTime::from(self.weight_ppm.max(1))
     }

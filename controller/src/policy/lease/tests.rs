@@ -22,10 +22,10 @@ impl Bench {
     fn new() -> Self {
         let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
         let mut bench = Self { scheduler: Scheduler::default(), tuning, now_ns: 1_000 * MS };
-        bench.scheduler.enter(A, bench.now_ns);
+        bench.scheduler.enter(A, Class::Fair, bench.now_ns);
         bench.scheduler.set_standing(A, Class::Fair, PPM / 2);
         bench.scheduler.decide(bench.now_ns, &tuning);
-        bench.scheduler.enter(B, bench.now_ns);
+        bench.scheduler.enter(B, Class::Fair, bench.now_ns);
         bench.scheduler.set_standing(B, Class::Fair, PPM / 2);
         bench
     }
@@ -275,7 +275,7 @@ fn a_guest_may_have_one_kernel_in_flight_beside_owners_and_a_window_when_there_a
 fn guests_share_the_pauses_by_their_weights() {
     const C: TenantId = 3;
     let mut bench = Bench::beside();
-    bench.scheduler.enter(C, bench.now_ns);
+    bench.scheduler.enter(C, Class::Fair, bench.now_ns);
     bench.scheduler.set_standing(B, Class::BestEffort, 750_000);
     bench.scheduler.set_standing(C, Class::BestEffort, 250_000);
     let mut had_ns = [0u64; 2];
@@ -300,4 +300,37 @@ fn guests_alone_take_turns_from_the_first_moment() {
     bench.scheduler.set_standing(A, Class::BestEffort, PPM);
     bench.step(MS, WAITING, WAITING);
     assert!(bench.is_leased(A) != bench.is_leased(B), "with equal claims one of them has the GPU");
+}
+
+#[test]
+fn a_paused_tenant_drains_and_wants_nothing_until_it_is_resumed() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, IDLE);
+    bench.scheduler.set_paused(A, true);
+    bench.step(MS, RUNNING, IDLE);
+    assert_eq!(bench.scheduler.phase(), Phase::Draining(A), "though nobody else wants the GPU");
+    assert_eq!(bench.scheduler.grant(A), Grant::Paused);
+    for _ in 0..300 {
+        bench.step(MS, WAITING, RUNNING);
+        assert_eq!(bench.scheduler.grant(A), Grant::Paused);
+    }
+    assert!(bench.is_open(B), "it is as if it were alone");
+    bench.scheduler.set_paused(A, false);
+    assert!(bench.is_closed(A));
+    bench.step(MS, WAITING, RUNNING);
+    bench.step(MS, WAITING, IDLE);
+    assert!(bench.is_leased(A), "it has its turn again");
+}
+
+#[test]
+fn a_tenant_is_of_its_class_before_anything_else_is_known_of_it() {
+    const C: TenantId = 3;
+    let mut bench = Bench::new();
+    bench.scheduler.enter(C, Class::BestEffort, bench.now_ns);
+    bench.scheduler.observe(C, bench.now_ns, WAITING);
+    for _ in 0..300 {
+        bench.step(MS, RUNNING, WAITING);
+        bench.scheduler.observe(C, bench.now_ns, WAITING);
+        assert!(bench.is_closed(C), "others want the GPU");
+    }
 }

@@ -78,7 +78,7 @@ impl Deepres {
             retries: BinaryHeap::new(),
         };
         for tenant in 0..scenario.tenants.len() {
-            deepres.scheduler.enter(id(tenant), 0);
+            deepres.scheduler.enter(id(tenant), scenario.tenants[tenant].class, 0);
             let slo_ns = scenario.tenants[tenant].requests.and_then(|requests| requests.slo_ns);
             deepres.scheduler.set_slo(id(tenant), slo_ns);
         }
@@ -151,6 +151,7 @@ impl Gate for Deepres {
         let (may_go, rings) = match grant {
             Grant::Open => (true, false),
             Grant::Closed => (false, true),
+            Grant::Paused => (false, false),
             Grant::Leased { expires_ns } if now_ns >= expires_ns => (false, true),
             Grant::Leased { .. } => {
                 let window_ns = self.scheduler.window_ns(id(tenant), 1, seat.longest_ns, &self.tuning);

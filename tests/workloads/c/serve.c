@@ -1,0 +1,123 @@
+/* Does pieces of work (requests of a server, steps of a trainer) with time between them, and says how long they took.
+ *
+ * serve [--kernel NAME] [--kernels K] [--rate R | --gap-us US] [--seconds S] [--seed N] [--log FILE]
+ *   A piece is K launches of the kernel and a wait for them. --rate: pieces come as a Poisson process of R a second, whether the one before is
+ *   done or not; a piece's time counts from then. --gap-us: the next piece comes so long after the one before was done. --seconds 0 (the default)
+ *   runs until it is killed. --log: a file of 8-byte numbers that exists; the first becomes how many launches there were, the others when each
+ *   returned (ns of CLOCK_MONOTONIC), going round.
+ *
+ * Prints one JSON line: pieces, how long they took, and how long their first launches took to return, in microseconds. */
+#include "driver.h"
+#include <fcntl.h>
+#include <math.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PIECES_MAX = 1 << 20 };
+
+static long long now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static void sleep_until(long long at_ns) {
+    struct timespec t = {at_ns / 1000000000LL, at_ns % 1000000000LL};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL)) {
+    }
+}
+
+static int by_size(const void *a, const void *b) {
+    double difference = *(const double *)a - *(const double *)b;
+    return (difference > 0) - (difference < 0);
+}
+
+static void print_times(const char *name, double *us, long count) {
+    double sum = 0;
+    qsort(us, count, sizeof *us, by_size);
+    for (long i = 0; i < count; i++)
+        sum += us[i];
+    long p99 = (long)ceil(count * 0.99) - 1;
+    printf(",\"%s\":{\"mean\":%.3f,\"p50\":%.3f,\"p99\":%.3f,\"worst\":%.3f}", name, sum / count, us[(count - 1) / 2], us[p99],
+           us[count - 1]);
+}
+
+int main(int argc, char **argv) {
+    const char *name = "busy_1000us", *log_file = NULL;
+    double rate = 0, seconds = 0;
+    long kernels = 1, gap_us = 0, seed = 1;
+    for (int i = 1; i + 1 < argc; i += 2) {
+        const char *value = argv[i + 1];
+        if (!strcmp(argv[i], "--kernel")) name = value;
+        else if (!strcmp(argv[i], "--kernels")) kernels = atol(value);
+        else if (!strcmp(argv[i], "--rate")) rate = atof(value);
+        else if (!strcmp(argv[i], "--gap-us")) gap_us = atol(value);
+        else if (!strcmp(argv[i], "--seconds")) seconds = atof(value);
+        else if (!strcmp(argv[i], "--seed")) seed = atol(value);
+        else if (!strcmp(argv[i], "--log")) log_file = value;
+        else {
+            fprintf(stderr, "serve: unknown option %s\n", argv[i]);
+            return 2;
+        }
+    }
+    if (kernels < 1) {
+        fprintf(stderr, "serve: at least one kernel\n");
+        return 2;
+    }
+    unsigned long long *log = NULL;
+    unsigned long log_places = 0;
+    if (log_file) {
+        struct stat status;
+        int file = open(log_file, O_RDWR);
+        if (file < 0 || fstat(file, &status) || status.st_size < 16) {
+            fprintf(stderr, "serve: cannot use %s\n", log_file);
+            return 1;
+        }
+        log_places = status.st_size / 8 - 1;
+        log = mmap(NULL, status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (log == MAP_FAILED) return 1;
+    }
+    CUcontext context = open_context();
+    CUfunction kernel = load_kernel(name);
+    CUstream stream;
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    double *took_us = malloc(PIECES_MAX * sizeof *took_us), *launch_us = malloc(PIECES_MAX * sizeof *launch_us);
+    srand48(seed);
+    printf("ready\n");
+    fflush(stdout);
+
+    long count = 0;
+    unsigned long long launches = 0;
+    long long start = now_ns(), end = start + (long long)(seconds * 1e9), due = start;
+    for (; count < PIECES_MAX; count++) {
+        due = rate > 0 ? due + (long long)(-log1p(-drand48()) / rate * 1e9) : now_ns() + gap_us * 1000LL;
+        if (seconds > 0 && due >= end) break;
+        if (rate > 0 || gap_us > 0) sleep_until(due);
+        long long called = now_ns();
+        for (long k = 0; k < kernels; k++) {
+            CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+            long long returned = now_ns();
+            if (k == 0) launch_us[count] = (returned - called) / 1e3;
+            if (log) {
+                log[1 + launches % log_places] = returned;
+                __atomic_store_n(&log[0], ++launches, __ATOMIC_RELEASE);
+            }
+        }
+        CHECK(cu(cuStreamSynchronize)(stream));
+        took_us[count] = (now_ns() - due) / 1e3;
+    }
+    if (count == 0) {
+        fprintf(stderr, "serve: no piece of work within the time\n");
+        return 1;
+    }
+    printf("{\"pieces\":%ld,\"seconds\":%.6f", count, (now_ns() - start) / 1e9);
+    print_times("took_us", took_us, count);
+    print_times("launch_us", launch_us, count);
+    printf("}\n");
+    fflush(stdout);
+    CHECK(cu(cuCtxDestroy_v2)(context));
+    return 0;
+}

@@ -1,0 +1,271 @@
+//! `cargo xtask bench beside`: a best-effort trainer beside a trainer with pauses, and beside a server of requests.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::pieces::{As, Client, Kit, LONG_KERNEL_MS, Served, Times, kernels_ns, record};
+use crate::host::Host;
+
+/// From the last client's first launch to the first look.
+const SETTLED: Duration = Duration::from_millis(700);
+/// How often an interruption is looked for.
+const POLL: Duration = Duration::from_millis(20);
+
+/// The one that is to run as if it were alone.
+const FIRST: &str = "first";
+/// The one that has the pauses.
+const GUEST: &str = "guest";
+/// What the guest does: it always has work.
+const GUEST_STEPS: [&str; 2] = ["busy_1000usx32", "sync"];
+/// A trainer's step is 20 ms of work; then it pauses as for its next batch.
+const TRAINER: [&str; 6] = ["--kernel", "busy_1000us", "--kernels", "20", "--gap-us", "10000"];
+/// Requests' work, and how many come in a second: the GPU would be used to 15 and 20 % by them.
+const SERVERS: [(&str, f64, &str); 2] = [("5", 5.0, "30"), ("25", 25.0, "8")];
+/// What is compared with the bare driver: always work.
+const BACKLOG: [&str; 2] = ["busy_200usx100", "sync"];
+/// How often it and the bare driver take turns, so that a machine that grows busy meets both.
+const BACKLOG_ROUNDS: u32 = 3;
+const BACKLOG_LASTS: Duration = Duration::from_secs(2);
+
+const US_PER_MS: f64 = 1e3;
+const NS_PER_MS: f64 = 1e6;
+
+/// Options of `cargo xtask bench beside`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Print one JSON object instead of a text.
+    #[arg(long)]
+    json: bool,
+    /// How long to measure each pair.
+    #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = super::seconds)]
+    seconds: f64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    trainer: TrainerReport,
+    servers: Vec<ServerReport>,
+    guest_longest_kernel_ms: f64,
+    /// GPU time that one tenant has that always has work, against the same without deepres.
+    backlogged_alone_of_bare: f64,
+}
+
+/// A trainer with pauses.
+#[derive(Serialize)]
+struct TrainerReport {
+    steps_per_s_alone: f64,
+    deepres: Trained,
+    time_slicing: Trained,
+}
+
+/// Beside the guest.
+#[derive(Serialize)]
+struct Trained {
+    /// Steps in a second, of those alone.
+    speed: f64,
+    /// The guest's time of what the trainer left.
+    harvested_of_gaps: f64,
+}
+
+/// A server of requests.
+#[derive(Serialize)]
+struct ServerReport {
+    work_ms: f64,
+    requests_per_s: f64,
+    alone: Millis,
+    deepres: Asked,
+    time_slicing: Asked,
+    /// What the tail may grow by: the guest's longest kernel and a hand-off.
+    p99_may_grow_by_ms: f64,
+}
+
+/// Beside the guest.
+#[derive(Serialize)]
+struct Asked {
+    took: Millis,
+    p99_added_ms: f64,
+    p99_of_alone: f64,
+    harvested_of_gaps: f64,
+}
+
+#[derive(Serialize, Clone, Copy)]
+struct Millis {
+    p50: f64,
+    p99: f64,
+}
+
+impl From<Times> for Millis {
+    fn from(times: Times) -> Self {
+        Self { p50: times.p50 / US_PER_MS, p99: times.p99 / US_PER_MS }
+    }
+}
+
+/// What came of a run.
+struct Run {
+    served: Served,
+    harvested_of_gaps: f64,
+    handoff_ms: f64,
+}
+
+/// Measures and prints.
+pub fn run(options: &Options) -> Result<()> {
+    let bench = Bench { kit: Kit::new()?, seconds: options.seconds };
+    let report = Report {
+        trainer: bench.trainer()?,
+        servers: SERVERS
+            .into_iter()
+            .map(|(kernels, work_ms, rate)| bench.server(kernels, work_ms, rate))
+            .collect::<Result<_>>()?,
+        guest_longest_kernel_ms: LONG_KERNEL_MS,
+        backlogged_alone_of_bare: bench.backlogged()?,
+    };
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        report.print();
+    }
+    Ok(())
+}
+
+impl Report {
+    fn print(&self) {
+        let of_hundred = |part: f64| part * 100.0;
+        println!("{:<28} {:>10} {:>14}", "beside a best-effort trainer", "deepres", "time-slicing");
+        let row = |what: &str, ours: f64, theirs: f64, unit: &str| {
+            println!("{what:<28} {ours:>8.2} {unit:<2} {theirs:>11.2} {unit}");
+        };
+        let TrainerReport { deepres, time_slicing, .. } = &self.trainer;
+        row("trainer: speed", of_hundred(deepres.speed), of_hundred(time_slicing.speed), "%");
+        let harvested = [deepres.harvested_of_gaps, time_slicing.harvested_of_gaps].map(of_hundred);
+        row("  harvested of its gaps", harvested[0], harvested[1], "%");
+        for server in &self.servers {
+            println!(
+                "requests of {:.0} ms of work, {:.0} a second: alone {:.2} ms (median), {:.2} ms (99 %)",
+                server.work_ms, server.requests_per_s, server.alone.p50, server.alone.p99
+            );
+            let (ours, theirs) = (&server.deepres, &server.time_slicing);
+            row("  median", ours.took.p50, theirs.took.p50, "ms");
+            row("  99 %", ours.took.p99, theirs.took.p99, "ms");
+            row("  99 %, added", ours.p99_added_ms, theirs.p99_added_ms, "ms");
+            println!("    (may be {:.2} ms)", server.p99_may_grow_by_ms);
+            let harvested = [ours.harvested_of_gaps, theirs.harvested_of_gaps].map(of_hundred);
+            row("  harvested of its gaps", harvested[0], harvested[1], "%");
+        }
+        println!(
+            "one tenant that always has work: {:.2} % of the bare driver",
+            of_hundred(self.backlogged_alone_of_bare)
+        );
+    }
+}
+
+struct Bench {
+    kit: Kit,
+    seconds: f64,
+}
+
+impl Bench {
+    fn trainer(&self) -> Result<TrainerReport> {
+        let alone = self.run(&TRAINER, As::Tenant(&["--name", FIRST]), None)?.served.speed();
+        let of = |run: &Run| Trained {
+            speed: run.served.speed() / alone,
+            harvested_of_gaps: run.harvested_of_gaps,
+        };
+        let (deepres, time_slicing) = self.beside(&TRAINER)?;
+        Ok(TrainerReport { steps_per_s_alone: alone, deepres: of(&deepres), time_slicing: of(&time_slicing) })
+    }
+
+    fn server(&self, kernels: &str, work_ms: f64, rate: &str) -> Result<ServerReport> {
+        let arguments = ["--kernel", "busy_1000us", "--kernels", kernels, "--rate", rate];
+        let alone: Millis = self.run(&arguments, As::Tenant(&["--name", FIRST]), None)?.served.took_us.into();
+        let of = |run: &Run| {
+            let took: Millis = run.served.took_us.into();
+            Asked {
+                took,
+                p99_added_ms: took.p99 - alone.p99,
+                p99_of_alone: took.p99 / alone.p99,
+                harvested_of_gaps: run.harvested_of_gaps,
+            }
+        };
+        let (deepres, time_slicing) = self.beside(&arguments)?;
+        Ok(ServerReport {
+            work_ms,
+            requests_per_s: rate.parse().context("a rate")?,
+            alone,
+            deepres: of(&deepres),
+            time_slicing: of(&time_slicing),
+            p99_may_grow_by_ms: LONG_KERNEL_MS + deepres.handoff_ms,
+        })
+    }
+
+    /// The first beside the guest, under deepres and without.
+    fn beside(&self, arguments: &[&str]) -> Result<(Run, Run)> {
+        let best_effort = As::Tenant(&["--name", GUEST, "--class", "best-effort"]);
+        let deepres = self.run(arguments, As::Tenant(&["--name", FIRST]), Some(best_effort))?;
+        Ok((deepres, self.run(arguments, As::Bare, Some(As::Bare))?))
+    }
+
+    fn run(&self, arguments: &[&str], how: As<'_>, guest: Option<As<'_>>) -> Result<Run> {
+        let host = self.kit.host()?;
+        let guest = match guest {
+            Some(guest) => Some((self.kit.pace(&host, guest, &GUEST_STEPS)?, guest)),
+            None => None,
+        };
+        let seconds = (self.seconds + SETTLED.as_secs_f64()).to_string();
+        let mut arguments = arguments.to_vec();
+        arguments.extend(["--seconds", &seconds]);
+        let first = self.kit.serve(&host, how, &arguments)?;
+        let mut harvested_of_gaps = 0.0;
+        if let Some((mut guest, guest_is)) = guest {
+            self.sleep(SETTLED)?;
+            let pids = [first.pid(&host, how, FIRST)?, guest.pid(&host, guest_is, GUEST)?];
+            let before = record(&host)?;
+            // Up to a moment at which the first still runs.
+            self.sleep(Duration::from_secs_f64(self.seconds).saturating_sub(SETTLED))?;
+            let after = record(&host)?;
+            guest.still_runs()?;
+            let [used_ns, harvested_ns] =
+                pids.map(|pid| kernels_ns(&after, pid).saturating_sub(kernels_ns(&before, pid)));
+            let gaps_ns = (after.at_ns - before.at_ns).saturating_sub(used_ns);
+            harvested_of_gaps = harvested_ns as f64 / gaps_ns as f64;
+        }
+        let served = first.served()?;
+        let handoff_ns = host.ps()?.gpus.first().context("the daemon knows no GPU")?.handoff_p50_ns;
+        Ok(Run { served, harvested_of_gaps, handoff_ms: handoff_ns as f64 / NS_PER_MS })
+    }
+
+    /// One tenant that always has work, and the same without deepres, in turns.
+    fn backlogged(&self) -> Result<f64> {
+        let mut used = [0.0; 2];
+        for _ in 0..BACKLOG_ROUNDS {
+            for (used, how) in used.iter_mut().zip([As::Tenant(&["--name", FIRST]), As::Bare]) {
+                let host = self.kit.host()?;
+                let client = self.kit.pace(&host, how, &BACKLOG)?;
+                *used += self.used(&host, client, how)?;
+            }
+        }
+        Ok(used[0] / used[1])
+    }
+
+    fn used(&self, host: &Host, mut client: Client, how: As<'_>) -> Result<f64> {
+        self.sleep(SETTLED)?;
+        let pid = client.pid(host, how, FIRST)?;
+        let before = record(host)?;
+        self.sleep(BACKLOG_LASTS)?;
+        let after = record(host)?;
+        client.still_runs()?;
+        let used_ns = kernels_ns(&after, pid).saturating_sub(kernels_ns(&before, pid));
+        Ok(used_ns as f64 / (after.at_ns - before.at_ns) as f64)
+    }
+
+    fn sleep(&self, duration: Duration) -> Result<()> {
+        let end = Instant::now() + duration;
+        while Instant::now() < end {
+            self.kit.interrupt.check()?;
+            thread::sleep(POLL.min(end.saturating_duration_since(Instant::now())));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,302 @@
+//! `cargo xtask bench handoff`: how fast the GPU changes hands, and how soon who is owed it has it.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use super::pieces::{As, Kit, LONG_KERNEL_MS, Times, record};
+use crate::host::{Gpu, Host};
+use crate::process::Interrupt;
+
+/// From the last client's first launch to the first look.
+const SETTLED: Duration = Duration::from_millis(700);
+/// How often an interruption is looked for.
+const POLL: Duration = Duration::from_millis(20);
+/// Quotas that are set, one after the other, and how long each holds: some turns of either tenant.
+const SETTINGS: usize = 100;
+const SETTING_HOLDS: Duration = Duration::from_millis(60);
+/// The share of the one tenant, and then of the other.
+const MAJOR_PERCENT: u32 = 90;
+/// Launches that a client's log has room for: more than are made while a setting holds.
+const LOG_PLACES: u64 = 4096;
+/// Requests a second of the tenant that waits for a best-effort holder.
+const REQUESTS_PER_S: &str = "50";
+
+const NS_PER_US: f64 = 1e3;
+const NS_PER_MS: f64 = 1e6;
+const US_PER_MS: f64 = 1e3;
+const PPM_PER_PERCENT: u32 = 10_000;
+
+/// Options of `cargo xtask bench handoff`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Print one JSON object instead of a text.
+    #[arg(long)]
+    json: bool,
+    /// How long to measure hand-offs, and requests beside a best-effort holder.
+    #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = super::seconds)]
+    seconds: f64,
+}
+
+#[derive(Serialize)]
+struct Quantiles {
+    p50: f64,
+    p99: f64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    /// From the last work of one tenant to the first of the next and all else that the GPU idled in a hold, as the daemon measures it.
+    handoff_us: Quantiles,
+    handoffs: u64,
+    quantum_us: f64,
+    /// Time in which the GPU ran nothing, by its own record, over hand-offs. Switching between contexts, which the GPU itself does, is apart.
+    idle_per_handoff_us: f64,
+    switch_per_handoff_us: f64,
+    idle_fraction_of_quantum: f64,
+    /// From the request to the daemon until the first launch of the tenant that gains, once the daemon has said that the quota is in force.
+    set_reaction_ms: Quantiles,
+    /// What the first launch of a request waits while a best-effort tenant has the GPU.
+    waiting_reaction_ms: Quantiles,
+    guest_longest_kernel_ms: f64,
+}
+
+/// Measures and prints.
+pub fn run(options: &Options) -> Result<()> {
+    let kit = Kit::new()?;
+    let mut report = hand_offs(&kit, options.seconds)?;
+    report.set_reaction_ms = settings(&kit)?;
+    (report.waiting_reaction_ms, report.guest_longest_kernel_ms) = waiting(&kit, options.seconds)?;
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+        return Ok(());
+    }
+    let Report { handoff_us, set_reaction_ms: set, waiting_reaction_ms: waiting, .. } = &report;
+    println!(
+        "{} hand-offs of {:.0} µs (median) to {:.0} µs (99 %)\n\
+         the GPU idles {:.0} µs in each, {:.2} % of the quantum of {:.1} ms, and switches for {:.0} µs\n\
+         a new quota: first launch after {:.1} ms (median) to {:.1} ms (99 %)\n\
+         a waiting tenant beside a best-effort holder with kernels of {:.1} ms: {:.1} ms (median) to {:.1} ms (99 %)",
+        report.handoffs,
+        handoff_us.p50,
+        handoff_us.p99,
+        report.idle_per_handoff_us,
+        report.idle_fraction_of_quantum * 100.0,
+        report.quantum_us / US_PER_MS,
+        report.switch_per_handoff_us,
+        set.p50,
+        set.p99,
+        report.guest_longest_kernel_ms,
+        waiting.p50,
+        waiting.p99,
+    );
+    Ok(())
+}
+
+/// Two tenants that always have work.
+fn hand_offs(kit: &Kit, seconds: f64) -> Result<Report> {
+    let host = kit.host()?;
+    let steps = ["busy_200usx100", "sync"];
+    let mut clients = Vec::new();
+    for name in ["one", "two"] {
+        clients.push(kit.pace(&host, As::Tenant(&["--name", name, "--share", "50%"]), &steps)?);
+    }
+    sleep(&kit.interrupt, SETTLED)?;
+    let (before, first) = (gpu(&host)?, record(&host)?);
+    sleep(&kit.interrupt, Duration::from_secs_f64(seconds))?;
+    let (after, last) = (gpu(&host)?, record(&host)?);
+    clients.iter_mut().try_for_each(|client| client.still_runs())?;
+    let handoffs = after.handoffs.saturating_sub(before.handoffs);
+    ensure!(handoffs > 0, "there was no hand-off");
+    let [first, last] = [&first, &last].map(|record| record.gpus.first().copied());
+    let (first, last) = first.zip(last).context("the record has no GPU")?;
+    let per_handoff_us = |ns: u64| ns as f64 / handoffs as f64 / NS_PER_US;
+    let idle_per_handoff_us = per_handoff_us(last.idle_ns.saturating_sub(first.idle_ns));
+    let quantum_us = f64::midpoint(before.quantum_ns as f64, after.quantum_ns as f64) / NS_PER_US;
+    Ok(Report {
+        handoff_us: Quantiles {
+            p50: after.handoff_p50_ns as f64 / NS_PER_US,
+            p99: after.handoff_p99_ns as f64 / NS_PER_US,
+        },
+        handoffs,
+        quantum_us,
+        idle_per_handoff_us,
+        switch_per_handoff_us: per_handoff_us(last.switch_ns.saturating_sub(first.switch_ns)),
+        idle_fraction_of_quantum: idle_per_handoff_us / quantum_us,
+        set_reaction_ms: Quantiles { p50: 0.0, p99: 0.0 },
+        waiting_reaction_ms: Quantiles { p50: 0.0, p99: 0.0 },
+        guest_longest_kernel_ms: 0.0,
+    })
+}
+
+/// Two tenants that always have work and change places again and again.
+fn settings(kit: &Kit) -> Result<Quantiles> {
+    let host = kit.host()?;
+    let folder = tempfile::tempdir().context("cannot create a temporary directory")?;
+    let names = ["one", "two"];
+    let mut clients = Vec::new();
+    let mut logs = Vec::new();
+    for name in names {
+        let path = folder.path().join(name);
+        let log = Log::create(&path)?;
+        let shown = path.display().to_string();
+        let arguments = ["--kernel", "busy_200us", "--kernels", "100", "--log", &shown];
+        clients.push(kit.serve(&host, As::Tenant(&["--name", name, "--share", "50%"]), &arguments)?);
+        logs.push(log);
+    }
+    let mut administrator = Administrator::connect(&host)?;
+    sleep(&kit.interrupt, SETTLED)?;
+    let mut reactions_ms = Vec::new();
+    for setting in 0..SETTINGS {
+        let (major, minor) = (setting % 2, (setting + 1) % 2);
+        administrator.set_share(names[minor], 100 - MAJOR_PERCENT)?;
+        let asked_ns = now_ns();
+        administrator.set_share(names[major], MAJOR_PERCENT)?;
+        let in_force_ns = now_ns();
+        sleep(&kit.interrupt, SETTING_HOLDS)?;
+        let first_ns = logs[major]
+            .first_after(in_force_ns)?
+            .with_context(|| format!("{} launched nothing under its new quota", names[major]))?;
+        reactions_ms.push((first_ns - asked_ns) as f64 / NS_PER_MS);
+    }
+    clients.iter_mut().try_for_each(|client| client.still_runs())?;
+    Ok(quantiles(reactions_ms))
+}
+
+/// A tenant with requests beside a best-effort one that always has work.
+fn waiting(kit: &Kit, seconds: f64) -> Result<(Quantiles, f64)> {
+    let host = kit.host()?;
+    let guest_is = As::Tenant(&["--name", "guest", "--class", "best-effort"]);
+    let mut guest = kit.pace(&host, guest_is, &["busy_1000usx32", "sync"])?;
+    let seconds = seconds.to_string();
+    let arguments = ["--kernel", "quick", "--rate", REQUESTS_PER_S, "--seconds", &seconds];
+    let served = kit.serve(&host, As::Tenant(&["--name", "server"]), &arguments)?.served()?;
+    guest.still_runs()?;
+    let Times { p50, p99, .. } = served.launch_us;
+    Ok((Quantiles { p50: p50 / US_PER_MS, p99: p99 / US_PER_MS }, LONG_KERNEL_MS))
+}
+
+/// When a client's launches returned.
+struct Log(File);
+
+impl Log {
+    const WORD_BYTES: u64 = size_of::<u64>() as u64;
+
+    fn create(path: &Path) -> Result<Self> {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .with_context(|| format!("cannot create {}", path.display()))?;
+        file.set_len((1 + LOG_PLACES) * Self::WORD_BYTES)?;
+        Ok(Self(file))
+    }
+
+    fn word(&self, place: u64) -> Result<u64> {
+        let mut bytes = [0; Self::WORD_BYTES as usize];
+        self.0.read_exact_at(&mut bytes, place * Self::WORD_BYTES)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    /// The first launch that returned after `at_ns`, if the log goes back so far and there was one.
+    fn first_after(&self, at_ns: u64) -> Result<Option<u64>> {
+        let launches = self.word(0)?;
+        let mut first_ns = None;
+        for launch in (launches.saturating_sub(LOG_PLACES)..launches).rev() {
+            let returned_ns = self.word(1 + launch % LOG_PLACES)?;
+            if returned_ns < at_ns {
+                return Ok(first_ns);
+            }
+            first_ns = Some(returned_ns);
+        }
+        Ok(None)
+    }
+}
+
+/// A connection to the daemon.
+struct Administrator(BufReader<UnixStream>);
+
+impl Administrator {
+    fn connect(host: &Host) -> Result<Self> {
+        let path = host.admin_socket();
+        let stream =
+            UnixStream::connect(&path).with_context(|| format!("cannot connect to {}", path.display()))?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    /// Returns when it is in force.
+    fn set_share(&mut self, tenant: &str, percent: u32) -> Result<()> {
+        let share_ppm = percent * PPM_PER_PERCENT;
+        let request = serde_json::json!({ "op": "set", "tenant": tenant, "share_ppm": share_ppm, "memory_bytes": null });
+        self.0.get_mut().write_all(format!("{request}\n").as_bytes())?;
+        let mut reply = String::new();
+        self.0.read_line(&mut reply)?;
+        ensure!(reply.contains("\"reply\":\"set\""), "the daemon did not set the share: {reply}");
+        Ok(())
+    }
+}
+
+fn gpu(host: &Host) -> Result<Gpu> {
+    host.ps()?.gpus.first().cloned().context("the daemon knows no GPU")
+}
+
+fn sleep(interrupt: &Interrupt, duration: Duration) -> Result<()> {
+    let end = Instant::now() + duration;
+    while Instant::now() < end {
+        interrupt.check()?;
+        thread::sleep(POLL.min(end.saturating_duration_since(Instant::now())));
+    }
+    Ok(())
+}
+
+fn quantiles(mut values: Vec<f64>) -> Quantiles {
+    values.sort_by(f64::total_cmp);
+    let at = |percent: usize| {
+        let rank = (values.len() * percent).div_ceil(100).saturating_sub(1);
+        values.get(rank).copied().unwrap_or(0.0)
+    };
+    Quantiles { p50: at(50), p99: at(99) }
+}
+
+/// Nanoseconds of the clock that clients log.
+fn now_ns() -> u64 {
+    const NS_PER_S: i64 = 1_000_000_000;
+    let now = clock_gettime(ClockId::Monotonic);
+    u64::try_from(now.tv_sec * NS_PER_S + now.tv_nsec).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_tells_the_first_launch_after_a_moment() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = Log::create(&folder.path().join("log")).unwrap();
+        assert_eq!(log.first_after(1).unwrap(), None);
+        let put =
+            |place: u64, word: u64| log.0.write_all_at(&word.to_ne_bytes(), place * Log::WORD_BYTES).unwrap();
+        put(0, 3);
+        for (place, at_ns) in [(1, 100), (2, 200), (3, 300)] {
+            put(place, at_ns);
+        }
+        assert_eq!(log.first_after(150).unwrap(), Some(200));
+        assert_eq!(log.first_after(301).unwrap(), None);
+        assert_eq!(log.first_after(50).unwrap(), None, "it does not go back so far");
+    }
+
+    #[test]
+    fn quantiles_are_values_that_were_seen() {
+        let Quantiles { p50, p99 } = quantiles((1..=100).map(f64::from).collect());
+        assert_eq!((p50, p99), (50.0, 99.0));
+    }
+}

@@ -1,0 +1,164 @@
+//! Programs that work piece by piece, or always, as tenants of a host or beside deepres; what they say and what the record says of them.
+
+use std::io::{BufRead as _, BufReader, Lines};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use simgpu_engine::truth;
+
+use crate::build::{self, Artefacts};
+use crate::host::{Device, Host};
+use crate::process::{Interrupt, Running};
+
+/// How long the GPU takes for the clients' kernels. A launch costs it 1 µs more.
+const SIMGPU_TOML: &str = "kernel = [
+    { name = \"quick\", ns = 2000 },
+    { name = \"busy_200us\", ns = 200000 },
+    { name = \"busy_1000us\", ns = 1000000 },
+]
+";
+/// The longest of them, with that.
+pub const LONG_KERNEL_MS: f64 = 1.001;
+/// What a client says when it begins to launch.
+const READY: &str = "ready";
+
+/// What clients need to be built and run.
+pub struct Kit {
+    artefacts: Artefacts,
+    serve: PathBuf,
+    pace: PathBuf,
+    config: PathBuf,
+    pub interrupt: Interrupt,
+}
+
+/// A tenant, or a program without deepres.
+pub struct Client {
+    running: Running,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+/// How a client runs.
+#[derive(Clone, Copy)]
+pub enum As<'a> {
+    /// As a tenant, with these options of `deepres run`.
+    Tenant(&'a [&'a str]),
+    /// As if there were no deepres.
+    Bare,
+}
+
+/// Times of pieces, microseconds.
+#[derive(Debug, Clone, Copy, Deserialize, Serialize)]
+pub struct Times {
+    pub mean: f64,
+    pub p50: f64,
+    pub p99: f64,
+}
+
+/// What `serve` says at its end.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Served {
+    pub pieces: u64,
+    pub seconds: f64,
+    pub took_us: Times,
+    pub launch_us: Times,
+}
+
+impl Served {
+    /// Pieces in a second.
+    pub fn speed(&self) -> f64 {
+        self.pieces as f64 / self.seconds
+    }
+}
+
+impl Kit {
+    /// Builds everything.
+    pub fn new() -> Result<Self> {
+        let artefacts = build::artefacts()?;
+        let (serve, pace) = (build::c_client("serve")?, build::c_client("pace")?);
+        let config = build::target().join("deepres/pieces-simgpu.toml");
+        std::fs::write(&config, SIMGPU_TOML).with_context(|| format!("cannot write {}", config.display()))?;
+        Ok(Self { artefacts, serve, pace, config, interrupt: Interrupt::catch()? })
+    }
+
+    /// A host without tenants.
+    pub fn host(&self) -> Result<Host> {
+        let device = Device::Simulated { config: Some(self.config.clone()) };
+        Host::start(&self.artefacts, device, &self.interrupt)
+    }
+
+    /// Starts `serve`.
+    pub fn serve(&self, host: &Host, how: As<'_>, arguments: &[&str]) -> Result<Client> {
+        start(host, how, &self.serve, arguments)
+    }
+
+    /// Starts `pace`, which always has work if its steps are such.
+    pub fn pace(&self, host: &Host, how: As<'_>, arguments: &[&str]) -> Result<Client> {
+        start(host, how, &self.pace, arguments)
+    }
+}
+
+fn start(host: &Host, how: As<'_>, program: &Path, arguments: &[&str]) -> Result<Client> {
+    let mut command = match how {
+        As::Tenant(options) => {
+            let mut command = host.deepres(&[]);
+            command.arg("run").args(options).arg("--").arg(program);
+            command
+        }
+        As::Bare => {
+            let mut command: Command = host.command(program);
+            command.env("DEEPRES_DISABLE", "1");
+            command
+        }
+    };
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut running = Running::start(&mut command)?;
+    let output = running.child().stdout.take().context("the output was piped")?;
+    let mut lines = BufReader::new(output).lines();
+    let line = lines.next().transpose()?.unwrap_or_default();
+    ensure!(line == READY, "said {line:?}: {}", running.shown());
+    Ok(Client { running, lines })
+}
+
+impl Client {
+    /// Waits until `serve` has ended by itself and says what it did.
+    pub fn served(mut self) -> Result<Served> {
+        let line = self.lines.next().transpose()?.unwrap_or_default();
+        let served = serde_json::from_str(&line)
+            .with_context(|| format!("said {line:?}: {}", self.running.shown()))?;
+        self.running.finish()?;
+        Ok(served)
+    }
+
+    /// Fails if it has ended.
+    pub fn still_runs(&mut self) -> Result<()> {
+        ensure!(self.running.exited()?.is_none(), "ended too early: {}", self.running.shown());
+        Ok(())
+    }
+
+    /// The process that uses the GPU: its own, or the only one of the tenant of this name.
+    pub fn pid(&self, host: &Host, how: As<'_>, tenant: &str) -> Result<u32> {
+        if let As::Bare = how {
+            return Ok(self.running.id());
+        }
+        let ps = host.ps()?;
+        let (tenant, _) =
+            ps.on_first_gpu(tenant).with_context(|| format!("{tenant} has no session on the GPU"))?;
+        let [session] = &tenant.sessions[..] else {
+            bail!("{} has {} processes", tenant.name, tenant.sessions.len())
+        };
+        Ok(session.pid)
+    }
+}
+
+/// The simulated GPU's record.
+pub fn record(host: &Host) -> Result<truth::Snapshot> {
+    truth::snapshot(&host.simgpu_state()).context("the simulated GPU's record")
+}
+
+/// Kernels' time of a process so far, ns.
+pub fn kernels_ns(record: &truth::Snapshot, pid: u32) -> u64 {
+    let found = record.processes.iter().find(|process| process.pid == pid);
+    found.and_then(|process| process.gpus.first()).map_or(0, |gpu| gpu.kernel_busy_ns)
+}
