@@ -5,7 +5,7 @@ pub mod calls;
 pub mod fake;
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use deepres_abi::driver::ApiId;
 
@@ -20,6 +20,11 @@ const SONAME_START: &[u8] = b"libcuda.so";
 pub static REAL: [AtomicUsize; ApiId::COUNT] = [const { AtomicUsize::new(0) }; ApiId::COUNT];
 /// Some address inside the libcuda that the first known function came from; 0: none yet.
 static INSTANCE: AtomicUsize = AtomicUsize::new(0);
+/// Some address inside the libcuda that the functions above forward to, where they are not a driver's but those of a library that stands for one
+/// (TensorFlow's looks each function up when it is called first); 0: none known.
+static BEHIND: AtomicUsize = AtomicUsize::new(0);
+/// By [`ApiId`]: whether the library that forwards has been told where the driver has the function.
+static TOLD: [AtomicBool; ApiId::COUNT] = [const { AtomicBool::new(false) }; ApiId::COUNT];
 
 /// The real function, typed, or `None` where no driver has it: `real!(cuInit)`.
 macro_rules! real {
@@ -55,6 +60,51 @@ pub fn remember(id: ApiId, found: usize) -> bool {
     }
 }
 
+/// What a function that a look-up found has to do with the one that the hook calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// It is that one, or a library that forwards to it is what the hook calls: the hook goes for it.
+    Hooked,
+    /// The asker is the library that the hook calls, and wants what it forwards to. The hook would lead it in a circle.
+    Behind,
+    /// It belongs to another copy of the driver.
+    Elsewhere,
+}
+
+/// Places `found`, which a look-up from `caller` found. If no other is known, it is from now on the function that the hook calls.
+pub fn place(id: ApiId, found: usize, caller: usize) -> Found {
+    if remember(id, found) {
+        return Found::Hooked;
+    }
+    let Some(called) = known(id).and_then(elf::Object::containing).filter(|object| !is_driver(object)) else {
+        return Found::Elsewhere;
+    };
+    // Where another library wraps `dlsym`, that is the caller for whoever asks; but the hook's call makes the forwarder ask at once, before all others.
+    let is_forwarder = called.contains(caller)
+        || elf::Object::containing(caller).is_some_and(|object| object.symbol(c"dlsym").is_some())
+            && !TOLD[id as usize].load(Ordering::Acquire);
+    if is_forwarder {
+        BEHIND.store(found, Ordering::Release);
+        TOLD[id as usize].store(true, Ordering::Release);
+        return Found::Behind;
+    }
+    let is_same = behind().is_some_and(|driver| driver.contains(found));
+    if is_same { Found::Hooked } else { Found::Elsewhere }
+}
+
+/// Whether `found` is the real function: the one that is called in the end, or the one that the hook calls.
+pub fn is_real(id: ApiId, found: usize) -> bool {
+    let mut buffer = [0_u8; SYMBOL_BYTES];
+    let Some(symbol) = c_string(id.symbol(), &mut buffer) else { return false };
+    behind().and_then(|driver| driver.symbol(symbol)) == Some(found) || address(id) == found
+}
+
+/// The driver behind a library that forwards to it.
+fn behind() -> Option<elf::Object> {
+    let behind = BEHIND.load(Ordering::Acquire);
+    if behind == 0 { None } else { elf::Object::containing(behind) }
+}
+
 /// Keeps the library that `address` lies in for good: a client that probes for the driver closes it again, and its addresses
 /// stay with us.
 fn pin(address: usize) {
@@ -68,7 +118,7 @@ fn pin(address: usize) {
 }
 
 /// In the libcuda in use; else where the dynamic linker would have bound the caller without us; else in a libcuda that some
-/// library brought for itself alone (a Python extension linked to it and loaded with `RTLD_LOCAL`).
+/// library brought for itself alone (a Python extension linked to it and loaded with `RTLD_LOCAL`), or what stands for one.
 #[cold]
 fn find(id: ApiId) -> usize {
     let mut buffer = [0_u8; SYMBOL_BYTES];
@@ -79,7 +129,8 @@ fn find(id: ApiId) -> usize {
         .flatten()
         .and_then(|object| object.symbol(symbol))
         .or_else(|| resolve::next_definition(symbol))
-        .or_else(|| loaded(symbol));
+        .or_else(|| loaded(symbol))
+        .or_else(|| resolve::next_loaded(symbol));
     match found {
         Some(found) => {
             remember(id, found);
@@ -91,10 +142,11 @@ fn find(id: ApiId) -> usize {
 
 /// Where a loaded driver library has `symbol`, whoever may see it.
 pub fn loaded(symbol: &CStr) -> Option<usize> {
-    elf::find(|object| {
-        let name = object.soname().unwrap_or_default().to_bytes();
-        if name.starts_with(SONAME_START) { object.symbol(symbol) } else { None }
-    })
+    elf::find(|object| if is_driver(object) { object.symbol(symbol) } else { None })
+}
+
+fn is_driver(object: &elf::Object) -> bool {
+    object.soname().unwrap_or_default().to_bytes().starts_with(SONAME_START)
 }
 
 fn c_string<'b>(text: &str, buffer: &'b mut [u8; SYMBOL_BYTES]) -> Option<&'b CStr> {

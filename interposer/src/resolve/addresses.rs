@@ -17,7 +17,7 @@ pub fn hook_for(family: &[u8], found: usize, version: u32, per_thread: bool) -> 
     for id in table::variants(family).chain(table::by_symbol(family)) {
         let Some(hook) = hooks::address(id) else { continue };
         is_hooked_family = true;
-        if driver::address(id) == found {
+        if driver::is_real(id, found) {
             let fits = (id.stream_kind() == StreamKind::PerThread) == per_thread;
             if chosen.is_none() || fits {
                 chosen = Some((id, hook));

@@ -8,7 +8,7 @@ use deepres_abi::driver::{self, ApiId};
 
 use super::{elf, entry};
 use crate::coverage;
-use crate::driver as real;
+use crate::driver::{self as real, Found};
 use crate::hooks::{self, nvml};
 
 /// What every driver function's name begins with.
@@ -40,6 +40,15 @@ impl Hooked {
         match self {
             Self::Driver(_, hook) => *hook,
             Self::Management(hook) => hook.address(),
+        }
+    }
+
+    /// What `found`, which a look-up from `caller` found, has to do with the function that the hook calls.
+    fn place(&self, found: usize, caller: usize) -> Found {
+        match self {
+            Self::Driver(id, _) => real::place(*id, found, caller),
+            Self::Management(hook) if hook.function.remember(found) => Found::Hooked,
+            Self::Management(_) => Found::Elsewhere,
         }
     }
 
@@ -221,9 +230,9 @@ unsafe fn decide(
     if is_disabled() {
         return Answer::value(found);
     }
-    let is_first = hooked.remember(found);
-    hooked.note(is_first);
-    Answer::value(if is_first { hooked.address() } else { found })
+    let place = hooked.place(found, caller);
+    hooked.note(place != Found::Elsewhere);
+    Answer::value(if place == Found::Hooked { hooked.address() } else { found })
 }
 
 /// Whether a name begins so.
@@ -268,6 +277,11 @@ pub fn next_definition(symbol: &CStr) -> Option<usize> {
         dlsym(libc::RTLD_NEXT, symbol.as_ptr()) as usize
     };
     (found != 0).then_some(found)
+}
+
+/// Where the first library that was loaded after ours has `symbol`, whoever may see it.
+pub fn next_loaded(symbol: &CStr) -> Option<usize> {
+    elf::next_after(own_address(), symbol)
 }
 
 const UNREAD: u8 = 0;

@@ -11,4 +11,4 @@ mod decide;
 pub mod elf;
 mod entry;
 
-pub use decide::{is_disabled, next_definition};
+pub use decide::{is_disabled, next_definition, next_loaded};

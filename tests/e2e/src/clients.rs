@@ -87,6 +87,13 @@ pub fn c_library(name: &str) -> PathBuf {
     compile(name, &format!("lib{name}.so"), &["-shared".to_owned(), "-fPIC".to_owned(), "-ldl".to_owned()])
 }
 
+/// Path of `tests/workloads/c/NAME.c` compiled as a shared library that is linked to another, which has the driver's functions for it.
+pub fn c_library_on(name: &str, driver: &Path) -> PathBuf {
+    let flags =
+        ["-shared", "-fPIC", "-ldl"].map(str::to_owned).into_iter().chain([driver.display().to_string()]);
+    compile(name, &format!("lib{name}.so"), &flags.collect::<Vec<_>>())
+}
+
 /// The training script.
 pub fn training_script() -> PathBuf {
     repository().join("tests/workloads/python/train.py")

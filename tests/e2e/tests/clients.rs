@@ -8,7 +8,7 @@ use deepres_e2e::{
     artefacts::clients_python,
     clients::{cuda_program, cudarc_client, script},
     host::COMMAND_LIMIT,
-    witness::assert_every_look_up_is_answered_with_our_hook,
+    witness::{self, assert_every_look_up_is_answered_with_our_hook},
 };
 use serde_json::Value;
 
@@ -119,11 +119,11 @@ fn cudarc_is_counted_and_meets_its_own_out_of_memory() {
 #[test]
 fn no_look_up_of_the_clients_goes_past_the_hooks() {
     for client in [Client::numba(), Client::cuda_python(), Client::cudarc()] {
-        let (_, got) = assert_every_look_up_is_answered_with_our_hook(
-            &client.program,
-            &client.arguments(FEW),
-            CLIENT_LIMIT,
-        );
+        let (_, got) = assert_every_look_up_is_answered_with_our_hook(&witness::Client {
+            arguments: &client.arguments(FEW),
+            within: CLIENT_LIMIT,
+            ..witness::Client::new(&client.program)
+        });
         assert!(got.iter().any(|symbol| symbol.starts_with("cuLaunchKernel")), "{}: {got:?}", client.name);
     }
 }
@@ -141,7 +141,7 @@ fn no_look_up_of_a_static_libcudart_goes_past_the_hooks() {
             "{call} works now: test it as the other clients"
         );
     }
-    let (stdout, got) = assert_every_look_up_is_answered_with_our_hook(&program, &[], CLIENT_LIMIT);
+    let (stdout, got) = assert_every_look_up_is_answered_with_our_hook(&witness::Client::new(&program));
     assert_eq!(stdout, bare.stdout, "it fails as without deepres");
     for symbol in [
         "cuInit",

@@ -5,8 +5,9 @@ use std::time::Duration;
 use deepres_e2e::{
     Host,
     artefacts::artefacts,
-    clients::{Way, c_client, c_library},
+    clients::{Way, c_client, c_library, c_library_on, c_program},
     host::COMMAND_LIMIT,
+    witness::{Client, assert_every_look_up_is_answered_with_our_hook},
 };
 
 /// The meter page is brought up to date by the session's own meter thread.
@@ -83,5 +84,31 @@ fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
             METER_SETTLES_WITHIN,
         );
         client.finish(COMMAND_LIMIT).success();
+    }
+}
+
+/// TensorFlow's way: its library has functions of the driver's names, which look the driver's up and call it, and libcudart asks the driver itself.
+#[test]
+fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
+    let forwards = c_library("forwards");
+    let stand_in = c_library_on("stand_in", &forwards).display().to_string();
+    for scope in ["local", "global"] {
+        let host = Host::new();
+        let _daemon = host.daemon();
+        let mut client = host.spawn(host.run(&["--name", scope], c_program("hosts"), &[scope, &stand_in]));
+        let said = client.await_json(COMMAND_LIMIT);
+        let ps = host.await_ps(
+            |ps| ps.find(scope).is_some_and(|t| Some(t.kernel_launches) == said["kernel_launches"].as_u64()),
+            METER_SETTLES_WITHIN,
+        );
+        assert_eq!(Some(ps.tenant(scope).memory_bytes), said["bytes"].as_u64(), "{scope}: each byte once");
+        client.finish(COMMAND_LIMIT).success();
+
+        let asker = forwards.file_name().and_then(|name| name.to_str()).unwrap();
+        assert_every_look_up_is_answered_with_our_hook(&Client {
+            arguments: &[scope, &stand_in],
+            forwarders: &[asker],
+            ..Client::new(&c_program("hosts"))
+        });
     }
 }

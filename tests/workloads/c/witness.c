@@ -1,10 +1,10 @@
 /* A preload library of somebody else's, in front of deepres: it sees every look-up of a driver function that the program makes,
  * by dlsym or cuGetProcAddress, and appends to the file WITNESS_LOG what was answered and which library that lies in:
  *
- *     dlsym NAME - - OWNER
- *     cuGetProcAddress NAME VERSION FLAGS OWNER
+ *     dlsym NAME - - OWNER ASKER
+ *     cuGetProcAddress NAME VERSION FLAGS OWNER ASKER
  *
- * OWNER is a file's name, or `nobody` where there was no answer. */
+ * OWNER is a file's name, or `nobody` where there was no answer. ASKER is the file that the look-up came from. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -21,19 +21,19 @@ static look_up_v2 real_v2;
 /* From this version on cuGetProcAddress has the ABI with a status. */
 enum { V2_SINCE = 12000 };
 
-static void witness(const char *how, const char *name, const char *detail, void *address) {
-    const char *log = getenv("WITNESS_LOG"), *owner = "nobody";
-    char line[512];
+static const char *file_of(void *address) {
     Dl_info info;
+    if (!dladdr(address, &info) || !info.dli_fname) return "somebody";
+    const char *slash = strrchr(info.dli_fname, '/');
+    return slash ? slash + 1 : info.dli_fname;
+}
+
+static void witness(const char *how, const char *name, const char *detail, void *address, void *asker) {
+    const char *log = getenv("WITNESS_LOG"), *owner = address ? file_of(address) : "nobody";
+    char line[512];
     if (!log) return;
-    if (address) {
-        owner = "somebody";
-        if (dladdr(address, &info) && info.dli_fname) {
-            const char *slash = strrchr(info.dli_fname, '/');
-            owner = slash ? slash + 1 : info.dli_fname;
-        }
-    }
-    int length = snprintf(line, sizeof line, "%s %s %s %s\n", how, *name ? name : "-", detail, owner);
+    int length =
+        snprintf(line, sizeof line, "%s %s %s %s %s\n", how, *name ? name : "-", detail, owner, file_of(asker));
     /* One write a line: threads and processes share the file. */
     int file = open(log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
     if (file < 0 || write(file, line, (size_t)length) != length) abort();
@@ -43,11 +43,12 @@ static void witness(const char *how, const char *name, const char *detail, void 
 static int witness_v1(const char *name, void **answer, int version, unsigned long long flags);
 static int witness_v2(const char *name, void **answer, int version, unsigned long long flags, int *status);
 
-static void witness_answer(int result, const char *name, void **answer, int version, unsigned long long flags) {
+static void witness_answer(int result, const char *name, void **answer, int version, unsigned long long flags,
+                           void *asker) {
     char detail[64];
     void *found = result == 0 && answer ? *answer : NULL;
     snprintf(detail, sizeof detail, "%d %llu", version, flags);
-    witness("cuGetProcAddress", name, detail, found);
+    witness("cuGetProcAddress", name, detail, found, asker);
     if (!found || strcmp(name, "cuGetProcAddress") != 0) return;
     /* What is looked up through the answer is to be seen too. */
     if (version >= V2_SINCE) {
@@ -61,13 +62,13 @@ static void witness_answer(int result, const char *name, void **answer, int vers
 
 static int witness_v1(const char *name, void **answer, int version, unsigned long long flags) {
     int result = real_v1(name, answer, version, flags);
-    witness_answer(result, name, answer, version, flags);
+    witness_answer(result, name, answer, version, flags, __builtin_return_address(0));
     return result;
 }
 
 static int witness_v2(const char *name, void **answer, int version, unsigned long long flags, int *status) {
     int result = real_v2(name, answer, version, flags, status);
-    witness_answer(result, name, answer, version, flags);
+    witness_answer(result, name, answer, version, flags, __builtin_return_address(0));
     return result;
 }
 
@@ -76,7 +77,7 @@ void *dlsym(void *restrict handle, const char *restrict name) {
     if (!real) *(void **)&real = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
     void *address = real(handle, name);
     if (strncmp(name, "cu", 2) != 0) return address;
-    witness("dlsym", name, "- -", address);
+    witness("dlsym", name, "- -", address, __builtin_return_address(0));
     if (address && strcmp(name, "cuGetProcAddress") == 0) {
         real_v1 = (look_up_v1)address;
         return (void *)witness_v1;
