@@ -19,34 +19,29 @@ fn take(gpu: &LedgerGpu, slot: usize, bytes: u64, limit_bytes: u64) -> Result<()
     account.reserve(bytes, limit_bytes, thread::yield_now).map(|reservation| reservation.commit())
 }
 
-#[test]
-fn two_sessions_racing_never_pass_the_limit() {
-    loom::model(|| {
-        let gpu = ledger(2);
+/// Whoever holds the slots asks for six bytes in each, both at once, of a tenant that may hold ten.
+fn race_for_the_last_bytes(mine: usize, theirs: usize) {
+    loom::model(move || {
+        let gpu = ledger(mine.max(theirs) + 1);
         let other = {
             let gpu = Arc::clone(&gpu);
-            thread::spawn(move || take(&gpu, 1, 6, 10).is_ok())
+            thread::spawn(move || take(&gpu, theirs, 6, 10).is_ok())
         };
-        let mine = take(&gpu, 0, 6, 10).is_ok();
-        let theirs = other.join().unwrap();
-        assert!(!(mine && theirs), "both cannot fit");
-        assert_eq!(gpu.held_bytes(), if mine || theirs { 6 } else { 0 });
+        let is_mine = take(&gpu, mine, 6, 10).is_ok();
+        let is_theirs = other.join().unwrap();
+        assert!(!(is_mine && is_theirs), "both cannot fit");
+        assert_eq!(gpu.held_bytes(), if is_mine || is_theirs { 6 } else { 0 });
     });
 }
 
 #[test]
+fn two_sessions_racing_never_pass_the_limit() {
+    race_for_the_last_bytes(0, 1);
+}
+
+#[test]
 fn two_threads_of_one_session_never_pass_the_limit() {
-    loom::model(|| {
-        let gpu = ledger(1);
-        let other = {
-            let gpu = Arc::clone(&gpu);
-            thread::spawn(move || take(&gpu, 0, 6, 10).is_ok())
-        };
-        let mine = take(&gpu, 0, 6, 10).is_ok();
-        let theirs = other.join().unwrap();
-        assert!(!(mine && theirs), "both cannot fit");
-        assert_eq!(gpu.held_bytes(), if mine || theirs { 6 } else { 0 });
-    });
+    race_for_the_last_bytes(0, 0);
 }
 
 #[test]

@@ -29,7 +29,11 @@ fn read(path: &Path) -> Value {
 #[test]
 fn a_device_brings_the_library_the_socket_and_the_requests() {
     let place = Place::with_driver();
-    let arguments = ["--name", "train", "--share", "30%", "--memory", "2GiB", "--tenant", "team a"];
+    let arguments = [
+        &["--name", "train", "--tenant", "team a"][..],
+        &["--share", "30%", "--memory", "2GiB", "--class", "guaranteed"],
+    ]
+    .concat();
     let output = place.generate(&arguments);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(text(&output.stdout), format!("deepres.dev/share=train is in {}", place.spec().display()));
@@ -43,6 +47,7 @@ fn a_device_brings_the_library_the_socket_and_the_requests() {
         "DEEPRES_TENANT=team a",
         "DEEPRES_SHARE=30%",
         "DEEPRES_MEMORY=2147483648",
+        "DEEPRES_CLASS=guaranteed",
     ];
     assert_eq!(edits["env"], serde_json::json!(expected));
     let mounts: Vec<_> = edits["mounts"]
@@ -75,12 +80,14 @@ fn devices_are_added_changed_listed_and_removed_one_by_one() {
         text(&output.stdout)
     };
     assert_eq!(list(), "");
-    for arguments in
-        [&["--name", "a", "--share", "30%"][..], &["--name", "b"], &["--name", "a", "--memory", "1K"]]
-    {
+    for arguments in [
+        &["--name", "a", "--share", "30%"][..],
+        &["--name", "b", "--class", "fair"],
+        &["--name", "a", "--memory", "1K"],
+    ] {
         assert!(place.generate(arguments).status.success());
     }
-    assert_eq!(list(), "deepres.dev/share=a  DEEPRES_MEMORY=1024\ndeepres.dev/share=b");
+    assert_eq!(list(), "deepres.dev/share=a  DEEPRES_MEMORY=1024\ndeepres.dev/share=b  DEEPRES_CLASS=fair");
     let said = complaint(&place.cdi(&["remove", "c", "--file", &file]), 1);
     assert!(said.contains("no device deepres.dev/share=c"), "{said}");
     for name in ["a", "b"] {
@@ -108,6 +115,7 @@ fn what_makes_no_sense_is_refused_and_writes_nothing() {
         (&["--name", ""], "cannot name a device"),
         (&["--name", "a", "--share", "130%"], "130%"),
         (&["--name", "a", "--memory", "12XB"], "12XB"),
+        (&["--name", "a", "--class", "royal"], "royal"),
         (&["--name", "a", "--tenant", ""], "name"),
         (&[], "--name"),
     ] {

@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::directory::TENANT_SOCKET;
 use deepres_controller::directory::Directory;
+use deepres_controller::policy::class::Class;
 use deepres_controller::quantity::{Percent, parse_bytes, parse_share};
 use spec::{ContainerEdits, Device, DeviceName, KIND, Mount, Spec};
 use std::io::Write;
@@ -59,7 +60,7 @@ struct SpecFile {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The container gets the library, the directory of the daemon's tenant socket (both read-only) and the \
-variables LD_PRELOAD, DEEPRES_SOCKET, DEEPRES_SHARE and DEEPRES_MEMORY. What its limits are in the end \
+variables LD_PRELOAD, DEEPRES_SOCKET, DEEPRES_SHARE, DEEPRES_MEMORY and DEEPRES_CLASS. What its limits are in the end \
 the daemon decides, as for every other program. Each container is a tenant of its own; with --tenant \
 all containers that use the device are one. Other devices in the file stay as they are.
 
@@ -79,6 +80,9 @@ struct Generate {
     /// Limit of device memory on each GPU, for example 8GiB or 512MiB
     #[arg(long, value_parser = parse_bytes)]
     memory: Option<u64>,
+    /// Kind of promise: guaranteed (its share whatever others do), fair, or best-effort (what others leave)
+    #[arg(long)]
+    class: Option<Class>,
     /// The CDI specification to put it into; `-` prints one with this device alone
     #[arg(long, value_name = "FILE", default_value = DEFAULT_FILE)]
     output: PathBuf,
@@ -127,6 +131,7 @@ fn device(args: &Generate, library: &Path, sockets: PathBuf) -> Device {
     env.extend(args.tenant.as_ref().map(|tenant| format!("{}={tenant}", run::TENANT_VARIABLE)));
     env.extend(args.share.map(|ppm| format!("{}={}", run::SHARE_VARIABLE, Percent(ppm))));
     env.extend(args.memory.map(|bytes| format!("{}={bytes}", run::MEMORY_VARIABLE)));
+    env.extend(args.class.map(|class| format!("{}={}", run::CLASS_VARIABLE, class.name())));
     let library_in =
         |lib| Mount::read_only(library.to_owned(), format!("{LIBRARY_PLACE}/{lib}/{LIBRARY_NAME}"));
     let mut mounts: Vec<_> = LIB_NAMES.into_iter().map(library_in).collect();
@@ -138,7 +143,7 @@ fn list(path: &Path) -> Result<()> {
     let Some(spec) = file::read(path)? else { return Ok(()) };
     for (name, env) in spec.devices() {
         let asks = |variable: &&&str| {
-            [run::TENANT_VARIABLE, run::SHARE_VARIABLE, run::MEMORY_VARIABLE]
+            [run::TENANT_VARIABLE, run::SHARE_VARIABLE, run::MEMORY_VARIABLE, run::CLASS_VARIABLE]
                 .iter()
                 .any(|ours| variable.split('=').next() == Some(ours))
         };

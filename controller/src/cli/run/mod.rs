@@ -24,7 +24,7 @@ pub const SHARE_VARIABLE: &str = "DEEPRES_SHARE";
 /// The memory its tenant asks for.
 pub const MEMORY_VARIABLE: &str = "DEEPRES_MEMORY";
 /// The class its tenant asks for.
-const CLASS_VARIABLE: &str = "DEEPRES_CLASS";
+pub const CLASS_VARIABLE: &str = "DEEPRES_CLASS";
 /// Libraries that the dynamic linker loads before all others.
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
