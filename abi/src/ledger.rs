@@ -260,6 +260,11 @@ pub struct Reservation<'a> {
 }
 
 impl Reservation<'_> {
+    /// What was promised, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// The driver allocated: what was promised is held.
     pub fn commit(self) {
         self.account.slot.taken_bytes.fetch_add(self.bytes, Ordering::SeqCst);

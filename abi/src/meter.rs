@@ -6,7 +6,7 @@
 use crate::MAX_GPUS;
 use crate::coverage::Coverage;
 use crate::page::{Head, Kind, Page};
-use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, fence_after_exchange};
 
 /// What kind of allocation device memory was charged as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -273,7 +273,7 @@ impl MeterSlot {
     /// A thread is about to look at the gate, and to launch if it may: until the result is dropped it counts as something in flight.
     pub fn start_launching(&self) -> Launching<'_> {
         self.launching.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        fence_after_exchange();
         Launching(self)
     }
 

@@ -5,6 +5,16 @@ pub use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
+/// A sequentially consistent fence directly after a read-modify-write. On x86-64 such an instruction is a full barrier itself, and one more
+/// would cost as much again; the model checker knows no machine and needs the fence.
+#[inline(always)]
+pub fn fence_after_exchange() {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(any(not(target_arch = "x86_64"), loom))]
+    fence(Ordering::SeqCst);
+}
+
 /// One turn of a spin loop: tells the core, and lets the model checker run another thread.
 pub fn spin_hint() {
     #[cfg(not(loom))]

@@ -11,16 +11,16 @@ use crate::{os, thread};
 /// A GPU time for a launch that nothing is known about, ns.
 const UNKNOWN_NS: u64 = 10_000;
 
-/// Whether the launch may simply go: nothing is metered here, or it was counted in its stream's open segment and the gate is open. `key` says what
-/// launches take the same time.
+/// Whether the launch may simply go: nothing is metered here, or it was counted in its stream's open segment and the gate is open. `launch` is asked for
+/// only where it is needed.
 #[inline(always)]
-pub fn goes_at_once(stream: Stream, key: impl FnOnce() -> u64) -> bool {
+pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
     let Some(process) = process::current() else { return true };
     if capture::is_active() {
         return false;
     }
     match thread::lane(&process.calls, stream) {
-        Some(lane) => lane.gpu.is_open() && lane.count(key()),
+        Some(lane) => lane.gpu.is_open() && lane.count(launch()),
         None => false,
     }
 }
@@ -109,8 +109,11 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     };
     let entry = match lane.begin(calls, launch, passed.counted_ns) {
         Some(begun) => {
-            gpu.set_in_flight();
-            process.wake_meter();
+            // An open segment was said to be in flight when it was opened, and is seen open until it is closed.
+            if begun.opens {
+                gpu.set_in_flight();
+                process.wake_meter();
+            }
             Entry::Metered(Metered { process, lane, begun })
         }
         None => {
@@ -140,7 +143,9 @@ pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
     let lane = process.lane(stream)?;
     process.session()?;
     let begun = lane.begin(calls, copy, (!lane.gpu.is_open()).then_some(0))?;
-    process.wake_meter();
+    if begun.opens {
+        process.wake_meter();
+    }
     Some(Metered { process, lane, begun })
 }
 

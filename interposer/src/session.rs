@@ -247,13 +247,19 @@ impl Session {
     }
 
     /// The tenant's ledger, for one call that changes what is held.
-    pub fn ledger(&self) -> Ledger<'_> {
-        self.ledgers.enter()
+    #[inline]
+    pub fn ledger(&self) -> Ledger {
+        self.ledgers.present()
     }
 
     /// Which ledger the present one is, among those of this process.
     pub fn ledger_generation(&self) -> u32 {
         self.ledgers.generation()
+    }
+
+    /// Whether `ledger` is there still.
+    pub fn has_ledger(&self, ledger: &Ledger) -> bool {
+        self.ledgers.has(ledger)
     }
 
     /// What the tenant holds on a GPU, by the controller's index, bytes.

@@ -33,20 +33,22 @@ const fn pair(high: u32, low: u32) -> u64 {
     (high as u64) << u32::BITS | low as u64
 }
 
-/// Identifies launches that take the same time.
+/// A kernel's launch; those of one key take the same time.
 #[inline(always)]
-fn key(function: CUfunction, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> u64 {
-    estimates::key([
+fn kernel_of(function: CUfunction, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> Launch {
+    let key = estimates::key([
         function as u64,
         pair(grid[0], grid[1]),
         pair(grid[2], block[0]),
         pair(block[1], block[2]),
         u64::from(shared_bytes),
-    ])
+    ]);
+    Launch { key, kind: Kind::Kernel }
 }
 
-fn kernel_of(key: u64) -> Launch {
-    Launch { key, kind: Kind::Kernel }
+/// What launches of an executable graph are known by.
+pub fn graph_key(graph: CUgraphExec) -> u64 {
+    estimates::key([graph as u64, 0, 0, 0, 0])
 }
 
 macro_rules! kernel {
@@ -66,8 +68,9 @@ macro_rules! kernel {
             extra: *mut *mut c_void,
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let key = || key(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
-            let on = if launch::goes_at_once(Stream::new(stream, $per_thread), key) { real } else { $slow };
+            let launch = || kernel_of(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
+            let on =
+                if launch::goes_at_once(Stream::new(stream, $per_thread), launch) { real } else { $slow };
             // SAFETY: the caller's arguments, as they came.
             unsafe {
                 on(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params, extra)
@@ -89,9 +92,9 @@ macro_rules! kernel {
             extra: *mut *mut c_void,
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let key = key(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
+            let launch = kernel_of(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
             // SAFETY: the caller's arguments, as they came.
-            metered(Stream::new(stream, $per_thread), kernel_of(key), &mut || unsafe {
+            metered(Stream::new(stream, $per_thread), launch, &mut || unsafe {
                 real(
                     f,
                     grid_x,
@@ -133,11 +136,11 @@ macro_rules! cooperative {
                 real(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params)
             };
             let on = Stream::new(stream, $per_thread);
-            let key = key(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
-            if launch::goes_at_once(on, || key) {
+            let launch = kernel_of(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
+            if launch::goes_at_once(on, || launch) {
                 return call();
             }
-            metered(on, kernel_of(key), &mut call)
+            metered(on, launch, &mut call)
         }
     };
 }
@@ -161,11 +164,11 @@ macro_rules! kernel_ex {
             let on = Stream::new(config.hStream, $per_thread);
             let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
             let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
-            let key = || key(f, grid, block, config.sharedMemBytes);
-            if launch::goes_at_once(on, key) {
+            let launch = || kernel_of(f, grid, block, config.sharedMemBytes);
+            if launch::goes_at_once(on, launch) {
                 return call();
             }
-            metered(on, kernel_of(key()), &mut call)
+            metered(on, launch(), &mut call)
         }
     };
 }
@@ -174,12 +177,17 @@ kernel_ex!(kernel_ex_ptsz, cuLaunchKernelEx_ptsz, true);
 
 macro_rules! graph {
     ($name:ident, $symbol:ident, $per_thread:literal) => {
-        /// Hook of a variant of `cuGraphLaunch`. A graph is always a segment of its own.
+        /// Hook of a variant of `cuGraphLaunch`.
         pub unsafe extern "C" fn $name(graph: CUgraphExec, stream: CUstream) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let launch = Launch { key: estimates::key([graph as u64, 0, 0, 0, 0]), kind: Kind::Graph };
             // SAFETY: the caller's arguments, as they came.
-            metered(Stream::new(stream, $per_thread), launch, &mut || unsafe { real(graph, stream) })
+            let mut call = || unsafe { real(graph, stream) };
+            let on = Stream::new(stream, $per_thread);
+            let launch = || Launch { key: graph_key(graph), kind: Kind::Graph };
+            if launch::goes_at_once(on, launch) {
+                return call();
+            }
+            metered(on, launch(), &mut call)
         }
     };
 }
@@ -194,11 +202,11 @@ macro_rules! oldest {
             // SAFETY: the caller's arguments, as they came.
             let mut call = || unsafe { real(function $(, $argument)*) };
             let on = Stream::new($stream, false);
-            let key = || key(function, $grid, [0; 3], 0);
-            if launch::goes_at_once(on, key) {
+            let launch = || kernel_of(function, $grid, [0; 3], 0);
+            if launch::goes_at_once(on, launch) {
                 return call();
             }
-            metered(on, kernel_of(key()), &mut call)
+            metered(on, launch(), &mut call)
         }
     )+};
 }
@@ -233,9 +241,9 @@ fn on_each(list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CUresult) -> C
     let on = Stream::new(one.hStream, false);
     let grid = [one.gridDimX, one.gridDimY, one.gridDimZ];
     let block = [one.blockDimX, one.blockDimY, one.blockDimZ];
-    let key = || key(one.function, grid, block, one.sharedMemBytes);
-    if launch::goes_at_once(on, key) {
+    let launch = || kernel_of(one.function, grid, block, one.sharedMemBytes);
+    if launch::goes_at_once(on, launch) {
         return on_each(rest, call);
     }
-    metered(on, kernel_of(key()), &mut || on_each(rest, call))
+    metered(on, launch(), &mut || on_each(rest, call))
 }

@@ -1,51 +1,39 @@
-//! The ledger of the tenant: that of the daemon there is, and that of the one before for as long as a call that began with it goes on.
+//! The ledger of the tenant: that of the daemon there is, and those of the last few before.
 //!
-//! What a call reserved in one ledger it must commit or give back in the same one. So a call marks the ledger that it uses, and memory
-//! is unmapped only when nobody does.
+//! What a call reserved in one ledger it must commit or give back in the same one, and a call may take long. So a ledger stays mapped while the next
+//! [`PLACES`] daemons come, and nobody counts which calls use it: a call takes what it needs to know along ([`Ledger`]), and asks before it
+//! settles whether its ledger is there still ([`Ledgers::has`]). Addresses stay mapped for good, so a call that is late by that many daemons
+//! touches nothing that is not ours.
 
 use std::os::fd::OwnedFd;
-use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use deepres_abi::ledger::{Account, LedgerPage};
 
-use crate::pages::{Mapped, PageError};
+use crate::pages::{self, Mapped, PageError};
 
-/// Ledgers at a time: the present one, and some that calls are not through with yet.
+/// Ledgers that are mapped at a time.
 const PLACES: usize = 4;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Place {
     page: AtomicPtr<LedgerPage>,
     slot: AtomicUsize,
-    generation: AtomicU32,
-    /// Calls that use it, or are about to find out that it is not the present one.
-    users: AtomicUsize,
-}
-
-impl Default for Place {
-    fn default() -> Self {
-        Self {
-            page: AtomicPtr::new(ptr::null_mut()),
-            slot: AtomicUsize::new(0),
-            generation: AtomicU32::new(0),
-            users: AtomicUsize::new(0),
-        }
-    }
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Ledgers {
-    present: AtomicUsize,
+    /// How many there were before the present one; it is in the place of that number.
+    generation: AtomicU32,
     places: [Place; PLACES],
 }
 
-/// A ledger in use.
-#[derive(Debug)]
-pub struct Ledger<'a> {
-    place: &'a Place,
-    page: &'a LedgerPage,
+/// A ledger, and where the process stands in it.
+#[derive(Debug, Clone, Copy)]
+pub struct Ledger {
+    page: &'static LedgerPage,
+    slot: usize,
     /// Counts the ledgers of the process.
     pub generation: u32,
 }
@@ -54,79 +42,69 @@ impl Ledgers {
     /// Ledgers of which the first is `page`, in which the process has `slot`.
     pub fn new(page: &'static LedgerPage, slot: usize) -> Self {
         let ledgers = Self::default();
-        let first = &ledgers.places[0];
-        first.page.store(ptr::from_ref(page).cast_mut(), Ordering::SeqCst);
-        first.slot.store(slot, Ordering::SeqCst);
+        let first = ledgers.place(0);
+        first.slot.store(slot, Ordering::Relaxed);
+        first.page.store(std::ptr::from_ref(page).cast_mut(), Ordering::Release);
         ledgers
     }
 
-    /// The present ledger, for one call.
-    pub fn enter(&self) -> Ledger<'_> {
-        loop {
-            let present = self.present.load(Ordering::SeqCst) % PLACES;
-            let place = &self.places[present];
-            place.users.fetch_add(1, Ordering::SeqCst);
-            // A place is emptied only when it is not the present one and nobody uses it, in this order of looking: so either that
-            // sees us, or we see that it is not the present one.
-            if self.present.load(Ordering::SeqCst) % PLACES == present {
-                let page = place.page.load(Ordering::SeqCst);
-                // SAFETY: the present place holds a ledger, which stays mapped while it is the present one or used.
-                let page = unsafe { &*page };
-                return Ledger { place, page, generation: place.generation.load(Ordering::SeqCst) };
-            }
-            place.users.fetch_sub(1, Ordering::SeqCst);
-        }
+    fn place(&self, generation: u32) -> &Place {
+        &self.places[generation as usize % PLACES]
     }
 
-    /// Which ledger is the present one ([`Ledger::generation`]), for who only wants to know whether it is still the one he knows.
+    /// Which ledger is the present one ([`Ledger::generation`]).
     pub fn generation(&self) -> u32 {
-        let present = self.present.load(Ordering::SeqCst) % PLACES;
-        self.places[present].generation.load(Ordering::SeqCst)
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The present ledger.
+    #[inline]
+    pub fn present(&self) -> Ledger {
+        let generation = self.generation();
+        let place = self.place(generation);
+        // SAFETY: the place of a generation that was announced has a page, and pages in places are never unmapped.
+        let page = unsafe { &*place.page.load(Ordering::Relaxed) };
+        Ledger { page, slot: place.slot.load(Ordering::Relaxed), generation }
+    }
+
+    /// Whether `ledger` is mapped still. If not, what was in it is no more.
+    pub fn has(&self, ledger: &Ledger) -> bool {
+        // The oldest place is the next to be taken.
+        self.generation().wrapping_sub(ledger.generation) < PLACES as u32 - 1
     }
 
     /// Makes the page in `memory` the present ledger, in which the process has `slot`. One thread of the process calls this.
     ///
     /// # Errors
-    /// [`PageError`], also when calls that take long use all the ledgers there may be.
+    /// [`PageError`].
     pub fn replace(&self, memory: &OwnedFd, slot: usize) -> Result<(), PageError> {
-        let page = Mapped::<LedgerPage>::new(memory, libc::PROT_READ | libc::PROT_WRITE)?;
-        let present = self.present.load(Ordering::SeqCst) % PLACES;
-        let next_generation = self.places[present].generation.load(Ordering::SeqCst).wrapping_add(1);
-        let mut free =
-            (0..PLACES).filter(|at| *at != present && self.places[*at].users.load(Ordering::SeqCst) == 0);
-        let Some(at) = free.next() else {
-            let busy = std::io::Error::other("allocations that began with earlier daemons are under way");
-            return Err(PageError::Map(busy));
-        };
-        let place = &self.places[at];
-        place.slot.store(slot, Ordering::SeqCst);
-        place.generation.store(next_generation, Ordering::SeqCst);
-        let old = place.page.swap(ptr::from_ref(page.keep()).cast_mut(), Ordering::SeqCst);
-        self.present.store(at, Ordering::SeqCst);
-        if !old.is_null() {
-            // SAFETY: a ledger that was put here by `new` or by us, kept, not the present one and used by nobody.
-            unsafe { libc::munmap(old.cast(), size_of::<LedgerPage>()) };
+        const BOTH: pages::Protection = libc::PROT_READ | libc::PROT_WRITE;
+        let page = Mapped::<LedgerPage>::new(memory, BOTH)?;
+        let generation = self.generation().wrapping_add(1);
+        let place = self.place(generation);
+        // SAFETY: null, or a page that was kept here.
+        match unsafe { place.page.load(Ordering::Relaxed).as_ref() } {
+            // SAFETY: kept below or by whoever called `new`, checked by the mapping above, and mapped as it was.
+            Some(old) => unsafe { pages::replace(old, memory, BOTH) }.map_err(PageError::Map)?,
+            None => place.page.store(std::ptr::from_ref(page.keep()).cast_mut(), Ordering::Relaxed),
         }
+        place.slot.store(slot, Ordering::Relaxed);
+        self.generation.store(generation, Ordering::Release);
         Ok(())
     }
 }
 
-impl Ledger<'_> {
+impl Ledger {
     /// The process's account on a GPU, by the controller's index.
-    pub fn account(&self, index: usize) -> Option<Account<'_>> {
-        self.page.gpu(index)?.account(self.place.slot.load(Ordering::SeqCst))
-    }
-}
-
-impl Drop for Ledger<'_> {
-    fn drop(&mut self) {
-        self.place.users.fetch_sub(1, Ordering::SeqCst);
+    pub fn account(&self, index: usize) -> Option<Account<'static>> {
+        self.page.gpu(index)?.account(self.slot)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::{AsRawFd as _, FromRawFd as _};
+    use std::ptr;
 
     use deepres_abi::page;
 
@@ -155,11 +133,11 @@ mod tests {
     fn a_call_ends_with_the_ledger_that_it_began_with() {
         let (old, new) = (memory(), memory());
         let ledgers = first(&old);
-        let begun = ledgers.enter();
+        let begun = ledgers.present();
         let reservation = begun.account(0).unwrap().reserve(60, 100, || ()).unwrap();
         ledgers.replace(&new, 1).unwrap();
-        let fresh = ledgers.enter();
-        assert_eq!((begun.generation, fresh.generation, ledgers.generation()), (0, 1, 1));
+        let fresh = ledgers.present();
+        assert_eq!((begun.generation, fresh.generation), (0, 1));
         assert_eq!(fresh.account(0).unwrap().held_bytes(), 0);
         reservation.commit();
         assert_eq!(begun.account(0).unwrap().held_bytes(), 60);
@@ -167,21 +145,15 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_never_end_keep_their_ledgers_and_no_more() {
+    fn a_call_that_outlasts_several_daemons_is_told_that_its_ledger_is_gone() {
         let ledgers = first(&memory());
-        let held: Vec<_> = (1..PLACES)
-            .map(|_| {
-                let held = ledgers.enter();
-                ledgers.replace(&memory(), 1).unwrap();
-                held
-            })
-            .collect();
-        let last = ledgers.enter();
-        assert!(ledgers.replace(&memory(), 1).is_err());
-        drop(held);
+        let begun = ledgers.present();
+        for _ in 2..PLACES {
+            ledgers.replace(&memory(), 1).unwrap();
+            assert!(ledgers.has(&begun));
+        }
         ledgers.replace(&memory(), 1).unwrap();
-        assert_ne!(last.generation, ledgers.enter().generation);
-        assert_eq!(last.account(0).unwrap().held_bytes(), 0);
+        assert!(!ledgers.has(&begun));
     }
 
     #[test]
@@ -191,20 +163,18 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    while !stop.load(Ordering::Relaxed) {
-                        let ledger = ledgers.enter();
-                        let account = ledger.account(0).unwrap();
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        let account = ledgers.present().account(0).unwrap();
                         account.reserve(1, u64::MAX, std::thread::yield_now).unwrap().commit();
                         account.release(1);
                     }
                 });
             }
-            for _ in 0..300 {
-                // Calls may take long on a busy machine: then the next attempt has more luck.
-                let _ = ledgers.replace(&memory(), 1);
+            for _ in 0..100 {
+                ledgers.replace(&memory(), 1).unwrap();
             }
-            stop.store(true, Ordering::Relaxed);
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
         });
-        assert_eq!(ledgers.enter().account(0).unwrap().tenant_held_bytes(), 0);
+        assert_eq!(ledgers.present().account(0).unwrap().tenant_held_bytes(), 0);
     }
 }

@@ -8,11 +8,14 @@ pub mod ledgers;
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
+use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::ledger::{Account, Refused, Reservation};
 use deepres_abi::meter::MemoryKind;
 
 use crate::log::say;
@@ -142,23 +145,23 @@ impl Accounts {
             return allocate().0;
         };
         let limit_bytes = grant.memory_limit();
-        let reserve = || account.reserve(request.bytes, limit_bytes, std::thread::yield_now);
-        let reservation =
-            match reserve().or_else(|refused| session.bury_dead().then(reserve).unwrap_or(Err(refused))) {
-                Ok(reservation) => reservation,
-                Err(refused) => {
-                    self.refuse(gpu, request, limit_bytes, refused.held_bytes);
-                    return CUDA_ERROR_OUT_OF_MEMORY;
-                }
-            };
+        let reservation = match reserve(session, account, request.bytes, limit_bytes) {
+            Ok(reservation) => reservation,
+            Err(refused) => {
+                self.refuse(gpu, request, limit_bytes, refused.held_bytes);
+                return CUDA_ERROR_OUT_OF_MEMORY;
+            }
+        };
         let (result, named) = allocate();
-        let Some((name, bytes)) = named.filter(|_| result == CUDA_SUCCESS) else { return result };
-        reservation.commit();
-        if bytes > request.bytes {
-            account.charge(bytes - request.bytes);
-        } else if bytes < request.bytes {
-            account.release(request.bytes - bytes);
+        let named = named.filter(|_| result == CUDA_SUCCESS);
+        let bytes = named.map_or(0, |(_, bytes)| bytes);
+        // A ledger that is gone took with it what was promised there.
+        if session.has_ledger(&ledger) {
+            settle(account, reservation, bytes);
+        } else {
+            mem::forget(reservation);
         }
+        let Some((name, _)) = named else { return result };
         let mut entry = Entry {
             bytes,
             kind: request.kind,
@@ -298,6 +301,35 @@ impl Accounts {
             }
         }
     }
+}
+
+/// The driver answered: `bytes` are held, of which what was promised may be more or less.
+#[inline]
+fn settle(account: Account<'_>, reservation: Option<Reservation<'_>>, bytes: u64) {
+    let promised_bytes = reservation.as_ref().map_or(0, Reservation::bytes);
+    match reservation {
+        Some(reservation) if bytes != 0 => reservation.commit(),
+        _ => return account.charge(bytes),
+    }
+    if bytes > promised_bytes {
+        account.charge(bytes - promised_bytes);
+    } else if bytes < promised_bytes {
+        account.release(promised_bytes - bytes);
+    }
+}
+
+/// Promises `bytes` of `account` to a request under a limit; without one nothing need be promised.
+fn reserve<'a>(
+    session: &Session,
+    account: Account<'a>,
+    bytes: u64,
+    limit_bytes: u64,
+) -> Result<Option<Reservation<'a>>, Refused> {
+    if limit_bytes == NO_LIMIT {
+        return Ok(None);
+    }
+    let reserve = || account.reserve(bytes, limit_bytes, std::thread::yield_now);
+    reserve().or_else(|refused| session.bury_dead().then(reserve).unwrap_or(Err(refused))).map(Some)
 }
 
 /// Moves an allocation to the ledger there is, if it is in one of before. Its table's lock is held, so it is moved once.

@@ -153,8 +153,15 @@ impl Gpu {
 
     /// What `ns` of a stream's time take of the GPU's, while as many streams overlap as of late.
     pub fn share_ns(&self, ns: u64) -> u64 {
-        let overlap_permille = self.overlap_permille.load(Ordering::Relaxed).max(NO_OVERLAP_PERMILLE);
-        (u128::from(ns) * u128::from(NO_OVERLAP_PERMILLE) / u128::from(overlap_permille)) as u64
+        let overlap_permille = self.overlap_permille.load(Ordering::Relaxed);
+        if ns == 0 || overlap_permille <= NO_OVERLAP_PERMILLE {
+            return ns;
+        }
+        match ns.checked_mul(NO_OVERLAP_PERMILLE) {
+            Some(thousands) => thousands / overlap_permille,
+            // Months: whole overlaps are near enough.
+            None => ns / (overlap_permille / NO_OVERLAP_PERMILLE),
+        }
     }
 
     /// The meter thread has seen that streams' times overlap so many times.

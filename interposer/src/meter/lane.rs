@@ -4,8 +4,8 @@
 //! meter thread closes the segment; `state` says whose turn it is. Closed segments go through a ring to the meter thread.
 //!
 //! While the gate is open segments last about [`SEGMENT_NS`] and each launch adds what its like is known to take, so that gaps between launches need
-//! not be timed ([`super::measure`]); a kernel that is not known yet, a graph, and now and then any launch has a segment of its own. While someone
-//! else wants the GPU, launches that come one by one into an idle stream get a segment each.
+//! not be timed ([`super::measure`]); a launch that is not known yet, a long graph, and now and then any launch has a segment of its own. While someone
+//! else wants the GPU, launches that come one by one into an idle stream get a segment each, and so does every graph.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -34,6 +34,9 @@ const SPARSE_SAMPLE_EVERY: u32 = 2;
 const UNKNOWN_APART: u32 = 8;
 /// A copy between kernels that is known is timed every so many times.
 const COPY_SAMPLE_EVERY: u32 = 8;
+/// Graphs up to so long, ns, are counted like kernels while nobody else wants the GPU. What a graph holds can change from launch to launch, so one
+/// that fills more than a quarter of a segment is timed every time, and costs next to nothing against what it takes.
+const SHORT_GRAPH_NS: u64 = SEGMENT_NS / 4;
 /// An end that no segment has.
 const NO_END: i64 = i64::MIN;
 
@@ -111,6 +114,12 @@ pub struct Begun {
     pub ends: bool,
 }
 
+/// Adds to a counter that only the caller changes now.
+#[inline(always)]
+fn add(counter: &AtomicU32, more: u32) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
 impl Lane {
     /// A lane for `stream`, owned by the thread `owner`.
     pub fn new(gpu: &'static Gpu, context: &'static ContextState, stream: Stream, owner: u32) -> Self {
@@ -177,12 +186,18 @@ impl Lane {
     /// Counts one more launch in the open segment, if that neither begins nor ends one and its like is known. The whole of the launch path
     /// while the gate is open; the owner's alone.
     #[inline(always)]
-    pub fn count(&self, key: u64) -> bool {
+    pub fn count(&self, launch: Launch) -> bool {
         let launched = self.launched.load(Ordering::Relaxed) + 1;
         if self.state.load(Ordering::Relaxed) != OPEN || launched >= self.target.load(Ordering::Relaxed) {
             return false;
         }
-        let Some(ns) = self.gpu.estimates.get(key) else { return false };
+        let Some(ns) = self.gpu.estimates.get(launch.key) else { return false };
+        if launch.kind == Kind::Graph {
+            if ns > SHORT_GRAPH_NS {
+                return false;
+            }
+            add(&self.open_graphs, 1);
+        }
         self.expected_ns.store(self.expected_ns.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
         self.launched.store(launched, Ordering::Relaxed);
         true
@@ -255,8 +270,11 @@ impl Lane {
     pub fn begin(&self, calls: &Calls, launch: Launch, contended: Option<u64>) -> Option<Begun> {
         let known_ns = self.gpu.estimates.get(launch.key);
         // The end of a segment on a per-thread stream is its thread's to record.
-        let alone =
-            launch.kind != Kind::Kernel || (contended.is_some() && self.stream() == Some(Stream::PER_THREAD));
+        let alone = match launch.kind {
+            Kind::Kernel => contended.is_some() && self.stream() == Some(Stream::PER_THREAD),
+            Kind::Graph => contended.is_some() || known_ns.is_none_or(|known_ns| known_ns > SHORT_GRAPH_NS),
+            Kind::Copy | Kind::SyncCopy => true,
+        };
         if self.is_open() {
             let holds_copy = self.open_is_copy.load(Ordering::Relaxed);
             if launch.kind.is_copy() && !holds_copy && self.takes_in(known_ns, contended.is_some()) {
@@ -280,7 +298,7 @@ impl Lane {
         if opens {
             self.open(calls, launch, contended.is_some(), alone || known_ns.is_none())?;
         } else {
-            self.launched.store(self.launched.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            add(&self.launched, 1);
             self.open_key.store(0, Ordering::Relaxed);
         }
         let expected_ns = match known_ns {
@@ -288,11 +306,15 @@ impl Lane {
             None if opens => 0,
             None => self.mean_ns(),
         };
-        self.expected_ns.fetch_add(expected_ns, Ordering::Relaxed);
+        // The segment is claimed: nobody else changes these.
+        self.expected_ns.store(self.expected_ns.load(Ordering::Relaxed) + expected_ns, Ordering::Relaxed);
         if launch.kind == Kind::Graph {
-            self.open_graphs.fetch_add(1, Ordering::Relaxed);
+            add(&self.open_graphs, 1);
         }
-        self.open_queued_ns.fetch_add(contended.unwrap_or(0), Ordering::Relaxed);
+        if let Some(estimate_ns) = contended {
+            let queued_ns = self.open_queued_ns.load(Ordering::Relaxed);
+            self.open_queued_ns.store(queued_ns.saturating_add(estimate_ns), Ordering::Relaxed);
+        }
         let is_full = self.launched.load(Ordering::Relaxed) >= self.target.load(Ordering::Relaxed);
         Some(Begun { opens, ends: alone || is_full })
     }
@@ -322,6 +344,8 @@ impl Lane {
         self.take_in(self.expected_ns.swap(0, Ordering::Relaxed));
         self.launched.store(0, Ordering::Relaxed);
         self.open_is_copy.store(false, Ordering::Relaxed);
+        // Copies do not say that they are in flight.
+        self.gpu.set_in_flight();
     }
 
     fn open(&self, calls: &Calls, launch: Launch, contended: bool, alone: bool) -> Option<()> {

@@ -119,8 +119,8 @@ give! {
     cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) => pctx, handle();
     cuCtxGetCurrent(pctx: *mut CUcontext) => pctx, CURRENT.get();
     cuCtxGetDevice(device: *mut CUdevice) => device, 0;
-    cuStreamCreate(phStream: *mut CUstream, Flags: u32) => phStream, handle();
-    cuStreamCreateWithPriority(phStream: *mut CUstream, flags: u32, priority: i32) => phStream, handle();
+    cuStreamCreate(phStream: *mut CUstream, Flags: u32) => phStream, new_stream();
+    cuStreamCreateWithPriority(phStream: *mut CUstream, flags: u32, priority: i32) => phStream, new_stream();
     cuStreamIsCapturing(hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) => captureStatus, CU_STREAM_CAPTURE_STATUS_NONE;
     cuStreamGetCtx(hStream: CUstream, pctx: *mut CUcontext) => pctx, CURRENT.get();
     cuStreamGetDevice(hStream: CUstream, device: *mut CUdevice) => device, 0;
@@ -297,6 +297,11 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
         answer(symbolStatus, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
     }
     CUDA_ERROR_NOT_FOUND
+}
+
+/// Streams are told apart, and never freed.
+fn new_stream() -> CUstream {
+    Box::into_raw(Box::new(SOMETHING)).cast()
 }
 
 fn next_address() -> CUdeviceptr {

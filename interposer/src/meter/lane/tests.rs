@@ -23,7 +23,7 @@ fn lane_of(stream: Stream) -> &'static Lane {
 
 /// One launch as the hooks make it.
 fn put(calls: &Calls, lane: &Lane, launch: Launch, ns: u64, contended: Option<u64>) {
-    if launch.kind == Kind::Kernel && contended.is_none() && lane.count(launch.key) {
+    if !launch.kind.is_copy() && contended.is_none() && lane.count(launch) {
         fake::launch(lane.stream().unwrap(), ns);
         return;
     }
@@ -183,7 +183,7 @@ fn a_stream_that_waits_for_another_ends_the_segment_while_someone_else_waits() {
 }
 
 #[test]
-fn graphs_are_segments_of_their_own() {
+fn graphs_that_are_not_known_or_long_are_segments_of_their_own() {
     let (calls, lane) = (fake::calls(), lane());
     for what in [GRAPH, GRAPH, KERNEL, GRAPH] {
         launch(&calls, lane, what, KERNEL_NS);
@@ -191,6 +191,33 @@ fn graphs_are_segments_of_their_own() {
     lane.close(&calls);
     fake::finish();
     assert_eq!(read(&calls, lane), [(1, KERNEL_NS); 4]);
+    let long = Launch { key: 9 << 32, ..GRAPH };
+    lane.gpu.estimates.learn(long.key, SHORT_GRAPH_NS + 1);
+    for _ in 0..3 {
+        launch(&calls, lane, long, SHORT_GRAPH_NS + 1);
+    }
+    fake::finish();
+    assert_eq!(read(&calls, lane), [(1, SHORT_GRAPH_NS + 1); 3]);
+}
+
+#[test]
+fn graphs_that_are_known_and_short_are_counted_like_kernels_while_nobody_else_wants_the_gpu() {
+    let (calls, lane) = (fake::calls(), lane());
+    lane.gpu.estimates.learn(GRAPH.key, KERNEL_NS);
+    lane.learn(KERNEL_NS, false);
+    for _ in 0..100 {
+        launch(&calls, lane, GRAPH, KERNEL_NS);
+    }
+    lane.close(&calls);
+    fake::finish();
+    let segments = read(&calls, lane);
+    assert!(segments.len() < 30, "{segments:?}");
+    assert_eq!(segments.iter().map(|(launches, _)| launches).sum::<u32>(), 100);
+    for _ in 0..3 {
+        put(&calls, lane, GRAPH, KERNEL_NS, Some(KERNEL_NS));
+    }
+    fake::finish();
+    assert_eq!(read(&calls, lane), [(1, KERNEL_NS); 3], "not while someone does");
 }
 
 #[test]

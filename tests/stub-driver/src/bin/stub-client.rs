@@ -1,15 +1,17 @@
-//! Times driver calls: a warm-up, then the mean of a million calls of each function, as one line of JSON.
+//! Times driver calls: a warm-up, then the mean of a million calls of each function, and how launches of two threads scale, as one line of JSON.
 //!
 //! Whether hooks are in the way is the environment's business; the line says what was found. It ends when its
-//! standard input does, so that whoever started it can look at it first.
+//! standard input does, so that whoever started it can look at it first. `--calls NAME COUNT` makes so many calls of one function and
+//! ends: for who counts instructions.
 
 use std::ffi::{CStr, c_void};
 use std::hint::black_box;
 use std::io::Read as _;
 use std::ptr::null_mut;
+use std::sync::Barrier;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use deepres_abi::driver::pfn;
 use deepres_abi::driver::types::{
     CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUlaunchConfig, CUstream,
@@ -23,16 +25,75 @@ const WARM_UP_CALLS: u32 = 100_000;
 /// What each allocation asks for.
 const ALLOCATION_BYTES: usize = 4096;
 
+/// Threads that launch at a time, each on a core of its own.
+const THREADS: usize = 2;
+
 fn main() -> Result<()> {
     let driver = Driver::load()?;
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match *words {
+        [] => {}
+        ["--calls", name, count] => {
+            let count = count.parse().context("the number of calls")?;
+            let mut repeat = Repeat { name, count: Some(count) };
+            driver.visit(&mut repeat)?;
+            ensure!(repeat.count.is_none(), "no call is named {name}");
+            return Ok(());
+        }
+        _ => bail!("usage: stub-client [--calls NAME COUNT]"),
+    }
     let mut line = Map::new();
     line.insert("hooked_by".into(), json!(driver.object_of(c"cuLaunchKernel")?));
-    for (name, ns) in driver.measure()? {
-        line.insert(name.into(), json!(ns));
-    }
+    driver.visit(&mut Time { line: &mut line })?;
+    line.insert("scale".into(), json!(driver.scale()?));
     println!("{}", Value::Object(line));
     std::io::stdin().read_to_end(&mut Vec::new()).context("standard input")?;
     Ok(())
+}
+
+/// What is done with each call.
+trait Visitor {
+    fn visit(&mut self, name: &'static str, call: impl FnMut() -> u32) -> Result<()>;
+}
+
+/// Notes what each takes, ns.
+struct Time<'a> {
+    line: &'a mut Map<String, Value>,
+}
+
+impl Visitor for Time<'_> {
+    fn visit(&mut self, name: &'static str, call: impl FnMut() -> u32) -> Result<()> {
+        self.line.insert(name.into(), json!(mean_ns(call)?));
+        Ok(())
+    }
+}
+
+/// Makes calls of one of them.
+struct Repeat<'a> {
+    name: &'a str,
+    count: Option<u32>,
+}
+
+impl Visitor for Repeat<'_> {
+    fn visit(&mut self, name: &'static str, mut call: impl FnMut() -> u32) -> Result<()> {
+        if name == self.name
+            && let Some(count) = self.count.take()
+        {
+            let results = (0..count).fold(0, |results, _| results | black_box(call()));
+            ensure!(results == 0, "calls failed: {results:#x} is the union of the result codes");
+        }
+        Ok(())
+    }
+}
+
+/// A function of the driver, typed.
+macro_rules! function {
+    ($driver:expr, $name:ident) => {{
+        let name = std::ffi::CString::new(stringify!($name))?;
+        // SAFETY: the symbol of this name has this type in every driver.
+        unsafe { std::mem::transmute::<*mut c_void, pfn::$name>($driver.address(&name)?) }
+    }};
 }
 
 struct Driver {
@@ -66,23 +127,28 @@ impl Driver {
         Ok(object.to_string_lossy().into_owned())
     }
 
-    fn measure(&self) -> Result<Vec<(&'static str, f64)>> {
-        macro_rules! function {
-            ($name:ident) => {{
-                let name = std::ffi::CString::new(stringify!($name))?;
-                // SAFETY: the symbol of this name has this type in every driver.
-                unsafe { std::mem::transmute::<*mut c_void, pfn::$name>(self.address(&name)?) }
-            }};
-        }
-        let (init, retain, set_current) =
-            (function!(cuInit), function!(cuDevicePrimaryCtxRetain), function!(cuCtxSetCurrent));
-        let (create_stream, load, get_function) =
-            (function!(cuStreamCreate), function!(cuModuleLoadData), function!(cuModuleGetFunction));
-        let (create_graph, instantiate) = (function!(cuGraphCreate), function!(cuGraphInstantiateWithFlags));
-        let (launch, launch_ex, launch_graph) =
-            (function!(cuLaunchKernel), function!(cuLaunchKernelEx), function!(cuGraphLaunch));
+    /// Shows the visitor every call that is measured.
+    fn visit(&self, visitor: &mut impl Visitor) -> Result<()> {
+        let (init, retain, set_current) = (
+            function!(self, cuInit),
+            function!(self, cuDevicePrimaryCtxRetain),
+            function!(self, cuCtxSetCurrent),
+        );
+        let (create_stream, load, get_function) = (
+            function!(self, cuStreamCreate),
+            function!(self, cuModuleLoadData),
+            function!(self, cuModuleGetFunction),
+        );
+        let (create_graph, instantiate) =
+            (function!(self, cuGraphCreate), function!(self, cuGraphInstantiateWithFlags));
+        let (launch, launch_ex, launch_graph) = (
+            function!(self, cuLaunchKernel),
+            function!(self, cuLaunchKernelEx),
+            function!(self, cuGraphLaunch),
+        );
         let (alloc, free, info) =
-            (function!(cuMemAlloc_v2), function!(cuMemFree_v2), function!(cuMemGetInfo_v2));
+            (function!(self, cuMemAlloc_v2), function!(self, cuMemFree_v2), function!(self, cuMemGetInfo_v2));
+        let get_device = function!(self, cuCtxGetDevice);
 
         let mut context: CUcontext = null_mut();
         let mut stream: CUstream = null_mut();
@@ -119,22 +185,52 @@ impl Driver {
         };
         let mut address: CUdeviceptr = 0;
         let (mut free_bytes, mut total_bytes) = (0, 0);
+        let mut device = 0;
         // SAFETY: for every call below, handles are live and pointers are to live locals.
         unsafe {
-            Ok(vec![
-                (
-                    "cuLaunchKernel",
-                    mean_ns(|| launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, null_mut(), null_mut()))?,
-                ),
-                (
-                    "cuLaunchKernelEx",
-                    mean_ns(|| launch_ex(&raw const config, kernel, null_mut(), null_mut()))?,
-                ),
-                ("cuMemAlloc+Free", mean_ns(|| alloc(&raw mut address, ALLOCATION_BYTES) | free(address))?),
-                ("cuMemGetInfo", mean_ns(|| info(&raw mut free_bytes, &raw mut total_bytes))?),
-                ("cuGraphLaunch", mean_ns(|| launch_graph(executable, stream))?),
-            ])
+            visitor.visit("cuLaunchKernel", || {
+                launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, null_mut(), null_mut())
+            })?;
+            visitor
+                .visit("cuLaunchKernelEx", || launch_ex(&raw const config, kernel, null_mut(), null_mut()))?;
+            visitor.visit("cuMemAlloc+Free", || alloc(&raw mut address, ALLOCATION_BYTES) | free(address))?;
+            visitor.visit("cuMemGetInfo", || info(&raw mut free_bytes, &raw mut total_bytes))?;
+            visitor.visit("cuGraphLaunch", || launch_graph(executable, stream))?;
+            // Of those that are only forwarded.
+            visitor.visit("cuCtxGetDevice", || get_device(&raw mut device))
         }
+    }
+
+    /// Launches of [`THREADS`] threads in a time, each on a stream of its own, as a part of as many times those of one thread.
+    fn scale(&self) -> Result<f64> {
+        let (alone, together) = (self.launching(1)?, self.launching(THREADS)?);
+        Ok(alone / together)
+    }
+
+    /// Nanoseconds a launch in each of so many threads, in the mean.
+    fn launching(&self, threads: usize) -> Result<f64> {
+        let (launch, create_stream) = (function!(self, cuLaunchKernel), function!(self, cuStreamCreate));
+        let (get_current, set_current) = (function!(self, cuCtxGetCurrent), function!(self, cuCtxSetCurrent));
+        let mut context: CUcontext = null_mut();
+        // SAFETY: the result has room.
+        ensure!(unsafe { get_current(&raw mut context) } == 0, "no context is current");
+        let (context, begin) = (context as usize, Barrier::new(threads));
+        let one = || -> Result<f64> {
+            let mut stream: CUstream = null_mut();
+            // SAFETY: the context is live, and the result has room.
+            let results = unsafe { set_current(context as CUcontext) | create_stream(&raw mut stream, 0) };
+            ensure!(results == 0, "setting up gave {results:#x}");
+            begin.wait();
+            // SAFETY: the stub looks behind no handle but the stream's, which is live.
+            mean_ns(|| unsafe { launch(null_mut(), 1, 1, 1, 1, 1, 1, 0, stream, null_mut(), null_mut()) })
+        };
+        std::thread::scope(|scope| {
+            let running: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
+            let means = running.into_iter().map(|thread| {
+                thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a launching thread panicked")))
+            });
+            Ok(means.sum::<Result<f64>>()? / threads as f64)
+        })
     }
 }
 

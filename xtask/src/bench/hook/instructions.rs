@@ -1,0 +1,55 @@
+//! Instructions that a call executes in the thread that makes it, counted by callgrind: the same on a busy machine as on a quiet one.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::command;
+
+/// Calls in the shorter and the longer of two runs: what the program does else cancels out.
+const FEW: u32 = 20_000;
+const MANY: u32 = 60_000;
+
+/// Whether callgrind is on this machine.
+pub fn is_available() -> bool {
+    Command::new("valgrind")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// Instructions a call of `name` by the client, where `start` gives the command that it is appended to. The tool simulates neither the kernel nor
+/// what the clock costs.
+pub fn per_call(client: &Path, name: &str, start: impl Fn() -> Command) -> Result<f64> {
+    let folder = tempfile::Builder::new().prefix("deepres-callgrind-").tempdir()?;
+    let total = |calls: u32| -> Result<u64> {
+        let out = folder.path().join(format!("{calls}"));
+        let mut counted = start();
+        counted
+            .args(["valgrind", "--quiet", "--tool=callgrind", "--separate-threads=yes"])
+            .arg(format!("--callgrind-out-file={}", out.display()))
+            .arg(client)
+            .args(["--calls", name, &calls.to_string()])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null());
+        command::run(&mut counted)?;
+        of_first_thread(&out)
+    };
+    let (few, many) = (total(FEW)?, total(MANY)?);
+    ensure!(many > few, "more calls of {name} executed fewer instructions");
+    Ok((many - few) as f64 / f64::from(MANY - FEW))
+}
+
+/// The total of the thread that the program began with: callgrind writes a file a thread.
+fn of_first_thread(out: &Path) -> Result<u64> {
+    let path = format!("{}-01", out.display());
+    let text = fs::read_to_string(&path).with_context(|| format!("callgrind wrote no {path}"))?;
+    let Some(total) = text.lines().find_map(|line| line.strip_prefix("totals: ")) else {
+        bail!("{path} has no totals");
+    };
+    total.trim().parse().with_context(|| format!("{path}: {total:?} is no number"))
+}

@@ -1,0 +1,273 @@
+//! `cargo xtask bench hook`: what hooks add to a driver call, in time and in instructions.
+
+mod instructions;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::median;
+use crate::host::{Device, Host};
+use crate::process::{Interrupt, Running};
+use crate::{build, command};
+
+/// The calls measured, in order of report. The last is not hooked.
+const APIS: &[&str] = &[
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cuMemAlloc+Free",
+    "cuMemGetInfo",
+    "cuGraphLaunch",
+    "cuCtxGetDevice",
+];
+/// The tenant that the client runs as, and the limit that its allocations are held against.
+const TENANT: &str = "bench";
+const MEMORY: &str = "16GiB";
+/// Kernels that the client launches one after another in one run, warm-ups included: the daemon's meter must have seen them all.
+const KERNEL_LAUNCHES: u64 = 2 * 1_100_000;
+
+/// Options of `cargo xtask bench hook`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// How often to measure each of bare and hooked, a million calls of each function every time.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Count instructions alone: on a machine too busy for times.
+    #[arg(long)]
+    instructions: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    apis: Vec<Api>,
+    /// Launches of two threads at a time, as a part of twice those of one; absent where no times were taken.
+    scale: Option<Scale>,
+    /// What counted the instructions, or why nothing did.
+    instructions_by: &'static str,
+}
+
+#[derive(Serialize)]
+struct Api {
+    name: &'static str,
+    bare_ns: Option<f64>,
+    hooked_ns: Option<f64>,
+    added_ns: Option<f64>,
+    hooked_instructions: Option<f64>,
+    added_instructions: Option<f64>,
+}
+
+/// Of one call.
+#[derive(Clone, Copy)]
+struct Figures {
+    bare: f64,
+    hooked: f64,
+    added: f64,
+}
+
+#[derive(Serialize)]
+struct Scale {
+    bare: f64,
+    hooked: f64,
+    /// How the hooked driver scales against the bare one.
+    ratio: f64,
+}
+
+impl Figures {
+    fn new(bare: f64, hooked: f64) -> Self {
+        Self { bare, hooked, added: hooked - bare }
+    }
+}
+
+/// What one run of the client found.
+#[derive(Deserialize)]
+struct Run {
+    /// The file that the address of cuLaunchKernel lies in.
+    hooked_by: PathBuf,
+    scale: f64,
+    #[serde(flatten)]
+    mean_ns: BTreeMap<String, f64>,
+}
+
+/// The stub driver, its client, and a host with a daemon that manages its GPU.
+struct Bench {
+    host: Host,
+    client: PathBuf,
+    driver: PathBuf,
+    uuid: String,
+    interrupt: Interrupt,
+}
+
+/// Measures and prints.
+pub fn run(options: &Options) -> Result<()> {
+    let bench = Bench::start()?;
+    let times = if options.instructions { None } else { Some(bench.times(options.rounds)?) };
+    let can_count = instructions::is_available();
+    let apis = APIS.iter().map(|&name| {
+        let time = match &times {
+            Some((times, _)) => Some(*times.get(name).with_context(|| format!("no figure for {name}"))?),
+            None => None,
+        };
+        let instructions = if can_count { Some(bench.instructions(name)?) } else { None };
+        Ok(Api {
+            name,
+            bare_ns: time.map(|time| time.bare),
+            hooked_ns: time.map(|time| time.hooked),
+            added_ns: time.map(|time| time.added),
+            hooked_instructions: instructions.map(|counted| counted.hooked),
+            added_instructions: instructions.map(|counted| counted.added),
+        })
+    });
+    let apis = apis.collect::<Result<_>>()?;
+    let instructions_by = if can_count { "callgrind" } else { "skipped: valgrind is not installed" };
+    let report = Report { apis, scale: times.map(|(_, scale)| scale), instructions_by };
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print(&report);
+    }
+    Ok(())
+}
+
+fn print(report: &Report) {
+    println!(
+        "{:<18} {:>9} {:>10} {:>9} {:>13} {:>7}",
+        "call", "bare ns", "hooked ns", "added ns", "instructions", "added"
+    );
+    for api in &report.apis {
+        let with = |figure: Option<f64>, digits: usize| {
+            figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.digits$}"))
+        };
+        println!(
+            "{:<18} {:>9} {:>10} {:>9} {:>13} {:>7}",
+            api.name,
+            with(api.bare_ns, 1),
+            with(api.hooked_ns, 1),
+            with(api.added_ns, 1),
+            with(api.hooked_instructions, 0),
+            with(api.added_instructions, 0)
+        );
+    }
+    if let Some(scale) = &report.scale {
+        println!(
+            "two threads launch {:.2} times as much as twice one, bare {:.2}: {:.3} of it",
+            scale.hooked, scale.bare, scale.ratio
+        );
+    }
+    println!("instructions: {}", report.instructions_by);
+}
+
+impl Bench {
+    fn start() -> Result<Self> {
+        let artefacts = build::artefacts()?;
+        let (client, driver) = stub()?;
+        let interrupt = Interrupt::catch()?;
+        let host = Host::start(&artefacts, Device::Simulated { config: None }, &interrupt)?;
+        let uuid = host.ps()?.gpus.first().context("the daemon knows no GPU")?.uuid.clone();
+        let uuid = uuid.trim_start_matches("GPU-").replace('-', "");
+        Ok(Self { host, client, driver, uuid, interrupt })
+    }
+
+    /// A command that runs what is appended to it as a tenant.
+    fn tenant(&self) -> Command {
+        let mut command = self.host.deepres(&[&self.driver]);
+        command.args(["run", "--name", TENANT, "--memory", MEMORY, "--"]).env("STUB_DRIVER_UUID", &self.uuid);
+        command
+    }
+
+    fn times(&self, rounds: u32) -> Result<(BTreeMap<String, Figures>, Scale)> {
+        let mut bare = BTreeMap::<String, Vec<f64>>::new();
+        let mut hooked = BTreeMap::<String, Vec<f64>>::new();
+        let (mut bare_scale, mut hooked_scale) = (Vec::new(), Vec::new());
+        for round in 1..=rounds {
+            self.interrupt.check()?;
+            let mut plain = Command::new(&self.client);
+            plain.env("LD_LIBRARY_PATH", &self.driver).env("STUB_DRIVER_UUID", &self.uuid);
+            let run = measure(&mut plain, |_| Ok(()))?;
+            let by = run.hooked_by.display();
+            ensure!(run.hooked_by.starts_with(&self.driver), "the bare run is hooked by {by}");
+            bare_scale.push(run.scale);
+            collect(&mut bare, run);
+
+            self.interrupt.check()?;
+            let mut preloaded = self.tenant();
+            preloaded.arg(&self.client);
+            let run = measure(&mut preloaded, |run| seen_by_daemon(&self.host, run, round))?;
+            hooked_scale.push(run.scale);
+            collect(&mut hooked, run);
+            eprintln!("round {round} of {rounds}");
+        }
+        let times = bare.into_iter().filter_map(|(name, mut bare)| {
+            let hooked = median(hooked.get_mut(&name)?);
+            Some((name, Figures::new(median(&mut bare), hooked)))
+        });
+        let (bare, hooked) = (median(&mut bare_scale), median(&mut hooked_scale));
+        Ok((times.collect(), Scale { bare, hooked, ratio: hooked / bare }))
+    }
+
+    fn instructions(&self, name: &str) -> Result<Figures> {
+        self.interrupt.check()?;
+        let bare = || {
+            let mut command = Command::new("env");
+            command.env("LD_LIBRARY_PATH", &self.driver).env("STUB_DRIVER_UUID", &self.uuid);
+            command
+        };
+        let bare = instructions::per_call(&self.client, name, bare)?;
+        Ok(Figures::new(bare, instructions::per_call(&self.client, name, || self.tenant())?))
+    }
+}
+
+/// Builds the stub driver and its client; returns the client and the folder of the driver.
+fn stub() -> Result<(PathBuf, PathBuf)> {
+    let mut cargo = build::cargo();
+    command::run(cargo.args(["build", "--release", "--package", "deepres-stub-driver"]))?;
+    let built = build::target().join("release");
+    let folder = build::target().join("deepres/stub");
+    build::install(&built.join("libstub_cuda.so"), &folder.join("libcuda.so.1"))?;
+    Ok((built.join("stub-client"), folder))
+}
+
+/// Runs the client; `look` sees its figures while it is still alive.
+fn measure(command: &mut Command, look: impl FnOnce(&Run) -> Result<()>) -> Result<Run> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut running = Running::start(command)?;
+    let output = running.child().stdout.take().context("the output was piped")?;
+    let mut line = String::new();
+    BufReader::new(output).read_line(&mut line)?;
+    if line.is_empty() {
+        bail!("said nothing: {}", running.shown());
+    }
+    let run: Run = serde_json::from_str(&line)
+        .with_context(|| format!("not understood: {line} from {}", running.shown()))?;
+    look(&run)?;
+    // The client ends when its standard input does.
+    drop(running.child().stdin.take());
+    running.finish()?;
+    Ok(run)
+}
+
+/// Requires that the run went through our library and that the daemon metered it: else the figures mean nothing.
+fn seen_by_daemon(host: &Host, run: &Run, round: u32) -> Result<()> {
+    ensure!(
+        run.hooked_by.file_name() == Some(Path::new("libdeepres.so").as_os_str()),
+        "the hooked run's cuLaunchKernel is in {}",
+        run.hooked_by.display()
+    );
+    let ps = host.ps()?;
+    let launches = ps.on_first_gpu(TENANT).map_or(0, |(_, gpu)| gpu.kernel_launches);
+    let expected = KERNEL_LAUNCHES * u64::from(round);
+    ensure!(launches >= expected, "the daemon has seen {launches} launches of {expected}");
+    Ok(())
+}
+
+fn collect(runs: &mut BTreeMap<String, Vec<f64>>, run: Run) {
+    for (name, ns) in run.mean_ns {
+        runs.entry(name).or_default().push(ns);
+    }
+}
