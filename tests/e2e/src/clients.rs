@@ -114,6 +114,18 @@ pub fn conformance() -> PathBuf {
     built_by_cargo("deepres-conformance", "conformance")
 }
 
+/// The folder of a `libcuda.so.1` of which every call does next to nothing, built by cargo.
+pub fn stub_driver() -> PathBuf {
+    let built = built_by_cargo("deepres-stub-driver", "libstub_cuda.so");
+    let folder = target().join("e2e-clients/stub-driver");
+    build(&built, "stub-driver/libcuda.so.1", |product| {
+        let mut copy = Command::new("cp");
+        copy.arg(&built).arg(product);
+        copy
+    });
+    folder
+}
+
 fn built_by_cargo(package: &str, binary: &str) -> PathBuf {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--package", package]).current_dir(repository());
@@ -157,7 +169,8 @@ fn build(source: &Path, output: &str, compiler: impl FnOnce(&Path) -> Command) -
     let folder = target().join("e2e-clients");
     let product = folder.join(output);
     if !is_newer(&product, source) {
-        fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let within = product.parent().unwrap_or(&folder);
+        fs::create_dir_all(within).unwrap_or_else(|error| panic!("{}: {error}", within.display()));
         // Tests of one binary run in parallel: each compiles beside and puts its product in place at once.
         static BUILDS: AtomicU32 = AtomicU32::new(0);
         let build = BUILDS.fetch_add(1, Ordering::Relaxed);

@@ -1,0 +1,221 @@
+/* hazards WHAT [LIBRARY]: does what has broken interposers, and prints the driver's answers: the same lines whoever stands in between. A hang ends
+ * it by SIGALRM. */
+#define _GNU_SOURCE
+#include "driver.h"
+#include <pthread.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Longer than anything takes here that does not hang, on a machine however busy. */
+enum { PATIENCE_S = 12 };
+
+static void *extra(const char *name) {
+    void *found = dlsym(open_driver(), name);
+    if (!found) {
+        fprintf(stderr, "%s\n", dlerror());
+        exit(1);
+    }
+    return found;
+}
+
+static CUresult launch_on(CUfunction kernel, CUstream stream) {
+    return cu(cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+}
+
+typedef CUresult (*looker)(const char *, void **, int, unsigned long long, int *);
+
+/* The context's constructor has four parameters since CUDA 13. */
+static void by_abi(void) {
+    looker get = (looker)extra("cuGetProcAddress_v2");
+    CUresult (*create)(CUcontext *, void *, unsigned, CUdevice) = NULL;
+    CUcontext context;
+    int status;
+    enum { CU_CTX_SCHED_BLOCKING_SYNC = 4 };
+    load_driver();
+    CHECK(cu(cuInit)(0));
+    CHECK(get("cuCtxCreate", (void **)&create, 13000, 0, &status));
+    printf("cuCtxCreate of CUDA 13: %d\n", create(&context, NULL, CU_CTX_SCHED_BLOCKING_SYNC, 0));
+}
+
+/* Stream 0 of a per-thread variant is this thread's own. */
+static void per_thread(void) {
+    looker get = (looker)extra("cuGetProcAddress_v2");
+    CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **,
+                       void **) = NULL;
+    CUgraph graph = NULL;
+    size_t nodes = 0;
+    int status;
+    open_context();
+    CUfunction kernel = load_kernel("quick");
+    CHECK(get("cuLaunchKernel", (void **)&launch, 12000, PTDS, &status));
+    CUstream own = (CUstream)2;
+    CHECK(cu(cuStreamBeginCapture_v2)(own, CU_STREAM_CAPTURE_MODE_RELAXED));
+    int code = launch(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+    int end = cu(cuStreamEndCapture)(own, &graph);
+    if (!end) CHECK(cu(cuGraphGetNodes)(graph, NULL, &nodes));
+    printf("launched %d, captured %d, %zu nodes\n", code, end, nodes);
+}
+
+static int begun[2];
+
+static void *look_meanwhile(void *unused) {
+    char byte;
+    (void)unused;
+    return read(begun[0], &byte, 1) == 1 ? dlsym(RTLD_DEFAULT, "getpid") : NULL;
+}
+
+/* Looks up while another thread looks up inside a library's constructor (constructor.c). */
+static void constructor(const char *library) {
+    pthread_t thread;
+    char number[16];
+    if (pipe(begun)) exit(1);
+    snprintf(number, sizeof number, "%d", begun[1]);
+    setenv("CONSTRUCTOR_PIPE", number, 1);
+    pthread_create(&thread, NULL, look_meanwhile, NULL);
+    if (!dlopen(library, RTLD_NOW)) printf("%s\n", dlerror());
+    pthread_join(thread, NULL);
+}
+
+static void capture(void) {
+    CUgraph graph = NULL;
+    CUstream stream;
+    size_t nodes = 0;
+    open_context();
+    CUfunction kernel = load_kernel("quick");
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CHECK(launch_on(kernel, stream));
+    CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    int code = 0;
+    for (int i = 0; i < 3 && !code; i++) code = launch_on(kernel, stream);
+    int end = cu(cuStreamEndCapture)(stream, &graph);
+    if (!end) CHECK(cu(cuGraphGetNodes)(graph, NULL, &nodes));
+    printf("launched %d, captured %d, %zu nodes\n", code, end, nodes);
+}
+
+static void contexts(void) {
+    for (int i = 0; i < 3; i++) {
+        CUcontext context;
+        CHECK(cu(cuInit)(0));
+        CHECK(cu(cuCtxCreate_v2)(&context, 0, 0));
+        CUfunction kernel = load_kernel("quick");
+        int code = launch_on(kernel, NULL);
+        printf("launched %d, waited %d\n", code, cu(cuCtxSynchronize)());
+        CHECK(cu(cuCtxDestroy_v2)(context));
+    }
+}
+
+static void launches(void) {
+    CUstream stream;
+    open_context();
+    CUfunction kernel = load_kernel("quick");
+    CHECK(cu(cuStreamCreate)(&stream, 0));
+    int failed = 0;
+    for (int i = 0; i < 1000; i++) failed += launch_on(kernel, i % 2 ? stream : NULL) != 0;
+    printf("failed: %d, waited %d\n", failed, cu(cuCtxSynchronize)());
+    int *exported = dlsym(RTLD_DEFAULT, "exported_launches");
+    if (exported) printf("seen: %d\n", *exported);
+}
+
+static void without_context(void) {
+    CUmemHandle handle;
+    CUmemAllocationProp properties;
+    memset(&properties, 0, sizeof properties);
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    CHECK(cu(cuInit)(0));
+    printf("created %d\n", cu(cuMemCreate)(&handle, 2 << 20, &properties, 0));
+    properties.location.id = 12345;
+    CUmemHandle none;
+    printf("on no device %d\n", cu(cuMemCreate)(&none, 2 << 20, &properties, 0));
+    printf("released %d\n", cu(cuMemRelease)(handle));
+}
+
+static void unknown_frees(void) {
+    CUdeviceptr at;
+    size_t free_bytes, total_bytes;
+    open_context();
+    for (int i = 0; i < 8; i++) {
+        CHECK(cu(cuMemAllocAsync)(&at, 32 << 20, NULL));
+        CHECK(cu(cuMemFree_v2)(at));
+    }
+    int stale = cu(cuMemFree_v2)(at), never = cu(cuMemFree_v2)(0x123456789000);
+    CHECK(cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes));
+    printf("a second time %d, never allocated %d, some is held: %d\n", stale, never,
+           free_bytes != 0 && free_bytes <= total_bytes);
+}
+
+static void nulls(void) {
+    open_context();
+    CUfunction kernel = load_kernel("quick");
+    CUlaunchConfig config;
+    memset(&config, 0, sizeof config);
+    printf("no configuration %d\n", cu(cuLaunchKernelEx)(NULL, kernel, NULL, NULL));
+    printf("an empty one %d\n", cu(cuLaunchKernelEx)(&config, kernel, NULL, NULL));
+    printf("no kernel %d\n", launch_on(NULL, NULL));
+    printf("no place %d %d %d\n", cu(cuMemAlloc_v2)(NULL, 512), cu(cuMemAllocAsync)(NULL, 512, NULL),
+           cu(cuMemGetInfo_v2)(NULL, NULL));
+    printf("no properties %d\n", cu(cuMemCreate)(NULL, 2 << 20, NULL, 0));
+    printf("no list %d\n", cu(cuLaunchCooperativeKernelMultiDevice)(NULL, 3, 0));
+    printf("no graph %d\n", cu(cuGraphLaunch)(NULL, NULL));
+    printf("nothing %d\n", cu(cuMemFree_v2)(0));
+}
+
+static void forked(void) {
+    int devices, status;
+    CHECK(cu(cuInit)(0));
+    CHECK(cu(cuDeviceGetCount)(&devices));
+    fflush(stdout);
+    /* Whoever has a thread in this process gets to run it. */
+    usleep(5000);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(PATIENCE_S / 2);
+        printf("child %d\n", cu(cuDeviceGetCount)(&devices));
+        exit(0);
+    }
+    waitpid(child, &status, 0);
+    printf("it ended with %d\n", status);
+}
+
+static void device_memory(void) {
+    CUresult (*attribute)(void *, int, CUdeviceptr) = (CUresult(*)(void *, int, CUdeviceptr))extra("cuPointerGetAttribute");
+    enum { CU_POINTER_ATTRIBUTE_IS_MANAGED = 8 };
+    unsigned is_managed = 9;
+    CUdeviceptr at;
+    open_context();
+    CHECK(cu(cuMemAlloc_v2)(&at, 1 << 20));
+    CHECK(attribute(&is_managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at));
+    printf("managed: %u\n", is_managed);
+}
+
+static void allocate(void) {
+    CUdeviceptr at;
+    open_context();
+    printf("allocated %d\n", cu(cuMemAlloc_v2)(&at, 1 << 20));
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } hazards[] = {
+        {"abi", by_abi},        {"per-thread", per_thread},         {"capture", capture},
+        {"contexts", contexts}, {"launches", launches},             {"without-context", without_context},
+        {"nulls", nulls},       {"unknown-frees", unknown_frees},   {"forked", forked},
+        {"allocate", allocate}, {"device-memory", device_memory},
+    };
+    alarm(PATIENCE_S);
+    if (argc == 3 && strcmp(argv[1], "constructor") == 0) {
+        constructor(argv[2]);
+        return 0;
+    }
+    for (size_t i = 0; argc == 2 && i < sizeof hazards / sizeof *hazards; i++)
+        if (strcmp(argv[1], hazards[i].name) == 0) {
+            load_driver();
+            hazards[i].run();
+            return 0;
+        }
+    fprintf(stderr, "usage: hazards WHAT [LIBRARY]\n");
+    return 2;
+}
