@@ -49,6 +49,8 @@ pub struct Context {
     flags: AtomicU32,
     api_version: u32,
     alive: AtomicBool,
+    /// Those who attached it, and whoever created it: the last who detaches it ends it.
+    users: AtomicUsize,
     limits: Mutex<[usize; LIMIT_COUNT]>,
     cache_config: AtomicU32,
     peers: Mutex<HashSet<usize>>,
@@ -108,6 +110,7 @@ impl Context {
                     flags: AtomicU32::new(flags),
                     api_version: CONTEXT_API_VERSION,
                     alive: AtomicBool::new(true),
+                    users: AtomicUsize::new(1),
                     limits: Mutex::new(DEFAULT_LIMITS),
                     cache_config: AtomicU32::new(cu::CU_FUNC_CACHE_PREFER_NONE),
                     peers: Mutex::default(),
@@ -334,6 +337,28 @@ pub fn destroy(handle: usize) -> Result<()> {
             stack.pop();
         }
     })
+}
+
+/// Takes part in the current context, and gives its handle.
+pub fn attach() -> Result<usize> {
+    let context = current()?;
+    context.users.fetch_add(1, Ordering::Relaxed);
+    Ok(context.handle)
+}
+
+/// Ends a part in the current context, and with the last one the context.
+pub fn detach(handle: usize) -> Result<()> {
+    let context = by_handle(handle)?;
+    if current_handle() != handle {
+        return Err(status::INVALID_CONTEXT);
+    }
+    let is_others = context
+        .users
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |users| {
+            users.checked_sub(1).filter(|left| *left > 0)
+        })
+        .is_ok();
+    if is_others { Ok(()) } else { destroy(handle) }
 }
 
 /// Retains a device's primary context, creating it if nobody holds it.

@@ -47,6 +47,22 @@ fn a_destroyed_context_is_told_from_one_that_never_was() {
 }
 
 #[test]
+fn a_context_ends_with_the_last_who_detaches_it() {
+    let gpu = Gpu::new();
+    let (mut context, mut attached) = (null_mut(), null_mut());
+    ok!(cuCtxCreate_v2(&mut context, 0, 0));
+    ok!(cuCtxAttach(&mut attached, 0));
+    assert_eq!(attached, context);
+    assert_eq!(code!(cuCtxAttach(&mut attached, 1)), CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(code!(cuCtxDetach(gpu.context)), CUDA_ERROR_INVALID_CONTEXT, "another is current");
+    ok!(cuCtxDetach(context));
+    assert_eq!(current(), context, "its creator still has it");
+    ok!(cuCtxDetach(context));
+    assert_eq!(current(), gpu.context);
+    assert_eq!(code!(cuCtxSetCurrent(context)), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+}
+
+#[test]
 fn a_primary_context_lives_as_long_as_someone_holds_it() {
     let gpu = Gpu::new();
     let before = gpu.used_bytes();

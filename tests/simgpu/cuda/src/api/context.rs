@@ -69,6 +69,18 @@ pub fn cuCtxDestroy(ctx: CUcontext) -> Result<()> {
     context::destroy(ctx as usize)
 }
 
+pub fn cuCtxAttach(pctx: *mut CUcontext, flags: u32) -> Result<()> {
+    if pctx.is_null() || flags != 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(pctx, context::attach()? as CUcontext);
+    Ok(())
+}
+
+pub fn cuCtxDetach(ctx: CUcontext) -> Result<()> {
+    context::detach(ctx as usize)
+}
+
 pub fn cuCtxPushCurrent_v2(ctx: CUcontext) -> Result<()> {
     context::push(ctx as usize)
 }
