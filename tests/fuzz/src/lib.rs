@@ -3,15 +3,33 @@
 //! `cargo xtask fuzz` runs them under libFuzzer. `cargo test -p deepres-fuzz` replays the seeds, among them every input that once
 //! broke something.
 
-mod admin;
+mod targets;
+
+// The daemon in this process that the controller's own tests talk to.
+#[path = "../../../controller/tests/integration/support.rs"]
+#[expect(dead_code, reason = "the controller's own tests use the rest of it")]
+mod support;
+
+// What the interposer does with what a daemon says. It is no library that could be linked to: that would define `dlsym` here.
+#[path = "../../../interposer/src/config.rs"]
+#[expect(dead_code, reason = "the interposer uses the rest of it")]
 mod config;
-mod conversation;
-mod directory;
-mod frames;
-mod images;
-mod meters;
+#[path = "../../../interposer/src/handshake.rs"]
+#[expect(dead_code, reason = "the interposer uses the rest of it")]
+mod handshake;
+#[path = "../../../interposer/src/log.rs"]
+mod log;
+#[path = "../../../interposer/src/os.rs"]
+#[expect(dead_code, reason = "the interposer uses the rest of it")]
+mod os;
+#[path = "../../../interposer/src/pages.rs"]
+#[cfg_attr(not(test), expect(dead_code, reason = "the interposer uses the rest of it"))]
 mod pages;
-mod quantities;
+
+use targets::{
+    admin, cgroup, config as configuration, conversation, directory, frames, images, meters,
+    pages as shared_pages, quantities, state, welcome,
+};
 
 /// Code under attack.
 #[derive(Debug, Clone, Copy)]
@@ -25,14 +43,17 @@ pub struct Target {
 /// All there are.
 pub const TARGETS: &[Target] = &[
     Target { name: "admin", run: admin::run },
-    Target { name: "config", run: config::run },
+    Target { name: "cgroup", run: cgroup::run },
+    Target { name: "config", run: configuration::run },
     Target { name: "conversation", run: conversation::run },
     Target { name: "directory", run: directory::run },
     Target { name: "frames", run: frames::run },
     Target { name: "images", run: images::run },
     Target { name: "meters", run: meters::run },
-    Target { name: "pages", run: pages::run },
+    Target { name: "pages", run: shared_pages::run },
     Target { name: "quantities", run: quantities::run },
+    Target { name: "state", run: state::run },
+    Target { name: "welcome", run: welcome::run },
 ];
 
 /// The target of that name.

@@ -1,9 +1,6 @@
 //! A whole daemon, and processes that say to its sockets what they like and scribble over the pages they get.
 
-#[path = "../../../controller/tests/integration/support.rs"]
-#[expect(dead_code, reason = "the controller's own tests use the rest of it")]
-mod support;
-
+use crate::support::{Daemon, hello, shake_hands};
 use arbitrary::{Result, Unstructured};
 use deepres_abi::wire::{Hello, MAX_FRAME_BYTES, PAGE_FDS, Role};
 use deepres_controller::clock::monotonic_ns;
@@ -14,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
-use support::{Daemon, hello, shake_hands};
+
 use zerocopy::IntoBytes;
 
 /// Connections of one input at once, at most.

@@ -55,7 +55,7 @@ pub fn run(data: &[u8]) {
 
 impl Gpu {
     fn enter(&mut self, id: TenantId) {
-        self.scheduler.enter(id, self.now_ns);
+        self.scheduler.enter(id, Class::Fair, self.now_ns);
         let sessions = std::array::from_fn(|_| (MeterSlot::default(), Reading::default()));
         let account = Account::new(self.now_ns);
         self.tenants.push(Tenant { id, account, since_ns: self.now_ns, sessions, grant: Grant::Closed });

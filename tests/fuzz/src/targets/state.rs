@@ -1,0 +1,56 @@
+//! The file that a daemon finds where the one before it kept its state.
+
+use crate::support::Daemon;
+use deepres_abi::PPM;
+use deepres_controller::clock::monotonic_ns;
+use deepres_controller::config::Config;
+use deepres_controller::daemon::state::{self, StateFile};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+const GPUS: usize = 2;
+
+/// Each input is read by the next daemon of a row.
+static DAEMON: LazyLock<Mutex<Option<Daemon>>> = LazyLock::new(|| {
+    Mutex::new(Some(Daemon::start(GPUS, Config { tenant_linger_s: 0, ..Config::default() })))
+});
+
+/// What is read is what was written, and a daemon that begins with it has possible books.
+pub fn run(data: &[u8]) {
+    let Ok(mut state) = state::parse(data) else { return };
+    let bytes = state.to_bytes().expect("a state can be written");
+    assert_eq!(state::parse(&bytes).expect("what was written can be read"), state);
+
+    let mut daemon = DAEMON.lock().unwrap_or_else(PoisonError::into_inner);
+    let last = daemon.take().unwrap_or_else(|| Daemon::start(GPUS, Config::default()));
+    // Of this run of the machine, and of the GPUs that there are: else all of it would be set aside.
+    let uuid = |number: usize| last.gpus[number % GPUS].uuid_text.clone();
+    for (number, gpu) in state.gpus.iter_mut().enumerate() {
+        gpu.uuid = uuid(number);
+    }
+    for tenant in &mut state.tenants {
+        for (number, account) in tenant.accounts.iter_mut().enumerate() {
+            account.uuid = uuid(number);
+        }
+        for (number, meter) in
+            tenant.sessions.iter_mut().flat_map(|session| session.meters.iter_mut().enumerate())
+        {
+            meter.uuid = uuid(number);
+        }
+    }
+    state.saved_ns = state.saved_ns.min(monotonic_ns());
+    let next = last.restart_after(|directory| {
+        let path = directory.state_file();
+        state.boot = StateFile::at(path.clone()).boot().to_owned();
+        std::fs::write(path, state.to_bytes().expect("a state can be written"))
+            .expect("the directory is ours");
+    });
+    let status = next.status();
+    for account in status.tenants.iter().flat_map(|tenant| &tenant.gpus) {
+        assert!(account.gpu_ns <= status.now_ns, "{account:?}");
+        assert!(
+            account.entitled_ppm <= PPM && account.recent_share_ppm <= PPM && account.total_share_ppm <= PPM,
+            "{account:?}"
+        );
+    }
+    *daemon = Some(next);
+}
