@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt, thread, time::Duration};
 use deepres_e2e::{
     Host, alive,
     artefacts::artefacts,
-    clients::{Way, c_client},
+    clients::{CLibrary, Way, c_client, c_program_on},
     host::COMMAND_LIMIT,
 };
 use rustix::process::Signal;
@@ -81,6 +81,30 @@ fn a_library_that_was_preloaded_stays_so() {
     command.env("LD_PRELOAD", &other);
     let done = host.finish(command).success();
     assert!(done.stdout.contains("libdeepres.so") && done.stdout.contains(&other), "{}", done.stdout);
+}
+
+/// What the library does not come into runs as without it, also where the command only leads to it, and whoever started it is told if that can be seen.
+#[test]
+fn a_program_that_loads_no_library_runs_and_says_that_nothing_holds_for_it() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let programs = [
+        (c_program_on(CLibrary::Static, "hello"), "statically linked"),
+        (c_program_on(CLibrary::Musl, "hello"), "musl"),
+    ];
+    for (program, reason) in programs {
+        let done = host.finish(host.run(&[], &program, &[])).success();
+        assert_eq!((done.stdout.as_str(), done.stderr.lines().count()), ("hello\n", 1), "{}", done.stderr);
+        assert!(done.stderr.contains(reason) && done.stderr.contains("neither metered"), "{}", done.stderr);
+
+        let script = host.path().join("script");
+        fs::write(&script, format!("#!{}\n", program.display())).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(host.finish(host.run(&[], &script, &[])).success().stderr.contains(reason));
+
+        let done = host.finish(host.run(&[], "sh", &["-c", &program.display().to_string()])).success();
+        assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("hello\n", ""));
+    }
 }
 
 #[test]

@@ -57,24 +57,25 @@ impl Unusable {
     }
 }
 
-/// Looks for a program as a shell does.
-pub fn find_program(program: &OsStr) -> Result<(), Unusable> {
+/// Looks for a program as a shell does, and gives its file.
+pub fn find_program(program: &OsStr) -> Result<PathBuf, Unusable> {
     let is_executable = |file: &Path| {
         file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & EXECUTE != 0)
     };
     let named = Path::new(program);
     if program.as_bytes().contains(&b'/') {
         return match named {
-            file if is_executable(file) => Ok(()),
+            file if is_executable(file) => Ok(file.to_owned()),
             file if file.exists() => Err(Unusable::NotExecutable(file.to_owned())),
             file => Err(Unusable::NotFound(file.to_owned())),
         };
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let places: Vec<_> = std::env::split_paths(&path).map(|place| place.join(named)).collect();
-    if !program.is_empty() && places.iter().any(|file| is_executable(file)) {
-        Ok(())
-    } else if !program.is_empty() && places.iter().any(|file| file.is_file()) {
+    let places =
+        || std::env::split_paths(&path).map(|place| place.join(named)).filter(|_| !program.is_empty());
+    if let Some(file) = places().find(|file| is_executable(file)) {
+        Ok(file)
+    } else if places().any(|file| file.is_file()) {
         Err(Unusable::NotExecutable(named.to_owned()))
     } else {
         Err(Unusable::NotFound(named.to_owned()))

@@ -1,10 +1,11 @@
 //! The libraries of a job: ours, which is preloaded, and the driver's, without which there is nothing to share.
 
+use super::PRELOAD_VARIABLE;
 use anyhow::{Context, Result, bail};
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Output, Stdio};
 
 /// Our library's file name.
 const INTERPOSER: &str = "libdeepres.so";
@@ -17,10 +18,17 @@ const DRIVER: &str = "libcuda.so.1";
 /// Characters that end a name in `LD_PRELOAD`.
 const SEPARATORS: [u8; 2] = *b" :";
 
+/// Before an absolute path: a way to the root directory that glibc's linker alone can go. It puts the system's name for the folder of libraries in
+/// the place of `$LIB`; musl's, which would end a program over a library that it finds and cannot link, finds nothing and goes on.
+const GLIBC_ALONE: &str = "/usr/$LIB/../../../../../../../..";
+
 #[derive(Debug, clap::Args)]
 pub struct HasLibraryArgs {
     /// The library
     name: String,
+    /// Fail if this one is not loaded already
+    #[arg(long)]
+    beside: Option<PathBuf>,
 }
 
 /// Finds our library: where the environment says, beside this program, or where packages put it.
@@ -73,17 +81,17 @@ pub fn preload_with(library: &Path, others: Option<OsString>) -> OsString {
 }
 
 /// Fails if the job would not find the driver. Another process tries, by the same search that the job's linker will make, so that
-/// the driver is never loaded into this one.
-pub fn require_driver() -> Result<()> {
-    let program = std::env::current_exe().context("cannot find out where this program lies")?;
-    let tried = Command::new(program)
-        .args(["has-library", DRIVER])
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .output()
-        .context("cannot start a process to look for the CUDA driver")?;
+/// the driver is never loaded into this one. Returns what names our library in `LD_PRELOAD`: if that process can be given it by a name that musl's
+/// linker does not understand, that one.
+pub fn require_driver(library: &Path) -> Result<PathBuf> {
+    let mut careful = OsString::from(GLIBC_ALONE);
+    careful.push(library);
+    if try_driver(Some((library, &careful)))?.status.success() {
+        return Ok(careful.into());
+    }
+    let tried = try_driver(None)?;
     if tried.status.success() {
-        return Ok(());
+        return Ok(library.to_owned());
     }
     let reason = String::from_utf8_lossy(&tried.stdout).trim().to_owned();
     let reason = if reason.is_empty() { "it cannot be loaded".to_owned() } else { reason };
@@ -92,8 +100,22 @@ pub fn require_driver() -> Result<()> {
     );
 }
 
+/// Lets another process load the driver, with our library preloaded by a name or without.
+fn try_driver(preloaded: Option<(&Path, &OsStr)>) -> Result<Output> {
+    let program = std::env::current_exe().context("cannot find out where this program lies")?;
+    let mut command = Command::new(program);
+    command.args(["has-library", DRIVER]).stdin(Stdio::null()).stderr(Stdio::null());
+    if let Some((library, name)) = preloaded {
+        command.arg("--beside").arg(library).env(PRELOAD_VARIABLE, name);
+    }
+    command.output().context("cannot start a process to look for the CUDA driver")
+}
+
 /// Tries to load a library; prints why it cannot be.
 pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
+    if args.beside.as_ref().is_some_and(|library| !is_loaded(library)) {
+        return ExitCode::FAILURE;
+    }
     let Ok(name) = CString::new(args.name.as_bytes()) else { return ExitCode::FAILURE };
     // SAFETY: a terminated string; whatever the library does when loaded, it does to this process, which then ends.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
@@ -107,6 +129,14 @@ pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
     };
     println!("{}", reason.unwrap_or_default());
     ExitCode::FAILURE
+}
+
+fn is_loaded(library: &Path) -> bool {
+    CString::new(library.as_os_str().as_bytes()).is_ok_and(|name| {
+        // SAFETY: a terminated string; nothing that is not loaded yet is.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        !handle.is_null()
+    })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 mod connect;
 mod job;
 mod libraries;
+mod program;
 mod start;
 
 pub use libraries::{HasLibraryArgs, find_interposer, has_library};
@@ -78,12 +79,21 @@ pub fn run(args: Args) -> Result<ExitCode> {
         anyhow::bail!("no command was given");
     };
     // Everything that can be wrong here is found out before anything is started.
-    if let Err(unusable) = job::find_program(program) {
-        eprintln!("deepres: {unusable}");
-        return Ok(unusable.exit_code());
-    }
+    let file = match job::find_program(program) {
+        Ok(file) => file,
+        Err(unusable) => {
+            eprintln!("deepres: {unusable}");
+            return Ok(unusable.exit_code());
+        }
+    };
     let library = libraries::find_interposer()?;
-    libraries::require_driver()?;
+    let preload = libraries::require_driver(&library)?;
+    if let Some(obstacle) = program::obstacle(&file) {
+        eprintln!(
+            "deepres: {} {obstacle}: what it does on the GPU itself is neither metered nor limited",
+            program.display()
+        );
+    }
 
     let name = args.name.unwrap_or_else(|| default_name(program));
     let request =
@@ -92,7 +102,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
     let mut command = Command::new(program);
     command.args(arguments);
-    command.env(PRELOAD_VARIABLE, libraries::preload_with(&library, std::env::var_os(PRELOAD_VARIABLE)));
+    command.env(PRELOAD_VARIABLE, libraries::preload_with(&preload, std::env::var_os(PRELOAD_VARIABLE)));
     command.env(SOCKET_VARIABLE, &keeper.socket);
     command.env(TENANT_VARIABLE, &name);
     if let Some(ppm) = args.share {
