@@ -95,12 +95,7 @@ fn toolchain() -> Result<Toolchain> {
     let rustup =
         || Toolchain { rustc: PathBuf::from("rustc"), cargo: build::cargo().get_program().to_owned() };
     let debian = || Toolchain { rustc: DEBIAN_RUSTC.into(), cargo: DEBIAN_CARGO.into() };
-    if has_source(Path::new("rustc")) {
-        return Ok(rustup());
-    }
-    let mut add = Command::new("rustup");
-    add.args(["component", "add", "rust-src"]).current_dir(crate::workspace());
-    if command::run(&mut add).is_ok() && has_source(Path::new("rustc")) {
+    if has_own_source() {
         return Ok(rustup());
     }
     if has_source(Path::new(DEBIAN_RUSTC)) && Path::new(DEBIAN_CARGO).exists() {
@@ -123,6 +118,13 @@ fn toolchain() -> Result<Toolchain> {
 }
 
 /// Whether a compiler comes with the source of `core`.
+/// Whether the toolchain in use has its own source; asks rustup for it first.
+pub fn has_own_source() -> bool {
+    let mut add = Command::new("rustup");
+    add.args(["component", "add", "rust-src"]).current_dir(crate::workspace());
+    has_source(Path::new("rustc")) || command::run(&mut add).is_ok() && has_source(Path::new("rustc"))
+}
+
 fn has_source(rustc: &Path) -> bool {
     sysroot(rustc).is_ok_and(|sysroot| sysroot.join("lib/rustlib/src/rust/library/core/Cargo.toml").exists())
 }

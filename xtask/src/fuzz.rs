@@ -9,7 +9,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{build, command};
+use crate::{build, command, sanitize};
 
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
@@ -22,12 +22,10 @@ pub struct Options {
     pub seconds: u32,
 }
 
-/// What rustc needs to tell libFuzzer which edges an input took. The stable compiler has all of it.
-const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+/// What rustc needs to tell libFuzzer which edges an input took.
+pub const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
                      -Cllvm-args=-sanitizer-coverage-trace-compares";
-/// Named, so that build scripts and procedural macros are built without the flags.
-const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 /// An input that takes this long hangs.
 const TIMEOUT_S: u32 = 10;
 /// An input that makes the target take so much memory is a finding.
@@ -38,7 +36,7 @@ const MAX_INPUT_BYTES: u32 = 8192;
 /// Runs the targets, several at once, and says of each what it did.
 pub fn run(options: &Options) -> Result<()> {
     let folder = build::target().join("fuzz");
-    let program = build_program(&folder)?;
+    let program = build_program()?;
     let targets = if options.targets.is_empty() { all()? } else { options.targets.clone() };
     let waiting = Mutex::new(VecDeque::from(targets));
     let failures = Mutex::new(Vec::new());
@@ -80,16 +78,10 @@ fn seeds() -> PathBuf {
     crate::workspace().join("tests/fuzz/seeds")
 }
 
-fn build_program(folder: &Path) -> Result<PathBuf> {
-    let mut cargo = build::cargo();
-    cargo
-        .args(["build", "--package", "deepres-fuzz", "--target", PLATFORM, "--target-dir"])
-        .arg(folder)
-        .env("RUSTFLAGS", FLAGS)
-        // Line tables are enough for a backtrace, and half the time to link.
-        .env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
-    command::run(&mut cargo)?;
-    Ok(folder.join(PLATFORM).join("debug/deepres-fuzz"))
+fn build_program() -> Result<PathBuf> {
+    let mut cargo = sanitize::with_address_sanitizer()?;
+    command::run(cargo.args(["build", "--package", "deepres-fuzz"]))?;
+    Ok(build::target().join("debug/deepres-fuzz"))
 }
 
 fn fuzz(program: &Path, folder: &Path, target: &str, seconds: u32) -> Result<String> {
@@ -101,6 +93,8 @@ fn fuzz(program: &Path, folder: &Path, target: &str, seconds: u32) -> Result<Str
     let mut command = Command::new(program);
     command
         .env("DEEPRES_FUZZ_TARGET", target)
+        // What targets keep for the next input is no leak.
+        .env("ASAN_OPTIONS", "detect_leaks=0")
         .arg(&corpus)
         .arg(seeds().join(target))
         .args([

@@ -4,6 +4,7 @@ mod bench;
 mod build;
 mod codegen;
 mod command;
+mod compatibility;
 mod conformance;
 mod demo;
 mod dist;
@@ -12,6 +13,7 @@ mod elf;
 mod eval;
 mod fuzz;
 mod host;
+mod large;
 mod process;
 mod sanitize;
 mod test;
@@ -47,7 +49,7 @@ enum Task {
     /// What was learned is kept in target/fuzz/corpus for the next run; an input that breaks something is put into
     /// target/fuzz/findings, and belongs into tests/fuzz/seeds once it is mended.
     Fuzz(fuzz::Options),
-    /// Run tests under the nightly compiler's AddressSanitizer and ThreadSanitizer.
+    /// Run tests under AddressSanitizer and ThreadSanitizer.
     Sanitize(sanitize::Options),
     /// Measure what deepres costs those who use it.
     #[command(subcommand)]
@@ -56,6 +58,8 @@ enum Task {
     ///
     /// Asks this machine's driver if it has one, else the simulated one; prints a line a check.
     Conformance(conformance::Options),
+    /// Run what other makers' programs are tested with, and write docs/compatibility.md.
+    Compatibility(compatibility::Options),
     /// Build what users get into dist/, for old distributions too.
     ///
     /// Puts stripped `libdeepres.so` and `deepres` into dist/ and the simulated GPU into dist/simgpu/, and fails
@@ -80,6 +84,7 @@ fn main() -> Result<ExitCode> {
         Task::Sanitize(options) => sanitize::run(&options)?,
         Task::Bench(bench) => bench::run(&bench)?,
         Task::Conformance(options) => conformance::run(&options)?,
+        Task::Compatibility(options) => compatibility::run(&options)?,
         Task::Dist => drop(dist::run()?),
         Task::Eval(options) => eval::run(&options)?,
         Task::Ebpf => println!("{}", ebpf::build()?.display()),

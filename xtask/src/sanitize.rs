@@ -1,10 +1,16 @@
-//! `cargo xtask sanitize`: the tests again, under a sanitizer of the nightly compiler.
+//! `cargo xtask sanitize`: the tests again, under a sanitizer.
+//!
+//! Sanitizers are no stable feature of the compiler, but the stable toolchain has their run-time libraries, and `RUSTC_BOOTSTRAP` lets it use them:
+//! no other toolchain has to be fetched. For AddressSanitizer our own packages alone are built anew, as the fuzz targets are; a program
+//! between cargo and the compiler adds what that takes.
 
-use std::process::{Command, Stdio};
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
-use crate::{build, command};
+use crate::{build, command, ebpf, fuzz};
 
 /// What watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -21,67 +27,75 @@ pub struct Options {
     /// What watches; without it, one after the other.
     #[arg(value_enum)]
     sanitizer: Option<Sanitizer>,
+    /// Leave out what takes minutes.
+    #[arg(long)]
+    short: bool,
 }
 
-/// Named, so that build scripts and procedural macros are built without the sanitizer.
+/// Named where the standard library is built, so that build scripts and procedural macros have the one there is.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
-const TOOLCHAIN: &str = "nightly";
+const EXECUTABLE: u32 = 0o755;
 
 impl Sanitizer {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Address => "address",
-            Self::Thread => "thread",
-        }
-    }
+    const ALL: [Self; 2] = [Self::Address, Self::Thread];
 
-    /// The packages whose tests it watches. The interposer is not there: its tests define `dlsym`, which sanitizers need for themselves.
-    const fn packages(self) -> &'static [&'static str] {
-        match self {
-            Self::Address => &["deepres-abi", "simgpu-engine"],
-            Self::Thread => &["deepres-abi"],
+    /// The packages whose tests it watches. The interposer is not there: its tests define `dlsym`, which sanitizers need for themselves. What it
+    /// does with a daemon's messages is among the fuzz targets.
+    const fn packages(self, is_short: bool) -> &'static [&'static str] {
+        match (self, is_short) {
+            (Self::Address, true) => &["deepres-abi", "deepres"],
+            (Self::Address, false) => &["deepres-abi", "deepres", "simgpu-engine"],
+            (Self::Thread, true) => &["deepres-abi"],
+            (Self::Thread, false) => &["deepres-abi", "deepres"],
         }
     }
 
     /// The tests, as a command.
-    pub fn tests(self) -> Command {
-        let mut tests = Command::new("rustup");
-        tests
-            .args(["run", TOOLCHAIN, "cargo", "test", "--no-fail-fast", "--lib", "--tests"])
-            .args(["--target", PLATFORM, "--target-dir"])
-            .arg(build::target().join("sanitize").join(self.name()))
-            .args(self.packages().iter().flat_map(|package| ["--package", package]))
-            .current_dir(crate::workspace())
-            .env("RUSTFLAGS", format!("-Zsanitizer={}", self.name()))
-            // Pages of a process are never freed, nor are those of its tests.
-            .env("ASAN_OPTIONS", "detect_leaks=0")
-            // Those of the cargo that runs us.
-            .env_remove("RUSTC")
-            .env_remove("CARGO");
+    pub fn tests(self, is_short: bool) -> Result<Command> {
+        let mut tests = match self {
+            Self::Address => with_address_sanitizer()?,
+            Self::Thread => build::cargo(),
+        };
+        tests.args(["test", "--no-fail-fast", "--lib", "--tests"]);
+        tests.args(self.packages(is_short).iter().flat_map(|package| ["--package", package]));
         if self == Self::Thread {
             // What the standard library orders is seen only if it is watched too.
-            tests.arg("-Zbuild-std");
+            tests
+                .args(["-Zbuild-std", "--target", PLATFORM, "--target-dir"])
+                .arg(build::target().join("thread-sanitizer"))
+                .env("RUSTC_BOOTSTRAP", "1")
+                .env("RUSTFLAGS", "-Zsanitizer=thread");
         }
-        tests
+        Ok(tests)
     }
+}
+
+/// Cargo, which builds our own packages with AddressSanitizer and for libFuzzer, and all others as ever.
+pub fn with_address_sanitizer() -> Result<Command> {
+    let wrapper = build::target().join("address-sanitizer/rustc");
+    // Only where the wrapper is: a package that asks for this variable would be built anew.
+    let script = format!("#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec \"$@\" -Zsanitizer=address {}\n", fuzz::FLAGS);
+    if fs::read_to_string(&wrapper).ok().as_ref() != Some(&script) {
+        let folder = wrapper.parent().context("a file without a folder")?;
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        fs::write(&wrapper, script).with_context(|| format!("cannot write {}", wrapper.display()))?;
+        fs::set_permissions(&wrapper, fs::Permissions::from_mode(EXECUTABLE))?;
+    }
+    let mut cargo = build::cargo();
+    cargo
+        .env("RUSTC_WORKSPACE_WRAPPER", wrapper)
+        // Pages of a process are never freed, nor are those of its tests.
+        .env("ASAN_OPTIONS", "detect_leaks=0");
+    Ok(cargo)
 }
 
 /// Runs the tests under what was asked for.
 pub fn run(options: &Options) -> Result<()> {
-    install()?;
-    let asked = options.sanitizer.map_or(vec![Sanitizer::Address, Sanitizer::Thread], |one| vec![one]);
-    asked.into_iter().try_for_each(|sanitizer| command::run(&mut sanitizer.tests()))
-}
-
-/// Installs the compiler, if it is not there.
-pub fn install() -> Result<()> {
-    let mut list = Command::new("rustup");
-    list.args(["component", "list", "--toolchain", TOOLCHAIN, "--installed"]).stderr(Stdio::null());
-    let listed = list.output().context("sanitizers need rustup and a nightly toolchain")?;
-    if String::from_utf8_lossy(&listed.stdout).lines().any(|line| line == "rust-src") {
-        return Ok(());
+    for sanitizer in options.sanitizer.map_or(Sanitizer::ALL.to_vec(), |one| vec![one]) {
+        if sanitizer == Sanitizer::Thread && !ebpf::has_own_source() {
+            bail!("ThreadSanitizer needs the source of the standard library: rustup component add rust-src");
+        }
+        command::run(&mut sanitizer.tests(options.short)?)?;
     }
-    let mut install = Command::new("rustup");
-    install.args(["toolchain", "install", TOOLCHAIN, "--profile", "minimal", "--component", "rust-src"]);
-    command::run(&mut install)
+    Ok(())
 }

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use anyhow::{Context as _, Result, bail};
 
 use crate::build::Artefacts;
-use crate::{build, codegen, command, dist, ebpf, fuzz, venv};
+use crate::{build, codegen, command, compatibility, dist, ebpf, fuzz, large, venv};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -14,9 +14,10 @@ pub struct Options {
     /// Run only tests whose name contains this, and no other checks.
     #[arg(long, value_name = "NAME")]
     filter: Option<String>,
-    /// Run the test with PyTorch from PyPI, and nothing else. Downloads and keeps 5 GB in target/venv-torch.
-    #[arg(long, conflicts_with = "filter")]
-    large: bool,
+    /// Run the tests with these frameworks from PyPI, and nothing else; without a name, with all. Each downloads some GB and keeps 5 to 7 GB in
+    /// target/venv-NAME.
+    #[arg(long, value_name = "FRAMEWORK", conflicts_with = "filter", num_args = 0.., value_parser = large::FRAMEWORKS)]
+    large: Option<Vec<String>>,
 }
 
 /// What has been run so far.
@@ -91,8 +92,12 @@ fn heading(text: &str) {
 pub fn run(options: &Options) -> Result<ExitCode> {
     install_needs()?;
     let mut tally = Tally::default();
-    if options.large {
-        large(&mut tally)?;
+    if let Some(frameworks) = &options.large {
+        let artefacts = build::artefacts()?;
+        let all = large::FRAMEWORKS.map(str::to_owned);
+        for framework in if frameworks.is_empty() { &all[..] } else { frameworks } {
+            tally.tests(&mut large::tests(framework, &artefacts)?)?;
+        }
         return Ok(tally.report());
     }
     let (venv, venv_clients) = (venv::prepare()?, venv::prepare_clients()?);
@@ -110,6 +115,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             heading(&command::shown(&cargo));
             tally.check("style", command::run(&mut cargo));
         }
+        let check = compatibility::Options { large: false, check: true };
+        heading("cargo xtask compatibility --check");
+        tally.check("cargo xtask compatibility --check", compatibility::run(&check));
         heading("cargo xtask codegen --check");
         tally.check("cargo xtask codegen --check", codegen::run(&codegen::Options { check: true }));
     }
@@ -134,27 +142,17 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
 
     let artefacts = parts(&mut tally, options)?;
+    let venv_pycuda = venv::prepare_pycuda(&venv_clients, &artefacts.simgpu())?;
     let mut end_to_end = build::cargo();
     end_to_end
         .args(["test", "--package", END_TO_END])
         .env("DEEPRES_ARTEFACTS", artefacts.folder())
         .env("DEEPRES_VENV", venv.folder())
-        .env("DEEPRES_VENV_CLIENTS", venv_clients.folder());
+        .env("DEEPRES_VENV_CLIENTS", venv_clients.folder())
+        .env("DEEPRES_VENV_PYCUDA", venv_pycuda.folder());
     tally.tests(filtered(&mut end_to_end, options))?;
 
     Ok(tally.report())
-}
-
-/// The client that takes gigabytes.
-fn large(tally: &mut Tally) -> Result<()> {
-    let artefacts = build::artefacts()?;
-    let venv = venv::prepare_torch()?;
-    let mut tests = build::cargo();
-    tests
-        .args(["test", "--package", END_TO_END, "--test", "large", "--", "--ignored", "--nocapture"])
-        .env("DEEPRES_ARTEFACTS", artefacts.folder())
-        .env("DEEPRES_VENV_TORCH", venv.folder());
-    tally.tests(&mut tests)
 }
 
 /// What the end-to-end tests run: the very files that users get, or with a filter what builds faster.
@@ -217,12 +215,13 @@ const TOOLS: [&str; 4] = ["g++", "podman", "runc", "debootstrap"];
 
 /// Where Debian puts libraries.
 const LIBRARY_FOLDER: &str = "/usr/lib/x86_64-linux-gnu";
-/// Libraries that people preload, by their packages: the tests preload them beside ours.
-const LIBRARIES: [(&str, &str); 4] = [
+/// Libraries by their packages: those that people preload, which the tests preload beside ours, and another C library.
+const LIBRARIES: [(&str, &str); 5] = [
     ("libasan8", "libasan.so.8"),
     ("libeatmydata1", "libeatmydata.so"),
     ("libfaketime", "faketime/libfaketimeMT.so.1"),
     ("libjemalloc2", "libjemalloc.so.2"),
+    ("musl", "/lib/ld-musl-x86_64.so.1"),
 ];
 
 fn is_there(tool: &str) -> bool {

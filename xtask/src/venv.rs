@@ -1,5 +1,6 @@
 //! The Python environments of the test clients, pinned: tinygrad with NVIDIA's compiler library, and all the others.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -24,7 +25,7 @@ impl Venv {
         self.folder.join("bin/python")
     }
 
-    /// The folder of `libnvrtc.so.*` and its builtins, for LD_LIBRARY_PATH.
+    /// The folder of `libnvrtc.so.*` and its builtins, for LD_LIBRARY_PATH; beside it is that of CUDA's headers.
     pub fn nvrtc(&self) -> Result<PathBuf> {
         let holds_nvrtc = |folder: &Path| {
             fs::read_dir(folder).is_ok_and(|mut entries| {
@@ -52,21 +53,37 @@ fn children(folder: &Path) -> Vec<PathBuf> {
 
 /// Prepares `target/venv`, the training script's: all that the demo needs.
 pub fn prepare() -> Result<Venv> {
-    with_requirements("venv", "requirements.txt")
+    with_requirements("venv", "requirements.txt", &[])
 }
 
 /// Prepares `target/venv-clients`, that of the tests' other clients and their nvcc.
 pub fn prepare_clients() -> Result<Venv> {
-    with_requirements("venv-clients", "requirements-clients.txt")
+    with_requirements("venv-clients", "requirements-clients.txt", &[])
 }
 
-/// Prepares `target/venv-torch`, gigabytes of it.
-pub fn prepare_torch() -> Result<Venv> {
-    with_requirements("venv-torch", "requirements-torch.txt")
+/// Prepares `target/venv-pycuda`. PyCUDA is built, with the headers that came with the other clients and the driver in `driver`: a minute.
+pub fn prepare_pycuda(clients: &Venv, driver: &Path) -> Result<Venv> {
+    let libraries = clients.nvrtc()?;
+    let headers = libraries.with_file_name("include");
+    // Where its build looks for what a user prefers is the home directory.
+    let home = build::target().join("venv-pycuda-home");
+    fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
+    let settings = format!(
+        "CUDA_INC_DIR = [{headers:?}]\nCUDADRV_LIB_DIR = [{driver:?}]\nCUDART_LIB_DIR = [{libraries:?}]\nCUDA_ENABLE_CURAND = False\n"
+    );
+    fs::write(home.join(".aksetup-defaults.py"), settings).context("cannot write PyCUDA's settings")?;
+    // Nothing waits for it, so it need not be fast.
+    let variables = [("HOME", home.as_os_str()), ("CFLAGS", OsStr::new("-O0"))];
+    with_requirements("venv-pycuda", "requirements-pycuda.txt", &variables)
 }
 
-/// Prepares an environment, unless an earlier run left it with the same requirements.
-fn with_requirements(name: &str, requirements: &str) -> Result<Venv> {
+/// Prepares `target/venv-NAME` for a framework: gigabytes.
+pub fn prepare_large(name: &str) -> Result<Venv> {
+    with_requirements(&format!("venv-{name}"), &format!("requirements-{name}.txt"), &[])
+}
+
+/// Prepares an environment, unless an earlier run left it with the same requirements; `variables` are for what is built meanwhile.
+fn with_requirements(name: &str, requirements: &str, variables: &[(&str, &OsStr)]) -> Result<Venv> {
     let requirements = crate::workspace().join("tests/workloads/python").join(requirements);
     let wanted = fs::read_to_string(&requirements)
         .with_context(|| format!("cannot read {}", requirements.display()))?;
@@ -80,7 +97,10 @@ fn with_requirements(name: &str, requirements: &str) -> Result<Venv> {
         "installing the Python clients' requirements into {} (kept for the next run)",
         venv.folder.display()
     );
-    command::run(pip(&venv).arg("install").arg("-r").arg(&requirements))?;
+    // What is kept is the environment; another copy in pip's cache would be as large.
+    let mut install = pip(&venv);
+    install.args(["install", "--no-cache-dir", "-r"]).arg(&requirements).envs(variables.iter().copied());
+    command::run(&mut install)?;
     fs::write(&marker, wanted).with_context(|| format!("cannot write {}", marker.display()))?;
     Ok(venv)
 }

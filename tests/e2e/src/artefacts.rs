@@ -167,6 +167,17 @@ pub fn clients_python() -> &'static Python {
     PYTHON.get_or_init(|| CLIENTS.find_or_make())
 }
 
+/// Set by `cargo xtask test`, which builds PyCUDA.
+const PYCUDA_VARIABLE: &str = "DEEPRES_VENV_PYCUDA";
+
+/// The Python that has PyCUDA.
+pub fn pycuda_interpreter() -> PathBuf {
+    let venv = env::var_os(PYCUDA_VARIABLE).map_or_else(|| target().join("venv-pycuda"), PathBuf::from);
+    let interpreter = venv.join("bin/python");
+    assert!(interpreter.exists(), "{} is not there: `cargo xtask test` builds PyCUDA", interpreter.display());
+    interpreter
+}
+
 impl Venv {
     fn find_or_make(&self) -> Python {
         self.try_find_or_make().unwrap_or_else(|error| panic!("the Python clients: {error:#}"))

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 
 use deepres_e2e::{
     Host, Tenant,
-    artefacts::clients_python,
+    artefacts::{clients_python, pycuda_interpreter},
     clients::{cuda_program, cudarc_client, script},
     host::COMMAND_LIMIT,
     witness::{self, assert_every_look_up_is_answered_with_our_hook},
@@ -42,6 +42,11 @@ impl Client {
 
     fn cuda_python() -> Self {
         Self::python("cuda_client")
+    }
+
+    fn pycuda() -> Self {
+        let script = script("pycuda_client").display().to_string();
+        Self { name: "pycuda", program: pycuda_interpreter(), script: Some(script) }
     }
 
     fn cudarc() -> Self {
@@ -110,6 +115,13 @@ fn cuda_bindings_and_cuda_core_are_counted_and_meet_their_own_out_of_memory() {
 }
 
 #[test]
+fn pycuda_is_counted_and_meets_its_own_out_of_memory() {
+    let said = assert_counted_and_limited(&Client::pycuda());
+    assert_eq!(said["filled"]["error"], "MemoryError");
+    assert_eq!(said["total"], LIMIT_BYTES, "the tenant's part is what it takes for the device's memory");
+}
+
+#[test]
 fn cudarc_is_counted_and_meets_its_own_out_of_memory() {
     let said = assert_counted_and_limited(&Client::cudarc());
     assert_eq!(said["filled"]["error"], "CUDA_ERROR_OUT_OF_MEMORY");
@@ -118,6 +130,7 @@ fn cudarc_is_counted_and_meets_its_own_out_of_memory() {
 
 #[test]
 fn no_look_up_of_the_clients_goes_past_the_hooks() {
+    // PyCUDA looks nothing up: it is linked to libcuda.
     for client in [Client::numba(), Client::cuda_python(), Client::cudarc()] {
         let (_, got) = assert_every_look_up_is_answered_with_our_hook(&witness::Client {
             arguments: &client.arguments(FEW),

@@ -1,0 +1,297 @@
+//! `cargo xtask compatibility`: what has run with deepres, as `docs/compatibility.md` has it.
+//!
+//! Each row names the test that holds it. The page is written after those tests have passed; that it is the page of these rows and of the versions
+//! that are pinned is checked by `cargo xtask test`, which runs the same tests.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::{build, command, large, venv};
+
+/// Options of `cargo xtask compatibility`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Run the frameworks' tests too: gigabytes each.
+    #[arg(long)]
+    pub large: bool,
+    /// Run nothing, and fail if the page is not that of today's rows and versions.
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Where a client's version is written down.
+enum Version {
+    /// In a file of requirements.
+    Pinned { file: &'static str, package: &'static str },
+    /// In Cargo.lock.
+    Locked(&'static str),
+    /// With the distribution.
+    Of(&'static str),
+}
+
+/// How far a client gets on the simulated GPU.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// From beginning to end.
+    Whole,
+    /// To the end of its look-ups.
+    LookUps,
+    /// The same, and it takes gigabytes.
+    Large,
+}
+
+struct Row {
+    client: &'static str,
+    version: Version,
+    run: &'static str,
+    result: &'static str,
+    reach: Reach,
+    /// The file of `tests/e2e/tests` and, of it, the tests with this in their names.
+    test: (&'static str, &'static str),
+}
+
+const CLIENTS: &str = "requirements-clients.txt";
+
+const ROWS: &[Row] = &[
+    Row {
+        client: "C programs, linked, by `dlsym` and by `cuGetProcAddress`",
+        version: Version::Of("CUDA 13 API"),
+        run: "launches of every kind, graphs, both kinds of default stream",
+        result: "each launch counted once, as the GPU's own record has them",
+        reach: Reach::Whole,
+        test: ("ways_in", "client_is_counted"),
+    },
+    Row {
+        client: "tinygrad, with NVIDIA's NVRTC",
+        version: Version::Pinned { file: "requirements.txt", package: "tinygrad" },
+        run: "a conv net trains, beside another",
+        result: "shares by the GPU's own record, memory, the same results as without",
+        reach: Reach::Whole,
+        test: ("training", ""),
+    },
+    Row {
+        client: "numba-cuda",
+        version: Version::Pinned { file: CLIENTS, package: "numba-cuda" },
+        run: "kernels in two streams, pinned memory, events, all the memory there is",
+        result: "launches and GPU time are counted; the limit is its `CudaAPIError`; every look-up gets a hook",
+        reach: Reach::Whole,
+        test: ("clients", "numba"),
+    },
+    Row {
+        client: "cuda.bindings with cuda.core",
+        version: Version::Pinned { file: CLIENTS, package: "cuda-bindings" },
+        run: "the same",
+        result: "the same; the limit is its `CUDAError`",
+        reach: Reach::Whole,
+        test: ("clients", "cuda_bindings"),
+    },
+    Row {
+        client: "PyCUDA",
+        version: Version::Pinned { file: "requirements-pycuda.txt", package: "pycuda" },
+        run: "the same in one stream",
+        result: "the same; the limit is its `MemoryError`",
+        reach: Reach::Whole,
+        test: ("clients", "pycuda"),
+    },
+    Row {
+        client: "cudarc (Rust)",
+        version: Version::Locked("cudarc"),
+        run: "the same",
+        result: "the same; the limit is its `CUDA_ERROR_OUT_OF_MEMORY`",
+        reach: Reach::Whole,
+        test: ("clients", "cudarc"),
+    },
+    Row {
+        client: "nvidia-ml-py",
+        version: Version::Pinned { file: CLIENTS, package: "nvidia-ml-py" },
+        run: "memory, utilisation and processes, by every version of the calls",
+        result: "shows the tenant's part",
+        reach: Reach::Whole,
+        test: ("nvml", ""),
+    },
+    Row {
+        client: "Python's multiprocessing",
+        version: Version::Of("Debian 12"),
+        run: "fork, spawn and forkserver",
+        result: "each child is answered as without deepres",
+        reach: Reach::Whole,
+        test: ("process_life", "multiprocessing"),
+    },
+    Row {
+        client: "libasan, jemalloc, libfaketime, libeatmydata",
+        version: Version::Of("Debian 12"),
+        run: "preloaded before and behind deepres",
+        result: "both work",
+        reach: Reach::Whole,
+        test: ("loader_life", "other_peoples"),
+    },
+    Row {
+        client: "podman, with runc",
+        version: Version::Of("Debian 12"),
+        run: "a container of Debian 11 with namespaces of its own, by CDI",
+        result: "runs under its limits; nothing in the image changes",
+        reach: Reach::Whole,
+        test: ("containers", ""),
+    },
+    Row {
+        client: "programs for musl, and static ones",
+        version: Version::Of("musl 1.2"),
+        run: "`deepres run`, directly, as a script's interpreter and from a shell",
+        result: "run unharmed, neither metered nor limited; `deepres run` says so where it can see it",
+        reach: Reach::Whole,
+        test: ("run_command", "loads_no_library"),
+    },
+    Row {
+        client: "nvcc's static libcudart",
+        version: Version::Pinned { file: CLIENTS, package: "nvidia-cuda-nvcc" },
+        run: "device count, malloc, launch",
+        result: "its first call fails (as without deepres)",
+        reach: Reach::LookUps,
+        test: ("clients", "static_libcudart"),
+    },
+    Row {
+        client: "PyTorch",
+        version: Version::Pinned { file: "requirements-torch.txt", package: "torch" },
+        run: "import, device query, init, a sum on the GPU and one without",
+        result: "one device is seen, `cudaGetDeviceCount` fails (named symbol not found); the sum without a GPU is right",
+        reach: Reach::Large,
+        test: ("large", "torch"),
+    },
+    Row {
+        client: "TensorFlow",
+        version: Version::Pinned { file: "requirements-tensorflow.txt", package: "tensorflow[and-cuda]" },
+        run: "import, devices, a sum",
+        result: "one device is seen, `cudaGetDevice` fails (named symbol not found)",
+        reach: Reach::Large,
+        test: ("large", "tensorflow"),
+    },
+    Row {
+        client: "JAX",
+        version: Version::Pinned { file: "requirements-jax.txt", package: "jax[cuda13]" },
+        run: "import, devices, a sum on the GPU and one without",
+        result: "the device's executor cannot be made (named symbol not found); the sum without a GPU is right",
+        reach: Reach::Large,
+        test: ("large", "jax"),
+    },
+];
+
+const HEAD: &str = "\
+# What has run with deepres
+
+Programs of other makers, as PyPI, crates.io and Debian have them; nothing in them is changed. Each row is held by a test, named in its last column. Written by
+`cargo xtask compatibility` after those tests passed. What is to know about single clients stands in [clients.md](clients.md).
+
+All of it is on the simulated GPU: none of these has run on a real one with deepres yet.
+";
+const LOOK_UPS: &str = "
+## As far as the simulated GPU goes
+
+NVIDIA's runtime library asks the driver to prove that it is NVIDIA's, which the simulated one cannot, so what is built on it does no GPU work there. All its
+look-ups of driver functions come before that. Held is that each of them is answered with deepres' hook where there is one, that none goes past the hooks,
+and that the program says the same with deepres as without.
+";
+const WHOLE: &str = "\n## From beginning to end\n";
+const TABLE: &str = "\n| client | version | what is run | result | test |\n|---|---|---|---|---|\n";
+
+impl Version {
+    fn text(&self) -> Result<String> {
+        let read = |path: PathBuf| {
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        match self {
+            Self::Of(text) => Ok((*text).to_owned()),
+            Self::Pinned { file, package } => {
+                let text = read(crate::workspace().join("tests/workloads/python").join(file))?;
+                let pin = text.lines().find_map(|line| line.strip_prefix(package)?.strip_prefix("=="));
+                pin.map(str::to_owned).with_context(|| format!("{file} pins no {package}"))
+            }
+            Self::Locked(package) => {
+                let text = read(crate::workspace().join("Cargo.lock"))?;
+                let mut lines = text.lines().skip_while(|line| *line != format!("name = \"{package}\""));
+                let version =
+                    lines.nth(1).and_then(|line| line.strip_prefix("version = \"")?.strip_suffix('"'));
+                version.map(str::to_owned).with_context(|| format!("Cargo.lock has no {package}"))
+            }
+        }
+    }
+}
+
+/// The page's text.
+fn page() -> Result<String> {
+    let mut page = HEAD.to_owned();
+    for (heading, is_whole) in [(WHOLE, true), (LOOK_UPS, false)] {
+        page += heading;
+        page += TABLE;
+        for row in ROWS.iter().filter(|row| (row.reach == Reach::Whole) == is_whole) {
+            let (file, name) = row.test;
+            let test = if name.is_empty() { format!("`{file}`") } else { format!("`{file}`: `{name}`") };
+            let large = if row.reach == Reach::Large {
+                format!(" (`cargo xtask test --large {name}`)")
+            } else {
+                String::new()
+            };
+            let version = row.version.text()?;
+            writeln!(page, "| {} | {version} | {} | {} | {test}{large} |", row.client, row.run, row.result)?;
+        }
+    }
+    Ok(page)
+}
+
+/// Runs what the rows name, and writes the page; or checks it.
+pub fn run(options: &Options) -> Result<()> {
+    let path = crate::workspace().join("docs/compatibility.md");
+    let page = page()?;
+    if options.check {
+        let found = fs::read_to_string(&path).unwrap_or_default();
+        ensure!(found == page, "{} is not up to date: run `cargo xtask compatibility`", path.display());
+        return Ok(());
+    }
+    let artefacts = build::artefacts()?;
+    let (training, clients) = (venv::prepare()?, venv::prepare_clients()?);
+    let pycuda = venv::prepare_pycuda(&clients, &artefacts.simgpu())?;
+    for row in ROWS {
+        let (file, name) = row.test;
+        let mut tests = match row.reach {
+            Reach::Large if !options.large => continue,
+            Reach::Large => large::tests(name, &artefacts)?,
+            _ => {
+                let mut tests = build::cargo();
+                tests.args(["test", "--package", "deepres-e2e", "--test", file, name]);
+                tests.env("DEEPRES_ARTEFACTS", artefacts.folder());
+                tests
+            }
+        };
+        tests
+            .env("DEEPRES_VENV", training.folder())
+            .env("DEEPRES_VENV_CLIENTS", clients.folder())
+            .env("DEEPRES_VENV_PYCUDA", pycuda.folder());
+        let (status, output) = command::teed(&mut tests)?;
+        let ran = output.lines().filter(|line| line.starts_with("test ") && line.ends_with("... ok")).count();
+        if !status.success() || ran == 0 {
+            bail!("{}: not shown (of its tests {ran} passed): {}", row.client, command::shown(&tests));
+        }
+    }
+    fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_has_a_version_and_a_test() {
+        for row in ROWS {
+            assert!(!row.version.text().unwrap().is_empty());
+            let (file, name) = row.test;
+            let path = crate::workspace().join("tests/e2e/tests").join(file).with_extension("rs");
+            let text = fs::read_to_string(path).unwrap();
+            assert!(
+                text.lines().any(|line| line.starts_with("fn ") && line.contains(name)),
+                "{file}: {name}"
+            );
+        }
+    }
+}
