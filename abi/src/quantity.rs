@@ -1,4 +1,4 @@
-//! Shares and sizes as people write them: one grammar, for the command line, the configuration and a job's environment.
+//! Shares, sizes and times as people write them: one grammar, for the command line, the configuration and a job's environment.
 //!
 //! What is wrong with a text that is refused is for the reader to say, in the words that fit its place.
 
@@ -38,6 +38,13 @@ pub fn parse_share(text: &str) -> Option<u32> {
     (MIN_SHARE_PPM..=PPM).contains(&ppm).then_some(ppm)
 }
 
+/// Reads a percentage from 0 to 100, decimals allowed, with its sign. The result is in parts per million.
+pub fn parse_part(text: &str) -> Option<u32> {
+    let number = text.trim().strip_suffix('%')?.trim_end();
+    let ppm = u32::try_from(Decimal::parse(number)?.times(PPM_PER_PERCENT)?).ok()?;
+    (ppm <= PPM).then_some(ppm)
+}
+
 /// Reads a size above zero, decimals allowed, with its unit: `8GiB`, `500 MB`, `1.5t`, `4096`. The result is in bytes.
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let trimmed = text.trim();
@@ -47,6 +54,39 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     let (_, factor) = UNITS.iter().find(|(name, _)| unit.eq_ignore_ascii_case(name))?;
     let bytes = Decimal::parse(number)?.times(*factor)?;
     (1..=MAX_BYTES).contains(&bytes).then_some(bytes)
+}
+
+/// The longest time that can be asked for: longer ones are a slip of the pen.
+pub const MAX_TIME_NS: u64 = 366 * NS_PER_DAY;
+const NS_PER_DAY: u64 = 86_400_000_000_000;
+
+/// The unit suffixes of times, and what they stand for in nanoseconds. A bare number is no time: nobody agrees on its unit.
+const TIME_UNITS: [(&str, u64); 8] = [
+    ("us", 1_000),
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("m", 60_000_000_000),
+    ("min", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+    ("d", NS_PER_DAY),
+    ("µs", 1_000),
+];
+
+/// Reads a time above zero, decimals allowed, with its unit: `30ms`, `1.5 h`, `2d`. The result is in nanoseconds.
+pub fn parse_time_ns(text: &str) -> Option<u64> {
+    let trimmed = text.trim();
+    let end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    let (number, unit) = trimmed.split_at(end);
+    let unit = unit.trim_start();
+    let (_, factor) = TIME_UNITS.iter().find(|(name, _)| unit == *name)?;
+    let ns = Decimal::parse(number)?.times(*factor)?;
+    (1..=MAX_TIME_NS).contains(&ns).then_some(ns)
+}
+
+/// Reads a number from 0 to 1. The result is in parts per million.
+pub fn parse_fraction(text: &str) -> Option<u32> {
+    let ppm = u32::try_from(Decimal::parse(text)?.times(u64::from(PPM))?).ok()?;
+    (ppm <= PPM).then_some(ppm)
 }
 
 /// A plain decimal number, exactly: digits and at most one point, no sign, exponent or name.
@@ -105,6 +145,20 @@ mod tests {
     }
 
     #[test]
+    fn a_part_may_be_nothing_and_has_its_sign() {
+        for (text, ppm) in
+            [("0%", Some(0)), ("0.5%", Some(5_000)), ("100 %", Some(PPM)), ("1", None), ("101%", None)]
+        {
+            assert_eq!(parse_part(text), ppm, "{text}");
+        }
+        for (text, ppm) in
+            [("0", Some(0)), ("0.25", Some(PPM / 4)), ("1", Some(PPM)), ("1.01", None), ("", None)]
+        {
+            assert_eq!(parse_fraction(text), ppm, "{text}");
+        }
+    }
+
+    #[test]
     fn anything_else_is_no_share() {
         for text in [
             "abc",
@@ -146,6 +200,23 @@ mod tests {
             ("1024TiB", MAX_BYTES),
         ] {
             assert_eq!(parse_bytes(text), Some(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_read_with_their_unit() {
+        for (text, ns) in [
+            ("30ms", 30_000_000),
+            ("1.5 h", 5_400_000_000_000),
+            ("2d", 2 * NS_PER_DAY),
+            ("10min", 600_000_000_000),
+            (" 250us ", 250_000),
+            ("0.5s", 500_000_000),
+        ] {
+            assert_eq!(parse_time_ns(text), Some(ns), "{text}");
+        }
+        for text in ["", "5", "0s", "-1s", "1e3s", "s", "1 year", "367d", "10M", "1h30m"] {
+            assert_eq!(parse_time_ns(text), None, "{text}");
         }
     }
 

@@ -125,13 +125,15 @@ pub struct Hello {
     reserved0: u32,
     /// The class asked for; 0: not asked.
     pub class: u32,
-    /// How critical the job is, parts per million; 0: not said.
+    /// How critical the job is ([`crate::criticality::Criticality::number`]); 0: not said.
     pub criticality_ppm: u32,
     /// When the job has to be done, ns from its start; 0: not said.
     pub deadline_ns: u64,
     /// How much GPU time the job is thought to take, ns; 0: not said.
     pub size_ns: u64,
-    reserved: [u8; 32],
+    /// How soon the job's requests are to be answered, ns; 0: not said.
+    pub slo_ns: u64,
+    reserved: [u8; 24],
 }
 
 /// Controller → tenant: you are in.
@@ -409,6 +411,7 @@ const _: () = {
     assert!(size_of::<View>() == 920 && size_of::<View>() <= MAX_FRAME_BYTES);
     assert!(size_of::<Refusal>() == 504);
     assert!(core::mem::offset_of!(Hello, sessions_before) == 496);
+    assert!(core::mem::offset_of!(Hello, slo_ns) == 528);
     assert!(size_of::<Hello>() <= MAX_FRAME_BYTES && size_of::<Refusal>() <= MAX_FRAME_BYTES);
 };
 

@@ -7,11 +7,14 @@
 
 use crate::config::{CapOf, Caps};
 use crate::policy::class::Class;
-use crate::quantity::{Bytes, Percent};
+use crate::policy::priority::Criticality;
+use crate::quantity::{Bytes, Percent, Time};
 use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::quantity::MAX_TIME_NS;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
+use std::str::FromStr;
 
 /// A wish, field by field: a job's, or what an administrator set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,8 +25,17 @@ pub struct Wish {
     /// Memory on each GPU, bytes.
     pub memory_bytes: Option<u64>,
     /// The kind of promise.
-    #[serde(with = "class_word")]
+    #[serde(with = "word")]
     pub class: Option<Class>,
+    /// How critical the job is.
+    #[serde(with = "word")]
+    pub criticality: Option<Criticality>,
+    /// When the job has to be done, ns from when that was said.
+    pub deadline_ns: Option<u64>,
+    /// GPU time that the whole job takes, ns.
+    pub size_ns: Option<u64>,
+    /// How soon its requests are to be answered, ns.
+    pub slo_ns: Option<u64>,
 }
 
 impl Wish {
@@ -33,6 +45,10 @@ impl Wish {
             share_ppm: self.share_ppm.or(that.share_ppm),
             memory_bytes: self.memory_bytes.or(that.memory_bytes),
             class: self.class.or(that.class),
+            criticality: self.criticality.or(that.criticality),
+            deadline_ns: self.deadline_ns.or(that.deadline_ns),
+            size_ns: self.size_ns.or(that.size_ns),
+            slo_ns: self.slo_ns.or(that.slo_ns),
         }
     }
 
@@ -51,6 +67,16 @@ impl fmt::Display for Wish {
         match self.memory_bytes {
             Some(bytes) => write!(f, ", {} of memory", Bytes(bytes))?,
             None => write!(f, ", no memory limit")?,
+        }
+        if let Some(criticality) = self.criticality {
+            write!(f, ", criticality {criticality}")?;
+        }
+        for (name, ns) in
+            [("a deadline", self.deadline_ns), ("a size", self.size_ns), ("an SLO", self.slo_ns)]
+        {
+            if let Some(ns) = ns {
+                write!(f, ", {name} of {}", Time(ns))?;
+            }
         }
         write!(f, " and class {}", self.class.unwrap_or_default())
     }
@@ -102,6 +128,23 @@ impl<T> Given<T> {
     }
 }
 
+impl<T> Given<Option<T>> {
+    /// What nobody bounds: as set, else as asked.
+    fn unbounded(set: Option<T>, asked: Option<T>) -> Self {
+        match (set, asked) {
+            (Some(value), _) => Self::by(Rule::Administrator, Some(value)),
+            (None, Some(value)) => Self::by(Rule::Request, Some(value)),
+            (None, None) => Self::default(),
+        }
+    }
+}
+
+impl<T: Default> Default for Given<T> {
+    fn default() -> Self {
+        Self::by(Rule::Default, T::default())
+    }
+}
+
 /// What a tenant is granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Granted {
@@ -112,8 +155,37 @@ pub struct Granted {
     /// Memory on each GPU, bytes; none: no limit.
     pub memory_bytes: Given<Option<u64>>,
     /// The kind of promise.
-    #[serde(serialize_with = "given_class", deserialize_with = "given_class_named")]
+    #[serde(serialize_with = "given_word", deserialize_with = "given_word_read")]
     pub class: Given<Class>,
+    /// How critical the job is taken to be.
+    #[serde(default, serialize_with = "given_word", deserialize_with = "given_word_read")]
+    pub criticality: Given<Criticality>,
+    /// When the job has to be done, ns from when that was said.
+    #[serde(default)]
+    pub deadline_ns: Given<Option<u64>>,
+    /// GPU time that the whole job takes, ns.
+    #[serde(default)]
+    pub size_ns: Given<Option<u64>>,
+    /// How soon its requests are to be answered, ns.
+    #[serde(default)]
+    pub slo_ns: Given<Option<u64>>,
+}
+
+impl Granted {
+    /// The same, where what came of the configuration's defaults is not said to have been asked for: `asked` tells what was.
+    pub fn told_by(mut self, asked: &Wish) -> Self {
+        fn tell<T>(given: &mut Given<T>, was_asked: bool) {
+            if given.rule == Rule::Request && !was_asked {
+                given.rule = Rule::Default;
+            }
+        }
+        tell(&mut self.share_ppm, asked.share_ppm.is_some());
+        tell(&mut self.memory_bytes, asked.memory_bytes.is_some());
+        tell(&mut self.class, asked.class.is_some());
+        tell(&mut self.criticality, asked.criticality.is_some());
+        tell(&mut self.slo_ns, asked.slo_ns.is_some());
+        self
+    }
 }
 
 /// What holds for a tenant of which `asked` is known, `set` was set by an administrator, and who may have `caps`. `has_room`: a
@@ -149,7 +221,21 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), has_room: bool
         class => class,
     };
     let cap_ppm = set.share_ppm.unwrap_or(0).max(caps.share_ppm);
-    Granted { share_ppm, cap_ppm, memory_bytes, class }
+    let criticality = match (set.criticality, asked.criticality) {
+        (Some(criticality), _) => Given::by(Rule::Administrator, criticality),
+        (None, wanted) if wanted.unwrap_or_default() > caps.criticality => {
+            Given::by(Rule::Cap(of), caps.criticality)
+        }
+        (None, Some(criticality)) => Given::by(Rule::Request, criticality),
+        (None, None) => Given::default(),
+    };
+    let deadline_ns = match (set.deadline_ns, asked.deadline_ns) {
+        (None, Some(_)) if !caps.deadline => Given::by(Rule::Cap(of), None),
+        (set, asked) => Given::unbounded(set, asked),
+    };
+    let size_ns = Given::unbounded(set.size_ns, asked.size_ns);
+    let slo_ns = Given::unbounded(set.slo_ns, asked.slo_ns);
+    Granted { share_ppm, cap_ppm, memory_bytes, class, criticality, deadline_ns, size_ns, slo_ns }
 }
 
 /// Why a request that can still be taken back is refused, if it is.
@@ -162,6 +248,15 @@ pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), has_room: bool) -> Option
     if let Some(bytes) = asked.memory_bytes.filter(|bytes| *bytes > caps.memory_bytes) {
         let most = Bytes(caps.memory_bytes);
         return Some(format!("{} of memory were asked for, but {of} is {most}: {remedy}", Bytes(bytes)));
+    }
+    if let Some(criticality) = asked.criticality.filter(|criticality| *criticality > caps.criticality) {
+        let most = caps.criticality;
+        return Some(format!("criticality {criticality} was asked for, but {of} is {most}: {remedy}"));
+    }
+    if asked.deadline_ns.is_some() && !caps.deadline {
+        return Some(format!(
+            "a deadline was given, but by {of} deadlines do not count: leave it out, or have an administrator set it"
+        ));
     }
     let class = asked.class?;
     if class < caps.class {
@@ -188,36 +283,46 @@ pub fn impossible(wish: &Wish) -> Option<String> {
     if wish.memory_bytes == Some(0) {
         return Some("a memory limit of 0 lets nothing run".to_owned());
     }
-    None
+    let times = [("a deadline", wish.deadline_ns), ("a size", wish.size_ns), ("an SLO", wish.slo_ns)];
+    let (name, ns) =
+        times.into_iter().find(|(_, ns)| ns.is_some_and(|ns| !(1..=MAX_TIME_NS).contains(&ns)))?;
+    Some(format!("{name} of {} is not between nothing and a year", Time(ns.unwrap_or(0))))
 }
 
-/// A class by its name.
-pub mod class_word {
-    use super::{Class, Deserialize, Deserializer, Serialize, Serializer};
+/// A class or a criticality as people write it.
+pub mod word {
+    use super::{Deserialize, Deserializer, FromStr, Serialize, Serializer, fmt};
 
-    /// Writes the name.
+    /// Writes the word.
     ///
     /// # Errors
     /// The serializer's.
-    pub fn serialize<S: Serializer>(class: &Option<Class>, serializer: S) -> Result<S::Ok, S::Error> {
-        class.map(Class::name).serialize(serializer)
+    pub fn serialize<T: fmt::Display, S: Serializer>(
+        word: &Option<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        word.as_ref().map(T::to_string).serialize(serializer)
     }
 
-    /// Reads a name.
+    /// Reads a word.
     ///
     /// # Errors
     /// It is none, or the deserializer's.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Class>, D::Error> {
-        let name = Option::<String>::deserialize(deserializer)?;
-        name.map(|name| name.parse().map_err(serde::de::Error::custom)).transpose()
+    pub fn deserialize<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<T>, D::Error> {
+        let word = Option::<String>::deserialize(deserializer)?;
+        word.map(|word| word.parse().map_err(serde::de::Error::custom)).transpose()
     }
 }
 
-fn given_class<S: Serializer>(given: &Given<Class>, serializer: S) -> Result<S::Ok, S::Error> {
-    Given::by(given.rule, given.value.name()).serialize(serializer)
+fn given_word<T: fmt::Display, S: Serializer>(given: &Given<T>, serializer: S) -> Result<S::Ok, S::Error> {
+    Given::by(given.rule, given.value.to_string()).serialize(serializer)
 }
 
-fn given_class_named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Given<Class>, D::Error> {
+fn given_word_read<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Given<T>, D::Error> {
     let given = Given::<String>::deserialize(deserializer)?;
     Ok(Given::by(given.rule, given.value.parse().map_err(serde::de::Error::custom)?))
 }
@@ -226,12 +331,20 @@ fn given_class_named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Given
 mod tests {
     use super::*;
 
-    const CAPS: (Caps, CapOf) =
-        (Caps { share_ppm: 500_000, memory_bytes: 1 << 30, class: Class::Fair }, CapOf::User(1000));
+    const CAPS: (Caps, CapOf) = (
+        Caps { share_ppm: 500_000, memory_bytes: 1 << 30, class: Class::Fair, ..CAPLESS },
+        CapOf::User(1000),
+    );
+    const CAPLESS: Caps = Caps::NONE;
     const CAPPED: Rule = Rule::Cap(CapOf::User(1000));
 
     fn asked(share_ppm: u32, memory_bytes: u64, class: Class) -> Wish {
-        Wish { share_ppm: Some(share_ppm), memory_bytes: Some(memory_bytes), class: Some(class) }
+        Wish {
+            share_ppm: Some(share_ppm),
+            memory_bytes: Some(memory_bytes),
+            class: Some(class),
+            ..Wish::default()
+        }
     }
 
     fn free() -> (Caps, CapOf) {
@@ -298,6 +411,41 @@ mod tests {
         let set = Wish { class: Some(Class::Guaranteed), ..Wish::default() };
         let granted = grant(&full, &set, free(), false);
         assert_eq!(granted.class, Given::by(Rule::Administrator, Class::Guaranteed));
+    }
+
+    #[test]
+    fn who_may_claim_to_be_critical_or_to_have_a_deadline_is_the_configurations_to_say() {
+        let modest =
+            (Caps { criticality: Criticality::default(), deadline: false, ..Caps::NONE }, CapOf::Everyone);
+        let urgent = Wish {
+            criticality: Some(Criticality::CRITICAL),
+            deadline_ns: Some(1_000),
+            size_ns: Some(7),
+            slo_ns: Some(8),
+            ..Wish::default()
+        };
+        let granted = grant(&urgent, &Wish::default(), modest, true);
+        let capped = Rule::Cap(CapOf::Everyone);
+        assert_eq!(granted.criticality, Given::by(capped, Criticality::default()));
+        assert_eq!(granted.deadline_ns, Given::by(capped, None));
+        assert_eq!(granted.size_ns, Given::by(Rule::Request, Some(7)));
+        assert_eq!(granted.slo_ns, Given::by(Rule::Request, Some(8)));
+        assert!(refuse(&urgent, modest, true).unwrap().contains("criticality critical"));
+        let late = Wish { criticality: None, ..urgent };
+        assert!(refuse(&late, modest, true).unwrap().contains("deadlines do not count"));
+        assert_eq!(refuse(&urgent, free(), true), None);
+        let set = grant(&Wish::default(), &urgent, modest, true);
+        assert_eq!(set.criticality, Given::by(Rule::Administrator, Criticality::CRITICAL));
+        assert_eq!(set.deadline_ns, Given::by(Rule::Administrator, Some(1_000)));
+    }
+
+    #[test]
+    fn what_the_configuration_asks_for_a_tenant_is_said_to_be_a_default() {
+        let defaults = Wish { class: Some(Class::BestEffort), share_ppm: Some(300_000), ..Wish::default() };
+        let asked = Wish { share_ppm: Some(200_000), ..Wish::default() };
+        let granted = grant(&asked.or(defaults), &Wish::default(), free(), true).told_by(&asked);
+        assert_eq!(granted.class, Given::by(Rule::Default, Class::BestEffort));
+        assert_eq!(granted.share_ppm, Given::by(Rule::Request, Some(200_000)));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Shares and sizes before people: what is wrong with one that was written, and how they are shown. The grammar is
+//! Shares, sizes and times before people: what is wrong with one that was written, and how they are shown. The grammar is
 //! [`deepres_abi::quantity`]'s.
 
 use deepres_abi::{PPM, quantity};
@@ -18,6 +18,11 @@ pub enum QuantityError {
         "`{0}` is not a size: give a number above zero with KiB, MiB, GiB or TiB (or KB, MB, GB, TB), for example 8GiB or 512MiB"
     )]
     Bytes(String),
+    /// Not a time.
+    #[error(
+        "`{0}` is not a time: give a number above zero with us, ms, s, min, h or d, for example 30ms, 90s or 1.5h, and no more than a year"
+    )]
+    Time(String),
 }
 
 /// Reads a share: a percentage from 1 to 100, the sign optional. The result is in parts per million.
@@ -34,6 +39,14 @@ pub fn parse_share(text: &str) -> Result<u32, QuantityError> {
 /// [`QuantityError::Bytes`], which says what is accepted.
 pub fn parse_bytes(text: &str) -> Result<u64, QuantityError> {
     quantity::parse_bytes(text).ok_or_else(|| QuantityError::Bytes(text.to_owned()))
+}
+
+/// Reads a time, in nanoseconds.
+///
+/// # Errors
+/// [`QuantityError::Time`], which says what is accepted.
+pub fn parse_time(text: &str) -> Result<u64, QuantityError> {
+    quantity::parse_time_ns(text).ok_or_else(|| QuantityError::Time(text.to_owned()))
 }
 
 /// Shows parts per million as a percentage.
@@ -67,6 +80,26 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// Shows nanoseconds in the largest unit that leaves at least 1, to a thousandth of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Time(pub u64);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [
+            ("d", 86_400_000_000_000),
+            ("h", 3_600_000_000_000),
+            ("min", 60_000_000_000),
+            ("s", 1_000_000_000),
+            ("ms", 1_000_000),
+        ];
+        let (unit, factor) =
+            units.into_iter().find(|(_, factor)| self.0 >= *factor).unwrap_or(("us", 1_000u64));
+        let text = format!("{:.3}", self.0 as f64 / factor as f64);
+        f.pad(&format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.')))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,6 +120,9 @@ mod tests {
     fn what_is_shown_is_read_back() {
         assert_eq!(parse_share(&Percent(333_333).to_string()), Ok(333_333));
         assert_eq!(parse_bytes(&Bytes(3 << 19).to_string()), Ok(3 << 19));
+        for ns in [1_000, 30_000_000, 90_000_000_000, 5_400_000_000_000, 172_800_000_000_000] {
+            assert_eq!(parse_time(&Time(ns).to_string()), Ok(ns));
+        }
     }
 
     #[test]

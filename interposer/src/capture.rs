@@ -17,19 +17,46 @@ struct Capture {
     context: Option<Context>,
 }
 
+/// How many captures are under way, and whether the process is recorded ([`crate::record`]): one word, so that a launch that nothing is in the
+/// way of loads but one.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
+/// The bit of [`ACTIVE`] that says so.
+const RECORDED: u32 = 1 << 31;
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
+
+/// Whether launches may simply go: nothing is captured or recorded.
+#[inline(always)]
+pub fn is_clear() -> bool {
+    ACTIVE.load(Ordering::Relaxed) == 0
+}
 
 /// Whether any stream of the process may be capturing.
 #[inline(always)]
 pub fn is_active() -> bool {
-    ACTIVE.load(Ordering::Relaxed) != 0
+    ACTIVE.load(Ordering::Relaxed) & !RECORDED != 0
+}
+
+/// Whether the process is recorded.
+#[inline(always)]
+pub fn is_recording() -> bool {
+    ACTIVE.load(Ordering::Relaxed) & RECORDED != 0
+}
+
+/// The process is recorded from now on, or no longer.
+pub fn set_recording(is_recording: bool) {
+    if is_recording {
+        ACTIVE.fetch_or(RECORDED, Ordering::SeqCst);
+    } else {
+        ACTIVE.fetch_and(!RECORDED, Ordering::SeqCst);
+    }
 }
 
 fn change(change: impl FnOnce(&mut Vec<Capture>)) {
     let mut captures = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = captures.len() as u32;
     change(&mut captures);
-    ACTIVE.store(captures.len() as u32, Ordering::SeqCst);
+    // A difference, which leaves the other bit as it is.
+    ACTIVE.fetch_add((captures.len() as u32).wrapping_sub(before), Ordering::SeqCst);
 }
 
 /// A capture is about to begin on `stream`, which is of `context`. Counted before it does, so that no marker slips in.
@@ -61,9 +88,12 @@ mod tests {
     fn captures_are_active_until_each_one_ended_or_lost_its_context() {
         let (one, other) = (Stream(100), Stream(200));
         begin(one, None);
+        set_recording(true);
         begin(other, None);
         end(one);
         end(one);
+        assert!(is_recording());
+        set_recording(false);
         assert!(is_active(), "ending twice ends one");
         end(other);
         assert!(!is_active());

@@ -9,16 +9,22 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
 use deepres_abi::class::Class;
+use deepres_abi::criticality::Criticality;
 use deepres_abi::directory::{Directory, Places, TENANT_DIRECTORY, TENANT_SOCKET};
-use deepres_abi::quantity::{parse_bytes, parse_share};
+use deepres_abi::quantity::{parse_bytes, parse_share, parse_time_ns};
 use deepres_abi::{MAX_GPUS, PPM};
 
 use crate::log::say;
+use crate::record;
 
 const SHARE: &str = "DEEPRES_SHARE";
 const MEMORY: &str = "DEEPRES_MEMORY";
 const TENANT: &str = "DEEPRES_TENANT";
 const CLASS: &str = "DEEPRES_CLASS";
+const CRITICALITY: &str = "DEEPRES_CRITICALITY";
+const DEADLINE: &str = "DEEPRES_DEADLINE";
+const SIZE: &str = "DEEPRES_SIZE";
+const SLO: &str = "DEEPRES_SLO";
 /// HAMi's names, for those who come from there: for every GPU, or with `_0` and so on for one. Ours win over them.
 const SHARE_ALIAS: &str = "CUDA_DEVICE_SM_LIMIT";
 const MEMORY_ALIAS: &str = "CUDA_DEVICE_MEMORY_LIMIT";
@@ -30,6 +36,36 @@ pub struct Limit {
     pub share_ppm: u32,
     /// Memory, bytes; 0: none.
     pub memory_bytes: u64,
+}
+
+/// What the environment says of the job; what it does not say is absent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Job {
+    /// How critical it is.
+    pub criticality: Option<Criticality>,
+    /// When it has to be done, ns from its start.
+    pub deadline_ns: Option<u64>,
+    /// GPU time that it takes, ns.
+    pub size_ns: Option<u64>,
+    /// How soon its requests are to be answered, ns.
+    pub slo_ns: Option<u64>,
+}
+
+impl Job {
+    fn read(variable: impl Fn(&str) -> Option<String>, refuse: impl Fn(fmt::Arguments<'_>)) -> Self {
+        let time = |name: &str| {
+            let value = variable(name)?;
+            let time_ns = parse_time_ns(&value);
+            if time_ns.is_none() {
+                refuse(format_args!("{name}={value} is not a time like 30ms, 90s or 1.5h"));
+            }
+            time_ns
+        };
+        let criticality = variable(CRITICALITY).and_then(|value| {
+            value.parse().map_err(|error| refuse(format_args!("{CRITICALITY}={value}: {error}"))).ok()
+        });
+        Self { criticality, deadline_ns: time(DEADLINE), size_ns: time(SIZE), slo_ns: time(SLO) }
+    }
 }
 
 /// Requests and addresses from the environment.
@@ -47,6 +83,10 @@ pub struct Config {
     pub tenant: String,
     /// The class asked for.
     pub class: Option<Class>,
+    /// What is said of the job's priority.
+    pub job: Job,
+    /// The file that the process is recorded into.
+    pub record: Option<PathBuf>,
     /// By ordinal in this process.
     limits: [Limit; MAX_GPUS],
 }
@@ -57,6 +97,7 @@ impl Config {
         let places = places();
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let (tenant, class) = (variable(TENANT), variable(CLASS));
+        let job = Job::read(variable, |refused| say!(Warn, "{refused}; ignored"));
         let (limits, is_any_named) = limits(variable, |refused| say!(Warn, "{refused}; ignored"));
         Self {
             is_asked_for: places.socket().is_some() || is_any_named || tenant.is_some() || class.is_some(),
@@ -67,6 +108,8 @@ impl Config {
             class: class.as_deref().and_then(|value| {
                 value.parse().map_err(|error| say!(Warn, "{CLASS}={value}: {error}; ignored")).ok()
             }),
+            job,
+            record: env::var_os(record::VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from),
             limits,
         }
     }
@@ -191,6 +234,20 @@ mod tests {
 
     fn limit(share_percent: u32, memory_mib: u64) -> Limit {
         Limit { share_ppm: share_percent * PPM / 100, memory_bytes: memory_mib << 20 }
+    }
+
+    #[test]
+    fn what_is_said_of_the_job_is_read_and_what_makes_no_sense_is_named() {
+        let variables = [(CRITICALITY, "high"), (DEADLINE, "2h"), (SIZE, "soon"), (SLO, "30ms")];
+        let variable = |name: &str| {
+            variables.iter().find(|(named, _)| *named == name).map(|(_, value)| (*value).to_owned())
+        };
+        let refused = RefCell::new(Vec::new());
+        let job = Job::read(variable, |text| refused.borrow_mut().push(text.to_string()));
+        assert_eq!(job.criticality, "high".parse().ok());
+        assert_eq!((job.deadline_ns, job.size_ns), (Some(7_200_000_000_000), None));
+        assert_eq!(job.slo_ns, Some(30_000_000));
+        assert_eq!(refused.into_inner().len(), 1);
     }
 
     #[test]

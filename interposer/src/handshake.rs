@@ -9,6 +9,7 @@ use std::time::Duration;
 use std::{fmt, fs, mem, thread};
 
 use deepres_abi::MAX_GPUS;
+use deepres_abi::criticality::Criticality;
 use deepres_abi::wire::{
     self, FrameError, FrameKind, Hello, MAX_FDS, MAX_FRAME_BYTES, PAGE_FDS, Refusal, RefusalKind, Role,
     UNMANAGED, Uuid, View, Welcome,
@@ -183,6 +184,10 @@ fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32) -> Hello {
     hello.memory_bytes = request.memory_bytes;
     hello.share_ppm = request.share_ppm;
     hello.class = config.class.map_or(0, |class| class as u32);
+    hello.criticality_ppm = config.job.criticality.map_or(0, Criticality::number);
+    hello.deadline_ns = config.job.deadline_ns.unwrap_or(0);
+    hello.size_ns = config.job.size_ns.unwrap_or(0);
+    hello.slo_ns = config.job.slo_ns.unwrap_or(0);
     hello.pid = std::process::id();
     for (place, uuid) in hello.gpu_uuids.iter_mut().zip(gpus) {
         *place = *uuid;

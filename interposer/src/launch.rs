@@ -16,7 +16,7 @@ const UNKNOWN_NS: u64 = 10_000;
 #[inline(always)]
 pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
     let Some(process) = process::current() else { return true };
-    if capture::is_active() {
+    if !capture::is_clear() {
         return false;
     }
     match thread::lane(&process.calls, stream) {
@@ -91,6 +91,10 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     }
     let _relaxed = capture::is_active().then(|| calls.relaxed());
     let Some(lane) = process.lane(stream) else { return Entry::Untouched };
+    if capture::is_recording() && lane.gpu.is_open() && lane.count(launch) {
+        // It would have gone at once.
+        return Entry::Untouched;
+    }
     let Some(session) = process.session() else { return Entry::Untouched };
     let gpu = lane.gpu;
     hold_back(calls, lane);

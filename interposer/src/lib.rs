@@ -25,6 +25,7 @@ mod nvml;
 mod os;
 mod pages;
 mod process;
+mod record;
 mod resolve;
 mod session;
 mod standalone;

@@ -21,7 +21,7 @@ use crate::meter::{self};
 use crate::resolve::is_disabled;
 use crate::session::Session;
 use crate::standalone::Local;
-use crate::{capture, coverage, os, thread};
+use crate::{capture, coverage, os, record, thread};
 
 /// How long the end of the process waits for the meter thread to be out of the driver.
 const STOP_WAIT_NS: u64 = 20_000_000;
@@ -142,6 +142,9 @@ fn begin() {
         unsafe { session.close() };
         return;
     }
+    if let Some(path) = process.config.record.as_deref() {
+        record::start(path);
+    }
     PROCESS.store(ptr::from_ref(process).cast_mut(), Ordering::Release);
     // SAFETY: both handlers are plain functions of this library, which is never unloaded.
     unsafe {
@@ -158,6 +161,7 @@ extern "C" fn forked() {
     let process = PROCESS.swap(ptr::null_mut(), Ordering::AcqRel);
     START.store(NOT_STARTED, Ordering::Release);
     coverage::OWN.forget_calls();
+    record::forget();
     thread::reset();
     // SAFETY: was stored by `begin` and is never freed.
     let Some(process) = (unsafe { process.as_ref() }) else { return };
@@ -184,6 +188,7 @@ extern "C" fn stop() {
     }
     // What is launched from here on would wait for completions that nobody sees any more.
     PROCESS.store(ptr::null_mut(), Ordering::Release);
+    record::end();
     if let Some(local) = process.session().and_then(Session::standalone) {
         local.leave();
     }

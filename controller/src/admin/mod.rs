@@ -5,14 +5,17 @@
 
 pub mod client;
 mod coverage;
+mod share;
 
 pub use crate::probes::status::{ActivityStatus, ProbesStatus, UnmanagedStatus};
 pub use coverage::{ProcessCoverage, UnaccountedCalls};
+pub use share::{GuardStatus, PriorityStatus, ShareStatus, TermStatus};
 
-use crate::authority::{Granted, Wish, class_word};
+use crate::authority::{Granted, Wish, word};
 use crate::identity::Found;
 use crate::identity::cgroup::Container;
 use crate::policy::class::Class;
+use crate::policy::priority::Criticality;
 use deepres_abi::meter::WAIT_BUCKETS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -44,8 +47,20 @@ pub enum Request {
         /// Its memory limit on each GPU from now on, bytes.
         memory_bytes: Option<u64>,
         /// Its class from now on.
-        #[serde(default, with = "class_word")]
+        #[serde(default, with = "word")]
         class: Option<Class>,
+        /// How critical it is from now on.
+        #[serde(default, with = "word")]
+        criticality: Option<Criticality>,
+        /// When it has to be done, ns from now.
+        #[serde(default)]
+        deadline_ns: Option<u64>,
+        /// GPU time that its whole job takes, ns.
+        #[serde(default)]
+        size_ns: Option<u64>,
+        /// How soon its requests are to be answered, ns.
+        #[serde(default)]
+        slo_ns: Option<u64>,
     },
     /// Keeps a tenant off the GPUs until it is resumed.
     Pause {
@@ -57,6 +72,20 @@ pub enum Request {
         /// The tenant's name.
         tenant: String,
     },
+    /// How a tenant's share comes about.
+    Explain {
+        /// The tenant's name.
+        tenant: String,
+    },
+}
+
+impl Request {
+    /// Grants a tenant what is wished for it.
+    pub fn set(tenant: impl Into<String>, wish: Wish) -> Self {
+        let Wish { share_ppm, memory_bytes, class, criticality, deadline_ns, size_ns, slo_ns } = wish;
+        let tenant = tenant.into();
+        Self::Set { tenant, share_ppm, memory_bytes, class, criticality, deadline_ns, size_ns, slo_ns }
+    }
 }
 
 /// The daemon's answer.
@@ -78,6 +107,11 @@ pub enum Reply {
     Pause {
         /// It is paused.
         is_paused: bool,
+    },
+    /// To [`Request::Explain`].
+    Explained {
+        /// Its share of each GPU that it has a session on.
+        gpus: Vec<ShareStatus>,
     },
     /// The request cannot be met.
     Error {

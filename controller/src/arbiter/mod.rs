@@ -3,6 +3,7 @@
 pub mod account;
 mod events;
 mod latency;
+mod owed;
 mod report;
 mod saved;
 mod stopped;
@@ -12,8 +13,10 @@ pub use events::Bell;
 pub use report::Report;
 pub use saved::{Baseline, SavedAccount, SavedMeter, Snapshot};
 
+use crate::admin::ShareStatus;
 use crate::policy::TenantId;
 use crate::policy::entitlement::Request;
+use crate::policy::priority::{Priority, Weights};
 use crate::policy::tuning::QuantumBounds;
 use crate::process::ProcessKey;
 use crate::shm::SharedPage;
@@ -38,8 +41,14 @@ pub struct Setup {
     pub beat: Arc<SharedPage<BeatPage>>,
     /// After how long without a heartbeat tenants take the daemon for gone, ns.
     pub heartbeat_limit_ns: u64,
+    /// The GPU's memory, bytes.
+    pub memory_bytes: u64,
     /// Bounds of the quantum.
     pub quantum: QuantumBounds,
+    /// What the terms of a priority value weigh.
+    pub weights: Weights,
+    /// What guests may cost owners, parts per million of the time.
+    pub max_harm_ppm: u32,
     /// What tenants do without a daemon: how their gates are left at the end.
     pub fail_mode: FailMode,
 }
@@ -62,8 +71,12 @@ pub struct Restored {
 pub struct TenantSeat {
     /// Its number.
     pub id: TenantId,
-    /// What it asks for, and may have.
+    /// What it asks for, and may have; its priority value is the arbiter's to work out.
     pub request: Request,
+    /// What it says of its job.
+    pub priority: Priority,
+    /// How soon its requests are to be answered, ns.
+    pub slo_ns: Option<u64>,
     /// Its memory limit, bytes, or [`deepres_abi::grant::NO_LIMIT`].
     pub memory_limit_bytes: u64,
     /// An administrator paused it.
@@ -101,6 +114,7 @@ enum Command {
     SetTenant { seat: TenantSeat, done: oneshot::Sender<()> },
     Forget { tenant: TenantId },
     Report { answer: oneshot::Sender<Report> },
+    Explain { tenant: TenantId, answer: oneshot::Sender<Option<ShareStatus>> },
     Stop,
 }
 
@@ -178,6 +192,13 @@ impl Arbiter {
     /// Forgets a tenant and its account.
     pub fn forget(&self, tenant: TenantId) {
         self.order(Command::Forget { tenant });
+    }
+
+    /// Asks how a tenant's share comes about.
+    pub fn explain(&self, tenant: TenantId) -> oneshot::Receiver<Option<ShareStatus>> {
+        let (answer, explained) = oneshot::channel();
+        self.order(Command::Explain { tenant, answer });
+        explained
     }
 
     /// Asks how things stand.

@@ -3,14 +3,17 @@
 use super::account::{Account, MAX_HELD_BYTES, MAX_WAITERS, fairness_ppm};
 use super::events::{Bell, Events};
 use super::latency::Latency;
+use super::owed::{REVIEW_NS, gate_name};
 use super::saved::{Awaited, Baseline, SavedAccount, SavedMeter, Snapshot};
 use super::stopped::{self, Stopped};
 use super::{Command, Report, Restored, SessionId, SessionSeat, Setup, TenantSeat};
 use crate::admin::{AccountStatus, RefusalStatus, SessionGpuStatus};
 use crate::clock::monotonic_ns;
 use crate::policy::TenantId;
-use crate::policy::entitlement::{Request, Rule, entitlements};
+use crate::policy::demand::Demand;
+use crate::policy::entitlement::Rule;
 use crate::policy::lease::{Change, Grant, Phase, Scheduler, Seen};
+use crate::policy::priority::Weights;
 use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 use crate::policy::turns::{self, Turns};
 use crate::process::ProcessKey;
@@ -18,7 +21,6 @@ use crate::shm::SharedPage;
 use deepres_abi::beat::BeatPage;
 use deepres_abi::driver::ApiId;
 use deepres_abi::grant::{FailMode, GateState, GrantSlot, LeaseTerms};
-use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MemoryKind, Reading};
 use std::collections::BTreeMap;
 use std::io;
@@ -36,9 +38,12 @@ const CARRY_LIMIT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 /// Decisions made at one wake-up, at most: each looks again at what the gates just set have changed.
 const MAX_ROUNDS: usize = 4;
 
-struct Session {
-    seat: SessionSeat,
-    tenant: TenantId,
+/// A process of a tenant.
+pub struct Session {
+    /// Its pages.
+    pub seat: SessionSeat,
+    /// Its tenant.
+    pub tenant: TenantId,
     last: Reading,
     awaited: Option<Awaited>,
     stopped: Stopped,
@@ -56,14 +61,20 @@ impl Session {
     }
 }
 
-struct Tenant {
-    request: Request,
-    ledger: Arc<SharedPage<LedgerPage>>,
-    account: Account,
-    entitled_ppm: u32,
+/// A tenant, and what is known of it here.
+pub struct Tenant {
+    /// What it asks for.
+    pub seat: TenantSeat,
+    /// What it used.
+    pub account: Account,
+    /// How much it wants.
+    pub demand: Demand,
+    /// The share that it is owed, parts per million.
+    pub entitled_ppm: u32,
     /// The rule that this follows from, once it was worked out.
-    rule: Option<Rule>,
-    sessions: usize,
+    pub rule: Option<Rule>,
+    /// Its processes that are here.
+    pub sessions: usize,
     turns: Turns,
     /// What was seen of its sessions.
     seen: Vec<turns::Seen>,
@@ -81,7 +92,14 @@ impl Tenant {
 
 /// The state of the thread.
 pub struct Worker {
-    gpu: usize,
+    /// The daemon's number for the GPU.
+    pub gpu: usize,
+    /// The GPU's memory, bytes.
+    pub memory_bytes: u64,
+    /// What the terms of a priority value weigh.
+    pub weights: Weights,
+    /// When it was last worked out what is owed.
+    pub entitled_ns: u64,
     beat: Arc<SharedPage<BeatPage>>,
     tick_ns: u64,
     heartbeat_limit_ns: u64,
@@ -90,10 +108,13 @@ pub struct Worker {
     processors: usize,
     orders: mpsc::Receiver<Command>,
     events: Events,
-    scheduler: Scheduler,
+    /// Who has the GPU.
+    pub scheduler: Scheduler,
     tuning: Tuning,
-    tenants: BTreeMap<TenantId, Tenant>,
-    sessions: BTreeMap<SessionId, Session>,
+    /// Tenants, those that are away too.
+    pub tenants: BTreeMap<TenantId, Tenant>,
+    /// Their processes.
+    pub sessions: BTreeMap<SessionId, Session>,
     /// When the daemon before was last heard of, while those are waited for that it may have known.
     restored_ns: Option<u64>,
     /// Up to where processes were charged that may come back.
@@ -117,8 +138,13 @@ impl Worker {
         events.add(bell)?;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let now_ns = monotonic_ns();
+        let mut scheduler = Scheduler::default();
+        scheduler.set_max_harm(setup.max_harm_ppm);
         Ok(Self {
             gpu: setup.gpu,
+            memory_bytes: setup.memory_bytes,
+            weights: setup.weights,
+            entitled_ns: now_ns,
             beat: setup.beat,
             tick_ns: (setup.heartbeat_limit_ns / BEATS_PER_LIMIT).min(MAX_TICK_NS),
             heartbeat_limit_ns: setup.heartbeat_limit_ns,
@@ -127,7 +153,7 @@ impl Worker {
             processors,
             orders,
             events,
-            scheduler: Scheduler::default(),
+            scheduler,
             tuning: Tuning::derive(ASSUMED_HANDOFF_NS, setup.quantum, processors),
             tenants: BTreeMap::new(),
             sessions: BTreeMap::new(),
@@ -157,17 +183,18 @@ impl Worker {
             let class = seat.request.class;
             self.scheduler.restore(seat.id, class, saved.entitled_ppm, saved.lag_ns, now_ns);
             self.scheduler.set_paused(seat.id, seat.is_paused);
+            let id = seat.id;
             let tenant = Tenant {
-                request: seat.request,
-                ledger: seat.ledger,
+                seat,
                 account: Account::restore(&saved, now_ns),
+                demand: Demand::default(),
                 entitled_ppm: saved.entitled_ppm,
                 rule: None,
                 sessions: 0,
                 turns: Turns::default(),
                 seen: Vec::new(),
             };
-            self.tenants.insert(seat.id, tenant);
+            self.tenants.insert(id, tenant);
         }
         self.baselines = restored
             .baselines
@@ -265,6 +292,9 @@ impl Worker {
             // round.
         }
         let now_ns = self.looked_ns;
+        if now_ns.saturating_sub(self.entitled_ns) >= REVIEW_NS {
+            self.entitle(now_ns);
+        }
         if now_ns.saturating_sub(self.ticked_ns) >= self.tick_ns {
             self.ticked_ns = now_ns;
             for tenant in self.tenants.values_mut() {
@@ -322,6 +352,7 @@ impl Worker {
         for (id, tenant) in &mut self.tenants {
             tenant.turns.observe(now_ns, elapsed_ns, self.scheduler.grant(*id), &tenant.seen);
             tenant.account.pass(elapsed_ns, tenant.entitled_ppm, rivals_ppm);
+            let was_idle = tenant.sessions > 0 && !tenant.account.wants;
             let mut seen = match meters.remove(id) {
                 Some(meters) => tenant.account.look(now_ns, meters.into_iter()),
                 None => {
@@ -336,6 +367,7 @@ impl Worker {
                 seen.waiting = false;
                 tenant.account.wants = seen.in_flight;
             }
+            tenant.demand.observe(seen.used_ns, if was_idle { elapsed_ns } else { 0 });
             self.scheduler.observe(*id, now_ns, seen);
         }
     }
@@ -463,12 +495,12 @@ impl Worker {
                 None
             }
             Command::SetTenant { seat, done } => {
-                if let Some(tenant) = self.tenants.get_mut(&seat.id) {
-                    tenant.request = seat.request;
-                }
                 self.scheduler.set_paused(seat.id, seat.is_paused);
                 self.limit_memory(seat.id, seat.memory_limit_bytes);
-                self.entitle();
+                if let Some(tenant) = self.tenants.get_mut(&seat.id) {
+                    tenant.seat = seat;
+                }
+                self.entitle(monotonic_ns());
                 Some(done)
             }
             Command::Forget { tenant } => {
@@ -481,6 +513,11 @@ impl Worker {
                 // Counters up to this moment. Whoever asked may be gone.
                 self.look(monotonic_ns());
                 let _ = answer.send(self.report());
+                None
+            }
+            Command::Explain { tenant, answer } => {
+                self.look(monotonic_ns());
+                let _ = answer.send(self.explain(tenant, self.looked_ns));
                 None
             }
             // Seen by the caller before it gets here.
@@ -502,8 +539,7 @@ impl Worker {
         let until_ns = now_ns.saturating_add(CARRY_LIMIT_NS);
         let awaited = session.continues.then_some(Awaited { from, until_ns });
         let tenant = self.tenants.entry(seat.id).or_insert_with(|| Tenant {
-            request: seat.request,
-            ledger: Arc::clone(&seat.ledger),
+            seat: seat.clone(),
             // The daemon before died before it could write of the tenant.
             account: from.map_or_else(
                 || Account::new(now_ns),
@@ -514,13 +550,14 @@ impl Worker {
                     )
                 },
             ),
+            demand: Demand::default(),
             entitled_ppm: 0,
             rule: None,
             sessions: 0,
             turns: Turns::default(),
             seen: Vec::new(),
         });
-        tenant.request = seat.request;
+        tenant.seat = seat.clone();
         tenant.sessions += 1;
         self.scheduler.enter(seat.id, seat.request.class, now_ns);
         self.scheduler.set_paused(seat.id, seat.is_paused);
@@ -532,7 +569,7 @@ impl Worker {
         self.set_gate(&session, gate, false);
         self.sessions.insert(session.seat.id, session);
         self.limit_memory(seat.id, seat.memory_limit_bytes);
-        self.entitle();
+        self.entitle(monotonic_ns());
     }
 
     /// From where a session whose meter goes on is to be charged.
@@ -574,29 +611,7 @@ impl Worker {
                 self.scheduler.leave(id, self.looked_ns);
             }
         }
-        self.entitle();
-    }
-
-    /// Works out what every tenant that is here is owed.
-    fn entitle(&mut self) {
-        let present = self.tenants.iter().filter(|(_, tenant)| tenant.sessions > 0);
-        let owed = entitlements(&present.map(|(id, tenant)| (*id, tenant.request)).collect());
-        for (id, entitlement) in &owed {
-            if let Some(tenant) = self.tenants.get_mut(id) {
-                tenant.entitled_ppm = entitlement.ppm;
-                tenant.rule = Some(entitlement.rule);
-            }
-            if let Some(tenant) = self.tenants.get(id) {
-                self.scheduler.set_standing(*id, tenant.request.class, entitlement.weight_ppm);
-            }
-        }
-        for session in self.sessions.values() {
-            if let (Some(slot), Some(entitlement)) =
-                (session.seat.grant.page().slot(self.gpu), owed.get(&session.tenant))
-            {
-                slot.set_entitled_ppm(entitlement.ppm);
-            }
-        }
+        self.entitle(monotonic_ns());
     }
 
     /// From here on nobody arbitrates: opens every gate, or closes it to those who are to fail without a daemon.
@@ -669,7 +684,7 @@ impl Worker {
             meters().fold(0u64, |sum, meter| sum.saturating_add(meter.held_bytes[kind as usize]))
         };
         let kinds = MemoryKind::ALL.into_iter().map(|kind| (kind.name().to_owned(), held(kind)));
-        let ledger = tenant.ledger.page().gpu(self.gpu);
+        let ledger = tenant.seat.ledger.page().gpu(self.gpu);
         let memory_bytes = ledger.map_or(0, |ledger| ledger.held_bytes()).min(MAX_HELD_BYTES);
         AccountStatus {
             gpu: self.gpu,
@@ -699,13 +714,7 @@ impl Worker {
                 api: ApiId::from_index(api as usize).map(|api| api.symbol().to_owned()),
                 bytes,
             }),
-            gate: match self.scheduler.grant(id) {
-                Grant::Closed => "closed",
-                Grant::Leased { .. } => "leased",
-                Grant::Open => "open",
-                Grant::Paused => "paused",
-            }
-            .to_owned(),
+            gate: gate_name(self.scheduler.grant(id)).to_owned(),
         }
     }
 }

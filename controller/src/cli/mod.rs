@@ -4,6 +4,7 @@ mod adopt;
 mod cdi;
 mod daemon;
 mod doctor;
+mod explain;
 mod pause;
 mod ps;
 mod run;
@@ -50,12 +51,14 @@ enum Command {
     Daemon(daemon::Args),
     /// Show tenants, their shares, GPU time and memory
     Ps(ps::Args),
-    /// Change a running tenant's share or memory limit
+    /// Change a running tenant's share, memory limit, class or priority
     Set(set::Args),
     /// Keep a tenant off the GPUs until it is resumed
     Pause(pause::Args),
     /// Let a paused tenant go on
     Resume(pause::Args),
+    /// Show how a tenant's share comes about, term by term
+    Explain(explain::Args),
     /// Let an unmanaged process go on, as a tenant's
     Adopt(adopt::Args),
     /// Show what processes ask of the GPU's driver, call by call
@@ -82,6 +85,7 @@ pub fn main() -> ExitCode {
         Command::Set(args) => set::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Pause(args) => pause::pause(args).map(|()| ExitCode::SUCCESS),
         Command::Resume(args) => pause::resume(args).map(|()| ExitCode::SUCCESS),
+        Command::Explain(args) => explain::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Adopt(args) => adopt::run(args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args),
         Command::Doctor(args) => doctor::run(&args),

@@ -3,19 +3,22 @@
 use anyhow::{Result, bail};
 use deepres_controller::admin::client::Client;
 use deepres_controller::admin::{Reply, Request};
+use deepres_controller::authority::Wish;
 use deepres_controller::policy::class::Class;
-use deepres_controller::quantity::{Bytes, Percent, parse_bytes, parse_share};
+use deepres_controller::policy::priority::Criticality;
+use deepres_controller::quantity::{Bytes, Percent, Time, parse_bytes, parse_share, parse_time};
 
 #[derive(Debug, clap::Args)]
 #[command(
-    group = clap::ArgGroup::new("what").args(["share", "memory", "class"]).required(true).multiple(true),
+    group = clap::ArgGroup::new("what").args(["share", "memory", "class", "criticality", "deadline", "size", "slo"]).required(true).multiple(true),
     after_help = "\
 In force for the tenant's running processes when the command returns. Memory that a tenant holds \
 already is not taken away; it gets no more until it is below the new limit.
 
 Examples:
   deepres set train --share 50%
-  deepres set train --share 30% --memory 4GiB"
+  deepres set train --share 30% --memory 4GiB
+  deepres set train --criticality high --deadline 30min"
 )]
 pub struct Args {
     /// The tenant, as `deepres ps` shows it
@@ -29,23 +32,46 @@ pub struct Args {
     /// Its class from now on: guaranteed, fair or best-effort
     #[arg(long)]
     class: Option<Class>,
+    /// How critical it is from now on: low, normal, high, critical, or a number from 0 to 1
+    #[arg(long, alias = "priority")]
+    criticality: Option<Criticality>,
+    /// It has to be done within this time from now, for example 2h
+    #[arg(long, value_parser = parse_time)]
+    deadline: Option<u64>,
+    /// GPU time that the whole job takes, what it has used included, for example 40min
+    #[arg(long, value_parser = parse_time)]
+    size: Option<u64>,
+    /// Its requests are to be answered within this time from now on, for example 30ms
+    #[arg(long, value_parser = parse_time)]
+    slo: Option<u64>,
 }
 
 /// Changes the tenant and says what holds now.
 pub fn run(args: &Args) -> Result<()> {
-    let request = Request::Set {
-        tenant: args.tenant.clone(),
+    let wish = Wish {
         share_ppm: args.share,
         memory_bytes: args.memory,
         class: args.class,
+        criticality: args.criticality,
+        deadline_ns: args.deadline,
+        size_ns: args.size,
+        slo_ns: args.slo,
     };
+    let request = Request::set(&args.tenant, wish);
     match Client::connect()?.ask(&request)? {
         Reply::Set(granted) => {
             let share = granted.share_ppm.value;
             let share = share.map_or("what others leave".to_owned(), |ppm| Percent(ppm).to_string());
             let memory = granted.memory_bytes.value;
             let memory = memory.map_or("no limit".to_owned(), |bytes| Bytes(bytes).to_string());
-            println!("{}: share {share}, memory {memory}, class {}", args.tenant, granted.class.value);
+            print!("{}: share {share}, memory {memory}, class {}", args.tenant, granted.class.value);
+            print!(", criticality {}", granted.criticality.value);
+            let times =
+                [("deadline", granted.deadline_ns), ("size", granted.size_ns), ("SLO", granted.slo_ns)];
+            for (name, given) in times {
+                given.value.iter().for_each(|ns| print!(", {name} {}", Time(*ns)));
+            }
+            println!();
             Ok(())
         }
         other => bail!("the daemon gave an answer to something else: {other:?}"),

@@ -1,11 +1,13 @@
 //! What tenants may have at most: everybody's, by group, by user.
 
 use crate::policy::class::Class;
+use crate::policy::priority::Criticality;
 use crate::quantity::{parse_bytes, parse_share};
 use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
+use std::str::FromStr;
 
 /// What each tenant of a user may have at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -18,23 +20,39 @@ pub struct Caps {
     #[serde(rename = "memory", deserialize_with = "memory")]
     pub memory_bytes: u64,
     /// The strongest promise.
-    #[serde(deserialize_with = "class")]
+    #[serde(deserialize_with = "word")]
     pub class: Class,
+    /// The highest criticality.
+    #[serde(deserialize_with = "word")]
+    pub criticality: Criticality,
+    /// Deadlines count.
+    pub deadline: bool,
 }
 
 impl Default for Caps {
     fn default() -> Self {
-        Self { share_ppm: PPM, memory_bytes: NO_LIMIT, class: Class::Guaranteed }
+        Self::NONE
     }
 }
 
 impl Caps {
+    /// Caps that bound nothing.
+    pub const NONE: Self = Self {
+        share_ppm: PPM,
+        memory_bytes: NO_LIMIT,
+        class: Class::Guaranteed,
+        criticality: Criticality::CRITICAL,
+        deadline: true,
+    };
+
     /// Of two the more generous, key by key.
     pub fn or(self, other: Self) -> Self {
         Self {
             share_ppm: self.share_ppm.max(other.share_ppm),
             memory_bytes: self.memory_bytes.max(other.memory_bytes),
             class: self.class.min(other.class),
+            criticality: self.criticality.max(other.criticality),
+            deadline: self.deadline || other.deadline,
         }
     }
 }
@@ -61,21 +79,26 @@ impl fmt::Display for CapOf {
     }
 }
 
-fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+/// Reads a share.
+pub fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 
 /// The word for no limit.
 const UNLIMITED: &str = "unlimited";
 
-fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+/// Reads a size of memory, or the word for no limit.
+pub fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     match String::deserialize(deserializer)?.as_str() {
         UNLIMITED => Ok(NO_LIMIT),
         text => parse_bytes(text).map_err(serde::de::Error::custom),
     }
 }
 
-fn class<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Class, D::Error> {
+/// Reads a class or a criticality.
+pub fn word<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map_err(|error| serde::de::Error::custom(format!("`{text}`: {error}")))
 }

@@ -36,6 +36,9 @@ const TOP: &[Key] = &[
     Key("groups", Takes::Sections(CAPS)),
     Key("users", Takes::Sections(CAPS)),
     Key("probes", Takes::Section(PROBES)),
+    Key("max_harm", Takes::Text("1%")),
+    Key("priority", Takes::Section(PRIORITY)),
+    Key("defaults", Takes::Section(DEFAULTS)),
 ];
 const QUANTUM: &[Key] = &[Key("min_ms", Takes::Number), Key("max_ms", Takes::Number)];
 const PROBES: &[Key] = &[
@@ -47,6 +50,17 @@ const CAPS: &[Key] = &[
     Key("share", Takes::Text("50%")),
     Key("memory", Takes::Text("8GiB")),
     Key("class", Takes::Text("fair")),
+    Key("criticality", Takes::Text("high")),
+    Key("deadline", Takes::Switch),
+];
+const PRIORITY: &[Key] =
+    &[Key("urgency", Takes::Number), Key("size", Takes::Number), Key("criticality", Takes::Number)];
+const DEFAULTS: &[Key] = &[
+    Key("share", Takes::Text("50%")),
+    Key("memory", Takes::Text("8GiB")),
+    Key("class", Takes::Text("fair")),
+    Key("criticality", Takes::Text("low")),
+    Key("slo", Takes::Text("30ms")),
 ];
 
 /// Names less alike than this (Jaro–Winkler, 1 for equal) are not offered.
@@ -148,5 +162,12 @@ fn kind(value: &DeValue<'_>) -> String {
 #[cfg(test)]
 pub fn all() -> impl Iterator<Item = &'static str> {
     let is_value = |Key(_, takes): &&Key| !matches!(takes, Takes::Section(_) | Takes::Sections(_));
-    TOP.iter().chain(QUANTUM).chain(CAPS).chain(PROBES).filter(is_value).map(|Key(name, _)| *name)
+    TOP.iter()
+        .chain(QUANTUM)
+        .chain(CAPS)
+        .chain(PROBES)
+        .chain(PRIORITY)
+        .chain(DEFAULTS)
+        .filter(is_value)
+        .map(|Key(name, _)| *name)
 }

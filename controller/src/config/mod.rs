@@ -2,11 +2,13 @@
 
 mod caps;
 mod keys;
+mod policy;
 mod probes;
 
 pub use probes::{ProbesKeys, UnmanagedPolicy};
 
 pub use caps::{CapOf, Caps};
+pub use policy::{Defaults, PriorityKeys};
 
 use crate::policy::tuning::QuantumBounds;
 use deepres_abi::grant::FailMode;
@@ -56,6 +58,13 @@ pub struct Config {
     pub users: BTreeMap<String, Caps>,
     /// Watching who uses the GPU.
     pub probes: ProbesKeys,
+    /// The part of the time that best-effort tenants may cost the others, parts per million.
+    #[serde(rename = "max_harm", deserialize_with = "policy::part")]
+    pub max_harm_ppm: u32,
+    /// What each term of a priority value weighs.
+    pub priority: PriorityKeys,
+    /// What a tenant is taken to ask for where it says nothing.
+    pub defaults: Defaults,
 }
 
 impl Default for Config {
@@ -73,6 +82,9 @@ impl Default for Config {
             groups: BTreeMap::new(),
             users: BTreeMap::new(),
             probes: ProbesKeys::default(),
+            max_harm_ppm: policy::MAX_HARM_PPM,
+            priority: PriorityKeys::default(),
+            defaults: Defaults::default(),
         }
     }
 }
@@ -208,6 +220,14 @@ impl Config {
         if self.quantum.min_ms > self.quantum.max_ms {
             return Err(("min_ms", "`min_ms` is more than `max_ms`".to_owned()));
         }
+        within("[priority", self.priority.sum(), &PriorityKeys::SUM).map_err(|(key, _)| {
+            (key, "the weights under [priority] add up to nothing, or to more than a million".to_owned())
+        })?;
+        if self.defaults.lacks_share() {
+            let message =
+                "`defaults.class` is guaranteed, which is the promise of a share: give `defaults.share`";
+            return Err(("[defaults", message.to_owned()));
+        }
         let not_a_number = |key: &&String| key.parse::<u32>().is_err();
         if let Some(user) = self.users.keys().find(not_a_number) {
             return Err(("[users", format!("`{user}` is not a user's number (see `id -u NAME`)")));
@@ -289,6 +309,8 @@ mod tests {
             .collect();
         assert_ne!(uncommented, documented);
         let mut config = Config::parse(&uncommented).unwrap();
+        assert_ne!(config.defaults, Defaults::default(), "there are examples");
+        config.defaults = Defaults::default();
         assert!(!config.users.is_empty() && !config.groups.is_empty(), "there are examples");
         assert_eq!(config.admin_group.as_deref(), Some("gpuadmin"));
         (config.users, config.groups, config.admin_group) = Default::default();
@@ -321,6 +343,11 @@ mod tests {
             ("fail_mode = \n", 1, ""),
             ("max_connections = 0\n", 1, "from 1"),
             ("[caps]\nclass = \"first\"\n", 2, "best-effort"),
+            ("[caps]\ncriticality = \"dire\"\n", 2, "critical"),
+            ("max_harm = \"1\"\n", 1, "percentage"),
+            ("[priority]\nsize = 0\nurgency = 0\ncriticality = 0\n", 1, "nothing"),
+            ("[defaults]\nslo = \"30\"\n", 2, "30ms"),
+            ("[defaults]\nclass = \"guaranteed\"\n", 1, "share"),
             ("[groups.video]\nshare = \"10%\"\n", 1, "getent group"),
         ] {
             let (found, message) = Config::parse(text).unwrap_err();
@@ -369,7 +396,7 @@ mod tests {
         let text = "[caps]\nshare = \"50%\"\n[groups.4]\nshare = \"60%\"\nclass = \"fair\"\n\
                     [groups.5]\nshare = \"20%\"\n[users.7]\nmemory = \"1GiB\"\n";
         let config = Config::parse(text).unwrap();
-        let caps = |share_ppm, memory_bytes, class| Caps { share_ppm, memory_bytes, class };
+        let caps = |share_ppm, memory_bytes, class| Caps { share_ppm, memory_bytes, class, ..Caps::NONE };
         let all = caps(500_000, NO_LIMIT, Class::Guaranteed);
         assert_eq!(config.caps_of(1, &[1, 2]), (all, CapOf::Everyone));
         let fair = caps(600_000, NO_LIMIT, Class::Fair);

@@ -147,8 +147,35 @@ async fn answer(request: Request, shared: &Shared) -> Reply {
                 },
             }
         }
-        Request::Set { tenant, share_ppm, memory_bytes, class } => {
-            let wish = Wish { share_ppm, memory_bytes, class };
+        Request::Explain { tenant } => {
+            let pending = shared.registry.borrow().explain(&tenant);
+            match pending {
+                Ok(pending) => {
+                    let mut gpus = Vec::new();
+                    for share in pending {
+                        let Ok(Ok(share)) = timeout(ANSWER_LIMIT, share).await else {
+                            return Reply::Error {
+                                message: "a GPU's arbiter does not answer; see the daemon's log".to_owned(),
+                            };
+                        };
+                        gpus.extend(share);
+                    }
+                    Reply::Explained { gpus }
+                }
+                Err(message) => Reply::Error { message },
+            }
+        }
+        Request::Set {
+            tenant,
+            share_ppm,
+            memory_bytes,
+            class,
+            criticality,
+            deadline_ns,
+            size_ns,
+            slo_ns,
+        } => {
+            let wish = Wish { share_ppm, memory_bytes, class, criticality, deadline_ns, size_ns, slo_ns };
             let set = shared.registry.borrow_mut().set(&tenant, wish);
             in_force(set, shared).await
         }

@@ -142,7 +142,10 @@ pub fn run(
             beat: Arc::clone(&beat),
             heartbeat_limit_ns: u64::try_from(options.config.heartbeat_limit().as_nanos())
                 .unwrap_or(u64::MAX),
+            memory_bytes: gpu.memory_bytes,
             quantum: options.config.quantum_bounds(),
+            weights: options.config.priority.weights(),
+            max_harm_ppm: options.config.max_harm_ppm,
             fail_mode: options.config.fail_mode.mode(),
         })?;
         managed.push(Managed { gpu, arbiter });

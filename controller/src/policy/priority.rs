@@ -4,9 +4,9 @@
 //! own, and best-effort tenants among themselves.
 
 use deepres_abi::PPM;
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
+
+pub use deepres_abi::criticality::{Criticality, CriticalityError};
 
 /// The least priority value, parts per million of the highest: nobody's part is nothing.
 pub const MIN_VALUE_PPM: u32 = PPM / 100;
@@ -14,60 +14,6 @@ pub const MIN_VALUE_PPM: u32 = PPM / 100;
 const HALF_URGENT: Duration = Duration::from_secs(600);
 /// GPU time of a job that counts as half of the largest.
 const HALF_SIZE: Duration = Duration::from_secs(3600);
-
-/// How critical a job is, parts per million of critical.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Criticality(u32);
-
-impl Criticality {
-    /// The named ones.
-    const NAMED: [(&str, u32); 4] =
-        [("low", PPM / 4), ("normal", PPM / 2), ("high", PPM / 4 * 3), ("critical", PPM)];
-
-    /// From parts per million; more than a whole is a whole.
-    pub fn from_ppm(ppm: u32) -> Self {
-        Self(ppm.min(PPM))
-    }
-
-    /// Parts per million of critical.
-    pub fn ppm(self) -> u32 {
-        self.0
-    }
-}
-
-impl Default for Criticality {
-    fn default() -> Self {
-        Self(PPM / 2)
-    }
-}
-
-impl fmt::Display for Criticality {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match Self::NAMED.into_iter().find(|(_, ppm)| *ppm == self.0) {
-            Some((name, _)) => f.pad(name),
-            None => f.pad(&(f64::from(self.0) / f64::from(PPM)).to_string()),
-        }
-    }
-}
-
-/// A text that says of nothing how critical it is.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a criticality: give low, normal, high, critical, or a number from 0 to 1")]
-pub struct CriticalityError(String);
-
-impl FromStr for Criticality {
-    type Err = CriticalityError;
-
-    fn from_str(text: &str) -> Result<Self, CriticalityError> {
-        if let Some((_, ppm)) = Self::NAMED.into_iter().find(|(name, _)| *name == text) {
-            return Ok(Self(ppm));
-        }
-        match text.parse::<f64>() {
-            Ok(number) if (0.0..=1.0).contains(&number) => Ok(Self((number * f64::from(PPM)).round() as u32)),
-            _ => Err(CriticalityError(text.to_owned())),
-        }
-    }
-}
 
 /// What a tenant says of its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -166,19 +112,6 @@ mod tests {
 
     fn value(now_ns: u64, priority: &Priority, usage: &Usage) -> u32 {
         Terms::at(now_ns, priority, usage).value_ppm(&Weights::default())
-    }
-
-    #[test]
-    fn criticality_is_a_name_or_a_number_from_0_to_1() {
-        for (text, ppm) in
-            [("low", 250_000), ("normal", 500_000), ("high", 750_000), ("critical", PPM), ("0.3", 300_000)]
-        {
-            let read: Criticality = text.parse().unwrap();
-            assert_eq!((read.ppm(), read.to_string().as_str()), (ppm, text));
-        }
-        for text in ["", "urgent", "1.5", "-1", "nan", "inf"] {
-            assert!(text.parse::<Criticality>().is_err(), "{text}");
-        }
     }
 
     #[test]

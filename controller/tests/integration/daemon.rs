@@ -4,13 +4,15 @@ use crate::support::{Daemon, MS, ModelGpu, Tenant, hello, shake_hands, wait_unti
 use deepres_abi::grant::{GateState, NO_LIMIT};
 use deepres_abi::wire::{RefusalKind, Role, UNMANAGED};
 use deepres_controller::admin::client::ClientError;
-use deepres_controller::admin::{Reply, Request};
+use deepres_controller::admin::{Reply, Request, ShareStatus};
+use deepres_controller::authority::Wish;
 use deepres_controller::clock::monotonic_ns;
 use deepres_controller::config::{Caps, Config};
 use deepres_controller::daemon::{self, Options};
 use deepres_controller::directory::Directory;
 use deepres_controller::packet;
 use deepres_controller::policy::class::Class;
+use deepres_controller::policy::priority::Criticality;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -104,7 +106,7 @@ fn what_is_not_a_hello_is_refused_and_the_daemon_goes_on() {
 
 #[test]
 fn impossible_requests_are_refused_with_a_reason() {
-    let caps = Caps { share_ppm: 500_000, memory_bytes: 1 << 30, class: Class::Fair };
+    let caps = Caps { share_ppm: 500_000, memory_bytes: 1 << 30, class: Class::Fair, ..Caps::NONE };
     let daemon = Daemon::start(1, Config { caps, ..Config::default() });
     let socket = daemon.directory.tenant_socket();
     let refused = |change: &dyn Fn(&mut deepres_abi::wire::Hello)| {
@@ -191,12 +193,13 @@ fn a_tenant_of_another_name_is_another_account() {
 fn what_an_administrator_sets_is_in_force_at_once() {
     let daemon = daemon_of_one_gpu();
     let (a, b) = (daemon.join("a", 700_000, 0), daemon.join("b", 300_000, 0));
-    let request = Request::Set {
-        tenant: "a".into(),
+    let wish = Wish {
         share_ppm: Some(500_000),
         memory_bytes: Some(4_096),
         class: Some(Class::Guaranteed),
+        ..Wish::default()
     };
+    let request = Request::set("a", wish);
     // The best of some: the others may have waited for a processor.
     let took = (0..5).map(|_| {
         let begin = Instant::now();
@@ -219,7 +222,7 @@ fn an_administrators_mistake_gets_a_clear_answer() {
     let daemon = daemon_of_one_gpu();
     let _tenant = daemon.join("train", 0, 0);
     let refused = |tenant: &str, share_ppm| {
-        let request = Request::Set { tenant: tenant.into(), share_ppm, memory_bytes: None, class: None };
+        let request = Request::set(tenant, Wish { share_ppm, ..Wish::default() });
         match daemon.client().ask(&request) {
             Err(ClientError::Refused(message)) => message,
             other => panic!("{other:?}"),
@@ -428,4 +431,74 @@ fn a_killed_tenants_memory_and_lease_are_free_within_100_ms() {
     wait_until(RECLAIM_LIMIT, || waiting.gate().gate().state != GateState::Closed);
     assert!(begin.elapsed() < RECLAIM_LIMIT, "{:?}", begin.elapsed());
     victim.wait().unwrap();
+}
+
+/// How a tenant's share of the only GPU comes about.
+fn explained(daemon: &Daemon, tenant: &str) -> ShareStatus {
+    match daemon.client().ask(&Request::Explain { tenant: tenant.to_owned() }).unwrap() {
+        Reply::Explained { mut gpus } => gpus.remove(0),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_a_job_says_of_itself_weighs_where_no_share_was_asked_for_and_the_terms_add_up_to_the_share() {
+    let daemon = daemon_of_one_gpu();
+    let plain = daemon.join("plain", 0, 0);
+    let mut hello = daemon.hello(Role::Session, "urgent");
+    hello.criticality_ppm = Criticality::CRITICAL.number();
+    (hello.deadline_ns, hello.size_ns, hello.slo_ns) = (7_200_000 * MS, 3_600_000 * MS, 30 * MS);
+    let urgent = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
+    let owed = |tenant: &Tenant| tenant.gate().entitled_ppm();
+    wait_until(Duration::from_secs(2), || owed(&urgent) > owed(&plain) && owed(&plain) > 0);
+    assert!(owed(&urgent) + owed(&plain) <= 1_000_000);
+
+    let share = explained(&daemon, "urgent");
+    let priority = share.priority;
+    let products = [priority.urgency, priority.size, priority.criticality].map(|term| term.product);
+    assert!(
+        (products.iter().sum::<f64>() * 1e6 - f64::from(priority.value_ppm)).abs() <= 1.0,
+        "{priority:?}"
+    );
+    assert_eq!((priority.criticality.value, priority.size.value), (1.0, 0.5));
+    assert!(priority.urgency.value > 0.1 && priority.deadline_in_ns.unwrap() > 7_000_000 * MS);
+    for sum in [&share.derivation.owed, &share.derivation.present] {
+        assert_eq!(sum.terms.iter().map(|term| term.ppm).sum::<i64>(), i64::from(sum.ppm), "{sum:?}");
+    }
+    let granted = daemon.status().tenants.into_iter().find(|tenant| tenant.name == "urgent").unwrap().granted;
+    assert_eq!(granted.unwrap().slo_ns.value, Some(30 * MS));
+
+    // An administrator's word is above the job's.
+    let wish =
+        Wish { criticality: "low".parse().ok(), deadline_ns: Some(72_000_000 * MS), ..Wish::default() };
+    daemon.client().ask(&Request::set("urgent", wish)).unwrap();
+    let after = explained(&daemon, "urgent");
+    assert_eq!(after.priority.criticality.value, 0.25);
+    assert!(after.priority.urgency.value < priority.urgency.value);
+    assert!(after.derivation.owed.ppm < share.derivation.owed.ppm);
+    assert!(matches!(
+        daemon.client().ask(&Request::Explain { tenant: "nobody".to_owned() }),
+        Err(ClientError::Refused(message)) if message.contains("plain, urgent")
+    ));
+}
+
+#[test]
+fn who_may_claim_to_be_critical_is_bounded_and_who_says_nothing_has_the_defaults() {
+    let caps = Caps { criticality: Criticality::default(), deadline: false, ..Caps::NONE };
+    let defaults = toml::from_str("class = \"best-effort\"\ncriticality = \"low\"").unwrap();
+    let daemon = Daemon::start(1, Config { caps, defaults, ..Config::default() });
+    let mut hello = daemon.hello(Role::Keeper, "grand");
+    hello.criticality_ppm = Criticality::CRITICAL.number();
+    let socket = daemon.directory.tenant_socket();
+    let (_, reason) = shake_hands(&socket, hello.as_bytes()).err().unwrap();
+    assert!(reason.contains("criticality critical was asked for"), "{reason}");
+    // Who runs already is given the most there is.
+    hello.role = Role::Session as u32;
+    hello.deadline_ns = 1;
+    let _grand = Tenant::connect(&socket, &hello).unwrap();
+    let share = explained(&daemon, "grand");
+    assert_eq!((share.priority.criticality.value, share.priority.deadline_in_ns), (0.5, None));
+    assert_eq!(share.class, "best-effort");
+    let _plain = daemon.join("plain", 0, 0);
+    assert_eq!(explained(&daemon, "plain").priority.criticality.value, 0.25);
 }

@@ -225,7 +225,7 @@ fn a_name_of_another_user_is_another_tenant() {
 
 #[test]
 fn who_runs_already_and_asks_for_too_much_has_the_cap_and_it_is_said_why() {
-    let caps = Caps { share_ppm: 400_000, memory_bytes: 1_000, class: Class::Fair };
+    let caps = Caps { share_ppm: 400_000, memory_bytes: 1_000, class: Class::Fair, ..Caps::NONE };
     let users = [(MALLORY.to_string(), caps)].into();
     let daemon = open_to_all(Config { users, ..Config::default() });
     let (socket, uuids) = (daemon.directory.tenant_socket(), daemon.uuids());

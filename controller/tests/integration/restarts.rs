@@ -4,6 +4,7 @@ use crate::support::{Daemon, MS, Tenant, wait_until};
 use deepres_abi::grant::GateState;
 use deepres_abi::wire::Role;
 use deepres_controller::admin::{AccountStatus, Reply, Request, TenantStatus};
+use deepres_controller::authority::Wish;
 use deepres_controller::config::{Config, FailModeKey};
 use deepres_controller::directory::Directory;
 use std::sync::atomic::Ordering;
@@ -48,8 +49,7 @@ fn bring(session: &Tenant, compute_ns: u64, launches: u64) {
 }
 
 fn set_share(daemon: &Daemon, name: &str, share_ppm: u32) {
-    let request =
-        Request::Set { tenant: name.into(), share_ppm: Some(share_ppm), memory_bytes: None, class: None };
+    let request = Request::set(name, Wish { share_ppm: Some(share_ppm), ..Wish::default() });
     assert!(matches!(daemon.client().ask(&request).unwrap(), Reply::Set { .. }));
 }
 
@@ -211,4 +211,33 @@ fn gates_are_left_as_the_configuration_says_for_the_time_without_a_daemon() {
         drop(daemon);
         assert_eq!((a.gate().gate().state, b.gate().gate().state), (state, state));
     }
+}
+
+#[test]
+fn what_was_said_of_a_job_goes_on_and_its_deadline_comes_nearer_meanwhile() {
+    let daemon = daemon();
+    let mut hello = daemon.hello(Role::Session, "a");
+    (hello.deadline_ns, hello.size_ns, hello.slo_ns) = (60_000 * MS, 7 * MS, 30 * MS);
+    let session = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
+    let wish = Wish { criticality: "high".parse().ok(), ..Wish::default() };
+    daemon.client().ask(&Request::set("a", wish)).unwrap();
+    let granted = |daemon: &Daemon| tenant(daemon, "a").granted.unwrap();
+    let before = granted(&daemon);
+    assert_eq!((before.deadline_ns.value, before.slo_ns.value), (Some(60_000 * MS), Some(30 * MS)));
+    drop(session);
+
+    let daemon = daemon.restart();
+    assert_eq!(granted(&daemon), before);
+    let _session = return_to(&daemon, "a");
+    wait_until(PATIENCE, || {
+        let Reply::Explained { gpus } =
+            daemon.client().ask(&Request::Explain { tenant: "a".into() }).unwrap()
+        else {
+            return false;
+        };
+        gpus.iter().any(|share| {
+            let left_ns = share.priority.deadline_in_ns.unwrap();
+            left_ns < 60_000 * MS && left_ns > 0 && share.priority.criticality.value == 0.75
+        })
+    });
 }

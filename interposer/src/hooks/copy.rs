@@ -15,6 +15,7 @@ use crate::driver::real;
 use crate::launch;
 use crate::meter::estimates;
 use crate::meter::segment::{Kind, Launch};
+use crate::record;
 
 /// For a copy that is described in a form not known here.
 const UNKNOWN_BYTES: u64 = 0;
@@ -48,6 +49,7 @@ fn bytes_of<S: Shape>(copy: *const S) -> u64 {
 }
 
 fn measured(api: ApiId, kind: Kind, stream: Stream, bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    record::copy(api, stream, bytes);
     // Far from every function's address, which kernels' keys begin with.
     let key = estimates::key([api as u64, bytes, 0, 0, 0]);
     match launch::enter_copy(stream, Launch { key, kind }) {

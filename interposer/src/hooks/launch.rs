@@ -1,5 +1,6 @@
 //! Hooks of the launches.
 
+use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS};
 use deepres_abi::driver::types::{
     CUDA_LAUNCH_PARAMS, CUfunction, CUgraphExec, CUlaunchConfig, CUresult, CUstream, c_void,
@@ -12,6 +13,7 @@ use crate::launch::{self, Entry};
 use crate::meter::estimates;
 use crate::meter::segment::{Kind, Launch};
 use crate::process;
+use crate::record;
 
 /// Takes a launch that does not go at once through gate and meter.
 #[cold]
@@ -28,22 +30,25 @@ fn metered(stream: Stream, launch: Launch, call: &mut dyn FnMut() -> CUresult) -
     }
 }
 
-/// Two numbers in one word.
-const fn pair(high: u32, low: u32) -> u64 {
-    (high as u64) << u32::BITS | low as u64
-}
-
 /// A kernel's launch; those of one key take the same time.
 #[inline(always)]
 fn kernel_of(function: CUfunction, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> Launch {
-    let key = estimates::key([
-        function as u64,
-        pair(grid[0], grid[1]),
-        pair(grid[2], block[0]),
-        pair(block[1], block[2]),
-        u64::from(shared_bytes),
-    ]);
+    let (grid, block) = (grid.map(u64::from), block.map(u64::from));
+    let key = estimates::launch_key(function as u64, grid, block, u64::from(shared_bytes));
     Launch { key, kind: Kind::Kernel }
+}
+
+/// The same for a kernel that does not go at once; here it is recorded, if anything is.
+fn recorded(
+    api: ApiId,
+    on: Stream,
+    function: CUfunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+) -> Launch {
+    record::launch(api, on, function, grid, block, shared_bytes);
+    kernel_of(function, grid, block, shared_bytes)
 }
 
 /// What launches of an executable graph are known by.
@@ -92,9 +97,10 @@ macro_rules! kernel {
             extra: *mut *mut c_void,
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let launch = kernel_of(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
+            let on = Stream::new(stream, $per_thread);
+            let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
             // SAFETY: the caller's arguments, as they came.
-            metered(Stream::new(stream, $per_thread), launch, &mut || unsafe {
+            metered(on, recorded(ApiId::$symbol, on, f, grid, block, shared_bytes), &mut || unsafe {
                 real(
                     f,
                     grid_x,
@@ -136,11 +142,11 @@ macro_rules! cooperative {
                 real(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params)
             };
             let on = Stream::new(stream, $per_thread);
-            let launch = kernel_of(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
-            if launch::goes_at_once(on, || launch) {
+            let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+            if launch::goes_at_once(on, || kernel_of(f, grid, block, shared_bytes)) {
                 return call();
             }
-            metered(on, launch, &mut call)
+            metered(on, recorded(ApiId::$symbol, on, f, grid, block, shared_bytes), &mut call)
         }
     };
 }
@@ -168,7 +174,7 @@ macro_rules! kernel_ex {
             if launch::goes_at_once(on, launch) {
                 return call();
             }
-            metered(on, launch(), &mut call)
+            metered(on, recorded(ApiId::$symbol, on, f, grid, block, config.sharedMemBytes), &mut call)
         }
     };
 }
@@ -187,6 +193,8 @@ macro_rules! graph {
             if launch::goes_at_once(on, launch) {
                 return call();
             }
+            // Told from kernels by its API.
+            record::launch(ApiId::$symbol, on, graph as CUfunction, [0; 3], [0; 3], 0);
             metered(on, launch(), &mut call)
         }
     };
@@ -206,7 +214,7 @@ macro_rules! oldest {
             if launch::goes_at_once(on, launch) {
                 return call();
             }
-            metered(on, launch(), &mut call)
+            metered(on, recorded(ApiId::$symbol, on, function, $grid, [0; 3], 0), &mut call)
         }
     )+};
 }
@@ -245,5 +253,7 @@ fn on_each(list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CUresult) -> C
     if launch::goes_at_once(on, launch) {
         return on_each(rest, call);
     }
-    metered(on, launch(), &mut || on_each(rest, call))
+    let api = ApiId::cuLaunchCooperativeKernelMultiDevice;
+    let launch = recorded(api, on, one.function, grid, block, one.sharedMemBytes);
+    metered(on, launch, &mut || on_each(rest, call))
 }

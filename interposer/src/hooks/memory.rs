@@ -18,6 +18,7 @@ use crate::memory::charge::{self, Shape};
 use crate::memory::{Name, Request};
 use crate::meter::context::ContextState;
 use crate::process::{self, Process};
+use crate::record;
 
 /// The low byte of a location's id names the device where the next one names a part of it.
 const LOCALITY_DEVICE_MASK: i32 = 0xff;
@@ -60,6 +61,7 @@ fn charged_on(
     bytes: u64,
     call: impl FnOnce() -> (CUresult, Option<(Name, u64)>),
 ) -> CUresult {
+    record::memory(api, bytes);
     let Some((process, context)) = on else { return call().0 };
     let request = Request { api, kind, ordinal: context.ordinal, context: context.handle.0, bytes };
     process.memory.allocate(process, request, call)

@@ -1,6 +1,7 @@
 //! Hooks of the calls by which a thread waits for the GPU, or makes a stream wait for something else. What was launched so far ends there, and is
 //! timed to its end: waiting is not computing.
 
+use deepres_abi::driver::ApiId;
 use deepres_abi::driver::types::{
     CUcontext, CUdeviceptr, CUevent, CUhostFn, CUresult, CUstream, CUstreamCallback, c_void,
 };
@@ -9,6 +10,7 @@ use super::MISSING;
 use crate::driver::calls::Stream;
 use crate::driver::real;
 use crate::launch;
+use crate::record;
 
 macro_rules! wait {
     ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*);)+) => {$(
@@ -17,7 +19,7 @@ macro_rules! wait {
             let Some(real) = real!($symbol) else { return MISSING };
             launch::flush();
             // SAFETY: the caller's arguments, as they came.
-            unsafe { real($($argument),*) }
+            record::wait(ApiId::$symbol, || unsafe { real($($argument),*) })
         }
     )+};
 }

@@ -92,6 +92,13 @@ pub fn key(words: [u64; 5]) -> u64 {
     ((sum ^ (sum >> FOLD)).wrapping_mul(MULTIPLIERS[0]) >> 1) | 1 << 63
 }
 
+/// Identifies launches of a kernel that take the same time: the key of its function and geometry.
+#[inline(always)]
+pub fn launch_key(function: u64, grid: [u64; 3], block: [u64; 3], shared_bytes: u64) -> u64 {
+    let pair = |high: u64, low: u64| high << u32::BITS | low;
+    key([function, pair(grid[0], grid[1]), pair(grid[2], block[0]), pair(block[1], block[2]), shared_bytes])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,6 +15,7 @@ use crate::driver::calls::Progress;
 use crate::log::say;
 use crate::os;
 use crate::process::Process;
+use crate::record;
 
 /// Pause between two looks while someone waits for what is in flight: half of what a hand-off may lose by it.
 const TICK_CONTENDED_NS: u64 = 50_000;
@@ -250,6 +251,7 @@ impl Meter {
             known_ns = context.gpu.estimates.get(key).unwrap_or(0);
             if measured.is_exact {
                 context.gpu.estimates.learn(key, took_ns);
+                record::took(key, took_ns);
             } else {
                 context.gpu.estimates.bound(key, measured.most_ns.unsigned_abs());
             }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use crate::scenario::{Arrival, Requests, SECOND, Steps, Tenant};
+use crate::scenario::{Arrival, Recorded, Requests, SECOND, Steps, Tenant};
 
 /// A piece of work: kernels that become available together and are waited for together.
 #[derive(Debug, Clone)]
@@ -28,10 +28,12 @@ pub struct Program {
     is_busy: bool,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum Work {
     Steps(Steps),
     Requests(Requests),
+    /// What was recorded, and which stretch of it is next.
+    Recorded(Recorded, usize),
 }
 
 impl Program {
@@ -40,10 +42,11 @@ impl Program {
         let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&seed.to_le_bytes());
         bytes[8..16].copy_from_slice(&number.to_le_bytes());
-        let work = match (tenant.steps, tenant.requests) {
-            (Some(steps), _) => Work::Steps(steps),
-            (None, Some(requests)) => Work::Requests(requests),
-            (None, None) => unreachable!("a scenario is checked when it is read"),
+        let work = match (tenant.steps, tenant.requests, &tenant.trace) {
+            (Some(steps), ..) => Work::Steps(steps),
+            (None, Some(requests), _) => Work::Requests(requests),
+            (None, None, Some(recorded)) => Work::Recorded(recorded.clone(), 0),
+            (None, None, None) => unreachable!("a scenario is checked when it is read"),
         };
         let active = if tenant.active_s.is_empty() { vec![(0, u64::MAX)] } else { tenant.active_s.clone() };
         Self { work, active, random: ChaCha8Rng::from_seed(bytes), queue: VecDeque::new(), is_busy: false }
@@ -53,7 +56,7 @@ impl Program {
     pub fn begins_ns(&mut self) -> Option<u64> {
         let begin_ns = self.active.first()?.0;
         match self.work {
-            Work::Steps(_) => Some(begin_ns),
+            Work::Steps(_) | Work::Recorded(..) => Some(begin_ns),
             Work::Requests(requests) => self.next_arrival(begin_ns, &requests),
         }
     }
@@ -68,6 +71,15 @@ impl Program {
                 }
                 self.is_busy = true;
                 (Some(self.batch(now_ns, steps.kernels, steps.kernel_ns, steps.jitter, None)), None)
+            }
+            Work::Recorded(ref recorded, next) => {
+                let Some(at_ns) = self.active_from(now_ns) else { return (None, None) };
+                if at_ns > now_ns {
+                    return (None, Some(at_ns));
+                }
+                self.is_busy = true;
+                let kernels_ns = recorded.stretches[next].kernels_ns.clone();
+                (Some(Batch { kernels_ns, arrived_ns: now_ns, due_ns: None }), None)
             }
             Work::Requests(requests) => {
                 let due_ns = requests.slo_ns.map(|slo_ns| now_ns.saturating_add(slo_ns));
@@ -89,6 +101,13 @@ impl Program {
         match self.work {
             Work::Steps(steps) => {
                 let pause_ns = self.varied(steps.pause_ns, steps.jitter);
+                (None, Some(now_ns.saturating_add(pause_ns)))
+            }
+            Work::Recorded(ref recorded, ref mut next) => {
+                *next = (*next + 1) % recorded.stretches.len();
+                // From the end to the beginning as long as the scenario says.
+                let pause_ns =
+                    if *next == 0 { recorded.pause_ns } else { recorded.stretches[*next].pause_ns };
                 (None, Some(now_ns.saturating_add(pause_ns)))
             }
             Work::Requests(_) => {

@@ -1,26 +1,14 @@
 //! `cargo xtask eval`: scenarios in virtual time, under deepres' policy and under what people use instead.
 
-#[cfg(test)]
-mod claims;
-mod device;
-mod engine;
-mod fluid;
-mod gate;
-mod load;
-mod metrics;
-mod plot;
-mod policy;
-mod report;
-mod scenario;
-
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 
-use crate::policy::Policy;
-use crate::scenario::Scenario;
+use deepres_eval::policy::Policy;
+use deepres_eval::scenario::Scenario;
+use deepres_eval::{metrics, page, plot, report};
 
 /// Evaluates sharing policies in virtual time: the same scenario under each, the same figures of each. Deterministic to the bit.
 #[derive(Parser)]
@@ -35,6 +23,9 @@ struct Options {
     /// Print JSON: {"rows": […]}.
     #[arg(long)]
     json: bool,
+    /// Write docs/evaluation.md: each system's claim with our figures beside it.
+    #[arg(long, conflicts_with_all = ["scenario", "policy", "json", "plots"])]
+    report: bool,
     /// Draw each scenario into this folder: shares over time, latencies, utilisation (SVG).
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,
@@ -51,6 +42,10 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<()> {
+    if options.report {
+        println!("{}", page::write()?.display());
+        return Ok(());
+    }
     let files = if options.scenario.is_empty() { ours()? } else { options.scenario.clone() };
     let policies = if options.policy.is_empty() { Policy::ALL.to_vec() } else { options.policy.clone() };
     let mut rows = Vec::new();

@@ -1,6 +1,7 @@
 //! A scenario: a GPU, its tenants and what they do. TOML; docs/evaluation-scenarios.md describes every key.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use deepres_controller::policy::class::Class;
@@ -8,6 +9,8 @@ use deepres_controller::policy::entitlement::{self, Request};
 use deepres_controller::policy::priority::{Criticality, Priority};
 use deepres_controller::quantity::parse_share;
 use serde::{Deserialize, Deserializer, de};
+
+use crate::trace::{Stretch, Trace};
 
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;
@@ -96,6 +99,22 @@ pub struct Tenant {
     pub steps: Option<Steps>,
     /// It answers requests.
     pub requests: Option<Requests>,
+    /// It does what was recorded, over and over.
+    pub trace: Option<Recorded>,
+}
+
+/// What was recorded of a program (docs/traces.md).
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recorded {
+    /// The file, from where the scenario is.
+    pub file: PathBuf,
+    /// Between the end of the recording and its next beginning.
+    #[serde(default, rename = "pause_ms", deserialize_with = "millis_or_none")]
+    pub pause_ns: u64,
+    /// What is in it.
+    #[serde(skip)]
+    pub stretches: Arc<Vec<Stretch>>,
 }
 
 /// A closed loop, as training is: so many kernels, all finished, then a pause.
@@ -157,7 +176,8 @@ impl Scenario {
     pub fn read(file: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(file)
             .with_context(|| format!("cannot read the scenario {}", file.display()))?;
-        Self::parse(&text).with_context(|| format!("in the scenario {}", file.display()))
+        let folder = file.parent().unwrap_or(Path::new("."));
+        Self::parse_in(folder, &text).with_context(|| format!("in the scenario {}", file.display()))
     }
 
     /// Reads a scenario.
@@ -165,9 +185,19 @@ impl Scenario {
     /// # Errors
     /// What is wrong with it, with line and key.
     pub fn parse(text: &str) -> Result<Self> {
+        Self::parse_in(Path::new("."), text)
+    }
+
+    fn parse_in(folder: &Path, text: &str) -> Result<Self> {
         let mut scenario: Self = toml::from_str(text)?;
         let mut tenants = Vec::new();
-        for tenant in scenario.tenants {
+        for mut tenant in scenario.tenants {
+            if let Some(recorded) = &mut tenant.trace {
+                let trace = Trace::read(&folder.join(&recorded.file));
+                let stretches = trace.and_then(|trace| trace.stretches());
+                recorded.stretches =
+                    Arc::new(stretches.with_context(|| format!("tenant `{}`", tenant.name))?);
+            }
             ensure!(tenant.count <= MAX_TENANTS, "tenant `{}`: more than {MAX_TENANTS} of it", tenant.name);
             for number in 1..=tenant.count {
                 let name =
@@ -193,14 +223,15 @@ impl Scenario {
             if self.tenants[..index].iter().any(|other| other.name == *name) {
                 bail!("two tenants are called `{name}`");
             }
-            match (&tenant.steps, &tenant.requests) {
-                (Some(_), Some(_)) => {
-                    bail!("tenant `{name}` has both [tenant.steps] and [tenant.requests]: keep one")
-                }
-                (None, None) => {
-                    bail!("tenant `{name}` has nothing to do: add [tenant.steps] or [tenant.requests]")
-                }
-                _ => {}
+            let does = [tenant.steps.is_some(), tenant.requests.is_some(), tenant.trace.is_some()];
+            match does.into_iter().filter(|does| *does).count() {
+                0 => bail!(
+                    "tenant `{name}` has nothing to do: add [tenant.steps], [tenant.requests] or [tenant.trace]"
+                ),
+                1 => {}
+                _ => bail!(
+                    "tenant `{name}` has more than one of [tenant.steps], [tenant.requests] and [tenant.trace]: keep one"
+                ),
             }
             ensure!(
                 tenant.class != Class::Guaranteed || tenant.share_ppm.is_some(),

@@ -3,7 +3,7 @@
 mod file;
 mod spec;
 
-use super::run;
+use super::run::{self, wishes};
 use anyhow::{Result, bail};
 use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::directory::TENANT_SOCKET;
@@ -129,9 +129,9 @@ fn device(args: &Generate, library: &Path, sockets: PathBuf) -> Device {
         format!("{SOCKET_VARIABLE}={SOCKET_PLACE}/{TENANT_SOCKET}"),
     ];
     env.extend(args.tenant.as_ref().map(|tenant| format!("{}={tenant}", run::TENANT_VARIABLE)));
-    env.extend(args.share.map(|ppm| format!("{}={}", run::SHARE_VARIABLE, Percent(ppm))));
-    env.extend(args.memory.map(|bytes| format!("{}={bytes}", run::MEMORY_VARIABLE)));
-    env.extend(args.class.map(|class| format!("{}={}", run::CLASS_VARIABLE, class.name())));
+    env.extend(args.share.map(|ppm| format!("{}={}", wishes::SHARE_VARIABLE, Percent(ppm))));
+    env.extend(args.memory.map(|bytes| format!("{}={bytes}", wishes::MEMORY_VARIABLE)));
+    env.extend(args.class.map(|class| format!("{}={}", wishes::CLASS_VARIABLE, class.name())));
     let library_in =
         |lib| Mount::read_only(library.to_owned(), format!("{LIBRARY_PLACE}/{lib}/{LIBRARY_NAME}"));
     let mut mounts: Vec<_> = LIB_NAMES.into_iter().map(library_in).collect();
@@ -143,7 +143,7 @@ fn list(path: &Path) -> Result<()> {
     let Some(spec) = file::read(path)? else { return Ok(()) };
     for (name, env) in spec.devices() {
         let asks = |variable: &&&str| {
-            [run::TENANT_VARIABLE, run::SHARE_VARIABLE, run::MEMORY_VARIABLE, run::CLASS_VARIABLE]
+            [run::TENANT_VARIABLE, wishes::SHARE_VARIABLE, wishes::MEMORY_VARIABLE, wishes::CLASS_VARIABLE]
                 .iter()
                 .any(|ours| variable.split('=').next() == Some(ours))
         };

@@ -3,9 +3,9 @@
 use super::time;
 use deepres_abi::PPM;
 use deepres_controller::admin::{AccountStatus, GpuStatus, TenantStatus};
-use deepres_controller::authority::Granted;
+use deepres_controller::authority::{Granted, Rule};
 use deepres_controller::identity::Found;
-use deepres_controller::quantity::{Bytes, Percent};
+use deepres_controller::quantity::{Bytes, Percent, Time};
 use std::io::{self, Write};
 
 /// Prints one paragraph for each tenant.
@@ -73,7 +73,34 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
         asked(tenant.asked.class.map(|class| class.name().to_owned())),
         class.value,
         class.rule
-    )
+    )?;
+    if granted.criticality.rule != Rule::Default || tenant.asked.criticality.is_some() {
+        writeln!(
+            out,
+            "  critical   asked for {}, granted {} {}",
+            asked(tenant.asked.criticality.map(|criticality| criticality.to_string())),
+            granted.criticality.value,
+            granted.criticality.rule
+        )?;
+    }
+    let times = [
+        ("deadline", tenant.asked.deadline_ns, granted.deadline_ns),
+        ("size", tenant.asked.size_ns, granted.size_ns),
+        ("slo", tenant.asked.slo_ns, granted.slo_ns),
+    ];
+    let time = |ns: u64| Time(ns).to_string();
+    for (name, wanted, given) in times {
+        if wanted.is_some() || given.value.is_some() {
+            let granted = given.value.map_or("none".to_owned(), time);
+            writeln!(
+                out,
+                "  {name:<10} asked for {}, granted {granted} {}",
+                asked(wanted.map(time)),
+                given.rule
+            )?;
+        }
+    }
+    Ok(())
 }
 
 /// What a tenant had while others wanted the GPU too, and how long it waited for that.

@@ -4,11 +4,12 @@ use super::start;
 use anyhow::{Context, Result, bail};
 use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::wire::{self, FrameKind, Hello, Refusal, Role, Welcome};
+use deepres_controller::authority::Wish;
 use deepres_controller::clock::monotonic_ns;
 use deepres_controller::daemon::Peer;
 use deepres_controller::directory::{Directory, TrustError, check_socket, named_socket};
 use deepres_controller::packet::{self, Packet};
-use deepres_controller::policy::class::Class;
+use deepres_controller::policy::priority::Criticality;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::getuid;
 use std::io;
@@ -24,12 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct Request<'a> {
     /// The tenant's name.
     pub name: &'a str,
-    /// Its share, parts per million.
-    pub share_ppm: Option<u32>,
-    /// Its memory, bytes.
-    pub memory_bytes: Option<u64>,
-    /// Its class.
-    pub class: Option<Class>,
+    /// What is asked for it.
+    pub wish: Wish,
 }
 
 /// Keeps the tenant while it lives.
@@ -100,9 +97,14 @@ fn connect(socket: &Path) -> Result<Option<OwnedFd>> {
 fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<Keeper> {
     let mut hello = Hello::new(Role::Keeper);
     hello.monotonic_ns = monotonic_ns();
-    hello.share_ppm = request.share_ppm.unwrap_or(0);
-    hello.class = request.class.map_or(0, |class| class as u32);
-    hello.memory_bytes = request.memory_bytes.unwrap_or(0);
+    let wish = &request.wish;
+    hello.share_ppm = wish.share_ppm.unwrap_or(0);
+    hello.class = wish.class.map_or(0, |class| class as u32);
+    hello.memory_bytes = wish.memory_bytes.unwrap_or(0);
+    hello.criticality_ppm = wish.criticality.map_or(0, Criticality::number);
+    hello.deadline_ns = wish.deadline_ns.unwrap_or(0);
+    hello.size_ns = wish.size_ns.unwrap_or(0);
+    hello.slo_ns = wish.slo_ns.unwrap_or(0);
     hello.pid = std::process::id();
     wire::set_text(&mut hello.tenant, request.name);
     let broken = || format!("the daemon at {} does not answer", socket.display());

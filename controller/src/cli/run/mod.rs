@@ -4,55 +4,47 @@ mod connect;
 mod job;
 mod libraries;
 mod program;
+mod record;
 mod start;
+pub mod wishes;
 
 pub use libraries::{HasLibraryArgs, find_interposer, has_library};
 
 use anyhow::Result;
 use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::wire::TENANT_NAME_BYTES;
-use deepres_controller::policy::class::Class;
-use deepres_controller::quantity::{Percent, parse_bytes, parse_share};
 use deepres_controller::text::is_harmful;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 /// Names the tenant of a process.
 pub const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
-/// The share its tenant asks for.
-pub const SHARE_VARIABLE: &str = "DEEPRES_SHARE";
-/// The memory its tenant asks for.
-pub const MEMORY_VARIABLE: &str = "DEEPRES_MEMORY";
-/// The class its tenant asks for.
-pub const CLASS_VARIABLE: &str = "DEEPRES_CLASS";
 /// Libraries that the dynamic linker loads before all others.
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The program needs no change; whatever it starts belongs to the same tenant. Without --share it gets an \
-equal part of what others leave; what one tenant does not use goes to the others. An allocation beyond \
+The program needs no change; whatever it starts belongs to the same tenant. Without --share it gets a \
+part of what others leave, by its priority (docs/policy.md); what one tenant does not use goes to the others. An allocation beyond \
 --memory fails as if the GPU were full. If no daemon is running, one is started and ends by itself when \
 it was idle for ten minutes.
 
 Examples:
   deepres run -- python train.py
   deepres run --share 30% --memory 8GiB -- python train.py --epochs 3
+  deepres run --criticality high --deadline 2h --size 40min -- python train.py
+  deepres run --slo 30ms -- python serve.py
   deepres run --name sweep --share 50% -- ./worker.sh     (start it twice: both are one tenant)")]
 pub struct Args {
     /// Name of the tenant; programs with the same name share one part [default: command and process id]
     #[arg(long, env = TENANT_VARIABLE, value_parser = parse_name)]
     name: Option<String>,
-    /// Share of the GPU: 1% to 100%, decimals allowed
-    #[arg(long, env = SHARE_VARIABLE, value_parser = parse_share)]
-    share: Option<u32>,
-    /// Limit of device memory on each GPU, for example 8GiB or 512MiB
-    #[arg(long, env = MEMORY_VARIABLE, value_parser = parse_bytes)]
-    memory: Option<u64>,
-    /// Kind of promise: guaranteed (its share whatever others do), fair, or best-effort (what others leave)
-    #[arg(long, env = CLASS_VARIABLE)]
-    class: Option<Class>,
+    #[command(flatten)]
+    wishes: wishes::Args,
+    /// Record what the program asks of the GPU's driver into this file (docs/traces.md)
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -96,24 +88,18 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
 
     let name = args.name.unwrap_or_else(|| default_name(program));
-    let request =
-        connect::Request { name: &name, share_ppm: args.share, memory_bytes: args.memory, class: args.class };
+    let wish = args.wishes.wish();
+    let request = connect::Request { name: &name, wish };
     let keeper = connect::keep(&request)?;
+    let record = args.record.as_deref().map(record::begin).transpose()?;
 
     let mut command = Command::new(program);
     command.args(arguments);
     command.env(PRELOAD_VARIABLE, libraries::preload_with(&preload, std::env::var_os(PRELOAD_VARIABLE)));
     command.env(SOCKET_VARIABLE, &keeper.socket);
     command.env(TENANT_VARIABLE, &name);
-    if let Some(ppm) = args.share {
-        command.env(SHARE_VARIABLE, Percent(ppm).to_string());
-    }
-    if let Some(bytes) = args.memory {
-        command.env(MEMORY_VARIABLE, bytes.to_string());
-    }
-    if let Some(class) = args.class {
-        command.env(CLASS_VARIABLE, class.name());
-    }
+    command.envs(wishes::variables(&wish));
+    command.envs(record.map(|file| (record::VARIABLE, file)));
     let code = job::run(command)?;
     // The tenant was kept until here.
     drop(keeper);

@@ -1,9 +1,10 @@
-//! What administrators change.
+//! What administrators change, and what they have explained.
 
 use super::Registry;
 use super::tenant::Tenant;
-use crate::admin::Reply;
+use crate::admin::{Reply, ShareStatus};
 use crate::authority::{self, Wish};
+use crate::clock::monotonic_ns;
 use tokio::sync::oneshot;
 
 /// Names in a message, at most.
@@ -23,6 +24,9 @@ impl Registry {
         }
         let tenant = self.tenant_named(name)?;
         tenant.set = wish.or(tenant.set);
+        if wish.deadline_ns.is_some() {
+            tenant.set_ns = monotonic_ns();
+        }
         let granted = tenant.granted();
         tracing::info!(tenant = name, set = %tenant.set, "an administrator set a tenant");
         Ok((Reply::Set(granted), self.tell_arbiters(name)))
@@ -49,9 +53,24 @@ impl Registry {
         if self.tenants.contains_key(name) {
             return self.tenants.get_mut(name).ok_or_else(|| unknown(name, &[]));
         }
+        Err(unknown(name, &self.living()))
+    }
+
+    /// Names of tenants that are here, one more than are shown at most.
+    fn living(&self) -> Vec<&str> {
         let living = self.tenants.iter().filter(|(_, tenant)| !tenant.is_deserted());
-        let known: Vec<_> = living.map(|(name, _)| name.as_str()).take(MAX_NAMES_SHOWN + 1).collect();
-        Err(unknown(name, &known))
+        living.map(|(name, _)| name.as_str()).take(MAX_NAMES_SHOWN + 1).collect()
+    }
+
+    /// Asks how a tenant's share of each of its GPUs comes about. An answer is `None` where it has no session.
+    ///
+    /// # Errors
+    /// What to tell the administrator.
+    pub fn explain(&self, name: &str) -> Result<Vec<oneshot::Receiver<Option<ShareStatus>>>, String> {
+        let Some(tenant) = self.tenants.get(name) else {
+            return Err(unknown(name, &self.living()));
+        };
+        Ok(tenant.gpus.iter().map(|gpu| self.gpus[*gpu].arbiter.explain(tenant.id)).collect())
     }
 }
 

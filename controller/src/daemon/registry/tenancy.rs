@@ -3,8 +3,10 @@
 use super::tenant::Tenant;
 use super::{Guest, Refused, Registry, no_room};
 use crate::authority::{self, Wish};
+use crate::clock::monotonic_ns;
 use crate::identity::{self, Facts, Identity, Key, free_name};
 use crate::policy::class::Class;
+use crate::policy::priority::Criticality;
 use crate::process::ProcessKey;
 use crate::shm::{SharedPage, Writer};
 use crate::text::is_harmful;
@@ -29,7 +31,8 @@ impl Registry {
         let known = self.tenants.iter().find(|(_, tenant)| tenant.key == identity.key);
         let known = known.map(|(name, tenant)| (name.clone(), tenant.is_deserted()));
         let caps = self.config.caps_of(guest.facts.owner, &guest.groups);
-        let has_room = self.has_room(&asked, &identity.key);
+        let defaults = self.config.defaults.wish();
+        let has_room = self.has_room(&asked.or(defaults), &identity.key);
         if role == Role::Keeper
             && let Some(reason) = authority::refuse(&asked, caps, has_room)
         {
@@ -54,8 +57,11 @@ impl Registry {
                 groups: guest.groups.clone(),
                 caps,
                 asked,
+                defaults,
+                asked_ns: monotonic_ns(),
                 set: Wish::default(),
                 is_paused: false,
+                set_ns: 0,
                 has_room,
                 ledger: Arc::new(ledger),
                 gpus: Vec::new(),
@@ -75,16 +81,17 @@ impl Registry {
             (tenant.caps, tenant.asked, tenant.set, tenant.has_room) =
                 (caps, asked, Wish::default(), has_room);
             tenant.is_paused = false;
+            tenant.asked_ns = monotonic_ns();
         } else if role == Role::Keeper && asked.differs_from(&holds) {
             return request(format!(
-                "the tenant `{name}` runs already with {holds}: leave --share, --memory and --class out, choose another --name, or change it with `deepres set {name} …`"
+                "the tenant `{name}` runs already with {holds}: leave out what this asks for, choose another --name, or change it with `deepres set {name} …`"
             ));
         } else {
             let merged = tenant.asked.or(asked);
             if merged != tenant.asked {
                 tenant.asked = merged;
                 // Class and share may have come from different processes: together they may be a guarantee that neither was.
-                let has_room = self.has_room(&merged, &identity.key);
+                let has_room = self.has_room(&merged.or(defaults), &identity.key);
                 if let Some(tenant) = self.tenants.get_mut(&name) {
                     tenant.has_room = has_room;
                 }
@@ -148,6 +155,10 @@ fn wish(hello: &Hello) -> Result<Wish, Refused> {
         share_ppm: (hello.share_ppm != 0).then_some(hello.share_ppm),
         memory_bytes: (hello.memory_bytes != 0).then_some(hello.memory_bytes),
         class,
+        criticality: Criticality::from_number(hello.criticality_ppm),
+        deadline_ns: (hello.deadline_ns != 0).then_some(hello.deadline_ns),
+        size_ns: (hello.size_ns != 0).then_some(hello.size_ns),
+        slo_ns: (hello.slo_ns != 0).then_some(hello.slo_ns),
     };
     match authority::impossible(&wish) {
         Some(reason) => Err(refused(reason)),

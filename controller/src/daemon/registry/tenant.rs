@@ -1,7 +1,7 @@
 //! A tenant: what it asked for, what it is granted, and its processes.
 
 use crate::arbiter::{SessionId, TenantSeat};
-use crate::authority::{Granted, Wish, grant};
+use crate::authority::{Granted, Rule, Wish, grant};
 use crate::config::{CapOf, Caps};
 use crate::identity::cgroup::Container;
 use crate::identity::tree::Process;
@@ -9,6 +9,7 @@ use crate::identity::{Found, Key};
 use crate::policy::TenantId;
 use crate::policy::class::Class;
 use crate::policy::entitlement::Request;
+use crate::policy::priority::Priority;
 use crate::probes::Presence;
 use crate::process::ProcessKey;
 use crate::shm::SharedPage;
@@ -40,10 +41,16 @@ pub struct Tenant {
     pub caps: (Caps, CapOf),
     /// What its job asked for.
     pub asked: Wish,
+    /// What it is taken to ask for where it says nothing.
+    pub defaults: Wish,
+    /// When it first asked, ns of `CLOCK_MONOTONIC`: deadlines count from there.
+    pub asked_ns: u64,
     /// What an administrator set.
     pub set: Wish,
     /// An administrator paused it.
     pub is_paused: bool,
+    /// When an administrator last set a deadline, ns of `CLOCK_MONOTONIC`.
+    pub set_ns: u64,
     /// The guarantee that it asked for, if it did, fitted beside those of others when it asked.
     pub has_room: bool,
     /// Its memory account.
@@ -103,7 +110,7 @@ impl Tenant {
 
     /// What it is granted.
     pub fn granted(&self) -> Granted {
-        grant(&self.asked, &self.set, self.caps, self.has_room)
+        grant(&self.asked.or(self.defaults), &self.set, self.caps, self.has_room).told_by(&self.asked)
     }
 
     /// The share that it is guaranteed, parts per million; 0 for none.
@@ -115,6 +122,8 @@ impl Tenant {
     /// The tenant as arbiters need it.
     pub fn seat(&self) -> TenantSeat {
         let granted = self.granted();
+        let said_ns =
+            if granted.deadline_ns.rule == Rule::Administrator { self.set_ns } else { self.asked_ns };
         TenantSeat {
             id: self.id,
             request: Request {
@@ -123,6 +132,12 @@ impl Tenant {
                 cap_ppm: granted.cap_ppm,
                 ..Request::default()
             },
+            priority: Priority {
+                criticality: granted.criticality.value,
+                deadline_ns: granted.deadline_ns.value.map(|deadline_ns| said_ns.saturating_add(deadline_ns)),
+                size_ns: granted.size_ns.value,
+            },
+            slo_ns: granted.slo_ns.value,
             memory_limit_bytes: granted.memory_bytes.value.unwrap_or(NO_LIMIT),
             is_paused: self.is_paused,
             ledger: Arc::clone(&self.ledger),

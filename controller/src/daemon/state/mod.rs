@@ -84,10 +84,14 @@ pub struct SavedTenant {
     pub groups: Vec<u32>,
     /// What its job asked for.
     pub asked: Wish,
+    /// When: ns of `CLOCK_MONOTONIC`.
+    pub asked_ns: u64,
     /// What an administrator set.
     pub set: Wish,
     /// An administrator paused it.
     pub paused: bool,
+    /// When a deadline was set: ns of `CLOCK_MONOTONIC`.
+    pub set_ns: u64,
     /// The guarantee that it asked for did not fit beside those of others.
     pub lacks_room: bool,
     /// Somebody of it was here.
@@ -225,7 +229,7 @@ mod tests {
     fn a_newer_minor_version_is_read_and_an_older_one_lacks_nothing_that_is_needed() {
         let text = String::from_utf8(example().to_bytes().unwrap()).unwrap();
         let newer = text
-            .replacen("\"minor\":0", "\"minor\":9,\"patch\":[1]", 1)
+            .replacen("\"minor\":1", "\"minor\":9,\"patch\":[1]", 1)
             .replacen("\"pid\":4711", "\"pid\":4711,\"cgroup\":{\"a\":[]}", 1)
             .replacen("\"lag_ns\":-7", "\"lag_ns\":-7,\"temper\":\"mild\"", 1);
         let read = parse(newer.as_bytes()).unwrap();

@@ -10,8 +10,11 @@
 //! 4. A **best-effort** tenant is owed nothing. It has the GPU while no other wants it; among such tenants the priority value weighs.
 //!
 //! This is what is owed while all want the GPU. What a tenant leaves flows to those who want more, in proportion to what they are owed, and
-//! comes back at once: [`super::lease`] does that by itself, since it only ever chooses among those who want the GPU.
+//! comes back at once: [`super::lease`] does that by itself, since it only ever chooses among those who want the GPU. [`present`] says what
+//! comes of it at the demand of the moment, [`explain`] how a tenant's part comes about.
 
+pub mod explain;
+pub mod present;
 pub mod waterfill;
 
 use crate::policy::TenantId;
@@ -60,7 +63,8 @@ impl Request {
 }
 
 /// The rule that a tenant's part follows from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Rule {
     /// It is guaranteed.
     Guaranteed,

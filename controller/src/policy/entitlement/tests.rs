@@ -101,7 +101,7 @@ fn any_request() -> impl Strategy<Value = Request> {
 }
 
 /// Any requests whose guarantees can be kept: the daemon lets in no others.
-fn requests(most: usize) -> impl Strategy<Value = Vec<Request>> {
+pub fn requests(most: usize) -> impl Strategy<Value = Vec<Request>> {
     prop::collection::vec(any_request(), 1..most).prop_map(|mut requests| {
         let mut promised = 0;
         for request in &mut requests {

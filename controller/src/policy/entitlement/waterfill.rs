@@ -13,6 +13,12 @@ pub struct Vessel {
 /// among the others in the same way. The parts add up to `total` at most, and fall short of it only by rounding (less than one each) or
 /// when all are at their caps. Without weight there is no part.
 pub fn fill(total: u64, vessels: &[Vessel]) -> Vec<u64> {
+    pour(total, vessels).0
+}
+
+/// As [`fill`], and how high the water stands: the part for each unit of weight of those that are not full, `None` when all are. So each part is
+/// the lesser of its cap and its weight times the level.
+pub fn pour(total: u64, vessels: &[Vessel]) -> (Vec<u64>, Option<f64>) {
     let mut order: Vec<usize> = (0..vessels.len()).filter(|index| vessels[*index].weight > 0).collect();
     // Who is full first: cap/weight ascending, compared without dividing.
     order.sort_by(|a, b| {
@@ -37,7 +43,7 @@ pub fn fill(total: u64, vessels: &[Vessel]) -> Vec<u64> {
         // Below the vessel's cap, which fits.
         parts[*index] = (left * u128::from(vessels[*index].weight) / weights) as u64;
     }
-    parts
+    (parts, (!rest.is_empty()).then(|| left as f64 / weights as f64))
 }
 
 #[cfg(test)]
@@ -63,6 +69,17 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn each_part_is_the_lesser_of_its_cap_and_its_weight_times_the_level(total in 0..10_000_000u64, vessels in vessels()) {
+            let (parts, level) = pour(total, &vessels);
+            for (part, vessel) in parts.iter().zip(&vessels).filter(|(_, vessel)| vessel.weight > 0) {
+                let risen = level.map_or(f64::INFINITY, |level| level * vessel.weight as f64);
+                prop_assert!((*part as f64 - risen.min(vessel.cap as f64)).abs() <= 1.0, "{vessel:?} has {part}");
+            }
+        }
+
         #[test]
         fn nobody_gets_more_than_the_cap_and_all_is_given_that_can_be(total in 0..10_000_000u64, vessels in vessels()) {
             let parts = fill(total, &vessels);

@@ -78,6 +78,16 @@ impl Guard {
         self.harm_ns
     }
 
+    /// The part of the time that guests may cost owners, parts per million.
+    pub fn max_harm_ppm(&self) -> u32 {
+        self.max_harm_ppm
+    }
+
+    /// What guests may still cost owners now, ns.
+    pub fn credit_ns(&self) -> u64 {
+        self.credit_ns
+    }
+
     /// Takes in what owners want. Pauses shorter than `grace_ns` are none.
     pub fn observe(&mut self, now_ns: u64, owners: Owners, grace_ns: u64) {
         let elapsed_ns = now_ns.saturating_sub(self.seen_ns.unwrap_or(now_ns));
@@ -144,7 +154,7 @@ impl Guard {
     }
 
     /// As long the next pause will last at least, if pauses go on as they did.
-    fn shortest_pause_ns(&self) -> Option<u64> {
+    pub fn shortest_pause_ns(&self) -> Option<u64> {
         let shortest_ns = *self.pauses_ns.iter().min()?;
         (self.pauses_ns.len() >= MIN_PAUSES).then_some(shortest_ns)
     }

@@ -220,9 +220,9 @@ impl Scheduler {
         self.guard = Guard::new(max_harm_ppm);
     }
 
-    /// Time that owners waited for guests so far, ns.
-    pub fn harm_ns(&self) -> u64 {
-        self.guard.harm_ns()
+    /// What guests may cost owners.
+    pub fn guard(&self) -> &Guard {
+        &self.guard
     }
 
     /// GPU time that each session of a tenant, of which the longest kernel took `longest_ns`, may have in flight under a lease, ns.
@@ -378,7 +378,7 @@ impl Scheduler {
     }
 
     /// How long every owner can be kept waiting at a time, ns.
-    fn tolerated_ns(&self) -> u64 {
+    pub fn tolerated_ns(&self) -> u64 {
         let owners = self.tenants.values().filter(|tenant| tenant.is_here() && tenant.rank == Rank::Owner);
         owners.map(|owner| owner.slo_ns.unwrap_or(0) / WAITS_PER_SLO).min().unwrap_or(0)
     }

@@ -69,7 +69,7 @@ impl Policy {
     pub fn run(self, scenario: &Scenario, witness: &mut dyn Witness) -> Run {
         let tenants = scenario.tenants.len();
         let gpu = &scenario.gpu;
-        let mut turns = TimeSlice::new(tenants, gpu.slice_ns, gpu.switch_ns);
+        let turns = TimeSlice::new(tenants, gpu.slice_ns, gpu.switch_ns);
         let (mut device, mut gate): (Box<dyn Device>, Box<dyn crate::gate::Gate>) = match self {
             // What is in flight of one tenant has drained before the next one's gate opens: the hardware has nothing to switch between but
             // at a hand-off, which the gate accounts for.
@@ -80,10 +80,7 @@ impl Policy {
             Self::TimeSlice => (Box::new(turns), Box::new(Absent)),
             Self::TgsLike => (Box::new(turns), Box::new(tgs::TgsLike::new(scenario))),
             Self::HamiLike => (Box::new(turns), Box::new(hami::HamiLike::new(scenario))),
-            Self::EarliestDeadline => {
-                turns = TimeSlice::new(tenants, gpu.slice_ns, gpu.switch_ns);
-                (Box::new(turns), Box::new(deadline::EarliestDeadline::new(tenants)))
-            }
+            Self::EarliestDeadline => (Box::new(turns), Box::new(deadline::EarliestDeadline::new(tenants))),
             Self::StaticSplit => (together(tenants, equal_parts), Box::new(Absent)),
             Self::Mps => (together(tenants, side_by_side), Box::new(Absent)),
             Self::Gps => {

@@ -1,0 +1,102 @@
+//! How critical a job is, by name or number. Parts per million go over the tenant socket, names are what people write.
+
+use crate::PPM;
+use crate::quantity::parse_fraction;
+use core::fmt;
+use core::str::FromStr;
+
+/// How critical a job is, parts per million of critical.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Criticality(u32);
+
+impl Criticality {
+    /// The highest.
+    pub const CRITICAL: Self = Self(PPM);
+    /// The named ones.
+    const NAMED: [(&str, u32); 4] =
+        [("low", PPM / 4), ("normal", PPM / 2), ("high", PPM / 4 * 3), ("critical", PPM)];
+
+    /// From parts per million; more than a whole is a whole.
+    pub fn from_ppm(ppm: u32) -> Self {
+        Self(ppm.min(PPM))
+    }
+
+    /// Parts per million of critical.
+    pub fn ppm(self) -> u32 {
+        self.0
+    }
+
+    /// The number in a frame, where 0 stands for nothing said: what is not critical at all is next to that.
+    pub fn number(self) -> u32 {
+        self.0.max(1)
+    }
+
+    /// The criticality of this number in a frame; 0 is none.
+    pub fn from_number(number: u32) -> Option<Self> {
+        (number != 0).then(|| Self::from_ppm(number))
+    }
+}
+
+impl Default for Criticality {
+    fn default() -> Self {
+        Self(PPM / 2)
+    }
+}
+
+impl fmt::Display for Criticality {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Self::NAMED.into_iter().find(|(_, ppm)| *ppm == self.0) {
+            Some((name, _)) => f.pad(name),
+            None => write!(f, "{}", f64::from(self.0) / f64::from(PPM)),
+        }
+    }
+}
+
+/// A text that says of nothing how critical it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CriticalityError;
+
+impl fmt::Display for CriticalityError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a criticality is one of low, normal, high and critical, or a number from 0 to 1")
+    }
+}
+
+impl core::error::Error for CriticalityError {}
+
+impl FromStr for Criticality {
+    type Err = CriticalityError;
+
+    fn from_str(text: &str) -> Result<Self, CriticalityError> {
+        match Self::NAMED.into_iter().find(|(name, _)| *name == text) {
+            Some((_, ppm)) => Ok(Self(ppm)),
+            None => parse_fraction(text).map(Self).ok_or(CriticalityError),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn criticality_is_a_name_or_a_number_from_0_to_1() {
+        for (text, ppm) in
+            [("low", 250_000), ("normal", 500_000), ("high", 750_000), ("critical", PPM), ("0.3", 300_000)]
+        {
+            let read: Criticality = text.parse().unwrap();
+            assert_eq!((read.ppm(), read.to_string().as_str()), (ppm, text));
+        }
+        for text in ["", "urgent", "1.5", "-1", "nan", "inf", "1e-1"] {
+            assert!(text.parse::<Criticality>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_critical_at_all_is_told_from_what_is_not_said() {
+        let least: Criticality = "0".parse().unwrap();
+        assert!(Criticality::from_number(least.number()).is_some());
+        assert_eq!(Criticality::from_number(0), None);
+    }
+}

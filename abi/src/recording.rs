@@ -1,0 +1,168 @@
+//! The file that `deepres run --record` makes: what a job asks of the driver, call by call. docs/traces.md describes it for readers.
+//!
+//! A file is a [`Head`], then chunks. A process appends each chunk by one write, so that chunks of several processes do not mix and a file
+//! that ends in the middle of one (a crash, a full disk) is whole up to there. A chunk is a [`ChunkHead`], then records: a tag, the length of the
+//! rest in bytes, and the rest, which is numbers as varints (LEB128) but for texts. So a reader steps over records of later minor versions.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The first bytes of a file.
+pub const FILE_MAGIC: [u8; 8] = *b"deepres\x01";
+/// The first bytes of a chunk.
+pub const CHUNK_MAGIC: [u8; 4] = *b"dchk";
+/// Files of another major version cannot be read.
+pub const MAJOR: u16 = 1;
+/// Raised when a record or a field is added.
+pub const MINOR: u16 = 0;
+/// Bytes of records in a chunk, at most.
+pub const MAX_CHUNK_BYTES: usize = 1 << 20;
+/// Bytes of a record, at most; what is longer (a name) is cut.
+pub const MAX_RECORD_BYTES: usize = 1 << 10;
+
+/// The beginning of a file.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Head {
+    /// [`FILE_MAGIC`]
+    pub magic: [u8; 8],
+    /// [`MAJOR`]
+    pub major: u16,
+    /// [`MINOR`]
+    pub minor: u16,
+    reserved: [u8; 4],
+}
+
+impl Head {
+    /// The head of a file of this version.
+    pub const CURRENT: Self = Self { magic: FILE_MAGIC, major: MAJOR, minor: MINOR, reserved: [0; 4] };
+}
+
+/// The beginning of a chunk.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ChunkHead {
+    /// [`CHUNK_MAGIC`]
+    pub magic: [u8; 4],
+    /// Bytes of records that follow.
+    pub bytes: u32,
+    /// Of those bytes ([`checksum`]).
+    pub checksum: u32,
+    /// The process, in its own namespace.
+    pub pid: u32,
+    /// When the process started to record, ns of `CLOCK_MONOTONIC`: with `pid` it tells processes apart.
+    pub began_ns: u64,
+    /// Times of calls in the chunk are from here on, ns of `CLOCK_MONOTONIC`.
+    pub base_ns: u64,
+}
+
+const _: () = {
+    assert!(size_of::<Head>() == 16);
+    assert!(size_of::<ChunkHead>() == 32);
+};
+
+/// What a record is. Its numbers, in this order:
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Tag {
+    /// A kernel with its geometry, before its first launch: number, key, API, function, grid x y z, block x y z, bytes of shared memory.
+    Shape = 1,
+    /// A function's name: function; then the name.
+    Name = 2,
+    /// A launch: ns since the chunk's base, thread, number of the shape, stream, 1 if it was captured into a graph and did not run.
+    Launch = 3,
+    /// A copy, set or prefetch: ns since the chunk's base, thread, API, stream, bytes.
+    Copy = 4,
+    /// An allocation of device memory: ns since the chunk's base, thread, API, bytes.
+    Memory = 5,
+    /// The thread waited for the GPU: ns since the chunk's base at which it began, thread, API, ns that it lasted.
+    Wait = 6,
+    /// A measured time: key of the shape, ns of GPU time.
+    Took = 7,
+    /// So many records were lost here, since they came faster than they could be written.
+    Lost = 8,
+    /// The process ended in order: nothing of it is missing but what [`Tag::Lost`] says.
+    End = 9,
+}
+
+impl Tag {
+    /// Every tag.
+    pub const ALL: [Self; 9] = [
+        Self::Shape,
+        Self::Name,
+        Self::Launch,
+        Self::Copy,
+        Self::Memory,
+        Self::Wait,
+        Self::Took,
+        Self::Lost,
+        Self::End,
+    ];
+
+    /// The tag of this number, if it is one of this version.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|tag| *tag as u8 == number)
+    }
+}
+
+const BITS: u32 = 7;
+const MORE: u8 = 1 << BITS;
+
+/// Writes a number, seven bits a byte, the lowest first.
+pub fn put(mut number: u64, mut byte: impl FnMut(u8)) {
+    while number >= u64::from(MORE) {
+        byte(number as u8 | MORE);
+        number >>= BITS;
+    }
+    byte(number as u8);
+}
+
+/// Reads a number off the front of `bytes`; `None` if there is no whole one.
+pub fn take(bytes: &mut &[u8]) -> Option<u64> {
+    let mut number = 0u64;
+    for (place, byte) in bytes.iter().enumerate() {
+        let shift = BITS.checked_mul(u32::try_from(place).ok()?)?;
+        let low = u64::from(byte & !MORE);
+        let part = low.checked_shl(shift).filter(|part| part >> shift == low)?;
+        number |= part;
+        if byte & MORE == 0 {
+            *bytes = &bytes[place + 1..];
+            return Some(number);
+        }
+    }
+    None
+}
+
+/// FNV-1a of a chunk's records: tells a chunk that was not written whole.
+pub fn checksum(bytes: &[u8]) -> u32 {
+    const BASIS: u32 = 0x811c_9dc5;
+    const PRIME: u32 = 0x0100_0193;
+    bytes.iter().fold(BASIS, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(PRIME))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn numbers_survive_their_bytes() {
+        for number in [0, 1, 127, 128, 300, 1 << 31, u64::MAX - 1, u64::MAX] {
+            let mut bytes = Vec::new();
+            put(number, |byte| bytes.push(byte));
+            let mut rest = bytes.as_slice();
+            assert_eq!((take(&mut rest), rest.len()), (Some(number), 0));
+            for end in 0..bytes.len() {
+                assert_eq!(take(&mut &bytes[..end]), None);
+            }
+        }
+        assert_eq!(take(&mut [0xFF; 11].as_slice()), None, "more than there are bits");
+    }
+
+    #[test]
+    fn a_byte_that_changed_is_noticed() {
+        let mut bytes = [7; 100];
+        let before = checksum(&bytes);
+        bytes[50] ^= 1;
+        assert_ne!(checksum(&bytes), before);
+    }
+}

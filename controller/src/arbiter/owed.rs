@@ -1,0 +1,117 @@
+//! What the arbiter's tenants are owed, from what they say of their jobs and from what is seen of them.
+
+use super::TenantSeat;
+use super::worker::{Tenant, Worker};
+use crate::admin::{GuardStatus, PriorityStatus, ShareStatus, TermStatus};
+use crate::policy::TenantId;
+use crate::policy::class::Class;
+use crate::policy::entitlement::explain::derive;
+use crate::policy::entitlement::{Request, entitlements};
+use crate::policy::lease::Grant;
+use crate::policy::priority::{Terms, Usage, Weights};
+use deepres_abi::PPM;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How often priorities are looked at again while anyone is here: deadlines come nearer, and what is seen of a job changes.
+pub const REVIEW_NS: u64 = Duration::from_millis(100).as_nanos() as u64;
+
+impl Worker {
+    /// What is seen of a tenant's job.
+    fn usage(&self, tenant: &Tenant) -> Usage {
+        let held_bytes = tenant.seat.ledger.page().gpu(self.gpu).map_or(0, |ledger| ledger.held_bytes());
+        let memory_ppm = u128::from(held_bytes) * u128::from(PPM) / u128::from(self.memory_bytes.max(1));
+        Usage {
+            used_ns: tenant.account.totals.gpu_ns,
+            demand_ppm: tenant.demand.ppm(),
+            memory_ppm: u32::try_from(memory_ppm).unwrap_or(PPM).min(PPM),
+        }
+    }
+
+    /// What every tenant that is here asks for, with its priority at `now_ns`.
+    fn requests(&self, now_ns: u64) -> BTreeMap<TenantId, Request> {
+        let present = self.tenants.iter().filter(|(_, tenant)| tenant.sessions > 0);
+        let request = |tenant: &Tenant| {
+            let terms = Terms::at(now_ns, &tenant.seat.priority, &self.usage(tenant));
+            Request { priority_ppm: terms.value_ppm(&self.weights), ..tenant.seat.request }
+        };
+        present.map(|(id, tenant)| (*id, request(tenant))).collect()
+    }
+
+    /// Works out what every tenant that is here is owed.
+    pub fn entitle(&mut self, now_ns: u64) {
+        self.entitled_ns = now_ns;
+        let owed = entitlements(&self.requests(now_ns));
+        for (id, entitlement) in &owed {
+            if let Some(tenant) = self.tenants.get_mut(id) {
+                tenant.entitled_ppm = entitlement.ppm;
+                tenant.rule = Some(entitlement.rule);
+                self.scheduler.set_standing(*id, tenant.seat.request.class, entitlement.weight_ppm);
+                self.scheduler.set_slo(*id, tenant.seat.slo_ns);
+            }
+        }
+        for session in self.sessions.values() {
+            if let (Some(slot), Some(entitlement)) =
+                (session.seat.grant.page().slot(self.gpu), owed.get(&session.tenant))
+            {
+                slot.set_entitled_ppm(entitlement.ppm);
+            }
+        }
+    }
+
+    /// How a tenant's share comes about; `None` if it has no session on this GPU.
+    pub fn explain(&self, id: TenantId, now_ns: u64) -> Option<ShareStatus> {
+        let tenant = self.tenants.get(&id).filter(|tenant| tenant.sessions > 0)?;
+        let demands = self.tenants.iter().map(|(id, tenant)| (*id, tenant.demand.ppm())).collect();
+        let derivation = derive(id, &self.requests(now_ns), &demands)?;
+        let guard = self.scheduler.guard();
+        Some(ShareStatus {
+            gpu: self.gpu,
+            class: tenant.seat.request.class.name().to_owned(),
+            priority: priority(now_ns, &tenant.seat, &self.usage(tenant), &self.weights),
+            derivation,
+            received_ppm: tenant.account.recent_share_ppm(now_ns),
+            lag_ns: self.scheduler.lag_ns(id),
+            guard: self.has_guests().then(|| GuardStatus {
+                max_harm_ppm: guard.max_harm_ppm(),
+                harm_ns: guard.harm_ns(),
+                credit_ns: guard.credit_ns(),
+                foreseen_pause_ns: guard.shortest_pause_ns(),
+                tolerated_ns: self.scheduler.tolerated_ns(),
+            }),
+            gate: gate_name(self.scheduler.grant(id)).to_owned(),
+        })
+    }
+
+    fn has_guests(&self) -> bool {
+        let present = self.tenants.values().filter(|tenant| tenant.sessions > 0);
+        present.into_iter().any(|tenant| tenant.seat.request.class == Class::BestEffort)
+    }
+}
+
+/// The terms of a priority value.
+fn priority(now_ns: u64, seat: &TenantSeat, usage: &Usage, weights: &Weights) -> PriorityStatus {
+    let terms = Terms::at(now_ns, &seat.priority, usage);
+    let term = |weight: f64, value: f64| TermStatus { weight, value, product: weight * value };
+    PriorityStatus {
+        value_ppm: terms.value_ppm(weights),
+        urgency: term(weights.urgency, terms.urgency),
+        size: term(weights.size, terms.size),
+        criticality: term(weights.criticality, terms.criticality),
+        deadline_in_ns: seat.priority.deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(now_ns)),
+        declared_size_ns: seat.priority.size_ns,
+        used_ns: usage.used_ns,
+        demand_ppm: usage.demand_ppm,
+        memory_ppm: usage.memory_ppm,
+    }
+}
+
+/// A gate's name in the status.
+pub fn gate_name(grant: Grant) -> &'static str {
+    match grant {
+        Grant::Closed => "closed",
+        Grant::Leased { .. } => "leased",
+        Grant::Open => "open",
+        Grant::Paused => "paused",
+    }
+}

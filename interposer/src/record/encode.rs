@@ -1,0 +1,191 @@
+//! Events as words of a ring, and records of them.
+
+use std::collections::BTreeMap;
+
+use deepres_abi::driver::ApiId;
+use deepres_abi::recording::{CHUNK_MAGIC, ChunkHead, MAX_CHUNK_BYTES, MAX_RECORD_BYTES, Tag, checksum, put};
+use zerocopy::IntoBytes as _;
+
+use super::ring::Event;
+use crate::driver::calls::Stream;
+use crate::meter::estimates;
+
+/// How much earlier than the first call of a chunk another of it may be, ns: rings are read one after the other.
+const BEFORE_NS: u64 = 1_000_000_000;
+
+/// Kinds of events.
+const LAUNCH: u64 = 1;
+const COPY: u64 = 2;
+const MEMORY: u64 = 3;
+const WAIT: u64 = 4;
+const TOOK: u64 = 5;
+const NAME: u64 = 6;
+
+/// The second word: kind, API, whether captured, and bytes of shared memory.
+const API_SHIFT: u32 = 8;
+const CAPTURED_SHIFT: u32 = 24;
+const SHARED_SHIFT: u32 = 32;
+const KIND_MASK: u64 = (1 << API_SHIFT) - 1;
+const API_MASK: u64 = u16::MAX as u64;
+
+const fn head(kind: u64, api: ApiId) -> u64 {
+    kind | (api as u64) << API_SHIFT
+}
+
+const fn pair(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << u32::BITS
+}
+
+/// A launch.
+#[expect(clippy::too_many_arguments, reason = "they are a launch's")]
+pub fn launch(
+    at_ns: u64,
+    api: ApiId,
+    stream: Stream,
+    function: u64,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    is_captured: u64,
+) -> Event {
+    let head = head(LAUNCH, api) | is_captured << CAPTURED_SHIFT | u64::from(shared_bytes) << SHARED_SHIFT;
+    let stream = stream.0 as u64;
+    [at_ns, head, function, stream, pair(grid[0], grid[1]), pair(grid[2], block[0]), pair(block[1], block[2])]
+}
+
+/// A copy.
+pub fn copy(at_ns: u64, api: ApiId, stream: Stream, bytes: u64) -> Event {
+    [at_ns, head(COPY, api), bytes, stream.0 as u64, 0, 0, 0]
+}
+
+/// An allocation.
+pub fn memory(at_ns: u64, api: ApiId, bytes: u64) -> Event {
+    [at_ns, head(MEMORY, api), bytes, 0, 0, 0, 0]
+}
+
+/// A wait.
+pub fn wait(at_ns: u64, api: ApiId, lasted_ns: u64) -> Event {
+    [at_ns, head(WAIT, api), lasted_ns, 0, 0, 0, 0]
+}
+
+/// A measured time.
+pub fn took(key: u64, took_ns: u64) -> Event {
+    [0, TOOK, key, took_ns, 0, 0, 0]
+}
+
+/// A name.
+pub fn name(function: u64, name: &'static [u8]) -> Event {
+    [0, NAME, function, name.as_ptr() as u64, name.len() as u64, 0, 0]
+}
+
+/// Makes records of events, and chunks of records.
+pub struct Encoder {
+    pid: u32,
+    began_ns: u64,
+    /// The first call of the chunk, once there is one.
+    base_ns: Option<u64>,
+    records: Vec<u8>,
+    shapes: BTreeMap<[u64; 5], u64>,
+}
+
+impl Encoder {
+    /// For the process `pid`, which begins to record now.
+    pub fn new(pid: u32, began_ns: u64) -> Self {
+        Self { pid, began_ns, base_ns: None, records: Vec::new(), shapes: BTreeMap::new() }
+    }
+
+    /// Whether the next records belong into the next chunk.
+    pub fn is_full(&self) -> bool {
+        // One event makes two records at most.
+        self.records.len() > MAX_CHUNK_BYTES - 4 * MAX_RECORD_BYTES
+    }
+
+    /// The chunk, if there is anything in it.
+    pub fn chunk(&mut self) -> Option<Vec<u8>> {
+        if self.records.is_empty() {
+            return None;
+        }
+        let records = std::mem::take(&mut self.records);
+        let head = ChunkHead {
+            magic: CHUNK_MAGIC,
+            bytes: records.len() as u32,
+            checksum: checksum(&records),
+            pid: self.pid,
+            began_ns: self.began_ns,
+            base_ns: self.base_ns.take().unwrap_or(self.began_ns),
+        };
+        Some([head.as_bytes(), &records].concat())
+    }
+
+    /// Notes that so many records were lost, if any.
+    pub fn lost(&mut self, count: u64) {
+        if count > 0 {
+            self.record(Tag::Lost, &[count], &[]);
+        }
+    }
+
+    /// The process ends in order.
+    pub fn end(&mut self) {
+        self.record(Tag::End, &[], &[]);
+    }
+
+    /// Adds an event of a thread.
+    pub fn event(&mut self, thread: u32, event: &Event) {
+        let [at_ns, head, what, more, ..] = *event;
+        let (kind, api) = (head & KIND_MASK, head >> API_SHIFT & API_MASK);
+        if kind == TOOK {
+            return self.record(Tag::Took, &[what, more], &[]);
+        }
+        if kind == NAME {
+            // SAFETY: `name` put address and length of bytes there that are never freed.
+            let name = unsafe { std::slice::from_raw_parts(more as *const u8, event[4] as usize) };
+            let longest = MAX_RECORD_BYTES / 2;
+            return self.record(Tag::Name, &[what], &name[..name.len().min(longest)]);
+        }
+        // A thread's call may be a little earlier than another's that came first into the chunk.
+        let base_ns = *self.base_ns.get_or_insert(at_ns.saturating_sub(BEFORE_NS));
+        let (at, thread) = (at_ns.saturating_sub(base_ns), u64::from(thread));
+        match kind {
+            LAUNCH => {
+                let shape = self.shape(api, event);
+                self.record(Tag::Launch, &[at, thread, shape, more, head >> CAPTURED_SHIFT & 1], &[]);
+            }
+            COPY => self.record(Tag::Copy, &[at, thread, api, more, what], &[]),
+            MEMORY => self.record(Tag::Memory, &[at, thread, api, what], &[]),
+            WAIT => self.record(Tag::Wait, &[at, thread, api, what], &[]),
+            _ => {}
+        }
+    }
+
+    /// The number of a launch's kernel and geometry, which is told first if it is new.
+    fn shape(&mut self, api: u64, launch: &Event) -> u64 {
+        let [_, head, function, _, first, second, third] = *launch;
+        let shared_bytes = head >> SHARED_SHIFT;
+        let (low, high) = (|word: u64| word & u64::from(u32::MAX), |word: u64| word >> u32::BITS);
+        let number = self.shapes.len() as u64;
+        let identity = [function, first, second, third, shared_bytes << u16::BITS | api];
+        if let Some(known) = self.shapes.get(&identity) {
+            return *known;
+        }
+        self.shapes.insert(identity, number);
+        let (grid, block) = ([low(first), high(first), low(second)], [high(second), low(third), high(third)]);
+        let key = estimates::launch_key(function, grid, block, shared_bytes);
+        let [grid_x, grid_y, grid_z] = grid;
+        let [block_x, block_y, block_z] = block;
+        let numbers =
+            [number, key, api, function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes];
+        self.record(Tag::Shape, &numbers, &[]);
+        number
+    }
+
+    fn record(&mut self, tag: Tag, numbers: &[u64], text: &[u8]) {
+        let mut body = Vec::with_capacity(MAX_RECORD_BYTES);
+        for number in numbers {
+            put(*number, |byte| body.push(byte));
+        }
+        body.extend_from_slice(text);
+        self.records.push(tag as u8);
+        put(body.len() as u64, |byte| self.records.push(byte));
+        self.records.extend_from_slice(&body);
+    }
+}

@@ -1,0 +1,270 @@
+//! Recording (`deepres run --record`): what the process asks of the driver, into a file. `deepres_abi::recording` is the format.
+//!
+//! Each thread puts what it does into a ring of its own; a thread of ours encodes and writes it. While nothing is recorded a launch pays
+//! nothing: the word that says whether a capture is under way ([`crate::capture`]) says this too.
+
+mod encode;
+mod ring;
+
+use std::cell::{Cell, RefCell};
+use std::ffi::CStr;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use std::{ptr, thread};
+
+use deepres_abi::driver::ApiId;
+use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::driver::types::{CUfunction, CUkernel};
+
+use crate::capture;
+use crate::driver::calls::Stream;
+use crate::driver::real;
+use crate::log::say;
+use crate::os;
+use crate::thread as own_thread;
+use encode::Encoder;
+use ring::{Event, Ring};
+
+/// Names the file, to which processes of the job append.
+pub const VARIABLE: &str = "DEEPRES_RECORD";
+
+/// How often what threads did is written.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long the end of the process waits until everything is written.
+const END_LIMIT: Duration = Duration::from_secs(2);
+/// Threads that record, at most: each has a ring of half a MiB. What others do is counted as lost.
+const MAX_RINGS: usize = 256;
+/// Functions of which a thread remembers that it gave their names.
+const NAMED: usize = 256;
+
+/// A recording that is under way.
+struct Recording {
+    rings: Mutex<Vec<&'static Ring>>,
+    /// The ring of those for whom there is none: it only counts.
+    crowd: Ring,
+    is_ending: AtomicBool,
+    is_ended: AtomicBool,
+}
+
+static RECORDING: AtomicPtr<Recording> = AtomicPtr::new(ptr::null_mut());
+
+fn current() -> Option<&'static Recording> {
+    // SAFETY: only `start` stores here, a leaked box.
+    unsafe { RECORDING.load(Ordering::Acquire).as_ref() }
+}
+
+/// A thread's ring, given back at its end.
+struct Own(&'static Ring);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+thread_local! {
+    static OWN: RefCell<Option<Own>> = const { RefCell::new(None) };
+    static NAMES: [Cell<usize>; NAMED] = const { [const { Cell::new(0) }; NAMED] };
+}
+
+/// Begins to record into `path`, to which `deepres run` has written the head. Failing that the job runs unrecorded, and says so.
+pub fn start(path: &Path) {
+    let started =
+        OpenOptions::new().append(true).custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW).open(path).and_then(
+            |file| {
+                let recording: &'static Recording = Box::leak(Box::new(Recording {
+                    rings: Mutex::default(),
+                    crowd: Ring::new(0),
+                    is_ending: AtomicBool::new(false),
+                    is_ended: AtomicBool::new(false),
+                }));
+                thread::Builder::new()
+                    .name("deepres-record".to_owned())
+                    .spawn(move || write_all(recording, file))?;
+                RECORDING.store(ptr::from_ref(recording).cast_mut(), Ordering::Release);
+                Ok(())
+            },
+        );
+    match started {
+        Ok(()) => capture::set_recording(true),
+        Err(error) => say!(Warn, "cannot record into {}: {error}; the job runs unrecorded", path.display()),
+    }
+}
+
+/// In a forked child: the parent's recording is not its own.
+pub fn forget() {
+    RECORDING.store(ptr::null_mut(), Ordering::Release);
+    capture::set_recording(false);
+    OWN.with(|own| drop(own.take()));
+    NAMES.with(|names| names.iter().for_each(|name| name.set(0)));
+}
+
+/// The process ends: writes what there is, for a bounded time.
+pub fn end() {
+    let Some(recording) = current() else { return };
+    capture::set_recording(false);
+    recording.is_ending.store(true, Ordering::Release);
+    let until_ns = os::now_ns().saturating_add(END_LIMIT.as_nanos() as u64);
+    while !recording.is_ended.load(Ordering::Acquire) && os::now_ns() < until_ns {
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// The recording thread.
+fn write_all(recording: &'static Recording, mut file: File) {
+    let mut encoder = Encoder::new(std::process::id(), os::now_ns());
+    loop {
+        let is_ending = recording.is_ending.load(Ordering::Acquire);
+        let rings = recording.rings.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let written = rings.into_iter().chain([&recording.crowd]).try_for_each(|ring| {
+            while let Some(event) = ring.pop() {
+                encoder.event(ring.thread(), &event);
+                if encoder.is_full() {
+                    write(&mut file, &mut encoder)?;
+                }
+            }
+            encoder.lost(ring.take_lost());
+            io::Result::Ok(())
+        });
+        if is_ending {
+            encoder.end();
+        }
+        if let Err(error) = written.and_then(|()| write(&mut file, &mut encoder)) {
+            say!(Warn, "the recording ends here, since it cannot be written: {error}");
+            capture::set_recording(false);
+            recording.is_ended.store(true, Ordering::Release);
+            return;
+        }
+        if is_ending {
+            recording.is_ended.store(true, Ordering::Release);
+            return;
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// Appends what was encoded as one chunk, in one write.
+fn write(file: &mut File, encoder: &mut Encoder) -> io::Result<()> {
+    let Some(chunk) = encoder.chunk() else { return Ok(()) };
+    let written = file.write(&chunk)?;
+    // A part of a chunk is the end of what can be read.
+    if written < chunk.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
+}
+
+/// Puts an event into the thread's ring.
+fn push(event: &Event) {
+    let Some(recording) = current() else { return };
+    // A thread that is ending has no ring any more.
+    let pushed = OWN.try_with(|own| {
+        let mut own = own.borrow_mut();
+        if own.is_none() {
+            *own = ring(recording).map(Own);
+        }
+        own.as_ref().map(|own| own.0.push(event)).is_some()
+    });
+    if !pushed.unwrap_or(false) {
+        recording.crowd.count_lost();
+    }
+}
+
+fn ring(recording: &'static Recording) -> Option<&'static Ring> {
+    let thread = own_thread::id();
+    let mut rings = recording.rings.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(free) = rings.iter().copied().find(|ring| ring.adopt(thread)) {
+        return Some(free);
+    }
+    if rings.len() == MAX_RINGS {
+        return None;
+    }
+    let ring: &'static Ring = Box::leak(Box::new(Ring::new(thread)));
+    rings.push(ring);
+    Some(ring)
+}
+
+/// A kernel's launch, before it.
+pub fn launch(
+    api: ApiId,
+    stream: Stream,
+    function: CUfunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+) {
+    if !capture::is_recording() {
+        return;
+    }
+    let at_ns = os::now_ns();
+    name(api, function);
+    let is_captured = u64::from(capture::is_active());
+    push(&encode::launch(at_ns, api, stream, function as u64, grid, block, shared_bytes, is_captured));
+}
+
+/// A copy, set or prefetch.
+pub fn copy(api: ApiId, stream: Stream, bytes: u64) {
+    if capture::is_recording() {
+        push(&encode::copy(os::now_ns(), api, stream, bytes));
+    }
+}
+
+/// An allocation.
+pub fn memory(api: ApiId, bytes: u64) {
+    if capture::is_recording() {
+        push(&encode::memory(os::now_ns(), api, bytes));
+    }
+}
+
+/// Runs a call that waits for the GPU.
+pub fn wait<T>(api: ApiId, call: impl FnOnce() -> T) -> T {
+    if !capture::is_recording() {
+        return call();
+    }
+    let began_ns = os::now_ns();
+    let result = call();
+    push(&encode::wait(began_ns, api, os::now_ns().saturating_sub(began_ns)));
+    result
+}
+
+/// A launch of this key took so long.
+pub fn took(key: u64, took_ns: u64) {
+    if capture::is_recording() {
+        push(&encode::took(key, took_ns));
+    }
+}
+
+/// Gives a function's name, the first time that this thread launches it. It is about to be loaded by the launch anyway.
+fn name(api: ApiId, function: CUfunction) {
+    const SHIFT: u32 = 6;
+    let address = function as usize;
+    if matches!(api, ApiId::cuGraphLaunch | ApiId::cuGraphLaunch_ptsz) {
+        return;
+    }
+    let is_known = NAMES.with(|names| {
+        let place = &names[(address >> SHIFT) % NAMED];
+        place.replace(address) == address
+    });
+    if is_known {
+        return;
+    }
+    let mut found = ptr::null();
+    let of_function = real!(cuFuncGetName).is_some_and(|real| {
+        // SAFETY: the result has room; the handle is what the caller is about to launch.
+        unsafe { real(&mut found, function) == CUDA_SUCCESS }
+    });
+    let mut of_kernel = || {
+        real!(cuKernelGetName).is_some_and(|real| {
+            // SAFETY: as above; a kernel's handle may be launched like a function's.
+            unsafe { real(&mut found, function as CUkernel) == CUDA_SUCCESS }
+        })
+    };
+    if !(of_function || of_kernel()) || found.is_null() {
+        return;
+    }
+    // SAFETY: the driver's name of a function that is loaded, ended by a zero byte.
+    let text = unsafe { CStr::from_ptr(found) };
+    push(&encode::name(address as u64, Box::leak(text.to_bytes().into())));
+}

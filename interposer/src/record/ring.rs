@@ -1,0 +1,147 @@
+//! What one thread has to say, on its way to the file: a ring that the thread fills and the recording thread empties, without a lock.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Events that a ring has room for: more than a thread makes between two looks of the recording thread.
+const PLACES: u32 = 8192;
+/// Words of an event.
+pub const WORDS: usize = 7;
+
+/// An event, as the thread writes it.
+pub type Event = [u64; WORDS];
+
+/// See the module.
+#[derive(Debug)]
+pub struct Ring {
+    /// The thread that fills it.
+    thread: AtomicU32,
+    is_free: AtomicBool,
+    head: AtomicU32,
+    tail: AtomicU32,
+    lost: AtomicU64,
+    places: Box<[[AtomicU64; WORDS]]>,
+}
+
+impl Ring {
+    /// A ring for a thread.
+    pub fn new(thread: u32) -> Self {
+        Self {
+            thread: AtomicU32::new(thread),
+            is_free: AtomicBool::new(false),
+            head: AtomicU32::new(0),
+            tail: AtomicU32::new(0),
+            lost: AtomicU64::new(0),
+            places: (0..PLACES).map(|_| [const { AtomicU64::new(0) }; WORDS]).collect(),
+        }
+    }
+
+    /// Puts an event in, or counts it as lost. The thread's alone.
+    pub fn push(&self, event: &Event) {
+        let head = self.head.load(Ordering::Relaxed);
+        let place = self.places.get((head % PLACES) as usize);
+        match place.filter(|_| head.wrapping_sub(self.tail.load(Ordering::Acquire)) < PLACES) {
+            Some(place) => {
+                for (to, from) in place.iter().zip(event) {
+                    to.store(*from, Ordering::Relaxed);
+                }
+                self.head.store(head.wrapping_add(1), Ordering::Release);
+            }
+            None => self.count_lost(),
+        }
+    }
+
+    /// Takes the oldest event out. The recording thread's alone.
+    pub fn pop(&self) -> Option<Event> {
+        let tail = self.tail.load(Ordering::Relaxed);
+        if tail == self.head.load(Ordering::Acquire) {
+            return None;
+        }
+        let place = self.places.get((tail % PLACES) as usize)?;
+        let event = std::array::from_fn(|word| place[word].load(Ordering::Relaxed));
+        self.tail.store(tail.wrapping_add(1), Ordering::Release);
+        Some(event)
+    }
+
+    /// Counts an event that has no ring. Any thread's.
+    pub fn count_lost(&self) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many events were lost since the last call.
+    pub fn take_lost(&self) -> u64 {
+        self.lost.swap(0, Ordering::Relaxed)
+    }
+
+    /// The thread whose events these are.
+    pub fn thread(&self) -> u32 {
+        self.thread.load(Ordering::Relaxed)
+    }
+
+    /// The thread ends: another may have the ring once it is empty.
+    pub fn release(&self) {
+        self.is_free.store(true, Ordering::Release);
+    }
+
+    /// Gives an empty ring of a thread that ended to another. Under the list's lock.
+    pub fn adopt(&self, thread: u32) -> bool {
+        let is_empty = self.tail.load(Ordering::Acquire) == self.head.load(Ordering::Relaxed);
+        let is_adopted = is_empty && self.is_free.swap(false, Ordering::Acquire);
+        if is_adopted {
+            self.thread.store(thread, Ordering::Relaxed);
+        }
+        is_adopted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_what_fits_comes_out_in_order() {
+        let ring = Ring::new(7);
+        for number in 0..u64::from(PLACES) + 5 {
+            ring.push(&[number; WORDS]);
+        }
+        assert_eq!(ring.take_lost(), 5);
+        assert_eq!(ring.take_lost(), 0);
+        for number in 0..u64::from(PLACES) {
+            assert_eq!(ring.pop(), Some([number; WORDS]));
+        }
+        assert_eq!(ring.pop(), None);
+    }
+
+    #[test]
+    fn two_threads_lose_nothing_that_is_not_counted() {
+        const EVENTS: u64 = 200_000;
+        let ring = Ring::new(7);
+        let (mut seen, mut before) = (0, None);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| (0..EVENTS).for_each(|number| ring.push(&[number; WORDS])));
+            loop {
+                let is_done = writer.is_finished();
+                while let Some(event) = ring.pop() {
+                    assert!(event.iter().all(|word| *word == event[0]) && before < Some(event[0]));
+                    before = Some(event[0]);
+                    seen += 1;
+                }
+                if is_done {
+                    break;
+                }
+            }
+        });
+        assert_eq!(seen + ring.take_lost(), EVENTS);
+    }
+
+    #[test]
+    fn a_ring_changes_hands_when_its_thread_is_gone_and_all_is_read() {
+        let ring = Ring::new(1);
+        ring.push(&[1; WORDS]);
+        assert!(!ring.adopt(2));
+        ring.release();
+        assert!(!ring.adopt(2), "there is something in it");
+        ring.pop();
+        assert!(ring.adopt(2) && ring.thread() == 2);
+        assert!(!ring.adopt(3));
+    }
+}

@@ -1,0 +1,17 @@
+//! Ways to share a GPU, evaluated in virtual time: `cargo xtask eval` prints what comes of it, and the end-to-end tests hold it against
+//! what the same scenarios come to in real time.
+
+#[cfg(test)]
+mod claims;
+pub mod device;
+pub mod engine;
+pub mod fluid;
+pub mod gate;
+pub mod load;
+pub mod metrics;
+pub mod page;
+pub mod plot;
+pub mod policy;
+pub mod report;
+pub mod scenario;
+pub mod trace;

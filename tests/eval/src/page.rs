@@ -1,0 +1,228 @@
+//! `cargo xtask eval --report`: docs/evaluation.md, each system's own claim with our figures beside it. Nothing in the page is typed but what is
+//! here: figures come from the scenarios.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::metrics::{self, Row};
+use crate::policy::Policy;
+use crate::scenario::Scenario;
+
+/// A figure of a row, and how it is shown.
+struct Figure {
+    name: &'static str,
+    of: fn(&Row) -> Option<f64>,
+    decimals: usize,
+}
+
+/// A claim, and what is held against it.
+struct Comparison {
+    system: &'static str,
+    claim: &'static str,
+    source: &'static str,
+    scenario: &'static str,
+    policies: &'static [Policy],
+    figures: &'static [Figure],
+    not_shown: &'static str,
+}
+
+/// The work of the first guest, as a part of what it does alone.
+fn guest_of_standalone(row: &Row) -> Option<f64> {
+    row.harvested_fraction?;
+    row.tenants.get(1).map(|guest| guest.progress)
+}
+
+/// The 99th percentile of answer times, as a multiple of that alone.
+fn p99_ratio(row: &Row) -> Option<f64> {
+    let (p99_ms, added_ms) = (row.p99_ms?, row.p99_added_ms?);
+    Some(p99_ms / (p99_ms - added_ms))
+}
+
+/// The most that any tenant's part of the GPU is off what it is owed.
+fn worst_share_error(row: &Row) -> Option<f64> {
+    /// Points of a whole.
+    const POINTS: f64 = 100.0;
+    let errors = row.tenants.iter().map(|tenant| (tenant.received - tenant.entitled).abs() * POINTS);
+    Some(errors.fold(0.0, f64::max))
+}
+
+const THROUGHPUT: Figure = Figure { name: "throughput", of: |row| Some(row.throughput), decimals: 3 };
+const JAIN: Figure = Figure { name: "Jain's index", of: |row| Some(row.jain), decimals: 3 };
+const LAG: Figure = Figure { name: "longest lag, ms", of: |row| Some(row.max_lag_ms), decimals: 1 };
+const SPEED: Figure = Figure { name: "production's speed", of: |row| row.production_speed, decimals: 4 };
+const HARVEST: Figure =
+    Figure { name: "part of the gaps harvested", of: |row| row.harvested_fraction, decimals: 3 };
+const GUEST: Figure = Figure { name: "guest, of standalone", of: guest_of_standalone, decimals: 3 };
+
+const COMPARISONS: &[Comparison] = &[
+    Comparison {
+        system: "DeepRes",
+        claim: "Up to 35 % better than static allocation on image classification, object detection and speech recognition that share one GPU, and fairer.",
+        source: "the abstract of DeepRes",
+        scenario: "three-applications.toml",
+        policies: &[Policy::Deepres, Policy::StaticSplit, Policy::TimeSlice, Policy::Mps, Policy::Gps],
+        figures: &[
+            Figure { name: "progress, × static split", of: |row| Some(row.progress_vs_static), decimals: 2 },
+            Figure { name: "progress, of the fluid limit", of: |row| Some(row.progress_vs_gps), decimals: 3 },
+            JAIN,
+            LAG,
+        ],
+        not_shown: "The phases and kernels of the three applications are ours; the paper's traces are not public. A static split wastes what idles, so the bar is low: the fluid limit is the one to look at.",
+    },
+    Comparison {
+        system: "TGS",
+        claim: "A best-effort job beside a production job, with little harm to it. In XSched's table for DL training on a GV100: production 1.03 of alone with 0.125 of standalone harvested by TGS, 1.01 with 0.225 by XSched.",
+        source: "TGS, NSDI 2023; XSched, OSDI 2025, its table of DL training",
+        scenario: "production-and-best-effort.toml",
+        policies: &[Policy::Deepres, Policy::TgsLike, Policy::HamiLike, Policy::TimeSlice, Policy::Mps],
+        figures: &[SPEED, HARVEST, GUEST],
+        not_shown: "`tgs-like` is a controller after TGS's published code, not TGS; kernels count as many blocks as they are long, which is its best case. How much can be harvested is how much production leaves, so the published figures are of another workload.",
+    },
+    Comparison {
+        system: "TGS, with requests",
+        claim: "The same for production that answers requests at random.",
+        source: "TGS, NSDI 2023",
+        scenario: "bursty-production.toml",
+        policies: &[Policy::Deepres, Policy::TgsLike, Policy::HamiLike, Policy::TimeSlice],
+        figures: &[
+            Figure { name: "median, ms", of: |row| row.p50_ms, decimals: 2 },
+            Figure { name: "p99 added, ms", of: |row| row.p99_added_ms, decimals: 2 },
+            GUEST,
+        ],
+        not_shown: "Requests of 5 ms; the guest's kernels take 1 ms, and what is added is one of those and a hand-off, whatever the request.",
+    },
+    Comparison {
+        system: "Tally",
+        claim: "The 99th percentile of an inference service beside a best-effort trainer is 1.048 of that alone in the mean, 1.099 at worst.",
+        source: "Tally, ASPLOS 2025",
+        scenario: "long-requests.toml",
+        policies: &[Policy::Deepres, Policy::TgsLike, Policy::TimeSlice],
+        figures: &[Figure { name: "p99, × alone", of: p99_ratio, decimals: 3 }, GUEST],
+        not_shown: "Requests of 20 ms and more; shorter ones feel the guest's kernel more. Tally cuts kernels into slices, which we do not, so guests with longer kernels cost more here.",
+    },
+    Comparison {
+        system: "HAMi-core",
+        claim: "A limit on the utilisation of each tenant in percent; no accuracy is claimed.",
+        source: "HAMi-core's published code",
+        scenario: "backlogged.toml",
+        policies: &[Policy::Deepres, Policy::HamiLike, Policy::TimeSlice, Policy::Gps],
+        figures: &[
+            Figure { name: "worst share error, points", of: worst_share_error, decimals: 2 },
+            THROUGHPUT,
+            LAG,
+        ],
+        not_shown: "`hami-like` is a token bucket after HAMi-core's published code with exact utilisation; the real one reads NVML's percent, which is coarser.",
+    },
+    Comparison {
+        system: "temporal deadline scheduling",
+        claim: "None of its own: the earliest deadline first is the textbook's way to meet time objectives one at a time.",
+        source: "textbook",
+        scenario: "classes.toml",
+        policies: &[Policy::Deepres, Policy::EarliestDeadline, Policy::TimeSlice, Policy::Gps],
+        figures: &[
+            JAIN,
+            THROUGHPUT,
+            Figure { name: "worst share error, points", of: worst_share_error, decimals: 2 },
+        ],
+        not_shown: "Classes are a promise that neither of the others makes.",
+    },
+];
+
+/// Systems whose part of the design is not built.
+const ABSENT: &str = "\
+| D-STACK | packing by knee and deadline: > 90 % of an ideal per-kernel scheduler | not built yet |
+| GACER | granularity: 1.37 to 1.66 × over sequential | not built yet |
+| DLC | placement by topology | not built yet |
+";
+
+const HEAD: &str = "\
+# How deepres compares
+
+Generated by `cargo xtask eval --report`, and checked by the tests: every figure is what the command under it prints, in virtual time, the same on every machine.
+[evaluation-scenarios.md](evaluation-scenarios.md) says what the policies and the figures are. Other systems' figures are their own, from the source that is
+named, on other machines and other work: they say what was claimed, not what our scenario would have been there. The baselines that we run are written after published
+rules, in their best case.
+
+";
+
+/// The page.
+///
+/// # Errors
+/// A scenario cannot be read.
+pub fn page() -> Result<String> {
+    let mut page = HEAD.to_owned();
+    for comparison in COMPARISONS {
+        let scenario = Scenario::read(&scenarios().join(comparison.scenario))?;
+        let rows: Vec<Row> = metrics::evaluate(&scenario, comparison.policies)
+            .into_iter()
+            .map(|evaluated| evaluated.row)
+            .collect();
+        let Comparison { system, claim, source, figures, not_shown, .. } = comparison;
+        writeln!(page, "## {system}\n\n**Claim:** {claim} ({source})\n\n{}\n", scenario.shows)?;
+        let names: Vec<&str> = figures.iter().map(|figure| figure.name).collect();
+        writeln!(page, "| policy | {} |\n|---|{}", names.join(" | "), "---|".repeat(names.len()))?;
+        for row in &rows {
+            write!(page, "| `{}` |", row.policy)?;
+            for figure in *figures {
+                match (figure.of)(row) {
+                    Some(value) => write!(page, " {value:.*} |", figure.decimals)?,
+                    None => write!(page, " – |")?,
+                }
+            }
+            writeln!(page)?;
+        }
+        let policies: Vec<String> =
+            comparison.policies.iter().map(|policy| format!("--policy {policy}")).collect();
+        let file = comparison.scenario;
+        writeln!(
+            page,
+            "\n    cargo xtask eval --scenario tests/scenarios/{file} --json {}\n\n**Not shown:** {not_shown}\n",
+            policies.join(" ")
+        )?;
+    }
+    writeln!(page, "## Not compared\n\n| system | claim | here |\n|---|---|---|\n{ABSENT}")?;
+    writeln!(
+        page,
+        "No caches or bandwidth shared between kernels, no memory, one GPU, launches that cost nothing: what virtual time leaves out is in\n[evaluation-scenarios.md](evaluation-scenarios.md). Five scenarios are also run in real time on the simulated GPU by the tests (`tests/e2e/tests/agreement.rs`) and agree\nwithin 5 points of the GPU time. Nothing here was run on a real GPU."
+    )?;
+    Ok(page)
+}
+
+/// Writes the page.
+///
+/// # Errors
+/// The system's, or a scenario's.
+pub fn write() -> Result<PathBuf> {
+    let file = file();
+    std::fs::write(&file, page()?).with_context(|| format!("cannot write {}", file.display()))?;
+    Ok(file)
+}
+
+/// Holds the page against what it would be now.
+///
+/// # Errors
+/// It is not what it would be.
+pub fn check() -> Result<()> {
+    let file = file();
+    let there = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    ensure!(there == page()?, "{} is not current: run `cargo xtask eval --report`", file.display());
+    Ok(())
+}
+
+fn scenarios() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios")
+}
+
+fn file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/evaluation.md")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_page_says_what_the_scenarios_come_to_now() {
+        super::check().unwrap();
+    }
+}

@@ -1,0 +1,357 @@
+//! A recorded trace as a workload: what `deepres run --record` wrote, read back and cut into work and pauses. docs/traces.md.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use deepres_abi::recording::{
+    CHUNK_MAGIC, ChunkHead, FILE_MAGIC, Head, MAJOR, MAX_CHUNK_BYTES, Tag, checksum, take,
+};
+use zerocopy::FromBytes as _;
+
+/// Shorter pauses between two kernels are none: a launch and its event take as long.
+const LEAST_PAUSE_NS: u64 = 20_000;
+/// A kernel of which no time was measured, where none of the trace was.
+const UNKNOWN_NS: u64 = 10_000;
+/// Kernels in one batch, at most.
+const MOST_KERNELS: usize = 100_000;
+
+/// A launch that ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Launched {
+    /// When it was asked for, ns of the recorded host's clock.
+    pub at_ns: u64,
+    /// The thread that asked.
+    pub thread: u64,
+    /// Its kernel and geometry: place in [`Process::shapes`].
+    pub shape: usize,
+    /// Its stream.
+    pub stream: u64,
+}
+
+/// A kernel with its geometry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// What its measured times are told by.
+    pub key: u64,
+    /// The driver function that launched it.
+    pub api: u64,
+    /// The function's handle.
+    pub function: u64,
+    /// Blocks.
+    pub grid: [u64; 3],
+    /// Threads of a block.
+    pub block: [u64; 3],
+    /// Dynamic shared memory, bytes.
+    pub shared_bytes: u64,
+}
+
+/// What one process did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Its number in its own namespace.
+    pub pid: u32,
+    /// Kernels with their geometry.
+    pub shapes: Vec<Shape>,
+    /// Functions' names, by handle.
+    pub names: BTreeMap<u64, String>,
+    /// Launches that ran, in order of time.
+    pub launches: Vec<Launched>,
+    /// Launches that were captured into graphs instead.
+    pub captured: u64,
+    /// Copies: bytes by order of time.
+    pub copies: Vec<(u64, u64)>,
+    /// Allocations: bytes by order of time.
+    pub allocations: Vec<(u64, u64)>,
+    /// Waits: when they began, and how long they lasted, ns.
+    pub waits: Vec<(u64, u64)>,
+    /// Measured times by key: how many, and their sum, ns.
+    pub took: BTreeMap<u64, (u64, u64)>,
+    /// Records that were lost.
+    pub lost: u64,
+    /// It ended in order.
+    pub is_whole: bool,
+}
+
+/// A whole file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// The processes, in the order in which they began to record.
+    pub processes: Vec<Process>,
+    /// Bytes at the end that are no whole chunk: the writer died.
+    pub torn_bytes: usize,
+}
+
+/// Kernels that become available together, after a pause.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stretch {
+    /// From the end of the work before, ns.
+    pub pause_ns: u64,
+    /// What each kernel takes, ns.
+    pub kernels_ns: Vec<u64>,
+}
+
+impl Trace {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It is none, or of another major version.
+    pub fn read(file: &Path) -> Result<Self> {
+        let bytes =
+            std::fs::read(file).with_context(|| format!("cannot read the trace {}", file.display()))?;
+        Self::parse(&bytes).with_context(|| format!("in the trace {}", file.display()))
+    }
+
+    /// Reads a file's bytes, as far as they are whole.
+    ///
+    /// # Errors
+    /// They are no trace, or one of another major version.
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
+        let (head, mut rest) = Head::read_from_prefix(bytes)
+            .ok()
+            .context("this is no trace: it is shorter than a trace's head")?;
+        ensure!(head.magic == FILE_MAGIC, "this is no trace: `deepres run --record FILE` makes one");
+        ensure!(
+            head.major == MAJOR,
+            "a trace of version {}, and this release reads version {MAJOR}",
+            head.major
+        );
+        let mut processes: BTreeMap<(u64, u32), Process> = BTreeMap::new();
+        while let Ok((chunk, after)) = ChunkHead::read_from_prefix(rest) {
+            let length = chunk.bytes as usize;
+            let Some(records) = after.get(..length).filter(|_| length <= MAX_CHUNK_BYTES) else { break };
+            if chunk.magic != CHUNK_MAGIC || checksum(records) != chunk.checksum {
+                break;
+            }
+            rest = &after[length..];
+            let process = processes.entry((chunk.began_ns, chunk.pid)).or_default();
+            process.pid = chunk.pid;
+            process.take_in(chunk.base_ns, records)?;
+        }
+        let mut processes: Vec<Process> = processes.into_values().collect();
+        for process in &mut processes {
+            process.launches.sort_by_key(|launch| launch.at_ns);
+            process.copies.sort_unstable();
+            process.allocations.sort_unstable();
+            process.waits.sort_unstable();
+        }
+        Ok(Self { processes, torn_bytes: rest.len() })
+    }
+
+    /// The work of one process of it, the one that launched most, in stretches.
+    ///
+    /// # Errors
+    /// Nothing in it ran.
+    pub fn stretches(&self) -> Result<Vec<Stretch>> {
+        let busiest = self.processes.iter().max_by_key(|process| process.launches.len());
+        let stretches = busiest.map(Process::stretches).unwrap_or_default();
+        ensure!(!stretches.is_empty(), "no kernel was launched in it");
+        Ok(stretches)
+    }
+}
+
+impl Process {
+    fn take_in(&mut self, base_ns: u64, mut records: &[u8]) -> Result<()> {
+        while let Some((tag, after)) = records.split_first() {
+            records = after;
+            let length = take(&mut records).and_then(|length| usize::try_from(length).ok());
+            let Some(mut body) = length.and_then(|length| records.get(..length)) else {
+                bail!("a record is longer than its chunk");
+            };
+            records = &records[body.len()..];
+            if let Some(tag) = Tag::from_number(*tag) {
+                self.record(tag, base_ns, &mut body)
+                    .with_context(|| format!("a {tag:?} record is cut off"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, tag: Tag, base_ns: u64, body: &mut &[u8]) -> Option<()> {
+        let mut next = || take(body);
+        match tag {
+            Tag::Shape => {
+                let number = next()?;
+                let shape = Shape {
+                    key: next()?,
+                    api: next()?,
+                    function: next()?,
+                    grid: [next()?, next()?, next()?],
+                    block: [next()?, next()?, next()?],
+                    shared_bytes: next()?,
+                };
+                (number == self.shapes.len() as u64).then(|| self.shapes.push(shape))?;
+            }
+            Tag::Name => {
+                let function = next()?;
+                self.names.insert(function, String::from_utf8_lossy(body).into_owned());
+            }
+            Tag::Launch => {
+                let (at, thread) = (next()?, next()?);
+                let shape = usize::try_from(next()?).ok().filter(|shape| *shape < self.shapes.len())?;
+                let (stream, is_captured) = (next()?, next()?);
+                if is_captured == 0 {
+                    let at_ns = base_ns.saturating_add(at);
+                    self.launches.push(Launched { at_ns, thread, shape, stream });
+                } else {
+                    self.captured += 1;
+                }
+            }
+            Tag::Copy => {
+                let [at, _, _, _, bytes] = [next()?, next()?, next()?, next()?, next()?];
+                self.copies.push((base_ns.saturating_add(at), bytes));
+            }
+            Tag::Memory => {
+                let [at, _, _, bytes] = [next()?, next()?, next()?, next()?];
+                self.allocations.push((base_ns.saturating_add(at), bytes));
+            }
+            Tag::Wait => {
+                let [at, _, _, lasted_ns] = [next()?, next()?, next()?, next()?];
+                self.waits.push((base_ns.saturating_add(at), lasted_ns));
+            }
+            Tag::Took => {
+                let (key, ns) = (next()?, next()?);
+                let (count, sum_ns) = self.took.entry(key).or_default();
+                *count += 1;
+                *sum_ns = sum_ns.saturating_add(ns);
+            }
+            Tag::Lost => self.lost = self.lost.saturating_add(next()?),
+            Tag::End => self.is_whole = true,
+        }
+        Some(())
+    }
+
+    /// What a launch of this shape takes: the mean of what was measured, else the mean of all that was.
+    fn took_ns(&self, shape: usize) -> u64 {
+        let known = self.shapes.get(shape).and_then(|shape| self.took.get(&shape.key));
+        let mean = |(count, sum_ns): (u64, u64)| (sum_ns / count.max(1)).max(1);
+        if let Some(known) = known {
+            return mean(*known);
+        }
+        let all = self
+            .took
+            .values()
+            .fold((0, 0u64), |(count, sum), (more, ns)| (count + more, sum.saturating_add(*ns)));
+        if all.0 == 0 { UNKNOWN_NS } else { mean(all) }
+    }
+
+    /// The work in stretches: a launch that comes when the GPU has been done with all before for a while begins the next one.
+    fn stretches(&self) -> Vec<Stretch> {
+        let mut stretches: Vec<Stretch> = Vec::new();
+        let mut done_ns = 0;
+        for launch in &self.launches {
+            let pause_ns = launch.at_ns.saturating_sub(done_ns);
+            let took_ns = self.took_ns(launch.shape);
+            match stretches.last_mut() {
+                Some(last) if pause_ns < LEAST_PAUSE_NS && last.kernels_ns.len() < MOST_KERNELS => {
+                    last.kernels_ns.push(took_ns);
+                }
+                last => {
+                    let pause_ns = if last.is_none() { 0 } else { pause_ns };
+                    stretches.push(Stretch { pause_ns, kernels_ns: vec![took_ns] });
+                }
+            }
+            done_ns = done_ns.max(launch.at_ns).saturating_add(took_ns);
+        }
+        stretches
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_abi::recording::put;
+    use zerocopy::IntoBytes as _;
+
+    fn record(tag: u8, numbers: &[u64]) -> Vec<u8> {
+        let mut body = Vec::new();
+        numbers.iter().for_each(|number| put(*number, |byte| body.push(byte)));
+        let mut record = vec![tag];
+        put(body.len() as u64, |byte| record.push(byte));
+        [record, body].concat()
+    }
+
+    fn chunk(records: &[Vec<u8>]) -> Vec<u8> {
+        let records = records.concat();
+        let head = ChunkHead {
+            magic: CHUNK_MAGIC,
+            bytes: records.len() as u32,
+            checksum: checksum(&records),
+            pid: 7,
+            began_ns: 5,
+            base_ns: 1_000_000,
+        };
+        [head.as_bytes(), &records].concat()
+    }
+
+    const LAUNCH: u8 = Tag::Launch as u8;
+
+    fn example() -> (Vec<u8>, Vec<u8>) {
+        let first = chunk(&[
+            record(Tag::Shape as u8, &[0, 99, 1, 2, 3, 1, 1, 64, 1, 1, 0]),
+            record(LAUNCH, &[0, 1, 0, 0, 0]),
+            record(LAUNCH, &[10, 1, 0, 0, 0]),
+            record(200, &[1, 2, 3]),
+            record(Tag::Took as u8, &[99, 100_000]),
+        ]);
+        let second = chunk(&[
+            record(LAUNCH, &[5_000_000, 1, 0, 0, 0]),
+            record(LAUNCH, &[5_000_000, 1, 0, 0, 1]),
+            record(Tag::Lost as u8, &[4]),
+            record(Tag::End as u8, &[]),
+        ]);
+        (first, second)
+    }
+
+    fn file(chunks: &[&[u8]]) -> Vec<u8> {
+        [&[Head::CURRENT.as_bytes()][..], chunks].concat().concat()
+    }
+
+    #[test]
+    fn launches_that_follow_each_other_are_one_stretch_and_a_pause_begins_the_next() {
+        let (first, second) = example();
+        let trace = Trace::parse(&file(&[&first, &second])).unwrap();
+        let process = &trace.processes[0];
+        assert_eq!((process.lost, process.captured, process.is_whole, trace.torn_bytes), (4, 1, true, 0));
+        let stretches = trace.stretches().unwrap();
+        assert_eq!(
+            stretches,
+            [
+                Stretch { pause_ns: 0, kernels_ns: vec![100_000; 2] },
+                Stretch { pause_ns: 4_800_000, kernels_ns: vec![100_000] },
+            ]
+        );
+    }
+
+    #[test]
+    fn a_file_that_was_cut_anywhere_is_read_up_to_the_last_whole_chunk() {
+        let (first, second) = example();
+        let whole = file(&[&first, &second]);
+        let head = Head::CURRENT.as_bytes().len();
+        for end in 0..whole.len() {
+            match Trace::parse(&whole[..end]) {
+                Err(_) => assert!(end < head),
+                Ok(trace) => {
+                    let launches = trace.processes.first().map_or(0, |process| process.launches.len());
+                    assert_eq!(launches, if end < head + first.len() { 0 } else { 2 }, "cut at {end}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_trace_is_refused_and_what_is_broken_breaks_nothing() {
+        assert!(Trace::parse(b"").is_err() && Trace::parse(&[7; 64]).is_err());
+        let mut newer = Head::CURRENT;
+        newer.major += 1;
+        assert!(Trace::parse(newer.as_bytes()).unwrap_err().to_string().contains("version 2"));
+        let (first, second) = example();
+        let whole = file(&[&first, &second]);
+        for at in 0..whole.len() {
+            let mut broken = whole.clone();
+            broken[at] ^= 0x55;
+            let _ = Trace::parse(&broken).map(|trace| trace.stretches().is_ok());
+        }
+        assert!(Trace::parse(&file(&[])).unwrap().stretches().is_err());
+    }
+}
