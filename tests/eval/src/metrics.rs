@@ -141,7 +141,11 @@ fn row(
         sum / f64::from(count.max(1))
     };
     let progress = progress_of(run);
-    let against = |policy: Policy| progress / references.get(policy.name()).map_or(f64::NAN, progress_of);
+    // Where there was nothing to do, all of it was done.
+    let against = |policy: Policy| match references.get(policy.name()).map_or(0.0, progress_of) {
+        0.0 => 1.0,
+        other => progress / other,
+    };
     let entitled = owed(scenario);
     let tenants: Vec<TenantRow> = (0..scenario.tenants.len())
         .map(|tenant| {

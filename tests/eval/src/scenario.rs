@@ -234,6 +234,10 @@ impl Scenario {
                 ),
             }
             ensure!(
+                tenant.active_s.first().is_none_or(|(from_ns, _)| *from_ns < self.duration_ns),
+                "tenant `{name}` is active only after the end: `active_s` begins when duration_s is over"
+            );
+            ensure!(
                 tenant.class != Class::Guaranteed || tenant.share_ppm.is_some(),
                 "tenant `{name}` is guaranteed, but asks for no share: add `share`"
             );
@@ -437,6 +441,8 @@ mod tests {
             ("class = \"best-effort\"", "class = \"urgent\"", "line 14"),
             ("arrival = \"poisson\"", "arrival = \"sometimes\"", "sometimes"),
             ("active_s = [[0, 2], [4, 5.5]]", "active_s = [[2, 1]]", "in order"),
+            ("active_s = [[0, 2], [4, 5.5]]", "active_s = [[10, 12]]", "only after the end"),
+            ("share = \"30%\"", "trace = { file = \"no.trace\" }", "cannot read the trace"),
             ("duration_s = 10", "duration_s = 10\n        warmup_s = 10", "warmup_s"),
             ("name = \"b\"\n        count = 2", "name = \"a\"", "two tenants"),
             ("[tenant.steps]\n        kernels = 10\n        kernel_us = 1000", "", "nothing to do"),
