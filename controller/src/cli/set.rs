@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use deepres_controller::admin::client::Client;
 use deepres_controller::admin::{Reply, Request};
-use deepres_controller::authority::Wish;
+use deepres_controller::authority::{Rule, Wish};
 use deepres_controller::policy::class::Class;
 use deepres_controller::policy::priority::Criticality;
 use deepres_controller::quantity::{Bytes, Percent, Time, parse_bytes, parse_share, parse_time};
@@ -65,7 +65,9 @@ pub fn run(args: &Args) -> Result<()> {
             let memory = granted.memory_bytes.value;
             let memory = memory.map_or("no limit".to_owned(), |bytes| Bytes(bytes).to_string());
             print!("{}: share {share}, memory {memory}, class {}", args.tenant, granted.class.value);
-            print!(", criticality {}", granted.criticality.value);
+            if granted.criticality.rule != Rule::Default {
+                print!(", criticality {}", granted.criticality.value);
+            }
             let times =
                 [("deadline", granted.deadline_ns), ("size", granted.size_ns), ("SLO", granted.slo_ns)];
             for (name, given) in times {

@@ -218,13 +218,12 @@ fn what_was_said_of_a_job_goes_on_and_its_deadline_comes_nearer_meanwhile() {
     let daemon = daemon();
     let mut hello = daemon.hello(Role::Session, "a");
     (hello.deadline_ns, hello.size_ns, hello.slo_ns) = (60_000 * MS, 7 * MS, 30 * MS);
-    let session = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
+    let _session = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
     let wish = Wish { criticality: "high".parse().ok(), ..Wish::default() };
     daemon.client().ask(&Request::set("a", wish)).unwrap();
     let granted = |daemon: &Daemon| tenant(daemon, "a").granted.unwrap();
     let before = granted(&daemon);
     assert_eq!((before.deadline_ns.value, before.slo_ns.value), (Some(60_000 * MS), Some(30 * MS)));
-    drop(session);
 
     let daemon = daemon.restart();
     assert_eq!(granted(&daemon), before);

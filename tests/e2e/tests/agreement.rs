@@ -146,9 +146,9 @@ fn what_a_tenant_leaves_flows_in_real_time_as_in_virtual_time() {
         },
         Tenant {
             name: "greedy",
-            scenario: "share = \"30%\"\n[tenant.steps]\nkernels = 100\nkernel_us = 200",
+            scenario: "share = \"30%\"\n[tenant.steps]\nkernels = 1000\nkernel_us = 1000",
             options: &["--share", "30%"],
-            steps: SHORT,
+            steps: &["busy_1000usx1000", "sync"],
         },
     ]);
 }
@@ -158,15 +158,15 @@ fn a_guest_gets_in_real_time_what_it_gets_in_virtual_time() {
     assert_agreement(&[
         Tenant {
             name: "production",
-            scenario: "[tenant.steps]\nkernels = 40\nkernel_us = 1000\npause_ms = 40",
+            scenario: "[tenant.steps]\nkernels = 40\nkernel_us = 1000\npause_ms = 60",
             options: &[],
-            steps: &["busy_1000usx40", "sync", "wait:40000"],
+            steps: &["busy_1000usx40", "sync", "wait:60000"],
         },
         Tenant {
             name: "guest",
-            scenario: "class = \"best-effort\"\n[tenant.steps]\nkernels = 100\nkernel_us = 200",
+            scenario: "class = \"best-effort\"\n[tenant.steps]\nkernels = 100\nkernel_us = 5000",
             options: &["--class", "best-effort"],
-            steps: SHORT,
+            steps: &["busy_5000usx100", "sync"],
         },
     ]);
 }

@@ -31,7 +31,7 @@ fn kernels(host: &Host) -> u64 {
 /// Runs what was recorded beside a second tenant that always has work.
 fn assert_replayable(file: &Path) {
     let text = format!(
-        "name = \"replay\"\nshows = \"a trace\"\nduration_s = 5\nwarmup_s = 1\n\
+        "name = \"replay\"\nshows = \"a trace\"\nduration_s = 90\nwarmup_s = 1\n\
          [[tenant]]\nname = \"recorded\"\n[tenant.trace]\nfile = \"{}\"\npause_ms = 1\n\
          [[tenant]]\nname = \"busy\"\n[tenant.steps]\nkernels = 100\nkernel_us = 500\n",
         file.display()

@@ -654,6 +654,9 @@ impl Scheduler {
 
     /// Ends a hold: charges time held in silence, and notes what the hand-off cost.
     fn settle(&mut self, hold: &Hold, in_flight: bool, now_ns: u64) {
+        // Beside owners a guest has one kernel in flight: how long the GPU waits for its next one is no cost of a hand-off. Learned as one, it
+        // would make the guest's window longer than any pause, and nothing would ever be learned again.
+        let is_beside = self.is_guest(hold.tenant) && self.owner_is_present();
         let Some(holder) = self.tenants.get_mut(&hold.tenant) else { return };
         let held_ns = now_ns.saturating_sub(hold.since_ns);
         let advance_ns = match hold.used_ns {
@@ -664,7 +667,7 @@ impl Scheduler {
             holder.charge(advance_ns);
             holder.advance_ns = holder.advance_ns.saturating_add(advance_ns);
         }
-        let can_be_told = !hold.paused && !in_flight && hold.used_ns > 0;
+        let can_be_told = !hold.paused && !in_flight && hold.used_ns > 0 && !is_beside;
         self.handoffs.push(Handoff { idle_ns: can_be_told.then(|| held_ns.saturating_sub(hold.used_ns)) });
     }
 

@@ -272,6 +272,22 @@ fn a_guest_may_have_one_kernel_in_flight_beside_owners_and_a_window_when_there_a
 }
 
 #[test]
+fn how_slowly_a_guest_launches_is_not_taken_for_the_cost_of_a_hand_off() {
+    let mut bench = Bench::beside();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MS, IDLE, WAITING);
+    bench.step(MS, IDLE, WAITING);
+    assert!(bench.is_leased(B));
+    bench.scheduler.take_handoffs();
+    // It ran for 1 ms of 30.
+    bench.step(30 * MS, IDLE, Seen { used_ns: MS, ..RUNNING });
+    bench.step(MS, WAITING, RUNNING);
+    bench.step(MS, WAITING, IDLE);
+    let handoffs = bench.scheduler.take_handoffs();
+    assert!(!handoffs.is_empty() && handoffs.iter().all(|handoff| handoff.idle_ns.is_none()), "{handoffs:?}");
+}
+
+#[test]
 fn guests_share_the_pauses_by_their_weights() {
     const C: TenantId = 3;
     let mut bench = Bench::beside();
