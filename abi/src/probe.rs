@@ -13,6 +13,11 @@
 //! | `NEWS` | ring | [`News`] | kernel |
 //! | `TRACED` | hash | process id → 1 | both |
 //! | `EVENTS` | ring | [`Event`] | kernel |
+//! | `SEEN` | hash, forgets the longest unused | [`SeenKey`] → [`SeenValue`] | kernel |
+//! | `METERED` | hash | process id → [`MeteredValue`] | both |
+//! | `LAUNCHES` | per-CPU hash | [`LaunchKey`] → [`LaunchValue`] | kernel; the controller removes the dead |
+//! | `UNCOUNTED` | per-CPU array | [`uncounted`] → how many | kernel |
+//! | `BEGUN` | ring | [`Begun`] | kernel |
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -24,6 +29,14 @@ pub const BUCKETS: usize = 24;
 pub const FIRST_BUCKET_LOG2: u32 = 8;
 /// Bytes of an ioctl's argument that an [`Event`] holds.
 pub const PAYLOAD_BYTES: usize = 192;
+/// Commands of one process and family that are counted apart; the others of it are counted together, as [`REST`].
+pub const COMMANDS_APART: u32 = 128;
+/// In [`StatKey::command`]: all commands beyond [`COMMANDS_APART`]. No ioctl of the GPU's devices has this number.
+pub const REST: u32 = u32::MAX;
+/// Clock ticks of /proc, ns.
+pub const TICK_NS: u64 = 10_000_000;
+/// In [`Inflight::descriptor`]: it is not known, as at the driver's own functions.
+pub const NO_DESCRIPTOR: u32 = u32::MAX;
 /// Threads that can be inside a watched ioctl at a time, at most.
 pub const MAX_INFLIGHT: u32 = 16_384;
 
@@ -228,12 +241,126 @@ pub const fn encoded_bytes(command: u32) -> u32 {
     (command >> 16) & 0x3fff
 }
 
-/// A process did something for the first time: there is a new [`StatKey`].
+/// A process and a language that it spoke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SeenKey {
+    /// As [`StatKey::started_ns`].
+    pub started_ns: u64,
+    /// The process's id, as the host sees it.
+    pub pid: u32,
+    /// The device's [`Family`].
+    pub family: u32,
+}
+
+/// How much of `STATS` a [`SeenKey`] has.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SeenValue {
+    /// Commands counted apart.
+    pub commands: u32,
+}
+
+/// A process spoke to a kind of device for the first time, or for the first in a long while. It is told whether or not there is room to count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct News {
     /// What.
-    pub key: StatKey,
+    pub key: SeenKey,
+}
+
+/// A process whose calls into the driver's library are counted, and whose children's are.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MeteredValue {
+    /// When it started, in [`TICK_NS`]: a later process of the same id is another.
+    pub start_ticks: u64,
+    /// The controller's number for what it belongs to.
+    pub job: u64,
+}
+
+/// What the attached probes carry: which function they are at and what is told of it.
+pub mod cookie {
+    /// Bits of the function's number.
+    const ENTRY_BITS: u32 = 16;
+    const SIZED: u64 = 1 << ENTRY_BITS;
+    const TELLS: u64 = 2 << ENTRY_BITS;
+
+    /// For a function that is counted; if it `is_sized`, its second argument is an amount of bytes.
+    pub const fn counted(entry: u16, is_sized: bool) -> u64 {
+        entry as u64 | if is_sized { SIZED } else { 0 }
+    }
+
+    /// For a function that tells that a process begins to use the library, and counts nothing.
+    pub const fn telling(entry: u16) -> u64 {
+        entry as u64 | TELLS
+    }
+
+    /// The function's number.
+    #[inline(always)]
+    pub const fn entry(cookie: u64) -> u32 {
+        cookie as u16 as u32
+    }
+
+    /// Whether the second argument is an amount of bytes.
+    #[inline(always)]
+    pub const fn is_sized(cookie: u64) -> bool {
+        cookie & SIZED != 0
+    }
+
+    /// Whether it tells and counts nothing.
+    #[inline(always)]
+    pub const fn tells(cookie: u64) -> bool {
+        cookie & TELLS != 0
+    }
+}
+
+/// What there was no room for.
+pub mod uncounted {
+    /// Calls that `LAUNCHES` had no room for.
+    pub const CALLS: u32 = 0;
+    /// Processes that `METERED` had no room for.
+    pub const PROCESSES: u32 = 1;
+    /// How many of these there are.
+    pub const KINDS: u32 = 2;
+}
+
+/// One process's use of one function of the driver's library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LaunchKey {
+    /// As [`MeteredValue::start_ticks`].
+    pub start_ticks: u64,
+    /// The process's id, as the host sees it.
+    pub pid: u32,
+    /// The function, as the cookie has it.
+    pub entry: u32,
+}
+
+/// Counters of a [`LaunchKey`], of one CPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LaunchValue {
+    /// Calls.
+    pub calls: u64,
+    /// Bytes that they asked for.
+    pub bytes: u64,
+    /// When the last began, ns of `CLOCK_MONOTONIC`.
+    pub last_ns: u64,
+}
+
+/// A metered process begins to use a driver's library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Begun {
+    /// As [`MeteredValue::start_ticks`].
+    pub start_ticks: u64,
+    /// As [`MeteredValue::job`].
+    pub job: u64,
+    /// The process's id, as the host sees it.
+    pub pid: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// One ioctl, told in full.
@@ -324,6 +451,14 @@ mod tests {
         ] {
             assert_eq!(bucket(ns), expected, "{ns}");
         }
+    }
+
+    #[test]
+    fn a_cookie_says_what_was_put_into_it() {
+        let read = |carried| (cookie::entry(carried), cookie::is_sized(carried), cookie::tells(carried));
+        assert_eq!(read(cookie::counted(u16::MAX, true)), (65_535, true, false));
+        assert_eq!(read(cookie::counted(7, false)), (7, false, false));
+        assert_eq!(read(cookie::telling(7)), (7, false, true));
     }
 
     #[test]

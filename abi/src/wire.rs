@@ -133,7 +133,9 @@ pub struct Hello {
     pub size_ns: u64,
     /// How soon the job's requests are to be answered, ns; 0: not said.
     pub slo_ns: u64,
-    reserved: [u8; 24],
+    /// A keeper: 1 if this very process is to be metered from outside, and its children; it is answered once it is. Else 0.
+    pub metering: u32,
+    reserved: [u8; 20],
 }
 
 /// Controller → tenant: you are in.

@@ -3,8 +3,12 @@
 //! One thread calls in batches; a figure is the mean of the batch that was disturbed least. Figures of one device come from the same
 //! device, watched or not, so that only the programs differ.
 
+use deepres_controller::config::UnmanagedPolicy;
 use deepres_controller::probes::devices::Devices;
 use deepres_controller::probes::kernel::{Asked, Kernel, KernelError, Way};
+use deepres_controller::probes::metering::{programs::Programs, symbols};
+use deepres_controller::probes::{Settings, Watcher};
+use deepres_controller::process::ProcessKey;
 use serde::Serialize;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -28,6 +32,25 @@ const PACED_CALLS: u64 = 200_000;
 /// A ring that cannot hold them, and how many.
 const SMALL_RING_BYTES: u32 = 64 << 10;
 const FLOOD_CALLS: u64 = 50_000;
+
+/// Calls of a function in a batch, which a probe slows down thirtyfold.
+const LAUNCHES: u32 = 2_000;
+/// How long the watching thread is watched.
+const IDLE: Duration = Duration::from_secs(10);
+/// After its start, which is not idle.
+const SETTLED: Duration = Duration::from_secs(3);
+const PERCENT: f64 = 100.0;
+
+/// Everything, for xtask to print.
+#[derive(Serialize)]
+struct Reports {
+    /// The first is the way that the daemon takes where the driver's functions cannot be probed.
+    ways: Vec<Report>,
+    /// What a probe adds to a launch, ns.
+    launch_probe_ns: f64,
+    /// What the watching thread takes of a core with the programs attached and nothing to do, percent.
+    idle_percent: f64,
+}
 
 #[derive(Serialize)]
 struct Report {
@@ -56,10 +79,78 @@ fn main() -> ExitCode {
             }
         }
     }
-    // The first is the way that the daemon takes.
-    let text = serde_json::to_string(&reports).expect("numbers are JSON");
-    println!("{text}");
-    ExitCode::SUCCESS
+    let reports = launch_probe_ns().and_then(|launch_probe_ns| {
+        Ok(Reports { ways: reports, launch_probe_ns, idle_percent: idle_percent()? })
+    });
+    match reports {
+        Ok(reports) => {
+            println!("{}", serde_json::to_string(&reports).expect("numbers are JSON"));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("cannot measure: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Stands for the driver's function of this name, which the probe finds in this program's symbols.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn cuLaunchKernel(launches: u64) -> u64 {
+    std::hint::black_box(launches) + 1
+}
+
+/// What a probe adds to a call of a function that this process has.
+fn launch_probe_ns() -> Result<f64, KernelError> {
+    let wrong = |error: String| KernelError::Refused(error);
+    let file = File::open("/proc/self/exe").map_err(|error| wrong(error.to_string()))?;
+    let points = symbols::points(&file).map_err(|error| wrong(error.to_string()))?;
+    let call_ns = || {
+        let batch = || {
+            let began = Instant::now();
+            (0..LAUNCHES).for_each(|number| {
+                std::hint::black_box(cuLaunchKernel(number.into()));
+            });
+            began.elapsed().as_nanos() as f64 / f64::from(LAUNCHES)
+        };
+        (0..BATCHES).map(|_| batch()).fold(f64::INFINITY, f64::min)
+    };
+    let bare_ns = call_ns();
+    let mut programs = Programs::load()?;
+    let own = std::process::id();
+    let who = ProcessKey::of(own).ok_or_else(|| wrong("/proc is not there".to_owned()))?;
+    programs.meter(who, 1)?;
+    let probes = points.iter().map(|point| programs.attach(&file, *point, Some(own)));
+    let _probes = probes.collect::<Result<Vec<_>, _>>()?;
+    let probed_ns = call_ns();
+    let counted: u64 = programs.counts().iter().map(|(_, value)| value.calls).sum();
+    if counted != u64::from(BATCHES) * u64::from(LAUNCHES) {
+        return Err(wrong(format!("{counted} calls were counted")));
+    }
+    Ok(probed_ns - bare_ns)
+}
+
+/// What the watching thread takes of a core.
+fn idle_percent() -> Result<f64, KernelError> {
+    let devices = vec![OTHER.parse().expect("it is a device")];
+    let settings = Settings { uses_kernel: true, devices, policy: UnmanagedPolicy::Report };
+    let watcher = Watcher::start(settings, std::sync::Arc::default());
+    let watcher = watcher.map_err(|error| KernelError::Refused(error.to_string()))?;
+    std::thread::sleep(SETTLED);
+    let state = watcher.board().probes;
+    if state.state != "attached" {
+        return Err(KernelError::Refused(format!("the probes are {}: {}", state.state, state.detail)));
+    }
+    let before = processor_time();
+    std::thread::sleep(IDLE);
+    Ok((processor_time() - before).as_secs_f64() / IDLE.as_secs_f64() * PERCENT)
+}
+
+/// Processor time of this process, all threads.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 fn measure(way: Way) -> Result<Report, KernelError> {

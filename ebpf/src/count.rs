@@ -1,19 +1,21 @@
 //! Counters for each process and command, and what is told of a process that does something for the first time.
 
 use crate::probe::{
-    BYTES_NOWHERE, BYTES_OFFSET, BYTES_UNKNOWN, CommandKey, CommandValue, Inflight, News, StatKey, StatValue,
-    Totals, bucket,
+    BYTES_NOWHERE, BYTES_OFFSET, BYTES_UNKNOWN, COMMANDS_APART, CommandKey, CommandValue, Inflight, News,
+    REST, SeenKey, SeenValue, StatKey, StatValue, Totals, bucket,
 };
 use crate::walk;
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::bpf_probe_read_user;
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{HashMap, PerCpuArray, PerCpuHashMap, RingBuf};
+use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf};
 
 /// Processes times commands that are counted apart; the controller sets what memory allows.
 const STATS_ENTRIES: u32 = 1024;
 /// Commands whose arguments are known.
 const COMMAND_ENTRIES: u32 = 512;
+/// Processes that are remembered to have been told of.
+const SEEN_ENTRIES: u32 = 8192;
 /// First times that wait to be read, bytes.
 const NEWS_BYTES: u32 = 64 << 10;
 
@@ -23,6 +25,8 @@ static STATS: PerCpuHashMap<StatKey, StatValue> = PerCpuHashMap::with_max_entrie
 static COMMANDS: HashMap<CommandKey, CommandValue> = HashMap::with_max_entries(COMMAND_ENTRIES, 0);
 #[map]
 static TOTALS: PerCpuArray<Totals> = PerCpuArray::with_max_entries(1, 0);
+#[map]
+static SEEN: LruHashMap<SeenKey, SeenValue> = LruHashMap::with_max_entries(SEEN_ENTRIES, 0);
 /// An empty value: too large for the stack.
 #[map]
 static NO_STATS: PerCpuArray<StatValue> = PerCpuArray::with_max_entries(1, 0);
@@ -94,13 +98,39 @@ fn find_or_make(key: &StatKey) -> Option<*mut StatValue> {
     if let Some(value) = STATS.get_ptr_mut(key) {
         return Some(value);
     }
+    let process = SeenKey { started_ns: key.started_ns, pid: key.pid, family: key.family };
+    let seen = see(&process);
+    let mut key = *key;
+    if let Some(seen) = seen {
+        // SAFETY: the entry lives until the program ends, forgotten or not. Threads of one process may pass the limit together, by as many
+        // commands as there are CPUs.
+        let seen = unsafe { &mut *seen };
+        if seen.commands >= COMMANDS_APART {
+            key.command = REST;
+            if let Some(value) = STATS.get_ptr_mut(key) {
+                return Some(value);
+            }
+        } else {
+            seen.commands += 1;
+        }
+    }
     // SAFETY: nobody writes to it.
     let empty = unsafe { &*NO_STATS.get_ptr(0)? };
     // Another CPU may have made it meanwhile, and the map may be full: what counts is whether it is there now.
-    if STATS.insert(key, empty, BPF_NOEXIST.into()).is_ok()
-        && NEWS.output::<News>(&News { key: *key }, 0).is_err()
+    let _ = STATS.insert(key, empty, BPF_NOEXIST.into());
+    STATS.get_ptr_mut(key)
+}
+
+/// What is known of a process, which is told of if nothing is.
+#[inline(always)]
+fn see(process: &SeenKey) -> Option<*mut SeenValue> {
+    if let Some(seen) = SEEN.get_ptr_mut(process) {
+        return Some(seen);
+    }
+    if SEEN.insert(process, SeenValue { commands: 0 }, BPF_NOEXIST.into()).is_ok()
+        && NEWS.output::<News>(&News { key: *process }, 0).is_err()
     {
         total(|totals| totals.news_lost += 1);
     }
-    STATS.get_ptr_mut(key)
+    SEEN.get_ptr_mut(process)
 }

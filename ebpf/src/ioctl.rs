@@ -1,13 +1,13 @@
-//! Beginning and end of an ioctl on a watched device. There are two ways to hear of them: the tracepoints of the ioctl call alone, and
-//! the raw ones of all calls, for a kernel whose tracing file system cannot be had.
+//! Beginning and end of an ioctl on a watched device. There are three ways to hear of them: the driver's own functions, the tracepoints
+//! of the ioctl call alone, and the raw ones of all calls, for a kernel whose tracing file system cannot be had.
 
-use crate::probe::{Inflight, MAX_INFLIGHT};
+use crate::probe::{Inflight, MAX_INFLIGHT, NO_DESCRIPTOR};
 use crate::{count, trace, walk};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_kernel};
-use aya_ebpf::macros::{map, raw_tracepoint, tracepoint};
+use aya_ebpf::macros::{kprobe, kretprobe, map, raw_tracepoint, tracepoint};
 use aya_ebpf::maps::HashMap;
-use aya_ebpf::programs::{RawTracePointContext, TracePointContext};
+use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext, TracePointContext};
 
 /// ioctl's number among the system calls of x86-64.
 const IOCTL: i64 = 16;
@@ -24,7 +24,8 @@ static INFLIGHT: HashMap<u32, Inflight> = HashMap::with_max_entries(MAX_INFLIGHT
 /// `syscalls:sys_enter_ioctl`
 #[tracepoint]
 pub fn ioctl_enter(context: TracePointContext) -> u32 {
-    begin(word(&context, FIRST_WORD) as u32, word(&context, FIRST_WORD + 1) as u32, || {
+    let descriptor = word(&context, FIRST_WORD) as u32;
+    begin(walk::device(descriptor), descriptor, word(&context, FIRST_WORD + 1) as u32, || {
         word(&context, FIRST_WORD + 2)
     });
     0
@@ -45,7 +46,8 @@ pub fn raw_enter(context: RawTracePointContext) -> i32 {
         // SAFETY: the helper answers an error for what cannot be read.
         let register =
             |at| unsafe { bpf_probe_read_kernel(registers.wrapping_add(at).cast::<u64>()) }.unwrap_or(0);
-        begin(register(DI) as u32, register(SI) as u32, || register(DX));
+        let descriptor = register(DI) as u32;
+        begin(walk::device(descriptor), descriptor, register(SI) as u32, || register(DX));
     }
     0
 }
@@ -58,6 +60,27 @@ pub fn raw_exit(context: RawTracePointContext) -> i32 {
     0
 }
 
+/// At a driver's ioctl function, whose arguments are the file, the command and its argument.
+#[kprobe]
+pub fn driver_enter(context: ProbeContext) -> u32 {
+    let Some(file) = context.arg::<*const u8>(0) else { return 0 };
+    let command = context.arg::<u64>(1).unwrap_or(0) as u32;
+    // A return that went unnoticed, for want of room to follow it, left its beginning here.
+    let pid_tgid = aya_ebpf::helpers::bpf_get_current_pid_tgid();
+    if INFLIGHT.get_ptr(pid_tgid as u32).is_some() {
+        count::total(|totals| totals.untimed += 1);
+    }
+    begin(walk::device_of(file), NO_DESCRIPTOR, command, || context.arg::<u64>(2).unwrap_or(0));
+    0
+}
+
+/// At the return from a driver's ioctl function.
+#[kretprobe]
+pub fn driver_exit(context: RetProbeContext) -> u32 {
+    end(context.ret::<i64>());
+    0
+}
+
 #[inline(always)]
 fn word(context: &TracePointContext, index: usize) -> u64 {
     // SAFETY: the record has this word; the kernel checks it before it runs the program.
@@ -65,8 +88,7 @@ fn word(context: &TracePointContext, index: usize) -> u64 {
 }
 
 #[inline(always)]
-fn begin(descriptor: u32, command: u32, argument: impl FnOnce() -> u64) {
-    let device = walk::device(descriptor);
+fn begin(device: u32, descriptor: u32, command: u32, argument: impl FnOnce() -> u64) {
     let Some(family) = walk::family(device) else { return };
     let tid = aya_ebpf::helpers::bpf_get_current_pid_tgid() as u32;
     let ioctl = Inflight {

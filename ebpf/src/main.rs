@@ -7,14 +7,17 @@
 //! | `ioctl` | beginning and end of an ioctl, by whatever way the kernel tells of it |
 //! | `count` | counters for each process and command |
 //! | `trace` | single events, and who is followed |
+//! | `launch` | calls into the driver's library, of processes that are metered from outside |
 //! | `empty` | programs that do nothing, to measure the others against |
 
+#![feature(asm_experimental_arch)]
 #![no_std]
 #![no_main]
 
 mod count;
 mod empty;
 mod ioctl;
+mod launch;
 // The one file of the layouts that is compiled for the kernel's machine, which lacks most of what the others take.
 #[expect(dead_code, reason = "the controller uses the rest")]
 #[path = "../../abi/src/probe.rs"]

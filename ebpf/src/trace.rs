@@ -1,10 +1,10 @@
 //! Single events for whoever asked, and who is followed: the traced, and their children from birth.
 
-use crate::count;
 use crate::probe::{Event, Inflight, PAYLOAD_BYTES, encoded_bytes, tracing};
+use crate::{count, walk};
 use aya_ebpf::Global;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
-use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_probe_read_kernel};
+use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
 use aya_ebpf::macros::{map, raw_tracepoint};
 use aya_ebpf::maps::{HashMap, RingBuf};
 use aya_ebpf::programs::RawTracePointContext;
@@ -16,8 +16,6 @@ const EVENTS_BYTES: u32 = 4096;
 
 #[unsafe(no_mangle)]
 static TRACING: Global<u32> = Global::new(tracing::NONE);
-#[unsafe(no_mangle)]
-static TASK_TGID: Global<u32> = Global::new(0);
 
 #[map]
 static TRACED: HashMap<u32, u8> = HashMap::with_max_entries(TRACED_ENTRIES, 0);
@@ -86,9 +84,7 @@ pub fn follow_fork(context: RawTracePointContext) -> i32 {
     let parent = (bpf_get_current_pid_tgid() >> 32) as u32;
     // SAFETY: the value is not looked at.
     if unsafe { TRACED.get(parent) }.is_some() {
-        let child = context.arg::<*const u8>(1).wrapping_add(TASK_TGID.load() as usize);
-        // SAFETY: the helper answers an error for what cannot be read.
-        if let Ok(child) = unsafe { bpf_probe_read_kernel(child.cast::<u32>()) }
+        if let Some(child) = walk::process_of(context.arg(1))
             && child != parent
             && TRACED.insert(child, 1, 0).is_err()
         {

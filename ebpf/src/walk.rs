@@ -16,6 +16,8 @@ static TASK_LEADER: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static TASK_STARTED: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
+static TASK_TGID: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
 static FILES_FDT: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static FDT_MAX: Global<u32> = Global::new(0);
@@ -48,10 +50,19 @@ pub fn device(descriptor: u32) -> u32 {
         }
         let descriptors = field::<*const *const u8>(table, FDT_FD.load());
         let Ok(file) = bpf_probe_read_kernel(descriptors.wrapping_add(descriptor as usize)) else { return 0 };
-        if file.is_null() {
-            return 0;
-        }
-        let inode = file.wrapping_add(FILE_INODE.load() as usize).cast::<*const u8>();
+        device_of(file)
+    }
+}
+
+/// The number of the device that an open file is, 0 if it is none.
+#[inline(always)]
+pub fn device_of(file: *const u8) -> u32 {
+    if file.is_null() {
+        return 0;
+    }
+    let inode = file.wrapping_add(FILE_INODE.load() as usize).cast::<*const u8>();
+    // SAFETY: the helper answers an error for what cannot be read.
+    unsafe {
         let Ok(inode) = bpf_probe_read_kernel(inode) else { return 0 };
         bpf_probe_read_kernel(inode.wrapping_add(INODE_RDEV.load() as usize).cast::<u32>()).unwrap_or(0)
     }
@@ -73,6 +84,20 @@ pub fn family(device: u32) -> Option<u32> {
         }
     }
     None
+}
+
+/// When a task that is not the current one began, ns of `CLOCK_BOOTTIME`.
+#[inline(always)]
+pub fn started_ns_of(task: *const u8) -> u64 {
+    // SAFETY: the helper answers an error for what cannot be read.
+    unsafe { bpf_probe_read_kernel(task.wrapping_add(TASK_STARTED.load() as usize).cast()) }.unwrap_or(0)
+}
+
+/// The process that a task which is not the current one belongs to.
+#[inline(always)]
+pub fn process_of(task: *const u8) -> Option<u32> {
+    // SAFETY: the helper answers an error for what cannot be read.
+    unsafe { bpf_probe_read_kernel(task.wrapping_add(TASK_TGID.load() as usize).cast()) }.ok()
 }
 
 /// When the current process began, ns of `CLOCK_BOOTTIME`.

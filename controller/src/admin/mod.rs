@@ -7,7 +7,9 @@ pub mod client;
 mod coverage;
 mod share;
 
-pub use crate::probes::status::{ActivityStatus, ProbesStatus, UnmanagedStatus};
+pub use crate::probes::status::{
+    ActivityStatus, MeteredStatus, MeteringStatus, ProbesStatus, UnmanagedStatus,
+};
 pub use coverage::{ProcessCoverage, UnaccountedCalls};
 pub use share::{GuardStatus, PriorityStatus, ShareStatus, TermStatus};
 
@@ -100,7 +102,11 @@ pub enum Reply {
         processes: Vec<ProcessCoverage>,
     },
     /// To [`Request::Adopt`]: it goes on.
-    Adopted,
+    Adopted {
+        /// Why its launches are not counted, if they are not.
+        #[serde(default)]
+        unmetered: Option<String>,
+    },
     /// To [`Request::Set`]: it is in force.
     Set(Granted),
     /// To [`Request::Pause`] and [`Request::Resume`]: so it is now.
@@ -137,6 +143,9 @@ pub struct Status {
     /// The kernel programs that look for them.
     #[serde(default)]
     pub probes: ProbesStatus,
+    /// Programs that are metered from outside.
+    #[serde(default)]
+    pub metering: MeteringStatus,
     /// What processes do in the driver, tenants' or not, where the kernel programs tell.
     #[serde(default)]
     pub driver_activity: Vec<ActivityStatus>,

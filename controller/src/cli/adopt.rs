@@ -7,7 +7,8 @@ use deepres_controller::admin::{Reply, Request};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A process that uses a GPU without being a tenant is listed by `deepres ps`, and held if the daemon is configured so. \
-Adopting it lets it go on; it is neither limited nor metered, since deepres is not inside it.
+Adopting it lets it go on. It is not limited, since deepres is not inside it, but metered from outside: what it launches and allocates \
+from then on is counted by probes at its driver's library, where the kernel allows them.
 
 Examples:
   deepres adopt 4711
@@ -23,7 +24,12 @@ pub struct Args {
 /// Adopts the process.
 pub fn run(args: Args) -> Result<()> {
     match Client::connect()?.ask(&Request::Adopt { pid: args.pid, tenant: args.name })? {
-        Reply::Adopted => Ok(()),
+        Reply::Adopted { unmetered } => {
+            if let Some(reason) = unmetered {
+                eprintln!("deepres: adopted, and not metered: {reason}");
+            }
+            Ok(())
+        }
         other => bail!("the daemon gave a strange answer: {other:?}"),
     }
 }

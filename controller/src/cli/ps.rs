@@ -1,6 +1,8 @@
 //! `deepres ps`: shows tenants, their shares, GPU time and memory.
 
+mod activity;
 mod coverage;
+mod metered;
 mod unmanaged;
 mod why;
 
@@ -85,7 +87,7 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
     writeln!(out)?;
     if status.tenants.is_empty() {
         writeln!(out, "no tenants; start one with `deepres run -- COMMAND`")?;
-        return unmanaged::print(status, out);
+        return print_others(status, verbose, out);
     }
     let mut rows = vec![
         [
@@ -118,7 +120,14 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
     if verbose {
         why::print(&status.tenants, out)?;
     }
-    unmanaged::print(status, out)
+    print_others(status, verbose, out)
+}
+
+/// Whom deepres is not inside of, and what everyone does in the driver.
+fn print_others(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()> {
+    metered::print(status, verbose, out)?;
+    unmanaged::print(status, out)?;
+    if verbose { activity::print(status, out) } else { Ok(()) }
 }
 
 fn print_gpu(gpu: &GpuStatus, verbose: bool, out: &mut impl Write) -> io::Result<()> {

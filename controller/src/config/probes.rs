@@ -24,6 +24,12 @@ impl Default for ProbesKeys {
 }
 
 impl ProbesKeys {
+    /// Why nobody can be metered from outside, if the configuration says so.
+    pub fn metering_refusal(&self) -> Option<String> {
+        (!self.enabled)
+            .then(|| "the daemon's configuration wants no programs in the kernel (probes.enabled)".to_owned())
+    }
+
     /// As the watching thread takes it.
     pub fn settings(&self) -> Settings {
         Settings { uses_kernel: self.enabled, devices: self.devices.clone(), policy: self.unmanaged }

@@ -5,6 +5,7 @@ use super::peer::Peer;
 use crate::admin::{MAX_REQUEST_BYTES, Reply, Request};
 use crate::arbiter::Report;
 use crate::authority::Wish;
+use crate::probes::metering::Purpose;
 use std::io;
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -131,6 +132,7 @@ async fn answer(request: Request, shared: &Shared) -> Reply {
                 status.unmanaged = board.unmanaged;
                 status.probes = board.probes;
                 status.driver_activity = board.activity;
+                status.metering = shared.metering.board();
                 Reply::Status(Box::new(status))
             }
             None => {
@@ -139,8 +141,11 @@ async fn answer(request: Request, shared: &Shared) -> Reply {
         },
         Request::Coverage => Reply::Coverage { processes: shared.registry.borrow().coverage() },
         Request::Adopt { pid, tenant } => {
+            // Before it goes on, if it is held.
+            let is_listed = shared.watcher.board().unmanaged.iter().any(|user| user.pid == pid);
+            let unmetered = if is_listed { meter(shared, pid, tenant.clone()).await } else { None };
             match timeout(ANSWER_LIMIT, shared.watcher.adopt(pid, tenant)).await {
-                Ok(Ok(Ok(()))) => Reply::Adopted,
+                Ok(Ok(Ok(()))) => Reply::Adopted { unmetered },
                 Ok(Ok(Err(message))) => Reply::Error { message },
                 _ => Reply::Error {
                     message: "the watching thread does not answer; see the daemon's log".to_owned(),
@@ -205,4 +210,13 @@ async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, 
     }
     super::saving::save(shared).await;
     reply
+}
+
+/// Meters an adopted process from outside; says why it is not, if so.
+async fn meter(shared: &Shared, pid: u32, tenant: Option<String>) -> Option<String> {
+    let purpose = Purpose { tenant, is_managed: false };
+    match timeout(ANSWER_LIMIT, shared.metering.meter(pid, purpose)).await {
+        Ok(Ok(metered)) => metered.err(),
+        _ => Some("the metering thread does not answer".to_owned()),
+    }
 }

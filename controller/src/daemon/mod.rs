@@ -23,6 +23,7 @@ use crate::arbiter::{Arbiter, Setup};
 use crate::config::Config;
 use crate::directory::Directory;
 use crate::probes::Watcher;
+use crate::probes::metering::Metering;
 use crate::shm::{SharedPage, Writer};
 use connections::Connections;
 use deepres_abi::beat::BeatPage;
@@ -78,6 +79,7 @@ struct Shared {
     state: RefCell<StateFile>,
     service: Service,
     watcher: Watcher,
+    metering: Metering,
     connections: Connections,
     /// The group that may administer.
     admin_group: Option<u32>,
@@ -158,8 +160,10 @@ pub fn run(
         None => Vec::new(),
     };
     let watcher = Watcher::start(registry.config().probes.settings(), registry.connected())?;
+    let metering = Metering::start(registry.config().probes.metering_refusal(), registry.connected())?;
     let shared = Rc::new(Shared {
         watcher,
+        metering,
         registry: RefCell::new(registry),
         state: RefCell::new(state),
         service: Service::of_environment(),

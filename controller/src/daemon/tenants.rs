@@ -1,11 +1,12 @@
 //! The tenant socket: lets processes in, and notices when they are gone.
 
 use super::peer::{Peer, is_dead};
-use super::registry::{Admitted, Guest, Refused, Registry};
+use super::registry::{Admitted, Guest, Membership, Refused, Registry};
 use super::{Shared, view};
 use crate::clock::monotonic_ns;
 use crate::identity::{self, Facts};
 use crate::packet::{self, Packet};
+use crate::probes::metering::Purpose;
 use deepres_abi::wire::{self, FrameError, Hello, Refusal, RefusalKind, Role};
 use rustix::net::{SocketFlags, accept_with};
 use std::io;
@@ -25,6 +26,8 @@ const READY_LIMIT: Duration = Duration::from_secs(1);
 const CLOCK_LIMIT_NS: u64 = Duration::from_secs(5).as_nanos() as u64;
 /// Connections beyond the limit that are listened to until they can be refused; more are closed without a word.
 const REFUSED_AT_A_TIME: usize = 64;
+/// Attaching probes to a library takes milliseconds, and seconds on a busy machine.
+const METER_LIMIT: Duration = Duration::from_secs(4);
 /// Pause after a failed accept (no descriptors left, mostly), so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -138,6 +141,14 @@ async fn converse(connection: OwnedFd, peer: Peer, shared: &Rc<Shared>) -> io::R
         // Without an answer the session begins with its gate closed, and goes by the heartbeat.
         let _ = timeout(READY_LIMIT, answer).await;
     }
+    if wants_metering(&packet)
+        && let Err(reason) = meter(peer, &tenant, shared).await
+    {
+        tracing::info!(pid = peer.pid, uid = peer.uid, reason, "not metered from outside");
+        refuse(connection.as_fd(), &Refused::new(RefusalKind::Request, reason));
+        depart(shared, tenant, membership);
+        return Ok(());
+    }
     let sent = {
         let mut descriptors: Vec<BorrowedFd<'_>> = Vec::new();
         if let Some(pages) = &pages {
@@ -156,12 +167,32 @@ async fn converse(connection: OwnedFd, peer: Peer, shared: &Rc<Shared>) -> io::R
     if sent.is_ok() {
         end_of(&connection, death.as_ref()).await;
     }
+    depart(shared, tenant, membership);
+    sent
+}
+
+/// Whoever had this membership is gone.
+fn depart(shared: &Rc<Shared>, tenant: String, membership: Membership) {
     let left = shared.registry.borrow_mut().depart(&tenant, membership);
     shared.changed.notify_one();
     if let Some(left) = left {
         shared.forget_later(tenant, left);
     }
-    sent
+}
+
+/// Whether a keeper asks to be metered from outside.
+fn wants_metering(packet: &Packet) -> bool {
+    wire::decode::<Hello>(packet.bytes())
+        .is_ok_and(|hello| hello.role() == Some(Role::Keeper) && hello.metering != 0)
+}
+
+/// Meters a process from outside, by the kernel's word for who it is; returns once it is done.
+async fn meter(peer: Peer, tenant: &str, shared: &Rc<Shared>) -> Result<(), String> {
+    let purpose = Purpose { tenant: Some(tenant.to_owned()), is_managed: true };
+    match timeout(METER_LIMIT, shared.metering.meter(peer.pid, purpose)).await {
+        Ok(Ok(metered)) => metered,
+        _ => Err("the daemon's metering thread does not answer; see its log".to_owned()),
+    }
 }
 
 /// Reads the hello and lets its sender in, or says why not.

@@ -66,11 +66,12 @@ fn devices() -> Check {
 fn mps() -> Check {
     let pipes = std::env::var(MPS_VARIABLE).unwrap_or_else(|_| MPS_PIPES.to_owned());
     if Path::new(&pipes).join("control").exists() {
-        Check::note(
+        Check::advice(
             "mps",
             format!(
                 "MPS runs ({pipes}): a fatal fault of one of its clients ends the others, with deepres or without"
             ),
+            "`echo quit | nvidia-cuda-mps-control` ends it, if nobody needs it: deepres does not",
         )
     } else {
         Check::good("mps", "does not run")

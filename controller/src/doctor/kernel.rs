@@ -82,9 +82,10 @@ fn tracepoints() -> Check {
     if Path::new(TRACING).exists() {
         Check::good("tracepoints", "the tracing file system is mounted")
     } else {
-        Check::note(
+        Check::advice(
             "tracepoints",
             "the tracing file system is not mounted at /sys/kernel/tracing: deepres mounts it for itself, or takes raw tracepoints",
+            "`mount -t tracefs nodev /sys/kernel/tracing`, if the log says that raw tracepoints are taken",
         )
     }
 }
@@ -123,8 +124,11 @@ fn lockdown() -> Check {
 }
 
 fn attaches() -> Check {
-    match Kernel::attach(&Devices::none(), Asked::None, None) {
-        Ok(kernel) => Check::good("probes", format!("they load and attach ({})", kernel.way().name())),
+    match Kernel::attach(&Devices::find(&[]), Asked::None, None) {
+        Ok(kernel) => Check::good(
+            "probes",
+            format!("they load and attach by {}, because: {}", kernel.way().name(), kernel.why()),
+        ),
         Err(error) => Check::limited("probes", error.to_string(), "see the checks above"),
     }
 }

@@ -3,6 +3,7 @@
 use super::Check;
 use crate::admin::client::Client;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 /// Libraries that the linker loads into every process.
 const PRELOADS: &str = "/etc/ld.so.preload";
@@ -24,16 +25,21 @@ fn daemon() -> Check {
                 status.daemon.pid, status.daemon.version, status.daemon.directory, status.probes.state
             ),
         ),
-        Err(error) => Check::note("daemon", error.to_string()),
+        Err(error) => Check::advice(
+            "daemon",
+            error.to_string(),
+            "`deepres run` starts one; `systemctl enable --now deepres` keeps one for all users",
+        ),
     }
 }
 
 fn preload() -> Check {
     let everywhere = std::fs::read_to_string(PRELOADS).unwrap_or_default();
     if everywhere.contains(LIBRARY) {
-        return Check::note(
+        return Check::advice(
             "preload",
             format!("{PRELOADS} loads {LIBRARY} into every process of this machine"),
+            "remove it there and use `deepres run`, unless that is what you want",
         );
     }
     let missing: Vec<_> = everywhere
@@ -51,7 +57,14 @@ fn preload() -> Check {
     let beside = program.as_deref().and_then(Path::parent).map(|folder| folder.join(LIBRARY));
     let places = [beside, Some(PathBuf::from("/usr/lib/deepres").join(LIBRARY))];
     match places.into_iter().flatten().find(|place| place.is_file()) {
-        Some(place) => Check::good("preload", place.display().to_string()),
+        Some(place) => match complaint(&place) {
+            None => Check::good("preload", format!("{} loads", place.display())),
+            Some(complaint) => Check::bad(
+                "preload",
+                format!("{} does not load: {complaint}", place.display()),
+                "install the library that belongs to this program and machine (`cargo xtask dist` makes both)",
+            ),
+        },
         None => Check::bad(
             "preload",
             format!("{LIBRARY} is neither beside this program nor in /usr/lib/deepres"),
@@ -60,11 +73,31 @@ fn preload() -> Check {
     }
 }
 
+/// What the dynamic linker has to say when a program starts with the library preloaded.
+fn complaint(library: &Path) -> Option<String> {
+    let mut program = Command::new(std::env::current_exe().ok()?);
+    // It ends before it does anything; whoever is preloaded already is not this check's matter.
+    let started = program.arg("--version").env("LD_PRELOAD", library).stdin(Stdio::null()).output();
+    match started {
+        Err(error) => Some(error.to_string()),
+        Ok(output) if output.status.success() && output.stderr.is_empty() => None,
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Some(if said.is_empty() {
+                format!("a program with it ends with {}", output.status)
+            } else {
+                said
+            })
+        }
+    }
+}
+
 fn selinux() -> Check {
     match std::fs::read_to_string("/sys/fs/selinux/enforce").as_deref().map(str::trim) {
-        Ok("1") => Check::note(
+        Ok("1") => Check::advice(
             "selinux",
-            "enforcing: confined services and containers may need a rule to read the library and to connect to the daemon's socket",
+            "enforcing: confined services and containers may not be allowed to read the library or to connect to the daemon's socket",
+            "where `ausearch -m avc -c PROGRAM` shows a denial: `audit2allow -M deepres`, or label the library lib_t (`restorecon`)",
         ),
         Ok(_) => Check::good("selinux", "permissive"),
         Err(_) => Check::good("selinux", "off"),
@@ -73,9 +106,10 @@ fn selinux() -> Check {
 
 fn apparmor() -> Check {
     match std::fs::read_to_string("/sys/module/apparmor/parameters/enabled").as_deref().map(str::trim) {
-        Ok("Y") => Check::note(
+        Ok("Y") => Check::advice(
             "apparmor",
-            "on: confined programs may need a rule to read the library and to connect to the daemon's socket",
+            "on: confined programs may not be allowed to read the library or to connect to the daemon's socket",
+            "where the kernel's log shows DENIED: allow `libdeepres.so mr` and the daemon's directory `rw` in the program's profile",
         ),
         _ => Check::good("apparmor", "off"),
     }
@@ -96,9 +130,10 @@ fn containers() -> Check {
     if is_described {
         Check::good("containers", format!("{runtimes}; deepres' devices are described"))
     } else {
-        Check::note(
+        Check::advice(
             "containers",
-            format!("{runtimes}; no CDI device of deepres is described (`deepres cdi generate`)"),
+            format!("{runtimes}; no CDI device of deepres is described"),
+            "`deepres cdi generate` describes one",
         )
     }
 }

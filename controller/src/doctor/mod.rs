@@ -57,9 +57,9 @@ impl Check {
         Self { name, verdict: Verdict::Good, found: found.into(), remedy: None }
     }
 
-    /// Something to know.
-    pub fn note(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, verdict: Verdict::Note, found: found.into(), remedy: None }
+    /// Something to know, and what can be done where it is not wanted.
+    pub fn advice(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Note, found: found.into(), remedy: Some(remedy.into()) }
     }
 
     /// Something is weaker than it could be.

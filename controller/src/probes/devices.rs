@@ -56,6 +56,8 @@ impl FromStr for DeviceKey {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices {
     watches: Vec<(String, Watch)>,
+    /// Some of them are named by their numbers.
+    are_stand_ins: bool,
 }
 
 impl Devices {
@@ -98,17 +100,28 @@ impl Devices {
             );
             watches.truncate(MAX_WATCHES);
         }
-        Self { watches }
+        Self { watches, are_stand_ins: keys.iter().any(|key| key.number.is_some()) }
     }
 
     /// No devices.
     pub fn none() -> Self {
-        Self { watches: Vec::new() }
+        Self { watches: Vec::new(), are_stand_ins: false }
     }
 
     /// There is nothing to watch.
     pub fn is_empty(&self) -> bool {
         self.watches.is_empty()
+    }
+
+    /// Some of them are named by their numbers, and so may be another driver's.
+    pub fn are_stand_ins(&self) -> bool {
+        self.are_stand_ins
+    }
+
+    /// Their families, each once.
+    pub fn families(&self) -> Vec<Family> {
+        let families = self.watches.iter().map(|(_, watch)| Family::from_u32(watch.family));
+        families.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
     }
 
     /// As the kernel programs take it.

@@ -2,8 +2,10 @@
 
 use super::btf::{self, BtfError};
 use super::devices::Devices;
+pub use super::way::Way;
+use super::way::{Choice, Facts, choices};
 use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf};
-use aya::programs::{RawTracePoint, TracePoint};
+use aya::programs::{KProbe, RawTracePoint, TracePoint};
 use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use deepres_abi::probe::{
@@ -11,6 +13,7 @@ use deepres_abi::probe::{
 };
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -23,29 +26,14 @@ const TRACING_PLACES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tra
 const STATS_BUDGET_BYTES: usize = 16 << 20;
 /// Counters there are at least and at most: processes times commands.
 const STATS_ENTRIES: std::ops::RangeInclusive<usize> = 256..=4096;
+/// The driver's device that is there whenever the driver is.
+const CONTROL_NODE: &str = "/dev/nvidiactl";
+/// A number that NVIDIA's driver has no command for, in its own encoding.
+const NO_COMMAND: libc::c_ulong = 0xc000_46ff;
 /// The smallest ring there is, bytes: a page.
 const LEAST_RING_BYTES: u32 = 4096;
 /// The initial pid namespace's number.
 const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
-
-/// How the ends of ioctls are heard of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// The tracepoints of ioctl alone: other system calls pay least.
-    Tracepoints,
-    /// The raw tracepoints of all system calls: no tracing file system is needed.
-    RawTracepoints,
-}
-
-impl Way {
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tracepoints => "tracepoints",
-            Self::RawTracepoints => "raw tracepoints",
-        }
-    }
-}
 
 /// Whose ioctls are told one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,27 +75,62 @@ pub enum KernelError {
 /// Programs in the kernel.
 pub struct Kernel {
     ebpf: Ebpf,
-    way: Way,
+    choice: Choice,
 }
 
 impl Kernel {
-    /// Loads the programs and attaches those that count ioctls on `devices`.
+    /// Loads the programs and attaches those that count ioctls on `devices`: the given way, or the best that the kernel has.
     ///
     /// # Errors
     /// [`KernelError`], saying what is missing.
     pub fn attach(devices: &Devices, asked: Asked, way: Option<Way>) -> Result<Self, KernelError> {
-        let mut ebpf = load(&devices.table(), asked)?;
-        if way != Some(Way::RawTracepoints) {
-            match with_tracing(|| attach_tracepoints(&mut ebpf)) {
-                Ok(()) => return Ok(Self { ebpf, way: Way::Tracepoints }),
-                Err(error) if way.is_some() => return Err(error),
-                // Whatever of it is attached goes with the object.
-                Err(_) => ebpf = load(&devices.table(), asked)?,
+        let facts = Facts::read(devices);
+        let ways = match way {
+            Some(way) => vec![Choice { way, why: "it was asked for".to_owned() }],
+            None => choices(&facts),
+        };
+        let mut obstacles = Vec::new();
+        let mut refusal = KernelError::Refused("there is no way".to_owned());
+        for Choice { way, why } in ways {
+            // Whatever of it is attached goes with the object.
+            let mut ebpf = load(&devices.table(), asked, &[])?;
+            let attached = match way {
+                Way::DriverFunctions => attach_driver(&mut ebpf, &facts),
+                Way::Tracepoints => with_tracing(|| attach_tracepoints(&mut ebpf)),
+                Way::RawTracepoints => attach_raw(&mut ebpf, "raw_enter", "sys_enter")
+                    .and_then(|()| attach_raw(&mut ebpf, "raw_exit", "sys_exit")),
+            };
+            let why = obstacles.iter().fold(why, |why, obstacle| format!("{why}; {obstacle}"));
+            let kernel = Self { ebpf, choice: Choice { way, why } };
+            match attached.and_then(|()| kernel.prove()) {
+                Ok(()) => return Ok(kernel),
+                Err(error) => {
+                    obstacles.push(format!("{} failed: {error}", way.name()));
+                    refusal = error;
+                }
             }
         }
-        attach_raw(&mut ebpf, "raw_enter", "sys_enter")?;
-        attach_raw(&mut ebpf, "raw_exit", "sys_exit")?;
-        Ok(Self { ebpf, way: Way::RawTracepoints })
+        Err(refusal)
+    }
+
+    /// Whether the driver's functions are passed as they should be: asks the driver something that it refuses, and looks whether that was seen. The
+    /// tracepoints are the kernel's promise and need no proof.
+    fn prove(&self) -> Result<(), KernelError> {
+        if self.choice.way != Way::DriverFunctions {
+            return Ok(());
+        }
+        let unproved = |what: &str| Err(KernelError::Refused(format!("{what} {CONTROL_NODE}")));
+        let Ok(node) = std::fs::File::options().read(true).write(true).open(CONTROL_NODE) else {
+            return unproved("it cannot be tried, for want of");
+        };
+        // SAFETY: a number that is none of the driver's, with an argument of no bytes.
+        unsafe { libc::ioctl(node.as_raw_fd(), NO_COMMAND, 0) };
+        let own = std::process::id();
+        if self.stats().iter().any(|(key, value)| key.pid == own && value.errors > 0) {
+            Ok(())
+        } else {
+            unproved("they did not see an ioctl on")
+        }
     }
 
     /// Attaches programs that do nothing in the places of those that count: what attaching costs by itself.
@@ -115,8 +138,9 @@ impl Kernel {
     /// # Errors
     /// As [`Self::attach`].
     pub fn attach_empty(way: Way) -> Result<Self, KernelError> {
-        let mut ebpf = load(&Devices::none().table(), Asked::None)?;
+        let mut ebpf = load(&Devices::none().table(), Asked::None, &[])?;
         match way {
+            Way::DriverFunctions => {}
             Way::Tracepoints => with_tracing(|| {
                 let program: &mut TracePoint = program_of(&mut ebpf, "empty_tracepoint")?;
                 program.load().map_err(refused)?;
@@ -133,12 +157,17 @@ impl Kernel {
                 }
             }
         }
-        Ok(Self { ebpf, way })
+        Ok(Self { ebpf, choice: Choice { way, why: "to measure".to_owned() } })
     }
 
     /// How ioctls are heard of.
     pub fn way(&self) -> Way {
-        self.way
+        self.choice.way
+    }
+
+    /// Why they are heard of that way.
+    pub fn why(&self) -> &str {
+        &self.choice.why
     }
 }
 
@@ -257,7 +286,7 @@ pub struct Ring<T> {
 }
 
 impl<T: FromBytes> Ring<T> {
-    fn new(map: aya::maps::Map) -> Option<Self> {
+    pub(super) fn new(map: aya::maps::Map) -> Option<Self> {
         Some(Self { ring: RingBuf::try_from(map).ok()?, record: std::marker::PhantomData })
     }
 
@@ -291,8 +320,13 @@ pub fn is_in_host_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == HOST_PID_NAMESPACE)
 }
 
-/// Loads the object and sets what the running kernel and the caller are like. No program is loaded yet.
-fn load(watches: &[Watch], asked: Asked) -> Result<Ebpf, KernelError> {
+/// Loads the object and sets what the running kernel and the caller are like; `sizes` are those of maps that are to have others. No program
+/// is loaded yet.
+pub(super) fn load(
+    watches: &[Watch],
+    asked: Asked,
+    sizes: &[(&'static str, u32)],
+) -> Result<Ebpf, KernelError> {
     if !are_built() {
         return Err(KernelError::NotBuilt);
     }
@@ -335,6 +369,9 @@ fn load(watches: &[Watch], asked: Asked) -> Result<Ebpf, KernelError> {
     }
     loader.override_global("WATCHES", watches.as_bytes(), true);
     loader.map_max_entries("STATS", entries).map_max_entries("EVENTS", event_bytes);
+    for (name, entries) in sizes {
+        loader.map_max_entries(name, *entries);
+    }
     let mut ebpf = loader.load(PROGRAMS).map_err(refused)?;
     let mut commands: HashMap<_, [u8; size_of::<CommandKey>()], [u8; size_of::<CommandValue>()]> =
         named(ebpf.map_mut("COMMANDS")).and_then(HashMap::try_from).map_err(refused)?;
@@ -356,7 +393,18 @@ fn attach_tracepoints(ebpf: &mut Ebpf) -> Result<(), KernelError> {
     Ok(())
 }
 
-fn attach_raw(ebpf: &mut Ebpf, program: &str, tracepoint: &str) -> Result<(), KernelError> {
+fn attach_driver(ebpf: &mut Ebpf, facts: &Facts) -> Result<(), KernelError> {
+    for name in ["driver_exit", "driver_enter"] {
+        let program: &mut KProbe = program_of(ebpf, name)?;
+        program.load().map_err(refused)?;
+        for function in facts.targets() {
+            program.attach(function, 0).map_err(refused)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn attach_raw(ebpf: &mut Ebpf, program: &str, tracepoint: &str) -> Result<(), KernelError> {
     let program: &mut RawTracePoint = program_of(ebpf, program)?;
     program.load().map_err(refused)?;
     program.attach(tracepoint).map_err(refused)?;
@@ -408,11 +456,18 @@ pub(super) fn named<M>(map: Option<M>) -> Result<M, aya::maps::MapError> {
 
 /// An error of the kernel's or aya's, with what is behind it.
 pub(super) fn refused(error: impl std::error::Error) -> KernelError {
+    // What the verifier has to say goes on for pages.
+    const VERIFIER: &str = ". Verifier output:";
+    let short = |text: String| text.split(VERIFIER).next().unwrap_or_default().to_owned();
     let mut text = error.to_string();
+    if text.contains(VERIFIER) {
+        tracing::debug!(%error, "the kernel refuses a program");
+    }
+    text = short(text);
     let mut forbidden = false;
     let mut source = error.source();
     while let Some(cause) = source {
-        let cause_text = cause.to_string();
+        let cause_text = short(cause.to_string());
         if !text.contains(&cause_text) {
             text = format!("{text}: {cause_text}");
         }

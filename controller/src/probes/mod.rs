@@ -5,6 +5,8 @@
 //! | [`kernel`] | loads and attaches the kernel programs, reads their maps |
 //! | `btf` | where the running kernel's structs have their fields |
 //! | [`devices`] | which devices are the GPU's |
+//! | [`way`] | pure: how the kernel is asked to tell of ioctls |
+//! | [`metering`] | counts the launches of programs that cannot be preloaded |
 //! | [`watch`] | the thread that reads everything and keeps the board |
 //! | [`users`] | pure: who is to be told of as unmanaged, and when |
 //! | [`scan`] | what /proc tells of processes |
@@ -15,10 +17,12 @@ pub mod btf;
 pub mod connected;
 pub mod devices;
 pub mod kernel;
+pub mod metering;
 pub mod scan;
 pub mod status;
 pub mod users;
 pub mod watch;
+pub mod way;
 
 pub use connected::{Connected, Presence};
 pub use watch::{Settings, Watcher};

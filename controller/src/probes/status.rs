@@ -1,6 +1,7 @@
 //! What the probes found, as the admin socket and `deepres ps --json` tell it.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// The kernel programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,12 +54,68 @@ pub struct ActivityStatus {
     pub calls: u64,
     /// Those that failed.
     pub errors: u64,
-    /// Time that its threads spent inside them, ns.
+    /// Time that its threads spent blocked in them, ns.
     pub time_ns: u64,
+    /// The longest of them, ns.
+    #[serde(default)]
+    pub longest_ns: u64,
+    /// Those that allocated, mapped or moved memory.
+    #[serde(default)]
+    pub memory_calls: u64,
     /// Memory that they mapped, made or moved, bytes, as far as the arguments tell.
     pub bytes: u64,
     /// When the last ended, ns of `CLOCK_MONOTONIC`.
     pub last_ns: u64,
+}
+
+/// A process that is metered from outside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MeteredStatus {
+    /// The process, as the host sees it.
+    pub pid: u32,
+    /// The same as it sees itself, if it is in a pid namespace of its own.
+    pub container_pid: Option<u32>,
+    /// Whose it is.
+    pub uid: u32,
+    /// Its container's id, shortened.
+    pub container: Option<String>,
+    /// Its command line when it began, shortened.
+    pub command: String,
+    /// The tenant that it is metered for.
+    pub tenant: Option<String>,
+    /// `metered`, `waiting` (it uses no library that can be probed, yet) or `ended`.
+    pub state: String,
+    /// Why it is not metered.
+    pub problem: Option<String>,
+    /// Since when, ns of `CLOCK_MONOTONIC`.
+    pub since_ns: u64,
+    /// When the last counted call began, ns of `CLOCK_MONOTONIC`.
+    pub last_ns: u64,
+    /// Kernels launched one by one.
+    pub launches: u64,
+    /// Graphs launched.
+    pub graph_launches: u64,
+    /// Allocations asked for.
+    pub allocations: u64,
+    /// What they asked for, bytes, as far as an argument tells.
+    pub allocated_bytes: u64,
+    /// Allocations given back.
+    pub frees: u64,
+    /// Calls of each function.
+    pub functions: BTreeMap<String, u64>,
+    /// The libraries that are probed, by their paths where the process is.
+    pub libraries: Vec<String>,
+}
+
+/// Metering from outside.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MeteringStatus {
+    /// Who is metered, and who was a moment ago.
+    pub processes: Vec<MeteredStatus>,
+    /// Calls that were not counted, because there was no room.
+    pub uncounted_calls: u64,
+    /// Children that were not followed, because there was no room.
+    pub uncounted_processes: u64,
 }
 
 /// All of it.

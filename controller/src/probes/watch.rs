@@ -10,7 +10,7 @@ use super::users::{Change, Evidence, Users};
 use crate::clock::monotonic_ns;
 use crate::config::UnmanagedPolicy;
 use crate::process::ProcessKey;
-use deepres_abi::probe::{News, StatKey, StatValue};
+use deepres_abi::probe::{Family, News, StatKey, StatValue, TICK_NS};
 use nvml_wrapper::Nvml;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -24,8 +24,6 @@ use tokio::sync::oneshot;
 
 /// What NVML is called at run time.
 const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
-/// Clock ticks of /proc, ns.
-const TICK_NS: u64 = 10_000_000;
 const MS: u64 = 1_000_000;
 /// How often counters are read while there are any.
 const STATS_NS: u64 = 1_000 * MS;
@@ -203,8 +201,8 @@ impl Watch {
         match attached.map(|mut kernel| (kernel.take_news(), kernel)) {
             Ok((Some(news), kernel)) => {
                 self.state.state = "attached".to_owned();
-                self.state.detail = format!("{} on {}", kernel.way().name(), self.devices);
-                tracing::info!(way = kernel.way().name(), devices = %self.devices, "watching ioctls");
+                self.state.detail = format!("{} on {} ({})", kernel.way().name(), self.devices, kernel.why());
+                tracing::info!(way = kernel.way().name(), why = kernel.why(), devices = %self.devices, "watching ioctls");
                 self.kernel = Some((kernel, news));
             }
             Ok((None, _)) => self.unavailable("the kernel programs have no ring".to_owned()),
@@ -254,7 +252,7 @@ impl Watch {
         let Some((_, ring)) = &mut self.kernel else { return };
         let news: Vec<News> = std::iter::from_fn(|| ring.pop()).collect();
         for News { key } in news {
-            self.saw(process(&key), Evidence::Ioctl, is_uvm(&key), now_ns);
+            self.saw(process(key.pid, key.started_ns), Evidence::Ioctl, is_uvm(key.family), now_ns);
         }
     }
 
@@ -266,11 +264,11 @@ impl Watch {
         self.state.untimed = totals.untimed;
         let mut by_process: BTreeMap<ProcessKey, (ActivityStatus, bool, Vec<StatKey>)> = BTreeMap::new();
         for (key, value) in kernel.stats() {
-            let who = process(&key);
+            let who = process(key.pid, key.started_ns);
             let (activity, computes, keys) =
                 by_process.entry(who).or_insert_with(|| (no_activity(who.pid), false, Vec::new()));
-            add(activity, &value);
-            *computes |= is_uvm(&key);
+            add(activity, &key, &value);
+            *computes |= is_uvm(key.family);
             keys.push(key);
         }
         let before = std::mem::take(&mut self.counted);
@@ -473,21 +471,33 @@ fn next(began_ns: u64, pause_ns: u64) -> u64 {
     now_ns + pause_ns.max((now_ns - began_ns).saturating_mul(DUTY))
 }
 
-fn process(key: &StatKey) -> ProcessKey {
-    ProcessKey { pid: key.pid, start_ticks: key.started_ns / TICK_NS }
+fn process(pid: u32, started_ns: u64) -> ProcessKey {
+    ProcessKey { pid, start_ticks: started_ns / TICK_NS }
 }
 
-fn is_uvm(key: &StatKey) -> bool {
-    use deepres_abi::probe::Family;
-    Family::from_u32(key.family) == Family::Uvm
+fn is_uvm(family: u32) -> bool {
+    Family::from_u32(family) == Family::Uvm
 }
 
 fn no_activity(pid: u32) -> ActivityStatus {
-    ActivityStatus { pid, calls: 0, errors: 0, time_ns: 0, bytes: 0, last_ns: 0 }
+    ActivityStatus {
+        pid,
+        calls: 0,
+        errors: 0,
+        time_ns: 0,
+        longest_ns: 0,
+        memory_calls: 0,
+        bytes: 0,
+        last_ns: 0,
+    }
 }
 
-fn add(activity: &mut ActivityStatus, value: &StatValue) {
+fn add(activity: &mut ActivityStatus, key: &StatKey, value: &StatValue) {
     activity.calls += value.calls;
+    if crate::trace::concerns_memory(key.family, key.command) {
+        activity.memory_calls += value.calls - value.errors.min(value.calls);
+    }
+    activity.longest_ns = activity.longest_ns.max(value.longest_ns);
     activity.errors += value.errors;
     activity.time_ns = activity.time_ns.saturating_add(value.time_ns);
     activity.bytes = activity.bytes.saturating_add(value.bytes);

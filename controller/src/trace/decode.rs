@@ -4,7 +4,7 @@
 use super::layout::{self, Command, Kind};
 use super::names::{CLASSES, CONTROLS, STATUSES};
 use crate::text::harmless;
-use deepres_abi::probe::{Event, Family, PAYLOAD_BYTES, encoded_bytes, major, minor};
+use deepres_abi::probe::{Event, Family, NO_DESCRIPTOR, PAYLOAD_BYTES, encoded_bytes, major, minor};
 use serde::Serialize;
 use zerocopy::FromBytes;
 
@@ -27,8 +27,8 @@ pub struct Decoded {
     pub tid: u32,
     /// The thread's name.
     pub thread: String,
-    /// The descriptor.
-    pub fd: u32,
+    /// The descriptor, where it is known.
+    pub fd: Option<u32>,
     /// The device's numbers, `MAJOR:MINOR`.
     pub device: String,
     /// The language of the device: `rm`, `uvm`, `modeset` or `other`.
@@ -90,7 +90,7 @@ pub fn decode(event: &Event) -> Decoded {
         pid: event.pid,
         tid: event.tid,
         thread: thread_name(&event.name),
-        fd: event.descriptor,
+        fd: (event.descriptor != NO_DESCRIPTOR).then_some(event.descriptor),
         device: format!("{}:{}", major(event.device), minor(event.device)),
         family: family_name(family),
         command: event.command,

@@ -24,3 +24,14 @@ pub fn commands() -> impl Iterator<Item = (CommandKey, CommandValue)> {
         })
     })
 }
+
+/// Escapes that allocate and whose amount stands behind another pointer: NV_ESC_RM_ALLOC_MEMORY, NV_ESC_RM_VID_HEAP_CONTROL.
+const ALLOCATING: [u32; 2] = [0x27, 0x4a];
+
+/// Whether a command allocates, maps or moves memory.
+pub fn concerns_memory(family: u32, command: u32) -> bool {
+    let family = Family::from_u32(family);
+    layout::find(family, command).is_some_and(|known| {
+        known.amount.is_some() || family == Family::Rm && ALLOCATING.contains(&known.number)
+    })
+}

@@ -1,6 +1,7 @@
 //! What a trace adds up to: commands, by the time spent in them.
 
 use super::decode::Decoded;
+use deepres_abi::probe::REST;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -27,15 +28,26 @@ pub struct Summary {
     lines: BTreeMap<(&'static str, u32), Line>,
 }
 
+/// Commands that are told apart, at most; there are fewer than a tenth as many.
+const MAX_LINES: usize = 4096;
+/// What stands for all others.
+const OTHERS: &str = "others";
 /// What the driver says when all is well.
 const OK: &str = "NV_OK";
 
 impl Summary {
     /// One more event.
     pub fn add(&mut self, event: &Decoded) {
-        let line = self.lines.entry((event.family, event.command)).or_insert_with(|| Line {
-            command: event.name.map_or_else(|| format!("{:#x}", event.command), str::to_owned),
-            family: event.family,
+        let mut key = (event.family, event.command);
+        let mut name = event.name.map_or_else(|| format!("{:#x}", event.command), str::to_owned);
+        if self.lines.len() >= MAX_LINES && !self.lines.contains_key(&key) {
+            // Whoever makes numbers up has them counted together.
+            key = (OTHERS, REST);
+            name = OTHERS.to_owned();
+        }
+        let line = self.lines.entry(key).or_insert_with(|| Line {
+            command: name,
+            family: key.0,
             calls: 0,
             errors: 0,
             time_ns: 0,

@@ -1,7 +1,7 @@
 //! Every ioctl on a watched device is counted, once, and none of another.
 
 use super::support::*;
-use deepres_abi::probe::{StatKey, StatValue};
+use deepres_abi::probe::{COMMANDS_APART, Family, REST, StatKey, StatValue, TICK_NS};
 use deepres_controller::probes::kernel::{Asked, Kernel, Way};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -164,56 +164,94 @@ os.waitpid(child, 0)
 fn a_process_id_that_comes_again_is_another_process() {
     let _alone = alone();
     let Some(kernel) = probes(&[TUN_KEY], Asked::None, None) else { return };
-    // A pid namespace of its own gives out the same ids again; what tells two processes of one id apart is when they began.
+    let code = format!("import fcntl; f = open({TUN:?}, 'r+b', 0); fcntl.ioctl(f, {SUCCESS}, bytearray(8))");
     let run = || {
-        let code =
-            format!("import fcntl; f = open({TUN:?}, 'r+b', 0); fcntl.ioctl(f, {SUCCESS}, bytearray(8))");
         let mut child = Command::new("python3").args(["-c", &code]).spawn().unwrap();
         let pid = child.id();
         assert!(child.wait().unwrap().success());
         pid
     };
-    let (first, second) = (run(), run());
-    let began = |pid| counted(&kernel, pid)[0].0.started_ns;
-    assert!(began(first) != 0 && began(first) < began(second));
+    let first = run();
+    // The kernel gives out the next free id after this one; someone else's fork may take it before.
+    let comes_again = (0..200).any(|_| {
+        std::fs::write("/proc/sys/kernel/ns_last_pid", (first - 1).to_string()).unwrap();
+        run() == first
+    });
+    assert!(comes_again, "process id {first} did not come again");
+    let counted: Vec<_> =
+        counted(&kernel, first).into_iter().map(|(key, value)| (key.started_ns, value.calls)).collect();
+    assert_eq!(counted.len(), 2, "{counted:?}");
+    assert!(
+        counted[0].0 != counted[1].0
+            && counted.iter().all(|(started_ns, calls)| *started_ns != 0 && *calls == 1)
+    );
+
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let ticks: u64 = stat.rsplit(')').next().unwrap().split_whitespace().nth(19).unwrap().parse().unwrap();
     let file = open(TUN);
     assert_eq!(ioctl(fd(&file), SUCCESS), 0);
-    let own = counted(&kernel, std::process::id())[0].0;
+    let own = super::support::counted(&kernel, std::process::id())[0].0;
     assert_eq!(
-        own.started_ns / 10_000_000,
+        own.started_ns / TICK_NS,
         ticks,
         "the same moment that /proc tells, in hundredths of a second"
     );
 }
 
+/// Numbers that are no commands, all different.
+fn number(index: u64) -> u64 {
+    0xc000_4600 | index << 16 & 0x3fff_0000 | index & 0xff
+}
+
 #[test]
-fn counters_of_the_dead_can_be_freed_and_what_has_no_room_is_counted() {
+fn one_process_cannot_take_the_counters_of_the_others() {
     let _alone = alone();
     let Some(mut kernel) = probes(&[FUSE_KEY], Asked::None, None) else { return };
     let file = open(FUSE);
-    // More commands than there can be counters.
     const COMMANDS: u64 = 5_000;
-    for number in 0..COMMANDS {
-        assert!(ioctl(fd(&file), 0xc000_4600 | number << 16 & 0x3fff_0000 | number & 0xff) < 0);
+    for index in 0..COMMANDS {
+        assert!(ioctl(fd(&file), number(index)) < 0);
     }
     let own = counted(&kernel, std::process::id());
-    let calls: u64 = own.iter().map(|(_, value)| value.calls).sum();
-    let totals = kernel.totals();
-    assert!(totals.unattributed > 0 && own.len() < COMMANDS as usize);
-    assert_eq!(calls + totals.unattributed, COMMANDS, "none is lost without being counted");
-    let keys: Vec<StatKey> = own.iter().map(|(key, _)| *key).collect();
-    for key in &keys {
+    assert_eq!(own.len(), COMMANDS_APART as usize + 1, "and one for the rest");
+    assert_eq!(own.iter().map(|(_, value)| value.calls).sum::<u64>(), COMMANDS, "none is lost");
+    let rest = of_command(&kernel, std::process::id(), REST.into()).unwrap();
+    assert_eq!(rest.calls, COMMANDS - u64::from(COMMANDS_APART));
+    for (key, _) in &own {
         kernel.remove(key);
     }
-    assert_eq!(counted(&kernel, std::process::id()), Vec::<(StatKey, StatValue)>::new());
-    assert!(ioctl(fd(&file), RM_CONTROL) < 0);
     assert_eq!(
-        of_command(&kernel, std::process::id(), RM_CONTROL).map(|value| value.calls),
-        Some(1),
-        "there is room again"
+        counted(&kernel, std::process::id()),
+        Vec::<(StatKey, StatValue)>::new(),
+        "the dead's are freed"
     );
+}
+
+#[test]
+fn what_has_no_room_is_counted_together_and_whoever_comes_is_told_of_still() {
+    let _alone = alone();
+    // More processes with as many commands each as are counted apart than there is room for.
+    const PROCESSES: u64 = 48;
+    const COMMANDS: u64 = COMMANDS_APART as u64;
+    let script = format!(
+        "import fcntl, os\n\
+         for _ in range({PROCESSES}):\n\
+         \x20if os.fork() == 0:\n\
+         \x20 f = open({FUSE:?}, 'r+b', 0)\n\
+         \x20 for index in range({COMMANDS}):\n\
+         \x20  try: fcntl.ioctl(f, 0xc0004600 | index << 16 | index)\n\
+         \x20  except OSError: pass\n\
+         \x20 os._exit(0)\n\
+         for _ in range({PROCESSES}): os.wait()"
+    );
+    let Some(mut kernel) = probes(&[FUSE_KEY], Asked::None, None) else { return };
+    let mut news = kernel.take_news().unwrap();
+    assert!(Command::new("python3").args(["-c", &script]).status().unwrap().success());
+    let calls: u64 = kernel.stats().iter().map(|(_, value)| value.calls).sum();
+    let totals = kernel.totals();
+    assert!(totals.unattributed > 0);
+    assert_eq!(calls + totals.unattributed, PROCESSES * COMMANDS, "none is lost without being counted");
+    assert_eq!(std::iter::from_fn(|| news.pop()).count() as u64, PROCESSES);
 }
 
 #[test]
@@ -226,8 +264,8 @@ fn a_new_process_is_told_at_once() {
     assert_eq!(ioctl(fd(&file), SUCCESS), 0);
     let told: Vec<_> =
         std::iter::from_fn(|| news.pop()).filter(|news| news.key.pid == std::process::id()).collect();
-    assert_eq!(told.len(), 1, "once for each process and command");
-    assert_eq!(u64::from(told[0].key.command), SUCCESS);
+    assert_eq!(told.len(), 1, "once for each process and kind of device");
+    assert_eq!(told[0].key.family, Family::Uvm as u32);
 }
 
 /// The parts of a test that others would disturb: all of them watch the same process.

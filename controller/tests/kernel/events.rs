@@ -49,7 +49,7 @@ fn nvidias_calls_are_told_by_name_with_fields_status_and_amount() {
         ]
     );
     assert!(told.iter().all(|event| event.pid == std::process::id()
-        && event.fd == fd(&file) as u32
+        && event.fd == Some(fd(&file) as u32)
         && event.latency_ns > 0));
     let made = of_command(&kernel, std::process::id(), UVM_CREATE_EXTERNAL_RANGE).unwrap();
     assert_eq!(made.bytes, 1 << 21, "the argument tells how much");

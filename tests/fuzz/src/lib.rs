@@ -28,7 +28,7 @@ mod pages;
 
 use targets::{
     admin, cgroup, config as configuration, conversation, directory, frames, images, meters,
-    pages as shared_pages, quantities, state, welcome,
+    pages as shared_pages, quantities, state, symbols, trace, welcome,
 };
 
 /// Code under attack.
@@ -53,6 +53,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "pages", run: shared_pages::run },
     Target { name: "quantities", run: quantities::run },
     Target { name: "state", run: state::run },
+    Target { name: "symbols", run: symbols::run },
+    Target { name: "trace", run: trace::run },
     Target { name: "welcome", run: welcome::run },
 ];
 

@@ -8,6 +8,19 @@ use crate::{build, command, ebpf};
 /// What ours may cost above empty programs, ns.
 const OTHER_LIMIT_NS: f64 = 60.0;
 const WATCHED_LIMIT_NS: f64 = 200.0;
+/// What the watching thread may take of a core, percent.
+const IDLE_LIMIT_PERCENT: f64 = 0.5;
+/// What `--json` prints.
+const FIELDS: [&str; 8] = [
+    "bare_ns",
+    "empty_other_ns",
+    "ours_other_ns",
+    "empty_watched_ns",
+    "ours_watched_ns",
+    "unrelated_syscall_tax_ns",
+    "lost_at_1e5_per_s",
+    "drop_counter_exact",
+];
 
 /// Options of `cargo xtask bench trace`.
 #[derive(clap::Args)]
@@ -22,12 +35,16 @@ pub fn run(options: &Options) -> Result<()> {
     ebpf::build()?;
     let mut cargo = build::cargo();
     cargo.args(["run", "--release", "--quiet", "--package", "deepres", "--example", "probe-cost"]);
-    let reports: Vec<Value> = serde_json::from_str(&command::output(&mut cargo)?)?;
+    let all: Value = serde_json::from_str(&command::output(&mut cargo)?)?;
+    let reports = all["ways"].as_array().context("nothing was measured")?;
     if options.json {
-        println!("{}", reports.first().context("nothing was measured")?);
+        let report = reports.first().context("nothing was measured")?;
+        let fields: Vec<String> =
+            FIELDS.iter().map(|field| format!("\"{field}\":{}", report[field])).collect();
+        println!("{{{}}}", fields.join(","));
         return Ok(());
     }
-    for report in &reports {
+    for report in reports {
         let number = |key: &str| report[key].as_f64().unwrap_or(f64::NAN);
         let above = |ours: &str, empty: &str| number(ours) - number(empty);
         println!("{}", report["way"].as_str().unwrap_or_default());
@@ -45,5 +62,13 @@ pub fn run(options: &Options) -> Result<()> {
         println!("  events lost at 100,000 a second        {:>7}", report["lost_at_1e5_per_s"]);
         println!("  lost events are counted exactly        {:>7}", report["drop_counter_exact"]);
     }
+    let number = |key: &str| all[key].as_f64().unwrap_or(f64::NAN);
+    println!("metering from outside");
+    println!("  added to a launch                      {:>7.1} ns", number("launch_probe_ns"));
+    println!("the daemon's watching thread, with the programs attached and idle");
+    println!(
+        "  of one core                            {:>7.2} % (at most {IDLE_LIMIT_PERCENT})",
+        number("idle_percent")
+    );
     Ok(())
 }

@@ -107,12 +107,18 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<Ke
     hello.slo_ns = wish.slo_ns.unwrap_or(0);
     hello.pid = std::process::id();
     wire::set_text(&mut hello.tenant, request.name);
+    exchange(&hello, &socket, &connection)?;
+    Ok(Keeper { socket: std::path::absolute(socket)?, connection })
+}
+
+/// Says hello and waits for the answer.
+fn exchange(hello: &Hello, socket: &Path, connection: &OwnedFd) -> Result<()> {
     let broken = || format!("the daemon at {} does not answer", socket.display());
     for direction in [Timeout::Recv, Timeout::Send] {
-        set_socket_timeout(&connection, direction, Some(PATIENCE)).with_context(broken)?;
+        set_socket_timeout(connection, direction, Some(PATIENCE)).with_context(broken)?;
     }
-    packet::send(&connection, hello.as_bytes(), &[]).with_context(broken)?;
-    let answer = match Packet::receive(&connection) {
+    packet::send(connection, hello.as_bytes(), &[]).with_context(broken)?;
+    let answer = match Packet::receive(connection) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             bail!("{} within {} s", broken(), PATIENCE.as_secs())
         }
@@ -124,5 +130,16 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<Ke
         bail!("refused: {}", wire::text(&refusal.reason).unwrap_or("no reason was given"));
     }
     wire::decode::<Welcome>(answer.bytes()).with_context(broken)?;
-    Ok(Keeper { socket: std::path::absolute(socket)?, connection })
+    Ok(())
+}
+
+/// Asks the daemon at `socket` to meter this process from outside, for a tenant that is kept already. Returns once it does.
+pub fn be_metered(socket: &Path, tenant: &str) -> Result<()> {
+    let connection = connect(socket)?.with_context(|| format!("nobody listens at {}", socket.display()))?;
+    let mut hello = Hello::new(Role::Keeper);
+    hello.monotonic_ns = monotonic_ns();
+    hello.pid = std::process::id();
+    hello.metering = 1;
+    wire::set_text(&mut hello.tenant, tenant);
+    exchange(&hello, socket, &connection)
 }

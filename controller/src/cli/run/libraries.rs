@@ -111,7 +111,23 @@ fn try_driver(preloaded: Option<(&Path, &OsStr)>) -> Result<Output> {
     command.output().context("cannot start a process to look for the CUDA driver")
 }
 
-/// Tries to load a library; prints why it cannot be.
+/// Where the dynamic linker of this process has found a library that is loaded.
+fn mapped_at(name: &str) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let mut paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
+    // A link's name and its target's begin alike: libcuda.so.1, libcuda.so.595.45.04.
+    let stem = name.split_inclusive(".so").next()?;
+    paths.find(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(stem))).map(PathBuf::from)
+}
+
+/// The driver's library as a job's linker would find it, if it would.
+pub fn find_driver() -> Option<PathBuf> {
+    let tried = try_driver(None).ok()?;
+    let path = String::from_utf8(tried.stdout).ok()?;
+    (tried.status.success() && path.starts_with('/')).then(|| PathBuf::from(path.trim_end()))
+}
+
+/// Tries to load a library; prints where it is, or why it cannot be.
 pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
     if args.beside.as_ref().is_some_and(|library| !is_loaded(library)) {
         return ExitCode::FAILURE;
@@ -120,6 +136,9 @@ pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
     // SAFETY: a terminated string; whatever the library does when loaded, it does to this process, which then ends.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
     if !handle.is_null() {
+        if let Some(path) = mapped_at(&args.name) {
+            println!("{}", path.display());
+        }
         return ExitCode::SUCCESS;
     }
     // SAFETY: after a failed dlopen the result is null or a terminated string that lives until the next call.

@@ -3,6 +3,7 @@
 mod connect;
 mod job;
 mod libraries;
+mod metered;
 mod program;
 mod record;
 mod start;
@@ -35,6 +36,7 @@ Examples:
   deepres run --share 30% --memory 8GiB -- python train.py --epochs 3
   deepres run --criticality high --deadline 2h --size 40min -- python train.py
   deepres run --slo 30ms -- python serve.py
+  deepres run --no-preload -- ./static-program
   deepres run --name sweep --share 50% -- ./worker.sh     (start it twice: both are one tenant)")]
 pub struct Args {
     /// Name of the tenant; programs with the same name share one part [default: command and process id]
@@ -45,6 +47,9 @@ pub struct Args {
     /// Record what the program asks of the GPU's driver into this file (docs/traces.md)
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    /// Do not load deepres into the program: what it launches is counted from outside, and nothing is limited
+    #[arg(long, conflicts_with_all = ["share", "memory", "class", "record"])]
+    no_preload: bool,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -78,9 +83,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
             return Ok(unusable.exit_code());
         }
     };
-    let library = libraries::find_interposer()?;
-    let preload = libraries::require_driver(&library)?;
-    if let Some(obstacle) = program::obstacle(&file) {
+    // A program that is not preloaded may have no driver that this machine's linker finds.
+    let preload = match args.no_preload {
+        true => None,
+        false => Some(libraries::require_driver(&libraries::find_interposer()?)?),
+    };
+    if preload.is_some()
+        && let Some(obstacle) = program::obstacle(&file)
+    {
         eprintln!(
             "deepres: {} {obstacle}: what it does on the GPU itself is neither metered nor limited",
             program.display()
@@ -95,7 +105,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
     let mut command = Command::new(program);
     command.args(arguments);
-    command.env(PRELOAD_VARIABLE, libraries::preload_with(&preload, std::env::var_os(PRELOAD_VARIABLE)));
+    match &preload {
+        Some(preload) => {
+            let others = std::env::var_os(PRELOAD_VARIABLE);
+            command.env(PRELOAD_VARIABLE, libraries::preload_with(preload, others));
+        }
+        None => metered::meter(&mut command, &file, keeper.socket.clone(), name.clone()),
+    }
     command.env(SOCKET_VARIABLE, &keeper.socket);
     command.env(TENANT_VARIABLE, &name);
     command.envs(wishes::variables(&wish));

@@ -3,8 +3,8 @@
 use super::Registry;
 use super::tenant::Tenant;
 use crate::admin::{
-    AccountStatus, DaemonStatus, GpuStatus, ProbesStatus, ProcessCoverage, SessionGpuStatus, SessionStatus,
-    Status, TenantStatus,
+    AccountStatus, DaemonStatus, GpuStatus, MeteringStatus, ProbesStatus, ProcessCoverage, SessionGpuStatus,
+    SessionStatus, Status, TenantStatus,
 };
 use crate::arbiter::{Report, SessionId};
 use crate::clock::monotonic_ns;
@@ -40,6 +40,7 @@ impl Registry {
             unmanaged: Vec::new(),
             probes: ProbesStatus::default(),
             driver_activity: Vec::new(),
+            metering: MeteringStatus::default(),
         }
     }
 

@@ -11,4 +11,6 @@ pub mod meters;
 pub mod pages;
 pub mod quantities;
 pub mod state;
+pub mod symbols;
+pub mod trace;
 pub mod welcome;

@@ -1,0 +1,19 @@
+//! Records of the kernel programs, which describe what any process hands to the driver.
+
+use deepres_controller::text::is_harmful;
+use deepres_controller::trace::decode::decode_bytes;
+use deepres_controller::trace::summary::Summary;
+
+/// Whatever a record holds, it is shown as text that a terminal survives, and as JSON.
+pub fn run(data: &[u8]) {
+    let Some(event) = decode_bytes(data) else { return };
+    let fields = event.fields.iter().map(|(_, value)| value).chain(&event.status).map(ToString::to_string);
+    let texts = fields.chain([event.thread.clone()]).chain(event.error.clone());
+    for text in texts {
+        assert!(!text.chars().any(is_harmful), "{text:?}");
+    }
+    assert!(!serde_json::to_string(&event).expect("it has no maps").contains('\n'));
+    let mut summary = Summary::default();
+    summary.add(&event);
+    assert_eq!((summary.calls(), summary.lines().len()), (1, 1));
+}
