@@ -22,6 +22,8 @@ const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(25));
 const SPELL_PART: u64 = 16;
 /// Weight of a spell in the running mean: one in so many.
 const SPELL_WEIGHT: f64 = 8.0;
+/// Streams of which launches were measured within so long run beside each other.
+const BESIDE_NS: u64 = ns(Duration::from_millis(100));
 /// Measured GPU time in a spell from which it tells something.
 const SPELL_NS: i64 = 50_000;
 
@@ -40,6 +42,9 @@ pub struct Account {
     spell: Option<Spell>,
     spell_due_ns: u64,
     had_sparse: bool,
+    /// The stream that was measured last, and when another had been.
+    stream: usize,
+    other_stream_ns: Option<u64>,
     /// Something is in flight, copies too.
     pub is_occupied: bool,
     /// Lanes in which kernels are.
@@ -58,6 +63,8 @@ impl Default for Account {
             spell: None,
             spell_due_ns: 0,
             had_sparse: false,
+            stream: 0,
+            other_stream_ns: None,
             is_occupied: false,
             computing_lanes: 0,
         }
@@ -88,10 +95,28 @@ impl Account {
         std::mem::take(&mut self.is_occupied)
     }
 
+    /// Notes that launches of a stream (any number that tells it from others) were measured at `now_ns`.
+    pub fn saw(&mut self, stream: usize, now_ns: u64) {
+        if self.stream != 0 && self.stream != stream {
+            self.other_stream_ns = Some(now_ns);
+        }
+        self.stream = stream;
+    }
+
+    /// Whether several streams run, seen from what was measured of late: a stream with gaps is idle at most looks.
+    fn has_several(&self, now_ns: u64) -> bool {
+        self.computing_lanes > 1
+            || self.other_stream_ns.is_some_and(|seen_ns| now_ns.saturating_sub(seen_ns) < BESIDE_NS)
+    }
+
     /// Takes in launches that took `measured`; returns what they add to the process's GPU time. `single`: one launch, of a stream that has gaps.
+    ///
+    /// What other streams cover of such a launch is known in a spell alone, in which theirs are all measured too: a place for it beside launches
+    /// that were not measured would make up for a part of the overlap twice, or not at all.
     pub fn charge(&mut self, measured: &Measured, end_ns: i64, single: bool) -> Charged {
         let whole_ns = end_ns - measured.start_ns;
-        if measured.took_ns * 100 < whole_ns * DENSE_PERCENT {
+        let is_dense = measured.took_ns * 100 >= whole_ns * DENSE_PERCENT;
+        if !is_dense || (single && self.spell.is_none() && self.is_corrected()) {
             let ns = self.charge_unplaced(measured.took_ns.unsigned_abs());
             return Charged { ns, place: None };
         }
@@ -107,6 +132,11 @@ impl Account {
         self.streams_ns = self.streams_ns.saturating_add(measured.took_ns.unsigned_abs());
         self.covered_ns = self.covered_ns.saturating_add(fresh_ns);
         Charged { ns: fresh_ns, place: Some((start_ns, end_ns)) }
+    }
+
+    /// Whether times without a place are charged a part of only: streams overlap.
+    fn is_corrected(&self) -> bool {
+        self.counts < 1.0
     }
 
     /// The same for a time that has no place.
@@ -143,7 +173,7 @@ impl Account {
             self.spell = None;
             self.had_sparse = false;
             self.spell_due_ns = now_ns.saturating_add(SPELL_EVERY_NS);
-        } else if self.computing_lanes < 2 {
+        } else if !self.has_several(now_ns) {
             self.counts = 1.0;
             self.spell_due_ns = now_ns;
         } else if self.had_sparse && now_ns >= self.spell_due_ns {
@@ -196,8 +226,29 @@ mod tests {
             assert!(!account.spell(now_ns), "it is over");
         }
         assert!((745..=760).contains(&account.charge_unplaced(1_000)), "{}", account.counts);
+        let single = account.charge(&measured(now_ns as i64, 1_000), now_ns as i64 + 1_000, true);
+        assert!(
+            single.place.is_none() && (745..=760).contains(&single.ns),
+            "nor is what one knows alone: {single:?}"
+        );
         account.computing_lanes = 1;
         assert!(!account.spell(now_ns + 2 * SPELL_EVERY_NS), "one stream overlaps nothing");
         assert_eq!(account.charge_unplaced(1_000), 1_000);
+    }
+
+    #[test]
+    fn streams_with_gaps_run_beside_each_other_though_each_look_meets_one_at_most() {
+        let mut account = Account::default();
+        account.charge_unplaced(1);
+        account.saw(1, 0);
+        assert!(!account.spell(0), "there is one alone");
+        account.charge_unplaced(1);
+        account.saw(2, 10);
+        assert!(account.spell(10), "there are two");
+        assert!(!account.spell(10 + SPELL_EVERY_NS));
+        account.counts = 0.5;
+        account.saw(2, BESIDE_NS + 10);
+        assert!(!account.spell(BESIDE_NS + 10));
+        assert_eq!(account.charge_unplaced(1_000), 1_000, "the other is gone");
     }
 }

@@ -256,12 +256,14 @@ impl Meter {
                 context.gpu.estimates.bound(key, measured.most_ns.unsigned_abs());
             }
         }
+        let ticked_ns = self.ticked_ns;
         let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
         let Some(meter) = context.gpu.meter() else { return };
         if contents.is_copy {
             meter.copy_ns.fetch_add(account.charge_copy(&measured, times.1), Ordering::Relaxed);
             return;
         }
+        account.saw(std::ptr::from_ref(lane).addr(), ticked_ns);
         let is_sparse = measured.was_idle || !measured.is_exact;
         lane.learn(took_ns / launches, is_sparse);
         let charged = account.charge(&measured, times.1, is_sparse && launches == 1);

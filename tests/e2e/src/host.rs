@@ -82,7 +82,7 @@ impl Host {
             .expect("/dev/shm is writable");
         let simgpu_toml = folder.path().join("simgpu.toml");
         fs::write(&simgpu_toml, SIMGPU_TOML).expect("a folder of our own");
-        let watchdog = Watchdog::start(folder.path().to_owned());
+        let watchdog = Watchdog::start(folder.path().to_owned(), TEST_LIMIT);
         Self {
             folder,
             state,
@@ -92,6 +92,12 @@ impl Host {
             _machine: machine,
             _watchdog: watchdog,
         }
+    }
+
+    /// For a test that takes so long by itself: it counts as hanging that much later.
+    pub fn lasting(mut self, lasts: Duration) -> Self {
+        self._watchdog = Watchdog::start(self.folder.path().to_owned(), TEST_LIMIT + lasts);
+        self
     }
 
     /// Sets the simulated GPU's configuration; before the first process.
@@ -284,11 +290,11 @@ struct Watchdog {
 }
 
 impl Watchdog {
-    fn start(folder: PathBuf) -> Self {
+    fn start(folder: PathBuf, limit: Duration) -> Self {
         let (stop, stopped) = std::sync::mpsc::channel();
         thread::spawn(move || {
-            if stopped.recv_timeout(TEST_LIMIT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                eprintln!("over {TEST_LIMIT:?}: killing {}", describe(&processes_with(&folder)));
+            if stopped.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("over {limit:?}: killing {}", describe(&processes_with(&folder)));
                 kill_all(&folder);
             }
         });

@@ -84,6 +84,7 @@ fn assert_counted_and_limited(client: &Client) -> Value {
     };
     let ps = host.await_ps(|ps| ps.find(client.name).is_some_and(is_metered), METER_SETTLES_WITHIN);
     let tenant = ps.tenant(client.name);
+    println!("{}: metered {} ns of {} ns", client.name, tenant.gpu_ns, record.gpus[0].kernel_busy_ns);
     assert_eq!(tenant.pids(), [record.pid]);
     assert_eq!(tenant.graph_launches, 0);
     assert_eq!(tenant.memory_limit_bytes, Some(LIMIT_BYTES));
