@@ -203,7 +203,7 @@ pub struct GpuStatus {
     pub window_ns: u64,
     /// How long a waiter spins before it sleeps, ns.
     pub spin_ns: u64,
-    /// What a hand-off costs at the median, from which the others follow, ns.
+    /// What a hand-off costs in the mean, those left out that a busy machine held up; the others follow from it; ns.
     #[serde(default)]
     pub handoff_ns: u64,
     /// How long before its end a lease is renewed or given up, ns.
@@ -357,4 +357,8 @@ pub struct SessionGpuStatus {
     pub wait_ns: u64,
     /// Memory that it holds, bytes.
     pub memory_bytes: u64,
+    /// For how long something of it runs without an end, if it is so long that it cannot be shared in time (a kernel that spins, or stays for
+    /// good), ns.
+    #[serde(default)]
+    pub overdue_ns: Option<u64>,
 }

@@ -2,8 +2,10 @@
 
 /// Hand-offs remembered: enough for a 99th percentile, few enough to follow a change within seconds.
 const REMEMBERED: usize = 256;
-/// Hand-offs needed before the median is believed.
+/// Hand-offs needed before their mean is believed.
 const BELIEVED_FROM: usize = 8;
+/// A hand-off counts as so many times the median at most.
+const MEDIANS_COUNTED: u64 = 4;
 
 /// The latest samples, ns.
 #[derive(Debug, Default)]
@@ -34,9 +36,15 @@ impl Latency {
         sorted.get(rank).copied().unwrap_or(0)
     }
 
-    /// The median, once there are enough samples for one.
-    pub fn median_ns(&self) -> Option<u64> {
-        (self.samples_ns.len() >= BELIEVED_FROM).then(|| self.quantile_ns(50))
+    /// The mean, once there are enough samples for one. None counts as more than some medians: what a busy machine held up is not what a
+    /// hand-off costs.
+    pub fn usual_ns(&self) -> Option<u64> {
+        let samples = self.samples_ns.len();
+        (samples >= BELIEVED_FROM).then(|| {
+            let most_ns = self.quantile_ns(50).saturating_mul(MEDIANS_COUNTED);
+            let sum_ns: u64 = self.samples_ns.iter().map(|sample_ns| (*sample_ns).min(most_ns)).sum();
+            sum_ns / samples as u64
+        })
     }
 }
 
@@ -47,14 +55,16 @@ mod tests {
     #[test]
     fn quantiles_are_of_the_latest_samples() {
         let mut latency = Latency::default();
-        assert_eq!((latency.quantile_ns(50), latency.median_ns()), (0, None));
+        assert_eq!((latency.quantile_ns(50), latency.usual_ns()), (0, None));
         for sample_ns in 1..=100 {
             latency.add(sample_ns);
         }
         assert_eq!(
-            (latency.quantile_ns(50), latency.quantile_ns(99), latency.median_ns()),
+            (latency.quantile_ns(50), latency.quantile_ns(99), latency.usual_ns()),
             (50, 99, Some(50))
         );
+        latency.add(1_000_000);
+        assert_eq!(latency.usual_ns(), Some((5050 + 4 * 51) / 101), "one that was held up says little");
         for _ in 0..REMEMBERED {
             latency.add(7);
         }

@@ -4,6 +4,7 @@ pub mod account;
 mod events;
 mod latency;
 mod owed;
+mod overdue;
 mod report;
 mod saved;
 mod stopped;

@@ -4,6 +4,7 @@ use super::account::{Account, MAX_HELD_BYTES, MAX_WAITERS, fairness_ppm};
 use super::events::{Bell, Events};
 use super::latency::Latency;
 use super::owed::{REVIEW_NS, gate_name};
+use super::overdue::Overdue;
 use super::saved::{Awaited, Baseline, SavedAccount, SavedMeter, Snapshot};
 use super::stopped::{self, Stopped};
 use super::{Command, Report, Restored, SessionId, SessionSeat, Setup, TenantSeat};
@@ -47,6 +48,7 @@ pub struct Session {
     last: Reading,
     awaited: Option<Awaited>,
     stopped: Stopped,
+    overdue: Overdue,
     /// What its gate says.
     gate: Grant,
 }
@@ -329,6 +331,15 @@ impl Worker {
             let reading = session
                 .stopped
                 .look(&session.last, slot.read(), may_launch, now_ns, || stopped::is_stopped(process));
+            let longest_ns = self.tenants.get(&session.tenant).map_or(0, |tenant| tenant.account.longest_ns);
+            if session.overdue.look(&reading, longest_ns, now_ns) {
+                let pid = process.map(|process| process.pid);
+                tracing::warn!(
+                    gpu = self.gpu,
+                    pid,
+                    "work that does not end: it cannot share the GPU in time"
+                );
+            }
             let before = if is_brought {
                 let from = session.awaited.take().and_then(|awaited| awaited.from);
                 if let (Some(from), Some(tenant)) = (from, self.tenants.get_mut(&session.tenant)) {
@@ -378,7 +389,7 @@ impl Worker {
             self.handoffs += 1;
             if let Some(idle_ns) = handoff.idle_ns {
                 self.latency.add(idle_ns);
-                let handoff_ns = self.latency.median_ns().unwrap_or(ASSUMED_HANDOFF_NS);
+                let handoff_ns = self.latency.usual_ns().unwrap_or(ASSUMED_HANDOFF_NS);
                 self.tuning = Tuning::derive(handoff_ns, self.quantum, self.processors);
             }
         }
@@ -564,8 +575,15 @@ impl Worker {
         let last = from.map_or_else(Reading::default, |from| from.meter.into());
         let grant = self.scheduler.grant(seat.id);
         let gate = self.tenants.get(&seat.id).map_or(grant, |tenant| tenant.grant_of(session.id, grant));
-        let session =
-            Session { seat: session, tenant: seat.id, last, awaited, stopped: Stopped::default(), gate };
+        let session = Session {
+            seat: session,
+            tenant: seat.id,
+            last,
+            awaited,
+            stopped: Stopped::default(),
+            overdue: Overdue::default(),
+            gate,
+        };
         self.set_gate(&session, gate, false);
         self.sessions.insert(session.seat.id, session);
         self.limit_memory(seat.id, seat.memory_limit_bytes);
@@ -669,7 +687,10 @@ impl Worker {
                 .sessions
                 .iter()
                 .filter_map(|(id, session)| {
-                    Some((*id, session_status(session, accounts.get(&session.tenant)?)))
+                    let longest_ns = self.tenants.get(&session.tenant)?.account.longest_ns;
+                    let overdue_ns = session.overdue.overdue_ns(longest_ns, self.looked_ns);
+                    let account = accounts.get(&session.tenant)?;
+                    Some((*id, SessionGpuStatus { overdue_ns, ..session_status(session, account) }))
                 })
                 .collect(),
             tenants: accounts.into_iter().collect(),
@@ -732,6 +753,7 @@ fn session_status(session: &Session, account: &AccountStatus) -> SessionGpuStatu
         graph_launches: meter.graph_launches.min(account.graph_launches),
         wait_ns: meter.wait_ns.min(account.wait_ns),
         memory_bytes: held_bytes.min(account.memory_bytes),
+        overdue_ns: None,
     }
 }
 

@@ -117,6 +117,7 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
     }
     print_table(&rows, out)?;
     print_processes(status, out)?;
+    print_overdue(status, out)?;
     if verbose {
         why::print(&status.tenants, out)?;
     }
@@ -203,6 +204,26 @@ fn print_processes(status: &Status, out: &mut impl Write) -> io::Result<()> {
     }
     writeln!(out)?;
     print_table(&rows, out)
+}
+
+/// Says whose work does not end.
+fn print_overdue(status: &Status, out: &mut impl Write) -> io::Result<()> {
+    for tenant in &status.tenants {
+        for session in &tenant.sessions {
+            for gpu in &session.gpus {
+                let Some(overdue_ns) = gpu.overdue_ns else { continue };
+                writeln!(
+                    out,
+                    "\n{} ({}) runs something on gpu {} for {} that does not end: a kernel that spins or stays for good cannot share the GPU in time. Give it a GPU of its own, or end it.",
+                    tenant.name,
+                    session.pid,
+                    gpu.gpu,
+                    time(overdue_ns)
+                )?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Prints rows with their columns aligned: names to the left, numbers to the right, the last column as it is.

@@ -64,7 +64,7 @@ impl Default for QuantumBounds {
 /// The time constants in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
-    /// What a hand-off costs at the median, ns.
+    /// What a hand-off costs, ns.
     pub handoff_ns: u64,
     /// How long a lease lasts while others wait, ns.
     pub quantum_ns: u64,
@@ -79,7 +79,7 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// The constants for hand-offs that cost `handoff_ns` at the median, on a machine with so many processors.
+    /// The constants for hand-offs that cost `handoff_ns`, on a machine with so many processors.
     pub fn derive(handoff_ns: u64, bounds: QuantumBounds, processors: usize) -> Self {
         let quantum_ns = handoff_ns
             .saturating_mul(HANDOFFS_PER_QUANTUM)

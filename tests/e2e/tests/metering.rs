@@ -42,7 +42,12 @@ fn assert_exact(arguments: &[&str]) {
 
 /// The same, where so much may be running at the end that is not charged yet: the meter charges a kernel when it is complete.
 fn assert_exact_but_for(running: Duration, arguments: &[&str]) {
-    let host = Host::measuring().simgpu(SIMGPU_TOML);
+    assert_exact_on(SIMGPU_TOML, running, arguments);
+}
+
+/// The same on a GPU that is like this.
+fn assert_exact_on(simgpu_toml: &str, running: Duration, arguments: &[&str]) {
+    let host = Host::measuring().simgpu(simgpu_toml);
     let _daemon = host.daemon();
     let _client = start(&host, arguments);
     thread::sleep(SETTLED);
@@ -78,6 +83,13 @@ fn kernels_of_many_lengths_with_gaps() {
     assert_exact(&[
         "k6", "wait:30", "k20", "wait:25", "k2", "wait:10", "k80", "wait:100", "k6", "k6", "wait:20",
     ]);
+}
+
+#[test]
+fn records_that_cost_coarse_events_and_a_clock_that_drifts() {
+    let hard = "event_step_ns = 1000\nrecord_cost_ns = 2000\nclock_drift_ppb = 50000\n";
+    let pattern = ["k20", "wait:150", "k80x5", "wait:300", "k200", "sync", "wait:100"];
+    assert_exact_on(&format!("{hard}{SIMGPU_TOML}"), Duration::ZERO, &pattern);
 }
 
 #[test]

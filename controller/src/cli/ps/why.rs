@@ -21,7 +21,7 @@ pub fn print(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result<()> {
 pub fn print_gpu(gpu: &GpuStatus, out: &mut impl Write) -> io::Result<()> {
     writeln!(
         out,
-        "  from a hand-off of {} (median, drain included): quantum {}, renewed {} before its end, window {}, spin {}, idle after {}",
+        "  from a hand-off of {} (mean, drain included): quantum {}, renewed {} before its end, window {}, spin {}, idle after {}",
         time(gpu.handoff_ns),
         time(gpu.quantum_ns),
         time(gpu.lead_ns),

@@ -128,6 +128,8 @@ pub struct Scheduler {
     guard: Guard,
     /// The owner that had the GPU last: it has it before it asks, if guests are the only others.
     last_owner: Option<TenantId>,
+    /// What somebody is owed changed since the GPU was last given.
+    is_redistributed: bool,
     /// When two tenants last wanted the GPU at once.
     contended_ns: Option<u64>,
     changes: Vec<Change>,
@@ -199,6 +201,7 @@ impl Scheduler {
     /// Sets what a tenant is owed: its class, and its weight among its like. What it was charged before keeps the weight of that time.
     pub fn set_standing(&mut self, tenant: TenantId, class: Class, weight_ppm: u32) {
         let Some(tenant) = self.tenants.get_mut(&tenant) else { return };
+        self.is_redistributed |= tenant.weight_ppm != weight_ppm;
         tenant.weight_ppm = weight_ppm;
         let rank = Rank::of(class);
         if tenant.rank != rank {
@@ -442,6 +445,7 @@ impl Scheduler {
 
     /// Gives the GPU, which is free, to a tenant.
     fn give(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Step {
+        self.is_redistributed = false;
         let rank = if self.is_guest(tenant) { Rank::Guest } else { Rank::Owner };
         if rank == Rank::Owner {
             self.last_owner = Some(tenant);
@@ -507,6 +511,7 @@ impl Scheduler {
     }
 
     fn hold_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
+        let is_redistributed = std::mem::take(&mut self.is_redistributed);
         let Some(holder) = self.tenants.get(&hold.tenant) else {
             self.hold = None;
             return Step::Again;
@@ -545,7 +550,8 @@ impl Scheduler {
             self.lease(hold.tenant, expires_ns, true);
             return Step::Stay(Some(expires_ns.saturating_sub(tuning.lead_ns)));
         }
-        if now_ns >= expires_ns {
+        // Who gains by what changed is not to wait for the end of a lease that was given before.
+        if now_ns >= expires_ns || (is_redistributed && !is_behind) {
             return self.close(hold, now_ns);
         }
         let renewal_ns = expires_ns.saturating_sub(tuning.lead_ns);

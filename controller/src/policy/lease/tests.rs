@@ -350,3 +350,21 @@ fn a_tenant_is_of_its_class_before_anything_else_is_known_of_it() {
         assert!(bench.is_closed(C), "others want the GPU");
     }
 }
+
+#[test]
+fn who_gains_by_a_new_quota_does_not_wait_for_the_end_of_a_lease_given_before() {
+    let mut bench = Bench::new();
+    // A has a lease, and has used a part of it.
+    bench.step(0, RUNNING, WAITING);
+    while !bench.is_leased(A) {
+        bench.step(MS, if bench.is_closed(A) { WAITING } else { RUNNING }, RUNNING);
+        bench.step(0, WAITING, WAITING);
+    }
+    let used = Seen { used_ns: MS, ..RUNNING };
+    bench.step(MS, used, WAITING);
+    assert!(bench.is_leased(A), "its lease is not over");
+    bench.scheduler.set_standing(A, Class::Fair, PPM / 10);
+    bench.scheduler.set_standing(B, Class::Fair, PPM / 10 * 9);
+    bench.step(0, RUNNING, WAITING);
+    assert_eq!(bench.scheduler.phase(), Phase::Draining(A));
+}

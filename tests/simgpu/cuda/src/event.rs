@@ -7,7 +7,7 @@ use simgpu_engine::{EventId, EventStatus, Ticket};
 use crate::capture::{self, Captured};
 use crate::context::{self, Context, code_of, lock};
 use crate::handle::{Kind, Table};
-use crate::process::host;
+use crate::process::{config, host};
 use crate::status::{self, Result};
 use crate::stream::Stream;
 use crate::{pending, pool};
@@ -16,8 +16,6 @@ use crate::{pending, pool};
 pub static EVENTS: Table<Event> = Table::new(Kind::Event);
 
 const FLAGS_MASK: u32 = cu::CU_EVENT_BLOCKING_SYNC | cu::CU_EVENT_DISABLE_TIMING | cu::CU_EVENT_INTERPROCESS;
-/// The step of event timestamps: the resolution that NVIDIA documents for cuEventElapsedTime, "around 0.5 microseconds".
-const TIMESTAMP_STEP_NS: u64 = 500;
 const NS_PER_MS: f64 = 1e6;
 
 /// One event.
@@ -90,7 +88,11 @@ impl Event {
     /// Records it, captures or not: what an event record node of a graph does.
     pub fn record_now(&self, stream: &Stream) -> Result<()> {
         stream.wait_for(&[])?;
+        let until_ns = host().now_ns() + config().record_cost_ns;
         host().record(stream.engine, self.engine).map_err(|error| code_of(&error))?;
+        while config().record_cost_ns > 0 && host().now_ns() < until_ns {
+            std::hint::spin_loop();
+        }
         Ok(())
     }
 
@@ -148,7 +150,7 @@ impl Event {
             return Err(status::INVALID_HANDLE);
         }
         match host().event_status(self.engine) {
-            EventStatus::Done { at_ns } => Ok(at_ns / TIMESTAMP_STEP_NS * TIMESTAMP_STEP_NS),
+            EventStatus::Done { at_ns } => Ok(config().device_ns(at_ns)),
             EventStatus::Pending => Err(status::NOT_READY),
             EventStatus::NeverRecorded | EventStatus::Gone => Err(status::INVALID_HANDLE),
         }

@@ -61,6 +61,9 @@ pub struct Config {
     pub launch_latency_ns: u64,
     pub launch_overhead_ns: u64,
     pub queue_depth: u32,
+    pub event_step_ns: u64,
+    pub record_cost_ns: u64,
+    pub clock_drift_ppb: i64,
     pub host_to_device_bytes_per_us: u64,
     pub device_to_host_bytes_per_us: u64,
     pub device_to_device_bytes_per_us: u64,
@@ -156,6 +159,7 @@ impl Config {
             ("shared_memory_per_sm_bytes", self.shared_memory_per_sm_bytes.into()),
             ("memory_bytes", self.memory_bytes),
             ("slice_ns", self.slice_ns),
+            ("event_step_ns", self.event_step_ns),
             ("host_to_device_bytes_per_us", self.host_to_device_bytes_per_us),
             ("device_to_host_bytes_per_us", self.device_to_host_bytes_per_us),
             ("device_to_device_bytes_per_us", self.device_to_device_bytes_per_us),
@@ -174,6 +178,14 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// What the device's clock shows, as events tell it, at `host_ns` of the host's.
+    pub fn device_ns(&self, host_ns: u64) -> u64 {
+        const PPB: i128 = 1_000_000_000;
+        let host = i128::from(host_ns);
+        let device = host + host * i128::from(self.clock_drift_ppb) / PPB;
+        u64::try_from(device).unwrap_or(0) / self.event_step_ns * self.event_step_ns
     }
 
     /// Where a GPU is on the PCI bus.
@@ -348,6 +360,14 @@ mod tests {
         let config = Config::parse("gpus = 8\ngpus_per_switch = 2\ngpus_per_node = 4").expect("valid");
         let ancestors = [0, 1, 2, 4].map(|other| config.common_ancestor(0, other));
         assert_eq!(ancestors, [Ancestor::Same, Ancestor::Switch, Ancestor::Node, Ancestor::System]);
+    }
+
+    #[test]
+    fn the_devices_clock_has_its_own_pace_and_steps() {
+        let config = Config::parse("event_step_ns = 1000\nclock_drift_ppb = -50000").expect("valid");
+        assert_eq!(config.device_ns(1_000_000_999), 999_950_000);
+        assert_eq!(Config::default().device_ns(1_999), 1_500);
+        assert!(Config::parse("event_step_ns = 0").is_err());
     }
 
     #[test]
