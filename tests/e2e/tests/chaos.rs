@@ -8,7 +8,6 @@ use std::{
 use deepres_e2e::{
     Host, Process,
     clients::{Way, c_client},
-    host::COMMAND_LIMIT,
     shares::Window,
 };
 use rustix::process::Signal;

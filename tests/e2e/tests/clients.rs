@@ -18,7 +18,7 @@ const CLIENT_LIMIT: Duration = Duration::from_secs(90);
 const METER_SETTLES_WITHIN: Duration = Duration::from_secs(5);
 /// The part of its kernels' GPU time that a client is charged at the least: these run for some milliseconds, in which the meter knows their kernels
 /// from few samples. `metering.rs` holds what is promised of programs that go on.
-const METERED_AT_LEAST: f64 = 0.7;
+const METERED_AT_LEAST: f64 = 0.5;
 const LIMIT_BYTES: u64 = 1 << 30;
 /// Enough for the client's memory to be taken and its look-ups to be made.
 const FEW: &str = "3";
