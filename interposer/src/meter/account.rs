@@ -17,11 +17,13 @@ const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
 /// A segment that was busy for less than this part of its time is charged without a place.
 const DENSE_PERCENT: i64 = 90;
 /// From one spell to the next.
-const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(25));
+const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(50));
 /// How long a spell lasts: one part in so many of the time.
 const SPELL_PART: u64 = 16;
+/// What begins earlier in a spell is not judged: beside it run launches of segments that were open before, which have no place.
+const SETTLING_NS: u64 = ns(Duration::from_micros(500));
 /// Weight of a spell in the running mean: one in so many.
-const SPELL_WEIGHT: f64 = 8.0;
+const SPELL_WEIGHT: f64 = 4.0;
 /// Streams of which launches were measured within so long run beside each other.
 const BESIDE_NS: u64 = ns(Duration::from_millis(100));
 /// Measured GPU time in a spell from which it tells something.
@@ -82,6 +84,7 @@ pub struct Charged {
 
 #[derive(Debug)]
 struct Spell {
+    judged_from_ns: i64,
     ends_ns: u64,
     /// Single launches' times, and what they covered that nothing else did.
     singles_ns: i64,
@@ -123,7 +126,7 @@ impl Account {
         let start_ns = end_ns - measured.took_ns;
         let fresh_ns = self.all.add(start_ns, end_ns);
         let dense_ns = if single { 0 } else { self.dense.add(start_ns, end_ns) };
-        if let Some(spell) = &mut self.spell {
+        if let Some(spell) = self.spell.as_mut().filter(|spell| start_ns >= spell.judged_from_ns) {
             if single {
                 spell.singles_ns += measured.took_ns;
             }
@@ -178,7 +181,8 @@ impl Account {
             self.spell_due_ns = now_ns;
         } else if self.had_sparse && now_ns >= self.spell_due_ns {
             let ends_ns = now_ns.saturating_add(SPELL_EVERY_NS / SPELL_PART);
-            self.spell = Some(Spell { ends_ns, singles_ns: 0, added_ns: 0 });
+            let judged_from_ns = i64::try_from(now_ns.saturating_add(SETTLING_NS)).unwrap_or(i64::MAX);
+            self.spell = Some(Spell { judged_from_ns, ends_ns, singles_ns: 0, added_ns: 0 });
             return true;
         }
         false
