@@ -3,8 +3,8 @@
 pub mod account;
 mod events;
 mod latency;
-mod owed;
 mod overdue;
+mod owed;
 mod report;
 mod saved;
 mod stopped;

@@ -3,8 +3,8 @@
 use super::account::{Account, MAX_HELD_BYTES, MAX_WAITERS, fairness_ppm};
 use super::events::{Bell, Events};
 use super::latency::Latency;
-use super::owed::{REVIEW_NS, gate_name};
 use super::overdue::Overdue;
+use super::owed::{REVIEW_NS, gate_name};
 use super::saved::{Awaited, Baseline, SavedAccount, SavedMeter, Snapshot};
 use super::stopped::{self, Stopped};
 use super::{Command, Report, Restored, SessionId, SessionSeat, Setup, TenantSeat};

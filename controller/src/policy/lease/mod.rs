@@ -47,6 +47,8 @@ const MIN_DRAIN_NS: u64 = ns(Duration::from_millis(50));
 const MAX_DRAIN_NS: u64 = ns(Duration::from_secs(1));
 /// The drain limit allows for so many of the tenant's longest kernels: the meter counts some as one.
 const LONGEST_PER_DRAIN: u64 = 4;
+/// A weight that changes by more than this part of itself (one in so many) is a new quota, and not a priority that moves with time.
+const NEW_QUOTA_PART: u32 = 8;
 /// A pause in which a guest waits without leave is looked at so often.
 const PAUSE_POLL_NS: u64 = ns(Duration::from_millis(1));
 /// A drain is looked at so often even if no bell rings.
@@ -201,7 +203,8 @@ impl Scheduler {
     /// Sets what a tenant is owed: its class, and its weight among its like. What it was charged before keeps the weight of that time.
     pub fn set_standing(&mut self, tenant: TenantId, class: Class, weight_ppm: u32) {
         let Some(tenant) = self.tenants.get_mut(&tenant) else { return };
-        self.is_redistributed |= tenant.weight_ppm != weight_ppm;
+        let change_ppm = tenant.weight_ppm.abs_diff(weight_ppm);
+        self.is_redistributed |= change_ppm > tenant.weight_ppm / NEW_QUOTA_PART;
         tenant.weight_ppm = weight_ppm;
         let rank = Rank::of(class);
         if tenant.rank != rank {
