@@ -40,7 +40,8 @@ fn assert_replayable(file: &Path) {
     for evaluated in metrics::evaluate(&scenario, &[Policy::Deepres, Policy::Gps]) {
         let recorded = &evaluated.row.tenants[0];
         assert!(recorded.demand > 0.0 && recorded.received > 0.0, "{recorded:?}");
-        assert!(evaluated.row.throughput <= 1.0 + 1e-9, "{}", evaluated.row.throughput);
+        // A kernel that began before what is measured counts whole where it ends.
+        assert!(evaluated.row.throughput <= 1.01, "{}", evaluated.row.throughput);
     }
 }
 
