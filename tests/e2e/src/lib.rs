@@ -6,6 +6,7 @@
 pub mod artefacts;
 pub mod clients;
 pub mod containers;
+pub mod contention;
 pub mod host;
 mod process;
 mod ps;

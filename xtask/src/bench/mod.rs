@@ -4,6 +4,7 @@ mod beside;
 mod daemon;
 mod handoff;
 mod hook;
+mod memory;
 mod pieces;
 mod preload;
 mod share;
@@ -30,6 +31,13 @@ pub enum Bench {
     Daemon(daemon::Options),
     /// How fast the GPU changes hands, and how soon a new quota or a waiting tenant has it.
     Handoff(handoff::Options),
+    /// Whether racing processes stay inside their tenant's memory, and what that costs.
+    ///
+    /// Threads of several processes of one tenant allocate and free on a simulated GPU as fast as they can, and some processes are killed among
+    /// it. Counted are moments at which more than the limit was held (by the clients' own record, and by the simulated GPU's) and
+    /// refusals that nothing justifies that was really held: at no moment of the call was what had been given, and not yet been given
+    /// back, enough to leave too little room. The time of an allocation and its free is that of `bench hook`, under a limit.
+    Memory(memory::Options),
     /// What preloading the library adds to a process that uses no CUDA.
     ///
     /// Runs /bin/true bare and preloaded in turns; shown are the medians.
@@ -57,6 +65,7 @@ pub fn run(bench: &Bench) -> Result<()> {
         Bench::Handoff(options) => handoff::run(options),
         Bench::Daemon(options) => daemon::run(options),
         Bench::Hook(options) => hook::run(options),
+        Bench::Memory(options) => memory::run(options),
         Bench::Preload(options) => preload::run(options),
         Bench::Trace(options) => trace::run(options),
         Bench::Share(options) => share::run(options),

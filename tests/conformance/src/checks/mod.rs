@@ -1,6 +1,7 @@
 //! What is asked, by subject.
 
 mod captures;
+mod checkpoints;
 mod contexts;
 mod events;
 mod general;
@@ -41,6 +42,7 @@ pub fn all() -> impl Iterator<Item = &'static Check> {
         pools::CHECKS,
         physical::CHECKS,
         graphs::CHECKS,
+        checkpoints::CHECKS,
     ]
     .into_iter()
     .flatten()

@@ -3,6 +3,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use deepres_abi::driver::ApiId;
+use simgpu_engine::Call;
 use simgpu_engine::faults::{self, Action};
 
 use crate::process;
@@ -22,6 +23,26 @@ pub const fn needs_initialisation(id: ApiId) -> bool {
             | ApiId::cuModuleGetLoadingMode
             | ApiId::cuThreadExchangeStreamCaptureMode
     )
+}
+
+/// Whether a function waits while the process is locked by a checkpoint: what controls checkpoints does not.
+pub const fn waits_for_unlock(id: ApiId) -> bool {
+    needs_initialisation(id)
+        && !matches!(
+            id,
+            ApiId::cuCheckpointProcessLock
+                | ApiId::cuCheckpointProcessCheckpoint
+                | ApiId::cuCheckpointProcessRestore
+                | ApiId::cuCheckpointProcessUnlock
+                | ApiId::cuCheckpointProcessGetState
+                | ApiId::cuCheckpointProcessGetRestoreThreadId
+        )
+}
+
+/// The beginning of a call that was let in: it waits here while the process is locked, and until the result is dropped the process is not.
+#[inline]
+pub fn begin<const WAITS_FOR_UNLOCK: bool>() -> Option<Call<'static>> {
+    WAITS_FOR_UNLOCK.then(|| process::host().begin_call())
 }
 
 /// The entry of every function.

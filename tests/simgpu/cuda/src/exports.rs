@@ -19,7 +19,11 @@ macro_rules! expand {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
                 let entered = edge::enter::<{ edge::needs_initialisation(ApiId::$symbol) }>(stringify!($symbol));
-                match entered.and_then(|()| api::$symbol($($arg),*)) {
+                let call = || {
+                    let _call = edge::begin::<{ edge::waits_for_unlock(ApiId::$symbol) }>();
+                    api::$symbol($($arg),*)
+                };
+                match entered.and_then(|()| call()) {
                     Ok(()) => status::SUCCESS,
                     Err(code) => code.0,
                 }

@@ -7,8 +7,8 @@ use crate::{
     guard::{Census, Guard},
     journal::{Memory, Overlay},
     layout::{
-        Context, Event, FreeList, MAX_CONTEXTS, MAX_EVENTS, MAX_PROCESSES, MAX_STREAMS, NEVER, RING, Stream,
-        TICKS_PER_NS, Word, item_kind, pack, unpack,
+        Context, Event, FreeList, MAX_CONTEXTS, MAX_EVENTS, MAX_PROCESSES, MAX_STREAMS, NEVER, Process, RING,
+        Stream, TICKS_PER_NS, Word, item_kind, pack, unpack,
     },
     liveness::{self, ByteLock},
     shared::{self, Shared},
@@ -122,6 +122,17 @@ impl Host {
             return Err(Error::Forked);
         }
         Ok(Guard::lock(&self.shared, &self.clock, Some(self.process.number), Census::WhenDue))
+    }
+
+    /// The record of this process.
+    #[inline]
+    pub(crate) fn own_record(&self) -> &Process {
+        &self.shared.state.processes[self.process.number]
+    }
+
+    /// The state, held; `None` in a forked child.
+    pub(crate) fn lock_state(&self) -> Option<Guard<'_>> {
+        self.enter().ok()
     }
 
     /// Creates a context and charges its overhead (`context_overhead_bytes`) to the GPU's memory.
@@ -548,6 +559,16 @@ impl Host {
         let mut guard = self.enter()?;
         let found = live_context(&guard, context).ok_or(Error::Gone("context"))?;
         let gpu = found.gpu.load() as usize;
+        let record = &guard.state().gpus[gpu];
+        let used_bytes = guard.get(&record.memory_used_bytes).saturating_add(bytes);
+        if used_bytes > guard.get(&record.memory_peak_bytes).min(self.shared.config.memory_bytes) {
+            // A driver has taken the dead's memory back by the time anybody can know of their death: what is refused, and what is noted as
+            // the most ever taken, is not to count it.
+            drop(guard);
+            let own = Some(self.process.number);
+            guard = Guard::lock(&self.shared, &self.clock, own, Census::Now);
+            live_context(&guard, context).ok_or(Error::Gone("context"))?;
+        }
         self.take_memory(&mut guard, context.index as usize, gpu, bytes)?;
         guard.commit();
         Ok(())

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Says that the file is complete and ours; written last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"simgpu01");
 /// Changes with every change of this file.
-pub const VERSION: u64 = 3;
+pub const VERSION: u64 = 4;
 
 /// Contexts of the whole host.
 pub const MAX_CONTEXTS: usize = 1024;
@@ -167,6 +167,8 @@ pub struct Gpu {
     pub idle_ns: Word,
     pub switches: Word,
     pub memory_used_bytes: Word,
+    /// The most of it ever taken at once.
+    pub memory_peak_bytes: Word,
     /// Contexts that have work in their streams.
     pub occupied: [Word; MAX_CONTEXTS / BITS],
     pub bucket_number: [Word; BUCKETS],
@@ -182,9 +184,20 @@ pub mod process_state {
     pub const DEAD: u64 = 3;
 }
 
+/// Values of [`Process::checkpoint`].
+pub mod checkpoint_state {
+    pub const RUNNING: u64 = 0;
+    pub const LOCKED: u64 = 1;
+    pub const CHECKPOINTED: u64 = 2;
+}
+
 #[repr(C)]
 pub struct Process {
     pub state: Word,
+    /// Whether it is locked, or off the GPUs.
+    pub checkpoint: Word,
+    /// Calls under way that a lock has to wait for.
+    pub calls: Word,
     /// In its own pid namespace …
     pub pid: Word,
     /// … which is this.
@@ -205,6 +218,8 @@ pub struct ProcessGpu {
     pub copies: Word,
     pub memory_bytes: Word,
     pub memory_peak_bytes: Word,
+    /// What it held when it was checkpointed.
+    pub suspended_bytes: Word,
     pub contexts: Word,
 }
 

@@ -12,6 +12,7 @@
 //!
 //! What is modelled and what is not: `tests/simgpu/README.md`.
 
+mod checkpoint;
 pub mod clock;
 pub mod config;
 pub mod error;
@@ -32,6 +33,7 @@ pub mod truth;
 mod wait;
 pub mod work;
 
+pub use checkpoint::{Call, CheckpointError, CheckpointState};
 pub use clock::Clock;
 pub use config::{Ancestor, Config, CopyKind, PciAddress};
 pub use error::{Error, OutOfMemory};

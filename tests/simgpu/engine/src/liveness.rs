@@ -7,7 +7,7 @@
 use crate::{
     Config, Error,
     journal::Memory,
-    layout::{MAX_EVENTS, MAX_PROCESSES, Process, State, process_state},
+    layout::{MAX_EVENTS, MAX_PROCESSES, Process, State, checkpoint_state, process_state},
     namespace, sim,
 };
 use std::{
@@ -229,6 +229,8 @@ pub fn enter<M: Memory>(memory: &mut M, state: &State, number: usize) {
     let order = memory.get(&state.header.attached) + 1;
     memory.put(&state.header.attached, order);
     memory.put(&process.order, order);
+    memory.put(&process.checkpoint, checkpoint_state::RUNNING);
+    memory.put(&process.calls, 0);
     for gpu in &process.gpus {
         for word in [
             &gpu.busy_ns,
@@ -238,6 +240,7 @@ pub fn enter<M: Memory>(memory: &mut M, state: &State, number: usize) {
             &gpu.copies,
             &gpu.memory_bytes,
             &gpu.memory_peak_bytes,
+            &gpu.suspended_bytes,
             &gpu.contexts,
         ] {
             memory.put(word, 0);

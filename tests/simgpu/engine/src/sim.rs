@@ -15,7 +15,7 @@ use crate::{
     journal::Memory,
     layout::{
         BUCKET_NS, BUCKETS, Context, Gpu, Item, MAX_CONCURRENT, NEVER, State, Stream, TICKS_PER_NS, Word,
-        item_kind, pack, phase, unpack,
+        checkpoint_state, item_kind, pack, phase, unpack,
     },
 };
 use smallvec::SmallVec;
@@ -806,6 +806,11 @@ pub fn take_memory<M: Memory>(
         return Err(free_bytes);
     }
     memory.add(used, bytes);
+    let peak = &state.gpus[gpu_index].memory_peak_bytes;
+    let now_used = memory.get(used);
+    if memory.get(peak) < now_used {
+        memory.put(peak, now_used);
+    }
     memory.add(&context.memory_bytes, bytes);
     if let Some(process) = index_of(memory.get(&context.process)) {
         let account = &state.processes[process].gpus[gpu_index];
@@ -823,10 +828,15 @@ pub fn take_memory_back<M: Memory>(memory: &mut M, state: &State, context: usize
     let context = &state.contexts[context];
     let gpu_index = memory.get(&context.gpu) as usize;
     let bytes = bytes.min(memory.get(&context.memory_bytes));
-    let accounts = index_of(memory.get(&context.process))
-        .map(|process| &state.processes[process].gpus[gpu_index].memory_bytes);
-    for word in [&context.memory_bytes, &state.gpus[gpu_index].memory_used_bytes].into_iter().chain(accounts)
-    {
+    let process = index_of(memory.get(&context.process)).map(|process| &state.processes[process]);
+    // Of a process that is checkpointed the GPU has nothing.
+    let is_away =
+        process.is_some_and(|process| memory.get(&process.checkpoint) == checkpoint_state::CHECKPOINTED);
+    let account = process.map(|process| &process.gpus[gpu_index]);
+    let on_gpu = (!is_away).then_some(&state.gpus[gpu_index].memory_used_bytes);
+    let of_process =
+        account.map(|account| if is_away { &account.suspended_bytes } else { &account.memory_bytes });
+    for word in [Some(&context.memory_bytes), on_gpu, of_process].into_iter().flatten() {
         let held = memory.get(word);
         memory.put(word, held.saturating_sub(bytes));
     }

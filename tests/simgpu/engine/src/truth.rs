@@ -73,6 +73,8 @@ pub struct Gpu {
     pub memory_total_bytes: u64,
     /// Device memory taken.
     pub memory_used_bytes: u64,
+    /// The most that all processes together ever had of it.
+    pub memory_peak_bytes: u64,
     /// The part of the last second in which it was running kernels, in parts per million.
     pub utilization_ppm: u32,
 }
@@ -150,6 +152,7 @@ impl Observer {
             switches: present.get(&gpu.switches),
             memory_total_bytes: self.shared.config.memory_bytes,
             memory_used_bytes: present.get(&gpu.memory_used_bytes),
+            memory_peak_bytes: present.get(&gpu.memory_peak_bytes),
             utilization_ppm: sim::utilization_ppm(present, gpu, now_ns),
         }
     }

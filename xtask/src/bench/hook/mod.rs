@@ -15,11 +15,13 @@ use crate::host::{Device, Host};
 use crate::process::{Interrupt, Running};
 use crate::{build, command};
 
+/// The pair of an allocation and its free.
+const ALLOCATION: &str = "cuMemAlloc+Free";
 /// The calls measured, in order of report. The last is not hooked.
 const APIS: &[&str] = &[
     "cuLaunchKernel",
     "cuLaunchKernelEx",
-    "cuMemAlloc+Free",
+    ALLOCATION,
     "cuMemGetInfo",
     "cuGraphLaunch",
     "cuCtxGetDevice",
@@ -102,6 +104,13 @@ struct Bench {
     driver: PathBuf,
     uuid: String,
     interrupt: Interrupt,
+}
+
+/// What an allocation and its free take, bare and hooked under a limit, ns.
+pub fn allocation(rounds: u32) -> Result<(f64, f64)> {
+    let (times, _) = Bench::start()?.times(rounds)?;
+    let figures = times.get(ALLOCATION).with_context(|| format!("no figure for {ALLOCATION}"))?;
+    Ok((figures.bare, figures.hooked))
 }
 
 /// Measures and prints.

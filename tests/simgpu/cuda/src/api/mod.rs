@@ -10,6 +10,7 @@
 
 #[macro_use]
 mod arguments;
+mod checkpoint;
 mod context;
 mod copy;
 mod device;
@@ -27,6 +28,10 @@ mod vmm;
 
 pub use unsupported::*;
 
+pub use checkpoint::{
+    cuCheckpointProcessCheckpoint, cuCheckpointProcessGetState, cuCheckpointProcessLock,
+    cuCheckpointProcessRestore, cuCheckpointProcessUnlock,
+};
 pub use context::{
     cuCtxAttach, cuCtxCreate_v2, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuCtxDestroy_v2, cuCtxDetach,
     cuCtxDisablePeerAccess, cuCtxEnablePeerAccess, cuCtxGetApiVersion, cuCtxGetCacheConfig, cuCtxGetCurrent,

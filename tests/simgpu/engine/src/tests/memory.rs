@@ -26,6 +26,7 @@ fn memory_is_refused_by_the_byte_and_comes_back_with_the_context() {
         .map(|p| (p.gpus[0].memory_bytes, p.gpus[0].memory_peak_bytes))
         .collect::<Vec<_>>();
     assert_eq!(held, [(0, 600), (0, 400)]);
+    assert_eq!(truth.gpus[0].memory_peak_bytes, 1000);
 }
 
 #[test]

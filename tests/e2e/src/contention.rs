@@ -1,0 +1,255 @@
+//! What `contend` wrote down of a race for a tenant's memory, and what is to be said of it.
+//!
+//! An operation takes effect at some moment between its beginning and its end. So at any moment at least what was given before and not asked to
+//! be taken back was held, and at most what was ever asked for and given, up to the end of the call that gave it back. A refusal is *false*
+//! if at no moment of its call even the most that can have been held left too little room for it; requests that were themselves refused
+//! are nothing that was held, however long they were under way. What a killed process had counts until it was seen to be gone from the account.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+/// As `contend.c` lays it out.
+const HEADER_BYTES: usize = 64;
+const RECORD_BYTES: usize = 40;
+const SUCCESS: u32 = 0;
+
+/// The file that all processes of a race write to.
+#[derive(Debug)]
+pub struct Log {
+    path: PathBuf,
+    operations: u64,
+}
+
+/// One operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Record {
+    begin_ns: u64,
+    end_ns: Option<u64>,
+    bytes: u64,
+    /// The allocation that this gives back.
+    frees: Option<usize>,
+    process: u32,
+    code: u32,
+}
+
+/// The end of a process by SIGKILL.
+#[derive(Debug, Clone, Copy)]
+pub struct Kill {
+    /// Before the signal was sent.
+    pub sent_ns: u64,
+    /// When the process was gone from the account.
+    pub gone_ns: u64,
+}
+
+/// What is to be said of a race.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Verdict {
+    /// Operations that were begun.
+    pub operations: u64,
+    /// Allocations that succeeded.
+    pub successes: u64,
+    /// Allocations that were refused.
+    pub refusals: u64,
+    /// Operations that a kill cut short.
+    pub cut_short: u64,
+    /// Moments at which more than the limit was certainly held.
+    pub breaches: u64,
+    /// See the module.
+    pub false_refusals: u64,
+    /// The most that was certainly held, bytes.
+    pub most_bytes: u64,
+}
+
+impl Log {
+    /// An empty log with room for so many operations.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn create(path: &Path, operations: u64) -> io::Result<Self> {
+        let file = File::create(path)?;
+        file.set_len(HEADER_BYTES as u64 + operations * RECORD_BYTES as u64)?;
+        Ok(Self { path: path.to_owned(), operations })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many operations were begun so far.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn begun(&self) -> io::Result<u64> {
+        let mut word = [0; size_of::<u64>()];
+        File::open(&self.path)?.read_exact_at(&mut word, 0)?;
+        Ok(u64::from_le_bytes(word).min(self.operations))
+    }
+
+    /// Judges a race that is over. `kills` are by process number, in the clients' words.
+    ///
+    /// # Errors
+    /// The system's, and a log that contradicts itself.
+    pub fn judge(&self, limit_bytes: u64, kills: &BTreeMap<u32, Kill>) -> io::Result<Verdict> {
+        let content = fs::read(&self.path)?;
+        let begun = self.begun()? as usize;
+        let records = content[HEADER_BYTES..].chunks_exact(RECORD_BYTES).take(begun).map(Record::read);
+        judge(&records.collect::<Vec<_>>(), limit_bytes, kills)
+            .map_err(|reason| io::Error::new(io::ErrorKind::InvalidData, reason))
+    }
+}
+
+impl Record {
+    fn read(bytes: &[u8]) -> Self {
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        Self {
+            begin_ns: word(0),
+            end_ns: Some(word(8)).filter(|end| *end != 0),
+            bytes: word(16),
+            frees: (word(24) as usize).checked_sub(1),
+            process: half(32),
+            code: half(36),
+        }
+    }
+}
+
+/// What is held, as a sum that changes at moments.
+#[derive(Default)]
+struct Held {
+    changes: Vec<(u64, i64)>,
+}
+
+impl Held {
+    fn add(&mut self, from_ns: u64, until_ns: Option<u64>, bytes: u64) {
+        if until_ns.is_some_and(|until_ns| until_ns < from_ns) {
+            return;
+        }
+        self.changes.push((from_ns, bytes as i64));
+        self.changes.extend(until_ns.map(|until_ns| (until_ns, -(bytes as i64))));
+    }
+
+    /// The sum after each change, in order of time. At one moment what comes counts before what goes if `comes_first`.
+    fn sums(mut self, comes_first: bool) -> Vec<(u64, u64)> {
+        let goes = |change: i64| if comes_first { change < 0 } else { change > 0 };
+        self.changes.sort_unstable_by_key(|(at_ns, change)| (*at_ns, goes(*change)));
+        let mut sum = 0;
+        let add = |(at_ns, change): (u64, i64)| {
+            sum += change;
+            (at_ns, sum.max(0) as u64)
+        };
+        self.changes.into_iter().map(add).collect()
+    }
+}
+
+fn judge(records: &[Record], limit_bytes: u64, kills: &BTreeMap<u32, Kill>) -> Result<Verdict, String> {
+    let mut freed = BTreeMap::new();
+    for (number, record) in records.iter().enumerate() {
+        if let Some(allocation) = record.frees {
+            if record.end_ns.is_some() && record.code != SUCCESS {
+                return Err(format!("operation {number}: a free failed with {}", record.code));
+            }
+            if freed.insert(allocation, (record.begin_ns, record.end_ns)).is_some() {
+                return Err(format!("operation {number} frees what was freed before"));
+            }
+        }
+    }
+    let mut verdict = Verdict { operations: records.len() as u64, ..Verdict::default() };
+    let (mut least, mut most) = (Held::default(), Held::default());
+    let mut refusals = Vec::new();
+    for (number, record) in records.iter().enumerate() {
+        let kill = kills.get(&record.process);
+        if record.end_ns.is_none() {
+            if kill.is_none() {
+                return Err(format!("operation {number} never ended, and nobody was killed in it"));
+            }
+            verdict.cut_short += 1;
+        }
+        if record.frees.is_some() {
+            continue;
+        }
+        match record.end_ns {
+            Some(_) if record.code != SUCCESS => refusals.push(record),
+            end_ns => {
+                let (leaves_ns, left_ns) =
+                    freed.get(&number).map_or((None, None), |(begin, end)| (Some(*begin), *end));
+                // It may have got something and had no time to say so.
+                most.add(record.begin_ns, left_ns.or(kill.map(|kill| kill.gone_ns)), record.bytes);
+                if let Some(end_ns) = end_ns {
+                    verdict.successes += 1;
+                    least.add(end_ns, leaves_ns.or(kill.map(|kill| kill.sent_ns)), record.bytes);
+                }
+            }
+        }
+    }
+    verdict.refusals = refusals.len() as u64;
+    let least = least.sums(false);
+    verdict.most_bytes = least.iter().map(|(_, sum)| *sum).max().unwrap_or(0);
+    verdict.breaches = least.iter().filter(|(_, sum)| *sum > limit_bytes).count() as u64;
+    let most = most.sums(true);
+    let is_false = |refused: &&&Record| {
+        let (begin_ns, end_ns) = (refused.begin_ns, refused.end_ns.unwrap_or(u64::MAX));
+        let first = most.partition_point(|(at_ns, _)| *at_ns <= begin_ns);
+        let before = first.checked_sub(1).map_or(0, |last| most[last].1);
+        let within = most[first..].iter().take_while(|(at_ns, _)| *at_ns <= end_ns).map(|(_, sum)| *sum);
+        within.fold(before, u64::max).saturating_add(refused.bytes) <= limit_bytes
+    };
+    verdict.false_refusals = refusals.iter().filter(is_false).count() as u64;
+    Ok(verdict)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allocation(begin_ns: u64, end_ns: u64, bytes: u64, code: u32) -> Record {
+        Record { begin_ns, end_ns: Some(end_ns), bytes, frees: None, process: 0, code }
+    }
+
+    fn free(begin_ns: u64, end_ns: u64, of: usize, bytes: u64) -> Record {
+        Record { frees: Some(of), ..allocation(begin_ns, end_ns, bytes, SUCCESS) }
+    }
+
+    #[test]
+    fn more_than_the_limit_at_one_moment_is_a_breach() {
+        let records = [allocation(1, 2, 60, 0), allocation(3, 4, 50, 0)];
+        let verdict = judge(&records, 100, &BTreeMap::new()).unwrap();
+        assert_eq!((verdict.breaches, verdict.most_bytes), (1, 110));
+        // The first may have been gone before the second came.
+        let records = [records[0], free(3, 5, 0, 60), records[1]];
+        assert_eq!(judge(&records, 100, &BTreeMap::new()).unwrap().breaches, 0);
+    }
+
+    #[test]
+    fn a_refusal_is_false_if_nothing_that_was_really_held_stood_in_its_way() {
+        let refused = allocation(3, 6, 50, 2);
+        let held = [allocation(1, 2, 60, 0), refused];
+        assert_eq!(judge(&held, 100, &BTreeMap::new()).unwrap().false_refusals, 0);
+        // What was refused itself is nothing that was held.
+        let contended = [allocation(1, 9, 60, 2), refused];
+        assert_eq!(judge(&contended, 100, &BTreeMap::new()).unwrap().false_refusals, 2);
+        // Given back before.
+        let gone = [held[0], refused, free(2, 2, 0, 60)];
+        assert_eq!(judge(&gone, 100, &BTreeMap::new()).unwrap().false_refusals, 1);
+        // Given back meanwhile.
+        let leaving = [held[0], refused, free(2, 4, 0, 60)];
+        assert_eq!(judge(&leaving, 100, &BTreeMap::new()).unwrap().false_refusals, 0);
+    }
+
+    #[test]
+    fn what_a_killed_process_had_counts_until_it_is_gone() {
+        let kills = BTreeMap::from([(7, Kill { sent_ns: 5, gone_ns: 20 })]);
+        let lost = Record { process: 7, ..allocation(1, 2, 60, 0) };
+        let cut = Record { process: 7, end_ns: None, ..allocation(3, 0, 10, 0) };
+        let verdict = judge(&[lost, cut, allocation(10, 12, 50, 2)], 100, &kills).unwrap();
+        assert_eq!((verdict.false_refusals, verdict.cut_short, verdict.breaches), (0, 1, 0));
+        assert_eq!(judge(&[lost, cut, allocation(21, 22, 50, 2)], 100, &kills).unwrap().false_refusals, 1);
+        assert_eq!(judge(&[lost, cut, allocation(6, 7, 100, 0)], 100, &kills).unwrap().breaches, 0);
+        assert!(judge(&[cut], 100, &BTreeMap::new()).is_err());
+    }
+}

@@ -1,0 +1,80 @@
+//! Processes and threads of one tenant that race for its memory while some of them are killed: `cargo xtask bench memory`, short.
+
+use std::{
+    collections::BTreeMap,
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_e2e::{
+    Host, Process,
+    clients::{Way, c_client},
+    contention::{Kill, Log},
+    host::COMMAND_LIMIT,
+};
+use rustix::time::{ClockId, clock_gettime};
+
+const OPERATIONS: u64 = 100_000;
+const PROCESSES: u32 = 4;
+const THREADS: &str = "4";
+const KILLS: u32 = 4;
+const LIMIT_BYTES: u64 = 512 << 20;
+const TENANT: &str = "race";
+
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64
+}
+
+fn racer(host: &Host, log: &Log, number: u32) -> (u32, Process) {
+    let mut command = host.preloaded(c_client("contend", Way::Dlsym));
+    command.arg(log.path()).args([OPERATIONS.to_string(), number.to_string()]).arg(THREADS);
+    command.env("DEEPRES_TENANT", TENANT).env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
+    (number, host.spawn(command))
+}
+
+#[test]
+fn no_race_and_no_kill_breaks_the_limit_or_refuses_what_fits() {
+    // Contexts' own memory is none, so that the record is of allocations alone.
+    let host = Host::new().simgpu("context_overhead_bytes = 0\n");
+    let _daemon = host.daemon();
+    let log = Log::create(&host.path().join("log"), OPERATIONS).expect("a folder of our own");
+    let mut racers: Vec<_> = (0..PROCESSES).map(|number| racer(&host, &log, number)).collect();
+    let mut kills = BTreeMap::new();
+    for kill in 0..KILLS {
+        let point = OPERATIONS * u64::from(kill + 1) / u64::from(KILLS + 1);
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while log.begun().expect("the log is there") < point {
+            assert!(Instant::now() < deadline, "the race stands still");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let replacement = racer(&host, &log, PROCESSES + kill);
+        let (number, mut victim) = std::mem::replace(&mut racers[(kill % PROCESSES) as usize], replacement);
+        let pid = victim.pid();
+        let is_there =
+            |ps: &deepres_e2e::Ps| ps.find(TENANT).is_some_and(|tenant| tenant.pids().contains(&pid));
+        host.await_ps(is_there, COMMAND_LIMIT);
+        let sent_ns = now_ns();
+        victim.kill();
+        host.await_ps(|ps| !is_there(ps), COMMAND_LIMIT);
+        kills.insert(number, Kill { sent_ns, gone_ns: now_ns() });
+    }
+    for (_, racer) in &mut racers {
+        racer.await_line(|line| line == "done", COMMAND_LIMIT);
+    }
+    let truth = host.truth().gpus[0];
+    assert_eq!(host.ps().tenant(TENANT).memory_bytes, truth.memory_used_bytes, "account and GPU agree");
+    assert!(truth.memory_peak_bytes <= LIMIT_BYTES, "the GPU's record: {}", truth.memory_peak_bytes);
+    let verdict = log.judge(LIMIT_BYTES, &kills).expect("a log that makes sense");
+    assert_eq!(verdict.operations, OPERATIONS);
+    assert_eq!((verdict.breaches, verdict.false_refusals), (0, 0), "{verdict:?}");
+    assert!(
+        verdict.refusals > OPERATIONS / 20 && verdict.successes > OPERATIONS / 20,
+        "it ran into the limit: {verdict:?}"
+    );
+    for (_, mut racer) in racers {
+        racer.close_stdin();
+        racer.finish(COMMAND_LIMIT).success();
+    }
+    assert_eq!(host.ps().tenant(TENANT).memory_bytes, 0);
+}

@@ -1,0 +1,74 @@
+//! Checkpoints: taking a process off the GPUs and bringing it back, from another process.
+use std::ffi::c_void;
+use std::time::Duration;
+
+use deepres_abi::driver::types::*;
+use simgpu_engine::{CheckpointError, CheckpointState};
+
+use crate::process::host;
+use crate::status::{self, Result, Status};
+
+/// `CUcheckpointLockArgs`: `timeoutMs` and reserved words.
+const LOCK_WORDS: usize = 16;
+/// `CUcheckpointRestoreArgs` and the others: what we do not model (GPU mappings) or what is reserved.
+const OTHER_WORDS: usize = 16;
+
+fn code(error: CheckpointError) -> Status {
+    match error {
+        CheckpointError::NoSuchProcess => status::INVALID_VALUE,
+        CheckpointError::WrongState => status::ILLEGAL_STATE,
+        CheckpointError::TimedOut => status::NOT_READY,
+        CheckpointError::OutOfMemory => status::OUT_OF_MEMORY,
+    }
+}
+
+fn pid_of(pid: i32) -> Result<u32> {
+    u32::try_from(pid).ok().filter(|pid| *pid != 0).ok_or(status::INVALID_VALUE)
+}
+
+/// Arguments that are all reserved.
+fn check_reserved(args: *mut c_void) -> Result<()> {
+    if args.is_null() {
+        return Ok(());
+    }
+    let words = read!(args.cast::<[u32; OTHER_WORDS]>());
+    if words.iter().all(|word| *word == 0) { Ok(()) } else { Err(status::NOT_SUPPORTED) }
+}
+
+pub fn cuCheckpointProcessLock(pid: i32, args: *mut c_void) -> Result<()> {
+    let limit = if args.is_null() {
+        None
+    } else {
+        let [timeout_ms, reserved @ ..] = read!(args.cast::<[u32; LOCK_WORDS]>());
+        if reserved.iter().any(|word| *word != 0) {
+            return Err(status::INVALID_VALUE);
+        }
+        (timeout_ms != 0).then(|| Duration::from_millis(timeout_ms.into()))
+    };
+    host().lock_process(pid_of(pid)?, limit).map_err(code)
+}
+
+pub fn cuCheckpointProcessCheckpoint(pid: i32, args: *mut c_void) -> Result<()> {
+    check_reserved(args)?;
+    host().checkpoint_process(pid_of(pid)?).map_err(code)
+}
+
+pub fn cuCheckpointProcessRestore(pid: i32, args: *mut c_void) -> Result<()> {
+    check_reserved(args)?;
+    host().restore_process(pid_of(pid)?).map_err(code)
+}
+
+pub fn cuCheckpointProcessUnlock(pid: i32, args: *mut c_void) -> Result<()> {
+    check_reserved(args)?;
+    host().unlock_process(pid_of(pid)?).map_err(code)
+}
+
+pub fn cuCheckpointProcessGetState(pid: i32, state: *mut CUprocessState) -> Result<()> {
+    let found = match host().checkpoint_state(pid_of(pid)?).map_err(code)? {
+        CheckpointState::Running => CU_PROCESS_STATE_RUNNING,
+        CheckpointState::Locked => CU_PROCESS_STATE_LOCKED,
+        CheckpointState::Checkpointed => CU_PROCESS_STATE_CHECKPOINTED,
+    };
+    give!(state, found);
+    Ok(())
+}

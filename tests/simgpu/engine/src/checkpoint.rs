@@ -1,0 +1,232 @@
+//! Taking a whole process off the GPUs and bringing it back, at another process's word: what cuCheckpointProcess* do.
+//!
+//! As NVIDIA documents it (driver API, "CUDA Checkpointing"; github.com/NVIDIA/cuda-checkpoint): *locked*, calls that would change anything
+//! wait, and what was submitted completes; *checkpointed*, the memory's contents lie on the host and the GPU's is free; restored, it is
+//! locked again; unlocked, it goes on. A process that cannot be locked in time goes on as if nothing had been.
+
+use crate::{
+    Host, MAX_GPUS,
+    guard::Guard,
+    journal::Memory,
+    layout::{MAX_PROCESSES, Process, State, Word, checkpoint_state, process_state},
+    namespace, sim,
+};
+use std::{
+    sync::atomic::{Ordering, fence},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How often a call that waits for an unlock, and a lock that waits for calls, look again.
+const POLL: Duration = Duration::from_micros(200);
+
+/// What a process is with respect to checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointState {
+    /// It uses the GPUs.
+    Running,
+    /// Its calls wait.
+    Locked,
+    /// Its memory is on the host.
+    Checkpointed,
+}
+
+/// Why a step was not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CheckpointError {
+    /// No living process of this id uses the GPUs.
+    #[error("no such process uses the GPUs")]
+    NoSuchProcess,
+    /// The process is in another state than the step begins with.
+    #[error("the process is not in the state that this begins with")]
+    WrongState,
+    /// What it was doing did not come to an end in time.
+    #[error("the process could not be locked in time")]
+    TimedOut,
+    /// Its memory does not fit on the GPUs as they are.
+    #[error("not enough device memory to bring the process back")]
+    OutOfMemory,
+}
+
+/// A call that is under way: until it is dropped the process cannot be locked.
+#[derive(Debug)]
+pub struct Call<'a> {
+    calls: &'a Word,
+}
+
+impl Drop for Call<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.calls.subtract(1);
+    }
+}
+
+impl Host {
+    /// The beginning of a call that may change something: waits while the process is locked.
+    #[inline]
+    pub fn begin_call(&self) -> Call<'_> {
+        let process = self.own_record();
+        loop {
+            process.calls.add(1);
+            // The addition is a full barrier: either this sees the lock, or whoever locks sees this call.
+            if process.checkpoint.load() == checkpoint_state::RUNNING || self.is_forked() {
+                return Call { calls: &process.calls };
+            }
+            process.calls.subtract(1);
+            while process.checkpoint.load() != checkpoint_state::RUNNING && !self.is_forked() {
+                thread::sleep(POLL);
+            }
+        }
+    }
+
+    /// What a process is now.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoSuchProcess`].
+    pub fn checkpoint_state(&self, pid: u32) -> Result<CheckpointState, CheckpointError> {
+        let guard = self.lock_state().ok_or(CheckpointError::NoSuchProcess)?;
+        let (_, process) = find(guard.state(), pid).ok_or(CheckpointError::NoSuchProcess)?;
+        Ok(match process.checkpoint.load() {
+            checkpoint_state::LOCKED => CheckpointState::Locked,
+            checkpoint_state::CHECKPOINTED => CheckpointState::Checkpointed,
+            _ => CheckpointState::Running,
+        })
+    }
+
+    /// Locks a running process and waits until what it submitted is complete, `limit` at most if there is one.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]; the process then runs on.
+    pub fn lock_process(&self, pid: u32, limit: Option<Duration>) -> Result<(), CheckpointError> {
+        self.step(pid, checkpoint_state::RUNNING, checkpoint_state::LOCKED, |_, _| Ok(()))?;
+        fence(Ordering::SeqCst);
+        let begun = Instant::now();
+        loop {
+            {
+                let guard = self.lock_state().ok_or(CheckpointError::NoSuchProcess)?;
+                let (number, process) = find(guard.state(), pid).ok_or(CheckpointError::NoSuchProcess)?;
+                if process.calls.load() == 0 && is_idle(&guard, number) {
+                    return Ok(());
+                }
+            }
+            if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+                self.step(pid, checkpoint_state::LOCKED, checkpoint_state::RUNNING, |_, _| Ok(()))?;
+                return Err(CheckpointError::TimedOut);
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    /// Brings a locked process's memory to the host, which takes its time, and frees it on the GPUs.
+    ///
+    /// # Errors
+    /// [`CheckpointError`].
+    pub fn checkpoint_process(&self, pid: u32) -> Result<(), CheckpointError> {
+        let held_bytes = self.in_state(pid, checkpoint_state::LOCKED, |process| {
+            process.gpus.iter().map(|gpu| gpu.memory_bytes.load()).sum::<u64>()
+        })?;
+        thread::sleep(time_of(held_bytes, self.config().device_to_host_bytes_per_us));
+        self.step(pid, checkpoint_state::LOCKED, checkpoint_state::CHECKPOINTED, |guard, process| {
+            let state = guard.state();
+            for (gpu, account) in state.gpus.iter().zip(&process.gpus).take(MAX_GPUS) {
+                let (held, used) = (guard.get(&account.memory_bytes), guard.get(&gpu.memory_used_bytes));
+                guard.put(&gpu.memory_used_bytes, used.saturating_sub(held));
+                guard.put(&account.suspended_bytes, held);
+                guard.put(&account.memory_bytes, 0);
+            }
+            Ok(())
+        })
+    }
+
+    /// Takes memory on the GPUs for a checkpointed process again and brings its contents back, which takes its time. It is locked then.
+    ///
+    /// # Errors
+    /// [`CheckpointError`].
+    pub fn restore_process(&self, pid: u32) -> Result<(), CheckpointError> {
+        let bytes = self.in_state(pid, checkpoint_state::CHECKPOINTED, |process| {
+            process.gpus.iter().map(|gpu| gpu.suspended_bytes.load()).sum::<u64>()
+        })?;
+        let total_bytes = self.config().memory_bytes;
+        self.step(pid, checkpoint_state::CHECKPOINTED, checkpoint_state::LOCKED, |guard, process| {
+            let state = guard.state();
+            for (gpu, account) in state.gpus.iter().zip(&process.gpus).take(MAX_GPUS) {
+                let bytes = guard.get(&account.suspended_bytes);
+                let used = guard.get(&gpu.memory_used_bytes).saturating_add(bytes);
+                if bytes > 0 && used > total_bytes {
+                    guard.abort();
+                    return Err(CheckpointError::OutOfMemory);
+                }
+                guard.put(&gpu.memory_used_bytes, used);
+                let peak = guard.get(&gpu.memory_peak_bytes);
+                guard.put(&gpu.memory_peak_bytes, peak.max(used));
+                guard.put(&account.memory_bytes, bytes);
+                guard.put(&account.suspended_bytes, 0);
+            }
+            Ok(())
+        })?;
+        thread::sleep(time_of(bytes, self.config().host_to_device_bytes_per_us));
+        Ok(())
+    }
+
+    /// Lets a locked process go on.
+    ///
+    /// # Errors
+    /// [`CheckpointError`].
+    pub fn unlock_process(&self, pid: u32) -> Result<(), CheckpointError> {
+        self.step(pid, checkpoint_state::LOCKED, checkpoint_state::RUNNING, |_, _| Ok(()))
+    }
+
+    fn in_state<T>(
+        &self,
+        pid: u32,
+        state: u64,
+        look: impl FnOnce(&Process) -> T,
+    ) -> Result<T, CheckpointError> {
+        let guard = self.lock_state().ok_or(CheckpointError::NoSuchProcess)?;
+        let (_, process) = find(guard.state(), pid).ok_or(CheckpointError::NoSuchProcess)?;
+        if process.checkpoint.load() == state { Ok(look(process)) } else { Err(CheckpointError::WrongState) }
+    }
+
+    /// Goes from one state to another, in one transaction with `change`.
+    fn step(
+        &self,
+        pid: u32,
+        from: u64,
+        to: u64,
+        change: impl FnOnce(&mut Guard<'_>, &Process) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        let mut guard = self.lock_state().ok_or(CheckpointError::NoSuchProcess)?;
+        let (_, process) = find(guard.state(), pid).ok_or(CheckpointError::NoSuchProcess)?;
+        if process.checkpoint.load() != from {
+            return Err(CheckpointError::WrongState);
+        }
+        change(&mut guard, process)?;
+        guard.put(&process.checkpoint, to);
+        guard.commit();
+        Ok(())
+    }
+}
+
+/// A living process by its id in this pid namespace, and its number.
+fn find(state: &State, pid: u32) -> Option<(usize, &Process)> {
+    let attached = (state.header.attached.load() as usize).min(MAX_PROCESSES);
+    let here = namespace::own();
+    let is_it = |process: &Process| {
+        process.state.load() == process_state::ALIVE
+            && process.pid.load() == u64::from(pid)
+            && process.pid_namespace.load() == here
+    };
+    state.processes[..attached].iter().enumerate().find(|(_, process)| is_it(process))
+}
+
+/// Whether nothing that a process submitted is unfinished.
+fn is_idle(guard: &Guard<'_>, number: usize) -> bool {
+    let state = guard.state();
+    let used = state.header.contexts.used.load() as usize;
+    let mut own = (0..used).filter(|context| state.contexts[*context].process.load() == number as u64 + 1);
+    own.all(|context| sim::unfinished_streams(&**guard, state, context).next().is_none())
+}
+
+fn time_of(bytes: u64, bytes_per_us: u64) -> Duration {
+    Duration::from_micros(bytes / bytes_per_us.max(1))
+}

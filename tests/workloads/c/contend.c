@@ -1,0 +1,142 @@
+/* contend LOG OPERATIONS PROCESS THREADS: threads of several processes race for their tenant's memory and write down every operation.
+ *
+ * LOG is a file shared by all processes: a counter of operations begun, then a record for each. A process takes operations until OPERATIONS are
+ * begun, says `done`, and frees what it holds once a line comes in. Every size is one that the driver serves from blocks of its own, so
+ * what an allocation counts for is known here. */
+#include "kinds.h"
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { HELD_PER_THREAD = 48, MAX_BLOCKS = 12, LOG_HEADER_BYTES = 64 };
+static const size_t BLOCK_BYTES = 2 << 20;
+
+/* What is read by whoever judges the run. `begin_ns` is written first and `end_ns` last; 0 is "not yet". */
+struct record {
+    _Atomic uint64_t begin_ns;
+    _Atomic uint64_t end_ns;
+    uint64_t bytes;     /* what it counts for */
+    uint64_t operation; /* of a free: the allocation, plus one; of an allocation: 0 */
+    uint32_t process;
+    uint32_t code;
+};
+
+struct log {
+    _Atomic uint64_t begun;
+    char padding[LOG_HEADER_BYTES - sizeof(uint64_t)];
+    struct record records[];
+};
+
+static struct log *book;
+static uint64_t operations;
+static uint32_t process;
+static CUcontext context;
+static pthread_barrier_t finished, may_free;
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static unsigned next_random(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (unsigned)(*state >> 33);
+}
+
+/* A record for another operation, or NULL if there were enough. */
+static struct record *begin(uint64_t bytes, uint64_t of, uint64_t *number) {
+    *number = atomic_fetch_add(&book->begun, 1);
+    if (*number >= operations) return NULL;
+    struct record *record = &book->records[*number];
+    record->bytes = bytes;
+    record->operation = of;
+    record->process = process;
+    atomic_store(&record->begin_ns, now_ns());
+    return record;
+}
+
+static void end(struct record *record, CUresult code) {
+    record->code = (uint32_t)code;
+    atomic_store(&record->end_ns, now_ns());
+    if (code != CUDA_SUCCESS && code != CUDA_ERROR_OUT_OF_MEMORY) {
+        fprintf(stderr, "an operation returned %d\n", code);
+        exit(1);
+    }
+}
+
+static void *worker(void *argument) {
+    static const kind kinds[] = {LINEAR, PITCH, VMM};
+    uint64_t random = ((uint64_t)process << 32 | (uint64_t)(size_t)argument) * 2654435761u + 1;
+    struct {
+        kind k;
+        uint64_t bytes, operation;
+        unsigned long long allocation;
+    } held[HELD_PER_THREAD] = {0};
+    uint64_t number;
+    CHECK(cu(cuCtxSetCurrent)(context));
+    for (;;) {
+        unsigned slot = next_random(&random) % HELD_PER_THREAD;
+        if (held[slot].bytes) {
+            struct record *record = begin(held[slot].bytes, held[slot].operation + 1, &number);
+            if (!record) break;
+            end(record, release(held[slot].k, NULL, held[slot].allocation));
+            held[slot].bytes = 0;
+            continue;
+        }
+        kind k = kinds[next_random(&random) % (sizeof kinds / sizeof *kinds)];
+        uint64_t charged = (1 + next_random(&random) % MAX_BLOCKS) * BLOCK_BYTES;
+        /* Only plain linear memory may be asked for in odd sizes. */
+        uint64_t bytes = k == LINEAR ? charged - next_random(&random) % (BLOCK_BYTES / 2) : charged;
+        struct record *record = begin(charged, 0, &number);
+        if (!record) break;
+        CUresult code = allocate(k, bytes, NULL, &held[slot].allocation);
+        end(record, code);
+        if (code != CUDA_SUCCESS) continue;
+        held[slot].k = k;
+        held[slot].bytes = charged;
+        held[slot].operation = number;
+    }
+    pthread_barrier_wait(&finished);
+    pthread_barrier_wait(&may_free);
+    for (int slot = 0; slot < HELD_PER_THREAD; slot++)
+        if (held[slot].bytes) CHECK(release(held[slot].k, NULL, held[slot].allocation));
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 5) {
+        fprintf(stderr, "usage: contend LOG OPERATIONS PROCESS THREADS\n");
+        return 2;
+    }
+    operations = strtoull(argv[2], NULL, 10);
+    process = (uint32_t)atoi(argv[3]);
+    int count = atoi(argv[4]);
+    int file = open(argv[1], O_RDWR | O_CLOEXEC);
+    size_t length = sizeof(struct log) + operations * sizeof(struct record);
+    book = file < 0 ? MAP_FAILED : mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (book == MAP_FAILED) {
+        perror(argv[1]);
+        return 1;
+    }
+    context = open_context();
+    pthread_barrier_init(&finished, NULL, (unsigned)count + 1);
+    pthread_barrier_init(&may_free, NULL, (unsigned)count + 1);
+    pthread_t threads[count];
+    for (int i = 0; i < count; i++)
+        pthread_create(&threads[i], NULL, worker, (void *)(size_t)(i + 1));
+    pthread_barrier_wait(&finished);
+    puts("done");
+    fflush(stdout);
+    getchar();
+    pthread_barrier_wait(&may_free);
+    for (int i = 0; i < count; i++)
+        pthread_join(threads[i], NULL);
+    puts("freed");
+    wait_for_end_of_input();
+    return 0;
+}

@@ -1,0 +1,316 @@
+//! `cargo xtask bench memory`: a tenant's memory limit under a race of threads and processes, with kills among it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::process::{ChildStdin, ChildStdout, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use deepres_e2e::contention::{Kill, Log};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use super::hook;
+use crate::build::{self, Artefacts};
+use crate::host::{Device, Host, Ps};
+use crate::process::{Interrupt, Running};
+
+/// The racing tenant.
+const TENANT: &str = "race";
+/// What it may hold: far less than its threads want.
+const LIMIT_BYTES: u64 = 1 << 30;
+/// Contexts' own memory is none, so that the simulated GPU's record is of allocations alone.
+const SIMGPU_TOML: &str = "context_overhead_bytes = 0\n";
+/// The part of the kills that the stated time holds for, percent.
+const QUANTILE_PERCENT: usize = 99;
+/// How often a race is looked at that is to go on to a certain point.
+const POLL: Duration = Duration::from_millis(1);
+/// A race that gets no further for so long hangs.
+const STALL_LIMIT: Duration = Duration::from_secs(60);
+const NS_PER_MS: f64 = 1e6;
+
+/// Options of `cargo xtask bench memory`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Print one JSON object instead of lines.
+    #[arg(long)]
+    json: bool,
+    /// Allocations and frees, all together.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    operations: u64,
+    /// Processes at a time.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    processes: u32,
+    /// Threads of each.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    threads: u32,
+    /// Processes that are killed on the way.
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    kills: u32,
+    /// How often to time an allocation and its free, bare and hooked.
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+}
+
+#[derive(Serialize)]
+struct Report {
+    operations: u64,
+    breaches: u64,
+    false_refusals: u64,
+    race_threads: u32,
+    race_processes: u32,
+    kills: usize,
+    alloc_ns_bare: f64,
+    alloc_ns_hooked: f64,
+    reclaim_ms_after_kill_p99: f64,
+}
+
+/// Measures and prints.
+pub fn run(options: &Options) -> Result<()> {
+    let artefacts = build::artefacts()?;
+    let interrupt = Interrupt::catch()?;
+    let (alloc_ns_bare, alloc_ns_hooked) = hook::allocation(options.rounds)?;
+    let raced = Race::start(options, &artefacts, &interrupt)?.finish(&interrupt)?;
+    let report = Report {
+        operations: raced.operations,
+        breaches: raced.breaches,
+        false_refusals: raced.false_refusals,
+        race_threads: options.threads,
+        race_processes: options.processes,
+        kills: raced.reclaim_ns.len(),
+        alloc_ns_bare,
+        alloc_ns_hooked,
+        reclaim_ms_after_kill_p99: raced.reclaim_p99_ms(),
+    };
+    eprintln!(
+        "{} allocations given, {} refused, {} operations cut short; at most {} of {LIMIT_BYTES} bytes held by the clients' record, {} by the GPU's",
+        raced.successes, raced.refusals, raced.cut_short, raced.most_bytes, raced.true_peak_bytes
+    );
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        println!(
+            "{} operations by {} processes with {} threads each, {} killed: {} breaches, {} false refusals",
+            report.operations,
+            report.race_processes,
+            report.race_threads,
+            report.kills,
+            report.breaches,
+            report.false_refusals
+        );
+        println!(
+            "memory of a killed process was free after {:.2} ms (99 %)",
+            report.reclaim_ms_after_kill_p99
+        );
+        println!("cuMemAlloc + cuMemFree: {alloc_ns_bare:.1} ns bare, {alloc_ns_hooked:.1} ns under a limit");
+    }
+    Ok(())
+}
+
+/// What came of the race.
+struct Raced {
+    operations: u64,
+    successes: u64,
+    refusals: u64,
+    cut_short: u64,
+    breaches: u64,
+    false_refusals: u64,
+    most_bytes: u64,
+    true_peak_bytes: u64,
+    reclaim_ns: Vec<u64>,
+}
+
+impl Raced {
+    fn reclaim_p99_ms(&self) -> f64 {
+        let mut sorted = self.reclaim_ns.clone();
+        sorted.sort_unstable();
+        let at = (sorted.len() * QUANTILE_PERCENT).div_ceil(100).saturating_sub(1);
+        sorted.get(at).map_or(0.0, |ns| *ns as f64 / NS_PER_MS)
+    }
+}
+
+/// A process of the race.
+struct Racer {
+    number: u32,
+    running: Running,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Racer {
+    fn await_line(&mut self, wanted: &str) -> Result<()> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        ensure!(line.trim_end() == wanted, "{line:?} and not {wanted:?} from {}", self.running.shown());
+        Ok(())
+    }
+}
+
+struct Race<'a> {
+    options: &'a Options,
+    host: Host,
+    folder: tempfile::TempDir,
+    library: std::path::PathBuf,
+    client: std::path::PathBuf,
+    log: Log,
+    started: u32,
+}
+
+impl<'a> Race<'a> {
+    fn start(options: &'a Options, artefacts: &Artefacts, interrupt: &Interrupt) -> Result<Self> {
+        let client = build::c_client("contend")?;
+        let folder = tempfile::Builder::new().prefix("deepres-race-").tempdir_in("/dev/shm")?;
+        let config = folder.path().join("simgpu.toml");
+        fs::write(&config, SIMGPU_TOML).with_context(|| format!("cannot write {}", config.display()))?;
+        let host = Host::start(artefacts, Device::Simulated { config: Some(config) }, interrupt)?;
+        let log = Log::create(&folder.path().join("log"), options.operations)?;
+        Ok(Self { options, host, folder, library: artefacts.library(), client, log, started: 0 })
+    }
+
+    fn racer(&mut self) -> Result<Racer> {
+        let number = self.started;
+        self.started += 1;
+        let mut command = self.host.command(&self.client);
+        command.arg(self.log.path()).arg(self.options.operations.to_string());
+        command.arg(number.to_string()).arg(self.options.threads.to_string());
+        command.env("LD_PRELOAD", &self.library).env("DEEPRES_TENANT", TENANT);
+        command.env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut running = Running::start(&mut command)?;
+        let input = running.child().stdin.take().context("the input was piped")?;
+        let output = BufReader::new(running.child().stdout.take().context("the output was piped")?);
+        Ok(Racer { number, running, input, output })
+    }
+
+    fn finish(mut self, interrupt: &Interrupt) -> Result<Raced> {
+        let mut admin = Admin::connect(&self.host)?;
+        let mut racers = (0..self.options.processes).map(|_| self.racer()).collect::<Result<Vec<_>>>()?;
+        let mut kills = BTreeMap::new();
+        for number in 0..self.options.kills {
+            let point =
+                self.options.operations * (u64::from(number) + 1) / (u64::from(self.options.kills) + 1);
+            self.await_operation(point, interrupt)?;
+            let at = number as usize % racers.len();
+            let replacement = self.racer()?;
+            let victim = std::mem::replace(&mut racers[at], replacement);
+            // One that has not connected yet leaves nothing to take back.
+            admin.await_session(victim.running.id(), true)?;
+            let pid = Pid::from_raw(victim.running.id() as i32).context("a process has an id")?;
+            let sent_ns = now_ns();
+            kill_process(pid, Signal::KILL)?;
+            admin.await_session(victim.running.id(), false)?;
+            kills.insert(victim.number, Kill { sent_ns, gone_ns: now_ns() });
+        }
+        for racer in &mut racers {
+            racer.await_line("done")?;
+        }
+        // All stand still: account and record are of one moment.
+        let (account_bytes, true_bytes) = (admin.held_bytes()?, self.truth()?.memory_used_bytes);
+        ensure!(
+            account_bytes == true_bytes,
+            "the account says {account_bytes} bytes and the GPU {true_bytes} when all operations had ended"
+        );
+        for racer in &mut racers {
+            writeln!(racer.input)?;
+            racer.await_line("freed")?;
+        }
+        let (left_bytes, truly_left_bytes) = (admin.held_bytes()?, self.truth()?.memory_used_bytes);
+        ensure!(
+            (left_bytes, truly_left_bytes) == (0, 0),
+            "everything was freed, and {left_bytes} bytes are left on the account, {truly_left_bytes} on the GPU"
+        );
+        for Racer { running, input, .. } in racers {
+            drop(input);
+            running.finish()?;
+        }
+        let truth = self.truth()?;
+        let verdict = self.log.judge(LIMIT_BYTES, &kills).context("the clients' log")?;
+        let true_breach = u64::from(truth.memory_peak_bytes > LIMIT_BYTES);
+        self.folder.close().context("cannot remove the log")?;
+        Ok(Raced {
+            operations: verdict.operations,
+            successes: verdict.successes,
+            refusals: verdict.refusals,
+            cut_short: verdict.cut_short,
+            breaches: verdict.breaches.max(true_breach),
+            false_refusals: verdict.false_refusals,
+            most_bytes: verdict.most_bytes,
+            true_peak_bytes: truth.memory_peak_bytes,
+            reclaim_ns: kills.values().map(|kill| kill.gone_ns - kill.sent_ns).collect(),
+        })
+    }
+
+    /// Waits until so many operations were begun.
+    fn await_operation(&self, point: u64, interrupt: &Interrupt) -> Result<()> {
+        let (mut last, mut moved) = (0, Instant::now());
+        loop {
+            interrupt.check()?;
+            let begun = self.log.begun()?;
+            if begun >= point {
+                return Ok(());
+            }
+            if begun > last {
+                (last, moved) = (begun, Instant::now());
+            }
+            ensure!(moved.elapsed() < STALL_LIMIT, "the race stands still at {begun} operations");
+            thread::sleep(POLL);
+        }
+    }
+
+    fn truth(&self) -> Result<simgpu_engine::truth::Gpu> {
+        let snapshot = simgpu_engine::truth::snapshot(&self.host.simgpu_state())?;
+        snapshot.gpus.first().copied().context("the simulated host has a GPU")
+    }
+}
+
+/// The daemon, asked without starting a program each time.
+struct Admin {
+    stream: BufReader<UnixStream>,
+}
+
+impl Admin {
+    fn connect(host: &Host) -> Result<Self> {
+        let path = host.admin_socket();
+        let stream =
+            UnixStream::connect(&path).with_context(|| format!("cannot connect to {}", path.display()))?;
+        Ok(Self { stream: BufReader::new(stream) })
+    }
+
+    fn status(&mut self) -> Result<Ps> {
+        self.stream.get_mut().write_all(b"{\"op\":\"status\"}\n")?;
+        let mut line = String::new();
+        self.stream.read_line(&mut line)?;
+        serde_json::from_str(&line).with_context(|| format!("not understood: {line}"))
+    }
+
+    fn held_bytes(&mut self) -> Result<u64> {
+        let status = self.status()?;
+        Ok(status.on_first_gpu(TENANT).map_or(0, |(_, gpu)| gpu.memory_bytes))
+    }
+
+    /// Waits until a process is a session, or is none any more.
+    fn await_session(&mut self, pid: u32, is_there: bool) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let status = self.status()?;
+            let mut sessions = status.tenants.iter().flat_map(|tenant| &tenant.sessions);
+            if sessions.any(|session| session.pid == pid) == is_there {
+                return Ok(());
+            }
+            ensure!(
+                begun.elapsed() < STALL_LIMIT,
+                "process {pid} is a session or is not, and ought to be the other"
+            );
+        }
+    }
+}
+
+/// The clock that the clients read too.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64
+}
