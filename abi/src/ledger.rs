@@ -84,6 +84,14 @@ pub struct LedgerGpu {
     /// Slots in use are all below this; raised by the controller before a slot is given out, never lowered.
     slots_used: AtomicU32,
     slots: [Slot; MAX_SESSIONS],
+    /// The most that was held or promised at once.
+    peak_bytes: AtomicU64,
+    /// What a session was refused by the driver for lack of memory on the GPU, and waits for; 0: none does.
+    needed_bytes: AtomicU64,
+    /// Counts the times at which the controller made room.
+    rooms_made: AtomicU32,
+    /// Not 0: others' memory can be put elsewhere, so that waiting makes sense.
+    may_wait: AtomicU32,
 }
 
 /// One tenant's memory on every GPU.
@@ -125,11 +133,66 @@ impl Default for LedgerGpu {
                 released_bytes: AtomicU64::new(0),
                 pending_bytes: AtomicU64::new(0),
             }),
+            peak_bytes: AtomicU64::new(0),
+            needed_bytes: AtomicU64::new(0),
+            rooms_made: AtomicU32::new(0),
+            may_wait: AtomicU32::new(0),
         }
     }
 }
 
 impl LedgerGpu {
+    /// The most that the tenant held or was promised at once, bytes. Exact for what is asked for under a limit; else as much as was seen.
+    pub fn peak_bytes(&self) -> u64 {
+        self.peak_bytes.load(Ordering::Relaxed)
+    }
+
+    /// So much was held or promised at one moment.
+    #[inline]
+    pub fn note_peak(&self, bytes: u64) {
+        // Nothing follows from it, so it is nothing for the model checker to interleave.
+        if cfg!(not(loom)) && bytes > self.peak_bytes.load(Ordering::Relaxed) {
+            self.peak_bytes.fetch_max(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// A session was refused `bytes` by the driver, within its limit: others have the GPU's memory. Returns what to wait on with
+    /// [`Self::rooms_made`], or `None` if nobody can make room.
+    pub fn ask_for_room(&self, bytes: u64) -> Option<u32> {
+        let rooms_made = self.rooms_made.load(Ordering::SeqCst);
+        if self.may_wait.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        self.needed_bytes.fetch_max(bytes, Ordering::SeqCst);
+        Some(rooms_made)
+    }
+
+    /// Whether it still makes sense to wait for room. The controller's to set.
+    pub fn may_wait(&self) -> bool {
+        self.may_wait.load(Ordering::SeqCst) != 0
+    }
+
+    /// How often room was made.
+    pub fn rooms_made(&self) -> u32 {
+        self.rooms_made.load(Ordering::SeqCst)
+    }
+
+    /// What sessions wait for, bytes.
+    pub fn needed_bytes(&self) -> u64 {
+        self.needed_bytes.load(Ordering::SeqCst)
+    }
+
+    /// Says whether waiting for room makes sense. The controller's to call.
+    pub fn set_may_wait(&self, may_wait: bool) {
+        self.may_wait.store(may_wait.into(), Ordering::SeqCst);
+    }
+
+    /// Lets whoever waits ask the driver again. The controller's to call, once there is room, or nothing more is to be had.
+    pub fn announce_room(&self) {
+        self.needed_bytes.store(0, Ordering::SeqCst);
+        self.rooms_made.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Opens `slot` for a session, empty. The controller's to call, before it tells the session its slot.
     ///
     /// Returns `None` if there is no such slot.
@@ -212,7 +275,9 @@ impl<'a> Account<'a> {
         let attempts = if bytes <= limit_bytes { ATTEMPTS } else { 0 };
         for attempt in 0..attempts {
             self.slot.pending_bytes.fetch_add(bytes, Ordering::SeqCst);
-            if self.gpu.held_and_pending_bytes() <= limit_bytes {
+            let promised_bytes = self.gpu.held_and_pending_bytes();
+            if promised_bytes <= limit_bytes {
+                self.gpu.note_peak(promised_bytes);
                 return Ok(Reservation { account: self, bytes });
             }
             subtract(&self.slot.pending_bytes, bytes);

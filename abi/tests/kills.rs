@@ -133,8 +133,8 @@ fn a_session_killed_while_it_reserves_and_commits_leaves_nothing_behind() {
         let account = ledger.account(VICTIM).unwrap();
         account.reserve(30, LIMIT_BYTES, || ()).unwrap().commit();
     };
-    // Announced, taken, no longer announced.
-    walk(reserve_and_commit, &[20, 50, 50, 50]);
+    // Announced, noted as the most there was, taken, no longer announced.
+    walk(reserve_and_commit, &[20, 50, 50, 50, 50]);
 }
 
 #[test]
@@ -143,8 +143,8 @@ fn a_session_killed_while_it_withdraws_leaves_nothing_behind() {
         let account = ledger.account(VICTIM).unwrap();
         drop(account.reserve(30, LIMIT_BYTES, || ()).unwrap());
     };
-    // Announced, no longer announced.
-    walk(reserve_and_withdraw, &[20, 50, 20]);
+    // Announced, noted as the most there was, no longer announced.
+    walk(reserve_and_withdraw, &[20, 50, 50, 20]);
 }
 
 #[test]

@@ -303,7 +303,10 @@ pub struct AccountStatus {
     pub lag_ns: i64,
     /// Memory that it holds, bytes.
     pub memory_bytes: u64,
-    /// The same by kind, bytes, kinds that it holds none of left out.
+    /// The most that it held or was promised at once, bytes: exact under a limit, else as much as was seen.
+    #[serde(default)]
+    pub memory_peak_bytes: u64,
+    /// What it holds by kind, bytes, kinds that it holds none of left out.
     pub memory_by_kind: BTreeMap<String, u64>,
     /// Allocations refused because of the limit.
     pub refusals: u64,

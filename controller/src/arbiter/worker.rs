@@ -726,6 +726,10 @@ impl Worker {
             waits_by_length: totals.waits_by_length,
             lag_ns: self.scheduler.lag_ns(id),
             memory_bytes,
+            memory_peak_bytes: ledger.map_or(0, |ledger| {
+                ledger.note_peak(memory_bytes);
+                ledger.peak_bytes().min(MAX_HELD_BYTES)
+            }),
             memory_by_kind: kinds
                 .map(|(kind, bytes)| (kind, bytes.min(memory_bytes)))
                 .filter(|(_, bytes)| *bytes > 0)

@@ -2,6 +2,7 @@
 
 mod activity;
 mod coverage;
+pub mod memory;
 mod metered;
 mod unmanaged;
 mod why;

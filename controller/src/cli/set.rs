@@ -1,5 +1,6 @@
 //! `deepres set`: changes what a running tenant is owed and may hold.
 
+use super::ps::memory::over;
 use anyhow::{Result, bail};
 use deepres_controller::admin::client::Client;
 use deepres_controller::admin::{Reply, Request};
@@ -58,7 +59,8 @@ pub fn run(args: &Args) -> Result<()> {
         slo_ns: args.slo,
     };
     let request = Request::set(&args.tenant, wish);
-    match Client::connect()?.ask(&request)? {
+    let mut client = Client::connect()?;
+    match client.ask(&request)? {
         Reply::Set(granted) => {
             let share = granted.share_ppm.value;
             let share = share.map_or("what others leave".to_owned(), |ppm| Percent(ppm).to_string());
@@ -74,8 +76,25 @@ pub fn run(args: &Args) -> Result<()> {
                 given.value.iter().for_each(|ns| print!(", {name} {}", Time(*ns)));
             }
             println!();
-            Ok(())
+            warn_of_excess(&mut client, &args.tenant)
         }
         other => bail!("the daemon gave an answer to something else: {other:?}"),
     }
+}
+
+/// Tells of GPUs on which the tenant holds more than its limit allows now.
+fn warn_of_excess(client: &mut Client, name: &str) -> Result<()> {
+    let status = client.status()?;
+    let Some(tenant) = status.tenants.iter().find(|tenant| tenant.name == name) else { return Ok(()) };
+    for account in &tenant.gpus {
+        if let Some(more) = over(tenant.memory_limit_bytes, account) {
+            println!(
+                "{name} holds {} on GPU {}, {} more than that: it gets no more until it is below",
+                Bytes(account.memory_bytes),
+                account.gpu,
+                Bytes(more)
+            );
+        }
+    }
+    Ok(())
 }

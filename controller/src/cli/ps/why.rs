@@ -1,6 +1,6 @@
 //! `deepres ps -v`: for each tenant what was asked, what is granted and why, and how the tenant was found.
 
-use super::time;
+use super::{memory, time};
 use deepres_abi::PPM;
 use deepres_controller::admin::{AccountStatus, GpuStatus, TenantStatus};
 use deepres_controller::authority::{Granted, Rule};
@@ -67,6 +67,7 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
         memory_bytes.value.map_or("all there is".to_owned(), bytes),
         memory_bytes.rule
     )?;
+    memory::print(tenant, out)?;
     writeln!(
         out,
         "  class      asked for {}, granted {} {}",
