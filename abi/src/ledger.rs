@@ -305,6 +305,11 @@ impl<'a> Account<'a> {
         self.slot.release(bytes);
     }
 
+    /// The tenant's whole account on the GPU.
+    pub fn ledger(self) -> &'a LedgerGpu {
+        self.gpu
+    }
+
     /// What this session holds, bytes.
     pub fn held_bytes(self) -> u64 {
         self.slot.held_bytes()

@@ -27,6 +27,7 @@ pub mod gate;
 pub mod grant;
 pub mod ledger;
 pub mod meter;
+pub mod oversubscribe;
 pub mod page;
 pub mod probe;
 pub mod quantity;

@@ -122,7 +122,8 @@ pub struct Hello {
     /// Sessions that this process had before this one and whose counters its meter page will go on from
     /// ([`crate::meter::MeterPage::set_carried`]); 0: the page will begin at zero.
     pub sessions_before: u32,
-    reserved0: u32,
+    /// An [`crate::oversubscribe::Oversubscribe`]; 0: not asked.
+    pub oversubscribe: u32,
     /// The class asked for; 0: not asked.
     pub class: u32,
     /// How critical the job is ([`crate::criticality::Criticality::number`]); 0: not said.
@@ -178,6 +179,8 @@ pub enum RefusalKind {
     Namespace = 5,
     /// The controller is going down.
     Stopping = 6,
+    /// What was asked for fits once others are gone.
+    NoRoom = 7,
 }
 
 /// Controller → tenant: no, and why.

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use deepres_abi::class::Class;
 use deepres_abi::criticality::Criticality;
 use deepres_abi::directory::{Directory, Places, TENANT_DIRECTORY, TENANT_SOCKET};
+use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::quantity::{parse_bytes, parse_share, parse_time_ns};
 use deepres_abi::{MAX_GPUS, PPM};
 
@@ -25,6 +26,7 @@ const CRITICALITY: &str = "DEEPRES_CRITICALITY";
 const DEADLINE: &str = "DEEPRES_DEADLINE";
 const SIZE: &str = "DEEPRES_SIZE";
 const SLO: &str = "DEEPRES_SLO";
+const OVERSUBSCRIBE: &str = "DEEPRES_OVERSUBSCRIBE";
 /// HAMi's names, for those who come from there: for every GPU, or with `_0` and so on for one. Ours win over them.
 const SHARE_ALIAS: &str = "CUDA_DEVICE_SM_LIMIT";
 const MEMORY_ALIAS: &str = "CUDA_DEVICE_MEMORY_LIMIT";
@@ -87,6 +89,8 @@ pub struct Config {
     pub job: Job,
     /// The file that the process is recorded into.
     pub record: Option<PathBuf>,
+    /// How its memory may make room for others'.
+    pub oversubscribe: Option<Oversubscribe>,
     /// By ordinal in this process.
     limits: [Limit; MAX_GPUS],
 }
@@ -110,6 +114,9 @@ impl Config {
             }),
             job,
             record: env::var_os(record::VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from),
+            oversubscribe: variable(OVERSUBSCRIBE).and_then(|value| {
+                value.parse().map_err(|error| say!(Warn, "{OVERSUBSCRIBE}={value}: {error}; ignored")).ok()
+            }),
             limits,
         }
     }

@@ -188,6 +188,7 @@ fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32) -> Hello {
     hello.deadline_ns = config.job.deadline_ns.unwrap_or(0);
     hello.size_ns = config.job.size_ns.unwrap_or(0);
     hello.slo_ns = config.job.slo_ns.unwrap_or(0);
+    hello.oversubscribe = config.oversubscribe.map_or(0, |way| way as u32);
     hello.pid = std::process::id();
     for (place, uuid) in hello.gpu_uuids.iter_mut().zip(gpus) {
         *place = *uuid;

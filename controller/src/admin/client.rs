@@ -61,6 +61,7 @@ pub enum ClientError {
 pub struct Client {
     path: PathBuf,
     stream: BufReader<UnixStream>,
+    patience: Duration,
 }
 
 impl Client {
@@ -110,7 +111,18 @@ impl Client {
         }
         stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
         stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
-        Ok(Self { path, stream: BufReader::new(stream) })
+        Ok(Self { path, stream: BufReader::new(stream), patience: PATIENCE })
+    }
+
+    /// Waits so long for answers from here on.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn set_patience(&mut self, patience: Duration) -> Result<(), ClientError> {
+        let failed = |source| ClientError::Io { path: self.path.clone(), source };
+        self.stream.get_ref().set_read_timeout(Some(patience)).map_err(failed)?;
+        self.patience = patience;
+        Ok(())
     }
 
     /// Asks for one thing.
@@ -121,7 +133,7 @@ impl Client {
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::NotADaemon {
                 path: self.path.clone(),
-                reason: format!("no answer within {} s", PATIENCE.as_secs()),
+                reason: format!("no answer within {} s", self.patience.as_secs()),
             },
             _ => ClientError::Io { path: self.path.clone(), source },
         };

@@ -69,7 +69,12 @@ pub enum Request {
         /// The tenant's name.
         tenant: String,
     },
-    /// Ends that.
+    /// Takes a tenant off the GPUs, memory and all, until it is resumed.
+    Suspend {
+        /// The tenant's name.
+        tenant: String,
+    },
+    /// Ends either.
     Resume {
         /// The tenant's name.
         tenant: String,
@@ -119,6 +124,8 @@ pub enum Reply {
         /// Its share of each GPU that it has a session on.
         gpus: Vec<ShareStatus>,
     },
+    /// To [`Request::Suspend`]: it is off the GPUs.
+    Suspended,
     /// The request cannot be met.
     Error {
         /// What happened and what to do.
@@ -250,6 +257,12 @@ pub struct TenantStatus {
     /// An administrator paused it.
     #[serde(default)]
     pub paused: bool,
+    /// It is off the GPUs, its memory on the host.
+    #[serde(default)]
+    pub suspended: bool,
+    /// How it lets its memory make room for others': `suspend`, if it does.
+    #[serde(default)]
+    pub oversubscribe: Option<String>,
     /// `deepres run`s that keep it.
     pub keepers: usize,
     /// Its account on each GPU that it has or had a session on.

@@ -1,6 +1,7 @@
 //! The command line: one module for each command.
 
 mod adopt;
+mod away;
 mod cdi;
 mod daemon;
 mod doctor;
@@ -55,7 +56,9 @@ enum Command {
     Set(set::Args),
     /// Keep a tenant off the GPUs until it is resumed
     Pause(pause::Args),
-    /// Let a paused tenant go on
+    /// Take a tenant off the GPUs, its memory to the host, until it is resumed
+    Suspend(pause::Args),
+    /// Let a paused or suspended tenant go on
     Resume(pause::Args),
     /// Show how a tenant's share comes about, term by term
     Explain(explain::Args),
@@ -67,6 +70,9 @@ enum Command {
     Doctor(doctor::Args),
     /// Devices that bring deepres into containers
     Cdi(cdi::Args),
+    /// Take processes off the GPUs and keep them there until told otherwise
+    #[command(hide = true)]
+    Away(away::Args),
     /// Whether the dynamic linker finds a library
     #[command(hide = true)]
     HasLibrary(run::HasLibraryArgs),
@@ -84,12 +90,14 @@ pub fn main() -> ExitCode {
         Command::Ps(args) => ps::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Set(args) => set::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Pause(args) => pause::pause(args).map(|()| ExitCode::SUCCESS),
+        Command::Suspend(args) => pause::suspend(args).map(|()| ExitCode::SUCCESS),
         Command::Resume(args) => pause::resume(args).map(|()| ExitCode::SUCCESS),
         Command::Explain(args) => explain::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Adopt(args) => adopt::run(args).map(|()| ExitCode::SUCCESS),
         Command::Trace(args) => trace::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Cdi(args) => cdi::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Away(args) => away::run(&args).map(|()| ExitCode::SUCCESS),
         Command::HasLibrary(args) => Ok(run::has_library(&args)),
     };
     outcome.unwrap_or_else(|error| {

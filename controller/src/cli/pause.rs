@@ -1,17 +1,23 @@
-//! `deepres pause` and `deepres resume`: keep a tenant off the GPUs for a while.
+//! `deepres pause`, `suspend` and `resume`: keep a tenant off the GPUs for a while, with its memory there or on the host.
 
 use anyhow::{Result, bail};
 use deepres_controller::admin::client::Client;
 use deepres_controller::admin::{Reply, Request};
+use std::time::Duration;
+
+/// All of a GPU's memory goes to the host within some seconds, after what was running has ended.
+const MOVE_PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 What the tenant has on the GPU runs out; its programs then wait at their next launch, keep their memory, and go on \
 where they were after `deepres resume`. The pause holds over the daemon's restart, and until the tenant's last \
-process ends.
+process ends. A suspended tenant keeps no memory on the GPU either: the driver brings it to the host, which takes a \
+driver of release 570 or newer, and back when the tenant is resumed.
 
 Examples:
   deepres pause nightly
+  deepres suspend nightly
   deepres resume nightly")]
 pub struct Args {
     /// The tenant, as `deepres ps` shows it
@@ -24,6 +30,12 @@ pub fn pause(args: Args) -> Result<()> {
     ask(&args.tenant, &Request::Pause { tenant })
 }
 
+/// Takes the tenant off the GPUs, its memory to the host.
+pub fn suspend(args: Args) -> Result<()> {
+    let tenant = args.tenant.clone();
+    ask(&args.tenant, &Request::Suspend { tenant })
+}
+
 /// Lets it on again.
 pub fn resume(args: Args) -> Result<()> {
     let tenant = args.tenant.clone();
@@ -31,7 +43,13 @@ pub fn resume(args: Args) -> Result<()> {
 }
 
 fn ask(tenant: &str, request: &Request) -> Result<()> {
-    match Client::connect()?.ask(request)? {
+    let mut client = Client::connect()?;
+    client.set_patience(MOVE_PATIENCE)?;
+    match client.ask(request)? {
+        Reply::Suspended => {
+            println!("{tenant}: suspended");
+            Ok(())
+        }
         Reply::Pause { is_paused } => {
             println!("{tenant}: {}", if is_paused { "paused" } else { "resumed" });
             Ok(())

@@ -176,7 +176,7 @@ fn row(tenant: &TenantStatus, account: &AccountStatus) -> Vec<String> {
         Bytes(account.memory_bytes).to_string(),
         tenant.memory_limit_bytes.map_or("-".to_owned(), |bytes| Bytes(bytes).to_string()),
         account.refusals.to_string(),
-        account.gate.clone(),
+        if tenant.suspended { "suspended".to_owned() } else { account.gate.clone() },
     ]
 }
 

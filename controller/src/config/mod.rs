@@ -40,6 +40,8 @@ pub struct Config {
     pub fail_mode: FailModeKey,
     /// How long a tenant is listed after its last process.
     pub tenant_linger_s: u64,
+    /// How long a tenant that always has work stays on the GPU before it makes room for one that was suspended.
+    pub suspend_turn_ms: u64,
     /// How long a daemon that `deepres run` started stays without tenants.
     pub idle_exit_s: u64,
     /// Connections at a time.
@@ -73,6 +75,7 @@ impl Default for Config {
             heartbeat_limit_ms: 250,
             fail_mode: FailModeKey::Open,
             tenant_linger_s: 60,
+            suspend_turn_ms: 30_000,
             idle_exit_s: 600,
             max_connections: 4096,
             max_connections_per_user: 1024,
@@ -248,6 +251,11 @@ impl Config {
     /// How long a tenant is listed after its last process.
     pub fn tenant_linger(&self) -> Duration {
         Duration::from_secs(self.tenant_linger_s)
+    }
+
+    /// How long a tenant that always has work stays on the GPU before it makes room for one that was suspended, ns.
+    pub fn suspend_turn_ns(&self) -> u64 {
+        self.suspend_turn_ms.saturating_mul(crate::clock::NS_PER_MS)
     }
 
     /// How long a daemon that `deepres run` started stays without tenants.

@@ -1,7 +1,7 @@
 //! The admin socket: answers requests of the daemon's user, of root, and of the group that the configuration names.
 
-use super::Shared;
 use super::peer::Peer;
+use super::{Shared, residency};
 use crate::admin::{MAX_REQUEST_BYTES, Reply, Request};
 use crate::arbiter::Report;
 use crate::authority::Wish;
@@ -188,7 +188,14 @@ async fn answer(request: Request, shared: &Shared) -> Reply {
             let paused = shared.registry.borrow_mut().pause(&tenant, true);
             in_force(paused, shared).await
         }
+        Request::Suspend { tenant } => match residency::suspend(&tenant, shared).await {
+            Ok(()) => Reply::Suspended,
+            Err(message) => Reply::Error { message },
+        },
         Request::Resume { tenant } => {
+            if let Err(message) = residency::resume(&tenant, shared).await {
+                return Reply::Error { message };
+            }
             let resumed = shared.registry.borrow_mut().pause(&tenant, false);
             in_force(resumed, shared).await
         }

@@ -7,6 +7,7 @@ mod gpu_lock;
 mod gpus;
 mod peer;
 mod registry;
+mod residency;
 mod saving;
 mod service;
 pub mod state;
@@ -30,6 +31,7 @@ use deepres_abi::beat::BeatPage;
 use files::Files;
 use gpu_lock::GpuLock;
 use registry::{Left, Managed, Registry};
+use residency::Residency;
 use service::Service;
 use state::StateFile;
 use std::cell::{Cell, RefCell};
@@ -81,6 +83,8 @@ struct Shared {
     watcher: Watcher,
     metering: Metering,
     connections: Connections,
+    /// Whose memory is where; held while memory is moved.
+    residency: tokio::sync::Mutex<Residency>,
     /// The group that may administer.
     admin_group: Option<u32>,
     /// The daemon ends: nobody is let in any more.
@@ -169,6 +173,7 @@ pub fn run(
         service: Service::of_environment(),
         is_stopping: Cell::new(false),
         connections: Connections::new(room),
+        residency: tokio::sync::Mutex::default(),
         admin_group,
         changed: Notify::new(),
     });
@@ -181,6 +186,7 @@ pub fn run(
             shared.forget_later(tenant, left);
         }
         tokio::task::spawn_local(saving::stop_waiting(Rc::clone(&shared)));
+        tokio::task::spawn_local(residency::serve(Rc::clone(&shared)));
         // Whoever comes from now on is known to have come after this.
         saving::save(&shared).await;
         ready();

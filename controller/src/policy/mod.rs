@@ -16,6 +16,7 @@ pub mod demand;
 pub mod entitlement;
 pub mod lease;
 pub mod priority;
+pub mod residency;
 pub mod tuning;
 pub mod turns;
 

@@ -29,7 +29,7 @@ fn on_current_gpu(
     api: ApiId,
     kind: MemoryKind,
     bytes: u64,
-    call: impl FnOnce() -> (CUresult, Option<(Name, u64)>),
+    call: impl FnMut() -> (CUresult, Option<(Name, u64)>),
 ) -> CUresult {
     let current = process::current().and_then(|process| Some((process, process.current_context()?)));
     charged_on(current, api, kind, bytes, call)
@@ -41,7 +41,7 @@ fn on_gpu_of(
     api: ApiId,
     kind: MemoryKind,
     bytes: u64,
-    call: impl FnOnce() -> (CUresult, Option<(Name, u64)>),
+    call: impl FnMut() -> (CUresult, Option<(Name, u64)>),
 ) -> CUresult {
     let context = process::current().and_then(|process| {
         let context = if stream.is_default() {
@@ -59,7 +59,7 @@ fn charged_on(
     api: ApiId,
     kind: MemoryKind,
     bytes: u64,
-    call: impl FnOnce() -> (CUresult, Option<(Name, u64)>),
+    mut call: impl FnMut() -> (CUresult, Option<(Name, u64)>),
 ) -> CUresult {
     record::memory(api, bytes);
     let Some((process, context)) = on else { return call().0 };

@@ -5,6 +5,7 @@
 
 pub mod charge;
 pub mod ledgers;
+mod room;
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -134,7 +135,7 @@ impl Accounts {
         &self,
         process: &Process,
         request: Request,
-        allocate: impl FnOnce() -> (u32, Option<(Name, u64)>),
+        mut allocate: impl FnMut() -> (u32, Option<(Name, u64)>),
     ) -> u32 {
         let Some((session, gpu)) = process.session().zip(process.gpus.get(request.ordinal)) else {
             return allocate().0;
@@ -152,7 +153,13 @@ impl Accounts {
                 return CUDA_ERROR_OUT_OF_MEMORY;
             }
         };
-        let (result, named) = allocate();
+        let mut answered = allocate();
+        if answered.0 == CUDA_ERROR_OUT_OF_MEMORY
+            && let Some(later) = room::ask_again(session, gpu, account.ledger(), request.bytes, &mut allocate)
+        {
+            answered = later;
+        }
+        let (result, named) = answered;
         let named = named.filter(|_| result == CUDA_SUCCESS);
         let bytes = named.map_or(0, |(_, bytes)| bytes);
         // A ledger that is gone took with it what was promised there.

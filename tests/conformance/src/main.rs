@@ -42,6 +42,9 @@ struct Options {
     /// What the random calls depend on.
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
+    /// Print no answers, but every so many calls what the memory counts for, and wait for a line (simulated driver only).
+    #[arg(long, value_name = "CALLS", requires = "sequence", value_parser = clap::value_parser!(u64).range(1..))]
+    account: Option<u64>,
     /// Run this check here, and print what it found.
     #[arg(long, hide = true, value_name = "NAME")]
     check: Option<String>,
@@ -50,7 +53,11 @@ struct Options {
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
     if let (Some(calls), Some(seed)) = (options.sequence, options.seed) {
-        sequence::run(seed, calls).map_err(|stop| anyhow!("the sequence cannot begin: {stop:?}"))?;
+        let ran = match options.account {
+            Some(every) => sequence::run_accounted(seed, calls, every as usize),
+            None => sequence::run(seed, calls),
+        };
+        ran.map_err(|stop| anyhow!("the sequence cannot begin: {stop:?}"))?;
         println!("end");
         std::io::stdin().read_to_end(&mut Vec::new()).context("standard input")?;
         return Ok(ExitCode::SUCCESS);

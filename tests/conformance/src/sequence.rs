@@ -58,17 +58,45 @@ struct Held {
 struct World {
     random: Random,
     held: Held,
+    /// Whether streams may be captured, and contexts end.
+    is_wild: bool,
     /// Handles that were objects once.
     dead: Vec<u64>,
 }
 
+/// Kinds of memory that the simulated driver tells what its allocations count for.
+const KINDS: usize = 5;
+
+/// What the driver says that this process's memory counts for, by kind: what the simulated one alone does.
+fn account() -> Option<[u64; KINDS]> {
+    let address = crate::driver::find("simgpu_account")?;
+    let mut sums = [0; KINDS];
+    // SAFETY: the simulated driver exports this symbol with this type, and writes as many numbers.
+    unsafe { std::mem::transmute::<usize, unsafe extern "C" fn(*mut u64)>(address)(sums.as_mut_ptr()) };
+    Some(sums)
+}
+
+/// Runs `calls` calls and frees everything. Every `every` calls it says what its memory counts for and waits for a line.
+pub fn run_accounted(seed: u64, calls: usize, every: usize) -> Result<(), Stop> {
+    let mut world = World::begin(seed)?;
+    // What a capture allocates is a graph's, and no memory yet; and which of a pool's allocations end with a context is the driver's secret.
+    world.is_wild = false;
+    for number in 1..=calls {
+        world.step()?;
+        if number.is_multiple_of(every) || number == calls {
+            let sums = account()
+                .ok_or_else(|| Stop::Absent("only the simulated driver keeps this account".to_owned()))?;
+            println!("account {number} {}", sums.map(|sum| sum.to_string()).join(" "));
+            // Without anyone to wait for there is nothing to wait for.
+            let _ = std::io::stdin().read_line(&mut String::new());
+        }
+    }
+    world.clean()
+}
+
 /// Runs `calls` calls and frees everything.
 pub fn run(seed: u64, calls: usize) -> Result<(), Stop> {
-    must!(cuInit(0));
-    // A seed of zero would stay zero.
-    let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let mut world = World { random, held: Held::default(), dead: Vec::new() };
-    world.context()?;
+    let mut world = World::begin(seed)?;
     for number in 0..calls {
         let (name, code) = world.step()?;
         println!("{number} {name} {code}");
@@ -86,6 +114,15 @@ fn is_captured(stream: CUstream) -> Result<bool, Stop> {
 type Answer = Result<(&'static str, CUresult), Stop>;
 
 impl World {
+    fn begin(seed: u64) -> Result<Self, Stop> {
+        must!(cuInit(0));
+        // A seed of zero would stay zero.
+        let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut world = Self { random, held: Held::default(), is_wild: true, dead: Vec::new() };
+        world.context()?;
+        Ok(world)
+    }
+
     fn size(&mut self) -> usize {
         SIZES[self.random.below(SIZES.len())]
     }
@@ -302,7 +339,7 @@ impl World {
         let stream = self.stream();
         let (mut graph, mut exec) = (null_mut(), null_mut());
         Ok(match self.random.below(5) {
-            0 => {
+            0 if self.is_wild => {
                 let mode = self.random.below(4) as u32;
                 ("cuStreamBeginCapture", cu!(cuStreamBeginCapture_v2(stream, mode)))
             }
@@ -437,7 +474,7 @@ impl World {
         let (mut popped, mut free, mut total) = (null_mut(), 0, 0);
         Ok(match self.random.below(12) {
             0 if self.held.contexts.len() < 4 => self.context()?,
-            1 if self.held.contexts.len() > 1 => {
+            1 if self.is_wild && self.held.contexts.len() > 1 => {
                 let code = cu!(cuCtxDestroy_v2(context as CUcontext));
                 self.lose(|held| &mut held.contexts, code, context);
                 if code == CUDA_SUCCESS {

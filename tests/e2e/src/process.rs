@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{Read, Seek, SeekFrom},
+    io::{Read, Seek, SeekFrom, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
@@ -107,6 +107,12 @@ impl Process {
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
         self.status = Some(self.child.wait().expect("our child"));
+    }
+
+    /// Writes a line to its standard input.
+    pub fn say(&mut self, line: &str) {
+        let input = self.child.stdin.as_mut().expect("its input is open");
+        writeln!(input, "{line}").unwrap_or_else(|error| panic!("speaking to {}: {error}", self.what));
     }
 
     /// Closes its standard input, at which the C clients end.

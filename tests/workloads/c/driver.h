@@ -60,6 +60,14 @@ typedef struct {
     unsigned char flags[8];
 } CUmemAllocationProp;
 
+typedef struct {
+    struct {
+        int type;
+        int id;
+    } location;
+    int flags;
+} CUmemAccessDesc;
+
 enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
@@ -71,6 +79,7 @@ enum {
     CU_MEM_ALLOCATION_TYPE_PINNED = 1,
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,
@@ -128,6 +137,13 @@ enum {
     X(cuMemCreate, "cuMemCreate", 10020, LEGACY,                                                                         \
       (CUmemHandle * handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags))                   \
     X(cuMemRelease, "cuMemRelease", 10020, LEGACY, (CUmemHandle handle))                                                 \
+    X(cuMemAddressReserve, "cuMemAddressReserve", 10020, LEGACY,                                                         \
+      (CUdeviceptr * ptr, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags))                   \
+    X(cuMemMap, "cuMemMap", 10020, LEGACY,                                                                               \
+      (CUdeviceptr ptr, size_t bytes, size_t offset, CUmemHandle handle, unsigned long long flags))                      \
+    X(cuMemSetAccess, "cuMemSetAccess", 10020, LEGACY,                                                                   \
+      (CUdeviceptr ptr, size_t bytes, const CUmemAccessDesc *access, size_t count))                                      \
+    X(cuMemUnmap, "cuMemUnmap", 10020, LEGACY, (CUdeviceptr ptr, size_t bytes))                                          \
     X(cuLaunchKernel, "cuLaunchKernel", 4000, LEGACY,                                                                    \
       (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,      \
        CUstream stream, void **params, void **extra))                                                                    \

@@ -3,7 +3,7 @@
 use super::start;
 use anyhow::{Context, Result, bail};
 use deepres_abi::directory::SOCKET_VARIABLE;
-use deepres_abi::wire::{self, FrameKind, Hello, Refusal, Role, Welcome};
+use deepres_abi::wire::{self, FrameKind, Hello, Refusal, RefusalKind, Role, Welcome};
 use deepres_controller::authority::Wish;
 use deepres_controller::clock::monotonic_ns;
 use deepres_controller::daemon::Peer;
@@ -21,12 +21,17 @@ use zerocopy::IntoBytes;
 /// A daemon answers within milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How often it is asked for what others have now.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+
 /// What is asked for.
 pub struct Request<'a> {
     /// The tenant's name.
     pub name: &'a str,
     /// What is asked for it.
     pub wish: Wish,
+    /// Whether to wait for what others have now.
+    pub waits: bool,
 }
 
 /// Keeps the tenant while it lives.
@@ -37,8 +42,33 @@ pub struct Keeper {
     connection: OwnedFd,
 }
 
-/// Connects to the daemon that is running, or to one that is started for it, and asks.
+/// What the daemon answered.
+enum Answer {
+    Kept(Keeper),
+    /// It fits once others are gone.
+    NoRoom(String),
+}
+
+/// Connects to the daemon that is running, or to one that is started for it, and asks, again and again if the request says so.
 pub fn keep(request: &Request<'_>) -> Result<Keeper> {
+    let mut is_told = false;
+    loop {
+        match keep_now(request)? {
+            Answer::Kept(keeper) => return Ok(keeper),
+            Answer::NoRoom(reason) if !request.waits => {
+                bail!("refused: {reason}, or wait for it with --wait")
+            }
+            Answer::NoRoom(reason) => {
+                if !std::mem::replace(&mut is_told, true) {
+                    eprintln!("deepres: waiting: {reason}");
+                }
+                std::thread::sleep(ASK_EVERY);
+            }
+        }
+    }
+}
+
+fn keep_now(request: &Request<'_>) -> Result<Answer> {
     for socket in sockets() {
         if let Some(connection) = connect(&socket)? {
             return ask(request, socket, connection);
@@ -94,7 +124,7 @@ fn connect(socket: &Path) -> Result<Option<OwnedFd>> {
     Ok(Some(connection))
 }
 
-fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<Keeper> {
+fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<Answer> {
     let mut hello = Hello::new(Role::Keeper);
     hello.monotonic_ns = monotonic_ns();
     let wish = &request.wish;
@@ -107,12 +137,14 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<Ke
     hello.slo_ns = wish.slo_ns.unwrap_or(0);
     hello.pid = std::process::id();
     wire::set_text(&mut hello.tenant, request.name);
-    exchange(&hello, &socket, &connection)?;
-    Ok(Keeper { socket: std::path::absolute(socket)?, connection })
+    if let Some(reason) = exchange(&hello, &socket, &connection)? {
+        return Ok(Answer::NoRoom(reason));
+    }
+    Ok(Answer::Kept(Keeper { socket: std::path::absolute(socket)?, connection }))
 }
 
-/// Says hello and waits for the answer.
-fn exchange(hello: &Hello, socket: &Path, connection: &OwnedFd) -> Result<()> {
+/// Says hello and waits for the answer: nothing, or why there is no room now.
+fn exchange(hello: &Hello, socket: &Path, connection: &OwnedFd) -> Result<Option<String>> {
     let broken = || format!("the daemon at {} does not answer", socket.display());
     for direction in [Timeout::Recv, Timeout::Send] {
         set_socket_timeout(connection, direction, Some(PATIENCE)).with_context(broken)?;
@@ -127,10 +159,14 @@ fn exchange(hello: &Hello, socket: &Path, connection: &OwnedFd) -> Result<()> {
     let kind = wire::kind(answer.bytes()).with_context(broken)?;
     if kind == FrameKind::Refusal as u16 {
         let refusal: Refusal = wire::decode(answer.bytes())?;
-        bail!("refused: {}", wire::text(&refusal.reason).unwrap_or("no reason was given"));
+        let reason = wire::text(&refusal.reason).unwrap_or("no reason was given");
+        if refusal.kind == RefusalKind::NoRoom as u32 {
+            return Ok(Some(reason.to_owned()));
+        }
+        bail!("refused: {reason}");
     }
     wire::decode::<Welcome>(answer.bytes()).with_context(broken)?;
-    Ok(())
+    Ok(None)
 }
 
 /// Asks the daemon at `socket` to meter this process from outside, for a tenant that is kept already. Returns once it does.
@@ -141,5 +177,8 @@ pub fn be_metered(socket: &Path, tenant: &str) -> Result<()> {
     hello.pid = std::process::id();
     hello.metering = 1;
     wire::set_text(&mut hello.tenant, tenant);
-    exchange(&hello, socket, &connection)
+    match exchange(&hello, socket, &connection)? {
+        None => Ok(()),
+        Some(reason) => bail!("refused: {reason}"),
+    }
 }

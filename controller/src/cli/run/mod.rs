@@ -13,6 +13,7 @@ pub use libraries::{HasLibraryArgs, find_interposer, has_library};
 
 use anyhow::Result;
 use deepres_abi::directory::SOCKET_VARIABLE;
+use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_controller::text::is_harmful;
 use std::ffi::OsString;
@@ -21,6 +22,8 @@ use std::process::{Command, ExitCode};
 
 /// Names the tenant of a process.
 pub const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
+/// How its tenant lets its memory make room for others'.
+const OVERSUBSCRIBE_VARIABLE: &str = "DEEPRES_OVERSUBSCRIBE";
 /// Libraries that the dynamic linker loads before all others.
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
@@ -50,6 +53,12 @@ pub struct Args {
     /// Do not load deepres into the program: what it launches is counted from outside, and nothing is limited
     #[arg(long, conflicts_with_all = ["share", "memory", "class", "record"])]
     no_preload: bool,
+    /// Let others' need of memory take this tenant off the GPU for a while, memory and all: suspend
+    #[arg(long, env = OVERSUBSCRIBE_VARIABLE, value_name = "HOW")]
+    oversubscribe: Option<Oversubscribe>,
+    /// Wait while guarantees to others leave no room for the memory that is to be guaranteed, instead of failing
+    #[arg(long)]
+    wait: bool,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -99,7 +108,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
     let name = args.name.unwrap_or_else(|| default_name(program));
     let wish = args.wishes.wish();
-    let request = connect::Request { name: &name, wish };
+    let request = connect::Request { name: &name, wish, waits: args.wait };
     let keeper = connect::keep(&request)?;
     let record = args.record.as_deref().map(record::begin).transpose()?;
 
@@ -116,6 +125,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     command.env(TENANT_VARIABLE, &name);
     command.envs(wishes::variables(&wish));
     command.envs(record.map(|file| (record::VARIABLE, file)));
+    if let Some(way) = args.oversubscribe {
+        command.env(OVERSUBSCRIBE_VARIABLE, way.name());
+    }
     let code = job::run(command)?;
     // The tenant was kept until here.
     drop(keeper);

@@ -1,5 +1,6 @@
 //! Tenants and their sessions: who is here, what was asked for, and what each may have.
 
+mod residency;
 mod saved;
 mod set;
 mod status;
@@ -23,6 +24,7 @@ use deepres_abi::grant::GrantPage;
 use deepres_abi::ledger::{LedgerPage, MAX_SESSIONS};
 use deepres_abi::meter::MeterPage;
 use deepres_abi::wire::{self, Hello, RefusalKind, Role, UNMANAGED, Welcome};
+pub use residency::Stay;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
@@ -320,6 +322,10 @@ impl Registry {
             meter: Arc::clone(&pages.meter),
         };
         tenant.sessions.insert(session_id, session);
+        // Until it is looked whether that makes sense.
+        if self.is_oversubscribed() {
+            self.let_wait(name);
+        }
         Ok(Admitted {
             tenant: name.to_owned(),
             membership: Membership::Session(session_id),

@@ -100,6 +100,9 @@ impl Registry {
                 set: saved.set,
                 is_paused: saved.paused,
                 set_ns: saved.set_ns,
+                // Its processes say so again when they come back, and whoever kept them suspended has brought them back.
+                oversubscribe: None,
+                is_suspended: false,
                 has_room: !saved.lacks_room,
                 ledger,
                 gpus: Vec::new(),

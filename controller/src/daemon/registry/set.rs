@@ -43,7 +43,7 @@ impl Registry {
     }
 
     /// Has every arbiter that knows a tenant take up what holds for it now.
-    fn tell_arbiters(&self, name: &str) -> Vec<oneshot::Receiver<()>> {
+    pub(super) fn tell_arbiters(&self, name: &str) -> Vec<oneshot::Receiver<()>> {
         let Some(tenant) = self.tenants.get(name) else { return Vec::new() };
         let seat = tenant.seat();
         tenant.gpus.iter().map(|gpu| self.gpus[*gpu].arbiter.set_tenant(seat.clone())).collect()

@@ -78,6 +78,8 @@ impl Registry {
             memory_limit_bytes: granted.memory_bytes.value,
             class: granted.class.value.name().to_owned(),
             paused: tenant.is_paused,
+            suspended: tenant.is_suspended,
+            oversubscribe: tenant.oversubscribe.map(|way| way.name().to_owned()),
             keepers: tenant.keepers.len(),
             gpus: accounts.collect::<Vec<AccountStatus>>(),
             sessions: tenant

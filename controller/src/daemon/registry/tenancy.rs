@@ -1,16 +1,18 @@
 //! Which tenant a process is let into, and what that tenant then asks for.
 
 use super::tenant::Tenant;
-use super::{Guest, Refused, Registry, no_room};
+use super::{Guest, Managed, Refused, Registry, no_room};
 use crate::authority::{self, Wish};
 use crate::clock::monotonic_ns;
 use crate::identity::{self, Facts, Identity, Key, free_name};
 use crate::policy::class::Class;
 use crate::policy::priority::Criticality;
 use crate::process::ProcessKey;
+use crate::quantity::Bytes;
 use crate::shm::{SharedPage, Writer};
 use crate::text::is_harmful;
 use deepres_abi::PPM;
+use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::{self, Hello, RefusalKind, Role};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,6 +29,7 @@ impl Registry {
     pub(super) fn tenant_of(&mut self, guest: &Guest, hello: &Hello, role: Role) -> Result<String, Refused> {
         let identity = self.identify(claim(hello)?, &guest.facts);
         let asked = wish(hello)?;
+        let oversubscribe = Oversubscribe::from_number(hello.oversubscribe);
         let request = |reason| Err(Refused::new(RefusalKind::Request, reason));
         let known = self.tenants.iter().find(|(_, tenant)| tenant.key == identity.key);
         let known = known.map(|(name, tenant)| (name.clone(), tenant.is_deserted()));
@@ -37,6 +40,11 @@ impl Registry {
             && let Some(reason) = authority::refuse(&asked, caps, has_room)
         {
             return request(reason);
+        }
+        if role == Role::Keeper
+            && let Some(reason) = self.lacks_memory(&asked, &identity.key)
+        {
+            return Err(Refused::new(RefusalKind::NoRoom, reason));
         }
         let Some((name, is_deserted)) = known else {
             if let Some(other) = self.tenants.get(&identity.name).filter(|_| role == Role::Keeper) {
@@ -62,6 +70,8 @@ impl Registry {
                 set: Wish::default(),
                 is_paused: false,
                 set_ns: 0,
+                oversubscribe,
+                is_suspended: false,
                 has_room,
                 ledger: Arc::new(ledger),
                 gpus: Vec::new(),
@@ -80,13 +90,14 @@ impl Registry {
             tenant.groups.clone_from(&guest.groups);
             (tenant.caps, tenant.asked, tenant.set, tenant.has_room) =
                 (caps, asked, Wish::default(), has_room);
-            tenant.is_paused = false;
+            (tenant.is_paused, tenant.oversubscribe) = (false, oversubscribe);
             tenant.asked_ns = monotonic_ns();
         } else if role == Role::Keeper && asked.differs_from(&holds) {
             return request(format!(
                 "the tenant `{name}` runs already with {holds}: leave out what this asks for, choose another --name, or change it with `deepres set {name} …`"
             ));
         } else {
+            tenant.oversubscribe = tenant.oversubscribe.or(oversubscribe);
             let merged = tenant.asked.or(asked);
             if merged != tenant.asked {
                 tenant.asked = merged;
@@ -108,6 +119,26 @@ impl Registry {
         };
         let ancestors = facts.process.iter().flat_map(identity::read::ancestors);
         identity::identify(claim, facts, ancestors, kin)
+    }
+
+    /// Why memory that is asked for with a guarantee cannot be promised now, if it cannot: on no GPU is there enough beside what others were
+    /// promised.
+    fn lacks_memory(&self, asked: &Wish, own: &Key) -> Option<String> {
+        let (Some(Class::Guaranteed), Some(bytes)) = (asked.class, asked.memory_bytes) else { return None };
+        let others = || self.tenants.values().filter(|tenant| tenant.key != *own && !tenant.is_deserted());
+        let left = |(gpu, managed): (usize, &Managed)| {
+            let there = others().filter(|tenant| tenant.gpus.is_empty() || tenant.gpus.contains(&gpu));
+            let promised = there.map(Tenant::promised_bytes).fold(0, u64::saturating_add);
+            managed.gpu.memory_bytes.saturating_sub(promised)
+        };
+        let most = self.gpus.iter().enumerate().map(left).max()?;
+        (most < bytes).then(|| {
+            format!(
+                "{} of memory cannot be guaranteed now: guarantees to others leave {} of a GPU's; ask for less, or for class fair",
+                Bytes(bytes),
+                Bytes(most)
+            )
+        })
     }
 
     /// Whether the guarantee that is asked for, if one is, fits beside those given to others: on some GPU at least, since nobody knows yet

@@ -16,6 +16,7 @@ use crate::shm::SharedPage;
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::ledger::{LedgerPage, MAX_SESSIONS};
 use deepres_abi::meter::MeterPage;
+use deepres_abi::oversubscribe::Oversubscribe;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -51,6 +52,10 @@ pub struct Tenant {
     pub is_paused: bool,
     /// When an administrator last set a deadline, ns of `CLOCK_MONOTONIC`.
     pub set_ns: u64,
+    /// It lets its memory make room for others'.
+    pub oversubscribe: Option<Oversubscribe>,
+    /// It is off the GPUs, or on its way.
+    pub is_suspended: bool,
     /// The guarantee that it asked for, if it did, fitted beside those of others when it asked.
     pub has_room: bool,
     /// Its memory account.
@@ -119,6 +124,12 @@ impl Tenant {
         if granted.class.value == Class::Guaranteed { granted.share_ppm.value.unwrap_or(0) } else { 0 }
     }
 
+    /// The memory that it is guaranteed on each GPU, bytes; 0 for none.
+    pub fn promised_bytes(&self) -> u64 {
+        let granted = self.granted();
+        if granted.class.value == Class::Guaranteed { granted.memory_bytes.value.unwrap_or(0) } else { 0 }
+    }
+
     /// The tenant as arbiters need it.
     pub fn seat(&self) -> TenantSeat {
         let granted = self.granted();
@@ -139,7 +150,7 @@ impl Tenant {
             },
             slo_ns: granted.slo_ns.value,
             memory_limit_bytes: granted.memory_bytes.value.unwrap_or(NO_LIMIT),
-            is_paused: self.is_paused,
+            is_paused: self.is_paused || self.is_suspended,
             ledger: Arc::clone(&self.ledger),
         }
     }

@@ -74,6 +74,13 @@ pub fn create(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR) -> Result<Arc<Array>> {
     ARRAYS.insert_with(|handle| Arc::new(Array { handle, descriptor, layout })).ok_or(status::OUT_OF_MEMORY)
 }
 
+impl Array {
+    /// Its first byte.
+    pub fn base(&self) -> u64 {
+        self.layout.base
+    }
+}
+
 /// The array behind a handle.
 pub fn by_handle(handle: usize) -> Result<Arc<Array>> {
     ARRAYS.get(handle).ok_or(status::INVALID_HANDLE)

@@ -4,6 +4,7 @@
 //! else is the logic behind, one concern a file. Kernels compute nothing but take time; memory is real. What is modelled and what is
 //! not is in this crate's README.
 
+pub mod account;
 mod api;
 mod arena;
 mod array;

@@ -149,6 +149,11 @@ pub fn is_usable(address: u64, bytes: u64) -> bool {
     covers(address, bytes) && !(is_mapped && all_in(address, bytes).iter().any(is_closed))
 }
 
+/// Every allocation.
+pub fn all() -> Vec<Allocation> {
+    read().values().cloned().collect()
+}
+
 /// Every allocation that touches a range.
 pub fn all_in(address: u64, bytes: u64) -> Vec<Allocation> {
     let ledger = read();

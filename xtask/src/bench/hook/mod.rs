@@ -18,14 +18,8 @@ use crate::{build, command};
 /// The pair of an allocation and its free.
 const ALLOCATION: &str = "cuMemAlloc+Free";
 /// The calls measured, in order of report. The last is not hooked.
-const APIS: &[&str] = &[
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    ALLOCATION,
-    "cuMemGetInfo",
-    "cuGraphLaunch",
-    "cuCtxGetDevice",
-];
+const APIS: &[&str] =
+    &["cuLaunchKernel", "cuLaunchKernelEx", ALLOCATION, "cuMemGetInfo", "cuGraphLaunch", "cuCtxGetDevice"];
 /// The tenant that the client runs as, and the limit that its allocations are held against.
 const TENANT: &str = "bench";
 const MEMORY: &str = "16GiB";

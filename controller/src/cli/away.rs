@@ -1,0 +1,203 @@
+//! `deepres away PID…`, for the daemon alone: takes processes off the GPUs by the driver's checkpoint API, keeps them there until it is told
+//! otherwise or the daemon is gone, and brings them back.
+//!
+//! The daemon links no CUDA, and its end must not leave processes away for ever: so this is a process of its own, whose input ends with
+//! the daemon. It says `away` once they are; `back` in its input, or the input's end, brings them back, which it confirms by `back`.
+//! While the GPU has no room it says `no room`, and the processes stay away until it is told again, or by itself tries again.
+
+use anyhow::{Context, Result, anyhow, bail};
+use deepres_abi::driver::result::{
+    CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_SUCCESS,
+};
+use deepres_abi::driver::{pfn, result};
+use std::ffi::{CStr, c_void};
+use std::io::{BufRead, Write};
+use std::ptr::null_mut;
+use std::time::Duration;
+
+const DRIVER_LIBRARY: &CStr = c"libcuda.so.1";
+/// How long a process may take to come to a point at which it can be taken off.
+const LOCK_LIMIT_MS: u32 = 10_000;
+/// Between two attempts to bring processes back whose daemon is gone.
+const RETRY: Duration = Duration::from_millis(200);
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The processes
+    #[arg(required = true)]
+    pids: Vec<i32>,
+}
+
+/// `CUcheckpointLockArgs`.
+#[repr(C)]
+struct LockArgs {
+    timeout_ms: u32,
+    reserved: [u32; 15],
+}
+
+/// The driver's functions for this.
+struct Driver {
+    lock: pfn::cuCheckpointProcessLock,
+    checkpoint: pfn::cuCheckpointProcessCheckpoint,
+    restore: pfn::cuCheckpointProcessRestore,
+    unlock: pfn::cuCheckpointProcessUnlock,
+}
+
+/// Why processes are not back.
+enum NotBack {
+    /// Others have the memory.
+    NoRoom,
+    /// Something else.
+    Failed(anyhow::Error),
+}
+
+/// Does as the module says.
+pub fn run(args: &Args) -> Result<()> {
+    let driver = Driver::load()?;
+    driver.take_off(&args.pids)?;
+    say("away")?;
+    let mut lines = std::io::stdin().lock().lines();
+    let mut has_daemon = true;
+    loop {
+        if has_daemon {
+            has_daemon = matches!(lines.next(), Some(Ok(_)));
+        }
+        match driver.bring_back(&args.pids) {
+            Ok(()) => {
+                // Nobody may be left to hear it.
+                let _ = say("back");
+                return Ok(());
+            }
+            Err(NotBack::Failed(error)) => return Err(error),
+            Err(NotBack::NoRoom) if has_daemon => say("no room")?,
+            Err(NotBack::NoRoom) => std::thread::sleep(RETRY),
+        }
+    }
+}
+
+fn say(word: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{word}").and_then(|()| out.flush()).context("the daemon does not listen")
+}
+
+impl Driver {
+    fn load() -> Result<Self> {
+        // SAFETY: loading a driver library runs its initialisers, as it does in every client.
+        let library = unsafe { libc::dlopen(DRIVER_LIBRARY.as_ptr(), libc::RTLD_NOW) };
+        if library.is_null() {
+            bail!(
+                "cannot load libcuda.so.1: is the NVIDIA driver installed where the daemon looks for libraries?"
+            );
+        }
+        macro_rules! function {
+            ($name:ident) => {{
+                let name = concat!(stringify!($name), "\0");
+                // SAFETY: the library is open and the name ends with a NUL.
+                let address = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
+                if address.is_null() {
+                    bail!("the NVIDIA driver has no checkpoint API (it came with release 570): tenants cannot be suspended here");
+                }
+                // SAFETY: the symbol of this name has this type in every driver.
+                unsafe { std::mem::transmute::<*mut c_void, pfn::$name>(address) }
+            }};
+        }
+        let initialise = function!(cuInit);
+        let driver = Self {
+            lock: function!(cuCheckpointProcessLock),
+            checkpoint: function!(cuCheckpointProcessCheckpoint),
+            restore: function!(cuCheckpointProcessRestore),
+            unlock: function!(cuCheckpointProcessUnlock),
+        };
+        // SAFETY: no memory is involved.
+        match unsafe { initialise(0) } {
+            CUDA_SUCCESS => Ok(driver),
+            code => bail!("the NVIDIA driver does not start ({}): does `nvidia-smi` work?", name(code)),
+        }
+    }
+
+    /// Takes all off, or none.
+    fn take_off(&self, pids: &[i32]) -> Result<()> {
+        for (at, pid) in pids.iter().enumerate() {
+            let mut limit = LockArgs { timeout_ms: LOCK_LIMIT_MS, reserved: [0; 15] };
+            // SAFETY: the arguments live across the call and are what the API documents.
+            let code = unsafe { (self.lock)(*pid, (&raw mut limit).cast()) };
+            if code != CUDA_SUCCESS {
+                self.undo(&[], &pids[..at]);
+                return Err(refusal("lock", *pid, code));
+            }
+        }
+        for (at, pid) in pids.iter().enumerate() {
+            // SAFETY: the arguments are optional.
+            let code = unsafe { (self.checkpoint)(*pid, null_mut()) };
+            if code != CUDA_SUCCESS {
+                self.undo(&pids[..at], pids);
+                return Err(refusal("checkpoint", *pid, code));
+            }
+        }
+        Ok(())
+    }
+
+    /// Back to where it was; what fails here is told by the process itself.
+    fn undo(&self, checkpointed: &[i32], locked: &[i32]) {
+        for pid in checkpointed {
+            // SAFETY: the arguments are optional.
+            unsafe { (self.restore)(*pid, null_mut()) };
+        }
+        for pid in locked {
+            // SAFETY: as above.
+            unsafe { (self.unlock)(*pid, null_mut()) };
+        }
+    }
+
+    /// Brings all back that still live, or none.
+    fn bring_back(&self, pids: &[i32]) -> Result<(), NotBack> {
+        let living: Vec<i32> = pids.iter().copied().filter(|pid| is_alive(*pid)).collect();
+        for (at, pid) in living.iter().enumerate() {
+            // SAFETY: the arguments are optional.
+            let code = unsafe { (self.restore)(*pid, null_mut()) };
+            if code == CUDA_SUCCESS || !is_alive(*pid) {
+                continue;
+            }
+            for pid in &living[..at] {
+                // SAFETY: as above.
+                unsafe { (self.checkpoint)(*pid, null_mut()) };
+            }
+            return Err(match code {
+                CUDA_ERROR_OUT_OF_MEMORY => NotBack::NoRoom,
+                code => NotBack::Failed(refusal("restore", *pid, code)),
+            });
+        }
+        for pid in living {
+            // SAFETY: as above.
+            let code = unsafe { (self.unlock)(pid, null_mut()) };
+            if code != CUDA_SUCCESS && is_alive(pid) {
+                return Err(NotBack::Failed(refusal("unlock", pid, code)));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_alive(pid: i32) -> bool {
+    // SAFETY: no signal is sent and no memory is involved.
+    let found = unsafe { libc::kill(pid, 0) };
+    found == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+fn name(code: u32) -> String {
+    result::name(code).map_or_else(|| code.to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+fn refusal(step: &str, pid: i32, code: u32) -> anyhow::Error {
+    match code {
+        CUDA_ERROR_NOT_READY => {
+            anyhow!("process {pid} did not come to a point in time at which it could be taken off the GPU")
+        }
+        CUDA_ERROR_NOT_SUPPORTED | CUDA_ERROR_NOT_FOUND => anyhow!(
+            "the NVIDIA driver cannot {step} process {pid} ({}): it uses something that checkpoints leave out, such as managed memory or memory shared by IPC",
+            name(code)
+        ),
+        code => anyhow!("the NVIDIA driver does not {step} process {pid}: {}", name(code)),
+    }
+}

@@ -1,0 +1,143 @@
+//! What the registry knows of whose memory is where, for [`crate::daemon::residency`].
+
+use super::Registry;
+use super::tenant::Tenant;
+use crate::arbiter::Report;
+use crate::policy::TenantId;
+use crate::policy::class::Class;
+use crate::policy::residency::{Bytes, Place, Seen};
+use deepres_abi::ledger::LedgerGpu;
+use tokio::sync::oneshot;
+
+/// A tenant that may hold memory.
+#[derive(Debug, Clone)]
+pub struct Stay {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub id: TenantId,
+    /// Its class.
+    pub class: Class,
+    /// It opted in to being suspended.
+    pub may_leave: bool,
+    /// Its processes on GPUs.
+    pub pids: Vec<u32>,
+    /// What its account says it holds, by GPU.
+    pub held: Bytes,
+    /// What its processes wait for, by GPU.
+    pub needs: Bytes,
+    /// It has work on the GPU, or wants to.
+    pub wants: bool,
+}
+
+impl Registry {
+    /// Whether any tenant opted in.
+    pub fn is_oversubscribed(&self) -> bool {
+        self.tenants.values().any(|tenant| tenant.oversubscribe.is_some() && !tenant.sessions.is_empty())
+    }
+
+    /// The GPUs' UUIDs, by their numbers.
+    pub fn gpu_uuids(&self) -> Vec<String> {
+        self.gpus.iter().map(|managed| managed.gpu.uuid_text.clone()).collect()
+    }
+
+    /// Every tenant with processes on GPUs.
+    pub fn stays(&self, reports: &[Report]) -> Vec<Stay> {
+        let present = self.tenants.iter().filter(|(_, tenant)| !tenant.sessions.is_empty());
+        present
+            .map(|(name, tenant)| {
+                let sessions = reports.iter().flat_map(|report| &report.sessions);
+                let own = sessions.filter(|(id, _)| tenant.sessions.contains_key(id));
+                let wants = own.into_iter().any(|(_, session)| session.in_flight || session.waiters > 0);
+                Stay { wants, ..tenant.stay(name) }
+            })
+            .collect()
+    }
+
+    /// One of them, at an administrator's word.
+    ///
+    /// # Errors
+    /// What to tell the administrator.
+    pub fn stay(&self, name: &str) -> Result<Stay, String> {
+        let tenant = self.tenants.get(name).filter(|tenant| !tenant.is_deserted());
+        tenant
+            .map(|tenant| tenant.stay(name))
+            .ok_or_else(|| format!("there is no tenant `{name}`: `deepres ps` lists them"))
+    }
+
+    /// Closes a tenant's gates for as long as it is off the GPUs.
+    pub fn set_suspended(&mut self, name: &str, is_suspended: bool) -> Vec<oneshot::Receiver<()>> {
+        if let Some(tenant) = self.tenants.get_mut(name) {
+            tenant.is_suspended = is_suspended;
+        }
+        self.tell_arbiters(name)
+    }
+
+    /// Whether anything of a tenant is in flight.
+    pub fn has_work(&self, name: &str) -> bool {
+        let Some(tenant) = self.tenants.get(name) else { return false };
+        tenant.sessions.values().any(|session| {
+            session
+                .gpus
+                .iter()
+                .any(|gpu| session.meter.page().slot(*gpu).is_some_and(|slot| slot.read().in_flight))
+        })
+    }
+
+    /// Says to each tenant whether waiting for memory makes sense: others may be taken off, and with what they have there is enough.
+    pub fn say_who_may_wait(&self, seen: &[Seen], free: &Bytes) {
+        for tenant in self.tenants.values() {
+            for gpu in &tenant.gpus {
+                let others = seen.iter().filter(|other| other.id != tenant.id && other.may_leave);
+                let bytes = |other: &Seen| other.bytes.get(gpu).copied().unwrap_or(0);
+                let there = others.filter(|other| other.place == Place::Resident).map(bytes);
+                let there = there.fold(0, u64::saturating_add);
+                let Some(ledger) = tenant.ledger_on(*gpu) else { continue };
+                let most = free.get(gpu).copied().unwrap_or(0).saturating_add(there);
+                ledger.set_may_wait(there > 0 && most >= ledger.needed_bytes());
+            }
+        }
+    }
+
+    /// Has a tenant's processes wait for memory that the driver lacks.
+    pub fn let_wait(&self, name: &str) {
+        let Some(tenant) = self.tenants.get(name) else { return };
+        tenant
+            .gpus
+            .iter()
+            .filter_map(|gpu| tenant.ledger_on(*gpu))
+            .for_each(|ledger| ledger.set_may_wait(true));
+    }
+
+    /// Lets a tenant's processes ask the driver again.
+    pub fn announce_room(&self, name: &str) {
+        let Some(tenant) = self.tenants.get(name) else { return };
+        tenant.gpus.iter().filter_map(|gpu| tenant.ledger_on(*gpu)).for_each(LedgerGpu::announce_room);
+    }
+}
+
+impl Tenant {
+    fn ledger_on(&self, gpu: usize) -> Option<&LedgerGpu> {
+        self.ledger.page().gpu(gpu)
+    }
+
+    fn stay(&self, name: &str) -> Stay {
+        let on_gpus = |of: fn(&LedgerGpu) -> u64| -> Bytes {
+            let all = self.gpus.iter().filter_map(|gpu| Some((*gpu, of(self.ledger_on(*gpu)?))));
+            all.filter(|(_, bytes)| *bytes > 0).collect()
+        };
+        let mut pids: Vec<u32> = self.sessions.values().map(|session| session.pid).collect();
+        pids.sort_unstable();
+        pids.dedup();
+        Stay {
+            name: name.to_owned(),
+            id: self.id,
+            class: self.granted().class.value,
+            may_leave: self.oversubscribe.is_some(),
+            pids,
+            held: on_gpus(LedgerGpu::held_bytes),
+            needs: on_gpus(LedgerGpu::needed_bytes),
+            wants: false,
+        }
+    }
+}

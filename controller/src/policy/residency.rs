@@ -1,0 +1,208 @@
+//! Whose memory is on the GPUs, where together tenants hold more than there is: pure.
+//!
+//! Tenants that opted in may be taken off whole, and brought back. Whoever needs memory is given it by taking off, in this order, who is
+//! idle, who runs as best effort, and who has had the GPU for longest, but that only after it had it for a *turn*. Moving
+//! memory costs time in which neither computes, so turns are long against it.
+
+use super::TenantId;
+use super::class::Class;
+use std::collections::BTreeMap;
+
+/// The GPU's number in the daemon.
+pub type GpuIndex = usize;
+
+/// Bytes by GPU.
+pub type Bytes = BTreeMap<GpuIndex, u64>;
+
+/// Where a tenant's memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// On the GPUs.
+    Resident,
+    /// On the host, because another needed the room.
+    Away,
+    /// On the host, or on the way, for other reasons: at an administrator's word, or it is being moved.
+    Fixed,
+}
+
+/// A tenant, as this policy sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Which.
+    pub id: TenantId,
+    /// It opted in.
+    pub may_leave: bool,
+    /// Its class.
+    pub class: Class,
+    /// Where it is.
+    pub place: Place,
+    /// Since when, ns.
+    pub since_ns: u64,
+    /// What it takes on each GPU, there or on the host.
+    pub bytes: Bytes,
+    /// Since when it has nothing to do, ns; `None`: it has, or had when it was taken off.
+    pub idle_since_ns: Option<u64>,
+    /// What its processes asked for and the driver did not have.
+    pub needs: Bytes,
+}
+
+/// The times that this policy goes by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// How long who always has work stays at least.
+    pub turn_ns: u64,
+    /// Who had nothing to do for so long is idle.
+    pub idle_ns: u64,
+}
+
+/// What is to be done next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Move {
+    /// Take these off, in this order, …
+    pub leave: Vec<TenantId>,
+    /// … then bring this one back, or let it ask again if it is there.
+    pub enter: TenantId,
+}
+
+/// Decides the next move, if one is due. `free`: what nobody has taken on each GPU.
+pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Option<Move> {
+    let passed = |since_ns: u64, span_ns: u64| now_ns.saturating_sub(since_ns) >= span_ns;
+    let mut applicants: Vec<&Seen> = tenants.iter().filter(|tenant| tenant.applies()).collect();
+    // Whoever has waited longest, best effort last.
+    applicants.sort_by_key(|tenant| (tenant.class == Class::BestEffort, tenant.since_ns));
+    applicants.into_iter().find_map(|applicant| {
+        let wants = if applicant.place == Place::Away { &applicant.bytes } else { &applicant.needs };
+        let missing = |gone: &[&Seen]| {
+            wants.iter().any(|(gpu, bytes)| {
+                let left = |from: &Bytes| from.get(gpu).copied().unwrap_or(0);
+                let room =
+                    gone.iter().fold(left(free), |room, tenant| room.saturating_add(left(&tenant.bytes)));
+                room < *bytes
+            })
+        };
+        if !missing(&[]) {
+            // Enough is free for who is away. Who is here and asks was told by the driver that there is not, and is told to ask again.
+            return Some(Move { leave: Vec::new(), enter: applicant.id });
+        }
+        // An idle tenant that is away has no hurry: it is brought back when there is room, or after a turn.
+        let is_due = applicant.idle_since_ns.is_none() || passed(applicant.since_ns, times.turn_ns);
+        if !is_due {
+            return None;
+        }
+        let mut victims: Vec<(u8, u64, &Seen)> = tenants
+            .iter()
+            .filter(|other| other.id != applicant.id && other.may_leave && other.place == Place::Resident)
+            .filter(|other| wants.keys().any(|gpu| other.bytes.get(gpu).is_some_and(|bytes| *bytes > 0)))
+            .filter_map(|other| {
+                let rank = if other.idle_since_ns.is_some_and(|since_ns| passed(since_ns, times.idle_ns)) {
+                    0
+                } else if other.class == Class::BestEffort && applicant.class != Class::BestEffort {
+                    1
+                } else if passed(other.since_ns, times.turn_ns) {
+                    2
+                } else {
+                    return None;
+                };
+                Some((rank, other.since_ns, other))
+            })
+            .collect();
+        victims.sort_by_key(|(rank, since_ns, _)| (*rank, *since_ns));
+        let mut gone = Vec::new();
+        for (.., victim) in victims {
+            gone.push(victim);
+            if !missing(&gone) {
+                let leave = gone.iter().map(|victim| victim.id).collect();
+                return Some(Move { leave, enter: applicant.id });
+            }
+        }
+        None
+    })
+}
+
+impl Seen {
+    /// Whether it waits for room.
+    fn applies(&self) -> bool {
+        match self.place {
+            Place::Away => true,
+            Place::Resident => self.needs.values().any(|bytes| *bytes > 0),
+            Place::Fixed => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMES: Times = Times { turn_ns: 1_000, idle_ns: 100 };
+
+    fn tenant(id: u64, place: Place, since_ns: u64, bytes: u64) -> Seen {
+        Seen {
+            id,
+            may_leave: true,
+            class: Class::Fair,
+            place,
+            since_ns,
+            bytes: Bytes::from([(0, bytes)]),
+            idle_since_ns: None,
+            needs: Bytes::new(),
+        }
+    }
+
+    fn needing(bytes: u64, tenant: Seen) -> Seen {
+        Seen { needs: Bytes::from([(0, bytes)]), ..tenant }
+    }
+
+    fn next(now_ns: u64, free_bytes: u64, tenants: &[Seen]) -> Option<Move> {
+        decide(now_ns, &Bytes::from([(0, free_bytes)]), tenants, TIMES)
+    }
+
+    #[test]
+    fn who_needs_memory_gets_that_of_an_idle_tenant_at_once() {
+        let idle = Seen { idle_since_ns: Some(400), ..tenant(1, Place::Resident, 450, 60) };
+        let new = needing(20, tenant(2, Place::Resident, 490, 40));
+        assert_eq!(next(500, 0, &[idle.clone(), new.clone()]), Some(Move { leave: vec![1], enter: 2 }));
+        let busy = Seen { idle_since_ns: None, ..idle };
+        assert_eq!(next(500, 0, &[busy, new]), None, "its turn is not over");
+    }
+
+    #[test]
+    fn tenants_that_always_have_work_take_turns() {
+        let here = tenant(1, Place::Resident, 500, 60);
+        let away = tenant(2, Place::Away, 500, 60);
+        let both = [here, away];
+        assert_eq!(next(1_499, 40, &both), None);
+        assert_eq!(next(1_500, 40, &both), Some(Move { leave: vec![1], enter: 2 }));
+    }
+
+    #[test]
+    fn best_effort_makes_room_for_the_others_at_once_and_takes_no_turns_from_them_sooner() {
+        let guest = Seen { class: Class::BestEffort, ..tenant(1, Place::Resident, 500, 60) };
+        let owner = tenant(2, Place::Away, 500, 60);
+        assert_eq!(next(501, 40, &[guest.clone(), owner]), Some(Move { leave: vec![1], enter: 2 }));
+        let owner = tenant(2, Place::Resident, 500, 60);
+        let guest = Seen { place: Place::Away, ..guest };
+        assert_eq!(next(1_400, 40, &[guest, owner]), None);
+    }
+
+    #[test]
+    fn whoever_fits_comes_back_and_nobody_leaves_for_it() {
+        let here = tenant(1, Place::Resident, 0, 60);
+        let away = Seen { idle_since_ns: Some(0), ..tenant(2, Place::Away, 0, 30) };
+        assert_eq!(next(10, 40, &[here, away]), Some(Move { leave: Vec::new(), enter: 2 }));
+    }
+
+    #[test]
+    fn nobody_leaves_who_did_not_opt_in_or_whose_leaving_is_not_enough() {
+        let firm = Seen { may_leave: false, ..tenant(1, Place::Resident, 0, 60) };
+        let small = tenant(3, Place::Resident, 0, 10);
+        let away = tenant(2, Place::Away, 0, 60);
+        assert_eq!(next(9_000, 10, &[firm, small, away]), None);
+    }
+
+    #[test]
+    fn who_was_put_away_by_hand_stays_there() {
+        let fixed = tenant(1, Place::Fixed, 0, 60);
+        assert_eq!(next(9_000, 90, &[fixed]), None);
+    }
+}

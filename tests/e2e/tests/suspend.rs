@@ -1,0 +1,133 @@
+//! Tenants that are taken off the GPU with all their memory, by hand and to make room for others, and brought back.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_e2e::{
+    Host, Process,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+
+const MIB: u64 = 1 << 20;
+/// Long enough for many kernels.
+const WHILE: Duration = Duration::from_millis(300);
+
+/// A GPU of 1 GiB, contexts' own memory left out, whose memory goes to the host at 10 GB/s.
+fn small_gpu() -> Host {
+    Host::new().simgpu(
+        "memory_bytes = 1073741824\ncontext_overhead_bytes = 0\nhost_to_device_bytes_per_us = 10000\n\
+         device_to_host_bytes_per_us = 10000\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
+    )
+}
+
+fn swapper(host: &Host, name: &str, bytes: u64, kernels: &str, oversubscribe: bool) -> Process {
+    let mut options = vec!["--name", name];
+    if oversubscribe {
+        options.extend(["--oversubscribe", "suspend"]);
+    }
+    host.spawn(host.run(&options, c_client("swap", Way::Dlsym), &[&bytes.to_string(), kernels]))
+}
+
+/// Kernels that all processes of the record completed, and the memory they have on the GPU.
+fn seen(host: &Host) -> (u64, u64) {
+    let truth = host.truth();
+    (truth.processes.iter().map(|process| process.gpus[0].kernels).sum(), truth.gpus[0].memory_used_bytes)
+}
+
+#[test]
+fn a_tenant_suspended_by_hand_leaves_the_gpu_and_goes_on_when_it_is_resumed() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut client = swapper(&host, "t", 256 * MIB, "2000", false);
+    client.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let (_, used) = seen(&host);
+    assert!(used >= 256 * MIB);
+    host.finish(host.deepres(&["suspend", "t"])).success();
+    let (kernels, used) = seen(&host);
+    assert_eq!(used, 0, "nothing of it is left on the GPU");
+    thread::sleep(WHILE);
+    assert_eq!(seen(&host).0, kernels, "nothing of it runs");
+    assert_eq!(host.ps().tenant("t").sessions.len(), 1, "it is a tenant all the while");
+    host.finish(host.deepres(&["resume", "t"])).success();
+    assert!(seen(&host).1 >= 256 * MIB);
+    let said = client.await_json(COMMAND_LIMIT);
+    assert_eq!(said["changed"].as_u64(), Some(0), "{said}");
+    client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn two_tenants_of_sixty_percent_of_the_memory_each_both_finish_in_turns() {
+    const KERNELS: u64 = 3_000;
+    let host = small_gpu().config("suspend_turn_ms = 600\n");
+    let _daemon = host.daemon();
+    let bytes = 608 * MIB;
+    let begun = Instant::now();
+    let mut first = swapper(&host, "first", bytes, &KERNELS.to_string(), true);
+    first.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let mut second = swapper(&host, "second", bytes, &KERNELS.to_string(), true);
+    second.await_line(|line| line == "holding", COMMAND_LIMIT);
+    for client in [&mut first, &mut second] {
+        let said = client.await_json(Duration::from_secs(60));
+        assert_eq!(said["changed"].as_u64(), Some(0), "{said}");
+    }
+    let took = begun.elapsed();
+    assert!(host.truth().gpus[0].memory_peak_bytes <= 1024 * MIB);
+    // Kernels alone take six seconds; each swap of 600 ms of turn moves 1.2 GB at 10 GB/s.
+    println!("two times {KERNELS} ms of kernels in {took:?}");
+    for client in [first, second] {
+        client.finish(COMMAND_LIMIT).success();
+    }
+    for tenant in ["first", "second"] {
+        assert_eq!(host.ps().tenant(tenant).refusals, 0);
+    }
+}
+
+#[test]
+fn who_did_not_opt_in_keeps_the_memory_and_the_other_is_told_that_there_is_none() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut firm = swapper(&host, "firm", 608 * MIB, "500", false);
+    firm.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let other = swapper(&host, "other", 608 * MIB, "1", true);
+    let ended = other.finish(COMMAND_LIMIT);
+    assert_ne!(ended.code, 0);
+    assert!(ended.stderr.contains("cuMemAlloc_v2"), "{}", ended.stderr);
+    firm.await_json(COMMAND_LIMIT);
+    firm.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn the_daemons_death_brings_suspended_tenants_back() {
+    let host = small_gpu();
+    let mut daemon = host.daemon();
+    let mut client = swapper(&host, "t", 256 * MIB, "300", false);
+    client.await_line(|line| line == "holding", COMMAND_LIMIT);
+    host.finish(host.deepres(&["suspend", "t"])).success();
+    daemon.kill();
+    assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
+    client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_suspended_tenant_that_is_killed_leaves_nothing_behind() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut client = swapper(&host, "t", 256 * MIB, "2000", false);
+    client.await_line(|line| line == "holding", COMMAND_LIMIT);
+    host.finish(host.deepres(&["suspend", "t"])).success();
+    let pid = host.ps().tenant("t").sessions[0].pid;
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid as i32).expect("a pid"),
+        rustix::process::Signal::KILL,
+    )
+    .expect("it lives");
+    host.await_ps(|ps| ps.find("t").is_none_or(|tenant| tenant.sessions.is_empty()), COMMAND_LIMIT);
+    drop(client);
+    let mut next = swapper(&host, "next", 928 * MIB, "1", false);
+    next.await_line(|line| line == "holding", COMMAND_LIMIT);
+    next.await_json(COMMAND_LIMIT);
+    next.finish(COMMAND_LIMIT).success();
+}

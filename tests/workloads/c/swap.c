@@ -1,0 +1,55 @@
+/* swap BYTES KERNELS: allocates BYTES, writes to all of it, says `holding`, runs so many kernels of a millisecond, and looks whether its
+ * memory is as it was. Prints one JSON line: how long the kernels took, and how many bytes had changed. */
+#include "driver.h"
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+enum { CHUNK_BYTES = 32 << 20, MAX_CHUNKS = 4096, KERNELS_AT_A_TIME = 8 };
+
+static double now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) {
+        fprintf(stderr, "usage: swap BYTES KERNELS\n");
+        return 2;
+    }
+    size_t chunks = strtoull(argv[1], NULL, 10) / CHUNK_BYTES;
+    long kernels = atol(argv[2]);
+    CUdeviceptr held[MAX_CHUNKS];
+    unsigned char mark[64], found[64];
+    CUstream stream;
+    open_context();
+    CUfunction kernel = load_kernel("busy_1000us");
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    for (size_t i = 0; i < chunks; i++) {
+        CHECK(cu(cuMemAlloc_v2)(&held[i], CHUNK_BYTES));
+        memset(mark, (int)(i % 251 + 1), sizeof mark);
+        CHECK(cu(cuMemcpyHtoDAsync_v2)(held[i], mark, sizeof mark, stream));
+        CHECK(cu(cuStreamSynchronize)(stream));
+    }
+    puts("holding");
+    fflush(stdout);
+    double begun = now_s();
+    for (long done = 0; done < kernels; done++) {
+        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
+        if (done % KERNELS_AT_A_TIME == KERNELS_AT_A_TIME - 1) CHECK(cu(cuStreamSynchronize)(stream));
+    }
+    CHECK(cu(cuStreamSynchronize)(stream));
+    double took = now_s() - begun;
+    size_t changed = 0;
+    for (size_t i = 0; i < chunks; i++) {
+        memset(mark, (int)(i % 251 + 1), sizeof mark);
+        CHECK(cu(cuMemcpyDtoH_v2)(found, held[i], sizeof found));
+        for (size_t at = 0; at < sizeof found; at++)
+            changed += found[at] != mark[at];
+        CHECK(cu(cuMemFree_v2)(held[i]));
+    }
+    printf("{\"seconds\":%.6f,\"changed\":%zu}\n", took, changed);
+    wait_for_end_of_input();
+    return 0;
+}
