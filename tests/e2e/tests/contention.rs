@@ -69,7 +69,7 @@ fn no_race_and_no_kill_breaks_the_limit_or_refuses_what_fits() {
     assert_eq!(verdict.operations, OPERATIONS);
     assert_eq!((verdict.breaches, verdict.false_refusals), (0, 0), "{verdict:?}");
     assert!(
-        verdict.refusals > OPERATIONS / 20 && verdict.successes > OPERATIONS / 20,
+        verdict.refusals > OPERATIONS / 20 && verdict.successes > OPERATIONS / 50,
         "it ran into the limit: {verdict:?}"
     );
     for (_, mut racer) in racers {

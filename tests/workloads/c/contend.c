@@ -78,9 +78,14 @@ static void *worker(void *argument) {
         unsigned long long allocation;
     } held[HELD_PER_THREAD] = {0};
     uint64_t number;
+    int was_refused = 0;
     CHECK(cu(cuCtxSetCurrent)(context));
     for (;;) {
         unsigned slot = next_random(&random) % HELD_PER_THREAD;
+        /* Who was refused gives something back first, if there is anything. */
+        for (int other = 0; was_refused && !held[slot].bytes && other < HELD_PER_THREAD; other++)
+            slot = (slot + 1) % HELD_PER_THREAD;
+        was_refused = 0;
         if (held[slot].bytes) {
             struct record *record = begin(held[slot].bytes, held[slot].operation + 1, &number);
             if (!record) break;
@@ -96,7 +101,8 @@ static void *worker(void *argument) {
         if (!record) break;
         CUresult code = allocate(k, bytes, NULL, &held[slot].allocation);
         end(record, code);
-        if (code != CUDA_SUCCESS) continue;
+        was_refused = code != CUDA_SUCCESS;
+        if (was_refused) continue;
         held[slot].k = k;
         held[slot].bytes = charged;
         held[slot].operation = number;
