@@ -42,7 +42,7 @@ impl Registry {
             return request(reason);
         }
         if role == Role::Keeper
-            && let Some(reason) = self.lacks_memory(&asked, &identity.key)
+            && let Some(reason) = self.lacks_memory(&asked.or(defaults), &identity.key)
         {
             return Err(Refused::new(RefusalKind::NoRoom, reason));
         }
