@@ -10,7 +10,7 @@ use deepres_abi::driver::types::{
 };
 use deepres_abi::wire::Uuid;
 
-use super::real;
+use super::{own_address, real};
 
 const NS_PER_MS: f64 = 1e6;
 
@@ -95,8 +95,8 @@ macro_rules! calls {
             /// The name of one that the driver lacks.
             pub fn find() -> Result<Self, &'static str> {
                 Ok(Self {
-                    $($field: real!($symbol).ok_or(stringify!($symbol))?,)+
-                    uuid_v2: real!(cuDeviceGetUuid_v2),
+                    $($field: real!($symbol by own_address).ok_or(stringify!($symbol))?,)+
+                    uuid_v2: real!(cuDeviceGetUuid_v2 by own_address),
                 })
             }
         }

@@ -26,10 +26,13 @@ static BEHIND: AtomicUsize = AtomicUsize::new(0);
 /// By [`ApiId`]: whether the library that forwards has been told where the driver has the function.
 static TOLD: [AtomicBool; ApiId::COUNT] = [const { AtomicBool::new(false) }; ApiId::COUNT];
 
-/// The real function, typed, or `None` where no driver has it: `real!(cuInit)`.
+/// The real function, typed, or `None` where no driver has it: `real!(cuInit)`; with `by` another way to its address than [`address`].
 macro_rules! real {
-    ($symbol:ident) => {{
-        let address = $crate::driver::address(deepres_abi::driver::ApiId::$symbol);
+    ($symbol:ident) => {
+        $crate::driver::real!($symbol by $crate::driver::address)
+    };
+    ($symbol:ident by $find:path) => {{
+        let address = $find(deepres_abi::driver::ApiId::$symbol);
         // SAFETY: `address` is 0 or where the driver has `$symbol`, whose type the table gives; an `Option` of a function
         // pointer is null for `None`.
         unsafe { core::mem::transmute::<usize, Option<deepres_abi::driver::pfn::$symbol>>(address) }
@@ -42,6 +45,11 @@ pub(crate) use real;
 pub fn address(id: ApiId) -> usize {
     let known = REAL[id as usize].load(Ordering::Acquire);
     if known != 0 { known } else { find(id) }
+}
+
+/// Where the driver itself has the function, for calls of our own: what forwards to it is only told of what the process calls.
+pub fn own_address(id: ApiId) -> usize {
+    behind_symbol(id).unwrap_or_else(|| address(id))
 }
 
 /// The address if it is known already.
@@ -73,36 +81,69 @@ pub enum Found {
 
 /// Places `found`, which a look-up from `caller` found. If no other is known, it is from now on the function that the hook calls.
 pub fn place(id: ApiId, found: usize, caller: usize) -> Found {
+    look_behind(found);
     if remember(id, found) {
         return Found::Hooked;
     }
     let Some(called) = known(id).and_then(elf::Object::containing).filter(|object| !is_driver(object)) else {
         return Found::Elsewhere;
     };
-    // Where another library wraps `dlsym`, that is the caller for whoever asks; but the hook's call makes the forwarder ask at once, before all others.
-    let is_forwarder = called.contains(caller)
-        || elf::Object::containing(caller).is_some_and(|object| object.symbol(c"dlsym").is_some())
-            && !TOLD[id as usize].load(Ordering::Acquire);
-    if is_forwarder {
-        BEHIND.store(found, Ordering::Release);
-        TOLD[id as usize].store(true, Ordering::Release);
+    if called.contains(caller) {
+        TOLD[id as usize].store(true, Ordering::Relaxed);
         return Found::Behind;
     }
-    let is_same = behind().is_some_and(|driver| driver.contains(found));
-    if is_same { Found::Hooked } else { Found::Elsewhere }
+    if behind().is_some_and(|driver| driver.contains(found)) { tell(id, found) } else { Found::Elsewhere }
 }
 
-/// Whether `found` is the real function: the one that is called in the end, or the one that the hook calls.
-pub fn is_real(id: ApiId, found: usize) -> bool {
-    let mut buffer = [0_u8; SYMBOL_BYTES];
-    let Some(symbol) = c_string(id.symbol(), &mut buffer) else { return false };
-    behind().and_then(|driver| driver.symbol(symbol)) == Some(found) || address(id) == found
+/// Places `found`, which `cuGetProcAddress` answered to whoever asked.
+pub fn place_answer(id: ApiId, found: usize) -> Found {
+    look_behind(found);
+    match (known(id), behind_symbol(id)) {
+        (Some(called), Some(driver)) if driver == found && called != found => tell(id, found),
+        // What forwards has not been called: the driver itself will be.
+        (None, Some(driver)) if driver != found => Found::Elsewhere,
+        (None, Some(_)) => {
+            remember(id, found);
+            Found::Hooked
+        }
+        _ if address(id) == found => Found::Hooked,
+        _ => Found::Elsewhere,
+    }
+}
+
+/// `found` is the driver's, and somebody asks for it while the hook calls what forwards to it. It may be that library, which asks in the midst of a call of the
+/// hook's (through another that wraps `dlsym`, or by `cuGetProcAddress`): so the first is given the driver's. Whoever comes later gets the hook; as that may again
+/// be that library, the hook calls the driver itself from now on, or the two would call each other for ever.
+fn tell(id: ApiId, found: usize) -> Found {
+    REAL[id as usize].store(found, Ordering::Release);
+    if TOLD[id as usize].swap(true, Ordering::AcqRel) { Found::Hooked } else { Found::Behind }
+}
+
+/// Knows the driver by `found`, a function of its, if what is called so far only stands for one.
+fn look_behind(found: usize) {
+    let instance = INSTANCE.load(Ordering::Acquire);
+    if instance == 0 || BEHIND.load(Ordering::Acquire) != 0 || is_in_driver(instance) || !is_in_driver(found)
+    {
+        return;
+    }
+    pin(found);
+    BEHIND.store(found, Ordering::Release);
+}
+
+fn is_in_driver(address: usize) -> bool {
+    elf::Object::containing(address).is_some_and(|object| is_driver(&object))
 }
 
 /// The driver behind a library that forwards to it.
 fn behind() -> Option<elf::Object> {
     let behind = BEHIND.load(Ordering::Acquire);
     if behind == 0 { None } else { elf::Object::containing(behind) }
+}
+
+/// Where that driver has the function.
+fn behind_symbol(id: ApiId) -> Option<usize> {
+    let driver = behind()?;
+    driver.symbol(c_string(id.symbol(), &mut [0_u8; SYMBOL_BYTES])?)
 }
 
 /// Keeps the library that `address` lies in for good: a client that probes for the driver closes it again, and its addresses
@@ -124,15 +165,17 @@ fn find(id: ApiId) -> usize {
     let mut buffer = [0_u8; SYMBOL_BYTES];
     let Some(symbol) = c_string(id.symbol(), &mut buffer) else { return 0 };
     let instance = INSTANCE.load(Ordering::Acquire);
-    let found = (instance != 0)
-        .then(|| elf::Object::containing(instance))
-        .flatten()
+    let object = (instance != 0).then(|| elf::Object::containing(instance)).flatten();
+    let found = object
         .and_then(|object| object.symbol(symbol))
         .or_else(|| resolve::next_definition(symbol))
         .or_else(|| loaded(symbol))
         .or_else(|| resolve::next_loaded(symbol));
     match found {
         Some(found) => {
+            if object.is_some_and(|object| !object.contains(found)) {
+                pin(found);
+            }
             remember(id, found);
             known(id).unwrap_or(found)
         }

@@ -4,7 +4,7 @@ use deepres_abi::driver::{self as table, StreamKind};
 
 use super::decide::is_own;
 use crate::coverage;
-use crate::driver;
+use crate::driver::{self, Found};
 use crate::hooks;
 
 /// What to hand out instead of `found`, which the driver answered for `family` in `version`. `per_thread`: the caller asked for the
@@ -17,7 +17,12 @@ pub fn hook_for(family: &[u8], found: usize, version: u32, per_thread: bool) -> 
     for id in table::variants(family).chain(table::by_symbol(family)) {
         let Some(hook) = hooks::address(id) else { continue };
         is_hooked_family = true;
-        if driver::is_real(id, found) {
+        let place = driver::place_answer(id, found);
+        if place == Found::Behind {
+            coverage::note(id, true);
+            return found;
+        }
+        if place == Found::Hooked {
             let fits = (id.stream_kind() == StreamKind::PerThread) == per_thread;
             if chosen.is_none() || fits {
                 chosen = Some((id, hook));

@@ -91,7 +91,8 @@ pub fn c_library(name: &str) -> PathBuf {
 pub fn c_library_on(name: &str, driver: &Path) -> PathBuf {
     let flags =
         ["-shared", "-fPIC", "-ldl"].map(str::to_owned).into_iter().chain([driver.display().to_string()]);
-    compile(name, &format!("lib{name}.so"), &flags.collect::<Vec<_>>())
+    let on = driver.file_stem().unwrap_or_default().display();
+    compile(name, &format!("lib{name}-{on}.so"), &flags.collect::<Vec<_>>())
 }
 
 /// The training script.

@@ -90,9 +90,11 @@ fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
 /// TensorFlow's way: its library has functions of the driver's names, which look the driver's up and call it, and libcudart asks the driver itself.
 #[test]
 fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
-    let forwards = c_library("forwards");
-    let stand_in = c_library_on("stand_in", &forwards).display().to_string();
-    for scope in ["local", "global"] {
+    for (forwards, scope) in ["forwards", "forwards_by_proc_address"]
+        .into_iter()
+        .flat_map(|forwards| ["local", "global"].map(|scope| (c_library(forwards), scope)))
+    {
+        let stand_in = c_library_on("stand_in", &forwards).display().to_string();
         let host = Host::new();
         let _daemon = host.daemon();
         let mut client = host.spawn(host.run(&["--name", scope], c_program("hosts"), &[scope, &stand_in]));

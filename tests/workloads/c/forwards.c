@@ -1,5 +1,5 @@
 /* A library that stands for the driver as TensorFlow's does: it has the driver's functions under their names, opens libcuda.so.1 when the first
- * of them is called, and looks each up when it is. Nothing in it knows a function's parameters: they are words, passed on as they came. */
+ * of them is called, and looks each up when it is, by name or (BY_PROC_ADDRESS) by cuGetProcAddress. Nothing in it knows a function's parameters: they are words, passed on as they came. */
 #define WAY_DLSYM
 #include "driver.h"
 
@@ -10,7 +10,7 @@ typedef unsigned long long word;
     word a, word b, word c, word d, word e, word f, word g, word h, word i, word j, word k, word l, word m, word n, word o
 #define ARGUMENTS a, b, c, d, e, f, g, h, i, j, k, l, m, n, o
 
-static void *look_up(const char *symbol) {
+static void *by_name(const char *symbol) {
     static void *library;
     if (!library) library = open_driver();
     void *found = dlsym(library, symbol);
@@ -21,10 +21,22 @@ static void *look_up(const char *symbol) {
     return found;
 }
 
+static void *look_up(const char *symbol, const char *name, int version, unsigned long long flags) {
+#ifdef BY_PROC_ADDRESS
+    static int (*ask)(const char *, void **, int, unsigned long long, void *);
+    if (!ask) *(void **)&ask = by_name("cuGetProcAddress_v2");
+    void *found = NULL;
+    if (*name && !ask(name, &found, version, flags, NULL) && found) return found;
+#else
+    (void)name, (void)version, (void)flags;
+#endif
+    return by_name(symbol);
+}
+
 #define FORWARD(symbol, name, version, flags, params)                                                                    \
     CUresult symbol(PARAMETERS) {                                                                                        \
         static CUresult (*real)(PARAMETERS);                                                                             \
-        if (!real) *(void **)&real = look_up(#symbol);                                                                   \
+        if (!real) *(void **)&real = look_up(#symbol, name "", version + 0, flags + 0);                                  \
         return real(ARGUMENTS);                                                                                          \
     }
 DRIVER_FUNCTIONS(FORWARD)
