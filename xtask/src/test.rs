@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use anyhow::{Context as _, Result, bail};
 
 use crate::build::Artefacts;
+use crate::sanitize::Sanitizer;
 use crate::{build, codegen, command, compatibility, dist, ebpf, fuzz, large, venv};
 
 /// Options of `cargo xtask test`.
@@ -139,6 +140,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         heading("cargo xtask fuzz");
         let short = fuzz::Options { targets: Vec::new(), seconds: FUZZ_SECONDS };
         tally.check("cargo xtask fuzz", fuzz::run(&short));
+        tally.tests(&mut Sanitizer::Address.tests(true)?)?;
+        if ebpf::has_own_source() {
+            tally.tests(&mut Sanitizer::Thread.tests(true)?)?;
+        } else {
+            eprintln!("no ThreadSanitizer: the toolchain has no source of the standard library");
+        }
     }
 
     let artefacts = parts(&mut tally, options)?;
