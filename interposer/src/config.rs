@@ -16,7 +16,6 @@ use deepres_abi::quantity::{parse_bytes, parse_share, parse_time_ns};
 use deepres_abi::{MAX_GPUS, PPM};
 
 use crate::log::say;
-use crate::record;
 
 const SHARE: &str = "DEEPRES_SHARE";
 const MEMORY: &str = "DEEPRES_MEMORY";
@@ -27,6 +26,8 @@ const DEADLINE: &str = "DEEPRES_DEADLINE";
 const SIZE: &str = "DEEPRES_SIZE";
 const SLO: &str = "DEEPRES_SLO";
 const OVERSUBSCRIBE: &str = "DEEPRES_OVERSUBSCRIBE";
+/// Names the file that the process is recorded into, to which processes of the job append.
+const RECORD: &str = "DEEPRES_RECORD";
 /// HAMi's names, for those who come from there: for every GPU, or with `_0` and so on for one. Ours win over them.
 const SHARE_ALIAS: &str = "CUDA_DEVICE_SM_LIMIT";
 const MEMORY_ALIAS: &str = "CUDA_DEVICE_MEMORY_LIMIT";
@@ -113,7 +114,7 @@ impl Config {
                 value.parse().map_err(|error| say!(Warn, "{CLASS}={value}: {error}; ignored")).ok()
             }),
             job,
-            record: env::var_os(record::VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from),
+            record: env::var_os(RECORD).filter(|value| !value.is_empty()).map(PathBuf::from),
             oversubscribe: variable(OVERSUBSCRIBE).and_then(|value| {
                 value.parse().map_err(|error| say!(Warn, "{OVERSUBSCRIBE}={value}: {error}; ignored")).ok()
             }),

@@ -30,9 +30,6 @@ use crate::thread as own_thread;
 use encode::Encoder;
 use ring::{Event, Ring};
 
-/// Names the file, to which processes of the job append.
-pub const VARIABLE: &str = "DEEPRES_RECORD";
-
 /// How often what threads did is written.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long the end of the process waits until everything is written.
