@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use deepres_abi::driver::types as cu;
+use simgpu_engine::KernelCost;
 
 use crate::context::{self, Context, lock};
 use crate::handle::{Kind as HandleKind, Table};
@@ -86,7 +87,7 @@ impl Attributes {
 }
 
 /// What a kernel cost when it was last launched: shape, then duration and the part of the SMs it can use.
-type LastCost = Option<([u32; 7], (u64, u32))>;
+type LastCost = Option<([u32; 7], KernelCost)>;
 
 /// A kernel in a context.
 pub struct Function {
@@ -138,7 +139,7 @@ impl Function {
     }
 
     /// What a launch of this shape costs, with the last answer kept: most kernels are launched in one shape.
-    pub fn cost(&self, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> (u64, u32) {
+    pub fn cost(&self, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> KernelCost {
         let shape = [grid[0], grid[1], grid[2], block[0], block[1], block[2], shared_bytes];
         let mut last = lock(&self.last_cost);
         match *last {

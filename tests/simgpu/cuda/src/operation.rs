@@ -155,8 +155,7 @@ impl Launch {
     /// The engine's view of it.
     #[inline]
     pub fn work(&self) -> Work {
-        let (duration_ns, sm_ppm) = self.function.cost(self.grid, self.block, self.shared_bytes);
-        Work::Kernel { duration_ns, sm_ppm, kernels: 1 }
+        self.function.cost(self.grid, self.block, self.shared_bytes).work()
     }
 }
 

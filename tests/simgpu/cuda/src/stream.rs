@@ -89,7 +89,8 @@ impl Stream {
         priority: i32,
         legacy: Option<StreamId>,
     ) -> Result<Self> {
-        let engine = host().create_stream(context.engine).map_err(|error| code_of(&error))?;
+        let urgency = PRIORITIES.0.saturating_sub(priority).unsigned_abs();
+        let engine = host().create_urgent_stream(context.engine, urgency).map_err(|error| code_of(&error))?;
         Ok(Self {
             handle,
             id: process::next_id(),

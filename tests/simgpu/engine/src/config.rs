@@ -2,8 +2,9 @@
 //!
 //! The default is `default.toml` beside this file; it documents every key.
 
-use crate::{Error, MAX_GPUS};
+use crate::{Error, MAX_GPUS, Work, layout::MAX_PEERS};
 use serde::Deserialize;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// The default configuration, which is also the documentation of the keys.
 pub const DEFAULT_TOML: &str = include_str!("default.toml");
@@ -109,6 +110,31 @@ pub struct KernelRule {
     pub ns_per_wave: Option<u64>,
     /// The kernel can use this part of the SMs (parts per million); without it the grid decides.
     pub sm_ppm: Option<u32>,
+    /// The kernel spins until so many of exactly its name have begun, itself among them, and takes its time only then.
+    pub meets: Option<u32>,
+}
+
+/// What a kernel costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelCost {
+    /// When it gets all that it can use, the launch overhead not included.
+    pub duration_ns: u64,
+    /// The part of all SMs that it can use, in parts per million.
+    pub sm_ppm: u32,
+    /// What it has in common with the kernels that it spins for, and how many they are.
+    pub meets: Option<(u64, u32)>,
+}
+
+impl KernelCost {
+    /// The kernel as work.
+    #[inline]
+    pub fn work(self) -> Work {
+        let Self { duration_ns, sm_ppm, meets } = self;
+        match meets {
+            None => Work::Kernel { duration_ns, sm_ppm, kernels: 1 },
+            Some((name, peers)) => Work::Collective { duration_ns, sm_ppm, name, peers },
+        }
+    }
 }
 
 /// All SMs, in parts per million.
@@ -176,6 +202,9 @@ impl Config {
             if rule.sm_ppm.is_some_and(|ppm| !(1..=ALL_SMS_PPM).contains(&ppm)) {
                 return refuse(format!("kernel {:?}: sm_ppm must be 1 to {ALL_SMS_PPM}", rule.name));
             }
+            if rule.meets.is_some_and(|peers| !(2..=MAX_PEERS).contains(&peers)) {
+                return refuse(format!("kernel {:?}: meets must be 2 to {MAX_PEERS}", rule.name));
+            }
         }
         Ok(())
     }
@@ -216,9 +245,8 @@ impl Config {
         per_sm * u64::from(self.sm_count)
     }
 
-    /// What a kernel costs when it gets all that it can use, and the part of all SMs that it can use (parts
-    /// per million): `(duration_ns, sm_ppm)`, the launch overhead not included.
-    pub fn kernel_cost(&self, name: &str, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> (u64, u32) {
+    /// What a kernel costs.
+    pub fn kernel_cost(&self, name: &str, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> KernelCost {
         let product =
             |dims: [u32; 3]| dims.into_iter().fold(1_u64, |all, n| all.saturating_mul(n.max(1).into()));
         let blocks = product(grid);
@@ -235,7 +263,12 @@ impl Config {
             let ppm = by_grid().clamp(1, ALL_SMS_PPM.into());
             u32::try_from(ppm).unwrap_or(ALL_SMS_PPM)
         });
-        (duration_ns, sm_ppm)
+        let meets = rule.and_then(|rule| rule.meets).map(|peers| {
+            let mut hasher = DefaultHasher::new();
+            name.hash(&mut hasher);
+            (hasher.finish(), peers)
+        });
+        KernelCost { duration_ns, sm_ppm, meets }
     }
 
     /// What a copy takes when no other of its kind runs.
@@ -312,6 +345,7 @@ mod tests {
             "kernel = [{ name = 'a' }]",
             "kernel = [{ name = 'a', ns = 1, ns_per_wave = 1 }]",
             "kernel = [{ name = 'a', ns = 1, sm_ppm = 0 }]",
+            "kernel = [{ name = 'a', ns = 1, meets = 1 }]",
             "gpus = 'x'",
             "gpus",
         ] {
@@ -323,11 +357,15 @@ mod tests {
     fn a_grid_costs_its_waves() {
         let config = Config::parse("sm_count = 10\nthreads_per_sm = 1024\nwave_ns = 7").expect("valid");
         // 256 threads: 4 blocks per SM, 40 at once.
-        assert_eq!(config.kernel_cost("k", [40, 1, 1], [256, 1, 1], 0), (7, ALL_SMS_PPM));
-        assert_eq!(config.kernel_cost("k", [41, 1, 1], [16, 16, 1], 0), (14, ALL_SMS_PPM));
-        assert_eq!(config.kernel_cost("k", [2, 5, 1], [256, 1, 1], 0), (7, 250_000));
+        let cost = |grid, block, shared_bytes| {
+            let cost = config.kernel_cost("k", grid, block, shared_bytes);
+            (cost.duration_ns, cost.sm_ppm)
+        };
+        assert_eq!(cost([40, 1, 1], [256, 1, 1], 0), (7, ALL_SMS_PPM));
+        assert_eq!(cost([41, 1, 1], [16, 16, 1], 0), (14, ALL_SMS_PPM));
+        assert_eq!(cost([2, 5, 1], [256, 1, 1], 0), (7, 250_000));
         // All of an SM's shared memory: one block per SM.
-        assert_eq!(config.kernel_cost("k", [20, 1, 1], [32, 1, 1], 200_000), (14, ALL_SMS_PPM));
+        assert_eq!(cost([20, 1, 1], [32, 1, 1], 200_000), (14, ALL_SMS_PPM));
     }
 
     #[test]
@@ -336,8 +374,20 @@ mod tests {
             "kernel = [{ name = 'gemm_*', ns = 5, sm_ppm = 9 }, { name = '*', ns_per_wave = 3 }, { name = 'gone', ns = 1 }]",
         )
         .expect("valid");
-        assert_eq!(config.kernel_cost("gemm_64", [1000, 1000, 1], [1024, 1, 1], 0), (5, 9));
-        assert_eq!(config.kernel_cost("gone", [1, 1, 1], [1, 1, 1], 0).0, 3);
+        let gemm = config.kernel_cost("gemm_64", [1000, 1000, 1], [1024, 1, 1], 0);
+        assert_eq!((gemm.duration_ns, gemm.sm_ppm, gemm.meets), (5, 9, None));
+        assert_eq!(config.kernel_cost("gone", [1, 1, 1], [1, 1, 1], 0).duration_ns, 3);
+    }
+
+    #[test]
+    fn kernels_of_one_name_meet_each_other_alone() {
+        let config = Config::parse("kernel = [{ name = 'ring_*', ns = 5, meets = 2 }]").expect("valid");
+        let meets = |name| config.kernel_cost(name, [1, 1, 1], [1, 1, 1], 0).meets;
+        let (one, other) = (meets("ring_a").expect("it meets"), meets("ring_b").expect("it meets"));
+        assert_eq!(one.1, 2);
+        assert_ne!(one.0, other.0);
+        assert_eq!(Some(one), meets("ring_a"));
+        assert_eq!(meets("sum"), None);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::{
     journal::{Memory, Overlay},
     layout::{
         Context, Event, FreeList, MAX_CONTEXTS, MAX_EVENTS, MAX_PROCESSES, MAX_STREAMS, NEVER, Process, RING,
-        Stream, TICKS_PER_NS, Word, item_kind, pack, unpack,
+        Stream, TICKS_PER_NS, Word, item_kind, pack, pack_meeting, unpack,
     },
     liveness::{self, ByteLock},
     shared::{self, Shared},
@@ -192,8 +192,13 @@ impl Host {
         wait::wake_all(&header.unforeseen, &header.unforeseen_waiters);
     }
 
-    /// Creates a stream.
+    /// Creates a stream of the lowest urgency.
     pub fn create_stream(&self, context: ContextId) -> Result<StreamId, Error> {
+        self.create_urgent_stream(context, 0)
+    }
+
+    /// Creates a stream whose kernels get SMs before those of the context's less urgent streams.
+    pub fn create_urgent_stream(&self, context: ContextId, urgency: u32) -> Result<StreamId, Error> {
         let mut guard = self.enter()?;
         let state = guard.state();
         live_context(&guard, context).ok_or(Error::Gone("context"))?;
@@ -203,9 +208,12 @@ impl Host {
         let stream = &state.streams[index];
         let generation = next_generation(&mut guard, &stream.generation);
         guard.put(&stream.context, u64::from(context.index) + 1);
-        for word in [&stream.closing, &stream.submitted, &stream.completed, &stream.head_sequence] {
+        let counts = [&stream.submitted, &stream.completed, &stream.head_sequence];
+        let meetings = [&stream.arrived_sequence, &stream.met_sequence];
+        for word in counts.into_iter().chain(meetings).chain([&stream.closing]) {
             guard.put(word, 0);
         }
+        guard.put(&stream.urgency, urgency.into());
         guard.commit();
         Ok(StreamId { index: index as u32, generation })
     }
@@ -232,6 +240,7 @@ impl Host {
     /// last one's ticket. May hold more items than the queue is deep; then it blocks like the single
     /// submissions would.
     pub fn submit_all(&self, stream: StreamId, work: &[Work], after: &[Ticket]) -> Result<Ticket, Error> {
+        let is_waited_for = work.iter().any(|one| matches!(one, Work::Collective { .. }));
         let (mut work, mut after) = (work, after);
         let mut eligible_ns = None;
         loop {
@@ -258,24 +267,35 @@ impl Host {
                 room.places -= 1;
             }
             if after.is_empty() && work.is_empty() {
-                return Ok(Ticket { stream, sequence: state.streams[index].submitted.load() });
+                let sequence = state.streams[index].submitted.load();
+                if is_waited_for {
+                    self.announce(room.guard);
+                }
+                return Ok(Ticket { stream, sequence });
             }
         }
     }
 
     fn new_item(&self, work: Work) -> NewItem {
         let config = &self.shared.config;
+        let kernel = |duration_ns: u64, sm_ppm: u32, kernels: u32| {
+            let overhead_ns = config.launch_overhead_ns.saturating_mul(kernels.into());
+            let sm_ppm = sm_ppm.clamp(1, ALL_SMS_PPM);
+            (item_kind::KERNEL, duration_ns.saturating_add(overhead_ns), sm_ppm.into(), kernels.into())
+        };
+        let mut meeting = 0;
         let (kind, ns, a, b) = match work {
-            Work::Kernel { duration_ns, sm_ppm, kernels } => {
-                let overhead_ns = config.launch_overhead_ns.saturating_mul(kernels.into());
-                let sm_ppm = sm_ppm.clamp(1, ALL_SMS_PPM);
-                (item_kind::KERNEL, duration_ns.saturating_add(overhead_ns), sm_ppm.into(), kernels.into())
+            Work::Kernel { duration_ns, sm_ppm, kernels } => kernel(duration_ns, sm_ppm, kernels),
+            Work::Collective { duration_ns, sm_ppm, name, peers } => {
+                meeting = pack_meeting(name, peers);
+                // One without any work would be over before it began.
+                kernel(duration_ns.max(1), sm_ppm, 1)
             }
             Work::Copy { kind, bytes } => (item_kind::COPY, config.copy_ns(kind, bytes), kind as u64, 0),
             Work::HostWait => (item_kind::HOST_WAIT, 0, 0, 0),
             Work::Marker => (item_kind::MARKER, 0, 0, 0),
         };
-        NewItem { kind, ticks: ns.saturating_mul(TICKS_PER_NS), a, b }
+        NewItem { kind, ticks: ns.saturating_mul(TICKS_PER_NS), a, b, meeting }
     }
 
     /// Waits until the stream has a free place.
@@ -401,7 +421,12 @@ impl Host {
         let unforeseen = state.header.unforeseen.load();
         let prediction = {
             let mut ahead = Overlay::new(state);
-            sim::predict(&mut ahead, state, &self.shared.config, target(ticket), LOOK_AHEAD_EVENTS)
+            if !self.clock.is_virtual() && sim::spins_for_peers(&ahead, state, ticket.stream.index as usize) {
+                // Its peers may be submitted at any moment, which is made known.
+                Prediction::Blocked
+            } else {
+                sim::predict(&mut ahead, state, &self.shared.config, target(ticket), LOOK_AHEAD_EVENTS)
+            }
         };
         drop(guard);
         match prediction {
@@ -490,6 +515,7 @@ impl Host {
             ticks: 0,
             a: pack(event.index + 1, event.generation),
             b: number,
+            meeting: 0,
         };
         let sequence = sim::append(&mut **guard, state, stream.index as usize, marker, eligible_ns);
         guard.put(&found.recorded, number);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Says that the file is complete and ours; written last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"simgpu01");
 /// Changes with every change of this file.
-pub const VERSION: u64 = 4;
+pub const VERSION: u64 = 5;
 
 /// Contexts of the whole host.
 pub const MAX_CONTEXTS: usize = 1024;
@@ -251,8 +251,14 @@ pub struct Stream {
     pub head_ticks: Word,
     pub next: Word,
     pub previous: Word,
+    /// Its kernels get their SMs before those of streams of the same context with a lower one.
+    pub urgency: Word,
+    /// The head item, if it is a kernel that spins for its peers and has had the SMs; another sequence: it has not.
+    pub arrived_sequence: Word,
+    /// The head item, if it is such a kernel and its peers have all come.
+    pub met_sequence: Word,
     /// Keeps neighbours' lines apart: owners of different streams write here all the time.
-    pub padding: [Word; 6],
+    pub padding: [Word; 3],
 }
 
 #[repr(C)]
@@ -297,7 +303,8 @@ pub struct Item {
     /// HostWait: 0 until released.
     pub released_ns: Word,
     pub completed_ns: Word,
-    pub padding: Word,
+    /// Kernel that spins for its peers: what they have in common (see [`pack_meeting`]); else 0.
+    pub meeting: Word,
 }
 
 /// Work is counted finer than time, so that sharing SMs does not lose a nanosecond at every event.
@@ -311,6 +318,22 @@ pub const NEVER: u64 = u64::MAX;
 pub fn pack(index: u32, generation: u32) -> u64 {
     u64::from(generation) << u32::BITS | u64::from(index)
 }
+
+/// What kernels that spin for each other have in common, and how many they are, in one word that is not 0.
+#[inline]
+pub fn pack_meeting(name: u64, peers: u32) -> u64 {
+    name << MEETING_PEERS_BITS | u64::from(peers.clamp(1, MAX_PEERS))
+}
+
+/// How many kernels a [`Item::meeting`] is of.
+#[inline]
+pub fn meeting_peers(meeting: u64) -> usize {
+    (meeting & ((1 << MEETING_PEERS_BITS) - 1)) as usize
+}
+
+const MEETING_PEERS_BITS: u32 = 8;
+/// As many kernels may spin for each other.
+pub const MAX_PEERS: u32 = 128;
 
 /// The inverse of [`pack`].
 #[inline]

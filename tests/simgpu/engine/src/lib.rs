@@ -35,7 +35,7 @@ pub mod work;
 
 pub use checkpoint::{Call, CheckpointError, CheckpointState};
 pub use clock::Clock;
-pub use config::{Ancestor, Config, CopyKind, PciAddress};
+pub use config::{Ancestor, Config, CopyKind, KernelCost, PciAddress};
 pub use error::{Error, OutOfMemory};
 pub use host::{Host, MemoryInfo, Options};
 pub use work::{ContextId, EventId, EventStatus, StreamId, Ticket, WaitPolicy, Work};

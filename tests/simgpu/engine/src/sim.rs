@@ -1,7 +1,8 @@
 //! How the state moves on: from event to event, in the order of time, over all GPUs together.
 //!
 //! The SMs of a GPU belong to one context at a time, whose streams' kernels run together: at full speed while
-//! their fractions of the SMs fit, all slower in proportion when they do not. Its slice ends only when
+//! their fractions of the SMs fit, all slower in proportion when they do not. Those of more urgent streams get theirs first, and what is left
+//! is the others'. A kernel that waits for its peers has its SMs and gets no further until they have all begun. Its slice ends only when
 //! another context has a kernel to run; a context with no kernel to run gives way at once. Copies have
 //! engines of their own and run for all contexts at any time, those of one kind sharing its bandwidth. What
 //! takes no time (markers, waits that are over) needs neither. Between events everything is linear.
@@ -15,7 +16,7 @@ use crate::{
     journal::Memory,
     layout::{
         BUCKET_NS, BUCKETS, Context, Gpu, Item, MAX_CONCURRENT, NEVER, State, Stream, TICKS_PER_NS, Word,
-        checkpoint_state, item_kind, pack, phase, unpack,
+        checkpoint_state, item_kind, meeting_peers, pack, phase, unpack,
     },
 };
 use smallvec::SmallVec;
@@ -28,6 +29,41 @@ struct Running {
     sequence: u64,
     ticks: u64,
     engine: Engine,
+    /// Kernels of higher urgency get SMs first.
+    urgency: u64,
+    /// Kernel: the part of the SMs that it can use.
+    sm_ppm: u64,
+    /// It has `speed.1 / speed.0` of its full speed.
+    speed: (u64, u64),
+    /// What its peers, for which it spins, have in common; 0: it spins for none.
+    spins_for: u64,
+}
+
+impl Running {
+    /// Its speed as a fraction (denominator, numerator), 0 while it spins.
+    fn speed(&self) -> (u64, u64) {
+        if self.spins_for == 0 { self.speed } else { (1, 0) }
+    }
+
+    /// How long it still takes at its present speed. Never too short: after that time nothing is left.
+    fn time_left_ns(&self) -> u64 {
+        let ns = match self.speed() {
+            (_, 0) => return NEVER,
+            (more, less) if more == less => u128::from(self.ticks).div_ceil(TICKS_PER_NS.into()),
+            (more, less) => {
+                let work = u128::from(self.ticks) * u128::from(more);
+                work.div_ceil(u128::from(TICKS_PER_NS) * u128::from(less))
+            }
+        };
+        u64::try_from(ns).unwrap_or(NEVER)
+    }
+
+    /// What is left of it after `ns`.
+    fn ticks_after(&self, ns: u64) -> u64 {
+        let (more, less) = self.speed();
+        let done = u128::from(ns) * u128::from(TICKS_PER_NS) * u128::from(less) / u128::from(more);
+        self.ticks.saturating_sub(u64::try_from(done).unwrap_or(NEVER))
+    }
 }
 
 /// What runs an item.
@@ -46,9 +82,8 @@ struct Survey {
     /// Kernels of the current context and copies of all. Seldom more than a few, at most [`MAX_CONCURRENT`]
     /// of each.
     items: SmallVec<[Running; 8]>,
-    /// How many of them are kernels, and the sum of their fractions.
+    /// How many of them are kernels.
     kernels: usize,
-    sm_ppm: u64,
     copies: [usize; COPY_KINDS],
     /// The first context in turn, but the current one, that has a kernel to run.
     next_context: Option<usize>,
@@ -57,31 +92,32 @@ struct Survey {
 }
 
 impl Survey {
-    /// `item` gets `1 / slowdown` of its full speed; as a fraction (numerator, denominator).
-    fn slowdown(&self, item: &Running) -> (u64, u64) {
-        match item.engine {
-            Engine::Copy(kind) => (self.copies[kind] as u64, 1),
-            Engine::Sms if self.sm_ppm > u64::from(ALL_SMS_PPM) => (self.sm_ppm, ALL_SMS_PPM.into()),
-            Engine::Sms => (1, 1),
+    /// Gives kernels their SMs, the most urgent first, and copies their part of the bandwidth.
+    fn share_out(&mut self) {
+        let urgency = |item: &Running| std::cmp::Reverse(item.urgency);
+        if !self.items.is_sorted_by_key(urgency) {
+            self.items.sort_by_key(urgency);
         }
-    }
-
-    /// How long `item` still takes at its present speed. Never too short: after that time nothing is left.
-    fn time_left_ns(&self, item: &Running) -> u64 {
-        let (more, less) = self.slowdown(item);
-        let ns = if more == less {
-            u128::from(item.ticks).div_ceil(TICKS_PER_NS.into())
-        } else {
-            (u128::from(item.ticks) * u128::from(more)).div_ceil(u128::from(TICKS_PER_NS) * u128::from(less))
-        };
-        u64::try_from(ns).unwrap_or(NEVER)
-    }
-
-    /// What is left of `item` after `ns`.
-    fn ticks_after(&self, item: &Running, ns: u64) -> u64 {
-        let (more, less) = self.slowdown(item);
-        let done = u128::from(ns) * u128::from(TICKS_PER_NS) * u128::from(less) / u128::from(more);
-        item.ticks.saturating_sub(u64::try_from(done).unwrap_or(NEVER))
+        let mut kernels = 0;
+        self.items.retain(|item| {
+            kernels += usize::from(item.engine == Engine::Sms);
+            item.engine != Engine::Sms || kernels <= MAX_CONCURRENT
+        });
+        self.kernels = kernels.min(MAX_CONCURRENT);
+        let mut free_ppm = u64::from(ALL_SMS_PPM);
+        let Self { items, copies, .. } = self;
+        for level in items.chunk_by_mut(|one, other| one.urgency == other.urgency) {
+            let kernels = level.iter().filter(|item| item.engine == Engine::Sms);
+            let wanted_ppm: u64 = kernels.map(|item| item.sm_ppm).sum();
+            let kernels_speed = if wanted_ppm > free_ppm { (wanted_ppm, free_ppm) } else { (1, 1) };
+            for item in level {
+                item.speed = match item.engine {
+                    Engine::Copy(kind) => (copies[kind] as u64, 1),
+                    Engine::Sms => kernels_speed,
+                };
+            }
+            free_ppm = free_ppm.saturating_sub(wanted_ppm);
+        }
     }
 }
 
@@ -173,7 +209,6 @@ fn survey<M: Memory>(memory: &M, state: &State, gpu: &Gpu) -> Survey {
     let mut survey = Survey {
         items: SmallVec::new(),
         kernels: 0,
-        sm_ppm: 0,
         copies: [0; COPY_KINDS],
         next_context: None,
         next_eligible_ns: NEVER,
@@ -203,19 +238,25 @@ fn survey<M: Memory>(memory: &M, state: &State, gpu: &Gpu) -> Survey {
                 survey.copies[kind] += 1;
                 Engine::Copy(kind)
             } else if Some(context) == current {
-                if survey.kernels == MAX_CONCURRENT {
-                    continue;
-                }
-                survey.kernels += 1;
-                survey.sm_ppm += a;
                 Engine::Sms
             } else {
                 survey.next_context.get_or_insert(context);
                 continue;
             };
-            survey.items.push(Running { context, stream, sequence, ticks, engine });
+            survey.items.push(Running {
+                context,
+                stream,
+                sequence,
+                ticks,
+                engine,
+                urgency: memory.get(&state.streams[stream].urgency),
+                sm_ppm: a,
+                speed: (1, 1),
+                spins_for: spins_for(memory, state, stream, sequence),
+            });
         }
     }
+    survey.share_out();
     survey
 }
 
@@ -262,7 +303,7 @@ fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: 
     for item in survey.items.iter().filter(|item| item.engine != Engine::Sms || phase == phase::RUNNING) {
         let stream = &state.streams[item.stream];
         memory.put(&stream.head_sequence, item.sequence);
-        memory.put(&stream.head_ticks, survey.ticks_after(item, elapsed_ns));
+        memory.put(&stream.head_ticks, item.ticks_after(elapsed_ns));
         if let Some(process) = index_of(memory.get(&state.contexts[item.context].process)) {
             match item.engine {
                 Engine::Sms => computing = Some(process),
@@ -410,13 +451,12 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
     let gpu = &state.gpus[gpu_index];
     let now_ns = memory.get(&gpu.now_ns);
     complete_all_ready(memory, state, gpu_index);
-    let survey = survey(memory, state, gpu);
-    let first_done_ns = |running: fn(Engine) -> bool| {
-        let times =
-            survey.items.iter().filter(|item| running(item.engine)).map(|item| survey.time_left_ns(item));
+    let mut survey = survey(memory, state, gpu);
+    let first_done_ns = |survey: &Survey, running: fn(Engine) -> bool| {
+        let times = survey.items.iter().filter(|item| running(item.engine)).map(Running::time_left_ns);
         now_ns.saturating_add(times.min().unwrap_or(NEVER))
     };
-    let mut event_ns = survey.next_eligible_ns.min(first_done_ns(|engine| engine != Engine::Sms));
+    let mut event_ns = survey.next_eligible_ns.min(first_done_ns(&survey, |engine| engine != Engine::Sms));
 
     let current = index_of(memory.get(&gpu.current));
     let mut present = memory.get(&gpu.phase);
@@ -446,13 +486,14 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
         event_ns = event_ns.min(now_ns + cost_ns);
     } else if survey.kernels > 0 {
         present = phase::RUNNING;
+        meet(memory, state, gpu_index, &mut survey.items);
         if slice_end_ns == now_ns {
             slice_end_ns += config.slice_ns;
         }
         if survey.next_context.is_some() {
             event_ns = event_ns.min(slice_end_ns);
         }
-        event_ns = event_ns.min(first_done_ns(|engine| engine == Engine::Sms));
+        event_ns = event_ns.min(first_done_ns(&survey, |engine| engine == Engine::Sms));
     } else {
         present = phase::IDLE;
     }
@@ -460,6 +501,82 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
     memory.put(&gpu.slice_end_ns, slice_end_ns);
     memory.put(&gpu.next_event_ns, event_ns);
     memory.commit();
+}
+
+/// What the kernel at the head of a stream spins for; 0: nothing (any more).
+fn spins_for<M: Memory>(memory: &M, state: &State, stream: usize, sequence: u64) -> u64 {
+    let meeting = memory.get(&state.item(stream, sequence).meeting);
+    if meeting == 0 || memory.get(&state.streams[stream].met_sequence) == sequence { 0 } else { meeting }
+}
+
+/// Whether the head of a stream is a kernel whose peers have not all begun.
+pub fn spins_for_peers<M: Memory>(memory: &M, state: &State, stream: usize) -> bool {
+    match head(memory, state, stream) {
+        Head::Work { sequence, .. } => spins_for(memory, state, stream, sequence) != 0,
+        Head::Empty | Head::Ready { .. } | Head::Blocked => false,
+    }
+}
+
+/// Notes that the kernels that run on a GPU from its present moment on have begun, and lets those go on whose peers all have. Those may be on
+/// other GPUs, which are brought to this moment: up to it they were spinning. Several transactions, each of which may be the last.
+fn meet<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, items: &mut [Running]) {
+    let now_ns = memory.get(&state.gpus[gpu_index].now_ns);
+    for at in 0..items.len() {
+        let item = items[at];
+        if item.spins_for == 0 || item.speed.1 == 0 {
+            continue;
+        }
+        memory.put(&state.streams[item.stream].arrived_sequence, item.sequence);
+        memory.commit();
+        let Some(members) = whole_meeting(memory, state, item.spins_for, item.stream) else { continue };
+        bring_accounts_to(memory, state, now_ns);
+        for (gpu, stream, sequence) in &members {
+            memory.put(&state.streams[*stream].met_sequence, *sequence);
+            memory.lower(&state.gpus[*gpu].next_event_ns, now_ns);
+        }
+        memory.commit();
+        for other in items.iter_mut() {
+            if members.iter().any(|(_, stream, _)| *stream == other.stream) {
+                other.spins_for = 0;
+            }
+        }
+    }
+}
+
+/// The kernels that the one at the head of `newcomer` meets, itself among them, as (GPU, stream, sequence): one of each context; `None` while some have not begun.
+fn whole_meeting<M: Memory>(
+    memory: &M,
+    state: &State,
+    meeting: u64,
+    newcomer: usize,
+) -> Option<SmallVec<[(usize, usize, u64); 8]>> {
+    let own_context = index_of(memory.get(&state.streams[newcomer].context));
+    let has_begun = |stream: &usize| {
+        let arrived = memory.get(&state.streams[*stream].arrived_sequence);
+        matches!(head(memory, state, *stream), Head::Work { sequence, .. } if sequence == arrived)
+            && spins_for(memory, state, *stream, arrived) == meeting
+    };
+    let mut members = SmallVec::new();
+    for (index, gpu) in state.gpus[..state.header.gpu_count.load() as usize].iter().enumerate() {
+        for context in occupied_after(memory, gpu, None) {
+            let begun = if Some(context) == own_context {
+                Some(newcomer)
+            } else {
+                unfinished_streams(memory, state, context).find(has_begun)
+            };
+            members.extend(
+                begun.map(|stream| (index, stream, memory.get(&state.streams[stream].arrived_sequence))),
+            );
+        }
+    }
+    let own = members.iter().position(|(_, stream, _)| *stream == newcomer)?;
+    // If there are more of them than meet, the newcomer is one of those that do.
+    members.swap(0, own);
+    let peers = meeting_peers(meeting);
+    (members.len() >= peers).then(|| {
+        members.truncate(peers);
+        members
+    })
 }
 
 /// Completes what needs no time: markers, waits that are over, work that is done.
@@ -584,6 +701,7 @@ pub struct NewItem {
     pub ticks: u64,
     pub a: u64,
     pub b: u64,
+    pub meeting: u64,
 }
 
 /// Whether a wait for the item would be over already.
@@ -599,7 +717,7 @@ pub fn wait_item<M: Memory>(memory: &M, state: &State, context: usize, target: (
     let (index, generation, sequence) = target;
     let cross = memory.get(&state.streams[index as usize].context) != stored(context);
     let kind = item_kind::WAIT | if cross { item_kind::CROSS } else { 0 };
-    NewItem { kind, ticks: 0, a: pack(index, generation), b: sequence }
+    NewItem { kind, ticks: 0, a: pack(index, generation), b: sequence, meeting: 0 }
 }
 
 /// Appends an item to a live stream that has a free place; answers its sequence. One transaction.
@@ -616,6 +734,7 @@ pub fn append<M: Memory>(memory: &mut M, state: &State, index: usize, new: NewIt
     item.a.store(new.a);
     item.b.store(new.b);
     item.released_ns.store(0);
+    item.meeting.store(new.meeting);
     if new.kind & item_kind::CROSS != 0 {
         memory.add(&state.header.cross_waits, 1);
     }

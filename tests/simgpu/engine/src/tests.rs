@@ -2,6 +2,7 @@
 
 mod death;
 mod invariants;
+mod meeting;
 mod memory;
 mod order;
 mod sharing;

@@ -61,6 +61,19 @@ pub enum Work {
         /// (or of a straight run of them) that is submitted as one item.
         kernels: u32,
     },
+    /// A kernel that spins on its SMs until all its peers have begun, each in a context of its own on whatever GPU, and only then goes on
+    /// for its duration: what collective operations over several GPUs are made of. Having begun counts, not running at the same moment: what a kernel tells its
+    /// peers lies in memory, and stays there while its context has no turn.
+    Collective {
+        /// How long it takes once its peers have come; the launch overhead is added.
+        duration_ns: u64,
+        /// As in [`Work::Kernel`].
+        sm_ppm: u32,
+        /// What the peers have in common, any number.
+        name: u64,
+        /// How many they are, itself among them, at most 128.
+        peers: u32,
+    },
     /// Moves bytes; takes [`crate::Config::copy_ns`] when no other copy of its kind is running on the
     /// GPU. Memsets are [`CopyKind::DeviceToDevice`].
     Copy {

@@ -75,7 +75,10 @@ fn a_process_killed_at_any_store_leaves_a_whole_state() {
                 host.reserve_memory(context, 100).expect("memory");
                 let event = host.create_event().expect("event");
                 let x = host.submit(s1, kernel(1500, ALL_SMS_PPM), &[]).expect("submit");
+                let meeting = Work::Collective { duration_ns: 20, sm_ppm: 1, name: 3, peers: 2 };
                 let y = host.submit(s3, kernel(10, 1), &[x]).expect("submit");
+                host.submit(s3, meeting, &[]).expect("submit");
+                host.submit(s1, meeting, &[]).expect("submit");
                 host.submit(s2, kernel(400, 300_000), &[y]).expect("submit");
                 host.record(s2, event).expect("record");
                 let gate = host.submit(s3, Work::HostWait, &[]).expect("submit");

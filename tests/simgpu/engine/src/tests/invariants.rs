@@ -14,6 +14,7 @@ const GPUS: usize = 2;
 #[derive(Clone, Debug)]
 enum Step {
     Kernel { stream: usize, ns: u64, sm_ppm: u32 },
+    Collective { stream: usize, ns: u64 },
     Copy { stream: usize, bytes: u64 },
     Marker { stream: usize },
     After { stream: usize, other: usize, ns: u64 },
@@ -30,6 +31,7 @@ fn step() -> impl Strategy<Value = Step> {
     let stream = 0..STREAMS;
     prop_oneof![
         5 => (stream.clone(), 0_u64..5000, 1_u32..1_000_000).prop_map(|(stream, ns, sm_ppm)| Step::Kernel { stream, ns, sm_ppm }),
+        2 => (stream.clone(), 0_u64..5000).prop_map(|(stream, ns)| Step::Collective { stream, ns }),
         2 => (stream.clone(), 0_u64..5000).prop_map(|(stream, bytes)| Step::Copy { stream, bytes }),
         2 => stream.clone().prop_map(|stream| Step::Marker { stream }),
         3 => (stream.clone(), 0..STREAMS, 0_u64..500).prop_map(|(stream, other, ns)| Step::After { stream, other, ns }),
@@ -43,6 +45,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+fn collective(ns: u64) -> Work {
+    Work::Collective { duration_ns: ns, sm_ppm: 300_000, name: 1, peers: 2 }
+}
+
 struct Run {
     world: World,
     hosts: Vec<Host>,
@@ -53,6 +59,8 @@ struct Run {
     /// Pairs of which the first must not complete after the second.
     ordered: Vec<(Ticket, Ticket)>,
     gates: Vec<Ticket>,
+    /// How many kernels were submitted that spin for another.
+    collectives: usize,
     /// Whether work was lost with a context.
     lost: bool,
 }
@@ -72,6 +80,7 @@ impl Run {
             tickets,
             ordered: vec![],
             gates: vec![],
+            collectives: 0,
             lost: false,
         };
         run.contexts = (0..CONTEXTS).map(|n| run.new_context(n)).collect();
@@ -86,7 +95,7 @@ impl Run {
 
     fn new_stream(&self, n: usize) -> (usize, StreamId) {
         let (host, context) = self.contexts[n % CONTEXTS];
-        (host, self.hosts[host].create_stream(context).expect("stream"))
+        (host, self.hosts[host].create_urgent_stream(context, n as u32 % 2).expect("stream"))
     }
 
     fn submit(&mut self, stream: usize, work: Work, after: &[Ticket]) -> Ticket {
@@ -102,6 +111,10 @@ impl Run {
         match *step {
             Step::Kernel { stream, ns, sm_ppm } => {
                 self.submit(stream, Work::Kernel { duration_ns: ns, sm_ppm, kernels: 1 }, &[]);
+            }
+            Step::Collective { stream, ns } => {
+                self.collectives += 1;
+                self.submit(stream, collective(ns), &[]);
             }
             Step::Copy { stream, bytes } => {
                 self.submit(stream, Work::Copy { kind: CopyKind::HostToDevice, bytes }, &[]);
@@ -152,6 +165,12 @@ impl Run {
     /// Runs to the end and answers the completion times, the events' last.
     fn finish(&mut self) -> Vec<u64> {
         self.step(&Step::ReleaseAll, false);
+        // A process that meets whoever is left without a peer.
+        let companion = self.world.process();
+        let stream = companion.create_stream(companion.create_context(0).expect("context")).expect("stream");
+        for _ in 0..self.collectives {
+            companion.submit(stream, collective(1), &[]).expect("submit");
+        }
         for &ticket in &self.tickets {
             self.hosts[0].wait(ticket, WaitPolicy::Auto);
         }
@@ -204,8 +223,8 @@ proptest! {
         }
         let truth = run.world.truth();
         check(&truth);
-        let kernels = steps.iter().filter(|step| matches!(step, Step::Kernel { .. } | Step::After { .. })).count() as u64;
-        let ran = truth.processes.iter().flat_map(|p| &p.gpus).map(|gpu| gpu.kernels).sum::<u64>();
+        let kernels = steps.iter().filter(|step| matches!(step, Step::Kernel { .. } | Step::Collective { .. } | Step::After { .. })).count() as u64;
+        let ran = truth.processes.iter().take(PROCESSES).flat_map(|p| &p.gpus).map(|gpu| gpu.kernels).sum::<u64>();
         prop_assert!(ran == kernels || run.lost && ran < kernels);
         prop_assert!(run.contexts.iter().all(|&(host, context)| run.hosts[host].context_is_idle(context)));
     }

@@ -154,3 +154,30 @@ fn a_kernel_that_never_ends_can_be_shared_with() {
     world.go_to(20_000);
     assert_eq!(b.done(z), Some(10_050));
 }
+
+#[test]
+fn kernels_of_urgent_streams_have_their_sms_first() {
+    let world = World::new();
+    let a = Client::new(&world);
+    let urgent = a.host.create_urgent_stream(a.context, 5).expect("stream");
+    let x = a.part_kernel(a.stream, 100, 600_000);
+    let other = a.part_kernel(a.another_stream(), 100, 600_000);
+    let y = a.part_kernel(urgent, 50, 700_000);
+    world.go_to(10_000);
+    // 50 at 300 of 1200 thousandths of what they want, so 12.5 of 100 done; then at 1000 of 1200.
+    assert_eq!(a.done(y), Some(50));
+    assert_eq!((a.done(x), a.done(other)), (Some(155), Some(155)));
+}
+
+#[test]
+fn what_an_urgent_stream_leaves_nothing_of_waits() {
+    let world = World::new();
+    let a = Client::new(&world);
+    let urgent = a.host.create_urgent_stream(a.context, 1).expect("stream");
+    let x = a.kernel(100);
+    world.go_to(40);
+    let y = a.part_kernel(urgent, 500, 1_000_000);
+    world.go_to(10_000);
+    assert_eq!((a.done(y), a.done(x)), (Some(540), Some(600)));
+    assert_eq!(world.truth().gpus[0].busy_ns, 600);
+}
