@@ -48,6 +48,8 @@ struct Slot {
     taken_bytes: AtomicU64,
     released_bytes: AtomicU64,
     pending_bytes: AtomicU64,
+    /// What a thread of the session was refused by the driver for lack of memory on the GPU and waits for; 0: none does.
+    needed_bytes: AtomicU64,
 }
 
 impl Slot {
@@ -86,12 +88,10 @@ pub struct LedgerGpu {
     slots: [Slot; MAX_SESSIONS],
     /// The most that was held or promised at once.
     peak_bytes: AtomicU64,
-    /// What a session was refused by the driver for lack of memory on the GPU, and waits for; 0: none does.
-    needed_bytes: AtomicU64,
+    /// How much memory others' could make room for, bytes: whoever needs more waits in vain. 0: nobody can make room.
+    obtainable_bytes: AtomicU64,
     /// Counts the times at which the controller made room.
     rooms_made: AtomicU32,
-    /// Not 0: others' memory can be put elsewhere, so that waiting makes sense.
-    may_wait: AtomicU32,
 }
 
 /// One tenant's memory on every GPU.
@@ -132,11 +132,11 @@ impl Default for LedgerGpu {
                 taken_bytes: AtomicU64::new(0),
                 released_bytes: AtomicU64::new(0),
                 pending_bytes: AtomicU64::new(0),
+                needed_bytes: AtomicU64::new(0),
             }),
             peak_bytes: AtomicU64::new(0),
-            needed_bytes: AtomicU64::new(0),
+            obtainable_bytes: AtomicU64::new(0),
             rooms_made: AtomicU32::new(0),
-            may_wait: AtomicU32::new(0),
         }
     }
 }
@@ -156,40 +156,19 @@ impl LedgerGpu {
         }
     }
 
-    /// A session was refused `bytes` by the driver, within its limit: others have the GPU's memory. Returns what to wait on with
-    /// [`Self::rooms_made`], or `None` if nobody can make room.
-    pub fn ask_for_room(&self, bytes: u64) -> Option<u32> {
-        let rooms_made = self.rooms_made.load(Ordering::SeqCst);
-        if self.may_wait.load(Ordering::SeqCst) == 0 {
-            return None;
-        }
-        self.needed_bytes.fetch_max(bytes, Ordering::SeqCst);
-        Some(rooms_made)
-    }
-
-    /// Whether it still makes sense to wait for room. The controller's to set.
-    pub fn may_wait(&self) -> bool {
-        self.may_wait.load(Ordering::SeqCst) != 0
-    }
-
-    /// How often room was made.
-    pub fn rooms_made(&self) -> u32 {
-        self.rooms_made.load(Ordering::SeqCst)
-    }
-
-    /// What sessions wait for, bytes.
+    /// What sessions wait for that the driver did not have, bytes: the least of it, since that is to be had first; 0: none waits.
     pub fn needed_bytes(&self) -> u64 {
-        self.needed_bytes.load(Ordering::SeqCst)
+        let needs = self.used().iter().map(|slot| slot.needed_bytes.load(Ordering::SeqCst));
+        needs.filter(|bytes| *bytes > 0).min().unwrap_or(0)
     }
 
-    /// Says whether waiting for room makes sense. The controller's to call.
-    pub fn set_may_wait(&self, may_wait: bool) {
-        self.may_wait.store(may_wait.into(), Ordering::SeqCst);
+    /// Says for how much it makes sense to wait. The controller's to call.
+    pub fn set_obtainable(&self, bytes: u64) {
+        self.obtainable_bytes.store(bytes, Ordering::SeqCst);
     }
 
-    /// Lets whoever waits ask the driver again. The controller's to call, once there is room, or nothing more is to be had.
+    /// Lets whoever waits ask the driver again. The controller's to call, once there is room.
     pub fn announce_room(&self) {
-        self.needed_bytes.store(0, Ordering::SeqCst);
         self.rooms_made.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -208,6 +187,7 @@ impl LedgerGpu {
     pub fn clear(&self, slot: usize) -> Option<u64> {
         let slot = self.slots.get(slot)?;
         slot.pending_bytes.store(0, Ordering::SeqCst);
+        slot.needed_bytes.store(0, Ordering::SeqCst);
         Some(slot.release(u64::MAX))
     }
 
@@ -305,9 +285,11 @@ impl<'a> Account<'a> {
         self.slot.release(bytes);
     }
 
-    /// The tenant's whole account on the GPU.
-    pub fn ledger(self) -> &'a LedgerGpu {
-        self.gpu
+    /// The session was refused `bytes` by the driver, within its limit: others have the GPU's memory. `None` if nobody can make so much room.
+    pub fn wait_for_room(self, bytes: u64) -> Option<Waiting<'a>> {
+        let waiting =
+            Waiting { account: self, bytes, rooms_made: self.gpu.rooms_made.load(Ordering::SeqCst) };
+        waiting.goes_on().then_some(waiting)
     }
 
     /// What this session holds, bytes.
@@ -318,6 +300,41 @@ impl<'a> Account<'a> {
     /// What the whole tenant holds, bytes.
     pub fn tenant_held_bytes(self) -> u64 {
         self.gpu.held_bytes()
+    }
+}
+
+/// A thread that waits for room. Dropped, it does not any more.
+#[derive(Debug)]
+#[must_use = "dropping it says that the session waits no longer"]
+pub struct Waiting<'a> {
+    account: Account<'a>,
+    bytes: u64,
+    rooms_made: u32,
+}
+
+impl Waiting<'_> {
+    /// Whether room was made since this began: the driver may be asked again.
+    pub fn is_over(&self) -> bool {
+        self.account.gpu.rooms_made.load(Ordering::SeqCst) != self.rooms_made
+    }
+
+    /// Whether it makes sense to wait on. To be asked now and then: it says again what is needed, since the session's other threads, which have
+    /// the word in common, take theirs away.
+    pub fn goes_on(&self) -> bool {
+        if self.bytes > self.account.gpu.obtainable_bytes.load(Ordering::SeqCst) {
+            return false;
+        }
+        let word = &self.account.slot.needed_bytes;
+        let less = |now: u64| (now == 0 || self.bytes < now).then_some(self.bytes);
+        // An error says that less is needed already.
+        let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        true
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.account.slot.needed_bytes.store(0, Ordering::SeqCst);
     }
 }
 
@@ -360,7 +377,7 @@ fn subtract(word: &AtomicU64, bytes: u64) {
 
 #[cfg(not(loom))]
 const _: () = {
-    assert!(size_of::<LedgerGpu>() == 64 + MAX_SESSIONS * 24);
+    assert!(size_of::<LedgerGpu>() == 64 + MAX_SESSIONS * 32);
     assert!(core::mem::offset_of!(LedgerGpu, slots) == 8);
     assert!(core::mem::offset_of!(LedgerPage, gpus) == 64);
     assert!(size_of::<LedgerPage>().is_multiple_of(4096));
@@ -436,6 +453,48 @@ mod tests {
         let reservation = gpu.account(1).unwrap().reserve(100, 100, || drop(other.take())).unwrap();
         reservation.commit();
         assert_eq!(gpu.held_bytes(), 100);
+    }
+
+    #[test]
+    fn whoever_waits_no_longer_needs_nothing_and_the_least_need_counts() {
+        let gpu = ledger(2);
+        let (a, b) = (gpu.account(0).unwrap(), gpu.account(1).unwrap());
+        assert!(a.wait_for_room(1).is_none(), "nobody can make room");
+        gpu.set_obtainable(100);
+        assert!(a.wait_for_room(101).is_none());
+        assert_eq!(gpu.needed_bytes(), 0);
+        let (large, small) = (a.wait_for_room(90).unwrap(), b.wait_for_room(10).unwrap());
+        assert_eq!(gpu.needed_bytes(), 10);
+        drop(small);
+        assert_eq!(gpu.needed_bytes(), 90);
+        assert!(!large.is_over());
+        gpu.announce_room();
+        assert!(large.is_over());
+        drop(large);
+        assert_eq!(gpu.needed_bytes(), 0);
+    }
+
+    #[test]
+    fn threads_of_a_session_that_wait_on_say_so_again() {
+        let gpu = ledger(1);
+        gpu.set_obtainable(100);
+        let account = gpu.account(0).unwrap();
+        let (one, other) = (account.wait_for_room(90).unwrap(), account.wait_for_room(20).unwrap());
+        assert_eq!(gpu.needed_bytes(), 20);
+        drop(other);
+        assert!(one.goes_on());
+        assert_eq!(gpu.needed_bytes(), 90);
+        gpu.set_obtainable(80);
+        assert!(!one.goes_on(), "so much is not to be had any more");
+    }
+
+    #[test]
+    fn a_session_that_dies_waiting_needs_nothing() {
+        let gpu = ledger(1);
+        gpu.set_obtainable(100);
+        core::mem::forget(gpu.account(0).unwrap().wait_for_room(90).unwrap());
+        gpu.clear(0).unwrap();
+        assert_eq!(gpu.needed_bytes(), 0);
     }
 
     #[test]

@@ -4,12 +4,15 @@
 //! The daemon links no CUDA, and its end must not leave processes away for ever: so this is a process of its own, whose input ends with
 //! the daemon. It says `away` once they are; `back` in its input, or the input's end, brings them back, which it confirms by `back`.
 //! While the GPU has no room it says `no room`, and the processes stay away until it is told again, or by itself tries again.
+//! `--back` begins with bringing back, whatever state the processes are in: who kept them is gone. If processes that could not be taken off
+//! could not be let go either it says `lost`.
 
 use anyhow::{Context, Result, anyhow, bail};
 use deepres_abi::driver::result::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY,
     CUDA_SUCCESS,
 };
+use deepres_abi::driver::types::{CU_PROCESS_STATE_CHECKPOINTED, CU_PROCESS_STATE_RUNNING, CUprocessState};
 use deepres_abi::driver::{pfn, result};
 use std::ffi::{CStr, c_void};
 use std::io::{BufRead, Write};
@@ -24,6 +27,9 @@ const RETRY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// They are off the GPUs, or on their way: begin by bringing them back
+    #[arg(long)]
+    back: bool,
     /// The processes
     #[arg(required = true)]
     pids: Vec<i32>,
@@ -42,6 +48,7 @@ struct Driver {
     checkpoint: pfn::cuCheckpointProcessCheckpoint,
     restore: pfn::cuCheckpointProcessRestore,
     unlock: pfn::cuCheckpointProcessUnlock,
+    state: pfn::cuCheckpointProcessGetState,
 }
 
 /// Why processes are not back.
@@ -55,12 +62,15 @@ enum NotBack {
 /// Does as the module says.
 pub fn run(args: &Args) -> Result<()> {
     let driver = Driver::load()?;
-    driver.take_off(&args.pids)?;
-    say("away")?;
+    let mut is_told = args.back;
+    if !args.back {
+        driver.take_off(&args.pids)?;
+        say("away")?;
+    }
     let mut lines = std::io::stdin().lock().lines();
     let mut has_daemon = true;
     loop {
-        if has_daemon {
+        if has_daemon && !std::mem::take(&mut is_told) {
             has_daemon = matches!(lines.next(), Some(Ok(_)));
         }
         match driver.bring_back(&args.pids) {
@@ -108,6 +118,7 @@ impl Driver {
             checkpoint: function!(cuCheckpointProcessCheckpoint),
             restore: function!(cuCheckpointProcessRestore),
             unlock: function!(cuCheckpointProcessUnlock),
+            state: function!(cuCheckpointProcessGetState),
         };
         // SAFETY: no memory is involved.
         match unsafe { initialise(0) } {
@@ -123,7 +134,7 @@ impl Driver {
             // SAFETY: the arguments live across the call and are what the API documents.
             let code = unsafe { (self.lock)(*pid, (&raw mut limit).cast()) };
             if code != CUDA_SUCCESS {
-                self.undo(&[], &pids[..at]);
+                self.undo(&[], &pids[..at])?;
                 return Err(refusal("lock", *pid, code));
             }
         }
@@ -131,44 +142,51 @@ impl Driver {
             // SAFETY: the arguments are optional.
             let code = unsafe { (self.checkpoint)(*pid, null_mut()) };
             if code != CUDA_SUCCESS {
-                self.undo(&pids[..at], pids);
+                self.undo(&pids[..at], pids)?;
                 return Err(refusal("checkpoint", *pid, code));
             }
         }
         Ok(())
     }
 
-    /// Back to where it was; what fails here is told by the process itself.
-    fn undo(&self, checkpointed: &[i32], locked: &[i32]) {
+    /// Back to where it was; says so if that fails.
+    fn undo(&self, checkpointed: &[i32], locked: &[i32]) -> Result<()> {
+        let mut is_done = true;
         for pid in checkpointed {
             // SAFETY: the arguments are optional.
-            unsafe { (self.restore)(*pid, null_mut()) };
+            is_done &= unsafe { (self.restore)(*pid, null_mut()) } == CUDA_SUCCESS || !is_alive(*pid);
         }
         for pid in locked {
             // SAFETY: as above.
-            unsafe { (self.unlock)(*pid, null_mut()) };
+            is_done &= unsafe { (self.unlock)(*pid, null_mut()) } == CUDA_SUCCESS || !is_alive(*pid);
         }
+        if is_done { Ok(()) } else { say("lost") }
     }
 
     /// Brings all back that still live, or none.
     fn bring_back(&self, pids: &[i32]) -> Result<(), NotBack> {
-        let living: Vec<i32> = pids.iter().copied().filter(|pid| is_alive(*pid)).collect();
-        for (at, pid) in living.iter().enumerate() {
+        let living = || pids.iter().copied().filter(|pid| is_alive(*pid));
+        let mut restored = Vec::new();
+        for pid in living().filter(|pid| self.is_in(*pid, CU_PROCESS_STATE_CHECKPOINTED)) {
             // SAFETY: the arguments are optional.
-            let code = unsafe { (self.restore)(*pid, null_mut()) };
-            if code == CUDA_SUCCESS || !is_alive(*pid) {
+            let code = unsafe { (self.restore)(pid, null_mut()) };
+            if code == CUDA_SUCCESS {
+                restored.push(pid);
                 continue;
             }
-            for pid in &living[..at] {
+            if !is_alive(pid) {
+                continue;
+            }
+            for pid in restored {
                 // SAFETY: as above.
-                unsafe { (self.checkpoint)(*pid, null_mut()) };
+                unsafe { (self.checkpoint)(pid, null_mut()) };
             }
             return Err(match code {
                 CUDA_ERROR_OUT_OF_MEMORY => NotBack::NoRoom,
-                code => NotBack::Failed(refusal("restore", *pid, code)),
+                code => NotBack::Failed(refusal("restore", pid, code)),
             });
         }
-        for pid in living {
+        for pid in living().filter(|pid| !self.is_in(*pid, CU_PROCESS_STATE_RUNNING)) {
             // SAFETY: as above.
             let code = unsafe { (self.unlock)(pid, null_mut()) };
             if code != CUDA_SUCCESS && is_alive(pid) {
@@ -176,6 +194,13 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// Whether a process is in this state, as far as the driver says.
+    fn is_in(&self, pid: i32, wanted: CUprocessState) -> bool {
+        let mut state = CU_PROCESS_STATE_RUNNING;
+        // SAFETY: the result is written to a variable that lives across the call.
+        unsafe { (self.state)(pid, &raw mut state) == CUDA_SUCCESS && state == wanted }
     }
 }
 

@@ -28,6 +28,7 @@ const TOP: &[Key] = &[
     Key("fail_mode", Takes::Text("open")),
     Key("tenant_linger_s", Takes::Number),
     Key("suspend_turn_ms", Takes::Number),
+    Key("suspend_limit_ms", Takes::Number),
     Key("idle_exit_s", Takes::Number),
     Key("max_connections", Takes::Number),
     Key("max_connections_per_user", Takes::Number),

@@ -42,6 +42,8 @@ pub struct Config {
     pub tenant_linger_s: u64,
     /// How long a tenant that always has work stays on the GPU before it makes room for one that was suspended.
     pub suspend_turn_ms: u64,
+    /// How long the driver may take to move a tenant's memory to the host or back.
+    pub suspend_limit_ms: u64,
     /// How long a daemon that `deepres run` started stays without tenants.
     pub idle_exit_s: u64,
     /// Connections at a time.
@@ -76,6 +78,7 @@ impl Default for Config {
             fail_mode: FailModeKey::Open,
             tenant_linger_s: 60,
             suspend_turn_ms: 30_000,
+            suspend_limit_ms: 300_000,
             idle_exit_s: 600,
             max_connections: 4096,
             max_connections_per_user: 1024,
@@ -256,6 +259,11 @@ impl Config {
     /// How long a tenant that always has work stays on the GPU before it makes room for one that was suspended, ns.
     pub fn suspend_turn_ns(&self) -> u64 {
         self.suspend_turn_ms.saturating_mul(crate::clock::NS_PER_MS)
+    }
+
+    /// How long the driver may take to move a tenant's memory to the host or back.
+    pub fn suspend_limit(&self) -> Duration {
+        Duration::from_millis(self.suspend_limit_ms)
     }
 
     /// How long a daemon that `deepres run` started stays without tenants.

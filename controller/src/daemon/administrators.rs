@@ -76,7 +76,7 @@ fn line_of(reply: &Reply) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-async fn converse(stream: UnixStream, shared: &Shared) -> io::Result<()> {
+async fn converse(stream: UnixStream, shared: &Rc<Shared>) -> io::Result<()> {
     let peer = Peer::of(stream.as_fd())?;
     let own = rustix::process::getuid().as_raw();
     let may = peer.uid == 0
@@ -123,7 +123,7 @@ pub async fn reports(shared: &Shared) -> Option<Vec<Report>> {
     Some(reports)
 }
 
-async fn answer(request: Request, shared: &Shared) -> Reply {
+async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
     match request {
         Request::Status => match reports(shared).await {
             Some(reports) => {

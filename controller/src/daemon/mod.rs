@@ -83,8 +83,8 @@ struct Shared {
     watcher: Watcher,
     metering: Metering,
     connections: Connections,
-    /// Whose memory is where; held while memory is moved.
-    residency: tokio::sync::Mutex<Residency>,
+    /// Whose memory is where.
+    residency: RefCell<Residency>,
     /// The group that may administer.
     admin_group: Option<u32>,
     /// The daemon ends: nobody is let in any more.
@@ -173,7 +173,7 @@ pub fn run(
         service: Service::of_environment(),
         is_stopping: Cell::new(false),
         connections: Connections::new(room),
-        residency: tokio::sync::Mutex::default(),
+        residency: RefCell::default(),
         admin_group,
         changed: Notify::new(),
     });

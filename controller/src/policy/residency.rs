@@ -120,6 +120,11 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
 }
 
 impl Seen {
+    /// The GPUs that it is about.
+    pub fn gpus(&self) -> impl Iterator<Item = GpuIndex> {
+        self.bytes.keys().chain(self.needs.keys()).copied()
+    }
+
     /// Whether it waits for room.
     fn applies(&self) -> bool {
         match self.place {

@@ -155,7 +155,7 @@ impl Accounts {
         };
         let mut answered = allocate();
         if answered.0 == CUDA_ERROR_OUT_OF_MEMORY
-            && let Some(later) = room::ask_again(session, gpu, account.ledger(), request.bytes, &mut allocate)
+            && let Some(later) = room::ask_again(session, gpu, account, request.bytes, &mut allocate)
         {
             answered = later;
         }

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use deepres_abi::driver::result::CUDA_ERROR_OUT_OF_MEMORY;
-use deepres_abi::ledger::LedgerGpu;
+use deepres_abi::ledger::Account;
 
 use crate::meter::gpu::Gpu;
 use crate::os;
@@ -19,18 +19,20 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 pub fn ask_again<T>(
     session: &Session,
     gpu: &Gpu,
-    ledger: &LedgerGpu,
+    account: Account<'_>,
     bytes: u64,
     mut ask: impl FnMut() -> (u32, T),
 ) -> Option<(u32, T)> {
     loop {
-        let rooms_made = ledger.ask_for_room(bytes)?;
-        while ledger.rooms_made() == rooms_made {
-            if !ledger.may_wait() || session.is_controller_gone(gpu, os::now_ns()) {
+        let waiting = account.wait_for_room(bytes)?;
+        while !waiting.is_over() {
+            if !waiting.goes_on() || session.is_controller_gone(gpu, os::now_ns()) {
                 return None;
             }
             thread::sleep(LOOK_EVERY);
         }
+        // Before it is asked: what is found is not to be made room for again.
+        drop(waiting);
         let (result, answer) = ask();
         if result != CUDA_ERROR_OUT_OF_MEMORY {
             return Some((result, answer));

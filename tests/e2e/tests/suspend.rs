@@ -1,7 +1,7 @@
 //! Tenants that are taken off the GPU with all their memory, by hand and to make room for others, and brought back.
 
 use std::{
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
@@ -10,6 +10,7 @@ use deepres_e2e::{
     clients::{Way, c_client},
     host::COMMAND_LIMIT,
 };
+use rustix::process::{Pid, Signal, kill_process};
 
 const MIB: u64 = 1 << 20;
 /// Long enough for many kernels.
@@ -111,6 +112,89 @@ fn the_daemons_death_brings_suspended_tenants_back() {
     client.finish(COMMAND_LIMIT).success();
 }
 
+/// The daemon's children: those that keep tenants off the GPUs, and those that ended and that nobody asked how.
+fn children(daemon: u32) -> (Vec<Pid>, usize) {
+    let stat = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let field = |stat: &str, at: usize| {
+        stat.rsplit_once(") ").and_then(|(_, fields)| fields.split(' ').nth(at).map(str::to_owned))
+    };
+    let all = fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let own = pids.filter(|pid| field(&stat(pid), 1) == Some(daemon.to_string()));
+    let (ended, living): (Vec<i32>, Vec<i32>) =
+        own.partition(|pid| field(&stat(pid), 0).as_deref() == Some("Z"));
+    (living.into_iter().filter_map(Pid::from_raw).collect(), ended.len())
+}
+
+/// The process that keeps the only suspended tenant off the GPUs.
+fn keeper(host: &Host) -> Pid {
+    let (living, _) = children(host.ps().daemon_pid);
+    assert_eq!(living.len(), 1);
+    living[0]
+}
+
+#[test]
+fn what_moves_tenants_leaves_no_zombies() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut client = swapper(&host, "t", 64 * MIB, "600", false);
+    client.await_line(|line| line == "holding", COMMAND_LIMIT);
+    for _ in 0..3 {
+        host.finish(host.deepres(&["suspend", "t"])).success();
+        host.finish(host.deepres(&["resume", "t"])).success();
+    }
+    let daemon = host.ps().daemon_pid;
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    while children(daemon) != (Vec::new(), 0) {
+        assert!(Instant::now() < deadline, "{:?}", children(daemon));
+        thread::sleep(Duration::from_millis(10));
+    }
+    client.await_json(COMMAND_LIMIT);
+    client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_tenant_whose_keeper_is_killed_is_brought_back_all_the_same() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut client = swapper(&host, "t", 256 * MIB, "300", false);
+    client.await_line(|line| line == "holding", COMMAND_LIMIT);
+    host.finish(host.deepres(&["suspend", "t"])).success();
+    kill_process(keeper(&host), Signal::KILL).expect("it lives");
+    let resumed = host.finish(host.deepres(&["resume", "t"]));
+    assert_ne!(resumed.code, 0);
+    assert!(
+        resumed.stderr.contains("the daemon tries again and again to bring it back"),
+        "{}",
+        resumed.stderr
+    );
+    assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
+    client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_driver_that_hangs_holds_up_nobody_else_and_not_for_ever() {
+    let host = small_gpu().config("suspend_limit_ms = 3000\n");
+    let _daemon = host.daemon();
+    let mut clients = ["stuck", "other"].map(|name| swapper(&host, name, 64 * MIB, "600", false));
+    for client in &mut clients {
+        client.await_line(|line| line == "holding", COMMAND_LIMIT);
+    }
+    host.finish(host.deepres(&["suspend", "stuck"])).success();
+    kill_process(keeper(&host), Signal::STOP).expect("it lives");
+    let mut resumed = host.spawn(host.deepres(&["resume", "stuck"]));
+    host.finish(host.deepres(&["suspend", "other"])).success();
+    host.finish(host.deepres(&["resume", "other"])).success();
+    assert!(resumed.try_wait().is_none(), "others are moved while one hangs");
+    let resumed = resumed.finish(COMMAND_LIMIT);
+    assert_ne!(resumed.code, 0);
+    assert!(resumed.stderr.contains("took longer than 3s"), "{}", resumed.stderr);
+    for mut client in clients {
+        assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
+        client.finish(COMMAND_LIMIT).success();
+    }
+}
+
 #[test]
 fn a_suspended_tenant_that_is_killed_leaves_nothing_behind() {
     let host = small_gpu();
@@ -119,11 +203,7 @@ fn a_suspended_tenant_that_is_killed_leaves_nothing_behind() {
     client.await_line(|line| line == "holding", COMMAND_LIMIT);
     host.finish(host.deepres(&["suspend", "t"])).success();
     let pid = host.ps().tenant("t").sessions[0].pid;
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(pid as i32).expect("a pid"),
-        rustix::process::Signal::KILL,
-    )
-    .expect("it lives");
+    kill_process(Pid::from_raw(pid as i32).expect("a pid"), Signal::KILL).expect("it lives");
     host.await_ps(|ps| ps.find("t").is_none_or(|tenant| tenant.sessions.is_empty()), COMMAND_LIMIT);
     drop(client);
     let mut next = swapper(&host, "next", 928 * MIB, "1", false);

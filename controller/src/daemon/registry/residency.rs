@@ -84,8 +84,8 @@ impl Registry {
         })
     }
 
-    /// Says to each tenant whether waiting for memory makes sense: others may be taken off, and with what they have there is enough.
-    pub fn say_who_may_wait(&self, seen: &[Seen], free: &Bytes) {
+    /// Says to each tenant for how much memory it makes sense to wait: what is free and what the others have who may be taken off.
+    pub fn say_what_is_obtainable(&self, seen: &[Seen], free: &Bytes) {
         for tenant in self.tenants.values() {
             for gpu in &tenant.gpus {
                 let others = seen.iter().filter(|other| other.id != tenant.id && other.may_leave);
@@ -94,19 +94,16 @@ impl Registry {
                 let there = there.fold(0, u64::saturating_add);
                 let Some(ledger) = tenant.ledger_on(*gpu) else { continue };
                 let most = free.get(gpu).copied().unwrap_or(0).saturating_add(there);
-                ledger.set_may_wait(there > 0 && most >= ledger.needed_bytes());
+                ledger.set_obtainable(if there > 0 { most } else { 0 });
             }
         }
     }
 
-    /// Has a tenant's processes wait for memory that the driver lacks.
+    /// Has a tenant's processes wait for whatever memory the driver lacks.
     pub fn let_wait(&self, name: &str) {
         let Some(tenant) = self.tenants.get(name) else { return };
-        tenant
-            .gpus
-            .iter()
-            .filter_map(|gpu| tenant.ledger_on(*gpu))
-            .for_each(|ledger| ledger.set_may_wait(true));
+        let ledgers = tenant.gpus.iter().filter_map(|gpu| tenant.ledger_on(*gpu));
+        ledgers.for_each(|ledger| ledger.set_obtainable(u64::MAX));
     }
 
     /// Lets a tenant's processes ask the driver again.

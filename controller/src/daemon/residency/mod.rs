@@ -8,10 +8,10 @@ use super::administrators::reports;
 use super::registry::Stay;
 use crate::clock::monotonic_ns;
 use crate::policy::TenantId;
-use crate::policy::residency::{Bytes, Move, Place, Seen, Times, decide};
-use mover::{Back, Mover};
+use crate::policy::residency::{Bytes, GpuIndex, Move, Place, Seen, Times, decide};
+use mover::{Back, Failure, Mover};
 use nvml_wrapper::Nvml;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -27,25 +27,43 @@ const IDLE_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// Arbiters answer within milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+/// Between two attempts to bring back a tenant of which nobody knows what became.
+const RETRY: Duration = Duration::from_secs(1);
 const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// What is known beyond the registry.
 #[derive(Debug, Default)]
 pub struct Residency {
+    /// Tenants that are off the GPUs, or on their way there or back.
     away: BTreeMap<String, Away>,
+    /// GPUs on which room is being made for someone: nobody else is moved there.
+    claimed: BTreeSet<GpuIndex>,
     tracks: BTreeMap<TenantId, Track>,
     nvml: Option<Nvml>,
 }
 
-/// A tenant that is off the GPUs.
+/// A tenant that is off the GPUs, or on its way.
 #[derive(Debug)]
 struct Away {
     id: TenantId,
-    mover: Mover,
+    stage: Stage,
     is_by_hand: bool,
     since_ns: u64,
     bytes: Bytes,
     idle_since_ns: Option<u64>,
+}
+
+/// How far it is.
+#[derive(Debug)]
+enum Stage {
+    /// It is being taken off.
+    Leaving,
+    /// Its memory is on the host.
+    There(Mover),
+    /// It is being brought back.
+    Returning,
+    /// It could not be moved, for this reason, and may be locked; it is brought back as soon as that can be.
+    Lost(String),
 }
 
 /// A tenant that is on them.
@@ -59,11 +77,9 @@ struct Track {
 pub async fn serve(shared: Rc<Shared>) {
     loop {
         let is_needed = shared.registry.borrow().is_oversubscribed();
-        let mut residency = shared.residency.lock().await;
-        if is_needed || !residency.away.is_empty() {
-            residency.look(&shared).await;
+        if is_needed || !shared.residency.borrow().away.is_empty() {
+            look(&shared).await;
         }
-        drop(residency);
         sleep(if is_needed { TICK } else { IDLE_TICK }).await;
     }
 }
@@ -72,89 +88,280 @@ pub async fn serve(shared: Rc<Shared>) {
 ///
 /// # Errors
 /// What to tell the administrator.
-pub async fn suspend(name: &str, shared: &Shared) -> Result<(), String> {
-    let mut residency = shared.residency.lock().await;
+pub async fn suspend(name: &str, shared: &Rc<Shared>) -> Result<(), String> {
+    settled(name, shared).await?;
     let stay = shared.registry.borrow().stay(name)?;
-    if let Some(away) = residency.away.get_mut(name) {
+    if let Some(away) = shared.residency.borrow_mut().away.get_mut(name) {
         away.is_by_hand = true;
         return Ok(());
     }
-    residency.take_off(&stay, true, shared).await
+    take_off(&stay, true, shared).await
 }
 
 /// Brings a tenant back at an administrator's word; one that is not away is left as it is.
 ///
 /// # Errors
 /// What to tell the administrator.
-pub async fn resume(name: &str, shared: &Shared) -> Result<(), String> {
-    let mut residency = shared.residency.lock().await;
-    match residency.away.get_mut(name) {
+pub async fn resume(name: &str, shared: &Rc<Shared>) -> Result<(), String> {
+    settled(name, shared).await?;
+    match shared.residency.borrow_mut().away.get_mut(name) {
         None => return Ok(()),
         // From here on it comes back by itself as soon as there is room.
         Some(away) => away.is_by_hand = false,
     }
-    match residency.bring_back(name, shared).await {
+    match bring_back(name, shared).await {
         Ok(true) => Ok(()),
         Ok(false) => Err(format!(
             "others have the GPU's memory now: `{name}` is brought back once there is room for it"
         )),
-        Err(reason) => Err(reason),
+        Err(reason) => Err(not_back(name, &reason)),
     }
 }
 
-impl Residency {
-    async fn look(&mut self, shared: &Shared) {
-        let Some(reports) = reports(shared).await else { return };
-        let now_ns = monotonic_ns();
-        let stays = shared.registry.borrow().stays(&reports);
-        let gone: Vec<String> = self
-            .away
-            .keys()
-            .filter(|name| !stays.iter().any(|stay| stay.name == **name && !stay.pids.is_empty()))
-            .cloned()
-            .collect();
-        for name in gone {
-            // Nobody is left of it: whoever comes by that name begins on the GPUs.
-            self.away.remove(&name);
-            set_suspended(shared, &name, false).await;
+fn not_back(name: &str, reason: &str) -> String {
+    format!("`{name}` could not be moved ({reason}); the daemon tries again and again to bring it back")
+}
+
+/// Waits until a tenant is not on its way.
+async fn settled(name: &str, shared: &Shared) -> Result<(), String> {
+    loop {
+        match shared.residency.borrow().away.get(name).map(|away| &away.stage) {
+            None | Some(Stage::There(_)) => return Ok(()),
+            Some(Stage::Lost(reason)) => return Err(not_back(name, reason)),
+            Some(Stage::Leaving | Stage::Returning) => {}
         }
-        self.tracks.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
-        let seen: Vec<Seen> = stays.iter().map(|stay| self.see(stay, now_ns)).collect();
-        let free = self.free(shared);
-        shared.registry.borrow().say_who_may_wait(&seen, &free);
-        let turn_ns = shared.registry.borrow().config().suspend_turn_ns();
-        let Some(Move { leave, enter }) = decide(now_ns, &free, &seen, Times { turn_ns, idle_ns: IDLE_NS })
-        else {
+        sleep(TICK).await;
+    }
+}
+
+async fn look(shared: &Rc<Shared>) {
+    let Some(reports) = reports(shared).await else { return };
+    let now_ns = monotonic_ns();
+    let stays = shared.registry.borrow().stays(&reports);
+    let dead = shared.residency.borrow_mut().forget_the_dead(&stays);
+    for name in dead {
+        set_suspended(shared, &name, false).await;
+    }
+    let Some((next, claimed)) = shared.residency.borrow_mut().decide(&stays, now_ns, shared) else { return };
+    let find = |id: TenantId| stays.iter().find(|stay| stay.id == id).cloned();
+    let Some(enters) = find(next.enter) else { return };
+    let leavers: Vec<Stay> = next.leave.into_iter().filter_map(find).collect();
+    let shared = Rc::clone(shared);
+    // Others are looked after meanwhile: the driver takes its time.
+    tokio::task::spawn_local(async move {
+        make_room(&leavers, &enters, &shared).await;
+        shared.residency.borrow_mut().claimed.retain(|gpu| !claimed.contains(gpu));
+    });
+}
+
+/// Takes tenants off, and lets another in.
+async fn make_room(leavers: &[Stay], enters: &Stay, shared: &Rc<Shared>) {
+    for leaver in leavers {
+        if let Err(reason) = take_off(leaver, false, shared).await {
+            tracing::warn!(tenant = leaver.name, reason, "cannot suspend a tenant");
+            // It is not asked again at once.
+            let track = Track { since_ns: monotonic_ns(), idle_since_ns: None };
+            shared.residency.borrow_mut().tracks.insert(leaver.id, track);
             return;
+        }
+    }
+    if shared.residency.borrow().away.contains_key(&enters.name) {
+        // What fails is told where it fails.
+        let _ = bring_back(&enters.name, shared).await;
+    } else {
+        shared.registry.borrow().announce_room(&enters.name);
+    }
+}
+
+async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<(), String> {
+    let Stay { name, id, pids, .. } = stay;
+    if pids.is_empty() {
+        return Err(format!("no process of `{name}` uses a GPU: there is nothing to suspend"));
+    }
+    let before = {
+        let mut residency = shared.residency.borrow_mut();
+        if residency.away.contains_key(name) {
+            return Err(format!("`{name}` is being moved already: try again"));
+        }
+        let idle_since_ns = residency.tracks.remove(id).and_then(|track| track.idle_since_ns);
+        let away = Away {
+            id: *id,
+            stage: Stage::Leaving,
+            is_by_hand,
+            since_ns: monotonic_ns(),
+            bytes: stay.held.clone(),
+            idle_since_ns,
         };
-        let stay = |id: TenantId| stays.iter().find(|stay| stay.id == id);
-        for leaver in leave.into_iter().filter_map(stay) {
-            if let Err(reason) = self.take_off(leaver, false, shared).await {
-                tracing::warn!(tenant = leaver.name, reason, "cannot suspend a tenant");
-                // It is not asked again at once.
-                if let Some(track) = self.tracks.get_mut(&leaver.id) {
-                    track.since_ns = monotonic_ns();
-                    track.idle_since_ns = None;
+        residency.away.insert(name.clone(), away);
+        residency.free(shared)
+    };
+    set_suspended(shared, name, true).await;
+    // What is in flight is waited for here, where it is charged, and not in the driver.
+    let drained = async {
+        while shared.registry.borrow().has_work(name) {
+            sleep(TICK / 4).await;
+        }
+    };
+    let _ = timeout(DRAIN_LIMIT, drained).await;
+    match Mover::take_off(pids, move_limit(shared)).await {
+        Ok(mover) => {
+            let mut residency = shared.residency.borrow_mut();
+            let after = residency.free(shared);
+            if let Some(away) = residency.away.get_mut(name) {
+                for (gpu, now) in after {
+                    let freed = now.saturating_sub(before.get(&gpu).copied().unwrap_or(now));
+                    if freed > 0 {
+                        away.bytes
+                            .entry(gpu)
+                            .and_modify(|bytes| *bytes = (*bytes).max(freed))
+                            .or_insert(freed);
+                    }
                 }
-                return;
+                away.since_ns = monotonic_ns();
+                away.stage = Stage::There(mover);
+                tracing::info!(tenant = name, is_by_hand, bytes = ?away.bytes, "suspended a tenant");
+            }
+            Ok(())
+        }
+        Err(Failure::Refused(reason)) => {
+            stays_here(name, shared).await;
+            Err(reason)
+        }
+        Err(Failure::Lost(reason)) => {
+            recover_later(stay, &reason, shared);
+            Err(reason)
+        }
+    }
+}
+
+/// Brings a tenant back that is away; false if there is no room for it.
+async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
+    let mut mover = {
+        let mut residency = shared.residency.borrow_mut();
+        let Some(away) = residency.away.get_mut(name) else { return Ok(true) };
+        match std::mem::replace(&mut away.stage, Stage::Returning) {
+            Stage::There(mover) => mover,
+            other => {
+                away.stage = other;
+                return Ok(false);
             }
         }
-        let Some(enters) = stay(enter) else { return };
-        if self.away.contains_key(&enters.name) {
-            match self.bring_back(&enters.name, shared).await {
-                Ok(_) => {}
-                Err(reason) => tracing::error!(tenant = enters.name, reason, "cannot bring a tenant back"),
+    };
+    match mover.bring_back(move_limit(shared)).await {
+        Ok(Back::NoRoom) => {
+            if let Some(away) = shared.residency.borrow_mut().away.get_mut(name) {
+                away.stage = Stage::There(mover);
             }
-        } else {
-            shared.registry.borrow().announce_room(&enters.name);
+            Ok(false)
         }
+        Ok(Back::Yes) => {
+            stays_here(name, shared).await;
+            tracing::info!(tenant = name, "brought a tenant back");
+            Ok(true)
+        }
+        Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
+            // One that has no processes any more needs not be brought back.
+            match shared.registry.borrow().stay(name) {
+                Ok(stay) => recover_later(&stay, &reason, shared),
+                Err(_) => drop(shared.residency.borrow_mut().away.remove(name)),
+            }
+            Err(reason)
+        }
+    }
+}
+
+/// It is on the GPUs, or nothing of it is left to be there.
+async fn stays_here(name: &str, shared: &Shared) {
+    shared.residency.borrow_mut().away.remove(name);
+    set_suspended(shared, name, false).await;
+}
+
+/// Nobody knows what became of a tenant's processes: brings them back as often as it takes. Its gates stay closed until then.
+fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
+    let (name, id) = (stay.name.clone(), stay.id);
+    tracing::error!(
+        tenant = name,
+        reason,
+        "a tenant could not be moved: it is brought back as soon as that can be"
+    );
+    if let Some(away) = shared.residency.borrow_mut().away.get_mut(&name) {
+        away.stage = Stage::Lost(reason.to_owned());
+    }
+    let shared = Rc::clone(shared);
+    tokio::task::spawn_local(async move {
+        loop {
+            let stay = shared.registry.borrow().stay(&name).ok();
+            let Some(stay) = stay.filter(|stay| stay.id == id && !stay.pids.is_empty()) else {
+                return stays_here(&name, &shared).await;
+            };
+            match Mover::recover(&stay.pids, move_limit(&shared)).await {
+                Ok((Back::Yes, _)) => {
+                    stays_here(&name, &shared).await;
+                    tracing::info!(tenant = name, "brought a tenant back that could not be moved");
+                    return;
+                }
+                Ok((Back::NoRoom, mover)) => {
+                    // From here on it is away like any other.
+                    if let Some(away) = shared.residency.borrow_mut().away.get_mut(&name) {
+                        away.stage = Stage::There(mover);
+                    }
+                    return;
+                }
+                Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
+                    tracing::error!(tenant = name, reason, "a tenant is still not brought back");
+                }
+            }
+            sleep(RETRY).await;
+        }
+    });
+}
+
+fn move_limit(shared: &Shared) -> Duration {
+    shared.registry.borrow().config().suspend_limit()
+}
+
+impl Residency {
+    /// Forgets those of whom nobody is left: whoever comes by that name begins on the GPUs. Returns who they were.
+    fn forget_the_dead(&mut self, stays: &[Stay]) -> Vec<String> {
+        self.tracks.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
+        let lives = |name: &str| stays.iter().any(|stay| stay.name == name && !stay.pids.is_empty());
+        // Who is on the way is seen to at its end.
+        let is_dead = |name: &String, away: &mut Away| matches!(away.stage, Stage::There(_)) && !lives(name);
+        self.away.extract_if(.., is_dead).map(|(name, _)| name).collect()
+    }
+
+    /// What is to be done next, if anything is, and the GPUs that it claims.
+    fn decide(&mut self, stays: &[Stay], now_ns: u64, shared: &Shared) -> Option<(Move, BTreeSet<GpuIndex>)> {
+        let mut seen: Vec<Seen> = stays.iter().map(|stay| self.see(stay, now_ns)).collect();
+        let free = self.free(shared);
+        let registry = shared.registry.borrow();
+        registry.say_what_is_obtainable(&seen, &free);
+        for (seen, stay) in seen.iter_mut().zip(stays) {
+            let is_moving =
+                self.away.get(&stay.name).is_some_and(|away| !matches!(away.stage, Stage::There(_)));
+            if is_moving || seen.gpus().any(|gpu| self.claimed.contains(&gpu)) {
+                seen.place = Place::Fixed;
+            }
+        }
+        let times = Times { turn_ns: registry.config().suspend_turn_ns(), idle_ns: IDLE_NS };
+        let next = decide(now_ns, &free, &seen, times)?;
+        let moved = |seen: &&Seen| seen.id == next.enter || next.leave.contains(&seen.id);
+        let claimed: BTreeSet<GpuIndex> = seen.iter().filter(moved).flat_map(Seen::gpus).collect();
+        self.claimed.extend(&claimed);
+        Some((next, claimed))
     }
 
     fn see(&mut self, stay: &Stay, now_ns: u64) -> Seen {
         let away = self.away.get(&stay.name).filter(|away| away.id == stay.id);
         let (place, since_ns, bytes, idle_since_ns) = match away {
             Some(away) => {
-                let place = if away.is_by_hand { Place::Fixed } else { Place::Away };
+                let place = match away.stage {
+                    _ if away.is_by_hand => Place::Fixed,
+                    Stage::There(_) => Place::Away,
+                    // What it has can be counted on until it is free.
+                    Stage::Leaving => Place::Resident,
+                    Stage::Returning | Stage::Lost(_) => Place::Fixed,
+                };
                 let idle_since_ns = away.idle_since_ns.filter(|_| !stay.wants);
                 (place, away.since_ns, away.bytes.clone(), idle_since_ns)
             }
@@ -189,62 +396,6 @@ impl Residency {
             nvml.device_by_uuid(uuid).and_then(|device| device.memory_info()).ok().map(|info| info.free)
         };
         uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, free(uuid)?))).collect()
-    }
-
-    async fn take_off(&mut self, stay: &Stay, is_by_hand: bool, shared: &Shared) -> Result<(), String> {
-        if stay.pids.is_empty() {
-            return Err(format!("no process of `{}` uses a GPU: there is nothing to suspend", stay.name));
-        }
-        let before = self.free(shared);
-        set_suspended(shared, &stay.name, true).await;
-        // What is in flight is waited for here, where it is charged, and not in the driver.
-        let drained = async {
-            while shared.registry.borrow().has_work(&stay.name) {
-                sleep(TICK / 4).await;
-            }
-        };
-        let _ = timeout(DRAIN_LIMIT, drained).await;
-        match Mover::take_off(&stay.pids).await {
-            Ok(mover) => {
-                let after = self.free(shared);
-                let freed = |(gpu, now): (usize, u64)| {
-                    (gpu, now.saturating_sub(before.get(&gpu).copied().unwrap_or(now)))
-                };
-                let mut bytes: Bytes = after.into_iter().map(freed).filter(|(_, bytes)| *bytes > 0).collect();
-                for (gpu, held) in &stay.held {
-                    bytes.entry(*gpu).and_modify(|bytes| *bytes = (*bytes).max(*held)).or_insert(*held);
-                }
-                let idle_since_ns = self.tracks.remove(&stay.id).and_then(|track| track.idle_since_ns);
-                let since_ns = monotonic_ns();
-                tracing::info!(tenant = stay.name, is_by_hand, ?bytes, "suspended a tenant");
-                let away = Away { id: stay.id, mover, is_by_hand, since_ns, bytes, idle_since_ns };
-                self.away.insert(stay.name.clone(), away);
-                Ok(())
-            }
-            Err(reason) => {
-                set_suspended(shared, &stay.name, false).await;
-                Err(reason)
-            }
-        }
-    }
-
-    /// Brings a tenant back; false if there is no room for it.
-    async fn bring_back(&mut self, name: &str, shared: &Shared) -> Result<bool, String> {
-        let Some(away) = self.away.get_mut(name) else { return Ok(true) };
-        match away.mover.bring_back().await {
-            Back::NoRoom => Ok(false),
-            Back::Yes => {
-                self.away.remove(name);
-                set_suspended(shared, name, false).await;
-                tracing::info!(tenant = name, "brought a tenant back");
-                Ok(true)
-            }
-            Back::Failed(reason) => {
-                self.away.remove(name);
-                set_suspended(shared, name, false).await;
-                Err(reason)
-            }
-        }
     }
 }
 
