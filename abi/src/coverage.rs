@@ -64,6 +64,11 @@ macro_rules! for_each_unaccounted_function {
             Work cuGraphicsMapResources_ptsz;
             Work cuGraphicsUnmapResources;
             Work cuGraphicsUnmapResources_ptsz;
+            Work cuMemDiscardBatchAsync;
+            Work cuMemDiscardBatchAsync_ptsz;
+            Work cuMemDiscardAndPrefetchBatchAsync;
+            Work cuMemDiscardAndPrefetchBatchAsync_ptsz;
+            Work cuEGLStreamProducerPresentFrame;
             Memory cuIpcOpenMemHandle;
             Memory cuIpcOpenMemHandle_v2;
             Memory cuMemImportFromShareableHandle;
@@ -76,6 +81,14 @@ macro_rules! for_each_unaccounted_function {
             Memory cuGraphicsResourceGetMappedPointer_v2;
             Memory cuGraphicsResourceGetMappedMipmappedArray;
             Memory cuGraphicsResourceGetMappedEglFrame;
+            Memory cuEGLStreamConsumerAcquireFrame;
+            Memory cuGraphicsSubResourceGetMappedArray;
+            Memory cuGLMapBufferObject;
+            Memory cuGLMapBufferObject_v2;
+            Memory cuGLMapBufferObject_v2_ptds;
+            Memory cuGLMapBufferObjectAsync;
+            Memory cuGLMapBufferObjectAsync_v2;
+            Memory cuGLMapBufferObjectAsync_v2_ptsz;
             Memory cuGraphAddMemAllocNode;
             Memory cuMulticastCreate;
             Memory cuGreenCtxCreate;
@@ -115,7 +128,9 @@ pub struct Coverage {
     pub unknown_names: AtomicU64,
     /// Requests for the driver's private tables, through which a client may launch without us.
     pub export_tables: AtomicU64,
-    reserved: [AtomicU64; 3],
+    /// Libraries linked to the driver whose calls go to it without us: opened with `RTLD_DEEPBIND`, mostly.
+    pub bound_past: AtomicU64,
+    reserved: [AtomicU64; 2],
     looked_up: [AtomicU32; WORDS],
     hooked: [AtomicU32; WORDS],
     calls: [AtomicU64; PLACES],
@@ -136,7 +151,8 @@ impl Coverage {
             unknown_address: AtomicU64::new(0),
             unknown_names: AtomicU64::new(0),
             export_tables: AtomicU64::new(0),
-            reserved: [const { AtomicU64::new(0) }; 3],
+            bound_past: AtomicU64::new(0),
+            reserved: [const { AtomicU64::new(0) }; 2],
             looked_up: [const { AtomicU32::new(0) }; WORDS],
             hooked: [const { AtomicU32::new(0) }; WORDS],
             calls: [const { AtomicU64::new(0) }; PLACES],
@@ -204,6 +220,7 @@ impl Coverage {
         copy(&self.unknown_address, &other.unknown_address);
         copy(&self.unknown_names, &other.unknown_names);
         copy(&self.export_tables, &other.export_tables);
+        copy(&self.bound_past, &other.bound_past);
         for (to, from) in self.calls.iter().zip(&other.calls) {
             copy(to, from);
         }

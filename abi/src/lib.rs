@@ -23,6 +23,7 @@ pub mod coverage;
 pub mod criticality;
 pub mod directory;
 pub mod driver;
+pub mod forwarded;
 pub mod gate;
 pub mod grant;
 pub mod ledger;

@@ -73,6 +73,30 @@ pub fn end(stream: Stream) {
     });
 }
 
+/// A stream that is about to be destroyed: its capture, if it has one, goes on being counted and is nobody's until it is known how the call ended. So the next
+/// stream of the same handle cannot be taken for it.
+#[must_use]
+pub fn leave(stream: Stream) -> Leaving {
+    let mut captures = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = captures.iter().position(|capture| capture.stream == stream);
+    Leaving(place.map(|place| captures.swap_remove(place)))
+}
+
+/// See [`leave`].
+pub struct Leaving(Option<Capture>);
+
+impl Leaving {
+    /// The stream is gone, or it is not and captures as before.
+    pub fn settle(self, is_gone: bool) {
+        let Some(capture) = self.0 else { return };
+        if is_gone {
+            ACTIVE.fetch_sub(1, Ordering::SeqCst);
+        } else {
+            CAPTURES.lock().unwrap_or_else(PoisonError::into_inner).push(capture);
+        }
+    }
+}
+
 /// A context is gone, and with it every capture on its streams.
 pub fn forget_context(context: Context) {
     if is_active() {
@@ -102,6 +126,16 @@ mod tests {
         forget_context(Context(1));
         assert!(is_active(), "the other context lives");
         forget_context(Context(2));
+        assert!(!is_active());
+        begin(one, None);
+        leave(one).settle(false);
+        assert!(is_active(), "the stream was not destroyed");
+        let leaving = leave(one);
+        begin(one, None);
+        leaving.settle(true);
+        assert!(is_active(), "the next stream of that handle captures");
+        end(one);
+        leave(other).settle(true);
         assert!(!is_active());
     }
 }

@@ -36,6 +36,18 @@ pub fn note_forwarded(family: &[u8], version: u32, per_thread: bool) {
     }
 }
 
+/// Looks which libraries go past us. Takes the dynamic linker's lock, which a thread may hold while it waits for the GPU: not for the meter thread.
+pub fn look_past() {
+    let (found, before) = (crate::driver::bound_past(), OWN.bound_past.load(Ordering::Relaxed));
+    if found > before {
+        OWN.bound_past.store(found, Ordering::Relaxed);
+        say!(
+            Warn,
+            "{found} libraries are bound to the driver itself (RTLD_DEEPBIND): what they launch and allocate is not seen"
+        );
+    }
+}
+
 /// Copies to the page what is known by `now_ns`, if it has not been for a while.
 pub fn publish(page: &MeterPage, now_ns: u64) {
     if now_ns.saturating_sub(PUBLISHED_NS.load(Ordering::Relaxed)) >= PUBLISH_NS {

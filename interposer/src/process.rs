@@ -3,7 +3,7 @@
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use deepres_abi::MAX_GPUS;
@@ -38,6 +38,7 @@ pub struct Process {
     uuids: Vec<Uuid>,
     session: Shared<Session>,
     contexts: Mutex<Vec<&'static ContextState>>,
+    primary_end: Mutex<()>,
     /// The meter thread sleeps until [`Self::wake`] is written to.
     is_meter_asleep: AtomicU32,
     wake: AtomicI32,
@@ -128,6 +129,7 @@ fn begin() {
         uuids,
         session: Shared::none(),
         contexts: Mutex::default(),
+        primary_end: Mutex::default(),
         is_meter_asleep: AtomicU32::new(0),
         wake: AtomicI32::new(wake),
         is_stopping: AtomicBool::new(false),
@@ -151,6 +153,7 @@ fn begin() {
         libc::pthread_atfork(None, None, Some(forked));
         libc::atexit(stop);
     }
+    coverage::look_past();
     if session.standalone().is_none() {
         say!(Info, "session {} with {} GPUs", session.id(), process.gpus.len());
     }
@@ -176,6 +179,7 @@ extern "C" fn forked() {
 /// At the end of the process, before the driver's own end: the meter thread must be out of it.
 extern "C" fn stop() {
     let Some(process) = current() else { return };
+    coverage::look_past();
     coverage::report();
     if let Some(session) = process.session() {
         coverage::publish_now(session.meter(), os::now_ns());
@@ -256,6 +260,11 @@ impl Process {
         self.gpus.iter().any(|gpu| !gpu.is_open())
     }
 
+    /// While the result lives, no other thread ends a primary context.
+    pub fn end_primary(&self) -> MutexGuard<'_, ()> {
+        self.primary_end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The contexts that are in use.
     pub fn contexts(&self) -> Vec<&'static ContextState> {
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -333,6 +342,20 @@ impl Process {
         destroy: impl FnOnce() -> T,
         is_destroyed: impl FnOnce(&T) -> bool,
     ) -> T {
+        let (result, is_gone) = self.end_context(handle, destroy, is_destroyed);
+        if is_gone {
+            self.memory.forget_context(handle.0, self);
+        }
+        result
+    }
+
+    /// The same for a context whose memory is another's. Returns whether it is gone.
+    pub fn end_context<T>(
+        &self,
+        handle: Context,
+        destroy: impl FnOnce() -> T,
+        is_destroyed: impl FnOnce(&T) -> bool,
+    ) -> (T, bool) {
         let contexts = self.contexts();
         let known = contexts.iter().find(|context| context.handle == handle);
         let mut inner = known.map(|context| context.lock());
@@ -343,16 +366,16 @@ impl Process {
             lane.await_closed();
         }
         let result = destroy();
-        if is_destroyed(&result) {
+        let is_gone = is_destroyed(&result);
+        if is_gone {
             if let (Some(context), Some(inner)) = (known, inner.as_mut()) {
                 context.kill(inner);
             }
             drop(inner);
             thread::forget_lanes();
             capture::forget_context(handle);
-            self.memory.forget_context(handle.0, self);
         }
-        result
+        (result, is_gone)
     }
 
     /// After a segment was opened: the meter thread has something to look at.

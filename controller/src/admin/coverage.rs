@@ -2,7 +2,9 @@
 
 use deepres_abi::coverage::{Coverage, unaccounted};
 use deepres_abi::driver::{ApiId, TABLE_HASH};
+use deepres_abi::forwarded::{self, Reason};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One process.
@@ -16,8 +18,10 @@ pub struct ProcessCoverage {
     pub client: String,
     /// Functions that it looked up and was given our hooks of.
     pub hooked: Vec<String>,
-    /// Functions that it looked up and was given as they are: they need no hook, or are not known to work with one.
+    /// Functions that it looked up and was given as they are.
     pub forwarded: Vec<String>,
+    /// How many of them by the reason for which they need no hook (`query`, `setting`, `code`, …). What we hook and could not is `none`.
+    pub forwarded_because: BTreeMap<String, u64>,
     /// What it called that deepres sees and does not account for.
     pub unaccounted: Vec<UnaccountedCalls>,
     /// Functions that we hook, given as they are since they belong to another copy of the driver than the first.
@@ -28,6 +32,8 @@ pub struct ProcessCoverage {
     pub unknown_names: u64,
     /// Requests for the driver's private tables, behind which nobody sees what is called.
     pub export_tables: u64,
+    /// Libraries whose calls go to the driver without us (`RTLD_DEEPBIND`).
+    pub bound_past: u64,
     /// The process has another version of deepres, whose functions cannot be named here.
     pub is_other_version: bool,
 }
@@ -54,12 +60,19 @@ impl ProcessCoverage {
         let names = |is_wanted: &dyn Fn(ApiId) -> bool| {
             functions().filter(|id| is_wanted(*id)).map(|id| id.symbol().to_owned()).collect()
         };
+        let is_forwarded = |id: ApiId| page.is_looked_up(id) && !page.is_hooked(id);
+        let mut forwarded_because = BTreeMap::new();
+        for id in functions().filter(|id| is_forwarded(*id)) {
+            let reason = forwarded::reason(id).map_or("none", Reason::name);
+            *forwarded_because.entry(reason.to_owned()).or_default() += 1;
+        }
         Self {
             tenant: tenant.to_owned(),
             pid,
             client: client.to_owned(),
             hooked: names(&|id| page.is_hooked(id)),
-            forwarded: names(&|id| page.is_looked_up(id) && !page.is_hooked(id)),
+            forwarded: names(&is_forwarded),
+            forwarded_because,
             unaccounted: functions()
                 .filter_map(|id| {
                     let (class, calls) = (unaccounted(id)?, page.calls(id));
@@ -71,6 +84,7 @@ impl ProcessCoverage {
             unknown_address: count(&page.unknown_address),
             unknown_names: count(&page.unknown_names),
             export_tables: count(&page.export_tables),
+            bound_past: count(&page.bound_past),
             is_other_version,
         }
     }
@@ -99,6 +113,7 @@ mod tests {
             (read().hooked, read().forwarded),
             (vec!["cuLaunchKernel".to_owned()], vec!["cuCtxGetId".to_owned()])
         );
+        assert_eq!(read().forwarded_because, BTreeMap::from([("query".to_owned(), 1)]));
         page.table.fetch_add(1, Ordering::Relaxed);
         assert_eq!((read().hooked.len(), read().is_other_version, read().export_tables), (0, true, 2));
     }

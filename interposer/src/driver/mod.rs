@@ -188,6 +188,30 @@ pub fn loaded(symbol: &CStr) -> Option<usize> {
     elf::find(|object| if is_driver(object) { object.symbol(symbol) } else { None })
 }
 
+/// How many libraries are linked to the driver and bound to its functions where ours should be. What is bound at its first call counts once it was.
+pub fn bound_past() -> u64 {
+    let mut count = 0;
+    elf::find(|object| {
+        let is_past = !is_driver(object)
+            && object.needs(SONAME_START)
+            && object
+                .imports(|name, bound| {
+                    let id = deepres_abi::driver::by_symbol(name.to_bytes())?;
+                    crate::hooks::address(id)?;
+                    (known(id) == Some(bound) || loaded_in_driver(bound)).then_some(())
+                })
+                .is_some();
+        count += u64::from(is_past);
+        None::<()>
+    });
+    count
+}
+
+/// Whether `address` is of a driver of this process's. As [`is_in_driver`], among objects that were listed.
+fn loaded_in_driver(address: usize) -> bool {
+    elf::find(|object| object.contains(address).then(|| is_driver(object))).unwrap_or(false)
+}
+
 fn is_driver(object: &elf::Object) -> bool {
     object.soname().unwrap_or_default().to_bytes().starts_with(SONAME_START)
 }

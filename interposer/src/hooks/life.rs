@@ -1,12 +1,13 @@
 //! Hooks of what begins and ends: the driver, contexts, streams.
 
 use deepres_abi::driver::result::CUDA_SUCCESS;
-use deepres_abi::driver::types::{CUcontext, CUdevice, CUresult, CUstream};
+use deepres_abi::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream};
 
 use super::MISSING;
 use crate::capture;
 use crate::driver::calls::{Context, Stream};
 use crate::driver::real;
+use crate::meter::context::ContextState;
 use crate::process;
 
 /// Hook of `cuInit`: a session begins once it succeeded.
@@ -29,9 +30,49 @@ fn destroy_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUres
     }
 }
 
+/// Hook of `cuCtxAttach`: the current context has one user more, and ends with its last.
+pub unsafe extern "C" fn attach_context(context: *mut CUcontext, flags: u32) -> CUresult {
+    let Some(real) = real!(cuCtxAttach) else { return MISSING };
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { real(context, flags) };
+    match process::current().and_then(|process| process.current_context()) {
+        Some(context) => context.attach(call, |result| *result == CUDA_SUCCESS),
+        None => call(),
+    }
+}
+
+/// Hook of `cuGreenCtxDestroy`: what of the GPU it was given goes, and with it the captures and events of its context. Memory stays with the primary context.
+pub unsafe extern "C" fn destroy_green(green: CUgreenCtx) -> CUresult {
+    let Some(real) = real!(cuGreenCtxDestroy) else { return MISSING };
+    // SAFETY: the caller's argument.
+    let call = || unsafe { real(green) };
+    let context = || {
+        let (convert, mut context) = (real!(cuCtxFromGreenCtx)?, std::ptr::null_mut());
+        // SAFETY: the result has room, and the driver checks the handle.
+        let result = unsafe { convert(&mut context, green) };
+        (result == CUDA_SUCCESS).then_some(Context(context as usize))
+    };
+    match process::current().and_then(|process| Some((process, context()?))) {
+        Some((process, context)) => process.end_context(context, call, |result| *result == CUDA_SUCCESS).0,
+        None => call(),
+    }
+}
+
+/// A context that was attached to lives on until as many users have left.
+fn leave_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some(process) = process::current() else { return call() };
+    let handle = Context(context as usize);
+    let known = process.contexts().into_iter().find(|context| context.handle == handle);
+    process.destroy_context(handle, call, |result| {
+        *result == CUDA_SUCCESS && !known.is_some_and(ContextState::detach)
+    })
+}
+
 /// A primary context ends when it is reset, or released by its last user.
 fn end_primary(device: CUdevice, is_reset: bool, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::current() else { return call() };
+    // To name the context it is retained for a moment: were it another thread's last release meanwhile, ours would end it.
+    let _one_at_a_time = process.end_primary();
     let Some(context) = process.calls.primary_context(device) else { return call() };
     process.destroy_context(context, call, |result| {
         *result == CUDA_SUCCESS && (is_reset || !process.calls.is_primary_active(device))
@@ -39,16 +80,14 @@ fn end_primary(device: CUdevice, is_reset: bool, call: impl FnOnce() -> CUresult
 }
 
 fn destroy_stream(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
-    if let Some(process) = process::current()
-        && !stream.is_null()
-    {
-        let stream = Stream::new(stream, false);
-        if !stream.is_default() {
-            process.close_stream(stream, true);
-            capture::end(stream);
-        }
-    }
-    call()
+    let stream = Stream::new(stream, false);
+    let Some(process) = process::current().filter(|_| !stream.is_default()) else { return call() };
+    // Before the call: afterwards another thread's new stream may have the handle. Should the stream live on, launches make new lanes.
+    process.close_stream(stream, true);
+    let leaving = capture::leave(stream);
+    let result = call();
+    leaving.settle(result == CUDA_SUCCESS);
+    result
 }
 
 macro_rules! forward {
@@ -66,7 +105,7 @@ macro_rules! forward {
 forward! {
     destroy_context_v1: cuCtxDestroy(context: CUcontext) => |call| destroy_context(context, call);
     destroy_context_v2: cuCtxDestroy_v2(context: CUcontext) => |call| destroy_context(context, call);
-    detach_context: cuCtxDetach(context: CUcontext) => |call| destroy_context(context, call);
+    detach_context: cuCtxDetach(context: CUcontext) => |call| leave_context(context, call);
     release_primary: cuDevicePrimaryCtxRelease(device: CUdevice) => |call| end_primary(device, false, call);
     release_primary_v2: cuDevicePrimaryCtxRelease_v2(device: CUdevice) => |call| end_primary(device, false, call);
     reset_primary: cuDevicePrimaryCtxReset(device: CUdevice) => |call| end_primary(device, true, call);

@@ -126,11 +126,13 @@ hooks! {
 
     cuCtxDestroy => life::destroy_context_v1;
     cuCtxDestroy_v2 => life::destroy_context_v2;
+    cuCtxAttach => life::attach_context;
     cuCtxDetach => life::detach_context;
     cuDevicePrimaryCtxRelease => life::release_primary;
     cuDevicePrimaryCtxRelease_v2 => life::release_primary_v2;
     cuDevicePrimaryCtxReset => life::reset_primary;
     cuDevicePrimaryCtxReset_v2 => life::reset_primary_v2;
+    cuGreenCtxDestroy => life::destroy_green;
     cuStreamDestroy => life::destroy_stream_v1;
     cuStreamDestroy_v2 => life::destroy_stream_v2;
 
@@ -275,4 +277,19 @@ hooks! {
     cuMemsetD8Async_ptsz => copy::cuMemsetD8Async_ptsz;
     cuMemsetD8_v2 => copy::cuMemsetD8_v2;
     cuMemsetD8_v2_ptds => copy::cuMemsetD8_v2_ptds;
+}
+
+#[cfg(test)]
+mod tests {
+    use deepres_abi::forwarded;
+
+    use super::*;
+
+    #[test]
+    fn each_function_is_hooked_or_counted_or_forwarded_for_a_reason() {
+        let is_placed = |id: ApiId| address(id).is_some() != forwarded::reason(id).is_some();
+        let astray: Vec<&str> =
+            ApiId::ALL.into_iter().filter(|id| !is_placed(*id)).map(ApiId::symbol).collect();
+        assert!(astray.is_empty(), "in no class, or in two: {astray:?}");
+    }
 }

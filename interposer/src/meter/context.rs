@@ -1,6 +1,6 @@
 //! A context of the driver with its lanes, and the clock that its events share.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::gpu::Gpu;
@@ -23,6 +23,8 @@ pub struct ContextState {
     pub ordinal: usize,
     /// Set when the context is destroyed; the driver may give the handle out again.
     is_dead: AtomicBool,
+    /// Users beside the first, who attached to it.
+    attached: AtomicU32,
     inner: Mutex<Inner>,
 }
 
@@ -48,7 +50,14 @@ struct Base {
 impl ContextState {
     /// A context on a GPU.
     pub fn new(handle: Context, gpu: &'static Gpu, ordinal: usize) -> Self {
-        Self { handle, gpu, ordinal, is_dead: AtomicBool::new(false), inner: Mutex::default() }
+        Self {
+            handle,
+            gpu,
+            ordinal,
+            is_dead: AtomicBool::new(false),
+            attached: AtomicU32::new(0),
+            inner: Mutex::default(),
+        }
     }
 
     /// Locks it. Held by the meter thread while it asks about events, and by hooks that are about to destroy a stream or the
@@ -74,6 +83,22 @@ impl ContextState {
         }
         inner.lanes.clear();
         inner.base = None;
+    }
+
+    /// Runs `call`, which may make one user more, while nobody else leaves.
+    pub fn attach<T>(&self, call: impl FnOnce() -> T, is_attached: impl FnOnce(&T) -> bool) -> T {
+        let _nobody_leaves = self.lock();
+        let result = call();
+        if is_attached(&result) {
+            self.attached.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// A user has left. Returns whether others are left. The caller holds the lock.
+    pub fn detach(&self) -> bool {
+        let left = |users: u32| users.checked_sub(1);
+        self.attached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
     }
 
     /// Two new events of this context.

@@ -9,10 +9,15 @@ use std::mem;
 use libc::{Elf64_Phdr, Elf64_Sym, dl_phdr_info, size_t};
 
 const DT_NULL: i64 = 0;
+const DT_NEEDED: i64 = 1;
+const DT_PLTRELSZ: i64 = 2;
 const DT_HASH: i64 = 4;
 const DT_STRTAB: i64 = 5;
 const DT_SYMTAB: i64 = 6;
+const DT_RELA: i64 = 7;
+const DT_RELASZ: i64 = 8;
 const DT_SONAME: i64 = 14;
+const DT_JMPREL: i64 = 23;
 const DT_VERSYM: i64 = 0x6fff_fff0;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 
@@ -21,6 +26,9 @@ const STT_OBJECT: u8 = 1;
 const STT_FUNC: u8 = 2;
 const SYMBOL_TYPE_MASK: u8 = 0xf;
 const SHN_UNDEF: u16 = 0;
+/// Relocations that leave a function's address in a word.
+const R_X86_64_GLOB_DAT: u32 = 6;
+const R_X86_64_JUMP_SLOT: u32 = 7;
 /// In a version number: a version that only those who ask for it by name get.
 const VERSION_HIDDEN: u16 = 0x8000;
 /// Bits in a word of the Bloom filter.
@@ -30,6 +38,13 @@ const BLOOM_WORD_BITS: u32 = u64::BITS;
 struct Dynamic {
     tag: i64,
     value: u64,
+}
+
+#[repr(C)]
+struct Relocation {
+    offset: u64,
+    info: u64,
+    addend: i64,
 }
 
 /// An object of the process: the program, or a library. Valid while it stays loaded.
@@ -98,6 +113,45 @@ impl Object {
         Some(unsafe { CStr::from_ptr((strings as *const c_char).add(offset as usize)) })
     }
 
+    /// Whether it is linked to a library whose name begins so.
+    pub fn needs(&self, start: &[u8]) -> bool {
+        let Some(strings) = self.table(DT_STRTAB) else { return false };
+        self.entries().any(|(tag, offset)| {
+            // SAFETY: the dynamic section gives the offset of a terminated string in the object's string table.
+            let name = || unsafe { CStr::from_ptr((strings as *const c_char).add(offset as usize)) };
+            tag == DT_NEEDED && name().to_bytes().starts_with(start)
+        })
+    }
+
+    /// Runs `visit` on what it imports, with the address that each is bound to, until it returns something. What is bound at its first call has an
+    /// address of the object's own until then.
+    pub fn imports<T>(&self, mut visit: impl FnMut(&CStr, usize) -> Option<T>) -> Option<T> {
+        let tables = Tables::of(self)?;
+        [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)].into_iter().find_map(|(table, bytes)| {
+            let (relocations, bytes) = (self.table(table)?, self.dynamic(bytes)? as usize);
+            // SAFETY: the dynamic section says where they are and how many.
+            let relocations = unsafe {
+                std::slice::from_raw_parts(
+                    relocations as *const Relocation,
+                    bytes / mem::size_of::<Relocation>(),
+                )
+            };
+            relocations.iter().find_map(|relocation| {
+                if !matches!(relocation.info as u32, R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT) {
+                    return None;
+                }
+                // SAFETY: a relocation's symbol is in the object's table, and its name in that of strings.
+                let name = unsafe {
+                    let symbol = &*tables.symbols.add((relocation.info >> u32::BITS) as usize);
+                    CStr::from_ptr(tables.strings.add(symbol.st_name as usize))
+                };
+                let word = self.base.wrapping_add(relocation.offset as usize) as *const usize;
+                // SAFETY: the word that the dynamic linker filled.
+                visit(name, unsafe { word.read() })
+            })
+        })
+    }
+
     fn segments(&self) -> &[Elf64_Phdr] {
         if self.headers.is_null() {
             return &[];
@@ -106,21 +160,23 @@ impl Object {
         unsafe { std::slice::from_raw_parts(self.headers, self.header_count) }
     }
 
+    /// The entries of its dynamic section.
+    fn entries(&self) -> impl Iterator<Item = (i64, u64)> {
+        let header = self.segments().iter().find(|header| header.p_type == libc::PT_DYNAMIC);
+        let first = header.map(|header| self.base.wrapping_add(header.p_vaddr as usize) as *const Dynamic);
+        let mut next = first;
+        std::iter::from_fn(move || {
+            let entry = next?;
+            // SAFETY: the dynamic section is an array that ends with DT_NULL, where this ends.
+            let (tag, value) = unsafe { ((*entry).tag, (*entry).value) };
+            // SAFETY: not the last entry, if it is looked at.
+            next = (tag != DT_NULL).then(|| unsafe { entry.add(1) });
+            next.map(|_| (tag, value))
+        })
+    }
+
     fn dynamic(&self, tag: i64) -> Option<u64> {
-        let header = self.segments().iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
-        let mut entry = self.base.wrapping_add(header.p_vaddr as usize) as *const Dynamic;
-        loop {
-            // SAFETY: the dynamic section is an array that ends with DT_NULL, where this loop ends.
-            let (found, value) = unsafe { ((*entry).tag, (*entry).value) };
-            if found == DT_NULL {
-                return None;
-            }
-            if found == tag {
-                return Some(value);
-            }
-            // SAFETY: not the last entry, as just seen.
-            entry = unsafe { entry.add(1) };
-        }
+        self.entries().find_map(|(found, value)| (found == tag).then_some(value))
     }
 
     /// The address in a dynamic entry. glibc relocates them in place, except in objects it cannot write (the vDSO).

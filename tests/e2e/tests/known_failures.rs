@@ -5,7 +5,8 @@ use std::{path::Path, process::Command};
 
 use deepres_e2e::{
     Finished, Host,
-    clients::{Way, c_client, c_library, c_program},
+    artefacts::artefacts,
+    clients::{Way, c_client, c_library, c_library_on, c_program},
     host::COMMAND_LIMIT,
 };
 
@@ -83,6 +84,52 @@ fn no_marker_gets_into_a_capture() {
 }
 
 #[test]
+fn a_thread_that_looks_at_events_breaks_no_capture_of_another_thread() {
+    assert_only_the_naive_client_fails("looks", "capture-meanwhile");
+}
+
+#[test]
+fn nothing_is_put_on_the_legacy_stream_while_one_that_waits_for_it_is_captured() {
+    assert_only_the_naive_client_fails("legacy-markers", "capture-blocking");
+}
+
+#[test]
+fn processes_begin_beside_one_that_is_stuck_in_its_beginning() {
+    /// How many do.
+    const PROCESSES: usize = 60;
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let client = c_client("hazards", Way::Dlsym);
+    let stuck = |mut command: Command| {
+        command.env("SIMGPU_FAULTS", "cuInit:delay:200s");
+        host.spawn(command)
+    };
+    let lock = host.path().join("naive.lock");
+    let theirs = || {
+        let mut command = naive(&host, "boot-lock", &client, &["allocate"]);
+        command.env("NAIVE_FILE", &lock);
+        command
+    };
+    let ours = || host.run(&["--name", "many"], &client, &["allocate"]);
+    let allocated = (0, None, "allocated 0\n".to_owned());
+    assert_eq!(live(&host, theirs()), allocated, "while nobody is stuck");
+    let _ours = stuck(ours());
+    let mut many: Vec<_> = (0..PROCESSES).map(|_| host.spawn(ours())).collect();
+    for process in &mut many {
+        let Finished { code, signal, stdout, .. } = process.await_end(COMMAND_LIMIT);
+        assert_eq!((code, signal, stdout), allocated);
+    }
+    let mut holder = theirs();
+    holder.env("SIMGPU_FAULTS", "cuInit:delay:200s");
+    let _theirs = host.spawn(holder);
+    let waited = |path: &Path| std::fs::read(path).is_ok_and(|flag| flag.first() == Some(&1));
+    while !waited(&lock) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(live(&host, theirs()).1, Some(14), "it waits until the alarm ends it");
+}
+
+#[test]
 fn events_end_with_their_context() {
     assert_only_the_naive_client_fails("pooled-events", "contexts");
 }
@@ -118,6 +165,54 @@ fn freeing_what_was_never_counted_takes_nothing_from_the_account() {
     assert!(said.ends_with("some is held: 1\n"), "{said}");
     let (_, _, said) = live(&host, naive(&host, "underflow", &client, &["unknown-frees"]));
     assert!(said.ends_with("some is held: 0\n"), "{said}");
+}
+
+#[test]
+fn a_context_that_was_attached_to_keeps_what_is_in_it_until_its_last_user_leaves() {
+    /// What the client allocates before it attaches.
+    const PART_BYTES: u64 = 1 << 30;
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let client = c_client("hazards", Way::Dlsym);
+    let mut bare = host.spawn(hazard(host.command(&client), &["attached"]));
+    bare.close_stdin();
+    let bare = bare.finish(COMMAND_LIMIT).success().stdout;
+    let mut ours = host.spawn(host.run(&["--name", "guest", "--memory", "4GiB"], &client, &["attached"]));
+    ours.await_line(|line| line.starts_with("launches that failed: 0"), COMMAND_LIMIT);
+    let ps = host.await_ps(|ps| ps.tenant("guest").kernel_launches == 1001, COMMAND_LIMIT);
+    assert!(ps.tenant("guest").memory_bytes >= PART_BYTES, "what is there is charged: {ps:?}");
+    ours.say("");
+    ours.await_line(|line| line.starts_with("left for good"), COMMAND_LIMIT);
+    assert_eq!(host.ps().tenant("guest").memory_bytes, 0, "it ended with its context");
+    ours.say("");
+    assert_eq!(ours.finish(COMMAND_LIMIT).success().stdout, bare);
+}
+
+#[test]
+fn a_launch_with_any_attribute_is_answered_as_without_deepres() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let client = c_client("hazards", Way::ProcAddress);
+    let bare = live(&host, hazard(host.command(&client), &["attributes"]));
+    assert_eq!((bare.0, bare.2.lines().count()), (0, 22), "{bare:?}");
+    assert_eq!(live(&host, hazard(host.preloaded(&client), &["attributes"])), bare);
+}
+
+#[test]
+fn a_stream_that_was_not_destroyed_captures_as_before() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let client = c_client("hazards", Way::Dlsym);
+    let failing = |mut command: Command| {
+        command.env("SIMGPU_FAULTS", "cuStreamDestroy_v2:1:999");
+        live(&host, command)
+    };
+    let bare = failing(hazard(host.command(&client), &["kept-stream"]));
+    assert_eq!(bare.2, "kept 999, launched 0, captured 0, 3 nodes\n");
+    let mut ours = hazard(host.preloaded(&client), &["kept-stream"]);
+    ours.env("DEEPRES_TENANT", "keeper");
+    assert_eq!(failing(ours), bare);
+    assert_eq!(host.ps().tenant("keeper").kernel_launches, 1, "what is captured does not run");
 }
 
 /// What loads a kernel lazily, or may take as long: the process dies in it.
@@ -175,6 +270,37 @@ fn whoever_dies_inside_an_allocation_holds_nobody_up() {
     assert_eq!(live(&host, theirs()), allocated, "before somebody died");
     dying(theirs());
     assert_eq!(live(&host, theirs()).1, Some(14), "it waits until the alarm ends it");
+}
+
+/// A library that was opened with `RTLD_DEEPBIND` goes past whoever is preloaded. It is told of.
+#[test]
+fn a_library_that_is_bound_to_the_driver_itself_is_told_of() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let client = c_client("hazards", Way::Dlsym);
+    let library = c_library_on("deepbound", &artefacts().simgpu.join("libcuda.so.1"));
+    let library = library.display().to_string();
+    for (way, launches, is_told_of) in [("bound", 100, false), ("deepbound", 0, true)] {
+        let mut ours = host.spawn(host.run(&["--name", way], &client, &[way, &library]));
+        ours.await_line(|line| line == "waited: 0", COMMAND_LIMIT);
+        host.await_ps(|ps| ps.tenant(way).kernel_launches == launches, COMMAND_LIMIT);
+        let told = || host.finish(host.deepres(&["ps", "--coverage"])).success().stdout;
+        if is_told_of {
+            let until = std::time::Instant::now() + COMMAND_LIMIT;
+            while !told().contains("1 libraries bound to the driver itself") {
+                assert!(std::time::Instant::now() < until, "{}", told());
+            }
+        }
+        ours.say("");
+        let ended = ours.finish(COMMAND_LIMIT).success();
+        assert_eq!(ended.stdout, "failed: 0\nwaited: 0\n");
+        assert_eq!(ended.stderr.contains("RTLD_DEEPBIND"), is_told_of, "{}", ended.stderr);
+    }
+    let mut naive = naive(&host, "", &client, &["deepbound", &library]);
+    naive.env("NAIVE", "markers");
+    let mut naive = host.spawn(naive);
+    naive.close_stdin();
+    assert!(naive.finish(COMMAND_LIMIT).success().stderr.is_empty(), "nobody tells of it");
 }
 
 /// A library that exports the driver's names is passed by whoever looks in the driver's own, and limits do not hold. Nothing says so.

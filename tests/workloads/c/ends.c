@@ -90,6 +90,35 @@ int main(int argc, char **argv) {
         printf("unload %d\n", cu(cuModuleUnload)(module));
         printf("launch %d\n", cu(cuLaunchKernel)(quick, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
     }
+    if (!strcmp(manner, "library")) {
+        /* A library goes while its kernel is queued. */
+        typedef CUresult (*loader)(void **, const void *, void *, void *, unsigned, void *, void *, unsigned);
+        loader load = (loader)dlsym(open_driver(), "cuLibraryLoadData");
+        CUresult (*get)(void **, void *, const char *) = (CUresult(*)(void **, void *, const char *))dlsym(open_driver(), "cuLibraryGetKernel");
+        CUresult (*unload)(void *) = (CUresult(*)(void *))dlsym(open_driver(), "cuLibraryUnload");
+        void *library, *kernel;
+        const char ptx[] = ".version 7.0\n.target sm_70\n.address_size 64\n\n.visible .entry quick()\n{\n\tret;\n}\n";
+        CHECK(load(&library, ptx, NULL, NULL, 0, NULL, NULL, 0));
+        CHECK(get(&kernel, library, "quick"));
+        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        int gone = unload(library), after = cu(cuLaunchKernel)(slow, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+        printf("unload %d, launch %d, waited %d\n", gone, after, cu(cuStreamSynchronize)(stream));
+    }
+    if (!strcmp(manner, "handler-in-storm")) {
+        /* The signal comes in the midst of a launch, mostly. */
+        enum { STORM_US = 30000 };
+        CUfunction quick = load_kernel("quick");
+        signal(SIGALRM, leave);
+        ualarm(STORM_US, 0);
+        for (;;)
+            CHECK(cu(cuLaunchKernel)(quick, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+    }
+    if (!strcmp(manner, "plain-child")) {
+        /* A program that has nothing to do with GPUs has nothing of theirs: no descriptor, no connection, no thread. */
+        char *const shell[] = {"sh", "-c", "ls /proc/$$/fd; grep Threads /proc/$$/status; find /proc/$$/fd -lname 'socket:*'", NULL};
+        int failed = posix_spawnp(&child, "sh", NULL, NULL, shell, environ);
+        printf("spawned %d\nchild %d\n", failed, wait_for(child));
+    }
     if (!strcmp(manner, "vfork")) {
         child = vfork();
         if (child == 0) {

@@ -93,6 +93,50 @@ static void capture(void) {
     printf("launched %d, captured %d, %zu nodes\n", code, end, nodes);
 }
 
+/* Captures on one stream, which may wait for the legacy one or not, and takes some time over it. */
+static void capture_slowly(unsigned flags, int mode) {
+    enum { PAUSE_US = 20000 };
+    CUgraph graph = NULL;
+    CUstream stream;
+    size_t nodes = 0;
+    open_context();
+    CUfunction kernel = load_kernel("quick");
+    CHECK(cu(cuStreamCreate)(&stream, flags));
+    CHECK(launch_on(kernel, stream));
+    CHECK(cu(cuStreamBeginCapture_v2)(stream, mode));
+    int code = 0;
+    for (int i = 0; i < 3 && !code; i++) {
+        usleep(PAUSE_US);
+        code = launch_on(kernel, stream);
+    }
+    int end = cu(cuStreamEndCapture)(stream, &graph);
+    if (!end) CHECK(cu(cuGraphGetNodes)(graph, NULL, &nodes));
+    printf("launched %d, captured %d, %zu nodes\n", code, end, nodes);
+    CHECK(cu(cuStreamBeginCapture_v2)(stream, mode));
+    code = launch_on(kernel, NULL);
+    printf("on the legacy stream %d, captured %d\n", code, cu(cuStreamEndCapture)(stream, &graph));
+}
+
+static void capture_meanwhile(void) { capture_slowly(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL); }
+
+static void capture_blocking(void) { capture_slowly(0, CU_STREAM_CAPTURE_MODE_RELAXED); }
+
+/* A library that binds to the driver itself launches. */
+static void deepbound(const char *path, int flags) {
+    void *library = dlopen(path, RTLD_NOW | flags);
+    int (*launch)(void *, int) = library ? (int (*)(void *, int))dlsym(library, "launch_some") : NULL;
+    if (!launch) {
+        fprintf(stderr, "%s\n", dlerror());
+        exit(1);
+    }
+    load_driver();
+    open_context();
+    printf("failed: %d\n", launch(load_kernel("quick"), 100));
+    printf("waited: %d\n", cu(cuCtxSynchronize)());
+    fflush(stdout);
+    getchar();
+}
+
 static void contexts(void) {
     for (int i = 0; i < 3; i++) {
         CUcontext context;
@@ -161,6 +205,29 @@ static void nulls(void) {
     printf("nothing %d\n", cu(cuMemFree_v2)(0));
 }
 
+/* Each attribute that a launch may have, the one that is none, and one that no driver knows. */
+static void attributes(void) {
+    enum { ATTRIBUTES = 20 };
+    struct {
+        int id;
+        char padding[4];
+        char value[64];
+    } attribute;
+    CUlaunchConfig config;
+    open_context();
+    CUfunction kernel = load_kernel("quick");
+    for (int id = 0; id <= ATTRIBUTES; id++) {
+        memset(&attribute, 0, sizeof attribute);
+        memset(&config, 0, sizeof config);
+        attribute.id = id < ATTRIBUTES ? id : 12345;
+        for (int i = 0; i < 3; i++) config.grid[i] = config.block[i] = 1;
+        config.attributes = &attribute;
+        config.attribute_count = 1;
+        printf("attribute %d: %d\n", attribute.id, cu(cuLaunchKernelEx)(&config, kernel, NULL, NULL));
+    }
+    printf("waited %d\n", cu(cuCtxSynchronize)());
+}
+
 static void forked(void) {
     int devices, status;
     CHECK(cu(cuInit)(0));
@@ -195,6 +262,47 @@ static void allocate(void) {
     printf("allocated %d\n", cu(cuMemAlloc_v2)(&at, 1 << 20));
 }
 
+/* A context lives until the last of those who attached to it has left: what is in it stays. */
+static void attached(void) {
+    CUresult (*attach)(CUcontext *, unsigned) = (CUresult(*)(CUcontext *, unsigned))extra("cuCtxAttach");
+    CUresult (*detach)(CUcontext) = (CUresult(*)(CUcontext))extra("cuCtxDetach");
+    enum { PART_BYTES = 1 << 30 };
+    CUcontext context, again;
+    CUdeviceptr at;
+    context = open_context();
+    CUfunction kernel = load_kernel("quick");
+    CHECK(launch_on(kernel, NULL));
+    CHECK(cu(cuMemAlloc_v2)(&at, PART_BYTES));
+    CHECK(attach(&again, 0));
+    printf("the same: %d, left: %d\n", again == context, detach(context));
+    int failed = 0;
+    for (int i = 0; i < 1000; i++) failed += launch_on(kernel, NULL) != 0;
+    printf("launches that failed: %d, waited %d\n", failed, cu(cuCtxSynchronize)());
+    fflush(stdout);
+    getchar();
+    int last = detach(context);
+    printf("left for good: %d, once more: %d\n", last, detach(context) != 0);
+    fflush(stdout);
+    getchar();
+}
+
+/* A stream that was not destroyed captures as before (SIMGPU_FAULTS makes the first attempt fail). */
+static void kept_stream(void) {
+    CUgraph graph = NULL;
+    CUstream stream;
+    size_t nodes = 0;
+    open_context();
+    CUfunction kernel = load_kernel("quick");
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CHECK(launch_on(kernel, stream));
+    CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    int kept = cu(cuStreamDestroy_v2)(stream), code = 0;
+    for (int i = 0; i < 3 && !code; i++) code = launch_on(kernel, stream);
+    int end = cu(cuStreamEndCapture)(stream, &graph);
+    if (!end) CHECK(cu(cuGraphGetNodes)(graph, NULL, &nodes));
+    printf("kept %d, launched %d, captured %d, %zu nodes\n", kept, code, end, nodes);
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
@@ -204,10 +312,22 @@ int main(int argc, char **argv) {
         {"contexts", contexts}, {"launches", launches},             {"without-context", without_context},
         {"nulls", nulls},       {"unknown-frees", unknown_frees},   {"forked", forked},
         {"allocate", allocate}, {"device-memory", device_memory},
+        {"capture-meanwhile", capture_meanwhile},
+        {"capture-blocking", capture_blocking},
+        {"attributes", attributes},
+        {"attached", attached}, {"kept-stream", kept_stream},
     };
     alarm(PATIENCE_S);
     if (argc == 3 && strcmp(argv[1], "constructor") == 0) {
         constructor(argv[2]);
+        return 0;
+    }
+    if (argc == 3 && strcmp(argv[1], "bound") == 0) {
+        deepbound(argv[2], 0);
+        return 0;
+    }
+    if (argc == 3 && strcmp(argv[1], "deepbound") == 0) {
+        deepbound(argv[2], RTLD_DEEPBIND);
         return 0;
     }
     for (size_t i = 0; argc == 2 && i < sizeof hazards / sizeof *hazards; i++)

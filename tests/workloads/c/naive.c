@@ -37,11 +37,34 @@ static void *driver(const char *name) {
 }
 #define DRIVER(name, parameters) ((int (*) parameters)driver(name))
 
-static void *real_launch, *real_launch_ex, *real_alloc, *real_free, *real_create, *real_count, *real_info, *real_get;
+static void *real_launch, *real_launch_ex, *real_alloc, *real_free, *real_create, *real_count, *real_info, *real_get,
+    *real_init;
 
-/* -- launches: `markers`, `pooled-events`, `naming` -- */
+/* -- launches: `markers`, `pooled-events`, `naming`, `looks`, `legacy-markers` -- */
 
 static void *event;
+
+/* Looks how far the marker is, as a thread that meters would. */
+static void *looker(void *context) {
+    DRIVER("cuCtxSetCurrent", (void *))(context);
+    for (;;) {
+        DRIVER("cuEventQuery", (void *))(event);
+        usleep(500);
+    }
+    return NULL;
+}
+
+static int look_from_a_thread(void *stream) {
+    static atomic_int started;
+    pthread_t thread;
+    void *context = NULL;
+    if (atomic_exchange(&started, 1)) return 0;
+    int code = DRIVER("cuEventCreate", (void **, unsigned))(&event, 0);
+    if (!code) code = DRIVER("cuEventRecord", (void *, void *))(event, stream);
+    if (!code) code = DRIVER("cuCtxGetCurrent", (void **))(&context);
+    if (!code) pthread_create(&thread, NULL, looker, context);
+    return code;
+}
 
 static int launch(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                   void *stream, void **params, void **extra) {
@@ -51,6 +74,16 @@ static int launch(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, u
     if (is("naming")) {
         const char *name = NULL;
         DRIVER("cuFuncGetName", (const char **, void *))(&name, f);
+    }
+    if (is("looks")) {
+        int code = look_from_a_thread(stream);
+        if (code) return code;
+    }
+    if (is("legacy-markers")) {
+        /* The legacy stream waits for all others: one marker there would do, it seems. */
+        int code = event ? 0 : DRIVER("cuEventCreate", (void **, unsigned))(&event, 0);
+        if (!code) code = DRIVER("cuEventRecord", (void *, void *))(event, NULL);
+        if (code) return code;
     }
     if (is("markers") || is("pooled-events")) {
         /* A marker before every launch, whatever the stream is doing, in an event that is kept for good. */
@@ -157,6 +190,15 @@ static int count(int *devices) {
     return code;
 }
 
+/* -- `boot-lock`: one process at a time begins -- */
+
+static int init(unsigned flags) {
+    while (atomic_exchange(shared_flag(), 1)) usleep(100);
+    int code = ((int (*)(unsigned))real_init)(flags);
+    atomic_store(shared_flag(), 0);
+    return code;
+}
+
 /* -- look-ups: `by-name`, `detour` -- */
 
 static int context_v2(void **context, unsigned flags, int device) {
@@ -193,6 +235,9 @@ static const struct {
     {"markers", "cuLaunchKernel", &real_launch, (void *)launch},
     {"pooled-events", "cuLaunchKernel", &real_launch, (void *)launch},
     {"naming", "cuLaunchKernel", &real_launch, (void *)launch},
+    {"looks", "cuLaunchKernel", &real_launch, (void *)launch},
+    {"legacy-markers", "cuLaunchKernel", &real_launch, (void *)launch},
+    {"boot-lock", "cuInit", &real_init, (void *)init},
     {"null", "cuLaunchKernelEx", &real_launch_ex, (void *)launch_ex},
     {"managed", "cuMemAlloc_v2", &real_alloc, (void *)alloc},
     {"shared-lock", "cuMemAlloc_v2", &real_alloc, (void *)alloc},

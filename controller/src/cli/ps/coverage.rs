@@ -44,7 +44,7 @@ pub fn print(processes: &[ProcessCoverage], out: &mut impl Write) -> io::Result<
     Ok(())
 }
 
-/// What is not as it should be, a line each.
+/// Why functions were forwarded, and what is not as it should be, a line each.
 fn remarks(process: &ProcessCoverage) -> Vec<String> {
     let mut lines: Vec<String> = process
         .unaccounted
@@ -58,6 +58,11 @@ fn remarks(process: &ProcessCoverage) -> Vec<String> {
             format!("{} called {} times: {what}", calls.function, calls.calls)
         })
         .collect();
+    if !process.forwarded_because.is_empty() {
+        let reasons: Vec<String> =
+            process.forwarded_because.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+        lines.push(format!("forwarded by their kind: {}", reasons.join(", ")));
+    }
     for (count, what) in [
         (
             process.other_instance,
@@ -65,6 +70,10 @@ fn remarks(process: &ProcessCoverage) -> Vec<String> {
         ),
         (process.unknown_address, "functions at addresses that no export has: what they launch is not seen"),
         (process.unknown_names, "functions that this deepres does not know: the driver is newer"),
+        (
+            process.bound_past,
+            "libraries bound to the driver itself (RTLD_DEEPBIND): what they launch and allocate is not seen",
+        ),
         (process.export_tables, "requests for private tables of the driver: what goes by them is not seen"),
     ] {
         if count != 0 {
@@ -81,6 +90,7 @@ fn remarks(process: &ProcessCoverage) -> Vec<String> {
 mod tests {
     use super::*;
     use deepres_controller::admin::UnaccountedCalls;
+    use std::collections::BTreeMap;
 
     fn process() -> ProcessCoverage {
         ProcessCoverage {
@@ -89,11 +99,13 @@ mod tests {
             client: "python train.py".to_owned(),
             hooked: vec!["cuLaunchKernel".to_owned()],
             forwarded: Vec::new(),
+            forwarded_because: BTreeMap::new(),
             unaccounted: Vec::new(),
             other_instance: 0,
             unknown_address: 0,
             unknown_names: 0,
             export_tables: 0,
+            bound_past: 0,
             is_other_version: false,
         }
     }
@@ -121,6 +133,9 @@ mod tests {
             text.contains("cuIpcOpenMemHandle_v2 called 3 times: device memory that is not charged"),
             "{text}"
         );
+        let because = BTreeMap::from([("code".to_owned(), 2), ("query".to_owned(), 31)]);
+        let text_of_reasons = printed(ProcessCoverage { forwarded_because: because, ..process() });
+        assert!(text_of_reasons.contains("forwarded by their kind: code 2, query 31"), "{text_of_reasons}");
         assert!(text.contains("2 requests for private tables"), "{text}");
     }
 }

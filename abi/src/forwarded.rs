@@ -1,0 +1,184 @@
+//! Functions that are forwarded by choice, each with why: with those that are hooked and those that are counted ([`crate::coverage`]) they are the whole
+//! table, so a function that a new header brings has to be given its place.
+
+use crate::driver::ApiId;
+
+/// Why a function needs no hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// Answers a question and changes nothing.
+    Query,
+    /// Changes how something behaves; it gives the GPU nothing to do.
+    Setting,
+    /// Loads, links or unloads programs, which no limit is on.
+    Code,
+    /// Makes, ends or chooses what has no work or memory of its own: contexts, streams, events, textures.
+    Object,
+    /// Builds, changes or ends a graph, whose launches are hooked.
+    Graph,
+    /// Says what waits for what; nothing runs by it.
+    Order,
+    /// Places or opens what was charged where it was made.
+    Address,
+    /// Gives back what was not charged.
+    Release,
+    /// Hands something to another process or to graphics; whoever takes it is counted.
+    Share,
+    /// Takes a process off the GPU and brings it back, which is `deepres away`'s way too.
+    Checkpoint,
+}
+
+impl Reason {
+    /// For people and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Query => "query",
+            Self::Setting => "setting",
+            Self::Code => "code",
+            Self::Object => "object",
+            Self::Graph => "graph",
+            Self::Order => "order",
+            Self::Address => "address",
+            Self::Release => "release",
+            Self::Share => "share",
+            Self::Checkpoint => "checkpoint",
+        }
+    }
+}
+
+macro_rules! forwarded {
+    ($($reason:ident: $($symbol:ident)+;)+) => {
+        /// Why `id` is forwarded; `None` for what is hooked or counted.
+        pub const fn reason(id: ApiId) -> Option<Reason> {
+            match id {
+                $($(ApiId::$symbol)|+ => Some(Reason::$reason),)+
+                _ => None,
+            }
+        }
+    };
+}
+
+forwarded! {
+    Query:
+        cuArray3DGetDescriptor cuArray3DGetDescriptor_v2 cuArrayGetDescriptor cuArrayGetDescriptor_v2
+        cuArrayGetMemoryRequirements cuArrayGetPlane cuArrayGetSparseProperties cuCoredumpGetAttribute
+        cuCoredumpGetAttributeGlobal cuCtxFromGreenCtx cuCtxGetApiVersion cuCtxGetCacheConfig cuCtxGetCurrent
+        cuCtxGetDevResource cuCtxGetDevice cuCtxGetDevice_v2 cuCtxGetExecAffinity cuCtxGetFlags cuCtxGetId
+        cuCtxGetLimit cuCtxGetSharedMemConfig cuCtxGetStreamPriorityRange cuDeviceCanAccessPeer
+        cuDeviceComputeCapability cuDeviceGet cuDeviceGetAttribute cuDeviceGetByPCIBusId cuDeviceGetCliqueCount
+        cuDeviceGetCliqueInfo cuDeviceGetCount cuDeviceGetDefaultMemPool cuDeviceGetDevResource
+        cuDeviceGetExecAffinitySupport cuDeviceGetFabricClusterUuid cuDeviceGetGraphMemAttribute
+        cuDeviceGetHostAtomicCapabilities cuDeviceGetLuid cuDeviceGetMemPool cuDeviceGetName
+        cuDeviceGetNvSciSyncAttributes cuDeviceGetP2PAtomicCapabilities cuDeviceGetP2PAttribute cuDeviceGetPCIBusId
+        cuDeviceGetProperties cuDeviceGetTexture1DLinearMaxWidth cuDeviceGetUuid cuDeviceGetUuid_v2
+        cuDevicePrimaryCtxGetState cuDriverGetVersion cuEventElapsedTime cuEventElapsedTime_v2 cuEventQuery
+        cuFuncGetAttribute cuFuncGetModule cuFuncGetName cuFuncGetParamCount cuFuncGetParamInfo cuFuncIsLoaded
+        cuGLGetDevices cuGLGetDevices_v2 cuGetErrorName cuGetErrorString cuGraphBatchMemOpNodeGetParams
+        cuGraphChildGraphNodeGetGraph cuGraphDebugDotPrint cuGraphEventRecordNodeGetEvent cuGraphEventWaitNodeGetEvent
+        cuGraphExecGetFlags cuGraphExecGetId cuGraphExternalSemaphoresSignalNodeGetParams
+        cuGraphExternalSemaphoresWaitNodeGetParams cuGraphGetEdges cuGraphGetEdges_v2 cuGraphGetId cuGraphGetNodes
+        cuGraphGetRootNodes cuGraphHostNodeGetParams cuGraphKernelNodeGetAttribute cuGraphKernelNodeGetParams
+        cuGraphKernelNodeGetParams_v2 cuGraphMemAllocNodeGetParams cuGraphMemFreeNodeGetParams
+        cuGraphMemcpyNodeGetParams cuGraphMemsetNodeGetParams cuGraphNodeFindInClone cuGraphNodeGetContainingGraph
+        cuGraphNodeGetDependencies cuGraphNodeGetDependencies_v2 cuGraphNodeGetDependentNodes
+        cuGraphNodeGetDependentNodes_v2 cuGraphNodeGetEnabled cuGraphNodeGetLocalId cuGraphNodeGetParams
+        cuGraphNodeGetToolsId cuGraphNodeGetType cuGreenCtxGetDevResource cuGreenCtxGetId cuKernelGetAttribute
+        cuKernelGetFunction cuKernelGetLibrary cuKernelGetName cuKernelGetParamCount cuKernelGetParamInfo
+        cuLibraryEnumerateKernels cuLibraryGetGlobal cuLibraryGetKernel cuLibraryGetKernelCount cuLibraryGetManaged
+        cuLibraryGetModule cuLibraryGetUnifiedFunction cuLogsCurrent cuLogsDumpToFile cuLogsDumpToMemory
+        cuMemGetAccess cuMemGetAddressRange cuMemGetAddressRange_v2 cuMemGetAllocationGranularity
+        cuMemGetAllocationPropertiesFromHandle cuMemGetDefaultMemPool cuMemGetLocationInfo cuMemGetMemPool
+        cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags cuMemPoolGetAccess
+        cuMemPoolGetAttribute cuMemRangeGetAttribute cuMemRangeGetAttributes cuMipmappedArrayGetLevel
+        cuMipmappedArrayGetMemoryRequirements cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions
+        cuModuleGetFunction cuModuleGetFunctionCount cuModuleGetGlobal cuModuleGetGlobal_v2 cuModuleGetLoadingMode
+        cuModuleGetSurfRef cuModuleGetTexRef cuMulticastGetGranularity cuOccupancyAvailableDynamicSMemPerBlock
+        cuOccupancyMaxActiveBlocksPerMultiprocessor cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
+        cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialBlockSize cuOccupancyMaxPotentialBlockSizeWithFlags
+        cuOccupancyMaxPotentialClusterSize cuPointerGetAttribute cuPointerGetAttributes cuStreamGetAttribute
+        cuStreamGetAttribute_ptsz cuStreamGetCaptureInfo cuStreamGetCaptureInfo_ptsz cuStreamGetCaptureInfo_v2
+        cuStreamGetCaptureInfo_v2_ptsz cuStreamGetCaptureInfo_v3 cuStreamGetCaptureInfo_v3_ptsz cuStreamGetCtx
+        cuStreamGetCtx_ptsz cuStreamGetCtx_v2 cuStreamGetCtx_v2_ptsz cuStreamGetDevResource
+        cuStreamGetDevResource_ptsz cuStreamGetDevice cuStreamGetDevice_ptsz cuStreamGetFlags cuStreamGetFlags_ptsz
+        cuStreamGetGreenCtx cuStreamGetId cuStreamGetId_ptsz cuStreamGetPriority cuStreamGetPriority_ptsz
+        cuStreamIsCapturing cuStreamIsCapturing_ptsz cuStreamQuery cuStreamQuery_ptsz cuSurfObjectGetResourceDesc
+        cuSurfRefGetArray cuTexObjectGetResourceDesc cuTexObjectGetResourceViewDesc cuTexObjectGetTextureDesc
+        cuTexRefGetAddress cuTexRefGetAddressMode cuTexRefGetAddress_v2 cuTexRefGetArray cuTexRefGetBorderColor
+        cuTexRefGetFilterMode cuTexRefGetFlags cuTexRefGetFormat cuTexRefGetMaxAnisotropy cuTexRefGetMipmapFilterMode
+        cuTexRefGetMipmapLevelBias cuTexRefGetMipmapLevelClamp cuTexRefGetMipmappedArray cuVDPAUGetDevice;
+    Setting:
+        cuCoredumpDeregisterCompleteCallback cuCoredumpDeregisterStartCallback cuCoredumpRegisterCompleteCallback
+        cuCoredumpRegisterStartCallback cuCoredumpSetAttribute cuCoredumpSetAttributeGlobal
+        cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetCurrent cuCtxSetFlags cuCtxSetLimit
+        cuCtxSetSharedMemConfig cuDevResourceGenerateDesc cuDevSmResourceSplit cuDevSmResourceSplitByCount
+        cuDevicePrimaryCtxSetFlags cuDevicePrimaryCtxSetFlags_v2 cuDeviceRegisterAsyncNotification
+        cuDeviceSetGraphMemAttribute cuDeviceSetMemPool cuDeviceUnregisterAsyncNotification cuFuncSetAttribute
+        cuFuncSetBlockShape cuFuncSetCacheConfig cuFuncSetSharedMemConfig cuFuncSetSharedSize cuKernelSetAttribute
+        cuKernelSetCacheConfig cuLogsRegisterCallback cuLogsUnregisterCallback cuMemAdvise cuMemAdvise_v2
+        cuMemPoolSetAttribute cuMemSetMemPool cuParamSetSize cuParamSetTexRef cuParamSetf cuParamSeti cuParamSetv
+        cuPointerSetAttribute cuProfilerInitialize cuProfilerStart cuProfilerStop cuStreamCopyAttributes
+        cuStreamCopyAttributes_ptsz cuStreamSetAttribute cuStreamSetAttribute_ptsz cuSurfRefSetArray
+        cuTensorMapEncodeIm2col cuTensorMapEncodeIm2colWide cuTensorMapEncodeTiled cuTensorMapReplaceAddress
+        cuTensorMapSetAllocationClass cuTexRefSetAddress cuTexRefSetAddress2D cuTexRefSetAddress2D_v2
+        cuTexRefSetAddress2D_v3 cuTexRefSetAddressMode cuTexRefSetAddress_v2 cuTexRefSetArray cuTexRefSetBorderColor
+        cuTexRefSetFilterMode cuTexRefSetFlags cuTexRefSetFormat cuTexRefSetMaxAnisotropy cuTexRefSetMipmapFilterMode
+        cuTexRefSetMipmapLevelBias cuTexRefSetMipmapLevelClamp cuTexRefSetMipmappedArray;
+    Code:
+        cuFuncLoad cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload cuLinkAddData cuLinkAddData_v2
+        cuLinkAddFile cuLinkAddFile_v2 cuLinkComplete cuLinkCreate cuLinkCreate_v2 cuLinkDestroy cuModuleLoad
+        cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload;
+    Object:
+        cuCtxCreate cuCtxCreate_v2 cuCtxCreate_v3 cuCtxCreate_v4 cuCtxPopCurrent cuCtxPopCurrent_v2 cuCtxPushCurrent
+        cuCtxPushCurrent_v2 cuDevicePrimaryCtxRetain cuEventCreate cuEventDestroy cuEventDestroy_v2 cuGLCtxCreate
+        cuGLCtxCreate_v2 cuGreenCtxStreamCreate cuMemPoolCreate cuStreamCreate cuStreamCreateWithPriority
+        cuSurfObjectCreate cuSurfObjectDestroy cuTexObjectCreate cuTexObjectDestroy cuTexRefCreate cuTexRefDestroy
+        cuVDPAUCtxCreate cuVDPAUCtxCreate_v2;
+    Graph:
+        cuGraphAddBatchMemOpNode cuGraphAddChildGraphNode cuGraphAddDependencies cuGraphAddDependencies_v2
+        cuGraphAddEmptyNode cuGraphAddEventRecordNode cuGraphAddEventWaitNode cuGraphAddExternalSemaphoresSignalNode
+        cuGraphAddExternalSemaphoresWaitNode cuGraphAddHostNode cuGraphAddKernelNode cuGraphAddKernelNode_v2
+        cuGraphAddMemFreeNode cuGraphAddMemcpyNode cuGraphAddMemsetNode cuGraphAddNode cuGraphAddNode_v2
+        cuGraphAddNode_v3 cuGraphBatchMemOpNodeSetParams cuGraphClone cuGraphConditionalHandleCreate cuGraphCreate
+        cuGraphDestroy cuGraphDestroyNode cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeSetEvent
+        cuGraphExecBatchMemOpNodeSetParams cuGraphExecChildGraphNodeSetParams cuGraphExecDestroy
+        cuGraphExecEventRecordNodeSetEvent cuGraphExecEventWaitNodeSetEvent
+        cuGraphExecExternalSemaphoresSignalNodeSetParams cuGraphExecExternalSemaphoresWaitNodeSetParams
+        cuGraphExecHostNodeSetParams cuGraphExecKernelNodeSetParams cuGraphExecKernelNodeSetParams_v2
+        cuGraphExecMemcpyNodeSetParams cuGraphExecMemsetNodeSetParams cuGraphExecNodeSetParams cuGraphExecUpdate
+        cuGraphExecUpdate_v2 cuGraphExternalSemaphoresSignalNodeSetParams cuGraphExternalSemaphoresWaitNodeSetParams
+        cuGraphHostNodeSetParams cuGraphInstantiate cuGraphInstantiateWithFlags cuGraphInstantiateWithParams
+        cuGraphInstantiateWithParams_ptsz cuGraphInstantiate_v2 cuGraphKernelNodeCopyAttributes
+        cuGraphKernelNodeSetAttribute cuGraphKernelNodeSetParams cuGraphKernelNodeSetParams_v2
+        cuGraphMemcpyNodeSetParams cuGraphMemsetNodeSetParams cuGraphNodeSetEnabled cuGraphNodeSetParams
+        cuGraphNodeSetParams_v2 cuGraphReleaseUserObject cuGraphRemoveDependencies cuGraphRemoveDependencies_v2
+        cuGraphRetainUserObject cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_ptsz
+        cuStreamUpdateCaptureDependencies_v2 cuStreamUpdateCaptureDependencies_v2_ptsz cuUserObjectCreate
+        cuUserObjectRelease cuUserObjectRetain;
+    Order:
+        cuCtxRecordEvent cuCtxWaitEvent cuEventRecord cuEventRecordWithFlags cuEventRecordWithFlags_ptsz
+        cuEventRecord_ptsz cuFlushGPUDirectRDMAWrites cuGreenCtxRecordEvent cuGreenCtxWaitEvent
+        cuThreadExchangeStreamCaptureMode;
+    Address:
+        cuCtxDisablePeerAccess cuCtxEnablePeerAccess cuMemAddressFree cuMemAddressReserve cuMemPoolSetAccess
+        cuMemSetAccess cuMulticastAddDevice cuMulticastBindAddr cuMulticastBindAddr_v2 cuMulticastBindMem
+        cuMulticastBindMem_v2 cuMulticastUnbind;
+    Release:
+        cuDestroyExternalMemory cuDestroyExternalSemaphore cuDeviceGraphMemTrim cuEGLStreamConsumerDisconnect
+        cuEGLStreamConsumerReleaseFrame cuEGLStreamProducerDisconnect cuEGLStreamProducerReturnFrame
+        cuGLUnmapBufferObject cuGLUnmapBufferObjectAsync cuGLUnregisterBufferObject cuGraphicsUnregisterResource
+        cuIpcCloseMemHandle cuMemFreeHost cuMemHostUnregister cuMemPoolDestroy cuMemPoolTrimTo;
+    Share:
+        cuEGLStreamConsumerConnect cuEGLStreamConsumerConnectWithFlags cuEGLStreamProducerConnect
+        cuEventCreateFromEGLSync cuGLInit cuGLRegisterBufferObject cuGLSetBufferObjectMapFlags
+        cuGraphicsEGLRegisterImage cuGraphicsGLRegisterBuffer cuGraphicsGLRegisterImage cuGraphicsResourceSetMapFlags
+        cuGraphicsResourceSetMapFlags_v2 cuGraphicsVDPAURegisterOutputSurface cuGraphicsVDPAURegisterVideoSurface
+        cuImportExternalSemaphore cuIpcGetEventHandle cuIpcGetMemHandle cuIpcOpenEventHandle
+        cuLogicalEndpointAddDevice cuLogicalEndpointBindAddr cuLogicalEndpointBindMem cuLogicalEndpointCreate
+        cuLogicalEndpointDestroy cuLogicalEndpointExport cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease
+        cuLogicalEndpointIdReserve cuLogicalEndpointImport cuLogicalEndpointQuery cuLogicalEndpointUnbind
+        cuMemExportToShareableHandle cuMemGetHandleForAddressRange cuMemPoolExportPointer
+        cuMemPoolExportToShareableHandle;
+    Checkpoint:
+        cuCheckpointOperationComplete cuCheckpointProcessCheckpoint cuCheckpointProcessGetRestoreThreadId
+        cuCheckpointProcessGetState cuCheckpointProcessLock cuCheckpointProcessRestore cuCheckpointProcessUnlock;
+}
