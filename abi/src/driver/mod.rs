@@ -11,6 +11,7 @@
     reason = "names are NVIDIA's, documented in its driver API reference"
 )]
 pub mod constants;
+mod errors;
 mod functions;
 pub mod pfn;
 #[expect(missing_docs, reason = "names are NVIDIA's, documented in its driver API reference")]
@@ -115,6 +116,13 @@ impl ApiId {
         self.row().stream
     }
 
+    /// The errors that its reference names, in the order of their codes.
+    #[must_use]
+    pub fn documented_errors(self) -> &'static [CUresult] {
+        let found = errors::ERRORS.binary_search_by(|(family, _)| (*family).cmp(self.family()));
+        found.map_or(&[], |place| errors::ERRORS[place].1)
+    }
+
     fn row(self) -> &'static Row {
         &ROWS[self as usize]
     }
@@ -214,6 +222,17 @@ mod tests {
         assert_eq!(per_thread("cuMemcpyHtoDAsync", 6050), Some(ApiId::cuMemcpyHtoDAsync_v2));
         assert_eq!(per_thread("cuMemAlloc", 13000), Some(ApiId::cuMemAlloc_v2));
         assert_eq!(per_thread("cuStreamBeginCapture", 10000), Some(ApiId::cuStreamBeginCapture_ptsz));
+    }
+
+    #[test]
+    fn documented_errors_are_those_of_the_family() {
+        assert!(errors::ERRORS.is_sorted_by(|one, next| one.0 < next.0));
+        for id in [ApiId::cuMemAlloc, ApiId::cuMemAlloc_v2] {
+            assert!(id.documented_errors().contains(&result::CUDA_ERROR_OUT_OF_MEMORY));
+            assert!(!id.documented_errors().contains(&result::CUDA_SUCCESS));
+        }
+        let with_some = ApiId::ALL.into_iter().filter(|id| !id.documented_errors().is_empty()).count();
+        assert!(with_some > ApiId::COUNT / 2, "{with_some} functions whose reference names errors");
     }
 
     #[test]

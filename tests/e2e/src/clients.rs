@@ -115,16 +115,30 @@ pub fn conformance() -> PathBuf {
     built_by_cargo("deepres-conformance", "conformance")
 }
 
+/// The program that calls every function that is hooked, built by cargo.
+pub fn every_call() -> PathBuf {
+    built_by_cargo("deepres-every-call", "every-call")
+}
+
+/// The folder of a `libcuda.so.1` that notes how a function is called, built by cargo.
+pub fn recording_driver() -> PathBuf {
+    driver_library("deepres-every-call", "librecording_cuda.so", "recording-driver")
+}
+
 /// The folder of a `libcuda.so.1` of which every call does next to nothing, built by cargo.
 pub fn stub_driver() -> PathBuf {
-    let built = built_by_cargo("deepres-stub-driver", "libstub_cuda.so");
-    let folder = target().join("e2e-clients/stub-driver");
-    build(&built, "stub-driver/libcuda.so.1", |product| {
+    driver_library("deepres-stub-driver", "libstub_cuda.so", "stub-driver")
+}
+
+/// Gives a library that cargo builds the driver's name, in a folder of its own.
+fn driver_library(package: &str, library: &str, folder: &str) -> PathBuf {
+    let built = built_by_cargo(package, library);
+    build(&built, &format!("{folder}/libcuda.so.1"), |product| {
         let mut copy = Command::new("cp");
         copy.arg(&built).arg(product);
         copy
     });
-    folder
+    target().join("e2e-clients").join(folder)
 }
 
 fn built_by_cargo(package: &str, binary: &str) -> PathBuf {

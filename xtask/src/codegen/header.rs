@@ -3,7 +3,7 @@
 //! It knows enumerations, type definitions and functions that return `CUresult`. Everything else (system
 //! headers, structures, inline functions) is skipped as a whole statement.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -76,6 +76,29 @@ pub fn parse(source: &str) -> Result<Header> {
             .with_context(|| format!("in the declaration `{}`", statement.join(" ")))?;
     }
     Ok(header)
+}
+
+/// The errors that each function's reference names, from a header's text with its comments, by the name that the comment stands before: the family's.
+pub fn parse_errors(source: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut errors = BTreeMap::<String, BTreeSet<String>>::new();
+    for part in source.split("/**").skip(1) {
+        let Some((comment, after)) = part.split_once("*/") else { continue };
+        let declaration = after.split(';').next().unwrap_or_default();
+        let Some((before, after)) = declaration.split_once("CUDAAPI ") else { continue };
+        let (Some((name, _)), true) = (after.split_once('('), before.trim_end().ends_with("CUresult")) else {
+            continue;
+        };
+        let lists = comment.split("\\return").skip(1);
+        // A list ends at the next command.
+        let codes = lists.flat_map(|list| list.split('\\').next().unwrap_or_default().split("::"));
+        let codes = codes.filter_map(|text| {
+            let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+            text[..end].starts_with("CUDA_ERROR_").then(|| text[..end].to_owned())
+        });
+        errors.entry(name.to_owned()).or_default().extend(codes);
+    }
+    errors.retain(|_, codes| !codes.is_empty());
+    errors
 }
 
 /// Object-like macros whose value is an integer, from the preprocessor's list of macros.
@@ -347,6 +370,19 @@ mod tests {
         assert_eq!(names, ["", "", "", "n"]);
         assert_eq!(arguments[0].ty, ty("unsigned long long", &[]));
         assert_eq!(arguments[2].ty, ty("char", &[true]));
+    }
+
+    #[test]
+    fn reads_the_errors_that_a_reference_names() {
+        let errors = parse_errors(
+            "/** \\brief One\n * Gives ::CUDA_ERROR_UNKNOWN.\n * \\return\n * ::CUDA_SUCCESS,\n * ::CUDA_ERROR_B,\n * ::CUDA_ERROR_A\n * \\sa ::CUDA_ERROR_C\n */
+             __CUDA_DEPRECATED CUresult CUDAAPI cuOne(int a);
+             /** \\return ::CUDA_SUCCESS */ CUresult CUDAAPI cuTwo(void);
+             /** ::CUDA_ERROR_D */ typedef int other;",
+        );
+        let codes = |codes: &[&str]| codes.iter().map(|code| (*code).to_owned()).collect();
+        let expected = BTreeMap::from([("cuOne".to_owned(), codes(&["CUDA_ERROR_A", "CUDA_ERROR_B"]))]);
+        assert_eq!(errors, expected);
     }
 
     #[test]

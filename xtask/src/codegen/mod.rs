@@ -8,7 +8,7 @@ mod layout;
 mod render;
 mod table;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -67,7 +67,17 @@ pub fn run(options: &Options) -> Result<()> {
     compile(&include, &layout::assertions(&types, STRUCTURE_HEADERS, &declared)?)?;
     let table = table::build(&declared, &table::handwritten_names(&types))?;
 
+    let mut documented = BTreeMap::new();
+    for name in HEADERS {
+        let path = include.join(name);
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        for (family, codes) in header::parse_errors(&text) {
+            documented.entry(family).or_insert_with(BTreeSet::new).extend(codes);
+        }
+    }
+
     let files = BTreeMap::from([
+        ("errors.rs", render::errors(&declared, &documented, &table)?),
         ("functions.rs", render::functions(&table)),
         ("constants.rs", render::constants(&declared, &macros, &table)?),
         ("result.rs", render::results(&declared)?),

@@ -82,6 +82,31 @@ pub fn constants(header: &Header, macros: &BTreeMap<String, u32>, table: &Table)
     Ok(text)
 }
 
+/// `errors.rs`: the errors that each function's reference names.
+pub fn errors(
+    header: &Header,
+    documented: &BTreeMap<String, BTreeSet<String>>,
+    table: &Table,
+) -> Result<String> {
+    let declared = header.enums.iter().find(|declared| declared.name == RESULT);
+    let values = &declared.context("the headers declare no CUresult")?.values;
+    let value = |code: &String| values.iter().find(|(name, _)| name == code).map(|(_, value)| *value);
+    let families: BTreeSet<&str> = table.rows.iter().map(|row| row.family.as_str()).collect();
+    let mut text = opening("The errors that the reference of each function names.");
+    text += "use super::result::*;\n\n\
+        /// By family, sorted; families whose reference names none are left out.\n\
+        pub(super) const ERRORS: &[(&str, &[CUresult])] = &[\n";
+    for (family, codes) in documented.iter().filter(|(family, _)| families.contains(family.as_str())) {
+        let mut known: Vec<(u32, &String)> =
+            codes.iter().filter_map(|code| Some((value(code)?, code))).collect();
+        known.sort();
+        let names: Vec<&str> = known.into_iter().map(|(_, code)| code.as_str()).collect();
+        let _ = writeln!(text, "    (\"{family}\", &[{}]),", names.join(", "));
+    }
+    text += "];\n";
+    Ok(text)
+}
+
 /// The enumeration that has a file of its own.
 const RESULT: &str = "CUresult";
 

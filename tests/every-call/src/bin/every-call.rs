@@ -1,0 +1,259 @@
+//! Calls every driver function that deepres hooks, found by `dlsym`, with arguments that are told from each other.
+//!
+//! `every-call exact` (on the recording driver): each function arrives once, with the arguments as they were, and what it answers comes back: success, and a
+//! code that nobody knows. `every-call rules` prints what makes a simulated driver answer each function with each error that its
+//! reference names (SIMGPU_FAULTS); with that set, `every-call errors` calls each as often and prints the answers.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, CString, c_void};
+use std::io::Read as _;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use deepres_abi::driver::result::{CUDA_SUCCESS, CUresult};
+use deepres_abi::driver::types::*;
+use deepres_abi::driver::{ApiId, pfn};
+use deepres_abi::forwarded;
+
+#[path = "../record.rs"]
+mod record;
+use record::Record;
+
+/// A code that no version of the driver has.
+const UNKNOWN_CODE: CUresult = 98_765;
+/// Words that each pointer points to: more than any structure of the driver's has.
+const ROOM_WORDS: usize = 1024;
+/// More arguments than any function has.
+const SLOTS: usize = 16;
+
+/// What pointers point to, one place for each argument.
+struct Room(UnsafeCell<[[u64; ROOM_WORDS]; SLOTS]>);
+// SAFETY: the program has one thread, and deepres looks at arguments on that thread alone.
+unsafe impl Sync for Room {}
+static ROOM: Room = Room(UnsafeCell::new([[0; ROOM_WORDS]; SLOTS]));
+
+impl Room {
+    fn place(&self, slot: usize) -> *mut c_void {
+        // SAFETY: inside the array.
+        unsafe { self.0.get().cast::<[u64; ROOM_WORDS]>().add(slot % SLOTS).cast() }
+    }
+
+    fn clear(&self) {
+        // SAFETY: nobody else uses it now.
+        unsafe { self.0.get().write([[0; ROOM_WORDS]; SLOTS]) };
+    }
+}
+
+/// Something of a type, another for each place among the arguments.
+trait Make {
+    fn make(slot: usize) -> Self;
+}
+
+impl<T> Make for *mut T {
+    fn make(slot: usize) -> Self {
+        ROOM.place(slot).cast()
+    }
+}
+
+impl<T> Make for *const T {
+    fn make(slot: usize) -> Self {
+        ROOM.place(slot).cast_const().cast()
+    }
+}
+
+macro_rules! make {
+    ($($ty:ty: |$slot:ident| $value:expr;)+) => {
+        $(impl Make for $ty {
+            fn make($slot: usize) -> Self {
+                $value
+            }
+        })+
+    };
+}
+
+/// A value whose every byte says where it stands.
+fn filled<T>(slot: usize) -> T {
+    let mut value = std::mem::MaybeUninit::<T>::uninit();
+    // SAFETY: the types below are plain numbers, valid with any bytes.
+    unsafe {
+        std::ptr::write_bytes(value.as_mut_ptr().cast::<u8>(), slot as u8 + 1, size_of::<T>());
+        value.assume_init()
+    }
+}
+
+make! {
+    u8: |slot| slot as u8 + 1;
+    u16: |slot| slot as u16 + 1;
+    u32: |slot| slot as u32 + 1;
+    i32: |slot| slot as i32 + 1;
+    u64: |slot| (slot as u64 + 1) << 12;
+    usize: |slot| slot + 1;
+    f32: |slot| slot as f32 + 0.5;
+    CUipcMemHandle: |slot| filled(slot);
+    CUipcEventHandle: |slot| filled(slot);
+    CUmemLocation: |slot| filled(slot);
+    CUeglFrame: |slot| filled(slot);
+    // SAFETY: not null; nobody calls it.
+    CUhostFn: |slot| unsafe { std::mem::transmute::<*mut c_void, Self>(ROOM.place(slot)) };
+    // SAFETY: as above.
+    CUstreamCallback: |slot| unsafe { std::mem::transmute::<*mut c_void, Self>(ROOM.place(slot)) };
+    // SAFETY: as above.
+    CUoccupancyB2DSize: |slot| unsafe { std::mem::transmute::<*mut c_void, Self>(ROOM.place(slot)) };
+}
+
+macro_rules! expand {
+    ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($argument:ident: $ty:ty),*) })*) => {
+        /// Calls a function, notes what it was called with, and gives its answer.
+        ///
+        /// # Safety
+        /// `address` is where that function is, of a driver that does not look behind these arguments.
+        unsafe fn call(id: ApiId, address: *mut c_void, record: &mut Record) -> CUresult {
+            match id {
+                $(ApiId::$symbol => {
+                    let mut _slot = 0_usize;
+                    $(
+                        let $argument = <$ty as Make>::make(_slot);
+                        record.add(&$argument);
+                        _slot += 1;
+                    )*
+                    // SAFETY: the caller's promise; the type is the table's.
+                    unsafe { std::mem::transmute::<*mut c_void, pfn::$symbol>(address)($($argument),*) }
+                })*
+            }
+        }
+    };
+}
+deepres_abi::for_each_driver_function!(expand);
+
+/// The driver as this process finds it.
+struct Driver(*mut c_void);
+
+impl Driver {
+    fn open() -> Result<Self> {
+        // SAFETY: loading the driver runs its initialisers, as every client does.
+        let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+        ensure!(!library.is_null(), "no libcuda.so.1");
+        Ok(Self(library))
+    }
+
+    fn find(&self, symbol: &str) -> Result<*mut c_void> {
+        let name = CString::new(symbol)?;
+        // SAFETY: an open library and a terminated name.
+        let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        ensure!(!found.is_null(), "the driver has no {symbol}");
+        Ok(found)
+    }
+
+    fn begin(&self) -> Result<()> {
+        let mut record = Record::EMPTY;
+        // SAFETY: where the function is.
+        let code = unsafe { call(ApiId::cuInit, self.find("cuInit")?, &mut record) };
+        // Flags that are not 0 are refused by a driver that looks at them.
+        // SAFETY: as above.
+        let init = unsafe { std::mem::transmute::<*mut c_void, pfn::cuInit>(self.find("cuInit")?) };
+        // SAFETY: no pointers.
+        ensure!(code == CUDA_SUCCESS || unsafe { init(0) } == CUDA_SUCCESS, "the driver does not begin");
+        Ok(())
+    }
+}
+
+/// Which library an address lies in.
+fn library_of(address: *mut c_void) -> String {
+    // SAFETY: all zeroes is a valid value of this plain structure.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: the result has room, and any address may be asked about.
+    if unsafe { libc::dladdr(address, &mut info) } == 0 || info.dli_fname.is_null() {
+        return String::new();
+    }
+    // SAFETY: a name of the dynamic linker's.
+    unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned()
+}
+
+/// What deepres hooks or counts.
+fn hooked() -> impl Iterator<Item = ApiId> {
+    ApiId::ALL.into_iter().filter(|id| forwarded::reason(*id).is_none())
+}
+
+fn exact(driver: &Driver) -> Result<()> {
+    // SAFETY: the recording driver exports these with these types.
+    let (arm, read) = unsafe {
+        (
+            std::mem::transmute::<*mut c_void, extern "C" fn(u32, CUresult)>(driver.find("recording_arm")?),
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Record)>(
+                driver.find("recording_read")?,
+            ),
+        )
+    };
+    driver.begin()?;
+    let (mut wrong, mut in_ours) = (Vec::new(), 0);
+    for id in hooked() {
+        let address = driver.find(id.symbol())?;
+        in_ours += usize::from(library_of(address).contains("libdeepres"));
+        for code in [UNKNOWN_CODE, CUDA_SUCCESS] {
+            ROOM.clear();
+            let (mut sent, mut came) = (Record::EMPTY, Record::EMPTY);
+            arm(id as u32, code);
+            // SAFETY: where the function is; the recording driver looks behind no argument of the armed function.
+            let answer = unsafe { call(id, address, &mut sent) };
+            // SAFETY: the result has room.
+            unsafe { read(&mut came) };
+            if came.calls != 1 || came.arguments() != sent.arguments() || answer != code {
+                wrong.push(format!(
+                    "{}: arrived {} times, answered {answer} for {code}\n  sent {:?}\n  came {:?}",
+                    id.symbol(),
+                    came.calls,
+                    sent.arguments(),
+                    came.arguments()
+                ));
+            }
+        }
+    }
+    arm(u32::MAX, CUDA_SUCCESS);
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    println!("{} functions, {in_ours} of them hooks", hooked().count());
+    Ok(())
+}
+
+fn rules() {
+    let rules: Vec<String> = hooked()
+        .flat_map(|id| {
+            // The first initialisation is to succeed.
+            let first = 1 + 2 * usize::from(id == ApiId::cuInit);
+            id.documented_errors()
+                .iter()
+                .enumerate()
+                .map(move |(nth, code)| format!("{}:{}:{code}", id.symbol(), nth + first))
+        })
+        .collect();
+    println!("{}", rules.join(","));
+}
+
+fn errors(driver: &Driver) -> Result<()> {
+    driver.begin()?;
+    for id in hooked() {
+        let address = driver.find(id.symbol())?;
+        for code in id.documented_errors() {
+            ROOM.clear();
+            let mut sent = Record::EMPTY;
+            // SAFETY: where the function is; the simulated driver answers the injected error before it looks at arguments.
+            let answer = unsafe { call(id, address, &mut sent) };
+            println!("{} {code} {answer}", id.symbol());
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let what = std::env::args().nth(1).unwrap_or_default();
+    match &*what {
+        "rules" => {
+            rules();
+            return Ok(());
+        }
+        "exact" => exact(&Driver::open()?)?,
+        "errors" => errors(&Driver::open()?)?,
+        _ => bail!("usage: every-call exact|errors|rules"),
+    }
+    println!("end");
+    std::io::stdin().read_to_end(&mut Vec::new()).context("standard input")?;
+    Ok(())
+}
