@@ -205,6 +205,11 @@ impl Process {
         self.session.get()
     }
 
+    /// The ordinal of a GPU in this process.
+    pub fn ordinal_of(&self, uuid: &Uuid) -> Option<usize> {
+        self.uuids.iter().position(|own| own == uuid)
+    }
+
     /// Asks the daemon for another session.
     ///
     /// # Errors

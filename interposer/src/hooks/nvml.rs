@@ -120,7 +120,7 @@ hooks! {
         // SAFETY: NVML wrote it.
         if let Some(rates) = unsafe { rates.as_mut() } {
             let whole = rates.gpu.max(1);
-            let own = part.busy_percent().min(whole);
+            let own = part.busy_percent().map_or(whole, |own| own.min(whole));
             // Of the memory's time nobody knows whose it was: it goes by the GPU's.
             *rates = Utilization { gpu: own, memory: rates.memory * own / whole };
         }

@@ -1,6 +1,7 @@
-//! What NVML tells a tenant: of each GPU its own part, as the daemon accounts it.
+//! What NVML tells a tenant: of each GPU its own part.
 //!
-//! A process need not use CUDA to ask, so there may be no session: the daemon is asked for a [`View`] by a connection that ends with the answer.
+//! A process that has a session, with a daemon or without, reads its tenant's memory in its own pages. One need not use CUDA to ask, so there
+//! may be none, and pages do not tell of the tenant's other processes: then the daemon is asked for a [`View`] by a connection that ends with the answer.
 
 pub mod types;
 
@@ -14,7 +15,7 @@ use deepres_abi::wire::{Uuid, View};
 use self::types::{Device, OfProcess, Return, SUCCESS};
 use crate::config::Config;
 use crate::resolve::{self, elf};
-use crate::{handshake, os};
+use crate::{handshake, os, process};
 
 /// What the management library calls itself, up to its version.
 const SONAME_START: &[u8] = b"libnvidia-ml.so";
@@ -73,31 +74,49 @@ pub fn loaded(symbol: &CStr) -> Option<usize> {
 
 /// The tenant's part of one GPU.
 pub struct Part {
-    view: View,
+    uuid: Uuid,
+    /// What this process's own session says.
+    own: Option<Own>,
+    /// What the daemon said, where there is no session.
+    view: Option<View>,
+}
+
+/// The tenant's memory, as a process sees it that has a session.
+#[derive(Clone, Copy)]
+struct Own {
+    limit_bytes: u64,
+    held_bytes: u64,
+    /// No daemon stands behind the session.
+    is_standalone: bool,
 }
 
 impl Part {
     /// Total, free and used bytes in place of the whole GPU's; `None` if the tenant has no limit.
     pub fn memory(&self, total: u64, free: u64) -> Option<(u64, u64, u64)> {
-        let gpu = &self.view.gpus[0];
-        if gpu.memory_limit_bytes == NO_LIMIT {
+        let (limit_bytes, held_bytes) = match (self.own, &self.view) {
+            (Some(own), _) => (own.limit_bytes, own.held_bytes),
+            (None, Some(view)) => (view.gpus[0].memory_limit_bytes, view.gpus[0].held_bytes),
+            (None, None) => return None,
+        };
+        if limit_bytes == NO_LIMIT {
             return None;
         }
-        let total = total.min(gpu.memory_limit_bytes);
-        let used = gpu.held_bytes.min(total);
+        let total = total.min(limit_bytes);
+        let used = held_bytes.min(total);
         Some((total, free.min(total - used), used))
     }
 
-    /// How busy the tenant keeps the GPU, percent.
-    pub fn busy_percent(&self) -> u32 {
-        self.view.gpus[0].recent_ppm.div_ceil(PPM_PER_PERCENT)
+    /// How busy the tenant keeps the GPU, percent; `None` if nobody can say.
+    pub fn busy_percent(&self) -> Option<u32> {
+        Some(self.view()?.gpus[0].recent_ppm.div_ceil(PPM_PER_PERCENT))
     }
 
     /// Moves what is about the tenant's processes to the front and gives how much that is. In a pid namespace other than the daemon's, NVML tells of
     /// nobody else in the first place.
     pub fn retain(&self, list: &mut [impl OfProcess]) -> usize {
-        let is_same_namespace = self.view.asker_pid == std::process::id();
-        let own = self.view.processes();
+        let Some(view) = self.view() else { return list.len() };
+        let is_same_namespace = view.asker_pid == std::process::id();
+        let own = view.processes();
         let mut kept = 0;
         for place in 0..list.len() {
             if !is_same_namespace || own.contains(&list[place].pid()) {
@@ -107,6 +126,14 @@ impl Part {
         }
         kept
     }
+
+    fn view(&self) -> Option<View> {
+        match self.own {
+            Some(own) if own.is_standalone => None,
+            Some(_) => view(self.uuid).filter(|view| view.is_managed(0)),
+            None => self.view,
+        }
+    }
 }
 
 /// What the tenant has of `device`; `None` if nobody shares it out, or cannot say.
@@ -115,8 +142,23 @@ pub fn part(device: Device) -> Option<Part> {
         return None;
     }
     let uuid = uuid_of(device)?;
+    if let Some(own) = own(&uuid) {
+        return Some(Part { uuid, own: Some(own), view: None });
+    }
     let view = view(uuid)?;
-    view.is_managed(0).then_some(Part { view })
+    view.is_managed(0).then_some(Part { uuid, own: None, view: Some(view) })
+}
+
+/// What this process's session says of a GPU, at this moment; `None` without a session there.
+fn own(uuid: &Uuid) -> Option<Own> {
+    let process = process::current()?;
+    let session = process.session()?;
+    let gpu = process.gpus.get(process.ordinal_of(uuid)?)?;
+    Some(Own {
+        limit_bytes: gpu.grant()?.memory_limit(),
+        held_bytes: session.tenant_held_bytes(gpu.index()?)?,
+        is_standalone: session.standalone().is_some(),
+    })
 }
 
 struct Answer {
@@ -188,7 +230,7 @@ mod tests {
         view.gpus[0].held_bytes = held_bytes;
         view.gpus[0].recent_ppm = 290_001;
         view.set_processes([7, 9].into_iter());
-        Part { view }
+        Part { uuid: Uuid::default(), own: None, view: Some(view) }
     }
 
     #[test]
@@ -198,7 +240,7 @@ mod tests {
         assert_eq!(part(2000, 30).memory(1000, 500), Some((1000, 500, 30)), "a limit beyond the GPU");
         assert_eq!(part(100, 130).memory(1000, 500), Some((100, 0, 100)), "over a limit that was lowered");
         assert_eq!(part(NO_LIMIT, 30).memory(1000, 500), None);
-        assert_eq!(part(100, 30).busy_percent(), 30);
+        assert_eq!(part(100, 30).busy_percent(), Some(30));
     }
 
     #[test]
@@ -207,8 +249,18 @@ mod tests {
         let kept = part(100, 30).retain(&mut list);
         assert!(list[..kept].iter().map(|process| process.pid).eq([7, 9]));
         let mut inside = part(100, 30);
-        inside.view.asker_pid += 1;
+        inside.view.as_mut().unwrap().asker_pid += 1;
         assert_eq!(inside.retain(&mut list), 4, "in another namespace numbers say nothing");
+    }
+
+    #[test]
+    fn a_session_knows_better_than_what_the_daemon_said_and_needs_none() {
+        let own = Own { limit_bytes: 200, held_bytes: 50, is_standalone: true };
+        let part = Part { own: Some(own), ..part(100, 30) };
+        assert_eq!(part.memory(1000, 500), Some((200, 150, 50)));
+        assert_eq!(part.busy_percent(), None);
+        let mut list = [1, 7].map(|pid| ProcessV1 { pid, used: 0 });
+        assert_eq!(part.retain(&mut list), 2, "nobody says whose they are");
     }
 
     #[test]

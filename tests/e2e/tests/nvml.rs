@@ -96,3 +96,39 @@ fn without_a_daemon_or_for_a_tenant_that_is_not_there_nvml_is_as_ever() {
         "the library that was asked is the simulated one"
     );
 }
+
+/// Allocates, and prints what NVML says right before and right after, and what the driver says then.
+const ALLOCATING: &str = r#"
+import ctypes, json, pynvml as nvml
+cuda, here = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+def check(code): assert code == 0, code
+check(cuda.cuInit(0))
+check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(here), 0))
+check(cuda.cuCtxSetCurrent(here))
+nvml.nvmlInit()
+handle = nvml.nvmlDeviceGetHandleByIndex(0)
+def used(): return nvml.nvmlDeviceGetMemoryInfo(handle).used
+before, address = used(), ctypes.c_uint64()
+check(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(256 << 20)))
+after = nvml.nvmlDeviceGetMemoryInfo(handle)
+free, total = ctypes.c_size_t(), ctypes.c_size_t()
+check(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+print(json.dumps({"grew": after.used - before, "nvml": [after.free, after.total], "driver": [free.value, total.value]}))
+"#;
+
+#[test]
+fn within_a_session_nvml_tells_at_once_what_the_driver_tells_with_a_daemon_and_without() {
+    let host = Host::new();
+    let python = &clients_python().interpreter;
+    let mut alone = host.command(python);
+    alone.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_MEMORY", "4GiB").args(["-c", ALLOCATING]);
+    let alone = host.finish(alone).success().json();
+    let _daemon = host.daemon();
+    let options = ["--name", "t", "--memory", "4GiB"];
+    let shared = host.finish(host.run(&options, python, &["-c", ALLOCATING])).success().json();
+    for seen in [alone, shared] {
+        assert_eq!(seen["grew"].as_u64(), Some(256 << 20), "no answer of before: {seen}");
+        assert_eq!(seen["nvml"], seen["driver"]);
+        assert_eq!(seen["nvml"][1].as_u64(), Some(4 * GIB));
+    }
+}
