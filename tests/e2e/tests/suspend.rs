@@ -1,12 +1,15 @@
 //! Tenants that are taken off the GPU with all their memory, by hand and to make room for others, and brought back.
 
 use std::{
-    fs, thread,
+    fs,
+    process::Command,
+    thread,
     time::{Duration, Instant},
 };
 
 use deepres_e2e::{
     Host, Process,
+    artefacts::artefacts,
     clients::{Way, c_client},
     host::COMMAND_LIMIT,
 };
@@ -193,6 +196,38 @@ fn a_driver_that_hangs_holds_up_nobody_else_and_not_for_ever() {
         assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
         client.finish(COMMAND_LIMIT).success();
     }
+}
+
+#[test]
+fn a_driver_without_checkpoints_is_said_to_be_one_and_the_tenant_goes_on() {
+    let host = small_gpu();
+    let old = host.path().join("old");
+    fs::create_dir(&old).expect("a folder of our own");
+    let source = old.join("cuda.c");
+    fs::write(&source, "int cuInit(unsigned flags) { return (int)flags; }\n").expect("a folder of our own");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(old.join("libcuda.so.1")).arg(&source);
+    assert!(compiler.status().expect("a C compiler").success());
+    // Whoever moves tenants finds the driver as the daemon does.
+    let mut command = host.deepres(&["daemon"]);
+    let libraries = std::env::join_paths([&old, &artefacts().simgpu]).expect("no colon in a build folder");
+    command.env("LD_LIBRARY_PATH", libraries);
+    let _daemon = host.spawn(command);
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    while host.finish(host.deepres(&["ps"])).code != 0 {
+        assert!(Instant::now() < deadline, "the daemon does not answer");
+    }
+    let mut client = swapper(&host, "t", 64 * MIB, "300", false);
+    client.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let refused = host.finish(host.deepres(&["suspend", "t"]));
+    assert_ne!(refused.code, 0);
+    assert!(
+        refused.stderr.contains("the NVIDIA driver has no checkpoint API (it came with release 570)"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
+    client.finish(COMMAND_LIMIT).success();
 }
 
 #[test]

@@ -19,6 +19,7 @@ checks! { "checkpoints":
     Documented a_process_goes_through_the_states_in_their_order_alone;
     Documented memory_is_as_it_was_after_a_restore;
     Documented a_call_waits_until_the_process_is_unlocked;
+    Guess managed_memory_is_left_out_and_its_process_goes_on;
     Documented what_was_submitted_is_complete_once_the_process_is_locked;
 }
 
@@ -109,6 +110,30 @@ fn a_call_waits_until_the_process_is_unlocked(facts: &mut Facts) -> Result<(), S
         facts.code("it succeeds once unlocked", code, CUDA_SUCCESS);
         Ok(())
     })
+}
+
+fn managed_memory_is_left_out_and_its_process_goes_on(facts: &mut Facts) -> Result<(), Stop> {
+    const BYTES: usize = 4 << 20;
+    let gpu = Gpu::new()?;
+    let pid = own_pid();
+    let mut address = 0;
+    must!(cuMemAllocManaged(&mut address, BYTES, CU_MEM_ATTACH_GLOBAL));
+    must!(cuCheckpointProcessLock(pid, null_mut()));
+    facts.code(
+        "with managed memory",
+        cu!(cuCheckpointProcessCheckpoint(pid, null_mut())),
+        CUDA_ERROR_NOT_SUPPORTED,
+    );
+    facts.is("it stays locked", state()?, CU_PROCESS_STATE_LOCKED);
+    must!(cuCheckpointProcessUnlock(pid, null_mut()));
+    must!(cuMemFree_v2(address));
+    must!(cuCheckpointProcessLock(pid, null_mut()));
+    facts.code("without it", cu!(cuCheckpointProcessCheckpoint(pid, null_mut())), CUDA_SUCCESS);
+    must!(cuCheckpointProcessRestore(pid, null_mut()));
+    must!(cuCheckpointProcessUnlock(pid, null_mut()));
+    facts.code("kernels run", gpu.nothing(null_mut())?, CUDA_SUCCESS);
+    must!(cuCtxSynchronize());
+    Ok(())
 }
 
 fn what_was_submitted_is_complete_once_the_process_is_locked(facts: &mut Facts) -> Result<(), Stop> {

@@ -276,6 +276,9 @@ pub fn allocate_on_host(bytes: u64, kind: Kind) -> Result<u64> {
     }
     let length = bytes.checked_next_multiple_of(mapping::ALIGNMENT_BYTES).ok_or(status::OUT_OF_MEMORY)?;
     let base = mapping::map(length, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)?;
+    if matches!(kind, Kind::Managed) {
+        host().add_unmovable();
+    }
     enter(base, bytes, kind, Some(context));
     Ok(base)
 }
@@ -323,6 +326,9 @@ fn free_backing(allocation: &Allocation) {
             give(context, allocation.base, allocation.bytes);
         }
         (Kind::Managed | Kind::HostPinned { .. }, _) => {
+            if matches!(allocation.kind, Kind::Managed) {
+                host().remove_unmovable();
+            }
             mapping::unmap(allocation.base, allocation.bytes.next_multiple_of(mapping::ALIGNMENT_BYTES));
         }
         _ => {}

@@ -43,6 +43,9 @@ pub enum CheckpointError {
     /// What it was doing did not come to an end in time.
     #[error("the process could not be locked in time")]
     TimedOut,
+    /// It has memory that checkpoints leave out.
+    #[error("the process has memory that cannot be moved")]
+    Unmovable,
     /// Its memory does not fit on the GPUs as they are.
     #[error("not enough device memory to bring the process back")]
     OutOfMemory,
@@ -77,6 +80,16 @@ impl Host {
                 thread::sleep(POLL);
             }
         }
+    }
+
+    /// This process has another piece of memory that checkpoints leave out.
+    pub fn add_unmovable(&self) {
+        self.own_record().unmovable.add(1);
+    }
+
+    /// One of them is gone.
+    pub fn remove_unmovable(&self) {
+        self.own_record().unmovable.subtract(1);
     }
 
     /// What a process is now.
@@ -122,9 +135,13 @@ impl Host {
     /// # Errors
     /// [`CheckpointError`].
     pub fn checkpoint_process(&self, pid: u32) -> Result<(), CheckpointError> {
-        let held_bytes = self.in_state(pid, checkpoint_state::LOCKED, |process| {
-            process.gpus.iter().map(|gpu| gpu.memory_bytes.load()).sum::<u64>()
+        let (held_bytes, unmovable) = self.in_state(pid, checkpoint_state::LOCKED, |process| {
+            let held = process.gpus.iter().map(|gpu| gpu.memory_bytes.load()).sum::<u64>();
+            (held, process.unmovable.load())
         })?;
+        if unmovable > 0 {
+            return Err(CheckpointError::Unmovable);
+        }
         thread::sleep(time_of(held_bytes, self.config().device_to_host_bytes_per_us));
         self.step(pid, checkpoint_state::LOCKED, checkpoint_state::CHECKPOINTED, |guard, process| {
             let state = guard.state();

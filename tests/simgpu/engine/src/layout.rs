@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Says that the file is complete and ours; written last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"simgpu01");
 /// Changes with every change of this file.
-pub const VERSION: u64 = 5;
+pub const VERSION: u64 = 6;
 
 /// Contexts of the whole host.
 pub const MAX_CONTEXTS: usize = 1024;
@@ -198,6 +198,8 @@ pub struct Process {
     pub checkpoint: Word,
     /// Calls under way that a lock has to wait for.
     pub calls: Word,
+    /// Pieces of memory that a checkpoint leaves out.
+    pub unmovable: Word,
     /// In its own pid namespace …
     pub pid: Word,
     /// … which is this.

@@ -18,6 +18,7 @@ fn code(error: CheckpointError) -> Status {
         CheckpointError::NoSuchProcess => status::INVALID_VALUE,
         CheckpointError::WrongState => status::ILLEGAL_STATE,
         CheckpointError::TimedOut => status::NOT_READY,
+        CheckpointError::Unmovable => status::NOT_SUPPORTED,
         CheckpointError::OutOfMemory => status::OUT_OF_MEMORY,
     }
 }
