@@ -92,6 +92,8 @@ pub struct LedgerGpu {
     obtainable_bytes: AtomicU64,
     /// Counts the times at which the controller made room.
     rooms_made: AtomicU32,
+    /// Counts the times at which another tenant began to wait for memory that this one has.
+    presses: AtomicU32,
 }
 
 /// One tenant's memory on every GPU.
@@ -137,6 +139,7 @@ impl Default for LedgerGpu {
             peak_bytes: AtomicU64::new(0),
             obtainable_bytes: AtomicU64::new(0),
             rooms_made: AtomicU32::new(0),
+            presses: AtomicU32::new(0),
         }
     }
 }
@@ -170,6 +173,11 @@ impl LedgerGpu {
     /// Lets whoever waits ask the driver again. The controller's to call, once there is room.
     pub fn announce_room(&self) {
         self.rooms_made.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Another tenant waits for memory that this one has. The controller's to call.
+    pub fn press(&self) {
+        self.presses.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Opens `slot` for a session, empty. The controller's to call, before it tells the session its slot.
@@ -290,6 +298,11 @@ impl<'a> Account<'a> {
         let waiting =
             Waiting { account: self, bytes, rooms_made: self.gpu.rooms_made.load(Ordering::SeqCst) };
         waiting.goes_on().then_some(waiting)
+    }
+
+    /// How often another tenant began to wait for memory that this one has.
+    pub fn presses(self) -> u32 {
+        self.gpu.presses.load(Ordering::SeqCst)
     }
 
     /// What this session holds, bytes.

@@ -16,6 +16,7 @@ use deepres_abi::quantity::{parse_bytes, parse_share, parse_time_ns};
 use deepres_abi::{MAX_GPUS, PPM};
 
 use crate::log::say;
+use crate::memory::pressure::signal_named;
 
 const SHARE: &str = "DEEPRES_SHARE";
 const MEMORY: &str = "DEEPRES_MEMORY";
@@ -26,6 +27,8 @@ const DEADLINE: &str = "DEEPRES_DEADLINE";
 const SIZE: &str = "DEEPRES_SIZE";
 const SLO: &str = "DEEPRES_SLO";
 const OVERSUBSCRIBE: &str = "DEEPRES_OVERSUBSCRIBE";
+/// The signal by which the job wants to be told that it is to give memory back.
+const PRESSURE: &str = "DEEPRES_PRESSURE";
 /// Names the file that the process is recorded into, to which processes of the job append.
 const RECORD: &str = "DEEPRES_RECORD";
 /// HAMi's names, for those who come from there: for every GPU, or with `_0` and so on for one. Ours win over them.
@@ -92,6 +95,8 @@ pub struct Config {
     pub record: Option<PathBuf>,
     /// How its memory may make room for others'.
     pub oversubscribe: Option<Oversubscribe>,
+    /// The signal that says that memory is to be given back.
+    pub pressure: Option<i32>,
     /// By ordinal in this process.
     limits: [Limit; MAX_GPUS],
 }
@@ -117,6 +122,16 @@ impl Config {
             record: env::var_os(RECORD).filter(|value| !value.is_empty()).map(PathBuf::from),
             oversubscribe: variable(OVERSUBSCRIBE).and_then(|value| {
                 value.parse().map_err(|error| say!(Warn, "{OVERSUBSCRIBE}={value}: {error}; ignored")).ok()
+            }),
+            pressure: variable(PRESSURE).and_then(|value| {
+                let signal = signal_named(&value);
+                if signal.is_none() {
+                    say!(
+                        Warn,
+                        "{PRESSURE}={value} is none of SIGUSR1, SIGUSR2, SIGURG and SIGRTMIN+N; ignored"
+                    );
+                }
+                signal
             }),
             limits,
         }

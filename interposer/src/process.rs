@@ -205,6 +205,11 @@ impl Process {
         self.session.get()
     }
 
+    /// The signal by which the job wants to be told that it is to give memory back.
+    pub fn pressure_signal(&self) -> Option<i32> {
+        self.config.pressure
+    }
+
     /// The ordinal of a GPU in this process.
     pub fn ordinal_of(&self, uuid: &Uuid) -> Option<usize> {
         self.uuids.iter().position(|own| own == uuid)

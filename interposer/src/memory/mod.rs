@@ -5,6 +5,7 @@
 
 pub mod charge;
 pub mod ledgers;
+pub mod pressure;
 mod room;
 
 use std::collections::{BTreeMap, HashMap};

@@ -13,6 +13,7 @@ use super::segment::Contents;
 use crate::coverage;
 use crate::driver::calls::Progress;
 use crate::log::say;
+use crate::memory::pressure::Pressure;
 use crate::os;
 use crate::process::Process;
 use crate::record;
@@ -61,6 +62,7 @@ struct Meter {
     idle_ticks: u32,
     is_relaxed: bool,
     reconnect: Reconnect,
+    pressure: Pressure,
     /// When something is to be done at the latest, without a daemon.
     turn_at_ns: Option<u64>,
 }
@@ -74,6 +76,7 @@ impl Meter {
             idle_ticks: 0,
             is_relaxed: false,
             reconnect: Reconnect::default(),
+            pressure: Pressure::new(process.pressure_signal(), process.gpus.len()),
             turn_at_ns: None,
         }
     }
@@ -101,6 +104,7 @@ impl Meter {
         }
         if let Some(session) = self.process.session() {
             coverage::publish(session.meter(), now_ns);
+            self.pressure.look(session, &self.process.gpus);
         }
         let mut any = false;
         for (ordinal, gpu) in self.process.gpus.iter().enumerate() {

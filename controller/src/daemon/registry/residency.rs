@@ -5,7 +5,7 @@ use super::tenant::Tenant;
 use crate::arbiter::Report;
 use crate::policy::TenantId;
 use crate::policy::class::Class;
-use crate::policy::residency::{Bytes, Place, Seen};
+use crate::policy::residency::{Bytes, GpuIndex, Place, Seen};
 use deepres_abi::ledger::LedgerGpu;
 use tokio::sync::oneshot;
 
@@ -97,6 +97,13 @@ impl Registry {
                 ledger.set_obtainable(if there > 0 { most } else { 0 });
             }
         }
+    }
+
+    /// Tells everybody on a GPU but one tenant that this waits for memory.
+    pub fn press_others(&self, applicant: TenantId, gpu: GpuIndex) {
+        let others =
+            self.tenants.values().filter(|tenant| tenant.id != applicant && tenant.gpus.contains(&gpu));
+        others.filter_map(|tenant| tenant.ledger_on(gpu)).for_each(LedgerGpu::press);
     }
 
     /// Has a tenant's processes wait for whatever memory the driver lacks.

@@ -39,6 +39,8 @@ pub struct Residency {
     /// GPUs on which room is being made for someone: nobody else is moved there.
     claimed: BTreeSet<GpuIndex>,
     tracks: BTreeMap<TenantId, Track>,
+    /// Who waits for memory, and where: the others there were told.
+    waiting: BTreeSet<(TenantId, GpuIndex)>,
     nvml: Option<Nvml>,
 }
 
@@ -336,6 +338,12 @@ impl Residency {
         let free = self.free(shared);
         let registry = shared.registry.borrow();
         registry.say_what_is_obtainable(&seen, &free);
+        let waiting: BTreeSet<(TenantId, GpuIndex)> =
+            seen.iter().flat_map(|seen| seen.needs.keys().map(|gpu| (seen.id, *gpu))).collect();
+        for (id, gpu) in waiting.difference(&self.waiting) {
+            registry.press_others(*id, *gpu);
+        }
+        self.waiting = waiting;
         for (seen, stay) in seen.iter_mut().zip(stays) {
             let is_moving =
                 self.away.get(&stay.name).is_some_and(|away| !matches!(away.stage, Stage::There(_)));

@@ -1,0 +1,130 @@
+//! Tells a job that asked to be told (`DEEPRES_PRESSURE`) that it is to give memory back: its limit was lowered below what it holds, or another
+//! tenant waits for memory. The job is sent the signal that it named, if it handles it.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use crate::log::say;
+use crate::meter::gpu::Gpu;
+use crate::session::Session;
+
+/// A signal by name: `SIGUSR1`, `SIGUSR2`, `SIGURG`, or `SIGRTMIN+N`. Others mean something else to programs.
+pub fn signal_named(name: &str) -> Option<i32> {
+    if let Some(number) = name.strip_prefix("SIGRTMIN+") {
+        let signal = number.parse::<i32>().ok()?.checked_add(libc::SIGRTMIN())?;
+        return (libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal).then_some(signal);
+    }
+    match name {
+        "SIGUSR1" => Some(libc::SIGUSR1),
+        "SIGUSR2" => Some(libc::SIGUSR2),
+        "SIGURG" => Some(libc::SIGURG),
+        _ => None,
+    }
+}
+
+/// See the module. The meter thread's.
+pub struct Pressure {
+    signal: Option<i32>,
+    seen: Vec<Seen>,
+}
+
+/// What was seen of a GPU when it was last looked at.
+#[derive(Default)]
+struct Seen {
+    /// The limit that was passed, if one was.
+    passed_bytes: Option<u64>,
+    /// How often others had waited.
+    presses: Option<u32>,
+}
+
+impl Seen {
+    /// Takes in what is so now. Returns whether the job is to be told.
+    fn take_in(&mut self, passed_bytes: Option<u64>, presses: u32) -> bool {
+        let is_lowered = passed_bytes.is_some_and(|now| self.passed_bytes.is_none_or(|before| now < before));
+        // What was so before it was first looked at is nothing new.
+        let is_pressed = self.presses.is_some_and(|before| before != presses);
+        *self = Self { passed_bytes, presses: Some(presses) };
+        is_lowered || is_pressed
+    }
+}
+
+impl Pressure {
+    /// For a process with so many GPUs that asked for `signal`, if it did.
+    pub fn new(signal: Option<i32>, gpus: usize) -> Self {
+        Self { signal, seen: (0..gpus).map(|_| Seen::default()).collect() }
+    }
+
+    /// Looks, and tells the job what is new.
+    pub fn look(&mut self, session: &Session, gpus: &[Gpu]) {
+        let Some(signal) = self.signal else { return };
+        let ledger = session.ledger();
+        let mut is_told = false;
+        for (gpu, seen) in gpus.iter().zip(&mut self.seen) {
+            let account = gpu.index().and_then(|index| ledger.account(index));
+            let Some((grant, account)) = gpu.grant().zip(account) else { continue };
+            let limit_bytes = grant.memory_limit();
+            let is_passed = account.tenant_held_bytes() > limit_bytes;
+            is_told |= seen.take_in(is_passed.then_some(limit_bytes), account.presses());
+        }
+        if is_told && !raise(signal) {
+            say!(Warn, "DEEPRES_PRESSURE: the process has no handler for signal {signal}; it is not sent");
+            self.signal = None;
+        }
+    }
+}
+
+/// Sends this process a signal, unless that would end it, or nobody would hear.
+fn raise(signal: i32) -> bool {
+    let mut present = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: only reads what is set, into a struct of the right type.
+    if unsafe { libc::sigaction(signal, ptr::null(), present.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    // SAFETY: sigaction succeeded and wrote it.
+    let handler = unsafe { present.assume_init() }.sa_sigaction;
+    if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
+        return false;
+    }
+    // SAFETY: no memory is involved. This thread blocks all signals: another takes it.
+    unsafe { libc::kill(libc::getpid(), signal) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_is_passed_is_told_once_and_again_when_it_is_lowered_further() {
+        let mut seen = Seen::default();
+        assert!(!seen.take_in(None, 3), "what others waited for before is over");
+        assert!(seen.take_in(Some(100), 3));
+        assert!(!seen.take_in(Some(100), 3));
+        assert!(seen.take_in(Some(50), 3));
+        assert!(!seen.take_in(Some(80), 3), "raised, though not enough");
+        assert!(!seen.take_in(None, 3));
+        assert!(seen.take_in(Some(80), 3), "passed anew");
+    }
+
+    #[test]
+    fn each_time_that_others_wait_is_told() {
+        let mut seen = Seen::default();
+        assert!(!seen.take_in(None, 0));
+        assert!(seen.take_in(None, 1));
+        assert!(!seen.take_in(None, 1));
+        assert!(seen.take_in(None, 3));
+    }
+
+    #[test]
+    fn signals_that_programs_live_by_are_not_to_be_had() {
+        assert_eq!(signal_named("SIGUSR2"), Some(libc::SIGUSR2));
+        assert_eq!(signal_named("SIGRTMIN+2"), Some(libc::SIGRTMIN() + 2));
+        for name in ["SIGKILL", "SIGRTMIN+99", "SIGRTMIN+-9", "USR1", ""] {
+            assert_eq!(signal_named(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_signal_that_nobody_handles_is_not_sent() {
+        assert!(!raise(libc::SIGURG), "its default is to be ignored");
+    }
+}
