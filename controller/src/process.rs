@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Where in /proc/PID/stat, counted from what follows the command's name, the state and the start time are.
+/// Where in /proc/PID/stat, counted from what follows the command's name, the state, the number of threads and the start time are.
 const STATE_FIELD: usize = 0;
+const THREADS_FIELD: usize = 17;
 const START_FIELD: usize = 19;
 
 /// A process. Ids are used again, but not with the same start time.
@@ -45,8 +46,11 @@ fn start_ticks(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace();
     let state = fields.nth(STATE_FIELD)?;
-    let start = fields.nth(START_FIELD - STATE_FIELD - 1)?;
-    if matches!(state, "Z" | "X") { None } else { start.parse().ok() }
+    let threads: u64 = fields.nth(THREADS_FIELD - STATE_FIELD - 1)?.parse().ok()?;
+    let start = fields.nth(START_FIELD - THREADS_FIELD - 1)?;
+    // The state is the first thread's, which may have ended before the others.
+    let is_dead = matches!(state, "Z" | "X") && threads <= 1;
+    if is_dead { None } else { start.parse().ok() }
 }
 
 #[cfg(test)]
@@ -91,6 +95,8 @@ mod tests {
         let fields = "S 1 1 1 0 -1 4194304 1 0 0 0 1 2 0 0 20 0 1 0 4711 1 2";
         assert_eq!(start_ticks(&format!("7 (a) Z (b)) {fields}")), Some(4711));
         assert_eq!(start_ticks(&format!("7 (x) {}", fields.replacen('S', "Z", 1))), None);
+        let goes_on = fields.replacen('S', "Z", 1).replacen(" 0 1 0 4711", " 0 2 0 4711", 1);
+        assert_eq!(start_ticks(&format!("7 (x) {goes_on}")), Some(4711), "its other threads live");
         assert_eq!(start_ticks("7 (x) S 1"), None);
         assert_eq!(start_ticks(""), None);
     }
