@@ -18,9 +18,10 @@ fn main() {
         println!("cargo::rerun-if-changed={}", object.display());
     }
     let programs = match fs::read(&object) {
-        Ok(programs) => programs,
+        Ok(programs) if !programs.is_empty() => programs,
         Err(error) if named.is_some() => panic!("DEEPRES_EBPF names {}: {error}", object.display()),
-        Err(_) => {
+        // Missing, or empty.
+        _ => {
             println!(
                 "cargo::warning=building deepres without its kernel programs: it will not see who uses the GPU unmanaged by their ioctls, nor trace; `cargo xtask ebpf` builds them"
             );

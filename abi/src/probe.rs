@@ -11,7 +11,7 @@
 //! | `TOTALS` | per-CPU array | 0 → [`Totals`] | kernel |
 //! | `COMMANDS` | hash | [`CommandKey`] → [`CommandValue`] | controller |
 //! | `NEWS` | ring | [`News`] | kernel |
-//! | `TRACED` | hash | process id → 1 | both |
+//! | `TRACED` | hash | process id → when it started, in [`TICK_NS`] | both |
 //! | `EVENTS` | ring | [`Event`] | kernel |
 //! | `SEEN` | hash, forgets the longest unused | [`SeenKey`] → [`SeenValue`] | kernel |
 //! | `METERED` | hash | process id → [`MeteredValue`] | both |
@@ -133,22 +133,110 @@ pub struct StatValue {
     pub time_ns: u64,
     /// The longest of them, ns.
     pub longest_ns: u64,
-    /// Bytes that the arguments of successful calls speak of.
-    pub bytes: u64,
+    /// Successful calls that allocated, mapped or moved memory.
+    pub memory_calls: u64,
+    /// Memory that they asked for, bytes, as far as their arguments tell.
+    pub allocated_bytes: u64,
+    /// Memory that they mapped or moved, bytes, likewise.
+    pub mapped_bytes: u64,
     /// When the last ended, ns of `CLOCK_MONOTONIC`.
     pub last_ns: u64,
-    /// Where in the argument the bytes stand: 0 not known yet, 1 nowhere, else two more than the offset.
-    pub bytes_at: u64,
+    /// The command's [`facts`]; 0 before they were looked up.
+    pub facts: u64,
     /// Calls by latency.
     pub buckets: [u64; BUCKETS],
 }
 
-/// Where the bytes stand: not known yet.
-pub const BYTES_UNKNOWN: u64 = 0;
-/// Where the bytes stand: nowhere.
-pub const BYTES_NOWHERE: u64 = 1;
-/// Where the bytes stand: this more than the offset.
-pub const BYTES_OFFSET: u64 = 2;
+/// What the kernel has to know of a command's argument, in one word: where the driver's own status is and where an amount of memory.
+pub mod facts {
+    /// Set in all of them: so none is 0.
+    const KNOWN: u64 = 1 << 63;
+    const AT_BITS: u32 = 16;
+    const AMOUNT_SHIFT: u32 = AT_BITS;
+    const KIND_SHIFT: u32 = 2 * AT_BITS;
+    const AT_MASK: u64 = (1 << AT_BITS) - 1;
+    const KIND_MASK: u64 = 0xff;
+
+    /// Nothing of memory.
+    pub const NO_MEMORY: u64 = 0;
+    /// Maps or moves memory: 64 bits say how many bytes.
+    pub const MAPS: u64 = 1;
+    /// Asks for memory: 64 bits say the last byte's offset.
+    pub const ALLOCATES_UP_TO: u64 = 2;
+    /// Asks for memory or does something else with it, as its function says ([`super::heap`]).
+    pub const HEAP: u64 = 3;
+    /// Makes an object, which is memory if its class says so ([`super::object`]).
+    pub const OBJECT: u64 = 4;
+
+    /// Of a command without either.
+    pub const NONE: u64 = KNOWN;
+
+    /// Of a command whose status is at `status_at`, and which does `kind` with the amount at `amount_at`.
+    pub const fn new(status_at: Option<u16>, kind: u64, amount_at: u16) -> u64 {
+        let status = match status_at {
+            Some(at) => at as u64 + 1,
+            None => 0,
+        };
+        KNOWN | status | (amount_at as u64) << AMOUNT_SHIFT | kind << KIND_SHIFT
+    }
+
+    /// Where the driver's status is, 32 bits.
+    #[inline(always)]
+    pub const fn status_at(facts: u64) -> Option<u64> {
+        match facts & AT_MASK {
+            0 => None,
+            at => Some(at - 1),
+        }
+    }
+
+    /// What it does with memory.
+    #[inline(always)]
+    pub const fn kind(facts: u64) -> u64 {
+        facts >> KIND_SHIFT & KIND_MASK
+    }
+
+    /// Where the amount is, 64 bits.
+    #[inline(always)]
+    pub const fn amount_at(facts: u64) -> u64 {
+        facts >> AMOUNT_SHIFT & AT_MASK
+    }
+}
+
+/// NV_ESC_RM_VID_HEAP_CONTROL (`NVOS32_PARAMETERS`): what it does is a number in its argument. In words of 8 bytes.
+pub mod heap {
+    /// As much of it as is looked at.
+    pub const WORDS: usize = 12;
+    /// What it does: the lower half.
+    pub const FUNCTION_WORD: usize = 1;
+    /// The driver's status: the upper half.
+    pub const STATUS_WORD: usize = 2;
+    /// NVOS32_FUNCTION_ALLOC_SIZE.
+    pub const ALLOC_SIZE: u32 = 2;
+    /// Where that has the size.
+    pub const SIZE_WORD: usize = 11;
+    /// NVOS32_FUNCTION_ALLOC_SIZE_RANGE.
+    pub const ALLOC_SIZE_RANGE: u32 = 14;
+    /// Where that has the size.
+    pub const RANGE_SIZE_WORD: usize = 10;
+}
+
+/// NV_ESC_RM_ALLOC (`NVOS64_PARAMETERS`): what is made is a class in its argument. In words of 8 bytes.
+pub mod object {
+    /// All of it.
+    pub const WORDS: usize = 6;
+    /// The class: the upper half.
+    pub const CLASS_WORD: usize = 1;
+    /// NV01_MEMORY_SYSTEM: host memory.
+    pub const MEMORY_SYSTEM: u32 = 0x3e;
+    /// NV01_MEMORY_LOCAL_USER: device memory.
+    pub const MEMORY_LOCAL_USER: u32 = 0x40;
+    /// The address of the class's own arguments, for these `NV_MEMORY_ALLOCATION_PARAMS`.
+    pub const PARAMETERS_WORD: usize = 2;
+    /// Where those have the size, bytes.
+    pub const SIZE_AT: u64 = 64;
+    /// The driver's status: the lower half.
+    pub const STATUS_WORD: usize = 5;
+}
 
 /// The bucket of a latency.
 #[inline(always)]
@@ -230,10 +318,12 @@ pub struct CommandKey {
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CommandValue {
-    /// As [`StatValue::bytes_at`].
-    pub bytes_at: u32,
+    /// Its [`facts`].
+    pub facts: u64,
     /// Bytes of the argument; 0 if the number itself tells.
     pub argument_bytes: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// Bytes of the argument, as an ioctl's number tells where it follows the usual encoding.
@@ -421,6 +511,20 @@ pub struct Offsets {
     pub inode_rdev: u32,
 }
 
+/// Stands for this file: the kernel programs carry it, so that those of another build are told from ours.
+pub const LAYOUT: u64 = hash(include_bytes!("probe.rs"));
+
+/// FNV-1a.
+const fn hash(bytes: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325;
+    let mut at = 0;
+    while at < bytes.len() {
+        hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0100_0000_01b3);
+        at += 1;
+    }
+    hash
+}
+
 /// Which ioctls become [`Event`]s.
 pub mod tracing {
     /// None.
@@ -459,6 +563,15 @@ mod tests {
         assert_eq!(read(cookie::counted(u16::MAX, true)), (65_535, true, false));
         assert_eq!(read(cookie::counted(7, false)), (7, false, false));
         assert_eq!(read(cookie::telling(7)), (7, false, true));
+    }
+
+    #[test]
+    fn facts_say_what_was_put_into_them() {
+        let read = |word| (facts::status_at(word), facts::kind(word), facts::amount_at(word));
+        assert_eq!(read(facts::NONE), (None, facts::NO_MEMORY, 0));
+        assert_eq!(read(facts::new(Some(0), facts::MAPS, 8)), (Some(0), facts::MAPS, 8));
+        assert_eq!(read(facts::new(Some(40), facts::OBJECT, 0)), (Some(40), facts::OBJECT, 0));
+        assert_ne!(facts::NONE, 0, "none is taken for not looked up");
     }
 
     #[test]

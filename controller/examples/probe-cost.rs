@@ -7,7 +7,7 @@ use deepres_controller::config::UnmanagedPolicy;
 use deepres_controller::probes::devices::Devices;
 use deepres_controller::probes::kernel::{Asked, Kernel, KernelError, Way};
 use deepres_controller::probes::metering::{programs::Programs, symbols};
-use deepres_controller::probes::{Settings, Watcher};
+use deepres_controller::probes::{Before, Settings, Watcher};
 use deepres_controller::process::ProcessKey;
 use serde::Serialize;
 use std::fs::File;
@@ -17,11 +17,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// It refuses NVIDIA's numbers at once.
-const DEVICE: &str = "/dev/fuse";
-const WATCHED: &str = "nvidia=10:229";
-const OTHER: &str = "nvidia=10:4000";
-/// NV_ESC_RM_CONTROL.
+const REFUSING: &str = "/dev/fuse";
+/// It takes numbers that it does not know for done, after it has read a page behind the argument.
+const ACCEPTING: &str = "/dev/btrfs-control";
+const REFUSING_KEY: &str = "nvidia=10:229";
+const ACCEPTING_KEY: &str = "nvidia=10:234";
+/// As many kinds of devices as a host with NVIDIA's driver has, none of them the stand-ins.
+const OTHERS: [&str; 5] =
+    ["nvidia=195", "nvidia-uvm=511:0", "nvidia-uvm-tools=511:1", "nvidia-caps=510", "nvidia-nvswitch=509"];
+/// NV_ESC_RM_CONTROL, NV_ESC_RM_MAP_MEMORY, NV_ESC_RM_ALLOC.
 const COMMAND: u64 = 0xc020_462a;
+const MAP_MEMORY: u64 = 0xc038_464e;
+const ALLOC: u64 = 0xc030_462b;
+/// In NV_ESC_RM_ALLOC's argument, in words of 8 bytes: the class, in the upper half; where its own arguments are; and in those the size.
+const CLASS: usize = 1;
+const PARAMETERS: usize = 2;
+const ITS_SIZE: usize = 8;
+/// NV01_MEMORY_LOCAL_USER.
+const MEMORY: u64 = 0x40;
+/// Where the class's own arguments are in the buffer, words.
+const BEHIND: usize = 256;
+/// The argument's buffer, words: a page, as the accepting device reads one.
+const WORDS: usize = 512;
 const BATCHES: u32 = 60;
 const CALLS: u32 = 5_000;
 const ROUNDS: u32 = 5;
@@ -31,12 +48,17 @@ const PACE: Duration = Duration::from_micros(10);
 const PACED_CALLS: u64 = 200_000;
 /// A ring that cannot hold them, and how many.
 const SMALL_RING_BYTES: u32 = 64 << 10;
-const FLOOD_CALLS: u64 = 50_000;
+const FLOOD_CALLS: u64 = 8_000;
+const FLOOD_THREADS: u64 = 8;
+/// How long `deepres trace` may take to begin and to write the last line.
+const TRACE_LIMIT: Duration = Duration::from_secs(20);
+/// Names the `deepres` that traces.
+const DEEPRES: &str = "DEEPRES_BINARY";
 
 /// Calls of a function in a batch, which a probe slows down thirtyfold.
 const LAUNCHES: u32 = 2_000;
-/// How long the watching thread is watched.
-const IDLE: Duration = Duration::from_secs(10);
+/// How long the watching thread is watched: it searches /proc twice.
+const IDLE: Duration = Duration::from_secs(65);
 /// After its start, which is not idle.
 const SETTLED: Duration = Duration::from_secs(3);
 const PERCENT: f64 = 100.0;
@@ -48,6 +70,10 @@ struct Reports {
     ways: Vec<Report>,
     /// What a probe adds to a launch, ns.
     launch_probe_ns: f64,
+    /// Calls that `deepres trace --json`, writing to a file, did not tell of at 100,000 a second.
+    lost_by_trace: u64,
+    /// It said itself how many those were.
+    trace_adds_up: bool,
     /// What the watching thread takes of a core with the programs attached and nothing to do, percent.
     idle_percent: f64,
 }
@@ -64,7 +90,10 @@ struct Report {
     unrelated_empty_ns: f64,
     unrelated_ours_ns: f64,
     unrelated_syscall_tax_ns: f64,
+    /// Events that the ring's reader did not get.
     lost_at_1e5_per_s: u64,
+    /// The call that cost most above an empty program, of which the figures of a watched device are.
+    dearest: &'static str,
     drop_counter_exact: bool,
 }
 
@@ -80,7 +109,9 @@ fn main() -> ExitCode {
         }
     }
     let reports = launch_probe_ns().and_then(|launch_probe_ns| {
-        Ok(Reports { ways: reports, launch_probe_ns, idle_percent: idle_percent()? })
+        let (lost_by_trace, trace_adds_up) = lost_by_the_command()?;
+        let idle_percent = idle_percent()?;
+        Ok(Reports { ways: reports, launch_probe_ns, lost_by_trace, trace_adds_up, idle_percent })
     });
     match reports {
         Ok(reports) => {
@@ -101,6 +132,10 @@ pub extern "C" fn cuLaunchKernel(launches: u64) -> u64 {
     std::hint::black_box(launches) + 1
 }
 
+fn own() -> Result<ProcessKey, KernelError> {
+    ProcessKey::of(std::process::id()).ok_or_else(|| KernelError::Refused("/proc is not there".to_owned()))
+}
+
 /// What a probe adds to a call of a function that this process has.
 fn launch_probe_ns() -> Result<f64, KernelError> {
     let wrong = |error: String| KernelError::Refused(error);
@@ -118,10 +153,9 @@ fn launch_probe_ns() -> Result<f64, KernelError> {
     };
     let bare_ns = call_ns();
     let mut programs = Programs::load()?;
-    let own = std::process::id();
-    let who = ProcessKey::of(own).ok_or_else(|| wrong("/proc is not there".to_owned()))?;
+    let who = own()?;
     programs.meter(who, 1)?;
-    let probes = points.iter().map(|point| programs.attach(&file, *point, Some(own)));
+    let probes = points.iter().map(|point| programs.attach(&file, *point, Some(who.pid)));
     let _probes = probes.collect::<Result<Vec<_>, _>>()?;
     let probed_ns = call_ns();
     let counted: u64 = programs.counts().iter().map(|(_, value)| value.calls).sum();
@@ -133,9 +167,9 @@ fn launch_probe_ns() -> Result<f64, KernelError> {
 
 /// What the watching thread takes of a core.
 fn idle_percent() -> Result<f64, KernelError> {
-    let devices = vec![OTHER.parse().expect("it is a device")];
+    let devices = OTHERS.iter().map(|key| key.parse().expect("it is a device")).collect();
     let settings = Settings { uses_kernel: true, devices, policy: UnmanagedPolicy::Report };
-    let watcher = Watcher::start(settings, std::sync::Arc::default());
+    let watcher = Watcher::start(settings, std::sync::Arc::default(), Before::default());
     let watcher = watcher.map_err(|error| KernelError::Refused(error.to_string()))?;
     std::thread::sleep(SETTLED);
     let state = watcher.board().probes;
@@ -153,51 +187,98 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+/// A call whose cost is measured.
+struct Case {
+    name: &'static str,
+    device: &'static str,
+    command: u64,
+    argument: Box<[u64; WORDS]>,
+}
+
+/// Calls that take the ways through the programs: refused at once, with a status and an amount, and with an amount behind an address.
+fn cases() -> Vec<Case> {
+    let mut allocation = Box::new([0; WORDS]);
+    allocation[CLASS] = MEMORY << 32;
+    allocation[PARAMETERS] = &raw const allocation[BEHIND] as u64;
+    allocation[BEHIND + ITS_SIZE] = 1 << 20;
+    let none = || Box::new([0; WORDS]);
+    vec![
+        Case { name: "a refused call", device: REFUSING, command: COMMAND, argument: none() },
+        Case { name: "a control call", device: ACCEPTING, command: COMMAND, argument: none() },
+        Case { name: "a mapping", device: ACCEPTING, command: MAP_MEMORY, argument: none() },
+        Case { name: "an allocation", device: ACCEPTING, command: ALLOC, argument: allocation },
+    ]
+}
+
+fn opened(device: &str) -> Result<File, KernelError> {
+    let file = File::options().read(true).write(true).open(device);
+    file.map_err(|error| KernelError::Refused(format!("{device}: {error}")))
+}
+
+fn devices(keys: &[&str]) -> Devices {
+    let keys: Vec<_> = keys.iter().map(|key| key.parse().expect("it is a device")).collect();
+    Devices::find(&keys)
+}
+
+/// What a call costs: bare, with empty programs, with ours on other devices, with ours on its own.
+#[derive(Clone, Copy)]
+struct Costs {
+    bare: f64,
+    empty: f64,
+    other: f64,
+    watched: f64,
+}
+
 fn measure(way: Way) -> Result<Report, KernelError> {
-    let file = File::options().read(true).write(true).open(DEVICE);
-    let file = file.map_err(|error| KernelError::Refused(format!("{DEVICE}: {error}")))?;
-    let devices = |key: &str| Devices::find(&[key.parse().expect("it is a device")]);
-    let mut least = [f64::INFINITY; 8];
+    const MOST: f64 = f64::INFINITY;
+    let mut least: Vec<(Case, File, Costs)> = Vec::new();
+    for case in cases() {
+        let file = opened(case.device)?;
+        least.push((case, file, Costs { bare: MOST, empty: MOST, other: MOST, watched: MOST }));
+    }
+    let [mut unrelated_bare, mut unrelated_empty, mut unrelated_ours] = [MOST; 3];
     for _ in 0..ROUNDS {
-        let mut take = |index: usize, ns: f64| least[index] = least[index].min(ns);
-        take(0, ioctl_ns(&file));
-        take(1, unrelated_ns());
+        for (case, file, costs) in &mut least {
+            costs.bare = costs.bare.min(ioctl_ns(file, case));
+        }
+        unrelated_bare = unrelated_bare.min(unrelated_ns());
         let empty = Kernel::attach_empty(way)?;
-        take(2, ioctl_ns(&file));
-        take(3, unrelated_ns());
-        take(4, ioctl_ns(&file));
+        for (case, file, costs) in &mut least {
+            costs.empty = costs.empty.min(ioctl_ns(file, case));
+        }
+        unrelated_empty = unrelated_empty.min(unrelated_ns());
         drop(empty);
-        let other = Kernel::attach(&devices(OTHER), Asked::None, Some(way))?;
-        take(5, ioctl_ns(&file));
-        take(6, unrelated_ns());
+        let other = Kernel::attach(&devices(&OTHERS), Asked::None, Some(way))?;
+        for (case, file, costs) in &mut least {
+            costs.other = costs.other.min(ioctl_ns(file, case));
+        }
+        unrelated_ours = unrelated_ours.min(unrelated_ns());
         drop(other);
-        let watched = Kernel::attach(&devices(WATCHED), Asked::None, Some(way))?;
-        take(7, ioctl_ns(&file));
+        let watched = Kernel::attach(&devices(&[REFUSING_KEY, ACCEPTING_KEY]), Asked::None, Some(way))?;
+        for (case, file, costs) in &mut least {
+            costs.watched = costs.watched.min(ioctl_ns(file, case));
+        }
         drop(watched);
     }
-    let [
-        bare,
-        unrelated_bare,
-        empty_other,
-        unrelated_empty,
-        empty_watched,
-        ours_other,
-        unrelated_ours,
-        ours_watched,
-    ] = least;
+    let above = |costs: &Costs| costs.watched - costs.empty;
+    let dearest = least.iter().max_by(|a, b| above(&a.2).total_cmp(&above(&b.2)));
+    let (Some((dearest, _, worst)), Some((_, refusing, first))) = (dearest, least.first()) else {
+        return Err(KernelError::Refused("nothing was measured".to_owned()));
+    };
     Ok(Report {
         way: way.name(),
-        bare_ns: bare,
-        empty_other_ns: empty_other,
-        ours_other_ns: ours_other,
-        empty_watched_ns: empty_watched,
-        ours_watched_ns: ours_watched,
+        bare_ns: first.bare,
+        empty_other_ns: first.empty,
+        ours_other_ns: first.other,
+        empty_watched_ns: worst.empty,
+        ours_watched_ns: worst.watched,
         unrelated_bare_ns: unrelated_bare,
         unrelated_empty_ns: unrelated_empty,
         unrelated_ours_ns: unrelated_ours,
         unrelated_syscall_tax_ns: unrelated_ours - unrelated_bare,
-        lost_at_1e5_per_s: lost_when_paced(&file, way)?,
-        drop_counter_exact: counts_drops_exactly(&file, way)?,
+        dearest: dearest.name,
+        lost_at_1e5_per_s: lost_when_paced(refusing, way)?,
+        drop_counter_exact: counts_drops_exactly(refusing, way)?,
     })
 }
 
@@ -207,8 +288,11 @@ fn call(file: &File) {
     unsafe { libc::ioctl(file.as_raw_fd(), COMMAND, argument.as_mut_ptr()) };
 }
 
-fn ioctl_ns(file: &File) -> f64 {
-    least_mean_ns(|| call(file))
+fn ioctl_ns(file: &File, case: &Case) -> f64 {
+    least_mean_ns(|| {
+        // SAFETY: neither device writes to the argument, and there is a page for that which reads one.
+        unsafe { libc::ioctl(file.as_raw_fd(), case.command, case.argument.as_ptr()) };
+    })
 }
 
 fn unrelated_ns() -> f64 {
@@ -245,32 +329,81 @@ fn lost_when_paced(file: &File, way: Way) -> Result<u64, KernelError> {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        let mut next = Instant::now();
-        for _ in 0..PACED_CALLS {
-            call(file);
-            next += PACE;
-            while Instant::now() < next {
-                std::hint::spin_loop();
-            }
-        }
+        call_paced(file);
         is_done.store(true, Ordering::SeqCst);
         reader.join().unwrap_or(0)
     });
     Ok(PACED_CALLS - received)
 }
 
+fn call_paced(file: &File) {
+    let mut next = Instant::now();
+    for _ in 0..PACED_CALLS {
+        call(file);
+        next += PACE;
+        while Instant::now() < next {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// What `deepres trace --json`, into a file, lacks of as many calls, and whether it says so itself.
+fn lost_by_the_command() -> Result<(u64, bool), KernelError> {
+    let wrong = |error: String| KernelError::Refused(error);
+    let Some(deepres) = std::env::var_os(DEEPRES) else { return Err(wrong(format!("{DEEPRES} is not set"))) };
+    let folder = std::env::temp_dir().join(format!("deepres-probe-cost-{}", std::process::id()));
+    let written = File::create(&folder).map_err(|error| wrong(error.to_string()))?;
+    let own = std::process::id().to_string();
+    let trace = std::process::Command::new(deepres)
+        .args(["trace", "--json", "--device", REFUSING_KEY, "-p", &own])
+        .stdout(written)
+        .spawn();
+    let mut trace = trace.map_err(|error| wrong(format!("deepres trace: {error}")))?;
+    let file = opened(REFUSING)?;
+    let lines = || -> (u64, u64) {
+        let text = std::fs::read_to_string(&folder).unwrap_or_default();
+        let lost = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("{\"lost\":")?.strip_suffix('}')?.parse::<u64>().ok());
+        let lost: u64 = lost.sum();
+        (text.lines().filter(|line| line.contains("\"command\"")).count() as u64, lost)
+    };
+    // It has begun when it tells of a call.
+    let mut before = 0;
+    let deadline = Instant::now() + TRACE_LIMIT;
+    while lines().0 == 0 && Instant::now() < deadline {
+        call(&file);
+        before += 1;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let unseen = before - lines().0;
+    call_paced(&file);
+    let pid = rustix::process::Pid::from_child(&trace);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT)
+        .map_err(|error| wrong(error.to_string()))?;
+    trace.wait().map_err(|error| wrong(error.to_string()))?;
+    let (told, lost) = lines();
+    // Removed or not: it is in the folder for such things.
+    let _ = std::fs::remove_file(&folder);
+    let missing = (before + PACED_CALLS).saturating_sub(told + unseen);
+    Ok((missing, missing == lost))
+}
+
 fn counts_drops_exactly(file: &File, way: Way) -> Result<bool, KernelError> {
     let mut kernel = following(SMALL_RING_BYTES, way)?;
     let mut ring = kernel.take_events().ok_or(KernelError::NotBuilt)?;
-    (0..FLOOD_CALLS).for_each(|_| call(file));
+    std::thread::scope(|scope| {
+        for _ in 0..FLOOD_THREADS {
+            scope.spawn(|| (0..FLOOD_CALLS).for_each(|_| call(file)));
+        }
+    });
     let received = std::iter::from_fn(|| ring.pop()).count() as u64;
     let lost = kernel.totals().events_lost;
-    Ok(lost > 0 && lost == FLOOD_CALLS - received)
+    Ok(lost > 0 && lost == FLOOD_THREADS * FLOOD_CALLS - received)
 }
 
 fn following(ring_bytes: u32, way: Way) -> Result<Kernel, KernelError> {
-    let devices = Devices::find(&[WATCHED.parse().expect("it is a device")]);
-    let mut kernel = Kernel::attach(&devices, Asked::Some(ring_bytes), Some(way))?;
-    kernel.follow(std::process::id())?;
+    let mut kernel = Kernel::attach(&devices(&[REFUSING_KEY]), Asked::Some(ring_bytes), Some(way))?;
+    kernel.follow(own()?)?;
     Ok(kernel)
 }

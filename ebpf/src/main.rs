@@ -30,6 +30,11 @@ mod walk;
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
+/// Which layouts these programs were built with.
+#[used]
+#[unsafe(no_mangle)]
+static LAYOUT: aya_ebpf::Global<u64> = aya_ebpf::Global::new(probe::LAYOUT);
+
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     // The kernel refuses a program that can get here.

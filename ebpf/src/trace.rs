@@ -1,6 +1,6 @@
 //! Single events for whoever asked, and who is followed: the traced, and their children from birth.
 
-use crate::probe::{Event, Inflight, PAYLOAD_BYTES, encoded_bytes, tracing};
+use crate::probe::{Event, Inflight, PAYLOAD_BYTES, TICK_NS, encoded_bytes, tracing};
 use crate::{count, walk};
 use aya_ebpf::Global;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
@@ -18,7 +18,7 @@ const EVENTS_BYTES: u32 = 4096;
 static TRACING: Global<u32> = Global::new(tracing::NONE);
 
 #[map]
-static TRACED: HashMap<u32, u8> = HashMap::with_max_entries(TRACED_ENTRIES, 0);
+static TRACED: HashMap<u32, u64> = HashMap::with_max_entries(TRACED_ENTRIES, 0);
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(EVENTS_BYTES, 0);
 
@@ -26,8 +26,7 @@ static EVENTS: RingBuf = RingBuf::with_byte_size(EVENTS_BYTES, 0);
 #[inline(always)]
 pub fn ended(pid: u32, tid: u32, ioctl: &Inflight, latency_ns: u64, result: i64) {
     let asked = TRACING.load();
-    // SAFETY: the value is not looked at.
-    if asked == tracing::NONE || asked == tracing::SOME && unsafe { TRACED.get(pid) }.is_none() {
+    if asked == tracing::NONE || asked == tracing::SOME && !is_followed(pid) {
         return;
     }
     let Some(mut entry) = EVENTS.reserve::<Event>(0) else {
@@ -56,6 +55,13 @@ pub fn ended(pid: u32, tid: u32, ioctl: &Inflight, latency_ns: u64, result: i64)
     count::total(|totals| totals.events += 1);
 }
 
+/// Whether the current process, of this id, is followed: it, and none that had its id before.
+#[inline(always)]
+fn is_followed(pid: u32) -> bool {
+    // SAFETY: a value that is replaced while it is read is one process's or another's, and does not fit then.
+    unsafe { TRACED.get(pid) }.is_some_and(|started| *started == walk::process_started_ns() / TICK_NS)
+}
+
 /// Reads what an ioctl's argument points to, as much of it as is known to be there; returns how much it was.
 ///
 /// # Safety
@@ -82,14 +88,15 @@ unsafe fn read_argument(ioctl: &Inflight, payload: *mut u8) -> u32 {
 #[raw_tracepoint(tracepoint = "sched_process_fork")]
 pub fn follow_fork(context: RawTracePointContext) -> i32 {
     let parent = (bpf_get_current_pid_tgid() >> 32) as u32;
-    // SAFETY: the value is not looked at.
-    if unsafe { TRACED.get(parent) }.is_some() {
-        if let Some(child) = walk::process_of(context.arg(1))
-            && child != parent
-            && TRACED.insert(child, 1, 0).is_err()
-        {
-            count::total(|totals| totals.events_lost += 1);
-        }
+    if !is_followed(parent) {
+        return 0;
+    }
+    let task = context.arg::<*const u8>(1);
+    if let Some(child) = walk::process_of(task)
+        && child != parent
+        && TRACED.insert(child, walk::started_ns_of(task) / TICK_NS, 0).is_err()
+    {
+        count::total(|totals| totals.events_lost += 1);
     }
     0
 }

@@ -8,7 +8,7 @@ mod coverage;
 mod share;
 
 pub use crate::probes::status::{
-    ActivityStatus, MeteredStatus, MeteringStatus, ProbesStatus, UnmanagedStatus,
+    ActivityStatus, DriverSums, MeteredStatus, MeteringStatus, ProbesStatus, UnmanagedStatus,
 };
 pub use coverage::{ProcessCoverage, UnaccountedCalls};
 pub use share::{GuardStatus, PriorityStatus, ShareStatus, TermStatus};
@@ -269,6 +269,9 @@ pub struct TenantStatus {
     pub gpus: Vec<AccountStatus>,
     /// Its processes.
     pub sessions: Vec<SessionStatus>,
+    /// What they do in the driver, where the kernel programs tell.
+    #[serde(default)]
+    pub driver: DriverSums,
 }
 
 /// A tenant's account on one GPU, since it first appeared there.

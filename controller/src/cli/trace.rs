@@ -4,6 +4,7 @@ mod show;
 
 use anyhow::{Context, Result, bail};
 use deepres_abi::probe::Event;
+use deepres_controller::admin::Status;
 use deepres_controller::admin::client::Client;
 use deepres_controller::probes::devices::{DeviceKey, Devices};
 use deepres_controller::probes::kernel::{Asked, Kernel, Ring};
@@ -11,12 +12,14 @@ use deepres_controller::process::ProcessKey;
 use deepres_controller::trace::decode::decode;
 use deepres_controller::trace::summary::Summary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process};
 use show::Output;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Events that wait to be read, bytes: a tenth of a second at half a million a second.
@@ -61,11 +64,15 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// Set by SIGINT and SIGTERM.
-static IS_TOLD_TO_STOP: AtomicBool = AtomicBool::new(false);
+/// The signal that told to stop; 0 before.
+static TOLD_BY: AtomicI32 = AtomicI32::new(0);
 
-extern "C" fn stop(_signal: libc::c_int) {
-    IS_TOLD_TO_STOP.store(true, Ordering::Relaxed);
+extern "C" fn stop(signal: libc::c_int) {
+    TOLD_BY.store(signal, Ordering::Relaxed);
+}
+
+fn told_by() -> libc::c_int {
+    TOLD_BY.load(Ordering::Relaxed)
 }
 
 /// Traces until told to stop, or until nobody is left who was to be traced.
@@ -86,19 +93,36 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let mut followed = Vec::new();
     for pid in &args.pid {
-        followed.push(ProcessKey::of(*pid).with_context(|| format!("there is no process {pid}"))?);
-        kernel.follow(*pid)?;
+        let who = ProcessKey::of(*pid).with_context(|| format!("there is no process {pid}"))?;
+        followed.push(who);
+        kernel.follow(who)?;
+    }
+    if let Some(name) = &args.tenant
+        && begin_with(name, &mut kernel)? == 0
+    {
+        eprintln!("deepres: nobody of {name} yet");
     }
     let mut child = start(&args.command, &mut kernel)?;
     let mut tracer =
         Tracer { output: Output::new(args.json, !args.summary), summary: Summary::default(), lost: 0 };
     let mut status = None;
     let mut looked = None::<Instant>;
-    while !IS_TOLD_TO_STOP.load(Ordering::Relaxed) || child.is_some() {
+    let mut is_child_told = false;
+    while told_by() == 0 || child.is_some() {
+        // A terminal's SIGINT reaches the command by itself.
+        if let Some(child) = &child
+            && told_by() == libc::SIGTERM
+            && !std::mem::replace(&mut is_child_told, true)
+        {
+            // It may have ended just now.
+            let _ = kill_process(Pid::from_child(child), Signal::TERM);
+        }
         if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
             looked = Some(Instant::now());
-            follow_tenant(args.tenant.as_deref(), &mut kernel)?;
-            kernel.forget_followed(|pid| pid != std::process::id() && ProcessKey::of(pid).is_none());
+            if let Some(name) = &args.tenant {
+                follow_tenant(name, &Client::connect()?.status()?, &mut kernel)?;
+            }
+            kernel.forget_followed();
             if let Some(ended) = child.as_mut().map(Child::try_wait).transpose()?.flatten() {
                 status = Some(ended);
                 child = None;
@@ -128,23 +152,37 @@ pub fn run(args: Args) -> Result<ExitCode> {
 /// Starts the command. Whatever this process starts is followed from its birth: nothing it does goes unseen.
 fn start(command: &[OsString], kernel: &mut Kernel) -> Result<Option<Child>> {
     let [program, arguments @ ..] = command else { return Ok(None) };
-    kernel.follow(std::process::id())?;
+    let own = std::process::id();
+    kernel.follow(ProcessKey::of(own).with_context(|| format!("/proc does not show process {own}"))?)?;
     let child = Command::new(program).args(arguments).spawn();
     Ok(Some(child.with_context(|| format!("cannot start {}", program.display()))?))
 }
 
-/// Follows the processes that the tenant has now.
-fn follow_tenant(tenant: Option<&str>, kernel: &mut Kernel) -> Result<()> {
-    let Some(name) = tenant else { return Ok(()) };
+/// Follows the processes that the tenant has now; returns how many.
+fn begin_with(name: &str, kernel: &mut Kernel) -> Result<usize> {
     let status = Client::connect()?.status()?;
+    let is_tenant = status.tenants.iter().any(|tenant| tenant.name == name);
+    let followed = follow_tenant(name, &status, kernel)?;
+    if !is_tenant && followed == 0 {
+        bail!("there is no tenant {name}; `deepres ps` lists those there are");
+    }
+    Ok(followed)
+}
+
+/// Follows the processes that the tenant has: those with sessions, those that were adopted for it, those that are metered from outside.
+fn follow_tenant(name: &str, status: &Status, kernel: &mut Kernel) -> Result<usize> {
     let sessions =
         status.tenants.iter().filter(|tenant| tenant.name == name).flat_map(|tenant| &tenant.sessions);
-    let adopted =
-        status.unmanaged.iter().filter(|user| user.tenant.as_deref() == Some(name)).map(|user| user.pid);
-    for pid in sessions.map(|session| session.pid).chain(adopted) {
-        kernel.follow(pid)?;
+    let is_its = |tenant: &Option<String>| tenant.as_deref() == Some(name);
+    let adopted = status.unmanaged.iter().filter(|user| is_its(&user.tenant)).map(|user| user.pid);
+    let metered =
+        status.metering.processes.iter().filter(|process| is_its(&process.tenant)).map(|process| process.pid);
+    let pids: BTreeSet<u32> = sessions.map(|session| session.pid).chain(adopted).chain(metered).collect();
+    let living: Vec<ProcessKey> = pids.into_iter().filter_map(ProcessKey::of).collect();
+    for who in &living {
+        kernel.follow(*who)?;
     }
-    Ok(())
+    Ok(living.len())
 }
 
 /// Waits until there is something to read, for a moment at most.
@@ -169,7 +207,8 @@ impl Tracer {
             self.summary.add(&event);
             self.output.event(&event)?;
         }
-        let lost = kernel.totals().events_lost;
+        let totals = kernel.totals();
+        let lost = totals.events_lost + totals.untimed;
         if lost > self.lost {
             self.output.lost(lost - self.lost)?;
             self.lost = lost;

@@ -6,6 +6,7 @@ use crate::admin::{MAX_REQUEST_BYTES, Reply, Request};
 use crate::arbiter::Report;
 use crate::authority::Wish;
 use crate::probes::metering::Purpose;
+use crate::probes::status::{ActivityStatus, DriverSums};
 use std::io;
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -129,6 +130,13 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             Some(reports) => {
                 let mut status = shared.registry.borrow().status(&reports);
                 let board = shared.watcher.board();
+                for tenant in &mut status.tenants {
+                    let sessions = &tenant.sessions;
+                    let is_its = |activity: &&ActivityStatus| {
+                        sessions.iter().any(|session| session.pid == activity.pid)
+                    };
+                    tenant.driver = DriverSums::of(board.activity.iter().filter(is_its));
+                }
                 status.unmanaged = board.unmanaged;
                 status.probes = board.probes;
                 status.driver_activity = board.activity;

@@ -23,8 +23,9 @@ pub use service::{InheritError, inherited};
 use crate::arbiter::{Arbiter, Setup};
 use crate::config::Config;
 use crate::directory::Directory;
-use crate::probes::Watcher;
-use crate::probes::metering::Metering;
+use crate::probes::metering::{Metering, Purpose};
+use crate::probes::status::Adopted;
+use crate::probes::{Before, Watcher};
 use crate::shm::{SharedPage, Writer};
 use connections::Connections;
 use deepres_abi::beat::BeatPage;
@@ -159,12 +160,22 @@ pub fn run(
     let idle_exit = options.exits_idle.then(|| options.config.idle_exit());
     let mut registry = Registry::new(options.config, options.directory.clone(), managed, beat);
     let mut state = StateFile::at(options.directory.state_file());
+    let mut before = Before::default();
     let deserted = match state.load() {
-        Some(state) => registry.restore(state)?,
+        Some(mut state) => {
+            before.adopted = std::mem::take(&mut state.adopted);
+            registry.restore(state)?
+        }
         None => Vec::new(),
     };
-    let watcher = Watcher::start(registry.config().probes.settings(), registry.connected())?;
+    before.adopted.retain(|adopted| adopted.process.is_alive());
+    before.returning = registry.returning();
     let metering = Metering::start(registry.config().probes.metering_refusal(), registry.connected())?;
+    for Adopted { process, tenant } in &before.adopted {
+        // Whether it can be metered still shows in its row.
+        drop(metering.meter(process.pid, Purpose { tenant: tenant.clone(), is_managed: false }));
+    }
+    let watcher = Watcher::start(registry.config().probes.settings(), registry.connected(), before)?;
     let shared = Rc::new(Shared {
         watcher,
         metering,

@@ -46,7 +46,8 @@ pub async fn save(shared: &Shared) -> bool {
         }
     }
     let mut file = shared.state.borrow_mut();
-    let state = shared.registry.borrow().saved(file.boot(), &snapshots);
+    let mut state = shared.registry.borrow().saved(file.boot(), &snapshots);
+    state.adopted = shared.watcher.board().adopted;
     file.save(state);
     true
 }

@@ -4,6 +4,7 @@ use super::administrators::reports;
 use super::registry::{Guest, Refused};
 use super::{Shared, tenants};
 use crate::packet;
+use crate::process::ProcessKey;
 use deepres_abi::wire::{Hello, RefusalKind};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -16,6 +17,10 @@ pub async fn answer(
     hello: &Hello,
     shared: &Shared,
 ) -> io::Result<()> {
+    if let Some(who) = ProcessKey::of(guest.peer.pid) {
+        // Our library is in it: until it computes, it has no session and is no stranger.
+        shared.registry.borrow().connected().views(who);
+    }
     let view = match reports(shared).await {
         Some(reports) => shared.registry.borrow().view(guest, hello, &reports),
         None => Err(Refused::new(RefusalKind::Stopping, "a GPU's arbiter does not answer")),

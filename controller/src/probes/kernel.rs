@@ -1,15 +1,18 @@
 //! The kernel programs: loading, attaching, and reading their maps. Dropping it detaches them.
 
+use super::activity::join;
 use super::btf::{self, BtfError};
 use super::devices::Devices;
 pub use super::way::Way;
 use super::way::{Choice, Facts, choices};
+use crate::process::ProcessKey;
 use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf};
 use aya::programs::{KProbe, RawTracePoint, TracePoint};
 use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use deepres_abi::probe::{
-    CommandKey, CommandValue, Event, News, Offsets, StatKey, StatValue, Totals, Watch, tracing as asked,
+    CommandKey, CommandValue, Event, LAYOUT, News, Offsets, StatKey, StatValue, Totals, Watch,
+    tracing as asked,
 };
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
@@ -54,6 +57,11 @@ pub enum KernelError {
         "deepres was built without its kernel programs; `cargo xtask ebpf` builds them, then build deepres again"
     )]
     NotBuilt,
+    /// They are in this binary, and speak another language.
+    #[error(
+        "deepres was built with kernel programs of another build; `cargo xtask ebpf` builds them anew, then build deepres again"
+    )]
+    Stale,
     /// No rights.
     #[error(
         "the kernel does not let this user load programs ({0}): it takes CAP_BPF and CAP_PERFMON, or root"
@@ -76,6 +84,7 @@ pub enum KernelError {
 pub struct Kernel {
     ebpf: Ebpf,
     choice: Choice,
+    room: usize,
 }
 
 impl Kernel {
@@ -85,6 +94,7 @@ impl Kernel {
     /// [`KernelError`], saying what is missing.
     pub fn attach(devices: &Devices, asked: Asked, way: Option<Way>) -> Result<Self, KernelError> {
         let facts = Facts::read(devices);
+        let room = stats_room()?;
         let ways = match way {
             Some(way) => vec![Choice { way, why: "it was asked for".to_owned() }],
             None => choices(&facts),
@@ -101,7 +111,7 @@ impl Kernel {
                     .and_then(|()| attach_raw(&mut ebpf, "raw_exit", "sys_exit")),
             };
             let why = obstacles.iter().fold(why, |why, obstacle| format!("{why}; {obstacle}"));
-            let kernel = Self { ebpf, choice: Choice { way, why } };
+            let kernel = Self { ebpf, choice: Choice { way, why }, room };
             match attached.and_then(|()| kernel.prove()) {
                 Ok(()) => return Ok(kernel),
                 Err(error) => {
@@ -157,7 +167,12 @@ impl Kernel {
                 }
             }
         }
-        Ok(Self { ebpf, choice: Choice { way, why: "to measure".to_owned() } })
+        Ok(Self { ebpf, choice: Choice { way, why: "to measure".to_owned() }, room: 0 })
+    }
+
+    /// How many counters there is room for: processes times commands.
+    pub fn room(&self) -> usize {
+        self.room
     }
 
     /// How ioctls are heard of.
@@ -233,21 +248,27 @@ impl Kernel {
     ///
     /// # Errors
     /// [`KernelError`] if too many are followed.
-    pub fn follow(&mut self, pid: u32) -> Result<(), KernelError> {
-        let mut map: HashMap<_, u32, u8> =
+    pub fn follow(&mut self, who: ProcessKey) -> Result<(), KernelError> {
+        let mut map: HashMap<_, u32, u64> =
             named(self.ebpf.map_mut("TRACED")).and_then(HashMap::try_from).map_err(refused)?;
-        map.insert(pid, 1, 0).map_err(refused)
+        map.insert(who.pid, who.start_ticks, 0).map_err(refused)
     }
 
     /// Follows no more who is no more.
-    pub fn forget_followed(&mut self, is_gone: impl Fn(u32) -> bool) {
-        let Ok(mut map) = named(self.ebpf.map_mut("TRACED")).and_then(HashMap::<_, u32, u8>::try_from) else {
+    pub fn forget_followed(&mut self) {
+        let Ok(mut map) = named(self.ebpf.map_mut("TRACED")).and_then(HashMap::<_, u32, u64>::try_from)
+        else {
             return;
         };
-        let gone: Vec<u32> = map.keys().filter_map(Result::ok).filter(|pid| is_gone(*pid)).collect();
-        for pid in gone {
-            // If it is gone already, all is well.
-            let _ = map.remove(&pid);
+        let followed = map.iter().filter_map(Result::ok);
+        let followed = followed.map(|(pid, start_ticks)| ProcessKey { pid, start_ticks });
+        let gone: Vec<ProcessKey> = followed.filter(|who| !who.is_alive()).collect();
+        for who in gone {
+            // Its id may be another's by now, who is followed too.
+            if map.get(&who.pid, 0).is_ok_and(|start_ticks| start_ticks == who.start_ticks) {
+                // If it is gone already, all is well.
+                let _ = map.remove(&who.pid);
+            }
         }
     }
 }
@@ -265,16 +286,7 @@ pub(super) fn bytes_of<T: IntoBytes + zerocopy::Immutable, const N: usize>(recor
 fn sum_stats(values: &PerCpuValues<StatValueBytes>) -> StatValue {
     let mut sum = StatValue::new_zeroed();
     for value in values.iter().filter_map(|value| StatValue::read_from_bytes(value).ok()) {
-        sum.calls += value.calls;
-        sum.errors += value.errors;
-        sum.time_ns = sum.time_ns.wrapping_add(value.time_ns);
-        sum.longest_ns = sum.longest_ns.max(value.longest_ns);
-        // A program's argument says how many: it may say anything.
-        sum.bytes = sum.bytes.saturating_add(value.bytes);
-        sum.last_ns = sum.last_ns.max(value.last_ns);
-        for (bucket, more) in sum.buckets.iter_mut().zip(value.buckets) {
-            *bucket += more;
-        }
+        join(&mut sum, &value);
     }
     sum
 }
@@ -315,6 +327,16 @@ pub fn are_built() -> bool {
     !PROGRAMS.is_empty()
 }
 
+/// Whether the programs were built with the layouts that this was built with.
+fn are_ours() -> bool {
+    has_layout(PROGRAMS, LAYOUT)
+}
+
+fn has_layout(programs: &[u8], layout: u64) -> bool {
+    let mark = layout.to_le_bytes();
+    programs.windows(mark.len()).any(|window| window == mark)
+}
+
 /// Whether this process is in the host's pid namespace, so that the kernel's process ids are its own.
 pub fn is_in_host_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == HOST_PID_NAMESPACE)
@@ -329,6 +351,9 @@ pub(super) fn load(
 ) -> Result<Ebpf, KernelError> {
     if !are_built() {
         return Err(KernelError::NotBuilt);
+    }
+    if !are_ours() {
+        return Err(KernelError::Stale);
     }
     if !is_in_host_pid_namespace() {
         return Err(KernelError::Namespace);
@@ -349,9 +374,7 @@ pub(super) fn load(
         Asked::Some(bytes) => (asked::SOME, bytes),
         Asked::All(bytes) => (asked::ALL, bytes),
     };
-    let cpus = nr_cpus().map_err(|(file, error)| KernelError::Refused(format!("{file}: {error}")))?;
-    let entries = STATS_BUDGET_BYTES / (cpus.max(1) * size_of::<StatValue>());
-    let entries = entries.clamp(*STATS_ENTRIES.start(), *STATS_ENTRIES.end()) as u32;
+    let entries = stats_room()? as u32;
     let mut loader = EbpfLoader::new();
     for (name, offset) in [
         ("TASK_FILES", &task_files),
@@ -382,6 +405,13 @@ pub(super) fn load(
         attach_raw(&mut ebpf, "follow_fork", "sched_process_fork")?;
     }
     Ok(ebpf)
+}
+
+/// How many counters there is room for.
+fn stats_room() -> Result<usize, KernelError> {
+    let cpus = nr_cpus().map_err(|(file, error)| KernelError::Refused(format!("{file}: {error}")))?;
+    let entries = STATS_BUDGET_BYTES / (cpus.max(1) * size_of::<StatValue>());
+    Ok(entries.clamp(*STATS_ENTRIES.start(), *STATS_ENTRIES.end()))
 }
 
 fn attach_tracepoints(ebpf: &mut Ebpf) -> Result<(), KernelError> {
@@ -479,5 +509,19 @@ pub(super) fn refused(error: impl std::error::Error) -> KernelError {
         KernelError::Forbidden(text)
     } else {
         KernelError::Refused(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_another_build_are_told_from_ours() {
+        let mut programs = [7; 100];
+        assert!(!has_layout(&programs, LAYOUT));
+        programs[41..49].copy_from_slice(&LAYOUT.to_le_bytes());
+        assert!(has_layout(&programs, LAYOUT) && !has_layout(&programs, LAYOUT + 1));
+        assert!(!are_built() || are_ours(), "`cargo xtask ebpf` has to be run again");
     }
 }

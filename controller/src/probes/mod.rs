@@ -9,15 +9,21 @@
 //! | [`metering`] | counts the launches of programs that cannot be preloaded |
 //! | [`watch`] | the thread that reads everything and keeps the board |
 //! | [`users`] | pure: who is to be told of as unmanaged, and when |
+//! | [`activity`] | what processes do in the driver, added up |
 //! | [`scan`] | what /proc tells of processes |
+//! | [`reader`] | the threads that read what a process can make wait |
+//! | [`hold`] | who is stopped until it is adopted |
 //! | [`connected`] | which processes are sessions |
 //! | [`status`] | the board, as the admin socket tells it |
 
+pub mod activity;
 pub mod btf;
 pub mod connected;
 pub mod devices;
+pub mod hold;
 pub mod kernel;
 pub mod metering;
+pub mod reader;
 pub mod scan;
 pub mod status;
 pub mod users;
@@ -25,4 +31,4 @@ pub mod watch;
 pub mod way;
 
 pub use connected::{Connected, Presence};
-pub use watch::{Settings, Watcher};
+pub use watch::{Before, Settings, Watcher};

@@ -1,16 +1,13 @@
 //! What /proc tells of processes: who has the GPU's devices open or mapped, and who they are.
 
 use super::devices::Devices;
+use super::reader::shortened;
 use super::users::Evidence;
 use crate::identity::read::place;
 use crate::process::ProcessKey;
-use crate::text::harmless;
 use deepres_abi::probe::Family;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use std::path::Path;
-
-/// Characters of a command line that are kept.
-const COMMAND_CHARS: usize = 120;
 
 /// How a process uses the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,28 +18,61 @@ pub struct Use {
     pub is_compute: bool,
 }
 
-/// All processes that use the devices.
-pub fn all(devices: &Devices) -> Vec<(ProcessKey, Use)> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+/// All processes that have the devices open, and those that have not.
+pub fn all(devices: &Devices) -> (Vec<(ProcessKey, Use)>, Vec<ProcessKey>) {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return (Vec::new(), Vec::new()) };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter_map(|pid| Some((pid, of(pid, devices)?)))
-        .filter_map(|(pid, found)| Some((ProcessKey::of(pid)?, found)))
-        .collect()
+    let (mut users, mut others) = (Vec::new(), Vec::new());
+    for pid in pids {
+        let found = open(pid, devices);
+        match (ProcessKey::of(pid), found) {
+            (Some(who), Some(found)) => users.push((who, found)),
+            (Some(who), None) => others.push(who),
+            (None, _) => {}
+        }
+    }
+    (users, others)
 }
 
-/// How a process uses the devices at this moment.
-pub fn of(pid: u32, devices: &Devices) -> Option<Use> {
-    let by = |evidence, families: Vec<Family>| {
-        (!families.is_empty()).then(|| Use { evidence, is_compute: families.contains(&Family::Uvm) })
-    };
-    by(Evidence::Descriptor, open_devices(pid, devices))
-        .or_else(|| by(Evidence::Mapping, mapped_devices(pid, devices)))
+/// How a process has the devices open at this moment.
+pub fn open(pid: u32, devices: &Devices) -> Option<Use> {
+    let (mut families, has_any) = open_devices(&format!("/proc/{pid}/fd"), devices);
+    if !has_any && has_lost_its_leader(pid) {
+        families = threads(pid).flat_map(|thread| open_devices(&format!("{thread}/fd"), devices).0).collect();
+    }
+    used(Evidence::Descriptor, &families)
 }
 
-fn open_devices(pid: u32, devices: &Devices) -> Vec<Family> {
-    let folder = format!("/proc/{pid}/fd");
-    let Ok(entries) = std::fs::read_dir(&folder) else { return Vec::new() };
-    entries.flatten().filter_map(|entry| family(&entry.path(), devices)).collect()
+/// How a process has the devices mapped at this moment. Takes as long as the process likes.
+pub fn mapped(pid: u32, devices: &Devices) -> Option<Use> {
+    used(Evidence::Mapping, &mapped_devices(pid, devices))
+}
+
+fn used(evidence: Evidence, families: &[Family]) -> Option<Use> {
+    (!families.is_empty()).then(|| Use { evidence, is_compute: families.contains(&Family::Uvm) })
+}
+
+/// Whether a process's first thread has ended and others go on: then what the process has is theirs to show.
+fn has_lost_its_leader(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('Z'))
+}
+
+fn threads(pid: u32) -> impl Iterator<Item = String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.map(|task| task.path().to_string_lossy().into_owned())
+}
+
+/// The devices that are open, and whether anything is.
+fn open_devices(folder: &str, devices: &Devices) -> (Vec<Family>, bool) {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut has_any = false;
+    let families = entries.filter_map(|entry| {
+        has_any = true;
+        family(&entry.path(), devices)
+    });
+    let families = families.collect();
+    (families, has_any)
 }
 
 fn mapped_devices(pid: u32, devices: &Devices) -> Vec<Family> {
@@ -72,7 +102,7 @@ pub fn parent(pid: u32) -> Option<u32> {
 /// Who a process is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
-    /// Its command line, shortened.
+    /// Its command line, shortened; its name before that was read.
     pub command: String,
     /// Its user.
     pub uid: u32,
@@ -82,17 +112,10 @@ pub struct Description {
     pub container: Option<String>,
 }
 
-/// Describes a process, as far as it lets itself be seen.
+/// Describes a process by what the kernel answers from its own memory: as its command it has its name.
 pub fn describe(pid: u32) -> Description {
     let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
-    let words = read("cmdline");
-    let words = words.split(|byte| *byte == 0).filter(|word| !word.is_empty());
-    let words: Vec<_> = words.map(String::from_utf8_lossy).collect();
-    let command = if words.is_empty() {
-        String::from_utf8_lossy(&read("comm")).trim_end().to_owned()
-    } else {
-        words.join(" ")
-    };
+    let command = String::from_utf8_lossy(&read("comm")).trim_end().to_owned();
     let status = read("status");
     let status = String::from_utf8_lossy(&status);
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
@@ -102,7 +125,7 @@ pub fn describe(pid: u32) -> Description {
         .filter_map(|word| word.parse().ok())
         .collect();
     Description {
-        command: harmless(&command.chars().take(COMMAND_CHARS).collect::<String>()),
+        command: shortened(&command),
         uid: field("Uid:")
             .and_then(|line| line.split_ascii_whitespace().next()?.parse().ok())
             .unwrap_or(u32::MAX),
@@ -122,23 +145,54 @@ mod tests {
     #[test]
     fn a_process_that_has_the_device_open_is_found_and_no_other() {
         let devices = tun();
-        assert_eq!(of(std::process::id(), &devices), None);
+        assert_eq!(open(std::process::id(), &devices), None);
         let held = std::fs::File::open("/dev/random").unwrap();
         let expected = Use { evidence: Evidence::Descriptor, is_compute: true };
-        assert_eq!(of(std::process::id(), &devices), Some(expected));
+        assert_eq!(open(std::process::id(), &devices), Some(expected));
         let own = ProcessKey::of(std::process::id()).unwrap();
-        assert!(all(&devices).contains(&(own, expected)));
+        let (users, others) = all(&devices);
+        assert!(users.contains(&(own, expected)) && !others.contains(&own));
         drop(held);
     }
 
     #[test]
-    fn a_process_is_described_by_its_command_line_and_user() {
+    fn a_process_is_described_by_its_name_and_user() {
         let own = describe(std::process::id());
         assert_eq!(own.uid, rustix::process::getuid().as_raw());
-        assert!(!own.command.is_empty() && own.command.chars().count() <= COMMAND_CHARS);
+        assert_eq!(own.command, std::fs::read_to_string("/proc/self/comm").unwrap().trim_end());
         assert_eq!(
             parent(std::process::id()),
             rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32)
         );
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_shows_what_it_has_open() {
+        const CODE: &str = "import ctypes, os, threading, time\n\
+            held = os.open('/dev/random', os.O_RDONLY)\n\
+            def go_on():\n\
+            \x20time.sleep(0.1)\n\
+            \x20print(flush=True)\n\
+            \x20time.sleep(60)\n\
+            threading.Thread(target=go_on).start()\n\
+            ctypes.CDLL(None).pthread_exit(None)";
+        let mut python = std::process::Command::new("python3");
+        let mut child = python.args(["-c", CODE]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+        while !has_lost_its_leader(child.id()) {
+            std::thread::yield_now();
+        }
+        let who = ProcessKey::of(child.id()).expect("it lives on");
+        let expected = Use { evidence: Evidence::Descriptor, is_compute: true };
+        assert_eq!(open(child.id(), &tun()), Some(expected));
+        assert!(who.is_alive());
+        child.kill().unwrap();
+        while who.is_alive() {
+            std::thread::yield_now();
+        }
+        assert_eq!(open(child.id(), &tun()), None, "dead, and not buried");
+        child.wait().unwrap();
     }
 }

@@ -1,5 +1,7 @@
 //! What the probes found, as the admin socket and `deepres ps --json` tell it.
 
+use crate::process::ProcessKey;
+use deepres_abi::probe::FIRST_BUCKET_LOG2;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -16,6 +18,12 @@ pub struct ProbesStatus {
     pub unattributed: u64,
     /// Ioctls that were not counted at all, because too many threads were inside one at a time.
     pub untimed: u64,
+    /// Rows of counters that left the kernel, because others needed the room. What they counted stays in the sums.
+    #[serde(default)]
+    pub evicted: u64,
+    /// First ioctls of processes that were not told at once, because there was no room.
+    #[serde(default)]
+    pub news_lost: u64,
 }
 
 /// A process that uses a GPU and is no tenant's.
@@ -46,13 +54,13 @@ pub struct UnmanagedStatus {
 }
 
 /// What a process does in the driver.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActivityStatus {
     /// The process.
     pub pid: u32,
     /// Its ioctls on the GPU's devices.
     pub calls: u64,
-    /// Those that failed.
+    /// Those that failed, by the kernel's word or the driver's.
     pub errors: u64,
     /// Time that its threads spent blocked in them, ns.
     pub time_ns: u64,
@@ -62,10 +70,96 @@ pub struct ActivityStatus {
     /// Those that allocated, mapped or moved memory.
     #[serde(default)]
     pub memory_calls: u64,
-    /// Memory that they mapped, made or moved, bytes, as far as the arguments tell.
-    pub bytes: u64,
+    /// Memory that they asked for, bytes, as far as the arguments tell.
+    #[serde(default)]
+    pub allocated_bytes: u64,
+    /// Memory that they mapped or moved, bytes, likewise.
+    #[serde(default)]
+    pub mapped_bytes: u64,
     /// When the last ended, ns of `CLOCK_MONOTONIC`.
     pub last_ns: u64,
+    /// The same by command, those first that took the most time.
+    #[serde(default)]
+    pub commands: Vec<CommandStatus>,
+}
+
+/// What a process does with one command of one device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommandStatus {
+    /// The device's numbers, `MAJOR:MINOR`.
+    pub device: String,
+    /// Its language: `rm`, `uvm`, `modeset` or `other`.
+    pub family: String,
+    /// The command's name, its number where it has none that is known, or `others`.
+    pub name: String,
+    /// Calls.
+    pub calls: u64,
+    /// Those that failed, by the kernel's word or the driver's.
+    pub errors: u64,
+    /// Time inside, ns.
+    pub time_ns: u64,
+    /// The longest, ns.
+    pub longest_ns: u64,
+    /// Memory that they asked for, mapped or moved, bytes.
+    pub bytes: u64,
+    /// Calls by latency: up to 256 ns, up to twice that, and so on; the last has no end.
+    pub buckets: Vec<u64>,
+}
+
+/// What a tenant's processes do in the driver, together.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverSums {
+    /// As [`ActivityStatus::calls`].
+    pub calls: u64,
+    /// As [`ActivityStatus::errors`].
+    pub errors: u64,
+    /// As [`ActivityStatus::time_ns`].
+    pub time_ns: u64,
+    /// As [`ActivityStatus::memory_calls`].
+    pub memory_calls: u64,
+    /// As [`ActivityStatus::allocated_bytes`].
+    pub allocated_bytes: u64,
+    /// As [`ActivityStatus::mapped_bytes`].
+    pub mapped_bytes: u64,
+}
+
+impl DriverSums {
+    /// Of these processes.
+    pub fn of<'a>(processes: impl Iterator<Item = &'a ActivityStatus>) -> Self {
+        processes.fold(Self::default(), |sum, process| Self {
+            calls: sum.calls + process.calls,
+            errors: sum.errors + process.errors,
+            time_ns: sum.time_ns.saturating_add(process.time_ns),
+            memory_calls: sum.memory_calls + process.memory_calls,
+            allocated_bytes: sum.allocated_bytes.saturating_add(process.allocated_bytes),
+            mapped_bytes: sum.mapped_bytes.saturating_add(process.mapped_bytes),
+        })
+    }
+}
+
+impl CommandStatus {
+    /// The latency that this part of the calls stayed below, ns: to the next power of two, and at most the longest.
+    pub fn quantile_ns(&self, permille: u64) -> u64 {
+        let wanted = (self.calls * permille).div_ceil(1000);
+        let mut seen = 0;
+        for (bucket, calls) in self.buckets.iter().enumerate() {
+            seen += calls;
+            if seen >= wanted {
+                return (1u64 << (FIRST_BUCKET_LOG2 + bucket as u32)).min(self.longest_ns);
+            }
+        }
+        self.longest_ns
+    }
+}
+
+/// A process that was adopted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Adopted {
+    /// The process.
+    #[serde(flatten)]
+    pub process: ProcessKey,
+    /// The tenant that it was adopted for.
+    pub tenant: Option<String>,
 }
 
 /// A process that is metered from outside.
@@ -127,12 +221,40 @@ pub struct Board {
     pub unmanaged: Vec<UnmanagedStatus>,
     /// What processes do in the driver, tenants' or not.
     pub activity: Vec<ActivityStatus>,
+    /// Who was adopted and lives.
+    pub adopted: Vec<Adopted>,
 }
 
 impl Board {
     /// Before anything was looked at.
-    pub fn starting() -> Self {
+    pub fn starting(adopted: &[Adopted]) -> Self {
         let probes = ProbesStatus { state: "starting".to_owned(), ..ProbesStatus::default() };
-        Self { probes, ..Self::default() }
+        Self { probes, adopted: adopted.to_vec(), ..Self::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quantile_is_the_end_of_the_bucket_that_it_falls_into() {
+        let command = CommandStatus {
+            device: "195:0".to_owned(),
+            family: "rm".to_owned(),
+            name: "NV_ESC_RM_ALLOC".to_owned(),
+            calls: 100,
+            errors: 0,
+            time_ns: 0,
+            longest_ns: 5_000,
+            bytes: 0,
+            buckets: vec![50, 49, 0, 0, 1],
+        };
+        assert_eq!(
+            [500, 990, 999].map(|permille| command.quantile_ns(permille)),
+            [256, 512, 4_096],
+            "powers of two"
+        );
+        assert_eq!(CommandStatus { longest_ns: 300, ..command }.quantile_ns(990), 300);
     }
 }

@@ -104,16 +104,17 @@ impl Users {
         is_news.then_some(Change::Computes(who))
     }
 
-    /// Brings everything up to date. `uses` looks whether a process uses a GPU at this moment.
+    /// Brings everything up to date. `is_managed` says whether a process, that computes or not, is a tenant's; `uses` looks whether it uses
+    /// a GPU at this moment.
     pub fn settle(
         &mut self,
         now_ns: u64,
-        is_connected: impl Fn(u32) -> bool,
+        is_managed: impl Fn(ProcessKey, bool) -> bool,
         mut uses: impl FnMut(ProcessKey) -> bool,
     ) -> Vec<Change> {
         let mut changes = Vec::new();
         self.users.retain(|who, user| {
-            let stays = if is_connected(who.pid) {
+            let stays = if is_managed(*who, user.is_compute) {
                 false
             } else if !user.is_reported {
                 if now_ns < self.quiet_until_ns || now_ns.saturating_sub(user.since_ns) < GRACE_NS {
@@ -178,9 +179,9 @@ mod tests {
     fn those_of_the_daemon_before_have_time_to_come_back() {
         let mut users = Users::at_start(0);
         users.seen(WHO, Evidence::Descriptor, true, 0);
-        assert_eq!(users.settle(GRACE_NS, |_| false, |_| true), []);
+        assert_eq!(users.settle(GRACE_NS, |_, _| false, |_| true), []);
         assert_eq!(users.due_ns(), Some(START_NS));
-        assert_eq!(users.settle(START_NS, |_| false, |_| true), [Change::Found(WHO)]);
+        assert_eq!(users.settle(START_NS, |_, _| false, |_| true), [Change::Found(WHO)]);
     }
 
     #[test]
@@ -188,10 +189,10 @@ mod tests {
         let mut users = running();
         users.seen(WHO, Evidence::Ioctl, false, 100);
         assert_eq!(users.due_ns(), Some(100 + GRACE_NS));
-        assert_eq!(users.settle(99 + GRACE_NS, |_| false, |_| true), []);
-        assert_eq!(users.settle(100 + GRACE_NS, |_| false, |_| true), [Change::Found(WHO)]);
+        assert_eq!(users.settle(99 + GRACE_NS, |_, _| false, |_| true), []);
+        assert_eq!(users.settle(100 + GRACE_NS, |_, _| false, |_| true), [Change::Found(WHO)]);
         users.seen(WHO, Evidence::Nvml, false, 101 + GRACE_NS);
-        assert_eq!(users.settle(102 + GRACE_NS, |_| false, |_| true), []);
+        assert_eq!(users.settle(102 + GRACE_NS, |_, _| false, |_| true), []);
         assert_eq!(users.find(7).unwrap().1.evidence, [Evidence::Ioctl, Evidence::Nvml]);
         assert_eq!(users.seen(WHO, Evidence::Descriptor, true, 103 + GRACE_NS), Some(Change::Computes(WHO)));
     }
@@ -200,7 +201,7 @@ mod tests {
     fn a_process_that_connects_within_the_grace_is_never_told_of() {
         let mut users = running();
         users.seen(WHO, Evidence::Ioctl, true, 0);
-        assert_eq!(users.settle(GRACE_NS, |pid| pid == 7, |_| true), []);
+        assert_eq!(users.settle(GRACE_NS, |who, _| who.pid == 7, |_| true), []);
         assert_eq!(users.due_ns(), None);
     }
 
@@ -208,7 +209,7 @@ mod tests {
     fn a_process_that_closed_the_device_within_the_grace_is_never_told_of() {
         let mut users = running();
         users.seen(WHO, Evidence::Ioctl, true, 0);
-        assert_eq!(users.settle(GRACE_NS, |_| false, |_| false), []);
+        assert_eq!(users.settle(GRACE_NS, |_, _| false, |_| false), []);
         assert_eq!(users.due_ns(), None);
     }
 
@@ -217,13 +218,13 @@ mod tests {
         for connects in [true, false] {
             let mut users = running();
             users.seen(WHO, Evidence::Nvml, true, 0);
-            users.settle(GRACE_NS, |_| false, |_| true);
+            users.settle(GRACE_NS, |_, _| false, |_| true);
             assert_eq!(
-                users.settle(GRACE_NS + 1, |_| false, |_| false),
+                users.settle(GRACE_NS + 1, |_, _| false, |_| false),
                 [],
                 "it is not looked at all the time"
             );
-            assert_eq!(users.settle(GRACE_NS + LOOK_NS, |_| connects, |_| false), [Change::Gone(WHO)]);
+            assert_eq!(users.settle(GRACE_NS + LOOK_NS, |_, _| connects, |_| false), [Change::Gone(WHO)]);
         }
     }
 }

@@ -1,25 +1,27 @@
 //! The thread that watches: reads what the kernel programs tell, NVML's lists and /proc, keeps the board, and does what the
 //! configuration says with users that are no tenant's.
 
+use super::activity::{Activity, evicted, process_of};
 use super::connected::Connected;
 use super::devices::{DeviceKey, Devices};
-use super::kernel::{Asked, Kernel, Ring};
-use super::scan;
-use super::status::{ActivityStatus, Board, ProbesStatus, UnmanagedStatus};
+use super::hold::Held;
+use super::kernel::{Asked, Kernel, Ring, is_in_host_pid_namespace};
+use super::reader::{Readers, bell, command_line, ring};
+use super::scan::{self, Description, Use};
+use super::status::{Adopted, Board, ProbesStatus, UnmanagedStatus};
 use super::users::{Change, Evidence, Users};
 use crate::clock::monotonic_ns;
 use crate::config::UnmanagedPolicy;
 use crate::process::ProcessKey;
-use deepres_abi::probe::{Family, News, StatKey, StatValue, TICK_NS};
+use deepres_abi::probe::{Family, News, StatKey, TICK_NS};
 use nvml_wrapper::Nvml;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// What NVML is called at run time.
@@ -35,6 +37,16 @@ const SCAN_NS: u64 = 30_000 * MS;
 const SCAN_ALONE_NS: u64 = 1_000 * MS;
 /// How often it is looked whether the driver's devices have appeared or have other numbers.
 const DEVICES_NS: u64 = 2_000 * MS;
+/// How often a library that was not there is looked for again.
+const NVML_ABSENT_NS: u64 = 30_000 * MS;
+/// How long who lost a session, or had one with the daemon before, is taken to be coming back. It tries every quarter of a second.
+const RETURN_NS: u64 = 10_000 * MS;
+/// How long a new user's command line is waited for before it is told of by its name.
+const DESCRIBE_LIMIT: Duration = Duration::from_millis(20);
+/// How long the end of the watching thread is waited for. It may be waiting for a driver.
+const END_LIMIT: Duration = Duration::from_millis(500);
+/// Reading what one process has mapped takes no more of a processor than this.
+const MAX_SPENT_NS: u64 = 10 * MS;
 /// What takes time is done so seldom that it takes at most this part of it.
 const DUTY: u64 = 400;
 
@@ -54,12 +66,29 @@ enum Order {
     Stop,
 }
 
-/// The watching thread. Dropping it detaches the programs and lets those go on who were held.
+/// What the daemon before left.
+#[derive(Debug, Default)]
+pub struct Before {
+    /// Who was adopted.
+    pub adopted: Vec<Adopted>,
+    /// Whose sessions it had: they are coming back.
+    pub returning: Vec<ProcessKey>,
+}
+
+/// What others read and use of the watching thread.
+#[derive(Default)]
+struct Common {
+    board: Mutex<Board>,
+    held: Held,
+}
+
+/// The watching thread. Dropping it detaches the programs and lets those go on who were held; whatever keeps the thread from it is not waited
+/// for.
 pub struct Watcher {
-    board: Arc<Mutex<Board>>,
+    common: Arc<Common>,
     orders: mpsc::Sender<Order>,
-    wake: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    bell: Arc<OwnedFd>,
+    ended: mpsc::Receiver<()>,
 }
 
 impl Watcher {
@@ -67,20 +96,25 @@ impl Watcher {
     ///
     /// # Errors
     /// The system's: no thread, no descriptor.
-    pub fn start(settings: Settings, connected: Arc<Connected>) -> std::io::Result<Self> {
-        let board = Arc::new(Mutex::new(Board::starting()));
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    pub fn start(settings: Settings, connected: Arc<Connected>, before: Before) -> std::io::Result<Self> {
+        let common =
+            Arc::new(Common { board: Mutex::new(Board::starting(&before.adopted)), held: Held::default() });
+        let bell = bell()?;
+        connected.rings(Arc::clone(&bell));
         let (orders, received) = mpsc::channel();
-        let (its_board, its_wake) = (Arc::clone(&board), Arc::clone(&wake));
-        let thread = std::thread::Builder::new().name("deepres-watch".to_owned()).spawn(move || {
-            Watch::new(settings, connected, its_board).run(&its_wake, &received);
+        let (end, ended) = mpsc::channel();
+        let (its_common, its_bell) = (Arc::clone(&common), Arc::clone(&bell));
+        std::thread::Builder::new().name("deepres-watch".to_owned()).spawn(move || {
+            Watch::new(settings, connected, its_common, its_bell, before).run(&received);
+            // Nobody waits for it any more.
+            let _ = end.send(());
         })?;
-        Ok(Self { board, orders, wake, thread: Some(thread) })
+        Ok(Self { common, orders, bell, ended })
     }
 
     /// How things stand.
     pub fn board(&self) -> Board {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.common.board.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Takes a process that is no tenant's for a tenant's: it goes on if it was held, and is not complained of any more.
@@ -88,26 +122,30 @@ impl Watcher {
         let (answer, answered) = oneshot::channel();
         // A thread that is gone drops the answer, which is one.
         let _ = self.orders.send(Order::Adopt { pid, tenant, answer });
-        self.ring();
+        ring(&self.bell);
         answered
-    }
-
-    fn ring(&self) {
-        // It fails only if it has been rung for ever.
-        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
+        self.common.held.close();
         let _ = self.orders.send(Order::Stop);
-        self.ring();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the watching thread failed");
+        ring(&self.bell);
+        match self.ended.recv_timeout(END_LIMIT) {
+            Ok(()) => {}
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                tracing::warn!("the watching thread is left behind: it waits for something")
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => tracing::error!("the watching thread failed"),
         }
     }
+}
+
+/// What was read of a process.
+enum Answer {
+    Mapped(ProcessKey, Option<Use>),
+    Command(ProcessKey, String),
 }
 
 /// When each thing is done next.
@@ -122,40 +160,71 @@ struct Due {
 struct Watch {
     settings: Settings,
     connected: Arc<Connected>,
-    board: Arc<Mutex<Board>>,
+    common: Arc<Common>,
+    bell: Arc<OwnedFd>,
     devices: Devices,
     kernel: Option<(Kernel, Ring<News>)>,
     state: ProbesStatus,
     nvml: Option<Nvml>,
     listed: BTreeSet<u32>,
     users: Users,
+    described: BTreeMap<ProcessKey, Description>,
     adopted: BTreeMap<ProcessKey, Option<String>>,
-    held: BTreeSet<ProcessKey>,
-    /// Calls of each process when they were last read, and whether it was connected then.
-    counted: BTreeMap<ProcessKey, (ActivityStatus, bool)>,
+    /// Who is coming back, and until when that is believed.
+    returning: BTreeMap<ProcessKey, u64>,
+    /// Who of them had its session with the daemon before: it is nobody's concern for so long.
+    of_before: BTreeSet<ProcessKey>,
+    /// What each process did when that was last read, and whether it was connected then.
+    counted: BTreeMap<ProcessKey, (Activity, bool)>,
+    /// What left the kernel to make room.
+    evicted: BTreeMap<ProcessKey, Activity>,
+    readers: Readers,
+    answers: (mpsc::Sender<Answer>, mpsc::Receiver<Answer>),
+    /// Whose mappings are being read.
+    asked: BTreeSet<ProcessKey>,
+    /// Who has a device mapped.
+    mapped: BTreeSet<ProcessKey>,
+    /// What reading mappings took since the last search, ns.
+    spent_ns: Arc<AtomicU64>,
     due: Due,
 }
 
 impl Watch {
-    fn new(settings: Settings, connected: Arc<Connected>, board: Arc<Mutex<Board>>) -> Self {
+    fn new(
+        settings: Settings,
+        connected: Arc<Connected>,
+        common: Arc<Common>,
+        bell: Arc<OwnedFd>,
+        before: Before,
+    ) -> Self {
+        let now_ns = monotonic_ns();
         Self {
             devices: Devices::find(&settings.devices),
             settings,
             connected,
-            board,
+            common,
+            bell,
             kernel: None,
             state: ProbesStatus::default(),
-            nvml: Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok(),
+            nvml: None,
             listed: BTreeSet::new(),
-            users: Users::at_start(monotonic_ns()),
-            adopted: BTreeMap::new(),
-            held: BTreeSet::new(),
+            users: Users::at_start(now_ns),
+            described: BTreeMap::new(),
+            adopted: before.adopted.into_iter().map(|adopted| (adopted.process, adopted.tenant)).collect(),
+            returning: before.returning.iter().map(|who| (*who, now_ns + RETURN_NS)).collect(),
+            of_before: before.returning.into_iter().collect(),
             counted: BTreeMap::new(),
+            evicted: BTreeMap::new(),
+            readers: Readers::default(),
+            answers: mpsc::channel(),
+            asked: BTreeSet::new(),
+            mapped: BTreeSet::new(),
+            spent_ns: Arc::default(),
             due: Due::default(),
         }
     }
 
-    fn run(mut self, wake: &OwnedFd, orders: &mpsc::Receiver<Order>) {
+    fn run(mut self, orders: &mpsc::Receiver<Order>) {
         self.attach();
         loop {
             self.look();
@@ -163,10 +232,7 @@ impl Watch {
                 break;
             }
             self.publish();
-            self.sleep(wake);
-        }
-        for who in std::mem::take(&mut self.held) {
-            send(who, Signal::CONT);
+            self.sleep();
         }
     }
 
@@ -184,9 +250,10 @@ impl Watch {
         }
     }
 
+    /// Attaches the programs to the devices that there are. Those for other devices are detached after, so that nothing goes unseen.
     fn attach(&mut self) {
-        self.kernel = None;
-        self.state = ProbesStatus::default();
+        self.state = ProbesStatus { evicted: self.state.evicted, ..ProbesStatus::default() };
+        let before = self.kernel.take();
         if !self.settings.uses_kernel {
             self.state.state = "off".to_owned();
             self.state.detail = "the configuration says so (probes.enabled)".to_owned();
@@ -208,6 +275,7 @@ impl Watch {
             Ok((None, _)) => self.unavailable("the kernel programs have no ring".to_owned()),
             Err(error) => self.unavailable(error.to_string()),
         }
+        drop(before);
     }
 
     fn unavailable(&mut self, why: String) {
@@ -220,14 +288,20 @@ impl Watch {
     fn look(&mut self) {
         let now_ns = monotonic_ns();
         self.read_news(now_ns);
+        self.read_answers(now_ns);
+        self.see_who_left(now_ns);
         if now_ns >= self.due.devices_ns {
             self.due.devices_ns = now_ns + DEVICES_NS;
             let devices = Devices::find(&self.settings.devices);
             if devices != self.devices {
                 self.devices = devices;
                 self.counted.clear();
+                self.due.nvml_ns = 0;
                 self.attach();
             }
+            self.forget(now_ns);
+            // By others than this thread.
+            self.mapped.clone().into_iter().for_each(|who| self.ask_for_mappings(who));
         }
         if now_ns >= self.due.stats_ns {
             self.due.stats_ns = now_ns + STATS_NS;
@@ -235,7 +309,11 @@ impl Watch {
         }
         if now_ns >= self.due.nvml_ns {
             self.read_nvml(now_ns);
-            let pause_ns = if self.kernel.is_some() { NVML_NS } else { NVML_ALONE_NS };
+            let pause_ns = match (&self.nvml, &self.kernel) {
+                (None, _) => NVML_ABSENT_NS,
+                (Some(_), Some(_)) => NVML_NS,
+                (Some(_), None) => NVML_ALONE_NS,
+            };
             self.due.nvml_ns = next(now_ns, pause_ns);
         }
         if now_ns >= self.due.scan_ns {
@@ -243,17 +321,72 @@ impl Watch {
                 self.search(now_ns);
             }
             let pause_ns = if self.kernel.is_some() { SCAN_NS } else { SCAN_ALONE_NS };
-            self.due.scan_ns = next(now_ns, pause_ns);
+            let spent_ns = self.spent_ns.swap(0, Ordering::Relaxed);
+            self.due.scan_ns = next(now_ns.saturating_sub(spent_ns), pause_ns);
         }
-        self.settle();
+        self.settle(now_ns);
     }
 
     fn read_news(&mut self, now_ns: u64) {
         let Some((_, ring)) = &mut self.kernel else { return };
         let news: Vec<News> = std::iter::from_fn(|| ring.pop()).collect();
         for News { key } in news {
-            self.saw(process(key.pid, key.started_ns), Evidence::Ioctl, is_uvm(key.family), now_ns);
+            let who = ProcessKey { pid: key.pid, start_ticks: key.started_ns / TICK_NS };
+            self.saw(who, Evidence::Ioctl, Family::from_u32(key.family) == Family::Uvm, now_ns);
         }
+    }
+
+    /// What was read of processes meanwhile.
+    fn read_answers(&mut self, now_ns: u64) {
+        while let Ok(answer) = self.answers.1.try_recv() {
+            self.take(answer, now_ns);
+        }
+    }
+
+    fn take(&mut self, answer: Answer, now_ns: u64) {
+        match answer {
+            Answer::Mapped(who, found) => {
+                self.asked.remove(&who);
+                match found {
+                    Some(found) if !self.descends_from_a_session(who.pid) => {
+                        self.mapped.insert(who);
+                        self.saw(who, found.evidence, found.is_compute, now_ns);
+                    }
+                    _ => drop(self.mapped.remove(&who)),
+                }
+            }
+            Answer::Command(who, command) => {
+                if let Some(description) = self.described.get_mut(&who) {
+                    description.command = command;
+                }
+            }
+        }
+    }
+
+    /// Whose session ended may go on without one.
+    fn see_who_left(&mut self, now_ns: u64) {
+        for who in self.connected.take_ended().into_iter().filter_map(ProcessKey::of) {
+            self.returning.insert(who, now_ns + RETURN_NS);
+            if let Some(found) = scan::open(who.pid, &self.devices) {
+                self.saw(who, found.evidence, found.is_compute, now_ns);
+            }
+        }
+    }
+
+    /// Forgets the dead, and who had time to come back.
+    fn forget(&mut self, now_ns: u64) {
+        self.adopted.retain(|who, _| who.is_alive());
+        self.returning.retain(|_, until_ns| now_ns < *until_ns);
+        let late: Vec<ProcessKey> =
+            self.of_before.extract_if(.., |who| !self.returning.contains_key(who)).collect();
+        for who in late.into_iter().filter(|who| who.is_alive()) {
+            // It has not come back, and may ask nothing.
+            if let Some(found) = scan::open(who.pid, &self.devices) {
+                self.saw(who, found.evidence, found.is_compute, now_ns);
+            }
+        }
+        self.mapped.retain(|who| who.is_alive());
+        self.evicted.retain(|who, _| who.is_alive());
     }
 
     fn read_stats(&mut self, now_ns: u64) {
@@ -262,28 +395,41 @@ impl Watch {
         self.state.calls = totals.calls;
         self.state.unattributed = totals.unattributed;
         self.state.untimed = totals.untimed;
-        let mut by_process: BTreeMap<ProcessKey, (ActivityStatus, bool, Vec<StatKey>)> = BTreeMap::new();
-        for (key, value) in kernel.stats() {
-            let who = process(key.pid, key.started_ns);
-            let (activity, computes, keys) =
-                by_process.entry(who).or_insert_with(|| (no_activity(who.pid), false, Vec::new()));
-            add(activity, &key, &value);
-            *computes |= is_uvm(key.family);
-            keys.push(key);
+        self.state.news_lost = totals.news_lost;
+        let mut rows = kernel.stats();
+        for key in evicted(&rows, kernel.room()) {
+            // Read once more, as close to its end as can be.
+            let Some(value) = kernel.stat(&key) else { continue };
+            kernel.remove(&key);
+            self.evicted.entry(process_of(&key)).or_default().add(key, &value);
+            rows.retain(|(other, _)| *other != key);
+            self.state.evicted += 1;
         }
-        let before = std::mem::take(&mut self.counted);
+        let mut by_process: BTreeMap<ProcessKey, Activity> = BTreeMap::new();
+        for (key, value) in &rows {
+            by_process.entry(process_of(key)).or_default().add(*key, value);
+        }
+        let mut before = std::mem::take(&mut self.counted);
         let mut active = Vec::new();
-        for (who, (activity, computes, keys)) in by_process {
+        for who in self.evicted.keys() {
+            by_process.entry(*who).or_default();
+        }
+        for (who, mut activity) in by_process {
             if !who.is_alive() {
+                let keys: Vec<StatKey> = activity.keys().copied().collect();
                 keys.iter().for_each(|key| kernel.remove(key));
+                self.evicted.remove(&who);
                 continue;
+            }
+            if let Some(evicted) = self.evicted.get(&who) {
+                activity.join(evicted);
             }
             let is_connected = self.connected.contains(who.pid);
             let (calls_before, was_connected) =
-                before.get(&who).map_or((0, false), |(old, was)| (old.calls, *was));
+                before.remove(&who).map_or((0, false), |(old, was)| (old.calls(), was));
             // Whoever had a session a moment ago may have done this while it had it.
-            if activity.calls > calls_before && !is_connected && !was_connected {
-                active.push((who, computes));
+            if activity.calls() > calls_before && !is_connected && !was_connected {
+                active.push((who, activity.is_compute()));
             }
             self.counted.insert(who, (activity, is_connected));
         }
@@ -293,11 +439,19 @@ impl Watch {
     }
 
     fn read_nvml(&mut self, now_ns: u64) {
+        if self.nvml.is_none() {
+            // The driver may have been loaded since.
+            self.nvml = Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok();
+        }
         let Some(nvml) = &self.nvml else { return };
         let count = nvml.device_count().unwrap_or(0);
         let devices = (0..count).filter_map(|index| nvml.device_by_index(index).ok());
         let processes = devices.filter_map(|device| device.running_compute_processes().ok()).flatten();
         self.listed = processes.map(|process| process.pid).collect();
+        if !is_in_host_pid_namespace() {
+            // Its numbers are another namespace's, and here somebody else's, unless /proc agrees.
+            self.listed.retain(|pid| scan::open(*pid, &self.devices).is_some());
+        }
         let strangers: Vec<u32> =
             self.listed.iter().copied().filter(|pid| !self.connected.contains(*pid)).collect();
         for who in strangers.into_iter().filter_map(ProcessKey::of) {
@@ -306,12 +460,34 @@ impl Watch {
     }
 
     fn search(&mut self, now_ns: u64) {
-        for (who, found) in scan::all(&self.devices) {
+        let (users, others) = scan::all(&self.devices);
+        for (who, found) in users {
             // Children of a session have its descriptors; what they do with them would be seen.
             if !self.descends_from_a_session(who.pid) {
                 self.saw(who, found.evidence, found.is_compute, now_ns);
             }
         }
+        others.into_iter().for_each(|who| self.ask_for_mappings(who));
+    }
+
+    /// Has a process's mappings read, unless they still are.
+    fn ask_for_mappings(&mut self, who: ProcessKey) {
+        if !self.asked.insert(who) {
+            return;
+        }
+        let (devices, answers, bell) = (self.devices.clone(), self.answers.0.clone(), Arc::clone(&self.bell));
+        let (is_known, spent_ns) = (self.mapped.contains(&who), Arc::clone(&self.spent_ns));
+        self.readers.start(move || {
+            let began_ns = monotonic_ns();
+            let found = scan::mapped(who.pid, &devices);
+            // What takes longer was waiting.
+            spent_ns.fetch_add((monotonic_ns() - began_ns).min(MAX_SPENT_NS), Ordering::Relaxed);
+            // The thread that asked may have ended.
+            let _ = answers.send(Answer::Mapped(who, found));
+            if found.is_some() && !is_known {
+                ring(&bell);
+            }
+        });
     }
 
     fn descends_from_a_session(&self, pid: u32) -> bool {
@@ -328,14 +504,27 @@ impl Watch {
         }
     }
 
-    fn settle(&mut self) {
-        let (devices, listed, connected) = (&self.devices, &self.listed, &self.connected);
-        let uses = |who: ProcessKey| {
-            who.is_alive() && (scan::of(who.pid, devices).is_some() || listed.contains(&who.pid))
+    fn settle(&mut self, now_ns: u64) {
+        let (devices, listed, mapped) = (&self.devices, &self.listed, &self.mapped);
+        let (connected, of_before) = (&self.connected, &self.of_before);
+        let is_managed = |who: ProcessKey, is_compute: bool| {
+            connected.contains(who.pid) || of_before.contains(&who) || !is_compute && connected.is_viewer(who)
         };
-        let changes = self.users.settle(monotonic_ns(), |pid| connected.contains(pid), uses);
+        let uses = |who: ProcessKey| {
+            who.is_alive()
+                && (scan::open(who.pid, devices).is_some()
+                    || listed.contains(&who.pid)
+                    || mapped.contains(&who))
+        };
+        let changes = self.users.settle(monotonic_ns(), is_managed, uses);
         for change in changes {
             self.act(change);
+        }
+        if self.settings.policy == UnmanagedPolicy::Hold {
+            let computing = self.users.reported().filter(|(_, user)| user.is_compute);
+            for who in computing.map(|(who, _)| *who).collect::<Vec<_>>() {
+                self.hold(who, now_ns);
+            }
         }
     }
 
@@ -343,55 +532,68 @@ impl Watch {
         match change {
             Change::Found(who) => {
                 let is_compute = self.users.find(who.pid).is_some_and(|(_, user)| user.is_compute);
-                let found = scan::describe(who.pid);
+                self.describe(who);
+                let found = &self.described[&who];
                 let kind = kind(is_compute);
-                let (pid, uid, command) = (who.pid, found.uid, found.command);
-                let container = found.container.unwrap_or_default();
-                match self.settings.policy {
-                    UnmanagedPolicy::Report => {
-                        tracing::info!(
-                            pid,
-                            uid,
-                            command,
-                            container,
-                            kind,
-                            "an unmanaged process uses the GPU"
-                        );
-                    }
-                    UnmanagedPolicy::Warn | UnmanagedPolicy::Hold => {
-                        tracing::warn!(
-                            pid,
-                            uid,
-                            command,
-                            container,
-                            kind,
-                            "an unmanaged process uses the GPU"
-                        );
-                    }
+                let (pid, uid, command) = (who.pid, found.uid, &found.command);
+                let container = found.container.as_deref().unwrap_or_default();
+                let is_adopted = self.adopted.contains_key(&who);
+                if is_adopted {
+                    tracing::info!(
+                        pid,
+                        uid,
+                        command,
+                        container,
+                        kind,
+                        "an adopted process uses the GPU again"
+                    );
+                } else if self.settings.policy == UnmanagedPolicy::Report {
+                    tracing::info!(pid, uid, command, container, kind, "an unmanaged process uses the GPU");
+                } else {
+                    tracing::warn!(pid, uid, command, container, kind, "an unmanaged process uses the GPU");
                 }
-                self.hold(who, is_compute);
             }
-            Change::Computes(who) => self.hold(who, true),
+            // Whether it is held is settled in a moment.
+            Change::Computes(_) => {}
             Change::Gone(who) => {
                 tracing::info!(pid = who.pid, "an unmanaged process is gone, or managed now");
-                self.adopted.remove(&who);
-                if self.held.remove(&who) {
-                    send(who, Signal::CONT);
-                }
+                self.described.remove(&who);
+                self.common.held.let_go(who);
             }
         }
     }
 
-    /// Stops a process that computes, if that is what the configuration wants.
-    fn hold(&mut self, who: ProcessKey, is_compute: bool) {
-        let is_wanted = self.settings.policy == UnmanagedPolicy::Hold && is_compute;
-        if is_wanted
-            && !self.adopted.contains_key(&who)
-            && !self.held.contains(&who)
-            && send(who, Signal::STOP)
-        {
+    /// Describes a process, once. Its command line is waited for a moment; if it comes later, it is taken then.
+    fn describe(&mut self, who: ProcessKey) {
+        self.described.insert(who, scan::describe(who.pid));
+        let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
+        self.readers.start(move || {
+            if let Some(command) = command_line(who.pid) {
+                // The thread that asked may have ended.
+                let _ = answers.send(Answer::Command(who, command));
+                ring(&bell);
+            }
+        });
+        let until = Instant::now() + DESCRIBE_LIMIT;
+        while let Ok(answer) = self.answers.1.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            let is_it = matches!(&answer, Answer::Command(about, _) if *about == who);
+            self.take(answer, monotonic_ns());
+            if is_it {
+                return;
+            }
+        }
+    }
+
+    /// Stops a process that computes, unless there is a reason not to.
+    fn hold(&mut self, who: ProcessKey, now_ns: u64) {
+        let is_coming_back = self.returning.get(&who).is_some_and(|until_ns| now_ns < *until_ns);
+        if is_coming_back || self.adopted.contains_key(&who) || self.common.held.contains(who) {
+            return;
+        }
+        // NVML's word alone is not enough to stop anybody.
+        let is_seen = scan::open(who.pid, &self.devices).is_some() || self.mapped.contains(&who);
+        if is_seen && self.common.held.stop(who) {
             tracing::warn!(pid = who.pid, "held; `deepres adopt {}` lets it go on", who.pid);
-            self.held.insert(who);
         }
     }
 
@@ -403,22 +605,20 @@ impl Watch {
         };
         tracing::info!(pid, tenant, "an administrator adopted a process");
         self.adopted.insert(who, tenant);
-        if self.held.remove(&who) {
-            send(who, Signal::CONT);
-        }
+        self.common.held.let_go(who);
         Ok(())
     }
 
     fn publish(&self) {
-        let unmanaged = self.users.reported().map(|(who, user)| {
-            let scan::Description { command, uid, container_pid, container } = scan::describe(who.pid);
+        let unmanaged = self.users.reported().filter_map(|(who, user)| {
+            let Description { command, uid, container_pid, container } = self.described.get(who)?.clone();
             let adopted = self.adopted.get(who);
             let state = match adopted {
                 Some(_) => "adopted",
-                None if self.held.contains(who) => "held",
+                None if self.common.held.contains(*who) => "held",
                 None => "reported",
             };
-            UnmanagedStatus {
+            Some(UnmanagedStatus {
                 pid: who.pid,
                 container_pid,
                 uid,
@@ -430,34 +630,43 @@ impl Watch {
                 reported_ns: user.reported_ns,
                 state: state.to_owned(),
                 tenant: adopted.cloned().flatten(),
-            }
+            })
         });
         let board = Board {
             probes: self.state.clone(),
             unmanaged: unmanaged.collect(),
-            activity: self.counted.values().map(|(activity, _)| activity.clone()).collect(),
+            activity: self.counted.iter().map(|(who, (activity, _))| activity.status(who.pid)).collect(),
+            adopted: self
+                .adopted
+                .iter()
+                .map(|(process, tenant)| Adopted { process: *process, tenant: tenant.clone() })
+                .collect(),
         };
-        *self.board.lock().unwrap_or_else(PoisonError::into_inner) = board;
+        *self.common.board.lock().unwrap_or_else(PoisonError::into_inner) = board;
     }
 
-    fn sleep(&self, wake: &OwnedFd) {
+    fn sleep(&self) {
         let now_ns = monotonic_ns();
         let stats_ns = if self.kernel.is_some() { self.due.stats_ns } else { u64::MAX };
-        let nvml_ns = if self.nvml.is_some() { self.due.nvml_ns } else { u64::MAX };
         let scan_ns = if self.devices.is_empty() { u64::MAX } else { self.due.scan_ns };
-        let due_ns =
-            [stats_ns, nvml_ns, scan_ns, self.due.devices_ns, self.users.due_ns().unwrap_or(u64::MAX)];
+        let due_ns = [
+            stats_ns,
+            self.due.nvml_ns,
+            scan_ns,
+            self.due.devices_ns,
+            self.users.due_ns().unwrap_or(u64::MAX),
+        ];
         let until_ns = due_ns.into_iter().min().unwrap_or(u64::MAX);
         let pause =
             Duration::from_nanos(until_ns.saturating_sub(now_ns)).min(Duration::from_nanos(DEVICES_NS));
         let Ok(pause) = Timespec::try_from(pause) else { return };
-        let mut descriptors = vec![PollFd::new(wake, PollFlags::IN)];
+        let mut descriptors = vec![PollFd::new(&*self.bell, PollFlags::IN)];
         if let Some((_, ring)) = &self.kernel {
             descriptors.push(PollFd::from_borrowed_fd(ring.as_fd(), PollFlags::IN));
         }
         // Interrupted or not: it is looked again.
         let _ = poll(&mut descriptors, Some(&pause));
-        let _ = rustix::io::read(wake, &mut [0; 8]);
+        let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
     }
 }
 
@@ -469,46 +678,4 @@ fn kind(is_compute: bool) -> &'static str {
 fn next(began_ns: u64, pause_ns: u64) -> u64 {
     let now_ns = monotonic_ns();
     now_ns + pause_ns.max((now_ns - began_ns).saturating_mul(DUTY))
-}
-
-fn process(pid: u32, started_ns: u64) -> ProcessKey {
-    ProcessKey { pid, start_ticks: started_ns / TICK_NS }
-}
-
-fn is_uvm(family: u32) -> bool {
-    Family::from_u32(family) == Family::Uvm
-}
-
-fn no_activity(pid: u32) -> ActivityStatus {
-    ActivityStatus {
-        pid,
-        calls: 0,
-        errors: 0,
-        time_ns: 0,
-        longest_ns: 0,
-        memory_calls: 0,
-        bytes: 0,
-        last_ns: 0,
-    }
-}
-
-fn add(activity: &mut ActivityStatus, key: &StatKey, value: &StatValue) {
-    activity.calls += value.calls;
-    if crate::trace::concerns_memory(key.family, key.command) {
-        activity.memory_calls += value.calls - value.errors.min(value.calls);
-    }
-    activity.longest_ns = activity.longest_ns.max(value.longest_ns);
-    activity.errors += value.errors;
-    activity.time_ns = activity.time_ns.saturating_add(value.time_ns);
-    activity.bytes = activity.bytes.saturating_add(value.bytes);
-    activity.last_ns = activity.last_ns.max(value.last_ns);
-}
-
-/// Signals this process and none that got its id since.
-fn send(who: ProcessKey, signal: Signal) -> bool {
-    let pid = i32::try_from(who.pid).ok().and_then(Pid::from_raw);
-    let Some(descriptor) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
-        return false;
-    };
-    who.is_alive() && pidfd_send_signal(&descriptor, signal).is_ok()
 }

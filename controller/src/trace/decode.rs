@@ -2,7 +2,7 @@
 //! harmless, and any bytes give some result.
 
 use super::layout::{self, Command, Kind};
-use super::names::{CLASSES, CONTROLS, STATUSES};
+use super::names::{CLASSES, CONTROLS, DISPLAYS, STATUSES};
 use crate::text::harmless;
 use deepres_abi::probe::{Event, Family, NO_DESCRIPTOR, PAYLOAD_BYTES, encoded_bytes, major, minor};
 use serde::Serialize;
@@ -185,6 +185,7 @@ fn value(kind: Kind, payload: &[u8], at: usize) -> Option<Value> {
         Kind::Hex64 => text(format!("{:#x}", u64_at(payload, at)?)),
         Kind::Class => u32_at(payload, at).and_then(|number| text(named(CLASSES.get(number), number))),
         Kind::Control => u32_at(payload, at).and_then(|number| text(named(CONTROLS.get(number), number))),
+        Kind::Display => u32_at(payload, at).and_then(|number| text(named(DISPLAYS.get(number), number))),
         Kind::Escape => u32_at(payload, at).and_then(|number| {
             let escape = layout::by_number(Family::Rm, number).map(|command| command.name);
             text(named(escape, number))

@@ -1,7 +1,7 @@
 //! What the commands of NVIDIA's devices are called and where their arguments have what.
 //!
 //! Names, numbers and layouts are facts from NVIDIA's published open-gpu-kernel-modules, release 595.45.04: `nv-ioctl-numbers.h`,
-//! `nv-ioctl.h`, `nv_escape.h`, `nvos.h`, `nv-unix-nvos-params-wrappers.h`, `uvm_ioctl.h`, `uvm_linux_ioctl.h` and `nvkms-ioctl.h`. A
+//! `nv-ioctl.h`, `nv_escape.h`, `nvos.h`, `nv-unix-nvos-params-wrappers.h`, `uvm_ioctl.h`, `uvm_linux_ioctl.h`, `nvkms-ioctl.h` and `nvkms-api.h`. A
 //! driver of another release may lay an argument out otherwise: where its size tells so, nothing of it is shown.
 
 use deepres_abi::probe::Family;
@@ -25,6 +25,8 @@ pub enum Kind {
     Control,
     /// The number of another escape.
     Escape,
+    /// The number of a command for displays.
+    Display,
     /// A GPU's UUID.
     Uuid,
 }
@@ -33,7 +35,13 @@ impl Kind {
     /// Its bytes.
     pub const fn bytes(self) -> usize {
         match self {
-            Self::U32 | Self::I32 | Self::Hex32 | Self::Class | Self::Control | Self::Escape => 4,
+            Self::U32
+            | Self::I32
+            | Self::Hex32
+            | Self::Class
+            | Self::Control
+            | Self::Escape
+            | Self::Display => 4,
             Self::U64 | Self::Hex64 => 8,
             Self::Uuid => 16,
         }
@@ -64,8 +72,21 @@ pub struct Command {
     pub fields: &'static [Field],
     /// Where the driver's own status is.
     pub status: Option<usize>,
-    /// Where an amount of memory is that the call is about.
-    pub amount: Option<usize>,
+    /// The amount of memory that the call is about.
+    pub amount: Option<Amount>,
+}
+
+/// Where an argument has an amount of memory, and what is done with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Amount {
+    /// It is mapped or moved: bytes.
+    Mapped(usize),
+    /// It is asked for: the offset of its last byte.
+    AllocatedUpTo(usize),
+    /// As the function in the argument says.
+    ByFunction,
+    /// As the class in the argument says: in further arguments behind an address.
+    ByClass,
 }
 
 const fn u(name: &'static str, at: usize) -> Field {
@@ -100,8 +121,12 @@ impl Command {
         self
     }
 
-    const fn amount(mut self, at: usize) -> Self {
-        self.amount = Some(at);
+    const fn amount(self, at: usize) -> Self {
+        self.about(Amount::Mapped(at))
+    }
+
+    const fn about(mut self, amount: Amount) -> Self {
+        self.amount = Some(amount);
         self
     }
 }
@@ -123,7 +148,8 @@ const RM: &[Command] = &[
             i("fd", 48),
         ],
     )
-    .status(40),
+    .status(40)
+    .about(Amount::AllocatedUpTo(32)),
     command(0x28, "NV_ESC_RM_ALLOC_OBJECT", 20, &[h("root", 0), h("parent", 4), h("object", 8), class(12)])
         .status(16),
     command(0x29, "NV_ESC_RM_FREE", 16, &[h("root", 0), h("parent", 4), h("object", 8)]).status(12),
@@ -146,7 +172,8 @@ const RM: &[Command] = &[
         48,
         &[h("root", 0), h("parent", 4), h("object", 8), class(12), u("size", 32), h("flags", 36)],
     )
-    .status(40),
+    .status(40)
+    .about(Amount::ByClass),
     command(
         0x34,
         "NV_ESC_RM_DUP_OBJECT",
@@ -180,10 +207,11 @@ const RM: &[Command] = &[
     command(
         0x4a,
         "NV_ESC_RM_VID_HEAP_CONTROL",
-        0,
+        184,
         &[h("root", 0), h("parent", 4), u("function", 8), h("va_space", 12), n("total", 24), n("free", 32)],
     )
-    .status(20),
+    .status(20)
+    .about(Amount::ByFunction),
     command(
         0x4d,
         "NV_ESC_RM_ACCESS_REGISTRY",
@@ -434,7 +462,12 @@ const UVM: &[Command] = &[
 ];
 
 /// Commands of `/dev/nvidia-modeset`: one that carries all others.
-const MODESET: &[Command] = &[command(0, "NVKMS_IOCTL", 16, &[u("cmd", 0), u("size", 4), p("argument", 8)])];
+const MODESET: &[Command] = &[command(
+    0,
+    "NVKMS_IOCTL",
+    16,
+    &[Field { name: "cmd", at: 0, kind: Kind::Display }, u("size", 4), p("argument", 8)],
+)];
 
 /// What ioctl numbers of the resource manager have in their second byte.
 const RM_MAGIC: u32 = b'F' as u32;
@@ -498,7 +531,10 @@ mod tests {
             assert!(commands.is_sorted_by(|a, b| a.number < b.number), "{family:?}");
             for command in commands.iter().filter(|command| command.bytes != 0) {
                 let ends = command.fields.iter().map(|field| field.at + field.kind.bytes());
-                let ends = ends.chain(command.status.map(|at| at + 4)).chain(command.amount.map(|at| at + 8));
+                let ends = ends.chain(command.status.map(|at| at + 4)).chain(match command.amount {
+                    Some(Amount::Mapped(at) | Amount::AllocatedUpTo(at)) => Some(at + 8),
+                    _ => None,
+                });
                 assert!(ends.max().unwrap_or(0) <= command.bytes, "{}", command.name);
                 for field in command.fields.iter().filter(|field| field.kind != Kind::Uuid) {
                     assert_eq!(field.at % field.kind.bytes(), 0, "{}.{}", command.name, field.name);

@@ -12,26 +12,23 @@ pub mod layout;
 pub mod names;
 pub mod summary;
 
-use deepres_abi::probe::{BYTES_NOWHERE, BYTES_OFFSET, CommandKey, CommandValue, Family};
+use deepres_abi::probe::{CommandKey, CommandValue, Family, facts};
+use layout::Amount;
 
 /// What the kernel programs have to know of each command.
 pub fn commands() -> impl Iterator<Item = (CommandKey, CommandValue)> {
     [Family::Rm, Family::Uvm, Family::Modeset].into_iter().flat_map(|family| {
         layout::of_family(family).iter().filter_map(move |command| {
             let key = CommandKey { family: family as u32, command: layout::ioctl(family, command)? };
-            let bytes_at = command.amount.map_or(BYTES_NOWHERE as u32, |at| at as u32 + BYTES_OFFSET as u32);
-            Some((key, CommandValue { bytes_at, argument_bytes: command.bytes as u32 }))
+            let (kind, at) = match command.amount {
+                None => (facts::NO_MEMORY, 0),
+                Some(Amount::Mapped(at)) => (facts::MAPS, at),
+                Some(Amount::AllocatedUpTo(at)) => (facts::ALLOCATES_UP_TO, at),
+                Some(Amount::ByFunction) => (facts::HEAP, 0),
+                Some(Amount::ByClass) => (facts::OBJECT, 0),
+            };
+            let facts = facts::new(command.status.map(|at| at as u16), kind, at as u16);
+            Some((key, CommandValue { facts, argument_bytes: command.bytes as u32, reserved: 0 }))
         })
-    })
-}
-
-/// Escapes that allocate and whose amount stands behind another pointer: NV_ESC_RM_ALLOC_MEMORY, NV_ESC_RM_VID_HEAP_CONTROL.
-const ALLOCATING: [u32; 2] = [0x27, 0x4a];
-
-/// Whether a command allocates, maps or moves memory.
-pub fn concerns_memory(family: u32, command: u32) -> bool {
-    let family = Family::from_u32(family);
-    layout::find(family, command).is_some_and(|known| {
-        known.amount.is_some() || family == Family::Rm && ALLOCATING.contains(&known.number)
     })
 }

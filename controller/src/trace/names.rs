@@ -1,4 +1,4 @@
-//! Names of NVIDIA's numbers: control commands, classes of objects, statuses.
+//! Names of NVIDIA's numbers: control commands, classes of objects, commands for displays, statuses.
 
 use std::sync::LazyLock;
 
@@ -9,6 +9,8 @@ pub struct Names(LazyLock<Vec<(u32, &'static str)>>);
 pub static CONTROLS: Names = Names(LazyLock::new(|| read(include_str!("names/controls.txt"))));
 /// Classes of objects.
 pub static CLASSES: Names = Names(LazyLock::new(|| read(include_str!("names/classes.txt"))));
+/// Commands for displays.
+pub static DISPLAYS: Names = Names(LazyLock::new(|| read(include_str!("names/displays.txt"))));
 /// Statuses.
 pub static STATUSES: Names = Names(LazyLock::new(|| read(include_str!("names/statuses.txt"))));
 
@@ -38,6 +40,8 @@ mod tests {
         assert_eq!(CLASSES.get(0x80), Some("NV01_DEVICE_0"));
         assert_eq!(STATUSES.get(0x51), Some("NV_ERR_NO_MEMORY"));
         assert_eq!(STATUSES.get(0xdead), None);
+        assert_eq!(DISPLAYS.get(0), Some("NVKMS_IOCTL_ALLOC_DEVICE"));
+        assert_eq!(DISPLAYS.get(15), Some("NVKMS_IOCTL_FLIP"));
         for names in [&CONTROLS, &CLASSES, &STATUSES] {
             assert!(names.0.len() > 100 && names.0.is_sorted_by_key(|(number, _)| *number));
         }

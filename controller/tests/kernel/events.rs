@@ -3,6 +3,7 @@
 use super::counts::alone;
 use super::support::*;
 use deepres_controller::probes::kernel::{Asked, Kernel};
+use deepres_controller::process::ProcessKey;
 use deepres_controller::trace::decode::{Decoded, decode};
 use std::process::Command;
 
@@ -10,6 +11,10 @@ const RING_BYTES: u32 = 1 << 20;
 /// UVM_FREE and UVM_CREATE_EXTERNAL_RANGE: plain numbers.
 const UVM_FREE: u64 = 34;
 const UVM_CREATE_EXTERNAL_RANGE: u64 = 73;
+
+fn own() -> ProcessKey {
+    ProcessKey::of(std::process::id()).unwrap()
+}
 
 fn events(kernel: &mut Kernel) -> impl FnMut() -> Vec<Decoded> + use<> {
     let mut ring = kernel.take_events().unwrap();
@@ -22,7 +27,7 @@ fn nvidias_calls_are_told_by_name_with_fields_status_and_amount() {
     // This device takes any number for done, so that the driver's answer stands in the argument.
     let Some(mut kernel) = probes(&[BTRFS_UVM_KEY], Asked::Some(RING_BYTES), None) else { return };
     let mut events = events(&mut kernel);
-    kernel.follow(std::process::id()).unwrap();
+    kernel.follow(own()).unwrap();
     let file = open(BTRFS);
     let mut argument = [0; 512];
     argument[..2].copy_from_slice(&[0x7f00_0000_0000, 1 << 21]);
@@ -52,8 +57,74 @@ fn nvidias_calls_are_told_by_name_with_fields_status_and_amount() {
         && event.fd == Some(fd(&file) as u32)
         && event.latency_ns > 0));
     let made = of_command(&kernel, std::process::id(), UVM_CREATE_EXTERNAL_RANGE).unwrap();
-    assert_eq!(made.bytes, 1 << 21, "the argument tells how much");
-    assert_eq!(of_command(&kernel, std::process::id(), UVM_FREE).unwrap().bytes, 0);
+    assert_eq!((made.memory_calls, made.mapped_bytes), (1, 1 << 21), "the argument tells how much");
+    let freed = of_command(&kernel, std::process::id(), UVM_FREE).unwrap();
+    assert_eq!((freed.calls, freed.errors, freed.memory_calls), (1, 1, 0), "the driver said no");
+}
+
+/// NV_ESC_RM_ALLOC_MEMORY, NV_ESC_RM_VID_HEAP_CONTROL, NV_ESC_RM_MAP_MEMORY.
+const RM_ALLOC_MEMORY: u64 = 0xc038_4627;
+const RM_VID_HEAP_CONTROL: u64 = 0xc0b8_464a;
+const RM_MAP_MEMORY: u64 = 0xc038_464e;
+/// Classes: device memory, and a context.
+const NV01_MEMORY_LOCAL_USER: u64 = 0x40;
+const NV01_ROOT: u64 = 0;
+const NV_ERR_NO_MEMORY: u64 = 0x51;
+
+#[test]
+fn memory_is_counted_by_what_the_arguments_say_and_not_at_all_where_the_driver_refused() {
+    let _alone = alone();
+    let Some(kernel) = probes(&[BTRFS_RM_KEY], Asked::None, None) else { return };
+    let file = open(BTRFS);
+    // In words of 8 bytes; the argument of the whole is further on in the same buffer.
+    const PARAMETERS: usize = 100;
+    let ask = |command: u64, words: &[(usize, u64)]| {
+        let mut argument = [0; 512];
+        for (at, word) in words {
+            argument[*at] = *word;
+        }
+        argument[PARAMETERS + 8] = 1 << 26;
+        let address = &raw const argument[PARAMETERS] as u64;
+        if command == RM_ALLOC {
+            argument[2] = address;
+        }
+        assert_eq!(ioctl_with(fd(&file), command, &mut argument), 0);
+    };
+    let class = |number: u64| (1, number << 32);
+    for (command, words, expected) in [
+        (RM_MAP_MEMORY, vec![(3, 4096)], (1, 1, 0, 0, 4096)),
+        (RM_MAP_MEMORY, vec![(3, 4096), (5, NV_ERR_NO_MEMORY)], (2, 1, 1, 0, 4096)),
+        (RM_ALLOC_MEMORY, vec![(4, (1 << 20) - 1)], (1, 1, 0, 1 << 20, 0)),
+        (RM_VID_HEAP_CONTROL, vec![(1, 2), (11, 1 << 21)], (1, 1, 0, 1 << 21, 0)),
+        (RM_VID_HEAP_CONTROL, vec![(1, 14), (10, 1 << 22)], (2, 2, 0, (1 << 21) + (1 << 22), 0)),
+        (RM_VID_HEAP_CONTROL, vec![(1, 3)], (3, 2, 0, (1 << 21) + (1 << 22), 0)),
+        (RM_ALLOC, vec![class(NV01_ROOT)], (1, 0, 0, 0, 0)),
+        (RM_ALLOC, vec![class(NV01_MEMORY_LOCAL_USER)], (2, 1, 0, 1 << 26, 0)),
+        (RM_ALLOC, vec![class(NV01_MEMORY_LOCAL_USER), (5, NV_ERR_NO_MEMORY)], (3, 1, 1, 1 << 26, 0)),
+    ] {
+        ask(command, &words);
+        let value = of_command(&kernel, std::process::id(), command).unwrap();
+        let counted =
+            (value.calls, value.memory_calls, value.errors, value.allocated_bytes, value.mapped_bytes);
+        assert_eq!(counted, expected, "{command:#x} {words:?}");
+    }
+}
+
+#[test]
+fn a_process_id_that_was_followed_is_not_followed_in_the_hands_of_another() {
+    let _alone = alone();
+    let Some(mut kernel) = probes(&[TUN_KEY], Asked::Some(RING_BYTES), None) else { return };
+    let mut events = events(&mut kernel);
+    let before = ProcessKey { start_ticks: own().start_ticks - 1, ..own() };
+    kernel.follow(before).unwrap();
+    let file = open(TUN);
+    assert_eq!(ioctl(fd(&file), SUCCESS), 0);
+    assert_eq!(events(), []);
+    kernel.forget_followed();
+    kernel.follow(own()).unwrap();
+    kernel.forget_followed();
+    assert_eq!(ioctl(fd(&file), SUCCESS), 0);
+    assert_eq!(events().len(), 1);
 }
 
 #[test]
@@ -65,7 +136,7 @@ fn children_are_followed_from_birth_and_others_are_not_told() {
     let mut stranger = Command::new("python3").args(["-c", &code]).spawn().unwrap();
     assert!(stranger.wait().unwrap().success());
     assert_eq!(events(), [], "not followed");
-    kernel.follow(std::process::id()).unwrap();
+    kernel.follow(own()).unwrap();
     // A grandchild, by a shell that forks.
     let mut shell = Command::new("sh").args(["-c", "python3 -c \"$0\"; true", &code]).spawn().unwrap();
     assert!(shell.wait().unwrap().success());
@@ -86,7 +157,7 @@ fn what_the_ring_has_no_room_for_is_counted_exactly() {
     const CALLS: u64 = 20_000;
     let Some(mut kernel) = probes(&[TUN_KEY], Asked::Some(RING_BYTES), None) else { return };
     let mut events = events(&mut kernel);
-    kernel.follow(std::process::id()).unwrap();
+    kernel.follow(own()).unwrap();
     let file = open(TUN);
     for _ in 0..CALLS {
         assert_eq!(ioctl(fd(&file), SUCCESS), 0);

@@ -18,6 +18,7 @@ pub const FUSE_KEY: &str = "nvidia=10:229";
 /// And one that reads a page behind the argument and takes numbers that it does not know for done, watched as nvidia-uvm.
 pub const BTRFS: &str = "/dev/btrfs-control";
 pub const BTRFS_UVM_KEY: &str = "nvidia-uvm=10:234";
+pub const BTRFS_RM_KEY: &str = "nvidia=10:234";
 /// TUNGETFEATURES: writes 4 bytes.
 pub const SUCCESS: u64 = 0x8004_54cf;
 /// NV_ESC_RM_CONTROL.

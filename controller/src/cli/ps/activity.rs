@@ -6,6 +6,12 @@ use deepres_controller::quantity::Bytes;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+/// Commands of a process that are shown, those that took the most time.
+const COMMANDS_SHOWN: usize = 5;
+const MEDIAN_PERMILLE: u64 = 500;
+const TAIL_PERMILLE: u64 = 990;
+const NS_PER_US: f64 = 1e3;
+
 /// Prints it, if anything is known.
 pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
     if status.driver_activity.is_empty() {
@@ -21,8 +27,18 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
         .iter()
         .filter_map(|process| Some((process.pid, process.tenant.as_deref()?)));
     let tenants: BTreeMap<u32, &str> = sessions.chain(metered).collect();
-    let head =
-        ["IN DRIVER", "PID", "CALLS", "ERRORS", "BLOCKED", "LONGEST", "MEMORY CALLS", "MEMORY", "LAST"];
+    let head = [
+        "IN DRIVER",
+        "PID",
+        "CALLS",
+        "ERRORS",
+        "BLOCKED",
+        "LONGEST",
+        "MEMORY CALLS",
+        "ASKED FOR",
+        "MAPPED",
+        "LAST",
+    ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for activity in &status.driver_activity {
         rows.push(vec![
@@ -33,10 +49,43 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
             time(activity.time_ns),
             time(activity.longest_ns),
             activity.memory_calls.to_string(),
-            Bytes(activity.bytes).to_string(),
+            Bytes(activity.allocated_bytes).to_string(),
+            Bytes(activity.mapped_bytes).to_string(),
             format!("{} ago", time(status.now_ns.saturating_sub(activity.last_ns))),
         ]);
     }
     writeln!(out)?;
-    print_table(&rows, out)
+    print_table(&rows, out)?;
+    let head = ["CALL", "PID", "DEVICE", "CALLS", "ERRORS", "BLOCKED", "P50", "P99", "LONGEST"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for activity in &status.driver_activity {
+        for command in activity.commands.iter().take(COMMANDS_SHOWN) {
+            rows.push(vec![
+                command.name.clone(),
+                activity.pid.to_string(),
+                command.device.clone(),
+                command.calls.to_string(),
+                command.errors.to_string(),
+                time(command.time_ns),
+                latency(command.quantile_ns(MEDIAN_PERMILLE)),
+                latency(command.quantile_ns(TAIL_PERMILLE)),
+                latency(command.longest_ns),
+            ]);
+        }
+    }
+    writeln!(out)?;
+    print_table(&rows, out)?;
+    let probes = &status.probes;
+    if probes.unattributed > 0 || probes.untimed > 0 || probes.news_lost > 0 {
+        writeln!(
+            out,
+            "for want of room: {} calls are in nobody's counters, {} were not counted, {} first calls were not told at once",
+            probes.unattributed, probes.untimed, probes.news_lost
+        )?;
+    }
+    Ok(())
+}
+
+fn latency(ns: u64) -> String {
+    format!("{:.1} us", ns as f64 / NS_PER_US)
 }

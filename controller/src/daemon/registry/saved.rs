@@ -141,6 +141,11 @@ impl Registry {
         Ok(deserted)
     }
 
+    /// Who had a session with the daemon before and has not come back yet.
+    pub fn returning(&self) -> Vec<ProcessKey> {
+        self.tenants.values().flat_map(|tenant| tenant.returning.iter().copied()).collect()
+    }
+
     /// Everybody had time to come back: nobody is waited for any longer. Returns the tenants that nobody is left of.
     pub fn stop_waiting(&mut self) -> Vec<(String, Left)> {
         for gpu in &self.gpus {

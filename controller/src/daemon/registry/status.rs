@@ -11,6 +11,7 @@ use crate::clock::monotonic_ns;
 use crate::daemon::gpus::Gpu;
 use crate::policy::TenantId;
 use crate::policy::lease::Phase;
+use crate::probes::status::DriverSums;
 use std::collections::HashMap;
 
 impl Registry {
@@ -93,6 +94,7 @@ impl Registry {
                     gpus: on_gpus(*id),
                 })
                 .collect(),
+            driver: DriverSums::default(),
         }
     }
 }

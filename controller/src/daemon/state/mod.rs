@@ -12,6 +12,7 @@ use crate::arbiter::{SavedAccount, SavedMeter};
 use crate::authority::Wish;
 use crate::identity::cgroup::Container;
 use crate::identity::{Found, Key};
+use crate::probes::status::Adopted;
 use crate::process::ProcessKey;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -19,7 +20,7 @@ use std::fmt;
 /// Files of another major version are set aside.
 const MAJOR: u32 = 1;
 /// Raised when a field is added.
-const MINOR: u32 = 1;
+const MINOR: u32 = 2;
 
 /// Which layout a file has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +49,9 @@ pub struct State {
     /// Tenants.
     #[serde(default)]
     pub tenants: Vec<SavedTenant>,
+    /// Processes without a session that an administrator adopted.
+    #[serde(default)]
+    pub adopted: Vec<Adopted>,
 }
 
 /// A GPU's own counters.
@@ -155,7 +159,7 @@ impl State {
     /// The state of this run of the machine.
     pub fn new(boot: &str, saved_ns: u64, gpus: Vec<SavedGpu>, tenants: Vec<SavedTenant>) -> Self {
         let deepres_state = Version { major: MAJOR, minor: MINOR };
-        Self { deepres_state, boot: boot.to_owned(), saved_ns, gpus, tenants }
+        Self { deepres_state, boot: boot.to_owned(), saved_ns, gpus, tenants, adopted: Vec::new() }
     }
 
     /// Whether writing this after `other` would tell anything new.
@@ -163,6 +167,7 @@ impl State {
         // Time alone tells nothing, and idle time is time alone.
         let idle_aside = |gpu: &SavedGpu| SavedGpu { idle_ns: 0, ..gpu.clone() };
         self.tenants != other.tenants
+            || self.adopted != other.adopted
             || !self.gpus.iter().map(idle_aside).eq(other.gpus.iter().map(idle_aside))
     }
 
@@ -216,7 +221,8 @@ mod tests {
             ..SavedTenant::default()
         };
         let gpu = SavedGpu { uuid, handoffs: 3, ..SavedGpu::default() };
-        State::new("this boot", 1_000, vec![gpu], vec![tenant])
+        let adopted = vec![Adopted { process, tenant: Some("train".to_owned()) }];
+        State { adopted, ..State::new("this boot", 1_000, vec![gpu], vec![tenant]) }
     }
 
     #[test]
@@ -229,7 +235,7 @@ mod tests {
     fn a_newer_minor_version_is_read_and_an_older_one_lacks_nothing_that_is_needed() {
         let text = String::from_utf8(example().to_bytes().unwrap()).unwrap();
         let newer = text
-            .replacen("\"minor\":1", "\"minor\":9,\"patch\":[1]", 1)
+            .replacen("\"minor\":2", "\"minor\":9,\"patch\":[1]", 1)
             .replacen("\"pid\":4711", "\"pid\":4711,\"cgroup\":{\"a\":[]}", 1)
             .replacen("\"lag_ns\":-7", "\"lag_ns\":-7,\"temper\":\"mild\"", 1);
         let read = parse(newer.as_bytes()).unwrap();

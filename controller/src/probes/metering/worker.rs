@@ -7,7 +7,8 @@ use super::{Order, Purpose, entry, libraries};
 use crate::clock::monotonic_ns;
 use crate::probes::connected::{Connected, Presence};
 use crate::probes::kernel::Ring;
-use crate::probes::scan::{Description, describe};
+use crate::probes::reader::{Readers, command_line};
+use crate::probes::scan::{self, Description};
 use crate::probes::status::{MeteredStatus, MeteringStatus};
 use crate::process::ProcessKey;
 use aya::programs::uprobe::UProbeLink;
@@ -18,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 const MS: u64 = 1_000_000;
 /// How often counters are read and the living are counted.
@@ -29,6 +31,9 @@ const MAX_LOOK_NS: u64 = 4_000 * MS;
 const ENDED_NS: u64 = 60_000 * MS;
 /// How many of them are, at most.
 const MAX_ENDED: usize = 256;
+/// How long a process may keep its command line and its mappings from who reads them.
+const COMMAND_LIMIT: Duration = Duration::from_millis(50);
+const MAPPINGS_LIMIT: Duration = Duration::from_secs(1);
 /// Probes at a time, at most; each takes a descriptor.
 const MAX_PROBES: usize = 4096;
 /// Files that are known to have none of the functions, at most.
@@ -54,7 +59,6 @@ struct Process {
     probes: BTreeMap<(u64, u64), Vec<UProbeLink>>,
     counts: BTreeMap<u32, LaunchValue>,
     problem: Option<String>,
-    _presence: Option<Presence>,
 }
 
 /// A process that uses no library yet.
@@ -73,6 +77,9 @@ pub struct Worker {
     jobs: BTreeMap<u64, Purpose>,
     processes: BTreeMap<ProcessKey, Process>,
     waiting: BTreeMap<ProcessKey, Waiting>,
+    /// Who was started to be metered, and its children, probed or not: they are none of those that are told of as unmanaged.
+    presences: BTreeMap<ProcessKey, Presence>,
+    readers: Readers,
     /// Files that have none of the functions.
     dismissed: BTreeSet<(u64, u64)>,
     next_job: u64,
@@ -95,6 +102,8 @@ impl Worker {
             jobs: BTreeMap::new(),
             processes: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            presences: BTreeMap::new(),
+            readers: Readers::default(),
             dismissed: BTreeSet::new(),
             next_job: 1,
             undertaker,
@@ -173,24 +182,45 @@ impl Worker {
     }
 
     fn enter(&mut self, who: ProcessKey, job: u64) {
-        let is_managed = self.jobs.get(&job).is_some_and(|purpose| purpose.is_managed);
-        self.processes.entry(who).or_insert_with(|| Process {
+        self.note_presence(who, job);
+        if self.processes.contains_key(&who) {
+            return;
+        }
+        let process = Process {
             job,
             since_ns: monotonic_ns(),
             ended_ns: None,
-            description: describe(who.pid),
+            description: self.describe(who.pid),
             probes: BTreeMap::new(),
             counts: BTreeMap::new(),
             problem: None,
-            _presence: is_managed.then(|| Presence::new(&self.connected, who.pid)),
-        });
+        };
+        self.processes.insert(who, process);
+    }
+
+    fn note_presence(&mut self, who: ProcessKey, job: u64) {
+        if self.jobs.get(&job).is_some_and(|purpose| purpose.is_managed) {
+            let connected = &self.connected;
+            self.presences.entry(who).or_insert_with(|| Presence::new(connected, who.pid));
+        }
+    }
+
+    fn describe(&self, pid: u32) -> Description {
+        let mut description = scan::describe(pid);
+        if let Some(command) = self.readers.within(COMMAND_LIMIT, move || command_line(pid)).flatten() {
+            description.command = command;
+        }
+        description
     }
 
     /// Probes the libraries that a process uses, in that process.
     fn attach(&mut self, who: ProcessKey) -> Result<(), String> {
         let mut problems = Vec::new();
         let mut has_any = false;
-        for mapped in libraries::of(who.pid, &self.dismissed) {
+        let dismissed = self.dismissed.clone();
+        let found = self.readers.within(MAPPINGS_LIMIT, move || libraries::of(who.pid, &dismissed));
+        let found = found.ok_or_else(|| "it keeps what it has mapped from being read".to_owned())?;
+        for mapped in found {
             let is_known = self.libraries.contains_key(&mapped.id);
             let path = mapped.path.clone();
             match if is_known { Ok(()) } else { self.learn(mapped.id, mapped.file, &path) } {
@@ -301,16 +331,13 @@ impl Worker {
         let living: BTreeMap<ProcessKey, u64> = programs.metered().into_iter().collect();
         // In this order: whoever is dead here counts no more, and what it counted is read after.
         let dead: BTreeSet<ProcessKey> = living.keys().copied().filter(|who| !who.is_alive()).collect();
+        let mut begun = Vec::new();
         for (key, value) in programs.counts() {
             let who = ProcessKey { pid: key.pid, start_ticks: key.start_ticks };
             match self.processes.get_mut(&who) {
                 Some(process) => {
                     if process.counts.insert(key.entry, value).is_none() && process.ended_ns.is_none() {
-                        // It may have become another program since it was named.
-                        let present = describe(key.pid);
-                        if !present.command.is_empty() {
-                            process.description = present;
-                        }
+                        begun.push(who);
                     }
                 }
                 None if living.contains_key(&who) => {}
@@ -320,11 +347,11 @@ impl Worker {
         for who in &dead {
             programs.forget(who.pid);
             self.waiting.remove(who);
+            self.presences.remove(who);
             let Some(process) = self.processes.get_mut(who) else { continue };
             process.ended_ns = Some(now_ns);
             let probes = std::mem::take(&mut process.probes);
             self.undertaker.take(probes.into_values().flatten().collect());
-            process._presence = None;
             for entry in process.counts.keys() {
                 programs.remove(&LaunchKey { start_ticks: who.start_ticks, pid: who.pid, entry: *entry });
             }
@@ -336,6 +363,18 @@ impl Worker {
                 allocations = sums.allocations,
                 "a metered process ended"
             );
+        }
+        for who in begun.into_iter().filter(|who| !dead.contains(who)) {
+            // It may have become another program since it was named.
+            let present = self.describe(who.pid);
+            if let Some(process) = self.processes.get_mut(&who)
+                && !present.command.is_empty()
+            {
+                process.description = present;
+            }
+        }
+        for (who, job) in living.iter().filter(|(who, _)| !dead.contains(who)) {
+            self.note_presence(*who, *job);
         }
         self.look_at_waiting(&living, &dead, now_ns);
         self.forget_ended(now_ns);
@@ -379,6 +418,7 @@ impl Worker {
             let libraries = std::mem::take(&mut self.libraries);
             self.undertaker.take(libraries.into_values().flat_map(|library| library.beginning).collect());
             self.waiting.clear();
+            self.presences.clear();
             self.dismissed.clear();
             self.programs = None;
             let jobs: BTreeSet<u64> = self.processes.values().map(|process| process.job).collect();

@@ -1,0 +1,146 @@
+//! What processes do in the driver, added up from the kernel programs' counters.
+
+use super::status::{ActivityStatus, CommandStatus};
+use crate::process::ProcessKey;
+use crate::trace::decode::{command_name, family_name};
+use deepres_abi::probe::{Family, REST, StatKey, StatValue, TICK_NS, major, minor};
+use std::collections::BTreeMap;
+
+/// What stands for the commands that are not told apart.
+const OTHERS: &str = "others";
+
+/// One process.
+#[derive(Debug, Default, Clone)]
+pub struct Activity {
+    rows: BTreeMap<StatKey, StatValue>,
+}
+
+impl Activity {
+    /// One more row of counters.
+    pub fn add(&mut self, key: StatKey, value: &StatValue) {
+        self.rows.entry(key).and_modify(|sum| join(sum, value)).or_insert(*value);
+    }
+
+    /// What another has counted of the same process.
+    pub fn join(&mut self, other: &Self) {
+        other.rows.iter().for_each(|(key, value)| self.add(*key, value));
+    }
+
+    /// Its rows.
+    pub fn keys(&self) -> impl Iterator<Item = &StatKey> {
+        self.rows.keys()
+    }
+
+    /// Its ioctls.
+    pub fn calls(&self) -> u64 {
+        self.rows.values().map(|value| value.calls).sum()
+    }
+
+    /// It has spoken to unified memory, which only compute does.
+    pub fn is_compute(&self) -> bool {
+        self.rows.keys().any(|key| Family::from_u32(key.family) == Family::Uvm)
+    }
+
+    /// As it is told.
+    pub fn status(&self, pid: u32) -> ActivityStatus {
+        let mut sum = ActivityStatus { pid, ..ActivityStatus::default() };
+        for (key, value) in &self.rows {
+            sum.calls += value.calls;
+            sum.errors += value.errors;
+            sum.time_ns = sum.time_ns.saturating_add(value.time_ns);
+            sum.longest_ns = sum.longest_ns.max(value.longest_ns);
+            sum.memory_calls += value.memory_calls;
+            sum.allocated_bytes = sum.allocated_bytes.saturating_add(value.allocated_bytes);
+            sum.mapped_bytes = sum.mapped_bytes.saturating_add(value.mapped_bytes);
+            sum.last_ns = sum.last_ns.max(value.last_ns);
+            sum.commands.push(command(key, value));
+        }
+        sum.commands.sort_by_key(|command| std::cmp::Reverse(command.time_ns));
+        sum
+    }
+}
+
+fn command(key: &StatKey, value: &StatValue) -> CommandStatus {
+    let family = Family::from_u32(key.family);
+    CommandStatus {
+        device: format!("{}:{}", major(key.device), minor(key.device)),
+        family: family_name(family).to_owned(),
+        name: if key.command == REST { OTHERS.to_owned() } else { command_name(family, key.command) },
+        calls: value.calls,
+        errors: value.errors,
+        time_ns: value.time_ns,
+        longest_ns: value.longest_ns,
+        bytes: value.allocated_bytes.saturating_add(value.mapped_bytes),
+        buckets: value.buckets.to_vec(),
+    }
+}
+
+/// Adds counters of the same process and command.
+pub fn join(sum: &mut StatValue, more: &StatValue) {
+    sum.calls += more.calls;
+    sum.errors += more.errors;
+    sum.time_ns = sum.time_ns.saturating_add(more.time_ns);
+    sum.longest_ns = sum.longest_ns.max(more.longest_ns);
+    sum.memory_calls += more.memory_calls;
+    // A program's argument says how many: it may say anything.
+    sum.allocated_bytes = sum.allocated_bytes.saturating_add(more.allocated_bytes);
+    sum.mapped_bytes = sum.mapped_bytes.saturating_add(more.mapped_bytes);
+    sum.last_ns = sum.last_ns.max(more.last_ns);
+    for (bucket, more) in sum.buckets.iter_mut().zip(more.buckets) {
+        *bucket += more;
+    }
+}
+
+/// The process that a row is of.
+pub fn process_of(key: &StatKey) -> ProcessKey {
+    ProcessKey { pid: key.pid, start_ticks: key.started_ns / TICK_NS }
+}
+
+/// Rows that are to leave the kernel for others: of `rows`, those unused the longest, until three quarters of `room` are left in use. None while
+/// there is enough room.
+pub fn evicted(rows: &[(StatKey, StatValue)], room: usize) -> Vec<StatKey> {
+    if rows.len() < room / 8 * 7 {
+        return Vec::new();
+    }
+    let mut by_age: Vec<&(StatKey, StatValue)> = rows.iter().collect();
+    by_age.sort_by_key(|(_, value)| value.last_ns);
+    by_age.iter().take(rows.len() - room / 4 * 3).map(|(key, _)| *key).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    fn row(command: u32, calls: u64, last_ns: u64) -> (StatKey, StatValue) {
+        let key = StatKey { started_ns: 5 * TICK_NS, pid: 7, device: 1, command, family: Family::Uvm as u32 };
+        let mut value = StatValue::new_zeroed();
+        (value.calls, value.time_ns, value.last_ns) = (calls, calls, last_ns);
+        value.buckets[3] = calls;
+        (key, value)
+    }
+
+    #[test]
+    fn a_process_is_the_sum_of_its_commands_of_which_the_longest_comes_first() {
+        let mut activity = Activity::default();
+        for (key, value) in [row(34, 1, 10), row(73, 5, 9), row(34, 2, 8), row(REST, 1, 7)] {
+            activity.add(key, &value);
+        }
+        let status = activity.status(7);
+        assert_eq!((status.calls, status.time_ns, status.last_ns, activity.is_compute()), (9, 9, 10, true));
+        let shown: Vec<_> = status
+            .commands
+            .iter()
+            .map(|command| (command.name.as_str(), command.calls, command.buckets[3]))
+            .collect();
+        assert_eq!(shown, [("UVM_CREATE_EXTERNAL_RANGE", 5, 5), ("UVM_FREE", 3, 3), ("others", 1, 1)]);
+    }
+
+    #[test]
+    fn whoever_is_unused_the_longest_makes_room_and_nobody_while_there_is_enough() {
+        let rows: Vec<_> = (0..14).map(|number| row(number, 1, 100 - u64::from(number))).collect();
+        assert_eq!(evicted(&rows[..13], 16), []);
+        let evicted: Vec<u32> = evicted(&rows, 16).iter().map(|key| key.command).collect();
+        assert_eq!(evicted, [13, 12]);
+    }
+}
