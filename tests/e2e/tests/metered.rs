@@ -107,6 +107,36 @@ fn children_are_metered_and_tenants_of_the_same_library_are_not() {
 }
 
 #[test]
+fn a_metered_programs_child_that_cannot_be_probed_is_not_listed_as_unmanaged() {
+    if !is_possible() {
+        return;
+    }
+    const CHILD: &str = "import fcntl, os, time\n\
+        device = os.open('/dev/vga_arbiter', os.O_RDWR)\n\
+        for _ in range(30):\n\
+        \x20try: fcntl.ioctl(device, 0xc020462a, bytearray(32))\n\
+        \x20except OSError: pass\n\
+        \x20time.sleep(0.1)";
+    let host = Host::measuring().config("[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n");
+    let mut daemon = host.daemon();
+    // After a daemon's start nobody is told of for two seconds.
+    thread::sleep(Duration::from_millis(2_200));
+    let mut job =
+        host.run(&["--no-preload", "--name", "outside"], "sh", &["-c", "python3 -c \"$0\"; true", CHILD]);
+    // Nor is there a library.
+    job.env_remove("LD_LIBRARY_PATH");
+    host.spawn(job).finish(COMMAND_LIMIT).success();
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    while status(&host)["probes"]["calls"].as_u64().is_none_or(|calls| calls < 30) {
+        assert!(Instant::now() < deadline, "its calls are not seen");
+        thread::sleep(Duration::from_millis(50));
+    }
+    daemon.signal(rustix::process::Signal::TERM);
+    let log = daemon.await_end(COMMAND_LIMIT).success().stderr;
+    assert!(!log.contains("an unmanaged process uses"), "{log}");
+}
+
+#[test]
 fn a_static_program_is_metered_by_its_own_symbols_and_a_stripped_one_says_why_not() {
     if !is_possible() {
         return;

@@ -50,11 +50,15 @@ fn user(host: &Host, options: &[&str]) -> Process {
     host.spawn(command)
 }
 
+fn status(host: &Host) -> Value {
+    let shown = host.finish(host.deepres(&["ps", "--json"])).success();
+    serde_json::from_str(&shown.stdout).expect("ps --json is JSON")
+}
+
 fn unmanaged(host: &Host) -> Vec<Value> {
     let deadline = Instant::now() + COMMAND_LIMIT;
     loop {
-        let shown = host.finish(host.deepres(&["ps", "--json"])).success();
-        let status: Value = serde_json::from_str(&shown.stdout).expect("ps --json is JSON");
+        let status = status(host);
         if status["probes"]["state"] == "attached" {
             return status["unmanaged"].as_array().expect("a list").clone();
         }
@@ -97,6 +101,18 @@ fn a_process_that_uses_the_gpu_on_its_own_is_listed_until_it_ends() {
     assert_eq!(found["seen_by"][0], "ioctl");
     assert_eq!(found["uid"], 0);
     assert!(found["command"].as_str().unwrap().contains("python3 -c"), "{found}");
+    let status = status(&host);
+    let activity = status["driver_activity"].as_array().expect("a list");
+    let activity = activity.iter().find(|activity| activity["pid"] == late.pid()).expect("it is counted");
+    let command = &activity["commands"][0];
+    assert_eq!(
+        (&command["calls"], &command["errors"], &command["device"]),
+        (&1.into(), &1.into(), &"10:256".into())
+    );
+    let buckets = command["buckets"].as_array().expect("a list").iter().filter_map(Value::as_u64);
+    assert_eq!(buckets.sum::<u64>(), 1, "{command}");
+    let shown = host.finish(host.deepres(&["ps", "-v"])).success().stdout;
+    assert!(shown.contains("P99") && shown.contains("0xc020462a"), "{shown}");
     let silent = await_found(&host, early.pid(), |_| true);
     assert_eq!(silent["seen_by"][0], "descriptor", "it was there before the daemon and asks nothing");
     let shown = host.finish(host.deepres(&["ps"])).success().stdout;
@@ -178,15 +194,223 @@ if rounds: os.execv(sys.executable, [sys.executable, "-c", sys.argv[1], sys.argv
     assert_eq!(listed.len(), 1, "{listed:#?}");
 }
 
+/// What a process is at: `T` if it is stopped.
+fn state(pid: u32) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+}
+
+/// Keeps the lock of its memory map, and so whoever reads its command line, until the server of its file system is killed: mapping a file that
+/// is not cached waits for what was written to it before to be on its way, and this file system never says so. Its last word is the server's id.
+const STUCK: &str = r#"
+import ctypes, fcntl, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+held = os.open(sys.argv[1], os.O_RDWR)
+try: fcntl.ioctl(held, 0xc020462a, bytearray(32))
+except OSError: pass
+target = sys.argv[2]
+open(target, "w").close()
+# Mounts of its own, which end with it.
+assert libc.unshare(0x20000) == 0 and libc.mount(None, b"/", None, 0x44000, None) == 0
+device = os.open("/dev/fuse", os.O_RDWR)
+options = b"fd=%d,rootmode=100644,user_id=0,group_id=0" % device
+assert libc.mount(b"stuck", target.encode(), b"fuse", 0, options) == 0, ctypes.get_errno()
+server = os.fork()
+if server == 0:
+    os.close(held)
+    attributes = struct.pack("<6Q10I", 1, 4096, 8, 0, 0, 0, 0, 0, 0, 0o100644, 1, 0, 0, 0, 4096, 0)
+    INIT, GETATTR, OPEN, READ, WRITE = 26, 3, 14, 15, 16
+    KEEPS_CACHE_AND_BYPASSES_IT = 3
+    flags = 0
+    while True:
+        _, operation, unique = struct.unpack_from("<IIQ", os.read(device, 1 << 18))
+        error, body = 0, b""
+        if operation == INIT: body = struct.pack("<4I2H2I2HI7I", 7, 31, 0, 0, 1, 1, 4096, 1, 1, 0, 0, *[0] * 7)
+        elif operation == GETATTR: body = struct.pack("<QII", 1000, 0, 0) + attributes
+        elif operation == OPEN:
+            body = struct.pack("<QII", 0, flags, 0)
+            flags = KEEPS_CACHE_AND_BYPASSES_IT
+        elif operation == READ: body = bytes(4096)
+        elif operation == WRITE: continue
+        else: error = -38
+        os.write(device, struct.pack("<IiQ", 16 + len(body), error, unique) + body)
+os.close(device)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+first = os.open(target, os.O_RDWR)
+os.fstat(first)
+ctypes.memset(libc.mmap(None, 4096, 3, 1, first, 0), 7, 4096)
+second = os.open(target, os.O_RDWR)
+print('{"server": %d}' % server, flush=True)
+libc.mmap(None, 4096, 1, 2, second, 0)
+"#;
+
+/// Ends a process when dropped: others wait for it.
+struct Ends(rustix::process::Pid);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = rustix::process::kill_process(self.0, rustix::process::Signal::KILL);
+    }
+}
+
+#[test]
+fn whoever_keeps_its_memory_map_to_itself_is_listed_and_keeps_nobody_waiting() {
+    if !is_possible() {
+        return;
+    }
+    let host = Host::measuring().config(&format!("{CONFIG}unmanaged = \"hold\"\n"));
+    let mut daemon = host.daemon();
+    thread::sleep(QUIET);
+    let mut command = host.command("python3");
+    command.args(["-c", STUCK, DEVICE]).arg(host.path().join("stuck"));
+    let mut stuck = host.spawn(command);
+    let server = stuck.await_json(COMMAND_LIMIT)["server"].as_i64().unwrap();
+    let _server = Ends(rustix::process::Pid::from_raw(server as i32).unwrap());
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    while state(stuck.pid()) != 'D' {
+        assert!(Instant::now() < deadline, "the stand-in does not do what it should");
+        thread::sleep(Duration::from_millis(10));
+    }
+    // A stranger that comes after it is found, and held, all the same.
+    let mut held = user(&host, &[]);
+    held.await_json(COMMAND_LIMIT);
+    await_found(&host, held.pid(), |user| user["state"] == "held");
+    let found = await_found(&host, stuck.pid(), |_| true);
+    assert!(found["command"].as_str().unwrap().starts_with("python3"), "its name at least: {found}");
+    daemon.signal(rustix::process::Signal::TERM);
+    daemon.await_end(COMMAND_LIMIT).success();
+    held.finish(COMMAND_LIMIT).success();
+}
+
+/// As [`USER`], but goes by what it is told: `open`, `close`, or what to become.
+const OBEDIENT: &str = r#"
+import fcntl, os, sys
+file = None
+for line in sys.stdin:
+    if line == "open\n":
+        file = os.open(sys.argv[1], os.O_RDWR)
+        try: fcntl.ioctl(file, 0xc020462a, bytearray(32))
+        except OSError: pass
+    else: os.close(file)
+    print("{}", flush=True)
+"#;
+
+#[test]
+fn who_was_adopted_stays_so_when_it_opens_the_device_again_and_over_a_daemons_restart() {
+    if !is_possible() {
+        return;
+    }
+    let host = Host::measuring().config(&format!("{CONFIG}unmanaged = \"hold\"\n"));
+    let daemon = host.daemon();
+    let mut command = host.command("python3");
+    command.args(["-c", OBEDIENT, DEVICE]);
+    let mut user = host.spawn(command);
+    let mut tell = |what: &str| {
+        user.say(what);
+        user.await_json(COMMAND_LIMIT);
+        user.pid()
+    };
+    let pid = tell("open");
+    await_found(&host, pid, |user| user["state"] == "held");
+    host.finish(host.deepres(&["adopt", &pid.to_string(), "--name", "nightly"])).success();
+    tell("close");
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    while find(&host, pid).is_some() {
+        assert!(Instant::now() < deadline);
+        thread::sleep(Duration::from_millis(20));
+    }
+    tell("open");
+    let again = await_found(&host, pid, |_| true);
+    assert_eq!((&again["state"], &again["tenant"]), (&"adopted".into(), &"nightly".into()));
+
+    daemon.signal(rustix::process::Signal::TERM);
+    daemon.finish(COMMAND_LIMIT).success();
+    let _daemon = host.daemon();
+    let still = await_found(&host, pid, |_| true);
+    assert_eq!((&still["state"], &still["tenant"]), (&"adopted".into(), &"nightly".into()));
+    assert_ne!(state(pid), 'T');
+    let metered = status(&host)["metering"]["processes"].clone();
+    assert_eq!((&metered[0]["pid"], &metered[0]["tenant"]), (&pid.into(), &"nightly".into()), "{metered}");
+}
+
+#[test]
+fn a_tenant_that_becomes_a_program_without_a_session_and_keeps_the_device_is_found_within_a_second() {
+    if !is_possible() {
+        return;
+    }
+    const TENANT: &str = r#"
+import ctypes, os, sys, time
+assert ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+file = os.open(sys.argv[1], os.O_RDWR)
+os.set_inheritable(file, True)
+print('{"session": true}', flush=True)
+sys.stdin.readline()
+print('{"left_ns": %d}' % time.clock_gettime_ns(time.CLOCK_MONOTONIC), flush=True)
+os.execvp("sleep", ["sleep", "60"])
+"#;
+    let host = Host::measuring().config(CONFIG);
+    let _daemon = host.daemon();
+    thread::sleep(QUIET);
+    let mut tenant = host.spawn(host.run(&[], "python3", &["-c", TENANT, DEVICE]));
+    tenant.await_json(COMMAND_LIMIT);
+    assert_eq!(unmanaged(&host), Vec::<Value>::new(), "it has a session");
+    tenant.say("");
+    let left_ns = tenant.await_line(|line| line.contains("left_ns"), COMMAND_LIMIT);
+    let left_ns = serde_json::from_str::<Value>(&left_ns).unwrap()["left_ns"].as_u64().unwrap();
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    let found = loop {
+        if let Some(user) = unmanaged(&host).pop() {
+            break user;
+        }
+        assert!(Instant::now() < deadline);
+        thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(found["command"], "sleep 60");
+    let took_ns = found["reported_ns"].as_u64().unwrap().saturating_sub(left_ns);
+    assert!(took_ns <= FOUND_LIMIT_NS, "found after {took_ns} ns");
+}
+
+#[test]
+fn who_asks_nvml_under_deepres_and_does_not_compute_is_never_listed() {
+    if !is_possible() {
+        return;
+    }
+    // As nvidia-smi does, and PyTorch before it computes.
+    const VIEWER: &str = r#"
+import ctypes, fcntl, os, sys, time
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+assert nvml.nvmlInit_v2() == 0
+file = os.open(sys.argv[1], os.O_RDWR)
+device, memory = ctypes.c_void_p(), (ctypes.c_uint64 * 3)()
+assert nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+assert nvml.nvmlDeviceGetMemoryInfo(device, memory) == 0
+for _ in range(30):
+    try: fcntl.ioctl(file, 0xc020462a, bytearray(32))
+    except OSError: pass
+    time.sleep(0.1)
+"#;
+    let host = Host::measuring().config("[probes]\ndevices = [\"nvidia=10:256\"]\n");
+    let mut daemon = host.daemon();
+    thread::sleep(QUIET);
+    host.spawn(host.run(&[], "python3", &["-c", VIEWER, DEVICE])).finish(COMMAND_LIMIT).success();
+    // Whoever comes without deepres is listed: so the list works.
+    let mut stranger = user(&host, &[]);
+    stranger.await_json(COMMAND_LIMIT);
+    let found = await_found(&host, stranger.pid(), |_| true);
+    assert_eq!(found["kind"], "control");
+    daemon.signal(rustix::process::Signal::TERM);
+    let log = daemon.await_end(COMMAND_LIMIT).stderr;
+    let listed: Vec<&str> = log.lines().filter(|line| line.contains("an unmanaged process uses")).collect();
+    assert_eq!(listed.len(), 1, "{listed:#?}");
+}
+
 #[test]
 fn a_process_can_be_held_until_it_is_adopted() {
     if !is_possible() {
         return;
     }
-    let state = |pid: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        stat.rsplit(") ").next().unwrap().chars().next().unwrap()
-    };
     // Alone: it holds whoever uses the stand-in.
     let host = Host::measuring().config(&format!("{CONFIG}unmanaged = \"hold\"\n"));
     let _daemon = host.daemon();
@@ -246,6 +470,97 @@ fn a_trace_tells_the_calls_of_a_program_and_what_it_starts() {
 
     let nobody = host.finish(host.deepres(&["trace"]));
     assert!(nobody.code == 1 && nobody.stderr.contains("trace whom?"), "{}", nobody.stderr);
+}
+
+/// The events of a trace, once it has told some; then it is told to stop.
+fn traced(host: &Host, options: &[&str]) -> Vec<Value> {
+    let mut trace =
+        host.spawn(host.deepres(&[&["trace", "--json", "--device", "nvidia=10:256"], options].concat()));
+    let enough = |trace: &Process| trace.stdout().lines().count() >= 3;
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    while !enough(&trace) {
+        assert!(Instant::now() < deadline, "{}", trace.stderr());
+        thread::sleep(Duration::from_millis(20));
+    }
+    trace.signal(rustix::process::Signal::TERM);
+    let ended = trace.await_end(COMMAND_LIMIT);
+    let lines = ended.stdout.lines().filter(|line| line.ends_with('}'));
+    lines.map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
+}
+
+#[test]
+fn a_trace_is_of_whom_it_was_asked_for() {
+    if !is_possible() {
+        return;
+    }
+    const ASKS: &str = "import ctypes,fcntl,os,sys,time\n\
+        if sys.argv[2:]: ctypes.CDLL('libcuda.so.1').cuInit(0)\n\
+        f=os.open(sys.argv[1],os.O_RDWR)\n\
+        print('{}', flush=True)\n\
+        while True:\n\
+        \x20try: fcntl.ioctl(f,0xc020462a,bytearray(32))\n\
+        \x20except OSError: pass\n\
+        \x20time.sleep(0.02)";
+    let host = Host::measuring().config("[probes]\ndevices = [\"nvidia=10:256\"]\n");
+    let _daemon = host.daemon();
+    let tenant_of = |options: &[&str]| {
+        let mut tenant = host.spawn(host.run(options, "python3", &["-c", ASKS, DEVICE, "computes"]));
+        tenant.await_json(COMMAND_LIMIT);
+        tenant
+    };
+    let [_inside, _outside] =
+        [tenant_of(&["--name", "inside"]), tenant_of(&["--no-preload", "--name", "outside"])];
+    let mut stranger = host.command("python3");
+    stranger.args(["-c", ASKS, DEVICE]);
+    let mut stranger = host.spawn(stranger);
+    stranger.await_json(COMMAND_LIMIT);
+    let pids = |events: &[Value]| {
+        events.iter().filter_map(|event| event["pid"].as_u64()).collect::<std::collections::BTreeSet<_>>()
+    };
+    let alone = pids(&traced(&host, &["-p", &stranger.pid().to_string()]));
+    assert_eq!(alone, [u64::from(stranger.pid())].into());
+    let inside = pids(&traced(&host, &["--tenant", "inside"]));
+    let outside = pids(&traced(&host, &["--tenant", "outside"]));
+    assert!(inside.len() == 1 && outside.len() == 1 && inside != outside, "{inside:?} {outside:?}");
+    assert!(inside != alone && outside != alone);
+    let all = pids(&traced(&host, &["--all"]));
+    assert!([alone, inside, outside].iter().flatten().all(|pid| all.contains(pid)), "{all:?}");
+
+    let nobody = host.finish(host.deepres(&["trace", "--device", "nvidia=10:256", "--tenant", "nobody"]));
+    assert!(nobody.code == 1 && nobody.stderr.contains("there is no tenant nobody"), "{}", nobody.stderr);
+    // The keeper of one that has not begun.
+    let _keeper = host.spawn(host.run(&["--name", "later"], "sleep", &["60"]));
+    host.await_ps(|ps| ps.find("later").is_some(), COMMAND_LIMIT);
+    let mut trace = host.spawn(host.deepres(&["trace", "--device", "nvidia=10:256", "--tenant", "later"]));
+    trace.await_error_line(|line| line == "deepres: nobody of later yet", COMMAND_LIMIT);
+    trace.signal(rustix::process::Signal::TERM);
+    trace.await_end(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_trace_that_is_told_to_end_ends_its_program_and_still_adds_up() {
+    if !is_possible() {
+        return;
+    }
+    const ASKS: &str = "import fcntl,os,time\n\
+        f=os.open('/dev/vga_arbiter',os.O_RDWR)\n\
+        for _ in range(3):\n\
+        \x20try: fcntl.ioctl(f,0xc020462a,bytearray(32))\n\
+        \x20except OSError: pass\n\
+        print('{}', flush=True)\n\
+        time.sleep(60)";
+    let host = Host::new();
+    let options = ["trace", "--json", "--summary", "--device", "nvidia=10:256", "--"];
+    let mut trace = host.spawn(host.deepres(&[&options[..], &["python3", "-c", ASKS]].concat()));
+    trace.await_json(COMMAND_LIMIT);
+    trace.signal(rustix::process::Signal::TERM);
+    let ended = trace.await_end(COMMAND_LIMIT);
+    const TERMINATED: i32 = 128 + 15;
+    assert_eq!(ended.code, TERMINATED, "the program's own end; {}", ended.stderr);
+    let told: Value = serde_json::from_str(ended.stdout.lines().last().unwrap()).unwrap();
+    assert_eq!((&told["calls"], &told["lost"]), (&3.into(), &0.into()), "{told}");
+    let line = &told["summary"][0];
+    assert_eq!((&line["command"], &line["errors"]), (&"NV_ESC_RM_CONTROL".into(), &3.into()), "{told}");
 }
 
 #[test]

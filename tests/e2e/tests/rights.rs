@@ -1,0 +1,144 @@
+//! Without rights, or without being wanted, the kernel programs are missed by nobody but who asks for them: a sentence says what is missing, and
+//! tenants work.
+//!
+//! Takes root, to have other rights than that.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use deepres_e2e::clients::{Way, c_client};
+use deepres_e2e::{Host, Process, host::COMMAND_LIMIT};
+use rustix::fs::{CWD, FileType, chmod, chown, makedev, mknodat};
+use rustix::process::{Gid, Uid};
+use serde_json::Value;
+
+/// The user who has nothing.
+const NOBODY: u32 = 65_534;
+/// Of the stand-in, whose node is made for each test.
+const NUMBERS: (u32, u32) = (10, 256);
+const DEVICE: &str = "nvidia=10:256";
+/// Asks one thing of the device.
+const ASKS: &str = "import fcntl,os,sys\n\
+    f=os.open(sys.argv[1],os.O_RDWR)\n\
+    try: fcntl.ioctl(f,0xc020462a,bytearray(32))\n\
+    except OSError: pass";
+
+/// Whether this machine can run the test; says what it lacks if not.
+fn is_possible() -> bool {
+    if rustix::process::geteuid().is_root() {
+        return true;
+    }
+    assert!(std::env::var_os("DEEPRES_REQUIRE_PROBES").is_none(), "the test lacks root");
+    eprintln!("NOT TESTED: it lacks root");
+    false
+}
+
+/// A host whose folders are open to all, and whose daemon's directory is nobody's.
+fn open_host(config: &str) -> Host {
+    let host = Host::new().config(config);
+    host.let_all_users_in();
+    let folder = host.deepres_dir();
+    std::fs::create_dir(&folder).unwrap();
+    chmod(&folder, 0o700.into()).unwrap();
+    let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+    chown(&folder, Some(user), Some(group)).unwrap();
+    host
+}
+
+/// The stand-in's node, which all may open.
+fn node(host: &Host) -> PathBuf {
+    let node = host.path().join("gpu");
+    mknodat(CWD, &node, FileType::CharacterDevice, 0o666.into(), makedev(NUMBERS.0, NUMBERS.1)).unwrap();
+    chmod(&node, 0o666.into()).unwrap();
+    node
+}
+
+/// `deepres` as [`NOBODY`], with these capabilities.
+fn as_nobody(host: &Host, capabilities: &str, arguments: &[&str]) -> Command {
+    let mut command = host.command("setpriv");
+    let (user, group) = (format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"));
+    command.args([&user, &group, "--clear-groups"]);
+    command.args([format!("--inh-caps=-all{capabilities}"), format!("--ambient-caps=-all{capabilities}")]);
+    command.arg(host.deepres(&[]).get_program()).args(arguments);
+    command
+}
+
+fn await_state(host: &Host, wanted: &str) -> Value {
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    loop {
+        let shown = host.finish(as_nobody(host, "", &["ps", "--json"]));
+        let probes =
+            serde_json::from_str(&shown.stdout).map_or(Value::Null, |status: Value| status["probes"].clone());
+        if probes["state"] == wanted {
+            return probes;
+        }
+        assert!(Instant::now() < deadline, "{probes} {}", shown.stderr);
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A tenant works.
+fn assert_serves(host: &Host) {
+    let client = c_client("storm", Way::Dlsym).display().to_string();
+    let job = as_nobody(host, "", &["run", "--name", "job", "--", &client]);
+    assert!(
+        host.finish(job).success().json()["kernel_launches"].as_u64().is_some_and(|launches| launches > 0)
+    );
+}
+
+fn end(mut daemon: Process) -> String {
+    daemon.signal(rustix::process::Signal::TERM);
+    daemon.await_end(COMMAND_LIMIT).success().stderr
+}
+
+#[test]
+fn a_daemon_without_rights_says_once_what_is_missing_and_serves() {
+    if !is_possible() {
+        return;
+    }
+    let host = open_host(&format!("[probes]\ndevices = [\"{DEVICE}\"]\n"));
+    let config = host.path().join("deepres.toml").display().to_string();
+    let daemon = host.spawn(as_nobody(&host, "", &["daemon", "--config", &config]));
+    let probes = await_state(&host, "unavailable");
+    assert!(probes["detail"].as_str().unwrap().contains("CAP_BPF and CAP_PERFMON"), "{probes}");
+    assert_serves(&host);
+    let refused = host.finish(as_nobody(&host, "", &["run", "--no-preload", "--", "true"]));
+    assert!(refused.stderr.contains("CAP_BPF"), "{}", refused.stderr);
+    let log = end(daemon);
+    let said = log.lines().filter(|line| line.contains("not by their ioctls")).count();
+    assert_eq!(said, 1, "{log}");
+}
+
+#[test]
+fn a_daemon_that_is_to_do_without_says_so_where_it_is_asked_and_serves() {
+    if !is_possible() {
+        return;
+    }
+    let host = open_host("[probes]\nenabled = false\n");
+    let config = host.path().join("deepres.toml").display().to_string();
+    let daemon = host.spawn(as_nobody(&host, "", &["daemon", "--config", &config]));
+    let probes = await_state(&host, "off");
+    assert!(probes["detail"].as_str().unwrap().contains("probes.enabled"), "{probes}");
+    assert_serves(&host);
+    end(daemon);
+}
+
+#[test]
+fn a_trace_takes_two_capabilities_and_names_them_without() {
+    if !is_possible() {
+        return;
+    }
+    let host = open_host("");
+    let node = node(&host).display().to_string();
+    let trace = |capabilities: &str| {
+        let arguments = ["trace", "--json", "--device", DEVICE, "--", "python3", "-c", ASKS, &node];
+        host.finish(as_nobody(&host, capabilities, &arguments))
+    };
+    let refused = trace("");
+    assert!(refused.code == 1 && refused.stderr.contains("CAP_BPF and CAP_PERFMON"), "{}", refused.stderr);
+    let told = trace(",+bpf,+perfmon").success();
+    let event: Value = serde_json::from_str(told.stdout.trim()).expect("one event");
+    assert_eq!((&event["name"], &event["error"]), (&"NV_ESC_RM_CONTROL".into(), &"ENOTTY".into()));
+}
