@@ -63,7 +63,7 @@ pub struct Account {
     uncharged_ns: u64,
     /// The longest kernel or graph of any session, ns.
     pub longest_ns: u64,
-    /// What was charged for the time in which nobody governed, ns.
+    /// What its processes claimed for the time in which nobody governed, ns.
     arrears_ns: u64,
     /// What may be charged for that time beside it: what was in flight when it began, ns.
     in_flight_before_ns: u64,
@@ -96,7 +96,7 @@ impl Account {
         }
     }
 
-    /// The account that another daemon left. Its time goes on at `now_ns`; what was used before is charged by [`Self::settle`].
+    /// The account that another daemon left. Its time goes on at `now_ns`; what was used before is charged by [`Self::catch_up`] and [`Self::settle`].
     pub fn restore(saved: &SavedAccount, now_ns: u64) -> Self {
         let mut account = Self {
             totals: saved.totals,
@@ -125,18 +125,23 @@ impl Account {
         }
     }
 
-    /// Charges what a process did from its baseline up to `now`, in time that nobody governed. It goes into the totals and is
-    /// nobody's debt. However many processes say what they like, no more is charged than the time that passed, and what may have
-    /// been in flight when it began.
-    pub fn settle(&mut self, from: &Baseline, now: &Reading, now_ns: u64) {
+    /// Takes in what a process did from its baseline up to `now`, in time that nobody governed, and returns the GPU time that it may be
+    /// charged for: however many processes say what they like, no more than the time that passed, and what may have been in flight when
+    /// it began.
+    pub fn catch_up(&mut self, from: &Baseline, now: &Reading, now_ns: u64) -> u64 {
         let passed_ns = now_ns.saturating_sub(from.at_ns).saturating_add(self.in_flight_before_ns);
         let before = Reading::from(from.meter);
         let used = now.since(&before, passed_ns);
         let used_ns = used.compute_ns.min(passed_ns.saturating_sub(self.arrears_ns));
         self.arrears_ns = self.arrears_ns.saturating_add(used_ns);
-        self.totals.gpu_ns = self.totals.gpu_ns.saturating_add(used_ns);
         self.totals.copy_ns = self.totals.copy_ns.saturating_add(used.copy_ns);
         self.count(&before, now, passed_ns);
+        used_ns
+    }
+
+    /// Charges GPU time of the time that nobody governed. It goes into the totals and is nobody's debt.
+    pub fn settle(&mut self, used_ns: u64) {
+        self.totals.gpu_ns = self.totals.gpu_ns.saturating_add(used_ns);
         // Shares of late are of what was governed.
         for mark in &mut self.recent {
             mark.gpu_ns = mark.gpu_ns.saturating_add(used_ns);
@@ -345,7 +350,9 @@ mod tests {
         let saved = account.save(PPM, -5);
         let mut account = Account::restore(&saved, 4_000);
         assert_eq!(account.totals.gpu_ns, 700);
-        account.settle(&baseline(700, 1_000), &reading(2_700, true), 4_000);
+        let used_ns = account.catch_up(&baseline(700, 1_000), &reading(2_700, true), 4_000);
+        assert_eq!(account.totals.gpu_ns, 700, "not before it is settled");
+        account.settle(used_ns);
         assert_eq!(account.totals.gpu_ns, 2_700);
         assert_eq!(account.total_share_ppm(4_000), 675_000);
         assert_eq!(account.recent_share_ppm(5_000), 0, "nothing was used since");
@@ -358,11 +365,15 @@ mod tests {
         let saved = SavedAccount { uncharged_ns: 50, ..SavedAccount::default() };
         let mut account = Account::restore(&saved, 4_000);
         for _ in 0..3 {
-            account.settle(&baseline(0, 1_000), &reading(u64::MAX, true), 4_000);
+            let used_ns = account.catch_up(&baseline(0, 1_000), &reading(u64::MAX, true), 4_000);
+            account.settle(used_ns);
         }
         assert_eq!(account.totals.gpu_ns, 3_050);
-        account.settle(&baseline(9, 1_000), &reading(5, true), 9_000);
-        assert_eq!(account.totals.gpu_ns, 3_050, "a counter that went back");
+        assert_eq!(
+            account.catch_up(&baseline(9, 1_000), &reading(5, true), 9_000),
+            0,
+            "a counter that went back"
+        );
     }
 
     #[test]

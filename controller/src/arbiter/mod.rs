@@ -1,6 +1,7 @@
 //! One thread for each GPU: it watches the meters, asks [`crate::policy::lease`] and sets the gates.
 
 pub mod account;
+mod arrears;
 mod events;
 mod latency;
 mod overdue;

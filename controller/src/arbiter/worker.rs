@@ -1,6 +1,7 @@
 //! The arbiter's thread.
 
 use super::account::{Account, MAX_HELD_BYTES, MAX_WAITERS, fairness_ppm};
+use super::arrears::Arrears;
 use super::events::{Bell, Events};
 use super::latency::Latency;
 use super::overdue::Overdue;
@@ -121,6 +122,8 @@ pub struct Worker {
     restored_ns: Option<u64>,
     /// Up to where processes were charged that may come back.
     baselines: BTreeMap<(TenantId, ProcessKey), Baseline>,
+    /// What was used while no daemon lived, while those are waited for that come back.
+    arrears: Option<Arrears>,
     handoffs: u64,
     latency: Latency,
     contended_ns: u64,
@@ -161,6 +164,7 @@ impl Worker {
             sessions: BTreeMap::new(),
             restored_ns: None,
             baselines: BTreeMap::new(),
+            arrears: None,
             handoffs: 0,
             latency: Latency::default(),
             contended_ns: 0,
@@ -181,6 +185,8 @@ impl Worker {
         self.idle_ns = restored.counters.idle_ns;
         self.handoffs = restored.counters.handoffs;
         self.latency.total_ns = restored.counters.handoff_total_ns;
+        let in_flight_ns = restored.accounts.iter().map(|(_, saved)| saved.uncharged_ns).max();
+        self.arrears = Some(Arrears::since(restored.saved_ns, in_flight_ns.unwrap_or(0)));
         for (seat, saved) in restored.accounts {
             let class = seat.request.class;
             self.scheduler.restore(seat.id, class, saved.entitled_ppm, saved.lag_ns, now_ns);
@@ -343,7 +349,11 @@ impl Worker {
             let before = if is_brought {
                 let from = session.awaited.take().and_then(|awaited| awaited.from);
                 if let (Some(from), Some(tenant)) = (from, self.tenants.get_mut(&session.tenant)) {
-                    tenant.account.settle(&from, &reading, now_ns);
+                    let used_ns = tenant.account.catch_up(&from, &reading, now_ns);
+                    match &mut self.arrears {
+                        Some(arrears) => arrears.claim(session.tenant, used_ns),
+                        None => tenant.account.settle(used_ns),
+                    }
                 }
                 reading
             } else if session.awaited.is_some() {
@@ -374,12 +384,30 @@ impl Worker {
             if rivals_ppm.is_some() {
                 tenant.account.had(seen.used_ns);
             }
+            if let Some(arrears) = &mut self.arrears {
+                arrears.charged(seen.used_ns);
+            }
             if self.scheduler.grant(*id) == Grant::Paused {
                 seen.waiting = false;
                 tenant.account.wants = seen.in_flight;
             }
             tenant.demand.observe(seen.used_ns, if was_idle { elapsed_ns } else { 0 });
             self.scheduler.observe(*id, now_ns, seen);
+        }
+        let are_all_back =
+            self.baselines.is_empty() && self.sessions.values().all(|session| session.awaited.is_none());
+        if are_all_back {
+            self.settle_arrears(now_ns);
+        }
+    }
+
+    /// Charges what was used while no daemon lived, as far as it is known.
+    fn settle_arrears(&mut self, now_ns: u64) {
+        let settled = self.arrears.as_mut().map(|arrears| arrears.settle(now_ns));
+        for (tenant, used_ns) in settled.unwrap_or_default() {
+            if let Some(tenant) = self.tenants.get_mut(&tenant) {
+                tenant.account.settle(used_ns);
+            }
         }
     }
 
@@ -498,10 +526,14 @@ impl Worker {
             }
             Command::StopWaiting => {
                 self.restored_ns = None;
+                self.settle_arrears(monotonic_ns());
+                self.arrears = None;
                 None
             }
             Command::Save { answer } => {
                 self.look(monotonic_ns());
+                // What is written says of those who are back that they were charged.
+                self.settle_arrears(self.looked_ns);
                 let _ = answer.send(self.snapshot());
                 None
             }

@@ -10,6 +10,7 @@ pub mod contention;
 pub mod host;
 mod process;
 mod ps;
+pub mod random;
 pub mod shares;
 pub mod witness;
 

@@ -36,6 +36,8 @@ pub struct Tenant {
     pub memory_limit_bytes: Option<u64>,
     /// Allocations refused because of the limit.
     pub refusals: u64,
+    /// The `deepres run`s that keep it.
+    pub keepers: u64,
     /// Its processes.
     pub sessions: Vec<Session>,
 }
@@ -90,6 +92,7 @@ impl Tenant {
             memory_bytes: sum("memory_bytes"),
             memory_limit_bytes: value["memory_limit_bytes"].as_u64(),
             refusals: sum("refusals"),
+            keepers: number(value, "keepers"),
             sessions: array(value, "sessions")
                 .iter()
                 .map(|session| Session { pid: number(session, "pid") as u32 })

@@ -1,19 +1,18 @@
 //! Tenants and the daemon are killed, stopped and started again at random; then nothing is left of the dead and all is as if nothing had been.
 
 use std::{
-    env, process, thread,
+    thread,
     time::{Duration, Instant},
 };
 
 use deepres_e2e::{
     Host, Process,
     clients::{Way, c_client},
+    random::Random,
     shares::Window,
 };
 use rustix::process::Signal;
 
-/// Set to repeat a run: the number that the failed one printed.
-const SEED_VARIABLE: &str = "DEEPRES_CHAOS_SEED";
 /// Tenants, and their shares in percent.
 const TENANTS: [(&str, f64); 3] = [("a", 50.0), ("b", 30.0), ("c", 20.0)];
 /// Processes of each.
@@ -27,29 +26,6 @@ const ALLOWED_POINTS: f64 = 4.0;
 const MEASURED: Duration = Duration::from_secs(3);
 /// How long a tenant takes to find a new daemon, on a busy machine; also, until the memory of the dead is free.
 const SETTLES_WITHIN: Duration = Duration::from_secs(5);
-
-/// A small generator of numbers (xorshift, Marsaglia 2003).
-struct Random(u64);
-
-impl Random {
-    fn new() -> Self {
-        let given = env::var(SEED_VARIABLE).ok().and_then(|seed| seed.parse().ok());
-        let seed = given.unwrap_or_else(|| u64::from(process::id()) * 0x9e37_79b9);
-        println!("{SEED_VARIABLE}={seed}");
-        Self(seed.max(1))
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-
-    fn millis(&mut self, limit: u64) -> Duration {
-        Duration::from_millis(self.below(limit))
-    }
-}
 
 struct Client {
     tenant: usize,

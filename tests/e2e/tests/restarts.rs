@@ -15,19 +15,31 @@ use deepres_e2e::{
     Host, Process, Ps,
     clients::{Way, c_client},
     host::COMMAND_LIMIT,
+    random::Random,
     shares::Window,
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
 use rustix::process::Signal;
 
-/// After how long without a daemon launches go by themselves; the default.
+/// After how long without a daemon launches go by themselves; the default. A launch waits for no longer when the daemon is killed: the end of
+/// the connection says so at once.
 const HEARTBEAT_LIMIT_MS: f64 = 250.0;
-/// What a launch takes besides: its turn among others, and a wake-up on a busy machine.
-const SLACK_MS: f64 = 500.0;
+/// What a launch takes besides where nothing says so but the heartbeat: until someone looks, and its turn among others.
+const SLACK_MS: f64 = 100.0;
 /// What deepres' own meter may differ from the record of the simulated GPU over a whole run, percent of the run.
 const ALLOWED_PERCENT: f64 = 2.0;
 /// How long a tenant takes to find a new daemon, on a busy machine.
 const RETURN_LIMIT: Duration = Duration::from_secs(5);
+/// Shares are right again after so long …
+const RIGHT_WITHIN: Duration = Duration::from_secs(1);
+/// … over so long …
+const MEASURED: Duration = Duration::from_millis(750);
+/// … to so many points: that is some thirty turns.
+const ALLOWED_POINTS: f64 = 4.0;
+/// Of so many restarts one is followed by a look at the shares.
+const MEASURED_EVERY: u32 = 4;
+/// How often a daemon is stopped.
+const STOPS: u32 = 20;
 
 fn backlog(host: &Host, name: &str, share: &str, seconds: u64) -> Process {
     let seconds = seconds.to_string();
@@ -59,20 +71,23 @@ fn recorded_ns(host: &Host, pid: u32) -> u64 {
 
 /// Kills the daemon so many times, starts the next one after a while each, and asserts all of what must hold.
 fn kill_often(times: u32) {
-    let host = Host::measuring();
+    // What a round takes at most on average, and a look at the shares.
+    let seconds = 6 + u64::from(times) * 3 / 2 + u64::from(times / MEASURED_EVERY) * 2;
+    let host = Host::measuring().lasting(Duration::from_secs(seconds));
+    let mut random = Random::new();
     let mut daemon = host.daemon();
-    let seconds = 4 + u64::from(times) * 3 / 2;
     let clients = [backlog(&host, "a", "70%", seconds), backlog(&host, "b", "30%", seconds)];
     let ended = Instant::now() + Duration::from_secs(seconds);
     let mut last = host.await_ps(all_are_here, COMMAND_LIMIT);
     let mut open = None;
     let mut ungoverned = Duration::ZERO;
-    for round in 0..times {
-        thread::sleep(Duration::from_millis(u64::from(150 + round * 37 % 200)));
+    let mut errors = Vec::new();
+    for round in 1..=times {
+        thread::sleep(Duration::from_millis(150) + random.millis(200));
         let before = host.ps();
         daemon.kill();
         let killed = Instant::now();
-        thread::sleep(Duration::from_millis(u64::from(round * 53 % 300)));
+        thread::sleep(random.millis(300));
         daemon = host.daemon();
         // What was used since the last write is on the account once its process is back.
         let after = host.await_ps(
@@ -95,14 +110,19 @@ fn kill_often(times: u32) {
         last = after;
         let now = ["a", "b"].map(|name| descriptors(last.tenant(name).sessions[0].pid));
         assert_eq!(*open.get_or_insert(now), now, "round {round}: a tenant's descriptors");
+        if round % MEASURED_EVERY == 0 || round == times {
+            thread::sleep(RIGHT_WITHIN);
+            errors.push(Window::measure(&host, MEASURED).true_percent("a") - 70.0);
+        }
     }
     assert!(Instant::now() < ended, "the restarts took longer than the clients ran");
 
-    // Shares are right again within a second.
-    thread::sleep(Duration::from_secs(1));
-    let had = Window::measure(&host, Duration::from_secs(2)).true_percent("a");
-    assert!((had - 70.0).abs() <= 4.0, "a had {had:.1} % after the last restart");
-
+    let mut charged_ns = 0;
+    let mut had_ns = 0;
+    let mut lines = vec![format!(
+        "{times} restarts in {seconds} s, {ungoverned:.1?} of it without a daemon; a's share a second after a return, points off: {errors:.2?}"
+    )];
+    let mut longest_ms = 0.0_f64;
     for (name, mut client) in ["a", "b"].into_iter().zip(clients) {
         let line = client.await_line(|line| line.starts_with('{'), Duration::from_secs(seconds + 30));
         let said: serde_json::Value = serde_json::from_str(&line).expect("JSON");
@@ -111,18 +131,24 @@ fn kill_often(times: u32) {
         let tenant = ps.tenant(name);
         assert_eq!(tenant.kernel_launches, launched, "every launch is on the account, once");
         let recorded_ns = recorded_ns(&host, tenant.sessions[0].pid);
-        // Without a daemon both run at once, and while the hardware takes turns each one's meter counts the other's.
-        let allowed_ns = (seconds as f64 * ALLOWED_PERCENT * 1e7) as u64;
-        let most_ns = recorded_ns + allowed_ns + ungoverned.as_nanos() as u64;
-        let charged_ns = tenant.gpu_ns;
-        assert!(
-            (recorded_ns - allowed_ns..=most_ns).contains(&charged_ns),
-            "{name}: charged {charged_ns} ns, had {recorded_ns} ns; {ungoverned:?} of {seconds} s without a daemon"
-        );
-        let longest_ms = said["longest_launch_ms"].as_f64().expect("a time");
-        assert!(longest_ms <= HEARTBEAT_LIMIT_MS + SLACK_MS, "a launch of {name} took {longest_ms} ms");
+        charged_ns += tenant.gpu_ns;
+        had_ns += recorded_ns;
+        let waited_ms = said["longest_launch_ms"].as_f64().expect("a time");
+        lines.push(format!(
+            "{name}: charged {:.3} s, had {:.3} s, longest launch {waited_ms:.1} ms",
+            tenant.gpu_ns as f64 / 1e9,
+            recorded_ns as f64 / 1e9
+        ));
+        longest_ms = longest_ms.max(waited_ms);
         client.finish(COMMAND_LIMIT).success();
     }
+    let lines = lines.join("\n");
+    println!("{lines}");
+    // Without a daemon both run at once, and the meter of each counts the other's turns; the sum is bounded by the time that passed.
+    let allowed_ns = (seconds as f64 * ALLOWED_PERCENT * 1e7) as u64;
+    assert!(charged_ns.abs_diff(had_ns) <= allowed_ns, "the accounts are off\n{lines}");
+    assert!(longest_ms <= HEARTBEAT_LIMIT_MS, "a launch waited too long\n{lines}");
+    assert!(errors.iter().all(|error| error.abs() <= ALLOWED_POINTS), "a share is off\n{lines}");
 }
 
 #[test]
@@ -131,7 +157,7 @@ fn a_daemon_killed_again_and_again_loses_no_launch_and_no_account() {
 }
 
 #[test]
-#[ignore = "takes three minutes: run it by name when restarts were changed"]
+#[ignore = "takes four minutes: run it by name when restarts were changed"]
 fn a_daemon_killed_a_hundred_times_loses_no_launch_and_no_account() {
     kill_often(100);
 }
@@ -139,18 +165,29 @@ fn a_daemon_killed_a_hundred_times_loses_no_launch_and_no_account() {
 #[test]
 fn a_daemon_stopped_at_any_moment_holds_nobody_up_for_long() {
     let host = Host::measuring();
+    let mut random = Random::new();
     let daemon = host.daemon();
-    let clients = [backlog(&host, "a", "50%", 6), backlog(&host, "b", "50%", 6)];
-    for round in 0..4u64 {
-        thread::sleep(Duration::from_millis(200 + round * 31));
+    let clients = [backlog(&host, "a", "50%", 25), backlog(&host, "b", "50%", 25)];
+    let began = Instant::now();
+    for stop in 0..STOPS {
+        thread::sleep(Duration::from_millis(100) + random.millis(300));
         daemon.signal(Signal::STOP);
-        thread::sleep(Duration::from_millis(900));
+        thread::sleep(Duration::from_secs_f64((HEARTBEAT_LIMIT_MS + SLACK_MS) / 1e3));
+        let before = clients.each_ref().map(launches);
+        thread::sleep(Duration::from_millis(200));
+        let after = clients.each_ref().map(launches);
         daemon.signal(Signal::CONT);
+        assert!(
+            before.iter().zip(after).all(|(before, after)| after > *before),
+            "stop {stop}: {before:?} {after:?}"
+        );
     }
+    assert!(began.elapsed() < Duration::from_secs(25), "the stops took longer than the clients ran");
     for mut client in clients {
         let line = client.await_line(|line| line.starts_with('{'), COMMAND_LIMIT);
         let said: serde_json::Value = serde_json::from_str(&line).expect("JSON");
         let longest_ms = said["longest_launch_ms"].as_f64().expect("a time");
+        println!("{STOPS} stops: longest launch {longest_ms:.1} ms");
         assert!(longest_ms <= HEARTBEAT_LIMIT_MS + SLACK_MS, "a launch took {longest_ms} ms");
         client.finish(COMMAND_LIMIT).success();
     }
@@ -159,10 +196,11 @@ fn a_daemon_stopped_at_any_moment_holds_nobody_up_for_long() {
 #[test]
 fn without_a_daemon_launches_fail_if_they_are_to() {
     let host = Host::measuring().config("fail_mode = \"closed\"\n");
+    let mut random = Random::new();
     let mut daemon = host.daemon();
-    for how in [Signal::STOP, Signal::KILL] {
+    for how in [Signal::STOP, Signal::STOP, Signal::STOP, Signal::KILL] {
         let clients = [backlog(&host, "a", "50%", 0), backlog(&host, "b", "50%", 0)];
-        thread::sleep(Duration::from_millis(200));
+        thread::sleep(Duration::from_millis(100) + random.millis(200));
         daemon.signal(how);
         for mut client in clients {
             let done = client.await_end(Duration::from_secs(5));
@@ -215,6 +253,32 @@ fn a_daemon_that_is_told_to_stop_leaves_its_tenants_to_the_next_one() {
         host.await_ps(here, RETURN_LIMIT);
         std::mem::forget(next);
     }
+}
+
+/// Starts a client once it is told to, with nothing of its environment left by which its tenant could be told.
+const NAMELESS: &str = "read go; exec env -i \"LD_PRELOAD=$LD_PRELOAD\" \"DEEPRES_SOCKET=$DEEPRES_SOCKET\" \
+    \"SIMGPU_STATE=$SIMGPU_STATE\" \"SIMGPU_CONFIG=$SIMGPU_CONFIG\" \"LD_LIBRARY_PATH=$LD_LIBRARY_PATH\" \"$0\"";
+
+#[test]
+fn a_deepres_run_keeps_its_tenant_for_the_next_daemon() {
+    let host = Host::new();
+    let mut daemon = host.daemon();
+    let client = c_client("backlog", Way::Dlsym).display().to_string();
+    let mut run =
+        host.spawn(host.run(&["--name", "kept", "--share", "30%"], "sh", &["-c", NAMELESS, &client]));
+    let is_kept = |ps: &Ps| ps.find("kept").is_some_and(|tenant| tenant.keepers == 1);
+    host.await_ps(is_kept, COMMAND_LIMIT);
+    // What holds now is not what the keeper asked for.
+    host.finish(host.deepres(&["set", "kept", "--share", "60%"])).success();
+    for _ in 0..2 {
+        daemon.kill();
+        daemon = host.daemon();
+        host.await_ps(is_kept, RETURN_LIMIT);
+    }
+    run.say("go");
+    let ps = host.await_ps(|ps| ps.find("kept").is_some_and(|tenant| tenant.entitled_ppm > 0), COMMAND_LIMIT);
+    assert_eq!((ps.tenants.len(), ps.tenant("kept").sessions.len()), (1, 1), "{ps:?}");
+    assert_eq!(ps.tenant("kept").entitled_ppm, 600_000);
 }
 
 #[test]
