@@ -5,6 +5,10 @@
 //! job starts and says why it does not start ([`refuse`]). A process that connects by itself is running; turned away it would go on
 //! without any limit, so it gets the cap ([`grant`]).
 
+mod part;
+
+pub use part::{Part, Want, Wants};
+
 use crate::config::{CapOf, Caps};
 use crate::policy::class::Class;
 use crate::policy::priority::Criticality;
@@ -92,6 +96,8 @@ pub enum Rule {
     Request,
     /// The most that there is for this user.
     Cap(CapOf),
+    /// What the user's other tenants leave of the most that there is for this user.
+    CapBesideOthers(CapOf),
     /// An administrator set it.
     Administrator,
     /// A guarantee is of a share, and none was asked for.
@@ -106,6 +112,7 @@ impl fmt::Display for Rule {
             Self::Default => write!(f, "by default"),
             Self::Request => write!(f, "as asked"),
             Self::Cap(of) => write!(f, "by {of}"),
+            Self::CapBesideOthers(of) => write!(f, "by {of}, beside the user's other tenants"),
             Self::Administrator => write!(f, "set by an administrator"),
             Self::NoShare => write!(f, "since a guarantee is of a share, and none was asked for"),
             Self::NoRoom => write!(f, "since guarantees to others leave no room for it"),
@@ -188,20 +195,23 @@ impl Granted {
     }
 }
 
-/// What holds for a tenant of which `asked` is known, `set` was set by an administrator, and who may have `caps`. `has_room`: a
-/// guarantee of the share it asks for fits beside those of others.
-pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), has_room: bool) -> Granted {
+/// What holds for a tenant of which `asked` is known, `set` was set by an administrator, whose user may have `caps`, and it `part` of them.
+/// `has_room`: a guarantee of the share it asks for fits beside those of others.
+pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bool) -> Granted {
+    let capped = |is_whole: bool| if is_whole { Rule::Cap(of) } else { Rule::CapBesideOthers(of) };
     let share_ppm = match (set.share_ppm, asked.share_ppm) {
         (Some(ppm), _) => Given::by(Rule::Administrator, Some(ppm)),
-        (None, Some(ppm)) if ppm > caps.share_ppm => Given::by(Rule::Cap(of), Some(caps.share_ppm)),
+        (None, Some(ppm)) if ppm > part.share_ppm => {
+            Given::by(capped(part.share_ppm == caps.share_ppm), Some(part.share_ppm))
+        }
         (None, Some(ppm)) => Given::by(Rule::Request, Some(ppm)),
         (None, None) => Given::by(Rule::Default, None),
     };
     let memory_bytes = match (set.memory_bytes, asked.memory_bytes) {
         (Some(bytes), _) => Given::by(Rule::Administrator, Some(bytes)),
-        (None, Some(bytes)) if bytes <= caps.memory_bytes => Given::by(Rule::Request, Some(bytes)),
-        (None, None) if caps.memory_bytes == NO_LIMIT => Given::by(Rule::Default, None),
-        (None, _) => Given::by(Rule::Cap(of), Some(caps.memory_bytes)),
+        (None, Some(bytes)) if bytes <= part.memory_bytes => Given::by(Rule::Request, Some(bytes)),
+        (None, None) if part.memory_bytes == NO_LIMIT => Given::by(Rule::Default, None),
+        (None, _) => Given::by(capped(part.memory_bytes == caps.memory_bytes), Some(part.memory_bytes)),
     };
     let wanted = asked.class.unwrap_or_default();
     let class = match set.class {
@@ -220,7 +230,7 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), has_room: bool
         }
         class => class,
     };
-    let cap_ppm = set.share_ppm.unwrap_or(0).max(caps.share_ppm);
+    let cap_ppm = set.share_ppm.unwrap_or(0).max(part.cap_ppm);
     let criticality = match (set.criticality, asked.criticality) {
         (Some(criticality), _) => Given::by(Rule::Administrator, criticality),
         (None, wanted) if wanted.unwrap_or_default() > caps.criticality => {
@@ -239,7 +249,7 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), has_room: bool
 }
 
 /// Why a request that can still be taken back is refused, if it is.
-pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), has_room: bool) -> Option<String> {
+pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bool) -> Option<String> {
     let remedy = "ask for less, or have an administrator raise it";
     if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > caps.share_ppm) {
         let most = Percent(caps.share_ppm);
@@ -248,6 +258,25 @@ pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), has_room: bool) -> Option
     if let Some(bytes) = asked.memory_bytes.filter(|bytes| *bytes > caps.memory_bytes) {
         let most = Bytes(caps.memory_bytes);
         return Some(format!("{} of memory were asked for, but {of} is {most}: {remedy}", Bytes(bytes)));
+    }
+    let others = "the user's other tenants have of it";
+    if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > part.share_ppm) {
+        let (most, left) = (Percent(caps.share_ppm), Percent(part.share_ppm));
+        return Some(format!(
+            "a share of {} was asked for, but {of} is {most}, and beside what {others} there is {left}: {remedy}",
+            Percent(ppm)
+        ));
+    }
+    if let Some(bytes) = asked.memory_bytes.filter(|bytes| *bytes > part.memory_bytes) {
+        let (most, left) = (Bytes(caps.memory_bytes), Bytes(part.memory_bytes));
+        return Some(format!(
+            "{} of memory were asked for, but {of} is {most}, and beside what {others} there is {left}: {remedy}",
+            Bytes(bytes)
+        ));
+    }
+    if part.memory_bytes == 0 {
+        let most = Bytes(caps.memory_bytes);
+        return Some(format!("{of} is {most} of memory, and the user's other tenants have all of it"));
     }
     if let Some(criticality) = asked.criticality.filter(|criticality| *criticality > caps.criticality) {
         let most = caps.criticality;
@@ -351,9 +380,35 @@ mod tests {
         (Caps::default(), CapOf::Everyone)
     }
 
+    fn whole((caps, _): (Caps, CapOf)) -> Part {
+        Part::whole(&caps)
+    }
+
+    #[test]
+    fn what_a_users_other_tenants_have_of_a_cap_is_not_to_be_had_again() {
+        let left = Part { share_ppm: 200_000, cap_ppm: 200_000, memory_bytes: 1 << 20 };
+        let wish = asked(300_000, 1 << 29, Class::Fair);
+        let granted = grant(&wish, &Wish::default(), CAPS, &left, true);
+        let beside = Rule::CapBesideOthers(CapOf::User(1000));
+        assert_eq!(granted.share_ppm, Given::by(beside, Some(200_000)));
+        assert_eq!(granted.memory_bytes, Given::by(beside, Some(1 << 20)));
+        assert_eq!(granted.cap_ppm, 200_000);
+        let reason = refuse(&wish, CAPS, &left, true).unwrap();
+        assert!(
+            reason.contains("the cap of user 1000 is 50%") && reason.contains("there is 20%"),
+            "{reason}"
+        );
+        let reason = refuse(&asked(200_000, 1 << 29, Class::Fair), CAPS, &left, true).unwrap();
+        assert!(reason.contains("there is 1 MiB"), "{reason}");
+        let nothing = Part { memory_bytes: 0, ..left };
+        assert!(refuse(&Wish::default(), CAPS, &nothing, true).is_some(), "it could hold nothing");
+        assert_eq!(refuse(&Wish::default(), CAPS, &left, true), None);
+    }
+
     #[test]
     fn what_is_asked_for_within_the_caps_is_granted() {
-        let granted = grant(&asked(500_000, 1 << 30, Class::BestEffort), &Wish::default(), CAPS, true);
+        let granted =
+            grant(&asked(500_000, 1 << 30, Class::BestEffort), &Wish::default(), CAPS, &whole(CAPS), true);
         assert_eq!(granted.share_ppm, Given::by(Rule::Request, Some(500_000)));
         assert_eq!(granted.memory_bytes, Given::by(Rule::Request, Some(1 << 30)));
         assert_eq!(granted.class, Given::by(Rule::Request, Class::BestEffort));
@@ -362,7 +417,7 @@ mod tests {
     #[test]
     fn who_runs_already_is_given_the_cap_and_who_can_be_told_is_refused() {
         let greedy = asked(800_000, 2 << 30, Class::Guaranteed);
-        let granted = grant(&greedy, &Wish::default(), CAPS, true);
+        let granted = grant(&greedy, &Wish::default(), CAPS, &whole(CAPS), true);
         assert_eq!(granted.share_ppm, Given::by(CAPPED, Some(500_000)));
         assert_eq!(granted.memory_bytes, Given::by(CAPPED, Some(1 << 30)));
         assert_eq!(granted.class, Given::by(CAPPED, Class::Fair));
@@ -371,29 +426,29 @@ mod tests {
             (Wish { memory_bytes: Some(2 << 30), ..Wish::default() }, "the cap of user 1000 is 1 GiB"),
             (Wish { class: Some(Class::Guaranteed), ..Wish::default() }, "the cap of user 1000 is fair"),
         ] {
-            let reason = refuse(&wish, CAPS, true).unwrap();
+            let reason = refuse(&wish, CAPS, &whole(CAPS), true).unwrap();
             assert!(reason.contains(part), "{reason}");
         }
-        assert_eq!(refuse(&asked(500_000, 1, Class::Fair), CAPS, true), None);
+        assert_eq!(refuse(&asked(500_000, 1, Class::Fair), CAPS, &whole(CAPS), true), None);
     }
 
     #[test]
     fn who_asks_for_nothing_has_the_default_within_the_caps() {
-        let granted = grant(&Wish::default(), &Wish::default(), CAPS, true);
+        let granted = grant(&Wish::default(), &Wish::default(), CAPS, &whole(CAPS), true);
         assert_eq!(granted.share_ppm, Given::by(Rule::Default, None));
         assert_eq!((granted.cap_ppm, granted.memory_bytes), (500_000, Given::by(CAPPED, Some(1 << 30))));
         assert_eq!(granted.class, Given::by(Rule::Default, Class::Fair));
-        let unlimited = grant(&Wish::default(), &Wish::default(), free(), true);
+        let unlimited = grant(&Wish::default(), &Wish::default(), free(), &whole(free()), true);
         assert_eq!(unlimited.memory_bytes, Given::by(Rule::Default, None));
         let low = (Caps { class: Class::BestEffort, ..Caps::default() }, CapOf::Groups);
-        let granted = grant(&Wish::default(), &Wish::default(), low, true);
+        let granted = grant(&Wish::default(), &Wish::default(), low, &whole(low), true);
         assert_eq!(granted.class, Given::by(Rule::Cap(CapOf::Groups), Class::BestEffort));
     }
 
     #[test]
     fn an_administrator_is_above_caps_and_wishes_field_by_field() {
         let set = Wish { share_ppm: Some(900_000), ..Wish::default() };
-        let granted = grant(&asked(100_000, 1 << 20, Class::Fair), &set, CAPS, true);
+        let granted = grant(&asked(100_000, 1 << 20, Class::Fair), &set, CAPS, &whole(CAPS), true);
         assert_eq!(granted.share_ppm, Given::by(Rule::Administrator, Some(900_000)));
         assert_eq!(granted.cap_ppm, 900_000);
         assert_eq!(granted.memory_bytes, Given::by(Rule::Request, Some(1 << 20)));
@@ -402,14 +457,20 @@ mod tests {
     #[test]
     fn a_guarantee_is_of_a_share_that_fits_beside_other_guarantees() {
         let bare = Wish { class: Some(Class::Guaranteed), ..Wish::default() };
-        assert_eq!(grant(&bare, &Wish::default(), free(), true).class, Given::by(Rule::NoShare, Class::Fair));
-        assert!(refuse(&bare, free(), true).unwrap().contains("--share"));
+        assert_eq!(
+            grant(&bare, &Wish::default(), free(), &whole(free()), true).class,
+            Given::by(Rule::NoShare, Class::Fair)
+        );
+        assert!(refuse(&bare, free(), &whole(free()), true).unwrap().contains("--share"));
         let full = asked(500_000, 1, Class::Guaranteed);
-        assert_eq!(grant(&full, &Wish::default(), free(), false).class, Given::by(Rule::NoRoom, Class::Fair));
-        assert!(refuse(&full, free(), false).unwrap().contains("leave no room"));
-        assert_eq!(refuse(&full, free(), true), None);
+        assert_eq!(
+            grant(&full, &Wish::default(), free(), &whole(free()), false).class,
+            Given::by(Rule::NoRoom, Class::Fair)
+        );
+        assert!(refuse(&full, free(), &whole(free()), false).unwrap().contains("leave no room"));
+        assert_eq!(refuse(&full, free(), &whole(free()), true), None);
         let set = Wish { class: Some(Class::Guaranteed), ..Wish::default() };
-        let granted = grant(&full, &set, free(), false);
+        let granted = grant(&full, &set, free(), &whole(free()), false);
         assert_eq!(granted.class, Given::by(Rule::Administrator, Class::Guaranteed));
     }
 
@@ -424,17 +485,17 @@ mod tests {
             slo_ns: Some(8),
             ..Wish::default()
         };
-        let granted = grant(&urgent, &Wish::default(), modest, true);
+        let granted = grant(&urgent, &Wish::default(), modest, &whole(modest), true);
         let capped = Rule::Cap(CapOf::Everyone);
         assert_eq!(granted.criticality, Given::by(capped, Criticality::default()));
         assert_eq!(granted.deadline_ns, Given::by(capped, None));
         assert_eq!(granted.size_ns, Given::by(Rule::Request, Some(7)));
         assert_eq!(granted.slo_ns, Given::by(Rule::Request, Some(8)));
-        assert!(refuse(&urgent, modest, true).unwrap().contains("criticality critical"));
+        assert!(refuse(&urgent, modest, &whole(modest), true).unwrap().contains("criticality critical"));
         let late = Wish { criticality: None, ..urgent };
-        assert!(refuse(&late, modest, true).unwrap().contains("deadlines do not count"));
-        assert_eq!(refuse(&urgent, free(), true), None);
-        let set = grant(&Wish::default(), &urgent, modest, true);
+        assert!(refuse(&late, modest, &whole(modest), true).unwrap().contains("deadlines do not count"));
+        assert_eq!(refuse(&urgent, free(), &whole(free()), true), None);
+        let set = grant(&Wish::default(), &urgent, modest, &whole(modest), true);
         assert_eq!(set.criticality, Given::by(Rule::Administrator, Criticality::CRITICAL));
         assert_eq!(set.deadline_ns, Given::by(Rule::Administrator, Some(1_000)));
     }
@@ -443,7 +504,8 @@ mod tests {
     fn what_the_configuration_asks_for_a_tenant_is_said_to_be_a_default() {
         let defaults = Wish { class: Some(Class::BestEffort), share_ppm: Some(300_000), ..Wish::default() };
         let asked = Wish { share_ppm: Some(200_000), ..Wish::default() };
-        let granted = grant(&asked.or(defaults), &Wish::default(), free(), true).told_by(&asked);
+        let granted =
+            grant(&asked.or(defaults), &Wish::default(), free(), &whole(free()), true).told_by(&asked);
         assert_eq!(granted.class, Given::by(Rule::Default, Class::BestEffort));
         assert_eq!(granted.share_ppm, Given::by(Rule::Request, Some(200_000)));
     }
@@ -459,7 +521,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back() {
-        let granted = grant(&asked(800_000, 1, Class::BestEffort), &Wish::default(), CAPS, true);
+        let granted =
+            grant(&asked(800_000, 1, Class::BestEffort), &Wish::default(), CAPS, &whole(CAPS), true);
         let text = serde_json::to_string(&granted).unwrap();
         assert!(text.contains(r#""class":{"value":"best-effort","rule":"request"}"#), "{text}");
         assert!(text.contains(r#""rule":{"cap":{"user":1000}}"#), "{text}");

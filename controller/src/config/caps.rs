@@ -1,4 +1,4 @@
-//! What tenants may have at most: everybody's, by group, by user.
+//! What users may have at most: everybody's, by group, by user.
 
 use crate::policy::class::Class;
 use crate::policy::priority::Criticality;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// What each tenant of a user may have at most.
+/// What a user may have at most, all tenants together; the class, the criticality and deadlines are each tenant's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Caps {
@@ -44,6 +44,11 @@ impl Caps {
         criticality: Criticality::CRITICAL,
         deadline: true,
     };
+
+    /// Whether they bound the share or the memory.
+    pub fn is_any(&self) -> bool {
+        self.share_ppm < PPM || self.memory_bytes != NO_LIMIT
+    }
 
     /// Of two the more generous, key by key.
     pub fn or(self, other: Self) -> Self {

@@ -5,9 +5,9 @@ use deepres_abi::grant::{GateState, NO_LIMIT};
 use deepres_abi::wire::{RefusalKind, Role, UNMANAGED};
 use deepres_controller::admin::client::ClientError;
 use deepres_controller::admin::{Reply, Request, ShareStatus};
-use deepres_controller::authority::Wish;
+use deepres_controller::authority::{Rule, Wish};
 use deepres_controller::clock::monotonic_ns;
-use deepres_controller::config::{Caps, Config};
+use deepres_controller::config::{CapOf, Caps, Config};
 use deepres_controller::daemon::{self, Options};
 use deepres_controller::directory::Directory;
 use deepres_controller::packet;
@@ -127,6 +127,56 @@ fn impossible_requests_are_refused_with_a_reason() {
     let tenant = daemon.join("a", 0, 0);
     assert_eq!(tenant.gate().memory_limit(), 1 << 30, "who asks for no limit has the cap");
     assert_eq!(tenant.gate().entitled_ppm(), 500_000);
+}
+
+#[test]
+fn a_cap_is_a_users_however_many_tenants_the_user_makes() {
+    let caps = Caps { share_ppm: 500_000, memory_bytes: 1_000, ..Caps::NONE };
+    let daemon = Daemon::start(1, Config { caps, ..Config::default() });
+    let asked = daemon.join("asked", 300_000, 600);
+    let rest = [daemon.join("one", 0, 0), daemon.join("two", 0, 0)];
+    let limits = |bytes| rest.iter().all(|tenant| tenant.gate().memory_limit() == bytes);
+    wait_until(PATIENCE, || limits(200));
+    assert_eq!((asked.gate().entitled_ppm(), asked.gate().memory_limit()), (300_000, 600));
+    let late = daemon.join("late", 300_000, 600);
+    wait_until(PATIENCE, || limits(0));
+    assert_eq!((late.gate().entitled_ppm(), late.gate().memory_limit()), (200_000, 400), "what is left");
+    let granted = |name: &str| {
+        let status = daemon.status();
+        status.tenants.into_iter().find(|tenant| tenant.name == name).unwrap().granted.unwrap()
+    };
+    assert_eq!(granted("late").memory_bytes.rule, Rule::CapBesideOthers(CapOf::Everyone));
+    let mut keeper = daemon.hello(Role::Keeper, "later");
+    keeper.share_ppm = 100_000;
+    let (_, reason) = shake_hands(&daemon.directory.tenant_socket(), keeper.as_bytes()).unwrap_err();
+    assert!(reason.contains("the user's other tenants"), "{reason}");
+    drop(late);
+    wait_until(PATIENCE, || limits(200));
+    daemon
+        .client()
+        .ask(&Request::set("asked", Wish { memory_bytes: Some(5_000), ..Wish::default() }))
+        .unwrap();
+    wait_until(PATIENCE, || limits(500));
+    assert_eq!(asked.gate().memory_limit(), 5_000, "an administrator is above caps");
+    assert!(granted("one").cap_ppm <= 100_000, "{:?}", granted("one"));
+}
+
+#[test]
+fn a_keeper_that_comes_back_is_let_in_whatever_was_set_meanwhile() {
+    let daemon = daemon_of_one_gpu();
+    let mut keeper = daemon.hello(Role::Keeper, "a");
+    keeper.share_ppm = 300_000;
+    let (kept, ..) = shake_hands(&daemon.directory.tenant_socket(), keeper.as_bytes()).unwrap();
+    daemon.client().ask(&Request::set("a", Wish { share_ppm: Some(600_000), ..Wish::default() })).unwrap();
+    let daemon = daemon.restart();
+    drop(kept);
+    keeper.sessions_before = 1;
+    let (_kept, ..) = shake_hands(&daemon.directory.tenant_socket(), keeper.as_bytes()).unwrap();
+    let status = daemon.status();
+    assert_eq!((status.tenants[0].keepers, status.tenants[0].asked_share_ppm), (1, Some(600_000)));
+    assert_eq!(daemon.join("a", 0, 0).gate().entitled_ppm(), 600_000);
+    keeper.sessions_before = 0;
+    assert!(shake_hands(&daemon.directory.tenant_socket(), keeper.as_bytes()).is_err());
 }
 
 #[test]

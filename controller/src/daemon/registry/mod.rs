@@ -1,5 +1,6 @@
 //! Tenants and their sessions: who is here, what was asked for, and what each may have.
 
+mod caps;
 mod residency;
 mod saved;
 mod set;
@@ -228,6 +229,9 @@ impl Registry {
             // It was made for this guest.
             self.tenants.remove(&name);
         }
+        if let Some(user) = self.tenants.get(&name).filter(|_| admitted.is_ok()).map(|tenant| tenant.user) {
+            self.share_out(user);
+        }
         admitted
     }
 
@@ -360,7 +364,10 @@ impl Registry {
                 );
             }
         }
-        self.note_desertion(name)
+        let user = tenant.user;
+        let left = self.note_desertion(name);
+        self.share_out(user);
+        left
     }
 
     /// If nobody is left of a tenant, notes when that was.

@@ -3,6 +3,7 @@
 use super::tenant::Tenant;
 use super::{Left, Registry};
 use crate::arbiter::{Baseline, Restored, Snapshot};
+use crate::authority::Part;
 use crate::daemon::state::{OnGpu, SavedGpu, SavedSession, SavedTenant, State};
 use crate::identity::{Found, Key};
 use crate::policy::TenantId;
@@ -86,13 +87,15 @@ impl Registry {
                 continue;
             }
             let ledger = Arc::new(SharedPage::create("deepres-ledger", Writer::Anyone)?);
+            let caps = self.config.caps_of(saved.uid, &saved.groups);
             let mut tenant = Tenant {
                 id: self.next_id(),
                 key: saved.key.unwrap_or_else(|| Key::Name { user: saved.uid, name: saved.name.clone() }),
                 found: saved.found.unwrap_or(Found::Name),
                 container: saved.container,
                 user: saved.uid,
-                caps: self.config.caps_of(saved.uid, &saved.groups),
+                part: Part::whole(&caps.0),
+                caps,
                 groups: saved.groups,
                 asked: saved.asked,
                 defaults: self.config.defaults.wish(),
@@ -138,6 +141,8 @@ impl Registry {
             restored.saved_ns = state.saved_ns;
             managed.arbiter.restore(restored);
         }
+        let users: BTreeSet<u32> = self.tenants.values().map(|tenant| tenant.user).collect();
+        users.into_iter().for_each(|user| self.share_out(user));
         Ok(deserted)
     }
 
@@ -156,6 +161,10 @@ impl Registry {
             .iter_mut()
             .filter_map(|(name, tenant)| std::mem::take(&mut tenant.is_awaited).then(|| name.clone()));
         let awaited: Vec<String> = awaited.collect();
+        let users = awaited.iter().filter_map(|name| self.tenants.get(name)).map(|tenant| tenant.user);
+        for user in users.collect::<BTreeSet<u32>>() {
+            self.share_out(user);
+        }
         awaited.into_iter().filter_map(|name| Some((name.clone(), self.note_desertion(&name)?))).collect()
     }
 

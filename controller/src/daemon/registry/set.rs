@@ -27,8 +27,10 @@ impl Registry {
         if wish.deadline_ns.is_some() {
             tenant.set_ns = monotonic_ns();
         }
-        let granted = tenant.granted();
         tracing::info!(tenant = name, set = %tenant.set, "an administrator set a tenant");
+        let user = tenant.user;
+        self.share_out(user);
+        let granted = self.tenant_named(name)?.granted();
         Ok((Reply::Set(granted), self.tell_arbiters(name)))
     }
 

@@ -1,6 +1,6 @@
 //! Which tenant a process is let into, and what that tenant then asks for.
 
-use super::tenant::Tenant;
+use super::tenant::{Tenant, wants};
 use super::{Guest, Managed, Refused, Registry, no_room};
 use crate::authority::{self, Wish};
 use crate::clock::monotonic_ns;
@@ -25,25 +25,28 @@ impl Registry {
     }
 
     /// Finds or makes the tenant that a guest belongs to, and returns its name. The first to ask decides what it asks for. Whoever comes
-    /// later with another wish is refused if it is a `deepres run`, and overruled if it is one of the job's processes.
+    /// later with another wish is refused if it is a `deepres run`, and overruled if it is one of the job's processes, or was let in before.
     pub(super) fn tenant_of(&mut self, guest: &Guest, hello: &Hello, role: Role) -> Result<String, Refused> {
         let identity = self.identify(claim(hello)?, &guest.facts);
         let asked = wish(hello)?;
         let oversubscribe = Oversubscribe::from_number(hello.oversubscribe);
+        let is_back = hello.sessions_before > 0;
+        let can_be_told = role == Role::Keeper && !is_back;
         let request = |reason| Err(Refused::new(RefusalKind::Request, reason));
         let known = self.tenants.iter().find(|(_, tenant)| tenant.key == identity.key);
         let known = known.map(|(name, tenant)| (name.clone(), tenant.is_deserted()));
         let caps = self.config.caps_of(guest.facts.owner, &guest.groups);
         let defaults = self.config.defaults.wish();
         let has_room = self.has_room(&asked.or(defaults), &identity.key);
-        if role == Role::Keeper
-            && let Some(reason) = authority::refuse(&asked, caps, has_room)
-        {
+        let wanted = wants(&asked.or(defaults), &Wish::default());
+        let part = match self.tenants.values().find(|tenant| tenant.key == identity.key) {
+            Some(tenant) if !tenant.is_deserted() => tenant.part,
+            _ => self.foreseen_part(guest.facts.owner, &identity.key, wanted, &caps.0),
+        };
+        if can_be_told && let Some(reason) = authority::refuse(&asked, caps, &part, has_room) {
             return request(reason);
         }
-        if role == Role::Keeper
-            && let Some(reason) = self.lacks_memory(&asked.or(defaults), &identity.key)
-        {
+        if can_be_told && let Some(reason) = self.lacks_memory(&asked.or(defaults), &identity.key) {
             return Err(Refused::new(RefusalKind::NoRoom, reason));
         }
         let Some((name, is_deserted)) = known else {
@@ -64,6 +67,7 @@ impl Registry {
                 user: guest.facts.owner,
                 groups: guest.groups.clone(),
                 caps,
+                part,
                 asked,
                 defaults,
                 asked_ns: monotonic_ns(),
@@ -86,13 +90,13 @@ impl Registry {
         };
         let Some(tenant) = self.tenants.get_mut(&name) else { return Ok(name) };
         let holds = tenant.set.or(tenant.asked);
-        if is_deserted {
+        if is_deserted && !is_back {
             tenant.groups.clone_from(&guest.groups);
-            (tenant.caps, tenant.asked, tenant.set, tenant.has_room) =
-                (caps, asked, Wish::default(), has_room);
+            (tenant.caps, tenant.part) = (caps, part);
+            (tenant.asked, tenant.set, tenant.has_room) = (asked, Wish::default(), has_room);
             (tenant.is_paused, tenant.oversubscribe) = (false, oversubscribe);
             tenant.asked_ns = monotonic_ns();
-        } else if role == Role::Keeper && asked.differs_from(&holds) {
+        } else if can_be_told && asked.differs_from(&holds) {
             return request(format!(
                 "the tenant `{name}` runs already with {holds}: leave out what this asks for, choose another --name, or change it with `deepres set {name} …`"
             ));

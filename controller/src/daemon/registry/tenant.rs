@@ -1,7 +1,7 @@
 //! A tenant: what it asked for, what it is granted, and its processes.
 
 use crate::arbiter::{SessionId, TenantSeat};
-use crate::authority::{Granted, Rule, Wish, grant};
+use crate::authority::{Granted, Part, Rule, Want, Wants, Wish, grant};
 use crate::config::{CapOf, Caps};
 use crate::identity::cgroup::Container;
 use crate::identity::tree::Process;
@@ -23,6 +23,19 @@ use std::sync::Arc;
 /// Tells keepers apart.
 pub type KeeperId = u64;
 
+/// What a job that asks for `asked`, of which an administrator set `set`, wants of its user's caps.
+pub fn wants(asked: &Wish, set: &Wish) -> Wants {
+    let want = |set: bool, asked: Option<u64>| match (set, asked) {
+        (true, _) => Want::Above,
+        (false, Some(asked)) => Want::Asked(asked),
+        (false, None) => Want::Rest,
+    };
+    Wants {
+        share: want(set.share_ppm.is_some(), asked.share_ppm.map(u64::from)),
+        memory: want(set.memory_bytes.is_some(), asked.memory_bytes),
+    }
+}
+
 /// A tenant.
 #[derive(Debug)]
 pub struct Tenant {
@@ -40,6 +53,8 @@ pub struct Tenant {
     pub groups: Vec<u32>,
     /// What that user may have.
     pub caps: (Caps, CapOf),
+    /// What of that is this tenant's.
+    pub part: Part,
     /// What its job asked for.
     pub asked: Wish,
     /// What it is taken to ask for where it says nothing.
@@ -113,9 +128,15 @@ impl Tenant {
         (0..MAX_SESSIONS).find(|slot| self.sessions.values().all(|session| session.slot != *slot))
     }
 
+    /// What it wants of its user's caps.
+    pub fn wants(&self) -> Wants {
+        wants(&self.asked.or(self.defaults), &self.set)
+    }
+
     /// What it is granted.
     pub fn granted(&self) -> Granted {
-        grant(&self.asked.or(self.defaults), &self.set, self.caps, self.has_room).told_by(&self.asked)
+        grant(&self.asked.or(self.defaults), &self.set, self.caps, &self.part, self.has_room)
+            .told_by(&self.asked)
     }
 
     /// The share that it is guaranteed, parts per million; 0 for none.
