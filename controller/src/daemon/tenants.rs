@@ -141,8 +141,8 @@ async fn converse(connection: OwnedFd, peer: Peer, shared: &Rc<Shared>) -> io::R
         // Without an answer the session begins with its gate closed, and goes by the heartbeat.
         let _ = timeout(READY_LIMIT, answer).await;
     }
-    if wants_metering(&packet)
-        && let Err(reason) = meter(peer, &tenant, shared).await
+    if let Some(pid) = wants_metering(&packet)
+        && let Err(reason) = meter(peer, pid, &tenant, shared).await
     {
         tracing::info!(pid = peer.pid, uid = peer.uid, reason, "not metered from outside");
         refuse(connection.as_fd(), &Refused::new(RefusalKind::Request, reason));
@@ -180,16 +180,23 @@ fn depart(shared: &Rc<Shared>, tenant: String, membership: Membership) {
     }
 }
 
-/// Whether a keeper asks to be metered from outside.
-fn wants_metering(packet: &Packet) -> bool {
-    wire::decode::<Hello>(packet.bytes())
-        .is_ok_and(|hello| hello.role() == Some(Role::Keeper) && hello.metering != 0)
+/// The process that a keeper asks to have metered from outside: its own number, or, once it was here before, that of one that it started. Numbers
+/// of its own namespace, which need not be ours.
+fn wants_metering(packet: &Packet) -> Option<Option<u32>> {
+    let hello: Hello = wire::decode(packet.bytes()).ok()?;
+    let wants = hello.role() == Some(Role::Keeper) && hello.metering != 0;
+    wants.then(|| (hello.sessions_before > 0).then_some(hello.pid))
 }
 
 /// Meters a process from outside, by the kernel's word for who it is; returns once it is done.
-async fn meter(peer: Peer, tenant: &str, shared: &Rc<Shared>) -> Result<(), String> {
+async fn meter(peer: Peer, named: Option<u32>, tenant: &str, shared: &Rc<Shared>) -> Result<(), String> {
+    let pid = match named {
+        None => peer.pid,
+        Some(pid) if identity::read::is_descendant(pid, peer.pid, peer.uid) => pid,
+        Some(pid) => return Err(format!("process {pid} is not one that this one started")),
+    };
     let purpose = Purpose { tenant: Some(tenant.to_owned()), is_managed: true };
-    match timeout(METER_LIMIT, shared.metering.meter(peer.pid, purpose)).await {
+    match timeout(METER_LIMIT, shared.metering.meter(pid, purpose)).await {
         Ok(Ok(metered)) => metered,
         _ => Err("the daemon's metering thread does not answer; see its log".to_owned()),
     }

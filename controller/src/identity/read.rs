@@ -35,6 +35,12 @@ pub fn ancestors(process: &Process) -> impl Iterator<Item = Process> {
     std::iter::successors(parent(process), parent).take(MAX_ANCESTORS)
 }
 
+/// Whether a process was started by another, or by what that started, and is the same user's.
+pub fn is_descendant(pid: u32, of: u32, user: u32) -> bool {
+    process(pid)
+        .is_some_and(|process| process.user == user && ancestors(&process).any(|ancestor| ancestor.pid == of))
+}
+
 /// The container, pod or batch job that a process is in.
 pub fn place(pid: u32) -> Option<Place> {
     cgroup::place(&text(pid, "cgroup")?)
@@ -94,6 +100,18 @@ mod tests {
         assert_eq!(ancestors(&own).next(), Some(above));
         assert_eq!(process(0), None);
         assert_eq!(owner(own.pid, 4711), 4711, "in our own namespace it is the user that it is");
+    }
+
+    #[test]
+    fn what_a_process_started_is_its_descendant_and_nobody_else() {
+        let (own, user) = (std::process::id(), rustix::process::geteuid().as_raw());
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(is_descendant(child.id(), own, user));
+        assert!(!is_descendant(child.id(), own, user + 1), "another user's");
+        assert!(!is_descendant(own, child.id(), user) && !is_descendant(own, own, user));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_descendant(child.id(), own, user), "it is gone");
     }
 
     #[test]

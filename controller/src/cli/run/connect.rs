@@ -1,4 +1,5 @@
-//! The keeper's connection: the tenant exists as long as it does, and a request that is refused is refused before the job starts.
+//! The keeper's connection: the tenant exists as long as it does, and a request that is refused is refused before the job starts. When the
+//! daemon ends, the keeper finds the next one, as the job's processes do.
 
 use super::start;
 use anyhow::{Context, Result, bail};
@@ -10,6 +11,7 @@ use deepres_controller::daemon::Peer;
 use deepres_controller::directory::{Directory, TrustError, check_socket, named_socket};
 use deepres_controller::packet::{self, Packet};
 use deepres_controller::policy::priority::Criticality;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::getuid;
 use std::io;
@@ -23,6 +25,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often it is asked for what others have now.
 const ASK_EVERY: Duration = Duration::from_millis(500);
+
+/// Pause between attempts to find the next daemon.
+const RETURN_EVERY: Duration = Duration::from_millis(250);
+/// Pause after a refusal, which the same daemon would most likely repeat.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
 /// What is asked for.
 pub struct Request<'a> {
@@ -38,8 +45,14 @@ pub struct Request<'a> {
 pub struct Keeper {
     /// Where the job's processes connect.
     pub socket: PathBuf,
-    #[expect(dead_code, reason = "the connection's end is the keeper's end")]
     connection: OwnedFd,
+    hello: Box<Hello>,
+}
+
+/// The daemon's word.
+enum Reply {
+    Welcome,
+    Refused(RefusalKind, String),
 }
 
 /// What the daemon answered.
@@ -125,8 +138,7 @@ fn connect(socket: &Path) -> Result<Option<OwnedFd>> {
 }
 
 fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<Answer> {
-    let mut hello = Hello::new(Role::Keeper);
-    hello.monotonic_ns = monotonic_ns();
+    let mut hello = Box::new(Hello::new(Role::Keeper));
     let wish = &request.wish;
     hello.share_ppm = wish.share_ppm.unwrap_or(0);
     hello.class = wish.class.map_or(0, |class| class as u32);
@@ -137,14 +149,59 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<An
     hello.slo_ns = wish.slo_ns.unwrap_or(0);
     hello.pid = std::process::id();
     wire::set_text(&mut hello.tenant, request.name);
-    if let Some(reason) = exchange(&hello, &socket, &connection)? {
-        return Ok(Answer::NoRoom(reason));
+    match exchange(&mut hello, &socket, &connection)? {
+        Reply::Welcome => {
+            Ok(Answer::Kept(Keeper { socket: std::path::absolute(socket)?, connection, hello }))
+        }
+        Reply::Refused(RefusalKind::NoRoom, reason) => Ok(Answer::NoRoom(reason)),
+        Reply::Refused(_, reason) => bail!("refused: {reason}"),
     }
-    Ok(Answer::Kept(Keeper { socket: std::path::absolute(socket)?, connection }))
 }
 
-/// Says hello and waits for the answer: nothing, or why there is no room now.
-fn exchange(hello: &Hello, socket: &Path, connection: &OwnedFd) -> Result<Option<String>> {
+impl Keeper {
+    /// Comes back to each next daemon for as long as this process lives; `metered` is the process that is to be metered from outside there. To be
+    /// called when signals are blocked that somebody else waits for.
+    pub fn stay(self, metered: Option<u32>) {
+        // Without the thread the tenant is kept until this daemon's end.
+        let _ = std::thread::Builder::new().spawn(move || self.serve(metered));
+    }
+
+    fn serve(mut self, metered: Option<u32>) {
+        let mut pause = RETURN_EVERY;
+        loop {
+            let mut polled = [PollFd::new(&self.connection, PollFlags::IN)];
+            // It sends nothing after its welcome: anything at all is the end.
+            while poll(&mut polled, None) == Err(rustix::io::Errno::INTR) {}
+            loop {
+                std::thread::sleep(std::mem::replace(&mut pause, RETURN_EVERY));
+                // What is not there, or is nobody whom we trust, may be another time.
+                let Ok(Some(connection)) = connect(&self.socket) else { continue };
+                self.hello.sessions_before = 1;
+                match exchange(&mut self.hello, &self.socket, &connection) {
+                    Ok(Reply::Welcome) => {
+                        self.connection = connection;
+                        break;
+                    }
+                    Ok(Reply::Refused(RefusalKind::Version, reason)) => {
+                        eprintln!("deepres: refused: {reason}");
+                        return;
+                    }
+                    Ok(Reply::Refused(RefusalKind::Stopping, _)) | Err(_) => {}
+                    Ok(Reply::Refused(..)) => pause = REFUSED_PAUSE,
+                }
+            }
+            if let (Some(pid), Some(tenant)) = (metered, wire::text(&self.hello.tenant))
+                && let Err(error) = be_metered(&self.socket, tenant, pid)
+            {
+                eprintln!("deepres: what the program launches is not counted any more: {error:#}");
+            }
+        }
+    }
+}
+
+/// Says hello and waits for the answer.
+fn exchange(hello: &mut Hello, socket: &Path, connection: &OwnedFd) -> Result<Reply> {
+    hello.monotonic_ns = monotonic_ns();
     let broken = || format!("the daemon at {} does not answer", socket.display());
     for direction in [Timeout::Recv, Timeout::Send] {
         set_socket_timeout(connection, direction, Some(PATIENCE)).with_context(broken)?;
@@ -159,26 +216,26 @@ fn exchange(hello: &Hello, socket: &Path, connection: &OwnedFd) -> Result<Option
     let kind = wire::kind(answer.bytes()).with_context(broken)?;
     if kind == FrameKind::Refusal as u16 {
         let refusal: Refusal = wire::decode(answer.bytes())?;
-        let reason = wire::text(&refusal.reason).unwrap_or("no reason was given");
-        if refusal.kind == RefusalKind::NoRoom as u32 {
-            return Ok(Some(reason.to_owned()));
-        }
-        bail!("refused: {reason}");
+        let reason = wire::text(&refusal.reason).unwrap_or("no reason was given").to_owned();
+        let kinds = [RefusalKind::NoRoom, RefusalKind::Version, RefusalKind::Stopping];
+        let known = kinds.into_iter().find(|kind| *kind as u32 == refusal.kind);
+        return Ok(Reply::Refused(known.unwrap_or(RefusalKind::Request), reason));
     }
     wire::decode::<Welcome>(answer.bytes()).with_context(broken)?;
-    Ok(None)
+    Ok(Reply::Welcome)
 }
 
-/// Asks the daemon at `socket` to meter this process from outside, for a tenant that is kept already. Returns once it does.
-pub fn be_metered(socket: &Path, tenant: &str) -> Result<()> {
+/// Asks the daemon at `socket` to meter a process from outside, this one or one that it started, for a tenant that is kept already. Returns once
+/// it does.
+pub fn be_metered(socket: &Path, tenant: &str, pid: u32) -> Result<()> {
     let connection = connect(socket)?.with_context(|| format!("nobody listens at {}", socket.display()))?;
     let mut hello = Hello::new(Role::Keeper);
-    hello.monotonic_ns = monotonic_ns();
-    hello.pid = std::process::id();
+    hello.pid = pid;
     hello.metering = 1;
+    hello.sessions_before = u32::from(pid != std::process::id());
     wire::set_text(&mut hello.tenant, tenant);
-    match exchange(&hello, socket, &connection)? {
-        None => Ok(()),
-        Some(reason) => bail!("refused: {reason}"),
+    match exchange(&mut hello, socket, &connection)? {
+        Reply::Welcome => Ok(()),
+        Reply::Refused(_, reason) => bail!("refused: {reason}"),
     }
 }

@@ -82,8 +82,8 @@ pub fn find_program(program: &OsStr) -> Result<PathBuf, Unusable> {
     }
 }
 
-/// Runs the command to its end.
-pub fn run(mut command: Command) -> Result<ExitCode> {
+/// Runs the command to its end. `started` is told its process once there is one; threads that it starts get no signals.
+pub fn run(mut command: Command, started: impl FnOnce(u32)) -> Result<ExitCode> {
     let heeded = signal_set();
     let before = block(&heeded)?;
     // SAFETY: between fork and exec one system call is made, on a copy of the mask.
@@ -98,6 +98,7 @@ pub fn run(mut command: Command) -> Result<ExitCode> {
             return Ok(ExitCode::from(if is_missing { NOT_FOUND } else { NOT_EXECUTABLE }));
         }
     };
+    started(child.id());
     let child =
         i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("the child has no process id")?;
     loop {

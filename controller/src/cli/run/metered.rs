@@ -17,7 +17,7 @@ pub fn meter(command: &mut Command, program: &Path, socket: PathBuf, tenant: Str
         command.pre_exec(move || {
             // The daemon looks for the driver's functions in what this process has mapped: what the program will map, or is.
             files.iter().for_each(|file| map(file));
-            if let Err(error) = connect::be_metered(&socket, &tenant) {
+            if let Err(error) = connect::be_metered(&socket, &tenant, std::process::id()) {
                 eprintln!("deepres: the program runs, and what it launches is not counted: {error:#}");
             }
             Ok(())

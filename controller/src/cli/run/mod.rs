@@ -23,7 +23,7 @@ use std::process::{Command, ExitCode};
 /// Names the tenant of a process.
 pub const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
 /// How its tenant lets its memory make room for others'.
-const OVERSUBSCRIBE_VARIABLE: &str = "DEEPRES_OVERSUBSCRIBE";
+pub const OVERSUBSCRIBE_VARIABLE: &str = "DEEPRES_OVERSUBSCRIBE";
 /// Libraries that the dynamic linker loads before all others.
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
@@ -128,10 +128,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(way) = args.oversubscribe {
         command.env(OVERSUBSCRIBE_VARIABLE, way.name());
     }
-    let code = job::run(command)?;
-    // The tenant was kept until here.
-    drop(keeper);
-    Ok(code)
+    let is_metered = preload.is_none();
+    job::run(command, |child| keeper.stay(is_metered.then_some(child)))
 }
 
 /// The program's name and our process id: no two runs have the same at a time.

@@ -6,11 +6,11 @@ use deepres_controller::policy::priority::Criticality;
 use deepres_controller::quantity::{Percent, parse_bytes, parse_share, parse_time};
 
 /// The share its tenant asks for.
-pub const SHARE_VARIABLE: &str = "DEEPRES_SHARE";
+const SHARE_VARIABLE: &str = "DEEPRES_SHARE";
 /// The memory its tenant asks for.
-pub const MEMORY_VARIABLE: &str = "DEEPRES_MEMORY";
+const MEMORY_VARIABLE: &str = "DEEPRES_MEMORY";
 /// The class its tenant asks for.
-pub const CLASS_VARIABLE: &str = "DEEPRES_CLASS";
+const CLASS_VARIABLE: &str = "DEEPRES_CLASS";
 /// How critical it says it is.
 const CRITICALITY_VARIABLE: &str = "DEEPRES_CRITICALITY";
 /// When it has to be done.
@@ -19,6 +19,17 @@ const DEADLINE_VARIABLE: &str = "DEEPRES_DEADLINE";
 const SIZE_VARIABLE: &str = "DEEPRES_SIZE";
 /// How soon its requests are to be answered.
 const SLO_VARIABLE: &str = "DEEPRES_SLO";
+
+/// All of them.
+pub const VARIABLES: [&str; 7] = [
+    SHARE_VARIABLE,
+    MEMORY_VARIABLE,
+    CLASS_VARIABLE,
+    CRITICALITY_VARIABLE,
+    DEADLINE_VARIABLE,
+    SIZE_VARIABLE,
+    SLO_VARIABLE,
+];
 
 /// The options of `deepres run` that say so.
 #[derive(Debug, clap::Args)]
