@@ -8,9 +8,11 @@ use rustix::process::getuid;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Root's daemon serves every user; a user's own serves that user alone.
 const SHARED_DIRECTORY_MODE: u32 = 0o755;
@@ -21,6 +23,12 @@ const SHARED_SOCKET_MODE: u32 = 0o666;
 const OWN_SOCKET_MODE: u32 = 0o600;
 /// The admin socket's, if a group may administer.
 const GROUP_SOCKET_MODE: u32 = 0o660;
+/// The kernel's table of Unix sockets, and its flag for those that are listened at (`__SO_ACCEPTCON`).
+const UNIX_SOCKETS: &str = "/proc/net/unix";
+const LISTENING: u32 = 0x10000;
+/// For how long, and how often, it is looked whether somebody still listens at a socket.
+const LISTENED_LIMIT: Duration = Duration::from_millis(500);
+const LISTENED_POLL: Duration = Duration::from_millis(10);
 /// Write permission for group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
@@ -35,6 +43,11 @@ pub enum FilesError {
         /// The directory.
         directory: Directory,
     },
+    /// Somebody listens at a socket, and it is no daemon of ours that holds the lock: a service manager, most likely.
+    #[error(
+        "somebody listens at {} already: a service manager that starts the daemon itself, most likely (`systemctl start deepres`); choose another directory by DEEPRES_DIR to run one beside it", .0.display()
+    )]
+    Listened(PathBuf),
     /// Others could put their files there.
     #[error(
         "{} belongs to another user or may be written by others; make it yours alone, or choose another by DEEPRES_DIR", .0.display()
@@ -96,9 +109,19 @@ impl Files {
         let lock = take_lock(directory)?;
 
         let at = |path: PathBuf| move |source| FilesError::Unusable { path, source };
-        let fresh = |path: PathBuf| match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(path)(error)),
-            _ => Ok(path),
+        let fresh = |path: PathBuf| {
+            // A daemon that was killed may be on its way out yet.
+            let until = Instant::now() + LISTENED_LIMIT;
+            while path.exists() && is_listened_at(&path) {
+                if Instant::now() >= until {
+                    return Err(FilesError::Listened(path));
+                }
+                std::thread::sleep(LISTENED_POLL);
+            }
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(path)(error)),
+                _ => Ok(path),
+            }
         };
         let mut own_sockets = Vec::new();
         let tenants = match inherited.tenants {
@@ -134,6 +157,28 @@ impl Files {
         administrators.set_nonblocking(true).map_err(at(directory.admin_socket()))?;
         Ok(Self { own_sockets, tenants, administrators, lock })
     }
+}
+
+/// Whether somebody listens at a socket of this path, as the kernel has it: a connection to try would be one for whoever listens to serve.
+fn is_listened_at(path: &Path) -> bool {
+    let Ok(table) = std::fs::read(UNIX_SOCKETS) else { return false };
+    let wanted = path.as_os_str().as_bytes();
+    table.split(|byte| *byte == b'\n').any(|line| {
+        // Num RefCount Protocol Flags Type St Inode Path, where a path may have blanks in it.
+        let mut rest = line;
+        let mut field = || {
+            let start = rest.iter().position(|byte| *byte != b' ')?;
+            let (field, left) =
+                rest[start..].split_at_checked(rest[start..].iter().position(|byte| *byte == b' ')?)?;
+            rest = left.get(1..)?;
+            Some(field)
+        };
+        let flags = field().and_then(|_| field()).and_then(|_| field()).and_then(|_| field());
+        let is_listening = flags
+            .and_then(|flags| std::str::from_utf8(flags).ok())
+            .is_some_and(|flags| u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & LISTENING != 0));
+        is_listening && field().and_then(|_| field()).and_then(|_| field()).is_some() && rest == wanted
+    })
 }
 
 impl Drop for Files {
@@ -236,6 +281,22 @@ mod tests {
         assert!(packet::connection(&directory.tenant_socket()).is_err());
         let _second = Files::prepare(&directory, Inherited::default(), None).unwrap();
         packet::connection(&directory.tenant_socket()).unwrap();
+    }
+
+    #[test]
+    fn sockets_that_somebody_else_listens_at_are_left_alone() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = Directory::at(scratch.path().join("a daemon's"));
+        for taken in [directory.admin_socket(), directory.tenant_socket()] {
+            drop(Files::prepare(&directory, Inherited::default(), None).unwrap());
+            let theirs = UnixListener::bind(&taken).unwrap();
+            let refused = Files::prepare(&directory, Inherited::default(), None).unwrap_err().to_string();
+            assert!(refused.contains(&taken.display().to_string()), "{refused}");
+            assert!(taken.exists() && is_listened_at(&taken));
+            drop(theirs);
+            assert!(!is_listened_at(&taken), "nobody listens any more");
+        }
+        let _files = Files::prepare(&directory, Inherited::default(), None).unwrap();
     }
 
     #[test]

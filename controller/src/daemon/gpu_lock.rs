@@ -4,13 +4,17 @@ use crate::directory::Directory;
 use crate::text::harmless;
 use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
 use rustix::io::Errno;
+use rustix::process::getuid;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Every user may take the lock, so every user may open the file.
+/// Every user may take the lock, so every user may open the file; root's is root's alone, so that nobody keeps root's daemon from the GPU.
 const MODE: u32 = 0o666;
+const ROOT_MODE: u32 = 0o600;
+/// Root's number.
+const ROOT: u32 = 0;
 /// Bytes read of what the holder wrote about itself.
 const MAX_NOTE_BYTES: u64 = 4096;
 /// How often the file may come and go between two system calls before we give up.
@@ -37,6 +41,16 @@ pub enum GpuLockError {
         /// Its process and directory, as it wrote them down.
         holder: String,
     },
+    /// Root's daemon has it, or had it.
+    #[error(
+        "GPU {uuid} is managed by root's deepres daemon, or was: use that one; if it is gone for good, have {} removed", path.display()
+    )]
+    Roots {
+        /// The GPU.
+        uuid: String,
+        /// The lock file.
+        path: PathBuf,
+    },
     /// The lock cannot be taken.
     #[error("cannot lock {}: {source}", path.display())]
     Unusable {
@@ -62,8 +76,16 @@ impl GpuLock {
     pub fn take(locks: &Path, uuid: &str, directory: &Directory) -> Result<Self, GpuLockError> {
         let path = locks.join(format!("deepres-gpu-{uuid}.lock"));
         let unusable = |source: io::Error| GpuLockError::Unusable { path: path.clone(), source };
+        if getuid().is_root() {
+            displace(&path, ROOT).map_err(unusable)?;
+        }
         let mut file = loop {
-            let mut file = open_shared(&path).map_err(unusable)?;
+            let mut file = match open_shared(&path) {
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    return Err(GpuLockError::Roots { uuid: uuid.to_owned(), path });
+                }
+                opened => opened.map_err(unusable)?,
+            };
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // Unless its holder removed it between our opening and locking it.
                 Ok(()) if is_at(&file, &path) => break file,
@@ -95,6 +117,18 @@ impl Drop for GpuLock {
     }
 }
 
+/// Removes a lock file that is not `owner`'s: it could be held by anybody for ever, without a daemon.
+fn displace(path: &Path, owner: u32) -> io::Result<()> {
+    match path.symlink_metadata() {
+        Ok(found) if found.is_file() && found.uid() != owner => {
+            tracing::warn!(path = %path.display(), user = found.uid(), "the GPU's lock was another user's: it is taken from them");
+            std::fs::remove_file(path)
+        }
+        // What is no file is refused when it is opened.
+        _ => Ok(()),
+    }
+}
+
 /// Whether `path` leads to this very file.
 fn is_at(file: &File, path: &Path) -> bool {
     let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
@@ -111,12 +145,13 @@ fn open_shared(path: &Path) -> io::Result<File> {
             Err(Errno::NOENT) => {}
             opened => return Ok(opened?.into()),
         }
-        match open(path, flags | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(MODE)) {
+        let mode = Mode::from_raw_mode(if getuid().is_root() { ROOT_MODE } else { MODE });
+        match open(path, flags | OFlags::CREATE | OFlags::EXCL, mode) {
             Err(Errno::EXIST) => {}
             made => {
                 let made = made?;
                 // Whatever the umask took away.
-                fchmod(&made, Mode::from_raw_mode(MODE))?;
+                fchmod(&made, mode)?;
                 return Ok(made.into());
             }
         }
@@ -152,6 +187,21 @@ mod tests {
         assert!(!is_at(&opened, &path));
         let another = open_shared(&path).unwrap();
         assert!(!is_at(&opened, &path) && is_at(&another, &path));
+    }
+
+    #[test]
+    fn a_lock_file_of_another_user_keeps_nobody_from_the_gpu_for_ever() {
+        let locks = tempfile::tempdir().unwrap();
+        let path = locks.path().join("l");
+        let theirs = open_shared(&path).unwrap();
+        flock(&theirs, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let own = theirs.metadata().unwrap().uid();
+        displace(&path, own).unwrap();
+        assert!(is_at(&theirs, &path), "one's own is left alone");
+        displace(&path, own + 1).unwrap();
+        flock(open_shared(&path).unwrap(), FlockOperation::NonBlockingLockExclusive).unwrap();
+        let mode = path.metadata().unwrap().mode() & 0o777;
+        assert_eq!(mode, if getuid().is_root() { ROOT_MODE } else { MODE });
     }
 
     #[test]

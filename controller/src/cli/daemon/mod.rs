@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use deepres_controller::config::Config;
 use deepres_controller::daemon::{self, Gpu, Inherited, Options, lock_directory};
 use deepres_controller::directory::Directory;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -41,6 +42,7 @@ pub struct Args {
 
 /// Runs the daemon until it is told to stop.
 pub fn run(args: &Args) -> Result<()> {
+    hide();
     // SAFETY: nothing was opened before.
     let inherited_sockets = unsafe { daemon::inherited() };
     let mut report = args.report_to.map(inherited).transpose()?;
@@ -56,6 +58,12 @@ pub fn run(args: &Args) -> Result<()> {
         let _ = writeln!(report, "{}", super::explain(error));
     }
     outcome
+}
+
+/// Keeps the user's other processes from this one's memory and descriptors, among them every tenant's pages.
+fn hide() {
+    // It fails only for behaviours that there are not.
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
 /// A descriptor that whoever started us opened for us.
@@ -99,5 +107,16 @@ async fn told_to_stop() {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_daemon_is_hidden_from_its_users_other_processes() {
+        hide();
+        assert_eq!(rustix::process::dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
     }
 }
