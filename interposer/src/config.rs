@@ -44,6 +44,9 @@ pub struct Limit {
     pub memory_bytes: u64,
 }
 
+/// Variables that speak of deepres beside the socket and the limits.
+const OTHERS: [&str; 7] = [TENANT, CLASS, CRITICALITY, DEADLINE, SIZE, SLO, OVERSUBSCRIBE];
+
 /// What the environment says of the job; what it does not say is absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Job {
@@ -110,7 +113,9 @@ impl Config {
         let job = Job::read(variable, |refused| say!(Warn, "{refused}; ignored"));
         let (limits, is_any_named) = limits(variable, |refused| say!(Warn, "{refused}; ignored"));
         Self {
-            is_asked_for: places.socket().is_some() || is_any_named || tenant.is_some() || class.is_some(),
+            is_asked_for: places.socket().is_some()
+                || is_any_named
+                || OTHERS.iter().any(|name| variable(name).is_some()),
             sockets: sockets(&places),
             is_socket_named: places.socket().is_some(),
             directory: path(places.own().path().collect()),

@@ -40,6 +40,8 @@ pub enum ConnectError {
     Refused(u32, String),
     /// A page that came with the welcome cannot be used.
     Page(PageError),
+    /// The controller numbers this process's GPUs in another way than the one before.
+    Renumbered,
     /// Fewer descriptors came than the welcome promises.
     Descriptors(usize),
 }
@@ -50,7 +52,7 @@ impl ConnectError {
         match self {
             Self::Absent(..) | Self::Io(_) => false,
             Self::Refused(kind, _) => *kind != RefusalKind::Stopping as u32,
-            Self::Frame(_) | Self::Page(_) | Self::Descriptors(_) => true,
+            Self::Frame(_) | Self::Page(_) | Self::Descriptors(_) | Self::Renumbered => true,
         }
     }
 
@@ -67,6 +69,9 @@ impl fmt::Display for ConnectError {
             Self::Frame(error) => write!(f, "the answer cannot be read: {error}"),
             Self::Refused(_, reason) => write!(f, "the daemon refused: {reason}"),
             Self::Page(error) => write!(f, "{error}"),
+            Self::Renumbered => {
+                write!(f, "the daemon numbers the GPUs in another way than before: start the job again")
+            }
             Self::Descriptors(count) => write!(f, "the welcome came with only {count} descriptors"),
         }
     }

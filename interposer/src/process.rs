@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use deepres_abi::MAX_GPUS;
-use deepres_abi::wire::Uuid;
+use deepres_abi::wire::{UNMANAGED, Uuid};
 
 use crate::config::Config;
 use crate::driver::calls::{Calls, Context, Stream};
@@ -44,7 +44,11 @@ pub struct Process {
     wake: AtomicI32,
     is_stopping: AtomicBool,
     is_stopped: AtomicBool,
+    /// The socket of a hello that was not answered yet; [`NO_SOCKET`] if there is none.
+    pending: AtomicI32,
 }
+
+const NO_SOCKET: i32 = -1;
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 
@@ -134,6 +138,7 @@ fn begin() {
         wake: AtomicI32::new(wake),
         is_stopping: AtomicBool::new(false),
         is_stopped: AtomicBool::new(false),
+        pending: AtomicI32::new(NO_SOCKET),
     }));
     let session: &'static Session = Box::leak(Box::new(session));
     session.attach(&process.gpus, &index, wake);
@@ -172,8 +177,10 @@ extern "C" fn forked() {
         // SAFETY: this is the child's only thread, and it has just let go of the process state.
         unsafe { session.close() };
     }
-    // SAFETY: as above.
-    unsafe { libc::close(process.wake.load(Ordering::Relaxed)) };
+    for descriptor in [&process.wake, &process.pending] {
+        // SAFETY: as above. A negative number is none, and refused.
+        unsafe { libc::close(descriptor.load(Ordering::Relaxed)) };
+    }
 }
 
 /// At the end of the process, before the driver's own end: the meter thread must be out of it.
@@ -220,7 +227,14 @@ impl Process {
     /// # Errors
     /// [`ConnectError`].
     pub fn say_hello(&self) -> Result<Pending, ConnectError> {
-        Pending::begin(&self.config, &self.uuids, self.session().map_or(0, Session::sessions))
+        let pending = Pending::begin(&self.config, &self.uuids, self.session().map_or(0, Session::sessions))?;
+        self.pending.store(pending.socket(), Ordering::Relaxed);
+        Ok(pending)
+    }
+
+    /// What [`Self::say_hello`] returned is about to be closed, or to become the session's.
+    pub fn end_hello(&self) {
+        self.pending.store(NO_SOCKET, Ordering::Relaxed);
     }
 
     /// Goes on with a daemon that came back: moves what is held to its ledger, and goes by its gates.
@@ -229,6 +243,13 @@ impl Process {
     /// [`ConnectError`], if its pages cannot be used.
     pub fn renew(&self, connection: Connection) -> Result<(), ConnectError> {
         let Some(session) = self.session() else { return Ok(()) };
+        let is_renumbered = |(gpu, index): (&Gpu, &u8)| {
+            *index != UNMANAGED && gpu.index().is_some_and(|before| before != usize::from(*index))
+        };
+        // Whoever is launching counts in the slot of the old number.
+        if self.gpus.iter().zip(&connection.welcome.gpu_index).any(is_renumbered) {
+            return Err(ConnectError::Renumbered);
+        }
         let index = session.renew(connection, &self.gpus)?;
         session.attach(&self.gpus, &index, self.wake.load(Ordering::Relaxed));
         self.memory.move_to(session, &self.gpus);

@@ -17,6 +17,8 @@ const GRACE_NS: u64 = 1_000_000;
 const POLL_NS: u64 = 500_000;
 /// A wish holds for so long beyond the next look, ns: looks are late.
 const SLACK_NS: u64 = 2_000_000;
+/// What is in flight has so long to drain once the quantum is over, ns. It may wait for what another of the tenant's processes is to launch.
+const DRAIN_NS: u64 = 1_000_000_000;
 /// Whoever gave its turn to others takes it again no sooner than they have had time to look, ns.
 const YIELD_NS: u64 = 2 * POLL_NS;
 
@@ -27,6 +29,8 @@ pub struct Turns {
     since_ns: AtomicU64,
     /// When it was last given to others; 0: it was not, or was had again since.
     given_ns: AtomicU64,
+    /// Since when it drains for others; 0: it does not.
+    drains_ns: AtomicU64,
 }
 
 /// What is known when a decision is to be taken.
@@ -86,7 +90,15 @@ impl Turns {
         let had_ns = if since_ns == 0 { 0 } else { look.now_ns.saturating_sub(since_ns) };
         let is_wanted = turn.is_wanted_by_other(slot, look.now_ns);
         let is_over = is_wanted && (look.is_overdrawn() || had_ns > QUANTUM_NS);
-        if is_wanted && !look.runs && (is_over || !look.waits) {
+        let drains_ns = match (is_over && look.runs, self.drains_ns.load(Ordering::Relaxed)) {
+            (false, _) => 0,
+            (true, 0) => look.now_ns,
+            (true, since_ns) => since_ns,
+        };
+        self.drains_ns.store(drains_ns, Ordering::Relaxed);
+        let is_stuck = drains_ns != 0 && look.now_ns.saturating_sub(drains_ns) > DRAIN_NS;
+        if is_stuck || is_wanted && !look.runs && (is_over || !look.waits) {
+            self.drains_ns.store(0, Ordering::Relaxed);
             turn.give(slot);
             self.given_ns.store(look.now_ns, Ordering::Relaxed);
             return None;
@@ -148,6 +160,31 @@ mod tests {
         assert_eq!(wait(over_ns), GateState::Closed);
         assert_eq!(first.decide(&turn, 0, look(over_ns, 0, true, false)).0, GateState::Closed, "gives it");
         assert_eq!(wait(over_ns + POLL_NS), GateState::Leased);
+    }
+
+    #[test]
+    fn a_holder_whose_work_waits_for_another_process_gives_the_turn_up_after_a_second() {
+        let (turn, stuck, peer) = (Turn::default(), Turns::default(), Turns::default());
+        stuck.decide(&turn, 0, look(NOW_NS, 0, true, false));
+        // Alone it may run for as long as it likes.
+        let mut now_ns = NOW_NS + 60_000 * MS;
+        assert_eq!(stuck.decide(&turn, 0, look(now_ns, 0, false, true)).0, GateState::Leased);
+        let began_ns = now_ns;
+        loop {
+            let gate = peer.decide(&turn, 1, look(now_ns, 0, true, false)).0;
+            if gate == GateState::Leased {
+                break;
+            }
+            assert_eq!(stuck.decide(&turn, 0, look(now_ns, 0, false, true)).0, GateState::Closed, "drains");
+            now_ns += MS;
+        }
+        assert!((DRAIN_NS..DRAIN_NS + 5 * MS).contains(&(now_ns - began_ns)), "{}", now_ns - began_ns);
+        assert_eq!(
+            stuck.decide(&turn, 0, look(now_ns, 0, true, true)).0,
+            GateState::Closed,
+            "it waits for its turn"
+        );
+        assert_eq!(peer.decide(&turn, 1, look(now_ns + MS, 0, true, true)).0, GateState::Leased);
     }
 
     #[test]

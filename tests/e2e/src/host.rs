@@ -184,12 +184,17 @@ impl Host {
 
     /// `deepres run OPTIONS -- python train.py ARGUMENTS` with the variables that tinygrad wants.
     pub fn run_training(&self, options: &[&str], arguments: &[&str]) -> Command {
-        let script = clients::training_script();
-        let mut command = self.run(options, &python().interpreter, &[&script.display().to_string()]);
+        let mut command = self.training(self.run(options, &python().interpreter, &[]));
+        command.args(arguments);
+        command
+    }
+
+    /// A command that runs Python, made to run `train.py` with the variables that tinygrad wants.
+    pub fn training(&self, mut command: Command) -> Command {
         let libraries =
             std::env::join_paths([&artefacts().simgpu, &python().nvrtc]).expect("no colon in a build folder");
         command
-            .args(arguments)
+            .arg(clients::training_script())
             .env("LD_LIBRARY_PATH", libraries)
             .env("DEV", "CUDA")
             // What tinygrad compiled stays between runs, as it does for its users.

@@ -11,8 +11,8 @@ use std::{
 
 use deepres_e2e::{
     Finished, Host, Process, Tally,
-    artefacts::artefacts,
-    clients::{Way, c_client},
+    artefacts::{artefacts, python},
+    clients::{Way, c_client, demo_simgpu},
     host::COMMAND_LIMIT,
 };
 use rustix::process::Signal;
@@ -65,8 +65,13 @@ fn assert_percent(had: f64, wanted: f64) {
 
 #[track_caller]
 fn assert_alone_it_has(share: &str, wanted: f64, arguments: &[&str]) {
+    assert_alone_it_has_by(("DEEPRES_SHARE", share), wanted, arguments);
+}
+
+#[track_caller]
+fn assert_alone_it_has_by(variable: (&str, &str), wanted: f64, arguments: &[&str]) {
     let host = Host::measuring();
-    let client = backlog(&host, arguments, &[("DEEPRES_SHARE", share)]);
+    let client = backlog(&host, arguments, &[variable]);
     thread::sleep(SETTLED);
     assert_percent(percent_of_time(&host, &[&client]), wanted);
 }
@@ -131,6 +136,17 @@ fn unlike_processes_of_a_tenant_have_its_share_together() {
     let short = backlog(&host, &["--kernel", "busy_200us", "--sync-every", "50"], &variables);
     thread::sleep(SETTLED);
     assert_percent(percent_of_time(&host, &[&long, &short]), 60.0);
+}
+
+#[test]
+fn processes_of_a_tenant_whose_kernels_wait_for_each_other_go_on() {
+    let host = Host::measuring().simgpu("kernel = [{ name = \"meeting\", ns = 1000000, meets = 2 }]\n");
+    let variables = [("DEEPRES_SHARE", "80%"), ("DEEPRES_TENANT", "pair")];
+    let arguments = ["--kernel", "meeting", "--sync-every", "1", "--progress"];
+    let mut clients = [backlog(&host, &arguments, &variables), backlog(&host, &arguments, &variables)];
+    for client in &mut clients {
+        client.await_line(|line| line.parse::<u64>().is_ok_and(|launches| launches >= 3), COMMAND_LIMIT);
+    }
 }
 
 #[test]
@@ -288,6 +304,29 @@ fn hamis_variables_are_aliases_and_ours_win() {
     );
     assert_eq!(total, 2048 * MIB);
     assert!(seen.stderr.contains("GPU 0: 50%"), "{}", seen.stderr);
+}
+
+#[test]
+fn hamis_share_is_held() {
+    assert_alone_it_has_by(("CUDA_DEVICE_SM_LIMIT", "35"), 35.0, &["--kernel", "busy_1000us"]);
+}
+
+#[test]
+fn an_unmodified_training_script_has_its_share_and_its_memory() {
+    let host = Host::measuring().simgpu(&demo_simgpu());
+    let mut command = host.training(host.command(&python().interpreter));
+    command
+        .args(["--seconds", "600"])
+        .env("LD_PRELOAD", &artefacts().library)
+        .envs([("DEEPRES_SHARE", "40%"), ("DEEPRES_MEMORY", "1GiB")]);
+    let mut trainer = host.spawn(command);
+    // tinygrad compiles its kernels first.
+    trainer.await_line(|line| line.starts_with("compiled"), Duration::from_secs(120));
+    thread::sleep(SETTLED);
+    assert_percent(percent_of_time(&host, &[&trainer]), 40.0);
+    let overhead = Config::default().context_overhead_bytes;
+    let held = most_held(&host, Duration::from_secs(1), overhead);
+    assert!(held > 0 && held <= LIMIT_BYTES, "{held} bytes held");
 }
 
 #[test]
