@@ -71,6 +71,32 @@ fn a_device_brings_the_library_the_socket_and_the_requests() {
 }
 
 #[test]
+fn a_device_says_how_urgent_its_jobs_are_and_that_they_may_be_suspended() {
+    let place = Place::with_driver();
+    let arguments = [
+        &["--name", "late", "--criticality", "high", "--deadline", "2h"][..],
+        &["--size", "40min", "--slo", "30ms", "--oversubscribe", "suspend"],
+    ]
+    .concat();
+    let output = place.generate(&arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let env = read(&place.spec())["devices"][0]["containerEdits"]["env"].clone();
+    let env: Vec<&str> = env.as_array().unwrap().iter().map(|variable| variable.as_str().unwrap()).collect();
+    let expected = [
+        "DEEPRES_CRITICALITY=high",
+        "DEEPRES_DEADLINE=7200000000.000us",
+        "DEEPRES_SIZE=2400000000.000us",
+        "DEEPRES_SLO=30000.000us",
+        "DEEPRES_OVERSUBSCRIBE=suspend",
+    ];
+    assert_eq!(env[2..], expected);
+    let listed = text(&place.cdi(&["list", "--file", &place.spec().display().to_string()]).stdout);
+    assert_eq!(listed, format!("deepres.dev/share=late  {}", expected.join("  ")));
+    let said = complaint(&place.generate(&["--name", "late", "--deadline", "soon"]), 2);
+    assert!(said.contains("soon"), "{said}");
+}
+
+#[test]
 fn devices_are_added_changed_listed_and_removed_one_by_one() {
     let place = Place::with_driver();
     let file = place.spec().display().to_string();

@@ -7,9 +7,12 @@ use super::run::{self, wishes};
 use anyhow::{Result, bail};
 use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::directory::TENANT_SOCKET;
+use deepres_abi::oversubscribe::Oversubscribe;
+use deepres_controller::authority::Wish;
 use deepres_controller::directory::Directory;
 use deepres_controller::policy::class::Class;
-use deepres_controller::quantity::{Percent, parse_bytes, parse_share};
+use deepres_controller::policy::priority::Criticality;
+use deepres_controller::quantity::{parse_bytes, parse_share, parse_time};
 use spec::{ContainerEdits, Device, DeviceName, KIND, Mount, Spec};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -60,7 +63,7 @@ struct SpecFile {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The container gets the library, the directory of the daemon's tenant socket (both read-only) and the \
-variables LD_PRELOAD, DEEPRES_SOCKET, DEEPRES_SHARE, DEEPRES_MEMORY and DEEPRES_CLASS. What its limits are in the end \
+variables LD_PRELOAD, DEEPRES_SOCKET and those for what is asked for (DEEPRES_SHARE and so on). What its limits are in the end \
 the daemon decides, as for every other program. Each container is a tenant of its own; with --tenant \
 all containers that use the device are one. Other devices in the file stay as they are.
 
@@ -83,9 +86,39 @@ struct Generate {
     /// Kind of promise: guaranteed (its share whatever others do), fair, or best-effort (what others leave)
     #[arg(long)]
     class: Option<Class>,
+    /// How critical its jobs are: low, normal, high, critical, or a number from 0 to 1
+    #[arg(long)]
+    criticality: Option<Criticality>,
+    /// A job has to be done within this time from its start, for example 2h
+    #[arg(long, value_parser = parse_time)]
+    deadline: Option<u64>,
+    /// GPU time that a whole job takes, for example 40min
+    #[arg(long, value_parser = parse_time)]
+    size: Option<u64>,
+    /// Requests are to be answered within this time, for example 30ms
+    #[arg(long, value_parser = parse_time)]
+    slo: Option<u64>,
+    /// Let others' need of memory take the tenant off the GPU for a while, memory and all: suspend
+    #[arg(long, value_name = "HOW")]
+    oversubscribe: Option<Oversubscribe>,
     /// The CDI specification to put it into; `-` prints one with this device alone
     #[arg(long, value_name = "FILE", default_value = DEFAULT_FILE)]
     output: PathBuf,
+}
+
+impl Generate {
+    /// What is asked for.
+    fn wish(&self) -> Wish {
+        Wish {
+            share_ppm: self.share,
+            memory_bytes: self.memory,
+            class: self.class,
+            criticality: self.criticality,
+            deadline_ns: self.deadline,
+            size_ns: self.size,
+            slo_ns: self.slo,
+        }
+    }
 }
 
 /// Does what was asked with the devices.
@@ -129,9 +162,8 @@ fn device(args: &Generate, library: &Path, sockets: PathBuf) -> Device {
         format!("{SOCKET_VARIABLE}={SOCKET_PLACE}/{TENANT_SOCKET}"),
     ];
     env.extend(args.tenant.as_ref().map(|tenant| format!("{}={tenant}", run::TENANT_VARIABLE)));
-    env.extend(args.share.map(|ppm| format!("{}={}", wishes::SHARE_VARIABLE, Percent(ppm))));
-    env.extend(args.memory.map(|bytes| format!("{}={bytes}", wishes::MEMORY_VARIABLE)));
-    env.extend(args.class.map(|class| format!("{}={}", wishes::CLASS_VARIABLE, class.name())));
+    env.extend(wishes::variables(&args.wish()).map(|(name, value)| format!("{name}={value}")));
+    env.extend(args.oversubscribe.map(|way| format!("{}={}", run::OVERSUBSCRIBE_VARIABLE, way.name())));
     let library_in =
         |lib| Mount::read_only(library.to_owned(), format!("{LIBRARY_PLACE}/{lib}/{LIBRARY_NAME}"));
     let mut mounts: Vec<_> = LIB_NAMES.into_iter().map(library_in).collect();
@@ -143,9 +175,9 @@ fn list(path: &Path) -> Result<()> {
     let Some(spec) = file::read(path)? else { return Ok(()) };
     for (name, env) in spec.devices() {
         let asks = |variable: &&&str| {
-            [run::TENANT_VARIABLE, wishes::SHARE_VARIABLE, wishes::MEMORY_VARIABLE, wishes::CLASS_VARIABLE]
-                .iter()
-                .any(|ours| variable.split('=').next() == Some(ours))
+            let mut ours =
+                [run::TENANT_VARIABLE, run::OVERSUBSCRIBE_VARIABLE].into_iter().chain(wishes::VARIABLES);
+            variable.split_once('=').is_some_and(|(name, _)| ours.any(|ours| ours == name))
         };
         let requests: Vec<&str> = env.iter().filter(asks).copied().collect();
         println!("{}", [&[format!("{KIND}={name}").as_str()], &requests[..]].concat().join("  "));
