@@ -121,6 +121,8 @@ pub fn run(options: &Options) -> Result<()> {
             report.sessions, report.tenants, report.clients
         );
     }
+    ensure!(cpu_percent <= LIMIT_CPU_PERCENT, "the daemon took {cpu_percent:.2} % of a core");
+    ensure!(resident_mib <= LIMIT_RESIDENT_MIB, "the daemon had {resident_mib:.1} MiB resident");
     Ok(())
 }
 

@@ -27,7 +27,7 @@ pub enum Bench {
     /// A trainer with pauses and a server of requests, each alone, beside a best-effort trainer, and beside it with the simulated GPU's own
     /// time-slicing instead of deepres. Also, how fast one tenant that always has work is against the bare driver.
     Beside(beside::Options),
-    /// What the daemon takes while a thousand processes are connected and do nothing.
+    /// What the daemon takes while a thousand processes are connected and do nothing. Fails if that is more than it may be.
     Daemon(daemon::Options),
     /// How fast the GPU changes hands, and how soon a new quota or a waiting tenant has it.
     Handoff(handoff::Options),
@@ -50,7 +50,7 @@ pub enum Bench {
     /// How long many processes that start at once wait until they are served.
     ///
     /// Three hundred processes start one right after the other, preloaded, and call cuInit, which is when a process
-    /// gets its session. Fails if any of them goes without one.
+    /// gets its session. Fails if any of them goes without one, or waits for longer than it may.
     Storm(storm::Options),
     /// What the kernel programs cost an ioctl, and whether they lose events. Takes root.
     ///
