@@ -9,7 +9,7 @@ use crate::policy::TenantId;
 /// What is claimed for the time without a daemon.
 #[derive(Debug)]
 pub struct Arrears {
-    /// When the daemon before last wrote, ns.
+    /// Up to when all were charged, ns.
     began_ns: u64,
     /// What may have been in flight then, ns.
     in_flight_ns: u64,

@@ -186,7 +186,10 @@ impl Worker {
         self.handoffs = restored.counters.handoffs;
         self.latency.total_ns = restored.counters.handoff_total_ns;
         let in_flight_ns = restored.accounts.iter().map(|(_, saved)| saved.uncharged_ns).max();
-        self.arrears = Some(Arrears::since(restored.saved_ns, in_flight_ns.unwrap_or(0)));
+        // Processes that the daemon before never met again were charged up to an earlier moment.
+        let charged_ns = restored.baselines.iter().map(|(_, _, baseline)| baseline.at_ns);
+        let began_ns = charged_ns.fold(restored.saved_ns, u64::min);
+        self.arrears = Some(Arrears::since(began_ns, in_flight_ns.unwrap_or(0)));
         for (seat, saved) in restored.accounts {
             let class = seat.request.class;
             self.scheduler.restore(seat.id, class, saved.entitled_ppm, saved.lag_ns, now_ns);
