@@ -20,8 +20,9 @@ use crate::config::Config;
 use crate::os;
 use crate::pages::PageError;
 
-/// How long the first handshake may take, ns. The controller answers within a millisecond; after this the job goes on alone.
-const HANDSHAKE_NS: u64 = 1_000_000_000;
+/// How long the first handshake may take, ns. The controller answers within a millisecond, and within this hundreds that come at once; then the
+/// job goes on alone.
+const HANDSHAKE_NS: u64 = 3_000_000_000;
 /// Pause before another attempt at a daemon that is just being replaced.
 const REPLACED_PAUSE: Duration = Duration::from_millis(20);
 const US_PER_S: u64 = 1_000_000;
