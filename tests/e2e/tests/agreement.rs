@@ -15,7 +15,7 @@ use deepres_eval::{fluid::Fluid, policy::Policy, scenario::Scenario};
 const SETTLED: Duration = Duration::from_millis(1_000);
 /// Long enough that hundreds of quanta pass.
 const MEASURED: Duration = Duration::from_secs(4);
-/// How far the two may be apart, in points of the GPU time: the bound of the issue.
+/// How far the two may be apart, in points of the GPU time.
 const ALLOWED_POINTS: f64 = 5.0;
 
 /// One tenant: what the scenario says of it, the options of `deepres run` that say the same, and the steps of the client `pace`.

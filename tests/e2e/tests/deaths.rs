@@ -13,7 +13,7 @@ use deepres_e2e::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What the issue allows for the memory and the lease of a dead tenant to be free.
+/// The memory and the lease of a dead tenant are free within this.
 const FREE_WITHIN: Duration = Duration::from_millis(100);
 /// Long enough that a heartbeat has gone stale and the gates have opened.
 const AFTER_THE_DAEMON: Duration = Duration::from_secs(2);

@@ -25,7 +25,7 @@ kernel = [
 const MEASURED: Duration = Duration::from_secs(2);
 /// Until kernels are known and the meter has what it needs.
 const SETTLED: Duration = Duration::from_millis(700);
-/// What the issue allows, in points of the time.
+/// What the meter may be off, in points of the time.
 const ALLOWED_POINTS: f64 = 1.0;
 
 fn start(host: &Host, arguments: &[&str]) -> Process {

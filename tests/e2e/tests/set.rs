@@ -10,7 +10,7 @@ use deepres_e2e::{
 };
 use rustix::time::{ClockId, clock_gettime};
 
-/// What the issue allows from the setting on, here from the end of the command; and the millisecond between two looks of the client.
+/// What was set holds within 10 ms, here from the end of the command; and the millisecond between two looks of the client.
 const IN_FORCE_WITHIN_NS: i64 = 10_000_000 + 1_000_000;
 
 fn now_ns() -> i64 {

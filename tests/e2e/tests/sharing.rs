@@ -16,7 +16,7 @@ use deepres_e2e::{
 const MEASURED: Duration = Duration::from_secs(4);
 /// Both are connected, metered and past their first launches.
 const SETTLED: Duration = Duration::from_millis(700);
-/// What the issue allows until the one that is left has the whole GPU.
+/// The one that is left has the whole GPU within this.
 const EVERYTHING_WITHIN: Duration = Duration::from_millis(100);
 /// The part of the time in which the GPU must be busy with two that always have work, on a machine whose processors are
 /// busy with other things too. (Above 95 % where they are not.)

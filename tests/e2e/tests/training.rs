@@ -13,7 +13,7 @@ const COMPILED_WITHIN: Duration = Duration::from_secs(120);
 /// Past the first launches after the compilation.
 const SETTLED: Duration = Duration::from_secs(1);
 const MEASURED: Duration = Duration::from_secs(8);
-/// What the issue allows until the one that is left has the whole GPU.
+/// The one that is left has the whole GPU within this.
 const EVERYTHING_WITHIN: Duration = Duration::from_millis(100);
 
 fn start(host: &Host, name: &str, share: &str) -> Process {
