@@ -324,6 +324,15 @@ pub struct AccountStatus {
     pub memory_peak_bytes: u64,
     /// What it holds by kind, bytes, kinds that it holds none of left out.
     pub memory_by_kind: BTreeMap<String, u64>,
+    /// What it holds beyond what its processes say by kind, bytes.
+    #[serde(default)]
+    pub kinds_drift_bytes: i64,
+    /// What NVML says that its processes hold, bytes, as of the last second; none where it does not say, or the tenant is suspended.
+    #[serde(default)]
+    pub nvml_bytes: Option<u64>,
+    /// What that is beyond its account, bytes.
+    #[serde(default)]
+    pub drift_bytes: Option<i64>,
     /// Allocations refused because of the limit.
     pub refusals: u64,
     /// The last of them.

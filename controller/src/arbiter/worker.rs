@@ -769,6 +769,9 @@ impl Worker {
                 .map(|(kind, bytes)| (kind, bytes.min(memory_bytes)))
                 .filter(|(_, bytes)| *bytes > 0)
                 .collect(),
+            kinds_drift_bytes: drift(memory_bytes, MemoryKind::ALL.into_iter().map(held)),
+            nvml_bytes: None,
+            drift_bytes: None,
             refusals: totals.refusals,
             last_refusal: tenant.account.last_refusal.map(|(api, bytes)| RefusalStatus {
                 api: ApiId::from_index(api as usize).map(|api| api.symbol().to_owned()),
@@ -777,6 +780,13 @@ impl Worker {
             gate: gate_name(self.scheduler.grant(id)).to_owned(),
         }
     }
+}
+
+/// What is held beyond what is told by kind, bytes.
+fn drift(held_bytes: u64, kinds: impl Iterator<Item = u64>) -> i64 {
+    let told_bytes = kinds.fold(0, u64::saturating_add).min(MAX_HELD_BYTES);
+    // Both are below 2⁶³.
+    held_bytes as i64 - told_bytes as i64
 }
 
 /// What a session says of itself, where it does not say more than its tenant's account, which is bounded by what is possible.

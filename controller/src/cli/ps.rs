@@ -104,6 +104,7 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
             "GRAPHS",
             "MEMORY",
             "LIMIT",
+            "PEAK",
             "REFUSED",
             "GATE",
         ]
@@ -117,6 +118,9 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
         rows.extend(tenant.gpus.iter().map(|account| row(tenant, account)));
     }
     print_table(&rows, out)?;
+    if !verbose {
+        memory::print_brief(&status.tenants, out)?;
+    }
     print_processes(status, out)?;
     print_overdue(status, out)?;
     if verbose {
@@ -175,6 +179,7 @@ fn row(tenant: &TenantStatus, account: &AccountStatus) -> Vec<String> {
         account.graph_launches.to_string(),
         Bytes(account.memory_bytes).to_string(),
         tenant.memory_limit_bytes.map_or("-".to_owned(), |bytes| Bytes(bytes).to_string()),
+        Bytes(account.memory_peak_bytes).to_string(),
         account.refusals.to_string(),
         if tenant.suspended { "suspended".to_owned() } else { account.gate.clone() },
     ]

@@ -6,6 +6,7 @@ mod files;
 mod gpu_lock;
 mod gpus;
 mod peer;
+mod reconcile;
 mod registry;
 mod residency;
 mod saving;
@@ -198,6 +199,7 @@ pub fn run(
         }
         tokio::task::spawn_local(saving::stop_waiting(Rc::clone(&shared)));
         tokio::task::spawn_local(residency::serve(Rc::clone(&shared)));
+        tokio::task::spawn_local(reconcile::serve(Rc::clone(&shared)));
         // Whoever comes from now on is known to have come after this.
         saving::save(&shared).await;
         ready();

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 /// Ancestors that are looked at, at most.
-const MAX_ANCESTORS: usize = 64;
+pub const MAX_ANCESTORS: usize = 64;
 /// User namespaces inside each other, at most (the kernel allows 32).
 const MAX_NAMESPACES: usize = 33;
 /// ioctl_nsfs(2): the user namespace above a user namespace, and the user who made a user namespace.

@@ -22,7 +22,7 @@ fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for()
 
     let refused = host.finish(host.run(&guaranteed("second", "40%", "2GiB"), view(), &[]));
     assert_ne!(refused.code, 0);
-    assert!(refused.stderr.contains("leave 1 GiB of a GPU's"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("what they hold leave 1 GiB of a GPU's"), "{}", refused.stderr);
     assert!(refused.stderr.contains("--wait"), "{}", refused.stderr);
 
     // What is not guaranteed takes what comes.
@@ -38,4 +38,49 @@ fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for()
     first.finish(COMMAND_LIMIT).success();
     second.await_json(COMMAND_LIMIT);
     second.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn memory_that_others_hold_cannot_be_guaranteed_either() {
+    let host = Host::new().simgpu(
+        "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
+    );
+    let _daemon = host.daemon();
+    let bytes = (2u64 << 30).to_string();
+    let mut holder = host.spawn(host.run(&["--name", "holder"], c_client("yields", Way::Dlsym), &[&bytes]));
+    holder.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let options = ["--name", "late", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
+    let refused = host.finish(host.run(&options, c_client("view", Way::Dlsym), &[]));
+    assert_ne!(refused.code, 0);
+    assert!(refused.stderr.contains("what they hold leave 2 GiB of a GPU's"), "{}", refused.stderr);
+}
+
+#[test]
+fn who_runs_already_gets_no_guarantee_that_cannot_be_kept_and_administrators_give_none() {
+    let host = Host::new().simgpu(GPU);
+    let _daemon = host.daemon();
+    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
+    let mut first = host.spawn(host.run(&options, c_client("view", Way::Dlsym), &[]));
+    first.await_json(COMMAND_LIMIT);
+    let mut command = host.preloaded(c_client("view", Way::Dlsym));
+    for (name, value) in [("TENANT", "late"), ("CLASS", "guaranteed"), ("SHARE", "40%"), ("MEMORY", "2GiB")] {
+        command.env(format!("DEEPRES_{name}"), value);
+    }
+    let mut late = host.spawn(command);
+    late.await_json(COMMAND_LIMIT);
+    let class = || {
+        let status = host.finish(host.deepres(&["ps", "--json"])).success().stdout;
+        let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+        let tenants = status["tenants"].as_array().expect("a list").clone();
+        tenants.iter().find(|tenant| tenant["name"] == "late").expect("it is here")["class"].clone()
+    };
+    assert_eq!(class(), "fair");
+    let set =
+        |memory| host.finish(host.deepres(&["set", "late", "--class", "guaranteed", "--memory", memory]));
+    let refused = set("2GiB");
+    assert_ne!(refused.code, 0);
+    assert!(refused.stderr.contains("2 GiB of memory cannot be guaranteed now"), "{}", refused.stderr);
+    assert_eq!(class(), "fair");
+    set("1GiB").success();
+    assert_eq!(class(), "guaranteed");
 }

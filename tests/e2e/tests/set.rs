@@ -89,3 +89,35 @@ fn lowering_the_limit_below_what_is_held_refuses_more_and_takes_nothing() {
     assert_eq!(said["info_free"], 0, "{said}");
     assert!(client.try_wait().is_none(), "the first goes on");
 }
+
+/// Allocates so many bytes for each line of its input, and prints the driver's code.
+const ALLOCATING: &str = r#"
+import ctypes, sys
+cuda, here = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+for code in (cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(here), 0), cuda.cuCtxSetCurrent(here)): assert code == 0, code
+print("ready", flush=True)
+for number, line in enumerate(sys.stdin):
+    print(number, cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(int(line))), flush=True)
+"#;
+
+#[test]
+fn the_first_allocation_after_a_limit_was_raised_may_use_it() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let options = ["--name", "t", "--memory", "256MiB"];
+    let mut client = host.spawn(host.run(&options, "python3", &["-c", ALLOCATING]));
+    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+    let mut asked = 0;
+    let mut code = |bytes: u64| {
+        client.say(&bytes.to_string());
+        let number = format!("{asked} ");
+        asked += 1;
+        let line = client.await_line(|line| line.starts_with(&number), COMMAND_LIMIT);
+        line[number.len()..].to_owned()
+    };
+    assert_eq!(code(300 << 20), "2");
+    host.finish(host.deepres(&["set", "t", "--memory", "1GiB"])).success();
+    assert_eq!(code(300 << 20), "0");
+    host.finish(host.deepres(&["set", "t", "--memory", "512MiB"])).success();
+    assert_eq!(code(300 << 20), "2", "lowered below what the two together are");
+}

@@ -8,18 +8,58 @@ use std::io::{self, Write};
 pub fn print(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     for account in &tenant.gpus {
         writeln!(out, "    on gpu {}  {}", account.gpu, held(tenant.memory_limit_bytes, account))?;
-        if let Some(refused) = refused(account) {
-            writeln!(out, "              {refused}")?;
+        for line in [drift(account), refused(account)].into_iter().flatten() {
+            writeln!(out, "              {line}")?;
         }
     }
     Ok(())
 }
 
+/// Prints, for each tenant and GPU, of what kinds its memory is and what was refused last, if there is anything to tell.
+pub fn print_brief(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result<()> {
+    let accounts = tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |account| (tenant, account)));
+    let lines = accounts.filter_map(|(tenant, account)| {
+        let told: Vec<String> = [kinds(account), refused(account)].into_iter().flatten().collect();
+        (!told.is_empty()).then(|| format!("{} on gpu {}: {}", tenant.name, account.gpu, told.join("; ")))
+    });
+    for (number, line) in lines.enumerate() {
+        if number == 0 {
+            writeln!(out)?;
+        }
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+/// What it holds by kind.
+fn kinds(account: &AccountStatus) -> Option<String> {
+    let kinds = account.memory_by_kind.iter().map(|(kind, bytes)| format!("{kind} {}", Bytes(*bytes)));
+    let kinds = kinds.collect::<Vec<_>>().join(", ");
+    (!kinds.is_empty()).then_some(kinds)
+}
+
+/// What NVML says, and how far its account is from that and from what its processes say by kind.
+fn drift(account: &AccountStatus) -> Option<String> {
+    let differs = |drift: i64, of: &str| match drift {
+        0 => String::new(),
+        1.. => format!(", {} more than {of}", Bytes(drift.unsigned_abs())),
+        _ => format!(", {} less than {of}", Bytes(drift.unsigned_abs())),
+    };
+    let by_kind = differs(account.kinds_drift_bytes, "its kinds together");
+    match account.nvml_bytes {
+        Some(bytes) => {
+            let drift = differs(account.drift_bytes.unwrap_or(0), "its account");
+            Some(format!("NVML says {}{drift}{by_kind}", Bytes(bytes)))
+        }
+        None if by_kind.is_empty() => None,
+        None => Some(format!("it holds{}", by_kind.trim_start_matches(','))),
+    }
+}
+
 fn held(limit_bytes: Option<u64>, account: &AccountStatus) -> String {
     let mut line = format!("holds {}", Bytes(account.memory_bytes));
-    if !account.memory_by_kind.is_empty() {
-        let kinds = account.memory_by_kind.iter().map(|(kind, bytes)| format!("{kind} {}", Bytes(*bytes)));
-        line += &format!(" ({})", kinds.collect::<Vec<_>>().join(", "));
+    if let Some(kinds) = kinds(account) {
+        line += &format!(" ({kinds})");
     }
     line += &format!(", at most {}", Bytes(account.memory_peak_bytes));
     if let Some(more) = over(limit_bytes, account) {
@@ -61,6 +101,37 @@ mod tests {
         assert_eq!(held(Some(4 << 30), &account), "holds 3 GiB (linear 2 GiB, pool 1 GiB), at most 4 GiB");
         assert_eq!(refused(&account).unwrap(), "refused 7 times, last 2 MiB for cuMemCreate");
         assert_eq!(refused(&AccountStatus::default()), None);
+    }
+
+    #[test]
+    fn the_brief_has_kinds_and_the_last_refusal_and_nothing_for_who_has_neither() {
+        let mut tenants = Vec::new();
+        let mut out = Vec::new();
+        print_brief(&tenants, &mut out).unwrap();
+        assert!(out.is_empty());
+        let status = serde_json::json!({
+            "name": "t", "uid": 0, "asked_share_ppm": null, "memory_limit_bytes": null, "keepers": 0, "gpus": [account(), AccountStatus::default()],
+            "sessions": [],
+        });
+        tenants.push(serde_json::from_value(status).unwrap());
+        print_brief(&tenants, &mut out).unwrap();
+        let text = "\nt on gpu 0: linear 2 GiB, pool 1 GiB; refused 7 times, last 2 MiB for cuMemCreate\n";
+        assert_eq!(String::from_utf8(out).unwrap(), text);
+    }
+
+    #[test]
+    fn drift_is_told_with_its_direction() {
+        let seen = |drift_bytes: i64| AccountStatus {
+            nvml_bytes: Some(1 << 30),
+            drift_bytes: Some(drift_bytes),
+            ..AccountStatus::default()
+        };
+        assert_eq!(drift(&seen(0)).unwrap(), "NVML says 1 GiB");
+        assert_eq!(drift(&seen(1 << 20)).unwrap(), "NVML says 1 GiB, 1 MiB more than its account");
+        assert_eq!(drift(&seen(-(1 << 20))).unwrap(), "NVML says 1 GiB, 1 MiB less than its account");
+        assert_eq!(drift(&AccountStatus::default()), None);
+        let sums = AccountStatus { kinds_drift_bytes: 512, ..AccountStatus::default() };
+        assert_eq!(drift(&sums).unwrap(), "it holds 512 B more than its kinds together");
     }
 
     #[test]

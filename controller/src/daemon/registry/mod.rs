@@ -1,6 +1,7 @@
 //! Tenants and their sessions: who is here, what was asked for, and what each may have.
 
 mod caps;
+mod reconcile;
 mod residency;
 mod saved;
 mod set;
@@ -56,6 +57,8 @@ pub struct Registry {
     tenants: BTreeMap<String, Tenant>,
     /// The number of the next tenant or session.
     next_id: u64,
+    /// What processes hold of each GPU that are no tenant's, by NVML, bytes.
+    strangers_bytes: BTreeMap<usize, u64>,
     /// Counts departures.
     departures: u64,
     /// The processes that are sessions.
@@ -167,6 +170,7 @@ impl Registry {
             beat,
             tenants: BTreeMap::new(),
             next_id: 1,
+            strangers_bytes: BTreeMap::new(),
             departures: 0,
             connected: Arc::default(),
         }

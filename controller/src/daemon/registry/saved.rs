@@ -108,6 +108,7 @@ impl Registry {
                 is_suspended: false,
                 has_room: !saved.lacks_room,
                 ledger,
+                by_nvml: BTreeMap::new(),
                 gpus: Vec::new(),
                 sessions: BTreeMap::new(),
                 keepers: BTreeMap::new(),

@@ -3,7 +3,7 @@
 use super::Registry;
 use super::tenant::Tenant;
 use crate::admin::{Reply, ShareStatus};
-use crate::authority::{self, Wish};
+use crate::authority::{self, Granted, Wish};
 use crate::clock::monotonic_ns;
 use tokio::sync::oneshot;
 
@@ -23,7 +23,13 @@ impl Registry {
             return Err(reason);
         }
         let tenant = self.tenant_named(name)?;
-        tenant.set = wish.or(tenant.set);
+        let (before, set) = (tenant.promised_bytes(), wish.or(tenant.set));
+        let promised = tenant.granted_with(&set);
+        if let Some(reason) = self.breaks_promises(name, before, &promised) {
+            return Err(reason);
+        }
+        let tenant = self.tenant_named(name)?;
+        tenant.set = set;
         if wish.deadline_ns.is_some() {
             tenant.set_ns = monotonic_ns();
         }
@@ -49,6 +55,17 @@ impl Registry {
         let Some(tenant) = self.tenants.get(name) else { return Vec::new() };
         let seat = tenant.seat();
         tenant.gpus.iter().map(|gpu| self.gpus[*gpu].arbiter.set_tenant(seat.clone())).collect()
+    }
+
+    /// Why a tenant cannot be promised the memory that it would be granted, if it would be promised more than before and that is not to be had.
+    fn breaks_promises(&self, name: &str, before_bytes: u64, granted: &Granted) -> Option<String> {
+        let tenant = self.tenants.get(name)?;
+        let wish = Wish {
+            class: Some(granted.class.value),
+            memory_bytes: granted.memory_bytes.value.filter(|bytes| *bytes > before_bytes),
+            ..Wish::default()
+        };
+        self.lacks_memory(&wish, &tenant.key)
     }
 
     fn tenant_named(&mut self, name: &str) -> Result<&mut Tenant, String> {

@@ -61,7 +61,15 @@ impl Registry {
 
     fn tenant_status(&self, name: &str, tenant: &Tenant, reports: &[Report]) -> TenantStatus {
         let accounts = reports.iter().flat_map(|report| &report.tenants);
-        let accounts = accounts.filter(|(id, _)| *id == tenant.id).map(|(_, account)| account.clone());
+        let accounts = accounts.filter(|(id, _)| *id == tenant.id).map(|(_, account)| {
+            // Of one whose memory is on the host NVML has nothing to say.
+            let seen = tenant.by_nvml.get(&account.gpu).filter(|_| !tenant.is_suspended);
+            AccountStatus {
+                nvml_bytes: seen.map(|seen| seen.bytes),
+                drift_bytes: seen.map(|seen| seen.drift_bytes),
+                ..account.clone()
+            }
+        });
         let on_gpus = |session: SessionId| -> Vec<SessionGpuStatus> {
             let sessions = reports.iter().flat_map(|report| &report.sessions);
             sessions.filter(|(id, _)| *id == session).map(|(_, status)| status.clone()).collect()

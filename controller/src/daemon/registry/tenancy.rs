@@ -1,7 +1,7 @@
 //! Which tenant a process is let into, and what that tenant then asks for.
 
 use super::tenant::{Tenant, wants};
-use super::{Guest, Managed, Refused, Registry, no_room};
+use super::{Guest, Refused, Registry, no_room};
 use crate::authority::{self, Wish};
 use crate::clock::monotonic_ns;
 use crate::identity::{self, Facts, Identity, Key, free_name};
@@ -49,6 +49,8 @@ impl Registry {
         if can_be_told && let Some(reason) = self.lacks_memory(&asked.or(defaults), &identity.key) {
             return Err(Refused::new(RefusalKind::NoRoom, reason));
         }
+        // One that runs already is not turned away: it has no guarantee.
+        let has_room = has_room && self.lacks_memory(&asked.or(defaults), &identity.key).is_none();
         let Some((name, is_deserted)) = known else {
             if let Some(other) = self.tenants.get(&identity.name).filter(|_| role == Role::Keeper) {
                 let Identity { name, .. } = identity;
@@ -78,6 +80,7 @@ impl Registry {
                 is_suspended: false,
                 has_room,
                 ledger: Arc::new(ledger),
+                by_nvml: BTreeMap::new(),
                 gpus: Vec::new(),
                 sessions: BTreeMap::new(),
                 keepers: BTreeMap::new(),
@@ -106,7 +109,9 @@ impl Registry {
             if merged != tenant.asked {
                 tenant.asked = merged;
                 // Class and share may have come from different processes: together they may be a guarantee that neither was.
-                let has_room = self.has_room(&merged.or(defaults), &identity.key);
+                let wish = merged.or(defaults);
+                let has_room =
+                    self.has_room(&wish, &identity.key) && self.lacks_memory(&wish, &identity.key).is_none();
                 if let Some(tenant) = self.tenants.get_mut(&name) {
                     tenant.has_room = has_room;
                 }
@@ -126,19 +131,13 @@ impl Registry {
     }
 
     /// Why memory that is asked for with a guarantee cannot be promised now, if it cannot: on no GPU is there enough beside what others were
-    /// promised.
-    fn lacks_memory(&self, asked: &Wish, own: &Key) -> Option<String> {
+    /// promised or hold.
+    pub(super) fn lacks_memory(&self, asked: &Wish, own: &Key) -> Option<String> {
         let (Some(Class::Guaranteed), Some(bytes)) = (asked.class, asked.memory_bytes) else { return None };
-        let others = || self.tenants.values().filter(|tenant| tenant.key != *own && !tenant.is_deserted());
-        let left = |(gpu, managed): (usize, &Managed)| {
-            let there = others().filter(|tenant| tenant.gpus.is_empty() || tenant.gpus.contains(&gpu));
-            let promised = there.map(Tenant::promised_bytes).fold(0, u64::saturating_add);
-            managed.gpu.memory_bytes.saturating_sub(promised)
-        };
-        let most = self.gpus.iter().enumerate().map(left).max()?;
+        let most = self.promisable_bytes(own, 0..self.gpus.len())?;
         (most < bytes).then(|| {
             format!(
-                "{} of memory cannot be guaranteed now: guarantees to others leave {} of a GPU's; ask for less, or for class fair",
+                "{} of memory cannot be guaranteed now: guarantees to others and what they hold leave {} of a GPU's; ask for less, or for class fair",
                 Bytes(bytes),
                 Bytes(most)
             )

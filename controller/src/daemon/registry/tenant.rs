@@ -1,5 +1,6 @@
 //! A tenant: what it asked for, what it is granted, and its processes.
 
+use super::reconcile::ByNvml;
 use crate::arbiter::{SessionId, TenantSeat};
 use crate::authority::{Granted, Part, Rule, Want, Wants, Wish, grant};
 use crate::config::{CapOf, Caps};
@@ -75,6 +76,8 @@ pub struct Tenant {
     pub has_room: bool,
     /// Its memory account.
     pub ledger: Arc<SharedPage<LedgerPage>>,
+    /// What NVML says that it holds, by GPU.
+    pub by_nvml: BTreeMap<usize, ByNvml>,
     /// The GPUs that any of its sessions was on.
     pub gpus: Vec<usize>,
     /// Its processes that use GPUs.
@@ -135,8 +138,12 @@ impl Tenant {
 
     /// What it is granted.
     pub fn granted(&self) -> Granted {
-        grant(&self.asked.or(self.defaults), &self.set, self.caps, &self.part, self.has_room)
-            .told_by(&self.asked)
+        self.granted_with(&self.set)
+    }
+
+    /// What it would be granted if an administrator had set this.
+    pub fn granted_with(&self, set: &Wish) -> Granted {
+        grant(&self.asked.or(self.defaults), set, self.caps, &self.part, self.has_room).told_by(&self.asked)
     }
 
     /// The share that it is guaranteed, parts per million; 0 for none.

@@ -1,0 +1,123 @@
+//! Every second: what NVML says that each tenant's processes hold, beside the tenant's account; and a line in the log for what differs by
+//! much and for whom memory was refused.
+
+use super::Shared;
+use super::administrators::reports;
+use crate::admin::{AccountStatus, TenantStatus};
+use crate::quantity::Bytes;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::sleep;
+
+const PERIOD: Duration = Duration::from_secs(1);
+const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
+/// How far an account may be from what NVML says, for each process of the tenant, until the log tells of it: what the driver takes for a context and
+/// for modules is some hundreds of MiB, and nobody's mistake.
+const TOLD_BYTES_PER_PROCESS: u64 = 1 << 30;
+
+/// What NVML says of a GPU.
+#[derive(Debug, Clone)]
+pub struct OnGpu {
+    /// What is taken of its memory, bytes.
+    pub used_bytes: u64,
+    /// Processes, and what each holds, bytes.
+    pub processes: Vec<(u32, u64)>,
+}
+
+/// What the log told already: of each tenant and GPU, refusals and whether the account was far off.
+type Told = BTreeMap<(String, usize), (u64, bool)>;
+
+/// Looks, for ever.
+pub async fn serve(shared: Rc<Shared>) {
+    let mut nvml: Option<Arc<Nvml>> = None;
+    let mut told = Told::new();
+    loop {
+        sleep(PERIOD).await;
+        if !shared.registry.borrow().has_tenants() {
+            shared.registry.borrow_mut().forget_strangers();
+            told.clear();
+            continue;
+        }
+        if nvml.is_none() {
+            nvml = Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok().map(Arc::new);
+        }
+        let before = shared.registry.borrow().held();
+        if let Some(nvml) = nvml.clone() {
+            let uuids = shared.registry.borrow().gpu_uuids();
+            // A driver may take its time, and tenants come and go meanwhile.
+            let found = tokio::task::spawn_blocking(move || read(&nvml, &uuids)).await;
+            shared.registry.borrow_mut().reconcile(&found.unwrap_or_default(), &before);
+        }
+        if let Some(reports) = reports(&shared).await {
+            let tenants = shared.registry.borrow().status(&reports).tenants;
+            tell(&tenants, &mut told);
+        }
+    }
+}
+
+/// What NVML says, by GPU; nothing of one that it cannot say it of.
+fn read(nvml: &Nvml, uuids: &[String]) -> BTreeMap<usize, OnGpu> {
+    let one = |uuid: &str| {
+        let device = nvml.device_by_uuid(uuid).ok()?;
+        let listed = device.running_compute_processes().ok()?;
+        let processes = listed.into_iter().filter_map(|process| match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some((process.pid, bytes)),
+            UsedGpuMemory::Unavailable => None,
+        });
+        Some(OnGpu { processes: processes.collect(), used_bytes: device.memory_info().ok()?.used })
+    };
+    uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, one(uuid)?))).collect()
+}
+
+/// Writes what is new into the log.
+fn tell(tenants: &[TenantStatus], told: &mut Told) {
+    let accounts = || tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |gpu| (tenant, gpu)));
+    told.retain(|(name, gpu), _| accounts().any(|(tenant, own)| tenant.name == *name && own.gpu == *gpu));
+    for (tenant, account) in accounts() {
+        let (refusals, was_off) = told.entry((tenant.name.clone(), account.gpu)).or_default();
+        if account.refusals > *refusals {
+            tracing::info!(
+                tenant = tenant.name,
+                gpu = account.gpu,
+                refusals = account.refusals - *refusals,
+                "{}",
+                refusal(tenant, account)
+            );
+        }
+        let is_off = is_far_off(tenant, account);
+        if is_off && !*was_off {
+            tracing::warn!(
+                tenant = tenant.name,
+                gpu = account.gpu,
+                drift_bytes = account.drift_bytes,
+                "what NVML says that a tenant holds is far from its account: some of it may go past deepres (`deepres ps --coverage`)"
+            );
+        }
+        (*refusals, *was_off) = (account.refusals, is_off);
+    }
+}
+
+/// Why memory was refused, in a line.
+fn refusal(tenant: &TenantStatus, account: &AccountStatus) -> String {
+    let held = Bytes(account.memory_bytes);
+    let what = account.last_refusal.as_ref().map_or("memory".to_owned(), |last| {
+        format!("{} for {}", Bytes(last.bytes), last.api.as_deref().unwrap_or("an unknown call"))
+    });
+    match tenant.memory_limit_bytes {
+        Some(limit) => format!(
+            "refused {what}: beside the {held} that it holds that passes its limit of {}",
+            Bytes(limit)
+        ),
+        None => format!("refused {what}: it held {held}, and had a limit then"),
+    }
+}
+
+fn is_far_off(tenant: &TenantStatus, account: &AccountStatus) -> bool {
+    let allowed = TOLD_BYTES_PER_PROCESS.saturating_mul(tenant.sessions.len().max(1) as u64);
+    account.drift_bytes.is_some_and(|drift| drift.unsigned_abs() > allowed)
+}

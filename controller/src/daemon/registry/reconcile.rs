@@ -1,0 +1,126 @@
+//! What NVML says that processes hold, tenant by tenant, beside what their ledgers say; and what can still be promised.
+
+use super::Registry;
+use super::tenant::Tenant;
+use crate::daemon::reconcile::OnGpu;
+use crate::identity::{Key, read};
+use crate::policy::TenantId;
+use std::collections::BTreeMap;
+use std::iter::successors;
+
+/// What tenants hold by their ledgers, by tenant and GPU, bytes.
+pub type Held = BTreeMap<(TenantId, usize), u64>;
+
+/// What NVML says that a tenant holds of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByNvml {
+    /// What, bytes.
+    pub bytes: u64,
+    /// What that is more than its account said, bytes.
+    pub drift_bytes: i64,
+}
+
+impl Registry {
+    /// Whether there is any tenant.
+    pub fn has_tenants(&self) -> bool {
+        !self.tenants.is_empty()
+    }
+
+    /// What strangers held is not known any more.
+    pub fn forget_strangers(&mut self) {
+        self.strangers_bytes.clear();
+    }
+
+    /// What every tenant holds by its ledger.
+    pub fn held(&self) -> Held {
+        let on = |tenant: &Tenant, gpu: usize| {
+            tenant.ledger.page().gpu(gpu).map_or(0, |ledger| ledger.held_bytes())
+        };
+        let tenants = self.tenants.values();
+        tenants
+            .flat_map(|tenant| tenant.gpus.iter().map(move |gpu| ((tenant.id, *gpu), on(tenant, *gpu))))
+            .collect()
+    }
+
+    /// Takes in what NVML `found` after the ledgers said `before`.
+    pub fn reconcile(&mut self, found: &BTreeMap<usize, OnGpu>, before: &Held) {
+        let after = self.held();
+        let mut by_tenant = Held::new();
+        self.strangers_bytes.clear();
+        for (gpu, on_gpu) in found {
+            let mut own_bytes = 0_u64;
+            for (pid, bytes) in &on_gpu.processes {
+                let Some(id) = self.owner_of(*pid) else { continue };
+                let sum = by_tenant.entry((id, *gpu)).or_default();
+                *sum = sum.saturating_add(*bytes);
+                own_bytes = own_bytes.saturating_add(*bytes);
+            }
+            self.strangers_bytes.insert(*gpu, on_gpu.used_bytes.saturating_sub(own_bytes));
+        }
+        for tenant in self.tenants.values_mut() {
+            let said = tenant.gpus.iter().filter(|gpu| found.contains_key(gpu)).map(|gpu| {
+                let place = (tenant.id, *gpu);
+                let bytes = by_tenant.get(&place).copied().unwrap_or(0);
+                let accounts = [before, &after].map(|held| held.get(&place).copied().unwrap_or(0));
+                (*gpu, ByNvml { bytes, drift_bytes: drift(bytes, accounts) })
+            });
+            tenant.by_nvml = said.collect();
+        }
+    }
+
+    /// The tenant of a process: one of its sessions, or a child of one that goes past deepres.
+    fn owner_of(&self, pid: u32) -> Option<TenantId> {
+        let is_session = |tenant: &&Tenant| tenant.sessions.values().any(|session| session.pid == pid);
+        if let Some(tenant) = self.tenants.values().find(is_session) {
+            return Some(tenant.id);
+        }
+        let line = successors(read::process(pid), read::parent);
+        line.take(read::MAX_ANCESTORS).find_map(|process| {
+            self.tenants.values().find(|tenant| tenant.has(&process)).map(|tenant| tenant.id)
+        })
+    }
+
+    /// The most that can be promised to the tenant of this key on any of `gpus`, bytes: what others were promised, or hold and cannot be taken off
+    /// the GPU for, and what strangers hold is not to be had. `None` without GPUs.
+    pub(super) fn promisable_bytes(&self, own: &Key, gpus: impl Iterator<Item = usize>) -> Option<u64> {
+        let others = || self.tenants.values().filter(|tenant| tenant.key != *own && !tenant.is_deserted());
+        let left = |gpu: usize| {
+            let there = others().filter(|tenant| tenant.gpus.is_empty() || tenant.gpus.contains(&gpu));
+            let taken = there.map(|tenant| tenant.claim_bytes(gpu)).fold(0, u64::saturating_add);
+            let strangers = self.strangers_bytes.get(&gpu).copied().unwrap_or(0);
+            let memory_bytes = self.gpus.get(gpu).map_or(0, |managed| managed.gpu.memory_bytes);
+            memory_bytes.saturating_sub(taken).saturating_sub(strangers)
+        };
+        gpus.map(left).max()
+    }
+}
+
+impl Tenant {
+    /// What of a GPU's memory cannot be promised to others because of this tenant, bytes.
+    fn claim_bytes(&self, gpu: usize) -> u64 {
+        let held = self.ledger.page().gpu(gpu).map_or(0, |ledger| ledger.held_bytes());
+        let found = self.by_nvml.get(&gpu).map_or(0, |seen| seen.bytes);
+        let firm = if self.oversubscribe.is_some() { 0 } else { held.max(found) };
+        self.promised_bytes().max(firm)
+    }
+}
+
+/// What NVML says beyond an account that was read before and after it: between the two nothing is amiss.
+fn drift(bytes: u64, accounts: [u64; 2]) -> i64 {
+    let [least, most] = [accounts[0].min(accounts[1]), accounts[0].max(accounts[1])];
+    let expected = bytes.clamp(least, most);
+    i64::try_from(i128::from(bytes) - i128::from(expected)).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::drift;
+
+    #[test]
+    fn what_was_allocated_while_nvml_was_asked_is_no_drift() {
+        assert_eq!(drift(50, [40, 60]), 0);
+        assert_eq!(drift(50, [60, 40]), 0);
+        assert_eq!(drift(70, [40, 60]), 10);
+        assert_eq!(drift(30, [40, 60]), -10);
+    }
+}

@@ -1,0 +1,87 @@
+//! What NVML says beside the account, what the log tells of refusals, and what plain `deepres ps` shows of memory.
+
+use std::time::Instant;
+
+use deepres_e2e::{
+    Host,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+/// What the session holds, and what a child of it holds that deepres is not inside of.
+const HELD_BYTES: u64 = 64 * MIB;
+const PAST_BYTES: u64 = 256 * MIB;
+
+fn host() -> Host {
+    Host::new().simgpu(
+        "memory_bytes = 2147483648\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
+    )
+}
+
+/// The account of the only tenant once it satisfies `wanted`.
+fn await_account(host: &Host, wanted: impl Fn(&Value) -> bool) -> Value {
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    loop {
+        let status = host.finish(host.deepres(&["ps", "--json"])).success().stdout;
+        let status: Value = serde_json::from_str(&status).expect("JSON");
+        let account = status["tenants"][0]["gpus"][0].clone();
+        if wanted(&account) {
+            return account;
+        }
+        assert!(Instant::now() < deadline, "{account}");
+    }
+}
+
+#[test]
+fn what_a_child_takes_past_deepres_is_shown_as_drift() {
+    let host = host();
+    let _daemon = host.daemon();
+    let client = c_client("yields", Way::Dlsym).display().to_string();
+    let script = format!("env -u LD_PRELOAD {client} {PAST_BYTES} & exec {client} {HELD_BYTES}");
+    let _client = host.spawn(host.run(&["--name", "t"], "sh", &["-c", &script]));
+    let account = await_account(&host, |account| account["nvml_bytes"] == HELD_BYTES + PAST_BYTES);
+    assert_eq!(account["memory_bytes"], HELD_BYTES);
+    assert_eq!(account["drift_bytes"], PAST_BYTES, "{account}");
+    assert_eq!(account["kinds_drift_bytes"], 0, "{account}");
+    let shown = host.finish(host.deepres(&["ps", "-v"])).success().stdout;
+    assert!(shown.contains("NVML says 320 MiB, 256 MiB more than its account"), "{shown}");
+}
+
+#[test]
+fn a_tenant_that_deepres_is_inside_of_has_no_drift() {
+    let host = host();
+    let _daemon = host.daemon();
+    let client = c_client("yields", Way::Dlsym);
+    let _client = host.spawn(host.run(&["--name", "t"], client, &[&HELD_BYTES.to_string()]));
+    let account = await_account(&host, |account| account["nvml_bytes"] == HELD_BYTES);
+    assert_eq!((&account["drift_bytes"], &account["kinds_drift_bytes"]), (&0.into(), &0.into()), "{account}");
+}
+
+#[test]
+fn who_was_refused_memory_is_told_of_in_the_log_and_in_plain_ps() {
+    let host = host();
+    let mut daemon = host.daemon();
+    let arguments = [(2 * MIB).to_string(), "cuMemAlloc_v2".to_owned()];
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut client =
+        host.spawn(host.run(&["--name", "t", "--memory", "64MiB"], c_client("fill", Way::Dlsym), &arguments));
+    client.await_json(COMMAND_LIMIT);
+    daemon.await_error_line(
+        |line| line.contains("refused 2 MiB for cuMemAlloc_v2") && line.contains("its limit of 64 MiB"),
+        COMMAND_LIMIT,
+    );
+    let shown = host.finish(host.deepres(&["ps"])).success().stdout;
+    assert!(
+        shown.contains("t on gpu 0: refused ") && shown.contains("last 2 MiB for cuMemAlloc_v2"),
+        "{shown}"
+    );
+    let (head, row) = (
+        shown.lines().find(|line| line.starts_with("TENANT")),
+        shown.lines().find(|line| line.starts_with("t ")),
+    );
+    assert!(head.is_some_and(|head| head.contains("PEAK")), "{shown}");
+    assert!(row.is_some_and(|row| row.matches("64 MiB").count() == 2), "limit and peak: {shown}");
+    client.finish(COMMAND_LIMIT).success();
+}
