@@ -333,6 +333,9 @@ pub struct AccountStatus {
     /// What that is beyond its account, bytes.
     #[serde(default)]
     pub drift_bytes: Option<i64>,
+    /// The most that it may hold beside what others were promised, bytes, where that bounds it.
+    #[serde(default)]
+    pub ceiling_bytes: Option<u64>,
     /// Allocations refused because of the limit.
     pub refusals: u64,
     /// The last of them.

@@ -772,6 +772,7 @@ impl Worker {
             kinds_drift_bytes: drift(memory_bytes, MemoryKind::ALL.into_iter().map(held)),
             nvml_bytes: None,
             drift_bytes: None,
+            ceiling_bytes: None,
             refusals: totals.refusals,
             last_refusal: tenant.account.last_refusal.map(|(api, bytes)| RefusalStatus {
                 api: ApiId::from_index(api as usize).map(|api| api.symbol().to_owned()),

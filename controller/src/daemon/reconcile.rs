@@ -53,6 +53,8 @@ pub async fn serve(shared: Rc<Shared>) {
             let found = tokio::task::spawn_blocking(move || read(&nvml, &uuids)).await;
             shared.registry.borrow_mut().reconcile(&found.unwrap_or_default(), &before);
         }
+        // What others hold has changed, and with it what promises leave. An arbiter takes it up in its time.
+        drop(shared.registry.borrow_mut().renew_ceilings());
         if let Some(reports) = reports(&shared).await {
             let tenants = shared.registry.borrow().status(&reports).tenants;
             tell(&tenants, &mut told);
@@ -64,12 +66,15 @@ pub async fn serve(shared: Rc<Shared>) {
 fn read(nvml: &Nvml, uuids: &[String]) -> BTreeMap<usize, OnGpu> {
     let one = |uuid: &str| {
         let device = nvml.device_by_uuid(uuid).ok()?;
+        // What is allocated or freed while the processes are listed is not to look like a stranger's.
+        let before_bytes = device.memory_info().ok()?.used;
         let listed = device.running_compute_processes().ok()?;
+        let after_bytes = device.memory_info().ok()?.used;
         let processes = listed.into_iter().filter_map(|process| match process.used_gpu_memory {
             UsedGpuMemory::Used(bytes) => Some((process.pid, bytes)),
             UsedGpuMemory::Unavailable => None,
         });
-        Some(OnGpu { processes: processes.collect(), used_bytes: device.memory_info().ok()?.used })
+        Some(OnGpu { processes: processes.collect(), used_bytes: before_bytes.min(after_bytes) })
     };
     uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, one(uuid)?))).collect()
 }

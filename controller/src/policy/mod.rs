@@ -15,6 +15,7 @@ pub mod class;
 pub mod demand;
 pub mod entitlement;
 pub mod lease;
+pub mod memory;
 pub mod priority;
 pub mod residency;
 pub mod tuning;

@@ -84,3 +84,24 @@ fn who_runs_already_gets_no_guarantee_that_cannot_be_kept_and_administrators_giv
     set("1GiB").success();
     assert_eq!(class(), "guaranteed");
 }
+
+#[test]
+fn what_was_promised_is_kept_from_those_who_come_later() {
+    let host = Host::new().simgpu(
+        "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
+    );
+    let _daemon = host.daemon();
+    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
+    let mut first = host.spawn(host.run(&options, c_client("view", Way::Dlsym), &[]));
+    first.await_json(COMMAND_LIMIT);
+    let greedy = |name| {
+        let arguments = ["33554432", "cuMemAlloc_v2"];
+        host.finish(host.run(&["--name", name], c_client("fill", Way::Dlsym), &arguments)).success().json()
+    };
+    let filled = greedy("greedy");
+    assert_eq!(filled["kinds"][0]["bytes"], 1u64 << 30, "{filled}");
+    assert_eq!(filled["info_total"], 1u64 << 30, "{filled}");
+    first.finish(COMMAND_LIMIT).success();
+    let filled = greedy("later");
+    assert_eq!(filled["kinds"][0]["bytes"], 4u64 << 30, "nothing is promised any more: {filled}");
+}

@@ -63,6 +63,33 @@ fn a_tenant_suspended_by_hand_leaves_the_gpu_and_goes_on_when_it_is_resumed() {
 }
 
 #[test]
+fn all_processes_of_a_tenant_leave_all_its_gpus_and_come_back() {
+    let host = Host::new().simgpu(
+        "gpus = 2\nmemory_bytes = 1073741824\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
+    );
+    let _daemon = host.daemon();
+    let used = || -> Vec<u64> { host.truth().gpus.iter().map(|gpu| gpu.memory_used_bytes).collect() };
+    let mut clients = ["0", "1", "1"].map(|gpu| {
+        let bytes = (64 * MIB).to_string();
+        let mut command = host.run(&["--name", "t"], c_client("swap", Way::Dlsym), &[&bytes, "900"]);
+        command.env("CUDA_VISIBLE_DEVICES", gpu);
+        host.spawn(command)
+    });
+    for client in &mut clients {
+        client.await_line(|line| line == "holding", COMMAND_LIMIT);
+    }
+    assert_eq!(used(), [64 * MIB, 128 * MIB]);
+    host.finish(host.deepres(&["suspend", "t"])).success();
+    assert_eq!(used(), [0, 0]);
+    host.finish(host.deepres(&["resume", "t"])).success();
+    for mut client in clients {
+        assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
+        client.finish(COMMAND_LIMIT).success();
+    }
+    assert_eq!(host.ps().tenant("t").refusals, 0);
+}
+
+#[test]
 fn two_tenants_of_sixty_percent_of_the_memory_each_both_finish_in_turns() {
     const KERNELS: u64 = 3_000;
     let host = small_gpu().config("suspend_turn_ms = 600\n");

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 pub fn print(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     for account in &tenant.gpus {
         writeln!(out, "    on gpu {}  {}", account.gpu, held(tenant.memory_limit_bytes, account))?;
-        for line in [drift(account), refused(account)].into_iter().flatten() {
+        for line in [ceiling(account), drift(account), refused(account)].into_iter().flatten() {
             writeln!(out, "              {line}")?;
         }
     }
@@ -36,6 +36,12 @@ fn kinds(account: &AccountStatus) -> Option<String> {
     let kinds = account.memory_by_kind.iter().map(|(kind, bytes)| format!("{kind} {}", Bytes(*bytes)));
     let kinds = kinds.collect::<Vec<_>>().join(", ");
     (!kinds.is_empty()).then_some(kinds)
+}
+
+/// What others' promises leave it.
+fn ceiling(account: &AccountStatus) -> Option<String> {
+    let bytes = account.ceiling_bytes?;
+    Some(format!("may hold {} at most beside what others hold and were promised", Bytes(bytes)))
 }
 
 /// What NVML says, and how far its account is from that and from what its processes say by kind.

@@ -286,11 +286,10 @@ impl Registry {
         if let Some(process) = process {
             tenant.returning.remove(&process);
         }
-        let seat = tenant.seat();
         let mut ready = Vec::new();
         // What this process asked for is in force on the tenant's other GPUs too.
         for gpu in tenant.gpus.iter().filter(|gpu| !gpus.contains(gpu)) {
-            ready.push(self.gpus[*gpu].arbiter.set_tenant(seat.clone()));
+            ready.push(self.gpus[*gpu].arbiter.set_tenant(tenant.seat_on(*gpu)));
         }
         for (gpu, bell) in gpus.iter().zip(&pages.bells) {
             if let Some(ledger) = tenant.ledger.page().gpu(*gpu) {
@@ -307,7 +306,7 @@ impl Registry {
                 process,
                 continues: hello.sessions_before > 0,
             };
-            ready.push(self.gpus[*gpu].arbiter.enter(seat.clone(), session));
+            ready.push(self.gpus[*gpu].arbiter.enter(tenant.seat_on(*gpu), session));
         }
         let client = harmless(wire::text(&hello.client).unwrap_or("?"));
         tracing::info!(
@@ -330,6 +329,7 @@ impl Registry {
             meter: Arc::clone(&pages.meter),
         };
         tenant.sessions.insert(session_id, session);
+        ready.extend(self.renew_ceilings());
         // Until it is looked whether that makes sense.
         if self.is_oversubscribed() {
             self.let_wait(name);

@@ -5,8 +5,10 @@ use super::tenant::Tenant;
 use crate::daemon::reconcile::OnGpu;
 use crate::identity::{Key, read};
 use crate::policy::TenantId;
+use crate::policy::memory::{Holding, ceilings};
 use std::collections::BTreeMap;
 use std::iter::successors;
+use tokio::sync::oneshot;
 
 /// What tenants hold by their ledgers, by tenant and GPU, bytes.
 pub type Held = BTreeMap<(TenantId, usize), u64>;
@@ -93,15 +95,50 @@ impl Registry {
         };
         gpus.map(left).max()
     }
+
+    /// Finds out anew what each tenant may hold beside what others were promised, and tells the arbiters of what changed.
+    pub fn renew_ceilings(&mut self) -> Vec<oneshot::Receiver<()>> {
+        let mut ready = Vec::new();
+        for gpu in 0..self.gpus.len() {
+            let strangers = self.strangers_bytes.get(&gpu).copied().unwrap_or(0);
+            let total_bytes = self.gpus[gpu].gpu.memory_bytes.saturating_sub(strangers);
+            let mut here: Vec<&mut Tenant> = self
+                .tenants
+                .values_mut()
+                .filter(|tenant| {
+                    !tenant.is_deserted() && (tenant.gpus.is_empty() || tenant.gpus.contains(&gpu))
+                })
+                .collect();
+            let holdings: Vec<Holding> = here.iter().map(|tenant| tenant.holding(gpu)).collect();
+            for (tenant, ceiling) in here.iter_mut().zip(ceilings(total_bytes, &holdings)) {
+                if tenant.ceilings.get(&gpu).copied() == ceiling {
+                    continue;
+                }
+                match ceiling {
+                    Some(bytes) => tenant.ceilings.insert(gpu, bytes),
+                    None => tenant.ceilings.remove(&gpu),
+                };
+                if tenant.gpus.contains(&gpu) {
+                    ready.push(self.gpus[gpu].arbiter.set_tenant(tenant.seat_on(gpu)));
+                }
+            }
+        }
+        ready
+    }
 }
 
 impl Tenant {
     /// What of a GPU's memory cannot be promised to others because of this tenant, bytes.
     fn claim_bytes(&self, gpu: usize) -> u64 {
+        let Holding { promised_bytes, firm_bytes } = self.holding(gpu);
+        promised_bytes.max(firm_bytes)
+    }
+
+    fn holding(&self, gpu: usize) -> Holding {
         let held = self.ledger.page().gpu(gpu).map_or(0, |ledger| ledger.held_bytes());
         let found = self.by_nvml.get(&gpu).map_or(0, |seen| seen.bytes);
-        let firm = if self.oversubscribe.is_some() { 0 } else { held.max(found) };
-        self.promised_bytes().max(firm)
+        let firm_bytes = if self.oversubscribe.is_some() { 0 } else { held.max(found) };
+        Holding { promised_bytes: self.promised_bytes(), firm_bytes }
     }
 }
 

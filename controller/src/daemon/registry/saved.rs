@@ -109,6 +109,7 @@ impl Registry {
                 has_room: !saved.lacks_room,
                 ledger,
                 by_nvml: BTreeMap::new(),
+                ceilings: BTreeMap::new(),
                 gpus: Vec::new(),
                 sessions: BTreeMap::new(),
                 keepers: BTreeMap::new(),

@@ -53,8 +53,7 @@ impl Registry {
     /// Has every arbiter that knows a tenant take up what holds for it now.
     pub(super) fn tell_arbiters(&self, name: &str) -> Vec<oneshot::Receiver<()>> {
         let Some(tenant) = self.tenants.get(name) else { return Vec::new() };
-        let seat = tenant.seat();
-        tenant.gpus.iter().map(|gpu| self.gpus[*gpu].arbiter.set_tenant(seat.clone())).collect()
+        tenant.gpus.iter().map(|gpu| self.gpus[*gpu].arbiter.set_tenant(tenant.seat_on(*gpu))).collect()
     }
 
     /// Why a tenant cannot be promised the memory that it would be granted, if it would be promised more than before and that is not to be had.

@@ -67,6 +67,7 @@ impl Registry {
             AccountStatus {
                 nvml_bytes: seen.map(|seen| seen.bytes),
                 drift_bytes: seen.map(|seen| seen.drift_bytes),
+                ceiling_bytes: tenant.ceilings.get(&account.gpu).copied(),
                 ..account.clone()
             }
         });

@@ -81,6 +81,7 @@ impl Registry {
                 has_room,
                 ledger: Arc::new(ledger),
                 by_nvml: BTreeMap::new(),
+                ceilings: BTreeMap::new(),
                 gpus: Vec::new(),
                 sessions: BTreeMap::new(),
                 keepers: BTreeMap::new(),

@@ -78,6 +78,8 @@ pub struct Tenant {
     pub ledger: Arc<SharedPage<LedgerPage>>,
     /// What NVML says that it holds, by GPU.
     pub by_nvml: BTreeMap<usize, ByNvml>,
+    /// The most that it may hold of a GPU beside what others were promised, bytes, where that bounds it.
+    pub ceilings: BTreeMap<usize, u64>,
     /// The GPUs that any of its sessions was on.
     pub gpus: Vec<usize>,
     /// Its processes that use GPUs.
@@ -158,7 +160,14 @@ impl Tenant {
         if granted.class.value == Class::Guaranteed { granted.memory_bytes.value.unwrap_or(0) } else { 0 }
     }
 
-    /// The tenant as arbiters need it.
+    /// The tenant as the arbiter of a GPU needs it.
+    pub fn seat_on(&self, gpu: usize) -> TenantSeat {
+        let seat = self.seat();
+        let ceiling = self.ceilings.get(&gpu).copied().unwrap_or(NO_LIMIT);
+        TenantSeat { memory_limit_bytes: seat.memory_limit_bytes.min(ceiling), ..seat }
+    }
+
+    /// The tenant as arbiters need it, but for what bounds it on one GPU.
     pub fn seat(&self) -> TenantSeat {
         let granted = self.granted();
         let said_ns =

@@ -13,14 +13,13 @@ impl Registry {
         let tenant = self.find_tenant(guest, hello)?.ok_or_else(|| {
             Refused::new(RefusalKind::Request, "no tenant is here that the process would belong to")
         })?;
-        let memory_limit_bytes = tenant.seat().memory_limit_bytes;
         let mut view = View::new(guest.peer.pid);
         for (uuid, seen) in hello.gpus().iter().zip(&mut view.gpus) {
             let Some(gpu) = self.gpus.iter().position(|managed| managed.gpu.uuid == *uuid) else { continue };
             let accounts = reports.get(gpu).map_or(&[][..], |report| &report.tenants);
             let account = accounts.iter().find(|(id, _)| *id == tenant.id);
             seen.is_managed = 1;
-            seen.memory_limit_bytes = memory_limit_bytes;
+            seen.memory_limit_bytes = tenant.seat_on(gpu).memory_limit_bytes;
             seen.held_bytes = tenant.ledger.page().gpu(gpu).map_or(0, |ledger| ledger.held_bytes());
             seen.recent_ppm = account.map_or(0, |(_, account)| account.recent_share_ppm);
         }
