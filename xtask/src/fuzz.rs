@@ -14,7 +14,9 @@ use crate::{build, command, sanitize};
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Targets to run; without any, all of them (they are listed in tests/fuzz/src/lib.rs).
+    /// Targets to run; without any, all of libFuzzer's (they are listed in tests/fuzz/src/lib.rs).
+    ///
+    /// `calls` is one more: random driver calls of two processes at once, with deepres and without, compared answer by answer.
     #[arg(value_name = "TARGET")]
     pub targets: Vec<String>,
     /// How long each target runs.
@@ -33,11 +35,21 @@ const MEMORY_MIB: u32 = 2048;
 /// The longest input: frames, meters and configurations are smaller, images are cut to it.
 const MAX_INPUT_BYTES: u32 = 8192;
 
+/// The target that libFuzzer does not run.
+const CALLS: &str = "calls";
+
 /// Runs the targets, several at once, and says of each what it did.
 pub fn run(options: &Options) -> Result<()> {
+    if options.targets.iter().any(|target| target == CALLS) {
+        calls(options.seconds)?;
+        if options.targets.len() == 1 {
+            return Ok(());
+        }
+    }
     let folder = build::target().join("fuzz");
     let program = build_program()?;
-    let targets = if options.targets.is_empty() { all()? } else { options.targets.clone() };
+    let mut targets = if options.targets.is_empty() { all()? } else { options.targets.clone() };
+    targets.retain(|target| target != CALLS);
     let waiting = Mutex::new(VecDeque::from(targets));
     let failures = Mutex::new(Vec::new());
     let next = || waiting.lock().ok()?.pop_front();
@@ -61,6 +73,18 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("broken by some input: {}", failures.join(", "));
     }
     Ok(())
+}
+
+/// Draws pairs of sequences of driver calls, and prints each before it runs.
+fn calls(seconds: u32) -> Result<()> {
+    let artefacts = build::artefacts()?;
+    let mut cargo = build::cargo();
+    cargo
+        .args(["test", "--package", "deepres-e2e", "--test", "sequences", "--", "--ignored", "--nocapture"])
+        .arg("fresh_pairs_are_answered_as_without_deepres")
+        .env("DEEPRES_ARTEFACTS", artefacts.folder())
+        .env("DEEPRES_CALLS_SECONDS", seconds.to_string());
+    command::run(&mut cargo).context("the pair that was printed last belongs into tests/fuzz/seeds/calls")
 }
 
 /// The names of all targets: the folders of their seeds, of which a test requires that each target has one.

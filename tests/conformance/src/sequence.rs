@@ -17,6 +17,9 @@ const KEPT: usize = 24;
 const STRANGE_PERCENT: u64 = 12;
 /// What is asked for, bytes.
 const SIZES: [usize; 10] = [0, 1, 511, 512, 4096, 1 << 20, (1 << 20) + 1, 2 << 20, 3 << 20, usize::MAX >> 8];
+/// How many parts the kinds of calls have among them, without the last ones and with them ([`World::step`]).
+const KINDS_OF_CALLS: usize = 40;
+const WILD_KINDS: usize = 58;
 /// One granule of physical memory.
 const GRANULE_BYTES: usize = 2 << 20;
 /// An injected error makes a free fail, and the next one succeed.
@@ -53,6 +56,11 @@ struct Held {
     graphs: Vec<u64>,
     executables: Vec<u64>,
     kernels: Vec<u64>,
+    pools: Vec<u64>,
+    modules: Vec<u64>,
+    libraries: Vec<u64>,
+    primaries: Vec<u64>,
+    descriptors: Vec<u64>,
 }
 
 struct World {
@@ -110,6 +118,12 @@ fn is_captured(stream: CUstream) -> Result<bool, Stop> {
     let code = cu!(cuStreamIsCapturing(stream, &mut status));
     Ok(code != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE)
 }
+
+/// What the host does in a stream.
+extern "C" fn nothing(_data: *mut c_void) {}
+
+/// The same, in its older form.
+extern "C" fn called(_stream: CUstream, _status: CUresult, _data: *mut c_void) {}
 
 type Answer = Result<(&'static str, CUresult), Stop>;
 
@@ -195,7 +209,9 @@ impl World {
     }
 
     fn step(&mut self) -> Answer {
-        match self.random.below(40) {
+        // Whoever compares an account with the truth has the kinds of memory that both tell of.
+        let kinds = if self.is_wild { WILD_KINDS } else { KINDS_OF_CALLS };
+        match self.random.below(kinds) {
             0..=7 => self.allocate(),
             8..=15 => self.free(),
             16..=21 => self.work(),
@@ -203,8 +219,302 @@ impl World {
             26..=29 => self.order(),
             30..=33 => self.virtual_memory(),
             34..=36 => self.copy(),
-            _ => self.live(),
+            37..=39 => self.live(),
+            40..=43 => self.own_pool(),
+            44..=46 => self.shape(),
+            47..=49 => self.code(),
+            50..=52 => self.share_context(),
+            53..=55 => self.graph(),
+            _ => self.hand_over(),
         }
+    }
+
+    /// Pools of the process's own.
+    fn own_pool(&mut self) -> Answer {
+        let (bytes, stream) = (self.size(), self.stream());
+        let pool = self.pick(|held| &mut held.pools) as CUmemoryPool;
+        let (mut new, mut address) = (null_mut(), 0);
+        Ok(match self.random.below(6) {
+            0 => {
+                // SAFETY: all zeroes is a valid value of this plain structure.
+                let mut properties: CUmemPoolProps = unsafe { std::mem::zeroed() };
+                properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+                properties.location = self.location();
+                let code = cu!(cuMemPoolCreate(&mut new, &properties));
+                self.keep(|held| &mut held.pools, code, new as u64);
+                ("cuMemPoolCreate", code)
+            }
+            1 => {
+                let code = cu!(cuMemPoolDestroy(pool));
+                self.lose(|held| &mut held.pools, code, pool as u64);
+                ("cuMemPoolDestroy", code)
+            }
+            2 => ("cuMemPoolTrimTo", cu!(cuMemPoolTrimTo(pool, bytes))),
+            3 => {
+                let mut kept_bytes = bytes as u64;
+                let value = (&raw mut kept_bytes).cast();
+                (
+                    "cuMemPoolSetAttribute",
+                    cu!(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, value)),
+                )
+            }
+            _ => {
+                let code = cu!(cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream));
+                self.keep_pooled(stream, code, address)?;
+                ("cuMemAllocFromPoolAsync of an own pool", code)
+            }
+        })
+    }
+
+    /// The device, or now and then one that there is not.
+    fn location(&mut self) -> CUmemLocation {
+        CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: self.random.below(8) as i32 / 7 * 99 }
+    }
+
+    /// Memory of more than one dimension, and copies of one element of it.
+    fn shape(&mut self) -> Answer {
+        let array = self.pick(|held| &mut held.arrays) as CUarray;
+        let (linear, stream) = (self.pick(|held| &mut held.linear), self.stream());
+        let mut element = [0_u8; 4];
+        if is_captured(stream)? {
+            return Ok(("a copy that is left out", CUDA_SUCCESS));
+        }
+        Ok(match self.random.below(5) {
+            0 | 1 => {
+                let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
+                    Width: self.size().min(4096),
+                    Height: self.random.below(16),
+                    Depth: self.random.below(8),
+                    Format: CU_AD_FORMAT_UNSIGNED_INT32,
+                    NumChannels: 1 << self.random.below(4),
+                    Flags: self.random.below(3) as u32,
+                };
+                let mut array = null_mut();
+                let code = cu!(cuArray3DCreate_v2(&mut array, &descriptor));
+                self.keep(|held| &mut held.arrays, code, array as u64);
+                ("cuArray3DCreate", code)
+            }
+            2 => {
+                // SAFETY: all zeroes is a valid value of this plain structure.
+                let mut copy: CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
+                copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+                copy.srcHost = element.as_ptr().cast();
+                copy.dstMemoryType = CU_MEMORYTYPE_ARRAY;
+                copy.dstArray = array;
+                (copy.WidthInBytes, copy.Height) = (element.len(), self.random.below(2));
+                ("cuMemcpy2D", cu!(cuMemcpy2D_v2(&copy)))
+            }
+            3 => {
+                // SAFETY: all zeroes is a valid value of this plain structure.
+                let mut copy: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
+                copy.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+                copy.srcArray = array;
+                copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+                copy.dstHost = element.as_mut_ptr().cast();
+                (copy.WidthInBytes, copy.Height, copy.Depth) = (element.len(), 1, self.random.below(2));
+                ("cuMemcpy3D", cu!(cuMemcpy3D_v2(&copy)))
+            }
+            _ => {
+                let width = self.random.below(2);
+                ("cuMemsetD2D8Async", cu!(cuMemsetD2D8Async(linear, 4, 1, width, 1, stream)))
+            }
+        })
+    }
+
+    /// Modules and libraries, which go while their kernels are queued.
+    fn code(&mut self) -> Answer {
+        let module = self.pick(|held| &mut held.modules) as CUmodule;
+        let library = self.pick(|held| &mut held.libraries) as CUlibrary;
+        let stream = self.stream();
+        let (mut new_module, mut new_library) = (null_mut(), null_mut());
+        let (mut kernel, mut function) = (null_mut(), null_mut());
+        Ok(match self.random.below(6) {
+            0 => {
+                let code = cu!(cuModuleLoadData(&mut new_module, PTX.as_ptr().cast()));
+                self.keep(|held| &mut held.modules, code, new_module as u64);
+                ("cuModuleLoadData", code)
+            }
+            1 => {
+                let code = cu!(cuModuleUnload(module));
+                self.lose(|held| &mut held.modules, code, module as u64);
+                ("cuModuleUnload", code)
+            }
+            2 => {
+                let code = cu!(cuLibraryLoadData(
+                    &mut new_library,
+                    PTX.as_ptr().cast(),
+                    null_mut(),
+                    null_mut(),
+                    0,
+                    null_mut(),
+                    null_mut(),
+                    0
+                ));
+                self.keep(|held| &mut held.libraries, code, new_library as u64);
+                ("cuLibraryLoadData", code)
+            }
+            3 => {
+                let code = cu!(cuLibraryUnload(library));
+                self.lose(|held| &mut held.libraries, code, library as u64);
+                ("cuLibraryUnload", code)
+            }
+            4 => {
+                let code = cu!(cuLibraryGetKernel(&mut kernel, library, c"nothing".as_ptr()));
+                // A graph would keep the kernel beyond its library's life.
+                if code != CUDA_SUCCESS || is_captured(stream)? {
+                    return Ok(("cuLibraryGetKernel", code));
+                }
+                ("cuLaunchKernel of a library's", launch(kernel.cast(), stream)?)
+            }
+            _ => {
+                let code = cu!(cuModuleGetFunction(&mut function, module, c"nothing".as_ptr()));
+                if code != CUDA_SUCCESS || is_captured(stream)? {
+                    return Ok(("cuModuleGetFunction", code));
+                }
+                ("cuLaunchKernel of a module's", launch(function, stream)?)
+            }
+        })
+    }
+
+    /// Contexts that have more than one user: the primary one, and those that somebody attaches to.
+    fn share_context(&mut self) -> Answer {
+        let context = self.pick(|held| &mut held.contexts) as CUcontext;
+        let (mut new, mut flags, mut is_active, mut version) = (null_mut(), 0, 0, 0);
+        Ok(match self.random.below(9) {
+            0 | 1 => {
+                let code = cu!(cuDevicePrimaryCtxRetain(&mut new, 0));
+                self.keep(|held| &mut held.primaries, code, new as u64);
+                ("cuDevicePrimaryCtxRetain", code)
+            }
+            2 => {
+                let code = cu!(cuDevicePrimaryCtxRelease_v2(0));
+                if code == CUDA_SUCCESS {
+                    self.held.primaries.pop();
+                    self.forget_memory();
+                }
+                ("cuDevicePrimaryCtxRelease", code)
+            }
+            3 => {
+                let code = cu!(cuDevicePrimaryCtxReset_v2(0));
+                if code == CUDA_SUCCESS {
+                    self.forget_memory();
+                }
+                ("cuDevicePrimaryCtxReset", code)
+            }
+            4 => {
+                let code = cu!(cuDevicePrimaryCtxGetState(0, &mut flags, &mut is_active));
+                (if is_active == 0 { "no primary context" } else { "a primary context" }, code)
+            }
+            5 => ("cuDevicePrimaryCtxSetFlags", cu!(cuDevicePrimaryCtxSetFlags_v2(0, flags))),
+            6 => {
+                let primary = self.pick(|held| &mut held.primaries) as CUcontext;
+                ("cuCtxSetCurrent to the primary", cu!(cuCtxSetCurrent(primary)))
+            }
+            7 => ("cuCtxAttach", cu!(cuCtxAttach(&mut new, 0))),
+            _ => {
+                let code = cu!(cuCtxDetach(context));
+                if code == CUDA_SUCCESS && cu!(cuCtxGetApiVersion(context, &mut version)) != CUDA_SUCCESS {
+                    self.lose(|held| &mut held.contexts, code, context as u64);
+                    self.forget_memory();
+                }
+                ("cuCtxDetach", code)
+            }
+        })
+    }
+
+    /// A context is gone: some of this went with it; the rest goes with its own.
+    fn forget_memory(&mut self) {
+        self.held.linear.clear();
+        self.held.pooled.clear();
+        self.held.host.clear();
+    }
+
+    /// Graphs that are built by hand, and what the host does in a stream.
+    fn graph(&mut self) -> Answer {
+        let graph = self.pick(|held| &mut held.graphs) as CUgraph;
+        let exec = self.pick(|held| &mut held.executables) as CUgraphExec;
+        let (kernel, stream) = (self.pick(|held| &mut held.kernels) as CUfunction, self.stream());
+        let (mut new, mut node) = (null_mut(), null_mut());
+        // SAFETY: all zeroes is a valid value of these plain structures.
+        let (mut params, mut update): (CUDA_KERNEL_NODE_PARAMS, CUgraphExecUpdateResultInfo) =
+            unsafe { std::mem::zeroed() };
+        Ok(match self.random.below(10) {
+            0 => {
+                let code = cu!(cuGraphCreate(&mut new, 0));
+                self.keep(|held| &mut held.graphs, code, new as u64);
+                ("cuGraphCreate", code)
+            }
+            1 => {
+                params.func = kernel;
+                (params.gridDimX, params.gridDimY, params.gridDimZ) = (1, self.random.below(3) as u32, 1);
+                (params.blockDimX, params.blockDimY, params.blockDimZ) = (32, 1, 1);
+                ("cuGraphAddKernelNode", cu!(cuGraphAddKernelNode_v2(&mut node, graph, null(), 0, &params)))
+            }
+            2 => ("cuGraphAddEmptyNode", cu!(cuGraphAddEmptyNode(&mut node, graph, null(), 0))),
+            3 => {
+                let params = CUDA_HOST_NODE_PARAMS { r#fn: Some(nothing), userData: null_mut() };
+                ("cuGraphAddHostNode", cu!(cuGraphAddHostNode(&mut node, graph, null(), 0, &params)))
+            }
+            4 => {
+                let code = cu!(cuGraphClone(&mut new, graph));
+                self.keep(|held| &mut held.graphs, code, new as u64);
+                ("cuGraphClone", code)
+            }
+            5 => ("cuGraphExecUpdate", cu!(cuGraphExecUpdate_v2(exec, graph, &mut update))),
+            6 => {
+                let code = cu!(cuGraphExecDestroy(exec));
+                self.lose(|held| &mut held.executables, code, exec as u64);
+                ("cuGraphExecDestroy", code)
+            }
+            7 => ("cuGraphUpload", cu!(cuGraphUpload(exec, stream))),
+            8 => ("cuStreamAddCallback", cu!(cuStreamAddCallback(stream, Some(called), null_mut(), 0))),
+            _ => ("cuLaunchHostFunc", cu!(cuLaunchHostFunc(stream, Some(nothing), null_mut()))),
+        })
+    }
+
+    /// Physical memory that leaves the process and comes back.
+    fn hand_over(&mut self) -> Answer {
+        let handle = self.pick(|held| &mut held.physical);
+        let file = self.pick(|held| &mut held.descriptors);
+        let (mut new, mut descriptor) = (0, -1_i32);
+        Ok(match self.random.below(4) {
+            0 => {
+                // SAFETY: all zeroes is a valid value of this plain structure.
+                let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+                properties.r#type = CU_MEM_ALLOCATION_TYPE_PINNED;
+                properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+                properties.location = self.location();
+                let code = cu!(cuMemCreate(&mut new, GRANULE_BYTES, &properties, 0));
+                self.keep_always(|held| &mut held.physical, code, new);
+                ("cuMemCreate to be shared", code)
+            }
+            1 => {
+                let code = cu!(cuMemExportToShareableHandle(
+                    (&raw mut descriptor).cast(),
+                    handle,
+                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                    0
+                ));
+                self.keep_always(|held| &mut held.descriptors, code, descriptor as u64);
+                ("cuMemExportToShareableHandle", code)
+            }
+            2 => {
+                let code = cu!(cuMemImportFromShareableHandle(
+                    &mut new,
+                    file as *mut c_void,
+                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                ));
+                self.keep_always(|held| &mut held.physical, code, new);
+                ("cuMemImportFromShareableHandle", code)
+            }
+            _ => {
+                if let Some(descriptor) = self.held.descriptors.pop() {
+                    // SAFETY: the driver gave it to this process, which uses it no more.
+                    unsafe { libc::close(descriptor as i32) };
+                }
+                ("a descriptor is closed", CUDA_SUCCESS)
+            }
+        })
     }
 
     fn allocate(&mut self) -> Answer {
@@ -401,8 +711,7 @@ impl World {
         // SAFETY: all zeroes is a valid value of this plain structure.
         let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
         properties.r#type = CU_MEM_ALLOCATION_TYPE_PINNED;
-        properties.location =
-            CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: self.random.below(8) as i32 / 7 * 99 };
+        properties.location = self.location();
         let bytes = GRANULE_BYTES + usize::from(self.random.below(8) == 0);
         let place = self.pick(|held| &mut held.reserved);
         let handle = self.pick(|held| &mut held.physical);
@@ -478,10 +787,7 @@ impl World {
                 let code = cu!(cuCtxDestroy_v2(context as CUcontext));
                 self.lose(|held| &mut held.contexts, code, context);
                 if code == CUDA_SUCCESS {
-                    // Some of them went with it; the rest go with theirs.
-                    self.held.linear.clear();
-                    self.held.pooled.clear();
-                    self.held.host.clear();
+                    self.forget_memory();
                 }
                 ("cuCtxDestroy", code)
             }
@@ -520,6 +826,10 @@ impl World {
         }
         for context in &self.held.contexts {
             insist(&|| Ok(cu!(cuCtxDestroy_v2(*context as CUcontext))))?;
+        }
+        insist(&|| Ok(cu!(cuDevicePrimaryCtxReset_v2(0))))?;
+        for pool in &self.held.pools {
+            insist(&|| Ok(cu!(cuMemPoolDestroy(*pool as CUmemoryPool))))?;
         }
         Ok(())
     }

@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use deepres_abi::driver::types as cu;
 
+use crate::context;
 use crate::handle::{Kind as HandleKind, Table};
 use crate::memory::{self, Kind};
 use crate::status::{self, Result};
@@ -31,6 +32,8 @@ pub struct Array {
     /// What it was created from.
     pub descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR,
     layout: Layout,
+    /// The context that it ends with.
+    context: usize,
 }
 
 // SAFETY: the descriptor is plain numbers and the base address is only used through copies, which the ledger checks.
@@ -71,7 +74,10 @@ pub fn create(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR) -> Result<Arc<Array>> {
         .ok_or(status::OUT_OF_MEMORY)?;
     let base = memory::allocate(bytes, Kind::Array)?;
     let layout = Layout { base, pitch_bytes, rows };
-    ARRAYS.insert_with(|handle| Arc::new(Array { handle, descriptor, layout })).ok_or(status::OUT_OF_MEMORY)
+    let context = context::current_handle();
+    ARRAYS
+        .insert_with(|handle| Arc::new(Array { handle, descriptor, layout, context }))
+        .ok_or(status::OUT_OF_MEMORY)
 }
 
 impl Array {
@@ -89,6 +95,13 @@ pub fn by_handle(handle: usize) -> Result<Arc<Array>> {
 /// Where an array's bytes are.
 pub fn layout(handle: usize) -> Result<Layout> {
     Ok(by_handle(handle)?.layout)
+}
+
+/// A context is gone, and its arrays with it.
+pub fn forget_context(context: usize) {
+    for array in ARRAYS.all().into_iter().filter(|array| array.context == context) {
+        ARRAYS.remove(array.handle);
+    }
 }
 
 /// Destroys an array.

@@ -11,7 +11,7 @@ use crate::handle::{Kind, Table};
 use crate::process::{self, host};
 use crate::status::{self, Result, Status};
 use crate::stream::Stream;
-use crate::{capture, event, memory, module, pending, pool};
+use crate::{array, capture, event, memory, module, pending, pool};
 
 /// All contexts that live.
 pub static CONTEXTS: Table<Context> = Table::new(Kind::Context);
@@ -140,6 +140,7 @@ impl Context {
         }
         event::forget_context(self.handle);
         module::forget_context(self.handle);
+        array::forget_context(self.handle);
         pool::forget_context(self);
         memory::forget_context(self);
         host().destroy_context(self.engine);

@@ -106,6 +106,20 @@ fn an_array_keeps_what_is_copied_into_it() {
     drop(gpu);
 }
 
+#[test]
+fn an_array_ends_with_its_context() {
+    let gpu = Gpu::new();
+    let descriptor =
+        CUDA_ARRAY_DESCRIPTOR { Width: 4, Height: 2, Format: CU_AD_FORMAT_UNSIGNED_INT32, NumChannels: 1 };
+    let (mut context, mut array, sent) = (null_mut(), null_mut(), [1_u32; 4]);
+    ok!(cuCtxCreate_v2(&mut context, 0, 0));
+    ok!(cuArrayCreate_v2(&mut array, &descriptor));
+    ok!(cuCtxDestroy_v2(context));
+    ok!(cuCtxSetCurrent(gpu.context));
+    assert_eq!(code!(cuMemcpyHtoA_v2(array, 0, sent.as_ptr().cast(), 16)), CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(code!(cuArrayDestroy(array)), CUDA_ERROR_INVALID_HANDLE);
+}
+
 fn pool_attribute(pool: CUmemoryPool, attribute: u32) -> usize {
     let mut value = 0_u64;
     ok!(cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()));
