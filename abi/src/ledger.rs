@@ -334,7 +334,8 @@ impl Waiting<'_> {
     /// Whether it makes sense to wait on. To be asked now and then: it says again what is needed, since the session's other threads, which have
     /// the word in common, take theirs away.
     pub fn goes_on(&self) -> bool {
-        if self.bytes > self.account.gpu.obtainable_bytes.load(Ordering::SeqCst) {
+        // Who needs nothing would be made no room for, and wait for ever.
+        if self.bytes == 0 || self.bytes > self.account.gpu.obtainable_bytes.load(Ordering::SeqCst) {
             return false;
         }
         let word = &self.account.slot.needed_bytes;
@@ -473,6 +474,7 @@ mod tests {
         let gpu = ledger(2);
         let (a, b) = (gpu.account(0).unwrap(), gpu.account(1).unwrap());
         assert!(a.wait_for_room(1).is_none(), "nobody can make room");
+        assert!(a.wait_for_room(0).is_none(), "nobody makes room for nothing");
         gpu.set_obtainable(100);
         assert!(a.wait_for_room(101).is_none());
         assert_eq!(gpu.needed_bytes(), 0);
