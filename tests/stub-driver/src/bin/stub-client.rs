@@ -1,4 +1,4 @@
-//! Times driver calls: a warm-up, then the mean of a million calls of each function, and how launches of two threads scale, as one line of JSON.
+//! Times driver calls: a warm-up, then the mean of ten million calls of each function, and how launches of two threads scale, as one line of JSON.
 //!
 //! Whether hooks are in the way is the environment's business; the line says what was found. It ends when its
 //! standard input does, so that whoever started it can look at it first. `--calls NAME COUNT` makes so many calls of one function and
@@ -19,7 +19,7 @@ use deepres_abi::driver::types::{
 use serde_json::{Map, Value, json};
 
 /// Calls that are timed.
-const CALLS: u32 = 1_000_000;
+const CALLS: u32 = 10_000_000;
 /// Calls before them: lazy initialisation, branch predictors, caches.
 const WARM_UP_CALLS: u32 = 100_000;
 /// What each allocation asks for.

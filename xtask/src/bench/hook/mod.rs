@@ -24,7 +24,7 @@ const APIS: &[&str] =
 const TENANT: &str = "bench";
 const MEMORY: &str = "16GiB";
 /// Kernels that the client launches one after another in one run, warm-ups included: the daemon's meter must have seen them all.
-const KERNEL_LAUNCHES: u64 = 2 * 1_100_000;
+const KERNEL_LAUNCHES: u64 = 2 * 10_100_000;
 
 /// Options of `cargo xtask bench hook`.
 #[derive(clap::Args)]
@@ -32,7 +32,7 @@ pub struct Options {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
-    /// How often to measure each of bare and hooked, a million calls of each function every time.
+    /// How often to measure each of bare and hooked, ten million calls of each function every time.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Count instructions alone: on a machine too busy for times.
