@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::driver::calls::{Context, Stream};
+use crate::thread;
 
 /// A capture that is under way.
 #[derive(Debug, Clone, Copy)]
@@ -15,6 +16,16 @@ struct Capture {
     stream: Stream,
     /// The context of that stream, if the driver could tell: the capture ends with it.
     context: Option<Context>,
+    /// Who began it.
+    thread: u32,
+}
+
+impl Capture {
+    /// Whether it is the one on `stream`. A default stream is another one in each context and, if it is the per-thread one, to each thread.
+    fn is_on(&self, stream: Stream, context: Option<Context>) -> bool {
+        let is_same = self.context == context && self.thread == thread::id();
+        self.stream == stream && (!stream.is_default() || is_same)
+    }
 }
 
 /// How many captures are under way, and whether the process is recorded ([`crate::record`]): one word, so that a launch that nothing is in the
@@ -61,13 +72,13 @@ fn change(change: impl FnOnce(&mut Vec<Capture>)) {
 
 /// A capture is about to begin on `stream`, which is of `context`. Counted before it does, so that no marker slips in.
 pub fn begin(stream: Stream, context: Option<Context>) {
-    change(|captures| captures.push(Capture { stream, context }));
+    change(|captures| captures.push(Capture { stream, context, thread: thread::id() }));
 }
 
-/// A capture on `stream` ended, or did not begin.
-pub fn end(stream: Stream) {
+/// A capture on `stream`, which is of `context`, ended, or did not begin.
+pub fn end(stream: Stream, context: Option<Context>) {
     change(|captures| {
-        if let Some(place) = captures.iter().position(|capture| capture.stream == stream) {
+        if let Some(place) = captures.iter().position(|capture| capture.is_on(stream, context)) {
             captures.swap_remove(place);
         }
     });
@@ -114,12 +125,12 @@ mod tests {
         begin(one, None);
         set_recording(true);
         begin(other, None);
-        end(one);
-        end(one);
+        end(one, None);
+        end(one, None);
         assert!(is_recording());
         set_recording(false);
         assert!(is_active(), "ending twice ends one");
-        end(other);
+        end(other, None);
         assert!(!is_active());
         begin(one, Some(Context(1)));
         begin(one, Some(Context(2)));
@@ -134,8 +145,15 @@ mod tests {
         begin(one, None);
         leaving.settle(true);
         assert!(is_active(), "the next stream of that handle captures");
-        end(one);
+        end(one, None);
         leave(other).settle(true);
+        assert!(!is_active());
+        begin(Stream::PER_THREAD, Some(Context(1)));
+        end(Stream::PER_THREAD, Some(Context(2)));
+        assert!(is_active(), "that is the other context's stream");
+        std::thread::spawn(|| end(Stream::PER_THREAD, Some(Context(1)))).join().unwrap();
+        assert!(is_active(), "that is the other thread's stream");
+        end(Stream::PER_THREAD, Some(Context(1)));
         assert!(!is_active());
     }
 }

@@ -16,10 +16,11 @@ use crate::process;
 fn begin(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::current() else { return call() };
     process.close_stream(stream, false);
-    capture::begin(stream, process.calls.context_of(stream));
+    let context = process.calls.context_of(stream);
+    capture::begin(stream, context);
     let result = call();
     if result != CUDA_SUCCESS {
-        capture::end(stream);
+        capture::end(stream, context);
     }
     result
 }
@@ -31,7 +32,7 @@ fn end(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
         && capture::is_active()
         && (result == CUDA_SUCCESS || !process.calls.may_be_capturing(stream))
     {
-        capture::end(stream);
+        capture::end(stream, process.calls.context_of(stream));
     }
     result
 }
