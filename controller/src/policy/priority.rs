@@ -89,13 +89,23 @@ impl Terms {
 
     /// The priority value, parts per million of the highest; never nothing.
     pub fn value_ppm(&self, weights: &Weights) -> u32 {
-        let whole = weights.urgency + weights.size + weights.criticality;
-        let value = (weights.urgency * self.urgency
-            + weights.size * self.size
-            + weights.criticality * self.criticality)
-            / whole;
-        // What is no number becomes 0 here.
-        ((value.min(1.0) * f64::from(PPM)).round() as u32).max(MIN_VALUE_PPM)
+        let terms = [
+            (weights.urgency, self.urgency),
+            (weights.size, self.size),
+            (weights.criticality, self.criticality),
+        ];
+        // What is no weight, or no term, weighs nothing: were it more than any other, a mistake would be the most urgent job of all.
+        let sound = |number: f64| if number.is_finite() { number.max(0.0) } else { 0.0 };
+        // Of the largest weight, so that no sum is infinite.
+        let largest = terms.iter().map(|(weight, _)| sound(*weight)).fold(0.0, f64::max);
+        if largest == 0.0 {
+            return MIN_VALUE_PPM;
+        }
+        let (value, whole) = terms.iter().fold((0.0, 0.0), |(value, whole), (weight, term)| {
+            let weight = sound(*weight) / largest;
+            (value + weight * sound(*term).min(1.0), whole + weight)
+        });
+        ((value / whole * f64::from(PPM)).round() as u32).clamp(MIN_VALUE_PPM, PPM)
     }
 }
 
@@ -139,15 +149,35 @@ mod tests {
     }
 
     #[test]
-    fn weights_that_are_no_numbers_leave_a_value() {
+    fn weights_and_terms_that_are_no_numbers_weigh_nothing() {
         let terms = Terms { urgency: 1.0, size: 1.0, criticality: 1.0 };
-        for weight in [f64::NAN, f64::INFINITY, 0.0] {
+        for weight in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
             let weights = Weights { urgency: weight, size: weight, criticality: weight };
-            assert!((1..=PPM).contains(&terms.value_ppm(&weights)), "{weight}");
+            assert_eq!(terms.value_ppm(&weights), MIN_VALUE_PPM, "{weight}");
+            let weights = Weights { urgency: weight, ..Weights::default() };
+            let only_others = Weights { urgency: 0.0, ..Weights::default() };
+            let terms = Terms { criticality: 0.5, ..terms };
+            assert_eq!(terms.value_ppm(&weights), terms.value_ppm(&only_others), "{weight}");
+            let unknown = Terms { urgency: weight, ..terms };
+            let none = Terms { urgency: 0.0, ..terms };
+            assert_eq!(
+                unknown.value_ppm(&Weights::default()),
+                none.value_ppm(&Weights::default()),
+                "{weight}"
+            );
         }
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_terms_and_weights_make_a_value_within_its_bounds(numbers in prop::array::uniform6(any::<f64>())) {
+            let [urgency, size, criticality, a, b, c] = numbers;
+            let value = Terms { urgency, size, criticality }.value_ppm(&Weights { urgency: a, size: b, criticality: c });
+            prop_assert!((MIN_VALUE_PPM..=PPM).contains(&value), "{value}");
+        }
+
         #[test]
         fn more_urgent_larger_or_more_critical_is_never_less(
             now in any::<u64>(), deadline in any::<u64>(), size in any::<u64>(), used in any::<u64>(),

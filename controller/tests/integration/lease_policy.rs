@@ -173,3 +173,32 @@ proptest! {
         }
     }
 }
+
+/// What a hand-off may take on the model: wake-ups, and the moments in which an idle holder might yet go on.
+const HANDOFF_NS: u64 = MS;
+
+proptest! {
+    // Short stretches: what is tried is what happens when somebody comes or goes.
+    #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_backlogged_tenant_starves(
+        tenants in prop::collection::vec((100_000..1_000_000u32, MS..6 * MS), 2..5)
+    ) {
+        let programs: Vec<_> = tenants
+            .iter()
+            .map(|(weight, kernel_ns)| Program { depth: 2, ..Program::backlogged(*weight, &[*kernel_ns]) })
+            .collect();
+        let mut model = Model::new(&programs);
+        model.run_until(400 * MS);
+        let whole: f64 = tenants.iter().map(|(weight, _)| f64::from(*weight)).sum();
+        let longest_ns = tenants.iter().map(|(_, kernel_ns)| *kernel_ns).max().unwrap();
+        for ((weight, _), wait_ns) in tenants.iter().zip(model.longest_waits_ns()) {
+            // What the others are owed while it has one turn of a quantum, which may be over by a kernel and what is in flight.
+            let turn_ns = (model.quantum_ns() + 3 * longest_ns + HANDOFF_NS) as f64;
+            let others = (tenants.len() - 1) as f64;
+            let most_ns = turn_ns * (whole / f64::from(*weight) + others);
+            prop_assert!(wait_ns as f64 <= most_ns, "{weight} of {whole} waited {wait_ns} ns, {most_ns} at most");
+        }
+    }
+}

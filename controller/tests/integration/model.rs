@@ -72,6 +72,7 @@ pub struct Model {
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
     gpu_free_ns: u64,
+    now_ns: u64,
     /// The most tenants whose gate was not closed at a time.
     pub most_holders: usize,
 }
@@ -85,6 +86,7 @@ impl Model {
             events: BinaryHeap::new(),
             sequence: 0,
             gpu_free_ns: 0,
+            now_ns: 0,
             most_holders: 0,
         };
         for (id, program) in (1..).zip(programs) {
@@ -120,6 +122,7 @@ impl Model {
             && *now_ns <= until_ns
         {
             let Some(Reverse((now_ns, _, event))) = self.events.pop() else { return };
+            self.now_ns = now_ns;
             match event {
                 Event::Try(id) => self.try_launch(id, now_ns),
                 Event::Complete(id, length_ns) => self.complete(id, length_ns, now_ns),
@@ -243,8 +246,14 @@ impl Model {
         self.tenants.values().map(|tenant| tenant.used_ns).collect()
     }
 
-    /// The longest that each tenant waited at the gate, ns.
+    /// The longest that each tenant waited at the gate, or waits yet, ns.
     pub fn longest_waits_ns(&self) -> Vec<u64> {
-        self.tenants.values().map(|tenant| tenant.longest_wait_ns).collect()
+        let yet_ns = |tenant: &Tenant| tenant.waiting_since_ns.map_or(0, |since_ns| self.now_ns - since_ns);
+        self.tenants.values().map(|tenant| tenant.longest_wait_ns.max(yet_ns(tenant))).collect()
+    }
+
+    /// How long a lease lasts while others wait, ns.
+    pub fn quantum_ns(&self) -> u64 {
+        self.tuning.quantum_ns
     }
 }

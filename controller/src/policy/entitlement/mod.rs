@@ -133,7 +133,7 @@ pub fn entitlements(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId
         };
         let rule = match rule {
             Rule::Guaranteed | Rule::Asked if request.asked_ppm > Some(request.cap_ppm) => Rule::Capped,
-            Rule::Rest if part == u64::from(request.cap_ppm) => Rule::Capped,
+            Rule::Rest if request.cap_ppm < PPM && part == u64::from(request.cap_ppm) => Rule::Capped,
             rule => rule,
         };
         let weight_ppm = part.max(1) as u32;

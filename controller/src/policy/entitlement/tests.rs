@@ -1,6 +1,8 @@
 //! What is owed, by example and for any input.
 
 use super::*;
+use crate::policy::demand::Demand;
+use crate::policy::priority::{Criticality, Priority, Terms, Usage, Weights};
 use proptest::prelude::*;
 
 fn of(requests: &[Request]) -> Vec<Entitlement> {
@@ -29,6 +31,7 @@ const NONE: fn() -> Request = Request::default;
 fn who_asks_gets_it_and_the_rest_is_split_evenly_among_equals() {
     assert!(ppm(&[]).is_empty());
     assert_eq!(ppm(&[NONE()]), [PPM]);
+    assert_eq!(of(&[NONE()])[0].rule, Rule::Rest, "nobody's cap gives it everything");
     assert_eq!(ppm(&[NONE(), NONE()]), [500_000, 500_000]);
     assert_eq!(ppm(&[asked(700_000), asked(300_000)]), [700_000, 300_000]);
     assert_eq!(ppm(&[asked(500_000), NONE(), NONE()]), [500_000, 250_000, 250_000]);
@@ -133,13 +136,13 @@ proptest! {
     }
 
     #[test]
-    fn equals_get_equal_to_a_millionth(requests in requests(12)) {
+    fn equals_are_owed_the_same_wherever_they_stand(mut requests in requests(12), twin in any::<prop::sample::Index>(), place in any::<prop::sample::Index>()) {
+        let twin = requests[twin.index(requests.len())];
+        requests.insert(place.index(requests.len() + 1), twin);
         let owed = of(&requests);
-        for (a, first) in requests.iter().zip(&owed) {
-            for (b, second) in requests.iter().zip(&owed) {
-                prop_assert!(a != b || first == second);
-            }
-        }
+        let mut twins = requests.iter().zip(&owed).filter(|(request, _)| **request == twin).map(|(_, owed)| owed);
+        let first = twins.next().unwrap();
+        prop_assert!(twins.clone().next().is_some() && twins.all(|other| other == first), "{owed:?}");
     }
 
     #[test]
@@ -149,7 +152,8 @@ proptest! {
         let before = of(&requests)[0];
         let mut prioritised = requests.clone();
         prioritised[0].priority_ppm = prioritised[0].priority_ppm.max(priority);
-        prop_assert!(of(&prioritised)[0].weight_ppm >= before.weight_ppm);
+        let raised = of(&prioritised)[0];
+        prop_assert!(raised.weight_ppm >= before.weight_ppm && raised.ppm >= before.ppm);
         if let Some(asked_ppm) = requests[0].asked_ppm {
             requests[0].asked_ppm = Some(asked_ppm.max(share));
             if fits(requests.iter().copied()) {
@@ -169,8 +173,85 @@ proptest! {
     }
 }
 
+proptest! {
+    // A hundred tenants for each of the cases above.
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_thousand_tenants_keep_every_promise(requests in prop::collection::vec(any_request(), 1000)) {
+        let owed = of(&requests);
+        prop_assert!(owed.iter().map(|owed| u64::from(owed.ppm)).sum::<u64>() <= WHOLE);
+        prop_assert!(owed.iter().all(|owed| owed.weight_ppm >= 1));
+        prop_assert!(owed.iter().zip(&requests).all(|(owed, request)| owed.ppm <= request.cap_ppm));
+    }
+}
+
 #[test]
-fn a_thousand_tenants_are_worked_out() {
-    let requests: Vec<Request> = (0..1000).map(|tenant| priority(tenant % 7 * 100_000)).collect();
-    assert!(ppm(&requests).iter().all(|ppm| *ppm > 0));
+fn a_thousand_equals_are_each_owed_a_thousandth() {
+    assert!(ppm(&vec![NONE(); 1000]).iter().all(|ppm| *ppm == PPM / 1000));
+}
+
+/// A job over time: what it says, and the GPU time and idleness of its own choice that each review sees of it, ns.
+fn steady() -> impl Strategy<Value = (Priority, u64, u64)> {
+    let said =
+        (prop::option::of(0..7_200_000_000_000u64), prop::option::of(1..7_200_000_000_000u64), 0..=PPM);
+    let seen = (0..=REVIEW_NS).prop_flat_map(|work_ns| (Just(work_ns), 0..=REVIEW_NS - work_ns));
+    (said, seen).prop_map(|((deadline_ns, size_ns, criticality), (work_ns, idle_ns))| {
+        let criticality = Criticality::from_ppm(criticality);
+        (Priority { criticality, deadline_ns, size_ns }, work_ns, idle_ns)
+    })
+}
+
+/// As often as the daemon reviews what is owed.
+const REVIEW_NS: u64 = 100_000_000;
+
+/// What a share moves by when the least priority value is rounded the other way.
+const ROUNDING_PPM: u32 = PPM / MIN_VALUE_PPM;
+
+/// What each of these jobs is owed after each of so many reviews.
+fn reviewed(jobs: &[(Priority, u64, u64)], reviews: u64) -> Vec<Vec<u32>> {
+    let mut demands = vec![Demand::default(); jobs.len()];
+    let review = |review: u64| {
+        let requests: Vec<Request> = jobs
+            .iter()
+            .zip(&mut demands)
+            .map(|((said, work_ns, idle_ns), demand)| {
+                demand.observe(*work_ns, *idle_ns);
+                let usage = Usage { used_ns: review * work_ns, demand_ppm: demand.ppm(), memory_ppm: 0 };
+                priority(Terms::at(review * REVIEW_NS, said, &usage).value_ppm(&Weights::default()))
+            })
+            .collect();
+        ppm(&requests)
+    };
+    (1..=reviews).map(review).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_oscillates_on_steady_load(jobs in prop::collection::vec(steady(), 1..6)) {
+        // Without deadlines nothing moves but by rounding.
+        let jobs: Vec<_> =
+            jobs.into_iter().map(|(said, work, idle)| (Priority { deadline_ns: None, ..said }, work, idle)).collect();
+        let owed = reviewed(&jobs, 150);
+        for pair in owed.windows(2) {
+            for (before, after) in pair[0].iter().zip(&pair[1]) {
+                prop_assert!(before.abs_diff(*after) <= ROUNDING_PPM, "{before} and then {after} ppm");
+            }
+        }
+        let (first, last) = (&owed[0], &owed[owed.len() - 1]);
+        prop_assert!(first.iter().zip(last).all(|(first, last)| first.abs_diff(*last) <= ROUNDING_PPM), "{first:?}, {last:?}");
+    }
+
+    #[test]
+    fn a_deadline_that_comes_near_moves_shares_slowly(jobs in prop::collection::vec(steady(), 2..6)) {
+        let owed = reviewed(&jobs, 50);
+        for pair in owed.windows(2) {
+            for (before, after) in pair[0].iter().zip(&pair[1]) {
+                // A hundredth at a time: a review is short beside the time in which urgency grows.
+                prop_assert!(before.abs_diff(*after) <= PPM / 100, "{before} and then {after} ppm");
+            }
+        }
+    }
 }
