@@ -467,6 +467,18 @@ pub struct CUDA_CHILD_GRAPH_NODE_PARAMS {
     pub ownership: CUgraphChildGraphNodeOwnership,
 }
 
+/// A node that runs graphs of its own on a condition.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CUDA_CONDITIONAL_NODE_PARAMS {
+    pub handle: CUgraphConditionalHandle,
+    pub r#type: CUgraphConditionalNodeType,
+    pub size: u32,
+    /// The driver's answer: `size` graphs.
+    pub phGraph_out: *mut CUgraph,
+    pub ctx: CUcontext,
+}
+
 /// An allocation in a graph.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -496,6 +508,7 @@ pub union CUgraphNodeParams_union {
     pub host: CUDA_HOST_NODE_PARAMS,
     pub graph: CUDA_CHILD_GRAPH_NODE_PARAMS,
     pub alloc: CUDA_MEM_ALLOC_NODE_PARAMS,
+    pub conditional: CUDA_CONDITIONAL_NODE_PARAMS,
     pub free: CUDA_MEM_FREE_NODE_PARAMS,
 }
 

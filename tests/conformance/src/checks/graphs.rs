@@ -14,6 +14,7 @@ checks! { "graphs":
     Documented an_update_takes_the_same_shape_only;
     Documented a_cycle_is_refused;
     Documented memory_of_a_graph_is_taken_while_it_is_in_use;
+    Documented a_conditions_first_value_decides_which_body_runs;
     Documented a_graph_lives_on_in_what_was_made_of_it;
     Guess destroying_what_runs;
 }
@@ -69,6 +70,45 @@ fn an_update_takes_the_same_shape_only(facts: &mut Facts) -> Result<(), Stop> {
     let other = cu!(cuGraphExecUpdate_v2(exec, longer, &mut info));
     facts.code("of another shape", other, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
     facts.is("the reason", info.result, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
+    Ok(())
+}
+
+fn a_conditions_first_value_decides_which_body_runs(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let device = gpu.memory(4)?;
+    for (what, value, expected) in [("where it holds", 1, 7), ("where it does not", 0, 1)] {
+        let (graph, mut handle, mut node) = (graph()?, 0, null_mut());
+        must!(cuGraphConditionalHandleCreate(
+            &mut handle,
+            graph,
+            gpu.context,
+            value,
+            CU_GRAPH_COND_ASSIGN_DEFAULT
+        ));
+        // SAFETY: all zeros is a valid value of this plain struct.
+        let mut params: CUgraphNodeParams = unsafe { std::mem::zeroed() };
+        params.r#type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+        params.params.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
+            handle,
+            r#type: CU_GRAPH_COND_TYPE_IF,
+            size: 1,
+            phGraph_out: null_mut(),
+            ctx: gpu.context,
+        };
+        must!(cuGraphAddNode_v2(&mut node, graph, null(), null(), 0, &mut params));
+        let mut kind = 0;
+        must!(cuGraphNodeGetType(node, &mut kind));
+        facts.is("the node's type", kind, CU_GRAPH_NODE_TYPE_CONDITIONAL);
+        // SAFETY: the driver answers as many graphs as were asked for.
+        let body = unsafe { *params.params.conditional.phGraph_out };
+        let set =
+            CUDA_MEMSET_NODE_PARAMS { dst: device, pitch: 0, value: 7, elementSize: 4, width: 1, height: 1 };
+        must!(cuGraphAddMemsetNode(&mut node, body, null(), 0, &set, gpu.context));
+        must!(cuMemsetD32_v2(device, 1, 1));
+        must!(cuGraphLaunch(executable(graph)?, null_mut()));
+        must!(cuCtxSynchronize());
+        facts.is(what, gpu.read(device, 1)?, vec![expected]);
+    }
     Ok(())
 }
 

@@ -247,6 +247,10 @@ impl Graph {
 
     /// A graph of its own that does the same. Children are copied too.
     pub fn copy(&self) -> Result<Arc<Self>> {
+        if self.nodes().iter().any(|node| matches!(node.operation(), Operation::Conditional(_))) {
+            // A condition belongs to one graph.
+            return Err(status::NOT_SUPPORTED);
+        }
         let copy = Self::create()?;
         let state = lock(&self.state);
         let mut own = lock(&copy.state);
@@ -292,8 +296,8 @@ pub fn destroy(handle: usize) -> Result<()> {
     let graph = GRAPHS.remove(handle).ok_or(status::INVALID_VALUE)?;
     for node in graph.nodes() {
         NODES.remove(node.handle);
-        if let Operation::Child(child) = node.operation() {
-            let _ = destroy(child.handle);
+        for inner in node.operation().graphs() {
+            let _ = destroy(inner.handle);
         }
     }
     Ok(())
@@ -308,8 +312,8 @@ struct Step {
     /// Steps before it, by index.
     after: Vec<usize>,
     is_enabled: bool,
-    /// The steps of a child graph.
-    child: Option<Plan>,
+    /// The steps of a child graph, or of a condition's bodies.
+    children: Vec<Plan>,
 }
 
 /// A graph in an order in which it can run.
@@ -339,12 +343,10 @@ impl Plan {
             order[at] = steps.len();
             let node = &state.nodes[at];
             let operation = node.operation();
-            let child = match &operation {
-                Operation::Child(child) => Some(Self::new(child)?),
-                _ => None,
-            };
+            let children =
+                operation.graphs().into_iter().map(|graph| Self::new(graph)).collect::<Result<Vec<_>>>()?;
             let after_steps = before[at].iter().map(|earlier| order[*earlier]).collect();
-            steps.push(Step { node: node.handle, operation, after: after_steps, is_enabled: true, child });
+            steps.push(Step { node: node.handle, operation, after: after_steps, is_enabled: true, children });
             for next in &after[at] {
                 missing[*next] -= 1;
                 if missing[*next] == 0 {
@@ -360,7 +362,7 @@ impl Plan {
             if step.node == node {
                 return Some(step);
             }
-            if let Some(found) = step.child.as_mut().and_then(|child| child.step_mut(node)) {
+            if let Some(found) = step.children.iter_mut().find_map(|child| child.step_mut(node)) {
                 return Some(found);
             }
         }
@@ -370,30 +372,41 @@ impl Plan {
     /// The addresses that its allocation nodes take.
     fn allocated(&self, found: &mut Vec<u64>) {
         for step in &self.steps {
-            match (&step.operation, &step.child) {
-                (Operation::Allocate(node), _) => found.push(node.params.dptr),
-                (_, Some(child)) => child.allocated(found),
-                _ => {}
+            if let Operation::Allocate(node) = &step.operation {
+                found.push(node.params.dptr);
+            }
+            for child in &step.children {
+                child.allocated(found);
             }
         }
     }
 
     fn has_freed(&self, address: u64) -> bool {
-        self.steps.iter().any(|step| match (&step.operation, &step.child) {
-            (Operation::Free(freed), _) => *freed == address,
-            (_, Some(child)) => child.has_freed(address),
-            _ => false,
+        self.steps.iter().any(|step| match &step.operation {
+            Operation::Free(freed) => *freed == address,
+            _ => step.children.iter().any(|child| child.has_freed(address)),
         })
     }
 
-    /// Submits every step to one stream, in the plan's order. Straight runs of kernels that use as much of the GPU become one item each.
-    fn submit(&self, stream: &Stream, run: &mut Vec<Work>) -> Result<()> {
+    /// Submits every step to one stream, in the plan's order, for the launch of this number. Straight runs of kernels that use as much of the GPU become one item each.
+    fn submit(&self, stream: &Stream, launch: u64, run: &mut Vec<Work>) -> Result<()> {
         for step in self.steps.iter().filter(|step| step.is_enabled) {
-            match (&step.operation, &step.child) {
-                (Operation::Kernel(launch), _) => extend_run(run, launch.work()),
-                (_, Some(child)) => child.submit(stream, run)?,
-                (Operation::Empty, _) => {}
-                (other, _) => {
+            match &step.operation {
+                Operation::Kernel(kernel) => extend_run(run, kernel.work()),
+                Operation::Child(_) => {
+                    for child in &step.children {
+                        child.submit(stream, launch, run)?;
+                    }
+                }
+                Operation::Conditional(conditional) => {
+                    if let Some((at, times)) = conditional.runs(launch) {
+                        for _ in 0..times {
+                            step.children[at].submit(stream, launch, run)?;
+                        }
+                    }
+                }
+                Operation::Empty => {}
+                other => {
                     flush(stream, run)?;
                     other.clone().submit(stream)?;
                 }
@@ -433,8 +446,8 @@ pub struct Exec {
     /// What it was instantiated with.
     pub flags: u64,
     plan: Mutex<Plan>,
-    /// The end of its last launch: launches of one exec do not overlap.
-    last: Mutex<Option<Ticket>>,
+    /// How often it was launched, and the end of its last launch: launches of one exec do not overlap.
+    last: Mutex<(u64, Option<Ticket>)>,
     /// The graph it was made from, kept for its nodes' memory and user objects, and for captured launches.
     source: Arc<Graph>,
 }
@@ -465,7 +478,7 @@ impl Exec {
                     id: process::next_id(),
                     flags,
                     plan: Mutex::new(plan),
-                    last: Mutex::new(None),
+                    last: Mutex::default(),
                     source: Arc::clone(graph),
                 })
             })
@@ -492,13 +505,13 @@ impl Exec {
             }
         }
         let mut last = lock(&self.last);
-        if let Some(ticket) = last.filter(|ticket| ticket.stream != stream.engine) {
+        if let Some(ticket) = last.1.filter(|ticket| ticket.stream != stream.engine) {
             stream.wait_for(&[ticket])?;
         }
         let mut run = Vec::new();
-        plan.submit(stream, &mut run)?;
+        plan.submit(stream, last.0, &mut run)?;
         flush(stream, &mut run)?;
-        *last = Some(host().last_ticket(stream.engine));
+        *last = (last.0 + 1, Some(host().last_ticket(stream.engine)));
         Ok(())
     }
 
@@ -511,7 +524,7 @@ impl Exec {
         }
         if let Operation::Child(child) = &operation {
             let changed = Plan::new(child)?;
-            let own = step.child.as_mut().ok_or(status::INVALID_VALUE)?;
+            let own = step.children.first_mut().ok_or(status::INVALID_VALUE)?;
             same_shape(own, &changed).map_err(|_| status::INVALID_VALUE)?;
             take_over(own, &changed);
         }
@@ -577,7 +590,10 @@ fn same_shape(own: &Plan, other: &Plan) -> std::result::Result<(), UpdateRefusal
             }
             _ => {}
         }
-        if let (Some(mine), Some(theirs)) = (&mine.child, &theirs.child) {
+        if mine.children.len() != theirs.children.len() {
+            return Err((cu::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, theirs.node, mine.node));
+        }
+        for (mine, theirs) in mine.children.iter().zip(&theirs.children) {
             same_shape(mine, theirs)?;
         }
     }
@@ -587,7 +603,7 @@ fn same_shape(own: &Plan, other: &Plan) -> std::result::Result<(), UpdateRefusal
 fn take_over(own: &mut Plan, other: &Plan) {
     for (mine, theirs) in own.steps.iter_mut().zip(&other.steps) {
         mine.operation = theirs.operation.clone();
-        if let (Some(mine), Some(theirs)) = (&mut mine.child, &theirs.child) {
+        for (mine, theirs) in mine.children.iter_mut().zip(&theirs.children) {
             take_over(mine, theirs);
         }
     }

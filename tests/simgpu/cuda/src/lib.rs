@@ -9,6 +9,7 @@ mod api;
 mod arena;
 mod array;
 mod capture;
+mod condition;
 mod context;
 mod copy;
 mod device;

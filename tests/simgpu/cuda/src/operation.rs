@@ -5,6 +5,7 @@ use std::sync::Arc;
 use deepres_abi::driver::types as cu;
 use simgpu_engine::{CopyKind, Ticket, Work};
 
+use crate::condition::Conditional;
 use crate::copy::{Fill, Plan};
 use crate::event::Event;
 use crate::graph::Graph;
@@ -189,6 +190,8 @@ pub enum Operation {
     EventWait(Arc<Event>),
     /// Another graph.
     Child(Arc<Graph>),
+    /// Graphs of which a condition says whether and how often they run.
+    Conditional(Arc<Conditional>),
     /// Memory of the graph becomes usable.
     Allocate(Box<graph_memory::Node>),
     /// And stops being so.
@@ -214,9 +217,19 @@ impl Operation {
             Self::EventRecord(_) => cu::CU_GRAPH_NODE_TYPE_EVENT_RECORD,
             Self::EventWait(_) => cu::CU_GRAPH_NODE_TYPE_WAIT_EVENT,
             Self::Child(_) => cu::CU_GRAPH_NODE_TYPE_GRAPH,
+            Self::Conditional(_) => cu::CU_GRAPH_NODE_TYPE_CONDITIONAL,
             Self::Allocate(_) => cu::CU_GRAPH_NODE_TYPE_MEM_ALLOC,
             Self::Free(_) => cu::CU_GRAPH_NODE_TYPE_MEM_FREE,
             Self::Empty => cu::CU_GRAPH_NODE_TYPE_EMPTY,
+        }
+    }
+
+    /// The graphs inside it.
+    pub fn graphs(&self) -> &[Arc<Graph>] {
+        match self {
+            Self::Child(child) => std::slice::from_ref(child),
+            Self::Conditional(conditional) => &conditional.bodies,
+            _ => &[],
         }
     }
 
@@ -257,7 +270,7 @@ impl Operation {
             Self::Allocate(node) => node.begin(&stream.context)?,
             Self::Free(address) => graph_memory::end(address)?,
             // A child is part of its graph's plan, which runs its nodes one by one.
-            Self::Child(_) | Self::Empty => {}
+            Self::Child(_) | Self::Conditional(_) | Self::Empty => {}
         }
         Ok(())
     }

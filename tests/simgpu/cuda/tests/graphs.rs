@@ -218,3 +218,80 @@ fn a_user_object_ends_with_the_last_that_refers_to_it() {
     ok!(cuGraphDestroy(graph));
     assert_eq!(ENDED.load(Ordering::SeqCst), 1);
 }
+
+/// A graph with a conditional node, and the node's bodies. The condition is `value` at each launch.
+fn conditional(kind: u32, size: u32, value: u32) -> (CUgraph, Vec<CUgraph>) {
+    let graph = new_graph();
+    let (mut handle, mut node) = (0, null_mut());
+    ok!(cuGraphConditionalHandleCreate(&mut handle, graph, null_mut(), value, CU_GRAPH_COND_ASSIGN_DEFAULT));
+    // SAFETY: all zeros is a valid value of this plain struct.
+    let mut params: CUgraphNodeParams = unsafe { std::mem::zeroed() };
+    params.r#type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+    params.params.conditional =
+        CUDA_CONDITIONAL_NODE_PARAMS { handle, r#type: kind, size, phGraph_out: null_mut(), ctx: null_mut() };
+    ok!(cuGraphAddNode_v2(&mut node, graph, null(), null(), 0, &mut params));
+    let mut found = 0;
+    ok!(cuGraphNodeGetType(node, &mut found));
+    assert_eq!(found, CU_GRAPH_NODE_TYPE_CONDITIONAL);
+    let (mut twice, mut again) = (params, null_mut());
+    let refused = code!(cuGraphAddNode_v2(&mut again, graph, null(), null(), 0, &mut twice));
+    assert_eq!(refused, CUDA_ERROR_INVALID_VALUE, "a handle is of one node");
+    // SAFETY: the driver answers as many graphs as were asked for.
+    let bodies = unsafe { std::slice::from_raw_parts(params.params.conditional.phGraph_out, size as usize) };
+    (graph, bodies.to_vec())
+}
+
+#[test]
+fn the_body_that_a_condition_names_runs_and_no_other() {
+    let gpu = Gpu::new();
+    let word = gpu.memory(4);
+    let set = |body: CUgraph, value: u32| {
+        let mut node = null_mut();
+        ok!(cuGraphAddMemsetNode(&mut node, body, null(), 0, &memset(word, value), gpu.context));
+    };
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING);
+    for (kind, size, value, expected) in [
+        (CU_GRAPH_COND_TYPE_IF, 1, 1, 1),
+        (CU_GRAPH_COND_TYPE_IF, 1, 0, 99),
+        (CU_GRAPH_COND_TYPE_IF, 2, 0, 2),
+        (CU_GRAPH_COND_TYPE_SWITCH, 3, 2, 3),
+        (CU_GRAPH_COND_TYPE_SWITCH, 3, 3, 99),
+    ] {
+        ok!(cuMemsetD32_v2(word, 99, 1));
+        let (graph, bodies) = conditional(kind, size, value);
+        for (body, value) in bodies.iter().zip(1..) {
+            set(*body, value);
+        }
+        ok!(cuGraphLaunch(instantiate(graph), stream));
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(gpu.read(word, 1)[0], expected, "{kind}, {size} bodies, value {value}");
+        let mut copy = null_mut();
+        assert_eq!(code!(cuGraphClone(&mut copy, graph)), CUDA_ERROR_NOT_SUPPORTED);
+        ok!(cuGraphDestroy(graph));
+    }
+}
+
+#[test]
+fn the_body_of_a_loop_runs_another_number_of_times_at_each_launch() {
+    static ROUNDS: AtomicU32 = AtomicU32::new(0);
+    unsafe extern "C" fn round(_: *mut c_void) {
+        ROUNDS.fetch_add(1, Ordering::SeqCst);
+    }
+    let gpu = Gpu::new();
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING);
+    let (graph, bodies) = conditional(CU_GRAPH_COND_TYPE_WHILE, 1, 1);
+    let (host, mut node) = (CUDA_HOST_NODE_PARAMS { r#fn: Some(round), userData: null_mut() }, null_mut());
+    ok!(cuGraphAddHostNode(&mut node, bodies[0], null(), 0, &host));
+    let exec = instantiate(graph);
+    let rounds: Vec<u32> = (0..20)
+        .map(|_| {
+            let before = ROUNDS.load(Ordering::SeqCst);
+            ok!(cuGraphLaunch(exec, stream));
+            ok!(cuStreamSynchronize(stream));
+            ROUNDS.load(Ordering::SeqCst) - before
+        })
+        .collect();
+    // `while_rounds` is 8 by default.
+    assert!(rounds.iter().all(|rounds| (1..=8).contains(rounds)), "{rounds:?}");
+    assert!(rounds.iter().max() > rounds.iter().min(), "{rounds:?}");
+}

@@ -71,6 +71,7 @@ pub struct Config {
     pub peer_to_peer_bytes_per_us: u64,
     pub copy_latency_ns: u64,
     pub wave_ns: u64,
+    pub while_rounds: u32,
     pub kernel: Vec<KernelRule>,
 }
 
@@ -186,6 +187,7 @@ impl Config {
             ("memory_bytes", self.memory_bytes),
             ("slice_ns", self.slice_ns),
             ("event_step_ns", self.event_step_ns),
+            ("while_rounds", self.while_rounds.into()),
             ("host_to_device_bytes_per_us", self.host_to_device_bytes_per_us),
             ("device_to_host_bytes_per_us", self.device_to_host_bytes_per_us),
             ("device_to_device_bytes_per_us", self.device_to_device_bytes_per_us),

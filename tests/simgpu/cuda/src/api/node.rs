@@ -5,6 +5,7 @@ use std::sync::Arc;
 use deepres_abi::driver::types::*;
 
 use super::stream::memory_operations;
+use crate::condition::{self, Conditional};
 use crate::context;
 use crate::copy::{Fill, Plan};
 use crate::event;
@@ -166,6 +167,7 @@ fn any(params: &CUgraphNodeParams) -> Result<Operation> {
             }
             CU_GRAPH_NODE_TYPE_MEM_FREE => Ok(Operation::Free(body.free.dptr)),
             CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => batch(bytes),
+            // What a conditional node does is said when it is added, and never changed.
             CU_GRAPH_NODE_TYPE_CONDITIONAL
             | CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL
             | CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT
@@ -238,8 +240,16 @@ fn add_any(
     params: *mut CUgraphNodeParams,
 ) -> Result<()> {
     let mut given = read!(params);
-    let operation = any(&given)?;
-    // Two kinds answer something in what they were asked with.
+    let operation = if given.r#type == CU_GRAPH_NODE_TYPE_CONDITIONAL {
+        // SAFETY: the kind says that the caller filled in this member of the union.
+        let asked = unsafe { &mut given.params.conditional };
+        let conditional = Conditional::new(graph as usize, asked.handle, asked.r#type, asked.size)?;
+        asked.phGraph_out = conditional.handles();
+        Operation::Conditional(conditional)
+    } else {
+        any(&given)?
+    };
+    // Some kinds answer something in what they were asked with.
     match &operation {
         Operation::Allocate(node) => given.params.alloc = node.params,
         Operation::Child(child) => given.params.graph.graph = child.handle as CUgraph,
@@ -269,6 +279,22 @@ pub fn cuGraphAddNode_v2(
     nodeParams: *mut CUgraphNodeParams,
 ) -> Result<()> {
     add_any(phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams)
+}
+
+pub fn cuGraphConditionalHandleCreate(
+    pHandle_out: *mut CUgraphConditionalHandle,
+    hGraph: CUgraph,
+    ctx: CUcontext,
+    defaultLaunchValue: u32,
+    flags: u32,
+) -> Result<()> {
+    if ctx.is_null() {
+        context::current()?;
+    } else {
+        context::by_handle(ctx as usize)?;
+    }
+    give!(pHandle_out, condition::create(hGraph as usize, defaultLaunchValue, flags)?);
+    Ok(())
 }
 
 pub fn cuGraphNodeGetType(hNode: CUgraphNode, r#type: *mut CUgraphNodeType) -> Result<()> {

@@ -1,0 +1,89 @@
+//! Conditional nodes of graphs: handles, and which bodies run how often. Kernels compute nothing, so nobody sets a condition: it is what it is at launch.
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex};
+
+use deepres_abi::driver::types as cu;
+
+use crate::context::lock;
+use crate::graph::{self, Graph};
+use crate::process::{self, config};
+use crate::status::{self, Result};
+
+/// A handle's graph, and its value at launch.
+#[derive(Clone, Copy)]
+struct Condition {
+    graph: usize,
+    at_launch: u32,
+    has_node: bool,
+}
+
+/// All handles that were created.
+static CONDITIONS: LazyLock<Mutex<HashMap<u64, Condition>>> = LazyLock::new(Mutex::default);
+
+/// Creates a handle for a condition of a graph.
+pub fn create(graph: usize, at_launch: u32, flags: u32) -> Result<u64> {
+    graph::by_handle(graph)?;
+    if flags & !cu::CU_GRAPH_COND_ASSIGN_DEFAULT != 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    // A condition that nothing assigns a value to has none that can be relied on: here 0.
+    let at_launch = if flags & cu::CU_GRAPH_COND_ASSIGN_DEFAULT == 0 { 0 } else { at_launch };
+    let handle = process::next_id();
+    lock(&CONDITIONS).insert(handle, Condition { graph, at_launch, has_node: false });
+    Ok(handle)
+}
+
+/// What a conditional node does.
+pub struct Conditional {
+    kind: u32,
+    at_launch: u32,
+    /// The graphs that may run.
+    pub bodies: Vec<Arc<Graph>>,
+    /// Their handles, where the client reads them.
+    handles: Box<[usize]>,
+}
+
+impl Conditional {
+    /// A node of `graph` with `count` new, empty bodies.
+    pub fn new(graph: usize, handle: u64, kind: u32, count: u32) -> Result<Arc<Self>> {
+        let is_of_kind = match kind {
+            cu::CU_GRAPH_COND_TYPE_IF => (1..=2).contains(&count),
+            cu::CU_GRAPH_COND_TYPE_WHILE => count == 1,
+            cu::CU_GRAPH_COND_TYPE_SWITCH => count >= 1,
+            _ => false,
+        };
+        let mut conditions = lock(&CONDITIONS);
+        let condition = conditions.get_mut(&handle).ok_or(status::INVALID_VALUE)?;
+        if !is_of_kind || condition.graph != graph || condition.has_node {
+            return Err(status::INVALID_VALUE);
+        }
+        let bodies = (0..count).map(|_| Graph::create()).collect::<Result<Vec<_>>>()?;
+        let handles = bodies.iter().map(|body| body.handle).collect();
+        condition.has_node = true;
+        Ok(Arc::new(Self { kind, at_launch: condition.at_launch, bodies, handles }))
+    }
+
+    /// Where the bodies' handles are.
+    pub fn handles(&self) -> *mut cu::CUgraph {
+        self.handles.as_ptr().cast_mut().cast()
+    }
+
+    /// Which body runs at a graph's launch of this number, and how often.
+    pub fn runs(&self, launch: u64) -> Option<(usize, u64)> {
+        /// 2⁶⁴ divided by the golden ratio: consecutive numbers are spread evenly.
+        const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+        let value = self.at_launch;
+        match self.kind {
+            cu::CU_GRAPH_COND_TYPE_IF if value != 0 => Some((0, 1)),
+            cu::CU_GRAPH_COND_TYPE_IF => (self.bodies.len() > 1).then_some((1, 1)),
+            cu::CU_GRAPH_COND_TYPE_WHILE if value != 0 => {
+                let rounds = u128::from(config().while_rounds);
+                Some((0, 1 + ((u128::from(launch.wrapping_mul(SPREAD)) * rounds) >> u64::BITS) as u64))
+            }
+            cu::CU_GRAPH_COND_TYPE_SWITCH => {
+                ((value as usize) < self.bodies.len()).then_some((value as usize, 1))
+            }
+            _ => None,
+        }
+    }
+}
