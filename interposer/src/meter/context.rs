@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::clock::Alignment;
 use super::gpu::Gpu;
 use super::lane::Lane;
 use super::measure::Middle;
@@ -40,11 +41,10 @@ pub struct Inner {
     base: Option<Base>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Base {
     event: Event,
-    /// Where it lies on the time line of this process, ns.
-    at_ns: i64,
+    alignment: Alignment,
 }
 
 impl ContextState {
@@ -136,27 +136,31 @@ impl Inner {
     pub fn locate(&mut self, calls: &Calls, lane: &Lane) -> Option<(i64, i64)> {
         let segment = lane.oldest()?;
         let took_ns = calls.elapsed_ns(segment.start(), segment.end())?.max(0);
-        let base = match self.base {
-            Some(base) => base,
-            None => {
-                let spare = calls.in_context(lane.context.handle, || calls.create_event())?;
-                let base = Base { event: segment.swap_end(spare), at_ns: os::now_ns() as i64 };
-                self.base = Some(base);
-                return Some((base.at_ns - took_ns, base.at_ns));
-            }
+        let Some(base) = &mut self.base else {
+            let spare = calls.in_context(lane.context.handle, || calls.create_event())?;
+            let end_ns = os::now_ns() as i64;
+            let event = segment.swap_end(spare);
+            self.base = Some(Base { event, alignment: Alignment::new(end_ns) });
+            return Some((end_ns - took_ns, end_ns));
         };
         let since_base_ns = calls.elapsed_ns(base.event, segment.end())?;
-        let mut end_ns = base.at_ns + since_base_ns;
-        // What is complete was not completed later than now: the base was, like any event, seen late. So the time line comes as near
-        // to the clock as the promptest look.
-        let late_ns = end_ns - os::now_ns() as i64;
-        if late_ns > 0 {
-            end_ns -= late_ns;
-            self.base = Some(Base { at_ns: base.at_ns - late_ns, ..base });
-        }
+        let placed = base.alignment.place(since_base_ns, os::now_ns() as i64);
         if since_base_ns > REBASE_NS {
-            self.base = Some(Base { event: segment.swap_end(base.event), at_ns: end_ns });
+            base.event = segment.swap_end(base.event);
+            base.alignment.rebase(placed.at_ns);
         }
-        Some((end_ns - took_ns, end_ns))
+        self.move_by(placed.moved_ns);
+        Some((placed.at_ns - took_ns, placed.at_ns))
+    }
+
+    /// The time line was moved: so is what is remembered of it.
+    fn move_by(&mut self, moved_ns: i64) {
+        if moved_ns == 0 {
+            return;
+        }
+        self.offset.move_by(moved_ns);
+        for lane in &self.lanes {
+            lane.set_previous_end(lane.previous_end_ns().map(|end_ns| end_ns + moved_ns));
+        }
     }
 }

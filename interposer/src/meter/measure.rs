@@ -129,6 +129,13 @@ impl Middle {
         self.seen += 1;
     }
 
+    /// What the values are of was moved.
+    pub fn move_by(&mut self, moved_ns: i64) {
+        for value in &mut self.latest {
+            *value += moved_ns;
+        }
+    }
+
     /// The middle one, if there is any.
     pub fn get(&self) -> Option<i64> {
         let mut known = self.latest;
