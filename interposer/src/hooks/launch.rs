@@ -10,8 +10,8 @@ use super::MISSING;
 use crate::driver::calls::Stream;
 use crate::driver::real;
 use crate::launch::{self, Entry};
-use crate::meter::estimates;
 use crate::meter::segment::{Kind, Launch};
+use crate::meter::{estimates, graphs};
 use crate::process;
 use crate::record;
 
@@ -49,11 +49,6 @@ fn recorded(
 ) -> Launch {
     record::launch(api, on, function, grid, block, shared_bytes);
     kernel_of(function, grid, block, shared_bytes)
-}
-
-/// What launches of an executable graph are known by.
-pub fn graph_key(graph: CUgraphExec) -> u64 {
-    estimates::key([graph as u64, 0, 0, 0, 0])
 }
 
 macro_rules! kernel {
@@ -189,7 +184,7 @@ macro_rules! graph {
             // SAFETY: the caller's arguments, as they came.
             let mut call = || unsafe { real(graph, stream) };
             let on = Stream::new(stream, $per_thread);
-            let launch = || Launch { key: graph_key(graph), kind: Kind::Graph };
+            let launch = || graphs::launch(graph as usize);
             if launch::goes_at_once(on, launch) {
                 return call();
             }

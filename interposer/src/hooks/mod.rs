@@ -6,6 +6,7 @@
 mod capture;
 mod copy;
 mod counted;
+mod graph;
 mod launch;
 mod life;
 mod lookup;
@@ -78,6 +79,17 @@ hooks! {
     cuLaunchGridAsync => launch::oldest_grid_async;
     cuGraphLaunch => launch::graph;
     cuGraphLaunch_ptsz => launch::graph_ptsz;
+    cuGraphConditionalHandleCreate => graph::create_condition;
+    cuGraphExecDestroy => graph::destroy;
+    cuGraphExecUpdate => graph::update;
+    cuGraphExecUpdate_v2 => graph::update_v2;
+    cuGraphExecNodeSetParams => graph::set_node;
+    cuGraphExecKernelNodeSetParams => graph::set_kernel_v1;
+    cuGraphExecKernelNodeSetParams_v2 => graph::set_kernel;
+    cuGraphExecMemcpyNodeSetParams => graph::set_copy;
+    cuGraphExecMemsetNodeSetParams => graph::set_fill;
+    cuGraphExecChildGraphNodeSetParams => graph::set_child;
+    cuGraphNodeSetEnabled => graph::set_enabled;
 
     cuMemAlloc => memory::alloc_v1;
     cuMemAlloc_v2 => memory::alloc;

@@ -34,8 +34,8 @@ const SPARSE_SAMPLE_EVERY: u32 = 2;
 const UNKNOWN_APART: u32 = 8;
 /// A copy between kernels that is known is timed every so many times.
 const COPY_SAMPLE_EVERY: u32 = 8;
-/// Graphs up to so long, ns, are counted like kernels while nobody else wants the GPU. What a graph holds can change from launch to launch, so one
-/// that fills more than a quarter of a segment is timed every time, and costs next to nothing against what it takes.
+/// Graphs up to so long, ns, are counted like kernels while nobody else wants the GPU, unless they have conditional nodes. One that fills more than a
+/// quarter of a segment is timed every time, which costs next to nothing against what it takes.
 const SHORT_GRAPH_NS: u64 = SEGMENT_NS / 4;
 /// An end that no segment has.
 const NO_END: i64 = i64::MIN;
@@ -192,8 +192,8 @@ impl Lane {
             return false;
         }
         let Some(ns) = self.gpu.estimates.get(launch.key) else { return false };
-        if launch.kind == Kind::Graph {
-            if ns > SHORT_GRAPH_NS {
+        if launch.kind.is_graph() {
+            if ns > SHORT_GRAPH_NS || launch.kind == Kind::VaryingGraph {
                 return false;
             }
             add(&self.open_graphs, 1);
@@ -273,7 +273,7 @@ impl Lane {
         let alone = match launch.kind {
             Kind::Kernel => contended.is_some() && self.stream() == Some(Stream::PER_THREAD),
             Kind::Graph => contended.is_some() || known_ns.is_none_or(|known_ns| known_ns > SHORT_GRAPH_NS),
-            Kind::Copy | Kind::SyncCopy => true,
+            Kind::VaryingGraph | Kind::Copy | Kind::SyncCopy => true,
         };
         if self.is_open() {
             let holds_copy = self.open_is_copy.load(Ordering::Relaxed);
@@ -308,7 +308,7 @@ impl Lane {
         };
         // The segment is claimed: nobody else changes these.
         self.expected_ns.store(self.expected_ns.load(Ordering::Relaxed) + expected_ns, Ordering::Relaxed);
-        if launch.kind == Kind::Graph {
+        if launch.kind.is_graph() {
             add(&self.open_graphs, 1);
         }
         if let Some(estimate_ns) = contended {

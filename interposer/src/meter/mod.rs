@@ -5,6 +5,7 @@ pub mod clock;
 pub mod context;
 pub mod estimates;
 pub mod gpu;
+pub mod graphs;
 pub mod lane;
 pub mod measure;
 pub mod reconnect;

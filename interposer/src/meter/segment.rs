@@ -12,6 +12,8 @@ pub enum Kind {
     Kernel,
     /// A whole graph.
     Graph,
+    /// A graph of which each launch may do something else: it has conditional nodes.
+    VaryingGraph,
     /// A copy or a set, of which the call returns at once.
     Copy,
     /// A copy of which the call returns when it is complete.
@@ -22,6 +24,12 @@ impl Kind {
     /// Whether it moves bytes instead of computing.
     pub fn is_copy(self) -> bool {
         matches!(self, Self::Copy | Self::SyncCopy)
+    }
+
+    /// Whether it is a graph.
+    #[inline(always)]
+    pub fn is_graph(self) -> bool {
+        matches!(self, Self::Graph | Self::VaryingGraph)
     }
 }
 

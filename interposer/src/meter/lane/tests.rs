@@ -221,6 +221,19 @@ fn graphs_that_are_known_and_short_are_counted_like_kernels_while_nobody_else_wa
 }
 
 #[test]
+fn a_graph_whose_launches_may_differ_is_timed_each_time_however_short() {
+    let (calls, lane) = (fake::calls(), lane());
+    let varying = Launch { key: 9 << 32, kind: Kind::VaryingGraph };
+    lane.gpu.estimates.learn(varying.key, KERNEL_NS);
+    lane.learn(KERNEL_NS, false);
+    for _ in 0..3 {
+        launch(&calls, lane, varying, KERNEL_NS);
+    }
+    fake::finish();
+    assert_eq!(read(&calls, lane), [(1, KERNEL_NS); 3]);
+}
+
+#[test]
 fn a_reader_that_never_comes_loses_nothing() {
     let (calls, lane) = (fake::calls(), lane());
     const LAUNCHES: u32 = 100_000;
