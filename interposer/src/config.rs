@@ -16,7 +16,6 @@ use deepres_abi::quantity::{parse_bytes, parse_share, parse_time_ns};
 use deepres_abi::{MAX_GPUS, PPM};
 
 use crate::log::say;
-use crate::memory::pressure::signal_named;
 
 const SHARE: &str = "DEEPRES_SHARE";
 const MEMORY: &str = "DEEPRES_MEMORY";
@@ -245,6 +244,20 @@ fn size_or_none(text: &str) -> Option<u64> {
     if is_zero { Some(0) } else { parse_bytes(text) }
 }
 
+/// A signal by name: `SIGUSR1`, `SIGUSR2`, `SIGURG`, or `SIGRTMIN+N`. Others mean something else to programs.
+fn signal_named(name: &str) -> Option<i32> {
+    if let Some(number) = name.strip_prefix("SIGRTMIN+") {
+        let signal = number.parse::<i32>().ok()?.checked_add(libc::SIGRTMIN())?;
+        return (libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal).then_some(signal);
+    }
+    match name {
+        "SIGUSR1" => Some(libc::SIGUSR1),
+        "SIGUSR2" => Some(libc::SIGUSR2),
+        "SIGURG" => Some(libc::SIGURG),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -340,5 +353,14 @@ mod tests {
         }
         let (first, _, _) = read(&[(SHARE, "abc"), (MEMORY, "1GiB"), (SHARE_ALIAS, "10")]);
         assert_eq!(first, limit(10, 1024), "the rest counts");
+    }
+
+    #[test]
+    fn signals_that_programs_live_by_are_not_to_be_had() {
+        assert_eq!(signal_named("SIGUSR2"), Some(libc::SIGUSR2));
+        assert_eq!(signal_named("SIGRTMIN+2"), Some(libc::SIGRTMIN() + 2));
+        for name in ["SIGKILL", "SIGRTMIN+99", "SIGRTMIN+-9", "USR1", ""] {
+            assert_eq!(signal_named(name), None, "{name}");
+        }
     }
 }

@@ -8,20 +8,6 @@ use crate::log::say;
 use crate::meter::gpu::Gpu;
 use crate::session::Session;
 
-/// A signal by name: `SIGUSR1`, `SIGUSR2`, `SIGURG`, or `SIGRTMIN+N`. Others mean something else to programs.
-pub fn signal_named(name: &str) -> Option<i32> {
-    if let Some(number) = name.strip_prefix("SIGRTMIN+") {
-        let signal = number.parse::<i32>().ok()?.checked_add(libc::SIGRTMIN())?;
-        return (libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal).then_some(signal);
-    }
-    match name {
-        "SIGUSR1" => Some(libc::SIGUSR1),
-        "SIGUSR2" => Some(libc::SIGUSR2),
-        "SIGURG" => Some(libc::SIGURG),
-        _ => None,
-    }
-}
-
 /// See the module. The meter thread's.
 pub struct Pressure {
     signal: Option<i32>,
@@ -112,15 +98,6 @@ mod tests {
         assert!(seen.take_in(None, 1));
         assert!(!seen.take_in(None, 1));
         assert!(seen.take_in(None, 3));
-    }
-
-    #[test]
-    fn signals_that_programs_live_by_are_not_to_be_had() {
-        assert_eq!(signal_named("SIGUSR2"), Some(libc::SIGUSR2));
-        assert_eq!(signal_named("SIGRTMIN+2"), Some(libc::SIGRTMIN() + 2));
-        for name in ["SIGKILL", "SIGRTMIN+99", "SIGRTMIN+-9", "USR1", ""] {
-            assert_eq!(signal_named(name), None, "{name}");
-        }
     }
 
     #[test]

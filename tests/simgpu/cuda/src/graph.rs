@@ -344,7 +344,7 @@ impl Plan {
             let node = &state.nodes[at];
             let operation = node.operation();
             let children =
-                operation.graphs().into_iter().map(|graph| Self::new(graph)).collect::<Result<Vec<_>>>()?;
+                operation.graphs().iter().map(|graph| Self::new(graph)).collect::<Result<Vec<_>>>()?;
             let after_steps = before[at].iter().map(|earlier| order[*earlier]).collect();
             steps.push(Step { node: node.handle, operation, after: after_steps, is_enabled: true, children });
             for next in &after[at] {
