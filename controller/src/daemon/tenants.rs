@@ -22,6 +22,8 @@ use zerocopy::IntoBytes;
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// Arbiters answer within microseconds; this is for one that is gone.
 const READY_LIMIT: Duration = Duration::from_secs(1);
+/// How long whoever closed its connection may take to die of what closed it; after that it lives on without one.
+const DYING_LIMIT: Duration = Duration::from_millis(100);
 /// Clocks further apart than this are different clocks: a hello is read within milliseconds of being written.
 const CLOCK_LIMIT_NS: u64 = Duration::from_secs(5).as_nanos() as u64;
 /// Connections beyond the limit that are listened to until they can be refused; more are closed without a word.
@@ -242,15 +244,16 @@ async fn receive(connection: &AsyncFd<OwnedFd>) -> io::Result<Option<Packet>> {
 /// Returns when the process is dead or the connection at its end. A connection carries nothing after the welcome: whoever
 /// sends more is taken to mean that it is done.
 async fn end_of(connection: &AsyncFd<OwnedFd>, death: Option<&AsyncFd<OwnedFd>>) {
-    let dead = async {
-        match death {
-            // An error is as good a reason to look no further.
-            Some(death) => drop(death.readable().await),
-            None => std::future::pending().await,
-        }
+    let Some(death) = death else {
+        let _ = receive(connection).await;
+        return;
     };
+    // Of what is awaited here an error is as good a reason to look no further.
     tokio::select! {
-        () = dead => {}
-        _ = receive(connection) => {}
+        _ = death.readable() => {}
+        _ = receive(connection) => {
+            // A dying process closes its descriptors one by one: what it has of the GPU may go after its connection, and is on its account until then.
+            let _ = timeout(DYING_LIMIT, death.readable()).await;
+        }
     }
 }
