@@ -23,7 +23,7 @@ const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// Arbiters answer within microseconds; this is for one that is gone.
 const READY_LIMIT: Duration = Duration::from_secs(1);
 /// How long whoever closed its connection may take to die of what closed it; after that it lives on without one.
-const DYING_LIMIT: Duration = Duration::from_millis(100);
+const DYING_LIMIT: Duration = Duration::from_millis(30);
 /// Clocks further apart than this are different clocks: a hello is read within milliseconds of being written.
 const CLOCK_LIMIT_NS: u64 = Duration::from_secs(5).as_nanos() as u64;
 /// Connections beyond the limit that are listened to until they can be refused; more are closed without a word.
