@@ -15,32 +15,33 @@ const fn ns(duration: Duration) -> u64 {
 /// GPU time over which the overlap of streams is measured.
 const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
 /// A segment that was busy for less than this part of its time is charged without a place.
-const DENSE_PERCENT: i64 = 90;
-/// From one spell to the next.
-const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(50));
+const DENSE_PERCENT: u64 = 90;
+/// From one spell to the next. Streams of one pace keep their places beside each other for milliseconds: many short spells tell more than few long ones.
+const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(16));
 /// How long a spell lasts: one part in so many of the time.
-const SPELL_PART: u64 = 16;
+const SPELL_PART: u64 = 10;
 /// What begins earlier in a spell is not judged: beside it run launches of segments that were open before, which have no place.
 const SETTLING_NS: u64 = ns(Duration::from_micros(500));
-/// Weight of a spell in the running mean: one in so many.
-const SPELL_WEIGHT: f64 = 4.0;
+/// What remains of earlier spells after each: about as many count as the rest goes into one.
+const SPELL_KEPT: f64 = 1.0 - 1.0 / 16.0;
 /// Streams of which launches were measured within so long run beside each other.
 const BESIDE_NS: u64 = ns(Duration::from_millis(100));
-/// Measured GPU time in a spell from which it tells something.
-const SPELL_NS: i64 = 50_000;
+/// Measured GPU time from which spells tell something, ns.
+const TELLING_NS: f64 = 50_000.0;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Account {
-    all: Union,
-    /// Without the single launches that spells consist of.
-    dense: Union,
+    kernels: Union,
     copies: Union,
     /// Times of segments and what they covered anew, of late.
     streams_ns: u64,
     covered_ns: u64,
     /// What of estimated times counts.
     counts: f64,
+    /// What spells found, late ones most: single launches' times, and what they covered that nothing else did.
+    singles_ns: f64,
+    added_ns: f64,
     spell: Option<Spell>,
     spell_due_ns: u64,
     had_sparse: bool,
@@ -56,12 +57,13 @@ pub struct Account {
 impl Default for Account {
     fn default() -> Self {
         Self {
-            all: Union::default(),
-            dense: Union::default(),
+            kernels: Union::default(),
             copies: Union::default(),
             streams_ns: 0,
             covered_ns: 0,
             counts: 1.0,
+            singles_ns: 0.0,
+            added_ns: 0.0,
             spell: None,
             spell_due_ns: 0,
             had_sparse: false,
@@ -82,13 +84,33 @@ pub struct Charged {
     pub place: Option<(i64, i64)>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Spell {
     judged_from_ns: i64,
     ends_ns: u64,
-    /// Single launches' times, and what they covered that nothing else did.
-    singles_ns: i64,
-    added_ns: i64,
+    /// What ran.
+    all: Union,
+    /// The same without single launches.
+    dense: Union,
+    /// As in [`Account`].
+    singles_ns: u64,
+    added_ns: u64,
+}
+
+impl Spell {
+    fn take_in(&mut self, (start_ns, end_ns): (i64, i64), single: bool) {
+        if start_ns < self.judged_from_ns {
+            return;
+        }
+        if single {
+            self.singles_ns += end_ns.abs_diff(start_ns);
+            self.added_ns += self.all.add(start_ns, end_ns);
+        } else {
+            // What a single launch had covered before is now this one's.
+            let covered_ns = self.dense.add(start_ns, end_ns);
+            self.added_ns = (self.added_ns + self.all.add(start_ns, end_ns)).saturating_sub(covered_ns);
+        }
+    }
 }
 
 impl Account {
@@ -112,29 +134,24 @@ impl Account {
             || self.other_stream_ns.is_some_and(|seen_ns| now_ns.saturating_sub(seen_ns) < BESIDE_NS)
     }
 
-    /// Takes in launches that took `measured`; returns what they add to the process's GPU time. `single`: one launch, of a stream that has gaps.
+    /// Takes in launches that took `took_ns` between `began_ns` and `end_ns`; returns what they add to the process's GPU time. `single`: one
+    /// launch, of a stream that has gaps.
     ///
     /// What other streams cover of such a launch is known in a spell alone, in which theirs are all measured too: a place for it beside launches
     /// that were not measured would make up for a part of the overlap twice, or not at all.
-    pub fn charge(&mut self, measured: &Measured, end_ns: i64, single: bool) -> Charged {
-        let whole_ns = end_ns - measured.start_ns;
-        let is_dense = measured.took_ns * 100 >= whole_ns * DENSE_PERCENT;
+    pub fn charge(&mut self, took_ns: u64, (began_ns, end_ns): (i64, i64), single: bool) -> Charged {
+        let is_dense = took_ns * 100 >= end_ns.abs_diff(began_ns) * DENSE_PERCENT;
         if !is_dense || (single && self.spell.is_none() && self.is_corrected()) {
-            let ns = self.charge_unplaced(measured.took_ns.unsigned_abs());
-            return Charged { ns, place: None };
+            return Charged { ns: self.charge_unplaced(took_ns), place: None };
         }
-        let start_ns = end_ns - measured.took_ns;
-        let fresh_ns = self.all.add(start_ns, end_ns);
-        let dense_ns = if single { 0 } else { self.dense.add(start_ns, end_ns) };
-        if let Some(spell) = self.spell.as_mut().filter(|spell| start_ns >= spell.judged_from_ns) {
-            if single {
-                spell.singles_ns += measured.took_ns;
-            }
-            spell.added_ns += fresh_ns as i64 - dense_ns as i64;
+        let place = (end_ns.saturating_sub_unsigned(took_ns), end_ns);
+        let fresh_ns = self.kernels.add(place.0, place.1);
+        if let Some(spell) = &mut self.spell {
+            spell.take_in(place, single);
         }
-        self.streams_ns = self.streams_ns.saturating_add(measured.took_ns.unsigned_abs());
+        self.streams_ns = self.streams_ns.saturating_add(took_ns);
         self.covered_ns = self.covered_ns.saturating_add(fresh_ns);
-        Charged { ns: fresh_ns, place: Some((start_ns, end_ns)) }
+        Charged { ns: fresh_ns, place: Some(place) }
     }
 
     /// Whether times without a place are charged a part of only: streams overlap.
@@ -169,20 +186,21 @@ impl Account {
             if now_ns < spell.ends_ns {
                 return true;
             }
-            if spell.singles_ns > SPELL_NS {
-                let counted = (spell.added_ns as f64 / spell.singles_ns as f64).clamp(0.0, 1.0);
-                self.counts += (counted - self.counts) / SPELL_WEIGHT;
+            self.singles_ns = self.singles_ns * SPELL_KEPT + spell.singles_ns as f64;
+            self.added_ns = self.added_ns * SPELL_KEPT + spell.added_ns as f64;
+            if self.singles_ns > TELLING_NS {
+                self.counts = (self.added_ns / self.singles_ns).clamp(0.0, 1.0);
             }
             self.spell = None;
             self.had_sparse = false;
             self.spell_due_ns = now_ns.saturating_add(SPELL_EVERY_NS);
         } else if !self.has_several(now_ns) {
-            self.counts = 1.0;
+            (self.counts, self.singles_ns, self.added_ns) = (1.0, 0.0, 0.0);
             self.spell_due_ns = now_ns;
         } else if self.had_sparse && now_ns >= self.spell_due_ns {
             let ends_ns = now_ns.saturating_add(SPELL_EVERY_NS / SPELL_PART);
             let judged_from_ns = i64::try_from(now_ns.saturating_add(SETTLING_NS)).unwrap_or(i64::MAX);
-            self.spell = Some(Spell { judged_from_ns, ends_ns, singles_ns: 0, added_ns: 0 });
+            self.spell = Some(Spell { judged_from_ns, ends_ns, ..Spell::default() });
             return true;
         }
         false
@@ -200,16 +218,16 @@ mod tests {
     #[test]
     fn measured_times_that_overlap_count_once() {
         let mut account = Account::default();
-        assert_eq!(account.charge(&measured(0, 100), 100, false).ns, 100);
-        assert_eq!(account.charge(&measured(50, 100), 150, false).ns, 50);
+        assert_eq!(account.charge(100, (0, 100), false).ns, 100);
+        assert_eq!(account.charge(100, (50, 150), false).ns, 50);
         assert_eq!(account.charge_copy(&measured(0, 100), 100), 100, "copies run beside kernels");
     }
 
     #[test]
     fn a_segment_with_gaps_is_charged_what_it_took() {
         let mut account = Account::default();
-        assert_eq!(account.charge(&measured(0, 100), 1_000, false).ns, 100);
-        assert_eq!(account.charge(&measured(0, 100), 1_000, false).ns, 100, "it has no place to overlap");
+        assert_eq!(account.charge(100, (0, 1_000), false).ns, 100);
+        assert_eq!(account.charge(100, (0, 1_000), false).ns, 100, "it has no place to overlap");
     }
 
     #[test]
@@ -223,14 +241,14 @@ mod tests {
             // Two streams with kernels of 80 µs, each the first half of the other's time.
             for kernel in 0..10 {
                 let start_ns = now_ns as i64 + kernel * 200_000;
-                account.charge(&measured(start_ns, 80_000), start_ns + 80_000, true);
-                account.charge(&measured(start_ns + 40_000, 80_000), start_ns + 120_000, true);
+                account.charge(80_000, (start_ns, start_ns + 80_000), true);
+                account.charge(80_000, (start_ns + 40_000, start_ns + 120_000), true);
             }
             now_ns += SPELL_EVERY_NS / SPELL_PART;
             assert!(!account.spell(now_ns), "it is over");
         }
         assert!((745..=760).contains(&account.charge_unplaced(1_000)), "{}", account.counts);
-        let single = account.charge(&measured(now_ns as i64, 1_000), now_ns as i64 + 1_000, true);
+        let single = account.charge(1_000, (now_ns as i64, now_ns as i64 + 1_000), true);
         assert!(
             single.place.is_none() && (745..=760).contains(&single.ns),
             "nor is what one knows alone: {single:?}"

@@ -131,11 +131,15 @@ impl ContextState {
 }
 
 impl Inner {
-    /// Where the completed interval from `start` to the end of `lane`'s oldest segment lies, ns on the process's time line. Now and
+    /// Where `lane`'s oldest segment, which is complete, lies, ns on the process's time line. Now and
     /// then takes the segment's end event for the new base and leaves the old base in its place.
     pub fn locate(&mut self, calls: &Calls, lane: &Lane) -> Option<(i64, i64)> {
         let segment = lane.oldest()?;
-        let took_ns = calls.elapsed_ns(segment.start(), segment.end())?.max(0);
+        let contents = segment.contents();
+        let took_ns = match contents.is_end_only {
+            true => contents.observed((0, 0)).expected_ns,
+            false => calls.elapsed_ns(segment.start(), segment.end())?.max(0),
+        };
         let Some(base) = &mut self.base else {
             let spare = calls.in_context(lane.context.handle, || calls.create_event())?;
             let end_ns = os::now_ns() as i64;

@@ -69,6 +69,8 @@ pub struct Contents {
     pub may_wait: bool,
     /// Copies, not kernels.
     pub is_copy: bool,
+    /// Its beginning was not recorded: it took what its launches are known to take.
+    pub is_end_only: bool,
     /// An end could not be recorded: there is nothing to measure.
     pub is_lost: bool,
 }
@@ -110,6 +112,7 @@ segment! {
     ended_ns: AtomicU64,
     may_wait: AtomicBool,
     is_copy: AtomicBool,
+    is_end_only: AtomicBool,
     is_lost: AtomicBool,
 }
 

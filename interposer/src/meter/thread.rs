@@ -232,6 +232,9 @@ impl Meter {
         contents: &Contents,
         times: (i64, i64),
     ) {
+        if contents.is_end_only {
+            return self.charge_known(context, lane, contents, times);
+        }
         let observed = Observed {
             previous_end_ns: lane.previous_end_ns(),
             offset_ns: inner.offset.get(),
@@ -260,17 +263,48 @@ impl Meter {
                 context.gpu.estimates.bound(key, measured.most_ns.unsigned_abs());
             }
         }
-        let ticked_ns = self.ticked_ns;
-        let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
         let Some(meter) = context.gpu.meter() else { return };
         if contents.is_copy {
+            let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
             meter.copy_ns.fetch_add(account.charge_copy(&measured, times.1), Ordering::Relaxed);
             return;
         }
-        account.saw(std::ptr::from_ref(lane).addr(), ticked_ns);
         let is_sparse = measured.was_idle || !measured.is_exact;
         lane.learn(took_ns / launches, is_sparse);
-        let charged = account.charge(&measured, times.1, is_sparse && launches == 1);
+        self.charge_kernels(context, lane, is_sparse && launches == 1, (measured.start_ns, times.1), took_ns);
+        meter.longest_ns.fetch_max(known_ns.min(took_ns), Ordering::Relaxed);
+    }
+
+    /// Charges a segment of which only the end was recorded by what its launches are known to take.
+    fn charge_known(
+        &mut self,
+        context: &ContextState,
+        lane: &Lane,
+        contents: &Contents,
+        (start_ns, end_ns): (i64, i64),
+    ) {
+        lane.set_previous_end(Some(end_ns));
+        if contents.launches > 1 {
+            // There was no room for more segments, and there may be gaps in this one.
+            return self.charge_lost(context, contents);
+        }
+        self.charge_kernels(context, lane, true, (start_ns, end_ns), contents.expected_ns);
+    }
+
+    /// Charges launches of kernels that took `took_ns` between `start_ns` and `end_ns`. `single`: as in [`Account::charge`].
+    fn charge_kernels(
+        &mut self,
+        context: &ContextState,
+        lane: &Lane,
+        single: bool,
+        (start_ns, end_ns): (i64, i64),
+        took_ns: u64,
+    ) {
+        let ticked_ns = self.ticked_ns;
+        let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
+        let Some(meter) = context.gpu.meter() else { return };
+        account.saw(std::ptr::from_ref(lane).addr(), ticked_ns);
+        let charged = account.charge(took_ns, (start_ns, end_ns), single);
         match charged.place {
             Some((start_ns, end_ns)) => self.process.cover(context.gpu, start_ns, end_ns),
             None => self.process.charge(context.gpu, charged.ns),
@@ -279,10 +313,8 @@ impl Meter {
             context.gpu.set_overlap_permille(permille);
         }
         meter.compute_ns.fetch_add(charged.ns, Ordering::Relaxed);
-        meter.longest_ns.fetch_max(known_ns.min(took_ns), Ordering::Relaxed);
     }
-
-    /// Charges a segment whose end was not recorded by what its launches are known to take.
+    /// Charges a segment whose place is not known by what its launches are known to take.
     fn charge_lost(&mut self, context: &ContextState, contents: &Contents) {
         let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
         let Some(meter) = context.gpu.meter() else { return };

@@ -112,6 +112,25 @@ fn known_kernels_are_counted_by_what_they_take_and_an_unknown_one_is_timed() {
 }
 
 #[test]
+fn in_a_spell_a_known_kernel_of_a_stream_with_gaps_is_marked_at_its_end_alone() {
+    let (calls, lane) = (fake::calls(), lane());
+    lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
+    lane.gpu.set_fine(true);
+    let is_end_only = |kernel: Launch, is_sparse: bool| {
+        lane.learn(KERNEL_NS, is_sparse);
+        launch(&calls, lane, kernel, KERNEL_NS);
+        fake::pass(1_000_000);
+        let contents = lane.oldest().unwrap().contents();
+        lane.pop();
+        assert_eq!(contents.launches, 1, "each has a segment");
+        contents.is_end_only
+    };
+    assert!(is_end_only(KERNEL, true));
+    assert!(!is_end_only(OTHER, true), "one that is not known is timed");
+    assert!(!is_end_only(KERNEL, false), "what lies close is measured, and so is what it takes");
+}
+
+#[test]
 fn copies_have_segments_of_their_own_and_are_not_computing() {
     let (calls, lane) = (fake::calls(), lane());
     launch(&calls, lane, COPY, KERNEL_NS);
