@@ -72,7 +72,6 @@ macro_rules! for_each_unaccounted_function {
             Memory cuIpcOpenMemHandle;
             Memory cuIpcOpenMemHandle_v2;
             Memory cuMemImportFromShareableHandle;
-            Memory cuMemPoolImportFromShareableHandle;
             Memory cuMemPoolImportPointer;
             Memory cuImportExternalMemory;
             Memory cuExternalMemoryGetMappedBuffer;
@@ -89,7 +88,6 @@ macro_rules! for_each_unaccounted_function {
             Memory cuGLMapBufferObjectAsync;
             Memory cuGLMapBufferObjectAsync_v2;
             Memory cuGLMapBufferObjectAsync_v2_ptsz;
-            Memory cuGraphAddMemAllocNode;
             Memory cuMulticastCreate;
             Memory cuGreenCtxCreate;
             Host cuMemAllocHost;

@@ -130,22 +130,22 @@ forwarded! {
     Object:
         cuCtxCreate cuCtxCreate_v2 cuCtxCreate_v3 cuCtxCreate_v4 cuCtxPopCurrent cuCtxPopCurrent_v2 cuCtxPushCurrent
         cuCtxPushCurrent_v2 cuDevicePrimaryCtxRetain cuEventCreate cuEventDestroy cuEventDestroy_v2 cuGLCtxCreate
-        cuGLCtxCreate_v2 cuGreenCtxStreamCreate cuMemPoolCreate cuStreamCreate cuStreamCreateWithPriority
+        cuGLCtxCreate_v2 cuGreenCtxStreamCreate cuStreamCreate cuStreamCreateWithPriority
         cuSurfObjectCreate cuSurfObjectDestroy cuTexObjectCreate cuTexObjectDestroy cuTexRefCreate cuTexRefDestroy
         cuVDPAUCtxCreate cuVDPAUCtxCreate_v2;
     Graph:
         cuGraphAddBatchMemOpNode cuGraphAddChildGraphNode cuGraphAddDependencies cuGraphAddDependencies_v2
         cuGraphAddEmptyNode cuGraphAddEventRecordNode cuGraphAddEventWaitNode cuGraphAddExternalSemaphoresSignalNode
         cuGraphAddExternalSemaphoresWaitNode cuGraphAddHostNode cuGraphAddKernelNode cuGraphAddKernelNode_v2
-        cuGraphAddMemFreeNode cuGraphAddMemcpyNode cuGraphAddMemsetNode cuGraphAddNode cuGraphAddNode_v2
-        cuGraphAddNode_v3 cuGraphBatchMemOpNodeSetParams cuGraphClone cuGraphCreate
-        cuGraphDestroy cuGraphDestroyNode cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeSetEvent
+        cuGraphAddMemFreeNode cuGraphAddMemcpyNode cuGraphAddMemsetNode
+        cuGraphBatchMemOpNodeSetParams cuGraphClone cuGraphCreate
+        cuGraphDestroyNode cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeSetEvent
         cuGraphExecBatchMemOpNodeSetParams cuGraphExecEventRecordNodeSetEvent cuGraphExecEventWaitNodeSetEvent
         cuGraphExecExternalSemaphoresSignalNodeSetParams cuGraphExecExternalSemaphoresWaitNodeSetParams
         cuGraphExecHostNodeSetParams
         cuGraphExternalSemaphoresSignalNodeSetParams cuGraphExternalSemaphoresWaitNodeSetParams
-        cuGraphHostNodeSetParams cuGraphInstantiate cuGraphInstantiateWithFlags cuGraphInstantiateWithParams
-        cuGraphInstantiateWithParams_ptsz cuGraphInstantiate_v2 cuGraphKernelNodeCopyAttributes
+        cuGraphHostNodeSetParams
+        cuGraphKernelNodeCopyAttributes
         cuGraphKernelNodeSetAttribute cuGraphKernelNodeSetParams cuGraphKernelNodeSetParams_v2
         cuGraphMemcpyNodeSetParams cuGraphMemsetNodeSetParams cuGraphNodeSetParams
         cuGraphNodeSetParams_v2 cuGraphReleaseUserObject cuGraphRemoveDependencies cuGraphRemoveDependencies_v2
@@ -161,10 +161,10 @@ forwarded! {
         cuMemSetAccess cuMulticastAddDevice cuMulticastBindAddr cuMulticastBindAddr_v2 cuMulticastBindMem
         cuMulticastBindMem_v2 cuMulticastUnbind;
     Release:
-        cuDestroyExternalMemory cuDestroyExternalSemaphore cuDeviceGraphMemTrim cuEGLStreamConsumerDisconnect
+        cuDestroyExternalMemory cuDestroyExternalSemaphore cuEGLStreamConsumerDisconnect
         cuEGLStreamConsumerReleaseFrame cuEGLStreamProducerDisconnect cuEGLStreamProducerReturnFrame
         cuGLUnmapBufferObject cuGLUnmapBufferObjectAsync cuGLUnregisterBufferObject cuGraphicsUnregisterResource
-        cuIpcCloseMemHandle cuMemFreeHost cuMemHostUnregister cuMemPoolDestroy cuMemPoolTrimTo;
+        cuIpcCloseMemHandle cuMemFreeHost cuMemHostUnregister;
     Share:
         cuEGLStreamConsumerConnect cuEGLStreamConsumerConnectWithFlags cuEGLStreamProducerConnect
         cuEventCreateFromEGLSync cuGLInit cuGLRegisterBufferObject cuGLSetBufferObjectMapFlags

@@ -3,8 +3,8 @@
 //! There is no shared total to repair. Each session has a slot that it alone changes, and what the tenant holds is the sum of
 //! the slots. A killed session's slot is cleared by the controller; a reservation that was under way dies with it.
 //!
-//! A slot has three words: `taken`, all bytes that allocations ever took, `released`, those that were given back, and `pending`, what is
-//! being asked for. The first two only grow; a session holds their difference.
+//! A slot has four words: `taken`, all bytes that allocations ever took, `leaving`, those that the driver was told to take back, `released`, those that it
+//! did take back, and `pending`, what is being asked for. A session holds what it took less what was released; what is leaving is on its way out.
 //!
 //! *The limit is never passed.* [`Account::reserve`] first adds to `pending` and then looks at the sum. Of several that would pass the
 //! limit together, the one whose addition comes last in the (sequentially consistent) order sees all the others:
@@ -12,10 +12,10 @@
 //! from one to the other are seen once or twice, never not at all. `released` is read before `taken`, so nothing is seen given back
 //! that was not seen taken.
 //!
-//! *Nothing is refused that would have fitted.* While others' pending bytes are what is in the way, a reservation steps back and tries
-//! again, since those may yet be withdrawn; it is refused only by what is held at one moment. Slots are read one by one, and
-//! bytes that one session gave back and another took meanwhile would be counted twice: so `released` is read again, and if none
-//! of it has grown, at the end of the first reading at least as much was held as was seen.
+//! *Nothing is refused that would have fitted.* While others' pending or leaving bytes are what is in the way, a reservation steps back and tries
+//! again, since those may yet be withdrawn or given back; it is refused only by what is held, and stays, at one moment. Slots are read one by one, and
+//! bytes that left one session and that another took meanwhile would be counted twice: so `leaving` is read again, and if none
+//! of it has grown, at the end of the first reading at least as much stayed as was seen.
 
 use crate::MAX_GPUS;
 use crate::page::{Head, Kind, Page};
@@ -28,31 +28,38 @@ pub const MAX_SESSIONS: usize = 512;
 #[cfg(loom)]
 pub const MAX_SESSIONS: usize = 3;
 
-/// Tries before a reservation that only others' pending requests block is refused. An allocation call of the driver takes
-/// 1 µs to 1 ms; the tries, a few tens of ns each and yielding to the scheduler after [`YIELD_AFTER`], outlast many of them.
+/// Tries after which the caller is asked whether to go on.
 #[cfg(not(loom))]
-const ATTEMPTS: u32 = 100_000;
+const SPINS: u32 = 64;
 /// Under the model checker one retry shows the path.
 #[cfg(loom)]
-const ATTEMPTS: u32 = 2;
-
-/// Tries after which the caller's `pause` is run between two.
-#[cfg(not(loom))]
-const YIELD_AFTER: u32 = 64;
-#[cfg(loom)]
-const YIELD_AFTER: u32 = 1;
+const SPINS: u32 = 1;
 
 #[derive(Debug)]
 #[repr(C)]
 struct Slot {
     taken_bytes: AtomicU64,
+    leaving_bytes: AtomicU64,
     released_bytes: AtomicU64,
     pending_bytes: AtomicU64,
     /// What a thread of the session was refused by the driver for lack of memory on the GPU and waits for; 0: none does.
     needed_bytes: AtomicU64,
+    /// Not 0: its owner holds a lock that ends with it ([`LedgerGpu::set_locked`]).
+    is_locked: AtomicU64,
 }
 
 impl Slot {
+    /// What of it stays. `leaving` first: see the module.
+    fn staying_bytes(&self) -> u64 {
+        let leaving = self.leaving_bytes.load(Ordering::SeqCst);
+        self.taken_bytes.load(Ordering::SeqCst).saturating_sub(leaving)
+    }
+
+    /// `bytes`, or all that stays, are leaving. Returns how many.
+    fn leave(&self, bytes: u64) -> u64 {
+        self.move_up(&self.leaving_bytes, bytes)
+    }
+
     /// What the session holds. `released` first: see the module.
     fn held_bytes(&self) -> u64 {
         let released = self.released_bytes.load(Ordering::SeqCst);
@@ -61,19 +68,18 @@ impl Slot {
 
     /// Gives back `bytes`, or all there is. Returns how many.
     fn release(&self, bytes: u64) -> u64 {
-        let mut released = self.released_bytes.load(Ordering::SeqCst);
+        self.move_up(&self.released_bytes, bytes)
+    }
+
+    /// Adds `bytes` to `word`, which stays below what was taken: a slot is in memory that other processes can write. Returns how many.
+    fn move_up(&self, word: &AtomicU64, bytes: u64) -> u64 {
+        let mut now = word.load(Ordering::SeqCst);
         loop {
-            let held = self.taken_bytes.load(Ordering::SeqCst).saturating_sub(released);
-            // A slot is in memory that other processes can write: not more than there is.
-            let bytes = bytes.min(held);
-            match self.released_bytes.compare_exchange_weak(
-                released,
-                released.saturating_add(bytes),
-                Ordering::SeqCst,
-                Ordering::SeqCst,
-            ) {
+            let bytes = bytes.min(self.taken_bytes.load(Ordering::SeqCst).saturating_sub(now));
+            let next = now.saturating_add(bytes);
+            match word.compare_exchange_weak(now, next, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return bytes,
-                Err(changed) => released = changed,
+                Err(changed) => now = changed,
             }
         }
     }
@@ -132,9 +138,11 @@ impl Default for LedgerGpu {
             slots_used: AtomicU32::new(0),
             slots: core::array::from_fn(|_| Slot {
                 taken_bytes: AtomicU64::new(0),
+                leaving_bytes: AtomicU64::new(0),
                 released_bytes: AtomicU64::new(0),
                 pending_bytes: AtomicU64::new(0),
                 needed_bytes: AtomicU64::new(0),
+                is_locked: AtomicU64::new(0),
             }),
             peak_bytes: AtomicU64::new(0),
             obtainable_bytes: AtomicU64::new(0),
@@ -194,9 +202,29 @@ impl LedgerGpu {
     /// Returns the bytes it held, or `None` if there is no such slot.
     pub fn clear(&self, slot: usize) -> Option<u64> {
         let slot = self.slots.get(slot)?;
+        slot.is_locked.store(0, Ordering::SeqCst);
         slot.pending_bytes.store(0, Ordering::SeqCst);
         slot.needed_bytes.store(0, Ordering::SeqCst);
-        Some(slot.release(u64::MAX))
+        let freed_bytes = slot.release(u64::MAX);
+        // Whatever its owner wrote there.
+        slot.leaving_bytes.store(slot.taken_bytes.load(Ordering::SeqCst), Ordering::SeqCst);
+        Some(freed_bytes)
+    }
+
+    /// The owner of `slot` holds a lock on the byte of that number of the ledger's file, which the kernel takes away when it dies.
+    pub fn set_locked(&self, slot: usize) {
+        if let Some(slot) = self.slots.get(slot) {
+            slot.is_locked.store(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Slots in which something is held or asked for, and whose owners are dead unless they hold their locks.
+    pub fn suspects(&self) -> impl Iterator<Item = usize> {
+        let is_suspect = |slot: &Slot| {
+            let is_anything = slot.held_bytes() != 0 || slot.pending_bytes.load(Ordering::SeqCst) != 0;
+            is_anything && slot.is_locked.load(Ordering::SeqCst) != 0
+        };
+        self.used().iter().enumerate().filter(move |(_, slot)| is_suspect(slot)).map(|(number, _)| number)
     }
 
     /// How many slots are or were in use: none behind them holds anything.
@@ -209,16 +237,17 @@ impl LedgerGpu {
         self.used().iter().fold(0, |sum, slot| sum.saturating_add(slot.held_bytes()))
     }
 
-    /// What the tenant held at least at some moment of the call, bytes; `None` if it gave something back meanwhile.
-    pub fn held_at_one_moment(&self) -> Option<u64> {
-        let released = || {
-            let words = self.used().iter().map(|slot| slot.released_bytes.load(Ordering::SeqCst));
-            // Each only grows, so their sum, modulo 2⁶⁴, is the same only if all are.
+    /// What the tenant held at least at some moment of the call, leaving bytes aside; `None` if more began to leave meanwhile.
+    pub fn staying_at_one_moment(&self) -> Option<u64> {
+        let leaving = || {
+            let words = self.used().iter().map(|slot| slot.leaving_bytes.load(Ordering::SeqCst));
+            // Each only grows, but for frees that fail, so their sum, modulo 2⁶⁴, is the same only if all are.
             words.fold(0_u64, u64::wrapping_add)
         };
-        let before = released();
-        let held_bytes = self.held_bytes();
-        (released() == before).then_some(held_bytes)
+        let before = leaving();
+        let staying_bytes =
+            self.used().iter().fold(0, |sum: u64, slot| sum.saturating_add(slot.staying_bytes()));
+        (leaving() == before).then_some(staying_bytes)
     }
 
     /// The account of the session that owns `slot`, if there is such a slot.
@@ -249,19 +278,22 @@ pub struct Account<'a> {
 
 impl<'a> Account<'a> {
     /// Reserves `bytes` if the tenant then holds at most `limit_bytes`. To be called before the driver is asked for them.
-    /// `pause` is run between tries while only others' unfinished requests are in the way (yield to the scheduler there).
+    /// While only others' unfinished requests and frees are in the way, `goes_on` is asked between tries whether to try again; it may sleep.
     ///
     /// # Errors
-    /// [`Refused`] when what is held leaves no room, or when others' requests did not finish in time.
+    /// [`Refused`] when what is held leaves no room, or when `goes_on` gave up.
     pub fn reserve(
         self,
         bytes: u64,
         limit_bytes: u64,
-        mut pause: impl FnMut(),
+        mut goes_on: impl FnMut() -> bool,
     ) -> Result<Reservation<'a>, Refused> {
         // What can never fit is not even announced: it would be in the others' way.
-        let attempts = if bytes <= limit_bytes { ATTEMPTS } else { 0 };
-        for attempt in 0..attempts {
+        if bytes > limit_bytes {
+            return Err(Refused { held_bytes: self.gpu.held_bytes() });
+        }
+        let mut spins = 0;
+        loop {
             self.slot.pending_bytes.fetch_add(bytes, Ordering::SeqCst);
             let promised_bytes = self.gpu.held_and_pending_bytes();
             if promised_bytes <= limit_bytes {
@@ -269,18 +301,18 @@ impl<'a> Account<'a> {
                 return Ok(Reservation { account: self, bytes });
             }
             subtract(&self.slot.pending_bytes, bytes);
-            if let Some(held_bytes) = self.gpu.held_at_one_moment()
+            if let Some(held_bytes) = self.gpu.staying_at_one_moment()
                 && held_bytes.saturating_add(bytes) > limit_bytes
             {
                 return Err(Refused { held_bytes });
             }
-            if attempt < YIELD_AFTER {
+            if spins < SPINS {
+                spins += 1;
                 spin_hint();
-            } else {
-                pause();
+            } else if !goes_on() {
+                return Err(Refused { held_bytes: self.gpu.held_bytes() });
             }
         }
-        Err(Refused { held_bytes: self.gpu.held_bytes() })
     }
 
     /// Charges `bytes` that the driver has taken already, limit or not: what could not be asked for beforehand.
@@ -288,9 +320,14 @@ impl<'a> Account<'a> {
         self.slot.taken_bytes.fetch_add(bytes, Ordering::SeqCst);
     }
 
-    /// Gives back `bytes` that were committed or charged. To be called after the driver freed them.
+    /// The driver is about to be told to take `bytes` back that were committed or charged. Until it did they count, and stand in nobody's way for good.
+    pub fn leave(self, bytes: u64) -> Leaving<'a> {
+        Leaving { account: self, bytes: self.slot.leave(bytes) }
+    }
+
+    /// Gives back `bytes` that were committed or charged and that the driver has freed.
     pub fn release(self, bytes: u64) {
-        self.slot.release(bytes);
+        self.leave(bytes).finish();
     }
 
     /// The session was refused `bytes` by the driver, within its limit: others have the GPU's memory. `None` if nobody can make so much room.
@@ -308,6 +345,11 @@ impl<'a> Account<'a> {
     /// What this session holds, bytes.
     pub fn held_bytes(self) -> u64 {
         self.slot.held_bytes()
+    }
+
+    /// What is promised to this session's requests that are under way, bytes.
+    pub fn pending_bytes(self) -> u64 {
+        self.slot.pending_bytes.load(Ordering::SeqCst)
     }
 
     /// What the whole tenant holds, bytes.
@@ -379,6 +421,29 @@ impl Drop for Reservation<'_> {
     }
 }
 
+/// Bytes that the driver was told to take back. Dropped, they stay after all.
+#[derive(Debug)]
+#[must_use = "finish it once the driver has freed; dropping means that it did not"]
+pub struct Leaving<'a> {
+    account: Account<'a>,
+    bytes: u64,
+}
+
+impl Leaving<'_> {
+    /// The driver freed them.
+    pub fn finish(mut self) {
+        self.account.slot.release(core::mem::take(&mut self.bytes));
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if self.bytes != 0 {
+            subtract(&self.account.slot.leaving_bytes, self.bytes);
+        }
+    }
+}
+
 /// Takes `bytes` from `word` and stops at zero: a slot is in memory that other processes can write.
 fn subtract(word: &AtomicU64, bytes: u64) {
     let mut now = word.load(Ordering::SeqCst);
@@ -391,7 +456,7 @@ fn subtract(word: &AtomicU64, bytes: u64) {
 
 #[cfg(not(loom))]
 const _: () = {
-    assert!(size_of::<LedgerGpu>() == 64 + MAX_SESSIONS * 32);
+    assert!(size_of::<LedgerGpu>() == 64 + MAX_SESSIONS * 48);
     assert!(core::mem::offset_of!(LedgerGpu, slots) == 8);
     assert!(core::mem::offset_of!(LedgerPage, gpus) == 64);
     assert!(size_of::<LedgerPage>().is_multiple_of(4096));
@@ -413,21 +478,21 @@ mod tests {
     fn the_limit_binds_the_sum_over_sessions_to_the_byte() {
         let gpu = ledger(2);
         let (a, b) = (gpu.account(0).unwrap(), gpu.account(1).unwrap());
-        a.reserve(60, 100, || ()).unwrap().commit();
-        assert_eq!(b.reserve(41, 100, || ()).unwrap_err(), Refused { held_bytes: 60 });
-        b.reserve(40, 100, || ()).unwrap().commit();
+        a.reserve(60, 100, || false).unwrap().commit();
+        assert_eq!(b.reserve(41, 100, || false).unwrap_err(), Refused { held_bytes: 60 });
+        b.reserve(40, 100, || false).unwrap().commit();
         assert_eq!(gpu.held_bytes(), 100);
-        assert_eq!(a.reserve(1, 100, || ()).unwrap_err(), Refused { held_bytes: 100 });
+        assert_eq!(a.reserve(1, 100, || false).unwrap_err(), Refused { held_bytes: 100 });
         a.release(60);
-        a.reserve(60, 100, || ()).unwrap().commit();
+        a.reserve(60, 100, || false).unwrap().commit();
     }
 
     #[test]
     fn a_reservation_that_the_driver_refused_goes_back() {
         let gpu = ledger(1);
         let account = gpu.account(0).unwrap();
-        drop(account.reserve(100, 100, || ()).unwrap());
-        account.reserve(100, 100, || ()).unwrap().commit();
+        drop(account.reserve(100, 100, || false).unwrap());
+        account.reserve(100, 100, || false).unwrap().commit();
         assert_eq!(gpu.held_bytes(), 100);
     }
 
@@ -435,11 +500,11 @@ mod tests {
     fn a_request_larger_than_the_limit_or_than_any_number_is_refused_at_once() {
         let gpu = ledger(1);
         let account = gpu.account(0).unwrap();
-        account.reserve(10, 100, || ()).unwrap().commit();
+        account.reserve(10, 100, || false).unwrap().commit();
         for bytes in [91, 101, u64::MAX] {
-            assert_eq!(account.reserve(bytes, 100, || ()).unwrap_err(), Refused { held_bytes: 10 });
+            assert_eq!(account.reserve(bytes, 100, || false).unwrap_err(), Refused { held_bytes: 10 });
         }
-        account.reserve(0, 10, || ()).unwrap().commit();
+        account.reserve(0, 10, || false).unwrap().commit();
     }
 
     #[test]
@@ -454,17 +519,24 @@ mod tests {
     #[test]
     fn a_dead_sessions_memory_is_free_for_the_others() {
         let gpu = ledger(2);
-        gpu.account(0).unwrap().reserve(70, 100, || ()).unwrap().commit();
-        core::mem::forget(gpu.account(0).unwrap().reserve(30, 100, || ()).unwrap());
+        gpu.account(0).unwrap().reserve(70, 100, || false).unwrap().commit();
+        core::mem::forget(gpu.account(0).unwrap().reserve(30, 100, || false).unwrap());
         assert_eq!(gpu.clear(0), Some(70));
-        gpu.account(1).unwrap().reserve(100, 100, || ()).unwrap().commit();
+        gpu.account(1).unwrap().reserve(100, 100, || false).unwrap().commit();
     }
 
     #[test]
     fn a_request_that_only_unfinished_ones_block_waits_for_them() {
         let gpu = ledger(2);
-        let mut other = Some(gpu.account(0).unwrap().reserve(100, 100, || ()).unwrap());
-        let reservation = gpu.account(1).unwrap().reserve(100, 100, || drop(other.take())).unwrap();
+        let mut other = Some(gpu.account(0).unwrap().reserve(100, 100, || false).unwrap());
+        let reservation = gpu
+            .account(1)
+            .unwrap()
+            .reserve(100, 100, || {
+                drop(other.take());
+                true
+            })
+            .unwrap();
         reservation.commit();
         assert_eq!(gpu.held_bytes(), 100);
     }
@@ -513,6 +585,33 @@ mod tests {
     }
 
     #[test]
+    fn what_is_leaving_counts_and_refuses_nobody() {
+        let gpu = ledger(2);
+        gpu.account(0).unwrap().reserve(100, 100, || false).unwrap().commit();
+        let mut leaving = Some(gpu.account(0).unwrap().leave(100));
+        assert_eq!(gpu.held_bytes(), 100);
+        let mut looks = 0;
+        let reservation = gpu.account(1).unwrap().reserve(100, 100, || {
+            looks += 1;
+            leaving.take().into_iter().for_each(Leaving::finish);
+            true
+        });
+        reservation.unwrap().commit();
+        assert_eq!((looks, gpu.held_bytes()), (1, 100));
+    }
+
+    #[test]
+    fn what_the_driver_did_not_free_stays_and_refuses() {
+        let gpu = ledger(1);
+        let account = gpu.account(0).unwrap();
+        account.charge(60);
+        drop(account.leave(60));
+        assert_eq!(account.reserve(50, 100, || true).unwrap_err(), Refused { held_bytes: 60 });
+        account.release(60);
+        account.reserve(100, 100, || false).unwrap().commit();
+    }
+
+    #[test]
     fn a_slot_count_written_by_a_hostile_session_stays_in_bounds() {
         let gpu = ledger(1);
         gpu.slots_used.store(u32::MAX, Ordering::SeqCst);
@@ -533,9 +632,12 @@ mod tests {
                     let account = gpu.account(thread as usize % 2).unwrap();
                     for round in 0..2_000 {
                         let bytes = 1 + (round * 7 + thread * 13) % 400;
-                        if let Ok(reservation) = account.reserve(bytes, LIMIT, std::thread::yield_now) {
+                        if let Ok(reservation) = account.reserve(bytes, LIMIT, || {
+                            std::thread::yield_now();
+                            true
+                        }) {
                             reservation.commit();
-                            assert!(gpu.held_at_one_moment().is_none_or(|held| held <= LIMIT));
+                            assert!(gpu.staying_at_one_moment().is_none_or(|held| held <= LIMIT));
                             account.release(bytes);
                         }
                     }
@@ -543,6 +645,6 @@ mod tests {
             }
         });
         assert_eq!(gpu.held_bytes(), 0);
-        gpu.account(0).unwrap().reserve(LIMIT, LIMIT, || ()).unwrap().commit();
+        gpu.account(0).unwrap().reserve(LIMIT, LIMIT, || false).unwrap().commit();
     }
 }

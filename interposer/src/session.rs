@@ -15,6 +15,7 @@ use deepres_abi::wire::{Frame as _, UNMANAGED};
 
 use crate::handshake::{ConnectError, Connection};
 use crate::memory::ledgers::{Ledger, Ledgers};
+use crate::memory::site::Patience;
 use crate::meter::gpu::Gpu;
 use crate::os;
 use crate::pages::{Mapped, PageError, Protection, replace};
@@ -24,6 +25,8 @@ use crate::standalone::Local;
 const HEARTBEAT_LIMIT_NS: u64 = 1_000_000_000;
 /// How late the end of a time without a controller is noticed by those whose launches fail, ns.
 const GUARD_NAP_NS: u64 = 10_000_000;
+/// Within so long a daemon gives back what a dead process held, ns.
+const BURIAL_NS: u64 = 100_000_000;
 /// No descriptor.
 const NONE: i32 = -1;
 
@@ -44,6 +47,8 @@ pub struct Session {
     socket: AtomicI32,
     /// The memory of the meter page.
     meter_memory: AtomicI32,
+    /// That of the ledger. Locks on it say who of the tenant lives; they end when any descriptor of it is closed.
+    ledger_memory: AtomicI32,
     /// By the GPU's ordinal in this process.
     bells: [AtomicI32; MAX_GPUS],
     connected_ns: AtomicU64,
@@ -71,6 +76,7 @@ impl Session {
             shut: Default::default(),
             socket: AtomicI32::new(socket.into_raw_fd()),
             meter_memory: AtomicI32::new(meter.into_raw_fd()),
+            ledger_memory: AtomicI32::new(ledger.into_raw_fd()),
             bells: std::array::from_fn(|_| AtomicI32::new(NONE)),
             connected_ns: AtomicU64::new(os::now_ns()),
             is_gone: AtomicBool::new(false),
@@ -92,6 +98,7 @@ impl Session {
             shut: Default::default(),
             socket: AtomicI32::new(NONE),
             meter_memory: AtomicI32::new(NONE),
+            ledger_memory: AtomicI32::new(NONE),
             bells: std::array::from_fn(|_| AtomicI32::new(NONE)),
             connected_ns: AtomicU64::new(os::now_ns()),
             is_gone: AtomicBool::new(false),
@@ -105,9 +112,49 @@ impl Session {
         self.local.as_ref()
     }
 
-    /// Without a daemon, which would: gives back what dead processes of the tenant held. Returns whether it was anything.
-    pub fn bury_dead(&self) -> bool {
-        self.standalone().is_some_and(Local::bury_dead)
+    /// Sees to it that what dead processes of the tenant held is given back on a GPU, by the controller's index. Returns whether it was anything.
+    #[cold]
+    pub fn bury_dead(&self, index: usize) -> bool {
+        self.standalone().map_or_else(|| self.await_burial(index), Local::bury_dead)
+    }
+
+    /// The daemon does it as soon as it sees the end of a connection, which the process's end may precede.
+    fn await_burial(&self, index: usize) -> bool {
+        let Some(gpu) = self.ledger.gpu(index) else { return false };
+        let own = self.ledger().slot;
+        let is_anyone_dead = || gpu.suspects().any(|slot| slot != own && !self.is_locked(slot));
+        if self.is_gone() || !is_anyone_dead() {
+            return false;
+        }
+        let mut patience = Patience::default();
+        while is_anyone_dead() && !self.is_gone() && patience.goes_on(BURIAL_NS) {}
+        true
+    }
+
+    /// Lets the tenant's other processes see on a GPU that this one lives.
+    fn lock_slot(&self, index: usize) {
+        let slot = self.ledger().slot;
+        if self.slot_lock(slot, libc::F_SETLK).is_some() {
+            self.ledger().set_locked(index);
+        }
+    }
+
+    /// Whether somebody else holds the lock of a slot.
+    fn is_locked(&self, slot: usize) -> bool {
+        self.slot_lock(slot, libc::F_GETLK).is_none_or(|lock| i32::from(lock.l_type) != libc::F_UNLCK)
+    }
+
+    fn slot_lock(&self, slot: usize, command: i32) -> Option<libc::flock> {
+        let mut lock = libc::flock {
+            l_type: libc::F_WRLCK as i16,
+            l_whence: libc::SEEK_SET as i16,
+            l_start: slot as i64,
+            l_len: 1,
+            l_pid: 0,
+        };
+        let memory = self.ledger_memory.load(Ordering::Relaxed);
+        // SAFETY: a complete description of the lock, which outlives the call.
+        (unsafe { libc::fcntl(memory, command, &raw mut lock) } == 0).then_some(lock)
     }
 
     /// Takes up a new connection, which [`Self::attach`] has to follow. The meter thread's to call.
@@ -135,6 +182,7 @@ impl Session {
         }
         // Last of what can fail: a slot of a connection that is given up is another session's soon.
         self.ledgers.replace(&ledger, welcome.ledger_slot as usize).map_err(ConnectError::Page)?;
+        drop(self.exchange(&self.ledger_memory, ledger));
         drop(self.exchange(&self.socket, socket));
         self.take_bells(bells, &welcome.gpu_index[..gpus.len().min(MAX_GPUS)]);
         self.sessions.fetch_add(1, Ordering::Relaxed);
@@ -213,6 +261,7 @@ impl Session {
                 Some((grant, meter)) => {
                     let bell = if self.local.is_some() { wake } else { bell.load(Ordering::Acquire) };
                     gpu.connect(*index, grant, meter, bell);
+                    self.lock_slot(usize::from(*index));
                 }
                 None => gpu.disconnect(),
             }
@@ -325,7 +374,7 @@ impl Session {
     /// # Safety
     /// Nobody in this process uses the session from here on.
     pub unsafe fn close(&self) {
-        for descriptor in self.bells.iter().chain([&self.socket, &self.meter_memory]) {
+        for descriptor in self.bells.iter().chain([&self.socket, &self.meter_memory, &self.ledger_memory]) {
             // SAFETY: open, and by the caller's promise used by nobody; closing none at all does nothing.
             unsafe { libc::close(descriptor.load(Ordering::Relaxed)) };
         }

@@ -5,6 +5,9 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
+/// Whoever waits for others gives up after so many looks.
+const TRIES: u32 = 2;
+
 fn ledger(sessions: usize) -> Arc<LedgerGpu> {
     let gpu = Arc::new(LedgerGpu::default());
     for slot in 0..sessions {
@@ -16,7 +19,13 @@ fn ledger(sessions: usize) -> Arc<LedgerGpu> {
 /// Takes `bytes` for the session in `slot`, for good.
 fn take(gpu: &LedgerGpu, slot: usize, bytes: u64, limit_bytes: u64) -> Result<(), Refused> {
     let account = gpu.account(slot).unwrap();
-    account.reserve(bytes, limit_bytes, thread::yield_now).map(|reservation| reservation.commit())
+    let mut tries = TRIES;
+    let goes_on = || {
+        thread::yield_now();
+        tries -= 1;
+        tries > 0
+    };
+    account.reserve(bytes, limit_bytes, goes_on).map(|reservation| reservation.commit())
 }
 
 /// Whoever holds the slots asks for six bytes in each, both at once, of a tenant that may hold ten.
@@ -48,7 +57,7 @@ fn two_threads_of_one_session_never_pass_the_limit() {
 fn bytes_on_their_way_from_pending_to_held_are_never_missed() {
     loom::model(|| {
         let gpu = ledger(2);
-        let reservation = gpu.account(0).unwrap().reserve(6, 10, || ()).unwrap();
+        let reservation = gpu.account(0).unwrap().reserve(6, 10, || false).unwrap();
         let other = {
             let gpu = Arc::clone(&gpu);
             thread::spawn(move || take(&gpu, 1, 6, 10).is_ok())
@@ -92,15 +101,62 @@ fn what_moves_from_one_session_to_another_is_not_in_a_thirds_way() {
         };
         let account = gpu.account(1).unwrap();
         let mut tries = 1;
-        let pause = || {
+        let goes_on = || {
             tries += 1;
             thread::yield_now();
+            tries < TRIES
         };
-        let is_refused = account.reserve(5, 10, pause).map(drop).is_err();
+        let is_refused = account.reserve(5, 10, goes_on).map(drop).is_err();
         mover.join().unwrap();
         // It may run out of tries, but nothing tells it that ten are held.
         assert!(!is_refused || tries > 1);
         take(&gpu, 1, 5, 10).unwrap();
+    });
+}
+
+#[test]
+fn what_is_leaving_is_given_to_nobody_before_it_is_released() {
+    loom::model(|| {
+        let gpu = ledger(2);
+        take(&gpu, 0, 6, 10).unwrap();
+        let free = Arc::new(AtomicU64::new(10 - 6));
+        let leaver = {
+            let (gpu, free) = (Arc::clone(&gpu), Arc::clone(&free));
+            thread::spawn(move || {
+                let leaving = gpu.account(0).unwrap().leave(6);
+                // The driver frees here.
+                free.fetch_add(6, Ordering::SeqCst);
+                leaving.finish();
+            })
+        };
+        if take(&gpu, 1, 10, 10).is_ok() {
+            assert_eq!(free.load(Ordering::SeqCst), 10, "what was given was there");
+        }
+        leaver.join().unwrap();
+    });
+}
+
+#[test]
+fn only_what_stays_refuses_at_once() {
+    loom::model(|| {
+        let gpu = ledger(2);
+        take(&gpu, 0, 6, 10).unwrap();
+        let leaving = gpu.account(0).unwrap().leave(6);
+        let other = {
+            let gpu = Arc::clone(&gpu);
+            thread::spawn(move || {
+                let mut looks = 0;
+                let goes_on = || {
+                    looks += 1;
+                    false
+                };
+                let is_given = gpu.account(1).unwrap().reserve(10, 10, goes_on).map(drop).is_ok();
+                assert!(is_given || looks == 1, "it was asked whether to wait");
+            })
+        };
+        leaving.finish();
+        other.join().unwrap();
+        take(&gpu, 1, 10, 10).unwrap();
     });
 }
 
@@ -110,7 +166,7 @@ fn the_memory_of_a_dead_session_comes_back_whole_and_once() {
         let gpu = ledger(2);
         take(&gpu, 0, 4, 10).unwrap();
         // It died in the middle of a request.
-        std::mem::forget(gpu.account(0).unwrap().reserve(3, 10, || ()).unwrap());
+        std::mem::forget(gpu.account(0).unwrap().reserve(3, 10, || false).unwrap());
         let controller = {
             let gpu = Arc::clone(&gpu);
             thread::spawn(move || assert_eq!(gpu.clear(0), Some(4)))
@@ -131,7 +187,7 @@ fn a_slot_that_is_given_out_again_begins_empty() {
     loom::model(|| {
         let gpu = ledger(2);
         take(&gpu, 0, 4, 10).unwrap();
-        std::mem::forget(gpu.account(0).unwrap().reserve(3, 10, || ()).unwrap());
+        std::mem::forget(gpu.account(0).unwrap().reserve(3, 10, || false).unwrap());
         let controller = {
             let gpu = Arc::clone(&gpu);
             thread::spawn(move || {

@@ -213,7 +213,12 @@ impl Tenant {
     /// Reserves memory on GPU 0 as the interposer does.
     pub fn allocate(&self, bytes: u64) -> bool {
         let account = self.ledger.gpu(0).unwrap().account(self.welcome.ledger_slot as usize).unwrap();
-        match account.reserve(bytes, self.gate().memory_limit(), std::thread::yield_now) {
+        let until = Instant::now() + Duration::from_secs(1);
+        let goes_on = || {
+            std::thread::yield_now();
+            Instant::now() < until
+        };
+        match account.reserve(bytes, self.gate().memory_limit(), goes_on) {
             Ok(reservation) => {
                 reservation.commit();
                 true

@@ -3,6 +3,7 @@
 pub mod calls;
 #[cfg(test)]
 pub mod fake;
+pub mod memory;
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -47,6 +47,5 @@ changes! {
     set_copy: cuGraphExecMemcpyNodeSetParams(exec, node: CUgraphNode, params: *const CUDA_MEMCPY3D, context: CUcontext);
     set_fill: cuGraphExecMemsetNodeSetParams(exec, node: CUgraphNode, params: *const CUDA_MEMSET_NODE_PARAMS, context: CUcontext);
     set_child: cuGraphExecChildGraphNodeSetParams(exec, node: CUgraphNode, graph: CUgraph);
-    destroy: cuGraphExecDestroy(exec);
     set_enabled: cuGraphNodeSetEnabled(exec, node: CUgraphNode, is_enabled: u32);
 }

@@ -8,8 +8,10 @@ use deepres_abi::driver::types::{
 
 use super::MISSING;
 use crate::driver::calls::Stream;
+use crate::driver::memory::ExecHandle;
 use crate::driver::real;
 use crate::launch::{self, Entry};
+use crate::memory::graphs as allocations;
 use crate::meter::segment::{Kind, Launch};
 use crate::meter::{estimates, graphs};
 use crate::process;
@@ -176,13 +178,25 @@ macro_rules! kernel_ex {
 kernel_ex!(kernel_ex, cuLaunchKernelEx, false);
 kernel_ex!(kernel_ex_ptsz, cuLaunchKernelEx_ptsz, true);
 
+/// Launches a graph by `call` where some allocate memory.
+#[cold]
+fn allocating(api: ApiId, graph: CUgraphExec, call: impl FnOnce() -> CUresult) -> CUresult {
+    match process::current() {
+        Some(process) => process.memory.launch_graph(process, api, ExecHandle(graph as usize), call),
+        None => call(),
+    }
+}
+
 macro_rules! graph {
     ($name:ident, $symbol:ident, $per_thread:literal) => {
         /// Hook of a variant of `cuGraphLaunch`.
         pub unsafe extern "C" fn $name(graph: CUgraphExec, stream: CUstream) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
-            let mut call = || unsafe { real(graph, stream) };
+            let mut call = || {
+                // SAFETY: the caller's arguments, as they came.
+                let call = || unsafe { real(graph, stream) };
+                if allocations::is_used() { allocating(ApiId::$symbol, graph, call) } else { call() }
+            };
             let on = Stream::new(stream, $per_thread);
             let launch = || graphs::launch(graph as usize);
             if launch::goes_at_once(on, launch) {

@@ -5,17 +5,20 @@ use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{
     CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CUDA_ARRAY_DESCRIPTOR,
     CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ARRAY3D_LAYERED,
-    CUarray, CUarray_format, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemoryPool, CUmipmappedArray, CUresult, CUstream, c_void,
+    CUarray, CUarray_format, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUmemAllocationHandleType,
+    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemPoolProps, CUmemoryPool, CUmipmappedArray,
+    CUresult, CUstream, c_void,
 };
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::meter::MemoryKind;
 
 use super::MISSING;
+use crate::capture;
 use crate::driver::calls::Stream;
+use crate::driver::memory::PoolHandle;
 use crate::driver::real;
 use crate::memory::charge::{self, Shape};
-use crate::memory::{Name, Request};
+use crate::memory::{Name, Request, graphs};
 use crate::meter::context::ContextState;
 use crate::process::{self, Process};
 use crate::record;
@@ -23,54 +26,73 @@ use crate::record;
 /// The low byte of a location's id names the device where the next one names a part of it.
 const LOCALITY_DEVICE_MASK: i32 = 0xff;
 
+/// The process and the context that a call is charged to: the current one.
+fn current() -> Option<(&'static Process, &'static ContextState)> {
+    process::current().and_then(|process| Some((process, process.current_context()?)))
+}
+
+/// The same for the context of a stream.
+fn of(stream: Stream) -> Option<(&'static Process, &'static ContextState)> {
+    if stream.is_default() {
+        return current();
+    }
+    let process = process::current()?;
+    Some((process, process.calls.context_of(stream).and_then(|handle| process.context(handle))?))
+}
+
+fn request_on(context: &ContextState, api: ApiId, kind: MemoryKind, bytes: u64) -> Request {
+    Request { api, kind, ordinal: context.ordinal, context: context.handle.0, bytes }
+}
+
 /// Charges `bytes` to the GPU of the current context around `call`, which returns the result, what was named, and what it counts for in the
 /// end.
 fn on_current_gpu(
     api: ApiId,
     kind: MemoryKind,
     bytes: u64,
-    call: impl FnMut() -> (CUresult, Option<(Name, u64)>),
-) -> CUresult {
-    let current = process::current().and_then(|process| Some((process, process.current_context()?)));
-    charged_on(current, api, kind, bytes, call)
-}
-
-/// The same for the GPU of a stream.
-fn on_gpu_of(
-    stream: Stream,
-    api: ApiId,
-    kind: MemoryKind,
-    bytes: u64,
-    call: impl FnMut() -> (CUresult, Option<(Name, u64)>),
-) -> CUresult {
-    let context = process::current().and_then(|process| {
-        let context = if stream.is_default() {
-            process.current_context()
-        } else {
-            process.calls.context_of(stream).and_then(|handle| process.context(handle))
-        };
-        Some((process, context?))
-    });
-    charged_on(context, api, kind, bytes, call)
-}
-
-fn charged_on(
-    on: Option<(&'static Process, &'static ContextState)>,
-    api: ApiId,
-    kind: MemoryKind,
-    bytes: u64,
     mut call: impl FnMut() -> (CUresult, Option<(Name, u64)>),
 ) -> CUresult {
     record::memory(api, bytes);
-    let Some((process, context)) = on else { return call().0 };
-    let request = Request { api, kind, ordinal: context.ordinal, context: context.handle.0, bytes };
-    process.memory.allocate(process, request, call)
+    let Some((process, context)) = current() else { return call().0 };
+    process.memory.allocate(process, request_on(context, api, kind, bytes), call)
+}
+
+/// The same for linear memory, of which `call` says where it is and how much.
+fn linear_on_current_gpu(
+    api: ApiId,
+    kind: MemoryKind,
+    bytes: u64,
+    mut call: impl FnMut() -> (CUresult, Option<(u64, u64)>),
+) -> CUresult {
+    record::memory(api, bytes);
+    let Some((process, context)) = current() else { return call().0 };
+    process.memory.allocate_linear(process, request_on(context, api, kind, bytes), call)
+}
+
+/// The same for an allocation from a pool, or from that of the stream's device. What is captured takes no memory: the graph will.
+fn from_pool(
+    api: ApiId,
+    pool: Option<CUmemoryPool>,
+    stream: Stream,
+    bytes: u64,
+    mut call: impl FnMut() -> (CUresult, Option<u64>),
+) -> CUresult {
+    record::memory(api, bytes);
+    let Some((process, context)) = of(stream) else { return call().0 };
+    if capture::is_active() && process.calls.may_be_capturing(stream) {
+        graphs::note();
+        return call().0;
+    }
+    let request = request_on(context, api, MemoryKind::Pool, bytes);
+    let pool = pool.map(|pool| PoolHandle(pool as usize));
+    process.memory.allocate_from_pool(process, request, pool, call)
 }
 
 fn free(name: Name, call: impl FnOnce() -> CUresult) -> CUresult {
-    match process::current() {
-        Some(process) => process.memory.free(process, name, call),
-        None => call(),
+    match (process::current(), name) {
+        (Some(process), Name::Address(address)) => process.memory.free_address(process, address, call),
+        (Some(process), name) => process.memory.free(process, name, call),
+        (None, _) => call(),
     }
 }
 
@@ -84,34 +106,145 @@ unsafe fn written<T: Copy>(pointer: *const T) -> Option<T> {
 }
 
 macro_rules! linear {
-    (@charge $api:expr, $kind:expr, $bytes:expr, $call:expr) => { on_current_gpu($api, $kind, $bytes, $call) };
-    (@charge $stream:expr, $per_thread:literal, $api:expr, $kind:expr, $bytes:expr, $call:expr) => {
-        on_gpu_of(Stream::new($stream, $per_thread), $api, $kind, $bytes, $call)
-    };
-    ($($name:ident: $symbol:ident($pointer:ident: *mut $written:ty, $bytes:ident: $size:ty $(, $argument:ident: $type:ty)*) => $kind:ident $(on $stream:ident $per_thread:literal)?;)+) => {$(
+    ($($name:ident: $symbol:ident($pointer:ident: *mut $written:ty, $bytes:ident: $size:ty);)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
-        pub unsafe extern "C" fn $name($pointer: *mut $written, $bytes: $size $(, $argument: $type)*) -> CUresult {
+        pub unsafe extern "C" fn $name($pointer: *mut $written, $bytes: $size) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let charged = charge::linear($bytes as u64);
-            linear!(@charge $($stream, $per_thread,)? ApiId::$symbol, MemoryKind::$kind, charged, || {
+            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Linear, $bytes as u64, || {
                 // SAFETY: the caller's arguments, as they came.
-                let result = unsafe { real($pointer, $bytes $(, $argument)*) };
+                let result = unsafe { real($pointer, $bytes) };
                 // SAFETY: the driver wrote the address if it reports success.
                 let at = if result == CUDA_SUCCESS { unsafe { written($pointer) } } else { None };
-                (result, at.map(|at| (Name::Address(u64::from(at)), charged)))
+                (result, at.map(|at| (u64::from(at), $bytes as u64)))
             })
         }
     )+};
 }
 
 linear! {
-    alloc_v1: cuMemAlloc(pointer: *mut CUdeviceptr_v1, bytes: u32) => Linear;
-    alloc: cuMemAlloc_v2(pointer: *mut CUdeviceptr, bytes: usize) => Linear;
-    alloc_managed: cuMemAllocManaged(pointer: *mut CUdeviceptr, bytes: usize, flags: u32) => Managed;
-    alloc_async: cuMemAllocAsync(pointer: *mut CUdeviceptr, bytes: usize, stream: CUstream) => Pool on stream false;
-    alloc_async_ptsz: cuMemAllocAsync_ptsz(pointer: *mut CUdeviceptr, bytes: usize, stream: CUstream) => Pool on stream true;
-    alloc_pool: cuMemAllocFromPoolAsync(pointer: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) => Pool on stream false;
-    alloc_pool_ptsz: cuMemAllocFromPoolAsync_ptsz(pointer: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) => Pool on stream true;
+    alloc_v1: cuMemAlloc(pointer: *mut CUdeviceptr_v1, bytes: u32);
+    alloc: cuMemAlloc_v2(pointer: *mut CUdeviceptr, bytes: usize);
+}
+
+/// Hook of `cuMemAllocManaged`.
+pub unsafe extern "C" fn alloc_managed(pointer: *mut CUdeviceptr, bytes: usize, flags: u32) -> CUresult {
+    let Some(real) = real!(cuMemAllocManaged) else { return MISSING };
+    let charged = charge::managed(bytes as u64);
+    on_current_gpu(ApiId::cuMemAllocManaged, MemoryKind::Managed, charged, || {
+        // SAFETY: the caller's arguments, as they came.
+        let result = unsafe { real(pointer, bytes, flags) };
+        // SAFETY: the driver wrote the address if it reports success.
+        let at = if result == CUDA_SUCCESS { unsafe { written(pointer) } } else { None };
+        (result, at.map(|at| (Name::Address(at), charged)))
+    })
+}
+
+macro_rules! pooled {
+    ($($name:ident: $symbol:ident($($pool:ident: $handle:ty)?), $per_thread:literal;)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $name(
+            pointer: *mut CUdeviceptr,
+            bytes: usize,
+            $($pool: $handle,)?
+            stream: CUstream,
+        ) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            let pool = [$($pool)?].into_iter().next();
+            from_pool(ApiId::$symbol, pool, Stream::new(stream, $per_thread), bytes as u64, || {
+                // SAFETY: the caller's arguments, as they came.
+                let result = unsafe { real(pointer, bytes $(, $pool)?, stream) };
+                // SAFETY: the driver wrote the address if it reports success.
+                (result, if result == CUDA_SUCCESS { unsafe { written(pointer) } } else { None })
+            })
+        }
+    )+};
+}
+
+pooled! {
+    alloc_async: cuMemAllocAsync(), false;
+    alloc_async_ptsz: cuMemAllocAsync_ptsz(), true;
+    alloc_pool: cuMemAllocFromPoolAsync(pool: CUmemoryPool), false;
+    alloc_pool_ptsz: cuMemAllocFromPoolAsync_ptsz(pool: CUmemoryPool), true;
+}
+
+/// Hook of `cuMemPoolCreate`: the pool is of the device's memory that its properties say.
+pub unsafe extern "C" fn create_pool(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps) -> CUresult {
+    let Some(real) = real!(cuMemPoolCreate) else { return MISSING };
+    // SAFETY: the caller's arguments, as they came.
+    let result = unsafe { real(pool, properties) };
+    // SAFETY: null, or what the caller passes as properties for the driver to read; the driver wrote the handle if it reports success.
+    if let (CUDA_SUCCESS, Some(process), Some(properties), Some(pool)) = unsafe {
+        (
+            result,
+            process::current(),
+            properties.as_ref(),
+            if result == CUDA_SUCCESS { written(pool) } else { None },
+        )
+    } {
+        let location = properties.location;
+        let is_device = location.r#type == CU_MEM_LOCATION_TYPE_DEVICE;
+        process
+            .memory
+            .pools
+            .get(PoolHandle(pool as usize), || usize::try_from(location.id).ok().filter(|_| is_device));
+    }
+    result
+}
+
+/// Hook of `cuMemPoolImportFromShareableHandle`: its memory counts where it was exported.
+pub unsafe extern "C" fn import_pool(
+    pool: *mut CUmemoryPool,
+    handle: *mut c_void,
+    kind: CUmemAllocationHandleType,
+    flags: u64,
+) -> CUresult {
+    let Some(real) = real!(cuMemPoolImportFromShareableHandle) else { return MISSING };
+    // SAFETY: the caller's arguments, as they came.
+    let result = unsafe { real(pool, handle, kind, flags) };
+    if result == CUDA_SUCCESS
+        && let Some(process) = process::current()
+        // SAFETY: the driver wrote the handle if it reports success.
+        && let Some(pool) = unsafe { written(pool) }
+    {
+        process.memory.pools.get(PoolHandle(pool as usize), || None);
+    }
+    result
+}
+
+/// Hook of `cuMemPoolDestroy`.
+pub unsafe extern "C" fn destroy_pool(pool: CUmemoryPool) -> CUresult {
+    let Some(real) = real!(cuMemPoolDestroy) else { return MISSING };
+    // SAFETY: the caller's argument.
+    let call = || unsafe { real(pool) };
+    match process::current() {
+        Some(process) => process.memory.pools.destroy(process, PoolHandle(pool as usize), call),
+        None => call(),
+    }
+}
+
+macro_rules! refreshing {
+    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*);)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`: afterwards there may be less.")]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's arguments, as they came.
+            let result = unsafe { real($($argument),*) };
+            refresh();
+            result
+        }
+    )+};
+}
+
+refreshing! {
+    trim_pool: cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
+    trim_graphs: cuDeviceGraphMemTrim(device: CUdevice);
+}
+
+/// The process has waited for the GPU, or had the driver give something back.
+pub fn refresh() {
+    if let Some(process) = process::current() {
+        process.memory.refresh(process);
+    }
 }
 
 macro_rules! pitch {
@@ -126,7 +259,7 @@ macro_rules! pitch {
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let expected = charge::pitched(width as u64, height as u64);
-            on_current_gpu(ApiId::$symbol, MemoryKind::Pitch, expected, || {
+            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Pitch, expected, || {
                 // SAFETY: the caller's arguments, as they came.
                 let result = unsafe { real(pointer, pitch, width, height, element) };
                 if result != CUDA_SUCCESS {
@@ -134,9 +267,8 @@ macro_rules! pitch {
                 }
                 // SAFETY: the driver wrote both if it reports success.
                 let (at, pitch) = unsafe { (written(pointer), written(pitch)) };
-                let charged = pitch
-                    .map_or(expected, |pitch| charge::linear((pitch as u64).saturating_mul(height as u64)));
-                (result, at.map(|at| (Name::Address(u64::from(at)), charged)))
+                let bytes = pitch.map_or(expected, |pitch| (pitch as u64).saturating_mul(height as u64));
+                (result, at.map(|at| (u64::from(at), bytes)))
             })
         }
     };
@@ -166,7 +298,7 @@ pub unsafe extern "C" fn create(
     let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
         return call();
     };
-    let charged = charge::physical(bytes as u64);
+    let charged = charge::blocks(bytes as u64);
     let request =
         Request { api: ApiId::cuMemCreate, kind: MemoryKind::Physical, ordinal, context: 0, bytes: charged };
     process.memory.allocate(process, request, || {
@@ -198,13 +330,11 @@ pub unsafe extern "C" fn map(
 ) -> CUresult {
     let Some(real) = real!(cuMemMap) else { return MISSING };
     // SAFETY: the caller's arguments, as they came.
-    let result = unsafe { real(address, bytes, offset, handle, flags) };
-    if result == CUDA_SUCCESS
-        && let Some(process) = process::current()
-    {
-        process.memory.map(address, bytes as u64, handle);
+    let call = || unsafe { real(address, bytes, offset, handle, flags) };
+    match process::current() {
+        Some(process) => process.memory.map(process, address, bytes as u64, handle, call),
+        None => call(),
     }
-    result
 }
 
 /// Hook of `cuMemUnmap`.
@@ -221,16 +351,16 @@ pub unsafe extern "C" fn unmap(address: CUdeviceptr, bytes: usize) -> CUresult {
 /// Hook of `cuMemRetainAllocationHandle`.
 pub unsafe extern "C" fn retain(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) -> CUresult {
     let Some(real) = real!(cuMemRetainAllocationHandle) else { return MISSING };
-    // SAFETY: the caller's arguments, as they came.
-    let result = unsafe { real(handle, address) };
-    if result == CUDA_SUCCESS
-        && let Some(process) = process::current()
+    let call = || {
+        // SAFETY: the caller's arguments, as they came.
+        let result = unsafe { real(handle, address) };
         // SAFETY: the driver wrote the handle if it reports success.
-        && let Some(handle) = unsafe { written(handle) }
-    {
-        process.memory.retain_handle(handle);
+        (result, if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None })
+    };
+    match process::current() {
+        Some(process) => process.memory.retain(process, address as u64, call),
+        None => call().0,
     }
-    result
 }
 
 macro_rules! frees {

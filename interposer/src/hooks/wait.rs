@@ -6,7 +6,7 @@ use deepres_abi::driver::types::{
     CUcontext, CUdeviceptr, CUevent, CUhostFn, CUresult, CUstream, CUstreamCallback, c_void,
 };
 
-use super::MISSING;
+use super::{MISSING, memory};
 use crate::driver::calls::Stream;
 use crate::driver::real;
 use crate::launch;
@@ -19,7 +19,9 @@ macro_rules! wait {
             let Some(real) = real!($symbol) else { return MISSING };
             launch::flush();
             // SAFETY: the caller's arguments, as they came.
-            record::wait(ApiId::$symbol, || unsafe { real($($argument),*) })
+            let result = record::wait(ApiId::$symbol, || unsafe { real($($argument),*) });
+            memory::refresh();
+            result
         }
     )+};
 }

@@ -1,7 +1,7 @@
 //! The charging rule: what an allocation counts for. Every account goes by it, so it stands here alone.
 //!
 //! The driver hands out device memory in blocks of [`BLOCK_BYTES`]. It serves small requests from shared blocks, in units of [`UNIT_BYTES`],
-//! and larger ones from blocks of their own. So a request up to half a block counts for whole units, and any other for whole blocks.
+//! and larger ones from blocks of their own. What counts is the blocks.
 
 /// What the driver takes from the device at a time.
 pub const BLOCK_BYTES: u64 = 2 << 20;
@@ -12,34 +12,36 @@ pub const SHARED_MAX_BYTES: u64 = BLOCK_BYTES / 2;
 /// Rows of pitched memory begin at multiples of this, at least.
 pub const PITCH_BYTES: u64 = 512;
 
-/// Linear memory: `cuMemAlloc`, managed memory, and memory from pools.
-pub fn linear(bytes: u64) -> u64 {
+/// Memory in blocks of its own, or in blocks that are all its owner's.
+pub fn blocks(bytes: u64) -> u64 {
+    round_up(bytes, BLOCK_BYTES)
+}
+
+/// Managed memory, which is the host's until the GPU uses it.
+pub fn managed(bytes: u64) -> u64 {
     let unit = if bytes <= SHARED_MAX_BYTES { UNIT_BYTES } else { BLOCK_BYTES };
     round_up(bytes, unit)
 }
 
-/// Physical memory by `cuMemCreate`, which accepts whole blocks only.
-pub fn physical(bytes: u64) -> u64 {
-    round_up(bytes, BLOCK_BYTES)
-}
-
-/// Rows of `width` bytes before the driver has said how far apart it will put them.
+/// Rows of `width` bytes before the driver has said how far apart it will put them: so much is asked for.
 pub fn pitched(width: u64, rows: u64) -> u64 {
-    linear(round_up(width, PITCH_BYTES).saturating_mul(rows))
+    round_up(width, PITCH_BYTES).saturating_mul(rows)
 }
 
-/// An array: its elements, as linear memory. (What the tiling of a given GPU adds is not known without it.)
+/// An array: its rows, each beginning where pitched memory's would, in blocks of its own, since nobody says where it lies. (What the tiling of a given GPU
+/// adds is not known without it.)
 pub fn array(shape: Shape, levels: u32) -> u64 {
     let mut bytes = 0_u64;
     let halved = |extent: u64, level: u32| (extent.checked_shr(level).unwrap_or(0)).max(1);
     for level in 0..levels.clamp(1, u64::BITS) {
         // Layers are not halved from level to level; depth is.
         let depth = if shape.is_layered { shape.depth.max(1) } else { halved(shape.depth, level) };
-        let texels =
-            halved(shape.width, level).saturating_mul(halved(shape.height, level)).saturating_mul(depth);
-        bytes = bytes.saturating_add(texels.saturating_mul(shape.texel_bits) / u64::from(u8::BITS));
+        let row_bits = halved(shape.width, level).saturating_mul(shape.texel_bits);
+        let pitch = round_up(row_bits.div_ceil(u64::from(u8::BITS)), PITCH_BYTES);
+        let rows = halved(shape.height, level).saturating_mul(depth);
+        bytes = bytes.saturating_add(pitch.saturating_mul(rows));
     }
-    linear(bytes)
+    blocks(bytes)
 }
 
 /// What an array consists of. An extent of 0 is a dimension that the array lacks.
@@ -66,25 +68,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_requests_count_for_units_and_large_ones_for_blocks() {
-        assert_eq!(linear(1), 512);
-        assert_eq!(linear(512), 512);
-        assert_eq!(linear(SHARED_MAX_BYTES), SHARED_MAX_BYTES);
-        assert_eq!(linear(SHARED_MAX_BYTES + 1), BLOCK_BYTES);
-        assert_eq!(linear(BLOCK_BYTES + 1), 2 * BLOCK_BYTES);
-        assert_eq!(linear(u64::MAX), u64::MAX);
-        assert_eq!(physical(1), BLOCK_BYTES);
+    fn memory_counts_for_whole_blocks_and_small_managed_memory_for_units() {
+        assert_eq!(blocks(1), BLOCK_BYTES);
+        assert_eq!(blocks(BLOCK_BYTES + 1), 2 * BLOCK_BYTES);
+        assert_eq!(blocks(u64::MAX), u64::MAX);
+        assert_eq!(managed(1), 512);
+        assert_eq!(managed(SHARED_MAX_BYTES), SHARED_MAX_BYTES);
+        assert_eq!(managed(SHARED_MAX_BYTES + 1), BLOCK_BYTES);
         assert_eq!(pitched(1, 4), 2048);
         assert_eq!(pitched(u64::MAX, u64::MAX), u64::MAX);
     }
 
     #[test]
-    fn arrays_count_for_their_elements_and_mipmaps_for_every_level() {
-        let shape = Shape { width: 64, height: 64, depth: 0, is_layered: false, texel_bits: 32 };
-        assert_eq!(array(shape, 1), 64 * 64 * 4);
-        assert_eq!(array(shape, 2), 64 * 64 * 4 + 32 * 32 * 4);
+    fn arrays_count_for_their_rows_and_mipmaps_for_every_level() {
+        let shape = Shape { width: 1, height: 65_535, depth: 0, is_layered: false, texel_bits: 32 };
+        assert_eq!(array(shape, 1), 32 << 20, "every row begins at a pitch");
+        let shape = Shape { width: 1024, height: 1024, ..shape };
+        assert_eq!(array(shape, 1), 4 << 20);
+        assert_eq!(
+            array(shape, 2),
+            (4 << 20) + (2 << 20),
+            "and half the rows of half the length, in whole blocks"
+        );
         let layered = Shape { depth: 6, is_layered: true, ..shape };
-        assert_eq!(array(layered, 2), 6 * (64 * 64 * 4 + 32 * 32 * 4));
+        assert_eq!(array(layered, 2), 6 * ((4 << 20) + (1 << 20)));
+        let solid = Shape { depth: 4, ..shape };
+        assert_eq!(array(solid, 2), 4 * (4 << 20) + 2 * (1 << 20));
         let endless =
             Shape { width: u64::MAX, height: u64::MAX, depth: 2, is_layered: false, texel_bits: 128 };
         assert!(array(endless, 64) > 1 << 60);

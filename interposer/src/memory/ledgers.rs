@@ -33,7 +33,8 @@ pub struct Ledgers {
 #[derive(Debug, Clone, Copy)]
 pub struct Ledger {
     page: &'static LedgerPage,
-    slot: usize,
+    /// The process's slot in it.
+    pub slot: usize,
     /// Counts the ledgers of the process.
     pub generation: u32,
 }
@@ -99,6 +100,13 @@ impl Ledger {
     pub fn account(&self, index: usize) -> Option<Account<'static>> {
         self.page.gpu(index)?.account(self.slot)
     }
+
+    /// The process holds the lock of its slot.
+    pub fn set_locked(&self, index: usize) {
+        if let Some(gpu) = self.page.gpu(index) {
+            gpu.set_locked(self.slot);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -134,7 +142,7 @@ mod tests {
         let (old, new) = (memory(), memory());
         let ledgers = first(&old);
         let begun = ledgers.present();
-        let reservation = begun.account(0).unwrap().reserve(60, 100, || ()).unwrap();
+        let reservation = begun.account(0).unwrap().reserve(60, 100, || false).unwrap();
         ledgers.replace(&new, 1).unwrap();
         let fresh = ledgers.present();
         assert_eq!((begun.generation, fresh.generation), (0, 1));
@@ -165,7 +173,7 @@ mod tests {
                 scope.spawn(|| {
                     while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                         let account = ledgers.present().account(0).unwrap();
-                        account.reserve(1, u64::MAX, std::thread::yield_now).unwrap().commit();
+                        account.reserve(1, u64::MAX, || true).unwrap().commit();
                         account.release(1);
                     }
                 });

@@ -1,29 +1,42 @@
 //! Device memory: what the process holds, charged to its tenant's ledger before the driver is asked.
 //!
 //! Each allocation is remembered with what it was charged, so that a free gives back exactly that, and a free of anything else
-//! gives back nothing.
+//! gives back nothing. What shares memory with others is charged by what it shares: blocks of small allocations ([`slabs`]), pools ([`pools`]), what
+//! graphs allocate ([`graphs`]).
 
 pub mod charge;
+pub mod graphs;
+mod held;
 pub mod ledgers;
+pub mod pools;
 pub mod pressure;
 mod room;
+pub mod site;
+mod slabs;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, btree_map};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
-use deepres_abi::grant::NO_LIMIT;
-use deepres_abi::ledger::{Account, Refused, Reservation};
+use deepres_abi::ledger::Refused;
 use deepres_abi::meter::MemoryKind;
 
+use crate::capture;
+use crate::driver::calls::Context;
+use crate::driver::memory::{self, ExecHandle, PoolHandle};
 use crate::log::say;
 use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
+use charge::BLOCK_BYTES;
+use graphs::Graphs;
+use held::Held;
+use pools::Pools;
+use site::{Promise, Site};
+use slabs::Slabs;
 
 /// Tables that the allocations are spread over, each with a lock of its own.
 const SHARDS: usize = 64;
@@ -74,26 +87,25 @@ impl Hasher for Identity {
 /// Keyed by [`Name::mixed`], which is a bijection for each class of names; a clash between classes would need numbers of 61 bits.
 type Table = HashMap<u64, Entry, BuildHasherDefault<Identity>>;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Entry {
-    bytes: u64,
-    kind: MemoryKind,
-    /// The GPU's ordinal in this process.
-    ordinal: usize,
+    held: Held,
     /// The context that the allocation dies with, or 0.
     context: usize,
-    /// The ledger that it is in ([`ledgers::Ledger::generation`]).
-    generation: u32,
     /// For physical memory: handles and mappings that keep it.
     uses: u32,
 }
 
 /// See the module.
-#[derive(Debug)]
 pub struct Accounts {
     shards: [Mutex<Table>; SHARDS],
     /// Physical memory that is mapped: length and handle of each mapping, by its address.
     mappings: Mutex<BTreeMap<u64, (u64, u64)>>,
+    slabs: Slabs,
+    /// Pools of the process.
+    pub pools: Pools,
+    /// What its graphs allocate.
+    pub graphs: Graphs,
     refusals: AtomicU64,
 }
 
@@ -102,6 +114,9 @@ impl Default for Accounts {
         Self {
             shards: std::array::from_fn(|_| Mutex::default()),
             mappings: Mutex::default(),
+            slabs: Slabs::default(),
+            pools: Pools::default(),
+            graphs: Graphs::default(),
             refusals: AtomicU64::new(0),
         }
     }
@@ -118,7 +133,7 @@ pub struct Request {
     pub ordinal: usize,
     /// The context that the allocation will die with, or 0.
     pub context: usize,
-    /// What it counts for.
+    /// What it counts for; of linear memory and pools', what is asked for.
     pub bytes: u64,
 }
 
@@ -138,62 +153,174 @@ impl Accounts {
         request: Request,
         mut allocate: impl FnMut() -> (u32, Option<(Name, u64)>),
     ) -> u32 {
-        let Some((session, gpu)) = process.session().zip(process.gpus.get(request.ordinal)) else {
-            return allocate().0;
+        let Some(site) = Site::of(process, request.ordinal) else { return allocate().0 };
+        let promise = match self.promise(process, &site, &request) {
+            Ok(promise) => promise,
+            Err(refused) => return self.refuse(&site, &request, refused),
         };
-        let ledger = session.ledger();
-        let Some((grant, account)) = gpu.grant().zip(gpu.index().and_then(|index| ledger.account(index)))
-        else {
-            return allocate().0;
-        };
-        let limit_bytes = grant.memory_limit();
-        let reservation = match reserve(session, account, request.bytes, limit_bytes) {
-            Ok(reservation) => reservation,
-            Err(refused) => {
-                self.refuse(gpu, request, limit_bytes, refused.held_bytes);
-                return CUDA_ERROR_OUT_OF_MEMORY;
-            }
-        };
-        let mut answered = allocate();
-        if answered.0 == CUDA_ERROR_OUT_OF_MEMORY
-            && let Some(later) = room::ask_again(session, gpu, account, request.bytes, &mut allocate)
-        {
-            answered = later;
-        }
-        let (result, named) = answered;
-        let named = named.filter(|_| result == CUDA_SUCCESS);
-        let bytes = named.map_or(0, |(_, bytes)| bytes);
-        // A ledger that is gone took with it what was promised there.
-        if session.has_ledger(&ledger) {
-            settle(account, reservation, bytes);
-        } else {
-            mem::forget(reservation);
-        }
-        let Some((name, _)) = named else { return result };
-        let mut entry = Entry {
-            bytes,
-            kind: request.kind,
-            ordinal: request.ordinal,
-            context: request.context,
-            generation: ledger.generation,
-            uses: 1,
-        };
-        hold(gpu, entry, true);
-        let mut shard = self.shard(name);
-        // The daemon may have come back meanwhile, after this shard was moved to its new ledger.
-        move_one(session, gpu, &mut entry);
-        let replaced = shard.insert(name.mixed(), entry);
-        drop(shard);
-        // The driver gives a name out again only once it is free: that free went past us.
-        if let Some(freed) = replaced {
-            give_back(process, freed);
+        let ((result, named), promise) = site.ask(request.bytes, promise, allocate);
+        match named.filter(|_| result == CUDA_SUCCESS) {
+            Some((name, bytes)) => self.enter(process, &site, &request, (name, bytes), promise),
+            None => site.withdraw(promise),
         }
         result
     }
 
+    /// As [`Self::allocate`], for linear memory: `allocate` names an address and how much is there. Small allocations share blocks.
+    pub fn allocate_linear(
+        &self,
+        process: &Process,
+        request: Request,
+        mut allocate: impl FnMut() -> (u32, Option<(u64, u64)>),
+    ) -> u32 {
+        let Some(site) = Site::of(process, request.ordinal) else { return allocate().0 };
+        let block_bytes = charge::blocks(request.bytes);
+        let is_small = request.bytes <= charge::SHARED_MAX_BYTES;
+        let promise = loop {
+            match site.reserve(block_bytes) {
+                Ok(promise) if is_small && self.slabs.is_anyone_alone() => {
+                    site.withdraw(promise);
+                    self.slabs.give_way();
+                }
+                Ok(promise) => break promise,
+                Err(_) if is_small => {
+                    return self.allocate_tightly(process, &site, &request, &mut allocate);
+                }
+                Err(_) => match self.promise_after_trimming(process, &site, request.ordinal, block_bytes) {
+                    Ok(promise) => break promise,
+                    Err(refused) => return self.refuse(&site, &request, refused),
+                },
+            }
+        };
+        let ((result, named), promise) = site.ask(block_bytes, promise, allocate);
+        match named.filter(|_| result == CUDA_SUCCESS) {
+            Some((address, bytes)) if bytes <= charge::SHARED_MAX_BYTES => {
+                self.slabs.insert(&site, address, bytes, (request.ordinal, request.context), promise);
+            }
+            Some((address, bytes)) => {
+                let named = (Name::Address(address), charge::blocks(bytes));
+                self.enter(process, &site, &request, named, promise);
+            }
+            None => site.withdraw(promise),
+        }
+        result
+    }
+
+    /// A small allocation for which the limit leaves no block of its own: beside others, if it fits there.
     #[cold]
-    fn refuse(&self, gpu: &Gpu, request: Request, limit_bytes: u64, held_bytes: u64) {
-        if let Some(meter) = gpu.meter() {
+    fn allocate_tightly(
+        &self,
+        process: &Process,
+        site: &Site<'_>,
+        request: &Request,
+        allocate: &mut dyn FnMut() -> (u32, Option<(u64, u64)>),
+    ) -> u32 {
+        let alone = self.slabs.alone(site);
+        let of = (request.ordinal, request.context);
+        if alone.is_some() && self.slabs.has_hole(request.context, request.bytes) {
+            let (result, named) = allocate();
+            let Some((address, bytes)) = named.filter(|_| result == CUDA_SUCCESS) else { return result };
+            if self.slabs.knows(address) {
+                self.slabs.insert(site, address, bytes, of, None);
+                return result;
+            }
+            // The driver took another block after all.
+            match site.reserve(BLOCK_BYTES) {
+                Ok(promise) => {
+                    self.slabs.insert(site, address, bytes, of, promise);
+                    return result;
+                }
+                Err(_) => memory::take_back(&process.calls, Context(request.context), address),
+            }
+        }
+        drop(alone);
+        let promise = match self.promise_after_trimming(process, site, request.ordinal, BLOCK_BYTES) {
+            Ok(promise) => promise,
+            Err(refused) => return self.refuse(site, request, refused),
+        };
+        let ((result, named), promise) = site.ask(BLOCK_BYTES, promise, allocate);
+        match named.filter(|_| result == CUDA_SUCCESS) {
+            Some((address, bytes)) => self.slabs.insert(site, address, bytes, of, promise),
+            None => site.withdraw(promise),
+        }
+        result
+    }
+
+    /// Allocates by `call` from a pool, or from the present one of the request's device.
+    pub fn allocate_from_pool(
+        &self,
+        process: &Process,
+        request: Request,
+        pool: Option<PoolHandle>,
+        call: impl FnMut() -> (u32, Option<u64>),
+    ) -> u32 {
+        match self.pools.allocate(process, pool, (request.ordinal, request.context), request.bytes, call) {
+            Ok(result) => result,
+            Err((site, refused)) => self.refuse(&site, &request, refused),
+        }
+    }
+
+    /// Launches an executable graph by `call`, if there is room for what it allocates.
+    pub fn launch_graph(
+        &self,
+        process: &Process,
+        api: ApiId,
+        exec: ExecHandle,
+        call: impl FnOnce() -> u32,
+    ) -> u32 {
+        match self.graphs.launch(process, &self.pools, exec, call) {
+            Ok(result) => result,
+            Err((ordinal, bytes, site, refused)) => {
+                let request = Request { api, kind: MemoryKind::Graph, ordinal, context: 0, bytes };
+                self.refuse(&site, &request, refused)
+            }
+        }
+    }
+
+    /// Promises what `request` asks for. Before it is refused, what nobody uses is given back.
+    fn promise(&self, process: &Process, site: &Site<'_>, request: &Request) -> Result<Promise, Refused> {
+        let again = |_| self.promise_after_trimming(process, site, request.ordinal, request.bytes);
+        site.reserve(request.bytes).or_else(again)
+    }
+
+    #[cold]
+    fn promise_after_trimming(
+        &self,
+        process: &Process,
+        site: &Site<'_>,
+        ordinal: usize,
+        bytes: u64,
+    ) -> Result<Promise, Refused> {
+        let _relaxed = capture::is_active().then(|| process.calls.relaxed());
+        self.pools.trim(process, ordinal);
+        self.graphs.trim(process, ordinal);
+        site.reserve(bytes)
+    }
+
+    /// Remembers what was allocated.
+    fn enter(
+        &self,
+        process: &Process,
+        site: &Site<'_>,
+        request: &Request,
+        named: (Name, u64),
+        promise: Promise,
+    ) {
+        let (name, bytes) = named;
+        let mut held = Held::nothing(request.kind, request.ordinal);
+        let mut shard = self.shard(name);
+        held.set(site, bytes, promise);
+        let replaced = shard.insert(name.mixed(), Entry { held, context: request.context, uses: 1 });
+        drop(shard);
+        // The driver gives a name out again only once it is free: that free went past us.
+        if let Some(mut freed) = replaced {
+            freed.held.give_back(process, None);
+        }
+    }
+
+    #[cold]
+    fn refuse(&self, site: &Site<'_>, request: &Request, refused: Refused) -> u32 {
+        if let Some(meter) = site.gpu.meter() {
             meter.last_refused_bytes.store(request.bytes, Ordering::Relaxed);
             meter.last_refused_api.store(request.api as u32, Ordering::Relaxed);
             meter.refusals.fetch_add(1, Ordering::Relaxed);
@@ -202,30 +329,60 @@ impl Accounts {
         if number.is_multiple_of(REFUSALS_PER_LINE) {
             say!(
                 Warn,
-                "{} refused: {} bytes asked for, {held_bytes} of the tenant's {limit_bytes} held on GPU {}",
+                "{} refused: {} bytes asked for, {} of the tenant's {} held on GPU {}",
                 request.api.symbol(),
                 request.bytes,
+                refused.held_bytes,
+                site.limit_bytes,
                 request.ordinal
             );
         }
+        CUDA_ERROR_OUT_OF_MEMORY
+    }
+
+    /// Frees what is at an address by `free`.
+    pub fn free_address(&self, process: &Process, address: u64, free: impl FnOnce() -> u32) -> u32 {
+        if let Some(freed) = self.slabs.begin_free(process, address) {
+            let result = free();
+            self.slabs.end_free(process, &freed, result == CUDA_SUCCESS);
+            return result;
+        }
+        let pooled = self.pools.begin_free(address);
+        let result = self.free(process, Name::Address(address), free);
+        if let Some(freed) = pooled.filter(|_| result != CUDA_SUCCESS) {
+            self.pools.cancel_free(freed);
+        }
+        self.graphs.refresh(process);
+        result
     }
 
     /// Runs `free`, and gives back what `name` was charged if it succeeds. The allocation is forgotten before: once the driver has freed it, it
     /// may give the same name to another thread.
     pub fn free(&self, process: &Process, name: Name, free: impl FnOnce() -> u32) -> u32 {
         let entry = self.shard(name).remove(&name.mixed());
+        let Some(mut entry) = entry else { return free() };
+        let exit = entry.held.leave(process);
         let result = free();
-        let Some(mut entry) = entry else { return result };
         if result == CUDA_SUCCESS {
-            give_back(process, entry);
+            entry.held.give_back(process, exit);
         } else {
+            if let Some(exit) = exit {
+                exit.cancel(process);
+            }
             let mut shard = self.shard(name);
-            if let Some((session, gpu)) = process.session().zip(process.gpus.get(entry.ordinal)) {
-                move_one(session, gpu, &mut entry);
+            if let Some(session) = process.session() {
+                entry.held.follow_on(session, &process.gpus);
             }
             shard.insert(name.mixed(), entry);
         }
         result
+    }
+
+    /// The process has waited for the GPU: pools and graphs may have given something back.
+    #[inline]
+    pub fn refresh(&self, process: &Process) {
+        self.pools.refresh(process);
+        self.graphs.refresh(process);
     }
 
     /// Physical memory lives until its last handle is released and its last mapping is gone: takes one use away while `free` runs.
@@ -252,22 +409,79 @@ impl Accounts {
         result
     }
 
-    /// Another handle or mapping keeps the memory of `handle`.
-    pub fn retain_handle(&self, handle: u64) {
+    /// Another handle or mapping keeps the memory of `handle`. False if it is not known.
+    pub fn retain_handle(&self, handle: u64) -> bool {
         let name = Name::Handle(handle);
-        if let Some(entry) = self.shard(name).get_mut(&name.mixed()) {
-            entry.uses = entry.uses.saturating_add(1);
-        }
+        let mut shard = self.shard(name);
+        let Some(entry) = shard.get_mut(&name.mixed()) else { return false };
+        entry.uses = entry.uses.saturating_add(1);
+        true
     }
 
     fn mappings(&self) -> MutexGuard<'_, BTreeMap<u64, (u64, u64)>> {
         self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `handle` was mapped at `address`.
-    pub fn map(&self, address: u64, bytes: u64, handle: u64) {
-        self.retain_handle(handle);
-        self.mappings().insert(address, (bytes, handle));
+    /// Maps `handle` at `address` by `map`. It is kept before: the handle may be released as soon as the driver has mapped it.
+    pub fn map(
+        &self,
+        process: &Process,
+        address: u64,
+        bytes: u64,
+        handle: u64,
+        map: impl FnOnce() -> u32,
+    ) -> u32 {
+        let is_kept = self.retain_handle(handle);
+        // What is mapped there already stays noted: the driver refuses to map over it.
+        let is_noted = is_kept
+            && match self.mappings().entry(address) {
+                btree_map::Entry::Vacant(place) => {
+                    place.insert((bytes, handle));
+                    true
+                }
+                btree_map::Entry::Occupied(_) => false,
+            };
+        let result = map();
+        if result != CUDA_SUCCESS {
+            if is_noted {
+                self.mappings().remove(&address);
+            }
+            if is_kept {
+                self.release_handle(process, handle, || CUDA_SUCCESS);
+            }
+        } else if is_kept && !is_noted {
+            // What was there went past us.
+            let gone = self.mappings().insert(address, (bytes, handle));
+            if let Some((_, gone)) = gone {
+                self.release_handle(process, gone, || CUDA_SUCCESS);
+            }
+        }
+        result
+    }
+
+    /// Has the driver name another handle of the memory at `address`, by `retain`, which returns it too. It is kept before: another
+    /// thread may unmap it as soon as the driver has named it.
+    pub fn retain(
+        &self,
+        process: &Process,
+        address: u64,
+        retain: impl FnOnce() -> (u32, Option<u64>),
+    ) -> u32 {
+        let mapped = {
+            let mappings = self.mappings();
+            let last = mappings.range(..=address).next_back();
+            last.filter(|(at, (bytes, _))| address - **at < *bytes).map(|(_, (_, handle))| *handle)
+        };
+        let kept = mapped.filter(|handle| self.retain_handle(*handle));
+        let (result, handle) = retain();
+        let handle = handle.filter(|_| result == CUDA_SUCCESS);
+        if let Some(handle) = handle.filter(|handle| Some(*handle) != kept) {
+            self.retain_handle(handle);
+        }
+        if let Some(kept) = kept.filter(|kept| Some(*kept) != handle) {
+            self.release_handle(process, kept, || CUDA_SUCCESS);
+        }
+        result
     }
 
     /// Runs `unmap`, which unmaps everything in `bytes` bytes at `address`.
@@ -292,86 +506,23 @@ impl Accounts {
     pub fn forget_context(&self, context: usize, process: &Process) {
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            for (_, entry) in shard.extract_if(|_, entry| entry.context == context) {
-                give_back(process, entry);
+            for (_, mut entry) in shard.extract_if(|_, entry| entry.context == context) {
+                entry.held.give_back(process, None);
             }
         }
+        self.slabs.forget_context(process, context);
+        self.pools.forget_context(context);
+        self.refresh(process);
     }
 
     /// Moves what is held to a new ledger of the session's. New allocations go there already.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            for entry in shard.values_mut() {
-                if let Some(gpu) = gpus.get(entry.ordinal) {
-                    move_one(session, gpu, entry);
-                }
-            }
+            shard.values_mut().for_each(|entry| entry.held.follow_on(session, gpus));
         }
-    }
-}
-
-/// The driver answered: `bytes` are held, of which what was promised may be more or less.
-#[inline]
-fn settle(account: Account<'_>, reservation: Option<Reservation<'_>>, bytes: u64) {
-    let promised_bytes = reservation.as_ref().map_or(0, Reservation::bytes);
-    match reservation {
-        Some(reservation) if bytes != 0 => reservation.commit(),
-        _ => return account.charge(bytes),
-    }
-    if bytes > promised_bytes {
-        account.charge(bytes - promised_bytes);
-    } else if bytes < promised_bytes {
-        account.release(promised_bytes - bytes);
-    }
-}
-
-/// Promises `bytes` of `account` to a request under a limit; without one nothing need be promised.
-fn reserve<'a>(
-    session: &Session,
-    account: Account<'a>,
-    bytes: u64,
-    limit_bytes: u64,
-) -> Result<Option<Reservation<'a>>, Refused> {
-    if limit_bytes == NO_LIMIT {
-        return Ok(None);
-    }
-    let reserve = || account.reserve(bytes, limit_bytes, std::thread::yield_now);
-    reserve().or_else(|refused| session.bury_dead().then(reserve).unwrap_or(Err(refused))).map(Some)
-}
-
-/// Moves an allocation to the ledger there is, if it is in one of before. Its table's lock is held, so it is moved once.
-fn move_one(session: &Session, gpu: &Gpu, entry: &mut Entry) {
-    if entry.generation == session.ledger_generation() {
-        return;
-    }
-    let ledger = session.ledger();
-    entry.generation = ledger.generation;
-    if let Some(account) = gpu.index().and_then(|index| ledger.account(index)) {
-        account.charge(entry.bytes);
-    }
-}
-
-fn give_back(process: &Process, entry: Entry) {
-    let Some((session, gpu)) = process.session().zip(process.gpus.get(entry.ordinal)) else { return };
-    let ledger = session.ledger();
-    // What was in a ledger of before went with it.
-    if entry.generation == ledger.generation
-        && let Some(account) = gpu.index().and_then(|index| ledger.account(index))
-    {
-        account.release(entry.bytes);
-    }
-    hold(gpu, entry, false);
-}
-
-/// Keeps the meter page's count by kind.
-fn hold(gpu: &Gpu, entry: Entry, more: bool) {
-    let Some(held) = gpu.meter().and_then(|meter| meter.held_bytes.get(entry.kind as usize)) else { return };
-    if more {
-        held.fetch_add(entry.bytes, Ordering::Relaxed);
-    } else {
-        let _ = held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
-            Some(held.saturating_sub(entry.bytes))
-        });
+        self.slabs.move_to(session, gpus);
+        self.pools.move_to(session, gpus);
+        self.graphs.move_to(session, gpus);
     }
 }

@@ -73,7 +73,7 @@ struct World {
 }
 
 /// Kinds of memory that the simulated driver tells what its allocations count for.
-const KINDS: usize = 5;
+const KINDS: usize = 7;
 
 /// What the driver says that this process's memory counts for, by kind: what the simulated one alone does.
 fn account() -> Option<[u64; KINDS]> {

@@ -1,9 +1,9 @@
 //! What `contend` wrote down of a race for a tenant's memory, and what is to be said of it.
 //!
 //! An operation takes effect at some moment between its beginning and its end. So at any moment at least what was given before and not asked to
-//! be taken back was held, and at most what was ever asked for and given, up to the end of the call that gave it back. A refusal is *false*
-//! if at no moment of its call even the most that can have been held left too little room for it; requests that were themselves refused
-//! are nothing that was held, however long they were under way. What a killed process had counts until it was seen to be gone from the account.
+//! be taken back was held, and at most what was ever asked for and given, up to the moment at which the driver was told to take it back. A refusal is *false*
+//! if at no moment of its call even the most that can have been held, once whatever was then on its way back is gone, left too little room for it; requests that
+//! were themselves refused are nothing that was held, however long they were under way. What a killed process had counts until the process is gone.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use std::{
 
 /// As `contend.c` lays it out.
 const HEADER_BYTES: usize = 64;
-const RECORD_BYTES: usize = 40;
+const RECORD_BYTES: usize = 48;
 const SUCCESS: u32 = 0;
 
 /// The file that all processes of a race write to.
@@ -33,6 +33,8 @@ struct Record {
     bytes: u64,
     /// The allocation that this gives back.
     frees: Option<usize>,
+    /// When the driver was told of that; if it does not say, the beginning.
+    told_ns: u64,
     process: u32,
     code: u32,
 }
@@ -42,8 +44,8 @@ struct Record {
 pub struct Kill {
     /// Before the signal was sent.
     pub sent_ns: u64,
-    /// When the process was gone from the account.
-    pub gone_ns: u64,
+    /// When the process was gone.
+    pub dead_ns: u64,
 }
 
 /// What is to be said of a race.
@@ -113,8 +115,9 @@ impl Record {
             end_ns: Some(word(8)).filter(|end| *end != 0),
             bytes: word(16),
             frees: (word(24) as usize).checked_sub(1),
-            process: half(32),
-            code: half(36),
+            told_ns: word(32).max(word(0)),
+            process: half(40),
+            code: half(44),
         }
     }
 }
@@ -154,7 +157,8 @@ fn judge(records: &[Record], limit_bytes: u64, kills: &BTreeMap<u32, Kill>) -> R
             if record.end_ns.is_some() && record.code != SUCCESS {
                 return Err(format!("operation {number}: a free failed with {}", record.code));
             }
-            if freed.insert(allocation, (record.begin_ns, record.end_ns)).is_some() {
+            let told_ns = record.end_ns.map(|_| record.told_ns);
+            if freed.insert(allocation, (record.begin_ns, told_ns)).is_some() {
                 return Err(format!("operation {number} frees what was freed before"));
             }
         }
@@ -179,7 +183,7 @@ fn judge(records: &[Record], limit_bytes: u64, kills: &BTreeMap<u32, Kill>) -> R
                 let (leaves_ns, left_ns) =
                     freed.get(&number).map_or((None, None), |(begin, end)| (Some(*begin), *end));
                 // It may have got something and had no time to say so.
-                most.add(record.begin_ns, left_ns.or(kill.map(|kill| kill.gone_ns)), record.bytes);
+                most.add(record.begin_ns, left_ns.or(kill.map(|kill| kill.dead_ns)), record.bytes);
                 if let Some(end_ns) = end_ns {
                     verdict.successes += 1;
                     least.add(end_ns, leaves_ns.or(kill.map(|kill| kill.sent_ns)), record.bytes);
@@ -208,11 +212,11 @@ mod tests {
     use super::*;
 
     fn allocation(begin_ns: u64, end_ns: u64, bytes: u64, code: u32) -> Record {
-        Record { begin_ns, end_ns: Some(end_ns), bytes, frees: None, process: 0, code }
+        Record { begin_ns, end_ns: Some(end_ns), bytes, frees: None, told_ns: begin_ns, process: 0, code }
     }
 
     fn free(begin_ns: u64, end_ns: u64, of: usize, bytes: u64) -> Record {
-        Record { frees: Some(of), ..allocation(begin_ns, end_ns, bytes, SUCCESS) }
+        Record { frees: Some(of), told_ns: end_ns - 1, ..allocation(begin_ns, end_ns, bytes, SUCCESS) }
     }
 
     #[test]
@@ -234,16 +238,19 @@ mod tests {
         let contended = [allocation(1, 9, 60, 2), refused];
         assert_eq!(judge(&contended, 100, &BTreeMap::new()).unwrap().false_refusals, 2);
         // Given back before.
-        let gone = [held[0], refused, free(2, 2, 0, 60)];
+        let gone = [held[0], refused, free(2, 3, 0, 60)];
         assert_eq!(judge(&gone, 100, &BTreeMap::new()).unwrap().false_refusals, 1);
-        // Given back meanwhile.
-        let leaving = [held[0], refused, free(2, 4, 0, 60)];
-        assert_eq!(judge(&leaving, 100, &BTreeMap::new()).unwrap().false_refusals, 0);
+        // On its way back: the driver had been told before, and was not through with it.
+        let leaving = [held[0], refused, Record { told_ns: 2, ..free(2, 9, 0, 60) }];
+        assert_eq!(judge(&leaving, 100, &BTreeMap::new()).unwrap().false_refusals, 1);
+        // The driver was told meanwhile.
+        let told = [held[0], refused, free(2, 5, 0, 60)];
+        assert_eq!(judge(&told, 100, &BTreeMap::new()).unwrap().false_refusals, 0);
     }
 
     #[test]
     fn what_a_killed_process_had_counts_until_it_is_gone() {
-        let kills = BTreeMap::from([(7, Kill { sent_ns: 5, gone_ns: 20 })]);
+        let kills = BTreeMap::from([(7, Kill { sent_ns: 5, dead_ns: 20 })]);
         let lost = Record { process: 7, ..allocation(1, 2, 60, 0) };
         let cut = Record { process: 7, end_ns: None, ..allocation(3, 0, 10, 0) };
         let verdict = judge(&[lost, cut, allocation(10, 12, 50, 2)], 100, &kills).unwrap();

@@ -56,8 +56,8 @@ fn no_race_and_no_kill_breaks_the_limit_or_refuses_what_fits() {
         host.await_ps(is_there, COMMAND_LIMIT);
         let sent_ns = now_ns();
         victim.kill();
+        kills.insert(number, Kill { sent_ns, dead_ns: now_ns() });
         host.await_ps(|ps| !is_there(ps), COMMAND_LIMIT);
-        kills.insert(number, Kill { sent_ns, gone_ns: now_ns() });
     }
     for (_, racer) in &mut racers {
         racer.await_line(|line| line == "done", COMMAND_LIMIT);

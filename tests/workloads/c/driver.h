@@ -36,6 +36,27 @@ typedef struct {
     unsigned attribute_count;
 } CUlaunchConfig;
 
+typedef struct CUarray_st *CUarray;
+
+typedef struct {
+    size_t width;
+    size_t height;
+    int format;
+    unsigned channels;
+} CUDA_ARRAY_DESCRIPTOR;
+
+typedef struct {
+    int allocation_type;
+    int handle_types;
+    struct {
+        int type;
+        int id;
+    } location;
+    void *win32_attributes;
+    size_t max_bytes;
+    unsigned char reserved[56];
+} CUmemPoolProps;
+
 typedef struct {
     unsigned char bytes[64];
 } CUipcMemHandle;
@@ -79,6 +100,8 @@ enum {
     CU_MEM_ALLOCATION_TYPE_PINNED = 1,
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
+    CU_AD_FORMAT_UNSIGNED_INT32 = 3,
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
@@ -124,6 +147,12 @@ enum {
     X(cuMemFreeAsync_ptsz, "cuMemFreeAsync", 11020, PTDS, (CUdeviceptr ptr, CUstream stream))                            \
     X(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", 11020, LEGACY, (CUmemoryPool * pool, CUdevice device))     \
     X(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, LEGACY, (CUmemoryPool pool, size_t keep_bytes))                         \
+    X(cuMemPoolSetAttribute, "cuMemPoolSetAttribute", 11020, LEGACY, (CUmemoryPool pool, int attribute, void *value))    \
+    X(cuMemPoolCreate, "cuMemPoolCreate", 11020, LEGACY, (CUmemoryPool * pool, const CUmemPoolProps *props))             \
+    X(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, LEGACY, (CUmemoryPool pool))                                          \
+    X(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, LEGACY, (CUdevice device))                                    \
+    X(cuArrayCreate_v2, "cuArrayCreate", 3020, LEGACY, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *descriptor))       \
+    X(cuArrayDestroy, "cuArrayDestroy", 2000, LEGACY, (CUarray array))                                                   \
     X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity", 10020, LEGACY,                                     \
       (size_t * bytes, const CUmemAllocationProp *prop, int option))                                                     \
     X(cuMemHostAlloc, "cuMemHostAlloc", 2020, LEGACY, (void **host, size_t bytes, unsigned flags))                       \

@@ -89,7 +89,11 @@ fn ledgers(page: &LedgerPage, input: &mut Unstructured<'_>) {
     let Some(account) = gpu.account(input.int_in_range(0..=MAX_SESSIONS).unwrap_or(0)) else { return };
     let bytes = input.arbitrary().unwrap_or(u64::from(PPM));
     let limit_bytes = input.arbitrary().unwrap_or(u64::MAX);
-    if let Ok(reservation) = account.reserve(bytes, limit_bytes, || clear(gpu)) {
+    let goes_on = || {
+        clear(gpu);
+        true
+    };
+    if let Ok(reservation) = account.reserve(bytes, limit_bytes, goes_on) {
         assert!(bytes <= limit_bytes);
         reservation.commit();
         account.release(bytes);

@@ -165,7 +165,7 @@ fn use_session(connection: Connection, input: &mut Unstructured<'_>) {
             continue;
         };
         let bytes = input.arbitrary().unwrap_or(1);
-        if let Ok(reservation) = account.reserve(bytes, limit_bytes, || ()) {
+        if let Ok(reservation) = account.reserve(bytes, limit_bytes, || false) {
             assert!(bytes <= limit_bytes);
             reservation.commit();
         }

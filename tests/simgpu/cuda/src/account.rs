@@ -2,71 +2,96 @@
 //! against. It is worked out from the driver's own records and shares no code with deepres.
 //!
 //! Not of CUDA's API: an export of the simulated driver alone.
-use deepres_abi::driver::types as cu;
+use std::cell::Cell;
+use std::collections::BTreeSet;
+
 use simgpu_engine::Config;
 
 use crate::array::{ARRAYS, Array};
 use crate::memory::{self, Kind};
 use crate::vmm::PHYSICAL;
+use crate::{graph_memory, pool, process};
 
 /// Kinds that are told apart here.
-const KINDS: usize = 5;
+const KINDS: usize = 7;
 const LINEAR: usize = 0;
 const MANAGED: usize = 1;
 const POOL: usize = 2;
 const PHYSICAL_MEMORY: usize = 3;
 const ARRAY: usize = 4;
+const GRAPH: usize = 5;
+/// What is on nobody's account: pieces with variables of modules and nothing else.
+const VARIABLES: usize = 6;
 
-/// Up to half a piece in units, larger in pieces.
-fn counts_for(bytes: u64) -> u64 {
-    let piece = Config::ALLOCATION_GRANULARITY_BYTES;
-    let unit = if bytes <= piece / 2 { Config::SUBALLOCATION_GRANULARITY_BYTES } else { piece };
+const NS_PER_S: u64 = 1_000_000_000;
+const PIECE_BYTES: u64 = Config::ALLOCATION_GRANULARITY_BYTES;
+
+/// Managed memory, which the GPU is not charged: up to half a piece in units, larger in pieces.
+fn managed_counts_for(bytes: u64) -> u64 {
+    let unit = if bytes <= PIECE_BYTES / 2 { Config::SUBALLOCATION_GRANULARITY_BYTES } else { PIECE_BYTES };
     bytes.next_multiple_of(unit)
-}
-
-fn elements(descriptor: &cu::CUDA_ARRAY3D_DESCRIPTOR) -> u64 {
-    let extents = [descriptor.Width, descriptor.Height, descriptor.Depth];
-    extents.iter().map(|extent| (*extent as u64).max(1)).product()
-}
-
-fn bytes_of_element(descriptor: &cu::CUDA_ARRAY3D_DESCRIPTOR) -> u64 {
-    let channel = match descriptor.Format {
-        cu::CU_AD_FORMAT_UNSIGNED_INT8 | cu::CU_AD_FORMAT_SIGNED_INT8 => 1,
-        cu::CU_AD_FORMAT_UNSIGNED_INT16 | cu::CU_AD_FORMAT_SIGNED_INT16 | cu::CU_AD_FORMAT_HALF => 2,
-        _ => 4,
-    };
-    channel * u64::from(descriptor.NumChannels)
 }
 
 fn by_kind() -> [u64; KINDS] {
     let mut sums = [0; KINDS];
+    // Small allocations share pieces.
+    let (mut shared, mut variables) = (BTreeSet::new(), BTreeSet::new());
     for one in memory::all() {
-        let kind = match one.kind {
-            Kind::Device => LINEAR,
-            Kind::Managed => MANAGED,
-            Kind::Pooled(_) => POOL,
-            _ => continue,
-        };
-        sums[kind] += counts_for(one.bytes);
+        match one.kind {
+            Kind::Device if one.bytes <= PIECE_BYTES / 2 => {
+                shared.insert(one.base / PIECE_BYTES);
+            }
+            Kind::Device => sums[LINEAR] += one.bytes.next_multiple_of(PIECE_BYTES),
+            Kind::Variable { .. } if one.bytes <= PIECE_BYTES / 2 => {
+                variables.insert(one.base / PIECE_BYTES);
+            }
+            Kind::Variable { .. } => sums[VARIABLES] += one.bytes.next_multiple_of(PIECE_BYTES),
+            Kind::Managed => sums[MANAGED] += managed_counts_for(one.bytes),
+            _ => {}
+        }
     }
+    sums[LINEAR] += shared.len() as u64 * PIECE_BYTES;
+    sums[VARIABLES] += variables.difference(&shared).count() as u64 * PIECE_BYTES;
+    sums[POOL] = pool::reserved();
     for piece in PHYSICAL.all() {
         sums[PHYSICAL_MEMORY] += piece.bytes;
     }
     // The handle of an array outlives its context; its memory does not.
-    let lives = |array: &Array| {
+    let memory_of = |array: &Array| {
         let found = memory::find(array.base());
-        found.is_some_and(|found| matches!(found.kind, Kind::Array) && found.base == array.base())
+        found.filter(|found| matches!(found.kind, Kind::Array) && found.base == array.base())
     };
-    for array in ARRAYS.all().into_iter().filter(|array| lives(array)) {
-        sums[ARRAY] += counts_for(elements(&array.descriptor) * bytes_of_element(&array.descriptor));
-    }
+    sums[ARRAY] = ARRAYS.all().iter().filter_map(|array| memory_of(array)).map(|one| one.bytes).sum();
+    let devices = 0..process::device_count() as i32;
+    sums[GRAPH] = devices.map(|device| graph_memory::usage(device).reserved).sum();
     sums
 }
 
-/// Writes what this process's allocations count for: linear and pitched, managed, from pools, physical, arrays.
+thread_local! {
+    static TOLD_NS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The driver is told to free something: from here on its memory is held no longer than the call takes.
+pub fn note_free() {
+    // SAFETY: all zeroes is a valid time.
+    let mut now = unsafe { std::mem::zeroed::<libc::timespec>() };
+    // SAFETY: the result has room.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    TOLD_NS.set(now.tv_sec as u64 * NS_PER_S + now.tv_nsec as u64);
+}
+
+/// When the calling thread last told the driver to free something (`CLOCK_MONOTONIC`, ns): whoever stands between program and driver may have taken time
+/// before.
+#[unsafe(no_mangle)]
+pub extern "C" fn simgpu_told_ns() -> u64 {
+    TOLD_NS.get()
+}
+
+/// Writes what this process's allocations count for: linear and pitched, managed, pools, physical, arrays, graphs; and what
+/// modules' variables take, which counts for nobody.
 ///
 /// # Safety
-/// `sums` is room for five numbers.
+/// `sums` is room for seven numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simgpu_account(sums: *mut u64) {
     // SAFETY: the caller's promise.

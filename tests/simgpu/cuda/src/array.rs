@@ -2,6 +2,7 @@
 use std::sync::Arc;
 
 use deepres_abi::driver::types as cu;
+use simgpu_engine::Config;
 
 use crate::context;
 use crate::handle::{Kind as HandleKind, Table};
@@ -71,6 +72,8 @@ pub fn create(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR) -> Result<Arc<Array>> {
     let bytes = pitch_bytes
         .checked_mul(rows)
         .and_then(|bytes| bytes.checked_mul(layers))
+        // Arrays do not share pieces with linear memory.
+        .and_then(|bytes| bytes.checked_next_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES))
         .ok_or(status::OUT_OF_MEMORY)?;
     let base = memory::allocate(bytes, Kind::Array)?;
     let layout = Layout { base, pitch_bytes, rows };

@@ -11,7 +11,7 @@ use crate::handle::{Kind, Table};
 use crate::process::{self, host};
 use crate::status::{self, Result, Status};
 use crate::stream::Stream;
-use crate::{array, capture, event, memory, module, pending, pool};
+use crate::{array, capture, event, graph_memory, memory, module, pending, pool};
 
 /// All contexts that live.
 pub static CONTEXTS: Table<Context> = Table::new(Kind::Context);
@@ -142,6 +142,7 @@ impl Context {
         module::forget_context(self.handle);
         array::forget_context(self.handle);
         pool::forget_context(self);
+        graph_memory::forget_context(self);
         memory::forget_context(self);
         host().destroy_context(self.engine);
         CONTEXTS.remove(self.handle);

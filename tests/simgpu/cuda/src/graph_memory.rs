@@ -1,4 +1,5 @@
-//! Memory that graphs allocate and free as they run. An address is fixed when its node is made; the GPU is charged when the node runs.
+//! Memory that graphs allocate and free as they run. An address is fixed when its node is made; the GPU is charged when the node runs, and
+//! what was freed is kept for the next launch until it is trimmed.
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -48,12 +49,24 @@ pub struct Usage {
     pub current: u64,
     /// At most, since it was reset.
     pub high: u64,
+    /// Now, with what is kept for later.
+    pub reserved: u64,
+    /// At most of that, since it was reset.
+    pub reserved_high: u64,
+}
+
+/// What is kept of a context's for the next launch.
+struct Spare {
+    context: Arc<Context>,
+    bytes: u64,
 }
 
 #[derive(Default)]
 struct State {
     live: HashMap<u64, Live>,
     usage: HashMap<i32, Usage>,
+    /// By context.
+    spare: HashMap<usize, Spare>,
 }
 
 fn state() -> &'static Mutex<State> {
@@ -86,26 +99,65 @@ impl Node {
         if state.live.contains_key(&base) {
             return Err(status::INVALID_VALUE);
         }
-        memory::charge(context, bytes)?;
+        let spare = state.spare.get(&context.handle).map_or(0, |spare| spare.bytes).min(bytes);
+        memory::charge(context, bytes - spare)?;
+        if let Some(kept) = state.spare.get_mut(&context.handle) {
+            kept.bytes -= spare;
+        }
         state.live.insert(base, Live { context: Arc::clone(context), bytes });
         let usage = state.usage.entry(context.device).or_default();
         usage.current += bytes;
         usage.high = usage.high.max(usage.current);
+        usage.reserved += bytes - spare;
+        usage.reserved_high = usage.reserved_high.max(usage.reserved);
         Ok(())
     }
 }
 
-/// The memory at an address is free again.
+/// The memory at an address is free again, for other graphs.
 pub fn end(address: u64) -> Result<()> {
     let mut state = lock(state());
-    let live = state.live.remove(&address).ok_or(status::INVALID_VALUE)?;
-    if live.context.is_alive() {
-        host().release_memory(live.context.engine, live.bytes);
+    let Live { context, bytes } = state.live.remove(&address).ok_or(status::INVALID_VALUE)?;
+    if let Some(usage) = state.usage.get_mut(&context.device) {
+        usage.current -= bytes;
     }
-    if let Some(usage) = state.usage.get_mut(&live.context.device) {
-        usage.current -= live.bytes;
-    }
+    state.spare.entry(context.handle).or_insert_with(|| Spare { context, bytes: 0 }).bytes += bytes;
     Ok(())
+}
+
+/// Gives back what a device's graphs do not use (cuDeviceGraphMemTrim).
+pub fn trim(device: i32) {
+    let mut state = lock(state());
+    let State { spare, usage, .. } = &mut *state;
+    spare.retain(|_, kept| {
+        if kept.context.device != device {
+            return true;
+        }
+        if kept.context.is_alive() {
+            host().release_memory(kept.context.engine, kept.bytes);
+        }
+        if let Some(usage) = usage.get_mut(&device) {
+            usage.reserved -= kept.bytes;
+        }
+        false
+    });
+}
+
+/// Drops what a context that ends had; the engine drops its charges itself.
+pub fn forget_context(context: &Context) {
+    let mut state = lock(state());
+    let State { live, usage, spare } = &mut *state;
+    let mut used = 0;
+    live.retain(|_, one| {
+        let stays = one.context.handle != context.handle;
+        used += if stays { 0 } else { one.bytes };
+        stays
+    });
+    let kept = spare.remove(&context.handle).map_or(0, |spare| spare.bytes);
+    if let Some(usage) = usage.get_mut(&context.device) {
+        usage.current -= used;
+        usage.reserved -= used + kept;
+    }
 }
 
 /// Frees memory of a graph from outside it (cuMemFree, cuMemFreeAsync).
@@ -127,5 +179,6 @@ pub fn usage(device: i32) -> Usage {
 pub fn reset_high(device: i32) {
     if let Some(usage) = lock(state()).usage.get_mut(&device) {
         usage.high = usage.current;
+        usage.reserved_high = usage.reserved;
     }
 }

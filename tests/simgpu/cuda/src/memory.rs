@@ -11,7 +11,7 @@ use crate::mapping::{self, Access};
 use crate::pool::Pool;
 use crate::process::{self, host};
 use crate::status::{self, Result};
-use crate::{capture, pending};
+use crate::{account, capture, pending};
 
 /// Up to this size allocations share a 2 MiB piece; larger ones have pieces of their own.
 const SMALL_BYTES: u64 = 1 << 20;
@@ -337,6 +337,7 @@ fn free_backing(allocation: &Allocation) {
 
 /// Frees device or managed memory (cuMemFree); NULL is nothing.
 pub fn free(address: u64) -> Result<()> {
+    account::note_free();
     capture::refuse_unsafe()?;
     context::current()?;
     if address == 0 {

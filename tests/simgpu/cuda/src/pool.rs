@@ -18,6 +18,9 @@ use crate::stream::Stream;
 /// All pools that live.
 pub static POOLS: Table<Pool> = Table::new(HandleKind::Pool);
 
+/// Pools that were destroyed while something of theirs was in use, or not free yet.
+static ORPHANS: Mutex<Vec<Arc<Pool>>> = Mutex::new(Vec::new());
+
 /// A pool grows by at least this (assumed; a real driver's step is to be measured with the others in this crate's README).
 const GROWTH_BYTES: u64 = 32 << 20;
 
@@ -307,7 +310,16 @@ pub fn destroy(handle: usize) -> Result<()> {
     POOLS.remove(handle);
     lock(device_pools()).current.retain(|_, current| current.handle != handle);
     pool.trim(0);
+    if Pool::reserved(&lock(&pool.state)) != 0 {
+        lock(&ORPHANS).push(pool);
+    }
     Ok(())
+}
+
+/// What all pools of the process have reserved, those too that were destroyed.
+pub fn reserved() -> u64 {
+    let orphans = lock(&ORPHANS).clone();
+    POOLS.all().into_iter().chain(orphans).map(|pool| Pool::reserved(&lock(&pool.state))).sum()
 }
 
 /// A device's own pool.
@@ -348,11 +360,20 @@ pub fn trim_at_synchronisation(device: i32) {
             pool.trim(threshold);
         }
     }
+    // One goes as a whole, once nothing of it is in use.
+    lock(&ORPHANS).retain(|pool| {
+        let is_used = !lock(&pool.state).taken.is_empty();
+        if !is_used && pool.device == device {
+            pool.trim(0);
+        }
+        is_used || Pool::reserved(&lock(&pool.state)) != 0
+    });
 }
 
 /// Drops what pools have charged to a context that ends.
 pub fn forget_context(context: &Context) {
-    for pool in POOLS.all() {
+    let orphans = lock(&ORPHANS).clone();
+    for pool in POOLS.all().into_iter().chain(orphans) {
         let mut state = lock(&pool.state);
         let lost: Vec<u64> = state
             .charged

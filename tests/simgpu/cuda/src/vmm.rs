@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use deepres_abi::driver::types as cu;
 use simgpu_engine::Config;
 
+use crate::account;
 use crate::context::{CONTEXTS, Context, lock};
 use crate::handle::{Kind as HandleKind, Table};
 use crate::mapping::{self, Access};
@@ -155,6 +156,7 @@ fn put(physical: &Physical, less: impl FnOnce(&mut Uses)) {
 
 /// Gives up one handle.
 pub fn release(handle: usize) -> Result<()> {
+    account::note_free();
     let physical = by_handle(handle)?;
     if lock(&physical.uses).handles == 0 {
         return Err(status::INVALID_VALUE);

@@ -178,7 +178,7 @@ fn a_cycle_cannot_be_instantiated() {
 }
 
 #[test]
-fn memory_of_a_graph_is_charged_while_it_is_in_use() {
+fn memory_of_a_graph_is_charged_from_its_launch_until_it_is_trimmed() {
     let gpu = Gpu::new();
     const BYTES: usize = 6 << 20;
     let stream = gpu.stream(CU_STREAM_NON_BLOCKING);
@@ -196,10 +196,15 @@ fn memory_of_a_graph_is_charged_while_it_is_in_use() {
     assert_eq!(gpu.used_bytes() - before, BYTES);
     assert_eq!(gpu.read(address, 1), [8]);
     assert_eq!(code!(cuGraphLaunch(exec, stream)), CUDA_ERROR_INVALID_VALUE, "still in use");
+    ok!(cuDeviceGraphMemTrim(0));
+    assert_eq!(gpu.used_bytes() - before, BYTES, "what is in use is not trimmed");
     ok!(cuMemFreeAsync(address, stream));
-    assert_eq!(gpu.used_bytes(), before);
+    assert_eq!(gpu.used_bytes() - before, BYTES, "kept for the next launch");
     ok!(cuGraphLaunch(exec, stream));
     ok!(cuMemFree_v2(address));
+    assert_eq!(gpu.used_bytes() - before, BYTES);
+    ok!(cuDeviceGraphMemTrim(0));
+    assert_eq!(gpu.used_bytes(), before);
 }
 
 #[test]

@@ -3,7 +3,7 @@ use std::ffi::c_char;
 
 use deepres_abi::driver::types::*;
 
-use crate::process::{self, config, device_count, gpu_of, host};
+use crate::process::{config, device_count, gpu_of, host};
 use crate::status::{self, Result};
 use crate::{device, graph_memory, pool};
 
@@ -145,7 +145,9 @@ pub fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) -> Result<()> {
 }
 
 pub fn cuDeviceGraphMemTrim(device: CUdevice) -> Result<()> {
-    process::gpu_of(device).map(|_| ())
+    gpu_of(device)?;
+    graph_memory::trim(device);
+    Ok(())
 }
 
 pub fn cuDeviceGetGraphMemAttribute(
@@ -156,8 +158,10 @@ pub fn cuDeviceGetGraphMemAttribute(
     gpu_of(device)?;
     let usage = graph_memory::usage(device);
     let answer = match attr {
-        CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT | CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT => usage.current,
-        CU_GRAPH_MEM_ATTR_USED_MEM_HIGH | CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH => usage.high,
+        CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT => usage.current,
+        CU_GRAPH_MEM_ATTR_USED_MEM_HIGH => usage.high,
+        CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT => usage.reserved,
+        CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH => usage.reserved_high,
         _ => return Err(status::INVALID_VALUE),
     };
     give!(value.cast::<u64>(), answer);

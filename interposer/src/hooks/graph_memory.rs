@@ -1,0 +1,113 @@
+//! Hooks of how graphs come to be: which of them allocate memory, and how much their launches may need.
+
+use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::driver::types::{
+    CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_GRAPH_INSTANTIATE_PARAMS,
+    CUDA_MEM_ALLOC_NODE_PARAMS, CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode, CUgraphNodeParams,
+    CUresult, c_char,
+};
+
+use super::{MISSING, memory};
+use crate::driver::memory::ExecHandle;
+use crate::driver::real;
+use crate::memory::graphs;
+use crate::meter;
+use crate::process;
+
+macro_rules! instantiate {
+    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*);)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`: what the launches may need is known from here on.")]
+        pub unsafe extern "C" fn $name(exec: *mut CUgraphExec, graph: CUgraph $(, $argument: $type)*) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's arguments, as they came.
+            let result = unsafe { real(exec, graph $(, $argument)*) };
+            if result == CUDA_SUCCESS
+                && graphs::is_used()
+                && let Some(process) = process::current()
+                // SAFETY: the driver wrote the handle if it reports success.
+                && let Some(exec) = unsafe { exec.as_ref() }
+            {
+                process.memory.graphs.instantiated(graph, ExecHandle(*exec as usize));
+            }
+            result
+        }
+    )+};
+}
+
+instantiate! {
+    instantiate_v1: cuGraphInstantiate(node: *mut CUgraphNode, log: *mut c_char, bytes: usize);
+    instantiate_v2: cuGraphInstantiate_v2(node: *mut CUgraphNode, log: *mut c_char, bytes: usize);
+    instantiate_with_flags: cuGraphInstantiateWithFlags(flags: u64);
+    instantiate_with_params: cuGraphInstantiateWithParams(params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS);
+    instantiate_with_params_ptsz: cuGraphInstantiateWithParams_ptsz(params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS);
+}
+
+/// Hook of `cuGraphExecDestroy`.
+pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {
+    let Some(real) = real!(cuGraphExecDestroy) else { return MISSING };
+    if graphs::is_used()
+        && let Some(process) = process::current()
+    {
+        process.memory.graphs.forget(ExecHandle(exec as usize));
+    }
+    // SAFETY: the caller's argument.
+    let result = unsafe { real(exec) };
+    // Also where it failed: what is forgotten in vain is measured again.
+    meter::graphs::changed(exec as usize);
+    if graphs::is_used() {
+        memory::refresh();
+    }
+    result
+}
+
+/// Hook of `cuGraphDestroy`.
+pub unsafe extern "C" fn destroy(graph: CUgraph) -> CUresult {
+    let Some(real) = real!(cuGraphDestroy) else { return MISSING };
+    // SAFETY: the caller's argument.
+    let result = unsafe { real(graph) };
+    if graphs::is_used() {
+        memory::refresh();
+    }
+    result
+}
+
+/// Hook of `cuGraphAddMemAllocNode`.
+pub unsafe extern "C" fn add_allocation(
+    node: *mut CUgraphNode,
+    graph: CUgraph,
+    dependencies: *const CUgraphNode,
+    count: usize,
+    params: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
+) -> CUresult {
+    let Some(real) = real!(cuGraphAddMemAllocNode) else { return MISSING };
+    graphs::note();
+    // SAFETY: the caller's arguments, as they came.
+    unsafe { real(node, graph, dependencies, count, params) }
+}
+
+/// Whether a node of these parameters allocates, or may.
+fn may_allocate(params: *const CUgraphNodeParams) -> bool {
+    // SAFETY: null, or what the caller passes as parameters for the driver to read.
+    let kind = unsafe { params.as_ref() }.map(|params| params.r#type);
+    matches!(kind, Some(CU_GRAPH_NODE_TYPE_MEM_ALLOC | CU_GRAPH_NODE_TYPE_GRAPH))
+}
+
+macro_rules! add {
+    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*);)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $name($($argument: $type,)* params: *mut CUgraphNodeParams) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            if may_allocate(params) {
+                graphs::note();
+            }
+            // SAFETY: the caller's arguments, as they came.
+            unsafe { real($($argument,)* params) }
+        }
+    )+};
+}
+
+add! {
+    add_v1: cuGraphAddNode(node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, count: usize);
+    add_v2: cuGraphAddNode_v2(node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const CUgraphEdgeData, count: usize);
+    add_v3: cuGraphAddNode_v3(node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const CUgraphEdgeData, count: usize);
+}

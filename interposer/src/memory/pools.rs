@@ -1,0 +1,243 @@
+//! Pools: each counts for what it has reserved of its device's memory, in use or not.
+//!
+//! How much an allocation makes a pool grow is the driver's business: before the call as much is promised as it can be, and after it the pool says
+//! what it has. It is asked again whenever it may have given something back: when the process has waited for the GPU. If the limit leaves no room
+//! for growth, what pools do not use is given back first; what then fits into a pool without growth is let through.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::ledger::Refused;
+use deepres_abi::meter::MemoryKind;
+
+use super::charge;
+use super::held::Held;
+use super::site::{Promise, Site};
+use crate::driver::calls::Context;
+use crate::driver::memory::{self, PoolHandle};
+use crate::meter::gpu::Gpu;
+use crate::process::Process;
+use crate::session::Session;
+
+/// A pool grows by so much, or by more if more is asked for.
+const GROWTH_BYTES: u64 = 32 << 20;
+
+/// One pool.
+pub struct Pool {
+    handle: PoolHandle,
+    /// The device whose memory it is; `None`: of the host, or another process's.
+    ordinal: Option<usize>,
+    /// Held while the pool may be growing.
+    state: Mutex<State>,
+    /// What was allocated from it and not freed, with the context that it dies with.
+    live: Mutex<HashMap<u64, usize>>,
+}
+
+struct State {
+    held: Held,
+    is_destroyed: bool,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Pools {
+    is_used: AtomicBool,
+    pools: Mutex<Vec<Arc<Pool>>>,
+}
+
+/// An allocation of a pool's that is being freed.
+pub struct Freed(Arc<Pool>, u64, usize);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    /// Its state, unless an allocation is under way: then that looks at what there is.
+    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn site<'p>(&self, process: &'p Process) -> Option<(usize, Site<'p>)> {
+        Some((self.ordinal?, Site::of(process, self.ordinal?)?))
+    }
+
+    /// Charges what it has.
+    fn settle(&self, state: &mut State, site: &Site<'_>, promise: Promise) {
+        match self.handle.stock().filter(|_| !state.is_destroyed) {
+            Some(stock) => state.held.set(site, stock.reserved_bytes, promise),
+            None => site.withdraw(promise),
+        }
+    }
+
+    fn trim(&self, state: &mut State, site: &Site<'_>) {
+        if !state.is_destroyed {
+            self.handle.trim();
+            self.settle(state, site, None);
+        }
+    }
+}
+
+fn find(pools: &[Arc<Pool>], handle: PoolHandle) -> Option<Arc<Pool>> {
+    let is_it = |pool: &&Arc<Pool>| {
+        pool.handle == handle && !pool.try_state().is_some_and(|state| state.is_destroyed)
+    };
+    pools.iter().find(is_it).cloned()
+}
+
+impl Pools {
+    fn all(&self) -> Vec<Arc<Pool>> {
+        if self.is_used.load(Ordering::Relaxed) { lock(&self.pools).clone() } else { Vec::new() }
+    }
+
+    /// The pool, which is of the memory of the device that `ordinal` says if it was not known.
+    pub fn get(&self, handle: PoolHandle, ordinal: impl FnOnce() -> Option<usize>) -> Arc<Pool> {
+        let mut pools = lock(&self.pools);
+        if let Some(known) = find(&pools, handle) {
+            return known;
+        }
+        let ordinal = ordinal();
+        let held = Held::nothing(MemoryKind::Pool, ordinal.unwrap_or(usize::MAX));
+        let state = Mutex::new(State { held, is_destroyed: false });
+        let pool = Arc::new(Pool { handle, ordinal, state, live: Mutex::default() });
+        pools.push(Arc::clone(&pool));
+        self.is_used.store(true, Ordering::Release);
+        pool
+    }
+
+    /// Allocates `bytes` by `call`, which returns the driver's result and the address, from the pool `handle` or, without one, the present one of the
+    /// device `ordinal`.
+    ///
+    /// # Errors
+    /// [`Refused`], with the site.
+    pub fn allocate<'p>(
+        &self,
+        process: &'p Process,
+        handle: Option<PoolHandle>,
+        (ordinal, context): (usize, usize),
+        bytes: u64,
+        mut call: impl FnMut() -> (u32, Option<u64>),
+    ) -> Result<u32, (Site<'p>, Refused)> {
+        let Some(handle) = handle.or_else(|| PoolHandle::current(ordinal)) else { return Ok(call().0) };
+        let pool = self.get(handle, || handle.ordinal(process.gpus.len()));
+        let Some((ordinal, site)) = pool.site(process) else { return Ok(call().0) };
+        let mut state = lock(&pool.state);
+        let growth_bytes = charge::blocks(bytes).max(GROWTH_BYTES);
+        let promise = site.reserve(growth_bytes).or_else(|_| {
+            pool.trim(&mut state, &site);
+            self.trim(process, ordinal);
+            site.reserve(growth_bytes)
+        });
+        match promise {
+            Ok(promise) => {
+                let ((result, at), promise) = site.ask(growth_bytes, promise, call);
+                pool.settle(&mut state, &site, promise);
+                if let Some(at) = at.filter(|_| result == CUDA_SUCCESS) {
+                    lock(&pool.live).insert(at, context);
+                }
+                Ok(result)
+            }
+            Err(refused) => {
+                let Some(before) = pool.handle.stock().filter(|stock| stock.spare_bytes() >= bytes) else {
+                    return Err((site, refused));
+                };
+                let (result, at) = call();
+                let Some(at) = at.filter(|_| result == CUDA_SUCCESS) else { return Ok(result) };
+                let grown = pool
+                    .handle
+                    .stock()
+                    .map_or(0, |now| now.reserved_bytes.saturating_sub(before.reserved_bytes));
+                if grown != 0 {
+                    match site.reserve(grown) {
+                        Ok(promise) => pool.settle(&mut state, &site, promise),
+                        // What is spare lies in too many pieces, or is not free yet for this stream.
+                        Err(refused) => {
+                            memory::take_back(&process.calls, Context(context), at);
+                            pool.trim(&mut state, &site);
+                            return Err((site, refused));
+                        }
+                    }
+                }
+                lock(&pool.live).insert(at, context);
+                Ok(result)
+            }
+        }
+    }
+
+    /// What was allocated at `address` is about to be freed, if it is a pool's.
+    pub fn begin_free(&self, address: u64) -> Option<Freed> {
+        self.all().into_iter().find_map(|pool| {
+            let context = lock(&pool.live).remove(&address)?;
+            Some(Freed(pool, address, context))
+        })
+    }
+
+    /// The driver did not free it.
+    pub fn cancel_free(&self, Freed(pool, address, context): Freed) {
+        lock(&pool.live).insert(address, context);
+    }
+
+    /// Forgets what died with a context.
+    pub fn forget_context(&self, context: usize) {
+        for pool in self.all() {
+            lock(&pool.live).retain(|_, own| *own != context);
+        }
+    }
+
+    /// Asks every pool what it has: some may have given something back.
+    pub fn refresh(&self, process: &Process) {
+        for pool in self.all() {
+            let Some((mut state, (_, site))) = pool.try_state().zip(pool.site(process)) else { continue };
+            if !state.is_destroyed {
+                pool.settle(&mut state, &site, None);
+            } else if lock(&pool.live).is_empty() {
+                state.held.set(&site, 0, None);
+                lock(&self.pools).retain(|other| !Arc::ptr_eq(other, &pool));
+            }
+        }
+    }
+
+    /// Has the pools of a device give back what they do not use.
+    pub fn trim(&self, process: &Process, ordinal: usize) {
+        for pool in self.all().iter().filter(|pool| pool.ordinal == Some(ordinal)) {
+            if let Some((mut state, site)) = pool.try_state().zip(Site::of(process, ordinal)) {
+                pool.trim(&mut state, &site);
+            }
+        }
+    }
+
+    /// Destroys a pool by `call`. What is in use of it stays until it is freed.
+    pub fn destroy(&self, process: &Process, handle: PoolHandle, call: impl FnOnce() -> u32) -> u32 {
+        let known = find(&lock(&self.pools), handle);
+        let site = known.as_ref().and_then(|pool| pool.site(process));
+        let Some((pool, (_, site))) = known.zip(site) else { return call() };
+        {
+            let mut state = lock(&pool.state);
+            // As its end does; afterwards nobody can ask it any more.
+            pool.trim(&mut state, &site);
+            let result = call();
+            if result != CUDA_SUCCESS {
+                return result;
+            }
+            state.is_destroyed = true;
+            if state.held.bytes != 0 {
+                return result;
+            }
+        }
+        lock(&self.pools).retain(|other| !Arc::ptr_eq(other, &pool));
+        CUDA_SUCCESS
+    }
+
+    /// Moves what is held to a new ledger of the session's.
+    pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
+        for pool in self.all() {
+            lock(&pool.state).held.follow_on(session, gpus);
+        }
+    }
+}

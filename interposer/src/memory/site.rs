@@ -1,0 +1,152 @@
+//! Where a request is charged: the tenant's account on the GPU that it is about, and the limit there.
+
+use std::mem;
+use std::thread;
+use std::time::Duration;
+
+use deepres_abi::driver::result::CUDA_ERROR_OUT_OF_MEMORY;
+use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::ledger::{Account, Refused, Reservation};
+
+use super::ledgers::Ledger;
+use super::room;
+use crate::meter::gpu::Gpu;
+use crate::os;
+use crate::process::Process;
+use crate::session::Session;
+
+/// How long a request waits for others' unfinished ones: a call of the driver's takes 1 µs to 1 ms, a free until the GPU is through with what it was
+/// given.
+const PATIENCE_NS: u64 = 1_000_000_000;
+/// Looks after which a waiter sleeps between two.
+const YIELDS: u32 = 500;
+const NAP: Duration = Duration::from_micros(50);
+
+/// Waiting that ends.
+#[derive(Default)]
+pub struct Patience {
+    looks: u32,
+    until_ns: u64,
+}
+
+impl Patience {
+    /// Lets others go on for a moment. False once that was done for `limit_ns`.
+    #[cold]
+    pub fn goes_on(&mut self, limit_ns: u64) -> bool {
+        let now_ns = os::now_ns();
+        if self.looks == 0 {
+            self.until_ns = now_ns + limit_ns;
+        }
+        self.looks += 1;
+        if self.looks < YIELDS {
+            thread::yield_now();
+        } else {
+            thread::sleep(NAP);
+        }
+        now_ns < self.until_ns
+    }
+}
+
+/// See the module.
+#[derive(Clone, Copy)]
+pub struct Site<'p> {
+    /// The session.
+    pub session: &'static Session,
+    /// The GPU.
+    pub gpu: &'p Gpu,
+    /// The ledger that was the present one when the request began.
+    pub ledger: Ledger,
+    account: Account<'static>,
+    /// What the tenant may hold there.
+    pub limit_bytes: u64,
+}
+
+/// What was promised to a request; nothing, without a limit.
+pub type Promise = Option<Reservation<'static>>;
+
+impl<'p> Site<'p> {
+    /// That of the GPU `ordinal`, if there is a session and it is managed.
+    #[inline]
+    pub fn of(process: &'p Process, ordinal: usize) -> Option<Self> {
+        let (session, gpu) = process.session().zip(process.gpus.get(ordinal))?;
+        let ledger = session.ledger();
+        let (grant, account) = gpu.grant().zip(ledger.account(gpu.index()?))?;
+        Some(Self { session, gpu, ledger, account, limit_bytes: grant.memory_limit() })
+    }
+
+    /// Whether the tenant has a limit there.
+    pub fn is_limited(&self) -> bool {
+        self.limit_bytes != NO_LIMIT
+    }
+
+    /// Whether anything is promised to requests of this process.
+    pub fn is_anything_promised(&self) -> bool {
+        self.account.pending_bytes() != 0
+    }
+
+    /// Promises `bytes` to the request.
+    ///
+    /// # Errors
+    /// [`Refused`], if what is held leaves no room.
+    #[inline]
+    pub fn reserve(&self, bytes: u64) -> Result<Promise, Refused> {
+        if !self.is_limited() {
+            return Ok(None);
+        }
+        let reserve = || {
+            let mut patience = Patience::default();
+            self.account.reserve(bytes, self.limit_bytes, || patience.goes_on(PATIENCE_NS))
+        };
+        let bury = || self.gpu.index().is_some_and(|index| self.session.bury_dead(index));
+        reserve().or_else(|refused| bury().then(reserve).unwrap_or(Err(refused))).map(Some)
+    }
+
+    /// Runs `call`, and again each time that others made room for `bytes` that the GPU lacked. What was promised is not while the request waits: the
+    /// rest of the tenant goes on. Returns the promise too, if there is one still.
+    pub fn ask<T>(
+        &self,
+        bytes: u64,
+        mut promise: Promise,
+        mut call: impl FnMut() -> (u32, T),
+    ) -> ((u32, T), Promise) {
+        loop {
+            let answered = call();
+            if answered.0 != CUDA_ERROR_OUT_OF_MEMORY {
+                return (answered, promise);
+            }
+            self.withdraw(promise.take());
+            if !room::wait(self.session, self.gpu, self.account, bytes) {
+                return (answered, None);
+            }
+            match self.reserve(bytes) {
+                Ok(again) => promise = again,
+                Err(_) => return (answered, None),
+            }
+        }
+    }
+
+    /// What was promised is not needed. A ledger that is gone took with it what was promised there.
+    pub fn withdraw(&self, promise: Promise) {
+        if !self.session.has_ledger(&self.ledger) {
+            mem::forget(promise);
+        }
+    }
+
+    /// The driver answered: `bytes` are held, of which what was promised may be more or less.
+    #[inline]
+    pub fn settle(&self, promise: Promise, bytes: u64) {
+        if !self.session.has_ledger(&self.ledger) {
+            return mem::forget(promise);
+        }
+        let promised_bytes = promise.as_ref().map_or(0, Reservation::bytes);
+        match promise {
+            Some(promise) if bytes != 0 => promise.commit(),
+            _ => return self.account.charge(bytes),
+        }
+        if bytes > promised_bytes {
+            self.account.charge(bytes - promised_bytes);
+        } else if bytes < promised_bytes {
+            self.account.release(promised_bytes - bytes);
+        }
+    }
+}

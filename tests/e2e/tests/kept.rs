@@ -1,0 +1,79 @@
+//! What the driver keeps beyond what lives counts too: shared blocks, pools, rows of arrays, memory of graphs. Account and GPU agree at every stage.
+
+use deepres_e2e::{
+    Host,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+const LIMIT_BYTES: u64 = 400 * MIB;
+/// What the client is told when there is no room.
+const FULL: &str = "full 2";
+
+/// Runs the client's part `what` and holds its stages against `expected`: name, kind, MiB of that kind. Lines between stages are `said`.
+#[track_caller]
+fn assert_counts(what: &str, expected: &[(&str, &str, u64)], said: &[&str]) {
+    // Contexts' own memory is none, so that the GPU's record is of allocations alone.
+    let host = Host::new().simgpu("context_overhead_bytes = 0\n");
+    let _daemon = host.daemon();
+    let mut command = host.preloaded(c_client("kept", Way::Dlsym));
+    command.args([what, &LIMIT_BYTES.to_string()]);
+    command.env("DEEPRES_TENANT", "keeper").env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
+    let mut client = host.spawn(command);
+    for (stage, kind, mib) in expected {
+        client.await_line(|line| line == format!("stage {stage}"), COMMAND_LIMIT);
+        let ps: Value = serde_json::from_str(&host.finish(host.deepres(&["ps", "--json"])).success().stdout)
+            .expect("JSON");
+        let account = &ps["tenants"][0]["gpus"][0];
+        let truth = host.truth().gpus[0];
+        assert_eq!(account["memory_by_kind"][kind].as_u64().unwrap_or(0), mib * MIB, "{stage}: {account}");
+        assert_eq!(account["memory_bytes"].as_u64(), Some(truth.memory_used_bytes), "{stage}: {account}");
+        assert!(truth.memory_peak_bytes <= LIMIT_BYTES, "{stage}: {truth:?}");
+        client.say("");
+    }
+    let finished = client.finish(COMMAND_LIMIT).success();
+    let lines: Vec<&str> = finished.stdout.lines().filter(|line| !line.starts_with("stage")).collect();
+    assert_eq!(lines, said);
+}
+
+#[test]
+fn small_allocations_count_for_the_blocks_that_they_share() {
+    assert_counts("slabs", &[("small", "linear", 4), ("few", "linear", 4), ("none", "linear", 0)], &[]);
+}
+
+#[test]
+fn a_small_allocation_that_fits_beside_others_is_given_at_the_limit_and_not_a_byte_more() {
+    assert_counts("tight", &[("tight", "linear", 400), ("loose", "linear", 0)], &[FULL]);
+}
+
+#[test]
+fn an_array_counts_for_its_rows_however_short_they_are() {
+    assert_counts("array", &[("array", "array", 32)], &[]);
+}
+
+#[test]
+fn a_pool_counts_for_what_it_keeps_and_gives_it_back_before_anything_is_refused() {
+    let stages = [
+        ("pooled", "pool", 100),
+        ("kept", "pool", 100),
+        ("trimmed", "pool", 0),
+        ("spare", "pool", 40),
+        ("orphaned", "pool", 40),
+        ("destroyed", "pool", 0),
+    ];
+    assert_counts("pool", &stages, &[FULL]);
+}
+
+#[test]
+fn what_is_captured_counts_from_the_launch_on_until_it_is_trimmed() {
+    let stages = [
+        ("captured", "graph", 0),
+        ("launched", "graph", 50),
+        ("given back", "graph", 0),
+        ("refused", "graph", 0),
+        ("end", "graph", 0),
+    ];
+    assert_counts("graph", &stages, &[FULL]);
+}

@@ -1,0 +1,144 @@
+/* kept: takes memory in ways in which the driver keeps more than what lives. Says `stage NAME` at each stage and goes on when a line comes in. */
+#include "driver.h"
+#include <string.h>
+
+enum { MIB = 1 << 20, SMALL_BYTES = 512, SMALL = 5000, TALL = 65535 };
+
+static void stage(const char *name) {
+    printf("stage %s\n", name);
+    fflush(stdout);
+    if (getchar() == EOF) exit(0);
+}
+
+static CUdeviceptr small[SMALL];
+
+/* Small allocations share blocks. */
+static void slabs(void) {
+    for (int i = 0; i < SMALL; i++)
+        CHECK(cu(cuMemAlloc_v2)(&small[i], SMALL_BYTES));
+    stage("small");
+    /* One is left in the first block, and in the second too. */
+    for (int i = 1; i < SMALL - 1; i++)
+        CHECK(cu(cuMemFree_v2)(small[i]));
+    stage("few");
+    CHECK(cu(cuMemFree_v2)(small[0]));
+    CHECK(cu(cuMemFree_v2)(small[SMALL - 1]));
+    stage("none");
+}
+
+/* What is left of the limit is less than a block: beside others a small allocation fits, and no more than that. */
+static void tight(size_t limit) {
+    CUdeviceptr one, rest, another, large;
+    CHECK(cu(cuMemAlloc_v2)(&one, SMALL_BYTES));
+    CHECK(cu(cuMemAlloc_v2)(&rest, limit - 2 * MIB));
+    CHECK(cu(cuMemAlloc_v2)(&another, MIB));
+    CHECK(cu(cuMemAlloc_v2)(&small[0], MIB - SMALL_BYTES));
+    CUresult code = cu(cuMemAlloc_v2)(&large, SMALL_BYTES);
+    printf("full %d\n", code);
+    stage("tight");
+    CHECK(cu(cuMemFree_v2)(rest));
+    CHECK(cu(cuMemFree_v2)(one));
+    CHECK(cu(cuMemFree_v2)(another));
+    CHECK(cu(cuMemFree_v2)(small[0]));
+    stage("loose");
+}
+
+/* Rows of an array begin at a pitch, however short they are. */
+static void array(void) {
+    const CUDA_ARRAY_DESCRIPTOR tall = {1, TALL, CU_AD_FORMAT_UNSIGNED_INT32, 1};
+    CUarray array;
+    CHECK(cu(cuArrayCreate_v2)(&array, &tall));
+    stage("array");
+    CHECK(cu(cuArrayDestroy)(array));
+}
+
+/* A pool keeps what was freed. */
+static void pool(size_t limit) {
+    const CUmemPoolProps props = {.allocation_type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    unsigned long long everything = ~0ull;
+    CUmemoryPool own;
+    CUdeviceptr at, other;
+    CUstream stream;
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CHECK(cu(cuMemPoolCreate)(&own, &props));
+    CHECK(cu(cuMemPoolSetAttribute)(own, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &everything));
+    CHECK(cu(cuMemAllocFromPoolAsync)(&at, 100 * MIB, own, stream));
+    stage("pooled");
+    CHECK(cu(cuMemFreeAsync)(at, stream));
+    CHECK(cu(cuStreamSynchronize)(stream));
+    stage("kept");
+    /* All of it can be had by others. */
+    CHECK(cu(cuMemAlloc_v2)(&other, limit));
+    stage("trimmed");
+    CHECK(cu(cuMemFree_v2)(other));
+    CHECK(cu(cuMemAllocFromPoolAsync)(&at, 40 * MIB, own, stream));
+    /* At the limit, what it has to spare can be had of the pool itself. */
+    CHECK(cu(cuMemFreeAsync)(at, stream));
+    CHECK(cu(cuMemAllocFromPoolAsync)(&at, 10 * MIB, own, stream));
+    CHECK(cu(cuMemAlloc_v2)(&other, limit - 40 * MIB));
+    CHECK(cu(cuMemAllocFromPoolAsync)(&small[0], 20 * MIB, own, stream));
+    CUresult code = cu(cuMemAllocFromPoolAsync)(&small[1], 20 * MIB, own, stream);
+    printf("full %d\n", code);
+    stage("spare");
+    CHECK(cu(cuMemFree_v2)(other));
+    CHECK(cu(cuMemPoolDestroy)(own));
+    stage("orphaned");
+    CHECK(cu(cuMemFreeAsync)(at, stream));
+    CHECK(cu(cuMemFreeAsync)(small[0], stream));
+    CHECK(cu(cuStreamSynchronize)(stream));
+    stage("destroyed");
+}
+
+/* What is captured takes no memory; its graph does, and keeps it. */
+static void graph(void) {
+    CUstream stream;
+    CUgraph graph;
+    CUgraphExec exec;
+    CUdeviceptr at, other;
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    CHECK(cu(cuMemAllocAsync)(&at, 50 * MIB, stream));
+    CHECK(cu(cuMemFreeAsync)(at, stream));
+    CHECK(cu(cuStreamEndCapture)(stream, &graph));
+    CHECK(cu(cuGraphInstantiateWithFlags)(&exec, graph, 0));
+    stage("captured");
+    for (int i = 0; i < 3; i++)
+        CHECK(cu(cuGraphLaunch)(exec, stream));
+    CHECK(cu(cuStreamSynchronize)(stream));
+    stage("launched");
+    CHECK(cu(cuDeviceGraphMemTrim)(0));
+    stage("given back");
+    /* The limit is 400 MiB: there is no room for the graph any more. */
+    CHECK(cu(cuMemAlloc_v2)(&other, 360 * MIB));
+    printf("full %d\n", cu(cuGraphLaunch)(exec, stream));
+    stage("refused");
+    CHECK(cu(cuMemFree_v2)(other));
+    CHECK(cu(cuGraphExecDestroy)(exec));
+    CHECK(cu(cuGraphDestroy)(graph));
+    stage("end");
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) {
+        fprintf(stderr, "usage: kept WHAT LIMIT_BYTES\n");
+        return 2;
+    }
+    size_t limit = strtoull(argv[2], NULL, 10);
+    open_context();
+    if (!strcmp(argv[1], "slabs"))
+        slabs();
+    else if (!strcmp(argv[1], "tight"))
+        tight(limit);
+    else if (!strcmp(argv[1], "array"))
+        array();
+    else if (!strcmp(argv[1], "pool"))
+        pool(limit);
+    else if (!strcmp(argv[1], "graph"))
+        graph();
+    else {
+        CUdeviceptr all;
+        CHECK(cu(cuMemAlloc_v2)(&all, limit));
+        puts("all of it");
+    }
+    return 0;
+}
