@@ -54,6 +54,12 @@ pub fn enter<const NEEDS_INITIALISATION: bool>(name: &str) -> Result<()> {
     if NEEDS_INITIALISATION { process::check_ready() } else { Ok(()) }
 }
 
+/// The end of every function.
+#[inline]
+pub fn leave(name: &str) {
+    faults::check_end(name);
+}
+
 static UNSUPPORTED: [AtomicU32; ApiId::COUNT] = [const { AtomicU32::new(0) }; ApiId::COUNT];
 
 /// Answers a call of a function that is not modelled, and counts it.

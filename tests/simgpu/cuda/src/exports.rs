@@ -23,7 +23,9 @@ macro_rules! expand {
                     let _call = edge::begin::<{ edge::waits_for_unlock(ApiId::$symbol) }>();
                     api::$symbol($($arg),*)
                 };
-                match entered.and_then(|()| call()) {
+                let done = entered.and_then(|()| call());
+                edge::leave(stringify!($symbol));
+                match done {
                     Ok(()) => status::SUCCESS,
                     Err(code) => code.0,
                 }

@@ -7,7 +7,8 @@
 //! | `cuMemAlloc_v2:3:2` | the 3rd call answers error 2 |
 //! | `cuLaunchKernel:every:100:719` | every 100th call answers error 719 |
 //! | `cuCtxSynchronize:delay:5ms` | every call takes 5 ms longer (`ns`, `us`, `ms`, `s`) |
-//! | `die:cuLaunchKernel:10` | the process is killed inside the 10th call |
+//! | `die:cuLaunchKernel:10` | the process is killed inside the 10th call, before its own work |
+//! | `die-after:cuLaunchKernel:10` | the process is killed in the 10th call when the work is done and not answered |
 //!
 //! Calls are counted per rule, over all threads of the process. Names are exact: the exported one that was
 //! called.
@@ -36,6 +37,7 @@ enum Effect {
     FailEvery { every: u64, code: u32 },
     Delay(Duration),
     Die { nth: u64 },
+    DieAfter { nth: u64 },
 }
 
 #[derive(Debug)]
@@ -67,7 +69,8 @@ impl Faults {
     /// fail.
     pub fn check(&self, api: &str) -> Action {
         let mut action = Action::Proceed;
-        for rule in self.rules.iter().filter(|rule| rule.api == api) {
+        let is_meant = |rule: &&Rule| rule.api == api && !matches!(rule.effect, Effect::DieAfter { .. });
+        for rule in self.rules.iter().filter(is_meant) {
             let call = rule.calls.fetch_add(1, Ordering::Relaxed) + 1;
             match rule.effect {
                 Effect::Fail { nth, code } if call == nth => action = Action::Fail(code),
@@ -75,15 +78,28 @@ impl Faults {
                     action = Action::Fail(code)
                 }
                 Effect::Delay(time) => std::thread::sleep(time),
-                Effect::Die { nth } if call == nth => {
-                    // SAFETY: sends a signal to this process; no memory is involved.
-                    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-                }
+                Effect::Die { nth } if call == nth => die(),
                 _ => {}
             }
         }
         action
     }
+
+    /// The work of a call of `api` is done: kills the process if a rule says so.
+    pub fn check_end(&self, api: &str) {
+        for rule in self.rules.iter().filter(|rule| rule.api == api) {
+            if let Effect::DieAfter { nth } = rule.effect
+                && rule.calls.fetch_add(1, Ordering::Relaxed) + 1 == nth
+            {
+                die();
+            }
+        }
+    }
+}
+
+fn die() {
+    // SAFETY: sends a signal to this process; no memory is involved.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
 }
 
 fn parse_rule(text: &str) -> Result<Rule, Error> {
@@ -96,6 +112,7 @@ fn parse_rule(text: &str) -> Result<Rule, Error> {
     let parts: Vec<&str> = text.split(':').collect();
     let (api, effect) = match parts[..] {
         ["die", api, nth] => (api, Effect::Die { nth: count(nth)? }),
+        ["die-after", api, nth] => (api, Effect::DieAfter { nth: count(nth)? }),
         [api, "delay", time] => {
             let time =
                 parse_duration(time).ok_or_else(|| refuse(&format!("{time:?} is not a time such as 5ms")))?;
@@ -103,7 +120,11 @@ fn parse_rule(text: &str) -> Result<Rule, Error> {
         }
         [api, "every", every, error] => (api, Effect::FailEvery { every: count(every)?, code: code(error)? }),
         [api, nth, error] => (api, Effect::Fail { nth: count(nth)?, code: code(error)? }),
-        _ => return Err(refuse("use API:N:CODE, API:every:N:CODE, API:delay:TIME or die:API:N")),
+        _ => {
+            return Err(refuse(
+                "use API:N:CODE, API:every:N:CODE, API:delay:TIME, die:API:N or die-after:API:N",
+            ));
+        }
     };
     if api.is_empty() {
         return Err(refuse("the API's name is missing"));
@@ -150,6 +171,16 @@ pub fn check(api: &str) -> Action {
     if PRESENT.load(Ordering::Relaxed) == NONE { Action::Proceed } else { check_slow(api) }
 }
 
+/// The end of a call of `api` that [`check`] let in.
+#[inline]
+pub fn check_end(api: &str) {
+    if PRESENT.load(Ordering::Relaxed) == SOME
+        && let Some(Ok(Some(faults))) = PROCESS_FAULTS.get()
+    {
+        faults.check_end(api);
+    }
+}
+
 #[cold]
 fn check_slow(api: &str) -> Action {
     // What is wrong with the variable has been said by whoever called `init` first.
@@ -191,12 +222,18 @@ mod tests {
     }
 
     #[test]
-    fn death_comes_inside_the_nth_call() {
-        let faults = Faults::parse("die:cuX:2").expect("valid");
-        // SAFETY: the child only calls `check`, which allocates nothing, and `_exit`.
+    fn death_comes_inside_the_nth_call_before_its_work_or_after() {
+        for rule in ["die:cuX:2", "die-after:cuX:1"] {
+            assert_dies(&Faults::parse(rule).expect("valid"));
+        }
+    }
+
+    fn assert_dies(faults: &Faults) {
+        // SAFETY: the child only calls `check` and `check_end`, which allocate nothing, and `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             faults.check("cuX");
+            faults.check_end("cuX");
             faults.check("cuX");
             // SAFETY: ends the child at once; not reached when the rule works.
             unsafe { libc::_exit(0) };
@@ -218,6 +255,7 @@ mod tests {
             "cuX:delay:ms",
             ":1:2",
             "die:cuX",
+            "die-after:cuX:0",
             "cuX:every:0:1",
         ] {
             let error = Faults::parse(&format!("cuOk:1:2,{rule}")).expect_err(rule).to_string();

@@ -1,0 +1,71 @@
+//! A process that is killed in the midst of any call that takes or gives back memory, before the driver did its work or after, leaves nothing on its tenant's account
+//! that the GPU does not hold, and everything for the others to have.
+
+use deepres_e2e::{
+    Host,
+    clients::{Way, c_client, conformance},
+    host::COMMAND_LIMIT,
+};
+
+const MIB: u64 = 1 << 20;
+const LIMIT_BYTES: u64 = 400 * MIB;
+/// What another process of the tenant holds: three quarters of the limit.
+const OTHER_BYTES: u64 = 300 * MIB;
+const TENANT: &str = "walk";
+/// Enough for every call to come about several times.
+const CALLS: &str = "5000";
+const KILLED: i32 = 128 + 9;
+/// The steps of a call are: promised, asked of the driver, answered, entered. A death in the driver is between two of them; `abi/tests/kills.rs` walks through those
+/// inside the account.
+const APIS: [&str; 14] = [
+    "cuMemAlloc_v2",
+    "cuMemAllocPitch_v2",
+    "cuMemAllocManaged",
+    "cuMemAllocAsync",
+    "cuMemAllocFromPoolAsync",
+    "cuMemCreate",
+    "cuMemMap",
+    "cuArrayCreate_v2",
+    "cuMemFree_v2",
+    "cuMemFreeAsync",
+    "cuMemRelease",
+    "cuMemUnmap",
+    "cuArrayDestroy",
+    "cuMemRetainAllocationHandle",
+];
+
+#[test]
+fn a_process_killed_in_any_call_of_memory_leaves_nothing_behind() {
+    // Contexts' own memory is none, so that the GPU's record is of allocations alone.
+    let host = Host::new().simgpu("context_overhead_bytes = 0\n");
+    let _daemon = host.daemon();
+    let in_tenant = |program| {
+        let mut command = host.preloaded(program);
+        command.env("DEEPRES_TENANT", TENANT).env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
+        command
+    };
+    let mut command = in_tenant(c_client("allocators", Way::Dlsym));
+    command.arg("preallocate");
+    let mut other = host.spawn(command);
+    other.await_json(COMMAND_LIMIT);
+
+    for api in APIS {
+        for when in ["die", "die-after"] {
+            for nth in [1, 3] {
+                let fault = format!("{when}:{api}:{nth}");
+                let mut victim = in_tenant(conformance());
+                victim.args(["--sequence", CALLS, "--seed", "7"]).env("SIMGPU_FAULTS", &fault);
+                let ended = host.finish(victim);
+                assert_eq!(ended.code, KILLED, "{fault}: {}", ended.stderr);
+                host.await_ps(|ps| ps.tenant(TENANT).sessions.len() == 1, COMMAND_LIMIT);
+                let truth = host.truth().gpus[0];
+                assert_eq!(truth.memory_used_bytes, OTHER_BYTES, "{fault}");
+                assert_eq!(host.ps().tenant(TENANT).memory_bytes, OTHER_BYTES, "{fault}");
+            }
+        }
+        let mut all = in_tenant(c_client("kept", Way::Dlsym));
+        all.args(["all", &(LIMIT_BYTES - OTHER_BYTES).to_string()]);
+        host.finish(all).success();
+    }
+    other.finish(COMMAND_LIMIT).success();
+}
