@@ -3,6 +3,7 @@
 //!
 //! Left out is what depends on time (queries) and what would hang or crash without anybody's fault (waits for values, host addresses that are none).
 
+use std::fmt::Display;
 use std::ptr::{null, null_mut};
 
 use deepres_abi::driver::result::*;
@@ -22,6 +23,9 @@ const KINDS_OF_CALLS: usize = 40;
 const WILD_KINDS: usize = 58;
 /// One granule of physical memory.
 const GRANULE_BYTES: usize = 2 << 20;
+/// What is reserved of address space at a time, granules.
+const RESERVED_GRANULES: usize = 4;
+const RESERVED_BYTES: usize = RESERVED_GRANULES * GRANULE_BYTES;
 /// An injected error makes a free fail, and the next one succeed.
 const ATTEMPTS: usize = 3;
 
@@ -84,7 +88,17 @@ fn account() -> Option<[u64; KINDS]> {
     Some(sums)
 }
 
-/// Runs `calls` calls and frees everything. Every `every` calls it says what its memory counts for and waits for a line.
+/// Says what this process's memory counts for at the stage `stage`, and waits for a line.
+fn tell(stage: impl Display) -> Result<(), Stop> {
+    let sums =
+        account().ok_or_else(|| Stop::Absent("only the simulated driver keeps this account".to_owned()))?;
+    println!("account {stage} {}", sums.map(|sum| sum.to_string()).join(" "));
+    // Without anyone to wait for there is nothing to wait for.
+    let _ = std::io::stdin().read_line(&mut String::new());
+    Ok(())
+}
+
+/// Runs `calls` calls and frees everything. Every `every` calls, and in the end, it says what its memory counts for and waits for a line.
 pub fn run_accounted(seed: u64, calls: usize, every: usize) -> Result<(), Stop> {
     let mut world = World::begin(seed)?;
     // What a capture allocates is a graph's, and no memory yet; and which of a pool's allocations end with a context is the driver's secret.
@@ -92,14 +106,11 @@ pub fn run_accounted(seed: u64, calls: usize, every: usize) -> Result<(), Stop> 
     for number in 1..=calls {
         world.step()?;
         if number.is_multiple_of(every) || number == calls {
-            let sums = account()
-                .ok_or_else(|| Stop::Absent("only the simulated driver keeps this account".to_owned()))?;
-            println!("account {number} {}", sums.map(|sum| sum.to_string()).join(" "));
-            // Without anyone to wait for there is nothing to wait for.
-            let _ = std::io::stdin().read_line(&mut String::new());
+            tell(number)?;
         }
     }
-    world.clean()
+    world.clean()?;
+    tell("cleaned")
 }
 
 /// Runs `calls` calls and frees everything.
@@ -166,6 +177,12 @@ impl World {
         }
     }
 
+    /// Whether memory of each kind that is allocated can be kept.
+    fn has_room(&self) -> bool {
+        let Held { linear, pooled, host, arrays, .. } = &self.held;
+        [linear, pooled, host, arrays].into_iter().all(|kept| kept.len() < KEPT)
+    }
+
     /// Keeps what a call made. What there is no room for stays with its context.
     fn keep(&mut self, of: fn(&mut Held) -> &mut Vec<u64>, code: CUresult, object: u64) {
         if code == CUDA_SUCCESS && of(&mut self.held).len() < KEPT {
@@ -212,8 +229,8 @@ impl World {
         // Whoever compares an account with the truth has the kinds of memory that both tell of.
         let kinds = if self.is_wild { WILD_KINDS } else { KINDS_OF_CALLS };
         match self.random.below(kinds) {
-            0..=7 => self.allocate(),
-            8..=15 => self.free(),
+            0..=7 if self.is_wild || self.has_room() => self.allocate(),
+            0..=15 => self.free(),
             16..=21 => self.work(),
             22..=25 => self.capture(),
             26..=29 => self.order(),
@@ -478,7 +495,7 @@ impl World {
         let file = self.pick(|held| &mut held.descriptors);
         let (mut new, mut descriptor) = (0, -1_i32);
         Ok(match self.random.below(4) {
-            0 => {
+            0 if self.held.physical.len() < KEPT => {
                 // SAFETY: all zeroes is a valid value of this plain structure.
                 let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
                 properties.r#type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -717,12 +734,12 @@ impl World {
         let handle = self.pick(|held| &mut held.physical);
         let (mut new, mut retained) = (0, 0);
         Ok(match self.random.below(7) {
-            0 | 1 => {
+            0 | 1 if self.held.physical.len() < KEPT => {
                 let code = cu!(cuMemCreate(&mut new, bytes, &properties, 0));
                 self.keep_always(|held| &mut held.physical, code, new);
                 ("cuMemCreate", code)
             }
-            2 => {
+            0..=2 => {
                 let code = cu!(cuMemRelease(handle));
                 // One handle of it may be left.
                 if code == CUDA_SUCCESS
@@ -732,13 +749,18 @@ impl World {
                 }
                 ("cuMemRelease", code)
             }
-            3 => {
-                let code = cu!(cuMemAddressReserve(&mut new, 4 * GRANULE_BYTES, 0, 0, 0));
+            3 if self.held.reserved.len() < KEPT => {
+                let code = cu!(cuMemAddressReserve(&mut new, RESERVED_BYTES, 0, 0, 0));
                 self.keep_always(|held| &mut held.reserved, code, new);
                 ("cuMemAddressReserve", code)
             }
+            3 => {
+                let code = cu!(cuMemAddressFree(place, RESERVED_BYTES));
+                self.forget(|held| &mut held.reserved, code, place);
+                ("cuMemAddressFree", code)
+            }
             4 => {
-                let at = place.wrapping_add((self.random.below(4) * GRANULE_BYTES) as u64);
+                let at = place.wrapping_add((self.random.below(RESERVED_GRANULES) * GRANULE_BYTES) as u64);
                 ("cuMemMap", cu!(cuMemMap(at, GRANULE_BYTES, 0, handle, 0)))
             }
             5 => {
@@ -747,7 +769,7 @@ impl World {
                 ("cuMemRetainAllocationHandle", code)
             }
             _ => {
-                let granules = 1 + self.random.below(4);
+                let granules = 1 + self.random.below(RESERVED_GRANULES);
                 ("cuMemUnmap", cu!(cuMemUnmap(place, granules * GRANULE_BYTES)))
             }
         })
@@ -816,8 +838,8 @@ impl World {
             Ok(())
         };
         for place in &self.held.reserved {
-            for granule in 0..4 {
-                let at = place + granule * GRANULE_BYTES as u64;
+            for granule in 0..RESERVED_GRANULES {
+                let at = place + (granule * GRANULE_BYTES) as u64;
                 insist(&|| Ok(cu!(cuMemUnmap(at, GRANULE_BYTES))))?;
             }
         }

@@ -243,8 +243,9 @@ pub fn unmap(address: u64, bytes: u64) -> Result<()> {
     for one in mapped {
         let Kind::Mapped { physical, .. } = one.kind else { continue };
         crate::pending::drain(one.base, one.bytes);
-        memory::strike(one.base, |_| true)?;
+        // First what can fail: what is still mapped is still known.
         mapping::reserve_again(one.base, one.bytes)?;
+        memory::strike(one.base, |_| true)?;
         if let Ok(physical) = by_handle(physical) {
             put(&physical, |uses| uses.mappings -= 1);
         }
