@@ -1,4 +1,7 @@
 //! One arbiter for each GPU of the host: a lock per UUID that the kernel releases when its holder dies.
+//!
+//! Root's daemon comes first: it puts a lock file of its own in the place of another user's, and begins once that user's daemon, which sees it
+//! ([`GpuLock::is_taken_away`]), has ended. Who holds a lock and is no daemon keeps root's waiting for [`YIELD_LIMIT`] and no longer.
 
 use crate::directory::Directory;
 use crate::text::harmless;
@@ -9,6 +12,8 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Every user may take the lock, so every user may open the file; root's is root's alone, so that nobody keeps root's daemon from the GPU.
 const MODE: u32 = 0o666;
@@ -17,6 +22,12 @@ const ROOT_MODE: u32 = 0o600;
 const ROOT: u32 = 0;
 /// Bytes read of what the holder wrote about itself.
 const MAX_NOTE_BYTES: u64 = 4096;
+/// Until a daemon whose lock root's takes has ended: it looks every [`LOOK_EVERY`], opens its gates and saves its state.
+const YIELD_LIMIT: Duration = Duration::from_secs(5);
+/// How often a daemon looks whether its locks are still its own.
+pub const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often root's looks whether they are given up.
+const YIELD_LOOK: Duration = Duration::from_millis(10);
 /// How often the file may come and go between two system calls before we give up.
 const OPEN_ATTEMPTS: u32 = 10;
 
@@ -76,9 +87,7 @@ impl GpuLock {
     pub fn take(locks: &Path, uuid: &str, directory: &Directory) -> Result<Self, GpuLockError> {
         let path = locks.join(format!("deepres-gpu-{uuid}.lock"));
         let unusable = |source: io::Error| GpuLockError::Unusable { path: path.clone(), source };
-        if getuid().is_root() {
-            displace(&path, ROOT).map_err(unusable)?;
-        }
+        let displaced = if getuid().is_root() { displace(&path, ROOT).map_err(unusable)? } else { None };
         let mut file = loop {
             let mut file = match open_shared(&path) {
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -105,7 +114,15 @@ impl GpuLock {
         };
         file.set_len(0).map_err(unusable)?;
         writeln!(file, "pid {}, directory {directory}", std::process::id()).map_err(unusable)?;
+        if displaced.is_some_and(|theirs| !is_given_up(&theirs, YIELD_LIMIT)) {
+            tracing::warn!(path = %path.display(), "whoever held the GPU's lock is no deepres daemon, or one that hangs: going on without waiting");
+        }
         Ok(Self { path, file })
+    }
+
+    /// Whether root's daemon has put its own in the place of this one: then it manages the GPU as soon as this daemon has ended.
+    pub fn is_taken_away(&self) -> bool {
+        self.path.symlink_metadata().is_ok() && !is_at(&self.file, &self.path)
     }
 }
 
@@ -113,20 +130,39 @@ impl Drop for GpuLock {
     /// Removes the file, still locked: who has it open sees that it is no longer there. In a sticky directory another user's
     /// file stays, which does no harm.
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        if is_at(&self.file, &self.path) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
-/// Removes a lock file that is not `owner`'s: it could be held by anybody for ever, without a daemon.
-fn displace(path: &Path, owner: u32) -> io::Result<()> {
+/// Removes a lock file that is not `owner`'s: it could be held by anybody for ever, without a daemon. Returns what it was.
+fn displace(path: &Path, owner: u32) -> io::Result<Option<File>> {
     match path.symlink_metadata() {
         Ok(found) if found.is_file() && found.uid() != owner => {
-            tracing::warn!(path = %path.display(), user = found.uid(), "the GPU's lock was another user's: it is taken from them");
-            std::fs::remove_file(path)
+            tracing::warn!(path = %path.display(), user = found.uid(), "the GPU's lock is another user's: it is taken from them");
+            let theirs = open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
+            // One that just ends removes its own.
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(Some(theirs.into())),
+            }
         }
         // What is no file is refused when it is opened.
-        _ => Ok(()),
+        _ => Ok(None),
     }
+}
+
+/// Whether nobody locks `file` any more, at the latest after `limit`.
+fn is_given_up(file: &File, limit: Duration) -> bool {
+    let began = Instant::now();
+    while flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if began.elapsed() > limit {
+            return false;
+        }
+        thread::sleep(YIELD_LOOK);
+    }
+    true
 }
 
 /// Whether `path` leads to this very file.
@@ -198,10 +234,27 @@ mod tests {
         let own = theirs.metadata().unwrap().uid();
         displace(&path, own).unwrap();
         assert!(is_at(&theirs, &path), "one's own is left alone");
-        displace(&path, own + 1).unwrap();
+        let displaced = displace(&path, own + 1).unwrap().unwrap();
+        assert!(!is_given_up(&displaced, Duration::ZERO), "whoever has it may need a moment to end");
+        let theirs_is_given_up = thread::spawn(move || is_given_up(&displaced, YIELD_LIMIT));
+        drop(theirs);
+        assert!(theirs_is_given_up.join().unwrap());
         flock(open_shared(&path).unwrap(), FlockOperation::NonBlockingLockExclusive).unwrap();
         let mode = path.metadata().unwrap().mode() & 0o777;
         assert_eq!(mode, if getuid().is_root() { ROOT_MODE } else { MODE });
+    }
+
+    #[test]
+    fn who_lost_its_lock_sees_it_and_leaves_the_new_holders_alone() {
+        let locks = tempfile::tempdir().unwrap();
+        let first = GpuLock::take(locks.path(), "GPU-x", &Directory::at("/first")).unwrap();
+        assert!(!first.is_taken_away());
+        displace(&first.path, getuid().as_raw() + 1).unwrap();
+        assert!(!first.is_taken_away(), "until another is there it serves");
+        let second = GpuLock::take(locks.path(), "GPU-x", &Directory::at("/second")).unwrap();
+        assert!(first.is_taken_away() && !second.is_taken_away());
+        drop(first);
+        assert!(!second.is_taken_away() && second.path.exists());
     }
 
     #[test]

@@ -31,7 +31,7 @@ use crate::shm::{SharedPage, Writer};
 use connections::Connections;
 use deepres_abi::beat::BeatPage;
 use files::Files;
-use gpu_lock::GpuLock;
+use gpu_lock::{GpuLock, LOOK_EVERY};
 use registry::{Left, Managed, Registry};
 use residency::Residency;
 use service::Service;
@@ -210,8 +210,16 @@ pub fn run(
                 None => std::future::pending().await,
             }
         };
+        let taken_away = async {
+            while !locks.iter().any(GpuLock::is_taken_away) {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
         let told = async {
             tokio::select! {
+                () = taken_away => tracing::error!(
+                    "root's deepres daemon has taken over the GPU: stopping; start jobs with that one from now on"
+                ),
                 () = stop => tracing::info!("told to stop"),
                 () = idle => tracing::info!("nobody was here for long enough: stopping"),
                 () = saving::serve(Rc::clone(&shared)) => {}

@@ -357,6 +357,22 @@ fn a_daemon_that_was_started_for_a_job_ends_when_it_was_idle_for_long_enough() {
 }
 
 #[test]
+fn a_daemon_whose_gpu_roots_has_taken_opens_its_gates_and_ends() {
+    let daemon = daemon_of_one_gpu();
+    let (_a, b) = (daemon.join("a", 0, 0), daemon.join("b", 0, 0));
+    assert_eq!(b.gate().gate().state, GateState::Closed);
+    let lock = std::fs::read_dir(daemon.locks()).unwrap().map(|entry| entry.unwrap().path());
+    let lock = lock.filter(|path| path.extension().is_some_and(|end| end == "lock")).collect::<Vec<_>>();
+    let [lock] = lock.as_slice() else { panic!("{lock:?}") };
+    let of_another = lock.with_extension("new");
+    std::fs::write(&of_another, "root's").unwrap();
+    std::fs::rename(&of_another, lock).unwrap();
+    wait_until(PATIENCE, || daemon.has_ended());
+    assert_eq!(b.gate().gate().state, GateState::Open, "jobs go on");
+    assert_eq!(std::fs::read_to_string(lock).unwrap(), "root's", "what is root's is left alone");
+}
+
+#[test]
 fn gates_are_open_once_the_daemon_was_told_to_stop() {
     let daemon = daemon_of_one_gpu();
     let (a, b) = (daemon.join("a", 0, 0), daemon.join("b", 0, 0));

@@ -81,6 +81,16 @@ impl Daemon {
         }
     }
 
+    /// Where its locks are.
+    pub fn locks(&self) -> &std::path::Path {
+        self.scratch.as_ref().unwrap().path()
+    }
+
+    /// Whether it serves no longer.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// The next daemon in the same place, after this one was told to stop.
     pub fn restart(self) -> Self {
         self.restart_after(|_| ())
