@@ -161,10 +161,11 @@ pub fn run(
     let idle_exit = options.exits_idle.then(|| options.config.idle_exit());
     let mut registry = Registry::new(options.config, options.directory.clone(), managed, beat);
     let mut state = StateFile::at(options.directory.state_file());
-    let mut before = Before::default();
+    let (mut before, mut away) = (Before::default(), Vec::new());
     let deserted = match state.load() {
         Some(mut state) => {
             before.adopted = std::mem::take(&mut state.adopted);
+            away = std::mem::take(&mut state.away);
             registry.restore(state)?
         }
         None => Vec::new(),
@@ -199,6 +200,7 @@ pub fn run(
         }
         tokio::task::spawn_local(saving::stop_waiting(Rc::clone(&shared)));
         tokio::task::spawn_local(residency::serve(Rc::clone(&shared)));
+        tokio::task::spawn_local(residency::bring_back_left(away, Rc::clone(&shared)));
         tokio::task::spawn_local(reconcile::serve(Rc::clone(&shared)));
         // Whoever comes from now on is known to have come after this.
         saving::save(&shared).await;

@@ -48,6 +48,7 @@ pub async fn save(shared: &Shared) -> bool {
     let mut file = shared.state.borrow_mut();
     let mut state = shared.registry.borrow().saved(file.boot(), &snapshots);
     state.adopted = shared.watcher.board().adopted;
+    state.away = shared.residency.borrow().away();
     file.save(state);
     true
 }

@@ -203,6 +203,25 @@ fn a_tenant_whose_keeper_is_killed_is_brought_back_all_the_same() {
 }
 
 #[test]
+fn the_next_daemon_brings_a_tenant_back_whose_daemon_and_keeper_were_killed() {
+    let host = small_gpu();
+    let mut daemon = host.daemon();
+    let mut client = swapper(&host, "t", 256 * MIB, "300", false);
+    client.await_line(|line| line == "holding", COMMAND_LIMIT);
+    host.finish(host.deepres(&["suspend", "t"])).success();
+    let keeper = keeper(&host);
+    // Else it would bring the tenant back as soon as the daemon is gone.
+    kill_process(keeper, Signal::STOP).expect("it lives");
+    daemon.kill();
+    kill_process(keeper, Signal::KILL).expect("it lives");
+    thread::sleep(WHILE);
+    assert_eq!(seen(&host).1, 0, "nobody is there to bring it back");
+    let _next = host.daemon();
+    assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
+    client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
 fn a_driver_that_hangs_holds_up_nobody_else_and_not_for_ever() {
     let host = small_gpu().config("suspend_limit_ms = 3000\n");
     let _daemon = host.daemon();

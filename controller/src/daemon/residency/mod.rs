@@ -3,12 +3,13 @@
 
 mod mover;
 
-use super::Shared;
 use super::administrators::reports;
 use super::registry::Stay;
+use super::{Shared, saving};
 use crate::clock::monotonic_ns;
 use crate::policy::TenantId;
 use crate::policy::residency::{Bytes, GpuIndex, Move, Place, Seen, Times, decide};
+use crate::process::ProcessKey;
 use mover::{Back, Failure, Mover};
 use nvml_wrapper::Nvml;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +37,8 @@ const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 pub struct Residency {
     /// Tenants that are off the GPUs, or on their way there or back.
     away: BTreeMap<String, Away>,
+    /// Processes that a daemon before this one had taken off, until they are back.
+    left: Vec<ProcessKey>,
     /// GPUs on which room is being made for someone: nobody else is moved there.
     claimed: BTreeSet<GpuIndex>,
     tracks: BTreeMap<TenantId, Track>,
@@ -49,6 +52,7 @@ pub struct Residency {
 struct Away {
     id: TenantId,
     stage: Stage,
+    processes: Vec<ProcessKey>,
     is_by_hand: bool,
     since_ns: u64,
     bytes: Bytes,
@@ -189,6 +193,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
         let away = Away {
             id: *id,
             stage: Stage::Leaving,
+            processes: pids.iter().filter_map(|pid| ProcessKey::of(*pid)).collect(),
             is_by_hand,
             since_ns: monotonic_ns(),
             bytes: stay.held.clone(),
@@ -205,6 +210,8 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
         }
     };
     let _ = timeout(DRAIN_LIMIT, drained).await;
+    // Should this daemon and whoever keeps the tenant away both be killed, the next one knows whom to bring back.
+    saving::save(shared).await;
     match Mover::take_off(pids, move_limit(shared)).await {
         Ok(mover) => {
             let mut residency = shared.residency.borrow_mut();
@@ -318,11 +325,57 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
     });
 }
 
+/// Brings processes back that a daemon before this one had taken off.
+pub async fn bring_back_left(left: Vec<ProcessKey>, shared: Rc<Shared>) {
+    shared.residency.borrow_mut().left = left;
+    let mut mover = None;
+    loop {
+        let pids: Vec<u32> = {
+            let left = &mut shared.residency.borrow_mut().left;
+            left.retain(|process| process.is_alive());
+            left.iter().map(|process| process.pid).collect()
+        };
+        if pids.is_empty() {
+            return;
+        }
+        // Whoever kept them away lives, as a rule, and is bringing them back.
+        sleep(RETRY).await;
+        let limit = move_limit(&shared);
+        let back = match &mut mover {
+            Some(mover) => Mover::bring_back(mover, limit).await,
+            None => Mover::recover(&pids, limit).await.map(|(back, new)| {
+                mover = Some(new);
+                back
+            }),
+        };
+        match back {
+            Ok(Back::Yes) => {
+                tracing::info!(?pids, "processes are back that the daemon before had suspended");
+                shared.residency.borrow_mut().left.clear();
+            }
+            Ok(Back::NoRoom) => {}
+            Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
+                tracing::warn!(
+                    ?pids,
+                    reason,
+                    "processes that the daemon before had suspended are not back yet"
+                );
+                mover = None;
+            }
+        }
+    }
+}
+
 fn move_limit(shared: &Shared) -> Duration {
     shared.registry.borrow().config().suspend_limit()
 }
 
 impl Residency {
+    /// Processes that are off the GPUs, or on their way.
+    pub fn away(&self) -> Vec<ProcessKey> {
+        self.away.values().flat_map(|away| &away.processes).chain(&self.left).copied().collect()
+    }
+
     /// Forgets those of whom nobody is left: whoever comes by that name begins on the GPUs. Returns who they were.
     fn forget_the_dead(&mut self, stays: &[Stay]) -> Vec<String> {
         self.tracks.retain(|id, _| stays.iter().any(|stay| stay.id == *id));

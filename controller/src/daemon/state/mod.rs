@@ -20,7 +20,7 @@ use std::fmt;
 /// Files of another major version are set aside.
 const MAJOR: u32 = 1;
 /// Raised when a field is added.
-const MINOR: u32 = 2;
+const MINOR: u32 = 3;
 
 /// Which layout a file has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +52,9 @@ pub struct State {
     /// Processes without a session that an administrator adopted.
     #[serde(default)]
     pub adopted: Vec<Adopted>,
+    /// Processes that are taken off the GPUs.
+    #[serde(default)]
+    pub away: Vec<ProcessKey>,
 }
 
 /// A GPU's own counters.
@@ -159,7 +162,15 @@ impl State {
     /// The state of this run of the machine.
     pub fn new(boot: &str, saved_ns: u64, gpus: Vec<SavedGpu>, tenants: Vec<SavedTenant>) -> Self {
         let deepres_state = Version { major: MAJOR, minor: MINOR };
-        Self { deepres_state, boot: boot.to_owned(), saved_ns, gpus, tenants, adopted: Vec::new() }
+        Self {
+            deepres_state,
+            boot: boot.to_owned(),
+            saved_ns,
+            gpus,
+            tenants,
+            adopted: Vec::new(),
+            away: Vec::new(),
+        }
     }
 
     /// Whether writing this after `other` would tell anything new.
@@ -168,6 +179,7 @@ impl State {
         let idle_aside = |gpu: &SavedGpu| SavedGpu { idle_ns: 0, ..gpu.clone() };
         self.tenants != other.tenants
             || self.adopted != other.adopted
+            || self.away != other.away
             || !self.gpus.iter().map(idle_aside).eq(other.gpus.iter().map(idle_aside))
     }
 
@@ -222,7 +234,7 @@ mod tests {
         };
         let gpu = SavedGpu { uuid, handoffs: 3, ..SavedGpu::default() };
         let adopted = vec![Adopted { process, tenant: Some("train".to_owned()) }];
-        State { adopted, ..State::new("this boot", 1_000, vec![gpu], vec![tenant]) }
+        State { adopted, away: vec![process], ..State::new("this boot", 1_000, vec![gpu], vec![tenant]) }
     }
 
     #[test]
