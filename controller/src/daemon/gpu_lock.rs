@@ -35,7 +35,6 @@ const OPEN_ATTEMPTS: u32 = 10;
 #[derive(Debug)]
 pub struct GpuLock {
     path: PathBuf,
-    #[expect(dead_code, reason = "held for its lock")]
     file: File,
 }
 
