@@ -150,6 +150,16 @@ pub type Refused = (u32, String);
 
 /// Sends bytes as a hello and returns the answer with what came beside it.
 pub fn shake_hands(socket: &Path, hello: &[u8]) -> Result<(OwnedFd, Welcome, Vec<OwnedFd>), Refused> {
+    let (connection, answer, descriptors) = say(socket, hello);
+    if let Ok(refusal) = wire::decode::<Refusal>(&answer) {
+        return Err((refusal.kind, wire::text(&refusal.reason).unwrap().to_owned()));
+    }
+    let welcome = wire::decode::<Welcome>(&answer).expect("neither a welcome nor a refusal");
+    Ok((connection, welcome, descriptors))
+}
+
+/// Says `hello`; returns the frame and the descriptors that come back.
+pub fn say(socket: &Path, hello: &[u8]) -> (OwnedFd, Vec<u8>, Vec<OwnedFd>) {
     let connection = packet::connection(socket).unwrap();
     packet::send(&connection, hello, &[]).unwrap();
     let mut bytes = [0; MAX_FRAME_BYTES];
@@ -165,12 +175,7 @@ pub fn shake_hands(socket: &Path, hello: &[u8]) -> Result<(OwnedFd, Welcome, Vec
             descriptors.extend(rights);
         }
     }
-    let answer = &bytes[..received.bytes];
-    if let Ok(refusal) = wire::decode::<Refusal>(answer) {
-        return Err((refusal.kind, wire::text(&refusal.reason).unwrap().to_owned()));
-    }
-    let welcome = wire::decode::<Welcome>(answer).expect("neither a welcome nor a refusal");
-    Ok((connection, welcome, descriptors))
+    (connection, bytes[..received.bytes].to_vec(), descriptors)
 }
 
 fn map<P: Page>(descriptor: &OwnedFd, protection: ProtFlags) -> &'static P {

@@ -1,8 +1,8 @@
 //! A whole daemon, and processes that say to its sockets what they like and scribble over the pages they get.
 
-use crate::support::{Daemon, hello, shake_hands};
+use crate::support::{Daemon, hello, say};
 use arbitrary::{Result, Unstructured};
-use deepres_abi::wire::{Hello, MAX_FRAME_BYTES, PAGE_FDS, Role};
+use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, PAGE_FDS, Refusal, Role, View, Welcome};
 use deepres_controller::clock::monotonic_ns;
 use deepres_controller::config::Config;
 use std::io::{BufRead, BufReader, Write};
@@ -115,6 +115,24 @@ fn any_hello(daemon: &Daemon, input: &mut Unstructured<'_>) -> Result<Hello> {
         hello.gpu_count = input.arbitrary()?;
         hello.gpu_uuids[2] = hello.gpu_uuids[0];
     }
+    // What is one of a few numbers is often one of them, or the next.
+    if input.ratio(1, 8)? {
+        hello.role = input.int_in_range(0..=4)?;
+    }
+    if input.ratio(1, 4)? {
+        hello.class = input.int_in_range(0..=5)?;
+        hello.oversubscribe = input.int_in_range(0..=4)?;
+    }
+    if input.ratio(1, 4)? {
+        hello.criticality_ppm = input.arbitrary()?;
+        hello.deadline_ns = input.arbitrary()?;
+        hello.size_ns = input.arbitrary()?;
+        hello.slo_ns = input.arbitrary()?;
+    }
+    if input.ratio(1, 8)? {
+        hello.sessions_before = input.arbitrary()?;
+        hello.pid = input.arbitrary()?;
+    }
     if input.ratio(1, 8)? {
         input.fill_buffer(&mut hello.tenant)?;
     }
@@ -129,9 +147,13 @@ fn meet(daemon: &Daemon, peers: &mut Vec<Peer>, bytes: &[u8]) {
     if peers.len() >= MAX_PEERS {
         peers.remove(0);
     }
-    match shake_hands(&daemon.directory.tenant_socket(), bytes) {
-        Ok((connection, _, descriptors)) => peers.push(Peer { connection, descriptors }),
-        Err((_, reason)) => assert!(!reason.is_empty() && !reason.contains('\n'), "{reason:?}"),
+    let (connection, answer, descriptors) = say(&daemon.directory.tenant_socket(), bytes);
+    if let Ok(refusal) = wire::decode::<Refusal>(&answer) {
+        let reason = wire::text(&refusal.reason).expect("it is text");
+        assert!(!reason.is_empty() && !reason.contains('\n'), "{reason:?}");
+    } else if wire::decode::<View>(&answer).is_err() {
+        wire::decode::<Welcome>(&answer).expect("a refusal, a welcome or a view");
+        peers.push(Peer { connection, descriptors });
     }
 }
 
