@@ -39,9 +39,10 @@ const MEMORY: u64 = 0x40;
 const BEHIND: usize = 256;
 /// The argument's buffer, words: a page, as the accepting device reads one.
 const WORDS: usize = 512;
-const BATCHES: u32 = 60;
-const CALLS: u32 = 5_000;
-const ROUNDS: u32 = 5;
+/// Short ones, of which some are disturbed by nobody even on a busy machine.
+const BATCHES: u32 = 600;
+const CALLS: u32 = 200;
+const ROUNDS: u32 = 12;
 const RING_BYTES: u32 = 16 << 20;
 /// The rate at which nothing may be lost, and for how long.
 const PACE: Duration = Duration::from_micros(10);
@@ -56,7 +57,7 @@ const TRACE_LIMIT: Duration = Duration::from_secs(20);
 const DEEPRES: &str = "DEEPRES_BINARY";
 
 /// Calls of a function in a batch, which a probe slows down thirtyfold.
-const LAUNCHES: u32 = 2_000;
+const LAUNCHES: u32 = 100;
 /// How long the watching thread is watched: it searches /proc twice.
 const IDLE: Duration = Duration::from_secs(65);
 /// After its start, which is not idle.
@@ -72,7 +73,9 @@ struct Reports {
     launch_probe_ns: f64,
     /// Calls that `deepres trace --json`, writing to a file, did not tell of at 100,000 a second.
     lost_by_trace: u64,
-    /// It said itself how many those were.
+    /// The same when eight threads call as fast as they can for a moment.
+    lost_in_a_burst: u64,
+    /// It said itself how many those were, both times.
     trace_adds_up: bool,
     /// What the watching thread takes of a core with the programs attached and nothing to do, percent.
     idle_percent: f64,
@@ -94,6 +97,8 @@ struct Report {
     lost_at_1e5_per_s: u64,
     /// The call that cost most above an empty program, of which the figures of a watched device are.
     dearest: &'static str,
+    /// What each call costs above an empty program, ns.
+    watched: Vec<(&'static str, f64)>,
     drop_counter_exact: bool,
 }
 
@@ -109,9 +114,17 @@ fn main() -> ExitCode {
         }
     }
     let reports = launch_probe_ns().and_then(|launch_probe_ns| {
-        let (lost_by_trace, trace_adds_up) = lost_by_the_command()?;
+        let (lost_by_trace, paced_adds_up) = lost_by_the_command(call_paced)?;
+        let (lost_in_a_burst, burst_adds_up) = lost_by_the_command(call_in_a_burst)?;
         let idle_percent = idle_percent()?;
-        Ok(Reports { ways: reports, launch_probe_ns, lost_by_trace, trace_adds_up, idle_percent })
+        Ok(Reports {
+            ways: reports,
+            launch_probe_ns,
+            lost_by_trace,
+            lost_in_a_burst,
+            trace_adds_up: paced_adds_up && burst_adds_up,
+            idle_percent,
+        })
     });
     match reports {
         Ok(reports) => {
@@ -277,6 +290,7 @@ fn measure(way: Way) -> Result<Report, KernelError> {
         unrelated_ours_ns: unrelated_ours,
         unrelated_syscall_tax_ns: unrelated_ours - unrelated_bare,
         dearest: dearest.name,
+        watched: least.iter().map(|(case, _, costs)| (case.name, above(costs))).collect(),
         lost_at_1e5_per_s: lost_when_paced(refusing, way)?,
         drop_counter_exact: counts_drops_exactly(refusing, way)?,
     })
@@ -336,6 +350,15 @@ fn lost_when_paced(file: &File, way: Way) -> Result<u64, KernelError> {
     Ok(PACED_CALLS - received)
 }
 
+/// As many from several threads at once, as fast as they can.
+fn call_in_a_burst(file: &File) {
+    std::thread::scope(|scope| {
+        for _ in 0..FLOOD_THREADS {
+            scope.spawn(|| (0..PACED_CALLS / FLOOD_THREADS).for_each(|_| call(file)));
+        }
+    });
+}
+
 fn call_paced(file: &File) {
     let mut next = Instant::now();
     for _ in 0..PACED_CALLS {
@@ -347,8 +370,8 @@ fn call_paced(file: &File) {
     }
 }
 
-/// What `deepres trace --json`, into a file, lacks of as many calls, and whether it says so itself.
-fn lost_by_the_command() -> Result<(u64, bool), KernelError> {
+/// What `deepres trace --json`, into a file, lacks of [`PACED_CALLS`], and whether it says so itself.
+fn lost_by_the_command(call_them: fn(&File)) -> Result<(u64, bool), KernelError> {
     let wrong = |error: String| KernelError::Refused(error);
     let Some(deepres) = std::env::var_os(DEEPRES) else { return Err(wrong(format!("{DEEPRES} is not set"))) };
     let folder = std::env::temp_dir().join(format!("deepres-probe-cost-{}", std::process::id()));
@@ -377,7 +400,7 @@ fn lost_by_the_command() -> Result<(u64, bool), KernelError> {
         std::thread::sleep(Duration::from_millis(50));
     }
     let unseen = before - lines().0;
-    call_paced(&file);
+    call_them(&file);
     let pid = rustix::process::Pid::from_child(&trace);
     rustix::process::kill_process(pid, rustix::process::Signal::INT)
         .map_err(|error| wrong(error.to_string()))?;

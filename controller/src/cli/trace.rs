@@ -22,8 +22,10 @@ use std::process::{Child, Command, ExitCode};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Events that wait to be read, bytes: a tenth of a second at half a million a second.
-const RING_BYTES: u32 = 16 << 20;
+/// Events that wait to be read, bytes: a quarter of a second at a million a second. Nobody else's memory: it goes with the trace.
+const RING_BYTES: u32 = 64 << 20;
+/// Events that are shown before anything else is looked at again.
+const EVENTS_AT_ONCE: usize = 1 << 14;
 /// How often it is looked who else belongs to a tenant, and who has ended.
 const LOOK: Duration = Duration::from_millis(100);
 /// A killed process's exit status, as shells have it, is this more than the signal.
@@ -132,15 +134,17 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 break;
             }
         }
-        if tracer.read(&mut ring, &kernel).is_err() {
+        match tracer.read(&mut ring, &kernel) {
+            Ok(true) => {}
+            Ok(false) => wait(&ring),
             // Whoever reads has seen enough (`deepres trace … | head`).
-            break;
+            Err(_) => break,
         }
-        wait(&ring);
     }
-    // What ended just now is told still.
+    // From here on nothing is added: what ended just now is told still, and what was lost is known for good.
+    kernel.detach();
     let _ = tracer
-        .read(&mut ring, &kernel)
+        .read_all(&mut ring, &kernel)
         .and_then(|()| tracer.output.summary(&tracer.summary, tracer.lost, args.summary));
     if let Some(mut child) = child {
         status = Some(child.wait()?);
@@ -200,12 +204,16 @@ struct Tracer {
 }
 
 impl Tracer {
-    /// Shows what there is to read, and says what was lost.
-    fn read(&mut self, ring: &mut Ring<Event>, kernel: &Kernel) -> std::io::Result<()> {
-        while let Some(event) = ring.pop() {
+    /// Shows some of what there is to read, and says what was lost; returns whether there may be more.
+    fn read(&mut self, ring: &mut Ring<Event>, kernel: &Kernel) -> std::io::Result<bool> {
+        let mut shown = 0;
+        while shown < EVENTS_AT_ONCE
+            && let Some(event) = ring.pop()
+        {
             let event = decode(&event);
             self.summary.add(&event);
             self.output.event(&event)?;
+            shown += 1;
         }
         let totals = kernel.totals();
         let lost = totals.events_lost + totals.untimed;
@@ -213,6 +221,12 @@ impl Tracer {
             self.output.lost(lost - self.lost)?;
             self.lost = lost;
         }
-        self.output.flush()
+        self.output.flush()?;
+        Ok(shown == EVENTS_AT_ONCE)
+    }
+
+    fn read_all(&mut self, ring: &mut Ring<Event>, kernel: &Kernel) -> std::io::Result<()> {
+        while self.read(ring, kernel)? {}
+        Ok(())
     }
 }

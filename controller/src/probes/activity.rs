@@ -2,9 +2,10 @@
 
 use super::status::{ActivityStatus, CommandStatus};
 use crate::process::ProcessKey;
-use crate::trace::decode::{command_name, family_name};
-use deepres_abi::probe::{Family, REST, StatKey, StatValue, TICK_NS, major, minor};
+use crate::trace::decode::{Numbers, command_name, family_name};
+use deepres_abi::probe::{Family, REST, StatKey, StatValue, TICK_NS};
 use std::collections::BTreeMap;
+use zerocopy::FromZeros;
 
 /// What stands for the commands that are not told apart.
 const OTHERS: &str = "others";
@@ -43,27 +44,30 @@ impl Activity {
 
     /// As it is told.
     pub fn status(&self, pid: u32) -> ActivityStatus {
-        let mut sum = ActivityStatus { pid, ..ActivityStatus::default() };
-        for (key, value) in &self.rows {
-            sum.calls += value.calls;
-            sum.errors += value.errors;
-            sum.time_ns = sum.time_ns.saturating_add(value.time_ns);
-            sum.longest_ns = sum.longest_ns.max(value.longest_ns);
-            sum.memory_calls += value.memory_calls;
-            sum.allocated_bytes = sum.allocated_bytes.saturating_add(value.allocated_bytes);
-            sum.mapped_bytes = sum.mapped_bytes.saturating_add(value.mapped_bytes);
-            sum.last_ns = sum.last_ns.max(value.last_ns);
-            sum.commands.push(command(key, value));
+        let mut sum = StatValue::new_zeroed();
+        self.rows.values().for_each(|value| join(&mut sum, value));
+        let mut commands: Vec<CommandStatus> =
+            self.rows.iter().map(|(key, value)| command(key, value)).collect();
+        commands.sort_by_key(|command| std::cmp::Reverse(command.time_ns));
+        ActivityStatus {
+            pid,
+            calls: sum.calls,
+            errors: sum.errors,
+            time_ns: sum.time_ns,
+            longest_ns: sum.longest_ns,
+            memory_calls: sum.memory_calls,
+            allocated_bytes: sum.allocated_bytes,
+            mapped_bytes: sum.mapped_bytes,
+            last_ns: sum.last_ns,
+            commands,
         }
-        sum.commands.sort_by_key(|command| std::cmp::Reverse(command.time_ns));
-        sum
     }
 }
 
 fn command(key: &StatKey, value: &StatValue) -> CommandStatus {
     let family = Family::from_u32(key.family);
     CommandStatus {
-        device: format!("{}:{}", major(key.device), minor(key.device)),
+        device: Numbers(key.device).to_string(),
         family: family_name(family).to_owned(),
         name: if key.command == REST { OTHERS.to_owned() } else { command_name(family, key.command) },
         calls: value.calls,
@@ -110,7 +114,6 @@ pub fn evicted(rows: &[(StatKey, StatValue)], room: usize) -> Vec<StatKey> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zerocopy::FromZeros;
 
     fn row(command: u32, calls: u64, last_ns: u64) -> (StatKey, StatValue) {
         let key = StatKey { started_ns: 5 * TICK_NS, pid: 7, device: 1, command, family: Family::Uvm as u32 };

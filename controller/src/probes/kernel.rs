@@ -7,7 +7,7 @@ pub use super::way::Way;
 use super::way::{Choice, Facts, choices};
 use crate::process::ProcessKey;
 use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf};
-use aya::programs::{KProbe, RawTracePoint, TracePoint};
+use aya::programs::{KProbe, Program, RawTracePoint, TracePoint};
 use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use deepres_abi::probe::{
@@ -107,8 +107,8 @@ impl Kernel {
             let attached = match way {
                 Way::DriverFunctions => attach_driver(&mut ebpf, &facts),
                 Way::Tracepoints => with_tracing(|| attach_tracepoints(&mut ebpf)),
-                Way::RawTracepoints => attach_raw(&mut ebpf, "raw_enter", "sys_enter")
-                    .and_then(|()| attach_raw(&mut ebpf, "raw_exit", "sys_exit")),
+                Way::RawTracepoints => attach_raw(&mut ebpf, "raw_exit", "sys_exit")
+                    .and_then(|()| attach_raw(&mut ebpf, "raw_enter", "sys_enter")),
             };
             let why = obstacles.iter().fold(why, |why, obstacle| format!("{why}; {obstacle}"));
             let kernel = Self { ebpf, choice: Choice { way, why }, room };
@@ -168,6 +168,19 @@ impl Kernel {
             }
         }
         Ok(Self { ebpf, choice: Choice { way, why: "to measure".to_owned() }, room: 0 })
+    }
+
+    /// Takes the programs away, and leaves what they counted and told. Nothing is added once this returns.
+    pub fn detach(&mut self) {
+        for (_, program) in self.ebpf.programs_mut() {
+            // Those that were never loaded say so.
+            let _ = match program {
+                Program::TracePoint(program) => program.unload(),
+                Program::RawTracePoint(program) => program.unload(),
+                Program::KProbe(program) => program.unload(),
+                _ => Ok(()),
+            };
+        }
     }
 
     /// How many counters there is room for: processes times commands.
@@ -415,7 +428,8 @@ fn stats_room() -> Result<usize, KernelError> {
 }
 
 fn attach_tracepoints(ebpf: &mut Ebpf) -> Result<(), KernelError> {
-    for (program, tracepoint) in [("ioctl_enter", "sys_enter_ioctl"), ("ioctl_exit", "sys_exit_ioctl")] {
+    // First what ends an ioctl, here and below: none begins whose end goes unseen.
+    for (program, tracepoint) in [("ioctl_exit", "sys_exit_ioctl"), ("ioctl_enter", "sys_enter_ioctl")] {
         let program: &mut TracePoint = program_of(ebpf, program)?;
         program.load().map_err(refused)?;
         program.attach("syscalls", tracepoint).map_err(refused)?;

@@ -1,11 +1,16 @@
 //! An event of the kernel's as people read it. Nothing of a record is believed: each field is read only if it is there, each text made
 //! harmless, and any bytes give some result.
+//!
+//! Hundreds of thousands of events a second are decoded by one thread: an event stays where it is, what is in it is read when it is shown, and
+//! only what is odd takes memory.
 
-use super::layout::{self, Command, Kind};
+use super::layout::{self, Command, Field, Kind};
 use super::names::{CLASSES, CONTROLS, DISPLAYS, STATUSES};
-use crate::text::harmless;
+use crate::text::{harmless, is_harmful};
 use deepres_abi::probe::{Event, Family, NO_DESCRIPTOR, PAYLOAD_BYTES, encoded_bytes, major, minor};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use std::borrow::Cow;
+use std::fmt;
 use zerocopy::FromBytes;
 
 /// What the kernel's own code returns for a call that a signal interrupts (ERESTARTSYS to ERESTART_RESTARTBLOCK): the program sees
@@ -15,8 +20,8 @@ const INTERRUPTED: std::ops::RangeInclusive<i64> = -516..=-512;
 const MAX_ERROR: i64 = 4096;
 
 /// One ioctl.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Decoded {
+#[derive(Debug, Clone, Serialize)]
+pub struct Decoded<'e> {
     /// When it began, ns of `CLOCK_MONOTONIC`.
     pub began_ns: u64,
     /// How long it took, ns.
@@ -26,11 +31,11 @@ pub struct Decoded {
     /// Thread.
     pub tid: u32,
     /// The thread's name.
-    pub thread: String,
+    pub thread: Cow<'e, str>,
     /// The descriptor, where it is known.
     pub fd: Option<u32>,
-    /// The device's numbers, `MAJOR:MINOR`.
-    pub device: String,
+    /// The device.
+    pub device: Numbers,
     /// The language of the device: `rm`, `uvm`, `modeset` or `other`.
     pub family: &'static str,
     /// The ioctl's number.
@@ -38,44 +43,107 @@ pub struct Decoded {
     /// Its name, if it is known.
     pub name: Option<&'static str>,
     /// The main fields of its argument, in the argument's order.
-    pub fields: Vec<(&'static str, Value)>,
+    pub fields: Fields<'e>,
     /// The driver's own status, where there is one and the call came so far.
     pub status: Option<Value>,
     /// What the call returned.
     pub result: i64,
     /// The error's name, if it failed.
-    pub error: Option<String>,
+    pub error: Option<Cow<'static, str>>,
+}
+
+/// A device's numbers, shown as `MAJOR:MINOR`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Numbers(pub u32);
+
+impl fmt::Display for Numbers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", major(self.0), minor(self.0))
+    }
+}
+
+impl Serialize for Numbers {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// The fields of an argument.
+#[derive(Debug, Clone, Copy)]
+pub struct Fields<'e> {
+    known: &'static [Field],
+    payload: &'e [u8],
+}
+
+impl<'e> Fields<'e> {
+    /// Name and value of those that are there.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, Value)> + use<'e> {
+        let payload = self.payload;
+        self.known.iter().filter_map(move |field| Some((field.name, value(field.kind, payload, field.at)?)))
+    }
+}
+
+impl Serialize for Fields<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
 }
 
 /// A field's value.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value {
     /// A number.
     Number(u64),
     /// A number below 0 perhaps.
     Signed(i64),
-    /// A number with a name, or one that is shown otherwise than decimal.
-    Text(String),
+    /// A number that is shown hexadecimal.
+    Hex(u64),
+    /// A number with a name.
+    Name(&'static str),
+    /// A GPU's.
+    Uuid([u8; 16]),
 }
 
-impl std::fmt::Display for Value {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Number(number) => write!(f, "{number}"),
             Self::Signed(number) => write!(f, "{number}"),
-            Self::Text(text) => f.write_str(text),
+            Self::Hex(number) => write!(f, "{number:#x}"),
+            Self::Name(name) => f.write_str(name),
+            Self::Uuid(bytes) => {
+                f.write_str("GPU")?;
+                for (at, byte) in bytes.iter().enumerate() {
+                    let dash = if UUID_DASHES.contains(&at) { "-" } else { "" };
+                    write!(f, "{dash}{byte:02x}")?;
+                }
+                Ok(())
+            }
         }
     }
 }
 
-/// Decodes a record as it came out of the ring; `None` if it is too short for one.
-pub fn decode_bytes(bytes: &[u8]) -> Option<Decoded> {
-    Event::read_from_prefix(bytes).ok().map(|(event, _)| decode(&event))
+impl Serialize for Value {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Number(number) => serializer.serialize_u64(*number),
+            Self::Signed(number) => serializer.serialize_i64(*number),
+            Self::Name(name) => serializer.serialize_str(name),
+            Self::Hex(_) | Self::Uuid(_) => serializer.collect_str(self),
+        }
+    }
+}
+
+/// Before which bytes a UUID has its dashes.
+const UUID_DASHES: [usize; 5] = [0, 4, 6, 8, 10];
+
+/// A record as it came out of the ring; `None` if it is too short for one.
+pub fn event_of(bytes: &[u8]) -> Option<Event> {
+    Event::read_from_prefix(bytes).ok().map(|(event, _)| event)
 }
 
 /// Decodes an event.
-pub fn decode(event: &Event) -> Decoded {
+pub fn decode(event: &Event) -> Decoded<'_> {
     let family = Family::from_u32(event.family);
     let command = layout::find(family, event.command);
     let length = (event.payload_bytes as usize).min(PAYLOAD_BYTES);
@@ -91,11 +159,11 @@ pub fn decode(event: &Event) -> Decoded {
         tid: event.tid,
         thread: thread_name(&event.name),
         fd: (event.descriptor != NO_DESCRIPTOR).then_some(event.descriptor),
-        device: format!("{}:{}", major(event.device), minor(event.device)),
+        device: Numbers(event.device),
         family: family_name(family),
         command: event.command,
         name: command.map(|command| command.name),
-        fields: known.map(|command| fields(command, payload)).unwrap_or_default(),
+        fields: Fields { known: known.map_or(&[], |command| command.fields), payload },
         // A call that failed did not come so far that the driver would have written one.
         status: known.filter(|_| event.result >= 0).and_then(|command| status(command, payload)),
         result: event.result,
@@ -119,16 +187,16 @@ pub fn command_name(family: Family, command: u32) -> String {
 }
 
 /// What a call that failed says.
-pub fn error_name(result: i64) -> Option<String> {
+pub fn error_name(result: i64) -> Option<Cow<'static, str>> {
     if result >= 0 {
         return None;
     }
     if INTERRUPTED.contains(&result) {
-        return Some("EINTR".to_owned());
+        return Some("EINTR".into());
     }
     let number = i32::try_from(-result.max(-MAX_ERROR)).unwrap_or(0);
     let known = ERRORS.iter().find(|(error, _)| *error == number);
-    Some(known.map_or_else(|| format!("error {number}"), |(_, name)| (*name).to_owned()))
+    Some(known.map_or_else(|| format!("error {number}").into(), |(_, name)| (*name).into()))
 }
 
 /// Errors that drivers return.
@@ -157,51 +225,40 @@ const ERRORS: [(i32, &str); 22] = [
     (libc::ETIMEDOUT, "ETIMEDOUT"),
 ];
 
-fn thread_name(bytes: &[u8]) -> String {
+fn thread_name(bytes: &[u8]) -> Cow<'_, str> {
     let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
-    harmless(&String::from_utf8_lossy(name))
-}
-
-fn fields(command: &Command, payload: &[u8]) -> Vec<(&'static str, Value)> {
-    command
-        .fields
-        .iter()
-        .filter_map(|field| Some((field.name, value(field.kind, payload, field.at)?)))
-        .collect()
+    match String::from_utf8_lossy(name) {
+        plain if !plain.chars().any(is_harmful) => plain,
+        odd => harmless(&odd).into(),
+    }
 }
 
 fn status(command: &Command, payload: &[u8]) -> Option<Value> {
     let number = u32_at(payload, command.status?)?;
-    Some(Value::Text(named(STATUSES.get(number), number)))
+    Some(named(STATUSES.get(number), number))
 }
 
 fn value(kind: Kind, payload: &[u8], at: usize) -> Option<Value> {
-    let text = |text| Some(Value::Text(text));
-    match kind {
-        Kind::U32 => Some(Value::Number(u32_at(payload, at)?.into())),
-        Kind::I32 => Some(Value::Signed((u32_at(payload, at)? as i32).into())),
-        Kind::U64 => Some(Value::Number(u64_at(payload, at)?)),
-        Kind::Hex32 => text(format!("{:#x}", u32_at(payload, at)?)),
-        Kind::Hex64 => text(format!("{:#x}", u64_at(payload, at)?)),
-        Kind::Class => u32_at(payload, at).and_then(|number| text(named(CLASSES.get(number), number))),
-        Kind::Control => u32_at(payload, at).and_then(|number| text(named(CONTROLS.get(number), number))),
-        Kind::Display => u32_at(payload, at).and_then(|number| text(named(DISPLAYS.get(number), number))),
-        Kind::Escape => u32_at(payload, at).and_then(|number| {
-            let escape = layout::by_number(Family::Rm, number).map(|command| command.name);
-            text(named(escape, number))
-        }),
-        Kind::Uuid => {
-            let bytes = payload.get(at..)?.first_chunk::<16>()?;
-            let hex = |range: std::ops::Range<usize>| -> String {
-                bytes[range].iter().map(|byte| format!("{byte:02x}")).collect()
-            };
-            text(format!("GPU-{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16)))
+    let number = || u32_at(payload, at);
+    Some(match kind {
+        Kind::U32 => Value::Number(number()?.into()),
+        Kind::I32 => Value::Signed((number()? as i32).into()),
+        Kind::U64 => Value::Number(u64_at(payload, at)?),
+        Kind::Hex32 => Value::Hex(number()?.into()),
+        Kind::Hex64 => Value::Hex(u64_at(payload, at)?),
+        Kind::Class => number().map(|number| named(CLASSES.get(number), number))?,
+        Kind::Control => number().map(|number| named(CONTROLS.get(number), number))?,
+        Kind::Display => number().map(|number| named(DISPLAYS.get(number), number))?,
+        Kind::Escape => {
+            let number = number()?;
+            named(layout::by_number(Family::Rm, number).map(|command| command.name), number)
         }
-    }
+        Kind::Uuid => Value::Uuid(*payload.get(at..)?.first_chunk()?),
+    })
 }
 
-fn named(name: Option<&str>, number: u32) -> String {
-    name.map_or_else(|| format!("{number:#x}"), str::to_owned)
+fn named(name: Option<&'static str>, number: u32) -> Value {
+    name.map_or(Value::Hex(number.into()), Value::Name)
 }
 
 fn u32_at(payload: &[u8], at: usize) -> Option<u32> {
@@ -234,9 +291,10 @@ mod tests {
     #[test]
     fn a_control_call_is_told_by_name_and_main_fields() {
         let words = [0xc1d0_0001, 0x5c00_0003, 0x2080_0102, 0, 0x1000, 0, 64, 0x51];
-        let decoded = decode(&event(Family::Rm, 0xc020_462a, &words));
+        let event = event(Family::Rm, 0xc020_462a, &words);
+        let decoded = decode(&event);
         assert_eq!(decoded.name, Some("NV_ESC_RM_CONTROL"));
-        assert_eq!(decoded.device, "195:255");
+        assert_eq!(decoded.device.to_string(), "195:255");
         assert_eq!(decoded.thread, "py?[");
         let shown: Vec<_> = decoded.fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let expected = [
@@ -247,27 +305,32 @@ mod tests {
             "size=64",
         ];
         assert_eq!(shown, expected);
-        assert_eq!(decoded.status, Some(Value::Text("NV_ERR_NO_MEMORY".to_owned())));
+        assert_eq!(decoded.status, Some(Value::Name("NV_ERR_NO_MEMORY")));
+        let told = serde_json::to_string(&decoded).unwrap();
+        let fields = r#"[["client","0xc1d00001"],["object","0x5c000003"],["cmd","NV2080_CTRL_CMD_GPU_GET_INFO_V2"],["flags","0x0"],["size",64]]"#;
+        assert!(told.contains(fields) && told.contains(r#""device":"195:255""#), "{told}");
     }
 
     #[test]
     fn a_unified_memory_call_shows_its_range_and_gpu() {
         let words =
             [0x0000_1000, 0x7f00, 1 << 20, 0, 0x0302_0100, 0x0706_0504, 0x0b0a_0908, 0x0f0e_0d0c, 0, 0];
-        let decoded = decode(&event(Family::Uvm, 66, &words));
+        let event = event(Family::Uvm, 66, &words);
+        let decoded = decode(&event);
         let shown: Vec<_> = decoded.fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
         assert_eq!(
             shown,
             ["base=0x7f0000001000", "length=1048576", "gpu=GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"]
         );
-        assert_eq!(decoded.status, Some(Value::Text("NV_OK".to_owned())));
+        assert_eq!(decoded.status, Some(Value::Name("NV_OK")));
     }
 
     #[test]
     fn an_argument_of_another_size_is_named_but_not_read() {
-        let decoded = decode(&event(Family::Rm, 0xc024_462a, &[1; 9]));
+        let event = event(Family::Rm, 0xc024_462a, &[1; 9]);
+        let decoded = decode(&event);
         assert_eq!(decoded.name, Some("NV_ESC_RM_CONTROL"));
-        assert!(decoded.fields.is_empty() && decoded.status.is_none());
+        assert!(decoded.fields.iter().next().is_none() && decoded.status.is_none());
     }
 
     #[test]
@@ -290,10 +353,11 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_give_a_result_that_a_terminal_survives(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-            if let Some(decoded) = decode_bytes(&bytes) {
-                prop_assert!(!decoded.thread.chars().any(crate::text::is_harmful));
+            if let Some(event) = event_of(&bytes) {
+                let decoded = decode(&event);
+                prop_assert!(!decoded.thread.chars().any(is_harmful));
                 let shown: String = decoded.fields.iter().map(|(_, value)| value.to_string()).collect();
-                prop_assert!(!shown.chars().any(crate::text::is_harmful));
+                prop_assert!(!shown.chars().any(is_harmful));
             }
         }
 
@@ -308,7 +372,7 @@ mod tests {
             event.command = layout::ioctl(Family::from_u32(family), command).unwrap_or(command.number);
             event.payload[..32].copy_from_slice(&payload);
             event.payload_bytes = length;
-            prop_assert_eq!(decode_bytes(event.as_bytes()).unwrap().name.is_some(), layout::find(Family::from_u32(family), event.command).is_some());
+            prop_assert_eq!(decode(&event_of(event.as_bytes()).unwrap()).name.is_some(), layout::find(Family::from_u32(family), event.command).is_some());
         }
     }
 }

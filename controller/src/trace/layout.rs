@@ -536,6 +536,15 @@ mod tests {
                     _ => None,
                 });
                 assert!(ends.max().unwrap_or(0) <= command.bytes, "{}", command.name);
+                let read = command.status.into_iter().chain(match command.amount {
+                    Some(Amount::Mapped(at) | Amount::AllocatedUpTo(at)) => Some(at),
+                    _ => None,
+                });
+                assert!(
+                    read.into_iter().all(|at| at % 4 == 0),
+                    "{}: the kernel programs read words",
+                    command.name
+                );
                 for field in command.fields.iter().filter(|field| field.kind != Kind::Uuid) {
                     assert_eq!(field.at % field.kind.bytes(), 0, "{}.{}", command.name, field.name);
                 }

@@ -1,6 +1,6 @@
 //! What a trace adds up to: commands, by the time spent in them.
 
-use super::decode::Decoded;
+use super::decode::{Decoded, Value};
 use deepres_abi::probe::REST;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -33,27 +33,27 @@ const MAX_LINES: usize = 4096;
 /// What stands for all others.
 const OTHERS: &str = "others";
 /// What the driver says when all is well.
-const OK: &str = "NV_OK";
+pub const OK: Value = Value::Name("NV_OK");
 
 impl Summary {
     /// One more event.
-    pub fn add(&mut self, event: &Decoded) {
+    pub fn add(&mut self, event: &Decoded<'_>) {
         let mut key = (event.family, event.command);
-        let mut name = event.name.map_or_else(|| format!("{:#x}", event.command), str::to_owned);
+        let mut name = event.name;
         if self.lines.len() >= MAX_LINES && !self.lines.contains_key(&key) {
             // Whoever makes numbers up has them counted together.
             key = (OTHERS, REST);
-            name = OTHERS.to_owned();
+            name = Some(OTHERS);
         }
         let line = self.lines.entry(key).or_insert_with(|| Line {
-            command: name,
+            command: name.map_or_else(|| format!("{:#x}", event.command), str::to_owned),
             family: key.0,
             calls: 0,
             errors: 0,
             time_ns: 0,
             longest_ns: 0,
         });
-        let is_refused = event.status.as_ref().is_some_and(|status| status.to_string() != OK);
+        let is_refused = event.status.is_some_and(|status| status != OK);
         line.calls += 1;
         line.errors += u64::from(event.result < 0 || is_refused);
         line.time_ns = line.time_ns.saturating_add(event.latency_ns);

@@ -89,17 +89,21 @@ fn print(all: &Value, reports: &[Value]) {
             above("ours_watched_ns", "empty_watched_ns")
         );
         println!("  added to an unrelated system call      {:>7.1} ns", number("unrelated_syscall_tax_ns"));
-        println!(
-            "  (of the calls that were tried, {} costs most)",
-            report["dearest"].as_str().unwrap_or_default()
-        );
+        for call in report["watched"].as_array().into_iter().flatten() {
+            println!(
+                "    {:<36} {:>7.1} ns",
+                call[0].as_str().unwrap_or_default(),
+                call[1].as_f64().unwrap_or(f64::NAN)
+            );
+        }
         println!("  events lost at 100,000 a second        {:>7}", report["lost_at_1e5_per_s"]);
         println!("  lost events are counted exactly        {:>7}", report["drop_counter_exact"]);
     }
     let number = |key: &str| all[key].as_f64().unwrap_or(f64::NAN);
     println!("deepres trace --json into a file, at 100,000 calls a second");
     println!("  calls that are missing                 {:>7}", all["lost_by_trace"]);
-    println!("  and said to be                         {:>7}", all["trace_adds_up"]);
+    println!("  200,000 at once, by eight threads      {:>7}", all["lost_in_a_burst"]);
+    println!("  what is missing is said to be          {:>7}", all["trace_adds_up"]);
     println!("metering from outside");
     println!("  added to a launch                      {:>7.1} ns", number("launch_probe_ns"));
     println!("the daemon's watching thread, with the programs attached and idle");

@@ -2,7 +2,8 @@
 
 use deepres_controller::clock::monotonic_ns;
 use deepres_controller::trace::decode::Decoded;
-use deepres_controller::trace::summary::Summary;
+use deepres_controller::trace::summary::{OK, Summary};
+use std::fmt;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 
 const RED: &str = "\x1b[31m";
@@ -11,6 +12,8 @@ const PLAIN: &str = "\x1b[0m";
 const NS_PER_US: f64 = 1e3;
 const NS_PER_MS: f64 = 1e6;
 const NS_PER_S: f64 = 1e9;
+/// What is written at a time, bytes: some hundreds of events.
+const BUFFER_BYTES: usize = 256 << 10;
 
 /// Where a trace goes.
 pub struct Output {
@@ -26,7 +29,7 @@ impl Output {
     /// To standard output; in colours if that is a terminal.
     pub fn new(is_json: bool, shows_events: bool) -> Self {
         Self {
-            out: BufWriter::new(io::stdout()),
+            out: BufWriter::with_capacity(BUFFER_BYTES, io::stdout()),
             is_json,
             shows_events,
             has_colours: !is_json && io::stdout().is_terminal(),
@@ -35,17 +38,13 @@ impl Output {
         }
     }
 
-    fn coloured(&self, colour: &str, text: &str) -> String {
-        if self.has_colours { format!("{colour}{text}{PLAIN}") } else { text.to_owned() }
-    }
-
     fn json(&mut self, value: &impl serde::Serialize) -> io::Result<()> {
         serde_json::to_writer(&mut self.out, value)?;
         writeln!(self.out)
     }
 
     /// One event.
-    pub fn event(&mut self, event: &Decoded) -> io::Result<()> {
+    pub fn event(&mut self, event: &Decoded<'_>) -> io::Result<()> {
         if !self.shows_events {
             return Ok(());
         }
@@ -60,25 +59,32 @@ impl Output {
                 "TIME s", "PID", "TID", "THREAD", "TOOK us"
             )?;
         }
-        let name = event.name.map_or_else(|| format!("{} {:#x}", event.family, event.command), str::to_owned);
-        let fields: Vec<_> = event.fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let answer = match (&event.error, &event.status) {
-            (Some(error), _) => self.coloured(RED, error),
-            (None, Some(status)) if status.to_string() != "NV_OK" => self.coloured(RED, &status.to_string()),
-            (None, Some(status)) => status.to_string(),
-            (None, None) => event.result.to_string(),
-        };
-        let line = format!(
-            "{:>12.6} {:>8} {:>8} {:<16} {:>11.1}  {}({}) = {answer}",
+        let (red, bold, plain) = if self.has_colours { (RED, BOLD, PLAIN) } else { ("", "", "") };
+        let out = &mut self.out;
+        write!(
+            out,
+            "{:>12.6} {:>8} {:>8} {:<16} {:>11.1}  {bold}",
             event.began_ns.saturating_sub(self.began_ns) as f64 / NS_PER_S,
             event.pid,
             event.tid,
             event.thread,
             event.latency_ns as f64 / NS_PER_US,
-            self.coloured(BOLD, &name),
-            fields.join(", "),
-        );
-        writeln!(self.out, "{line}")
+        )?;
+        match event.name {
+            Some(name) => write!(out, "{name}{plain}(")?,
+            None => write!(out, "{} {:#x}{plain}(", event.family, event.command)?,
+        }
+        for (index, (name, value)) in event.fields.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(out, "{comma}{name}={value}")?;
+        }
+        let (answer, is_bad): (&dyn fmt::Display, bool) = match (&event.error, &event.status) {
+            (Some(error), _) => (error, true),
+            (None, Some(status)) => (status, *status != OK),
+            (None, None) => (&event.result, false),
+        };
+        let (colour, plain) = if is_bad { (red, plain) } else { ("", "") };
+        writeln!(out, ") = {colour}{answer}{plain}")
     }
 
     /// Events that were lost.

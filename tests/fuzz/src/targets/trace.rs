@@ -1,14 +1,16 @@
 //! Records of the kernel programs, which describe what any process hands to the driver.
 
 use deepres_controller::text::is_harmful;
-use deepres_controller::trace::decode::decode_bytes;
+use deepres_controller::trace::decode::{decode, event_of};
 use deepres_controller::trace::summary::Summary;
 
 /// Whatever a record holds, it is shown as text that a terminal survives, and as JSON.
 pub fn run(data: &[u8]) {
-    let Some(event) = decode_bytes(data) else { return };
-    let fields = event.fields.iter().map(|(_, value)| value).chain(&event.status).map(ToString::to_string);
-    let texts = fields.chain([event.thread.clone()]).chain(event.error.clone());
+    let Some(event) = event_of(data) else { return };
+    let event = decode(&event);
+    let fields = event.fields.iter().map(|(_, value)| value).chain(event.status);
+    let fields = fields.map(|value| value.to_string()).chain([event.device.to_string()]);
+    let texts = fields.chain([event.thread.clone().into_owned()]).chain(event.error.clone().map(Into::into));
     for text in texts {
         assert!(!text.chars().any(is_harmful), "{text:?}");
     }
