@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use deepres_controller::admin::client::Client;
 use deepres_controller::admin::{Reply, Request};
+use deepres_controller::probes::metering::PATIENCE;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -23,7 +24,9 @@ pub struct Args {
 
 /// Adopts the process.
 pub fn run(args: Args) -> Result<()> {
-    match Client::connect()?.ask(&Request::Adopt { pid: args.pid, tenant: args.name })? {
+    let mut client = Client::connect()?;
+    client.set_patience(PATIENCE)?;
+    match client.ask(&Request::Adopt { pid: args.pid, tenant: args.name })? {
         Reply::Adopted { unmetered } => {
             if let Some(reason) = unmetered {
                 eprintln!("deepres: adopted, and not metered: {reason}");

@@ -5,7 +5,7 @@ use super::{Shared, residency};
 use crate::admin::{MAX_REQUEST_BYTES, Reply, Request};
 use crate::arbiter::Report;
 use crate::authority::Wish;
-use crate::probes::metering::Purpose;
+use crate::probes::metering::{self, Purpose};
 use crate::probes::status::{ActivityStatus, DriverSums};
 use std::io;
 use std::os::fd::AsFd;
@@ -230,7 +230,7 @@ async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, 
 /// Meters an adopted process from outside; says why it is not, if so.
 async fn meter(shared: &Shared, pid: u32, tenant: Option<String>) -> Option<String> {
     let purpose = Purpose { tenant, is_managed: false };
-    match timeout(ANSWER_LIMIT, shared.metering.meter(pid, purpose)).await {
+    match timeout(metering::LIMIT, shared.metering.meter(pid, purpose)).await {
         Ok(Ok(metered)) => metered.err(),
         _ => Some("the metering thread does not answer".to_owned()),
     }

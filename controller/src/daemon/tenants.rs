@@ -6,7 +6,7 @@ use super::{Shared, view};
 use crate::clock::monotonic_ns;
 use crate::identity::{self, Facts};
 use crate::packet::{self, Packet};
-use crate::probes::metering::Purpose;
+use crate::probes::metering::{self, Purpose};
 use deepres_abi::wire::{self, FrameError, Hello, Refusal, RefusalKind, Role};
 use rustix::net::{SocketFlags, accept_with};
 use std::io;
@@ -28,8 +28,6 @@ const DYING_LIMIT: Duration = Duration::from_millis(30);
 const CLOCK_LIMIT_NS: u64 = Duration::from_secs(5).as_nanos() as u64;
 /// Connections beyond the limit that are listened to until they can be refused; more are closed without a word.
 const REFUSED_AT_A_TIME: usize = 64;
-/// Attaching probes to a library takes milliseconds, and seconds on a busy machine.
-const METER_LIMIT: Duration = Duration::from_secs(4);
 /// Pause after a failed accept (no descriptors left, mostly), so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -198,7 +196,7 @@ async fn meter(peer: Peer, named: Option<u32>, tenant: &str, shared: &Rc<Shared>
         Some(pid) => return Err(format!("process {pid} is not one that this one started")),
     };
     let purpose = Purpose { tenant: Some(tenant.to_owned()), is_managed: true };
-    match timeout(METER_LIMIT, shared.metering.meter(pid, purpose)).await {
+    match timeout(metering::LIMIT, shared.metering.meter(pid, purpose)).await {
         Ok(Ok(metered)) => metered,
         _ => Err("the daemon's metering thread does not answer; see its log".to_owned()),
     }

@@ -11,6 +11,7 @@ use deepres_controller::daemon::Peer;
 use deepres_controller::directory::{Directory, TrustError, check_socket, named_socket};
 use deepres_controller::packet::{self, Packet};
 use deepres_controller::policy::priority::Criticality;
+use deepres_controller::probes::metering::PATIENCE;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::getuid;
@@ -19,9 +20,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zerocopy::IntoBytes;
-
-/// A daemon answers within milliseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often it is asked for what others have now.
 const ASK_EVERY: Duration = Duration::from_millis(500);

@@ -26,7 +26,13 @@ use super::status::MeteringStatus;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 use tokio::sync::oneshot;
+
+/// How long the answer to who wants a process metered may take: milliseconds, and seconds on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(4);
+/// How long whoever asks the daemon for it waits: longer.
+pub const PATIENCE: Duration = LIMIT.saturating_add(Duration::from_secs(2));
 
 /// What a process is metered for.
 #[derive(Debug, Clone, PartialEq, Eq)]
