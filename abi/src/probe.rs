@@ -7,7 +7,8 @@
 //! | map | kind | key → value | written by |
 //! |---|---|---|---|
 //! | `STATS` | per-CPU hash | [`StatKey`] → [`StatValue`] | kernel; the controller removes the dead |
-//! | `INFLIGHT` | hash | thread id → [`Inflight`] | kernel |
+//! | `SLOTS` | array | [`slot`] → [`Slot`] | kernel |
+//! | `INFLIGHT` | hash | thread id → [`Inflight`], of those whose slot another has | kernel |
 //! | `TOTALS` | per-CPU array | 0 → [`Totals`] | kernel |
 //! | `COMMANDS` | hash | [`CommandKey`] → [`CommandValue`] | controller |
 //! | `NEWS` | ring | [`News`] | kernel |
@@ -37,8 +38,12 @@ pub const REST: u32 = u32::MAX;
 pub const TICK_NS: u64 = 10_000_000;
 /// In [`Inflight::descriptor`]: it is not known, as at the driver's own functions.
 pub const NO_DESCRIPTOR: u32 = u32::MAX;
-/// Threads that can be inside a watched ioctl at a time, at most.
+/// Threads that can be inside a watched ioctl at a time while another has their slot, at most.
 pub const MAX_INFLIGHT: u32 = 16_384;
+/// Slots for threads that are inside a watched ioctl, as a power of two.
+const SLOTS_LOG2: u32 = 14;
+/// How many slots there are.
+pub const SLOTS: u32 = 1 << SLOTS_LOG2;
 
 /// Which devices are watched: those whose number, masked, is `value`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -286,6 +291,27 @@ pub struct Inflight {
     pub descriptor: u32,
 }
 
+/// Where a thread keeps an ioctl that has begun, if no other thread has one there: taking an entry of an array and giving it back costs a tenth of
+/// making one of a hash and removing it.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Slot {
+    /// The thread that has it; 0 if none has.
+    pub owner: u64,
+    /// Threads whose slot it would be, and whose ioctl is in `INFLIGHT`.
+    pub others: u64,
+    /// Its ioctl.
+    pub ioctl: Inflight,
+}
+
+/// The slot of a thread. Neighbours are far from each other, and so not in one cache line.
+#[inline(always)]
+pub const fn slot(tid: u32) -> u32 {
+    /// 2 to the 32, divided by the golden ratio.
+    const SPREAD: u32 = 0x9e37_79b1;
+    tid.wrapping_mul(SPREAD) >> (u32::BITS - SLOTS_LOG2)
+}
+
 /// Counters of the whole host, of one CPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -294,7 +320,7 @@ pub struct Totals {
     pub calls: u64,
     /// Those of them that `STATS` had no room for.
     pub unattributed: u64,
-    /// Watched ioctls that `INFLIGHT` had no room for: they are in no other counter.
+    /// Watched ioctls that there was no room to follow to their end: they are in no other counter.
     pub untimed: u64,
     /// [`News`] that had no room.
     pub news_lost: u64,

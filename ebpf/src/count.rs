@@ -95,7 +95,7 @@ fn succeeded(value: &mut StatValue, argument: u64) -> bool {
             return false;
         }
         if let object::MEMORY_SYSTEM | object::MEMORY_LOCAL_USER = (words[object::CLASS_WORD] >> 32) as u32 {
-            allocated(value, read(words[object::PARAMETERS_WORD], object::SIZE_AT));
+            allocated(value, read_bytes(words[object::PARAMETERS_WORD], object::SIZE_AT, 0));
         }
         return true;
     }
@@ -105,32 +105,64 @@ fn succeeded(value: &mut StatValue, argument: u64) -> bool {
             return false;
         }
         match words[heap::FUNCTION_WORD] as u32 {
-            heap::ALLOC_SIZE => allocated(value, Some(words[heap::SIZE_WORD])),
-            heap::ALLOC_SIZE_RANGE => allocated(value, Some(words[heap::RANGE_SIZE_WORD])),
+            heap::ALLOC_SIZE => allocated(value, words[heap::SIZE_WORD]),
+            heap::ALLOC_SIZE_RANGE => allocated(value, words[heap::RANGE_SIZE_WORD]),
             _ => {}
         }
         return true;
     }
-    if let Some(at) = facts::status_at(value.facts)
-        && read::<u32>(argument, at).is_some_and(|status| status != 0)
-    {
+    let (status_at, amount_at) = (facts::status_at(value.facts), facts::amount_at(value.facts));
+    if kind == facts::NO_MEMORY {
+        return status_at.is_none_or(|at| read::<u32>(argument, at).unwrap_or(0) == 0);
+    }
+    let above = if kind == facts::ALLOCATES_UP_TO { 1 } else { 0 };
+    let (status, bytes) = status_and_bytes(argument, status_at, amount_at, above);
+    if status != 0 {
         return false;
     }
     if kind == facts::MAPS {
         value.memory_calls += 1;
-        let mapped = read(argument, facts::amount_at(value.facts)).unwrap_or(0);
-        value.mapped_bytes = value.mapped_bytes.wrapping_add(mapped);
-    } else if kind == facts::ALLOCATES_UP_TO {
-        let last = read::<u64>(argument, facts::amount_at(value.facts));
-        allocated(value, last.map(|last| last.wrapping_add(1)));
+        value.mapped_bytes = value.mapped_bytes.wrapping_add(bytes);
+    } else {
+        allocated(value, bytes);
     }
     true
 }
 
+/// The driver's status, 0 where there is none, and an amount of bytes, of which the argument has so much less: in one look if they are close to
+/// each other.
 #[inline(always)]
-fn allocated(value: &mut StatValue, bytes: Option<u64>) {
+fn status_and_bytes(argument: u64, status_at: Option<u64>, amount_at: u64, above: u64) -> (u32, u64) {
+    /// Words of 4 bytes that are looked at together.
+    const WINDOW: usize = 8;
+    const WORD: u64 = 4;
+    let Some(status_at) = status_at else { return (0, read_bytes(argument, amount_at, above)) };
+    let from = if status_at < amount_at { status_at } else { amount_at };
+    let (status_word, amount_word) = ((status_at - from) / WORD, (amount_at - from) / WORD);
+    if status_word < WINDOW as u64
+        && amount_word < WINDOW as u64 - 1
+        && let Some(words) = read::<[u32; WINDOW]>(argument, from)
+    {
+        let amount =
+            u64::from(words[amount_word as usize]) | u64::from(words[amount_word as usize + 1]) << 32;
+        return (words[status_word as usize], amount.wrapping_add(above));
+    }
+    (read(argument, status_at).unwrap_or(0), read_bytes(argument, amount_at, above))
+}
+
+/// An amount of bytes, 0 where it cannot be read.
+#[inline(always)]
+fn read_bytes(argument: u64, at: u64, above: u64) -> u64 {
+    match read::<u64>(argument, at) {
+        Some(amount) => amount.wrapping_add(above),
+        None => 0,
+    }
+}
+
+#[inline(always)]
+fn allocated(value: &mut StatValue, bytes: u64) {
     value.memory_calls += 1;
-    value.allocated_bytes = value.allocated_bytes.wrapping_add(bytes.unwrap_or(0));
+    value.allocated_bytes = value.allocated_bytes.wrapping_add(bytes);
 }
 
 /// Reads what a program's argument has at an offset.

@@ -1,12 +1,12 @@
 //! Beginning and end of an ioctl on a watched device. There are three ways to hear of them: the driver's own functions, the tracepoints
 //! of the ioctl call alone, and the raw ones of all calls, for a kernel whose tracing file system cannot be had.
 
-use crate::probe::{Inflight, MAX_INFLIGHT, NO_DESCRIPTOR};
-use crate::{count, trace, walk};
+use crate::probe::{Inflight, MAX_INFLIGHT, NO_DESCRIPTOR, SLOTS as SLOT_COUNT, Slot, slot};
+use crate::{atomic, count, trace, walk};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_kernel};
 use aya_ebpf::macros::{kprobe, kretprobe, map, raw_tracepoint, tracepoint};
-use aya_ebpf::maps::HashMap;
+use aya_ebpf::maps::{Array, HashMap};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext, TracePointContext};
 
 /// ioctl's number among the system calls of x86-64.
@@ -18,6 +18,8 @@ const DI: usize = 112;
 const SI: usize = 104;
 const DX: usize = 96;
 
+#[map]
+static SLOTS: Array<Slot> = Array::with_max_entries(SLOT_COUNT, 0);
 #[map]
 static INFLIGHT: HashMap<u32, Inflight> = HashMap::with_max_entries(MAX_INFLIGHT, 0);
 
@@ -65,11 +67,6 @@ pub fn raw_exit(context: RawTracePointContext) -> i32 {
 pub fn driver_enter(context: ProbeContext) -> u32 {
     let Some(file) = context.arg::<*const u8>(0) else { return 0 };
     let command = context.arg::<u64>(1).unwrap_or(0) as u32;
-    // A return that went unnoticed, for want of room to follow it, left its beginning here.
-    let pid_tgid = aya_ebpf::helpers::bpf_get_current_pid_tgid();
-    if INFLIGHT.get_ptr(pid_tgid as u32).is_some() {
-        count::total(|totals| totals.untimed += 1);
-    }
     begin(walk::device_of(file), NO_DESCRIPTOR, command, || context.arg::<u64>(2).unwrap_or(0));
     0
 }
@@ -100,22 +97,62 @@ fn begin(device: u32, descriptor: u32, command: u32, argument: impl FnOnce() -> 
         family,
         descriptor,
     };
-    if INFLIGHT.insert(tid, ioctl, 0).is_err() {
-        count::total(|totals| totals.untimed += 1);
-    }
+    keep(tid, ioctl);
 }
 
 #[inline(always)]
 fn end(result: i64) {
     let pid_tgid = aya_ebpf::helpers::bpf_get_current_pid_tgid();
     let (pid, tid) = ((pid_tgid >> 32) as u32, pid_tgid as u32);
-    // SAFETY: the entry is this thread's, which is here and nowhere else.
-    let Some(ioctl) = (unsafe { INFLIGHT.get(tid) }) else { return };
-    let ioctl = *ioctl;
-    // It was there; nobody else removes it.
-    let _ = INFLIGHT.remove(tid);
+    let Some(ioctl) = take(tid) else { return };
     // SAFETY: no more than reading a clock.
     let latency_ns = unsafe { bpf_ktime_get_ns() }.saturating_sub(ioctl.began_ns);
     count::ended(pid, &ioctl, latency_ns, result);
     trace::ended(pid, tid, &ioctl, latency_ns, result);
+}
+
+/// Keeps the current thread's ioctl until it ends.
+#[inline(always)]
+fn keep(tid: u32, ioctl: Inflight) {
+    let Some(place) = SLOTS.get_ptr_mut(slot(tid)) else { return };
+    // SAFETY: an entry of an array, which is there for ever; what is not atomic is the owner's.
+    unsafe {
+        let owner = atomic::exchange_if(&raw mut (*place).owner, 0, tid.into());
+        if owner == 0 || owner == u64::from(tid) {
+            (&raw mut (*place).ioctl).write_volatile(ioctl);
+            if owner == 0 {
+                return;
+            }
+        } else if INFLIGHT.get_ptr(tid).is_some() {
+            let _ = INFLIGHT.insert(tid, ioctl, 0);
+        } else if INFLIGHT.insert(tid, ioctl, 0).is_ok() {
+            atomic::add(&raw mut (*place).others, 1);
+            return;
+        }
+    }
+    // There is no room, or it took the place of one whose return went unnoticed.
+    count::total(|totals| totals.untimed += 1);
+}
+
+/// What the current thread kept, if it did.
+#[inline(always)]
+fn take(tid: u32) -> Option<Inflight> {
+    let place = SLOTS.get_ptr_mut(slot(tid))?;
+    // SAFETY: as in `keep`. Whoever has it next sees it free after it was read: the machine keeps that order, and so does what is volatile.
+    unsafe {
+        if (&raw const (*place).owner).read_volatile() == u64::from(tid) {
+            let ioctl = (&raw const (*place).ioctl).read_volatile();
+            (&raw mut (*place).owner).write_volatile(0);
+            return Some(ioctl);
+        }
+        if (&raw const (*place).others).read_volatile() == 0 {
+            return None;
+        }
+        // The entry is this thread's, which is here and nowhere else.
+        let ioctl = *INFLIGHT.get(tid)?;
+        // It was there; nobody else removes it.
+        let _ = INFLIGHT.remove(tid);
+        atomic::add(&raw mut (*place).others, u64::MAX);
+        Some(ioctl)
+    }
 }

@@ -1,10 +1,9 @@
 //! Calls into the driver's library, of processes that are metered from outside: counted by function, which the probe's cookie names.
 //!
-//! Probes in programs can be interrupted by other tasks of the same CPU, which may be at the same counter: each change is atomic,
-//! which for this machine `core` has no function for.
+//! Probes in programs can be interrupted by other tasks of the same CPU, which may be at the same counter: each change is atomic.
 
 use crate::probe::{Begun, LaunchKey, LaunchValue, MeteredValue, TICK_NS, cookie, uncounted};
-use crate::walk;
+use crate::{atomic, walk};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
@@ -12,7 +11,6 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns};
 use aya_ebpf::macros::{map, raw_tracepoint, uprobe};
 use aya_ebpf::maps::{HashMap, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext};
-use core::arch::asm;
 
 /// Processes that are metered, at most. Only those that the controller names come here, and their children; the controller sets it.
 const METERED_ENTRIES: u32 = 1;
@@ -69,28 +67,24 @@ fn count(context: &ProbeContext, cookie: u64, key: LaunchKey) {
     // SAFETY: the entry lives until the program ends; only its fields' addresses are taken.
     let (calls, bytes, last_ns) =
         unsafe { (&raw mut (*value).calls, &raw mut (*value).bytes, &raw mut (*value).last_ns) };
-    add(calls, 1);
-    if cookie::is_sized(cookie)
-        && let Some(amount) = context.arg::<u64>(SIZE)
-    {
-        add(bytes, amount);
+    let amount = if cookie::is_sized(cookie) { context.arg::<u64>(SIZE) } else { None };
+    // SAFETY: fields of the entry; no more than reading a clock.
+    unsafe {
+        atomic::add(calls, 1);
+        if let Some(amount) = amount {
+            atomic::add(bytes, amount);
+        }
+        last_ns.write_volatile(bpf_ktime_get_ns());
     }
-    // SAFETY: a field of the entry; no more than reading a clock.
-    unsafe { last_ns.write_volatile(bpf_ktime_get_ns()) };
 }
 
 /// Counts what there was no room for.
 #[inline(always)]
 fn miss(what: u32) {
     if let Some(uncounted) = UNCOUNTED.get_ptr_mut(what) {
-        add(uncounted, 1);
+        // SAFETY: an aligned counter of an array, which is there for ever.
+        unsafe { atomic::add(uncounted, 1) };
     }
-}
-
-#[inline(always)]
-fn add(counter: *mut u64, amount: u64) {
-    // SAFETY: an aligned counter of a map entry, which lives until the program ends.
-    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) amount, options(nostack)) };
 }
 
 /// `sched_process_fork`: the child of one who is metered is metered.

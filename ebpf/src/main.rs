@@ -3,6 +3,7 @@
 //!
 //! | module | its job |
 //! |---|---|
+//! | `atomic` | changes that no other CPU sees half of |
 //! | `walk` | which device a descriptor of the current task is |
 //! | `ioctl` | beginning and end of an ioctl, by whatever way the kernel tells of it |
 //! | `count` | counters for each process and command |
@@ -14,6 +15,7 @@
 #![no_std]
 #![no_main]
 
+mod atomic;
 mod count;
 mod empty;
 mod ioctl;

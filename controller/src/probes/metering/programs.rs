@@ -19,7 +19,7 @@ const METERED_ENTRIES: u32 = 16_384;
 /// Processes times functions that are counted, at most.
 const LAUNCHES_ENTRIES: u32 = 4096;
 /// Maps that the other programs use and these leave alone, as small as they can be.
-const UNUSED: [(&str, u32); 4] = [("STATS", 1), ("INFLIGHT", 1), ("TRACED", 1), ("SEEN", 16)];
+const UNUSED: [(&str, u32); 5] = [("STATS", 1), ("SLOTS", 1), ("INFLIGHT", 1), ("TRACED", 1), ("SEEN", 16)];
 
 type LaunchKeyBytes = [u8; size_of::<LaunchKey>()];
 type LaunchValueBytes = [u8; size_of::<LaunchValue>()];
