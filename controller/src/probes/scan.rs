@@ -77,13 +77,15 @@ fn open_devices(folder: &str, devices: &Devices) -> (Vec<Family>, bool) {
 
 fn mapped_devices(pid: u32, devices: &Devices) -> Vec<Family> {
     let Ok(maps) = std::fs::read_to_string(format!("/proc/{pid}/maps")) else { return Vec::new() };
-    let shared = maps.lines().filter_map(|line| {
+    let possible = maps.lines().filter_map(|line| {
         let mut fields = line.split_ascii_whitespace();
         let (range, mode) = (fields.next()?, fields.next()?);
-        // Drivers' memory is mapped shared and has a file's name.
-        (mode.ends_with('s') && line.contains('/')).then_some(range)
+        // Drivers' memory is mapped shared, and has a file's name; what a device's node is mapped as otherwise is looked at, too.
+        (mode.ends_with('s') && line.contains('/') || line.contains(" /dev/")).then_some(range)
     });
-    shared.filter_map(|range| family(Path::new(&format!("/proc/{pid}/map_files/{range}")), devices)).collect()
+    possible
+        .filter_map(|range| family(Path::new(&format!("/proc/{pid}/map_files/{range}")), devices))
+        .collect()
 }
 
 /// The family of the device that a path leads to. File systems that are far away are not asked.

@@ -296,7 +296,8 @@ impl Watch {
             if devices != self.devices {
                 self.devices = devices;
                 self.counted.clear();
-                self.due.nvml_ns = 0;
+                // Who has them open already may ask nothing.
+                (self.due.nvml_ns, self.due.scan_ns) = (0, 0);
                 self.attach();
             }
             self.forget(now_ns);
