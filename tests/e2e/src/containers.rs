@@ -45,7 +45,6 @@ pub struct Containers<'host> {
     host: &'host Host,
     /// In names that the whole machine shares.
     prefix: String,
-    artefacts: &'static Artefacts,
     started: AtomicU32,
 }
 
@@ -80,7 +79,7 @@ impl<'host> Containers<'host> {
         root();
         host.let_all_users_in();
         let folder = host.path().file_name().expect("a folder of our own").to_string_lossy().into_owned();
-        Some(Self { host, prefix: folder, artefacts: portable_artefacts(), started: AtomicU32::new(0) })
+        Some(Self { host, prefix: folder, started: AtomicU32::new(0) })
     }
 
     /// `deepres cdi generate` of a device; returns what to ask podman for.
@@ -88,7 +87,7 @@ impl<'host> Containers<'host> {
     pub fn device(&self, name: &str, options: &[&str]) -> String {
         let name = format!("{}-{name}", self.prefix);
         let file = self.specification();
-        let mut command = self.host.command(&self.artefacts.deepres);
+        let mut command = self.host.command(&portable_artefacts().deepres);
         command.args(["cdi", "generate", "--name", &name, "--output"]).arg(file).args(options);
         self.host.finish(command).success();
         format!("{KIND}={name}")
@@ -107,29 +106,38 @@ impl<'host> Containers<'host> {
     /// As [`Self::start`], with further options of podman.
     #[track_caller]
     pub fn start_with(&self, options: &[&str], device: &str, users: Users, program: &[&str]) -> Container {
+        let Artefacts { simgpu, .. } = portable_artefacts();
+        let clients = target().join("e2e-clients");
+        let mut given: Vec<String> = ["--device", device].map(str::to_owned).to_vec();
+        for folder in [simgpu, &clients] {
+            given.extend(["--volume".to_owned(), format!("{0}:{0}:ro", folder.display())]);
+        }
+        given.extend(["--volume".to_owned(), format!("{0}:{0}", self.host.state_dir().display())]);
+        let variables = [
+            ("LD_LIBRARY_PATH", simgpu.display().to_string()),
+            ("SIMGPU_STATE", self.host.state_dir().display().to_string()),
+        ];
+        for (variable, value) in variables {
+            given.extend(["--env".to_owned(), format!("{variable}={value}")]);
+        }
+        given.extend(options.iter().map(|option| (*option).to_owned()));
+        self.start_bare(&given.iter().map(String::as_str).collect::<Vec<_>>(), users, program)
+    }
+
+    /// Starts a program in a container that has nothing of deepres, nor of the simulated GPU.
+    #[track_caller]
+    pub fn start_bare(&self, options: &[&str], users: Users, program: &[&str]) -> Container {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}-{number}", self.prefix);
         let mut podman = self.podman(&["run", "--rm", "--name", &name, "--network=none"]);
         // A machine that runs tests may have tighter limits than podman's defaults.
         podman.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"]);
-        podman.args(["--device", device]).args(options);
+        podman.args(options);
         if users == Users::Apart {
             podman.args(["--uidmap", &format!("0:{OUTER_ROOT}:{USERS}")]);
         }
-        let clients = target().join("e2e-clients");
-        for folder in [&self.artefacts.simgpu, &clients] {
-            podman.arg("--volume").arg(format!("{0}:{0}:ro", folder.display()));
-        }
-        podman.arg("--volume").arg(format!("{0}:{0}", self.host.state_dir().display()));
-        let variables = [
-            ("LD_LIBRARY_PATH", self.artefacts.simgpu.display().to_string()),
-            ("SIMGPU_STATE", self.host.state_dir().display().to_string()),
-            // By which a host knows what is its own.
-            ("DEEPRES_E2E", self.host.path().display().to_string()),
-        ];
-        for (variable, value) in variables {
-            podman.arg("--env").arg(format!("{variable}={value}"));
-        }
+        // By which a host knows what is its own.
+        podman.arg("--env").arg(format!("DEEPRES_E2E={}", self.host.path().display()));
         // What a container writes is its own.
         podman.arg("--rootfs").arg(format!("{}:O", root().display())).args(program);
         Container { name, process: self.host.spawn(podman) }

@@ -237,6 +237,14 @@ impl Host {
         Ps::parse(&self.finish(self.deepres(&["ps", "--json"])).success().stdout)
     }
 
+    /// The same, whole.
+    #[track_caller]
+    pub fn status(&self) -> serde_json::Value {
+        let shown = self.finish(self.deepres(&["ps", "--json"])).success();
+        serde_json::from_str(&shown.stdout)
+            .unwrap_or_else(|error| panic!("ps --json: {error} in {}", shown.stdout))
+    }
+
     /// Waits until `ps` satisfies `wanted`.
     #[track_caller]
     pub fn await_ps(&self, wanted: impl Fn(&Ps) -> bool, within: Duration) -> Ps {

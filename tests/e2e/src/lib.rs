@@ -8,6 +8,7 @@ pub mod clients;
 pub mod containers;
 pub mod contention;
 pub mod host;
+pub mod probes;
 mod process;
 mod ps;
 pub mod random;

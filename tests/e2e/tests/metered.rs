@@ -7,30 +7,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use deepres_e2e::clients::{CLibrary, Way, c_client, c_program_on};
+use deepres_e2e::probes::are_possible;
 use deepres_e2e::{Host, Process, host::COMMAND_LIMIT};
 use serde_json::Value;
-
-/// Whether this machine can run the test; says what it lacks if not.
-fn is_possible() -> bool {
-    if rustix::process::geteuid().is_root() {
-        return true;
-    }
-    assert!(std::env::var_os("DEEPRES_REQUIRE_PROBES").is_none(), "the test lacks root");
-    eprintln!("NOT TESTED: it lacks root");
-    false
-}
-
-fn status(host: &Host) -> Value {
-    let shown = host.finish(host.deepres(&["ps", "--json"])).success();
-    serde_json::from_str(&shown.stdout).expect("ps --json is JSON")
-}
 
 /// Waits until those who are metered are as wanted.
 #[track_caller]
 fn await_metered(host: &Host, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
     let deadline = Instant::now() + COMMAND_LIMIT;
     loop {
-        let processes = status(host)["metering"]["processes"].as_array().expect("a list").clone();
+        let processes = host.status()["metering"]["processes"].as_array().expect("a list").clone();
         if wanted(&processes) {
             return processes;
         }
@@ -45,7 +31,7 @@ fn all_ended(processes: &[Value], count: usize) -> bool {
 
 #[test]
 fn every_launch_of_a_program_that_is_not_preloaded_is_counted_from_the_first_one_on() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     let host = Host::new();
@@ -61,12 +47,12 @@ fn every_launch_of_a_program_that_is_not_preloaded_is_counted_from_the_first_one
     assert_eq!(ended["functions"]["cuLaunchKernel_ptsz"], launches / 2);
     let shown = host.finish(host.deepres(&["ps", "-v"])).success().stdout;
     assert!(shown.contains("METERED") && shown.contains(&launches.to_string()), "{shown}");
-    assert_eq!(status(&host)["unmanaged"].as_array().map(Vec::len), Some(0), "it is known");
+    assert_eq!(host.status()["unmanaged"].as_array().map(Vec::len), Some(0), "it is known");
 }
 
 #[test]
 fn children_are_metered_and_tenants_of_the_same_library_are_not() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     const CHILD: &str = "import ctypes, time\n\
@@ -108,7 +94,7 @@ fn children_are_metered_and_tenants_of_the_same_library_are_not() {
 
 #[test]
 fn a_metered_programs_child_that_cannot_be_probed_is_not_listed_as_unmanaged() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     const CHILD: &str = "import fcntl, os, time\n\
@@ -127,7 +113,7 @@ fn a_metered_programs_child_that_cannot_be_probed_is_not_listed_as_unmanaged() {
     job.env_remove("LD_LIBRARY_PATH");
     host.spawn(job).finish(COMMAND_LIMIT).success();
     let deadline = Instant::now() + COMMAND_LIMIT;
-    while status(&host)["probes"]["calls"].as_u64().is_none_or(|calls| calls < 30) {
+    while host.status()["probes"]["calls"].as_u64().is_none_or(|calls| calls < 30) {
         assert!(Instant::now() < deadline, "its calls are not seen");
         thread::sleep(Duration::from_millis(50));
     }
@@ -138,7 +124,7 @@ fn a_metered_programs_child_that_cannot_be_probed_is_not_listed_as_unmanaged() {
 
 #[test]
 fn a_static_program_is_metered_by_its_own_symbols_and_a_stripped_one_says_why_not() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     let host = Host::new();
@@ -166,7 +152,7 @@ fn a_static_program_is_metered_by_its_own_symbols_and_a_stripped_one_says_why_no
 
 #[test]
 fn a_program_that_was_adopted_is_metered_from_then_on() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     const STRANGER: &str = "import ctypes, os, signal, sys\n\
@@ -189,7 +175,7 @@ fn a_program_that_was_adopted_is_metered_from_then_on() {
     let _daemon = host.daemon();
     let pid = stranger.pid().to_string();
     let deadline = Instant::now() + COMMAND_LIMIT;
-    while status(&host)["unmanaged"].as_array().is_none_or(Vec::is_empty) {
+    while host.status()["unmanaged"].as_array().is_none_or(Vec::is_empty) {
         assert!(Instant::now() < deadline, "it is not found");
         thread::sleep(Duration::from_millis(50));
     }

@@ -3,37 +3,26 @@
 //!
 //! Takes root, to have other rights than that.
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use deepres_e2e::clients::{Way, c_client};
+use deepres_e2e::probes::{are_possible, open_node};
 use deepres_e2e::{Host, Process, host::COMMAND_LIMIT};
-use rustix::fs::{CWD, FileType, chmod, chown, makedev, mknodat};
+use rustix::fs::{chmod, chown};
 use rustix::process::{Gid, Uid};
 use serde_json::Value;
 
 /// The user who has nothing.
 const NOBODY: u32 = 65_534;
-/// Of the stand-in, whose node is made for each test.
-const NUMBERS: (u32, u32) = (10, 256);
+/// The stand-in.
 const DEVICE: &str = "nvidia=10:256";
 /// Asks one thing of the device.
 const ASKS: &str = "import fcntl,os,sys\n\
     f=os.open(sys.argv[1],os.O_RDWR)\n\
     try: fcntl.ioctl(f,0xc020462a,bytearray(32))\n\
     except OSError: pass";
-
-/// Whether this machine can run the test; says what it lacks if not.
-fn is_possible() -> bool {
-    if rustix::process::geteuid().is_root() {
-        return true;
-    }
-    assert!(std::env::var_os("DEEPRES_REQUIRE_PROBES").is_none(), "the test lacks root");
-    eprintln!("NOT TESTED: it lacks root");
-    false
-}
 
 /// A host whose folders are open to all, and whose daemon's directory is nobody's.
 fn open_host(config: &str) -> Host {
@@ -45,14 +34,6 @@ fn open_host(config: &str) -> Host {
     let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
     chown(&folder, Some(user), Some(group)).unwrap();
     host
-}
-
-/// The stand-in's node, which all may open.
-fn node(host: &Host) -> PathBuf {
-    let node = host.path().join("gpu");
-    mknodat(CWD, &node, FileType::CharacterDevice, 0o666.into(), makedev(NUMBERS.0, NUMBERS.1)).unwrap();
-    chmod(&node, 0o666.into()).unwrap();
-    node
 }
 
 /// `deepres` as [`NOBODY`], with these capabilities.
@@ -95,7 +76,7 @@ fn end(mut daemon: Process) -> String {
 
 #[test]
 fn a_daemon_without_rights_says_once_what_is_missing_and_serves() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     let host = open_host(&format!("[probes]\ndevices = [\"{DEVICE}\"]\n"));
@@ -113,7 +94,7 @@ fn a_daemon_without_rights_says_once_what_is_missing_and_serves() {
 
 #[test]
 fn a_daemon_that_is_to_do_without_says_so_where_it_is_asked_and_serves() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     let host = open_host("[probes]\nenabled = false\n");
@@ -127,11 +108,11 @@ fn a_daemon_that_is_to_do_without_says_so_where_it_is_asked_and_serves() {
 
 #[test]
 fn a_trace_takes_two_capabilities_and_names_them_without() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     let host = open_host("");
-    let node = node(&host).display().to_string();
+    let node = open_node(&host).display().to_string();
     let trace = |capabilities: &str| {
         let arguments = ["trace", "--json", "--device", DEVICE, "--", "python3", "-c", ASKS, &node];
         host.finish(as_nobody(&host, capabilities, &arguments))

@@ -2,15 +2,14 @@
 //!
 //! Takes root and kernel programs in the daemon (`cargo xtask ebpf`).
 
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use deepres_e2e::containers::{Containers, OUTER_ROOT, Users};
+use deepres_e2e::probes::{DEVICE, NUMBERS, are_possible, open_node};
 use deepres_e2e::{Host, Process, host::COMMAND_LIMIT};
 use serde_json::Value;
 
-/// The stand-in: nothing else opens it, and it refuses NVIDIA's numbers.
-const DEVICE: &str = "/dev/vga_arbiter";
 const CONFIG: &str = "[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n";
 /// The bar, and what polling adds.
 const FOUND_LIMIT_NS: u64 = 1_000_000_000;
@@ -30,35 +29,16 @@ print('{"opened_ns": %d}' % opened_ns, flush=True)
 while sys.stdin.buffer.read(4096): pass
 "#;
 
-/// Whether this machine can run the test; says what it lacks if not.
-fn is_possible() -> bool {
-    let lacks = if !rustix::process::geteuid().is_root() {
-        "root"
-    } else if !Path::new(DEVICE).exists() {
-        DEVICE
-    } else {
-        return true;
-    };
-    assert!(std::env::var_os("DEEPRES_REQUIRE_PROBES").is_none(), "the test lacks {lacks}");
-    eprintln!("NOT TESTED: it lacks {lacks}");
-    false
-}
-
 fn user(host: &Host, options: &[&str]) -> Process {
     let mut command = host.command("python3");
     command.args(["-c", USER, DEVICE]).args(options);
     host.spawn(command)
 }
 
-fn status(host: &Host) -> Value {
-    let shown = host.finish(host.deepres(&["ps", "--json"])).success();
-    serde_json::from_str(&shown.stdout).expect("ps --json is JSON")
-}
-
 fn unmanaged(host: &Host) -> Vec<Value> {
     let deadline = Instant::now() + COMMAND_LIMIT;
     loop {
-        let status = status(host);
+        let status = host.status();
         if status["probes"]["state"] == "attached" {
             return status["unmanaged"].as_array().expect("a list").clone();
         }
@@ -86,7 +66,7 @@ fn await_found(host: &Host, pid: u32, wanted: impl Fn(&Value) -> bool) -> Value 
 
 #[test]
 fn a_process_that_uses_the_gpu_on_its_own_is_listed_until_it_ends() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     let host = Host::new().config(&format!("{CONFIG}unmanaged = \"warn\"\n"));
@@ -101,7 +81,7 @@ fn a_process_that_uses_the_gpu_on_its_own_is_listed_until_it_ends() {
     assert_eq!(found["seen_by"][0], "ioctl");
     assert_eq!(found["uid"], 0);
     assert!(found["command"].as_str().unwrap().contains("python3 -c"), "{found}");
-    let status = status(&host);
+    let status = host.status();
     let activity = status["driver_activity"].as_array().expect("a list");
     let activity = activity.iter().find(|activity| activity["pid"] == late.pid()).expect("it is counted");
     let command = &activity["commands"][0];
@@ -134,7 +114,7 @@ fn a_process_that_uses_the_gpu_on_its_own_is_listed_until_it_ends() {
 
 #[test]
 fn a_hundred_of_a_hundred_are_found_within_a_second() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     const USERS: usize = 100;
@@ -158,7 +138,7 @@ fn a_hundred_of_a_hundred_are_found_within_a_second() {
 
 #[test]
 fn tenants_are_never_listed_while_they_start_exec_and_end() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     // It asks the driver's device something before and after it connects, becomes another program that does so again, and ends.
@@ -257,7 +237,7 @@ impl Drop for Ends {
 
 #[test]
 fn whoever_keeps_its_memory_map_to_itself_is_listed_and_keeps_nobody_waiting() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     let host = Host::measuring().config(&format!("{CONFIG}unmanaged = \"hold\"\n"));
@@ -299,7 +279,7 @@ for line in sys.stdin:
 
 #[test]
 fn who_was_adopted_stays_so_when_it_opens_the_device_again_and_over_a_daemons_restart() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     let host = Host::measuring().config(&format!("{CONFIG}unmanaged = \"hold\"\n"));
@@ -331,13 +311,13 @@ fn who_was_adopted_stays_so_when_it_opens_the_device_again_and_over_a_daemons_re
     let still = await_found(&host, pid, |_| true);
     assert_eq!((&still["state"], &still["tenant"]), (&"adopted".into(), &"nightly".into()));
     assert_ne!(state(pid), 'T');
-    let metered = status(&host)["metering"]["processes"].clone();
+    let metered = host.status()["metering"]["processes"].clone();
     assert_eq!((&metered[0]["pid"], &metered[0]["tenant"]), (&pid.into(), &"nightly".into()), "{metered}");
 }
 
 #[test]
 fn a_tenant_that_becomes_a_program_without_a_session_and_keeps_the_device_is_found_within_a_second() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     const TENANT: &str = r#"
@@ -374,7 +354,7 @@ os.execvp("sleep", ["sleep", "60"])
 
 #[test]
 fn who_asks_nvml_under_deepres_and_does_not_compute_is_never_listed() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     // As nvidia-smi does, and PyTorch before it computes.
@@ -408,7 +388,7 @@ for _ in range(30):
 
 #[test]
 fn a_process_can_be_held_until_it_is_adopted() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     // Alone: it holds whoever uses the stand-in.
@@ -436,7 +416,7 @@ fn a_process_can_be_held_until_it_is_adopted() {
 
 #[test]
 fn a_trace_tells_the_calls_of_a_program_and_what_it_starts() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     let host = Host::new();
@@ -490,7 +470,7 @@ fn traced(host: &Host, options: &[&str]) -> Vec<Value> {
 
 #[test]
 fn a_trace_is_of_whom_it_was_asked_for() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     const ASKS: &str = "import ctypes,fcntl,os,sys,time\n\
@@ -537,9 +517,172 @@ fn a_trace_is_of_whom_it_was_asked_for() {
     trace.await_end(COMMAND_LIMIT).success();
 }
 
+/// Asks five times, says when it opened the device, and asks on and on once it is signalled. What containers have is Perl.
+const CONTAINED: &str = r#"
+$SIG{USR1} = sub { $goes_on = 1 };
+$| = 1;
+open($device, "+<", $ARGV[0]) or die "$!";
+$now = "\0" x 16;
+syscall(228, 1, $now);
+($s, $ns) = unpack("qq", $now);
+$argument = "\0" x 32;
+ioctl($device, 0xc020462a, $argument) for 1 .. 5;
+print "{\"opened_ns\": ", $s * 1000000000 + $ns, "}\n";
+sleep 1 until $goes_on;
+while (1) { ioctl($device, 0xc020462a, $argument); select(undef, undef, undef, 0.02) }
+"#;
+
+#[test]
+fn a_container_that_uses_the_gpu_on_its_own_is_listed_with_both_its_process_ids_and_its_user() {
+    if !are_possible() {
+        return;
+    }
+    let host = Host::measuring().config(CONFIG);
+    let Some(containers) = Containers::on(&host) else { return };
+    let node = open_node(&host).display().to_string();
+    let _daemon = host.daemon();
+    thread::sleep(QUIET);
+    for (users, uid) in [(Users::Shared, 0), (Users::Apart, OUTER_ROOT)] {
+        // Into a user namespace the runtime can only mount a device where it is outside, and elsewhere only make one where devices may be.
+        let inside = if users == Users::Apart { &node } else { "/dev/gpu" };
+        let options = ["--device", &format!("{node}:{inside}")];
+        let mut container = containers.start_bare(&options, users, &["perl", "-e", CONTAINED, inside]);
+        let opened_ns = container.process.await_json(COMMAND_LIMIT)["opened_ns"].as_u64().unwrap();
+        let id = containers.id(&container);
+        let is_its = |user: &Value| user["container"].as_str().is_some_and(|shown| id.starts_with(shown));
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        let found = loop {
+            if let Some(user) = unmanaged(&host).into_iter().find(is_its) {
+                break user;
+            }
+            assert!(Instant::now() < deadline, "{:#?}", unmanaged(&host));
+            thread::sleep(Duration::from_millis(20));
+        };
+        assert_eq!((&found["uid"], &found["container_pid"]), (&uid.into(), &1.into()), "{found}");
+        let pid = found["pid"].as_u64().unwrap();
+        assert_ne!(pid, 1);
+        let took_ns = found["reported_ns"].as_u64().unwrap().saturating_sub(opened_ns);
+        assert!(took_ns <= FOUND_LIMIT_NS, "found after {took_ns} ns");
+        // Perl asks a file that it opens whether it is a terminal.
+        let calls = || {
+            let activity = host.status()["driver_activity"].as_array().expect("a list").clone();
+            let its = activity.into_iter().find(|activity| activity["pid"] == pid)?;
+            let commands = its["commands"].as_array().expect("a list");
+            commands
+                .iter()
+                .find(|command| command["name"] == "0xc020462a")
+                .map(|command| command["calls"].clone())
+        };
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while calls() != Some(5.into()) {
+            assert!(Instant::now() < deadline, "{:?}", calls());
+            thread::sleep(Duration::from_millis(20));
+        }
+        let process = rustix::process::Pid::from_raw(pid as i32).unwrap();
+        rustix::process::kill_process(process, rustix::process::Signal::USR1).unwrap();
+        let events = traced(&host, &["--all"]);
+        assert!(events.iter().any(|event| event["pid"] == pid), "{events:#?}");
+        containers.kill(container);
+    }
+}
+
+/// Has memory of a device mapped, and nothing of it open; says its device's numbers.
+const MAPPER: &str = r#"
+import ctypes, os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+READ, PRIVATE = 1, 2
+assert libc.mmap(None, 4096, READ, PRIVATE, file, 0) not in (None, ctypes.c_void_p(-1).value)
+os.close(file)
+print("{}", flush=True)
+while sys.stdin.buffer.read(4096): pass
+"#;
+
+#[test]
+fn a_device_that_is_only_mapped_and_not_open_any_more_is_found() {
+    if !are_possible() {
+        return;
+    }
+    // The driver's has memory to map, and so has this; the stand-in has none.
+    const ZERO: &str = "/dev/zero";
+    let host = Host::measuring().config("[probes]\ndevices = [\"nvidia-uvm=1:5\"]\n");
+    let mut command = host.command("python3");
+    command.args(["-c", MAPPER, ZERO]);
+    let mut mapper = host.spawn(command);
+    mapper.await_json(COMMAND_LIMIT);
+    let _daemon = host.daemon();
+    let found = await_found(&host, mapper.pid(), |_| true);
+    assert_eq!(
+        (&found["seen_by"], &found["kind"]),
+        (&serde_json::json!(["mapping"]), &"compute".into()),
+        "{found}"
+    );
+    let pid = mapper.pid();
+    mapper.finish(COMMAND_LIMIT).success();
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    while find(&host, pid).is_some() {
+        assert!(Instant::now() < deadline);
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn devices_that_appear_and_change_their_numbers_are_watched_from_then_on() {
+    if !are_possible() {
+        return;
+    }
+    let host = Host::measuring();
+    // The daemon has mounts of its own, with a list of devices of ours.
+    let listed = host.path().join("devices");
+    let list = |text: &str| {
+        std::fs::write(&listed, format!("Character devices:\n  1 mem\n{text}\nBlock devices:\n")).unwrap()
+    };
+    list("");
+    let deepres = host.deepres(&["daemon"]);
+    let mut command = host.command("unshare");
+    command.args(["--mount", "sh", "-c", "mount --bind \"$0\" /proc/devices && exec \"$@\""]).arg(&listed);
+    command.arg(deepres.get_program()).args(deepres.get_args());
+    let _daemon = host.spawn(command);
+    let await_state = |wanted: &str, detail: &str| {
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        loop {
+            let shown = host.finish(host.deepres(&["ps", "--json"]));
+            let status: Value = serde_json::from_str(&shown.stdout).unwrap_or_default();
+            let probes = &status["probes"];
+            if probes["state"] == wanted
+                && probes["detail"].as_str().is_some_and(|told| told.contains(detail))
+            {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{probes} {}", shown.stderr);
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    await_state("waiting", "/proc/devices");
+    let mut silent = user(&host, &["silent"]);
+    silent.await_json(COMMAND_LIMIT);
+
+    list("511 nvidia-uvm");
+    await_state("attached", "nvidia-uvm");
+    let mut other = user(&host, &[]);
+    other.await_json(COMMAND_LIMIT);
+    assert_eq!(unmanaged(&host), Vec::<Value>::new(), "the stand-in has another number");
+
+    list(&format!("{} nvidia-uvm", NUMBERS.0));
+    // It has had it open all the while, and asks nothing.
+    let found = await_found(&host, silent.pid(), |_| true);
+    assert_eq!(found["seen_by"][0], "descriptor");
+    let mut late = user(&host, &[]);
+    late.await_json(COMMAND_LIMIT);
+    let found = await_found(&host, late.pid(), |_| true);
+    assert_eq!(found["seen_by"][0], "ioctl");
+}
+
 #[test]
 fn a_trace_that_is_told_to_end_ends_its_program_and_still_adds_up() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     const ASKS: &str = "import fcntl,os,time\n\
@@ -565,7 +708,7 @@ fn a_trace_that_is_told_to_end_ends_its_program_and_still_adds_up() {
 
 #[test]
 fn the_doctor_says_what_is_there_and_what_to_do() {
-    if !is_possible() {
+    if !are_possible() {
         return;
     }
     let host = Host::new();

@@ -122,7 +122,7 @@ static void capture_meanwhile(void) { capture_slowly(CU_STREAM_NON_BLOCKING, CU_
 static void capture_blocking(void) { capture_slowly(0, CU_STREAM_CAPTURE_MODE_RELAXED); }
 
 /* A library that binds to the driver itself launches. */
-static void deepbound(const char *path, int flags) {
+static void launch_in(const char *path, int flags) {
     void *library = dlopen(path, RTLD_NOW | flags);
     int (*launch)(void *, int) = library ? (int (*)(void *, int))dlsym(library, "launch_some") : NULL;
     if (!launch) {
@@ -136,6 +136,10 @@ static void deepbound(const char *path, int flags) {
     fflush(stdout);
     getchar();
 }
+
+static void bound(const char *path) { launch_in(path, 0); }
+
+static void deepbound(const char *path) { launch_in(path, RTLD_DEEPBIND); }
 
 static void contexts(void) {
     for (int i = 0; i < 3; i++) {
@@ -317,19 +321,16 @@ int main(int argc, char **argv) {
         {"attributes", attributes},
         {"attached", attached}, {"kept-stream", kept_stream},
     };
+    static const struct {
+        const char *name;
+        void (*run)(const char *library);
+    } with_library[] = {{"constructor", constructor}, {"bound", bound}, {"deepbound", deepbound}};
     alarm(PATIENCE_S);
-    if (argc == 3 && strcmp(argv[1], "constructor") == 0) {
-        constructor(argv[2]);
-        return 0;
-    }
-    if (argc == 3 && strcmp(argv[1], "bound") == 0) {
-        deepbound(argv[2], 0);
-        return 0;
-    }
-    if (argc == 3 && strcmp(argv[1], "deepbound") == 0) {
-        deepbound(argv[2], RTLD_DEEPBIND);
-        return 0;
-    }
+    for (size_t i = 0; argc == 3 && i < sizeof with_library / sizeof *with_library; i++)
+        if (strcmp(argv[1], with_library[i].name) == 0) {
+            with_library[i].run(argv[2]);
+            return 0;
+        }
     for (size_t i = 0; argc == 2 && i < sizeof hazards / sizeof *hazards; i++)
         if (strcmp(argv[1], hazards[i].name) == 0) {
             load_driver();
