@@ -42,6 +42,17 @@ impl Held {
         Self { bytes: 0, kind, ordinal, generation: 0 }
     }
 
+    /// What the driver has just given: `bytes`, for which `promise` is.
+    #[inline]
+    pub fn new(kind: MemoryKind, ordinal: usize, site: &Site<'_>, bytes: u64, promise: Promise) -> Self {
+        site.settle(promise, bytes);
+        let mut held = Self { bytes, kind, ordinal, generation: site.ledger.generation };
+        // The daemon came back meanwhile: what was settled is in the ledger of before.
+        held.follow(site.session, site.gpu);
+        held.count(site.gpu, bytes, 0);
+        held
+    }
+
     /// From now on it is `bytes`; `promise` is for what they grow by.
     pub fn set(&mut self, site: &Site<'_>, bytes: u64, promise: Promise) {
         self.follow(site.session, site.gpu);

@@ -56,15 +56,20 @@ pub enum Name {
 
 impl Name {
     const fn mixed(self) -> u64 {
-        /// 2⁶⁴ divided by the golden ratio.
-        const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
         let (number, class) = match self {
             Self::Address(number) => (number, 0),
             Self::Handle(number) => (number, 1),
             Self::Array(number) => (number, 2),
         };
-        (number ^ (class << 61)).wrapping_mul(MULTIPLIER)
+        mixed(number ^ (class << 61))
     }
+}
+
+/// Spreads numbers that are much alike, each to its own.
+const fn mixed(number: u64) -> u64 {
+    /// 2⁶⁴ divided by the golden ratio.
+    const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+    number.wrapping_mul(MULTIPLIER)
 }
 
 /// Names are mixed already.
@@ -307,9 +312,9 @@ impl Accounts {
         promise: Promise,
     ) {
         let (name, bytes) = named;
-        let mut held = Held::nothing(request.kind, request.ordinal);
         let mut shard = self.shard(name);
-        held.set(site, bytes, promise);
+        // Under the lock: whoever moves all to a new ledger finds it, or it is in that one already.
+        let held = Held::new(request.kind, request.ordinal, site, bytes, promise);
         let replaced = shard.insert(name.mixed(), Entry { held, context: request.context, uses: 1 });
         drop(shard);
         // The driver gives a name out again only once it is free: that free went past us.
@@ -344,7 +349,7 @@ impl Accounts {
     pub fn free_address(&self, process: &Process, address: u64, free: impl FnOnce() -> u32) -> u32 {
         if let Some(freed) = self.slabs.begin_free(process, address) {
             let result = free();
-            self.slabs.end_free(process, &freed, result == CUDA_SUCCESS);
+            self.slabs.end_free(process, freed, result == CUDA_SUCCESS);
             return result;
         }
         let pooled = self.pools.begin_free(address);

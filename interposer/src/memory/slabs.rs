@@ -6,16 +6,17 @@
 //! that was seen is there.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use deepres_abi::meter::MemoryKind;
 
-use super::Identity;
 use super::charge::{BLOCK_BYTES, UNIT_BYTES};
 use super::held::{Exit, Held};
 use super::site::{Patience, Promise, Site};
+use super::{Identity, mixed};
 use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
@@ -24,30 +25,37 @@ use crate::session::Session;
 const UNITS: usize = (BLOCK_BYTES / UNIT_BYTES) as usize;
 /// Tables that the blocks are spread over.
 const SHARDS: usize = 16;
-/// Empty blocks that a table keeps: what is freed is often allocated again.
-const EMPTY: usize = 4;
 /// How long a request waits for others to be out of the driver. A free may be there until the GPU is through.
 const ALONE_NS: u64 = 20_000_000;
 
-struct Block {
+/// A block with something in it.
+pub struct Block {
     held: Held,
     /// The context that it dies with.
     context: usize,
-    /// What begins in each place: its length in units, or 0.
-    lengths: [u16; UNITS],
-    /// Allocations in it, those that are being freed too.
-    live: usize,
-    /// Those: place and length.
-    leaving: Vec<(u16, u16)>,
+    /// The first thing in it. Often there is no other.
+    first: Option<Piece>,
+    more: Option<Box<More>>,
+}
+
+/// What a block has that has, or had, several things in it.
+#[derive(Default)]
+struct More {
+    /// By place, all behind the first.
+    others: Vec<Piece>,
+    /// What of it is being freed while others are there.
+    leaving: Vec<Piece>,
     /// All of it is being freed.
     exit: Option<Exit>,
 }
 
+/// A small allocation: the place where it begins, and its length in units.
+type Piece = (u16, u16);
+
 #[derive(Default)]
 struct Shard {
-    /// By number, empty ones too.
-    blocks: HashMap<u64, Box<Block>, BuildHasherDefault<Identity>>,
-    empty: usize,
+    /// By number.
+    blocks: HashMap<u64, Block, BuildHasherDefault<Identity>>,
 }
 
 /// See the module.
@@ -74,34 +82,79 @@ impl Drop for Alone<'_> {
 }
 
 /// A small allocation that is being freed.
-pub struct Freed {
-    block: u64,
-    place: u16,
-    units: u16,
+pub enum Freed {
+    /// The last of its block, which is forgotten before: whoever gets a place there meanwhile is charged for the block anew.
+    Last(u64, Block, Piece),
+    /// One beside others, of the block of that number.
+    One(u64, Piece),
 }
 
 impl Block {
-    fn new(ordinal: usize, context: usize) -> Self {
-        Self {
-            held: Held::nothing(MemoryKind::Linear, ordinal),
-            context,
-            lengths: [0; UNITS],
-            live: 0,
-            leaving: Vec::new(),
-            exit: None,
+    /// One that is charged already.
+    const fn new(held: Held, context: usize) -> Self {
+        Self { held, context, first: None, more: None }
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = Piece> {
+        self.first.into_iter().chain(self.more.iter().flat_map(|more| more.others.iter().copied()))
+    }
+
+    fn leaving(&self) -> &[Piece] {
+        self.more.as_deref().map_or(&[], |more| &more.leaving)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first.is_none() && self.leaving().is_empty()
+    }
+
+    fn more(&mut self) -> &mut More {
+        self.more.get_or_insert_default()
+    }
+
+    fn take_exit(&mut self) -> Option<Exit> {
+        self.more.as_mut()?.exit.take()
+    }
+
+    /// The driver gives a place out again only once it is free, so what was there is gone: that free went past us.
+    fn insert(&mut self, piece: Piece) {
+        let later = match &mut self.first {
+            None => {
+                self.first = Some(piece);
+                return;
+            }
+            Some(first) if first.0 == piece.0 => {
+                *first = piece;
+                return;
+            }
+            Some(first) if piece.0 < first.0 => std::mem::replace(first, piece),
+            Some(_) => piece,
+        };
+        let others = &mut self.more().others;
+        match others.binary_search_by_key(&later.0, |other| other.0) {
+            Ok(at) => others[at] = later,
+            Err(at) => others.insert(at, later),
         }
+    }
+
+    fn remove(&mut self, place: u16) -> Option<Piece> {
+        let first = self.first?;
+        let others = self.more.as_mut().map(|more| &mut more.others);
+        if first.0 == place {
+            self.first = others.filter(|others| !others.is_empty()).map(|others| others.remove(0));
+            return Some(first);
+        }
+        let others = others?;
+        let at = others.binary_search_by_key(&place, |other| other.0).ok()?;
+        Some(others.remove(at))
     }
 
     /// Whether `units` places in a row are free.
     fn has_hole(&self, units: usize) -> bool {
-        let mut taken: Vec<(usize, usize)> =
-            self.leaving.iter().map(|(at, n)| (*at as usize, *n as usize)).collect();
-        taken.extend(
-            self.lengths.iter().enumerate().filter(|(_, n)| **n != 0).map(|(at, n)| (at, *n as usize)),
-        );
+        let mut taken: Vec<Piece> = self.pieces().chain(self.leaving().iter().copied()).collect();
         taken.sort_unstable();
         let mut end = 0;
         for (at, length) in taken {
+            let (at, length) = (usize::from(at), usize::from(length));
             if at >= end + units {
                 return true;
             }
@@ -111,13 +164,15 @@ impl Block {
     }
 }
 
+/// The block that an address is in, as a number that tables can go by, and the place there.
 fn place_of(address: u64) -> (u64, usize) {
-    (address / BLOCK_BYTES, (address % BLOCK_BYTES / UNIT_BYTES) as usize)
+    (mixed(address / BLOCK_BYTES), (address % BLOCK_BYTES / UNIT_BYTES) as usize)
 }
 
 impl Slabs {
     fn shard(&self, block: u64) -> MutexGuard<'_, Shard> {
-        self.shards[block as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+        // The table itself uses the other bits.
+        self.shards[(block >> 48) as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn all(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
@@ -160,106 +215,126 @@ impl Slabs {
     /// Whether `bytes` fit beside others in a block of `context`.
     pub fn has_hole(&self, context: usize, bytes: u64) -> bool {
         let units = bytes.div_ceil(UNIT_BYTES) as usize;
-        self.all().any(|shard| {
-            shard
-                .blocks
-                .values()
-                .any(|block| block.context == context && block.live != 0 && block.has_hole(units))
-        })
+        self.all()
+            .any(|shard| shard.blocks.values().any(|block| block.context == context && block.has_hole(units)))
     }
 
     /// Whether the block that `address` is in is charged.
     pub fn knows(&self, address: u64) -> bool {
         let (number, _) = place_of(address);
-        self.shard(number).blocks.get(&number).is_some_and(|block| block.live != 0)
+        self.shard(number).blocks.contains_key(&number)
     }
 
     /// The driver put `bytes` at `address`; a block was promised by `promise`.
     pub fn insert(&self, site: &Site<'_>, address: u64, bytes: u64, of: (usize, usize), promise: Promise) {
         let (ordinal, context) = of;
         let (number, place) = place_of(address);
-        let mut shard = self.shard(number);
-        self.is_used.store(true, Ordering::Relaxed);
-        let mut is_new = false;
-        let block = shard.blocks.entry(number).or_insert_with(|| {
-            is_new = true;
-            Box::new(Block::new(ordinal, context))
-        });
-        let is_reused = block.live == 0 && !is_new;
-        if is_reused {
-            block.held = Held::nothing(MemoryKind::Linear, ordinal);
-            block.context = context;
-        }
-        if block.live == 0 {
-            block.held.set(site, BLOCK_BYTES, promise);
-        } else {
-            site.withdraw(promise);
-        }
-        if let Some(exit) = block.exit.take() {
-            exit.cancel_in(site.session);
+        // Whoever has it in its cache keeps it there.
+        if !self.is_used.load(Ordering::Relaxed) {
+            self.is_used.store(true, Ordering::Relaxed);
         }
         let units = bytes.div_ceil(UNIT_BYTES).max(1).min(UNITS as u64) as u16;
-        // The driver gives an address out again only once it is free: that free went past us.
-        if std::mem::replace(&mut block.lengths[place], units) == 0 {
-            block.live += 1;
+        let mut shard = self.shard(number);
+        let block = match shard.blocks.entry(number) {
+            Entry::Occupied(known) => {
+                site.withdraw(promise);
+                known.into_mut()
+            }
+            Entry::Vacant(place) => {
+                let held = Held::new(MemoryKind::Linear, ordinal, site, BLOCK_BYTES, promise);
+                place.insert(Block::new(held, context))
+            }
+        };
+        if let Some(exit) = block.take_exit() {
+            exit.cancel_in(site.session);
         }
-        shard.empty -= usize::from(is_reused);
+        block.insert((place as u16, units));
     }
 
     /// What was put at `address` is about to be freed, if it is known.
-    pub fn begin_free(&self, process: &Process, address: u64) -> Option<Freed> {
+    pub fn begin_free(&self, process: &Process, address: u64) -> Option<(Freed, Option<Exit>)> {
         if !self.is_used.load(Ordering::Relaxed) || !address.is_multiple_of(UNIT_BYTES) {
             return None;
         }
         let (number, place) = place_of(address);
         let mut shard = self.shard(number);
-        let block = shard.blocks.get_mut(&number)?;
-        let units = std::mem::take(&mut block.lengths[place]);
-        if units == 0 {
-            return None;
+        let Entry::Occupied(mut known) = shard.blocks.entry(number) else { return None };
+        let block = known.get_mut();
+        let piece = block.remove(place as u16)?;
+        if !block.is_empty() {
+            let exit = if block.first.is_none() { block.held.leave(process) } else { None };
+            let more = block.more();
+            more.leaving.push(piece);
+            more.exit = exit;
+            return Some((Freed::One(number, piece), None));
         }
-        let freed = Freed { block: number, place: place as u16, units };
-        block.leaving.push((freed.place, units));
-        if block.live == block.leaving.len() && block.exit.is_none() {
-            block.exit = block.held.leave(process);
-        }
-        Some(freed)
+        let block = known.remove();
+        drop(shard);
+        let exit = block.held.leave(process);
+        Some((Freed::Last(number, block, piece), exit))
     }
 
     /// The driver freed it, or did not.
-    pub fn end_free(&self, process: &Process, freed: &Freed, is_freed: bool) {
-        let mut shard = self.shard(freed.block);
+    pub fn end_free(&self, process: &Process, freed: (Freed, Option<Exit>), is_freed: bool) {
+        match freed {
+            (Freed::Last(_, mut block, _), exit) if is_freed => block.held.give_back(process, exit),
+            (Freed::Last(number, block, piece), exit) => {
+                if let Some(exit) = exit {
+                    exit.cancel(process);
+                }
+                self.put_back(process, number, block, piece);
+            }
+            (Freed::One(number, piece), _) => self.end_one(process, number, piece, is_freed),
+        }
+    }
+
+    #[cold]
+    fn put_back(&self, process: &Process, number: u64, mut block: Block, piece: Piece) {
+        let mut shard = self.shard(number);
+        match shard.blocks.entry(number) {
+            // Others got places there meanwhile, and the block was charged for them.
+            Entry::Occupied(known) => {
+                let other = known.into_mut();
+                if let Some(exit) = other.take_exit() {
+                    exit.cancel(process);
+                }
+                other.insert(piece);
+                block.held.give_back(process, None);
+            }
+            Entry::Vacant(place) => {
+                if let Some(session) = process.session() {
+                    block.held.follow_on(session, &process.gpus);
+                }
+                block.insert(piece);
+                place.insert(block);
+            }
+        }
+    }
+
+    fn end_one(&self, process: &Process, number: u64, piece: Piece, is_freed: bool) {
+        let mut shard = self.shard(number);
         // Nothing is left to be done if the context went meanwhile.
-        let Some(block) = shard.blocks.get_mut(&freed.block) else { return };
-        let Some(place) = block.leaving.iter().position(|one| *one == (freed.place, freed.units)) else {
-            return;
-        };
-        block.leaving.swap_remove(place);
+        let Entry::Occupied(mut known) = shard.blocks.entry(number) else { return };
+        let block = known.get_mut();
+        let Some(at) = block.leaving().iter().position(|one| *one == piece) else { return };
+        block.more().leaving.swap_remove(at);
         if !is_freed {
-            block.lengths[freed.place as usize] = freed.units;
-            if let Some(exit) = block.exit.take() {
+            block.insert(piece);
+            if let Some(exit) = block.take_exit() {
                 exit.cancel(process);
             }
-            return;
-        }
-        block.live -= 1;
-        if block.live == 0 {
-            let exit = block.exit.take();
+        } else if block.is_empty() {
+            let mut block = known.remove();
+            let exit = block.take_exit();
             block.held.give_back(process, exit);
-            if shard.empty < EMPTY {
-                shard.empty += 1;
-            } else {
-                shard.blocks.remove(&freed.block);
-            }
         }
     }
 
     /// Forgets what died with a context.
     pub fn forget_context(&self, process: &Process, context: usize) {
         for mut shard in self.all() {
-            let is_gone = |block: &Block| block.context == context && block.live != 0;
-            for (_, mut block) in shard.blocks.extract_if(|_, block| is_gone(block)) {
-                let exit = block.exit.take();
+            for (_, mut block) in shard.blocks.extract_if(|_, block| block.context == context) {
+                let exit = block.take_exit();
                 block.held.give_back(process, exit);
             }
         }
@@ -279,13 +354,31 @@ mod tests {
 
     #[test]
     fn a_hole_is_what_neither_lives_nor_leaves() {
-        let mut block = Block::new(0, 1);
+        let mut block = empty();
         assert!(block.has_hole(UNITS));
-        block.lengths[0] = 100;
-        block.lengths[200] = 100;
-        block.leaving.push((300, 3000));
+        block.insert((0, 100));
+        block.insert((200, 100));
+        block.more().leaving.push((300, 3000));
         assert!(block.has_hole(796) && !block.has_hole(797));
-        block.lengths[3400] = 696;
+        block.insert((3400, 696));
         assert!(block.has_hole(100) && !block.has_hole(101));
+    }
+
+    fn empty() -> Block {
+        Block::new(Held::nothing(MemoryKind::Linear, 0), 1)
+    }
+
+    #[test]
+    fn pieces_are_found_by_place_in_whatever_order_they_came_and_one_place_has_one() {
+        let mut block = empty();
+        for place in [7, 3, 9, 1, 3] {
+            block.insert((place, 2));
+        }
+        assert_eq!(block.pieces().collect::<Vec<_>>(), [(1, 2), (3, 2), (7, 2), (9, 2)]);
+        for place in [1, 9, 3, 7] {
+            assert_eq!(block.remove(place), Some((place, 2)));
+            assert_eq!(block.remove(place), None);
+        }
+        assert!(block.is_empty());
     }
 }
