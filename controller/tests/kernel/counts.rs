@@ -1,7 +1,7 @@
 //! Every ioctl on a watched device is counted, once, and none of another.
 
 use super::support::*;
-use deepres_abi::probe::{COMMANDS_APART, Family, REST, StatKey, StatValue, TICK_NS};
+use deepres_abi::probe::{COMMANDS_APART, Family, REST, StatKey, StatValue, TICK_NS, slot};
 use deepres_controller::probes::kernel::{Asked, Kernel, Way};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -64,6 +64,60 @@ fn a_hundred_thousand_ioctls_of_eight_threads_over_several_descriptors_are_count
         assert_eq!((totals.unattributed, totals.untimed), (0, 0));
         assert!(totals.calls >= 5 * each);
     }
+}
+
+#[test]
+fn threads_that_would_have_the_same_slot_are_counted_exactly() {
+    const CALLS: u64 = 100_000;
+    let _alone = alone();
+    let Some(kernel) = probes(&[TUN_KEY], Asked::None, None) else { return };
+    // Says its number, and calls if that is the wanted one.
+    let caller = || {
+        let (say, said) = std::sync::mpsc::channel();
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = thread::spawn(move || {
+            say.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            if told.recv() != Ok(true) {
+                return;
+            }
+            let file = open(TUN);
+            for _ in 0..CALLS {
+                assert_eq!(ioctl(fd(&file), SUCCESS), 0);
+            }
+        });
+        (said.recv().unwrap(), tell, thread)
+    };
+    // The kernel gives out the next free number after this one; someone else's may be there.
+    let numbered = |number: u32| {
+        std::fs::write("/proc/sys/kernel/ns_last_pid", (number - 1).to_string()).unwrap();
+        let (its, tell, thread) = caller();
+        if its == number {
+            return Some((tell, thread));
+        }
+        drop(tell);
+        thread.join().unwrap();
+        None
+    };
+    let last: u32 = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
+    let pairs = (300..last).filter_map(|number| {
+        (number + 1..last).find(|other| slot(*other) == slot(number)).map(|other| (number, other))
+    });
+    let callers = pairs.take(200).find_map(|(number, other)| {
+        let first = numbered(number)?;
+        let Some(second) = numbered(other) else {
+            drop(first.0);
+            first.1.join().unwrap();
+            return None;
+        };
+        Some([first, second])
+    });
+    let callers = callers.expect("two threads get the numbers that they are to have");
+    callers.iter().for_each(|(tell, _)| tell.send(true).unwrap());
+    for (_, thread) in callers {
+        thread.join().unwrap();
+    }
+    assert_eq!(of_command(&kernel, std::process::id(), SUCCESS).unwrap().calls, 2 * CALLS);
+    assert_eq!(kernel.totals().untimed, 0);
 }
 
 #[test]
