@@ -303,6 +303,12 @@ impl Process {
         contexts.clone()
     }
 
+    /// Whether something that was to die with a context (0: with none) died with it.
+    pub fn is_gone(&self, context: usize) -> bool {
+        let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        context != 0 && !contexts.iter().any(|known| known.handle == Context(context) && !known.is_dead())
+    }
+
     /// What is known of a context; it becomes known if it is on a GPU that is managed.
     pub fn context(&'static self, handle: Context) -> Option<&'static ContextState> {
         let find = |contexts: &[&'static ContextState]| {

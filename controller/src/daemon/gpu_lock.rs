@@ -140,8 +140,11 @@ fn displace(path: &Path, owner: u32) -> io::Result<Option<File>> {
     match path.symlink_metadata() {
         Ok(found) if found.is_file() && found.uid() != owner => {
             tracing::warn!(path = %path.display(), user = found.uid(), "the GPU's lock is another user's: it is taken from them");
-            let theirs = open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
             // One that just ends removes its own.
+            let theirs = match open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
+                Err(Errno::NOENT) => return Ok(None),
+                opened => opened?,
+            };
             match std::fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
                 _ => Ok(Some(theirs.into())),

@@ -200,7 +200,7 @@ pub fn run(
         }
         tokio::task::spawn_local(saving::stop_waiting(Rc::clone(&shared)));
         tokio::task::spawn_local(residency::serve(Rc::clone(&shared)));
-        tokio::task::spawn_local(residency::bring_back_left(away, Rc::clone(&shared)));
+        residency::bring_back_left(away, &shared);
         tokio::task::spawn_local(reconcile::serve(Rc::clone(&shared)));
         // Whoever comes from now on is known to have come after this.
         saving::save(&shared).await;

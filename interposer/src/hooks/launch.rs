@@ -192,19 +192,20 @@ macro_rules! graph {
         /// Hook of a variant of `cuGraphLaunch`.
         pub unsafe extern "C" fn $name(graph: CUgraphExec, stream: CUstream) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let mut call = || {
-                // SAFETY: the caller's arguments, as they came.
-                let call = || unsafe { real(graph, stream) };
-                if allocations::is_used() { allocating(ApiId::$symbol, graph, call) } else { call() }
-            };
+            // SAFETY: the caller's arguments, as they came.
+            let mut call = || unsafe { real(graph, stream) };
             let on = Stream::new(stream, $per_thread);
-            let launch = || graphs::launch(graph as usize);
-            if launch::goes_at_once(on, launch) {
-                return call();
-            }
-            // Told from kernels by its API.
-            record::launch(ApiId::$symbol, on, graph as CUfunction, [0; 3], [0; 3], 0);
-            metered(on, launch(), &mut call)
+            let mut pass = || {
+                let launch = || graphs::launch(graph as usize);
+                if launch::goes_at_once(on, launch) {
+                    return call();
+                }
+                // Told from kernels by its API.
+                record::launch(ApiId::$symbol, on, graph as CUfunction, [0; 3], [0; 3], 0);
+                metered(on, launch(), &mut call)
+            };
+            // Memory first: who waits for it is not on the way to the GPU.
+            if allocations::is_used() { allocating(ApiId::$symbol, graph, pass) } else { pass() }
         }
     };
 }

@@ -13,7 +13,6 @@ use deepres_abi::meter::MemoryKind;
 
 use super::charge;
 use super::held::Held;
-use super::pools::Pools;
 use super::site::Site;
 use crate::driver::memory::{self, ExecHandle};
 use crate::meter::gpu::Gpu;
@@ -41,8 +40,10 @@ type Needs = Vec<(usize, u64)>;
 #[derive(Default)]
 pub struct Graphs {
     needs: Mutex<HashMap<ExecHandle, Needs>>,
-    /// By device. Held while a graph that allocates is being launched.
+    /// By device. Nobody who has it waits for anybody.
     held: Mutex<Vec<Held>>,
+    /// Had by the launch that may count on what the driver has to spare: another one at the same time would count on the same.
+    spare: Mutex<()>,
 }
 
 impl Graphs {
@@ -78,27 +79,26 @@ impl Graphs {
         self.needs().remove(&exec);
     }
 
-    /// Launches `exec` by `call`.
+    /// Launches `exec` by `call`. Before it is refused `give_back` has the process give back what it does not use on the device that it is told.
     ///
     /// # Errors
     /// The device without room, what was asked for, and [`Refused`].
     pub fn launch<'p>(
         &self,
         process: &'p Process,
-        pools: &Pools,
+        give_back: impl Fn(usize),
         exec: ExecHandle,
         call: impl FnOnce() -> u32,
     ) -> Result<u32, (usize, u64, Site<'p>, Refused)> {
         let Some(needs) = self.needs().get(&exec).cloned() else { return Ok(call()) };
-        let mut held = self.held();
+        let spare = self.spare.try_lock().ok();
         let mut promises = Vec::new();
         for (ordinal, bytes) in needs {
             let Some(site) = Site::of(process, ordinal) else { continue };
-            let spare = || memory::graphs_stock(ordinal).map_or(0, |stock| stock.spare_bytes());
-            let promise = site.reserve(bytes.saturating_sub(spare())).or_else(|_| {
-                memory::trim_graphs(ordinal);
-                refresh_one(&mut held, ordinal, &site);
-                pools.trim(process, ordinal);
+            let stock = spare.as_ref().and_then(|_| memory::graphs_stock(ordinal));
+            let spare_bytes = stock.map_or(0, |stock| stock.spare_bytes());
+            let promise = site.reserve(bytes.saturating_sub(spare_bytes)).or_else(|_| {
+                give_back(ordinal);
                 site.reserve(bytes)
             });
             match promise {
@@ -110,6 +110,7 @@ impl Graphs {
             }
         }
         let result = call();
+        let mut held = self.held();
         for (ordinal, site, promise) in promises {
             match memory::graphs_stock(ordinal) {
                 Some(stock) => of(&mut held, ordinal).set(&site, stock.reserved_bytes, promise),

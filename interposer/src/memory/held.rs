@@ -55,17 +55,19 @@ impl Held {
 
     /// From now on it is `bytes`; `promise` is for what they grow by.
     pub fn set(&mut self, site: &Site<'_>, bytes: u64, promise: Promise) {
-        self.follow(site.session, site.gpu);
         let (more, less) = (bytes.saturating_sub(self.bytes), self.bytes.saturating_sub(bytes));
         site.settle(promise, more);
         if let Some((ledger, account)) = account(site.session, site.gpu) {
-            // The daemon came back meanwhile: what was settled is in the ledger of before.
-            if ledger.generation != site.ledger.generation {
-                account.charge(more);
+            // The daemon may have come back meanwhile: what there was, and what was settled, may each be in a ledger of before.
+            let kept = if self.generation == ledger.generation { self.bytes } else { 0 };
+            let settled = if site.ledger.generation == ledger.generation { more } else { 0 };
+            let charged = kept + settled;
+            if charged < bytes {
+                account.charge(bytes - charged);
+            } else if charged > bytes {
+                account.release(charged - bytes);
             }
-            if less != 0 {
-                account.release(less);
-            }
+            self.generation = ledger.generation;
         }
         self.count(site.gpu, more, less);
         self.bytes = bytes;

@@ -239,9 +239,15 @@ impl Accounts {
             }
         }
         drop(alone);
-        let promise = match self.promise_after_trimming(process, site, request.ordinal, BLOCK_BYTES) {
-            Ok(promise) => promise,
-            Err(refused) => return self.refuse(site, request, refused),
+        let promise = loop {
+            match self.promise_after_trimming(process, site, request.ordinal, BLOCK_BYTES) {
+                Ok(promise) if self.slabs.is_anyone_alone() => {
+                    site.withdraw(promise);
+                    self.slabs.give_way();
+                }
+                Ok(promise) => break promise,
+                Err(refused) => return self.refuse(site, request, refused),
+            }
         };
         let ((result, named), promise) = site.ask(BLOCK_BYTES, promise, allocate);
         match named.filter(|_| result == CUDA_SUCCESS) {
@@ -259,7 +265,9 @@ impl Accounts {
         pool: Option<PoolHandle>,
         call: impl FnMut() -> (u32, Option<u64>),
     ) -> u32 {
-        match self.pools.allocate(process, pool, (request.ordinal, request.context), request.bytes, call) {
+        let of = (request.ordinal, request.context);
+        let give_back = |ordinal| self.give_back(process, ordinal);
+        match self.pools.allocate(process, pool, of, request.bytes, give_back, call) {
             Ok(result) => result,
             Err((site, refused)) => self.refuse(&site, &request, refused),
         }
@@ -273,7 +281,7 @@ impl Accounts {
         exec: ExecHandle,
         call: impl FnOnce() -> u32,
     ) -> u32 {
-        match self.graphs.launch(process, &self.pools, exec, call) {
+        match self.graphs.launch(process, |ordinal| self.give_back(process, ordinal), exec, call) {
             Ok(result) => result,
             Err((ordinal, bytes, site, refused)) => {
                 let request = Request { api, kind: MemoryKind::Graph, ordinal, context: 0, bytes };
@@ -288,6 +296,14 @@ impl Accounts {
         site.reserve(request.bytes).or_else(again)
     }
 
+    /// Has the process give back what nobody uses on a device.
+    #[cold]
+    fn give_back(&self, process: &Process, ordinal: usize) {
+        let _relaxed = capture::is_active().then(|| process.calls.relaxed());
+        self.pools.trim(process, ordinal);
+        self.graphs.trim(process, ordinal);
+    }
+
     #[cold]
     fn promise_after_trimming(
         &self,
@@ -296,9 +312,7 @@ impl Accounts {
         ordinal: usize,
         bytes: u64,
     ) -> Result<Promise, Refused> {
-        let _relaxed = capture::is_active().then(|| process.calls.relaxed());
-        self.pools.trim(process, ordinal);
-        self.graphs.trim(process, ordinal);
+        self.give_back(process, ordinal);
         site.reserve(bytes)
     }
 
@@ -375,6 +389,11 @@ impl Accounts {
                 exit.cancel(process);
             }
             let mut shard = self.shard(name);
+            // Under the lock: whoever ends the context forgets what is here afterwards.
+            if process.is_gone(entry.context) {
+                entry.held.give_back(process, None);
+                return result;
+            }
             if let Some(session) = process.session() {
                 entry.held.follow_on(session, &process.gpus);
             }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::ledger::Refused;
 use deepres_abi::meter::MemoryKind;
 
@@ -50,6 +50,11 @@ pub struct Pools {
 /// An allocation of a pool's that is being freed.
 pub struct Freed(Arc<Pool>, u64, usize);
 
+/// What an allocation may make a pool grow by.
+fn growth(bytes: u64) -> u64 {
+    charge::blocks(bytes).max(GROWTH_BYTES)
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -82,6 +87,59 @@ impl Pool {
             self.settle(state, site, None);
         }
     }
+
+    /// See [`Pools::allocate`]; without waiting for room.
+    fn allocate(
+        &self,
+        process: &Process,
+        site: &Site<'_>,
+        context: usize,
+        bytes: u64,
+        give_back: &dyn Fn(),
+        call: &mut dyn FnMut() -> (u32, Option<u64>),
+    ) -> Result<u32, Refused> {
+        let mut state = lock(&self.state);
+        let growth_bytes = growth(bytes);
+        let promise = site.reserve(growth_bytes).or_else(|_| {
+            self.trim(&mut state, site);
+            give_back();
+            site.reserve(growth_bytes)
+        });
+        match promise {
+            Ok(promise) => {
+                let (result, at) = call();
+                self.settle(&mut state, site, promise);
+                if let Some(at) = at.filter(|_| result == CUDA_SUCCESS) {
+                    lock(&self.live).insert(at, context);
+                }
+                Ok(result)
+            }
+            Err(refused) => {
+                let Some(before) = self.handle.stock().filter(|stock| stock.spare_bytes() >= bytes) else {
+                    return Err(refused);
+                };
+                let (result, at) = call();
+                let Some(at) = at.filter(|_| result == CUDA_SUCCESS) else { return Ok(result) };
+                let grown = self
+                    .handle
+                    .stock()
+                    .map_or(0, |now| now.reserved_bytes.saturating_sub(before.reserved_bytes));
+                if grown != 0 {
+                    match site.reserve(grown) {
+                        Ok(promise) => self.settle(&mut state, site, promise),
+                        // What is spare lies in too many pieces, or is not free yet for this stream.
+                        Err(refused) => {
+                            memory::take_back(&process.calls, Context(context), at);
+                            self.trim(&mut state, site);
+                            return Err(refused);
+                        }
+                    }
+                }
+                lock(&self.live).insert(at, context);
+                Ok(result)
+            }
+        }
+    }
 }
 
 fn find(pools: &[Arc<Pool>], handle: PoolHandle) -> Option<Arc<Pool>> {
@@ -112,7 +170,7 @@ impl Pools {
     }
 
     /// Allocates `bytes` by `call`, which returns the driver's result and the address, from the pool `handle` or, without one, the present one of the
-    /// device `ordinal`.
+    /// device `ordinal`. Before it is refused `give_back` has the rest of the process give back what it does not use on the device that it is told.
     ///
     /// # Errors
     /// [`Refused`], with the site.
@@ -122,50 +180,20 @@ impl Pools {
         handle: Option<PoolHandle>,
         (ordinal, context): (usize, usize),
         bytes: u64,
+        give_back: impl Fn(usize),
         mut call: impl FnMut() -> (u32, Option<u64>),
     ) -> Result<u32, (Site<'p>, Refused)> {
         let Some(handle) = handle.or_else(|| PoolHandle::current(ordinal)) else { return Ok(call().0) };
         let pool = self.get(handle, || handle.ordinal(process.gpus.len()));
-        let Some((ordinal, site)) = pool.site(process) else { return Ok(call().0) };
-        let mut state = lock(&pool.state);
-        let growth_bytes = charge::blocks(bytes).max(GROWTH_BYTES);
-        let promise = site.reserve(growth_bytes).or_else(|_| {
-            pool.trim(&mut state, &site);
-            self.trim(process, ordinal);
-            site.reserve(growth_bytes)
-        });
-        match promise {
-            Ok(promise) => {
-                let ((result, at), promise) = site.ask(growth_bytes, promise, call);
-                pool.settle(&mut state, &site, promise);
-                if let Some(at) = at.filter(|_| result == CUDA_SUCCESS) {
-                    lock(&pool.live).insert(at, context);
-                }
-                Ok(result)
-            }
-            Err(refused) => {
-                let Some(before) = pool.handle.stock().filter(|stock| stock.spare_bytes() >= bytes) else {
-                    return Err((site, refused));
-                };
-                let (result, at) = call();
-                let Some(at) = at.filter(|_| result == CUDA_SUCCESS) else { return Ok(result) };
-                let grown = pool
-                    .handle
-                    .stock()
-                    .map_or(0, |now| now.reserved_bytes.saturating_sub(before.reserved_bytes));
-                if grown != 0 {
-                    match site.reserve(grown) {
-                        Ok(promise) => pool.settle(&mut state, &site, promise),
-                        // What is spare lies in too many pieces, or is not free yet for this stream.
-                        Err(refused) => {
-                            memory::take_back(&process.calls, Context(context), at);
-                            pool.trim(&mut state, &site);
-                            return Err((site, refused));
-                        }
-                    }
-                }
-                lock(&pool.live).insert(at, context);
-                Ok(result)
+        loop {
+            let Some((ordinal, site)) = pool.site(process) else { return Ok(call().0) };
+            let give_back = || give_back(ordinal);
+            let result = pool.allocate(process, &site, context, bytes, &give_back, &mut call);
+            // Nobody else is kept from the pool while this one waits for others to be moved off the GPU.
+            match result {
+                Ok(CUDA_ERROR_OUT_OF_MEMORY) if site.await_room(growth(bytes)) => {}
+                Ok(result) => return Ok(result),
+                Err(refused) => return Err((site, refused)),
             }
         }
     }
@@ -214,13 +242,13 @@ impl Pools {
 
     /// Destroys a pool by `call`. What is in use of it stays until it is freed.
     pub fn destroy(&self, process: &Process, handle: PoolHandle, call: impl FnOnce() -> u32) -> u32 {
-        let known = find(&lock(&self.pools), handle);
-        let site = known.as_ref().and_then(|pool| pool.site(process));
-        let Some((pool, (_, site))) = known.zip(site) else { return call() };
+        let Some(pool) = find(&lock(&self.pools), handle) else { return call() };
         {
             let mut state = lock(&pool.state);
-            // As its end does; afterwards nobody can ask it any more.
-            pool.trim(&mut state, &site);
+            if let Some((_, site)) = pool.site(process) {
+                // As its end does; afterwards nobody can ask it any more.
+                pool.trim(&mut state, &site);
+            }
             let result = call();
             if result != CUDA_SUCCESS {
                 return result;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use deepres_abi::ledger::Account;
 
+use super::ledgers::Ledger;
 use crate::meter::gpu::Gpu;
 use crate::os;
 use crate::session::Session;
@@ -15,10 +16,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// The driver has no memory for `bytes`: lets the daemon make room. False if none is to be had. Once room was made the request needs none any more: what is
 /// found is not to be made room for again.
 #[cold]
-pub fn wait(session: &Session, gpu: &Gpu, account: Account<'_>, bytes: u64) -> bool {
+pub fn wait(session: &Session, gpu: &Gpu, (ledger, account): (&Ledger, Account<'_>), bytes: u64) -> bool {
     let Some(waiting) = account.wait_for_room(bytes) else { return false };
     while !waiting.is_over() {
-        if !waiting.goes_on() || session.is_controller_gone(gpu, os::now_ns()) {
+        // The next daemon's ledger knows nothing of who waits in this one.
+        let is_forgotten = session.ledger_generation() != ledger.generation;
+        if is_forgotten || !waiting.goes_on() || session.is_controller_gone(gpu, os::now_ns()) {
             return false;
         }
         thread::sleep(LOOK_EVERY);

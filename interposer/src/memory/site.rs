@@ -115,7 +115,7 @@ impl<'p> Site<'p> {
                 return (answered, promise);
             }
             self.withdraw(promise.take());
-            if !room::wait(self.session, self.gpu, self.account, bytes) {
+            if !self.await_room(bytes) {
                 return (answered, None);
             }
             match self.reserve(bytes) {
@@ -123,6 +123,12 @@ impl<'p> Site<'p> {
                 Err(_) => return (answered, None),
             }
         }
+    }
+
+    /// The driver has no memory for `bytes`: waits until others made room. False if none is to be had.
+    #[cold]
+    pub fn await_room(&self, bytes: u64) -> bool {
+        room::wait(self.session, self.gpu, (&self.ledger, self.account), bytes)
     }
 
     /// What was promised is not needed. A ledger that is gone took with it what was promised there.

@@ -253,7 +253,7 @@ impl Slabs {
 
     /// What was put at `address` is about to be freed, if it is known.
     pub fn begin_free(&self, process: &Process, address: u64) -> Option<(Freed, Option<Exit>)> {
-        if !self.is_used.load(Ordering::Relaxed) || !address.is_multiple_of(UNIT_BYTES) {
+        if !self.is_used.load(Ordering::Relaxed) {
             return None;
         }
         let (number, place) = place_of(address);
@@ -301,6 +301,7 @@ impl Slabs {
                 other.insert(piece);
                 block.held.give_back(process, None);
             }
+            Entry::Vacant(_) if process.is_gone(block.context) => block.held.give_back(process, None),
             Entry::Vacant(place) => {
                 if let Some(session) = process.session() {
                     block.held.follow_on(session, &process.gpus);

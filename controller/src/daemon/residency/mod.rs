@@ -5,6 +5,7 @@ mod mover;
 
 use super::administrators::reports;
 use super::registry::Stay;
+use super::state::AwayProcess;
 use super::{Shared, saving};
 use crate::clock::monotonic_ns;
 use crate::policy::TenantId;
@@ -37,8 +38,8 @@ const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 pub struct Residency {
     /// Tenants that are off the GPUs, or on their way there or back.
     away: BTreeMap<String, Away>,
-    /// Processes that a daemon before this one had taken off, until they are back.
-    left: Vec<ProcessKey>,
+    /// By tenant: processes that a daemon before this one had taken off, until they are back.
+    left: BTreeMap<String, Vec<ProcessKey>>,
     /// GPUs on which room is being made for someone: nobody else is moved there.
     claimed: BTreeSet<GpuIndex>,
     tracks: BTreeMap<TenantId, Track>,
@@ -325,19 +326,22 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
     });
 }
 
-/// Brings processes back that a daemon before this one had taken off.
-pub async fn bring_back_left(left: Vec<ProcessKey>, shared: Rc<Shared>) {
-    shared.residency.borrow_mut().left = left;
+/// Brings tenants back whom a daemon before this one had taken off, each as soon as there is room for it.
+pub fn bring_back_left(left: Vec<AwayProcess>, shared: &Rc<Shared>) {
+    let mut residency = shared.residency.borrow_mut();
+    for AwayProcess { tenant, process } in left {
+        residency.left.entry(tenant).or_default().push(process);
+    }
+    for name in residency.left.keys() {
+        tokio::task::spawn_local(bring_back_one_left(name.clone(), Rc::clone(shared)));
+    }
+}
+
+async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
     let mut mover = None;
     loop {
-        let pids: Vec<u32> = {
-            let left = &mut shared.residency.borrow_mut().left;
-            left.retain(|process| process.is_alive());
-            left.iter().map(|process| process.pid).collect()
-        };
-        if pids.is_empty() {
-            return;
-        }
+        let left = shared.residency.borrow_mut().left_of(&name);
+        let Some(pids) = left else { return };
         // Whoever kept them away lives, as a rule, and is bringing them back.
         sleep(RETRY).await;
         let limit = move_limit(&shared);
@@ -350,15 +354,15 @@ pub async fn bring_back_left(left: Vec<ProcessKey>, shared: Rc<Shared>) {
         };
         match back {
             Ok(Back::Yes) => {
-                tracing::info!(?pids, "processes are back that the daemon before had suspended");
-                shared.residency.borrow_mut().left.clear();
+                tracing::info!(tenant = name, "a tenant is back that the daemon before had suspended");
+                shared.residency.borrow_mut().left.remove(&name);
             }
             Ok(Back::NoRoom) => {}
             Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
                 tracing::warn!(
-                    ?pids,
+                    tenant = name,
                     reason,
-                    "processes that the daemon before had suspended are not back yet"
+                    "a tenant that the daemon before had suspended is not back yet"
                 );
                 mover = None;
             }
@@ -372,8 +376,23 @@ fn move_limit(shared: &Shared) -> Duration {
 
 impl Residency {
     /// Processes that are off the GPUs, or on their way.
-    pub fn away(&self) -> Vec<ProcessKey> {
-        self.away.values().flat_map(|away| &away.processes).chain(&self.left).copied().collect()
+    pub fn away(&self) -> Vec<AwayProcess> {
+        let away = self.away.iter().map(|(tenant, away)| (tenant, &away.processes));
+        let all = away.chain(&self.left).flat_map(|(tenant, processes)| {
+            processes.iter().map(|process| AwayProcess { tenant: tenant.clone(), process: *process })
+        });
+        all.collect()
+    }
+
+    /// Who of a tenant is still to be brought back after the daemon before; nobody, once it was taken off anew.
+    fn left_of(&mut self, name: &str) -> Option<Vec<u32>> {
+        let left = self.left.get_mut(name)?;
+        left.retain(|process| process.is_alive());
+        if left.is_empty() || self.away.contains_key(name) {
+            self.left.remove(name);
+            return None;
+        }
+        Some(left.iter().map(|process| process.pid).collect())
     }
 
     /// Forgets those of whom nobody is left: whoever comes by that name begins on the GPUs. Returns who they were.

@@ -54,7 +54,16 @@ pub struct State {
     pub adopted: Vec<Adopted>,
     /// Processes that are taken off the GPUs.
     #[serde(default)]
-    pub away: Vec<ProcessKey>,
+    pub away: Vec<AwayProcess>,
+}
+
+/// A process that is taken off the GPUs with the rest of its tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AwayProcess {
+    /// The tenant's name.
+    pub tenant: String,
+    /// The process.
+    pub process: ProcessKey,
 }
 
 /// A GPU's own counters.
@@ -234,7 +243,8 @@ mod tests {
         };
         let gpu = SavedGpu { uuid, handoffs: 3, ..SavedGpu::default() };
         let adopted = vec![Adopted { process, tenant: Some("train".to_owned()) }];
-        State { adopted, away: vec![process], ..State::new("this boot", 1_000, vec![gpu], vec![tenant]) }
+        let away = vec![AwayProcess { tenant: "train".to_owned(), process }];
+        State { adopted, away, ..State::new("this boot", 1_000, vec![gpu], vec![tenant]) }
     }
 
     #[test]
