@@ -71,6 +71,8 @@ fn what_is_captured_counts_from_the_launch_on_until_it_is_trimmed() {
     let stages = [
         ("captured", "graph", 0),
         ("launched", "graph", 50),
+        ("pooled", "graph", 0),
+        ("launched again", "graph", 50),
         ("given back", "graph", 0),
         ("refused", "graph", 0),
         ("end", "graph", 0),

@@ -90,7 +90,7 @@ static void pool(size_t limit) {
 }
 
 /* What is captured takes no memory; its graph does, and keeps it. */
-static void graph(void) {
+static void graph(size_t limit) {
     CUstream stream;
     CUgraph graph;
     CUgraphExec exec;
@@ -106,6 +106,14 @@ static void graph(void) {
         CHECK(cu(cuGraphLaunch)(exec, stream));
     CHECK(cu(cuStreamSynchronize)(stream));
     stage("launched");
+    /* A pool can have what graphs keep, and they have it again afterwards. */
+    CHECK(cu(cuMemAllocAsync)(&other, limit - 20 * MIB, stream));
+    stage("pooled");
+    CHECK(cu(cuMemFreeAsync)(other, stream));
+    CHECK(cu(cuStreamSynchronize)(stream));
+    CHECK(cu(cuGraphLaunch)(exec, stream));
+    CHECK(cu(cuStreamSynchronize)(stream));
+    stage("launched again");
     CHECK(cu(cuDeviceGraphMemTrim)(0));
     stage("given back");
     /* The limit is 400 MiB: there is no room for the graph any more. */
@@ -134,7 +142,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(argv[1], "pool"))
         pool(limit);
     else if (!strcmp(argv[1], "graph"))
-        graph();
+        graph(limit);
     else {
         CUdeviceptr all;
         CHECK(cu(cuMemAlloc_v2)(&all, limit));
