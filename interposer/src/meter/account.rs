@@ -17,11 +17,13 @@ const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
 /// A segment that was busy for less than this part of its time is charged without a place.
 const DENSE_PERCENT: u64 = 90;
 /// From one spell to the next. Streams of one pace keep their places beside each other for milliseconds: many short spells tell more than few long ones.
-const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(16));
+const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(8));
 /// How long a spell lasts: one part in so many of the time.
-const SPELL_PART: u64 = 10;
-/// What begins earlier in a spell is not judged: beside it run launches of segments that were open before, which have no place.
+const SPELL_PART: u64 = 5;
+/// What ran earlier in a spell is not judged: beside it ran launches of segments that were open before, which have no place.
 const SETTLING_NS: u64 = ns(Duration::from_micros(500));
+/// Nor is what ran so late in it that what runs beside it may not have been seen complete.
+const TRAILING_NS: u64 = ns(Duration::from_micros(300));
 /// What remains of earlier spells after each: about as many count as the rest goes into one.
 const SPELL_KEPT: f64 = 1.0 - 1.0 / 16.0;
 /// Streams of which launches were measured within so long run beside each other.
@@ -86,7 +88,8 @@ pub struct Charged {
 
 #[derive(Debug, Default)]
 struct Spell {
-    judged_from_ns: i64,
+    /// What is judged: from when until when.
+    judged: (i64, i64),
     ends_ns: u64,
     /// What ran.
     all: Union,
@@ -99,7 +102,8 @@ struct Spell {
 
 impl Spell {
     fn take_in(&mut self, (start_ns, end_ns): (i64, i64), single: bool) {
-        if start_ns < self.judged_from_ns {
+        let (start_ns, end_ns) = (start_ns.max(self.judged.0), end_ns.min(self.judged.1));
+        if end_ns <= start_ns {
             return;
         }
         if single {
@@ -199,8 +203,9 @@ impl Account {
             self.spell_due_ns = now_ns;
         } else if self.had_sparse && now_ns >= self.spell_due_ns {
             let ends_ns = now_ns.saturating_add(SPELL_EVERY_NS / SPELL_PART);
-            let judged_from_ns = i64::try_from(now_ns.saturating_add(SETTLING_NS)).unwrap_or(i64::MAX);
-            self.spell = Some(Spell { judged_from_ns, ends_ns, ..Spell::default() });
+            let at = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+            let judged = (at(now_ns.saturating_add(SETTLING_NS)), at(ends_ns.saturating_sub(TRAILING_NS)));
+            self.spell = Some(Spell { judged, ends_ns, ..Spell::default() });
             return true;
         }
         false

@@ -205,6 +205,11 @@ impl Lane {
         true
     }
 
+    /// The open segment is to end with its next launch. The meter thread's; if the owner opens another meanwhile, that one is short.
+    pub fn end_soon(&self) {
+        self.target.store(1, Ordering::Relaxed);
+    }
+
     /// Whether a segment is open.
     pub fn is_open(&self) -> bool {
         self.state.load(Ordering::SeqCst) != IDLE

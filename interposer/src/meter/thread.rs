@@ -111,7 +111,14 @@ impl Meter {
             let Some(account) = self.accounts.get_mut(ordinal) else { continue };
             let is_busy = account.computing_lanes != 0;
             any |= account.is_occupied;
-            gpu.set_fine(account.spell(now_ns) && gpu.is_open());
+            let is_fine = account.spell(now_ns) && gpu.is_open();
+            let begins = is_fine && !gpu.is_fine();
+            gpu.set_fine(is_fine);
+            if begins {
+                let contexts = self.process.contexts();
+                let here = contexts.iter().filter(|context| context.ordinal == ordinal);
+                here.for_each(|context| context.lock().lanes.iter().for_each(|lane| lane.end_soon()));
+            }
             let Some(meter) = gpu.meter() else { continue };
             if was_occupied.get(ordinal) == Some(&true) {
                 meter.occupied_ns.fetch_add(passed_ns, Ordering::Relaxed);

@@ -3,6 +3,7 @@
 //! Takes root and kernel programs in the daemon (`cargo xtask ebpf`).
 
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,13 @@ use deepres_e2e::clients::{CLibrary, Way, c_client, c_program_on};
 use deepres_e2e::probes::are_possible;
 use deepres_e2e::{Host, Process, host::COMMAND_LIMIT};
 use serde_json::Value;
+
+/// One test at a time, where there are probes: the kernel puts them in place and takes them away one after the other on the whole host, which
+/// has one daemon elsewhere.
+fn alone() -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    are_possible().then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
 
 /// Waits until those who are metered are as wanted.
 #[track_caller]
@@ -31,9 +39,7 @@ fn all_ended(processes: &[Value], count: usize) -> bool {
 
 #[test]
 fn every_launch_of_a_program_that_is_not_preloaded_is_counted_from_the_first_one_on() {
-    if !are_possible() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     let host = Host::new();
     let _daemon = host.daemon();
     // Hundreds of threads that launch for two kinds of default streams.
@@ -52,9 +58,7 @@ fn every_launch_of_a_program_that_is_not_preloaded_is_counted_from_the_first_one
 
 #[test]
 fn children_are_metered_and_tenants_of_the_same_library_are_not() {
-    if !are_possible() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     const CHILD: &str = "import ctypes, time\n\
         cuda = ctypes.CDLL('libcuda.so.1')\n\
         cuda.cuInit(0)\n\
@@ -94,9 +98,7 @@ fn children_are_metered_and_tenants_of_the_same_library_are_not() {
 
 #[test]
 fn a_metered_programs_child_that_cannot_be_probed_is_not_listed_as_unmanaged() {
-    if !are_possible() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     const CHILD: &str = "import fcntl, os, time\n\
         device = os.open('/dev/vga_arbiter', os.O_RDWR)\n\
         for _ in range(30):\n\
@@ -124,9 +126,7 @@ fn a_metered_programs_child_that_cannot_be_probed_is_not_listed_as_unmanaged() {
 
 #[test]
 fn a_static_program_is_metered_by_its_own_symbols_and_a_stripped_one_says_why_not() {
-    if !are_possible() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     let host = Host::new();
     let _daemon = host.daemon();
     let program = c_program_on(CLibrary::Static, "inside");
@@ -152,9 +152,7 @@ fn a_static_program_is_metered_by_its_own_symbols_and_a_stripped_one_says_why_no
 
 #[test]
 fn a_program_that_was_adopted_is_metered_from_then_on() {
-    if !are_possible() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     const STRANGER: &str = "import ctypes, os, signal, sys\n\
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n\
         cuda = ctypes.CDLL('libcuda.so.1')\n\
