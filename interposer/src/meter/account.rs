@@ -28,6 +28,9 @@ const TRAILING_NS: u64 = ns(Duration::from_micros(300));
 const SPELL_KEPT: f64 = 1.0 - 1.0 / 16.0;
 /// Streams of which launches were measured within so long run beside each other.
 const BESIDE_NS: u64 = ns(Duration::from_millis(100));
+/// Launches that are so far apart, all streams together, are all measured all the time: that costs no more than segments of theirs would, and leaves nothing
+/// to be estimated.
+const APART_NS: u64 = ns(Duration::from_micros(40));
 /// Measured GPU time from which spells tell something, ns.
 const TELLING_NS: f64 = 50_000.0;
 
@@ -91,6 +94,8 @@ struct Spell {
     /// What is judged: from when until when.
     judged: (i64, i64),
     ends_ns: u64,
+    /// Launches that were measured in it.
+    launches: u64,
     /// What ran.
     all: Union,
     /// The same without single launches.
@@ -151,6 +156,7 @@ impl Account {
         let place = (end_ns.saturating_sub_unsigned(took_ns), end_ns);
         let fresh_ns = self.kernels.add(place.0, place.1);
         if let Some(spell) = &mut self.spell {
+            spell.launches += 1;
             spell.take_in(place, single);
         }
         self.streams_ns = self.streams_ns.saturating_add(took_ns);
@@ -195,6 +201,11 @@ impl Account {
             if self.singles_ns > TELLING_NS {
                 self.counts = (self.added_ns / self.singles_ns).clamp(0.0, 1.0);
             }
+            let is_slow = spell.launches * APART_NS <= SPELL_EVERY_NS / SPELL_PART;
+            if is_slow && spell.launches != 0 && self.has_several(now_ns) {
+                self.begin_spell(now_ns);
+                return true;
+            }
             self.spell = None;
             self.had_sparse = false;
             self.spell_due_ns = now_ns.saturating_add(SPELL_EVERY_NS);
@@ -202,13 +213,17 @@ impl Account {
             (self.counts, self.singles_ns, self.added_ns) = (1.0, 0.0, 0.0);
             self.spell_due_ns = now_ns;
         } else if self.had_sparse && now_ns >= self.spell_due_ns {
-            let ends_ns = now_ns.saturating_add(SPELL_EVERY_NS / SPELL_PART);
-            let at = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
-            let judged = (at(now_ns.saturating_add(SETTLING_NS)), at(ends_ns.saturating_sub(TRAILING_NS)));
-            self.spell = Some(Spell { judged, ends_ns, ..Spell::default() });
+            self.begin_spell(now_ns);
             return true;
         }
         false
+    }
+
+    fn begin_spell(&mut self, now_ns: u64) {
+        let ends_ns = now_ns.saturating_add(SPELL_EVERY_NS / SPELL_PART);
+        let at = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+        let judged = (at(now_ns.saturating_add(SETTLING_NS)), at(ends_ns.saturating_sub(TRAILING_NS)));
+        self.spell = Some(Spell { judged, ends_ns, ..Spell::default() });
     }
 }
 
@@ -243,11 +258,11 @@ mod tests {
             account.charge_unplaced(1);
             now_ns += SPELL_EVERY_NS;
             assert!(account.spell(now_ns), "spell {spell} is due");
-            // Two streams with kernels of 80 µs, each the first half of the other's time.
-            for kernel in 0..10 {
-                let start_ns = now_ns as i64 + kernel * 200_000;
-                account.charge(80_000, (start_ns, start_ns + 80_000), true);
-                account.charge(80_000, (start_ns + 40_000, start_ns + 120_000), true);
+            // Two streams with kernels of 8 µs, each the first half of the other's time.
+            for kernel in 0..80 {
+                let start_ns = now_ns as i64 + kernel * 20_000;
+                account.charge(8_000, (start_ns, start_ns + 8_000), true);
+                account.charge(8_000, (start_ns + 4_000, start_ns + 12_000), true);
             }
             now_ns += SPELL_EVERY_NS / SPELL_PART;
             assert!(!account.spell(now_ns), "it is over");
@@ -261,6 +276,23 @@ mod tests {
         account.computing_lanes = 1;
         assert!(!account.spell(now_ns + 2 * SPELL_EVERY_NS), "one stream overlaps nothing");
         assert_eq!(account.charge_unplaced(1_000), 1_000);
+    }
+
+    #[test]
+    fn launches_that_are_far_apart_are_measured_all_the_time() {
+        let mut account = Account { computing_lanes: 2, ..Account::default() };
+        account.charge_unplaced(1);
+        let mut now_ns = 0;
+        for _ in 0..10 {
+            assert!(account.spell(now_ns));
+            for stream in 0..2 {
+                let start_ns = now_ns as i64 + stream * 10_000;
+                account.charge(20_000, (start_ns, start_ns + 20_000), true);
+            }
+            now_ns += SPELL_EVERY_NS / SPELL_PART;
+        }
+        account.computing_lanes = 1;
+        assert!(!account.spell(now_ns), "one stream overlaps nothing");
     }
 
     #[test]

@@ -365,11 +365,12 @@ impl Lane {
         let mut asked_ns = os::now_ns();
         let is_fine = !contended && self.gpu.is_fine();
         // Where all is measured for a while to see what runs beside what, each call of ours would move launches off each other.
-        let is_end_only = is_fine && !alone && self.is_sparse() && launch.kind == Kind::Kernel;
+        let opened = self.opened.load(Ordering::Relaxed).wrapping_add(1);
+        let is_sparse_kernel = self.is_sparse() && launch.kind == Kind::Kernel;
+        let is_end_only = is_fine && !alone && is_sparse_kernel && !opened.is_multiple_of(SAMPLE_EVERY);
         if !is_end_only && !calls.record(segment.start(), stream) {
             return None;
         }
-        let opened = self.opened.load(Ordering::Relaxed).wrapping_add(1);
         self.opened.store(opened, Ordering::Relaxed);
         let wanted = if contended { self.grow_by_backlog() } else { self.grow_by_pace(asked_ns) };
         let is_sample = match contended {
