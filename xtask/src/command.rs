@@ -1,6 +1,6 @@
 //! Running other programs: a failure names the whole command, as one could type it.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail};
@@ -57,8 +57,9 @@ pub fn teed(command: &mut Command) -> Result<(ExitStatus, String)> {
     let mut all = String::new();
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line)? > 0 {
-        std::io::stdout().write_all(&line)?;
-        all += &String::from_utf8_lossy(&line);
+        let text = String::from_utf8_lossy(&line);
+        print!("{text}");
+        all += &text;
         line.clear();
     }
     Ok((child.wait()?, all))

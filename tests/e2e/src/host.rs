@@ -14,7 +14,7 @@ use rustix::{
     fs::{FlockOperation, flock},
     process::{Pid, Signal, kill_process},
 };
-use simgpu_engine::truth::{self, Snapshot};
+use simgpu_engine::truth::{self, Observer, Snapshot};
 use tempfile::TempDir;
 
 use crate::{
@@ -22,12 +22,17 @@ use crate::{
     clients,
     process::{Finished, Process, alive},
     ps::Ps,
+    stolen::Stolen,
 };
 
 /// A daemon on this machine, however busy, answers within this.
 const DAEMON_START_LIMIT: Duration = Duration::from_secs(20);
 /// A short command ends within this, however busy the machine.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(30);
+/// All threads of a process that is told to stop have, after this.
+const STOPS_WITHIN: Duration = Duration::from_millis(2);
+/// Whoever holds the simulated driver's lock for so long does not run.
+const STUCK_FOR: Duration = Duration::from_millis(20);
 /// A test that takes longer hangs: everything it started is killed, which fails it.
 const TEST_LIMIT: Duration = Duration::from_secs(240);
 
@@ -50,6 +55,7 @@ pub struct Host {
     started: AtomicU32,
     simgpu_toml: PathBuf,
     config_toml: Option<PathBuf>,
+    stolen: Stolen,
     _machine: File,
     _watchdog: Watchdog,
 }
@@ -89,6 +95,7 @@ impl Host {
             started: AtomicU32::new(0),
             simgpu_toml,
             config_toml: None,
+            stolen: Stolen::start(),
             _machine: machine,
             _watchdog: watchdog,
         }
@@ -245,6 +252,25 @@ impl Host {
             .unwrap_or_else(|error| panic!("ps --json: {error} in {}", shown.stdout))
     }
 
+    /// Stops a process (SIGSTOP), but not in the middle of the simulated driver's lock, where nobody could go on: a real driver
+    /// holds its locks in the kernel, which no stop interrupts.
+    #[track_caller]
+    pub fn stop(&self, pid: u32) {
+        let pid = Pid::from_raw(pid as i32).expect("a process");
+        let signal = |signal| kill_process(pid, signal).expect("it runs");
+        // Without a state there is no lock.
+        let observer = Observer::open(self.state.path()).ok();
+        loop {
+            signal(Signal::STOP);
+            thread::sleep(STOPS_WITHIN);
+            if !observer.as_ref().is_some_and(|observer| observer.is_stuck(STUCK_FOR)) {
+                return;
+            }
+            signal(Signal::CONT);
+            thread::sleep(STOPS_WITHIN);
+        }
+    }
+
     /// Waits until `ps` satisfies `wanted`.
     #[track_caller]
     pub fn await_ps(&self, wanted: impl Fn(&Ps) -> bool, within: Duration) -> Ps {
@@ -293,6 +319,9 @@ impl Default for Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        if thread::panicking() {
+            self.stolen.say();
+        }
         kill_all(self.folder.path());
     }
 }

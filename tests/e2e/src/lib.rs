@@ -13,6 +13,7 @@ mod process;
 mod ps;
 pub mod random;
 pub mod shares;
+pub mod stolen;
 pub mod witness;
 
 pub use host::{Host, Tally};

@@ -72,11 +72,11 @@ fn reign(host: &Host, daemon: &mut Process, clients: &mut [Client], random: &mut
                 *client = Client::start(host, client.tenant);
             }
             4..=7 if client.stopped_until.is_none() => {
-                client.process.signal(Signal::STOP);
+                host.stop(client.process.pid());
                 client.stopped_until = Some(Instant::now() + random.millis(800));
             }
             8 => {
-                daemon.signal(Signal::STOP);
+                host.stop(daemon.pid());
                 thread::sleep(random.millis(600));
                 daemon.signal(Signal::CONT);
             }

@@ -66,7 +66,7 @@ fn tenants_go_on_while_the_daemon_hangs_and_share_again_when_it_does_not() {
     let daemon = host.daemon();
     let clients = [backlog(&host, "a", "80%", &[]), backlog(&host, "b", "20%", &[])];
     thread::sleep(Duration::from_millis(500));
-    daemon.signal(Signal::STOP);
+    host.stop(daemon.pid());
     thread::sleep(AFTER_THE_DAEMON);
     let before = clients.each_ref().map(launches);
     thread::sleep(Duration::from_millis(500));
@@ -91,7 +91,7 @@ fn a_tenant_that_is_stopped_does_not_stop_another() {
     let (stopped_pid, other_pid) = (ps.tenant("stopped").sessions[0].pid, ps.tenant("other").sessions[0].pid);
     thread::sleep(Duration::from_millis(500));
     // A debugger, a job-control stop, a frozen container. Its turns are not waited for: what it is owed is the other's meanwhile.
-    signal(stopped_pid, Signal::STOP);
+    host.stop(stopped_pid);
     thread::sleep(Duration::from_millis(500));
     let before = host.truth();
     thread::sleep(Duration::from_secs(3));

@@ -171,7 +171,7 @@ fn a_daemon_stopped_at_any_moment_holds_nobody_up_for_long() {
     let began = Instant::now();
     for stop in 0..STOPS {
         thread::sleep(Duration::from_millis(100) + random.millis(300));
-        daemon.signal(Signal::STOP);
+        host.stop(daemon.pid());
         thread::sleep(Duration::from_secs_f64((HEARTBEAT_LIMIT_MS + SLACK_MS) / 1e3));
         let before = clients.each_ref().map(launches);
         thread::sleep(Duration::from_millis(200));
@@ -201,7 +201,11 @@ fn without_a_daemon_launches_fail_if_they_are_to() {
     for how in [Signal::STOP, Signal::STOP, Signal::STOP, Signal::KILL] {
         let clients = [backlog(&host, "a", "50%", 0), backlog(&host, "b", "50%", 0)];
         thread::sleep(Duration::from_millis(100) + random.millis(200));
-        daemon.signal(how);
+        if how == Signal::STOP {
+            host.stop(daemon.pid());
+        } else {
+            daemon.signal(how);
+        }
         for mut client in clients {
             let done = client.await_end(Duration::from_secs(5));
             assert_eq!(done.code, 1, "{done:?}");

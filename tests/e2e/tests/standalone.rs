@@ -156,7 +156,7 @@ fn a_process_that_is_stopped_keeps_the_others_from_nothing() {
     let first = backlog(&host, &["--kernel", "busy_1000us"], &variables);
     let second = backlog(&host, &["--kernel", "busy_1000us"], &variables);
     thread::sleep(SETTLED);
-    first.signal(Signal::STOP);
+    host.stop(first.pid());
     thread::sleep(Duration::from_millis(200));
     assert_percent(percent_of_time(&host, &[&second]), 40.0);
     first.signal(Signal::CONT);

@@ -78,6 +78,12 @@ impl Lock {
         if is_late { Woken::ByTime } else { Woken::Otherwise }
     }
 
+    /// Who holds it, if anybody.
+    pub fn holder(&self) -> Option<u32> {
+        let number = self.0.load(Ordering::Relaxed) & !AWAITED;
+        (number != FREE).then_some(number)
+    }
+
     /// Releases the lock, which the caller holds.
     #[inline]
     pub fn unlock(&self) {

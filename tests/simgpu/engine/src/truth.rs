@@ -14,7 +14,14 @@ use crate::{
     shared::{self, Shared},
     sim,
 };
-use std::path::Path;
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How often [`Observer::is_stuck`] looks.
+const STUCK_LOOKS: u32 = 50;
 
 /// What one process had of one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,6 +113,21 @@ impl Observer {
     /// Opens a state directory, and creates it if there is none.
     pub fn open_or_create(options: &Options) -> Result<Self, Error> {
         Ok(Self { shared: shared::open_or_create(options)?, clock: options.clock.clone() })
+    }
+
+    /// Whether one and the same process holds the lock whenever it is looked at for so long. Holders need microseconds,
+    /// so that one was stopped in the middle, or the machine is very busy.
+    pub fn is_stuck(&self, lasts: Duration) -> bool {
+        let lock = &self.shared.state.header.lock;
+        let first = lock.holder();
+        let began = Instant::now();
+        while first.is_some() && lock.holder() == first {
+            if began.elapsed() >= lasts {
+                return true;
+            }
+            thread::sleep(lasts / STUCK_LOOKS);
+        }
+        false
     }
 
     /// What the GPUs are like.

@@ -1,7 +1,13 @@
 //! Processes that die, at any store.
 
 use super::world::{Client, START_NS, World, kernel};
-use crate::{EventStatus, Host, Work, config::ALL_SMS_PPM, journal::failpoint, liveness, truth::Snapshot};
+use crate::{
+    EventStatus, Host, Work,
+    config::ALL_SMS_PPM,
+    journal::failpoint,
+    liveness,
+    truth::{Observer, Snapshot},
+};
 use std::{
     fs::{self, Permissions},
     mem::ManuallyDrop,
@@ -392,4 +398,17 @@ fn detaching_gives_everything_back_and_keeps_the_account() {
     let truth = world.truth();
     assert_eq!((truth.gpus[0].memory_used_bytes, truth.gpus[0].busy_ns), (0, 30));
     assert_eq!((truth.processes[0].alive, truth.processes[0].gpus[0].busy_ns), (false, 30));
+}
+
+#[test]
+fn a_holder_of_the_lock_that_does_not_go_on_is_seen() {
+    const LOOKED: Duration = Duration::from_millis(5);
+    let world = World::new();
+    let host = world.process();
+    let observer = Observer::open_or_create(&world.options()).expect("open");
+    assert!(!observer.is_stuck(LOOKED));
+    let guard = host.lock_state().expect("not forked");
+    assert!(observer.is_stuck(LOOKED));
+    drop(guard);
+    assert!(!observer.is_stuck(LOOKED));
 }
