@@ -79,12 +79,22 @@ pub fn lock_directory() -> PathBuf {
 }
 
 impl GpuLock {
-    /// Takes the lock of the GPU `uuid` for the daemon in `directory`.
+    /// Takes the locks of these GPUs for the daemon in `directory`: all or none. Another user's daemon loses its own only when all others are had.
     ///
     /// # Errors
-    /// [`GpuLockError::Held`], with the holder, or why the file cannot be used.
-    pub fn take(locks: &Path, uuid: &str, directory: &Directory) -> Result<Self, GpuLockError> {
-        let path = locks.join(format!("deepres-gpu-{uuid}.lock"));
+    /// [`GpuLockError::Held`], with the holder, or why a file cannot be used.
+    pub fn take_all<'u>(
+        locks: &Path,
+        uuids: impl IntoIterator<Item = &'u str>,
+        directory: &Directory,
+    ) -> Result<Vec<Self>, GpuLockError> {
+        let mut uuids: Vec<&str> = uuids.into_iter().collect();
+        uuids.sort_by_cached_key(|uuid| is_of_another(&lock_file(locks, uuid), ROOT));
+        uuids.into_iter().map(|uuid| Self::take(locks, uuid, directory)).collect()
+    }
+
+    fn take(locks: &Path, uuid: &str, directory: &Directory) -> Result<Self, GpuLockError> {
+        let path = lock_file(locks, uuid);
         let unusable = |source: io::Error| GpuLockError::Unusable { path: path.clone(), source };
         let displaced = if getuid().is_root() { displace(&path, ROOT).map_err(unusable)? } else { None };
         let mut file = loop {
@@ -135,23 +145,30 @@ impl Drop for GpuLock {
     }
 }
 
+fn lock_file(locks: &Path, uuid: &str) -> PathBuf {
+    locks.join(format!("deepres-gpu-{uuid}.lock"))
+}
+
+/// Whether there is a file that belongs to another user than `owner`.
+fn is_of_another(path: &Path, owner: u32) -> bool {
+    path.symlink_metadata().is_ok_and(|found| found.is_file() && found.uid() != owner)
+}
+
 /// Removes a lock file that is not `owner`'s: it could be held by anybody for ever, without a daemon. Returns what it was.
 fn displace(path: &Path, owner: u32) -> io::Result<Option<File>> {
-    match path.symlink_metadata() {
-        Ok(found) if found.is_file() && found.uid() != owner => {
-            tracing::warn!(path = %path.display(), user = found.uid(), "the GPU's lock is another user's: it is taken from them");
-            // One that just ends removes its own.
-            let theirs = match open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
-                Err(Errno::NOENT) => return Ok(None),
-                opened => opened?,
-            };
-            match std::fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(Some(theirs.into())),
-            }
-        }
-        // What is no file is refused when it is opened.
-        _ => Ok(None),
+    // What is no file is refused when it is opened.
+    if !is_of_another(path, owner) {
+        return Ok(None);
+    }
+    tracing::warn!(path = %path.display(), "the GPU's lock is another user's: it is taken from them");
+    // One that just ends removes its own.
+    let theirs = match open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(None),
+        opened => opened?,
+    };
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(Some(theirs.into())),
     }
 }
 
@@ -213,6 +230,24 @@ mod tests {
         assert!(take("/third").is_err());
         drop(second);
         assert_eq!(std::fs::read_dir(locks.path()).unwrap().count(), 0, "nothing is left behind");
+    }
+
+    #[test]
+    fn another_users_daemon_loses_its_gpu_only_if_all_others_can_be_had() {
+        if !getuid().is_root() {
+            return;
+        }
+        let locks = tempfile::tempdir().unwrap();
+        let theirs = open_shared(&lock_file(locks.path(), "GPU-a")).unwrap();
+        std::os::unix::fs::chown(lock_file(locks.path(), "GPU-a"), Some(65_534), None).unwrap();
+        let take =
+            |directory: &str| GpuLock::take_all(locks.path(), ["GPU-a", "GPU-b"], &Directory::at(directory));
+        let roots = GpuLock::take(locks.path(), "GPU-b", &Directory::at("/first")).unwrap();
+        assert!(matches!(take("/second"), Err(GpuLockError::Held { uuid, .. }) if uuid == "GPU-b"));
+        assert!(is_at(&theirs, &lock_file(locks.path(), "GPU-a")), "it was left alone");
+        drop(roots);
+        let both = take("/second").unwrap();
+        assert!(both.len() == 2 && !is_at(&theirs, &lock_file(locks.path(), "GPU-a")));
     }
 
     #[test]

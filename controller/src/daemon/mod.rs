@@ -133,11 +133,8 @@ pub fn run(
     let admin_group = options.config.admin_group.as_deref().map(files::group_number).transpose()?;
     let inherits_tenants = options.inherited.tenants.is_some();
     let files = Files::prepare(&options.directory, options.inherited, admin_group)?;
-    let locks = options
-        .gpus
-        .iter()
-        .map(|gpu| GpuLock::take(&options.locks, &gpu.uuid_text, &options.directory))
-        .collect::<Result<Vec<_>, _>>()?;
+    let uuids = options.gpus.iter().map(|gpu| gpu.uuid_text.as_str());
+    let locks = GpuLock::take_all(&options.locks, uuids, &options.directory)?;
     // From here on it will serve: a daemon that will not has one thing to say, and that is why.
     let room = make_room(options.config.max_connections, options.gpus.len());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -12,13 +12,14 @@ use std::{
 };
 
 use deepres_e2e::{
-    Host, Process, Ps,
+    Host, Process, Ps, alive,
     clients::{Way, c_client},
     host::COMMAND_LIMIT,
     random::Random,
     shares::Window,
 };
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, listen, socket};
 use rustix::process::Signal;
 
 /// After how long without a daemon launches go by themselves; the default. A launch waits for no longer when the daemon is killed: the end of
@@ -299,6 +300,15 @@ fn a_daemon_that_cannot_believe_its_state_says_so_and_serves() {
     assert_eq!(host.ps().tenant("a").sessions.len(), 1);
 }
 
+/// A socket where tenants look for the daemon's.
+fn tenants_socket(host: &Host) -> OwnedFd {
+    let tenants = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+    let address = SocketAddrUnix::new(host.tenant_socket()).expect("a short path");
+    bind(&tenants, &address).expect("a new path");
+    listen(&tenants, 128).expect("a bound socket");
+    tenants
+}
+
 /// The sockets as a service manager opens them before there is a daemon.
 fn sockets(host: &Host) -> [OwnedFd; 2] {
     let folder = host.deepres_dir();
@@ -307,12 +317,61 @@ fn sockets(host: &Host) -> [OwnedFd; 2] {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(part, mode).expect("a folder of our own");
     }
-    let tenant = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
-    let address = SocketAddrUnix::new(folder.join("tenant/tenant.sock")).expect("a short path");
-    bind(&tenant, &address).expect("a new path");
-    listen(&tenant, 128).expect("a bound socket");
     let admin = UnixListener::bind(folder.join("admin.sock")).expect("a new path");
-    [tenant, admin.into()]
+    [tenants_socket(host), admin.into()]
+}
+
+/// Waits until there is something to read or to accept.
+fn await_input(socket: &OwnedFd) {
+    let limit = Timespec { tv_sec: RETURN_LIMIT.as_secs() as i64, tv_nsec: 0 };
+    let ready = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit));
+    assert_eq!(ready, Ok(1), "nothing came");
+}
+
+/// How many sockets a process has open.
+fn open_sockets(pid: u32) -> usize {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives");
+    let links = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+    links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+}
+
+/// Has the client `offspring` fork.
+fn child_of(parent: &mut Process, but: Option<u32>) -> u32 {
+    parent.say("");
+    let is_new = |line: &str| line.parse().is_ok_and(|pid: u32| but != Some(pid));
+    parent.await_line(is_new, COMMAND_LIMIT).parse().expect("a number")
+}
+
+#[test]
+fn a_child_forked_while_its_parent_waits_for_a_new_daemon_keeps_no_connection_open() {
+    let host = Host::new();
+    let mut daemon = host.daemon();
+    let mut command = host.preloaded(c_client("offspring", Way::Dlsym));
+    command.env("DEEPRES_TENANT", "parent");
+    let mut parent = host.spawn(command);
+    parent.await_line(|line| line == "ready", COMMAND_LIMIT);
+    daemon.kill();
+    // In the daemon's place somebody who never answers.
+    fs::remove_file(host.tenant_socket()).expect("left by the dead");
+    let silent = tenants_socket(&host);
+    await_input(&silent);
+    let connection = accept(&silent).expect("it connects again");
+    await_input(&connection);
+    assert_eq!(open_sockets(parent.pid()), 1);
+    let first = child_of(&mut parent, None);
+    let forked = Instant::now();
+    while open_sockets(first) > 0 {
+        assert!(forked.elapsed() < RETURN_LIMIT, "the child has its parent's connection");
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop((connection, silent));
+    fs::remove_file(host.tenant_socket()).expect("our own");
+    let _next = host.daemon();
+    host.await_ps(|ps| ps.find("parent").is_some_and(|tenant| tenant.sessions.len() == 1), RETURN_LIMIT);
+    let second = child_of(&mut parent, Some(first));
+    parent.kill();
+    host.await_ps(|ps| ps.find("parent").is_none_or(|tenant| tenant.sessions.is_empty()), RETURN_LIMIT);
+    assert!(alive(first) && alive(second), "the session ended with the parent, not with its children");
 }
 
 /// The daemon as a service manager starts it: with these sockets, and told where to report.

@@ -1,0 +1,24 @@
+/* offspring: opens a context, launches, says so; for each line of its input it forks a child that does nothing for a minute, and
+ * prints the child's number. */
+#include "driver.h"
+#include <unistd.h>
+
+int main(void) {
+    open_context();
+    CUfunction kernel = load_kernel("quick");
+    CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+    CHECK(cu(cuCtxSynchronize)());
+    puts("ready");
+    fflush(stdout);
+    for (int c = getchar(); c != EOF; c = getchar()) {
+        if (c != '\n') continue;
+        pid_t child = fork();
+        if (child == 0) {
+            sleep(60);
+            _exit(0);
+        }
+        printf("%d\n", (int)child);
+        fflush(stdout);
+    }
+    return 0;
+}
