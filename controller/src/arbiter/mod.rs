@@ -12,6 +12,7 @@ mod stopped;
 mod worker;
 
 pub use events::Bell;
+pub use owed::JobUse;
 pub use report::Report;
 pub use saved::{Baseline, SavedAccount, SavedMeter, Snapshot};
 
@@ -77,6 +78,8 @@ pub struct TenantSeat {
     pub request: Request,
     /// What it says of its job.
     pub priority: Priority,
+    /// What that has used.
+    pub job: Arc<JobUse>,
     /// How soon its requests are to be answered, ns.
     pub slo_ns: Option<u64>,
     /// Its memory limit, bytes, or [`deepres_abi::grant::NO_LIMIT`].

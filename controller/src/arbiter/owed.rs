@@ -11,10 +11,40 @@ use crate::policy::lease::Grant;
 use crate::policy::priority::{Terms, Usage, Weights};
 use deepres_abi::PPM;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How often priorities are looked at again while anyone is here: deadlines come nearer, and what is seen of a job changes.
 pub const REVIEW_NS: u64 = Duration::from_millis(100).as_nanos() as u64;
+
+/// GPU time that a tenant's job has used, on all GPUs: what its declared size has left. The next job under the same name has another.
+#[derive(Debug, Default)]
+pub struct JobUse(AtomicU64);
+
+impl JobUse {
+    /// A job that used so much before, ns.
+    pub fn of(used_ns: u64) -> Self {
+        Self(AtomicU64::new(used_ns))
+    }
+
+    /// What it used so far, ns.
+    pub fn ns(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, used_ns: u64) {
+        self.0.fetch_add(used_ns, Ordering::Relaxed);
+    }
+}
+
+impl Tenant {
+    /// Adds to the job's use what was charged here since the last time.
+    fn count_job(&mut self) {
+        let charged_ns = self.account.totals.gpu_ns;
+        self.seat.job.add(charged_ns.saturating_sub(self.counted_ns));
+        self.counted_ns = charged_ns;
+    }
+}
 
 impl Worker {
     /// What is seen of a tenant's job.
@@ -22,7 +52,7 @@ impl Worker {
         let held_bytes = tenant.seat.ledger.page().gpu(self.gpu).map_or(0, |ledger| ledger.held_bytes());
         let memory_ppm = u128::from(held_bytes) * u128::from(PPM) / u128::from(self.memory_bytes.max(1));
         Usage {
-            used_ns: tenant.account.totals.gpu_ns,
+            used_ns: tenant.seat.job.ns(),
             demand_ppm: tenant.demand.ppm(),
             memory_ppm: u32::try_from(memory_ppm).unwrap_or(PPM).min(PPM),
         }
@@ -41,6 +71,7 @@ impl Worker {
     /// Works out what every tenant that is here is owed.
     pub fn entitle(&mut self, now_ns: u64) {
         self.entitled_ns = now_ns;
+        self.tenants.values_mut().for_each(Tenant::count_job);
         let owed = entitlements(&self.requests(now_ns));
         for (id, entitlement) in &owed {
             if let Some(tenant) = self.tenants.get_mut(id) {

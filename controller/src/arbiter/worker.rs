@@ -70,6 +70,8 @@ pub struct Tenant {
     pub seat: TenantSeat,
     /// What it used.
     pub account: Account,
+    /// What of that its job's use has in it, ns.
+    pub counted_ns: u64,
     /// How much it wants.
     pub demand: Demand,
     /// The share that it is owed, parts per million.
@@ -195,9 +197,11 @@ impl Worker {
             self.scheduler.restore(seat.id, class, saved.entitled_ppm, saved.lag_ns, now_ns);
             self.scheduler.set_paused(seat.id, seat.is_paused);
             let id = seat.id;
+            let account = Account::restore(&saved, now_ns);
             let tenant = Tenant {
                 seat,
-                account: Account::restore(&saved, now_ns),
+                counted_ns: account.totals.gpu_ns,
+                account,
                 demand: Demand::default(),
                 entitled_ppm: saved.entitled_ppm,
                 rule: None,
@@ -596,6 +600,7 @@ impl Worker {
                     )
                 },
             ),
+            counted_ns: 0,
             demand: Demand::default(),
             entitled_ppm: 0,
             rule: None,

@@ -568,3 +568,21 @@ fn who_may_claim_to_be_critical_is_bounded_and_who_says_nothing_has_the_defaults
     let _plain = daemon.join("plain", 0, 0);
     assert_eq!(explained(&daemon, "plain").priority.criticality.value, 0.25);
 }
+
+#[test]
+fn what_a_job_used_is_counted_on_all_gpus_and_the_next_job_of_that_name_begins_with_none() {
+    let daemon = Daemon::start(2, Config::default());
+    let each_ns = 20 * MS;
+    let job = daemon.join("job", 0, 0);
+    // No more is charged than there was time for.
+    std::thread::sleep(Duration::from_millis(100));
+    for gpu in 0..2 {
+        job.meter.slot(gpu).unwrap().compute_ns.fetch_add(each_ns, Ordering::Relaxed);
+    }
+    wait_until(Duration::from_secs(5), || explained(&daemon, "job").priority.used_ns == 2 * each_ns);
+    drop(job);
+    let explain = || daemon.client().ask(&Request::Explain { tenant: "job".to_owned() }).unwrap();
+    wait_until(Duration::from_secs(5), || matches!(explain(), Reply::Explained { gpus } if gpus.is_empty()));
+    let _next = daemon.join("job", 0, 0);
+    assert_eq!(explained(&daemon, "job").priority.used_ns, 0);
+}

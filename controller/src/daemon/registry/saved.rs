@@ -2,7 +2,7 @@
 
 use super::tenant::Tenant;
 use super::{Left, Registry};
-use crate::arbiter::{Baseline, Restored, Snapshot};
+use crate::arbiter::{Baseline, JobUse, Restored, Snapshot};
 use crate::authority::Part;
 use crate::daemon::state::{OnGpu, SavedGpu, SavedSession, SavedTenant, State};
 use crate::identity::{Found, Key};
@@ -100,6 +100,7 @@ impl Registry {
                 asked: saved.asked,
                 defaults: self.config.defaults.wish(),
                 asked_ns: saved.asked_ns,
+                job: Arc::new(JobUse::of(saved.job_used_ns)),
                 set: saved.set,
                 is_paused: saved.paused,
                 set_ns: saved.set_ns,
@@ -193,6 +194,7 @@ impl Tenant {
             groups: self.groups.clone(),
             asked: self.asked,
             asked_ns: self.asked_ns,
+            job_used_ns: self.job.ns(),
             set: self.set,
             paused: self.is_paused,
             set_ns: self.set_ns,

@@ -73,6 +73,7 @@ impl Registry {
                 asked,
                 defaults,
                 asked_ns: monotonic_ns(),
+                job: Arc::default(),
                 set: Wish::default(),
                 is_paused: false,
                 set_ns: 0,
@@ -100,6 +101,7 @@ impl Registry {
             (tenant.asked, tenant.set, tenant.has_room) = (asked, Wish::default(), has_room);
             (tenant.is_paused, tenant.oversubscribe) = (false, oversubscribe);
             tenant.asked_ns = monotonic_ns();
+            tenant.job = Arc::default();
         } else if can_be_told && asked.differs_from(&holds) {
             return request(format!(
                 "the tenant `{name}` runs already with {holds}: leave out what this asks for, choose another --name, or change it with `deepres set {name} …`"

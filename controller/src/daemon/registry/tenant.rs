@@ -1,7 +1,7 @@
 //! A tenant: what it asked for, what it is granted, and its processes.
 
 use super::reconcile::ByNvml;
-use crate::arbiter::{SessionId, TenantSeat};
+use crate::arbiter::{JobUse, SessionId, TenantSeat};
 use crate::authority::{Granted, Part, Rule, Want, Wants, Wish, grant};
 use crate::config::{CapOf, Caps};
 use crate::identity::cgroup::Container;
@@ -62,6 +62,8 @@ pub struct Tenant {
     pub defaults: Wish,
     /// When it first asked, ns of `CLOCK_MONOTONIC`: deadlines count from there.
     pub asked_ns: u64,
+    /// GPU time that its job has used.
+    pub job: Arc<JobUse>,
     /// What an administrator set.
     pub set: Wish,
     /// An administrator paused it.
@@ -185,6 +187,7 @@ impl Tenant {
                 deadline_ns: granted.deadline_ns.value.map(|deadline_ns| said_ns.saturating_add(deadline_ns)),
                 size_ns: granted.size_ns.value,
             },
+            job: Arc::clone(&self.job),
             slo_ns: granted.slo_ns.value,
             memory_limit_bytes: granted.memory_bytes.value.unwrap_or(NO_LIMIT),
             is_paused: self.is_paused || self.is_suspended,

@@ -102,6 +102,8 @@ pub struct SavedTenant {
     pub asked: Wish,
     /// When: ns of `CLOCK_MONOTONIC`.
     pub asked_ns: u64,
+    /// GPU time that its job has used, ns.
+    pub job_used_ns: u64,
     /// What an administrator set.
     pub set: Wish,
     /// An administrator paused it.
