@@ -499,3 +499,105 @@ fn runs_of_the_same_name_are_one_tenant_and_unnamed_ones_are_their_own() {
     }
     assert!(Path::new(&place.directory).exists());
 }
+
+#[test]
+fn explain_prints_every_term_as_text_and_as_json_and_who_there_is_beside_a_name_that_is_none() {
+    let daemon = Daemon::start(1, Config::default());
+    let place = Place::beside(&daemon);
+    let _asked = daemon.join("asked", 300_000, 0);
+    let _plain = daemon.join("plain", 0, 0);
+    let explain = |arguments: &[&str]| place.deepres(&[&["explain"], arguments].concat()).output().unwrap();
+    let output = explain(&["plain"]);
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for line in [
+        "plain on gpu 0, class fair:",
+        "× urgency 0.0000 (no deadline)",
+        "× criticality 0.5000",
+        "priority  ",
+        "+100%      the whole GPU",
+        "-30%       owed to others that asked for a share",
+        "owed      70%",
+        "present   ",
+        "received  0% of the last second",
+        "gate      ",
+    ] {
+        assert!(said.contains(line), "no `{line}` in\n{said}");
+    }
+    let json: serde_json::Value = serde_json::from_slice(&explain(&["plain", "--json"]).stdout).unwrap();
+    assert_eq!(json["tenant"], "plain");
+    let gpu = &json["gpus"][0];
+    for key in ["owed", "present"] {
+        let terms = gpu[key]["terms"].as_array().unwrap();
+        let sum: i64 = terms.iter().map(|term| term["ppm"].as_i64().unwrap()).sum();
+        assert_eq!(Some(sum), gpu[key]["ppm"].as_i64(), "{gpu}");
+    }
+    assert_eq!(
+        (&gpu["rule"], &gpu["owed"]["ppm"]),
+        (&serde_json::json!("rest"), &serde_json::json!(700_000))
+    );
+    for key in [
+        "class",
+        "priority",
+        "weight_ppm",
+        "demand_ppm",
+        "water_level",
+        "received_ppm",
+        "lag_ns",
+        "guard",
+        "gate",
+    ] {
+        assert!(gpu.get(key).is_some(), "no `{key}` in {gpu}");
+    }
+    let said = complaint(&explain(&["nobody"]), 1);
+    assert!(said.contains("there is no tenant `nobody`; there are: asked, plain"), "{said}");
+}
+
+#[test]
+fn what_a_job_says_of_itself_reaches_the_policy_by_option_and_by_variable_and_the_option_counts() {
+    let daemon = Daemon::start(1, Config::default());
+    let place = Place::beside(&daemon);
+    let told = |name: &str, options: &[&str], variables: &[(&str, &str)]| {
+        let arguments = [&["run", "--name", name], options, &["--", "sleep", "60"]].concat();
+        let mut child = place.deepres(&arguments).envs(variables.iter().copied()).spawn().unwrap();
+        let granted = || {
+            let tenants = daemon.status().tenants;
+            tenants.into_iter().find(|tenant| tenant.name == name).and_then(|tenant| tenant.granted)
+        };
+        wait_until(PATIENCE, || granted().is_some() && job_of(&child).is_some());
+        let granted = granted().unwrap();
+        end(&daemon, &mut child);
+        (
+            granted.slo_ns.value,
+            granted.deadline_ns.value,
+            granted.size_ns.value,
+            granted.criticality.value.ppm(),
+            granted.class.value.name(),
+        )
+    };
+    let options = [
+        &["--slo", "30ms", "--deadline", "2h", "--size", "40min", "--criticality", "high"][..],
+        &["--class", "best-effort"],
+    ]
+    .concat();
+    const MS: u64 = 1_000_000;
+    let said = (Some(30 * MS), Some(7_200_000 * MS), Some(2_400_000 * MS), 750_000, "best-effort");
+    assert_eq!(told("options", &options, &[]), said);
+    let variables = [
+        ("DEEPRES_SLO", "30ms"),
+        ("DEEPRES_DEADLINE", "2h"),
+        ("DEEPRES_SIZE", "40min"),
+        ("DEEPRES_CRITICALITY", "high"),
+        ("DEEPRES_CLASS", "best-effort"),
+    ];
+    assert_eq!(told("variables", &[], &variables), said);
+    let (slo_ns, deadline_ns, ..) = told("both", &["--slo", "50ms"], &variables);
+    assert_eq!((slo_ns, deadline_ns), (Some(50 * MS), Some(7_200_000 * MS)));
+    let place = Place::empty();
+    for (option, value) in
+        [("--slo", "soon"), ("--deadline", "never"), ("--size", "big"), ("--criticality", "1.5")]
+    {
+        let said = complaint(&place.deepres(&["run", option, value, "--", "true"]).output().unwrap(), 2);
+        assert!(said.contains(value), "{option}: {said}");
+    }
+}
