@@ -216,9 +216,13 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         tally.check("cargo xtask codegen --check", codegen::run(&codegen::Options { check: true }));
     }
 
-    let mut units = build::cargo();
-    units.args(["test", "--workspace", "--exclude", END_TO_END]);
-    tally.tests(filtered(&mut units, options))?;
+    let units = || {
+        let mut units = build::cargo();
+        units.args(["test", "--workspace", "--exclude", END_TO_END]);
+        filtered(&mut units, options);
+        units
+    };
+    tally.measurements(units, await_quiet)?;
 
     let mut models = build::cargo();
     models
@@ -254,10 +258,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         filtered(&mut end_to_end, options);
         end_to_end
     };
-    tally.measurements(end_to_end, || {
-        // If it never is, the test tells.
-        stolen::await_quiet(DISTURBED_PERCENT, QUIET_WITHIN);
-    })?;
+    tally.measurements(end_to_end, await_quiet)?;
 
     Ok(tally.report())
 }
@@ -275,6 +276,11 @@ fn parts(tally: &mut Tally, options: &Options) -> Result<Artefacts> {
         }
     }
     build::artefacts()
+}
+
+/// If it never is quiet, the tests tell.
+fn await_quiet() {
+    stolen::await_quiet(DISTURBED_PERCENT, QUIET_WITHIN);
 }
 
 /// How long each fuzz target runs here: enough to meet again what it once knew; finding more takes hours.

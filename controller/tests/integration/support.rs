@@ -13,6 +13,7 @@ use deepres_controller::config::Config;
 use deepres_controller::daemon::{self, Gpu, Options};
 use deepres_controller::directory::Directory;
 use deepres_controller::packet;
+use deepres_e2e::stolen::Stolen;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::collections::VecDeque;
@@ -40,6 +41,7 @@ pub struct Daemon {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     scratch: Option<tempfile::TempDir>,
+    _stolen: Stolen,
 }
 
 impl Daemon {
@@ -71,7 +73,15 @@ impl Daemon {
             daemon::run(options, ready, async { drop(stopped.await) }).unwrap();
         });
         is_ready.recv().unwrap();
-        Self { directory, gpus, config, stop: Some(stop), thread: Some(thread), scratch: Some(scratch) }
+        Self {
+            directory,
+            gpus,
+            config,
+            stop: Some(stop),
+            thread: Some(thread),
+            scratch: Some(scratch),
+            _stolen: Stolen::start(),
+        }
     }
 
     fn end(&mut self) {

@@ -19,8 +19,8 @@ const PAUSE: Duration = Duration::from_secs(3);
 /// USER_HZ, the same on all x86-64 and arm64 kernels.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Counts from a moment on.
-#[derive(Clone, Copy, Debug)]
+/// Counts from a moment on. A test that fails while this lives says in its output how much it was.
+#[derive(Debug)]
 pub struct Stolen {
     began: Instant,
     ticks: u64,
@@ -38,14 +38,17 @@ impl Stolen {
         100.0 * seconds / (self.began.elapsed().as_secs_f64() * cpus() as f64)
     }
 
-    /// Says it in a test's output.
-    pub fn say(&self) {
-        println!("{SAID}{:.1} % of all CPUs' time", self.percent());
-    }
-
     /// What a failed test said, percent.
     pub fn said(output: &str) -> Option<f64> {
         output.lines().rev().find_map(|line| line.strip_prefix(SAID)?.split(' ').next()?.parse().ok())
+    }
+}
+
+impl Drop for Stolen {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            println!("{SAID}{:.1} % of all CPUs' time", self.percent());
+        }
     }
 }
 
