@@ -19,8 +19,7 @@ pub struct ProcessKey {
 impl ProcessKey {
     /// The living process `pid`. `None`: there is none, or it cannot be seen from here.
     pub fn of(pid: u32) -> Option<Self> {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        Some(Self { pid, start_ticks: start_ticks(&stat)? })
+        Some(Self { pid, start_ticks: start_ticks(&stat_line(pid)?)? })
     }
 
     /// Whether it still lives.
@@ -30,9 +29,15 @@ impl ProcessKey {
 
     /// Whether it lives and a signal or a debugger has stopped it.
     pub fn is_stopped(self) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        let stat = stat_line(self.pid).unwrap_or_default();
         start_ticks(&stat) == Some(self.start_ticks) && matches!(state(&stat), Some("T" | "t"))
     }
+}
+
+/// The line of /proc/PID/stat. A process names itself as it likes, also in bytes that are no text.
+pub fn stat_line(pid: u32) -> Option<String> {
+    let line = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    Some(String::from_utf8_lossy(&line).into_owned())
 }
 
 /// The state in a stat line.
@@ -88,6 +93,15 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!key.is_stopped());
+    }
+
+    #[test]
+    fn a_process_with_a_name_that_is_no_text_lives() {
+        std::fs::write("/proc/thread-self/comm", b"caf\xc3").unwrap();
+        let thread = std::fs::read_link("/proc/thread-self").unwrap();
+        let task: u32 = thread.file_name().unwrap().to_str().unwrap().parse().unwrap();
+        assert!(std::fs::read_to_string(format!("/proc/{task}/stat")).is_err(), "the name is no text");
+        assert!(ProcessKey::of(task).is_some_and(ProcessKey::is_alive));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use deepres_abi::criticality::Criticality;
 use deepres_abi::directory::{Directory, Places, TENANT_DIRECTORY, TENANT_SOCKET};
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::quantity::{parse_bytes, parse_share, parse_time_ns};
+use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_abi::{MAX_GPUS, PPM};
 
 use crate::log::say;
@@ -110,6 +111,12 @@ impl Config {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let (tenant, class) = (variable(TENANT), variable(CLASS));
         let job = Job::read(variable, |refused| say!(Warn, "{refused}; ignored"));
+        if tenant.as_ref().is_some_and(|name| name.len() >= TENANT_NAME_BYTES) {
+            say!(
+                Warn,
+                "{TENANT} has {TENANT_NAME_BYTES} bytes or more: the daemon is told of its beginning, and takes all that begin alike for one tenant"
+            );
+        }
         let (limits, is_any_named) = limits(variable, |refused| say!(Warn, "{refused}; ignored"));
         Self {
             is_asked_for: places.socket().is_some()

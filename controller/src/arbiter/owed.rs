@@ -68,9 +68,17 @@ impl Worker {
         present.map(|(id, tenant)| (*id, request(tenant))).collect()
     }
 
+    /// Works that out if anything has changed: once, however many came and went.
+    pub fn entitle_anew(&mut self, now_ns: u64) {
+        if self.owes_anew {
+            self.entitle(now_ns);
+        }
+    }
+
     /// Works out what every tenant that is here is owed.
     pub fn entitle(&mut self, now_ns: u64) {
         self.entitled_ns = now_ns;
+        self.owes_anew = false;
         self.tenants.values_mut().for_each(Tenant::count_job);
         let owed = entitlements(&self.requests(now_ns));
         for (id, entitlement) in &owed {

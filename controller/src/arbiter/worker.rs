@@ -40,6 +40,9 @@ const CARRY_LIMIT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 /// Decisions made at one wake-up, at most: each looks again at what the gates just set have changed.
 const MAX_ROUNDS: usize = 4;
 
+/// How long orders are carried out before the next decision, if there is no end of them.
+const ORDERS_NS: u64 = Duration::from_millis(5).as_nanos() as u64;
+
 /// A process of a tenant.
 pub struct Session {
     /// Its pages.
@@ -136,6 +139,8 @@ pub struct Worker {
     turned_ns: u64,
     /// When the scheduler wants to decide next.
     decide_ns: Option<u64>,
+    /// Someone came, left or was given something else: what is owed is to be worked out anew before the next decision.
+    pub owes_anew: bool,
 }
 
 impl Worker {
@@ -175,6 +180,7 @@ impl Worker {
             ticked_ns: 0,
             turned_ns: now_ns,
             decide_ns: None,
+            owes_anew: false,
         })
     }
 
@@ -221,26 +227,35 @@ impl Worker {
     /// Runs until it is told to stop.
     pub fn run(mut self) {
         let mut wake_ns = None;
+        let mut has_orders = false;
         loop {
-            let mut is_called = match self.events.wait(wake_ns) {
-                Ok(rang) => rang,
-                Err(error) => {
-                    // Nothing is known to cause it; tenants go on by themselves once the heartbeat stops.
-                    tracing::error!(gpu = self.gpu, %error, "the arbiter cannot wait for events and stops");
-                    return self.let_go();
-                }
-            };
+            let mut is_called = has_orders;
+            if !has_orders {
+                is_called = match self.events.wait(wake_ns) {
+                    Ok(rang) => rang,
+                    Err(error) => {
+                        // Nothing is known to cause it; tenants go on by themselves once the heartbeat stops.
+                        tracing::error!(gpu = self.gpu, %error, "the arbiter cannot wait for events and stops");
+                        return self.let_go();
+                    }
+                };
+            }
             let mut answers = Vec::new();
-            loop {
+            let until_ns = monotonic_ns().saturating_add(ORDERS_NS);
+            has_orders = loop {
                 match self.orders.try_recv() {
                     Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => return self.let_go(),
                     Ok(command) => {
                         is_called = true;
                         answers.extend(self.obey(command));
+                        // Whoever comes and goes a thousand times does not keep the others from their turns.
+                        if monotonic_ns() >= until_ns {
+                            break true;
+                        }
                     }
-                    Err(mpsc::TryRecvError::Empty) => break,
+                    Err(mpsc::TryRecvError::Empty) => break false,
                 }
-            }
+            };
             wake_ns = self.turn(is_called);
             for answer in answers {
                 // Whoever asked may be gone.
@@ -291,6 +306,7 @@ impl Worker {
             let now_ns = monotonic_ns();
             self.beat.page().beat(self.gpu, now_ns);
             self.look(now_ns);
+            self.entitle_anew(now_ns);
             self.decide_ns = self.scheduler.decide(now_ns, &self.tuning);
             self.learn();
             let changes = self.scheduler.take_changes();
@@ -539,6 +555,7 @@ impl Worker {
             }
             Command::Save { answer } => {
                 self.look(monotonic_ns());
+                self.entitle_anew(self.looked_ns);
                 // What is written says of those who are back that they were charged.
                 self.settle_arrears(self.looked_ns);
                 let _ = answer.send(self.snapshot());
@@ -550,7 +567,7 @@ impl Worker {
                 if let Some(tenant) = self.tenants.get_mut(&seat.id) {
                     tenant.seat = seat;
                 }
-                self.entitle(monotonic_ns());
+                self.owes_anew = true;
                 Some(done)
             }
             Command::Forget { tenant } => {
@@ -562,11 +579,13 @@ impl Worker {
             Command::Report { answer } => {
                 // Counters up to this moment. Whoever asked may be gone.
                 self.look(monotonic_ns());
+                self.entitle_anew(self.looked_ns);
                 let _ = answer.send(self.report());
                 None
             }
             Command::Explain { tenant, answer } => {
                 self.look(monotonic_ns());
+                self.entitle_anew(self.looked_ns);
                 let _ = answer.send(self.explain(tenant, self.looked_ns));
                 None
             }
@@ -627,7 +646,7 @@ impl Worker {
         self.set_gate(&session, gate, false);
         self.sessions.insert(session.seat.id, session);
         self.limit_memory(seat.id, seat.memory_limit_bytes);
-        self.entitle(monotonic_ns());
+        self.owes_anew = true;
     }
 
     /// From where a session whose meter goes on is to be charged.
@@ -669,7 +688,7 @@ impl Worker {
                 self.scheduler.leave(id, self.looked_ns);
             }
         }
-        self.entitle(monotonic_ns());
+        self.owes_anew = true;
     }
 
     /// From here on nobody arbitrates: opens every gate, or closes it to those who are to fail without a daemon.

@@ -1,15 +1,19 @@
 //! How many connections there are, in all and by user: one user may not keep the others out.
 
-use super::registry::Refused;
+use super::registry::{MAX_DESERTED, Refused};
 use crate::config::Config;
 use deepres_abi::wire::RefusalKind;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// Descriptors that a connection takes beside its bells: itself, its process, and a grant, a meter and a ledger page.
 const DESCRIPTORS: u64 = 5;
-/// Descriptors that the daemon needs for itself and its administrators.
-const OWN_DESCRIPTORS: u64 = 256;
+/// Descriptors that the daemon needs for itself, its probes, its administrators, those that are turned away, and the ledgers of tenants that
+/// nobody is left of.
+const OWN_DESCRIPTORS: u64 = 512 + MAX_DESERTED as u64;
+/// Connections beyond the limit that are listened to until they can be refused; more are closed without a word.
+const TURNED_AWAY_AT_A_TIME: usize = 64;
 
 /// Descriptors that so many connections need, each with a bell for each of `gpus`.
 pub fn descriptors(connections: usize, gpus: usize) -> u64 {
@@ -28,13 +32,14 @@ pub struct Connections {
     /// There are descriptors for so many.
     room: usize,
     by_user: RefCell<BTreeMap<u32, usize>>,
-    turned_away: Cell<usize>,
+    turned_away: Rc<Cell<usize>>,
 }
 
 /// One that is being turned away, for as long as this lives.
-pub struct TurnedAway<'a>(&'a Cell<usize>);
+#[derive(Debug)]
+pub struct TurnedAway(Rc<Cell<usize>>);
 
-impl Drop for TurnedAway<'_> {
+impl Drop for TurnedAway {
     fn drop(&mut self) {
         self.0.set(self.0.get().saturating_sub(1));
     }
@@ -43,7 +48,7 @@ impl Drop for TurnedAway<'_> {
 impl Connections {
     /// None so far, and descriptors for `room`.
     pub fn new(room: usize) -> Self {
-        Self { room, by_user: RefCell::default(), turned_away: Cell::new(0) }
+        Self { room, by_user: RefCell::default(), turned_away: Rc::default() }
     }
 
     /// One more of this user, or why not.
@@ -83,15 +88,13 @@ impl Connections {
         }
     }
 
-    /// How many are being turned away.
-    pub fn turned_away(&self) -> usize {
-        self.turned_away.get()
-    }
-
-    /// Counts one that is being turned away.
-    pub fn turn_away(&self) -> TurnedAway<'_> {
-        self.turned_away.set(self.turned_away.get() + 1);
-        TurnedAway(&self.turned_away)
+    /// Counts one that is being turned away. `None`: so many are that it has to go without a word.
+    pub fn turn_away(&self) -> Option<TurnedAway> {
+        let before = self.turned_away.get();
+        (before < TURNED_AWAY_AT_A_TIME).then(|| {
+            self.turned_away.set(before + 1);
+            TurnedAway(Rc::clone(&self.turned_away))
+        })
     }
 }
 
@@ -113,6 +116,15 @@ mod tests {
         assert!(connections.enter(other, &config).unwrap_err().reason.contains("(max_connections)"));
         connections.leave(greedy);
         connections.enter(other, &config).unwrap();
+    }
+
+    #[test]
+    fn those_who_are_turned_away_are_bounded() {
+        let connections = Connections::new(1);
+        let mut turned_away: Vec<_> = std::iter::from_fn(|| connections.turn_away()).collect();
+        assert_eq!(turned_away.len(), TURNED_AWAY_AT_A_TIME);
+        drop(turned_away.pop());
+        assert!(connections.turn_away().is_some());
     }
 
     #[test]

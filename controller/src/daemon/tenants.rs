@@ -26,8 +26,6 @@ const READY_LIMIT: Duration = Duration::from_secs(1);
 const DYING_LIMIT: Duration = Duration::from_millis(30);
 /// Clocks further apart than this are different clocks: a hello is read within milliseconds of being written.
 const CLOCK_LIMIT_NS: u64 = Duration::from_secs(5).as_nanos() as u64;
-/// Connections beyond the limit that are listened to until they can be refused; more are closed without a word.
-const REFUSED_AT_A_TIME: usize = 64;
 /// Pause after a failed accept (no descriptors left, mostly), so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -39,7 +37,11 @@ pub async fn serve(listener: OwnedFd, shared: Rc<Shared>) -> io::Result<()> {
         let accepted =
             ready.try_io(|listener| Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?));
         match accepted {
-            Ok(Ok(connection)) => admit(connection, &shared),
+            Ok(Ok(connection)) => {
+                admit(connection, &shared);
+                // Whoever floods the socket keeps it ready, and nothing else here would ever have its turn.
+                tokio::task::yield_now().await;
+            }
             Ok(Err(error)) => {
                 tracing::warn!(%error, "cannot accept a tenant");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -59,25 +61,36 @@ fn watched(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 /// Starts to serve one connection, or to refuse it if there is no room.
 fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
     let Ok(peer) = Peer::of(connection.as_fd()) else { return };
+    let death = match peer.death(connection.as_fd()) {
+        Ok(Some(death)) => Some(death),
+        Ok(None) => return,
+        // A kernel without pidfds, or a peer in another namespace: the connection's end has to do.
+        Err(_) => None,
+    };
     // In a user namespace one user can be any of thousands.
     let user = identity::read::owner(peer.pid, peer.uid);
-    let no_room = match shared.connections.enter(user, shared.registry.borrow().config()) {
+    if death.as_ref().is_some_and(|death| is_dead(death.as_fd())) {
+        // Whose it was cannot be told any more: it would be counted as one of those thousands.
+        return;
+    }
+    let entered = shared.connections.enter(user, shared.registry.borrow().config());
+    // Counted before the next one is looked at.
+    let turned_away = match entered {
         Ok(()) => None,
-        Err(full) if shared.connections.turned_away() < REFUSED_AT_A_TIME => Some(full),
-        Err(_) => return,
+        Err(full) => match shared.connections.turn_away() {
+            Some(counted) => Some((full, counted)),
+            None => return,
+        },
     };
     let shared = Rc::clone(shared);
     tokio::task::spawn_local(async move {
-        let served = match no_room {
+        let served = match turned_away {
             None => {
-                let served = converse(connection, peer, &shared).await;
+                let served = converse(connection, peer, death, &shared).await;
                 shared.connections.leave(user);
                 served
             }
-            Some(full) => {
-                let _counted = shared.connections.turn_away();
-                turn_away(connection, &full).await
-            }
+            Some((full, _counted)) => turn_away(connection, &full).await,
         };
         if let Err(error) = served {
             tracing::warn!(%error, "a tenant's connection failed");
@@ -95,17 +108,17 @@ async fn turn_away(connection: OwnedFd, full: &Refused) -> io::Result<()> {
 }
 
 /// One connection, from hello to its end.
-async fn converse(connection: OwnedFd, peer: Peer, shared: &Rc<Shared>) -> io::Result<()> {
+async fn converse(
+    connection: OwnedFd,
+    peer: Peer,
+    death: Option<OwnedFd>,
+    shared: &Rc<Shared>,
+) -> io::Result<()> {
     let connection = watched(connection)?;
     let Ok(packet) = timeout(HELLO_LIMIT, receive(&connection)).await else { return Ok(()) };
     let Some(packet) = packet? else { return Ok(()) };
     // Before the session exists, so that there is no moment in which its death would go unnoticed.
-    let death = match peer.death(connection.as_fd()) {
-        Ok(Some(death)) => Some(watched(death)?),
-        Ok(None) => return Ok(()),
-        // A kernel without pidfds, or a peer in another namespace: the connection's end has to do.
-        Err(_) => None,
-    };
+    let death = death.map(watched).transpose()?;
     let facts = Facts::read(peer.pid, peer.uid);
     if death.as_ref().is_some_and(|death| is_dead(death.as_fd())) {
         // Its number may be another's by now, and with it what was read.

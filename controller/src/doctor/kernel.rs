@@ -8,11 +8,18 @@ use std::path::Path;
 
 /// The oldest kernel with all that the programs use: rings (5.8), the task by type (5.11), atomics (5.12), cookies (5.15).
 const OLDEST: (u32, u32) = (5, 15);
-/// Capabilities by their numbers.
-const CAPABILITIES: [(u32, &str); 4] =
-    [(39, "CAP_BPF"), (38, "CAP_PERFMON"), (19, "CAP_SYS_PTRACE"), (5, "CAP_KILL")];
-/// The one that stands for all of them.
+/// Capabilities by their numbers: to load programs, to see what other users' processes have open and mapped, and to stop them.
+const CAPABILITIES: [(u32, &str); 6] = [
+    (39, "CAP_BPF"),
+    (38, "CAP_PERFMON"),
+    (40, "CAP_CHECKPOINT_RESTORE"),
+    (19, "CAP_SYS_PTRACE"),
+    (2, "CAP_DAC_READ_SEARCH"),
+    (5, "CAP_KILL"),
+];
+/// The one that stands for the first three (capabilities(7)).
 const CAP_SYS_ADMIN: u32 = 21;
+const OF_SYS_ADMIN: [u32; 3] = [39, 38, 40];
 const TRACING: &str = "/sys/kernel/tracing/events/syscalls/sys_enter_ioctl";
 
 pub fn checks() -> Vec<Check> {
@@ -99,7 +106,7 @@ fn capabilities() -> Check {
     Check::limited(
         "capabilities",
         format!("without {}", missing.join(", ")),
-        "run as root, or give the service AmbientCapabilities=CAP_BPF CAP_PERFMON CAP_SYS_PTRACE CAP_KILL",
+        "run as root, or give the service AmbientCapabilities=CAP_BPF CAP_PERFMON CAP_CHECKPOINT_RESTORE CAP_SYS_PTRACE CAP_DAC_READ_SEARCH CAP_KILL",
     )
 }
 
@@ -107,7 +114,7 @@ fn missing_capabilities(status: &str) -> Vec<&'static str> {
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     let has = |bit: u32| mask >> bit & 1 == 1;
-    let lacks = |bit: u32| !has(bit) && !has(CAP_SYS_ADMIN);
+    let lacks = |bit: u32| !has(bit) && !(has(CAP_SYS_ADMIN) && OF_SYS_ADMIN.contains(&bit));
     CAPABILITIES.iter().filter(|(bit, _)| lacks(*bit)).map(|(_, name)| *name).collect()
 }
 
@@ -150,10 +157,13 @@ mod tests {
         assert_eq!(missing_capabilities("CapEff:\t000001ffffffffff\n"), [""; 0]);
         assert_eq!(
             missing_capabilities("CapEff:\t0000000000200000\n"),
-            [""; 0],
-            "CAP_SYS_ADMIN stands for them"
+            ["CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_KILL"],
+            "CAP_SYS_ADMIN stands for the others"
         );
-        assert_eq!(missing_capabilities("CapEff:\t0000004000000020\n"), ["CAP_BPF", "CAP_SYS_PTRACE"]);
+        assert_eq!(
+            missing_capabilities("CapEff:\t0000004000000020\n"),
+            ["CAP_BPF", "CAP_CHECKPOINT_RESTORE", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"]
+        );
         assert_eq!(missing_capabilities("").len(), CAPABILITIES.len());
     }
 }

@@ -5,10 +5,17 @@ use crate::process::ProcessKey;
 use crate::trace::decode::{Numbers, command_name, family_name};
 use deepres_abi::probe::{Family, REST, StatKey, StatValue, TICK_NS};
 use std::collections::BTreeMap;
+use std::time::Duration;
 use zerocopy::FromZeros;
 
 /// What stands for the commands that are not told apart.
 const OTHERS: &str = "others";
+
+/// Rows of one process that are kept apart: three families' commands on a device each, and what else a job has. A process that opens more devices has
+/// the others added up, by family.
+const MAX_ROWS: usize = 512;
+/// A row that was used so lately may be about to be used again: what is counted while it leaves the kernel would be lost.
+const IN_USE_NS: u64 = Duration::from_secs(2).as_nanos() as u64;
 
 /// One process.
 #[derive(Debug, Default, Clone)]
@@ -19,6 +26,8 @@ pub struct Activity {
 impl Activity {
     /// One more row of counters.
     pub fn add(&mut self, key: StatKey, value: &StatValue) {
+        let has_room = self.rows.len() < MAX_ROWS || self.rows.contains_key(&key);
+        let key = if has_room { key } else { StatKey { command: REST, device: 0, ..key } };
         self.rows.entry(key).and_modify(|sum| join(sum, value)).or_insert(*value);
     }
 
@@ -101,14 +110,18 @@ pub fn process_of(key: &StatKey) -> ProcessKey {
 }
 
 /// Rows that are to leave the kernel for others: of `rows`, those unused the longest, until three quarters of `room` are left in use. None while
-/// there is enough room.
-pub fn evicted(rows: &[(StatKey, StatValue)], room: usize) -> Vec<StatKey> {
+/// there is enough room, and none that is in use at `now_ns`.
+pub fn evicted(rows: &[(StatKey, StatValue)], room: usize, now_ns: u64) -> Vec<StatKey> {
     if rows.len() < room / 8 * 7 {
         return Vec::new();
     }
     let mut by_age: Vec<&(StatKey, StatValue)> = rows.iter().collect();
     by_age.sort_by_key(|(_, value)| value.last_ns);
-    by_age.iter().take(rows.len() - room / 4 * 3).map(|(key, _)| *key).collect()
+    let leaving = by_age.iter().take(rows.len() - room / 4 * 3);
+    leaving
+        .filter(|(_, value)| now_ns.saturating_sub(value.last_ns) >= IN_USE_NS)
+        .map(|(key, _)| *key)
+        .collect()
 }
 
 #[cfg(test)]
@@ -142,8 +155,22 @@ mod tests {
     #[test]
     fn whoever_is_unused_the_longest_makes_room_and_nobody_while_there_is_enough() {
         let rows: Vec<_> = (0..14).map(|number| row(number, 1, 100 - u64::from(number))).collect();
-        assert_eq!(evicted(&rows[..13], 16), []);
-        let evicted: Vec<u32> = evicted(&rows, 16).iter().map(|key| key.command).collect();
-        assert_eq!(evicted, [13, 12]);
+        let later_ns = 100 + IN_USE_NS;
+        assert_eq!(evicted(&rows[..13], 16, later_ns), []);
+        let leaving =
+            |now_ns| -> Vec<u32> { evicted(&rows, 16, now_ns).iter().map(|key| key.command).collect() };
+        assert_eq!(leaving(later_ns), [13, 12]);
+        assert_eq!(leaving(87 + IN_USE_NS), [13], "the other was used just now");
+    }
+
+    #[test]
+    fn a_process_with_ever_more_rows_takes_no_more_room() {
+        let mut activity = Activity::default();
+        for device in 0..10_000 {
+            let (key, value) = row(34, 1, 1);
+            activity.add(StatKey { device, ..key }, &value);
+        }
+        assert_eq!(activity.calls(), 10_000);
+        assert_eq!(activity.keys().count(), MAX_ROWS + 1);
     }
 }

@@ -3,10 +3,12 @@
 use super::devices::Devices;
 use super::reader::shortened;
 use super::users::Evidence;
-use crate::identity::read::place;
-use crate::process::ProcessKey;
+use crate::identity::read::{place, process};
+use crate::process::{ProcessKey, stat_line};
 use deepres_abi::probe::Family;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
+use rustix::process::getuid;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// How a process uses the devices.
@@ -52,9 +54,29 @@ fn used(evidence: Evidence, families: &[Family]) -> Option<Use> {
     (!families.is_empty()).then(|| Use { evidence, is_compute: families.contains(&Family::Uvm) })
 }
 
+/// Whether a process is of deepres itself: this user's, with this very program. Such a one moves tenants' memory, and outlives the daemon that started
+/// it.
+pub fn is_ours(pid: u32) -> bool {
+    pid == std::process::id()
+        || identity(&format!("/proc/{pid}/exe")).is_some_and(|own| Some(own) == identity("/proc/self/exe"))
+            && process(pid).is_some_and(|process| process.user == getuid().as_raw())
+}
+
+/// Device and number of the file that a path leads to.
+fn identity(path: &str) -> Option<(u32, u32, u64)> {
+    let status = statx(CWD, path, AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT, StatxFlags::INO).ok()?;
+    Some((status.stx_dev_major, status.stx_dev_minor, status.stx_ino))
+}
+
+/// Whether we may not see what a process has open: then what the kernel programs saw has to do.
+pub fn is_hidden(pid: u32) -> bool {
+    std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
+}
+
 /// Whether a process's first thread has ended and others go on: then what the process has is theirs to show.
 fn has_lost_its_leader(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = stat_line(pid).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('Z'))
 }
 
@@ -69,7 +91,9 @@ fn open_devices(folder: &str, devices: &Devices) -> (Vec<Family>, bool) {
     let mut has_any = false;
     let families = entries.filter_map(|entry| {
         has_any = true;
-        family(&entry.path(), devices)
+        let family = family(&entry.path(), devices)?;
+        // One that is open for neither reading nor writing (O_PATH) only names the device.
+        entry.metadata().is_ok_and(|link| link.permissions().mode() & 0o600 != 0).then_some(family)
     });
     let families = families.collect();
     (families, has_any)
@@ -97,8 +121,7 @@ fn family(path: &Path, devices: &Devices) -> Option<Family> {
 
 /// The parent of a process.
 pub fn parent(pid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+    stat_line(pid)?.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// Who a process is.

@@ -162,6 +162,9 @@ pub struct Adopted {
     pub tenant: Option<String>,
 }
 
+/// [`MeteredStatus::state`] of one that has ended: it is told of for a while, and its number may be another's by now.
+pub const ENDED: &str = "ended";
+
 /// A process that is metered from outside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeteredStatus {
@@ -177,7 +180,7 @@ pub struct MeteredStatus {
     pub command: String,
     /// The tenant that it is metered for.
     pub tenant: Option<String>,
-    /// `metered`, `waiting` (it uses no library that can be probed, yet) or `ended`.
+    /// `metered`, `waiting` (it uses no library that can be probed, yet) or [`ENDED`].
     pub state: String,
     /// Why it is not metered.
     pub problem: Option<String>,

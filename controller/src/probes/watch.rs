@@ -398,7 +398,7 @@ impl Watch {
         self.state.untimed = totals.untimed;
         self.state.news_lost = totals.news_lost;
         let mut rows = kernel.stats();
-        for key in evicted(&rows, kernel.room()) {
+        for key in evicted(&rows, kernel.room(), now_ns) {
             // Read once more, as close to its end as can be.
             let Some(value) = kernel.stat(&key) else { continue };
             kernel.remove(&key);
@@ -497,7 +497,7 @@ impl Watch {
     }
 
     fn saw(&mut self, who: ProcessKey, evidence: Evidence, is_compute: bool, now_ns: u64) {
-        if who.pid == std::process::id() || self.connected.contains(who.pid) {
+        if self.connected.contains(who.pid) || scan::is_ours(who.pid) {
             return;
         }
         if let Some(change) = self.users.seen(who, evidence, is_compute, now_ns) {
@@ -515,7 +515,8 @@ impl Watch {
             who.is_alive()
                 && (scan::open(who.pid, devices).is_some()
                     || listed.contains(&who.pid)
-                    || mapped.contains(&who))
+                    || mapped.contains(&who)
+                    || scan::is_hidden(who.pid))
         };
         let changes = self.users.settle(monotonic_ns(), is_managed, uses);
         for change in changes {
@@ -588,13 +589,18 @@ impl Watch {
     /// Stops a process that computes, unless there is a reason not to.
     fn hold(&mut self, who: ProcessKey, now_ns: u64) {
         let is_coming_back = self.returning.get(&who).is_some_and(|until_ns| now_ns < *until_ns);
-        if is_coming_back || self.adopted.contains_key(&who) || self.common.held.contains(who) {
+        if is_coming_back || self.adopted.contains_key(&who) {
+            return;
+        }
+        let was_held = self.common.held.contains(who);
+        if was_held && who.is_stopped() {
             return;
         }
         // NVML's word alone is not enough to stop anybody.
         let is_seen = scan::open(who.pid, &self.devices).is_some() || self.mapped.contains(&who);
-        if is_seen && self.common.held.stop(who) {
-            tracing::warn!(pid = who.pid, "held; `deepres adopt {}` lets it go on", who.pid);
+        if (is_seen || was_held) && self.common.held.stop(who) {
+            let again = if was_held { " again, after somebody else let it go on" } else { "" };
+            tracing::warn!(pid = who.pid, "held{again}; `deepres adopt {}` lets it go on", who.pid);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::{print_table, time};
 use deepres_controller::admin::Status;
+use deepres_controller::probes::status::ENDED;
 use deepres_controller::quantity::Bytes;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -25,6 +26,7 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
         .metering
         .processes
         .iter()
+        .filter(|process| process.state != ENDED)
         .filter_map(|process| Some((process.pid, process.tenant.as_deref()?)));
     let tenants: BTreeMap<u32, &str> = sessions.chain(metered).collect();
     let head = [

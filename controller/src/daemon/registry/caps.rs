@@ -5,6 +5,8 @@ use super::tenant::Tenant;
 use crate::authority::{Part, Wants};
 use crate::config::Caps;
 use crate::identity::Key;
+use crate::policy::TenantId;
+use std::collections::BTreeMap;
 
 impl Registry {
     /// What a tenant will have of its user's caps that is not here yet, on the GPU where that is most: nobody knows yet which ones it will use.
@@ -26,15 +28,20 @@ impl Registry {
     pub(super) fn share_out(&mut self, user: u32) {
         let mut changed = Vec::new();
         let tenants = self.tenants.iter().filter(|(_, tenant)| tenant.user == user && !tenant.is_deserted());
-        for (name, tenant) in tenants.filter(|(_, tenant)| tenant.caps.0.is_any()) {
-            let caps = tenant.caps.0;
-            let on = |gpu: usize| {
-                let all = self.of_user(user, gpu);
-                let own = all.iter().position(|other| other.id == tenant.id)?;
-                let wants: Vec<Wants> = all.into_iter().map(Tenant::wants).collect();
-                Some(Part::of(own, &wants, &caps))
-            };
-            let parts = (0..self.gpus.len().max(1)).filter_map(on);
+        let capped: Vec<_> = tenants.filter(|(_, tenant)| tenant.caps.0.is_any()).collect();
+        if capped.is_empty() {
+            return;
+        }
+        let mut parts = BTreeMap::<TenantId, Vec<Part>>::new();
+        for gpu in 0..self.gpus.len().max(1) {
+            let all = self.of_user(user, gpu);
+            let wants: Vec<Wants> = all.iter().map(|tenant| tenant.wants()).collect();
+            for (own, tenant) in all.iter().enumerate().filter(|(_, tenant)| tenant.caps.0.is_any()) {
+                parts.entry(tenant.id).or_default().push(Part::of(own, &wants, &tenant.caps.0));
+            }
+        }
+        for (name, tenant) in capped {
+            let parts = parts.remove(&tenant.id).unwrap_or_default().into_iter();
             // The same holds on all of its GPUs, so what the fullest one allows; without any yet, what the emptiest does.
             let part = if tenant.gpus.is_empty() { parts.reduce(Part::max) } else { parts.reduce(Part::min) };
             if let Some(part) = part.filter(|part| *part != tenant.part) {

@@ -35,7 +35,7 @@ use tenant::{KeeperId, Session, Tenant};
 use tokio::sync::oneshot;
 
 /// Tenants that are remembered after their end, at most: each keeps a page and a descriptor.
-const MAX_DESERTED: usize = 256;
+pub const MAX_DESERTED: usize = 256;
 
 /// A GPU and its arbiter.
 #[derive(Debug)]
@@ -345,13 +345,18 @@ impl Registry {
 
     /// Someone is gone: the memory and the leases of a session are free. Returns the tenant if nobody is left of it.
     pub fn depart(&mut self, name: &str, membership: Membership) -> Option<Left> {
+        let user = self.tenants.get(name)?.user;
+        // Each is written down and looked at until it dies: a process could connect under a thousand names.
+        let of_user = self.tenants.values().filter(|tenant| tenant.user == user);
+        let returning: usize = of_user.map(|tenant| tenant.returning.len()).sum();
         let tenant = self.tenants.get_mut(name)?;
         match membership {
             Membership::Keeper(id) => drop(tenant.keepers.remove(&id)),
             Membership::Session(id) => {
                 let session = tenant.sessions.remove(&id)?;
                 // A process that only lost its connection makes another.
-                let returning = session.process.filter(|process| process.is_alive());
+                let is_remembered = returning < self.config.max_connections;
+                let returning = session.process.filter(|process| is_remembered && process.is_alive());
                 tenant.returning.extend(returning);
                 for gpu in &session.gpus {
                     self.gpus[*gpu].arbiter.leave(tenant.id, id, returning.is_some());
@@ -368,7 +373,6 @@ impl Registry {
                 );
             }
         }
-        let user = tenant.user;
         let left = self.note_desertion(name);
         self.share_out(user);
         left

@@ -96,6 +96,7 @@ impl Registry {
         let Some(tenant) = self.tenants.get_mut(&name) else { return Ok(name) };
         let holds = tenant.set.or(tenant.asked);
         if is_deserted && !is_back {
+            tenant.user = guest.facts.owner;
             tenant.groups.clone_from(&guest.groups);
             (tenant.caps, tenant.part) = (caps, part);
             (tenant.asked, tenant.set, tenant.has_room) = (asked, Wish::default(), has_room);

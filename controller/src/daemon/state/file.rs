@@ -128,6 +128,11 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 fn write(path: &Path, state: &State) -> io::Result<()> {
+    let bytes = state.to_bytes()?;
+    if bytes.len() as u64 > MAX_BYTES {
+        // The next daemon would not read it, and begin everybody's accounts anew.
+        return Err(io::Error::other(format!("it has {} bytes, more than {MAX_BYTES}", bytes.len())));
+    }
     let new = path.with_extension("json.new");
     // What a killed daemon left half-written, or somebody else put there, goes first.
     match std::fs::remove_file(&new) {
@@ -135,7 +140,7 @@ fn write(path: &Path, state: &State) -> io::Result<()> {
         _ => {}
     }
     let mut file: File = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&new)?;
-    file.write_all(&state.to_bytes()?)?;
+    file.write_all(&bytes)?;
     std::fs::rename(&new, path)
 }
 

@@ -259,9 +259,10 @@ mod tests {
     fn a_newer_minor_version_is_read_and_an_older_one_lacks_nothing_that_is_needed() {
         let text = String::from_utf8(example().to_bytes().unwrap()).unwrap();
         let newer = text
-            .replacen("\"minor\":2", "\"minor\":9,\"patch\":[1]", 1)
+            .replacen(&format!("\"minor\":{MINOR}"), "\"minor\":9,\"patch\":[1]", 1)
             .replacen("\"pid\":4711", "\"pid\":4711,\"cgroup\":{\"a\":[]}", 1)
             .replacen("\"lag_ns\":-7", "\"lag_ns\":-7,\"temper\":\"mild\"", 1);
+        assert_eq!(newer.matches("\"minor\":9,\"patch\"").count(), 1);
         let read = parse(newer.as_bytes()).unwrap();
         assert_eq!(read.tenants, example().tenants);
         let bare =

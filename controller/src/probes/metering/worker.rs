@@ -9,7 +9,7 @@ use crate::probes::connected::{Connected, Presence};
 use crate::probes::kernel::Ring;
 use crate::probes::reader::{Readers, command_line};
 use crate::probes::scan::{self, Description};
-use crate::probes::status::{MeteredStatus, MeteringStatus};
+use crate::probes::status::{ENDED, MeteredStatus, MeteringStatus};
 use crate::process::ProcessKey;
 use aya::programs::uprobe::UProbeLink;
 use deepres_abi::probe::{Begun, LaunchKey, LaunchValue, cookie};
@@ -483,7 +483,7 @@ fn sums(process: &Process) -> MeteredStatus {
         command: process.description.command.clone(),
         tenant: None,
         state: match (process.ended_ns, process.probes.is_empty()) {
-            (Some(_), _) => "ended",
+            (Some(_), _) => ENDED,
             (None, false) => "metered",
             (None, true) => "waiting",
         }
