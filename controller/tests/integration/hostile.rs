@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// For what has no bound of its own.
@@ -195,6 +195,33 @@ fn one_user_cannot_take_all_the_connections() {
     });
     goes_on(&daemon);
     drop((all_there_are, hung_up_on));
+}
+
+#[test]
+fn a_flood_of_connections_keeps_nobody_from_being_answered() {
+    let daemon = open_to_all(Config::default());
+    let victim = daemon.join("victim", 300_000, 0);
+    let (socket, uuids) = (daemon.directory.tenant_socket(), daemon.uuids());
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let flood = || {
+            as_user(MALLORY, MALLORY, || {
+                while !is_over.load(Ordering::Relaxed) {
+                    drop(packet::connection(&socket));
+                }
+            })
+        };
+        (0..2).for_each(|_| drop(scope.spawn(flood)));
+        for number in 0..20 {
+            let begin = Instant::now();
+            assert!(daemon.status().tenants.iter().any(|tenant| tenant.name == "victim"));
+            let name = format!("honest-{number}");
+            Tenant::connect(&socket, &hello(Role::Session, &name, &uuids)).map(drop).unwrap();
+            assert!(begin.elapsed() < PATIENCE, "answered after {:?}", begin.elapsed());
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(victim.gate().entitled_ppm(), 300_000);
 }
 
 #[test]
