@@ -110,7 +110,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Tracer { output: Output::new(args.json, !args.summary), summary: Summary::default(), lost: 0 };
     let mut status = None;
     let mut looked = None::<Instant>;
-    let mut is_child_told = false;
+    let (mut is_child_told, mut is_daemon_gone) = (false, false);
     while told_by() == 0 || child.is_some() {
         // A terminal's SIGINT reaches the command by itself.
         if let Some(child) = &child
@@ -123,7 +123,19 @@ pub fn run(args: Args) -> Result<ExitCode> {
         if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
             looked = Some(Instant::now());
             if let Some(name) = &args.tenant {
-                follow_tenant(name, &Client::connect()?.status()?, &mut kernel)?;
+                match Client::connect().and_then(|mut client| client.status()) {
+                    Ok(status) => {
+                        follow_tenant(name, &status, &mut kernel)?;
+                        is_daemon_gone = false;
+                    }
+                    // The next one knows who comes; those that are followed already are.
+                    Err(error) if !std::mem::replace(&mut is_daemon_gone, true) => {
+                        eprintln!(
+                            "deepres: processes of {name} that come from now on are not seen until a daemon answers ({error})"
+                        );
+                    }
+                    Err(_) => {}
+                }
             }
             kernel.forget_followed();
             if let Some(ended) = child.as_mut().map(Child::try_wait).transpose()?.flatten() {

@@ -32,7 +32,7 @@ use connections::Connections;
 use deepres_abi::beat::BeatPage;
 use files::Files;
 use gpu_lock::{GpuLock, LOOK_EVERY};
-use registry::{Left, Managed, Registry};
+use registry::{Managed, Registry};
 use residency::Residency;
 use service::Service;
 use state::StateFile;
@@ -77,6 +77,9 @@ pub enum DaemonError {
     System(#[from] io::Error),
 }
 
+/// How often it is looked for tenants that have been left for long enough.
+const SWEEP: Duration = Duration::from_millis(500);
+
 /// What the connections' tasks share.
 struct Shared {
     registry: RefCell<Registry>,
@@ -96,14 +99,14 @@ struct Shared {
 }
 
 impl Shared {
-    /// Nobody is left of a tenant: it is forgotten after a while, unless someone comes back.
-    fn forget_later(self: &Rc<Self>, tenant: String, left: Left) {
-        let shared = Rc::clone(self);
-        let linger = self.registry.borrow().config().tenant_linger();
-        tokio::task::spawn_local(async move {
-            tokio::time::sleep(linger).await;
-            shared.registry.borrow_mut().forget(&tenant, &left);
-        });
+    /// Forgets tenants some time after the last of them has gone, for ever.
+    async fn forget_deserted(self: Rc<Self>) {
+        loop {
+            tokio::time::sleep(SWEEP).await;
+            let mut registry = self.registry.borrow_mut();
+            let linger = registry.config().tenant_linger();
+            registry.forget_deserted(linger);
+        }
     }
 
     /// Returns once nobody was here for `idle`.
@@ -159,14 +162,11 @@ pub fn run(
     let mut registry = Registry::new(options.config, options.directory.clone(), managed, beat);
     let mut state = StateFile::at(options.directory.state_file());
     let (mut before, mut away) = (Before::default(), Vec::new());
-    let deserted = match state.load() {
-        Some(mut state) => {
-            before.adopted = std::mem::take(&mut state.adopted);
-            away = std::mem::take(&mut state.away);
-            registry.restore(state)?
-        }
-        None => Vec::new(),
-    };
+    if let Some(mut state) = state.load() {
+        before.adopted = std::mem::take(&mut state.adopted);
+        away = std::mem::take(&mut state.away);
+        registry.restore(state)?;
+    }
     before.adopted.retain(|adopted| adopted.process.is_alive());
     before.returning = registry.returning();
     let metering = Metering::start(registry.config().probes.metering_refusal(), registry.connected())?;
@@ -192,9 +192,7 @@ pub fn run(
     let administrators_listener = files.administrators.try_clone()?;
     let tasks = LocalSet::new();
     let outcome = runtime.block_on(tasks.run_until(async {
-        for (tenant, left) in deserted {
-            shared.forget_later(tenant, left);
-        }
+        tokio::task::spawn_local(Rc::clone(&shared).forget_deserted());
         tokio::task::spawn_local(saving::stop_waiting(Rc::clone(&shared)));
         tokio::task::spawn_local(residency::serve(Rc::clone(&shared)));
         residency::bring_back_left(away, &shared);

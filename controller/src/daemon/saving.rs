@@ -25,11 +25,8 @@ pub async fn serve(shared: Rc<Shared>) {
 /// Ends the waiting for who was here before the daemon started.
 pub async fn stop_waiting(shared: Rc<Shared>) {
     sleep(RETURN_LIMIT).await;
-    let left = shared.registry.borrow_mut().stop_waiting();
+    shared.registry.borrow_mut().stop_waiting();
     shared.changed.notify_one();
-    for (tenant, left) in left {
-        shared.forget_later(tenant, left);
-    }
 }
 
 /// Writes the state as it is now. Returns whether every arbiter answered: without them all there is nothing whole to write.

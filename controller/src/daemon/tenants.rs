@@ -159,7 +159,7 @@ async fn converse(
     {
         tracing::info!(pid = peer.pid, uid = peer.uid, reason, "not metered from outside");
         refuse(connection.as_fd(), &Refused::new(RefusalKind::Request, reason));
-        depart(shared, tenant, membership);
+        depart(shared, &tenant, membership);
         return Ok(());
     }
     let sent = {
@@ -180,17 +180,14 @@ async fn converse(
     if sent.is_ok() {
         end_of(&connection, death.as_ref()).await;
     }
-    depart(shared, tenant, membership);
+    depart(shared, &tenant, membership);
     sent
 }
 
 /// Whoever had this membership is gone.
-fn depart(shared: &Rc<Shared>, tenant: String, membership: Membership) {
-    let left = shared.registry.borrow_mut().depart(&tenant, membership);
+fn depart(shared: &Shared, tenant: &str, membership: Membership) {
+    shared.registry.borrow_mut().depart(tenant, membership);
     shared.changed.notify_one();
-    if let Some(left) = left {
-        shared.forget_later(tenant, left);
-    }
 }
 
 /// The process that a keeper asks to have metered from outside: its own number, or, once it was here before, that of one that it started. Numbers

@@ -114,7 +114,7 @@ fn missing_capabilities(status: &str) -> Vec<&'static str> {
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     let has = |bit: u32| mask >> bit & 1 == 1;
-    let lacks = |bit: u32| !has(bit) && !(has(CAP_SYS_ADMIN) && OF_SYS_ADMIN.contains(&bit));
+    let lacks = |bit: u32| !(has(bit) || has(CAP_SYS_ADMIN) && OF_SYS_ADMIN.contains(&bit));
     CAPABILITIES.iter().filter(|(bit, _)| lacks(*bit)).map(|(_, name)| *name).collect()
 }
 

@@ -8,6 +8,8 @@ use std::process::{Command, Stdio};
 /// Libraries that the linker loads into every process.
 const PRELOADS: &str = "/etc/ld.so.preload";
 const LIBRARY: &str = "libdeepres.so";
+/// Names another place for it.
+const NAMED_BY: &str = "DEEPRES_LIBRARY";
 /// Where CDI devices are described.
 const CDI_FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 const RUNTIMES: [&str; 5] = ["podman", "docker", "nerdctl", "containerd", "crio"];
@@ -55,7 +57,12 @@ fn preload() -> Check {
     }
     let program = std::env::current_exe().ok();
     let beside = program.as_deref().and_then(Path::parent).map(|folder| folder.join(LIBRARY));
-    let places = [beside, Some(PathBuf::from("/usr/lib/deepres").join(LIBRARY))];
+    let named = std::env::var_os(NAMED_BY).filter(|named| !named.is_empty()).map(PathBuf::from);
+    let places = match named {
+        // `deepres run` looks nowhere else then.
+        Some(named) => [Some(named), None],
+        None => [beside, Some(PathBuf::from("/usr/lib/deepres").join(LIBRARY))],
+    };
     match places.into_iter().flatten().find(|place| place.is_file()) {
         Some(place) => match complaint(&place) {
             None => Check::good("preload", format!("{} loads", place.display())),
@@ -67,8 +74,10 @@ fn preload() -> Check {
         },
         None => Check::bad(
             "preload",
-            format!("{LIBRARY} is neither beside this program nor in /usr/lib/deepres"),
-            "put it there, or name it by DEEPRES_LIBRARY",
+            format!(
+                "{LIBRARY} is not where {NAMED_BY} says, or neither beside this program nor in /usr/lib/deepres"
+            ),
+            format!("put it there, or name it by {NAMED_BY}"),
         ),
     }
 }

@@ -27,6 +27,8 @@ use rustix::process::Signal;
 const HEARTBEAT_LIMIT_MS: f64 = 250.0;
 /// What a launch takes besides where nothing says so but the heartbeat: until someone looks, and its turn among others.
 const SLACK_MS: f64 = 100.0;
+/// A gate that was open when the daemon stopped is closed a limit after the last heartbeat that was seen, itself a limit old at most.
+const FAILS_WITHIN: Duration = Duration::from_millis(2 * HEARTBEAT_LIMIT_MS as u64 + 500);
 /// What deepres' own meter may differ from the record of the simulated GPU over a whole run, percent of the run.
 const ALLOWED_PERCENT: f64 = 2.0;
 /// How long a tenant takes to find a new daemon, on a busy machine.
@@ -207,8 +209,10 @@ fn without_a_daemon_launches_fail_if_they_are_to() {
         } else {
             daemon.signal(how);
         }
+        let gone = Instant::now();
         for mut client in clients {
-            let done = client.await_end(Duration::from_secs(5));
+            let done = client.await_end(FAILS_WITHIN);
+            println!("{how:?}: failed after {:?}", gone.elapsed());
             assert_eq!(done.code, 1, "{done:?}");
             assert!(done.stderr.contains("800"), "not permitted: {}", done.stderr);
         }

@@ -17,7 +17,6 @@ use crate::clock::monotonic_ns;
 use crate::config::Config;
 use crate::directory::Directory;
 use crate::identity::Facts;
-use crate::policy::TenantId;
 use crate::probes::{Connected, Presence};
 use crate::shm::{SharedPage, Writer};
 use crate::text::harmless;
@@ -31,6 +30,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 use tenant::{KeeperId, Session, Tenant};
 use tokio::sync::oneshot;
 
@@ -59,8 +59,6 @@ pub struct Registry {
     next_id: u64,
     /// What processes hold of each GPU that are no tenant's, by NVML, bytes.
     strangers_bytes: BTreeMap<usize, u64>,
-    /// Counts departures.
-    departures: u64,
     /// The processes that are sessions.
     connected: Arc<Connected>,
 }
@@ -131,13 +129,6 @@ pub struct Pages {
     pub bells: Vec<Bell>,
 }
 
-/// A tenant that nobody is left of.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Left {
-    tenant: TenantId,
-    left: u64,
-}
-
 /// How much there is, in a line.
 #[derive(Debug)]
 pub struct Summary {
@@ -171,7 +162,6 @@ impl Registry {
             tenants: BTreeMap::new(),
             next_id: 1,
             strangers_bytes: BTreeMap::new(),
-            departures: 0,
             connected: Arc::default(),
         }
     }
@@ -228,7 +218,7 @@ impl Registry {
             _ => self.admit_session(&name, guest, hello),
         };
         if admitted.is_err()
-            && self.tenants.get(&name).is_some_and(|tenant| tenant.is_deserted() && tenant.left == 0)
+            && self.tenants.get(&name).is_some_and(|tenant| tenant.is_deserted() && tenant.left_ns == 0)
         {
             // It was made for this guest.
             self.tenants.remove(&name);
@@ -343,17 +333,17 @@ impl Registry {
         })
     }
 
-    /// Someone is gone: the memory and the leases of a session are free. Returns the tenant if nobody is left of it.
-    pub fn depart(&mut self, name: &str, membership: Membership) -> Option<Left> {
-        let user = self.tenants.get(name)?.user;
+    /// Someone is gone: the memory and the leases of a session are free.
+    pub fn depart(&mut self, name: &str, membership: Membership) {
+        let Some(user) = self.tenants.get(name).map(|tenant| tenant.user) else { return };
         // Each is written down and looked at until it dies: a process could connect under a thousand names.
         let of_user = self.tenants.values().filter(|tenant| tenant.user == user);
         let returning: usize = of_user.map(|tenant| tenant.returning.len()).sum();
-        let tenant = self.tenants.get_mut(name)?;
+        let Some(tenant) = self.tenants.get_mut(name) else { return };
         match membership {
             Membership::Keeper(id) => drop(tenant.keepers.remove(&id)),
             Membership::Session(id) => {
-                let session = tenant.sessions.remove(&id)?;
+                let Some(session) = tenant.sessions.remove(&id) else { return };
                 // A process that only lost its connection makes another.
                 let is_remembered = returning < self.config.max_connections;
                 let returning = session.process.filter(|process| is_remembered && process.is_alive());
@@ -373,27 +363,20 @@ impl Registry {
                 );
             }
         }
-        let left = self.note_desertion(name);
+        self.note_desertion(name);
         self.share_out(user);
-        left
     }
 
     /// If nobody is left of a tenant, notes when that was.
-    fn note_desertion(&mut self, name: &str) -> Option<Left> {
-        let tenant = self.tenants.get_mut(name)?;
-        if !tenant.is_deserted() {
-            return None;
-        }
-        self.departures += 1;
-        tenant.left = self.departures;
-        let left = Left { tenant: tenant.id, left: tenant.left };
+    fn note_desertion(&mut self, name: &str) {
+        let Some(tenant) = self.tenants.get_mut(name).filter(|tenant| tenant.is_deserted()) else { return };
+        tenant.left_ns = monotonic_ns();
         if tenant.gpus.is_empty() {
             // There is no account to remember.
             self.tenants.remove(name);
-            return None;
+            return;
         }
         self.forget_oldest();
-        Some(left)
     }
 
     /// Forgets the tenant that was left first, if too many are remembered: of the user who has most of them, so that nobody can have the
@@ -409,21 +392,26 @@ impl Registry {
         }
         let Some((user, _)) = by_user.into_iter().max_by_key(|(_, count)| *count) else { return };
         let of_user = deserted().filter(|(_, tenant)| tenant.user == user);
-        if let Some((name, tenant)) = of_user.min_by_key(|(_, tenant)| tenant.left) {
-            let (name, left) = (name.clone(), Left { tenant: tenant.id, left: tenant.left });
-            self.forget(&name, &left);
+        if let Some((name, _)) = of_user.min_by_key(|(_, tenant)| tenant.left_ns) {
+            let name = name.clone();
+            self.forget(&name);
         }
     }
 
-    /// Forgets a tenant, if nobody came back to it.
-    pub fn forget(&mut self, name: &str, left: &Left) {
-        let is_still_left = self.tenants.get(name).is_some_and(|tenant| {
-            tenant.is_deserted() && Left { tenant: tenant.id, left: tenant.left } == *left
-        });
-        if is_still_left && let Some(tenant) = self.tenants.remove(name) {
-            for gpu in &tenant.gpus {
-                self.gpus[*gpu].arbiter.forget(tenant.id);
-            }
+    /// Forgets the tenants that nobody came back to for so long.
+    pub fn forget_deserted(&mut self, linger: Duration) {
+        let before_ns = monotonic_ns().saturating_sub(u64::try_from(linger.as_nanos()).unwrap_or(u64::MAX));
+        let is_over = |tenant: &Tenant| tenant.is_deserted() && (1..=before_ns).contains(&tenant.left_ns);
+        let over = self.tenants.iter().filter(|(_, tenant)| is_over(tenant));
+        for name in over.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            self.forget(&name);
+        }
+    }
+
+    fn forget(&mut self, name: &str) {
+        let Some(tenant) = self.tenants.remove(name) else { return };
+        for gpu in &tenant.gpus {
+            self.gpus[*gpu].arbiter.forget(tenant.id);
         }
     }
 

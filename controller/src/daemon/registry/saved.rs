@@ -1,9 +1,10 @@
 //! The registry as the state file has it, and back.
 
+use super::Registry;
 use super::tenant::Tenant;
-use super::{Left, Registry};
 use crate::arbiter::{Baseline, JobUse, Restored, Snapshot};
 use crate::authority::Part;
+use crate::clock::monotonic_ns;
 use crate::daemon::state::{OnGpu, SavedGpu, SavedSession, SavedTenant, State};
 use crate::identity::{Found, Key};
 use crate::policy::TenantId;
@@ -60,11 +61,11 @@ impl Registry {
         State::new(boot, saved_ns.unwrap_or(self.started_ns), gpus, tenants.into_values().collect())
     }
 
-    /// Takes up the tenants that the daemon before left. To be called before anybody is let in. Returns those that nobody was left of.
+    /// Takes up the tenants that the daemon before left. To be called before anybody is let in.
     ///
     /// # Errors
     /// The system's, for lack of memory or descriptors; what was taken up until then stays.
-    pub fn restore(&mut self, state: State) -> io::Result<Vec<(String, Left)>> {
+    pub fn restore(&mut self, state: State) -> io::Result<()> {
         let mut restored: Vec<Restored> = self.gpus.iter().map(|_| Restored::default()).collect();
         let index: BTreeMap<String, usize> =
             self.gpus.iter().enumerate().map(|(at, managed)| (managed.gpu.uuid_text.clone(), at)).collect();
@@ -79,7 +80,6 @@ impl Registry {
                 };
             }
         }
-        let mut deserted = Vec::new();
         for saved in state.tenants {
             let name = harmless(&saved.name);
             if name.trim().is_empty() || name.len() >= TENANT_NAME_BYTES || self.tenants.contains_key(&name) {
@@ -116,7 +116,7 @@ impl Registry {
                 keepers: BTreeMap::new(),
                 returning: BTreeSet::new(),
                 is_awaited: saved.is_here,
-                left: 0,
+                left_ns: 0,
             };
             let seat = tenant.seat();
             for account in saved.accounts {
@@ -134,9 +134,7 @@ impl Registry {
                 }
             }
             if tenant.is_deserted() {
-                self.departures += 1;
-                tenant.left = self.departures;
-                deserted.push((name.clone(), Left { tenant: tenant.id, left: tenant.left }));
+                tenant.left_ns = monotonic_ns();
             }
             self.tenants.insert(name, tenant);
         }
@@ -146,7 +144,7 @@ impl Registry {
         }
         let users: BTreeSet<u32> = self.tenants.values().map(|tenant| tenant.user).collect();
         users.into_iter().for_each(|user| self.share_out(user));
-        Ok(deserted)
+        Ok(())
     }
 
     /// Who had a session with the daemon before and has not come back yet.
@@ -154,8 +152,8 @@ impl Registry {
         self.tenants.values().flat_map(|tenant| tenant.returning.iter().copied()).collect()
     }
 
-    /// Everybody had time to come back: nobody is waited for any longer. Returns the tenants that nobody is left of.
-    pub fn stop_waiting(&mut self) -> Vec<(String, Left)> {
+    /// Everybody had time to come back: nobody is waited for any longer.
+    pub fn stop_waiting(&mut self) {
         for gpu in &self.gpus {
             gpu.arbiter.stop_waiting();
         }
@@ -168,7 +166,7 @@ impl Registry {
         for user in users.collect::<BTreeSet<u32>>() {
             self.share_out(user);
         }
-        awaited.into_iter().filter_map(|name| Some((name.clone(), self.note_desertion(&name)?))).collect()
+        awaited.iter().for_each(|name| self.note_desertion(name));
     }
 
     /// Forgets those of the processes without a session that are dead by now.

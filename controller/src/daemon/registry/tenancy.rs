@@ -88,7 +88,7 @@ impl Registry {
                 keepers: BTreeMap::new(),
                 returning: BTreeSet::new(),
                 is_awaited: false,
-                left: 0,
+                left_ns: 0,
             };
             self.tenants.insert(name.clone(), tenant);
             return Ok(name);

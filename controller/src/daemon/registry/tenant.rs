@@ -92,8 +92,8 @@ pub struct Tenant {
     pub returning: BTreeSet<ProcessKey>,
     /// It was here when the daemon before was last heard of, and had no time to come back yet.
     pub is_awaited: bool,
-    /// The departure at which it was left by all.
-    pub left: u64,
+    /// When it was last left by all: ns of `CLOCK_MONOTONIC`; 0 if it never was.
+    pub left_ns: u64,
 }
 
 /// A session.
