@@ -185,7 +185,8 @@ fn find_or_make(key: &StatKey) -> Option<*mut StatValue> {
         // commands as there are CPUs.
         let seen = unsafe { &mut *seen };
         if seen.commands >= COMMANDS_APART {
-            key.command = REST;
+            // Of all devices together: a process can offer as many as there are numbers.
+            (key.command, key.device) = (REST, 0);
             if let Some(value) = STATS.get_ptr_mut(key) {
                 return Some(value);
             }

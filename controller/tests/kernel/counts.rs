@@ -271,6 +271,7 @@ fn one_process_cannot_take_the_counters_of_the_others() {
     assert_eq!(own.iter().map(|(_, value)| value.calls).sum::<u64>(), COMMANDS, "none is lost");
     let rest = of_command(&kernel, std::process::id(), REST.into()).unwrap();
     assert_eq!(rest.calls, COMMANDS - u64::from(COMMANDS_APART));
+    assert!(own.iter().all(|(key, _)| (key.command == REST) == (key.device == 0)), "on whatever device");
     for (key, _) in &own {
         kernel.remove(key);
     }
