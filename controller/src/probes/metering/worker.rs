@@ -84,6 +84,10 @@ pub struct Worker {
     dismissed: BTreeSet<(u64, u64)>,
     next_job: u64,
     undertaker: Undertaker,
+    /// Those whose mappings are still being read.
+    unread: BTreeMap<ProcessKey, Arc<()>>,
+    /// Calls and processes that there was no room for, while nobody was metered whom they belong to.
+    uncounted: (u64, u64),
 }
 
 impl Worker {
@@ -107,6 +111,8 @@ impl Worker {
             dismissed: BTreeSet::new(),
             next_job: 1,
             undertaker,
+            unread: BTreeMap::new(),
+            uncounted: (0, 0),
         }
     }
 
@@ -156,7 +162,7 @@ impl Worker {
         self.jobs.insert(job, purpose);
         tracing::info!(pid, tenant = self.jobs[&job].tenant, "metering a process from outside");
         self.enter(who, job);
-        let found = self.attach(who);
+        let found = self.attach(who).map_err(|unprobed| unprobed.to_string());
         if let Err(problem) = &found
             && let Some(process) = self.processes.get_mut(&who)
         {
@@ -213,13 +219,32 @@ impl Worker {
         description
     }
 
+    /// The files with functions that a process has mapped. One that keeps them from being read takes one reader, however often it is looked at.
+    fn mapped_by(&mut self, who: ProcessKey) -> Option<Vec<libraries::Mapped>> {
+        self.unread.retain(|_, reading| Arc::strong_count(reading) > 1);
+        if self.unread.contains_key(&who) {
+            return None;
+        }
+        let dismissed = self.dismissed.clone();
+        let reading = Arc::new(());
+        let token = Arc::clone(&reading);
+        let found = self.readers.within(MAPPINGS_LIMIT, move || {
+            let _token = token;
+            libraries::of(who.pid, &dismissed)
+        });
+        if found.is_none() {
+            self.unread.insert(who, reading);
+        }
+        found
+    }
+
     /// Probes the libraries that a process uses, in that process.
-    fn attach(&mut self, who: ProcessKey) -> Result<(), String> {
+    fn attach(&mut self, who: ProcessKey) -> Result<(), Unprobed> {
         let mut problems = Vec::new();
         let mut has_any = false;
-        let dismissed = self.dismissed.clone();
-        let found = self.readers.within(MAPPINGS_LIMIT, move || libraries::of(who.pid, &dismissed));
-        let found = found.ok_or_else(|| "it keeps what it has mapped from being read".to_owned())?;
+        let found = self.mapped_by(who);
+        let found = found
+            .ok_or_else(|| Unprobed::Problem("it keeps what it has mapped from being read".to_owned()))?;
         for mapped in found {
             let is_known = self.libraries.contains_key(&mapped.id);
             let path = mapped.path.clone();
@@ -244,9 +269,9 @@ impl Worker {
             return Ok(());
         }
         if problems.is_empty() {
-            problems.push("it has loaded no file with the driver's functions".to_owned());
+            return Err(Unprobed::NoLibrary);
         }
-        Err(crate::text::harmless(&problems.join("; ")))
+        Err(Unprobed::Problem(crate::text::harmless(&problems.join("; "))))
     }
 
     /// Finds a library's functions, and has those tell of themselves who begin to use it.
@@ -312,10 +337,10 @@ impl Worker {
                 self.waiting.remove(&who);
             }
             // It was only looked at, in case it uses something.
-            Err(_) if is_new => drop(self.processes.remove(&who)),
-            Err(problem) => {
+            Err(Unprobed::NoLibrary) if is_new => drop(self.processes.remove(&who)),
+            Err(unprobed) => {
                 if let Some(process) = self.processes.get_mut(&who) {
-                    process.problem = Some(problem);
+                    process.problem = Some(unprobed.to_string());
                 }
             }
         }
@@ -420,7 +445,11 @@ impl Worker {
             self.waiting.clear();
             self.presences.clear();
             self.dismissed.clear();
-            self.programs = None;
+            if let Some((programs, _)) = self.programs.take() {
+                let (calls, processes) = programs.uncounted();
+                self.uncounted.0 += calls;
+                self.uncounted.1 += processes;
+            }
             let jobs: BTreeSet<u64> = self.processes.values().map(|process| process.job).collect();
             self.jobs.retain(|job, _| jobs.contains(job));
         }
@@ -438,11 +467,23 @@ impl Worker {
                 .collect();
             status
         });
-        let (uncounted_calls, uncounted_processes) =
+        let (calls, processes_now) =
             self.programs.as_ref().map_or((0, 0), |(programs, _)| programs.uncounted());
+        let (uncounted_calls, uncounted_processes) =
+            (self.uncounted.0 + calls, self.uncounted.1 + processes_now);
         let status = MeteringStatus { processes: processes.collect(), uncounted_calls, uncounted_processes };
         *self.board.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
+}
+
+/// Why nothing of a process is probed.
+#[derive(Debug, thiserror::Error)]
+enum Unprobed {
+    #[error("it has loaded no file with the driver's functions")]
+    NoLibrary,
+    /// It has, or may have: what it does goes uncounted.
+    #[error("{0}")]
+    Problem(String),
 }
 
 /// Why a file is not probed.
