@@ -34,6 +34,8 @@ const MAX_ENDED: usize = 256;
 /// How long a process may keep its command line and its mappings from who reads them.
 const COMMAND_LIMIT: Duration = Duration::from_millis(50);
 const MAPPINGS_LIMIT: Duration = Duration::from_secs(1);
+/// How long a library may take to be read: its file system may be far away, or a program's.
+const SYMBOLS_LIMIT: Duration = Duration::from_secs(2);
 /// Probes at a time, at most; each takes a descriptor.
 const MAX_PROBES: usize = 4096;
 /// Files that are known to have none of the functions, at most.
@@ -276,7 +278,10 @@ impl Worker {
 
     /// Finds a library's functions, and has those tell of themselves who begin to use it.
     fn learn(&mut self, id: (u64, u64), file: File, path: &str) -> Result<(), Unusable> {
-        let places = points(&file).map_err(Unusable::Symbols)?;
+        let copy = file.try_clone().map_err(|error| Unusable::Kernel(error.to_string()))?;
+        let places = self.readers.within(SYMBOLS_LIMIT, move || points(&copy));
+        let places = places.ok_or_else(|| Unusable::Kernel("it takes too long to read".to_owned()))?;
+        let places = places.map_err(Unusable::Symbols)?;
         let (beginnings, counted): (Vec<Point>, Vec<Point>) =
             places.into_iter().partition(|point| cookie::tells(point.cookie));
         if self.libraries.len() >= MAX_LIBRARIES {
