@@ -34,7 +34,7 @@ impl Stolen {
 
     /// The part of all CPUs' time that was taken since, percent.
     pub fn percent(&self) -> f64 {
-        let seconds = (ticks() - self.ticks) as f64 / TICKS_PER_SECOND;
+        let seconds = ticks().saturating_sub(self.ticks) as f64 / TICKS_PER_SECOND;
         100.0 * seconds / (self.began.elapsed().as_secs_f64() * cpus() as f64)
     }
 
