@@ -137,6 +137,50 @@ fn a_hundred_of_a_hundred_are_found_within_a_second() {
 }
 
 #[test]
+fn what_a_tenants_processes_do_in_the_driver_is_added_up() {
+    if !are_possible() {
+        return;
+    }
+    const TENANT: &str = r#"
+import ctypes, fcntl, os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+assert ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+for _ in range(5):
+    try: fcntl.ioctl(file, 0xc020462a, bytearray(32))
+    except OSError: pass
+print("{}", flush=True)
+sys.stdin.read()
+"#;
+    let host = Host::new().config(CONFIG);
+    let _daemon = host.daemon();
+    // Who asks before the programs are attached is not counted.
+    unmanaged(&host);
+    let start = |options: &[&str]| {
+        let mut tenant = host.spawn(host.run(options, "python3", &["-c", TENANT, DEVICE]));
+        tenant.await_json(COMMAND_LIMIT);
+        tenant
+    };
+    let _tenants =
+        [start(&["--name", "two"]), start(&["--name", "two"]), start(&["--name", "one", "--no-preload"])];
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    loop {
+        let status = host.status();
+        let tenants = status["tenants"].as_array().expect("a list");
+        let of = |name: &str| {
+            let tenant = tenants.iter().find(|tenant| tenant["name"] == name).expect("it is there");
+            [&tenant["driver"]["calls"], &tenant["driver"]["errors"]]
+                .map(|sum| sum.as_u64().expect("a number"))
+        };
+        let (two, one) = (of("two"), of("one"));
+        if (two, one) == ([10, 10], [5, 5]) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{two:?} {one:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
 fn tenants_are_never_listed_while_they_start_exec_and_end() {
     if !are_possible() {
         return;
