@@ -19,7 +19,7 @@ pub struct ProcessKey {
 impl ProcessKey {
     /// The living process `pid`. `None`: there is none, or it cannot be seen from here.
     pub fn of(pid: u32) -> Option<Self> {
-        Some(Self { pid, start_ticks: start_ticks(&stat_line(pid)?)? })
+        Some(Self { pid, start_ticks: start_ticks(&text(pid, "stat")?)? })
     }
 
     /// Whether it still lives.
@@ -29,15 +29,16 @@ impl ProcessKey {
 
     /// Whether it lives and a signal or a debugger has stopped it.
     pub fn is_stopped(self) -> bool {
-        let stat = stat_line(self.pid).unwrap_or_default();
+        let stat = text(self.pid, "stat").unwrap_or_default();
         start_ticks(&stat) == Some(self.start_ticks) && matches!(state(&stat), Some("T" | "t"))
     }
 }
 
-/// The line of /proc/PID/stat. A process names itself as it likes, also in bytes that are no text.
-pub fn stat_line(pid: u32) -> Option<String> {
-    let line = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    Some(String::from_utf8_lossy(&line).into_owned())
+/// A file of /proc/PID. Names of commands and cgroups may be any bytes.
+pub fn text(pid: u32, file: &str) -> Option<String> {
+    std::fs::read(format!("/proc/{pid}/{file}"))
+        .ok()
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The state in a stat line.

@@ -8,7 +8,6 @@ use deepres_controller::admin::Status;
 use deepres_controller::admin::client::Client;
 use deepres_controller::probes::devices::{DeviceKey, Devices};
 use deepres_controller::probes::kernel::{Asked, Kernel, Ring};
-use deepres_controller::probes::status::ENDED;
 use deepres_controller::process::ProcessKey;
 use deepres_controller::trace::decode::decode;
 use deepres_controller::trace::summary::Summary;
@@ -192,8 +191,8 @@ fn follow_tenant(name: &str, status: &Status, kernel: &mut Kernel) -> Result<usi
         status.tenants.iter().filter(|tenant| tenant.name == name).flat_map(|tenant| &tenant.sessions);
     let is_its = |tenant: &Option<String>| tenant.as_deref() == Some(name);
     let adopted = status.unmanaged.iter().filter(|user| is_its(&user.tenant)).map(|user| user.pid);
-    let metered = status.metering.processes.iter().filter(|process| process.state != ENDED);
-    let metered = metered.filter(|process| is_its(&process.tenant)).map(|process| process.pid);
+    let metered =
+        status.metering.living().filter(|process| is_its(&process.tenant)).map(|process| process.pid);
     let pids: BTreeSet<u32> = sessions.map(|session| session.pid).chain(adopted).chain(metered).collect();
     let living: Vec<ProcessKey> = pids.into_iter().filter_map(ProcessKey::of).collect();
     for who in &living {

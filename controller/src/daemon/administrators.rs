@@ -6,7 +6,7 @@ use crate::admin::{MAX_REQUEST_BYTES, Reply, Request};
 use crate::arbiter::Report;
 use crate::authority::Wish;
 use crate::probes::metering::{self, Purpose};
-use crate::probes::status::{ActivityStatus, DriverSums, ENDED, MeteredStatus};
+use crate::probes::status::{ActivityStatus, DriverSums, MeteredStatus};
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsFd;
@@ -134,10 +134,8 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
                 let metering = shared.metering.board();
                 for tenant in &mut status.tenants {
                     let sessions = tenant.sessions.iter().map(|session| session.pid);
-                    let is_its = |metered: &&MeteredStatus| {
-                        metered.state != ENDED && metered.tenant.as_ref() == Some(&tenant.name)
-                    };
-                    let metered = metering.processes.iter().filter(is_its).map(|metered| metered.pid);
+                    let is_its = |metered: &&MeteredStatus| metered.tenant.as_ref() == Some(&tenant.name);
+                    let metered = metering.living().filter(is_its).map(|metered| metered.pid);
                     let pids: BTreeSet<u32> = sessions.chain(metered).collect();
                     let is_its = |activity: &&ActivityStatus| pids.contains(&activity.pid);
                     tenant.driver = DriverSums::of(board.activity.iter().filter(is_its));

@@ -5,6 +5,7 @@
 
 use super::cgroup::{self, Place};
 use super::tree::{self, Process};
+use crate::process::text;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -78,11 +79,6 @@ fn owner_of_namespace(pid: u32) -> Option<u32> {
         namespace = above;
     }
     None
-}
-
-fn text(pid: u32, file: &str) -> Option<String> {
-    // Names of commands and cgroups may be any bytes.
-    fs::read(format!("/proc/{pid}/{file}")).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::devices::Devices;
 use super::reader::shortened;
 use super::users::Evidence;
 use crate::identity::read::{place, process};
-use crate::process::{ProcessKey, stat_line};
+use crate::process::{ProcessKey, text};
 use deepres_abi::probe::Family;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use rustix::process::getuid;
@@ -76,7 +76,7 @@ pub fn is_hidden(pid: u32) -> bool {
 
 /// Whether a process's first thread has ended and others go on: then what the process has is theirs to show.
 fn has_lost_its_leader(pid: u32) -> bool {
-    let stat = stat_line(pid).unwrap_or_default();
+    let stat = text(pid, "stat").unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('Z'))
 }
 
@@ -121,7 +121,7 @@ fn family(path: &Path, devices: &Devices) -> Option<Family> {
 
 /// The parent of a process.
 pub fn parent(pid: u32) -> Option<u32> {
-    stat_line(pid)?.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+    text(pid, "stat")?.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// Who a process is.

@@ -215,6 +215,13 @@ pub struct MeteringStatus {
     pub uncounted_processes: u64,
 }
 
+impl MeteringStatus {
+    /// Who is metered now.
+    pub fn living(&self) -> impl Iterator<Item = &MeteredStatus> {
+        self.processes.iter().filter(|process| process.state != ENDED)
+    }
+}
+
 /// All of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Board {

@@ -2,7 +2,6 @@
 
 use super::{print_table, time};
 use deepres_controller::admin::Status;
-use deepres_controller::probes::status::ENDED;
 use deepres_controller::quantity::Bytes;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -22,12 +21,8 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
         .tenants
         .iter()
         .flat_map(|tenant| tenant.sessions.iter().map(move |session| (session.pid, tenant.name.as_str())));
-    let metered = status
-        .metering
-        .processes
-        .iter()
-        .filter(|process| process.state != ENDED)
-        .filter_map(|process| Some((process.pid, process.tenant.as_deref()?)));
+    let metered =
+        status.metering.living().filter_map(|process| Some((process.pid, process.tenant.as_deref()?)));
     let tenants: BTreeMap<u32, &str> = sessions.chain(metered).collect();
     let head = [
         "IN DRIVER",
