@@ -9,6 +9,7 @@ mod owed;
 mod report;
 mod saved;
 mod stopped;
+mod tenant;
 mod worker;
 
 pub use events::Bell;

@@ -1,7 +1,8 @@
 //! What the arbiter's tenants are owed, from what they say of their jobs and from what is seen of them.
 
 use super::TenantSeat;
-use super::worker::{Tenant, Worker};
+use super::tenant::Tenant;
+use super::worker::Worker;
 use crate::admin::{GuardStatus, PriorityStatus, ShareStatus, TermStatus};
 use crate::policy::TenantId;
 use crate::policy::class::Class;
@@ -14,8 +15,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How often priorities are looked at again while anyone is here: deadlines come nearer, and what is seen of a job changes.
+/// How often priorities are looked at again while anyone wants the GPU: deadlines come nearer, and what is seen of a job changes.
 pub const REVIEW_NS: u64 = Duration::from_millis(100).as_nanos() as u64;
+/// … while nobody wants the GPU.
+pub const IDLE_REVIEW_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 
 /// GPU time that a tenant's job has used, on all GPUs: what its declared size has left. The next job under the same name has another.
 #[derive(Debug, Default)]
@@ -60,7 +63,7 @@ impl Worker {
 
     /// What every tenant that is here asks for, with its priority at `now_ns`.
     fn requests(&self, now_ns: u64) -> BTreeMap<TenantId, Request> {
-        let present = self.tenants.iter().filter(|(_, tenant)| tenant.sessions > 0);
+        let present = self.tenants.iter().filter(|(_, tenant)| !tenant.sessions.is_empty());
         let request = |tenant: &Tenant| {
             let terms = Terms::at(now_ns, &tenant.seat.priority, &self.usage(tenant));
             Request { priority_ppm: terms.value_ppm(&self.weights), ..tenant.seat.request }
@@ -83,24 +86,17 @@ impl Worker {
         let owed = entitlements(&self.requests(now_ns));
         for (id, entitlement) in &owed {
             if let Some(tenant) = self.tenants.get_mut(id) {
-                tenant.entitled_ppm = entitlement.ppm;
+                tenant.show_entitled(self.gpu, entitlement.ppm);
                 tenant.rule = Some(entitlement.rule);
                 self.scheduler.set_standing(*id, tenant.seat.request.class, entitlement.weight_ppm);
                 self.scheduler.set_slo(*id, tenant.seat.slo_ns);
-            }
-        }
-        for session in self.sessions.values() {
-            if let (Some(slot), Some(entitlement)) =
-                (session.seat.grant.page().slot(self.gpu), owed.get(&session.tenant))
-            {
-                slot.set_entitled_ppm(entitlement.ppm);
             }
         }
     }
 
     /// How a tenant's share comes about; `None` if it has no session on this GPU.
     pub fn explain(&self, id: TenantId, now_ns: u64) -> Option<ShareStatus> {
-        let tenant = self.tenants.get(&id).filter(|tenant| tenant.sessions > 0)?;
+        let tenant = self.tenants.get(&id).filter(|tenant| !tenant.sessions.is_empty())?;
         let demands = self.tenants.iter().map(|(id, tenant)| (*id, tenant.demand.ppm())).collect();
         let derivation = derive(id, &self.requests(now_ns), &demands)?;
         let guard = self.scheduler.guard();
@@ -123,7 +119,7 @@ impl Worker {
     }
 
     fn has_guests(&self) -> bool {
-        let present = self.tenants.values().filter(|tenant| tenant.sessions > 0);
+        let present = self.tenants.values().filter(|tenant| !tenant.sessions.is_empty());
         present.into_iter().any(|tenant| tenant.seat.request.class == Class::BestEffort)
     }
 }

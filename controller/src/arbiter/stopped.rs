@@ -25,6 +25,11 @@ impl Stopped {
         self.is_stopped
     }
 
+    /// Nothing happened and nothing is under way; it is not stopped, as far as is known.
+    pub fn rest(&mut self, now_ns: u64) {
+        self.quiet_since_ns = now_ns;
+    }
+
     /// Takes in what its meter says, `before` and `now`, and whether it may launch. A stopped process wants nothing. `ask`: whether the system
     /// says that it is stopped.
     pub fn look(
@@ -40,7 +45,7 @@ impl Stopped {
         };
         let gets_on = shows(before) != shows(&now);
         if !self.is_stopped && (gets_on || !may_launch || !now.wants()) {
-            self.quiet_since_ns = now_ns;
+            self.rest(now_ns);
             return now;
         }
         let is_due = now_ns.saturating_sub(self.asked_ns.max(self.quiet_since_ns)) >= QUIET_NS;

@@ -1,29 +1,26 @@
 //! The arbiter's thread.
 
-use super::account::{Account, MAX_HELD_BYTES, MAX_WAITERS, fairness_ppm};
+use super::account::Account;
 use super::arrears::Arrears;
 use super::events::{Bell, Events};
 use super::latency::Latency;
 use super::overdue::Overdue;
-use super::owed::{REVIEW_NS, gate_name};
+use super::owed::{IDLE_REVIEW_NS, REVIEW_NS};
 use super::saved::{Awaited, Baseline, SavedAccount, SavedMeter, Snapshot};
 use super::stopped::{self, Stopped};
-use super::{Command, Report, Restored, SessionId, SessionSeat, Setup, TenantSeat};
-use crate::admin::{AccountStatus, RefusalStatus, SessionGpuStatus};
+use super::tenant::{Session, Tenant};
+use super::{Command, Restored, SessionId, SessionSeat, Setup, TenantSeat};
 use crate::clock::monotonic_ns;
 use crate::policy::TenantId;
-use crate::policy::demand::Demand;
-use crate::policy::entitlement::Rule;
-use crate::policy::lease::{Change, Grant, Phase, Scheduler, Seen};
+use crate::policy::lease::{Change, Grant, Scheduler, Seen};
 use crate::policy::priority::Weights;
 use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
-use crate::policy::turns::{self, Turns};
+use crate::policy::turns;
 use crate::process::ProcessKey;
 use crate::shm::SharedPage;
 use deepres_abi::beat::BeatPage;
-use deepres_abi::driver::ApiId;
-use deepres_abi::grant::{FailMode, GateState, GrantSlot, LeaseTerms};
-use deepres_abi::meter::{MemoryKind, Reading};
+use deepres_abi::grant::{FailMode, LeaseTerms};
+use deepres_abi::meter::Reading;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, mpsc};
@@ -42,61 +39,6 @@ const MAX_ROUNDS: usize = 4;
 
 /// How long orders are carried out before the next decision, if there is no end of them.
 const ORDERS_NS: u64 = Duration::from_millis(5).as_nanos() as u64;
-
-/// A process of a tenant.
-pub struct Session {
-    /// Its pages.
-    pub seat: SessionSeat,
-    /// Its tenant.
-    pub tenant: TenantId,
-    last: Reading,
-    awaited: Option<Awaited>,
-    stopped: Stopped,
-    overdue: Overdue,
-    /// What its gate says.
-    gate: Grant,
-}
-
-impl Session {
-    /// Up to where it was charged, and when, if that is not now. `None`: that is not known yet.
-    fn charged_up_to(&self) -> Option<(SavedMeter, Option<u64>)> {
-        match self.awaited {
-            None => Some((self.last.into(), None)),
-            Some(awaited) => awaited.from.map(|from| (from.meter, Some(from.at_ns))),
-        }
-    }
-}
-
-/// A tenant, and what is known of it here.
-pub struct Tenant {
-    /// What it asks for.
-    pub seat: TenantSeat,
-    /// What it used.
-    pub account: Account,
-    /// What of that its job's use has in it, ns.
-    pub counted_ns: u64,
-    /// How much it wants.
-    pub demand: Demand,
-    /// The share that it is owed, parts per million.
-    pub entitled_ppm: u32,
-    /// The rule that this follows from, once it was worked out.
-    pub rule: Option<Rule>,
-    /// Its processes that are here.
-    pub sessions: usize,
-    turns: Turns,
-    /// What was seen of its sessions.
-    seen: Vec<turns::Seen>,
-}
-
-impl Tenant {
-    /// What the gate of one of its sessions is to say while the tenant's says `grant`.
-    fn grant_of(&self, session: SessionId, grant: Grant) -> Grant {
-        match grant {
-            Grant::Leased { .. } if !self.turns.admits(session) => Grant::Closed,
-            grant => grant,
-        }
-    }
-}
 
 /// The state of the thread.
 pub struct Worker {
@@ -118,22 +60,26 @@ pub struct Worker {
     events: Events,
     /// Who has the GPU.
     pub scheduler: Scheduler,
-    tuning: Tuning,
+    /// The time constants in force.
+    pub tuning: Tuning,
     /// Tenants, those that are away too.
     pub tenants: BTreeMap<TenantId, Tenant>,
-    /// Their processes.
-    pub sessions: BTreeMap<SessionId, Session>,
     /// When the daemon before was last heard of, while those are waited for that it may have known.
     restored_ns: Option<u64>,
     /// Up to where processes were charged that may come back.
     baselines: BTreeMap<(TenantId, ProcessKey), Baseline>,
     /// What was used while no daemon lived, while those are waited for that come back.
     arrears: Option<Arrears>,
-    handoffs: u64,
-    latency: Latency,
-    contended_ns: u64,
-    idle_ns: u64,
-    looked_ns: u64,
+    /// Hand-offs.
+    pub handoffs: u64,
+    /// The cost of hand-offs.
+    pub latency: Latency,
+    /// Time in which two tenants or more wanted the GPU, ns.
+    pub contended_ns: u64,
+    /// Time in which none did, ns.
+    pub idle_ns: u64,
+    /// When meters were last read.
+    pub looked_ns: u64,
     ticked_ns: u64,
     /// When the thread last had its turn.
     turned_ns: u64,
@@ -168,7 +114,6 @@ impl Worker {
             scheduler,
             tuning: Tuning::derive(ASSUMED_HANDOFF_NS, setup.quantum, processors),
             tenants: BTreeMap::new(),
-            sessions: BTreeMap::new(),
             restored_ns: None,
             baselines: BTreeMap::new(),
             arrears: None,
@@ -205,15 +150,9 @@ impl Worker {
             let id = seat.id;
             let account = Account::restore(&saved, now_ns);
             let tenant = Tenant {
-                seat,
                 counted_ns: account.totals.gpu_ns,
-                account,
-                demand: Demand::default(),
                 entitled_ppm: saved.entitled_ppm,
-                rule: None,
-                sessions: 0,
-                turns: Turns::default(),
-                seen: Vec::new(),
+                ..Tenant::new(seat, account)
             };
             self.tenants.insert(id, tenant);
         }
@@ -270,7 +209,7 @@ impl Worker {
         let now_ns = monotonic_ns();
         let silent_ns = now_ns.saturating_sub(std::mem::replace(&mut self.turned_ns, now_ns));
         // We were stopped, or the machine slept: tenants ran as they liked meanwhile.
-        let was_away = silent_ns > self.heartbeat_limit_ns && !self.sessions.is_empty();
+        let was_away = silent_ns > self.heartbeat_limit_ns && self.has_sessions();
         if was_away {
             tracing::warn!(
                 gpu = self.gpu,
@@ -286,19 +225,29 @@ impl Worker {
             self.beat.page().beat(self.gpu, now_ns);
             self.ticked_ns = now_ns;
         }
-        let tick_ns = (!self.sessions.is_empty()).then(|| self.ticked_ns.saturating_add(self.tick_ns));
+        let tick_ns = self.has_sessions().then(|| self.ticked_ns.saturating_add(self.tick_ns));
         [self.decide_ns, tick_ns].into_iter().flatten().min()
+    }
+
+    fn has_sessions(&self) -> bool {
+        self.tenants.values().any(|tenant| !tenant.sessions.is_empty())
+    }
+
+    fn sessions(&self) -> impl Iterator<Item = &Session> {
+        self.tenants.values().flat_map(|tenant| tenant.sessions.values())
     }
 
     /// Whether nobody wanted the GPU when last looked at, not long ago, and no time has come that something waits for.
     fn is_quiet(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.looked_ns) < IDLE_LOOK_NS
             && self.decide_ns.is_none_or(|at_ns| now_ns < at_ns)
-            && !self.tenants.values().any(|tenant| tenant.account.wants)
-            && !self
-                .sessions
-                .values()
-                .any(|session| session.awaited.is_some() || session.stopped.is_stopped())
+            && !self.is_wanted()
+            && !self.sessions().any(|session| session.awaited.is_some() || session.stopped.is_stopped())
+    }
+
+    /// Whether anybody wanted the GPU when last looked at.
+    fn is_wanted(&self) -> bool {
+        self.tenants.values().any(|tenant| tenant.account.wants)
     }
 
     fn look_and_decide(&mut self) {
@@ -323,7 +272,8 @@ impl Worker {
             // round.
         }
         let now_ns = self.looked_ns;
-        if now_ns.saturating_sub(self.entitled_ns) >= REVIEW_NS {
+        let review_ns = if self.is_wanted() { REVIEW_NS } else { IDLE_REVIEW_NS };
+        if now_ns.saturating_sub(self.entitled_ns) >= review_ns {
             self.entitle(now_ns);
         }
         if now_ns.saturating_sub(self.ticked_ns) >= self.tick_ns {
@@ -344,65 +294,66 @@ impl Worker {
             .then(|| self.tenants.values().filter(|tenant| tenant.account.wants).map(entitled).sum::<u64>());
         if wanting > 1 {
             self.contended_ns = self.contended_ns.saturating_add(elapsed_ns);
-        } else if wanting == 0 && !self.sessions.is_empty() {
+        } else if wanting == 0 && self.has_sessions() {
             self.idle_ns = self.idle_ns.saturating_add(elapsed_ns);
         }
-        let mut meters: BTreeMap<TenantId, Vec<(Reading, Reading)>> = BTreeMap::new();
-        self.tenants.values_mut().for_each(|tenant| tenant.seen.clear());
-        for session in self.sessions.values_mut() {
-            let page = session.seat.meter.page();
-            let Some(slot) = page.slot(self.gpu) else { continue };
-            // Before the counters are read.
-            let is_brought =
-                session.awaited.is_some_and(|awaited| page.is_carried() || now_ns >= awaited.until_ns);
-            let may_launch = !matches!(self.scheduler.grant(session.tenant), Grant::Closed | Grant::Paused);
-            let process = session.seat.process;
-            let reading = session
-                .stopped
-                .look(&session.last, slot.read(), may_launch, now_ns, || stopped::is_stopped(process));
-            let longest_ns = self.tenants.get(&session.tenant).map_or(0, |tenant| tenant.account.longest_ns);
-            if session.overdue.look(&reading, longest_ns, now_ns) {
-                let pid = process.map(|process| process.pid);
-                tracing::warn!(
-                    gpu = self.gpu,
-                    pid,
-                    "work that does not end: it cannot share the GPU in time"
-                );
-            }
-            let before = if is_brought {
-                let from = session.awaited.take().and_then(|awaited| awaited.from);
-                if let (Some(from), Some(tenant)) = (from, self.tenants.get_mut(&session.tenant)) {
-                    let used_ns = tenant.account.catch_up(&from, &reading, now_ns);
-                    match &mut self.arrears {
-                        Some(arrears) => arrears.claim(session.tenant, used_ns),
-                        None => tenant.account.settle(used_ns),
-                    }
+        for (id, tenant) in &mut self.tenants {
+            let grant = self.scheduler.grant(*id);
+            let may_launch = !matches!(grant, Grant::Closed | Grant::Paused);
+            tenant.seen.clear();
+            tenant.readings.clear();
+            for session in tenant.sessions.values_mut() {
+                let page = session.seat.meter.page();
+                let Some(slot) = page.slot(self.gpu) else { continue };
+                // Before the counters are read.
+                let is_brought =
+                    session.awaited.is_some_and(|awaited| page.is_carried() || now_ns >= awaited.until_ns);
+                let reading = slot.read();
+                if session.is_at_rest(&reading) {
+                    session.stopped.rest(now_ns);
+                    tenant.seen.push(turns::Seen { session: session.seat.id, wants: false, used_ns: 0 });
+                    continue;
                 }
-                reading
-            } else if session.awaited.is_some() {
-                // Whether it runs or waits is believed; what it counts is not all there yet.
-                meters.entry(session.tenant).or_default().push((reading, reading));
-                continue;
-            } else {
-                session.last
-            };
-            meters.entry(session.tenant).or_default().push((before, reading));
-            if let Some(tenant) = self.tenants.get_mut(&session.tenant) {
+                let process = session.seat.process;
+                let is_stopped = || stopped::is_stopped(process);
+                let reading = session.stopped.look(&session.last, reading, may_launch, now_ns, is_stopped);
+                if session.overdue.look(&reading, tenant.account.longest_ns, now_ns) {
+                    let pid = process.map(|process| process.pid);
+                    tracing::warn!(
+                        gpu = self.gpu,
+                        pid,
+                        "work that does not end: it cannot share the GPU in time"
+                    );
+                }
+                let before = if is_brought {
+                    if let Some(from) = session.awaited.take().and_then(|awaited| awaited.from) {
+                        let used_ns = tenant.account.catch_up(&from, &reading, now_ns);
+                        match &mut self.arrears {
+                            Some(arrears) => arrears.claim(*id, used_ns),
+                            None => tenant.account.settle(used_ns),
+                        }
+                    }
+                    reading
+                } else if session.awaited.is_some() {
+                    // Whether it runs or waits is believed; what it counts is not all there yet.
+                    tenant.readings.push((reading, reading));
+                    continue;
+                } else {
+                    session.last
+                };
+                tenant.readings.push((before, reading));
                 let used_ns = reading.compute_ns.saturating_sub(before.compute_ns).min(elapsed_ns);
                 tenant.seen.push(turns::Seen { session: session.seat.id, wants: reading.wants(), used_ns });
+                session.last = reading;
             }
-            session.last = reading;
-        }
-        for (id, tenant) in &mut self.tenants {
-            tenant.turns.observe(now_ns, elapsed_ns, self.scheduler.grant(*id), &tenant.seen);
+            tenant.turns.observe(now_ns, elapsed_ns, grant, &tenant.seen);
             tenant.account.pass(elapsed_ns, tenant.entitled_ppm, rivals_ppm);
-            let was_idle = tenant.sessions > 0 && !tenant.account.wants;
-            let mut seen = match meters.remove(id) {
-                Some(meters) => tenant.account.look(now_ns, meters.into_iter()),
-                None => {
-                    tenant.account.wants = false;
-                    Seen::default()
-                }
+            let was_idle = !tenant.sessions.is_empty() && !tenant.account.wants;
+            let mut seen = if tenant.sessions.is_empty() {
+                tenant.account.wants = false;
+                Seen::default()
+            } else {
+                tenant.account.look(now_ns, tenant.readings.drain(..))
             };
             if rivals_ppm.is_some() {
                 tenant.account.had(seen.used_ns);
@@ -410,7 +361,7 @@ impl Worker {
             if let Some(arrears) = &mut self.arrears {
                 arrears.charged(seen.used_ns);
             }
-            if self.scheduler.grant(*id) == Grant::Paused {
+            if grant == Grant::Paused {
                 seen.waiting = false;
                 tenant.account.wants = seen.in_flight;
             }
@@ -418,7 +369,7 @@ impl Worker {
             self.scheduler.observe(*id, now_ns, seen);
         }
         let are_all_back =
-            self.baselines.is_empty() && self.sessions.values().all(|session| session.awaited.is_none());
+            self.baselines.is_empty() && self.sessions().all(|session| session.awaited.is_none());
         if are_all_back {
             self.settle_arrears(now_ns);
         }
@@ -458,7 +409,7 @@ impl Worker {
     /// Lets the sessions of tenants with leases take turns. Returns when to do so again.
     fn take_turns(&mut self, now_ns: u64) -> Option<u64> {
         let mut wake_ns: Option<u64> = None;
-        let several = self.tenants.iter().filter(|(_, tenant)| tenant.sessions > 1);
+        let several = self.tenants.iter().filter(|(_, tenant)| tenant.sessions.len() > 1);
         for id in several.map(|(id, _)| *id).collect::<Vec<_>>() {
             let grant = self.scheduler.grant(id);
             if let (Some(tenant), Grant::Leased { .. }) = (self.tenants.get_mut(&id), grant) {
@@ -473,59 +424,36 @@ impl Worker {
     /// Sets the gates of a tenant's sessions, those that are not as they should be.
     fn show(&mut self, id: TenantId, grant: Grant) {
         let Some(tenant) = self.tenants.get(&id) else { return };
-        let wanted: Vec<(SessionId, Grant, bool)> = self
-            .sessions
-            .values()
-            .filter(|session| session.tenant == id)
-            .map(|session| (session, tenant.grant_of(session.seat.id, grant)))
-            .filter(|(session, grant)| session.gate != *grant)
-            .map(|(session, grant)| {
-                let is_renewal =
-                    matches!((session.gate, grant), (Grant::Leased { .. }, Grant::Leased { .. }));
-                (session.seat.id, grant, is_renewal)
-            })
-            .collect();
-        for (session, grant, is_renewal) in wanted {
-            if let Some(session) = self.sessions.get(&session) {
-                self.set_gate(session, grant, is_renewal);
-            }
-            if let Some(session) = self.sessions.get_mut(&session) {
-                session.gate = grant;
+        let is_wrong = |session: &&Session| session.gate != tenant.grant_of(session.seat.id, grant);
+        let wrong: Vec<SessionId> =
+            tenant.sessions.values().filter(is_wrong).map(|session| session.seat.id).collect();
+        if wrong.is_empty() {
+            return;
+        }
+        let terms = self.terms(id, tenant, grant);
+        let Some(tenant) = self.tenants.get_mut(&id) else { return };
+        for session in wrong {
+            let grant = tenant.grant_of(session, grant);
+            if let Some(session) = tenant.sessions.get_mut(&session) {
+                session.set_gate(self.gpu, grant, terms);
             }
         }
     }
 
-    fn set_gate(&self, session: &Session, grant: Grant, renewal: bool) {
-        let Some(slot) = session.seat.grant.page().slot(self.gpu) else { return };
-        match grant {
-            Grant::Closed => drop(slot.set_gate(GateState::Closed, LeaseTerms::default())),
-            Grant::Open => drop(slot.set_gate(GateState::Open, LeaseTerms::default())),
-            Grant::Paused => drop(slot.set_gate(GateState::Paused, LeaseTerms::default())),
-            Grant::Leased { expires_ns } => {
-                let longest_ns =
-                    self.tenants.get(&session.tenant).map_or(0, |tenant| tenant.account.longest_ns);
-                // Many processes that see the GPU never use it.
-                let launches = |other: &&Session| {
-                    other.tenant == session.tenant
-                        && (other.last.kernel_launches | other.last.graph_launches) != 0
-                };
-                let takes_turns =
-                    self.tenants.get(&session.tenant).is_some_and(|tenant| tenant.turns.is_taken());
-                let sessions = if takes_turns { 1 } else { self.sessions.values().filter(launches).count() };
-                let terms = LeaseTerms {
-                    expires_ns,
-                    window_ns: self.scheduler.window_ns(session.tenant, sessions, longest_ns, &self.tuning),
-                    spin_ns: self.tuning.spin_ns,
-                    ..LeaseTerms::default()
-                };
-                if renewal {
-                    slot.renew(terms);
-                } else {
-                    slot.set_gate(GateState::Leased, terms);
-                }
-            }
+    /// The terms of a tenant's lease.
+    fn terms(&self, id: TenantId, tenant: &Tenant, grant: Grant) -> LeaseTerms {
+        let Grant::Leased { expires_ns } = grant else { return LeaseTerms::default() };
+        let sessions = if tenant.turns.is_taken() {
+            1
+        } else {
+            tenant.sessions.values().filter(|session| session.launches()).count()
+        };
+        LeaseTerms {
+            expires_ns,
+            window_ns: self.scheduler.window_ns(id, sessions, tenant.account.longest_ns, &self.tuning),
+            spin_ns: self.tuning.spin_ns,
+            ..LeaseTerms::default()
         }
-        wake(slot);
     }
 
     /// Carries out an order. Returns whom to tell once the gates are set.
@@ -563,9 +491,9 @@ impl Worker {
             }
             Command::SetTenant { seat, done } => {
                 self.scheduler.set_paused(seat.id, seat.is_paused);
-                self.limit_memory(seat.id, seat.memory_limit_bytes);
                 if let Some(tenant) = self.tenants.get_mut(&seat.id) {
                     tenant.seat = seat;
+                    tenant.limit_memory(self.gpu);
                 }
                 self.owes_anew = true;
                 Some(done)
@@ -598,7 +526,7 @@ impl Worker {
         let now_ns = monotonic_ns();
         // Time that nobody was here for is over before there is someone to miss us.
         self.look(now_ns);
-        if self.sessions.is_empty() {
+        if !self.has_sessions() {
             self.turned_ns = now_ns;
         }
         if let Err(error) = self.events.add(&session.bell) {
@@ -607,45 +535,35 @@ impl Worker {
         let from = self.baseline(seat.id, &session);
         let until_ns = now_ns.saturating_add(CARRY_LIMIT_NS);
         let awaited = session.continues.then_some(Awaited { from, until_ns });
-        let tenant = self.tenants.entry(seat.id).or_insert_with(|| Tenant {
-            seat: seat.clone(),
-            // The daemon before died before it could write of the tenant.
-            account: from.map_or_else(
-                || Account::new(now_ns),
-                |from| {
-                    Account::restore(
-                        &SavedAccount { since_ns: from.at_ns, ..SavedAccount::default() },
-                        now_ns,
-                    )
-                },
-            ),
-            counted_ns: 0,
-            demand: Demand::default(),
-            entitled_ppm: 0,
-            rule: None,
-            sessions: 0,
-            turns: Turns::default(),
-            seen: Vec::new(),
-        });
-        tenant.seat = seat.clone();
-        tenant.sessions += 1;
-        self.scheduler.enter(seat.id, seat.request.class, now_ns);
-        self.scheduler.set_paused(seat.id, seat.is_paused);
-        let last = from.map_or_else(Reading::default, |from| from.meter.into());
-        let grant = self.scheduler.grant(seat.id);
-        let gate = self.tenants.get(&seat.id).map_or(grant, |tenant| tenant.grant_of(session.id, grant));
-        let session = Session {
+        // The daemon before died before it could write of the tenant.
+        let unwritten = |from: Baseline| SavedAccount { since_ns: from.at_ns, ..SavedAccount::default() };
+        let account =
+            || from.map_or_else(|| Account::new(now_ns), |from| Account::restore(&unwritten(from), now_ns));
+        let id = seat.id;
+        self.scheduler.enter(id, seat.request.class, now_ns);
+        self.scheduler.set_paused(id, seat.is_paused);
+        self.tenants.entry(id).or_insert_with(|| Tenant::new(seat.clone(), account())).seat = seat.clone();
+        let Some(tenant) = self.tenants.get(&id) else { return };
+        let grant = self.scheduler.grant(id);
+        let terms = self.terms(id, tenant, grant);
+        let gate = tenant.grant_of(session.id, grant);
+        let mut session = Session {
             seat: session,
-            tenant: seat.id,
-            last,
+            last: from.map_or_else(Reading::default, |from| from.meter.into()),
             awaited,
             stopped: Stopped::default(),
             overdue: Overdue::default(),
-            gate,
+            // As a new page says.
+            gate: Grant::Closed,
         };
-        self.set_gate(&session, gate, false);
-        self.sessions.insert(session.seat.id, session);
-        self.limit_memory(seat.id, seat.memory_limit_bytes);
+        session.set_gate(self.gpu, gate, terms);
+        if let Some(slot) = session.seat.grant.page().slot(self.gpu) {
+            slot.set_entitled_ppm(tenant.entitled_ppm);
+        }
+        if let Some(tenant) = self.tenants.get_mut(&id) {
+            tenant.sessions.insert(session.seat.id, session);
+            tenant.limit_memory(self.gpu);
+        }
         self.owes_anew = true;
     }
 
@@ -660,18 +578,15 @@ impl Worker {
         known.or_else(unknown)
     }
 
-    fn limit_memory(&self, tenant: TenantId, bytes: u64) {
-        for session in self.sessions.values().filter(|session| session.tenant == tenant) {
-            if let Some(slot) = session.seat.grant.page().slot(self.gpu) {
-                slot.set_memory_limit(bytes);
-            }
-        }
-    }
-
     fn leave(&mut self, id: TenantId, session: SessionId, may_return: bool) {
         // What it did up to its end counts.
         self.look(monotonic_ns());
-        let Some(session) = self.sessions.remove(&session) else { return };
+        let Some(tenant) = self.tenants.get_mut(&id) else { return };
+        let Some(mut session) = tenant.sessions.remove(&session) else { return };
+        if tenant.sessions.is_empty() {
+            tenant.account.wants = false;
+            self.scheduler.leave(id, self.looked_ns);
+        }
         if let Some(process) = session.seat.process.filter(|_| may_return)
             && let Some((meter, at_ns)) = session.charged_up_to()
         {
@@ -680,33 +595,31 @@ impl Worker {
         }
         self.events.remove(&session.seat.bell);
         // A process that only closed its connection goes on by itself.
-        self.set_gate(&session, Grant::Open, false);
-        if let Some(tenant) = self.tenants.get_mut(&id) {
-            tenant.sessions = tenant.sessions.saturating_sub(1);
-            if tenant.sessions == 0 {
-                tenant.account.wants = false;
-                self.scheduler.leave(id, self.looked_ns);
-            }
-        }
+        session.set_gate(self.gpu, Grant::Open, LeaseTerms::default());
         self.owes_anew = true;
     }
 
     /// From here on nobody arbitrates: opens every gate, or closes it to those who are to fail without a daemon.
-    fn let_go(&mut self) {
+    fn let_go(mut self) {
         let grant = match self.fail_mode {
             FailMode::Open => Grant::Open,
             FailMode::Closed => Grant::Closed,
         };
-        for session in self.sessions.values() {
-            self.set_gate(session, grant, false);
+        for session in self.tenants.values_mut().flat_map(|tenant| tenant.sessions.values_mut()) {
+            session.set_gate(self.gpu, grant, LeaseTerms::default());
         }
     }
 
     fn snapshot(&self) -> Snapshot {
-        let here = self.sessions.values().filter_map(|session| {
+        let of_tenant = |(id, session): (TenantId, &Session)| {
             let (meter, at_ns) = session.charged_up_to()?;
-            Some((session.tenant, session.seat.process?, meter, at_ns))
-        });
+            Some((id, session.seat.process?, meter, at_ns))
+        };
+        let here = self
+            .tenants
+            .iter()
+            .flat_map(|(id, tenant)| tenant.sessions.values().map(|session| (*id, session)));
+        let here = here.filter_map(of_tenant);
         let away = self.baselines.iter();
         let away = away.map(|((tenant, process), from)| (*tenant, *process, from.meter, Some(from.at_ns)));
         let account = |id: &TenantId, tenant: &Tenant| {
@@ -722,131 +635,4 @@ impl Worker {
             meters: here.chain(away).collect(),
         }
     }
-
-    fn report(&self) -> Report {
-        let holder = match self.scheduler.phase() {
-            Phase::Held(tenant) => Some(tenant),
-            Phase::Free | Phase::Draining(_) => None,
-        };
-        let accounts: BTreeMap<_, _> =
-            self.tenants.iter().map(|(id, tenant)| (*id, self.account_status(*id, tenant))).collect();
-        Report {
-            now_ns: self.looked_ns,
-            phase: self.scheduler.phase(),
-            open: holder.is_some_and(|holder| self.scheduler.grant(holder) == Grant::Open),
-            contended_ns: self.contended_ns,
-            idle_ns: self.idle_ns,
-            handoffs: self.handoffs,
-            handoff_ns: [self.latency.total_ns, self.latency.quantile_ns(50), self.latency.quantile_ns(99)],
-            tuning: self.tuning,
-            fairness_ppm: fairness_ppm(
-                self.tenants.values().filter_map(|tenant| tenant.account.recent_service(self.looked_ns)),
-            ),
-            sessions: self
-                .sessions
-                .iter()
-                .filter_map(|(id, session)| {
-                    let longest_ns = self.tenants.get(&session.tenant)?.account.longest_ns;
-                    let overdue_ns = session.overdue.overdue_ns(longest_ns, self.looked_ns);
-                    let account = accounts.get(&session.tenant)?;
-                    Some((*id, SessionGpuStatus { overdue_ns, ..session_status(session, account) }))
-                })
-                .collect(),
-            tenants: accounts.into_iter().collect(),
-        }
-    }
-
-    fn account_status(&self, id: TenantId, tenant: &Tenant) -> AccountStatus {
-        let totals = tenant.account.totals;
-        let meters =
-            || self.sessions.values().filter(|session| session.tenant == id).map(|session| session.last);
-        let held = |kind: MemoryKind| {
-            meters().fold(0u64, |sum, meter| sum.saturating_add(meter.held_bytes[kind as usize]))
-        };
-        let kinds = MemoryKind::ALL.into_iter().map(|kind| (kind.name().to_owned(), held(kind)));
-        let ledger = tenant.seat.ledger.page().gpu(self.gpu);
-        let memory_bytes = ledger.map_or(0, |ledger| ledger.held_bytes()).min(MAX_HELD_BYTES);
-        AccountStatus {
-            gpu: self.gpu,
-            entitled_ppm: tenant.entitled_ppm,
-            entitled_by: tenant.rule.map_or("", rule_name).to_owned(),
-            recent_share_ppm: tenant.account.recent_share_ppm(self.looked_ns),
-            total_share_ppm: tenant.account.total_share_ppm(self.looked_ns),
-            gpu_ns: totals.gpu_ns,
-            copy_ns: totals.copy_ns,
-            wait_ns: totals.wait_ns,
-            waits: totals.waits,
-            kernel_launches: totals.kernel_launches,
-            graph_launches: totals.graph_launches,
-            wanted_ns: totals.wanted_ns,
-            contended_ns: totals.contended_ns,
-            owed_ns: totals.owed_ns,
-            had_ns: totals.had_ns,
-            waits_by_length: totals.waits_by_length,
-            lag_ns: self.scheduler.lag_ns(id),
-            memory_bytes,
-            memory_peak_bytes: ledger.map_or(0, |ledger| {
-                ledger.note_peak(memory_bytes);
-                ledger.peak_bytes().min(MAX_HELD_BYTES)
-            }),
-            memory_by_kind: kinds
-                .map(|(kind, bytes)| (kind, bytes.min(memory_bytes)))
-                .filter(|(_, bytes)| *bytes > 0)
-                .collect(),
-            kinds_drift_bytes: drift(memory_bytes, MemoryKind::ALL.into_iter().map(held)),
-            nvml_bytes: None,
-            drift_bytes: None,
-            ceiling_bytes: None,
-            refusals: totals.refusals,
-            last_refusal: tenant.account.last_refusal.map(|(api, bytes)| RefusalStatus {
-                api: ApiId::from_index(api as usize).map(|api| api.symbol().to_owned()),
-                bytes,
-            }),
-            gate: gate_name(self.scheduler.grant(id)).to_owned(),
-        }
-    }
-}
-
-/// What is held beyond what is told by kind, bytes.
-fn drift(held_bytes: u64, kinds: impl Iterator<Item = u64>) -> i64 {
-    let told_bytes = kinds.fold(0, u64::saturating_add).min(MAX_HELD_BYTES);
-    // Both are below 2⁶³.
-    held_bytes as i64 - told_bytes as i64
-}
-
-/// What a session says of itself, where it does not say more than its tenant's account, which is bounded by what is possible.
-fn session_status(session: &Session, account: &AccountStatus) -> SessionGpuStatus {
-    let meter = session.last;
-    let held_bytes = meter.held_bytes.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
-    SessionGpuStatus {
-        gpu: account.gpu,
-        in_flight: meter.in_flight,
-        waiters: meter.waiters.min(MAX_WAITERS as u32),
-        gpu_ns: meter.compute_ns.min(account.gpu_ns),
-        kernel_launches: meter.kernel_launches.min(account.kernel_launches),
-        graph_launches: meter.graph_launches.min(account.graph_launches),
-        wait_ns: meter.wait_ns.min(account.wait_ns),
-        memory_bytes: held_bytes.min(account.memory_bytes),
-        overdue_ns: None,
-    }
-}
-
-/// A rule's name in the status.
-fn rule_name(rule: Rule) -> &'static str {
-    match rule {
-        Rule::Guaranteed => "guaranteed",
-        Rule::Asked => "asked",
-        Rule::Shrunk => "shrunk",
-        Rule::Rest => "rest",
-        Rule::Capped => "capped",
-        Rule::Gaps => "gaps",
-    }
-}
-
-/// Wakes every thread that sleeps on the gate.
-fn wake(slot: &GrantSlot) {
-    // SAFETY: the word lives in the page of a session that is still held here, and is an atomic for as long.
-    let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(slot.futex()) };
-    // It cannot fail but for a bad address; and not private: the sleepers are other processes.
-    let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), u32::MAX >> 1);
 }

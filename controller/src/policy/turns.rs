@@ -61,9 +61,12 @@ impl Turns {
         self.holder.is_some()
     }
 
-    /// Takes in what was seen in the last `elapsed_ns`, in which the tenant's gate was as `grant` says.
+    /// Takes in what was seen in the last `elapsed_ns`, in which the tenant's gate was as `grant` says. Sessions in the order of their
+    /// numbers.
     pub fn observe(&mut self, now_ns: u64, elapsed_ns: u64, grant: Grant, sessions: &[Seen]) {
-        self.had_ns.retain(|id, _| sessions.iter().any(|seen| seen.session == *id));
+        debug_assert!(sessions.is_sorted_by_key(|seen| seen.session));
+        let is_here = |id: SessionId| sessions.binary_search_by_key(&id, |seen| seen.session).is_ok();
+        self.had_ns.retain(|id, _| is_here(*id));
         // Who is new or was away is no further behind than the others.
         let least_ns = self.had_ns.values().copied().min().unwrap_or(0);
         for seen in sessions {
@@ -80,7 +83,7 @@ impl Turns {
             self.judge(now_ns, sessions);
             (self.leased_ns, self.used_ns) = (0, 0);
         }
-        if self.holder.is_some_and(|holder| !sessions.iter().any(|seen| seen.session == holder)) {
+        if self.holder.is_some_and(|holder| !is_here(holder)) {
             self.pass_on(sessions);
         }
     }

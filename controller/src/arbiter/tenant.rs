@@ -1,0 +1,142 @@
+//! Tenants and their processes, as an arbiter knows them.
+
+use super::account::Account;
+use super::overdue::Overdue;
+use super::saved::{Awaited, SavedMeter};
+use super::stopped::Stopped;
+use super::{SessionId, SessionSeat, TenantSeat};
+use crate::policy::demand::Demand;
+use crate::policy::entitlement::Rule;
+use crate::policy::lease::Grant;
+use crate::policy::turns::{self, Turns};
+use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
+use deepres_abi::meter::Reading;
+use std::collections::BTreeMap;
+
+/// A process of a tenant.
+pub struct Session {
+    /// Its pages.
+    pub seat: SessionSeat,
+    /// What its meter said when last looked at.
+    pub last: Reading,
+    /// Its counters go on from earlier sessions' and are not all there yet.
+    pub awaited: Option<Awaited>,
+    /// Whether it is stopped by a signal.
+    pub stopped: Stopped,
+    /// Whether its work ends.
+    pub overdue: Overdue,
+    /// What its gate says.
+    pub gate: Grant,
+}
+
+impl Session {
+    /// Up to where it was charged, and when, if that is not now. `None`: that is not known yet.
+    pub fn charged_up_to(&self) -> Option<(SavedMeter, Option<u64>)> {
+        match self.awaited {
+            None => Some((self.last.into(), None)),
+            Some(awaited) => awaited.from.map(|from| (from.meter, Some(from.at_ns))),
+        }
+    }
+
+    /// Whether nothing happened since it was last looked at, and nothing is under way.
+    pub fn is_at_rest(&self, now: &Reading) -> bool {
+        !now.wants() && self.awaited.is_none() && !self.stopped.is_stopped() && *now == self.last
+    }
+
+    /// Whether it ever launched anything. Many processes that see the GPU never use it.
+    pub fn launches(&self) -> bool {
+        (self.last.kernel_launches | self.last.graph_launches) != 0
+    }
+
+    /// Sets its gate. `terms`: of a lease.
+    pub fn set_gate(&mut self, gpu: usize, grant: Grant, terms: LeaseTerms) {
+        let before = std::mem::replace(&mut self.gate, grant);
+        let Some(slot) = self.seat.grant.page().slot(gpu) else { return };
+        match (before, grant) {
+            (Grant::Leased { .. }, Grant::Leased { .. }) => slot.renew(terms),
+            (_, Grant::Leased { .. }) => drop(slot.set_gate(GateState::Leased, terms)),
+            (_, Grant::Closed) => drop(slot.set_gate(GateState::Closed, LeaseTerms::default())),
+            (_, Grant::Open) => drop(slot.set_gate(GateState::Open, LeaseTerms::default())),
+            (_, Grant::Paused) => drop(slot.set_gate(GateState::Paused, LeaseTerms::default())),
+        }
+        wake(slot);
+    }
+}
+
+/// A tenant, and what is known of it here.
+pub struct Tenant {
+    /// What it asks for.
+    pub seat: TenantSeat,
+    /// What it used.
+    pub account: Account,
+    /// What of that its job's use has in it, ns.
+    pub counted_ns: u64,
+    /// How much it wants.
+    pub demand: Demand,
+    /// The share that it is owed, parts per million.
+    pub entitled_ppm: u32,
+    /// The rule that this follows from, once it was worked out.
+    pub rule: Option<Rule>,
+    /// Its processes that are here.
+    pub sessions: BTreeMap<SessionId, Session>,
+    /// The turns that they take.
+    pub turns: Turns,
+    /// What was seen of its sessions, in their order.
+    pub seen: Vec<turns::Seen>,
+    /// Of those that did anything: what their meters said before, and say.
+    pub readings: Vec<(Reading, Reading)>,
+}
+
+impl Tenant {
+    /// A tenant of whom nothing was seen here.
+    pub fn new(seat: TenantSeat, account: Account) -> Self {
+        Self {
+            seat,
+            account,
+            counted_ns: 0,
+            demand: Demand::default(),
+            entitled_ppm: 0,
+            rule: None,
+            sessions: BTreeMap::new(),
+            turns: Turns::default(),
+            seen: Vec::new(),
+            readings: Vec::new(),
+        }
+    }
+
+    /// What the gate of one of its sessions is to say while the tenant's says `grant`.
+    pub fn grant_of(&self, session: SessionId, grant: Grant) -> Grant {
+        match grant {
+            Grant::Leased { .. } if !self.turns.admits(session) => Grant::Closed,
+            grant => grant,
+        }
+    }
+
+    /// Tells its processes what it is owed.
+    pub fn show_entitled(&mut self, gpu: usize, ppm: u32) {
+        if std::mem::replace(&mut self.entitled_ppm, ppm) != ppm {
+            for session in self.sessions.values() {
+                if let Some(slot) = session.seat.grant.page().slot(gpu) {
+                    slot.set_entitled_ppm(ppm);
+                }
+            }
+        }
+    }
+
+    /// Tells its processes how much memory they may hold together.
+    pub fn limit_memory(&self, gpu: usize) {
+        for session in self.sessions.values() {
+            if let Some(slot) = session.seat.grant.page().slot(gpu) {
+                slot.set_memory_limit(self.seat.memory_limit_bytes);
+            }
+        }
+    }
+}
+
+/// Wakes every thread that sleeps on the gate.
+fn wake(slot: &GrantSlot) {
+    // SAFETY: the word lives in the page of a session that is still held here, and is an atomic for as long.
+    let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(slot.futex()) };
+    // It cannot fail but for a bad address; and not private: the sleepers are other processes.
+    let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), u32::MAX >> 1);
+}
