@@ -58,8 +58,6 @@ macro_rules! for_each_unaccounted_function {
             Work cuMemBatchDecompressAsync_ptsz;
             Work cuFabricCpyBatchAsync;
             Work cuFabricCpyBatchAsync_ptsz;
-            Work cuGraphUpload;
-            Work cuGraphUpload_ptsz;
             Work cuGraphicsMapResources;
             Work cuGraphicsMapResources_ptsz;
             Work cuGraphicsUnmapResources;

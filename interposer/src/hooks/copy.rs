@@ -18,7 +18,7 @@ use crate::meter::segment::{Kind, Launch};
 use crate::record;
 
 /// For a copy that is described in a form not known here.
-const UNKNOWN_BYTES: u64 = 0;
+pub const UNKNOWN_BYTES: u64 = 0;
 
 /// A copy between rectangles or boxes.
 trait Shape {
@@ -48,7 +48,14 @@ fn bytes_of<S: Shape>(copy: *const S) -> u64 {
     unsafe { copy.as_ref() }.map_or(UNKNOWN_BYTES, Shape::bytes)
 }
 
-fn measured(api: ApiId, kind: Kind, stream: Stream, bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+/// Times what `call` moves on `stream`.
+pub fn measured(
+    api: ApiId,
+    kind: Kind,
+    stream: Stream,
+    bytes: u64,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
     record::copy(api, stream, bytes);
     // Far from every function's address, which kernels' keys begin with.
     let key = estimates::key([api as u64, bytes, 0, 0, 0]);

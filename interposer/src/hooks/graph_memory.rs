@@ -1,17 +1,21 @@
-//! Hooks of how graphs come to be: which of them allocate memory, and how much their launches may need.
+//! Hooks of how graphs come to be: which of them allocate memory, how much their launches may need, and what an upload takes of it before.
 
+use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{
-    CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_GRAPH_INSTANTIATE_PARAMS,
-    CUDA_MEM_ALLOC_NODE_PARAMS, CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode, CUgraphNodeParams,
-    CUresult, c_char,
+    CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_GRAPH_INSTANTIATE_ERROR,
+    CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUgraph,
+    CUgraphEdgeData, CUgraphExec, CUgraphNode, CUgraphNodeParams, CUresult, CUstream, c_char,
 };
 
+use super::copy::{UNKNOWN_BYTES, measured};
 use super::{MISSING, memory};
+use crate::driver::calls::Stream;
 use crate::driver::memory::ExecHandle;
 use crate::driver::real;
-use crate::memory::graphs;
+use crate::memory::graphs::{self, Taker};
 use crate::meter;
+use crate::meter::segment::Kind;
 use crate::process;
 
 macro_rules! instantiate {
@@ -21,14 +25,8 @@ macro_rules! instantiate {
             let Some(real) = real!($symbol) else { return MISSING };
             // SAFETY: the caller's arguments, as they came.
             let result = unsafe { real(exec, graph $(, $argument)*) };
-            if result == CUDA_SUCCESS
-                && graphs::is_used()
-                && let Some(process) = process::current()
-                // SAFETY: the driver wrote the handle if it reports success.
-                && let Some(exec) = unsafe { exec.as_ref() }
-            {
-                process.memory.graphs.instantiated(graph, ExecHandle(*exec as usize));
-            }
+            // SAFETY: the driver wrote the handle if it reports success.
+            unsafe { note(result, exec, graph) };
             result
         }
     )+};
@@ -38,9 +36,81 @@ instantiate! {
     instantiate_v1: cuGraphInstantiate(node: *mut CUgraphNode, log: *mut c_char, bytes: usize);
     instantiate_v2: cuGraphInstantiate_v2(node: *mut CUgraphNode, log: *mut c_char, bytes: usize);
     instantiate_with_flags: cuGraphInstantiateWithFlags(flags: u64);
-    instantiate_with_params: cuGraphInstantiateWithParams(params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS);
-    instantiate_with_params_ptsz: cuGraphInstantiateWithParams_ptsz(params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS);
 }
+
+/// `graph` may have been made executable.
+///
+/// # Safety
+/// `exec` is null or, if `result` is a success, what the driver wrote.
+unsafe fn note(result: CUresult, exec: *const CUgraphExec, graph: CUgraph) {
+    if result == CUDA_SUCCESS
+        && graphs::is_used()
+        && let Some(process) = process::current()
+        // SAFETY: the caller's promise.
+        && let Some(exec) = unsafe { exec.as_ref() }
+    {
+        process.memory.graphs.instantiated(graph, ExecHandle(*exec as usize));
+    }
+}
+
+/// Takes memory for graphs by `call`, where some of the process's allocate any.
+fn taking(api: ApiId, taker: Taker, call: impl FnOnce() -> CUresult) -> CUresult {
+    match process::current().filter(|_| graphs::is_used()) {
+        Some(process) => process.memory.take_for_graph(process, api, taker, call),
+        None => call(),
+    }
+}
+
+macro_rules! instantiate_with_params {
+    ($name:ident, $symbol:ident) => {
+        #[doc = concat!("Hook of `", stringify!($symbol), "`, which may upload what it makes.")]
+        pub unsafe extern "C" fn $name(
+            exec: *mut CUgraphExec,
+            graph: CUgraph,
+            params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
+        ) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            let mut is_asked = false;
+            let mut call = || {
+                is_asked = true;
+                // SAFETY: the caller's arguments, as they came.
+                let result = unsafe { real(exec, graph, params) };
+                // SAFETY: the driver wrote the handle if it reports success.
+                unsafe { note(result, exec, graph) };
+                result
+            };
+            // SAFETY: null, or what the caller passes as parameters for the driver to read.
+            let flags = unsafe { params.as_ref() }.map_or(0, |params| params.flags);
+            if flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) == 0 {
+                return call();
+            }
+            let result = taking(ApiId::$symbol, Taker::Graph(graph), call);
+            // SAFETY: as above, and to write.
+            if let (false, Some(params)) = (is_asked, unsafe { params.as_mut() }) {
+                params.result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+            }
+            result
+        }
+    };
+}
+instantiate_with_params!(instantiate_with_params, cuGraphInstantiateWithParams);
+instantiate_with_params!(instantiate_with_params_ptsz, cuGraphInstantiateWithParams_ptsz);
+
+macro_rules! upload {
+    ($name:ident, $symbol:ident, $per_thread:literal) => {
+        #[doc = concat!("Hook of `", stringify!($symbol), "`: what a launch would take of memory is taken here already.")]
+        pub unsafe extern "C" fn $name(exec: CUgraphExec, stream: CUstream) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            let on = Stream::new(stream, $per_thread);
+            taking(ApiId::$symbol, Taker::Executable(ExecHandle(exec as usize)), || {
+                // SAFETY: the caller's arguments, as they came.
+                measured(ApiId::$symbol, Kind::Copy, on, UNKNOWN_BYTES, || unsafe { real(exec, stream) })
+            })
+        }
+    };
+}
+upload!(upload, cuGraphUpload, false);
+upload!(upload_ptsz, cuGraphUpload_ptsz, true);
 
 /// Hook of `cuGraphExecDestroy`.
 pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {

@@ -11,7 +11,7 @@ use crate::driver::calls::Stream;
 use crate::driver::memory::ExecHandle;
 use crate::driver::real;
 use crate::launch::{self, Entry};
-use crate::memory::graphs as allocations;
+use crate::memory::graphs::{self as allocations, Taker};
 use crate::meter::segment::{Kind, Launch};
 use crate::meter::{estimates, graphs};
 use crate::process;
@@ -182,7 +182,10 @@ kernel_ex!(kernel_ex_ptsz, cuLaunchKernelEx_ptsz, true);
 #[cold]
 fn allocating(api: ApiId, graph: CUgraphExec, call: impl FnOnce() -> CUresult) -> CUresult {
     match process::current() {
-        Some(process) => process.memory.launch_graph(process, api, ExecHandle(graph as usize), call),
+        Some(process) => {
+            let taker = Taker::Executable(ExecHandle(graph as usize));
+            process.memory.take_for_graph(process, api, taker, call)
+        }
         None => call(),
     }
 }

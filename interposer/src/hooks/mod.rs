@@ -100,6 +100,8 @@ hooks! {
     cuMemAllocAsync_ptsz => memory::alloc_async_ptsz;
     cuMemAllocFromPoolAsync => memory::alloc_pool;
     cuMemAllocFromPoolAsync_ptsz => memory::alloc_pool_ptsz;
+    cuGraphUpload => graph_memory::upload;
+    cuGraphUpload_ptsz => graph_memory::upload_ptsz;
     cuGraphInstantiate => graph_memory::instantiate_v1;
     cuGraphInstantiate_v2 => graph_memory::instantiate_v2;
     cuGraphInstantiateWithFlags => graph_memory::instantiate_with_flags;

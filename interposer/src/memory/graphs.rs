@@ -1,6 +1,6 @@
-//! Memory that graphs allocate as they run: what a device's graphs have reserved counts, from the launch on and until it is trimmed.
+//! Memory that graphs allocate as they run: what a device's graphs have reserved counts, from the first upload or launch on and until it is trimmed.
 //!
-//! What a launch may need at most is known when its graph is made executable: the sum of what its nodes allocate. So much is promised before, less
+//! What either may need at most is known when its graph is made executable: the sum of what its nodes allocate. So much is promised before, less
 //! what the driver has to spare; afterwards the driver says what there is.
 
 use std::collections::HashMap;
@@ -36,13 +36,35 @@ pub fn is_used() -> bool {
 /// What a launch may need: device and bytes.
 type Needs = Vec<(usize, u64)>;
 
+/// What takes the memory.
+#[derive(Debug, Clone, Copy)]
+pub enum Taker {
+    /// One that is executable.
+    Executable(ExecHandle),
+    /// One that is uploaded as it is made executable.
+    Graph(CUgraph),
+}
+
+fn needs_of(graph: CUgraph) -> Needs {
+    let mut needs = Needs::new();
+    memory::allocations_of(graph, &mut |device, bytes| {
+        let Ok(ordinal) = usize::try_from(device) else { return };
+        let bytes = charge::blocks(bytes);
+        match needs.iter_mut().find(|(other, _)| *other == ordinal) {
+            Some((_, sum)) => *sum = sum.saturating_add(bytes),
+            None => needs.push((ordinal, bytes)),
+        }
+    });
+    needs
+}
+
 /// See the module.
 #[derive(Default)]
 pub struct Graphs {
     needs: Mutex<HashMap<ExecHandle, Needs>>,
     /// By device. Nobody who has it waits for anybody.
     held: Mutex<Vec<Held>>,
-    /// Had by the launch that may count on what the driver has to spare: another one at the same time would count on the same.
+    /// Had by the one that may count on what the driver has to spare: another one at the same time would count on the same.
     spare: Mutex<()>,
 }
 
@@ -57,15 +79,7 @@ impl Graphs {
 
     /// `graph` was made executable.
     pub fn instantiated(&self, graph: CUgraph, exec: ExecHandle) {
-        let mut needs = Needs::new();
-        memory::allocations_of(graph, &mut |device, bytes| {
-            let Ok(ordinal) = usize::try_from(device) else { return };
-            let bytes = charge::blocks(bytes);
-            match needs.iter_mut().find(|(other, _)| *other == ordinal) {
-                Some((_, sum)) => *sum = sum.saturating_add(bytes),
-                None => needs.push((ordinal, bytes)),
-            }
-        });
+        let needs = needs_of(graph);
         let mut all = self.needs();
         // The driver may have given the handle of one that is gone.
         all.remove(&exec);
@@ -79,18 +93,24 @@ impl Graphs {
         self.needs().remove(&exec);
     }
 
-    /// Launches `exec` by `call`. Before it is refused `give_back` has the process give back what it does not use on the device that it is told.
+    /// Launches or uploads `taker` by `call`. Before it is refused `give_back` has the process give back what it does not use on the device that it is told.
     ///
     /// # Errors
     /// The device without room, what was asked for, and [`Refused`].
-    pub fn launch<'p>(
+    pub fn take<'p>(
         &self,
         process: &'p Process,
         give_back: impl Fn(usize),
-        exec: ExecHandle,
+        taker: Taker,
         call: impl FnOnce() -> u32,
     ) -> Result<u32, (usize, u64, Site<'p>, Refused)> {
-        let Some(needs) = self.needs().get(&exec).cloned() else { return Ok(call()) };
+        let needs = match taker {
+            Taker::Executable(exec) => self.needs().get(&exec).cloned().unwrap_or_default(),
+            Taker::Graph(graph) => needs_of(graph),
+        };
+        if needs.is_empty() {
+            return Ok(call());
+        }
         let spare = self.spare.try_lock().ok();
         let mut promises = Vec::new();
         for (ordinal, bytes) in needs {

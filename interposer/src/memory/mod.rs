@@ -26,13 +26,13 @@ use deepres_abi::meter::MemoryKind;
 
 use crate::capture;
 use crate::driver::calls::Context;
-use crate::driver::memory::{self, ExecHandle, PoolHandle};
+use crate::driver::memory::{self, PoolHandle};
 use crate::log::say;
 use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
 use charge::BLOCK_BYTES;
-use graphs::Graphs;
+use graphs::{Graphs, Taker};
 use held::Held;
 use pools::Pools;
 use site::{Promise, Site};
@@ -273,15 +273,15 @@ impl Accounts {
         }
     }
 
-    /// Launches an executable graph by `call`, if there is room for what it allocates.
-    pub fn launch_graph(
+    /// Launches or uploads a graph by `call`, if there is room for what it allocates.
+    pub fn take_for_graph(
         &self,
         process: &Process,
         api: ApiId,
-        exec: ExecHandle,
+        taker: Taker,
         call: impl FnOnce() -> u32,
     ) -> u32 {
-        match self.graphs.launch(process, |ordinal| self.give_back(process, ordinal), exec, call) {
+        match self.graphs.take(process, |ordinal| self.give_back(process, ordinal), taker, call) {
             Ok(result) => result,
             Err((ordinal, bytes, site, refused)) => {
                 let request = Request { api, kind: MemoryKind::Graph, ordinal, context: 0, bytes };

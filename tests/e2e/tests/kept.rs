@@ -67,15 +67,18 @@ fn a_pool_counts_for_what_it_keeps_and_gives_it_back_before_anything_is_refused(
 }
 
 #[test]
-fn what_is_captured_counts_from_the_launch_on_until_it_is_trimmed() {
+fn what_is_captured_counts_from_the_upload_or_launch_on_until_it_is_trimmed() {
     let stages = [
         ("captured", "graph", 0),
         ("launched", "graph", 50),
         ("pooled", "graph", 0),
         ("launched again", "graph", 50),
         ("given back", "graph", 0),
+        ("uploaded", "graph", 50),
+        ("launched at last", "graph", 50),
+        ("made and uploaded", "graph", 50),
         ("refused", "graph", 0),
         ("end", "graph", 0),
     ];
-    assert_counts("graph", &stages, &[FULL]);
+    assert_counts("graph", &stages, &[FULL, FULL, FULL, "because of 1"]);
 }

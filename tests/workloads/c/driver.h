@@ -89,6 +89,13 @@ typedef struct {
     int flags;
 } CUmemAccessDesc;
 
+typedef struct {
+    unsigned long long flags;
+    CUstream upload_stream;
+    CUgraphNode failed;
+    int result;
+} CUDA_GRAPH_INSTANTIATE_PARAMS;
+
 enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
@@ -106,6 +113,7 @@ enum {
     CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2,
     GET_PROC_ADDRESS_LEGACY_STREAM = 1,
     GET_PROC_ADDRESS_PER_THREAD_STREAM = 2,
 };
@@ -208,6 +216,9 @@ enum {
     X(cuEventCreate, "cuEventCreate", 2000, LEGACY, (CUevent * event, unsigned flags))                                   \
     X(cuEventRecord, "cuEventRecord", 2000, LEGACY, (CUevent event, CUstream stream))                                    \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, LEGACY, (CUstream stream, CUevent event, unsigned flags))            \
+    X(cuGraphUpload, "cuGraphUpload", 11010, LEGACY, (CUgraphExec exec, CUstream stream))                                \
+    X(cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", 12000, LEGACY,                                       \
+      (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS * params))                                       \
     X(cuGraphExecDestroy, "cuGraphExecDestroy", 10000, LEGACY, (CUgraphExec exec))                                       \
     X(cuGraphDestroy, "cuGraphDestroy", 10000, LEGACY, (CUgraph graph))
 

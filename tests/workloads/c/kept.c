@@ -116,10 +116,27 @@ static void graph(size_t limit) {
     stage("launched again");
     CHECK(cu(cuDeviceGraphMemTrim)(0));
     stage("given back");
+    /* An upload takes what the launch after it has. */
+    CHECK(cu(cuGraphUpload)(exec, stream));
+    stage("uploaded");
+    CHECK(cu(cuGraphLaunch)(exec, stream));
+    CHECK(cu(cuStreamSynchronize)(stream));
+    stage("launched at last");
+    CHECK(cu(cuDeviceGraphMemTrim)(0));
+    CUDA_GRAPH_INSTANTIATE_PARAMS with_upload = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .upload_stream = stream};
+    CUgraphExec second;
+    CHECK(cu(cuGraphInstantiateWithParams)(&second, graph, &with_upload));
+    stage("made and uploaded");
+    CHECK(cu(cuDeviceGraphMemTrim)(0));
     /* The limit is 400 MiB: there is no room for the graph any more. */
     CHECK(cu(cuMemAlloc_v2)(&other, 360 * MIB));
+    printf("full %d\n", cu(cuGraphUpload)(exec, stream));
     printf("full %d\n", cu(cuGraphLaunch)(exec, stream));
+    CUgraphExec third;
+    printf("full %d\n", cu(cuGraphInstantiateWithParams)(&third, graph, &with_upload));
+    printf("because of %d\n", with_upload.result);
     stage("refused");
+    CHECK(cu(cuGraphExecDestroy)(second));
     CHECK(cu(cuMemFree_v2)(other));
     CHECK(cu(cuGraphExecDestroy)(exec));
     CHECK(cu(cuGraphDestroy)(graph));

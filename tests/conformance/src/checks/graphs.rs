@@ -14,6 +14,7 @@ checks! { "graphs":
     Documented an_update_takes_the_same_shape_only;
     Documented a_cycle_is_refused;
     Documented memory_of_a_graph_is_taken_while_it_is_in_use;
+    Documented an_upload_takes_the_memory_of_the_launch_after_it;
     Documented a_conditions_first_value_decides_which_body_runs;
     Documented a_graph_lives_on_in_what_was_made_of_it;
     Guess destroying_what_runs;
@@ -127,26 +128,37 @@ fn a_cycle_is_refused(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-fn memory_of_a_graph_is_taken_while_it_is_in_use(facts: &mut Facts) -> Result<(), Stop> {
-    const BYTES: usize = 6 << 20;
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+/// What [`writing_to_its_own`] allocates.
+const OWN_BYTES: usize = 6 << 20;
+
+/// A graph that allocates memory and writes to it, and where that is.
+fn writing_to_its_own(stream: CUstream) -> Result<(CUgraph, CUdeviceptr), Stop> {
     let (mut address, mut graph) = (0, null_mut());
     must!(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    must!(cuMemAllocAsync(&mut address, BYTES, stream));
+    must!(cuMemAllocAsync(&mut address, OWN_BYTES, stream));
     must!(cuMemsetD32Async(address, 8, 1, stream));
     must!(cuStreamEndCapture(stream, &mut graph));
+    Ok((graph, address))
+}
+
+/// What the device says about its graphs' memory.
+fn graph_bytes(attribute: CUgraphMem_attribute) -> Result<usize, Stop> {
+    let mut bytes = 0_u64;
+    must!(cuDeviceGetGraphMemAttribute(0, attribute, (&raw mut bytes).cast()));
+    Ok(bytes as usize)
+}
+
+fn memory_of_a_graph_is_taken_while_it_is_in_use(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (graph, address) = writing_to_its_own(stream)?;
     let exec = executable(graph)?;
-    let used = || {
-        let mut bytes = 0_u64;
-        must!(cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, (&raw mut bytes).cast()));
-        Ok::<_, Stop>(bytes as usize)
-    };
+    let used = || graph_bytes(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT);
     facts.is("before the launch", used()?, 0);
     must!(cuGraphLaunch(exec, stream));
     must!(cuStreamSynchronize(stream));
     let in_use = used()?;
-    facts.has("after it", in_use, "at least what was asked for", in_use >= BYTES);
+    facts.has("after it", in_use, "at least what was asked for", in_use >= OWN_BYTES);
     facts.is("the memory holds what the graph wrote", gpu.read(address, 1)?, vec![8]);
     facts.code("another launch meanwhile", cu!(cuGraphLaunch(exec, stream)), CUDA_ERROR_INVALID_VALUE);
     facts.code("freeing it in the stream", cu!(cuMemFreeAsync(address, stream)), CUDA_SUCCESS);
@@ -155,6 +167,43 @@ fn memory_of_a_graph_is_taken_while_it_is_in_use(facts: &mut Facts) -> Result<()
     facts.code("another launch then", cu!(cuGraphLaunch(exec, stream)), CUDA_SUCCESS);
     must!(cuStreamSynchronize(stream));
     facts.code("cuMemFree frees it as well", cu!(cuMemFree_v2(address)), CUDA_SUCCESS);
+    Ok(())
+}
+
+fn an_upload_takes_the_memory_of_the_launch_after_it(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (graph, address) = writing_to_its_own(stream)?;
+    let exec = executable(graph)?;
+    must!(cuDeviceGraphMemTrim(0));
+    let reserved = || graph_bytes(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT);
+    let before = reserved()?;
+    facts.code("uploading", cu!(cuGraphUpload(exec, stream)), CUDA_SUCCESS);
+    must!(cuStreamSynchronize(stream));
+    let taken = reserved()?.saturating_sub(before);
+    facts.has("what it took", taken, "at least what the graph allocates", taken >= OWN_BYTES);
+    facts.code("launching", cu!(cuGraphLaunch(exec, stream)), CUDA_SUCCESS);
+    must!(cuStreamSynchronize(stream));
+    facts.is("reserved then", reserved()?, before + taken);
+    facts.is("the memory holds what the graph wrote", gpu.read(address, 1)?, vec![8]);
+    must!(cuMemFree_v2(address));
+    // The same as it is made executable.
+    must!(cuGraphExecDestroy(exec));
+    must!(cuDeviceGraphMemTrim(0));
+    let before = reserved()?;
+    let mut params = CUDA_GRAPH_INSTANTIATE_PARAMS {
+        flags: u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD),
+        hUploadStream: stream,
+        hErrNode_out: null_mut(),
+        result_out: CUDA_GRAPH_INSTANTIATE_ERROR,
+    };
+    let (graph, mut exec) = (writing_to_its_own(stream)?.0, null_mut());
+    let made = cu!(cuGraphInstantiateWithParams(&mut exec, graph, &mut params));
+    facts.code("making another executable and uploading it", made, CUDA_SUCCESS);
+    facts.is("what came of it", params.result_out, CUDA_GRAPH_INSTANTIATE_SUCCESS);
+    must!(cuStreamSynchronize(stream));
+    let taken = reserved()?.saturating_sub(before);
+    facts.has("what that took", taken, "at least what the graph allocates", taken >= OWN_BYTES);
     Ok(())
 }
 

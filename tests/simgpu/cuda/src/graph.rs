@@ -381,6 +381,23 @@ impl Plan {
         }
     }
 
+    /// Follows what a launch has in use of memory that is not in use before: `taken` by address, and the most at once.
+    fn peak(&self, taken: &mut HashMap<u64, u64>, most: &mut u64) {
+        for step in self.steps.iter().filter(|step| step.is_enabled) {
+            match &step.operation {
+                Operation::Allocate(node) if !crate::graph_memory::is_live(node.params.dptr) => {
+                    taken.insert(node.params.dptr, node.bytes());
+                    *most = taken.values().sum::<u64>().max(*most);
+                }
+                Operation::Free(address) => {
+                    taken.remove(address);
+                }
+                Operation::Child(_) => step.children.iter().for_each(|child| child.peak(taken, most)),
+                _ => {}
+            }
+        }
+    }
+
     fn has_freed(&self, address: u64) -> bool {
         self.steps.iter().any(|step| match &step.operation {
             Operation::Free(freed) => *freed == address,
@@ -488,6 +505,13 @@ impl Exec {
     /// The graph it was made from.
     pub fn source(&self) -> &Graph {
         &self.source
+    }
+
+    /// Takes the memory that its launches in a stream will use.
+    pub fn upload(&self, stream: &Stream) -> Result<()> {
+        let mut most = 0;
+        lock(&self.plan).peak(&mut HashMap::new(), &mut most);
+        crate::graph_memory::keep(&stream.context, most)
     }
 
     /// Puts all of it into a stream.

@@ -92,6 +92,11 @@ impl Node {
         Ok(Self { params, reserved: Arc::new(Reservation { base, bytes }) })
     }
 
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> u64 {
+        self.reserved.bytes
+    }
+
     /// The node runs: its memory is charged and may be used.
     pub fn begin(&self, context: &Arc<Context>) -> Result<()> {
         let (base, bytes) = (self.reserved.base, self.reserved.bytes);
@@ -112,6 +117,23 @@ impl Node {
         usage.reserved_high = usage.reserved_high.max(usage.reserved);
         Ok(())
     }
+}
+
+/// Gets ready `bytes` that the next launches in a context will take (an upload), beyond what is kept for them.
+pub fn keep(context: &Arc<Context>, bytes: u64) -> Result<()> {
+    let mut state = lock(state());
+    let kept = state.spare.get(&context.handle).map_or(0, |spare| spare.bytes);
+    let missing = bytes.saturating_sub(kept);
+    if missing == 0 {
+        return Ok(());
+    }
+    memory::charge(context, missing)?;
+    let fresh = || Spare { context: Arc::clone(context), bytes: 0 };
+    state.spare.entry(context.handle).or_insert_with(fresh).bytes += missing;
+    let usage = state.usage.entry(context.device).or_default();
+    usage.reserved += missing;
+    usage.reserved_high = usage.reserved_high.max(usage.reserved);
+    Ok(())
 }
 
 /// The memory at an address is free again, for other graphs.

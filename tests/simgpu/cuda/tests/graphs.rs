@@ -208,6 +208,49 @@ fn memory_of_a_graph_is_charged_from_its_launch_until_it_is_trimmed() {
 }
 
 #[test]
+fn an_upload_is_charged_what_the_launch_after_it_has_in_use_at_most() {
+    let gpu = Gpu::new();
+    const BYTES: usize = 6 << 20;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING);
+    ok!(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    let [mut first, mut second] = [0; 2];
+    // One after the other, so that the second has the first one's.
+    ok!(cuMemAllocAsync(&mut first, BYTES, stream));
+    ok!(cuMemFreeAsync(first, stream));
+    ok!(cuMemAllocAsync(&mut second, BYTES / 2, stream));
+    let mut graph = null_mut();
+    ok!(cuStreamEndCapture(stream, &mut graph));
+    let exec = instantiate(graph);
+    let before = gpu.used_bytes();
+    for _ in 0..2 {
+        ok!(cuGraphUpload(exec, stream));
+        assert_eq!(gpu.used_bytes() - before, BYTES, "once, however often");
+    }
+    ok!(cuGraphLaunch(exec, stream));
+    ok!(cuStreamSynchronize(stream));
+    assert_eq!(gpu.used_bytes() - before, BYTES);
+    ok!(cuMemFree_v2(second));
+    ok!(cuDeviceGraphMemTrim(0));
+    assert_eq!(gpu.used_bytes(), before);
+    // Nothing is left of what could not be uploaded.
+    let mut all = 0;
+    ok!(cuDeviceTotalMem_v2(&mut all, 0));
+    let rest = gpu.memory(all - before - BYTES + 1);
+    assert_eq!(code!(cuGraphUpload(exec, stream)), CUDA_ERROR_OUT_OF_MEMORY);
+    let mut params = CUDA_GRAPH_INSTANTIATE_PARAMS {
+        flags: u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD),
+        hUploadStream: stream,
+        hErrNode_out: null_mut(),
+        result_out: CUDA_GRAPH_INSTANTIATE_SUCCESS,
+    };
+    let mut other = null_mut();
+    let made = code!(cuGraphInstantiateWithParams(&mut other, graph, &mut params));
+    assert_eq!((made, params.result_out), (CUDA_ERROR_OUT_OF_MEMORY, CUDA_GRAPH_INSTANTIATE_ERROR));
+    ok!(cuMemFree_v2(rest));
+    assert_eq!(gpu.used_bytes(), before);
+}
+
+#[test]
 fn a_user_object_ends_with_the_last_that_refers_to_it() {
     static ENDED: AtomicU32 = AtomicU32::new(0);
     unsafe extern "C" fn end(_: *mut c_void) {

@@ -311,14 +311,21 @@ fn instantiate_with_params(
 ) -> Result<()> {
     let mut params = read!(instantiateParams);
     let made = instantiate(phGraphExec, hGraph, params.flags);
-    if made.is_ok() && params.flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0 {
-        crate::stream::resolve(params.hUploadStream as usize, default)?;
-    }
-    params.hErrNode_out = std::ptr::null_mut();
     params.result_out =
         if made.is_ok() { CUDA_GRAPH_INSTANTIATE_SUCCESS } else { CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE };
+    let mut uploaded = Ok(());
+    if made.is_ok() && params.flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0 {
+        let exec = read!(phGraphExec) as usize;
+        uploaded = crate::stream::resolve(params.hUploadStream as usize, default)
+            .and_then(|stream| graph::exec(exec)?.upload(&stream));
+        if uploaded.is_err() {
+            graph::EXECS.remove(exec);
+            params.result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+        }
+    }
+    params.hErrNode_out = std::ptr::null_mut();
     give!(instantiateParams, params);
-    made
+    made.and(uploaded)
 }
 
 for_both_default_streams! {

@@ -142,8 +142,7 @@ for_both_default_streams! {
     }
 
     cuGraphUpload / cuGraphUpload_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) |default| {
-        graph::exec(hGraphExec as usize)?;
-        stream::resolve(hStream as usize, default).map(|_| ())
+        graph::exec(hGraphExec as usize)?.upload(&*stream::resolve(hStream as usize, default)?)
     }
 }
 
