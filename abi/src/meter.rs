@@ -338,6 +338,31 @@ impl MeterSlot {
         }
     }
 
+    /// Whether nothing is under way and no work, wait or refusal was counted since `earlier`. Looks at less than [`Self::read`]: memory held
+    /// may have changed.
+    pub fn rests_since(&self, earlier: &Reading) -> bool {
+        let same = |counter: &AtomicU64, earlier: u64| counter.load(Ordering::Relaxed) == earlier;
+        // In the order of `read`.
+        self.waiters.load(Ordering::SeqCst) == 0
+            && self.launching.load(Ordering::SeqCst) == 0
+            && self.in_flight().is_none()
+            && same(&self.compute_ns, earlier.compute_ns)
+            && same(&self.copy_ns, earlier.copy_ns)
+            && same(&self.occupied_ns, earlier.occupied_ns)
+            && same(&self.wait_ns, earlier.wait_ns)
+            && same(&self.waits, earlier.waits)
+            && same(&self.kernel_launches, earlier.kernel_launches)
+            && same(&self.graph_launches, earlier.graph_launches)
+            && same(&self.longest_ns, earlier.longest_ns)
+            && same(&self.updated_ns, earlier.updated_ns)
+            && same(&self.refusals, earlier.refusals)
+    }
+
+    /// Memory held, bytes by [`MemoryKind`].
+    pub fn held_bytes(&self) -> [u64; MemoryKind::COUNT] {
+        core::array::from_fn(|kind| self.held_bytes[kind].load(Ordering::Relaxed))
+    }
+
     /// Copies the counters out.
     pub fn read(&self) -> Reading {
         let word = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -363,7 +388,7 @@ impl MeterSlot {
             refusals: word(&self.refusals),
             last_refused_bytes: word(&self.last_refused_bytes),
             last_refused_api: self.last_refused_api.load(Ordering::Relaxed),
-            held_bytes: core::array::from_fn(|kind| word(&self.held_bytes[kind])),
+            held_bytes: self.held_bytes(),
             waits_by_length: core::array::from_fn(|bucket| {
                 self.waits_by_length[bucket].load(Ordering::Relaxed)
             }),
@@ -465,5 +490,40 @@ mod tests {
         for (number, kind) in MemoryKind::ALL.iter().enumerate() {
             assert_eq!(*kind as usize, number);
         }
+    }
+
+    #[test]
+    fn a_slot_rests_until_something_is_counted_or_under_way() {
+        let slot = MeterSlot::default();
+        let before = slot.read();
+        assert!(slot.rests_since(&before));
+        let counters = [
+            &slot.compute_ns,
+            &slot.copy_ns,
+            &slot.occupied_ns,
+            &slot.wait_ns,
+            &slot.waits,
+            &slot.kernel_launches,
+            &slot.graph_launches,
+            &slot.longest_ns,
+            &slot.updated_ns,
+            &slot.refusals,
+        ];
+        for (number, counter) in counters.into_iter().enumerate() {
+            let before = slot.read();
+            counter.fetch_add(1, Ordering::Relaxed);
+            assert!(!slot.rests_since(&before), "counter {number}");
+            assert!(slot.rests_since(&slot.read()));
+        }
+        slot.enter_wait();
+        assert!(!slot.rests_since(&slot.read()), "a thread waits");
+        slot.leave_wait();
+        let launching = slot.start_launching();
+        assert!(!slot.rests_since(&slot.read()), "a thread launches");
+        drop(launching);
+        slot.set_in_flight();
+        assert!(!slot.rests_since(&slot.read()), "something is in flight");
+        assert!(slot.settle(slot.in_flight().expect("something is")));
+        assert!(slot.rests_since(&slot.read()));
     }
 }

@@ -70,7 +70,7 @@ impl Worker {
                     tenant.sessions.iter().map(move |(id, session)| {
                         let overdue_ns =
                             session.overdue.overdue_ns(tenant.account.longest_ns, self.looked_ns);
-                        (*id, SessionGpuStatus { overdue_ns, ..session_status(session, account) })
+                        (*id, SessionGpuStatus { overdue_ns, ..session_status(self.gpu, session, account) })
                     })
                 })
                 .collect(),
@@ -80,10 +80,13 @@ impl Worker {
 
     fn account_status(&self, id: TenantId, tenant: &Tenant) -> AccountStatus {
         let totals = tenant.account.totals;
-        let meters = || tenant.sessions.values().map(|session| session.last);
-        let held = |kind: MemoryKind| {
-            meters().fold(0u64, |sum, meter| sum.saturating_add(meter.held_bytes[kind as usize]))
-        };
+        let mut by_kind = [0u64; MemoryKind::COUNT];
+        for session in tenant.sessions.values() {
+            for (sum, bytes) in by_kind.iter_mut().zip(session.held_bytes(self.gpu)) {
+                *sum = sum.saturating_add(bytes);
+            }
+        }
+        let held = |kind: MemoryKind| by_kind[kind as usize];
         let kinds = MemoryKind::ALL.into_iter().map(|kind| (kind.name().to_owned(), held(kind)));
         let ledger = tenant.seat.ledger.page().gpu(self.gpu);
         let memory_bytes = ledger.map_or(0, |ledger| ledger.held_bytes()).min(MAX_HELD_BYTES);
@@ -136,9 +139,9 @@ fn drift(held_bytes: u64, kinds: impl Iterator<Item = u64>) -> i64 {
 }
 
 /// What a session says of itself, where it does not say more than its tenant's account, which is bounded by what is possible.
-fn session_status(session: &Session, account: &AccountStatus) -> SessionGpuStatus {
+fn session_status(gpu: usize, session: &Session, account: &AccountStatus) -> SessionGpuStatus {
     let meter = session.last;
-    let held_bytes = meter.held_bytes.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
+    let held_bytes = session.held_bytes(gpu).into_iter().fold(0, u64::saturating_add);
     SessionGpuStatus {
         gpu: account.gpu,
         in_flight: meter.in_flight,

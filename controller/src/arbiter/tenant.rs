@@ -10,14 +10,14 @@ use crate::policy::entitlement::Rule;
 use crate::policy::lease::Grant;
 use crate::policy::turns::{self, Turns};
 use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
-use deepres_abi::meter::Reading;
+use deepres_abi::meter::{MemoryKind, MeterSlot, Reading};
 use std::collections::BTreeMap;
 
 /// A process of a tenant.
 pub struct Session {
     /// Its pages.
     pub seat: SessionSeat,
-    /// What its meter said when last looked at.
+    /// What its meter said when last looked at; of memory, when something was last under way.
     pub last: Reading,
     /// Its counters go on from earlier sessions' and are not all there yet.
     pub awaited: Option<Awaited>,
@@ -39,8 +39,17 @@ impl Session {
     }
 
     /// Whether nothing happened since it was last looked at, and nothing is under way.
-    pub fn is_at_rest(&self, now: &Reading) -> bool {
-        !now.wants() && self.awaited.is_none() && !self.stopped.is_stopped() && *now == self.last
+    pub fn rests(&self, slot: &MeterSlot) -> bool {
+        !self.last.wants()
+            && self.awaited.is_none()
+            && !self.stopped.is_stopped()
+            && slot.rests_since(&self.last)
+    }
+
+    /// Memory that it says it holds, bytes by kind.
+    pub fn held_bytes(&self, gpu: usize) -> [u64; MemoryKind::COUNT] {
+        let slot = self.seat.meter.page().slot(gpu);
+        slot.map_or([0; MemoryKind::COUNT], MeterSlot::held_bytes)
     }
 
     /// Whether it ever launched anything. Many processes that see the GPU never use it.

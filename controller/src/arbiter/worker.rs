@@ -78,6 +78,10 @@ pub struct Worker {
     pub contended_ns: u64,
     /// Time in which none did, ns.
     pub idle_ns: u64,
+    /// Whether anybody wanted the GPU when last looked at …
+    is_wanted: bool,
+    /// … and whether more was to come of anybody than their meters show.
+    is_unsettled: bool,
     /// When meters were last read.
     pub looked_ns: u64,
     ticked_ns: u64,
@@ -121,6 +125,8 @@ impl Worker {
             latency: Latency::default(),
             contended_ns: 0,
             idle_ns: 0,
+            is_wanted: false,
+            is_unsettled: false,
             looked_ns: now_ns,
             ticked_ns: 0,
             turned_ns: now_ns,
@@ -233,21 +239,12 @@ impl Worker {
         self.tenants.values().any(|tenant| !tenant.sessions.is_empty())
     }
 
-    fn sessions(&self) -> impl Iterator<Item = &Session> {
-        self.tenants.values().flat_map(|tenant| tenant.sessions.values())
-    }
-
     /// Whether nobody wanted the GPU when last looked at, not long ago, and no time has come that something waits for.
     fn is_quiet(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.looked_ns) < IDLE_LOOK_NS
             && self.decide_ns.is_none_or(|at_ns| now_ns < at_ns)
-            && !self.is_wanted()
-            && !self.sessions().any(|session| session.awaited.is_some() || session.stopped.is_stopped())
-    }
-
-    /// Whether anybody wanted the GPU when last looked at.
-    fn is_wanted(&self) -> bool {
-        self.tenants.values().any(|tenant| tenant.account.wants)
+            && !self.is_wanted
+            && !self.is_unsettled
     }
 
     fn look_and_decide(&mut self) {
@@ -272,7 +269,7 @@ impl Worker {
             // round.
         }
         let now_ns = self.looked_ns;
-        let review_ns = if self.is_wanted() { REVIEW_NS } else { IDLE_REVIEW_NS };
+        let review_ns = if self.is_wanted { REVIEW_NS } else { IDLE_REVIEW_NS };
         if now_ns.saturating_sub(self.entitled_ns) >= review_ns {
             self.entitle(now_ns);
         }
@@ -297,6 +294,7 @@ impl Worker {
         } else if wanting == 0 && self.has_sessions() {
             self.idle_ns = self.idle_ns.saturating_add(elapsed_ns);
         }
+        let (mut is_wanted, mut is_unsettled, mut is_awaited) = (false, false, false);
         for (id, tenant) in &mut self.tenants {
             let grant = self.scheduler.grant(*id);
             let may_launch = !matches!(grant, Grant::Closed | Grant::Paused);
@@ -308,15 +306,15 @@ impl Worker {
                 // Before the counters are read.
                 let is_brought =
                     session.awaited.is_some_and(|awaited| page.is_carried() || now_ns >= awaited.until_ns);
-                let reading = slot.read();
-                if session.is_at_rest(&reading) {
+                if session.rests(slot) {
                     session.stopped.rest(now_ns);
                     tenant.seen.push(turns::Seen { session: session.seat.id, wants: false, used_ns: 0 });
                     continue;
                 }
                 let process = session.seat.process;
                 let is_stopped = || stopped::is_stopped(process);
-                let reading = session.stopped.look(&session.last, reading, may_launch, now_ns, is_stopped);
+                let reading =
+                    session.stopped.look(&session.last, slot.read(), may_launch, now_ns, is_stopped);
                 if session.overdue.look(&reading, tenant.account.longest_ns, now_ns) {
                     let pid = process.map(|process| process.pid);
                     tracing::warn!(
@@ -337,6 +335,7 @@ impl Worker {
                 } else if session.awaited.is_some() {
                     // Whether it runs or waits is believed; what it counts is not all there yet.
                     tenant.readings.push((reading, reading));
+                    is_awaited = true;
                     continue;
                 } else {
                     session.last
@@ -345,6 +344,7 @@ impl Worker {
                 let used_ns = reading.compute_ns.saturating_sub(before.compute_ns).min(elapsed_ns);
                 tenant.seen.push(turns::Seen { session: session.seat.id, wants: reading.wants(), used_ns });
                 session.last = reading;
+                is_unsettled |= session.stopped.is_stopped();
             }
             tenant.turns.observe(now_ns, elapsed_ns, grant, &tenant.seen);
             tenant.account.pass(elapsed_ns, tenant.entitled_ppm, rivals_ppm);
@@ -365,12 +365,12 @@ impl Worker {
                 seen.waiting = false;
                 tenant.account.wants = seen.in_flight;
             }
+            is_wanted |= tenant.account.wants;
             tenant.demand.observe(seen.used_ns, if was_idle { elapsed_ns } else { 0 });
             self.scheduler.observe(*id, now_ns, seen);
         }
-        let are_all_back =
-            self.baselines.is_empty() && self.sessions().all(|session| session.awaited.is_none());
-        if are_all_back {
+        (self.is_wanted, self.is_unsettled) = (is_wanted, is_unsettled || is_awaited);
+        if self.baselines.is_empty() && !is_awaited {
             self.settle_arrears(now_ns);
         }
     }

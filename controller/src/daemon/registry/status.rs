@@ -14,12 +14,34 @@ use crate::policy::lease::Phase;
 use crate::probes::status::DriverSums;
 use std::collections::HashMap;
 
+/// What the arbiters of all GPUs say, by tenant and by session.
+struct ByWhom<'a> {
+    accounts: HashMap<TenantId, Vec<&'a AccountStatus>>,
+    sessions: HashMap<SessionId, Vec<&'a SessionGpuStatus>>,
+}
+
+impl<'a> ByWhom<'a> {
+    fn of(reports: &'a [Report]) -> Self {
+        let mut by_whom = Self { accounts: HashMap::new(), sessions: HashMap::new() };
+        for report in reports {
+            for (tenant, account) in &report.tenants {
+                by_whom.accounts.entry(*tenant).or_default().push(account);
+            }
+            for (session, status) in &report.sessions {
+                by_whom.sessions.entry(*session).or_default().push(status);
+            }
+        }
+        by_whom
+    }
+}
+
 impl Registry {
     /// Puts the reports and what is known here together.
     pub fn status(&self, reports: &[Report]) -> Status {
         let names: HashMap<TenantId, &str> =
             self.tenants.iter().map(|(name, tenant)| (tenant.id, name.as_str())).collect();
         let gpus = self.gpus.iter().zip(reports).enumerate();
+        let by_whom = ByWhom::of(reports);
         Status {
             now_ns: reports.iter().map(|report| report.now_ns).max().unwrap_or_else(monotonic_ns),
             daemon: DaemonStatus {
@@ -36,7 +58,7 @@ impl Registry {
             tenants: self
                 .tenants
                 .iter()
-                .map(|(name, tenant)| self.tenant_status(name, tenant, reports))
+                .map(|(name, tenant)| tenant_status(name, tenant, &by_whom))
                 .collect(),
             unmanaged: Vec::new(),
             probes: ProbesStatus::default(),
@@ -58,53 +80,51 @@ impl Registry {
             })
             .collect()
     }
+}
 
-    fn tenant_status(&self, name: &str, tenant: &Tenant, reports: &[Report]) -> TenantStatus {
-        let accounts = reports.iter().flat_map(|report| &report.tenants);
-        let accounts = accounts.filter(|(id, _)| *id == tenant.id).map(|(_, account)| {
-            // Of one whose memory is on the host NVML has nothing to say.
-            let seen = tenant.by_nvml.get(&account.gpu).filter(|_| !tenant.is_suspended);
-            AccountStatus {
-                nvml_bytes: seen.map(|seen| seen.bytes),
-                drift_bytes: seen.map(|seen| seen.drift_bytes),
-                ceiling_bytes: tenant.ceilings.get(&account.gpu).copied(),
-                ..account.clone()
-            }
-        });
-        let on_gpus = |session: SessionId| -> Vec<SessionGpuStatus> {
-            let sessions = reports.iter().flat_map(|report| &report.sessions);
-            sessions.filter(|(id, _)| *id == session).map(|(_, status)| status.clone()).collect()
-        };
-        let granted = tenant.granted();
-        TenantStatus {
-            name: name.to_owned(),
-            uid: tenant.user,
-            user: None,
-            found: Some(tenant.found.clone()),
-            container: tenant.container.clone(),
-            asked: tenant.asked,
-            granted: Some(granted),
-            asked_share_ppm: granted.share_ppm.value,
-            memory_limit_bytes: granted.memory_bytes.value,
-            class: granted.class.value.name().to_owned(),
-            paused: tenant.is_paused,
-            suspended: tenant.is_suspended,
-            oversubscribe: tenant.oversubscribe.map(|way| way.name().to_owned()),
-            keepers: tenant.keepers.len(),
-            gpus: accounts.collect::<Vec<AccountStatus>>(),
-            sessions: tenant
-                .sessions
-                .iter()
-                .map(|(id, session)| SessionStatus {
-                    id: *id,
-                    pid: session.pid,
-                    container: session.container.clone(),
-                    client: session.client.clone(),
-                    gpus: on_gpus(*id),
-                })
-                .collect(),
-            driver: DriverSums::default(),
+fn tenant_status(name: &str, tenant: &Tenant, by_whom: &ByWhom<'_>) -> TenantStatus {
+    let accounts = by_whom.accounts.get(&tenant.id).into_iter().flatten().map(|account| {
+        // Of one whose memory is on the host NVML has nothing to say.
+        let seen = tenant.by_nvml.get(&account.gpu).filter(|_| !tenant.is_suspended);
+        AccountStatus {
+            nvml_bytes: seen.map(|seen| seen.bytes),
+            drift_bytes: seen.map(|seen| seen.drift_bytes),
+            ceiling_bytes: tenant.ceilings.get(&account.gpu).copied(),
+            ..(*account).clone()
         }
+    });
+    let on_gpus = |session: &SessionId| -> Vec<SessionGpuStatus> {
+        by_whom.sessions.get(session).into_iter().flatten().map(|status| (*status).clone()).collect()
+    };
+    let granted = tenant.granted();
+    TenantStatus {
+        name: name.to_owned(),
+        uid: tenant.user,
+        user: None,
+        found: Some(tenant.found.clone()),
+        container: tenant.container.clone(),
+        asked: tenant.asked,
+        granted: Some(granted),
+        asked_share_ppm: granted.share_ppm.value,
+        memory_limit_bytes: granted.memory_bytes.value,
+        class: granted.class.value.name().to_owned(),
+        paused: tenant.is_paused,
+        suspended: tenant.is_suspended,
+        oversubscribe: tenant.oversubscribe.map(|way| way.name().to_owned()),
+        keepers: tenant.keepers.len(),
+        gpus: accounts.collect::<Vec<AccountStatus>>(),
+        sessions: tenant
+            .sessions
+            .iter()
+            .map(|(id, session)| SessionStatus {
+                id: *id,
+                pid: session.pid,
+                container: session.container.clone(),
+                client: session.client.clone(),
+                gpus: on_gpus(id),
+            })
+            .collect(),
+        driver: DriverSums::default(),
     }
 }
 
