@@ -7,9 +7,10 @@ use deepres_abi::probe::Event;
 use deepres_controller::admin::Status;
 use deepres_controller::admin::client::Client;
 use deepres_controller::probes::devices::{DeviceKey, Devices};
+use deepres_controller::probes::inside::unfinished;
 use deepres_controller::probes::kernel::{Asked, Kernel, Ring};
 use deepres_controller::process::ProcessKey;
-use deepres_controller::trace::decode::decode;
+use deepres_controller::trace::decode::{decode, decode_unfinished};
 use deepres_controller::trace::summary::Summary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
@@ -157,6 +158,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     kernel.detach();
     let _ = tracer
         .read_all(&mut ring, &kernel)
+        .and_then(|()| tracer.tell_unfinished(&kernel, args.all))
         .and_then(|()| tracer.output.summary(&tracer.summary, tracer.lost, args.summary));
     if let Some(mut child) = child {
         status = Some(child.wait()?);
@@ -235,6 +237,16 @@ impl Tracer {
         }
         self.output.flush()?;
         Ok(shown == EVENTS_AT_ONCE)
+    }
+
+    /// Shows the calls that whoever was traced is still inside of.
+    fn tell_unfinished(&mut self, kernel: &Kernel, of_all: bool) -> std::io::Result<()> {
+        for event in unfinished(kernel, |who| of_all || kernel.follows(who)) {
+            let event = decode_unfinished(&event);
+            self.summary.add(&event);
+            self.output.event(&event)?;
+        }
+        Ok(())
     }
 
     fn read_all(&mut self, ring: &mut Ring<Event>, kernel: &Kernel) -> std::io::Result<()> {

@@ -6,13 +6,13 @@ use super::devices::Devices;
 pub use super::way::Way;
 use super::way::{Choice, Facts, choices};
 use crate::process::ProcessKey;
-use aya::maps::{HashMap, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf};
 use aya::programs::{KProbe, Program, RawTracePoint, TracePoint};
 use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use deepres_abi::probe::{
-    CommandKey, CommandValue, Event, LAYOUT, News, Offsets, StatKey, StatValue, Totals, Watch,
-    tracing as asked,
+    CommandKey, CommandValue, Event, Inflight, LAYOUT, News, Offsets, Slot, StatKey, StatValue, Totals,
+    Watch, tracing as asked,
 };
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
@@ -265,6 +265,25 @@ impl Kernel {
         let mut map: HashMap<_, u32, u64> =
             named(self.ebpf.map_mut("TRACED")).and_then(HashMap::try_from).map_err(refused)?;
         map.insert(who.pid, who.start_ticks, 0).map_err(refused)
+    }
+
+    /// Whether a process is followed.
+    pub fn follows(&self, who: ProcessKey) -> bool {
+        let map = named(self.ebpf.map("TRACED")).and_then(HashMap::<_, u32, u64>::try_from);
+        map.and_then(|map| map.get(&who.pid, 0)).is_ok_and(|start_ticks| start_ticks == who.start_ticks)
+    }
+
+    /// Threads, and the watched ioctl that each has begun; that it has ended may have gone unnoticed.
+    pub fn inside(&self) -> Vec<(u32, Inflight)> {
+        let slots = named(self.ebpf.map("SLOTS")).and_then(Array::<_, [u8; size_of::<Slot>()]>::try_from);
+        let slots = slots.iter().flat_map(Array::iter).filter_map(Result::ok);
+        let slots = slots.filter_map(|slot| Slot::read_from_bytes(&slot).ok());
+        let in_slots = slots.filter(|slot| slot.owner != 0).map(|slot| (slot.owner as u32, slot.ioctl));
+        let others = named(self.ebpf.map("INFLIGHT"))
+            .and_then(HashMap::<_, u32, [u8; size_of::<Inflight>()]>::try_from);
+        let others = others.iter().flat_map(HashMap::iter).filter_map(Result::ok);
+        let others = others.filter_map(|(tid, call)| Some((tid, Inflight::read_from_bytes(&call).ok()?)));
+        in_slots.chain(others).collect()
     }
 
     /// Follows no more who is no more.

@@ -10,6 +10,7 @@
 //! | [`watch`] | the thread that reads everything and keeps the board |
 //! | [`users`] | pure: who is to be told of as unmanaged, and when |
 //! | [`activity`] | what processes do in the driver, added up |
+//! | [`inside`] | which threads are inside the driver now |
 //! | [`scan`] | what /proc tells of processes |
 //! | [`reader`] | the threads that read what a process can make wait |
 //! | [`hold`] | who is stopped until it is adopted |
@@ -21,6 +22,7 @@ pub mod btf;
 pub mod connected;
 pub mod devices;
 pub mod hold;
+pub mod inside;
 pub mod kernel;
 pub mod metering;
 pub mod reader;

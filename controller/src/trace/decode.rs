@@ -48,6 +48,8 @@ pub struct Decoded<'e> {
     pub status: Option<Value>,
     /// What the call returned.
     pub result: i64,
+    /// It has not returned: its latency is of up to now, and its result nothing.
+    pub unfinished: bool,
     /// The error's name, if it failed.
     pub error: Option<Cow<'static, str>>,
 }
@@ -167,8 +169,14 @@ pub fn decode(event: &Event) -> Decoded<'_> {
         // A call that failed did not come so far that the driver would have written one.
         status: known.filter(|_| event.result >= 0).and_then(|command| status(command, payload)),
         result: event.result,
+        unfinished: false,
         error: error_name(event.result),
     }
+}
+
+/// Decodes what is known of a call that has not returned ([`crate::probes::inside`]).
+pub fn decode_unfinished(event: &Event) -> Decoded<'_> {
+    Decoded { unfinished: true, fields: Fields { known: &[], payload: &[] }, status: None, ..decode(event) }
 }
 
 /// A family's name.

@@ -26,6 +26,7 @@ pub struct Line {
 #[derive(Debug, Default)]
 pub struct Summary {
     lines: BTreeMap<(&'static str, u32), Line>,
+    unfinished: u64,
 }
 
 /// Commands that are told apart, at most; there are fewer than a tenth as many.
@@ -53,6 +54,7 @@ impl Summary {
             time_ns: 0,
             longest_ns: 0,
         });
+        self.unfinished += u64::from(event.unfinished);
         let is_refused = event.status.is_some_and(|status| status != OK);
         line.calls += 1;
         line.errors += u64::from(event.result < 0 || is_refused);
@@ -65,6 +67,11 @@ impl Summary {
         let mut lines: Vec<&Line> = self.lines.values().collect();
         lines.sort_by_key(|line| std::cmp::Reverse(line.time_ns));
         lines
+    }
+
+    /// Calls that had not returned.
+    pub fn unfinished(&self) -> u64 {
+        self.unfinished
     }
 
     /// All events.

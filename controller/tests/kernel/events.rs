@@ -3,9 +3,11 @@
 use super::counts::alone;
 use super::support::*;
 use deepres_abi::probe::Event;
+use deepres_controller::probes::inside::unfinished;
 use deepres_controller::probes::kernel::{Asked, Kernel};
 use deepres_controller::process::ProcessKey;
-use deepres_controller::trace::decode::decode;
+use deepres_controller::trace::decode::{decode, decode_unfinished};
+use std::os::fd::OwnedFd;
 use std::process::Command;
 
 const RING_BYTES: u32 = 1 << 20;
@@ -171,4 +173,84 @@ fn what_the_ring_has_no_room_for_is_counted_exactly() {
     assert_eq!(of_command(&kernel, std::process::id(), SUCCESS).unwrap().calls, CALLS, "counters miss none");
     assert_eq!(ioctl(fd(&file), SUCCESS), 0);
     assert_eq!(events().len(), 1, "there is room again");
+}
+
+/// A page that is not there until [`Late::come`]: whoever reads it waits.
+struct Late {
+    faults: OwnedFd,
+    address: usize,
+}
+
+/// The commands of userfaultfd(2) and their arguments, linux/userfaultfd.h.
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFD_API: u64 = 0xaa;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
+const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
+const PAGE_BYTES: usize = 4096;
+
+impl Late {
+    fn new() -> Self {
+        use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, userfaultfd};
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice; it stays for good.
+        let page = unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE_BYTES, access, MapFlags::PRIVATE) };
+        // SAFETY: what it is told of is that mapping alone.
+        let faults = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC) }.expect("userfaultfd, as root");
+        let late = Self { faults, address: page.expect("a page").addr() };
+        late.ask(UFFDIO_API, [UFFD_API, 0, 0, 0]);
+        late.ask(UFFDIO_REGISTER, [late.address as u64, PAGE_BYTES as u64, UFFDIO_REGISTER_MODE_MISSING, 0]);
+        late
+    }
+
+    fn ask(&self, command: libc::c_ulong, mut argument: [u64; 4]) {
+        // SAFETY: none of the commands reads or writes more than the argument has.
+        let answer = unsafe {
+            libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&self.faults), command, argument.as_mut_ptr())
+        };
+        assert_eq!(answer, 0, "{command:#x}: {}", std::io::Error::last_os_error());
+    }
+
+    /// The page comes, full of zeros.
+    fn come(&self) {
+        self.ask(UFFDIO_ZEROPAGE, [self.address as u64, PAGE_BYTES as u64, 0, 0]);
+    }
+}
+
+#[test]
+fn a_call_that_has_not_returned_is_told_at_the_end_and_only_that() {
+    let _alone = alone();
+    let Some(mut kernel) = probes(&[BTRFS_UVM_KEY], Asked::Some(RING_BYTES), None) else { return };
+    let mut events = events(&mut kernel);
+    kernel.follow(own()).unwrap();
+    let file = open(BTRFS);
+    assert_eq!(ioctl(fd(&file), UVM_CREATE_EXTERNAL_RANGE), 0);
+    assert!(unfinished(&kernel, |who| kernel.follows(who)).is_empty(), "it has returned");
+    let late = Late::new();
+    std::thread::scope(|scope| {
+        let stuck = scope.spawn(|| {
+            // SAFETY: the device reads and writes the one page that the address leads to.
+            unsafe { libc::ioctl(fd(&file), UVM_FREE, late.address) }
+        });
+        let inside = loop {
+            let inside = unfinished(&kernel, |who| kernel.follows(who));
+            if !inside.is_empty() {
+                break inside;
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!(unfinished(&kernel, |_| false).len(), 0, "nobody else's");
+        kernel.detach();
+        let told = unfinished(&kernel, |who| kernel.follows(who));
+        assert_eq!((inside.len(), told.len()), (1, 1));
+        let told = decode_unfinished(&told[0]);
+        assert_eq!((told.name, told.pid, told.unfinished), (Some("UVM_FREE"), std::process::id(), true));
+        assert_eq!(told.fd, Some(fd(&file) as u32));
+        assert!(told.tid != told.pid && told.latency_ns >= inside[0].latency_ns && told.status.is_none());
+        late.come();
+        assert_eq!(stuck.join().unwrap(), 0);
+    });
+    // Its return went unnoticed.
+    assert!(unfinished(&kernel, |who| kernel.follows(who)).is_empty());
+    assert_eq!(events().len(), 1);
 }

@@ -78,6 +78,9 @@ impl Output {
             let comma = if index == 0 { "" } else { ", " };
             write!(out, "{comma}{name}={value}")?;
         }
+        if event.unfinished {
+            return writeln!(out, "… unfinished");
+        }
         let (answer, is_bad): (&dyn fmt::Display, bool) = match (&event.error, &event.status) {
             (Some(error), _) => (error, true),
             (None, Some(status)) => (status, *status != OK),
@@ -100,9 +103,12 @@ impl Output {
     /// What it adds up to.
     pub fn summary(&mut self, summary: &Summary, lost: u64, is_wanted: bool) -> io::Result<()> {
         if is_wanted && self.is_json {
-            self.json(
-                &serde_json::json!({ "summary": summary.lines(), "calls": summary.calls(), "lost": lost }),
-            )?;
+            self.json(&serde_json::json!({
+                "summary": summary.lines(),
+                "calls": summary.calls(),
+                "unfinished": summary.unfinished(),
+                "lost": lost,
+            }))?;
         } else if is_wanted {
             writeln!(
                 self.out,
@@ -121,7 +127,11 @@ impl Output {
                     line.command,
                 )?;
             }
-            writeln!(self.out, "{} calls, {lost} lost", summary.calls())?;
+            let unfinished = match summary.unfinished() {
+                0 => String::new(),
+                unfinished => format!(", {unfinished} unfinished"),
+            };
+            writeln!(self.out, "{} calls{unfinished}, {lost} lost", summary.calls())?;
         }
         self.flush()
     }
