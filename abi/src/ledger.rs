@@ -3,14 +3,13 @@
 //! There is no shared total to repair. Each session has a slot that it alone changes, and what the tenant holds is the sum of
 //! the slots. A killed session's slot is cleared by the controller; a reservation that was under way dies with it.
 //!
-//! A slot has four words: `taken`, all bytes that allocations ever took, `leaving`, those that the driver was told to take back, `released`, those that it
-//! did take back, and `pending`, what is being asked for. A session holds what it took less what was released; what is leaving is on its way out.
+//! A slot has four words: `promised`, all bytes that were ever asked for and not withdrawn, `taken`, those of them that allocations took, `leaving`, those
+//! that the driver was told to take back, and `released`, those that it did take back. A session holds what it took less what was released; what is
+//! leaving is on its way out, and what is promised and not taken is being asked for: pending.
 //!
-//! *The limit is never passed.* [`Account::reserve`] first adds to `pending` and then looks at the sum. Of several that would pass the
-//! limit together, the one whose addition comes last in the (sequentially consistent) order sees all the others:
-//! [`Reservation::commit`] adds to `taken` before it takes from `pending`, and readers look at `pending` first, so bytes on their way
-//! from one to the other are seen once or twice, never not at all. `released` is read before `taken`, so nothing is seen given back
-//! that was not seen taken.
+//! *The limit is never passed.* [`Account::reserve`] first adds to `promised` and then looks at the sum of what is promised and not released. Of several
+//! that would pass the limit together, the one whose addition comes last in the (sequentially consistent) order sees all the others:
+//! nothing moves when [`Reservation::commit`] adds to `taken`. `released` is read before `promised`, so nothing is seen given back that was not seen promised.
 //!
 //! *Nothing is refused that would have fitted.* While others' pending or leaving bytes are what is in the way, a reservation steps back and tries
 //! again, since those may yet be withdrawn or given back; it is refused only by what is held, and stays, at one moment. Slots are read one by one, and
@@ -41,7 +40,7 @@ struct Slot {
     taken_bytes: AtomicU64,
     leaving_bytes: AtomicU64,
     released_bytes: AtomicU64,
-    pending_bytes: AtomicU64,
+    promised_bytes: AtomicU64,
     /// What a thread of the session was refused by the driver for lack of memory on the GPU and waits for; 0: none does.
     needed_bytes: AtomicU64,
     /// Not 0: its owner holds a lock that ends with it ([`LedgerGpu::set_locked`]).
@@ -64,6 +63,40 @@ impl Slot {
     fn held_bytes(&self) -> u64 {
         let released = self.released_bytes.load(Ordering::SeqCst);
         self.taken_bytes.load(Ordering::SeqCst).saturating_sub(released)
+    }
+
+    /// What is held or being asked for. `released` first: see the module.
+    fn held_and_pending_bytes(&self) -> u64 {
+        let released = self.released_bytes.load(Ordering::SeqCst);
+        self.promised_bytes.load(Ordering::SeqCst).saturating_sub(released)
+    }
+
+    /// What is being asked for. `taken` first: what is committed meanwhile counts still, rather than something that is asked for not at all.
+    fn pending_bytes(&self) -> u64 {
+        let taken = self.taken_bytes.load(Ordering::SeqCst);
+        self.promised_bytes.load(Ordering::SeqCst).saturating_sub(taken)
+    }
+
+    /// `bytes` that were promised are taken.
+    fn take(&self, bytes: u64) {
+        let taken = self.taken_bytes.fetch_add(bytes, Ordering::SeqCst).wrapping_add(bytes);
+        // Only where the slot was emptied although its owner lives.
+        if self.promised_bytes.load(Ordering::SeqCst) < taken {
+            self.promised_bytes.fetch_max(taken, Ordering::SeqCst);
+        }
+    }
+
+    /// `bytes` that were promised are not needed. What was taken stays promised: a slot is in memory that other processes can write.
+    fn withdraw(&self, bytes: u64) {
+        let mut now = self.promised_bytes.load(Ordering::SeqCst);
+        loop {
+            let least = self.taken_bytes.load(Ordering::SeqCst).min(now);
+            let next = now.saturating_sub(bytes).max(least);
+            match self.promised_bytes.compare_exchange_weak(now, next, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return,
+                Err(changed) => now = changed,
+            }
+        }
     }
 
     /// Gives back `bytes`, or all there is. Returns how many.
@@ -140,7 +173,7 @@ impl Default for LedgerGpu {
                 taken_bytes: AtomicU64::new(0),
                 leaving_bytes: AtomicU64::new(0),
                 released_bytes: AtomicU64::new(0),
-                pending_bytes: AtomicU64::new(0),
+                promised_bytes: AtomicU64::new(0),
                 needed_bytes: AtomicU64::new(0),
                 is_locked: AtomicU64::new(0),
             }),
@@ -203,7 +236,7 @@ impl LedgerGpu {
     pub fn clear(&self, slot: usize) -> Option<u64> {
         let slot = self.slots.get(slot)?;
         slot.is_locked.store(0, Ordering::SeqCst);
-        slot.pending_bytes.store(0, Ordering::SeqCst);
+        slot.promised_bytes.store(slot.taken_bytes.load(Ordering::SeqCst), Ordering::SeqCst);
         slot.needed_bytes.store(0, Ordering::SeqCst);
         let freed_bytes = slot.release(u64::MAX);
         // Whatever its owner wrote there.
@@ -221,7 +254,7 @@ impl LedgerGpu {
     /// Slots in which something is held or asked for, and whose owners are dead unless they hold their locks.
     pub fn suspects(&self) -> impl Iterator<Item = usize> {
         let is_suspect = |slot: &Slot| {
-            let is_anything = slot.held_bytes() != 0 || slot.pending_bytes.load(Ordering::SeqCst) != 0;
+            let is_anything = slot.held_and_pending_bytes() != 0;
             is_anything && slot.is_locked.load(Ordering::SeqCst) != 0
         };
         self.used().iter().enumerate().filter(move |(_, slot)| is_suspect(slot)).map(|(number, _)| number)
@@ -262,10 +295,7 @@ impl LedgerGpu {
     }
 
     fn held_and_pending_bytes(&self) -> u64 {
-        self.used().iter().fold(0, |sum, slot| {
-            let pending = slot.pending_bytes.load(Ordering::SeqCst);
-            sum.saturating_add(pending).saturating_add(slot.held_bytes())
-        })
+        self.used().iter().fold(0, |sum, slot| sum.saturating_add(slot.held_and_pending_bytes()))
     }
 }
 
@@ -282,6 +312,7 @@ impl<'a> Account<'a> {
     ///
     /// # Errors
     /// [`Refused`] when what is held leaves no room, or when `goes_on` gave up.
+    #[inline(always)]
     pub fn reserve(
         self,
         bytes: u64,
@@ -292,15 +323,35 @@ impl<'a> Account<'a> {
         if bytes > limit_bytes {
             return Err(Refused { held_bytes: self.gpu.held_bytes() });
         }
+        match self.try_to_reserve(bytes, limit_bytes) {
+            Some(reservation) => Ok(reservation),
+            None => self.reserve_among_others(bytes, limit_bytes, &mut goes_on),
+        }
+    }
+
+    /// Reserves `bytes` if nothing is in the way.
+    #[inline(always)]
+    fn try_to_reserve(self, bytes: u64, limit_bytes: u64) -> Option<Reservation<'a>> {
+        self.slot.promised_bytes.fetch_add(bytes, Ordering::SeqCst);
+        let promised_bytes = self.gpu.held_and_pending_bytes();
+        if promised_bytes <= limit_bytes {
+            self.gpu.note_peak(promised_bytes);
+            return Some(Reservation { account: self, bytes });
+        }
+        self.slot.withdraw(bytes);
+        None
+    }
+
+    /// [`Account::reserve`] from where something was in the way.
+    #[cold]
+    fn reserve_among_others(
+        self,
+        bytes: u64,
+        limit_bytes: u64,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Reservation<'a>, Refused> {
         let mut spins = 0;
         loop {
-            self.slot.pending_bytes.fetch_add(bytes, Ordering::SeqCst);
-            let promised_bytes = self.gpu.held_and_pending_bytes();
-            if promised_bytes <= limit_bytes {
-                self.gpu.note_peak(promised_bytes);
-                return Ok(Reservation { account: self, bytes });
-            }
-            subtract(&self.slot.pending_bytes, bytes);
             if let Some(held_bytes) = self.gpu.staying_at_one_moment()
                 && held_bytes.saturating_add(bytes) > limit_bytes
             {
@@ -312,12 +363,16 @@ impl<'a> Account<'a> {
             } else if !goes_on() {
                 return Err(Refused { held_bytes: self.gpu.held_bytes() });
             }
+            if let Some(reservation) = self.try_to_reserve(bytes, limit_bytes) {
+                return Ok(reservation);
+            }
         }
     }
 
     /// Charges `bytes` that the driver has taken already, limit or not: what could not be asked for beforehand.
     pub fn charge(self, bytes: u64) {
-        self.slot.taken_bytes.fetch_add(bytes, Ordering::SeqCst);
+        self.slot.promised_bytes.fetch_add(bytes, Ordering::SeqCst);
+        self.slot.take(bytes);
     }
 
     /// The driver is about to be told to take `bytes` back that were committed or charged. Until it did they count, and stand in nobody's way for good.
@@ -349,7 +404,7 @@ impl<'a> Account<'a> {
 
     /// What is promised to this session's requests that are under way, bytes.
     pub fn pending_bytes(self) -> u64 {
-        self.slot.pending_bytes.load(Ordering::SeqCst)
+        self.slot.pending_bytes()
     }
 
     /// What the whole tenant holds, bytes.
@@ -410,14 +465,14 @@ impl Reservation<'_> {
 
     /// The driver allocated: what was promised is held.
     pub fn commit(self) {
-        self.account.slot.taken_bytes.fetch_add(self.bytes, Ordering::SeqCst);
-        // Dropping takes it from pending, after it was added to taken.
+        self.account.slot.take(self.bytes);
+        core::mem::forget(self);
     }
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        subtract(&self.account.slot.pending_bytes, self.bytes);
+        self.account.slot.withdraw(self.bytes);
     }
 }
 
@@ -646,5 +701,29 @@ mod tests {
         });
         assert_eq!(gpu.held_bytes(), 0);
         gpu.account(0).unwrap().reserve(LIMIT, LIMIT, || false).unwrap().commit();
+    }
+
+    #[test]
+    fn a_slot_that_was_emptied_under_its_owner_counts_what_is_taken_there_afterwards() {
+        const LIMIT: u64 = 100;
+        for is_committed in [true, false] {
+            let gpu = ledger(2);
+            let [victim, other] = [0, 1].map(|slot| gpu.account(slot).unwrap());
+            victim.charge(20);
+            let reservation = victim.reserve(30, LIMIT, || false).unwrap();
+            gpu.clear(0).unwrap();
+            if is_committed {
+                reservation.commit();
+            } else {
+                drop(reservation);
+            }
+            let held = if is_committed { 30 } else { 0 };
+            assert_eq!((gpu.held_bytes(), victim.pending_bytes()), (held, 0));
+            let later = victim.reserve(10, LIMIT, || false).unwrap();
+            assert!(other.reserve(LIMIT - held - 10 + 1, LIMIT, || false).is_err());
+            other.reserve(LIMIT - held - 10, LIMIT, || false).unwrap().commit();
+            later.commit();
+            assert_eq!(gpu.held_bytes(), LIMIT);
+        }
     }
 }

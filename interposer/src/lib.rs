@@ -10,6 +10,7 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")))]
 compile_error!("the interposer is written for x86-64 Linux with glibc: its entry points are assembly");
 
+mod brief;
 mod capture;
 mod config;
 mod coverage;

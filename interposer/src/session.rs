@@ -306,9 +306,10 @@ impl Session {
         self.ledgers.generation()
     }
 
-    /// Whether `ledger` is there still.
-    pub fn has_ledger(&self, ledger: &Ledger) -> bool {
-        self.ledgers.has(ledger)
+    /// Whether the ledger of that generation is there still.
+    #[inline]
+    pub fn has_ledger(&self, generation: u32) -> bool {
+        self.ledgers.has(generation)
     }
 
     /// What the tenant holds on a GPU, by the controller's index, bytes.

@@ -27,7 +27,8 @@ pub struct Held {
 /// Bytes that the driver was told to take back.
 #[derive(Debug)]
 pub struct Exit {
-    ledger: Ledger,
+    /// The ledger that they are in ([`Ledger::generation`]).
+    generation: u32,
     leaving: Leaving<'static>,
 }
 
@@ -77,7 +78,8 @@ impl Held {
     pub fn leave(&self, process: &Process) -> Option<Exit> {
         let (session, gpu) = process.session().zip(process.gpus.get(self.ordinal))?;
         let (ledger, account) = account(session, gpu)?;
-        (self.generation == ledger.generation).then(|| Exit { ledger, leaving: account.leave(self.bytes) })
+        let generation = ledger.generation;
+        (self.generation == generation).then(|| Exit { generation, leaving: account.leave(self.bytes) })
     }
 
     /// The driver took it back.
@@ -85,10 +87,10 @@ impl Held {
         let Some((session, gpu)) = process.session().zip(process.gpus.get(self.ordinal)) else { return };
         match exit {
             // What was in a ledger of before went with it.
-            Some(exit) if session.has_ledger(&exit.ledger) => {
+            Some(exit) if session.has_ledger(exit.generation) => {
                 exit.leaving.finish();
                 // It was moved while the driver was busy.
-                if exit.ledger.generation != self.generation {
+                if exit.generation != self.generation {
                     self.release(session, gpu);
                 }
             }
@@ -154,7 +156,7 @@ impl Exit {
 
     /// The same.
     pub fn cancel_in(self, session: &Session) {
-        if !session.has_ledger(&self.ledger) {
+        if !session.has_ledger(self.generation) {
             mem::forget(self);
         }
     }

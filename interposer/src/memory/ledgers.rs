@@ -68,10 +68,11 @@ impl Ledgers {
         Ledger { page, slot: place.slot.load(Ordering::Relaxed), generation }
     }
 
-    /// Whether `ledger` is mapped still. If not, what was in it is no more.
-    pub fn has(&self, ledger: &Ledger) -> bool {
+    /// Whether the ledger of that generation is mapped still. If not, what was in it is no more.
+    #[inline]
+    pub fn has(&self, generation: u32) -> bool {
         // The oldest place is the next to be taken.
-        self.generation().wrapping_sub(ledger.generation) < PLACES as u32 - 1
+        self.generation().wrapping_sub(generation) < PLACES as u32 - 1
     }
 
     /// Makes the page in `memory` the present ledger, in which the process has `slot`. One thread of the process calls this.
@@ -158,10 +159,10 @@ mod tests {
         let begun = ledgers.present();
         for _ in 2..PLACES {
             ledgers.replace(&memory(), 1).unwrap();
-            assert!(ledgers.has(&begun));
+            assert!(ledgers.has(begun.generation));
         }
         ledgers.replace(&memory(), 1).unwrap();
-        assert!(!ledgers.has(&begun));
+        assert!(!ledgers.has(begun.generation));
     }
 
     #[test]

@@ -24,6 +24,7 @@ use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::ledger::Refused;
 use deepres_abi::meter::MemoryKind;
 
+use crate::brief::{Brief, Guard};
 use crate::capture;
 use crate::driver::calls::Context;
 use crate::driver::memory::{self, PoolHandle};
@@ -103,7 +104,7 @@ struct Entry {
 
 /// See the module.
 pub struct Accounts {
-    shards: [Mutex<Table>; SHARDS],
+    shards: [Brief<Table>; SHARDS],
     /// Physical memory that is mapped: length and handle of each mapping, by its address.
     mappings: Mutex<BTreeMap<u64, (u64, u64)>>,
     slabs: Slabs,
@@ -117,7 +118,7 @@ pub struct Accounts {
 impl Default for Accounts {
     fn default() -> Self {
         Self {
-            shards: std::array::from_fn(|_| Mutex::default()),
+            shards: std::array::from_fn(|_| Brief::default()),
             mappings: Mutex::default(),
             slabs: Slabs::default(),
             pools: Pools::default(),
@@ -143,11 +144,11 @@ pub struct Request {
 }
 
 impl Accounts {
-    fn shard(&self, name: Name) -> MutexGuard<'_, Table> {
+    fn shard(&self, name: Name) -> Guard<'_, Table> {
         let mixed = name.mixed();
         // The table itself uses the other bits.
         let shard = &self.shards[(mixed >> 48) as usize % SHARDS];
-        shard.lock().unwrap_or_else(PoisonError::into_inner)
+        shard.lock()
     }
 
     /// Charges `request`, runs `allocate`, and remembers what it named; or refuses for lack of room without running it. `allocate` returns
@@ -529,7 +530,7 @@ impl Accounts {
     /// Forgets what died with a context.
     pub fn forget_context(&self, context: usize, process: &Process) {
         for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut shard = shard.lock();
             for (_, mut entry) in shard.extract_if(|_, entry| entry.context == context) {
                 entry.held.give_back(process, None);
             }
@@ -542,7 +543,7 @@ impl Accounts {
     /// Moves what is held to a new ledger of the session's. New allocations go there already.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
         for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut shard = shard.lock();
             shard.values_mut().for_each(|entry| entry.held.follow_on(session, gpus));
         }
         self.slabs.move_to(session, gpus);

@@ -88,32 +88,51 @@ impl<'p> Site<'p> {
     ///
     /// # Errors
     /// [`Refused`], if what is held leaves no room.
-    #[inline]
+    #[inline(always)]
     pub fn reserve(&self, bytes: u64) -> Result<Promise, Refused> {
         if !self.is_limited() {
             return Ok(None);
         }
-        let reserve = || {
-            let mut patience = Patience::default();
-            self.account.reserve(bytes, self.limit_bytes, || patience.goes_on(PATIENCE_NS))
-        };
-        let bury = || self.gpu.index().is_some_and(|index| self.session.bury_dead(index));
-        reserve().or_else(|refused| bury().then(reserve).unwrap_or(Err(refused))).map(Some)
+        let mut patience = Patience::default();
+        let reserved = self.account.reserve(bytes, self.limit_bytes, || patience.goes_on(PATIENCE_NS));
+        reserved.or_else(|refused| self.reserve_of_the_dead(bytes, refused)).map(Some)
+    }
+
+    /// The same once more, where sessions that are dead stood in the way.
+    #[cold]
+    fn reserve_of_the_dead(&self, bytes: u64, refused: Refused) -> Result<Reservation<'static>, Refused> {
+        if !self.gpu.index().is_some_and(|index| self.session.bury_dead(index)) {
+            return Err(refused);
+        }
+        let mut patience = Patience::default();
+        self.account.reserve(bytes, self.limit_bytes, || patience.goes_on(PATIENCE_NS))
     }
 
     /// Runs `call`, and again each time that others made room for `bytes` that the GPU lacked. What was promised is not while the request waits: the
     /// rest of the tenant goes on. Returns the promise too, if there is one still.
+    #[inline]
     pub fn ask<T>(
         &self,
         bytes: u64,
-        mut promise: Promise,
+        promise: Promise,
         mut call: impl FnMut() -> (u32, T),
     ) -> ((u32, T), Promise) {
-        loop {
-            let answered = call();
-            if answered.0 != CUDA_ERROR_OUT_OF_MEMORY {
-                return (answered, promise);
-            }
+        let answered = call();
+        if answered.0 != CUDA_ERROR_OUT_OF_MEMORY {
+            return (answered, promise);
+        }
+        self.ask_again(bytes, promise, answered, &mut call)
+    }
+
+    #[cold]
+    fn ask_again<T>(
+        &self,
+        bytes: u64,
+        mut promise: Promise,
+        mut answered: (u32, T),
+        call: &mut dyn FnMut() -> (u32, T),
+    ) -> ((u32, T), Promise) {
+        while answered.0 == CUDA_ERROR_OUT_OF_MEMORY {
             self.withdraw(promise.take());
             if !self.await_room(bytes) {
                 return (answered, None);
@@ -122,7 +141,9 @@ impl<'p> Site<'p> {
                 Ok(again) => promise = again,
                 Err(_) => return (answered, None),
             }
+            answered = call();
         }
+        (answered, promise)
     }
 
     /// The driver has no memory for `bytes`: waits until others made room. False if none is to be had.
@@ -133,7 +154,7 @@ impl<'p> Site<'p> {
 
     /// What was promised is not needed. A ledger that is gone took with it what was promised there.
     pub fn withdraw(&self, promise: Promise) {
-        if !self.session.has_ledger(&self.ledger) {
+        if !self.session.has_ledger(self.ledger.generation) {
             mem::forget(promise);
         }
     }
@@ -141,7 +162,7 @@ impl<'p> Site<'p> {
     /// The driver answered: `bytes` are held, of which what was promised may be more or less.
     #[inline]
     pub fn settle(&self, promise: Promise, bytes: u64) {
-        if !self.session.has_ledger(&self.ledger) {
+        if !self.session.has_ledger(self.ledger.generation) {
             return mem::forget(promise);
         }
         let promised_bytes = promise.as_ref().map_or(0, Reservation::bytes);

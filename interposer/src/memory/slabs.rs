@@ -17,6 +17,7 @@ use super::charge::{BLOCK_BYTES, UNIT_BYTES};
 use super::held::{Exit, Held};
 use super::site::{Patience, Promise, Site};
 use super::{Identity, mixed};
+use crate::brief::{Brief, Guard};
 use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
@@ -61,7 +62,7 @@ struct Shard {
 /// See the module.
 #[derive(Default)]
 pub struct Slabs {
-    shards: [Mutex<Shard>; SHARDS],
+    shards: [Brief<Shard>; SHARDS],
     /// Held by whoever is alone.
     turn: Mutex<()>,
     is_anyone_alone: AtomicBool,
@@ -170,13 +171,13 @@ fn place_of(address: u64) -> (u64, usize) {
 }
 
 impl Slabs {
-    fn shard(&self, block: u64) -> MutexGuard<'_, Shard> {
+    fn shard(&self, block: u64) -> Guard<'_, Shard> {
         // The table itself uses the other bits.
-        self.shards[(block >> 48) as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[(block >> 48) as usize % SHARDS].lock()
     }
 
-    fn all(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
-        self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner))
+    fn all(&self) -> impl Iterator<Item = Guard<'_, Shard>> {
+        self.shards.iter().map(Brief::lock)
     }
 
     /// Whether somebody is alone, whom one that has just been promised a block is in the way of: it withdraws, and comes again after this.
