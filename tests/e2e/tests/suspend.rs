@@ -16,6 +16,8 @@ use deepres_e2e::{
 use rustix::process::{Pid, Signal, kill_process};
 
 const MIB: u64 = 1 << 20;
+/// The daemon's pause between two attempts to bring a tenant back.
+const MOVERS_PAUSE: Duration = Duration::from_secs(1);
 /// Long enough for many kernels.
 const WHILE: Duration = Duration::from_millis(300);
 
@@ -202,6 +204,11 @@ fn a_tenant_whose_keeper_is_killed_is_brought_back_all_the_same() {
     client.finish(COMMAND_LIMIT).success();
 }
 
+/// The only process of a tenant that uses the GPU.
+fn client_of(host: &Host, tenant: &str) -> Pid {
+    Pid::from_raw(host.ps().tenant(tenant).sessions[0].pid as i32).expect("a pid")
+}
+
 #[test]
 fn the_next_daemon_brings_a_tenant_back_whose_daemon_and_keeper_were_killed() {
     let host = small_gpu();
@@ -209,14 +216,27 @@ fn the_next_daemon_brings_a_tenant_back_whose_daemon_and_keeper_were_killed() {
     let mut client = swapper(&host, "t", 256 * MIB, "300", false);
     client.await_line(|line| line == "holding", COMMAND_LIMIT);
     host.finish(host.deepres(&["suspend", "t"])).success();
+    let mut other = swapper(&host, "other", 900 * MIB, "100000", false);
+    other.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let used = seen(&host).1;
     let keeper = keeper(&host);
     // Else it would bring the tenant back as soon as the daemon is gone.
     kill_process(keeper, Signal::STOP).expect("it lives");
     daemon.kill();
     kill_process(keeper, Signal::KILL).expect("it lives");
     thread::sleep(WHILE);
-    assert_eq!(seen(&host).1, 0, "nobody is there to bring it back");
+    assert_eq!(seen(&host).1, used, "nobody is there to bring it back");
     let _next = host.daemon();
+    let gate = || host.finish(host.deepres(&["ps"])).success().stdout;
+    // As long as others have the memory it is away, and neither has a turn on the GPU nor can be moved.
+    thread::sleep(2 * MOVERS_PAUSE);
+    assert!(gate().lines().any(|line| line.starts_with("t ") && line.contains("suspended")), "{}", gate());
+    for command in ["resume", "suspend"] {
+        let told = host.finish(host.deepres(&[command, "t"]));
+        assert_ne!(told.code, 0);
+        assert!(told.stderr.contains("brought back as soon as there is room for it"), "{}", told.stderr);
+    }
+    kill_process(client_of(&host, "other"), Signal::KILL).expect("it lives");
     assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
     client.finish(COMMAND_LIMIT).success();
 }
@@ -283,8 +303,7 @@ fn a_suspended_tenant_that_is_killed_leaves_nothing_behind() {
     let mut client = swapper(&host, "t", 256 * MIB, "2000", false);
     client.await_line(|line| line == "holding", COMMAND_LIMIT);
     host.finish(host.deepres(&["suspend", "t"])).success();
-    let pid = host.ps().tenant("t").sessions[0].pid;
-    kill_process(Pid::from_raw(pid as i32).expect("a pid"), Signal::KILL).expect("it lives");
+    kill_process(client_of(&host, "t"), Signal::KILL).expect("it lives");
     host.await_ps(|ps| ps.find("t").is_none_or(|tenant| tenant.sessions.is_empty()), COMMAND_LIMIT);
     drop(client);
     let mut next = swapper(&host, "next", 928 * MIB, "1", false);

@@ -111,6 +111,7 @@ pub async fn suspend(name: &str, shared: &Rc<Shared>) -> Result<(), String> {
 /// What to tell the administrator.
 pub async fn resume(name: &str, shared: &Rc<Shared>) -> Result<(), String> {
     settled(name, shared).await?;
+    shared.residency.borrow().check_is_not_left(name)?;
     match shared.residency.borrow_mut().away.get_mut(name) {
         None => return Ok(()),
         // From here on it comes back by itself as soon as there is room.
@@ -190,6 +191,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
         if residency.away.contains_key(name) {
             return Err(format!("`{name}` is being moved already: try again"));
         }
+        residency.check_is_not_left(name)?;
         let idle_since_ns = residency.tracks.remove(id).and_then(|track| track.idle_since_ns);
         let away = Away {
             id: *id,
@@ -333,6 +335,8 @@ pub fn bring_back_left(left: Vec<AwayProcess>, shared: &Rc<Shared>) {
         residency.left.entry(tenant).or_default().push(process);
     }
     for name in residency.left.keys() {
+        // Before anybody is let in: who comes back finds the gates closed.
+        shared.registry.borrow_mut().set_suspended(name, true);
         tokio::task::spawn_local(bring_back_one_left(name.clone(), Rc::clone(shared)));
     }
 }
@@ -341,7 +345,7 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
     let mut mover = None;
     loop {
         let left = shared.residency.borrow_mut().left_of(&name);
-        let Some(pids) = left else { return };
+        let Some(pids) = left else { return set_suspended(&shared, &name, false).await };
         // Whoever kept them away lives, as a rule, and is bringing them back.
         sleep(RETRY).await;
         let limit = move_limit(&shared);
@@ -384,11 +388,21 @@ impl Residency {
         all.collect()
     }
 
-    /// Who of a tenant is still to be brought back after the daemon before; nobody, once it was taken off anew.
+    /// Who is left as the daemon before had suspended it cannot be moved at an administrator's word.
+    fn check_is_not_left(&self, name: &str) -> Result<(), String> {
+        if self.left.contains_key(name) {
+            return Err(format!(
+                "`{name}` was suspended when the daemon before this one ended: it is brought back as soon as there is room for it"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Who of a tenant is still to be brought back after the daemon before.
     fn left_of(&mut self, name: &str) -> Option<Vec<u32>> {
         let left = self.left.get_mut(name)?;
         left.retain(|process| process.is_alive());
-        if left.is_empty() || self.away.contains_key(name) {
+        if left.is_empty() {
             self.left.remove(name);
             return None;
         }
@@ -419,7 +433,10 @@ impl Residency {
         for (seen, stay) in seen.iter_mut().zip(stays) {
             let is_moving =
                 self.away.get(&stay.name).is_some_and(|away| !matches!(away.stage, Stage::There(_)));
-            if is_moving || seen.gpus().any(|gpu| self.claimed.contains(&gpu)) {
+            if is_moving
+                || self.left.contains_key(&stay.name)
+                || seen.gpus().any(|gpu| self.claimed.contains(&gpu))
+            {
                 seen.place = Place::Fixed;
             }
         }
