@@ -54,7 +54,7 @@ unsafe fn note(result: CUresult, exec: *const CUgraphExec, graph: CUgraph) {
 }
 
 /// Takes memory for graphs by `call`, where some of the process's allocate any.
-fn taking(api: ApiId, taker: Taker, call: impl FnOnce() -> CUresult) -> CUresult {
+fn taking(api: ApiId, taker: Taker, mut call: impl FnMut() -> CUresult) -> CUresult {
     match process::current().filter(|_| graphs::is_used()) {
         Some(process) => process.memory.take_for_graph(process, api, taker, call),
         None => call(),

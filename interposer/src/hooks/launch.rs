@@ -180,7 +180,7 @@ kernel_ex!(kernel_ex_ptsz, cuLaunchKernelEx_ptsz, true);
 
 /// Launches a graph by `call` where some allocate memory.
 #[cold]
-fn allocating(api: ApiId, graph: CUgraphExec, call: impl FnOnce() -> CUresult) -> CUresult {
+fn allocating(api: ApiId, graph: CUgraphExec, mut call: impl FnMut() -> CUresult) -> CUresult {
     match process::current() {
         Some(process) => {
             let taker = Taker::Executable(ExecHandle(graph as usize));

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use deepres_abi::driver::result::CUDA_ERROR_OUT_OF_MEMORY;
 use deepres_abi::driver::types::CUgraph;
 use deepres_abi::ledger::Refused;
 use deepres_abi::meter::MemoryKind;
@@ -93,7 +94,7 @@ impl Graphs {
         self.needs().remove(&exec);
     }
 
-    /// Launches or uploads `taker` by `call`. Before it is refused `give_back` has the process give back what it does not use on the device that it is told.
+    /// Launches or uploads `taker` by `call`, and again each time that others made room that the GPU lacked. Before it is refused `give_back` has the process give back what it does not use on the device that it is told.
     ///
     /// # Errors
     /// The device without room, what was asked for, and [`Refused`].
@@ -102,18 +103,35 @@ impl Graphs {
         process: &'p Process,
         give_back: impl Fn(usize),
         taker: Taker,
-        call: impl FnOnce() -> u32,
+        mut call: impl FnMut() -> u32,
     ) -> Result<u32, (usize, u64, Site<'p>, Refused)> {
         let needs = match taker {
             Taker::Executable(exec) => self.needs().get(&exec).cloned().unwrap_or_default(),
             Taker::Graph(graph) => needs_of(graph),
         };
-        if needs.is_empty() {
-            return Ok(call());
+        loop {
+            let result = self.take_once(process, &give_back, &needs, &mut call)?;
+            let lacks = |&(ordinal, bytes): &(usize, u64)| {
+                let spare_bytes = memory::graphs_stock(ordinal).map_or(0, |stock| stock.spare_bytes());
+                let missing_bytes = bytes.saturating_sub(spare_bytes);
+                Site::of(process, ordinal).is_some_and(|site| site.await_room(missing_bytes))
+            };
+            if result != CUDA_ERROR_OUT_OF_MEMORY || !needs.iter().any(lacks) {
+                return Ok(result);
+            }
         }
+    }
+
+    fn take_once<'p>(
+        &self,
+        process: &'p Process,
+        give_back: &impl Fn(usize),
+        needs: &Needs,
+        call: &mut impl FnMut() -> u32,
+    ) -> Result<u32, (usize, u64, Site<'p>, Refused)> {
         let spare = self.spare.try_lock().ok();
         let mut promises = Vec::new();
-        for (ordinal, bytes) in needs {
+        for &(ordinal, bytes) in needs {
             let Some(site) = Site::of(process, ordinal) else { continue };
             let stock = spare.as_ref().and_then(|_| memory::graphs_stock(ordinal));
             let spare_bytes = stock.map_or(0, |stock| stock.spare_bytes());

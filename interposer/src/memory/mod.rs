@@ -280,7 +280,7 @@ impl Accounts {
         process: &Process,
         api: ApiId,
         taker: Taker,
-        call: impl FnOnce() -> u32,
+        call: impl FnMut() -> u32,
     ) -> u32 {
         match self.graphs.take(process, |ordinal| self.give_back(process, ordinal), taker, call) {
             Ok(result) => result,

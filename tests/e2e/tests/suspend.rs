@@ -119,6 +119,22 @@ fn two_tenants_of_sixty_percent_of_the_memory_each_both_finish_in_turns() {
 }
 
 #[test]
+fn a_graph_that_allocates_waits_for_room_as_an_allocation_does() {
+    let host = small_gpu().config("suspend_turn_ms = 200\n");
+    let _daemon = host.daemon();
+    let mut holder = swapper(&host, "holder", 896 * MIB, "3000", true);
+    holder.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let bytes = (512 * MIB).to_string();
+    let options = ["--name", "late", "--memory", "1GiB"];
+    let command = host.run(&options, c_client("kept", Way::Dlsym), &["late", &bytes]);
+    let finished = host.finish(command).success();
+    assert_eq!(finished.stdout.trim(), "launched", "{}", finished.stderr);
+    let said = holder.await_json(Duration::from_secs(60));
+    assert_eq!(said["changed"].as_u64(), Some(0), "{said}");
+    holder.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
 fn who_did_not_opt_in_keeps_the_memory_and_the_other_is_told_that_there_is_none() {
     let host = small_gpu();
     let _daemon = host.daemon();

@@ -143,6 +143,23 @@ static void graph(size_t limit) {
     stage("end");
 }
 
+/* A graph that allocates is launched, whenever that can be. */
+static void late(size_t bytes) {
+    CUstream stream;
+    CUgraph graph;
+    CUgraphExec exec;
+    CUdeviceptr at;
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    CHECK(cu(cuMemAllocAsync)(&at, bytes, stream));
+    CHECK(cu(cuMemFreeAsync)(at, stream));
+    CHECK(cu(cuStreamEndCapture)(stream, &graph));
+    CHECK(cu(cuGraphInstantiateWithFlags)(&exec, graph, 0));
+    CHECK(cu(cuGraphLaunch)(exec, stream));
+    CHECK(cu(cuStreamSynchronize)(stream));
+    puts("launched");
+}
+
 int main(int argc, char **argv) {
     if (argc != 3) {
         fprintf(stderr, "usage: kept WHAT LIMIT_BYTES\n");
@@ -160,6 +177,8 @@ int main(int argc, char **argv) {
         pool(limit);
     else if (!strcmp(argv[1], "graph"))
         graph(limit);
+    else if (!strcmp(argv[1], "late"))
+        late(limit);
     else {
         CUdeviceptr all;
         CHECK(cu(cuMemAlloc_v2)(&all, limit));

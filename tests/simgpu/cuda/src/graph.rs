@@ -398,6 +398,13 @@ impl Plan {
         }
     }
 
+    /// Takes the memory that a launch in a stream will use.
+    fn get_ready(&self, stream: &Stream) -> Result<()> {
+        let mut most = 0;
+        self.peak(&mut HashMap::new(), &mut most);
+        crate::graph_memory::keep(&stream.context, most)
+    }
+
     fn has_freed(&self, address: u64) -> bool {
         self.steps.iter().any(|step| match &step.operation {
             Operation::Free(freed) => *freed == address,
@@ -509,9 +516,7 @@ impl Exec {
 
     /// Takes the memory that its launches in a stream will use.
     pub fn upload(&self, stream: &Stream) -> Result<()> {
-        let mut most = 0;
-        lock(&self.plan).peak(&mut HashMap::new(), &mut most);
-        crate::graph_memory::keep(&stream.context, most)
+        lock(&self.plan).get_ready(stream)
     }
 
     /// Puts all of it into a stream.
@@ -528,6 +533,8 @@ impl Exec {
                 crate::graph_memory::end(address)?;
             }
         }
+        // All of it or nothing: a launch that lacks memory may be tried again.
+        plan.get_ready(stream)?;
         let mut last = lock(&self.last);
         if let Some(ticket) = last.1.filter(|ticket| ticket.stream != stream.engine) {
             stream.wait_for(&[ticket])?;
