@@ -65,6 +65,15 @@ fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking()
     assert_eq!(unlimited["memory"], outside["memory"]);
     assert_eq!(unlimited["compute_v3"], json!([two]));
     assert_eq!(outside["compute_v3"], json!([one.min(two), one.max(two)]));
+    for list in ["used", "used_v2", "used_v3", "details"] {
+        let one = one.to_string();
+        let bytes = &outside[list][&*one];
+        assert!(bytes.as_u64() >= Some(HELD_BYTES), "{list}: {outside}");
+        assert_eq!(inside[list], json!({ one: bytes }), "{list}: its own process with its memory");
+    }
+    for list in ["graphics", "graphics_v2", "graphics_v3", "mps", "mps_v2", "mps_v3"] {
+        assert_eq!((&inside[list], &outside[list]), (&json!([]), &json!([])), "{list}");
+    }
     assert!(outside["memory"]["used"].as_u64() > Some(2 * HELD_BYTES), "{outside}");
 
     let ps = host.ps();

@@ -168,8 +168,9 @@ export_versions! {
         unsafe { write_list(count, infos, list.collect()) }
     }
 
-    // Nothing here draws.
-    nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3(
+    // Nothing here draws, and nothing runs under MPS.
+    nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3,
+    nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v3(
         device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v2_t
     ) |library| {
         library.index(device)?;
@@ -177,6 +178,13 @@ export_versions! {
         unsafe { write_list(count, infos, vec![]) }
     }
 }
+
+/// `nvmlProcessDetailList_v1`: the structure's size and its version.
+const PROCESS_DETAIL_LIST_V1: c_uint = size_of::<sys::nvmlProcessDetailList_v1_t>() as c_uint | 1 << 24;
+/// Which processes a list of details is of.
+const PROCESS_MODE_COMPUTE: c_uint = 0;
+const PROCESS_MODE_GRAPHICS: c_uint = 1;
+const PROCESS_MODE_MPS: c_uint = 2;
 
 /// Processes that have contexts on a GPU, and the memory that each has there.
 fn running(
@@ -312,6 +320,36 @@ export! {
         library.index(device)?;
         // SAFETY: see above.
         unsafe { write_list(count, infos, vec![]) }
+    }
+
+    nvmlDeviceGetMPSComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v1_t) |library| {
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write_list(count, infos, vec![]) }
+    }
+
+    nvmlDeviceGetRunningProcessDetailList(device: nvmlDevice_t, details: *mut sys::nvmlProcessDetailList_v1_t) |library| {
+        // SAFETY: see above.
+        let details = unsafe { details.as_mut() }.ok_or(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)?;
+        if details.version != PROCESS_DETAIL_LIST_V1 {
+            return Err(sys::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+        }
+        let computing = running(library, device)?;
+        let list = match details.mode {
+            PROCESS_MODE_COMPUTE => computing,
+            PROCESS_MODE_GRAPHICS | PROCESS_MODE_MPS => vec![],
+            _ => return Err(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT),
+        };
+        let list = list.into_iter().map(|(pid, bytes)| sys::nvmlProcessDetail_v1_t {
+            pid,
+            usedGpuMemory: bytes,
+            // "Not a MIG instance".
+            gpuInstanceId: c_uint::MAX,
+            computeInstanceId: c_uint::MAX,
+            usedGpuCcProtectedMemory: 0,
+        });
+        // SAFETY: see above.
+        unsafe { write_list(&mut details.numProcArrayEntries, details.procArray, list.collect()) }
     }
 
     nvmlDeviceGetTemperature(device: nvmlDevice_t, sensor: sys::nvmlTemperatureSensors_t, temperature: *mut c_uint) |library| {
