@@ -66,12 +66,26 @@ pub struct Host {
 impl Host {
     /// Starts a daemon and waits until it answers.
     pub fn start(artefacts: &Artefacts, device: Device, interrupt: &Interrupt) -> Result<Self> {
+        Self::configured(artefacts, device, interrupt, None)
+    }
+
+    /// The same, with a configuration file of the daemon's.
+    pub fn configured(
+        artefacts: &Artefacts,
+        device: Device,
+        interrupt: &Interrupt,
+        config: Option<&Path>,
+    ) -> Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("deepres-xtask-")
             .tempdir()
             .context("cannot create a temporary directory")?;
         let mut command = Command::new(artefacts.deepres());
-        command.args(["daemon", "--log", "warn"]).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(["daemon", "--log", "warn"]);
+        if let Some(config) = config {
+            command.arg("--config").arg(config);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null());
         environment(&mut command, directory.path(), &device, &artefacts.simgpu(), &[]);
         let daemon = Running::start(&mut command)?;
         let mut host =
@@ -204,6 +218,7 @@ pub struct TenantGpu {
     pub gpu: usize,
     pub entitled_ppm: u64,
     pub gpu_ns: u64,
+    pub wanted_ns: u64,
     pub wait_ns: u64,
     pub kernel_launches: u64,
     pub graph_launches: u64,

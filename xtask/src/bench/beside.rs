@@ -39,6 +39,9 @@ pub struct Options {
     /// Print one JSON object instead of a text.
     #[arg(long)]
     json: bool,
+    /// Fail if a figure is past its bar.
+    #[arg(long)]
+    check: bool,
     /// How long to measure each pair.
     #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = super::seconds)]
     seconds: f64,
@@ -127,10 +130,24 @@ pub fn run(options: &Options) -> Result<()> {
     } else {
         report.print();
     }
-    Ok(())
+    if options.check { report.check() } else { Ok(()) }
 }
 
 impl Report {
+    fn check(&self) -> Result<()> {
+        let trained = &self.trainer.deepres;
+        let is_soon = |server: &ServerReport| server.deepres.p99_added_ms <= server.p99_may_grow_by_ms;
+        super::check(&[
+            ("0.99 of the trainer's speed alone at least", trained.speed >= 0.99),
+            ("0.8 of its gaps harvested at least", trained.harvested_of_gaps >= 0.8),
+            (
+                "the guest's longest kernel and a hand-off added to the tail at most",
+                self.servers.iter().all(is_soon),
+            ),
+            ("0.995 of the bare driver at least, alone", self.backlogged_alone_of_bare >= 0.995),
+        ])
+    }
+
     fn print(&self) {
         let of_hundred = |part: f64| part * 100.0;
         println!("{:<28} {:>10} {:>14}", "beside a best-effort trainer", "deepres", "time-slicing");

@@ -27,6 +27,8 @@ const SETTING_HOLDS: Duration = Duration::from_millis(60);
 const MAJOR_PERCENT: u32 = 90;
 /// Launches that a client's log has room for: more than are made while a setting holds.
 const LOG_PLACES: u64 = 4096;
+/// So many requests would cost more than guests usually may: they would be kept off, and the GPU found idle.
+const GUESTS_MAY_HARM: &str = "max_harm = \"100%\"\n";
 /// Requests a second of the tenant that waits for a best-effort holder.
 const REQUESTS_PER_S: &str = "50";
 
@@ -41,6 +43,9 @@ pub struct Options {
     /// Print one JSON object instead of a text.
     #[arg(long)]
     json: bool,
+    /// Fail if a figure is past its bar.
+    #[arg(long)]
+    check: bool,
     /// How long to measure hand-offs, and requests beside a best-effort holder.
     #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = super::seconds)]
     seconds: f64,
@@ -77,28 +82,43 @@ pub fn run(options: &Options) -> Result<()> {
     (report.waiting_reaction_ms, report.guest_longest_kernel_ms) = waiting(&kit, options.seconds)?;
     if options.json {
         println!("{}", serde_json::to_string(&report)?);
-        return Ok(());
+    } else {
+        report.print();
     }
-    let Report { handoff_us, set_reaction_ms: set, waiting_reaction_ms: waiting, .. } = &report;
-    println!(
-        "{} hand-offs of {:.0} µs (median) to {:.0} µs (99 %)\n\
+    if options.check { report.check() } else { Ok(()) }
+}
+
+impl Report {
+    fn check(&self) -> Result<()> {
+        super::check(&[
+            ("a new quota within 10 ms (99 %)", self.set_reaction_ms.p99 <= 10.0),
+            ("a waiting tenant within 10 ms (99 %)", self.waiting_reaction_ms.p99 <= 10.0),
+            ("2 % of the quantum idle in a hand-off at most", self.idle_fraction_of_quantum <= 0.02),
+        ])
+    }
+
+    fn print(&self) {
+        let report = self;
+        let Report { handoff_us, set_reaction_ms: set, waiting_reaction_ms: waiting, .. } = report;
+        println!(
+            "{} hand-offs of {:.0} µs (median) to {:.0} µs (99 %)\n\
          the GPU idles {:.0} µs in each, {:.2} % of the quantum of {:.1} ms, and switches for {:.0} µs\n\
          a new quota: first launch after {:.1} ms (median) to {:.1} ms (99 %)\n\
          a waiting tenant beside a best-effort holder with kernels of {:.1} ms: {:.1} ms (median) to {:.1} ms (99 %)",
-        report.handoffs,
-        handoff_us.p50,
-        handoff_us.p99,
-        report.idle_per_handoff_us,
-        report.idle_fraction_of_quantum * 100.0,
-        report.quantum_us / US_PER_MS,
-        report.switch_per_handoff_us,
-        set.p50,
-        set.p99,
-        report.guest_longest_kernel_ms,
-        waiting.p50,
-        waiting.p99,
-    );
-    Ok(())
+            report.handoffs,
+            handoff_us.p50,
+            handoff_us.p99,
+            report.idle_per_handoff_us,
+            report.idle_fraction_of_quantum * 100.0,
+            report.quantum_us / US_PER_MS,
+            report.switch_per_handoff_us,
+            set.p50,
+            set.p99,
+            report.guest_longest_kernel_ms,
+            waiting.p50,
+            waiting.p99,
+        );
+    }
 }
 
 /// Two tenants that always have work.
@@ -173,7 +193,7 @@ fn settings(kit: &Kit) -> Result<Quantiles> {
 
 /// A tenant with requests beside a best-effort one that always has work.
 fn waiting(kit: &Kit, seconds: f64) -> Result<(Quantiles, f64)> {
-    let host = kit.host()?;
+    let host = kit.configured_host(GUESTS_MAY_HARM)?;
     let guest_is = As::Tenant(&["--name", "guest", "--class", "best-effort"]);
     let mut guest = kit.pace(&host, guest_is, &["busy_1000usx32", "sync"])?;
     let seconds = seconds.to_string();

@@ -11,7 +11,7 @@ mod share;
 mod storm;
 mod trace;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Subcommand;
 
 /// Which cost to measure.
@@ -73,6 +73,13 @@ pub fn run(bench: &Bench) -> Result<()> {
     }
 }
 
+/// Fails if one of these does not hold, and says which.
+fn check(bars: &[(&str, bool)]) -> Result<()> {
+    let missed: Vec<&str> = bars.iter().filter(|(_, holds)| !holds).map(|(bar, _)| *bar).collect();
+    ensure!(missed.is_empty(), "past the bar: {}", missed.join("; "));
+    Ok(())
+}
+
 /// A time to measure, as an option.
 pub fn seconds(text: &str) -> Result<f64, String> {
     /// Less than this says nothing: tenants take turns of milliseconds.
@@ -95,6 +102,13 @@ fn median(values: &mut [f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bars_that_are_missed_are_named() {
+        assert!(check(&[("one", true)]).is_ok());
+        let missed = check(&[("one", false), ("two", true), ("three", false)]);
+        assert_eq!(missed.unwrap_err().to_string(), "past the bar: one; three");
+    }
 
     #[test]
     fn the_median_ignores_outliers() {

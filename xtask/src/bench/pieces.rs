@@ -88,6 +88,14 @@ impl Kit {
         Host::start(&self.artefacts, device, &self.interrupt)
     }
 
+    /// The same, with these lines in the daemon's configuration.
+    pub fn configured_host(&self, toml: &str) -> Result<Host> {
+        let device = Device::Simulated { config: Some(self.config.clone()) };
+        let config = build::target().join("deepres/pieces-daemon.toml");
+        std::fs::write(&config, toml).with_context(|| format!("cannot write {}", config.display()))?;
+        Host::configured(&self.artefacts, device, &self.interrupt, Some(&config))
+    }
+
     /// Starts `serve`.
     pub fn serve(&self, host: &Host, how: As<'_>, arguments: &[&str]) -> Result<Client> {
         start(host, how, &self.serve, arguments)

@@ -208,6 +208,7 @@ mod tests {
                 gpu: 0,
                 entitled_ppm,
                 gpu_ns: metered[index],
+                wanted_ns: now_ns,
                 wait_ns: now_ns / 10,
                 kernel_launches: now_ns / 1000,
                 graph_launches: 1,

@@ -65,7 +65,7 @@ pub struct Had {
 pub struct Measured {
     pub tenants: Vec<Had>,
     pub elapsed_ns: u64,
-    pub contended_fraction: f64,
+    pub bound_fraction: f64,
 }
 
 impl Measured {
@@ -108,7 +108,7 @@ mod tests {
         let exact = Measured {
             tenants: vec![had(70, 630, 630), had(30, 270, 270)],
             elapsed_ns: 1_000,
-            contended_fraction: 1.0,
+            bound_fraction: 1.0,
         };
         assert!(exact.error_points() < 1e-9 && exact.meter_error_points() < 1e-9);
         assert!((exact.used_fraction() - 0.9).abs() < 1e-9);

@@ -22,6 +22,8 @@ const SIMGPU_TOML: &str = "kernel = [
     { name = \"busy_5000us\", ns = 5000000 },
 ]
 ";
+/// Beside it, a GPU that is hard to meter.
+const HARD_TOML: &str = "event_step_ns = 500\nrecord_cost_ns = 2000\nclock_drift_ppb = 50000\n";
 /// From the last client's first launch to the first look.
 const SETTLED: Duration = Duration::from_millis(700);
 /// How often an interruption is looked for.
@@ -35,13 +37,15 @@ pub struct Bench {
     pub client: PathBuf,
     pub interrupt: Interrupt,
     pub seconds: f64,
+    pub is_hard: bool,
 }
 
 impl Bench {
     /// Runs one cell.
     pub fn measure(&self, cell: &Cell) -> Result<Measured> {
         let config = build::target().join("deepres/share-simgpu.toml");
-        std::fs::write(&config, SIMGPU_TOML).with_context(|| format!("cannot write {}", config.display()))?;
+        let toml = format!("{}{SIMGPU_TOML}", if self.is_hard { HARD_TOML } else { "" });
+        std::fs::write(&config, toml).with_context(|| format!("cannot write {}", config.display()))?;
         let device = Device::Simulated { config: Some(config) };
         let host = Host::start(&self.artefacts, device, &self.interrupt)?;
         let mut clients = Vec::new();
@@ -59,9 +63,8 @@ impl Bench {
         }
         let tenants = cell.tenants.iter().map(|tenant| had(tenant, &first, &last)).collect::<Result<_>>()?;
         let elapsed_ns = last.truth.at_ns.saturating_sub(first.truth.at_ns);
-        let contended_ns = last.contended_ns()?.saturating_sub(first.contended_ns()?);
-        let observed_ns = last.ps.now_ns.saturating_sub(first.ps.now_ns).max(1);
-        Ok(Measured { tenants, elapsed_ns, contended_fraction: contended_ns as f64 / observed_ns as f64 })
+        let bound_fraction = bound_fraction(cell, &first, &last)?;
+        Ok(Measured { tenants, elapsed_ns, bound_fraction })
     }
 
     /// Starts a process of a tenant and waits until it launches.
@@ -99,14 +102,28 @@ impl Look {
         Ok(Self { ps: host.ps()?, truth })
     }
 
-    fn contended_ns(&self) -> Result<u64> {
-        Ok(self.ps.gpus.first().context("the daemon knows no GPU")?.contended_ns)
+    /// Time in which a tenant had something running or waiting, ns.
+    fn wanted_ns(&self, tenant: &Tenant) -> Result<u64> {
+        let found = self.ps.on_first_gpu(&tenant.name);
+        let (_, gpu) = found.with_context(|| format!("{} has no session on the GPU", tenant.name))?;
+        Ok(gpu.wanted_ns)
     }
 
     fn kernels_ns(&self, pids: &BTreeSet<u32>) -> u64 {
         let theirs = self.truth.processes.iter().filter(|process| pids.contains(&process.pid));
         theirs.filter_map(|process| process.gpus.first()).map(|gpu| gpu.kernel_busy_ns).sum()
     }
+}
+
+/// The part of the time in which all tenants wanted the GPU, if the moments at which they did not never met.
+fn bound_fraction(cell: &Cell, first: &Look, last: &Look) -> Result<f64> {
+    let observed_ns = last.ps.now_ns.saturating_sub(first.ps.now_ns).max(1);
+    let mut missing_ns = 0;
+    for tenant in &cell.tenants {
+        let wanted_ns = last.wanted_ns(tenant)?.saturating_sub(first.wanted_ns(tenant)?);
+        missing_ns += observed_ns.saturating_sub(wanted_ns);
+    }
+    Ok(1.0 - missing_ns.min(observed_ns) as f64 / observed_ns as f64)
 }
 
 fn had(tenant: &Tenant, first: &Look, last: &Look) -> Result<Had> {
