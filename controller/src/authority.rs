@@ -239,12 +239,13 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
         (None, Some(criticality)) => Given::by(Rule::Request, criticality),
         (None, None) => Given::default(),
     };
-    let deadline_ns = match (set.deadline_ns, asked.deadline_ns) {
-        (None, Some(_)) if !caps.deadline => Given::by(Rule::Cap(of), None),
+    let time = |counts: bool, set: Option<u64>, asked: Option<u64>| match (set, asked) {
+        (None, Some(_)) if !counts => Given::by(Rule::Cap(of), None),
         (set, asked) => Given::unbounded(set, asked),
     };
+    let deadline_ns = time(caps.deadline, set.deadline_ns, asked.deadline_ns);
+    let slo_ns = time(caps.slo, set.slo_ns, asked.slo_ns);
     let size_ns = Given::unbounded(set.size_ns, asked.size_ns);
-    let slo_ns = Given::unbounded(set.slo_ns, asked.slo_ns);
     Granted { share_ppm, cap_ppm, memory_bytes, class, criticality, deadline_ns, size_ns, slo_ns }
 }
 
@@ -282,9 +283,14 @@ pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bo
         let most = caps.criticality;
         return Some(format!("criticality {criticality} was asked for, but {of} is {most}: {remedy}"));
     }
-    if asked.deadline_ns.is_some() && !caps.deadline {
+    let times = [
+        ("a deadline", "deadlines", asked.deadline_ns, caps.deadline),
+        ("an SLO", "SLOs", asked.slo_ns, caps.slo),
+    ];
+    if let Some((one, all, ..)) = times.iter().find(|(_, _, asked_ns, counts)| asked_ns.is_some() && !counts)
+    {
         return Some(format!(
-            "a deadline was given, but by {of} deadlines do not count: leave it out, or have an administrator set it"
+            "{one} was given, but by {of} {all} do not count: leave it out, or have an administrator set it"
         ));
     }
     let class = asked.class?;
@@ -475,9 +481,11 @@ mod tests {
     }
 
     #[test]
-    fn who_may_claim_to_be_critical_or_to_have_a_deadline_is_the_configurations_to_say() {
-        let modest =
-            (Caps { criticality: Criticality::default(), deadline: false, ..Caps::NONE }, CapOf::Everyone);
+    fn who_may_claim_to_be_critical_or_in_haste_is_the_configurations_to_say() {
+        let modest = (
+            Caps { criticality: Criticality::default(), deadline: false, slo: false, ..Caps::NONE },
+            CapOf::Everyone,
+        );
         let urgent = Wish {
             criticality: Some(Criticality::CRITICAL),
             deadline_ns: Some(1_000),
@@ -490,14 +498,18 @@ mod tests {
         assert_eq!(granted.criticality, Given::by(capped, Criticality::default()));
         assert_eq!(granted.deadline_ns, Given::by(capped, None));
         assert_eq!(granted.size_ns, Given::by(Rule::Request, Some(7)));
-        assert_eq!(granted.slo_ns, Given::by(Rule::Request, Some(8)));
+        assert_eq!(granted.slo_ns, Given::by(capped, None));
         assert!(refuse(&urgent, modest, &whole(modest), true).unwrap().contains("criticality critical"));
         let late = Wish { criticality: None, ..urgent };
         assert!(refuse(&late, modest, &whole(modest), true).unwrap().contains("deadlines do not count"));
+        let soon = Wish { deadline_ns: None, ..late };
+        assert!(refuse(&soon, modest, &whole(modest), true).unwrap().contains("SLOs do not count"));
+        assert_eq!(refuse(&Wish { slo_ns: None, ..soon }, modest, &whole(modest), true), None);
         assert_eq!(refuse(&urgent, free(), &whole(free()), true), None);
         let set = grant(&Wish::default(), &urgent, modest, &whole(modest), true);
         assert_eq!(set.criticality, Given::by(Rule::Administrator, Criticality::CRITICAL));
         assert_eq!(set.deadline_ns, Given::by(Rule::Administrator, Some(1_000)));
+        assert_eq!(set.slo_ns, Given::by(Rule::Administrator, Some(8)));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// What a user may have at most, all tenants together; the class, the criticality and deadlines are each tenant's.
+/// What a user may have at most, all tenants together; the class, the criticality, deadlines and time objectives are each tenant's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Caps {
@@ -27,6 +27,8 @@ pub struct Caps {
     pub criticality: Criticality,
     /// Deadlines count.
     pub deadline: bool,
+    /// Time objectives count.
+    pub slo: bool,
 }
 
 impl Default for Caps {
@@ -43,6 +45,7 @@ impl Caps {
         class: Class::Guaranteed,
         criticality: Criticality::CRITICAL,
         deadline: true,
+        slo: true,
     };
 
     /// Whether they bound the share or the memory.
@@ -58,6 +61,7 @@ impl Caps {
             class: self.class.min(other.class),
             criticality: self.criticality.max(other.criticality),
             deadline: self.deadline || other.deadline,
+            slo: self.slo || other.slo,
         }
     }
 }

@@ -54,6 +54,7 @@ const CAPS: &[Key] = &[
     Key("class", Takes::Text("fair")),
     Key("criticality", Takes::Text("high")),
     Key("deadline", Takes::Switch),
+    Key("slo", Takes::Switch),
 ];
 const PRIORITY: &[Key] =
     &[Key("urgency", Takes::Number), Key("size", Takes::Number), Key("criticality", Takes::Number)];
