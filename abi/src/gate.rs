@@ -12,7 +12,7 @@
 //!
 //! Every wait is bounded: by the controller's heartbeat, by the connection, and for the tenant's own window by a time of its own.
 
-use crate::grant::{Gate, GateState, GrantSlot, LeaseTerms};
+use crate::grant::{Gate, GateState, GrantSlot, LeaseTerms, ONE_LAUNCH};
 use crate::meter::{Launching, MeterSlot};
 use crate::sync::spin_hint;
 
@@ -43,6 +43,8 @@ pub enum Verdict {
     Open,
     /// The lease covers it.
     Leased,
+    /// It may be the one launch that the lease of this epoch allows: that is the process's to say.
+    Once(u32),
     /// Not now.
     Wait(Reason),
 }
@@ -63,6 +65,7 @@ pub fn judge(
             Some(terms) if terms.epoch != gate.epoch => Verdict::Wait(Reason::Changing),
             None => Verdict::Wait(Reason::Changing),
             Some(terms) if now_ns >= terms.expires_ns => Verdict::Wait(Reason::Expired),
+            Some(terms) if terms.window_ns == ONE_LAUNCH => Verdict::Once(terms.epoch),
             // One launch may always go, however long it is.
             Some(terms) if queued_ns != 0 && queued_ns.saturating_add(estimate_ns) > terms.window_ns => {
                 Verdict::Wait(Reason::Window)
@@ -80,6 +83,8 @@ pub trait Process {
     fn queued_ns(&self) -> u64;
     /// Whether nobody will open the gate any more.
     fn is_controller_gone(&self, now_ns: u64) -> bool;
+    /// Takes the launch of an epoch that allows one. False if it was taken.
+    fn claim(&self, epoch: u32) -> bool;
     /// Tells the controller that something changed that it waits for.
     fn ring(&self);
     /// Sleeps while the gate word is `word`, `limit_ns` at most: a wait on the slot's futex.
@@ -121,6 +126,8 @@ pub fn pass<'m>(
     let launching = meter.start_launching();
     match look(slot, process, estimate_ns) {
         wait @ Verdict::Wait(_) => Err(wait),
+        Verdict::Once(epoch) if process.claim(epoch) => Ok((Verdict::Leased, launching)),
+        Verdict::Once(_) => Err(Verdict::Wait(Reason::Expired)),
         go => Ok((go, launching)),
     }
 }
@@ -214,6 +221,50 @@ mod tests {
             "a launch longer than the window goes when nothing is in flight"
         );
         assert_eq!(judge(0, u64::MAX, u64::MAX), Verdict::Wait(Reason::Window));
+    }
+
+    #[test]
+    fn a_lease_of_one_launch_covers_it_whatever_is_in_flight() {
+        let one = LeaseTerms { window_ns: ONE_LAUNCH, ..TERMS };
+        assert_eq!(judge(leased(), Some(one), 0, 90, 10), Verdict::Once(7));
+        assert_eq!(judge(leased(), Some(one), 1_000, 0, 10), Verdict::Wait(Reason::Expired));
+    }
+
+    /// A process in which one launch of each epoch goes.
+    #[derive(Default)]
+    struct Once(core::cell::Cell<u32>);
+
+    impl Process for Once {
+        fn now_ns(&self) -> u64 {
+            0
+        }
+        fn queued_ns(&self) -> u64 {
+            0
+        }
+        fn is_controller_gone(&self, _: u64) -> bool {
+            false
+        }
+        fn claim(&self, epoch: u32) -> bool {
+            self.0.replace(epoch) != epoch
+        }
+        fn ring(&self) {}
+        fn sleep(&self, _: &GrantSlot, _: u32, _: u64) {}
+        fn is_stuck(&mut self, _: u64, _: impl Fn(&Self) -> bool) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn an_epoch_of_one_launch_lets_one_through_and_the_next_epoch_another() {
+        let (slot, meter, process) = (GrantSlot::default(), MeterSlot::default(), Once::default());
+        let go = || pass(&slot, &meter, &process, 5).map(|(verdict, _)| verdict);
+        for _ in 0..2 {
+            slot.set_gate(GateState::Leased, LeaseTerms { window_ns: ONE_LAUNCH, ..TERMS });
+            assert_eq!(go(), Ok(Verdict::Leased));
+            assert_eq!(go(), Err(Verdict::Wait(Reason::Expired)));
+        }
+        slot.set_gate(GateState::Leased, TERMS);
+        assert_eq!((go(), go()), (Ok(Verdict::Leased), Ok(Verdict::Leased)));
     }
 
     #[test]

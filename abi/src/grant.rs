@@ -11,6 +11,9 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 /// Memory limit that limits nothing.
 pub const NO_LIMIT: u64 = u64::MAX;
 
+/// The window of a lease that allows a process one launch, whatever it has in flight.
+pub const ONE_LAUNCH: u64 = 0;
+
 const STATE_BITS: u32 = 2;
 const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
 
@@ -72,7 +75,7 @@ pub struct LeaseTerms {
     pub epoch: u32,
     /// No launch from this time on (ns of `CLOCK_MONOTONIC`).
     pub expires_ns: u64,
-    /// At most this much estimated GPU time queued ahead (ns).
+    /// At most this much estimated GPU time queued ahead (ns), or [`ONE_LAUNCH`].
     pub window_ns: u64,
     /// How long a waiter spins before it sleeps (ns).
     pub spin_ns: u64,

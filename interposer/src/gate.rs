@@ -85,6 +85,10 @@ impl Process for Around<'_> {
         self.session.is_controller_gone(self.gpu, now_ns)
     }
 
+    fn claim(&self, epoch: u32) -> bool {
+        self.gpu.claim(epoch)
+    }
+
     fn ring(&self) {
         self.gpu.ring();
     }

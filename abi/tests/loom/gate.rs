@@ -137,6 +137,10 @@ struct Thread<'w> {
 }
 
 impl Process for Thread<'_> {
+    fn claim(&self, _: u32) -> bool {
+        true
+    }
+
     fn now_ns(&self) -> u64 {
         self.world.now_ns.load(Relaxed)
     }

@@ -3,6 +3,7 @@
 pub mod account;
 mod arrears;
 mod events;
+mod gangs;
 mod latency;
 mod overdue;
 mod owed;
@@ -13,6 +14,7 @@ mod tenant;
 mod worker;
 
 pub use events::Bell;
+pub use gangs::GangBoard;
 pub use owed::JobUse;
 pub use report::Report;
 pub use saved::{Baseline, SavedAccount, SavedMeter, Snapshot};
@@ -41,6 +43,8 @@ pub type SessionId = u64;
 pub struct Setup {
     /// The daemon's number for the GPU: its slot in each page.
     pub gpu: usize,
+    /// Where the arbiters of a host with several GPUs agree.
+    pub board: Option<Arc<GangBoard>>,
     /// The host's heartbeat.
     pub beat: Arc<SharedPage<BeatPage>>,
     /// After how long without a heartbeat tenants take the daemon for gone, ns.

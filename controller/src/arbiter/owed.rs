@@ -146,6 +146,7 @@ pub fn gate_name(grant: Grant) -> &'static str {
     match grant {
         Grant::Closed => "closed",
         Grant::Leased { .. } => "leased",
+        Grant::Once => "once",
         Grant::Open => "open",
         Grant::Paused => "paused",
     }

@@ -63,7 +63,7 @@ impl Session {
         let Some(slot) = self.seat.grant.page().slot(gpu) else { return };
         match (before, grant) {
             (Grant::Leased { .. }, Grant::Leased { .. }) => slot.renew(terms),
-            (_, Grant::Leased { .. }) => drop(slot.set_gate(GateState::Leased, terms)),
+            (_, Grant::Leased { .. } | Grant::Once) => drop(slot.set_gate(GateState::Leased, terms)),
             (_, Grant::Closed) => drop(slot.set_gate(GateState::Closed, LeaseTerms::default())),
             (_, Grant::Open) => drop(slot.set_gate(GateState::Open, LeaseTerms::default())),
             (_, Grant::Paused) => drop(slot.set_gate(GateState::Paused, LeaseTerms::default())),
@@ -113,10 +113,11 @@ impl Tenant {
         }
     }
 
-    /// What the gate of one of its sessions is to say while the tenant's says `grant`.
-    pub fn grant_of(&self, session: SessionId, grant: Grant) -> Grant {
+    /// What the gate of one of its sessions is to say while the tenant's says `grant`. `takes_turns`: not so where they are ranks, of which
+    /// nobody knows whose peer has its turn on another GPU.
+    pub fn grant_of(&self, session: SessionId, grant: Grant, takes_turns: bool) -> Grant {
         match grant {
-            Grant::Leased { .. } if !self.turns.admits(session) => Grant::Closed,
+            Grant::Leased { .. } if takes_turns && !self.turns.admits(session) => Grant::Closed,
             grant => grant,
         }
     }

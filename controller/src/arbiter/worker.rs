@@ -3,6 +3,7 @@
 use super::account::Account;
 use super::arrears::Arrears;
 use super::events::{Bell, Events};
+use super::gangs::GangBoard;
 use super::latency::Latency;
 use super::overdue::Overdue;
 use super::owed::{IDLE_REVIEW_NS, REVIEW_NS};
@@ -19,7 +20,7 @@ use crate::policy::turns;
 use crate::process::ProcessKey;
 use crate::shm::SharedPage;
 use deepres_abi::beat::BeatPage;
-use deepres_abi::grant::{FailMode, LeaseTerms};
+use deepres_abi::grant::{FailMode, LeaseTerms, ONE_LAUNCH};
 use deepres_abi::meter::Reading;
 use std::collections::BTreeMap;
 use std::io;
@@ -58,6 +59,10 @@ pub struct Worker {
     processors: usize,
     orders: mpsc::Receiver<Command>,
     events: Events,
+    /// Where arbiters agree on tenants with several GPUs; none on a host with one.
+    board: Option<Arc<GangBoard>>,
+    /// Who had the GPU when it was last posted there.
+    posted: Option<TenantId>,
     /// Who has the GPU.
     pub scheduler: Scheduler,
     /// The time constants in force.
@@ -98,6 +103,9 @@ impl Worker {
     pub fn new(setup: Setup, orders: mpsc::Receiver<Command>, bell: &Bell) -> io::Result<Self> {
         let events = Events::new()?;
         events.add(bell)?;
+        if let Some(board) = &setup.board {
+            board.join(setup.gpu, bell.clone());
+        }
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let now_ns = monotonic_ns();
         let mut scheduler = Scheduler::default();
@@ -115,6 +123,8 @@ impl Worker {
             processors,
             orders,
             events,
+            board: setup.board,
+            posted: None,
             scheduler,
             tuning: Tuning::derive(ASSUMED_HANDOFF_NS, setup.quantum, processors),
             tenants: BTreeMap::new(),
@@ -253,6 +263,7 @@ impl Worker {
             self.beat.page().beat(self.gpu, now_ns);
             self.look(now_ns);
             self.entitle_anew(now_ns);
+            self.follow_board(now_ns);
             self.decide_ns = self.scheduler.decide(now_ns, &self.tuning);
             self.learn();
             let changes = self.scheduler.take_changes();
@@ -262,7 +273,7 @@ impl Worker {
             }
             let turn_ns = self.take_turns(now_ns);
             self.decide_ns = [self.decide_ns, turn_ns].into_iter().flatten().min();
-            if is_settled {
+            if is_settled && !self.has_news(now_ns) {
                 break;
             }
             // A tenant that finished just now either sees the gate that was set and rings, or is seen to have finished in the next
@@ -385,6 +396,21 @@ impl Worker {
         }
     }
 
+    /// Says what was seen, and takes the order for this GPU.
+    fn follow_board(&mut self, now_ns: u64) {
+        if let Some(board) = &self.board {
+            let post = self.scheduler.post(now_ns, &self.tuning);
+            self.posted = post.holder;
+            let (order, gangs) = board.exchange(self.gpu, now_ns, post);
+            self.scheduler.set_order(order, gangs);
+        }
+    }
+
+    /// Whether the board is to know of another holder than it does: others wait for that.
+    fn has_news(&self, now_ns: u64) -> bool {
+        self.board.is_some() && self.scheduler.post(now_ns, &self.tuning).holder != self.posted
+    }
+
     /// Learns from the hand-offs that were made.
     fn learn(&mut self) {
         for handoff in self.scheduler.take_handoffs() {
@@ -424,7 +450,9 @@ impl Worker {
     /// Sets the gates of a tenant's sessions, those that are not as they should be.
     fn show(&mut self, id: TenantId, grant: Grant) {
         let Some(tenant) = self.tenants.get(&id) else { return };
-        let is_wrong = |session: &&Session| session.gate != tenant.grant_of(session.seat.id, grant);
+        let takes_turns = !self.scheduler.is_gang(id);
+        let is_wrong =
+            |session: &&Session| session.gate != tenant.grant_of(session.seat.id, grant, takes_turns);
         let wrong: Vec<SessionId> =
             tenant.sessions.values().filter(is_wrong).map(|session| session.seat.id).collect();
         if wrong.is_empty() {
@@ -433,7 +461,7 @@ impl Worker {
         let terms = self.terms(id, tenant, grant);
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
         for session in wrong {
-            let grant = tenant.grant_of(session, grant);
+            let grant = tenant.grant_of(session, grant, takes_turns);
             if let Some(session) = tenant.sessions.get_mut(&session) {
                 session.set_gate(self.gpu, grant, terms);
             }
@@ -442,16 +470,27 @@ impl Worker {
 
     /// The terms of a tenant's lease.
     fn terms(&self, id: TenantId, tenant: &Tenant, grant: Grant) -> LeaseTerms {
-        let Grant::Leased { expires_ns } = grant else { return LeaseTerms::default() };
-        let sessions = if tenant.turns.is_taken() {
+        let spin_ns = self.tuning.spin_ns;
+        let expires_ns = match grant {
+            Grant::Leased { expires_ns } => expires_ns,
+            Grant::Once => {
+                let terms = LeaseTerms::default();
+                return LeaseTerms { expires_ns: u64::MAX, window_ns: ONE_LAUNCH, spin_ns, ..terms };
+            }
+            Grant::Closed | Grant::Open | Grant::Paused => return LeaseTerms::default(),
+        };
+        let sessions = if tenant.turns.is_taken() && !self.scheduler.is_gang(id) {
             1
         } else {
             tenant.sessions.values().filter(|session| session.launches()).count()
         };
         LeaseTerms {
             expires_ns,
-            window_ns: self.scheduler.window_ns(id, sessions, tenant.account.longest_ns, &self.tuning),
-            spin_ns: self.tuning.spin_ns,
+            window_ns: self
+                .scheduler
+                .window_ns(id, sessions, tenant.account.longest_ns, &self.tuning)
+                .max(ONE_LAUNCH + 1),
+            spin_ns,
             ..LeaseTerms::default()
         }
     }
@@ -546,7 +585,7 @@ impl Worker {
         let Some(tenant) = self.tenants.get(&id) else { return };
         let grant = self.scheduler.grant(id);
         let terms = self.terms(id, tenant, grant);
-        let gate = tenant.grant_of(session.id, grant);
+        let gate = tenant.grant_of(session.id, grant, !self.scheduler.is_gang(id));
         let mut session = Session {
             seat: session,
             last: from.map_or_else(Reading::default, |from| from.meter.into()),

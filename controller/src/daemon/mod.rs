@@ -21,7 +21,7 @@ pub use gpus::{Gpu, GpuError};
 pub use peer::Peer;
 pub use service::{InheritError, inherited};
 
-use crate::arbiter::{Arbiter, Setup};
+use crate::arbiter::{Arbiter, GangBoard, Setup};
 use crate::config::Config;
 use crate::directory::Directory;
 use crate::probes::metering::{Metering, Purpose};
@@ -143,10 +143,12 @@ pub fn run(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let beat = Arc::new(SharedPage::<BeatPage>::create("deepres-beat", Writer::Controller)?);
     let mut managed = Vec::new();
+    let board = (options.gpus.len() > 1).then(|| Arc::new(GangBoard::new(options.gpus.len())));
     for (index, gpu) in options.gpus.into_iter().enumerate() {
         tracing::info!(index, uuid = gpu.uuid_text, name = gpu.name, "managing");
         let arbiter = Arbiter::start(Setup {
             gpu: index,
+            board: board.clone(),
             beat: Arc::clone(&beat),
             heartbeat_limit_ns: u64::try_from(options.config.heartbeat_limit().as_nanos())
                 .unwrap_or(u64::MAX),

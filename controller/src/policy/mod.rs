@@ -14,6 +14,7 @@
 pub mod class;
 pub mod demand;
 pub mod entitlement;
+pub mod gang;
 pub mod lease;
 pub mod memory;
 pub mod priority;

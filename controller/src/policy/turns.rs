@@ -76,7 +76,7 @@ impl Turns {
         match grant {
             Grant::Leased { .. } => self.leased_ns = self.leased_ns.saturating_add(elapsed_ns),
             // What completes now was begun under the lease.
-            Grant::Closed | Grant::Paused => {}
+            Grant::Closed | Grant::Paused | Grant::Once => {}
             Grant::Open => (self.leased_ns, self.used_ns) = (0, 0),
         }
         if self.leased_ns >= JUDGED_OVER_NS {

@@ -147,7 +147,8 @@ impl Model {
         let queued_ns: u64 = tenant.in_flight.iter().sum();
         let (may_go, rings) = match grant {
             Grant::Open => (true, false),
-            Grant::Closed => (false, true),
+            // One at a time is for gangs, of which there are none here.
+            Grant::Closed | Grant::Once => (false, true),
             Grant::Paused => (false, false),
             Grant::Leased { expires_ns } if now_ns >= expires_ns => (false, true),
             Grant::Leased { .. } => {

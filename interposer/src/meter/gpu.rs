@@ -38,6 +38,8 @@ const NO_BELL: i32 = -1;
 
 /// Streams that run one after another.
 const NO_OVERLAP_PERMILLE: u64 = 1000;
+/// No epoch: they have 30 bits.
+const NO_EPOCH: u32 = u32::MAX;
 
 /// See the module.
 #[derive(Debug)]
@@ -57,6 +59,8 @@ pub struct Gpu {
     window_waiters: AtomicU32,
     /// The count of completions at which waiting for another was given up.
     stuck_at: AtomicU32,
+    /// The last epoch of which the only launch was taken, or [`NO_EPOCH`].
+    claimed: AtomicU32,
     /// Every launch is to be measured for a while.
     is_fine: AtomicBool,
     /// What launches take here.
@@ -75,6 +79,7 @@ impl Default for Gpu {
             freed: AtomicU32::new(0),
             window_waiters: AtomicU32::new(0),
             stuck_at: AtomicU32::new(u32::MAX),
+            claimed: AtomicU32::new(NO_EPOCH),
             is_fine: AtomicBool::new(false),
             estimates: Estimates::default(),
         }
@@ -124,6 +129,11 @@ impl Gpu {
     #[inline(always)]
     pub fn is_open(&self) -> bool {
         self.grant().is_none_or(|grant| Gate::is_open(grant.gate_word()))
+    }
+
+    /// Takes the launch of an epoch that allows one. False if it was taken.
+    pub fn claim(&self, epoch: u32) -> bool {
+        self.claimed.swap(epoch, Ordering::Relaxed) != epoch
     }
 
     /// Tells the controller that something changed that it waits for.

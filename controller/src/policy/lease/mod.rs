@@ -12,14 +12,19 @@
 //! Guests, which are the tenants of the best-effort class, are chosen only when no other (no *owner*) wants the GPU, by the same
 //! rule among themselves, and lose it as soon as one does; [`guard`] bounds what that costs the owners.
 //!
+//! An owner with a time objective (an SLO) is of the *latency class*: while it is not far ahead of its share it goes before the others, whose gates
+//! close when it comes, and whose windows are short while it is there. What it has is charged as always, so it has no more of the GPU for it.
+//!
 //! The caller feeds [`Scheduler::observe`] with what the meters say and then asks [`Scheduler::decide`].
 
+mod gangs;
 pub mod guard;
 mod restore;
 mod state;
 
 use crate::policy::TenantId;
 use crate::policy::class::Class;
+use crate::policy::gang::Order;
 use crate::policy::tuning::Tuning;
 use deepres_abi::PPM;
 use guard::{Guard, Owners};
@@ -27,7 +32,7 @@ use state::{
     Hold, MAX_CREDIT_NS, Rank, SHORT_IDLE_NS, Tenant, VirtualTime, begun_ns, mean, patience_ns,
     unexplained_ns,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 const fn ns(duration: Duration) -> u64 {
@@ -45,10 +50,15 @@ const WAITS_PER_SLO: u64 = 20;
 const MIN_DRAIN_NS: u64 = ns(Duration::from_millis(50));
 /// And at most so long: then the next gate opens and the hardware takes turns.
 const MAX_DRAIN_NS: u64 = ns(Duration::from_secs(1));
+/// … and only so long for a tenant that did not drain the last time and has completed nothing since: its work seems not to end.
+const STUCK_DRAIN_NS: u64 = ns(Duration::from_millis(2));
 /// The drain limit allows for so many of the tenant's longest kernels: the meter counts some as one.
 const LONGEST_PER_DRAIN: u64 = 4;
 /// A weight that changes by more than this part of itself (one in so many) is a new quota, and not a priority that moves with time.
 const NEW_QUOTA_PART: u32 = 8;
+/// How far an owner with a time objective may be ahead of the one that is furthest behind, and still go before it: as if it had been alone for so
+/// long, times its share.
+const MAX_ADVANCE: VirtualTime = ns(Duration::from_millis(50)) as VirtualTime;
 /// A pause in which a guest waits without leave is looked at so often.
 const PAUSE_POLL_NS: u64 = ns(Duration::from_millis(1));
 /// A drain is looked at so often even if no bell rings.
@@ -63,6 +73,8 @@ pub enum Grant {
         /// ns of the monotonic clock.
         expires_ns: u64,
     },
+    /// Each process may launch one thing.
+    Once,
     /// Go.
     Open,
     /// Wait, and do not call for the GPU: an administrator paused the tenant.
@@ -127,6 +139,8 @@ pub struct Scheduler {
     hold: Option<Hold>,
     /// Of owners and of guests, by [`Rank`].
     vclocks: [VirtualTime; 2],
+    /// The virtual time of the owner that wants the GPU and is furthest behind.
+    owners_behind: VirtualTime,
     guard: Guard,
     /// The owner that had the GPU last: it has it before it asks, if guests are the only others.
     last_owner: Option<TenantId>,
@@ -134,6 +148,11 @@ pub struct Scheduler {
     is_redistributed: bool,
     /// When two tenants last wanted the GPU at once.
     contended_ns: Option<u64>,
+    /// What the host's board says of this GPU, and who has it by the board alone.
+    order: Order,
+    gangs: BTreeSet<TenantId>,
+    /// A gang was offered the GPU since it was last given.
+    was_offered: bool,
     changes: Vec<Change>,
     handoffs: Vec<Handoff>,
 }
@@ -159,6 +178,8 @@ impl Scheduler {
             burst_ns: 0,
             mean_burst_ns: 0,
             mean_pause_ns: 0,
+            is_stuck: false,
+            pressed_ns: 0,
             grant: Grant::Closed,
         });
         tenant.present = true;
@@ -233,7 +254,9 @@ impl Scheduler {
 
     /// GPU time that each session of a tenant, of which the longest kernel took `longest_ns`, may have in flight under a lease, ns.
     pub fn window_ns(&self, tenant: TenantId, sessions: usize, longest_ns: u64, tuning: &Tuning) -> u64 {
-        if self.is_guest(tenant) && self.owner_is_present() {
+        let has_objective = self.tenants.get(&tenant).is_some_and(Tenant::has_objective);
+        let gives_way = self.is_beside_objective(tenant) && !has_objective;
+        if gives_way || (self.is_guest(tenant) && self.owner_is_present()) {
             tuning.guest_window_ns(longest_ns)
         } else {
             tuning.session_window_ns(sessions, longest_ns)
@@ -277,6 +300,7 @@ impl Scheduler {
     pub fn observe(&mut self, id: TenantId, now_ns: u64, seen: Seen) {
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
         if seen.used_ns > 0 {
+            tenant.is_stuck = false;
             let set_off_ns = seen.used_ns.min(tenant.advance_ns);
             tenant.advance_ns -= set_off_ns;
             tenant.charge(seen.used_ns - set_off_ns);
@@ -305,12 +329,11 @@ impl Scheduler {
         self.account(now_ns, tuning);
         loop {
             let step = match self.hold {
-                None => self.free_step(now_ns, tuning),
+                None => self.ordered_free_step(now_ns, tuning),
                 Some(hold) => match hold.drain_give_up_ns {
                     None if self.is_paused(hold.tenant) => self.close(hold, now_ns),
-                    None if self.is_guest(hold.tenant) => self.guest_step(hold, now_ns, tuning),
-                    None => self.hold_step(hold, now_ns, tuning),
-                    Some(give_up_ns) => self.drain_step(hold, give_up_ns, now_ns, tuning),
+                    None => self.ordered_step(hold, now_ns, tuning),
+                    Some(give_up_ns) => self.ordered_drain_step(hold, give_up_ns, now_ns, tuning),
                 },
             };
             match step {
@@ -332,13 +355,10 @@ impl Scheduler {
 
     /// Advances the virtual clock and lets in who begins to want the GPU.
     fn account(&mut self, now_ns: u64, tuning: &Tuning) {
-        let behind = |rank| {
-            let wanting = self.tenants.values().filter(|tenant| tenant.wanted && tenant.rank == rank);
-            wanting.map(|tenant| tenant.vtime).min()
-        };
-        for (rank, behind) in [Rank::Owner, Rank::Guest].map(|rank| (rank, behind(rank))) {
+        for rank in [Rank::Owner, Rank::Guest] {
+            let behind = self.behind(rank).unwrap_or(0);
             let vclock = &mut self.vclocks[rank as usize];
-            *vclock = (*vclock).max(behind.unwrap_or(0));
+            *vclock = (*vclock).max(behind);
         }
         let mut wanting = [0; 2];
         for tenant in self.tenants.values_mut() {
@@ -360,6 +380,8 @@ impl Scheduler {
             }
             tenant.wanted = wants;
         }
+        // The clock stands where it was when the furthest behind paused for a moment.
+        self.owners_behind = self.behind(Rank::Owner).unwrap_or(0);
         if wanting.iter().any(|wanting| *wanting > 1) {
             self.contended_ns = Some(now_ns);
         }
@@ -369,6 +391,12 @@ impl Scheduler {
             kept_out: self.hold.is_some_and(|hold| self.is_guest(hold.tenant)),
         };
         self.guard.observe(now_ns, owners, tuning.grace_ns);
+    }
+
+    /// The virtual time of the one of a rank that wants the GPU and is furthest behind.
+    fn behind(&self, rank: Rank) -> Option<VirtualTime> {
+        let wanting = self.tenants.values().filter(|tenant| tenant.wanted && tenant.rank == rank);
+        wanting.map(|tenant| tenant.vtime).min()
     }
 
     fn is_guest(&self, tenant: TenantId) -> bool {
@@ -391,11 +419,37 @@ impl Scheduler {
 
     /// Who of a rank wants the GPU and is furthest behind, `but` for one.
     fn next(&self, rank: Rank, but: Option<TenantId>) -> Option<TenantId> {
+        self.next_of(rank, |id| Some(id) != but)
+    }
+
+    /// The same of those that can be given it by itself.
+    fn next_apart(&self, rank: Rank, but: Option<TenantId>) -> Option<TenantId> {
+        self.next_of(rank, |id| Some(id) != but && !self.is_gang(id))
+    }
+
+    fn next_of(&self, rank: Rank, is_asked: impl Fn(TenantId) -> bool) -> Option<TenantId> {
         self.tenants
             .iter()
-            .filter(|(id, tenant)| tenant.rank == rank && tenant.wanted && Some(**id) != but)
-            .min_by_key(|(_, tenant)| tenant.vtime)
+            .filter(|(id, tenant)| tenant.rank == rank && tenant.wanted && is_asked(**id))
+            .min_by_key(|(_, tenant)| (!self.presses(tenant), tenant.vtime))
             .map(|(id, _)| *id)
+    }
+
+    /// Whether a tenant goes before those that have no time objective.
+    fn presses(&self, tenant: &Tenant) -> bool {
+        tenant.has_objective()
+            && tenant.wanted
+            && tenant.vtime < self.owners_behind.saturating_add(MAX_ADVANCE)
+    }
+
+    /// The same, and that the others' leases end for it. So often at most, haste costs no more hand-offs than having work all the time.
+    fn may_press(&self, tenant: &Tenant, now_ns: u64, tuning: &Tuning) -> bool {
+        self.presses(tenant) && now_ns >= tenant.pressed_ns.saturating_add(tuning.quantum_ns)
+    }
+
+    /// Whether an owner is there, other than this tenant, that is to be answered soon when it comes.
+    fn is_beside_objective(&self, tenant: TenantId) -> bool {
+        self.tenants.iter().any(|(id, other)| *id != tenant && other.is_here() && other.has_objective())
     }
 
     /// The guest that goes next, `but` for one, and until when it may launch; or else when to ask again.
@@ -433,14 +487,14 @@ impl Scheduler {
 
     /// Nobody has the GPU.
     fn free_step(&mut self, now_ns: u64, tuning: &Tuning) -> Step {
-        if let Some(owner) = self.next(Rank::Owner, None) {
+        if let Some(owner) = self.next_apart(Rank::Owner, None) {
             return self.give(owner, now_ns, tuning);
         }
         let wake_ns = match self.next_guest(None, now_ns, tuning) {
             Ok((guest, _)) => return self.give(guest, now_ns, tuning),
             Err(wake_ns) => wake_ns,
         };
-        match self.only().or_else(|| self.resident()) {
+        match self.only().or_else(|| self.resident()).filter(|id| !self.is_gang(*id)) {
             Some(resident) => self.give(resident, now_ns, tuning),
             None => Step::Stay(wake_ns),
         }
@@ -449,6 +503,11 @@ impl Scheduler {
     /// Gives the GPU, which is free, to a tenant.
     fn give(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Step {
         self.is_redistributed = false;
+        self.was_offered = false;
+        let presses = self.tenants.get(&tenant).is_some_and(|tenant| self.presses(tenant));
+        if let Some(tenant) = self.tenants.get_mut(&tenant).filter(|_| presses) {
+            tenant.pressed_ns = now_ns;
+        }
         let rank = if self.is_guest(tenant) { Rank::Guest } else { Rank::Owner };
         if rank == Rank::Owner {
             self.last_owner = Some(tenant);
@@ -466,9 +525,11 @@ impl Scheduler {
             idle_ns: 0,
             contended,
             drain_give_up_ns: None,
+            once_since_ns: None,
         });
-        // Beside owners a guest's lease is as long as their pause; among themselves guests are as owners are.
-        if contended && (rank == Rank::Owner || !self.owner_is_present()) {
+        // Beside owners a guest's lease is as long as their pause; among themselves guests are as owners are. A gang's is as long as its turn.
+        let is_apart = self.order == Order::Apart;
+        if contended && is_apart && (rank == Rank::Owner || !self.owner_is_present()) {
             self.lease(tenant, now_ns.saturating_add(tuning.quantum_ns), false);
         }
         Step::Again
@@ -498,7 +559,7 @@ impl Scheduler {
             Grant::Leased { .. } if self.next(Rank::Guest, Some(hold.tenant)).is_some() => {
                 return self.close(hold, now_ns);
             }
-            Grant::Closed | Grant::Paused | Grant::Leased { .. } | Grant::Open => {
+            Grant::Closed | Grant::Paused | Grant::Once | Grant::Leased { .. } | Grant::Open => {
                 let Ok(until_ns) = self.guest_until_ns(hold.tenant, now_ns, tuning) else {
                     return self.close(hold, now_ns);
                 };
@@ -526,9 +587,17 @@ impl Scheduler {
                 None => self.alone_step(hold, grant, now_ns, tuning),
             };
         };
-        let is_behind =
-            holder.vtime + holder.weighted(begun_ns(&hold, holder, now_ns)) < self.tenants[&next].vtime;
+        let next = &self.tenants[&next];
+        let presses = [holder, next].map(|tenant| self.presses(tenant));
+        if presses == [false, true] && self.may_press(next, now_ns, tuning) {
+            return self.close(hold, now_ns);
+        }
+        let vtime = holder.vtime + holder.weighted(begun_ns(&hold, holder, now_ns));
+        let is_behind = presses == [true, false] || vtime < next.vtime;
         let patience_ns = patience_ns(holder, is_behind, tuning);
+        let press_ns = (presses == [false, true]).then(|| next.pressed_ns.saturating_add(tuning.quantum_ns));
+        let stay =
+            |wake_ns: u64| Step::Stay(Some(press_ns.map_or(wake_ns, |press_ns| press_ns.min(wake_ns))));
 
         let expires_ns = match grant {
             Grant::Leased { expires_ns } if hold.contended => expires_ns,
@@ -546,19 +615,19 @@ impl Scheduler {
             if now_ns >= patience_ends_ns || (now_ns >= expires_ns && !is_behind) {
                 return self.close(hold, now_ns);
             }
-            return Step::Stay(Some(patience_ends_ns));
+            return stay(patience_ends_ns);
         }
         if is_behind && now_ns >= expires_ns.saturating_sub(tuning.lead_ns) {
             let expires_ns = expires_ns.max(now_ns).saturating_add(tuning.quantum_ns);
             self.lease(hold.tenant, expires_ns, true);
-            return Step::Stay(Some(expires_ns.saturating_sub(tuning.lead_ns)));
+            return stay(expires_ns.saturating_sub(tuning.lead_ns));
         }
         // Who gains by what changed is not to wait for the end of a lease that was given before.
         if now_ns >= expires_ns || (is_redistributed && !is_behind) {
             return self.close(hold, now_ns);
         }
         let renewal_ns = expires_ns.saturating_sub(tuning.lead_ns);
-        Step::Stay(Some(if now_ns < renewal_ns { renewal_ns } else { expires_ns }))
+        stay(if now_ns < renewal_ns { renewal_ns } else { expires_ns })
     }
 
     /// An owner has the GPU and only guests want it: it keeps a lease, so that its pauses are noticed, and the guests have those.
@@ -588,7 +657,7 @@ impl Scheduler {
         let renewal_ns = |expires_ns: u64| expires_ns.saturating_sub(tuning.lead_ns);
         let expires_ns = match grant {
             Grant::Leased { expires_ns } if now_ns < renewal_ns(expires_ns) => expires_ns,
-            Grant::Leased { .. } | Grant::Closed | Grant::Paused | Grant::Open => {
+            Grant::Leased { .. } | Grant::Once | Grant::Closed | Grant::Paused | Grant::Open => {
                 let expires_ns = now_ns.saturating_add(SOLO_LEASE_NS);
                 self.lease(tenant, expires_ns, matches!(grant, Grant::Leased { .. }));
                 expires_ns
@@ -604,31 +673,34 @@ impl Scheduler {
             .contended_ns
             .filter(|_| self.only().is_none())
             .map_or(0, |contended_ns| contended_ns.saturating_add(STAY_LEASED_NS));
-        if now_ns >= stay_leased_until_ns {
+        if now_ns >= stay_leased_until_ns && !self.is_beside_objective(hold.tenant) {
             self.change(hold.tenant, Grant::Open, false);
             return Step::Stay(None);
         }
-        if grant == Grant::Open {
+        if grant == Grant::Open && !self.is_beside_objective(hold.tenant) {
             // Since before the others came and went.
             return Step::Stay(None);
         }
         let wake_ns = self.keep_leased(hold.tenant, grant, now_ns, tuning);
-        Step::Stay(Some(wake_ns.min(stay_leased_until_ns)))
+        let until_ns = if now_ns < stay_leased_until_ns { stay_leased_until_ns } else { wake_ns };
+        Step::Stay(Some(wake_ns.min(until_ns)))
     }
 
     /// Closes the holder's gate; what it has in flight drains.
     fn close(&mut self, hold: Hold, now_ns: u64) -> Step {
         let limit_ns = self.tenants.get(&hold.tenant).map_or(0, |holder| match holder.grant {
+            _ if holder.is_stuck => STUCK_DRAIN_NS,
             // How much is queued behind an open gate nobody counts.
             Grant::Open => MAX_DRAIN_NS,
-            Grant::Leased { .. } | Grant::Closed | Grant::Paused => holder
+            Grant::Leased { .. } | Grant::Once | Grant::Closed | Grant::Paused => holder
                 .seen
                 .longest_ns
                 .saturating_mul(LONGEST_PER_DRAIN)
-                .saturating_add(holder.seen.pending_ns),
+                .saturating_add(holder.seen.pending_ns)
+                .clamp(MIN_DRAIN_NS, MAX_DRAIN_NS),
         });
         self.change(hold.tenant, Grant::Closed, false);
-        let give_up_ns = now_ns.saturating_add(limit_ns.clamp(MIN_DRAIN_NS, MAX_DRAIN_NS));
+        let give_up_ns = now_ns.saturating_add(limit_ns);
         self.hold = Some(Hold { drain_give_up_ns: Some(give_up_ns), ..hold });
         Step::Again
     }
@@ -638,7 +710,8 @@ impl Scheduler {
         let next = self.next_but(hold.tenant, now_ns, tuning);
         let is_held_back =
             self.is_guest(hold.tenant) && self.guest_until_ns(hold.tenant, now_ns, tuning).is_err();
-        if in_flight && next.is_none() && !is_held_back && !self.is_paused(hold.tenant) {
+        let may_go_on = self.may_go_on(hold.tenant) && !is_held_back && !self.is_paused(hold.tenant);
+        if in_flight && next.is_none() && may_go_on {
             // Nobody waits for it any more.
             self.hold = Some(Hold { drain_give_up_ns: None, ..hold });
             return Step::Again;
@@ -648,16 +721,19 @@ impl Scheduler {
         }
         self.settle(&hold, in_flight, now_ns);
         self.hold = None;
-        match next.filter(|_| in_flight) {
+        if hold.once_since_ns.is_some() {
+            self.change(hold.tenant, Grant::Closed, false);
+        }
+        match next.filter(|_| in_flight && self.order == Order::Apart) {
             // Work that does not end goes last.
             Some(next) => self.give(next, now_ns, tuning),
-            None => self.free_step(now_ns, tuning),
+            None => Step::Again,
         }
     }
 
     /// Who has the GPU next but for this one.
     fn next_but(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Option<TenantId> {
-        self.next(Rank::Owner, Some(tenant))
+        self.next_apart(Rank::Owner, Some(tenant))
             .or_else(|| self.next_guest(Some(tenant), now_ns, tuning).ok().map(|(guest, _)| guest))
     }
 
@@ -667,6 +743,7 @@ impl Scheduler {
         // would make the guest's window longer than any pause, and nothing would ever be learned again.
         let is_beside = self.is_guest(hold.tenant) && self.owner_is_present();
         let Some(holder) = self.tenants.get_mut(&hold.tenant) else { return };
+        holder.is_stuck |= in_flight;
         let held_ns = now_ns.saturating_sub(hold.since_ns);
         let advance_ns = match hold.used_ns {
             0 if hold.ran && !hold.paused => held_ns,

@@ -67,6 +67,10 @@ pub struct Tenant {
     pub burst_ns: u64,
     pub mean_burst_ns: u64,
     pub mean_pause_ns: u64,
+    /// It did not drain in time, and has completed nothing since.
+    pub is_stuck: bool,
+    /// When it was last given the GPU for its time objective.
+    pub pressed_ns: u64,
     pub grant: Grant,
 }
 
@@ -74,6 +78,11 @@ impl Tenant {
     /// It has sessions, and may run.
     pub fn is_here(&self) -> bool {
         self.present && !self.is_paused
+    }
+
+    /// It is of those that are to be answered soon.
+    pub fn has_objective(&self) -> bool {
+        self.rank == Rank::Owner && self.slo_ns.is_some()
     }
 
     /// What its gate says while it has to wait.
@@ -112,6 +121,8 @@ pub struct Hold {
     pub contended: bool,
     /// While it drains: when that is given up.
     pub drain_give_up_ns: Option<u64>,
+    /// While it may launch one thing: since when.
+    pub once_since_ns: Option<u64>,
 }
 
 /// GPU time that a holder has begun and was not charged for: what it says is in flight, or the time since it was last seen to

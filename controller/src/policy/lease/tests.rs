@@ -87,6 +87,121 @@ fn a_drain_that_does_not_end_is_given_up_after_a_while() {
 }
 
 #[test]
+fn who_did_not_drain_is_waited_for_briefly_until_it_completes_something() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MAX_DRAIN_NS, RUNNING, WAITING);
+    assert!(bench.is_leased(B));
+    // It has its next turn, and that ends.
+    let drain_ns = |bench: &mut Bench, a: Seen| {
+        while !bench.is_leased(A) {
+            let b = if bench.is_leased(B) { Seen { used_ns: MS, ..RUNNING } } else { WAITING };
+            bench.step(MS, RUNNING, b);
+        }
+        while bench.is_leased(A) {
+            bench.step(MS, a, WAITING);
+        }
+        let mut drain_ns = 0;
+        while !bench.is_leased(B) {
+            bench.step(MS, RUNNING, WAITING);
+            drain_ns += MS;
+        }
+        drain_ns
+    };
+    assert!(drain_ns(&mut bench, RUNNING) <= STUCK_DRAIN_NS + MS);
+    assert!(drain_ns(&mut bench, Seen { used_ns: MS, ..RUNNING }) >= MIN_DRAIN_NS, "it gets on");
+}
+
+impl Bench {
+    /// A always has work, B has a time objective.
+    fn latency() -> Self {
+        let mut bench = Self::new();
+        bench.scheduler.set_slo(B, Some(20 * MS));
+        bench
+    }
+}
+
+#[test]
+fn who_has_a_time_objective_closes_the_others_gates_when_it_comes() {
+    const C: TenantId = 3;
+    for has_objective in [true, false] {
+        let mut bench = Bench::latency();
+        bench.scheduler.set_slo(B, has_objective.then_some(20 * MS));
+        bench.scheduler.enter(C, Class::Fair, bench.now_ns);
+        bench.scheduler.set_standing(C, Class::Fair, PPM / 2);
+        bench.scheduler.observe(C, bench.now_ns, WAITING);
+        // Of two that always have work one has a lease that is not over.
+        while !bench.is_leased(A) {
+            bench.step(MS / 2, if bench.is_closed(A) { WAITING } else { RUNNING }, IDLE);
+            bench.step(0, WAITING, IDLE);
+        }
+        bench.step(MS / 10, RUNNING, IDLE);
+        assert!(bench.is_leased(A));
+        bench.step(MS / 10, RUNNING, WAITING);
+        assert_eq!(bench.is_closed(A), has_objective);
+        if has_objective {
+            bench.step(MS / 10, WAITING, WAITING);
+            assert!(bench.is_leased(B), "before whoever waited longer");
+        }
+    }
+}
+
+#[test]
+fn who_has_a_time_objective_has_no_more_of_the_gpu_for_it() {
+    let mut bench = Bench::latency();
+    let mut had_ns = [0u64; 2];
+    for _ in 0..20_000 {
+        let holds = [A, B].map(|tenant| !bench.is_closed(tenant));
+        let seen =
+            holds.map(|holds| if holds { Seen { used_ns: MS / 2, waiting: true, ..IDLE } } else { WAITING });
+        for (had_ns, holds) in had_ns.iter_mut().zip(holds) {
+            *had_ns += if holds { MS / 2 } else { 0 };
+        }
+        bench.step(MS / 2, seen[0], seen[1]);
+    }
+    let share = had_ns[1] as f64 / (had_ns[0] + had_ns[1]) as f64;
+    assert!((share - 0.5).abs() < 0.02, "it had {share} of the time");
+}
+
+#[test]
+fn haste_costs_no_more_hand_offs_than_having_work_all_the_time() {
+    const C: TenantId = 3;
+    let mut bench = Bench::latency();
+    bench.scheduler.enter(C, Class::Fair, bench.now_ns);
+    bench.scheduler.set_standing(C, Class::Fair, PPM / 2);
+    let step_ns = MS / 4;
+    let (steps, mut turns, mut wants, mut held) = (4_000, 0, false, false);
+    for step in 0..steps {
+        let [a, b, c] = [A, B, C].map(|tenant| bench.is_leased(tenant));
+        let busy = |holds| if holds { Seen { used_ns: step_ns, ..RUNNING } } else { WAITING };
+        bench.scheduler.observe(C, bench.now_ns + step_ns, busy(c));
+        // B comes every half a millisecond, and is done as soon as it is served.
+        turns += u64::from(b && !held);
+        held = b;
+        wants = !b && (wants || step % 2 == 0);
+        let used_ns = if b { step_ns / 10 } else { 0 };
+        bench.step(step_ns, busy(a), Seen { used_ns, waiting: wants, ..IDLE });
+    }
+    let quanta = steps * step_ns / bench.tuning.quantum_ns;
+    assert!((quanta / 4..=quanta).contains(&turns), "{turns} turns in {quanta} quanta");
+}
+
+#[test]
+fn beside_a_time_objective_nobody_has_an_open_gate_or_a_long_window() {
+    let mut bench = Bench::latency();
+    for _ in 0..300 {
+        bench.step(MS, Seen { used_ns: MS, ..RUNNING }, IDLE);
+    }
+    assert!(bench.is_leased(A), "nobody else wants the GPU now");
+    let window_ns = |bench: &Bench, tenant| bench.scheduler.window_ns(tenant, 1, 3 * MS, &bench.tuning);
+    assert_eq!((window_ns(&bench, A), window_ns(&bench, B)), (3 * MS, 6 * MS));
+    bench.scheduler.leave(B, bench.now_ns);
+    bench.step(MS, Seen { used_ns: MS, ..RUNNING }, IDLE);
+    assert!(bench.is_open(A));
+    assert_eq!(window_ns(&bench, A), 6 * MS);
+}
+
+#[test]
 fn an_idle_holder_yields_after_a_moment() {
     let mut bench = Bench::new();
     bench.step(MS, RUNNING, IDLE);

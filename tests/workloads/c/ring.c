@@ -1,0 +1,78 @@
+/* A job with a rank on each of the first GPUs, whose kernels spin until those of the other ranks have begun.
+ *
+ * ring [--kernel NAME] [--gpus N] [--depth N] [--rank R]
+ *   One thread for each GPU launches kernels of one name, by which the simulated GPU knows how many meet, until it is killed; --depth of them are
+ *   launched before each wait. With --rank the process is that rank alone. Prints a line with the rounds that the first of its ranks has done about every 10 ms. */
+#include "driver.h"
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+
+enum { MAX_RANKS = 16, PROGRESS_NS = 10 * 1000 * 1000 };
+
+static const char *name = "ring";
+static long depth = 1;
+static int first_rank;
+
+static long long now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static void *run(void *argument) {
+    int rank = (int)(long)argument;
+    CUdevice device;
+    CUcontext context;
+    CUstream stream;
+    CHECK(cu(cuDeviceGet)(&device, rank));
+    CHECK(cu(cuCtxCreate_v2)(&context, CU_CTX_SCHED_AUTO, device));
+    CUfunction kernel = load_kernel(name);
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    if (rank == first_rank) {
+        printf("ready\n");
+        fflush(stdout);
+    }
+    long long last_progress = now_ns();
+    for (long rounds = 0;; rounds += depth) {
+        for (long i = 0; i < depth; i++)
+            CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        CHECK(cu(cuStreamSynchronize)(stream));
+        if (rank == first_rank && now_ns() - last_progress >= PROGRESS_NS) {
+            last_progress = now_ns();
+            printf("%ld\n", rounds + depth);
+            fflush(stdout);
+        }
+    }
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    long gpus = 2, only = -1;
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (!strcmp(argv[i], "--kernel")) name = argv[i + 1];
+        else if (!strcmp(argv[i], "--gpus")) gpus = atol(argv[i + 1]);
+        else if (!strcmp(argv[i], "--depth")) depth = atol(argv[i + 1]);
+        else if (!strcmp(argv[i], "--rank")) only = atol(argv[i + 1]);
+        else {
+            fprintf(stderr, "ring: unknown option %s\n", argv[i]);
+            return 2;
+        }
+    }
+    if (gpus < 1 || gpus > MAX_RANKS || depth < 1 || only >= gpus) {
+        fprintf(stderr, "ring: 1 to %d GPUs, at least one launch before a wait\n", MAX_RANKS);
+        return 2;
+    }
+    load_driver();
+    CHECK(cu(cuInit)(0));
+    if (only >= 0) {
+        first_rank = (int)only;
+        run((void *)only);
+    }
+    pthread_t threads[MAX_RANKS];
+    for (long rank = 0; rank < gpus; rank++)
+        pthread_create(&threads[rank], NULL, run, (void *)rank);
+    for (long rank = 0; rank < gpus; rank++)
+        pthread_join(threads[rank], NULL);
+    return 0;
+}
