@@ -6,6 +6,7 @@ mod handoff;
 mod hook;
 mod memory;
 mod pieces;
+mod policy;
 mod preload;
 mod share;
 mod storm;
@@ -38,6 +39,10 @@ pub enum Bench {
     /// refusals that nothing justifies that was really held: at no moment of the call was what had been given, and not yet been given
     /// back, enough to leave too little room. The time of an allocation and its free is that of `bench hook`, under a limit.
     Memory(memory::Options),
+    /// What a decision of the policy costs, and a review of what everybody is owed.
+    ///
+    /// Sixteen tenants on one GPU, and a thousand on eight; one decision on each GPU. Shown is the mean.
+    Policy(policy::Options),
     /// What preloading the library adds to a process that uses no CUDA.
     ///
     /// Runs /bin/true bare and preloaded in turns; shown are the medians.
@@ -66,6 +71,7 @@ pub fn run(bench: &Bench) -> Result<()> {
         Bench::Daemon(options) => daemon::run(options),
         Bench::Hook(options) => hook::run(options),
         Bench::Memory(options) => memory::run(options),
+        Bench::Policy(options) => policy::run(options),
         Bench::Preload(options) => preload::run(options),
         Bench::Trace(options) => trace::run(options),
         Bench::Share(options) => share::run(options),

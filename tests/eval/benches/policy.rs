@@ -1,0 +1,105 @@
+//! What a decision of the policy costs: `cargo xtask bench policy`.
+//!
+//! A decision is what an arbiter does when a bell rings: take in what two tenants' meters say, and decide. A review, ten times a second, works
+//! out what everybody is owed.
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+
+use criterion::Criterion;
+use deepres_controller::policy::TenantId;
+use deepres_controller::policy::class::Class;
+use deepres_controller::policy::entitlement::{Request, entitlements};
+use deepres_controller::policy::lease::{Grant, Scheduler, Seen};
+use deepres_controller::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
+
+/// Processors of the host, for whether waiters spin.
+const PROCESSORS: usize = 8;
+/// From one decision to the next: a kernel of a millisecond is done.
+const STEP_NS: u64 = 1_000_000;
+const WAITS: Seen = Seen { waiting: true, in_flight: false, used_ns: 0, pending_ns: 0, longest_ns: STEP_NS };
+const RUNS: Seen = Seen { in_flight: true, used_ns: STEP_NS, pending_ns: STEP_NS, ..WAITS };
+
+/// One tenant in so many is a guest.
+const GUESTS: TenantId = 8;
+
+/// One GPU whose tenants all want it.
+struct Gpu {
+    scheduler: Scheduler,
+    tuning: Tuning,
+    tenants: TenantId,
+    now_ns: u64,
+    next: TenantId,
+}
+
+impl Gpu {
+    fn of(tenants: TenantId) -> Self {
+        let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), PROCESSORS);
+        let mut scheduler = Scheduler::default();
+        for tenant in 0..tenants {
+            let class = if tenant % GUESTS == GUESTS - 1 { Class::BestEffort } else { Class::Fair };
+            scheduler.enter(tenant, class, 0);
+            scheduler.set_standing(tenant, class, 1_000_000 / tenants as u32);
+            scheduler.observe(tenant, 0, WAITS);
+        }
+        let mut gpu = Self { scheduler, tuning, tenants, now_ns: 0, next: 0 };
+        // Into the middle of things.
+        (0..1_000).for_each(|_| gpu.decide());
+        gpu
+    }
+
+    /// The holder got on, and another tenant has news.
+    fn decide(&mut self) {
+        self.now_ns += STEP_NS;
+        self.next = (self.next + 1) % self.tenants;
+        for tenant in [self.holder(), Some(self.next)].into_iter().flatten() {
+            let holds = self.scheduler.grant(tenant) != Grant::Closed;
+            self.scheduler.observe(tenant, self.now_ns, if holds { RUNS } else { WAITS });
+        }
+        black_box(self.scheduler.decide(self.now_ns, &self.tuning));
+        black_box(self.scheduler.take_changes());
+        black_box(self.scheduler.take_handoffs());
+    }
+
+    fn holder(&self) -> Option<TenantId> {
+        use deepres_controller::policy::lease::Phase;
+        match self.scheduler.phase() {
+            Phase::Held(tenant) | Phase::Draining(tenant) => Some(tenant),
+            Phase::Free => None,
+        }
+    }
+}
+
+fn requests(tenants: TenantId) -> BTreeMap<TenantId, Request> {
+    let request = |tenant: TenantId| Request {
+        class: if tenant % GUESTS == GUESTS - 1 { Class::BestEffort } else { Class::Fair },
+        asked_ppm: tenant.is_multiple_of(3).then_some(10_000),
+        priority_ppm: 100_000 + (tenant % 7 * 100_000) as u32,
+        ..Request::default()
+    };
+    (0..tenants).map(|tenant| (tenant, request(tenant))).collect()
+}
+
+fn policy(criterion: &mut Criterion) {
+    let mut sixteen = Gpu::of(16);
+    criterion.bench_function("decision-16-tenants-1-gpu", |bench| bench.iter(|| sixteen.decide()));
+    let mut spread: Vec<Gpu> = (0..8).map(|_| Gpu::of(125)).collect();
+    criterion.bench_function("decisions-1000-tenants-on-8-gpus", |bench| {
+        bench.iter(|| spread.iter_mut().for_each(Gpu::decide));
+    });
+    let mut crowded: Vec<Gpu> = (0..8).map(|_| Gpu::of(1_000)).collect();
+    criterion.bench_function("decisions-1000-tenants-on-each-of-8-gpus", |bench| {
+        bench.iter(|| crowded.iter_mut().for_each(Gpu::decide));
+    });
+    let sixteen = requests(16);
+    criterion.bench_function("review-16-tenants", |bench| bench.iter(|| entitlements(black_box(&sixteen))));
+    let thousand = requests(1_000);
+    criterion
+        .bench_function("review-1000-tenants", |bench| bench.iter(|| entitlements(black_box(&thousand))));
+}
+
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    policy(&mut criterion);
+    criterion.final_summary();
+}

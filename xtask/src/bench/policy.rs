@@ -1,0 +1,53 @@
+//! `cargo xtask bench policy`: what a decision of the policy costs.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Map, Value, json};
+
+use super::check;
+use crate::{build, command};
+
+/// What is measured (tests/eval/benches/policy.rs), and what it may cost, ns.
+const MEASURED: [(&str, Option<f64>); 5] = [
+    ("decision-16-tenants-1-gpu", Some(20_000.0)),
+    ("decisions-1000-tenants-on-8-gpus", Some(1_000_000.0)),
+    ("decisions-1000-tenants-on-each-of-8-gpus", Some(1_000_000.0)),
+    ("review-16-tenants", None),
+    ("review-1000-tenants", None),
+];
+
+/// Options of `cargo xtask bench policy`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Print one JSON object instead of text: nanoseconds, the mean, by what was measured.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measures and prints, and fails over a limit.
+pub fn run(options: &Options) -> Result<()> {
+    let mut cargo = build::cargo();
+    // As the evaluation is built: optimised, without the minutes of a release's link.
+    cargo.args(["bench", "--quiet", "--profile", "eval", "--package", "deepres-eval", "--bench", "policy"]);
+    command::output(&mut cargo)?;
+    let mut means = Map::new();
+    let mut bars = Vec::new();
+    for (name, limit_ns) in MEASURED {
+        let file = build::target().join("criterion").join(name).join("new/estimates.json");
+        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let estimates: Value = serde_json::from_str(&text)?;
+        let mean_ns = estimates["mean"]["point_estimate"].as_f64().context("criterion estimated no mean")?;
+        if !options.json {
+            let limit =
+                limit_ns.map_or_else(String::new, |limit_ns| format!(" (at most {:.0})", limit_ns / 1e3));
+            println!("  {name:<44}{:>10.2} us{limit}", mean_ns / 1e3);
+        }
+        bars.extend(limit_ns.map(|limit_ns| (name, mean_ns <= limit_ns)));
+        means.insert(format!("{}_ns", name.replace('-', "_")), json!(mean_ns));
+    }
+    if options.json {
+        println!("{}", Value::Object(means));
+    }
+    check(&bars)
+}
