@@ -9,7 +9,7 @@ use deepres_e2e::{
     host::COMMAND_LIMIT,
     shares::Window,
 };
-use deepres_eval::{fluid::Fluid, policy::Policy, scenario::Scenario};
+use deepres_eval::{policy::Policy, scenario::Scenario};
 
 /// Both are connected, metered and past their first launches.
 const SETTLED: Duration = Duration::from_millis(1_000);
@@ -34,7 +34,7 @@ fn virtual_percent(tenants: &[Tenant]) -> Vec<f64> {
         .collect();
     let text = format!("name = \"agreement\"\nshows = \"both\"\nduration_s = 12\nwarmup_s = 2\n{tables}");
     let scenario = Scenario::parse(&text).expect("a scenario of ours");
-    let run = Policy::Deepres.run(&scenario, &mut Fluid::new(&scenario));
+    let run = Policy::Deepres.run_alone(&scenario);
     let used: Vec<f64> = run.outcomes.iter().map(|outcome| outcome.used_ns as f64).collect();
     used.iter().map(|used_ns| used_ns * 100.0 / used.iter().sum::<f64>()).collect()
 }

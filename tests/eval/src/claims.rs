@@ -1,15 +1,16 @@
 //! What the project's scenarios have to show, held. Virtual time: the same on every machine.
 
-use std::path::Path;
-
-use crate::metrics::{self, Row};
+use crate::beside::{self, Figure};
+use crate::metrics::{self, Evaluated, Row};
 use crate::policy::Policy;
-use crate::scenario::Scenario;
+use crate::scenario::{SECOND, Scenario};
 
 fn rows(file: &str, policies: &[Policy]) -> Vec<Row> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
-    let scenario = Scenario::read(&folder.join(file)).unwrap();
-    metrics::evaluate(&scenario, policies).into_iter().map(|evaluated| evaluated.row).collect()
+    evaluated(file, policies).into_iter().map(|evaluated| evaluated.row).collect()
+}
+
+fn evaluated(file: &str, policies: &[Policy]) -> Vec<Evaluated> {
+    metrics::evaluate(&Scenario::ours(file).unwrap(), policies)
 }
 
 #[test]
@@ -22,44 +23,209 @@ fn three_applications_get_more_than_a_third_above_a_static_split_and_nearly_the_
 
 #[test]
 fn backlogged_tenants_are_at_most_two_quanta_and_the_longest_kernel_behind_the_fluid_limit() {
-    let row = &rows("backlogged.toml", &[Policy::Deepres])[0];
-    assert!(row.max_lag_ms <= 2.0 * 5.0 + 30.0, "{}", row.max_lag_ms);
-    assert!(row.throughput >= 0.98, "{}", row.throughput);
+    for file in ["backlogged.toml", "criticality.toml", "classes.toml"] {
+        let row = &rows(file, &[Policy::Deepres])[0];
+        assert!(row.max_lag_ms <= row.lag_bound_ms, "{file}: {} of {} ms", row.max_lag_ms, row.lag_bound_ms);
+        assert!(row.throughput >= 0.98, "{file}: {}", row.throughput);
+    }
 }
 
 #[test]
 fn a_guest_harvests_four_fifths_of_productions_pauses_for_less_than_a_hundredth_of_its_speed() {
-    let rows = rows("production-and-best-effort.toml", &[Policy::Deepres, Policy::TgsLike, Policy::HamiLike]);
-    let figures = |row: &Row| (row.production_speed.unwrap(), row.harvested_fraction.unwrap());
-    let (speed, harvested) = figures(&rows[0]);
-    assert!(speed >= 0.99 && harvested >= 0.8, "{speed}, {harvested}");
-    for other in &rows[1..] {
-        let (other_speed, other_harvested) = figures(other);
-        // Whoever harvests more does it by slowing production.
-        assert!(other_speed < speed, "{}: {other_speed}", other.policy);
-        assert!(other_harvested < harvested || other_speed < 0.9, "{}: {other_harvested}", other.policy);
+    for file in ["production-and-best-effort.toml", "bursty-production.toml", "long-requests.toml"] {
+        let row = &rows(file, &[Policy::Deepres])[0];
+        let (speed, harvested) = (row.production_speed.unwrap(), row.harvested_fraction.unwrap());
+        assert!(speed >= 0.99 && harvested >= 0.8, "{file}: {speed}, {harvested}");
     }
+}
+
+#[test]
+fn pauses_that_cannot_be_foreseen_cost_production_no_more_than_it_allows() {
+    for file in ["irregular-production.toml", "bursty-without-slo.toml"] {
+        let row = &rows(file, &[Policy::Deepres])[0];
+        assert!(row.production_speed.unwrap() >= 0.99, "{file}: {:?}", row.production_speed);
+        assert!(row.harvested_fraction.unwrap() >= 0.4, "{file}: {:?}", row.harvested_fraction);
+    }
+}
+
+#[test]
+fn hand_offs_that_the_guard_does_not_see_cost_production_little() {
+    // Beyond max_harm: what an owner does not get done because it has the GPU back by a hand-off, many times a second, and not at once.
+    for (file, least) in [("short-gaps.toml", 0.989), ("two-productions.toml", 0.975)] {
+        let row = &rows(file, &[Policy::Deepres])[0];
+        assert!(row.production_speed.unwrap() >= least, "{file}: {:?}", row.production_speed);
+        assert!(row.harvested_fraction.unwrap() >= 0.4, "{file}: {:?}", row.harvested_fraction);
+    }
+}
+
+#[test]
+fn in_no_scenario_with_guests_is_any_figure_worse_than_the_others_but_for_the_exceptions_that_are_named() {
+    let mut wrong = Vec::new();
+    for file in beside::SCENARIOS {
+        let rows = rows(file, &beside::POLICIES);
+        for (baseline, theirs) in beside::POLICIES.into_iter().zip(&rows).skip(1) {
+            for figure in Figure::ALL {
+                let is_worse = figure.is_worse(&rows[0], theirs);
+                if is_worse != beside::exception(file, baseline, figure).is_some() {
+                    let (ours, theirs) = (figure.of(&rows[0]), figure.of(theirs));
+                    wrong.push(format!(
+                        "{file}, {baseline}: {} {ours:?}, and theirs {theirs:?}",
+                        figure.name()
+                    ));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn at_one_operating_point_nothing_is_worse_than_under_the_tgs_like_controller_though_requests_come_at_random()
+{
+    let (ours, tgs) = beside::operating_points().unwrap();
+    let (_, gentle) = ours.iter().find(|(max_harm_ppm, _)| *max_harm_ppm == beside::GENTLE_PPM).unwrap();
+    for figure in Figure::ALL {
+        assert!(
+            !figure.is_worse(gentle, &tgs),
+            "{}: {:?}, {:?}",
+            figure.name(),
+            figure.of(gentle),
+            figure.of(&tgs)
+        );
+    }
+    assert!(gentle.harvested_fraction.unwrap() > 5.0 * tgs.harvested_fraction.unwrap());
 }
 
 #[test]
 fn a_guest_adds_no_more_than_its_longest_kernel_and_a_hand_off_to_a_service() {
-    for file in ["bursty-production.toml", "long-requests.toml"] {
-        let row = &rows(file, &[Policy::Deepres])[0];
-        let added_ms = row.p99_added_ms.unwrap();
-        // Kernels of 1 ms, a tenth more or less, and hand-offs of 0.1 ms.
-        assert!(added_ms <= 1.1 + 0.1, "{file}: {added_ms}");
-        // More than 0.6 of what the guest does alone.
-        assert!(row.tenants[1].progress > 0.6, "{file}: {}", row.tenants[1].progress);
+    for (file, longest_ms) in [
+        ("bursty-production.toml", 1.1),
+        ("bursty-without-slo.toml", 1.1),
+        ("long-requests.toml", 1.1),
+        ("two-productions.toml", 0.55),
+    ] {
+        let rows = rows(file, &[Policy::Deepres]);
+        let guest = rows[0].tenants.last().unwrap();
+        let service = rows[0].p99_added_ms.unwrap();
+        // Two owners wait for each other too.
+        let owners = rows[0].tenants.len() - 1;
+        assert!(owners > 1 || service <= longest_ms + 0.1, "{file}: {service}");
+        // More than 0.6 of what the guest does alone, where the service says how long its answers may take.
+        let said = file != "bursty-without-slo.toml";
+        assert!(!said || owners > 1 || guest.progress > 0.6, "{file}: {}", guest.progress);
     }
 }
 
 #[test]
-fn a_scenario_gives_the_same_figures_each_time() {
-    let twice: Vec<String> = (0..2)
-        .map(|_| {
-            let rows = rows("three-applications.toml", &[Policy::Deepres, Policy::HamiLike]);
-            serde_json::to_string(&rows).unwrap()
-        })
-        .collect();
-    assert_eq!(twice[0], twice[1]);
+fn a_job_is_done_by_its_deadline_which_no_equal_split_would_do() {
+    let rows = rows("deadline.toml", &[Policy::Deepres, Policy::StaticSplit, Policy::TimeSlice]);
+    let met: Vec<_> = rows.iter().map(|row| row.deadlines_met.unwrap()).collect();
+    assert_eq!(met, [1.0, 0.0, 0.0]);
+}
+
+#[test]
+fn each_class_has_what_it_was_promised() {
+    let row = &rows("classes.toml", &[Policy::Deepres])[0];
+    for (tenant, owed) in row.tenants.iter().zip([0.40, 0.35, 0.25, 0.0]) {
+        assert!((tenant.received - owed).abs() <= 0.01, "{}: {}", tenant.name, tenant.received);
+    }
+}
+
+#[test]
+fn the_more_critical_a_job_the_more_it_has() {
+    let row = &rows("criticality.toml", &[Policy::Deepres])[0];
+    for tenant in &row.tenants {
+        assert!((tenant.received - tenant.entitled).abs() <= 0.01, "{}: {}", tenant.name, tenant.received);
+    }
+    let received: Vec<_> = row.tenants.iter().map(|tenant| tenant.received).collect();
+    assert!(received.is_sorted_by(|more, less| *more > less + 0.02), "{received:?}");
+}
+
+#[test]
+fn what_a_tenant_leaves_is_lent_and_it_has_its_share_back_at_once() {
+    let evaluated = evaluated("lent-and-returned.toml", &[Policy::Deepres]);
+    let curve = |tenant: usize| &evaluated[0].run.outcomes[tenant].curve_ns;
+    // Samples of a tenth of a second.
+    let sample_ns = 40 * SECOND / (curve(0).len() as u64 - 1);
+    assert_eq!(sample_ns, SECOND / 10);
+    let had = |tenant: usize, from: usize, to: usize| {
+        (curve(tenant)[to] - curve(tenant)[from]) as f64 / ((to - from) as f64 * sample_ns as f64)
+    };
+    for (from, to, shares) in [
+        (1, 99, [0.5, 0.5]),
+        (101, 199, [1.0, 0.0]),
+        (200, 201, [0.5, 0.5]),
+        (201, 299, [0.5, 0.5]),
+        (301, 399, [1.0, 0.0]),
+    ] {
+        for (tenant, share) in shares.into_iter().enumerate() {
+            // Within a tenth of a second one lease more or less is much, and what was queued behind an open gate runs out first.
+            let allowed = if to - from == 1 { 0.25 } else { 0.02 };
+            let had = had(tenant, from, to);
+            assert!((had - share).abs() <= allowed, "tenant {tenant} had {had} of samples {from} to {to}");
+        }
+    }
+}
+
+#[test]
+fn nobody_of_a_thousand_tenants_starves() {
+    let mut scenario = Scenario::ours("a-thousand-tenants.toml").unwrap();
+    (scenario.duration_ns, scenario.warmup_ns) = (300 * SECOND, 0);
+    let row = &metrics::evaluate(&scenario, &[Policy::Deepres])[0].row;
+    let least = row.tenants.iter().map(|tenant| tenant.progress).fold(f64::INFINITY, f64::min);
+    assert!(least >= 0.5 && row.progress_vs_gps >= 0.97, "{least}, {}", row.progress_vs_gps);
+}
+
+#[test]
+fn two_gpus_are_two_and_share_nothing() {
+    let text = r#"
+        name = "two"
+        shows = "two GPUs"
+        duration_s = 10
+        gpus = 2
+        [[tenant]]
+        name = "alone"
+        gpu = 1
+        steps = { kernels = 10, kernel_us = 1000 }
+        [[tenant]]
+        name = "together"
+        gpu = 0
+        count = 2
+        steps = { kernels = 10, kernel_us = 1000 }
+    "#;
+    let row = &metrics::evaluate(&Scenario::parse(text).unwrap(), &[Policy::Deepres])[0].row;
+    let received: Vec<_> = row.tenants.iter().map(|tenant| (tenant.received * 10.0).round() / 10.0).collect();
+    assert_eq!(received, [1.0, 0.5, 0.5]);
+    assert!(
+        (row.throughput - 2.0).abs() < 0.05 && row.utilisation > 0.97,
+        "{} {}",
+        row.throughput,
+        row.utilisation
+    );
+}
+
+#[test]
+fn under_mps_a_guest_of_few_sms_runs_beside_production_where_the_baseline_lets_it() {
+    let text = r#"
+        name = "mps"
+        shows = "kernels together"
+        duration_s = 40
+        warmup_s = 35
+        [gpu]
+        device = "mps"
+        [[tenant]]
+        name = "production"
+        sm = "60%"
+        steps = { kernels = 10, kernel_us = 1000 }
+        [[tenant]]
+        name = "guest"
+        class = "best-effort"
+        sm = "40%"
+        steps = { kernels = 10, kernel_us = 1000 }
+    "#;
+    let rows =
+        metrics::evaluate(&Scenario::parse(text).unwrap(), &[Policy::EarliestDeadline, Policy::TgsLike]);
+    // One at a time; and both at full speed as far as the limit lets the guest.
+    assert!((rows[0].row.throughput - 1.0).abs() < 0.01, "{}", rows[0].row.throughput);
+    assert!(rows[1].row.throughput > 1.01 && rows[1].row.production_speed.unwrap() > 0.999);
 }

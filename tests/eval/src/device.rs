@@ -134,12 +134,14 @@ impl Device for TimeSlice {
     }
 }
 
-/// How fast each tenant's kernel runs beside the others', 1 being alone. `None` for who has nothing to run.
-pub type Rates = Box<dyn Fn(&[Option<u32>]) -> Vec<f64>>;
+/// How fast each tenant's kernel runs at a moment beside the others', 1 being alone. `None` for who has nothing to run.
+pub type Rates = Box<dyn Fn(u64, &[Option<u32>]) -> Vec<f64>>;
 
 /// Kernels of several tenants run together, each at a rate.
 pub struct Together {
     rates: Rates,
+    /// When the rates change by themselves, in order.
+    changes_ns: VecDeque<u64>,
     queues: Vec<VecDeque<(Kernel, f64)>>,
     speed: Vec<f64>,
     used: Vec<f64>,
@@ -158,6 +160,7 @@ impl Together {
     pub fn new(tenants: usize, rates: Rates) -> Self {
         Self {
             rates,
+            changes_ns: VecDeque::new(),
             queues: (0..tenants).map(|_| VecDeque::new()).collect(),
             speed: vec![0.0; tenants],
             used: vec![0.0; tenants],
@@ -168,10 +171,16 @@ impl Together {
         }
     }
 
+    /// The rates change by themselves at these moments.
+    pub fn changing_at(mut self, moments_ns: impl IntoIterator<Item = u64>) -> Self {
+        self.changes_ns = moments_ns.into_iter().collect();
+        self
+    }
+
     fn refresh(&mut self) {
         let running: Vec<_> =
             self.queues.iter().map(|queue| queue.front().map(|(kernel, _)| kernel.sm_ppm)).collect();
-        self.speed = (self.rates)(&running);
+        self.speed = (self.rates)(self.now_ns, &running);
         self.is_stale = false;
     }
 }
@@ -188,7 +197,8 @@ impl Device for Together {
         let ends = self.queues.iter().zip(&self.speed).filter(|(_, speed)| **speed > 0.0).filter_map(
             |(queue, speed)| queue.front().map(|(_, left_ns)| (left_ns.max(0.0) / speed).ceil() as u64),
         );
-        ends.min().map(|wait_ns| self.now_ns + wait_ns)
+        let change_ns = self.changes_ns.front().map(|at_ns| (*at_ns).max(self.now_ns));
+        ends.map(|wait_ns| self.now_ns + wait_ns).chain(change_ns).min()
     }
 
     fn advance(&mut self, now_ns: u64, done: &mut Vec<(Tenant, Kernel)>) {
@@ -209,6 +219,10 @@ impl Device for Together {
             }
         }
         self.busy_ns += if is_busy { pass_ns } else { 0 };
+        while self.changes_ns.front().is_some_and(|at_ns| *at_ns <= now_ns) {
+            self.changes_ns.pop_front();
+            self.is_stale = true;
+        }
         if self.is_stale {
             self.refresh();
         }
@@ -261,7 +275,7 @@ mod tests {
 
     #[test]
     fn together_each_runs_at_its_rate() {
-        let half = |running: &[Option<u32>]| {
+        let half = |_, running: &[Option<u32>]| {
             let count = running.iter().flatten().count().max(1) as f64;
             running.iter().map(|sm| if sm.is_some() { 1.0 / count } else { 0.0 }).collect()
         };
@@ -270,5 +284,16 @@ mod tests {
         device.launch(1, kernel(50));
         assert_eq!(run(&mut device), [(100, 1), (150, 0)]);
         assert_eq!(device.busy_ns(), 150);
+    }
+
+    #[test]
+    fn rates_that_change_by_themselves_do_so_in_the_middle_of_a_kernel() {
+        let rates = |now_ns, running: &[Option<u32>]| {
+            let rate = if now_ns < 100 { 1.0 } else { 0.5 };
+            running.iter().map(|sm| if sm.is_some() { rate } else { 0.0 }).collect()
+        };
+        let mut device = Together::new(1, Box::new(rates)).changing_at([100]);
+        device.launch(0, kernel(150));
+        assert_eq!(run(&mut device), [(200, 0)]);
     }
 }

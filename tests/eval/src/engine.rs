@@ -3,10 +3,13 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use deepres_controller::policy::entitlement::Entitlement;
+
 use crate::device::{Device, Kernel, Tenant};
 use crate::gate::{Gate, Launch};
 use crate::load::{Batch, Program};
 use crate::scenario::Scenario;
+use crate::standings::Standings;
 
 /// Kernels that the driver takes in before a launch blocks.
 const QUEUE_DEPTH: usize = 1024;
@@ -30,8 +33,14 @@ pub struct Outcome {
     pub curve_ns: Vec<u64>,
     /// The longest that it was behind the fluid limit, ns of GPU time. Filled in by who knows the weights.
     pub lag_ns: u64,
+    /// When its whole job was done, if it was, ns.
+    pub finished_ns: Option<u64>,
     /// How long it had work, in the measured time, ns.
     pub wanted_ns: u64,
+    /// What it was owed of that time, ns.
+    pub claim_ns: u64,
+    /// The part of the GPU that it was owed, parts per million, sampled as `curve_ns` is.
+    pub owed_ppm: Vec<u32>,
 }
 
 /// What happened.
@@ -41,6 +50,8 @@ pub struct Run {
     pub outcomes: Vec<Outcome>,
     /// Time in which the GPU ran something, within the measured time, ns.
     pub busy_ns: u64,
+    /// What was owed over time, where the policy says.
+    pub standings: Standings,
 }
 
 /// Watches work become available and be done: for what is defined against an ideal that sees the same work.
@@ -48,22 +59,29 @@ pub trait Witness {
     /// Work of this length is there.
     fn available(&mut self, now_ns: u64, tenant: Tenant, work_ns: u64);
     /// Something changed, and each tenant has had so much in all.
-    fn look(&mut self, used_ns: &[u64]);
+    fn look(&mut self, now_ns: u64, used_ns: &[u64]);
+    /// What each tenant is owed from now on.
+    fn owe(&mut self, now_ns: u64, owed: &[Entitlement]);
     /// All work of the tenant that was there is done.
     fn rests(&mut self, now_ns: u64, tenant: Tenant);
     /// The longest that the tenant was behind, ns.
     fn lag_ns(&self, tenant: Tenant) -> u64;
     /// How long it wanted the GPU, ns.
     fn wanted_ns(&self, tenant: Tenant) -> u64;
+    /// What it was owed of that, ns.
+    fn claim_ns(&self, tenant: Tenant) -> u64;
+    /// What it is owed now, parts per million.
+    fn owed_ppm(&self, tenant: Tenant) -> u32;
 }
 
 #[derive(Debug)]
 struct Process {
     program: Program,
     batch: Option<Batch>,
-    to_launch: VecDeque<u64>,
+    to_launch: VecDeque<Kernel>,
     in_flight: usize,
-    sm_ppm: u32,
+    /// GPU time that its whole job still takes, if that is known.
+    left_ns: Option<u64>,
 }
 
 struct Engine<'a> {
@@ -74,6 +92,7 @@ struct Engine<'a> {
     moments: BinaryHeap<Reverse<(u64, Tenant)>>,
     outcomes: Vec<Outcome>,
     warmup_ns: u64,
+    standings: Standings,
 }
 
 /// Runs `scenario` on `device` behind `gate`.
@@ -83,21 +102,22 @@ pub fn run<'a>(
     gate: &'a mut (dyn Gate + 'a),
     witness: Option<&'a mut (dyn Witness + 'a)>,
 ) -> Run {
-    let process = |(number, tenant): (usize, &crate::scenario::Tenant)| Process {
-        program: Program::new(tenant, scenario.seed, number as u64),
+    let process = |tenant: &crate::scenario::Tenant| Process {
+        program: Program::new(tenant, scenario.seed),
         batch: None,
         to_launch: VecDeque::new(),
         in_flight: 0,
-        sm_ppm: tenant.sm_ppm,
+        left_ns: tenant.size_ns,
     };
     let mut engine = Engine {
-        processes: scenario.tenants.iter().enumerate().map(process).collect(),
+        processes: scenario.tenants.iter().map(process).collect(),
         device,
         gate,
         witness,
         moments: BinaryHeap::new(),
         outcomes: vec![Outcome::default(); scenario.tenants.len()],
         warmup_ns: scenario.warmup_ns,
+        standings: Standings::at_first(scenario),
     };
     engine.run(scenario.duration_ns)
 }
@@ -120,18 +140,20 @@ impl Engine<'_> {
             let now_ns = next.into_iter().flatten().min().unwrap_or(sample_ns);
             self.device.advance(now_ns, &mut done);
             if let Some(witness) = &mut self.witness {
-                witness.look(self.device.used_ns());
+                witness.look(now_ns, self.device.used_ns());
             }
             if now_ns == sample_ns {
                 if samples == 0 {
                     used_before.copy_from_slice(self.device.used_ns());
                     busy_before_ns = self.device.busy_ns();
                 }
-                for ((outcome, used_ns), before_ns) in
-                    self.outcomes.iter_mut().zip(self.device.used_ns()).zip(&used_before)
+                let used = self.device.used_ns().iter().zip(&used_before);
+                for (tenant, (outcome, (used_ns, before_ns))) in
+                    self.outcomes.iter_mut().zip(used).enumerate()
                 {
                     outcome.used_ns = used_ns - before_ns;
                     outcome.curve_ns.push(outcome.used_ns);
+                    outcome.owed_ppm.extend(self.witness.as_ref().map(|witness| witness.owed_ppm(tenant)));
                 }
                 samples += 1;
             }
@@ -149,13 +171,23 @@ impl Engine<'_> {
             }
             if self.gate.wake_ns().is_some_and(|wake_ns| wake_ns <= now_ns) {
                 self.gate.wake(now_ns, &mut retry);
+                if let Some(owed) = self.gate.take_owed() {
+                    if let Some(witness) = &mut self.witness {
+                        witness.owe(now_ns, &owed);
+                    }
+                    self.standings.set(now_ns, owed);
+                }
                 for tenant in retry.drain(..) {
                     self.launch(now_ns, tenant);
                 }
             }
         }
         self.close(end_ns);
-        Run { outcomes: std::mem::take(&mut self.outcomes), busy_ns: self.device.busy_ns() - busy_before_ns }
+        Run {
+            outcomes: std::mem::take(&mut self.outcomes),
+            busy_ns: self.device.busy_ns() - busy_before_ns,
+            standings: self.standings.clone(),
+        }
     }
 
     fn act(&mut self, now_ns: u64, tenant: Tenant) {
@@ -168,30 +200,32 @@ impl Engine<'_> {
 
     fn begin(&mut self, now_ns: u64, tenant: Tenant, batch: Batch) {
         if let Some(witness) = &mut self.witness {
-            witness.available(now_ns, tenant, batch.kernels_ns.iter().sum());
+            witness.available(now_ns, tenant, batch.kernels.iter().map(|kernel| kernel.length_ns).sum());
         }
         let process = &mut self.processes[tenant];
-        process.to_launch.extend(&batch.kernels_ns);
+        process.to_launch.extend(&batch.kernels);
         process.batch = Some(batch);
         self.launch(now_ns, tenant);
     }
 
     fn launch(&mut self, now_ns: u64, tenant: Tenant) {
         let process = &mut self.processes[tenant];
-        let due_ns = process.batch.as_ref().and_then(|batch| batch.due_ns);
+        let (arrived_ns, due_ns) =
+            process.batch.as_ref().map_or((now_ns, None), |batch| (batch.arrived_ns, batch.due_ns));
         while process.in_flight < QUEUE_DEPTH
-            && let Some(length_ns) = process.to_launch.front().copied()
-            && self.gate.admit(now_ns, &Launch { tenant, length_ns, due_ns })
+            && let Some(kernel) = process.to_launch.front().copied()
+            && self.gate.admit(now_ns, &Launch { tenant, length_ns: kernel.length_ns, arrived_ns, due_ns })
         {
             process.to_launch.pop_front();
             process.in_flight += 1;
-            self.device.launch(tenant, Kernel { length_ns, sm_ppm: process.sm_ppm });
+            self.device.launch(tenant, kernel);
         }
     }
 
     fn kernel_done(&mut self, now_ns: u64, tenant: Tenant, kernel: Kernel) {
         let process = &mut self.processes[tenant];
         process.in_flight -= 1;
+        process.left_ns = process.left_ns.map(|left_ns| left_ns.saturating_sub(kernel.length_ns));
         if now_ns >= self.warmup_ns {
             self.outcomes[tenant].work_ns += kernel.length_ns;
         }
@@ -199,7 +233,14 @@ impl Engine<'_> {
         if process.in_flight > 0 || !process.to_launch.is_empty() {
             return self.launch(now_ns, tenant);
         }
-        let (next, moment_ns) = process.program.done(now_ns);
+        self.gate.batch_done(now_ns, tenant);
+        let (mut next, mut moment_ns) = process.program.done(now_ns);
+        if process.left_ns == Some(0) {
+            // Its job is done: nothing follows.
+            (next, moment_ns) = (None, None);
+            process.program.end();
+            self.outcomes[tenant].finished_ns.get_or_insert(now_ns);
+        }
         if let Some(batch) = process.batch.take() {
             self.answered(now_ns, tenant, &batch);
         }
@@ -241,6 +282,7 @@ impl Engine<'_> {
                 witness.rests(end_ns, tenant);
                 outcome.lag_ns = witness.lag_ns(tenant);
                 outcome.wanted_ns = witness.wanted_ns(tenant);
+                outcome.claim_ns = witness.claim_ns(tenant);
             }
         }
     }

@@ -1,21 +1,35 @@
 //! The fluid limit, fed with the work of another run as it becomes available there, and with the GPU time that run spends on it: how far is each
-//! tenant behind what it would have had of that time? What a policy wastes shows in its throughput, not here.
+//! tenant behind what it would have had of that time, with what it was owed at each moment?
+//!
+//! A fluid that also had the time of hand-offs would be further ahead the longer everybody is backlogged, by what is wasted and not by anything
+//! unfair: no bound could hold. So what a policy wastes, or spends on guests, shows in its throughput and progress, not here.
+
+use std::collections::VecDeque;
+
+use deepres_abi::PPM;
+use deepres_controller::policy::entitlement::Entitlement;
 
 use crate::device::Tenant;
 use crate::engine::Witness;
-use crate::policy::owed;
 use crate::scenario::Scenario;
+use crate::standings::{MOST_WATCHED, Standings};
 
 /// Work left that is none: less than the rounding of the times.
 const NOTHING_NS: f64 = 0.5;
-/// With more tenants than this nobody's lag is followed: it would take longer than all the rest.
-const MOST_WATCHED: usize = 64;
 
 /// Weighted processor sharing between the owners that have work in the fluid. Guests have no claim there, and so no lag.
 #[derive(Debug)]
-pub struct Fluid {
+pub struct Fluid<'a> {
     warmup_ns: u64,
+    /// What is owed at each moment, and the moments that are still to come.
+    standings: &'a Standings,
+    moments_ns: VecDeque<u64>,
+    /// `None` for guests.
     weights: Vec<Option<f64>>,
+    owed_ppm: Vec<u32>,
+    /// Up to when what was owed is in the claims.
+    claimed_ns: u64,
+    claims_ns: Vec<f64>,
     left_ns: Vec<f64>,
     served_ns: Vec<f64>,
     lag_ns: Vec<f64>,
@@ -25,16 +39,18 @@ pub struct Fluid {
     spent_ns: u64,
 }
 
-impl Fluid {
-    /// The fluid limit of a scenario's tenants, with nothing to do.
-    pub fn new(scenario: &Scenario) -> Self {
+impl<'a> Fluid<'a> {
+    /// The fluid limit of a scenario's tenants, with nothing to do, who are owed this over time.
+    pub fn new(scenario: &Scenario, standings: &'a Standings) -> Self {
         let tenants = scenario.tenants.len();
-        let weights = scenario.tenants.iter().zip(owed(scenario));
-        Self {
+        let mut fluid = Self {
             warmup_ns: scenario.warmup_ns,
-            weights: weights
-                .map(|(tenant, owed)| (!tenant.is_guest()).then_some(f64::from(owed.weight_ppm)))
-                .collect(),
+            standings,
+            moments_ns: standings.moments_ns().collect(),
+            weights: scenario.tenants.iter().map(|tenant| (!tenant.is_guest()).then_some(1.0)).collect(),
+            owed_ppm: vec![0; tenants],
+            claimed_ns: scenario.warmup_ns,
+            claims_ns: vec![0.0; tenants],
             left_ns: vec![0.0; tenants],
             served_ns: vec![0.0; tenants],
             lag_ns: vec![0.0; tenants],
@@ -42,6 +58,26 @@ impl Fluid {
             wanted_ns: vec![0; tenants],
             backlogged: Vec::new(),
             spent_ns: 0,
+        };
+        fluid.follow(0);
+        fluid
+    }
+
+    /// Takes in what is owed from now on, if that has changed.
+    fn follow(&mut self, now_ns: u64) {
+        while let Some(at_ns) = self.moments_ns.pop_front_if(|at_ns| *at_ns <= now_ns) {
+            self.owe(at_ns, self.standings.at(at_ns));
+        }
+    }
+
+    /// Adds to each claim what was owed up to now while it was wanted.
+    fn claim(&mut self, now_ns: u64) {
+        let since_ns = self.claimed_ns;
+        self.claimed_ns = since_ns.max(now_ns);
+        for (tenant, claim_ns) in self.claims_ns.iter_mut().enumerate() {
+            let Some(wanted_ns) = self.wanted_since_ns[tenant] else { continue };
+            let span_ns = now_ns.saturating_sub(since_ns.max(wanted_ns)) as f64;
+            *claim_ns += span_ns * f64::from(self.owed_ppm[tenant]) / f64::from(PPM);
         }
     }
 
@@ -66,7 +102,7 @@ impl Fluid {
     }
 }
 
-impl Witness for Fluid {
+impl Witness for Fluid<'_> {
     fn available(&mut self, now_ns: u64, tenant: Tenant, work_ns: u64) {
         self.wanted_since_ns[tenant].get_or_insert(now_ns.max(self.warmup_ns));
         if self.weights[tenant].is_none() || self.lag_ns.len() > MOST_WATCHED {
@@ -78,7 +114,7 @@ impl Witness for Fluid {
         }
     }
 
-    fn look(&mut self, used_ns: &[u64]) {
+    fn look(&mut self, now_ns: u64, used_ns: &[u64]) {
         if self.lag_ns.len() > MOST_WATCHED {
             return;
         }
@@ -86,15 +122,19 @@ impl Witness for Fluid {
         let spent_ns: u64 = owners.map(|(used_ns, _)| used_ns).sum();
         self.spend((spent_ns - self.spent_ns) as f64);
         self.spent_ns = spent_ns;
+        self.follow(now_ns);
         for ((lag_ns, served_ns), used_ns) in self.lag_ns.iter_mut().zip(&self.served_ns).zip(used_ns) {
             *lag_ns = lag_ns.max(served_ns - *used_ns as f64);
         }
     }
 
     fn rests(&mut self, now_ns: u64, tenant: Tenant) {
-        if let Some(since_ns) = self.wanted_since_ns[tenant].take() {
-            self.wanted_ns[tenant] += now_ns.saturating_sub(since_ns);
-        }
+        let Some(since_ns) = self.wanted_since_ns[tenant] else { return };
+        self.wanted_ns[tenant] += now_ns.saturating_sub(since_ns);
+        let since_ns = self.claimed_ns.max(since_ns);
+        let claimed_ns = now_ns.saturating_sub(since_ns) as f64;
+        self.claims_ns[tenant] += claimed_ns * f64::from(self.owed_ppm[tenant]) / f64::from(PPM);
+        self.wanted_since_ns[tenant] = None;
     }
 
     fn lag_ns(&self, tenant: Tenant) -> u64 {
@@ -103,5 +143,21 @@ impl Witness for Fluid {
 
     fn wanted_ns(&self, tenant: Tenant) -> u64 {
         self.wanted_ns[tenant]
+    }
+
+    fn owe(&mut self, now_ns: u64, owed: &[Entitlement]) {
+        self.claim(now_ns);
+        for (tenant, owed) in owed.iter().enumerate() {
+            self.owed_ppm[tenant] = owed.ppm;
+            self.weights[tenant] = self.weights[tenant].map(|_| f64::from(owed.weight_ppm));
+        }
+    }
+
+    fn claim_ns(&self, tenant: Tenant) -> u64 {
+        self.claims_ns[tenant] as u64
+    }
+
+    fn owed_ppm(&self, tenant: Tenant) -> u32 {
+        self.owed_ppm[tenant]
     }
 }

@@ -1,6 +1,7 @@
 //! Ways to share a GPU, evaluated in virtual time: `cargo xtask eval` prints what comes of it, and the end-to-end tests hold it against
 //! what the same scenarios come to in real time.
 
+pub mod beside;
 #[cfg(test)]
 mod claims;
 pub mod device;
@@ -14,4 +15,5 @@ pub mod plot;
 pub mod policy;
 pub mod report;
 pub mod scenario;
+pub mod standings;
 pub mod trace;

@@ -5,13 +5,14 @@ use std::collections::VecDeque;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use crate::scenario::{Arrival, Recorded, Requests, SECOND, Steps, Tenant};
+use crate::device::Kernel;
+use crate::scenario::{Arrival, Part, Pauses, Phase, Recorded, Requests, SECOND, Steps, Tenant};
 
 /// A piece of work: kernels that become available together and are waited for together.
 #[derive(Debug, Clone)]
 pub struct Batch {
-    /// How long each kernel takes with the whole GPU, ns.
-    pub kernels_ns: Vec<u64>,
+    /// The kernels.
+    pub kernels: Vec<Kernel>,
     /// When it was asked for.
     pub arrived_ns: u64,
     /// When it has to be done, if it has to.
@@ -22,10 +23,13 @@ pub struct Batch {
 #[derive(Debug)]
 pub struct Program {
     work: Work,
-    active: Vec<(u64, u64)>,
+    phases: Vec<Phase>,
+    /// The part of the SMs that its kernels can use where nothing else is said.
+    sm_ppm: u32,
     random: ChaCha8Rng,
     queue: VecDeque<Batch>,
     is_busy: bool,
+    is_over: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -38,84 +42,101 @@ enum Work {
 
 impl Program {
     /// The program of a tenant; equal seeds and numbers do the same, whatever else is in the scenario.
-    pub fn new(tenant: &Tenant, seed: u64, number: u64) -> Self {
+    pub fn new(tenant: &Tenant, seed: u64) -> Self {
         let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&seed.to_le_bytes());
-        bytes[8..16].copy_from_slice(&number.to_le_bytes());
-        let work = match (tenant.steps, tenant.requests, &tenant.trace) {
-            (Some(steps), ..) => Work::Steps(steps),
-            (None, Some(requests), _) => Work::Requests(requests),
+        bytes[8..16].copy_from_slice(&tenant.number.to_le_bytes());
+        let work = match (&tenant.steps, &tenant.requests, &tenant.trace) {
+            (Some(steps), ..) => Work::Steps(steps.clone()),
+            (None, Some(requests), _) => Work::Requests(requests.clone()),
             (None, None, Some(recorded)) => Work::Recorded(recorded.clone(), 0),
             (None, None, None) => unreachable!("a scenario is checked when it is read"),
         };
-        let active = if tenant.active_s.is_empty() { vec![(0, u64::MAX)] } else { tenant.active_s.clone() };
-        Self { work, active, random: ChaCha8Rng::from_seed(bytes), queue: VecDeque::new(), is_busy: false }
+        let always = Phase { from_ns: 0, to_ns: u64::MAX, load: 1.0 };
+        Self {
+            work,
+            phases: if tenant.phases.is_empty() { vec![always] } else { tenant.phases.clone() },
+            sm_ppm: tenant.sm_ppm,
+            random: ChaCha8Rng::from_seed(bytes),
+            queue: VecDeque::new(),
+            is_busy: false,
+            is_over: false,
+        }
     }
 
     /// When it does something for the first time.
     pub fn begins_ns(&mut self) -> Option<u64> {
-        let begin_ns = self.active.first()?.0;
-        match self.work {
+        let begin_ns = self.phases.first()?.from_ns;
+        match self.work.clone() {
             Work::Steps(_) | Work::Recorded(..) => Some(begin_ns),
             Work::Requests(requests) => self.next_arrival(begin_ns, &requests),
         }
     }
 
+    /// The job is done: nothing follows.
+    pub fn end(&mut self) {
+        self.is_over = true;
+        self.queue.clear();
+    }
+
     /// Its moment has come. Returns the batch that becomes available now, if one does, and when its next moment is.
     pub fn act(&mut self, now_ns: u64) -> (Option<Batch>, Option<u64>) {
-        match self.work {
-            Work::Steps(steps) => {
-                let Some(at_ns) = self.active_from(now_ns) else { return (None, None) };
-                if at_ns > now_ns {
-                    return (None, Some(at_ns));
-                }
-                self.is_busy = true;
-                (Some(self.batch(now_ns, steps.kernels, steps.kernel_ns, steps.jitter, None)), None)
-            }
-            Work::Recorded(ref recorded, next) => {
-                let Some(at_ns) = self.active_from(now_ns) else { return (None, None) };
-                if at_ns > now_ns {
-                    return (None, Some(at_ns));
-                }
-                self.is_busy = true;
-                let kernels_ns = recorded.stretches[next].kernels_ns.clone();
-                (Some(Batch { kernels_ns, arrived_ns: now_ns, due_ns: None }), None)
-            }
-            Work::Requests(requests) => {
-                let due_ns = requests.slo_ns.map(|slo_ns| now_ns.saturating_add(slo_ns));
-                let batch = self.batch(now_ns, requests.kernels, requests.kernel_ns, requests.jitter, due_ns);
-                let next_ns = self.next_arrival(now_ns, &requests);
-                if self.is_busy {
-                    self.queue.push_back(batch);
-                    return (None, next_ns);
-                }
-                self.is_busy = true;
-                (Some(batch), next_ns)
-            }
+        if self.is_over {
+            return (None, None);
         }
+        if let Work::Requests(requests) = &self.work {
+            let requests = requests.clone();
+            let due_ns = requests.slo_ns.map(|slo_ns| now_ns.saturating_add(slo_ns));
+            let batch = self.batch(now_ns, &requests.profile, 1.0, requests.jitter, due_ns);
+            let next_ns = self.next_arrival(now_ns, &requests);
+            if self.is_busy {
+                self.queue.push_back(batch);
+                return (None, next_ns);
+            }
+            self.is_busy = true;
+            return (Some(batch), next_ns);
+        }
+        let Some((at_ns, load)) = self.active_from(now_ns) else { return (None, None) };
+        if at_ns > now_ns {
+            return (None, Some(at_ns));
+        }
+        self.is_busy = true;
+        let batch = match &self.work {
+            Work::Recorded(recorded, next) => {
+                let kernel = |length_ns: &u64| Kernel { length_ns: *length_ns, sm_ppm: self.sm_ppm };
+                let kernels = recorded.stretches[*next].kernels_ns.iter().map(kernel).collect();
+                Batch { kernels, arrived_ns: now_ns, due_ns: None }
+            }
+            Work::Steps(steps) => {
+                let steps = steps.clone();
+                let due_ns = steps.slo_ns.map(|slo_ns| now_ns.saturating_add(slo_ns));
+                self.batch(now_ns, &steps.profile, load, steps.jitter, due_ns)
+            }
+            Work::Requests(_) => unreachable!("requests come by themselves"),
+        };
+        (Some(batch), None)
     }
 
     /// A batch is done. Returns the next one that is there already, and, for who works in steps, its next moment.
     pub fn done(&mut self, now_ns: u64) -> (Option<Batch>, Option<u64>) {
         self.is_busy = false;
-        match self.work {
-            Work::Steps(steps) => {
-                let pause_ns = self.varied(steps.pause_ns, steps.jitter);
-                (None, Some(now_ns.saturating_add(pause_ns)))
-            }
-            Work::Recorded(ref recorded, ref mut next) => {
+        let pause_ns = match &mut self.work {
+            Work::Steps(steps) => match (steps.pauses, steps.pause_ns, steps.jitter) {
+                (Pauses::Regular, pause_ns, jitter) => self.varied(pause_ns, jitter),
+                (Pauses::Exponential, mean_ns, _) => (self.exponential() * mean_ns as f64).round() as u64,
+            },
+            Work::Recorded(recorded, next) => {
                 *next = (*next + 1) % recorded.stretches.len();
                 // From the end to the beginning as long as the scenario says.
-                let pause_ns =
-                    if *next == 0 { recorded.pause_ns } else { recorded.stretches[*next].pause_ns };
-                (None, Some(now_ns.saturating_add(pause_ns)))
+                if *next == 0 { recorded.pause_ns } else { recorded.stretches[*next].pause_ns }
             }
             Work::Requests(_) => {
                 let next = self.queue.pop_front();
                 self.is_busy = next.is_some();
-                (next, None)
+                return (next, None);
             }
-        }
+        };
+        (None, Some(now_ns.saturating_add(pause_ns)))
     }
 
     /// Requests that wait for the one that is answered.
@@ -123,32 +144,36 @@ impl Program {
         &self.queue
     }
 
-    fn batch(
-        &mut self,
-        now_ns: u64,
-        kernels: u64,
-        kernel_ns: u64,
-        jitter: f64,
-        due_ns: Option<u64>,
-    ) -> Batch {
-        let kernels_ns = (0..kernels).map(|_| self.varied(kernel_ns, jitter).max(1)).collect();
-        Batch { kernels_ns, arrived_ns: now_ns, due_ns }
+    /// The kernels of a profile, so many times as many.
+    fn batch(&mut self, now_ns: u64, profile: &[Part], load: f64, jitter: f64, due_ns: Option<u64>) -> Batch {
+        let mut kernels = Vec::new();
+        for part in profile {
+            let sm_ppm = part.sm_ppm.unwrap_or(self.sm_ppm);
+            let count = ((part.kernels as f64 * load).round() as u64).max(1);
+            kernels.extend((0..count).map(|_| {
+                let length_ns = self.varied(part.kernel_ns, jitter).max(1);
+                Kernel { length_ns, sm_ppm }
+            }));
+        }
+        Batch { kernels, arrived_ns: now_ns, due_ns }
     }
 
+    /// When the next request comes. As many come as the load of the phase in which the one before came says, and none between phases.
     fn next_arrival(&mut self, now_ns: u64, requests: &Requests) -> Option<u64> {
-        let mean_ns = SECOND as f64 / requests.per_s;
+        let (from_ns, load) = self.active_from(now_ns)?;
+        let mean_ns = SECOND as f64 / (requests.per_s * load);
         let distance_ns = match requests.arrival {
             Arrival::Periodic => mean_ns,
-            // From (0, 1]: the logarithm of 0 is none.
-            Arrival::Poisson => -(1.0 - self.uniform()).ln() * mean_ns,
+            Arrival::Poisson => self.exponential() * mean_ns,
         };
-        self.active_from(now_ns.saturating_add(distance_ns.round().max(1.0) as u64))
+        let at_ns = from_ns.saturating_add(distance_ns.round().max(1.0) as u64);
+        self.active_from(at_ns).map(|(at_ns, _)| at_ns)
     }
 
-    /// The first moment not before `at_ns` in which it is active.
-    fn active_from(&self, at_ns: u64) -> Option<u64> {
-        let (from_ns, _) = self.active.iter().find(|(_, to_ns)| at_ns < *to_ns)?;
-        Some(at_ns.max(*from_ns))
+    /// The first moment not before `at_ns` in which it is active, and its load then.
+    fn active_from(&self, at_ns: u64) -> Option<(u64, f64)> {
+        let phase = self.phases.iter().find(|phase| at_ns < phase.to_ns)?;
+        Some((at_ns.max(phase.from_ns), phase.load))
     }
 
     fn varied(&mut self, value: u64, jitter: f64) -> u64 {
@@ -159,8 +184,70 @@ impl Program {
         (value as f64 * factor).round() as u64
     }
 
+    /// Of mean 1.
+    fn exponential(&mut self) -> f64 {
+        // From (0, 1]: the logarithm of 0 is none.
+        -(1.0 - self.uniform()).ln()
+    }
+
     /// From [0, 1), in steps of 2⁻⁵³.
     fn uniform(&mut self) -> f64 {
         (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::policy::Policy;
+    use crate::scenario::Scenario;
+
+    fn run(tenants: &str) -> crate::engine::Run {
+        let text = format!("name = \"load\"\nshows = \"loads\"\nduration_s = 100\n{tenants}");
+        Policy::Gps.run_alone(&Scenario::parse(&text).unwrap())
+    }
+
+    #[test]
+    fn a_phases_load_scales_requests_and_kernels_of_steps() {
+        let run = run(r#"
+            [[tenant]]
+            name = "requests"
+            phases = [{ to_s = 50, load = 0.5 }, { from_s = 50, to_s = 100, load = 2 }]
+            requests = { arrival = "periodic", per_s = 10, kernels = 1, kernel_us = 1000 }
+            [[tenant]]
+            name = "steps"
+            phases = [{ from_s = 20, to_s = 40, load = 0.5 }]
+            steps = { kernels = 10, kernel_us = 1000, pause_ms = 95 }
+        "#);
+        // 5 and 20 a second.
+        assert!(run.outcomes[0].latencies_ns.len().abs_diff(250 + 1000) <= 3);
+        // Half of ten kernels, each 100 ms.
+        assert!(run.outcomes[1].work_ns.abs_diff(1_000_000_000) <= 20_000_000, "{}", run.outcomes[1].work_ns);
+    }
+
+    #[test]
+    fn exponential_pauses_have_their_mean_and_are_not_alike() {
+        let run = run(r#"
+            [[tenant]]
+            name = "steps"
+            steps = { kernels = 1, kernel_us = 1000, pause_ms = 9, pauses = "exponential" }
+        "#);
+        let steps = run.outcomes[0].latencies_ns.len() as f64;
+        assert!((steps - 10_000.0).abs() < 400.0, "{steps}");
+        assert!((run.outcomes[0].work_ns as f64 - steps * 1e6).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_profile_is_run_as_it_is_written() {
+        let run = run(r#"
+            [[tenant]]
+            name = "steps"
+            steps = { profile = [{ kernels = 2, kernel_us = 1000 }, { kernels = 1, kernel_us = 6000 }], pause_ms = 2, slo_ms = 7.9 }
+        "#);
+        assert!(run.outcomes[0].latencies_ns.iter().all(|ns| *ns == 8_000_000));
+        assert_eq!(
+            (run.outcomes[0].missed, run.outcomes[0].timed),
+            (10_000, 10_000),
+            "each takes 0.1 ms too long"
+        );
     }
 }

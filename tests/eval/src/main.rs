@@ -1,13 +1,13 @@
 //! `cargo xtask eval`: scenarios in virtual time, under deepres' policy and under what people use instead.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use clap::Parser;
 
 use deepres_eval::policy::Policy;
-use deepres_eval::scenario::Scenario;
+use deepres_eval::scenario::{self, Scenario};
 use deepres_eval::{metrics, page, plot, report};
 
 /// Evaluates sharing policies in virtual time: the same scenario under each, the same figures of each. Deterministic to the bit.
@@ -46,11 +46,16 @@ fn run(options: &Options) -> Result<()> {
         println!("{}", page::write()?.display());
         return Ok(());
     }
-    let files = if options.scenario.is_empty() { ours()? } else { options.scenario.clone() };
+    let files = if options.scenario.is_empty() { scenario::all()? } else { options.scenario.clone() };
     let policies = if options.policy.is_empty() { Policy::ALL.to_vec() } else { options.policy.clone() };
     let mut rows = Vec::new();
     for file in files {
         let scenario = Scenario::read(&file)?;
+        for tenant in &scenario.tenants {
+            for flaw in tenant.trace.iter().flat_map(|recorded| &recorded.flaws) {
+                eprintln!("warning: {}: the trace of tenant `{}`: {flaw}", file.display(), tenant.name);
+            }
+        }
         let runs = metrics::evaluate(&scenario, &policies);
         if let Some(folder) = &options.plots {
             plot::draw(&scenario, &runs, folder)
@@ -59,20 +64,4 @@ fn run(options: &Options) -> Result<()> {
         rows.extend(runs.into_iter().map(|run| run.row));
     }
     if options.json { report::print_json(&rows) } else { report::print_table(&rows) }
-}
-
-/// The scenarios that come with deepres, in the order of their names.
-fn ours() -> Result<Vec<PathBuf>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
-    let entries = std::fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
-    let mut files = Vec::new();
-    for entry in entries {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "toml") {
-            files.push(path);
-        }
-    }
-    files.sort();
-    ensure!(!files.is_empty(), "there is no scenario in {}", folder.display());
-    Ok(files)
 }

@@ -8,8 +8,9 @@ use crate::device::{Tenant, TimeSlice};
 use crate::engine::{self, Outcome, Run};
 use crate::fluid::Fluid;
 use crate::gate::Absent;
-use crate::policy::{Policy, owed};
-use crate::scenario::Scenario;
+use crate::policy::{Policy, deepres};
+use crate::scenario::{self, Scenario};
+use crate::standings::Standings;
 
 const NS_PER_MS: f64 = 1e6;
 
@@ -35,20 +36,24 @@ pub struct Row {
     pub progress_vs_gps: f64,
     /// The longest that an owner was behind the fluid limit with the same work.
     pub max_lag_ms: f64,
+    /// What that may come to under deepres: two quanta and the longest kernel.
+    pub lag_bound_ms: f64,
     /// Jain's index over owners of GPU time received, as a part of what each was owed while it wanted the GPU (1 at most: what flows over is
     /// nobody's claim).
     pub jain: f64,
     /// Requests late or unanswered, of those that have a time.
     pub slo_miss_ratio: Option<f64>,
-    /// Median answer time of requests.
+    /// Jobs done by their deadline, of those that have a size and a deadline within the measured time.
+    pub deadlines_met: Option<f64>,
+    /// Median answer time of requests, and of steps that have an SLO.
     pub p50_ms: Option<f64>,
     /// … and the 99th percentile,
     pub p99_ms: Option<f64>,
     /// and what that is above its tenant alone.
     pub p99_added_ms: Option<f64>,
-    /// With one owner and guests: the owner's work as a part of what it does alone.
+    /// With guests: the owners' work as a part of what they do without, alone or, where there are several, under the same policy.
     pub production_speed: Option<f64>,
-    /// … and the guests' GPU time as a part of what the owner leaves alone.
+    /// … and the guests' GPU time as a part of what the owners leave then, 1 at most: beyond, it was the owner's.
     pub harvested_fraction: Option<f64>,
     /// Each tenant.
     pub tenants: Vec<TenantRow>,
@@ -59,7 +64,9 @@ pub struct Row {
 pub struct TenantRow {
     /// Its name.
     pub name: String,
-    /// The part of the GPU that it is owed while all want it.
+    /// Its class.
+    pub class: &'static str,
+    /// The part of the GPU that it is owed while all want it: the mean over time.
     pub entitled: f64,
     /// The part that it had.
     pub received: f64,
@@ -88,34 +95,72 @@ pub struct Evaluated {
 /// Runs a scenario under each policy.
 pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
     let alone = alone(scenario);
-    let run = |policy: Policy| policy.run(scenario, &mut Fluid::new(scenario));
+    let parts: Vec<Scenario> = (0..scenario.gpus).map(|gpu| scenario.on_gpu(gpu)).collect();
+    // What deepres owes over time is what the fluid limit gives, and what every policy is held against.
+    let standings: Vec<(Run, &Scenario)> =
+        parts.iter().map(|part| (Policy::Deepres.run_alone(part), part)).collect();
+    let ours = together(scenario, standings.iter().map(|(run, part)| (run.clone(), *part)));
+    let run = |policy: Policy| {
+        let runs = standings.iter().map(|(Run { standings, .. }, part)| {
+            (policy.run(part, standings, &mut Fluid::new(part, standings)), *part)
+        });
+        together(scenario, runs)
+    };
     let references: BTreeMap<&str, Run> =
         [Policy::StaticSplit, Policy::Gps].into_iter().map(|policy| (policy.name(), run(policy))).collect();
     let evaluated = |policy: &Policy| {
-        let run = references.get(policy.name()).cloned().unwrap_or_else(|| run(*policy));
-        let row = row(scenario, *policy, &run, &alone, &references);
+        let run = match policy {
+            Policy::Deepres => ours.clone(),
+            policy => references.get(policy.name()).cloned().unwrap_or_else(|| run(*policy)),
+        };
+        let undisturbed = has_several_owners_beside_guests(scenario).then(|| undisturbed(scenario, *policy));
+        let row = row(scenario, *policy, &run, &alone, undisturbed.as_deref(), &references);
         Evaluated { row, run }
     };
     policies.iter().map(evaluated).collect()
 }
 
-/// What each tenant does if it has the GPU to itself. Tenants that differ by name alone are tried once.
-fn alone(scenario: &Scenario) -> Vec<Outcome> {
-    let mut known: Vec<(usize, Outcome)> = Vec::new();
-    let tenants = &scenario.tenants;
-    let outcome = |tenant: Tenant| {
-        if let Some((_, outcome)) = known.iter().find(|(other, _)| tenants[*other].is_like(&tenants[tenant]))
-        {
-            return outcome.clone();
+/// Owners that share a GPU are slower than alone without any guest.
+fn has_several_owners_beside_guests(scenario: &Scenario) -> bool {
+    let guests = scenario.tenants.iter().filter(|tenant| tenant.is_guest()).count();
+    guests > 0 && scenario.tenants.len() - guests > 1
+}
+
+/// What the owners of a scenario do under a policy when there are no guests; nothing for the guests.
+fn undisturbed(scenario: &Scenario, policy: Policy) -> Vec<Outcome> {
+    let mut outcomes = vec![Outcome::default(); scenario.tenants.len()];
+    for gpu in 0..scenario.gpus {
+        let mut part = scenario.on_gpu(gpu);
+        part.tenants.retain(|tenant| !tenant.is_guest());
+        for (tenant, outcome) in part.tenants.iter().zip(policy.run_alone(&part).outcomes) {
+            outcomes[tenant.number as usize] = outcome;
         }
-        let mut only = scenario.clone();
-        only.tenants = vec![tenants[tenant].clone()];
+    }
+    outcomes
+}
+
+/// What happened on all GPUs.
+fn together<'a>(scenario: &Scenario, runs: impl Iterator<Item = (Run, &'a Scenario)>) -> Run {
+    let mut outcomes = vec![Outcome::default(); scenario.tenants.len()];
+    let mut busy_ns = 0;
+    for (run, part) in runs {
+        busy_ns += run.busy_ns;
+        for (tenant, outcome) in part.tenants.iter().zip(run.outcomes) {
+            outcomes[tenant.number as usize] = outcome;
+        }
+    }
+    Run { outcomes, busy_ns, standings: Standings::at_first(scenario) }
+}
+
+/// What each tenant does, with the same random numbers, if it has the GPU to itself.
+fn alone(scenario: &Scenario) -> Vec<Outcome> {
+    let mut only = scenario.without_tenants();
+    let outcome = |tenant: &scenario::Tenant| {
+        only.tenants = vec![tenant.clone()];
         let mut device = TimeSlice::new(1, scenario.gpu.slice_ns, scenario.gpu.switch_ns);
-        let outcome = engine::run(&only, &mut device, &mut Absent, None).outcomes.remove(0);
-        known.push((tenant, outcome.clone()));
-        outcome
+        engine::run(&only, &mut device, &mut Absent, None).outcomes.remove(0)
     };
-    (0..tenants.len()).map(outcome).collect()
+    scenario.tenants.iter().map(outcome).collect()
 }
 
 /// The part of the GPU that the owners of a scenario take between them, each as if alone.
@@ -130,6 +175,7 @@ fn row(
     policy: Policy,
     run: &Run,
     alone: &[Outcome],
+    undisturbed: Option<&[Outcome]>,
     references: &BTreeMap<&str, Run>,
 ) -> Row {
     let span_ns = (scenario.duration_ns - scenario.warmup_ns) as f64;
@@ -146,13 +192,13 @@ fn row(
         0.0 => 1.0,
         other => progress / other,
     };
-    let entitled = owed(scenario);
     let tenants: Vec<TenantRow> = (0..scenario.tenants.len())
         .map(|tenant| {
             let (outcome, alone) = (&run.outcomes[tenant], &alone[tenant]);
             TenantRow {
                 name: scenario.tenants[tenant].name.clone(),
-                entitled: f64::from(entitled[tenant].ppm) / 1e6,
+                class: scenario.tenants[tenant].class.name(),
+                entitled: mean(&outcome.owed_ppm) / 1e6,
                 received: outcome.used_ns as f64 / span_ns,
                 demand: alone.used_ns as f64 / span_ns,
                 progress: outcome.work_ns as f64 / alone.work_ns.max(1) as f64,
@@ -167,38 +213,48 @@ fn row(
     let owners: Vec<Tenant> = (0..tenants.len()).filter(is_owner).collect();
     let guests: Vec<Tenant> = (0..tenants.len()).filter(|tenant| !is_owner(tenant)).collect();
     let answers = |outcomes: &[Outcome]| {
-        let services = scenario.tenants.iter().zip(outcomes).filter(|(tenant, _)| tenant.requests.is_some());
+        let services = scenario
+            .tenants
+            .iter()
+            .zip(outcomes)
+            .filter(|(tenant, _)| tenant.slo_ns().is_some() || tenant.requests.is_some());
         services.flat_map(|(_, outcome)| outcome.latencies_ns.iter().copied()).collect::<Vec<u64>>()
     };
     let (answered, answered_alone) = (answers(&run.outcomes), answers(alone));
     let p99_ms = percentile_ms(&answered, 0.99);
-    let beside = match owners.as_slice() {
-        [owner] if !guests.is_empty() => {
-            let left = (1.0 - tenants[*owner].demand).max(f64::EPSILON);
-            let had: f64 = guests.iter().map(|guest| tenants[*guest].received).sum();
-            Some((tenants[*owner].progress, had / left))
-        }
-        _ => None,
-    };
+    let beside = (!owners.is_empty() && !guests.is_empty()).then(|| {
+        let sum = |outcomes: &[Outcome], of: fn(&Outcome) -> u64| {
+            owners.iter().map(|owner| of(&outcomes[*owner])).sum::<u64>() as f64
+        };
+        let undisturbed = undisturbed.unwrap_or(alone);
+        let left =
+            (scenario.gpus as f64 - sum(undisturbed, |owner| owner.used_ns) / span_ns).max(f64::EPSILON);
+        let had: f64 = guests.iter().map(|guest| tenants[*guest].received).sum();
+        let speed =
+            sum(&run.outcomes, |owner| owner.work_ns) / sum(undisturbed, |owner| owner.work_ns).max(1.0);
+        (speed, (had / left).min(1.0))
+    });
     let received = owners.iter().map(|owner| {
-        let claim = tenants[*owner].entitled * run.outcomes[*owner].wanted_ns as f64 / span_ns;
-        if claim > 0.0 { (tenants[*owner].received / claim).min(1.0) } else { 1.0 }
+        let outcome = &run.outcomes[*owner];
+        if outcome.claim_ns > 0 { (outcome.used_ns as f64 / outcome.claim_ns as f64).min(1.0) } else { 1.0 }
     });
     Row {
         scenario: scenario.name.clone(),
         shows: scenario.shows.clone(),
         policy: policy.name(),
         throughput: run.outcomes.iter().map(|outcome| outcome.work_ns as f64).sum::<f64>() / span_ns,
-        utilisation: run.busy_ns as f64 / span_ns,
+        utilisation: run.busy_ns as f64 / span_ns / scenario.gpus as f64,
         progress,
         progress_vs_static: against(Policy::StaticSplit),
         progress_vs_gps: against(Policy::Gps),
         max_lag_ms: owners.iter().map(|owner| tenants[*owner].lag_ms).fold(0.0, f64::max),
+        lag_bound_ms: lag_bound_ns(scenario) as f64 / NS_PER_MS,
         jain: jain(received),
         slo_miss_ratio: ratio(
             run.outcomes.iter().map(|outcome| outcome.missed).sum(),
             run.outcomes.iter().map(|outcome| outcome.timed).sum(),
         ),
+        deadlines_met: deadlines_met(scenario, run),
         p50_ms: percentile_ms(&answered, 0.5),
         p99_ms,
         p99_added_ms: p99_ms.zip(percentile_ms(&answered_alone, 0.99)).map(|(with, alone)| with - alone),
@@ -206,6 +262,28 @@ fn row(
         harvested_fraction: beside.map(|(_, harvested)| harvested),
         tenants,
     }
+}
+
+/// The part of the jobs that were done in time, of those that should have been.
+fn deadlines_met(scenario: &Scenario, run: &Run) -> Option<f64> {
+    let jobs = scenario.tenants.iter().zip(&run.outcomes);
+    let due = jobs.filter_map(|(tenant, outcome)| {
+        let deadline_ns = tenant.deadline_ns.filter(|deadline_ns| *deadline_ns <= scenario.duration_ns)?;
+        tenant.size_ns?;
+        Some(outcome.finished_ns.is_some_and(|finished_ns| finished_ns <= deadline_ns))
+    });
+    let (met, all) = due.fold((0, 0), |(met, all), is_met| (met + u64::from(is_met), all + 1));
+    ratio(met, all)
+}
+
+/// What deepres promises of every owner's lag: two quanta and the longest kernel of all.
+fn lag_bound_ns(scenario: &Scenario) -> u64 {
+    let longest_ns = scenario.tenants.iter().map(scenario::Tenant::longest_kernel_ns).max();
+    2 * deepres::tuning(scenario).quantum_ns + longest_ns.unwrap_or(0)
+}
+
+fn mean(values_ppm: &[u32]) -> f64 {
+    values_ppm.iter().map(|ppm| f64::from(*ppm)).sum::<f64>() / values_ppm.len().max(1) as f64
 }
 
 /// Jain's fairness index: 1 when all are equal, 1/n when one has everything.

@@ -84,7 +84,9 @@ fn shares(area: &Area<'_>, scenario: &Scenario, run: &Evaluated) -> Result<()> {
             .map_err(failed)?
             .label(tenant.name.clone())
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color));
-        let owed = [(0.0, tenant.entitled), (span_s, tenant.entitled)];
+        let owed = outcome.owed_ppm.iter().enumerate().map(|(at, ppm)| {
+            (at as f64 * sample_ns / SECOND as f64, f64::from(*ppm) / f64::from(deepres_abi::PPM))
+        });
         chart.draw_series(DashedLineSeries::new(owed, 5, 5, color.stroke_width(1))).map_err(failed)?;
     }
     legend(&mut chart)
@@ -168,4 +170,73 @@ where
         .border_style(BLACK)
         .draw()
         .map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics;
+    use crate::policy::Policy;
+
+    const TEXT: &str = r#"
+        name = "Two & more"
+        shows = "pictures"
+        duration_s = 20
+        [[tenant]]
+        name = "due"
+        deadline_s = 15
+        size_s = 8
+        steps = { kernels = 10, kernel_us = 1000 }
+        [[tenant]]
+        name = "service"
+        requests = { arrival = "poisson", per_s = 10, kernels = 5, kernel_us = 1000 }
+    "#;
+
+    /// The numbers of the y axis that the points of each curve with this stroke go through, by curve.
+    fn heights(svg: &str, stroke_width: u32) -> Vec<Vec<f64>> {
+        let curves = svg.split("<polyline").skip(1);
+        let like = curves.filter(|curve| curve.contains(&format!("stroke-width=\"{stroke_width}\"")));
+        let points = like.map(|curve| curve.split("points=\"").nth(1).unwrap().split('"').next().unwrap());
+        points
+            .map(|points| {
+                points
+                    .split_whitespace()
+                    .map(|point| point.split(',').nth(1).unwrap().parse().unwrap())
+                    .collect()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn pictures_are_drawn_and_show_what_was_had_and_what_was_owed_over_time() {
+        let scenario = Scenario::parse(TEXT).unwrap();
+        let runs = metrics::evaluate(&scenario, &[Policy::Deepres, Policy::TimeSlice]);
+        let folder = tempfile::tempdir().unwrap();
+        draw(&scenario, &runs, folder.path()).unwrap();
+        let mut names: Vec<_> = std::fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        let expected = ["latency", "shares-deepres", "shares-time-slice", "utilisation"];
+        assert_eq!(names, expected.map(|what| format!("two---more-{what}.svg")));
+        for name in &names {
+            let svg = std::fs::read_to_string(folder.path().join(name)).unwrap();
+            assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{name}");
+            assert!(
+                !svg.contains("NaN") && !svg.contains("Two & more"),
+                "{name}: text is escaped, points are numbers"
+            );
+            // Every element that is opened is closed, or closes itself.
+            let opened = svg.matches('<').count() - svg.matches("</").count();
+            assert_eq!(opened, svg.matches("/>").count() + svg.matches("</").count(), "{name}");
+        }
+        let shares = std::fs::read_to_string(folder.path().join("two---more-shares-deepres.svg")).unwrap();
+        assert_eq!(heights(&shares, 2).len(), 2, "a curve for each tenant");
+        assert!(heights(&shares, 2).iter().all(|curve| curve.len() > 100));
+        // What is owed moves as the deadline comes near: the dashes are not all at one height.
+        let dashes: Vec<f64> = heights(&shares, 1).concat();
+        let (least, most) = dashes.iter().fold((f64::MAX, f64::MIN), |(a, b), y| (a.min(*y), b.max(*y)));
+        assert!(most - least > 5.0, "owed is drawn between {least} and {most}");
+    }
 }

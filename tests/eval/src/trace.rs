@@ -138,6 +138,29 @@ impl Trace {
         Ok(Self { processes, torn_bytes: rest.len() })
     }
 
+    /// What is wrong with it, though as much as there is can be read.
+    pub fn flaws(&self) -> Vec<String> {
+        let mut flaws = Vec::new();
+        if self.torn_bytes > 0 {
+            flaws.push(format!("its last {} bytes are torn: the writer died", self.torn_bytes));
+        }
+        for process in &self.processes {
+            if process.lost > 0 {
+                flaws.push(format!(
+                    "process {} lost {} records: what it did is not all here",
+                    process.pid, process.lost
+                ));
+            }
+            if !process.is_whole {
+                flaws.push(format!(
+                    "process {} did not end its recording: it was killed, or still runs",
+                    process.pid
+                ));
+            }
+        }
+        flaws
+    }
+
     /// The work of one process of it, the one that launched most, in stretches.
     ///
     /// # Errors
@@ -261,6 +284,7 @@ impl Process {
 mod tests {
     use super::*;
     use deepres_abi::recording::put;
+    use proptest::prelude::*;
     use zerocopy::IntoBytes as _;
 
     fn record(tag: u8, numbers: &[u64]) -> Vec<u8> {
@@ -313,6 +337,12 @@ mod tests {
         let trace = Trace::parse(&file(&[&first, &second])).unwrap();
         let process = &trace.processes[0];
         assert_eq!((process.lost, process.captured, process.is_whole, trace.torn_bytes), (4, 1, true, 0));
+        assert_eq!(trace.flaws(), ["process 7 lost 4 records: what it did is not all here"]);
+        let cut = Trace::parse(&file(&[&first, &second[..9]])).unwrap().flaws();
+        assert!(
+            cut.len() == 2 && cut[0].contains("9 bytes are torn") && cut[1].contains("did not end"),
+            "{cut:?}"
+        );
         let stretches = trace.stretches().unwrap();
         assert_eq!(
             stretches,
@@ -353,5 +383,31 @@ mod tests {
             let _ = Trace::parse(&broken).map(|trace| trace.stretches().is_ok());
         }
         assert!(Trace::parse(&file(&[])).unwrap().stretches().is_err());
+    }
+
+    fn any_record() -> impl Strategy<Value = Vec<u8>> {
+        (0..12u8, prop::collection::vec(prop_oneof![0..4u64, any::<u64>()], 0..13))
+            .prop_map(|(tag, numbers)| record(tag, &numbers))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), keeps_head in any::<bool>()) {
+            let bytes = if keeps_head { file(&[&bytes]) } else { bytes };
+            let _ = Trace::parse(&bytes).map(|trace| trace.stretches().is_ok());
+        }
+
+        #[test]
+        fn any_records_in_whole_chunks_are_read_or_refused(chunks in prop::collection::vec(prop::collection::vec(any_record(), 0..12), 0..4)) {
+            let chunks: Vec<Vec<u8>> = chunks.iter().map(|records| chunk(records)).collect();
+            let chunks: Vec<&[u8]> = chunks.iter().map(Vec::as_slice).collect();
+            if let Ok(trace) = Trace::parse(&file(&chunks)) {
+                prop_assert_eq!(trace.torn_bytes, 0);
+                let stretches = trace.stretches().unwrap_or_default();
+                prop_assert!(stretches.iter().all(|stretch| stretch.kernels_ns.iter().all(|ns| *ns > 0)));
+            }
+        }
     }
 }

@@ -1,35 +1,61 @@
-//! One batch at a time, the one that is due first: temporal sharing by earliest deadline, without preemption.
+//! One batch at a time, the one that is due first: temporal sharing by earliest deadline (Liu and Layland, JACM 1973), without preemption.
+//!
+//! A request or step is due when its SLO says, else when its job's deadline says. What is due at no time, or at the same, is served as it came.
+//! At the end of each batch it is decided again.
 
 use std::collections::BTreeSet;
 
 use crate::device::Tenant;
 use crate::gate::{Gate, Launch};
+use crate::scenario::Scenario;
+
+/// Due, arrived, whose: the least comes first.
+type Place = (u64, u64, Tenant);
 
 /// The gate.
 #[derive(Debug)]
 pub struct EarliestDeadline {
     holder: Option<Tenant>,
-    /// (due, tenant): whose batch is due first comes first; those without a time come last.
-    waiting: BTreeSet<(u64, Tenant)>,
-    due_ns: Vec<u64>,
+    waiting: BTreeSet<Place>,
+    places: Vec<Option<Place>>,
+    /// When each tenant's whole job is due.
+    deadlines_ns: Vec<u64>,
     next_ns: Option<u64>,
 }
 
 impl EarliestDeadline {
-    /// For so many tenants.
-    pub fn new(tenants: usize) -> Self {
-        Self { holder: None, waiting: BTreeSet::new(), due_ns: vec![u64::MAX; tenants], next_ns: None }
+    /// For a scenario's tenants.
+    pub fn new(scenario: &Scenario) -> Self {
+        let deadline = |tenant: &crate::scenario::Tenant| tenant.deadline_ns.unwrap_or(u64::MAX);
+        Self {
+            holder: None,
+            waiting: BTreeSet::new(),
+            places: vec![None; scenario.tenants.len()],
+            deadlines_ns: scenario.tenants.iter().map(deadline).collect(),
+            next_ns: None,
+        }
+    }
+
+    fn decide_again(&mut self, now_ns: u64, tenant: Tenant) {
+        if self.holder == Some(tenant) {
+            self.holder = None;
+            self.next_ns = Some(now_ns);
+        }
     }
 }
 
 impl Gate for EarliestDeadline {
     fn admit(&mut self, now_ns: u64, launch: &Launch) -> bool {
-        if self.holder == Some(launch.tenant) {
+        let tenant = launch.tenant;
+        if self.holder == Some(tenant) {
             return true;
         }
-        self.waiting.remove(&(self.due_ns[launch.tenant], launch.tenant));
-        self.due_ns[launch.tenant] = launch.due_ns.unwrap_or(u64::MAX);
-        self.waiting.insert((self.due_ns[launch.tenant], launch.tenant));
+        let due_ns = launch.due_ns.unwrap_or(self.deadlines_ns[tenant]);
+        let place = (due_ns, launch.arrived_ns, tenant);
+        if let Some(before) = self.places[tenant].replace(place) {
+            self.waiting.remove(&before);
+        }
+        self.waiting.insert(place);
         if self.holder.is_none() {
             self.next_ns = Some(now_ns);
         }
@@ -38,12 +64,11 @@ impl Gate for EarliestDeadline {
 
     fn done(&mut self, _: u64, _: Tenant, _: u64, _: bool) {}
 
-    fn rests(&mut self, now_ns: u64, tenant: Tenant) {
-        if self.holder == Some(tenant) {
-            self.holder = None;
-            self.next_ns = Some(now_ns);
-        }
+    fn batch_done(&mut self, now_ns: u64, tenant: Tenant) {
+        self.decide_again(now_ns, tenant);
     }
+
+    fn rests(&mut self, _: u64, _: Tenant) {}
 
     fn wake_ns(&self) -> Option<u64> {
         self.next_ns
@@ -52,10 +77,71 @@ impl Gate for EarliestDeadline {
     fn wake(&mut self, _: u64, retry: &mut Vec<Tenant>) {
         self.next_ns = None;
         if self.holder.is_none()
-            && let Some((_, tenant)) = self.waiting.pop_first()
+            && let Some((_, _, tenant)) = self.waiting.pop_first()
         {
+            self.places[tenant] = None;
             self.holder = Some(tenant);
             retry.push(tenant);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::policy::Policy;
+    use crate::policy::tests::used_percent;
+    use crate::scenario::Scenario;
+
+    #[test]
+    fn equals_without_deadlines_have_equal_parts() {
+        let used = used_percent(
+            Policy::EarliestDeadline,
+            r#"
+            [[tenant]]
+            name = "a"
+            count = 3
+            steps = { kernels = 10, kernel_us = 1000 }
+            "#,
+        );
+        assert!(used.iter().all(|used| (used - 33.3).abs() < 0.5), "{used:?}");
+    }
+
+    #[test]
+    fn a_backlogged_service_gives_way_between_two_of_its_requests_to_one_that_is_due_earlier() {
+        // The first has far more to do than fits, due in a second; the second's requests are due in 20 ms.
+        let text = r#"
+            name = "due"
+            shows = "who is due first"
+            duration_s = 2
+            [[tenant]]
+            name = "backlogged"
+            requests = { arrival = "periodic", per_s = 200, kernels = 1, kernel_us = 8000, slo_ms = 5000 }
+            [[tenant]]
+            name = "urgent"
+            requests = { arrival = "periodic", per_s = 10, kernels = 1, kernel_us = 1000, slo_ms = 20 }
+        "#;
+        let scenario = Scenario::parse(text).unwrap();
+        let run = Policy::EarliestDeadline.run_alone(&scenario);
+        assert_eq!((run.outcomes[1].missed, run.outcomes[1].timed), (0, 19), "{:?}", run.outcomes[1]);
+        // A request of the other at most is ahead of it, and two switches.
+        assert!(run.outcomes[1].latencies_ns.iter().all(|ns| *ns <= 9_200_000));
+    }
+
+    #[test]
+    fn a_jobs_deadline_goes_before_none() {
+        let used = used_percent(
+            Policy::EarliestDeadline,
+            r#"
+            [[tenant]]
+            name = "whenever"
+            steps = { kernels = 10, kernel_us = 1000 }
+            [[tenant]]
+            name = "due"
+            deadline_s = 60
+            steps = { kernels = 10, kernel_us = 1000, pause_ms = 10 }
+            "#,
+        );
+        // After each of its steps the other has one.
+        assert!((used[1] - 50.0).abs() < 1.0, "{used:?}");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use deepres_controller::policy::TenantId;
 use deepres_controller::policy::demand::Demand;
-use deepres_controller::policy::entitlement::entitlements;
+use deepres_controller::policy::entitlement::{Entitlement, entitlements};
 use deepres_controller::policy::lease::{Grant, Scheduler, Seen};
 use deepres_controller::policy::priority::{Terms, Usage, Weights};
 use deepres_controller::policy::tuning::{QuantumBounds, Tuning};
@@ -13,6 +13,7 @@ use deepres_controller::policy::tuning::{QuantumBounds, Tuning};
 use crate::device::Tenant;
 use crate::gate::{Gate, Launch};
 use crate::scenario::{self, Scenario};
+use crate::standings::MOST_WATCHED;
 
 /// Processors of the host, for whether waiters spin.
 const PROCESSORS: usize = 8;
@@ -44,6 +45,7 @@ impl Seat {
 pub struct Deepres {
     scheduler: Scheduler,
     tuning: Tuning,
+    weights: Weights,
     /// A wake-up: bell to arbiter, gate to thread.
     wake_ns: u64,
     tenants: Vec<scenario::Tenant>,
@@ -51,11 +53,18 @@ pub struct Deepres {
     news: Vec<Tenant>,
     decide_ns: Option<u64>,
     review_ns: u64,
+    /// What is owed, until the engine has taken it.
+    owed: Option<Vec<Entitlement>>,
     retries: BinaryHeap<Reverse<(u64, Tenant)>>,
 }
 
 fn id(tenant: Tenant) -> TenantId {
     tenant as TenantId
+}
+
+/// The time constants of the policy in a scenario.
+pub fn tuning(scenario: &Scenario) -> Tuning {
+    Tuning::derive(scenario.gpu.handoff_ns, QuantumBounds::default(), PROCESSORS)
 }
 
 impl Deepres {
@@ -64,7 +73,8 @@ impl Deepres {
         let handoff_ns = scenario.gpu.handoff_ns;
         let mut deepres = Self {
             scheduler: Scheduler::default(),
-            tuning: Tuning::derive(handoff_ns, QuantumBounds::default(), PROCESSORS),
+            tuning: tuning(scenario),
+            weights: scenario.policy.weights(),
             wake_ns: handoff_ns / 2,
             tenants: scenario.tenants.clone(),
             seats: scenario
@@ -75,12 +85,13 @@ impl Deepres {
             news: Vec::new(),
             decide_ns: Some(0),
             review_ns: 0,
+            owed: None,
             retries: BinaryHeap::new(),
         };
+        deepres.scheduler.set_max_harm(scenario.policy.max_harm_ppm);
         for tenant in 0..scenario.tenants.len() {
             deepres.scheduler.enter(id(tenant), scenario.tenants[tenant].class, 0);
-            let slo_ns = scenario.tenants[tenant].requests.and_then(|requests| requests.slo_ns);
-            deepres.scheduler.set_slo(id(tenant), slo_ns);
+            deepres.scheduler.set_slo(id(tenant), scenario.tenants[tenant].slo_ns());
         }
         deepres
     }
@@ -104,13 +115,15 @@ impl Deepres {
             seat.demand_used_ns = seat.used_ns;
             seat.idle_since_ns = seat.idle_since_ns.map(|_| now_ns);
             let usage = Usage { used_ns: seat.used_ns, demand_ppm: seat.demand.ppm(), memory_ppm: 0 };
-            tenant.request(Terms::at(now_ns, &tenant.priority(), &usage).value_ppm(&Weights::default()))
+            tenant.request(Terms::at(now_ns, &tenant.priority(), &usage).value_ppm(&self.weights))
         };
         let requests: BTreeMap<TenantId, _> =
             (0..).zip(self.tenants.iter().zip(&mut self.seats).map(value)).collect();
-        for (tenant, owed) in entitlements(&requests) {
-            self.scheduler.set_standing(tenant, requests[&tenant].class, owed.weight_ppm);
+        let owed = entitlements(&requests);
+        for (tenant, owed) in &owed {
+            self.scheduler.set_standing(*tenant, requests[tenant].class, owed.weight_ppm);
         }
+        self.owed = (owed.len() <= MOST_WATCHED).then(|| owed.into_values().collect());
         self.review_ns = now_ns + REVIEW_NS;
     }
 
@@ -216,5 +229,9 @@ impl Gate for Deepres {
             self.retries.pop();
             retry.push(tenant);
         }
+    }
+
+    fn take_owed(&mut self) -> Option<Vec<Entitlement>> {
+        self.owed.take()
     }
 }

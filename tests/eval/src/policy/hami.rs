@@ -9,11 +9,14 @@
 
 use std::collections::VecDeque;
 
-use super::{blocks, owed};
+use deepres_controller::policy::entitlement::Entitlement;
+
+use super::blocks;
 use crate::device::Tenant;
 use crate::gate::{Gate, Launch};
 use crate::metrics;
 use crate::scenario::{SECOND, Scenario};
+use crate::standings::Standings;
 
 /// `g_wait`
 const WATCH_NS: u64 = 120_000_000;
@@ -55,27 +58,31 @@ impl HamiLike {
     /// Buckets for the scenario's tenants.
     pub fn new(scenario: &Scenario) -> Self {
         let left = 1.0 - metrics::demand_of_owners(scenario);
+        let owed = Standings::at_first(scenario);
         let percent = |part: f64| (part * 100.0).round() as i64;
-        let limit = |(tenant, owed): (&crate::scenario::Tenant, super::Entitlement)| match tenant.is_guest() {
+        let limit = |(tenant, owed): (&crate::scenario::Tenant, &Entitlement)| match tenant.is_guest() {
             true => percent(left).max(MIN_GUEST),
             false => percent(f64::from(owed.ppm) / 1e6).max(1),
         };
-        let bucket = |limit_percent| Bucket {
-            limit_percent,
-            tokens: 0,
-            total: THREADS * SMS * FACTOR,
-            share: 0,
-            waiting_until_ns: None,
-            recent: VecDeque::new(),
-        };
         Self {
-            buckets: scenario.tenants.iter().zip(owed(scenario)).map(limit).map(bucket).collect(),
+            buckets: scenario.tenants.iter().zip(owed.at(0)).map(limit).map(Bucket::new).collect(),
             watch_ns: WATCH_NS,
         }
     }
 }
 
 impl Bucket {
+    fn new(limit_percent: i64) -> Self {
+        Self {
+            limit_percent,
+            tokens: 0,
+            total: THREADS * SMS * FACTOR,
+            share: 0,
+            waiting_until_ns: None,
+            recent: VecDeque::new(),
+        }
+    }
+
     fn watch(&mut self, now_ns: u64) {
         while self.recent.front().is_some_and(|(end_ns, _)| end_ns + SECOND <= now_ns) {
             self.recent.pop_front();
@@ -141,5 +148,69 @@ impl Gate for HamiLike {
                 retry.push(tenant);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policy;
+
+    /// The share of a bucket with this limit after a look at a second with so much utilisation.
+    fn share_after(limit_percent: i64, share: i64, used_percent: u64) -> i64 {
+        let mut bucket = Bucket { share, ..Bucket::new(limit_percent) };
+        bucket.recent.push_back((SECOND, used_percent * SECOND / 100));
+        bucket.watch(SECOND);
+        bucket.share
+    }
+
+    #[test]
+    fn the_share_moves_by_the_difference_faster_where_that_is_more_than_half_the_limit() {
+        // delta: 132 × 132 × 2048 × difference / 2560 …
+        assert_eq!(share_after(50, 1_000_000, 30), 1_000_000 + 278_784);
+        assert_eq!(share_after(50, 1_000_000, 70), 1_000_000 - 278_784);
+        // … at least 5 percent …
+        assert_eq!(share_after(50, 1_000_000, 48), 1_000_000 + 69_696);
+        // … and × difference × 2 / (limit + 1) beyond half the limit.
+        assert_eq!(share_after(50, 0, 0), 1_366_588);
+        assert_eq!(share_after(50, 1_000, 100), 0);
+    }
+
+    #[test]
+    fn the_share_is_never_more_than_the_whole_which_doubles_when_it_does_not_suffice() {
+        let total = THREADS * SMS * FACTOR;
+        assert_eq!((total, share_after(90, total, 0)), (8_650_752, total));
+        let mut bucket = Bucket { share: total, tokens: -1, ..Bucket::new(90) };
+        bucket.watch(SECOND);
+        assert_eq!(bucket.total, 2 * total);
+    }
+
+    #[test]
+    fn a_launch_takes_its_blocks_and_sleeps_ten_milliseconds_while_there_are_less_than_none() {
+        let text = "name = \"a\"\nshows = \"b\"\nduration_s = 1\n[[tenant]]\nname = \"t\"\nshare = \"30%\"\n\
+                    steps = { kernels = 1, kernel_us = 100 }\n";
+        let mut gate = HamiLike::new(&Scenario::parse(text).unwrap());
+        assert_eq!(gate.buckets[0].limit_percent, 30);
+        gate.buckets[0].tokens = 1_320;
+        let launch = Launch { tenant: 0, length_ns: 100_000, arrived_ns: 0, due_ns: None };
+        // 1,320 blocks each: down to none, then below.
+        assert!(gate.admit(0, &launch) && gate.admit(0, &launch));
+        assert_eq!(gate.buckets[0].tokens, -1_320);
+        assert!(!gate.admit(5, &launch));
+        assert_eq!(gate.wake_ns(), Some(SLEEP_NS + 5));
+        gate.buckets[0].tokens = 0;
+        assert!(!gate.admit(SLEEP_NS, &launch), "who sleeps does not look");
+        let mut retry = Vec::new();
+        gate.wake(SLEEP_NS + 5, &mut retry);
+        assert!(retry == [0] && gate.admit(SLEEP_NS + 5, &launch));
+    }
+
+    #[test]
+    fn a_limit_is_kept_in_the_long_run_roughly() {
+        let text = "name = \"a\"\nshows = \"b\"\nduration_s = 60\nwarmup_s = 10\n[[tenant]]\nname = \"t\"\nshare = \"30%\"\n\
+                    steps = { kernels = 100, kernel_us = 500 }\n";
+        let run = Policy::HamiLike.run_alone(&Scenario::parse(text).unwrap());
+        let used_percent = run.outcomes[0].used_ns as f64 / 50e7;
+        assert!((20.0..=45.0).contains(&used_percent), "{used_percent}");
     }
 }

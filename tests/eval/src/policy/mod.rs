@@ -2,20 +2,21 @@
 
 mod blocks;
 mod deadline;
-mod deepres;
+pub mod deepres;
 mod hami;
 mod tgs;
 
 use std::fmt;
 use std::str::FromStr;
 
-use deepres_controller::policy::entitlement::{Entitlement, entitlements};
-use deepres_controller::policy::priority::{Terms, Usage, Weights};
+use deepres_controller::policy::entitlement::Entitlement;
 
 use crate::device::{Device, TimeSlice, Together};
 use crate::engine::{self, Run, Witness};
+use crate::fluid::Fluid;
 use crate::gate::Absent;
-use crate::scenario::Scenario;
+use crate::scenario::{Hardware, Scenario, Tenant};
+use crate::standings::Standings;
 
 /// A way to share a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,11 +66,23 @@ impl Policy {
         }
     }
 
-    /// Runs a scenario under it.
-    pub fn run(self, scenario: &Scenario, witness: &mut dyn Witness) -> Run {
+    /// Runs a scenario under it, without regard to any other policy.
+    pub fn run_alone(self, scenario: &Scenario) -> Run {
+        let standings = Standings::at_first(scenario);
+        self.run(scenario, &standings, &mut Fluid::new(scenario, &standings))
+    }
+
+    /// Runs a scenario of one GPU under it; where it goes by what tenants are owed over time, that is `standings`.
+    pub fn run(self, scenario: &Scenario, standings: &Standings, witness: &mut dyn Witness) -> Run {
         let tenants = scenario.tenants.len();
         let gpu = &scenario.gpu;
-        let turns = TimeSlice::new(tenants, gpu.slice_ns, gpu.switch_ns);
+        let turns = || Box::new(TimeSlice::new(tenants, gpu.slice_ns, gpu.switch_ns));
+        let hardware = || -> Box<dyn Device> {
+            match gpu.device {
+                Hardware::TimeSlice => turns(),
+                Hardware::Mps => together(tenants, side_by_side),
+            }
+        };
         let (mut device, mut gate): (Box<dyn Device>, Box<dyn crate::gate::Gate>) = match self {
             // What is in flight of one tenant has drained before the next one's gate opens: the hardware has nothing to switch between but
             // at a hand-off, which the gate accounts for.
@@ -77,15 +90,19 @@ impl Policy {
                 Box::new(TimeSlice::new(tenants, gpu.slice_ns, 0)),
                 Box::new(deepres::Deepres::new(scenario)),
             ),
-            Self::TimeSlice => (Box::new(turns), Box::new(Absent)),
-            Self::TgsLike => (Box::new(turns), Box::new(tgs::TgsLike::new(scenario))),
-            Self::HamiLike => (Box::new(turns), Box::new(hami::HamiLike::new(scenario))),
-            Self::EarliestDeadline => (Box::new(turns), Box::new(deadline::EarliestDeadline::new(tenants))),
+            Self::TimeSlice => (turns(), Box::new(Absent)),
+            Self::TgsLike => (hardware(), Box::new(tgs::TgsLike::new(scenario))),
+            Self::HamiLike => (hardware(), Box::new(hami::HamiLike::new(scenario))),
+            Self::EarliestDeadline => (hardware(), Box::new(deadline::EarliestDeadline::new(scenario))),
             Self::StaticSplit => (together(tenants, equal_parts), Box::new(Absent)),
             Self::Mps => (together(tenants, side_by_side), Box::new(Absent)),
             Self::Gps => {
-                let weights = weights(scenario);
-                (together(tenants, move |running| by_weight(running, &weights)), Box::new(Absent))
+                let guests: Vec<bool> = scenario.tenants.iter().map(Tenant::is_guest).collect();
+                let owed = standings.clone();
+                let rates =
+                    move |now_ns, running: &[Option<u32>]| by_weight(running, &guests, owed.at(now_ns));
+                let device = Together::new(tenants, Box::new(rates)).changing_at(standings.moments_ns());
+                (Box::new(device), Box::new(Absent))
             }
         };
         engine::run(scenario, device.as_mut(), gate.as_mut(), Some(witness))
@@ -109,28 +126,8 @@ impl FromStr for Policy {
     }
 }
 
-/// What each tenant is owed at the beginning, when nothing has been used.
-pub fn owed(scenario: &Scenario) -> Vec<Entitlement> {
-    let value = |tenant: &crate::scenario::Tenant| {
-        Terms::at(0, &tenant.priority(), &Usage::default()).value_ppm(&Weights::default())
-    };
-    let requests = scenario.tenants.iter().map(|tenant| tenant.request(value(tenant)));
-    entitlements(&(0..).zip(requests).collect()).into_values().collect()
-}
-
-/// Whether each tenant is a guest, and its weight among its like.
-fn weights(scenario: &Scenario) -> Vec<(bool, f64)> {
-    let owed = owed(scenario);
-    scenario
-        .tenants
-        .iter()
-        .zip(owed)
-        .map(|(tenant, owed)| (tenant.is_guest(), f64::from(owed.weight_ppm)))
-        .collect()
-}
-
-fn together(tenants: usize, rates: impl Fn(&[Option<u32>]) -> Vec<f64> + 'static) -> Box<dyn Device> {
-    Box::new(Together::new(tenants, Box::new(rates)))
+fn together(tenants: usize, rates: fn(&[Option<u32>]) -> Vec<f64>) -> Box<dyn Device> {
+    Box::new(Together::new(tenants, Box::new(move |_, running| rates(running))))
 }
 
 fn equal_parts(running: &[Option<u32>]) -> Vec<f64> {
@@ -148,17 +145,83 @@ fn side_by_side(running: &[Option<u32>]) -> Vec<f64> {
 }
 
 /// Owners by their weights; guests by theirs when no owner has work.
-fn by_weight(running: &[Option<u32>], weights: &[(bool, f64)]) -> Vec<f64> {
-    let runs = |guests: bool| {
-        let of = running.iter().zip(weights);
-        of.filter(|(sm, (guest, _))| sm.is_some() && *guest == guests)
-            .map(|(_, (_, weight))| weight)
-            .sum::<f64>()
+fn by_weight(running: &[Option<u32>], guests: &[bool], owed: &[Entitlement]) -> Vec<f64> {
+    let weight = |tenant: usize| f64::from(owed[tenant].weight_ppm);
+    let sum_of = |of_guests: bool| {
+        let runs = |tenant: &usize| running[*tenant].is_some() && guests[*tenant] == of_guests;
+        (0..running.len()).filter(runs).map(weight).sum::<f64>()
     };
-    let owners = runs(false);
-    let (guests_run, sum) = if owners > 0.0 { (false, owners) } else { (true, runs(true)) };
-    let rate = |(sm, (guest, weight)): (&Option<u32>, &(bool, f64))| {
-        if sm.is_some() && *guest == guests_run { weight / sum } else { 0.0 }
+    let owners = sum_of(false);
+    let (guests_run, sum) = if owners > 0.0 { (false, owners) } else { (true, sum_of(true)) };
+    let rate = |(tenant, sm): (usize, &Option<u32>)| {
+        if sm.is_some() && guests[tenant] == guests_run { weight(tenant) / sum } else { 0.0 }
     };
-    running.iter().zip(weights).map(rate).collect()
+    running.iter().enumerate().map(rate).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_controller::policy::entitlement::Rule;
+
+    /// What each of these tenants had of the GPU time under a policy, percent.
+    pub fn used_percent(policy: Policy, tenants: &str) -> Vec<f64> {
+        let text = format!("name = \"test\"\nshows = \"shares\"\nduration_s = 20\nwarmup_s = 2\n{tenants}");
+        let scenario = Scenario::parse(&text).unwrap();
+        let run = policy.run_alone(&scenario);
+        let used: Vec<f64> = run.outcomes.iter().map(|outcome| outcome.used_ns as f64).collect();
+        used.iter().map(|used_ns| used_ns * 100.0 / used.iter().sum::<f64>()).collect()
+    }
+
+    const WHOLE: Option<u32> = Some(1_000_000);
+
+    #[test]
+    fn a_static_split_gives_equal_parts_whoever_runs() {
+        assert_eq!(equal_parts(&[WHOLE, None, WHOLE, None]), [0.25, 0.0, 0.25, 0.0]);
+    }
+
+    #[test]
+    fn under_mps_kernels_that_fit_together_run_at_full_speed_and_others_slow_each_other_alike() {
+        assert_eq!(side_by_side(&[Some(300_000), Some(700_000), None]), [1.0, 1.0, 0.0]);
+        assert_eq!(side_by_side(&[WHOLE, Some(600_000)]), [0.625, 0.625]);
+        assert_eq!(side_by_side(&[None, None]), [0.0, 0.0]);
+    }
+
+    #[test]
+    fn the_fluid_limit_gives_by_weight_and_guests_what_no_owner_wants() {
+        let owed = [300_000, 100_000, 500_000].map(|weight_ppm| Entitlement {
+            ppm: 0,
+            weight_ppm,
+            rule: Rule::Rest,
+        });
+        let rates = |running: &[Option<u32>]| by_weight(running, &[false, false, true], &owed);
+        assert_eq!(rates(&[WHOLE, WHOLE, WHOLE]), [0.75, 0.25, 0.0]);
+        assert_eq!(rates(&[None, WHOLE, WHOLE]), [0.0, 1.0, 0.0]);
+        assert_eq!(rates(&[None, None, WHOLE]), [0.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn the_fluid_limit_follows_what_is_owed_over_time() {
+        let text = r#"
+            name = "test"
+            shows = "changing weights"
+            duration_s = 10
+            [[tenant]]
+            name = "a"
+            steps = { kernels = 1, kernel_us = 1000 }
+            [[tenant]]
+            name = "b"
+            steps = { kernels = 1, kernel_us = 1000 }
+        "#;
+        let scenario = Scenario::parse(text).unwrap();
+        let mut standings = Standings::at_first(&scenario);
+        let owed = |ppm| Entitlement { ppm, weight_ppm: ppm, rule: Rule::Rest };
+        standings.set(5_000_000_000, vec![owed(900_000), owed(100_000)]);
+        let run = Policy::Gps.run(&scenario, &standings, &mut Fluid::new(&scenario, &standings));
+        let used: Vec<f64> = run.outcomes.iter().map(|outcome| outcome.used_ns as f64 / 1e9).collect();
+        // Half of five seconds, and nine tenths of five.
+        assert!((used[0] - 7.0).abs() < 0.01 && (used[1] - 3.0).abs() < 0.01, "{used:?}");
+        let claims: Vec<f64> = run.outcomes.iter().map(|outcome| outcome.claim_ns as f64 / 1e9).collect();
+        assert!((claims[0] - 7.0).abs() < 0.01 && (claims[1] - 3.0).abs() < 0.01, "{claims:?}");
+    }
 }

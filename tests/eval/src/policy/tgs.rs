@@ -88,18 +88,7 @@ impl TgsLike {
         };
         Self {
             guests: scenario.tenants.iter().map(guest).collect(),
-            manager: Manager {
-                best: 1.0,
-                window: [0.0; WINDOW],
-                profiled: 0,
-                goes_on: false,
-                profiling: true,
-                messages: 0,
-                phase: Phase::SlowStart,
-                was_down: false,
-                far_off: 0,
-                limit: 0.0,
-            },
+            manager: Manager::new(),
             production: 0.0,
             message_ns: MESSAGE_NS,
             unit_ns: UNIT_NS,
@@ -109,6 +98,21 @@ impl TgsLike {
 }
 
 impl Manager {
+    fn new() -> Self {
+        Self {
+            best: 1.0,
+            window: [0.0; WINDOW],
+            profiled: 0,
+            goes_on: false,
+            profiling: true,
+            messages: 0,
+            phase: Phase::SlowStart,
+            was_down: false,
+            far_off: 0,
+            limit: 0.0,
+        }
+    }
+
     /// The best mean of two neighbours before `rate`, which then joins them.
     fn shift(&mut self, rate: f64) -> f64 {
         let best = self.window.windows(2).map(|pair| f64::midpoint(pair[0], pair[1])).fold(0.0, f64::max);
@@ -255,5 +259,116 @@ impl Gate for TgsLike {
                 retry.push(tenant);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policy;
+
+    /// One that production told so often of a rate of 10,000.
+    fn told(messages: u32) -> Manager {
+        let mut manager = Manager::new();
+        (0..messages).for_each(|_| manager.message(10_000.0, 0.0));
+        manager
+    }
+
+    #[test]
+    fn the_guest_is_frozen_for_the_five_messages_of_the_profile_and_begins_with_twenty_thousand_blocks() {
+        for messages in 0..=5 {
+            assert_eq!(told(messages).limit, 0.0, "after {messages}");
+        }
+        assert!(told(4).profiling && !told(5).profiling);
+        assert_eq!((told(5).best, told(6).limit), (10_000.0, 20_000.0));
+    }
+
+    #[test]
+    fn a_profile_goes_on_while_productions_rate_moves() {
+        let mut manager = Manager::new();
+        for message in 1..=8 {
+            manager.message(10_000.0 * 1.2f64.powi(message), 0.0);
+        }
+        assert!(manager.profiling && manager.limit == 0.0);
+    }
+
+    #[test]
+    fn while_production_is_within_three_percent_of_its_best_the_limit_grows_by_half() {
+        assert_eq!(told(7).limit, 30_001.0);
+        assert_eq!(told(8).limit, 45_002.0);
+        let mut manager = told(7);
+        manager.message(9_701.0, 0.0);
+        assert_eq!(manager.limit, 45_002.0, "2.99 % slower");
+    }
+
+    #[test]
+    fn beyond_three_percent_either_way_the_limit_shrinks_by_the_same_and_then_moves_in_small_steps() {
+        for rate in [9_690.0, 10_310.0] {
+            let mut manager = told(7);
+            manager.message(rate, 0.0);
+            assert_eq!(
+                (manager.limit, manager.phase),
+                (20_000.0, Phase::Avoidance),
+                "a difference has no sign"
+            );
+            manager.message(10_000.0, 0.0);
+            assert_eq!(manager.limit, 21_000.0, "up by a thousand");
+            manager.message(9_600.0, 0.0);
+            assert_eq!(manager.limit, 19_320.0, "down by 8 %");
+        }
+    }
+
+    #[test]
+    fn at_three_times_the_threshold_the_limit_falls_to_a_tenth_and_starts_slowly_again() {
+        let mut manager = told(7);
+        manager.message(9_690.0, 0.0);
+        manager.message(9_000.0, 0.0);
+        // 20,000 less 8 %, and a tenth of that.
+        assert_eq!((manager.limit, manager.phase), (1_840.0, Phase::SlowStart));
+    }
+
+    #[test]
+    fn a_best_rate_that_is_far_from_what_is_seen_is_profiled_again() {
+        let mut manager = told(7);
+        // The best of two neighbours rises above the best believed by more than a fifth.
+        (0..3).for_each(|_| manager.message(13_000.0, 0.0));
+        assert!(manager.profiling);
+    }
+
+    #[test]
+    fn a_guest_may_launch_its_limit_in_each_fifty_milliseconds_and_production_is_never_held_up() {
+        let text = r#"
+            name = "tgs"
+            shows = "the unit"
+            duration_s = 60
+            warmup_s = 34
+            [[tenant]]
+            name = "production"
+            steps = { kernels = 10, kernel_us = 1000, pause_ms = 10 }
+            [[tenant]]
+            name = "guest"
+            class = "best-effort"
+            steps = { kernels = 1000, kernel_us = 100 }
+        "#;
+        let scenario = Scenario::parse(text).unwrap();
+        let mut gate = TgsLike::new(&scenario);
+        gate.manager.limit = 13_200.0;
+        let launch = |tenant| Launch { tenant, length_ns: 100_000, arrived_ns: 0, due_ns: None };
+        // A kernel of 100 us has 1,320 blocks: ten are the limit, and one may begin at it.
+        let admitted = (0..100).filter(|_| gate.admit(0, &launch(1))).count();
+        assert_eq!(admitted, 11);
+        assert!((0..1000).all(|_| gate.admit(0, &launch(0))));
+        // It looks again each 10 ms, in vain until the unit is over.
+        let mut retry = Vec::new();
+        gate.wake(SLEEP_NS, &mut retry);
+        assert!(retry == [1] && !gate.admit(SLEEP_NS, &launch(1)));
+        gate.wake(UNIT_NS, &mut retry);
+        assert!(gate.admit(UNIT_NS, &launch(1)));
+        // And in a whole run it has a part of the gaps after the profile, and while it is frozen one kernel in each unit: none launched is not
+        // more than a limit of none.
+        let run = Policy::TgsLike.run_alone(&scenario);
+        assert!(run.outcomes[1].used_ns > 0);
+        let profile = Scenario { duration_ns: 29_000_000_000, warmup_ns: 0, ..scenario };
+        assert!(Policy::TgsLike.run_alone(&profile).outcomes[1].used_ns <= 29 * 20 * 100_000);
     }
 }

@@ -1,0 +1,214 @@
+//! What cannot be in a scenario though each value by itself can, said with line and key.
+
+use std::collections::BTreeMap;
+
+use deepres_controller::policy::class::Class;
+use deepres_controller::policy::entitlement;
+
+use super::place::{Step, line_of};
+use super::{MAX_S, Part, Recorded, SECOND, Scenario, Tenant};
+
+/// Tenants at most: the design's thousand, and room.
+const MAX_TENANTS: usize = 4096;
+/// Kernels that a scenario may come to: some minutes of evaluation.
+const MAX_KERNELS: f64 = 2e7;
+
+/// Something that is wrong, and where.
+#[derive(Debug)]
+pub struct Fault {
+    path: Vec<Step>,
+    says: String,
+}
+
+impl Fault {
+    fn new(path: Vec<Step>, says: String) -> Self {
+        Self { path, says }
+    }
+
+    /// At keys of the scenario itself.
+    fn at(keys: &[&'static str], says: impl Into<String>) -> Self {
+        Self::new(keys.iter().map(|key| Step::Key(key)).collect(), says.into())
+    }
+
+    /// At keys of a tenant, by its place in the file.
+    pub fn of_tenant(number: usize, keys: &[&'static str], says: impl Into<String>) -> Self {
+        let head = [Step::Key("tenant"), Step::Place(number)];
+        Self::new(head.into_iter().chain(keys.iter().map(|key| Step::Key(key))).collect(), says.into())
+    }
+
+    /// The message, with the line of the text and the key that it is about.
+    pub fn located(&self, text: &str) -> String {
+        let keys = self.path.iter().filter_map(|step| match step {
+            Step::Key(key) => Some(*key),
+            Step::Place(_) => None,
+        });
+        let key = keys.collect::<Vec<_>>().join(".");
+        format!("line {}, `{key}`: {}", line_of(text, &self.path), self.says)
+    }
+}
+
+impl Scenario {
+    /// Finds what cannot be. The tenants are those of the file: not numbered yet.
+    pub fn check(&self) -> Result<(), Fault> {
+        if self.tenants.is_empty() {
+            return Err(Fault::at(&["tenant"], "there is none: add a [[tenant]]"));
+        }
+        if self.warmup_ns >= self.duration_ns {
+            let says = "this is not below duration_s: nothing is left to measure";
+            return Err(Fault::at(&["warmup_s"], says));
+        }
+        let operator = &self.policy;
+        if operator.urgency + operator.size + operator.criticality <= 0.0 {
+            return Err(Fault::at(
+                &["policy"],
+                "urgency, size and criticality weigh nothing: give one of them a weight",
+            ));
+        }
+        let mut places = BTreeMap::new();
+        let mut tenants = 0usize;
+        let mut kernels = 0.0;
+        for (number, tenant) in self.tenants.iter().enumerate() {
+            self.check_tenant(tenant).map_err(|(keys, says)| Fault::of_tenant(number, &keys, says))?;
+            tenants = tenants.saturating_add(tenant.count);
+            if tenants > MAX_TENANTS {
+                let says = format!("with these there are more than {MAX_TENANTS} tenants");
+                return Err(Fault::of_tenant(number, &["count"], says));
+            }
+            let names = (1..=tenant.count).map(|copy| match tenant.count {
+                1 => tenant.name.clone(),
+                _ => format!("{}-{copy}", tenant.name),
+            });
+            for name in names {
+                if let Some(before) = places.insert(name.clone(), number) {
+                    let says = format!(
+                        "two tenants are called `{name}`: this one, and number {} of the file",
+                        before + 1
+                    );
+                    return Err(Fault::of_tenant(number, &["name"], says));
+                }
+            }
+            kernels += tenant.count as f64 * tenant.most_kernels(self.duration_ns);
+            if kernels > MAX_KERNELS {
+                let says = format!(
+                    "with this tenant it may come to {kernels:.0} kernels, and {MAX_KERNELS:.0} are the most: make duration_s \
+                     shorter, kernels longer or requests rarer"
+                );
+                return Err(Fault::of_tenant(number, &["name"], says));
+            }
+        }
+        self.check_promises()
+    }
+
+    /// Guarantees have to fit on each GPU, once everybody has one.
+    fn check_promises(&self) -> Result<(), Fault> {
+        let mut expanded = self.clone();
+        expanded.expand();
+        for gpu in 0..self.gpus {
+            let own = expanded.tenants.iter().filter(|tenant| tenant.gpu == Some(gpu));
+            if !entitlement::fits(own.map(|tenant| tenant.request(0))) {
+                let guaranteed = |tenant: &Tenant| tenant.class == Class::Guaranteed;
+                let last = self.tenants.iter().rposition(guaranteed).unwrap_or(0);
+                let says = format!("the guaranteed shares on GPU {gpu} add up to more than the GPU");
+                return Err(Fault::of_tenant(last, &["share"], says));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong with one tenant: at which of its keys, and why.
+    fn check_tenant(&self, tenant: &Tenant) -> Result<(), (Vec<&'static str>, String)> {
+        let wrong = |keys: &[&'static str], says: &str| Err((keys.to_vec(), says.to_owned()));
+        if tenant.name.is_empty() {
+            return wrong(&["name"], "a tenant has an empty name");
+        }
+        if tenant.count == 0 {
+            return wrong(&["count"], "there would be none of it: give 1 or more, or leave the tenant out");
+        }
+        if tenant.gpu.is_some_and(|gpu| gpu >= self.gpus) {
+            return Err((
+                vec!["gpu"],
+                format!("there is no such GPU: gpus = {}, and they count from 0", self.gpus),
+            ));
+        }
+        let does = [tenant.steps.is_some(), tenant.requests.is_some(), tenant.trace.is_some()];
+        match does.into_iter().filter(|does| *does).count() {
+            0 => {
+                let says = "it has nothing to do: add [tenant.steps], [tenant.requests] or [tenant.trace]";
+                return wrong(&["name"], says);
+            }
+            1 => {}
+            _ => {
+                let says =
+                    "it has more than one of [tenant.steps], [tenant.requests] and [tenant.trace]: keep one";
+                return wrong(&["name"], says);
+            }
+        }
+        let at_once = |key: &'static str, work_ns: f64| {
+            let says = "that is longer than a day";
+            if work_ns > MAX_S * SECOND as f64 { Err((vec![key], says.to_owned())) } else { Ok(()) }
+        };
+        tenant.steps.iter().try_for_each(|steps| at_once("steps", sum(&steps.profile).1))?;
+        tenant.requests.iter().try_for_each(|requests| at_once("requests", sum(&requests.profile).1))?;
+        tenant.trace.iter().try_for_each(|recorded| at_once("trace", recorded_sum(recorded).1))?;
+        let key = if tenant.active_s.is_empty() { "phases" } else { "active_s" };
+        let mut before_ns = 0;
+        for phase in &tenant.phases {
+            if phase.from_ns < before_ns || phase.to_ns <= phase.from_ns {
+                return wrong(&[key], "the times are not in order, each later than the one before");
+            }
+            before_ns = phase.to_ns;
+        }
+        if tenant.phases.first().is_some_and(|first| first.from_ns >= self.duration_ns) {
+            return wrong(&[key], "it is active only after the end: this begins when duration_s is over");
+        }
+        if tenant.trace.is_some() && tenant.phases.iter().any(|phase| phase.load != 1.0) {
+            return wrong(&["phases"], "a recording has the load that it has: leave `load` out");
+        }
+        if tenant.class == Class::Guaranteed && tenant.share_ppm.is_none() {
+            return wrong(&["class"], "it is guaranteed, but asks for no share: add `share`");
+        }
+        Ok(())
+    }
+}
+
+impl Tenant {
+    /// The most kernels that it can finish, or be asked for, in this time.
+    pub(super) fn most_kernels(&self, duration_ns: u64) -> f64 {
+        let duration_ns = duration_ns as f64;
+        let load = self.phases.iter().map(|phase| phase.load).fold(1.0, f64::max);
+        if let Some(requests) = &self.requests {
+            return load * requests.per_s * duration_ns / SECOND as f64 * sum(&requests.profile).0;
+        }
+        // One more cycle is begun than is done.
+        let cycles = |work_ns: f64, pause_ns: f64| duration_ns / (work_ns + pause_ns).max(1.0) + 1.0;
+        match (&self.steps, &self.trace) {
+            (Some(steps), _) => {
+                let (kernels, work_ns) = sum(&steps.profile);
+                // Pauses at random can be short.
+                let pause_ns =
+                    if steps.pauses == super::Pauses::Regular { steps.pause_ns as f64 } else { 0.0 };
+                load * kernels * cycles(work_ns, pause_ns)
+            }
+            (None, Some(recorded)) => {
+                let (kernels, ns) = recorded_sum(recorded);
+                kernels * cycles(ns, 0.0)
+            }
+            (None, None) => 0.0,
+        }
+    }
+}
+
+/// How many kernels a profile has, and how long they take, ns.
+fn sum(profile: &[Part]) -> (f64, f64) {
+    profile.iter().fold((0.0, 0.0), |(kernels, ns), part| {
+        (kernels + part.kernels as f64, ns + part.kernels as f64 * part.kernel_ns as f64)
+    })
+}
+
+/// How many kernels a recording has, and how long it lasts, ns.
+fn recorded_sum(recorded: &Recorded) -> (f64, f64) {
+    recorded.stretches.iter().fold((0.0, recorded.pause_ns as f64), |(kernels, ns), stretch| {
+        let work_ns: f64 = stretch.kernels_ns.iter().map(|ns| *ns as f64).sum();
+        (kernels + stretch.kernels_ns.len() as f64, ns + work_ns + stretch.pause_ns as f64)
+    })
+}

@@ -1,0 +1,173 @@
+//! The values of a scenario's keys: numbers with their units, within their bounds.
+
+use deepres_abi::quantity::parse_part;
+use deepres_controller::quantity::parse_share;
+use serde::{Deserialize, Deserializer, de};
+
+use super::{MAX_S, SECOND};
+
+pub fn one() -> usize {
+    1
+}
+
+pub fn whole() -> u32 {
+    1_000_000
+}
+
+/// A number within `bounds` times `unit_ns`.
+fn scaled<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    least: f64,
+    unit_ns: f64,
+    unit: &str,
+) -> Result<u64, D::Error> {
+    let number = f64::deserialize(deserializer)?;
+    let ns = number * unit_ns;
+    let most = MAX_S * SECOND as f64;
+    if !(ns >= least && ns <= most) {
+        let least = if least > 0.0 { "above 0" } else { "0 or more" };
+        return Err(de::Error::custom(format!(
+            "{number} {unit} is out of range: give {least}, and a day at most"
+        )));
+    }
+    Ok(ns.round() as u64)
+}
+
+const MS: f64 = 1e6;
+const US: f64 = 1e3;
+
+pub fn seconds<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    scaled(d, 1.0, SECOND as f64, "s")
+}
+
+pub fn seconds_or_none<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    scaled(d, 0.0, SECOND as f64, "s")
+}
+
+pub fn maybe_seconds<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
+    seconds(d).map(Some)
+}
+
+pub fn millis<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    scaled(d, 1.0, MS, "ms")
+}
+
+pub fn millis_or_none<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    scaled(d, 0.0, MS, "ms")
+}
+
+pub fn maybe_millis<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
+    millis(d).map(Some)
+}
+
+pub fn micros<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    scaled(d, 1.0, US, "us")
+}
+
+pub fn micros_or_none<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    scaled(d, 0.0, US, "us")
+}
+
+pub fn maybe_kernels<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
+    kernels(d).map(Some)
+}
+
+pub fn kernels<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    /// Kernels of one step: more are not a step.
+    const MOST: u64 = 1_000_000;
+    match u64::deserialize(d)? {
+        number @ 1..=MOST => Ok(number),
+        number => Err(de::Error::custom(format!("{number} is out of range: give 1 to {MOST}"))),
+    }
+}
+
+pub fn gpus<'de, D: Deserializer<'de>>(d: D) -> Result<usize, D::Error> {
+    /// Those of a large host.
+    const MOST: usize = 16;
+    match usize::deserialize(d)? {
+        number @ 1..=MOST => Ok(number),
+        number => Err(de::Error::custom(format!("{number} is out of range: give 1 to {MOST}"))),
+    }
+}
+
+pub fn load<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+    /// Beyond it is another program.
+    const MOST: f64 = 100.0;
+    match f64::deserialize(d)? {
+        number if number > 0.0 && number <= MOST => Ok(number),
+        number => {
+            Err(de::Error::custom(format!("{number} is out of range: give a load above 0, {MOST} at most")))
+        }
+    }
+}
+
+pub fn maybe_micros<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
+    micros(d).map(Some)
+}
+
+pub fn rate<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+    /// Requests a second that one process could take in.
+    const MOST: f64 = 1e6;
+    match f64::deserialize(d)? {
+        number if number > 0.0 && number <= MOST => Ok(number),
+        number => {
+            Err(de::Error::custom(format!("{number} is out of range: give a rate above 0, {MOST} at most")))
+        }
+    }
+}
+
+pub fn fraction<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+    match f64::deserialize(d)? {
+        number if (0.0..1.0).contains(&number) => Ok(number),
+        number => Err(de::Error::custom(format!("{number} is out of range: give 0 to less than 1"))),
+    }
+}
+
+pub fn from_str<'de, D, T>(d: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: std::str::FromStr<Err: std::fmt::Display>,
+{
+    String::deserialize(d)?.parse().map_err(de::Error::custom)
+}
+
+pub fn share<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
+    parse_share(&String::deserialize(d)?).map_err(de::Error::custom)
+}
+
+pub fn maybe_share<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
+    share(d).map(Some)
+}
+
+/// Pairs of seconds.
+pub fn spans<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(u64, u64)>, D::Error> {
+    let spans: Vec<(f64, f64)> = Vec::deserialize(d)?;
+    let ns = |seconds: f64| match seconds {
+        seconds if (0.0..=MAX_S).contains(&seconds) => Ok((seconds * SECOND as f64).round() as u64),
+        seconds => {
+            Err(de::Error::custom(format!("{seconds} s is out of range: give 0 or more, and a day at most")))
+        }
+    };
+    spans.into_iter().map(|(from, to)| Ok((ns(from)?, ns(to)?))).collect()
+}
+
+/// A load that is neither more nor less.
+pub fn normal() -> f64 {
+    1.0
+}
+
+/// A part of a whole, in percent.
+pub fn part<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
+    let text = String::deserialize(d)?;
+    parse_part(&text).ok_or_else(|| de::Error::custom(format!("`{text}` is no part: give 0% to 100%")))
+}
+
+/// What a term weighs; only the ratio of weights matters.
+pub fn weight<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+    /// As in the configuration.
+    const MOST: f64 = 1e6;
+    match f64::deserialize(d)? {
+        number if (0.0..=MOST).contains(&number) => Ok(number),
+        number => Err(de::Error::custom(format!("{number} is out of range: give 0 to {MOST}"))),
+    }
+}

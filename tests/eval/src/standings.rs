@@ -1,0 +1,64 @@
+//! What each tenant is owed over time: priorities move, and every policy is held against what was owed at the moment.
+
+use deepres_controller::policy::entitlement::{Entitlement, entitlements};
+use deepres_controller::policy::priority::{Terms, Usage};
+
+use crate::scenario::Scenario;
+
+/// With more tenants than this what is owed is not followed over time, nor anybody's lag: it would take longer than all the rest.
+pub const MOST_WATCHED: usize = 64;
+
+/// What each tenant is owed, from each moment at which that changed.
+#[derive(Debug, Clone)]
+pub struct Standings(Vec<(u64, Vec<Entitlement>)>);
+
+impl Standings {
+    /// What a scenario's tenants are owed at the beginning, when nothing has been used, for good.
+    pub fn at_first(scenario: &Scenario) -> Self {
+        let value = |tenant: &crate::scenario::Tenant| {
+            Terms::at(0, &tenant.priority(), &Usage::default()).value_ppm(&scenario.policy.weights())
+        };
+        let requests = scenario.tenants.iter().map(|tenant| tenant.request(value(tenant)));
+        Self(vec![(0, entitlements(&(0..).zip(requests).collect()).into_values().collect())])
+    }
+
+    /// From `now_ns` on it is this.
+    pub fn set(&mut self, now_ns: u64, owed: Vec<Entitlement>) {
+        match self.0.last_mut() {
+            Some((_, before)) if *before == owed => {}
+            Some((at_ns, before)) if *at_ns == now_ns => *before = owed,
+            _ => self.0.push((now_ns, owed)),
+        }
+    }
+
+    /// What is owed at a moment.
+    pub fn at(&self, now_ns: u64) -> &[Entitlement] {
+        let after = self.0.partition_point(|(at_ns, _)| *at_ns <= now_ns);
+        self.0.get(after.saturating_sub(1)).map_or(&[], |(_, owed)| owed)
+    }
+
+    /// The moments at which it changes, in order.
+    pub fn moments_ns(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().map(|(at_ns, _)| *at_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_controller::policy::entitlement::Rule;
+
+    fn owed(ppm: u32) -> Vec<Entitlement> {
+        vec![Entitlement { ppm, weight_ppm: ppm, rule: Rule::Rest }]
+    }
+
+    #[test]
+    fn what_is_owed_is_that_of_the_last_change() {
+        let mut standings = Standings(vec![(0, owed(10))]);
+        standings.set(0, owed(20));
+        standings.set(5, owed(20));
+        standings.set(7, owed(30));
+        assert_eq!(standings.moments_ns().collect::<Vec<_>>(), [0, 7]);
+        assert_eq!([0, 6, 7, 100].map(|now_ns| standings.at(now_ns)[0].ppm), [20, 20, 30, 30]);
+    }
+}
