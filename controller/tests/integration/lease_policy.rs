@@ -53,6 +53,23 @@ fn a_tenant_that_pauses_briefly_after_each_step_keeps_its_share() {
 }
 
 #[test]
+fn brief_pauses_cost_no_share_whatever_the_kernels() {
+    /// GPU time of a step.
+    const STEP_US: u64 = 40_000;
+    for kernel_us in [250, 1_000, 5_000, 10_000, 20_000] {
+        for other_us in [250, 1_000, 5_000, 10_000, 20_000] {
+            let stepping = |weight_ppm, kernel_us: u64| Program {
+                pause_after: Some(((STEP_US / kernel_us) as usize, 2 * MS)),
+                ..Program::backlogged(weight_ppm, &[kernel_us * 1_000])
+            };
+            let programs = [stepping(700_000, kernel_us), stepping(300_000, other_us)];
+            let (shares, _) = shares(&programs, SECOND, 6 * SECOND);
+            assert!((shares[0] - 0.7).abs() <= 0.02, "{kernel_us} and {other_us} us: {shares:?}");
+        }
+    }
+}
+
+#[test]
 fn a_tenant_that_is_alone_loses_nothing() {
     let (_, used) = shares(&[Program::backlogged(10_000, &[100_000])], SECOND, 5 * SECOND);
     assert!(used >= 0.999, "{used}");

@@ -99,12 +99,6 @@ pub const EXCEPTIONS: &[Exception] = &[
         figure: Figure::Added,
         why: STARVED,
     },
-    Exception {
-        scenario: "bursty-without-slo.toml",
-        baseline: Policy::TgsLike,
-        figure: Figure::Added,
-        why: STARVED,
-    },
 ];
 
 const fn taken(scenario: &'static str) -> Exception {

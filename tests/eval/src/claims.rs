@@ -19,6 +19,7 @@ fn three_applications_get_more_than_a_third_above_a_static_split_and_nearly_the_
     assert!(row.progress_vs_static >= 1.35, "{}", row.progress_vs_static);
     assert!(row.progress_vs_gps >= 0.97, "{}", row.progress_vs_gps);
     assert!(row.jain >= 0.99, "{}", row.jain);
+    assert!(row.max_lag_ms <= row.lag_bound_ms, "{} of {} ms", row.max_lag_ms, row.lag_bound_ms);
 }
 
 #[test]

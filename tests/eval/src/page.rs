@@ -76,7 +76,7 @@ const COMPARISONS: &[Comparison] = &[
             LAG,
             LAG_BOUND,
         ],
-        not_shown: "The phases and kernels of the three applications are ours; the paper's traces are not public. A static split wastes what idles, so the bar is low: the fluid limit is the one to look at. deepres' lag is above what it should be at most: who pauses for some milliseconds keeps a claim, for which the others wait.",
+        not_shown: "The phases and kernels of the three applications are ours; the paper's traces are not public. A static split wastes what idles, so the bar is low: the fluid limit is the one to look at.",
     },
     Comparison {
         system: "TGS",

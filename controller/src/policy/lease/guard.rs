@@ -1,10 +1,13 @@
 //! Keeps guests (best-effort tenants) from harming the owners of a GPU (all others), after TGS (NSDI 2023).
 //!
-//! A guest runs only while no owner wants the GPU, and what it has in flight is what an owner that comes back has to wait for. The guard
-//! bounds the sum of those waits to a part of the time that passes (`max_harm`), one-sidedly: owners are never slowed to make room.
+//! A guest runs only while no owner wants the GPU, and what it has in flight is what an owner that comes back has to wait for. If that does not end,
+//! the owner goes on beside it, and is slower: its progress, GPU time used for each second in which it had the GPU and something to do, is held
+//! against what it was while no guest was in. The guard bounds the sum of both to a part of the time that passes (`max_harm`), one-sidedly: owners are
+//! never slowed to make room, and that they are faster beside guests says nothing.
 //!
 //! Owners mostly pause for about as long each time. As long as the shortest of the last pauses is not over a guest costs nothing, so it may launch
-//! until what it launches could outlast that. Owners with a time objective can be kept waiting for a small part of it. Beyond, a guest spends from a credit that grows with time and shrinks by each wait it caused.
+//! until what it launches could outlast that. Owners with a time objective can be kept waiting for a small part of it. Beyond, a guest spends from a credit that
+//! grows with time and shrinks by all that guests cost; what they cost beyond it has to be earned back before any of them runs again.
 
 use deepres_abi::PPM;
 use std::collections::VecDeque;
@@ -23,6 +26,9 @@ const UNFORESEEN_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
 const MAX_CREDIT_NS: u64 = Duration::from_millis(20).as_nanos() as u64;
 const WINDOWS_OF_CREDIT: u64 = 2;
 
+/// Progress without guests is remembered for so long, and then half as much.
+const PROGRESS_SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
+
 /// What owners want, as seen at a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owners {
@@ -34,6 +40,32 @@ pub struct Owners {
     pub kept_out: bool,
 }
 
+/// GPU time used in time that was wanted.
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    wanted_ns: u64,
+    used_ns: u64,
+}
+
+impl Progress {
+    fn add(&mut self, wanted_ns: u64, used_ns: u64) {
+        self.wanted_ns = self.wanted_ns.saturating_add(wanted_ns);
+        self.used_ns = self.used_ns.saturating_add(used_ns);
+    }
+
+    /// What would have been used in this time at this rate; all of it, if no rate is known.
+    fn in_time(&self, wanted_ns: u64) -> u64 {
+        match self.wanted_ns {
+            0 => wanted_ns,
+            whole_ns => {
+                let used_ns =
+                    u128::from(wanted_ns) * u128::from(self.used_ns.min(whole_ns)) / u128::from(whole_ns);
+                u64::try_from(used_ns).unwrap_or(u64::MAX)
+            }
+        }
+    }
+}
+
 /// The guard of one GPU.
 #[derive(Debug)]
 pub struct Guard {
@@ -42,12 +74,17 @@ pub struct Guard {
     /// Parts of a nanosecond of credit, in parts per million.
     credit_rest: u64,
     credit_limit_ns: u64,
+    /// What guests cost owners beyond the credit: until it is earned back no guest may launch, whatever is foreseen.
+    debt_ns: u64,
     seen_ns: Option<u64>,
     owners_present: bool,
     idle_since_ns: Option<u64>,
     kept_out_since_ns: Option<u64>,
     pauses_ns: VecDeque<u64>,
     harm_ns: u64,
+    /// Of owners while no guest was in, and since one is.
+    undisturbed: Progress,
+    disturbed: Progress,
 }
 
 impl Default for Guard {
@@ -64,16 +101,19 @@ impl Guard {
             credit_ns: MAX_CREDIT_NS,
             credit_rest: 0,
             credit_limit_ns: MAX_CREDIT_NS,
+            debt_ns: 0,
             seen_ns: None,
             owners_present: false,
             idle_since_ns: None,
             kept_out_since_ns: None,
             pauses_ns: VecDeque::new(),
             harm_ns: 0,
+            undisturbed: Progress::default(),
+            disturbed: Progress::default(),
         }
     }
 
-    /// Time that owners waited for guests so far, ns.
+    /// Time that owners lost to guests so far, ns.
     pub fn harm_ns(&self) -> u64 {
         self.harm_ns
     }
@@ -97,12 +137,15 @@ impl Guard {
                 u128::from(elapsed_ns) * u128::from(self.max_harm_ppm) + u128::from(self.credit_rest);
             self.credit_rest = (earned % u128::from(PPM)) as u64;
             let earned_ns = u64::try_from(earned / u128::from(PPM)).unwrap_or(u64::MAX);
-            self.credit_ns = self.credit_ns.saturating_add(earned_ns).min(self.credit_limit_ns);
+            let repaid_ns = earned_ns.min(self.debt_ns);
+            self.debt_ns -= repaid_ns;
+            self.credit_ns = self.credit_ns.saturating_add(earned_ns - repaid_ns).min(self.credit_limit_ns);
         }
         self.owners_present = owners.present;
         if !owners.want {
             self.idle_since_ns.get_or_insert(now_ns);
             self.kept_out_since_ns = None;
+            self.settle();
             return;
         }
         if let Some(since_ns) = self.idle_since_ns.take() {
@@ -124,9 +167,37 @@ impl Guard {
         if let Some(since_ns) = self.kept_out_since_ns.take() {
             // Its call for the GPU and the answer took their time too.
             let harm_ns = now_ns.saturating_sub(since_ns).saturating_add(handoff_ns);
-            self.harm_ns = self.harm_ns.saturating_add(harm_ns);
-            self.credit_ns = self.credit_ns.saturating_sub(harm_ns);
+            self.spend(harm_ns);
         }
+    }
+
+    /// An owner that had the GPU and something to do for `wanted_ns` used `used_ns` of it; with a guest's work in flight or not.
+    pub fn owner_progressed(&mut self, wanted_ns: u64, used_ns: u64, has_guest_in: bool) {
+        if has_guest_in {
+            return self.disturbed.add(wanted_ns, used_ns);
+        }
+        self.settle();
+        self.undisturbed.add(wanted_ns, used_ns);
+        if self.undisturbed.wanted_ns > PROGRESS_SPAN_NS {
+            self.undisturbed.wanted_ns /= 2;
+            self.undisturbed.used_ns /= 2;
+        }
+    }
+
+    /// What owners lost beside guests is spent. Use is known when a kernel is done, so this is of all the time that a guest was in.
+    fn settle(&mut self) {
+        let disturbed = std::mem::take(&mut self.disturbed);
+        if disturbed.wanted_ns > 0 {
+            self.spend(self.undisturbed.in_time(disturbed.wanted_ns).saturating_sub(disturbed.used_ns));
+        }
+    }
+
+    fn spend(&mut self, harm_ns: u64) {
+        self.harm_ns = self.harm_ns.saturating_add(harm_ns);
+        let beyond_ns = harm_ns.saturating_sub(self.credit_ns);
+        self.credit_ns = self.credit_ns.saturating_sub(harm_ns);
+        // Owners that can wait make debts without end; those of a while are enough.
+        self.debt_ns = self.debt_ns.saturating_add(beyond_ns).min(self.credit_limit_ns);
     }
 
     /// Until when a guest may launch that then takes `window_ns` to be gone, or `None` if it may not now. Every owner may be kept waiting for
@@ -137,18 +208,23 @@ impl Guard {
         }
         let idle_since_ns = self.idle_since_ns?;
         self.credit_limit_ns = MAX_CREDIT_NS.max(window_ns.saturating_mul(WINDOWS_OF_CREDIT));
+        if window_ns <= tolerated_ns {
+            return Some(now_ns.saturating_add(UNFORESEEN_NS));
+        }
+        if self.debt_ns > 0 {
+            return None;
+        }
         let foreseen_ns =
             self.shortest_pause_ns().map(|ns| idle_since_ns.saturating_add(ns).saturating_sub(window_ns));
         if let Some(foreseen_ns) = foreseen_ns.filter(|foreseen_ns| *foreseen_ns > now_ns) {
             return Some(foreseen_ns);
         }
-        let may_be_met = window_ns <= tolerated_ns || self.credit_ns >= window_ns;
-        may_be_met.then(|| now_ns.saturating_add(UNFORESEEN_NS))
+        (self.credit_ns >= window_ns).then(|| now_ns.saturating_add(UNFORESEEN_NS))
     }
 
     /// When a guest that may not launch now can be asked again, if no owner comes before.
     pub fn retry_ns(&self, now_ns: u64, window_ns: u64) -> Option<u64> {
-        let missing_ns = window_ns.saturating_sub(self.credit_ns);
+        let missing_ns = window_ns.saturating_sub(self.credit_ns).saturating_add(self.debt_ns);
         let wait_ns = u128::from(missing_ns) * u128::from(PPM) / u128::from(self.max_harm_ppm.max(1)) + 1;
         (self.max_harm_ppm > 0).then(|| now_ns.saturating_add(u64::try_from(wait_ns).unwrap_or(u64::MAX)))
     }
@@ -240,6 +316,48 @@ mod tests {
         assert!((400 * MS..=500 * MS).contains(&(retry_ns - now_ns)), "1 % of that is what is missing");
         guard.observe(retry_ns, IDLE, GRACE);
         assert!(guard.until_ns(retry_ns, 5 * MS, 0).is_some());
+    }
+
+    #[test]
+    fn pauses_that_turn_out_shorter_than_foreseen_keep_guests_out_until_what_they_cost_is_earned_back() {
+        let (mut guard, now_ns) = seasoned(10_000);
+        assert!(guard.until_ns(now_ns, 2 * MS, 0).is_some());
+        guard.observe(now_ns, KEPT_OUT, GRACE);
+        guard.owner_served(now_ns + 22 * MS, 0);
+        guard.observe(now_ns + 22 * MS, IDLE, GRACE);
+        // 2 ms beyond the credit of 20 ms.
+        assert!(guard.shortest_pause_ns().is_some());
+        assert_eq!(guard.until_ns(now_ns + 22 * MS, MS, 0), None, "though a pause of 10 ms is foreseen");
+        assert!(guard.until_ns(now_ns + 22 * MS, MS, MS).is_some(), "owners that can wait are asked nothing");
+        guard.observe(now_ns + 240 * MS, IDLE, GRACE);
+        assert_eq!(guard.debt_ns, 0);
+        let (mut guard, now_ns) = (guard, now_ns + 250 * MS);
+        guard.observe(now_ns, BUSY, GRACE);
+        guard.observe(now_ns + MS, IDLE, GRACE);
+        assert!(guard.until_ns(now_ns + MS, MS / 2, 0).is_some(), "it is earned back");
+    }
+
+    #[test]
+    fn what_an_owner_loses_beside_a_guest_is_spent_against_its_progress_without() {
+        for (used_ns, beside_ns, lost_ns) in
+            [(10 * MS, 5 * MS, 5 * MS), (8 * MS, 5 * MS, 3 * MS), (5 * MS, 9 * MS, 0)]
+        {
+            let mut guard = Guard::default();
+            let credit_ns = guard.credit_ns();
+            guard.owner_progressed(10 * MS, used_ns, false);
+            guard.owner_progressed(4 * MS, 0, true);
+            guard.owner_progressed(6 * MS, beside_ns, true);
+            guard.owner_progressed(10 * MS, used_ns, false);
+            assert_eq!(
+                (guard.harm_ns(), guard.credit_ns()),
+                (lost_ns, credit_ns - lost_ns),
+                "{used_ns}, {beside_ns}"
+            );
+        }
+        let mut guard = Guard::default();
+        guard.owner_progressed(10 * MS, 4 * MS, true);
+        guard.observe(0, IDLE, GRACE);
+        assert_eq!(guard.harm_ns(), 6 * MS, "of all the time, where nothing else is known");
     }
 
     #[test]

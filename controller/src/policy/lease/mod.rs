@@ -28,10 +28,7 @@ use crate::policy::gang::Order;
 use crate::policy::tuning::Tuning;
 use deepres_abi::PPM;
 use guard::{Guard, Owners};
-use state::{
-    Hold, MAX_CREDIT_NS, Rank, SHORT_IDLE_NS, Tenant, VirtualTime, begun_ns, mean, patience_ns,
-    unexplained_ns,
-};
+use state::{Hold, Noted, Rank, Tenant, VirtualTime, begun_ns, credit_ns, mean, patience_ns, unexplained_ns};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -148,6 +145,8 @@ pub struct Scheduler {
     is_redistributed: bool,
     /// When two tenants last wanted the GPU at once.
     contended_ns: Option<u64>,
+    /// What the owner that has the GPU had got done at the last decision.
+    noted: Option<Noted>,
     /// What the host's board says of this GPU, and who has it by the board alone.
     order: Order,
     gangs: BTreeSet<TenantId>,
@@ -355,19 +354,22 @@ impl Scheduler {
 
     /// Advances the virtual clock and lets in who begins to want the GPU.
     fn account(&mut self, now_ns: u64, tuning: &Tuning) {
+        self.note_progress(now_ns);
         for rank in [Rank::Owner, Rank::Guest] {
             let behind = self.behind(rank).unwrap_or(0);
             let vclock = &mut self.vclocks[rank as usize];
             *vclock = (*vclock).max(behind);
         }
         let mut wanting = [0; 2];
-        for tenant in self.tenants.values_mut() {
+        for (id, tenant) in &mut self.tenants {
             let vclock = self.vclocks[tenant.rank as usize];
             let wants = tenant.seen.wants() && !tenant.is_paused;
             wanting[tenant.rank as usize] += usize::from(wants);
             if wants && !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
-                let credit_ns = if pause_ns <= SHORT_IDLE_NS { MAX_CREDIT_NS } else { 0 };
+                // A gang's processes pause by each other, and it waits for several GPUs: that is not by its own choice.
+                let has_kept = tenant.has_kept(*id, self.hold.as_ref()) || self.gangs.contains(id);
+                let credit_ns = credit_ns(pause_ns, has_kept, tuning);
                 tenant.vtime = tenant.vtime.max(vclock.saturating_sub(tenant.weighted(credit_ns)));
                 tenant.mean_pause_ns = mean(tenant.mean_pause_ns, pause_ns.min(STAY_LEASED_NS));
                 tenant.last_progress_ns = now_ns;
@@ -397,6 +399,26 @@ impl Scheduler {
     fn behind(&self, rank: Rank) -> Option<VirtualTime> {
         let wanting = self.tenants.values().filter(|tenant| tenant.wanted && tenant.rank == rank);
         wanting.map(|tenant| tenant.vtime).min()
+    }
+
+    /// Tells the guard how the owner that has the GPU gets on.
+    fn note_progress(&mut self, now_ns: u64) {
+        let owner = self.hold.filter(|hold| hold.drain_give_up_ns.is_none() && !self.is_guest(hold.tenant));
+        let noted = owner.and_then(|Hold { tenant, since_ns, used_ns, .. }| {
+            let wants = self.tenants.get(&tenant)?.seen.wants();
+            Some(Noted { hold_ns: since_ns, at_ns: now_ns, used_ns, wants })
+        });
+        let before = std::mem::replace(&mut self.noted, noted);
+        if let (Some(before), Some(noted)) = (before, noted)
+            && before.hold_ns == noted.hold_ns
+            && before.wants
+        {
+            let mut guests = self.tenants.values().filter(|tenant| tenant.rank == Rank::Guest);
+            let has_guest_in = guests.any(|guest| guest.seen.in_flight);
+            let (wanted_ns, used_ns) =
+                (now_ns.saturating_sub(before.at_ns), noted.used_ns.saturating_sub(before.used_ns));
+            self.guard.owner_progressed(wanted_ns, used_ns, has_guest_in);
+        }
     }
 
     fn is_guest(&self, tenant: TenantId) -> bool {

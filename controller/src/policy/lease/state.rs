@@ -7,10 +7,11 @@ use crate::policy::tuning::Tuning;
 use deepres_abi::PPM;
 use std::time::Duration;
 
-/// A tenant that wants nothing for longer than this is idle; for less, it is between two pieces of work (a Python
-/// program's step has gaps of some milliseconds) and keeps what it is owed.
-pub const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
-/// GPU time that a tenant is owed at most after such a gap, so that nobody hoards a claim by wanting little.
+/// A tenant that wants nothing for longer than this is idle, and owed nothing when it is back; for less, it is between two pieces of work (a Python
+/// program's step has gaps of some milliseconds) and keeps what it is owed …
+const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
+/// … up to so much GPU time, if the GPU waited for it ([`patience_ns`]). If others had the GPU meanwhile it left them what it was owed: it keeps a
+/// quantum, by which it is served soon, and nobody else is behind for more.
 pub const MAX_CREDIT_NS: u64 = ns(Duration::from_millis(100));
 /// GPU time that a tenant owes at most: this …
 const DEBT_NS: u64 = ns(Duration::from_millis(250));
@@ -90,6 +91,13 @@ impl Tenant {
         if self.is_paused { Grant::Paused } else { Grant::Closed }
     }
 
+    /// The GPU waited for it since it stopped wanting it.
+    pub fn has_kept(&self, id: TenantId, hold: Option<&Hold>) -> bool {
+        hold.is_some_and(|hold| {
+            hold.tenant == id && hold.since_ns <= self.stopped_wanting_ns && hold.drain_give_up_ns.is_none()
+        })
+    }
+
     pub fn weighted(&self, gpu_ns: u64) -> VirtualTime {
         VirtualTime::from(gpu_ns) * VirtualTime::from(PPM) / VirtualTime::from(self.weight_ppm.max(1))
     }
@@ -125,6 +133,16 @@ pub struct Hold {
     pub once_since_ns: Option<u64>,
 }
 
+/// What an owner had got done at a decision.
+#[derive(Debug, Clone, Copy)]
+pub struct Noted {
+    /// When it was given the GPU: what tells one hold from another.
+    pub hold_ns: u64,
+    pub at_ns: u64,
+    pub used_ns: u64,
+    pub wants: bool,
+}
+
 /// GPU time that a holder has begun and was not charged for: what it says is in flight, or the time since it was last seen to
 /// get on.
 pub fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
@@ -146,6 +164,15 @@ pub fn unexplained_ns(hold: &Hold, now_ns: u64) -> u64 {
         active_ns.saturating_sub(hold.used_ns).saturating_sub(START_LIMIT_NS)
     } else {
         0
+    }
+}
+
+/// GPU time that a tenant is owed at most when it wants the GPU again after a pause, over which it kept the GPU or left it to others.
+pub fn credit_ns(pause_ns: u64, has_kept: bool, tuning: &Tuning) -> u64 {
+    match pause_ns {
+        ..=SHORT_IDLE_NS if has_kept => MAX_CREDIT_NS,
+        ..=SHORT_IDLE_NS => tuning.quantum_ns.min(MAX_CREDIT_NS),
+        _ => 0,
     }
 }
 

@@ -483,3 +483,45 @@ fn who_gains_by_a_new_quota_does_not_wait_for_the_end_of_a_lease_given_before() 
     bench.step(0, RUNNING, WAITING);
     assert_eq!(bench.scheduler.phase(), Phase::Draining(A));
 }
+
+#[test]
+fn an_owner_that_goes_on_beside_a_guests_work_that_does_not_end_is_known_to_be_slowed() {
+    let mut bench = Bench::beside();
+    for _ in 0..100 {
+        bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+    }
+    bench.step(MS, IDLE, WAITING);
+    bench.step(MS, IDLE, WAITING);
+    assert!(bench.is_leased(B));
+    bench.step(MS, IDLE, RUNNING);
+    while !bench.is_leased(A) {
+        bench.step(MS, WAITING, RUNNING);
+    }
+    let waited_ns = bench.scheduler.guard().harm_ns();
+    // The hardware takes turns.
+    for _ in 0..100 {
+        bench.step(MS, Seen { used_ns: MS / 2, ..RUNNING }, RUNNING);
+    }
+    bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+    bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+    let slowed_ns = bench.scheduler.guard().harm_ns() - waited_ns;
+    assert!((45 * MS..=55 * MS).contains(&slowed_ns), "{slowed_ns}");
+}
+
+#[test]
+fn a_claim_is_kept_whole_over_a_pause_in_which_the_gpu_waited_and_a_quantum_of_it_over_one_that_others_had() {
+    for (pause_ns, is_left) in [(MS / 20, false), (MS, true)] {
+        let mut bench = Bench::new();
+        bench.step(MS, RUNNING, WAITING);
+        bench.step(60 * MS, Seen { used_ns: 60 * MS, ..WAITING }, WAITING);
+        bench.step(MS, WAITING, Seen { used_ns: MS, ..RUNNING });
+        assert!(bench.is_leased(B));
+        bench.step(MS, WAITING, IDLE);
+        bench.step(pause_ns, WAITING, IDLE);
+        assert_eq!(bench.is_leased(A), is_left);
+        bench.step(MS / 100, if is_left { RUNNING } else { WAITING }, WAITING);
+        let owed_ns = bench.scheduler.lag_ns(B).unsigned_abs();
+        assert_eq!(owed_ns > bench.tuning.quantum_ns, !is_left, "{owed_ns}");
+        assert!(owed_ns >= bench.tuning.quantum_ns, "{owed_ns}");
+    }
+}
