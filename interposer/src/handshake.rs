@@ -60,6 +60,12 @@ impl ConnectError {
     fn is_stopping(&self) -> bool {
         matches!(self, Self::Refused(kind, _) if *kind == RefusalKind::Stopping as u32)
     }
+
+    /// The daemon ended before it answered.
+    fn is_end(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        matches!(self, Self::Io(error) if matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof))
+    }
 }
 
 impl fmt::Display for ConnectError {
@@ -102,7 +108,7 @@ pub fn shake(config: &Config, gpus: &[Uuid]) -> Result<Connection, ConnectError>
         let connected = try_shake(config, gpus, deadline_ns);
         match &connected {
             // The next one may be on its way.
-            Err(error) if error.is_stopping() => is_replaced = true,
+            Err(error) if error.is_stopping() || error.is_end() => is_replaced = true,
             Err(error) if is_replaced && !error.is_lasting() => {}
             _ => return connected,
         }

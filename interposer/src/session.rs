@@ -288,9 +288,13 @@ impl Session {
             }
             // Who waits at the gate that was shut finds it open.
             gpu.set_grant(if is_gone { shut } else { grant });
-            if is_gone {
-                again_ns = again_ns.min(GUARD_NAP_NS);
-            }
+            let next_ns = if is_gone {
+                GUARD_NAP_NS
+            } else {
+                // Not before that can be seen to be so.
+                self.believed_until_ns(index).saturating_sub(now_ns).saturating_add(1)
+            };
+            again_ns = again_ns.min(next_ns);
         }
         again_ns
     }
@@ -357,12 +361,13 @@ impl Session {
 
     /// Whether nobody will open a gate any more: the connection ended, or the arbiter's heart stopped.
     pub fn is_controller_gone(&self, gpu: &Gpu, now_ns: u64) -> bool {
-        if self.is_gone() {
-            return true;
-        }
-        let Some(index) = gpu.index() else { return true };
+        self.is_gone() || gpu.index().is_none_or(|index| now_ns > self.believed_until_ns(index))
+    }
+
+    /// How long the arbiter counts as there if its heart does not beat again.
+    fn believed_until_ns(&self, index: usize) -> u64 {
         let last_ns = self.beat.last_ns(index).max(self.connected_ns.load(Ordering::Relaxed));
-        now_ns.saturating_sub(last_ns) > self.heartbeat_limit_ns()
+        last_ns.saturating_add(self.heartbeat_limit_ns())
     }
 
     /// What waiters do then.

@@ -426,6 +426,18 @@ fn a_daemon_that_is_just_going_down_is_waited_for() {
 }
 
 #[test]
+fn a_daemon_that_ends_before_it_answers_is_waited_for() {
+    let controller = Controller::new();
+    let mut client = controller.client("launch once");
+    drop(controller.accept());
+    let _connection = controller.welcome();
+    assert_eq!(client.answer(), "ready");
+    client.go();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    assert_eq!(client.finish(), "");
+}
+
+#[test]
 fn an_open_gate_is_none_without_a_controller_if_launches_are_to_fail_then() {
     let mut controller = Controller::new();
     controller.grant.set_session(77, 100_000_000, FailMode::Closed);

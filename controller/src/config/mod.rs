@@ -48,7 +48,7 @@ pub struct Config {
     pub idle_exit_s: u64,
     /// Connections at a time.
     pub max_connections: usize,
-    /// Connections of one user at a time; root and the daemon's own user are not bound by it.
+    /// Connections of one user at a time; root and the daemon's own user are not bound by it, but each container of theirs is.
     pub max_connections_per_user: usize,
     /// The group that may administer beside root and the daemon's own user, by name or number.
     pub admin_group: Option<String>,

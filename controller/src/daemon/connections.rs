@@ -1,10 +1,12 @@
-//! How many connections there are, in all and by user: one user may not keep the others out.
+//! How many connections there are, in all and by user: one user may not keep the others out, nor may one of root's containers.
 
 use super::registry::{MAX_DESERTED, Refused};
 use crate::config::Config;
+use crate::identity::read;
 use deepres_abi::wire::RefusalKind;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::rc::Rc;
 
 /// Descriptors that a connection takes beside its bells: itself, its process, and a grant, a meter and a ledger page.
@@ -26,12 +28,57 @@ pub fn room(descriptors: u64, gpus: usize) -> usize {
     usize::try_from(room).unwrap_or(usize::MAX).max(1)
 }
 
+/// Whom connections are counted for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// A user, wherever its processes are.
+    User(u32),
+    /// A container of a user without a limit: root in there is not root out here.
+    Place {
+        /// Its cgroup.
+        path: String,
+        /// Its name for people.
+        name: String,
+    },
+}
+
+impl Source {
+    /// Whom the connection of this user's process is counted for.
+    pub fn of(pid: u32, user: u32) -> Self {
+        let place = if is_exempt(user) { read::place(pid) } else { None };
+        // A daemon in a container is there for those who are in it.
+        let place = place.filter(|place| read::place(std::process::id()).as_ref() != Some(place));
+        place.map_or(Self::User(user), |place| Self::Place { name: place.name(), path: place.path })
+    }
+
+    fn has_limit(&self) -> bool {
+        match self {
+            Self::User(user) => !is_exempt(*user),
+            Self::Place { .. } => true,
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(user) => write!(f, "user {user}"),
+            Self::Place { name, .. } => f.write_str(name),
+        }
+    }
+}
+
+/// Whether a user's own processes may have as many connections as there are.
+fn is_exempt(user: u32) -> bool {
+    user == 0 || user == rustix::process::getuid().as_raw()
+}
+
 /// Connections of tenants.
 #[derive(Debug)]
 pub struct Connections {
     /// There are descriptors for so many.
     room: usize,
-    by_user: RefCell<BTreeMap<u32, usize>>,
+    by_source: RefCell<BTreeMap<Source, usize>>,
     turned_away: Rc<Cell<usize>>,
 }
 
@@ -48,18 +95,18 @@ impl Drop for TurnedAway {
 impl Connections {
     /// None so far, and descriptors for `room`.
     pub fn new(room: usize) -> Self {
-        Self { room, by_user: RefCell::default(), turned_away: Rc::default() }
+        Self { room, by_source: RefCell::default(), turned_away: Rc::default() }
     }
 
-    /// One more of this user, or why not.
+    /// One more of this source, or why not.
     ///
     /// # Errors
     /// [`Refused`]: there are as many as there may be.
-    pub fn enter(&self, user: u32, config: &Config) -> Result<(), Refused> {
-        let mut by_user = self.by_user.borrow_mut();
+    pub fn enter(&self, source: &Source, config: &Config) -> Result<(), Refused> {
+        let mut by_source = self.by_source.borrow_mut();
         let limit = config.max_connections.min(self.room);
         let full = |reason| Err(Refused::new(RefusalKind::Full, reason));
-        if by_user.values().sum::<usize>() >= limit {
+        if by_source.values().sum::<usize>() >= limit {
             return full(match limit < config.max_connections {
                 true => format!(
                     "{limit} connections are open, as many as the daemon has descriptors for (ulimit -n)"
@@ -67,24 +114,23 @@ impl Connections {
                 false => format!("{limit} connections are open, the most there may be (max_connections)"),
             });
         }
-        let own = rustix::process::getuid().as_raw();
         let limit = config.max_connections_per_user;
-        let count = by_user.get(&user).copied().unwrap_or(0);
-        if count >= limit && user != own && user != 0 {
+        let count = by_source.get(source).copied().unwrap_or(0);
+        if count >= limit && source.has_limit() {
             return full(format!(
-                "user {user} has {limit} connections open, the most there may be (max_connections_per_user)"
+                "{source} has {limit} connections open, the most there may be (max_connections_per_user)"
             ));
         }
-        by_user.insert(user, count + 1);
+        by_source.insert(source.clone(), count + 1);
         Ok(())
     }
 
-    /// One less of this user.
-    pub fn leave(&self, user: u32) {
-        let mut by_user = self.by_user.borrow_mut();
-        match by_user.get_mut(&user) {
+    /// One less of this source.
+    pub fn leave(&self, source: &Source) {
+        let mut by_source = self.by_source.borrow_mut();
+        match by_source.get_mut(source) {
             Some(count) if *count > 1 => *count -= 1,
-            _ => drop(by_user.remove(&user)),
+            _ => drop(by_source.remove(source)),
         }
     }
 
@@ -106,16 +152,31 @@ mod tests {
     fn a_user_cannot_keep_the_others_out() {
         let config = Config { max_connections: 4, max_connections_per_user: 2, ..Config::default() };
         let connections = Connections::new(100);
-        let [greedy, other] = [4711, 4712];
-        connections.enter(greedy, &config).unwrap();
-        connections.enter(greedy, &config).unwrap();
-        let reason = connections.enter(greedy, &config).unwrap_err().reason;
-        assert!(reason.contains("max_connections_per_user"), "{reason}");
-        connections.enter(other, &config).unwrap();
-        connections.enter(0, &config).unwrap();
-        assert!(connections.enter(other, &config).unwrap_err().reason.contains("(max_connections)"));
-        connections.leave(greedy);
-        connections.enter(other, &config).unwrap();
+        let container = Source::Place { path: "/docker/11".to_owned(), name: "docker-11".to_owned() };
+        let [user, other, root] = [4711, 4712, 0].map(Source::User);
+        for greedy in [user, container] {
+            connections.enter(&greedy, &config).unwrap();
+            connections.enter(&greedy, &config).unwrap();
+            let reason = connections.enter(&greedy, &config).unwrap_err().reason;
+            assert!(reason.starts_with(&greedy.to_string()), "{reason}");
+            assert!(reason.contains("max_connections_per_user"), "{reason}");
+            connections.enter(&other, &config).unwrap();
+            connections.enter(&root, &config).unwrap();
+            assert!(connections.enter(&other, &config).unwrap_err().reason.contains("(max_connections)"));
+            connections.leave(&greedy);
+            connections.enter(&other, &config).unwrap();
+            for source in [&greedy, &other, &other, &root] {
+                connections.leave(source);
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_user_has_is_counted_for_the_user_and_who_is_where_the_daemon_is_has_no_limit() {
+        assert_eq!(Source::of(std::process::id(), 4711), Source::User(4711));
+        let own = rustix::process::getuid().as_raw();
+        let here = Source::of(std::process::id(), own);
+        assert!(here == Source::User(own) && !here.has_limit());
     }
 
     #[test]
@@ -132,7 +193,9 @@ mod tests {
         assert_eq!(room(descriptors(1000, 3), 3), 1000);
         assert_eq!(room(20, 3), 1);
         let connections = Connections::new(1);
-        connections.enter(0, &Config::default()).unwrap();
-        assert!(connections.enter(0, &Config::default()).unwrap_err().reason.contains("ulimit -n"));
+        connections.enter(&Source::User(0), &Config::default()).unwrap();
+        assert!(
+            connections.enter(&Source::User(0), &Config::default()).unwrap_err().reason.contains("ulimit -n")
+        );
     }
 }

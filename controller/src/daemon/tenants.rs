@@ -1,5 +1,6 @@
 //! The tenant socket: lets processes in, and notices when they are gone.
 
+use super::connections::Source;
 use super::peer::{Peer, is_dead};
 use super::registry::{Admitted, Guest, Membership, Refused, Registry};
 use super::{Shared, view};
@@ -68,12 +69,12 @@ fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
         Err(_) => None,
     };
     // In a user namespace one user can be any of thousands.
-    let user = identity::read::owner(peer.pid, peer.uid);
+    let source = Source::of(peer.pid, identity::read::owner(peer.pid, peer.uid));
     if death.as_ref().is_some_and(|death| is_dead(death.as_fd())) {
         // Whose it was cannot be told any more: it would be counted as one of those thousands.
         return;
     }
-    let entered = shared.connections.enter(user, shared.registry.borrow().config());
+    let entered = shared.connections.enter(&source, shared.registry.borrow().config());
     // Counted before the next one is looked at.
     let turned_away = match entered {
         Ok(()) => None,
@@ -87,7 +88,7 @@ fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
         let served = match turned_away {
             None => {
                 let served = converse(connection, peer, death, &shared).await;
-                shared.connections.leave(user);
+                shared.connections.leave(&source);
                 served
             }
             Some((full, _counted)) => turn_away(connection, &full).await,
