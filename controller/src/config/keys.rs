@@ -33,6 +33,7 @@ const TOP: &[Key] = &[
     Key("max_connections", Takes::Number),
     Key("max_connections_per_user", Takes::Number),
     Key("admin_group", Takes::Text("gpuadmin")),
+    Key("gangs", Takes::Switch),
     Key("quantum", Takes::Section(QUANTUM)),
     Key("caps", Takes::Section(CAPS)),
     Key("groups", Takes::Sections(CAPS)),

@@ -52,6 +52,8 @@ pub struct Config {
     pub max_connections_per_user: usize,
     /// The group that may administer beside root and the daemon's own user, by name or number.
     pub admin_group: Option<String>,
+    /// Whether a tenant with several GPUs has all of them or none.
+    pub gangs: bool,
     /// Bounds of the quantum.
     pub quantum: QuantumKeys,
     /// Caps for every user.
@@ -83,6 +85,7 @@ impl Default for Config {
             max_connections: 4096,
             max_connections_per_user: 1024,
             admin_group: None,
+            gangs: false,
             quantum: QuantumKeys::default(),
             caps: Caps::default(),
             groups: BTreeMap::new(),

@@ -143,7 +143,8 @@ pub fn run(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let beat = Arc::new(SharedPage::<BeatPage>::create("deepres-beat", Writer::Controller)?);
     let mut managed = Vec::new();
-    let board = (options.gpus.len() > 1).then(|| Arc::new(GangBoard::new(options.gpus.len())));
+    let has_gangs = options.config.gangs && options.gpus.len() > 1;
+    let board = has_gangs.then(|| Arc::new(GangBoard::new(options.gpus.len())));
     for (index, gpu) in options.gpus.into_iter().enumerate() {
         tracing::info!(index, uuid = gpu.uuid_text, name = gpu.name, "managing");
         let arbiter = Arbiter::start(Setup {

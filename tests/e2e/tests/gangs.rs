@@ -29,7 +29,7 @@ const ALLOWED_POINTS: f64 = 3.0;
 const GOES_ON_WITHIN: Duration = Duration::from_secs(20);
 
 fn host() -> Host {
-    Host::measuring().simgpu(SIMGPU_TOML)
+    Host::measuring().simgpu(SIMGPU_TOML).config("gangs = true\n")
 }
 
 /// A tenant in one process with a thread for each GPU.

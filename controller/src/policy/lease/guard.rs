@@ -194,7 +194,8 @@ impl Guard {
 
     fn spend(&mut self, harm_ns: u64) {
         self.harm_ns = self.harm_ns.saturating_add(harm_ns);
-        let beyond_ns = harm_ns.saturating_sub(self.credit_ns);
+        // Where nothing is earned nothing can be paid back.
+        let beyond_ns = if self.max_harm_ppm == 0 { 0 } else { harm_ns.saturating_sub(self.credit_ns) };
         self.credit_ns = self.credit_ns.saturating_sub(harm_ns);
         // Owners that can wait make debts without end; those of a while are enough.
         self.debt_ns = self.debt_ns.saturating_add(beyond_ns).min(self.credit_limit_ns);
@@ -335,6 +336,15 @@ mod tests {
         guard.observe(now_ns, BUSY, GRACE);
         guard.observe(now_ns + MS, IDLE, GRACE);
         assert!(guard.until_ns(now_ns + MS, MS / 2, 0).is_some(), "it is earned back");
+    }
+
+    #[test]
+    fn where_guests_may_cost_nothing_they_have_the_pauses_that_are_foreseen_after_all_harm() {
+        let (mut guard, now_ns) = seasoned(0);
+        guard.observe(now_ns, KEPT_OUT, GRACE);
+        guard.owner_served(now_ns + 22 * MS, 0);
+        guard.observe(now_ns + 22 * MS, IDLE, GRACE);
+        assert!(guard.until_ns(now_ns + 22 * MS, MS, 0).is_some());
     }
 
     #[test]
