@@ -43,7 +43,7 @@ pub type SessionId = u64;
 pub struct Setup {
     /// The daemon's number for the GPU: its slot in each page.
     pub gpu: usize,
-    /// Where the arbiters of a host with several GPUs agree.
+    /// Where the arbiters of a host with several GPUs agree, if tenants are to have several at once (`gangs` in the configuration).
     pub board: Option<Arc<GangBoard>>,
     /// The host's heartbeat.
     pub beat: Arc<SharedPage<BeatPage>>,
