@@ -268,6 +268,21 @@ fn what_an_administrator_sets_is_in_force_at_once() {
 }
 
 #[test]
+fn what_an_administrator_sets_is_not_shed_by_ending_and_beginning_anew() {
+    let daemon = daemon_of_one_gpu();
+    let join = |share_ppm| daemon.join("a", share_ppm, 0);
+    let first = join(900_000);
+    let wish = Wish { share_ppm: Some(100_000), memory_bytes: Some(4_096), ..Wish::default() };
+    daemon.client().ask(&Request::set("a", wish)).unwrap();
+    daemon.client().ask(&Request::Pause { tenant: "a".to_owned() }).unwrap();
+    drop(first);
+    wait_until(PATIENCE, || daemon.status().tenants[0].sessions.is_empty());
+    let again = join(900_000);
+    assert_eq!((again.gate().memory_limit(), again.gate().entitled_ppm()), (4_096, 100_000));
+    wait_until(PATIENCE, || again.gate().gate().state == GateState::Paused);
+}
+
+#[test]
 fn an_administrators_mistake_gets_a_clear_answer() {
     let daemon = daemon_of_one_gpu();
     let _tenant = daemon.join("train", 0, 0);

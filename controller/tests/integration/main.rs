@@ -6,6 +6,7 @@ mod daemon;
 mod hostile;
 mod identities;
 mod lease_policy;
+mod liars;
 mod model;
 mod restarts;
 mod support;

@@ -1,9 +1,11 @@
 //! A model, in virtual time, of a GPU and of tenants that wait at the gate as the interposer does: what the lease policy is
 //! tried on.
 
+use deepres_abi::meter::Reading;
+use deepres_controller::arbiter::account::Account;
 use deepres_controller::policy::TenantId;
 use deepres_controller::policy::class::Class;
-use deepres_controller::policy::lease::{Grant, Scheduler, Seen};
+use deepres_controller::policy::lease::{Grant, Scheduler};
 use deepres_controller::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -27,6 +29,16 @@ pub struct Program {
     pub pause_after: Option<(usize, u64)>,
     /// Active from, and to.
     pub active_ns: (u64, u64),
+    /// What its meter says of what it does.
+    pub says: Says,
+}
+
+/// What a meter says at a decision: given the reading before, the true one, and when that is.
+pub type Says = fn(&Reading, Reading, u64) -> Reading;
+
+/// The truth.
+pub fn truth(_: &Reading, truth: Reading, _: u64) -> Reading {
+    truth
 }
 
 impl Program {
@@ -39,6 +51,7 @@ impl Program {
             depth: 64,
             pause_after: None,
             active_ns: (0, u64::MAX),
+            says: truth,
         }
     }
 }
@@ -50,9 +63,10 @@ struct Tenant {
     in_flight: VecDeque<u64>,
     waiting: bool,
     used_ns: u64,
-    unreported_ns: u64,
     longest_ns: u64,
     last_completion_ns: u64,
+    account: Account,
+    said: Reading,
     longest_wait_ns: u64,
     waiting_since_ns: Option<u64>,
 }
@@ -99,9 +113,10 @@ impl Model {
                 in_flight: VecDeque::new(),
                 waiting: false,
                 used_ns: 0,
-                unreported_ns: 0,
                 longest_ns: 0,
                 last_completion_ns: 0,
+                account: Account::new(0),
+                said: Reading::default(),
                 longest_wait_ns: 0,
                 waiting_since_ns: None,
             };
@@ -184,7 +199,6 @@ impl Model {
         let tenant = self.tenants.get_mut(&id).unwrap();
         tenant.in_flight.pop_front();
         tenant.used_ns += length_ns;
-        tenant.unreported_ns += length_ns;
         tenant.longest_ns = tenant.longest_ns.max(length_ns);
         tenant.last_completion_ns = now_ns;
         let is_idle = tenant.in_flight.is_empty();
@@ -207,13 +221,17 @@ impl Model {
 
     fn decide(&mut self, now_ns: u64) {
         for (id, tenant) in &mut self.tenants {
-            let seen = Seen {
-                waiting: tenant.waiting,
+            let truth = Reading {
+                waiters: u32::from(tenant.waiting),
                 in_flight: !tenant.in_flight.is_empty(),
-                used_ns: std::mem::take(&mut tenant.unreported_ns),
-                pending_ns: tenant.in_flight.iter().sum(),
+                compute_ns: tenant.used_ns,
+                in_flight_ns: tenant.in_flight.iter().sum(),
                 longest_ns: tenant.longest_ns,
+                ..Reading::default()
             };
+            let said = (tenant.program.says)(&tenant.said, truth, now_ns);
+            let before = std::mem::replace(&mut tenant.said, said);
+            let seen = tenant.account.look(now_ns, std::iter::once((before, said)));
             self.scheduler.observe(*id, now_ns, seen);
         }
         let wake_ns = self.scheduler.decide(now_ns, &self.tuning);

@@ -14,13 +14,14 @@ fn unit(name: &str) -> String {
 }
 
 #[test]
-fn units_open_the_sockets_that_jobs_and_administrators_look_for() {
+fn units_open_the_sockets_that_jobs_and_administrators_look_for_to_whom_they_are_for() {
     for (name, lines) in [
         (
             "deepres.socket",
             [
                 format!("ListenSequentialPacket={SYSTEM_DIRECTORY}/{TENANT_DIRECTORY}/{TENANT_SOCKET}"),
                 "FileDescriptorName=tenant".to_owned(),
+                "SocketMode=0666".to_owned(),
             ],
         ),
         (
@@ -28,6 +29,7 @@ fn units_open_the_sockets_that_jobs_and_administrators_look_for() {
             [
                 format!("ListenStream={SYSTEM_DIRECTORY}/{ADMIN_SOCKET}"),
                 "FileDescriptorName=admin".to_owned(),
+                "SocketMode=0600".to_owned(),
             ],
         ),
     ] {

@@ -22,6 +22,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, listen, socket};
 use rustix::process::Signal;
 
+/// A new daemon begins with what the last one wrote, which is at most so old …
+const SAVED_EVERY: Duration = Duration::from_secs(1);
+/// … and what the write and the reading of both accounts take besides.
+const SAVING_TAKES: Duration = Duration::from_millis(200);
 /// After how long without a daemon launches go by themselves; the default. A launch waits for no longer when the daemon is killed: the end of
 /// the connection says so at once.
 const HEARTBEAT_LIMIT_MS: f64 = 250.0;
@@ -93,6 +97,18 @@ fn kill_often(times: u32) {
         thread::sleep(random.millis(300));
         daemon = host.daemon();
         let answered = Instant::now();
+        let first = host.ps();
+        for name in ["a", "b"] {
+            let earlier_ns = before.tenant(name).gpu_ns;
+            let later_ns = first.find(name).expect("the state file has it").gpu_ns;
+            let lost_ns = earlier_ns.saturating_sub(later_ns);
+            assert!(
+                lost_ns <= (SAVED_EVERY + SAVING_TAKES).as_nanos() as u64,
+                "{name} went back by {lost_ns} ns"
+            );
+            let gained_ns = later_ns.saturating_sub(earlier_ns);
+            assert!(gained_ns <= first.now_ns - before.now_ns, "{name} jumped by {gained_ns} ns");
+        }
         // What was used since the last write is on the account once its process is back.
         let after = host.await_ps(
             |ps| {

@@ -1,10 +1,11 @@
 //! The daemon's log: lines on stderr, for a person or for the journal.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use std::fmt;
 use std::io::{IsTerminal, stderr};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer, format};
 use tracing_subscriber::fmt::{FmtContext, time::SystemTime};
 use tracing_subscriber::registry::LookupSpan;
@@ -14,7 +15,7 @@ const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 
 /// Begins to log what `levels` asks for.
 pub fn init(levels: &str) -> Result<()> {
-    let filter = EnvFilter::try_new(levels).with_context(|| format!("`{levels}` is no log level"))?;
+    let filter = filter(levels)?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
     if is_journal() {
         lines.with_ansi(false).event_format(Journal).init();
@@ -22,6 +23,19 @@ pub fn init(levels: &str) -> Result<()> {
         lines.with_ansi(stderr().is_terminal()).with_timer(SystemTime).init();
     }
     Ok(())
+}
+
+/// What passes. A word by itself is a level: tracing would take one that is none for the name of a module, and log nothing else.
+fn filter(levels: &str) -> Result<EnvFilter> {
+    let is_word = |part: &&str| part.chars().all(|c| c.is_ascii_alphabetic());
+    let no_level =
+        levels.split(',').map(str::trim).find(|part| is_word(part) && part.parse::<LevelFilter>().is_err());
+    if let Some(word) = no_level {
+        bail!("`{word}` is no log level: say error, warn, info, debug, trace or off, or MODULE=LEVEL");
+    }
+    EnvFilter::try_new(levels).with_context(|| {
+        format!("`{levels}` are no log levels: say for example info,deepres_controller::arbiter=trace")
+    })
 }
 
 /// Whether stderr goes straight to the journal.
@@ -74,6 +88,21 @@ mod tests {
         }
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_no_level_is_refused_by_name() {
+        for good in
+            ["info", "WARN", "off", "info,deepres_controller::arbiter=trace", "deepres_controller=debug"]
+        {
+            assert!(filter(good).is_ok(), "{good}");
+        }
+        for (bad, named) in
+            [("nonsense", "`nonsense`"), ("info,verbose", "`verbose`"), ("", "``"), ("a=b", "`a=b`")]
+        {
+            let reason = filter(bad).unwrap_err().to_string();
+            assert!(reason.contains(named) && reason.contains("info"), "{reason}");
         }
     }
 

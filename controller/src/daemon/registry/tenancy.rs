@@ -93,14 +93,17 @@ impl Registry {
             self.tenants.insert(name.clone(), tenant);
             return Ok(name);
         };
+        let keeps_set = self.keeps_set(&name, guest.facts.owner, &asked.or(defaults));
         let Some(tenant) = self.tenants.get_mut(&name) else { return Ok(name) };
         let holds = tenant.set.or(tenant.asked);
         if is_deserted && !is_back {
             tenant.user = guest.facts.owner;
             tenant.groups.clone_from(&guest.groups);
             (tenant.caps, tenant.part) = (caps, part);
-            (tenant.asked, tenant.set, tenant.has_room) = (asked, Wish::default(), has_room);
-            (tenant.is_paused, tenant.oversubscribe) = (false, oversubscribe);
+            (tenant.asked, tenant.has_room, tenant.oversubscribe) = (asked, has_room, oversubscribe);
+            if !keeps_set {
+                (tenant.set, tenant.is_paused) = (Wish::default(), false);
+            }
             tenant.asked_ns = monotonic_ns();
             tenant.job = Arc::default();
         } else if can_be_told && asked.differs_from(&holds) {
@@ -122,6 +125,17 @@ impl Registry {
             }
         }
         Ok(name)
+    }
+
+    /// Whether what an administrator set, a pause too, goes on to hold for a tenant whose first process is back: else whoever it limits would
+    /// end and begin anew. Not for another user's, and not what cannot be promised any more.
+    fn keeps_set(&self, name: &str, user: u32, asked: &Wish) -> bool {
+        self.tenants.get(name).is_some_and(|tenant| {
+            let wish = tenant.set.or(*asked);
+            tenant.user == user
+                && self.has_room(&wish, &tenant.key)
+                && self.lacks_memory(&wish, &tenant.key).is_none()
+        })
     }
 
     fn identify(&self, claim: &str, facts: &Facts) -> Identity {

@@ -53,7 +53,7 @@ impl Scheduler {
         let is_in_turn = |hold: &Hold| {
             let grant = self.grant(hold.tenant);
             let has_lease = matches!(grant, Grant::Leased { expires_ns } if now_ns < expires_ns);
-            has_lease && hold.contended && hold.drain_give_up_ns.is_none()
+            has_lease && hold.contended.is_some() && hold.drain_give_up_ns.is_none()
         };
         Post {
             members: members.collect(),
@@ -128,7 +128,7 @@ impl Scheduler {
                 None => self.alone_step(hold, grant, now_ns, tuning),
             };
         };
-        self.hold = Some(Hold { contended: true, ..hold });
+        self.hold = Some(hold.contend(now_ns));
         let lease = Grant::Leased { expires_ns: until_ns };
         self.change(hold.tenant, lease, matches!(grant, Grant::Leased { .. }));
         let renewal_ns = until_ns.saturating_sub(tuning.lead_ns);

@@ -28,7 +28,10 @@ use crate::policy::gang::Order;
 use crate::policy::tuning::Tuning;
 use deepres_abi::PPM;
 use guard::{Guard, Owners};
-use state::{Hold, Noted, Rank, Tenant, VirtualTime, begun_ns, credit_ns, mean, patience_ns, unexplained_ns};
+use state::{
+    Contended, Hold, Lenience, Noted, Rank, Stuck, Tenant, VirtualTime, begun_ns, credit_ns, mean,
+    patience_ns,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -47,7 +50,7 @@ const WAITS_PER_SLO: u64 = 20;
 const MIN_DRAIN_NS: u64 = ns(Duration::from_millis(50));
 /// And at most so long: then the next gate opens and the hardware takes turns.
 const MAX_DRAIN_NS: u64 = ns(Duration::from_secs(1));
-/// … and only so long for a tenant that did not drain the last time and has completed nothing since: its work seems not to end.
+/// … and only so long for a tenant that did not drain the last time and has not got done since what explains it: its work seems not to end.
 const STUCK_DRAIN_NS: u64 = ns(Duration::from_millis(2));
 /// The drain limit allows for so many of the tenant's longest kernels: the meter counts some as one.
 const LONGEST_PER_DRAIN: u64 = 4;
@@ -177,7 +180,8 @@ impl Scheduler {
             burst_ns: 0,
             mean_burst_ns: 0,
             mean_pause_ns: 0,
-            is_stuck: false,
+            lenience: Lenience::default(),
+            stuck: None,
             pressed_ns: 0,
             grant: Grant::Closed,
         });
@@ -298,8 +302,13 @@ impl Scheduler {
     /// Takes in what a tenant's meters say at `now_ns`.
     pub fn observe(&mut self, id: TenantId, now_ns: u64, seen: Seen) {
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
+        if let Some(stuck) = &mut tenant.stuck {
+            stuck.used_ns = stuck.used_ns.saturating_add(seen.used_ns);
+            if !seen.in_flight || stuck.is_over(now_ns) {
+                tenant.stuck = None;
+            }
+        }
         if seen.used_ns > 0 {
-            tenant.is_stuck = false;
             let set_off_ns = seen.used_ns.min(tenant.advance_ns);
             tenant.advance_ns -= set_off_ns;
             tenant.charge(seen.used_ns - set_off_ns);
@@ -313,8 +322,7 @@ impl Scheduler {
             hold.used_ns = hold.used_ns.saturating_add(seen.used_ns);
             hold.ran |= seen.in_flight;
             if seen.wants() {
-                let idle_ns = hold.idle_since_ns.take().map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
-                hold.idle_ns = hold.idle_ns.saturating_add(idle_ns);
+                hold.idle_since_ns = None;
             } else if hold.drain_give_up_ns.is_none() {
                 hold.paused = true;
                 hold.idle_since_ns.get_or_insert(now_ns);
@@ -544,8 +552,7 @@ impl Scheduler {
             ran: false,
             paused: is_idle,
             idle_since_ns: is_idle.then_some(now_ns),
-            idle_ns: 0,
-            contended,
+            contended: contended.then_some(Contended { since_ns: now_ns, used_ns: 0 }),
             drain_give_up_ns: None,
             once_since_ns: None,
         });
@@ -588,7 +595,8 @@ impl Scheduler {
                 let contended = self.next(Rank::Guest, Some(hold.tenant)).is_some();
                 let longest_ns = if contended { tuning.quantum_ns } else { SOLO_LEASE_NS };
                 let expires_ns = until_ns.min(now_ns.saturating_add(longest_ns));
-                self.hold = Some(Hold { contended, ..hold });
+                self.hold =
+                    Some(if contended { hold.contend(now_ns) } else { Hold { contended: None, ..hold } });
                 self.lease(hold.tenant, expires_ns, matches!(grant, Grant::Leased { .. }));
                 expires_ns
             }
@@ -622,11 +630,11 @@ impl Scheduler {
             |wake_ns: u64| Step::Stay(Some(press_ns.map_or(wake_ns, |press_ns| press_ns.min(wake_ns))));
 
         let expires_ns = match grant {
-            Grant::Leased { expires_ns } if hold.contended => expires_ns,
+            Grant::Leased { expires_ns } if hold.contended.is_some() => expires_ns,
             // It had the GPU to itself until now.
             _ if is_behind || hold.idle_since_ns.is_some() => {
                 let expires_ns = now_ns.saturating_add(tuning.quantum_ns);
-                self.hold = Some(Hold { contended: true, ..hold });
+                self.hold = Some(hold.contend(now_ns));
                 self.lease(hold.tenant, expires_ns, false);
                 expires_ns
             }
@@ -654,7 +662,7 @@ impl Scheduler {
 
     /// An owner has the GPU and only guests want it: it keeps a lease, so that its pauses are noticed, and the guests have those.
     fn beside_step(&mut self, hold: Hold, grant: Grant, now_ns: u64, tuning: &Tuning) -> Step {
-        self.hold = Some(Hold { contended: false, ..hold });
+        self.hold = Some(Hold { contended: None, ..hold });
         let mut wake_ns = self.keep_leased(hold.tenant, grant, now_ns, tuning);
         if let Some(idle_since_ns) = hold.idle_since_ns {
             let pause_begins_ns = idle_since_ns.saturating_add(tuning.grace_ns);
@@ -690,7 +698,7 @@ impl Scheduler {
 
     /// Nobody else wants the GPU: the holder's gate is open, or will be once nobody else wanted it for a while.
     fn alone_step(&mut self, hold: Hold, grant: Grant, now_ns: u64, tuning: &Tuning) -> Step {
-        self.hold = Some(Hold { contended: false, ..hold });
+        self.hold = Some(Hold { contended: None, ..hold });
         let stay_leased_until_ns = self
             .contended_ns
             .filter(|_| self.only().is_none())
@@ -711,7 +719,7 @@ impl Scheduler {
     /// Closes the holder's gate; what it has in flight drains.
     fn close(&mut self, hold: Hold, now_ns: u64) -> Step {
         let limit_ns = self.tenants.get(&hold.tenant).map_or(0, |holder| match holder.grant {
-            _ if holder.is_stuck => STUCK_DRAIN_NS,
+            _ if holder.stuck.is_some() => STUCK_DRAIN_NS,
             // How much is queued behind an open gate nobody counts.
             Grant::Open => MAX_DRAIN_NS,
             Grant::Leased { .. } | Grant::Once | Grant::Closed | Grant::Paused => holder
@@ -723,7 +731,7 @@ impl Scheduler {
         });
         self.change(hold.tenant, Grant::Closed, false);
         let give_up_ns = now_ns.saturating_add(limit_ns);
-        self.hold = Some(Hold { drain_give_up_ns: Some(give_up_ns), ..hold });
+        self.hold = Some(Hold { drain_give_up_ns: Some(give_up_ns), ..hold.contend(now_ns) });
         Step::Again
     }
 
@@ -765,17 +773,12 @@ impl Scheduler {
         // would make the guest's window longer than any pause, and nothing would ever be learned again.
         let is_beside = self.is_guest(hold.tenant) && self.owner_is_present();
         let Some(holder) = self.tenants.get_mut(&hold.tenant) else { return };
-        holder.is_stuck |= in_flight;
-        let held_ns = now_ns.saturating_sub(hold.since_ns);
-        let advance_ns = match hold.used_ns {
-            0 if hold.ran && !hold.paused => held_ns,
-            _ => unexplained_ns(hold, now_ns),
-        };
-        if advance_ns > 0 {
-            holder.charge(advance_ns);
-            holder.advance_ns = holder.advance_ns.saturating_add(advance_ns);
+        if in_flight {
+            holder.stuck.get_or_insert(Stuck { since_ns: hold.since_ns, used_ns: hold.used_ns });
         }
-        let can_be_told = !hold.paused && !in_flight && hold.used_ns > 0 && !is_beside;
+        let held_ns = now_ns.saturating_sub(hold.since_ns);
+        let is_unexplained = holder.settle(hold, now_ns);
+        let can_be_told = !hold.paused && !in_flight && hold.used_ns > 0 && !is_unexplained && !is_beside;
         self.handoffs.push(Handoff { idle_ns: can_be_told.then(|| held_ns.saturating_sub(hold.used_ns)) });
     }
 

@@ -19,8 +19,11 @@ const DEBT_NS: u64 = ns(Duration::from_millis(250));
 const CHARGES_OWED: u64 = 2;
 /// … but not more than this. Nobody starves for what happened once.
 pub const MAX_DEBT_NS: u64 = ns(Duration::from_secs(1));
-/// A holder whose threads are on their way from the gate is not charged for that long: a wake-up on a busy machine.
+/// A holder whose threads are on their way from the gate is not charged for that long: a wake-up on a busy machine. All that is let pass so is
+/// not more than this at once …
 const START_LIMIT_NS: u64 = ns(Duration::from_millis(10));
+/// … and not more of the time than this part, one in so many.
+const LENIENCE_PART: u64 = 10;
 /// An idle holder that is owed GPU time is waited for if its pauses are at most this part of its work (one in so many).
 const WORK_PER_PAUSE: u64 = 10;
 /// … and no longer than this many of its usual pauses.
@@ -68,8 +71,10 @@ pub struct Tenant {
     pub burst_ns: u64,
     pub mean_burst_ns: u64,
     pub mean_pause_ns: u64,
-    /// It did not drain in time, and has completed nothing since.
-    pub is_stuck: bool,
+    /// What of the GPU time that it held and shows no use of is let pass.
+    pub lenience: Lenience,
+    /// It did not drain in time, and has neither drained since nor got done what explains it.
+    pub stuck: Option<Stuck>,
     /// When it was last given the GPU for its time objective.
     pub pressed_ns: u64,
     pub grant: Grant,
@@ -112,6 +117,46 @@ impl Tenant {
     }
 }
 
+/// What is known of a tenant since the beginning of a hold after which it did not drain in time.
+#[derive(Debug, Clone, Copy)]
+pub struct Stuck {
+    pub since_ns: u64,
+    /// GPU time that it got done since.
+    pub used_ns: u64,
+}
+
+impl Stuck {
+    /// Whether it got so much done that something long has ended.
+    pub fn is_over(&self, now_ns: u64) -> bool {
+        is_explained(self.used_ns, now_ns.saturating_sub(self.since_ns))
+    }
+}
+
+/// What is let pass: a thread that wakes up late now and then is not charged for it, one that always does is.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Lenience {
+    left_ns: u64,
+    at_ns: u64,
+}
+
+impl Lenience {
+    fn left_ns(self, now_ns: u64) -> u64 {
+        let earned_ns = now_ns.saturating_sub(self.at_ns) / LENIENCE_PART;
+        self.left_ns.saturating_add(earned_ns).min(START_LIMIT_NS)
+    }
+
+    fn spend(&mut self, ns: u64, now_ns: u64) {
+        *self = Self { left_ns: self.left_ns(now_ns).saturating_sub(ns), at_ns: now_ns };
+    }
+}
+
+/// Since when others wait for a hold to end, and what the holder had used by then.
+#[derive(Debug, Clone, Copy)]
+pub struct Contended {
+    pub since_ns: u64,
+    pub used_ns: u64,
+}
+
 /// One hold of the GPU, from grant to drain.
 #[derive(Debug, Clone, Copy)]
 pub struct Hold {
@@ -123,10 +168,8 @@ pub struct Hold {
     /// The holder was seen idle.
     pub paused: bool,
     pub idle_since_ns: Option<u64>,
-    /// Time in which the holder was idle, up to then.
-    pub idle_ns: u64,
-    /// Its lease was cut to a quantum, because others wait.
-    pub contended: bool,
+    /// Others of its rank wait for it to end: its leases are a quantum long.
+    pub contended: Option<Contended>,
     /// While it drains: when that is given up.
     pub drain_give_up_ns: Option<u64>,
     /// While it may launch one thing: since when.
@@ -143,6 +186,28 @@ pub struct Noted {
     pub wants: bool,
 }
 
+impl Hold {
+    /// From now on others wait for its end, if they did not before.
+    pub fn contend(self, now_ns: u64) -> Self {
+        let began = Contended { since_ns: now_ns, used_ns: self.used_ns };
+        Self { contended: Some(self.contended.unwrap_or(began)), ..self }
+    }
+
+    /// Time for which others waited and that the holder had without a meter to show for it: pauses in which the GPU was kept for it too. A meter
+    /// lags behind a little, and a program may launch more slowly than the GPU runs; one that shows less than half is not believed. So nobody
+    /// has more than twice what it is charged for, whatever it says of itself, but for [`Lenience`].
+    fn unshown_ns(&self, now_ns: u64) -> u64 {
+        let Some(Contended { since_ns, used_ns }) = self.contended else { return 0 };
+        let (had_ns, used_ns) = (now_ns.saturating_sub(since_ns), self.used_ns.saturating_sub(used_ns));
+        if is_explained(used_ns, had_ns) { 0 } else { had_ns.saturating_sub(used_ns) }
+    }
+}
+
+/// Whether a meter that shows so much for that time of having the GPU is believed.
+fn is_explained(used_ns: u64, had_ns: u64) -> bool {
+    used_ns >= had_ns / 2
+}
+
 /// GPU time that a holder has begun and was not charged for: what it says is in flight, or the time since it was last seen to
 /// get on.
 pub fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
@@ -152,18 +217,26 @@ pub fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
         Seen { waiting: true, .. } => silent_ns.saturating_sub(START_LIMIT_NS),
         _ => 0,
     };
-    begun_ns.max(unexplained_ns(hold, now_ns)).min(MAX_DEBT_NS)
+    begun_ns.max(unexplained_ns(hold, holder, now_ns)).min(MAX_DEBT_NS)
 }
 
-/// Time that a holder had the GPU, and had something to do, without a meter to show for it. A meter lags behind a little; one
-/// that shows less than half is not believed.
-pub fn unexplained_ns(hold: &Hold, now_ns: u64) -> u64 {
-    let idle_ns = hold.idle_since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
-    let active_ns = now_ns.saturating_sub(hold.since_ns).saturating_sub(hold.idle_ns).saturating_sub(idle_ns);
-    if hold.used_ns < active_ns / 2 {
-        active_ns.saturating_sub(hold.used_ns).saturating_sub(START_LIMIT_NS)
-    } else {
-        0
+/// What of the time that a holder had without showing a use of it is not let pass: all of it, if it ran all the time and shows nothing at all.
+fn unexplained_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
+    let is_mute = hold.used_ns == 0 && hold.ran && !hold.paused;
+    let let_pass_ns = if is_mute { 0 } else { holder.lenience.left_ns(now_ns) };
+    hold.unshown_ns(now_ns).saturating_sub(let_pass_ns)
+}
+
+impl Tenant {
+    /// Charges what a hold that is over had and did not show. What is metered of it later is set off against that. Returns whether it was anything.
+    pub fn settle(&mut self, hold: &Hold, now_ns: u64) -> bool {
+        let unexplained_ns = unexplained_ns(hold, self, now_ns);
+        self.lenience.spend(hold.unshown_ns(now_ns) - unexplained_ns, now_ns);
+        if unexplained_ns > 0 {
+            self.charge(unexplained_ns);
+            self.advance_ns = self.advance_ns.saturating_add(unexplained_ns);
+        }
+        unexplained_ns > 0
     }
 }
 

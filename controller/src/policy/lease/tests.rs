@@ -87,7 +87,7 @@ fn a_drain_that_does_not_end_is_given_up_after_a_while() {
 }
 
 #[test]
-fn who_did_not_drain_is_waited_for_briefly_until_it_completes_something() {
+fn who_did_not_drain_is_waited_for_briefly_until_something_long_has_ended() {
     let mut bench = Bench::new();
     bench.step(MS, RUNNING, WAITING);
     bench.step(MAX_DRAIN_NS, RUNNING, WAITING);
@@ -109,7 +109,12 @@ fn who_did_not_drain_is_waited_for_briefly_until_it_completes_something() {
         drain_ns
     };
     assert!(drain_ns(&mut bench, RUNNING) <= STUCK_DRAIN_NS + MS);
-    assert!(drain_ns(&mut bench, Seen { used_ns: MS, ..RUNNING }) >= MIN_DRAIN_NS, "it gets on");
+    assert!(
+        drain_ns(&mut bench, Seen { used_ns: 1, ..RUNNING }) <= STUCK_DRAIN_NS + MS,
+        "next to nothing is no sign"
+    );
+    let whole_ns = bench.now_ns;
+    assert!(drain_ns(&mut bench, Seen { used_ns: whole_ns, ..RUNNING }) >= MIN_DRAIN_NS, "it got on");
 }
 
 impl Bench {
@@ -307,7 +312,9 @@ fn a_tenant_that_reports_next_to_nothing_starves_nobody() {
             bench.step(MS / 2, if bench.is_closed(A) { WAITING } else { a }, b);
         }
         let share = honest_ns as f64 / (20_000.0 * (MS / 2) as f64);
-        assert!(share > 0.1, "the honest one had {share} of the time");
+        // Two parts to one, and a hand-off takes a whole step here.
+        let least = 0.28;
+        assert!(share >= least, "the honest one had {share} of the time");
     }
 }
 

@@ -1,0 +1,140 @@
+//! What a tenant whose meter lies can take from one whose meter does not, on a model GPU: the truth is what the model says.
+
+use crate::model::{MS, Model, Program, Says};
+use deepres_abi::meter::Reading;
+
+const SECOND: u64 = 1_000 * MS;
+/// Who shows half of what it uses has two parts where the other has one, and a tenth of the time is let pass …
+const LEAST: f64 = 0.3;
+/// … and garbage takes nothing from the half that it is owed, …
+const OWED: f64 = 0.5;
+/// … to so much.
+const TOLERANCE: f64 = 0.01;
+/// A drain is given up after a second.
+const LONGEST_WAIT_MS: u64 = 1_100;
+
+fn honest() -> Program {
+    Program::backlogged(500_000, &[MS])
+}
+
+fn liar(says: Says) -> Program {
+    Program { says, ..honest() }
+}
+
+/// The GPU time of an honest tenant beside these, as a part of the time, and the longest that it waited, in ms.
+fn honest_beside(liars: &[Program]) -> (f64, u64) {
+    let programs: Vec<Program> = std::iter::once(honest()).chain(liars.iter().cloned()).collect();
+    let mut model = Model::new(&programs);
+    model.run_until(2 * SECOND);
+    let before_ns = model.used_ns()[0];
+    model.run_until(32 * SECOND);
+    ((model.used_ns()[0] - before_ns) as f64 / (30 * SECOND) as f64, model.longest_waits_ns()[0] / MS)
+}
+
+/// A page of ones.
+fn ones(_: &Reading, _: Reading, _: u64) -> Reading {
+    Reading {
+        waiters: u32::MAX,
+        launching: u32::MAX,
+        in_flight: true,
+        in_flight_ns: u64::MAX,
+        compute_ns: u64::MAX,
+        longest_ns: u64::MAX,
+        ..Reading::default()
+    }
+}
+
+/// A page of noughts, but that it wants the GPU as it does.
+fn nothing_used(_: &Reading, truth: Reading, _: u64) -> Reading {
+    Reading { compute_ns: 0, ..truth }
+}
+
+/// Next to nothing used.
+fn a_trickle(before: &Reading, truth: Reading, _: u64) -> Reading {
+    Reading { compute_ns: before.compute_ns + 1, ..truth }
+}
+
+/// The same, and never done.
+fn a_trickle_and_never_done(before: &Reading, truth: Reading, _: u64) -> Reading {
+    Reading {
+        in_flight: true,
+        compute_ns: before.compute_ns + 1,
+        in_flight_ns: u64::MAX,
+        longest_ns: u64::MAX,
+        ..truth
+    }
+}
+
+/// Just enough to be believed.
+fn half(_: &Reading, truth: Reading, _: u64) -> Reading {
+    Reading { compute_ns: truth.compute_ns / 100 * 51, ..truth }
+}
+
+/// The same, with work that seems long.
+fn half_of_something_long(_: &Reading, truth: Reading, _: u64) -> Reading {
+    Reading { compute_ns: truth.compute_ns / 100 * 51, in_flight_ns: u64::MAX, longest_ns: u64::MAX, ..truth }
+}
+
+/// Half of the time that passed, and never done.
+fn half_and_never_done(_: &Reading, truth: Reading, now_ns: u64) -> Reading {
+    Reading { in_flight: true, compute_ns: now_ns / 2, in_flight_ns: u64::MAX, longest_ns: u64::MAX, ..truth }
+}
+
+/// Idle at every other look.
+fn now_and_then_idle(before: &Reading, truth: Reading, _: u64) -> Reading {
+    if before.in_flight || before.waiters > 0 {
+        Reading { compute_ns: before.compute_ns, ..Reading::default() }
+    } else {
+        Reading { in_flight: true, compute_ns: before.compute_ns + 1, ..truth }
+    }
+}
+
+/// Idle, but for a moment before others would have the GPU for that.
+fn idle_all_but_a_moment(before: &Reading, truth: Reading, _: u64) -> Reading {
+    let in_flight = !before.in_flight;
+    Reading { in_flight, waiters: truth.waiters, compute_ns: before.compute_ns + 1, ..Reading::default() }
+}
+
+/// Idle whenever its gate is open.
+fn idle_with_the_gpu(before: &Reading, truth: Reading, _: u64) -> Reading {
+    if truth.waiters > 0 { truth } else { Reading { compute_ns: before.compute_ns, ..Reading::default() } }
+}
+
+/// Everything at the end of a second.
+fn in_lumps(before: &Reading, truth: Reading, now_ns: u64) -> Reading {
+    let is_late = now_ns / SECOND > before.updated_ns / SECOND;
+    let compute_ns = if is_late { truth.compute_ns } else { before.compute_ns };
+    Reading { compute_ns, updated_ns: now_ns, ..truth }
+}
+
+const LIES: [(&str, Says); 11] = [
+    ("ones", ones),
+    ("nothing used", nothing_used),
+    ("a trickle", a_trickle),
+    ("a trickle, and never done", a_trickle_and_never_done),
+    ("half", half),
+    ("half of something long", half_of_something_long),
+    ("half, and never done", half_and_never_done),
+    ("now and then idle", now_and_then_idle),
+    ("idle all but a moment", idle_all_but_a_moment),
+    ("idle with the GPU", idle_with_the_gpu),
+    ("in lumps", in_lumps),
+];
+
+#[test]
+fn whatever_a_meter_says_the_other_has_three_fifths_of_what_it_is_owed_or_more() {
+    for (name, says) in LIES {
+        let (share, longest_wait_ms) = honest_beside(&[liar(says)]);
+        println!("{name}: the honest one has {share:.3} and waits {longest_wait_ms} ms at most");
+        assert!(share >= LEAST - TOLERANCE, "beside {name}: {share}");
+        assert!(longest_wait_ms <= LONGEST_WAIT_MS, "beside {name}: {longest_wait_ms} ms");
+    }
+}
+
+#[test]
+fn garbage_in_a_meter_takes_nothing_from_the_other() {
+    for says in [ones, nothing_used] {
+        let (share, _) = honest_beside(&[liar(says)]);
+        assert!(share >= OWED - TOLERANCE, "{share}");
+    }
+}

@@ -1,0 +1,118 @@
+//! Real cgroups, laid out as Docker, Kubernetes' runtimes and Slurm lay them out: what runs in one is one tenant, by the kernel's word.
+
+use deepres_e2e::{
+    Host, Process, Ps,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+/// Where hierarchies are mounted: of version 1 with one controller, and of version 2 beside them or by itself.
+const V1: &str = "/sys/fs/cgroup/pids";
+const V2: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+/// The file that moves a process, and that every cgroup has.
+const PROCESSES: &str = "cgroup.procs";
+
+/// The mounted hierarchies.
+fn hierarchies() -> Vec<&'static Path> {
+    let v2 = V2.into_iter().map(Path::new).find(|path| path.join("cgroup.controllers").exists());
+    let v1 = Some(Path::new(V1)).filter(|path| path.join(PROCESSES).exists());
+    [v1, v2].into_iter().flatten().collect()
+}
+
+/// A cgroup, made with what is above it. What was made is removed when it is dropped; by then nobody is in it any more.
+struct Cgroup {
+    path: PathBuf,
+    made: Vec<PathBuf>,
+}
+
+impl Cgroup {
+    fn make(hierarchy: &Path, path: &str) -> Self {
+        let path = hierarchy.join(path);
+        let above = path.ancestors().take_while(|above| *above != hierarchy);
+        let made: Vec<PathBuf> = above.filter(|above| !above.exists()).map(Path::to_owned).collect();
+        fs::create_dir_all(&path).expect("root may make cgroups");
+        Self { path, made }
+    }
+
+    /// Starts a client in it that says no name.
+    fn start(&self, host: &Host) -> Process {
+        let mut inside = host.preloaded("sh");
+        inside
+            .args(["-c", "echo $$ > \"$0\" && exec \"$1\""])
+            .arg(self.path.join(PROCESSES))
+            .arg(c_client("backlog", Way::Dlsym));
+        let mut process = host.spawn(inside);
+        process.await_line(|line| line == "ready", COMMAND_LIMIT);
+        process
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        for path in &self.made {
+            // It is busy for a moment after its last process ended, and that of another test too as long as it is used.
+            for _ in 0..50 {
+                if fs::remove_dir(path).is_ok() {
+                    break;
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+}
+
+#[test]
+fn who_runs_in_the_cgroup_of_a_container_a_pod_or_a_batch_job_is_its_tenant() {
+    let own = std::process::id();
+    let id = |kind: u32| format!("{kind:08x}{own:056x}");
+    let uid = |kind: u32| format!("{kind:08x}-0000-4000-8000-{own:012x}");
+    let docker = |kind| format!("docker-{}", &id(kind)[..12]);
+    let slices = format!(
+        "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{}.slice",
+        uid(3).replace('-', "_")
+    );
+    // Where two processes are, and whose they are then.
+    let places = [
+        ([format!("docker/{}", id(1)), format!("docker/{}/init", id(1))], docker(1)),
+        ([(); 2].map(|()| format!("system.slice/docker-{}.scope", id(2))), docker(2)),
+        (
+            [4, 5].map(|container| format!("{slices}/cri-containerd-{}.scope", id(container))),
+            format!("pod-{}", uid(3)),
+        ),
+        (
+            [7, 8].map(|container| format!("kubepods/burstable/pod{}/{}", uid(6), id(container))),
+            format!("pod-{}", uid(6)),
+        ),
+        ([0, 1].map(|step| format!("slurm/uid_1000/job_{own}/step_{step}")), format!("slurm-{own}")),
+        (
+            [0, 1].map(|step| format!("system.slice/slurmstepd.scope/job_1{own}/step_{step}/user/task_0")),
+            format!("slurm-1{own}"),
+        ),
+    ];
+    let hierarchies = hierarchies();
+    assert!(!hierarchies.is_empty(), "no cgroups are mounted at {V1} or {V2:?}");
+    for hierarchy in hierarchies {
+        let host = Host::new();
+        let _daemon = host.daemon();
+        for (paths, tenant) in &places {
+            let cgroups = paths.each_ref().map(|path| Cgroup::make(hierarchy, path));
+            let running = cgroups.each_ref().map(|cgroup| cgroup.start(&host));
+            let both = |ps: &Ps| ps.find(tenant).is_some_and(|tenant| tenant.sessions.len() == 2);
+            let ps = host.await_ps(both, COMMAND_LIMIT);
+            let mut pids = ps.tenant(tenant).pids();
+            pids.sort_unstable();
+            let mut expected = running.each_ref().map(Process::pid);
+            expected.sort_unstable();
+            assert_eq!(pids, expected, "{tenant} in {}", hierarchy.display());
+            for mut process in running {
+                process.kill();
+            }
+        }
+    }
+}
