@@ -46,6 +46,9 @@ pub struct GuardStatus {
     pub harm_ns: u64,
     /// What guests may still cost now, ns.
     pub credit_ns: u64,
+    /// What has to be earned back before they may cost anything, ns.
+    #[serde(default)]
+    pub debt_ns: u64,
     /// How long a pause of the others is expected to last at least, ns; none: not known yet.
     pub foreseen_pause_ns: Option<u64>,
     /// How long each of the others can be kept waiting at a time, by its SLO, ns.

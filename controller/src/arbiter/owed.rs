@@ -111,6 +111,7 @@ impl Worker {
                 max_harm_ppm: guard.max_harm_ppm(),
                 harm_ns: guard.harm_ns(),
                 credit_ns: guard.credit_ns(),
+                debt_ns: guard.debt_ns(),
                 foreseen_pause_ns: guard.shortest_pause_ns(),
                 tolerated_ns: self.scheduler.tolerated_ns(),
             }),

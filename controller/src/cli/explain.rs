@@ -77,12 +77,15 @@ fn print(tenant: &str, gpus: &[ShareStatus], out: &mut impl Write) -> io::Result
             let foreseen = guard
                 .foreseen_pause_ns
                 .map_or("not known yet".to_owned(), |ns| format!("at least {}", Time(ns)));
+            let now = match guard.debt_ns {
+                0 => format!("{} more now", Time(guard.credit_ns)),
+                debt_ns => format!("of which {} have to be earned back", Time(debt_ns)),
+            };
             writeln!(
                 out,
-                "  guests    may cost {} of the time; cost {} so far, {} more now; pauses: {foreseen}; may keep owners waiting {}",
+                "  guests    may cost {} of the time; cost {} so far, {now}; pauses: {foreseen}; may keep owners waiting {}",
                 Percent(guard.max_harm_ppm),
                 Time(guard.harm_ns),
-                Time(guard.credit_ns),
                 Time(guard.tolerated_ns),
             )?;
         }

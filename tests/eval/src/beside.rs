@@ -23,6 +23,9 @@ pub const SCENARIOS: &[&str] = &[
 /// Ours, and whom it is held against.
 pub const POLICIES: [Policy; 3] = [Policy::Deepres, Policy::TgsLike, Policy::HamiLike];
 
+/// The part of the gaps that guests are to have.
+const WISHED_HARVEST: f64 = 0.8;
+
 /// A part of a figure, or of a millisecond, that is no difference.
 const NO_DIFFERENCE: f64 = 0.001;
 
@@ -79,20 +82,21 @@ pub struct Exception {
     pub why: &'static str,
 }
 
-/// The guest of the other has the time that production wanted.
-const TAKEN: &str =
-    "it harvests what production wanted: look at production's speed, or at what is added to its answers";
+/// The guest of the other makes production wait.
+const KEPT_WAITING: &str = "its guest runs whenever it likes, and answers wait for it: look at what is added to them. Here ours is kept out of the gaps that cannot be foreseen \
+     once answers waited for 1 % of the time: see the operating points below";
 /// The guest of the other hardly runs.
 const STARVED: &str = "its guest hardly runs, and who does not run adds nothing. A request that comes while a guest's kernel of 1 ms runs waits for its end, half of it \
      in the mean, so no policy that cannot cut kernels harvests most of the gaps for less. Where that is too much, a lower `max_harm` is: see the operating points below";
 
 /// All there are.
 pub const EXCEPTIONS: &[Exception] = &[
-    taken("production-and-best-effort.toml"),
-    taken("irregular-production.toml"),
-    taken("short-gaps.toml"),
-    taken("bursty-without-slo.toml"),
-    taken("two-productions.toml"),
+    Exception {
+        scenario: "bursty-without-slo.toml",
+        baseline: Policy::HamiLike,
+        figure: Figure::Harvest,
+        why: KEPT_WAITING,
+    },
     Exception {
         scenario: "bursty-production.toml",
         baseline: Policy::TgsLike,
@@ -100,10 +104,6 @@ pub const EXCEPTIONS: &[Exception] = &[
         why: STARVED,
     },
 ];
-
-const fn taken(scenario: &'static str) -> Exception {
-    Exception { scenario, baseline: Policy::HamiLike, figure: Figure::Harvest, why: TAKEN }
-}
 
 /// Whether there is an exception.
 pub fn exception(scenario: &str, baseline: Policy, figure: Figure) -> Option<&'static Exception> {
@@ -140,17 +140,22 @@ pub fn operating_points() -> Result<(Vec<(u32, Row)>, Row)> {
 pub fn page() -> Result<String> {
     let mut page = String::from(
         "## Best effort, in every scenario of it\n\nNever worse than the TGS-like and HAMi-like controllers on any of the three figures, but where a number says why (a thousandth is no \
-         difference). Speed and harvest are of all owners and of all guests; a dash: nobody answers requests.\n\n| scenario | policy |",
+         difference). Speed and harvest are of all owners and of all guests; time that guests have while production wants the GPU is no harvest; a dash: nobody answers requests. The \
+         command is `cargo xtask eval --scenario tests/scenarios/FILE`, as for all scenarios.\n\n| scenario | policy |",
     );
     for figure in Figure::ALL {
         write!(page, " {} |", figure.name())?;
     }
     page.push_str("\n|---|---|---|---|---|\n");
     let mut reasons: Vec<&str> = Vec::new();
+    let mut missed: Vec<String> = Vec::new();
     for file in SCENARIOS {
         let scenario = Scenario::ours(file)?;
         let rows: Vec<Row> =
             metrics::evaluate(&scenario, &POLICIES).into_iter().map(|evaluated| evaluated.row).collect();
+        if let Some(harvested) = rows[0].harvested_fraction.filter(|harvested| *harvested < WISHED_HARVEST) {
+            missed.push(format!("{} ({harvested:.3})", rows[0].scenario));
+        }
         for (policy, row) in POLICIES.into_iter().zip(&rows) {
             write!(page, "| {} | `{policy}` |", row.scenario)?;
             for figure in Figure::ALL {
@@ -173,6 +178,14 @@ pub fn page() -> Result<String> {
     page.push('\n');
     for (number, why) in (1..).zip(reasons) {
         writeln!(page, "{number}. {why}.")?;
+    }
+    if !missed.is_empty() {
+        writeln!(
+            page,
+            "\nFour fifths of the gaps, which is what we want of deepres, are not had in: {}. Of a gap two hand-offs are lost in any case, one each way, and a gap that cannot be \
+             foreseen costs production the rest of a guest's window; `max_harm` says how many of those there may be.",
+            missed.join(", ")
+        )?;
     }
     let (ours, tgs) = operating_points()?;
     writeln!(

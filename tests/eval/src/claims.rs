@@ -33,7 +33,13 @@ fn backlogged_tenants_are_at_most_two_quanta_and_the_longest_kernel_behind_the_f
 
 #[test]
 fn a_guest_harvests_four_fifths_of_productions_pauses_for_less_than_a_hundredth_of_its_speed() {
-    for file in ["production-and-best-effort.toml", "bursty-production.toml", "long-requests.toml"] {
+    for file in [
+        "production-and-best-effort.toml",
+        "irregular-production.toml",
+        "bursty-production.toml",
+        "long-requests.toml",
+        "two-productions.toml",
+    ] {
         let row = &rows(file, &[Policy::Deepres])[0];
         let (speed, harvested) = (row.production_speed.unwrap(), row.harvested_fraction.unwrap());
         assert!(speed >= 0.99 && harvested >= 0.8, "{file}: {speed}, {harvested}");
@@ -42,21 +48,61 @@ fn a_guest_harvests_four_fifths_of_productions_pauses_for_less_than_a_hundredth_
 
 #[test]
 fn pauses_that_cannot_be_foreseen_cost_production_no_more_than_it_allows() {
-    for file in ["irregular-production.toml", "bursty-without-slo.toml"] {
-        let row = &rows(file, &[Policy::Deepres])[0];
-        assert!(row.production_speed.unwrap() >= 0.99, "{file}: {:?}", row.production_speed);
-        assert!(row.harvested_fraction.unwrap() >= 0.4, "{file}: {:?}", row.harvested_fraction);
-    }
+    let row = &rows("bursty-without-slo.toml", &[Policy::Deepres])[0];
+    assert!(row.production_speed.unwrap() >= 0.99, "{:?}", row.production_speed);
+    assert!(row.harvested_fraction.unwrap() >= 0.4, "{:?}", row.harvested_fraction);
 }
 
 #[test]
-fn hand_offs_that_the_guard_does_not_see_cost_production_little() {
+fn steps_that_may_take_long_are_kept_waiting_for_a_twentieth_of_the_time_at_most() {
+    let text = r#"
+        name = "steps with an objective"
+        shows = "a closed loop"
+        duration_s = 60
+        warmup_s = 20
+        [[tenant]]
+        name = "production"
+        steps = { kernels = 5, kernel_us = 1000, pause_ms = 1, slo_ms = 100 }
+        [[tenant]]
+        name = "guest"
+        class = "best-effort"
+        steps = { kernels = 100, kernel_us = 4000 }
+    "#;
+    let row = &metrics::evaluate(&Scenario::parse(text).unwrap(), &[Policy::Deepres])[0].row;
+    assert!(row.production_speed.unwrap() >= 0.94, "{:?}", row.production_speed);
+}
+
+#[test]
+fn a_guest_whose_kernels_are_too_long_for_the_pauses_keeps_none_from_another() {
+    let text = r#"
+        name = "two guests"
+        shows = "unlike guests"
+        duration_s = 60
+        warmup_s = 20
+        [[tenant]]
+        name = "production"
+        steps = { kernels = 20, kernel_us = 1000, pause_ms = 20 }
+        [[tenant]]
+        name = "short"
+        class = "best-effort"
+        steps = { kernels = 100, kernel_us = 500 }
+        [[tenant]]
+        name = "long"
+        class = "best-effort"
+        steps = { kernels = 100, kernel_us = 30000 }
+    "#;
+    let row = &metrics::evaluate(&Scenario::parse(text).unwrap(), &[Policy::Deepres])[0].row;
+    assert!(row.production_speed.unwrap() >= 0.989, "{:?}", row.production_speed);
+    assert!(row.harvested_fraction.unwrap() >= 0.8, "{:?}", row.harvested_fraction);
+    assert!(row.tenants[2].received > 0.0, "nor does it starve");
+}
+
+#[test]
+fn of_pauses_of_a_few_hand_offs_a_guest_has_some() {
+    let row = &rows("short-gaps.toml", &[Policy::Deepres])[0];
     // Beyond max_harm: what an owner does not get done because it has the GPU back by a hand-off, many times a second, and not at once.
-    for (file, least) in [("short-gaps.toml", 0.989), ("two-productions.toml", 0.975)] {
-        let row = &rows(file, &[Policy::Deepres])[0];
-        assert!(row.production_speed.unwrap() >= least, "{file}: {:?}", row.production_speed);
-        assert!(row.harvested_fraction.unwrap() >= 0.4, "{file}: {:?}", row.harvested_fraction);
-    }
+    assert!(row.production_speed.unwrap() >= 0.989, "{:?}", row.production_speed);
+    assert!(row.harvested_fraction.unwrap() >= 0.35, "{:?}", row.harvested_fraction);
 }
 
 #[test]
@@ -108,12 +154,10 @@ fn a_guest_adds_no_more_than_its_longest_kernel_and_a_hand_off_to_a_service() {
         let rows = rows(file, &[Policy::Deepres]);
         let guest = rows[0].tenants.last().unwrap();
         let service = rows[0].p99_added_ms.unwrap();
-        // Two owners wait for each other too.
-        let owners = rows[0].tenants.len() - 1;
-        assert!(owners > 1 || service <= longest_ms + 0.1, "{file}: {service}");
-        // More than 0.6 of what the guest does alone, where the service says how long its answers may take.
-        let said = file != "bursty-without-slo.toml";
-        assert!(!said || owners > 1 || guest.progress > 0.6, "{file}: {}", guest.progress);
+        assert!(service <= longest_ms + 0.1, "{file}: {service}");
+        // More than 0.6 of what the guest does alone, where the service says how long its answers may take and is alone with it.
+        let is_said = !["bursty-without-slo.toml", "two-productions.toml"].contains(&file);
+        assert!(!is_said || guest.progress > 0.6, "{file}: {}", guest.progress);
     }
 }
 

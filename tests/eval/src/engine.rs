@@ -50,6 +50,8 @@ pub struct Run {
     pub outcomes: Vec<Outcome>,
     /// Time in which the GPU ran something, within the measured time, ns.
     pub busy_ns: u64,
+    /// GPU time that guests had while no owner had work, within the measured time, ns.
+    pub harvested_ns: u64,
     /// What was owed over time, where the policy says.
     pub standings: Standings,
 }
@@ -84,6 +86,63 @@ struct Process {
     left_ns: Option<u64>,
 }
 
+/// The time in which no owner has work, and what guests have in it.
+#[derive(Debug, Default)]
+struct Gaps {
+    guests: Vec<Tenant>,
+    is_guest: Vec<bool>,
+    /// Owners with work.
+    busy: usize,
+    harvested_ns: u64,
+    /// What guests had had when the present gap began.
+    had_ns: u64,
+}
+
+impl Gaps {
+    fn new(scenario: &Scenario) -> Self {
+        let is_guest: Vec<bool> = scenario.tenants.iter().map(crate::scenario::Tenant::is_guest).collect();
+        let guests = (0..is_guest.len()).filter(|tenant| is_guest[*tenant]).collect();
+        Self { guests, is_guest, ..Self::default() }
+    }
+
+    fn guests_had_ns(&self, used_ns: &[u64]) -> u64 {
+        self.guests.iter().map(|guest| used_ns[*guest]).sum()
+    }
+
+    /// A tenant that had no work has some.
+    fn work_begins(&mut self, tenant: Tenant, used_ns: &[u64]) {
+        if self.is_guest[tenant] {
+            return;
+        }
+        if self.busy == 0 {
+            self.harvested_ns += self.guests_had_ns(used_ns) - self.had_ns;
+        }
+        self.busy += 1;
+    }
+
+    /// All of a tenant's work is done.
+    fn work_ends(&mut self, tenant: Tenant, used_ns: &[u64]) {
+        if self.is_guest[tenant] {
+            return;
+        }
+        self.busy -= 1;
+        if self.busy == 0 {
+            self.had_ns = self.guests_had_ns(used_ns);
+        }
+    }
+
+    /// Forgets what was harvested until now.
+    fn begin_anew(&mut self, used_ns: &[u64]) {
+        (self.harvested_ns, self.had_ns) = (0, self.guests_had_ns(used_ns));
+    }
+
+    /// What was harvested until now.
+    fn harvested_ns(&self, used_ns: &[u64]) -> u64 {
+        let now_ns = if self.busy == 0 { self.guests_had_ns(used_ns) - self.had_ns } else { 0 };
+        self.harvested_ns + now_ns
+    }
+}
+
 struct Engine<'a> {
     processes: Vec<Process>,
     device: &'a mut (dyn Device + 'a),
@@ -91,6 +150,7 @@ struct Engine<'a> {
     witness: Option<&'a mut (dyn Witness + 'a)>,
     moments: BinaryHeap<Reverse<(u64, Tenant)>>,
     outcomes: Vec<Outcome>,
+    gaps: Gaps,
     warmup_ns: u64,
     standings: Standings,
 }
@@ -116,6 +176,7 @@ pub fn run<'a>(
         witness,
         moments: BinaryHeap::new(),
         outcomes: vec![Outcome::default(); scenario.tenants.len()],
+        gaps: Gaps::new(scenario),
         warmup_ns: scenario.warmup_ns,
         standings: Standings::at_first(scenario),
     };
@@ -146,6 +207,7 @@ impl Engine<'_> {
                 if samples == 0 {
                     used_before.copy_from_slice(self.device.used_ns());
                     busy_before_ns = self.device.busy_ns();
+                    self.gaps.begin_anew(self.device.used_ns());
                 }
                 let used = self.device.used_ns().iter().zip(&used_before);
                 for (tenant, (outcome, (used_ns, before_ns))) in
@@ -186,6 +248,7 @@ impl Engine<'_> {
         Run {
             outcomes: std::mem::take(&mut self.outcomes),
             busy_ns: self.device.busy_ns() - busy_before_ns,
+            harvested_ns: self.gaps.harvested_ns(self.device.used_ns()),
             standings: self.standings.clone(),
         }
     }
@@ -202,6 +265,7 @@ impl Engine<'_> {
         if let Some(witness) = &mut self.witness {
             witness.available(now_ns, tenant, batch.kernels.iter().map(|kernel| kernel.length_ns).sum());
         }
+        self.gaps.work_begins(tenant, self.device.used_ns());
         let process = &mut self.processes[tenant];
         process.to_launch.extend(&batch.kernels);
         process.batch = Some(batch);
@@ -242,6 +306,7 @@ impl Engine<'_> {
             self.outcomes[tenant].finished_ns.get_or_insert(now_ns);
         }
         if let Some(batch) = process.batch.take() {
+            self.gaps.work_ends(tenant, self.device.used_ns());
             self.answered(now_ns, tenant, &batch);
         }
         self.moments.extend(moment_ns.map(|at_ns| Reverse((at_ns, tenant))));

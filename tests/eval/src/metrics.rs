@@ -45,15 +45,15 @@ pub struct Row {
     pub slo_miss_ratio: Option<f64>,
     /// Jobs done by their deadline, of those that have a size and a deadline within the measured time.
     pub deadlines_met: Option<f64>,
-    /// Median answer time of requests, and of steps that have an SLO.
+    /// Median answer time of owners' requests, and of their steps that have an SLO.
     pub p50_ms: Option<f64>,
     /// … and the 99th percentile,
     pub p99_ms: Option<f64>,
-    /// and what that is above its tenant alone.
+    /// and what that is above its tenants' without guests: alone or, where there are several, under the same policy.
     pub p99_added_ms: Option<f64>,
     /// With guests: the owners' work as a part of what they do without, alone or, where there are several, under the same policy.
     pub production_speed: Option<f64>,
-    /// … and the guests' GPU time as a part of what the owners leave then, 1 at most: beyond, it was the owner's.
+    /// … and the GPU time that guests had while no owner had work, as a part of what the owners leave then.
     pub harvested_fraction: Option<f64>,
     /// Each tenant.
     pub tenants: Vec<TenantRow>,
@@ -142,14 +142,15 @@ fn undisturbed(scenario: &Scenario, policy: Policy) -> Vec<Outcome> {
 /// What happened on all GPUs.
 fn together<'a>(scenario: &Scenario, runs: impl Iterator<Item = (Run, &'a Scenario)>) -> Run {
     let mut outcomes = vec![Outcome::default(); scenario.tenants.len()];
-    let mut busy_ns = 0;
+    let (mut busy_ns, mut harvested_ns) = (0, 0);
     for (run, part) in runs {
         busy_ns += run.busy_ns;
+        harvested_ns += run.harvested_ns;
         for (tenant, outcome) in part.tenants.iter().zip(run.outcomes) {
             outcomes[tenant.number as usize] = outcome;
         }
     }
-    Run { outcomes, busy_ns, standings: Standings::at_first(scenario) }
+    Run { outcomes, busy_ns, harvested_ns, standings: Standings::at_first(scenario) }
 }
 
 /// What each tenant does, with the same random numbers, if it has the GPU to itself.
@@ -213,14 +214,12 @@ fn row(
     let owners: Vec<Tenant> = (0..tenants.len()).filter(is_owner).collect();
     let guests: Vec<Tenant> = (0..tenants.len()).filter(|tenant| !is_owner(tenant)).collect();
     let answers = |outcomes: &[Outcome]| {
-        let services = scenario
-            .tenants
-            .iter()
-            .zip(outcomes)
-            .filter(|(tenant, _)| tenant.slo_ns().is_some() || tenant.requests.is_some());
+        let services = scenario.tenants.iter().zip(outcomes).filter(|(tenant, _)| {
+            !tenant.is_guest() && (tenant.slo_ns().is_some() || tenant.requests.is_some())
+        });
         services.flat_map(|(_, outcome)| outcome.latencies_ns.iter().copied()).collect::<Vec<u64>>()
     };
-    let (answered, answered_alone) = (answers(&run.outcomes), answers(alone));
+    let (answered, answered_before) = (answers(&run.outcomes), answers(undisturbed.unwrap_or(alone)));
     let p99_ms = percentile_ms(&answered, 0.99);
     let beside = (!owners.is_empty() && !guests.is_empty()).then(|| {
         let sum = |outcomes: &[Outcome], of: fn(&Outcome) -> u64| {
@@ -229,7 +228,7 @@ fn row(
         let undisturbed = undisturbed.unwrap_or(alone);
         let left =
             (scenario.gpus as f64 - sum(undisturbed, |owner| owner.used_ns) / span_ns).max(f64::EPSILON);
-        let had: f64 = guests.iter().map(|guest| tenants[*guest].received).sum();
+        let had = run.harvested_ns as f64 / span_ns;
         let speed =
             sum(&run.outcomes, |owner| owner.work_ns) / sum(undisturbed, |owner| owner.work_ns).max(1.0);
         (speed, (had / left).min(1.0))
@@ -257,7 +256,7 @@ fn row(
         deadlines_met: deadlines_met(scenario, run),
         p50_ms: percentile_ms(&answered, 0.5),
         p99_ms,
-        p99_added_ms: p99_ms.zip(percentile_ms(&answered_alone, 0.99)).map(|(with, alone)| with - alone),
+        p99_added_ms: p99_ms.zip(percentile_ms(&answered_before, 0.99)).map(|(with, before)| with - before),
         production_speed: beside.map(|(speed, _)| speed),
         harvested_fraction: beside.map(|(_, harvested)| harvested),
         tenants,

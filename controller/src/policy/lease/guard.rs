@@ -6,8 +6,9 @@
 //! never slowed to make room, and that they are faster beside guests says nothing.
 //!
 //! Owners mostly pause for about as long each time. As long as the shortest of the last pauses is not over a guest costs nothing, so it may launch
-//! until what it launches could outlast that. Owners with a time objective can be kept waiting for a small part of it. Beyond, a guest spends from a credit that
-//! grows with time and shrinks by all that guests cost; what they cost beyond it has to be earned back before any of them runs again.
+//! until what it launches could outlast that. Beyond, a guest spends from a credit that grows with time and shrinks by all that guests cost; what they cost beyond it has to be
+//! earned back before any of them runs again. Owners that all have a time objective can be kept waiting for a small part of it: such waits have a credit of their own, that
+//! grows faster ([`TOLERATED_PPM`]), for whoever answers requests that come by themselves catches up.
 
 use deepres_abi::PPM;
 use std::collections::VecDeque;
@@ -16,15 +17,21 @@ use std::time::Duration;
 /// The part of the time that guests may cost owners unless an operator says otherwise: 1 %.
 pub const DEFAULT_MAX_HARM_PPM: u32 = PPM / 100;
 
+/// The part of the time that waits may cost owners which can wait that long: 5 %. A job that begins its next step only when the last one is done loses as much, however
+/// long its steps may take.
+pub const TOLERATED_PPM: u32 = PPM / 20;
+
 /// Pauses that are remembered.
 const PAUSES: usize = 8;
 /// Pauses that must have been seen before the next is foreseen.
 const MIN_PAUSES: usize = 4;
 /// How long a guest may go on at a time when it is not known how long the pause lasts; an owner that comes back ends it at once.
 const UNFORESEEN_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
-/// Credit is saved up to this, or to what two windows of the guest may cost.
+/// Credit is saved up to this, or to what two windows of a guest that waits may cost.
 const MAX_CREDIT_NS: u64 = Duration::from_millis(20).as_nanos() as u64;
 const WINDOWS_OF_CREDIT: u64 = 2;
+/// Debt is not more than this: what one kernel without an end may do is not held against guests for ever.
+const MAX_DEBT_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 
 /// Progress without guests is remembered for so long, and then half as much.
 const PROGRESS_SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
@@ -66,16 +73,53 @@ impl Progress {
     }
 }
 
+/// What may be spent: a part of the time that passes.
+#[derive(Debug)]
+struct Budget {
+    rate_ppm: u32,
+    credit_ns: u64,
+    /// Parts of a nanosecond of credit, in parts per million.
+    rest: u64,
+    /// What was spent beyond the credit: it is earned back first.
+    debt_ns: u64,
+}
+
+impl Budget {
+    fn new(rate_ppm: u32) -> Self {
+        Self { rate_ppm: rate_ppm.min(PPM), credit_ns: MAX_CREDIT_NS, rest: 0, debt_ns: 0 }
+    }
+
+    fn earn(&mut self, elapsed_ns: u64, limit_ns: u64) {
+        let earned = u128::from(elapsed_ns) * u128::from(self.rate_ppm) + u128::from(self.rest);
+        self.rest = (earned % u128::from(PPM)) as u64;
+        let earned_ns = u64::try_from(earned / u128::from(PPM)).unwrap_or(u64::MAX);
+        let repaid_ns = earned_ns.min(self.debt_ns);
+        self.debt_ns -= repaid_ns;
+        self.credit_ns =
+            self.credit_ns.saturating_add(earned_ns - repaid_ns).min(limit_ns.max(self.credit_ns));
+    }
+
+    fn spend(&mut self, ns: u64) {
+        // Where nothing is earned nothing can be paid back.
+        let beyond_ns = if self.rate_ppm == 0 { 0 } else { ns.saturating_sub(self.credit_ns) };
+        self.credit_ns = self.credit_ns.saturating_sub(ns);
+        self.debt_ns = self.debt_ns.saturating_add(beyond_ns).min(MAX_DEBT_NS);
+    }
+
+    fn has(&self, ns: u64) -> bool {
+        self.debt_ns == 0 && self.credit_ns >= ns
+    }
+}
+
 /// The guard of one GPU.
 #[derive(Debug)]
 pub struct Guard {
-    max_harm_ppm: u32,
-    credit_ns: u64,
-    /// Parts of a nanosecond of credit, in parts per million.
-    credit_rest: u64,
+    harm: Budget,
+    /// For waits that every owner can bear.
+    tolerated: Budget,
+    /// Which are so long at most, as last said.
+    tolerated_ns: u64,
     credit_limit_ns: u64,
-    /// What guests cost owners beyond the credit: until it is earned back no guest may launch, whatever is foreseen.
-    debt_ns: u64,
     seen_ns: Option<u64>,
     owners_present: bool,
     idle_since_ns: Option<u64>,
@@ -97,11 +141,10 @@ impl Guard {
     /// A guard that lets guests cost owners this part of the time.
     pub fn new(max_harm_ppm: u32) -> Self {
         Self {
-            max_harm_ppm: max_harm_ppm.min(PPM),
-            credit_ns: MAX_CREDIT_NS,
-            credit_rest: 0,
+            harm: Budget::new(max_harm_ppm),
+            tolerated: Budget::new(TOLERATED_PPM),
+            tolerated_ns: 0,
             credit_limit_ns: MAX_CREDIT_NS,
-            debt_ns: 0,
             seen_ns: None,
             owners_present: false,
             idle_since_ns: None,
@@ -120,12 +163,22 @@ impl Guard {
 
     /// The part of the time that guests may cost owners, parts per million.
     pub fn max_harm_ppm(&self) -> u32 {
-        self.max_harm_ppm
+        self.harm.rate_ppm
     }
 
     /// What guests may still cost owners now, ns.
     pub fn credit_ns(&self) -> u64 {
-        self.credit_ns
+        self.harm.credit_ns
+    }
+
+    /// What must be earned back before any guest may cost owners anything, ns.
+    pub fn debt_ns(&self) -> u64 {
+        self.harm.debt_ns
+    }
+
+    /// Guests wait of which the one with the longest takes `window_ns` to be gone: credit is saved up for it.
+    pub fn save_for(&mut self, window_ns: u64) {
+        self.credit_limit_ns = MAX_CREDIT_NS.max(window_ns.saturating_mul(WINDOWS_OF_CREDIT));
     }
 
     /// Takes in what owners want. Pauses shorter than `grace_ns` are none.
@@ -133,13 +186,8 @@ impl Guard {
         let elapsed_ns = now_ns.saturating_sub(self.seen_ns.unwrap_or(now_ns));
         self.seen_ns = Some(now_ns);
         if self.owners_present {
-            let earned =
-                u128::from(elapsed_ns) * u128::from(self.max_harm_ppm) + u128::from(self.credit_rest);
-            self.credit_rest = (earned % u128::from(PPM)) as u64;
-            let earned_ns = u64::try_from(earned / u128::from(PPM)).unwrap_or(u64::MAX);
-            let repaid_ns = earned_ns.min(self.debt_ns);
-            self.debt_ns -= repaid_ns;
-            self.credit_ns = self.credit_ns.saturating_add(earned_ns - repaid_ns).min(self.credit_limit_ns);
+            self.harm.earn(elapsed_ns, self.credit_limit_ns);
+            self.tolerated.earn(elapsed_ns, self.credit_limit_ns);
         }
         self.owners_present = owners.present;
         if !owners.want {
@@ -167,7 +215,12 @@ impl Guard {
         if let Some(since_ns) = self.kept_out_since_ns.take() {
             // Its call for the GPU and the answer took their time too.
             let harm_ns = now_ns.saturating_sub(since_ns).saturating_add(handoff_ns);
-            self.spend(harm_ns);
+            self.harm_ns = self.harm_ns.saturating_add(harm_ns);
+            let is_tolerated =
+                self.tolerated_ns > 0 && harm_ns <= self.tolerated_ns.saturating_add(handoff_ns);
+            let borne_ns = if is_tolerated { harm_ns.min(self.tolerated.credit_ns) } else { 0 };
+            self.tolerated.spend(borne_ns);
+            self.harm.spend(harm_ns - borne_ns);
         }
     }
 
@@ -188,17 +241,10 @@ impl Guard {
     fn settle(&mut self) {
         let disturbed = std::mem::take(&mut self.disturbed);
         if disturbed.wanted_ns > 0 {
-            self.spend(self.undisturbed.in_time(disturbed.wanted_ns).saturating_sub(disturbed.used_ns));
+            let lost_ns = self.undisturbed.in_time(disturbed.wanted_ns).saturating_sub(disturbed.used_ns);
+            self.harm_ns = self.harm_ns.saturating_add(lost_ns);
+            self.harm.spend(lost_ns);
         }
-    }
-
-    fn spend(&mut self, harm_ns: u64) {
-        self.harm_ns = self.harm_ns.saturating_add(harm_ns);
-        // Where nothing is earned nothing can be paid back.
-        let beyond_ns = if self.max_harm_ppm == 0 { 0 } else { harm_ns.saturating_sub(self.credit_ns) };
-        self.credit_ns = self.credit_ns.saturating_sub(harm_ns);
-        // Owners that can wait make debts without end; those of a while are enough.
-        self.debt_ns = self.debt_ns.saturating_add(beyond_ns).min(self.credit_limit_ns);
     }
 
     /// Until when a guest may launch that then takes `window_ns` to be gone, or `None` if it may not now. Every owner may be kept waiting for
@@ -208,11 +254,11 @@ impl Guard {
             return Some(u64::MAX);
         }
         let idle_since_ns = self.idle_since_ns?;
-        self.credit_limit_ns = MAX_CREDIT_NS.max(window_ns.saturating_mul(WINDOWS_OF_CREDIT));
-        if window_ns <= tolerated_ns {
+        self.tolerated_ns = tolerated_ns;
+        if window_ns <= tolerated_ns && self.tolerated.has(window_ns) {
             return Some(now_ns.saturating_add(UNFORESEEN_NS));
         }
-        if self.debt_ns > 0 {
+        if self.harm.debt_ns > 0 {
             return None;
         }
         let foreseen_ns =
@@ -220,14 +266,19 @@ impl Guard {
         if let Some(foreseen_ns) = foreseen_ns.filter(|foreseen_ns| *foreseen_ns > now_ns) {
             return Some(foreseen_ns);
         }
-        (self.credit_ns >= window_ns).then(|| now_ns.saturating_add(UNFORESEEN_NS))
+        self.harm.has(window_ns).then(|| now_ns.saturating_add(UNFORESEEN_NS))
     }
 
     /// When a guest that may not launch now can be asked again, if no owner comes before.
-    pub fn retry_ns(&self, now_ns: u64, window_ns: u64) -> Option<u64> {
-        let missing_ns = window_ns.saturating_sub(self.credit_ns).saturating_add(self.debt_ns);
-        let wait_ns = u128::from(missing_ns) * u128::from(PPM) / u128::from(self.max_harm_ppm.max(1)) + 1;
-        (self.max_harm_ppm > 0).then(|| now_ns.saturating_add(u64::try_from(wait_ns).unwrap_or(u64::MAX)))
+    pub fn retry_ns(&self, now_ns: u64, window_ns: u64, tolerated_ns: u64) -> Option<u64> {
+        let wait_ns = |budget: &Budget| {
+            let missing_ns = window_ns.saturating_sub(budget.credit_ns).saturating_add(budget.debt_ns);
+            let wait_ns = u128::from(missing_ns) * u128::from(PPM) / u128::from(budget.rate_ppm.max(1)) + 1;
+            (budget.rate_ppm > 0).then(|| u64::try_from(wait_ns).unwrap_or(u64::MAX))
+        };
+        let tolerated = Some(&self.tolerated).filter(|_| window_ns <= tolerated_ns);
+        let wait_ns = [Some(&self.harm), tolerated].into_iter().flatten().filter_map(wait_ns).min();
+        wait_ns.map(|wait_ns| now_ns.saturating_add(wait_ns))
     }
 
     /// As long the next pause will last at least, if pauses go on as they did.
@@ -275,16 +326,16 @@ mod tests {
     #[test]
     fn in_a_foreseen_pause_a_guest_may_launch_until_its_window_would_outlast_it() {
         let (mut guard, now_ns) = seasoned(0);
-        guard.credit_ns = 0;
+        guard.harm.credit_ns = 0;
         assert_eq!(guard.until_ns(now_ns, 2 * MS, 0), Some(now_ns + 10 * MS - 2 * MS));
         assert_eq!(guard.until_ns(now_ns + 9 * MS, 2 * MS, 0), None, "and not beyond, without credit");
-        assert_eq!(guard.retry_ns(now_ns, 2 * MS), None, "nor ever");
+        assert_eq!(guard.retry_ns(now_ns, 2 * MS, 0), None, "nor ever");
     }
 
     #[test]
     fn owners_that_can_wait_are_met_by_guests_that_are_gone_in_time() {
         let (mut guard, now_ns) = seasoned(0);
-        guard.credit_ns = 0;
+        guard.harm.credit_ns = 0;
         assert!(guard.until_ns(now_ns + 20 * MS, 2 * MS, 2 * MS).is_some());
         assert_eq!(guard.until_ns(now_ns + 20 * MS, 2 * MS, 2 * MS - 1), None);
     }
@@ -313,7 +364,7 @@ mod tests {
         }
         assert_eq!(guard.harm_ns(), 20 * MS);
         assert_eq!(guard.until_ns(now_ns, 5 * MS, 0), None, "the credit is spent");
-        let retry_ns = guard.retry_ns(now_ns, 5 * MS).unwrap();
+        let retry_ns = guard.retry_ns(now_ns, 5 * MS, 0).unwrap();
         assert!((400 * MS..=500 * MS).contains(&(retry_ns - now_ns)), "1 % of that is what is missing");
         guard.observe(retry_ns, IDLE, GRACE);
         assert!(guard.until_ns(retry_ns, 5 * MS, 0).is_some());
@@ -331,11 +382,43 @@ mod tests {
         assert_eq!(guard.until_ns(now_ns + 22 * MS, MS, 0), None, "though a pause of 10 ms is foreseen");
         assert!(guard.until_ns(now_ns + 22 * MS, MS, MS).is_some(), "owners that can wait are asked nothing");
         guard.observe(now_ns + 240 * MS, IDLE, GRACE);
-        assert_eq!(guard.debt_ns, 0);
+        assert_eq!(guard.harm.debt_ns, 0);
         let (mut guard, now_ns) = (guard, now_ns + 250 * MS);
         guard.observe(now_ns, BUSY, GRACE);
         guard.observe(now_ns + MS, IDLE, GRACE);
         assert!(guard.until_ns(now_ns + MS, MS / 2, 0).is_some(), "it is earned back");
+    }
+
+    #[test]
+    fn what_one_long_kernel_cost_is_earned_back_whole() {
+        let (mut guard, now_ns) = seasoned(10_000);
+        guard.observe(now_ns, KEPT_OUT, GRACE);
+        guard.owner_served(now_ns + 1_000 * MS, 0);
+        guard.observe(now_ns + 1_000 * MS, IDLE, GRACE);
+        let retry_ns = guard.retry_ns(now_ns + 1_000 * MS, MS, 0).unwrap() - now_ns;
+        assert!((97_000 * MS..=100_000 * MS).contains(&retry_ns), "a hundred times as long: {retry_ns}");
+    }
+
+    #[test]
+    fn owners_that_can_wait_do_so_for_a_twentieth_of_the_time_and_no_more() {
+        let mut guard = Guard::new(10_000);
+        let (mut now_ns, mut waited_ns) = (0, 0);
+        for _ in 0..10_000 {
+            // A closed loop: each step begins with a wait for a guest, if there may be one.
+            guard.observe(now_ns, IDLE, GRACE);
+            // Beside what they may be cost in any case, 1 %.
+            let has_guest = guard.until_ns(now_ns, 2 * MS, 5 * MS).is_some();
+            now_ns += MS;
+            guard.observe(now_ns, if has_guest { KEPT_OUT } else { BUSY }, GRACE);
+            if has_guest {
+                now_ns += 2 * MS;
+                waited_ns += 2 * MS;
+            }
+            guard.owner_served(now_ns, 0);
+            now_ns += 5 * MS;
+        }
+        let part = waited_ns as f64 / now_ns as f64;
+        assert!((0.05..=0.07).contains(&part), "{part} of the time was spent waiting");
     }
 
     #[test]
@@ -374,8 +457,9 @@ mod tests {
     fn a_window_larger_than_the_usual_credit_can_be_saved_up_for() {
         let mut guard = Guard::default();
         guard.observe(0, IDLE, GRACE);
+        guard.save_for(100 * MS);
         assert_eq!(guard.until_ns(0, 100 * MS, 0), None);
-        let retry_ns = guard.retry_ns(0, 100 * MS).unwrap();
+        let retry_ns = guard.retry_ns(0, 100 * MS, 0).unwrap();
         guard.observe(retry_ns, IDLE, GRACE);
         assert!(guard.until_ns(retry_ns, 100 * MS, 0).is_some());
     }
@@ -388,7 +472,7 @@ mod tests {
                 guard.observe(now_ns, owners, GRACE);
                 guard.owner_served(now_ns, u64::MAX);
                 let _ = guard.until_ns(now_ns, u64::MAX, 0);
-                let _ = guard.retry_ns(now_ns, u64::MAX);
+                let _ = guard.retry_ns(now_ns, u64::MAX, u64::MAX);
             }
         }
     }

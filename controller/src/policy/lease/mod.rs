@@ -482,24 +482,42 @@ impl Scheduler {
         self.tenants.iter().any(|(id, other)| *id != tenant && other.is_here() && other.has_objective())
     }
 
-    /// The guest that goes next, `but` for one, and until when it may launch; or else when to ask again.
+    /// The guest that goes next, `but` for one, and until when it may launch; or else when to ask again. It is the one furthest behind of those that
+    /// the guard admits: one whose kernels are too long for the pauses keeps none from them whose kernels are not.
     fn next_guest(
         &mut self,
         but: Option<TenantId>,
         now_ns: u64,
         tuning: &Tuning,
     ) -> Result<(TenantId, u64), Option<u64>> {
-        let guest = self.next(Rank::Guest, but).ok_or(None)?;
-        self.guest_until_ns(guest, now_ns, tuning).map(|until_ns| (guest, until_ns))
+        let is_asked = |(id, tenant): &(&TenantId, &Tenant)| {
+            tenant.rank == Rank::Guest && tenant.wanted && Some(**id) != but
+        };
+        let mut guests: Vec<(VirtualTime, TenantId, u64)> = self
+            .tenants
+            .iter()
+            .filter(is_asked)
+            .map(|(id, tenant)| (tenant.vtime, *id, guest_window_ns(tenant, tuning)))
+            .collect();
+        guests.sort_unstable();
+        self.guard.save_for(guests.iter().map(|(.., window_ns)| *window_ns).max().unwrap_or(0));
+        let mut retry_ns: Option<u64> = None;
+        for (_, guest, _) in guests {
+            match self.guest_until_ns(guest, now_ns, tuning) {
+                Ok(until_ns) => return Ok((guest, until_ns)),
+                Err(again_ns) => retry_ns = [retry_ns, again_ns].into_iter().flatten().min(),
+            }
+        }
+        Err(retry_ns)
     }
 
     /// Until when a guest may launch, or else when to ask again.
     fn guest_until_ns(&mut self, guest: TenantId, now_ns: u64, tuning: &Tuning) -> Result<u64, Option<u64>> {
-        let longest_ns = self.tenants.get(&guest).map_or(0, |guest| guest.seen.longest_ns);
-        let window_ns = tuning.guest_window_ns(longest_ns).saturating_add(tuning.handoff_ns);
+        let window_ns = self.tenants.get(&guest).map_or(0, |guest| guest_window_ns(guest, tuning));
+        let tolerated_ns = self.tolerated_ns();
         self.guard
-            .until_ns(now_ns, window_ns, self.tolerated_ns())
-            .ok_or_else(|| self.guard.retry_ns(now_ns, window_ns))
+            .until_ns(now_ns, window_ns, tolerated_ns)
+            .ok_or_else(|| self.guard.retry_ns(now_ns, window_ns, tolerated_ns))
     }
 
     /// The tenant, if there is but one: it has the GPU before it asks.
@@ -794,6 +812,11 @@ impl Scheduler {
             self.changes.push(Change { tenant: id, grant, renewal });
         }
     }
+}
+
+/// How long a guest's work takes to be gone when an owner comes.
+fn guest_window_ns(guest: &Tenant, tuning: &Tuning) -> u64 {
+    tuning.guest_window_ns(guest.seen.longest_ns).saturating_add(tuning.handoff_ns)
 }
 
 enum Step {

@@ -1,9 +1,12 @@
 //! A best-effort job limited by the rate of the production job's launches.
 //!
-//! Rule and constants are those of TGS's hijack/src/{high,low}_priority_hijack_call.c as published (June 2023). Production is never held up; each 5 s it
+//! Rules and constants are those of TGS's hijack/src/{high,low}_priority_hijack_call.c as published (June 2023). Production is never held up; each 5 s it
 //! tells the blocks it launched. The guest is frozen while it profiles that (five messages), then may launch `limit` blocks in each 50 ms, and
 //! moves the limit at each message: up while production's rate is within 3 % of its best, down otherwise (upwards too: a difference is taken
 //! without its sign), with a slow start and a congestion avoidance.
+//!
+//! One rule is kinder than theirs: they profile on for as long as the last messages are as good as the best, which a steady production never
+//! leaves; here that ends the profile, so that the guest comes to run.
 //!
 //! Several production tenants count as one, whose rate is the sum of theirs; several guests have a limiter each, as it is a process's.
 
