@@ -188,8 +188,8 @@ const RM: &[Command] = &[
         ],
     )
     .status(24),
-    command(0x35, "NV_ESC_RM_SHARE", 0, &[h("client", 0), h("object", 4)]),
-    command(0x39, "NV_ESC_RM_I2C_ACCESS", 0, &[]),
+    command(0x35, "NV_ESC_RM_SHARE", 24, &[h("client", 0), h("object", 4)]).status(20),
+    command(0x39, "NV_ESC_RM_I2C_ACCESS", 32, &[h("client", 0), h("device", 4), u("size", 8)]).status(24),
     command(
         0x41,
         "NV_ESC_RM_IDLE_CHANNELS",
@@ -260,7 +260,8 @@ const RM: &[Command] = &[
         ],
     )
     .status(48),
-    command(0x56, "NV_ESC_RM_ADD_VBLANK_CALLBACK", 0, &[h("client", 0), h("device", 4), h("vblank", 8)]),
+    command(0x56, "NV_ESC_RM_ADD_VBLANK_CALLBACK", 56, &[h("client", 0), h("device", 4), h("vblank", 8)])
+        .status(52),
     command(
         0x57,
         "NV_ESC_RM_MAP_MEMORY_DMA",
@@ -323,9 +324,10 @@ const RM: &[Command] = &[
     command(
         217,
         "NV_ESC_EXPORT_TO_DMABUF_FD",
-        0,
+        2608,
         &[i("fd", 0), h("client", 4), u("objects", 8), n("size", 24)],
-    ),
+    )
+    .status(2600),
     command(218, "NV_ESC_WAIT_OPEN_COMPLETE", 8, &[i("rc", 0), h("adapter_status", 4)]),
 ];
 
@@ -333,7 +335,7 @@ const RANGE: &[Field] = &[p("base", 0), n("length", 8)];
 const RANGE_OF_GPU: &[Field] = &[p("base", 0), n("length", 8), id("gpu", 16)];
 const GPU: &[Field] = &[id("gpu", 0)];
 const GPUS: &[Field] = &[id("gpu", 0), id("other", 16)];
-const GROUP: &[Field] = &[u("group", 0)];
+const GROUP: &[Field] = &[n("group", 0)];
 const TYPES: &[Field] = &[p("types", 0)];
 const TABLE: &[Field] = &[p("table", 0)];
 const REMOTE: &[Field] = &[p("buffer", 0), n("size", 8), p("address", 16), n("done", 24)];
@@ -347,7 +349,7 @@ const UVM: &[Command] = &[
     command(4, "UVM_REGION_DECOMMIT", 24, RANGE).status(16),
     command(5, "UVM_REGION_SET_STREAM", 48, RANGE).status(40),
     command(6, "UVM_SET_STREAM_RUNNING", 16, &[p("stream", 0)]).status(8),
-    command(7, "UVM_SET_STREAM_STOPPED", 272, &[]),
+    command(7, "UVM_SET_STREAM_STOPPED", 272, &[]).status(264),
     command(10, "UVM_ADD_SESSION", 8, &[u("pid", 0)]).status(4),
     command(12, "UVM_ENABLE_COUNTERS", 0, &[]),
     command(13, "UVM_MAP_COUNTER", 40, &[u("scope", 0), u("counter", 4), id("gpu", 8)]).status(32),
@@ -396,8 +398,8 @@ const UVM: &[Command] = &[
     .status(36),
     command(38, "UVM_UNREGISTER_GPU", 20, GPU).status(16),
     command(39, "UVM_PAGEABLE_MEM_ACCESS", 8, &[]).status(4),
-    command(40, "UVM_PREVENT_MIGRATION_RANGE_GROUPS", 272, &[]),
-    command(41, "UVM_ALLOW_MIGRATION_RANGE_GROUPS", 272, &[]),
+    command(40, "UVM_PREVENT_MIGRATION_RANGE_GROUPS", 272, &[]).status(264),
+    command(41, "UVM_ALLOW_MIGRATION_RANGE_GROUPS", 272, &[]).status(264),
     command(
         42,
         "UVM_SET_PREFERRED_LOCATION",
@@ -410,8 +412,8 @@ const UVM: &[Command] = &[
     command(45, "UVM_DISABLE_READ_DUPLICATION", 24, RANGE).status(16),
     command(46, "UVM_SET_ACCESSED_BY", 40, RANGE_OF_GPU).status(32),
     command(47, "UVM_UNSET_ACCESSED_BY", 40, RANGE_OF_GPU).status(32),
-    command(51, "UVM_MIGRATE", 72, &[p("base", 0), n("length", 8), id("to", 16), h("flags", 32)])
-        .status(64)
+    command(51, "UVM_MIGRATE", 80, &[p("base", 0), n("length", 8), id("to", 16), h("flags", 32)])
+        .status(72)
         .amount(8),
     command(53, "UVM_MIGRATE_RANGE_GROUP", 32, &[n("group", 0), id("to", 8)]).status(24),
     command(56, "UVM_TOOLS_INIT_EVENT_TRACKER", 56, TRACKER).status(48),
@@ -455,7 +457,7 @@ const UVM: &[Command] = &[
     .status(52)
     .amount(8),
     command(79, "UVM_CLEAR_ALL_ACCESS_COUNTERS", 4, &[]).status(0),
-    command(80, "UVM_DISCARD", 32, &[p("base", 0), n("length", 8), h("flags", 16)]).status(24),
+    command(80, "UVM_DISCARD", 32, &[p("base", 0), n("length", 8), p("flags", 16)]).status(24),
     command(2047, "UVM_IS_8_SUPPORTED", 8, &[u("supported", 0)]).status(4),
     command(0x3000_0001, "UVM_INITIALIZE", 16, &[p("flags", 0)]).status(8),
     command(0x3000_0002, "UVM_DEINITIALIZE", 0, &[]),
@@ -550,6 +552,73 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Number, name and size of each argument, and where it has what is shown of it: its fields, the driver's status and an amount, in that order.
+    const PUBLISHED: &str = include_str!("layout/published.txt");
+
+    #[test]
+    fn arguments_are_laid_out_as_nvidia_publishes_them() {
+        let mut published: Vec<&str> = PUBLISHED.lines().filter(|line| !line.starts_with('#')).collect();
+        let mut unpublished = Vec::new();
+        for command in FAMILIES.into_iter().flat_map(of_family) {
+            let is_its = |line: &&str| line.split(' ').nth(1) == Some(command.name);
+            let Some(at) = published.iter().position(is_its) else {
+                unpublished.push(command.name);
+                assert_eq!(
+                    (command.bytes, command.status, command.amount),
+                    (0, None, None),
+                    "{}",
+                    command.name
+                );
+                continue;
+            };
+            let line = published.swap_remove(at);
+            let mut words = line.split(' ');
+            let mut number = || words.next().unwrap();
+            assert_eq!(u32::from_str_radix(number(), 16), Ok(command.number), "{line}");
+            assert_eq!(number(), command.name);
+            let bytes: usize = number().parse().unwrap();
+            // Of an argument that grows with the GPUs that a driver can have, the beginning alone is known.
+            assert!(command.bytes == bytes || command.bytes == 0 && command.status.is_none(), "{line}");
+            let places = words.map(|word| {
+                let (_, place) = word.split_once('@').unwrap();
+                let (at, bytes) = place.split_once(':').unwrap();
+                (at.parse::<usize>().unwrap(), bytes.parse::<usize>().unwrap())
+            });
+            let shown = command.fields.iter().map(|field| (field.at, field.kind.bytes()));
+            let shown = shown.chain(command.status.map(|at| (at, 4))).chain(match command.amount {
+                Some(Amount::Mapped(at) | Amount::AllocatedUpTo(at)) => Some((at, 8)),
+                _ => None,
+            });
+            assert_eq!(shown.collect::<Vec<_>>(), places.collect::<Vec<_>>(), "{line}");
+        }
+        assert_eq!(published, [""; 0], "commands that are not known");
+        assert_eq!(
+            unpublished,
+            [
+                "NV_ESC_RM_EXPORT_OBJECT_TO_FD",
+                "NV_ESC_RM_IMPORT_OBJECT_FROM_FD",
+                "NV_ESC_RM_LOCKLESS_DIAGNOSTIC",
+                "NV_ESC_CARD_INFO",
+                "NV_ESC_ATTACH_GPUS_TO_FD",
+                "UVM_DEINITIALIZE"
+            ],
+            "those without an argument of a size of their own"
+        );
+    }
+
+    #[test]
+    fn what_the_kernel_programs_read_of_allocations_is_where_nvidia_publishes_it() {
+        use deepres_abi::probe::{heap, object};
+        const WORD: usize = 8;
+        // NVOS64_PARAMETERS: hClass, pAllocParms, status; NV_MEMORY_ALLOCATION_PARAMS: size.
+        let at = (object::CLASS_WORD * WORD + 4, object::PARAMETERS_WORD * WORD, object::STATUS_WORD * WORD);
+        assert_eq!((at, object::SIZE_AT, object::WORDS * WORD), ((12, 16, 40), 64, 48));
+        // NVOS32_PARAMETERS: function, status, data.AllocSize.size, data.AllocSizeRange.size.
+        let at = (heap::FUNCTION_WORD * WORD, heap::STATUS_WORD * WORD + 4);
+        assert_eq!((at, heap::SIZE_WORD * WORD, heap::RANGE_SIZE_WORD * WORD), ((8, 20), 88, 80));
+        assert_eq!((heap::ALLOC_SIZE, heap::ALLOC_SIZE_RANGE), (2, 14));
     }
 
     #[test]

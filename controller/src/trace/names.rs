@@ -42,6 +42,9 @@ mod tests {
         assert_eq!(STATUSES.get(0xdead), None);
         assert_eq!(DISPLAYS.get(0), Some("NVKMS_IOCTL_ALLOC_DEVICE"));
         assert_eq!(DISPLAYS.get(15), Some("NVKMS_IOCTL_FLIP"));
+        assert_eq!(DISPLAYS.get(63), Some("NVKMS_IOCTL_FRAMEBUFFER_CONSOLE_DISABLED"));
+        let displays: Vec<u32> = DISPLAYS.0.iter().map(|(number, _)| *number).collect();
+        assert_eq!(displays, (0..64).collect::<Vec<_>>(), "an enumeration without gaps");
         for names in [&CONTROLS, &CLASSES, &STATUSES] {
             assert!(names.0.len() > 100 && names.0.is_sorted_by_key(|(number, _)| *number));
         }
