@@ -1,5 +1,6 @@
 //! The controller from outside: its command line, its daemon over real sockets, and its lease policy on a model GPU.
 
+mod build;
 mod cdi;
 mod cli;
 mod daemon;

@@ -1,0 +1,40 @@
+//! A build without the kernel programs is possible and says so; one that was told where they are does not do without them. What such a build says
+//! when it runs, `probes::kernel` tests; that the tests refuse it, those of the kernel do.
+
+#[expect(dead_code, reason = "cargo runs the rest")]
+#[path = "../../build.rs"]
+mod script;
+
+use std::path::Path;
+
+#[test]
+fn what_was_built_is_embedded_and_without_it_nothing_is() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(script::programs(None, folder.path()), Ok(Vec::new()));
+    assert_eq!(script::programs(None, &folder.path().join("none")), Ok(Vec::new()));
+    std::fs::write(folder.path().join("programs.o"), [7]).unwrap();
+    assert_eq!(script::programs(None, folder.path()), Ok(vec![7]));
+    let other = folder.path().join("other.o");
+    std::fs::write(&other, [8]).unwrap();
+    assert_eq!(script::programs(Some(&other), folder.path()), Ok(vec![8]), "the named one goes before");
+    std::fs::write(&other, []).unwrap();
+    assert_eq!(
+        script::programs(Some(&other), folder.path()),
+        Ok(Vec::new()),
+        "so a build without them is asked for"
+    );
+}
+
+#[test]
+fn a_named_file_that_is_not_there_is_no_build_without_the_programs() {
+    let missing = script::programs(Some(Path::new("/none/programs.o")), Path::new("/"));
+    assert!(missing.unwrap_err().contains("/none/programs.o"));
+}
+
+#[test]
+fn a_build_without_the_programs_says_what_it_lacks_and_how_it_is_had() {
+    assert!(
+        script::WITHOUT.contains("without its kernel programs")
+            && script::WITHOUT.contains("cargo xtask ebpf")
+    );
+}
