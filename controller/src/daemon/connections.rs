@@ -2,11 +2,10 @@
 
 use super::registry::{MAX_DESERTED, Refused};
 use crate::config::Config;
-use crate::identity::read;
+use crate::identity::source::Source;
 use deepres_abi::wire::RefusalKind;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::rc::Rc;
 
 /// Descriptors that a connection takes beside its bells: itself, its process, and a grant, a meter and a ledger page.
@@ -26,51 +25,6 @@ pub fn descriptors(connections: usize, gpus: usize) -> u64 {
 pub fn room(descriptors: u64, gpus: usize) -> usize {
     let room = descriptors.saturating_sub(OWN_DESCRIPTORS) / (DESCRIPTORS + gpus as u64);
     usize::try_from(room).unwrap_or(usize::MAX).max(1)
-}
-
-/// Whom connections are counted for.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
-    /// A user, wherever its processes are.
-    User(u32),
-    /// A container of a user without a limit: root in there is not root out here.
-    Place {
-        /// Its cgroup.
-        path: String,
-        /// Its name for people.
-        name: String,
-    },
-}
-
-impl Source {
-    /// Whom the connection of this user's process is counted for.
-    pub fn of(pid: u32, user: u32) -> Self {
-        let place = if is_exempt(user) { read::place(pid) } else { None };
-        // A daemon in a container is there for those who are in it.
-        let place = place.filter(|place| read::place(std::process::id()).as_ref() != Some(place));
-        place.map_or(Self::User(user), |place| Self::Place { name: place.name(), path: place.path })
-    }
-
-    fn has_limit(&self) -> bool {
-        match self {
-            Self::User(user) => !is_exempt(*user),
-            Self::Place { .. } => true,
-        }
-    }
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::User(user) => write!(f, "user {user}"),
-            Self::Place { name, .. } => f.write_str(name),
-        }
-    }
-}
-
-/// Whether a user's own processes may have as many connections as there are.
-fn is_exempt(user: u32) -> bool {
-    user == 0 || user == rustix::process::getuid().as_raw()
 }
 
 /// Connections of tenants.
@@ -169,14 +123,6 @@ mod tests {
                 connections.leave(source);
             }
         }
-    }
-
-    #[test]
-    fn what_a_user_has_is_counted_for_the_user_and_who_is_where_the_daemon_is_has_no_limit() {
-        assert_eq!(Source::of(std::process::id(), 4711), Source::User(4711));
-        let own = rustix::process::getuid().as_raw();
-        let here = Source::of(std::process::id(), own);
-        assert!(here == Source::User(own) && !here.has_limit());
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The tenant socket: lets processes in, and notices when they are gone.
 
-use super::connections::Source;
 use super::peer::{Peer, is_dead};
 use super::registry::{Admitted, Guest, Membership, Refused, Registry};
 use super::{Shared, view};
 use crate::clock::monotonic_ns;
+use crate::identity::source::Source;
 use crate::identity::{self, Facts};
 use crate::packet::{self, Packet};
 use crate::probes::metering::{self, Purpose};

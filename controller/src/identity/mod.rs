@@ -13,6 +13,7 @@
 
 pub mod cgroup;
 pub mod read;
+pub mod source;
 pub mod tree;
 
 use crate::process::ProcessKey;

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use deepres_e2e::clients::{CLibrary, Way, c_client, c_program_on};
+use deepres_e2e::clients::{CLibrary, Way, c_client, c_library, c_program_on};
 use deepres_e2e::probes::are_possible;
 use deepres_e2e::{Host, Process, host::COMMAND_LIMIT};
 use serde_json::Value;
@@ -122,6 +122,58 @@ fn a_metered_programs_child_that_cannot_be_probed_is_not_listed_as_unmanaged() {
     daemon.signal(rustix::process::Signal::TERM);
     let log = daemon.await_end(COMMAND_LIMIT).success().stderr;
     assert!(!log.contains("an unmanaged process uses"), "{log}");
+}
+
+#[test]
+fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
+    let Some(_alone) = alone() else { return };
+    const LIBRARIES: usize = 20;
+    /// Of one process no more are looked at: no program has so many.
+    const PROBED: usize = 16;
+    const MAKER: &str = "import ctypes, fcntl, glob, os, sys\n\
+        made = [ctypes.CDLL(path) for path in glob.glob(sys.argv[1] + '/libcuda.so.*')]\n\
+        device = os.open('/dev/vga_arbiter', os.O_RDWR)\n\
+        try: fcntl.ioctl(device, 0xc020462a, bytearray(32))\n\
+        except OSError: pass\n\
+        print('{}', flush=True)\n\
+        sys.stdin.read()";
+    let host = Host::new().config("[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n");
+    let mut daemon = host.daemon();
+    // Each a library of its own, as the kernel tells them apart.
+    let make = |name: &str| {
+        let folder = host.path().join(name);
+        std::fs::create_dir(&folder).expect("a folder");
+        for number in 0..LIBRARIES {
+            std::fs::copy(c_library("inside"), folder.join(format!("libcuda.so.{number}"))).expect("a copy");
+        }
+        let mut command = host.command("python3");
+        command.args(["-c", MAKER]).arg(&folder);
+        let mut maker = host.spawn(command);
+        maker.await_json(COMMAND_LIMIT);
+        let pid = maker.pid().to_string();
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while host.finish(host.deepres(&["adopt", &pid, "--name", name])).code != 0 {
+            assert!(Instant::now() < deadline, "it is not found");
+            thread::sleep(Duration::from_millis(50));
+        }
+        let metered =
+            await_metered(&host, |processes| processes.iter().any(|process| process["tenant"] == name));
+        let its = metered.into_iter().find(|process| process["tenant"] == name).expect("it is listed");
+        assert_eq!(its["libraries"].as_array().map(Vec::len), Some(PROBED), "{its:#}");
+        maker
+    };
+    let maker = make("maker");
+    let other = host.run(&["--no-preload", "--name", "other"], c_client("storm", Way::Dlsym), &[]);
+    let launches = host.finish(other).success().json()["kernel_launches"].clone();
+    let is_other = |process: &&Value| process["tenant"] == "other" && process["state"] == "ended";
+    let ended = await_metered(&host, |processes| processes.iter().any(|process| is_other(&process)));
+    let other = ended.iter().find(is_other).expect("it is listed");
+    assert_eq!(other["launches"], launches, "{other}");
+    // What a job brought goes with it, though somebody else is metered all the while.
+    let _stays = host.spawn(host.run(&["--no-preload", "--name", "stays"], "sleep", &["60"]));
+    maker.finish(COMMAND_LIMIT).success();
+    let forgotten = |line: &str| line.contains("probed no more") && line.contains("/maker/libcuda.so");
+    daemon.await_error_line(forgotten, COMMAND_LIMIT);
 }
 
 #[test]

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 /// What the driver's library is called, and then a version.
 const LIBRARY: &str = "libcuda.so";
+/// Files of that name that are looked at, at most. One is usual.
+const MAX_NAMED: usize = 16;
 /// Other files that are looked at, at most: a program can have the driver's functions inside.
 const MAX_OTHERS: usize = 64;
 
@@ -45,7 +47,7 @@ pub fn of(pid: u32, dismissed: &BTreeSet<(u64, u64)>) -> Vec<Mapped> {
     let (named, others): (Vec<_>, Vec<_>) =
         unique(lines.iter()).into_iter().partition(|line| is_library(line.path));
     let others = others.into_iter().take(MAX_OTHERS);
-    named.into_iter().chain(others).filter_map(|line| opened(pid, line, dismissed)).collect()
+    named.into_iter().take(MAX_NAMED).chain(others).filter_map(|line| opened(pid, line, dismissed)).collect()
 }
 
 fn unique<'l, 'm>(lines: impl Iterator<Item = &'l Line<'m>>) -> Vec<&'l Line<'m>> {

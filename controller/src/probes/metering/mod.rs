@@ -8,6 +8,7 @@
 //! | module | job |
 //! |---|---|
 //! | [`entry`] | which functions are counted |
+//! | `shares` | how many probes one user may have |
 //! | [`symbols`] | where a file has them |
 //! | `libraries` | which files a process has mapped |
 //! | [`programs`] | the kernel programs |
@@ -17,6 +18,7 @@
 pub mod entry;
 mod libraries;
 pub mod programs;
+mod shares;
 pub mod symbols;
 mod undertaker;
 mod worker;
@@ -65,10 +67,10 @@ impl Metering {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (orders, received) = mpsc::channel();
         let (its_board, its_wake) = (Arc::clone(&board), Arc::clone(&wake));
-        let undertaker = undertaker::Undertaker::start()?;
-        std::thread::Builder::new().name("deepres-meter".to_owned()).spawn(move || {
-            worker::Worker::new(refusal, connected, its_board, undertaker).run(&its_wake, &received);
-        })?;
+        let worker = worker::Worker::new(refusal, connected, its_board)?;
+        std::thread::Builder::new()
+            .name("deepres-meter".to_owned())
+            .spawn(move || worker.run(&its_wake, &received))?;
         Ok(Self { board, orders, wake })
     }
 

@@ -13,6 +13,9 @@ const MAX_TABLE_BYTES: u64 = 128 << 20;
 /// Bytes of a file's header and tables that are read to find the sections, at most.
 const MAX_SEGMENTS: usize = 1024;
 
+/// Places of one file that are probed, at most: each function that is counted has a handful of variants, and a made-up file can name thousands.
+const MAX_POINTS: usize = 256;
+
 /// Where a probe goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Point {
@@ -90,6 +93,9 @@ pub fn points(file: impl ReadCacheOps) -> Result<Vec<Point>, SymbolsError> {
             {
                 // Two names of one place are one function: a probe for each would count each call twice.
                 found.entry(offset).or_insert(cookie);
+                if found.len() > MAX_POINTS {
+                    return Err(SymbolsError::Malformed);
+                }
             }
         }
     }

@@ -1,43 +1,38 @@
 //! Detaches probes that nobody needs any more. The kernel takes a fifth of a second for each, which is nobody's to wait for.
 
+use super::shares::Shares;
+use crate::identity::source::Source;
 use aya::programs::uprobe::UProbeLink;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 /// The detaching thread.
 pub struct Undertaker {
-    probes: mpsc::Sender<Vec<UProbeLink>>,
-    waiting: Arc<AtomicUsize>,
+    probes: mpsc::Sender<(Option<Source>, Vec<UProbeLink>)>,
 }
 
 impl Undertaker {
-    /// Starts the thread, which ends with the last of its work.
+    /// Starts the thread, which ends with the last of its work. What it has detached it gives back to `shares`.
     ///
     /// # Errors
     /// The system's: no thread.
-    pub fn start() -> std::io::Result<Self> {
-        let (probes, received) = mpsc::channel::<Vec<UProbeLink>>();
-        let waiting = Arc::new(AtomicUsize::new(0));
-        let done = Arc::clone(&waiting);
+    pub fn start(shares: Arc<Mutex<Shares>>) -> std::io::Result<Self> {
+        let (probes, received) = mpsc::channel::<(Option<Source>, Vec<UProbeLink>)>();
         std::thread::Builder::new().name("deepres-detach".to_owned()).spawn(move || {
-            for probe in received.into_iter().flatten() {
-                drop(probe);
-                done.fetch_sub(1, Ordering::Relaxed);
+            for (source, probes) in received {
+                for probe in probes {
+                    drop(probe);
+                    if let Some(source) = &source {
+                        shares.lock().unwrap_or_else(PoisonError::into_inner).give_back(source, 1);
+                    }
+                }
             }
         })?;
-        Ok(Self { probes, waiting })
+        Ok(Self { probes })
     }
 
-    /// Detaches these, some time.
-    pub fn take(&self, probes: Vec<UProbeLink>) {
-        self.waiting.fetch_add(probes.len(), Ordering::Relaxed);
+    /// Detaches these, some time; if they are counted for a source, they are until then.
+    pub fn take(&self, source: Option<Source>, probes: Vec<UProbeLink>) {
         // Without the thread they are detached here.
-        let _ = self.probes.send(probes);
-    }
-
-    /// How many wait.
-    pub fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
+        let _ = self.probes.send((source, probes));
     }
 }

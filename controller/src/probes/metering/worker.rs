@@ -1,10 +1,13 @@
 //! The thread that meters: attaches probes to whom they are for, reads the counters, and forgets the dead after a while.
 
 use super::programs::Programs;
+use super::shares::Shares;
 use super::symbols::{Point, SymbolsError, points};
 use super::undertaker::Undertaker;
 use super::{Order, Purpose, entry, libraries};
 use crate::clock::monotonic_ns;
+use crate::identity::read;
+use crate::identity::source::Source;
 use crate::probes::connected::{Connected, Presence};
 use crate::probes::kernel::Ring;
 use crate::probes::reader::{Readers, command_line};
@@ -19,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MS: u64 = 1_000_000;
 /// How often counters are read and the living are counted.
@@ -34,14 +37,14 @@ const MAX_ENDED: usize = 256;
 /// How long a process may keep its command line and its mappings from who reads them.
 const COMMAND_LIMIT: Duration = Duration::from_millis(50);
 const MAPPINGS_LIMIT: Duration = Duration::from_secs(1);
-/// How long a library may take to be read: its file system may be far away, or a program's.
+/// How long the libraries of a process may take to be read: their file systems may be far away, or a program's.
 const SYMBOLS_LIMIT: Duration = Duration::from_secs(2);
 /// Probes at a time, at most; each takes a descriptor.
-const MAX_PROBES: usize = 4096;
+const MAX_PROBES: usize = 8192;
 /// Files that are known to have none of the functions, at most.
 const MAX_DISMISSED: usize = 4096;
 /// Libraries whose beginning is told of, at most.
-const MAX_LIBRARIES: usize = 16;
+const MAX_LIBRARIES: usize = 128;
 
 /// A file with the driver's functions.
 struct Library {
@@ -50,6 +53,10 @@ struct Library {
     points: Vec<Point>,
     /// Tells who begins to use it.
     beginning: Vec<UProbeLink>,
+    /// Whose process brought it.
+    source: Source,
+    /// For whom it was used.
+    jobs: BTreeSet<u64>,
 }
 
 /// A process that was named, or that uses a library.
@@ -58,6 +65,8 @@ struct Process {
     since_ns: u64,
     ended_ns: Option<u64>,
     description: Description,
+    /// Whom its probes are counted for.
+    source: Source,
     probes: BTreeMap<(u64, u64), Vec<UProbeLink>>,
     counts: BTreeMap<u32, LaunchValue>,
     problem: Option<String>,
@@ -76,6 +85,10 @@ pub struct Worker {
     board: Arc<Mutex<MeteringStatus>>,
     programs: Option<(Programs, Ring<Begun>)>,
     libraries: BTreeMap<(u64, u64), Library>,
+    /// Libraries, by whom they are counted for.
+    brought: Shares,
+    /// Probes, likewise, until they are detached.
+    probed: Arc<Mutex<Shares>>,
     jobs: BTreeMap<u64, Purpose>,
     processes: BTreeMap<ProcessKey, Process>,
     waiting: BTreeMap<ProcessKey, Waiting>,
@@ -97,14 +110,17 @@ impl Worker {
         refusal: Option<String>,
         connected: Arc<Connected>,
         board: Arc<Mutex<MeteringStatus>>,
-        undertaker: Undertaker,
-    ) -> Self {
-        Self {
+    ) -> std::io::Result<Self> {
+        let probed: Arc<Mutex<Shares>> = Arc::default();
+        let undertaker = Undertaker::start(Arc::clone(&probed))?;
+        Ok(Self {
             refusal,
             connected,
             board,
             programs: None,
             libraries: BTreeMap::new(),
+            brought: Shares::default(),
+            probed,
             jobs: BTreeMap::new(),
             processes: BTreeMap::new(),
             waiting: BTreeMap::new(),
@@ -115,7 +131,7 @@ impl Worker {
             undertaker,
             unread: BTreeMap::new(),
             uncounted: (0, 0),
-        }
+        })
     }
 
     pub fn run(mut self, wake: &OwnedFd, orders: &mpsc::Receiver<Order>) {
@@ -194,11 +210,13 @@ impl Worker {
         if self.processes.contains_key(&who) {
             return;
         }
+        let description = self.describe(who.pid);
         let process = Process {
             job,
             since_ns: monotonic_ns(),
             ended_ns: None,
-            description: self.describe(who.pid),
+            source: Source::of(who.pid, read::owner(who.pid, description.uid)),
+            description,
             probes: BTreeMap::new(),
             counts: BTreeMap::new(),
             problem: None,
@@ -247,17 +265,18 @@ impl Worker {
         let found = self.mapped_by(who);
         let found = found
             .ok_or_else(|| Unprobed::Problem("it keeps what it has mapped from being read".to_owned()))?;
+        let mut patience = SYMBOLS_LIMIT;
         for mapped in found {
             let is_known = self.libraries.contains_key(&mapped.id);
-            let path = mapped.path.clone();
-            match if is_known { Ok(()) } else { self.learn(mapped.id, mapped.file, &path) } {
-                Ok(()) => match self.probe(who, mapped.id) {
+            let (id, path) = (mapped.id, mapped.path.clone());
+            match if is_known { Ok(()) } else { self.learn(who, mapped, &mut patience) } {
+                Ok(()) => match self.probe(who, id) {
                     Ok(()) => has_any = true,
                     Err(problem) => problems.push(format!("{path}: {problem}")),
                 },
                 Err(Unusable::Symbols(SymbolsError::NoFunctions | SymbolsError::NotElf)) => {
                     if self.dismissed.len() < MAX_DISMISSED {
-                        self.dismissed.insert(mapped.id);
+                        self.dismissed.insert(id);
                     }
                 }
                 Err(Unusable::Symbols(error)) => problems.push(format!("{path} {error}")),
@@ -276,50 +295,88 @@ impl Worker {
         Err(Unprobed::Problem(crate::text::harmless(&problems.join("; "))))
     }
 
-    /// Finds a library's functions, and has those tell of themselves who begin to use it.
-    fn learn(&mut self, id: (u64, u64), file: File, path: &str) -> Result<(), Unusable> {
+    /// Finds a library's functions, and has those tell of themselves who begin to use it. `who` has brought it.
+    fn learn(
+        &mut self,
+        who: ProcessKey,
+        mapped: libraries::Mapped,
+        patience: &mut Duration,
+    ) -> Result<(), Unusable> {
+        let libraries::Mapped { file, id, path } = mapped;
+        let Some(source) = self.processes.get(&who).map(|process| process.source.clone()) else {
+            return Err(Unusable::Kernel("its process is gone".to_owned()));
+        };
         let copy = file.try_clone().map_err(|error| Unusable::Kernel(error.to_string()))?;
-        let places = self.readers.within(SYMBOLS_LIMIT, move || points(&copy));
+        let began = Instant::now();
+        let places = self.readers.within(*patience, move || points(&copy));
+        *patience = patience.saturating_sub(began.elapsed());
         let places = places.ok_or_else(|| Unusable::Kernel("it takes too long to read".to_owned()))?;
         let places = places.map_err(Unusable::Symbols)?;
         let (beginnings, counted): (Vec<Point>, Vec<Point>) =
             places.into_iter().partition(|point| cookie::tells(point.cookie));
-        if self.libraries.len() >= MAX_LIBRARIES {
-            return Err(Unusable::Kernel(format!(
-                "{MAX_LIBRARIES} libraries are probed already, the most there may be"
-            )));
-        }
-        let programs = self.load().map_err(Unusable::Kernel)?;
-        let beginning = beginnings.into_iter().map(|point| programs.attach(&file, point, None));
-        let beginning =
-            beginning.collect::<Result<Vec<_>, _>>().map_err(|error| Unusable::Kernel(error.to_string()))?;
+        let full = |full| Unusable::Kernel(format!("too many libraries are probed already: {full}"));
+        self.brought.take(&source, 1, MAX_LIBRARIES).map_err(full)?;
+        let programs = self.load();
+        let beginning = programs.and_then(|programs| {
+            let attached = beginnings.into_iter().map(|point| programs.attach(&file, point, None));
+            attached.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())
+        });
+        let beginning = beginning.map_err(|error| {
+            self.brought.give_back(&source, 1);
+            Unusable::Kernel(error)
+        })?;
         tracing::info!(
-            library = crate::text::harmless(path),
+            library = crate::text::harmless(&path),
             functions = counted.len(),
             "a driver's library is probed"
         );
-        self.libraries.insert(id, Library { file, path: path.to_owned(), points: counted, beginning });
+        let library = Library { file, path, points: counted, beginning, source, jobs: BTreeSet::new() };
+        self.libraries.insert(id, library);
         Ok(())
     }
 
+    /// Forgets libraries that were made up, or gone over to others: nobody lives for whom they were used.
+    fn forget_libraries(&mut self, living: &BTreeMap<ProcessKey, u64>) {
+        let jobs: BTreeSet<u64> = living.values().copied().collect();
+        let unused = self.libraries.extract_if(.., |_, library| library.jobs.is_disjoint(&jobs));
+        for (_, library) in unused {
+            tracing::info!(
+                library = crate::text::harmless(&library.path),
+                "a driver's library is probed no more: whoever used it is gone"
+            );
+            self.brought.give_back(&library.source, 1);
+            self.undertaker.take(None, library.beginning);
+        }
+    }
+
     fn probe(&mut self, who: ProcessKey, id: (u64, u64)) -> Result<(), String> {
-        let living = self.processes.values().flat_map(|process| process.probes.values()).map(Vec::len);
-        let total = living.sum::<usize>() + self.undertaker.waiting();
         let Some(process) = self.processes.get_mut(&who) else { return Ok(()) };
-        let (Some(library), Some((programs, _))) = (self.libraries.get(&id), &mut self.programs) else {
+        let (Some(library), Some((programs, _))) = (self.libraries.get_mut(&id), &mut self.programs) else {
             return Ok(());
         };
+        library.jobs.insert(process.job);
         if process.probes.contains_key(&id) {
             return Ok(());
         }
-        if total + library.points.len() > MAX_PROBES {
-            return Err(format!("{total} probes are attached already, and there may be {MAX_PROBES}"));
+        let count = library.points.len();
+        {
+            let mut probed = self.probed.lock().unwrap_or_else(PoisonError::into_inner);
+            let most = room(probed.sum());
+            probed.take(&process.source, count, most).map_err(|full| {
+                format!("too many probes are attached already: {full} (half of the daemon's descriptors, `ulimit -n`, and {MAX_PROBES} at most)")
+            })?;
         }
-        leave_room(library.points.len())?;
         let probes = library.points.iter().map(|point| programs.attach(&library.file, *point, Some(who.pid)));
-        let probes = probes.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
-        process.probes.insert(id, probes);
-        Ok(())
+        match probes.collect::<Result<Vec<_>, _>>() {
+            Ok(probes) => {
+                process.probes.insert(id, probes);
+                Ok(())
+            }
+            Err(error) => {
+                self.probed.lock().unwrap_or_else(PoisonError::into_inner).give_back(&process.source, count);
+                Err(error.to_string())
+            }
+        }
     }
 
     /// Those who have just called a library for the first time.
@@ -381,7 +438,7 @@ impl Worker {
             let Some(process) = self.processes.get_mut(who) else { continue };
             process.ended_ns = Some(now_ns);
             let probes = std::mem::take(&mut process.probes);
-            self.undertaker.take(probes.into_values().flatten().collect());
+            self.undertaker.take(Some(process.source.clone()), probes.into_values().flatten().collect());
             for entry in process.counts.keys() {
                 programs.remove(&LaunchKey { start_ticks: who.start_ticks, pid: who.pid, entry: *entry });
             }
@@ -407,6 +464,7 @@ impl Worker {
             self.note_presence(*who, *job);
         }
         self.look_at_waiting(&living, &dead, now_ns);
+        self.forget_libraries(&living);
         self.forget_ended(now_ns);
     }
 
@@ -445,8 +503,7 @@ impl Worker {
         }
         let is_needed = self.programs.as_mut().is_some_and(|(programs, _)| !programs.metered().is_empty());
         if !is_needed {
-            let libraries = std::mem::take(&mut self.libraries);
-            self.undertaker.take(libraries.into_values().flat_map(|library| library.beginning).collect());
+            self.forget_libraries(&BTreeMap::new());
             self.waiting.clear();
             self.presences.clear();
             self.dismissed.clear();
@@ -501,22 +558,18 @@ enum Unusable {
 fn make_room() {
     let limit = getrlimit(Resource::Nofile);
     if let Some(current) = limit.current {
-        let wanted = current + MAX_PROBES as u64;
+        let wanted = current + 2 * MAX_PROBES as u64;
         let maximum = limit.maximum.map(|maximum| maximum.max(wanted));
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
     }
 }
 
-/// Whether so many probes leave tenants the other half of the descriptors.
-fn leave_room(probes: usize) -> Result<(), String> {
-    let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(()) };
+/// How many probes there may be, of which so many are: they leave tenants the other half of the descriptors.
+fn room(probes: usize) -> usize {
+    let Some(limit) = getrlimit(Resource::Nofile).current else { return MAX_PROBES };
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-    if (open + probes) as u64 <= limit / 2 {
-        return Ok(());
-    }
-    Err(format!(
-        "the daemon has {open} of {limit} descriptors open, and probes leave half of them to tenants: raise `ulimit -n`"
-    ))
+    let others = open.saturating_sub(probes);
+    usize::try_from(limit / 2).unwrap_or(usize::MAX).saturating_sub(others).min(MAX_PROBES)
 }
 
 /// What a process's counters add up to.

@@ -1,0 +1,89 @@
+//! How much of what there is a limited number of one source may take: half of what the others leave. So there is room for whoever comes, whoever
+//! came before.
+
+use crate::identity::source::Source;
+use std::collections::BTreeMap;
+
+/// Why one has no more.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{source_name} has {taken} of {most}, and one may have half of what the others leave")]
+pub struct Full {
+    source_name: String,
+    taken: usize,
+    most: usize,
+}
+
+/// How much each source has.
+#[derive(Debug, Default)]
+pub struct Shares(BTreeMap<Source, usize>);
+
+impl Shares {
+    /// So many more for a source, if it may have them where there are `most`.
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub fn take(&mut self, source: &Source, count: usize, most: usize) -> Result<(), Full> {
+        let taken = self.0.get(source).copied().unwrap_or(0);
+        let left = most.saturating_sub(self.sum() - taken);
+        if taken + count > left.div_ceil(2) {
+            return Err(Full { source_name: source.to_string(), taken, most });
+        }
+        self.0.insert(source.clone(), taken + count);
+        Ok(())
+    }
+
+    /// So many less.
+    pub fn give_back(&mut self, source: &Source, count: usize) {
+        match self.0.get_mut(source) {
+            Some(taken) if *taken > count => *taken -= count,
+            _ => drop(self.0.remove(source)),
+        }
+    }
+
+    /// What all have.
+    pub fn sum(&self) -> usize {
+        self.0.values().sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: usize = 4096;
+
+    #[test]
+    fn whoever_takes_all_it_may_leaves_room_for_whoever_comes() {
+        let mut shares = Shares::default();
+        for user in 0..6 {
+            let greedy = Source::User(user);
+            while shares.take(&greedy, 1, MOST).is_ok() {}
+            let taken = shares.0[&greedy];
+            assert_eq!(taken, MOST >> (user + 1), "half of what was there");
+        }
+        assert!(shares.take(&Source::User(7), 30, MOST).is_ok(), "six at once");
+    }
+
+    #[test]
+    fn what_is_given_back_can_be_taken_again_and_by_others() {
+        let (one, other) = (Source::User(1), Source::User(2));
+        let mut shares = Shares::default();
+        shares.take(&one, MOST / 2, MOST).unwrap();
+        let full = shares.take(&one, 1, MOST).unwrap_err();
+        assert!(full.to_string().starts_with("user 1 has 2048 of 4096"), "{full}");
+        shares.take(&other, MOST / 4, MOST).unwrap();
+        shares.give_back(&one, MOST / 2);
+        shares.take(&other, MOST / 4, MOST).unwrap();
+        assert_eq!(shares.sum(), MOST / 2);
+        shares.give_back(&other, MOST / 2);
+        assert!(shares.0.is_empty());
+    }
+
+    #[test]
+    fn nobody_has_what_there_is_none_of() {
+        let mut shares = Shares::default();
+        assert!(shares.take(&Source::User(1), 1, 0).is_err());
+        assert!(shares.take(&Source::User(1), 1, 1).is_ok(), "the last one is somebody's");
+        assert!(shares.take(&Source::User(2), 1, 1).is_err());
+    }
+}
