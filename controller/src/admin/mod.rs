@@ -8,7 +8,7 @@ mod coverage;
 mod share;
 
 pub use crate::probes::status::{
-    ActivityStatus, DriverSums, MeteredStatus, MeteringStatus, ProbesStatus, UnmanagedStatus,
+    ActivityStatus, MeteredStatus, MeteringStatus, ProbesStatus, UnmanagedStatus,
 };
 pub use coverage::{ProcessCoverage, UnaccountedCalls};
 pub use share::{GuardStatus, PriorityStatus, ShareStatus, TermStatus};
@@ -18,6 +18,7 @@ use crate::identity::Found;
 use crate::identity::cgroup::Container;
 use crate::policy::class::Class;
 use crate::policy::priority::Criticality;
+use crate::policy::signals::{DriverRates, DriverSums};
 use deepres_abi::meter::WAIT_BUCKETS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -271,7 +272,18 @@ pub struct TenantStatus {
     pub sessions: Vec<SessionStatus>,
     /// What they do in the driver, where the kernel programs tell.
     #[serde(default)]
-    pub driver: DriverSums,
+    pub driver: DriverStatus,
+}
+
+/// What a tenant's processes do in the driver, together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverStatus {
+    /// Since the tenant appeared.
+    #[serde(flatten)]
+    pub sums: DriverSums,
+    /// In the last seconds.
+    #[serde(default)]
+    pub lately: DriverRates,
 }
 
 /// A tenant's account on one GPU, since it first appeared there.

@@ -6,8 +6,6 @@ use crate::admin::{MAX_REQUEST_BYTES, Reply, Request};
 use crate::arbiter::Report;
 use crate::authority::Wish;
 use crate::probes::metering::{self, Purpose};
-use crate::probes::status::{ActivityStatus, DriverSums, MeteredStatus};
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -131,19 +129,10 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             Some(reports) => {
                 let mut status = shared.registry.borrow().status(&reports);
                 let board = shared.watcher.board();
-                let metering = shared.metering.board();
-                for tenant in &mut status.tenants {
-                    let sessions = tenant.sessions.iter().map(|session| session.pid);
-                    let is_its = |metered: &&MeteredStatus| metered.tenant.as_ref() == Some(&tenant.name);
-                    let metered = metering.living().filter(is_its).map(|metered| metered.pid);
-                    let pids: BTreeSet<u32> = sessions.chain(metered).collect();
-                    let is_its = |activity: &&ActivityStatus| pids.contains(&activity.pid);
-                    tenant.driver = DriverSums::of(board.activity.iter().filter(is_its));
-                }
                 status.unmanaged = board.unmanaged;
                 status.probes = board.probes;
                 status.driver_activity = board.activity;
-                status.metering = metering;
+                status.metering = shared.metering.board();
                 Reply::Status(Box::new(status))
             }
             None => {

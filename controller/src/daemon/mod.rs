@@ -11,6 +11,7 @@ mod registry;
 mod residency;
 mod saving;
 mod service;
+mod signals;
 pub mod state;
 mod tenants;
 mod view;
@@ -200,6 +201,7 @@ pub fn run(
         tokio::task::spawn_local(residency::serve(Rc::clone(&shared)));
         residency::bring_back_left(away, &shared);
         tokio::task::spawn_local(reconcile::serve(Rc::clone(&shared)));
+        tokio::task::spawn_local(signals::serve(Rc::clone(&shared)));
         // Whoever comes from now on is known to have come after this.
         saving::save(&shared).await;
         ready();

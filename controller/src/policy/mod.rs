@@ -19,6 +19,7 @@ pub mod lease;
 pub mod memory;
 pub mod priority;
 pub mod residency;
+pub mod signals;
 pub mod tuning;
 pub mod turns;
 

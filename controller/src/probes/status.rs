@@ -1,5 +1,6 @@
 //! What the probes found, as the admin socket and `deepres ps --json` tell it.
 
+use crate::policy::signals::DriverSums;
 use crate::process::ProcessKey;
 use deepres_abi::probe::FIRST_BUCKET_LOG2;
 use serde::{Deserialize, Serialize};
@@ -106,34 +107,17 @@ pub struct CommandStatus {
     pub buckets: Vec<u64>,
 }
 
-/// What a tenant's processes do in the driver, together.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DriverSums {
-    /// As [`ActivityStatus::calls`].
-    pub calls: u64,
-    /// As [`ActivityStatus::errors`].
-    pub errors: u64,
-    /// As [`ActivityStatus::time_ns`].
-    pub time_ns: u64,
-    /// As [`ActivityStatus::memory_calls`].
-    pub memory_calls: u64,
-    /// As [`ActivityStatus::allocated_bytes`].
-    pub allocated_bytes: u64,
-    /// As [`ActivityStatus::mapped_bytes`].
-    pub mapped_bytes: u64,
-}
-
-impl DriverSums {
-    /// Of these processes.
-    pub fn of<'a>(processes: impl Iterator<Item = &'a ActivityStatus>) -> Self {
-        processes.fold(Self::default(), |sum, process| Self {
-            calls: sum.calls + process.calls,
-            errors: sum.errors + process.errors,
-            time_ns: sum.time_ns.saturating_add(process.time_ns),
-            memory_calls: sum.memory_calls + process.memory_calls,
-            allocated_bytes: sum.allocated_bytes.saturating_add(process.allocated_bytes),
-            mapped_bytes: sum.mapped_bytes.saturating_add(process.mapped_bytes),
-        })
+impl ActivityStatus {
+    /// All of it together.
+    pub fn sums(&self) -> DriverSums {
+        DriverSums {
+            calls: self.calls,
+            errors: self.errors,
+            time_ns: self.time_ns,
+            memory_calls: self.memory_calls,
+            allocated_bytes: self.allocated_bytes,
+            mapped_bytes: self.mapped_bytes,
+        }
     }
 }
 

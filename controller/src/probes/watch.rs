@@ -12,6 +12,7 @@ use super::status::{Adopted, Board, ProbesStatus, UnmanagedStatus};
 use super::users::{Change, Evidence, Users};
 use crate::clock::monotonic_ns;
 use crate::config::UnmanagedPolicy;
+use crate::policy::signals::DriverSums;
 use crate::process::ProcessKey;
 use deepres_abi::probe::{Family, News, StatKey, TICK_NS};
 use nvml_wrapper::Nvml;
@@ -115,6 +116,12 @@ impl Watcher {
     /// How things stand.
     pub fn board(&self) -> Board {
         self.common.board.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What each process has done in the driver.
+    pub fn activity(&self) -> BTreeMap<u32, DriverSums> {
+        let board = self.common.board.lock().unwrap_or_else(PoisonError::into_inner);
+        board.activity.iter().map(|activity| (activity.pid, activity.sums())).collect()
     }
 
     /// Takes a process that is no tenant's for a tenant's: it goes on if it was held, and is not complained of any more.

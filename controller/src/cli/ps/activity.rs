@@ -1,7 +1,7 @@
 //! The part of `deepres ps -v` about what processes do in the driver.
 
 use super::{print_table, time};
-use deepres_controller::admin::Status;
+use deepres_controller::admin::{DriverStatus, Status};
 use deepres_controller::quantity::Bytes;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -17,6 +17,7 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
     if status.driver_activity.is_empty() {
         return Ok(());
     }
+    print_tenants(status, out)?;
     let sessions = status
         .tenants
         .iter()
@@ -81,6 +82,43 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// What each tenant's processes do there together, in all and in the last seconds.
+fn print_tenants(status: &Status, out: &mut impl Write) -> io::Result<()> {
+    let head = [
+        "TENANT IN DRIVER",
+        "CALLS",
+        "ERRORS",
+        "BLOCKED",
+        "ASKED FOR",
+        "MAPPED",
+        "CALLS/S",
+        "BLOCKED/S",
+        "ASKED/S",
+        "MAPPED/S",
+    ];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for tenant in status.tenants.iter().filter(|tenant| tenant.driver.sums.calls > 0) {
+        let DriverStatus { sums, lately } = tenant.driver;
+        rows.push(vec![
+            tenant.name.clone(),
+            sums.calls.to_string(),
+            sums.errors.to_string(),
+            time(sums.time_ns),
+            Bytes(sums.allocated_bytes).to_string(),
+            Bytes(sums.mapped_bytes).to_string(),
+            lately.calls_per_s.to_string(),
+            format!("{} ms", lately.blocked_permille),
+            Bytes(lately.allocated_bytes_per_s).to_string(),
+            Bytes(lately.mapped_bytes_per_s).to_string(),
+        ]);
+    }
+    if rows.len() == 1 {
+        return Ok(());
+    }
+    writeln!(out)?;
+    print_table(&rows, out)
 }
 
 fn latency(ns: u64) -> String {

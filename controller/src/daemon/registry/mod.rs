@@ -5,6 +5,7 @@ mod reconcile;
 mod residency;
 mod saved;
 mod set;
+mod signals;
 mod status;
 mod tenancy;
 mod tenant;

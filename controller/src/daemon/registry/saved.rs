@@ -8,6 +8,7 @@ use crate::clock::monotonic_ns;
 use crate::daemon::state::{OnGpu, SavedGpu, SavedSession, SavedTenant, State};
 use crate::identity::{Found, Key};
 use crate::policy::TenantId;
+use crate::policy::signals::DriverSignals;
 use crate::process::ProcessKey;
 use crate::shm::{SharedPage, Writer};
 use crate::text::harmless;
@@ -110,6 +111,7 @@ impl Registry {
                 has_room: !saved.lacks_room,
                 ledger,
                 by_nvml: BTreeMap::new(),
+                driver: DriverSignals::default(),
                 ceilings: BTreeMap::new(),
                 gpus: Vec::new(),
                 sessions: BTreeMap::new(),

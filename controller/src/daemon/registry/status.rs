@@ -3,15 +3,14 @@
 use super::Registry;
 use super::tenant::Tenant;
 use crate::admin::{
-    AccountStatus, DaemonStatus, GpuStatus, MeteringStatus, ProbesStatus, ProcessCoverage, SessionGpuStatus,
-    SessionStatus, Status, TenantStatus,
+    AccountStatus, DaemonStatus, DriverStatus, GpuStatus, MeteringStatus, ProbesStatus, ProcessCoverage,
+    SessionGpuStatus, SessionStatus, Status, TenantStatus,
 };
 use crate::arbiter::{Report, SessionId};
 use crate::clock::monotonic_ns;
 use crate::daemon::gpus::Gpu;
 use crate::policy::TenantId;
 use crate::policy::lease::Phase;
-use crate::probes::status::DriverSums;
 use std::collections::HashMap;
 
 /// What the arbiters of all GPUs say, by tenant and by session.
@@ -124,7 +123,7 @@ fn tenant_status(name: &str, tenant: &Tenant, by_whom: &ByWhom<'_>) -> TenantSta
                 gpus: on_gpus(id),
             })
             .collect(),
-        driver: DriverSums::default(),
+        driver: DriverStatus { sums: tenant.driver.sums(), lately: tenant.driver.lately() },
     }
 }
 

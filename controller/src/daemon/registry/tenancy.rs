@@ -7,6 +7,7 @@ use crate::clock::monotonic_ns;
 use crate::identity::{self, Facts, Identity, Key, free_name};
 use crate::policy::class::Class;
 use crate::policy::priority::Criticality;
+use crate::policy::signals::DriverSignals;
 use crate::process::ProcessKey;
 use crate::quantity::Bytes;
 use crate::shm::{SharedPage, Writer};
@@ -82,6 +83,7 @@ impl Registry {
                 has_room,
                 ledger: Arc::new(ledger),
                 by_nvml: BTreeMap::new(),
+                driver: DriverSignals::default(),
                 ceilings: BTreeMap::new(),
                 gpus: Vec::new(),
                 sessions: BTreeMap::new(),

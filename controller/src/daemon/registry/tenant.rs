@@ -11,6 +11,7 @@ use crate::policy::TenantId;
 use crate::policy::class::Class;
 use crate::policy::entitlement::Request;
 use crate::policy::priority::Priority;
+use crate::policy::signals::DriverSignals;
 use crate::probes::Presence;
 use crate::process::ProcessKey;
 use crate::shm::SharedPage;
@@ -80,6 +81,8 @@ pub struct Tenant {
     pub ledger: Arc<SharedPage<LedgerPage>>,
     /// What NVML says that it holds, by GPU.
     pub by_nvml: BTreeMap<usize, ByNvml>,
+    /// What its processes do in the driver.
+    pub driver: DriverSignals,
     /// The most that it may hold of a GPU beside what others were promised, bytes, where that bounds it.
     pub ceilings: BTreeMap<usize, u64>,
     /// The GPUs that any of its sessions was on.
