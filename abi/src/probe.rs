@@ -30,7 +30,7 @@ pub const BUCKETS: usize = 24;
 pub const FIRST_BUCKET_LOG2: u32 = 8;
 /// Bytes of an ioctl's argument that an [`Event`] holds.
 pub const PAYLOAD_BYTES: usize = 192;
-/// Commands of one process and family that are counted apart; the others of it are counted together, as [`REST`].
+/// Commands of one process and family that are counted apart, at most; the others of it are counted together, as [`REST`].
 pub const COMMANDS_APART: u32 = 128;
 /// In [`StatKey::command`]: all commands beyond [`COMMANDS_APART`]. No ioctl of the GPU's devices has this number.
 pub const REST: u32 = u32::MAX;
@@ -535,6 +535,10 @@ pub struct Offsets {
     pub file_inode: u32,
     /// `inode.i_rdev`
     pub inode_rdev: u32,
+    /// `inode.i_mode`
+    pub inode_mode: u32,
+    /// `task_struct.thread_info.status`
+    pub task_status: u32,
 }
 
 /// Stands for this file: the kernel programs carry it, so that those of another build are told from ours.

@@ -1,10 +1,11 @@
 //! Counters for each process and command, and what is told of a process that does something for the first time.
 
 use crate::probe::{
-    COMMANDS_APART, CommandKey, CommandValue, Inflight, News, REST, SeenKey, SeenValue, StatKey, StatValue,
+    COMMANDS_APART as MOST_APART, CommandKey, CommandValue, Inflight, News, REST, SeenKey, SeenValue, StatKey, StatValue,
     Totals, bucket, facts, heap, object,
 };
 use crate::walk;
+use aya_ebpf::Global;
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::bpf_probe_read_user;
 use aya_ebpf::macros::map;
@@ -18,6 +19,10 @@ const COMMAND_ENTRIES: u32 = 512;
 const SEEN_ENTRIES: u32 = 8192;
 /// First times that wait to be read, bytes.
 const NEWS_BYTES: u32 = 64 << 10;
+
+/// Commands of one process and family that are counted apart, as there is room.
+#[unsafe(no_mangle)]
+static COMMANDS_APART: Global<u32> = Global::new(MOST_APART);
 
 #[map]
 static STATS: PerCpuHashMap<StatKey, StatValue> = PerCpuHashMap::with_max_entries(STATS_ENTRIES, 0);
@@ -184,7 +189,7 @@ fn find_or_make(key: &StatKey) -> Option<*mut StatValue> {
         // SAFETY: the entry lives until the program ends, forgotten or not. Threads of one process may pass the limit together, by as many
         // commands as there are CPUs.
         let seen = unsafe { &mut *seen };
-        if seen.commands >= COMMANDS_APART {
+        if seen.commands >= COMMANDS_APART.load() {
             // Of all devices together: a process can offer as many as there are numbers.
             (key.command, key.device) = (REST, 0);
             if let Some(value) = STATS.get_ptr_mut(key) {

@@ -2,6 +2,7 @@
 //! of the ioctl call alone, and the raw ones of all calls, for a kernel whose tracing file system cannot be had.
 
 use crate::probe::{Inflight, MAX_INFLIGHT, NO_DESCRIPTOR, SLOTS as SLOT_COUNT, Slot, slot};
+use crate::walk::Watched;
 use crate::{atomic, count, trace, walk};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_kernel};
@@ -27,7 +28,7 @@ static INFLIGHT: HashMap<u32, Inflight> = HashMap::with_max_entries(MAX_INFLIGHT
 #[tracepoint]
 pub fn ioctl_enter(context: TracePointContext) -> u32 {
     let descriptor = word(&context, FIRST_WORD) as u32;
-    begin(walk::device(descriptor), descriptor, word(&context, FIRST_WORD + 1) as u32, || {
+    begin(walk::watched(descriptor), descriptor, word(&context, FIRST_WORD + 1) as u32, || {
         word(&context, FIRST_WORD + 2)
     });
     0
@@ -43,13 +44,14 @@ pub fn ioctl_exit(context: TracePointContext) -> u32 {
 /// `sys_enter`
 #[raw_tracepoint(tracepoint = "sys_enter")]
 pub fn raw_enter(context: RawTracePointContext) -> i32 {
-    if context.arg::<i64>(1) == IOCTL {
+    // A 32-bit program's calls have other numbers, and are left out as the tracepoint of ioctl leaves them out.
+    if context.arg::<i64>(1) == IOCTL && !walk::is_compat() {
         let registers = context.arg::<*const u8>(0);
         // SAFETY: the helper answers an error for what cannot be read.
         let register =
             |at| unsafe { bpf_probe_read_kernel(registers.wrapping_add(at).cast::<u64>()) }.unwrap_or(0);
         let descriptor = register(DI) as u32;
-        begin(walk::device(descriptor), descriptor, register(SI) as u32, || register(DX));
+        begin(walk::watched(descriptor), descriptor, register(SI) as u32, || register(DX));
     }
     0
 }
@@ -67,7 +69,7 @@ pub fn raw_exit(context: RawTracePointContext) -> i32 {
 pub fn driver_enter(context: ProbeContext) -> u32 {
     let Some(file) = context.arg::<*const u8>(0) else { return 0 };
     let command = context.arg::<u64>(1).unwrap_or(0) as u32;
-    begin(walk::device_of(file), NO_DESCRIPTOR, command, || context.arg::<u64>(2).unwrap_or(0));
+    begin(walk::watched_file(file), NO_DESCRIPTOR, command, || context.arg::<u64>(2).unwrap_or(0));
     0
 }
 
@@ -85,8 +87,8 @@ fn word(context: &TracePointContext, index: usize) -> u64 {
 }
 
 #[inline(always)]
-fn begin(device: u32, descriptor: u32, command: u32, argument: impl FnOnce() -> u64) {
-    let Some(family) = walk::family(device) else { return };
+fn begin(watched: Option<Watched>, descriptor: u32, command: u32, argument: impl FnOnce() -> u64) {
+    let Some(Watched { device, family }) = watched else { return };
     let tid = aya_ebpf::helpers::bpf_get_current_pid_tgid() as u32;
     let ioctl = Inflight {
         // SAFETY: no more than reading a clock.

@@ -27,14 +27,36 @@ static FDT_FD: Global<u32> = Global::new(0);
 static FILE_INODE: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static INODE_RDEV: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static INODE_MODE: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static TASK_STATUS: Global<u32> = Global::new(0);
+
+/// Whether there are block devices with the number of one that is watched: only then a device's kind has to be looked at.
+#[unsafe(no_mangle)]
+static HAS_TWINS: Global<u32> = Global::new(0);
 
 /// Which devices are watched.
 #[unsafe(no_mangle)]
 static WATCHES: [Global<Watch>; MAX_WATCHES] = [const { Global::new(Watch::NOTHING) }; MAX_WATCHES];
 
-/// The number of the device behind a descriptor, 0 if there is none.
+/// The bits of a mode that tell the kind of a file, and a character device's.
+const KIND: u16 = 0o170_000;
+const CHARACTER_DEVICE: u16 = 0o020_000;
+/// In a task's status: it is in a system call of 32-bit programs (`TS_COMPAT`).
+const COMPAT: u32 = 2;
+
+/// A device that is watched.
+pub struct Watched {
+    /// Its number.
+    pub device: u32,
+    /// Its family.
+    pub family: u32,
+}
+
+/// The device behind a descriptor, if it is watched.
 #[inline(always)]
-pub fn device(descriptor: u32) -> u32 {
+pub fn watched(descriptor: u32) -> Option<Watched> {
     // SAFETY: the kernel checks each load before it runs the program: the first ones by the type of what they load from, the others,
     // by a helper, when they happen. A table that is replaced meanwhile lives until the current grace period is over, and so does a
     // file or inode; if one is reused, another device's number is read, as if the ioctl had come a moment later.
@@ -42,35 +64,50 @@ pub fn device(descriptor: u32) -> u32 {
         let task = bpf_get_current_task_btf().cast::<u8>();
         let files = field::<*const u8>(task, TASK_FILES.load());
         if files.is_null() {
-            return 0;
+            return None;
         }
         let table = field::<*const u8>(files, FILES_FDT.load());
         if table.is_null() || descriptor >= field::<u32>(table, FDT_MAX.load()) {
-            return 0;
+            return None;
         }
         let descriptors = field::<*const *const u8>(table, FDT_FD.load());
-        let Ok(file) = bpf_probe_read_kernel(descriptors.wrapping_add(descriptor as usize)) else { return 0 };
-        device_of(file)
+        watched_file(bpf_probe_read_kernel(descriptors.wrapping_add(descriptor as usize)).ok()?)
     }
 }
 
-/// The number of the device that an open file is, 0 if it is none.
+/// The device that an open file is, if it is watched.
 #[inline(always)]
-pub fn device_of(file: *const u8) -> u32 {
+pub fn watched_file(file: *const u8) -> Option<Watched> {
     if file.is_null() {
-        return 0;
+        return None;
     }
     let inode = file.wrapping_add(FILE_INODE.load() as usize).cast::<*const u8>();
     // SAFETY: the helper answers an error for what cannot be read.
     unsafe {
-        let Ok(inode) = bpf_probe_read_kernel(inode) else { return 0 };
-        bpf_probe_read_kernel(inode.wrapping_add(INODE_RDEV.load() as usize).cast::<u32>()).unwrap_or(0)
+        let inode = bpf_probe_read_kernel(inode).ok()?;
+        let device =
+            bpf_probe_read_kernel(inode.wrapping_add(INODE_RDEV.load() as usize).cast::<u32>()).ok()?;
+        let family = family(device)?;
+        if HAS_TWINS.load() != 0 {
+            let mode = inode.wrapping_add(INODE_MODE.load() as usize).cast::<u16>();
+            if bpf_probe_read_kernel(mode).ok()? & KIND != CHARACTER_DEVICE {
+                return None;
+            }
+        }
+        Some(Watched { device, family })
     }
+}
+
+/// Whether the current task is in a system call of 32-bit programs, which have numbers of their own.
+#[inline(always)]
+pub fn is_compat() -> bool {
+    // SAFETY: as in `watched`.
+    unsafe { field::<u32>(bpf_get_current_task_btf().cast(), TASK_STATUS.load()) & COMPAT != 0 }
 }
 
 /// The family of a device that is watched.
 #[inline(always)]
-pub fn family(device: u32) -> Option<u32> {
+fn family(device: u32) -> Option<u32> {
     if device == 0 {
         return None;
     }
@@ -103,7 +140,7 @@ pub fn process_of(task: *const u8) -> Option<u32> {
 /// When the current process began, ns of `CLOCK_BOOTTIME`.
 #[inline(always)]
 pub fn process_started_ns() -> u64 {
-    // SAFETY: as in `device`; a task's leader lives as long as the task.
+    // SAFETY: as in `watched`; a task's leader lives as long as the task.
     unsafe {
         let task = bpf_get_current_task_btf().cast::<u8>();
         let leader = field::<*const u8>(task, TASK_LEADER.load());

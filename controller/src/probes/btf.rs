@@ -68,6 +68,8 @@ pub fn offsets() -> Result<Offsets, BtfError> {
         fdt_fd: types.offset("fdtable", "fd")?,
         file_inode: types.offset("file", "f_inode")?,
         inode_rdev: types.offset("inode", "i_rdev")?,
+        inode_mode: types.offset("inode", "i_mode")?,
+        task_status: types.offset("task_struct", "thread_info")? + types.offset("thread_info", "status")?,
     })
 }
 

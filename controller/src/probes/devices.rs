@@ -1,11 +1,14 @@
 //! Which devices are the GPU's: NVIDIA's of /proc/devices, or those that the configuration names.
 
-use deepres_abi::probe::{Family, MAX_WATCHES, MINOR_MASK, Watch, device};
+use deepres_abi::probe::{Family, MAX_WATCHES, MINOR_MASK, Watch, device, major};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
 /// The kernel's list of device numbers.
 const DEVICES: &str = "/proc/devices";
+/// What the second half of it begins with.
+const BLOCK_DEVICES: &str = "\nBlock devices:";
 /// What the names of NVIDIA's devices begin with.
 const NVIDIA: &str = "nvidia";
 /// The minor number of /dev/nvidia-modeset beside the GPUs' own, which have the same major one.
@@ -58,6 +61,8 @@ pub struct Devices {
     watches: Vec<(String, Watch)>,
     /// Some of them are named by their numbers.
     are_stand_ins: bool,
+    /// There are block devices with the major number of one of them.
+    have_twins: bool,
 }
 
 impl Devices {
@@ -67,10 +72,12 @@ impl Devices {
     }
 
     fn among(keys: &[DeviceKey], listed: &str) -> Self {
-        let of_characters = listed.lines().take_while(|line| !line.starts_with("Block"));
-        let listed = of_characters.filter_map(|line| {
-            let (major, name) = line.trim().split_once(' ')?;
-            Some((major.parse::<u32>().ok()?, name.trim()))
+        let (of_characters, of_blocks) = listed.split_once(BLOCK_DEVICES).unwrap_or((listed, ""));
+        let [listed, blocks] = [of_characters, of_blocks].map(|text| {
+            text.lines().filter_map(|line| {
+                let (number, name) = line.trim().split_once(' ')?;
+                Some((number.parse::<u32>().ok()?, name.trim()))
+            })
         });
         let mut watches = Vec::new();
         if keys.is_empty() {
@@ -100,12 +107,14 @@ impl Devices {
             );
             watches.truncate(MAX_WATCHES);
         }
-        Self { watches, are_stand_ins: keys.iter().any(|key| key.number.is_some()) }
+        let blocks: BTreeSet<u32> = blocks.map(|(number, _)| number).collect();
+        let have_twins = watches.iter().any(|(_, watch)| blocks.contains(&major(watch.value)));
+        Self { watches, are_stand_ins: keys.iter().any(|key| key.number.is_some()), have_twins }
     }
 
     /// No devices.
     pub fn none() -> Self {
-        Self { watches: Vec::new(), are_stand_ins: false }
+        Self { watches: Vec::new(), are_stand_ins: false, have_twins: false }
     }
 
     /// There is nothing to watch.
@@ -118,10 +127,15 @@ impl Devices {
         self.are_stand_ins
     }
 
+    /// There may be block devices with the same numbers, which are others.
+    pub fn have_twins(&self) -> bool {
+        self.have_twins
+    }
+
     /// Their families, each once.
     pub fn families(&self) -> Vec<Family> {
         let families = self.watches.iter().map(|(_, watch)| Family::from_u32(watch.family));
-        families.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
+        families.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// As the kernel programs take it.
@@ -187,6 +201,19 @@ mod tests {
         assert_eq!(devices.family(238, 7), Some(Family::Other));
         assert_eq!(devices.family(1, 3), None);
         assert!(Devices::among(&[], "Character devices:\n  1 mem\n").is_empty());
+    }
+
+    #[test]
+    fn block_devices_are_none_of_them_and_those_with_the_same_number_are_known() {
+        let devices = Devices::among(&[], LISTED);
+        assert!(devices.have_twins() && !devices.watches.iter().any(|(name, _)| name == "nvidia-block"));
+        let without = Devices::among(&[], &LISTED.replace("195 nvidia-block", "  7 loop"));
+        assert!(!without.have_twins() && without != devices, "what is watched is another thing then");
+        assert!(
+            Devices::among(&[key("nvidia=7")], "Character devices:\n\nBlock devices:\n  7 loop\n")
+                .have_twins()
+        );
+        assert!(!Devices::among(&[key("nvidia=7")], "").have_twins());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which threads are inside the driver at this moment: calls that began and have not ended.
+//! Which threads are inside the driver at this moment: calls that began and have not ended. And those that have, unnoticed.
 
 use super::kernel::Kernel;
 use crate::clock::monotonic_ns;
@@ -6,8 +6,8 @@ use crate::process::{ProcessKey, text};
 use deepres_abi::probe::{Event, Inflight};
 use zerocopy::FromZeros;
 
-/// ioctl's number among the system calls of x86-64.
-const IOCTL: &str = "16";
+/// ioctl's numbers among the system calls of x86-64 and of its 32-bit programs.
+const IOCTLS: [&str; 2] = ["16", "54"];
 /// What /proc says of a thread that is not asleep.
 const RUNNING: &str = "running";
 
@@ -28,6 +28,14 @@ pub fn unfinished(kernel: &Kernel, is_asked_for: impl Fn(ProcessKey) -> bool) ->
     events
 }
 
+/// Calls that have returned without the kernel's telling: of more threads than it has room for it tells of no return. Each stays where it was kept
+/// until its thread makes another call.
+pub fn missed(kernel: &Kernel) -> Vec<(u32, Inflight)> {
+    let missed = kernel.inside().into_iter().filter(|(tid, call)| !is_inside(*tid, call));
+    // It may have returned since it was read, and been noticed.
+    missed.filter(|(tid, call)| kernel.keeps(*tid, call)).collect()
+}
+
 /// Whether the thread still is where it was: a return may have gone unnoticed, and its id may be another's by now.
 fn is_inside(tid: u32, call: &Inflight) -> bool {
     let Some(doing) = text(tid, "syscall") else { return false };
@@ -35,7 +43,9 @@ fn is_inside(tid: u32, call: &Inflight) -> bool {
     let number = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
     match words.next() {
         Some(RUNNING) => true,
-        Some(IOCTL) => words.nth(1).and_then(number).is_some_and(|command| command as u32 == call.command),
+        Some(number_of_call) if IOCTLS.contains(&number_of_call) => {
+            words.nth(1).and_then(number).is_some_and(|command| command as u32 == call.command)
+        }
         _ => false,
     }
 }

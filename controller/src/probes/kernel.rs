@@ -3,16 +3,16 @@
 use super::activity::join;
 use super::btf::{self, BtfError};
 use super::devices::Devices;
+use super::room::Room;
 pub use super::way::Way;
 use super::way::{Choice, Facts, choices};
 use crate::process::ProcessKey;
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf};
 use aya::programs::{KProbe, Program, RawTracePoint, TracePoint};
-use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use deepres_abi::probe::{
-    CommandKey, CommandValue, Event, Inflight, LAYOUT, News, Offsets, Slot, StatKey, StatValue, Totals,
-    Watch, tracing as asked,
+    CommandKey, CommandValue, Event, Inflight, LAYOUT, News, Offsets, Slot, StatKey, StatValue, Totals, slot,
+    tracing as asked,
 };
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
@@ -25,10 +25,6 @@ static PROGRAMS: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/progr
 
 /// Where the tracing file system is.
 const TRACING_PLACES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-/// What counters may take, bytes, on all CPUs together.
-const STATS_BUDGET_BYTES: usize = 16 << 20;
-/// Counters there are at least and at most: processes times commands.
-const STATS_ENTRIES: std::ops::RangeInclusive<usize> = 256..=4096;
 /// The driver's device that is there whenever the driver is.
 const CONTROL_NODE: &str = "/dev/nvidiactl";
 /// A number that NVIDIA's driver has no command for, in its own encoding.
@@ -84,7 +80,7 @@ pub enum KernelError {
 pub struct Kernel {
     ebpf: Ebpf,
     choice: Choice,
-    room: usize,
+    room: Room,
 }
 
 impl Kernel {
@@ -93,8 +89,20 @@ impl Kernel {
     /// # Errors
     /// [`KernelError`], saying what is missing.
     pub fn attach(devices: &Devices, asked: Asked, way: Option<Way>) -> Result<Self, KernelError> {
+        Self::attach_within(room()?, devices, asked, way)
+    }
+
+    /// The same with room for so many counters.
+    ///
+    /// # Errors
+    /// As [`Self::attach`].
+    pub fn attach_within(
+        room: Room,
+        devices: &Devices,
+        asked: Asked,
+        way: Option<Way>,
+    ) -> Result<Self, KernelError> {
         let facts = Facts::read(devices);
-        let room = stats_room()?;
         let ways = match way {
             Some(way) => vec![Choice { way, why: "it was asked for".to_owned() }],
             None => choices(&facts),
@@ -103,7 +111,7 @@ impl Kernel {
         let mut refusal = KernelError::Refused("there is no way".to_owned());
         for Choice { way, why } in ways {
             // Whatever of it is attached goes with the object.
-            let mut ebpf = load(&devices.table(), asked, &[])?;
+            let mut ebpf = load(devices, asked, room, &[])?;
             let attached = match way {
                 Way::DriverFunctions => attach_driver(&mut ebpf, &facts),
                 Way::Tracepoints => with_tracing(|| attach_tracepoints(&mut ebpf)),
@@ -148,7 +156,8 @@ impl Kernel {
     /// # Errors
     /// As [`Self::attach`].
     pub fn attach_empty(way: Way) -> Result<Self, KernelError> {
-        let mut ebpf = load(&Devices::none().table(), Asked::None, &[])?;
+        let room = room()?;
+        let mut ebpf = load(&Devices::none(), Asked::None, room, &[])?;
         match way {
             Way::DriverFunctions => {}
             Way::Tracepoints => with_tracing(|| {
@@ -167,7 +176,7 @@ impl Kernel {
                 }
             }
         }
-        Ok(Self { ebpf, choice: Choice { way, why: "to measure".to_owned() }, room: 0 })
+        Ok(Self { ebpf, choice: Choice { way, why: "to measure".to_owned() }, room })
     }
 
     /// Takes the programs away, and leaves what they counted and told. Nothing is added once this returns.
@@ -183,9 +192,9 @@ impl Kernel {
         }
     }
 
-    /// How many counters there is room for: processes times commands.
+    /// How many counters there is room for: processes times devices times commands.
     pub fn room(&self) -> usize {
-        self.room
+        self.room.rows
     }
 
     /// How ioctls are heard of.
@@ -286,6 +295,28 @@ impl Kernel {
         in_slots.chain(others).collect()
     }
 
+    /// Whether a thread's call is kept still.
+    pub fn keeps(&self, tid: u32, call: &Inflight) -> bool {
+        let slots = named(self.ebpf.map("SLOTS")).and_then(Array::<_, [u8; size_of::<Slot>()]>::try_from);
+        let its = slots.and_then(|slots| slots.get(&slot(tid), 0)).ok();
+        let its = its.and_then(|its| Slot::read_from_bytes(&its).ok());
+        let in_slot = its.filter(|its| its.owner == u64::from(tid)).map(|its| its.ioctl);
+        in_slot.or_else(|| self.kept_apart(tid)).is_some_and(|kept| kept.began_ns == call.began_ns)
+    }
+
+    fn kept_apart(&self, tid: u32) -> Option<Inflight> {
+        let others = named(self.ebpf.map("INFLIGHT"))
+            .and_then(HashMap::<_, u32, [u8; size_of::<Inflight>()]>::try_from);
+        Inflight::read_from_bytes(&others.ok()?.get(&tid, 0).ok()?).ok()
+    }
+
+    /// Makes room where a thread that is dead has left a call; true if there was one. What it left in a slot of an array takes nobody's room.
+    pub fn forget_call(&mut self, tid: u32) -> bool {
+        let others = named(self.ebpf.map_mut("INFLIGHT"))
+            .and_then(HashMap::<_, u32, [u8; size_of::<Inflight>()]>::try_from);
+        others.is_ok_and(|mut others| others.remove(&tid).is_ok())
+    }
+
     /// Follows no more who is no more.
     pub fn forget_followed(&mut self) {
         let Ok(mut map) = named(self.ebpf.map_mut("TRACED")).and_then(HashMap::<_, u32, u64>::try_from)
@@ -359,9 +390,15 @@ pub fn are_built() -> bool {
     !PROGRAMS.is_empty()
 }
 
-/// Whether the programs were built with the layouts that this was built with.
-fn are_ours() -> bool {
-    has_layout(PROGRAMS, LAYOUT)
+/// Whether these are programs, and were built with these layouts.
+fn usable(programs: &[u8], layout: u64) -> Result<(), KernelError> {
+    if programs.is_empty() {
+        Err(KernelError::NotBuilt)
+    } else if has_layout(programs, layout) {
+        Ok(())
+    } else {
+        Err(KernelError::Stale)
+    }
 }
 
 fn has_layout(programs: &[u8], layout: u64) -> bool {
@@ -377,16 +414,12 @@ pub fn is_in_host_pid_namespace() -> bool {
 /// Loads the object and sets what the running kernel and the caller are like; `sizes` are those of maps that are to have others. No program
 /// is loaded yet.
 pub(super) fn load(
-    watches: &[Watch],
+    devices: &Devices,
     asked: Asked,
+    room: Room,
     sizes: &[(&'static str, u32)],
 ) -> Result<Ebpf, KernelError> {
-    if !are_built() {
-        return Err(KernelError::NotBuilt);
-    }
-    if !are_ours() {
-        return Err(KernelError::Stale);
-    }
+    usable(PROGRAMS, LAYOUT)?;
     if !is_in_host_pid_namespace() {
         return Err(KernelError::Namespace);
     }
@@ -400,13 +433,16 @@ pub(super) fn load(
         fdt_fd,
         file_inode,
         inode_rdev,
+        inode_mode,
+        task_status,
     } = btf::offsets()?;
     let (mode, event_bytes) = match asked {
         Asked::None => (asked::NONE, LEAST_RING_BYTES),
         Asked::Some(bytes) => (asked::SOME, bytes),
         Asked::All(bytes) => (asked::ALL, bytes),
     };
-    let entries = stats_room()? as u32;
+    let has_twins = u32::from(devices.have_twins());
+    let watches = devices.table();
     let mut loader = EbpfLoader::new();
     for (name, offset) in [
         ("TASK_FILES", &task_files),
@@ -418,12 +454,16 @@ pub(super) fn load(
         ("FDT_FD", &fdt_fd),
         ("FILE_INODE", &file_inode),
         ("INODE_RDEV", &inode_rdev),
+        ("INODE_MODE", &inode_mode),
+        ("TASK_STATUS", &task_status),
+        ("HAS_TWINS", &has_twins),
+        ("COMMANDS_APART", &room.commands_apart),
         ("TRACING", &mode),
     ] {
         loader.override_global(name, offset, true);
     }
     loader.override_global("WATCHES", watches.as_bytes(), true);
-    loader.map_max_entries("STATS", entries).map_max_entries("EVENTS", event_bytes);
+    loader.map_max_entries("STATS", room.rows as u32).map_max_entries("EVENTS", event_bytes);
     for (name, entries) in sizes {
         loader.map_max_entries(name, *entries);
     }
@@ -439,11 +479,9 @@ pub(super) fn load(
     Ok(ebpf)
 }
 
-/// How many counters there is room for.
-fn stats_room() -> Result<usize, KernelError> {
-    let cpus = nr_cpus().map_err(|(file, error)| KernelError::Refused(format!("{file}: {error}")))?;
-    let entries = STATS_BUDGET_BYTES / (cpus.max(1) * size_of::<StatValue>());
-    Ok(entries.clamp(*STATS_ENTRIES.start(), *STATS_ENTRIES.end()))
+/// How many counters there is room for on this machine.
+pub(super) fn room() -> Result<Room, KernelError> {
+    Room::here().map_err(|error| KernelError::Refused(error.to_string()))
 }
 
 fn attach_tracepoints(ebpf: &mut Ebpf) -> Result<(), KernelError> {
@@ -555,6 +593,16 @@ mod tests {
         assert!(!has_layout(&programs, LAYOUT));
         programs[41..49].copy_from_slice(&LAYOUT.to_le_bytes());
         assert!(has_layout(&programs, LAYOUT) && !has_layout(&programs, LAYOUT + 1));
-        assert!(!are_built() || are_ours(), "`cargo xtask ebpf` has to be run again");
+        assert!(matches!(usable(&programs, LAYOUT), Ok(())));
+        assert!(matches!(usable(&programs, LAYOUT + 1), Err(KernelError::Stale)));
+        assert!(!are_built() || usable(PROGRAMS, LAYOUT).is_ok(), "`cargo xtask ebpf` has to be run again");
+    }
+
+    #[test]
+    fn a_build_without_the_programs_says_so_and_what_to_do() {
+        let missing = usable(&[], LAYOUT).unwrap_err();
+        assert!(matches!(missing, KernelError::NotBuilt));
+        let told = missing.to_string();
+        assert!(told.contains("without its kernel programs") && told.contains("cargo xtask ebpf"), "{told}");
     }
 }

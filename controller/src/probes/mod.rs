@@ -11,8 +11,10 @@
 //! | [`users`] | pure: who is to be told of as unmanaged, and when |
 //! | [`activity`] | what processes do in the driver, added up |
 //! | [`inside`] | which threads are inside the driver now |
+//! | [`room`] | how many counters there is room for |
 //! | [`scan`] | what /proc tells of processes |
 //! | [`reader`] | the threads that read what a process can make wait |
+//! | `large` | pure: who has more descriptors open than can be looked at at once |
 //! | [`hold`] | who is stopped until it is adopted |
 //! | [`connected`] | which processes are sessions |
 //! | [`status`] | the board, as the admin socket tells it |
@@ -24,8 +26,10 @@ pub mod devices;
 pub mod hold;
 pub mod inside;
 pub mod kernel;
+mod large;
 pub mod metering;
 pub mod reader;
+pub mod room;
 pub mod scan;
 pub mod status;
 pub mod users;

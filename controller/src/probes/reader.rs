@@ -3,6 +3,7 @@
 //! So threads do it that nobody waits for, or not for long.
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
@@ -85,6 +86,34 @@ fn serve(pool: &(Mutex<State>, Condvar)) {
     }
 }
 
+/// A thread of its own for one kind of readings: none of them waits for anything but those of its kind.
+pub struct Reader(mpsc::Sender<Reading>);
+
+impl Reader {
+    /// Starts the thread, which ends when this is dropped and what it reads is read.
+    ///
+    /// # Errors
+    /// The system's: no thread.
+    pub fn start(name: &str) -> std::io::Result<Self> {
+        let (readings, received) = mpsc::channel::<Reading>();
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        thread.spawn(move || received.into_iter().for_each(|reading| reading()))?;
+        Ok(Self(readings))
+    }
+
+    /// Has something read, after what it was asked for before.
+    pub fn read(&self, reading: impl FnOnce() + Send + 'static) {
+        // A thread that failed reads nothing more.
+        let _ = self.0.send(Box::new(reading));
+    }
+}
+
+/// The processor time that the calling thread has taken so far, ns: what it waited is not in it.
+pub fn thread_ns() -> u64 {
+    let taken = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(taken.tv_sec as u64, taken.tv_nsec as u32).as_nanos() as u64
+}
+
 /// A descriptor that wakes a thread which waits for it.
 ///
 /// # Errors
@@ -143,6 +172,38 @@ mod tests {
         assert_eq!(readers.0.0.lock().unwrap().readers, MAX_READERS);
         stuck.wait();
         assert_eq!(answered.recv(), Ok(7), "it was only late");
+    }
+
+    #[test]
+    fn readings_of_one_kind_wait_for_each_other_and_for_no_others() {
+        let (stuck, free) = (Reader::start("stuck").unwrap(), Reader::start("free").unwrap());
+        let (answer, answered) = mpsc::channel();
+        let (go, gone) = mpsc::channel::<()>();
+        let its = answer.clone();
+        stuck.read(move || {
+            gone.recv().unwrap();
+            its.send("first").unwrap();
+        });
+        let its = answer.clone();
+        stuck.read(move || its.send("second").unwrap());
+        free.read(move || answer.send("another kind").unwrap());
+        assert_eq!(answered.recv(), Ok("another kind"));
+        go.send(()).unwrap();
+        drop(stuck);
+        assert_eq!(
+            (answered.recv(), answered.recv()),
+            (Ok("first"), Ok("second")),
+            "also once it is dropped"
+        );
+        drop(free);
+        assert!(answered.recv().is_err());
+    }
+
+    #[test]
+    fn what_a_thread_waited_is_not_in_its_time() {
+        let before_ns = thread_ns();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(thread_ns() - before_ns < 25_000_000);
     }
 
     #[test]

@@ -20,29 +20,71 @@ pub struct Use {
     pub is_compute: bool,
 }
 
-/// All processes that have the devices open, and those that have not.
-pub fn all(devices: &Devices) -> (Vec<(ProcessKey, Use)>, Vec<ProcessKey>) {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return (Vec::new(), Vec::new()) };
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let (mut users, mut others) = (Vec::new(), Vec::new());
-    for pid in pids {
-        let found = open(pid, devices);
-        match (ProcessKey::of(pid), found) {
-            (Some(who), Some(found)) => users.push((who, found)),
-            (Some(who), None) => others.push(who),
-            (None, _) => {}
-        }
-    }
-    (users, others)
+/// Descriptors of one process that are looked at while others wait. A process can have millions.
+pub const GLANCE: usize = 4096;
+
+/// What a look at a process's descriptors came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    /// How it has the devices open, as far as was looked.
+    pub found: Option<Use>,
+    /// All of its descriptors were looked at.
+    pub is_whole: bool,
 }
 
-/// How a process has the devices open at this moment.
-pub fn open(pid: u32, devices: &Devices) -> Option<Use> {
-    let (mut families, has_any) = open_devices(&format!("/proc/{pid}/fd"), devices);
-    if !has_any && has_lost_its_leader(pid) {
-        families = threads(pid).flat_map(|thread| open_devices(&format!("{thread}/fd"), devices).0).collect();
+/// All processes.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Those that have the devices open.
+    pub users: Vec<(ProcessKey, Use)>,
+    /// Those that have not, as far as was looked.
+    pub others: Vec<ProcessKey>,
+    /// Those that have more descriptors than were looked at.
+    pub large: Vec<ProcessKey>,
+}
+
+/// Looks at all processes, at a part of the descriptors of those that have very many.
+pub fn all(devices: &Devices) -> Found {
+    let mut all = Found::default();
+    let Ok(entries) = std::fs::read_dir("/proc") else { return all };
+    for pid in entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+        let Look { found, is_whole } = glance(pid, devices);
+        let Some(who) = ProcessKey::of(pid) else { continue };
+        match found {
+            Some(found) => all.users.push((who, found)),
+            None => all.others.push(who),
+        }
+        if !is_whole {
+            all.large.push(who);
+        }
     }
-    used(Evidence::Descriptor, &families)
+    all
+}
+
+/// How a process has the devices open at this moment, seen from its first descriptors.
+pub fn glance(pid: u32, devices: &Devices) -> Look {
+    look(pid, devices, GLANCE)
+}
+
+/// The same from all of them, which may take seconds.
+pub fn open(pid: u32, devices: &Devices) -> Option<Use> {
+    look(pid, devices, usize::MAX).found
+}
+
+fn look(pid: u32, devices: &Devices, most: usize) -> Look {
+    let (mut families, mut seen) = open_devices(&format!("/proc/{pid}/fd"), devices, most);
+    if seen == 0 && has_lost_its_leader(pid) {
+        // They have the same descriptors, unless one of them made itself a table of its own.
+        for thread in threads(pid) {
+            let (its, count) = open_devices(&format!("{thread}/fd"), devices, most - seen);
+            families.extend(its);
+            seen += count;
+            if seen >= most {
+                break;
+            }
+        }
+    }
+    Look { found: used(Evidence::Descriptor, &families), is_whole: seen < most }
 }
 
 /// How a process has the devices mapped at this moment. Takes as long as the process likes.
@@ -85,18 +127,18 @@ fn threads(pid: u32) -> impl Iterator<Item = String> {
     tasks.map(|task| task.path().to_string_lossy().into_owned())
 }
 
-/// The devices that are open, and whether anything is.
-fn open_devices(folder: &str, devices: &Devices) -> (Vec<Family>, bool) {
+/// The devices among so many of the files that are open, and how many of these there were.
+fn open_devices(folder: &str, devices: &Devices, most: usize) -> (Vec<Family>, usize) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut has_any = false;
-    let families = entries.filter_map(|entry| {
-        has_any = true;
+    let mut seen = 0;
+    let families = entries.take(most).filter_map(|entry| {
+        seen += 1;
         let family = family(&entry.path(), devices)?;
         // One that is open for neither reading nor writing (O_PATH) only names the device.
         entry.metadata().is_ok_and(|link| link.permissions().mode() & 0o600 != 0).then_some(family)
     });
     let families = families.collect();
-    (families, has_any)
+    (families, seen)
 }
 
 fn mapped_devices(pid: u32, devices: &Devices) -> Vec<Family> {
@@ -175,9 +217,39 @@ mod tests {
         let expected = Use { evidence: Evidence::Descriptor, is_compute: true };
         assert_eq!(open(std::process::id(), &devices), Some(expected));
         let own = ProcessKey::of(std::process::id()).unwrap();
-        let (users, others) = all(&devices);
-        assert!(users.contains(&(own, expected)) && !others.contains(&own));
+        let found = all(&devices);
+        assert!(found.users.contains(&(own, expected)) && !found.others.contains(&own));
         drop(held);
+    }
+
+    #[test]
+    fn of_a_process_with_very_many_descriptors_a_part_is_looked_at_and_the_rest_when_asked_for() {
+        // It has the device open behind all others.
+        const CODE: &str = "import os, resource, sys\n\
+            count = int(sys.argv[1])\n\
+            resource.setrlimit(resource.RLIMIT_NOFILE, (2 * count, max(2 * count, resource.getrlimit(resource.RLIMIT_NOFILE)[1])))\n\
+            for _ in range(count): os.dup(0)\n\
+            held = os.open('/dev/random', os.O_RDONLY)\n\
+            print(flush=True)\n\
+            sys.stdin.read()";
+        let mut python = std::process::Command::new("python3");
+        python.args(["-c", CODE, &GLANCE.to_string()]);
+        python.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        let mut child = python.spawn().unwrap();
+        let mut line = String::new();
+        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+        let devices = tun();
+        let expected = Use { evidence: Evidence::Descriptor, is_compute: true };
+        assert_eq!(glance(child.id(), &devices), Look { found: None, is_whole: false });
+        assert_eq!(open(child.id(), &devices), Some(expected));
+        let who = ProcessKey::of(child.id()).unwrap();
+        let found = all(&devices);
+        assert!(found.large.contains(&who) && found.others.contains(&who));
+        let own = ProcessKey::of(std::process::id()).unwrap();
+        assert!(!found.large.contains(&own) && glance(own.pid, &devices).is_whole);
+        drop(child.stdin.take());
+        child.wait().unwrap();
     }
 
     #[test]

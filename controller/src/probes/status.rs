@@ -19,6 +19,9 @@ pub struct ProbesStatus {
     pub unattributed: u64,
     /// Ioctls that were not counted at all, because too many threads were inside one at a time.
     pub untimed: u64,
+    /// Ioctls whose return the kernel did not tell of: they are in no counter, or in `untimed`.
+    #[serde(default)]
+    pub missed: u64,
     /// Rows of counters that left the kernel, because others needed the room. What they counted stays in the sums.
     #[serde(default)]
     pub evicted: u64,

@@ -153,6 +153,11 @@ impl Users {
         self.users.values().map(due).min()
     }
 
+    /// Whether a process was seen, told of or not.
+    pub fn knows(&self, who: ProcessKey) -> bool {
+        self.users.contains_key(&who)
+    }
+
     /// Those who were told of.
     pub fn reported(&self) -> impl Iterator<Item = (&ProcessKey, &User)> {
         self.users.iter().filter(|(_, user)| user.is_reported)

@@ -5,11 +5,14 @@ use super::activity::{Activity, evicted, process_of};
 use super::connected::Connected;
 use super::devices::{DeviceKey, Devices};
 use super::hold::Held;
+use super::inside;
 use super::kernel::{Asked, Kernel, Ring, is_in_host_pid_namespace};
-use super::reader::{Readers, bell, command_line, ring};
-use super::scan::{self, Description, Use};
+use super::large::Large;
+use super::reader::{Reader, Readers, bell, command_line, ring, thread_ns};
+use super::scan::{self, Description, Found, Look, Use};
 use super::status::{Adopted, Board, ProbesStatus, UnmanagedStatus};
 use super::users::{Change, Evidence, Users};
+use super::way::{Modules, Way};
 use crate::clock::monotonic_ns;
 use crate::config::UnmanagedPolicy;
 use crate::policy::signals::DriverSums;
@@ -36,13 +39,18 @@ const NVML_ALONE_NS: u64 = 400 * MS;
 /// How often /proc is searched, likewise.
 const SCAN_NS: u64 = 30_000 * MS;
 const SCAN_ALONE_NS: u64 = 1_000 * MS;
-/// How often it is looked whether the driver's devices have appeared or have other numbers.
-const DEVICES_NS: u64 = 2_000 * MS;
+/// How often it is looked whether the driver's devices have appeared or have other numbers: whoever uses them at once is to be found within a
+/// second, too.
+const DEVICES_NS: u64 = 500 * MS;
+/// How often the dead are forgotten, and those looked at again who have a device mapped.
+const FORGET_NS: u64 = 2_000 * MS;
+/// How often it is looked whether the kernel failed to tell of a return, where it may.
+const MISSED_NS: u64 = 10_000 * MS;
 /// How often a library that was not there is looked for again.
 const NVML_ABSENT_NS: u64 = 30_000 * MS;
 /// How long who lost a session, or had one with the daemon before, is taken to be coming back. It tries every quarter of a second.
 const RETURN_NS: u64 = 10_000 * MS;
-/// How long a new user's command line is waited for before it is told of by its name.
+/// How long the command lines of those who are new at the same time are waited for before they are told of by their names.
 const DESCRIBE_LIMIT: Duration = Duration::from_millis(20);
 /// How long the end of the watching thread is waited for. It may be waiting for a driver.
 const END_LIMIT: Duration = Duration::from_millis(500);
@@ -50,6 +58,8 @@ const END_LIMIT: Duration = Duration::from_millis(500);
 const MAX_SPENT_NS: u64 = 10 * MS;
 /// What takes time is done so seldom that it takes at most this part of it.
 const DUTY: u64 = 400;
+/// The same of looking at a process that has very many descriptors and was seen using a GPU.
+const SUSPECTS_DUTY: u64 = 50;
 
 /// What the watching thread goes by.
 #[derive(Debug, Clone)]
@@ -105,8 +115,9 @@ impl Watcher {
         let (orders, received) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         let (its_common, its_bell) = (Arc::clone(&common), Arc::clone(&bell));
+        let watch = Watch::new(settings, connected, its_common, its_bell, before)?;
         std::thread::Builder::new().name("deepres-watch".to_owned()).spawn(move || {
-            Watch::new(settings, connected, its_common, its_bell, before).run(&received);
+            watch.run(&received);
             // Nobody waits for it any more.
             let _ = end.send(());
         })?;
@@ -153,6 +164,12 @@ impl Drop for Watcher {
 enum Answer {
     Mapped(ProcessKey, Option<Use>),
     Command(ProcessKey, String),
+    /// All of its descriptors, and what looking took, ns.
+    Opened(ProcessKey, Option<Use>, u64),
+    /// All processes, and what looking took, ns.
+    Searched(Found, u64),
+    /// Whom NVML lists, if there is one, and what asking took, ns.
+    Listed(Option<BTreeSet<u32>>, u64),
 }
 
 /// When each thing is done next.
@@ -162,6 +179,8 @@ struct Due {
     nvml_ns: u64,
     scan_ns: u64,
     devices_ns: u64,
+    forget_ns: u64,
+    missed_ns: u64,
 }
 
 struct Watch {
@@ -172,7 +191,12 @@ struct Watch {
     devices: Devices,
     kernel: Option<(Kernel, Ring<News>)>,
     state: ProbesStatus,
-    nvml: Option<Nvml>,
+    /// The driver's modules that the programs are attached to.
+    modules: Modules,
+    /// NVML, in the hands of the thread that waits for it.
+    nvml: Arc<Mutex<Option<Nvml>>>,
+    nvml_reader: Reader,
+    searcher: Reader,
     listed: BTreeSet<u32>,
     users: Users,
     described: BTreeMap<ProcessKey, Description>,
@@ -191,8 +215,14 @@ struct Watch {
     asked: BTreeSet<ProcessKey>,
     /// Who has a device mapped.
     mapped: BTreeSet<ProcessKey>,
+    /// Those with very many descriptors.
+    large: Large,
+    /// Calls of the dead whose return went unnoticed.
+    missed: u64,
     /// What reading mappings took since the last search, ns.
     spent_ns: Arc<AtomicU64>,
+    /// Until when command lines are waited for in this round.
+    patience: Instant,
     due: Due,
 }
 
@@ -203,9 +233,9 @@ impl Watch {
         common: Arc<Common>,
         bell: Arc<OwnedFd>,
         before: Before,
-    ) -> Self {
+    ) -> std::io::Result<Self> {
         let now_ns = monotonic_ns();
-        Self {
+        Ok(Self {
             devices: Devices::find(&settings.devices),
             settings,
             connected,
@@ -213,7 +243,10 @@ impl Watch {
             bell,
             kernel: None,
             state: ProbesStatus::default(),
-            nvml: None,
+            modules: Modules::default(),
+            nvml: Arc::default(),
+            nvml_reader: Reader::start("deepres-nvml")?,
+            searcher: Reader::start("deepres-search")?,
             listed: BTreeSet::new(),
             users: Users::at_start(now_ns),
             described: BTreeMap::new(),
@@ -226,9 +259,12 @@ impl Watch {
             answers: mpsc::channel(),
             asked: BTreeSet::new(),
             mapped: BTreeSet::new(),
+            large: Large::default(),
+            missed: 0,
             spent_ns: Arc::default(),
+            patience: Instant::now(),
             due: Due::default(),
-        }
+        })
     }
 
     fn run(mut self, orders: &mpsc::Receiver<Order>) {
@@ -259,8 +295,11 @@ impl Watch {
 
     /// Attaches the programs to the devices that there are. Those for other devices are detached after, so that nothing goes unseen.
     fn attach(&mut self) {
-        self.state = ProbesStatus { evicted: self.state.evicted, ..ProbesStatus::default() };
+        let ProbesStatus { evicted, missed, .. } = self.state;
+        self.state = ProbesStatus { evicted, missed, ..ProbesStatus::default() };
+        self.missed = missed;
         let before = self.kernel.take();
+        self.modules = Modules::read();
         if !self.settings.uses_kernel {
             self.state.state = "off".to_owned();
             self.state.detail = "the configuration says so (probes.enabled)".to_owned();
@@ -294,43 +333,44 @@ impl Watch {
     /// Does what is due.
     fn look(&mut self) {
         let now_ns = monotonic_ns();
+        self.patience = Instant::now() + DESCRIBE_LIMIT;
         self.read_news(now_ns);
         self.read_answers(now_ns);
         self.see_who_left(now_ns);
         if now_ns >= self.due.devices_ns {
             self.due.devices_ns = now_ns + DEVICES_NS;
             let devices = Devices::find(&self.settings.devices);
-            if devices != self.devices {
+            if devices != self.devices || Modules::read() != self.modules {
                 self.devices = devices;
                 self.counted.clear();
+                self.large = Large::default();
                 // Who has them open already may ask nothing.
                 (self.due.nvml_ns, self.due.scan_ns) = (0, 0);
                 self.attach();
             }
+        }
+        if now_ns >= self.due.forget_ns {
+            self.due.forget_ns = now_ns + FORGET_NS;
             self.forget(now_ns);
             // By others than this thread.
             self.mapped.clone().into_iter().for_each(|who| self.ask_for_mappings(who));
+        }
+        if now_ns >= self.due.missed_ns {
+            self.due.missed_ns = now_ns + MISSED_NS;
+            self.look_for_missed();
         }
         if now_ns >= self.due.stats_ns {
             self.due.stats_ns = now_ns + STATS_NS;
             self.read_stats(now_ns);
         }
+        // The next time is known when there is an answer.
         if now_ns >= self.due.nvml_ns {
-            self.read_nvml(now_ns);
-            let pause_ns = match (&self.nvml, &self.kernel) {
-                (None, _) => NVML_ABSENT_NS,
-                (Some(_), Some(_)) => NVML_NS,
-                (Some(_), None) => NVML_ALONE_NS,
-            };
-            self.due.nvml_ns = next(now_ns, pause_ns);
+            self.due.nvml_ns = u64::MAX;
+            self.ask_nvml();
         }
-        if now_ns >= self.due.scan_ns {
-            if !self.devices.is_empty() {
-                self.search(now_ns);
-            }
-            let pause_ns = if self.kernel.is_some() { SCAN_NS } else { SCAN_ALONE_NS };
-            let spent_ns = self.spent_ns.swap(0, Ordering::Relaxed);
-            self.due.scan_ns = next(now_ns.saturating_sub(spent_ns), pause_ns);
+        if now_ns >= self.due.scan_ns && !self.devices.is_empty() {
+            self.due.scan_ns = u64::MAX;
+            self.search();
         }
         self.settle(now_ns);
     }
@@ -368,6 +408,36 @@ impl Watch {
                     description.command = command;
                 }
             }
+            Answer::Opened(who, found, took_ns) => {
+                let duty = if self.users.knows(who) { SUSPECTS_DUTY } else { DUTY };
+                self.large.answered(who, found, monotonic_ns() + took_ns.saturating_mul(duty));
+                if let Some(found) = found
+                    && (self.returning.contains_key(&who) || !self.descends_from_a_session(who.pid))
+                {
+                    self.saw(who, found.evidence, found.is_compute, now_ns);
+                }
+            }
+            Answer::Searched(found, took_ns) => {
+                let pause_ns = if self.kernel.is_some() { SCAN_NS } else { SCAN_ALONE_NS };
+                let spent_ns = took_ns + self.spent_ns.swap(0, Ordering::Relaxed);
+                // Unless it is to be searched again at once.
+                if self.due.scan_ns == u64::MAX {
+                    self.due.scan_ns = next(spent_ns, pause_ns);
+                }
+                self.searched(found, now_ns);
+            }
+            Answer::Listed(listed, took_ns) => {
+                let pause_ns = match (&listed, &self.kernel) {
+                    (None, _) => NVML_ABSENT_NS,
+                    (Some(_), Some(_)) => NVML_NS,
+                    (Some(_), None) => NVML_ALONE_NS,
+                };
+                if self.due.nvml_ns == u64::MAX {
+                    self.due.nvml_ns = next(took_ns, pause_ns);
+                }
+                self.listed = listed.unwrap_or_default();
+                self.see_listed(now_ns);
+            }
         }
     }
 
@@ -375,9 +445,18 @@ impl Watch {
     fn see_who_left(&mut self, now_ns: u64) {
         for who in self.connected.take_ended().into_iter().filter_map(ProcessKey::of) {
             self.returning.insert(who, now_ns + RETURN_NS);
-            if let Some(found) = scan::open(who.pid, &self.devices) {
-                self.saw(who, found.evidence, found.is_compute, now_ns);
-            }
+            self.look_at(who, now_ns);
+        }
+    }
+
+    /// Looks whether a process has the devices open.
+    fn look_at(&mut self, who: ProcessKey, now_ns: u64) {
+        let Look { found, is_whole } = scan::glance(who.pid, &self.devices);
+        if let Some(found) = found {
+            self.saw(who, found.evidence, found.is_compute, now_ns);
+        }
+        if !is_whole {
+            self.ask_for_descriptors(who);
         }
     }
 
@@ -389,11 +468,10 @@ impl Watch {
             self.of_before.extract_if(.., |who| !self.returning.contains_key(who)).collect();
         for who in late.into_iter().filter(|who| who.is_alive()) {
             // It has not come back, and may ask nothing.
-            if let Some(found) = scan::open(who.pid, &self.devices) {
-                self.saw(who, found.evidence, found.is_compute, now_ns);
-            }
+            self.look_at(who, now_ns);
         }
         self.mapped.retain(|who| who.is_alive());
+        self.large.retain(|who| who.is_alive());
         self.evicted.retain(|who, _| who.is_alive());
     }
 
@@ -446,20 +524,39 @@ impl Watch {
         }
     }
 
-    fn read_nvml(&mut self, now_ns: u64) {
-        if self.nvml.is_none() {
-            // The driver may have been loaded since.
-            self.nvml = Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok();
+    /// Looks for calls whose return went unnoticed. Tracepoints tell of each; probes at the returns of functions have room for so many threads.
+    fn look_for_missed(&mut self) {
+        let Some((kernel, _)) = &mut self.kernel else { return };
+        if kernel.way() != Way::DriverFunctions {
+            return;
         }
-        let Some(nvml) = &self.nvml else { return };
-        let count = nvml.device_count().unwrap_or(0);
-        let devices = (0..count).filter_map(|index| nvml.device_by_index(index).ok());
-        let processes = devices.filter_map(|device| device.running_compute_processes().ok()).flatten();
-        self.listed = processes.map(|process| process.pid).collect();
-        if !is_in_host_pid_namespace() {
-            // Its numbers are another namespace's, and here somebody else's, unless /proc agrees.
-            self.listed.retain(|pid| scan::open(*pid, &self.devices).is_some());
-        }
+        let missed = inside::missed(kernel);
+        self.state.missed = self.missed + missed.len() as u64;
+        let dead = missed.iter().filter(|(tid, _)| ProcessKey::of(*tid).is_none());
+        self.missed += dead.filter(|(tid, _)| kernel.forget_call(*tid)).count() as u64;
+    }
+
+    /// Has NVML asked whom it lists. It may wait for the driver for ever.
+    fn ask_nvml(&self) {
+        let (nvml, devices) = (Arc::clone(&self.nvml), self.devices.clone());
+        self.answer_from(&self.nvml_reader, move |began_ns| {
+            let mut nvml = nvml.lock().unwrap_or_else(PoisonError::into_inner);
+            Answer::Listed(listed(&mut nvml, &devices), thread_ns() - began_ns)
+        });
+    }
+
+    /// Has a thread read something, and ring when it is done. It is told what it had taken before.
+    fn answer_from(&self, reader: &Reader, read: impl FnOnce(u64) -> Answer + Send + 'static) {
+        let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
+        reader.read(move || {
+            // The thread that asked may have ended.
+            let _ = answers.send(read(thread_ns()));
+            ring(&bell);
+        });
+    }
+
+    /// Takes in whom NVML lists.
+    fn see_listed(&mut self, now_ns: u64) {
         let strangers: Vec<u32> =
             self.listed.iter().copied().filter(|pid| !self.connected.contains(*pid)).collect();
         for who in strangers.into_iter().filter_map(ProcessKey::of) {
@@ -467,15 +564,38 @@ impl Watch {
         }
     }
 
-    fn search(&mut self, now_ns: u64) {
-        let (users, others) = scan::all(&self.devices);
-        for (who, found) in users {
+    /// Has all processes looked at.
+    fn search(&self) {
+        let devices = self.devices.clone();
+        self.answer_from(&self.searcher, move |began_ns| {
+            Answer::Searched(scan::all(&devices), thread_ns() - began_ns)
+        });
+    }
+
+    fn searched(&mut self, found: Found, now_ns: u64) {
+        for (who, found) in found.users {
             // Children of a session have its descriptors; what they do with them would be seen.
             if !self.descends_from_a_session(who.pid) {
                 self.saw(who, found.evidence, found.is_compute, now_ns);
             }
         }
-        others.into_iter().for_each(|who| self.ask_for_mappings(who));
+        found.others.into_iter().for_each(|who| self.ask_for_mappings(who));
+        found.large.into_iter().for_each(|who| self.ask_for_descriptors(who));
+    }
+
+    /// Has all descriptors of a process looked at that has very many, unless they were a moment ago or still are.
+    fn ask_for_descriptors(&mut self, who: ProcessKey) {
+        if !self.large.asks(who, monotonic_ns()) {
+            return;
+        }
+        let (devices, answers, bell) = (self.devices.clone(), self.answers.0.clone(), Arc::clone(&self.bell));
+        self.readers.start(move || {
+            let began_ns = thread_ns();
+            let found = scan::open(who.pid, &devices);
+            // The thread that asked may have ended.
+            let _ = answers.send(Answer::Opened(who, found, thread_ns() - began_ns));
+            ring(&bell);
+        });
     }
 
     /// Has a process's mappings read, unless they still are.
@@ -507,6 +627,9 @@ impl Watch {
         if self.connected.contains(who.pid) || scan::is_ours(who.pid) {
             return;
         }
+        if evidence == Evidence::Ioctl {
+            self.large.doubt(who);
+        }
         if let Some(change) = self.users.seen(who, evidence, is_compute, now_ns) {
             self.act(change);
         }
@@ -514,18 +637,27 @@ impl Watch {
 
     fn settle(&mut self, now_ns: u64) {
         let (devices, listed, mapped) = (&self.devices, &self.listed, &self.mapped);
-        let (connected, of_before) = (&self.connected, &self.of_before);
+        let (connected, of_before, large) = (&self.connected, &self.of_before, &self.large);
+        let mut unseen = Vec::new();
         let is_managed = |who: ProcessKey, is_compute: bool| {
             connected.contains(who.pid) || of_before.contains(&who) || !is_compute && connected.is_viewer(who)
         };
         let uses = |who: ProcessKey| {
-            who.is_alive()
-                && (scan::open(who.pid, devices).is_some()
-                    || listed.contains(&who.pid)
-                    || mapped.contains(&who)
-                    || scan::is_hidden(who.pid))
+            if !who.is_alive() {
+                return false;
+            }
+            let Look { found, is_whole } = scan::glance(who.pid, devices);
+            if !is_whole && found.is_none() {
+                unseen.push(who);
+            }
+            found.is_some()
+                || listed.contains(&who.pid)
+                || mapped.contains(&who)
+                || !is_whole && large.may_use(who)
+                || scan::is_hidden(who.pid)
         };
         let changes = self.users.settle(monotonic_ns(), is_managed, uses);
+        unseen.into_iter().for_each(|who| self.ask_for_descriptors(who));
         for change in changes {
             self.act(change);
         }
@@ -583,8 +715,9 @@ impl Watch {
                 ring(&bell);
             }
         });
-        let until = Instant::now() + DESCRIBE_LIMIT;
-        while let Ok(answer) = self.answers.1.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        let patience = self.patience;
+        let left = || patience.saturating_duration_since(Instant::now());
+        while let Ok(answer) = self.answers.1.recv_timeout(left()) {
             let is_it = matches!(&answer, Answer::Command(about, _) if *about == who);
             self.take(answer, monotonic_ns());
             if is_it {
@@ -604,7 +737,9 @@ impl Watch {
             return;
         }
         // NVML's word alone is not enough to stop anybody.
-        let is_seen = scan::open(who.pid, &self.devices).is_some() || self.mapped.contains(&who);
+        let is_seen = scan::glance(who.pid, &self.devices).found.is_some()
+            || self.mapped.contains(&who)
+            || self.large.uses(who);
         if (is_seen || was_held) && self.common.held.stop(who) {
             let again = if was_held { " again, after somebody else let it go on" } else { "" };
             tracing::warn!(pid = who.pid, "held{again}; `deepres adopt {}` lets it go on", who.pid);
@@ -668,6 +803,7 @@ impl Watch {
             self.due.nvml_ns,
             scan_ns,
             self.due.devices_ns,
+            self.due.forget_ns,
             self.users.due_ns().unwrap_or(u64::MAX),
         ];
         let until_ns = due_ns.into_iter().min().unwrap_or(u64::MAX);
@@ -688,8 +824,25 @@ fn kind(is_compute: bool) -> &'static str {
     if is_compute { "compute" } else { "control" }
 }
 
-/// When something that began at `began_ns` is done again.
-fn next(began_ns: u64, pause_ns: u64) -> u64 {
-    let now_ns = monotonic_ns();
-    now_ns + pause_ns.max((now_ns - began_ns).saturating_mul(DUTY))
+/// When something that took `spent_ns` is done again.
+fn next(spent_ns: u64, pause_ns: u64) -> u64 {
+    monotonic_ns() + pause_ns.max(spent_ns.saturating_mul(DUTY))
+}
+
+/// Whom NVML lists as computing. `None`: there is no NVML, yet.
+fn listed(nvml: &mut Option<Nvml>, devices: &Devices) -> Option<BTreeSet<u32>> {
+    if nvml.is_none() {
+        // The driver may have been loaded since.
+        *nvml = Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok();
+    }
+    let nvml = nvml.as_ref()?;
+    let count = nvml.device_count().unwrap_or(0);
+    let gpus = (0..count).filter_map(|index| nvml.device_by_index(index).ok());
+    let processes = gpus.filter_map(|gpu| gpu.running_compute_processes().ok()).flatten();
+    let mut listed: BTreeSet<u32> = processes.map(|process| process.pid).collect();
+    if !is_in_host_pid_namespace() {
+        // Its numbers are another namespace's, and here somebody else's, unless /proc agrees.
+        listed.retain(|pid| scan::open(*pid, devices).is_some());
+    }
+    Some(listed)
 }

@@ -7,6 +7,7 @@ use super::devices::Devices;
 use deepres_abi::probe::Family;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Where the kernel says that probes at its functions can be had.
@@ -43,6 +44,32 @@ pub struct Choice {
     pub way: Way,
     /// Why, and why none before it.
     pub why: String,
+}
+
+/// Where the kernel shows its modules.
+const MODULES: &str = "/sys/module";
+/// The driver's.
+const DRIVERS: [&str; 3] = ["nvidia", "nvidia_uvm", "nvidia_modeset"];
+
+/// The driver's modules as they are loaded. What is attached to a module's functions goes with the module: one that was loaded again has to be
+/// probed again, also if its devices have the numbers that they had.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Modules(Vec<(&'static str, u64, i64)>);
+
+impl Modules {
+    /// Looks, where it matters: on a kernel whose functions can be probed.
+    pub fn read() -> Self {
+        if Path::new(KPROBES).exists() { Self::among(Path::new(MODULES)) } else { Self::default() }
+    }
+
+    fn among(folder: &Path) -> Self {
+        // The folder is made anew with the module, and its number is not used again before all others were.
+        let loaded = DRIVERS.into_iter().filter_map(|name| {
+            let folder = std::fs::metadata(folder.join(name)).ok()?;
+            Some((name, folder.ino(), folder.ctime_nsec()))
+        });
+        Self(loaded.collect())
+    }
 }
 
 /// The driver's function that every ioctl of a family passes.
@@ -158,6 +185,25 @@ mod tests {
     fn the_drivers_own_functions_come_first_where_each_of_them_can_be_probed() {
         assert_eq!(first(&driver()).0, Way::DriverFunctions);
         assert_eq!(driver().targets().count(), 2);
+    }
+
+    #[test]
+    fn a_module_that_was_loaded_again_is_another_and_one_that_stayed_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let module = |name: &str| folder.path().join(name);
+        assert_eq!(Modules::among(folder.path()), Modules::default());
+        std::fs::create_dir(module("nvidia")).unwrap();
+        let before = Modules::among(folder.path());
+        std::fs::create_dir(module("loop")).unwrap();
+        assert_eq!(Modules::among(folder.path()), before, "somebody else's");
+        // Whatever has the number of the one that is gone.
+        std::fs::rename(module("nvidia"), module("gone")).unwrap();
+        assert_ne!(Modules::among(folder.path()), before);
+        std::fs::create_dir(module("nvidia")).unwrap();
+        let again = Modules::among(folder.path());
+        assert_ne!(again, before);
+        std::fs::create_dir(module("nvidia_uvm")).unwrap();
+        assert_ne!(Modules::among(folder.path()), again, "a part of the driver that came later");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use super::support::*;
 use deepres_abi::probe::{COMMANDS_APART, Family, REST, StatKey, StatValue, TICK_NS, slot};
 use deepres_controller::probes::kernel::{Asked, Kernel, Way};
+use deepres_controller::probes::room::Room;
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -280,6 +282,109 @@ fn one_process_cannot_take_the_counters_of_the_others() {
         Vec::<(StatKey, StatValue)>::new(),
         "the dead's are freed"
     );
+}
+
+#[test]
+fn on_a_machine_with_very_many_cpus_one_process_takes_no_more_than_its_part_of_few_counters() {
+    let _alone = alone();
+    // As many as there are on none yet: so few counters that all is at its narrowest.
+    let room = Room::on(2048);
+    let Some(kernel) = probes_within(room, &[FUSE_KEY, TUN_KEY], Asked::None, None) else { return };
+    let files = [open(FUSE), open(TUN)];
+    const COMMANDS: u64 = 200;
+    for file in &files {
+        for index in 0..COMMANDS {
+            assert!(ioctl(fd(file), number(index)) < 0);
+        }
+    }
+    let own = counted(&kernel, std::process::id());
+    assert_eq!(own.len(), files.len() * (room.commands_apart as usize + 1), "of each kind of device");
+    assert!(own.len() <= room.rows / 2, "{room:?}");
+    let calls: u64 = own.iter().map(|(_, value)| value.calls).sum();
+    assert_eq!((calls, kernel.totals().unattributed), (files.len() as u64 * COMMANDS, 0), "none is lost");
+}
+
+#[test]
+fn a_block_device_with_the_number_of_one_that_is_watched_is_another() {
+    let _alone = alone();
+    const LOOP_MAJOR: u32 = 7;
+    let folder = tempfile::tempdir().unwrap();
+    let node = folder.path().join("loop");
+    mknodat(CWD, &node, FileType::BlockDevice, Mode::RUSR, makedev(LOOP_MAJOR, 0)).unwrap();
+    let Ok(block) = File::open(&node) else {
+        // Where the kernel has no block devices of this number there is none to be taken for another.
+        eprintln!("NOT TESTED: there is no loop device");
+        return;
+    };
+    for way in WAYS {
+        // The number of virtual consoles' memory among the others.
+        let keys = [&format!("nvidia={LOOP_MAJOR}"), TUN_KEY];
+        let Some(kernel) = probes(&keys, Asked::None, Some(way)) else { return };
+        assert!(ioctl(fd(&block), RM_CONTROL) < 0);
+        assert_eq!(ioctl(fd(&open(TUN)), SUCCESS), 0);
+        let counted = counted(&kernel, std::process::id());
+        let shown: Vec<_> = counted.iter().map(|(key, value)| (key.command, value.calls)).collect();
+        assert_eq!(shown, [(SUCCESS as u32, 1)], "{way:?}");
+        assert_eq!(kernel.totals().untimed, 0);
+    }
+}
+
+/// lchown of 32-bit programs has the number that ioctl has of others, and their ioctl the one of setsockopt.
+const COMPAT_LCHOWN: u64 = 16;
+const COMPAT_IOCTL: u64 = 54;
+
+/// A system call as a 32-bit program makes it, by a process of its own: its first three arguments, and what stands where others have their first.
+fn compat_call(call: u64, arguments: [u32; 3], elsewhere: [u64; 3]) -> Option<u32> {
+    let [first, second, third] = arguments.map(u64::from);
+    let [di, si, dx] = elsewhere;
+    let third = if dx == 0 { third } else { dx };
+    // SAFETY: the child makes two system calls and nothing else.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: it changes no memory: the path is none, and the device takes nothing.
+        unsafe {
+            std::arch::asm!(
+                "xchg {first}, rbx",
+                "int 0x80",
+                "xchg {first}, rbx",
+                first = inout(reg) first => _,
+                inout("rax") call => _,
+                in("rcx") second,
+                in("rdx") third,
+                in("rdi") di,
+                in("rsi") si,
+                out("r8") _, out("r9") _, out("r10") _, out("r11") _,
+            );
+            libc::_exit(0);
+        }
+    }
+    let mut status = 0;
+    // SAFETY: it writes one number.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    // Where the kernel has no such calls the child dies of it.
+    (status == 0).then_some(child as u32)
+}
+
+#[test]
+fn calls_of_32_bit_programs_are_left_out_and_taken_for_no_others() {
+    let _alone = alone();
+    let tun = open(TUN);
+    let descriptor = fd(&tun) as u32;
+    for way in WAYS {
+        let Some(kernel) = probes(&[TUN_KEY], Asked::None, Some(way)) else { return };
+        let registers = [u64::from(descriptor), SUCCESS, 0];
+        let Some(changed_owner) = compat_call(COMPAT_LCHOWN, [0; 3], registers) else {
+            eprintln!("NOT TESTED: this kernel runs no 32-bit programs");
+            return;
+        };
+        let asked = compat_call(COMPAT_IOCTL, [descriptor, SUCCESS as u32, 0], [0; 3]).unwrap();
+        assert_eq!(counted(&kernel, changed_owner), [], "{way:?}: what it asked for is no ioctl");
+        assert_eq!(counted(&kernel, asked), [], "{way:?}");
+        assert_eq!(kernel.totals().untimed, 0);
+        // The same call of another program.
+        assert_eq!(ioctl(fd(&tun), SUCCESS), 0);
+        assert_eq!(of_command(&kernel, std::process::id(), SUCCESS).unwrap().calls, 1, "{way:?}");
+    }
 }
 
 #[test]

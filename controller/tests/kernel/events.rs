@@ -3,7 +3,7 @@
 use super::counts::alone;
 use super::support::*;
 use deepres_abi::probe::Event;
-use deepres_controller::probes::inside::unfinished;
+use deepres_controller::probes::inside::{missed, unfinished};
 use deepres_controller::probes::kernel::{Asked, Kernel};
 use deepres_controller::process::ProcessKey;
 use deepres_controller::trace::decode::{decode, decode_unfinished};
@@ -244,6 +244,7 @@ fn a_call_that_has_not_returned_is_told_at_the_end_and_only_that() {
         let told = unfinished(&kernel, |who| kernel.follows(who));
         assert_eq!((inside.len(), told.len()), (1, 1));
         let told = decode_unfinished(&told[0]);
+        assert!(missed(&kernel).is_empty(), "it has not returned");
         assert_eq!((told.name, told.pid, told.unfinished), (Some("UVM_FREE"), std::process::id(), true));
         assert_eq!(told.fd, Some(fd(&file) as u32));
         assert!(told.tid != told.pid && told.latency_ns >= inside[0].latency_ns && told.status.is_none());
@@ -252,5 +253,8 @@ fn a_call_that_has_not_returned_is_told_at_the_end_and_only_that() {
     });
     // Its return went unnoticed.
     assert!(unfinished(&kernel, |who| kernel.follows(who)).is_empty());
+    let missed = missed(&kernel);
+    assert_eq!(missed.iter().map(|(_, call)| call.command).collect::<Vec<_>>(), [UVM_FREE as u32]);
+    assert!(!kernel.forget_call(missed[0].0), "it takes nobody's room");
     assert_eq!(events().len(), 1);
 }

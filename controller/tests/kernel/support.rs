@@ -3,6 +3,7 @@
 use deepres_abi::probe::{StatKey, StatValue};
 use deepres_controller::probes::devices::{DeviceKey, Devices};
 use deepres_controller::probes::kernel::{Asked, Kernel, KernelError, Way};
+use deepres_controller::probes::room::Room;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -33,7 +34,12 @@ pub fn devices(keys: &[&str]) -> Devices {
 
 /// Probes on these devices, or `None` after saying what they lack.
 pub fn probes(keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
-    match Kernel::attach(&devices(keys), asked, way) {
+    probes_within(Room::here().unwrap(), keys, asked, way)
+}
+
+/// The same with so much room.
+pub fn probes_within(room: Room, keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
+    match Kernel::attach_within(room, &devices(keys), asked, way) {
         Ok(kernel) => Some(kernel),
         Err(
             error @ (KernelError::NotBuilt
@@ -83,4 +89,10 @@ pub fn of_command(kernel: &Kernel, pid: u32, command: u64) -> Option<StatValue> 
 
 pub fn fd(file: &File) -> RawFd {
     file.as_raw_fd()
+}
+
+#[test]
+fn where_the_programs_must_not_be_missing_they_are_in_this_build() {
+    use deepres_controller::probes::kernel::are_built;
+    assert!(std::env::var_os(REQUIRED).is_none() || are_built(), "run `cargo xtask ebpf` and build again");
 }

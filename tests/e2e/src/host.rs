@@ -224,7 +224,14 @@ impl Host {
     /// Starts the daemon and waits until it answers.
     #[track_caller]
     pub fn daemon(&self) -> Process {
+        self.daemon_with(&[])
+    }
+
+    /// The same with these variables beside those of the host.
+    #[track_caller]
+    pub fn daemon_with(&self, variables: &[(&str, &Path)]) -> Process {
         let mut command = self.deepres(&["daemon"]);
+        command.envs(variables.iter().copied());
         if let Some(config) = &self.config_toml {
             command.arg("--config").arg(config);
         }

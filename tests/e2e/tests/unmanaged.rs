@@ -5,6 +5,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use deepres_e2e::clients::c_library;
 use deepres_e2e::containers::{Containers, OUTER_ROOT, Users};
 use deepres_e2e::probes::{DEVICE, NUMBERS, are_possible, open_node};
 use deepres_e2e::{Host, Process, host::COMMAND_LIMIT};
@@ -160,14 +161,14 @@ sys.stdin.read()
         tenant.await_json(COMMAND_LIMIT);
         tenant
     };
-    let _tenants =
+    let tenants =
         [start(&["--name", "two"]), start(&["--name", "two"]), start(&["--name", "one", "--no-preload"])];
     let deadline = Instant::now() + COMMAND_LIMIT;
     loop {
         let status = host.status();
-        let tenants = status["tenants"].as_array().expect("a list");
+        let listed = status["tenants"].as_array().expect("a list");
         let of = |name: &str| {
-            let tenant = tenants.iter().find(|tenant| tenant["name"] == name).expect("it is there");
+            let tenant = listed.iter().find(|tenant| tenant["name"] == name).expect("it is there");
             [&tenant["driver"]["calls"], &tenant["driver"]["errors"]]
                 .map(|sum| sum.as_u64().expect("a number"))
         };
@@ -178,6 +179,102 @@ sys.stdin.read()
         assert!(Instant::now() < deadline, "{two:?} {one:?}");
         thread::sleep(Duration::from_millis(50));
     }
+    let shown = host.finish(host.deepres(&["ps", "-v"])).success().stdout;
+    let rows = shown.lines().skip_while(|line| !line.starts_with("TENANT IN DRIVER"));
+    let rows: Vec<Vec<&str>> = rows.take(3).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0][3..5], ["CALLS", "ERRORS"], "{shown}");
+    assert_eq!((&rows[1][..3], &rows[2][..3]), (&["one", "5", "5"][..], &["two", "10", "10"][..]), "{shown}");
+    // Part of the tenant's state, and not only of its processes'.
+    let [first, ..] = tenants;
+    let pid = first.pid();
+    first.finish(COMMAND_LIMIT).success();
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    let activity_of_it = |status: &Value| {
+        status["driver_activity"].as_array().expect("a list").iter().any(|activity| activity["pid"] == pid)
+    };
+    loop {
+        let status = host.status();
+        if !activity_of_it(&status) {
+            let of_two = status["tenants"].as_array().expect("a list").iter();
+            let of_two =
+                of_two.filter(|tenant| tenant["name"] == "two").map(|tenant| &tenant["driver"]["calls"]);
+            assert_eq!(of_two.collect::<Vec<_>>(), [10], "{status}");
+            break;
+        }
+        assert!(Instant::now() < deadline, "it is still there");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// As [`USER`], with a million descriptors more, or as many as this machine allows, the device last of all.
+const CROWD: &str = r#"
+import fcntl, os, resource, sys, time
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+try: resource.setrlimit(resource.RLIMIT_NOFILE, (1_000_100, 1_000_100))
+except ValueError: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+count = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100
+assert count > 8192, "more than are looked at at once"
+for _ in range(count): os.dup(0)
+file = os.open(sys.argv[1], os.O_RDWR)
+opened_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+print('{"opened_ns": %d}' % opened_ns, flush=True)
+if sys.argv[2:] == ["silent"]: sys.stdin.readline()
+else:
+    while True:
+        try: fcntl.ioctl(file, 0xc020462a, bytearray(32))
+        except OSError: pass
+        time.sleep(0.05)
+"#;
+
+#[test]
+fn processes_with_very_many_descriptors_are_found_and_keep_nobody_waiting() {
+    if !are_possible() {
+        return;
+    }
+    let host = Host::measuring().config(CONFIG);
+    let crowd = |options: &[&str]| {
+        let mut command = host.command("python3");
+        command.args(["-c", CROWD, DEVICE]).args(options);
+        let mut crowd = host.spawn(command);
+        let opened_ns = crowd.await_json(COMMAND_LIMIT)["opened_ns"].as_u64().unwrap();
+        (crowd, opened_ns)
+    };
+    let (silent, _) = crowd(&["silent"]);
+    let _daemon = host.daemon();
+    thread::sleep(QUIET);
+    let within = |pid: u32, opened_ns: u64| {
+        let found = await_found(&host, pid, |_| true);
+        let took_ns = found["reported_ns"].as_u64().unwrap().saturating_sub(opened_ns);
+        assert!(took_ns <= FOUND_LIMIT_NS, "found after {took_ns} ns: {found}");
+    };
+    let (asking, opened_ns) = crowd(&[]);
+    within(asking.pid(), opened_ns);
+    for _ in 0..10 {
+        let mut stranger = user(&host, &[]);
+        let opened_ns = stranger.await_json(COMMAND_LIMIT)["opened_ns"].as_u64().unwrap();
+        within(stranger.pid(), opened_ns);
+        stranger.finish(COMMAND_LIMIT).success();
+    }
+    let found = await_found(&host, silent.pid(), |_| true);
+    assert_eq!(found["seen_by"], serde_json::json!(["descriptor"]), "{found}");
+}
+
+#[test]
+fn a_driver_that_never_answers_nvml_keeps_nobody_waiting() {
+    if !are_possible() {
+        return;
+    }
+    let host = Host::measuring().config(CONFIG);
+    let mut daemon = host.daemon_with(&[("LD_PRELOAD", &c_library("stuck_nvml"))]);
+    daemon.await_error_line(|line| line == "NVML is asked in vain", COMMAND_LIMIT);
+    thread::sleep(QUIET);
+    let mut stranger = user(&host, &[]);
+    let opened_ns = stranger.await_json(COMMAND_LIMIT)["opened_ns"].as_u64().unwrap();
+    let found = await_found(&host, stranger.pid(), |_| true);
+    let took_ns = found["reported_ns"].as_u64().unwrap().saturating_sub(opened_ns);
+    assert!(took_ns <= FOUND_LIMIT_NS, "found after {took_ns} ns");
+    daemon.signal(rustix::process::Signal::TERM);
+    daemon.await_end(COMMAND_LIMIT).success();
 }
 
 #[test]

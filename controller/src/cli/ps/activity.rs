@@ -14,10 +14,10 @@ const NS_PER_US: f64 = 1e3;
 
 /// Prints it, if anything is known.
 pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
+    print_tenants(status, out)?;
     if status.driver_activity.is_empty() {
         return Ok(());
     }
-    print_tenants(status, out)?;
     let sessions = status
         .tenants
         .iter()
@@ -79,6 +79,13 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
             out,
             "for want of room: {} calls are in nobody's counters, {} were not counted, {} first calls were not told at once",
             probes.unattributed, probes.untimed, probes.news_lost
+        )?;
+    }
+    if probes.missed > 0 {
+        writeln!(
+            out,
+            "{} calls were not counted: the kernel did not tell that they returned",
+            probes.missed
         )?;
     }
     Ok(())

@@ -16,8 +16,6 @@ use zerocopy::FromBytes;
 
 /// Processes that are metered, at most, children included that use no GPU.
 const METERED_ENTRIES: u32 = 16_384;
-/// Processes times functions that are counted, at most.
-const LAUNCHES_ENTRIES: u32 = 4096;
 /// Maps that the other programs use and these leave alone, as small as they can be.
 const UNUSED: [(&str, u32); 5] = [("STATS", 1), ("SLOTS", 1), ("INFLIGHT", 1), ("TRACED", 1), ("SEEN", 16)];
 
@@ -36,9 +34,10 @@ impl Programs {
     /// # Errors
     /// [`KernelError`], saying what is missing.
     pub fn load() -> Result<Self, KernelError> {
-        let sizes = [("METERED", METERED_ENTRIES), ("LAUNCHES", LAUNCHES_ENTRIES)];
+        let room = kernel::room()?;
+        let sizes = [("METERED", METERED_ENTRIES), ("LAUNCHES", room.launches as u32)];
         let sizes: Vec<_> = sizes.into_iter().chain(UNUSED).collect();
-        let mut ebpf = kernel::load(&Devices::none().table(), Asked::None, &sizes)?;
+        let mut ebpf = kernel::load(&Devices::none(), Asked::None, room, &sizes)?;
         kernel::attach_raw(&mut ebpf, "meter_fork", "sched_process_fork")?;
         let program: &mut UProbe = program_of(&mut ebpf, "library_call")?;
         program.load().map_err(refused)?;

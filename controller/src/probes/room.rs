@@ -1,0 +1,84 @@
+//! How many counters the kernel programs have room for. Each has a place for every CPU that the machine can have, so their number follows from
+//! the number of those.
+
+use aya::util::nr_cpus;
+use deepres_abi::probe::{COMMANDS_APART, LaunchValue, StatValue};
+use std::io;
+
+/// What counters of ioctls may take, bytes, on all CPUs together, while that is enough for [`FEW_ROWS`] of them.
+const USUAL_BYTES: usize = 16 << 20;
+/// What they may take at most, bytes, on however many CPUs.
+const MOST_BYTES: usize = 64 << 20;
+const FEW_ROWS: usize = 256;
+const MOST_ROWS: usize = 4096;
+/// The part of the rows that one process may have in each family of devices; there are four.
+const PART: usize = 8;
+/// What counters of launches may take, bytes, on all CPUs together.
+const LAUNCHES_BYTES: usize = 16 << 20;
+const MOST_LAUNCHES: usize = 4096;
+
+/// Counters there is room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Of ioctls: processes times devices times commands.
+    pub rows: usize,
+    /// Commands of one process and family that are counted apart.
+    pub commands_apart: u32,
+    /// Of launches: processes times functions.
+    pub launches: usize,
+}
+
+impl Room {
+    /// On this machine.
+    ///
+    /// # Errors
+    /// The system's: it does not say how many CPUs there can be.
+    pub fn here() -> io::Result<Self> {
+        let cpus =
+            nr_cpus().map_err(|(file, error)| io::Error::new(error.kind(), format!("{file}: {error}")))?;
+        Ok(Self::on(cpus))
+    }
+
+    /// On a machine that can have so many CPUs.
+    pub fn on(cpus: usize) -> Self {
+        let cpus = cpus.max(1);
+        let row_bytes = cpus * size_of::<StatValue>();
+        let few = FEW_ROWS.min(MOST_BYTES / row_bytes);
+        let rows = (USUAL_BYTES / row_bytes).max(few).clamp(1, MOST_ROWS);
+        let launches = (LAUNCHES_BYTES / (cpus * size_of::<LaunchValue>())).clamp(1, MOST_LAUNCHES);
+        Self { rows, commands_apart: (rows / PART).clamp(1, COMMANDS_APART as usize) as u32, launches }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As many as a kernel can be built for.
+    const MOST_CPUS: usize = 8192;
+
+    #[test]
+    fn counters_take_no_more_memory_however_many_cpus_there_are() {
+        for cpus in 1..=MOST_CPUS {
+            let Room { rows, launches, .. } = Room::on(cpus);
+            let bytes = rows * cpus * size_of::<StatValue>();
+            assert!(bytes <= MOST_BYTES, "{cpus} CPUs: {bytes}");
+            assert!(bytes <= USUAL_BYTES || rows <= FEW_ROWS, "{cpus} CPUs: {bytes}");
+            assert!(launches * cpus * size_of::<LaunchValue>() <= LAUNCHES_BYTES, "{cpus} CPUs");
+            assert!(rows > 0 && launches > 0);
+        }
+        let here = Room::here().unwrap();
+        assert!(here.rows > 0 && here.rows <= MOST_ROWS);
+    }
+
+    #[test]
+    fn one_process_gets_no_more_than_half_of_the_counters_of_any_machine() {
+        /// Families of devices, each with a row for the rest.
+        const FAMILIES: usize = 4;
+        for cpus in 1..=MOST_CPUS {
+            let Room { rows, commands_apart, .. } = Room::on(cpus);
+            assert!(FAMILIES * commands_apart as usize <= rows / 2, "{cpus} CPUs");
+        }
+        assert_eq!(Room::on(2).commands_apart, COMMANDS_APART, "all that are told apart anywhere");
+    }
+}
