@@ -1,8 +1,8 @@
 //! Counters for each process and command, and what is told of a process that does something for the first time.
 
 use crate::probe::{
-    COMMANDS_APART as MOST_APART, CommandKey, CommandValue, Inflight, News, REST, SeenKey, SeenValue, StatKey, StatValue,
-    Totals, bucket, facts, heap, object,
+    COMMANDS_APART as MOST_APART, CommandKey, CommandValue, Inflight, News, REST, SeenKey, SeenValue,
+    StatKey, StatValue, Totals, bucket, facts, heap, object,
 };
 use crate::walk;
 use aya_ebpf::Global;
