@@ -44,6 +44,8 @@ pub struct Seen {
     pub idle_since_ns: Option<u64>,
     /// What its processes asked for and the driver did not have.
     pub needs: Bytes,
+    /// It was told again and again that this is free, and the driver did not give it.
+    pub asked_in_vain: bool,
 }
 
 /// The times that this policy goes by.
@@ -80,8 +82,10 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
                 room < *bytes
             })
         };
-        if !missing(&[]) {
-            // Enough is free for who is away. Who is here and asks was told by the driver that there is not, and is told to ask again.
+        let is_denied = applicant.asked_in_vain && applicant.place == Place::Resident;
+        if !is_denied && !missing(&[]) {
+            // Enough is free for who is away. Who is here and asks was told by the driver that there is not, and is told to ask again; but what lies in
+            // too many pieces does not become room by asking.
             return Some(Move { leave: Vec::new(), enter: applicant.id });
         }
         // An idle tenant that is away has no hurry: it is brought back when there is room, or after a turn.
@@ -120,6 +124,19 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
 }
 
 impl Seen {
+    /// For how much memory of a GPU it makes sense to wait, where so much is free and `tenants` are there: what is free and what the others have who may be
+    /// taken off. 0: for none.
+    pub fn obtainable_bytes(&self, gpu: GpuIndex, free_bytes: u64, tenants: &[Self]) -> u64 {
+        let bytes = |other: &Self| other.bytes.get(&gpu).copied().unwrap_or(0);
+        let others = tenants.iter().filter(|other| other.id != self.id && other.may_leave);
+        let there = others.filter(|other| other.place == Place::Resident).map(bytes);
+        let there_bytes = there.fold(0, u64::saturating_add);
+        let needed_bytes = self.needs.get(&gpu).copied().unwrap_or(0);
+        // Who waits for what has become free meanwhile is about to be told, and not to give up before.
+        let is_there = (1..=free_bytes).contains(&needed_bytes) && !self.asked_in_vain;
+        if there_bytes > 0 || is_there { free_bytes.saturating_add(there_bytes) } else { 0 }
+    }
+
     /// The GPUs that it is about.
     pub fn gpus(&self) -> impl Iterator<Item = GpuIndex> {
         self.bytes.keys().chain(self.needs.keys()).copied()
@@ -138,6 +155,7 @@ impl Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::slice::from_ref;
 
     const TIMES: Times = Times { turn_ns: 1_000, idle_ns: 100 };
 
@@ -151,6 +169,7 @@ mod tests {
             bytes: Bytes::from([(0, bytes)]),
             idle_since_ns: None,
             needs: Bytes::new(),
+            asked_in_vain: false,
         }
     }
 
@@ -203,6 +222,31 @@ mod tests {
         let small = tenant(3, Place::Resident, 0, 10);
         let away = tenant(2, Place::Away, 0, 60);
         assert_eq!(next(9_000, 10, &[firm, small, away]), None);
+    }
+
+    #[test]
+    fn what_is_free_and_not_to_be_had_is_made_room_for_all_the_same() {
+        let here = tenant(1, Place::Resident, 0, 60);
+        let asking = needing(20, tenant(2, Place::Resident, 490, 10));
+        assert_eq!(next(9_000, 30, &[here.clone(), asking.clone()]), Some(Move { leave: vec![], enter: 2 }));
+        let in_vain = Seen { asked_in_vain: true, ..asking };
+        assert_eq!(
+            next(9_000, 30, &[here.clone(), in_vain.clone()]),
+            Some(Move { leave: vec![1], enter: 2 })
+        );
+        assert_eq!(in_vain.obtainable_bytes(0, 30, &[here.clone(), in_vain.clone()]), 90);
+        let firm = Seen { may_leave: false, ..here };
+        assert_eq!(next(9_000, 30, &[firm.clone(), in_vain.clone()]), None);
+        assert_eq!(in_vain.obtainable_bytes(0, 30, &[firm, in_vain.clone()]), 0, "it gives up");
+    }
+
+    #[test]
+    fn who_waits_for_what_has_become_free_does_not_give_up_before_it_is_told() {
+        let asking = needing(20, tenant(2, Place::Resident, 490, 10));
+        assert_eq!(asking.obtainable_bytes(0, 20, from_ref(&asking)), 20);
+        assert_eq!(asking.obtainable_bytes(0, 19, from_ref(&asking)), 0);
+        let content = tenant(3, Place::Resident, 490, 10);
+        assert_eq!(content.obtainable_bytes(0, 20, from_ref(&content)), 0, "nobody can make room");
     }
 
     #[test]

@@ -4,10 +4,10 @@ use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{
     CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CUDA_ARRAY_DESCRIPTOR,
-    CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ARRAY3D_LAYERED,
-    CUarray, CUarray_format, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUmemAllocationHandleType,
-    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemPoolProps, CUmemoryPool, CUmipmappedArray,
-    CUresult, CUstream, c_void,
+    CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_CUBEMAP, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_DESCRIPTOR,
+    CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_SPARSE, CUarray, CUarray_format, CUdevice,
+    CUdeviceptr, CUdeviceptr_v1, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemPoolProps, CUmemoryPool, CUmipmappedArray, CUresult, CUstream, c_void,
 };
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::meter::MemoryKind;
@@ -44,16 +44,22 @@ fn request_on(context: &ContextState, api: ApiId, kind: MemoryKind, bytes: u64) 
     Request { api, kind, ordinal: context.ordinal, context: context.handle.0, bytes }
 }
 
+/// Whether the driver refuses a request for what it asks, with a code of its own, whatever room there is.
+fn is_plainly_wrong<T>(result: *const T, bytes: u64) -> bool {
+    result.is_null() || bytes == 0
+}
+
 /// Charges `bytes` to the GPU of the current context around `call`, which returns the result, what was named, and what it counts for in the
-/// end.
+/// end. Nothing is charged, nor refused, if it `takes_nothing`.
 fn on_current_gpu(
     api: ApiId,
     kind: MemoryKind,
     bytes: u64,
+    takes_nothing: bool,
     mut call: impl FnMut() -> (CUresult, Option<(Name, u64)>),
 ) -> CUresult {
     record::memory(api, bytes);
-    let Some((process, context)) = current() else { return call().0 };
+    let Some((process, context)) = current().filter(|_| !takes_nothing) else { return call().0 };
     process.memory.allocate(process, request_on(context, api, kind, bytes), call)
 }
 
@@ -62,10 +68,11 @@ fn linear_on_current_gpu(
     api: ApiId,
     kind: MemoryKind,
     bytes: u64,
+    takes_nothing: bool,
     mut call: impl FnMut() -> (CUresult, Option<(u64, u64)>),
 ) -> CUresult {
     record::memory(api, bytes);
-    let Some((process, context)) = current() else { return call().0 };
+    let Some((process, context)) = current().filter(|_| !takes_nothing) else { return call().0 };
     process.memory.allocate_linear(process, request_on(context, api, kind, bytes), call)
 }
 
@@ -110,7 +117,8 @@ macro_rules! linear {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($pointer: *mut $written, $bytes: $size) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Linear, $bytes as u64, || {
+            let is_wrong = is_plainly_wrong($pointer, $bytes as u64);
+            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Linear, $bytes as u64, is_wrong, || {
                 // SAFETY: the caller's arguments, as they came.
                 let result = unsafe { real($pointer, $bytes) };
                 // SAFETY: the driver wrote the address if it reports success.
@@ -130,7 +138,8 @@ linear! {
 pub unsafe extern "C" fn alloc_managed(pointer: *mut CUdeviceptr, bytes: usize, flags: u32) -> CUresult {
     let Some(real) = real!(cuMemAllocManaged) else { return MISSING };
     let charged = charge::managed(bytes as u64);
-    on_current_gpu(ApiId::cuMemAllocManaged, MemoryKind::Managed, charged, || {
+    let is_wrong = is_plainly_wrong(pointer, bytes as u64);
+    on_current_gpu(ApiId::cuMemAllocManaged, MemoryKind::Managed, charged, is_wrong, || {
         // SAFETY: the caller's arguments, as they came.
         let result = unsafe { real(pointer, bytes, flags) };
         // SAFETY: the driver wrote the address if it reports success.
@@ -259,7 +268,8 @@ macro_rules! pitch {
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let expected = charge::pitched(width as u64, height as u64);
-            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Pitch, expected, || {
+            let is_wrong = is_plainly_wrong(pointer, expected) || pitch.is_null();
+            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Pitch, expected, is_wrong, || {
                 // SAFETY: the caller's arguments, as they came.
                 let result = unsafe { real(pointer, pitch, width, height, element) };
                 if result != CUDA_SUCCESS {
@@ -298,6 +308,9 @@ pub unsafe extern "C" fn create(
     let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
         return call();
     };
+    if is_plainly_wrong(handle, bytes as u64) {
+        return call();
+    }
     let charged = charge::blocks(bytes as u64);
     let request =
         Request { api: ApiId::cuMemCreate, kind: MemoryKind::Physical, ordinal, context: 0, bytes: charged };
@@ -413,16 +426,17 @@ trait Describe {
 }
 
 macro_rules! describe {
-    ($($type:ty: ($depth:expr, $layered:expr);)+) => {$(
+    ($($type:ty: ($depth:expr, $flags:expr);)+) => {$(
         impl Describe for $type {
             fn shape(&self) -> Shape {
                 let depth: fn(&Self) -> u64 = $depth;
-                let layered: fn(&Self) -> bool = $layered;
+                let flags: fn(&Self) -> u32 = $flags;
                 Shape {
                     width: self.Width as u64,
                     height: self.Height as u64,
                     depth: depth(self),
-                    is_layered: layered(self),
+                    is_layered: flags(self) & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP) != 0,
+                    is_unbacked: flags(self) & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0,
                     texel_bits: texel_bits(self.Format, self.NumChannels),
                 }
             }
@@ -431,10 +445,10 @@ macro_rules! describe {
 }
 
 describe! {
-    CUDA_ARRAY_DESCRIPTOR: (|_| 0, |_| false);
-    CUDA_ARRAY_DESCRIPTOR_v1: (|_| 0, |_| false);
-    CUDA_ARRAY3D_DESCRIPTOR: (|array| array.Depth as u64, |array| array.Flags & CUDA_ARRAY3D_LAYERED != 0);
-    CUDA_ARRAY3D_DESCRIPTOR_v1: (|array| u64::from(array.Depth), |array| array.Flags & CUDA_ARRAY3D_LAYERED != 0);
+    CUDA_ARRAY_DESCRIPTOR: (|_| 0, |_| 0);
+    CUDA_ARRAY_DESCRIPTOR_v1: (|_| 0, |_| 0);
+    CUDA_ARRAY3D_DESCRIPTOR: (|array| array.Depth as u64, |array| array.Flags);
+    CUDA_ARRAY3D_DESCRIPTOR_v1: (|array| u64::from(array.Depth), |array| array.Flags);
 }
 
 macro_rules! arrays {
@@ -451,7 +465,9 @@ macro_rules! arrays {
             // SAFETY: null, or what the caller passes as a descriptor for the driver to read.
             let Some(shape) = unsafe { descriptor.as_ref() }.map(Describe::shape) else { return call() };
             let charged = charge::array(shape, [1 $(, $levels)?].into_iter().max().unwrap_or(1));
-            on_current_gpu(ApiId::$symbol, MemoryKind::Array, charged, || {
+            // What has no memory until some is mapped into it counts as what that is.
+            let takes_nothing = handle.is_null() || shape.is_unbacked;
+            on_current_gpu(ApiId::$symbol, MemoryKind::Array, charged, takes_nothing, || {
                 let result = call();
                 // SAFETY: the driver wrote the handle if it reports success.
                 let handle = if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None };
@@ -492,7 +508,7 @@ macro_rules! info {
             let narrow = |bytes: u64| <$size>::try_from(bytes).unwrap_or(<$size>::MAX);
             // SAFETY: the driver wrote both if it reports success.
             if let (Some(free), Some(total)) = unsafe { (free.as_mut(), total.as_mut()) } {
-                *free = (*free).min(narrow(limit_bytes.saturating_sub(held_bytes)));
+                *free = (*free).min(narrow(charge::left(limit_bytes, held_bytes)));
                 *total = (*total).min(narrow(limit_bytes));
             }
             result
@@ -524,3 +540,29 @@ macro_rules! total {
 }
 total!(total_v1, cuDeviceTotalMem, u32);
 total!(total_v2, cuDeviceTotalMem_v2, usize);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_array_that_memory_is_mapped_into_later_takes_none_and_a_cube_has_six_faces_on_every_level() {
+        let array = |flags| CUDA_ARRAY3D_DESCRIPTOR {
+            Width: 1024,
+            Height: 1024,
+            Depth: 6,
+            Format: deepres_abi::driver::constants::CU_AD_FORMAT_FLOAT,
+            NumChannels: 1,
+            Flags: flags,
+        };
+        for (flags, is_layered, is_unbacked) in [
+            (0, false, false),
+            (CUDA_ARRAY3D_SPARSE, false, true),
+            (CUDA_ARRAY3D_DEFERRED_MAPPING | CUDA_ARRAY3D_LAYERED, true, true),
+            (CUDA_ARRAY3D_CUBEMAP, true, false),
+        ] {
+            let shape = array(flags).shape();
+            assert_eq!((shape.is_layered, shape.is_unbacked), (is_layered, is_unbacked), "flags {flags}");
+        }
+    }
+}

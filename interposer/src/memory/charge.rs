@@ -17,6 +17,12 @@ pub fn blocks(bytes: u64) -> u64 {
     round_up(bytes, BLOCK_BYTES)
 }
 
+/// What is left of a limit: so much can be allocated at once.
+pub fn left(limit_bytes: u64, held_bytes: u64) -> u64 {
+    let left_bytes = limit_bytes.saturating_sub(held_bytes);
+    left_bytes - left_bytes % BLOCK_BYTES
+}
+
 /// Managed memory, which is the host's until the GPU uses it.
 pub fn managed(bytes: u64) -> u64 {
     let unit = if bytes <= SHARED_MAX_BYTES { UNIT_BYTES } else { BLOCK_BYTES };
@@ -53,8 +59,10 @@ pub struct Shape {
     pub height: u64,
     /// Slices, or layers.
     pub depth: u64,
-    /// Whether they are layers.
+    /// Whether they are layers, as the faces of a cube are.
     pub is_layered: bool,
+    /// Whether it has no memory until some is mapped into it.
+    pub is_unbacked: bool,
     /// Bits of an element, all channels together.
     pub texel_bits: u64,
 }
@@ -75,13 +83,23 @@ mod tests {
         assert_eq!(managed(1), 512);
         assert_eq!(managed(SHARED_MAX_BYTES), SHARED_MAX_BYTES);
         assert_eq!(managed(SHARED_MAX_BYTES + 1), BLOCK_BYTES);
+        assert_eq!(left(5 * BLOCK_BYTES + 1, BLOCK_BYTES), 4 * BLOCK_BYTES);
+        assert_eq!(left(5 * BLOCK_BYTES, BLOCK_BYTES + UNIT_BYTES), 3 * BLOCK_BYTES);
+        assert_eq!(left(1, 2), 0);
         assert_eq!(pitched(1, 4), 2048);
         assert_eq!(pitched(u64::MAX, u64::MAX), u64::MAX);
     }
 
     #[test]
     fn arrays_count_for_their_rows_and_mipmaps_for_every_level() {
-        let shape = Shape { width: 1, height: 65_535, depth: 0, is_layered: false, texel_bits: 32 };
+        let shape = Shape {
+            width: 1,
+            height: 65_535,
+            depth: 0,
+            is_layered: false,
+            is_unbacked: false,
+            texel_bits: 32,
+        };
         assert_eq!(array(shape, 1), 32 << 20, "every row begins at a pitch");
         let shape = Shape { width: 1024, height: 1024, ..shape };
         assert_eq!(array(shape, 1), 4 << 20);
@@ -94,8 +112,14 @@ mod tests {
         assert_eq!(array(layered, 2), 6 * ((4 << 20) + (1 << 20)));
         let solid = Shape { depth: 4, ..shape };
         assert_eq!(array(solid, 2), 4 * (4 << 20) + 2 * (1 << 20));
-        let endless =
-            Shape { width: u64::MAX, height: u64::MAX, depth: 2, is_layered: false, texel_bits: 128 };
+        let endless = Shape {
+            width: u64::MAX,
+            height: u64::MAX,
+            depth: 2,
+            is_layered: false,
+            is_unbacked: false,
+            texel_bits: 128,
+        };
         assert!(array(endless, 64) > 1 << 60);
     }
 }

@@ -353,7 +353,7 @@ impl Accounts {
                 request.api.symbol(),
                 request.bytes,
                 refused.held_bytes,
-                site.limit_bytes,
+                site.limit_bytes(),
                 request.ordinal
             );
         }

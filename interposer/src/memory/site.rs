@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use deepres_abi::driver::result::CUDA_ERROR_OUT_OF_MEMORY;
-use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::grant::{GrantSlot, NO_LIMIT};
 use deepres_abi::ledger::{Account, Refused, Reservation};
 
 use super::ledgers::Ledger;
@@ -57,8 +57,7 @@ pub struct Site<'p> {
     /// The ledger that was the present one when the request began.
     pub ledger: Ledger,
     account: Account<'static>,
-    /// What the tenant may hold there.
-    pub limit_bytes: u64,
+    grant: &'p GrantSlot,
 }
 
 /// What was promised to a request; nothing, without a limit.
@@ -71,12 +70,13 @@ impl<'p> Site<'p> {
         let (session, gpu) = process.session().zip(process.gpus.get(ordinal))?;
         let ledger = session.ledger();
         let (grant, account) = gpu.grant().zip(ledger.account(gpu.index()?))?;
-        Some(Self { session, gpu, ledger, account, limit_bytes: grant.memory_limit() })
+        Some(Self { session, gpu, ledger, account, grant })
     }
 
-    /// Whether the tenant has a limit there.
-    pub fn is_limited(&self) -> bool {
-        self.limit_bytes != NO_LIMIT
+    /// What the tenant may hold there at this moment.
+    #[inline]
+    pub fn limit_bytes(&self) -> u64 {
+        self.grant.memory_limit()
     }
 
     /// Whether anything is promised to requests of this process.
@@ -90,22 +90,47 @@ impl<'p> Site<'p> {
     /// [`Refused`], if what is held leaves no room.
     #[inline(always)]
     pub fn reserve(&self, bytes: u64) -> Result<Promise, Refused> {
-        if !self.is_limited() {
+        let limit_bytes = self.limit_bytes();
+        if limit_bytes == NO_LIMIT {
             return Ok(None);
         }
-        let mut patience = Patience::default();
-        let reserved = self.account.reserve(bytes, self.limit_bytes, || patience.goes_on(PATIENCE_NS));
-        reserved.or_else(|refused| self.reserve_of_the_dead(bytes, refused)).map(Some)
+        let reserved = self.reserve_within(bytes, limit_bytes);
+        reserved.map(Some).or_else(|refused| self.reserve_anew(bytes, limit_bytes, refused))
     }
 
-    /// The same once more, where sessions that are dead stood in the way.
-    #[cold]
-    fn reserve_of_the_dead(&self, bytes: u64, refused: Refused) -> Result<Reservation<'static>, Refused> {
-        if !self.gpu.index().is_some_and(|index| self.session.bury_dead(index)) {
-            return Err(refused);
-        }
+    #[inline(always)]
+    fn reserve_within(&self, bytes: u64, limit_bytes: u64) -> Result<Reservation<'static>, Refused> {
         let mut patience = Patience::default();
-        self.account.reserve(bytes, self.limit_bytes, || patience.goes_on(PATIENCE_NS))
+        let goes_on = || self.limit_bytes() == limit_bytes && patience.goes_on(PATIENCE_NS);
+        self.account.reserve(bytes, limit_bytes, goes_on)
+    }
+
+    /// The same once more, where the limit has changed meanwhile or sessions that are dead stood in the way.
+    #[cold]
+    fn reserve_anew(
+        &self,
+        bytes: u64,
+        mut limit_bytes: u64,
+        mut refused: Refused,
+    ) -> Result<Promise, Refused> {
+        let mut is_buried = false;
+        loop {
+            let now_bytes = self.limit_bytes();
+            if now_bytes == NO_LIMIT {
+                return Ok(None);
+            }
+            if now_bytes == limit_bytes {
+                if is_buried || !self.gpu.index().is_some_and(|index| self.session.bury_dead(index)) {
+                    return Err(refused);
+                }
+                is_buried = true;
+            }
+            limit_bytes = now_bytes;
+            match self.reserve_within(bytes, limit_bytes) {
+                Ok(reservation) => return Ok(Some(reservation)),
+                Err(again) => refused = again,
+            }
+        }
     }
 
     /// Runs `call`, and again each time that others made room for `bytes` that the GPU lacked. What was promised is not while the request waits: the

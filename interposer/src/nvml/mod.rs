@@ -14,6 +14,7 @@ use deepres_abi::wire::{Uuid, View};
 
 use self::types::{Device, OfProcess, Return, SUCCESS};
 use crate::config::Config;
+use crate::memory::charge;
 use crate::resolve::{self, elf};
 use crate::{handshake, os, process};
 
@@ -103,7 +104,7 @@ impl Part {
         }
         let total = total.min(limit_bytes);
         let used = held_bytes.min(total);
-        Some((total, free.min(total - used), used))
+        Some((total, free.min(charge::left(total, used)), used))
     }
 
     /// How busy the tenant keeps the GPU, percent; `None` if nobody can say.

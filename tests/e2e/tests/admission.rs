@@ -105,3 +105,29 @@ fn what_was_promised_is_kept_from_those_who_come_later() {
     let filled = greedy("later");
     assert_eq!(filled["kinds"][0]["bytes"], 4u64 << 30, "nothing is promised any more: {filled}");
 }
+
+#[test]
+fn memory_is_guaranteed_on_the_gpu_that_a_job_uses_or_not_at_all() {
+    let host = Host::new().simgpu(
+        "gpus = 2\nmemory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
+    );
+    let _daemon = host.daemon();
+    let bytes = (2u64 << 30).to_string();
+    let mut command = host.run(&["--name", "holder"], c_client("yields", Way::Dlsym), &[&bytes]);
+    command.env("CUDA_VISIBLE_DEVICES", "0");
+    let mut holder = host.spawn(command);
+    holder.await_line(|line| line == "holding", COMMAND_LIMIT);
+    for (name, gpu, class) in [("beside", "0", "fair"), ("elsewhere", "1", "guaranteed")] {
+        let options = ["--name", name, "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
+        let mut command = host.run(&options, c_client("view", Way::Dlsym), &[]);
+        command.env("CUDA_VISIBLE_DEVICES", gpu);
+        let mut client = host.spawn(command);
+        client.await_json(COMMAND_LIMIT);
+        let status = host.finish(host.deepres(&["ps", "--json"])).success().stdout;
+        let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+        let tenants = status["tenants"].as_array().expect("a list");
+        let tenant = tenants.iter().find(|tenant| tenant["name"] == name).expect("it is here");
+        assert_eq!(tenant["class"], class, "{name}: {tenant}");
+        client.finish(COMMAND_LIMIT).success();
+    }
+}

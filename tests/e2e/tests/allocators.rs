@@ -70,3 +70,32 @@ fn tenants_that_take_three_quarters_of_what_is_free_do_not_meet() {
         client.finish(COMMAND_LIMIT).success();
     }
 }
+
+/// Takes all that is shown as free, says so, and asks for what the driver refuses for itself. Argument: bytes that are taken first.
+const ALL_THAT_IS_FREE: &str = r#"
+import ctypes, sys
+cuda, here = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+for code in (cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(here), 0), cuda.cuCtxSetCurrent(here)): assert code == 0, code
+def take(bytes): return cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(bytes))
+def free():
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    return free.value
+assert take(int(sys.argv[1])) == 0
+print("all", free(), take(free()), flush=True)
+nothing, large = ctypes.c_void_p(), ctypes.c_size_t(64 << 20)
+print("wrong", take(0), cuda.cuMemAlloc_v2(nothing, large), cuda.cuMemAllocManaged(nothing, large, 1), cuda.cuMemCreate(nothing, large, nothing, 0), take(64 << 20), flush=True)
+"#;
+
+#[test]
+fn all_that_is_shown_as_free_can_be_had_at_once_and_what_is_wrong_is_called_so_at_the_limit() {
+    let host = host();
+    let _daemon = host.daemon();
+    // No multiple of the blocks that the driver takes memory in.
+    let limit = (1001 * MIB - 1000).to_string();
+    let first = (3 * MIB).to_string();
+    let command = host.run(&["--memory", &limit], "python3", &["-c", ALL_THAT_IS_FREE, &first]);
+    let said = host.finish(command).success().stdout;
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines, [&format!("all {} 0", 996 * MIB), "wrong 1 1 1 1 2"]);
+}

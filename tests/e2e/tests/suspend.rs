@@ -280,9 +280,8 @@ fn a_driver_that_hangs_holds_up_nobody_else_and_not_for_ever() {
     }
 }
 
-#[test]
-fn a_driver_without_checkpoints_is_said_to_be_one_and_the_tenant_goes_on() {
-    let host = small_gpu();
+/// A daemon whose driver is of a release without checkpoints, and that lets tenants take short turns.
+fn daemon_of_an_old_driver(host: &Host) -> Process {
     let old = host.path().join("old");
     fs::create_dir(&old).expect("a folder of our own");
     let source = old.join("cuda.c");
@@ -291,14 +290,24 @@ fn a_driver_without_checkpoints_is_said_to_be_one_and_the_tenant_goes_on() {
     compiler.args(["-shared", "-fPIC", "-o"]).arg(old.join("libcuda.so.1")).arg(&source);
     assert!(compiler.status().expect("a C compiler").success());
     // Whoever moves tenants finds the driver as the daemon does.
-    let mut command = host.deepres(&["daemon"]);
+    let config = host.path().join("short-turns.toml");
+    fs::write(&config, "suspend_turn_ms = 200\n").expect("a folder of our own");
+    let mut command = host.deepres(&["daemon", "--config"]);
+    command.arg(config);
     let libraries = std::env::join_paths([&old, &artefacts().simgpu]).expect("no colon in a build folder");
     command.env("LD_LIBRARY_PATH", libraries);
-    let _daemon = host.spawn(command);
+    let daemon = host.spawn(command);
     let deadline = Instant::now() + COMMAND_LIMIT;
     while host.finish(host.deepres(&["ps"])).code != 0 {
         assert!(Instant::now() < deadline, "the daemon does not answer");
     }
+    daemon
+}
+
+#[test]
+fn a_driver_without_checkpoints_is_said_to_be_one_and_the_tenant_goes_on() {
+    let host = small_gpu();
+    let _daemon = daemon_of_an_old_driver(&host);
     let mut client = swapper(&host, "t", 64 * MIB, "300", false);
     client.await_line(|line| line == "holding", COMMAND_LIMIT);
     let refused = host.finish(host.deepres(&["suspend", "t"]));
@@ -310,6 +319,57 @@ fn a_driver_without_checkpoints_is_said_to_be_one_and_the_tenant_goes_on() {
     );
     assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
     client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn nobody_waits_for_the_memory_of_a_tenant_that_the_driver_cannot_move() {
+    let host = small_gpu();
+    let _daemon = daemon_of_an_old_driver(&host);
+    let mut holder = swapper(&host, "holder", 608 * MIB, "100000", true);
+    holder.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let other = swapper(&host, "other", 608 * MIB, "1", false);
+    let ended = other.finish(COMMAND_LIMIT);
+    assert_ne!(ended.code, 0);
+    assert!(ended.stderr.contains("cuMemAlloc_v2"), "{}", ended.stderr);
+    assert!(holder.try_wait().is_none(), "it goes on");
+}
+
+#[test]
+fn who_waits_gets_the_memory_of_one_that_ends_instead_of_leaving() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut holder = swapper(&host, "holder", 608 * MIB, "100000", true);
+    holder.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let mut other = swapper(&host, "other", 608 * MIB, "1", false);
+    await_waiting(&host, "other", 416 * MIB);
+    kill_process(client_of(&host, "holder"), Signal::KILL).expect("it lives");
+    other.await_line(|line| line == "holding", COMMAND_LIMIT);
+    assert_eq!(other.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
+    other.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_limit_that_is_lowered_while_an_allocation_waits_for_room_holds_for_it() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut holder = swapper(&host, "holder", 608 * MIB, "100000", true);
+    holder.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let options = ["--name", "other", "--memory", "1GiB"];
+    let bytes = (608 * MIB).to_string();
+    let other = host.spawn(host.run(&options, c_client("swap", Way::Dlsym), &[&bytes, "1"]));
+    await_waiting(&host, "other", 416 * MIB);
+    host.finish(host.deepres(&["set", "other", "--memory", "420MiB"])).success();
+    kill_process(client_of(&host, "holder"), Signal::KILL).expect("it lives");
+    let ended = other.finish(COMMAND_LIMIT);
+    assert_ne!(ended.code, 0);
+    assert!(ended.stderr.contains("cuMemAlloc_v2"), "{}", ended.stderr);
+}
+
+/// Waits until a tenant has all that the GPU has left, which is so much, and waits for more.
+fn await_waiting(host: &Host, tenant: &str, bytes: u64) {
+    host.await_ps(|ps| ps.find(tenant).is_some_and(|tenant| tenant.memory_bytes == bytes), COMMAND_LIMIT);
+    thread::sleep(WHILE);
+    assert_eq!(host.ps().tenant(tenant).memory_bytes, bytes, "it waits");
 }
 
 #[test]

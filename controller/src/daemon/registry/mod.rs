@@ -274,6 +274,8 @@ impl Registry {
         };
 
         let process = guest.process();
+        self.promise_on(name, &gpus);
+        let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
         if let Some(process) = process {
             tenant.returning.remove(&process);
         }

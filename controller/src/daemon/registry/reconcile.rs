@@ -82,18 +82,36 @@ impl Registry {
         })
     }
 
-    /// The most that can be promised to the tenant of this key on any of `gpus`, bytes: what others were promised, or hold and cannot be taken off
-    /// the GPU for, and what strangers hold is not to be had. `None` without GPUs.
-    pub(super) fn promisable_bytes(&self, own: &Key, gpus: impl Iterator<Item = usize>) -> Option<u64> {
-        let others = || self.tenants.values().filter(|tenant| tenant.key != *own && !tenant.is_deserted());
-        let left = |gpu: usize| {
-            let there = others().filter(|tenant| tenant.gpus.is_empty() || tenant.gpus.contains(&gpu));
-            let taken = there.map(|tenant| tenant.claim_bytes(gpu)).fold(0, u64::saturating_add);
-            let strangers = self.strangers_bytes.get(&gpu).copied().unwrap_or(0);
-            let memory_bytes = self.gpus.get(gpu).map_or(0, |managed| managed.gpu.memory_bytes);
-            memory_bytes.saturating_sub(taken).saturating_sub(strangers)
-        };
-        gpus.map(left).max()
+    /// The most that can be promised of a GPU to the tenant of this key, bytes: what others were promised, or hold and cannot be taken off the GPU for, and
+    /// what strangers hold is not to be had.
+    pub(super) fn promisable_bytes(&self, own: &Key, gpu: usize) -> u64 {
+        let others = self.tenants.values().filter(|tenant| tenant.key != *own && !tenant.is_deserted());
+        let there = others.filter(|tenant| tenant.gpus.is_empty() || tenant.gpus.contains(&gpu));
+        let taken = there.map(|tenant| tenant.claim_bytes(gpu)).fold(0, u64::saturating_add);
+        let strangers = self.strangers_bytes.get(&gpu).copied().unwrap_or(0);
+        let memory_bytes = self.gpus.get(gpu).map_or(0, |managed| managed.gpu.memory_bytes);
+        memory_bytes.saturating_sub(taken).saturating_sub(strangers)
+    }
+
+    /// A tenant comes to use `gpus`: it is promised its memory on those of them that have room for it, and is no guaranteed tenant if none has.
+    pub(super) fn promise_on(&mut self, name: &str, gpus: &[usize]) {
+        let Some(tenant) = self.tenants.get(name) else { return };
+        let promised_bytes = tenant.promised_bytes();
+        let new = gpus.iter().copied().filter(|gpu| !tenant.gpus.contains(gpu));
+        let lacks_room = |gpu: &usize| self.promisable_bytes(&tenant.key, *gpu) < promised_bytes;
+        let lacking: Vec<usize> = new.filter(lacks_room).collect();
+        if lacking.is_empty() {
+            return;
+        }
+        tracing::warn!(
+            tenant = name,
+            promised_bytes,
+            gpus = ?lacking,
+            "a guaranteed tenant uses GPUs without room for the memory that it was promised: it is not promised there"
+        );
+        let Some(tenant) = self.tenants.get_mut(name) else { return };
+        tenant.unpromised.extend(lacking);
+        tenant.has_room &= tenant.gpus.iter().chain(gpus).any(|gpu| !tenant.unpromised.contains(gpu));
     }
 
     /// Finds out anew what each tenant may hold beside what others were promised, and tells the arbiters of what changed.
@@ -137,8 +155,8 @@ impl Tenant {
     fn holding(&self, gpu: usize) -> Holding {
         let held = self.ledger.page().gpu(gpu).map_or(0, |ledger| ledger.held_bytes());
         let found = self.by_nvml.get(&gpu).map_or(0, |seen| seen.bytes);
-        let firm_bytes = if self.oversubscribe.is_some() { 0 } else { held.max(found) };
-        Holding { promised_bytes: self.promised_bytes(), firm_bytes }
+        let firm_bytes = if self.may_leave() { 0 } else { held.max(found) };
+        Holding { promised_bytes: self.promised_bytes_on(gpu), firm_bytes }
     }
 }
 

@@ -5,7 +5,7 @@ use super::tenant::Tenant;
 use crate::arbiter::Report;
 use crate::policy::TenantId;
 use crate::policy::class::Class;
-use crate::policy::residency::{Bytes, GpuIndex, Place, Seen};
+use crate::policy::residency::{Bytes, GpuIndex, Seen};
 use deepres_abi::ledger::LedgerGpu;
 use tokio::sync::oneshot;
 
@@ -18,7 +18,7 @@ pub struct Stay {
     pub id: TenantId,
     /// Its class.
     pub class: Class,
-    /// It opted in to being suspended.
+    /// It opted in to being suspended, and the driver can do that.
     pub may_leave: bool,
     /// Its processes on GPUs.
     pub pids: Vec<u32>,
@@ -34,6 +34,15 @@ impl Registry {
     /// Whether any tenant opted in.
     pub fn is_oversubscribed(&self) -> bool {
         self.tenants.values().any(|tenant| tenant.oversubscribe.is_some() && !tenant.sessions.is_empty())
+    }
+
+    /// Whether there is anybody to make room, or anybody who waits for room.
+    pub fn is_anybody_to_make_room(&self) -> bool {
+        let waits = |tenant: &Tenant| {
+            let mut ledgers = tenant.gpus.iter().filter_map(|gpu| tenant.ledger_on(*gpu));
+            ledgers.any(|ledger| ledger.needed_bytes() > 0)
+        };
+        self.is_oversubscribed() || self.tenants.values().any(waits)
     }
 
     /// The GPUs' UUIDs, by their numbers.
@@ -73,6 +82,13 @@ impl Registry {
         self.tell_arbiters(name)
     }
 
+    /// The driver could not move a tenant, and is not asked to before then: its memory is nobody's to wait for.
+    pub fn cannot_leave(&mut self, name: &str, until_ns: u64) {
+        if let Some(tenant) = self.tenants.get_mut(name) {
+            tenant.stays_until_ns = until_ns;
+        }
+    }
+
     /// Whether anything of a tenant is in flight.
     pub fn has_work(&self, name: &str) -> bool {
         let Some(tenant) = self.tenants.get(name) else { return false };
@@ -84,17 +100,14 @@ impl Registry {
         })
     }
 
-    /// Says to each tenant for how much memory it makes sense to wait: what is free and what the others have who may be taken off.
+    /// Says to each tenant for how much memory it makes sense to wait.
     pub fn say_what_is_obtainable(&self, seen: &[Seen], free: &Bytes) {
         for tenant in self.tenants.values() {
+            let own = seen.iter().find(|seen| seen.id == tenant.id);
             for gpu in &tenant.gpus {
-                let others = seen.iter().filter(|other| other.id != tenant.id && other.may_leave);
-                let bytes = |other: &Seen| other.bytes.get(gpu).copied().unwrap_or(0);
-                let there = others.filter(|other| other.place == Place::Resident).map(bytes);
-                let there = there.fold(0, u64::saturating_add);
                 let Some(ledger) = tenant.ledger_on(*gpu) else { continue };
-                let most = free.get(gpu).copied().unwrap_or(0).saturating_add(there);
-                ledger.set_obtainable(if there > 0 { most } else { 0 });
+                let free_bytes = free.get(gpu).copied().unwrap_or(0);
+                ledger.set_obtainable(own.map_or(0, |own| own.obtainable_bytes(*gpu, free_bytes, seen)));
             }
         }
     }
@@ -137,7 +150,7 @@ impl Tenant {
             name: name.to_owned(),
             id: self.id,
             class: self.granted().class.value,
-            may_leave: self.oversubscribe.is_some(),
+            may_leave: self.may_leave(),
             pids,
             held: on_gpus(LedgerGpu::held_bytes),
             needs: on_gpus(LedgerGpu::needed_bytes),

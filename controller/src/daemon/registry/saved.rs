@@ -107,8 +107,10 @@ impl Registry {
                 set_ns: saved.set_ns,
                 // Its processes say so again when they come back, and whoever kept them suspended has brought them back.
                 oversubscribe: None,
+                stays_until_ns: 0,
                 is_suspended: false,
                 has_room: !saved.lacks_room,
+                unpromised: BTreeSet::new(),
                 ledger,
                 by_nvml: BTreeMap::new(),
                 driver: DriverSignals::default(),

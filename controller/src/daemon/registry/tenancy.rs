@@ -79,8 +79,10 @@ impl Registry {
                 is_paused: false,
                 set_ns: 0,
                 oversubscribe,
+                stays_until_ns: 0,
                 is_suspended: false,
                 has_room,
+                unpromised: BTreeSet::new(),
                 ledger: Arc::new(ledger),
                 by_nvml: BTreeMap::new(),
                 driver: DriverSignals::default(),
@@ -106,6 +108,7 @@ impl Registry {
             if !keeps_set {
                 (tenant.set, tenant.is_paused) = (Wish::default(), false);
             }
+            tenant.unpromised.clear();
             tenant.asked_ns = monotonic_ns();
             tenant.job = Arc::default();
         } else if can_be_told && asked.differs_from(&holds) {
@@ -150,11 +153,14 @@ impl Registry {
         identity::identify(claim, facts, ancestors, kin)
     }
 
-    /// Why memory that is asked for with a guarantee cannot be promised now, if it cannot: on no GPU is there enough beside what others were
-    /// promised or hold.
+    /// Why memory that is asked for with a guarantee cannot be promised now, if it cannot: on none of the GPUs that the tenant uses, of all while it uses none,
+    /// is there enough beside what others were promised or hold.
     pub(super) fn lacks_memory(&self, asked: &Wish, own: &Key) -> Option<String> {
         let (Some(Class::Guaranteed), Some(bytes)) = (asked.class, asked.memory_bytes) else { return None };
-        let most = self.promisable_bytes(own, 0..self.gpus.len())?;
+        let used = self.tenants.values().find(|tenant| tenant.key == *own && !tenant.is_deserted());
+        let is_asked = |gpu: &usize| used.is_none_or(|own| own.gpus.is_empty() || own.gpus.contains(gpu));
+        let gpus = (0..self.gpus.len()).filter(is_asked);
+        let most = gpus.map(|gpu| self.promisable_bytes(own, gpu)).max()?;
         (most < bytes).then(|| {
             format!(
                 "{} of memory cannot be guaranteed now: guarantees to others and what they hold leave {} of a GPU's; ask for less, or for class fair",

@@ -3,6 +3,7 @@
 use super::reconcile::ByNvml;
 use crate::arbiter::{JobUse, SessionId, TenantSeat};
 use crate::authority::{Granted, Part, Rule, Want, Wants, Wish, grant};
+use crate::clock::monotonic_ns;
 use crate::config::{CapOf, Caps};
 use crate::identity::cgroup::Container;
 use crate::identity::tree::Process;
@@ -73,10 +74,14 @@ pub struct Tenant {
     pub set_ns: u64,
     /// It lets its memory make room for others'.
     pub oversubscribe: Option<Oversubscribe>,
+    /// The driver could not take it off, and is not asked to before then, ns of `CLOCK_MONOTONIC`.
+    pub stays_until_ns: u64,
     /// It is off the GPUs, or on its way.
     pub is_suspended: bool,
     /// The guarantee that it asked for, if it did, fitted beside those of others when it asked.
     pub has_room: bool,
+    /// GPUs that it came to use and that had no room for the memory that it was promised: it is not promised there.
+    pub unpromised: BTreeSet<usize>,
     /// Its memory account.
     pub ledger: Arc<SharedPage<LedgerPage>>,
     /// What NVML says that it holds, by GPU.
@@ -159,7 +164,17 @@ impl Tenant {
         if granted.class.value == Class::Guaranteed { granted.share_ppm.value.unwrap_or(0) } else { 0 }
     }
 
-    /// The memory that it is guaranteed on each GPU, bytes; 0 for none.
+    /// Whether its memory can make room for others'.
+    pub fn may_leave(&self) -> bool {
+        self.oversubscribe.is_some() && monotonic_ns() >= self.stays_until_ns
+    }
+
+    /// The memory that it is guaranteed on a GPU, bytes; 0 for none.
+    pub fn promised_bytes_on(&self, gpu: usize) -> u64 {
+        if self.unpromised.contains(&gpu) { 0 } else { self.promised_bytes() }
+    }
+
+    /// The memory that it is guaranteed on each GPU with room for it, bytes; 0 for none.
     pub fn promised_bytes(&self) -> u64 {
         let granted = self.granted();
         if granted.class.value == Class::Guaranteed { granted.memory_bytes.value.unwrap_or(0) } else { 0 }

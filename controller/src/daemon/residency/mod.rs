@@ -16,6 +16,7 @@ use nvml_wrapper::Nvml;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
@@ -31,6 +32,10 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// Between two attempts to bring back a tenant of which nobody knows what became.
 const RETRY: Duration = Duration::from_secs(1);
+/// Whom the driver cannot move is not asked to leave again for so long: each attempt stops it for a moment.
+const CANNOT_LEAVE_NS: u64 = Duration::from_secs(60).as_nanos() as u64;
+/// So often a tenant is told that there is room before it is believed that the driver cannot give what NVML calls free.
+const ASKS_IN_VAIN: u32 = 3;
 const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// What is known beyond the registry.
@@ -45,7 +50,17 @@ pub struct Residency {
     tracks: BTreeMap<TenantId, Track>,
     /// Who waits for memory, and where: the others there were told.
     waiting: BTreeSet<(TenantId, GpuIndex)>,
-    nvml: Option<Nvml>,
+    /// Who was told that there is room, and nobody left for it.
+    told: BTreeMap<TenantId, Told>,
+    nvml: Option<Arc<Nvml>>,
+}
+
+/// What a tenant needed and held when it was told that there is room, and how often in a row.
+#[derive(Debug)]
+struct Told {
+    needs: Bytes,
+    held: Bytes,
+    times: u32,
 }
 
 /// A tenant that is off the GPUs, or on its way.
@@ -82,11 +97,14 @@ struct Track {
 
 /// Looks and moves, for ever.
 pub async fn serve(shared: Rc<Shared>) {
+    let mut was_needed = false;
     loop {
-        let is_needed = shared.registry.borrow().is_oversubscribed();
-        if is_needed || !shared.residency.borrow().away.is_empty() {
+        let is_needed = shared.registry.borrow().is_anybody_to_make_room();
+        // Once more when nobody is left to make room: whoever would wait for it is told.
+        if is_needed || was_needed || !shared.residency.borrow().away.is_empty() {
             look(&shared).await;
         }
+        was_needed = is_needed;
         sleep(if is_needed { TICK } else { IDLE_TICK }).await;
     }
 }
@@ -144,13 +162,17 @@ async fn settled(name: &str, shared: &Shared) -> Result<(), String> {
 
 async fn look(shared: &Rc<Shared>) {
     let Some(reports) = reports(shared).await else { return };
-    let now_ns = monotonic_ns();
+    // Who needs memory is read before what is free: who was given it meanwhile is told once too often, and nobody too seldom.
     let stays = shared.registry.borrow().stays(&reports);
+    let free = free(shared).await;
+    let now_ns = monotonic_ns();
     let dead = shared.residency.borrow_mut().forget_the_dead(&stays);
     for name in dead {
         set_suspended(shared, &name, false).await;
     }
-    let Some((next, claimed)) = shared.residency.borrow_mut().decide(&stays, now_ns, shared) else { return };
+    let Some((next, claimed)) = shared.residency.borrow_mut().decide(&stays, &free, now_ns, shared) else {
+        return;
+    };
     let find = |id: TenantId| stays.iter().find(|stay| stay.id == id).cloned();
     let Some(enters) = find(next.enter) else { return };
     let leavers: Vec<Stay> = next.leave.into_iter().filter_map(find).collect();
@@ -167,9 +189,6 @@ async fn make_room(leavers: &[Stay], enters: &Stay, shared: &Rc<Shared>) {
     for leaver in leavers {
         if let Err(reason) = take_off(leaver, false, shared).await {
             tracing::warn!(tenant = leaver.name, reason, "cannot suspend a tenant");
-            // It is not asked again at once.
-            let track = Track { since_ns: monotonic_ns(), idle_since_ns: None };
-            shared.residency.borrow_mut().tracks.insert(leaver.id, track);
             return;
         }
     }
@@ -186,7 +205,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
     if pids.is_empty() {
         return Err(format!("no process of `{name}` uses a GPU: there is nothing to suspend"));
     }
-    let before = {
+    {
         let mut residency = shared.residency.borrow_mut();
         if residency.away.contains_key(name) {
             return Err(format!("`{name}` is being moved already: try again"));
@@ -203,8 +222,8 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
             idle_since_ns,
         };
         residency.away.insert(name.clone(), away);
-        residency.free(shared)
-    };
+    }
+    let before = free(shared).await;
     set_suspended(shared, name, true).await;
     // What is in flight is waited for here, where it is charged, and not in the driver.
     let drained = async {
@@ -217,8 +236,8 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
     saving::save(shared).await;
     match Mover::take_off(pids, move_limit(shared)).await {
         Ok(mover) => {
+            let after = free(shared).await;
             let mut residency = shared.residency.borrow_mut();
-            let after = residency.free(shared);
             if let Some(away) = residency.away.get_mut(name) {
                 for (gpu, now) in after {
                     let freed = now.saturating_sub(before.get(&gpu).copied().unwrap_or(now));
@@ -236,6 +255,9 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
             Ok(())
         }
         Err(Failure::Refused(reason)) => {
+            // Before it is there again: whoever waits for its memory is not to count on it.
+            let until_ns = monotonic_ns().saturating_add(CANNOT_LEAVE_NS);
+            shared.registry.borrow_mut().cannot_leave(name, until_ns);
             stays_here(name, shared).await;
             Err(reason)
         }
@@ -412,6 +434,7 @@ impl Residency {
     /// Forgets those of whom nobody is left: whoever comes by that name begins on the GPUs. Returns who they were.
     fn forget_the_dead(&mut self, stays: &[Stay]) -> Vec<String> {
         self.tracks.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
+        self.told.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
         let lives = |name: &str| stays.iter().any(|stay| stay.name == name && !stay.pids.is_empty());
         // Who is on the way is seen to at its end.
         let is_dead = |name: &String, away: &mut Away| matches!(away.stage, Stage::There(_)) && !lives(name);
@@ -419,11 +442,16 @@ impl Residency {
     }
 
     /// What is to be done next, if anything is, and the GPUs that it claims.
-    fn decide(&mut self, stays: &[Stay], now_ns: u64, shared: &Shared) -> Option<(Move, BTreeSet<GpuIndex>)> {
+    fn decide(
+        &mut self,
+        stays: &[Stay],
+        free: &Bytes,
+        now_ns: u64,
+        shared: &Shared,
+    ) -> Option<(Move, BTreeSet<GpuIndex>)> {
         let mut seen: Vec<Seen> = stays.iter().map(|stay| self.see(stay, now_ns)).collect();
-        let free = self.free(shared);
         let registry = shared.registry.borrow();
-        registry.say_what_is_obtainable(&seen, &free);
+        registry.say_what_is_obtainable(&seen, free);
         let waiting: BTreeSet<(TenantId, GpuIndex)> =
             seen.iter().flat_map(|seen| seen.needs.keys().map(|gpu| (seen.id, *gpu))).collect();
         for (id, gpu) in waiting.difference(&self.waiting) {
@@ -441,7 +469,10 @@ impl Residency {
             }
         }
         let times = Times { turn_ns: registry.config().suspend_turn_ns(), idle_ns: IDLE_NS };
-        let next = decide(now_ns, &free, &seen, times)?;
+        let next = decide(now_ns, free, &seen, times)?;
+        if let Some(enters) = stays.iter().find(|stay| stay.id == next.enter && next.leave.is_empty()) {
+            self.note_told(enters);
+        }
         let moved = |seen: &&Seen| seen.id == next.enter || next.leave.contains(&seen.id);
         let claimed: BTreeSet<GpuIndex> = seen.iter().filter(moved).flat_map(Seen::gpus).collect();
         self.claimed.extend(&claimed);
@@ -479,21 +510,47 @@ impl Residency {
             bytes,
             idle_since_ns,
             needs: stay.needs.clone(),
+            asked_in_vain: self
+                .told
+                .get(&stay.id)
+                .is_some_and(|told| told.times >= ASKS_IN_VAIN && told.is_of(stay)),
         }
     }
 
-    /// What is free on each GPU, by NVML; nothing on one that it does not tell of.
-    fn free(&mut self, shared: &Shared) -> Bytes {
-        if self.nvml.is_none() {
-            self.nvml = Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok();
-        }
-        let Some(nvml) = &self.nvml else { return Bytes::new() };
-        let uuids = shared.registry.borrow().gpu_uuids();
-        let free = |uuid: &str| {
-            nvml.device_by_uuid(uuid).and_then(|device| device.memory_info()).ok().map(|info| info.free)
-        };
-        uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, free(uuid)?))).collect()
+    /// A tenant is told that there is room as it is.
+    fn note_told(&mut self, stay: &Stay) {
+        let times = self.told.get(&stay.id).filter(|told| told.is_of(stay)).map_or(0, |told| told.times);
+        let told =
+            Told { needs: stay.needs.clone(), held: stay.held.clone(), times: times.saturating_add(1) };
+        self.told.insert(stay.id, told);
     }
+}
+
+impl Told {
+    /// Whether it is as it was then: it needs the same, and was given nothing.
+    fn is_of(&self, stay: &Stay) -> bool {
+        let has_grown = |gpu| stay.held.get(gpu) > self.held.get(gpu);
+        self.needs == stay.needs && !self.needs.keys().any(has_grown)
+    }
+}
+
+/// What is free on each GPU, by NVML; nothing on one that it does not tell of. A driver may take its time: nobody waits for it but who asks.
+async fn free(shared: &Shared) -> Bytes {
+    let nvml = shared.residency.borrow().nvml.clone();
+    let uuids = shared.registry.borrow().gpu_uuids();
+    let look = move || {
+        let init = || Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok().map(Arc::new);
+        let nvml = nvml.or_else(init);
+        let free = |uuid: &str| {
+            let device = nvml.as_ref()?.device_by_uuid(uuid);
+            device.and_then(|device| device.memory_info()).ok().map(|info| info.free)
+        };
+        let bytes = uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, free(uuid)?))).collect();
+        (nvml, bytes)
+    };
+    let Ok((nvml, bytes)) = tokio::task::spawn_blocking(look).await else { return Bytes::new() };
+    shared.residency.borrow_mut().nvml = nvml;
+    bytes
 }
 
 /// Closes a tenant's gates, or opens them again; they are so when this returns.
