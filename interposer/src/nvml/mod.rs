@@ -224,6 +224,7 @@ fn parse(text: &str) -> Option<Uuid> {
 mod tests {
     use super::types::ProcessV1;
     use super::*;
+    use crate::memory::charge::BLOCK_BYTES;
 
     fn part(limit_bytes: u64, held_bytes: u64) -> Part {
         let mut view = View::new(std::process::id());
@@ -236,11 +237,22 @@ mod tests {
 
     #[test]
     fn a_tenant_sees_its_limit_what_it_holds_and_what_is_really_free() {
-        assert_eq!(part(100, 30).memory(1000, 500), Some((100, 70, 30)));
-        assert_eq!(part(100, 30).memory(1000, 20), Some((100, 20, 30)), "others hold the rest");
-        assert_eq!(part(2000, 30).memory(1000, 500), Some((1000, 500, 30)), "a limit beyond the GPU");
-        assert_eq!(part(100, 130).memory(1000, 500), Some((100, 0, 100)), "over a limit that was lowered");
+        let memory = |limit, held, free| {
+            let shown =
+                part(limit * BLOCK_BYTES, held * BLOCK_BYTES).memory(1000 * BLOCK_BYTES, free * BLOCK_BYTES);
+            shown.map(|(total, free, used)| (total / BLOCK_BYTES, free / BLOCK_BYTES, used / BLOCK_BYTES))
+        };
+        assert_eq!(memory(100, 30, 500), Some((100, 70, 30)));
+        assert_eq!(memory(100, 30, 20), Some((100, 20, 30)), "others hold the rest");
+        assert_eq!(memory(2000, 30, 500), Some((1000, 500, 30)), "a limit beyond the GPU");
+        assert_eq!(memory(100, 130, 500), Some((100, 0, 100)), "over a limit that was lowered");
         assert_eq!(part(NO_LIMIT, 30).memory(1000, 500), None);
+        let odd = part(3 * BLOCK_BYTES + 7, BLOCK_BYTES).memory(u64::MAX, u64::MAX);
+        assert_eq!(
+            odd,
+            Some((3 * BLOCK_BYTES + 7, 2 * BLOCK_BYTES, BLOCK_BYTES)),
+            "so much can be had at once"
+        );
         assert_eq!(part(100, 30).busy_percent(), Some(30));
     }
 
@@ -256,9 +268,10 @@ mod tests {
 
     #[test]
     fn a_session_knows_better_than_what_the_daemon_said_and_needs_none() {
-        let own = Own { limit_bytes: 200, held_bytes: 50, is_standalone: true };
+        let own = Own { limit_bytes: 200 * BLOCK_BYTES, held_bytes: 50 * BLOCK_BYTES, is_standalone: true };
         let part = Part { own: Some(own), ..part(100, 30) };
-        assert_eq!(part.memory(1000, 500), Some((200, 150, 50)));
+        let shown = part.memory(1000 * BLOCK_BYTES, 500 * BLOCK_BYTES);
+        assert_eq!(shown, Some((200 * BLOCK_BYTES, 150 * BLOCK_BYTES, 50 * BLOCK_BYTES)));
         assert_eq!(part.busy_percent(), None);
         let mut list = [1, 7].map(|pid| ProcessV1 { pid, used: 0 });
         assert_eq!(part.retain(&mut list), 2, "nobody says whose they are");

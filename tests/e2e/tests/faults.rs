@@ -100,8 +100,8 @@ fn a_process_that_dies_inside_a_call_leaves_nothing() {
         command.env("SIMGPU_FAULTS", fault);
         assert_eq!(host.finish(command).code, 128 + 9, "{fault}");
         thread::sleep(Duration::from_millis(100));
-        if let Some(tenant) = host.ps().find("doomed") {
-            assert_eq!((tenant.memory_bytes, tenant.sessions.len()), (0, 0), "{fault}: {tenant:?}");
-        }
+        let ps = host.ps();
+        let tenant = ps.tenant("doomed");
+        assert_eq!((tenant.memory_bytes, tenant.sessions.len()), (0, 0), "{fault}: {tenant:?}");
     }
 }
