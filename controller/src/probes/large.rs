@@ -31,6 +31,11 @@ impl Large {
         self.0.insert(who, Entry { uses: Some(found.is_some()), is_asked: false, next_ns });
     }
 
+    /// It has few descriptors after all.
+    pub fn forget(&mut self, who: ProcessKey) {
+        self.0.remove(&who);
+    }
+
     /// It did something since that whoever has the devices open does.
     pub fn doubt(&mut self, who: ProcessKey) {
         if let Some(entry) = self.0.get_mut(&who)
@@ -40,14 +45,9 @@ impl Large {
         }
     }
 
-    /// Whether it has the devices open, for all that is known.
-    pub fn may_use(&self, who: ProcessKey) -> bool {
-        self.0.get(&who).and_then(|entry| entry.uses).unwrap_or(true)
-    }
-
-    /// Whether it was seen to have them open.
-    pub fn uses(&self, who: ProcessKey) -> bool {
-        self.0.get(&who).and_then(|entry| entry.uses) == Some(true)
+    /// Whether it had the devices open when all of its descriptors were looked at. `None`: that is not known.
+    pub fn uses(&self, who: ProcessKey) -> Option<bool> {
+        self.0.get(&who)?.uses
     }
 
     /// Forgets those that are not wanted.
@@ -74,20 +74,24 @@ mod tests {
     }
 
     #[test]
-    fn whoever_was_not_looked_at_to_the_end_may_use_what_it_was_seen_to_use() {
+    fn what_is_known_of_a_process_holds_until_it_does_something_that_contradicts_it() {
         let mut large = Large::default();
-        assert!(large.may_use(WHO) && !large.uses(WHO), "nothing is known");
+        assert_eq!(large.uses(WHO), None);
         large.asks(WHO, 0);
-        assert!(large.may_use(WHO) && !large.uses(WHO));
+        assert_eq!(large.uses(WHO), None);
         large.answered(WHO, None, 100);
-        assert!(!large.may_use(WHO));
+        assert_eq!(large.uses(WHO), Some(false));
         large.doubt(WHO);
-        assert!(large.may_use(WHO) && !large.uses(WHO), "it has asked the driver something since");
+        assert_eq!(large.uses(WHO), None, "it has asked the driver something since");
         assert!(!large.asks(WHO, 99), "which is no reason to look at once");
         large.answered(WHO, FOUND, 100);
         large.doubt(WHO);
-        assert!(large.uses(WHO));
+        assert_eq!(large.uses(WHO), Some(true));
+        large.retain(|_| true);
+        large.forget(WHO);
+        assert_eq!(large.uses(WHO), None);
+        assert!(large.asks(WHO, 0));
         large.retain(|_| false);
-        assert!(!large.uses(WHO));
+        assert!(large.asks(WHO, 0), "another time");
     }
 }

@@ -164,8 +164,8 @@ impl Drop for Watcher {
 enum Answer {
     Mapped(ProcessKey, Option<Use>),
     Command(ProcessKey, String),
-    /// All of its descriptors, and what looking took, ns.
-    Opened(ProcessKey, Option<Use>, u64),
+    /// All of its descriptors, whether these are very many still, and what looking took, ns.
+    Opened(ProcessKey, Option<Use>, bool, u64),
     /// All processes, and what looking took, ns.
     Searched(Found, u64),
     /// Whom NVML lists, if there is one, and what asking took, ns.
@@ -408,9 +408,13 @@ impl Watch {
                     description.command = command;
                 }
             }
-            Answer::Opened(who, found, took_ns) => {
+            Answer::Opened(who, found, is_large, took_ns) => {
                 let duty = if self.users.knows(who) { SUSPECTS_DUTY } else { DUTY };
-                self.large.answered(who, found, monotonic_ns() + took_ns.saturating_mul(duty));
+                if is_large {
+                    self.large.answered(who, found, monotonic_ns() + took_ns.saturating_mul(duty));
+                } else {
+                    self.large.forget(who);
+                }
                 if let Some(found) = found
                     && (self.returning.contains_key(&who) || !self.descends_from_a_session(who.pid))
                 {
@@ -592,8 +596,9 @@ impl Watch {
         self.readers.start(move || {
             let began_ns = thread_ns();
             let found = scan::open(who.pid, &devices);
+            let is_large = !scan::glance(who.pid, &devices).is_whole;
             // The thread that asked may have ended.
-            let _ = answers.send(Answer::Opened(who, found, thread_ns() - began_ns));
+            let _ = answers.send(Answer::Opened(who, found, is_large, thread_ns() - began_ns));
             ring(&bell);
         });
     }
@@ -646,15 +651,20 @@ impl Watch {
             if !who.is_alive() {
                 return false;
             }
+            if listed.contains(&who.pid) || mapped.contains(&who) {
+                return true;
+            }
+            // What is known of one that has very many is not looked at again each time.
+            if let Some(uses) = large.uses(who) {
+                unseen.push(who);
+                return uses;
+            }
             let Look { found, is_whole } = scan::glance(who.pid, devices);
             if !is_whole && found.is_none() {
                 unseen.push(who);
             }
-            found.is_some()
-                || listed.contains(&who.pid)
-                || mapped.contains(&who)
-                || !is_whole && large.may_use(who)
-                || scan::is_hidden(who.pid)
+            // For all that is known it uses what it was seen to use.
+            found.is_some() || !is_whole || scan::is_hidden(who.pid)
         };
         let changes = self.users.settle(monotonic_ns(), is_managed, uses);
         unseen.into_iter().for_each(|who| self.ask_for_descriptors(who));
@@ -739,7 +749,7 @@ impl Watch {
         // NVML's word alone is not enough to stop anybody.
         let is_seen = scan::glance(who.pid, &self.devices).found.is_some()
             || self.mapped.contains(&who)
-            || self.large.uses(who);
+            || self.large.uses(who) == Some(true);
         if (is_seen || was_held) && self.common.held.stop(who) {
             let again = if was_held { " again, after somebody else let it go on" } else { "" };
             tracing::warn!(pid = who.pid, "held{again}; `deepres adopt {}` lets it go on", who.pid);
