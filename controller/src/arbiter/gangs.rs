@@ -16,6 +16,8 @@ pub struct GangBoard(Mutex<State>);
 struct State {
     board: Board,
     bells: Vec<Option<Bell>>,
+    /// The orders that there are.
+    orders: Vec<Order>,
     /// What each arbiter was told last.
     told: Vec<Order>,
 }
@@ -23,9 +25,9 @@ struct State {
 impl GangBoard {
     /// A board for so many GPUs.
     pub fn new(gpus: usize) -> Self {
-        let state =
-            State { board: Board::new(gpus), bells: vec![None; gpus], told: vec![Order::Apart; gpus] };
-        Self(Mutex::new(state))
+        let orders = vec![Order::Apart; gpus];
+        let told = orders.clone();
+        Self(Mutex::new(State { board: Board::new(gpus), bells: vec![None; gpus], orders, told }))
     }
 
     /// What an arbiter is to be rung by when there is another order for it.
@@ -38,29 +40,48 @@ impl GangBoard {
     /// Posts what is seen of a GPU. Returns the order for it, and which tenants have it by the board alone.
     pub fn exchange(&self, gpu: usize, now_ns: u64, post: Post) -> (Order, BTreeSet<TenantId>) {
         let mut state = self.lock();
-        let State { board, bells, told } = &mut *state;
-        let orders = |board: &Board| (0..board.gpus()).map(|gpu| board.order(gpu)).collect::<Vec<_>>();
-        let before = orders(board);
-        board.post(gpu, now_ns, post);
-        let after = orders(board);
-        // Each is rung once for an order that it does not know yet.
-        let others = (0..after.len()).filter(|other| *other != gpu);
-        let rung: Vec<Bell> = others
-            .filter(|other| after[*other] != before[*other] && after[*other] != told[*other])
-            .filter_map(|other| bells[other].clone())
-            .collect();
-        let order = board.order(gpu);
-        if let Some(told) = told.get_mut(gpu) {
+        state.board.post(gpu, now_ns, post);
+        let rung = state.others_to_ring(gpu);
+        let order = state.board.order(gpu);
+        if let Some(told) = state.told.get_mut(gpu) {
             *told = order;
         }
-        let gangs = board.gangs(gpu, now_ns);
+        let gangs = state.board.gangs(gpu);
         drop(state);
         rung.iter().for_each(Bell::ring);
         (order, gangs)
     }
 
+    /// An arbiter ends: nobody is to wait for its GPU.
+    pub fn leave(&self, gpu: usize, now_ns: u64) {
+        let mut state = self.lock();
+        if let Some(bell) = state.bells.get_mut(gpu) {
+            *bell = None;
+        }
+        state.board.post(gpu, now_ns, Post::default());
+        let rung = state.others_to_ring(gpu);
+        drop(state);
+        rung.iter().for_each(Bell::ring);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing is left half done by whoever panicked: a board that is a little off is put right by the next posts.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Whom to ring after a post: each once for an order that it does not know yet.
+    fn others_to_ring(&mut self, gpu: usize) -> Vec<Bell> {
+        let after: Vec<Order> = (0..self.board.gpus()).map(|gpu| self.board.order(gpu)).collect();
+        let before = std::mem::replace(&mut self.orders, after);
+        let others = (0..before.len()).filter(|other| *other != gpu);
+        others
+            .filter(|other| {
+                let order = self.orders[*other];
+                order != before[*other] && order != self.told[*other]
+            })
+            .filter_map(|other| self.bells[other].clone())
+            .collect()
     }
 }

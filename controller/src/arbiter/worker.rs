@@ -273,13 +273,17 @@ impl Worker {
             }
             let turn_ns = self.take_turns(now_ns);
             self.decide_ns = [self.decide_ns, turn_ns].into_iter().flatten().min();
-            if is_settled && !self.has_news(now_ns) {
+            if is_settled && !self.has_news() {
                 break;
             }
             // A tenant that finished just now either sees the gate that was set and rings, or is seen to have finished in the next
             // round.
         }
         let now_ns = self.looked_ns;
+        if self.has_news() {
+            // Others wait for it: the next round comes at once.
+            self.decide_ns = Some(now_ns);
+        }
         let review_ns = if self.is_wanted { REVIEW_NS } else { IDLE_REVIEW_NS };
         if now_ns.saturating_sub(self.entitled_ns) >= review_ns {
             self.entitle(now_ns);
@@ -407,8 +411,8 @@ impl Worker {
     }
 
     /// Whether the board is to know of another holder than it does: others wait for that.
-    fn has_news(&self, now_ns: u64) -> bool {
-        self.board.is_some() && self.scheduler.post(now_ns, &self.tuning).holder != self.posted
+    fn has_news(&self) -> bool {
+        self.board.is_some() && self.scheduler.holder() != self.posted
     }
 
     /// Learns from the hand-offs that were made.
@@ -640,6 +644,9 @@ impl Worker {
 
     /// From here on nobody arbitrates: opens every gate, or closes it to those who are to fail without a daemon.
     fn let_go(mut self) {
+        if let Some(board) = &self.board {
+            board.leave(self.gpu, monotonic_ns());
+        }
         let grant = match self.fail_mode {
             FailMode::Open => Grant::Open,
             FailMode::Closed => Grant::Closed,

@@ -1,6 +1,6 @@
 //! Leases by the board's order: tenants that have several GPUs at once ([`crate::policy::gang`]).
 
-use super::state::{Hold, Rank, Tenant, begun_ns, patience_ns};
+use super::state::{Hold, MAX_DEBT_NS, Rank, Tenant, begun_ns, patience_ns};
 use super::{DRAIN_POLL_NS, Grant, Scheduler, Step, ns};
 use crate::policy::TenantId;
 use crate::policy::gang::{Member, Order, Position, Post};
@@ -12,6 +12,17 @@ use std::time::Duration;
 const CATCH_UP_POLL_NS: u64 = ns(Duration::from_micros(200));
 /// A rank that was given one launch and shows nothing of it after so long is given another.
 const CATCH_UP_RETRY_NS: u64 = ns(Duration::from_millis(3));
+
+/// A GPU that idles for a gang though another wants it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    gang: TenantId,
+    since_ns: u64,
+    /// Up to when it was charged.
+    charged_ns: u64,
+    /// What the hold's meter showed then.
+    used_ns: u64,
+}
 
 impl Scheduler {
     /// Sets what the board says: what is to be done with this GPU, and which tenants have it by the board alone.
@@ -27,12 +38,11 @@ impl Scheduler {
             let is_of_interest = tenant.seen.wants() || may_launch(tenant) || self.is_gang(**id);
             tenant.is_here() && tenant.rank == Rank::Owner && is_of_interest
         });
+        let (drained_ns, free_ns) = self.ends_ns(now_ns, tuning);
         let members = owners.map(|(id, tenant)| {
             let hold = self.hold.filter(|hold| hold.tenant == *id);
-            let begun_ns = hold.map_or(0, |hold| begun_ns(&hold, tenant, now_ns));
-            let is_idle = |hold: Hold| {
-                self.gang_idle_ends_ns(&hold, now_ns, tuning).is_some_and(|ends_ns| now_ns >= ends_ns)
-            };
+            let ahead_ns = |hold: Hold| begun_ns(&hold, tenant, now_ns).max(free_ns.saturating_sub(now_ns));
+            let ahead_ns = hold.map_or(0, ahead_ns);
             Member {
                 tenant: *id,
                 in_flight: tenant.seen.in_flight,
@@ -40,27 +50,51 @@ impl Scheduler {
                 may_launch: may_launch(tenant),
                 progressed_ns: tenant.last_progress_ns,
                 pending_ns: tenant.seen.pending_ns,
-                is_done: hold.is_some_and(is_idle),
+                holds: hold.is_some_and(|hold| hold.drain_give_up_ns.is_none()),
+                is_done: hold.is_some_and(|hold| self.is_done(&hold, now_ns, tuning)),
                 presses: if hold.is_some() {
                     self.presses(tenant)
                 } else {
                     self.may_press(tenant, now_ns, tuning)
                 },
-                position: position(tenant.vtime + tenant.weighted(begun_ns))
+                position: position(tenant.vtime + tenant.weighted(ahead_ns))
                     - position(self.vclocks[Rank::Owner as usize]),
             }
         });
-        let is_in_turn = |hold: &Hold| {
-            let grant = self.grant(hold.tenant);
-            let has_lease = matches!(grant, Grant::Leased { expires_ns } if now_ns < expires_ns);
-            has_lease && hold.contended.is_some() && hold.drain_give_up_ns.is_none()
-        };
         Post {
             members: members.collect(),
-            holder: self.hold.map(|hold| hold.tenant),
-            is_in_turn: self.hold.as_ref().is_some_and(is_in_turn),
+            holder: self.holder(),
+            drained_ns,
+            free_ns,
             quantum_ns: tuning.quantum_ns,
             lead_ns: tuning.lead_ns,
+        }
+    }
+
+    /// Who has the GPU, or drains, but for guests: they are gone as soon as it is wanted.
+    pub fn holder(&self) -> Option<TenantId> {
+        self.hold.map(|hold| hold.tenant).filter(|holder| !self.is_guest(*holder))
+    }
+
+    /// Whether the holder has wanted nothing for as long as it is waited for.
+    fn is_done(&self, hold: &Hold, now_ns: u64, tuning: &Tuning) -> bool {
+        self.gang_idle_ends_ns(hold, now_ns, tuning).is_some_and(|ends_ns| now_ns >= ends_ns)
+    }
+
+    /// When the holder is done, as far as is known: with what it has in flight, and if it has its lease to the end.
+    fn ends_ns(&self, now_ns: u64, tuning: &Tuning) -> (u64, u64) {
+        let Some(hold) = self.hold else { return (now_ns, now_ns) };
+        let Some(holder) = self.tenants.get(&hold.tenant) else { return (now_ns, now_ns) };
+        let drained_ns = now_ns.saturating_add(remaining_ns(holder, now_ns));
+        let goes_on = hold.contended.is_some()
+            && hold.drain_give_up_ns.is_none()
+            && !self.is_done(&hold, now_ns, tuning);
+        match holder.grant {
+            Grant::Leased { expires_ns } if goes_on && holder.rank == Rank::Owner => {
+                let free_ns = expires_ns.saturating_add(drain_ns(holder, now_ns, tuning));
+                (drained_ns, free_ns.max(drained_ns))
+            }
+            _ => (drained_ns, drained_ns),
         }
     }
 
@@ -72,19 +106,12 @@ impl Scheduler {
     /// Nobody has the GPU.
     pub(super) fn ordered_free_step(&mut self, now_ns: u64, tuning: &Tuning) -> Step {
         match self.order {
-            Order::Apart => {
-                // A gang that is to go next has it, if it can have its other GPUs too. The board says so once it has seen that this one is free.
-                let next = self.next(Rank::Owner, None);
-                if next.is_some_and(|next| self.is_gang(next)) && !self.was_offered {
-                    self.was_offered = true;
-                    return Step::Stay(Some(now_ns));
-                }
-                self.free_step(now_ns, tuning)
-            }
-            Order::Held { tenant, until_ns } => match self.tenants.get(&tenant) {
+            Order::Apart => self.free_step(now_ns, tuning),
+            Order::Until { at_ns, .. } => self.free_until_step(at_ns, now_ns, tuning),
+            Order::Held { tenant, .. } => match self.tenants.get(&tenant) {
                 Some(gang) if gang.is_here() => {
-                    // While no other wants any of its GPUs, guests have its pauses.
-                    let pauses = until_ns.is_none() && !gang.wanted;
+                    // While no other wants this GPU, guests have its pauses.
+                    let pauses = !gang.wanted && self.next(Rank::Owner, Some(tenant)).is_none();
                     let guest = pauses.then(|| self.next_guest(None, now_ns, tuning).ok()).flatten();
                     self.give(guest.map_or(tenant, |(guest, _)| guest), now_ns, tuning)
                 }
@@ -98,8 +125,25 @@ impl Scheduler {
                     None => Step::Stay(None),
                 }
             }
-            Order::ClearFor(_) | Order::Drain { .. } => Step::Stay(None),
+            Order::Drain { .. } => Step::Stay(None),
         }
+    }
+
+    /// Nobody has the GPU, and a gang is to have it then: until then it is of use to whoever has drained by then.
+    fn free_until_step(&mut self, at_ns: u64, now_ns: u64, tuning: &Tuning) -> Step {
+        let next = self.next_apart(Rank::Owner, None).or_else(|| {
+            let guest = self.next_guest(None, now_ns, tuning).ok();
+            guest.map(|(guest, _)| guest)
+        });
+        if let Some(next) = next
+            && let Some(tenant) = self.tenants.get(&next)
+        {
+            self.lease_limit_ns = at_ns.saturating_sub(drain_ns(tenant, now_ns, tuning));
+            if now_ns.saturating_add(tuning.lead_ns) <= self.lease_limit_ns {
+                return self.give(next, now_ns, tuning);
+            }
+        }
+        Step::Stay((now_ns < at_ns).then_some(at_ns))
     }
 
     /// Somebody has the GPU.
@@ -111,12 +155,56 @@ impl Scheduler {
             Order::Held { tenant, until_ns } if tenant == hold.tenant => {
                 self.gang_step(hold, until_ns, now_ns, tuning)
             }
-            Order::Held { until_ns: None, .. } if self.is_guest(hold.tenant) => {
-                self.guest_step(hold, now_ns, tuning)
+            Order::Held { .. } if self.is_guest(hold.tenant) => self.guest_step(hold, now_ns, tuning),
+            Order::Until { tenant, .. } if tenant == hold.tenant => Step::Stay(None),
+            Order::Until { at_ns, .. } if !self.is_gang(hold.tenant) => {
+                self.hold_until_step(hold, at_ns, now_ns, tuning)
             }
-            Order::ClearFor(tenant) if tenant == hold.tenant => Step::Stay(None),
-            Order::Held { .. } | Order::ClearFor(_) | Order::Drain { .. } => self.close(hold, now_ns),
+            Order::Until { .. } | Order::Held { .. } | Order::Drain { .. } => self.close(hold, now_ns),
         }
+    }
+
+    /// Somebody has the GPU, and is to have drained when a gang is to have it.
+    fn hold_until_step(&mut self, hold: Hold, at_ns: u64, now_ns: u64, tuning: &Tuning) -> Step {
+        if self.is_guest(hold.tenant) {
+            return self.guest_step(hold, now_ns, tuning);
+        }
+        let Some(holder) = self.tenants.get(&hold.tenant) else {
+            self.hold = None;
+            return Step::Again;
+        };
+        let last_ns = at_ns.saturating_sub(drain_ns(holder, now_ns, tuning));
+        if now_ns >= last_ns {
+            return self.close(hold, now_ns);
+        }
+        self.lease_limit_ns = last_ns;
+        match self.hold_step(hold, now_ns, tuning) {
+            Step::Stay(wake_ns) => Step::Stay(Some(wake_ns.map_or(last_ns, |wake_ns| wake_ns.min(last_ns)))),
+            Step::Again => Step::Again,
+        }
+    }
+
+    /// An owner has the GPU, and only gangs want it, of which none is to have it yet.
+    pub(super) fn before_gangs_step(
+        &mut self,
+        hold: Hold,
+        grant: Grant,
+        now_ns: u64,
+        tuning: &Tuning,
+    ) -> Step {
+        let renewal_ns = |expires_ns: u64| expires_ns.saturating_sub(tuning.lead_ns);
+        let expires_ns = match grant {
+            Grant::Leased { expires_ns } if hold.contended.is_some() && now_ns < renewal_ns(expires_ns) => {
+                expires_ns
+            }
+            _ => {
+                let expires_ns = now_ns.saturating_add(tuning.quantum_ns);
+                self.hold = Some(hold.contend(now_ns));
+                self.lease(hold.tenant, expires_ns, matches!(grant, Grant::Leased { .. }));
+                expires_ns
+            }
+        };
+        Step::Stay(Some(renewal_ns(expires_ns)))
     }
 
     /// A gang has the GPU, and its others.
@@ -129,6 +217,14 @@ impl Scheduler {
             };
         };
         self.hold = Some(hold.contend(now_ns));
+        if self.next(Rank::Owner, Some(hold.tenant)).is_none()
+            && let Some(idle_since_ns) = hold.idle_since_ns
+            && now_ns >= idle_since_ns.saturating_add(tuning.grace_ns)
+            && self.next_guest(Some(hold.tenant), now_ns, tuning).is_ok()
+        {
+            // Others want the gang's other GPUs, and nobody but guests this one.
+            return self.close(hold, now_ns);
+        }
         let lease = Grant::Leased { expires_ns: until_ns };
         self.change(hold.tenant, lease, matches!(grant, Grant::Leased { .. }));
         let renewal_ns = until_ns.saturating_sub(tuning.lead_ns);
@@ -158,7 +254,7 @@ impl Scheduler {
             Order::Drain { tenant, catches_up } if tenant == hold.tenant && now_ns < give_up_ns => {
                 self.drain_together(hold, catches_up, give_up_ns, now_ns)
             }
-            Order::Held { tenant, until_ns: Some(_) } if tenant == hold.tenant && !self.is_paused(tenant) => {
+            Order::Held { tenant, until_ns: Some(_) } if tenant == hold.tenant && self.is_wanting(tenant) => {
                 self.hold = Some(Hold { drain_give_up_ns: None, once_since_ns: None, ..hold });
                 Step::Again
             }
@@ -190,15 +286,77 @@ impl Scheduler {
         Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(poll_ns))))
     }
 
+    fn is_wanting(&self, tenant: TenantId) -> bool {
+        self.tenants.get(&tenant).is_some_and(|tenant| tenant.wanted)
+    }
+
     /// Whether a tenant whose drain has begun may have the GPU back, if nobody else can be given it now: a gang that waits for its other GPUs
     /// goes on waiting for this one.
     pub(super) fn may_go_on(&self, tenant: TenantId) -> bool {
         match self.order {
-            Order::Apart => !self.is_gang(tenant) && self.next(Rank::Owner, Some(tenant)).is_none(),
+            Order::Apart => !self.is_gang(tenant),
             Order::Held { tenant: gang, until_ns: None } => tenant == gang,
-            Order::Held { .. } | Order::ClearFor(_) | Order::Drain { .. } => false,
+            Order::Held { .. } | Order::Until { .. } | Order::Drain { .. } => false,
         }
     }
+
+    /// Charges a gang for time in which a GPU idled for it though another wanted it: while the gang's other GPUs drained or one of its ranks had nothing
+    /// to do. What a hand-off takes is charged to nobody, as among others.
+    pub(super) fn charge_kept(&mut self, now_ns: u64, tuning: &Tuning) {
+        let Some(kept) = self.kept else { return };
+        let from_ns = kept.charged_ns.max(kept.since_ns.saturating_add(tuning.grace_ns));
+        let hold = self.hold.as_mut().filter(|hold| hold.tenant == kept.gang);
+        let used_ns = hold.as_ref().map_or(0, |hold| hold.used_ns.saturating_sub(kept.used_ns));
+        let idle_ns = now_ns.saturating_sub(from_ns).saturating_sub(used_ns);
+        if let Some(gang) = self.tenants.get_mut(&kept.gang) {
+            gang.vtime += gang.weighted(idle_ns);
+        }
+        // Its meter has not to show anything for it.
+        if let Some(hold) = hold {
+            hold.used_ns = hold.used_ns.saturating_add(idle_ns);
+        }
+    }
+
+    /// Notes for whom the GPU idles from now on.
+    pub(super) fn note_kept(&mut self, now_ns: u64) {
+        let used_ns = self.hold.map_or(0, |hold| hold.used_ns);
+        let since_ns = |gang| self.kept.filter(|kept| kept.gang == gang).map_or(now_ns, |kept| kept.since_ns);
+        self.kept =
+            self.kept_for().map(|gang| Kept { gang, since_ns: since_ns(gang), charged_ns: now_ns, used_ns });
+    }
+
+    /// The gang for which the GPU idles though another wants it.
+    fn kept_for(&self) -> Option<TenantId> {
+        let is_idle = |hold: Hold| {
+            let seen = self.tenants.get(&hold.tenant).map(|gang| gang.seen)?;
+            // Who has a lease and waits is on its way from the gate.
+            (!seen.in_flight && (hold.drain_give_up_ns.is_some() || !seen.waiting)).then_some(hold.tenant)
+        };
+        match (self.order, self.hold) {
+            (Order::Until { tenant, .. }, None) => self.next_apart(Rank::Owner, None).map(|_| tenant),
+            (Order::Drain { tenant, .. }, None) => Some(tenant),
+            (Order::Held { tenant, .. } | Order::Drain { tenant, .. }, Some(hold))
+                if hold.tenant == tenant =>
+            {
+                is_idle(hold)
+            }
+            _ => None,
+        }
+        .filter(|gang| self.next(Rank::Owner, Some(*gang)).is_some())
+    }
+}
+
+/// What a tenant has in flight takes so much longer, by what it says.
+fn remaining_ns(tenant: &Tenant, now_ns: u64) -> u64 {
+    let silent_ns = now_ns.saturating_sub(tenant.last_progress_ns);
+    let pending_ns = if tenant.seen.in_flight { tenant.seen.pending_ns.min(MAX_DEBT_NS) } else { 0 };
+    pending_ns.saturating_sub(silent_ns)
+}
+
+/// How long before it is to have drained a tenant's gate closes: it may have launched one of its longest kernels just before. One that takes longer than
+/// a quantum may be late.
+fn drain_ns(tenant: &Tenant, now_ns: u64, tuning: &Tuning) -> u64 {
+    remaining_ns(tenant, now_ns).max(tenant.seen.longest_ns.min(tuning.quantum_ns))
 }
 
 /// Virtual time as a place on a line.

@@ -153,8 +153,11 @@ pub struct Scheduler {
     /// What the host's board says of this GPU, and who has it by the board alone.
     order: Order,
     gangs: BTreeSet<TenantId>,
-    /// A gang was offered the GPU since it was last given.
-    was_offered: bool,
+    kept: Option<gangs::Kept>,
+    /// No lease goes on after that.
+    lease_limit_ns: u64,
+    /// When an owner was last given the GPU for its time objective.
+    pressed_ns: u64,
     changes: Vec<Change>,
     handoffs: Vec<Handoff>,
 }
@@ -182,7 +185,6 @@ impl Scheduler {
             mean_pause_ns: 0,
             lenience: Lenience::default(),
             stuck: None,
-            pressed_ns: 0,
             grant: Grant::Closed,
         });
         tenant.present = true;
@@ -333,7 +335,15 @@ impl Scheduler {
     /// Decides at `now_ns`. The gates that change are in [`Self::take_changes`] afterwards. Returns when to decide again if
     /// nothing happens before.
     pub fn decide(&mut self, now_ns: u64, tuning: &Tuning) -> Option<u64> {
+        self.lease_limit_ns = u64::MAX;
+        self.charge_kept(now_ns, tuning);
         self.account(now_ns, tuning);
+        let wake_ns = self.decide_steps(now_ns, tuning);
+        self.note_kept(now_ns);
+        wake_ns
+    }
+
+    fn decide_steps(&mut self, now_ns: u64, tuning: &Tuning) -> Option<u64> {
         loop {
             let step = match self.hold {
                 None => self.ordered_free_step(now_ns, tuning),
@@ -472,9 +482,10 @@ impl Scheduler {
             && tenant.vtime < self.owners_behind.saturating_add(MAX_ADVANCE)
     }
 
-    /// The same, and that the others' leases end for it. So often at most, haste costs no more hand-offs than having work all the time.
+    /// The same, and that the others' leases end for it. So often at most, for all who have one together, haste costs no more hand-offs than having
+    /// work all the time.
     fn may_press(&self, tenant: &Tenant, now_ns: u64, tuning: &Tuning) -> bool {
-        self.presses(tenant) && now_ns >= tenant.pressed_ns.saturating_add(tuning.quantum_ns)
+        self.presses(tenant) && now_ns >= self.pressed_ns.saturating_add(tuning.quantum_ns)
     }
 
     /// Whether an owner is there, other than this tenant, that is to be answered soon when it comes.
@@ -542,7 +553,9 @@ impl Scheduler {
             Ok((guest, _)) => return self.give(guest, now_ns, tuning),
             Err(wake_ns) => wake_ns,
         };
-        match self.only().or_else(|| self.resident()).filter(|id| !self.is_gang(*id)) {
+        // A gang that waits has no use for a GPU that somebody has who has nothing to do.
+        let is_wanted = self.next(Rank::Owner, None).is_some();
+        match self.only().or_else(|| self.resident()).filter(|id| !self.is_gang(*id) && !is_wanted) {
             Some(resident) => self.give(resident, now_ns, tuning),
             None => Step::Stay(wake_ns),
         }
@@ -551,10 +564,8 @@ impl Scheduler {
     /// Gives the GPU, which is free, to a tenant.
     fn give(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Step {
         self.is_redistributed = false;
-        self.was_offered = false;
-        let presses = self.tenants.get(&tenant).is_some_and(|tenant| self.presses(tenant));
-        if let Some(tenant) = self.tenants.get_mut(&tenant).filter(|_| presses) {
-            tenant.pressed_ns = now_ns;
+        if self.tenants.get(&tenant).is_some_and(|tenant| self.presses(tenant)) {
+            self.pressed_ns = now_ns;
         }
         let rank = if self.is_guest(tenant) { Rank::Guest } else { Rank::Owner };
         if rank == Rank::Owner {
@@ -575,7 +586,7 @@ impl Scheduler {
             once_since_ns: None,
         });
         // Beside owners a guest's lease is as long as their pause; among themselves guests are as owners are. A gang's is as long as its turn.
-        let is_apart = self.order == Order::Apart;
+        let is_apart = matches!(self.order, Order::Apart | Order::Until { .. });
         if contended && is_apart && (rank == Rank::Owner || !self.owner_is_present()) {
             self.lease(tenant, now_ns.saturating_add(tuning.quantum_ns), false);
         }
@@ -629,7 +640,10 @@ impl Scheduler {
             return Step::Again;
         };
         let grant = holder.grant;
-        let Some(next) = self.next(holder.rank, Some(hold.tenant)) else {
+        let Some(next) = self.next_apart(holder.rank, Some(hold.tenant)) else {
+            if self.next(holder.rank, Some(hold.tenant)).is_some() {
+                return self.before_gangs_step(hold, grant, now_ns, tuning);
+            }
             return match self.next(Rank::Guest, Some(hold.tenant)) {
                 Some(_) => self.beside_step(hold, grant, now_ns, tuning),
                 None => self.alone_step(hold, grant, now_ns, tuning),
@@ -643,7 +657,7 @@ impl Scheduler {
         let vtime = holder.vtime + holder.weighted(begun_ns(&hold, holder, now_ns));
         let is_behind = presses == [true, false] || vtime < next.vtime;
         let patience_ns = patience_ns(holder, is_behind, tuning);
-        let press_ns = (presses == [false, true]).then(|| next.pressed_ns.saturating_add(tuning.quantum_ns));
+        let press_ns = (presses == [false, true]).then(|| self.pressed_ns.saturating_add(tuning.quantum_ns));
         let stay =
             |wake_ns: u64| Step::Stay(Some(press_ns.map_or(wake_ns, |press_ns| press_ns.min(wake_ns))));
 
@@ -769,6 +783,10 @@ impl Scheduler {
         }
         self.settle(&hold, in_flight, now_ns);
         self.hold = None;
+        if self.is_guest(hold.tenant) && self.next_apart(Rank::Owner, None).is_none() {
+            // A gang that wants the GPU waits for others from now on.
+            self.guard.owner_served(now_ns, tuning.handoff_ns);
+        }
         if hold.once_since_ns.is_some() {
             self.change(hold.tenant, Grant::Closed, false);
         }
@@ -801,6 +819,7 @@ impl Scheduler {
     }
 
     fn lease(&mut self, tenant: TenantId, expires_ns: u64, renewal: bool) {
+        let expires_ns = expires_ns.min(self.lease_limit_ns);
         self.change(tenant, Grant::Leased { expires_ns }, renewal);
     }
 

@@ -75,8 +75,6 @@ pub struct Tenant {
     pub lenience: Lenience,
     /// It did not drain in time, and has neither drained since nor got done what explains it.
     pub stuck: Option<Stuck>,
-    /// When it was last given the GPU for its time objective.
-    pub pressed_ns: u64,
     pub grant: Grant,
 }
 
