@@ -405,7 +405,7 @@ fn a_gang_on_four_gpus_has_its_share_beside_a_tenant_on_each() {
         let mut jobs = vec![job(50, &[0, 1, 2, 3], MS, 2)];
         jobs.extend((0..4).map(|gpu| job(50, &[gpu], kernel_ns, depth)));
         let mut world = World::new(4, &jobs, 5);
-        world.run(4_000 * MS);
+        world.run(2_000 * MS);
         for gpu in 0..4 {
             let (had, busy) = (world.percent(gpu, 1), world.busy_percent(gpu));
             assert!((had - 50.0).abs() <= 3.0, "{had} % of GPU {gpu}, {kernel_ns} ns, depth {depth}");
@@ -421,7 +421,7 @@ fn while_a_long_kernel_drains_on_one_gpu_of_a_gang_the_others_are_not_idle() {
     for long_ns in [20 * MS, 100 * MS] {
         let jobs = [job(50, &[0, 1], MS, 2), job(50, &[0], MS, 4), job(50, &[1], long_ns, 1)];
         let mut world = World::new(2, &jobs, 5);
-        world.run(8_000 * MS);
+        world.run(4_000 * MS);
         for gpu in 0..2 {
             let (had, busy) = (world.percent(gpu, 1), world.busy_percent(gpu));
             assert!((had - 50.0).abs() <= 5.0, "{had} % of GPU {gpu} beside kernels of {long_ns} ns");
@@ -440,7 +440,7 @@ fn a_gang_that_waits_for_its_gpus_keeps_none_from_gangs_that_can_have_theirs() {
         job(70, &[3], 50 * MS, 1),
     ];
     let mut world = World::new(4, &jobs, 5);
-    world.run(8_000 * MS);
+    world.run(4_000 * MS);
     let busy = world.busy_percent(1);
     assert!(busy >= 90.0, "GPU 1 was busy {busy} %");
     // The first is owed as much of GPU 3; what that costs it the others have.
