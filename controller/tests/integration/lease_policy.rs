@@ -218,4 +218,42 @@ proptest! {
             prop_assert!(wait_ns as f64 <= most_ns, "{weight} of {whole} waited {wait_ns} ns, {most_ns} at most");
         }
     }
+
+    #[test]
+    fn an_absent_tenants_share_is_lent_and_back_within_one_lease(
+        (resident, visitor) in ((100_000..900_000u32, MS..6 * MS), (100_000..900_000u32, MS..6 * MS)),
+        (comes_ns, stays_ns) in (100 * MS..200 * MS, 50 * MS..150 * MS),
+    ) {
+        let leaves_ns = comes_ns + stays_ns;
+        let lender = Program {
+            depth: 2,
+            active_ns: (comes_ns, leaves_ns),
+            ..Program::backlogged(visitor.0, &[visitor.1])
+        };
+        let programs = [Program { depth: 2, ..Program::backlogged(resident.0, &[resident.1]) }, lender];
+        let mut model = Model::new(&programs);
+        let mut used_at = |moment_ns: u64| {
+            model.run_until(moment_ns);
+            (model.used_ns()[0], model.longest_waits_ns()[1], model.quantum_ns())
+        };
+        // What is under way at either end of a span counts in one of them.
+        let kernels_ns = resident.1 + visitor.1;
+        let (before_ns, ..) = used_at(comes_ns);
+        prop_assert!(before_ns + 2 * resident.1 + HANDOFF_NS >= comes_ns, "{before_ns} of {comes_ns} ns were lent");
+        let (_, waited_ns, quantum_ns) = used_at(leaves_ns);
+        let others_turn_ns = quantum_ns as f64 + 3.0 * kernels_ns as f64;
+        // Its turn comes at the end of the lease in which it came; later ones follow from what it is owed.
+        let most_ns = others_turn_ns * (f64::from(resident.0) / f64::from(visitor.0) + 1.0) + HANDOFF_NS as f64;
+        prop_assert!(waited_ns as f64 <= most_ns, "waited {waited_ns} ns, {most_ns} at most");
+        let lent_ns = leaves_ns + quantum_ns + 2 * kernels_ns + HANDOFF_NS;
+        let (then_ns, ..) = used_at(lent_ns);
+        let (after_ns, ..) = used_at(lent_ns + 100 * MS);
+        // It may have been waiting when it left: the GPU is offered to it, and comes back.
+        let offered_ns = 2 * HANDOFF_NS;
+        prop_assert!(
+            after_ns - then_ns + 2 * resident.1 + HANDOFF_NS + offered_ns >= 100 * MS,
+            "{} ns were lent again",
+            after_ns - then_ns
+        );
+    }
 }

@@ -27,9 +27,9 @@ pub fn init(levels: &str) -> Result<()> {
 
 /// What passes. A word by itself is a level: tracing would take one that is none for the name of a module, and log nothing else.
 fn filter(levels: &str) -> Result<EnvFilter> {
-    let is_word = |part: &&str| part.chars().all(|c| c.is_ascii_alphabetic());
-    let no_level =
-        levels.split(',').map(str::trim).find(|part| is_word(part) && part.parse::<LevelFilter>().is_err());
+    let is_word = |part: &str| part.chars().all(|c| c.is_ascii_alphabetic());
+    let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
+    let no_level = levels.split(',').map(str::trim).find(|part| is_word(part) && !is_level(part));
     if let Some(word) = no_level {
         bail!("`{word}` is no log level: say error, warn, info, debug, trace or off, or MODULE=LEVEL");
     }

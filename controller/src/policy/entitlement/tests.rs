@@ -174,8 +174,7 @@ proptest! {
 }
 
 proptest! {
-    // A hundred tenants for each of the cases above.
-    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 10_000, max_shrink_iters: 1_000, ..ProptestConfig::default() })]
 
     #[test]
     fn a_thousand_tenants_keep_every_promise(requests in prop::collection::vec(any_request(), 1000)) {

@@ -3,6 +3,7 @@
 use super::state::MAX_DEBT_NS;
 use super::*;
 use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds};
+use proptest::prelude::*;
 
 const MS: u64 = 1_000_000;
 const A: TenantId = 1;
@@ -192,6 +193,36 @@ fn haste_costs_no_more_hand_offs_than_having_work_all_the_time() {
 }
 
 #[test]
+fn nobody_with_nothing_to_do_is_given_a_gpu_that_a_gang_waits_for() {
+    let mut bench = Bench::new();
+    bench.scheduler.set_order(Order::Apart, [B].into());
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MS, Seen { used_ns: MS, ..WAITING }, WAITING);
+    assert!(bench.is_leased(A), "the gang is not to have it yet");
+    bench.scheduler.set_order(Order::Until { tenant: B, at_ns: bench.now_ns }, [B].into());
+    bench.step(MS, IDLE, WAITING);
+    assert_eq!(bench.scheduler.phase(), Phase::Free);
+    bench.scheduler.set_order(Order::Apart, [B].into());
+    bench.step(MS, IDLE, WAITING);
+    assert_eq!(bench.scheduler.phase(), Phase::Free);
+}
+
+#[test]
+fn a_gang_is_charged_for_a_gpu_that_idles_for_it_while_another_waits() {
+    let mut bench = Bench::new();
+    let until_ns = Some(bench.now_ns + 100 * MS);
+    bench.scheduler.set_order(Order::Held { tenant: A, until_ns }, [A].into());
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MS, Seen { used_ns: MS, ..IDLE }, WAITING);
+    let before_ns = bench.scheduler.lag_ns(A);
+    for _ in 0..20 {
+        bench.step(MS, IDLE, WAITING);
+    }
+    let charged_ns = before_ns - bench.scheduler.lag_ns(A);
+    assert!((19 * MS as i64..=20 * MS as i64).contains(&charged_ns), "{charged_ns} ns of 20 ms");
+}
+
+#[test]
 fn beside_a_time_objective_nobody_has_an_open_gate_or_a_long_window() {
     let mut bench = Bench::latency();
     for _ in 0..300 {
@@ -335,6 +366,52 @@ fn a_clock_that_stands_still_or_jumps_is_harmless() {
         for (a, b) in [(RUNNING, WAITING), (WAITING, RUNNING), (IDLE, IDLE), (WAITING, WAITING)] {
             bench.step(pass_ns, Seen { pending_ns: u64::MAX, longest_ns: u64::MAX, ..a }, b);
             bench.now_ns = bench.now_ns.min(u64::MAX / 2);
+        }
+    }
+}
+
+/// One thing that may happen to the scheduler, whenever.
+fn anything() -> impl Strategy<Value = (u8, TenantId, u64, Seen, u32)> {
+    let ns = || prop_oneof![Just(0), Just(u64::MAX), 0..1_000 * MS, any::<u64>()];
+    let seen = (any::<bool>(), any::<bool>(), ns(), ns(), ns()).prop_map(
+        |(waiting, in_flight, used_ns, pending_ns, longest_ns)| Seen {
+            waiting,
+            in_flight,
+            used_ns,
+            pending_ns,
+            longest_ns,
+        },
+    );
+    // A clock that is not at its end, where nothing comes after: some centuries.
+    let now_ns = prop_oneof![0..1_000 * MS, 0..u64::MAX / 2];
+    (0..12u8, 1..=4u64, now_ns, seen, 0..=PPM)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_clocks_and_meters_say_one_tenant_at_most_has_the_gpu(events in prop::collection::vec(anything(), 1..40)) {
+        let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
+        let mut scheduler = Scheduler::default();
+        for (what, tenant, now_ns, seen, ppm) in events {
+            let class = if ppm % 2 == 0 { Class::Fair } else { Class::BestEffort };
+            match what {
+                0..=2 => {
+                    scheduler.enter(tenant, class, now_ns);
+                    scheduler.set_standing(tenant, class, ppm);
+                }
+                3 => scheduler.leave(tenant, now_ns),
+                4 => scheduler.forget(tenant),
+                5 => scheduler.set_paused(tenant, seen.waiting),
+                6 => scheduler.set_slo(tenant, seen.waiting.then_some(seen.used_ns)),
+                7 => scheduler.forgive(),
+                _ => scheduler.observe(tenant, now_ns, seen),
+            }
+            scheduler.decide(now_ns, &tuning);
+            let holders = (1..=4).filter(|id| !matches!(scheduler.grant(*id), Grant::Closed | Grant::Paused)).count();
+            prop_assert!(holders <= 1, "{holders} have the GPU");
+            let _ = scheduler.lag_ns(tenant);
         }
     }
 }
