@@ -14,7 +14,7 @@
 
 use crate::grant::{Gate, GateState, GrantSlot, LeaseTerms, ONE_LAUNCH};
 use crate::meter::{Launching, MeterSlot};
-use crate::sync::spin_hint;
+use crate::sync::{AtomicU32, Ordering, spin_hint};
 
 /// How long a waiter sleeps before it looks at the heartbeat again, ns.
 pub const CLOSED_NAP_NS: u64 = 10_000_000;
@@ -75,6 +75,44 @@ pub fn judge(
     }
 }
 
+/// Which lease of one launch ([`ONE_LAUNCH`]) a process used last.
+#[derive(Debug)]
+pub struct OnlyLaunch(AtomicU32);
+
+/// No lease was used: epochs have 30 bits.
+const NO_EPOCH: u32 = u32::MAX;
+
+impl Default for OnlyLaunch {
+    fn default() -> Self {
+        Self(AtomicU32::new(NO_EPOCH))
+    }
+}
+
+impl OnlyLaunch {
+    /// Takes the launch of `slot`'s lease of `epoch`. False if it was taken, or a later lease's was, or that lease is over.
+    pub fn take(&self, slot: &GrantSlot, epoch: u32) -> bool {
+        let is_later = |used: u32| used == NO_EPOCH || Gate::is_later(epoch, used);
+        let mut used = self.0.load(Ordering::Relaxed);
+        while is_later(used) {
+            match self.0.compare_exchange_weak(used, epoch, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) if slot.gate().epoch == epoch => return true,
+                // It looked at the gate long ago, of another session perhaps, whose epochs must not stand in the way of this one's.
+                Ok(_) => {
+                    let _ = self.0.compare_exchange(epoch, NO_EPOCH, Ordering::Relaxed, Ordering::Relaxed);
+                    return false;
+                }
+                Err(now) => used = now,
+            }
+        }
+        false
+    }
+
+    /// Forgets it: another session's leases are counted anew.
+    pub fn reset(&self) {
+        self.0.store(NO_EPOCH, Ordering::Relaxed);
+    }
+}
+
 /// What a thread at the gate needs of the process it is in.
 pub trait Process {
     /// `CLOCK_MONOTONIC`, ns.
@@ -83,8 +121,8 @@ pub trait Process {
     fn queued_ns(&self) -> u64;
     /// Whether nobody will open the gate any more.
     fn is_controller_gone(&self, now_ns: u64) -> bool;
-    /// Takes the launch of an epoch that allows one. False if it was taken.
-    fn claim(&self, epoch: u32) -> bool;
+    /// What the process took of leases of one launch.
+    fn only_launch(&self) -> &OnlyLaunch;
     /// Tells the controller that something changed that it waits for.
     fn ring(&self);
     /// Sleeps while the gate word is `word`, `limit_ns` at most: a wait on the slot's futex.
@@ -126,7 +164,7 @@ pub fn pass<'m>(
     let launching = meter.start_launching();
     match look(slot, process, estimate_ns) {
         wait @ Verdict::Wait(_) => Err(wait),
-        Verdict::Once(epoch) if process.claim(epoch) => Ok((Verdict::Leased, launching)),
+        Verdict::Once(epoch) if process.only_launch().take(slot, epoch) => Ok((Verdict::Leased, launching)),
         Verdict::Once(_) => Err(Verdict::Wait(Reason::Expired)),
         go => Ok((go, launching)),
     }
@@ -232,7 +270,7 @@ mod tests {
 
     /// A process in which one launch of each epoch goes.
     #[derive(Default)]
-    struct Once(core::cell::Cell<u32>);
+    struct Once(OnlyLaunch);
 
     impl Process for Once {
         fn now_ns(&self) -> u64 {
@@ -244,8 +282,8 @@ mod tests {
         fn is_controller_gone(&self, _: u64) -> bool {
             false
         }
-        fn claim(&self, epoch: u32) -> bool {
-            self.0.replace(epoch) != epoch
+        fn only_launch(&self) -> &OnlyLaunch {
+            &self.0
         }
         fn ring(&self) {}
         fn sleep(&self, _: &GrantSlot, _: u32, _: u64) {}
@@ -265,6 +303,18 @@ mod tests {
         }
         slot.set_gate(GateState::Leased, TERMS);
         assert_eq!((go(), go()), (Ok(Verdict::Leased), Ok(Verdict::Leased)));
+    }
+
+    #[test]
+    fn who_looked_at_the_gate_long_ago_takes_no_later_launch_and_stands_in_nobodys_way() {
+        let (slot, only) = (GrantSlot::default(), OnlyLaunch::default());
+        slot.set_gate(GateState::Leased, LeaseTerms { window_ns: ONE_LAUNCH, ..TERMS });
+        let epoch = slot.gate().epoch;
+        assert!(!only.take(&slot, epoch + 500), "of a session that is over");
+        assert!(only.take(&slot, epoch));
+        assert!(!only.take(&slot, epoch - 1) && !only.take(&slot, epoch));
+        only.reset();
+        assert!(only.take(&slot, epoch));
     }
 
     #[test]

@@ -62,6 +62,12 @@ impl Gate {
         word & STATE_MASK == GateState::Open as u32
     }
 
+    /// Whether one epoch comes after another: they are less than half of all epochs apart.
+    pub const fn is_later(epoch: u32, than: u32) -> bool {
+        let ahead = epoch.wrapping_sub(than) & (u32::MAX >> STATE_BITS);
+        ahead != 0 && ahead <= (u32::MAX >> STATE_BITS) / 2
+    }
+
     /// The gate that follows this one, in `state`.
     pub const fn next(self, state: GateState) -> Self {
         Self { epoch: self.epoch.wrapping_add(1) & (u32::MAX >> STATE_BITS), state }
@@ -261,6 +267,7 @@ mod tests {
         }
         let last = Gate { epoch: u32::MAX >> STATE_BITS, state: GateState::Closed };
         assert_eq!(last.next(GateState::Open), Gate { epoch: 0, state: GateState::Open });
+        assert!(Gate::is_later(0, last.epoch) && !Gate::is_later(last.epoch, 0) && !Gate::is_later(5, 5));
     }
 
     #[test]

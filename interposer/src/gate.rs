@@ -6,7 +6,7 @@
 use crate::meter::gpu::Gpu;
 use crate::os;
 use crate::session::Session;
-use deepres_abi::gate::{self, ControllerGone, Process, Verdict};
+use deepres_abi::gate::{self, ControllerGone, OnlyLaunch, Process, Verdict};
 use deepres_abi::grant::{FailMode, GrantSlot};
 use deepres_abi::meter::Launching;
 
@@ -85,8 +85,8 @@ impl Process for Around<'_> {
         self.session.is_controller_gone(self.gpu, now_ns)
     }
 
-    fn claim(&self, epoch: u32) -> bool {
-        self.gpu.claim(epoch)
+    fn only_launch(&self) -> &OnlyLaunch {
+        &self.gpu.only_launch
     }
 
     fn ring(&self) {

@@ -116,11 +116,6 @@ impl Host {
         self.daemon.id()
     }
 
-    /// Where its tenants connect.
-    pub fn tenant_socket(&self) -> PathBuf {
-        self.directory.path().join("tenant/tenant.sock")
-    }
-
     /// Where administrators connect.
     pub fn admin_socket(&self) -> PathBuf {
         self.directory.path().join("admin.sock")

@@ -3,8 +3,8 @@
 //! The controller here is a small one, with the rules that the arbiter keeps: it acts on what meters say, sets gates, looks again until nothing
 //! changes, and then sleeps on one bell. Sleeps have no end but a wake-up: a lost one is a deadlock, which loom reports.
 
-use deepres_abi::gate::{self, ControllerGone, EXPIRED_NAP_NS, Process};
-use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
+use deepres_abi::gate::{self, ControllerGone, EXPIRED_NAP_NS, OnlyLaunch, Process};
+use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms, ONE_LAUNCH};
 use deepres_abi::meter::MeterSlot;
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use loom::sync::{Arc, Condvar, Mutex};
@@ -54,6 +54,7 @@ impl Sleepers {
 struct Tenant {
     slot: GrantSlot,
     meter: MeterSlot,
+    only_launch: OnlyLaunch,
     futex: Sleepers,
 }
 
@@ -74,6 +75,7 @@ impl World {
             tenants: std::array::from_fn(|_| Tenant {
                 slot: GrantSlot::default(),
                 meter: MeterSlot::default(),
+                only_launch: OnlyLaunch::default(),
                 futex: Sleepers::default(),
             }),
             bell: Sleepers::default(),
@@ -137,8 +139,8 @@ struct Thread<'w> {
 }
 
 impl Process for Thread<'_> {
-    fn claim(&self, _: u32) -> bool {
-        true
+    fn only_launch(&self) -> &OnlyLaunch {
+        &self.world.tenants[self.tenant].only_launch
     }
 
     fn now_ns(&self) -> u64 {
@@ -339,6 +341,36 @@ fn whoever_waits_at_an_expired_lease_goes_on_once_it_is_renewed() {
         world.tenants[0].slot.renew(TERMS);
         world.tenants[0].futex.wake();
         tenant.join().unwrap();
+    });
+}
+
+#[test]
+fn of_the_threads_that_come_to_leases_of_one_launch_one_a_lease_goes() {
+    let once = LeaseTerms { window_ns: ONE_LAUNCH, ..TERMS };
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let shared = Arc::new((GrantSlot::default(), OnlyLaunch::default()));
+        let (slot, only) = &*shared;
+        slot.set_gate(GateState::Leased, once);
+        let first = slot.gate().epoch;
+        let threads = [(); 2].map(|()| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let (slot, only) = &*shared;
+                let epoch = slot.gate().epoch;
+                (epoch, only.take(slot, epoch))
+            })
+        });
+        // The next lease, while they look at the first.
+        slot.set_gate(GateState::Leased, once);
+        let seen = threads.map(|thread| thread.join().unwrap());
+        let of = |epoch| seen.iter().filter(|(of, goes)| *of == epoch && *goes).count();
+        let last = slot.gate().epoch;
+        assert!(of(first) <= 1 && of(last) <= 1, "a lease was used twice: {seen:?}");
+        // The last lease is used up, or is there to be used, once.
+        assert_eq!(only.take(slot, last), of(last) == 0);
+        assert!(!only.take(slot, last) && !only.take(slot, first));
     });
 }
 

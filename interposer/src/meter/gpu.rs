@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+use deepres_abi::gate::OnlyLaunch;
 use deepres_abi::grant::{Gate, GrantSlot};
 use deepres_abi::meter::{Launching, MeterSlot};
 use deepres_abi::wire::UNMANAGED;
@@ -38,8 +39,6 @@ const NO_BELL: i32 = -1;
 
 /// Streams that run one after another.
 const NO_OVERLAP_PERMILLE: u64 = 1000;
-/// No epoch: they have 30 bits.
-const NO_EPOCH: u32 = u32::MAX;
 
 /// See the module.
 #[derive(Debug)]
@@ -59,8 +58,8 @@ pub struct Gpu {
     window_waiters: AtomicU32,
     /// The count of completions at which waiting for another was given up.
     stuck_at: AtomicU32,
-    /// The last epoch of which the only launch was taken, or [`NO_EPOCH`].
-    claimed: AtomicU32,
+    /// What was taken of leases of one launch.
+    pub only_launch: OnlyLaunch,
     /// Every launch is to be measured for a while.
     is_fine: AtomicBool,
     /// What launches take here.
@@ -79,7 +78,7 @@ impl Default for Gpu {
             freed: AtomicU32::new(0),
             window_waiters: AtomicU32::new(0),
             stuck_at: AtomicU32::new(u32::MAX),
-            claimed: AtomicU32::new(NO_EPOCH),
+            only_launch: OnlyLaunch::default(),
             is_fine: AtomicBool::new(false),
             estimates: Estimates::default(),
         }
@@ -92,6 +91,7 @@ impl Gpu {
         self.index.store(u32::from(index), Ordering::Relaxed);
         self.bell.store(bell, Ordering::Relaxed);
         self.meter.set(Some(meter));
+        self.only_launch.reset();
         self.grant.set(Some(grant));
     }
 
@@ -129,11 +129,6 @@ impl Gpu {
     #[inline(always)]
     pub fn is_open(&self) -> bool {
         self.grant().is_none_or(|grant| Gate::is_open(grant.gate_word()))
-    }
-
-    /// Takes the launch of an epoch that allows one. False if it was taken.
-    pub fn claim(&self, epoch: u32) -> bool {
-        self.claimed.swap(epoch, Ordering::Relaxed) != epoch
     }
 
     /// Tells the controller that something changed that it waits for.

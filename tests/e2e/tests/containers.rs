@@ -1,6 +1,6 @@
 //! Containers that got deepres by a device: nothing in their root file system, which has an older glibc, knows of it.
 
-use std::{thread, time::Duration};
+use std::{fs, path::PathBuf, thread, time::Duration};
 
 use deepres_e2e::{
     Host, Ps,
@@ -49,6 +49,21 @@ fn two_containers_share_the_gpu_as_their_devices_say() {
     ];
     thread::sleep(SETTLED);
     Window::measure(&host, MEASURED).assert_shares(&[("major", 70.0), ("minor", 30.0)]);
+    let ps = host.ps();
+    let [first, second] = ["major", "minor"].map(|name| ps.tenant(name).sessions[0].pid);
+    for kind in ["pid", "mnt", "user"] {
+        let of = |pid| namespace(pid, kind);
+        assert!(of(first) != of(second) || kind == "user", "both are in one {kind} namespace");
+        assert!(
+            [first, second].iter().all(|pid| of(*pid) != of(std::process::id())),
+            "one is in our {kind} namespace"
+        );
+    }
+}
+
+/// Which namespace of a kind a process is in, by the id that this machine knows it by.
+fn namespace(pid: u32, kind: &str) -> PathBuf {
+    fs::read_link(format!("/proc/{pid}/ns/{kind}")).expect("it runs")
 }
 
 #[test]

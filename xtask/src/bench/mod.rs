@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: what deepres costs those who use it.
 
 mod beside;
+mod crowd;
 mod daemon;
 mod handoff;
 mod hook;

@@ -181,7 +181,10 @@ impl Keeper {
                         break;
                     }
                     Ok(Reply::Refused(RefusalKind::Version, reason)) => {
-                        eprintln!("deepres: refused: {reason}");
+                        // The library in the program says so itself, where there is one.
+                        if metered.is_some() {
+                            eprintln!("deepres: refused: {reason}");
+                        }
                         return;
                     }
                     Ok(Reply::Refused(RefusalKind::Stopping, _)) | Err(_) => {}

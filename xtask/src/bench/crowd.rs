@@ -1,0 +1,91 @@
+//! Many programs that start at once, each with a session of its own, and then do nothing.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Deserialize;
+
+use crate::build::{self, Artefacts};
+use crate::command;
+use crate::host::Host;
+use crate::process::{Interrupt, Running};
+
+/// See the module. All are killed when it is dropped.
+pub struct Crowd {
+    running: Vec<Running>,
+    /// Before the first start, `CLOCK_MONOTONIC`, ns.
+    pub begin_ns: u64,
+    /// After the last start, ns.
+    pub started_ns: u64,
+    /// What each said once it was served.
+    pub served: Vec<Served>,
+}
+
+/// What a program says once it is served.
+#[derive(Deserialize)]
+pub struct Served {
+    /// How long `cuInit` took, the handshake with it, ns.
+    pub init_ns: u64,
+    /// When it had returned, `CLOCK_MONOTONIC`, ns.
+    pub at_ns: u64,
+}
+
+impl Crowd {
+    /// Starts `count` programs under the library, each of the tenant that `tenant` names by its number, and waits until all have a session.
+    pub fn start(
+        host: &Host,
+        artefacts: &Artefacts,
+        count: u32,
+        tenant: impl Fn(u32) -> Option<String>,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let client = build::c_client("boot")?;
+        // The simulated GPU is made by whoever comes first; that is no part of any figure.
+        command::run(host.command(&client).stdin(Stdio::null()).stdout(Stdio::null()))?;
+
+        let begin_ns = now_ns();
+        let mut running = Vec::new();
+        for number in 0..count {
+            interrupt.check()?;
+            let mut program = host.command(&client);
+            program.env("LD_PRELOAD", artefacts.library()).stdin(Stdio::piped()).stdout(Stdio::piped());
+            if let Some(tenant) = tenant(number) {
+                program.env("DEEPRES_TENANT", tenant);
+            }
+            running.push(Running::start(&mut program)?);
+        }
+        let started_ns = now_ns();
+        let served = running.iter_mut().map(served).collect::<Result<Vec<_>>>()?;
+        let sessions: usize = host.ps()?.tenants.iter().map(|tenant| tenant.sessions.len()).sum();
+        ensure!(sessions == running.len(), "of {} programs only {sessions} have a session", running.len());
+        Ok(Self { running, begin_ns, started_ns, served })
+    }
+
+    /// Has all of them end by themselves.
+    pub fn end(self) -> Result<()> {
+        for mut program in self.running {
+            drop(program.child().stdin.take());
+            program.finish()?;
+        }
+        Ok(())
+    }
+}
+
+fn served(program: &mut Running) -> Result<Served> {
+    let output = program.child().stdout.take().context("the output was piped")?;
+    let mut line = String::new();
+    BufReader::new(output).read_line(&mut line)?;
+    if line.is_empty() {
+        bail!("said nothing: {}", program.shown());
+    }
+    serde_json::from_str(&line).with_context(|| format!("not understood: {line} from {}", program.shown()))
+}
+
+/// The clock that the programs read too.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64
+}
