@@ -39,7 +39,9 @@ pub fn pitched(width: u64, rows: u64) -> u64 {
 pub fn array(shape: Shape, levels: u32) -> u64 {
     let mut bytes = 0_u64;
     let halved = |extent: u64, level: u32| (extent.checked_shr(level).unwrap_or(0)).max(1);
-    for level in 0..levels.clamp(1, u64::BITS) {
+    // The driver makes no more levels than there is something to halve.
+    let longest = shape.width.max(shape.height).max(if shape.is_layered { 0 } else { shape.depth });
+    for level in 0..levels.clamp(1, longest.max(1).ilog2() + 1) {
         // Layers are not halved from level to level; depth is.
         let depth = if shape.is_layered { shape.depth.max(1) } else { halved(shape.depth, level) };
         let row_bits = halved(shape.width, level).saturating_mul(shape.texel_bits);
@@ -110,6 +112,8 @@ mod tests {
         );
         let layered = Shape { depth: 6, is_layered: true, ..shape };
         assert_eq!(array(layered, 2), 6 * ((4 << 20) + (1 << 20)));
+        let flat = Shape { width: 4, height: 4096, ..shape };
+        assert_eq!(array(flat, 40), array(flat, 13), "no level is left after the one of a single element");
         let solid = Shape { depth: 4, ..shape };
         assert_eq!(array(solid, 2), 4 * (4 << 20) + 2 * (1 << 20));
         let endless = Shape {

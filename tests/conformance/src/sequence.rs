@@ -55,6 +55,7 @@ struct Held {
     pooled: Vec<u64>,
     host: Vec<u64>,
     arrays: Vec<u64>,
+    mipmapped: Vec<u64>,
     physical: Vec<u64>,
     reserved: Vec<u64>,
     graphs: Vec<u64>,
@@ -179,8 +180,8 @@ impl World {
 
     /// Whether memory of each kind that is allocated can be kept.
     fn has_room(&self) -> bool {
-        let Held { linear, pooled, host, arrays, .. } = &self.held;
-        [linear, pooled, host, arrays].into_iter().all(|kept| kept.len() < KEPT)
+        let Held { linear, pooled, host, arrays, mipmapped, .. } = &self.held;
+        [linear, pooled, host, arrays, mipmapped].into_iter().all(|kept| kept.len() < KEPT)
     }
 
     /// Keeps what a call made. What there is no room for stays with its context.
@@ -288,7 +289,26 @@ impl World {
         CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: self.random.below(8) as i32 / 7 * 99 }
     }
 
-    /// Memory of more than one dimension, and copies of one element of it.
+    /// Some array of up to three dimensions, or one that there cannot be.
+    fn array(&mut self) -> CUDA_ARRAY3D_DESCRIPTOR {
+        CUDA_ARRAY3D_DESCRIPTOR {
+            Width: self.size().min(4096),
+            Height: self.random.below(16),
+            Depth: self.random.below(8),
+            Format: CU_AD_FORMAT_UNSIGNED_INT32,
+            NumChannels: 1 << self.random.below(4),
+            Flags: self.random.below(3) as u32,
+        }
+    }
+
+    fn create_array(&mut self) -> Answer {
+        let (descriptor, mut array) = (self.array(), null_mut());
+        let code = cu!(cuArray3DCreate_v2(&mut array, &descriptor));
+        self.keep(|held| &mut held.arrays, code, array as u64);
+        Ok(("cuArray3DCreate", code))
+    }
+
+    /// Copies of one element of an array, and levels of one.
     fn shape(&mut self) -> Answer {
         let array = self.pick(|held| &mut held.arrays) as CUarray;
         let (linear, stream) = (self.pick(|held| &mut held.linear), self.stream());
@@ -297,19 +317,11 @@ impl World {
             return Ok(("a copy that is left out", CUDA_SUCCESS));
         }
         Ok(match self.random.below(5) {
-            0 | 1 => {
-                let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
-                    Width: self.size().min(4096),
-                    Height: self.random.below(16),
-                    Depth: self.random.below(8),
-                    Format: CU_AD_FORMAT_UNSIGNED_INT32,
-                    NumChannels: 1 << self.random.below(4),
-                    Flags: self.random.below(3) as u32,
-                };
-                let mut array = null_mut();
-                let code = cu!(cuArray3DCreate_v2(&mut array, &descriptor));
-                self.keep(|held| &mut held.arrays, code, array as u64);
-                ("cuArray3DCreate", code)
+            0 => self.create_array()?,
+            1 => {
+                let mipmapped = self.pick(|held| &mut held.mipmapped) as CUmipmappedArray;
+                let (level, mut array) = (self.random.below(12) as u32, null_mut());
+                ("cuMipmappedArrayGetLevel", cu!(cuMipmappedArrayGetLevel(&mut array, mipmapped, level)))
             }
             2 => {
                 // SAFETY: all zeroes is a valid value of this plain structure.
@@ -537,7 +549,15 @@ impl World {
     fn allocate(&mut self) -> Answer {
         let (bytes, stream) = (self.size(), self.stream());
         let (mut address, mut host, mut pitch) = (0, null_mut(), 0);
-        Ok(match self.random.below(8) {
+        Ok(match self.random.below(10) {
+            8 => self.create_array()?,
+            9 => {
+                let descriptor = self.array();
+                let (levels, mut array) = (self.random.below(20) as u32, null_mut());
+                let code = cu!(cuMipmappedArrayCreate(&mut array, &descriptor, levels));
+                self.keep(|held| &mut held.mipmapped, code, array as u64);
+                ("cuMipmappedArrayCreate", code)
+            }
             0 => {
                 let code = cu!(cuMemAllocPitch_v2(&mut address, &mut pitch, bytes.min(1 << 30), 3, 4));
                 self.keep(|held| &mut held.linear, code, address);
@@ -592,7 +612,13 @@ impl World {
 
     fn free(&mut self) -> Answer {
         let stream = self.stream();
-        Ok(match self.random.below(6) {
+        Ok(match self.random.below(7) {
+            6 => {
+                let array = self.pick(|held| &mut held.mipmapped);
+                let code = cu!(cuMipmappedArrayDestroy(array as CUmipmappedArray));
+                self.lose(|held| &mut held.mipmapped, code, array);
+                ("cuMipmappedArrayDestroy", code)
+            }
             0 => {
                 let address = self.pick(|held| &mut held.pooled);
                 let code = cu!(cuMemFreeAsync(address, stream));

@@ -1,14 +1,23 @@
 //! `deepres run`: the command runs as if it had been called itself, with a daemon that was found or started.
 
-use std::{fs, os::unix::fs::PermissionsExt, thread, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, chown},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 use deepres_e2e::{
     Host, alive,
     artefacts::artefacts,
-    clients::{CLibrary, Way, c_client, c_program_on},
+    clients::{CLibrary, Way, c_client, c_program, c_program_on},
     host::COMMAND_LIMIT,
 };
-use rustix::process::Signal;
+use rustix::process::{Signal, geteuid};
+
+/// A user who is nobody else here.
+const NOBODY: u32 = 65_534;
 
 #[test]
 fn the_exit_status_is_the_commands() {
@@ -83,6 +92,15 @@ fn a_library_that_was_preloaded_stays_so() {
     assert!(done.stdout.contains("libdeepres.so") && done.stdout.contains(&other), "{}", done.stdout);
 }
 
+/// A copy of `program` that runs with another user's rights.
+fn privileged(host: &Host, program: &Path) -> PathBuf {
+    let copy = host.path().join("privileged");
+    fs::copy(program, &copy).expect("a folder of our own");
+    chown(&copy, Some(NOBODY), None).expect("we are root");
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o4755)).expect("a file of our own");
+    copy
+}
+
 /// What the library does not come into runs as without it, also where the command only leads to it, and whoever started it is told if that can be seen.
 #[test]
 fn a_program_that_loads_no_library_runs_and_says_that_nothing_holds_for_it() {
@@ -92,7 +110,10 @@ fn a_program_that_loads_no_library_runs_and_says_that_nothing_holds_for_it() {
         (c_program_on(CLibrary::Static, "hello"), "statically linked"),
         (c_program_on(CLibrary::Musl, "hello"), "musl"),
     ];
-    for (program, reason) in programs {
+    // Nobody else can make one.
+    let privileged =
+        geteuid().is_root().then(|| (privileged(&host, &c_program("hello")), "rights that you have not"));
+    for (program, reason) in programs.into_iter().chain(privileged) {
         let done = host.finish(host.run(&[], &program, &[])).success();
         assert_eq!((done.stdout.as_str(), done.stderr.lines().count()), ("hello\n", 1), "{}", done.stderr);
         assert!(done.stderr.contains(reason) && done.stderr.contains("neither metered"), "{}", done.stderr);

@@ -19,6 +19,7 @@ checks! { "memory":
     Documented host_memory_is_registered_once;
     Documented managed_memory;
     Guess arrays;
+    Documented levels_of_a_mipmapped_array_are_arrays;
     Guess a_context_takes_memory_and_gives_it_back;
     Documented a_free_waits_for_the_work_before_it;
     Guess copies_beyond_an_allocation;
@@ -177,6 +178,38 @@ fn arrays(facts: &mut Facts) -> Result<(), Stop> {
         cu!(cuArrayCreate_v2(&mut array, &descriptor)),
         CUDA_ERROR_INVALID_VALUE,
     );
+    Ok(())
+}
+
+fn levels_of_a_mipmapped_array_are_arrays(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
+        Width: 1024,
+        Height: 512,
+        Depth: 0,
+        Format: CU_AD_FORMAT_UNSIGNED_INT32,
+        NumChannels: 4,
+        Flags: 0,
+    };
+    let before = gpu.used_bytes()?;
+    let (mut mipmapped, mut level) = (null_mut(), null_mut());
+    must!(cuMipmappedArrayCreate(&mut mipmapped, &descriptor, 100));
+    let taken = gpu.used_bytes()? - before;
+    facts.has("all levels", taken, "more than the first alone", taken > 8 * MIB);
+    // SAFETY: all zeroes is a valid value of this plain structure.
+    let mut found: CUDA_ARRAY3D_DESCRIPTOR = unsafe { std::mem::zeroed() };
+    must!(cuMipmappedArrayGetLevel(&mut level, mipmapped, 10));
+    must!(cuArray3DGetDescriptor_v2(&mut found, level));
+    facts.is("the last level is one element", (found.Width, found.Height), (1, 1));
+    let beyond = cu!(cuMipmappedArrayGetLevel(&mut level, mipmapped, 11));
+    facts.code("the levels end there", beyond, CUDA_ERROR_INVALID_VALUE);
+    must!(cuMipmappedArrayGetLevel(&mut level, mipmapped, 1));
+    let (sent, mut got) = ([1_u32, 2, 3, 4], [0_u32; 2]);
+    must!(cuMemcpyHtoA_v2(level, 0, sent.as_ptr().cast(), 16));
+    must!(cuMemcpyAtoH_v2(got.as_mut_ptr().cast(), level, 8, 8));
+    facts.is("keep what is copied into them", got, [3, 4]);
+    must!(cuMipmappedArrayDestroy(mipmapped));
+    facts.is("what it leaves", gpu.used_bytes()?, before);
     Ok(())
 }
 

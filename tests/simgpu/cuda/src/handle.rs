@@ -44,6 +44,8 @@ pub enum Kind {
     UserObject = 13,
     /// `CUarray`
     Array = 14,
+    /// `CUmipmappedArray`
+    Mipmapped = 15,
 }
 
 struct Slot<T> {

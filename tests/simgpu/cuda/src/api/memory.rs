@@ -330,6 +330,31 @@ pub fn cuArrayDestroy(hArray: CUarray) -> Result<()> {
     array::destroy(hArray as usize)
 }
 
+pub fn cuMipmappedArrayCreate(
+    pHandle: *mut CUmipmappedArray,
+    pMipmappedArrayDesc: *const CUDA_ARRAY3D_DESCRIPTOR,
+    numMipmapLevels: u32,
+) -> Result<()> {
+    if pHandle.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(pHandle, array::create_mipmapped(read!(pMipmappedArrayDesc), numMipmapLevels)? as CUmipmappedArray);
+    Ok(())
+}
+
+pub fn cuMipmappedArrayGetLevel(
+    pLevelArray: *mut CUarray,
+    hMipmappedArray: CUmipmappedArray,
+    level: u32,
+) -> Result<()> {
+    give!(pLevelArray, array::level(hMipmappedArray as usize, level)? as CUarray);
+    Ok(())
+}
+
+pub fn cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) -> Result<()> {
+    array::destroy_mipmapped(hMipmappedArray as usize)
+}
+
 pub fn cuArray3DGetDescriptor_v2(
     pArrayDescriptor: *mut CUDA_ARRAY3D_DESCRIPTOR,
     hArray: CUarray,

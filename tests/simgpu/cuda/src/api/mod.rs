@@ -102,7 +102,8 @@ pub use memory::{
     cuMemFree_v2, cuMemFreeHost, cuMemGetAddressRange_v2, cuMemGetInfo_v2, cuMemHostAlloc,
     cuMemHostGetDevicePointer_v2, cuMemHostGetFlags, cuMemHostRegister, cuMemHostRegister_v2,
     cuMemHostUnregister, cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz, cuMemPrefetchAsync_v2,
-    cuMemPrefetchAsync_v2_ptsz, cuPointerGetAttribute, cuPointerGetAttributes, cuPointerSetAttribute,
+    cuMemPrefetchAsync_v2_ptsz, cuMipmappedArrayCreate, cuMipmappedArrayDestroy, cuMipmappedArrayGetLevel,
+    cuPointerGetAttribute, cuPointerGetAttributes, cuPointerSetAttribute,
 };
 pub use module::{
     cuFuncGetAttribute, cuFuncGetModule, cuFuncGetName, cuFuncGetParamCount, cuFuncGetParamInfo,
