@@ -248,8 +248,8 @@ proptest! {
         let lent_ns = leaves_ns + quantum_ns + 2 * kernels_ns + HANDOFF_NS;
         let (then_ns, ..) = used_at(lent_ns);
         let (after_ns, ..) = used_at(lent_ns + 100 * MS);
-        // It may have been waiting when it left: the GPU is offered to it, and comes back.
-        let offered_ns = 2 * HANDOFF_NS;
+        // It may have been at the gate when it left, with a kernel: the GPU goes to it once more, and comes back.
+        let offered_ns = visitor.1 + 2 * HANDOFF_NS;
         prop_assert!(
             after_ns - then_ns + 2 * resident.1 + HANDOFF_NS + offered_ns >= 100 * MS,
             "{} ns were lent again",

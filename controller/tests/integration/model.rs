@@ -154,7 +154,9 @@ impl Model {
         let grant = self.scheduler.grant(id);
         let tenant = self.tenants.get_mut(&id).unwrap();
         let (from_ns, to_ns) = tenant.program.active_ns;
-        if now_ns < from_ns || now_ns >= to_ns || tenant.in_flight.len() >= tenant.program.depth {
+        // Who stands at the gate still launches what it came for.
+        let is_over = now_ns >= to_ns && !tenant.waiting;
+        if now_ns < from_ns || is_over || tenant.in_flight.len() >= tenant.program.depth {
             tenant.waiting = false;
             return;
         }

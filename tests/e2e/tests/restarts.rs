@@ -79,13 +79,15 @@ fn recorded_ns(host: &Host, pid: u32) -> u64 {
 /// Kills the daemon so many times, starts the next one after a while each, and asserts all of what must hold.
 fn kill_often(times: u32) {
     // What a round takes at most on average, and a look at the shares.
-    let seconds = 6 + u64::from(times) * 3 / 2 + u64::from(times / MEASURED_EVERY) * 2;
+    let seconds = 8 + u64::from(times) * 3 / 2 + u64::from(times / MEASURED_EVERY) * 2;
     let host = Host::measuring().lasting(Duration::from_secs(seconds));
     let mut random = Random::new();
     let mut daemon = host.daemon();
     let clients = [backlog(&host, "a", "70%", seconds), backlog(&host, "b", "30%", seconds)];
     let ended = Instant::now() + Duration::from_secs(seconds);
     let mut last = host.await_ps(all_are_here, COMMAND_LIMIT);
+    // The file has those who came before it was last written.
+    thread::sleep(SAVED_EVERY + SAVING_TAKES);
     let mut open = None;
     let mut ungoverned = Duration::ZERO;
     let mut errors = Vec::new();
