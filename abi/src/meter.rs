@@ -33,6 +33,12 @@ pub enum MemoryKind {
 impl MemoryKind {
     /// Kinds there are.
     pub const COUNT: usize = 8;
+
+    /// Whether sessions count it by itself. Linear memory is what else is in their accounts: most allocations are such, and count once.
+    pub const fn is_counted(self) -> bool {
+        !matches!(self, Self::Linear)
+    }
+
     /// All kinds, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Linear,
@@ -113,7 +119,7 @@ pub struct MeterSlot {
     pub last_refused_api: AtomicU32,
     /// Threads between the gate and the meter: each has passed, or is about to look.
     launching: AtomicU32,
-    /// Device memory held, bytes by [`MemoryKind`].
+    /// Device memory held, bytes by [`MemoryKind`], of kinds that are counted ([`MemoryKind::is_counted`]).
     pub held_bytes: [AtomicU64; MemoryKind::COUNT],
     /// Waits at the gate by [`wait_bucket`], each modulo 2³². A library older than this field leaves them 0.
     pub waits_by_length: [AtomicU32; WAIT_BUCKETS],

@@ -104,6 +104,8 @@ pub struct SessionSeat {
     pub grant: Arc<SharedPage<GrantPage>>,
     /// What it does.
     pub meter: Arc<SharedPage<MeterPage>>,
+    /// Its slot in the tenant's ledger.
+    pub ledger_slot: usize,
     /// What it rings, on this GPU.
     pub bell: Bell,
     /// Its process, if it can be told.

@@ -11,6 +11,7 @@ use crate::policy::entitlement::Rule;
 use crate::policy::lease::{Grant, Phase};
 use crate::policy::tuning::Tuning;
 use deepres_abi::driver::ApiId;
+use deepres_abi::ledger::LedgerGpu;
 use deepres_abi::meter::MemoryKind;
 use std::collections::BTreeMap;
 
@@ -70,7 +71,13 @@ impl Worker {
                     tenant.sessions.iter().map(move |(id, session)| {
                         let overdue_ns =
                             session.overdue.overdue_ns(tenant.account.longest_ns, self.looked_ns);
-                        (*id, SessionGpuStatus { overdue_ns, ..session_status(self.gpu, session, account) })
+                        (
+                            *id,
+                            SessionGpuStatus {
+                                overdue_ns,
+                                ..session_status(self.gpu, session, ledger(tenant, self.gpu), account)
+                            },
+                        )
                     })
                 })
                 .collect(),
@@ -81,14 +88,14 @@ impl Worker {
     fn account_status(&self, id: TenantId, tenant: &Tenant) -> AccountStatus {
         let totals = tenant.account.totals;
         let mut by_kind = [0u64; MemoryKind::COUNT];
+        let ledger = ledger(tenant, self.gpu);
         for session in tenant.sessions.values() {
-            for (sum, bytes) in by_kind.iter_mut().zip(session.held_bytes(self.gpu)) {
+            for (sum, bytes) in by_kind.iter_mut().zip(session.held_bytes(self.gpu, ledger)) {
                 *sum = sum.saturating_add(bytes);
             }
         }
         let held = |kind: MemoryKind| by_kind[kind as usize];
         let kinds = MemoryKind::ALL.into_iter().map(|kind| (kind.name().to_owned(), held(kind)));
-        let ledger = tenant.seat.ledger.page().gpu(self.gpu);
         let memory_bytes = ledger.map_or(0, |ledger| ledger.held_bytes()).min(MAX_HELD_BYTES);
         AccountStatus {
             gpu: self.gpu,
@@ -131,6 +138,11 @@ impl Worker {
     }
 }
 
+/// The tenant's account on a GPU.
+fn ledger(tenant: &Tenant, gpu: usize) -> Option<&LedgerGpu> {
+    tenant.seat.ledger.page().gpu(gpu)
+}
+
 /// What is held beyond what is told by kind, bytes.
 fn drift(held_bytes: u64, kinds: impl Iterator<Item = u64>) -> i64 {
     let told_bytes = kinds.fold(0, u64::saturating_add).min(MAX_HELD_BYTES);
@@ -139,9 +151,14 @@ fn drift(held_bytes: u64, kinds: impl Iterator<Item = u64>) -> i64 {
 }
 
 /// What a session says of itself, where it does not say more than its tenant's account, which is bounded by what is possible.
-fn session_status(gpu: usize, session: &Session, account: &AccountStatus) -> SessionGpuStatus {
+fn session_status(
+    gpu: usize,
+    session: &Session,
+    ledger: Option<&LedgerGpu>,
+    account: &AccountStatus,
+) -> SessionGpuStatus {
     let meter = session.last;
-    let held_bytes = session.held_bytes(gpu).into_iter().fold(0, u64::saturating_add);
+    let held_bytes = session.held_bytes(gpu, ledger).into_iter().fold(0, u64::saturating_add);
     SessionGpuStatus {
         gpu: account.gpu,
         in_flight: meter.in_flight,

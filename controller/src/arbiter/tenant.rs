@@ -10,6 +10,7 @@ use crate::policy::entitlement::Rule;
 use crate::policy::lease::Grant;
 use crate::policy::turns::{self, Turns};
 use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
+use deepres_abi::ledger::{self, LedgerGpu};
 use deepres_abi::meter::{MemoryKind, MeterSlot, Reading};
 use std::collections::BTreeMap;
 
@@ -46,10 +47,12 @@ impl Session {
             && slot.rests_since(&self.last)
     }
 
-    /// Memory that it says it holds, bytes by kind.
-    pub fn held_bytes(&self, gpu: usize) -> [u64; MemoryKind::COUNT] {
+    /// Memory that it holds, bytes by kind: what it says, and of linear memory what is in its account, of that GPU's `ledger`, besides.
+    pub fn held_bytes(&self, gpu: usize, ledger: Option<&LedgerGpu>) -> [u64; MemoryKind::COUNT] {
         let slot = self.seat.meter.page().slot(gpu);
-        slot.map_or([0; MemoryKind::COUNT], MeterSlot::held_bytes)
+        let account = ledger.and_then(|ledger| ledger.account(self.seat.ledger_slot));
+        let counted = slot.map_or([0; MemoryKind::COUNT], MeterSlot::held_bytes);
+        with_the_rest(counted, account.map_or(0, ledger::Account::held_bytes))
     }
 
     /// Whether it ever launched anything. Many processes that see the GPU never use it.
@@ -70,6 +73,19 @@ impl Session {
         }
         wake(slot);
     }
+}
+
+/// What is `counted` by kind, and what else of `held_bytes` there is as the kind that is not.
+fn with_the_rest(counted: [u64; MemoryKind::COUNT], held_bytes: u64) -> [u64; MemoryKind::COUNT] {
+    let mut by_kind = counted;
+    let mut rest_bytes = held_bytes;
+    for kind in MemoryKind::ALL.into_iter().filter(|kind| kind.is_counted()) {
+        rest_bytes = rest_bytes.saturating_sub(counted[kind as usize]);
+    }
+    for kind in MemoryKind::ALL.into_iter().filter(|kind| !kind.is_counted()) {
+        by_kind[kind as usize] = rest_bytes;
+    }
+    by_kind
 }
 
 /// A tenant, and what is known of it here.
@@ -149,4 +165,21 @@ fn wake(slot: &GrantSlot) {
     let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(slot.futex()) };
     // It cannot fail but for a bad address; and not private: the sleepers are other processes.
     let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), u32::MAX >> 1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn linear_memory_is_what_an_account_holds_beside_the_other_kinds_whatever_the_process_says_of_it() {
+        let mut counted = [0; MemoryKind::COUNT];
+        counted[MemoryKind::Linear as usize] = 1_000;
+        counted[MemoryKind::Pitch as usize] = 3;
+        counted[MemoryKind::Graph as usize] = 4;
+        let told = with_the_rest(counted, 10);
+        assert_eq!(told[MemoryKind::Linear as usize], 3);
+        assert_eq!(told.iter().sum::<u64>(), 10);
+        assert_eq!(with_the_rest(counted, 6)[MemoryKind::Linear as usize], 0, "it counts too much");
+    }
 }

@@ -132,6 +132,9 @@ impl Held {
 
     /// Keeps the meter page's count by kind.
     fn count(&self, gpu: &Gpu, more: u64, less: u64) {
+        if !self.kind.is_counted() {
+            return;
+        }
         let Some(held) = gpu.meter().and_then(|meter| meter.held_bytes.get(self.kind as usize)) else {
             return;
         };

@@ -129,6 +129,7 @@ give! {
     cuModuleLoadData(module: *mut CUmodule, image: *const c_void) => module, handle();
     cuModuleGetFunction(hfunc: *mut CUfunction, hmod: CUmodule, name: *const c_char) => hfunc, handle();
     cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) => dptr, next_address();
+    cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: u32) => dptr, next_address();
     cuGraphCreate(phGraph: *mut CUgraph, flags: u32) => phGraph, handle();
     cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, flags: u64) => phGraphExec, handle();
     cuGraphGetNodes(hGraph: CUgraph, nodes: *mut CUgraphNode, numNodes: *mut usize) => numNodes, 0;

@@ -295,6 +295,7 @@ impl Registry {
                 id: session_id,
                 grant: Arc::clone(&pages.grant),
                 meter: Arc::clone(&pages.meter),
+                ledger_slot: slot,
                 bell: bell.clone(),
                 process,
                 continues: hello.sessions_before > 0,
