@@ -55,6 +55,7 @@ impl Slot {
     }
 
     /// `bytes`, or all that stays, are leaving. Returns how many.
+    #[inline(always)]
     fn leave(&self, bytes: u64) -> u64 {
         self.move_up(&self.leaving_bytes, bytes)
     }
@@ -78,6 +79,7 @@ impl Slot {
     }
 
     /// `bytes` that were promised are taken.
+    #[inline(always)]
     fn take(&self, bytes: u64) {
         let taken = self.taken_bytes.fetch_add(bytes, Ordering::SeqCst).wrapping_add(bytes);
         // Only where the slot was emptied although its owner lives.
@@ -100,11 +102,13 @@ impl Slot {
     }
 
     /// Gives back `bytes`, or all there is. Returns how many.
+    #[inline(always)]
     fn release(&self, bytes: u64) -> u64 {
         self.move_up(&self.released_bytes, bytes)
     }
 
     /// Adds `bytes` to `word`, which stays below what was taken: a slot is in memory that other processes can write. Returns how many.
+    #[inline(always)]
     fn move_up(&self, word: &AtomicU64, bytes: u64) -> u64 {
         let mut now = word.load(Ordering::SeqCst);
         loop {
@@ -319,19 +323,20 @@ impl<'a> Account<'a> {
         limit_bytes: u64,
         mut goes_on: impl FnMut() -> bool,
     ) -> Result<Reservation<'a>, Refused> {
-        // What can never fit is not even announced: it would be in the others' way.
-        if bytes > limit_bytes {
-            return Err(Refused { held_bytes: self.gpu.held_bytes() });
-        }
-        match self.try_to_reserve(bytes, limit_bytes) {
+        match self.reserve_at_once(bytes, limit_bytes) {
             Some(reservation) => Ok(reservation),
+            None if bytes > limit_bytes => Err(Refused { held_bytes: self.gpu.held_bytes() }),
             None => self.reserve_among_others(bytes, limit_bytes, &mut goes_on),
         }
     }
 
     /// Reserves `bytes` if nothing is in the way.
     #[inline(always)]
-    fn try_to_reserve(self, bytes: u64, limit_bytes: u64) -> Option<Reservation<'a>> {
+    pub fn reserve_at_once(self, bytes: u64, limit_bytes: u64) -> Option<Reservation<'a>> {
+        // What can never fit is not even announced: it would be in the others' way.
+        if bytes > limit_bytes {
+            return None;
+        }
         self.slot.promised_bytes.fetch_add(bytes, Ordering::SeqCst);
         let promised_bytes = self.gpu.held_and_pending_bytes();
         if promised_bytes <= limit_bytes {
@@ -363,7 +368,7 @@ impl<'a> Account<'a> {
             } else if !goes_on() {
                 return Err(Refused { held_bytes: self.gpu.held_bytes() });
             }
-            if let Some(reservation) = self.try_to_reserve(bytes, limit_bytes) {
+            if let Some(reservation) = self.reserve_at_once(bytes, limit_bytes) {
                 return Ok(reservation);
             }
         }
@@ -376,6 +381,7 @@ impl<'a> Account<'a> {
     }
 
     /// The driver is about to be told to take `bytes` back that were committed or charged. Until it did they count, and stand in nobody's way for good.
+    #[inline(always)]
     pub fn leave(self, bytes: u64) -> Leaving<'a> {
         Leaving { account: self, bytes: self.slot.leave(bytes) }
     }
@@ -459,11 +465,13 @@ pub struct Reservation<'a> {
 
 impl Reservation<'_> {
     /// What was promised, bytes.
+    #[inline]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// The driver allocated: what was promised is held.
+    #[inline(always)]
     pub fn commit(self) {
         self.account.slot.take(self.bytes);
         core::mem::forget(self);
@@ -486,8 +494,10 @@ pub struct Leaving<'a> {
 
 impl Leaving<'_> {
     /// The driver freed them.
-    pub fn finish(mut self) {
-        self.account.slot.release(core::mem::take(&mut self.bytes));
+    #[inline(always)]
+    pub fn finish(self) {
+        self.account.slot.release(self.bytes);
+        core::mem::forget(self);
     }
 }
 

@@ -38,6 +38,8 @@ pub struct Process {
     uuids: Vec<Uuid>,
     session: Shared<Session>,
     contexts: Mutex<Vec<&'static ContextState>>,
+    /// One of them; often there is no other, and threads need not keep it for themselves.
+    first_context: Shared<ContextState>,
     primary_end: Mutex<()>,
     /// The meter thread sleeps until [`Self::wake`] is written to.
     is_meter_asleep: AtomicU32,
@@ -133,6 +135,7 @@ fn begin() {
         uuids,
         session: Shared::none(),
         contexts: Mutex::default(),
+        first_context: Shared::none(),
         primary_end: Mutex::default(),
         is_meter_asleep: AtomicU32::new(0),
         wake: AtomicI32::new(wake),
@@ -325,12 +328,23 @@ impl Process {
         }
         let context: &'static ContextState = Box::leak(Box::new(ContextState::new(handle, gpu, ordinal)));
         contexts.push(context);
+        if self.first_context.get().is_none_or(|first| first.is_dead()) {
+            self.first_context.set(Some(context));
+        }
         Some(context)
     }
 
     /// The context current to this thread.
+    #[inline]
     pub fn current_context(&'static self) -> Option<&'static ContextState> {
         let handle = self.calls.current_context()?;
+        let first = self.first_context.get().filter(|first| first.handle == handle && !first.is_dead());
+        first.or_else(|| self.other_context(handle))
+    }
+
+    /// A context that may not be the first.
+    #[inline(never)]
+    fn other_context(&'static self, handle: Context) -> Option<&'static ContextState> {
         thread::context(handle).or_else(|| {
             let context = self.context(handle)?;
             thread::remember_context(context);

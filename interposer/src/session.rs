@@ -306,6 +306,7 @@ impl Session {
     }
 
     /// Which ledger the present one is, among those of this process.
+    #[inline]
     pub fn ledger_generation(&self) -> u32 {
         self.ledgers.generation()
     }

@@ -64,6 +64,7 @@ fn on_current_gpu(
 }
 
 /// The same for linear memory, of which `call` says where it is and how much.
+#[inline(always)]
 fn linear_on_current_gpu(
     api: ApiId,
     kind: MemoryKind,
@@ -118,7 +119,7 @@ macro_rules! linear {
         pub unsafe extern "C" fn $name($pointer: *mut $written, $bytes: $size) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let is_wrong = is_plainly_wrong($pointer, $bytes as u64);
-            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Linear, $bytes as u64, is_wrong, || {
+            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Linear, $bytes as u64, is_wrong, move || {
                 // SAFETY: the caller's arguments, as they came.
                 let result = unsafe { real($pointer, $bytes) };
                 // SAFETY: the driver wrote the address if it reports success.

@@ -22,6 +22,8 @@ pub struct Held {
     ordinal: usize,
     /// The ledger that they are in ([`Ledger::generation`]).
     generation: u32,
+    /// The account there; `None`: in none.
+    account: Option<Account<'static>>,
 }
 
 /// Bytes that the driver was told to take back.
@@ -40,18 +42,41 @@ fn account(session: &Session, gpu: &Gpu) -> Option<(Ledger, Account<'static>)> {
 impl Held {
     /// Nothing yet.
     pub const fn nothing(kind: MemoryKind, ordinal: usize) -> Self {
-        Self { bytes: 0, kind, ordinal, generation: 0 }
+        Self { bytes: 0, kind, ordinal, generation: 0, account: None }
     }
 
-    /// What the driver has just given: `bytes`, for which `promise` is.
-    #[inline]
+    /// What the driver has just given: `bytes`, for which `promise` is. Behind the lock that it is going to be kept behind: whoever moves all to a new
+    /// ledger finds it, or it is in that one already.
     pub fn new(kind: MemoryKind, ordinal: usize, site: &Site<'_>, bytes: u64, promise: Promise) -> Self {
         site.settle(promise, bytes);
-        let mut held = Self { bytes, kind, ordinal, generation: site.ledger.generation };
+        let mut held = Self::in_account(kind, ordinal, site, bytes);
         // The daemon came back meanwhile: what was settled is in the ledger of before.
         held.follow(site.session, site.gpu);
         held.count(site.gpu, bytes, 0);
         held
+    }
+
+    /// The same, where `promise` is for all of it and nothing came between; else it is given back.
+    #[inline(always)]
+    pub fn promised(
+        kind: MemoryKind,
+        ordinal: usize,
+        site: &Site<'_>,
+        bytes: u64,
+        promise: Promise,
+    ) -> Result<Self, Promise> {
+        match promise {
+            Some(promise) if promise.bytes() == bytes && !kind.is_counted() && site.is_present() => {
+                promise.commit();
+                Ok(Self::in_account(kind, ordinal, site, bytes))
+            }
+            promise => Err(promise),
+        }
+    }
+
+    #[inline(always)]
+    fn in_account(kind: MemoryKind, ordinal: usize, site: &Site<'_>, bytes: u64) -> Self {
+        Self { bytes, kind, ordinal, generation: site.ledger.generation, account: Some(site.account) }
     }
 
     /// From now on it is `bytes`; `promise` is for what they grow by.
@@ -69,45 +94,66 @@ impl Held {
                 account.release(charged - bytes);
             }
             self.generation = ledger.generation;
+            self.account = Some(account);
         }
         self.count(site.gpu, more, less);
         self.bytes = bytes;
     }
 
     /// The driver is about to be told to take it back.
+    #[inline(always)]
     pub fn leave(&self, process: &Process) -> Option<Exit> {
-        let (session, gpu) = process.session().zip(process.gpus.get(self.ordinal))?;
-        let (ledger, account) = account(session, gpu)?;
-        let generation = ledger.generation;
-        (self.generation == generation).then(|| Exit { generation, leaving: account.leave(self.bytes) })
+        let account = self.account_in(process.session()?)?;
+        Some(Exit { generation: self.generation, leaving: account.leave(self.bytes) })
     }
 
     /// The driver took it back.
-    pub fn give_back(&mut self, process: &Process, exit: Option<Exit>) {
-        let Some((session, gpu)) = process.session().zip(process.gpus.get(self.ordinal)) else { return };
+    #[inline(always)]
+    pub fn give_back(self, process: &Process, exit: Option<Exit>) {
+        match (process.session(), exit) {
+            // Nothing came between.
+            (Some(session), Some(exit))
+                if exit.generation == self.generation
+                    && session.has_ledger(exit.generation)
+                    && !self.kind.is_counted() =>
+            {
+                exit.leaving.finish();
+            }
+            (session, exit) => self.give_back_late(process, session, exit),
+        }
+    }
+
+    #[inline(never)]
+    fn give_back_late(self, process: &Process, session: Option<&Session>, exit: Option<Exit>) {
+        let Some(session) = session else { return };
         match exit {
             // What was in a ledger of before went with it.
             Some(exit) if session.has_ledger(exit.generation) => {
                 exit.leaving.finish();
                 // It was moved while the driver was busy.
                 if exit.generation != self.generation {
-                    self.release(session, gpu);
+                    self.release(session);
                 }
             }
             Some(exit) => {
                 mem::forget(exit);
-                self.release(session, gpu);
+                self.release(session);
             }
-            None => self.release(session, gpu),
+            None => self.release(session),
         }
-        self.count(gpu, 0, self.bytes);
-        self.bytes = 0;
+        if let Some(gpu) = process.gpus.get(self.ordinal) {
+            self.count(gpu, 0, self.bytes);
+        }
     }
 
-    fn release(&self, session: &Session, gpu: &Gpu) {
-        if let Some((ledger, account)) = account(session, gpu)
-            && self.generation == ledger.generation
-        {
+    /// The account that it is in, if that is of the ledger there is: what was in one of before went with it.
+    #[inline(always)]
+    fn account_in(&self, session: &Session) -> Option<Account<'static>> {
+        self.account.filter(|_| self.generation == session.ledger_generation())
+    }
+
+    fn release(&self, session: &Session) {
+        if let Some(account) = self.account_in(session) {
             account.release(self.bytes);
         }
     }
@@ -119,6 +165,7 @@ impl Held {
         }
         if let Some((ledger, account)) = account(session, gpu) {
             self.generation = ledger.generation;
+            self.account = Some(account);
             account.charge(self.bytes);
         }
     }

@@ -54,6 +54,7 @@ impl Ledgers {
     }
 
     /// Which ledger is the present one ([`Ledger::generation`]).
+    #[inline]
     pub fn generation(&self) -> u32 {
         self.generation.load(Ordering::Acquire)
     }

@@ -13,9 +13,9 @@ pub mod pressure;
 mod room;
 pub mod site;
 mod slabs;
+mod table;
 
-use std::collections::{BTreeMap, HashMap, btree_map};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::{BTreeMap, btree_map};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -38,6 +38,7 @@ use held::Held;
 use pools::Pools;
 use site::{Promise, Site};
 use slabs::Slabs;
+use table::{Table, mixed};
 
 /// Tables that the allocations are spread over, each with a lock of its own.
 const SHARDS: usize = 64;
@@ -56,6 +57,7 @@ pub enum Name {
 }
 
 impl Name {
+    /// A bijection for each class of names; a clash between classes would need numbers of 61 bits.
     const fn mixed(self) -> u64 {
         let (number, class) = match self {
             Self::Address(number) => (number, 0),
@@ -65,33 +67,6 @@ impl Name {
         mixed(number ^ (class << 61))
     }
 }
-
-/// Spreads numbers that are much alike, each to its own.
-const fn mixed(number: u64) -> u64 {
-    /// 2⁶⁴ divided by the golden ratio.
-    const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
-    number.wrapping_mul(MULTIPLIER)
-}
-
-/// Names are mixed already.
-#[derive(Default)]
-struct Identity(u64);
-
-impl Hasher for Identity {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, _: &[u8]) {}
-
-    fn write_u64(&mut self, value: u64) {
-        // The table takes its buckets by the low bits, which a product with aligned addresses leaves zero.
-        self.0 = value ^ (value >> 32);
-    }
-}
-
-/// Keyed by [`Name::mixed`], which is a bijection for each class of names; a clash between classes would need numbers of 61 bits.
-type Table = HashMap<u64, Entry, BuildHasherDefault<Identity>>;
 
 #[derive(Debug)]
 struct Entry {
@@ -104,7 +79,8 @@ struct Entry {
 
 /// See the module.
 pub struct Accounts {
-    shards: [Brief<Table>; SHARDS],
+    /// By [`Name::mixed`].
+    shards: [Brief<Table<Entry>>; SHARDS],
     /// Physical memory that is mapped: length and handle of each mapping, by its address.
     mappings: Mutex<BTreeMap<u64, (u64, u64)>>,
     slabs: Slabs,
@@ -144,7 +120,7 @@ pub struct Request {
 }
 
 impl Accounts {
-    fn shard(&self, name: Name) -> Guard<'_, Table> {
+    fn shard(&self, name: Name) -> Guard<'_, Table<Entry>> {
         let mixed = name.mixed();
         // The table itself uses the other bits.
         let shard = &self.shards[(mixed >> 48) as usize % SHARDS];
@@ -173,6 +149,7 @@ impl Accounts {
     }
 
     /// As [`Self::allocate`], for linear memory: `allocate` names an address and how much is there. Small allocations share blocks.
+    #[inline(always)]
     pub fn allocate_linear(
         &self,
         process: &Process,
@@ -180,6 +157,37 @@ impl Accounts {
         mut allocate: impl FnMut() -> (u32, Option<(u64, u64)>),
     ) -> u32 {
         let Some(site) = Site::of(process, request.ordinal) else { return allocate().0 };
+        // All that a small one takes if nothing is in its way stands here, so that it is not spread over calls.
+        let is_small = request.bytes <= charge::SHARED_MAX_BYTES;
+        let Some(promise) = is_small.then(|| site.reserve_at_once(BLOCK_BYTES)).flatten() else {
+            return self.allocate_linear_anyway(process, site, request, allocate);
+        };
+        if self.slabs.is_anyone_alone() {
+            site.withdraw(Some(promise));
+            self.slabs.give_way();
+            return self.allocate_linear_anyway(process, site, request, allocate);
+        }
+        match allocate() {
+            (CUDA_SUCCESS, Some((address, bytes))) if bytes <= charge::SHARED_MAX_BYTES => {
+                let of = (request.ordinal, request.context);
+                self.slabs.insert(&site, address, bytes, of, Some(promise));
+                CUDA_SUCCESS
+            }
+            answered => {
+                self.end_linear(process, site, request, (BLOCK_BYTES, Some(promise)), answered, allocate)
+            }
+        }
+    }
+
+    /// The same for those that are large, have no limit, or have something in their way.
+    #[inline(never)]
+    fn allocate_linear_anyway(
+        &self,
+        process: &Process,
+        site: Site<'_>,
+        request: Request,
+        mut allocate: impl FnMut() -> (u32, Option<(u64, u64)>),
+    ) -> u32 {
         let block_bytes = charge::blocks(request.bytes);
         let is_small = request.bytes <= charge::SHARED_MAX_BYTES;
         let promise = loop {
@@ -198,7 +206,22 @@ impl Accounts {
                 },
             }
         };
-        let ((result, named), promise) = site.ask(block_bytes, promise, allocate);
+        let answered = allocate();
+        self.end_linear(process, site, request, (block_bytes, promise), answered, allocate)
+    }
+
+    /// The driver has `answered` a request for which `promised` bytes are promised.
+    #[inline(never)]
+    fn end_linear(
+        &self,
+        process: &Process,
+        site: Site<'_>,
+        request: Request,
+        (promised_bytes, promise): (u64, Promise),
+        answered: (u32, Option<(u64, u64)>),
+        mut allocate: impl FnMut() -> (u32, Option<(u64, u64)>),
+    ) -> u32 {
+        let ((result, named), promise) = site.ask_again(promised_bytes, promise, answered, &mut allocate);
         match named.filter(|_| result == CUDA_SUCCESS) {
             Some((address, bytes)) if bytes <= charge::SHARED_MAX_BYTES => {
                 self.slabs.insert(&site, address, bytes, (request.ordinal, request.context), promise);
@@ -328,12 +351,11 @@ impl Accounts {
     ) {
         let (name, bytes) = named;
         let mut shard = self.shard(name);
-        // Under the lock: whoever moves all to a new ledger finds it, or it is in that one already.
         let held = Held::new(request.kind, request.ordinal, site, bytes, promise);
         let replaced = shard.insert(name.mixed(), Entry { held, context: request.context, uses: 1 });
         drop(shard);
         // The driver gives a name out again only once it is free: that free went past us.
-        if let Some(mut freed) = replaced {
+        if let Some(freed) = replaced {
             freed.held.give_back(process, None);
         }
     }
@@ -362,11 +384,10 @@ impl Accounts {
 
     /// Frees what is at an address by `free`.
     pub fn free_address(&self, process: &Process, address: u64, free: impl FnOnce() -> u32) -> u32 {
-        if let Some(freed) = self.slabs.begin_free(process, address) {
-            let result = free();
-            self.slabs.end_free(process, freed, result == CUDA_SUCCESS);
-            return result;
-        }
+        let free = match self.slabs.free(process, address, free) {
+            Ok(result) => return result,
+            Err(free) => free,
+        };
         let pooled = self.pools.begin_free(address);
         let result = self.free(process, Name::Address(address), free);
         if let Some(freed) = pooled.filter(|_| result != CUDA_SUCCESS) {
@@ -379,7 +400,7 @@ impl Accounts {
     /// Runs `free`, and gives back what `name` was charged if it succeeds. The allocation is forgotten before: once the driver has freed it, it
     /// may give the same name to another thread.
     pub fn free(&self, process: &Process, name: Name, free: impl FnOnce() -> u32) -> u32 {
-        let entry = self.shard(name).remove(&name.mixed());
+        let entry = self.shard(name).remove(name.mixed());
         let Some(mut entry) = entry else { return free() };
         let exit = entry.held.leave(process);
         let result = free();
@@ -415,7 +436,7 @@ impl Accounts {
         let name = Name::Handle(handle);
         let last = {
             let mut shard = self.shard(name);
-            match shard.get_mut(&name.mixed()) {
+            match shard.get_mut(name.mixed()) {
                 Some(entry) if entry.uses > 1 => {
                     entry.uses -= 1;
                     false
@@ -438,7 +459,7 @@ impl Accounts {
     pub fn retain_handle(&self, handle: u64) -> bool {
         let name = Name::Handle(handle);
         let mut shard = self.shard(name);
-        let Some(entry) = shard.get_mut(&name.mixed()) else { return false };
+        let Some(entry) = shard.get_mut(name.mixed()) else { return false };
         entry.uses = entry.uses.saturating_add(1);
         true
     }
@@ -531,7 +552,7 @@ impl Accounts {
     pub fn forget_context(&self, context: usize, process: &Process) {
         for shard in &self.shards {
             let mut shard = shard.lock();
-            for (_, mut entry) in shard.extract_if(|_, entry| entry.context == context) {
+            for entry in shard.extract(|entry| entry.context == context) {
                 entry.held.give_back(process, None);
             }
         }

@@ -56,7 +56,8 @@ pub struct Site<'p> {
     pub gpu: &'p Gpu,
     /// The ledger that was the present one when the request began.
     pub ledger: Ledger,
-    account: Account<'static>,
+    /// The process's account there.
+    pub account: Account<'static>,
     grant: &'p GrantSlot,
 }
 
@@ -65,7 +66,7 @@ pub type Promise = Option<Reservation<'static>>;
 
 impl<'p> Site<'p> {
     /// That of the GPU `ordinal`, if there is a session and it is managed.
-    #[inline]
+    #[inline(always)]
     pub fn of(process: &'p Process, ordinal: usize) -> Option<Self> {
         let (session, gpu) = process.session().zip(process.gpus.get(ordinal))?;
         let ledger = session.ledger();
@@ -82,6 +83,19 @@ impl<'p> Site<'p> {
     /// Whether anything is promised to requests of this process.
     pub fn is_anything_promised(&self) -> bool {
         self.account.pending_bytes() != 0
+    }
+
+    /// Whether its ledger is the present one still.
+    #[inline]
+    pub fn is_present(&self) -> bool {
+        self.ledger.generation == self.session.ledger_generation()
+    }
+
+    /// Promises `bytes` to the request if there is a limit, and nothing in the way.
+    #[inline(always)]
+    pub fn reserve_at_once(&self, bytes: u64) -> Option<Reservation<'static>> {
+        let limit_bytes = self.limit_bytes();
+        if limit_bytes == NO_LIMIT { None } else { self.account.reserve_at_once(bytes, limit_bytes) }
     }
 
     /// Promises `bytes` to the request.
@@ -143,14 +157,11 @@ impl<'p> Site<'p> {
         mut call: impl FnMut() -> (u32, T),
     ) -> ((u32, T), Promise) {
         let answered = call();
-        if answered.0 != CUDA_ERROR_OUT_OF_MEMORY {
-            return (answered, promise);
-        }
         self.ask_again(bytes, promise, answered, &mut call)
     }
 
-    #[cold]
-    fn ask_again<T>(
+    /// The same once it was run, and answered that.
+    pub fn ask_again<T>(
         &self,
         bytes: u64,
         mut promise: Promise,

@@ -5,18 +5,16 @@
 //! it is let through alone: whoever has something promised is waited for, and whoever comes meanwhile waits ([`Slabs::give_way`]), so that the place
 //! that was seen is there.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
+use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::meter::MemoryKind;
 
 use super::charge::{BLOCK_BYTES, UNIT_BYTES};
 use super::held::{Exit, Held};
 use super::site::{Patience, Promise, Site};
-use super::{Identity, mixed};
+use super::table::{Table, mixed};
 use crate::brief::{Brief, Guard};
 use crate::meter::gpu::Gpu;
 use crate::process::Process;
@@ -53,16 +51,11 @@ struct More {
 /// A small allocation: the place where it begins, and its length in units.
 type Piece = (u16, u16);
 
-#[derive(Default)]
-struct Shard {
-    /// By number.
-    blocks: HashMap<u64, Block, BuildHasherDefault<Identity>>,
-}
-
 /// See the module.
 #[derive(Default)]
 pub struct Slabs {
-    shards: [Brief<Shard>; SHARDS],
+    /// Blocks by number.
+    shards: [Brief<Table<Block>>; SHARDS],
     /// Held by whoever is alone.
     turn: Mutex<()>,
     is_anyone_alone: AtomicBool,
@@ -82,20 +75,7 @@ impl Drop for Alone<'_> {
     }
 }
 
-/// A small allocation that is being freed.
-pub enum Freed {
-    /// The last of its block, which is forgotten before: whoever gets a place there meanwhile is charged for the block anew.
-    Last(u64, Block, Piece),
-    /// One beside others, of the block of that number.
-    One(u64, Piece),
-}
-
 impl Block {
-    /// One that is charged already.
-    const fn new(held: Held, context: usize) -> Self {
-        Self { held, context, first: None, more: None }
-    }
-
     fn pieces(&self) -> impl Iterator<Item = Piece> {
         self.first.into_iter().chain(self.more.iter().flat_map(|more| more.others.iter().copied()))
     }
@@ -108,12 +88,37 @@ impl Block {
         self.first.is_none() && self.leaving().is_empty()
     }
 
+    /// Whether what is at `place` is all there is in it.
+    #[inline]
+    fn has_only(&self, place: u16) -> bool {
+        let is_all = |more: &More| more.others.is_empty() && more.leaving.is_empty();
+        self.first.is_some_and(|first| first.0 == place) && self.more.as_deref().is_none_or(is_all)
+    }
+
     fn more(&mut self) -> &mut More {
         self.more.get_or_insert_default()
     }
 
     fn take_exit(&mut self) -> Option<Exit> {
         self.more.as_mut()?.exit.take()
+    }
+
+    /// One beside others, or where there was none that was not being freed; `promise` was for a block.
+    #[inline(never)]
+    fn insert_beside(&mut self, site: Site<'_>, piece: Piece, promise: Promise) {
+        site.withdraw(promise);
+        if let Some(exit) = self.take_exit() {
+            exit.cancel_in(site.session);
+        }
+        self.insert(piece);
+    }
+
+    /// `piece`, which was taken out of it, is being freed while others are there, or are being freed too.
+    fn begin_leaving(&mut self, process: &Process, piece: Piece) {
+        let exit = if self.first.is_none() { self.held.leave(process) } else { None };
+        let more = self.more();
+        more.leaving.push(piece);
+        more.exit = exit;
     }
 
     /// The driver gives a place out again only once it is free, so what was there is gone: that free went past us.
@@ -170,13 +175,27 @@ fn place_of(address: u64) -> (u64, usize) {
     (mixed(address / BLOCK_BYTES), (address % BLOCK_BYTES / UNIT_BYTES) as usize)
 }
 
+/// A block with this in it, which was not promised, or in a ledger of before.
+#[inline(never)]
+fn put_late(
+    mut shard: Guard<'_, Table<Block>>,
+    number: u64,
+    site: Site<'_>,
+    (ordinal, context): (usize, usize),
+    piece: Piece,
+    promise: Promise,
+) {
+    let held = Held::new(MemoryKind::Linear, ordinal, &site, BLOCK_BYTES, promise);
+    shard.put(number, Block { held, context, first: Some(piece), more: None });
+}
+
 impl Slabs {
-    fn shard(&self, block: u64) -> Guard<'_, Shard> {
+    fn shard(&self, block: u64) -> Guard<'_, Table<Block>> {
         // The table itself uses the other bits.
         self.shards[(block >> 48) as usize % SHARDS].lock()
     }
 
-    fn all(&self) -> impl Iterator<Item = Guard<'_, Shard>> {
+    fn all(&self) -> impl Iterator<Item = Guard<'_, Table<Block>>> {
         self.shards.iter().map(Brief::lock)
     }
 
@@ -216,17 +235,17 @@ impl Slabs {
     /// Whether `bytes` fit beside others in a block of `context`.
     pub fn has_hole(&self, context: usize, bytes: u64) -> bool {
         let units = bytes.div_ceil(UNIT_BYTES) as usize;
-        self.all()
-            .any(|shard| shard.blocks.values().any(|block| block.context == context && block.has_hole(units)))
+        self.all().any(|shard| shard.values().any(|block| block.context == context && block.has_hole(units)))
     }
 
     /// Whether the block that `address` is in is charged.
     pub fn knows(&self, address: u64) -> bool {
         let (number, _) = place_of(address);
-        self.shard(number).blocks.contains_key(&number)
+        self.shard(number).contains(number)
     }
 
     /// The driver put `bytes` at `address`; a block was promised by `promise`.
+    #[inline(always)]
     pub fn insert(&self, site: &Site<'_>, address: u64, bytes: u64, of: (usize, usize), promise: Promise) {
         let (ordinal, context) = of;
         let (number, place) = place_of(address);
@@ -235,89 +254,87 @@ impl Slabs {
             self.is_used.store(true, Ordering::Relaxed);
         }
         let units = bytes.div_ceil(UNIT_BYTES).max(1).min(UNITS as u64) as u16;
+        let piece = (place as u16, units);
         let mut shard = self.shard(number);
-        let block = match shard.blocks.entry(number) {
-            Entry::Occupied(known) => {
-                site.withdraw(promise);
-                known.into_mut()
-            }
-            Entry::Vacant(place) => {
-                let held = Held::new(MemoryKind::Linear, ordinal, site, BLOCK_BYTES, promise);
-                place.insert(Block::new(held, context))
-            }
-        };
-        if let Some(exit) = block.take_exit() {
-            exit.cancel_in(site.session);
+        if let Some(known) = shard.get_mut(number) {
+            return known.insert_beside(*site, piece, promise);
         }
-        block.insert((place as u16, units));
+        match Held::promised(MemoryKind::Linear, ordinal, site, BLOCK_BYTES, promise) {
+            Ok(held) => shard.put(number, Block { held, context, first: Some(piece), more: None }),
+            Err(promise) => put_late(shard, number, *site, of, piece, promise),
+        }
     }
 
-    /// What was put at `address` is about to be freed, if it is known.
-    pub fn begin_free(&self, process: &Process, address: u64) -> Option<(Freed, Option<Exit>)> {
+    /// Frees what was put at `address` by `free`, which is given back if nothing there is known.
+    #[inline(always)]
+    pub fn free<F: FnOnce() -> u32>(&self, process: &Process, address: u64, free: F) -> Result<u32, F> {
         if !self.is_used.load(Ordering::Relaxed) {
-            return None;
+            return Err(free);
         }
         let (number, place) = place_of(address);
-        let mut shard = self.shard(number);
-        let Entry::Occupied(mut known) = shard.blocks.entry(number) else { return None };
-        let block = known.get_mut();
-        let piece = block.remove(place as u16)?;
-        if !block.is_empty() {
-            let exit = if block.first.is_none() { block.held.leave(process) } else { None };
-            let more = block.more();
-            more.leaving.push(piece);
-            more.exit = exit;
-            return Some((Freed::One(number, piece), None));
-        }
-        let block = known.remove();
-        drop(shard);
+        // The last of its block is forgotten before: whoever gets a place there meanwhile is charged for the block anew.
+        let last = self.shard(number).remove_if(number, |block| block.has_only(place as u16));
+        let Some(block) = last else { return self.free_beside(process, number, place as u16, free) };
         let exit = block.held.leave(process);
-        Some((Freed::Last(number, block, piece), exit))
-    }
-
-    /// The driver freed it, or did not.
-    pub fn end_free(&self, process: &Process, freed: (Freed, Option<Exit>), is_freed: bool) {
-        match freed {
-            (Freed::Last(_, mut block, _), exit) if is_freed => block.held.give_back(process, exit),
-            (Freed::Last(number, block, piece), exit) => {
-                if let Some(exit) = exit {
-                    exit.cancel(process);
-                }
-                self.put_back(process, number, block, piece);
-            }
-            (Freed::One(number, piece), _) => self.end_one(process, number, piece, is_freed),
+        let result = free();
+        if result == CUDA_SUCCESS {
+            block.held.give_back(process, exit);
+        } else {
+            self.put_back(process, number, block, exit);
         }
+        Ok(result)
     }
 
-    #[cold]
-    fn put_back(&self, process: &Process, number: u64, mut block: Block, piece: Piece) {
+    /// The same for one that may have others beside it.
+    #[inline(never)]
+    fn free_beside<F: FnOnce() -> u32>(
+        &self,
+        process: &Process,
+        number: u64,
+        place: u16,
+        free: F,
+    ) -> Result<u32, F> {
         let mut shard = self.shard(number);
-        match shard.blocks.entry(number) {
+        let Some(block) = shard.get_mut(number) else { return Err(free) };
+        let Some(piece) = block.remove(place) else { return Err(free) };
+        block.begin_leaving(process, piece);
+        drop(shard);
+        let result = free();
+        self.end_leaving(process, number, piece, result == CUDA_SUCCESS);
+        Ok(result)
+    }
+
+    /// The driver did not free the last of a block.
+    #[cold]
+    fn put_back(&self, process: &Process, number: u64, mut block: Block, exit: Option<Exit>) {
+        if let Some(exit) = exit {
+            exit.cancel(process);
+        }
+        let mut shard = self.shard(number);
+        match shard.get_mut(number) {
             // Others got places there meanwhile, and the block was charged for them.
-            Entry::Occupied(known) => {
-                let other = known.into_mut();
+            Some(other) => {
                 if let Some(exit) = other.take_exit() {
                     exit.cancel(process);
                 }
-                other.insert(piece);
+                block.pieces().for_each(|piece| other.insert(piece));
                 block.held.give_back(process, None);
             }
-            Entry::Vacant(_) if process.is_gone(block.context) => block.held.give_back(process, None),
-            Entry::Vacant(place) => {
+            None if process.is_gone(block.context) => block.held.give_back(process, None),
+            None => {
                 if let Some(session) = process.session() {
                     block.held.follow_on(session, &process.gpus);
                 }
-                block.insert(piece);
-                place.insert(block);
+                shard.put(number, block);
             }
         }
     }
 
-    fn end_one(&self, process: &Process, number: u64, piece: Piece, is_freed: bool) {
+    /// The driver freed one of several, or did not.
+    fn end_leaving(&self, process: &Process, number: u64, piece: Piece, is_freed: bool) {
         let mut shard = self.shard(number);
         // Nothing is left to be done if the context went meanwhile.
-        let Entry::Occupied(mut known) = shard.blocks.entry(number) else { return };
-        let block = known.get_mut();
+        let Some(block) = shard.get_mut(number) else { return };
         let Some(at) = block.leaving().iter().position(|one| *one == piece) else { return };
         block.more().leaving.swap_remove(at);
         if !is_freed {
@@ -325,8 +342,9 @@ impl Slabs {
             if let Some(exit) = block.take_exit() {
                 exit.cancel(process);
             }
-        } else if block.is_empty() {
-            let mut block = known.remove();
+        } else if block.is_empty()
+            && let Some(mut block) = shard.remove(number)
+        {
             let exit = block.take_exit();
             block.held.give_back(process, exit);
         }
@@ -335,7 +353,7 @@ impl Slabs {
     /// Forgets what died with a context.
     pub fn forget_context(&self, process: &Process, context: usize) {
         for mut shard in self.all() {
-            for (_, mut block) in shard.blocks.extract_if(|_, block| block.context == context) {
+            for mut block in shard.extract(|block| block.context == context) {
                 let exit = block.take_exit();
                 block.held.give_back(process, exit);
             }
@@ -345,7 +363,7 @@ impl Slabs {
     /// Moves what is held to a new ledger of the session's.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
         for mut shard in self.all() {
-            shard.blocks.values_mut().for_each(|block| block.held.follow_on(session, gpus));
+            shard.values_mut().for_each(|block| block.held.follow_on(session, gpus));
         }
     }
 }
@@ -367,7 +385,7 @@ mod tests {
     }
 
     fn empty() -> Block {
-        Block::new(Held::nothing(MemoryKind::Linear, 0), 1)
+        Block { held: Held::nothing(MemoryKind::Linear, 0), context: 1, first: None, more: None }
     }
 
     #[test]
