@@ -34,8 +34,9 @@ const SPINS: u32 = 64;
 #[cfg(loom)]
 const SPINS: u32 = 1;
 
+/// Alone on its cache line: each is another process's to change.
 #[derive(Debug)]
-#[repr(C)]
+#[repr(C, align(64))]
 struct Slot {
     taken_bytes: AtomicU64,
     leaving_bytes: AtomicU64,
@@ -126,17 +127,17 @@ impl Slot {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct LedgerGpu {
-    /// Slots in use are all below this; raised by the controller before a slot is given out, never lowered.
+    /// Slots in use are all below this; raised by the controller before a slot is given out.
     slots_used: AtomicU32,
-    slots: [Slot; MAX_SESSIONS],
+    /// Counts the times at which the controller made room.
+    rooms_made: AtomicU32,
     /// The most that was held or promised at once.
     peak_bytes: AtomicU64,
     /// How much memory others' could make room for, bytes: whoever needs more waits in vain. 0: nobody can make room.
     obtainable_bytes: AtomicU64,
-    /// Counts the times at which the controller made room.
-    rooms_made: AtomicU32,
     /// Counts the times at which another tenant began to wait for memory that this one has.
     presses: AtomicU32,
+    slots: [Slot; MAX_SESSIONS],
 }
 
 /// One tenant's memory on every GPU.
@@ -173,6 +174,10 @@ impl Default for LedgerGpu {
     fn default() -> Self {
         Self {
             slots_used: AtomicU32::new(0),
+            rooms_made: AtomicU32::new(0),
+            peak_bytes: AtomicU64::new(0),
+            obtainable_bytes: AtomicU64::new(0),
+            presses: AtomicU32::new(0),
             slots: core::array::from_fn(|_| Slot {
                 taken_bytes: AtomicU64::new(0),
                 leaving_bytes: AtomicU64::new(0),
@@ -181,10 +186,6 @@ impl Default for LedgerGpu {
                 needed_bytes: AtomicU64::new(0),
                 is_locked: AtomicU64::new(0),
             }),
-            peak_bytes: AtomicU64::new(0),
-            obtainable_bytes: AtomicU64::new(0),
-            rooms_made: AtomicU32::new(0),
-            presses: AtomicU32::new(0),
         }
     }
 }
@@ -246,6 +247,19 @@ impl LedgerGpu {
         // Whatever its owner wrote there.
         slot.leaving_bytes.store(slot.taken_bytes.load(Ordering::SeqCst), Ordering::SeqCst);
         Some(freed_bytes)
+    }
+
+    /// Has nobody look any more at slots from `unused_from` on, which nobody has, nor writes in any more, as far as nothing is in them. The controller's
+    /// to call; while it does it opens none of them.
+    pub fn shrink(&self, unused_from: usize) {
+        let used = self.slots_used.load(Ordering::SeqCst);
+        let is_empty = |slot: &Slot| slot.held_and_pending_bytes() == 0;
+        let filled = self.used().iter().rposition(|slot| !is_empty(slot)).map_or(0, |last| last + 1);
+        let still_used = filled.max(unused_from) as u32;
+        if still_used < used {
+            // An error says that some were opened by somebody else after all.
+            let _ = self.slots_used.compare_exchange(used, still_used, Ordering::SeqCst, Ordering::SeqCst);
+        }
     }
 
     /// The owner of `slot` holds a lock on the byte of that number of the ledger's file, which the kernel takes away when it dies.
@@ -521,8 +535,8 @@ fn subtract(word: &AtomicU64, bytes: u64) {
 
 #[cfg(not(loom))]
 const _: () = {
-    assert!(size_of::<LedgerGpu>() == 64 + MAX_SESSIONS * 48);
-    assert!(core::mem::offset_of!(LedgerGpu, slots) == 8);
+    assert!(size_of::<LedgerGpu>() == 64 + MAX_SESSIONS * 64);
+    assert!(core::mem::offset_of!(LedgerGpu, slots) == 64);
     assert!(core::mem::offset_of!(LedgerPage, gpus) == 64);
     assert!(size_of::<LedgerPage>().is_multiple_of(4096));
 };
@@ -674,6 +688,26 @@ mod tests {
         assert_eq!(account.reserve(50, 100, || true).unwrap_err(), Refused { held_bytes: 60 });
         account.release(60);
         account.reserve(100, 100, || false).unwrap().commit();
+    }
+
+    #[test]
+    fn slots_that_nobody_has_are_looked_at_no_more_unless_something_is_in_them() {
+        let gpu = ledger(8);
+        gpu.account(5).unwrap().charge(10);
+        gpu.shrink(3);
+        assert_eq!((gpu.slots(), gpu.held_bytes()), (6, 10), "what is held stays counted");
+        gpu.clear(5).unwrap();
+        core::mem::forget(gpu.account(4).unwrap().reserve(20, 100, || false).unwrap());
+        gpu.shrink(3);
+        assert_eq!(gpu.slots(), 5, "and so does what is promised");
+        gpu.clear(4).unwrap();
+        gpu.shrink(3);
+        assert_eq!(gpu.slots(), 3);
+        gpu.shrink(7);
+        assert_eq!(gpu.slots(), 3, "it opens none");
+        gpu.open(6).unwrap();
+        gpu.account(6).unwrap().charge(5);
+        assert_eq!(gpu.held_bytes(), 5);
     }
 
     #[test]

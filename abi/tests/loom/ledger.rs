@@ -54,6 +54,26 @@ fn two_threads_of_one_session_never_pass_the_limit() {
 }
 
 #[test]
+fn a_session_in_a_slot_that_nobody_looked_at_meanwhile_never_passes_the_limit_with_another() {
+    loom::model(|| {
+        let gpu = ledger(2);
+        let newcomer = {
+            let gpu = Arc::clone(&gpu);
+            thread::spawn(move || {
+                // What the controller does for it.
+                gpu.shrink(1);
+                gpu.open(1).unwrap();
+                take(&gpu, 1, 6, 10).is_ok()
+            })
+        };
+        let is_mine = take(&gpu, 0, 6, 10).is_ok();
+        let is_theirs = newcomer.join().unwrap();
+        assert!(!(is_mine && is_theirs), "both cannot fit");
+        assert_eq!(gpu.held_bytes(), if is_mine || is_theirs { 6 } else { 0 });
+    });
+}
+
+#[test]
 fn bytes_on_their_way_from_pending_to_held_are_never_missed() {
     loom::model(|| {
         let gpu = ledger(2);

@@ -6,6 +6,7 @@ mod residency;
 mod saved;
 mod set;
 mod signals;
+mod slots;
 mod status;
 mod tenancy;
 mod tenant;
@@ -243,7 +244,8 @@ impl Registry {
     fn admit_session(&mut self, name: &str, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {
         let session_id = self.next_id();
         let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
-        let slot = tenant.free_slot().ok_or_else(|| {
+        let process = guest.process();
+        let slot = tenant.free_slot(process).ok_or_else(|| {
             let reason =
                 format!("the tenant `{name}` has {MAX_SESSIONS} processes already, the most there can be");
             Refused::new(RefusalKind::Full, reason)
@@ -273,7 +275,6 @@ impl Registry {
             bells: gpus.iter().map(|_| Bell::new()).collect::<io::Result<_>>().map_err(no_room)?,
         };
 
-        let process = guest.process();
         self.promise_on(name, &gpus);
         let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
         if let Some(process) = process {
@@ -350,7 +351,8 @@ impl Registry {
                 let Some(session) = tenant.sessions.remove(&id) else { return };
                 // A process that only lost its connection makes another.
                 let is_remembered = returning < self.config.max_connections;
-                let returning = session.process.filter(|process| is_remembered && process.is_alive());
+                let is_dead = session.process.is_some_and(|process| !process.is_alive());
+                let returning = session.process.filter(|_| is_remembered && !is_dead);
                 tenant.returning.extend(returning);
                 for gpu in &session.gpus {
                     self.gpus[*gpu].arbiter.leave(tenant.id, id, returning.is_some());
@@ -358,6 +360,10 @@ impl Registry {
                 let ledger = tenant.ledger.page();
                 let freed = (0..self.gpus.len()).filter_map(|gpu| ledger.gpu(gpu)?.clear(session.slot));
                 let freed_bytes: u64 = freed.fold(0, u64::saturating_add);
+                if !is_dead {
+                    tenant.former_slots.add(session.slot, session.process);
+                }
+                tenant.give_slots_back(self.gpus.len());
                 tracing::info!(
                     tenant = name,
                     session = id,

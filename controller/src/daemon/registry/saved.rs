@@ -1,6 +1,7 @@
 //! The registry as the state file has it, and back.
 
 use super::Registry;
+use super::slots::FormerSlots;
 use super::tenant::Tenant;
 use crate::arbiter::{Baseline, JobUse, Restored, Snapshot};
 use crate::authority::Part;
@@ -119,6 +120,7 @@ impl Registry {
                 sessions: BTreeMap::new(),
                 keepers: BTreeMap::new(),
                 returning: BTreeSet::new(),
+                former_slots: FormerSlots::default(),
                 is_awaited: saved.is_here,
                 left_ns: 0,
             };
@@ -181,6 +183,7 @@ impl Registry {
                     gpu.arbiter.bury(tenant.id, process);
                 }
             }
+            tenant.give_slots_back(self.gpus.len());
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Which tenant a process is let into, and what that tenant then asks for.
 
+use super::slots::FormerSlots;
 use super::tenant::{Tenant, wants};
 use super::{Guest, Refused, Registry, no_room};
 use crate::authority::{self, Wish};
@@ -91,6 +92,7 @@ impl Registry {
                 sessions: BTreeMap::new(),
                 keepers: BTreeMap::new(),
                 returning: BTreeSet::new(),
+                former_slots: FormerSlots::default(),
                 is_awaited: false,
                 left_ns: 0,
             };

@@ -1,6 +1,7 @@
 //! A tenant: what it asked for, what it is granted, and its processes.
 
 use super::reconcile::ByNvml;
+use super::slots::FormerSlots;
 use crate::arbiter::{JobUse, SessionId, TenantSeat};
 use crate::authority::{Granted, Part, Rule, Want, Wants, Wish, grant};
 use crate::clock::monotonic_ns;
@@ -98,6 +99,8 @@ pub struct Tenant {
     pub keepers: BTreeMap<KeeperId, Option<ProcessKey>>,
     /// Processes of it that had a session and have none now: what they were charged up to is remembered while they live.
     pub returning: BTreeSet<ProcessKey>,
+    /// Slots of the ledger of sessions that are over.
+    pub former_slots: FormerSlots,
     /// It was here when the daemon before was last heard of, and had no time to come back yet.
     pub is_awaited: bool,
     /// When it was last left by all: ns of `CLOCK_MONOTONIC`; 0 if it never was.
@@ -138,9 +141,19 @@ impl Tenant {
         sessions.chain(self.keepers.values()).any(|own| *own == Some(key)) || self.returning.contains(&key)
     }
 
-    /// A slot of the ledger that no session has.
-    pub fn free_slot(&self) -> Option<usize> {
-        (0..MAX_SESSIONS).find(|slot| self.sessions.values().all(|session| session.slot != *slot))
+    /// A slot of the ledger that no session has, for one of `process`: rather one in which nobody else may still write.
+    pub fn free_slot(&self, process: Option<ProcessKey>) -> Option<usize> {
+        let is_free = |slot: &usize| self.sessions.values().all(|session| session.slot != *slot);
+        let is_clean = |slot: &usize| is_free(slot) && !self.former_slots.are_others(*slot, process);
+        (0..MAX_SESSIONS).find(is_clean).or_else(|| (0..MAX_SESSIONS).find(is_free))
+    }
+
+    /// Has nobody look at slots of the ledger on the first `gpus` GPUs that nobody can have written any more.
+    pub fn give_slots_back(&mut self, gpus: usize) {
+        let used = self.sessions.values().map(|session| session.slot + 1).max().unwrap_or(0);
+        let used = used.max(self.former_slots.count(ProcessKey::is_alive));
+        let ledger = self.ledger.page();
+        (0..gpus).filter_map(|gpu| ledger.gpu(gpu)).for_each(|ledger| ledger.shrink(used));
     }
 
     /// What it wants of its user's caps.
