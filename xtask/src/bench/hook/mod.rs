@@ -17,9 +17,17 @@ use crate::{build, command};
 
 /// The pair of an allocation and its free.
 const ALLOCATION: &str = "cuMemAlloc+Free";
-/// The calls measured, in order of report. The last is not hooked.
-const APIS: &[&str] =
-    &["cuLaunchKernel", "cuLaunchKernelEx", ALLOCATION, "cuMemGetInfo", "cuGraphLaunch", "cuCtxGetDevice"];
+/// The calls measured, in order of report, and what hooks may add to each, ns. The last is not hooked.
+const APIS: &[(&str, f64)] = &[
+    ("cuLaunchKernel", 20.0),
+    ("cuLaunchKernelEx", 20.0),
+    (ALLOCATION, 100.0),
+    ("cuMemGetInfo", 20.0),
+    ("cuGraphLaunch", 40.0),
+    ("cuCtxGetDevice", 1.0),
+];
+/// Launches of two threads scale at least so well, beside the bare driver.
+const LEAST_SCALE_RATIO: f64 = 0.97;
 /// The tenant that the client runs as, and the limit that its allocations are held against.
 const TENANT: &str = "bench";
 const MEMORY: &str = "16GiB";
@@ -32,6 +40,9 @@ pub struct Options {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
+    /// Fail if a figure is past its bar.
+    #[arg(long, conflicts_with = "instructions")]
+    check: bool,
     /// How often to measure each of bare and hooked, ten million calls of each function every time.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -112,7 +123,7 @@ pub fn run(options: &Options) -> Result<()> {
     let bench = Bench::start()?;
     let times = if options.instructions { None } else { Some(bench.times(options.rounds)?) };
     let can_count = instructions::is_available();
-    let apis = APIS.iter().map(|&name| {
+    let apis = APIS.iter().map(|&(name, _)| {
         let time = match &times {
             Some((times, _)) => Some(*times.get(name).with_context(|| format!("no figure for {name}"))?),
             None => None,
@@ -135,7 +146,21 @@ pub fn run(options: &Options) -> Result<()> {
     } else {
         print(&report);
     }
-    Ok(())
+    if options.check { report.check() } else { Ok(()) }
+}
+
+impl Report {
+    fn check(&self) -> Result<()> {
+        let added = self.apis.iter().zip(APIS).map(|(api, (name, most_ns))| {
+            let holds = api.added_ns.is_some_and(|added_ns| added_ns <= *most_ns);
+            (format!("{name} takes {most_ns} ns more at most"), holds)
+        });
+        let scales = self.scale.as_ref().is_some_and(|scale| scale.ratio >= LEAST_SCALE_RATIO);
+        let scales = (format!("two threads scale to {LEAST_SCALE_RATIO} of the bare driver"), scales);
+        let bars: Vec<(String, bool)> = added.chain([scales]).collect();
+        let bars: Vec<(&str, bool)> = bars.iter().map(|(bar, holds)| (bar.as_str(), *holds)).collect();
+        super::check(&bars)
+    }
 }
 
 fn print(report: &Report) {
@@ -272,5 +297,38 @@ fn seen_by_daemon(host: &Host, run: &Run, round: u32) -> Result<()> {
 fn collect(runs: &mut BTreeMap<String, Vec<f64>>, run: Run) {
     for (name, ns) in run.mean_ns {
         runs.entry(name).or_default().push(ns);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_hooks_make_too_slow_is_named_and_so_is_what_was_not_timed() {
+        let report = |added_ns: fn(f64) -> Option<f64>| Report {
+            apis: APIS
+                .iter()
+                .map(|(name, most_ns)| Api {
+                    name,
+                    bare_ns: None,
+                    hooked_ns: None,
+                    added_ns: added_ns(*most_ns),
+                    hooked_instructions: None,
+                    added_instructions: None,
+                })
+                .collect(),
+            scale: Some(Scale { bare: 1.0, hooked: 1.0, ratio: 1.0 }),
+            instructions_by: "",
+        };
+        assert!(report(Some).check().is_ok());
+        let slow = report(|most_ns| Some(if most_ns == 100.0 { 101.0 } else { most_ns }));
+        assert_eq!(
+            slow.check().unwrap_err().to_string(),
+            format!("past the bar: {ALLOCATION} takes 100 ns more at most")
+        );
+        assert!(report(|_| None).check().is_err());
+        let unscaled = Report { scale: Some(Scale { bare: 1.0, hooked: 0.9, ratio: 0.9 }), ..report(Some) };
+        assert!(unscaled.check().unwrap_err().to_string().contains("two threads"));
     }
 }
