@@ -2,11 +2,15 @@
 
 use super::Shared;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
 /// How often the state is written, if it changed: what a killed daemon's file lacks at most of tenants that died with it.
 const PERIOD: Duration = Duration::from_secs(1);
+/// The same while the processes of the daemon before come back: one that is killed again and again, as soon as it was started, loses no more.
+const EARLY_PERIOD: Duration = Duration::from_millis(125);
+/// How long that takes.
+const EARLY: Duration = Duration::from_secs(2);
 /// Arbiters answer within milliseconds; this is for one that is gone.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// How long after the start a tenant is waited for that was here before. Processes try every quarter of a second to come back.
@@ -14,11 +18,13 @@ const RETURN_LIMIT: Duration = Duration::from_secs(10);
 
 /// Writes the state, for ever, and tells the service manager how things are.
 pub async fn serve(shared: Rc<Shared>) {
+    let began = Instant::now();
     loop {
         shared.registry.borrow_mut().bury_the_dead();
         let is_alive = save(&shared).await;
         shared.service.report(&shared.registry.borrow().summary(), is_alive);
-        sleep(PERIOD.min(shared.service.period())).await;
+        let period = if began.elapsed() < EARLY { EARLY_PERIOD } else { PERIOD };
+        sleep(period.min(shared.service.period())).await;
     }
 }
 

@@ -28,7 +28,7 @@ fn await_launches(host: &Host, tenant: &str, launches: Option<u64>) {
 fn the_driver_is_hooked_however_it_is_opened() {
     let host = Host::new();
     let _daemon = host.daemon();
-    for way in ["local", "global", "deepbind", "absolute", "again", "namespace", "versioned"] {
+    for way in ["local", "global", "deepbind", "absolute", "again", "namespace"] {
         let mut client = host.spawn(host.run(&["--name", way], c_program("loads"), &[way]));
         let said = client.await_json(COMMAND_LIMIT);
         assert_eq!(said["object"], "libdeepres.so", "{way}: whose launch function it found");

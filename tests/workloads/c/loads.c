@@ -16,10 +16,6 @@ static void *open_absolute(void) {
     return dlopen(path, RTLD_NOW);
 }
 
-static void *find(void *library, const char *symbol, int versioned) {
-    return versioned ? dlvsym(library, symbol, "libcuda.so.1") : dlsym(library, symbol);
-}
-
 static void *open_again(void) {
     /* A program that probes for the driver closes it again. */
     void *probed = dlopen("libcuda.so.1", RTLD_LAZY);
@@ -38,15 +34,12 @@ int main(int argc, char **argv) {
     if (!strcmp(way, "namespace")) library = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
     if (!strcmp(way, "absolute")) library = open_absolute();
     if (!strcmp(way, "again")) library = open_again();
-    /* Asked for by a version, which a library without versions has each of. */
-    int versioned = !strcmp(way, "versioned");
-    if (versioned) library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library && strcmp(way, "global")) {
         fprintf(stderr, "%s: %s\n", way, dlerror());
         return 2;
     }
 #define LOAD(symbol, name, version, flags, params)                                                                       \
-    if (!(*(void **)&driver.symbol = find(library, #symbol, versioned))) {                                               \
+    if (!(*(void **)&driver.symbol = dlsym(library, #symbol))) {                                                         \
         fprintf(stderr, "dlsym: %s\n", dlerror());                                                                       \
         return 1;                                                                                                        \
     }
