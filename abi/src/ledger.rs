@@ -5,7 +5,8 @@
 //!
 //! A slot has four words: `promised`, all bytes that were ever asked for and not withdrawn, `taken`, those of them that allocations took, `leaving`, those
 //! that the driver was told to take back, and `released`, those that it did take back. A session holds what it took less what was released; what is
-//! leaving is on its way out, and what is promised and not taken is being asked for: pending.
+//! leaving is on its way out, and what is promised and not taken is being asked for: pending. The words are sums over a life, modulo 2⁶⁴; what
+//! counts is how far one is ahead of another.
 //!
 //! *The limit is never passed.* [`Account::reserve`] first adds to `promised` and then looks at the sum of what is promised and not released. Of several
 //! that would pass the limit together, the one whose addition comes last in the (sequentially consistent) order sees all the others:
@@ -34,6 +35,16 @@ const SPINS: u32 = 64;
 #[cfg(loom)]
 const SPINS: u32 = 1;
 
+/// More than any GPU has, bytes. What is asked for in one request is at most this, so that nothing comes near half of 2⁶⁴.
+const MOST_BYTES: u64 = 1 << 48;
+
+/// How far `word` is ahead of `other`; nothing, if it is behind.
+#[inline(always)]
+fn ahead(word: u64, other: u64) -> u64 {
+    let distance = word.wrapping_sub(other);
+    if distance.cast_signed() < 0 { 0 } else { distance }
+}
+
 /// Alone on its cache line: each is another process's to change.
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -52,7 +63,7 @@ impl Slot {
     /// What of it stays. `leaving` first: see the module.
     fn staying_bytes(&self) -> u64 {
         let leaving = self.leaving_bytes.load(Ordering::SeqCst);
-        self.taken_bytes.load(Ordering::SeqCst).saturating_sub(leaving)
+        ahead(self.taken_bytes.load(Ordering::SeqCst), leaving)
     }
 
     /// `bytes`, or all that stays, are leaving. Returns how many.
@@ -64,19 +75,19 @@ impl Slot {
     /// What the session holds. `released` first: see the module.
     fn held_bytes(&self) -> u64 {
         let released = self.released_bytes.load(Ordering::SeqCst);
-        self.taken_bytes.load(Ordering::SeqCst).saturating_sub(released)
+        ahead(self.taken_bytes.load(Ordering::SeqCst), released)
     }
 
     /// What is held or being asked for. `released` first: see the module.
     fn held_and_pending_bytes(&self) -> u64 {
         let released = self.released_bytes.load(Ordering::SeqCst);
-        self.promised_bytes.load(Ordering::SeqCst).saturating_sub(released)
+        ahead(self.promised_bytes.load(Ordering::SeqCst), released)
     }
 
     /// What is being asked for. `taken` first: what is committed meanwhile counts still, rather than something that is asked for not at all.
     fn pending_bytes(&self) -> u64 {
         let taken = self.taken_bytes.load(Ordering::SeqCst);
-        self.promised_bytes.load(Ordering::SeqCst).saturating_sub(taken)
+        ahead(self.promised_bytes.load(Ordering::SeqCst), taken)
     }
 
     /// `bytes` that were promised are taken.
@@ -84,17 +95,24 @@ impl Slot {
     fn take(&self, bytes: u64) {
         let taken = self.taken_bytes.fetch_add(bytes, Ordering::SeqCst).wrapping_add(bytes);
         // Only where the slot was emptied although its owner lives.
-        if self.promised_bytes.load(Ordering::SeqCst) < taken {
-            self.promised_bytes.fetch_max(taken, Ordering::SeqCst);
+        if ahead(taken, self.promised_bytes.load(Ordering::SeqCst)) != 0 {
+            self.promise_up_to(taken);
         }
+    }
+
+    #[cold]
+    fn promise_up_to(&self, taken: u64) {
+        let behind = |promised: u64| (ahead(taken, promised) != 0).then_some(taken);
+        // An error says that it is as much by now.
+        let _ = self.promised_bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, behind);
     }
 
     /// `bytes` that were promised are not needed. What was taken stays promised: a slot is in memory that other processes can write.
     fn withdraw(&self, bytes: u64) {
         let mut now = self.promised_bytes.load(Ordering::SeqCst);
         loop {
-            let least = self.taken_bytes.load(Ordering::SeqCst).min(now);
-            let next = now.saturating_sub(bytes).max(least);
+            let pending_bytes = ahead(now, self.taken_bytes.load(Ordering::SeqCst));
+            let next = now.wrapping_sub(bytes.min(pending_bytes));
             match self.promised_bytes.compare_exchange_weak(now, next, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return,
                 Err(changed) => now = changed,
@@ -113,8 +131,8 @@ impl Slot {
     fn move_up(&self, word: &AtomicU64, bytes: u64) -> u64 {
         let mut now = word.load(Ordering::SeqCst);
         loop {
-            let bytes = bytes.min(self.taken_bytes.load(Ordering::SeqCst).saturating_sub(now));
-            let next = now.saturating_add(bytes);
+            let bytes = bytes.min(ahead(self.taken_bytes.load(Ordering::SeqCst), now));
+            let next = now.wrapping_add(bytes);
             match word.compare_exchange_weak(now, next, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return bytes,
                 Err(changed) => now = changed,
@@ -339,7 +357,7 @@ impl<'a> Account<'a> {
     ) -> Result<Reservation<'a>, Refused> {
         match self.reserve_at_once(bytes, limit_bytes) {
             Some(reservation) => Ok(reservation),
-            None if bytes > limit_bytes => Err(Refused { held_bytes: self.gpu.held_bytes() }),
+            None if bytes > limit_bytes.min(MOST_BYTES) => Err(Refused { held_bytes: self.gpu.held_bytes() }),
             None => self.reserve_among_others(bytes, limit_bytes, &mut goes_on),
         }
     }
@@ -348,7 +366,7 @@ impl<'a> Account<'a> {
     #[inline(always)]
     pub fn reserve_at_once(self, bytes: u64, limit_bytes: u64) -> Option<Reservation<'a>> {
         // What can never fit is not even announced: it would be in the others' way.
-        if bytes > limit_bytes {
+        if bytes > limit_bytes.min(MOST_BYTES) {
             return None;
         }
         self.slot.promised_bytes.fetch_add(bytes, Ordering::SeqCst);
@@ -484,6 +502,15 @@ impl Reservation<'_> {
         self.bytes
     }
 
+    /// The driver allocated `bytes` of what was promised: they are held, and the rest goes back. It goes first: it never counts as what stays.
+    pub fn commit_part(mut self, bytes: u64) {
+        if bytes < self.bytes {
+            self.account.slot.withdraw(self.bytes - bytes);
+            self.bytes = bytes;
+        }
+        self.commit();
+    }
+
     /// The driver allocated: what was promised is held.
     #[inline(always)]
     pub fn commit(self) {
@@ -518,18 +545,8 @@ impl Leaving<'_> {
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         if self.bytes != 0 {
-            subtract(&self.account.slot.leaving_bytes, self.bytes);
+            self.account.slot.leaving_bytes.fetch_sub(self.bytes, Ordering::SeqCst);
         }
-    }
-}
-
-/// Takes `bytes` from `word` and stops at zero: a slot is in memory that other processes can write.
-fn subtract(word: &AtomicU64, bytes: u64) {
-    let mut now = word.load(Ordering::SeqCst);
-    while let Err(changed) =
-        word.compare_exchange_weak(now, now.saturating_sub(bytes), Ordering::SeqCst, Ordering::SeqCst)
-    {
-        now = changed;
     }
 }
 
@@ -688,6 +705,57 @@ mod tests {
         assert_eq!(account.reserve(50, 100, || true).unwrap_err(), Refused { held_bytes: 60 });
         account.release(60);
         account.reserve(100, 100, || false).unwrap().commit();
+    }
+
+    #[test]
+    fn an_account_counts_on_when_its_words_begin_anew() {
+        const LIMIT: u64 = 100;
+        for distance in (0..=130).step_by(10) {
+            let gpu = ledger(2);
+            let slot = &gpu.slots[0];
+            for word in [&slot.taken_bytes, &slot.leaving_bytes, &slot.released_bytes, &slot.promised_bytes] {
+                word.store(0_u64.wrapping_sub(distance), Ordering::SeqCst);
+            }
+            let [account, other] = [0, 1].map(|slot| gpu.account(slot).unwrap());
+            for round in 0..3 {
+                let at = format!("{distance} before, round {round}");
+                account.reserve(60, LIMIT, || false).expect(&at).commit();
+                assert_eq!((gpu.held_bytes(), gpu.staying_at_one_moment()), (60, Some(60)), "{at}");
+                assert!(other.reserve(41, LIMIT, || false).is_err(), "{at}");
+                drop(account.reserve(40, LIMIT, || false).expect(&at));
+                assert_eq!(account.pending_bytes(), 0, "{at}");
+                drop(account.leave(60));
+                let leaving = account.leave(60);
+                assert_eq!((gpu.held_bytes(), gpu.staying_at_one_moment()), (60, Some(0)), "{at}");
+                leaving.finish();
+                account.release(1);
+                assert_eq!(gpu.held_bytes(), 0, "{at}");
+            }
+            account.charge(70);
+            assert_eq!(gpu.clear(0), Some(70), "{distance} before");
+            other.reserve(LIMIT, LIMIT, || false).unwrap().commit();
+        }
+    }
+
+    #[test]
+    fn what_a_request_needed_less_than_it_was_promised_goes_back() {
+        let gpu = ledger(1);
+        let account = gpu.account(0).unwrap();
+        account.reserve(100, 100, || false).unwrap().commit_part(30);
+        assert_eq!((account.held_bytes(), account.pending_bytes()), (30, 0));
+        account.reserve(70, 100, || false).unwrap().commit_part(80);
+        assert_eq!((account.held_bytes(), account.pending_bytes()), (100, 0), "no more than was promised");
+    }
+
+    #[test]
+    fn no_request_is_so_large_that_an_account_could_lose_count() {
+        let gpu = ledger(1);
+        let account = gpu.account(0).unwrap();
+        for bytes in [MOST_BYTES + 1, 1 << 63, u64::MAX - 1] {
+            assert!(account.reserve(bytes, u64::MAX - 1, || false).is_err());
+        }
+        account.reserve(MOST_BYTES, u64::MAX - 1, || false).unwrap().commit();
+        assert_eq!(gpu.held_bytes(), MOST_BYTES);
     }
 
     #[test]

@@ -138,6 +138,16 @@ fn a_session_killed_while_it_reserves_and_commits_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_session_killed_while_it_takes_a_part_of_what_it_was_promised_leaves_nothing_behind() {
+    let reserve_and_commit_part = |ledger: &LedgerGpu| {
+        let account = ledger.account(VICTIM).unwrap();
+        account.reserve(30, LIMIT_BYTES, || false).unwrap().commit_part(10);
+    };
+    // Announced, noted as the most there was, the rest no longer announced, taken.
+    walk(reserve_and_commit_part, &[20, 50, 50, 30, 30]);
+}
+
+#[test]
 fn a_session_killed_while_it_withdraws_leaves_nothing_behind() {
     let reserve_and_withdraw = |ledger: &LedgerGpu| {
         let account = ledger.account(VICTIM).unwrap();

@@ -74,6 +74,20 @@ fn a_session_in_a_slot_that_nobody_looked_at_meanwhile_never_passes_the_limit_wi
 }
 
 #[test]
+fn what_a_request_needed_less_than_it_was_promised_never_stays() {
+    loom::model(|| {
+        let gpu = ledger(1);
+        let reservation = gpu.account(0).unwrap().reserve(6, 10, || false).unwrap();
+        let other = {
+            let gpu = Arc::clone(&gpu);
+            thread::spawn(move || gpu.staying_at_one_moment())
+        };
+        reservation.commit_part(2);
+        assert!(other.join().unwrap().is_none_or(|bytes| bytes <= 2), "four were never taken");
+    });
+}
+
+#[test]
 fn bytes_on_their_way_from_pending_to_held_are_never_missed() {
     loom::model(|| {
         let gpu = ledger(2);

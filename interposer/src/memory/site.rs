@@ -202,14 +202,11 @@ impl<'p> Site<'p> {
             return mem::forget(promise);
         }
         let promised_bytes = promise.as_ref().map_or(0, Reservation::bytes);
-        match promise {
-            Some(promise) if bytes != 0 => promise.commit(),
-            _ => return self.account.charge(bytes),
+        if let Some(promise) = promise {
+            promise.commit_part(bytes);
         }
         if bytes > promised_bytes {
             self.account.charge(bytes - promised_bytes);
-        } else if bytes < promised_bytes {
-            self.account.release(promised_bytes - bytes);
         }
     }
 }
