@@ -193,10 +193,8 @@ pub unsafe extern "C" fn create_pool(pool: *mut CUmemoryPool, properties: *const
     } {
         let location = properties.location;
         let is_device = location.r#type == CU_MEM_LOCATION_TYPE_DEVICE;
-        process
-            .memory
-            .pools
-            .get(PoolHandle(pool as usize), || usize::try_from(location.id).ok().filter(|_| is_device));
+        let ordinal = usize::try_from(location.id).ok().filter(|_| is_device);
+        process.memory.pools.created(PoolHandle(pool as usize), ordinal);
     }
     result
 }
@@ -216,7 +214,7 @@ pub unsafe extern "C" fn import_pool(
         // SAFETY: the driver wrote the handle if it reports success.
         && let Some(pool) = unsafe { written(pool) }
     {
-        process.memory.pools.get(PoolHandle(pool as usize), || None);
+        process.memory.pools.created(PoolHandle(pool as usize), None);
     }
     result
 }

@@ -29,15 +29,12 @@ pub struct Pool {
     handle: PoolHandle,
     /// The device whose memory it is; `None`: of the host, or another process's.
     ordinal: Option<usize>,
-    /// Held while the pool may be growing.
-    state: Mutex<State>,
+    /// Nobody can ask it any more, and its handle may be another's.
+    is_destroyed: AtomicBool,
+    /// What it is charged. Held while the pool may be growing, and while it is being destroyed.
+    state: Mutex<Held>,
     /// What was allocated from it and not freed, with the context that it dies with.
     live: Mutex<HashMap<u64, usize>>,
-}
-
-struct State {
-    held: Held,
-    is_destroyed: bool,
 }
 
 /// See the module.
@@ -61,7 +58,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Pool {
     /// Its state, unless an allocation is under way: then that looks at what there is.
-    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+    fn try_state(&self) -> Option<MutexGuard<'_, Held>> {
         match self.state.try_lock() {
             Ok(state) => Some(state),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -69,22 +66,26 @@ impl Pool {
         }
     }
 
+    fn is_destroyed(&self) -> bool {
+        self.is_destroyed.load(Ordering::Acquire)
+    }
+
     fn site<'p>(&self, process: &'p Process) -> Option<(usize, Site<'p>)> {
         Some((self.ordinal?, Site::of(process, self.ordinal?)?))
     }
 
     /// Charges what it has.
-    fn settle(&self, state: &mut State, site: &Site<'_>, promise: Promise) {
-        match self.handle.stock().filter(|_| !state.is_destroyed) {
-            Some(stock) => state.held.set(site, stock.reserved_bytes, promise),
+    fn settle(&self, held: &mut Held, site: &Site<'_>, promise: Promise) {
+        match self.handle.stock().filter(|_| !self.is_destroyed()) {
+            Some(stock) => held.set(site, stock.reserved_bytes, promise),
             None => site.withdraw(promise),
         }
     }
 
-    fn trim(&self, state: &mut State, site: &Site<'_>) {
-        if !state.is_destroyed {
+    fn trim(&self, held: &mut Held, site: &Site<'_>) {
+        if !self.is_destroyed() {
             self.handle.trim();
-            self.settle(state, site, None);
+            self.settle(held, site, None);
         }
     }
 
@@ -142,11 +143,9 @@ impl Pool {
     }
 }
 
+/// The living pool of that handle: the last, where the driver has destroyed another that is not marked yet.
 fn find(pools: &[Arc<Pool>], handle: PoolHandle) -> Option<Arc<Pool>> {
-    let is_it = |pool: &&Arc<Pool>| {
-        pool.handle == handle && !pool.try_state().is_some_and(|state| state.is_destroyed)
-    };
-    pools.iter().find(is_it).cloned()
+    pools.iter().rfind(|pool| pool.handle == handle && !pool.is_destroyed()).cloned()
 }
 
 impl Pools {
@@ -160,10 +159,23 @@ impl Pools {
         if let Some(known) = find(&pools, handle) {
             return known;
         }
-        let ordinal = ordinal();
+        self.push(&mut pools, handle, ordinal())
+    }
+
+    /// The pool, which the driver has just made, of the memory of the device `ordinal`.
+    pub fn created(&self, handle: PoolHandle, ordinal: Option<usize>) -> Arc<Pool> {
+        self.push(&mut lock(&self.pools), handle, ordinal)
+    }
+
+    fn push(&self, pools: &mut Vec<Arc<Pool>>, handle: PoolHandle, ordinal: Option<usize>) -> Arc<Pool> {
         let held = Held::nothing(MemoryKind::Pool, ordinal.unwrap_or(usize::MAX));
-        let state = Mutex::new(State { held, is_destroyed: false });
-        let pool = Arc::new(Pool { handle, ordinal, state, live: Mutex::default() });
+        let pool = Arc::new(Pool {
+            handle,
+            ordinal,
+            is_destroyed: AtomicBool::new(false),
+            state: Mutex::new(held),
+            live: Mutex::default(),
+        });
         pools.push(Arc::clone(&pool));
         self.is_used.store(true, Ordering::Release);
         pool
@@ -222,10 +234,10 @@ impl Pools {
     pub fn refresh(&self, process: &Process) {
         for pool in self.all() {
             let Some((mut state, (_, site))) = pool.try_state().zip(pool.site(process)) else { continue };
-            if !state.is_destroyed {
+            if !pool.is_destroyed() {
                 pool.settle(&mut state, &site, None);
             } else if lock(&pool.live).is_empty() {
-                state.held.set(&site, 0, None);
+                state.set(&site, 0, None);
                 lock(&self.pools).retain(|other| !Arc::ptr_eq(other, &pool));
             }
         }
@@ -253,8 +265,8 @@ impl Pools {
             if result != CUDA_SUCCESS {
                 return result;
             }
-            state.is_destroyed = true;
-            if state.held.bytes != 0 {
+            pool.is_destroyed.store(true, Ordering::Release);
+            if state.bytes != 0 {
                 return result;
             }
         }
@@ -265,7 +277,30 @@ impl Pools {
     /// Moves what is held to a new ledger of the session's.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
         for pool in self.all() {
-            lock(&pool.state).held.follow_on(session, gpus);
+            lock(&pool.state).follow_on(session, gpus);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_gets_the_handle_of_one_that_is_being_destroyed_is_another() {
+        let handle = PoolHandle(1);
+        let pools = Pools::default();
+        let old = pools.created(handle, Some(0));
+        assert!(Arc::ptr_eq(&pools.get(handle, || None), &old));
+        // The driver has destroyed it, and the thread that asked for that does not know yet.
+        let being_destroyed = lock(&old.state);
+        let new = pools.created(handle, Some(1));
+        assert!(Arc::ptr_eq(&pools.get(handle, || None), &new));
+        old.is_destroyed.store(true, Ordering::Release);
+        drop(being_destroyed);
+        assert!(Arc::ptr_eq(&pools.get(handle, || None), &new));
+        new.is_destroyed.store(true, Ordering::Release);
+        let third = pools.get(handle, || Some(2));
+        assert_eq!(third.ordinal, Some(2), "the handle is another's by now");
     }
 }
