@@ -7,9 +7,10 @@ use tokio::time::{sleep, timeout};
 
 /// How often the state is written, if it changed: what a killed daemon's file lacks at most of tenants that died with it.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The same while the processes of the daemon before come back: one that is killed again and again, as soon as it was started, loses no more.
+/// The same soon after the start, once all processes of the daemon before are back: of daemons that are killed again and again, as soon as they were
+/// started, no account stands still.
 const EARLY_PERIOD: Duration = Duration::from_millis(125);
-/// How long that takes.
+/// What is soon after the start.
 const EARLY: Duration = Duration::from_secs(2);
 /// Arbiters answer within milliseconds; this is for one that is gone.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
@@ -23,9 +24,22 @@ pub async fn serve(shared: Rc<Shared>) {
         shared.registry.borrow_mut().bury_the_dead();
         let is_alive = save(&shared).await;
         shared.service.report(&shared.registry.borrow().summary(), is_alive);
-        let period = if began.elapsed() < EARLY { EARLY_PERIOD } else { PERIOD };
-        sleep(period.min(shared.service.period())).await;
+        pause(&shared, began).await;
     }
+}
+
+/// Until the state is to be written again.
+async fn pause(shared: &Shared, began: Instant) {
+    let saved = Instant::now();
+    let left = || PERIOD.min(shared.service.period()).saturating_sub(saved.elapsed());
+    while began.elapsed() < EARLY && !left().is_zero() {
+        sleep(EARLY_PERIOD.min(left())).await;
+        // What they used meanwhile is charged in equal parts once all are here, or when it is written.
+        if shared.registry.borrow().returning().is_empty() {
+            return;
+        }
+    }
+    sleep(left()).await;
 }
 
 /// Ends the waiting for who was here before the daemon started.
