@@ -17,6 +17,8 @@
 //! bytes that left one session and that another took meanwhile would be counted twice: so `leaving` is read again, and if none
 //! of it has grown, at the end of the first reading at least as much stayed as was seen.
 
+use core::ops::Range;
+
 use crate::MAX_GPUS;
 use crate::page::{Head, Kind, Page};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, spin_hint};
@@ -267,16 +269,18 @@ impl LedgerGpu {
         Some(freed_bytes)
     }
 
-    /// Has nobody look any more at slots from `unused_from` on, which nobody has, nor writes in any more, as far as nothing is in them. The controller's
-    /// to call; while it does it opens none of them.
-    pub fn shrink(&self, unused_from: usize) {
-        let used = self.slots_used.load(Ordering::SeqCst);
+    /// Has nobody look any more at the `unused` slots, the last in use, as far as nothing is in them: nobody has them, nor writes in them any more. The
+    /// controller's to call; while it does it opens none of them.
+    pub fn shrink(&self, unused: Range<usize>) {
+        let now = self.slots_used.load(Ordering::SeqCst);
+        let used = self.used();
         let is_empty = |slot: &Slot| slot.held_and_pending_bytes() == 0;
-        let filled = self.used().iter().rposition(|slot| !is_empty(slot)).map_or(0, |last| last + 1);
-        let still_used = filled.max(unused_from) as u32;
-        if still_used < used {
-            // An error says that some were opened by somebody else after all.
-            let _ = self.slots_used.compare_exchange(used, still_used, Ordering::SeqCst, Ordering::SeqCst);
+        let filled = used.iter().rposition(|slot| !is_empty(slot)).map_or(0, |last| last + 1);
+        let still_used = filled.max(unused.start);
+        if used.len() == unused.end && still_used < unused.end {
+            // An error says that others behind them were opened meanwhile.
+            let _ =
+                self.slots_used.compare_exchange(now, still_used as u32, Ordering::SeqCst, Ordering::SeqCst);
         }
     }
 
@@ -762,16 +766,18 @@ mod tests {
     fn slots_that_nobody_has_are_looked_at_no_more_unless_something_is_in_them() {
         let gpu = ledger(8);
         gpu.account(5).unwrap().charge(10);
-        gpu.shrink(3);
+        gpu.shrink(3..7);
+        assert_eq!(gpu.slots(), 8, "those behind are in use");
+        gpu.shrink(3..8);
         assert_eq!((gpu.slots(), gpu.held_bytes()), (6, 10), "what is held stays counted");
         gpu.clear(5).unwrap();
         core::mem::forget(gpu.account(4).unwrap().reserve(20, 100, || false).unwrap());
-        gpu.shrink(3);
+        gpu.shrink(3..6);
         assert_eq!(gpu.slots(), 5, "and so does what is promised");
         gpu.clear(4).unwrap();
-        gpu.shrink(3);
+        gpu.shrink(3..5);
         assert_eq!(gpu.slots(), 3);
-        gpu.shrink(7);
+        gpu.shrink(7..gpu.slots());
         assert_eq!(gpu.slots(), 3, "it opens none");
         gpu.open(6).unwrap();
         gpu.account(6).unwrap().charge(5);

@@ -61,7 +61,7 @@ fn a_session_in_a_slot_that_nobody_looked_at_meanwhile_never_passes_the_limit_wi
             let gpu = Arc::clone(&gpu);
             thread::spawn(move || {
                 // What the controller does for it.
-                gpu.shrink(1);
+                gpu.shrink(1..2);
                 gpu.open(1).unwrap();
                 take(&gpu, 1, 6, 10).is_ok()
             })

@@ -7,6 +7,7 @@
 
 use std::ffi::{CStr, CString};
 use std::fmt::{self, Write as _};
+use std::ops::Range;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -136,17 +137,33 @@ impl TenantFile {
     /// Gives back what processes held that are dead. Returns whether there were any.
     pub fn bury_dead(&self) -> bool {
         let _alone = self.burying.lock().unwrap_or_else(PoisonError::into_inner);
-        let ledger = self.page.ledger();
-        let used = (0..MAX_GPUS).filter_map(|gpu| ledger.gpu(gpu)).map(|gpu| gpu.slots()).max().unwrap_or(0);
+        let ledgers = || (0..MAX_GPUS).filter_map(|gpu| self.page.ledger().gpu(gpu));
+        let used = ledgers().map(|ledger| ledger.slots()).max().unwrap_or(0);
         let mut found = false;
-        for slot in (0..used).filter(|slot| *slot != self.slot) {
+        let mut unused_from = used;
+        for slot in (0..used).rev().filter(|slot| *slot != self.slot) {
             if lock(&self.descriptor, libc::F_WRLCK, slot as i64, 1).is_ok() {
                 found |= clear(self.page, slot) != 0;
-                // It can only fail for a descriptor that is none.
-                let _ = lock(&self.descriptor, libc::F_UNLCK, slot as i64, 1);
+                if slot + 1 == unused_from {
+                    // It stays locked until nobody looks at it any more: nobody begins to use it meanwhile.
+                    unused_from = slot;
+                } else {
+                    self.unlock(slot..slot + 1);
+                }
             }
         }
+        ledgers().for_each(|ledger| ledger.shrink(unused_from..used));
+        self.unlock(unused_from..used);
         found
+    }
+
+    /// Lets others have these slots.
+    fn unlock(&self, slots: Range<usize>) {
+        // As many as none would be all to the end.
+        if !slots.is_empty() {
+            // It can only fail for a descriptor that is none.
+            let _ = lock(&self.descriptor, libc::F_UNLCK, slots.start as i64, slots.len() as i64);
+        }
     }
 
     /// The process ends: if it is the last one, the file goes.

@@ -1,7 +1,7 @@
 //! Limits without a daemon: held by the library alone, shared by the processes of a tenant, gone with them.
 
 use std::{
-    fs,
+    fs::{self, File},
     os::unix::fs::{FileExt, PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::Command,
@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use deepres_abi::{ledger::LedgerPage, standalone::StandalonePage};
 use deepres_e2e::{
     Finished, Host, Process, Tally,
     artefacts::{artefacts, python},
@@ -243,6 +244,34 @@ fn what_a_killed_process_held_is_free_for_the_others() {
     assert_eq!(fill(&host, &variables), (LIMIT_BYTES, LIMIT_BYTES));
     stays.finish(COMMAND_LIMIT).success();
     assert!(!folder(&host).exists());
+}
+
+#[test]
+fn the_places_of_processes_that_are_dead_are_looked_at_no_more() {
+    const CROWD: usize = 5;
+    let host = Host::new();
+    let variables = [("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "crowd")];
+    let start = || backlog(&host, &["--hold", "0", "--kernel", "quick"], &variables);
+    let mut stays = start();
+    let mut crowd: Vec<Process> = (0..CROWD).map(|_| start()).collect();
+    assert_eq!(slots_looked_at(&host), 1 + CROWD);
+    crowd.iter_mut().for_each(Process::kill);
+    let mut newcomer = start();
+    assert_eq!(slots_looked_at(&host), 2, "those of who stays and who came");
+    newcomer.kill();
+    stays.kill();
+}
+
+/// How many slots of the only tenant's account are looked at whenever memory is asked for, as its file has it.
+fn slots_looked_at(host: &Host) -> usize {
+    /// In the ledger, behind its head: the first word of the first GPU's account.
+    const SLOTS_USED_AT: usize = 64;
+    let files = fs::read_dir(folder(host)).expect("a folder").flatten();
+    let file = files.map(|entry| entry.path()).next().expect("a file");
+    let at = size_of::<StandalonePage>() - size_of::<LedgerPage>() + SLOTS_USED_AT;
+    let mut word = [0; size_of::<u32>()];
+    File::open(file).and_then(|file| file.read_exact_at(&mut word, at as u64)).expect("a word");
+    u32::from_ne_bytes(word) as usize
 }
 
 #[test]

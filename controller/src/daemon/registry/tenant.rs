@@ -153,7 +153,7 @@ impl Tenant {
         let used = self.sessions.values().map(|session| session.slot + 1).max().unwrap_or(0);
         let used = used.max(self.former_slots.count(ProcessKey::is_alive));
         let ledger = self.ledger.page();
-        (0..gpus).filter_map(|gpu| ledger.gpu(gpu)).for_each(|ledger| ledger.shrink(used));
+        (0..gpus).filter_map(|gpu| ledger.gpu(gpu)).for_each(|ledger| ledger.shrink(used..ledger.slots()));
     }
 
     /// What it wants of its user's caps.
