@@ -409,6 +409,24 @@ fn a_session_that_ends_while_its_process_lives_is_left_with_an_open_gate() {
 }
 
 #[test]
+fn a_place_in_an_account_in_which_a_living_process_may_still_write_is_given_to_nobody() {
+    let daemon = daemon_of_one_gpu();
+    let stays = daemon.join("a", 0, 1_000);
+    let leaves = daemon.join("a", 0, 1_000);
+    let slots = || stays.ledger.gpu(0).unwrap().slots();
+    assert_eq!(slots(), 2);
+    drop(leaves.connection);
+    wait_until(RECLAIM_LIMIT, || daemon.status().tenants[0].sessions.len() == 1);
+    let comes = daemon.join("a", 0, 1_000);
+    assert_ne!(comes.welcome.ledger_slot, leaves.welcome.ledger_slot, "this process had that one");
+    // What it began before ends in the place that it had, and counts.
+    let account = leaves.ledger.gpu(0).unwrap().account(leaves.welcome.ledger_slot as usize).unwrap();
+    account.charge(100);
+    assert_eq!((slots(), daemon.status().tenants[0].gpus[0].memory_bytes), (3, 100));
+    assert!(!comes.allocate(901) && comes.allocate(900));
+}
+
+#[test]
 fn a_meter_full_of_garbage_harms_nobody_else() {
     let daemon = daemon_of_one_gpu();
     let (a, b) = (daemon.join("a", 0, 1_000), daemon.join("b", 0, 1_000));

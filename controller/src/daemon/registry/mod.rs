@@ -244,8 +244,7 @@ impl Registry {
     fn admit_session(&mut self, name: &str, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {
         let session_id = self.next_id();
         let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
-        let process = guest.process();
-        let slot = tenant.free_slot(process).ok_or_else(|| {
+        let slot = tenant.free_slot().ok_or_else(|| {
             let reason =
                 format!("the tenant `{name}` has {MAX_SESSIONS} processes already, the most there can be");
             Refused::new(RefusalKind::Full, reason)
@@ -275,6 +274,7 @@ impl Registry {
             bells: gpus.iter().map(|_| Bell::new()).collect::<io::Result<_>>().map_err(no_room)?,
         };
 
+        let process = guest.process();
         self.promise_on(name, &gpus);
         let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
         if let Some(process) = process {

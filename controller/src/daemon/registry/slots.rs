@@ -14,10 +14,9 @@ impl FormerSlots {
         self.0.insert((slot, process));
     }
 
-    /// Whether another than `process` may write in `slot`.
-    pub fn are_others(&self, slot: usize, process: Option<ProcessKey>) -> bool {
-        let mut writers = self.0.range((slot, None)..).take_while(|(at, _)| *at == slot);
-        writers.any(|(_, writer)| writer.is_none() || *writer != process)
+    /// Whether anybody may write in `slot`.
+    pub fn has(&self, slot: usize) -> bool {
+        self.0.range((slot, None)..).next().is_some_and(|(at, _)| *at == slot)
     }
 
     /// Forgets who is dead. Returns how many slots there are up to the last that one of the others may write.
@@ -32,25 +31,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_its_former_owners_until_that_is_dead() {
+    fn a_slot_may_be_written_by_who_had_it_until_that_is_dead() {
         let [one, other] = [7, 8].map(|pid| ProcessKey { pid, start_ticks: 1 });
         let mut former = FormerSlots::default();
         former.add(3, Some(one));
         former.add(1, Some(other));
-        assert!(!former.are_others(3, Some(one)), "it may have its own again");
-        assert!(former.are_others(3, Some(other)) && former.are_others(3, None));
-        assert!(!former.are_others(2, Some(other)));
+        assert_eq!([0, 1, 2, 3, 4].map(|slot| former.has(slot)), [false, true, false, true, false]);
         assert_eq!(former.count(|_| true), 4);
         assert_eq!(former.count(|process| process != one), 2);
-        assert!(!former.are_others(3, Some(other)));
+        assert!(former.has(1) && !former.has(3));
         assert_eq!(former.count(|_| false), 0);
     }
 
     #[test]
-    fn a_slot_of_who_cannot_be_told_is_nobody_elses_for_good() {
+    fn a_slot_of_who_cannot_be_told_may_be_written_for_good() {
         let mut former = FormerSlots::default();
         former.add(5, None);
         assert_eq!(former.count(|_| false), 6);
-        assert!(former.are_others(5, None));
+        assert!(former.has(5));
     }
 }

@@ -141,10 +141,11 @@ impl Tenant {
         sessions.chain(self.keepers.values()).any(|own| *own == Some(key)) || self.returning.contains(&key)
     }
 
-    /// A slot of the ledger that no session has, for one of `process`: rather one in which nobody else may still write.
-    pub fn free_slot(&self, process: Option<ProcessKey>) -> Option<usize> {
+    /// A slot of the ledger that no session has: rather one in which nobody may write any more. What a process began before it came back ends in the
+    /// slot that it had.
+    pub fn free_slot(&self) -> Option<usize> {
         let is_free = |slot: &usize| self.sessions.values().all(|session| session.slot != *slot);
-        let is_clean = |slot: &usize| is_free(slot) && !self.former_slots.are_others(*slot, process);
+        let is_clean = |slot: &usize| is_free(slot) && !self.former_slots.has(*slot);
         (0..MAX_SESSIONS).find(is_clean).or_else(|| (0..MAX_SESSIONS).find(is_free))
     }
 
