@@ -94,6 +94,9 @@ pub enum Role {
     Keeper = 2,
     /// A process that asks what its tenant has of the GPUs in its hello: gets a [`View`], and the connection ends.
     Viewer = 3,
+    /// A process that is about to begin a session, in a connection of its own: it is no stranger while that lasts. Gets no answer; what it has to
+    /// say comes with the session's hello.
+    Arriving = 4,
 }
 
 /// Tenant → controller: who I am and what I ask for. Asking is all it is: the controller's configuration decides.
@@ -290,7 +293,9 @@ impl Hello {
 
     /// The role, if it is one.
     pub fn role(&self) -> Option<Role> {
-        [Role::Session, Role::Keeper, Role::Viewer].into_iter().find(|role| *role as u32 == self.role)
+        [Role::Session, Role::Keeper, Role::Viewer, Role::Arriving]
+            .into_iter()
+            .find(|role| *role as u32 == self.role)
     }
 
     /// The GPUs, at most as many as there is room for.

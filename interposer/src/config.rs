@@ -168,6 +168,11 @@ impl Config {
     }
 }
 
+/// Where the tenant socket may be, as [`Config::sockets`], and nothing else read.
+pub fn tenant_sockets() -> Vec<PathBuf> {
+    sockets(&places())
+}
+
 /// What the environment and the user say about where files are.
 fn places() -> Places<Vec<u8>> {
     // SAFETY: no arguments, cannot fail.

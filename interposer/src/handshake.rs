@@ -188,6 +188,31 @@ impl Pending {
     }
 }
 
+/// A word to the controller that this process is about to begin a session: to whoever watches the GPU's devices it is no stranger for as long as
+/// this lives.
+#[derive(Debug)]
+pub struct Arrival(OwnedFd);
+
+impl Arrival {
+    /// Says it, if somebody takes it at once. No answer is waited for, nor is there one but of a controller that does not know the word.
+    pub fn announce(sockets: &[PathBuf]) -> Option<Self> {
+        let socket = connect_first(sockets, |path| connect(path, libc::SOCK_NONBLOCK, now)).ok()?;
+        let mut hello = Hello::new(Role::Arriving);
+        hello.monotonic_ns = os::now_ns();
+        hello.pid = std::process::id();
+        now(Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) }).ok()?;
+        Some(Self(socket))
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        // A child that another thread forked meanwhile has the connection, too, and may keep it.
+        // SAFETY: no pointers.
+        unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
+    }
+}
+
 /// What the process says.
 fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32) -> Hello {
     let mut hello = Hello::new(Role::Session);
@@ -398,5 +423,58 @@ impl Received {
             Ok(pages) if bells.len() >= managed => Ok(Connection { socket, welcome, pages, bells }),
             _ => Err(ConnectError::Descriptors(count)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listener(path: &Path, backlog: i32) -> OwnedFd {
+        // SAFETY: the address is initialised and of that size; the descriptor is new.
+        unsafe {
+            let socket = OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0));
+            let mut address = mem::zeroed::<libc::sockaddr_un>();
+            address.sun_family = libc::AF_UNIX as u16;
+            for (place, byte) in address.sun_path.iter_mut().zip(path.as_os_str().as_bytes()) {
+                *place = *byte as libc::c_char;
+            }
+            let bytes = size_of::<libc::sockaddr_un>() as u32;
+            cvt(libc::bind(socket.as_raw_fd(), (&raw const address).cast(), bytes)).unwrap();
+            cvt(libc::listen(socket.as_raw_fd(), backlog)).unwrap();
+            socket
+        }
+    }
+
+    #[test]
+    fn whoever_announces_itself_waits_for_nobody() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tenant.sock");
+        let sockets = [directory.path().join("none"), path.clone()];
+        assert!(Arrival::announce(&sockets).is_none(), "nobody listens");
+        // One who accepts nobody, with room for as few as can be: more are turned away, and not kept waiting.
+        let _listener = listener(&path, 0);
+        let taken: Vec<Arrival> = std::iter::from_fn(|| Arrival::announce(&sockets)).take(100).collect();
+        assert!((1..100).contains(&taken.len()), "{}", taken.len());
+    }
+
+    #[test]
+    fn an_announcement_ends_though_a_child_has_its_connection() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tenant.sock");
+        let listener = listener(&path, 1);
+        let arrival = Arrival::announce(&[path]).unwrap();
+        let _childs = arrival.0.try_clone().unwrap();
+        // SAFETY: no pointers that matter; the descriptor is new.
+        let accepted = unsafe {
+            let accepted = libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut());
+            OwnedFd::from_raw_fd(cvt(accepted).unwrap())
+        };
+        let mut hello = Received::new();
+        hello.receive(&accepted);
+        assert_eq!(wire::decode::<Hello>(&hello.packet).unwrap().role(), Some(Role::Arriving));
+        drop(arrival);
+        let mut end = Received::new();
+        assert_eq!(end.receive(&accepted), 0);
     }
 }

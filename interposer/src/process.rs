@@ -9,9 +9,9 @@ use std::time::Duration;
 use deepres_abi::MAX_GPUS;
 use deepres_abi::wire::{UNMANAGED, Uuid};
 
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::driver::calls::{Calls, Context, Stream};
-use crate::handshake::{self, ConnectError, Connection, Pending};
+use crate::handshake::{self, Arrival, ConnectError, Connection, Pending};
 use crate::log::say;
 use crate::memory::Accounts;
 use crate::meter::context::ContextState;
@@ -65,6 +65,15 @@ const STARTED: u8 = 2;
 pub fn current() -> Option<&'static Process> {
     // SAFETY: only `start` stores here, a leaked box; `forked` takes it back without freeing it.
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
+}
+
+/// Says that a session is about to begin, while the result lives: the driver's own start uses the GPU, and can take seconds. `None`: there is one,
+/// or nobody to tell.
+pub fn announce() -> Option<Arrival> {
+    if is_disabled() || START.load(Ordering::Acquire) != NOT_STARTED {
+        return None;
+    }
+    Arrival::announce(&config::tenant_sockets())
 }
 
 /// Begins a session, once, after the driver was initialised. Never fails: without a session the process goes on as without us.

@@ -9,7 +9,7 @@ use deepres_abi::driver::pfn;
 use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::grant::{FailMode, GateState, LeaseTerms};
 use deepres_abi::page::{MAJOR, MINOR};
-use deepres_abi::wire::{self, Refusal, RefusalKind, Welcome};
+use deepres_abi::wire::{self, Refusal, RefusalKind, Role, Welcome};
 use zerocopy::IntoBytes as _;
 
 use support::{Client, Controller, Driver, await_go, now_ns, of_version, part, say, until};
@@ -535,6 +535,38 @@ fn a_refusal_is_told_once_and_the_job_runs() {
     let errors = client.finish();
     assert_eq!(errors.lines().count(), 1, "{errors}");
     assert!(errors.starts_with("deepres: ") && errors.contains("no room for you"), "{errors}");
+}
+
+#[test]
+fn a_session_is_announced_before_it_begins_and_the_announcement_ends_once_it_has() {
+    let controller = Controller::new();
+    let mut client = controller.client("launch once");
+    let announced = controller.accept_any();
+    assert_eq!(announced.hello.role(), Some(Role::Arriving));
+    assert!(!announced.has_ended());
+    let begun = controller.accept_any();
+    assert_eq!(begun.hello.role(), Some(Role::Session));
+    assert!(!announced.has_ended(), "it is on its way still");
+    controller.say_welcome(&begun);
+    assert_eq!(client.answer(), "ready");
+    assert!(announced.has_ended());
+    client.go();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    client.finish();
+}
+
+#[test]
+fn a_controller_that_does_not_know_announcements_refuses_them_and_nobody_hears_of_it() {
+    let controller = Controller::new();
+    let mut client = controller.client("launch once");
+    let announced = controller.accept_any();
+    controller.say_no(announced, "4 is no role");
+    let _session = controller.welcome();
+    assert_eq!(client.answer(), "ready");
+    client.go();
+    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    let errors = client.finish();
+    assert!(!errors.contains("no role"), "{errors}");
 }
 
 #[test]

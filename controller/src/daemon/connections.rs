@@ -10,9 +10,14 @@ use std::rc::Rc;
 
 /// Descriptors that a connection takes beside its bells: itself, its process, and a grant, a meter and a ledger page.
 const DESCRIPTORS: u64 = 5;
-/// Descriptors that the daemon needs for itself, its probes, its administrators, those that are turned away, and the ledgers of tenants that
-/// nobody is left of.
-const OWN_DESCRIPTORS: u64 = 512 + MAX_DESERTED as u64;
+/// Descriptors that the daemon needs for itself, its probes, its administrators, those that are turned away or about to begin, and the ledgers of
+/// tenants that nobody is left of.
+const OWN_DESCRIPTORS: u64 = 512 + MAX_DESERTED as u64 + ARRIVAL_DESCRIPTORS * ARRIVING_AT_A_TIME as u64;
+/// Processes that are about to begin a session at a time, and of one user. More are not noted: they are strangers until they have one.
+const ARRIVING_AT_A_TIME: usize = 256;
+const ARRIVING_OF_ONE: usize = ARRIVING_AT_A_TIME / 2;
+/// Descriptors that such a one takes: its connection and its process.
+const ARRIVAL_DESCRIPTORS: u64 = 2;
 /// Connections beyond the limit that are listened to until they can be refused; more are closed without a word.
 const TURNED_AWAY_AT_A_TIME: usize = 64;
 
@@ -33,6 +38,7 @@ pub struct Connections {
     /// There are descriptors for so many.
     room: usize,
     by_source: RefCell<BTreeMap<Source, usize>>,
+    arriving: Rc<RefCell<BTreeMap<Source, usize>>>,
     turned_away: Rc<Cell<usize>>,
 }
 
@@ -46,10 +52,30 @@ impl Drop for TurnedAway {
     }
 }
 
+/// One that is about to begin a session, for as long as this lives.
+#[derive(Debug)]
+pub struct Arriving {
+    all: Rc<RefCell<BTreeMap<Source, usize>>>,
+    source: Source,
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        one_less(&mut self.all.borrow_mut(), &self.source);
+    }
+}
+
+fn one_less(by_source: &mut BTreeMap<Source, usize>, source: &Source) {
+    match by_source.get_mut(source) {
+        Some(count) if *count > 1 => *count -= 1,
+        _ => drop(by_source.remove(source)),
+    }
+}
+
 impl Connections {
     /// None so far, and descriptors for `room`.
     pub fn new(room: usize) -> Self {
-        Self { room, by_source: RefCell::default(), turned_away: Rc::default() }
+        Self { room, by_source: RefCell::default(), arriving: Rc::default(), turned_away: Rc::default() }
     }
 
     /// One more of this source, or why not.
@@ -81,11 +107,20 @@ impl Connections {
 
     /// One less of this source.
     pub fn leave(&self, source: &Source) {
-        let mut by_source = self.by_source.borrow_mut();
-        match by_source.get_mut(source) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => drop(by_source.remove(source)),
+        one_less(&mut self.by_source.borrow_mut(), source);
+    }
+
+    /// Counts one that is about to begin a session, whose own connection will count as others do. `None`: there are so many that it is not noted.
+    pub fn arrive(&self, source: &Source) -> Option<Arriving> {
+        let mut arriving = self.arriving.borrow_mut();
+        let count = arriving.get(source).copied().unwrap_or(0);
+        if arriving.values().sum::<usize>() >= ARRIVING_AT_A_TIME
+            || count >= ARRIVING_OF_ONE && source.has_limit()
+        {
+            return None;
         }
+        arriving.insert(source.clone(), count + 1);
+        Some(Arriving { all: Rc::clone(&self.arriving), source: source.clone() })
     }
 
     /// Counts one that is being turned away. `None`: so many are that it has to go without a word.
@@ -132,6 +167,20 @@ mod tests {
         assert_eq!(turned_away.len(), TURNED_AWAY_AT_A_TIME);
         drop(turned_away.pop());
         assert!(connections.turn_away().is_some());
+    }
+
+    #[test]
+    fn those_who_are_about_to_begin_are_bounded_and_no_user_keeps_the_others_out() {
+        let connections = Connections::new(1);
+        let [user, other] = [4711, 4712].map(Source::User);
+        let mut of_one: Vec<_> = std::iter::from_fn(|| connections.arrive(&user)).collect();
+        assert_eq!(of_one.len(), ARRIVING_OF_ONE);
+        let of_root = std::iter::from_fn(|| connections.arrive(&Source::User(0)));
+        assert_eq!(of_root.count(), ARRIVING_AT_A_TIME - ARRIVING_OF_ONE);
+        let others = connections.arrive(&other);
+        assert!(others.is_some() && connections.arrive(&user).is_none());
+        drop(of_one.pop());
+        assert!(connections.arrive(&user).is_some());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The tenant socket: lets processes in, and notices when they are gone.
 
+use super::connections::TurnedAway;
 use super::peer::{Peer, is_dead};
 use super::registry::{Admitted, Guest, Membership, Refused, Registry};
 use super::{Shared, view};
@@ -7,6 +8,7 @@ use crate::clock::monotonic_ns;
 use crate::identity::source::Source;
 use crate::identity::{self, Facts};
 use crate::packet::{self, Packet};
+use crate::probes::Presence;
 use crate::probes::metering::{self, Purpose};
 use deepres_abi::wire::{self, FrameError, Hello, Refusal, RefusalKind, Role};
 use rustix::net::{SocketFlags, accept_with};
@@ -23,6 +25,8 @@ use zerocopy::IntoBytes;
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// Arbiters answer within microseconds; this is for one that is gone.
 const READY_LIMIT: Duration = Duration::from_secs(1);
+/// How long the driver may take to start in a process that said that it will begin a session. Then it is a stranger like others.
+const ARRIVAL_LIMIT: Duration = Duration::from_secs(300);
 /// How long whoever closed its connection may take to die of what closed it; after that it lives on without one.
 const DYING_LIMIT: Duration = Duration::from_millis(30);
 /// Clocks further apart than this are different clocks: a hello is read within milliseconds of being written.
@@ -74,50 +78,105 @@ fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
         // Whose it was cannot be told any more: it would be counted as one of those thousands.
         return;
     }
-    let entered = shared.connections.enter(&source, shared.registry.borrow().config());
     // Counted before the next one is looked at.
-    let turned_away = match entered {
-        Ok(()) => None,
-        Err(full) => match shared.connections.turn_away() {
-            Some(counted) => Some((full, counted)),
+    let place = match Counted::enter(&source, shared) {
+        Ok(counted) => Place::Counted(counted),
+        Err(_) => match shared.connections.turn_away() {
+            Some(turned_away) => Place::None(turned_away),
             None => return,
         },
     };
     let shared = Rc::clone(shared);
     tokio::task::spawn_local(async move {
-        let served = match turned_away {
-            None => {
-                let served = converse(connection, peer, death, &shared).await;
-                shared.connections.leave(&source);
-                served
-            }
-            Some((full, _counted)) => turn_away(connection, &full).await,
-        };
-        if let Err(error) = served {
+        if let Err(error) = attend(connection, peer, death, (source, place), &shared).await {
             tracing::warn!(%error, "a tenant's connection failed");
         }
     });
 }
 
-/// Refuses whoever comes when there is no room. Their hello is read first: a connection closed before would be an error to
+/// Whether there was room for a connection when it came.
+enum Place {
+    Counted(Counted),
+    None(TurnedAway),
+}
+
+/// A connection that counts, for as long as this lives.
+struct Counted {
+    shared: Rc<Shared>,
+    source: Source,
+}
+
+impl Counted {
+    fn enter(source: &Source, shared: &Rc<Shared>) -> Result<Self, Refused> {
+        shared.connections.enter(source, shared.registry.borrow().config())?;
+        Ok(Self { shared: Rc::clone(shared), source: source.clone() })
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.shared.connections.leave(&self.source);
+    }
+}
+
+/// One connection: hears its hello, and refuses whoever comes when there is no room only then, since a connection closed before would be an error to
 /// them, and the reason lost.
-async fn turn_away(connection: OwnedFd, full: &Refused) -> io::Result<()> {
+async fn attend(
+    connection: OwnedFd,
+    peer: Peer,
+    death: Option<OwnedFd>,
+    (source, place): (Source, Place),
+    shared: &Rc<Shared>,
+) -> io::Result<()> {
     let connection = watched(connection)?;
-    let _ = timeout(HELLO_LIMIT, receive(&connection)).await;
-    refuse(connection.as_fd(), full);
+    let received = timeout(HELLO_LIMIT, receive(&connection)).await;
+    let counted = match place {
+        Place::Counted(counted) => counted,
+        // Those whose place was taken may have been about to begin, and be counted no more.
+        Place::None(_turned_away) => match Counted::enter(&source, shared) {
+            Ok(counted) => counted,
+            Err(full) => {
+                refuse(connection.as_fd(), &full);
+                return Ok(());
+            }
+        },
+    };
+    let Ok(packet) = received else { return Ok(()) };
+    let Some(packet) = packet? else { return Ok(()) };
+    let is_arriving =
+        wire::decode::<Hello>(packet.bytes()).is_ok_and(|hello| hello.role() == Some(Role::Arriving));
+    if !is_arriving {
+        return converse(connection, packet, peer, death, shared).await;
+    }
+    // The session that follows is to find the place.
+    drop(counted);
+    if let Some(_counted) = shared.connections.arrive(&source).filter(|_| peer.pid != 0) {
+        expect(&connection, peer, death, shared).await?;
+    }
     Ok(())
 }
 
-/// One connection, from hello to its end.
+/// Takes a process that is about to begin a session for no stranger, until it says no more that it is.
+async fn expect(
+    connection: &AsyncFd<OwnedFd>,
+    peer: Peer,
+    death: Option<OwnedFd>,
+    shared: &Shared,
+) -> io::Result<()> {
+    let death = death.map(watched).transpose()?;
+    let _presence = Presence::new(&shared.registry.borrow().connected(), peer.pid);
+    let _ = timeout(ARRIVAL_LIMIT, end_of(connection, death.as_ref())).await;
+    Ok(())
+}
+
+/// One connection of whoever is a tenant's, from hello to its end.
 async fn converse(
-    connection: OwnedFd,
+    connection: AsyncFd<OwnedFd>,
+    packet: Packet,
     peer: Peer,
     death: Option<OwnedFd>,
     shared: &Rc<Shared>,
 ) -> io::Result<()> {
-    let connection = watched(connection)?;
-    let Ok(packet) = timeout(HELLO_LIMIT, receive(&connection)).await else { return Ok(()) };
-    let Some(packet) = packet? else { return Ok(()) };
     // Before the session exists, so that there is no moment in which its death would go unnoticed.
     let death = death.map(watched).transpose()?;
     let facts = Facts::read(peer.pid, peer.uid);

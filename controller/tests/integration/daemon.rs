@@ -193,11 +193,19 @@ fn a_clock_of_another_namespace_is_refused() {
 #[test]
 fn connections_beyond_the_limit_are_refused() {
     let daemon = Daemon::start(1, Config { max_connections: 2, ..Config::default() });
+    // Those who only say that they will come take nobody's place.
+    let announced: Vec<_> = (0..3)
+        .map(|_| {
+            let connection = packet::connection(&daemon.directory.tenant_socket()).unwrap();
+            packet::send(&connection, daemon.hello(Role::Arriving, "c").as_bytes(), &[]).unwrap();
+            connection
+        })
+        .collect();
     let held = [daemon.join("a", 0, 0), daemon.join("b", 0, 0)];
     let hello = daemon.hello(Role::Session, "c");
     let (kind, reason) = Tenant::connect(&daemon.directory.tenant_socket(), &hello).err().unwrap();
     assert_eq!(kind, RefusalKind::Full as u32, "{reason}");
-    drop(held);
+    drop((held, announced));
     wait_until(PATIENCE, || Tenant::connect(&daemon.directory.tenant_socket(), &hello).is_ok());
 }
 

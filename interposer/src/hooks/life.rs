@@ -10,9 +10,10 @@ use crate::driver::real;
 use crate::meter::context::ContextState;
 use crate::process;
 
-/// Hook of `cuInit`: a session begins once it succeeded.
+/// Hook of `cuInit`: a session is announced before it, and begins once it succeeded.
 pub unsafe extern "C" fn init(flags: u32) -> CUresult {
     let Some(real) = real!(cuInit) else { return MISSING };
+    let _arrival = process::announce();
     // SAFETY: the caller's argument.
     let result = unsafe { real(flags) };
     if result == CUDA_SUCCESS {

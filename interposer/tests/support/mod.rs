@@ -15,7 +15,7 @@ use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MeterPage, MeterSlot};
 use deepres_abi::page::{self, MAJOR, MINOR, Page};
-use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, Refusal, RefusalKind, Welcome};
+use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, Refusal, RefusalKind, Role, Welcome};
 use zerocopy::IntoBytes as _;
 
 /// The GPU's index here; not 0, so that an index is not taken for an ordinal.
@@ -101,6 +101,17 @@ pub struct Connection {
     pub hello: Hello,
 }
 
+impl Connection {
+    /// Whether the client has closed it.
+    pub fn has_ended(&self) -> bool {
+        let mut byte = 0_u8;
+        // SAFETY: a writable buffer of that length.
+        let got =
+            unsafe { libc::recv(self.socket.as_raw_fd(), (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) };
+        got == 0
+    }
+}
+
 impl Controller {
     /// One that listens. The gate is open, nothing is limited, and its heart beat once, for an hour.
     pub fn new() -> Self {
@@ -158,8 +169,18 @@ impl Controller {
         if read == 8 { count } else { 0 }
     }
 
-    /// Takes a connection and its hello.
+    /// Takes a connection and its hello. Those who only announce themselves are let go.
     pub fn accept(&self) -> Connection {
+        loop {
+            let connection = self.accept_any();
+            if connection.hello.role() != Some(Role::Arriving) {
+                return connection;
+            }
+        }
+    }
+
+    /// Takes a connection and its hello, whatever it is for.
+    pub fn accept_any(&self) -> Connection {
         // SAFETY: no pointers that matter; the descriptor is new.
         let socket = unsafe {
             let fd = libc::accept4(
@@ -181,10 +202,15 @@ impl Controller {
     /// Takes a connection and makes it a session.
     pub fn welcome(&self) -> Connection {
         let connection = self.accept();
+        self.say_welcome(&connection);
+        connection
+    }
+
+    /// Makes a connection a session.
+    pub fn say_welcome(&self, connection: &Connection) {
         let mut welcome = Welcome::new(77, 1);
         welcome.gpu_index[0] = GPU as u8;
-        self.answer(&connection, &of_version(welcome.as_bytes(), MAJOR, self.minor, 0));
-        connection
+        self.answer(connection, &of_version(welcome.as_bytes(), MAJOR, self.minor, 0));
     }
 
     /// Answers a hello with these bytes and all that a welcome comes with.

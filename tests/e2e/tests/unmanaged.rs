@@ -315,6 +315,48 @@ if rounds: os.execv(sys.executable, [sys.executable, "-c", sys.argv[1], sys.argv
     assert_eq!(listed.len(), 1, "{listed:#?}");
 }
 
+#[test]
+fn a_tenant_is_no_stranger_however_long_its_driver_takes_to_start() {
+    if !are_possible() {
+        return;
+    }
+    // A driver that starts opens its devices and asks them much, and only then is there a session.
+    const TENANT: &str = r#"
+import ctypes, fcntl, os, sys, threading, time
+starts = threading.Thread(target=lambda: results.append(ctypes.CDLL("libcuda.so.1").cuInit(0)))
+results = []
+starts.start()
+time.sleep(0.2)
+file = os.open(sys.argv[1], os.O_RDWR)
+while starts.is_alive():
+    try: fcntl.ioctl(file, 0xc020462a, bytearray(32))
+    except OSError: pass
+    time.sleep(0.05)
+print('{"result": %d}' % results[0], flush=True)
+sys.stdin.readline()
+"#;
+    let host = Host::measuring().config(&format!("{CONFIG}unmanaged = \"hold\"\n"));
+    let mut daemon = host.daemon();
+    thread::sleep(QUIET);
+    let start = |faults: &str| {
+        let mut command = host.run(&[], "python3", &["-c", TENANT, DEVICE]);
+        command.env("SIMGPU_FAULTS", faults);
+        host.spawn(command)
+    };
+    let mut tenant = start("cuInit:delay:2500ms");
+    assert_eq!(tenant.await_json(COMMAND_LIMIT)["result"], 0);
+    tenant.finish(COMMAND_LIMIT).success();
+    // One whose driver does not start after all is a stranger that has the device open.
+    let mut failed = start("cuInit:1:999");
+    assert_eq!(failed.await_json(COMMAND_LIMIT)["result"], 999);
+    await_found(&host, failed.pid(), |_| true);
+    drop(failed);
+    daemon.signal(rustix::process::Signal::TERM);
+    let log = daemon.await_end(COMMAND_LIMIT).stderr;
+    let listed: Vec<&str> = log.lines().filter(|line| line.contains("an unmanaged process uses")).collect();
+    assert_eq!(listed.len(), 1, "{listed:#?}");
+}
+
 /// What a process is at: `T` if it is stopped.
 fn state(pid: u32) -> char {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();

@@ -211,8 +211,8 @@ impl Registry {
         let role = hello
             .role()
             .ok_or_else(|| Refused::new(RefusalKind::Malformed, format!("{} is no role", hello.role)))?;
-        if role == Role::Viewer {
-            return Err(Refused::new(RefusalKind::Malformed, "a viewer is answered and not admitted"));
+        if let Role::Viewer | Role::Arriving = role {
+            return Err(Refused::new(RefusalKind::Malformed, "only sessions and keepers are admitted"));
         }
         let name = self.tenant_of(guest, hello, role)?;
         let admitted = match role {
