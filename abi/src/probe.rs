@@ -302,7 +302,11 @@ pub struct Slot {
     pub others: u64,
     /// Its ioctl.
     pub ioctl: Inflight,
+    /// 0: a slot fills a cache line.
+    pub reserved: [u64; 2],
 }
+
+const _: () = assert!(size_of::<Slot>() == 64);
 
 /// The slot of a thread. Neighbours are far from each other, and so not in one cache line.
 #[inline(always)]
@@ -540,6 +544,10 @@ pub struct Offsets {
     /// `task_struct.thread_info.status`
     pub task_status: u32,
 }
+
+/// In the place of the kernel's function `bpf_rdonly_cast` the programs call a helper of this number, which no kernel has. The controller puts the
+/// function's number there; where the kernel has no such function, nothing ever gets to the call.
+pub const CAST_CALL: u32 = 1_234_567;
 
 /// Stands for this file: the kernel programs carry it, so that those of another build are told from ours.
 pub const LAYOUT: u64 = hash(include_bytes!("probe.rs"));

@@ -29,6 +29,8 @@ const OTHERS: [&str; 5] =
 const COMMAND: u64 = 0xc020_462a;
 const MAP_MEMORY: u64 = 0xc038_464e;
 const ALLOC: u64 = 0xc030_462b;
+/// One of which nothing is known, so that its argument is not looked at.
+const UNKNOWN: u64 = 0xc000_46ff;
 /// In NV_ESC_RM_ALLOC's argument, in words of 8 bytes: the class, in the upper half; where its own arguments are; and in those the size.
 const CLASS: usize = 1;
 const PARAMETERS: usize = 2;
@@ -208,7 +210,7 @@ struct Case {
     argument: Box<[u64; WORDS]>,
 }
 
-/// Calls that take the ways through the programs: refused at once, with a status and an amount, and with an amount behind an address.
+/// Calls that take the ways through the programs: refused at once, taken for done without a look at the argument, with a status and an amount, and with an amount behind an address.
 fn cases() -> Vec<Case> {
     let mut allocation = Box::new([0; WORDS]);
     allocation[CLASS] = MEMORY << 32;
@@ -217,6 +219,7 @@ fn cases() -> Vec<Case> {
     let none = || Box::new([0; WORDS]);
     vec![
         Case { name: "a refused call", device: REFUSING, command: COMMAND, argument: none() },
+        Case { name: "an unknown call", device: ACCEPTING, command: UNKNOWN, argument: none() },
         Case { name: "a control call", device: ACCEPTING, command: COMMAND, argument: none() },
         Case { name: "a mapping", device: ACCEPTING, command: MAP_MEMORY, argument: none() },
         Case { name: "an allocation", device: ACCEPTING, command: ALLOC, argument: allocation },

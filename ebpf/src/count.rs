@@ -7,9 +7,11 @@ use crate::probe::{
 use crate::walk;
 use aya_ebpf::Global;
 use aya_ebpf::bindings::BPF_NOEXIST;
-use aya_ebpf::helpers::bpf_probe_read_user;
+use aya_ebpf::helpers::{bpf_probe_read_user, generated};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf};
+use core::ffi::c_void;
+use core::mem::MaybeUninit;
 
 /// Processes times commands that are counted apart; the controller sets what memory allows.
 const STATS_ENTRIES: u32 = 1024;
@@ -144,13 +146,24 @@ fn status_and_bytes(argument: u64, status_at: Option<u64>, amount_at: u64, above
     let Some(status_at) = status_at else { return (0, read_bytes(argument, amount_at, above)) };
     let from = if status_at < amount_at { status_at } else { amount_at };
     let (status_word, amount_word) = ((status_at - from) / WORD, (amount_at - from) / WORD);
-    if status_word < WINDOW as u64
-        && amount_word < WINDOW as u64 - 1
-        && let Some(words) = read::<[u32; WINDOW]>(argument, from)
-    {
-        let amount =
-            u64::from(words[amount_word as usize]) | u64::from(words[amount_word as usize + 1]) << 32;
-        return (words[status_word as usize], amount.wrapping_add(above));
+    if status_word < WINDOW as u64 && amount_word < WINDOW as u64 - 1 {
+        // Not by value, which would be a copy of each word.
+        let mut words = MaybeUninit::<[u32; WINDOW]>::uninit();
+        // SAFETY: there is room for what is read, and the helper answers an error for what cannot be; all of it is written then, and both
+        // places are within.
+        unsafe {
+            let bytes = size_of::<[u32; WINDOW]>() as u32;
+            if generated::bpf_probe_read_user(
+                words.as_mut_ptr().cast(),
+                bytes,
+                argument.wrapping_add(from) as *const c_void,
+            ) == 0
+            {
+                let first = words.as_ptr().cast::<u32>();
+                let amount = first.add(amount_word as usize).cast::<u64>().read_unaligned();
+                return (first.add(status_word as usize).read(), amount.wrapping_add(above));
+            }
+        }
     }
     (read(argument, status_at).unwrap_or(0), read_bytes(argument, amount_at, above))
 }

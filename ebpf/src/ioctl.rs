@@ -19,8 +19,11 @@ const DI: usize = 112;
 const SI: usize = 104;
 const DX: usize = 96;
 
+/// Of a map: its values begin at a page, and so each in a cache line of its own (`BPF_F_MMAPABLE`).
+const PAGE_ALIGNED: u32 = 1 << 10;
+
 #[map]
-static SLOTS: Array<Slot> = Array::with_max_entries(SLOT_COUNT, 0);
+static SLOTS: Array<Slot> = Array::with_max_entries(SLOT_COUNT, PAGE_ALIGNED);
 #[map]
 static INFLIGHT: HashMap<u32, Inflight> = HashMap::with_max_entries(MAX_INFLIGHT, 0);
 

@@ -2,12 +2,14 @@
 //!
 //! Where each step's field lies is read from the running kernel's type information and set before the programs are loaded. The
 //! kernel takes a global that cannot change any more for a constant, so it knows each of these loads to be of the field it is meant to
-//! be, and lets the first of them be plain loads.
+//! be, and lets the first of them be plain loads. The others are plain loads, too, where the kernel has a function that gives an
+//! address a type (6.2): a load that faults is 0 then. Elsewhere a helper makes them, at four times the cost.
 
-use crate::probe::{MAX_WATCHES, Watch};
+use crate::probe::{CAST_CALL, MAX_WATCHES, Watch};
 use aya_ebpf::Global;
 use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::bpf_get_current_task_btf;
+use core::arch::asm;
 
 #[unsafe(no_mangle)]
 static TASK_FILES: Global<u32> = Global::new(0);
@@ -31,6 +33,15 @@ static INODE_RDEV: Global<u32> = Global::new(0);
 static INODE_MODE: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static TASK_STATUS: Global<u32> = Global::new(0);
+
+/// The kernel's numbers of the types `files_struct` and `file`; 0: it cannot give an address a type.
+#[unsafe(no_mangle)]
+static FILES_TYPE: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static FILE_TYPE: Global<u32> = Global::new(0);
+/// Where a `files_struct` has an array of files of its own, of the same type as every table of files.
+#[unsafe(no_mangle)]
+static FILES_ARRAY: Global<u32> = Global::new(0);
 
 /// Whether there are block devices with the number of one that is watched: only then a device's kind has to be looked at.
 #[unsafe(no_mangle)]
@@ -70,32 +81,77 @@ pub fn watched(descriptor: u32) -> Option<Watched> {
         if table.is_null() || descriptor >= field::<u32>(table, FDT_MAX.load()) {
             return None;
         }
-        let descriptors = field::<*const *const u8>(table, FDT_FD.load());
-        watched_file(bpf_probe_read_kernel(descriptors.wrapping_add(descriptor as usize)).ok()?)
+        let place = field::<*const *const u8>(table, FDT_FD.load()).wrapping_add(descriptor as usize);
+        if FILES_TYPE.load() == 0 {
+            return device_of(bpf_probe_read_kernel(place).ok()?);
+        }
+        // What is cast is to the place in the table as a `files_struct` is to its own first one.
+        let files = place.cast::<u8>().wrapping_sub(FILES_ARRAY.load() as usize);
+        device_of(field(cast(files, FILES_TYPE.load()), FILES_ARRAY.load()))
     }
 }
 
 /// The device that an open file is, if it is watched.
 #[inline(always)]
 pub fn watched_file(file: *const u8) -> Option<Watched> {
+    // SAFETY: as in `watched`.
+    unsafe { device_of(if FILES_TYPE.load() == 0 { file } else { cast(file, FILE_TYPE.load()) }) }
+}
+
+/// # Safety
+/// If the kernel gives types, this has one.
+#[inline(always)]
+unsafe fn device_of(file: *const u8) -> Option<Watched> {
     if file.is_null() {
         return None;
     }
-    let inode = file.wrapping_add(FILE_INODE.load() as usize).cast::<*const u8>();
-    // SAFETY: the helper answers an error for what cannot be read.
+    // SAFETY: by the contract; the kernel checks it.
     unsafe {
-        let inode = bpf_probe_read_kernel(inode).ok()?;
-        let device =
-            bpf_probe_read_kernel(inode.wrapping_add(INODE_RDEV.load() as usize).cast::<u32>()).ok()?;
+        let inode = load::<*const u8>(file, FILE_INODE.load())?;
+        let device = load::<u32>(inode, INODE_RDEV.load())?;
         let family = family(device)?;
-        if HAS_TWINS.load() != 0 {
-            let mode = inode.wrapping_add(INODE_MODE.load() as usize).cast::<u16>();
-            if bpf_probe_read_kernel(mode).ok()? & KIND != CHARACTER_DEVICE {
-                return None;
-            }
+        if HAS_TWINS.load() != 0 && load::<u16>(inode, INODE_MODE.load())? & KIND != CHARACTER_DEVICE {
+            return None;
         }
         Some(Watched { device, family })
     }
+}
+
+/// Loads a field, by a helper where the kernel gives no types.
+///
+/// # Safety
+/// As for [`field`], if it gives types.
+#[inline(always)]
+unsafe fn load<T: Copy>(base: *const u8, offset: u32) -> Option<T> {
+    // SAFETY: by the contract; the helper answers an error for what cannot be read.
+    unsafe {
+        if FILES_TYPE.load() == 0 {
+            bpf_probe_read_kernel(base.wrapping_add(offset as usize).cast()).ok()
+        } else {
+            Some(field(base, offset))
+        }
+    }
+}
+
+/// Gives an address the type of this number, for the kernel's check; it may point to anything.
+///
+/// # Safety
+/// The kernel has the function that the controller puts here.
+#[inline(always)]
+unsafe fn cast(address: *const u8, kind: u32) -> *const u8 {
+    let typed;
+    // SAFETY: by the contract; it changes nothing.
+    unsafe {
+        asm!(
+            "call {cast}",
+            cast = const CAST_CALL,
+            inlateout("r1") address => _,
+            inlateout("r2") u64::from(kind) => _,
+            lateout("r0") typed,
+            lateout("r3") _, lateout("r4") _, lateout("r5") _,
+        );
+    }
+    typed
 }
 
 /// Whether the current task is in a system call of 32-bit programs, which have numbers of their own.

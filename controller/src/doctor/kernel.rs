@@ -51,7 +51,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
 }
 
 fn types() -> Check {
-    match btf::offsets() {
+    match btf::layout() {
         Ok(_) => Check::good("btf", "the kernel publishes its types"),
         Err(error) => Check::limited(
             "btf",

@@ -18,6 +18,9 @@ const BITS: u32 = 8;
 /// In a struct with bit fields the lower bits of a member's offset are the offset.
 const OFFSET_MASK: u32 = 0x00ff_ffff;
 
+/// The kernel's function that gives an address a type.
+const CAST: &str = "bpf_rdonly_cast";
+
 /// Kinds of types.
 mod kind {
     pub const INT: u32 = 1;
@@ -25,6 +28,7 @@ mod kind {
     pub const STRUCT: u32 = 4;
     pub const UNION: u32 = 5;
     pub const ENUM: u32 = 6;
+    pub const FUNC: u32 = 12;
     pub const FUNC_PROTO: u32 = 13;
     pub const VAR: u32 = 14;
     pub const DATASEC: u32 = 15;
@@ -51,13 +55,39 @@ pub enum BtfError {
     },
 }
 
-/// Reads the running kernel's offsets.
+/// What the programs have to know of the running kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct Layout {
+    /// Where its structs have their fields.
+    pub offsets: Offsets,
+    /// How it gives an address a type; none before 6.2.
+    pub cast: Option<Cast>,
+}
+
+/// The function that gives an address a type, and the types, by the kernel's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cast {
+    /// The function.
+    pub function: u32,
+    /// `files_struct`
+    pub files: u32,
+    /// `file`
+    pub file: u32,
+    /// Where a `files_struct` has its own table of files, bytes.
+    pub files_array: u32,
+}
+
+/// Reads the running kernel's types.
 ///
 /// # Errors
 /// [`BtfError`].
-pub fn offsets() -> Result<Offsets, BtfError> {
+pub fn layout() -> Result<Layout, BtfError> {
     let data = std::fs::read(Path::new(KERNEL_TYPES)).map_err(BtfError::Unreadable)?;
     let types = Types::parse(&data)?;
+    Ok(Layout { offsets: offsets(&types)?, cast: types.cast()? })
+}
+
+fn offsets(types: &Types<'_>) -> Result<Offsets, BtfError> {
     Ok(Offsets {
         task_files: types.offset("task_struct", "files")?,
         task_leader: types.offset("task_struct", "group_leader")?,
@@ -103,6 +133,25 @@ impl<'a> Types<'a> {
             at += TYPE_BYTES + extra_bytes(info).ok_or(BtfError::Malformed(at))?;
         }
         Ok(Self { data, strings: &data[strings..strings_end], types })
+    }
+
+    fn cast(&self) -> Result<Option<Cast>, BtfError> {
+        let found = [(kind::FUNC, CAST), (kind::STRUCT, "files_struct"), (kind::STRUCT, "file")];
+        let [function, files, file] = found.map(|(kind, name)| self.number(kind, name));
+        let (Some(function), Some(files), Some(file)) = (function?, files?, file?) else { return Ok(None) };
+        let array = self.offset("files_struct", "fd_array");
+        Ok(array.ok().map(|files_array| Cast { function, files, file, files_array }))
+    }
+
+    /// The number of a type, from 1.
+    fn number(&self, kind: u32, name: &str) -> Result<Option<u32>, BtfError> {
+        for (number, &at) in (1..).zip(&self.types) {
+            if kind_of(word(self.data, at + 4)?) == kind && self.name(word(self.data, at)?) == name.as_bytes()
+            {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
     }
 
     fn offset(&self, structure: &'static str, member: &'static str) -> Result<u32, BtfError> {
@@ -201,6 +250,10 @@ mod tests {
         let types = Types::parse(&data).unwrap();
         assert_eq!(types.offset("s", "a").unwrap(), 0);
         assert_eq!(types.offset("s", "b").unwrap(), 4);
+        assert_eq!(
+            [types.number(kind::STRUCT, "s"), types.number(kind::FUNC, "s")].map(Result::unwrap),
+            [Some(2), None]
+        );
         assert!(matches!(types.offset("s", "c"), Err(BtfError::Missing { structure: "s", member: "c" })));
     }
 

@@ -1,7 +1,7 @@
 //! The kernel programs: loading, attaching, and reading their maps. Dropping it detaches them.
 
 use super::activity::join;
-use super::btf::{self, BtfError};
+use super::btf::{self, BtfError, Cast, Layout};
 use super::devices::Devices;
 use super::room::Room;
 pub use super::way::Way;
@@ -11,8 +11,8 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuHashMap, PerCpuValue
 use aya::programs::{KProbe, Program, RawTracePoint, TracePoint};
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use deepres_abi::probe::{
-    CommandKey, CommandValue, Event, Inflight, LAYOUT, News, Offsets, Slot, StatKey, StatValue, Totals, slot,
-    tracing as asked,
+    CAST_CALL, CommandKey, CommandValue, Event, Inflight, LAYOUT, News, Offsets, Slot, StatKey, StatValue,
+    Totals, slot, tracing as asked,
 };
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
@@ -45,6 +45,15 @@ pub enum Asked {
     All(u32),
 }
 
+/// How the programs find the device behind a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Walk {
+    /// By loads that the kernel knows the types of, where it can give an address one.
+    Typed,
+    /// By a helper that reads from anywhere.
+    Probed,
+}
+
 /// Why there are no programs in the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
@@ -72,8 +81,17 @@ pub enum KernelError {
     )]
     Namespace,
     /// Anything else.
-    #[error("the kernel does not take the programs: {0}")]
+    #[error(
+        "the kernel does not take the programs: {0}; deepres runs without, and `deepres daemon --log debug` logs what the kernel says"
+    )]
     Refused(String),
+}
+
+impl KernelError {
+    /// Whether trying again is of no use while this program runs.
+    pub fn is_lasting(&self) -> bool {
+        matches!(self, Self::NotBuilt | Self::Stale | Self::Namespace)
+    }
 }
 
 /// Programs in the kernel.
@@ -92,11 +110,34 @@ impl Kernel {
         Self::attach_within(room()?, devices, asked, way)
     }
 
+    /// The same with a walk of one's own choice.
+    ///
+    /// # Errors
+    /// As [`Self::attach`], also if the kernel has no such walk.
+    pub fn attach_walking(
+        walk: Walk,
+        devices: &Devices,
+        asked: Asked,
+        way: Option<Way>,
+    ) -> Result<Self, KernelError> {
+        Self::attach_by(&[walk], room()?, devices, asked, way)
+    }
+
     /// The same with room for so many counters.
     ///
     /// # Errors
     /// As [`Self::attach`].
     pub fn attach_within(
+        room: Room,
+        devices: &Devices,
+        asked: Asked,
+        way: Option<Way>,
+    ) -> Result<Self, KernelError> {
+        Self::attach_by(&[Walk::Typed, Walk::Probed], room, devices, asked, way)
+    }
+
+    fn attach_by(
+        walks: &[Walk],
         room: Room,
         devices: &Devices,
         asked: Asked,
@@ -109,9 +150,16 @@ impl Kernel {
         };
         let mut obstacles = Vec::new();
         let mut refusal = KernelError::Refused("there is no way".to_owned());
-        for Choice { way, why } in ways {
+        let layout = btf::layout()?;
+        let tried = ways.iter().flat_map(|choice| walks.iter().map(move |walk| (choice.clone(), *walk)));
+        for (Choice { way, why }, walk) in tried {
+            if walk == Walk::Typed && layout.cast.is_none() {
+                obstacles.push("this kernel gives an address no type".to_owned());
+                continue;
+            }
+            let cast = layout.cast.filter(|_| walk == Walk::Typed);
             // Whatever of it is attached goes with the object.
-            let mut ebpf = load(devices, asked, room, &[])?;
+            let mut ebpf = load(devices, asked, room, &[], &Layout { cast, ..layout })?;
             let attached = match way {
                 Way::DriverFunctions => attach_driver(&mut ebpf, &facts),
                 Way::Tracepoints => with_tracing(|| attach_tracepoints(&mut ebpf)),
@@ -157,7 +205,7 @@ impl Kernel {
     /// As [`Self::attach`].
     pub fn attach_empty(way: Way) -> Result<Self, KernelError> {
         let room = room()?;
-        let mut ebpf = load(&Devices::none(), Asked::None, room, &[])?;
+        let mut ebpf = load(&Devices::none(), Asked::None, room, &[], &btf::layout()?)?;
         match way {
             Way::DriverFunctions => {}
             Way::Tracepoints => with_tracing(|| {
@@ -418,6 +466,7 @@ pub(super) fn load(
     asked: Asked,
     room: Room,
     sizes: &[(&'static str, u32)],
+    layout: &Layout,
 ) -> Result<Ebpf, KernelError> {
     usable(PROGRAMS, LAYOUT)?;
     if !is_in_host_pid_namespace() {
@@ -435,7 +484,9 @@ pub(super) fn load(
         inode_rdev,
         inode_mode,
         task_status,
-    } = btf::offsets()?;
+    } = layout.offsets;
+    let (files_type, file_type, files_array) =
+        layout.cast.map_or((0, 0, 0), |cast| (cast.files, cast.file, cast.files_array));
     let (mode, event_bytes) = match asked {
         Asked::None => (asked::NONE, LEAST_RING_BYTES),
         Asked::Some(bytes) => (asked::SOME, bytes),
@@ -456,6 +507,9 @@ pub(super) fn load(
         ("INODE_RDEV", &inode_rdev),
         ("INODE_MODE", &inode_mode),
         ("TASK_STATUS", &task_status),
+        ("FILES_TYPE", &files_type),
+        ("FILE_TYPE", &file_type),
+        ("FILES_ARRAY", &files_array),
         ("HAS_TWINS", &has_twins),
         ("COMMANDS_APART", &room.commands_apart),
         ("TRACING", &mode),
@@ -467,7 +521,8 @@ pub(super) fn load(
     for (name, entries) in sizes {
         loader.map_max_entries(name, *entries);
     }
-    let mut ebpf = loader.load(PROGRAMS).map_err(refused)?;
+    let patched = layout.cast.map(|cast| calling(cast, PROGRAMS));
+    let mut ebpf = loader.load(patched.as_deref().unwrap_or(PROGRAMS)).map_err(refused)?;
     let mut commands: HashMap<_, [u8; size_of::<CommandKey>()], [u8; size_of::<CommandValue>()]> =
         named(ebpf.map_mut("COMMANDS")).and_then(HashMap::try_from).map_err(refused)?;
     for (key, value) in crate::trace::commands() {
@@ -477,6 +532,25 @@ pub(super) fn load(
         attach_raw(&mut ebpf, "follow_fork", "sched_process_fork")?;
     }
     Ok(ebpf)
+}
+
+/// The programs with the kernel's function in the place of what stands for it. The loader knows no calls of the kernel's functions.
+fn calling(cast: Cast, programs: &[u8]) -> Vec<u8> {
+    /// An instruction: a call, of which the upper half of the second byte says of what.
+    const CALL: u8 = 0x85;
+    const OF_THE_KERNEL: u8 = 2 << 4;
+    const INSTRUCTION: usize = 8;
+    let instruction = |of: u8, number: u32| {
+        let mut bytes = [CALL, of, 0, 0, 0, 0, 0, 0];
+        bytes[4..].copy_from_slice(&number.to_le_bytes());
+        bytes
+    };
+    let (stand_in, call) = (instruction(0, CAST_CALL), instruction(OF_THE_KERNEL, cast.function));
+    let mut programs = programs.to_vec();
+    for place in programs.chunks_exact_mut(INSTRUCTION).filter(|place| **place == stand_in) {
+        place.copy_from_slice(&call);
+    }
+    programs
 }
 
 /// How many counters there is room for on this machine.

@@ -2,7 +2,7 @@
 
 use super::support::*;
 use deepres_abi::probe::{COMMANDS_APART, Family, REST, StatKey, StatValue, TICK_NS, slot};
-use deepres_controller::probes::kernel::{Asked, Kernel, Way};
+use deepres_controller::probes::kernel::{Asked, Kernel, Walk, Way};
 use deepres_controller::probes::room::Room;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::net::{
@@ -65,6 +65,32 @@ fn a_hundred_thousand_ioctls_of_eight_threads_over_several_descriptors_are_count
         let totals = kernel.totals();
         assert_eq!((totals.unattributed, totals.untimed), (0, 0));
         assert!(totals.calls >= 5 * each);
+    }
+}
+
+/// Before 6.2 a kernel gives an address no type.
+#[test]
+fn an_older_kernels_walk_finds_the_same_devices() {
+    let _alone = alone();
+    let far = rustix::io::fcntl_dupfd_cloexec(open(TUN), 900).unwrap();
+    let others = [open("/dev/null"), open(FUSE)];
+    for walk in [Walk::Typed, Walk::Probed] {
+        for way in WAYS {
+            let Some(kernel) = probes_walking(walk, &[TUN_KEY], Asked::None, Some(way)) else { return };
+            for _ in 0..3 {
+                assert_eq!(ioctl(far.as_raw_fd(), SUCCESS), 0);
+            }
+            for other in &others {
+                assert!(ioctl(fd(other), RM_CONTROL) < 0);
+            }
+            // No descriptor at all, and one beyond every table.
+            for none in [-1, 1 << 20, i32::MAX] {
+                assert_eq!(ioctl(none, SUCCESS), -i64::from(libc::EBADF));
+            }
+            let counted = counted(&kernel, std::process::id());
+            let shown: Vec<_> = counted.iter().map(|(key, value)| (key.command, value.calls)).collect();
+            assert_eq!(shown, [(SUCCESS as u32, 3)], "{walk:?} {way:?}");
+        }
     }
 }
 

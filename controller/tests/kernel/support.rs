@@ -2,7 +2,7 @@
 
 use deepres_abi::probe::{StatKey, StatValue};
 use deepres_controller::probes::devices::{DeviceKey, Devices};
-use deepres_controller::probes::kernel::{Asked, Kernel, KernelError, Way};
+use deepres_controller::probes::kernel::{Asked, Kernel, KernelError, Walk, Way};
 use deepres_controller::probes::room::Room;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
@@ -39,7 +39,16 @@ pub fn probes(keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
 
 /// The same with so much room.
 pub fn probes_within(room: Room, keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
-    match Kernel::attach_within(room, &devices(keys), asked, way) {
+    attached(Kernel::attach_within(room, &devices(keys), asked, way))
+}
+
+/// The same with this walk.
+pub fn probes_walking(walk: Walk, keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
+    attached(Kernel::attach_walking(walk, &devices(keys), asked, way))
+}
+
+fn attached(attached: Result<Kernel, KernelError>) -> Option<Kernel> {
+    match attached {
         Ok(kernel) => Some(kernel),
         Err(
             error @ (KernelError::NotBuilt

@@ -1,6 +1,7 @@
 //! The kernel programs of metering: loading, attaching to a file's functions, and reading their maps. Dropping it detaches them.
 
 use super::symbols::Point;
+use crate::probes::btf;
 use crate::probes::devices::Devices;
 use crate::probes::kernel::{self, Asked, KernelError, Ring, bytes_of, named, program_of, refused};
 use crate::process::ProcessKey;
@@ -37,7 +38,7 @@ impl Programs {
         let room = kernel::room()?;
         let sizes = [("METERED", METERED_ENTRIES), ("LAUNCHES", room.launches as u32)];
         let sizes: Vec<_> = sizes.into_iter().chain(UNUSED).collect();
-        let mut ebpf = kernel::load(&Devices::none(), Asked::None, room, &sizes)?;
+        let mut ebpf = kernel::load(&Devices::none(), Asked::None, room, &sizes, &btf::layout()?)?;
         kernel::attach_raw(&mut ebpf, "meter_fork", "sched_process_fork")?;
         let program: &mut UProbe = program_of(&mut ebpf, "library_call")?;
         program.load().map_err(refused)?;
