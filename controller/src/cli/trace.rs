@@ -7,7 +7,7 @@ use deepres_abi::probe::Event;
 use deepres_controller::admin::Status;
 use deepres_controller::admin::client::Client;
 use deepres_controller::probes::devices::{DeviceKey, Devices};
-use deepres_controller::probes::inside::unfinished;
+use deepres_controller::probes::inside::{missed, process_of, unfinished};
 use deepres_controller::probes::kernel::{Asked, Kernel, Ring};
 use deepres_controller::process::ProcessKey;
 use deepres_controller::trace::decode::{decode, decode_unfinished};
@@ -96,7 +96,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let mut followed = Vec::new();
     for pid in &args.pid {
-        let who = ProcessKey::of(*pid).with_context(|| format!("there is no process {pid}"))?;
+        let who = ProcessKey::of(*pid).with_context(|| {
+            format!("there is no process {pid}; `deepres ps` lists those that use the GPU")
+        })?;
+        if let Some(process) = process_of(*pid).filter(|process| process != pid) {
+            bail!("{pid} is a thread of process {process}; a trace is of whole processes: -p {process}");
+        }
         followed.push(who);
         kernel.follow(who)?;
     }
@@ -106,8 +111,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
         eprintln!("deepres: nobody of {name} yet");
     }
     let mut child = start(&args.command, &mut kernel)?;
-    let mut tracer =
-        Tracer { output: Output::new(args.json, !args.summary), summary: Summary::default(), lost: 0 };
+    let mut tracer = Tracer {
+        output: Output::new(args.json, !args.summary),
+        summary: Summary::default(),
+        lost: 0,
+        missed: 0,
+    };
     let mut status = None;
     let mut looked = None::<Instant>;
     let (mut is_child_told, mut is_daemon_gone) = (false, false);
@@ -154,12 +163,24 @@ pub fn run(args: Args) -> Result<ExitCode> {
             Err(_) => break,
         }
     }
+    // While a return would be noticed still.
+    tracer.missed = missed(&kernel)
+        .iter()
+        .filter_map(|(tid, _)| ProcessKey::of(process_of(*tid)?))
+        .filter(|who| args.all || kernel.follows(*who))
+        .count() as u64;
     // From here on nothing is added: what ended just now is told still, and what was lost is known for good.
     kernel.detach();
     let _ = tracer
         .read_all(&mut ring, &kernel)
         .and_then(|()| tracer.tell_unfinished(&kernel, args.all))
         .and_then(|()| tracer.output.summary(&tracer.summary, tracer.lost, args.summary));
+    if kernel.skipped() > 0 {
+        eprintln!(
+            "deepres: the kernel told nothing of {} ioctls; whose they were, and whether of the GPU, is not known",
+            kernel.skipped()
+        );
+    }
     if let Some(mut child) = child {
         status = Some(child.wait()?);
     }
@@ -215,6 +236,8 @@ struct Tracer {
     output: Output,
     summary: Summary,
     lost: u64,
+    /// Calls whose return the kernel did not tell of.
+    missed: u64,
 }
 
 impl Tracer {
@@ -230,7 +253,7 @@ impl Tracer {
             shown += 1;
         }
         let totals = kernel.totals();
-        let lost = totals.events_lost + totals.untimed;
+        let lost = totals.events_lost + totals.untimed + self.missed;
         if lost > self.lost {
             self.output.lost(lost - self.lost)?;
             self.lost = lost;

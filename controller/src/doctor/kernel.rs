@@ -3,7 +3,7 @@
 use super::Check;
 use crate::probes::btf;
 use crate::probes::devices::Devices;
-use crate::probes::kernel::{Asked, Kernel, are_built, is_in_host_pid_namespace};
+use crate::probes::kernel::{Asked, Kernel, KernelError, are_built, is_in_host_pid_namespace};
 use std::path::Path;
 
 /// The oldest kernel with all that the programs use: rings (5.8), the task by type (5.11), atomics (5.12), cookies (5.15).
@@ -136,7 +136,26 @@ fn attaches() -> Check {
             "probes",
             format!("they load and attach by {}, because: {}", kernel.way().name(), kernel.why()),
         ),
-        Err(error) => Check::limited("probes", error.to_string(), "see the checks above"),
+        Err(error) => Check::limited("probes", error.to_string(), remedy(&error)),
+    }
+}
+
+/// What to do about programs that do not attach.
+fn remedy(error: &KernelError) -> &'static str {
+    match error {
+        KernelError::NotBuilt | KernelError::Stale => {
+            "run `cargo xtask ebpf` and build deepres again, or take a released build"
+        }
+        KernelError::Forbidden(_) => {
+            "run the daemon as root, or give it CAP_BPF and CAP_PERFMON (AmbientCapabilities= in a unit)"
+        }
+        KernelError::Btf(_) => {
+            "use a kernel built with CONFIG_DEBUG_INFO_BTF, or a deepres that knows this one"
+        }
+        KernelError::Namespace => "run the daemon in the host's pid namespace (containers: --pid=host)",
+        KernelError::Refused(_) => {
+            "deepres runs without; `deepres daemon --log debug` logs what the kernel says, for a report with `uname -r`"
+        }
     }
 }
 

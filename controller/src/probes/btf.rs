@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(types.offset("s", "b").unwrap(), 4);
         assert_eq!(
             [types.number(kind::STRUCT, "s"), types.number(kind::FUNC, "s")].map(Result::unwrap),
-            [Some(2), None]
+            [Some(3), None]
         );
         assert!(matches!(types.offset("s", "c"), Err(BtfError::Missing { structure: "s", member: "c" })));
     }

@@ -50,7 +50,8 @@ fn is_inside(tid: u32, call: &Inflight) -> bool {
     }
 }
 
-fn process_of(tid: u32) -> Option<u32> {
+/// The process that a thread is of, which has its first thread's number.
+pub fn process_of(tid: u32) -> Option<u32> {
     text(tid, "status")?.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 

@@ -16,7 +16,7 @@ use deepres_abi::probe::{
 };
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -81,9 +81,7 @@ pub enum KernelError {
     )]
     Namespace,
     /// Anything else.
-    #[error(
-        "the kernel does not take the programs: {0}; deepres runs without, and `deepres daemon --log debug` logs what the kernel says"
-    )]
+    #[error("the kernel does not take the programs: {0}")]
     Refused(String),
 }
 
@@ -99,6 +97,8 @@ pub struct Kernel {
     ebpf: Ebpf,
     choice: Choice,
     room: Room,
+    /// [`Self::skipped`] of programs that are detached.
+    skipped: u64,
 }
 
 impl Kernel {
@@ -167,7 +167,7 @@ impl Kernel {
                     .and_then(|()| attach_raw(&mut ebpf, "raw_enter", "sys_enter")),
             };
             let why = obstacles.iter().fold(why, |why, obstacle| format!("{why}; {obstacle}"));
-            let kernel = Self { ebpf, choice: Choice { way, why }, room };
+            let kernel = Self { ebpf, choice: Choice { way, why }, room, skipped: 0 };
             match attached.and_then(|()| kernel.prove()) {
                 Ok(()) => return Ok(kernel),
                 Err(error) => {
@@ -224,11 +224,12 @@ impl Kernel {
                 }
             }
         }
-        Ok(Self { ebpf, choice: Choice { way, why: "to measure".to_owned() }, room })
+        Ok(Self { ebpf, choice: Choice { way, why: "to measure".to_owned() }, room, skipped: 0 })
     }
 
     /// Takes the programs away, and leaves what they counted and told. Nothing is added once this returns.
     pub fn detach(&mut self) {
+        self.skipped = self.skipped();
         for (_, program) in self.ebpf.programs_mut() {
             // Those that were never loaded say so.
             let _ = match program {
@@ -238,6 +239,23 @@ impl Kernel {
                 _ => Ok(()),
             };
         }
+    }
+
+    /// How often the kernel ran no program of ours at the beginning of an ioctl, whosever and of whatever device. It does not while one runs on that
+    /// CPU or one of its maps is being changed there, which a kernel that preempts itself can do in the middle.
+    pub fn skipped(&self) -> u64 {
+        /// In what /proc says of a program's descriptor, since 5.12.
+        const SKIPPED: &str = "recursion_misses:";
+        let begins = ["ioctl_enter", "driver_enter", "raw_enter"];
+        let descriptors = begins.iter().filter_map(|name| {
+            let descriptor = self.ebpf.program(name)?.fd().ok()?;
+            Some(descriptor.as_fd().as_raw_fd())
+        });
+        let skipped = descriptors.filter_map(|descriptor| {
+            let told = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).ok()?;
+            told.lines().find_map(|line| line.strip_prefix(SKIPPED)?.trim().parse::<u64>().ok())
+        });
+        self.skipped + skipped.sum::<u64>()
     }
 
     /// How many counters there is room for: processes times devices times commands.

@@ -122,6 +122,20 @@ fn has_lost_its_leader(pid: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('Z'))
 }
 
+/// Whether a process is ending: all of its threads are. Taking its memory and files from it may take long, and it is no user any more.
+pub fn is_dying(pid: u32) -> bool {
+    /// Where a thread's flags are behind its name, and the one that says that it is ending (`PF_EXITING`).
+    const FLAGS: usize = 6;
+    const ENDING: u32 = 4;
+    let is_ending = |thread: String| {
+        let stat = std::fs::read_to_string(format!("{thread}/stat")).unwrap_or_default();
+        let flags = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_ascii_whitespace().nth(FLAGS));
+        // One that is gone meanwhile has ended.
+        flags.and_then(|flags| flags.parse::<u32>().ok()).is_none_or(|flags| flags & ENDING != 0)
+    };
+    threads(pid).all(is_ending)
+}
+
 fn threads(pid: u32) -> impl Iterator<Item = String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     tasks.map(|task| task.path().to_string_lossy().into_owned())
@@ -284,11 +298,12 @@ mod tests {
         let who = ProcessKey::of(child.id()).expect("it lives on");
         let expected = Use { evidence: Evidence::Descriptor, is_compute: true };
         assert_eq!(open(child.id(), &tun()), Some(expected));
-        assert!(who.is_alive());
+        assert!(who.is_alive() && !is_dying(child.id()));
         child.kill().unwrap();
         while who.is_alive() {
             std::thread::yield_now();
         }
+        assert!(is_dying(child.id()), "its threads are ending or have ended");
         assert_eq!(open(child.id(), &tun()), None, "dead, and not buried");
         child.wait().unwrap();
     }

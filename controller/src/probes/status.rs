@@ -22,6 +22,9 @@ pub struct ProbesStatus {
     /// Ioctls whose return the kernel did not tell of: they are in no counter, or in `untimed`.
     #[serde(default)]
     pub missed: u64,
+    /// How often the kernel ran no program at the beginning of an ioctl, whosever and of whatever device: so many are in no counter at most.
+    #[serde(default)]
+    pub skipped: u64,
     /// Rows of counters that left the kernel, because others needed the room. What they counted stays in the sums.
     #[serde(default)]
     pub evicted: u64,

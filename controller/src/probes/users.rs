@@ -64,6 +64,8 @@ pub enum Change {
     Computes(ProcessKey),
     /// One that was told of is none any more.
     Gone(ProcessKey),
+    /// One that computed was seen by what it asked the driver, and was none any more before it could be told of.
+    Passed(ProcessKey),
 }
 
 /// All users that are no tenant's.
@@ -125,6 +127,8 @@ impl Users {
                 if user.is_reported {
                     user.reported_ns = now_ns;
                     changes.push(Change::Found(*who));
+                } else if user.is_compute && user.evidence.contains(&Evidence::Ioctl) {
+                    changes.push(Change::Passed(*who));
                 }
                 return user.is_reported;
             } else if now_ns.saturating_sub(user.looked_ns) >= LOOK_NS {
@@ -139,6 +143,11 @@ impl Users {
             stays
         });
         changes
+    }
+
+    /// A session of a process has ended: what it did meanwhile, it did as a tenant's.
+    pub fn was_managed(&mut self, pid: u32) {
+        self.users.retain(|who, user| who.pid != pid || user.is_reported);
     }
 
     /// When there is next something to settle.
@@ -213,9 +222,26 @@ mod tests {
     #[test]
     fn a_process_that_closed_the_device_within_the_grace_is_never_told_of() {
         let mut users = running();
-        users.seen(WHO, Evidence::Ioctl, true, 0);
+        users.seen(WHO, Evidence::Ioctl, false, 0);
         assert_eq!(users.settle(GRACE_NS, |_, _| false, |_| false), []);
         assert_eq!(users.due_ns(), None);
+    }
+
+    #[test]
+    fn of_one_that_computed_and_was_gone_within_the_grace_it_is_known_that_it_did() {
+        let seen = |evidence| {
+            let mut users = running();
+            users.seen(WHO, evidence, true, 0);
+            users
+        };
+        let mut users = seen(Evidence::Ioctl);
+        assert_eq!(users.settle(GRACE_NS, |_, _| false, |_| false), [Change::Passed(WHO)]);
+        assert_eq!(users.due_ns(), None, "and told once");
+        // NVML's word may be old.
+        assert_eq!(seen(Evidence::Nvml).settle(GRACE_NS, |_, _| false, |_| false), []);
+        let mut tenant = seen(Evidence::Ioctl);
+        tenant.was_managed(WHO.pid);
+        assert_eq!(tenant.settle(GRACE_NS, |_, _| false, |_| false), [], "it had a session meanwhile");
     }
 
     #[test]

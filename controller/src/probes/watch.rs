@@ -31,8 +31,8 @@ use tokio::sync::oneshot;
 /// What NVML is called at run time.
 const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 const MS: u64 = 1_000_000;
-/// How often counters are read while there are any.
-const STATS_NS: u64 = 1_000 * MS;
+/// How often counters are read while there are any: whoever was seen before is found by them, with the grace of a newcomer within a second.
+const STATS_NS: u64 = 500 * MS;
 /// How often NVML is asked: what it lists, the kernel programs mostly have told before.
 const NVML_NS: u64 = 5_000 * MS;
 const NVML_ALONE_NS: u64 = 400 * MS;
@@ -44,6 +44,8 @@ const SCAN_ALONE_NS: u64 = 1_000 * MS;
 const DEVICES_NS: u64 = 500 * MS;
 /// How often the dead are forgotten, and those looked at again who have a device mapped.
 const FORGET_NS: u64 = 2_000 * MS;
+/// How soon programs that could not be attached are tried again: what was short may not be any more.
+const ATTACH_NS: u64 = 30_000 * MS;
 /// How often it is looked whether the kernel failed to tell of a return, where it may.
 const MISSED_NS: u64 = 10_000 * MS;
 /// How often a library that was not there is looked for again.
@@ -181,6 +183,8 @@ struct Due {
     devices_ns: u64,
     forget_ns: u64,
     missed_ns: u64,
+    /// `None`: there is nothing to try.
+    attach_ns: Option<u64>,
 }
 
 struct Watch {
@@ -210,6 +214,8 @@ struct Watch {
     /// What left the kernel to make room.
     evicted: BTreeMap<ProcessKey, Activity>,
     readers: Readers,
+    /// For descriptors alone: whoever keeps its mappings from being read keeps no thread from those.
+    descriptor_readers: Readers,
     answers: (mpsc::Sender<Answer>, mpsc::Receiver<Answer>),
     /// Whose mappings are being read.
     asked: BTreeSet<ProcessKey>,
@@ -219,6 +225,8 @@ struct Watch {
     large: Large,
     /// Calls of the dead whose return went unnoticed.
     missed: u64,
+    /// What programs that are detached were not run for.
+    skipped: u64,
     /// What reading mappings took since the last search, ns.
     spent_ns: Arc<AtomicU64>,
     /// Until when command lines are waited for in this round.
@@ -256,11 +264,13 @@ impl Watch {
             counted: BTreeMap::new(),
             evicted: BTreeMap::new(),
             readers: Readers::default(),
+            descriptor_readers: Readers::default(),
             answers: mpsc::channel(),
             asked: BTreeSet::new(),
             mapped: BTreeSet::new(),
             large: Large::default(),
             missed: 0,
+            skipped: 0,
             spent_ns: Arc::default(),
             patience: Instant::now(),
             due: Due::default(),
@@ -295,9 +305,11 @@ impl Watch {
 
     /// Attaches the programs to the devices that there are. Those for other devices are detached after, so that nothing goes unseen.
     fn attach(&mut self) {
-        let ProbesStatus { evicted, missed, .. } = self.state;
-        self.state = ProbesStatus { evicted, missed, ..ProbesStatus::default() };
-        self.missed = missed;
+        let ProbesStatus { evicted, missed, skipped, .. } = self.state;
+        let fresh = ProbesStatus { evicted, missed, skipped, ..ProbesStatus::default() };
+        let ProbesStatus { detail: told, .. } = std::mem::replace(&mut self.state, fresh);
+        (self.missed, self.skipped) = (missed, skipped);
+        self.due.attach_ns = None;
         let before = self.kernel.take();
         self.modules = Modules::read();
         if !self.settings.uses_kernel {
@@ -318,14 +330,21 @@ impl Watch {
                 tracing::info!(way = kernel.way().name(), why = kernel.why(), devices = %self.devices, "watching ioctls");
                 self.kernel = Some((kernel, news));
             }
-            Ok((None, _)) => self.unavailable("the kernel programs have no ring".to_owned()),
-            Err(error) => self.unavailable(error.to_string()),
+            Ok((None, _)) => self.unavailable("the kernel programs have no ring".to_owned(), &told),
+            Err(error) => {
+                if !error.is_lasting() {
+                    self.due.attach_ns = Some(monotonic_ns() + ATTACH_NS);
+                }
+                self.unavailable(error.to_string(), &told);
+            }
         }
         drop(before);
     }
 
-    fn unavailable(&mut self, why: String) {
-        tracing::warn!("GPU users are found by NVML and /proc alone, not by their ioctls: {why}");
+    fn unavailable(&mut self, why: String, told: &str) {
+        if why != told {
+            tracing::warn!("GPU users are found by NVML and /proc alone, not by their ioctls: {why}");
+        }
         self.state.state = "unavailable".to_owned();
         self.state.detail = why;
     }
@@ -348,6 +367,9 @@ impl Watch {
                 (self.due.nvml_ns, self.due.scan_ns) = (0, 0);
                 self.attach();
             }
+        }
+        if self.due.attach_ns.is_some_and(|due_ns| now_ns >= due_ns) {
+            self.attach();
         }
         if now_ns >= self.due.forget_ns {
             self.due.forget_ns = now_ns + FORGET_NS;
@@ -447,9 +469,19 @@ impl Watch {
 
     /// Whose session ended may go on without one.
     fn see_who_left(&mut self, now_ns: u64) {
-        for who in self.connected.take_ended().into_iter().filter_map(ProcessKey::of) {
-            self.returning.insert(who, now_ns + RETURN_NS);
-            self.look_at(who, now_ns);
+        let ended = self.connected.take_ended();
+        if !ended.is_empty() {
+            // What they did until now they did as tenants, and what they do from now on is to be seen soon.
+            self.due.stats_ns = 0;
+        }
+        for pid in ended {
+            // NVML listed it while it was a tenant's, and has not been asked since.
+            self.listed.remove(&pid);
+            self.users.was_managed(pid);
+            if let Some(who) = ProcessKey::of(pid) {
+                self.returning.insert(who, now_ns + RETURN_NS);
+                self.look_at(who, now_ns);
+            }
         }
     }
 
@@ -528,9 +560,10 @@ impl Watch {
         }
     }
 
-    /// Looks for calls whose return went unnoticed. Tracepoints tell of each; probes at the returns of functions have room for so many threads.
+    /// Looks for calls that were passed over, and for those whose return went unnoticed. Tracepoints tell of each; probes at the returns of functions have room for so many threads.
     fn look_for_missed(&mut self) {
         let Some((kernel, _)) = &mut self.kernel else { return };
+        self.state.skipped = self.skipped + kernel.skipped();
         if kernel.way() != Way::DriverFunctions {
             return;
         }
@@ -593,7 +626,7 @@ impl Watch {
             return;
         }
         let (devices, answers, bell) = (self.devices.clone(), self.answers.0.clone(), Arc::clone(&self.bell));
-        self.readers.start(move || {
+        self.descriptor_readers.start(move || {
             let began_ns = thread_ns();
             let found = scan::open(who.pid, &devices);
             let is_large = !scan::glance(who.pid, &devices).is_whole;
@@ -648,7 +681,7 @@ impl Watch {
             connected.contains(who.pid) || of_before.contains(&who) || !is_compute && connected.is_viewer(who)
         };
         let uses = |who: ProcessKey| {
-            if !who.is_alive() {
+            if !who.is_alive() || scan::is_dying(who.pid) {
                 return false;
             }
             if listed.contains(&who.pid) || mapped.contains(&who) {
@@ -706,6 +739,10 @@ impl Watch {
             }
             // Whether it is held is settled in a moment.
             Change::Computes(_) => {}
+            Change::Passed(who) => tracing::info!(
+                pid = who.pid,
+                "an unmanaged process asked the driver for compute, and ended or closed its devices before it could be listed"
+            ),
             Change::Gone(who) => {
                 tracing::info!(pid = who.pid, "an unmanaged process is gone, or managed now");
                 self.described.remove(&who);

@@ -47,6 +47,12 @@ pub fn probes_walking(walk: Walk, keys: &[&str], asked: Asked, way: Option<Way>)
     attached(Kernel::attach_walking(walk, &devices(keys), asked, way))
 }
 
+/// Says what this machine lacks for a test, which is left out, unless none may be.
+pub fn lacks(what: &str) {
+    assert!(std::env::var_os(REQUIRED).is_none(), "the test lacks {what}");
+    eprintln!("NOT TESTED: it lacks {what}");
+}
+
 fn attached(attached: Result<Kernel, KernelError>) -> Option<Kernel> {
     match attached {
         Ok(kernel) => Some(kernel),

@@ -14,6 +14,10 @@ use serde_json::Value;
 const CONFIG: &str = "[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n";
 /// The bar, and what polling adds.
 const FOUND_LIMIT_NS: u64 = 1_000_000_000;
+/// After this the daemon has asked NVML once more, though it does so seldom.
+const NVML_PAUSE: Duration = Duration::from_secs(7);
+/// In this the daemon tries once more what failed.
+const RETRY_LIMIT: Duration = Duration::from_secs(45);
 /// After a daemon's start nobody is told of for two seconds.
 const QUIET: Duration = Duration::from_millis(2_200);
 
@@ -61,6 +65,19 @@ fn await_found(host: &Host, pid: u32, wanted: impl Fn(&Value) -> bool) -> Value 
             return user;
         }
         assert!(Instant::now() < deadline, "{:?}", unmanaged(host));
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Somebody who is listed, of whom a test starts no more than one.
+#[track_caller]
+fn await_anybody(host: &Host) -> Value {
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    loop {
+        if let Some(user) = unmanaged(host).pop() {
+            return user;
+        }
+        assert!(Instant::now() < deadline);
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -346,10 +363,10 @@ sys.stdin.readline()
     let mut tenant = start("cuInit:delay:2500ms");
     assert_eq!(tenant.await_json(COMMAND_LIMIT)["result"], 0);
     tenant.finish(COMMAND_LIMIT).success();
-    // One whose driver does not start after all is a stranger that has the device open.
-    let mut failed = start("cuInit:1:999");
+    // One whose driver does not start after all is a stranger that asked, and has the device open.
+    let mut failed = start("cuInit:delay:1s,cuInit:1:999");
     assert_eq!(failed.await_json(COMMAND_LIMIT)["result"], 999);
-    await_found(&host, failed.pid(), |_| true);
+    await_anybody(&host);
     drop(failed);
     daemon.signal(rustix::process::Signal::TERM);
     let log = daemon.await_end(COMMAND_LIMIT).stderr;
@@ -449,16 +466,153 @@ fn whoever_keeps_its_memory_map_to_itself_is_listed_and_keeps_nobody_waiting() {
 
 /// As [`USER`], but goes by what it is told: `open`, `close`, or what to become.
 const OBEDIENT: &str = r#"
-import fcntl, os, sys
+import fcntl, os, sys, time
 file = None
-for line in sys.stdin:
+for number, line in enumerate(sys.stdin):
+    opened_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     if line == "open\n":
         file = os.open(sys.argv[1], os.O_RDWR)
         try: fcntl.ioctl(file, 0xc020462a, bytearray(32))
         except OSError: pass
     else: os.close(file)
-    print("{}", flush=True)
+    print('{"number": %d, "opened_ns": %d}' % (number, opened_ns), flush=True)
 "#;
+
+/// Has [`OBEDIENT`] do something; returns when it did.
+fn tell(user: &mut Process, number: u64, what: &str) -> u64 {
+    user.say(what);
+    let answer = format!("{{\"number\": {number},");
+    let line = user.await_line(|line| line.starts_with(&answer), COMMAND_LIMIT);
+    serde_json::from_str::<Value>(&line).unwrap()["opened_ns"].as_u64().unwrap()
+}
+
+#[test]
+fn whoever_comes_back_is_found_within_a_second_each_time() {
+    if !are_possible() {
+        return;
+    }
+    let host = Host::measuring().config(CONFIG);
+    let _daemon = host.daemon();
+    thread::sleep(QUIET);
+    let mut command = host.command("python3");
+    command.args(["-c", OBEDIENT, DEVICE]);
+    let mut user = host.spawn(command);
+    for round in 0..6 {
+        let opened_ns = tell(&mut user, 2 * round, "open");
+        let found = await_found(&host, user.pid(), |_| true);
+        let took_ns = found["reported_ns"].as_u64().unwrap() - opened_ns;
+        assert!(took_ns <= FOUND_LIMIT_NS, "in round {round} found after {took_ns} ns");
+        tell(&mut user, 2 * round + 1, "close");
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while find(&host, user.pid()).is_some() {
+            assert!(Instant::now() < deadline);
+            thread::sleep(Duration::from_millis(20));
+        }
+        // At another moment of the second each time.
+        thread::sleep(Duration::from_millis(1_000 + round * 170));
+    }
+}
+
+#[test]
+fn what_a_tenant_asks_once_after_its_session_is_found_within_a_second() {
+    if !are_possible() {
+        return;
+    }
+    const TENANT: &str = r#"
+import ctypes, fcntl, os, sys, time
+assert ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+file = os.open(sys.argv[2], os.O_RDWR)
+try: fcntl.ioctl(file, 0xc020462a, bytearray(32))
+except OSError: pass
+time.sleep(1 + float(sys.argv[3]))
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1], sys.argv[2]])
+"#;
+    let host = Host::measuring().config(CONFIG);
+    let _daemon = host.daemon();
+    thread::sleep(QUIET);
+    // Its session ends at another moment of the second each time.
+    for wait in ["0.2", "0.4", "0.6", "0.8"] {
+        let mut tenant = host.spawn(host.run(&[], "python3", &["-c", TENANT, USER, DEVICE, wait]));
+        let opened_ns = tenant.await_json(COMMAND_LIMIT)["opened_ns"].as_u64().unwrap();
+        let found = await_anybody(&host);
+        let took_ns = found["reported_ns"].as_u64().unwrap().saturating_sub(opened_ns);
+        assert!(took_ns <= FOUND_LIMIT_NS, "found after {took_ns} ns: {found}");
+        tenant.finish(COMMAND_LIMIT).success();
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while !unmanaged(&host).is_empty() {
+            assert!(Instant::now() < deadline);
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn a_tenant_that_becomes_a_program_without_the_gpu_is_not_listed_on_nvmls_old_word() {
+    if !are_possible() {
+        return;
+    }
+    // What it becomes has the device for a moment, less than it is given to connect.
+    const TENANT: &str = r#"
+import ctypes, os, sys, time
+cuda = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+os.dup2(os.open(sys.argv[1], os.O_RDWR), 9, inheritable=True)
+print("{}", flush=True)
+sys.stdin.readline()
+os.execvp("sh", ["sh", "-c", "sleep 0.1; exec 9<&-; echo '{}'; read line"])
+"#;
+    let host = Host::measuring().config(CONFIG);
+    let mut daemon = host.daemon();
+    thread::sleep(QUIET);
+    let mut tenant = host.spawn(host.run(&[], "python3", &["-c", TENANT, DEVICE]));
+    tenant.await_json(COMMAND_LIMIT);
+    // By then NVML has been asked, and has said that it computes.
+    thread::sleep(NVML_PAUSE);
+    tenant.say("");
+    tenant.await_json(COMMAND_LIMIT);
+    thread::sleep(QUIET);
+    tenant.say("");
+    tenant.finish(COMMAND_LIMIT).success();
+    daemon.signal(rustix::process::Signal::TERM);
+    let log = daemon.await_end(COMMAND_LIMIT).stderr;
+    assert!(!log.contains("an unmanaged process uses"), "{log}");
+}
+
+#[test]
+fn programs_that_could_not_be_attached_are_tried_again() {
+    if !are_possible() {
+        return;
+    }
+    const TYPES: &str = "/sys/kernel/btf/vmlinux";
+    let host = Host::new().config(CONFIG);
+    let empty = host.path().join("types");
+    std::fs::write(&empty, "").unwrap();
+    // The daemon has mounts of its own, where the kernel's types cannot be read for now.
+    let deepres = host.deepres(&["daemon", "--config"]);
+    let mut command = host.command("unshare");
+    command.args(["--mount", "sh", "-c", "mount --bind \"$0\" \"$1\" && shift && exec \"$@\""]);
+    command.arg(&empty).arg(TYPES).arg(deepres.get_program()).args(deepres.get_args());
+    command.arg(host.path().join("deepres.toml"));
+    let daemon = host.spawn(command);
+    let await_state = |wanted: &str| {
+        let deadline = Instant::now() + RETRY_LIMIT;
+        loop {
+            let shown = host.finish(host.deepres(&["ps", "--json"]));
+            let status: Value = serde_json::from_str(&shown.stdout).unwrap_or_default();
+            if status["probes"]["state"] == wanted {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{} {}", status["probes"], shown.stderr);
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    await_state("unavailable");
+    let mut mend = host.command("nsenter");
+    mend.args(["--mount", "--target", &daemon.pid().to_string(), "umount", TYPES]);
+    host.finish(mend).success();
+    await_state("attached");
+}
 
 #[test]
 fn who_was_adopted_stays_so_when_it_opens_the_device_again_and_over_a_daemons_restart() {
@@ -470,21 +624,17 @@ fn who_was_adopted_stays_so_when_it_opens_the_device_again_and_over_a_daemons_re
     let mut command = host.command("python3");
     command.args(["-c", OBEDIENT, DEVICE]);
     let mut user = host.spawn(command);
-    let mut tell = |what: &str| {
-        user.say(what);
-        user.await_json(COMMAND_LIMIT);
-        user.pid()
-    };
-    let pid = tell("open");
+    let pid = user.pid();
+    tell(&mut user, 0, "open");
     await_found(&host, pid, |user| user["state"] == "held");
     host.finish(host.deepres(&["adopt", &pid.to_string(), "--name", "nightly"])).success();
-    tell("close");
+    tell(&mut user, 1, "close");
     let deadline = Instant::now() + COMMAND_LIMIT;
     while find(&host, pid).is_some() {
         assert!(Instant::now() < deadline);
         thread::sleep(Duration::from_millis(20));
     }
-    tell("open");
+    tell(&mut user, 2, "open");
     let again = await_found(&host, pid, |_| true);
     assert_eq!((&again["state"], &again["tenant"]), (&"adopted".into(), &"nightly".into()));
 
@@ -522,14 +672,7 @@ os.execvp("sleep", ["sleep", "60"])
     tenant.say("");
     let left_ns = tenant.await_line(|line| line.contains("left_ns"), COMMAND_LIMIT);
     let left_ns = serde_json::from_str::<Value>(&left_ns).unwrap()["left_ns"].as_u64().unwrap();
-    let deadline = Instant::now() + COMMAND_LIMIT;
-    let found = loop {
-        if let Some(user) = unmanaged(&host).pop() {
-            break user;
-        }
-        assert!(Instant::now() < deadline);
-        thread::sleep(Duration::from_millis(20));
-    };
+    let found = await_anybody(&host);
     assert_eq!(found["command"], "sleep 60");
     let took_ns = found["reported_ns"].as_u64().unwrap().saturating_sub(left_ns);
     assert!(took_ns <= FOUND_LIMIT_NS, "found after {took_ns} ns");
@@ -637,6 +780,14 @@ fn a_trace_tells_the_calls_of_a_program_and_what_it_starts() {
     let line = summary.lines().nth(1).unwrap();
     assert!(line.contains("NV_ESC_RM_CONTROL") && line.split_whitespace().nth(1) == Some("6"), "{summary}");
     assert!(summary.contains("6 calls, 0 lost"), "{summary}");
+
+    let own = std::process::id();
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let threads = threads.filter_map(|thread| thread.file_name().to_str()?.parse::<u32>().ok());
+    let thread = threads.filter(|thread| *thread != own).last().expect("tests run in threads").to_string();
+    let of_thread = host.finish(host.deepres(&["trace", "--device", device, "-p", &thread]));
+    assert_eq!(of_thread.code, 1);
+    assert!(of_thread.stderr.contains(&format!("a thread of process {own}")), "{}", of_thread.stderr);
 
     let nobody = host.finish(host.deepres(&["trace"]));
     assert!(nobody.code == 1 && nobody.stderr.contains("trace whom?"), "{}", nobody.stderr);
@@ -908,6 +1059,28 @@ fn the_doctor_says_what_is_there_and_what_to_do() {
         |name: &str| checks.iter().find(|check| check["name"] == name).map(|check| check["verdict"].clone());
     for name in ["kernel", "btf", "programs", "pid namespace", "capabilities", "probes", "gpus", "preload"] {
         assert_eq!(verdict(name), Some("good".into()), "{name}: {}", examined.stdout);
+    }
+    let all = [
+        "kernel",
+        "btf",
+        "programs",
+        "pid namespace",
+        "capabilities",
+        "lockdown",
+        "tracepoints",
+        "probes",
+        "driver",
+        "gpus",
+        "devices",
+        "mps",
+        "daemon",
+        "preload",
+        "selinux",
+        "apparmor",
+        "containers",
+    ];
+    for name in all {
+        assert!(verdict(name).is_some(), "nothing is said of {name}: {}", examined.stdout);
     }
     for check in &checks {
         assert!(check["verdict"] == "good" || check["remedy"].is_string(), "{check} names no remedy");
