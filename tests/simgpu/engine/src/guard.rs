@@ -50,7 +50,9 @@ impl<'a> Guard<'a> {
     fn count_the_living(&mut self, own: Option<usize>, now: bool) {
         let state = self.state();
         let counted_ns = state.header.liveness_ns.load();
-        if now || self.now_ns.saturating_sub(counted_ns) >= liveness::INTERVAL_NS {
+        let since_ns = self.now_ns.saturating_sub(counted_ns);
+        if now || since_ns >= liveness::INTERVAL_NS && since_ns >= liveness::interval_ns(&self.memory, state)
+        {
             let death_ns = if now { self.now_ns } else { counted_ns + liveness::INTERVAL_NS };
             liveness::reap(&mut self.memory, state, &self.shared.config, &self.shared.alive, own, death_ns);
             self.memory.put(&state.header.liveness_ns, self.now_ns);

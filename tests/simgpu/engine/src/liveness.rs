@@ -23,6 +23,8 @@ use std::{
 /// How often the living are counted, by whoever looks. A process found dead is taken to have died at most
 /// this long after it was last counted among the living.
 pub const INTERVAL_NS: u64 = 10_000_000;
+/// Of up to so many; the kernel takes a time for each that grows with their number, so the interval grows by its square.
+const CROWD: usize = 256;
 
 /// How many bytes one process can hold (tests; a driver needs two).
 const MAX_BYTES_HELD: usize = 256;
@@ -126,6 +128,12 @@ fn is_contested(alive: &File, mut request: libc::flock) -> bool {
     let answered = unsafe { libc::fcntl(alive.as_raw_fd(), libc::F_OFD_GETLK, &mut request) } == 0;
     // Without an answer nobody is declared dead.
     !answered || libc::c_int::from(request.l_type) != libc::F_UNLCK
+}
+
+/// As [`INTERVAL_NS`], for as many as live now.
+pub fn interval_ns<M: Memory>(memory: &M, state: &State) -> u64 {
+    let living = records(memory, state).filter(|(.., status)| *status == process_state::ALIVE).count();
+    INTERVAL_NS * ((living / CROWD).pow(2) as u64).max(1)
 }
 
 /// Processes in use: their numbers and records, with their state.

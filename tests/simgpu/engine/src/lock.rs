@@ -15,6 +15,8 @@ const FREE: u32 = 0;
 const AWAITED: u32 = 1 << 31;
 /// After so long a waiter looks whether the holder lives. Holders need microseconds, if they run.
 const PATIENCE_NS: libc::c_long = 1_000_000;
+/// A look takes the longer the more processes there are: where many wait it is at most so often.
+const MAX_PATIENCE_NS: libc::c_long = 64 * PATIENCE_NS;
 
 /// The lock. All zeros is a free one.
 #[repr(C, align(64))]
@@ -45,6 +47,7 @@ impl Lock {
 
     #[cold]
     fn await_turn(&self, number: u32, is_alive: impl Fn(u32) -> bool) -> Found {
+        let mut patience_ns = PATIENCE_NS;
         loop {
             let seen = self.0.load(Ordering::Relaxed);
             if seen == FREE {
@@ -56,11 +59,12 @@ impl Lock {
             }
             let awaited = seen | AWAITED;
             if (seen == awaited || self.replace(seen, awaited))
-                && self.sleep(awaited) == Woken::ByTime
-                && !is_alive(seen & !AWAITED)
-                && self.replace(awaited, number | AWAITED)
+                && self.sleep(awaited, patience_ns) == Woken::ByTime
             {
-                return Found::HolderDied;
+                patience_ns = (2 * patience_ns).min(MAX_PATIENCE_NS);
+                if !is_alive(seen & !AWAITED) && self.replace(awaited, number | AWAITED) {
+                    return Found::HolderDied;
+                }
             }
         }
     }
@@ -69,8 +73,8 @@ impl Lock {
         self.0.compare_exchange(old, new, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    fn sleep(&self, awaited: u32) -> Woken {
-        let time = libc::timespec { tv_sec: 0, tv_nsec: PATIENCE_NS };
+    fn sleep(&self, awaited: u32, patience_ns: libc::c_long) -> Woken {
+        let time = libc::timespec { tv_sec: 0, tv_nsec: patience_ns };
         // SAFETY: the address is that of a live futex word, the timeout is valid; a spurious return is allowed for.
         let slept =
             unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), libc::FUTEX_WAIT, awaited, &time) };
