@@ -23,8 +23,10 @@ use std::{
 /// How often the living are counted, by whoever looks. A process found dead is taken to have died at most
 /// this long after it was last counted among the living.
 pub const INTERVAL_NS: u64 = 10_000_000;
-/// Of up to so many; the kernel takes a time for each that grows with their number, so the interval grows by its square.
-const CROWD: usize = 256;
+/// Of up to so many …
+const CROWD: usize = 512;
+/// … and of more: the kernel takes a time for each that grows with their number.
+const CROWD_INTERVAL_NS: u64 = 5_000_000_000;
 
 /// How many bytes one process can hold (tests; a driver needs two).
 const MAX_BYTES_HELD: usize = 256;
@@ -133,7 +135,7 @@ fn is_contested(alive: &File, mut request: libc::flock) -> bool {
 /// As [`INTERVAL_NS`], for as many as live now.
 pub fn interval_ns<M: Memory>(memory: &M, state: &State) -> u64 {
     let living = records(memory, state).filter(|(.., status)| *status == process_state::ALIVE).count();
-    INTERVAL_NS * ((living / CROWD).pow(2) as u64).max(1)
+    if living > CROWD { CROWD_INTERVAL_NS } else { INTERVAL_NS }
 }
 
 /// Processes in use: their numbers and records, with their state.

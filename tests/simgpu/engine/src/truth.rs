@@ -137,7 +137,16 @@ impl Observer {
 
     /// The present figures. Works the state out up to now and takes away what dead processes left.
     pub fn snapshot(&self) -> Snapshot {
-        let guard = Guard::lock(&self.shared, &self.clock, None, Census::Now);
+        self.figures(Census::Now)
+    }
+
+    /// As [`Self::snapshot`], but whoever died within the last ten milliseconds may be there yet, as a driver may show them.
+    pub fn recent(&self) -> Snapshot {
+        self.figures(Census::WhenDue)
+    }
+
+    fn figures(&self, census: Census) -> Snapshot {
+        let guard = Guard::lock(&self.shared, &self.clock, None, census);
         let (state, now_ns) = (guard.state(), guard.now_ns());
         // What runs now is charged on an overlay, so that looking changes nothing, not by a rounding.
         let mut present = Overlay::new(state);

@@ -92,7 +92,7 @@ impl Library {
 
     /// The present figures.
     pub fn snapshot(&self) -> Snapshot {
-        self.observer.snapshot()
+        self.observer.recent()
     }
 
     /// The index of the GPU that a handle stands for.
