@@ -91,6 +91,8 @@ fn a_process_that_uses_the_gpu_on_its_own_is_listed_until_it_ends() {
     let mut early = user(&host, &["silent"]);
     early.await_json(COMMAND_LIMIT);
     let mut daemon = host.daemon();
+    // Who asks before the programs are attached is found by what it has open.
+    unmanaged(&host);
     let mut late = user(&host, &[]);
     late.await_json(COMMAND_LIMIT);
 
