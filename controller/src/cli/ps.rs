@@ -252,6 +252,11 @@ fn print_table(rows: &[Vec<String>], out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
+/// A process's id, and behind it the one that it has in its own namespace.
+fn pid(pid: u32, container_pid: Option<u32>) -> String {
+    container_pid.map_or_else(|| pid.to_string(), |inner| format!("{pid} ({inner})"))
+}
+
 /// A time for people: three digits or so.
 fn time(ns: u64) -> String {
     let duration = Duration::from_nanos(ns);

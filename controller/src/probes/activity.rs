@@ -17,6 +17,9 @@ const MAX_ROWS: usize = 512;
 /// A row that was used so lately may be about to be used again: what is counted while it leaves the kernel would be lost.
 const IN_USE_NS: u64 = Duration::from_secs(2).as_nanos() as u64;
 
+/// Rows of all processes that are remembered after they left the kernel: whoever has most of them has them added up by family when there are more.
+pub const MAX_REMEMBERED: usize = 16_384;
+
 /// One process.
 #[derive(Debug, Default, Clone)]
 pub struct Activity {
@@ -36,6 +39,21 @@ impl Activity {
         other.rows.iter().for_each(|(key, value)| self.add(*key, value));
     }
 
+    /// How many rows it has.
+    pub fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Adds its rows up, to one a family. True if that made them fewer.
+    pub fn fold(&mut self) -> bool {
+        let before = self.rows.len();
+        for (key, value) in std::mem::take(&mut self.rows) {
+            let key = StatKey { command: REST, device: 0, ..key };
+            self.rows.entry(key).and_modify(|sum| join(sum, &value)).or_insert(value);
+        }
+        self.rows.len() < before
+    }
+
     /// Its rows.
     pub fn keys(&self) -> impl Iterator<Item = &StatKey> {
         self.rows.keys()
@@ -51,8 +69,8 @@ impl Activity {
         self.rows.keys().any(|key| Family::from_u32(key.family) == Family::Uvm)
     }
 
-    /// As it is told.
-    pub fn status(&self, pid: u32) -> ActivityStatus {
+    /// As it is told, of a process that is `container_pid` to itself, if that is another number.
+    pub fn status(&self, pid: u32, container_pid: Option<u32>) -> ActivityStatus {
         let mut sum = StatValue::new_zeroed();
         self.rows.values().for_each(|value| join(&mut sum, value));
         let mut commands: Vec<CommandStatus> =
@@ -60,6 +78,7 @@ impl Activity {
         commands.sort_by_key(|command| std::cmp::Reverse(command.time_ns));
         ActivityStatus {
             pid,
+            container_pid,
             calls: sum.calls,
             errors: sum.errors,
             time_ns: sum.time_ns,
@@ -104,6 +123,20 @@ pub fn join(sum: &mut StatValue, more: &StatValue) {
     }
 }
 
+/// Adds rows up until all together have no more than `most`, of those first who have most.
+pub fn bound(activities: &mut BTreeMap<ProcessKey, Activity>, most: usize) {
+    let mut rows: usize = activities.values().map(Activity::rows).sum();
+    while rows > most {
+        let Some(largest) = activities.values_mut().max_by_key(|activity| activity.rows()) else { return };
+        rows -= largest.rows();
+        let is_less = largest.fold();
+        rows += largest.rows();
+        if !is_less {
+            return;
+        }
+    }
+}
+
 /// The process that a row is of.
 pub fn process_of(key: &StatKey) -> ProcessKey {
     ProcessKey { pid: key.pid, start_ticks: key.started_ns / TICK_NS }
@@ -142,7 +175,7 @@ mod tests {
         for (key, value) in [row(34, 1, 10), row(73, 5, 9), row(34, 2, 8), row(REST, 1, 7)] {
             activity.add(key, &value);
         }
-        let status = activity.status(7);
+        let status = activity.status(7, None);
         assert_eq!((status.calls, status.time_ns, status.last_ns, activity.is_compute()), (9, 9, 10, true));
         let shown: Vec<_> = status
             .commands
@@ -172,5 +205,27 @@ mod tests {
         }
         assert_eq!(activity.calls(), 10_000);
         assert_eq!(activity.keys().count(), MAX_ROWS + 1);
+    }
+
+    #[test]
+    fn what_is_remembered_of_all_is_bounded_and_no_call_is_lost() {
+        let who = |pid| ProcessKey { pid, start_ticks: 5 };
+        let mut activities = BTreeMap::new();
+        for (pid, rows) in [(1, 40), (2, 9), (3, 1)] {
+            let activity: &mut Activity = activities.entry(who(pid)).or_default();
+            for command in 0..rows {
+                let (key, value) = row(command, 10, 0);
+                activity.add(StatKey { pid, ..key }, &value);
+            }
+        }
+        bound(&mut activities, 20);
+        let rows_and_calls = |pid| (activities[&who(pid)].rows(), activities[&who(pid)].calls());
+        assert_eq!(
+            [1, 2, 3].map(rows_and_calls),
+            [(1, 400), (9, 90), (1, 10)],
+            "whoever has most is added up"
+        );
+        bound(&mut activities, 0);
+        assert!(activities.values().all(|activity| activity.rows() == 1), "one a family is the least");
     }
 }

@@ -193,6 +193,16 @@ pub struct Description {
     pub container: Option<String>,
 }
 
+/// What a process is to itself, if that is another number than ours of it.
+pub fn inner_pid(pid: u32) -> Option<u32> {
+    inner_of(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+fn inner_of(status: &str) -> Option<u32> {
+    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    ids.split_ascii_whitespace().skip(1).last()?.parse().ok()
+}
+
 /// Describes a process by what the kernel answers from its own memory: as its command it has its name.
 pub fn describe(pid: u32) -> Description {
     let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
@@ -200,17 +210,12 @@ pub fn describe(pid: u32) -> Description {
     let status = read("status");
     let status = String::from_utf8_lossy(&status);
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-    let inner: Vec<u32> = field("NSpid:")
-        .unwrap_or_default()
-        .split_ascii_whitespace()
-        .filter_map(|word| word.parse().ok())
-        .collect();
     Description {
         command: shortened(&command),
         uid: field("Uid:")
             .and_then(|line| line.split_ascii_whitespace().next()?.parse().ok())
             .unwrap_or(u32::MAX),
-        container_pid: if inner.len() > 1 { inner.last().copied() } else { None },
+        container_pid: inner_of(&status),
         container: place(pid).and_then(|place| Some(place.container()?.short_id().to_owned())),
     }
 }

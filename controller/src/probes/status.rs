@@ -65,6 +65,9 @@ pub struct UnmanagedStatus {
 pub struct ActivityStatus {
     /// The process.
     pub pid: u32,
+    /// Its id as it sees itself, if that is another.
+    #[serde(default)]
+    pub container_pid: Option<u32>,
     /// Its ioctls on the GPU's devices.
     pub calls: u64,
     /// Those that failed, by the kernel's word or the driver's.

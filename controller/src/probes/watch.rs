@@ -1,7 +1,7 @@
 //! The thread that watches: reads what the kernel programs tell, NVML's lists and /proc, keeps the board, and does what the
 //! configuration says with users that are no tenant's.
 
-use super::activity::{Activity, evicted, process_of};
+use super::activity::{Activity, MAX_REMEMBERED, bound, evicted, process_of};
 use super::connected::Connected;
 use super::devices::{DeviceKey, Devices};
 use super::hold::Held;
@@ -10,7 +10,7 @@ use super::kernel::{Asked, Kernel, Ring, is_in_host_pid_namespace};
 use super::large::Large;
 use super::reader::{Reader, Readers, bell, command_line, ring, thread_ns};
 use super::scan::{self, Description, Found, Look, Use};
-use super::status::{Adopted, Board, ProbesStatus, UnmanagedStatus};
+use super::status::{ActivityStatus, Adopted, Board, ProbesStatus, UnmanagedStatus};
 use super::users::{Change, Evidence, Users};
 use super::way::{Modules, Way};
 use crate::clock::monotonic_ns;
@@ -211,6 +211,10 @@ struct Watch {
     of_before: BTreeSet<ProcessKey>,
     /// What each process did when that was last read, and whether it was connected then.
     counted: BTreeMap<ProcessKey, (Activity, bool)>,
+    /// The same as it is told.
+    told: Vec<ActivityStatus>,
+    /// What processes that were counted are to themselves, where that is another number.
+    inner: BTreeMap<ProcessKey, Option<u32>>,
     /// What left the kernel to make room.
     evicted: BTreeMap<ProcessKey, Activity>,
     readers: Readers,
@@ -262,6 +266,8 @@ impl Watch {
             returning: before.returning.iter().map(|who| (*who, now_ns + RETURN_NS)).collect(),
             of_before: before.returning.into_iter().collect(),
             counted: BTreeMap::new(),
+            told: Vec::new(),
+            inner: BTreeMap::new(),
             evicted: BTreeMap::new(),
             readers: Readers::default(),
             descriptor_readers: Readers::default(),
@@ -362,6 +368,7 @@ impl Watch {
             if devices != self.devices || Modules::read() != self.modules {
                 self.devices = devices;
                 self.counted.clear();
+                self.told.clear();
                 self.large = Large::default();
                 // Who has them open already may ask nothing.
                 (self.due.nvml_ns, self.due.scan_ns) = (0, 0);
@@ -527,6 +534,7 @@ impl Watch {
             rows.retain(|(other, _)| *other != key);
             self.state.evicted += 1;
         }
+        bound(&mut self.evicted, MAX_REMEMBERED);
         let mut by_process: BTreeMap<ProcessKey, Activity> = BTreeMap::new();
         for (key, value) in &rows {
             by_process.entry(process_of(key)).or_default().add(*key, value);
@@ -554,6 +562,12 @@ impl Watch {
                 active.push((who, activity.is_compute()));
             }
             self.counted.insert(who, (activity, is_connected));
+        }
+        self.inner.retain(|who, _| self.counted.contains_key(who));
+        self.told.clear();
+        for (who, (activity, _)) in &self.counted {
+            let container_pid = *self.inner.entry(*who).or_insert_with(|| scan::inner_pid(who.pid));
+            self.told.push(activity.status(who.pid, container_pid));
         }
         for (who, computes) in active {
             self.saw(who, Evidence::Ioctl, computes, now_ns);
@@ -831,7 +845,7 @@ impl Watch {
         let board = Board {
             probes: self.state.clone(),
             unmanaged: unmanaged.collect(),
-            activity: self.counted.iter().map(|(who, (activity, _))| activity.status(who.pid)).collect(),
+            activity: self.told.clone(),
             adopted: self
                 .adopted
                 .iter()

@@ -1,6 +1,6 @@
 //! The part of `deepres ps -v` about what processes do in the driver.
 
-use super::{print_table, time};
+use super::{pid, print_table, time};
 use deepres_controller::admin::{DriverStatus, Status};
 use deepres_controller::quantity::Bytes;
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
     for activity in &status.driver_activity {
         rows.push(vec![
             tenants.get(&activity.pid).map_or("-", |tenant| tenant).to_owned(),
-            activity.pid.to_string(),
+            pid(activity.pid, activity.container_pid),
             activity.calls.to_string(),
             activity.errors.to_string(),
             time(activity.time_ns),

@@ -1,6 +1,6 @@
 //! The part of `deepres ps` about programs that are metered from outside.
 
-use super::print_table;
+use super::{pid, print_table};
 use deepres_controller::admin::Status;
 use deepres_controller::quantity::Bytes;
 use std::io::{self, Write};
@@ -18,10 +18,7 @@ pub fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result
         rows.push(vec![
             process.state.clone(),
             process.tenant.clone().unwrap_or_else(|| "-".to_owned()),
-            match process.container_pid {
-                Some(inner) => format!("{} ({inner})", process.pid),
-                None => process.pid.to_string(),
-            },
+            pid(process.pid, process.container_pid),
             process.launches.to_string(),
             process.graph_launches.to_string(),
             process.allocations.to_string(),

@@ -1,6 +1,6 @@
 //! The part of `deepres ps` about processes that use a GPU and are no tenant's.
 
-use super::print_table;
+use super::{pid, print_table};
 use deepres_controller::admin::Status;
 use std::io::{self, Write};
 
@@ -17,13 +17,9 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
             Some(tenant) => format!("{} ({tenant})", user.state),
             None => user.state.clone(),
         };
-        let pid = match user.container_pid {
-            Some(inner) => format!("{} ({inner})", user.pid),
-            None => user.pid.to_string(),
-        };
         rows.push(vec![
             state,
-            pid,
+            pid(user.pid, user.container_pid),
             user.uid.to_string(),
             user.container.clone().unwrap_or_else(|| "-".to_owned()),
             user.kind.clone(),
