@@ -107,9 +107,18 @@ impl OnlyLaunch {
         false
     }
 
-    /// Forgets it: another session's leases are counted anew.
-    pub fn reset(&self) {
+    /// Forgets it: another session's grant is about to come.
+    pub fn forget(&self) {
         self.0.store(NO_EPOCH, Ordering::Relaxed);
+    }
+
+    /// Forgets what was taken since [`Self::forget`] of the grant of before, and not what was taken of the lease that `slot` has.
+    pub fn reset(&self, slot: &GrantSlot) {
+        let used = self.0.load(Ordering::Relaxed);
+        if used != slot.gate().epoch {
+            // Whoever took another meanwhile took one of this session.
+            let _ = self.0.compare_exchange(used, NO_EPOCH, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 }
 
@@ -313,8 +322,12 @@ mod tests {
         assert!(!only.take(&slot, epoch + 500), "of a session that is over");
         assert!(only.take(&slot, epoch));
         assert!(!only.take(&slot, epoch - 1) && !only.take(&slot, epoch));
-        only.reset();
-        assert!(only.take(&slot, epoch));
+        only.reset(&slot);
+        assert!(!only.take(&slot, epoch), "it was this lease's");
+        let next = GrantSlot::default();
+        only.reset(&next);
+        next.set_gate(GateState::Leased, LeaseTerms { window_ns: ONE_LAUNCH, ..TERMS });
+        assert!(only.take(&next, next.gate().epoch));
     }
 
     #[test]

@@ -174,6 +174,7 @@ impl Session {
         // Before the gates, whose waiters it counts.
         let carries = welcome.head().minor() >= MINOR_CARRIES;
         self.carry(&fresh, &meter, gpus, carries.then_some(&welcome.gpu_index))?;
+        gpus.iter().for_each(Gpu::forget_only_launch);
         // SAFETY: kept in `new`, the memory checked above, and mapped as in `new`.
         unsafe {
             put(self.grant, &grant, READ)?;

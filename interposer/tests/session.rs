@@ -348,6 +348,29 @@ fn what_is_held_moves_to_the_ledger_of_a_controller_that_came_back() {
 }
 
 #[test]
+fn what_is_held_counts_once_with_a_controller_that_lost_the_session_and_lives() {
+    let mut controller = Controller::new();
+    controller.slot().set_memory_limit(LIMIT_BYTES);
+    let (mut client, connection) = start(&controller, "hold");
+    // It emptied the account when the connection ended; what comes now is allocated without a session.
+    drop(connection);
+    client.go();
+    assert_eq!(client.answer(), "held");
+    let ledger = controller.ledger.gpu(controller.gpu()).unwrap();
+    assert_eq!(ledger.account(1).unwrap().held_bytes(), 8 << 20);
+    controller.take_back();
+    let _connection = controller.welcome();
+    let by_slot = || [1, 2].map(|slot| ledger.account(slot).unwrap().held_bytes());
+    until("it moved", || by_slot() == [0, 8 << 20]);
+    client.go();
+    assert_eq!(client.answer(), "freed");
+    assert_eq!(by_slot(), [0, 2 << 20]);
+    client.go();
+    assert_eq!(client.answer(), "freed");
+    assert_eq!(by_slot(), [0, 0]);
+}
+
+#[test]
 fn controllers_that_come_and_go_leave_nothing_behind_in_a_client() {
     let mut controller = Controller::new();
     let (mut client, mut connection) = start(&controller, "launch on");

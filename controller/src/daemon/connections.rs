@@ -10,25 +10,28 @@ use std::rc::Rc;
 
 /// Descriptors that a connection takes beside its bells: itself, its process, and a grant, a meter and a ledger page.
 const DESCRIPTORS: u64 = 5;
-/// Descriptors that the daemon needs for itself, its probes, its administrators, those that are turned away or about to begin, and the ledgers of
-/// tenants that nobody is left of.
-const OWN_DESCRIPTORS: u64 = 512 + MAX_DESERTED as u64 + ARRIVAL_DESCRIPTORS * ARRIVING_AT_A_TIME as u64;
-/// Processes that are about to begin a session at a time, and of one user. More are not noted: they are strangers until they have one.
+/// Descriptors that the daemon needs for itself, its probes, its administrators, those that are turned away, and the ledgers of tenants that nobody is
+/// left of.
+const OWN_DESCRIPTORS: u64 = 512 + MAX_DESERTED as u64;
+/// Processes that are about to begin a session at a time. More are not noted: they are strangers until they have one.
 const ARRIVING_AT_A_TIME: usize = 256;
-const ARRIVING_OF_ONE: usize = ARRIVING_AT_A_TIME / 2;
-/// Descriptors that such a one takes: its connection and its process.
-const ARRIVAL_DESCRIPTORS: u64 = 2;
+/// Connections for each of which one may be about to begin: it takes two descriptors, its connection and its process.
+const CONNECTIONS_PER_ARRIVAL: usize = 2;
+/// What that comes to for a connection.
+const ARRIVAL_DESCRIPTORS: u64 = 1;
 /// Connections beyond the limit that are listened to until they can be refused; more are closed without a word.
 const TURNED_AWAY_AT_A_TIME: usize = 64;
 
 /// Descriptors that so many connections need, each with a bell for each of `gpus`.
 pub fn descriptors(connections: usize, gpus: usize) -> u64 {
-    (connections as u64).saturating_mul(DESCRIPTORS + gpus as u64).saturating_add(OWN_DESCRIPTORS)
+    let of_one = DESCRIPTORS + ARRIVAL_DESCRIPTORS + gpus as u64;
+    (connections as u64).saturating_mul(of_one).saturating_add(OWN_DESCRIPTORS)
 }
 
 /// Connections that there are descriptors for.
 pub fn room(descriptors: u64, gpus: usize) -> usize {
-    let room = descriptors.saturating_sub(OWN_DESCRIPTORS) / (DESCRIPTORS + gpus as u64);
+    let of_one = DESCRIPTORS + ARRIVAL_DESCRIPTORS + gpus as u64;
+    let room = descriptors.saturating_sub(OWN_DESCRIPTORS) / of_one;
     usize::try_from(room).unwrap_or(usize::MAX).max(1)
 }
 
@@ -114,9 +117,10 @@ impl Connections {
     pub fn arrive(&self, source: &Source) -> Option<Arriving> {
         let mut arriving = self.arriving.borrow_mut();
         let count = arriving.get(source).copied().unwrap_or(0);
-        if arriving.values().sum::<usize>() >= ARRIVING_AT_A_TIME
-            || count >= ARRIVING_OF_ONE && source.has_limit()
-        {
+        let others = arriving.values().sum::<usize>() - count;
+        let left = ARRIVING_AT_A_TIME.min(self.room / CONNECTIONS_PER_ARRIVAL).saturating_sub(others);
+        // Whoever comes next finds as much: each may have half of what the others leave.
+        if count >= left.div_ceil(2) {
             return None;
         }
         arriving.insert(source.clone(), count + 1);
@@ -171,17 +175,19 @@ mod tests {
 
     #[test]
     fn those_who_are_about_to_begin_are_bounded_and_no_user_keeps_the_others_out() {
-        let connections = Connections::new(1);
-        let [user, other] = [4711, 4712].map(Source::User);
-        let mut of_one: Vec<_> = std::iter::from_fn(|| connections.arrive(&user)).collect();
-        assert_eq!(of_one.len(), ARRIVING_OF_ONE);
-        let _others = connections.arrive(&other).unwrap();
-        let of_root: Vec<_> = std::iter::from_fn(|| connections.arrive(&Source::User(0))).collect();
-        assert_eq!(of_root.len(), ARRIVING_AT_A_TIME - ARRIVING_OF_ONE - 1, "as many as there is room for");
-        drop(of_root);
+        let connections = Connections::new(4096);
+        let [user, other, root] = [4711, 4712, 0].map(Source::User);
+        let all_of = |source| std::iter::from_fn(|| connections.arrive(source)).collect::<Vec<_>>();
+        let mut of_user = all_of(&user);
+        let (of_other, of_root) = (all_of(&other), all_of(&root));
+        let counts = [of_user.len(), of_other.len(), of_root.len()];
+        assert_eq!(counts, [128, 64, 32], "each leaves as much as it took");
+        drop((of_root, of_other));
         assert!(connections.arrive(&user).is_none());
-        drop(of_one.pop());
+        drop(of_user.pop());
         assert!(connections.arrive(&user).is_some());
+        let few = Connections::new(8);
+        assert_eq!(std::iter::from_fn(|| few.arrive(&user)).collect::<Vec<_>>().len(), 2);
     }
 
     #[test]

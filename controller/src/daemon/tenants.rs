@@ -8,8 +8,9 @@ use crate::clock::monotonic_ns;
 use crate::identity::source::Source;
 use crate::identity::{self, Facts};
 use crate::packet::{self, Packet};
-use crate::probes::Presence;
+use crate::probes::Announced;
 use crate::probes::metering::{self, Purpose};
+use crate::process::ProcessKey;
 use deepres_abi::wire::{self, FrameError, Hello, Refusal, RefusalKind, Role};
 use rustix::net::{SocketFlags, accept_with};
 use std::io;
@@ -164,8 +165,14 @@ async fn expect(
     shared: &Shared,
 ) -> io::Result<()> {
     let death = death.map(watched).transpose()?;
-    let _presence = Presence::new(&shared.registry.borrow().connected(), peer.pid);
-    let _ = timeout(ARRIVAL_LIMIT, end_of(connection, death.as_ref())).await;
+    let Some(who) = ProcessKey::of(peer.pid) else { return Ok(()) };
+    let now_ns = monotonic_ns();
+    let connected = shared.registry.borrow().connected();
+    let limit_ns = u64::try_from(ARRIVAL_LIMIT.as_nanos()).unwrap_or(u64::MAX);
+    if let Some(announced) = Announced::new(&connected, who, now_ns, limit_ns) {
+        let left = Duration::from_nanos(announced.until_ns - now_ns);
+        let _ = timeout(left, end_of(connection, death.as_ref())).await;
+    }
     Ok(())
 }
 

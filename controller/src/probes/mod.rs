@@ -36,5 +36,5 @@ pub mod users;
 pub mod watch;
 pub mod way;
 
-pub use connected::{Connected, Presence};
+pub use connected::{Announced, Connected, Presence};
 pub use watch::{Before, Settings, Watcher};

@@ -133,7 +133,9 @@ pub fn is_dying(pid: u32) -> bool {
         // One that is gone meanwhile has ended.
         flags.and_then(|flags| flags.parse::<u32>().ok()).is_none_or(|flags| flags & ENDING != 0)
     };
-    threads(pid).all(is_ending)
+    let mut threads = threads(pid).map(is_ending).peekable();
+    // Of one whose threads cannot be read nothing is known.
+    threads.peek().is_some() && threads.all(|is_ending| is_ending)
 }
 
 fn threads(pid: u32) -> impl Iterator<Item = String> {

@@ -33,6 +33,8 @@ const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 const MS: u64 = 1_000_000;
 /// How often counters are read while there are any: whoever was seen before is found by them, with the grace of a newcomer within a second.
 const STATS_NS: u64 = 500 * MS;
+/// When a session ended, so soon.
+const STATS_SOON_NS: u64 = 100 * MS;
 /// How often NVML is asked: what it lists, the kernel programs mostly have told before.
 const NVML_NS: u64 = 5_000 * MS;
 const NVML_ALONE_NS: u64 = 400 * MS;
@@ -311,6 +313,8 @@ impl Watch {
 
     /// Attaches the programs to the devices that there are. Those for other devices are detached after, so that nothing goes unseen.
     fn attach(&mut self) {
+        // What the programs that go know yet.
+        self.look_for_missed();
         let ProbesStatus { evicted, missed, skipped, .. } = self.state;
         let fresh = ProbesStatus { evicted, missed, skipped, ..ProbesStatus::default() };
         let ProbesStatus { detail: told, .. } = std::mem::replace(&mut self.state, fresh);
@@ -478,8 +482,14 @@ impl Watch {
     fn see_who_left(&mut self, now_ns: u64) {
         let ended = self.connected.take_ended();
         if !ended.is_empty() {
-            // What they did until now they did as tenants, and what they do from now on is to be seen soon.
-            self.due.stats_ns = 0;
+            // What they did until now they did as tenants, and what they do from now on is to be seen soon. Many may end, one after the other.
+            self.due.stats_ns = self.due.stats_ns.min(now_ns + STATS_SOON_NS);
+        }
+        for who in self.connected.take_arrived() {
+            // Without a session it is like anybody else.
+            if !self.connected.covers(who) {
+                self.look_at(who, now_ns);
+            }
         }
         for pid in ended {
             // NVML listed it while it was a tenant's, and has not been asked since.
@@ -554,7 +564,7 @@ impl Watch {
             if let Some(evicted) = self.evicted.get(&who) {
                 activity.join(evicted);
             }
-            let is_connected = self.connected.contains(who.pid);
+            let is_connected = self.connected.covers(who);
             let (calls_before, was_connected) =
                 before.remove(&who).map_or((0, false), |(old, was)| (old.calls(), was));
             // Whoever had a session a moment ago may have done this while it had it.
@@ -676,7 +686,7 @@ impl Watch {
     }
 
     fn saw(&mut self, who: ProcessKey, evidence: Evidence, is_compute: bool, now_ns: u64) {
-        if self.connected.contains(who.pid) || scan::is_ours(who.pid) {
+        if self.connected.covers(who) || scan::is_ours(who.pid) {
             return;
         }
         if evidence == Evidence::Ioctl {
@@ -692,7 +702,7 @@ impl Watch {
         let (connected, of_before, large) = (&self.connected, &self.of_before, &self.large);
         let mut unseen = Vec::new();
         let is_managed = |who: ProcessKey, is_compute: bool| {
-            connected.contains(who.pid) || of_before.contains(&who) || !is_compute && connected.is_viewer(who)
+            connected.covers(who) || of_before.contains(&who) || !is_compute && connected.is_viewer(who)
         };
         let uses = |who: ProcessKey| {
             if !who.is_alive() || scan::is_dying(who.pid) {

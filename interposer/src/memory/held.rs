@@ -93,6 +93,13 @@ impl Held {
             } else if charged > bytes {
                 account.release(charged - bytes);
             }
+            if self.generation != ledger.generation {
+                self.release(site.session);
+            }
+            if site.ledger.generation != ledger.generation && site.session.has_ledger(site.ledger.generation)
+            {
+                site.account.release(more);
+            }
             self.generation = ledger.generation;
             self.account = Some(account);
         }
@@ -146,14 +153,16 @@ impl Held {
         }
     }
 
-    /// The account that it is in, if that is of the ledger there is: what was in one of before went with it.
+    /// The account that it is in, if that is of the ledger there is.
     #[inline(always)]
     fn account_in(&self, session: &Session) -> Option<Account<'static>> {
         self.account.filter(|_| self.generation == session.ledger_generation())
     }
 
+    /// Takes it out of the account that it is in, one of before too: with the same daemon that may be in the same ledger, which was emptied when the
+    /// session ended, and has what was charged since.
     fn release(&self, session: &Session) {
-        if let Some(account) = self.account_in(session) {
+        if let Some(account) = self.account.filter(|_| session.has_ledger(self.generation)) {
             account.release(self.bytes);
         }
     }
@@ -164,9 +173,10 @@ impl Held {
             return;
         }
         if let Some((ledger, account)) = account(session, gpu) {
+            account.charge(self.bytes);
+            self.release(session);
             self.generation = ledger.generation;
             self.account = Some(account);
-            account.charge(self.bytes);
         }
     }
 

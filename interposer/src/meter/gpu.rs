@@ -91,8 +91,13 @@ impl Gpu {
         self.index.store(u32::from(index), Ordering::Relaxed);
         self.bell.store(bell, Ordering::Relaxed);
         self.meter.set(Some(meter));
-        self.only_launch.reset();
+        self.only_launch.reset(grant);
         self.grant.set(Some(grant));
+    }
+
+    /// Another session's grant is about to come: what was taken of this one's leases says nothing of that one's.
+    pub fn forget_only_launch(&self) {
+        self.only_launch.forget();
     }
 
     /// Sets whose word launches go by.

@@ -87,6 +87,8 @@ pub struct Controller {
     directory: tempfile::TempDir,
     pages: [OwnedFd; 4],
     bell: OwnedFd,
+    /// The slot of the ledger that its welcomes give.
+    ledger_slot: u32,
     /// Minor version that its welcomes say.
     pub minor: u16,
     pub grant: &'static GrantPage,
@@ -134,6 +136,7 @@ impl Controller {
             directory,
             pages: [grant_fd, meter_fd, ledger_fd, beat_fd],
             bell,
+            ledger_slot: 1,
             minor: MINOR,
             grant,
             meter,
@@ -208,7 +211,7 @@ impl Controller {
 
     /// Makes a connection a session.
     pub fn say_welcome(&self, connection: &Connection) {
-        let mut welcome = Welcome::new(77, 1);
+        let mut welcome = Welcome::new(77, self.ledger_slot);
         welcome.gpu_index[0] = GPU as u8;
         self.answer(connection, &of_version(welcome.as_bytes(), MAJOR, self.minor, 0));
     }
@@ -217,6 +220,16 @@ impl Controller {
     pub fn answer(&self, connection: &Connection, packet: &[u8]) {
         let fds: Vec<RawFd> = self.pages.iter().chain([&self.bell]).map(|fd| fd.as_raw_fd()).collect();
         send(&connection.socket, packet, &fds);
+    }
+
+    /// What a daemon that lives on has for a session that comes back: other pages, and another slot of the ledger there is.
+    pub fn take_back(&mut self) {
+        let (ledger, pages) = (self.ledger, self.pages.each_ref().map(|page| page.try_clone().unwrap()));
+        self.restart();
+        let [_, _, memory, _] = pages;
+        (self.ledger, self.pages[2]) = (ledger, memory);
+        self.ledger_slot += 1;
+        ledger.gpu(GPU).unwrap().open(self.ledger_slot as usize).unwrap();
     }
 
     /// What a daemon that was started anew has: other pages and another bell, at the same socket.

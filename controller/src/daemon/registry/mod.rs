@@ -280,6 +280,7 @@ impl Registry {
         if let Some(process) = process {
             tenant.returning.remove(&process);
         }
+        tenant.former_slots.remove(slot);
         let mut ready = Vec::new();
         // What this process asked for is in force on the tenant's other GPUs too.
         for gpu in tenant.gpus.iter().filter(|gpu| !gpus.contains(gpu)) {

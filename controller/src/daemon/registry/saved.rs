@@ -183,6 +183,7 @@ impl Registry {
                     gpu.arbiter.bury(tenant.id, process);
                 }
             }
+            tenant.clear_slots_of_the_dead(self.gpus.len());
             tenant.give_slots_back(self.gpus.len());
         }
     }

@@ -149,10 +149,20 @@ impl Tenant {
         (0..MAX_SESSIONS).find(is_clean).or_else(|| (0..MAX_SESSIONS).find(is_free))
     }
 
+    /// Empties the slots of those that died without a session, on the first `gpus` GPUs.
+    pub fn clear_slots_of_the_dead(&mut self, gpus: usize) {
+        let ledger = self.ledger.page();
+        for slot in self.former_slots.bury(ProcessKey::is_alive) {
+            for ledger in (0..gpus).filter_map(|gpu| ledger.gpu(gpu)) {
+                ledger.clear(slot);
+            }
+        }
+    }
+
     /// Has nobody look at slots of the ledger on the first `gpus` GPUs that nobody can have written any more.
-    pub fn give_slots_back(&mut self, gpus: usize) {
+    pub fn give_slots_back(&self, gpus: usize) {
         let used = self.sessions.values().map(|session| session.slot + 1).max().unwrap_or(0);
-        let used = used.max(self.former_slots.count(ProcessKey::is_alive));
+        let used = used.max(self.former_slots.count());
         let ledger = self.ledger.page();
         (0..gpus).filter_map(|gpu| ledger.gpu(gpu)).for_each(|ledger| ledger.shrink(used..ledger.slots()));
     }

@@ -15,7 +15,7 @@ use std::ops::{Deref, DerefMut};
 /// When to count the living.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Census {
-    /// If it has not been done for [`liveness::INTERVAL_NS`].
+    /// If it has not been done for [`liveness::interval_ns`].
     WhenDue,
     /// Now.
     Now,
@@ -51,9 +51,10 @@ impl<'a> Guard<'a> {
         let state = self.state();
         let counted_ns = state.header.liveness_ns.load();
         let since_ns = self.now_ns.saturating_sub(counted_ns);
-        if now || since_ns >= liveness::INTERVAL_NS && since_ns >= liveness::interval_ns(&self.memory, state)
-        {
-            let death_ns = if now { self.now_ns } else { counted_ns + liveness::INTERVAL_NS };
+        let may_be_due = since_ns >= liveness::INTERVAL_NS;
+        let interval_ns = if may_be_due { liveness::interval_ns(&self.memory, state) } else { u64::MAX };
+        if now || since_ns >= interval_ns {
+            let death_ns = if now { self.now_ns } else { counted_ns + interval_ns };
             liveness::reap(&mut self.memory, state, &self.shared.config, &self.shared.alive, own, death_ns);
             self.memory.put(&state.header.liveness_ns, self.now_ns);
             self.memory.commit();
