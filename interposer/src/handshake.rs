@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,6 +19,7 @@ use zerocopy::IntoBytes as _;
 use crate::config::Config;
 use crate::os;
 use crate::pages::PageError;
+use crate::unshared::Unshared;
 
 /// How long the first handshake may take, ns. The controller answers within a millisecond, and within this hundreds that come at once; then the
 /// job goes on alone.
@@ -88,7 +89,7 @@ impl fmt::Display for ConnectError {
 #[derive(Debug)]
 pub struct Connection {
     /// Its end is the end of the session.
-    pub socket: OwnedFd,
+    pub socket: Unshared,
     /// The answer.
     pub welcome: Welcome,
     /// Grant, meter, ledger and heartbeat page.
@@ -152,7 +153,7 @@ pub fn view(config: &Config, gpus: &[Uuid]) -> Result<View, ConnectError> {
 /// A handshake that nobody waits for.
 #[derive(Debug)]
 pub struct Pending {
-    socket: OwnedFd,
+    socket: Unshared,
     gpus: usize,
 }
 
@@ -191,7 +192,9 @@ impl Pending {
 /// A word to the controller that this process is about to begin a session: to whoever watches the GPU's devices it is no stranger for as long as
 /// this lives.
 #[derive(Debug)]
-pub struct Arrival(OwnedFd);
+pub struct Arrival {
+    _connection: Unshared,
+}
 
 impl Arrival {
     /// Says it, if somebody takes it at once. No answer is waited for, nor is there one but of a controller that does not know the word.
@@ -201,15 +204,7 @@ impl Arrival {
         hello.monotonic_ns = os::now_ns();
         hello.pid = std::process::id();
         now(Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) }).ok()?;
-        Some(Self(socket))
-    }
-}
-
-impl Drop for Arrival {
-    fn drop(&mut self) {
-        // A child that another thread forked meanwhile has the connection, too, and may keep it.
-        // SAFETY: no pointers.
-        unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
+        Some(Self { _connection: socket })
     }
 }
 
@@ -253,7 +248,7 @@ fn cvt(result: i32) -> io::Result<i32> {
 
 /// A system call on a socket.
 struct Call<'a> {
-    socket: &'a OwnedFd,
+    socket: &'a Unshared,
     run: &'a mut dyn FnMut() -> isize,
 }
 
@@ -305,8 +300,8 @@ fn until_deadline(deadline_ns: u64, call: Call<'_>) -> io::Result<usize> {
 /// Connects to the first of `sockets` where somebody listens.
 fn connect_first(
     sockets: &[PathBuf],
-    connect: impl Fn(&Path) -> io::Result<OwnedFd>,
-) -> Result<OwnedFd, ConnectError> {
+    connect: impl Fn(&Path) -> io::Result<Unshared>,
+) -> Result<Unshared, ConnectError> {
     let mut absent = None;
     for path in sockets {
         match connect(path) {
@@ -321,12 +316,8 @@ fn connect_first(
     Err(ConnectError::Absent(path, error))
 }
 
-fn connect(path: &Path, flags: i32, make: impl Fn(Call<'_>) -> io::Result<usize>) -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags;
-    // SAFETY: no pointers.
-    let socket = cvt(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
-    // SAFETY: just created, and nobody else's.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+fn connect(path: &Path, flags: i32, make: impl Fn(Call<'_>) -> io::Result<usize>) -> io::Result<Unshared> {
+    let socket = Unshared::packets(flags)?;
     // SAFETY: all zeroes is a valid sockaddr_un.
     let mut address = unsafe { mem::zeroed::<libc::sockaddr_un>() };
     address.sun_family = libc::AF_UNIX as u16;
@@ -348,7 +339,7 @@ fn connect(path: &Path, flags: i32, make: impl Fn(Call<'_>) -> io::Result<usize>
     Ok(socket)
 }
 
-fn send(socket: &OwnedFd, packet: &[u8]) -> isize {
+fn send(socket: &Unshared, packet: &[u8]) -> isize {
     // SAFETY: a readable buffer of that length.
     unsafe { libc::send(socket.as_raw_fd(), packet.as_ptr().cast(), packet.len(), libc::MSG_NOSIGNAL) }
 }
@@ -370,7 +361,7 @@ impl Received {
         Self { packet: vec![0; MAX_FRAME_BYTES], descriptors: Vec::new() }
     }
 
-    fn receive(&mut self, socket: &OwnedFd) -> isize {
+    fn receive(&mut self, socket: &impl AsRawFd) -> isize {
         let mut control = Control([0; 256]);
         let mut part = libc::iovec { iov_base: self.packet.as_mut_ptr().cast(), iov_len: self.packet.len() };
         // SAFETY: all zeroes is a valid msghdr.
@@ -402,7 +393,7 @@ impl Received {
     }
 
     /// Reads the answer to a hello with so many GPUs.
-    fn welcomed(self, socket: OwnedFd, gpus: usize) -> Result<Connection, ConnectError> {
+    fn welcomed(self, socket: Unshared, gpus: usize) -> Result<Connection, ConnectError> {
         let Self { packet, descriptors } = self;
         if packet.is_empty() {
             let ended = io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection");
@@ -428,6 +419,8 @@ impl Received {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::BorrowedFd;
+
     use super::*;
 
     fn listener(path: &Path, backlog: i32) -> OwnedFd {
@@ -464,7 +457,9 @@ mod tests {
         let path = directory.path().join("tenant.sock");
         let listener = listener(&path, 1);
         let arrival = Arrival::announce(&[path]).unwrap();
-        let _childs = arrival.0.try_clone().unwrap();
+        // SAFETY: open, and borrowed for this line.
+        let _childs =
+            unsafe { BorrowedFd::borrow_raw(arrival._connection.as_raw_fd()) }.try_clone_to_owned().unwrap();
         // SAFETY: no pointers that matter; the descriptor is new.
         let accepted = unsafe {
             let accepted = libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut());

@@ -31,3 +31,4 @@ mod resolve;
 mod session;
 mod standalone;
 mod thread;
+mod unshared;

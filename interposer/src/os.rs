@@ -1,8 +1,13 @@
 //! The few system calls that several modules need, without their pointers.
 
 use std::sync::atomic::AtomicU32;
+use std::thread;
+use std::time::Duration;
 
 const NS_PER_S: u64 = 1_000_000_000;
+/// Looks after which a waiter sleeps between two.
+const YIELDS: u32 = 500;
+const NAP: Duration = Duration::from_micros(50);
 
 /// `CLOCK_MONOTONIC`, ns.
 pub fn now_ns() -> u64 {
@@ -10,6 +15,31 @@ pub fn now_ns() -> u64 {
     // SAFETY: the result has room; this clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     (time.tv_sec as u64).saturating_mul(NS_PER_S).saturating_add(time.tv_nsec as u64)
+}
+
+/// Waiting that ends.
+#[derive(Debug, Default)]
+pub struct Patience {
+    looks: u32,
+    until_ns: u64,
+}
+
+impl Patience {
+    /// Lets others go on for a moment. False once that was done for `limit_ns`.
+    #[cold]
+    pub fn goes_on(&mut self, limit_ns: u64) -> bool {
+        let now_ns = now_ns();
+        if self.looks == 0 {
+            self.until_ns = now_ns + limit_ns;
+        }
+        self.looks += 1;
+        if self.looks < YIELDS {
+            thread::yield_now();
+        } else {
+            thread::sleep(NAP);
+        }
+        now_ns < self.until_ns
+    }
 }
 
 fn timespec(ns: u64) -> libc::timespec {

@@ -46,11 +46,7 @@ pub struct Process {
     wake: AtomicI32,
     is_stopping: AtomicBool,
     is_stopped: AtomicBool,
-    /// The socket of a hello that was not answered yet; [`NO_SOCKET`] if there is none.
-    pending: AtomicI32,
 }
-
-const NO_SOCKET: i32 = -1;
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 
@@ -150,15 +146,13 @@ fn begin() {
         wake: AtomicI32::new(wake),
         is_stopping: AtomicBool::new(false),
         is_stopped: AtomicBool::new(false),
-        pending: AtomicI32::new(NO_SOCKET),
     }));
     let session: &'static Session = Box::leak(Box::new(session));
     session.attach(&process.gpus, &index, wake);
     process.session.set(Some(session));
     if let Err(error) = meter::thread::start(process) {
         say!(Warn, "no thread for metering ({error}); the job runs unmetered");
-        // SAFETY: nobody else has seen the process state.
-        unsafe { session.close() };
+        session.end();
         return;
     }
     if let Some(path) = process.config.record.as_deref() {
@@ -189,10 +183,8 @@ extern "C" fn forked() {
         // SAFETY: this is the child's only thread, and it has just let go of the process state.
         unsafe { session.close() };
     }
-    for descriptor in [&process.wake, &process.pending] {
-        // SAFETY: as above. A negative number is none, and refused.
-        unsafe { libc::close(descriptor.load(Ordering::Relaxed)) };
-    }
+    // SAFETY: as above. A negative number is none, and refused.
+    unsafe { libc::close(process.wake.load(Ordering::Relaxed)) };
 }
 
 /// At the end of the process, before the driver's own end: the meter thread must be out of it.
@@ -239,14 +231,7 @@ impl Process {
     /// # Errors
     /// [`ConnectError`].
     pub fn say_hello(&self) -> Result<Pending, ConnectError> {
-        let pending = Pending::begin(&self.config, &self.uuids, self.session().map_or(0, Session::sessions))?;
-        self.pending.store(pending.socket(), Ordering::Relaxed);
-        Ok(pending)
-    }
-
-    /// What [`Self::say_hello`] returned is about to be closed, or to become the session's.
-    pub fn end_hello(&self) {
-        self.pending.store(NO_SOCKET, Ordering::Relaxed);
+        Pending::begin(&self.config, &self.uuids, self.session().map_or(0, Session::sessions))
     }
 
     /// Goes on with a daemon that came back: moves what is held to its ledger, and goes by its gates.

@@ -15,11 +15,11 @@ use deepres_abi::wire::{Frame as _, UNMANAGED};
 
 use crate::handshake::{ConnectError, Connection};
 use crate::memory::ledgers::{Ledger, Ledgers};
-use crate::memory::site::Patience;
 use crate::meter::gpu::Gpu;
-use crate::os;
+use crate::os::{self, Patience};
 use crate::pages::{Mapped, PageError, Protection, replace};
 use crate::standalone::Local;
+use crate::unshared::Unshared;
 
 /// A controller that names no limit is believed to beat this often, ns.
 const HEARTBEAT_LIMIT_NS: u64 = 1_000_000_000;
@@ -184,7 +184,7 @@ impl Session {
         // Last of what can fail: a slot of a connection that is given up is another session's soon.
         self.ledgers.replace(&ledger, welcome.ledger_slot as usize).map_err(ConnectError::Page)?;
         drop(self.exchange(&self.ledger_memory, ledger));
-        drop(self.exchange(&self.socket, socket));
+        drop(self.exchange_socket(socket.into_raw_fd()));
         self.take_bells(bells, &welcome.gpu_index[..gpus.len().min(MAX_GPUS)]);
         self.sessions.fetch_add(1, Ordering::Relaxed);
         Ok(welcome.gpu_index)
@@ -235,6 +235,19 @@ impl Session {
         let old = place.swap(new.into_raw_fd(), Ordering::AcqRel);
         // SAFETY: a descriptor that was put there as one of our own, and is nobody else's now.
         (old != NONE).then(|| unsafe { OwnedFd::from_raw_fd(old) })
+    }
+
+    fn exchange_socket(&self, new: i32) -> Option<Unshared> {
+        let old = self.socket.swap(new, Ordering::AcqRel);
+        // SAFETY: the number was put there as one of our own, and is nobody else's now.
+        (old != NONE).then(|| unsafe { Unshared::from_raw_fd(old) })
+    }
+
+    /// Ends it before anybody has used it.
+    pub fn end(&self) {
+        drop(self.exchange_socket(NONE));
+        // SAFETY: by the caller's word nobody uses it.
+        unsafe { self.close() };
     }
 
     /// Takes the bells of the GPUs that are managed. A bell keeps its number, by which any thread may be about to ring it.
@@ -377,12 +390,12 @@ impl Session {
         self.grant.fail_mode()
     }
 
-    /// Closes every descriptor: in a forked child, since the controller must see the connection end with the parent.
+    /// Closes every descriptor but the connection, which a forked child does not have.
     ///
     /// # Safety
     /// Nobody in this process uses the session from here on.
     pub unsafe fn close(&self) {
-        for descriptor in self.bells.iter().chain([&self.socket, &self.meter_memory, &self.ledger_memory]) {
+        for descriptor in self.bells.iter().chain([&self.meter_memory, &self.ledger_memory]) {
             // SAFETY: open, and by the caller's promise used by nobody; closing none at all does nothing.
             unsafe { libc::close(descriptor.load(Ordering::Relaxed)) };
         }

@@ -2,10 +2,12 @@
 
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::time::Duration;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use deepres_e2e::stolen::{self, Stolen};
+use deepres_e2e::awake;
+use deepres_e2e::stolen::{self, Taken};
 
 use crate::build::Artefacts;
 use crate::sanitize::Sanitizer;
@@ -54,8 +56,8 @@ impl Tally {
         Ok(())
     }
 
-    /// The same for tests that measure: those that fail while the hypervisor takes CPU time are tried again, alone, when it no longer does.
-    /// One that failed only while it took [`UNMEASURABLE_PERCENT`], try after try, is no failure, and is named.
+    /// The same for tests that measure: one that fails while the hypervisor takes CPU time ([`DISTURBED_PERCENT`], [`DISTURBED_MS`]) is tried again, alone, when it
+    /// no longer does. If it did so try after try, that is no failure, and is named.
     fn measurements(&mut self, command: impl Fn() -> Command, await_quiet: impl Fn()) -> Result<()> {
         let shown = command::shown(&command());
         heading(&shown);
@@ -67,34 +69,29 @@ impl Tally {
             return Ok(());
         }
         self.passed += passed;
+        let began = Instant::now();
         for _ in 0..TRIES {
-            let again: Vec<String> = failures
-                .iter()
-                .filter(|failure| failure.stolen_percent >= DISTURBED_PERCENT)
-                .map(|failure| failure.name.clone())
-                .collect();
-            if again.is_empty() {
-                break;
-            }
-            heading(&format!("disturbed, tried again: {}", again.join(", ")));
-            await_quiet();
-            let mut cargo = command();
-            cargo.args(["--", "--exact"]).args(&again);
-            let (_, output) = command::teed(&mut cargo)?;
-            let tried = Failure::all(&output);
-            self.passed += totals(&output).0;
-            failures.retain_mut(|failure| {
-                if !again.contains(&failure.name) {
-                    return true;
+            for failure in failures.iter_mut().filter(|failure| failure.is_disturbed()) {
+                if began.elapsed() > TRIED_FOR {
+                    break;
                 }
-                let same = tried.iter().find(|tried| tried.name == failure.name);
-                failure.stolen_percent =
-                    same.map_or(0.0, |same| same.stolen_percent.min(failure.stolen_percent));
-                same.is_some()
-            });
+                heading(&format!("tried again, alone: {}", failure.name));
+                await_quiet();
+                let mut cargo = command();
+                cargo.args(["--", "--exact", &failure.name]);
+                let (status, output) = command::teed(&mut cargo)?;
+                let again = Failure::all(&output).into_iter().find(|again| again.name == failure.name);
+                failure.has_passed = again.is_none() && status.success();
+                if !again.is_some_and(|again| again.is_disturbed()) {
+                    failure.taken = None;
+                }
+            }
+            let before = failures.len();
+            failures.retain(|failure| !failure.has_passed);
+            self.passed += (before - failures.len()) as u64;
         }
         let (unmeasurable, failures): (Vec<_>, Vec<_>) =
-            failures.into_iter().partition(|failure| failure.stolen_percent >= UNMEASURABLE_PERCENT);
+            failures.into_iter().partition(Failure::is_disturbed);
         self.not_measured.extend(unmeasurable.into_iter().map(|failure| failure.name));
         self.failed += failures.len() as u64;
         if !failures.is_empty() {
@@ -137,11 +134,18 @@ impl Tally {
 #[derive(Debug, PartialEq)]
 struct Failure {
     name: String,
-    /// What the hypervisor took meanwhile of all CPUs' time.
-    stolen_percent: f64,
+    /// What the hypervisor took meanwhile, if the test said so; none, too, once it failed in peace.
+    taken: Option<Taken>,
+    /// Later, when it was tried again.
+    has_passed: bool,
 }
 
 impl Failure {
+    /// Whether it says nothing of what was tested.
+    fn is_disturbed(&self) -> bool {
+        self.taken.is_some_and(|taken| taken.percent >= DISTURBED_PERCENT || taken.at_once_ms >= DISTURBED_MS)
+    }
+
     /// All whose output a harness shows, `---- NAME stdout ----` and what it said.
     fn all(output: &str) -> Vec<Self> {
         let name = |line: &str| Some(line.strip_prefix("---- ")?.strip_suffix(" stdout ----")?.to_owned());
@@ -155,7 +159,7 @@ impl Failure {
             }
         }
         all.into_iter()
-            .map(|(name, said)| Self { name, stolen_percent: Stolen::said(&said).unwrap_or(0.0) })
+            .map(|(name, said)| Self { name, taken: Taken::said(&said), has_passed: false })
             .collect()
     }
 }
@@ -178,13 +182,17 @@ fn counts(line: &str) -> Option<(u64, u64)> {
     Some((count("passed")?, count("failed")?))
 }
 
+/// With the minutes and seconds since the first.
 fn heading(text: &str) {
-    eprintln!("\n== {text}");
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+    let seconds = BEGAN.get_or_init(Instant::now).elapsed().as_secs();
+    eprintln!("\n== {}:{:02} {text}", seconds / 60, seconds % 60);
 }
 
 /// Installs what the tests need, runs them, and prints `N passed, N failed` as its last line.
 pub fn run(options: &Options) -> Result<ExitCode> {
     install_needs()?;
+    awake::keep();
     let mut tally = Tally::default();
     if let Some(frameworks) = &options.large {
         let artefacts = build::artefacts()?;
@@ -286,12 +294,14 @@ fn await_quiet() {
 /// How long each fuzz target runs here: enough to meet again what it once knew; finding more takes hours.
 const FUZZ_SECONDS: u32 = 3;
 
-/// A failure while more of all CPUs' time was taken is tried again.
+/// A failure while more of all CPUs' time was taken says nothing, and is tried again.
 const DISTURBED_PERCENT: f64 = 1.0;
-/// How often.
+/// So did one while a CPU stood still for so long at once, ms.
+const DISTURBED_MS: f64 = 50.0;
+/// How often each.
 const TRIES: usize = 3;
-/// Failures while more was taken each time say nothing.
-const UNMEASURABLE_PERCENT: f64 = 2.0;
+/// How long all together.
+const TRIED_FOR: Duration = Duration::from_secs(600);
 /// How long the CPUs are waited for before a test is tried again.
 const QUIET_WITHIN: Duration = Duration::from_secs(60);
 
@@ -371,23 +381,26 @@ mod tests {
     fn failures_are_found_with_what_was_taken_meanwhile() {
         let output = "\
             test a ... FAILED\ntest b ... FAILED\n\nfailures:\n\n---- a stdout ----\nhad 3 %\n\
-            taken by the hypervisor while the test ran: 23.4 % of all CPUs' time\nmore\n\n\
+            taken by the hypervisor while the test ran: 23.4 % of all CPUs' time, ms at once at most: 12\nmore\n\n\
             ---- b stdout ----\nhad 4 %\n\nfailures:\n    a\n    b\n";
-        let failure = |name: &str, stolen_percent| Failure { name: name.to_owned(), stolen_percent };
-        assert_eq!(Failure::all(output), [failure("a", 23.4), failure("b", 0.0)]);
+        let failure = |name: &str, taken| Failure { name: name.to_owned(), taken, has_passed: false };
+        let taken = |percent, at_once_ms| failure("a", Some(Taken { percent, at_once_ms }));
+        assert_eq!(Failure::all(output), [taken(23.4, 12.0), failure("b", None)]);
+        assert!(taken(23.4, 12.0).is_disturbed() && taken(0.4, 120.0).is_disturbed());
+        assert!(!taken(0.4, 12.0).is_disturbed() && !failure("b", None).is_disturbed());
     }
 
-    /// Runs harnesses that fail as told: by try and test, with what was taken meanwhile.
+    /// Runs harnesses that fail as told, with what was taken meanwhile: first one of ten tests, then each of one.
     fn measured(tries: &[&[(&str, f64)]]) -> Tally {
         let folder = tempfile::tempdir().unwrap();
         for (number, failing) in tries.iter().enumerate() {
             let mut said = String::new();
             for (name, percent) in *failing {
                 said += &format!(
-                    "---- {name} stdout ----\ntaken by the hypervisor while the test ran: {percent} % of all CPUs' time\n"
+                    "---- {name} stdout ----\ntaken by the hypervisor while the test ran: {percent} % of all CPUs' time, ms at once at most: 7\n"
                 );
             }
-            let all = if number == 0 { 10 } else { tries[number - 1].len() };
+            let all = if number == 0 { 10 } else { 1 };
             said += &format!(
                 "test result: X. {} passed; {} failed; 0 ignored\n",
                 all - failing.len(),
@@ -416,9 +429,10 @@ mod tests {
         assert!(tally.failures.is_empty());
         let tally = measured(&[
             &[("a", 23.0), ("b", 1.5)],
-            &[("a", 7.0), ("b", 23.0)],
-            &[("a", 23.0), ("b", 23.0)],
-            &[("a", 9.0), ("b", 9.0)],
+            &[("a", 7.0)],
+            &[("b", 0.9)],
+            &[("a", 23.0)],
+            &[("a", 9.0)],
         ]);
         assert_eq!((tally.passed, tally.failed), (8, 1), "b failed while little was taken");
         assert_eq!(tally.not_measured, ["a"]);

@@ -1,8 +1,6 @@
 //! Where a request is charged: the tenant's account on the GPU that it is about, and the limit there.
 
 use std::mem;
-use std::thread;
-use std::time::Duration;
 
 use deepres_abi::driver::result::CUDA_ERROR_OUT_OF_MEMORY;
 use deepres_abi::grant::{GrantSlot, NO_LIMIT};
@@ -11,41 +9,13 @@ use deepres_abi::ledger::{Account, Refused, Reservation};
 use super::ledgers::Ledger;
 use super::room;
 use crate::meter::gpu::Gpu;
-use crate::os;
+use crate::os::Patience;
 use crate::process::Process;
 use crate::session::Session;
 
 /// How long a request waits for others' unfinished ones: a call of the driver's takes 1 µs to 1 ms, a free until the GPU is through with what it was
 /// given.
 const PATIENCE_NS: u64 = 1_000_000_000;
-/// Looks after which a waiter sleeps between two.
-const YIELDS: u32 = 500;
-const NAP: Duration = Duration::from_micros(50);
-
-/// Waiting that ends.
-#[derive(Default)]
-pub struct Patience {
-    looks: u32,
-    until_ns: u64,
-}
-
-impl Patience {
-    /// Lets others go on for a moment. False once that was done for `limit_ns`.
-    #[cold]
-    pub fn goes_on(&mut self, limit_ns: u64) -> bool {
-        let now_ns = os::now_ns();
-        if self.looks == 0 {
-            self.until_ns = now_ns + limit_ns;
-        }
-        self.looks += 1;
-        if self.looks < YIELDS {
-            thread::yield_now();
-        } else {
-            thread::sleep(NAP);
-        }
-        now_ns < self.until_ns
-    }
-}
 
 /// See the module.
 #[derive(Clone, Copy)]

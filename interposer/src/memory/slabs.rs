@@ -13,10 +13,11 @@ use deepres_abi::meter::MemoryKind;
 
 use super::charge::{BLOCK_BYTES, UNIT_BYTES};
 use super::held::{Exit, Held};
-use super::site::{Patience, Promise, Site};
+use super::site::{Promise, Site};
 use super::table::{Table, mixed};
 use crate::brief::{Brief, Guard};
 use crate::meter::gpu::Gpu;
+use crate::os::Patience;
 use crate::process::Process;
 use crate::session::Session;
 

@@ -48,19 +48,13 @@ impl Reconnect {
     pub fn step(&mut self, process: &'static Process, now_ns: u64) {
         let answer = match self.pending.take() {
             Some(pending) => match pending.finish() {
-                Ok(answer) => {
-                    process.end_hello();
-                    answer.and_then(|connection| process.renew(connection))
-                }
+                Ok(answer) => answer.and_then(|connection| process.renew(connection)),
                 Err(pending) if now_ns < self.due_ns => {
                     self.pending = Some(pending);
                     return;
                 }
                 // It hangs. What it was told is old by now.
-                Err(_hangs) => {
-                    process.end_hello();
-                    return self.pause(now_ns);
-                }
+                Err(_hangs) => return self.pause(now_ns),
             },
             None if now_ns < self.due_ns => return,
             None => match process.say_hello() {

@@ -4,6 +4,7 @@
 //! says it did, what deepres says (`deepres ps --json`), and what the simulated GPU recorded ([`Host::truth`]).
 
 pub mod artefacts;
+pub mod awake;
 pub mod clients;
 pub mod containers;
 pub mod contention;

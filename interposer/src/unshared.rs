@@ -1,0 +1,193 @@
+//! Connections that no forked child keeps: the daemon sees a session's end by its connection's, which would live as long as the child.
+//!
+//! A thread may fork at any moment, so each socket is noted from the call that makes it to the one that closes it, and no fork is let in between
+//! a socket's birth and its note, nor between the end of both. Both sides wait for each other for a bounded time only: whoever forks in a
+//! signal handler may have interrupted the other.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+
+use crate::os::Patience;
+
+/// How long one waits for the other at most, ns. A socket is made in a microsecond, a fork of a large process takes some milliseconds.
+const APART_NS: u64 = 100_000_000;
+/// More than connect at once: one is the session's, one a hello's, and the rest are threads that ask what their tenant has.
+const MOST: usize = 64;
+const NONE: i32 = -1;
+
+/// The sockets there are.
+static NOTED: [AtomicI32; MOST] = [const { AtomicI32::new(NONE) }; MOST];
+/// Threads between a socket's birth and its note, or between that's end and the socket's.
+static MAKING: AtomicU32 = AtomicU32::new(0);
+/// Threads that are forking.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+static IS_LISTENING: AtomicBool = AtomicBool::new(false);
+
+/// A socket of ours that a forked child does not have.
+#[derive(Debug)]
+pub struct Unshared(RawFd);
+
+impl Unshared {
+    /// Makes a Unix socket of packets, closed by exec too, with `flags` of socket(2).
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn packets(flags: i32) -> io::Result<Self> {
+        if !IS_LISTENING.swap(true, Ordering::Relaxed) {
+            // SAFETY: plain functions of this library, which is never unloaded.
+            unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
+        }
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags;
+        let _apart = Making::begin();
+        // SAFETY: no pointers.
+        let socket = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+        if socket < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        replace_note(NONE, socket);
+        Ok(Self(socket))
+    }
+
+    /// Its number. It stays noted until [`Self::from_raw_fd`] has it again.
+    pub fn into_raw_fd(self) -> RawFd {
+        ManuallyDrop::new(self).0
+    }
+
+    /// # Safety
+    /// A number that [`Self::into_raw_fd`] gave, and that is nobody else's now.
+    pub unsafe fn from_raw_fd(number: RawFd) -> Self {
+        Self(number)
+    }
+}
+
+impl AsRawFd for Unshared {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
+}
+
+impl Drop for Unshared {
+    fn drop(&mut self) {
+        // A child that was made in another way than by fork may have it still.
+        // SAFETY: no pointers.
+        unsafe { libc::shutdown(self.0, libc::SHUT_RDWR) };
+        let _apart = Making::begin();
+        replace_note(self.0, NONE);
+        // SAFETY: our own, and nobody's from here on.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+fn replace_note(from: i32, to: i32) {
+    for place in &NOTED {
+        if place.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            return;
+        }
+    }
+}
+
+/// While it lives no other thread forks.
+struct Making;
+
+impl Making {
+    fn begin() -> Self {
+        let mut patience = Patience::default();
+        loop {
+            MAKING.fetch_add(1, Ordering::SeqCst);
+            if FORKING.load(Ordering::SeqCst) == 0 {
+                return Self;
+            }
+            MAKING.fetch_sub(1, Ordering::SeqCst);
+            if !patience.goes_on(APART_NS) {
+                MAKING.fetch_add(1, Ordering::SeqCst);
+                return Self;
+            }
+        }
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        MAKING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+extern "C" fn before_fork() {
+    FORKING.fetch_add(1, Ordering::SeqCst);
+    let mut patience = Patience::default();
+    while MAKING.load(Ordering::SeqCst) > 0 && patience.goes_on(APART_NS) {}
+}
+
+extern "C" fn after_fork() {
+    FORKING.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// The child's only thread, before anything else runs in it.
+extern "C" fn in_child() {
+    FORKING.store(0, Ordering::SeqCst);
+    MAKING.store(0, Ordering::SeqCst);
+    for place in &NOTED {
+        let number = place.swap(NONE, Ordering::Relaxed);
+        if number != NONE {
+            // SAFETY: a descriptor of ours, which nobody uses here.
+            unsafe { libc::close(number) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    const FORKS: usize = 300;
+
+    /// How many sockets of packets that do not block this process has: the listeners of other tests block. For a forked child.
+    fn sockets() -> i32 {
+        let is_one = |number: &i32| {
+            let (mut kind, mut bytes) = (0i32, size_of::<i32>() as u32);
+            // SAFETY: an answer of that size; a number that is no socket is refused.
+            let (result, flags) = unsafe {
+                let kind = (&raw mut kind).cast();
+                let result = libc::getsockopt(*number, libc::SOL_SOCKET, libc::SO_TYPE, kind, &raw mut bytes);
+                (result, libc::fcntl(*number, libc::F_GETFL))
+            };
+            result == 0 && kind == libc::SOCK_SEQPACKET && flags & libc::O_NONBLOCK != 0
+        };
+        (0..1024).filter(is_one).count() as i32
+    }
+
+    #[test]
+    fn no_child_has_a_connection_whenever_it_is_forked() {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        let socket = Unshared::packets(libc::SOCK_NONBLOCK).unwrap();
+                        // SAFETY: the number of a moment ago.
+                        drop(unsafe { Unshared::from_raw_fd(socket.into_raw_fd()) });
+                    }
+                });
+            }
+            let left = (0..FORKS).map(|_| {
+                // SAFETY: the child makes system calls and ends.
+                unsafe {
+                    let child = libc::fork();
+                    if child == 0 {
+                        libc::_exit(sockets().min(100));
+                    }
+                    let mut status = 0;
+                    assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+                    libc::WEXITSTATUS(status)
+                }
+            });
+            let left: i32 = left.sum();
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(left, 0, "sockets in {FORKS} children");
+        });
+    }
+}
