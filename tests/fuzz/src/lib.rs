@@ -25,6 +25,9 @@ mod os;
 #[path = "../../../interposer/src/pages.rs"]
 #[cfg_attr(not(test), expect(dead_code, reason = "the interposer uses the rest of it"))]
 mod pages;
+#[path = "../../../interposer/src/unshared.rs"]
+#[expect(dead_code, reason = "the interposer uses the rest of it")]
+mod unshared;
 
 use targets::{
     admin, cgroup, config as configuration, conversation, directory, frames, images, meters,
