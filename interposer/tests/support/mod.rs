@@ -16,6 +16,7 @@ use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MeterPage, MeterSlot};
 use deepres_abi::page::{self, MAJOR, MINOR, Page};
 use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, Refusal, RefusalKind, Role, Welcome};
+use deepres_e2e::stolen::Stolen;
 use zerocopy::IntoBytes as _;
 
 /// The GPU's index here; not 0, so that an index is not taken for an ordinal.
@@ -89,6 +90,7 @@ pub struct Controller {
     bell: OwnedFd,
     /// The slot of the ledger that its welcomes give.
     ledger_slot: u32,
+    _stolen: Stolen,
     /// Minor version that its welcomes say.
     pub minor: u16,
     pub grant: &'static GrantPage,
@@ -137,6 +139,7 @@ impl Controller {
             pages: [grant_fd, meter_fd, ledger_fd, beat_fd],
             bell,
             ledger_slot: 1,
+            _stolen: Stolen::start(),
             minor: MINOR,
             grant,
             meter,

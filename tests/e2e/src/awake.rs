@@ -8,6 +8,9 @@ use std::{hint, sync::OnceLock, thread};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+/// Some microseconds.
+const SPINS: u32 = 100;
+
 /// Keeps all CPUs that there are for us awake from now on, for as long as the process lives.
 pub fn keep() {
     static STARTED: OnceLock<()> = OnceLock::new();
@@ -17,7 +20,9 @@ pub fn keep() {
                 if bind_to(cpu) && set_scheduling(libc::SCHED_IDLE, 0) {
                     loop {
                         // Leaves a CPU that shares its core most of it.
-                        hint::spin_loop();
+                        (0..SPINS).for_each(|_| hint::spin_loop());
+                        // Who yields to all others means those that have something to do.
+                        thread::yield_now();
                     }
                 }
             });

@@ -3,6 +3,7 @@
 //! Bounds are generous: these run beside other tests on small machines. Exact figures are held on a virtual
 //! clock, inside the crate.
 
+use deepres_e2e::stolen::Stolen;
 use simgpu_engine::{
     Error, Host, Options, StreamId, WaitPolicy, Work,
     truth::{Observer, Process},
@@ -18,8 +19,21 @@ use tempfile::TempDir;
 
 const MS: u64 = 1_000_000;
 
-fn state() -> TempDir {
-    tempfile::tempdir_in("/dev/shm").expect("a directory in shared memory")
+/// A directory in shared memory, for a test that measures.
+struct State {
+    directory: TempDir,
+    _stolen: Stolen,
+}
+
+impl State {
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+fn state() -> State {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in shared memory");
+    State { directory, _stolen: Stolen::start() }
 }
 
 fn attach(dir: &Path) -> Host {
