@@ -5,6 +5,7 @@ use arbitrary::{Result, Unstructured};
 use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, PAGE_FDS, Refusal, Role, View, Welcome};
 use deepres_controller::clock::monotonic_ns;
 use deepres_controller::config::Config;
+use deepres_controller::packet;
 use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -142,10 +143,16 @@ fn any_hello(daemon: &Daemon, input: &mut Unstructured<'_>) -> Result<Hello> {
     Ok(hello)
 }
 
-/// Says `bytes` to the tenant socket; the daemon answers with one frame.
+/// Says `bytes` to the tenant socket; the daemon answers with one frame, but to an announcement.
 fn meet(daemon: &Daemon, peers: &mut Vec<Peer>, bytes: &[u8]) {
     if peers.len() >= MAX_PEERS {
         peers.remove(0);
+    }
+    if wire::decode::<Hello>(bytes).is_ok_and(|hello| hello.role() == Some(Role::Arriving)) {
+        let connection = packet::connection(&daemon.directory.tenant_socket()).expect("the daemon listens");
+        packet::send(&connection, bytes, &[]).expect("there is room");
+        peers.push(Peer { connection, descriptors: Vec::new() });
+        return;
     }
     let (connection, answer, descriptors) = say(&daemon.directory.tenant_socket(), bytes);
     if let Ok(refusal) = wire::decode::<Refusal>(&answer) {
