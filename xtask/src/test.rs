@@ -6,7 +6,6 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use deepres_e2e::awake;
 use deepres_e2e::stolen::{self, Taken};
 
 use crate::build::Artefacts;
@@ -192,7 +191,6 @@ fn heading(text: &str) {
 /// Installs what the tests need, runs them, and prints `N passed, N failed` as its last line.
 pub fn run(options: &Options) -> Result<ExitCode> {
     install_needs()?;
-    awake::keep();
     let mut tally = Tally::default();
     if let Some(frameworks) = &options.large {
         let artefacts = build::artefacts()?;

@@ -8,8 +8,8 @@ use std::{hint, sync::OnceLock, thread};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Some microseconds.
-const SPINS: u32 = 100;
+/// Some ten microseconds.
+const SPINS: u32 = 400;
 
 /// Keeps all CPUs that there are for us awake from now on, for as long as the process lives.
 pub fn keep() {
