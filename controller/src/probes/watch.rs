@@ -550,7 +550,7 @@ impl Watch {
             by_process.entry(process_of(key)).or_default().add(*key, value);
         }
         let mut before = std::mem::take(&mut self.counted);
-        let mut active = Vec::new();
+        let (mut active, mut left) = (Vec::new(), Vec::new());
         for who in self.evicted.keys() {
             by_process.entry(*who).or_default();
         }
@@ -567,9 +567,12 @@ impl Watch {
             let is_connected = self.connected.covers(who);
             let (calls_before, was_connected) =
                 before.remove(&who).map_or((0, false), |(old, was)| (old.calls(), was));
-            // Whoever had a session a moment ago may have done this while it had it.
-            if activity.calls() > calls_before && !is_connected && !was_connected {
-                active.push((who, activity.is_compute()));
+            if activity.calls() > calls_before && !is_connected {
+                if was_connected {
+                    left.push(who);
+                } else {
+                    active.push((who, activity.is_compute()));
+                }
             }
             self.counted.insert(who, (activity, is_connected));
         }
@@ -581,6 +584,10 @@ impl Watch {
         }
         for (who, computes) in active {
             self.saw(who, Evidence::Ioctl, computes, now_ns);
+        }
+        // Whoever had a session a moment ago may have done this while it had it. If not, it may ask nothing more, and have the device.
+        for who in left {
+            self.look_at(who, now_ns);
         }
     }
 

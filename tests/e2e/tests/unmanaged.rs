@@ -527,14 +527,16 @@ file = os.open(sys.argv[2], os.O_RDWR)
 try: fcntl.ioctl(file, 0xc020462a, bytearray(32))
 except OSError: pass
 time.sleep(1 + float(sys.argv[3]))
-os.execv(sys.executable, [sys.executable, "-c", sys.argv[1], sys.argv[2]])
+os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", sys.argv[1], sys.argv[2]])
 "#;
     let host = Host::measuring().config(CONFIG);
     let _daemon = host.daemon();
     thread::sleep(QUIET);
-    // Its session ends at another moment of the second each time.
-    for wait in ["0.2", "0.4", "0.6", "0.8"] {
-        let mut tenant = host.spawn(host.run(&[], "python3", &["-c", TENANT, USER, DEVICE, wait]));
+    // Before its session's end is known, before it is known what it asked until then, and after. The session ends at another moment of the second
+    // each time.
+    for (wait, pause) in ["0.2", "0.4", "0.6", "0.8"].into_iter().zip(["0", "0.03", "0.06", "0.2"]) {
+        let user = format!("import time; time.sleep({pause})\n{USER}");
+        let mut tenant = host.spawn(host.run(&[], "python3", &["-c", TENANT, &user, DEVICE, wait]));
         let opened_ns = tenant.await_json(COMMAND_LIMIT)["opened_ns"].as_u64().unwrap();
         let found = await_anybody(&host);
         let took_ns = found["reported_ns"].as_u64().unwrap().saturating_sub(opened_ns);
