@@ -28,6 +28,7 @@ const HANDSHAKE_NS: u64 = 3_000_000_000;
 const REPLACED_PAUSE: Duration = Duration::from_millis(20);
 const US_PER_S: u64 = 1_000_000;
 const NS_PER_US: u64 = 1_000;
+const NS_PER_S: u64 = 1_000_000_000;
 
 /// Why there is no session.
 #[derive(Debug)]
@@ -58,6 +59,11 @@ impl ConnectError {
         }
     }
 
+    /// Nobody said anything: there is no daemon, or it hangs.
+    pub fn is_no_answer(&self) -> bool {
+        matches!(self, Self::Absent(..) | Self::Io(_))
+    }
+
     fn is_stopping(&self) -> bool {
         matches!(self, Self::Refused(kind, _) if *kind == RefusalKind::Stopping as u32)
     }
@@ -73,6 +79,11 @@ impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Absent(socket, error) => write!(f, "no daemon at {} ({error})", socket.display()),
+            Self::Io(error)
+                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
+            {
+                write!(f, "the daemon did not answer within {} s", HANDSHAKE_NS / NS_PER_S)
+            }
             Self::Io(error) => write!(f, "the daemon did not answer ({error})"),
             Self::Frame(error) => write!(f, "the answer cannot be read: {error}"),
             Self::Refused(_, reason) => write!(f, "the daemon refused: {reason}"),

@@ -113,7 +113,10 @@ fn begin() {
         Ok(begun) => begun,
         // Nobody spoke of deepres, and none is there.
         Err(ConnectError::Absent(..)) if !config.is_asked_for => return,
-        Err(ConnectError::Absent(..)) if config.is_limited() && !config.is_socket_named => {
+        Err(error) if error.is_no_answer() && config.is_limited() && !config.is_socket_named => {
+            if !matches!(error, ConnectError::Absent(..)) {
+                say!(Warn, "{error}; the job keeps its limits by itself");
+            }
             match Local::begin(&config, &uuids) {
                 Ok(local) => {
                     let index = local.gpu_index;

@@ -89,10 +89,20 @@ fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
     };
     let shared = Rc::clone(shared);
     tokio::task::spawn_local(async move {
-        if let Err(error) = attend(connection, peer, death, (source, place), &shared).await {
-            tracing::warn!(%error, "a tenant's connection failed");
+        let (pid, uid) = (peer.pid, peer.uid);
+        match attend(connection, peer, death, (source, place), &shared).await {
+            Ok(()) => {}
+            // It hung up, which is its own affair: whoever does that all the time fills no log.
+            Err(error) if is_end_of_peer(&error) => tracing::debug!(pid, uid, %error, "a tenant hung up"),
+            Err(error) => tracing::warn!(pid, uid, %error, "a tenant's connection failed"),
         }
     });
+}
+
+/// The other side is gone.
+fn is_end_of_peer(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 /// Whether there was room for a connection when it came.

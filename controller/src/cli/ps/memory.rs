@@ -67,7 +67,7 @@ fn held(limit_bytes: Option<u64>, account: &AccountStatus) -> String {
     if let Some(kinds) = kinds(account) {
         line += &format!(" ({kinds})");
     }
-    line += &format!(", at most {}", Bytes(account.memory_peak_bytes));
+    line += &format!(", peak {}", Bytes(account.memory_peak_bytes));
     if let Some(more) = over(limit_bytes, account) {
         line += &format!("; {} more than its limit: it gets no more until it is below", Bytes(more));
     }
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn memory_is_told_by_kind_with_its_peak_and_what_was_refused() {
         let account = account();
-        assert_eq!(held(Some(4 << 30), &account), "holds 3 GiB (linear 2 GiB, pool 1 GiB), at most 4 GiB");
+        assert_eq!(held(Some(4 << 30), &account), "holds 3 GiB (linear 2 GiB, pool 1 GiB), peak 4 GiB");
         assert_eq!(refused(&account).unwrap(), "refused 7 times, last 2 MiB for cuMemCreate");
         assert_eq!(refused(&AccountStatus::default()), None);
     }
