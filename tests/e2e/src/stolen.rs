@@ -79,9 +79,14 @@ pub struct Stolen {
 }
 
 impl Stolen {
-    /// Counts from now on.
+    /// Counts from now on, and keeps the CPUs awake.
     pub fn start() -> Self {
         awake::keep();
+        Self::count()
+    }
+
+    /// Counts from now on, for what has a CPU all the time: one that is kept awake beside it on the same core would slow it.
+    pub fn count() -> Self {
         watch();
         Self { began: Instant::now(), ticks: ticks(), stood_still_ns: STOOD_STILL_NS.load(Ordering::Relaxed) }
     }
