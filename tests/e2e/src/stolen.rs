@@ -99,7 +99,8 @@ impl Stolen {
         let stops = STOPS.lock().unwrap_or_else(PoisonError::into_inner);
         let longest = stops.iter().filter(|stop| stop.ended >= self.began).map(|stop| stop.lasted).max();
         Taken {
-            percent: 100.0 * seconds / (self.began.elapsed().as_secs_f64() * cpus() as f64),
+            percent: 100.0 * seconds
+                / (self.began.elapsed().as_secs_f64() * awake::cpus().count().max(1) as f64),
             at_once_ms: longest.unwrap_or_default().as_secs_f64() * 1e3,
         }
     }
@@ -120,7 +121,7 @@ pub fn await_quiet(percent: f64, within: Duration) -> bool {
     loop {
         let stolen = Stolen::start();
         thread::scope(|scope| {
-            for _ in 0..cpus() {
+            for _ in awake::cpus() {
                 scope.spawn(|| while stolen.began.elapsed() < TRIED {});
             }
         });
@@ -162,10 +163,6 @@ fn watch_cpu(cpu: usize) {
             STOOD_STILL_NS.fetch_add(late.as_nanos() as u64, Ordering::Relaxed);
         }
     }
-}
-
-fn cpus() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The eighth figure of the first line: ticks of all CPUs together. 0 where the kernel does not tell.
