@@ -59,6 +59,16 @@ impl ConnectError {
         }
     }
 
+    /// Whether it may well be otherwise a little later.
+    pub fn may_pass(&self) -> bool {
+        !self.is_lasting() || self.is_full()
+    }
+
+    /// There is no room for more.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Refused(kind, _) if *kind == RefusalKind::Full as u32)
+    }
+
     /// Nobody said anything: there is no daemon, or it hangs.
     pub fn is_no_answer(&self) -> bool {
         matches!(self, Self::Absent(..) | Self::Io(_))

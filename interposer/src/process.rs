@@ -106,32 +106,12 @@ fn begin() {
     let mut uuids = vec![Uuid::default(); MAX_GPUS];
     let count = calls.uuids(&mut uuids);
     uuids.truncate(count);
-    let (session, index) = match handshake::shake(&config, &uuids).and_then(|connection| {
+    let begun = handshake::shake(&config, &uuids).and_then(|connection| {
         let index = connection.welcome.gpu_index;
-        Ok((Session::new(connection, uuids.len())?, index))
-    }) {
-        Ok(begun) => begun,
-        // Nobody spoke of deepres, and none is there.
-        Err(ConnectError::Absent(..)) if !config.is_asked_for => return,
-        Err(error) if error.is_no_answer() && config.is_limited() && !config.is_socket_named => {
-            if !matches!(error, ConnectError::Absent(..)) {
-                say!(Warn, "{error}; the job keeps its limits by itself");
-            }
-            match Local::begin(&config, &uuids) {
-                Ok(local) => {
-                    let index = local.gpu_index;
-                    (Session::local(local), index)
-                }
-                Err(error) => {
-                    say!(Warn, "no memory for limits ({error}); the job runs without");
-                    return;
-                }
-            }
-        }
-        Err(error) => {
-            say!(Warn, "{error}; the job runs unmetered");
-            return;
-        }
+        Ok((Session::new(connection, uuids.len(), None)?, index))
+    });
+    let Some((session, index)) = begun.map_or_else(|error| begin_alone(&config, &uuids, &error), Some) else {
+        return;
     };
     // SAFETY: no pointers.
     let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -171,6 +151,32 @@ fn begin() {
     if session.standalone().is_none() {
         say!(Info, "session {} with {} GPUs", session.id(), process.gpus.len());
     }
+}
+
+/// What the process does where no daemon took it up: its session without one, if it has any, and the places of its GPUs there.
+fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Option<(Session, [u8; MAX_GPUS])> {
+    let is_absent = matches!(error, ConnectError::Absent(..));
+    if is_absent && !config.is_asked_for {
+        // Nobody spoke of deepres, and none is there.
+        return None;
+    }
+    let keeps_limits = error.is_no_answer() && config.is_limited() && !config.is_socket_named;
+    // A daemon that hangs, has no room, or is about to come back; but nobody waits for one where limits are to be kept without.
+    let is_waiting = error.may_pass() && !(is_absent && keeps_limits);
+    match (keeps_limits, is_waiting) {
+        (true, true) => say!(Warn, "{error}; the job keeps its limits by itself until a daemon takes it up"),
+        (true, false) => {}
+        (false, true) => say!(Warn, "{error}; the job runs unmetered until a daemon takes it up"),
+        (false, false) => {
+            say!(Warn, "{error}; the job runs unmetered");
+            return None;
+        }
+    }
+    let local = if keeps_limits { Local::begin(config, uuids) } else { Local::unlimited(uuids) };
+    let local = local.inspect_err(|error| say!(Warn, "no memory for limits ({error}); the job runs without"));
+    let local = local.ok()?;
+    let index = local.gpu_index;
+    Some((Session::local(local, is_waiting), index))
 }
 
 /// In a forked child: no session, no thread; the driver does not work here either.
@@ -243,6 +249,9 @@ impl Process {
     /// [`ConnectError`], if its pages cannot be used.
     pub fn renew(&self, connection: Connection) -> Result<(), ConnectError> {
         let Some(session) = self.session() else { return Ok(()) };
+        if session.standalone().is_some() {
+            return self.join(session, connection);
+        }
         let is_renumbered = |(gpu, index): (&Gpu, &u8)| {
             *index != UNMANAGED && gpu.index().is_some_and(|before| before != usize::from(*index))
         };
@@ -254,6 +263,17 @@ impl Process {
         session.attach(&self.gpus, &index, self.wake.load(Ordering::Relaxed));
         self.memory.move_to(session, &self.gpus);
         say!(Info, "the daemon is back: session {}", session.id());
+        Ok(())
+    }
+
+    /// Goes over to the daemon that has taken up the process, which had a session without one.
+    fn join(&self, alone: &Session, connection: Connection) -> Result<(), ConnectError> {
+        let index = connection.welcome.gpu_index;
+        let session = Session::new(connection, self.gpus.len(), Some(alone))?;
+        let session: &'static Session = Box::leak(Box::new(session));
+        alone.hand_over(session, &self.session, &self.gpus, &index);
+        self.memory.move_to(session, &self.gpus);
+        say!(Info, "a daemon has taken the job up: session {} with {} GPUs", session.id(), self.gpus.len());
         Ok(())
     }
 

@@ -9,13 +9,13 @@ use deepres_abi::MAX_GPUS;
 use deepres_abi::beat::BeatPage;
 use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms};
 use deepres_abi::ledger::LedgerPage;
-use deepres_abi::meter::{MeterPage, Reading};
+use deepres_abi::meter::{MeterPage, MeterSlot, Reading};
 use deepres_abi::page::{MINOR_CARRIES, Page};
 use deepres_abi::wire::{Frame as _, UNMANAGED};
 
 use crate::handshake::{ConnectError, Connection};
 use crate::memory::ledgers::{Ledger, Ledgers};
-use crate::meter::gpu::Gpu;
+use crate::meter::gpu::{Gpu, Shared};
 use crate::os::{self, Patience};
 use crate::pages::{Mapped, PageError, Protection, replace};
 use crate::standalone::Local;
@@ -57,22 +57,27 @@ pub struct Session {
     sessions: AtomicU32,
     /// What takes the daemon's place, if there is none: then there are no descriptors either.
     local: Option<Local>,
+    /// There is none yet that takes the process up: one is asked again and again.
+    is_waiting: bool,
 }
 
 impl Session {
-    /// The process's first session.
+    /// The process's first session with a daemon, which follows on `alone`, if there was one without.
     ///
     /// # Errors
     /// [`ConnectError`], if a page cannot be used.
-    pub fn new(connection: Connection, gpus: usize) -> Result<Self, ConnectError> {
+    pub fn new(connection: Connection, gpus: usize, alone: Option<&Self>) -> Result<Self, ConnectError> {
         let Connection { socket, welcome, pages: [grant, meter, ledger, beat], bells } = connection;
-        let ledger_view = keep(&ledger, READ)?;
+        let (own, slot) = (keep(&ledger, BOTH)?, welcome.ledger_slot as usize);
         let session = Self {
             grant: keep(&grant, READ)?,
             meter: keep(&meter, BOTH)?,
             beat: keep(&beat, READ)?,
-            ledger: ledger_view,
-            ledgers: Ledgers::new(keep(&ledger, BOTH)?, welcome.ledger_slot as usize),
+            ledger: keep(&ledger, READ)?,
+            ledgers: match alone {
+                Some(alone) => Ledgers::after(&alone.ledgers, own, slot),
+                None => Ledgers::new(own, slot),
+            },
             shut: Default::default(),
             socket: AtomicI32::new(socket.into_raw_fd()),
             meter_memory: AtomicI32::new(meter.into_raw_fd()),
@@ -82,13 +87,14 @@ impl Session {
             is_gone: AtomicBool::new(false),
             sessions: AtomicU32::new(1),
             local: None,
+            is_waiting: false,
         };
         session.take_bells(bells, &welcome.gpu_index[..gpus.min(MAX_GPUS)]);
         Ok(session)
     }
 
-    /// A session without a daemon.
-    pub fn local(local: Local) -> Self {
+    /// A session without a daemon; `is_waiting`: until one takes the process up.
+    pub fn local(local: Local, is_waiting: bool) -> Self {
         Self {
             grant: local.grant,
             meter: local.meter,
@@ -104,6 +110,7 @@ impl Session {
             is_gone: AtomicBool::new(false),
             sessions: AtomicU32::new(0),
             local: Some(local),
+            is_waiting,
         }
     }
 
@@ -188,6 +195,39 @@ impl Session {
         self.take_bells(bells, &welcome.gpu_index[..gpus.len().min(MAX_GPUS)]);
         self.sessions.fetch_add(1, Ordering::Relaxed);
         Ok(welcome.gpu_index)
+    }
+
+    /// A daemon has taken up the process, which had this session without one: `next`, by whose `index` the GPUs go from here on. [`Accounts::move_to`]
+    /// has to follow. The pages stay mapped, and whoever is about to use them changes nothing of the other session's.
+    ///
+    /// [`Accounts::move_to`]: crate::memory::Accounts::move_to
+    pub fn hand_over(&self, next: &'static Self, place: &Shared<Self>, gpus: &[Gpu], index: &[u8; MAX_GPUS]) {
+        // Times stay behind: nobody was to be charged for them.
+        let held = |gpu: usize| {
+            let meter = self.meter.slot(gpu).map(MeterSlot::read).unwrap_or_default();
+            Reading { held_bytes: meter.held_bytes, ..Reading::default() }
+        };
+        let moved: Vec<_> = gpus
+            .iter()
+            .zip(index)
+            .filter_map(|(gpu, index)| {
+                let (old, new) = (gpu.index()?, next.meter.slot(usize::from(*index))?);
+                let before = held(old);
+                new.grow(&before, &Reading::default());
+                Some((old, new, before))
+            })
+            .collect();
+        gpus.iter().for_each(Gpu::forget_only_launch);
+        next.attach(gpus, index, NONE);
+        place.set(Some(next));
+        // What came between.
+        for (old, new, before) in moved {
+            new.grow(&held(old), &before);
+        }
+        self.ledgers.hand_over(&next.ledgers);
+        if let Some(local) = &self.local {
+            local.open_gates();
+        }
     }
 
     /// Puts the meter page in `memory`, mapped as `fresh` too, in the place of the one there is, and brings what that counted into it;
@@ -364,6 +404,11 @@ impl Session {
     /// Whether it did.
     pub fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
+    }
+
+    /// Whether a daemon is to be found: the connection ended, or there was none.
+    pub fn seeks_daemon(&self) -> bool {
+        self.is_waiting || self.is_gone()
     }
 
     /// After how long without a heartbeat the controller counts as gone, ns.

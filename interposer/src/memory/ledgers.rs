@@ -43,10 +43,28 @@ impl Ledgers {
     /// Ledgers of which the first is `page`, in which the process has `slot`.
     pub fn new(page: &'static LedgerPage, slot: usize) -> Self {
         let ledgers = Self::default();
-        let first = ledgers.place(0);
-        first.slot.store(slot, Ordering::Relaxed);
-        first.page.store(std::ptr::from_ref(page).cast_mut(), Ordering::Release);
+        ledgers.put(0, page, slot);
         ledgers
+    }
+
+    /// Those of a session that follows on the one of `before`, as [`Self::new`]: what was charged there is in a ledger of before.
+    pub fn after(before: &Self, page: &'static LedgerPage, slot: usize) -> Self {
+        let ledgers = Self::default();
+        ledgers.put(before.generation().wrapping_add(1), page, slot);
+        ledgers
+    }
+
+    /// Whoever still goes by these finds the present ledger of `next`, which was made [`Self::after`] them.
+    pub fn hand_over(&self, next: &Self) {
+        let Ledger { page, slot, generation } = next.present();
+        self.put(generation, page, slot);
+    }
+
+    fn put(&self, generation: u32, page: &'static LedgerPage, slot: usize) {
+        let place = self.place(generation);
+        place.slot.store(slot, Ordering::Relaxed);
+        place.page.store(std::ptr::from_ref(page).cast_mut(), Ordering::Release);
+        self.generation.store(generation, Ordering::Release);
     }
 
     fn place(&self, generation: u32) -> &Place {

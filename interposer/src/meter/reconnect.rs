@@ -6,8 +6,12 @@ use crate::process::Process;
 
 /// First and longest pause between attempts to find a daemon, ns. The longest is what a daemon that came back waits for its tenants.
 const PAUSE_NS: (u64, u64) = (50_000_000, 250_000_000);
+/// The longest for who never had one: there may never be one, ns.
+const FIRST_PAUSE_NS: u64 = 1_000_000_000;
 /// Pause after a refusal that the same daemon would repeat, ns.
 const REFUSED_PAUSE_NS: u64 = 30_000_000_000;
+/// Pause after a refusal for lack of room, ns.
+const FULL_PAUSE_NS: u64 = 2_000_000_000;
 /// How long an answer may take, ns: a hello that is read much later is refused for its clock.
 const ANSWER_NS: u64 = 3_000_000_000;
 
@@ -54,7 +58,7 @@ impl Reconnect {
                     return;
                 }
                 // It hangs. What it was told is old by now.
-                Err(_hangs) => return self.pause(now_ns),
+                Err(_hangs) => return self.pause(process, now_ns),
             },
             None if now_ns < self.due_ns => return,
             None => match process.say_hello() {
@@ -68,23 +72,31 @@ impl Reconnect {
         };
         match answer {
             Ok(()) => *self = Self::default(),
-            Err(error) => self.refused(&error, now_ns),
+            Err(error) => self.refused(process, &error, now_ns),
         }
     }
 
-    fn refused(&mut self, error: &ConnectError, now_ns: u64) {
+    fn refused(&mut self, process: &Process, error: &ConnectError, now_ns: u64) {
         if !error.is_lasting() {
-            return self.pause(now_ns);
+            return self.pause(process, now_ns);
         }
-        if !self.is_told {
+        // Who waits for room has said so.
+        if !self.is_told && !(error.is_full() && is_first(process)) {
             self.is_told = true;
-            say!(Warn, "{error}; the job runs unmetered from here on");
+            say!(Warn, "{error}; the job goes on without a daemon");
         }
-        self.due_ns = now_ns.saturating_add(REFUSED_PAUSE_NS);
+        let pause_ns = if error.is_full() { FULL_PAUSE_NS } else { REFUSED_PAUSE_NS };
+        self.due_ns = now_ns.saturating_add(pause_ns);
     }
 
-    fn pause(&mut self, now_ns: u64) {
+    fn pause(&mut self, process: &Process, now_ns: u64) {
+        let longest_ns = if is_first(process) { FIRST_PAUSE_NS } else { PAUSE_NS.1 };
         self.due_ns = now_ns.saturating_add(self.pause_ns);
-        self.pause_ns = (self.pause_ns * 2).min(PAUSE_NS.1);
+        self.pause_ns = (self.pause_ns * 2).min(longest_ns);
     }
+}
+
+/// Whether the process never had a session with a daemon.
+fn is_first(process: &Process) -> bool {
+    process.session().is_none_or(|session| session.sessions() == 0)
 }

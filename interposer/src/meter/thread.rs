@@ -17,6 +17,7 @@ use crate::memory::pressure::Pressure;
 use crate::os;
 use crate::process::Process;
 use crate::record;
+use crate::session::Session;
 
 /// Pause between two looks while someone waits for what is in flight: half of what a hand-off may lose by it.
 const TICK_CONTENDED_NS: u64 = 50_000;
@@ -337,6 +338,9 @@ impl Meter {
     /// Sleeps until the next look, or until the connection ends.
     fn pause(&mut self, is_busy: bool) {
         let now_ns = os::now_ns();
+        if self.process.session().is_some_and(Session::seeks_daemon) {
+            self.reconnect.step(self.process, now_ns);
+        }
         let Some(session) = self.process.session() else {
             thread::sleep(Duration::from_nanos(TICK_ALONE_NS));
             return;
@@ -349,8 +353,8 @@ impl Meter {
             SLEEP_NS
         };
         sleep_ns = sleep_ns.min(session.guard(&self.process.gpus, now_ns));
-        if session.is_gone() {
-            self.reconnect.step(self.process, now_ns);
+        let seeks_daemon = session.seeks_daemon();
+        if seeks_daemon {
             sleep_ns = sleep_ns.min(self.reconnect.due_ns().saturating_sub(now_ns).max(TICK_CONTENDED_NS));
         }
         if let Some(turn_at_ns) = self.turn_at_ns {
@@ -361,13 +365,12 @@ impl Meter {
             // Something runs after all, or nobody can say any more: then this must not become a busy loop.
             (is_deep, sleep_ns) = (false, TICK_ALONE_NS.min(sleep_ns));
         }
-        let is_gone = session.is_gone();
-        let socket = if is_gone { self.reconnect.socket() } else { session.socket() };
+        let socket = if seeks_daemon { self.reconnect.socket() } else { session.socket() };
         let ended = self.process.sleep(socket, sleep_ns);
         if is_deep {
             self.process.finish_sleep();
         }
-        if ended && !is_gone {
+        if ended && !seeks_daemon {
             session.set_gone();
             say!(Info, "the daemon is gone; going on without it");
             self.reconnect.begin(os::now_ns());

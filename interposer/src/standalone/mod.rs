@@ -65,7 +65,20 @@ impl Local {
     /// # Errors
     /// The system's, if there is no memory for the pages.
     pub fn begin(config: &Config, uuids: &[Uuid]) -> io::Result<Self> {
-        let file = open_file(config);
+        let local = Self::make(open_file(config), uuids, |ordinal| config.limit(ordinal))?;
+        local.announce(config);
+        Ok(local)
+    }
+
+    /// Without limits: for a process that a daemon is to take up later.
+    ///
+    /// # Errors
+    /// The system's, if there is no memory for the pages.
+    pub fn unlimited(uuids: &[Uuid]) -> io::Result<Self> {
+        Self::make(None, uuids, |_| Limit::default())
+    }
+
+    fn make(file: Option<TenantFile>, uuids: &[Uuid], limit_of: impl Fn(usize) -> Limit) -> io::Result<Self> {
         let page = match &file {
             Some(file) => file.page,
             None => {
@@ -82,7 +95,7 @@ impl Local {
             let Some(place) = page.place(uuid) else { continue };
             let (Some(index), Some(gpu)) = (gpu_index.get_mut(ordinal), page.gpu(place)) else { continue };
             *index = place as u8;
-            let limit = config.limit(ordinal);
+            let limit = limit_of(ordinal);
             // What another process of the tenant asked for stays where this one asks for nothing.
             if limit.share_ppm != 0 {
                 gpu.set_share_ppm(limit.share_ppm);
@@ -103,8 +116,16 @@ impl Local {
         local.grant.set_session(SESSION_ID, HEARTBEAT_LIMIT_NS, FailMode::Open);
         local.bury_dead();
         local.turn(os::now_ns());
-        local.announce(config);
         Ok(local)
+    }
+
+    /// Lets go whoever waits at a gate of this process: a daemon has taken it up, and has gates of its own.
+    pub fn open_gates(&self) {
+        for index in self.gpu_index.iter().filter(|index| **index != UNMANAGED) {
+            if let Some(grant) = self.grant.slot(usize::from(*index)) {
+                set_gate(grant, GateState::Open, LeaseTerms::default());
+            }
+        }
     }
 
     fn announce(&self, config: &Config) {

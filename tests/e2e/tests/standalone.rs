@@ -455,21 +455,6 @@ fn a_daemon_that_is_there_has_the_say_and_one_that_comes_later_has_not() {
 }
 
 #[test]
-fn beside_a_daemon_that_hangs_limits_are_held_all_the_same() {
-    let host = Host::measuring();
-    let daemon = host.daemon();
-    host.stop(daemon.pid());
-    let (got, said) = view(&host, &[("DEEPRES_MEMORY", "1GiB")]);
-    assert_eq!(got, LIMIT_BYTES);
-    assert!(
-        said.stderr.contains("did not answer within 3 s; the job keeps its limits by itself"),
-        "{}",
-        said.stderr
-    );
-    daemon.signal(Signal::CONT);
-}
-
-#[test]
 fn forked_children_have_no_part_in_the_parents_session() {
     let host = Host::new();
     let variables = [("DEEPRES_SHARE", "50%"), ("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "parent")];
