@@ -7,6 +7,7 @@ use deepres_abi::wire::RefusalKind;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Descriptors that a connection takes beside its bells: itself, its process, and a grant, a meter and a ledger page.
 const DESCRIPTORS: u64 = 5;
@@ -40,9 +41,28 @@ pub fn room(descriptors: u64, gpus: usize) -> usize {
 pub struct Connections {
     /// There are descriptors for so many.
     room: usize,
-    by_source: RefCell<BTreeMap<Source, usize>>,
+    by_source: RefCell<BTreeMap<Source, (usize, Turns)>>,
     arriving: Rc<RefCell<BTreeMap<Source, usize>>>,
     turned_away: Rc<Cell<usize>>,
+}
+
+/// By these the connections of one source are let in one after another, so that whoever has a hundred of them waiting holds others up for the time
+/// of one.
+#[derive(Debug, Clone)]
+pub struct Turns(Rc<Semaphore>);
+
+/// A connection's turn, for as long as this lives.
+pub type Turn<'a> = SemaphorePermit<'a>;
+
+impl Turns {
+    fn new() -> Self {
+        Self(Rc::new(Semaphore::new(1)))
+    }
+
+    /// The turn of a connection, after those of its source that asked before. There is always one.
+    pub async fn next(&self) -> Option<Turn<'_>> {
+        self.0.acquire().await.ok()
+    }
 }
 
 /// One that is being turned away, for as long as this lives.
@@ -64,14 +84,11 @@ pub struct Arriving {
 
 impl Drop for Arriving {
     fn drop(&mut self) {
-        one_less(&mut self.all.borrow_mut(), &self.source);
-    }
-}
-
-fn one_less(by_source: &mut BTreeMap<Source, usize>, source: &Source) {
-    match by_source.get_mut(source) {
-        Some(count) if *count > 1 => *count -= 1,
-        _ => drop(by_source.remove(source)),
+        let mut all = self.all.borrow_mut();
+        match all.get_mut(&self.source) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(all.remove(&self.source)),
+        }
     }
 }
 
@@ -81,15 +98,15 @@ impl Connections {
         Self { room, by_source: RefCell::default(), arriving: Rc::default(), turned_away: Rc::default() }
     }
 
-    /// One more of this source, or why not.
+    /// One more of this source, or why not; and by which turns it is let in.
     ///
     /// # Errors
     /// [`Refused`]: there are as many as there may be.
-    pub fn enter(&self, source: &Source, config: &Config) -> Result<(), Refused> {
+    pub fn enter(&self, source: &Source, config: &Config) -> Result<Turns, Refused> {
         let mut by_source = self.by_source.borrow_mut();
         let limit = config.max_connections.min(self.room);
         let full = |reason| Err(Refused::new(RefusalKind::Full, reason));
-        if by_source.values().sum::<usize>() >= limit {
+        if by_source.values().map(|(count, _)| count).sum::<usize>() >= limit {
             return full(match limit < config.max_connections {
                 true => format!(
                     "{limit} connections are open, as many as the daemon has descriptors for (ulimit -n)"
@@ -98,19 +115,24 @@ impl Connections {
             });
         }
         let limit = config.max_connections_per_user;
-        let count = by_source.get(source).copied().unwrap_or(0);
+        let count = by_source.get(source).map_or(0, |(count, _)| *count);
         if count >= limit && source.has_limit() {
             return full(format!(
                 "{source} has {limit} connections open, the most there may be (max_connections_per_user)"
             ));
         }
-        by_source.insert(source.clone(), count + 1);
-        Ok(())
+        let (count, turns) = by_source.entry(source.clone()).or_insert_with(|| (0, Turns::new()));
+        *count += 1;
+        Ok(turns.clone())
     }
 
     /// One less of this source.
     pub fn leave(&self, source: &Source) {
-        one_less(&mut self.by_source.borrow_mut(), source);
+        let mut by_source = self.by_source.borrow_mut();
+        match by_source.get_mut(source) {
+            Some((count, _)) if *count > 1 => *count -= 1,
+            _ => drop(by_source.remove(source)),
+        }
     }
 
     /// Counts one that is about to begin a session, whose own connection will count as others do. `None`: there are so many that it is not noted.
@@ -162,6 +184,34 @@ mod tests {
                 connections.leave(source);
             }
         }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_user_with_many_connections_holds_up_the_others_for_the_time_of_one() {
+        let config = Config::default();
+        let connections = Connections::new(1000);
+        let [greedy, other] = [4711, 4712].map(Source::User);
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let come = |source: &Source, uid: u32| {
+            let (turns, order) = (connections.enter(source, &config).unwrap(), Rc::clone(&order));
+            tokio::task::spawn_local(async move {
+                let _turn = turns.next().await;
+                order.borrow_mut().push(uid);
+                tokio::task::yield_now().await;
+            })
+        };
+        let tasks = tokio::task::LocalSet::new();
+        tasks
+            .run_until(async {
+                let mut all: Vec<_> = (0..100).map(|_| come(&greedy, 4711)).collect();
+                all.push(come(&other, 4712));
+                for task in all {
+                    task.await.unwrap();
+                }
+            })
+            .await;
+        let place = order.borrow().iter().position(|uid| *uid == 4712).unwrap();
+        assert!(place <= 1, "{place} went before");
     }
 
     #[test]

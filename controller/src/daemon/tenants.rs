@@ -1,6 +1,6 @@
 //! The tenant socket: lets processes in, and notices when they are gone.
 
-use super::connections::TurnedAway;
+use super::connections::{Turn, TurnedAway, Turns};
 use super::peer::{Peer, is_dead};
 use super::registry::{Admitted, Guest, Membership, Refused, Registry};
 use super::{Shared, view};
@@ -12,6 +12,7 @@ use crate::probes::Announced;
 use crate::probes::metering::{self, Purpose};
 use crate::process::ProcessKey;
 use deepres_abi::wire::{self, FrameError, Hello, Refusal, RefusalKind, Role};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SocketFlags, accept_with};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,6 +33,9 @@ const ARRIVAL_LIMIT: Duration = Duration::from_secs(300);
 const DYING_LIMIT: Duration = Duration::from_millis(30);
 /// Clocks further apart than this are different clocks: a hello is read within milliseconds of being written.
 const CLOCK_LIMIT_NS: u64 = Duration::from_secs(5).as_nanos() as u64;
+/// Connections that are accepted before those that were before have a turn. They come one after another, whoever's they are: so that nobody waits
+/// behind a flood of another's, all are taken in soon, and then each user has its turn ([`super::connections::Connections::enter`]).
+const ACCEPTS_AT_A_TIME: usize = 32;
 /// Pause after a failed accept (no descriptors left, mostly), so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -40,21 +44,22 @@ pub async fn serve(listener: OwnedFd, shared: Rc<Shared>) -> io::Result<()> {
     let listener = watched(listener)?;
     loop {
         let mut ready = listener.readable().await?;
-        let accepted =
-            ready.try_io(|listener| Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?));
-        match accepted {
-            Ok(Ok(connection)) => {
-                admit(connection, &shared);
-                // Whoever floods the socket keeps it ready, and nothing else here would ever have its turn.
-                tokio::task::yield_now().await;
+        for _ in 0..ACCEPTS_AT_A_TIME {
+            let accepted = ready
+                .try_io(|listener| Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?));
+            match accepted {
+                Ok(Ok(connection)) => admit(connection, &shared),
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "cannot accept a tenant");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    break;
+                }
+                // There are no more, or it was not ready after all.
+                Err(_) => break,
             }
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "cannot accept a tenant");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-            // Not ready after all.
-            Err(_) => {}
         }
+        // Whoever floods the socket keeps it ready, and nothing else here would ever have its turn.
+        tokio::task::yield_now().await;
     }
 }
 
@@ -115,12 +120,13 @@ enum Place {
 struct Counted {
     shared: Rc<Shared>,
     source: Source,
+    turns: Turns,
 }
 
 impl Counted {
     fn enter(source: &Source, shared: &Rc<Shared>) -> Result<Self, Refused> {
-        shared.connections.enter(source, shared.registry.borrow().config())?;
-        Ok(Self { shared: Rc::clone(shared), source: source.clone() })
+        let turns = shared.connections.enter(source, shared.registry.borrow().config())?;
+        Ok(Self { shared: Rc::clone(shared), source: source.clone(), turns })
     }
 }
 
@@ -157,7 +163,12 @@ async fn attend(
     let is_arriving =
         wire::decode::<Hello>(packet.bytes()).is_ok_and(|hello| hello.role() == Some(Role::Arriving));
     if !is_arriving {
-        return converse(connection, packet, peer, death, shared).await;
+        let turn = counted.turns.next().await;
+        if has_hung_up(connection.as_fd()) {
+            // What letting it in takes is better spent on those who wait for it.
+            return Ok(());
+        }
+        return converse(connection, packet, (peer, death), turn, shared).await;
     }
     // The session that follows is to find the place.
     drop(counted);
@@ -186,12 +197,19 @@ async fn expect(
     Ok(())
 }
 
-/// One connection of whoever is a tenant's, from hello to its end.
+/// Whether nobody is at the other end any more.
+fn has_hung_up(connection: BorrowedFd<'_>) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut polled = [PollFd::from_borrowed_fd(connection, PollFlags::RDHUP)];
+    poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
+}
+
+/// One connection of whoever is a tenant's, from hello to its end. Others of its user have their `turn` once it is let in or refused.
 async fn converse(
     connection: AsyncFd<OwnedFd>,
     packet: Packet,
-    peer: Peer,
-    death: Option<OwnedFd>,
+    (peer, death): (Peer, Option<OwnedFd>),
+    turn: Option<Turn<'_>>,
     shared: &Rc<Shared>,
 ) -> io::Result<()> {
     // Before the session exists, so that there is no moment in which its death would go unnoticed.
@@ -210,6 +228,7 @@ async fn converse(
     if let Ok(hello) = wire::decode::<Hello>(packet.bytes())
         && hello.role() == Some(Role::Viewer)
     {
+        drop(turn);
         return view::answer(connection.as_fd(), &guest, &hello, shared).await;
     }
     let introduced = if shared.is_stopping.get() {
@@ -217,6 +236,7 @@ async fn converse(
     } else {
         introduce(&guest, &packet, &mut shared.registry.borrow_mut())
     };
+    drop(turn);
     let admitted = match introduced {
         Ok(admitted) => admitted,
         Err(refused) => {

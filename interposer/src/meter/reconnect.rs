@@ -81,8 +81,8 @@ impl Reconnect {
             return self.pause(process, now_ns);
         }
         // Who waits for room has said so.
-        if !self.is_told && !(error.is_full() && is_first(process)) {
-            self.is_told = true;
+        let is_said = error.is_full() && is_first(process);
+        if !std::mem::replace(&mut self.is_told, true) && !is_said {
             say!(Warn, "{error}; the job goes on without a daemon");
         }
         let pause_ns = if error.is_full() { FULL_PAUSE_NS } else { REFUSED_PAUSE_NS };
