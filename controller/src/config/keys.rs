@@ -33,6 +33,7 @@ const TOP: &[Key] = &[
     Key("max_connections", Takes::Number),
     Key("max_connections_per_user", Takes::Number),
     Key("admin_group", Takes::Text("gpuadmin")),
+    Key("shared_names", Takes::Texts("train")),
     Key("gangs", Takes::Switch),
     Key("quantum", Takes::Section(QUANTUM)),
     Key("caps", Takes::Section(CAPS)),
@@ -123,9 +124,14 @@ fn wrong_in(table: &DeTable<'_>, prefix: &str, known: &[Key]) -> Option<Wrong> {
                     Err(_) => is("a smaller number".to_owned()),
                 }
             }
-            (Takes::Text(_), DeValue::String(_))
-            | (Takes::Switch, DeValue::Boolean(_))
-            | (Takes::Texts(_), DeValue::Array(_)) => None,
+            (Takes::Text(_), DeValue::String(_)) | (Takes::Switch, DeValue::Boolean(_)) => None,
+            (Takes::Texts(example), DeValue::Array(texts)) => {
+                let other = texts.iter().find(|text| !matches!(text.get_ref(), DeValue::String(_)))?;
+                let kind = kind(other.get_ref());
+                let message =
+                    format!("`{path}` takes a list of texts, such as [\"{example}\"], and {kind} is in this");
+                Some(Wrong { offset: other.span().start, message })
+            }
             (Takes::Switch, _) => is("true or false".to_owned()),
             (Takes::Texts(example), _) => is(format!("a list of texts, such as [\"{example}\"]")),
             (Takes::Number, _) => is("a whole number without quotation marks".to_owned()),

@@ -11,7 +11,9 @@ pub use caps::{CapOf, Caps};
 pub use policy::{Defaults, PriorityKeys};
 
 use crate::policy::tuning::QuantumBounds;
+use crate::text::is_name;
 use deepres_abi::grant::FailMode;
+use deepres_abi::wire::TENANT_NAME_BYTES;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -52,6 +54,8 @@ pub struct Config {
     pub max_connections_per_user: usize,
     /// The group that may administer beside root and the daemon's own user, by name or number.
     pub admin_group: Option<String>,
+    /// Names that are one tenant over all containers and other processes of a user; others hold in each container by themselves.
+    pub shared_names: Vec<String>,
     /// Whether a tenant with several GPUs has all of them or none.
     pub gangs: bool,
     /// Bounds of the quantum.
@@ -85,6 +89,7 @@ impl Default for Config {
             max_connections: 4096,
             max_connections_per_user: 1024,
             admin_group: None,
+            shared_names: Vec::new(),
             gangs: false,
             quantum: QuantumKeys::default(),
             caps: Caps::default(),
@@ -237,6 +242,13 @@ impl Config {
                 "`defaults.class` is guaranteed, which is the promise of a share: give `defaults.share`";
             return Err(("[defaults", message.to_owned()));
         }
+        if let Some(name) = self.shared_names.iter().find(|name| !is_name(name)) {
+            let most = TENANT_NAME_BYTES - 1;
+            let message = format!(
+                "`shared_names` has {name:?} in it, and a tenant's name has from 1 to {most} bytes, none of them a control character"
+            );
+            return Err(("shared_names", message));
+        }
         let not_a_number = |key: &&String| key.parse::<u32>().is_err();
         if let Some(user) = self.users.keys().find(not_a_number) {
             return Err(("[users", format!("`{user}` is not a user's number (see `id -u NAME`)")));
@@ -367,6 +379,9 @@ mod tests {
             ("[priority]\nsize = 0\nurgency = 0\ncriticality = 0\n", 1, "nothing"),
             ("[defaults]\nslo = \"30\"\n", 2, "30ms"),
             ("[defaults]\nclass = \"guaranteed\"\n", 1, "share"),
+            ("\nshared_names = [\"train\", \"\"]\n", 2, "\"\" in it, and a tenant's name"),
+            ("shared_names = \"train\"\n", 1, "such as [\"train\"]"),
+            ("shared_names = [\"train\", 1]\n", 1, "texts, such as [\"train\"], and the number 1 is in this"),
             ("[groups.video]\nshare = \"10%\"\n", 1, "getent group"),
         ] {
             let (found, message) = Config::parse(text).unwrap_err();

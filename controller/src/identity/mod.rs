@@ -8,7 +8,8 @@
 //! 4. the Slurm job it is in;
 //! 5. the process tree it is in ([`tree`]).
 //!
-//! All but the first are facts of the kernel's ([`read`]). A name is a wish, and holds among the processes of one user. Whatever it is
+//! All but the first are facts of the kernel's ([`read`]). A name is a wish, and holds among the processes of one user; one that is given in a container or
+//! pod holds in there alone ([`Names`]): all of root's containers are one user's, and do not trust each other. Whatever it is
 //! called, a tenant *is* its [`Key`]: two keys are two tenants, and names that would be the same are made to differ.
 
 pub mod cgroup;
@@ -33,6 +34,9 @@ pub enum Key {
         user: u32,
         /// The name.
         name: String,
+        /// The cgroup of the container or pod that it holds in; none: it holds wherever that user's processes are.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        place: Option<String>,
     },
     /// A container, pod or Slurm job, by its cgroup.
     Cgroup(String),
@@ -45,7 +49,11 @@ pub enum Key {
 #[serde(rename_all = "snake_case", tag = "by")]
 pub enum Found {
     /// By the name it gave.
-    Name,
+    Name {
+        /// The container or pod in which alone that name holds, if it does.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        within: Option<String>,
+    },
     /// By an ancestor that belongs to it.
     Ancestor {
         /// That process.
@@ -98,17 +106,36 @@ impl Facts {
     }
 }
 
+/// Where names hold.
+#[derive(Debug, Clone, Copy)]
+pub struct Names<'a> {
+    /// Those that are one tenant over all containers and other processes of a user.
+    pub shared: &'a [String],
+    /// Where the daemon is. A daemon in a container is there for those who are in it: to them it is the machine.
+    pub home: Option<&'a Place>,
+}
+
+impl<'a> Names<'a> {
+    /// The container or pod in which alone this name holds, if a process of these facts gives it.
+    fn place_of(self, name: &str, facts: &'a Facts) -> Option<&'a Place> {
+        let is_container = |place: &&Place| !matches!(place.kind, Kind::Slurm { .. });
+        let is_home = |place: &Place| self.home.is_some_and(|home| home.path == place.path);
+        let place = facts.place.as_ref().filter(is_container)?;
+        (!is_home(place) && !self.shared.iter().any(|shared| shared == name)).then_some(place)
+    }
+}
+
 /// Identifies a process that gives the name `claim` (empty: none). `kin` knows the tenants' processes; `ancestors` are the process's,
 /// its parent first, and are looked at only if they matter.
 pub fn identify(
     claim: &str,
     facts: &Facts,
+    names: Names<'_>,
     ancestors: impl Iterator<Item = Process>,
     kin: impl Fn(&Process) -> Option<(Key, String)>,
 ) -> Identity {
     if !claim.is_empty() {
-        let key = Key::Name { user: facts.owner, name: claim.to_owned() };
-        return Identity { key, name: claim.to_owned(), found: Found::Name };
+        return of_name(claim, facts, names, ancestors, kin);
     }
     let Some(process) = &facts.process else {
         return of_place(facts).unwrap_or_else(|| Identity {
@@ -130,6 +157,33 @@ pub fn identify(
         }
     }
     of_place(facts).unwrap_or_else(|| of_tree(&root))
+}
+
+/// The tenant of a process that gives a name.
+fn of_name(
+    claim: &str,
+    facts: &Facts,
+    names: Names<'_>,
+    ancestors: impl Iterator<Item = Process>,
+    kin: impl Fn(&Process) -> Option<(Key, String)>,
+) -> Identity {
+    let place = names.place_of(claim, facts);
+    let found = Found::Name { within: place.map(Place::name) };
+    // Whoever had a session goes back to the tenant that it was of, though the rule has changed since (another configuration, an older daemon); and so
+    // does what a tenant's process starts in a container, under the same name.
+    let own = facts.process.iter().cloned();
+    let of_user = |process: &Process| facts.process.as_ref().is_some_and(|own| own.user == process.user);
+    let line = own.chain(ancestors.filter(|_| place.is_some()).take_while(of_user));
+    let is_named = |key: &Key| matches!(key, Key::Name { name, .. } if name == claim);
+    let known = line.filter_map(|process| kin(&process)).find(|(key, _)| is_named(key));
+    let (key, name) = known.unwrap_or_else(|| {
+        let name = claim.to_owned();
+        (
+            Key::Name { user: facts.owner, name: name.clone(), place: place.map(|place| place.path.clone()) },
+            name,
+        )
+    });
+    Identity { key, name, found }
 }
 
 fn of_place(facts: &Facts) -> Option<Identity> {
@@ -200,30 +254,98 @@ mod tests {
     const DOCKER: &str =
         "0::/system.slice/docker-4c01b2a3f9d7c5e8b6a4123456789abcdef0123456789abcdef0123456789abc.scope";
 
+    const NO_RULE: Names<'_> = Names { shared: &[], home: None };
+
+    fn key(name: &str, place: Option<&str>) -> Key {
+        Key::Name { user: 1000, name: name.to_owned(), place: place.map(str::to_owned) }
+    }
+
     #[test]
     fn a_name_comes_before_everything_and_holds_within_its_user() {
         let kin = |_: &Process| Some((Key::Cgroup("x".into()), "other".to_owned()));
-        let named = identify("train", &facts(DOCKER), ancestors(), kin);
-        assert_eq!(named.key, Key::Name { user: 1000, name: "train".into() });
-        let other = Facts { owner: 1001, ..facts(DOCKER) };
-        assert_ne!(identify("train", &other, ancestors(), kin).key, named.key);
+        let named = identify("train", &facts("0::/"), NO_RULE, ancestors(), kin);
+        assert_eq!((&named.key, named.name.as_str()), (&key("train", None), "train"));
+        let other = Facts { owner: 1001, ..facts("0::/") };
+        assert_ne!(identify("train", &other, NO_RULE, ancestors(), kin).key, named.key);
+    }
+
+    #[test]
+    fn a_name_that_is_given_in_a_container_or_pod_holds_in_there_alone_unless_it_is_shared() {
+        let named = |cgroup: &str, names| identify("train", &facts(cgroup), names, ancestors(), strangers);
+        let (container, other) = (DOCKER, DOCKER.replacen("4c01", "4c02", 1));
+        let pod = format!("0::/kubepods/pod{}/{}", "0".repeat(32), "1".repeat(64));
+        let sibling = pod.replace(&"1".repeat(64), &"2".repeat(64));
+        let slurm = "0::/system.slice/slurmstepd.scope/job_7/step_1/user/task_0";
+
+        let found = named(container, NO_RULE);
+        assert_eq!(found.key, key("train", container.strip_prefix("0::")));
+        assert_eq!(found.found, Found::Name { within: Some("docker-4c01b2a3f9d7".to_owned()) });
+        assert_ne!(named(&other, NO_RULE).key, found.key);
+        assert_eq!(
+            named(&pod, NO_RULE).key,
+            named(&sibling, NO_RULE).key,
+            "containers of one pod trust each other"
+        );
+        assert_ne!(named(&pod, NO_RULE).key, named("0::/", NO_RULE).key);
+        assert_eq!(named(slurm, NO_RULE).key, key("train", None), "a batch job is no container");
+
+        let shared = ["other".to_owned(), "train".to_owned()];
+        let names = Names { shared: &shared, home: None };
+        for place in [container, &other, &pod, "0::/"] {
+            let found = named(place, names);
+            assert_eq!(
+                (found.key, found.found),
+                (key("train", None), Found::Name { within: None }),
+                "{place}"
+            );
+        }
+        // A daemon in the container is there for those who are in it.
+        let home = cgroup::place(container);
+        let names = Names { shared: &[], home: home.as_ref() };
+        assert_eq!(named(container, names).key, key("train", None));
+        assert_ne!(named(&other, names).key, key("train", None));
+    }
+
+    #[test]
+    fn whoever_was_of_a_tenant_of_its_name_stays_so_and_so_does_what_it_starts_in_a_container() {
+        let of = |pid: u32, known: Key| {
+            move |process: &Process| (process.pid == pid).then(|| (known.clone(), "train-2".to_owned()))
+        };
+        // As an older daemon knew it.
+        let back = identify("train", &facts(DOCKER), NO_RULE, ancestors(), of(30, key("train", None)));
+        assert_eq!((back.key, back.name.as_str()), (key("train", None), "train-2"));
+        let started = identify("train", &facts(DOCKER), NO_RULE, ancestors(), of(10, key("train", None)));
+        assert_eq!(started.key, key("train", None));
+        // Another name is another tenant.
+        let other = identify("eval", &facts(DOCKER), NO_RULE, ancestors(), of(10, key("train", None)));
+        assert_eq!(other.key, key("eval", DOCKER.strip_prefix("0::")));
+    }
+
+    #[test]
+    fn keys_of_older_state_files_are_read_as_they_were_meant() {
+        let read: Key = serde_json::from_str(r#"{"name":{"user":1000,"name":"train"}}"#).unwrap();
+        assert_eq!(read, key("train", None));
+        let placed = key("train", Some("/docker/4711"));
+        let text = serde_json::to_string(&placed).unwrap();
+        assert_eq!(serde_json::from_str::<Key>(&text).unwrap(), placed);
+        assert_eq!(serde_json::from_str::<Found>(r#"{"by":"name"}"#).unwrap(), Found::Name { within: None });
     }
 
     #[test]
     fn a_descendant_of_a_tenants_process_belongs_to_it_but_not_to_one_of_the_same_number() {
         let kin = |process: &Process| {
-            let key = Key::Name { user: 1000, name: "nightly".into() };
-            ((process.pid, process.start_ticks) == (10, 100)).then(|| (key, "nightly".to_owned()))
+            let is_it = (process.pid, process.start_ticks) == (10, 100);
+            is_it.then(|| (key("nightly", None), "nightly".to_owned()))
         };
-        let found = identify("", &facts("0::/"), ancestors(), kin);
+        let found = identify("", &facts("0::/"), NO_RULE, ancestors(), kin);
         assert_eq!((found.name.as_str(), found.found), ("nightly", Found::Ancestor { pid: 10 }));
         let reused = ancestors().map(|process| Process { start_ticks: process.start_ticks + 1, ..process });
-        assert_eq!(identify("", &facts("0::/"), reused, kin).name, "run.sh-10");
+        assert_eq!(identify("", &facts("0::/"), NO_RULE, reused, kin).name, "run.sh-10");
     }
 
     #[test]
     fn then_come_container_batch_job_and_tree() {
-        let found = |cgroup: &str| identify("", &facts(cgroup), ancestors(), strangers);
+        let found = |cgroup: &str| identify("", &facts(cgroup), NO_RULE, ancestors(), strangers);
         assert_eq!(
             (found(DOCKER).name.as_str(), found(DOCKER).found),
             ("docker-4c01b2a3f9d7", Found::Container)
@@ -240,9 +362,9 @@ mod tests {
     #[test]
     fn a_process_that_cannot_be_looked_at_is_a_tenant_all_the_same() {
         let blind = Facts { pid: 30, process: None, place: None, owner: 1000 };
-        assert_eq!(identify("", &blind, std::iter::empty(), strangers).name, "process-30");
+        assert_eq!(identify("", &blind, NO_RULE, std::iter::empty(), strangers).name, "process-30");
         let contained = Facts { place: cgroup::place(DOCKER), ..blind };
-        assert_eq!(identify("", &contained, std::iter::empty(), strangers).found, Found::Container);
+        assert_eq!(identify("", &contained, NO_RULE, std::iter::empty(), strangers).found, Found::Container);
     }
 
     #[test]

@@ -113,6 +113,12 @@ impl Daemon {
         Self::start_in(self.scratch.take().unwrap(), self.gpus.clone(), self.config.clone())
     }
 
+    /// As [`Self::restart`], with another configuration.
+    pub fn restart_with(mut self, config: Config) -> Self {
+        self.config = config;
+        self.restart()
+    }
+
     pub fn client(&self) -> Client {
         Client::connect_to(&self.directory).unwrap()
     }

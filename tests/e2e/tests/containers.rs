@@ -157,6 +157,22 @@ fn a_container_without_a_name_is_known_by_its_id_with_all_its_processes() {
 }
 
 #[test]
+fn a_name_holds_in_its_container_alone_unless_it_is_shared() {
+    for (config, tenants) in [("", vec!["train", "train-2"]), ("shared_names = [\"train\"]\n", vec!["train"])]
+    {
+        let host = Host::new().config(config);
+        let Some(containers) = Containers::on(&host) else { return };
+        let _daemon = host.daemon();
+        let device = containers.device("train", &["--tenant", "train", "--memory", "1GiB"]);
+        let _running = [Users::Shared; 2].map(|users| start(&containers, &device, users, &[]));
+        let all = |ps: &Ps| ps.tenants.iter().map(|tenant| tenant.sessions.len()).sum::<usize>() == 2;
+        let ps = host.await_ps(all, COMMAND_LIMIT);
+        let names: Vec<&str> = ps.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
+        assert_eq!(names, tenants, "{config}");
+    }
+}
+
+#[test]
 fn a_container_sees_the_tenant_socket_alone_and_cannot_change_it() {
     let host = Host::new();
     let Some(containers) = Containers::on(&host) else { return };

@@ -64,8 +64,8 @@ struct SpecFile {
 #[command(after_help = "\
 The container gets the library, the directory of the daemon's tenant socket (both read-only) and the \
 variables LD_PRELOAD, DEEPRES_SOCKET and those for what is asked for (DEEPRES_SHARE and so on). What its limits are in the end \
-the daemon decides, as for every other program. Each container is a tenant of its own; with --tenant \
-all containers that use the device are one. Other devices in the file stay as they are.
+the daemon decides, as for every other program. Each container is a tenant of its own; --tenant gives \
+it a name, and makes one of all containers with that name only where the daemon's configuration says so (shared_names). Other devices in the file stay as they are.
 
 Examples:
   deepres cdi generate --name train --share 30% --memory 2GiB
@@ -74,7 +74,7 @@ struct Generate {
     /// The device's name
     #[arg(long)]
     name: DeviceName,
-    /// One tenant for all containers with this device, of this name [default: a tenant for each container]
+    /// Name of a container's tenant; one for all containers if it is among the configuration's shared_names [default: the runtime's and the container's id]
     #[arg(long, value_parser = run::parse_name)]
     tenant: Option<String>,
     /// Share of the GPU: 1% to 100%, decimals allowed

@@ -143,7 +143,8 @@ fn waited_ns(account: &AccountStatus, percent: u64) -> Option<u64> {
 /// How a tenant was found.
 fn found(found: &Found) -> String {
     match found {
-        Found::Name => ", by the name that it gave".to_owned(),
+        Found::Name { within: None } => ", by the name that it gave".to_owned(),
+        Found::Name { within: Some(place) } => format!(", by the name that it gave in {place}"),
         Found::Ancestor { pid } => format!(", by its ancestor {pid}"),
         Found::Container => ", by its container".to_owned(),
         Found::Pod => ", by its pod".to_owned(),

@@ -15,7 +15,7 @@ use anyhow::Result;
 use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::TENANT_NAME_BYTES;
-use deepres_controller::text::is_harmful;
+use deepres_controller::text::{is_harmful, is_name};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -66,11 +66,7 @@ pub struct Args {
 
 /// Reads a tenant's name.
 pub fn parse_name(text: &str) -> Result<String, String> {
-    if text.is_empty()
-        || text.len() >= TENANT_NAME_BYTES
-        || text.chars().any(is_harmful)
-        || text.trim().is_empty()
-    {
+    if !is_name(text) {
         return Err(format!(
             "a name has from 1 to {} bytes, none of them a control character",
             TENANT_NAME_BYTES - 1

@@ -18,7 +18,8 @@ use crate::arbiter::{Arbiter, Bell, Report, SessionId, SessionSeat};
 use crate::clock::monotonic_ns;
 use crate::config::Config;
 use crate::directory::Directory;
-use crate::identity::Facts;
+use crate::identity::cgroup::Place;
+use crate::identity::{self, Facts};
 use crate::probes::{Connected, Presence};
 use crate::shm::{SharedPage, Writer};
 use crate::text::harmless;
@@ -53,6 +54,8 @@ pub struct Managed {
 pub struct Registry {
     config: Config,
     directory: Directory,
+    /// The container or pod that the daemon is in.
+    home: Option<Place>,
     started_ns: u64,
     gpus: Vec<Managed>,
     beat: Arc<SharedPage<BeatPage>>,
@@ -158,6 +161,7 @@ impl Registry {
         Self {
             config,
             directory,
+            home: identity::read::place(std::process::id()),
             started_ns,
             gpus,
             beat,

@@ -92,8 +92,11 @@ impl Registry {
             let caps = self.config.caps_of(saved.uid, &saved.groups);
             let mut tenant = Tenant {
                 id: self.next_id(),
-                key: saved.key.unwrap_or_else(|| Key::Name { user: saved.uid, name: saved.name.clone() }),
-                found: saved.found.unwrap_or(Found::Name),
+                key: saved.key.unwrap_or_else(|| {
+                    let name = saved.name.clone();
+                    Key::Name { user: saved.uid, name, place: None }
+                }),
+                found: saved.found.unwrap_or(Found::Name { within: None }),
                 container: saved.container,
                 user: saved.uid,
                 part: Part::whole(&caps.0),

@@ -5,7 +5,7 @@ use super::tenant::{Tenant, wants};
 use super::{Guest, Refused, Registry, no_room};
 use crate::authority::{self, Wish};
 use crate::clock::monotonic_ns;
-use crate::identity::{self, Facts, Identity, Key, free_name};
+use crate::identity::{self, Facts, Identity, Key, Names, free_name};
 use crate::policy::class::Class;
 use crate::policy::priority::Criticality;
 use crate::policy::signals::DriverSignals;
@@ -54,7 +54,11 @@ impl Registry {
         // One that runs already is not turned away: it has no guarantee.
         let has_room = has_room && self.lacks_memory(&asked.or(defaults), &identity.key).is_none();
         let Some((name, is_deserted)) = known else {
-            if let Some(other) = self.tenants.get(&identity.name).filter(|_| role == Role::Keeper) {
+            // What is called the same in a container cannot know of the others, nor they of it: there a number has to do.
+            let is_inside = |key: &Key| matches!(key, Key::Name { place: Some(_), .. });
+            let other = self.tenants.get(&identity.name);
+            let other = other.filter(|other| !is_inside(&other.key) && !is_inside(&identity.key));
+            if let Some(other) = other.filter(|_| role == Role::Keeper) {
                 let Identity { name, .. } = identity;
                 return request(format!(
                     "the tenant `{name}` belongs to user {}: choose another name",
@@ -152,7 +156,8 @@ impl Registry {
             kin.next().map(|(name, tenant)| (tenant.key.clone(), name.clone()))
         };
         let ancestors = facts.process.iter().flat_map(identity::read::ancestors);
-        identity::identify(claim, facts, ancestors, kin)
+        let names = Names { shared: &self.config.shared_names, home: self.home.as_ref() };
+        identity::identify(claim, facts, names, ancestors, kin)
     }
 
     /// Why memory that is asked for with a guarantee cannot be promised now, if it cannot: on none of the GPUs that the tenant uses, of all while it uses none,

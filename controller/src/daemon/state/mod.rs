@@ -20,7 +20,7 @@ use std::fmt;
 /// Files of another major version are set aside.
 const MAJOR: u32 = 1;
 /// Raised when a field is added.
-const MINOR: u32 = 3;
+const MINOR: u32 = 4;
 
 /// Which layout a file has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
