@@ -221,6 +221,22 @@ fn a_closed_gate_holds_a_launch_back_rings_and_lets_it_go_when_it_opens() {
 }
 
 #[test]
+fn who_launches_after_a_rest_rings_though_the_gate_is_open() {
+    let controller = Controller::new();
+    let (mut client, _connection) = start(&controller, "launch on");
+    let rings = |client: &mut Client| {
+        client.go();
+        assert_eq!(client.answer(), "launched");
+        until("all is complete", || !controller.meter().read().in_flight);
+        controller.rings()
+    };
+    assert_eq!(rings(&mut client), 1, "it is there");
+    assert_eq!(rings(&mut client), 0, "it still is");
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(rings(&mut client), 1, "it is there again");
+}
+
+#[test]
 fn a_paused_gate_holds_a_launch_back_without_ringing() {
     let controller = Controller::new();
     let (mut client, _connection) = start(&controller, "launch once");

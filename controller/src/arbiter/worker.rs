@@ -31,8 +31,9 @@ use std::time::Duration;
 const BEATS_PER_LIMIT: u64 = 4;
 /// The longest time between two heartbeats, and between two looks at meters while anyone wants the GPU.
 const MAX_TICK_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
-/// The time between two looks while nobody does: how late it is noticed that someone runs whose gate is open. Whoever waits rings.
-const IDLE_LOOK_NS: u64 = Duration::from_millis(250).as_nanos() as u64;
+/// The time between two looks while nobody does: how late it is noticed at the latest that someone runs whose gate is open. Whoever waits rings, and whoever
+/// launches after a rest.
+const IDLE_LOOK_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 /// How long a process that had sessions before may take to bring its counters into its new page. It does so when it gets it.
 const CARRY_LIMIT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 /// Decisions made at one wake-up, at most: each looks again at what the gates just set have changed.

@@ -57,6 +57,10 @@ pub struct Account {
     pub is_occupied: bool,
     /// Lanes in which kernels are.
     pub computing_lanes: u32,
+    /// Kernels were there, though they may have completed since the look before.
+    pub has_computed: bool,
+    /// When that was last so.
+    pub computed_ns: u64,
 }
 
 impl Default for Account {
@@ -76,6 +80,8 @@ impl Default for Account {
             other_stream_ns: None,
             is_occupied: false,
             computing_lanes: 0,
+            has_computed: false,
+            computed_ns: 0,
         }
     }
 }
@@ -126,6 +132,7 @@ impl Account {
     /// Before a look at all lanes. Returns whether something was in flight at the one before.
     pub fn begin_look(&mut self) -> bool {
         self.computing_lanes = 0;
+        self.has_computed = false;
         std::mem::take(&mut self.is_occupied)
     }
 

@@ -83,7 +83,8 @@ impl Reconnect {
         // Who waits for room has said so.
         let is_said = error.is_full() && is_first(process);
         if !std::mem::replace(&mut self.is_told, true) && !is_said {
-            say!(Warn, "{error}; the job goes on without a daemon");
+            let goes_on = if is_first(process) { "goes on as it is" } else { "runs unmetered from here on" };
+            say!(Warn, "{error}; the job {goes_on}");
         }
         let pause_ns = if error.is_full() { FULL_PAUSE_NS } else { REFUSED_PAUSE_NS };
         self.due_ns = now_ns.saturating_add(pause_ns);

@@ -29,6 +29,8 @@ const TICK_LINGER_NS: u64 = 2_000_000;
 const LINGER_TICKS: u32 = 10;
 /// Sleep when nothing is in flight: it is ended by a launch or by the connection.
 const SLEEP_NS: u64 = 1_000_000_000;
+/// Who launches after so long without rings: the controller looks seldom at those who rest, and with the gate open nothing else tells it.
+const RESTED_NS: u64 = 100_000_000;
 /// A segment that had no launch for so long is closed. Sparse launches come in segments of their own, so this only ends bursts.
 const STALE_NS: u64 = 200_000;
 /// The stack. It holds the thread-local data of every library too; what is not touched costs nothing.
@@ -112,6 +114,10 @@ impl Meter {
             let Some(account) = self.accounts.get_mut(ordinal) else { continue };
             let is_busy = account.computing_lanes != 0;
             any |= account.is_occupied;
+            let rings = account.has_computed && {
+                let before_ns = mem::replace(&mut account.computed_ns, now_ns);
+                gpu.is_open() && now_ns.saturating_sub(before_ns) > RESTED_NS
+            };
             let is_fine = account.spell(now_ns) && gpu.is_open();
             let begins = is_fine && !gpu.is_fine();
             gpu.set_fine(is_fine);
@@ -132,6 +138,9 @@ impl Meter {
                 gpu.set_in_flight();
             } else if !is_busy && says_busy {
                 self.settle(ordinal);
+            }
+            if rings {
+                gpu.ring();
             }
         }
         self.turn_at_ns = self.process.turn(now_ns);
@@ -179,6 +188,9 @@ impl Meter {
                 is_current = true;
             }
             self.close_stale(lane, now_ns);
+            if let Some(account) = self.accounts.get_mut(context.ordinal) {
+                account.has_computed |= lane.is_computing();
+            }
             self.complete(context, &mut inner, lane);
             if lane.is_busy()
                 && let Some(account) = self.accounts.get_mut(context.ordinal)
