@@ -5,6 +5,7 @@ mod connections;
 mod files;
 mod gpu_lock;
 mod gpus;
+mod lines;
 mod peer;
 mod reconcile;
 mod registry;
@@ -33,6 +34,7 @@ use connections::Connections;
 use deepres_abi::beat::BeatPage;
 use files::Files;
 use gpu_lock::{GpuLock, LOOK_EVERY};
+use lines::Lines;
 use registry::{Managed, Registry};
 use residency::Residency;
 use service::Service;
@@ -89,6 +91,8 @@ struct Shared {
     watcher: Watcher,
     metering: Metering,
     connections: Connections,
+    /// What may be logged of whom.
+    lines: Rc<Lines>,
     /// Whose memory is where.
     residency: RefCell<Residency>,
     /// The group that may administer.
@@ -179,6 +183,7 @@ pub fn run(
         drop(metering.meter(process.pid, Purpose { tenant: tenant.clone(), is_managed: false }));
     }
     let watcher = Watcher::start(registry.config().probes.settings(), registry.connected(), before)?;
+    let lines = registry.lines();
     let shared = Rc::new(Shared {
         watcher,
         metering,
@@ -187,6 +192,7 @@ pub fn run(
         service: Service::of_environment(),
         is_stopping: Cell::new(false),
         connections: Connections::new(room),
+        lines,
         residency: RefCell::default(),
         admin_group,
         changed: Notify::new(),
@@ -198,6 +204,7 @@ pub fn run(
     let outcome = runtime.block_on(tasks.run_until(async {
         tokio::task::spawn_local(Rc::clone(&shared).forget_deserted());
         tokio::task::spawn_local(saving::stop_waiting(Rc::clone(&shared)));
+        tokio::task::spawn_local(lines::serve(Rc::clone(&shared.lines)));
         tokio::task::spawn_local(residency::serve(Rc::clone(&shared)));
         residency::bring_back_left(away, &shared);
         tokio::task::spawn_local(reconcile::serve(Rc::clone(&shared)));
@@ -250,6 +257,7 @@ pub fn run(
     // Gates open before connections close, so that nobody waits for a daemon that is no more.
     shared.registry.borrow_mut().open_gates();
     drop(tasks);
+    shared.lines.end_all();
     drop(locks);
     Ok(outcome?)
 }

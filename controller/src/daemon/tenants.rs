@@ -136,8 +136,7 @@ impl Drop for Counted {
     }
 }
 
-/// One connection: hears its hello, and refuses whoever comes when there is no room only then, since a connection closed before would be an error to
-/// them, and the reason lost.
+/// One connection. Of a source of which enough was logged lately, its failure is none to tell of.
 async fn attend(
     connection: OwnedFd,
     peer: Peer,
@@ -145,12 +144,27 @@ async fn attend(
     (source, place): (Source, Place),
     shared: &Rc<Shared>,
 ) -> io::Result<()> {
+    match hear(connection, peer, death, (&source, place), shared).await {
+        Err(error) if !is_end_of_peer(&error) && !shared.lines.allows(&source) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// One connection: hears its hello, and refuses whoever comes when there is no room only then, since a connection closed before would be an error to
+/// them, and the reason lost.
+async fn hear(
+    connection: OwnedFd,
+    peer: Peer,
+    death: Option<OwnedFd>,
+    (source, place): (&Source, Place),
+    shared: &Rc<Shared>,
+) -> io::Result<()> {
     let connection = watched(connection)?;
     let received = timeout(HELLO_LIMIT, receive(&connection)).await;
     let counted = match place {
         Place::Counted(counted) => counted,
         // Those whose place was taken may have been about to begin, and be counted no more.
-        Place::None(_turned_away) => match Counted::enter(&source, shared) {
+        Place::None(_turned_away) => match Counted::enter(source, shared) {
             Ok(counted) => counted,
             Err(full) => {
                 refuse(connection.as_fd(), &full);
@@ -168,11 +182,11 @@ async fn attend(
             // What letting it in takes is better spent on those who wait for it.
             return Ok(());
         }
-        return converse(connection, packet, (peer, death), turn, shared).await;
+        return converse(connection, packet, (peer, source), (death, turn), shared).await;
     }
     // The session that follows is to find the place.
     drop(counted);
-    if let Some(_counted) = shared.connections.arrive(&source).filter(|_| peer.pid != 0) {
+    if let Some(_counted) = shared.connections.arrive(source).filter(|_| peer.pid != 0) {
         expect(&connection, peer, death, shared).await?;
     }
     Ok(())
@@ -208,8 +222,8 @@ fn has_hung_up(connection: BorrowedFd<'_>) -> bool {
 async fn converse(
     connection: AsyncFd<OwnedFd>,
     packet: Packet,
-    (peer, death): (Peer, Option<OwnedFd>),
-    turn: Option<Turn<'_>>,
+    (peer, source): (Peer, &Source),
+    (death, turn): (Option<OwnedFd>, Option<Turn<'_>>),
     shared: &Rc<Shared>,
 ) -> io::Result<()> {
     // Before the session exists, so that there is no moment in which its death would go unnoticed.
@@ -224,7 +238,7 @@ async fn converse(
     groups.retain(|group| shared.registry.borrow().config().groups.contains_key(&group.to_string()));
     groups.sort_unstable();
     groups.dedup();
-    let guest = Guest { peer, groups, facts };
+    let guest = Guest { peer, groups, facts, source: source.clone() };
     if let Ok(hello) = wire::decode::<Hello>(packet.bytes())
         && hello.role() == Some(Role::Viewer)
     {
@@ -240,7 +254,9 @@ async fn converse(
     let admitted = match introduced {
         Ok(admitted) => admitted,
         Err(refused) => {
-            tracing::info!(pid = peer.pid, uid = peer.uid, reason = refused.reason, "refused");
+            if shared.lines.allows(source) {
+                tracing::info!(pid = peer.pid, uid = peer.uid, reason = refused.reason, "refused");
+            }
             refuse(connection.as_fd(), &refused);
             return Ok(());
         }
@@ -254,7 +270,9 @@ async fn converse(
     if let Some(pid) = wants_metering(&packet)
         && let Err(reason) = meter(peer, pid, &tenant, shared).await
     {
-        tracing::info!(pid = peer.pid, uid = peer.uid, reason, "not metered from outside");
+        if shared.lines.allows(source) {
+            tracing::info!(pid = peer.pid, uid = peer.uid, reason, "not metered from outside");
+        }
         refuse(connection.as_fd(), &Refused::new(RefusalKind::Request, reason));
         depart(shared, &tenant, membership);
         return Ok(());

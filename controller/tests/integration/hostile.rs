@@ -71,6 +71,25 @@ fn goes_on(daemon: &Daemon) {
 }
 
 #[test]
+fn whoever_connects_in_a_loop_fills_no_log() {
+    let (daemon, log) = Daemon::logging(Config::default());
+    let socket = daemon.directory.tenant_socket();
+    let mut nonsense = daemon.hello(Role::Session, "loop");
+    nonsense.class = 77;
+    for _ in 0..100 {
+        shake_hands(&socket, nonsense.as_bytes()).unwrap_err();
+        drop(daemon.join("loop", 0, 0));
+    }
+    wait_until(PATIENCE, || daemon.status().tenants.iter().all(|tenant| tenant.sessions.is_empty()));
+    drop(daemon);
+    let log = log.text();
+    let caused = log.lines().filter(|line| line.contains("refused") || line.contains("session ")).count();
+    assert_eq!(caused, 20, "{log}");
+    // Of every attempt its refusal, its session's begin and its end.
+    assert!(log.contains("lines were left out") && log.contains("lines=280"), "{log}");
+}
+
+#[test]
 fn any_packets_before_and_after_a_hello_change_nothing() {
     let daemon = Daemon::start(1, Config::default());
     let bystander = daemon.join("bystander", 300_000, 1_000);

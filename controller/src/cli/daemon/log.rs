@@ -1,8 +1,10 @@
-//! The daemon's log: lines on stderr, for a person or for the journal.
+//! The daemon's log: lines on stderr, for a person or for the journal, or in a file of its own.
 
+use super::log_file::LogFile;
 use anyhow::{Context, Result, bail};
 use std::fmt;
 use std::io::{IsTerminal, stderr};
+use std::path::Path;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -13,9 +15,15 @@ use tracing_subscriber::registry::LookupSpan;
 /// Names device and inode of the stream that the service manager reads into the journal.
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 
-/// Begins to log what `levels` asks for.
-pub fn init(levels: &str) -> Result<()> {
+/// Begins to log what `levels` asks for: into `file`, where our output goes already, if one is given.
+pub fn init(levels: &str, file: Option<&Path>) -> Result<()> {
     let filter = filter(levels)?;
+    if let Some(path) = file {
+        let file = LogFile::of_output(path).with_context(|| format!("cannot open {}", path.display()))?;
+        let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || file.clone());
+        lines.with_ansi(false).with_timer(SystemTime).init();
+        return Ok(());
+    }
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
     if is_journal() {
         lines.with_ansi(false).event_format(Journal).init();

@@ -1,6 +1,7 @@
 //! `deepres daemon`: shares out this machine's GPUs.
 
 mod log;
+pub mod log_file;
 
 use anyhow::{Result, bail};
 use deepres_controller::config::Config;
@@ -32,6 +33,9 @@ pub struct Args {
     /// What to log: error, warn, info, debug or trace, also by module (info,deepres_controller::arbiter=trace)
     #[arg(long, value_name = "LEVELS", env = "DEEPRES_LOG", default_value = "info")]
     log: String,
+    /// Log into this file, which stdout and stderr go to, and keep it short
+    #[arg(long, hide = true, value_name = "FILE")]
+    log_file: Option<PathBuf>,
     /// End when idle for as long as the configuration says
     #[arg(long, hide = true)]
     exit_idle: bool,
@@ -77,7 +81,7 @@ fn inherited(fd: RawFd) -> Result<std::fs::File> {
 }
 
 fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> {
-    log::init(&args.log)?;
+    log::init(&args.log, args.log_file.as_deref())?;
     let config = Config::load(args.config.as_deref())?;
     let options = Options {
         directory: Directory::own(),

@@ -1,5 +1,6 @@
 //! Starts a daemon for this user.
 
+use crate::cli::daemon::log_file;
 use anyhow::{Context, Result, bail};
 use deepres_abi::directory::DIRECTORY_VARIABLE;
 use deepres_controller::daemon::make_own_directory;
@@ -7,31 +8,31 @@ use deepres_controller::directory::Directory;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::pipe::{PipeFlags, pipe_with};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
-
-/// Its log and lock are its user's alone.
-const MODE: u32 = 0o600;
 
 /// Starts a daemon in `directory`, unless by now `is_running`, and says so. Returns when it serves.
 pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> Result<()> {
     make_own_directory(directory)?;
     // Of several runs that come at once one starts the daemon and the others find it.
-    let turn = open(directory.path().join("start.lock"))?;
+    let turn = open(&directory.path().join("start.lock"))?;
     flock(&turn, FlockOperation::LockExclusive).context("cannot wait for another `deepres run`")?;
     if is_running()? {
         return Ok(());
     }
-    let log = open(directory.log_file())?;
+    let log_file = directory.log_file();
+    let log = open(&log_file)?;
     let (report, reporter) = pipe_with(PipeFlags::CLOEXEC)?;
     let program = std::env::current_exe().context("cannot find out where this program lies")?;
     let mut command = Command::new(program);
     command
         .args(["daemon", "--exit-idle", "--report-to", &reporter.as_raw_fd().to_string()])
+        .arg("--log-file")
+        .arg(&log_file)
         .env(DIRECTORY_VARIABLE, directory.path())
         // It is not a tenant.
         .env_remove("LD_PRELOAD")
@@ -78,12 +79,6 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
     bail!("cannot start a daemon: {said}");
 }
 
-fn open(path: std::path::PathBuf) -> Result<File> {
-    OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(MODE)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(&path)
-        .with_context(|| format!("cannot open {}", path.display()))
+fn open(path: &Path) -> Result<File> {
+    log_file::open(path).with_context(|| format!("cannot open {}", path.display()))
 }

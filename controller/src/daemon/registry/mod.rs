@@ -13,12 +13,14 @@ mod tenant;
 mod view;
 
 use super::gpus::Gpu;
+use super::lines::Lines;
 use super::peer::Peer;
 use crate::arbiter::{Arbiter, Bell, Report, SessionId, SessionSeat};
 use crate::clock::monotonic_ns;
 use crate::config::Config;
 use crate::directory::Directory;
 use crate::identity::cgroup::Place;
+use crate::identity::source::Source;
 use crate::identity::{self, Facts};
 use crate::probes::{Connected, Presence};
 use crate::shm::{SharedPage, Writer};
@@ -32,6 +34,7 @@ pub use residency::Stay;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tenant::{KeeperId, Session, Tenant};
@@ -66,6 +69,8 @@ pub struct Registry {
     strangers_bytes: BTreeMap<usize, u64>,
     /// The processes that are sessions.
     connected: Arc<Connected>,
+    /// What may be logged of whom.
+    lines: Rc<Lines>,
 }
 
 /// A process that wants to be let in.
@@ -77,6 +82,8 @@ pub struct Guest {
     pub groups: Vec<u32>,
     /// What else the kernel tells of it.
     pub facts: Facts,
+    /// For whom it counts.
+    pub source: Source,
 }
 
 /// What someone who was let in is to a tenant.
@@ -169,7 +176,13 @@ impl Registry {
             next_id: 1,
             strangers_bytes: BTreeMap::new(),
             connected: Arc::default(),
+            lines: Rc::default(),
         }
+    }
+
+    /// What may be logged of whom.
+    pub fn lines(&self) -> Rc<Lines> {
+        Rc::clone(&self.lines)
     }
 
     /// The processes that are sessions.
@@ -309,18 +322,21 @@ impl Registry {
             ready.push(self.gpus[*gpu].arbiter.enter(tenant.seat_on(*gpu), session));
         }
         let client = harmless(wire::text(&hello.client).unwrap_or("?"));
-        tracing::info!(
-            tenant = name,
-            session = session_id,
-            pid = guest.peer.pid,
-            uid = guest.peer.uid,
-            client,
-            "a session begins"
-        );
+        if self.lines.allows(&guest.source) {
+            tracing::info!(
+                tenant = name,
+                session = session_id,
+                pid = guest.peer.pid,
+                uid = guest.peer.uid,
+                client,
+                "a session begins"
+            );
+        }
         let container = guest.facts.place.as_ref().and_then(|place| place.container()).cloned();
         let session = Session {
             _presence: Presence::new(&self.connected, guest.peer.pid),
             pid: guest.peer.pid,
+            source: guest.source.clone(),
             process,
             client,
             container,
@@ -369,13 +385,15 @@ impl Registry {
                     tenant.former_slots.add(session.slot, session.process);
                 }
                 tenant.give_slots_back(self.gpus.len());
-                tracing::info!(
-                    tenant = name,
-                    session = id,
-                    pid = session.pid,
-                    freed_bytes,
-                    "a session ended"
-                );
+                if self.lines.allows(&session.source) {
+                    tracing::info!(
+                        tenant = name,
+                        session = id,
+                        pid = session.pid,
+                        freed_bytes,
+                        "a session ended"
+                    );
+                }
             }
         }
         self.note_desertion(name);

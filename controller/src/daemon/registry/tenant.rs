@@ -7,6 +7,7 @@ use crate::authority::{Granted, Part, Rule, Want, Wants, Wish, grant};
 use crate::clock::monotonic_ns;
 use crate::config::{CapOf, Caps};
 use crate::identity::cgroup::Container;
+use crate::identity::source::Source;
 use crate::identity::tree::Process;
 use crate::identity::{Found, Key};
 use crate::policy::TenantId;
@@ -114,6 +115,8 @@ pub struct Session {
     pub _presence: Presence,
     /// Its process's number.
     pub pid: u32,
+    /// For whom it counts.
+    pub source: Source,
     /// The process, told from all others; `None` if it could not be looked at.
     pub process: Option<ProcessKey>,
     /// Its command line, shortened.
