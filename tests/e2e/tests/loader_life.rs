@@ -6,7 +6,7 @@ use std::{
 };
 
 use deepres_e2e::{
-    Host,
+    Host, Ps,
     artefacts::artefacts,
     clients::{Way, c_client, c_program},
     host::COMMAND_LIMIT,
@@ -35,6 +35,37 @@ fn the_driver_is_hooked_however_it_is_opened() {
         await_launches(&host, way, said["kernel_launches"].as_u64());
         client.finish(COMMAND_LIMIT).success();
     }
+}
+
+#[test]
+fn a_library_is_replaced_under_the_jobs_that_use_it_and_under_a_daemon_that_goes_on() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let installed = host.path().join("libdeepres.so");
+    // As package managers do: a new file takes the old one's name.
+    let install = || {
+        let beside = host.path().join("new");
+        std::fs::copy(&artefacts().library, &beside).expect("a folder of our own");
+        std::fs::rename(&beside, &installed).expect("the same folder");
+    };
+    let start = |name: &str| {
+        let mut command = host.preloaded(c_client("backlog", Way::Dlsym));
+        command
+            .args(["--kernel", "busy_1000us", "--progress"])
+            .env("LD_PRELOAD", &installed)
+            .env("DEEPRES_TENANT", name);
+        let mut client = host.spawn(command);
+        client.await_line(|line| line == "ready", COMMAND_LIMIT);
+        client
+    };
+    install();
+    let _before = start("before");
+    install();
+    let _after = start("after");
+    let launched =
+        |ps: &Ps| ["before", "after"].map(|name| ps.find(name).map_or(0, |tenant| tenant.kernel_launches));
+    let first = launched(&host.ps());
+    host.await_ps(|ps| launched(ps).iter().zip(first).all(|(now, first)| *now > first + 50), COMMAND_LIMIT);
 }
 
 /// A library of Debian's, where a linker of this machine finds it.
