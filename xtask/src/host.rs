@@ -211,7 +211,8 @@ pub struct Tenant {
 #[derive(Clone, Debug, Deserialize)]
 pub struct TenantGpu {
     pub gpu: usize,
-    pub entitled_ppm: u64,
+    /// None while nobody is here of it.
+    pub entitled_ppm: Option<u64>,
     pub gpu_ns: u64,
     pub wanted_ns: u64,
     pub wait_ns: u64,

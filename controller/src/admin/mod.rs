@@ -291,10 +291,11 @@ pub struct DriverStatus {
 pub struct AccountStatus {
     /// The GPU's number.
     pub gpu: usize,
-    /// The share that it is owed, parts per million.
-    pub entitled_ppm: u32,
+    /// The share that it is owed, parts per million; none while nobody is here of it.
+    #[serde(default)]
+    pub entitled_ppm: Option<u32>,
     /// Why it is that: `guaranteed`, `asked`, `shrunk` (beside the others there is less room than was asked for), `rest` (its part of what
-    /// nobody asked for), `capped` or `gaps` (what others leave).
+    /// nobody asked for), `capped` or `gaps` (what others leave); empty while it is owed none.
     #[serde(default)]
     pub entitled_by: String,
     /// Its share of the GPU's time in the last second or so, parts per million.
@@ -352,8 +353,9 @@ pub struct AccountStatus {
     pub refusals: u64,
     /// The last of them.
     pub last_refusal: Option<RefusalStatus>,
-    /// `closed`, `leased`, `open` or `paused`.
-    pub gate: String,
+    /// `closed`, `leased`, `open` or `paused`; none while nobody is here of it.
+    #[serde(default)]
+    pub gate: Option<String>,
 }
 
 /// An allocation that was refused.

@@ -99,7 +99,7 @@ impl Worker {
         let memory_bytes = ledger.map_or(0, |ledger| ledger.held_bytes()).min(MAX_HELD_BYTES);
         AccountStatus {
             gpu: self.gpu,
-            entitled_ppm: tenant.entitled_ppm,
+            entitled_ppm: Some(tenant.entitled_ppm),
             entitled_by: tenant.rule.map_or("", rule_name).to_owned(),
             recent_share_ppm: tenant.account.recent_share_ppm(self.looked_ns),
             total_share_ppm: tenant.account.total_share_ppm(self.looked_ns),
@@ -133,7 +133,7 @@ impl Worker {
                 api: ApiId::from_index(api as usize).map(|api| api.symbol().to_owned()),
                 bytes,
             }),
-            gate: gate_name(self.scheduler.grant(id)).to_owned(),
+            gate: Some(gate_name(self.scheduler.grant(id)).to_owned()),
         }
     }
 }

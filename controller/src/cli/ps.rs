@@ -20,7 +20,8 @@ const SHOWN_PPM: u32 = 1_000;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 OWED is the share a tenant is entitled to, LATELY its share of the GPU's time in the last second, and \
-TOTAL since it appeared. A tenant is listed for a while after its last process ended. In --json all \
+TOTAL since it appeared. A tenant is listed for a while after its last process ended, then owed \
+nothing and without a gate (-). In --json all \
 counters are totals and `now_ns` is when they were taken: two of them give rates.
 
 Examples:
@@ -164,12 +165,17 @@ fn print_gpu(gpu: &GpuStatus, verbose: bool, out: &mut impl Write) -> io::Result
     if verbose { why::print_gpu(gpu, out) } else { Ok(()) }
 }
 
+/// What a cell has where there is nothing to show.
+fn nothing() -> String {
+    "-".to_owned()
+}
+
 fn row(tenant: &TenantStatus, account: &AccountStatus) -> Vec<String> {
     let shown = |ppm: u32| Percent((ppm + SHOWN_PPM / 2) / SHOWN_PPM * SHOWN_PPM).to_string();
     vec![
         tenant.name.clone(),
         account.gpu.to_string(),
-        shown(account.entitled_ppm),
+        account.entitled_ppm.map_or_else(nothing, shown),
         shown(account.recent_share_ppm),
         shown(account.total_share_ppm),
         time(account.gpu_ns),
@@ -178,10 +184,13 @@ fn row(tenant: &TenantStatus, account: &AccountStatus) -> Vec<String> {
         account.kernel_launches.to_string(),
         account.graph_launches.to_string(),
         Bytes(account.memory_bytes).to_string(),
-        tenant.memory_limit_bytes.map_or("-".to_owned(), |bytes| Bytes(bytes).to_string()),
+        tenant.memory_limit_bytes.map_or_else(nothing, |bytes| Bytes(bytes).to_string()),
         Bytes(account.memory_peak_bytes).to_string(),
         account.refusals.to_string(),
-        if tenant.suspended { "suspended".to_owned() } else { account.gate.clone() },
+        match &account.gate {
+            Some(_) if tenant.suspended => "suspended".to_owned(),
+            gate => gate.clone().unwrap_or_else(nothing),
+        },
     ]
 }
 

@@ -310,6 +310,30 @@ fn ps_says_what_was_asked_for_what_is_granted_and_why() {
 }
 
 #[test]
+fn of_a_tenant_that_nobody_is_left_of_no_share_is_shown_as_owed_and_no_gate() {
+    let daemon = Daemon::start(1, Config::default());
+    let place = Place::beside(&daemon);
+    drop(daemon.join("gone", 300_000, 0));
+    let _here = daemon.join("here", 300_000, 0);
+    wait_until(PATIENCE, || daemon.status().tenants.iter().any(|tenant| tenant.sessions.is_empty()));
+    let shown = text(&place.deepres(&["ps"]).output().unwrap().stdout);
+    let cells = |name: &str| -> Vec<String> {
+        let row = shown.lines().find(|line| line.starts_with(name)).unwrap();
+        row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).map(str::to_owned).collect()
+    };
+    let (gone, here) = (cells("gone"), cells("here"));
+    assert_eq!((gone[2].as_str(), gone.last().unwrap().as_str()), ("-", "-"), "{shown}");
+    assert_eq!((here[2].as_str(), here.last().unwrap().as_str()), ("30%", "open"), "{shown}");
+    let output = place.deepres(&["ps", "--json"]).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let [gone, here] = [0, 1].map(|tenant| &json["tenants"][tenant]["gpus"][0]);
+    assert!(gone["entitled_ppm"].is_null() && gone["gate"].is_null(), "{gone}");
+    assert_eq!((&here["entitled_ppm"], &here["gate"]), (&300_000.into(), &"open".into()), "{here}");
+    let verbose = text(&place.deepres(&["ps", "-v"]).output().unwrap().stdout);
+    assert_eq!(verbose.lines().filter(|line| line.contains("  owed ")).count(), 1, "{verbose}");
+}
+
+#[test]
 fn a_guarantee_that_does_not_fit_beside_others_is_not_given() {
     let daemon = Daemon::start(1, Config::default());
     let place = Place::beside(&daemon);

@@ -83,7 +83,8 @@ impl Tenant {
                 .as_str()
                 .unwrap_or_else(|| panic!("a tenant without a name: {value}"))
                 .to_owned(),
-            entitled_ppm: gpus.first().map_or(0, |gpu| number(gpu, "entitled_ppm")),
+            // None is owed where nobody is left.
+            entitled_ppm: gpus.first().and_then(|gpu| gpu["entitled_ppm"].as_u64()).unwrap_or(0),
             gpu_ns: sum("gpu_ns"),
             copy_ns: sum("copy_ns"),
             kernel_launches: sum("kernel_launches"),

@@ -81,7 +81,7 @@ impl Report {
             tenants.push(Tenant {
                 name: name.to_owned(),
                 client,
-                entitled_share: after.entitled_ppm as f64 / PPM,
+                entitled_share: after.entitled_ppm.unwrap_or(0) as f64 / PPM,
                 metered_share: 0.0,
                 true_share: None,
                 launches: launches(&after).saturating_sub(launches(&before)),
@@ -206,7 +206,7 @@ mod tests {
             memory_limit_bytes: Some(1 << 30),
             gpus: vec![TenantGpu {
                 gpu: 0,
-                entitled_ppm,
+                entitled_ppm: Some(entitled_ppm),
                 gpu_ns: metered[index],
                 wanted_ns: now_ns,
                 wait_ns: now_ns / 10,

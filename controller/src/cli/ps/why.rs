@@ -57,7 +57,9 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
         share_ppm.rule
     )?;
     for account in &tenant.gpus {
-        writeln!(out, "    on gpu {}  owed {}{}", account.gpu, share(account.entitled_ppm), owed(account))?;
+        if let Some(entitled_ppm) = account.entitled_ppm {
+            writeln!(out, "    on gpu {}  owed {}{}", account.gpu, share(entitled_ppm), owed(account))?;
+        }
         print_service(account, out)?;
     }
     writeln!(

@@ -85,7 +85,12 @@ fn tenant_status(name: &str, tenant: &Tenant, by_whom: &ByWhom<'_>) -> TenantSta
     let accounts = by_whom.accounts.get(&tenant.id).into_iter().flatten().map(|account| {
         // Of one whose memory is on the host NVML has nothing to say.
         let seen = tenant.by_nvml.get(&account.gpu).filter(|_| !tenant.is_suspended);
+        // Of one that nobody is left of the arbiter has the last word that it had, which holds no more.
+        let is_here = !tenant.is_deserted();
         AccountStatus {
+            entitled_ppm: account.entitled_ppm.filter(|_| is_here),
+            entitled_by: if is_here { account.entitled_by.clone() } else { String::new() },
+            gate: account.gate.clone().filter(|_| is_here),
             nvml_bytes: seen.map(|seen| seen.bytes),
             drift_bytes: seen.map(|seen| seen.drift_bytes),
             ceiling_bytes: tenant.ceilings.get(&account.gpu).copied(),
