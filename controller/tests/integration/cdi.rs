@@ -1,9 +1,11 @@
 //! `deepres cdi` as an administrator meets it: devices are made, changed, listed and removed, and bad input changes nothing.
 
 use crate::cli::{Place, complaint, harmless_library, text};
+use crate::support::Daemon;
+use deepres_controller::config::Config;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 
 impl Place {
     fn cdi(&self, arguments: &[&str]) -> Output {
@@ -121,6 +123,32 @@ fn devices_are_added_changed_listed_and_removed_one_by_one() {
     }
     assert!(!place.spec().exists(), "a specification without devices is none");
     complaint(&place.cdi(&["remove", "a", "--file", &file]), 1);
+}
+
+#[test]
+fn a_device_is_for_the_daemon_that_a_job_would_be_shared_out_by() {
+    let daemon = Daemon::start(1, Config::default());
+    let place = Place::with_driver();
+    let sockets = |command: &mut Command| {
+        let output = command.output().unwrap();
+        assert_eq!(text(&output.stderr), "");
+        let spec: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let edits = &spec["devices"][0]["containerEdits"];
+        assert_eq!(edits["env"][1], "DEEPRES_SOCKET=/run/deepres/tenant/tenant.sock");
+        edits["mounts"][3]["hostPath"].as_str().unwrap().to_owned()
+    };
+    let arguments = ["cdi", "generate", "--name", "a", "--output", "-"];
+    let expected = daemon.directory.tenant_directory().display().to_string();
+    assert_eq!(sockets(&mut Place::beside(&daemon).deepres(&arguments)), expected);
+    // As for `deepres run`, the socket that the environment names comes before a directory.
+    let mut named = place.deepres(&arguments);
+    assert_eq!(sockets(named.env("DEEPRES_SOCKET", daemon.directory.tenant_socket())), expected);
+
+    // A socket that is not to be trusted is no daemon's, for a job and for a device.
+    std::fs::create_dir_all(place.directory.join("tenant")).unwrap();
+    std::fs::write(place.directory.join("tenant/tenant.sock"), "").unwrap();
+    let said = complaint(&place.deepres(&arguments).output().unwrap(), 1);
+    assert!(said.contains("is not a socket"), "{said}");
 }
 
 #[test]

@@ -39,7 +39,7 @@ impl Place {
     }
 
     /// The same, beside a daemon.
-    fn beside(daemon: &Daemon) -> Self {
+    pub fn beside(daemon: &Daemon) -> Self {
         Self { directory: daemon.directory.path().to_owned(), ..Self::with_driver() }
     }
 

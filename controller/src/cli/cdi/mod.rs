@@ -4,16 +4,16 @@ mod file;
 mod spec;
 
 use super::run::{self, wishes};
-use anyhow::{Result, bail};
-use deepres_abi::directory::SOCKET_VARIABLE;
-use deepres_abi::directory::TENANT_SOCKET;
+use anyhow::{Context, Result, bail};
+use deepres_abi::directory::{DIRECTORY_VARIABLE, SOCKET_VARIABLE};
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_controller::authority::Wish;
-use deepres_controller::directory::Directory;
+use deepres_controller::directory::{Directory, named_socket};
 use deepres_controller::policy::class::Class;
 use deepres_controller::policy::priority::Criticality;
 use deepres_controller::quantity::{parse_bytes, parse_share, parse_time};
 use spec::{ContainerEdits, Device, DeviceName, KIND, Mount, Spec};
+use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -132,10 +132,14 @@ pub fn run(args: Args) -> Result<()> {
 
 fn generate(args: Generate) -> Result<()> {
     let library = run::find_interposer()?;
-    let sockets = Directory::own().tenant_directory();
+    let running = run::running()?;
+    let is_running = running.is_some();
+    // Where the daemon will be that a job would start or find.
+    let socket = running.or_else(named_socket).unwrap_or_else(|| Directory::own().tenant_socket());
+    let socket = std::path::absolute(socket)?;
+    let sockets = socket.parent().context("the tenant socket is in no directory")?;
     let qualified = format!("{KIND}={}", args.name);
-    let has_sockets = sockets.is_dir();
-    let device = device(&args, &library, sockets.clone());
+    let device = device(&args, &library, &socket, sockets)?;
     if args.output == Path::new(STANDARD_OUTPUT) {
         let mut spec = Spec::new();
         spec.put(device)?;
@@ -144,9 +148,18 @@ fn generate(args: Generate) -> Result<()> {
         file::update(&args.output, |spec| Ok(spec.put(device)?))?;
         println!("{qualified} is in {}", args.output.display());
     }
-    if !has_sockets {
+    if !sockets.is_dir() {
         eprintln!(
             "deepres: no daemon has made {} yet: containers with {qualified} start once `deepres daemon` runs",
+            sockets.display()
+        );
+    }
+    if let Some(other) = Directory::candidates().first().filter(|_| !is_running && named_socket().is_none())
+        && *other != Directory::own()
+        && other.tenant_directory().is_dir()
+    {
+        eprintln!(
+            "deepres: root's daemon does not run now: {qualified} is for your own, in {}; for root's start that one, or set {DIRECTORY_VARIABLE}={other}, and generate it again",
             sockets.display()
         );
     }
@@ -154,12 +167,14 @@ fn generate(args: Generate) -> Result<()> {
 }
 
 /// The device that is asked for.
-fn device(args: &Generate, library: &Path, sockets: PathBuf) -> Device {
+fn device(args: &Generate, library: &Path, socket: &Path, sockets: &Path) -> Result<Device> {
+    let name = socket.file_name().and_then(OsStr::to_str);
+    let name = name.with_context(|| format!("{} is no name of a socket", socket.display()))?;
     // Only glibc's loader replaces `$LIB`. That of musl finds no such file and goes on without, where a library that it found
     // but cannot link would end the program.
     let mut env = vec![
         format!("{}={LIBRARY_PLACE}/$LIB/{LIBRARY_NAME}", run::PRELOAD_VARIABLE),
-        format!("{SOCKET_VARIABLE}={SOCKET_PLACE}/{TENANT_SOCKET}"),
+        format!("{SOCKET_VARIABLE}={SOCKET_PLACE}/{name}"),
     ];
     env.extend(args.tenant.as_ref().map(|tenant| format!("{}={tenant}", run::TENANT_VARIABLE)));
     env.extend(wishes::variables(&args.wish()).map(|(name, value)| format!("{name}={value}")));
@@ -167,8 +182,8 @@ fn device(args: &Generate, library: &Path, sockets: PathBuf) -> Device {
     let library_in =
         |lib| Mount::read_only(library.to_owned(), format!("{LIBRARY_PLACE}/{lib}/{LIBRARY_NAME}"));
     let mut mounts: Vec<_> = LIB_NAMES.into_iter().map(library_in).collect();
-    mounts.push(Mount::read_only(sockets, SOCKET_PLACE.to_owned()));
-    Device { name: args.name.clone(), container_edits: ContainerEdits { env, mounts } }
+    mounts.push(Mount::read_only(sockets.to_owned(), SOCKET_PLACE.to_owned()));
+    Ok(Device { name: args.name.clone(), container_edits: ContainerEdits { env, mounts } })
 }
 
 fn list(path: &Path) -> Result<()> {

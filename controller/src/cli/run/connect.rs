@@ -80,10 +80,8 @@ pub fn keep(request: &Request<'_>) -> Result<Keeper> {
 }
 
 fn keep_now(request: &Request<'_>) -> Result<Answer> {
-    for socket in sockets() {
-        if let Some(connection) = connect(&socket)? {
-            return ask(request, socket, connection);
-        }
+    if let Some((socket, connection)) = find(sockets())? {
+        return ask(request, socket, connection);
     }
     if let Some(named) = named_socket() {
         bail!(
@@ -96,6 +94,21 @@ fn keep_now(request: &Request<'_>) -> Result<Answer> {
     let socket = directory.tenant_socket();
     let connection = connect(&socket)?.context("the daemon that was started is gone again; see its log")?;
     ask(request, socket, connection)
+}
+
+/// The tenant socket of the daemon that a job would be shared out by, if it started now. `None`: none runs.
+pub fn running() -> Result<Option<PathBuf>> {
+    Ok(find(sockets())?.map(|(socket, _)| socket))
+}
+
+/// The first of these sockets that somebody whom we trust listens at.
+fn find(sockets: Vec<PathBuf>) -> Result<Option<(PathBuf, OwnedFd)>> {
+    for socket in sockets {
+        if let Some(connection) = connect(&socket)? {
+            return Ok(Some((socket, connection)));
+        }
+    }
+    Ok(None)
 }
 
 /// Where to look, best first.
@@ -238,5 +251,31 @@ pub fn be_metered(socket: &Path, tenant: &str, pid: u32) -> Result<()> {
     match exchange(&mut hello, socket, &connection)? {
         Reply::Welcome => Ok(()),
         Reply::Refused(_, reason) => bail!("refused: {reason}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+
+    #[test]
+    fn the_first_daemon_that_listens_is_the_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let places = ["systems", "users"].map(|name| folder.path().join(name));
+        let found = || find(places.to_vec()).unwrap().map(|(socket, _)| socket);
+        let start = |place: &PathBuf| {
+            let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+            bind(&listener, &SocketAddrUnix::new(place).unwrap()).unwrap();
+            listen(&listener, 8).unwrap();
+            listener
+        };
+        assert_eq!(found(), None);
+        let _users = start(&places[1]);
+        assert_eq!(found().as_ref(), Some(&places[1]));
+        let systems = start(&places[0]);
+        assert_eq!(found().as_ref(), Some(&places[0]));
+        drop(systems);
+        assert_eq!(found().as_ref(), Some(&places[1]), "a socket that nobody listens at any more is none");
     }
 }

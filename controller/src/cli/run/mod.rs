@@ -9,6 +9,7 @@ mod record;
 mod start;
 pub mod wishes;
 
+pub use connect::running;
 pub use libraries::{HasLibraryArgs, find_interposer, has_library};
 
 use anyhow::Result;
