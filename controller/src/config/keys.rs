@@ -84,6 +84,18 @@ pub fn first_wrong(table: &DeTable<'_>) -> Option<Wrong> {
     wrong_in(table, "", TOP)
 }
 
+/// Where a key is, bytes: the last one of its `path`, from the top, that the table has.
+pub fn offset(table: &DeTable<'_>, path: &[String]) -> usize {
+    let [first, rest @ ..] = path else { return 0 };
+    let Some((name, value)) = table.iter().find(|(name, _)| name.get_ref() == first) else { return 0 };
+    let below = match value.get_ref() {
+        DeValue::Table(section) => offset(section, rest),
+        _ => 0,
+    };
+    // A key stands behind those above it.
+    if below == 0 { name.span().start } else { below }
+}
+
 fn wrong_in(table: &DeTable<'_>, prefix: &str, known: &[Key]) -> Option<Wrong> {
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(name, _)| name.span().start);

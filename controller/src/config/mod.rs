@@ -148,6 +148,25 @@ impl Default for QuantumKeys {
     }
 }
 
+/// Where something is in a file: line and character, each from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Position {
+    line: usize,
+    column: usize,
+}
+
+impl Position {
+    /// Of the byte at `offset`.
+    fn at(text: &str, offset: usize) -> Self {
+        let before = text.get(..offset).unwrap_or(text);
+        let line = before.rsplit('\n').next().unwrap_or(before);
+        Self { line: before.matches('\n').count() + 1, column: line.chars().count() + 1 }
+    }
+}
+
+/// What no type expresses is wrong with a value: its key, from the top, and what to say.
+type Impossible = (Vec<String>, String);
+
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -160,12 +179,14 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// Something in it is wrong.
-    #[error("{}:{line}: {message}", path.display())]
+    #[error("{}:{line}:{column}: {message}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
+        /// The character in it, from 1.
+        column: usize,
         /// What is wrong there.
         message: String,
     },
@@ -175,7 +196,7 @@ impl Config {
     /// Reads `file`, else the user's file (but for root), else the system's; without any, the defaults.
     ///
     /// # Errors
-    /// [`ConfigError`], naming file and line.
+    /// [`ConfigError`], naming file, line and column.
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         if let Some(file) = file {
             return Self::read(file);
@@ -189,74 +210,75 @@ impl Config {
     fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
-        Self::parse(&text).map_err(|(line, message)| ConfigError::Invalid {
+        Self::parse(&text).map_err(|(Position { line, column }, message)| ConfigError::Invalid {
             path: path.to_owned(),
             line,
+            column,
             message,
         })
     }
 
-    /// Reads a configuration, or says what is wrong in which line.
-    fn parse(text: &str) -> Result<Self, (usize, String)> {
-        let line_at = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
+    /// Reads a configuration, or says what is wrong where.
+    fn parse(text: &str) -> Result<Self, (Position, String)> {
+        let position = |offset| Position::at(text, offset);
         let at = |error: toml::de::Error| {
-            (line_at(error.span().map_or(0, |span| span.start)), error.message().replace('\n', " "))
+            (position(error.span().map_or(0, |span| span.start)), error.message().replace('\n', " "))
         };
         let table = toml::de::DeTable::parse(text).map_err(at)?;
         if let Some(wrong) = keys::first_wrong(table.get_ref()) {
-            return Err((line_at(wrong.offset), wrong.message));
+            return Err((position(wrong.offset), wrong.message));
         }
         let config: Self = toml::from_str(text).map_err(at)?;
-        config.check().map_err(|(key, message)| {
-            let offset = text.lines().position(|line| line.trim_start().starts_with(key)).unwrap_or(0);
-            (offset + 1, message)
-        })?;
+        config.check().map_err(|(key, message)| (position(keys::offset(table.get_ref(), &key)), message))?;
         Ok(config)
     }
 
     /// Bounds that no type expresses: the offending key and what is wrong with it.
-    fn check(&self) -> Result<(), (&'static str, String)> {
-        let within = |key, value, bounds: &Range<u64>| {
+    fn check(&self) -> Result<(), Impossible> {
+        let at = |path: &[&str]| path.iter().map(|key| (*key).to_owned()).collect::<Vec<String>>();
+        let within = |key: &str, value, bounds: &Range<u64>| {
             if bounds.contains(&value) {
-                Ok(())
-            } else {
-                Err((
-                    key,
-                    format!("`{key}` is {value}; it must be from {} to {}", bounds.start, bounds.end - 1),
-                ))
+                return Ok(());
             }
+            let message =
+                format!("`{key}` is {value}; it must be from {} to {}", bounds.start, bounds.end - 1);
+            Err((key.split('.').map(str::to_owned).collect(), message))
         };
         within("max_connections", self.max_connections as u64, &MAX_CONNECTIONS)?;
         within("max_connections_per_user", self.max_connections_per_user as u64, &MAX_CONNECTIONS)?;
         within("heartbeat_limit_ms", self.heartbeat_limit_ms, &HEARTBEAT_LIMIT_MS)?;
-        within("min_ms", self.quantum.min_ms, &QUANTUM_MS)?;
-        within("max_ms", self.quantum.max_ms, &QUANTUM_MS)?;
+        within("quantum.min_ms", self.quantum.min_ms, &QUANTUM_MS)?;
+        within("quantum.max_ms", self.quantum.max_ms, &QUANTUM_MS)?;
         if self.quantum.min_ms > self.quantum.max_ms {
-            return Err(("min_ms", "`min_ms` is more than `max_ms`".to_owned()));
+            return Err((at(&["quantum", "min_ms"]), "`min_ms` is more than `max_ms`".to_owned()));
         }
-        within("[priority", self.priority.sum(), &PriorityKeys::SUM).map_err(|(key, _)| {
+        within("priority", self.priority.sum(), &PriorityKeys::SUM).map_err(|(key, _)| {
             (key, "the weights under [priority] add up to nothing, or to more than a million".to_owned())
         })?;
         if self.defaults.lacks_share() {
             let message =
                 "`defaults.class` is guaranteed, which is the promise of a share: give `defaults.share`";
-            return Err(("[defaults", message.to_owned()));
+            return Err((at(&["defaults", "class"]), message.to_owned()));
         }
         if let Some(name) = self.shared_names.iter().find(|name| !is_name(name)) {
             let most = TENANT_NAME_BYTES - 1;
             let message = format!(
                 "`shared_names` has {name:?} in it, and a tenant's name has from 1 to {most} bytes, none of them a control character"
             );
-            return Err(("shared_names", message));
+            return Err((at(&["shared_names"]), message));
         }
         let not_a_number = |key: &&String| key.parse::<u32>().is_err();
         if let Some(user) = self.users.keys().find(not_a_number) {
-            return Err(("[users", format!("`{user}` is not a user's number (see `id -u NAME`)")));
+            return Err((
+                at(&["users", user]),
+                format!("`{user}` is not a user's number (see `id -u NAME`)"),
+            ));
         }
         match self.groups.keys().find(not_a_number) {
-            Some(group) => {
-                Err(("[groups", format!("`{group}` is not a group's number (see `getent group NAME`)")))
-            }
+            Some(group) => Err((
+                at(&["groups", group]),
+                format!("`{group}` is not a group's number (see `getent group NAME`)"),
+            )),
             None => Ok(()),
         }
     }
@@ -353,39 +375,47 @@ mod tests {
 
     #[test]
     fn an_unknown_key_is_refused_with_its_line_and_the_nearest_name() {
-        let (line, message) = Config::parse("fail_mode = \"open\"\nheartbeat_limt_ms = 100\n").unwrap_err();
-        assert_eq!(line, 2);
+        let refused = |text: &str| {
+            let (Position { line, column }, message) = Config::parse(text).unwrap_err();
+            ((line, column), message)
+        };
+        let (at, message) = refused("fail_mode = \"open\"\nheartbeat_limt_ms = 100\n");
+        assert_eq!(at, (2, 1));
         assert_eq!(message, "unknown key `heartbeat_limt_ms`; did you mean `heartbeat_limit_ms`?");
-        let (line, message) = Config::parse("[quantum]\nmin_ms = 5\nmaxms = 9\n").unwrap_err();
-        assert_eq!((line, message.as_str()), (3, "unknown key `quantum.maxms`; did you mean `max_ms`?"));
-        let (_, message) = Config::parse("[users.7]\nzzz = 9\n").unwrap_err();
+        let (at, message) = refused("[quantum]\nmin_ms = 5\n  maxms = 9\n");
+        assert_eq!((at, message.as_str()), ((3, 3), "unknown key `quantum.maxms`; did you mean `max_ms`?"));
+        let (_, message) = refused("[users.7]\nzzz = 9\n");
         assert!(message.contains("the keys here are share, memory, class"), "{message}");
     }
 
     #[test]
-    fn impossible_values_are_refused_with_their_line() {
-        for (text, line, part) in [
-            ("\nheartbeat_limit_ms = 1\n", 2, "from 20"),
-            ("[caps]\nshare = \"200%\"\n", 2, "percentage"),
-            ("[caps]\nmemory = \"12XB\"\n", 2, "size"),
-            ("[quantum]\nmin_ms = 9\nmax_ms = 8\n", 2, "more than"),
-            ("fail_mode = \"ajar\"\n", 1, "ajar"),
-            ("[users.bob]\nshare = \"10%\"\n", 1, "id -u"),
-            ("fail_mode = \n", 1, ""),
-            ("max_connections = 0\n", 1, "from 1"),
-            ("[caps]\nclass = \"first\"\n", 2, "best-effort"),
-            ("[caps]\ncriticality = \"dire\"\n", 2, "critical"),
-            ("max_harm = \"1\"\n", 1, "percentage"),
-            ("[priority]\nsize = 0\nurgency = 0\ncriticality = 0\n", 1, "nothing"),
-            ("[defaults]\nslo = \"30\"\n", 2, "30ms"),
-            ("[defaults]\nclass = \"guaranteed\"\n", 1, "share"),
-            ("\nshared_names = [\"train\", \"\"]\n", 2, "\"\" in it, and a tenant's name"),
-            ("shared_names = \"train\"\n", 1, "such as [\"train\"]"),
-            ("shared_names = [\"train\", 1]\n", 1, "texts, such as [\"train\"], and the number 1 is in this"),
-            ("[groups.video]\nshare = \"10%\"\n", 1, "getent group"),
+    fn impossible_values_are_refused_with_their_line_and_column() {
+        for (text, at, part) in [
+            ("\nheartbeat_limit_ms = 1\n", (2, 1), "from 20"),
+            ("[caps]\nshare = \"200%\"\n", (2, 9), "percentage"),
+            ("[caps]\nmemory = \"12XB\"\n", (2, 10), "size"),
+            ("[quantum]\nmin_ms = 9\nmax_ms = 8\n", (2, 1), "more than"),
+            ("fail_mode = \"ajar\"\n", (1, 13), "ajar"),
+            ("[users.bob]\nshare = \"10%\"\n", (1, 8), "id -u"),
+            ("fail_mode = \n", (1, 13), ""),
+            ("max_connections = 0\n", (1, 1), "from 1"),
+            ("[caps]\nclass = \"first\"\n", (2, 9), "best-effort"),
+            ("[caps]\ncriticality = \"dire\"\n", (2, 15), "critical"),
+            ("max_harm = \"1\"\n", (1, 12), "percentage"),
+            ("[priority]\nsize = 0\nurgency = 0\ncriticality = 0\n", (1, 2), "nothing"),
+            ("[defaults]\nslo = \"30\"\n", (2, 7), "30ms"),
+            ("[defaults]\nclass = \"guaranteed\"\n", (2, 1), "share"),
+            ("\nshared_names = [\"train\", \"\"]\n", (2, 1), "\"\" in it, and a tenant's name"),
+            ("shared_names = \"train\"\n", (1, 1), "such as [\"train\"]"),
+            (
+                "shared_names = [\"train\", 1]\n",
+                (1, 26),
+                "texts, such as [\"train\"], and the number 1 is in this",
+            ),
+            ("\"users\".7.slo = true # é\n[groups.video]\nshare = \"10%\"\n", (2, 9), "getent group"),
         ] {
-            let (found, message) = Config::parse(text).unwrap_err();
-            assert_eq!(found, line, "{text}: {message}");
+            let (Position { line, column }, message) = Config::parse(text).unwrap_err();
+            assert_eq!((line, column), at, "{text}: {message}");
             assert!(message.contains(part), "{text}: {message}");
         }
     }
@@ -417,7 +447,8 @@ mod tests {
                 "`idle_exit_s` takes a whole number without quotation marks, and this is the number 1.5",
             ),
         ] {
-            assert_eq!(Config::parse(text), Err((line, message.to_owned())));
+            let at = Position { line, column: 1 };
+            assert_eq!(Config::parse(text), Err((at, message.to_owned())));
         }
         let (_, message) = Config::parse("heartbeat_limit_ms = 99999999999999999999999\n").unwrap_err();
         for type_of_rust in ["u64", "i64", "usize", "u128", "expected a"] {

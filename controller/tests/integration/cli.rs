@@ -171,11 +171,20 @@ fn a_daemon_that_cannot_start_says_why_and_leaves_nothing_running() {
     assert!(!running);
     let output = place.deepres(&["daemon", "--config", "/no/such/file"]).output().unwrap();
     assert!(complaint(&output, 1).contains("/no/such/file"));
+    // What it logs can be said by a variable too, one that is set to nothing included.
+    for (levels, part) in [
+        ("nonsense", "`nonsense` is no log level"),
+        ("trace", "libnvidia-ml.so.1"),
+        ("", "libnvidia-ml.so.1"),
+    ] {
+        let output = place.deepres(&["daemon"]).env("DEEPRES_LOG", levels).output().unwrap();
+        assert!(text(&output.stderr).contains(part), "{levels}: {}", text(&output.stderr));
+    }
     let config = place.scratch.path().join("c.toml");
     std::fs::write(&config, "\nfail_mod = \"open\"\n").unwrap();
     let output = place.deepres(&["daemon", "--config", config.to_str().unwrap()]).output().unwrap();
     let said = complaint(&output, 1);
-    assert!(said.contains("c.toml:2: unknown key `fail_mod`; did you mean `fail_mode`?"), "{said}");
+    assert!(said.contains("c.toml:2:1: unknown key `fail_mod`; did you mean `fail_mode`?"), "{said}");
 }
 
 #[test]

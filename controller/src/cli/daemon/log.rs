@@ -33,8 +33,12 @@ pub fn init(levels: &str, file: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// What passes. A word by itself is a level: tracing would take one that is none for the name of a module, and log nothing else.
+/// What passes where nobody says.
+pub const DEFAULT_LEVELS: &str = "info";
+
+/// What passes; by default if nothing is said (a variable that is set to nothing). A word by itself is a level: tracing would take one that is none for the name of a module, and log nothing else.
 fn filter(levels: &str) -> Result<EnvFilter> {
+    let levels = if levels.is_empty() { DEFAULT_LEVELS } else { levels };
     let is_word = |part: &str| part.chars().all(|c| c.is_ascii_alphabetic());
     let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
     let no_level = levels.split(',').map(str::trim).find(|part| is_word(part) && !is_level(part));
@@ -101,13 +105,19 @@ mod tests {
 
     #[test]
     fn what_is_no_level_is_refused_by_name() {
-        for good in
-            ["info", "WARN", "off", "info,deepres_controller::arbiter=trace", "deepres_controller=debug"]
-        {
+        for good in [
+            "info",
+            "WARN",
+            "trace",
+            "",
+            "off",
+            "info,deepres_controller::arbiter=trace",
+            "deepres_controller=debug",
+        ] {
             assert!(filter(good).is_ok(), "{good}");
         }
         for (bad, named) in
-            [("nonsense", "`nonsense`"), ("info,verbose", "`verbose`"), ("", "``"), ("a=b", "`a=b`")]
+            [("nonsense", "`nonsense`"), ("info,verbose", "`verbose`"), (",", "``"), ("a=b", "`a=b`")]
         {
             let reason = filter(bad).unwrap_err().to_string();
             assert!(reason.contains(named) && reason.contains("info"), "{reason}");

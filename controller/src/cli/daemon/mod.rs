@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long)]
     foreground: bool,
     /// What to log: error, warn, info, debug or trace, also by module (info,deepres_controller::arbiter=trace)
-    #[arg(long, value_name = "LEVELS", env = "DEEPRES_LOG", default_value = "info")]
+    #[arg(long, value_name = "LEVELS", env = "DEEPRES_LOG", default_value = log::DEFAULT_LEVELS)]
     log: String,
     /// Log into this file, which stdout and stderr go to, and keep it short
     #[arg(long, hide = true, value_name = "FILE")]

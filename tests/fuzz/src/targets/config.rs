@@ -24,9 +24,10 @@ pub fn run(data: &[u8]) {
             assert!(0 < quantum.min_ns && quantum.min_ns <= quantum.max_ns);
             assert!(config.users.values().chain([&config.caps]).all(|caps| caps.share_ppm <= PPM));
         }
-        Err(ConfigError::Invalid { line, message, .. }) => {
+        Err(ConfigError::Invalid { line, column, message, .. }) => {
             let lines = data.iter().filter(|byte| **byte == b'\n').count() + 1;
             assert!((1..=lines).contains(&line), "line {line} of {lines}: {message}");
+            assert!((1..=data.len() + 1).contains(&column), "column {column} of {}: {message}", data.len());
             assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
         }
         Err(ConfigError::Unreadable { .. }) => assert!(std::str::from_utf8(data).is_err()),
