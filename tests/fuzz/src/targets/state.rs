@@ -48,7 +48,9 @@ pub fn run(data: &[u8]) {
     for account in status.tenants.iter().flat_map(|tenant| &tenant.gpus) {
         assert!(account.gpu_ns <= status.now_ns, "{account:?}");
         assert!(
-            account.entitled_ppm <= PPM && account.recent_share_ppm <= PPM && account.total_share_ppm <= PPM,
+            account.entitled_ppm <= Some(PPM)
+                && account.recent_share_ppm <= PPM
+                && account.total_share_ppm <= PPM,
             "{account:?}"
         );
     }
