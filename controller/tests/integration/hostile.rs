@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -70,9 +71,26 @@ fn goes_on(daemon: &Daemon) {
     assert_eq!(tenant(&daemon.status(), &name).gpus[0].memory_bytes, 1_000);
 }
 
+/// What a daemon logs.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 #[test]
 fn whoever_connects_in_a_loop_fills_no_log() {
-    let (daemon, log) = Daemon::logging(Config::default());
+    let log = Log::default();
+    let writer = log.clone();
+    let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let daemon = Daemon::start_within(Config::default(), |run| tracing::subscriber::with_default(lines, run));
     let socket = daemon.directory.tenant_socket();
     let mut nonsense = daemon.hello(Role::Session, "loop");
     nonsense.class = 77;
@@ -82,7 +100,7 @@ fn whoever_connects_in_a_loop_fills_no_log() {
     }
     wait_until(PATIENCE, || daemon.status().tenants.iter().all(|tenant| tenant.sessions.is_empty()));
     drop(daemon);
-    let log = log.text();
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let caused = log.lines().filter(|line| line.contains("refused") || line.contains("session ")).count();
     assert_eq!(caused, 20, "{log}");
     // Of every attempt its refusal, its session's begin and its end.

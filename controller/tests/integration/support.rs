@@ -17,12 +17,12 @@ use deepres_e2e::stolen::Stolen;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::collections::VecDeque;
-use std::io::{IoSliceMut, Write};
+use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -49,18 +49,21 @@ impl Daemon {
         Self::start_in(tempfile::tempdir().unwrap(), (0..gpus).map(|_| new_gpu()).collect(), config)
     }
 
-    /// One whose log can be read.
-    pub fn logging(config: Config) -> (Self, Log) {
-        let log = Log::default();
-        let scratch = tempfile::tempdir().unwrap();
-        (Self::start_with(scratch, vec![new_gpu()], config, Some(log.clone())), log)
+    /// One with a GPU, whose thread is spent in `within`, which calls what it is given.
+    pub fn start_within(config: Config, within: impl FnOnce(Box<dyn FnOnce()>) + Send + 'static) -> Self {
+        Self::start_with(tempfile::tempdir().unwrap(), vec![new_gpu()], config, within)
     }
 
     fn start_in(scratch: tempfile::TempDir, gpus: Vec<Gpu>, config: Config) -> Self {
-        Self::start_with(scratch, gpus, config, None)
+        Self::start_with(scratch, gpus, config, |run| run())
     }
 
-    fn start_with(scratch: tempfile::TempDir, gpus: Vec<Gpu>, config: Config, log: Option<Log>) -> Self {
+    fn start_with(
+        scratch: tempfile::TempDir,
+        gpus: Vec<Gpu>,
+        config: Config,
+        within: impl FnOnce(Box<dyn FnOnce()>) + Send + 'static,
+    ) -> Self {
         let directory = Directory::at(scratch.path().join("d"));
         let options = Options {
             directory: directory.clone(),
@@ -73,11 +76,9 @@ impl Daemon {
         let (stop, stopped) = oneshot::channel();
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            let ready = || ready.send(()).unwrap();
-            let run = || daemon::run(options, ready, async { drop(stopped.await) }).unwrap();
-            let Some(log) = log else { return run() };
-            let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || log.clone());
-            tracing::subscriber::with_default(lines.finish(), run);
+            let ready = move || ready.send(()).unwrap();
+            let run = move || daemon::run(options, ready, async { drop(stopped.await) }).unwrap();
+            within(Box::new(run));
         });
         is_ready.recv().unwrap();
         Self {
@@ -156,26 +157,6 @@ fn new_gpu() -> Gpu {
     let number = NEXT_GPU.fetch_add(1, Ordering::Relaxed);
     let uuid = format!("GPU-{:08x}-0000-0000-0000-{number:012x}", std::process::id());
     Gpu::new(&uuid, "Simulated nothing", 1 << 30).unwrap()
-}
-
-/// What a daemon logs.
-#[derive(Clone, Default)]
-pub struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    pub fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-}
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }
 
 impl Drop for Daemon {
