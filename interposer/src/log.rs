@@ -33,7 +33,8 @@ fn threshold() -> u8 {
     let level = match std::env::var("DEEPRES_LOG").as_deref() {
         Ok("error") => Level::Error,
         Ok("info") => Level::Info,
-        Ok("debug") => Level::Debug,
+        // The daemon knows one level more.
+        Ok("debug" | "trace") => Level::Debug,
         _ => Level::Warn,
     };
     THRESHOLD.store(level as u8, Ordering::Relaxed);
