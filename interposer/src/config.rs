@@ -6,7 +6,7 @@ use std::fmt;
 use std::fs;
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use deepres_abi::class::Class;
 use deepres_abi::criticality::Criticality;
@@ -80,8 +80,7 @@ impl Job {
 /// Requests and addresses from the environment.
 #[derive(Debug)]
 pub struct Config {
-    /// Where the tenant socket may be, best first; never empty.
-    pub sockets: Vec<PathBuf>,
+    sockets: Sockets,
     /// Whether the environment names the socket: then there is a daemon, or should be.
     pub is_socket_named: bool,
     /// Where this user's files of deepres are.
@@ -122,7 +121,7 @@ impl Config {
             is_asked_for: places.socket().is_some()
                 || is_any_named
                 || OTHERS.iter().any(|name| variable(name).is_some()),
-            sockets: sockets(&places),
+            sockets: Sockets::of(&places),
             is_socket_named: places.socket().is_some(),
             directory: path(places.own().path().collect()),
             tenant: tenant.unwrap_or_default(),
@@ -148,6 +147,11 @@ impl Config {
         }
     }
 
+    /// Where the tenant socket may be now, best first. In a place where anyone makes directories it has to be the user's own.
+    pub fn sockets(&self) -> Vec<PathBuf> {
+        self.sockets.present()
+    }
+
     /// What is asked for on the GPU with that ordinal.
     pub fn limit(&self, ordinal: usize) -> Limit {
         self.limits.get(ordinal).copied().unwrap_or_default()
@@ -170,7 +174,7 @@ impl Config {
 
 /// Where the tenant socket may be, as [`Config::sockets`], and nothing else read.
 pub fn tenant_sockets() -> Vec<PathBuf> {
-    sockets(&places())
+    Sockets::of(&places()).present()
 }
 
 /// What the environment and the user say about where files are.
@@ -186,21 +190,41 @@ fn path(bytes: Vec<u8>) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
 
-fn sockets(places: &Places<Vec<u8>>) -> Vec<PathBuf> {
-    match places.socket() {
-        Some(named) => vec![path(named.clone())],
-        None => places
-            .candidates()
-            .filter(|directory| !matches!(directory, Directory::Temporary(user) if !is_of(*directory, *user)))
-            .map(|directory| path(directory.path().collect()).join(TENANT_DIRECTORY).join(TENANT_SOCKET))
-            .collect(),
+/// Where the tenant socket may be, and whose the directory must be that it is in.
+#[derive(Debug)]
+struct Sockets(Vec<(PathBuf, Option<(PathBuf, u32)>)>);
+
+impl Sockets {
+    fn of(places: &Places<Vec<u8>>) -> Self {
+        let socket = |directory: &Path| directory.join(TENANT_DIRECTORY).join(TENANT_SOCKET);
+        Self(match places.socket() {
+            Some(named) => vec![(path(named.clone()), None)],
+            None => places
+                .candidates()
+                .map(|candidate| {
+                    let directory = path(candidate.path().collect());
+                    let owner = match candidate {
+                        Directory::Temporary(user) => Some((directory.clone(), user)),
+                        _ => None,
+                    };
+                    (socket(&directory), owner)
+                })
+                .collect(),
+        })
+    }
+
+    /// Those that can be believed now, best first.
+    fn present(&self) -> Vec<PathBuf> {
+        let is_owned = |owner: &Option<(PathBuf, u32)>| {
+            owner.as_ref().is_none_or(|(directory, user)| is_of(directory, *user))
+        };
+        self.0.iter().filter(|(_, owner)| is_owned(owner)).map(|(socket, _)| socket.clone()).collect()
     }
 }
 
 /// Whether the directory belongs to the user: in a place where anyone makes directories, another may pose as their daemon.
-fn is_of(directory: Directory<'_>, user: u32) -> bool {
-    fs::symlink_metadata(path(directory.path().collect()))
-        .is_ok_and(|found| found.is_dir() && found.uid() == user)
+fn is_of(directory: &Path, user: u32) -> bool {
+    fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir() && found.uid() == user)
 }
 
 /// The limits by ordinal, and whether any was named, readable or not.

@@ -69,11 +69,6 @@ impl ConnectError {
         matches!(self, Self::Refused(kind, _) if *kind == RefusalKind::Full as u32)
     }
 
-    /// Nobody said anything: there is no daemon, or it hangs.
-    pub fn is_no_answer(&self) -> bool {
-        matches!(self, Self::Absent(..) | Self::Io(_))
-    }
-
     fn is_stopping(&self) -> bool {
         matches!(self, Self::Refused(kind, _) if *kind == RefusalKind::Stopping as u32)
     }
@@ -125,26 +120,28 @@ pub struct Connection {
 /// [`ConnectError`]; the job then runs without a session.
 pub fn shake(config: &Config, gpus: &[Uuid]) -> Result<Connection, ConnectError> {
     let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
-    let mut is_replaced = false;
+    // Why it was tried again: that there was one is not forgotten over its absence.
+    let mut replaced = None;
     loop {
-        let connected = try_shake(config, gpus, deadline_ns);
-        match &connected {
+        let error = match try_shake(config, gpus, deadline_ns) {
             // The next one may be on its way.
-            Err(error) if error.is_stopping() || error.is_end() => is_replaced = true,
-            Err(error) if is_replaced && !error.is_lasting() => {}
-            _ => return connected,
-        }
+            Err(error) if error.is_stopping() || error.is_end() => error,
+            Err(error) if replaced.is_some() && !error.is_lasting() => error,
+            connected => return connected,
+        };
+        let first = replaced.take().unwrap_or(error);
         if os::now_ns() >= deadline_ns {
-            return connected;
+            return Err(first);
         }
+        replaced = Some(first);
         thread::sleep(REPLACED_PAUSE);
     }
 }
 
 fn try_shake(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Connection, ConnectError> {
     let socket =
-        connect_first(&config.sockets, |path| connect(path, 0, |call| until_deadline(deadline_ns, call)))?;
-    let hello = hello(config, gpus, 0);
+        connect_first(&config.sockets(), |path| connect(path, 0, |call| until_deadline(deadline_ns, call)))?;
+    let hello = hello(config, gpus, 0, 0);
     until_deadline(deadline_ns, Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
         .map_err(ConnectError::Io)?;
     let mut packet = Received::new();
@@ -160,8 +157,8 @@ fn try_shake(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Connect
 pub fn view(config: &Config, gpus: &[Uuid]) -> Result<View, ConnectError> {
     let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
     let socket =
-        connect_first(&config.sockets, |path| connect(path, 0, |call| until_deadline(deadline_ns, call)))?;
-    let mut hello = hello(config, gpus, 0);
+        connect_first(&config.sockets(), |path| connect(path, 0, |call| until_deadline(deadline_ns, call)))?;
+    let mut hello = hello(config, gpus, 0, 0);
     hello.role = Role::Viewer as u32;
     until_deadline(deadline_ns, Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
         .map_err(ConnectError::Io)?;
@@ -179,13 +176,18 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Connects and says hello.
+    /// Connects and says hello, for a process that went on without a daemon for `age_ns`.
     ///
     /// # Errors
     /// [`ConnectError`].
-    pub fn begin(config: &Config, gpus: &[Uuid], sessions_before: u32) -> Result<Self, ConnectError> {
-        let socket = connect_first(&config.sockets, |path| connect(path, libc::SOCK_NONBLOCK, now))?;
-        let hello = hello(config, gpus, sessions_before);
+    pub fn begin(
+        config: &Config,
+        gpus: &[Uuid],
+        sessions_before: u32,
+        age_ns: u64,
+    ) -> Result<Self, ConnectError> {
+        let socket = connect_first(&config.sockets(), |path| connect(path, libc::SOCK_NONBLOCK, now))?;
+        let hello = hello(config, gpus, sessions_before, age_ns);
         now(Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
             .map_err(ConnectError::Io)?;
         Ok(Self { socket, gpus: gpus.len() })
@@ -229,8 +231,8 @@ impl Arrival {
     }
 }
 
-/// What the process says.
-fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32) -> Hello {
+/// What the process says. A deadline counts from the job's start, `age_ns` ago.
+fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32, age_ns: u64) -> Hello {
     let mut hello = Hello::new(Role::Session);
     hello.monotonic_ns = os::now_ns();
     let request = config.request();
@@ -238,7 +240,8 @@ fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32) -> Hello {
     hello.share_ppm = request.share_ppm;
     hello.class = config.class.map_or(0, |class| class as u32);
     hello.criticality_ppm = config.job.criticality.map_or(0, Criticality::number);
-    hello.deadline_ns = config.job.deadline_ns.unwrap_or(0);
+    hello.deadline_ns =
+        config.job.deadline_ns.map_or(0, |deadline_ns| deadline_ns.saturating_sub(age_ns).max(1));
     hello.size_ns = config.job.size_ns.unwrap_or(0);
     hello.slo_ns = config.job.slo_ns.unwrap_or(0);
     hello.oversubscribe = config.oversubscribe.map_or(0, |way| way as u32);
@@ -327,6 +330,10 @@ fn connect_first(
     for path in sockets {
         match connect(path) {
             Ok(socket) => return Ok(socket),
+            // Somebody listens, and has no time: as many wait there as may.
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                return Err(ConnectError::Io(error));
+            }
             Err(error) => drop(absent.get_or_insert((path, error))),
         }
     }
@@ -470,6 +477,8 @@ mod tests {
         let _listener = listener(&path, 0);
         let taken: Vec<Arrival> = std::iter::from_fn(|| Arrival::announce(&sockets)).take(100).collect();
         assert!((1..100).contains(&taken.len()), "{}", taken.len());
+        let told = connect_first(&sockets, |path| connect(path, libc::SOCK_NONBLOCK, now)).unwrap_err();
+        assert!(matches!(told, ConnectError::Io(_)), "somebody is there: {told}");
     }
 
     #[test]

@@ -95,9 +95,10 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
         // It would have gone at once.
         return Entry::Untouched;
     }
-    let Some(session) = process.session() else { return Entry::Untouched };
     let gpu = lane.gpu;
     hold_back(calls, lane);
+    // Last: a daemon may have taken the process up meanwhile.
+    let Some(session) = process.session() else { return Entry::Untouched };
     let passed = match gate::pass_open(gpu) {
         Some(passed) => passed,
         None => {

@@ -36,7 +36,11 @@ pub struct Process {
     pub memory: Accounts,
     config: Config,
     uuids: Vec<Uuid>,
+    /// When the process first looked for a daemon.
+    began_ns: u64,
     session: Shared<Session>,
+    /// The session that there was before a daemon took the process up, if it was one without.
+    before: Shared<Session>,
     contexts: Mutex<Vec<&'static ContextState>>,
     /// One of them; often there is no other, and threads need not keep it for themselves.
     first_context: Shared<ContextState>,
@@ -93,6 +97,7 @@ pub fn start() {
 }
 
 fn begin() {
+    let began_ns = os::now_ns();
     let config = Config::read();
     let calls = match Calls::find() {
         Ok(calls) => calls,
@@ -121,7 +126,9 @@ fn begin() {
         memory: Accounts::default(),
         config,
         uuids,
+        began_ns,
         session: Shared::none(),
+        before: Shared::none(),
         contexts: Mutex::default(),
         first_context: Shared::none(),
         primary_end: Mutex::default(),
@@ -160,7 +167,7 @@ fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Option<
         // Nobody spoke of deepres, and none is there.
         return None;
     }
-    let keeps_limits = error.is_no_answer() && config.is_limited() && !config.is_socket_named;
+    let keeps_limits = error.may_pass() && config.is_limited() && !config.is_socket_named;
     // A daemon that hangs, has no room, or is about to come back; but nobody waits for one where limits are to be kept without.
     let is_waiting = error.may_pass() && !(is_absent && keeps_limits);
     match (keeps_limits, is_waiting) {
@@ -188,7 +195,7 @@ extern "C" fn forked() {
     thread::reset();
     // SAFETY: was stored by `begin` and is never freed.
     let Some(process) = (unsafe { process.as_ref() }) else { return };
-    if let Some(session) = process.session() {
+    for session in process.session().into_iter().chain(process.before.get()) {
         // SAFETY: this is the child's only thread, and it has just let go of the process state.
         unsafe { session.close() };
     }
@@ -213,9 +220,8 @@ extern "C" fn stop() {
     // What is launched from here on would wait for completions that nobody sees any more.
     PROCESS.store(ptr::null_mut(), Ordering::Release);
     record::end();
-    if let Some(local) = process.session().and_then(Session::standalone) {
-        local.leave();
-    }
+    let sessions = process.session().into_iter().chain(process.before.get());
+    sessions.filter_map(Session::standalone).for_each(Local::leave);
 }
 
 impl Process {
@@ -240,7 +246,9 @@ impl Process {
     /// # Errors
     /// [`ConnectError`].
     pub fn say_hello(&self) -> Result<Pending, ConnectError> {
-        Pending::begin(&self.config, &self.uuids, self.session().map_or(0, Session::sessions))
+        let sessions = self.session().map_or(0, Session::sessions);
+        let age_ns = if sessions == 0 { os::now_ns().saturating_sub(self.began_ns) } else { 0 };
+        Pending::begin(&self.config, &self.uuids, sessions, age_ns)
     }
 
     /// Goes on with a daemon that came back: moves what is held to its ledger, and goes by its gates.
@@ -267,13 +275,15 @@ impl Process {
     }
 
     /// Goes over to the daemon that has taken up the process, which had a session without one.
-    fn join(&self, alone: &Session, connection: Connection) -> Result<(), ConnectError> {
+    fn join(&self, alone: &'static Session, connection: Connection) -> Result<(), ConnectError> {
         let index = connection.welcome.gpu_index;
         let session = Session::new(connection, self.gpus.len(), Some(alone))?;
         let session: &'static Session = Box::leak(Box::new(session));
+        self.before.set(Some(alone));
         alone.hand_over(session, &self.session, &self.gpus, &index);
         self.memory.move_to(session, &self.gpus);
-        say!(Info, "a daemon has taken the job up: session {} with {} GPUs", session.id(), self.gpus.len());
+        // As loud as what was said when it began.
+        say!(Warn, "a daemon has taken the job up: session {} with {} GPUs", session.id(), self.gpus.len());
         Ok(())
     }
 

@@ -41,7 +41,10 @@ pub struct Session {
     beat: &'static BeatPage,
     /// To look at; what is held changes through `ledgers`.
     ledger: &'static LedgerPage,
-    ledgers: Ledgers,
+    /// Of a process that began alone the same before and after.
+    ledgers: &'static Ledgers,
+    /// The ledger that its first daemon gave, and the slot there.
+    first_ledger: (&'static LedgerPage, usize),
     /// What gates say while there is no controller and launches are to fail.
     shut: [GrantSlot; MAX_GPUS],
     socket: AtomicI32,
@@ -68,16 +71,21 @@ impl Session {
     /// [`ConnectError`], if a page cannot be used.
     pub fn new(connection: Connection, gpus: usize, alone: Option<&Self>) -> Result<Self, ConnectError> {
         let Connection { socket, welcome, pages: [grant, meter, ledger, beat], bells } = connection;
-        let (own, slot) = (keep(&ledger, BOTH)?, welcome.ledger_slot as usize);
+        // All or none: what is kept stays mapped.
+        let (grant_page, meter_page) = (map::<GrantPage>(&grant, READ)?, map::<MeterPage>(&meter, BOTH)?);
+        let (beat_page, view) = (map::<BeatPage>(&beat, READ)?, map::<LedgerPage>(&ledger, READ)?);
+        let own = map::<LedgerPage>(&ledger, BOTH)?.keep();
+        let first_ledger = (own, welcome.ledger_slot as usize);
         let session = Self {
-            grant: keep(&grant, READ)?,
-            meter: keep(&meter, BOTH)?,
-            beat: keep(&beat, READ)?,
-            ledger: keep(&ledger, READ)?,
+            grant: grant_page.keep(),
+            meter: meter_page.keep(),
+            beat: beat_page.keep(),
+            ledger: view.keep(),
             ledgers: match alone {
-                Some(alone) => Ledgers::after(&alone.ledgers, own, slot),
-                None => Ledgers::new(own, slot),
+                Some(alone) => alone.ledgers,
+                None => Box::leak(Box::new(Ledgers::new(own, welcome.ledger_slot as usize))),
             },
+            first_ledger,
             shut: Default::default(),
             socket: AtomicI32::new(socket.into_raw_fd()),
             meter_memory: AtomicI32::new(meter.into_raw_fd()),
@@ -100,7 +108,8 @@ impl Session {
             meter: local.meter,
             beat: local.beat,
             ledger: local.page.ledger(),
-            ledgers: Ledgers::new(local.page.ledger(), local.slot()),
+            ledgers: Box::leak(Box::new(Ledgers::new(local.page.ledger(), local.slot()))),
+            first_ledger: (local.page.ledger(), local.slot()),
             shut: Default::default(),
             socket: AtomicI32::new(NONE),
             meter_memory: AtomicI32::new(NONE),
@@ -219,12 +228,13 @@ impl Session {
             .collect();
         gpus.iter().for_each(Gpu::forget_only_launch);
         next.attach(gpus, index, NONE);
+        let (ledger, slot) = next.first_ledger;
+        self.ledgers.follow(ledger, slot);
         place.set(Some(next));
         // What came between.
         for (old, new, before) in moved {
             new.grow(&held(old), &before);
         }
-        self.ledgers.hand_over(&next.ledgers);
         if let Some(local) = &self.local {
             local.open_gates();
         }
@@ -451,8 +461,8 @@ impl Session {
     }
 }
 
-fn keep<P: Page>(memory: &OwnedFd, protection: Protection) -> Result<&'static P, ConnectError> {
-    Ok(Mapped::<P>::new(memory, protection).map_err(ConnectError::Page)?.keep())
+fn map<P: Page>(memory: &OwnedFd, protection: Protection) -> Result<Mapped<P>, ConnectError> {
+    Mapped::<P>::new(memory, protection).map_err(ConnectError::Page)
 }
 
 /// # Safety

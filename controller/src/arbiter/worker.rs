@@ -34,6 +34,8 @@ const MAX_TICK_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
 /// The time between two looks while nobody does: how late it is noticed at the latest that someone runs whose gate is open. Whoever waits rings, and whoever
 /// launches after a rest.
 const IDLE_LOOK_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
+/// The same where tenants with several GPUs are to be recognised, by what runs on them at the same time.
+const GANG_LOOK_NS: u64 = Duration::from_millis(250).as_nanos() as u64;
 /// How long a process that had sessions before may take to bring its counters into its new page. It does so when it gets it.
 const CARRY_LIMIT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 /// Decisions made at one wake-up, at most: each looks again at what the gates just set have changed.
@@ -252,7 +254,8 @@ impl Worker {
 
     /// Whether nobody wanted the GPU when last looked at, not long ago, and no time has come that something waits for.
     fn is_quiet(&self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.looked_ns) < IDLE_LOOK_NS
+        let every_ns = if self.board.is_some() { GANG_LOOK_NS } else { IDLE_LOOK_NS };
+        now_ns.saturating_sub(self.looked_ns) < every_ns
             && self.decide_ns.is_none_or(|at_ns| now_ns < at_ns)
             && !self.is_wanted
             && !self.is_unsettled
@@ -307,9 +310,9 @@ impl Worker {
             .then(|| self.tenants.values().filter(|tenant| tenant.account.wants).map(entitled).sum::<u64>());
         if wanting > 1 {
             self.contended_ns = self.contended_ns.saturating_add(elapsed_ns);
-        } else if wanting == 0 && self.has_sessions() {
-            self.idle_ns = self.idle_ns.saturating_add(elapsed_ns);
         }
+        let was_unwanted = wanting == 0 && self.has_sessions();
+        let mut all_used_ns = 0u64;
         let (mut is_wanted, mut is_unsettled, mut is_awaited) = (false, false, false);
         for (id, tenant) in &mut self.tenants {
             let grant = self.scheduler.grant(*id);
@@ -382,10 +385,16 @@ impl Worker {
                 tenant.account.wants = seen.in_flight;
             }
             is_wanted |= tenant.account.wants;
-            tenant.demand.observe(seen.used_ns, if was_idle { elapsed_ns } else { 0 });
+            let paused_ns = elapsed_ns.saturating_sub(seen.used_ns);
+            tenant.demand.observe(seen.used_ns, if was_idle { paused_ns } else { 0 });
+            all_used_ns = all_used_ns.saturating_add(seen.used_ns);
             self.scheduler.observe(*id, now_ns, seen);
         }
         (self.is_wanted, self.is_unsettled) = (is_wanted, is_unsettled || is_awaited);
+        if was_unwanted {
+            // What came and went between two looks shows in what was used alone.
+            self.idle_ns = self.idle_ns.saturating_add(elapsed_ns.saturating_sub(all_used_ns));
+        }
         if self.baselines.is_empty() && !is_awaited {
             self.settle_arrears(now_ns);
         }

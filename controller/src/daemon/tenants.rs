@@ -178,6 +178,8 @@ async fn hear(
         wire::decode::<Hello>(packet.bytes()).is_ok_and(|hello| hello.role() == Some(Role::Arriving));
     if !is_arriving {
         let turn = counted.turns.next().await;
+        // Those of others that wait go between this one and the next of its own.
+        tokio::task::yield_now().await;
         if has_hung_up(connection.as_fd()) {
             // What letting it in takes is better spent on those who wait for it.
             return Ok(());

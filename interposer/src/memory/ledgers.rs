@@ -47,17 +47,10 @@ impl Ledgers {
         ledgers
     }
 
-    /// Those of a session that follows on the one of `before`, as [`Self::new`]: what was charged there is in a ledger of before.
-    pub fn after(before: &Self, page: &'static LedgerPage, slot: usize) -> Self {
-        let ledgers = Self::default();
-        ledgers.put(before.generation().wrapping_add(1), page, slot);
-        ledgers
-    }
-
-    /// Whoever still goes by these finds the present ledger of `next`, which was made [`Self::after`] them.
-    pub fn hand_over(&self, next: &Self) {
-        let Ledger { page, slot, generation } = next.present();
-        self.put(generation, page, slot);
+    /// Makes `page` the present ledger, in which the process has `slot`: that of the first daemon, after a time without one. One thread of the process
+    /// calls this.
+    pub fn follow(&self, page: &'static LedgerPage, slot: usize) {
+        self.put(self.generation().wrapping_add(1), page, slot);
     }
 
     fn put(&self, generation: u32, page: &'static LedgerPage, slot: usize) {

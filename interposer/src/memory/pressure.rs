@@ -19,17 +19,19 @@ pub struct Pressure {
 struct Seen {
     /// The limit that was passed, if one was.
     passed_bytes: Option<u64>,
-    /// How often others had waited.
-    presses: Option<u32>,
+    /// How often others had waited, in which ledger ([`Ledger::generation`]).
+    ///
+    /// [`Ledger::generation`]: crate::memory::ledgers::Ledger::generation
+    presses: Option<(u32, u32)>,
 }
 
 impl Seen {
     /// Takes in what is so now. Returns whether the job is to be told.
-    fn take_in(&mut self, passed_bytes: Option<u64>, presses: u32) -> bool {
+    fn take_in(&mut self, passed_bytes: Option<u64>, generation: u32, presses: u32) -> bool {
         let is_lowered = passed_bytes.is_some_and(|now| self.passed_bytes.is_none_or(|before| now < before));
         // What was so before it was first looked at is nothing new.
-        let is_pressed = self.presses.is_some_and(|before| before != presses);
-        *self = Self { passed_bytes, presses: Some(presses) };
+        let is_pressed = self.presses.is_some_and(|(of, before)| of == generation && before != presses);
+        *self = Self { passed_bytes, presses: Some((generation, presses)) };
         is_lowered || is_pressed
     }
 }
@@ -50,7 +52,7 @@ impl Pressure {
             let Some((grant, account)) = gpu.grant().zip(account) else { continue };
             let limit_bytes = grant.memory_limit();
             let is_passed = account.tenant_held_bytes() > limit_bytes;
-            is_told |= seen.take_in(is_passed.then_some(limit_bytes), account.presses());
+            is_told |= seen.take_in(is_passed.then_some(limit_bytes), ledger.generation, account.presses());
         }
         if is_told && !raise(signal) {
             say!(Warn, "DEEPRES_PRESSURE: the process has no handler for signal {signal}; it is not sent");
@@ -82,22 +84,24 @@ mod tests {
     #[test]
     fn a_limit_that_is_passed_is_told_once_and_again_when_it_is_lowered_further() {
         let mut seen = Seen::default();
-        assert!(!seen.take_in(None, 3), "what others waited for before is over");
-        assert!(seen.take_in(Some(100), 3));
-        assert!(!seen.take_in(Some(100), 3));
-        assert!(seen.take_in(Some(50), 3));
-        assert!(!seen.take_in(Some(80), 3), "raised, though not enough");
-        assert!(!seen.take_in(None, 3));
-        assert!(seen.take_in(Some(80), 3), "passed anew");
+        assert!(!seen.take_in(None, 0, 3), "what others waited for before is over");
+        assert!(seen.take_in(Some(100), 0, 3));
+        assert!(!seen.take_in(Some(100), 0, 3));
+        assert!(seen.take_in(Some(50), 0, 3));
+        assert!(!seen.take_in(Some(80), 0, 3), "raised, though not enough");
+        assert!(!seen.take_in(None, 0, 3));
+        assert!(seen.take_in(Some(80), 0, 3), "passed anew");
     }
 
     #[test]
     fn each_time_that_others_wait_is_told() {
         let mut seen = Seen::default();
-        assert!(!seen.take_in(None, 0));
-        assert!(seen.take_in(None, 1));
-        assert!(!seen.take_in(None, 1));
-        assert!(seen.take_in(None, 3));
+        assert!(!seen.take_in(None, 0, 0));
+        assert!(seen.take_in(None, 0, 1));
+        assert!(!seen.take_in(None, 0, 1));
+        assert!(!seen.take_in(None, 1, 2), "another daemon's account counts anew");
+        assert!(!seen.take_in(None, 0, 1));
+        assert!(seen.take_in(None, 0, 3));
     }
 
     #[test]

@@ -82,7 +82,7 @@ impl Reconnect {
         }
         // Who waits for room has said so.
         let is_said = error.is_full() && is_first(process);
-        if !std::mem::replace(&mut self.is_told, true) && !is_said {
+        if !is_said && !std::mem::replace(&mut self.is_told, true) {
             let goes_on = if is_first(process) { "goes on as it is" } else { "runs unmetered from here on" };
             say!(Warn, "{error}; the job {goes_on}");
         }

@@ -174,6 +174,16 @@ fn jobs_that_find_no_room_are_taken_up_when_there_is_some() {
     assert_ne!(total(&mut second), LIMIT_BYTES);
     let said = second.stderr();
     assert!(said.contains("(max_connections); the job runs unmetered until a daemon takes it up"), "{said}");
+    let mut command = host.command(c_client("view", Way::Dlsym));
+    command.env("LD_PRELOAD", &artefacts().library);
+    let mut third = host.spawn(with(command, &[], &[("DEEPRES_MEMORY", "1GiB")]));
+    assert_eq!(
+        total(&mut third),
+        LIMIT_BYTES,
+        "nobody names the socket, so its limits hold without a daemon"
+    );
+    assert!(third.stderr().contains("the job keeps its limits by itself until"), "{}", third.stderr());
+    third.finish(COMMAND_LIMIT).success();
     first.finish(COMMAND_LIMIT).success();
     await_limit(&mut second);
     let said = second.stderr();
