@@ -22,6 +22,7 @@ pub mod daemon;
 pub mod directory;
 pub mod doctor;
 pub mod identity;
+pub mod lines;
 pub mod packet;
 pub mod policy;
 pub mod probes;

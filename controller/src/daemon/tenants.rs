@@ -50,7 +50,9 @@ pub async fn serve(listener: OwnedFd, shared: Rc<Shared>) -> io::Result<()> {
             match accepted {
                 Ok(Ok(connection)) => admit(connection, &shared),
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, "cannot accept a tenant");
+                    if shared.lines.allows_unknown() {
+                        tracing::warn!(%error, "cannot accept a tenant");
+                    }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     break;
                 }

@@ -15,6 +15,8 @@ use super::users::{Change, Evidence, Users};
 use super::way::{Modules, Way};
 use crate::clock::monotonic_ns;
 use crate::config::UnmanagedPolicy;
+use crate::identity::source::Source;
+use crate::lines::Lines;
 use crate::policy::signals::DriverSums;
 use crate::process::ProcessKey;
 use deepres_abi::probe::{Family, News, StatKey, TICK_NS};
@@ -191,6 +193,7 @@ struct Due {
 
 struct Watch {
     settings: Settings,
+    lines: Lines,
     connected: Arc<Connected>,
     common: Arc<Common>,
     bell: Arc<OwnedFd>,
@@ -252,6 +255,7 @@ impl Watch {
         Ok(Self {
             devices: Devices::find(&settings.devices),
             settings,
+            lines: Lines::default(),
             connected,
             common,
             bell,
@@ -403,6 +407,7 @@ impl Watch {
         }
         if now_ns >= self.due.scan_ns && !self.devices.is_empty() {
             self.due.scan_ns = u64::MAX;
+            self.lines.end_over();
             self.search();
         }
         self.settle(now_ns);
@@ -753,7 +758,9 @@ impl Watch {
                 let (pid, uid, command) = (who.pid, found.uid, &found.command);
                 let container = found.container.as_deref().unwrap_or_default();
                 let is_adopted = self.adopted.contains_key(&who);
-                if is_adopted {
+                if !self.lines.allows(&Source::User(found.uid)) {
+                    // Whoever starts programs in a loop fills no log: `ps` has them all.
+                } else if is_adopted {
                     tracing::info!(
                         pid,
                         uid,
@@ -770,13 +777,19 @@ impl Watch {
             }
             // Whether it is held is settled in a moment.
             Change::Computes(_) => {}
-            Change::Passed(who) => tracing::info!(
-                pid = who.pid,
-                "an unmanaged process asked the driver for compute, and ended or closed its devices before it could be listed"
-            ),
+            Change::Passed(who) => {
+                if self.lines.allows_unknown() {
+                    tracing::info!(
+                        pid = who.pid,
+                        "an unmanaged process asked the driver for compute, and ended or closed its devices before it could be listed"
+                    );
+                }
+            }
             Change::Gone(who) => {
-                tracing::info!(pid = who.pid, "an unmanaged process is gone, or managed now");
-                self.described.remove(&who);
+                let found = self.described.remove(&who);
+                if found.is_none_or(|found| self.lines.allows(&Source::User(found.uid))) {
+                    tracing::info!(pid = who.pid, "an unmanaged process is gone, or managed now");
+                }
                 self.common.held.let_go(who);
             }
         }

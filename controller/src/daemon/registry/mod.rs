@@ -13,7 +13,6 @@ mod tenant;
 mod view;
 
 use super::gpus::Gpu;
-use super::lines::Lines;
 use super::peer::Peer;
 use crate::arbiter::{Arbiter, Bell, Report, SessionId, SessionSeat};
 use crate::clock::monotonic_ns;
@@ -22,6 +21,7 @@ use crate::directory::Directory;
 use crate::identity::cgroup::Place;
 use crate::identity::source::Source;
 use crate::identity::{self, Facts};
+use crate::lines::Lines;
 use crate::probes::{Connected, Presence};
 use crate::shm::{SharedPage, Writer};
 use crate::text::harmless;

@@ -40,9 +40,10 @@ struct LeftOut {
 }
 
 impl Budget {
-    /// Whether this source may have one more line written, which is counted. A period that is over is to be ended before.
-    fn allows(&mut self, source: &Source, now_ns: u64) -> bool {
-        let apart = Some(source.clone());
+    /// Whether this source may have one more line written, which is counted; `None`: those that nobody knows, together. A period that is over is to be ended
+    /// before.
+    fn allows(&mut self, source: Option<&Source>, now_ns: u64) -> bool {
+        let apart = source.cloned();
         let is_apart = self.periods.contains_key(&apart) || self.periods.len() < SOURCES;
         let period = self.periods.entry(apart.filter(|_| is_apart)).or_insert_with(|| Period {
             ends_ns: now_ns.saturating_add(u64::try_from(PERIOD.as_nanos()).unwrap_or(u64::MAX)),
@@ -72,9 +73,23 @@ pub struct Lines(RefCell<Budget>);
 impl Lines {
     /// Whether a line about what this source does is to be written; one that is not is counted.
     pub fn allows(&self, source: &Source) -> bool {
+        self.allows_of(Some(source))
+    }
+
+    /// The same about somebody who is gone before it was known who it is.
+    pub fn allows_unknown(&self) -> bool {
+        self.allows_of(None)
+    }
+
+    fn allows_of(&self, source: Option<&Source>) -> bool {
         let now_ns = monotonic_ns();
         self.end(now_ns);
         self.0.borrow_mut().allows(source, now_ns)
+    }
+
+    /// Says what was left out in periods that are over.
+    pub fn end_over(&self) {
+        self.end(monotonic_ns());
     }
 
     /// Says what was left out, and forgets it. To be called when nobody says so any more.
@@ -99,7 +114,7 @@ impl Lines {
 pub async fn serve(lines: Rc<Lines>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        lines.end(monotonic_ns());
+        lines.end_over();
     }
 }
 
@@ -111,7 +126,7 @@ mod tests {
 
     /// How many of so many lines are written.
     fn written(budget: &mut Budget, source: &Source, lines: u64, now_ns: u64) -> u64 {
-        (0..lines).filter(|_| budget.allows(source, now_ns)).count() as u64
+        (0..lines).filter(|_| budget.allows(Some(source), now_ns)).count() as u64
     }
 
     #[test]
