@@ -80,7 +80,8 @@ impl Job {
 /// Requests and addresses from the environment.
 #[derive(Debug)]
 pub struct Config {
-    sockets: Sockets,
+    /// Where the tenant socket may be, best first; never empty.
+    pub sockets: Vec<Socket>,
     /// Whether the environment names the socket: then there is a daemon, or should be.
     pub is_socket_named: bool,
     /// Where this user's files of deepres are.
@@ -121,7 +122,7 @@ impl Config {
             is_asked_for: places.socket().is_some()
                 || is_any_named
                 || OTHERS.iter().any(|name| variable(name).is_some()),
-            sockets: Sockets::of(&places),
+            sockets: Socket::all(&places),
             is_socket_named: places.socket().is_some(),
             directory: path(places.own().path().collect()),
             tenant: tenant.unwrap_or_default(),
@@ -147,9 +148,9 @@ impl Config {
         }
     }
 
-    /// Where the tenant socket may be now, best first. In a place where anyone makes directories it has to be the user's own.
-    pub fn sockets(&self) -> Vec<PathBuf> {
-        self.sockets.present()
+    /// Where a tenant socket would be believed now, best first: a directory in a place where anyone makes some has to be the user's own.
+    pub fn believed_sockets(&self) -> Vec<PathBuf> {
+        believed(&self.sockets)
     }
 
     /// What is asked for on the GPU with that ordinal.
@@ -172,9 +173,13 @@ impl Config {
     }
 }
 
-/// Where the tenant socket may be, as [`Config::sockets`], and nothing else read.
+/// As [`Config::believed_sockets`], and nothing else read.
 pub fn tenant_sockets() -> Vec<PathBuf> {
-    Sockets::of(&places()).present()
+    believed(&Socket::all(&places()))
+}
+
+fn believed(sockets: &[Socket]) -> Vec<PathBuf> {
+    sockets.iter().filter(|socket| socket.is_believed()).map(|socket| socket.path.clone()).collect()
 }
 
 /// What the environment and the user say about where files are.
@@ -190,35 +195,35 @@ fn path(bytes: Vec<u8>) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
 
-/// Where the tenant socket may be, and whose the directory must be that it is in.
+/// A place where the tenant socket may be.
 #[derive(Debug)]
-struct Sockets(Vec<(PathBuf, Option<(PathBuf, u32)>)>);
+pub struct Socket {
+    /// The socket's.
+    pub path: PathBuf,
+    /// The directory that it is in somewhere, and the user who has to own that; none: whoever listens is believed.
+    pub within: Option<(PathBuf, u32)>,
+}
 
-impl Sockets {
-    fn of(places: &Places<Vec<u8>>) -> Self {
-        let socket = |directory: &Path| directory.join(TENANT_DIRECTORY).join(TENANT_SOCKET);
-        Self(match places.socket() {
-            Some(named) => vec![(path(named.clone()), None)],
-            None => places
-                .candidates()
-                .map(|candidate| {
-                    let directory = path(candidate.path().collect());
-                    let owner = match candidate {
-                        Directory::Temporary(user) => Some((directory.clone(), user)),
-                        _ => None,
-                    };
-                    (socket(&directory), owner)
-                })
-                .collect(),
-        })
+impl Socket {
+    /// All that there may be, best first.
+    fn all(places: &Places<Vec<u8>>) -> Vec<Self> {
+        if let Some(named) = places.socket() {
+            return vec![Self { path: path(named.clone()), within: None }];
+        }
+        let at = |candidate: Directory<'_>| {
+            let directory = path(candidate.path().collect());
+            let socket = directory.join(TENANT_DIRECTORY).join(TENANT_SOCKET);
+            let owner = match candidate {
+                Directory::Temporary(user) => Some(user),
+                _ => None,
+            };
+            Self { path: socket, within: owner.map(|user| (directory, user)) }
+        };
+        places.candidates().map(at).collect()
     }
 
-    /// Those that can be believed now, best first.
-    fn present(&self) -> Vec<PathBuf> {
-        let is_owned = |owner: &Option<(PathBuf, u32)>| {
-            owner.as_ref().is_none_or(|(directory, user)| is_of(directory, *user))
-        };
-        self.0.iter().filter(|(_, owner)| is_owned(owner)).map(|(socket, _)| socket.clone()).collect()
+    fn is_believed(&self) -> bool {
+        self.within.as_ref().is_none_or(|(directory, user)| is_of(directory, *user))
     }
 }
 

@@ -139,8 +139,9 @@ pub fn shake(config: &Config, gpus: &[Uuid]) -> Result<Connection, ConnectError>
 }
 
 fn try_shake(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Connection, ConnectError> {
-    let socket =
-        connect_first(&config.sockets(), |path| connect(path, 0, |call| until_deadline(deadline_ns, call)))?;
+    let socket = connect_first(&config.believed_sockets(), |path| {
+        connect(path, 0, |call| until_deadline(deadline_ns, call))
+    })?;
     let hello = hello(config, gpus, 0, 0);
     until_deadline(deadline_ns, Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
         .map_err(ConnectError::Io)?;
@@ -156,8 +157,9 @@ fn try_shake(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Connect
 /// [`ConnectError`].
 pub fn view(config: &Config, gpus: &[Uuid]) -> Result<View, ConnectError> {
     let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
-    let socket =
-        connect_first(&config.sockets(), |path| connect(path, 0, |call| until_deadline(deadline_ns, call)))?;
+    let socket = connect_first(&config.believed_sockets(), |path| {
+        connect(path, 0, |call| until_deadline(deadline_ns, call))
+    })?;
     let mut hello = hello(config, gpus, 0, 0);
     hello.role = Role::Viewer as u32;
     until_deadline(deadline_ns, Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
@@ -186,7 +188,8 @@ impl Pending {
         sessions_before: u32,
         age_ns: u64,
     ) -> Result<Self, ConnectError> {
-        let socket = connect_first(&config.sockets(), |path| connect(path, libc::SOCK_NONBLOCK, now))?;
+        let socket =
+            connect_first(&config.believed_sockets(), |path| connect(path, libc::SOCK_NONBLOCK, now))?;
         let hello = hello(config, gpus, sessions_before, age_ns);
         now(Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
             .map_err(ConnectError::Io)?;

@@ -1,6 +1,6 @@
 //! A daemon that answers a process with anything, beside which it hands over any descriptors, with pages of anything behind them.
 
-use crate::config::Config;
+use crate::config::{Config, Socket};
 use crate::handshake::{Connection, Pending};
 use crate::pages::Mapped;
 use arbitrary::{Result, Unstructured};
@@ -45,7 +45,7 @@ static IMPOSTOR: LazyLock<Impostor> = LazyLock::new(|| {
     bind(&listener, &SocketAddrUnix::new(&path).expect("a short path")).expect("a folder of our own");
     listen(&listener, BACKLOG).expect("a bound socket");
     let mut config = Config::read();
-    config.sockets = vec![path];
+    config.sockets = vec![Socket { path, within: None }];
     Impostor { listener, config, _scratch: scratch }
 });
 
@@ -53,7 +53,7 @@ static IMPOSTOR: LazyLock<Impostor> = LazyLock::new(|| {
 pub fn run(data: &[u8]) {
     let mut input = Unstructured::new(data);
     let gpus: [Uuid; GPUS] = std::array::from_fn(|number| [number as u8 + 1; size_of::<Uuid>()]);
-    let Ok(pending) = Pending::begin(&IMPOSTOR.config, &gpus, 0) else { panic!("the impostor listens") };
+    let Ok(pending) = Pending::begin(&IMPOSTOR.config, &gpus, 0, 0) else { panic!("the impostor listens") };
     let process = accept(&IMPOSTOR.listener).expect("a connection");
     let hello = Packet::receive(&process).expect("a packet").expect("a hello");
     assert_eq!(wire::decode::<Hello>(hello.bytes()).expect("a hello").gpus(), gpus);
