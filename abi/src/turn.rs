@@ -71,6 +71,13 @@ impl Turn {
         self.wanted.store(Claim::new(slot, until_ns).0, Ordering::Release);
     }
 
+    /// Asks no more, if it was this process that asked last.
+    pub fn withdraw(&self, slot: usize) {
+        let _ = self.wanted.fetch_update(Ordering::AcqRel, Ordering::Acquire, |wanted| {
+            Claim(wanted).is_by(slot).then_some(Claim::NOBODY.0)
+        });
+    }
+
     /// Whether another process than this one asks for the turn.
     pub fn is_wanted_by_other(&self, slot: usize, now_ns: u64) -> bool {
         let wanted = Claim(self.wanted.load(Ordering::Acquire));
@@ -107,5 +114,9 @@ mod tests {
         assert!(turn.is_wanted_by_other(0, NOW_NS));
         assert!(!turn.is_wanted_by_other(1, NOW_NS), "one's own wish is no other's");
         assert!(!turn.is_wanted_by_other(0, LATER_NS));
+        turn.withdraw(0);
+        assert!(turn.is_wanted_by_other(0, NOW_NS), "another's wish is not one's own to withdraw");
+        turn.withdraw(1);
+        assert!(!turn.is_wanted_by_other(0, NOW_NS));
     }
 }

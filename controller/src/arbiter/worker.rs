@@ -235,6 +235,7 @@ impl Worker {
                 silent_ns,
                 "nobody governed for a while: accounts are level again"
             );
+            self.level(now_ns);
             self.look(now_ns);
             self.scheduler.forgive();
         }
@@ -246,6 +247,34 @@ impl Worker {
         }
         let tick_ns = self.has_sessions().then(|| self.ticked_ns.saturating_add(self.tick_ns));
         [self.decide_ns, tick_ns].into_iter().flatten().min()
+    }
+
+    /// Nobody governed since meters were last read, and each counted the others' turns as its own: takes off all in equal parts what they count together
+    /// beyond the time that passed, as for the time between two daemons.
+    fn level(&mut self, now_ns: u64) {
+        let gpu = self.gpu;
+        let sessions = |tenants: &mut BTreeMap<TenantId, Tenant>,
+                        each: &mut dyn FnMut(u64, &mut Reading, u64)| {
+            let all = tenants.values_mut().flat_map(|tenant| tenant.sessions.values_mut());
+            for (number, session) in all.filter(|session| session.awaited.is_none()).enumerate() {
+                let Some(slot) = session.seat.meter.page().slot(gpu) else { continue };
+                let used_ns = slot.read().compute_ns.saturating_sub(session.last.compute_ns);
+                each(number as u64, &mut session.last, used_ns);
+            }
+        };
+        let (mut claims, mut in_flight_ns) = (BTreeMap::new(), 0);
+        sessions(&mut self.tenants, &mut |number, last, used_ns| {
+            claims.insert(number, used_ns);
+            in_flight_ns = last.in_flight_ns.max(in_flight_ns);
+        });
+        let mut arrears = Arrears::since(self.looked_ns, in_flight_ns);
+        claims.iter().for_each(|(number, used_ns)| arrears.claim(*number, *used_ns));
+        let settled: BTreeMap<u64, u64> = arrears.settle(now_ns).into_iter().collect();
+        sessions(&mut self.tenants, &mut |number, last, _| {
+            let claimed_ns = claims.get(&number).copied().unwrap_or(0);
+            let off_ns = claimed_ns.saturating_sub(settled.get(&number).copied().unwrap_or(0));
+            last.compute_ns = last.compute_ns.saturating_add(off_ns);
+        });
     }
 
     fn has_sessions(&self) -> bool {

@@ -2,7 +2,7 @@
 //!
 //! The meter thread looks now and then; nobody wakes it when another process gives its turn up.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use deepres_abi::grant::GateState;
 use deepres_abi::turn::Turn;
@@ -19,16 +19,14 @@ const POLL_NS: u64 = 500_000;
 const SLACK_NS: u64 = 2_000_000;
 /// What is in flight has so long to drain once the quantum is over, ns. It may wait for what another of the tenant's processes is to launch.
 const DRAIN_NS: u64 = 1_000_000_000;
-/// Whoever gave its turn to others takes it again no sooner than they have had time to look, ns.
-const YIELD_NS: u64 = 2 * POLL_NS;
 
 /// See the module. The meter thread's alone.
 #[derive(Debug, Default)]
 pub struct Turns {
     /// When the turn began; 0: it is not ours.
     since_ns: AtomicU64,
-    /// When it was last given to others; 0: it was not, or was had again since.
-    given_ns: AtomicU64,
+    /// It was given to others, and not had again since.
+    has_given: AtomicBool,
     /// Since when it drains for others; 0: it does not.
     drains_ns: AtomicU64,
 }
@@ -64,21 +62,21 @@ impl Turns {
         if !look.waits {
             return (GateState::Closed, None);
         }
-        let given_ns = self.given_ns.load(Ordering::Relaxed);
+        // Whoever had it last lets those go first who ask for it: they renew their wish at each look, and it lapses once they do not. It does not ask in
+        // their place, where there is room for one wish only.
+        let is_theirs = self.has_given.load(Ordering::Relaxed) && turn.is_wanted_by_other(slot, look.now_ns);
         let mut next_ns = look.now_ns.saturating_add(POLL_NS);
         if look.is_overdrawn() {
             next_ns = look.due_ns;
-        } else if given_ns != 0
-            && look.now_ns < given_ns.max(look.due_ns).saturating_add(YIELD_NS)
-            && turn.is_wanted_by_other(slot, look.now_ns)
-        {
-            // Theirs.
-        } else if turn.take(slot, look.now_ns, look.now_ns.saturating_add(HOLD_NS)) {
+        } else if !is_theirs && turn.take(slot, look.now_ns, look.now_ns.saturating_add(HOLD_NS)) {
+            turn.withdraw(slot);
             self.since_ns.store(look.now_ns, Ordering::Relaxed);
-            self.given_ns.store(0, Ordering::Relaxed);
+            self.has_given.store(false, Ordering::Relaxed);
             return (GateState::Leased, None);
         }
-        turn.want(slot, next_ns.saturating_add(SLACK_NS));
+        if !is_theirs {
+            turn.want(slot, next_ns.saturating_add(SLACK_NS));
+        }
         (GateState::Closed, Some(next_ns))
     }
 
@@ -100,7 +98,7 @@ impl Turns {
         if is_stuck || is_wanted && !look.runs && (is_over || !look.waits) {
             self.drains_ns.store(0, Ordering::Relaxed);
             turn.give(slot);
-            self.given_ns.store(look.now_ns, Ordering::Relaxed);
+            self.has_given.store(true, Ordering::Relaxed);
             return None;
         }
         let for_ns = if look.runs || look.waits { HOLD_NS } else { GRACE_NS };
@@ -160,6 +158,28 @@ mod tests {
         assert_eq!(wait(over_ns), GateState::Closed);
         assert_eq!(first.decide(&turn, 0, look(over_ns, 0, true, false)).0, GateState::Closed, "gives it");
         assert_eq!(wait(over_ns + POLL_NS), GateState::Leased);
+    }
+
+    #[test]
+    fn who_had_the_turn_when_the_account_was_overdrawn_lets_the_other_go_first_however_often_both_look() {
+        let (turn, both) = (Turn::default(), [Turns::default(), Turns::default()]);
+        let mut now_ns = NOW_NS;
+        assert_eq!(both[0].decide(&turn, 0, look(now_ns, 0, true, false)).0, GateState::Leased);
+        assert_eq!(both[1].decide(&turn, 1, look(now_ns, 0, true, false)).0, GateState::Closed);
+        for round in 0..10 {
+            let (had, next) = (round % 2, 1 - round % 2);
+            let due_ns = now_ns + 15 * MS;
+            // Overdrawn: both wait until it is due. The one that had it looks last, and first when the time has come.
+            for slot in [had, next, had] {
+                now_ns += MS;
+                let gate = both[slot].decide(&turn, slot, look(now_ns, due_ns, true, false)).0;
+                assert_eq!(gate, GateState::Closed, "{round}");
+            }
+            now_ns = due_ns;
+            let gates = [had, next, had]
+                .map(|slot| both[slot].decide(&turn, slot, look(now_ns, due_ns, true, false)).0);
+            assert_eq!(gates, [GateState::Closed, GateState::Leased, GateState::Closed], "{round}");
+        }
     }
 
     #[test]

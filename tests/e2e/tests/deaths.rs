@@ -8,7 +8,7 @@ use std::{
 };
 
 use deepres_e2e::{
-    Host, Process, Tally,
+    Host, Process, Ps, Tally,
     clients::{Way, c_client},
     host::COMMAND_LIMIT,
     shares::Window,
@@ -82,6 +82,8 @@ fn tenants_go_on_while_the_daemon_hangs_and_share_again_when_it_does_not() {
     let daemon = host.daemon();
     let clients = [backlog(&host, "a", "80%", &[]), backlog(&host, "b", "20%", &[])];
     thread::sleep(Duration::from_millis(500));
+    let charged = |ps: &Ps| -> u64 { ps.tenants.iter().map(|tenant| tenant.gpu_ns).sum() };
+    let governed = host.ps();
     host.stop(daemon.pid());
     thread::sleep(AFTER_THE_DAEMON);
     let before = clients.each_ref().map(launches);
@@ -92,6 +94,12 @@ fn tenants_go_on_while_the_daemon_hangs_and_share_again_when_it_does_not() {
     }
     daemon.signal(Signal::CONT);
     thread::sleep(Duration::from_millis(1000));
+    // Meanwhile each meter counted the other's turns as its own.
+    let back = host.ps();
+    let (passed_ns, charged_ns) = (back.now_ns - governed.now_ns, charged(&back) - charged(&governed));
+    println!("charged {charged_ns} ns in {passed_ns} ns");
+    assert!(charged_ns <= passed_ns + passed_ns / 20, "charged {charged_ns} ns in {passed_ns} ns");
+    assert!(charged_ns >= passed_ns / 2, "charged {charged_ns} ns in {passed_ns} ns");
     let window = Window::measure(&host, Duration::from_secs(2));
     let had = window.true_percent("a");
     assert!((had - 80.0).abs() <= 4.0, "shares are enforced again: a had {had:.1} %");

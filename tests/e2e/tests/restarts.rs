@@ -397,6 +397,36 @@ fn a_child_forked_while_its_parent_waits_for_a_new_daemon_keeps_no_connection_op
     assert!(alive(first) && alive(second), "the session ended with the parent, not with its children");
 }
 
+#[test]
+fn a_daemon_whose_log_cannot_be_written_serves_on_and_ends_well_with_its_terminal() {
+    let host = Host::new();
+    let program = host.deepres(&[]).get_program().to_owned();
+    let mut command = host.command("sh");
+    // A full disk. And by nohup the end of a terminal is nothing to a daemon.
+    command.args(["-c", "trap '' HUP; exec \"$0\" daemon 2>/dev/full"]).arg(&program);
+    let mut deaf = host.spawn(command);
+    let served = |daemon: &mut Process| {
+        while host.finish(host.deepres(&["ps", "--json"])).code != 0 {
+            assert!(daemon.try_wait().is_none(), "it ended: {}", daemon.stderr());
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    served(&mut deaf);
+    let mut view =
+        host.spawn(host.run(&["--name", "served", "--memory", "1GiB"], c_client("view", Way::Dlsym), &[]));
+    assert_eq!(view.await_json(COMMAND_LIMIT)["total"], 1u64 << 30);
+    host.finish(host.deepres(&["set", "served", "--share", "50%"])).success();
+    deaf.signal(Signal::HUP);
+    served(&mut deaf);
+    view.finish(COMMAND_LIMIT).success();
+    deaf.signal(Signal::TERM);
+    deaf.finish(COMMAND_LIMIT).success();
+    let mut daemon = host.daemon();
+    daemon.signal(Signal::HUP);
+    daemon.await_end(COMMAND_LIMIT).success();
+    assert!(!host.tenant_socket().exists(), "as at SIGTERM");
+}
+
 /// The daemon as a service manager starts it: with these sockets, and told where to report.
 fn serve(host: &Host, sockets: &[OwnedFd; 2], notify: &Path) -> Process {
     let daemon = host.deepres(&[]).get_program().to_owned();

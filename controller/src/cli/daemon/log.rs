@@ -8,8 +8,8 @@ use std::path::Path;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer, format};
-use tracing_subscriber::fmt::{FmtContext, time::SystemTime};
+use tracing_subscriber::fmt::format::{DefaultFields, Format, FormatEvent, FormatFields, Writer, format};
+use tracing_subscriber::fmt::{FmtContext, SubscriberBuilder, time::SystemTime};
 use tracing_subscriber::registry::LookupSpan;
 
 /// Names device and inode of the stream that the service manager reads into the journal.
@@ -20,17 +20,22 @@ pub fn init(levels: &str, file: Option<&Path>) -> Result<()> {
     let filter = filter(levels)?;
     if let Some(path) = file {
         let file = LogFile::of_output(path).with_context(|| format!("cannot open {}", path.display()))?;
-        let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || file.clone());
+        let lines = builder(filter).with_writer(move || file.clone());
         lines.with_ansi(false).with_timer(SystemTime).init();
         return Ok(());
     }
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
+    let lines = builder(filter).with_writer(stderr);
     if is_journal() {
         lines.with_ansi(false).event_format(Journal).init();
     } else {
         lines.with_ansi(stderr().is_terminal()).with_timer(SystemTime).init();
     }
     Ok(())
+}
+
+/// A line that cannot be written (a full disk, a pipe that nobody reads) is lost. To complain about that on stderr would be to fail again, and to panic.
+fn builder(filter: EnvFilter) -> SubscriberBuilder<DefaultFields, Format, EnvFilter> {
+    tracing_subscriber::fmt().log_internal_errors(false).with_env_filter(filter)
 }
 
 /// What passes where nobody says.

@@ -9,9 +9,11 @@ use deepres_controller::daemon::{self, Gpu, Inherited, Options, lock_directory};
 use deepres_controller::directory::Directory;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use std::io::Write;
+use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use tokio::signal::unix::{SignalKind, signal};
+use std::task::Poll;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -100,17 +102,27 @@ fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> 
     Ok(())
 }
 
-/// Returns at SIGTERM or SIGINT.
+/// Returns at SIGTERM, SIGINT, or SIGHUP (its terminal is gone), but for one that whoever started it has it ignore, as nohup does.
 async fn told_to_stop() {
-    let (Ok(mut terminate), Ok(mut interrupt)) =
-        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        // Without handlers these signals end the process, which tenants survive.
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+    let heeded = kinds.into_iter().filter(|kind| !is_ignored(*kind));
+    // Without handlers these signals end the process, which tenants survive.
+    let mut signals: Vec<Signal> = heeded.filter_map(|kind| signal(kind).ok()).collect();
+    std::future::poll_fn(|context| {
+        match signals.iter_mut().any(|signal| signal.poll_recv(context).is_ready()) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
+}
+
+fn is_ignored(kind: SignalKind) -> bool {
+    let mut present = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: only reads what is set, into a struct of the right type, which is looked at if the call wrote it.
+    unsafe {
+        libc::sigaction(kind.as_raw_value(), std::ptr::null(), present.as_mut_ptr()) == 0
+            && present.assume_init().sa_sigaction == libc::SIG_IGN
     }
 }
 
