@@ -3,6 +3,7 @@ use deepres_abi::driver::types as cu;
 use simgpu_engine::CopyKind;
 
 use crate::array;
+use crate::ipc;
 use crate::mapping;
 use crate::memory::{self, Allocation, Kind};
 use crate::status::{self, Result};
@@ -176,6 +177,7 @@ impl Plan {
 
     /// Moves the bytes.
     pub fn run(&self) {
+        let _stay = mapping::stay();
         self.moved(self.source, self.target);
     }
 
@@ -290,6 +292,7 @@ impl Fill {
 
     /// Writes the pattern.
     pub fn run(&self) {
+        let _stay = mapping::stay();
         let row_bytes = self.width * u64::from(self.element_bytes);
         let is_dense = self.height == 1 || self.pitch_bytes == row_bytes;
         let (row_bytes, rows) =
@@ -302,13 +305,18 @@ impl Fill {
 
 fn fill_row(address: u64, bytes: u64, value: u32, element_bytes: u32) {
     let is_zero = value.to_le_bytes()[..element_bytes as usize].iter().all(|byte| *byte == 0);
-    let has_private_pages =
-        || memory::find(address).is_some_and(|found| matches!(found.kind, Kind::Device | Kind::Pooled(_)));
-    if is_zero && bytes >= DROP_PAGES_BYTES && has_private_pages() {
+    let drop_pages = match memory::find(address).map(|found| found.kind) {
+        _ if !is_zero || bytes < DROP_PAGES_BYTES => None,
+        Some(Kind::Device) if !ipc::is_shared(address) => Some(mapping::drop_pages as fn(u64, u64) -> bool),
+        Some(Kind::Pooled(_)) => Some(mapping::drop_pages as fn(u64, u64) -> bool),
+        Some(Kind::Device | Kind::Opened { .. }) => Some(mapping::drop_shared_pages as fn(u64, u64) -> bool),
+        _ => None,
+    };
+    if let Some(drop_pages) = drop_pages {
         const PAGE_BYTES: u64 = 4096;
         let first = address.next_multiple_of(PAGE_BYTES);
         let last = (address + bytes) / PAGE_BYTES * PAGE_BYTES;
-        if mapping::drop_pages(first, last - first) {
+        if drop_pages(first, last - first) {
             fill_row(address, first - address, value, element_bytes);
             fill_row(last, address + bytes - last, value, element_bytes);
             return;

@@ -20,6 +20,7 @@ mod graph;
 mod graph_memory;
 mod handle;
 mod image;
+mod ipc;
 mod lookup;
 mod mapping;
 mod memory;

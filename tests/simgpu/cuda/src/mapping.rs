@@ -1,7 +1,8 @@
 //! Address space from the kernel: what stands in for device memory. Pages cost nothing until they are written.
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use crate::status::{self, Result};
 
@@ -66,6 +67,76 @@ pub fn protect(at: u64, bytes: u64, access: Access) -> Result<()> {
 pub fn drop_pages(at: u64, bytes: u64) -> bool {
     // SAFETY: the range is a private anonymous mapping of this library, so that dropped pages read as zeros.
     unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_DONTNEED) == 0 }
+}
+
+/// The same for a mapping of a file, for all who have it mapped.
+pub fn drop_shared_pages(at: u64, bytes: u64) -> bool {
+    // SAFETY: the range is a mapping of this library, so that dropped pages read as zeros.
+    unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_REMOVE) == 0 }
+}
+
+/// Held for writing while what lies at an address moves into a file.
+static MOVES: RwLock<()> = RwLock::new(());
+
+/// Whoever writes to device memory holds this meanwhile: nothing of it is lost when a range moves into a file.
+pub fn stay() -> RwLockReadGuard<'static, ()> {
+    MOVES.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Moves what a private mapping holds into a file that reads as zeros, and maps that in its place.
+pub fn move_into(file: &std::fs::File, at: u64, bytes: u64) -> io::Result<()> {
+    let _all_stay = MOVES.write().unwrap_or_else(PoisonError::into_inner);
+    copy_written_pages(file, at, bytes)?;
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let access = Access::ReadWrite.protection();
+    // SAFETY: the range is a mapping of this library that nobody writes to meanwhile, and what replaces it holds the same.
+    let mapped =
+        unsafe { libc::mmap(at as *mut libc::c_void, bytes as usize, access, flags, file.as_raw_fd(), 0) };
+    if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Writes the pages that were ever touched to the same place of a file: what was not costs nothing there either.
+fn copy_written_pages(file: &std::fs::File, at: u64, bytes: u64) -> io::Result<()> {
+    const PAGE_BYTES: u64 = 4096;
+    /// Bits 63 and 62 of an entry: in memory, and swapped out.
+    const IS_THERE: u64 = 0b11 << 62;
+    const ENTRY_BYTES: usize = size_of::<u64>();
+    /// Entries that are read at a time.
+    const ENTRIES: usize = 1024;
+    let map = std::fs::File::open("/proc/self/pagemap")?;
+    let mut entries = [0_u8; ENTRIES * ENTRY_BYTES];
+    let pages = bytes / PAGE_BYTES;
+    for first in (0..pages).step_by(ENTRIES) {
+        let count = (pages - first).min(ENTRIES as u64) as usize;
+        let entries = &mut entries[..count * ENTRY_BYTES];
+        map.read_exact_at(entries, (at / PAGE_BYTES + first) * ENTRY_BYTES as u64)?;
+        for (page, entry) in (first..).zip(entries.as_chunks::<ENTRY_BYTES>().0) {
+            if u64::from_ne_bytes(*entry) & IS_THERE == 0 {
+                continue;
+            }
+            let offset = page * PAGE_BYTES;
+            // SAFETY: the page is one of a mapping of this library that can be read.
+            let content =
+                unsafe { std::slice::from_raw_parts((at + offset) as *const u8, PAGE_BYTES as usize) };
+            file.write_all_at(content, offset)?;
+        }
+    }
+    Ok(())
+}
+
+/// Maps the whole of a file for reading and writing, wherever there is room.
+pub fn map_file(file: &std::fs::File, bytes: u64) -> Result<u64> {
+    let at = map(bytes, ALIGNMENT_BYTES, 0, Access::None)?;
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let access = Access::ReadWrite.protection();
+    // SAFETY: the range was just reserved and nobody else knows it.
+    let mapped =
+        unsafe { libc::mmap(at as *mut libc::c_void, bytes as usize, access, flags, file.as_raw_fd(), 0) };
+    if mapped == libc::MAP_FAILED {
+        unmap(at, bytes);
+        return Err(status::MAP_FAILED);
+    }
+    Ok(at)
 }
 
 /// Memory that can be mapped more than once and passed to other processes.

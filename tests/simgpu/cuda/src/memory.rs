@@ -11,7 +11,7 @@ use crate::mapping::{self, Access};
 use crate::pool::Pool;
 use crate::process::{self, host};
 use crate::status::{self, Result};
-use crate::{account, capture, pending};
+use crate::{account, capture, ipc, pending};
 
 /// Up to this size allocations share a 2 MiB piece; larger ones have pieces of their own.
 const SMALL_BYTES: u64 = 1 << 20;
@@ -48,6 +48,11 @@ pub enum Kind {
     Array,
     /// Memory that a graph allocates when it runs.
     Graph,
+    /// Linear memory of another process, opened here; charged there.
+    Opened {
+        /// The ordinal of the device that it lies on.
+        device: i32,
+    },
     /// A variable of a module.
     Variable {
         /// Whether the host may use it too.
@@ -90,6 +95,7 @@ impl Allocation {
     pub fn device(&self) -> i32 {
         match (&self.kind, &self.context) {
             (Kind::Pooled(pool), _) => pool.device,
+            (Kind::Opened { device }, _) => *device,
             (_, Some(context)) => context.device,
             _ => 0,
         }
@@ -222,12 +228,27 @@ fn take(context: &Context, bytes: u64) -> Result<u64> {
     arena.take(rounded).ok_or(status::OUT_OF_MEMORY)
 }
 
+/// The 2 MiB, or more, that an allocation of device memory lies in: where they begin, and how many bytes they are.
+pub fn piece_of(allocation: &Allocation) -> (u64, u64) {
+    let piece = Config::ALLOCATION_GRANULARITY_BYTES;
+    if is_small(allocation.bytes) {
+        (allocation.base / piece * piece, piece)
+    } else {
+        (allocation.base, allocation.bytes.next_multiple_of(piece))
+    }
+}
+
+fn unmap_piece(base: u64, bytes: u64) {
+    ipc::forget_piece(base);
+    mapping::unmap(base, bytes);
+}
+
 /// The inverse of [`take`].
 fn give(context: &Context, at: u64, bytes: u64) {
     let piece = Config::ALLOCATION_GRANULARITY_BYTES;
     if !is_small(bytes) {
         let charged = bytes.next_multiple_of(piece);
-        mapping::unmap(at, charged);
+        unmap_piece(at, charged);
         host().release_memory(context.engine, charged);
         return;
     }
@@ -235,7 +256,7 @@ fn give(context: &Context, at: u64, bytes: u64) {
     let Some(arena) = arenas.get_mut(&context.handle) else { return };
     arena.give(at, bytes.next_multiple_of(Config::SUBALLOCATION_GRANULARITY_BYTES));
     for (base, bytes) in arena.trim(0) {
-        mapping::unmap(base, bytes);
+        unmap_piece(base, bytes);
         host().release_memory(context.engine, bytes);
     }
 }
@@ -314,7 +335,7 @@ pub fn unregister_host(address: u64) -> Result<()> {
 }
 
 /// Waits until nothing of the context can use its memory any more, as freeing memory does.
-fn quiesce(context: &Context) {
+pub fn quiesce(context: &Context) {
     host().wait_context(context.engine, context.wait_policy());
     pending::settle();
 }
@@ -323,6 +344,7 @@ fn free_backing(allocation: &Allocation) {
     pending::drain(allocation.base, allocation.bytes);
     match (&allocation.kind, &allocation.context) {
         (Kind::Device | Kind::Array | Kind::Variable { .. }, Some(context)) => {
+            ipc::withdraw(allocation);
             give(context, allocation.base, allocation.bytes);
         }
         (Kind::Managed | Kind::HostPinned { .. }, _) => {
@@ -403,18 +425,20 @@ pub fn forget_context(context: &Context) {
     for allocation in gone {
         pending::drain(allocation.base, allocation.bytes);
         let is_own_mapping = !is_small(allocation.bytes);
+        ipc::withdraw(&allocation);
         match allocation.kind {
-            Kind::Device | Kind::Array | Kind::Variable { .. } if is_own_mapping => mapping::unmap(
-                allocation.base,
-                allocation.bytes.next_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES),
-            ),
+            Kind::Device | Kind::Array | Kind::Variable { .. } if is_own_mapping => {
+                let (base, bytes) = piece_of(&allocation);
+                unmap_piece(base, bytes);
+            }
+            Kind::Opened { .. } => ipc::forget_opened(allocation.base),
             Kind::Managed | Kind::HostPinned { .. } => free_backing(&allocation),
             _ => {}
         }
     }
     if let Some(arena) = lock(arenas()).remove(&context.handle) {
         for (base, bytes) in arena.slabs() {
-            mapping::unmap(base, bytes);
+            unmap_piece(base, bytes);
         }
     }
 }

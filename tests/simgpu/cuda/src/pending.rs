@@ -14,6 +14,7 @@ use simgpu_engine::{Ticket, WaitPolicy};
 
 use crate::context::lock;
 use crate::copy::{Fill, Plan};
+use crate::mapping;
 use crate::process::host;
 
 /// How often the helper looks while something is pending: the most by which an effect that nobody asks for may be late.
@@ -69,6 +70,7 @@ impl Cell {
     }
 
     fn write(self) {
+        let _stay = mapping::stay();
         // SAFETY: as for reading.
         unsafe {
             if self.wide {

@@ -1,9 +1,10 @@
 //! What this process is to the virtual GPUs: attached or not, which GPUs it sees, forked or not.
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Once, OnceLock};
 
 use simgpu_engine::{Config, Host, faults};
 
+use crate::ipc;
 use crate::status::{self, Result, Status};
 
 const FRESH: u8 = 0;
@@ -29,6 +30,8 @@ pub fn initialise() -> Result<()> {
         _ => {}
     }
     PROCESS.get_or_init(attach).as_ref().map_err(|code| *code)?;
+    static SWEPT: Once = Once::new();
+    SWEPT.call_once(ipc::sweep);
     STATE.store(READY, Ordering::Release);
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::{
     sim::{self, NewItem, Prediction},
     wait,
 };
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// How to attach to a host.
 #[derive(Clone, Debug, Default)]
@@ -53,6 +53,7 @@ pub struct Host {
     process: ByteLock,
     shared: Shared,
     clock: Clock,
+    directory: PathBuf,
     /// [`liveness::forks`] at the time of attaching.
     forks: u32,
 }
@@ -81,7 +82,9 @@ impl Host {
             liveness::enter(&mut *guard, state, number);
             process
         };
-        Ok(Self { process, shared, clock, forks: liveness::forks() })
+        // Whoever changes its working directory later still finds it.
+        let directory = std::path::absolute(&dir).unwrap_or(dir);
+        Ok(Self { process, shared, clock, directory, forks: liveness::forks() })
     }
 
     /// True in a forked child of the process that attached. Nothing can be done there: calls that can fail
@@ -94,6 +97,11 @@ impl Host {
     /// What the GPUs are like.
     pub fn config(&self) -> &Config {
         &self.shared.config
+    }
+
+    /// The state directory: all processes that share these GPUs see it.
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// How many GPUs there are.

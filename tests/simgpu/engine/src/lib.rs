@@ -38,6 +38,7 @@ pub use clock::Clock;
 pub use config::{Ancestor, Config, CopyKind, KernelCost, PciAddress};
 pub use error::{Error, OutOfMemory};
 pub use host::{Host, MemoryInfo, Options};
+pub use shared::open_as_its_directory;
 pub use work::{ContextId, EventId, EventStatus, StreamId, Ticket, WaitPolicy, Work};
 
 /// The most GPUs that one virtual host has.

@@ -241,6 +241,7 @@ pub fn enter<M: Memory>(memory: &mut M, state: &State, number: usize) {
     memory.put(&process.order, order);
     memory.put(&process.checkpoint, checkpoint_state::RUNNING);
     memory.put(&process.calls, 0);
+    memory.put(&process.unmovable, 0);
     for gpu in &process.gpus {
         for word in [
             &gpu.busy_ns,

@@ -148,7 +148,7 @@ fn open_file(path: &Path) -> Result<File, Error> {
 
 /// Lets all users open a file in a directory that they may all put files into: such a state is shared by users, those of
 /// containers for example. Whoever made the file can; the others find it done.
-fn open_as_its_directory(file: &File, path: &Path) {
+pub fn open_as_its_directory(file: &File, path: &Path) {
     const WRITABLE_BY_OTHERS: u32 = 0o002;
     const FOR_ALL: u32 = 0o666;
     let is_for_all = |mode: u32| mode & WRITABLE_BY_OTHERS != 0;

@@ -5,6 +5,7 @@ use deepres_abi::driver::types::*;
 
 use crate::array;
 use crate::context;
+use crate::ipc;
 use crate::memory::{self, Allocation, Kind};
 use crate::process::{gpu_of, host};
 use crate::status::{self, Result};
@@ -153,7 +154,9 @@ fn pointer_attribute(
         CU_POINTER_ATTRIBUTE_BUFFER_ID => give!(data.cast::<u64>(), found.id),
         CU_POINTER_ATTRIBUTE_IS_MANAGED => give!(data.cast::<u8>(), found.is_managed().into()),
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => give!(data.cast::<i32>(), found.device()),
-        CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => give!(data.cast::<u8>(), 0),
+        CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
+            give!(data.cast::<u8>(), matches!(found.kind, Kind::Device).into());
+        }
         CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => give!(data.cast::<u64>(), found.base),
         CU_POINTER_ATTRIBUTE_RANGE_SIZE => give!(data.cast::<usize>(), found.bytes as usize),
         CU_POINTER_ATTRIBUTE_MAPPED => give!(data.cast::<u8>(), 1),
@@ -230,6 +233,34 @@ pub fn cuPointerSetAttribute(
     }
     // Everything that this would make synchronous already is, as far as memory goes.
     Ok(())
+}
+
+pub fn cuIpcGetMemHandle(pHandle: *mut CUipcMemHandle, dptr: CUdeviceptr) -> Result<()> {
+    if pHandle.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(pHandle, CUipcMemHandle { reserved: ipc::export(dptr)?.bytes() });
+    Ok(())
+}
+
+fn open(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: u32) -> Result<()> {
+    if pdptr.is_null() || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(pdptr, ipc::open(handle.reserved)?);
+    Ok(())
+}
+
+pub fn cuIpcOpenMemHandle(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, Flags: u32) -> Result<()> {
+    open(pdptr, handle, Flags)
+}
+
+pub fn cuIpcOpenMemHandle_v2(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, Flags: u32) -> Result<()> {
+    open(pdptr, handle, Flags)
+}
+
+pub fn cuIpcCloseMemHandle(dptr: CUdeviceptr) -> Result<()> {
+    ipc::close(dptr)
 }
 
 /// Advice and prefetches are for managed memory, or for memory that the system manages itself.

@@ -1,0 +1,362 @@
+//! Linear memory that other processes open (`cuIpc…MemHandle`).
+//!
+//! What is exported moves into a file in the state directory, which every process that shares the GPUs sees, and everybody maps that. As on a real
+//! driver it is the whole piece that an allocation lies in: small allocations share one. The exporter holds a record lock on one byte of the
+//! file for each exported allocation, by its id, so that the kernel itself says which of them live, however the exporter ends.
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use simgpu_engine::Config;
+
+use crate::context::{self, lock};
+use crate::mapping;
+use crate::memory::{self, Allocation, Kind};
+use crate::pending;
+use crate::process::{self, host};
+use crate::status::{self, Result};
+
+const HANDLE_BYTES: usize = 64;
+const WORD_BYTES: usize = size_of::<u64>();
+/// The first word of every handle.
+const MAGIC: u64 = u64::from_le_bytes(*b"simgpu m");
+/// What the names of files of exported memory begin with.
+const FILE_PREFIX: &str = "memory-";
+/// What they end with until they are locked.
+const UNFINISHED: &str = ".new";
+/// The byte that is locked as long as a piece lives. Ids of allocations begin after it.
+const PIECE_LOCK: u64 = 0;
+/// As a length of a lock: to the end, wherever that is.
+const WHOLE_FILE: libc::off_t = 0;
+
+/// What a handle says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Handle {
+    /// Random, of the process that exports.
+    exporter: u64,
+    /// The piece, among those of that process.
+    piece: u64,
+    /// The allocation, among those of that process.
+    allocation: u64,
+    /// Where in the piece it begins.
+    offset: u64,
+    /// Its length.
+    bytes: u64,
+    /// The engine's index of its GPU.
+    gpu: u64,
+}
+
+impl Handle {
+    /// As other processes get it.
+    pub fn bytes(self) -> [u8; HANDLE_BYTES] {
+        let words = [
+            MAGIC,
+            self.exporter,
+            self.piece,
+            self.allocation,
+            self.offset,
+            self.bytes,
+            self.gpu,
+            self.check(),
+        ];
+        let mut bytes = [0; HANDLE_BYTES];
+        for (place, word) in bytes.chunks_exact_mut(WORD_BYTES).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// `None` for what no process exported.
+    fn of(bytes: [u8; HANDLE_BYTES]) -> Option<Self> {
+        let mut words = bytes.as_chunks::<WORD_BYTES>().0.iter().map(|word| u64::from_le_bytes(*word));
+        let mut next = || words.next();
+        let magic = next()?;
+        let handle = Self {
+            exporter: next()?,
+            piece: next()?,
+            allocation: next()?,
+            offset: next()?,
+            bytes: next()?,
+            gpu: next()?,
+        };
+        (magic == MAGIC && next()? == handle.check()).then_some(handle)
+    }
+
+    fn check(self) -> u64 {
+        self.exporter ^ self.piece ^ self.allocation ^ self.offset ^ self.bytes ^ self.gpu
+    }
+
+    fn path(self) -> PathBuf {
+        path(self.exporter, self.piece)
+    }
+}
+
+fn path(exporter: u64, piece: u64) -> PathBuf {
+    host().directory().join(format!("{FILE_PREFIX}{exporter:016x}-{piece}"))
+}
+
+/// Which exporter this process is.
+fn own_number() -> u64 {
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    *NUMBER.get_or_init(|| RandomState::new().build_hasher().finish())
+}
+
+/// A piece of memory of which something was exported.
+struct Piece {
+    number: u64,
+    /// Open once: to close any descriptor of it gives up the locks.
+    file: Arc<File>,
+    /// Ids of its exported allocations.
+    exported: HashSet<u64>,
+}
+
+/// By their first address.
+static PIECES: Mutex<BTreeMap<u64, Piece>> = Mutex::new(BTreeMap::new());
+/// Held by whoever moves a piece into a file: not [`PIECES`], which those who write to memory ask.
+static EXPORTING: Mutex<()> = Mutex::new(());
+
+/// One allocation of another process, open here.
+struct Opened {
+    handle: Handle,
+    /// Where the allocation begins.
+    address: u64,
+    /// The mapping that it lies in.
+    mapping: (u64, u64),
+    /// The context that opened it, and its GPU.
+    context: usize,
+    context_gpu: usize,
+    count: usize,
+}
+
+static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+
+fn record(kind: libc::c_int, start: u64, length: libc::off_t) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: start as libc::off_t,
+        l_len: length,
+        l_pid: 0,
+    }
+}
+
+fn set_lock(file: &File, kind: libc::c_int, byte: u64) -> io::Result<()> {
+    // SAFETY: the descriptor is open and the lock a valid one.
+    let failed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &record(kind, byte, 1)) } != 0;
+    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Whether another process has locked any of a range.
+fn is_locked(file: &File, start: u64, length: libc::off_t) -> bool {
+    let mut request = record(libc::F_WRLCK, start, length);
+    // SAFETY: the descriptor is open and `request` has room for the answer.
+    let answered = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &mut request) } == 0;
+    !answered || libc::c_int::from(request.l_type) != libc::F_UNLCK
+}
+
+/// Removes the files that dead exporters left. A process does so before it exports anything: to close a file gives up the locks that one has of it.
+pub fn sweep() {
+    let Ok(entries) = fs::read_dir(host().directory()) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if !name.starts_with(FILE_PREFIX) || name.ends_with(UNFINISHED) {
+            continue;
+        }
+        let path = entry.path();
+        if OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .is_ok_and(|file| !is_locked(&file, 0, WHOLE_FILE))
+        {
+            // Somebody else may have been first.
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// A file that reads as zeros and says that it lives; nobody sees it before it does.
+fn create_file(path: &Path, bytes: u64) -> io::Result<File> {
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(UNFINISHED);
+    let unfinished = PathBuf::from(unfinished);
+    let finish = || {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&unfinished)?;
+        simgpu_engine::open_as_its_directory(&file, &unfinished);
+        file.set_len(bytes)?;
+        set_lock(&file, libc::F_WRLCK, PIECE_LOCK)?;
+        fs::rename(&unfinished, path)?;
+        Ok(file)
+    };
+    finish().inspect_err(|_| {
+        let _ = fs::remove_file(&unfinished);
+    })
+}
+
+/// Lets other processes open the allocation that begins at `address`.
+pub fn export(address: u64) -> Result<Handle> {
+    let found = memory::find(address).filter(|found| found.base == address);
+    let allocation = found.filter(|found| matches!(found.kind, Kind::Device)).ok_or(status::INVALID_VALUE)?;
+    let gpu = allocation.context.as_ref().ok_or(status::INVALID_VALUE)?.gpu as u64;
+    let (base, bytes) = memory::piece_of(&allocation);
+    let _one_at_a_time = lock(&EXPORTING);
+    if !lock(&PIECES).contains_key(&base) {
+        share_piece(base, bytes).map_err(|_| status::OPERATING_SYSTEM)?;
+    }
+    let mut pieces = lock(&PIECES);
+    let piece = pieces.get_mut(&base).ok_or(status::INVALID_VALUE)?;
+    if !piece.exported.contains(&allocation.id) {
+        set_lock(&piece.file, libc::F_WRLCK, allocation.id).map_err(|_| status::OPERATING_SYSTEM)?;
+        piece.exported.insert(allocation.id);
+        host().add_unmovable();
+    }
+    Ok(Handle {
+        exporter: own_number(),
+        piece: piece.number,
+        allocation: allocation.id,
+        offset: address - base,
+        bytes: allocation.bytes,
+        gpu,
+    })
+}
+
+/// Moves a piece into a file of its own.
+fn share_piece(base: u64, bytes: u64) -> io::Result<()> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let file = Arc::new(create_file(&path(own_number(), number), bytes)?);
+    let content = Arc::clone(&file);
+    // First: whoever drops pages from now on asks whether others have them.
+    lock(&PIECES).insert(base, Piece { number, file, exported: HashSet::new() });
+    let moved = mapping::move_into(&content, base, bytes);
+    if moved.is_err() {
+        forget_piece(base);
+    }
+    moved
+}
+
+/// Whether the memory at an address was exported, alone or with what lies beside it.
+pub fn is_shared(address: u64) -> bool {
+    let piece = memory::find(address).map(|found| memory::piece_of(&found).0);
+    piece.is_some_and(|base| lock(&PIECES).contains_key(&base))
+}
+
+/// An allocation is being freed: nobody opens it any more. Who has it open keeps what is in it.
+pub fn withdraw(allocation: &Allocation) {
+    let mut pieces = lock(&PIECES);
+    if let Some(piece) = pieces.get_mut(&memory::piece_of(allocation).0)
+        && piece.exported.remove(&allocation.id)
+    {
+        // What is not unlocked now is when the piece goes.
+        let _ = set_lock(&piece.file, libc::F_UNLCK, allocation.id);
+        host().remove_unmovable();
+    }
+}
+
+/// A piece of memory is being given back.
+pub fn forget_piece(base: u64) {
+    if let Some(piece) = lock(&PIECES).remove(&base) {
+        // Should it stay, the next process that starts removes it.
+        let _ = fs::remove_file(path(own_number(), piece.number));
+    }
+}
+
+/// Opens an allocation of another process in the current context, or once more; answers its address here.
+pub fn open(bytes: [u8; HANDLE_BYTES]) -> Result<u64> {
+    let context = context::current()?;
+    let handle = Handle::of(bytes).ok_or(status::INVALID_HANDLE)?;
+    if handle.exporter == own_number() {
+        return Err(status::INVALID_CONTEXT);
+    }
+    let device = (0..process::device_count() as i32)
+        .find(|device| process::gpu_of(*device).is_ok_and(|gpu| gpu as u64 == handle.gpu))
+        .ok_or(status::INVALID_DEVICE)?;
+    let mut opened = lock(&OPENED);
+    if let Some(again) = opened.iter_mut().find(|one| one.handle == handle && one.context == context.handle) {
+        again.count += 1;
+        return Ok(again.address);
+    }
+    // What one process has on one GPU is opened by one context of each GPU.
+    let is_others = |one: &Opened| {
+        (one.handle.exporter, one.handle.gpu) == (handle.exporter, handle.gpu)
+            && one.context_gpu == context.gpu
+            && one.context != context.handle
+    };
+    if opened.iter().any(is_others) {
+        return Err(status::INVALID_CONTEXT);
+    }
+    let (base, length) = map_exported(handle)?;
+    let address = base + handle.offset;
+    opened.push(Opened {
+        handle,
+        address,
+        mapping: (base, length),
+        context: context.handle,
+        context_gpu: context.gpu,
+        count: 1,
+    });
+    drop(opened);
+    host().add_unmovable();
+    memory::enter(address, handle.bytes, Kind::Opened { device }, Some(Arc::clone(&context)));
+    Ok(address)
+}
+
+/// Maps the piece that an exported allocation lies in, if that lives.
+fn map_exported(handle: Handle) -> Result<(u64, u64)> {
+    let opened = OpenOptions::new().read(true).write(true).open(handle.path());
+    let file = opened.map_err(|_| status::INVALID_HANDLE)?;
+    if handle.allocation == PIECE_LOCK || !is_locked(&file, handle.allocation, 1) {
+        return Err(status::INVALID_HANDLE);
+    }
+    let length = file.metadata().map_err(|_| status::MAP_FAILED)?.len();
+    let is_inside = handle.offset.checked_add(handle.bytes).is_some_and(|end| end <= length);
+    if length == 0 || !length.is_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES) || !is_inside {
+        return Err(status::INVALID_HANDLE);
+    }
+    Ok((mapping::map_file(&file, length)?, length))
+}
+
+/// Closes what was opened at `address`, if it was opened once more than it was closed.
+pub fn close(address: u64) -> Result<()> {
+    context::current()?;
+    let last = {
+        let mut opened = lock(&OPENED);
+        let at = opened.iter().position(|one| one.address == address).ok_or(status::INVALID_VALUE)?;
+        opened[at].count -= 1;
+        if opened[at].count > 0 {
+            return Ok(());
+        }
+        opened.swap_remove(at)
+    };
+    if let Some(context) = memory::find(address).and_then(|found| found.context)
+        && context.is_alive()
+    {
+        memory::quiesce(&context);
+    }
+    pending::drain(address, last.handle.bytes);
+    // The end of the context may have been first.
+    let _ = memory::strike(address, |found| matches!(found.kind, Kind::Opened { .. }));
+    unmap(&last);
+    Ok(())
+}
+
+fn unmap(opened: &Opened) {
+    let (base, bytes) = opened.mapping;
+    mapping::unmap(base, bytes);
+    host().remove_unmovable();
+}
+
+/// Unmaps what was opened at `address`; nothing uses it any more.
+pub fn forget_opened(address: u64) {
+    let mut opened = lock(&OPENED);
+    if let Some(at) = opened.iter().position(|one| one.address == address) {
+        unmap(&opened.swap_remove(at));
+    }
+}

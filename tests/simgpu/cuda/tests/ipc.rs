@@ -1,0 +1,403 @@
+//! Linear memory that another process opens: shared, charged once, and gone with whoever has it.
+#[macro_use]
+mod common;
+use std::io::{BufRead, BufReader, Write as _};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+use common::*;
+
+const MIB: usize = 1 << 20;
+const PIECE: usize = 2 * MIB;
+/// What an answer of the other process begins with; the rest of its output is the test harness's.
+const ANSWER: &str = "answer ";
+/// The dead are noticed within this, however busy the machine.
+const NOTICED_WITHIN: Duration = Duration::from_secs(10);
+
+/// Another process on the same GPUs, which does as it is told by lines: this program again, at the test below.
+struct Other {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Other {
+    /// To be called while a [`Gpu`] is held, which names the GPUs.
+    fn start() -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("another process");
+        let to = child.stdin.take().expect("piped");
+        let from = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, to, from }
+    }
+
+    fn ask(&mut self, line: &str) -> u64 {
+        writeln!(self.to, "{line}").expect("it lives");
+        loop {
+            let mut said = String::new();
+            assert_ne!(self.from.read_line(&mut said).expect("text"), 0, "it ended at: {line}");
+            // The harness says the test's name on the same line.
+            if let Some((_, answer)) = said.trim().split_once(ANSWER) {
+                return answer.parse().expect("a number");
+            }
+        }
+    }
+
+    fn open(&mut self, handle: &CUipcMemHandle) -> u64 {
+        self.ask(&format!("open {}", hex(handle)))
+    }
+
+    /// A handle of memory of its own.
+    fn exported(&mut self, bytes: usize) -> CUipcMemHandle {
+        assert_eq!(self.ask(&format!("export {bytes}")), 0);
+        let mut handle = CUipcMemHandle { reserved: [0; 64] };
+        for at in 0..handle.reserved.len() {
+            handle.reserved[at] = self.ask(&format!("byte {at}")) as u8;
+        }
+        handle
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let deadline = Instant::now() + NOTICED_WITHIN;
+        while held_bytes(self.child.id()) != 0 {
+            assert!(
+                Instant::now() < deadline,
+                "a dead process is charged for {}",
+                held_bytes(self.child.id())
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn state() -> PathBuf {
+    std::env::var_os("SIMGPU_STATE").expect("a state of our own").into()
+}
+
+/// What a process holds of the GPU, whether it lives or not.
+fn held_bytes(pid: u32) -> u64 {
+    let processes = simgpu_engine::truth::snapshot(&state()).expect("there is a state").processes;
+    processes.iter().filter(|process| process.pid == pid).map(|process| process.gpus[0].memory_bytes).sum()
+}
+
+fn hex(handle: &CUipcMemHandle) -> String {
+    handle.reserved.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn of_hex(text: &str) -> CUipcMemHandle {
+    let byte = |at: usize| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).expect("hexadecimal");
+    CUipcMemHandle { reserved: std::array::from_fn(byte) }
+}
+
+#[test]
+#[ignore = "the other process of the tests here, which start it"]
+fn the_other_process() {
+    if std::env::var_os("SIMGPU_STATE").is_none() {
+        // Nobody started it.
+        return;
+    }
+    let mut context = null_mut();
+    ok!(cuInit(0));
+    ok!(cuCtxCreate_v2(&mut context, 0, 0));
+    let (mut opened, mut own) = (0, 0);
+    let mut handle = CUipcMemHandle { reserved: [0; 64] };
+    for line in std::io::stdin().lines() {
+        let line = line.expect("text");
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |at: usize| words[at].parse::<u64>().expect("a number");
+        let answer = match words[0] {
+            "open" => {
+                let flags = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
+                u64::from(code!(cuIpcOpenMemHandle_v2(&mut opened, of_hex(words[1]), flags)))
+            }
+            "close" => u64::from(code!(cuIpcCloseMemHandle(opened))),
+            "free" => u64::from(code!(cuMemFree_v2(opened))),
+            "address" => opened,
+            "write" => {
+                ok!(cuMemsetD32_v2(opened + number(1), number(2) as u32, 1));
+                ok!(cuCtxSynchronize());
+                0
+            }
+            "zero" => {
+                ok!(cuMemsetD8_v2(opened, 0, number(1) as usize));
+                ok!(cuCtxSynchronize());
+                0
+            }
+            "read" => {
+                let mut word = 0_u32;
+                ok!(cuMemcpyDtoH_v2((&raw mut word).cast(), opened + number(1), size_of::<u32>()));
+                word.into()
+            }
+            "bytes" => {
+                let (mut base, mut bytes) = (0, 0);
+                ok!(cuMemGetAddressRange_v2(&mut base, &mut bytes, opened));
+                assert_eq!(base, opened);
+                bytes as u64
+            }
+            "export" => {
+                ok!(cuMemAlloc_v2(&mut own, number(1) as usize));
+                ok!(cuMemsetD32_v2(own, 99, 1));
+                ok!(cuCtxSynchronize());
+                u64::from(code!(cuIpcGetMemHandle(&mut handle, own)))
+            }
+            "byte" => handle.reserved[number(1) as usize].into(),
+            "give-back" => u64::from(code!(cuMemFree_v2(own))),
+            "new-context" => {
+                ok!(cuCtxDestroy_v2(context));
+                ok!(cuCtxCreate_v2(&mut context, 0, 0));
+                0
+            }
+            "second-context" => {
+                let mut second = null_mut();
+                ok!(cuCtxCreate_v2(&mut second, 0, 0));
+                0
+            }
+            "away" => {
+                let pid = std::process::id() as i32;
+                ok!(cuCheckpointProcessLock(pid, null_mut()));
+                let said = code!(cuCheckpointProcessCheckpoint(pid, null_mut()));
+                if said == CUDA_SUCCESS {
+                    ok!(cuCheckpointProcessRestore(pid, null_mut()));
+                }
+                ok!(cuCheckpointProcessUnlock(pid, null_mut()));
+                said.into()
+            }
+            other => panic!("what is {other}?"),
+        };
+        println!("{ANSWER}{answer}");
+    }
+}
+
+fn export(address: CUdeviceptr) -> CUipcMemHandle {
+    let mut handle = CUipcMemHandle { reserved: [0; 64] };
+    ok!(cuIpcGetMemHandle(&mut handle, address));
+    handle
+}
+
+fn write(address: CUdeviceptr, value: u32) {
+    ok!(cuMemsetD32_v2(address, value, 1));
+    ok!(cuCtxSynchronize());
+}
+
+fn open(handle: CUipcMemHandle) -> CUdeviceptr {
+    let mut address = 0;
+    ok!(cuIpcOpenMemHandle_v2(&mut address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+    address
+}
+
+fn files() -> usize {
+    let entries = std::fs::read_dir(state()).expect("a folder of our own").flatten();
+    entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("memory-")).count()
+}
+
+#[test]
+fn both_processes_see_one_memory_and_it_is_charged_once() {
+    let gpu = Gpu::new();
+    let mut other = Other::start();
+    assert_eq!(other.ask("address"), 0);
+    let before = gpu.used_bytes();
+    let memory = gpu.memory(3 * MIB);
+    write(memory, 7);
+    write(memory + (3 * MIB - 4) as u64, 8);
+    let handle = export(memory);
+    assert_eq!(gpu.read(memory, 1), [7], "what was written before it was exported");
+    assert_eq!(other.open(&handle), u64::from(CUDA_SUCCESS));
+    assert_eq!(gpu.used_bytes() - before, 4 * MIB, "opening takes nothing");
+    assert_eq!(other.ask("bytes"), 3 * MIB as u64);
+    assert_eq!((other.ask("read 0"), other.ask(&format!("read {}", 3 * MIB - 4))), (7, 8));
+    assert_eq!(other.ask("write 4 21"), 0);
+    assert_eq!(gpu.read(memory, 2), [7, 21]);
+    write(memory + 4, 22);
+    assert_eq!(other.ask("read 4"), 22);
+    // So many zeros are written by dropping pages.
+    assert_eq!(other.ask(&format!("zero {}", 3 * MIB)), 0);
+    assert_eq!(gpu.read(memory, 2), [0, 0]);
+    write(memory, 5);
+    ok!(cuMemsetD8_v2(memory, 0, 3 * MIB));
+    ok!(cuCtxSynchronize());
+    assert_eq!(other.ask("read 0"), 0);
+    assert_eq!(
+        other.ask("free"),
+        u64::from(CUDA_ERROR_INVALID_VALUE),
+        "what was opened is closed, not freed"
+    );
+    assert_eq!(other.ask("close"), 0);
+    assert_eq!(other.ask("close"), u64::from(CUDA_ERROR_INVALID_VALUE));
+    write(memory, 6);
+    assert_eq!(gpu.read(memory, 1), [6], "the exporter's is unaffected");
+    assert_eq!(gpu.used_bytes() - before, 4 * MIB);
+    ok!(cuMemFree_v2(memory));
+    assert_eq!(gpu.used_bytes(), before);
+    assert_eq!(files(), 0);
+}
+
+#[test]
+fn what_is_opened_again_has_one_address_until_it_is_closed_as_often() {
+    let gpu = Gpu::new();
+    let mut other = Other::start();
+    let memory = gpu.memory(PIECE);
+    let handle = export(memory);
+    assert_eq!(export(memory).reserved, handle.reserved);
+    assert_eq!(other.open(&handle), 0);
+    let first = other.ask("address");
+    assert_eq!((other.open(&handle), other.ask("address")), (0, first));
+    assert_eq!(other.ask("close"), 0);
+    assert_eq!(other.ask("write 0 1"), 0);
+    assert_eq!(other.ask("close"), 0);
+    assert_eq!(other.ask("close"), u64::from(CUDA_ERROR_INVALID_VALUE));
+    assert_eq!(other.open(&handle), 0);
+    assert_eq!(other.ask("second-context"), 0);
+    assert_eq!(
+        other.open(&handle),
+        u64::from(CUDA_ERROR_INVALID_CONTEXT),
+        "one context opens a process's memory"
+    );
+}
+
+#[test]
+fn small_allocations_are_opened_by_themselves_though_they_share_a_piece() {
+    let gpu = Gpu::new();
+    let mut other = Other::start();
+    let (one, two) = (gpu.memory(1000), gpu.memory(2000));
+    assert_eq!(one / PIECE as u64, two / PIECE as u64);
+    write(one, 1);
+    write(two, 2);
+    let (first, second) = (export(one), export(two));
+    assert_eq!(other.open(&first), 0);
+    assert_eq!((other.ask("read 0"), other.ask("bytes")), (1, 1000));
+    assert_eq!(other.open(&second), 0);
+    assert_eq!((other.ask("read 0"), other.ask("bytes")), (2, 2000));
+    // Its neighbour lives, and with it the piece; at the same address is something else.
+    ok!(cuMemFree_v2(one));
+    let again = gpu.memory(1000);
+    assert_eq!(again, one);
+    assert_ne!(export(again).reserved, first.reserved);
+    let mut third = Other::start();
+    assert_eq!(third.open(&first), u64::from(CUDA_ERROR_INVALID_HANDLE));
+    assert_eq!(third.open(&second), 0);
+}
+
+#[test]
+fn handles_and_addresses_that_are_none_are_refused() {
+    let gpu = Gpu::new();
+    let memory = gpu.memory(PIECE);
+    let handle = export(memory);
+    let mut got = CUipcMemHandle { reserved: [0; 64] };
+    let mut address = 0;
+    let lazy = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
+    assert_eq!(code!(cuIpcGetMemHandle(null_mut(), memory)), CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(code!(cuIpcGetMemHandle(&mut got, memory + 256)), CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(code!(cuIpcGetMemHandle(&mut got, 0)), CUDA_ERROR_INVALID_VALUE);
+    let pinned = gpu.pinned(16).as_ptr() as CUdeviceptr;
+    assert_eq!(code!(cuIpcGetMemHandle(&mut got, pinned)), CUDA_ERROR_INVALID_VALUE);
+    let mut pooled = 0;
+    ok!(cuMemAllocAsync(&mut pooled, PIECE, null_mut()));
+    assert_eq!(code!(cuIpcGetMemHandle(&mut got, pooled)), CUDA_ERROR_INVALID_VALUE);
+    ok!(cuMemFreeAsync(pooled, null_mut()));
+    assert_eq!(
+        code!(cuIpcOpenMemHandle_v2(&mut address, handle, lazy)),
+        CUDA_ERROR_INVALID_CONTEXT,
+        "the exporter's own"
+    );
+    let none = CUipcMemHandle { reserved: [0; 64] };
+    assert_eq!(code!(cuIpcOpenMemHandle_v2(&mut address, none, lazy)), CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(code!(cuIpcOpenMemHandle(&mut address, none, lazy)), CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(code!(cuIpcOpenMemHandle_v2(null_mut(), handle, lazy)), CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(code!(cuIpcOpenMemHandle_v2(&mut address, handle, 0)), CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(code!(cuIpcCloseMemHandle(memory)), CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(code!(cuIpcCloseMemHandle(0)), CUDA_ERROR_INVALID_VALUE);
+    let mut other = Other::start();
+    let mut damaged = handle;
+    damaged.reserved[40] ^= 1;
+    assert_eq!(other.open(&damaged), u64::from(CUDA_ERROR_INVALID_HANDLE));
+    ok!(cuMemFree_v2(memory));
+    assert_eq!(other.open(&handle), u64::from(CUDA_ERROR_INVALID_HANDLE), "it was freed");
+    ok!(cuCtxSetCurrent(null_mut()));
+    assert_eq!(code!(cuIpcOpenMemHandle_v2(&mut address, handle, lazy)), CUDA_ERROR_INVALID_CONTEXT);
+    assert_eq!(code!(cuIpcCloseMemHandle(0)), CUDA_ERROR_INVALID_CONTEXT);
+    ok!(cuCtxSetCurrent(gpu.context));
+}
+
+#[test]
+fn what_the_exporter_frees_stays_readable_where_it_is_open_and_costs_the_gpu_nothing() {
+    let gpu = Gpu::new();
+    let mut other = Other::start();
+    assert_eq!(other.ask("address"), 0);
+    let before = gpu.used_bytes();
+    let memory = gpu.memory(PIECE);
+    write(memory, 3);
+    assert_eq!(other.open(&export(memory)), 0);
+    ok!(cuMemFree_v2(memory));
+    assert_eq!(gpu.used_bytes(), before);
+    assert_eq!(other.ask("read 0"), 3);
+    assert_eq!(other.ask("close"), 0);
+}
+
+#[test]
+fn neither_process_loses_anything_by_the_death_of_the_other() {
+    let gpu = Gpu::new();
+    let before = gpu.used_bytes();
+    let memory = gpu.memory(PIECE);
+    let handle = export(memory);
+    let mut opener = Other::start();
+    assert_eq!((opener.open(&handle), opener.ask("write 0 17")), (0, 0));
+    drop(opener);
+    assert_eq!(gpu.read(memory, 1), [17]);
+    let mut another = Other::start();
+    assert_eq!((another.open(&handle), another.ask("read 0")), (0, 17));
+    drop(another);
+    ok!(cuMemFree_v2(memory));
+
+    let mut exporter = Other::start();
+    let theirs = exporter.exported(PIECE);
+    let opened = open(theirs);
+    assert_eq!(gpu.read(opened, 1), [99]);
+    drop(exporter);
+    assert_eq!(gpu.read(opened, 1), [99], "what is open stays");
+    assert_eq!(gpu.used_bytes(), before, "and counts for nobody");
+    let mut late = Other::start();
+    assert_eq!(late.open(&theirs), u64::from(CUDA_ERROR_INVALID_HANDLE));
+    assert_eq!(files(), 0, "whoever starts next removes what a dead exporter left");
+    ok!(cuIpcCloseMemHandle(opened));
+}
+
+#[test]
+fn the_end_of_a_context_ends_what_it_exported_and_what_it_opened() {
+    let gpu = Gpu::new();
+    let mut other = Other::start();
+    let (theirs, mine) = (other.exported(1000), gpu.memory(PIECE));
+    let opened = open(theirs);
+    assert_eq!(other.open(&export(mine)), 0);
+    assert_eq!(other.ask("new-context"), 0);
+    assert_eq!(other.ask("close"), u64::from(CUDA_ERROR_INVALID_VALUE));
+    ok!(cuIpcCloseMemHandle(opened));
+    let mut address = 0;
+    let flags = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
+    assert_eq!(code!(cuIpcOpenMemHandle_v2(&mut address, theirs, flags)), CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(other.open(&export(mine)), 0, "in the new context");
+}
+
+#[test]
+fn checkpoints_leave_out_who_shares_memory() {
+    let gpu = Gpu::new();
+    let mut other = Other::start();
+    assert_eq!(other.ask("away"), 0);
+    let handle = other.exported(PIECE);
+    assert_eq!(other.ask("away"), u64::from(CUDA_ERROR_NOT_SUPPORTED), "it exports");
+    ok!(cuIpcCloseMemHandle(open(handle)));
+    assert_eq!(other.ask("give-back"), 0);
+    let memory = gpu.memory(PIECE);
+    assert_eq!(other.open(&export(memory)), 0);
+    assert_eq!(other.ask("away"), u64::from(CUDA_ERROR_NOT_SUPPORTED), "it has something open");
+    assert_eq!(other.ask("close"), 0);
+}
