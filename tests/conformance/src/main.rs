@@ -48,6 +48,9 @@ struct Options {
     /// Run this check here, and print what it found.
     #[arg(long, hide = true, value_name = "NAME")]
     check: Option<String>,
+    /// Be the second process of a check that needs one: do what the lines of standard input say.
+    #[arg(long, hide = true)]
+    opener: bool,
 }
 
 fn main() -> Result<ExitCode> {
@@ -60,6 +63,11 @@ fn main() -> Result<ExitCode> {
         ran.map_err(|stop| anyhow!("the sequence cannot begin: {stop:?}"))?;
         println!("end");
         std::io::stdin().read_to_end(&mut Vec::new()).context("standard input")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if options.opener {
+        checks::ipc::be_the_other_process()
+            .map_err(|stop| anyhow!("the second process cannot begin: {stop:?}"))?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(name) = &options.check {

@@ -6,6 +6,7 @@ mod contexts;
 mod events;
 mod general;
 mod graphs;
+pub mod ipc;
 mod launches;
 mod lookups;
 mod memory;
@@ -41,6 +42,7 @@ pub fn all() -> impl Iterator<Item = &'static Check> {
         memory::CHECKS,
         pools::CHECKS,
         physical::CHECKS,
+        ipc::CHECKS,
         graphs::CHECKS,
         checkpoints::CHECKS,
     ]
