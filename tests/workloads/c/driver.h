@@ -171,6 +171,8 @@ enum {
       (CUstream stream, CUdeviceptr at, unsigned value, unsigned flags))                                                 \
     X(cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", 11000, LEGACY,                                                        \
       (CUdeviceptr * ptr, CUipcMemHandle handle, unsigned flags))                                                        \
+    X(cuIpcGetMemHandle, "cuIpcGetMemHandle", 4010, LEGACY, (CUipcMemHandle * handle, CUdeviceptr ptr))                  \
+    X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", 4010, LEGACY, (CUdeviceptr ptr))                                       \
     X(cuMemCreate, "cuMemCreate", 10020, LEGACY,                                                                         \
       (CUmemHandle * handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags))                   \
     X(cuMemRelease, "cuMemRelease", 10020, LEGACY, (CUmemHandle handle))                                                 \

@@ -1,0 +1,202 @@
+//! Linear memory that one process allocates and another opens: it counts where it was allocated, and there alone.
+
+use std::time::{Duration, Instant};
+
+use deepres_e2e::{
+    Host, Process,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+use serde_json::Value;
+use simgpu_engine::Config;
+
+const MIB: u64 = 1 << 20;
+const SHARED_BYTES: u64 = 32 * MIB;
+const CUDA_SUCCESS: u64 = 0;
+const CUDA_ERROR_INVALID_VALUE: u64 = 1;
+const CUDA_ERROR_OUT_OF_MEMORY: u64 = 2;
+const CUDA_ERROR_INVALID_HANDLE: u64 = 400;
+
+/// A client that does as it is told, one line after another.
+struct Client {
+    process: Process,
+    lines: u64,
+}
+
+impl Client {
+    fn start(host: &Host, tenant: &str, limit_bytes: u64) -> Self {
+        let limit = format!("{}MiB", limit_bytes / MIB);
+        let options = ["--name", tenant, "--memory", &limit];
+        Self { process: host.spawn(host.run(&options, c_client("ipc", Way::ProcAddress), &[])), lines: 0 }
+    }
+
+    #[track_caller]
+    fn answer(&mut self, line: &str) -> Value {
+        self.process.say(line);
+        self.lines += 1;
+        let begin = format!("{{\"line\":{},", self.lines);
+        let said = self.process.await_line(|said| said.starts_with(&begin), COMMAND_LIMIT);
+        serde_json::from_str(&said).expect("JSON")
+    }
+
+    #[track_caller]
+    fn code(&mut self, line: &str) -> u64 {
+        self.answer(line)["code"].as_u64().expect("a code")
+    }
+
+    #[track_caller]
+    fn read(&mut self) -> String {
+        self.answer("read")["said"].as_str().expect("text").to_owned()
+    }
+
+    #[track_caller]
+    fn exported(&mut self, bytes: u64) -> String {
+        assert_eq!(self.code(&format!("allocate {bytes}")), CUDA_SUCCESS);
+        assert_eq!(self.code("write 77"), CUDA_SUCCESS);
+        self.answer("export")["said"].as_str().expect("a handle").to_owned()
+    }
+}
+
+fn held(host: &Host, tenant: &str) -> u64 {
+    host.ps().tenant(tenant).memory_bytes
+}
+
+/// What the simulated GPU says that is held but for contexts.
+fn really_held(host: &Host, contexts: u64) -> u64 {
+    host.truth().gpus[0].memory_used_bytes - contexts * Config::default().context_overhead_bytes
+}
+
+/// How often processes of a tenant opened memory of others, as `ps --coverage` says.
+fn openings(host: &Host, tenant: &str) -> u64 {
+    let said = host.finish(host.deepres(&["ps", "--coverage", "--json"])).success().stdout;
+    let processes: Value = serde_json::from_str(&said).expect("JSON");
+    let own = processes.as_array().into_iter().flatten().filter(|process| process["tenant"] == tenant);
+    let calls = own.flat_map(|process| process["unaccounted"].as_array().into_iter().flatten());
+    calls
+        .filter(|call| call["function"] == "cuIpcOpenMemHandle_v2")
+        .filter_map(|call| call["calls"].as_u64())
+        .sum()
+}
+
+#[track_caller]
+fn await_openings(host: &Host, tenant: &str, wanted: u64) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while openings(host, tenant) != wanted {
+        assert!(Instant::now() < deadline, "{} openings of {wanted}", openings(host, tenant));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// By how much the account of a tenant is off from what NVML says, contexts apart; and its kinds from its sum.
+#[track_caller]
+fn await_no_drift(host: &Host, tenant: &str, contexts: u64) {
+    let overhead = contexts * Config::default().context_overhead_bytes;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let status = host.status();
+        let own = status["tenants"].as_array().into_iter().flatten().find(|one| one["name"] == tenant);
+        let gpu = &own.expect("the tenant is there")["gpus"][0];
+        assert_eq!(gpu["kinds_drift_bytes"], 0, "{gpu}");
+        if gpu["drift_bytes"].as_u64() == Some(overhead) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{gpu}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn memory_that_processes_of_one_tenant_share_counts_once() {
+    const LIMIT_BYTES: u64 = 2 * SHARED_BYTES;
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let mut exporter = Client::start(&host, "family", LIMIT_BYTES);
+    let handle = exporter.exported(SHARED_BYTES);
+    let mut opener = Client::start(&host, "family", LIMIT_BYTES);
+    assert_eq!(opener.code(&format!("open {handle}")), CUDA_SUCCESS);
+    assert_eq!(held(&host, "family"), SHARED_BYTES);
+    assert_eq!(opener.read(), "77");
+    assert_eq!(opener.code("write 78"), CUDA_SUCCESS);
+    assert_eq!(exporter.read(), "78", "it is one memory");
+
+    assert_eq!(
+        opener.code(&format!("allocate {SHARED_BYTES}")),
+        CUDA_SUCCESS,
+        "the rest of the limit is free"
+    );
+    assert_eq!(opener.code("allocate 1024"), CUDA_ERROR_OUT_OF_MEMORY);
+    assert_eq!(exporter.code("allocate 1024"), CUDA_ERROR_OUT_OF_MEMORY);
+    assert_eq!(opener.code(&format!("open {handle}")), CUDA_SUCCESS, "at the limit too: it takes nothing");
+    assert_eq!((held(&host, "family"), really_held(&host, 2)), (LIMIT_BYTES, LIMIT_BYTES));
+    await_openings(&host, "family", 2);
+    let shown = host.finish(host.deepres(&["ps", "--coverage"])).success().stdout;
+    assert!(
+        shown.contains("cuIpcOpenMemHandle_v2 called 2 times: device memory that is not charged"),
+        "{shown}"
+    );
+    await_no_drift(&host, "family", 2);
+
+    assert_eq!(opener.code("free"), CUDA_ERROR_INVALID_VALUE, "as without deepres");
+    for _ in 0..2 {
+        assert_eq!(opener.code("close"), CUDA_SUCCESS);
+        assert_eq!(held(&host, "family"), LIMIT_BYTES, "closing gives nothing back");
+    }
+    assert_eq!(opener.code("close"), CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(exporter.code("give_back"), CUDA_SUCCESS);
+    assert_eq!((held(&host, "family"), really_held(&host, 2)), (SHARED_BYTES, SHARED_BYTES));
+    assert_eq!(opener.code(&format!("open {handle}")), CUDA_ERROR_INVALID_HANDLE, "it is gone");
+    assert_eq!(exporter.code(&format!("allocate {SHARED_BYTES}")), CUDA_SUCCESS, "there is room again");
+    assert_eq!(exporter.code("give_back"), CUDA_SUCCESS);
+    assert_eq!(opener.code("give_back"), CUDA_SUCCESS);
+    assert_eq!((held(&host, "family"), really_held(&host, 2)), (0, 0));
+    await_no_drift(&host, "family", 2);
+    for client in [exporter, opener] {
+        client.process.finish(COMMAND_LIMIT).success();
+    }
+}
+
+#[test]
+fn memory_that_another_tenant_opens_counts_for_its_owner() {
+    const OPENERS_LIMIT_BYTES: u64 = SHARED_BYTES / 2;
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let mut owner = Client::start(&host, "owner", SHARED_BYTES);
+    let mut opener = Client::start(&host, "opener", OPENERS_LIMIT_BYTES);
+    let handle = owner.exported(SHARED_BYTES);
+    assert_eq!(opener.code(&format!("open {handle}")), CUDA_SUCCESS, "more than its limit, but not its own");
+    assert_eq!(opener.read(), "77");
+    assert_eq!((held(&host, "owner"), held(&host, "opener")), (SHARED_BYTES, 0));
+    assert_eq!(opener.code(&format!("allocate {OPENERS_LIMIT_BYTES}")), CUDA_SUCCESS);
+    assert_eq!(opener.code("allocate 1024"), CUDA_ERROR_OUT_OF_MEMORY);
+    assert_eq!(owner.code("allocate 1024"), CUDA_ERROR_OUT_OF_MEMORY);
+    await_openings(&host, "opener", 1);
+    assert_eq!(openings(&host, "owner"), 0);
+    await_no_drift(&host, "owner", 1);
+    await_no_drift(&host, "opener", 1);
+
+    // The opener is gone: nothing of the owner's is.
+    opener.process.kill();
+    let opener_is_gone = || host.ps().find("opener").is_none_or(|opener| opener.memory_bytes == 0);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !opener_is_gone() {
+        assert!(Instant::now() < deadline, "{:?}", host.ps());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(held(&host, "owner"), SHARED_BYTES);
+    assert_eq!(owner.read(), "77");
+
+    // The owner is gone: what another has open counts for nobody.
+    let mut opener = Client::start(&host, "opener", OPENERS_LIMIT_BYTES);
+    assert_eq!(opener.code(&format!("open {handle}")), CUDA_SUCCESS);
+    assert_eq!(opener.code(&format!("allocate {OPENERS_LIMIT_BYTES}")), CUDA_SUCCESS);
+    owner.process.kill();
+    host.await_ps(|ps| ps.find("owner").is_none_or(|owner| owner.memory_bytes == 0), Duration::from_secs(10));
+    assert_eq!((held(&host, "opener"), really_held(&host, 1)), (OPENERS_LIMIT_BYTES, OPENERS_LIMIT_BYTES));
+    assert_eq!(opener.read(), "77", "it goes on");
+    assert_eq!(opener.code("close"), CUDA_SUCCESS);
+    assert_eq!(held(&host, "opener"), OPENERS_LIMIT_BYTES);
+    assert_eq!(opener.code("give_back"), CUDA_SUCCESS);
+    assert_eq!(held(&host, "opener"), 0);
+    await_no_drift(&host, "opener", 1);
+    opener.process.finish(COMMAND_LIMIT).success();
+}
