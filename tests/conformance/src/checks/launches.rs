@@ -176,8 +176,8 @@ fn the_oldest_launches(facts: &mut Facts) -> Result<(), Stop> {
 
 fn a_cooperative_launch_over_several_devices(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
-    let launch = |stream| {
-        let mut one = CUDA_LAUNCH_PARAMS {
+    let one = |stream| {
+        Ok::<_, Stop>(CUDA_LAUNCH_PARAMS {
             function: gpu.kernel(c"nothing")?,
             gridDimX: 1,
             gridDimY: 1,
@@ -188,11 +188,15 @@ fn a_cooperative_launch_over_several_devices(facts: &mut Facts) -> Result<(), St
             sharedMemBytes: 0,
             hStream: stream,
             kernelParams: null_mut(),
-        };
-        Ok::<_, Stop>(cu!(cuLaunchCooperativeKernelMultiDevice(&mut one, 1, 0)))
+        })
     };
+    let launch = |stream| Ok::<_, Stop>(cu!(cuLaunchCooperativeKernelMultiDevice(&mut one(stream)?, 1, 0)));
     facts.code("on one device", launch(gpu.stream(CU_STREAM_NON_BLOCKING)?)?, CUDA_SUCCESS);
     facts.code("on a default stream", launch(null_mut())?, CUDA_ERROR_INVALID_VALUE);
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let mut twice = [one(stream)?, one(stream)?];
+    let same = cu!(cuLaunchCooperativeKernelMultiDevice(twice.as_mut_ptr(), 2, 0));
+    facts.code("twice on one device", same, CUDA_ERROR_INVALID_VALUE);
     let none = cu!(cuLaunchCooperativeKernelMultiDevice(null_mut(), 0, 0));
     facts.code("on none", none, CUDA_ERROR_INVALID_VALUE);
     Ok(())

@@ -8,8 +8,9 @@ use crate::context;
 use crate::graph;
 use crate::module::{self, Function};
 use crate::operation::{Arguments, Launch, Operation};
+use crate::process;
 use crate::status::{self, Result};
-use crate::stream::{self, DefaultStream};
+use crate::stream::{self, DefaultStream, Stream};
 
 /// A launch, read from arguments that all entry points share.
 struct Raw {
@@ -35,6 +36,13 @@ fn check_arguments(function: &Function, raw: &Raw) -> Result<()> {
 
 #[inline]
 fn launch(raw: &Raw, stream: CUstream, default: DefaultStream) -> Result<()> {
+    let (stream, launch) = prepare(raw, stream, default)?;
+    stream.submit(Operation::Kernel(launch))
+}
+
+/// Everything about a launch that can be refused.
+#[inline]
+fn prepare(raw: &Raw, stream: CUstream, default: DefaultStream) -> Result<(Arc<Stream>, Launch)> {
     if raw.function.is_null() {
         return Err(status::INVALID_HANDLE);
     }
@@ -59,7 +67,7 @@ fn launch(raw: &Raw, stream: CUstream, default: DefaultStream) -> Result<()> {
         arguments,
     };
     launch.check()?;
-    stream.submit(Operation::Kernel(launch))
+    Ok((stream, launch))
 }
 
 for_both_default_streams! {
@@ -154,9 +162,11 @@ pub fn cuLaunchCooperativeKernelMultiDevice(
     let known = CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_PRE_LAUNCH_SYNC
         | CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_POST_LAUNCH_SYNC;
     let list: &[CUDA_LAUNCH_PARAMS] = slice!(launchParamsList, numDevices);
-    if flags & !known != 0 || list.is_empty() {
+    if flags & !known != 0 || list.is_empty() || list.len() > process::device_count() {
         return Err(status::INVALID_VALUE);
     }
+    // All of them go, or none.
+    let mut launches: Vec<(Arc<Stream>, Launch)> = Vec::new();
     for one in list {
         let raw = Raw {
             function: one.function,
@@ -171,9 +181,18 @@ pub fn cuLaunchCooperativeKernelMultiDevice(
         if (one.hStream as usize) <= CU_STREAM_PER_THREAD as usize {
             return Err(status::INVALID_VALUE);
         }
-        launch(&raw, one.hStream, DefaultStream::Legacy)?;
+        let (stream, launch) = prepare(&raw, one.hStream, DefaultStream::Legacy)?;
+        let is_alike = |(other, its): &(Arc<Stream>, Launch)| {
+            let is_same_shape =
+                (its.grid, its.block, its.shared_bytes) == (raw.grid, raw.block, raw.shared_bytes);
+            is_same_shape && other.context.gpu != stream.context.gpu
+        };
+        if !launches.iter().all(is_alike) {
+            return Err(status::INVALID_VALUE);
+        }
+        launches.push((stream, launch));
     }
-    Ok(())
+    launches.into_iter().try_for_each(|(stream, launch)| stream.submit(Operation::Kernel(launch)))
 }
 
 /// Shape and shared memory of the oldest launch calls, which functions keep between calls.
