@@ -25,6 +25,14 @@ pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
     }
 }
 
+/// After a launch that went at once and that the driver refused: it is not to be counted.
+pub fn take_back(stream: Stream) {
+    let lane = process::current().and_then(|process| thread::lane(&process.calls, stream));
+    if let Some(lane) = lane.filter(|lane| lane.is_open()) {
+        lane.uncount();
+    }
+}
+
 /// GPU time that may be queued while the gate is open. A tenant that comes then has the GPU after about as long, and a queue that
 /// deep keeps any GPU busy.
 const RUN_AHEAD_NS: u64 = 100_000_000;

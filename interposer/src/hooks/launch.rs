@@ -253,7 +253,16 @@ pub unsafe extern "C" fn cooperative_multi(
         return call();
     }
     // SAFETY: as many as there are devices is what the caller passes for the driver to read.
-    on_each(unsafe { std::slice::from_raw_parts(list, count as usize) }, &mut call)
+    let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
+    if has_a_stream_twice(list) {
+        // The driver refuses it; a lane takes in one launch at a time.
+        return call();
+    }
+    on_each(list, &mut call)
+}
+
+fn has_a_stream_twice(list: &[CUDA_LAUNCH_PARAMS]) -> bool {
+    list.iter().enumerate().any(|(at, one)| list[..at].iter().any(|other| other.hStream == one.hStream))
 }
 
 /// Passes each launch's gate and meter, then launches them together.
@@ -264,7 +273,11 @@ fn on_each(list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CUresult) -> C
     let block = [one.blockDimX, one.blockDimY, one.blockDimZ];
     let launch = || kernel_of(one.function, grid, block, one.sharedMemBytes);
     if launch::goes_at_once(on, launch) {
-        return on_each(rest, call);
+        let result = on_each(rest, call);
+        if result != CUDA_SUCCESS {
+            launch::take_back(on);
+        }
+        return result;
     }
     let api = ApiId::cuLaunchCooperativeKernelMultiDevice;
     let launch = recorded(api, on, one.function, grid, block, one.sharedMemBytes);

@@ -1,0 +1,200 @@
+//! `cuLaunchCooperativeKernelMultiDevice`: one call that launches on two GPUs, each with a gate and a meter of its own.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_e2e::{
+    Host, Process,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+use serde_json::Value;
+
+const KERNEL_NS: u64 = 5_000_000;
+/// What holds the second GPU up: longer than anything takes by itself here.
+const SIMGPU_TOML: &str = r#"
+gpus = 2
+kernel = [{ name = "both", ns = 5000000 }, { name = "quick", ns = 20000 }, { name = "ring_long", ns = 300000000 }]
+"#;
+const CUDA_ERROR_INVALID_VALUE: u64 = 1;
+/// Meters are read by the tenant's own meter thread.
+const SETTLES_WITHIN: Duration = Duration::from_secs(10);
+
+fn host() -> Host {
+    Host::new().simgpu(SIMGPU_TOML)
+}
+
+fn start(host: &Host, kernel: &str) -> Process {
+    let command = host.run(&["--name", "both"], c_client("together", Way::ProcAddress), &[kernel]);
+    let mut process = host.spawn(command);
+    process.await_line(|line| line == "ready", COMMAND_LIMIT);
+    process
+}
+
+fn answers(process: &Process) -> usize {
+    process.stdout().lines().filter(|line| line.starts_with("done ")).count()
+}
+
+/// Gives an order and waits until it is done, calling `look` meanwhile. Its code.
+#[track_caller]
+fn order(process: &mut Process, line: &str, mut look: impl FnMut(&Process)) -> u64 {
+    let before = answers(process);
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    process.say(line);
+    while answers(process) == before {
+        assert!(process.try_wait().is_none(), "{}{}", process.stdout(), process.stderr());
+        assert!(Instant::now() < deadline, "{}", process.stdout());
+        look(process);
+        thread::sleep(Duration::from_millis(5));
+    }
+    let said = process.stdout();
+    let code = said.lines().rev().find_map(|line| line.strip_prefix("done ")).map(str::parse);
+    code.expect("it answered").expect("a number")
+}
+
+/// A counter of the tenant on each GPU.
+fn counter(host: &Host, key: &str) -> [u64; 2] {
+    let status = host.status();
+    let own = status["tenants"].as_array().into_iter().flatten().find(|one| one["name"] == "both");
+    let gpus = own.expect("the tenant is there")["gpus"].as_array().expect("a list");
+    let of = |index: u64| {
+        let gpu: Option<&Value> = gpus.iter().find(|gpu| gpu["gpu"].as_u64() == Some(index));
+        gpu.map_or(0, |gpu| gpu[key].as_u64().unwrap_or_else(|| panic!("no {key} in {gpu}")))
+    };
+    [of(0), of(1)]
+}
+
+#[track_caller]
+fn await_launches(host: &Host, wanted: u64) {
+    let deadline = Instant::now() + SETTLES_WITHIN;
+    while counter(host, "kernel_launches") != [wanted; 2] {
+        assert!(Instant::now() < deadline, "{:?} launches of {wanted}", counter(host, "kernel_launches"));
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits until the tenant is charged on each GPU for as many kernels, within a tenth.
+#[track_caller]
+fn await_charges(host: &Host, kernels: u64) {
+    let wanted = kernels * KERNEL_NS;
+    let is_near = |charged: u64| charged.abs_diff(wanted) <= wanted / 10;
+    let deadline = Instant::now() + SETTLES_WITHIN;
+    while !counter(host, "gpu_ns").iter().all(|charged| is_near(*charged)) {
+        assert!(Instant::now() < deadline, "charged {:?}, ran {wanted} ns", counter(host, "gpu_ns"));
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Kernels that really ran on each GPU.
+fn ran(host: &Host, pid: u32) -> [u64; 2] {
+    let record = host.truth();
+    let process = record.processes.iter().find(|process| process.pid == pid).expect("it is attached");
+    [0, 1].map(|gpu| process.gpus[gpu].kernels)
+}
+
+#[test]
+fn a_launch_on_two_gpus_is_counted_and_charged_on_each() {
+    const CALLS: u64 = 40;
+    let host = host();
+    let _daemon = host.daemon();
+    let mut process = start(&host, "both");
+    assert_eq!(order(&mut process, &format!("launch {CALLS}"), |_| ()), 0);
+    await_launches(&host, CALLS);
+    await_charges(&host, CALLS);
+    assert_eq!(ran(&host, host.ps().tenant("both").pids()[0]), [CALLS; 2]);
+    process.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_call_that_the_driver_refuses_counts_on_no_gpu() {
+    const CALLS: u64 = 20;
+    let host = host();
+    let bare = {
+        let mut command = host.command(c_client("together", Way::ProcAddress));
+        command.arg("both");
+        let mut process = host.spawn(command);
+        let codes = ["twice", "default"].map(|wrong| order(&mut process, wrong, |_| ()));
+        process.finish(COMMAND_LIMIT).success();
+        codes
+    };
+    assert_eq!(bare, [CUDA_ERROR_INVALID_VALUE; 2]);
+    let _daemon = host.daemon();
+    let mut process = start(&host, "both");
+    // At first nothing is known of the kernel and no segment is open; later it is, and one may be.
+    for round in 0..3 {
+        for wrong in ["twice", "default"] {
+            for _ in 0..5 {
+                assert_eq!(order(&mut process, wrong, |_| ()), CUDA_ERROR_INVALID_VALUE, "{wrong}");
+            }
+        }
+        await_launches(&host, round * CALLS);
+        assert_eq!(order(&mut process, &format!("launch {CALLS}"), |_| ()), 0);
+        await_launches(&host, (round + 1) * CALLS);
+    }
+    await_charges(&host, 3 * CALLS);
+    process.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_call_that_is_refused_among_others_in_flight_counts_on_no_gpu() {
+    const CALLS: u64 = 2000;
+    let host = host();
+    let _daemon = host.daemon();
+    let mut process = start(&host, "quick");
+    for round in 1..=3 {
+        assert_eq!(order(&mut process, &format!("amid {CALLS}"), |_| ()), CUDA_ERROR_INVALID_VALUE);
+        await_launches(&host, round * CALLS);
+    }
+    process.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
+    const CALLS: u64 = 6;
+    /// A client that has launched and not said so yet looks as if it had launched too early; for so many looks nobody is that slow.
+    const LOOKS: u32 = 20;
+    let host = host();
+    let _daemon = host.daemon();
+    let mut process = start(&host, "both");
+    let pid = host.ps().tenant("both").pids()[0];
+    assert_eq!(order(&mut process, "launch 4", |_| ()), 0);
+    await_charges(&host, 4);
+    // Another tenant wants the second GPU all the time, and has it for 300 ms and more at a time.
+    let arguments = ["--kernel", "ring_long", "--rank", "1", "--depth", "2"];
+    let mut other = host.spawn(host.run(&["--name", "other"], c_client("ring", Way::Dlsym), &arguments));
+    other.await_line(|line| line == "ready", COMMAND_LIMIT);
+    host.await_ps(|ps| ps.find("other").is_some_and(|other| other.gpu_ns > 0), COMMAND_LIMIT);
+
+    let calls_in = |process: &Process| {
+        let said = process.stdout();
+        said.lines()
+            .rev()
+            .find_map(|line| line.strip_prefix("calling ").map(str::to_owned))
+            .filter(|number| !said.contains(&format!("called {number}\n")))
+    };
+    let (mut early, mut held_back) = (0, 0_u32);
+    let code = order(&mut process, &format!("launch {CALLS}"), |process| {
+        let Some(before) = calls_in(process) else { return };
+        let ran = ran(&host, pid);
+        if calls_in(process).as_ref() != Some(&before) {
+            return;
+        }
+        let call: u64 = before.parse().expect("a number");
+        held_back += 1;
+        early = if ran[0] >= call { early + 1 } else { 0 };
+        assert!(early < LOOKS, "call {call} has not returned, and {ran:?} kernels ran");
+    });
+    assert_eq!(code, 0);
+    assert!(held_back > LOOKS, "no call was ever held back: {held_back}");
+    let waits = counter(&host, "wait_ns");
+    assert!(waits[1] > 100_000_000, "it waited for the second GPU: {waits:?}");
+    assert_eq!(waits[0], 0, "nobody else wants the first: {waits:?}");
+    drop(other);
+    await_launches(&host, 4 + CALLS);
+    assert_eq!(ran(&host, pid), [4 + CALLS; 2]);
+    // A wait for one GPU is no use of the other.
+    await_charges(&host, 4 + CALLS);
+    process.finish(COMMAND_LIMIT).success();
+}
