@@ -217,6 +217,8 @@ enum {
     X(cuLaunchHostFunc, "cuLaunchHostFunc", 10000, LEGACY, (CUstream stream, void (*function)(void *), void *data))      \
     X(cuEventCreate, "cuEventCreate", 2000, LEGACY, (CUevent * event, unsigned flags))                                   \
     X(cuEventRecord, "cuEventRecord", 2000, LEGACY, (CUevent event, CUstream stream))                                    \
+    X(cuEventQuery, "cuEventQuery", 2000, LEGACY, (CUevent event))                                                       \
+    X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", 10010, LEGACY, (int *mode))                \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, LEGACY, (CUstream stream, CUevent event, unsigned flags))            \
     X(cuGraphUpload, "cuGraphUpload", 11010, LEGACY, (CUgraphExec exec, CUstream stream))                                \
     X(cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", 12000, LEGACY,                                       \

@@ -1,0 +1,126 @@
+//! Captures while the gate is closed: what is captured does not wait and is not charged, what is launched of it does and is.
+
+use std::{thread, time::Duration};
+
+use deepres_e2e::{
+    Host, Process,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+use serde_json::Value;
+
+/// For so long what waits is watched waiting.
+const WATCHED: Duration = Duration::from_millis(500);
+const SETTLES_WITHIN: Duration = Duration::from_secs(10);
+const MODES: u64 = 3;
+const KERNELS_IN_GRAPH: u64 = 50;
+
+/// A client that captures and launches as it is told, with another thread that launches all the time.
+struct Client {
+    process: Process,
+    orders: u64,
+}
+
+impl Client {
+    fn start(host: &Host) -> Self {
+        let command = host.run(&["--name", "capturer"], c_client("replays", Way::ProcAddress), &[]);
+        Self { process: host.spawn(command), orders: 0 }
+    }
+
+    fn say(&mut self, order: &str) {
+        self.process.say(order);
+        self.orders += 1;
+    }
+
+    fn begin_of_answer(&self) -> String {
+        format!("{{\"order\":{},", self.orders)
+    }
+
+    fn has_answered(&self) -> bool {
+        self.process.stdout().contains(&self.begin_of_answer())
+    }
+
+    /// The answer to the last order, in which nothing has gone wrong.
+    #[track_caller]
+    fn answer(&mut self) -> Value {
+        let begin = self.begin_of_answer();
+        let said = self.process.await_line(|line| line.starts_with(&begin), COMMAND_LIMIT);
+        let answer: Value = serde_json::from_str(&said).expect("JSON");
+        for count in ["failed", "wrong_nodes", "other_failures"] {
+            assert_eq!(answer[count], 0, "{said}\n{}", self.process.stderr());
+        }
+        answer
+    }
+
+    #[track_caller]
+    fn order(&mut self, order: &str) -> Value {
+        self.say(order);
+        self.answer()
+    }
+}
+
+/// Kernels of the client that really ran, and for how long, ns.
+fn ran(host: &Host, pid: u32) -> (u64, u64) {
+    let record = host.truth();
+    let process = record.processes.iter().find(|process| process.pid == pid).expect("it is attached");
+    (process.gpus[0].kernels, process.gpus[0].kernel_busy_ns)
+}
+
+/// Ends the client's other thread and waits until all that it did is on the account, and nothing else; charged for what it ran, within a fifth.
+#[track_caller]
+fn assert_all_is_counted(host: &Host, client: &mut Client, graphs: u64) {
+    let pid = host.ps().tenant("capturer").pids()[0];
+    let eager = client.order("stop")["launches"].as_u64().expect("a number");
+    let (kernels, busy_ns) = ran(host, pid);
+    assert_eq!(kernels, eager + graphs * KERNELS_IN_GRAPH, "nothing ran that was only captured");
+    host.await_ps(
+        |ps| {
+            let capturer = ps.tenant("capturer");
+            (capturer.kernel_launches, capturer.graph_launches) == (eager, graphs)
+                && capturer.gpu_ns.abs_diff(busy_ns) <= busy_ns / 5
+        },
+        SETTLES_WITHIN,
+    );
+}
+
+#[test]
+fn a_paused_tenant_captures_and_launches_its_graphs_once_it_is_resumed() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let mut client = Client::start(&host);
+    client.order("both 1");
+    let pid = host.ps().tenant("capturer").pids()[0];
+    host.finish(host.deepres(&["pause", "capturer"])).success();
+    // What was launched before runs out.
+    thread::sleep(WATCHED);
+    let before = ran(&host, pid);
+    client.order("capture 5");
+    client.say("replay 3");
+    thread::sleep(WATCHED);
+    assert!(!client.has_answered(), "a graph's launch waits at the gate");
+    assert_eq!(ran(&host, pid), before, "and nothing of it runs");
+    assert_eq!(host.ps().tenant("capturer").graph_launches, MODES);
+    host.finish(host.deepres(&["resume", "capturer"])).success();
+    client.answer();
+    assert_all_is_counted(&host, &mut client, MODES + 3);
+    client.process.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn captures_hold_while_another_tenant_has_the_gpu_and_only_their_launches_wait_and_count() {
+    const ROUNDS: u64 = 20;
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let arguments = ["--kernel", "busy_5000us"];
+    let mut other = host.spawn(host.run(&["--name", "other"], c_client("backlog", Way::Dlsym), &arguments));
+    other.await_line(|line| line == "ready", COMMAND_LIMIT);
+    let mut client = Client::start(&host);
+    for _ in 0..ROUNDS {
+        client.order("both 1");
+        client.order("capture 1");
+    }
+    let capturer = host.ps().tenant("capturer").clone();
+    assert!(capturer.wait_ns > 0, "its gate was closed again and again: {capturer:?}");
+    assert_all_is_counted(&host, &mut client, ROUNDS * MODES);
+    client.process.finish(COMMAND_LIMIT).success();
+}

@@ -1,0 +1,101 @@
+/* replays: captures graphs and launches them, as the lines of its input say, while another of its threads launches and asks about events all the
+ * time. Each line is answered by one JSON object: the order's number, how many captures failed, and how many graphs had not exactly what was captured.
+ *   capture N   N captures in each of the three modes; the last graph is kept
+ *   replay N    N launches of that graph, each waited for
+ *   both N      N captures in each mode, the graph of each launched at once
+ *   stop        the other thread ends; says how often it launched and how often its calls failed */
+#include "driver.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+enum { KERNELS = 50, MODES = 3, CUDA_ERROR_NOT_READY = 600 };
+
+static CUcontext context;
+static CUfunction kernel;
+static atomic_int stop;
+static atomic_long launches, failures;
+
+static void *launch_eagerly(void *unused) {
+    CUstream stream;
+    CUevent event;
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    (void)unused;
+    CHECK(cu(cuCtxSetCurrent)(context));
+    /* Else it could not ask about events while another thread captures in the global mode. */
+    CHECK(cu(cuThreadExchangeStreamCaptureMode)(&mode));
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CHECK(cu(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING));
+    while (!atomic_load(&stop)) {
+        struct timespec pause = {0, 50 * 1000};
+        if (cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL)) atomic_fetch_add(&failures, 1);
+        atomic_fetch_add(&launches, 1);
+        if (cu(cuEventRecord)(event, stream)) atomic_fetch_add(&failures, 1);
+        CUresult code;
+        while ((code = cu(cuEventQuery)(event)) == CUDA_ERROR_NOT_READY && !atomic_load(&stop))
+            nanosleep(&pause, NULL);
+        if (code && code != CUDA_ERROR_NOT_READY) atomic_fetch_add(&failures, 1);
+    }
+    CHECK(cu(cuStreamSynchronize)(stream));
+    return NULL;
+}
+
+static int failed, wrong;
+
+/* One capture; the graph takes the place of the last one. */
+static void capture(CUstream stream, int mode, CUgraphExec *exec) {
+    CUgraph graph = NULL;
+    size_t nodes = 0;
+    CUresult code = cu(cuStreamBeginCapture_v2)(stream, mode);
+    for (int i = 0; i < KERNELS && !code; i++)
+        code = cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+    CUresult end = cu(cuStreamEndCapture)(stream, &graph);
+    if (code || end) {
+        fprintf(stderr, "captured: %d, ended: %d\n", code, end);
+        failed++;
+        return;
+    }
+    CHECK(cu(cuGraphGetNodes)(graph, NULL, &nodes));
+    wrong += nodes != KERNELS;
+    if (*exec) CHECK(cu(cuGraphExecDestroy)(*exec));
+    CHECK(cu(cuGraphInstantiateWithFlags)(exec, graph, 0));
+    CHECK(cu(cuGraphDestroy)(graph));
+}
+
+static void replay(CUstream stream, CUgraphExec exec) {
+    CHECK(cu(cuGraphLaunch)(exec, stream));
+    CHECK(cu(cuStreamSynchronize)(stream));
+}
+
+int main(void) {
+    char line[64];
+    CUgraphExec exec = NULL;
+    CUstream stream;
+    pthread_t other;
+    context = open_context();
+    kernel = load_kernel("busy_200us");
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    pthread_create(&other, NULL, launch_eagerly, NULL);
+    for (int number = 1; fgets(line, sizeof line, stdin); number++) {
+        char order[16] = "";
+        int count = 0;
+        sscanf(line, "%15s %d", order, &count);
+        if (!strcmp(order, "replay"))
+            for (int i = 0; i < count; i++)
+                replay(stream, exec);
+        else if (!strcmp(order, "capture") || !strcmp(order, "both"))
+            for (int i = 0; i < MODES * count; i++) {
+                capture(stream, i % MODES, &exec);
+                if (*order == 'b' && exec) replay(stream, exec);
+            }
+        else if (!strcmp(order, "stop")) {
+            atomic_store(&stop, 1);
+            pthread_join(other, NULL);
+        }
+        printf("{\"order\":%d,\"failed\":%d,\"wrong_nodes\":%d,\"launches\":%ld,\"other_failures\":%ld}\n", number, failed, wrong,
+               atomic_load(&launches), atomic_load(&failures));
+        fflush(stdout);
+    }
+    return 0;
+}
