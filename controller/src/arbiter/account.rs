@@ -175,6 +175,11 @@ impl Account {
         self.longest_ns = self.longest_ns.max(now.longest_ns.min(lifetime_ns));
     }
 
+    /// Wall time that may still be charged: of work that was in flight when last looked at, ns.
+    pub fn uncharged_ns(&self) -> u64 {
+        self.uncharged_ns
+    }
+
     /// Takes in the meters of all sessions, each with its reading before. One GPU has one second in a second: however many
     /// sessions say what they like, no more than the time that passed is charged.
     pub fn look(&mut self, now_ns: u64, meters: impl Iterator<Item = (Reading, Reading)>) -> Seen {

@@ -198,6 +198,8 @@ impl Worker {
                     }
                 };
             }
+            // Before orders are carried out: each of them looks at meters.
+            is_called |= self.mind_silence();
             let mut answers = Vec::new();
             let until_ns = monotonic_ns().saturating_add(ORDERS_NS);
             has_orders = loop {
@@ -226,8 +228,20 @@ impl Worker {
     /// at the latest.
     fn turn(&mut self, is_called: bool) -> Option<u64> {
         let now_ns = monotonic_ns();
+        if is_called || !self.is_quiet(now_ns) {
+            self.look_and_decide();
+        } else {
+            self.beat.page().beat(self.gpu, now_ns);
+            self.ticked_ns = now_ns;
+        }
+        let tick_ns = self.has_sessions().then(|| self.ticked_ns.saturating_add(self.tick_ns));
+        [self.decide_ns, tick_ns].into_iter().flatten().min()
+    }
+
+    /// Whether we were stopped, or the machine slept: then tenants ran as they liked meanwhile, and their accounts are level again.
+    fn mind_silence(&mut self) -> bool {
+        let now_ns = monotonic_ns();
         let silent_ns = now_ns.saturating_sub(std::mem::replace(&mut self.turned_ns, now_ns));
-        // We were stopped, or the machine slept: tenants ran as they liked meanwhile.
         let was_away = silent_ns > self.heartbeat_limit_ns && self.has_sessions();
         if was_away {
             tracing::warn!(
@@ -239,14 +253,7 @@ impl Worker {
             self.look(now_ns);
             self.scheduler.forgive();
         }
-        if is_called || was_away || !self.is_quiet(now_ns) {
-            self.look_and_decide();
-        } else {
-            self.beat.page().beat(self.gpu, now_ns);
-            self.ticked_ns = now_ns;
-        }
-        let tick_ns = self.has_sessions().then(|| self.ticked_ns.saturating_add(self.tick_ns));
-        [self.decide_ns, tick_ns].into_iter().flatten().min()
+        was_away
     }
 
     /// Nobody governed since meters were last read, and each counted the others' turns as its own: takes off all in equal parts what they count together
@@ -262,12 +269,12 @@ impl Worker {
                 each(number as u64, &mut session.last, used_ns);
             }
         };
-        let (mut claims, mut in_flight_ns) = (BTreeMap::new(), 0);
-        sessions(&mut self.tenants, &mut |number, last, used_ns| {
+        let mut claims = BTreeMap::new();
+        sessions(&mut self.tenants, &mut |number, _, used_ns| {
             claims.insert(number, used_ns);
-            in_flight_ns = last.in_flight_ns.max(in_flight_ns);
         });
-        let mut arrears = Arrears::since(self.looked_ns, in_flight_ns);
+        let in_flight_ns = self.tenants.values().map(|tenant| tenant.account.uncharged_ns()).max();
+        let mut arrears = Arrears::since(self.looked_ns, in_flight_ns.unwrap_or(0));
         claims.iter().for_each(|(number, used_ns)| arrears.claim(*number, *used_ns));
         let settled: BTreeMap<u64, u64> = arrears.settle(now_ns).into_iter().collect();
         sessions(&mut self.tenants, &mut |number, last, _| {

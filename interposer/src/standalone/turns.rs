@@ -59,6 +59,7 @@ impl Turns {
             return decision;
         }
         self.since_ns.store(0, Ordering::Relaxed);
+        self.drains_ns.store(0, Ordering::Relaxed);
         if !look.waits {
             return (GateState::Closed, None);
         }
