@@ -7,7 +7,7 @@ use crate::admin::{GuardStatus, PriorityStatus, ShareStatus, TermStatus};
 use crate::policy::TenantId;
 use crate::policy::class::Class;
 use crate::policy::entitlement::explain::derive;
-use crate::policy::entitlement::{Request, entitlements};
+use crate::policy::entitlement::{BACK_NS, Request, entitlements};
 use crate::policy::lease::Grant;
 use crate::policy::priority::{Terms, Usage, Weights};
 use deepres_abi::PPM;
@@ -41,6 +41,11 @@ impl JobUse {
 }
 
 impl Tenant {
+    /// It is idle no more, and the others are owed its part still.
+    fn wants_back(&self) -> bool {
+        self.is_lent && self.account.wants && !self.seat.is_paused
+    }
+
     /// Adds to the job's use what was charged here since the last time.
     fn count_job(&mut self) {
         let charged_ns = self.account.totals.gpu_ns;
@@ -64,16 +69,18 @@ impl Worker {
     /// What every tenant that is here asks for, with its priority at `now_ns`.
     fn requests(&self, now_ns: u64) -> BTreeMap<TenantId, Request> {
         let present = self.tenants.iter().filter(|(_, tenant)| !tenant.sessions.is_empty());
-        let request = |tenant: &Tenant| {
+        let request = |id: TenantId, tenant: &Tenant| {
             let terms = Terms::at(now_ns, &tenant.seat.priority, &self.usage(tenant));
-            Request { priority_ppm: terms.value_ppm(&self.weights), ..tenant.seat.request }
+            let priority_ppm = terms.value_ppm(&self.weights);
+            Request { priority_ppm, is_idle: self.scheduler.is_idle(id, now_ns), ..tenant.seat.request }
         };
-        present.map(|(id, tenant)| (*id, request(tenant))).collect()
+        present.map(|(id, tenant)| (*id, request(*id, tenant))).collect()
     }
 
-    /// Works that out if anything has changed: once, however many came and went.
+    /// Works out what is owed if anything has changed: once, however many came and went.
     pub fn entitle_anew(&mut self, now_ns: u64) {
-        if self.owes_anew {
+        let may_look = now_ns.saturating_sub(self.entitled_ns) >= BACK_NS;
+        if self.owes_anew || (may_look && self.tenants.values().any(Tenant::wants_back)) {
             self.entitle(now_ns);
         }
     }
@@ -83,9 +90,11 @@ impl Worker {
         self.entitled_ns = now_ns;
         self.owes_anew = false;
         self.tenants.values_mut().for_each(Tenant::count_job);
-        let owed = entitlements(&self.requests(now_ns));
+        let requests = self.requests(now_ns);
+        let owed = entitlements(&requests);
         for (id, entitlement) in &owed {
             if let Some(tenant) = self.tenants.get_mut(id) {
+                tenant.is_lent = requests.get(id).is_some_and(|request| request.is_idle);
                 tenant.show_entitled(self.gpu, entitlement.ppm);
                 tenant.rule = Some(entitlement.rule);
                 self.scheduler.set_standing(*id, tenant.seat.request.class, entitlement.weight_ppm);

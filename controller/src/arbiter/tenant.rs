@@ -102,6 +102,8 @@ pub struct Tenant {
     pub entitled_ppm: u32,
     /// The rule that this follows from, once it was worked out.
     pub rule: Option<Rule>,
+    /// It was idle then, so that the others are owed its part too.
+    pub is_lent: bool,
     /// Its processes that are here.
     pub sessions: BTreeMap<SessionId, Session>,
     /// The turns that they take.
@@ -122,6 +124,7 @@ impl Tenant {
             demand: Demand::default(),
             entitled_ppm: 0,
             rule: None,
+            is_lent: false,
             sessions: BTreeMap::new(),
             turns: Turns::default(),
             seen: Vec::new(),

@@ -13,7 +13,7 @@ const WHOLE_PPM: f64 = deepres_abi::PPM as f64;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-OWED is what the tenant gets while all want the GPU; PRESENT what that comes to while all want as much as they do \
+OWED is what the tenant gets while all want the GPU that are not idle; PRESENT what that comes to while all want as much as they do \
 now; RECEIVED what it had in the last second. The terms of each sum add up to it. docs/policy.md has the rules.
 
 Examples:
@@ -63,6 +63,12 @@ fn print(tenant: &str, gpus: &[ShareStatus], out: &mut impl Write) -> io::Result
         let demand = Percent(derivation.demand_ppm);
         let weight = Percent(derivation.weight_ppm);
         match derivation.water_level {
+            _ if derivation.is_idle => {
+                writeln!(
+                    out,
+                    "    it is idle: what it is owed is lent to the others, and is its own again when it wants it"
+                )?;
+            }
             Some(level) => writeln!(
                 out,
                 "    the lesser of its demand, {demand}, and of its weight, {weight}, times the water level, {level:.4}"

@@ -1,12 +1,14 @@
 //! How many connections there are, in all and by user: one user may not keep the others out, nor may one of root's containers.
 
 use super::registry::{MAX_DESERTED, Refused};
+use crate::clock::monotonic_ns;
 use crate::config::Config;
 use crate::identity::source::Source;
 use deepres_abi::wire::RefusalKind;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Descriptors that a connection takes beside its bells: itself, its process, and a grant, a meter and a ledger page.
@@ -20,6 +22,10 @@ const ARRIVING_AT_A_TIME: usize = 256;
 const CONNECTIONS_PER_ARRIVAL: usize = 2;
 /// What that comes to for a connection.
 const ARRIVAL_DESCRIPTORS: u64 = 1;
+/// Turns that a source has one right after another: as many as connections may be, for all come back at once after a restart …
+const TURNS_AT_ONCE: u64 = 4096;
+/// … and how far apart the next ones are. Each takes some tenths of a millisecond.
+const TURN_NS: u64 = Duration::from_millis(4).as_nanos() as u64;
 /// Connections beyond the limit that are listened to until they can be refused; more are closed without a word.
 const TURNED_AWAY_AT_A_TIME: usize = 64;
 
@@ -36,32 +42,61 @@ pub fn room(descriptors: u64, gpus: usize) -> usize {
     usize::try_from(room).unwrap_or(usize::MAX).max(1)
 }
 
+/// What a source has.
+#[derive(Debug)]
+struct Has {
+    connections: usize,
+    turns: Turns,
+}
+
 /// Connections of tenants.
 #[derive(Debug)]
 pub struct Connections {
     /// There are descriptors for so many.
     room: usize,
-    by_source: RefCell<BTreeMap<Source, (usize, Turns)>>,
+    /// Those that have connections, and those that had so many lately that it counts.
+    by_source: RefCell<BTreeMap<Source, Has>>,
     arriving: Rc<RefCell<BTreeMap<Source, usize>>>,
     turned_away: Rc<Cell<usize>>,
 }
 
 /// By these the connections of one source are let in one after another, so that whoever has a hundred of them waiting holds others up for the time
-/// of one.
+/// of one; and, beyond [`TURNS_AT_ONCE`], one every [`TURN_NS`], so that whoever comes and goes in a loop does not keep a processor of the host busy.
 #[derive(Debug, Clone)]
-pub struct Turns(Rc<Semaphore>);
+pub struct Turns {
+    one: Rc<Semaphore>,
+    /// When the turns so far are earned, on the monotonic clock, ns.
+    earned_ns: Rc<Cell<u64>>,
+}
 
 /// A connection's turn, for as long as this lives.
 pub type Turn<'a> = SemaphorePermit<'a>;
 
 impl Turns {
     fn new() -> Self {
-        Self(Rc::new(Semaphore::new(1)))
+        Self { one: Rc::new(Semaphore::new(1)), earned_ns: Rc::default() }
     }
 
     /// The turn of a connection, after those of its source that asked before. There is always one.
     pub async fn next(&self) -> Option<Turn<'_>> {
-        self.0.acquire().await.ok()
+        let turn = self.one.acquire().await.ok();
+        let due_in_ns = self.take(monotonic_ns());
+        if due_in_ns > 0 {
+            tokio::time::sleep(Duration::from_nanos(due_in_ns)).await;
+        }
+        turn
+    }
+
+    /// Takes one turn more at `now_ns`; returns in how long it is due, ns.
+    fn take(&self, now_ns: u64) -> u64 {
+        let earned_ns = self.earned_ns.get().max(now_ns).saturating_add(TURN_NS);
+        self.earned_ns.set(earned_ns);
+        earned_ns.saturating_sub(now_ns).saturating_sub(TURNS_AT_ONCE * TURN_NS)
+    }
+
+    /// Whether it is nothing to the next turn that there were others.
+    fn is_as_new(&self, now_ns: u64) -> bool {
+        self.earned_ns.get() <= now_ns
     }
 }
 
@@ -92,6 +127,11 @@ impl Drop for Arriving {
     }
 }
 
+/// What one may have of `all`: as much as it leaves to whoever comes next.
+fn half_of_the_rest(all: usize, others: usize) -> usize {
+    all.saturating_sub(others).div_ceil(2)
+}
+
 impl Connections {
     /// None so far, and descriptors for `room`.
     pub fn new(room: usize) -> Self {
@@ -106,7 +146,11 @@ impl Connections {
         let mut by_source = self.by_source.borrow_mut();
         let limit = config.max_connections.min(self.room);
         let full = |reason| Err(Refused::new(RefusalKind::Full, reason));
-        if by_source.values().map(|(count, _)| count).sum::<usize>() >= limit {
+        let now_ns = monotonic_ns();
+        by_source.retain(|_, has| has.connections > 0 || !has.turns.is_as_new(now_ns));
+        let count = by_source.get(source).map_or(0, |has| has.connections);
+        let others = by_source.values().map(|has| has.connections).sum::<usize>() - count;
+        if count + others >= limit {
             return full(match limit < config.max_connections {
                 true => format!(
                     "{limit} connections are open, as many as the daemon has descriptors for (ulimit -n)"
@@ -114,24 +158,30 @@ impl Connections {
                 false => format!("{limit} connections are open, the most there may be (max_connections)"),
             });
         }
-        let limit = config.max_connections_per_user;
-        let count = by_source.get(source).map_or(0, |(count, _)| *count);
-        if count >= limit && source.has_limit() {
-            return full(format!(
-                "{source} has {limit} connections open, the most there may be (max_connections_per_user)"
-            ));
+        if source.has_limit() {
+            let of_user = config.max_connections_per_user;
+            if count >= of_user {
+                return full(format!(
+                    "{source} has {of_user} connections open, the most there may be (max_connections_per_user)"
+                ));
+            }
+            if count >= half_of_the_rest(limit, others) {
+                return full(format!(
+                    "{source} has {count} connections open and others have {others}: more than half of what the others leave of {limit} \
+                     nobody may have (max_connections)"
+                ));
+            }
         }
-        let (count, turns) = by_source.entry(source.clone()).or_insert_with(|| (0, Turns::new()));
-        *count += 1;
-        Ok(turns.clone())
+        let has =
+            by_source.entry(source.clone()).or_insert_with(|| Has { connections: 0, turns: Turns::new() });
+        has.connections += 1;
+        Ok(has.turns.clone())
     }
 
     /// One less of this source.
     pub fn leave(&self, source: &Source) {
-        let mut by_source = self.by_source.borrow_mut();
-        match by_source.get_mut(source) {
-            Some((count, _)) if *count > 1 => *count -= 1,
-            _ => drop(by_source.remove(source)),
+        if let Some(has) = self.by_source.borrow_mut().get_mut(source) {
+            has.connections = has.connections.saturating_sub(1);
         }
     }
 
@@ -140,9 +190,7 @@ impl Connections {
         let mut arriving = self.arriving.borrow_mut();
         let count = arriving.get(source).copied().unwrap_or(0);
         let others = arriving.values().sum::<usize>() - count;
-        let left = ARRIVING_AT_A_TIME.min(self.room / CONNECTIONS_PER_ARRIVAL).saturating_sub(others);
-        // Whoever comes next finds as much: each may have half of what the others leave.
-        if count >= left.div_ceil(2) {
+        if count >= half_of_the_rest(ARRIVING_AT_A_TIME.min(self.room / CONNECTIONS_PER_ARRIVAL), others) {
             return None;
         }
         arriving.insert(source.clone(), count + 1);
@@ -164,26 +212,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_cannot_keep_the_others_out() {
-        let config = Config { max_connections: 4, max_connections_per_user: 2, ..Config::default() };
+    fn a_user_or_a_container_has_so_many_connections_at_most() {
+        let config = Config { max_connections: 100, max_connections_per_user: 2, ..Config::default() };
         let connections = Connections::new(100);
         let container = Source::Place { path: "/docker/11".to_owned(), name: "docker-11".to_owned() };
-        let [user, other, root] = [4711, 4712, 0].map(Source::User);
+        let [user, root] = [4711, 0].map(Source::User);
         for greedy in [user, container] {
             connections.enter(&greedy, &config).unwrap();
             connections.enter(&greedy, &config).unwrap();
             let reason = connections.enter(&greedy, &config).unwrap_err().reason;
             assert!(reason.starts_with(&greedy.to_string()), "{reason}");
             assert!(reason.contains("max_connections_per_user"), "{reason}");
-            connections.enter(&other, &config).unwrap();
-            connections.enter(&root, &config).unwrap();
-            assert!(connections.enter(&other, &config).unwrap_err().reason.contains("(max_connections)"));
             connections.leave(&greedy);
-            connections.enter(&other, &config).unwrap();
-            for source in [&greedy, &other, &other, &root] {
-                connections.leave(source);
-            }
+            connections.enter(&greedy, &config).unwrap();
         }
+        (0..10).for_each(|_| drop(connections.enter(&root, &config).unwrap()));
+    }
+
+    #[test]
+    fn a_user_leaves_the_next_one_as_much_as_it_has() {
+        let config = Config { max_connections: 64, ..Config::default() };
+        let connections = Connections::new(100);
+        let fill = |user: u32| {
+            let user = Source::User(user);
+            let reason = |refused: Refused| refused.reason;
+            let mut count = 0;
+            loop {
+                match connections.enter(&user, &config).map_err(reason) {
+                    Ok(_) => count += 1,
+                    Err(reason) => break (count, reason),
+                }
+            }
+        };
+        let (first, reason) = fill(4711);
+        assert_eq!(first, 32);
+        assert!(reason.contains("half of what the others leave of 64"), "{reason}");
+        assert_eq!([4712, 4713, 4714].map(|user| fill(user).0), [16, 8, 4]);
+        connections.leave(&Source::User(4711));
+        connections.enter(&Source::User(4711), &config).unwrap_err();
+        let (of_root, reason) = fill(0);
+        assert_eq!(of_root, 5, "all that there is");
+        assert!(reason.contains("64 connections are open"), "{reason}");
     }
 
     #[tokio::test(flavor = "current_thread")]
@@ -212,6 +281,32 @@ mod tests {
             .await;
         let place = order.borrow().iter().position(|uid| *uid == 4712).unwrap();
         assert!(place <= 1, "{place} went before");
+    }
+
+    #[test]
+    fn who_comes_and_goes_in_a_loop_is_let_in_now_and_then() {
+        let turns = Turns::new();
+        let second = 1_000_000_000;
+        assert!((0..TURNS_AT_ONCE).all(|_| turns.take(second) == 0));
+        assert_eq!(turns.take(second), TURN_NS);
+        assert!(!turns.is_as_new(second));
+        assert_eq!(turns.take(second + 2 * TURN_NS), 0, "after a while");
+        assert_eq!(turns.take(second + 2 * TURN_NS), TURN_NS);
+        let later_ns = second + (TURNS_AT_ONCE + 3) * TURN_NS;
+        assert!(turns.is_as_new(later_ns) && (0..TURNS_AT_ONCE).all(|_| turns.take(later_ns) == 0));
+    }
+
+    #[test]
+    fn who_leaves_and_comes_back_has_had_its_turns() {
+        let connections = Connections::new(10);
+        let source = Source::User(4711);
+        let turns = connections.enter(&source, &Config::default()).unwrap();
+        for _ in 0..2 * TURNS_AT_ONCE {
+            turns.take(monotonic_ns());
+        }
+        connections.leave(&source);
+        let again = connections.enter(&source, &Config::default()).unwrap();
+        assert!(again.take(monotonic_ns()) > 0);
     }
 
     #[test]

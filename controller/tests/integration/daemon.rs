@@ -494,6 +494,28 @@ fn two_tenants_share_a_gpu_as_they_are_owed_in_real_time() {
     }
 }
 
+#[test]
+fn what_an_idle_tenant_asked_for_is_the_others_until_it_wants_it() {
+    let daemon = daemon_of_one_gpu();
+    let [notebook, half, plain] = [("notebook", 1_000_000), ("half", 500_000), ("plain", 0)]
+        .map(|(name, ppm)| daemon.join(name, ppm, 0));
+    let wants = |tenant: &Tenant| {
+        tenant.slot().enter_wait();
+        tenant.ring();
+    };
+    let owed = || [&notebook, &half, &plain].map(|tenant| tenant.gate().entitled_ppm());
+    [&half, &plain].into_iter().for_each(wants);
+    wait_until(Duration::from_secs(1), || owed() == [660_000, 330_000, 10_000]);
+    wait_until(Duration::from_secs(5), || owed() == [660_000, 500_000, 500_000]);
+    let share = explained(&daemon, "notebook").derivation;
+    assert!(share.is_idle && share.owed.ppm == 660_000 && share.present.ppm == 0, "{share:?}");
+    wants(&notebook);
+    wait_until(Duration::from_secs(1), || owed() == [660_000, 330_000, 10_000]);
+    // Who is not to run counts as little as who does not want to.
+    daemon.client().ask(&Request::Pause { tenant: "notebook".to_owned() }).unwrap();
+    wait_until(Duration::from_secs(1), || owed() == [660_000, 500_000, 500_000]);
+}
+
 const TENANT_PROCESS: &str = "DEEPRES_TEST_TENANT_OF";
 
 /// Not a test: the process that `a_killed_tenant…` kills.

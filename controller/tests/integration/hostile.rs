@@ -99,6 +99,8 @@ fn whoever_connects_in_a_loop_fills_no_log() {
         drop(daemon.join("loop", 0, 0));
     }
     wait_until(PATIENCE, || daemon.status().tenants.iter().all(|tenant| tenant.sessions.is_empty()));
+    // Another test's daemon, whose thread has no subscriber, may just have been the first to pass by what is to be logged.
+    tracing::callsite::rebuild_interest_cache();
     drop(daemon);
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let caused = log.lines().filter(|line| line.contains("refused") || line.contains("session ")).count();

@@ -1,7 +1,7 @@
 //! How a tenant's share comes about, as sums that anyone can check.
 
 use super::present::{Claim, shares};
-use super::{Request, Rule, entitlements};
+use super::{Request, Rule, awake, while_all_want};
 use crate::policy::TenantId;
 use crate::policy::class::Class;
 use deepres_abi::PPM;
@@ -43,7 +43,10 @@ pub struct Derivation {
     pub rule: Rule,
     /// Its weight among its like, parts per million.
     pub weight_ppm: u32,
-    /// What it is owed while all want the GPU.
+    /// It wants nothing, and has not for a while: what it is owed is lent to the others until it comes back.
+    #[serde(default)]
+    pub is_idle: bool,
+    /// What it is owed while all want the GPU who are not idle; if it is idle itself, while all do.
     pub owed: Sum,
     /// The part of the time that it would use if it had the GPU to itself, parts per million.
     pub demand_ppm: u32,
@@ -61,9 +64,15 @@ pub fn derive(
     demands_ppm: &BTreeMap<TenantId, u32>,
 ) -> Option<Derivation> {
     let request = requests.get(&tenant)?;
-    let owed = entitlements(requests);
+    // Who is idle is nobody's rival, and is itself owed its part among all.
+    let rivals = if request.is_idle { requests.clone() } else { awake(requests) };
+    let requests = &rivals;
+    let owed = while_all_want(requests);
     let own = *owed.get(&tenant)?;
-    let demand_of = |tenant: &TenantId| demands_ppm.get(tenant).copied().unwrap_or(PPM);
+    let demand_of = |tenant: &TenantId| match requests.get(tenant) {
+        Some(request) if request.is_idle => 0,
+        _ => demands_ppm.get(tenant).copied().unwrap_or(PPM),
+    };
     let claims: BTreeMap<TenantId, Claim> = requests
         .iter()
         .zip(owed.values())
@@ -120,6 +129,7 @@ pub fn derive(
     Some(Derivation {
         rule: own.rule,
         weight_ppm: own.weight_ppm,
+        is_idle: request.is_idle,
         owed: owed_sum,
         demand_ppm: demand_of(&tenant),
         present: present_sum,
@@ -130,6 +140,7 @@ pub fn derive(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::entitlement::entitlements;
     use crate::policy::entitlement::tests::requests;
     use proptest::prelude::*;
 

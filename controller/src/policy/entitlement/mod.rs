@@ -9,9 +9,11 @@
 //!    everything it is owed [`UNASKED_FLOOR_PPM`] (all of them together [`UNASKED_LIMIT_PPM`] at most).
 //! 4. A **best-effort** tenant is owed nothing. It has the GPU while no other wants it; among such tenants the priority value weighs.
 //!
-//! This is what is owed while all want the GPU. What a tenant leaves flows to those who want more, in proportion to what they are owed, and
-//! comes back at once: [`super::lease`] does that by itself, since it only ever chooses among those who want the GPU. [`present`] says what
-//! comes of it at the demand of the moment, [`explain`] how a tenant's part comes about.
+//! This is what is owed while all want the GPU. **Who is idle is nobody's rival**: what a tenant asked for that has wanted nothing for a while
+//! ([`IDLE_NS`]) is not kept from the others, who are owed what they would be if it were not there; it is owed its part among all, and has it at
+//! once when it is back. In shorter pauses what a tenant leaves flows to those who want more, in proportion to what they are owed:
+//! [`super::lease`] does that by itself, since it only ever chooses among those who want the GPU. [`present`] says what comes of it at the
+//! demand of the moment, [`explain`] how a tenant's part comes about.
 
 pub mod explain;
 pub mod present;
@@ -22,6 +24,7 @@ use crate::policy::class::Class;
 use crate::policy::priority::MIN_VALUE_PPM;
 use deepres_abi::PPM;
 use std::collections::BTreeMap;
+use std::time::Duration;
 use waterfill::{Vessel, fill};
 
 /// What a fair tenant that asked for nothing is owed beside tenants that asked for everything.
@@ -29,6 +32,13 @@ pub const UNASKED_FLOOR_PPM: u64 = 10_000;
 
 /// What all of those are owed together, at most.
 pub const UNASKED_LIMIT_PPM: u64 = 500_000;
+
+/// A tenant that has wanted nothing for longer than this is idle: longer than the pauses of a job at work, and short beside the time for which someone leaves
+/// a notebook alone.
+pub const IDLE_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
+
+/// Who was idle and wants the GPU has its part again at once; many that come and go so cost no more than one review each so often.
+pub const BACK_NS: u64 = Duration::from_millis(10).as_nanos() as u64;
 
 /// The whole GPU.
 const WHOLE: u64 = PPM as u64;
@@ -44,11 +54,13 @@ pub struct Request {
     pub cap_ppm: u32,
     /// Its priority value.
     pub priority_ppm: u32,
+    /// It has wanted nothing for [`IDLE_NS`], or is not to run.
+    pub is_idle: bool,
 }
 
 impl Default for Request {
     fn default() -> Self {
-        Self { class: Class::default(), asked_ppm: None, cap_ppm: PPM, priority_ppm: PPM / 2 }
+        Self { class: Class::default(), asked_ppm: None, cap_ppm: PPM, priority_ppm: PPM / 2, is_idle: false }
     }
 }
 
@@ -83,7 +95,7 @@ pub enum Rule {
 /// What a tenant is owed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entitlement {
-    /// The part of the GPU's time while all want it, parts per million; 0 for best effort.
+    /// The part of the GPU's time while all want it that are not idle (of one that is idle: all), parts per million; 0 for best effort.
     pub ppm: u32,
     /// Its weight among those it competes with; at least 1.
     pub weight_ppm: u32,
@@ -101,8 +113,23 @@ pub fn fits(requests: impl IntoIterator<Item = Request>) -> bool {
     promised_ppm(requests) <= WHOLE
 }
 
-/// The entitlement of each tenant. They add up to [`PPM`] at most.
+/// The entitlement of each tenant. Those of who is not idle add up to [`PPM`] at most.
 pub fn entitlements(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, Entitlement> {
+    let mut owed = while_all_want(requests);
+    if requests.values().any(|request| request.is_idle) {
+        owed.extend(while_all_want(&awake(requests)));
+    }
+    owed
+}
+
+/// Those that are not idle.
+fn awake(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, Request> {
+    let awake = requests.iter().filter(|(_, request)| !request.is_idle);
+    awake.map(|(tenant, request)| (*tenant, *request)).collect()
+}
+
+/// What each is owed beside all the others. It adds up to [`PPM`] at most.
+fn while_all_want(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, Entitlement> {
     let promised = promised_ppm(requests.values().copied());
     let room = WHOLE.saturating_sub(promised);
     let fair = || requests.values().filter(|request| request.class != Class::BestEffort);

@@ -56,6 +56,21 @@ fn who_does_not_ask_is_not_starved_by_those_who_ask_for_everything() {
 }
 
 #[test]
+fn what_an_idle_tenant_asked_for_is_not_kept_from_those_who_ask_for_nothing() {
+    let idle = |request: Request| Request { is_idle: true, ..request };
+    assert_eq!(ppm(&[asked(PPM), asked(500_000), NONE()]), [660_000, 330_000, 10_000]);
+    assert_eq!(ppm(&[idle(asked(PPM)), asked(500_000), NONE()]), [660_000, 500_000, 500_000]);
+    let crowd: Vec<Request> =
+        [NONE(), asked(500_000)].into_iter().chain((0..50).map(|_| idle(NONE()))).collect();
+    assert_eq!(ppm(&crowd)[..2], [500_000, 500_000], "notebooks that nobody uses");
+    assert_eq!(
+        ppm(&[idle(NONE()), idle(asked(700_000))]),
+        [300_000, 700_000],
+        "as ever where nobody is at work"
+    );
+}
+
+#[test]
 fn a_guarantee_does_not_shrink_however_many_come() {
     assert_eq!(ppm(&[guaranteed(600_000), asked(800_000), asked(800_000)]), [600_000, 200_000, 200_000]);
     let crowd: Vec<Request> = std::iter::once(guaranteed(900_000)).chain((0..100).map(|_| NONE())).collect();
@@ -94,12 +109,14 @@ fn any_request() -> impl Strategy<Value = Request> {
         prop::option::of(10_000..=PPM),
         prop_oneof![3 => Just(PPM), 1 => 10_000..=PPM],
         0..=PPM,
+        prop::bool::weighted(0.2),
     )
-        .prop_map(|(class, asked_ppm, cap_ppm, priority_ppm)| Request {
+        .prop_map(|(class, asked_ppm, cap_ppm, priority_ppm, is_idle)| Request {
             class,
             asked_ppm,
             cap_ppm,
             priority_ppm,
+            is_idle,
         })
 }
 
@@ -123,8 +140,28 @@ proptest! {
     #[test]
     fn shares_never_exceed_the_whole_and_everybody_has_a_weight(requests in requests(40)) {
         let owed = of(&requests);
-        prop_assert!(owed.iter().map(|owed| u64::from(owed.ppm)).sum::<u64>() <= WHOLE);
+        for idle in [false, true] {
+            let alike = requests.iter().zip(&owed).filter(|(request, _)| request.is_idle == idle);
+            prop_assert!(alike.map(|(_, owed)| u64::from(owed.ppm)).sum::<u64>() <= WHOLE);
+        }
         prop_assert!(owed.iter().all(|owed| owed.weight_ppm >= 1));
+    }
+
+    #[test]
+    fn who_is_idle_changes_nothing_for_the_others(requests in requests(40)) {
+        let awake = |request: &&Request| !request.is_idle;
+        let beside: Vec<Entitlement> =
+            requests.iter().zip(of(&requests)).filter(|(request, _)| awake(request)).map(|(_, owed)| owed).collect();
+        let alone: Vec<Request> = requests.iter().filter(awake).copied().collect();
+        prop_assert_eq!(beside, of(&alone));
+    }
+
+    #[test]
+    fn who_is_idle_is_owed_what_it_has_when_all_are_back(requests in requests(40)) {
+        let back: Vec<Request> = requests.iter().map(|request| Request { is_idle: false, ..*request }).collect();
+        for ((request, owed), then) in requests.iter().zip(of(&requests)).zip(of(&back)) {
+            prop_assert!(!request.is_idle || owed == then, "{owed:?} and then {then:?}");
+        }
     }
 
     #[test]
@@ -179,7 +216,6 @@ proptest! {
     #[test]
     fn a_thousand_tenants_keep_every_promise(requests in prop::collection::vec(any_request(), 1000)) {
         let owed = of(&requests);
-        prop_assert!(owed.iter().map(|owed| u64::from(owed.ppm)).sum::<u64>() <= WHOLE);
         prop_assert!(owed.iter().all(|owed| owed.weight_ppm >= 1));
         prop_assert!(owed.iter().zip(&requests).all(|(owed, request)| owed.ppm <= request.cap_ppm));
     }

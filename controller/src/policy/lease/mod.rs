@@ -173,9 +173,11 @@ impl Scheduler {
             slo_ns: None,
             vtime: vclock,
             present: true,
+            came_ns: now_ns,
             is_paused: false,
             seen: Seen::default(),
             wanted: false,
+            has_used: false,
             stopped_wanting_ns: 0,
             last_progress_ns: now_ns,
             largest_charge_ns: 0,
@@ -187,7 +189,14 @@ impl Scheduler {
             stuck: None,
             grant: Grant::Closed,
         });
-        tenant.present = true;
+        if !std::mem::replace(&mut tenant.present, true) {
+            tenant.came_ns = now_ns;
+        }
+    }
+
+    /// Whether a tenant has wanted nothing for so long that what it asks for is not kept from the others.
+    pub fn is_idle(&self, tenant: TenantId, now_ns: u64) -> bool {
+        self.tenants.get(&tenant).is_some_and(|tenant| tenant.is_idle(now_ns))
     }
 
     /// A tenant's last session on this GPU is gone: what it held is free at once. What it owes is kept.
@@ -315,6 +324,7 @@ impl Scheduler {
             tenant.advance_ns -= set_off_ns;
             tenant.charge(seen.used_ns - set_off_ns);
             tenant.burst_ns = tenant.burst_ns.saturating_add(seen.used_ns);
+            tenant.has_used = true;
         }
         if seen.used_ns > 0 || (seen.in_flight && !tenant.seen.in_flight) {
             tenant.last_progress_ns = now_ns;
@@ -374,7 +384,8 @@ impl Scheduler {
     fn account(&mut self, now_ns: u64, tuning: &Tuning) {
         self.note_progress(now_ns);
         for rank in [Rank::Owner, Rank::Guest] {
-            let behind = self.behind(rank).unwrap_or(0);
+            // Who pauses at each look had the GPU all the same, and owes nothing for time in which nobody else wanted it.
+            let behind = self.behind(rank, |tenant| tenant.wanted || tenant.has_used).unwrap_or(0);
             let vclock = &mut self.vclocks[rank as usize];
             *vclock = (*vclock).max(behind);
         }
@@ -399,9 +410,10 @@ impl Scheduler {
                 tenant.burst_ns = 0;
             }
             tenant.wanted = wants;
+            tenant.has_used = false;
         }
         // The clock stands where it was when the furthest behind paused for a moment.
-        self.owners_behind = self.behind(Rank::Owner).unwrap_or(0);
+        self.owners_behind = self.behind(Rank::Owner, |tenant| tenant.wanted).unwrap_or(0);
         if wanting.iter().any(|wanting| *wanting > 1) {
             self.contended_ns = Some(now_ns);
         }
@@ -413,10 +425,10 @@ impl Scheduler {
         self.guard.observe(now_ns, owners, tuning.grace_ns);
     }
 
-    /// The virtual time of the one of a rank that wants the GPU and is furthest behind.
-    fn behind(&self, rank: Rank) -> Option<VirtualTime> {
-        let wanting = self.tenants.values().filter(|tenant| tenant.wanted && tenant.rank == rank);
-        wanting.map(|tenant| tenant.vtime).min()
+    /// The virtual time of the one of a rank that is furthest behind of those that `counts` picks.
+    fn behind(&self, rank: Rank, counts: impl Fn(&Tenant) -> bool) -> Option<VirtualTime> {
+        let counted = self.tenants.values().filter(|tenant| tenant.rank == rank && counts(tenant));
+        counted.map(|tenant| tenant.vtime).min()
     }
 
     /// Tells the guard how the owner that has the GPU gets on.

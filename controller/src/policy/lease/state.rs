@@ -3,6 +3,7 @@
 use super::{Grant, Seen, ns};
 use crate::policy::TenantId;
 use crate::policy::class::Class;
+use crate::policy::entitlement::IDLE_NS;
 use crate::policy::tuning::Tuning;
 use deepres_abi::PPM;
 use std::time::Duration;
@@ -54,13 +55,17 @@ pub struct Tenant {
     /// How soon its requests are to be answered, ns.
     pub slo_ns: Option<u64>,
     pub vtime: VirtualTime,
-    /// It has sessions on this GPU.
+    /// It has sessions on this GPU …
     pub present: bool,
+    /// … since then.
+    pub came_ns: u64,
     /// An administrator paused it.
     pub is_paused: bool,
     pub seen: Seen,
     /// It wanted the GPU at the last decision.
     pub wanted: bool,
+    /// It used the GPU since.
+    pub has_used: bool,
     pub stopped_wanting_ns: u64,
     pub last_progress_ns: u64,
     /// The most that was charged at once, ns.
@@ -82,6 +87,13 @@ impl Tenant {
     /// It has sessions, and may run.
     pub fn is_here(&self) -> bool {
         self.present && !self.is_paused
+    }
+
+    /// It has wanted nothing for [`IDLE_NS`], or is not to run.
+    pub fn is_idle(&self, now_ns: u64) -> bool {
+        let since_ns = self.stopped_wanting_ns.max(self.came_ns);
+        let wants = self.wanted || self.seen.wants();
+        self.is_paused || (!wants && now_ns.saturating_sub(since_ns) >= IDLE_NS)
     }
 
     /// It is of those that are to be answered soon.

@@ -2,6 +2,7 @@
 
 use super::state::MAX_DEBT_NS;
 use super::*;
+use crate::policy::entitlement::IDLE_NS;
 use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds};
 use proptest::prelude::*;
 
@@ -58,6 +59,36 @@ fn who_is_alone_has_an_open_gate_before_it_asks() {
     let bench = Bench::new();
     assert!(bench.is_open(A) && bench.is_closed(B));
     assert_eq!(bench.scheduler.phase(), Phase::Held(A));
+}
+
+#[test]
+fn who_pauses_whenever_it_is_looked_at_owes_nothing_for_time_that_nobody_else_wanted() {
+    let mut bench = Bench::new();
+    bench.step(MS, IDLE, IDLE);
+    bench.step(100 * MS, Seen { used_ns: 90 * MS, ..RUNNING }, WAITING);
+    assert_eq!([A, B].map(|tenant| bench.scheduler.lag_ns(tenant)), [0, 0]);
+}
+
+#[test]
+fn who_wants_nothing_for_a_while_is_idle_until_it_wants_something() {
+    let mut bench = Bench::new();
+    let is_idle = |bench: &Bench| [A, B].map(|tenant| bench.scheduler.is_idle(tenant, bench.now_ns));
+    bench.step(IDLE_NS - 1, RUNNING, IDLE);
+    assert_eq!(is_idle(&bench), [false, false], "it may have come to work");
+    bench.step(1, RUNNING, IDLE);
+    assert_eq!(is_idle(&bench), [false, true]);
+    bench.scheduler.observe(B, bench.now_ns, WAITING);
+    assert_eq!(is_idle(&bench), [false, false], "before anything is decided");
+    bench.step(10 * IDLE_NS, IDLE, WAITING);
+    assert_eq!(is_idle(&bench), [false, false], "it stopped only now");
+    bench.step(IDLE_NS, IDLE, WAITING);
+    assert_eq!(is_idle(&bench), [true, false]);
+    bench.scheduler.set_paused(B, true);
+    assert_eq!(is_idle(&bench), [true, true], "who is not to run");
+    bench.scheduler.leave(A, bench.now_ns);
+    bench.now_ns += IDLE_NS;
+    bench.scheduler.enter(A, Class::Fair, bench.now_ns);
+    assert_eq!(is_idle(&bench), [false, true], "who comes back");
 }
 
 #[test]

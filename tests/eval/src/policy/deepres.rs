@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use deepres_controller::policy::TenantId;
 use deepres_controller::policy::demand::Demand;
-use deepres_controller::policy::entitlement::{Entitlement, entitlements};
+use deepres_controller::policy::entitlement::{BACK_NS, Entitlement, Request, entitlements};
 use deepres_controller::policy::lease::{Grant, Scheduler, Seen};
 use deepres_controller::policy::priority::{Terms, Usage, Weights};
 use deepres_controller::policy::tuning::{QuantumBounds, Tuning};
@@ -31,6 +31,8 @@ struct Seat {
     demand: Demand,
     demand_used_ns: u64,
     idle_since_ns: Option<u64>,
+    /// It was idle at the last review.
+    is_lent: bool,
     is_news: bool,
 }
 
@@ -52,7 +54,9 @@ pub struct Deepres {
     seats: Vec<Seat>,
     news: Vec<Tenant>,
     decide_ns: Option<u64>,
-    review_ns: u64,
+    reviewed_ns: Option<u64>,
+    /// Someone who was idle at the last review wants the GPU again.
+    is_back: bool,
     /// What is owed, until the engine has taken it.
     owed: Option<Vec<Entitlement>>,
     retries: BinaryHeap<Reverse<(u64, Tenant)>>,
@@ -84,7 +88,8 @@ impl Deepres {
                 .collect(),
             news: Vec::new(),
             decide_ns: Some(0),
-            review_ns: 0,
+            reviewed_ns: None,
+            is_back: false,
             owed: None,
             retries: BinaryHeap::new(),
         };
@@ -109,31 +114,37 @@ impl Deepres {
 
     /// Works out again what every tenant is owed.
     fn review(&mut self, now_ns: u64) {
-        let value = |(tenant, seat): (&scenario::Tenant, &mut Seat)| {
+        let request = |(id, (tenant, seat)): (TenantId, (&scenario::Tenant, &mut Seat))| {
             let idle_ns = seat.idle_since_ns.map_or(0, |since_ns| now_ns - since_ns);
             seat.demand.observe(seat.used_ns - seat.demand_used_ns, idle_ns);
             seat.demand_used_ns = seat.used_ns;
             seat.idle_since_ns = seat.idle_since_ns.map(|_| now_ns);
             let usage = Usage { used_ns: seat.used_ns, demand_ppm: seat.demand.ppm(), memory_ppm: 0 };
-            tenant.request(Terms::at(now_ns, &tenant.priority(), &usage).value_ppm(&self.weights))
+            seat.is_lent = self.scheduler.is_idle(id, now_ns);
+            let terms = Terms::at(now_ns, &tenant.priority(), &usage);
+            (id, Request { is_idle: seat.is_lent, ..tenant.request(terms.value_ppm(&self.weights)) })
         };
         let requests: BTreeMap<TenantId, _> =
-            (0..).zip(self.tenants.iter().zip(&mut self.seats).map(value)).collect();
+            (0..).zip(self.tenants.iter().zip(&mut self.seats)).map(request).collect();
         let owed = entitlements(&requests);
         for (tenant, owed) in &owed {
             self.scheduler.set_standing(*tenant, requests[tenant].class, owed.weight_ppm);
         }
         self.owed = (owed.len() <= MOST_WATCHED).then(|| owed.into_values().collect());
-        self.review_ns = now_ns + REVIEW_NS;
+        (self.reviewed_ns, self.is_back) = (Some(now_ns), false);
+    }
+
+    /// When what is owed is worked out next.
+    fn review_ns(&self) -> u64 {
+        let every_ns = if self.is_back { BACK_NS } else { REVIEW_NS };
+        self.reviewed_ns.map_or(0, |reviewed_ns| reviewed_ns + every_ns)
     }
 
     fn decide(&mut self, now_ns: u64) {
-        if now_ns >= self.review_ns {
-            self.review(now_ns);
-        }
         for tenant in self.news.drain(..) {
             let seat = &mut self.seats[tenant];
             seat.is_news = false;
+            self.is_back |= seat.is_lent && seat.wants();
             let seen = Seen {
                 waiting: seat.waiting,
                 in_flight: seat.in_flight > 0,
@@ -143,6 +154,9 @@ impl Deepres {
             };
             self.scheduler.observe(id(tenant), now_ns, seen);
         }
+        if now_ns >= self.review_ns() {
+            self.review(now_ns);
+        }
         let again_ns = self.scheduler.decide(now_ns, &self.tuning);
         for change in self.scheduler.take_changes() {
             let tenant = change.tenant as Tenant;
@@ -151,7 +165,8 @@ impl Deepres {
             }
         }
         self.scheduler.take_handoffs();
-        let again_ns = again_ns.map_or(self.review_ns, |again_ns| again_ns.min(self.review_ns));
+        let review_ns = self.review_ns();
+        let again_ns = again_ns.map_or(review_ns, |again_ns| again_ns.min(review_ns));
         self.decide_ns = Some(again_ns.max(now_ns + 1));
     }
 }

@@ -446,7 +446,7 @@ impl Tenant {
     /// What it asks the policy for, with this priority value.
     pub fn request(&self, priority_ppm: u32) -> Request {
         let cap_ppm = self.cap_ppm.unwrap_or(WHOLE);
-        Request { class: self.class, asked_ppm: self.share_ppm, cap_ppm, priority_ppm }
+        Request { class: self.class, asked_ppm: self.share_ppm, cap_ppm, priority_ppm, ..Request::default() }
     }
 
     /// What it says of its job.
