@@ -145,7 +145,10 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             let is_listed = shared.watcher.board().unmanaged.iter().any(|user| user.pid == pid);
             let unmetered = if is_listed { meter(shared, pid, tenant.clone()).await } else { None };
             match timeout(ANSWER_LIMIT, shared.watcher.adopt(pid, tenant)).await {
-                Ok(Ok(Ok(()))) => Reply::Adopted { unmetered },
+                Ok(Ok(Ok(()))) => {
+                    super::saving::save(shared).await;
+                    Reply::Adopted { unmetered }
+                }
                 Ok(Ok(Err(message))) => Reply::Error { message },
                 _ => Reply::Error {
                     message: "the watching thread does not answer; see the daemon's log".to_owned(),

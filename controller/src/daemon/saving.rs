@@ -7,6 +7,8 @@ use tokio::time::{sleep, timeout};
 
 /// How often the state is written, if it changed: what a killed daemon's file lacks at most of tenants that died with it.
 const PERIOD: Duration = Duration::from_secs(1);
+/// The same after nothing had changed: gathering what a thousand idle processes did takes longer than all else that is done for them.
+const RESTING_PERIOD: Duration = Duration::from_secs(3);
 /// The same soon after the start, once all processes of the daemon before are back: of daemons that are killed again and again, as soon as they were
 /// started, no account stands still.
 const EARLY_PERIOD: Duration = Duration::from_millis(125);
@@ -20,9 +22,16 @@ const RETURN_LIMIT: Duration = Duration::from_secs(10);
 /// Writes the state, for ever, and tells the service manager how things are.
 pub async fn serve(shared: Rc<Shared>) {
     let began = Instant::now();
+    let mut due = began;
     loop {
         shared.registry.borrow_mut().bury_the_dead();
-        let is_alive = save(&shared).await;
+        let mut is_alive = false;
+        if Instant::now() >= due {
+            let outcome = save(&shared).await;
+            is_alive = outcome != Saved::Nothing;
+            let rests = (outcome == Saved::Already).then(|| RESTING_PERIOD.min(shared.service.period()));
+            due = Instant::now() + rests.unwrap_or(Duration::ZERO);
+        }
         shared.service.report(&shared.registry.borrow().summary(), is_alive);
         pause(&shared, began).await;
     }
@@ -49,8 +58,19 @@ pub async fn stop_waiting(shared: Rc<Shared>) {
     shared.changed.notify_one();
 }
 
-/// Writes the state as it is now. Returns whether every arbiter answered: without them all there is nothing whole to write.
-pub async fn save(shared: &Shared) -> bool {
+/// What came of writing the state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Saved {
+    /// An arbiter did not answer: without them all there is nothing whole to write.
+    Nothing,
+    /// The file says the same already.
+    Already,
+    /// The file says it now, or cannot be written.
+    Anew,
+}
+
+/// Writes the state as it is now.
+pub async fn save(shared: &Shared) -> Saved {
     let pending = shared.registry.borrow().snapshots();
     let mut snapshots = Vec::new();
     for snapshot in pending {
@@ -58,7 +78,7 @@ pub async fn save(shared: &Shared) -> bool {
             Ok(Ok(snapshot)) => snapshots.push(snapshot),
             _ => {
                 tracing::error!("a GPU's arbiter does not answer: the state is not written");
-                return false;
+                return Saved::Nothing;
             }
         }
     }
@@ -66,6 +86,5 @@ pub async fn save(shared: &Shared) -> bool {
     let mut state = shared.registry.borrow().saved(file.boot(), &snapshots);
     state.adopted = shared.watcher.board().adopted;
     state.away = shared.residency.borrow().away();
-    file.save(state);
-    true
+    if file.save(state) { Saved::Anew } else { Saved::Already }
 }

@@ -88,10 +88,10 @@ impl StateFile {
         }
     }
 
-    /// Writes a state, unless the file says the same already. A failure is told once, and tried again with the next state.
-    pub fn save(&mut self, state: State) {
+    /// Writes a state, unless the file says the same already: returns whether it did not. A failure is told once, and tried again with the next state.
+    pub fn save(&mut self, state: State) -> bool {
         if self.last.as_ref().is_some_and(|last| !state.differs_from(last)) {
-            return;
+            return false;
         }
         match write(&self.path, &state) {
             Ok(()) => {
@@ -106,6 +106,7 @@ impl StateFile {
                 }
             }
         }
+        true
     }
 }
 
