@@ -31,6 +31,7 @@ use deepres_abi::grant::{FailMode, GrantPage};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::MeterPage;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
@@ -135,6 +136,7 @@ enum Command {
 pub struct Arbiter {
     commands: mpsc::Sender<Command>,
     bell: Bell,
+    stirred: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -147,9 +149,15 @@ impl Arbiter {
         let bell = Bell::new()?;
         let (commands, orders) = mpsc::channel();
         let name = format!("gpu{}", setup.gpu);
-        let worker = worker::Worker::new(setup, orders, &bell)?;
+        let stirred = Arc::new(AtomicBool::new(true));
+        let worker = worker::Worker::new(setup, orders, &bell, Arc::clone(&stirred))?;
         let thread = std::thread::Builder::new().name(name).spawn(move || worker.run())?;
-        Ok(Self { commands, bell, thread: Some(thread) })
+        Ok(Self { commands, bell, stirred, thread: Some(thread) })
+    }
+
+    /// Whether anybody wanted the GPU since this was last asked.
+    pub fn has_stirred(&self) -> bool {
+        self.stirred.swap(false, Ordering::Relaxed)
     }
 
     fn order(&self, command: Command) {

@@ -24,6 +24,7 @@ use deepres_abi::grant::{FailMode, LeaseTerms, ONE_LAUNCH};
 use deepres_abi::meter::Reading;
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -97,13 +98,20 @@ pub struct Worker {
     turned_ns: u64,
     /// When the scheduler wants to decide next.
     decide_ns: Option<u64>,
+    /// Set whenever anybody wanted the GPU.
+    stirred: Arc<AtomicBool>,
     /// Someone came, left or was given something else: what is owed is to be worked out anew before the next decision.
     pub owes_anew: bool,
 }
 
 impl Worker {
-    /// A worker that will obey `orders`, announced by `bell`.
-    pub fn new(setup: Setup, orders: mpsc::Receiver<Command>, bell: &Bell) -> io::Result<Self> {
+    /// A worker that will obey `orders`, announced by `bell`, and sets `stirred` whenever anybody wants the GPU.
+    pub fn new(
+        setup: Setup,
+        orders: mpsc::Receiver<Command>,
+        bell: &Bell,
+        stirred: Arc<AtomicBool>,
+    ) -> io::Result<Self> {
         let events = Events::new()?;
         events.add(bell)?;
         if let Some(board) = &setup.board {
@@ -144,6 +152,7 @@ impl Worker {
             ticked_ns: 0,
             turned_ns: now_ns,
             decide_ns: None,
+            stirred,
             owes_anew: false,
         })
     }
@@ -425,6 +434,9 @@ impl Worker {
             tenant.demand.observe(seen.used_ns, if was_idle { paused_ns } else { 0 });
             all_used_ns = all_used_ns.saturating_add(seen.used_ns);
             self.scheduler.observe(*id, now_ns, seen);
+        }
+        if is_wanted || all_used_ns > 0 {
+            self.stirred.store(true, Ordering::Relaxed);
         }
         (self.is_wanted, self.is_unsettled) = (is_wanted, is_unsettled || is_awaited);
         if was_unwanted {

@@ -100,9 +100,23 @@ struct Shared {
     is_stopping: Cell<bool>,
     /// Someone came or went.
     changed: Notify,
+    /// … since it was last looked at by who keeps the state.
+    stirred: Cell<bool>,
 }
 
 impl Shared {
+    /// Someone came or went.
+    fn note_change(&self) {
+        self.changed.notify_one();
+        self.stirred.set(true);
+    }
+
+    /// Whether anybody came, went or wanted a GPU since this was last asked.
+    fn has_stirred(&self) -> bool {
+        // Both are asked: each forgets what it answered.
+        self.stirred.take() | self.registry.borrow().has_stirred()
+    }
+
     /// Forgets tenants some time after the last of them has gone, for ever.
     async fn forget_deserted(self: Rc<Self>) {
         loop {
@@ -195,6 +209,7 @@ pub fn run(
         residency: RefCell::default(),
         admin_group,
         changed: Notify::new(),
+        stirred: Cell::new(false),
     });
 
     let tenants_listener = files.tenants.try_clone()?;

@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 
 /// How often the state is written, if it changed: what a killed daemon's file lacks at most of tenants that died with it.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The same after nothing had changed: gathering what a thousand idle processes did takes longer than all else that is done for them.
+/// The same while nobody comes, goes or wants a GPU: gathering what a thousand idle processes did takes longer than all else that is done for them.
 const RESTING_PERIOD: Duration = Duration::from_secs(3);
 /// The same soon after the start, once all processes of the daemon before are back: of daemons that are killed again and again, as soon as they were
 /// started, no account stands still.
@@ -26,7 +26,7 @@ pub async fn serve(shared: Rc<Shared>) {
     loop {
         shared.registry.borrow_mut().bury_the_dead();
         let mut is_alive = false;
-        if Instant::now() >= due {
+        if shared.has_stirred() || Instant::now() >= due {
             let outcome = save(&shared).await;
             is_alive = outcome != Saved::Nothing;
             let rests = (outcome == Saved::Already).then(|| RESTING_PERIOD.min(shared.service.period()));
@@ -55,7 +55,7 @@ async fn pause(shared: &Shared, began: Instant) {
 pub async fn stop_waiting(shared: Rc<Shared>) {
     sleep(RETURN_LIMIT).await;
     shared.registry.borrow_mut().stop_waiting();
-    shared.changed.notify_one();
+    shared.note_change();
 }
 
 /// What came of writing the state.

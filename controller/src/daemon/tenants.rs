@@ -266,7 +266,7 @@ async fn converse(
         }
     };
     let Admitted { tenant, membership, welcome, pages, ready } = admitted;
-    shared.changed.notify_one();
+    shared.note_change();
     for answer in ready {
         // Without an answer the session begins with its gate closed, and goes by the heartbeat.
         let _ = timeout(READY_LIMIT, answer).await;
@@ -306,7 +306,7 @@ async fn converse(
 /// Whoever had this membership is gone.
 fn depart(shared: &Shared, tenant: &str, membership: Membership) {
     shared.registry.borrow_mut().depart(tenant, membership);
-    shared.changed.notify_one();
+    shared.note_change();
 }
 
 /// The process that a keeper asks to have metered from outside: its own number, or, once it was here before, that of one that it started. Numbers

@@ -205,6 +205,11 @@ impl Registry {
         self.tenants.values().all(Tenant::is_deserted)
     }
 
+    /// Whether anybody wanted a GPU since this was last asked.
+    pub fn has_stirred(&self) -> bool {
+        self.gpus.iter().fold(false, |stirred, managed| stirred | managed.arbiter.has_stirred())
+    }
+
     /// How much there is.
     pub fn summary(&self) -> Summary {
         let living = || self.tenants.values().filter(|tenant| !tenant.is_deserted());
