@@ -294,6 +294,9 @@ pub struct AccountStatus {
     /// The share that it is owed, parts per million; none while nobody is here of it.
     #[serde(default)]
     pub entitled_ppm: Option<u32>,
+    /// The tenant is idle or paused: until it wants the GPU and may have it, the others are owed that too.
+    #[serde(default)]
+    pub is_lent: bool,
     /// Why it is that: `guaranteed`, `asked`, `shrunk` (beside the others there is less room than was asked for), `rest` (its part of what
     /// nobody asked for), `capped` or `gaps` (what others leave); empty while it is owed none.
     #[serde(default)]

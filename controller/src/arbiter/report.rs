@@ -100,6 +100,7 @@ impl Worker {
         AccountStatus {
             gpu: self.gpu,
             entitled_ppm: Some(tenant.entitled_ppm),
+            is_lent: tenant.is_lent,
             entitled_by: tenant.rule.map_or("", rule_name).to_owned(),
             recent_share_ppm: tenant.account.recent_share_ppm(self.looked_ns),
             total_share_ppm: tenant.account.total_share_ppm(self.looked_ns),

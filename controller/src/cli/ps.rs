@@ -19,7 +19,7 @@ const SHOWN_PPM: u32 = 1_000;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-OWED is the share a tenant is entitled to, LATELY its share of the GPU's time in the last second, and \
+OWED is the share a tenant is entitled to, in parentheses while it is idle and lends it to the others, LATELY its share of the GPU's time in the last second, and \
 TOTAL since it appeared. A tenant is listed for a while after its last process ended, then owed \
 nothing and without a gate (-). In --json all \
 counters are totals and `now_ns` is when they were taken: two of them give rates.
@@ -172,10 +172,11 @@ fn nothing() -> String {
 
 fn row(tenant: &TenantStatus, account: &AccountStatus) -> Vec<String> {
     let shown = |ppm: u32| Percent((ppm + SHOWN_PPM / 2) / SHOWN_PPM * SHOWN_PPM).to_string();
+    let owed = |ppm: u32| if account.is_lent { format!("({})", shown(ppm)) } else { shown(ppm) };
     vec![
         tenant.name.clone(),
         account.gpu.to_string(),
-        account.entitled_ppm.map_or_else(nothing, shown),
+        account.entitled_ppm.map_or_else(nothing, owed),
         shown(account.recent_share_ppm),
         shown(account.total_share_ppm),
         time(account.gpu_ns),

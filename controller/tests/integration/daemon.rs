@@ -509,6 +509,8 @@ fn what_an_idle_tenant_asked_for_is_the_others_until_it_wants_it() {
     wait_until(Duration::from_secs(5), || owed() == [660_000, 500_000, 500_000]);
     let share = explained(&daemon, "notebook").derivation;
     assert!(share.is_idle && share.owed.ppm == 660_000 && share.present.ppm == 0, "{share:?}");
+    let lent: Vec<bool> = daemon.status().tenants.iter().map(|tenant| tenant.gpus[0].is_lent).collect();
+    assert_eq!(lent, [false, true, false], "half, notebook, plain");
     wants(&notebook);
     wait_until(Duration::from_secs(1), || owed() == [660_000, 330_000, 10_000]);
     // Who is not to run counts as little as who does not want to.

@@ -58,7 +58,8 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     )?;
     for account in &tenant.gpus {
         if let Some(entitled_ppm) = account.entitled_ppm {
-            writeln!(out, "    on gpu {}  owed {}{}", account.gpu, share(entitled_ppm), owed(account))?;
+            let lent = if account.is_lent { "; lent to the others while it is idle" } else { "" };
+            writeln!(out, "    on gpu {}  owed {}{}{lent}", account.gpu, share(entitled_ppm), owed(account))?;
         }
         print_service(account, out)?;
     }

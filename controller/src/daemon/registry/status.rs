@@ -89,6 +89,7 @@ fn tenant_status(name: &str, tenant: &Tenant, by_whom: &ByWhom<'_>) -> TenantSta
         let is_here = !tenant.is_deserted();
         AccountStatus {
             entitled_ppm: account.entitled_ppm.filter(|_| is_here),
+            is_lent: is_here && account.is_lent,
             entitled_by: if is_here { account.entitled_by.clone() } else { String::new() },
             gate: account.gate.clone().filter(|_| is_here),
             nvml_bytes: seen.map(|seen| seen.bytes),
