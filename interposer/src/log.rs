@@ -25,6 +25,12 @@ const UNREAD: u8 = 0;
 
 static THRESHOLD: AtomicU8 = AtomicU8::new(UNREAD);
 
+/// A level, or levels of parts, which are the daemon's.
+fn is_known(levels: &str) -> bool {
+    matches!(levels, "" | "error" | "warn" | "info" | "debug" | "trace" | "off")
+        || levels.contains(['=', ','])
+}
+
 fn threshold() -> u8 {
     let known = THRESHOLD.load(Ordering::Relaxed);
     if known != UNREAD {
@@ -38,6 +44,14 @@ fn threshold() -> u8 {
         _ => Level::Warn,
     };
     THRESHOLD.store(level as u8, Ordering::Relaxed);
+    if let Ok(other) = std::env::var("DEEPRES_LOG")
+        && !is_known(&other)
+    {
+        line(
+            Level::Warn,
+            format_args!("DEEPRES_LOG={other:?} is none of error, warn, info, debug and trace: it is warn"),
+        );
+    }
     level as u8
 }
 
@@ -50,6 +64,8 @@ pub fn line(level: Level, text: fmt::Arguments<'_>) {
     let mut rest = &mut buffer[..LINE_BYTES - 1];
     let _ = write!(rest, "deepres: {text}");
     let used = LINE_BYTES - 1 - rest.len();
+    // What somebody named so goes to a terminal.
+    buffer[..used].iter_mut().filter(|byte| byte.is_ascii_control()).for_each(|byte| *byte = b'?');
     buffer[used] = b'\n';
     // SAFETY: the buffer holds `used + 1` initialised bytes, and stderr's descriptor may be anything or nothing.
     let _ = unsafe { libc::write(libc::STDERR_FILENO, buffer.as_ptr().cast(), used + 1) };

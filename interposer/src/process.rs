@@ -173,7 +173,7 @@ fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Option<
     match (keeps_limits, is_waiting) {
         (true, true) => say!(Warn, "{error}; the job keeps its limits by itself until a daemon takes it up"),
         (true, false) => {}
-        (false, true) => say!(Warn, "{error}; the job runs unmetered until a daemon takes it up"),
+        (false, true) => say!(Warn, "{error}; the job runs unshared until a daemon takes it up"),
         (false, false) => {
             say!(Warn, "{error}; the job runs unmetered");
             return None;

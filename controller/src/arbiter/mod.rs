@@ -22,6 +22,7 @@ pub use saved::{Baseline, SavedAccount, SavedMeter, Snapshot};
 use crate::admin::ShareStatus;
 use crate::policy::TenantId;
 use crate::policy::entitlement::Request;
+use crate::policy::lease::trust::UserId;
 use crate::policy::priority::{Priority, Weights};
 use crate::policy::tuning::QuantumBounds;
 use crate::process::ProcessKey;
@@ -111,6 +112,8 @@ pub struct SessionSeat {
     pub bell: Bell,
     /// Its process, if it can be told.
     pub process: Option<ProcessKey>,
+    /// Whose it is, if what its user's tenants owe is each other's: not so of those who may have all that there is.
+    pub user: Option<UserId>,
     /// Its meter goes on from sessions that the process had before.
     pub continues: bool,
 }

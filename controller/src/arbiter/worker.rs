@@ -642,6 +642,9 @@ impl Worker {
             || from.map_or_else(|| Account::new(now_ns), |from| Account::restore(&unwritten(from), now_ns));
         let id = seat.id;
         self.scheduler.enter(id, seat.request.class, now_ns);
+        if let Some(user) = session.user {
+            self.scheduler.set_user(id, user, now_ns);
+        }
         self.scheduler.set_paused(id, seat.is_paused);
         self.tenants.entry(id).or_insert_with(|| Tenant::new(seat.clone(), account())).seat = seat.clone();
         let Some(tenant) = self.tenants.get(&id) else { return };

@@ -263,7 +263,7 @@ impl Config {
         if let Some(name) = self.shared_names.iter().find(|name| !is_name(name)) {
             let most = TENANT_NAME_BYTES - 1;
             let message = format!(
-                "`shared_names` has {name:?} in it, and a tenant's name has from 1 to {most} bytes, none of them a control character"
+                "`shared_names` has {name:?} in it, and a tenant's name has from 1 to {most} bytes, begins with no dash, and all of it can be seen"
             );
             return Err((at(&["shared_names"]), message));
         }

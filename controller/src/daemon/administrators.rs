@@ -1,6 +1,7 @@
 //! The admin socket: answers requests of the daemon's user, of root, and of the group that the configuration names.
 
 use super::peer::Peer;
+use super::state::Saved;
 use super::{Shared, residency};
 use crate::admin::{MAX_REQUEST_BYTES, Reply, Request};
 use crate::arbiter::Report;
@@ -205,7 +206,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
     }
 }
 
-/// Answers once what was changed is in force and will outlive the daemon.
+/// Answers once what was changed is in force and will outlive the daemon, or says that it will not.
 async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, shared: &Shared) -> Reply {
     let (reply, answers) = match changed {
         Ok(changed) => changed,
@@ -218,8 +219,15 @@ async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, 
             };
         }
     }
-    super::saving::save(shared).await;
-    reply
+    match super::saving::save(shared).await {
+        Saved::Failed(error) => Reply::Error {
+            message: format!(
+                "it is in force, but {} cannot be written ({error}): it will not outlive the daemon; make room there and do it again",
+                shared.state.borrow().path().display()
+            ),
+        },
+        Saved::Nothing | Saved::Already | Saved::Anew => reply,
+    }
 }
 
 /// Meters an adopted process from outside; says why it is not, if so.

@@ -22,10 +22,10 @@ const ARRIVING_AT_A_TIME: usize = 256;
 const CONNECTIONS_PER_ARRIVAL: usize = 2;
 /// What that comes to for a connection.
 const ARRIVAL_DESCRIPTORS: u64 = 1;
-/// Turns that a source has one right after another: as many as connections may be, for all come back at once after a restart …
-const TURNS_AT_ONCE: u64 = 4096;
+/// Turns that a source has one right after another: a thousand jobs and who keeps them come back at once after a restart …
+const TURNS_AT_ONCE: u64 = 2048;
 /// … and how far apart the next ones are. Each takes some tenths of a millisecond.
-const TURN_NS: u64 = Duration::from_millis(4).as_nanos() as u64;
+const TURN_NS: u64 = Duration::from_millis(10).as_nanos() as u64;
 /// Connections beyond the limit that are listened to until they can be refused; more are closed without a word.
 const TURNED_AWAY_AT_A_TIME: usize = 64;
 

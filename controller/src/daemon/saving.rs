@@ -1,6 +1,7 @@
 //! Keeps the state file up with what happens.
 
 use super::Shared;
+use super::state::Saved;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
@@ -58,17 +59,6 @@ pub async fn stop_waiting(shared: Rc<Shared>) {
     shared.note_change();
 }
 
-/// What came of writing the state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Saved {
-    /// An arbiter did not answer: without them all there is nothing whole to write.
-    Nothing,
-    /// The file says the same already.
-    Already,
-    /// The file says it now, or cannot be written.
-    Anew,
-}
-
 /// Writes the state as it is now.
 pub async fn save(shared: &Shared) -> Saved {
     let pending = shared.registry.borrow().snapshots();
@@ -86,5 +76,5 @@ pub async fn save(shared: &Shared) -> Saved {
     let mut state = shared.registry.borrow().saved(file.boot(), &snapshots);
     state.adopted = shared.watcher.board().adopted;
     state.away = shared.residency.borrow().away();
-    if file.save(state) { Saved::Anew } else { Saved::Already }
+    file.save(state)
 }

@@ -2,9 +2,10 @@
 
 use super::read;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 
 /// Whom something is counted for.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// A user, wherever its processes are.
     User(u32),
@@ -24,6 +25,15 @@ impl Source {
         // A daemon in a container is there for those who are in it.
         let place = place.filter(|place| read::place(std::process::id()).as_ref() != Some(place));
         place.map_or(Self::User(user), |place| Self::Place { name: place.name(), path: place.path })
+    }
+
+    /// A number that tells it from others, if it may not have all that there is.
+    pub fn number(&self) -> Option<u64> {
+        self.has_limit().then(|| {
+            let mut hasher = DefaultHasher::new();
+            self.hash(&mut hasher);
+            hasher.finish()
+        })
     }
 
     /// Whether it may not have all that there is.

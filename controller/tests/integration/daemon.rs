@@ -122,7 +122,9 @@ fn impossible_requests_are_refused_with_a_reason() {
     let guaranteed = refused(&|hello| (hello.share_ppm, hello.class) = (100_000, Class::Guaranteed as u32));
     assert!(guaranteed.contains("for everybody is fair"), "{guaranteed}");
     assert!(refused(&|hello| hello.class = 9).contains("no class"));
-    assert!(refused(&|hello| hello.tenant[0] = 7).contains("control"));
+    assert!(refused(&|hello| hello.tenant[0] = 7).contains("cannot be seen"));
+    let unseen = refused(&|hello| deepres_abi::wire::set_text(&mut hello.tenant, "a\u{200b}"));
+    assert!(unseen.contains("cannot be seen"), "{unseen}");
     assert!(refused(&|hello| hello.tenant[0] = 0xFF).contains("UTF-8"));
     let tenant = daemon.join("a", 0, 0);
     assert_eq!(tenant.gate().memory_limit(), 1 << 30, "who asks for no limit has the cap");
@@ -273,6 +275,22 @@ fn what_an_administrator_sets_is_in_force_at_once() {
     assert_eq!((b.gate().memory_limit(), b.gate().entitled_ppm()), (NO_LIMIT, 300_000));
     let late = daemon.join("a", 900_000, 8_192);
     assert_eq!((late.gate().memory_limit(), late.gate().entitled_ppm()), (4_096, 500_000));
+}
+
+#[test]
+fn an_administrator_is_told_if_what_was_set_will_not_outlive_the_daemon() {
+    let daemon = daemon_of_one_gpu();
+    let a = daemon.join("a", 300_000, 0);
+    let in_the_way = daemon.directory.path().join("state.json.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    let set = |ppm| daemon.client().ask(&Request::set("a", Wish { share_ppm: Some(ppm), ..Wish::default() }));
+    assert!(matches!(
+        set(400_000),
+        Err(ClientError::Refused(message)) if message.contains("it is in force, but") && message.contains("state.json")
+    ));
+    assert_eq!(a.gate().entitled_ppm(), 400_000);
+    std::fs::remove_dir(&in_the_way).unwrap();
+    set(400_000).unwrap();
 }
 
 #[test]

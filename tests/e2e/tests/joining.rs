@@ -63,7 +63,7 @@ fn jobs_that_start_while_the_daemon_hangs_share_once_it_does_not() {
     clients.iter_mut().for_each(await_ready);
     for client in &clients {
         let said = client.stderr();
-        assert!(said.contains("did not answer within 3 s; the job runs unmetered until"), "{said}");
+        assert!(said.contains("did not answer within 3 s; the job runs unshared until"), "{said}");
     }
     daemon.signal(Signal::CONT);
     let all_are_here = |ps: &Ps| {
@@ -95,7 +95,7 @@ fn a_job_that_starts_between_two_daemons_is_the_next_ones() {
     let mut view = job(&host, c_client("view", Way::Dlsym), &[], &variables);
     await_ready(&mut early);
     assert!(
-        early.stderr().contains("the job runs unmetered until a daemon takes it up"),
+        early.stderr().contains("the job runs unshared until a daemon takes it up"),
         "{}",
         early.stderr()
     );
@@ -173,7 +173,7 @@ fn jobs_that_find_no_room_are_taken_up_when_there_is_some() {
     let mut second = job(&host, c_client("view", Way::Dlsym), &[], &variables);
     assert_ne!(total(&mut second), LIMIT_BYTES);
     let said = second.stderr();
-    assert!(said.contains("(max_connections); the job runs unmetered until a daemon takes it up"), "{said}");
+    assert!(said.contains("(max_connections); the job runs unshared until a daemon takes it up"), "{said}");
     let mut command = host.command(c_client("view", Way::Dlsym));
     command.env("LD_PRELOAD", &artefacts().library);
     let mut third = host.spawn(with(command, &[], &[("DEEPRES_MEMORY", "1GiB")]));

@@ -69,7 +69,7 @@ pub struct Args {
 pub fn parse_name(text: &str) -> Result<String, String> {
     if !is_name(text) {
         return Err(format!(
-            "a name has from 1 to {} bytes, none of them a control character",
+            "a name has from 1 to {} bytes, begins with no dash, and all of it can be seen",
             TENANT_NAME_BYTES - 1
         ));
     }

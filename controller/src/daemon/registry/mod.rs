@@ -322,6 +322,7 @@ impl Registry {
                 ledger_slot: slot,
                 bell: bell.clone(),
                 process,
+                user: guest.source.number(),
                 continues: hello.sessions_before > 0,
             };
             ready.push(self.gpus[*gpu].arbiter.enter(tenant.seat_on(*gpu), session));

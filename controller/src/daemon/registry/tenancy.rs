@@ -203,7 +203,9 @@ fn claim(hello: &Hello) -> Result<&str, Refused> {
     let malformed = |reason: &str| Refused::new(RefusalKind::Request, reason);
     let name = wire::text(&hello.tenant).ok_or_else(|| malformed("the tenant's name is not UTF-8"))?;
     if !name.is_empty() && (name.chars().any(is_harmful) || name.trim().is_empty()) {
-        return Err(malformed("the tenant's name has control characters in it, or nothing that can be seen"));
+        return Err(malformed(
+            "the tenant's name has characters in it that cannot be seen, or none that can",
+        ));
     }
     Ok(name)
 }

@@ -21,6 +21,19 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// Where the kernel names this run of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// What came of writing the state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Saved {
+    /// An arbiter did not answer: without them all there is nothing whole to write.
+    Nothing,
+    /// The file says the same already.
+    Already,
+    /// The file says it now.
+    Anew,
+    /// The file cannot be written, and why.
+    Failed(String),
+}
+
 /// The file.
 #[derive(Debug)]
 pub struct StateFile {
@@ -37,6 +50,11 @@ impl StateFile {
         // Without /proc no process could be recognised either; an empty name then is as good as any.
         let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
         Self { path, boot, last: None, is_failing: false }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The kernel's name of this run of the machine.
@@ -88,10 +106,10 @@ impl StateFile {
         }
     }
 
-    /// Writes a state, unless the file says the same already: returns whether it did not. A failure is told once, and tried again with the next state.
-    pub fn save(&mut self, state: State) -> bool {
+    /// Writes a state, unless the file says the same already. A failure is told once, and tried again with the next state.
+    pub fn save(&mut self, state: State) -> Saved {
         if self.last.as_ref().is_some_and(|last| !state.differs_from(last)) {
-            return false;
+            return Saved::Already;
         }
         match write(&self.path, &state) {
             Ok(()) => {
@@ -99,14 +117,15 @@ impl StateFile {
                 if std::mem::take(&mut self.is_failing) {
                     tracing::info!(path = %self.path.display(), "the state is written again");
                 }
+                Saved::Anew
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.is_failing, true) {
                     tracing::warn!(path = %self.path.display(), %error, "cannot write the state: a restart would lose what is charged from now on");
                 }
+                Saved::Failed(error.to_string())
             }
         }
-        true
     }
 }
 

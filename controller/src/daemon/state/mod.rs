@@ -6,7 +6,7 @@
 
 mod file;
 
-pub use file::StateFile;
+pub use file::{Saved, StateFile};
 
 use crate::arbiter::{SavedAccount, SavedMeter};
 use crate::authority::Wish;

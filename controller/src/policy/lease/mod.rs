@@ -21,12 +21,12 @@ mod gangs;
 pub mod guard;
 mod restore;
 mod state;
+pub mod trust;
 
 use crate::policy::TenantId;
 use crate::policy::class::Class;
 use crate::policy::gang::Order;
 use crate::policy::tuning::Tuning;
-use deepres_abi::PPM;
 use guard::{Guard, Owners};
 use state::{
     Contended, Hold, Lenience, Noted, Rank, Stuck, Tenant, VirtualTime, begun_ns, credit_ns, mean,
@@ -34,6 +34,7 @@ use state::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use trust::{Trust, UserId};
 
 const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
@@ -56,6 +57,8 @@ const STUCK_DRAIN_NS: u64 = ns(Duration::from_millis(2));
 const LONGEST_PER_DRAIN: u64 = 4;
 /// A weight that changes by more than this part of itself (one in so many) is a new quota, and not a priority that moves with time.
 const NEW_QUOTA_PART: u32 = 8;
+/// A lease ends for a new quota so often at most.
+const REDISTRIBUTION_NS: u64 = ns(Duration::from_millis(50));
 /// How far an owner with a time objective may be ahead of the one that is furthest behind, and still go before it: as if it had been alone for so
 /// long, times its share.
 const MAX_ADVANCE: VirtualTime = ns(Duration::from_millis(50)) as VirtualTime;
@@ -136,6 +139,8 @@ pub struct Handoff {
 #[derive(Debug, Default)]
 pub struct Scheduler {
     tenants: BTreeMap<TenantId, Tenant>,
+    /// Of users of whom there is something to remember.
+    trusts: BTreeMap<UserId, Trust>,
     hold: Option<Hold>,
     /// Of owners and of guests, by [`Rank`].
     vclocks: [VirtualTime; 2],
@@ -146,6 +151,8 @@ pub struct Scheduler {
     last_owner: Option<TenantId>,
     /// What somebody is owed changed since the GPU was last given.
     is_redistributed: bool,
+    /// When a lease last ended for that.
+    redistributed_ns: Option<u64>,
     /// When two tenants last wanted the GPU at once.
     contended_ns: Option<u64>,
     /// What the owner that has the GPU had got done at the last decision.
@@ -169,6 +176,10 @@ impl Scheduler {
         let vclock = self.vclocks[rank as usize];
         let tenant = self.tenants.entry(tenant).or_insert(Tenant {
             rank,
+            user: None,
+            taken_over_ns: 0,
+            left_owing_ns: 0,
+            metered_ns: 0,
             weight_ppm: 0,
             slo_ns: None,
             vtime: vclock,
@@ -189,8 +200,34 @@ impl Scheduler {
             stuck: None,
             grant: Grant::Closed,
         });
-        if !std::mem::replace(&mut tenant.present, true) {
-            tenant.came_ns = now_ns;
+        if std::mem::replace(&mut tenant.present, true) {
+            return;
+        }
+        tenant.came_ns = now_ns;
+        // What it owes is its own again.
+        let owing_ns = std::mem::take(&mut tenant.left_owing_ns);
+        if let Some(trust) = tenant.user.and_then(|user| self.trusts.get_mut(&user)) {
+            trust.take_over(owing_ns, now_ns);
+        }
+    }
+
+    /// Says whose a tenant is that has entered: it takes over what tenants of that user owe that are gone.
+    pub fn set_user(&mut self, tenant: TenantId, user: UserId, now_ns: u64) {
+        let Some(tenant) = self.tenants.get_mut(&tenant) else { return };
+        if tenant.user.replace(user).is_none()
+            && let Some(trust) = self.trusts.get_mut(&user)
+        {
+            tenant.taken_over_ns = trust.take_over(tenant.max_debt_ns(), now_ns);
+        }
+        self.divide_lenience(user, now_ns);
+    }
+
+    /// What is let pass to a user is one for all of its tenants.
+    fn divide_lenience(&mut self, user: UserId, now_ns: u64) {
+        let of_user = |tenant: &Tenant| tenant.present && tenant.user == Some(user);
+        let among = self.tenants.values().filter(|tenant| of_user(tenant)).count() as u64;
+        for tenant in self.tenants.values_mut().filter(|tenant| of_user(tenant)) {
+            tenant.lenience.divide(among, now_ns);
         }
     }
 
@@ -205,12 +242,27 @@ impl Scheduler {
             if tenant.wanted {
                 tenant.stopped_wanting_ns = now_ns;
             }
+            // Whoever ends in the middle of a turn does not shed what it had of it, nor is anything of that let pass: it wakes up no more.
+            tenant.lenience = tenant.lenience.spent(now_ns);
+            let held = self.hold.filter(|hold| hold.tenant == id);
+            let unshown_ns = held.map_or(0, |hold| tenant.settle(&hold, now_ns));
+            let ahead = tenant.vtime.saturating_sub(self.vclocks[tenant.rank as usize]);
+            tenant.left_owing_ns = tenant.gpu_ns(ahead);
+            if let Some(user) = tenant.user {
+                let trust = self.trusts.entry(user).or_default();
+                trust.had_unshown(unshown_ns, now_ns);
+                trust.leave(tenant.left_owing_ns, now_ns);
+            }
             tenant.present = false;
             tenant.seen = Seen::default();
             tenant.wanted = false;
             tenant.grant = tenant.closed();
         }
+        if let Some(user) = self.tenants.get(&id).and_then(|tenant| tenant.user) {
+            self.divide_lenience(user, now_ns);
+        }
         self.free(id);
+        self.trusts.retain(|_, trust| !trust.is_as_new(now_ns));
     }
 
     /// Pauses a tenant, or ends its pause. What a paused one has in flight runs out; until it is resumed it wants nothing, and the others
@@ -302,10 +354,7 @@ impl Scheduler {
     /// GPU time that a tenant is owed beside the one furthest behind, ns; negative if it had more.
     pub fn lag_ns(&self, tenant: TenantId) -> i64 {
         let Some(tenant) = self.tenants.get(&tenant) else { return 0 };
-        let gpu_ns = |vtime: VirtualTime| {
-            i64::try_from(vtime * VirtualTime::from(tenant.weight_ppm) / VirtualTime::from(PPM))
-                .unwrap_or(i64::MAX)
-        };
+        let gpu_ns = |vtime: VirtualTime| i64::try_from(tenant.gpu_ns(vtime)).unwrap_or(i64::MAX);
         let vclock = self.vclocks[tenant.rank as usize];
         if tenant.vtime <= vclock { gpu_ns(vclock - tenant.vtime) } else { -gpu_ns(tenant.vtime - vclock) }
     }
@@ -322,6 +371,10 @@ impl Scheduler {
         if seen.used_ns > 0 {
             let set_off_ns = seen.used_ns.min(tenant.advance_ns);
             tenant.advance_ns -= set_off_ns;
+            tenant.metered_ns = tenant.metered_ns.saturating_add(seen.used_ns);
+            if let Some(trust) = tenant.user.and_then(|user| self.trusts.get_mut(&user)) {
+                trust.shown(set_off_ns, now_ns);
+            }
             tenant.charge(seen.used_ns - set_off_ns);
             tenant.burst_ns = tenant.burst_ns.saturating_add(seen.used_ns);
             tenant.has_used = true;
@@ -400,6 +453,8 @@ impl Scheduler {
                 let has_kept = tenant.has_kept(*id, self.hold.as_ref()) || self.gangs.contains(id);
                 let credit_ns = credit_ns(pause_ns, has_kept, tuning);
                 tenant.vtime = tenant.vtime.max(vclock.saturating_sub(tenant.weighted(credit_ns)));
+                let taken_over_ns = std::mem::take(&mut tenant.taken_over_ns);
+                tenant.vtime = tenant.vtime.saturating_add(tenant.weighted(taken_over_ns));
                 tenant.mean_pause_ns = mean(tenant.mean_pause_ns, pause_ns.min(STAY_LEASED_NS));
                 tenant.last_progress_ns = now_ns;
             }
@@ -489,9 +544,12 @@ impl Scheduler {
 
     /// Whether a tenant goes before those that have no time objective.
     fn presses(&self, tenant: &Tenant) -> bool {
-        tenant.has_objective()
-            && tenant.wanted
-            && tenant.vtime < self.owners_behind.saturating_add(MAX_ADVANCE)
+        self.presses_at(tenant, tenant.vtime)
+    }
+
+    /// The same, were this its virtual time: a holder's is later than what it was charged for.
+    fn presses_at(&self, tenant: &Tenant, vtime: VirtualTime) -> bool {
+        tenant.has_objective() && tenant.wanted && vtime < self.owners_behind.saturating_add(MAX_ADVANCE)
     }
 
     /// The same, and that the others' leases end for it. So often at most, for all who have one together, haste costs no more hand-offs than having
@@ -502,7 +560,7 @@ impl Scheduler {
 
     /// Whether an owner is there, other than this tenant, that is to be answered soon when it comes.
     fn is_beside_objective(&self, tenant: TenantId) -> bool {
-        self.tenants.iter().any(|(id, other)| *id != tenant && other.is_here() && other.has_objective())
+        self.tenants.iter().any(|(id, other)| *id != tenant && other.is_here() && other.is_answering())
     }
 
     /// The guest that goes next, `but` for one, and until when it may launch; or else when to ask again. It is the one furthest behind of those that
@@ -646,7 +704,11 @@ impl Scheduler {
     }
 
     fn hold_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
-        let is_redistributed = std::mem::take(&mut self.is_redistributed);
+        // Jobs that come and go all the time do not end a lease each.
+        let is_redistributed = std::mem::take(&mut self.is_redistributed)
+            && self
+                .redistributed_ns
+                .is_none_or(|last_ns| now_ns >= last_ns.saturating_add(REDISTRIBUTION_NS));
         let Some(holder) = self.tenants.get(&hold.tenant) else {
             self.hold = None;
             return Step::Again;
@@ -662,11 +724,11 @@ impl Scheduler {
             };
         };
         let next = &self.tenants[&next];
-        let presses = [holder, next].map(|tenant| self.presses(tenant));
+        let vtime = holder.vtime + holder.weighted(begun_ns(&hold, holder, now_ns));
+        let presses = [self.presses_at(holder, vtime), self.presses(next)];
         if presses == [false, true] && self.may_press(next, now_ns, tuning) {
             return self.close(hold, now_ns);
         }
-        let vtime = holder.vtime + holder.weighted(begun_ns(&hold, holder, now_ns));
         let is_behind = presses == [true, false] || vtime < next.vtime;
         let patience_ns = patience_ns(holder, is_behind, tuning);
         let press_ns = (presses == [false, true]).then(|| self.pressed_ns.saturating_add(tuning.quantum_ns));
@@ -697,7 +759,11 @@ impl Scheduler {
             return stay(expires_ns.saturating_sub(tuning.lead_ns));
         }
         // Who gains by what changed is not to wait for the end of a lease that was given before.
-        if now_ns >= expires_ns || (is_redistributed && !is_behind) {
+        if is_redistributed && !is_behind {
+            self.redistributed_ns = Some(now_ns);
+            return self.close(hold, now_ns);
+        }
+        if now_ns >= expires_ns {
             return self.close(hold, now_ns);
         }
         let renewal_ns = expires_ns.saturating_sub(tuning.lead_ns);
@@ -773,10 +839,18 @@ impl Scheduler {
                 .saturating_add(holder.seen.pending_ns)
                 .clamp(MIN_DRAIN_NS, MAX_DRAIN_NS),
         });
+        let limit_ns = limit_ns.min(self.patience_ns(hold.tenant, now_ns).max(STUCK_DRAIN_NS));
         self.change(hold.tenant, Grant::Closed, false);
         let give_up_ns = now_ns.saturating_add(limit_ns);
         self.hold = Some(Hold { drain_give_up_ns: Some(give_up_ns), ..hold.contend(now_ns) });
         Step::Again
+    }
+
+    /// How long what a tenant has in flight is waited for at most, by what its user's tenants let others wait for in vain.
+    fn patience_ns(&mut self, id: TenantId, now_ns: u64) -> u64 {
+        let Some(tenant) = self.tenants.get(&id) else { return 0 };
+        let trust = tenant.user.and_then(|user| self.trusts.get_mut(&user));
+        trust.map_or(MAX_DRAIN_NS, |trust| trust.patience_ns(tenant.metered_ns, now_ns))
     }
 
     fn drain_step(&mut self, hold: Hold, give_up_ns: u64, now_ns: u64, tuning: &Tuning) -> Step {
@@ -825,8 +899,11 @@ impl Scheduler {
             holder.stuck.get_or_insert(Stuck { since_ns: hold.since_ns, used_ns: hold.used_ns });
         }
         let held_ns = now_ns.saturating_sub(hold.since_ns);
-        let is_unexplained = holder.settle(hold, now_ns);
-        let can_be_told = !hold.paused && !in_flight && hold.used_ns > 0 && !is_unexplained && !is_beside;
+        let unshown_ns = holder.settle(hold, now_ns);
+        if let Some(user) = holder.user.filter(|_| unshown_ns > 0) {
+            self.trusts.entry(user).or_default().had_unshown(unshown_ns, now_ns);
+        }
+        let can_be_told = !hold.paused && !in_flight && hold.used_ns > 0 && unshown_ns == 0 && !is_beside;
         self.handoffs.push(Handoff { idle_ns: can_be_told.then(|| held_ns.saturating_sub(hold.used_ns)) });
     }
 

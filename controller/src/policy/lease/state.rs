@@ -1,5 +1,6 @@
 //! What the scheduler remembers of a tenant and of a hold, and what follows from either alone.
 
+use super::trust::UserId;
 use super::{Grant, Seen, ns};
 use crate::policy::TenantId;
 use crate::policy::class::Class;
@@ -55,6 +56,14 @@ pub struct Tenant {
     /// How soon its requests are to be answered, ns.
     pub slo_ns: Option<u64>,
     pub vtime: VirtualTime,
+    /// Whose it is; nobody else's, if that is not known.
+    pub user: Option<UserId>,
+    /// What it takes over of what tenants of its user owe that are gone, ns, until it wants the GPU.
+    pub taken_over_ns: u64,
+    /// What it owed when it left, ns.
+    pub left_owing_ns: u64,
+    /// GPU time that it showed a use of, ns.
+    pub metered_ns: u64,
     /// It has sessions on this GPU …
     pub present: bool,
     /// … since then.
@@ -96,6 +105,11 @@ impl Tenant {
         self.is_paused || (!wants && now_ns.saturating_sub(since_ns) >= IDLE_NS)
     }
 
+    /// It is of those that are to be answered soon, and has asked for something before.
+    pub fn is_answering(&self) -> bool {
+        self.has_objective() && self.metered_ns > 0
+    }
+
     /// It is of those that are to be answered soon.
     pub fn has_objective(&self) -> bool {
         self.rank == Rank::Owner && self.slo_ns.is_some()
@@ -115,6 +129,12 @@ impl Tenant {
 
     pub fn weighted(&self, gpu_ns: u64) -> VirtualTime {
         VirtualTime::from(gpu_ns) * VirtualTime::from(PPM) / VirtualTime::from(self.weight_ppm.max(1))
+    }
+
+    /// GPU time of so much virtual time, ns.
+    pub fn gpu_ns(&self, vtime: VirtualTime) -> u64 {
+        let gpu_ns = vtime.saturating_mul(VirtualTime::from(self.weight_ppm)) / VirtualTime::from(PPM);
+        u64::try_from(gpu_ns).unwrap_or(u64::MAX)
     }
 
     pub fn charge(&mut self, gpu_ns: u64) {
@@ -143,20 +163,39 @@ impl Stuck {
 }
 
 /// What is let pass: a thread that wakes up late now and then is not charged for it, one that always does is.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct Lenience {
     left_ns: u64,
     at_ns: u64,
+    /// Tenants of its user that are here, itself too: it is let pass to all of them together.
+    among: u64,
+}
+
+impl Default for Lenience {
+    fn default() -> Self {
+        Self { left_ns: 0, at_ns: 0, among: 1 }
+    }
 }
 
 impl Lenience {
     fn left_ns(self, now_ns: u64) -> u64 {
-        let earned_ns = now_ns.saturating_sub(self.at_ns) / LENIENCE_PART;
+        let earned_ns = now_ns.saturating_sub(self.at_ns) / LENIENCE_PART / self.among;
         self.left_ns.saturating_add(earned_ns).min(START_LIMIT_NS)
     }
 
     fn spend(&mut self, ns: u64, now_ns: u64) {
-        *self = Self { left_ns: self.left_ns(now_ns).saturating_sub(ns), at_ns: now_ns };
+        *self = Self { left_ns: self.left_ns(now_ns).saturating_sub(ns), at_ns: now_ns, ..*self };
+    }
+
+    /// The same with nothing left of it.
+    pub fn spent(self, now_ns: u64) -> Self {
+        Self { left_ns: 0, at_ns: now_ns, ..self }
+    }
+
+    /// From now on it is that of so many tenants.
+    pub fn divide(&mut self, among: u64, now_ns: u64) {
+        self.spend(0, now_ns);
+        self.among = among.max(1);
     }
 }
 
@@ -238,15 +277,15 @@ fn unexplained_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
 }
 
 impl Tenant {
-    /// Charges what a hold that is over had and did not show. What is metered of it later is set off against that. Returns whether it was anything.
-    pub fn settle(&mut self, hold: &Hold, now_ns: u64) -> bool {
+    /// Charges what a hold that is over had and did not show. What is metered of it later is set off against that. Returns how much it was, ns.
+    pub fn settle(&mut self, hold: &Hold, now_ns: u64) -> u64 {
         let unexplained_ns = unexplained_ns(hold, self, now_ns);
         self.lenience.spend(hold.unshown_ns(now_ns) - unexplained_ns, now_ns);
         if unexplained_ns > 0 {
             self.charge(unexplained_ns);
             self.advance_ns = self.advance_ns.saturating_add(unexplained_ns);
         }
-        unexplained_ns > 0
+        unexplained_ns
     }
 }
 

@@ -4,6 +4,7 @@ use super::state::MAX_DEBT_NS;
 use super::*;
 use crate::policy::entitlement::IDLE_NS;
 use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds};
+use deepres_abi::PPM;
 use proptest::prelude::*;
 
 const MS: u64 = 1_000_000;
@@ -259,6 +260,8 @@ fn beside_a_time_objective_nobody_has_an_open_gate_or_a_long_window() {
     for _ in 0..300 {
         bench.step(MS, Seen { used_ns: MS, ..RUNNING }, IDLE);
     }
+    assert!(bench.is_open(A), "who never used the GPU answers nobody");
+    bench.step(MS, Seen { used_ns: MS, ..RUNNING }, Seen { used_ns: 1, ..IDLE });
     assert!(bench.is_leased(A), "nobody else wants the GPU now");
     let window_ns = |bench: &Bench, tenant| bench.scheduler.window_ns(tenant, 1, 3 * MS, &bench.tuning);
     assert_eq!((window_ns(&bench, A), window_ns(&bench, B)), (3 * MS, 6 * MS));
@@ -578,6 +581,69 @@ fn a_tenant_is_of_its_class_before_anything_else_is_known_of_it() {
         bench.step(MS, RUNNING, WAITING);
         bench.scheduler.observe(C, bench.now_ns, WAITING);
         assert!(bench.is_closed(C), "others want the GPU");
+    }
+}
+
+/// What of `seconds` an honest tenant has beside whoever says of itself what it likes, one after another: a new one in place of the one before every so
+/// many ms, if at all, of the same user.
+fn beside_liars(liars: TenantId, renewed_ms: Option<u64>, slo_ns: Option<u64>, lie: Seen) -> (f64, u64) {
+    const USER: trust::UserId = 7;
+    let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
+    let mut scheduler = Scheduler::default();
+    let enter = |scheduler: &mut Scheduler, id: TenantId, now_ns: u64| {
+        scheduler.enter(id, Class::Fair, now_ns);
+        scheduler.set_user(id, USER, now_ns);
+        scheduler.set_standing(id, Class::Fair, 10_000);
+        scheduler.set_slo(id, slo_ns);
+    };
+    let mut now_ns = 1_000 * MS;
+    scheduler.enter(A, Class::Fair, now_ns);
+    scheduler.set_standing(A, Class::Fair, PPM);
+    let mut first = B;
+    (first..first + liars).for_each(|id| enter(&mut scheduler, id, now_ns));
+    let (steps, mut had_ms, mut waits_ms, mut longest_ms) = (20_000, 0, 0, 0);
+    for step in 1..=steps {
+        now_ns += MS;
+        let has_it = matches!(scheduler.grant(A), Grant::Leased { .. } | Grant::Open);
+        had_ms += u64::from(has_it);
+        waits_ms = if has_it { 0 } else { waits_ms + 1 };
+        longest_ms = longest_ms.max(waits_ms);
+        let honest = if has_it { Seen { used_ns: MS, longest_ns: MS, ..RUNNING } } else { WAITING };
+        scheduler.observe(A, now_ns, honest);
+        if renewed_ms.is_some_and(|renewed_ms| step % renewed_ms == 0) {
+            for id in first..first + liars {
+                scheduler.leave(id, now_ns);
+                enter(&mut scheduler, id + liars, now_ns);
+            }
+            first += liars;
+        }
+        (first..first + liars).for_each(|id| scheduler.observe(id, now_ns, lie));
+        scheduler.decide(now_ns, &tuning);
+        scheduler.take_changes();
+        scheduler.take_handoffs();
+    }
+    (had_ms as f64 / steps as f64, longest_ms)
+}
+
+#[test]
+fn however_many_tenants_a_user_makes_their_lies_cost_the_others_little() {
+    let held = Seen { pending_ns: u64::MAX, longest_ns: 0, ..RUNNING };
+    for lie in [held, WAITING, Seen { waiting: true, ..held }] {
+        for slo_ns in [None, Some(MS), Some(30 * MS)] {
+            for (liars, renewed_ms) in
+                [(1, None), (8, None), (1, Some(1_100)), (4, Some(1_100)), (1, Some(10))]
+            {
+                let (share, longest_ms) = beside_liars(liars, renewed_ms, slo_ns, lie);
+                println!(
+                    "{liars} anew every {renewed_ms:?} ms, {slo_ns:?}, {lie:?}: {share:.3}, {longest_ms} ms"
+                );
+                assert!(share >= 0.8, "{liars} anew every {renewed_ms:?} ms, {slo_ns:?}, {lie:?}: {share}");
+                assert!(
+                    longest_ms <= 1_300,
+                    "{liars} anew every {renewed_ms:?} ms, {slo_ns:?}: {longest_ms} ms"
+                );
+            }
+        }
     }
 }
 
