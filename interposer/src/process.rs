@@ -204,7 +204,8 @@ extern "C" fn forked() {
 }
 
 /// At the end of the process, before the driver's own end: the meter thread must be out of it.
-extern "C" fn stop() {
+/// The process ends. What it does until it is over goes past us.
+pub extern "C" fn stop() {
     let Some(process) = current() else { return };
     coverage::look_past();
     coverage::report();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use std::{io, mem, ptr, thread};
 
 use super::account::Account;
+use super::alone;
 use super::context::{ContextState, Inner};
 use super::lane::Lane;
 use super::measure::Observed;
@@ -15,7 +16,7 @@ use crate::driver::calls::Progress;
 use crate::log::say;
 use crate::memory::pressure::Pressure;
 use crate::os;
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::record;
 use crate::session::Session;
 
@@ -29,6 +30,8 @@ const TICK_LINGER_NS: u64 = 2_000_000;
 const LINGER_TICKS: u32 = 10;
 /// Sleep when nothing is in flight: it is ended by a launch or by the connection.
 const SLEEP_NS: u64 = 1_000_000_000;
+/// How often it is looked whether any of the job's own threads is left: reading one small file.
+const COMPANY_NS: u64 = 1_000_000_000;
 /// Who launches after so long without rings: the controller looks seldom at those who rest, and with the gate open nothing else tells it.
 const RESTED_NS: u64 = 100_000_000;
 /// A segment that had no launch for so long is closed. Sparse launches come in segments of their own, so this only ends bursts.
@@ -62,6 +65,8 @@ struct Meter {
     process: &'static Process,
     accounts: Vec<Account>,
     ticked_ns: u64,
+    /// When it was last looked whether any of the job's own threads is left.
+    company_ns: u64,
     idle_ticks: u32,
     is_relaxed: bool,
     reconnect: Reconnect,
@@ -76,6 +81,7 @@ impl Meter {
             process,
             accounts: process.gpus.iter().map(|_| Account::default()).collect(),
             ticked_ns: os::now_ns(),
+            company_ns: os::now_ns(),
             idle_ticks: 0,
             is_relaxed: false,
             reconnect: Reconnect::default(),
@@ -91,9 +97,33 @@ impl Meter {
         while !self.process.is_stopping() {
             let is_busy = self.tick();
             self.idle_ticks = if is_busy { 0 } else { self.idle_ticks.saturating_add(1) };
+            if self.is_left() {
+                return self.end();
+            }
             self.pause(is_busy);
         }
         self.process.set_stopped();
+    }
+
+    /// Looks now and then whether the job's own threads have all ended.
+    fn is_left(&mut self) -> bool {
+        if self.ticked_ns.saturating_sub(self.company_ns) < COMPANY_NS {
+            return false;
+        }
+        self.company_ns = self.ticked_ns;
+        alone::is_left()
+    }
+
+    /// The last thread of the process ends, by which the process exits: its exit handlers run in this thread, as in any other that were the last.
+    fn end(&self) {
+        self.process.set_stopped();
+        process::stop();
+        // SAFETY: both sets have room, and this changes this thread's mask alone.
+        unsafe {
+            let mut none = mem::zeroed::<libc::sigset_t>();
+            libc::sigemptyset(&mut none);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &none, ptr::null_mut());
+        }
     }
 
     /// One look at everything. Returns whether anything is in flight.

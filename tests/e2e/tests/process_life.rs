@@ -40,6 +40,7 @@ fn processes_end_as_they_do_without_deepres_whatever_they_were_doing() {
         "_exit",
         "abort",
         "killed",
+        "first-ends",
         "handler",
         "destroyed",
         "reset",

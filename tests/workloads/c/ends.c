@@ -36,6 +36,19 @@ static void *launcher(void *unused) {
     return NULL;
 }
 
+static void say_end(void) {
+    printf("ended\n");
+}
+
+static void *outlive(void *unused) {
+    (void)unused;
+    CHECK(cu(cuCtxSetCurrent)(context));
+    CHECK(cu(cuCtxSynchronize)());
+    usleep(100000);
+    printf("last\n");
+    return NULL;
+}
+
 static int wait_for(pid_t child) {
     int status = -1;
     waitpid(child, &status, 0);
@@ -61,6 +74,13 @@ int main(int argc, char **argv) {
     if (!strcmp(manner, "exit")) exit(3);
     if (!strcmp(manner, "_exit")) _exit(4);
     if (!strcmp(manner, "abort")) abort();
+    if (!strcmp(manner, "first-ends")) {
+        /* The process goes on until the last of its own threads ends, and then exits as if main had returned. */
+        pthread_t other;
+        atexit(say_end);
+        pthread_create(&other, NULL, outlive, NULL);
+        pthread_exit(NULL);
+    }
     if (!strcmp(manner, "killed")) raise(SIGKILL);
     if (!strcmp(manner, "handler")) {
         signal(SIGTERM, leave);

@@ -287,12 +287,17 @@ impl Scheduler {
         }
     }
 
-    /// Sets what a tenant is owed: its class, and its weight among its like. What it was charged before keeps the weight of that time.
+    /// Sets what a tenant is owed: its class, and its weight among its like. What it was charged before keeps the weight of that time, but that it does not owe
+    /// more GPU time for having more weight: what it had while it was owed next to nothing would be seconds.
     pub fn set_standing(&mut self, tenant: TenantId, class: Class, weight_ppm: u32) {
         let Some(tenant) = self.tenants.get_mut(&tenant) else { return };
         let change_ppm = tenant.weight_ppm.abs_diff(weight_ppm);
         self.is_redistributed |= change_ppm > tenant.weight_ppm / NEW_QUOTA_PART;
+        let vclock = self.vclocks[tenant.rank as usize];
+        let ahead = tenant.vtime.saturating_sub(vclock);
+        let owing_ns = tenant.gpu_ns(ahead);
         tenant.weight_ppm = weight_ppm;
+        tenant.vtime -= ahead - ahead.min(tenant.weighted(owing_ns));
         let rank = Rank::of(class);
         if tenant.rank != rank {
             // What it owed the ones is nothing to the others.

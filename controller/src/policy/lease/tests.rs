@@ -71,6 +71,21 @@ fn who_pauses_whenever_it_is_looked_at_owes_nothing_for_time_that_nobody_else_wa
 }
 
 #[test]
+fn who_was_owed_next_to_nothing_for_a_moment_does_not_owe_more_for_it_afterwards() {
+    let mut bench = Bench::new();
+    let had = |used_ns| Seen { used_ns, ..RUNNING };
+    bench.step(MS, had(MS), WAITING);
+    for weight_ppm in [1, PPM / 2] {
+        for tenant in [A, B] {
+            bench.scheduler.set_standing(tenant, Class::Fair, weight_ppm);
+        }
+        bench.step(MS, had(MS), WAITING);
+    }
+    let lag_ns = bench.scheduler.lag_ns(A);
+    assert!((-4 * MS as i64..0).contains(&lag_ns), "it had three milliseconds, and owes {lag_ns} ns");
+}
+
+#[test]
 fn who_wants_nothing_for_a_while_is_idle_until_it_wants_something() {
     let mut bench = Bench::new();
     let is_idle = |bench: &Bench| [A, B].map(|tenant| bench.scheduler.is_idle(tenant, bench.now_ns));
