@@ -61,20 +61,21 @@ pub struct Connections {
 }
 
 /// By these the connections of one source are let in one after another, so that whoever has a hundred of them waiting holds others up for the time
-/// of one; and, beyond [`TURNS_AT_ONCE`], one every [`TURN_NS`], so that whoever comes and goes in a loop does not keep a processor of the host busy.
+/// of one; and, beyond [`TURNS_AT_ONCE`], one every [`TURN_NS`], so that whoever comes and goes in a loop does not keep a processor of the host busy. Those
+/// who may have all that there is are let in as they come.
 #[derive(Debug, Clone)]
 pub struct Turns {
     one: Rc<Semaphore>,
-    /// When the turns so far are earned, on the monotonic clock, ns.
-    earned_ns: Rc<Cell<u64>>,
+    /// When the turns so far are earned, on the monotonic clock, ns; `None` if they need not be.
+    earned_ns: Option<Rc<Cell<u64>>>,
 }
 
 /// A connection's turn, for as long as this lives.
 pub type Turn<'a> = SemaphorePermit<'a>;
 
 impl Turns {
-    fn new() -> Self {
-        Self { one: Rc::new(Semaphore::new(1)), earned_ns: Rc::default() }
+    fn of(source: &Source) -> Self {
+        Self { one: Rc::new(Semaphore::new(1)), earned_ns: source.has_limit().then(Rc::default) }
     }
 
     /// The turn of a connection, after those of its source that asked before. There is always one.
@@ -89,14 +90,15 @@ impl Turns {
 
     /// Takes one turn more at `now_ns`; returns in how long it is due, ns.
     fn take(&self, now_ns: u64) -> u64 {
-        let earned_ns = self.earned_ns.get().max(now_ns).saturating_add(TURN_NS);
-        self.earned_ns.set(earned_ns);
+        let Some(earned) = &self.earned_ns else { return 0 };
+        let earned_ns = earned.get().max(now_ns).saturating_add(TURN_NS);
+        earned.set(earned_ns);
         earned_ns.saturating_sub(now_ns).saturating_sub(TURNS_AT_ONCE * TURN_NS)
     }
 
     /// Whether it is nothing to the next turn that there were others.
     fn is_as_new(&self, now_ns: u64) -> bool {
-        self.earned_ns.get() <= now_ns
+        self.earned_ns.as_ref().is_none_or(|earned| earned.get() <= now_ns)
     }
 }
 
@@ -172,8 +174,9 @@ impl Connections {
                 ));
             }
         }
-        let has =
-            by_source.entry(source.clone()).or_insert_with(|| Has { connections: 0, turns: Turns::new() });
+        let has = by_source
+            .entry(source.clone())
+            .or_insert_with(|| Has { connections: 0, turns: Turns::of(source) });
         has.connections += 1;
         Ok(has.turns.clone())
     }
@@ -285,7 +288,7 @@ mod tests {
 
     #[test]
     fn who_comes_and_goes_in_a_loop_is_let_in_now_and_then() {
-        let turns = Turns::new();
+        let turns = Turns::of(&Source::User(4711));
         let second = 1_000_000_000;
         assert!((0..TURNS_AT_ONCE).all(|_| turns.take(second) == 0));
         assert_eq!(turns.take(second), TURN_NS);
@@ -293,6 +296,8 @@ mod tests {
         assert_eq!(turns.take(second + 2 * TURN_NS), 0, "after a while");
         assert_eq!(turns.take(second + 2 * TURN_NS), TURN_NS);
         let later_ns = second + (TURNS_AT_ONCE + 3) * TURN_NS;
+        let of_root = Turns::of(&Source::User(0));
+        assert!((0..2 * TURNS_AT_ONCE).all(|_| of_root.take(second) == 0), "who may have all");
         assert!(turns.is_as_new(later_ns) && (0..TURNS_AT_ONCE).all(|_| turns.take(later_ns) == 0));
     }
 
