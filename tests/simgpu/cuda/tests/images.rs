@@ -5,8 +5,16 @@ use std::ptr::null_mut;
 
 use common::*;
 
+fn path(name: &str) -> String {
+    format!("{}/tests/images/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
 fn load(name: &str) -> (u32, CUmodule) {
-    let path = std::ffi::CString::new(format!("{}/tests/images/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    load_file(&path(name))
+}
+
+fn load_file(path: &str) -> (u32, CUmodule) {
+    let path = std::ffi::CString::new(path).unwrap();
     let mut module = null_mut();
     (code!(cuModuleLoad(&mut module, path.as_ptr())), module)
 }
@@ -57,4 +65,23 @@ fn an_image_without_code_for_this_gpu_is_refused() {
     let _gpu = Gpu::new();
     assert_eq!(load("newer.fatbin").0, CUDA_ERROR_NO_BINARY_FOR_GPU);
     assert_eq!(load("nothing.cubin").0, CUDA_ERROR_FILE_NOT_FOUND);
+}
+
+#[test]
+fn an_object_that_is_said_to_be_longer_than_its_bytes_can_make_it_is_refused() {
+    /// Where the first object's length before compression is: after the file's header of 16 bytes.
+    const ORIGINAL_BYTES: std::ops::Range<usize> = 72..80;
+    let _gpu = Gpu::new();
+    let folder = tempfile::tempdir().unwrap();
+    let changed = folder.path().join("changed.fatbin");
+    let mut bytes = std::fs::read(path("lz4.fatbin")).unwrap();
+    let told = u64::from_le_bytes(bytes[ORIGINAL_BYTES].try_into().unwrap());
+    let whole = bytes.len() as u64;
+    for (original_bytes, code) in
+        [(told, 0), (whole * 255, CUDA_ERROR_INVALID_IMAGE), (1 << 31, CUDA_ERROR_INVALID_IMAGE)]
+    {
+        bytes[ORIGINAL_BYTES].copy_from_slice(&original_bytes.to_le_bytes());
+        std::fs::write(&changed, &bytes).unwrap();
+        assert_eq!(load_file(changed.to_str().unwrap()).0, code, "{original_bytes} bytes");
+    }
 }

@@ -20,6 +20,8 @@ const FLAG_LZ4: u64 = 0x2000;
 const FLAG_ZSTD: u64 = 0x8000;
 /// More than this from one compressed object means a damaged header.
 const MAX_OBJECT_BYTES: usize = 1 << 32;
+/// No byte of an LZ4 block stands for more (LZ4 block format: each byte of a match's length adds at most 255).
+const LZ4_RATIO: usize = 255;
 
 /// One object's header, of the fields that matter here.
 struct Entry<'a> {
@@ -77,6 +79,10 @@ impl Entry<'_> {
             let mut decoder = decoder.take(self.original_bytes as u64);
             decoder.read_to_end(&mut plain).map_err(|_| status::INVALID_IMAGE)?;
             return Ok(plain);
+        }
+        // All of it is allocated at once, so a few bytes must not ask for any number.
+        if self.original_bytes > packed.len().saturating_mul(LZ4_RATIO) {
+            return Err(status::INVALID_IMAGE);
         }
         lz4_flex::block::decompress(packed, self.original_bytes).map_err(|_| status::INVALID_IMAGE)
     }
