@@ -208,7 +208,7 @@ impl Worker {
                 };
             }
             // Before orders are carried out: each of them looks at meters.
-            is_called |= self.mind_silence();
+            is_called |= self.mind_silence(monotonic_ns());
             let mut answers = Vec::new();
             let until_ns = monotonic_ns().saturating_add(ORDERS_NS);
             has_orders = loop {
@@ -248,8 +248,7 @@ impl Worker {
     }
 
     /// Whether we were stopped, or the machine slept: then tenants ran as they liked meanwhile, and their accounts are level again.
-    fn mind_silence(&mut self) -> bool {
-        let now_ns = monotonic_ns();
+    fn mind_silence(&mut self, now_ns: u64) -> bool {
         let silent_ns = now_ns.saturating_sub(std::mem::replace(&mut self.turned_ns, now_ns));
         let was_away = silent_ns > self.heartbeat_limit_ns && self.has_sessions();
         if was_away {
@@ -260,7 +259,7 @@ impl Worker {
             );
             self.level(now_ns);
             self.look(now_ns);
-            self.scheduler.forgive();
+            self.scheduler.forgive(now_ns, silent_ns);
         }
         was_away
     }
@@ -310,6 +309,7 @@ impl Worker {
         for _ in 0..MAX_ROUNDS {
             let now_ns = monotonic_ns();
             self.beat.page().beat(self.gpu, now_ns);
+            self.mind_silence(now_ns);
             self.look(now_ns);
             self.entitle_anew(now_ns);
             self.follow_board(now_ns);

@@ -210,6 +210,13 @@ impl Guard {
         }
     }
 
+    /// Skips the time since the last look: nobody governed then, so no owner paused or waited for a guest by what is known.
+    pub fn skip(&mut self) {
+        self.seen_ns = None;
+        self.idle_since_ns = None;
+        self.kept_out_since_ns = None;
+    }
+
     /// An owner has the GPU: what it waited for a guest is spent.
     pub fn owner_served(&mut self, now_ns: u64, handoff_ns: u64) {
         if let Some(since_ns) = self.kept_out_since_ns.take() {

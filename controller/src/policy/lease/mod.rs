@@ -334,12 +334,21 @@ impl Scheduler {
         }
     }
 
-    /// Forgets what everybody owes and is owed: what happened while nobody governed is nobody's debt.
-    pub fn forgive(&mut self) {
+    /// Forgets what everybody owes and is owed: what happened while nobody governed, for the `silent_ns` until now, is nobody's debt. Nor had
+    /// the holder the GPU to itself then, or kept it from anybody: its hold begins anew.
+    pub fn forgive(&mut self, now_ns: u64, silent_ns: u64) {
         for tenant in self.tenants.values_mut() {
             tenant.vtime = self.vclocks[tenant.rank as usize];
             tenant.advance_ns = 0;
+            tenant.last_progress_ns = now_ns;
+            if let Some(stuck) = &mut tenant.stuck {
+                *stuck = Stuck { since_ns: now_ns, used_ns: 0 };
+            }
         }
+        self.hold = self.hold.map(|hold| hold.renew(now_ns, silent_ns));
+        // The next decision notes it anew.
+        self.kept = None;
+        self.guard.skip();
     }
 
     /// What a tenant's gate is to say.

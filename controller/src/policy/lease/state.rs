@@ -242,6 +242,18 @@ impl Hold {
         Self { contended: Some(self.contended.unwrap_or(began)), ..self }
     }
 
+    /// The hold as if it began now, after `silent_ns` in which nobody governed: so much longer it may drain.
+    pub fn renew(self, now_ns: u64, silent_ns: u64) -> Self {
+        Self {
+            since_ns: now_ns,
+            idle_since_ns: self.idle_since_ns.map(|_| now_ns),
+            contended: self.contended.map(|_| Contended { since_ns: now_ns, used_ns: self.used_ns }),
+            drain_give_up_ns: self.drain_give_up_ns.map(|at_ns| at_ns.saturating_add(silent_ns)),
+            once_since_ns: self.once_since_ns.map(|_| now_ns),
+            ..self
+        }
+    }
+
     /// Time for which others waited and that the holder had without a meter to show for it: pauses in which the GPU was kept for it too. A meter
     /// lags behind a little, and a program may launch more slowly than the GPU runs; one that shows less than half is not believed. So nobody
     /// has more than twice what it is charged for, whatever it says of itself, but for [`Lenience`].

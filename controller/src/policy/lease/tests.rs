@@ -365,7 +365,7 @@ fn nobody_starves_for_what_happened_once() {
         bench.step(MS, RUNNING, RUNNING);
         bench.step(60_000 * MS, RUNNING, Seen { used_ns: 60_000 * MS, ..RUNNING });
         if forgive {
-            bench.scheduler.forgive();
+            bench.scheduler.forgive(bench.now_ns, 60_000 * MS);
         }
         let mut waited_ns = 0;
         while bench.is_closed(B) {
@@ -375,6 +375,38 @@ fn nobody_starves_for_what_happened_once() {
         }
         let limit_ns = if forgive { 50 * MS } else { 2 * MAX_DEBT_NS };
         assert!(waited_ns <= limit_ns, "waited {waited_ns} ns");
+    }
+}
+
+#[test]
+fn a_holder_is_not_charged_for_a_silence_in_which_all_ran() {
+    const SILENCE: u64 = 550 * MS;
+    for is_draining in [false, true] {
+        let mut bench = Bench::new();
+        bench.step(MS, RUNNING, WAITING);
+        while bench.is_closed(A) != is_draining {
+            bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+        }
+        assert!(bench.is_closed(B), "A has the GPU, or drains");
+        // Everybody runs as they like, and each gets a third: the rest is in flight.
+        let ran = Seen { used_ns: SILENCE / 3, ..RUNNING };
+        bench.now_ns += SILENCE;
+        bench.scheduler.observe(A, bench.now_ns, ran);
+        bench.scheduler.observe(B, bench.now_ns, ran);
+        bench.scheduler.forgive(bench.now_ns, SILENCE);
+        let (mut waits_ns, mut longest_ns) = ([0; 2], 0);
+        for _ in 0..500 {
+            let seen = [A, B].map(|id| match bench.is_closed(id) {
+                true => WAITING,
+                false => Seen { used_ns: MS, ..RUNNING },
+            });
+            bench.step(MS, seen[0], seen[1]);
+            for (wait_ns, id) in waits_ns.iter_mut().zip([A, B]) {
+                *wait_ns = if bench.is_closed(id) { *wait_ns + MS } else { 0 };
+                longest_ns = longest_ns.max(*wait_ns);
+            }
+        }
+        assert!(longest_ns <= 50 * MS, "one waited {longest_ns} ns for the other");
     }
 }
 
@@ -454,7 +486,7 @@ proptest! {
                 4 => scheduler.forget(tenant),
                 5 => scheduler.set_paused(tenant, seen.waiting),
                 6 => scheduler.set_slo(tenant, seen.waiting.then_some(seen.used_ns)),
-                7 => scheduler.forgive(),
+                7 => scheduler.forgive(now_ns, seen.pending_ns),
                 _ => scheduler.observe(tenant, now_ns, seen),
             }
             scheduler.decide(now_ns, &tuning);
