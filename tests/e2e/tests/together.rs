@@ -152,7 +152,10 @@ fn a_call_that_is_refused_among_others_in_flight_counts_on_no_gpu() {
 
 #[test]
 fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
+    /// The second GPU is free again soon or late, as it happens: so often calls are made at most until one had to wait long enough.
+    const ROUNDS: u64 = 10;
     const CALLS: u64 = 6;
+    const WAITED_NS: u64 = 100_000_000;
     /// A client that has launched and not said so yet looks as if it had launched too early; for so many looks nobody is that slow.
     const LOOKS: u32 = 20;
     let host = host();
@@ -175,26 +178,34 @@ fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
             .filter(|number| !said.contains(&format!("called {number}\n")))
     };
     let (mut early, mut held_back) = (0, 0_u32);
-    let code = order(&mut process, &format!("launch {CALLS}"), |process| {
-        let Some(before) = calls_in(process) else { return };
-        let ran = ran(&host, pid);
-        if calls_in(process).as_ref() != Some(&before) {
-            return;
+    let mut calls = 4;
+    let mut waits = [0; 2];
+    for _ in 0..ROUNDS {
+        let code = order(&mut process, &format!("launch {CALLS}"), |process| {
+            let Some(before) = calls_in(process) else { return };
+            let ran = ran(&host, pid);
+            if calls_in(process).as_ref() != Some(&before) {
+                return;
+            }
+            let call: u64 = before.parse().expect("a number");
+            held_back += 1;
+            early = if ran[0] >= call { early + 1 } else { 0 };
+            assert!(early < LOOKS, "call {call} has not returned, and {ran:?} kernels ran");
+        });
+        assert_eq!(code, 0);
+        calls += CALLS;
+        waits = counter(&host, "wait_ns");
+        if held_back > LOOKS && waits[1] > WAITED_NS {
+            break;
         }
-        let call: u64 = before.parse().expect("a number");
-        held_back += 1;
-        early = if ran[0] >= call { early + 1 } else { 0 };
-        assert!(early < LOOKS, "call {call} has not returned, and {ran:?} kernels ran");
-    });
-    assert_eq!(code, 0);
+    }
     assert!(held_back > LOOKS, "no call was ever held back: {held_back}");
-    let waits = counter(&host, "wait_ns");
-    assert!(waits[1] > 100_000_000, "it waited for the second GPU: {waits:?}");
+    assert!(waits[1] > WAITED_NS, "it waited for the second GPU: {waits:?}");
     assert_eq!(waits[0], 0, "nobody else wants the first: {waits:?}");
     drop(other);
-    await_launches(&host, 4 + CALLS);
-    assert_eq!(ran(&host, pid), [4 + CALLS; 2]);
+    await_launches(&host, calls);
+    assert_eq!(ran(&host, pid), [calls; 2]);
     // A wait for one GPU is no use of the other.
-    await_charges(&host, 4 + CALLS);
+    await_charges(&host, calls);
     process.finish(COMMAND_LIMIT).success();
 }
