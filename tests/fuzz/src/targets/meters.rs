@@ -16,6 +16,8 @@ const SESSIONS: usize = 2;
 const MAX_STEPS: usize = 256;
 /// Longest time between two looks: a year, as after a machine slept for long.
 const MAX_PAUSE_NS: u64 = 1 << 55;
+/// How long nobody governed before all is forgiven: longer than tenants wait for a heartbeat.
+const SILENCE_NS: u64 = 300_000_000;
 /// Looks that may each want another at once, before the arbiter would spin.
 const MAX_ROUNDS: usize = 16;
 
@@ -63,7 +65,7 @@ impl Gpu {
 
     fn step(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
         match input.int_in_range(0..=9_u8)? {
-            0 => self.scheduler.forgive(),
+            0 => self.scheduler.forgive(self.now_ns, SILENCE_NS),
             1 => {
                 let at = input.choose_index(self.tenants.len())?;
                 let class = *input.choose(&Class::ALL)?;
