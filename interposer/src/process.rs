@@ -18,7 +18,7 @@ use crate::meter::context::ContextState;
 use crate::meter::gpu::{Gpu, Shared};
 use crate::meter::lane::Lane;
 use crate::meter::{self};
-use crate::resolve::is_disabled;
+use crate::resolve::{is_behind_another, is_disabled};
 use crate::session::Session;
 use crate::standalone::Local;
 use crate::{capture, coverage, os, record, thread};
@@ -79,6 +79,9 @@ pub fn announce() -> Option<Arrival> {
 /// Begins a session, once, after the driver was initialised. Never fails: without a session the process goes on as without us.
 pub fn start() {
     if is_disabled() {
+        if is_behind_another() && START.swap(STARTED, Ordering::AcqRel) == NOT_STARTED {
+            say!(Info, "another copy of the library is preloaded before this one: that one does the work");
+        }
         return;
     }
     match START.compare_exchange(NOT_STARTED, STARTING, Ordering::AcqRel, Ordering::Acquire) {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use deepres_abi::driver::{self, ApiId};
 
-use super::{elf, entry};
+use super::{copies, elf, entry};
 use crate::coverage;
 use crate::driver::{self as real, Found};
 use crate::hooks::{self, nvml};
@@ -111,13 +111,13 @@ fn next(cache: &AtomicUsize, name: &CStr) -> usize {
     if known != 0 {
         return known;
     }
-    let found = elf::next_after(own_address(), name).unwrap_or(0);
+    let found = copies::skip(elf::next_after(own_address(), name).unwrap_or(0), name);
     cache.store(found, Ordering::Relaxed);
     found
 }
 
 /// An address inside our own library.
-fn own_address() -> usize {
+pub fn own_address() -> usize {
     &raw const REAL_DLSYM as usize
 }
 
@@ -169,6 +169,9 @@ unsafe fn decide(
     target: usize,
     look_up: impl Fn(*mut c_void) -> usize,
 ) -> Answer {
+    if copies::is_behind_another() {
+        return Answer::jump(target);
+    }
     // SAFETY: a string of the caller's.
     if handle == libc::RTLD_NEXT && !name.is_null() && unsafe { *name as u8 } == b'd' {
         // SAFETY: as above.
@@ -194,7 +197,7 @@ unsafe fn decide(
     // caller would look? The order of objects decides the rest: for a caller before us our export comes first, and one
     // after us (another interposer) wants what is behind it.
     let visible = || {
-        if look_up(libc::RTLD_NEXT) != 0 {
+        if copies::skip(look_up(libc::RTLD_NEXT), symbol) != 0 {
             return true;
         }
         // Else only a library that brought a driver for itself alone sees one.
@@ -276,12 +279,12 @@ pub fn next_definition(symbol: &CStr) -> Option<usize> {
         let dlsym = std::mem::transmute::<usize, Dlsym>(target);
         dlsym(libc::RTLD_NEXT, symbol.as_ptr()) as usize
     };
-    (found != 0).then_some(found)
+    Some(copies::skip(found, symbol)).filter(|found| *found != 0)
 }
 
 /// Where the first library that was loaded after ours has `symbol`, whoever may see it.
 pub fn next_loaded(symbol: &CStr) -> Option<usize> {
-    elf::next_after(own_address(), symbol)
+    Some(copies::skip(elf::next_after(own_address(), symbol)?, symbol)).filter(|found| *found != 0)
 }
 
 const UNREAD: u8 = 0;
@@ -289,7 +292,7 @@ const ENABLED: u8 = 1;
 const DISABLED: u8 = 2;
 static SWITCH: AtomicU8 = AtomicU8::new(UNREAD);
 
-/// Whether `DEEPRES_DISABLE=1` turned everything off. Read at the first use, once.
+/// Whether `DEEPRES_DISABLE=1` turned everything off, or another copy of the library does the work. Read at the first use, once.
 pub fn is_disabled() -> bool {
     match SWITCH.load(Ordering::Relaxed) {
         UNREAD => {
@@ -297,6 +300,7 @@ pub fn is_disabled() -> bool {
             let value = unsafe { libc::getenv(c"DEEPRES_DISABLE".as_ptr()) };
             // SAFETY: not null, so a terminated string.
             let disabled = !value.is_null() && unsafe { CStr::from_ptr(value) } == c"1";
+            let disabled = disabled || copies::is_behind_another();
             SWITCH.store(if disabled { DISABLED } else { ENABLED }, Ordering::Relaxed);
             disabled
         }

@@ -7,8 +7,10 @@
 //! | `cuGetProcAddress` | [`addresses`] maps what the driver answered to the hook of the same ABI |
 
 pub mod addresses;
+mod copies;
 mod decide;
 pub mod elf;
 mod entry;
 
+pub use copies::is_behind_another;
 pub use decide::{is_disabled, next_definition, next_loaded};

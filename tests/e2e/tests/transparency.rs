@@ -74,6 +74,18 @@ fn look_ups_of_a_program_without_the_driver_are_answered_as_ever() {
     });
     assert!(bare.stdout.contains("default cuInit: absent"), "{}", bare.stdout);
     assert!(bare.stdout.contains("lookalike cudnnCreate: liblookalikes.so"), "{}", bare.stdout);
+    // Nor is another copy of ours a driver.
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("libdeepres.so");
+    std::fs::copy(&artefacts().library, &copy).unwrap();
+    let mut command = host.command(c_program("lookups"));
+    command.arg(&lookalikes).env_remove("LD_LIBRARY_PATH");
+    command.env("LD_PRELOAD", format!("{}:{}", artefacts().library.display(), copy.display()));
+    // But for what `dlerror` says of it: the look-up behind the first copy did find something.
+    let answers = |done: &Finished| -> Vec<String> {
+        done.stdout.lines().filter(|line| !line.contains("undefined symbol: cu")).map(str::to_owned).collect()
+    };
+    assert_eq!(answers(&host.finish(command).success()), answers(&bare));
 }
 
 #[test]

@@ -114,3 +114,35 @@ fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
         });
     }
 }
+
+/// The machine preloads deepres everywhere and a container brings its own: one of them does the work, once.
+#[test]
+fn a_client_is_counted_once_where_deepres_is_preloaded_twice() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("libdeepres.so");
+    std::fs::copy(&artefacts().library, &copy).unwrap();
+    for (order, [first, second]) in
+        [("before", [&artefacts().library, &copy]), ("behind", [&copy, &artefacts().library])]
+    {
+        for way in Way::ALL {
+            let tenant = format!("{order}-{way:?}");
+            let mut command = host.preloaded(c_client("launches", way));
+            command
+                .env("LD_PRELOAD", format!("{}:{}", first.display(), second.display()))
+                .env("DEEPRES_TENANT", &tenant);
+            let mut client = host.spawn(command);
+            let said = client.await_json(COMMAND_LIMIT);
+            let ps = host.await_ps(
+                |ps| {
+                    ps.find(&tenant)
+                        .is_some_and(|t| Some(t.kernel_launches) == said["kernel_launches"].as_u64())
+                },
+                METER_SETTLES_WITHIN,
+            );
+            assert_eq!(ps.tenant(&tenant).sessions.len(), 1, "{tenant}");
+            client.finish(COMMAND_LIMIT).success();
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Other copies of this library in the process: one that the machine preloads everywhere, say, and one that a container or a job brings. The first in the
+//! search order does the work, and to it the others are not there. They let everything through.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use super::decide::own_address;
+use super::elf::{self, Object};
+
+/// What every copy calls itself: build.rs says so to the linker.
+const SONAME: &CStr = c"libdeepres.so";
+
+const UNKNOWN: u8 = 0;
+const ALONE: u8 = 1;
+const FIRST: u8 = 2;
+const BEHIND: u8 = 3;
+static STANDING: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+/// Where this copy stands among those that were preloaded. Looked up at the first use, before a program can have loaded any more.
+fn standing() -> u8 {
+    match STANDING.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            let (mut is_own_passed, mut standing) = (false, ALONE);
+            elf::find(|object| {
+                if object.contains(own_address()) {
+                    is_own_passed = true;
+                } else if is_copy(object) {
+                    standing = if is_own_passed { FIRST } else { BEHIND };
+                }
+                (standing != ALONE).then_some(())
+            });
+            STANDING.store(standing, Ordering::Relaxed);
+            standing
+        }
+        known => known,
+    }
+}
+
+fn is_copy(object: &Object) -> bool {
+    object.soname().is_some_and(|soname| soname == SONAME)
+}
+
+/// Whether another copy does the work.
+pub fn is_behind_another() -> bool {
+    standing() == BEHIND
+}
+
+/// Passes over the copies behind this one: `found` is where a look-up found `name`; the result, where it is found in what is no copy, or 0.
+pub fn skip(found: usize, name: &CStr) -> usize {
+    if found == 0 || standing() != FIRST {
+        return found;
+    }
+    let mut found = found;
+    while found != 0
+        && let Some(object) = Object::containing(found)
+        && is_copy(&object)
+        && !object.contains(own_address())
+    {
+        found = elf::next_after(found, name).unwrap_or(0);
+    }
+    found
+}
