@@ -32,7 +32,7 @@ pub struct ProcessCoverage {
     pub unknown_names: u64,
     /// Requests for the driver's private tables, behind which nobody sees what is called.
     pub export_tables: u64,
-    /// Libraries whose calls go to the driver without us (`RTLD_DEEPBIND`).
+    /// Libraries whose calls go to the driver without us (`RTLD_DEEPBIND`, `dlmopen`).
     pub bound_past: u64,
     /// The process has another version of deepres, whose functions cannot be named here.
     pub is_other_version: bool,

@@ -192,7 +192,7 @@ pub fn loaded(symbol: &CStr) -> Option<usize> {
 /// How many libraries are linked to the driver and bound to its functions where ours should be. What is bound at its first call counts once it was.
 pub fn bound_past() -> u64 {
     let mut count = 0;
-    elf::find(|object| {
+    let mut look = |object: &elf::Object| {
         let is_past = !is_driver(object)
             && object.needs(SONAME_START)
             && object
@@ -204,13 +204,16 @@ pub fn bound_past() -> u64 {
                 .is_some();
         count += u64::from(is_past);
         None::<()>
-    });
+    };
+    elf::find(&mut look);
+    elf::find_elsewhere(&mut look);
     count
 }
 
 /// Whether `address` is of a driver of this process's. As [`is_in_driver`], among objects that were listed.
 fn loaded_in_driver(address: usize) -> bool {
-    elf::find(|object| object.contains(address).then(|| is_driver(object))).unwrap_or(false)
+    let is_there = |object: &elf::Object| object.contains(address).then(|| is_driver(object));
+    elf::find(is_there).or_else(|| elf::find_elsewhere(is_there)).unwrap_or(false)
 }
 
 fn is_driver(object: &elf::Object) -> bool {

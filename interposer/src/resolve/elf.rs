@@ -4,7 +4,7 @@
 //! other preloaded libraries do to `dlsym`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem;
+use std::{mem, ptr};
 
 use libc::{Elf64_Phdr, Elf64_Sym, dl_phdr_info, size_t};
 
@@ -70,12 +70,20 @@ impl Object {
         if unsafe { libc::dladdr(address as *const c_void, &mut info) } == 0 || info.dli_fbase.is_null() {
             return None;
         }
+        // SAFETY: an object's first byte, by the dynamic linker's word.
+        unsafe { Self::mapped_at(info.dli_fbase as usize) }.filter(|object| object.contains(address))
+    }
+
+    /// The object whose first byte is at `start`.
+    ///
+    /// # Safety
+    /// An object that is loaded is mapped there.
+    unsafe fn mapped_at(start: usize) -> Option<Self> {
         // SAFETY: a library is mapped from its first byte on, which is where its header is.
-        let header = unsafe { &*info.dli_fbase.cast::<libc::Elf64_Ehdr>() };
+        let header = unsafe { &*(start as *const libc::Elf64_Ehdr) };
         if !header.e_ident.starts_with(ELF_MAGIC) {
             return None;
         }
-        let start = info.dli_fbase as usize;
         let mut object = Self {
             base: start,
             headers: (start + header.e_phoff as usize) as *const Elf64_Phdr,
@@ -84,7 +92,7 @@ impl Object {
         let first =
             object.segments().iter().find(|segment| segment.p_type == libc::PT_LOAD)?.p_vaddr as usize;
         object.base = start.wrapping_sub(first);
-        object.contains(address).then_some(object)
+        Some(object)
     }
 
     /// Whether `address` lies in one of its segments.
@@ -352,6 +360,70 @@ pub fn find<T>(visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
     // SAFETY: the callback is given the state it expects, which outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut state).cast()) };
     state.found
+}
+
+/// What debuggers read of a namespace (`struct r_debug_extended` of glibc's link.h).
+#[repr(C)]
+struct Namespace {
+    version: c_int,
+    map: *const LinkMap,
+    breakpoint: usize,
+    state: c_int,
+    linker: usize,
+    /// There from glibc 2.35 on, if the version says so.
+    next: *const Namespace,
+}
+
+/// An object of a namespace (`struct link_map` of glibc's link.h).
+#[repr(C)]
+struct LinkMap {
+    base: usize,
+    name: *const c_char,
+    dynamic: *const c_void,
+    next: *const LinkMap,
+    previous: *const LinkMap,
+}
+
+const PAGE_BYTES: usize = 4096;
+
+/// From this version on a namespace tells of the next.
+const NAMESPACES_VERSION: c_int = 2;
+
+/// Whether there is memory at `address`: a library need not be mapped from its lowest address on.
+fn is_mapped(address: usize) -> bool {
+    let mut is_resident = 0;
+    // SAFETY: asks about one page, with room for the answer.
+    address.is_multiple_of(PAGE_BYTES)
+        && unsafe { libc::mincore(address as *mut c_void, PAGE_BYTES, &mut is_resident) } == 0
+}
+
+/// As [`find`], on the objects of all other namespaces (`dlmopen`). Nothing is found where glibc is older than 2.35, which lists them to nobody.
+pub fn find_elsewhere<T>(mut visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
+    let first = find(|object| object.symbol(c"_r_debug"))? as *const Namespace;
+    // Inside, the dynamic linker's lock is held: no object comes or goes.
+    find(|_| {
+        // SAFETY: the dynamic linker's own lists, which end with null.
+        unsafe {
+            let mut namespace =
+                if (*first).version >= NAMESPACES_VERSION { (*first).next } else { ptr::null() };
+            while let Some(one) = namespace.as_ref() {
+                let mut map = one.map;
+                while let Some(object) = map.as_ref() {
+                    let found = is_mapped(object.base)
+                        .then(|| Object::mapped_at(object.base))
+                        .flatten()
+                        .and_then(|object| visit(&object));
+                    if found.is_some() {
+                        return Some(found);
+                    }
+                    map = object.next;
+                }
+                namespace = one.next;
+            }
+        }
+        Some(None)
+    })
+    .flatten()
 }
 
 /// The first definition of `name` in an object that comes after the one `address` lies in.

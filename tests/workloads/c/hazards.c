@@ -122,8 +122,7 @@ static void capture_meanwhile(void) { capture_slowly(CU_STREAM_NON_BLOCKING, CU_
 static void capture_blocking(void) { capture_slowly(0, CU_STREAM_CAPTURE_MODE_RELAXED); }
 
 /* A library that binds to the driver itself launches. */
-static void launch_in(const char *path, int flags) {
-    void *library = dlopen(path, RTLD_NOW | flags);
+static void launch_by(void *library) {
     int (*launch)(void *, int) = library ? (int (*)(void *, int))dlsym(library, "launch_some") : NULL;
     if (!launch) {
         fprintf(stderr, "%s\n", dlerror());
@@ -137,9 +136,11 @@ static void launch_in(const char *path, int flags) {
     getchar();
 }
 
-static void bound(const char *path) { launch_in(path, 0); }
+static void bound(const char *path) { launch_by(dlopen(path, RTLD_NOW)); }
 
-static void deepbound(const char *path) { launch_in(path, RTLD_DEEPBIND); }
+static void deepbound(const char *path) { launch_by(dlopen(path, RTLD_NOW | RTLD_DEEPBIND)); }
+
+static void elsewhere(const char *path) { launch_by(dlmopen(LM_ID_NEWLM, path, RTLD_NOW)); }
 
 static void contexts(void) {
     for (int i = 0; i < 3; i++) {
@@ -324,7 +325,7 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(const char *library);
-    } with_library[] = {{"constructor", constructor}, {"bound", bound}, {"deepbound", deepbound}};
+    } with_library[] = {{"constructor", constructor}, {"bound", bound}, {"deepbound", deepbound}, {"elsewhere", elsewhere}};
     alarm(PATIENCE_S);
     for (size_t i = 0; argc == 3 && i < sizeof with_library / sizeof *with_library; i++)
         if (strcmp(argv[1], with_library[i].name) == 0) {

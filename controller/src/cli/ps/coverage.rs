@@ -72,7 +72,7 @@ fn remarks(process: &ProcessCoverage) -> Vec<String> {
         (process.unknown_names, "functions that this deepres does not know: the driver is newer"),
         (
             process.bound_past,
-            "libraries bound to the driver itself (RTLD_DEEPBIND): what they launch and allocate is not seen",
+            "libraries bound to the driver itself (by RTLD_DEEPBIND or dlmopen): what they launch and allocate is not seen",
         ),
         (process.export_tables, "requests for private tables of the driver: what goes by them is not seen"),
     ] {
