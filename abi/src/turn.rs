@@ -18,8 +18,10 @@ const _: () = assert!((crate::ledger::MAX_SESSIONS as u64) < SLOT_MASK);
 pub struct Turn {
     /// Who has it, and until when.
     held: AtomicU64,
-    /// Who asked for it last, and until when they mean it.
+    /// Who asks for it for longest, and until when they mean it.
     wanted: AtomicU64,
+    /// Since when they do, ns (CLOCK_MONOTONIC). Written beside `wanted`: what does not fit together is put right when its owner asks again.
+    since_ns: AtomicU64,
 }
 
 /// A process, by its slot in the ledger, until a time. The zero word is nobody.
@@ -66,12 +68,17 @@ impl Turn {
         });
     }
 
-    /// Asks whoever has the turn for it.
-    pub fn want(&self, slot: usize, until_ns: u64) {
+    /// Asks whoever has the turn for it, until `until_ns`, unless another that has asked for longer does so too.
+    pub fn want(&self, slot: usize, since_ns: u64, now_ns: u64, until_ns: u64) {
+        let is_before = self.since_ns.load(Ordering::Relaxed) <= since_ns;
+        if is_before && self.is_wanted_by_other(slot, now_ns) {
+            return;
+        }
+        self.since_ns.store(since_ns, Ordering::Relaxed);
         self.wanted.store(Claim::new(slot, until_ns).0, Ordering::Release);
     }
 
-    /// Asks no more, if it was this process that asked last.
+    /// Asks no more, if it is this process that asks.
     pub fn withdraw(&self, slot: usize) {
         let _ = self.wanted.fetch_update(Ordering::AcqRel, Ordering::Acquire, |wanted| {
             Claim(wanted).is_by(slot).then_some(Claim::NOBODY.0)
@@ -82,6 +89,11 @@ impl Turn {
     pub fn is_wanted_by_other(&self, slot: usize, now_ns: u64) -> bool {
         let wanted = Claim(self.wanted.load(Ordering::Acquire));
         wanted != Claim::NOBODY && !wanted.is_by(slot) && !wanted.is_over(now_ns)
+    }
+
+    /// Whether another does that has asked since before `since_ns`.
+    pub fn is_wanted_before(&self, slot: usize, since_ns: u64, now_ns: u64) -> bool {
+        self.is_wanted_by_other(slot, now_ns) && self.since_ns.load(Ordering::Relaxed) < since_ns
     }
 }
 
@@ -110,7 +122,7 @@ mod tests {
     fn wishes_are_seen_by_others_and_lapse() {
         let turn = Turn::default();
         assert!(!turn.is_wanted_by_other(0, NOW_NS));
-        turn.want(1, LATER_NS);
+        turn.want(1, NOW_NS, NOW_NS, LATER_NS);
         assert!(turn.is_wanted_by_other(0, NOW_NS));
         assert!(!turn.is_wanted_by_other(1, NOW_NS), "one's own wish is no other's");
         assert!(!turn.is_wanted_by_other(0, LATER_NS));
@@ -118,5 +130,29 @@ mod tests {
         assert!(turn.is_wanted_by_other(0, NOW_NS), "another's wish is not one's own to withdraw");
         turn.withdraw(1);
         assert!(!turn.is_wanted_by_other(0, NOW_NS));
+    }
+    #[test]
+    fn the_one_that_has_asked_for_longest_is_next() {
+        let turn = Turn::default();
+        turn.want(1, NOW_NS - 5, NOW_NS, LATER_NS);
+        turn.want(2, NOW_NS - 4, NOW_NS, LATER_NS);
+        assert!(
+            turn.is_wanted_before(2, NOW_NS - 4, NOW_NS) && !turn.is_wanted_before(1, NOW_NS - 5, NOW_NS)
+        );
+        turn.want(3, NOW_NS - 6, NOW_NS, LATER_NS);
+        assert!(
+            turn.is_wanted_before(1, NOW_NS - 5, NOW_NS) && !turn.is_wanted_before(3, NOW_NS - 6, NOW_NS)
+        );
+        turn.withdraw(3);
+        turn.want(2, NOW_NS - 4, NOW_NS, LATER_NS);
+        assert!(
+            !turn.is_wanted_before(1, NOW_NS - 5, NOW_NS),
+            "the second has not asked again, but it was before"
+        );
+        turn.want(1, NOW_NS - 5, NOW_NS, LATER_NS);
+        assert!(turn.is_wanted_before(2, NOW_NS - 4, NOW_NS));
+        // A wish that lapsed is nobody's.
+        turn.want(2, LATER_NS, LATER_NS, LATER_NS + 20_000_000);
+        assert!(turn.is_wanted_before(1, LATER_NS + 1, LATER_NS));
     }
 }

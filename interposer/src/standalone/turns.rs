@@ -2,7 +2,7 @@
 //!
 //! The meter thread looks now and then; nobody wakes it when another process gives its turn up.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use deepres_abi::grant::GateState;
 use deepres_abi::turn::Turn;
@@ -25,8 +25,8 @@ const DRAIN_NS: u64 = 1_000_000_000;
 pub struct Turns {
     /// When the turn began; 0: it is not ours.
     since_ns: AtomicU64,
-    /// It was given to others, and not had again since.
-    has_given: AtomicBool,
+    /// Since when threads wait for it; 0: none does, or it is ours.
+    waits_ns: AtomicU64,
     /// Since when it drains for others; 0: it does not.
     drains_ns: AtomicU64,
 }
@@ -61,23 +61,25 @@ impl Turns {
         self.since_ns.store(0, Ordering::Relaxed);
         self.drains_ns.store(0, Ordering::Relaxed);
         if !look.waits {
+            turn.withdraw(slot);
+            self.waits_ns.store(0, Ordering::Relaxed);
             return (GateState::Closed, None);
         }
-        // Whoever had it last lets those go first who ask for it: they renew their wish at each look, and it lapses once they do not. It does not ask in
-        // their place, where there is room for one wish only.
-        let is_theirs = self.has_given.load(Ordering::Relaxed) && turn.is_wanted_by_other(slot, look.now_ns);
+        let (Ok(waits_ns) | Err(waits_ns)) =
+            self.waits_ns.compare_exchange(0, look.now_ns, Ordering::Relaxed, Ordering::Relaxed);
+        let since_ns = if waits_ns == 0 { look.now_ns } else { waits_ns };
+        // Who waits for longest goes first: it renews its wish at each look, and that lapses once it does not. There is room for one wish only.
+        let is_anothers = turn.is_wanted_before(slot, since_ns, look.now_ns);
         let mut next_ns = look.now_ns.saturating_add(POLL_NS);
         if look.is_overdrawn() {
             next_ns = look.due_ns;
-        } else if !is_theirs && turn.take(slot, look.now_ns, look.now_ns.saturating_add(HOLD_NS)) {
+        } else if !is_anothers && turn.take(slot, look.now_ns, look.now_ns.saturating_add(HOLD_NS)) {
             turn.withdraw(slot);
             self.since_ns.store(look.now_ns, Ordering::Relaxed);
-            self.has_given.store(false, Ordering::Relaxed);
+            self.waits_ns.store(0, Ordering::Relaxed);
             return (GateState::Leased, None);
         }
-        if !is_theirs {
-            turn.want(slot, next_ns.saturating_add(SLACK_NS));
-        }
+        turn.want(slot, since_ns, look.now_ns, next_ns.saturating_add(SLACK_NS));
         (GateState::Closed, Some(next_ns))
     }
 
@@ -99,7 +101,6 @@ impl Turns {
         if is_stuck || is_wanted && !look.runs && (is_over || !look.waits) {
             self.drains_ns.store(0, Ordering::Relaxed);
             turn.give(slot);
-            self.has_given.store(true, Ordering::Relaxed);
             return None;
         }
         let for_ns = if look.runs || look.waits { HOLD_NS } else { GRACE_NS };
@@ -181,6 +182,34 @@ mod tests {
                 .map(|slot| both[slot].decide(&turn, slot, look(now_ns, due_ns, true, false)).0);
             assert_eq!(gates, [GateState::Closed, GateState::Leased, GateState::Closed], "{round}");
         }
+    }
+
+    #[test]
+    fn several_that_always_wait_have_their_turns_in_order_whoever_looks_first() {
+        const PROCESSES: usize = 5;
+        const DRAIN_NS: u64 = 3 * MS;
+        let (turn, all) = (Turn::default(), [const { None::<()> }; PROCESSES].map(|_| Turns::default()));
+        let (mut began_ns, mut runs_until_ns) = ([NOW_NS; PROCESSES], [0; PROCESSES]);
+        let (mut had, mut longest_ns) = ([0; PROCESSES], 0);
+        for step in 0..4_000_u64 {
+            let now_ns = NOW_NS + step * POLL_NS / 2;
+            // Whoever looks first does so by chance.
+            let first = (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize;
+            for slot in (0..PROCESSES).map(|slot| (slot + first) % PROCESSES) {
+                let look = look(now_ns, 0, true, runs_until_ns[slot] > now_ns);
+                if all[slot].decide(&turn, slot, look).0 == GateState::Leased {
+                    if runs_until_ns[slot] <= now_ns {
+                        longest_ns = longest_ns.max(now_ns - began_ns[slot]);
+                        had[slot] += 1;
+                    }
+                    runs_until_ns[slot] = now_ns + DRAIN_NS;
+                    began_ns[slot] = now_ns;
+                }
+            }
+        }
+        let turn_ns = QUANTUM_NS + DRAIN_NS + 3 * POLL_NS;
+        assert!(longest_ns <= (PROCESSES as u64 - 1) * turn_ns, "one waited {longest_ns} ns");
+        assert!(had.iter().max().unwrap() - had.iter().min().unwrap() <= 1, "{had:?}");
     }
 
     #[test]
