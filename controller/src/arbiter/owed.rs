@@ -85,6 +85,12 @@ impl Worker {
         }
     }
 
+    /// When to do so for those who want again what was lent.
+    pub fn entitle_again_ns(&self) -> Option<u64> {
+        let is_awaited = self.tenants.values().any(Tenant::wants_back);
+        is_awaited.then(|| self.entitled_ns.saturating_add(BACK_NS))
+    }
+
     /// Works out what every tenant that is here is owed.
     pub fn entitle(&mut self, now_ns: u64) {
         self.entitled_ns = now_ns;

@@ -321,7 +321,7 @@ impl Worker {
                 self.apply(change);
             }
             let turn_ns = self.take_turns(now_ns);
-            self.decide_ns = [self.decide_ns, turn_ns].into_iter().flatten().min();
+            self.decide_ns = [self.decide_ns, turn_ns, self.entitle_again_ns()].into_iter().flatten().min();
             if is_settled && !self.has_news() {
                 break;
             }

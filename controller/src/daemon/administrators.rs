@@ -214,9 +214,7 @@ async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, 
     };
     for answer in answers {
         if !matches!(timeout(ANSWER_LIMIT, answer).await, Ok(Ok(()))) {
-            return Reply::Error {
-                message: "a GPU's arbiter does not answer; see the daemon's log".to_owned(),
-            };
+            return no_answer();
         }
     }
     match super::saving::save(shared).await {
@@ -226,8 +224,13 @@ async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, 
                 shared.state.borrow().path().display()
             ),
         },
-        Saved::Nothing | Saved::Already | Saved::Anew => reply,
+        Saved::Nothing => no_answer(),
+        Saved::Already | Saved::Anew => reply,
     }
+}
+
+fn no_answer() -> Reply {
+    Reply::Error { message: "a GPU's arbiter does not answer; see the daemon's log".to_owned() }
 }
 
 /// Meters an adopted process from outside; says why it is not, if so.

@@ -61,7 +61,7 @@ pub struct Connections {
 }
 
 /// By these the connections of one source are let in one after another, so that whoever has a hundred of them waiting holds others up for the time
-/// of one; and, beyond [`TURNS_AT_ONCE`], one every [`TURN_NS`], so that whoever comes and goes in a loop does not keep a processor of the host busy. Those
+/// of one; and, beyond [`TURNS_AT_ONCE`], one every [`TURN_NS`], so that whoever begins sessions in a loop does not keep a processor of the host busy. Those
 /// who may have all that there is are let in as they come.
 #[derive(Debug, Clone)]
 pub struct Turns {
@@ -78,9 +78,12 @@ impl Turns {
         Self { one: Rc::new(Semaphore::new(1)), earned_ns: source.has_limit().then(Rc::default) }
     }
 
-    /// The turn of a connection, after those of its source that asked before. There is always one.
-    pub async fn next(&self) -> Option<Turn<'_>> {
+    /// The turn of a connection, after those of its source that asked before; `None` if it `is_gone` by then, which costs those behind it nothing.
+    pub async fn next(&self, is_gone: impl FnOnce() -> bool) -> Option<Turn<'_>> {
         let turn = self.one.acquire().await.ok();
+        if is_gone() {
+            return None;
+        }
         let due_in_ns = self.take(monotonic_ns());
         if due_in_ns > 0 {
             tokio::time::sleep(Duration::from_nanos(due_in_ns)).await;
@@ -267,7 +270,7 @@ mod tests {
         let come = |source: &Source, uid: u32| {
             let (turns, order) = (connections.enter(source, &config).unwrap(), Rc::clone(&order));
             tokio::task::spawn_local(async move {
-                let _turn = turns.next().await;
+                let _turn = turns.next(|| false).await;
                 order.borrow_mut().push(uid);
                 tokio::task::yield_now().await;
             })

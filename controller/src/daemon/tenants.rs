@@ -179,7 +179,7 @@ async fn hear(
     let is_arriving =
         wire::decode::<Hello>(packet.bytes()).is_ok_and(|hello| hello.role() == Some(Role::Arriving));
     if !is_arriving {
-        let turn = counted.turns.next().await;
+        let turn = counted.turns.next(|| has_hung_up(connection.as_fd())).await;
         // Those of others that wait go between this one and the next of its own.
         tokio::task::yield_now().await;
         if has_hung_up(connection.as_fd()) {

@@ -3,8 +3,10 @@
 
 use std::fs;
 
-/// What our threads' names begin with.
-const OURS: &str = "deepres-";
+/// The meter thread's name.
+pub const METER: &str = "deepres-meter";
+/// The name of the thread that writes what is recorded.
+pub const RECORD: &str = "deepres-record";
 
 /// Whether the first thread has ended and no other is left that is not ours.
 pub fn is_left() -> bool {
@@ -27,7 +29,8 @@ fn threads() -> Option<impl Iterator<Item = String>> {
 
 fn is_ours(thread: &str) -> bool {
     // One that ended meanwhile has no name and is nobody's.
-    fs::read_to_string(format!("/proc/self/task/{thread}/comm")).map_or(true, |name| name.starts_with(OURS))
+    fs::read_to_string(format!("/proc/self/task/{thread}/comm"))
+        .map_or(true, |name| [METER, RECORD].contains(&name.trim_end()))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Metering in GPU time: segments of launches between pairs of events, and the thread that reads them.
 
 pub mod account;
-mod alone;
+pub mod alone;
 pub mod clock;
 pub mod context;
 pub mod estimates;

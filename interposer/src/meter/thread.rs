@@ -53,7 +53,7 @@ pub fn start(process: &'static Process) -> io::Result<()> {
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut previous);
     }
     let started = thread::Builder::new()
-        .name("deepres-meter".to_owned())
+        .name(alone::METER.to_owned())
         .stack_size(STACK_BYTES)
         .spawn(move || Meter::new(process).run());
     // SAFETY: as above.

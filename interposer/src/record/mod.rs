@@ -81,7 +81,7 @@ pub fn start(path: &Path) {
                     is_ended: AtomicBool::new(false),
                 }));
                 thread::Builder::new()
-                    .name("deepres-record".to_owned())
+                    .name(crate::meter::alone::RECORD.to_owned())
                     .spawn(move || write_all(recording, file))?;
                 RECORDING.store(ptr::from_ref(recording).cast_mut(), Ordering::Release);
                 Ok(())

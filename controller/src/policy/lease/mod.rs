@@ -177,12 +177,14 @@ impl Scheduler {
         let tenant = self.tenants.entry(tenant).or_insert(Tenant {
             rank,
             user: None,
-            taken_over_ns: 0,
+            takes_over: false,
             left_owing_ns: 0,
             metered_ns: 0,
             weight_ppm: 0,
             slo_ns: None,
             vtime: vclock,
+            old_weight_ppm: 0,
+            old_vtime: vclock,
             present: true,
             came_ns: now_ns,
             is_paused: false,
@@ -190,6 +192,7 @@ impl Scheduler {
             wanted: false,
             has_used: false,
             stopped_wanting_ns: 0,
+            used_at_ns: 0,
             last_progress_ns: now_ns,
             largest_charge_ns: 0,
             advance_ns: 0,
@@ -207,18 +210,14 @@ impl Scheduler {
         // What it owes is its own again.
         let owing_ns = std::mem::take(&mut tenant.left_owing_ns);
         if let Some(trust) = tenant.user.and_then(|user| self.trusts.get_mut(&user)) {
-            trust.take_over(owing_ns, now_ns);
+            trust.take_over(tenant.rank, owing_ns, now_ns);
         }
     }
 
-    /// Says whose a tenant is that has entered: it takes over what tenants of that user owe that are gone.
+    /// Says whose a tenant is that has entered: a new one will take over what tenants of that user owe that are gone.
     pub fn set_user(&mut self, tenant: TenantId, user: UserId, now_ns: u64) {
         let Some(tenant) = self.tenants.get_mut(&tenant) else { return };
-        if tenant.user.replace(user).is_none()
-            && let Some(trust) = self.trusts.get_mut(&user)
-        {
-            tenant.taken_over_ns = trust.take_over(tenant.max_debt_ns(), now_ns);
-        }
+        tenant.takes_over |= tenant.user.replace(user).is_none();
         self.divide_lenience(user, now_ns);
     }
 
@@ -238,6 +237,8 @@ impl Scheduler {
 
     /// A tenant's last session on this GPU is gone: what it held is free at once. What it owes is kept.
     pub fn leave(&mut self, id: TenantId, now_ns: u64) {
+        // What it used while nobody else wanted the GPU it owes nobody.
+        self.advance_clocks();
         if let Some(tenant) = self.tenants.get_mut(&id) {
             if tenant.wanted {
                 tenant.stopped_wanting_ns = now_ns;
@@ -246,12 +247,11 @@ impl Scheduler {
             tenant.lenience = tenant.lenience.spent(now_ns);
             let held = self.hold.filter(|hold| hold.tenant == id);
             let unshown_ns = held.map_or(0, |hold| tenant.settle(&hold, now_ns));
-            let ahead = tenant.vtime.saturating_sub(self.vclocks[tenant.rank as usize]);
-            tenant.left_owing_ns = tenant.gpu_ns(ahead);
+            tenant.left_owing_ns = tenant.owing_ns(self.vclocks[tenant.rank as usize]);
             if let Some(user) = tenant.user {
                 let trust = self.trusts.entry(user).or_default();
                 trust.had_unshown(unshown_ns, now_ns);
-                trust.leave(tenant.left_owing_ns, now_ns);
+                trust.leave(tenant.rank, tenant.left_owing_ns, now_ns);
             }
             tenant.present = false;
             tenant.seen = Seen::default();
@@ -287,22 +287,18 @@ impl Scheduler {
         }
     }
 
-    /// Sets what a tenant is owed: its class, and its weight among its like. What it was charged before keeps the weight of that time, but that it does not owe
-    /// more GPU time for having more weight: what it had while it was owed next to nothing would be seconds.
+    /// Sets what a tenant is owed: its class, and its weight among its like.
     pub fn set_standing(&mut self, tenant: TenantId, class: Class, weight_ppm: u32) {
         let Some(tenant) = self.tenants.get_mut(&tenant) else { return };
         let change_ppm = tenant.weight_ppm.abs_diff(weight_ppm);
         self.is_redistributed |= change_ppm > tenant.weight_ppm / NEW_QUOTA_PART;
-        let vclock = self.vclocks[tenant.rank as usize];
-        let ahead = tenant.vtime.saturating_sub(vclock);
-        let owing_ns = tenant.gpu_ns(ahead);
-        tenant.weight_ppm = weight_ppm;
-        tenant.vtime -= ahead - ahead.min(tenant.weighted(owing_ns));
+        tenant.set_weight(weight_ppm, self.vclocks[tenant.rank as usize]);
         let rank = Rank::of(class);
         if tenant.rank != rank {
             // What it owed the ones is nothing to the others.
             tenant.rank = rank;
             tenant.vtime = self.vclocks[rank as usize];
+            tenant.old_vtime = tenant.vtime;
         }
     }
 
@@ -339,12 +335,15 @@ impl Scheduler {
     pub fn forgive(&mut self, now_ns: u64, silent_ns: u64) {
         for tenant in self.tenants.values_mut() {
             tenant.vtime = self.vclocks[tenant.rank as usize];
+            tenant.old_vtime = tenant.vtime;
             tenant.advance_ns = 0;
+            tenant.left_owing_ns = 0;
             tenant.last_progress_ns = now_ns;
             if let Some(stuck) = &mut tenant.stuck {
                 *stuck = Stuck { since_ns: now_ns, used_ns: 0 };
             }
         }
+        self.trusts.clear();
         self.hold = self.hold.map(|hold| hold.renew(now_ns, silent_ns));
         // The next decision notes it anew.
         self.kept = None;
@@ -392,6 +391,7 @@ impl Scheduler {
             tenant.charge(seen.used_ns - set_off_ns);
             tenant.burst_ns = tenant.burst_ns.saturating_add(seen.used_ns);
             tenant.has_used = true;
+            tenant.used_at_ns = now_ns;
         }
         if seen.used_ns > 0 || (seen.in_flight && !tenant.seen.in_flight) {
             tenant.last_progress_ns = now_ns;
@@ -450,12 +450,7 @@ impl Scheduler {
     /// Advances the virtual clock and lets in who begins to want the GPU.
     fn account(&mut self, now_ns: u64, tuning: &Tuning) {
         self.note_progress(now_ns);
-        for rank in [Rank::Owner, Rank::Guest] {
-            // Who pauses at each look had the GPU all the same, and owes nothing for time in which nobody else wanted it.
-            let behind = self.behind(rank, |tenant| tenant.wanted || tenant.has_used).unwrap_or(0);
-            let vclock = &mut self.vclocks[rank as usize];
-            *vclock = (*vclock).max(behind);
-        }
+        self.advance_clocks();
         let mut wanting = [0; 2];
         for (id, tenant) in &mut self.tenants {
             let vclock = self.vclocks[tenant.rank as usize];
@@ -467,12 +462,17 @@ impl Scheduler {
                 let has_kept = tenant.has_kept(*id, self.hold.as_ref()) || self.gangs.contains(id);
                 let credit_ns = credit_ns(pause_ns, has_kept, tuning);
                 tenant.vtime = tenant.vtime.max(vclock.saturating_sub(tenant.weighted(credit_ns)));
-                let taken_over_ns = std::mem::take(&mut tenant.taken_over_ns);
-                tenant.vtime = tenant.vtime.saturating_add(tenant.weighted(taken_over_ns));
+                if std::mem::take(&mut tenant.takes_over)
+                    && let Some(trust) = tenant.user.and_then(|user| self.trusts.get_mut(&user))
+                {
+                    let taken_ns = trust.take_over(tenant.rank, tenant.max_debt_ns(), now_ns);
+                    tenant.vtime = tenant.vtime.saturating_add(tenant.weighted(taken_ns));
+                }
                 tenant.mean_pause_ns = mean(tenant.mean_pause_ns, pause_ns.min(STAY_LEASED_NS));
                 tenant.last_progress_ns = now_ns;
             }
             tenant.vtime = tenant.vtime.min(vclock.saturating_add(tenant.weighted(tenant.max_debt_ns())));
+            tenant.old_vtime = tenant.old_vtime.min(tenant.vtime);
             if !wants && tenant.wanted {
                 tenant.stopped_wanting_ns = now_ns;
                 tenant.mean_burst_ns = mean(tenant.mean_burst_ns, tenant.burst_ns);
@@ -492,6 +492,15 @@ impl Scheduler {
             kept_out: self.hold.is_some_and(|hold| self.is_guest(hold.tenant)),
         };
         self.guard.observe(now_ns, owners, tuning.grace_ns);
+    }
+
+    fn advance_clocks(&mut self) {
+        for rank in [Rank::Owner, Rank::Guest] {
+            // Who pauses at each look had the GPU all the same, and owes nothing for time in which nobody else wanted it.
+            let behind = self.behind(rank, |tenant| tenant.wanted || tenant.has_used).unwrap_or(0);
+            let vclock = &mut self.vclocks[rank as usize];
+            *vclock = (*vclock).max(behind);
+        }
     }
 
     /// The virtual time of the one of a rank that is furthest behind of those that `counts` picks.

@@ -56,10 +56,13 @@ pub struct Tenant {
     /// How soon its requests are to be answered, ns.
     pub slo_ns: Option<u64>,
     pub vtime: VirtualTime,
+    /// What was charged up to `old_vtime` was charged at this weight, on average; the rest at the present one.
+    pub old_weight_ppm: u32,
+    pub old_vtime: VirtualTime,
     /// Whose it is; nobody else's, if that is not known.
     pub user: Option<UserId>,
-    /// What it takes over of what tenants of its user owe that are gone, ns, until it wants the GPU.
-    pub taken_over_ns: u64,
+    /// It is new, and takes over what tenants of its user owe that are gone once it wants the GPU.
+    pub takes_over: bool,
     /// What it owed when it left, ns.
     pub left_owing_ns: u64,
     /// GPU time that it showed a use of, ns.
@@ -76,6 +79,8 @@ pub struct Tenant {
     /// It used the GPU since.
     pub has_used: bool,
     pub stopped_wanting_ns: u64,
+    /// When it was last seen to have used the GPU: who always pauses when it is looked at does.
+    pub used_at_ns: u64,
     pub last_progress_ns: u64,
     /// The most that was charged at once, ns.
     pub largest_charge_ns: u64,
@@ -92,6 +97,11 @@ pub struct Tenant {
     pub grant: Grant,
 }
 
+fn gpu_ns(vtime: VirtualTime, weight_ppm: u32) -> u64 {
+    let gpu_ns = vtime.saturating_mul(VirtualTime::from(weight_ppm)) / VirtualTime::from(PPM);
+    u64::try_from(gpu_ns).unwrap_or(u64::MAX)
+}
+
 impl Tenant {
     /// It has sessions, and may run.
     pub fn is_here(&self) -> bool {
@@ -100,7 +110,7 @@ impl Tenant {
 
     /// It has wanted nothing for [`IDLE_NS`], or is not to run.
     pub fn is_idle(&self, now_ns: u64) -> bool {
-        let since_ns = self.stopped_wanting_ns.max(self.came_ns);
+        let since_ns = self.stopped_wanting_ns.max(self.came_ns).max(self.used_at_ns);
         let wants = self.wanted || self.seen.wants();
         self.is_paused || (!wants && now_ns.saturating_sub(since_ns) >= IDLE_NS)
     }
@@ -133,8 +143,28 @@ impl Tenant {
 
     /// GPU time of so much virtual time, ns.
     pub fn gpu_ns(&self, vtime: VirtualTime) -> u64 {
-        let gpu_ns = vtime.saturating_mul(VirtualTime::from(self.weight_ppm)) / VirtualTime::from(PPM);
-        u64::try_from(gpu_ns).unwrap_or(u64::MAX)
+        gpu_ns(vtime, self.weight_ppm)
+    }
+
+    /// GPU time by which it is ahead of the clock of its rank, at the weights that it was charged at, ns.
+    pub fn owing_ns(&self, vclock: VirtualTime) -> u64 {
+        let old = self.vtime.min(self.old_vtime).saturating_sub(vclock);
+        let new = self.vtime.saturating_sub(vclock.max(self.old_vtime));
+        gpu_ns(old, self.old_weight_ppm).saturating_add(self.gpu_ns(new))
+    }
+
+    /// Gives it another weight. What it was charged before keeps the weight of that time, but that it does not owe more GPU time for having more weight: what
+    /// it had while it was owed next to nothing would be seconds. Nor does it owe less for having had less weight meanwhile.
+    pub fn set_weight(&mut self, weight_ppm: u32, vclock: VirtualTime) {
+        let ahead = self.vtime.saturating_sub(vclock);
+        let owing_ns = self.owing_ns(vclock);
+        self.weight_ppm = weight_ppm;
+        let kept = ahead.min(self.weighted(owing_ns));
+        self.vtime -= ahead - kept;
+        self.old_vtime = self.vtime;
+        let average_ppm =
+            (VirtualTime::from(owing_ns) * VirtualTime::from(PPM)).checked_div(kept).unwrap_or(0);
+        self.old_weight_ppm = u32::try_from(average_ppm).unwrap_or(PPM).min(PPM);
     }
 
     pub fn charge(&mut self, gpu_ns: u64) {

@@ -86,6 +86,84 @@ fn who_was_owed_next_to_nothing_for_a_moment_does_not_owe_more_for_it_afterwards
 }
 
 #[test]
+fn who_has_less_weight_for_a_moment_again_and_again_has_no_more_for_it() {
+    let mut bench = Bench::new();
+    bench.scheduler.set_standing(A, Class::Fair, PPM / 10);
+    bench.scheduler.set_standing(B, Class::Fair, PPM / 10 * 9);
+    let mut had_ns = [0_u64; 2];
+    for step in 0..10_000 {
+        let seen = [A, B].map(|tenant| match bench.is_closed(tenant) {
+            true => WAITING,
+            false => Seen { used_ns: MS, longest_ns: MS, ..RUNNING },
+        });
+        for (had_ns, seen) in had_ns.iter_mut().zip(&seen) {
+            *had_ns += seen.used_ns;
+        }
+        bench.step(MS, seen[0], seen[1]);
+        if step % 10 == 0 {
+            // Another comes, and goes.
+            bench.scheduler.set_standing(A, Class::Fair, PPM / 110);
+            bench.scheduler.set_standing(A, Class::Fair, PPM / 10);
+        }
+    }
+    let share = had_ns[0] as f64 / (had_ns[0] + had_ns[1]) as f64;
+    assert!((share - 0.1).abs() < 0.02, "it had {share} of the time, and is owed a tenth");
+}
+
+/// What a tenant of a user owes that leaves is owed by the next one that wants the GPU.
+fn owed_by_the_next(used: impl FnOnce(&mut Bench), class: Class) -> i64 {
+    const USER: trust::UserId = 7;
+    const IDLER: TenantId = 8;
+    const NEXT: TenantId = 9;
+    let mut bench = Bench::new();
+    bench.scheduler.set_user(A, USER, bench.now_ns);
+    used(&mut bench);
+    bench.scheduler.leave(A, bench.now_ns);
+    for tenant in [IDLER, NEXT] {
+        bench.scheduler.enter(tenant, class, bench.now_ns);
+        bench.scheduler.set_user(tenant, USER, bench.now_ns);
+        bench.scheduler.set_standing(tenant, class, PPM / 2);
+        if tenant == IDLER {
+            bench.scheduler.leave(tenant, bench.now_ns);
+        }
+    }
+    bench.scheduler.observe(NEXT, bench.now_ns, WAITING);
+    bench.step(0, IDLE, WAITING);
+    -bench.scheduler.lag_ns(NEXT)
+}
+
+#[test]
+fn what_a_tenant_owed_is_owed_by_the_next_that_wants_the_gpu_and_not_by_one_that_only_came() {
+    let before_b = |bench: &mut Bench| {
+        bench.step(MS, RUNNING, WAITING);
+        bench.step(20 * MS, Seen { used_ns: 20 * MS, ..RUNNING }, WAITING);
+    };
+    let owed_ns = owed_by_the_next(before_b, Class::Fair);
+    assert!((19 * MS as i64..=21 * MS as i64).contains(&owed_ns), "{owed_ns}");
+    assert_eq!(owed_by_the_next(before_b, Class::BestEffort), 0, "guests did not wait for it");
+    let alone = |bench: &mut Bench| {
+        bench.step(MS, RUNNING, IDLE);
+        bench.now_ns += 40 * MS;
+        bench.scheduler.observe(A, bench.now_ns, Seen { used_ns: 40 * MS, ..RUNNING });
+    };
+    assert_eq!(owed_by_the_next(alone, Class::Fair), 0, "nobody else wanted it");
+    let forgiven = |bench: &mut Bench| {
+        before_b(bench);
+        bench.scheduler.forgive(bench.now_ns, MS);
+    };
+    assert_eq!(owed_by_the_next(forgiven, Class::Fair), 0);
+}
+
+#[test]
+fn who_pauses_whenever_it_is_looked_at_is_not_idle() {
+    let mut bench = Bench::new();
+    for _ in 0..10 {
+        bench.step(IDLE_NS, Seen { used_ns: IDLE_NS / 10, ..IDLE }, IDLE);
+        assert!(!bench.scheduler.is_idle(A, bench.now_ns) && bench.scheduler.is_idle(B, bench.now_ns));
+    }
+}
+
+#[test]
 fn who_wants_nothing_for_a_while_is_idle_until_it_wants_something() {
     let mut bench = Bench::new();
     let is_idle = |bench: &Bench| [A, B].map(|tenant| bench.scheduler.is_idle(tenant, bench.now_ns));

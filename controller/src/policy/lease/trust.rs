@@ -1,6 +1,7 @@
 //! What a user's tenants had of the GPU and did not show, and owe though they are gone: whoever has a thousand tenants, or a new one every
 //! second, has no more time on trust than whoever has one.
 
+use super::state::Rank;
 use super::{MAX_DRAIN_NS, ns};
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ const MOST_NS: u64 = ns(Duration::from_secs(5));
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Trust {
     unshown_ns: u64,
-    owed_ns: u64,
+    /// By rank: what is owed to owners, and to guests.
+    owed_ns: [u64; 2],
     at_ns: u64,
 }
 
@@ -26,7 +28,7 @@ impl Trust {
         let forgotten_ns = now_ns.saturating_sub(self.at_ns) / FORGOTTEN_PART;
         if forgotten_ns > 0 {
             self.unshown_ns = self.unshown_ns.saturating_sub(forgotten_ns);
-            self.owed_ns = self.owed_ns.saturating_sub(forgotten_ns);
+            self.owed_ns = self.owed_ns.map(|owed_ns| owed_ns.saturating_sub(forgotten_ns));
             self.at_ns = now_ns;
         }
         self
@@ -44,17 +46,17 @@ impl Trust {
         trust.unshown_ns = trust.unshown_ns.saturating_sub(used_ns);
     }
 
-    /// A tenant leaves that owes so much GPU time.
-    pub fn leave(&mut self, owed_ns: u64, now_ns: u64) {
-        let trust = self.at(now_ns);
-        trust.owed_ns = trust.owed_ns.saturating_add(owed_ns).min(MOST_NS);
+    /// A tenant leaves that owes so much GPU time to those of its rank.
+    pub fn leave(&mut self, rank: Rank, owed_ns: u64, now_ns: u64) {
+        let owed = &mut self.at(now_ns).owed_ns[rank as usize];
+        *owed = owed.saturating_add(owed_ns).min(MOST_NS);
     }
 
-    /// One comes that takes over what is owed, `most_ns` at most: returns how much.
-    pub fn take_over(&mut self, most_ns: u64, now_ns: u64) -> u64 {
-        let trust = self.at(now_ns);
-        let taken_ns = trust.owed_ns.min(most_ns);
-        trust.owed_ns -= taken_ns;
+    /// One of that rank takes over what is owed, `most_ns` at most: returns how much.
+    pub fn take_over(&mut self, rank: Rank, most_ns: u64, now_ns: u64) -> u64 {
+        let owed = &mut self.at(now_ns).owed_ns[rank as usize];
+        let taken_ns = most_ns.min(*owed);
+        *owed -= taken_ns;
         taken_ns
     }
 
@@ -67,7 +69,7 @@ impl Trust {
     /// There is nothing to remember.
     pub fn is_as_new(&mut self, now_ns: u64) -> bool {
         let trust = self.at(now_ns);
-        trust.unshown_ns == 0 && trust.owed_ns == 0
+        trust.unshown_ns == 0 && trust.owed_ns == [0; 2]
     }
 }
 
@@ -94,12 +96,13 @@ mod tests {
     #[test]
     fn who_comes_takes_over_what_those_owe_who_left() {
         let mut trust = Trust::default();
-        trust.leave(SECOND, 0);
+        trust.leave(Rank::Owner, SECOND, 0);
+        assert_eq!(trust.take_over(Rank::Guest, SECOND, 0), 0, "it is owed to owners");
         assert_eq!(
-            [0, 0].map(|now_ns| trust.take_over(3 * SECOND / 4, now_ns)),
+            [0, 0].map(|now_ns| trust.take_over(Rank::Owner, 3 * SECOND / 4, now_ns)),
             [3 * SECOND / 4, SECOND / 4]
         );
-        trust.leave(SECOND, 0);
-        assert_eq!(trust.take_over(SECOND, 25 * SECOND), SECOND / 2, "half of it is forgotten");
+        trust.leave(Rank::Guest, SECOND, 0);
+        assert_eq!(trust.take_over(Rank::Guest, SECOND, 25 * SECOND), SECOND / 2, "half of it is forgotten");
     }
 }
