@@ -131,6 +131,7 @@ mod tests {
         turn.withdraw(1);
         assert!(!turn.is_wanted_by_other(0, NOW_NS));
     }
+
     #[test]
     fn the_one_that_has_asked_for_longest_is_next() {
         let turn = Turn::default();

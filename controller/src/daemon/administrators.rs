@@ -136,9 +136,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
                 status.metering = shared.metering.board();
                 Reply::Status(Box::new(status))
             }
-            None => {
-                Reply::Error { message: "a GPU's arbiter does not answer; see the daemon's log".to_owned() }
-            }
+            None => no_answer(),
         },
         Request::Coverage => Reply::Coverage { processes: shared.registry.borrow().coverage() },
         Request::Adopt { pid, tenant } => {
@@ -163,9 +161,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
                     let mut gpus = Vec::new();
                     for share in pending {
                         let Ok(Ok(share)) = timeout(ANSWER_LIMIT, share).await else {
-                            return Reply::Error {
-                                message: "a GPU's arbiter does not answer; see the daemon's log".to_owned(),
-                            };
+                            return no_answer();
                         };
                         gpus.extend(share);
                     }
@@ -229,6 +225,7 @@ async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, 
     }
 }
 
+/// What is said if an arbiter hangs.
 fn no_answer() -> Reply {
     Reply::Error { message: "a GPU's arbiter does not answer; see the daemon's log".to_owned() }
 }

@@ -24,7 +24,7 @@ fn standing() -> u8 {
             elf::find(|object| {
                 if object.contains(own_address()) {
                     is_own_passed = true;
-                } else if is_copy(object) {
+                } else if is_other(object) {
                     standing = if is_own_passed { FIRST } else { BEHIND };
                 }
                 (standing != ALONE).then_some(())
@@ -36,8 +36,9 @@ fn standing() -> u8 {
     }
 }
 
-fn is_copy(object: &Object) -> bool {
-    object.soname().is_some_and(|soname| soname == SONAME)
+/// Whether the object is a copy, and not this one.
+fn is_other(object: &Object) -> bool {
+    object.soname().is_some_and(|soname| soname == SONAME) && !object.contains(own_address())
 }
 
 /// Whether another copy does the work.
@@ -45,18 +46,10 @@ pub fn is_behind_another() -> bool {
     standing() == BEHIND
 }
 
-/// Passes over the copies behind this one: `found` is where a look-up found `name`; the result, where it is found in what is no copy, or 0.
-pub fn skip(found: usize, name: &CStr) -> usize {
-    if found == 0 || standing() != FIRST {
-        return found;
+/// Passes over the copies behind this one: `found` is where a look-up found `name`, or 0; the result, where it is found in what is no copy.
+pub fn skip(mut found: usize, name: &CStr) -> Option<usize> {
+    while found != 0 && standing() == FIRST && Object::containing(found).as_ref().is_some_and(is_other) {
+        found = elf::next_after(found, name)?;
     }
-    let mut found = found;
-    while found != 0
-        && let Some(object) = Object::containing(found)
-        && is_copy(&object)
-        && !object.contains(own_address())
-    {
-        found = elf::next_after(found, name).unwrap_or(0);
-    }
-    found
+    (found != 0).then_some(found)
 }

@@ -111,7 +111,7 @@ fn next(cache: &AtomicUsize, name: &CStr) -> usize {
     if known != 0 {
         return known;
     }
-    let found = copies::skip(elf::next_after(own_address(), name).unwrap_or(0), name);
+    let found = next_loaded(name).unwrap_or(0);
     cache.store(found, Ordering::Relaxed);
     found
 }
@@ -197,7 +197,7 @@ unsafe fn decide(
     // caller would look? The order of objects decides the rest: for a caller before us our export comes first, and one
     // after us (another interposer) wants what is behind it.
     let visible = || {
-        if copies::skip(look_up(libc::RTLD_NEXT), symbol) != 0 {
+        if copies::skip(look_up(libc::RTLD_NEXT), symbol).is_some() {
             return true;
         }
         // Else only a library that brought a driver for itself alone sees one.
@@ -279,12 +279,12 @@ pub fn next_definition(symbol: &CStr) -> Option<usize> {
         let dlsym = std::mem::transmute::<usize, Dlsym>(target);
         dlsym(libc::RTLD_NEXT, symbol.as_ptr()) as usize
     };
-    Some(copies::skip(found, symbol)).filter(|found| *found != 0)
+    copies::skip(found, symbol)
 }
 
 /// Where the first library that was loaded after ours has `symbol`, whoever may see it.
 pub fn next_loaded(symbol: &CStr) -> Option<usize> {
-    Some(copies::skip(elf::next_after(own_address(), symbol)?, symbol)).filter(|found| *found != 0)
+    copies::skip(elf::next_after(own_address(), symbol)?, symbol)
 }
 
 const UNREAD: u8 = 0;

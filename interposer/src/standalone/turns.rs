@@ -50,6 +50,14 @@ impl Look {
     }
 }
 
+/// When something began: now, if it had not (0).
+fn begun_ns(since_ns: &AtomicU64, now_ns: u64) -> u64 {
+    match since_ns.compare_exchange(0, now_ns, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => now_ns,
+        Err(since_ns) => since_ns,
+    }
+}
+
 impl Turns {
     /// What the gate is to be for the process with that slot, and when to look again at the latest.
     pub fn decide(&self, turn: &Turn, slot: usize, look: Look) -> (GateState, Option<u64>) {
@@ -65,9 +73,7 @@ impl Turns {
             self.waits_ns.store(0, Ordering::Relaxed);
             return (GateState::Closed, None);
         }
-        let (Ok(waits_ns) | Err(waits_ns)) =
-            self.waits_ns.compare_exchange(0, look.now_ns, Ordering::Relaxed, Ordering::Relaxed);
-        let since_ns = if waits_ns == 0 { look.now_ns } else { waits_ns };
+        let since_ns = begun_ns(&self.waits_ns, look.now_ns);
         // Who waits for longest goes first: it renews its wish at each look, and that lapses once it does not. There is room for one wish only.
         let is_anothers = turn.is_wanted_before(slot, since_ns, look.now_ns);
         let mut next_ns = look.now_ns.saturating_add(POLL_NS);
@@ -86,9 +92,7 @@ impl Turns {
     /// The turn is ours: keeps it, or gives it up (`None`).
     fn keep(&self, turn: &Turn, slot: usize, look: Look) -> Option<(GateState, Option<u64>)> {
         // Another process of the same slot may have had it before.
-        let (Ok(since_ns) | Err(since_ns)) =
-            self.since_ns.compare_exchange(0, look.now_ns, Ordering::Relaxed, Ordering::Relaxed);
-        let had_ns = if since_ns == 0 { 0 } else { look.now_ns.saturating_sub(since_ns) };
+        let had_ns = look.now_ns.saturating_sub(begun_ns(&self.since_ns, look.now_ns));
         let is_wanted = turn.is_wanted_by_other(slot, look.now_ns);
         let is_over = is_wanted && (look.is_overdrawn() || had_ns > QUANTUM_NS);
         let drains_ns = match (is_over && look.runs, self.drains_ns.load(Ordering::Relaxed)) {
@@ -188,7 +192,7 @@ mod tests {
     fn several_that_always_wait_have_their_turns_in_order_whoever_looks_first() {
         const PROCESSES: usize = 5;
         const DRAIN_NS: u64 = 3 * MS;
-        let (turn, all) = (Turn::default(), [const { None::<()> }; PROCESSES].map(|_| Turns::default()));
+        let (turn, all) = (Turn::default(), [(); PROCESSES].map(|()| Turns::default()));
         let (mut began_ns, mut runs_until_ns) = ([NOW_NS; PROCESSES], [0; PROCESSES]);
         let (mut had, mut longest_ns) = ([0; PROCESSES], 0);
         for step in 0..4_000_u64 {

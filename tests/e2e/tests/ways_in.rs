@@ -1,5 +1,6 @@
 //! Every way into the driver is hooked: what deepres counts is what the client counted and what the GPU ran.
 
+use std::path::Path;
 use std::time::Duration;
 
 use deepres_e2e::{
@@ -61,30 +62,32 @@ fn a_client_is_counted_beside_another_library_that_wraps_dlsym() {
     }
 }
 
-/// The other library finds the real `dlsym` by its version, as tracers do; that has to be ours too.
-#[test]
-fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+/// Runs `launches` in every way with these libraries preloaded and nothing else, as a tenant of one session each, and compares the counts.
+fn assert_every_way_is_counted_beside(host: &Host, preloaded: [&Path; 2]) {
+    let preload = preloaded.map(|library| library.display().to_string()).join(":");
     for way in Way::ALL {
         let tenant = format!("{way:?}");
         let mut command = host.preloaded(c_client("launches", way));
-        command
-            .env(
-                "LD_PRELOAD",
-                format!("{}:{}", c_library("wrapnext").display(), artefacts().library.display()),
-            )
-            .env("DEEPRES_TENANT", &tenant);
+        command.env("LD_PRELOAD", &preload).env("DEEPRES_TENANT", &tenant);
         let mut client = host.spawn(command);
         let said = client.await_json(COMMAND_LIMIT);
-        host.await_ps(
+        let ps = host.await_ps(
             |ps| {
                 ps.find(&tenant).is_some_and(|t| Some(t.kernel_launches) == said["kernel_launches"].as_u64())
             },
             METER_SETTLES_WITHIN,
         );
+        assert_eq!(ps.tenant(&tenant).sessions.len(), 1, "{tenant} with {preload}");
         client.finish(COMMAND_LIMIT).success();
     }
+}
+
+/// The other library finds the real `dlsym` by its version, as tracers do; that has to be ours too.
+#[test]
+fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    assert_every_way_is_counted_beside(&host, [&c_library("wrapnext"), &artefacts().library]);
 }
 
 /// TensorFlow's way: its library has functions of the driver's names, which look the driver's up and call it, and libcudart asks the driver itself.
@@ -118,31 +121,12 @@ fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
 /// The machine preloads deepres everywhere and a container brings its own: one of them does the work, once.
 #[test]
 fn a_client_is_counted_once_where_deepres_is_preloaded_twice() {
-    let host = Host::new();
-    let _daemon = host.daemon();
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("libdeepres.so");
     std::fs::copy(&artefacts().library, &copy).unwrap();
-    for (order, [first, second]) in
-        [("before", [&artefacts().library, &copy]), ("behind", [&copy, &artefacts().library])]
-    {
-        for way in Way::ALL {
-            let tenant = format!("{order}-{way:?}");
-            let mut command = host.preloaded(c_client("launches", way));
-            command
-                .env("LD_PRELOAD", format!("{}:{}", first.display(), second.display()))
-                .env("DEEPRES_TENANT", &tenant);
-            let mut client = host.spawn(command);
-            let said = client.await_json(COMMAND_LIMIT);
-            let ps = host.await_ps(
-                |ps| {
-                    ps.find(&tenant)
-                        .is_some_and(|t| Some(t.kernel_launches) == said["kernel_launches"].as_u64())
-                },
-                METER_SETTLES_WITHIN,
-            );
-            assert_eq!(ps.tenant(&tenant).sessions.len(), 1, "{tenant}");
-            client.finish(COMMAND_LIMIT).success();
-        }
+    for preloaded in [[&artefacts().library, &copy], [&copy, &artefacts().library]] {
+        let host = Host::new();
+        let _daemon = host.daemon();
+        assert_every_way_is_counted_beside(&host, preloaded.map(|library| library.as_path()));
     }
 }
