@@ -41,6 +41,7 @@ pub struct Process {
     session: Shared<Session>,
     /// The session that there was before a daemon took the process up, if it was one without.
     before: Shared<Session>,
+    /// Those of contexts that are gone are there to be used again.
     contexts: Mutex<Vec<&'static ContextState>>,
     /// One of them; often there is no other, and threads need not keep it for themselves.
     first_context: Shared<ContextState>,
@@ -332,21 +333,20 @@ impl Process {
 
     /// The contexts that are in use.
     pub fn contexts(&self) -> Vec<&'static ContextState> {
-        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
-        contexts.retain(|context| !context.is_dead());
-        contexts.clone()
+        let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        contexts.iter().copied().filter(|context| !context.is_dead()).collect()
     }
 
     /// Whether something that was to die with a context (0: with none) died with it.
     pub fn is_gone(&self, context: usize) -> bool {
         let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
-        context != 0 && !contexts.iter().any(|known| known.handle == Context(context) && !known.is_dead())
+        context != 0 && !contexts.iter().any(|known| known.is_alive_as(Context(context)))
     }
 
     /// What is known of a context; it becomes known if it is on a GPU that is managed.
     pub fn context(&'static self, handle: Context) -> Option<&'static ContextState> {
         let find = |contexts: &[&'static ContextState]| {
-            contexts.iter().copied().find(|context| context.handle == handle && !context.is_dead())
+            contexts.iter().copied().find(|context| context.is_alive_as(handle))
         };
         if let Some(known) = find(&self.contexts.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Some(known);
@@ -357,8 +357,15 @@ impl Process {
         if let Some(known) = find(&contexts) {
             return Some(known);
         }
-        let context: &'static ContextState = Box::leak(Box::new(ContextState::new(handle, gpu, ordinal)));
-        contexts.push(context);
+        let spare = contexts.iter().copied().find(|context| context.is_dead() && context.ordinal == ordinal);
+        if let Some(context) = spare {
+            context.revive(handle);
+        }
+        let context = spare.unwrap_or_else(|| {
+            let context: &'static ContextState = Box::leak(Box::new(ContextState::new(handle, gpu, ordinal)));
+            contexts.push(context);
+            context
+        });
         if self.first_context.get().is_none_or(|first| first.is_dead()) {
             self.first_context.set(Some(context));
         }
@@ -369,7 +376,7 @@ impl Process {
     #[inline]
     pub fn current_context(&'static self) -> Option<&'static ContextState> {
         let handle = self.calls.current_context()?;
-        let first = self.first_context.get().filter(|first| first.handle == handle && !first.is_dead());
+        let first = self.first_context.get().filter(|first| first.is_alive_as(handle));
         first.or_else(|| self.other_context(handle))
     }
 
@@ -439,8 +446,11 @@ impl Process {
         is_destroyed: impl FnOnce(&T) -> bool,
     ) -> (T, bool) {
         let contexts = self.contexts();
-        let known = contexts.iter().find(|context| context.handle == handle);
+        let known = contexts.iter().find(|context| context.handle() == handle);
         let mut inner = known.map(|context| context.lock());
+        // Meanwhile another thread may have destroyed it.
+        let known = known.filter(|context| context.is_alive_as(handle));
+        inner = inner.filter(|_| known.is_some());
         let lanes = inner.iter().flat_map(|inner| &inner.lanes);
         // A per-thread stream is another one to each thread; what is open there is dropped.
         for lane in lanes.filter(|lane| lane.stream() != Some(Stream::PER_THREAD)) {
@@ -450,11 +460,12 @@ impl Process {
         let result = destroy();
         let is_gone = is_destroyed(&result);
         if is_gone {
+            // Whoever looks its lane up again waits for the lock.
+            thread::forget_lanes();
             if let (Some(context), Some(inner)) = (known, inner.as_mut()) {
                 context.kill(inner);
             }
             drop(inner);
-            thread::forget_lanes();
             capture::forget_context(handle);
         }
         (result, is_gone)

@@ -89,9 +89,7 @@ pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: &'static 
 
 /// What is known of `handle`, if this thread asked for it last.
 pub fn context(handle: Context) -> Option<&'static ContextState> {
-    THREAD
-        .with(|thread| thread.context.get())
-        .filter(|context| context.handle == handle && !context.is_dead())
+    THREAD.with(|thread| thread.context.get()).filter(|context| context.is_alive_as(handle))
 }
 
 /// Remembers a context for [`context`].

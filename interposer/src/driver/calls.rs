@@ -22,6 +22,11 @@ pub struct Context(pub usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event(pub usize);
 
+impl Event {
+    /// No event.
+    pub const NONE: Self = Self(0);
+}
+
 /// A stream of the driver; the default streams by their explicit handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream(pub usize);

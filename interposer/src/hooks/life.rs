@@ -63,7 +63,7 @@ pub unsafe extern "C" fn destroy_green(green: CUgreenCtx) -> CUresult {
 fn leave_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::current() else { return call() };
     let handle = Context(context as usize);
-    let known = process.contexts().into_iter().find(|context| context.handle == handle);
+    let known = process.contexts().into_iter().find(|context| context.is_alive_as(handle));
     process.destroy_context(handle, call, |result| {
         *result == CUDA_SUCCESS && !known.is_some_and(ContextState::detach)
     })

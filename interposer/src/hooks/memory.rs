@@ -41,7 +41,7 @@ fn of(stream: Stream) -> Option<(&'static Process, &'static ContextState)> {
 }
 
 fn request_on(context: &ContextState, api: ApiId, kind: MemoryKind, bytes: u64) -> Request {
-    Request { api, kind, ordinal: context.ordinal, context: context.handle.0, bytes }
+    Request { api, kind, ordinal: context.ordinal, context: context.handle().0, bytes }
 }
 
 /// Whether the driver refuses a request for what it asks, with a code of its own, whatever room there is.

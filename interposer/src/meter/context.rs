@@ -1,6 +1,6 @@
 //! A context of the driver with its lanes, and the clock that its events share.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::clock::Alignment;
@@ -13,11 +13,11 @@ use crate::os;
 /// An event's distance from its base comes as a float of milliseconds: after 10 s it is known to about 1 µs.
 const REBASE_NS: i64 = 5_000_000_000;
 
-/// See the module. Lives as long as the process, since threads keep references to lanes.
+/// See the module. Lives as long as the process, since threads keep references to lanes: once its context is gone it is another's, with all its
+/// lanes, so that a job may make as many contexts as it likes.
 #[derive(Debug)]
 pub struct ContextState {
-    /// The driver's handle.
-    pub handle: Context,
+    handle: AtomicUsize,
     /// The GPU that it is on.
     pub gpu: &'static Gpu,
     /// The GPU's ordinal in this process.
@@ -51,13 +51,33 @@ impl ContextState {
     /// A context on a GPU.
     pub fn new(handle: Context, gpu: &'static Gpu, ordinal: usize) -> Self {
         Self {
-            handle,
+            handle: AtomicUsize::new(handle.0),
             gpu,
             ordinal,
             is_dead: AtomicBool::new(false),
             attached: AtomicU32::new(0),
             inner: Mutex::default(),
         }
+    }
+
+    /// The driver's handle.
+    #[inline(always)]
+    pub fn handle(&self) -> Context {
+        Context(self.handle.load(Ordering::Relaxed))
+    }
+
+    /// Whether this is what is known of `handle`, and that is not gone.
+    #[inline(always)]
+    pub fn is_alive_as(&self, handle: Context) -> bool {
+        // In this order: whoever sees that it is alive sees as what.
+        !self.is_dead() && self.handle() == handle
+    }
+
+    /// Is what is known of another context from here on, on the same GPU. The caller sees to it that nobody else does this.
+    pub fn revive(&self, handle: Context) {
+        self.handle.store(handle.0, Ordering::Relaxed);
+        self.attached.store(0, Ordering::Relaxed);
+        self.is_dead.store(false, Ordering::Release);
     }
 
     /// Locks it. Held by the meter thread while it asks about events, and by hooks that are about to destroy a stream or the
@@ -71,18 +91,19 @@ impl ContextState {
         self.is_dead.load(Ordering::Acquire)
     }
 
-    /// The context is gone or about to be: nothing of it may be touched from here on. The caller holds the lock.
+    /// The context is gone: nothing of it may be touched from here on. The caller holds the lock.
     pub fn kill(&self, inner: &mut Inner) {
-        self.is_dead.store(true, Ordering::Release);
         for lane in &inner.lanes {
             lane.retire();
             while let Some(segment) = lane.oldest() {
                 self.gpu.unqueue(segment.contents().queued_ns);
                 lane.pop();
             }
+            lane.forget_events();
         }
-        inner.lanes.clear();
-        inner.base = None;
+        *inner = Inner { lanes: std::mem::take(&mut inner.lanes), ..Inner::default() };
+        // From here on it may be another's.
+        self.is_dead.store(true, Ordering::Release);
     }
 
     /// Runs `call`, which may make one user more, while nobody else leaves.
@@ -103,7 +124,7 @@ impl ContextState {
 
     /// Two new events of this context.
     pub fn create_events(&self, calls: &Calls) -> Option<(Event, Event)> {
-        calls.in_context(self.handle, || Some((calls.create_event()?, calls.create_event()?)))
+        calls.in_context(self.handle(), || Some((calls.create_event()?, calls.create_event()?)))
     }
 
     /// The lane of a thread on a stream: the one it has, one that nobody uses any more, or a new one.
@@ -141,7 +162,7 @@ impl Inner {
             false => calls.elapsed_ns(segment.start(), segment.end())?.max(0),
         };
         let Some(base) = &mut self.base else {
-            let spare = calls.in_context(lane.context.handle, || calls.create_event())?;
+            let spare = calls.in_context(lane.context.handle(), || calls.create_event())?;
             let end_ns = os::now_ns() as i64;
             let event = segment.swap_end(spare);
             self.base = Some(Base { event, alignment: Alignment::new(end_ns) });

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize
 use super::context::ContextState;
 use super::gpu::Gpu;
 use super::segment::{Contents, Kind, Launch, Segment};
-use crate::driver::calls::{Calls, Progress, Stream};
+use crate::driver::calls::{Calls, Event, Progress, Stream};
 use crate::{capture, os};
 
 /// Segments that may wait for the meter thread, for each lane. Two events each; a driver queues about a thousand launches.
@@ -183,6 +183,11 @@ impl Lane {
     pub fn retire(&self) {
         self.discard();
         self.stream.store(0, Ordering::Release);
+    }
+
+    /// Its events died with their context.
+    pub fn forget_events(&self) {
+        self.ring.iter().for_each(|segment| segment.set_events(Event::NONE, Event::NONE));
     }
 
     /// Counts one more launch in the open segment, if that neither begins nor ends one and its like is known. The whole of the launch path
@@ -358,7 +363,7 @@ impl Lane {
     fn open(&self, calls: &Calls, launch: Launch, contended: bool, alone: bool) -> Option<()> {
         let stream = self.stream()?;
         let segment = self.place(self.head.load(Ordering::Relaxed))?;
-        if segment.end().0 == 0 {
+        if segment.end() == Event::NONE {
             let (start, end) = self.context.create_events(calls)?;
             segment.set_events(start, end);
         }
@@ -579,7 +584,7 @@ impl Lane {
         // A default stream's name means that of the current context.
         let is_recorded = match end {
             End::Unrecorded => false,
-            End::Record if stream.is_default() => calls.in_context(self.context.handle, record).is_some(),
+            End::Record if stream.is_default() => calls.in_context(self.context.handle(), record).is_some(),
             End::Record => record().is_some(),
         };
         let mut expected_ns = self.expected_ns.load(Ordering::Relaxed);

@@ -209,7 +209,7 @@ impl Meter {
                 continue;
             }
             if !is_current {
-                if !calls.set_current(context.handle) {
+                if !calls.set_current(context.handle()) {
                     return;
                 }
                 if !self.is_relaxed {

@@ -64,3 +64,24 @@ fn a_storm_of_short_lived_threads_is_counted_in_full() {
     );
     client.finish(COMMAND_LIMIT).success();
 }
+
+#[test]
+fn what_is_made_and_ended_over_and_over_leaves_nothing_behind() {
+    const ROUNDS: u64 = 1_000;
+    /// A lane alone has some 13 KiB. The rest is what is made once and used again, and what the simulated driver remembers of what it has destroyed.
+    const LEFT_KIB: i64 = 4 * ROUNDS as i64;
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let client = c_client("cycles", Way::Dlsym);
+    let said =
+        host.finish(host.run(&["--name", "cycles", "--memory", "4GiB"], client, &[&ROUNDS.to_string()]));
+    let left = said.success().json();
+    let left = left.as_object().expect("a figure for each kind");
+    assert_eq!(left.len(), 7, "{left:?}");
+    for (kind, kib) in left {
+        assert!(
+            kib.as_i64().is_some_and(|kib| kib < LEFT_KIB),
+            "{kind}: {kib} KiB after {ROUNDS} rounds: {left:?}"
+        );
+    }
+}

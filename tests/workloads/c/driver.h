@@ -320,14 +320,18 @@ static inline CUcontext open_context(void) {
 }
 
 /* Loads a module with one empty kernel of this name. */
-static inline CUfunction load_kernel(const char *name) {
+static inline CUmodule load_module(const char *name) {
     char ptx[256];
     CUmodule module;
-    CUfunction function;
     snprintf(ptx, sizeof ptx,
              ".version 7.0\n.target sm_70\n.address_size 64\n\n.visible .entry %s()\n{\n\tret;\n}\n", name);
     CHECK(cu(cuModuleLoadData)(&module, ptx));
-    CHECK(cu(cuModuleGetFunction)(&function, module, name));
+    return module;
+}
+
+static inline CUfunction load_kernel(const char *name) {
+    CUfunction function;
+    CHECK(cu(cuModuleGetFunction)(&function, load_module(name), name));
     return function;
 }
 

@@ -1,0 +1,129 @@
+/* cycles ROUNDS: makes, uses and ends one thing of each kind over and over, and prints, as JSON, how many KiB of the process stay behind for each kind. */
+#define _GNU_SOURCE
+#include "driver.h"
+#include <pthread.h>
+#include <string.h>
+
+/* After so many nothing grows any more that is made once. */
+enum { WARM_UP = 300 };
+
+static CUstream stream;
+static CUfunction quick;
+
+static void launch(CUfunction kernel, CUstream on) { CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, on, NULL, NULL)); }
+
+static void one_context(void) {
+    CUcontext context;
+    CUstream own;
+    CUdeviceptr at;
+    CHECK(cu(cuCtxCreate_v2)(&context, 0, 0));
+    CHECK(cu(cuStreamCreate)(&own, CU_STREAM_NON_BLOCKING));
+    CHECK(cu(cuMemAlloc_v2)(&at, 1 << 20));
+    CUfunction kernel = load_kernel("quick");
+    launch(kernel, NULL);
+    launch(kernel, own);
+    CHECK(cu(cuCtxSynchronize)());
+    CHECK(cu(cuCtxDestroy_v2)(context));
+}
+
+static void one_stream(void) {
+    CUstream own;
+    CHECK(cu(cuStreamCreate)(&own, CU_STREAM_NON_BLOCKING));
+    launch(quick, own);
+    CHECK(cu(cuStreamSynchronize)(own));
+    CHECK(cu(cuStreamDestroy_v2)(own));
+}
+
+static void *launch_here(void *context) {
+    CHECK(cu(cuCtxSetCurrent)(context));
+    launch(quick, stream);
+    CHECK(cu(cuStreamSynchronize)(stream));
+    return NULL;
+}
+
+static CUcontext kept;
+
+static void one_thread(void) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, launch_here, kept)) exit(1);
+    pthread_join(thread, NULL);
+}
+
+static void one_graph(void) {
+    CUgraph graph;
+    CUgraphExec exec;
+    CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    launch(quick, stream);
+    CHECK(cu(cuStreamEndCapture)(stream, &graph));
+    CHECK(cu(cuGraphInstantiateWithFlags)(&exec, graph, 0));
+    CHECK(cu(cuGraphLaunch)(exec, stream));
+    CHECK(cu(cuStreamSynchronize)(stream));
+    CHECK(cu(cuGraphExecDestroy)(exec));
+    CHECK(cu(cuGraphDestroy)(graph));
+}
+
+static void one_module(void) {
+    CUmodule module = load_module("quick");
+    CUfunction kernel;
+    CHECK(cu(cuModuleGetFunction)(&kernel, module, "quick"));
+    launch(kernel, stream);
+    CHECK(cu(cuStreamSynchronize)(stream));
+    CHECK(cu(cuModuleUnload)(module));
+}
+
+static void one_pool(void) {
+    CUmemPoolProps props;
+    CUmemoryPool pool;
+    CUdeviceptr at;
+    memset(&props, 0, sizeof props);
+    props.allocation_type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    props.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    CHECK(cu(cuMemPoolCreate)(&pool, &props));
+    CHECK(cu(cuMemAllocFromPoolAsync)(&at, 1 << 20, pool, stream));
+    CHECK(cu(cuMemFreeAsync)(at, stream));
+    CHECK(cu(cuStreamSynchronize)(stream));
+    CHECK(cu(cuMemPoolDestroy)(pool));
+}
+
+static void one_allocation(void) {
+    CUdeviceptr at, managed;
+    CHECK(cu(cuMemAlloc_v2)(&at, 1 << 20));
+    CHECK(cu(cuMemAllocManaged)(&managed, 1 << 20, CU_MEM_ATTACH_GLOBAL));
+    CHECK(cu(cuMemFree_v2)(at));
+    CHECK(cu(cuMemFree_v2)(managed));
+}
+
+static long resident_kib(void) {
+    char line[128];
+    long kib = -1;
+    FILE *status = fopen("/proc/self/status", "r");
+    while (status && fgets(line, sizeof line, status)) sscanf(line, "VmRSS: %ld kB", &kib);
+    if (status) fclose(status);
+    return kib;
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        void (*one)(void);
+    } kinds[] = {{"context", one_context}, {"stream", one_stream}, {"thread", one_thread},       {"graph", one_graph},
+                 {"module", one_module},   {"pool", one_pool},     {"allocation", one_allocation}};
+    long rounds = argc == 2 ? atol(argv[1]) : 0;
+    if (rounds <= 0) {
+        fprintf(stderr, "usage: cycles ROUNDS\n");
+        return 2;
+    }
+    load_driver();
+    kept = open_context();
+    quick = load_kernel("quick");
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        CHECK(cu(cuCtxSetCurrent)(kept));
+        for (int round = 0; round < WARM_UP; round++) kinds[i].one();
+        long before_kib = resident_kib();
+        for (long round = 0; round < rounds; round++) kinds[i].one();
+        printf("%s\"%s\": %ld", i ? ", " : "{", kinds[i].name, resident_kib() - before_kib);
+    }
+    printf("}\n");
+    return 0;
+}
