@@ -36,12 +36,18 @@ pub fn pass_open(gpu: &Gpu) -> Option<Passed> {
 }
 
 /// Takes a launch through the gate, waiting if it must. `flush` is run before the first wait: whatever segment the thread has open
-/// ends there. `None`: the controller is gone, and the session is to fail closed.
-pub fn pass(gpu: &Gpu, session: &Session, estimate_ns: u64, flush: impl FnOnce()) -> Option<Passed> {
+/// ends there. `awaits_host`: what is queued before it may wait for what the thread does after it, so it does not wait for room. `None`: the controller is gone, and the session is to fail closed.
+pub fn pass(
+    gpu: &Gpu,
+    session: &Session,
+    estimate_ns: u64,
+    awaits_host: bool,
+    flush: impl FnOnce(),
+) -> Option<Passed> {
     let Some((grant, meter)) = gpu.grant().zip(gpu.meter()) else {
         return Some(Passed { counted_ns: None, launching: None });
     };
-    let mut around = Around { gpu, session, full_since: None };
+    let mut around = Around { gpu, session, awaits_host, full_since: None };
     let share_ns = gpu.share_ns(estimate_ns);
     let (verdict, launching) = match gate::pass(grant, meter, &around, share_ns) {
         Ok(passed) => passed,
@@ -68,6 +74,7 @@ pub fn pass(gpu: &Gpu, session: &Session, estimate_ns: u64, flush: impl FnOnce()
 struct Around<'a> {
     gpu: &'a Gpu,
     session: &'a Session,
+    awaits_host: bool,
     /// The completions when the window was first seen full, and when that was.
     full_since: Option<(u32, u64)>,
 }
@@ -98,6 +105,9 @@ impl Process for Around<'_> {
     }
 
     fn is_stuck(&mut self, now_ns: u64, is_full: impl Fn(&Self) -> bool) -> bool {
+        if self.awaits_host {
+            return true;
+        }
         let completions = self.gpu.completions();
         let (seen, since_ns) = *self.full_since.get_or_insert((completions, now_ns));
         if seen != completions {

@@ -1,5 +1,7 @@
 //! What happens around a launch: the gate before it, the meter on both sides.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::capture;
 use crate::driver::calls::{Calls, Stream};
 use crate::gate;
@@ -53,19 +55,21 @@ fn hold_back(calls: &Calls, lane: &Lane) {
             lane.mean_ns() == 0 && lane.is_far_ahead(0, 0)
         }
     };
-    if !is_far_ahead() || gpu.is_stuck() {
+    if !is_far_ahead() || gpu.is_stuck() || lane.is_stuck() {
         return;
     }
     // What this thread has open could not complete otherwise.
     thread::close_lanes(calls);
-    let (mut seen, mut since_ns) = (gpu.completions(), os::now_ns());
+    // Of this stream: that others get on says nothing of what it waits for.
+    let (mut seen, mut since_ns) = (lane.completed(), os::now_ns());
     while is_far_ahead() {
         gpu.await_freed(NAP_NS, is_far_ahead);
-        let (completions, now_ns) = (gpu.completions(), os::now_ns());
-        if completions != seen {
-            (seen, since_ns) = (completions, now_ns);
+        let (completed, now_ns) = (lane.completed(), os::now_ns());
+        if completed != seen {
+            (seen, since_ns) = (completed, now_ns);
         } else if now_ns.saturating_sub(since_ns) > gate::STUCK_NS {
-            gpu.give_up_at(completions);
+            gpu.give_up_at(gpu.completions());
+            lane.give_up();
             return;
         }
     }
@@ -114,7 +118,7 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
                 0 => UNKNOWN_NS,
                 mean_ns => mean_ns,
             });
-            match gate::pass(gpu, session, estimate_ns, || thread::close_lanes(calls)) {
+            match gate::pass(gpu, session, estimate_ns, lane.is_stuck(), || thread::close_lanes(calls)) {
                 Some(passed) => passed,
                 None => return Entry::Refused,
             }
@@ -185,12 +189,36 @@ pub fn flush() {
     thread::close_lanes(&process.calls);
 }
 
+/// Whether some stream has waited for the host: others may wait for that one.
+static AWAITS_HOST: AtomicBool = AtomicBool::new(false);
+
 /// The stream is about to wait for something else than its own work.
 #[inline]
 pub fn interrupt(stream: Stream) {
     let Some(process) = process::current() else { return };
+    if AWAITS_HOST.load(Ordering::Relaxed) {
+        return interrupt_for_host(process, stream);
+    }
     if let Some(lane) = thread::lane(&process.calls, stream) {
         let _relaxed = capture::is_active().then(|| process.calls.relaxed());
         lane.interrupt(&process.calls, !lane.gpu.is_open());
+    }
+}
+
+/// The stream is about to wait for something that the host may do only once more has been launched.
+pub fn await_host(stream: Stream) {
+    AWAITS_HOST.store(true, Ordering::Relaxed);
+    interrupt(stream);
+}
+
+#[cold]
+fn interrupt_for_host(process: &'static Process, stream: Stream) {
+    let _relaxed = capture::is_active().then(|| process.calls.relaxed());
+    if capture::is_active() && process.calls.may_be_capturing(stream) {
+        return;
+    }
+    if let Some(lane) = process.lane(stream) {
+        lane.interrupt(&process.calls, !lane.gpu.is_open());
+        lane.await_host();
     }
 }

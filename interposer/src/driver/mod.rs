@@ -58,15 +58,45 @@ pub fn known(id: ApiId) -> Option<usize> {
     Some(REAL[id as usize].load(Ordering::Acquire)).filter(|address| *address != 0)
 }
 
-/// Takes `found` for the real function unless another is known. Returns whether `found` is the one that hooks will call.
+/// Takes `found` for the real function unless another is known, or it is another copy's of the driver. Returns whether `found` is the one that hooks
+/// will call.
 pub fn remember(id: ApiId, found: usize) -> bool {
-    if INSTANCE.compare_exchange(0, found, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-        pin(found);
+    if INSTANCE.load(Ordering::Acquire) == 0 {
+        adopt(found);
+    }
+    if !is_of_instance(found) {
+        return false;
     }
     match REAL[id as usize].compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => true,
         Err(known) => known == found,
     }
+}
+
+/// Makes the library of `found` the one that hooks call: but if the program is bound to a driver, that driver, whatever is asked for first.
+#[cold]
+fn adopt(found: usize) {
+    let mut buffer = [0_u8; SYMBOL_BYTES];
+    let bound = c_string(ApiId::cuInit.symbol(), &mut buffer)
+        .and_then(resolve::next_definition)
+        .filter(|bound| is_in_driver(*bound) && is_in_driver(found))
+        .unwrap_or(found);
+    if INSTANCE.compare_exchange(0, bound, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        pin(bound);
+    }
+}
+
+/// Whether `found` is of the driver that hooks call, or of a library that stands for it. A second copy of the driver knows nothing of what the first
+/// was asked for: its functions may not be called in the place of the first one's.
+fn is_of_instance(found: usize) -> bool {
+    let Some(called) = elf::Object::containing(INSTANCE.load(Ordering::Acquire)) else { return true };
+    if called.contains(found) {
+        return true;
+    }
+    if is_driver(&called) {
+        return false;
+    }
+    behind().is_none_or(|driver| driver.contains(found) || !is_in_driver(found))
 }
 
 /// What a function that a look-up found has to do with the one that the hook calls.
@@ -167,18 +197,17 @@ fn find(id: ApiId) -> usize {
     let Some(symbol) = c_string(id.symbol(), &mut buffer) else { return 0 };
     let instance = INSTANCE.load(Ordering::Acquire);
     let object = (instance != 0).then(|| elf::Object::containing(instance)).flatten();
-    let found = object
-        .and_then(|object| object.symbol(symbol))
-        .or_else(|| resolve::next_definition(symbol))
-        .or_else(|| loaded(symbol))
-        .or_else(|| resolve::next_loaded(symbol));
-    match found {
+    let elsewhere = || {
+        let bound = resolve::next_definition(symbol).or_else(|| loaded(symbol));
+        bound.or_else(|| resolve::next_loaded(symbol)).filter(|found| is_of_instance(*found))
+    };
+    match object.and_then(|object| object.symbol(symbol)).or_else(elsewhere) {
         Some(found) => {
             if object.is_some_and(|object| !object.contains(found)) {
                 pin(found);
             }
             remember(id, found);
-            known(id).unwrap_or(found)
+            known(id).unwrap_or(0)
         }
         None => 0,
     }

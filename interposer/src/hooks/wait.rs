@@ -35,11 +35,11 @@ wait! {
 }
 
 macro_rules! interrupt {
-    ($($name:ident: $symbol:ident, $per_thread:literal, ($stream:ident $(, $argument:ident: $type:ty)*);)+) => {$(
+    ($interrupt:path; $($name:ident: $symbol:ident, $per_thread:literal, ($stream:ident $(, $argument:ident: $type:ty)*);)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($stream: CUstream $(, $argument: $type)*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            launch::interrupt(Stream::new($stream, $per_thread));
+            $interrupt(Stream::new($stream, $per_thread));
             // SAFETY: the caller's arguments, as they came.
             unsafe { real($stream $(, $argument)*) }
         }
@@ -47,8 +47,20 @@ macro_rules! interrupt {
 }
 
 interrupt! {
+    launch::interrupt;
     stream_wait_event: cuStreamWaitEvent, false, (stream, event: CUevent, flags: u32);
     stream_wait_event_ptsz: cuStreamWaitEvent_ptsz, true, (stream, event: CUevent, flags: u32);
+    host_function_v1: cuLaunchHostFunc, false, (stream, function: CUhostFn, data: *mut c_void);
+    host_function_v1_ptsz: cuLaunchHostFunc_ptsz, true, (stream, function: CUhostFn, data: *mut c_void);
+    host_function: cuLaunchHostFunc_v2, false, (stream, function: CUhostFn, data: *mut c_void, mode: u32);
+    host_function_ptsz: cuLaunchHostFunc_v2_ptsz, true, (stream, function: CUhostFn, data: *mut c_void, mode: u32);
+    callback: cuStreamAddCallback, false, (stream, callback: CUstreamCallback, data: *mut c_void, flags: u32);
+    callback_ptsz: cuStreamAddCallback_ptsz, true, (stream, callback: CUstreamCallback, data: *mut c_void, flags: u32);
+}
+
+// What they wait for mostly comes from the host: perhaps from the thread that goes on here.
+interrupt! {
+    launch::await_host;
     stream_wait_32_v1: cuStreamWaitValue32, false, (stream, at: CUdeviceptr, value: u32, flags: u32);
     stream_wait_32_v1_ptsz: cuStreamWaitValue32_ptsz, true, (stream, at: CUdeviceptr, value: u32, flags: u32);
     stream_wait_32: cuStreamWaitValue32_v2, false, (stream, at: CUdeviceptr, value: u32, flags: u32);
@@ -61,10 +73,4 @@ interrupt! {
     batch_v1_ptsz: cuStreamBatchMemOp_ptsz, true, (stream, count: u32, operations: *mut c_void, flags: u32);
     batch: cuStreamBatchMemOp_v2, false, (stream, count: u32, operations: *mut c_void, flags: u32);
     batch_ptsz: cuStreamBatchMemOp_v2_ptsz, true, (stream, count: u32, operations: *mut c_void, flags: u32);
-    host_function_v1: cuLaunchHostFunc, false, (stream, function: CUhostFn, data: *mut c_void);
-    host_function_v1_ptsz: cuLaunchHostFunc_ptsz, true, (stream, function: CUhostFn, data: *mut c_void);
-    host_function: cuLaunchHostFunc_v2, false, (stream, function: CUhostFn, data: *mut c_void, mode: u32);
-    host_function_ptsz: cuLaunchHostFunc_v2_ptsz, true, (stream, function: CUhostFn, data: *mut c_void, mode: u32);
-    callback: cuStreamAddCallback, false, (stream, callback: CUstreamCallback, data: *mut c_void, flags: u32);
-    callback_ptsz: cuStreamAddCallback_ptsz, true, (stream, callback: CUstreamCallback, data: *mut c_void, flags: u32);
 }

@@ -37,6 +37,8 @@ const COPY_SAMPLE_EVERY: u32 = 8;
 /// Graphs up to so long, ns, are counted like kernels while nobody else wants the GPU, unless they have conditional nodes. One that fills more than a
 /// quarter of a segment is timed every time, which costs next to nothing against what it takes.
 const SHORT_GRAPH_NS: u64 = SEGMENT_NS / 4;
+/// A segment that there is none of.
+const GETS_ON: u64 = u64::MAX;
 /// An end that no segment has.
 const NO_END: i64 = i64::MIN;
 
@@ -95,6 +97,8 @@ pub struct Lane {
     head: AtomicU32,
     /// Segments that the meter thread is through with.
     tail: AtomicU32,
+    /// The segment that has to complete before the stream is known to get on, or [`GETS_ON`].
+    stuck_at: AtomicU64,
     /// Mean GPU time of a launch, ns; 0: not measured yet.
     mean_ns: AtomicU64,
     /// Where the last segment ended that the meter thread is through with, or [`NO_END`].
@@ -150,6 +154,7 @@ impl Lane {
             computing: AtomicU32::new(0),
             head: AtomicU32::new(0),
             tail: AtomicU32::new(0),
+            stuck_at: AtomicU64::new(GETS_ON),
             mean_ns: AtomicU64::new(0),
             previous_end_ns: AtomicI64::new(NO_END),
             seen_launched: AtomicU32::new(0),
@@ -173,6 +178,7 @@ impl Lane {
         self.owner.store(owner, Ordering::Relaxed);
         self.wanted.store(1, Ordering::Relaxed);
         self.is_sparse.store(true, Ordering::Relaxed);
+        self.stuck_at.store(GETS_ON, Ordering::Relaxed);
         if self.stream.swap(stream.0, Ordering::AcqRel) != stream.0 {
             self.mean_ns.store(0, Ordering::Relaxed);
             self.set_previous_end(None);
@@ -267,6 +273,31 @@ impl Lane {
             && self.gpu.queued_ns().saturating_add(self.gpu.share_ns(unqueued_ns)) > at_most_ns
     }
 
+    /// Segments that the meter thread is through with (modulo 2³²).
+    pub fn completed(&self) -> u32 {
+        self.tail.load(Ordering::Acquire)
+    }
+
+    /// The stream waits for something that the host may do only once more has been launched. Until something after that completes its launches wait for nothing
+    /// that is queued, and segments grow: a driver queues about a thousand launches, our events among them.
+    pub fn await_host(&self) {
+        self.stuck_at.store(u64::from(self.head.load(Ordering::Acquire)), Ordering::Relaxed);
+    }
+
+    /// Nothing of it has completed for long.
+    pub fn give_up(&self) {
+        self.stuck_at.store(u64::from(self.completed()), Ordering::Relaxed);
+    }
+
+    /// Whether what is queued may wait for what the owner does next.
+    pub fn is_stuck(&self) -> bool {
+        match u32::try_from(self.stuck_at.load(Ordering::Relaxed)) {
+            // Negative: the segment has completed.
+            Ok(segment) => segment.wrapping_sub(self.completed()) as i32 >= 0,
+            Err(_) => false,
+        }
+    }
+
     fn waiting(&self) -> u32 {
         self.head.load(Ordering::Acquire).wrapping_sub(self.tail.load(Ordering::Acquire))
     }
@@ -294,7 +325,7 @@ impl Lane {
             }
             let is_other = holds_copy != launch.kind.is_copy();
             let is_unknown = known_ns.is_none() && self.launched.load(Ordering::Relaxed) >= UNKNOWN_APART;
-            if is_other || ((alone || is_unknown) && self.waiting() < RING_BUSY) {
+            if is_other || ((alone || is_unknown) && self.has_room()) {
                 self.close(calls);
             }
             if is_other && self.is_open() {
@@ -331,6 +362,11 @@ impl Lane {
         Some(Begun { opens, ends: alone || is_full })
     }
 
+    /// Whether segments are to end where that is of use. Else they grow.
+    fn has_room(&self) -> bool {
+        self.waiting() < RING_BUSY && !self.is_stuck()
+    }
+
     /// Whether a copy went into the open segment of kernels without a mark: one whose like is known need not be timed, and need not be
     /// exact while nobody else wants the GPU.
     fn takes_in(&self, known_ns: Option<u64>, contended: bool) -> bool {
@@ -338,7 +374,7 @@ impl Lane {
         self.copies.store(copies, Ordering::Relaxed);
         let is_timed = contended || copies.is_multiple_of(COPY_SAMPLE_EVERY);
         match known_ns {
-            Some(known_ns) if !is_timed || self.waiting() >= RING_BUSY => {
+            Some(known_ns) if !is_timed || !self.has_room() => {
                 self.take_in(known_ns);
                 true
             }
@@ -479,7 +515,7 @@ impl Lane {
     /// segment ends here; else what its launches are known to take counts.
     pub fn interrupt(&self, calls: &Calls, contended: bool) {
         if self.is_open() {
-            if contended && self.waiting() < RING_BUSY {
+            if contended && self.has_room() {
                 self.close(calls);
             } else {
                 self.open_may_wait.store(true, Ordering::Relaxed);
@@ -491,7 +527,7 @@ impl Lane {
     pub fn end(&self, calls: &Calls) {
         // The meter thread cannot close a per-thread stream's, and a copy is to hold no kernels.
         let is_copy = self.open_is_copy.load(Ordering::Relaxed);
-        if is_copy || self.waiting() < RING_BUSY || self.stream() == Some(Stream::PER_THREAD) {
+        if is_copy || self.has_room() || self.stream() == Some(Stream::PER_THREAD) {
             self.close(calls);
         } else {
             let target = self.target.load(Ordering::Relaxed);

@@ -38,6 +38,33 @@ fn the_driver_is_hooked_however_it_is_opened() {
 }
 
 #[test]
+fn a_look_up_in_another_copy_of_the_driver_leads_no_call_of_the_first_there_and_past_no_limit() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let copy = host.path().join("libcuda.so.1");
+    std::fs::copy(artefacts().simgpu.join("libcuda.so.1"), &copy).expect("a folder of our own");
+    for way in [Way::Linked, Way::Dlsym] {
+        for place in ["here", "namespace"] {
+            let client = c_client("second_copy", way);
+            let arguments = [copy.to_str().expect("UTF-8"), place];
+            let mut bare = host.command(&client);
+            bare.args(arguments);
+            let mut bare = host.spawn(bare);
+            bare.close_stdin();
+            let bare = bare.finish(COMMAND_LIMIT).success().stdout;
+            assert!(bare.lines().all(|line| line.ends_with('0')), "{bare}");
+            let name = format!("{way:?}-{place}");
+            let mut ours = host.spawn(host.run(&["--name", &name, "--memory", "4GiB"], &client, &arguments));
+            ours.await_line(|line| line.starts_with("6 GiB"), COMMAND_LIMIT);
+            await_launches(&host, &name, Some(1));
+            ours.close_stdin();
+            let ours = ours.finish(COMMAND_LIMIT).success().stdout;
+            assert_eq!(ours, bare.replace("6 GiB: 0", "6 GiB: 2"), "{name}");
+        }
+    }
+}
+
+#[test]
 fn a_library_is_replaced_under_the_jobs_that_use_it_and_under_a_daemon_that_goes_on() {
     let host = Host::new();
     let _daemon = host.daemon();
