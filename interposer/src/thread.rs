@@ -11,9 +11,11 @@ use crate::meter::lane::Lane;
 use crate::os;
 
 /// Streams that a thread launches on by turns without a look-up.
-const PLACES: usize = 8;
-/// Handles of streams are addresses of structures of the driver's: their low bits say little.
-const HANDLE_SHIFT: u32 = 6;
+const PLACES: usize = 64;
+/// Places that a stream may have: of streams that meet in the first of them each finds another.
+const PROBES: usize = 4;
+/// 2⁶⁴ divided by the golden ratio. Handles of streams are addresses of structures of the driver's: this spreads what differs in them.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Changes whenever a stream or context dies: lanes that threads remember may then be another's.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -49,8 +51,11 @@ thread_local! {
     };
 }
 
-const fn place_of(stream: Stream) -> usize {
-    (stream.0 ^ (stream.0 >> HANDLE_SHIFT) ^ (stream.0 >> (2 * HANDLE_SHIFT))) % PLACES
+/// The places that a stream may have, the likeliest first.
+#[inline(always)]
+fn places_of(stream: Stream) -> impl Iterator<Item = usize> {
+    let first = ((stream.0 as u64).wrapping_mul(SPREAD) >> (u64::BITS - PLACES.ilog2())) as usize;
+    (0..PROBES).map(move |probe| (first + probe) % PLACES)
 }
 
 /// The lane that this thread used last on `stream`. A default stream is another one in each context, so the driver is asked
@@ -58,8 +63,9 @@ const fn place_of(stream: Stream) -> usize {
 #[inline(always)]
 pub fn lane(calls: &Calls, stream: Stream) -> Option<&'static Lane> {
     THREAD.with(|thread| {
-        let place = thread.places[place_of(stream)].get();
-        if place.stream != stream.0 || thread.generation.get() != GENERATION.load(Ordering::Acquire) {
+        let mut places = places_of(stream).map(|place| thread.places[place].get());
+        let place = places.find(|place| place.stream == stream.0)?;
+        if thread.generation.get() != GENERATION.load(Ordering::Acquire) {
             return None;
         }
         if stream.is_default() && calls.current_context() != Some(Context(place.context)) {
@@ -80,7 +86,12 @@ pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: &'static 
         }
         let context = if stream.is_default() { context.0 } else { 0 };
         let next = Place { stream: stream.0, context, lane: Some(lane) };
-        let previous = thread.places[place_of(stream)].replace(next);
+        // Its own; else one that is free; else whoever had the first makes place.
+        let places = || places_of(stream).map(|place| &thread.places[place]);
+        let own = places().find(|place| place.get().stream == stream.0);
+        let free = || places().find(|place| place.get().lane.is_none());
+        let Some(place) = own.or_else(free).or_else(|| places().next()) else { return };
+        let previous = place.replace(next);
         if previous.lane.is_some_and(|previous| !std::ptr::eq(previous, lane)) {
             close(calls, thread, previous);
         }

@@ -26,6 +26,8 @@ pub struct ContextState {
     is_dead: AtomicBool,
     /// Users beside the first, who attached to it.
     attached: AtomicU32,
+    /// Lanes that there are.
+    lanes: AtomicU32,
     inner: Mutex<Inner>,
 }
 
@@ -56,6 +58,7 @@ impl ContextState {
             ordinal,
             is_dead: AtomicBool::new(false),
             attached: AtomicU32::new(0),
+            lanes: AtomicU32::new(0),
             inner: Mutex::default(),
         }
     }
@@ -122,6 +125,11 @@ impl ContextState {
         self.attached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
     }
 
+    /// Its lanes, used or not.
+    pub fn lanes(&self) -> u32 {
+        self.lanes.load(Ordering::Relaxed)
+    }
+
     /// Two new events of this context.
     pub fn create_events(&self, calls: &Calls) -> Option<(Event, Event)> {
         calls.in_context(self.handle(), || Some((calls.create_event()?, calls.create_event()?)))
@@ -147,6 +155,7 @@ impl ContextState {
         }
         let lane = Box::leak(Box::new(Lane::new(self.gpu, self, stream, thread_id)));
         inner.lanes.push(lane);
+        self.lanes.fetch_add(1, Ordering::Relaxed);
         Some(lane)
     }
 }

@@ -17,8 +17,12 @@ use crate::{capture, os};
 
 /// Segments that may wait for the meter thread, for each lane. Two events each; a driver queues about a thousand launches.
 const RING: u32 = 128;
-/// From this many on, a segment grows instead of ending.
+/// From this many on, a segment grows instead of ending …
 const RING_BUSY: u32 = RING - RING / 4;
+/// … or from as many as all lanes of a context may have together, but for these, which each has. Neither the driver's events nor the meter thread's time
+/// are to go to threads and streams without number.
+const WAITING_OF_ALL: u32 = 4096;
+const WAITING_OF_EACH: u32 = 4;
 /// How long a segment should last, ns, of GPU time and of the host's: two records of a µs each are then under 1 % of it, and a tenant's account
 /// is less than a quantum behind.
 const SEGMENT_NS: u64 = 500_000;
@@ -73,6 +77,8 @@ pub struct Lane {
     wanted: AtomicU32,
     /// Segments opened; the owner's alone.
     opened: AtomicU32,
+    /// Segments whose events later ones have (modulo 2³²); the owner's alone. Those from here to the open one have two each.
+    taken: AtomicU32,
     /// Whether the stream's last segment had gaps, or may have had; the meter thread's to say.
     is_sparse: AtomicBool,
     /// The open segment's, as in [`Contents`]. What of its estimate is in the GPU's queue already:
@@ -139,6 +145,7 @@ impl Lane {
             owner: AtomicU32::new(owner),
             wanted: AtomicU32::new(1),
             opened: AtomicU32::new(0),
+            taken: AtomicU32::new(0),
             is_sparse: AtomicBool::new(true),
             open_queued_ns: AtomicU64::new(0),
             open_key: AtomicU64::new(0),
@@ -194,6 +201,7 @@ impl Lane {
     /// Its events died with their context.
     pub fn forget_events(&self) {
         self.ring.iter().for_each(|segment| segment.set_events(Event::NONE, Event::NONE));
+        self.taken.store(self.head.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Counts one more launch in the open segment, if that neither begins nor ends one and its like is known. The whole of the launch path
@@ -364,7 +372,8 @@ impl Lane {
 
     /// Whether segments are to end where that is of use. Else they grow.
     fn has_room(&self) -> bool {
-        self.waiting() < RING_BUSY && !self.is_stuck()
+        let lanes = self.context.lanes().max(1);
+        self.waiting() < (WAITING_OF_ALL / lanes).clamp(WAITING_OF_EACH, RING_BUSY) && !self.is_stuck()
     }
 
     /// Whether a copy went into the open segment of kernels without a mark: one whose like is known need not be timed, and need not be
@@ -399,10 +408,7 @@ impl Lane {
     fn open(&self, calls: &Calls, launch: Launch, contended: bool, alone: bool) -> Option<()> {
         let stream = self.stream()?;
         let segment = self.place(self.head.load(Ordering::Relaxed))?;
-        if segment.end() == Event::NONE {
-            let (start, end) = self.context.create_events(calls)?;
-            segment.set_events(start, end);
-        }
+        self.equip(calls, segment)?;
         let mut asked_ns = os::now_ns();
         let is_fine = !contended && self.gpu.is_fine();
         // Where all is measured for a while to see what runs beside what, each call of ours would move launches off each other.
@@ -442,6 +448,28 @@ impl Lane {
         self.open_graphs.store(0, Ordering::Relaxed);
         // From here the meter thread sees it; only then may it find `in_flight` set.
         self.state.store(LAUNCHING, Ordering::SeqCst);
+        Some(())
+    }
+
+    /// Gives the segment that is about to be opened its events: those of the oldest one that is through, so that there are no more of them than were
+    /// ever in flight at once.
+    fn equip(&self, calls: &Calls, segment: &Segment) -> Option<()> {
+        let taken = self.taken.load(Ordering::Relaxed);
+        let is_own = self.head.load(Ordering::Relaxed).wrapping_sub(taken) == RING;
+        if segment.end() != Event::NONE && !is_own {
+            // It could not be opened when it got them.
+            return Some(());
+        }
+        if taken != self.completed() {
+            if !is_own {
+                let (start, end) = self.place(taken)?.take_events();
+                segment.set_events(start, end);
+            }
+            self.taken.store(taken.wrapping_add(1), Ordering::Relaxed);
+        } else {
+            let (start, end) = self.context.create_events(calls)?;
+            segment.set_events(start, end);
+        }
         Some(())
     }
 

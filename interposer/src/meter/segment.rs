@@ -77,7 +77,8 @@ pub struct Contents {
 
 macro_rules! segment {
     ($($field:ident: $atomic:ident,)+) => {
-        /// A place in a lane's ring. It keeps its two events for good: nothing is created on the launch path once a lane is warm.
+        /// A place in a lane's ring. Its two events go from one that is through to one that is opened: nothing is created on the launch path once a lane is
+        /// warm.
         #[derive(Debug, Default)]
         pub struct Segment {
             start: AtomicUsize,
@@ -131,6 +132,12 @@ impl Segment {
     pub fn set_events(&self, start: Event, end: Event) {
         self.start.store(start.0, Ordering::Relaxed);
         self.end.store(end.0, Ordering::Relaxed);
+    }
+
+    /// Takes its events away.
+    pub fn take_events(&self) -> (Event, Event) {
+        let take = |event: &AtomicUsize| Event(event.swap(Event::NONE.0, Ordering::Relaxed));
+        (take(&self.start), take(&self.end))
     }
 
     /// Takes the end event away, leaving `spare` in its place.

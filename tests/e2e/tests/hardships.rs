@@ -66,6 +66,23 @@ fn a_storm_of_short_lived_threads_is_counted_in_full() {
 }
 
 #[test]
+fn what_is_queued_behind_a_wait_that_the_program_ends_only_afterwards_is_held_back_by_nobody() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    // The driver takes about a thousand things, our own events among them.
+    for launches in ["20", "950"] {
+        let client = c_client("behind", Way::Dlsym);
+        let mut ours = host.spawn(host.run(&["--name", launches], &client, &[launches]));
+        let said = ours.await_json(COMMAND_LIMIT);
+        let launched = said["kernel_launches"].as_u64();
+        assert!(launched.is_some());
+        host.await_ps(|ps| Some(ps.tenant(launches).kernel_launches) == launched, Duration::from_secs(10));
+        ours.close_stdin();
+        ours.finish(COMMAND_LIMIT).success();
+    }
+}
+
+#[test]
 fn what_is_made_and_ended_over_and_over_leaves_nothing_behind() {
     const ROUNDS: u64 = 1_000;
     /// A lane alone has some 13 KiB. The rest is what is made once and used again, and what the simulated driver remembers of what it has destroyed.

@@ -103,6 +103,8 @@ enum {
     CU_CTX_SCHED_AUTO = 0,
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_DISABLE_TIMING = 2,
+    CU_MEMHOSTALLOC_DEVICEMAP = 2,
+    CU_STREAM_WAIT_VALUE_EQ = 1,
     CU_MEM_ATTACH_GLOBAL = 1,
     CU_MEM_ALLOCATION_TYPE_PINNED = 1,
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
@@ -164,10 +166,14 @@ enum {
     X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity", 10020, LEGACY,                                     \
       (size_t * bytes, const CUmemAllocationProp *prop, int option))                                                     \
     X(cuMemHostAlloc, "cuMemHostAlloc", 2020, LEGACY, (void **host, size_t bytes, unsigned flags))                       \
+    X(cuMemHostGetDevicePointer_v2, "cuMemHostGetDevicePointer", 3020, LEGACY,                                           \
+      (CUdeviceptr * device, void *host, unsigned flags))                                                                \
     X(cuMemcpyDtoH_v2, "cuMemcpyDtoH", 3020, LEGACY, (void *host, CUdeviceptr device, size_t bytes))                     \
     X(cuStreamWriteValue32_v2, "cuStreamWriteValue32", 11070, LEGACY,                                                    \
       (CUstream stream, CUdeviceptr at, unsigned value, unsigned flags))                                                 \
     X(cuStreamWriteValue32_v2_ptsz, "cuStreamWriteValue32", 11070, PTDS,                                                 \
+      (CUstream stream, CUdeviceptr at, unsigned value, unsigned flags))                                                 \
+    X(cuStreamWaitValue32_v2, "cuStreamWaitValue32", 11070, LEGACY,                                                      \
       (CUstream stream, CUdeviceptr at, unsigned value, unsigned flags))                                                 \
     X(cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", 11000, LEGACY,                                                        \
       (CUdeviceptr * ptr, CUipcMemHandle handle, unsigned flags))                                                        \

@@ -358,3 +358,61 @@ fn a_lane_nobody_uses_is_given_to_the_next_thread() {
     let other = context.lane(STREAM, os::thread_id()).unwrap();
     assert!(!std::ptr::eq(other, lane), "its thread lives");
 }
+
+#[test]
+fn a_lane_has_no_more_events_than_were_in_flight_at_once() {
+    let (calls, lane) = (fake::calls(), lane());
+    let in_flight = |segments: u32| {
+        for _ in 0..segments {
+            launch(&calls, lane, Launch { kind: Kind::VaryingGraph, ..GRAPH }, KERNEL_NS);
+            lane.close(&calls);
+        }
+        assert_eq!(lane.waiting(), segments);
+        fake::pass(u64::from(segments) * KERNEL_NS);
+        assert_eq!(read(&calls, lane).len() as u32, segments);
+    };
+    let events = || lane.ring.iter().filter(|segment| segment.end() != Event::NONE).count();
+    (0..3 * RING).for_each(|_| in_flight(1));
+    assert_eq!(events(), 1);
+    (0..RING).for_each(|_| in_flight(5));
+    assert_eq!(events(), 5);
+    (0..5).for_each(|_| in_flight(RING - 1));
+    (0..RING).for_each(|_| in_flight(2));
+    assert_eq!(events(), RING as usize - 1, "none is lost, none is another's");
+    let mut all: Vec<usize> = lane
+        .ring
+        .iter()
+        .flat_map(|segment| [segment.start().0, segment.end().0])
+        .filter(|event| *event != 0)
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 2 * (RING as usize - 1));
+}
+
+#[test]
+fn a_stream_that_waits_for_the_host_is_stuck_until_something_after_the_wait_completes() {
+    let (calls, lane) = (fake::calls(), lane());
+    let complete = || {
+        fake::pass(10 * KERNEL_NS);
+        read(&calls, lane);
+    };
+    launch(&calls, lane, GRAPH, KERNEL_NS);
+    launch(&calls, lane, GRAPH, KERNEL_NS);
+    lane.await_host();
+    assert!(lane.is_stuck());
+    complete();
+    assert!(lane.is_stuck(), "what was before the wait says nothing");
+    for _ in 0..2 * LAUNCHES_MAX {
+        put(&calls, lane, OTHER, 0, Some(0));
+    }
+    assert!(lane.waiting() <= 1, "segments grow");
+    lane.close(&calls);
+    complete();
+    assert!(!lane.is_stuck());
+    launch(&calls, lane, GRAPH, KERNEL_NS);
+    lane.give_up();
+    assert!(lane.is_stuck());
+    complete();
+    assert!(!lane.is_stuck());
+}
