@@ -12,7 +12,8 @@ use crate::os;
 
 /// Streams that a thread launches on by turns without a look-up.
 const PLACES: usize = 64;
-/// Places that a stream may have: of streams that meet in the first of them each finds another.
+/// Places that a stream may have, which have little to do with each other: whoever has to make place finds another at its next launch (cuckoo hashing,
+/// where the streams themselves move on).
 const PROBES: usize = 4;
 /// 2⁶⁴ divided by the golden ratio. Handles of streams are addresses of structures of the driver's: this spreads what differs in them.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -43,19 +44,21 @@ struct Thread {
     /// The context that was current when last asked.
     context: Cell<Option<&'static ContextState>>,
     places: [Cell<Place>; PLACES],
+    /// Which of a stream's places is given to another, by chance.
+    drawn: Cell<u64>,
 }
 
 thread_local! {
     static THREAD: Thread = const {
-        Thread { id: Cell::new(0), generation: Cell::new(0), context: Cell::new(None), places: [const { Cell::new(Place::EMPTY) }; PLACES] }
+        Thread { id: Cell::new(0), generation: Cell::new(0), context: Cell::new(None), places: [const { Cell::new(Place::EMPTY) }; PLACES], drawn: Cell::new(0) }
     };
 }
 
 /// The places that a stream may have, the likeliest first.
 #[inline(always)]
 fn places_of(stream: Stream) -> impl Iterator<Item = usize> {
-    let first = ((stream.0 as u64).wrapping_mul(SPREAD) >> (u64::BITS - PLACES.ilog2())) as usize;
-    (0..PROBES).map(move |probe| (first + probe) % PLACES)
+    let spread = (stream.0 as u64).wrapping_mul(SPREAD);
+    (1..=PROBES as u32).map(move |probe| (spread >> (u64::BITS - probe * PLACES.ilog2())) as usize % PLACES)
 }
 
 /// The lane that this thread used last on `stream`. A default stream is another one in each context, so the driver is asked
@@ -86,11 +89,16 @@ pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: &'static 
         }
         let context = if stream.is_default() { context.0 } else { 0 };
         let next = Place { stream: stream.0, context, lane: Some(lane) };
-        // Its own; else one that is free; else whoever had the first makes place.
+        // Its own; else one that is free; else one of them makes place, by chance: whoever is not used any more is gone soon.
         let places = || places_of(stream).map(|place| &thread.places[place]);
         let own = places().find(|place| place.get().stream == stream.0);
         let free = || places().find(|place| place.get().lane.is_none());
-        let Some(place) = own.or_else(free).or_else(|| places().next()) else { return };
+        let other = || {
+            // Not in any order: those that make place for each other would do so for ever.
+            thread.drawn.set(thread.drawn.get().wrapping_mul(SPREAD).wrapping_add(1));
+            places().nth((thread.drawn.get() >> u32::BITS) as usize % PROBES)
+        };
+        let Some(place) = own.or_else(free).or_else(other) else { return };
         let previous = place.replace(next);
         if previous.lane.is_some_and(|previous| !std::ptr::eq(previous, lane)) {
             close(calls, thread, previous);
@@ -145,4 +153,35 @@ pub fn reset() {
             place.set(Place::EMPTY);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::fake;
+    use crate::meter::gpu::Gpu;
+
+    const CONTEXT: Context = Context(0x1000);
+
+    #[test]
+    fn a_thread_finds_its_lanes_on_as_many_streams_as_anybody_has_whatever_it_had_before() {
+        const STREAMS: usize = 32;
+        const ROUNDS: usize = 16;
+        let calls = fake::calls();
+        let gpu: &'static Gpu = Box::leak(Box::default());
+        let context: &'static ContextState = Box::leak(Box::new(ContextState::new(CONTEXT, gpu, 0)));
+        // As an allocator places them; those of an earlier time are never used again.
+        for apart_bytes in [0x40, 0x200, 0x1000] {
+            let streams = |first: usize| (0..STREAMS).map(move |number| Stream(first + number * apart_bytes));
+            let mut missed = 0;
+            for stream in streams(0x5555_0000).chain((0..ROUNDS).flat_map(|_| streams(0x7fff_0000))) {
+                missed = if stream == Stream(0x7fff_0000) { 0 } else { missed };
+                if lane(&calls, stream).is_none() {
+                    missed += 1;
+                    remember(&calls, stream, CONTEXT, context.lane(stream, id()).unwrap());
+                }
+            }
+            assert_eq!(missed, 0, "in the last round, {apart_bytes} bytes apart");
+        }
+    }
 }
