@@ -213,6 +213,16 @@ fn what_a_tenant_leaves_is_lent_and_it_has_its_share_back_at_once() {
 }
 
 #[test]
+fn short_pauses_beside_long_kernels_cost_a_tenant_no_more_than_it_idles() {
+    let row = &rows("short-pauses.toml", &[Policy::Deepres])[0];
+    let received: Vec<_> = row.tenants.iter().map(|tenant| tenant.received).collect();
+    // In the fluid limit it has two fifths; whoever is not waited for has a tenth.
+    assert!(received[0] >= 0.25 && received[1] >= 0.5, "{received:?}");
+    assert!(row.jain >= 0.96, "{}", row.jain);
+    assert!(row.throughput >= 0.85, "what it does not lose it is not waited for: {}", row.throughput);
+}
+
+#[test]
 fn nobody_of_a_thousand_tenants_starves() {
     let mut scenario = Scenario::ours("a-thousand-tenants.toml").unwrap();
     (scenario.duration_ns, scenario.warmup_ns) = (300 * SECOND, 0);

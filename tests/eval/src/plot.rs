@@ -27,8 +27,9 @@ pub fn draw(scenario: &Scenario, runs: &[Evaluated], folder: &Path) -> Result<()
     let stem: String = scenario
         .name
         .chars()
-        .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
-        .collect();
+        .map(|c| if c.is_alphanumeric() { c } else { '-' })
+        .collect::<String>()
+        .to_lowercase();
     for run in runs {
         let file = folder.join(format!("{stem}-shares-{}.svg", run.row.policy));
         picture(&file, |area| shares(area, scenario, run))?;
@@ -59,7 +60,11 @@ fn color(index: usize) -> RGBColor {
 fn shares(area: &Area<'_>, scenario: &Scenario, run: &Evaluated) -> Result<()> {
     let span_ns = scenario.duration_ns - scenario.warmup_ns;
     let span_s = span_ns as f64 / SECOND as f64;
-    let title = format!("{} under {}: part of the GPU", scenario.name, run.row.policy);
+    let beyond = match run.row.tenants.len() {
+        tenants if tenants > MAX_CURVES => format!(" (the first {MAX_CURVES} of {tenants} tenants)"),
+        _ => String::new(),
+    };
+    let title = format!("{} under {}: part of the GPU{beyond}", scenario.name, run.row.policy);
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 18))
         .margin(MARGIN)
@@ -94,10 +99,13 @@ fn shares(area: &Area<'_>, scenario: &Scenario, run: &Evaluated) -> Result<()> {
 
 fn latencies(area: &Area<'_>, scenario: &Scenario, runs: &[Evaluated]) -> Result<()> {
     let sorted = |run: &Evaluated| {
-        let services =
-            scenario.tenants.iter().zip(&run.run.outcomes).filter(|(tenant, _)| tenant.requests.is_some());
-        let mut values_ms: Vec<f64> =
-            services.flat_map(|(_, outcome)| &outcome.latencies_ns).map(|ns| *ns as f64 / 1e6).collect();
+        let answering = scenario
+            .tenants
+            .iter()
+            .zip(&run.run.outcomes)
+            .filter(|(tenant, _)| tenant.requests.is_some() || tenant.slo_ns().is_some());
+        let answers = answering.flat_map(|(_, outcome)| &outcome.latencies_ns);
+        let mut values_ms: Vec<f64> = answers.map(|ns| *ns as f64 / 1e6).collect();
         values_ms.sort_by(f64::total_cmp);
         values_ms
     };
@@ -111,7 +119,12 @@ fn latencies(area: &Area<'_>, scenario: &Scenario, runs: &[Evaluated]) -> Result
         .y_label_area_size(LABELS)
         .build_cartesian_2d((first.max(0.01)..last * 1.1).log_scale(), 0.0..1.0)
         .map_err(failed)?;
-    chart.configure_mesh().x_desc("ms").y_desc("part of the requests").draw().map_err(failed)?;
+    chart
+        .configure_mesh()
+        .x_desc("ms")
+        .y_desc("part of the requests, and of the steps that have an SLO")
+        .draw()
+        .map_err(failed)?;
     for (index, (policy, values)) in curves.iter().enumerate().filter(|(_, (_, values))| !values.is_empty()) {
         let points = (1..=CDF_POINTS).map(|point| {
             let part = point as f64 / CDF_POINTS as f64;

@@ -1,6 +1,6 @@
 //! Leases by the board's order: tenants that have several GPUs at once ([`crate::policy::gang`]).
 
-use super::state::{Hold, MAX_DEBT_NS, Rank, Tenant, begun_ns, patience_ns};
+use super::state::{Hold, MAX_DEBT_NS, Rank, Tenant, begun_ns, patience};
 use super::{DRAIN_POLL_NS, Grant, Scheduler, Step, ns};
 use crate::policy::TenantId;
 use crate::policy::gang::{Member, Order, Position, Post};
@@ -12,17 +12,6 @@ use std::time::Duration;
 const CATCH_UP_POLL_NS: u64 = ns(Duration::from_micros(200));
 /// A rank that was given one launch and shows nothing of it after so long is given another.
 const CATCH_UP_RETRY_NS: u64 = ns(Duration::from_millis(3));
-
-/// A GPU that idles for a gang though another wants it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Kept {
-    gang: TenantId,
-    since_ns: u64,
-    /// Up to when it was charged.
-    charged_ns: u64,
-    /// What the hold's meter showed then.
-    used_ns: u64,
-}
 
 impl Scheduler {
     /// Sets what the board says: what is to be done with this GPU, and which tenants have it by the board alone.
@@ -238,7 +227,9 @@ impl Scheduler {
         let holder = self.tenants.get(&hold.tenant)?;
         let next = self.next(Rank::Owner, Some(hold.tenant)).and_then(|next| self.tenants.get(&next));
         let vtime = holder.vtime + holder.weighted(begun_ns(hold, holder, now_ns));
-        let patience_ns = patience_ns(holder, next.is_some_and(|next| vtime < next.vtime), tuning);
+        let patience_ns = next.map_or(tuning.grace_ns, |next| {
+            patience(holder, next, vtime < next.vtime, true, now_ns, tuning).ns
+        });
         hold.idle_since_ns.map(|since_ns| since_ns.saturating_add(patience_ns))
     }
 
@@ -298,51 +289,6 @@ impl Scheduler {
             Order::Held { tenant: gang, until_ns: None } => tenant == gang,
             Order::Held { .. } | Order::Until { .. } | Order::Drain { .. } => false,
         }
-    }
-
-    /// Charges a gang for time in which a GPU idled for it though another wanted it: while the gang's other GPUs drained or one of its ranks had nothing
-    /// to do. What a hand-off takes is charged to nobody, as among others.
-    pub(super) fn charge_kept(&mut self, now_ns: u64, tuning: &Tuning) {
-        let Some(kept) = self.kept else { return };
-        let from_ns = kept.charged_ns.max(kept.since_ns.saturating_add(tuning.grace_ns));
-        let hold = self.hold.as_mut().filter(|hold| hold.tenant == kept.gang);
-        let used_ns = hold.as_ref().map_or(0, |hold| hold.used_ns.saturating_sub(kept.used_ns));
-        let idle_ns = now_ns.saturating_sub(from_ns).saturating_sub(used_ns);
-        if let Some(gang) = self.tenants.get_mut(&kept.gang) {
-            gang.vtime += gang.weighted(idle_ns);
-        }
-        // Its meter has not to show anything for it.
-        if let Some(hold) = hold {
-            hold.used_ns = hold.used_ns.saturating_add(idle_ns);
-        }
-    }
-
-    /// Notes for whom the GPU idles from now on.
-    pub(super) fn note_kept(&mut self, now_ns: u64) {
-        let used_ns = self.hold.map_or(0, |hold| hold.used_ns);
-        let since_ns = |gang| self.kept.filter(|kept| kept.gang == gang).map_or(now_ns, |kept| kept.since_ns);
-        self.kept =
-            self.kept_for().map(|gang| Kept { gang, since_ns: since_ns(gang), charged_ns: now_ns, used_ns });
-    }
-
-    /// The gang for which the GPU idles though another wants it.
-    fn kept_for(&self) -> Option<TenantId> {
-        let is_idle = |hold: Hold| {
-            let seen = self.tenants.get(&hold.tenant).map(|gang| gang.seen)?;
-            // Who has a lease and waits is on its way from the gate.
-            (!seen.in_flight && (hold.drain_give_up_ns.is_some() || !seen.waiting)).then_some(hold.tenant)
-        };
-        match (self.order, self.hold) {
-            (Order::Until { tenant, .. }, None) => self.next_apart(Rank::Owner, None).map(|_| tenant),
-            (Order::Drain { tenant, .. }, None) => Some(tenant),
-            (Order::Held { tenant, .. } | Order::Drain { tenant, .. }, Some(hold))
-                if hold.tenant == tenant =>
-            {
-                is_idle(hold)
-            }
-            _ => None,
-        }
-        .filter(|gang| self.next(Rank::Owner, Some(*gang)).is_some())
     }
 }
 

@@ -19,6 +19,7 @@
 
 mod gangs;
 pub mod guard;
+mod kept;
 mod restore;
 mod state;
 pub mod trust;
@@ -29,8 +30,8 @@ use crate::policy::gang::Order;
 use crate::policy::tuning::Tuning;
 use guard::{Guard, Owners};
 use state::{
-    Contended, Hold, Lenience, Noted, Rank, Stuck, Tenant, VirtualTime, begun_ns, credit_ns, mean,
-    patience_ns,
+    Contended, Forfeited, Hold, Lenience, Noted, Rank, Stuck, Tenant, VirtualTime, begun_ns, credit_ns, mean,
+    patience,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -160,7 +161,9 @@ pub struct Scheduler {
     /// What the host's board says of this GPU, and who has it by the board alone.
     order: Order,
     gangs: BTreeSet<TenantId>,
-    kept: Option<gangs::Kept>,
+    kept: Option<kept::Kept>,
+    /// Who has the GPU, has nothing to do, and is waited for at its own cost.
+    waits_at_cost: Option<TenantId>,
     /// No lease goes on after that.
     lease_limit_ns: u64,
     /// When an owner was last given the GPU for its time objective.
@@ -199,6 +202,7 @@ impl Scheduler {
             burst_ns: 0,
             mean_burst_ns: 0,
             mean_pause_ns: 0,
+            forfeited: Forfeited::default(),
             lenience: Lenience::default(),
             stuck: None,
             grant: Grant::Closed,
@@ -415,6 +419,7 @@ impl Scheduler {
         self.lease_limit_ns = u64::MAX;
         self.charge_kept(now_ns, tuning);
         self.account(now_ns, tuning);
+        self.waits_at_cost = None;
         let wake_ns = self.decide_steps(now_ns, tuning);
         self.note_kept(now_ns);
         wake_ns
@@ -461,7 +466,12 @@ impl Scheduler {
                 // A gang's processes pause by each other, and it waits for several GPUs: that is not by its own choice.
                 let has_kept = tenant.has_kept(*id, self.hold.as_ref()) || self.gangs.contains(id);
                 let credit_ns = credit_ns(pause_ns, has_kept, tuning);
-                tenant.vtime = tenant.vtime.max(vclock.saturating_sub(tenant.weighted(credit_ns)));
+                let least = vclock.saturating_sub(tenant.weighted(credit_ns));
+                if tenant.rank == Rank::Owner && credit_ns > 0 {
+                    let lost_ns = tenant.gpu_ns(least.saturating_sub(tenant.vtime));
+                    tenant.forfeited.add(lost_ns, now_ns);
+                }
+                tenant.vtime = tenant.vtime.max(least);
                 if std::mem::take(&mut tenant.takes_over)
                     && let Some(trust) = tenant.user.and_then(|user| self.trusts.get_mut(&user))
                 {
@@ -753,7 +763,7 @@ impl Scheduler {
             return self.close(hold, now_ns);
         }
         let is_behind = presses == [true, false] || vtime < next.vtime;
-        let patience_ns = patience_ns(holder, is_behind, tuning);
+        let patience = patience(holder, next, is_behind, false, now_ns, tuning);
         let press_ns = (presses == [false, true]).then(|| self.pressed_ns.saturating_add(tuning.quantum_ns));
         let stay =
             |wake_ns: u64| Step::Stay(Some(press_ns.map_or(wake_ns, |press_ns| press_ns.min(wake_ns))));
@@ -770,10 +780,11 @@ impl Scheduler {
             _ => return self.close(hold, now_ns),
         };
         if let Some(idle_since_ns) = hold.idle_since_ns {
-            let patience_ends_ns = idle_since_ns.saturating_add(patience_ns);
+            let patience_ends_ns = idle_since_ns.saturating_add(patience.ns);
             if now_ns >= patience_ends_ns || (now_ns >= expires_ns && !is_behind) {
                 return self.close(hold, now_ns);
             }
+            self.waits_at_cost = patience.is_charged.then_some(hold.tenant);
             return stay(patience_ends_ns);
         }
         if is_behind && now_ns >= expires_ns.saturating_sub(tuning.lead_ns) {

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// A tenant that wants nothing for longer than this is idle, and owed nothing when it is back; for less, it is between two pieces of work (a Python
 /// program's step has gaps of some milliseconds) and keeps what it is owed …
 const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
-/// … up to so much GPU time, if the GPU waited for it ([`patience_ns`]). If others had the GPU meanwhile it left them what it was owed: it keeps a
+/// … up to so much GPU time, if the GPU waited for it ([`patience`]). If others had the GPU meanwhile it left them what it was owed: it keeps a
 /// quantum, by which it is served soon, and nobody else is behind for more.
 pub const MAX_CREDIT_NS: u64 = ns(Duration::from_millis(100));
 /// GPU time that a tenant owes at most: this …
@@ -28,6 +28,10 @@ const START_LIMIT_NS: u64 = ns(Duration::from_millis(10));
 const LENIENCE_PART: u64 = 10;
 /// An idle holder that is owed GPU time is waited for if its pauses are at most this part of its work (one in so many).
 const WORK_PER_PAUSE: u64 = 10;
+/// … or, at its own cost, if they are at most this part of it, and shorter than another's turn …
+const WORK_PER_CHARGED_PAUSE: u64 = 2;
+/// See [`Forfeited`].
+const FORFEITED_PART: u64 = 20;
 /// … and no longer than this many of its usual pauses.
 const PAUSES_OF_PATIENCE: u64 = 2;
 /// Weight of the newest pause or burst in the running means: one in so many.
@@ -90,6 +94,8 @@ pub struct Tenant {
     pub burst_ns: u64,
     pub mean_burst_ns: u64,
     pub mean_pause_ns: u64,
+    /// What it lost because others had the GPU while it paused for a moment, less what the GPU idled for it since.
+    pub forfeited: Forfeited,
     /// What of the GPU time that it held and shows no use of is let pass.
     pub lenience: Lenience,
     /// It did not drain in time, and has neither drained since nor got done what explains it.
@@ -229,6 +235,27 @@ impl Lenience {
     }
 }
 
+/// GPU time that a tenant was owed and lost. A little of its time, one part in so many, is not worth a GPU that idles.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Forfeited {
+    ns: u64,
+    at_ns: u64,
+}
+
+impl Forfeited {
+    pub fn ns(self, now_ns: u64) -> u64 {
+        self.ns.saturating_sub(now_ns.saturating_sub(self.at_ns) / FORFEITED_PART)
+    }
+
+    pub fn add(&mut self, ns: u64, now_ns: u64) {
+        *self = Self { ns: self.ns(now_ns).saturating_add(ns).min(MAX_CREDIT_NS), at_ns: now_ns };
+    }
+
+    pub fn redeem(&mut self, ns: u64, now_ns: u64) {
+        *self = Self { ns: self.ns(now_ns).saturating_sub(ns), at_ns: now_ns };
+    }
+}
+
 /// Since when others wait for a hold to end, and what the holder had used by then.
 #[derive(Debug, Clone, Copy)]
 pub struct Contended {
@@ -340,14 +367,39 @@ pub fn credit_ns(pause_ns: u64, has_kept: bool, tuning: &Tuning) -> u64 {
     }
 }
 
-/// How long an idle holder keeps the GPU while others wait. A tenant that is behind and pauses briefly between bursts of work
-/// is waited for: else whoever never pauses would get the GPU at each pause and keep it for a whole kernel.
-pub fn patience_ns(holder: &Tenant, is_behind: bool, tuning: &Tuning) -> u64 {
-    let worth_ns = holder.mean_burst_ns / WORK_PER_PAUSE;
-    if is_behind && holder.mean_pause_ns <= worth_ns {
-        tuning.grace_ns.max(holder.mean_pause_ns.saturating_mul(PAUSES_OF_PATIENCE).min(worth_ns))
-    } else {
-        tuning.grace_ns
+/// How long an idle holder keeps the GPU while others wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    pub ns: u64,
+    /// What the GPU idles for it, but for what a hand-off takes, it is charged for.
+    pub is_charged: bool,
+}
+
+/// A tenant that is behind and pauses between bursts of work is waited for: else whoever never pauses, `next`, would get the GPU at each pause and keep it for a
+/// turn or a whole kernel, and who was promised half the GPU would have a tenth. Where that is worth more than a little of its work it pays for it, and is waited for only as far as
+/// it lost something by not being waited for; a gang's ranks are in any case, since none of them could go on without the others.
+pub fn patience(
+    holder: &Tenant,
+    next: &Tenant,
+    is_behind: bool,
+    is_gang: bool,
+    now_ns: u64,
+    tuning: &Tuning,
+) -> Patience {
+    let pause_ns = holder.mean_pause_ns;
+    let of = |worth_ns: u64, is_charged| {
+        let ns = tuning.grace_ns.max(pause_ns.saturating_mul(PAUSES_OF_PATIENCE).min(worth_ns));
+        Patience { ns, is_charged }
+    };
+    let free_ns = holder.mean_burst_ns / WORK_PER_PAUSE;
+    let turn_ns = tuning.quantum_ns.max(next.seen.longest_ns);
+    let charged_ns = (holder.mean_burst_ns / WORK_PER_CHARGED_PAUSE).min(turn_ns);
+    match is_behind {
+        true if pause_ns <= free_ns => of(free_ns, false),
+        true if pause_ns <= charged_ns && (is_gang || holder.forfeited.ns(now_ns) > tuning.quantum_ns) => {
+            of(charged_ns, true)
+        }
+        _ => of(0, false),
     }
 }
 

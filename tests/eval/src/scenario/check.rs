@@ -12,6 +12,8 @@ use super::{MAX_S, Part, Recorded, SECOND, Scenario, Tenant};
 const MAX_TENANTS: usize = 4096;
 /// Kernels that a scenario may come to: some minutes of evaluation.
 const MAX_KERNELS: f64 = 2e7;
+/// Time slices that a run may come to.
+const MAX_SLICES: u64 = 20_000_000;
 
 /// Something that is wrong, and where.
 #[derive(Debug)]
@@ -56,6 +58,20 @@ impl Scenario {
         if self.warmup_ns >= self.duration_ns {
             let says = "this is not below duration_s: nothing is left to measure";
             return Err(Fault::at(&["warmup_s"], says));
+        }
+        if self.name.chars().any(char::is_control) {
+            return Err(Fault::at(&["name"], "the name has a control character: leave it out"));
+        }
+        let slice_ns = self.gpu.slice_ns.saturating_add(self.gpu.switch_ns).max(1);
+        if self.duration_ns / slice_ns > MAX_SLICES {
+            let says = format!(
+                "it may come to more than {MAX_SLICES} slices: make them longer, or duration_s shorter"
+            );
+            return Err(Fault::at(&["gpu", "slice_ms"], says));
+        }
+        if self.gpu.handoff_ns >= self.duration_ns {
+            let says = "a hand-off takes as long as all of duration_s: nobody would ever run";
+            return Err(Fault::at(&["gpu", "handoff_us"], says));
         }
         let operator = &self.policy;
         if operator.urgency + operator.size + operator.criticality <= 0.0 {
@@ -120,6 +136,9 @@ impl Scenario {
         let wrong = |keys: &[&'static str], says: &str| Err((keys.to_vec(), says.to_owned()));
         if tenant.name.is_empty() {
             return wrong(&["name"], "a tenant has an empty name");
+        }
+        if tenant.name.chars().any(char::is_control) {
+            return wrong(&["name"], "the name has a control character: leave it out");
         }
         if tenant.count == 0 {
             return wrong(&["count"], "there would be none of it: give 1 or more, or leave the tenant out");

@@ -146,7 +146,7 @@ pub struct Tenant {
     #[serde(default, rename = "cap", deserialize_with = "units::maybe_share")]
     pub cap_ppm: Option<u32>,
     /// How critical it is.
-    #[serde(default, deserialize_with = "units::from_str")]
+    #[serde(default, deserialize_with = "units::criticality")]
     pub criticality: Criticality,
     /// When it has to be done.
     #[serde(default, rename = "deadline_s", deserialize_with = "units::maybe_seconds")]

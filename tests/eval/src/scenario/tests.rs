@@ -135,6 +135,14 @@ fn what_is_unknown_or_impossible_is_named_with_its_line_and_key() {
             5,
             "weigh nothing",
         ),
+        ("name = \"a\"", "name = \"a\\u0007\"", 6, "control character"),
+        (
+            "[[tenant]]",
+            "[gpu]\n    slice_ms = 0.000001\n    switch_us = 0\n    [[tenant]]",
+            6,
+            "more than 20000000 slices",
+        ),
+        ("[[tenant]]", "[gpu]\n    handoff_us = 1e7\n    [[tenant]]", 6, "nobody would ever run"),
     ] {
         assert!(GOOD.contains(from), "{from}");
         let error = format!("{:#}", Scenario::parse(&GOOD.replacen(from, to, 1)).unwrap_err());

@@ -1,6 +1,7 @@
 //! The values of a scenario's keys: numbers with their units, within their bounds.
 
 use deepres_abi::quantity::parse_part;
+use deepres_controller::policy::priority::Criticality;
 use deepres_controller::quantity::parse_share;
 use serde::{Deserialize, Deserializer, de};
 
@@ -25,7 +26,7 @@ fn scaled<'de, D: Deserializer<'de>>(
     let ns = number * unit_ns;
     let most = MAX_S * SECOND as f64;
     if !(ns >= least && ns <= most) {
-        let least = if least > 0.0 { "above 0" } else { "0 or more" };
+        let least = if least > 0.0 { "1 ns or more" } else { "0 or more" };
         return Err(de::Error::custom(format!(
             "{number} {unit} is out of range: give {least}, and a day at most"
         )));
@@ -121,6 +122,21 @@ pub fn fraction<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
         number if (0.0..1.0).contains(&number) => Ok(number),
         number => Err(de::Error::custom(format!("{number} is out of range: give 0 to less than 1"))),
     }
+}
+
+/// How critical a job is: a word, or a number from 0 to 1.
+pub fn criticality<'de, D: Deserializer<'de>>(d: D) -> Result<Criticality, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Given {
+        Word(String),
+        Number(f64),
+    }
+    let text = match Given::deserialize(d)? {
+        Given::Word(word) => word,
+        Given::Number(number) => number.to_string(),
+    };
+    text.parse().map_err(de::Error::custom)
 }
 
 pub fn from_str<'de, D, T>(d: D) -> Result<T, D::Error>
