@@ -1,5 +1,6 @@
 //! The table of descriptors is the job's: it may close what is ours there, have files of its own at their numbers, and need every one that it may have.
 
+use std::process::Command;
 use std::time::Duration;
 
 use deepres_e2e::{
@@ -68,4 +69,25 @@ fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_withou
         let end = client.finish(COMMAND_LIMIT).success();
         assert!(end.stdout.ends_with("{\"touched\":0}\n"), "{}", end.stdout);
     }
+}
+
+/// A client that may open few files, with as many descriptors as it needs alone.
+fn with_few(host: &Host, limit: u32, preload: bool) -> Command {
+    let client = c_client("past", Way::Dlsym);
+    let mut command = host.command("/bin/sh");
+    command.args(["-c", &format!("ulimit -n {limit}; exec {}", client.display())]);
+    if preload {
+        command.env("DEEPRES_SOCKET", host.tenant_socket());
+        command.env("DEEPRES_TENANT", "few").env("LD_PRELOAD", &artefacts().library);
+    }
+    command
+}
+
+#[test]
+fn a_job_that_may_open_few_files_has_all_of_them_for_its_driver() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let works = |limit, preload| host.finish(with_few(&host, limit, preload)).code == 0;
+    let least = (4..64).find(|limit| works(*limit, false)).expect("with 64 it works");
+    assert!(works(least, true), "with {least} descriptors, which are enough without us");
 }
