@@ -126,7 +126,9 @@ pub struct Coverage {
     pub export_tables: AtomicU64,
     /// Libraries linked to the driver whose calls go to it without us: opened with `RTLD_DEEPBIND`, mostly.
     pub bound_past: AtomicU64,
-    reserved: [AtomicU64; 2],
+    /// Times that somebody was given the C library's own `dlsym` or `dlvsym`: what is found by it is not seen.
+    pub given_lookups: AtomicU64,
+    reserved: [AtomicU64; 1],
     looked_up: [AtomicU32; WORDS],
     hooked: [AtomicU32; WORDS],
     calls: [AtomicU64; PLACES],
@@ -148,7 +150,8 @@ impl Coverage {
             unknown_names: AtomicU64::new(0),
             export_tables: AtomicU64::new(0),
             bound_past: AtomicU64::new(0),
-            reserved: [const { AtomicU64::new(0) }; 2],
+            given_lookups: AtomicU64::new(0),
+            reserved: [const { AtomicU64::new(0) }; 1],
             looked_up: [const { AtomicU32::new(0) }; WORDS],
             hooked: [const { AtomicU32::new(0) }; WORDS],
             calls: [const { AtomicU64::new(0) }; PLACES],
@@ -217,6 +220,7 @@ impl Coverage {
         copy(&self.unknown_names, &other.unknown_names);
         copy(&self.export_tables, &other.export_tables);
         copy(&self.bound_past, &other.bound_past);
+        copy(&self.given_lookups, &other.given_lookups);
         for (to, from) in self.calls.iter().zip(&other.calls) {
             copy(to, from);
         }

@@ -8,12 +8,13 @@ use std::hint;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+
+use crate::os;
 
 /// Looks after which a waiter lets others run between two, and after which it sleeps: whoever has the lock may have been taken off its CPU.
 const SPINS: u32 = 64;
 const YIELDS: u32 = 256;
-const NAP: Duration = Duration::from_micros(50);
+const NAP_NS: u64 = 50_000;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -55,7 +56,7 @@ impl<T> Brief<T> {
             match looks {
                 ..SPINS => hint::spin_loop(),
                 SPINS..YIELDS => thread::yield_now(),
-                _ => thread::sleep(NAP),
+                _ => os::sleep(NAP_NS),
             }
         }
     }

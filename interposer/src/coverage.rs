@@ -67,9 +67,10 @@ pub fn report() {
     let hooked = ApiId::ALL.into_iter().filter(|id| OWN.is_hooked(*id)).count();
     say!(
         Debug,
-        "look-ups: {hooked} functions hooked; {} from another libcuda, {} of unknown address; {} requests for private tables",
+        "look-ups: {hooked} functions hooked; {} from another libcuda, {} of unknown address; {} requests for private tables, {} for the C library's dlsym",
         read(&OWN.other_instance),
         read(&OWN.unknown_address),
-        read(&OWN.export_tables)
+        read(&OWN.export_tables),
+        read(&OWN.given_lookups)
     );
 }

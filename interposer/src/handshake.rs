@@ -2,11 +2,10 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-use std::{fmt, fs, mem, thread};
+use std::{fmt, fs, mem};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::criticality::Criticality;
@@ -17,6 +16,7 @@ use deepres_abi::wire::{
 use zerocopy::IntoBytes as _;
 
 use crate::config::Config;
+use crate::descriptor::OwnDescriptor;
 use crate::os;
 use crate::pages::PageError;
 use crate::unshared::Unshared;
@@ -24,8 +24,10 @@ use crate::unshared::Unshared;
 /// How long the first handshake may take, ns. The controller answers within a millisecond, and within this hundreds that come at once; then the
 /// job goes on alone.
 const HANDSHAKE_NS: u64 = 3_000_000_000;
-/// Pause before another attempt at a daemon that is just being replaced.
-const REPLACED_PAUSE: Duration = Duration::from_millis(20);
+/// Pause before another attempt at a daemon that is just being replaced, ns.
+const REPLACED_PAUSE_NS: u64 = 20_000_000;
+/// More than a driver opens at its start.
+const SPARE_DESCRIPTORS: i32 = 64;
 const US_PER_S: u64 = 1_000_000;
 const NS_PER_US: u64 = 1_000;
 const NS_PER_S: u64 = 1_000_000_000;
@@ -134,7 +136,7 @@ pub fn shake(config: &Config, gpus: &[Uuid]) -> Result<Connection, ConnectError>
             return Err(first);
         }
         replaced = Some(first);
-        thread::sleep(REPLACED_PAUSE);
+        os::sleep(REPLACED_PAUSE_NS);
     }
 }
 
@@ -143,10 +145,10 @@ fn try_shake(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Connect
         connect(path, 0, |call| until_deadline(deadline_ns, call))
     })?;
     let hello = hello(config, gpus, 0, 0);
-    until_deadline(deadline_ns, Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
+    until_deadline(deadline_ns, Call { socket: &socket, run: &mut |number| send(number, hello.as_bytes()) })
         .map_err(ConnectError::Io)?;
     let mut packet = Received::new();
-    until_deadline(deadline_ns, Call { socket: &socket, run: &mut || packet.receive(&socket) })
+    until_deadline(deadline_ns, Call { socket: &socket, run: &mut |number| packet.receive(number) })
         .map_err(ConnectError::Io)?;
     packet.welcomed(socket, gpus.len())
 }
@@ -162,10 +164,10 @@ pub fn view(config: &Config, gpus: &[Uuid]) -> Result<View, ConnectError> {
     })?;
     let mut hello = hello(config, gpus, 0, 0);
     hello.role = Role::Viewer as u32;
-    until_deadline(deadline_ns, Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
+    until_deadline(deadline_ns, Call { socket: &socket, run: &mut |number| send(number, hello.as_bytes()) })
         .map_err(ConnectError::Io)?;
     let mut packet = Received::new();
-    until_deadline(deadline_ns, Call { socket: &socket, run: &mut || packet.receive(&socket) })
+    until_deadline(deadline_ns, Call { socket: &socket, run: &mut |number| packet.receive(number) })
         .map_err(ConnectError::Io)?;
     wire::decode::<View>(&packet.packet).map_err(ConnectError::Frame)
 }
@@ -191,14 +193,14 @@ impl Pending {
         let socket =
             connect_first(&config.believed_sockets(), |path| connect(path, libc::SOCK_NONBLOCK, now))?;
         let hello = hello(config, gpus, sessions_before, age_ns);
-        now(Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) })
+        now(Call { socket: &socket, run: &mut |number| send(number, hello.as_bytes()) })
             .map_err(ConnectError::Io)?;
         Ok(Self { socket, gpus: gpus.len() })
     }
 
     /// Becomes readable when the answer is there.
-    pub fn socket(&self) -> i32 {
-        self.socket.as_raw_fd()
+    pub fn socket(&self) -> OwnDescriptor {
+        self.socket.descriptor()
     }
 
     /// The answer, if it is there.
@@ -207,7 +209,7 @@ impl Pending {
     /// Itself, if there is none yet.
     pub fn finish(self) -> Result<Result<Connection, ConnectError>, Self> {
         let mut packet = Received::new();
-        match now(Call { socket: &self.socket, run: &mut || packet.receive(&self.socket) }) {
+        match now(Call { socket: &self.socket, run: &mut |number| packet.receive(number) }) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(self),
             Err(error) => Ok(Err(ConnectError::Io(error))),
             Ok(_) => Ok(packet.welcomed(self.socket, self.gpus)),
@@ -223,15 +225,29 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Says it, if somebody takes it at once. No answer is waited for, nor is there one but of a controller that does not know the word.
+    /// Says it, if somebody takes it at once and the driver's start does not lack the descriptor. No answer is waited for, nor is there one but of a controller that does not know the word.
     pub fn announce(sockets: &[PathBuf]) -> Option<Self> {
+        if !has_descriptors_to_spare() {
+            return None;
+        }
         let socket = connect_first(sockets, |path| connect(path, libc::SOCK_NONBLOCK, now)).ok()?;
         let mut hello = Hello::new(Role::Arriving);
         hello.monotonic_ns = os::now_ns();
         hello.pid = std::process::id();
-        now(Call { socket: &socket, run: &mut || send(&socket, hello.as_bytes()) }).ok()?;
+        now(Call { socket: &socket, run: &mut |number| send(number, hello.as_bytes()) }).ok()?;
         Some(Self { _connection: socket })
     }
+}
+
+/// Whether the process may open many more files than it has: one that may not needs each for itself.
+fn has_descriptors_to_spare() -> bool {
+    let Ok(socket) = Unshared::packets(0) else { return false };
+    let Some(number) = socket.descriptor().number() else { return false };
+    // The lowest number that was free. One so far above is given neither beyond the process's limit nor where all up to there are in use.
+    // SAFETY: no pointers.
+    let above = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, number + SPARE_DESCRIPTORS) };
+    // SAFETY: just made, and nobody else's.
+    above >= 0 && unsafe { libc::close(above) } == 0
 }
 
 /// What the process says. A deadline counts from the job's start, `age_ns` ago.
@@ -273,28 +289,33 @@ fn cvt(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// A system call on a socket.
+/// A system call on a socket, by its number.
 struct Call<'a> {
     socket: &'a Unshared,
-    run: &'a mut dyn FnMut() -> isize,
+    run: &'a mut dyn FnMut(RawFd) -> isize,
+}
+
+impl Call<'_> {
+    /// Makes it, if the job has not closed the socket.
+    fn make(&mut self) -> io::Result<usize> {
+        let number = self.socket.descriptor().number().ok_or(io::ErrorKind::NotConnected)?;
+        usize::try_from((self.run)(number)).map_err(|_| io::Error::last_os_error())
+    }
 }
 
 /// Makes a call until no signal interrupts it.
-fn now(call: Call<'_>) -> io::Result<usize> {
+fn now(mut call: Call<'_>) -> io::Result<usize> {
     loop {
-        if let Ok(done) = usize::try_from((call.run)()) {
-            return Ok(done);
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
+        match call.make() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            made => return made,
         }
     }
 }
 
 /// Makes a call until it is not interrupted by a signal, with what is left until the deadline as the socket's timeout: a process
 /// with an interval timer would otherwise begin a new one at each tick.
-fn until_deadline(deadline_ns: u64, call: Call<'_>) -> io::Result<usize> {
+fn until_deadline(deadline_ns: u64, mut call: Call<'_>) -> io::Result<usize> {
     loop {
         let left_us = deadline_ns.saturating_sub(os::now_ns()) / NS_PER_US;
         if left_us == 0 {
@@ -303,10 +324,11 @@ fn until_deadline(deadline_ns: u64, call: Call<'_>) -> io::Result<usize> {
         let timeout =
             libc::timeval { tv_sec: (left_us / US_PER_S) as i64, tv_usec: (left_us % US_PER_S) as i64 };
         for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+            let number = call.socket.descriptor().number().ok_or(io::ErrorKind::NotConnected)?;
             // SAFETY: the option's value is a timeval of that size.
             cvt(unsafe {
                 libc::setsockopt(
-                    call.socket.as_raw_fd(),
+                    number,
                     libc::SOL_SOCKET,
                     option,
                     (&raw const timeout).cast(),
@@ -314,12 +336,9 @@ fn until_deadline(deadline_ns: u64, call: Call<'_>) -> io::Result<usize> {
                 )
             })?;
         }
-        if let Ok(done) = usize::try_from((call.run)()) {
-            return Ok(done);
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
+        match call.make() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            made => return made,
         }
     }
 }
@@ -361,18 +380,18 @@ fn connect(path: &Path, flags: i32, make: impl Fn(Call<'_>) -> io::Result<usize>
         *place = *byte as libc::c_char;
     }
     let bytes = size_of::<libc::sockaddr_un>() as u32;
-    let mut run = || {
+    let mut run = |number| {
         // SAFETY: an initialised address of that size.
-        let result = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), bytes) };
+        let result = unsafe { libc::connect(number, (&raw const address).cast(), bytes) };
         result as isize
     };
     make(Call { socket: &socket, run: &mut run })?;
     Ok(socket)
 }
 
-fn send(socket: &Unshared, packet: &[u8]) -> isize {
+fn send(number: RawFd, packet: &[u8]) -> isize {
     // SAFETY: a readable buffer of that length.
-    unsafe { libc::send(socket.as_raw_fd(), packet.as_ptr().cast(), packet.len(), libc::MSG_NOSIGNAL) }
+    unsafe { libc::send(number, packet.as_ptr().cast(), packet.len(), libc::MSG_NOSIGNAL) }
 }
 
 /// Room for the control message, aligned as its header has to be.
@@ -392,7 +411,7 @@ impl Received {
         Self { packet: vec![0; MAX_FRAME_BYTES], descriptors: Vec::new() }
     }
 
-    fn receive(&mut self, socket: &impl AsRawFd) -> isize {
+    fn receive(&mut self, number: RawFd) -> isize {
         let mut control = Control([0; 256]);
         let mut part = libc::iovec { iov_base: self.packet.as_mut_ptr().cast(), iov_len: self.packet.len() };
         // SAFETY: all zeroes is a valid msghdr.
@@ -402,7 +421,7 @@ impl Received {
         message.msg_control = control.0.as_mut_ptr().cast();
         message.msg_controllen = control.0.len();
         // SAFETY: the message describes two writable buffers that outlive the call.
-        let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) };
+        let got = unsafe { libc::recvmsg(number, &mut message, libc::MSG_CMSG_CLOEXEC) };
         let Ok(bytes) = usize::try_from(got) else { return got };
         // SAFETY: the kernel filled the control buffer; the macros walk it within the length it reported, and each descriptor in it is
         // ours alone.
@@ -412,8 +431,8 @@ impl Received {
                 if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
                     let bytes = ((*header).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
                     let first = libc::CMSG_DATA(header).cast::<i32>();
-                    for number in 0..bytes / size_of::<i32>() {
-                        self.descriptors.push(OwnedFd::from_raw_fd(first.add(number).read_unaligned()));
+                    for index in 0..bytes / size_of::<i32>() {
+                        self.descriptors.push(OwnedFd::from_raw_fd(first.add(index).read_unaligned()));
                     }
                 }
                 header = libc::CMSG_NXTHDR(&message, header);
@@ -450,7 +469,7 @@ impl Received {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::BorrowedFd;
+    use std::os::fd::{AsRawFd as _, BorrowedFd};
 
     use super::*;
 
@@ -491,18 +510,19 @@ mod tests {
         let listener = listener(&path, 1);
         let arrival = Arrival::announce(&[path]).unwrap();
         // SAFETY: open, and borrowed for this line.
-        let _childs =
-            unsafe { BorrowedFd::borrow_raw(arrival._connection.as_raw_fd()) }.try_clone_to_owned().unwrap();
+        let _childs = unsafe { BorrowedFd::borrow_raw(arrival._connection.descriptor().unchecked()) }
+            .try_clone_to_owned()
+            .unwrap();
         // SAFETY: no pointers that matter; the descriptor is new.
         let accepted = unsafe {
             let accepted = libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut());
             OwnedFd::from_raw_fd(cvt(accepted).unwrap())
         };
         let mut hello = Received::new();
-        hello.receive(&accepted);
+        hello.receive(accepted.as_raw_fd());
         assert_eq!(wire::decode::<Hello>(&hello.packet).unwrap().role(), Some(Role::Arriving));
         drop(arrival);
         let mut end = Received::new();
-        assert_eq!(end.receive(&accepted), 0);
+        assert_eq!(end.receive(accepted.as_raw_fd()), 0);
     }
 }

@@ -14,6 +14,7 @@ mod brief;
 mod capture;
 mod config;
 mod coverage;
+mod descriptor;
 mod driver;
 mod gate;
 mod handshake;

@@ -2,12 +2,11 @@
 
 use std::sync::atomic::AtomicU32;
 use std::thread;
-use std::time::Duration;
 
 const NS_PER_S: u64 = 1_000_000_000;
 /// Looks after which a waiter sleeps between two.
 const YIELDS: u32 = 500;
-const NAP: Duration = Duration::from_micros(50);
+const NAP_NS: u64 = 50_000;
 
 /// `CLOCK_MONOTONIC`, ns.
 pub fn now_ns() -> u64 {
@@ -36,13 +35,21 @@ impl Patience {
         if self.looks < YIELDS {
             thread::yield_now();
         } else {
-            thread::sleep(NAP);
+            sleep(NAP_NS);
         }
         now_ns < self.until_ns
     }
 }
 
-fn timespec(ns: u64) -> libc::timespec {
+/// Sleeps for `ns`, or until a signal comes. That of the standard library ends the process where a filter of the job's refuses the call that it makes; what locks are
+/// made of, no program can do without. Nor can a thread be cancelled in it.
+pub fn sleep(ns: u64) {
+    let nobody = AtomicU32::new(0);
+    futex_wait_private(&nobody, 0, ns);
+}
+
+/// A duration as the kernel takes it.
+pub fn timespec(ns: u64) -> libc::timespec {
     libc::timespec { tv_sec: (ns / NS_PER_S) as i64, tv_nsec: (ns % NS_PER_S) as i64 }
 }
 
@@ -73,13 +80,6 @@ pub fn futex_wake_private(word: &AtomicU32) {
 pub fn futex_wake_shared(word: *mut u32) {
     // SAFETY: waking touches no memory.
     unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
-}
-
-/// Adds one to an eventfd. A full one is rung already.
-pub fn eventfd_add(fd: i32) {
-    let one = 1_u64;
-    // SAFETY: eight readable bytes; the descriptor may be anything.
-    unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
 }
 
 /// This thread's id.

@@ -1,15 +1,15 @@
 //! What this process knows about itself once a session has begun. Before that, and in a forked child, there is nothing, and every hook
 //! forwards.
 
-use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::{io, ptr};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::wire::{UNMANAGED, Uuid};
 
 use crate::config::{self, Config};
+use crate::descriptor::{OwnDescriptor, Place};
 use crate::driver::calls::{Calls, Context, Stream};
 use crate::handshake::{self, Arrival, ConnectError, Connection, Pending};
 use crate::log::say;
@@ -25,6 +25,12 @@ use crate::{capture, coverage, os, record, thread};
 
 /// How long the end of the process waits for the meter thread to be out of the driver.
 const STOP_WAIT_NS: u64 = 20_000_000;
+/// How often it looks, ns.
+const STOP_LOOK_NS: u64 = 50_000;
+/// How often a thread looks whether another is done with the handshake, ns.
+const START_LOOK_NS: u64 = 100_000;
+/// How often the meter thread looks at its connection where its sleep cannot be ended by that, ns.
+const STEP_NS: u64 = 100_000_000;
 
 /// See the module. Lives until the process ends.
 pub struct Process {
@@ -46,9 +52,9 @@ pub struct Process {
     /// One of them; often there is no other, and threads need not keep it for themselves.
     first_context: Shared<ContextState>,
     primary_end: Mutex<()>,
-    /// The meter thread sleeps until [`Self::wake`] is written to.
+    /// The meter thread sleeps until [`Self::wake`] is rung, or on this word, where that is gone.
     is_meter_asleep: AtomicU32,
-    wake: AtomicI32,
+    wake: Place,
     is_stopping: AtomicBool,
     is_stopped: AtomicBool,
 }
@@ -93,7 +99,7 @@ pub fn start() {
         // Another thread shakes hands, which takes bounded time: what this one does next is to be metered too.
         Err(STARTING) => {
             while START.load(Ordering::Acquire) == STARTING {
-                std::thread::sleep(Duration::from_micros(100));
+                os::sleep(START_LOOK_NS);
             }
         }
         Err(_) => {}
@@ -122,8 +128,7 @@ fn begin() {
     let Some((session, index)) = begun.map_or_else(|error| begin_alone(&config, &uuids, &error), Some) else {
         return;
     };
-    // SAFETY: no pointers.
-    let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    let wake = OwnDescriptor::eventfd();
     let process: &'static Process = Box::leak(Box::new(Process {
         calls,
         gpus: uuids.iter().map(|_| Gpu::default()).collect(),
@@ -137,11 +142,12 @@ fn begin() {
         first_context: Shared::none(),
         primary_end: Mutex::default(),
         is_meter_asleep: AtomicU32::new(0),
-        wake: AtomicI32::new(wake),
+        wake: Place::none(),
         is_stopping: AtomicBool::new(false),
         is_stopped: AtomicBool::new(false),
     }));
     let session: &'static Session = Box::leak(Box::new(session));
+    process.wake.swap(wake);
     session.attach(&process.gpus, &index, wake);
     process.session.set(Some(session));
     if let Err(error) = meter::thread::start(process) {
@@ -203,8 +209,10 @@ extern "C" fn forked() {
         // SAFETY: this is the child's only thread, and it has just let go of the process state.
         unsafe { session.close() };
     }
-    // SAFETY: as above. A negative number is none, and refused.
-    unsafe { libc::close(process.wake.load(Ordering::Relaxed)) };
+    // This is the child's only thread.
+    if let Some(wake) = process.wake.get() {
+        wake.close();
+    }
 }
 
 /// At the end of the process, before the driver's own end: the meter thread must be out of it.
@@ -217,10 +225,10 @@ pub extern "C" fn stop() {
         coverage::publish_now(session.meter(), os::now_ns());
     }
     process.is_stopping.store(true, Ordering::SeqCst);
-    os::eventfd_add(process.wake.load(Ordering::Relaxed));
+    process.rouse_meter();
     let until_ns = os::now_ns() + STOP_WAIT_NS;
     while !process.is_stopped.load(Ordering::Acquire) && os::now_ns() < until_ns {
-        std::thread::sleep(Duration::from_micros(50));
+        os::sleep(STOP_LOOK_NS);
     }
     // What is launched from here on would wait for completions that nobody sees any more.
     PROCESS.store(ptr::null_mut(), Ordering::Release);
@@ -273,7 +281,11 @@ impl Process {
             return Err(ConnectError::Renumbered);
         }
         let index = session.renew(connection, &self.gpus)?;
-        session.attach(&self.gpus, &index, self.wake.load(Ordering::Relaxed));
+        session.attach(&self.gpus, &index, None);
+        if self.wake.get().is_none() {
+            // What took it away is over.
+            self.wake.swap(OwnDescriptor::eventfd());
+        }
         self.memory.move_to(session, &self.gpus);
         say!(Info, "the daemon is back: session {}", session.id());
         Ok(())
@@ -475,8 +487,25 @@ impl Process {
     #[inline]
     pub fn wake_meter(&self) {
         if self.is_meter_asleep.load(Ordering::SeqCst) != 0 {
-            os::eventfd_add(self.wake.load(Ordering::Relaxed));
+            self.rouse_meter();
         }
+    }
+
+    /// Ends the meter thread's sleep.
+    #[cold]
+    pub fn rouse_meter(&self) {
+        if !self.wake.get().is_some_and(OwnDescriptor::ring) {
+            self.is_meter_asleep.store(0, Ordering::SeqCst);
+            os::futex_wake_private(&self.is_meter_asleep);
+        }
+    }
+
+    /// Looks whether the job has closed what the meter thread waits by. Returns whether it has closed `socket`, and with it the connection.
+    pub fn look_at_descriptors(&self, socket: Option<OwnDescriptor>) -> bool {
+        if !self.wake.get().is_some_and(OwnDescriptor::is_ours) {
+            self.wake.swap(None);
+        }
+        socket.is_some_and(|socket| !socket.is_ours())
     }
 
     /// The meter thread is about to sleep. False: something is open after all.
@@ -495,27 +524,38 @@ impl Process {
         self.is_meter_asleep.store(0, Ordering::SeqCst);
     }
 
-    /// The meter thread's sleep. Returns whether `socket` (or none: negative) has ended.
-    pub fn sleep(&self, socket: i32, sleep_ns: u64) -> bool {
-        const NS_PER_S: u64 = 1_000_000_000;
-        let wake = self.wake.load(Ordering::Relaxed);
-        let mut polled = [
-            libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 },
-            libc::pollfd { fd: wake, events: libc::POLLIN, revents: 0 },
-        ];
-        let timeout =
-            libc::timespec { tv_sec: (sleep_ns / NS_PER_S) as i64, tv_nsec: (sleep_ns % NS_PER_S) as i64 };
+    /// The meter thread's sleep, a deep one if others know of it. Returns whether `socket`, if there is one, has ended.
+    pub fn sleep(&self, socket: Option<OwnDescriptor>, mut sleep_ns: u64, is_deep: bool) -> bool {
+        let wake = self.wake.get();
+        if wake.is_none() {
+            let nap_ns = if socket.is_some() { sleep_ns.min(STEP_NS) } else { sleep_ns };
+            if is_deep {
+                os::futex_wait_private(&self.is_meter_asleep, 1, nap_ns);
+            } else {
+                os::sleep(nap_ns);
+            }
+            sleep_ns = 0;
+        }
+        let polled = |descriptor: Option<OwnDescriptor>| libc::pollfd {
+            fd: descriptor.map_or(-1, OwnDescriptor::unchecked),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut polled = [polled(socket), polled(wake)];
+        let timeout = os::timespec(sleep_ns);
         // SAFETY: the array and the timeout outlive the call.
         let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), polled.len() as u64, &timeout, ptr::null()) };
+        if ready < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            // A filter of the job's: from here on without.
+            self.wake.swap(None);
+        }
         if ready <= 0 {
             return false;
         }
-        if polled[1].revents & libc::POLLIN != 0 {
-            let mut count = 0_u64;
-            // SAFETY: eight writable bytes.
-            unsafe { libc::read(wake, (&raw mut count).cast(), size_of::<u64>()) };
+        if polled[1].revents != 0 && !wake.is_some_and(OwnDescriptor::hush) {
+            self.wake.swap(None);
         }
-        // The controller never sends after its welcome: anything at all is the end.
+        // The controller never sends after its welcome: anything at all is the end. So it is if the number is another's now: ours was closed.
         polled[0].revents != 0
     }
 }

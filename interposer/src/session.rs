@@ -2,8 +2,8 @@
 //! daemon that came back renews it, and what was counted before is counted on.
 
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::beat::BeatPage;
@@ -13,6 +13,7 @@ use deepres_abi::meter::{MeterPage, MeterSlot, Reading};
 use deepres_abi::page::{MINOR_CARRIES, Page};
 use deepres_abi::wire::{Frame as _, UNMANAGED};
 
+use crate::descriptor::{OwnDescriptor, Place};
 use crate::handshake::{ConnectError, Connection};
 use crate::memory::ledgers::{Ledger, Ledgers};
 use crate::meter::gpu::{Gpu, Shared};
@@ -27,8 +28,6 @@ const HEARTBEAT_LIMIT_NS: u64 = 1_000_000_000;
 const GUARD_NAP_NS: u64 = 10_000_000;
 /// Within so long a daemon gives back what a dead process held, ns.
 const BURIAL_NS: u64 = 100_000_000;
-/// No descriptor.
-const NONE: i32 = -1;
 
 const READ: Protection = libc::PROT_READ;
 const BOTH: Protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -47,13 +46,13 @@ pub struct Session {
     first_ledger: (&'static LedgerPage, usize),
     /// What gates say while there is no controller and launches are to fail.
     shut: [GrantSlot; MAX_GPUS],
-    socket: AtomicI32,
+    socket: Place,
     /// The memory of the meter page.
-    meter_memory: AtomicI32,
+    meter_memory: Place,
     /// That of the ledger. Locks on it say who of the tenant lives; they end when any descriptor of it is closed.
-    ledger_memory: AtomicI32,
+    ledger_memory: Place,
     /// By the GPU's ordinal in this process.
-    bells: [AtomicI32; MAX_GPUS],
+    bells: [Place; MAX_GPUS],
     connected_ns: AtomicU64,
     is_gone: AtomicBool,
     /// Daemons that the process had a session with.
@@ -87,10 +86,10 @@ impl Session {
             },
             first_ledger,
             shut: Default::default(),
-            socket: AtomicI32::new(socket.into_raw_fd()),
-            meter_memory: AtomicI32::new(meter.into_raw_fd()),
-            ledger_memory: AtomicI32::new(ledger.into_raw_fd()),
-            bells: std::array::from_fn(|_| AtomicI32::new(NONE)),
+            socket: Place::new(socket.into_descriptor()),
+            meter_memory: Place::new(OwnDescriptor::new(meter)),
+            ledger_memory: Place::new(OwnDescriptor::new(ledger)),
+            bells: [const { Place::none() }; MAX_GPUS],
             connected_ns: AtomicU64::new(os::now_ns()),
             is_gone: AtomicBool::new(false),
             sessions: AtomicU32::new(1),
@@ -111,10 +110,10 @@ impl Session {
             ledgers: Box::leak(Box::new(Ledgers::new(local.page.ledger(), local.slot()))),
             first_ledger: (local.page.ledger(), local.slot()),
             shut: Default::default(),
-            socket: AtomicI32::new(NONE),
-            meter_memory: AtomicI32::new(NONE),
-            ledger_memory: AtomicI32::new(NONE),
-            bells: std::array::from_fn(|_| AtomicI32::new(NONE)),
+            socket: Place::none(),
+            meter_memory: Place::none(),
+            ledger_memory: Place::none(),
+            bells: [const { Place::none() }; MAX_GPUS],
             connected_ns: AtomicU64::new(os::now_ns()),
             is_gone: AtomicBool::new(false),
             sessions: AtomicU32::new(0),
@@ -168,7 +167,7 @@ impl Session {
             l_len: 1,
             l_pid: 0,
         };
-        let memory = self.ledger_memory.load(Ordering::Relaxed);
+        let memory = self.ledger_memory.get()?.number()?;
         // SAFETY: a complete description of the lock, which outlives the call.
         (unsafe { libc::fcntl(memory, command, &raw mut lock) } == 0).then_some(lock)
     }
@@ -199,8 +198,8 @@ impl Session {
         }
         // Last of what can fail: a slot of a connection that is given up is another session's soon.
         self.ledgers.replace(&ledger, welcome.ledger_slot as usize).map_err(ConnectError::Page)?;
-        drop(self.exchange(&self.ledger_memory, ledger));
-        drop(self.exchange_socket(socket.into_raw_fd()));
+        exchange(&self.ledger_memory, ledger);
+        drop(self.exchange_socket(Some(socket)));
         self.take_bells(bells, &welcome.gpu_index[..gpus.len().min(MAX_GPUS)]);
         self.sessions.fetch_add(1, Ordering::Relaxed);
         Ok(welcome.gpu_index)
@@ -227,7 +226,7 @@ impl Session {
             })
             .collect();
         gpus.iter().for_each(Gpu::forget_only_launch);
-        next.attach(gpus, index, NONE);
+        next.attach(gpus, index, None);
         let (ledger, slot) = next.first_ledger;
         self.ledgers.follow(ledger, slot);
         place.set(Some(next));
@@ -249,12 +248,11 @@ impl Session {
         gpus: &[Gpu],
         index: Option<&[u8; MAX_GPUS]>,
     ) -> Result<(), ConnectError> {
-        // SAFETY: the memory of the page there is, or no descriptor at all; only looked at here.
-        let old = unsafe { std::os::fd::BorrowedFd::borrow_raw(self.meter_memory.load(Ordering::Relaxed)) };
-        let old = old.try_clone_to_owned().map_err(ConnectError::Io)?;
-        let old = Mapped::<MeterPage>::new(&old, BOTH).map_err(ConnectError::Page)?;
+        // What a job has closed is still mapped. In a page that is mapped in one place only nobody can look once another has taken that.
+        let old = self.meter_memory.get().and_then(OwnDescriptor::number).map(again).transpose()?;
+        let old = old.as_ref();
         let slots = |gpu: &Gpu, index: u8| {
-            let before = old.page().slot(gpu.index()?)?;
+            let before = old.map_or(self.meter, Mapped::page).slot(gpu.index()?)?;
             Some((before, fresh.page().slot(usize::from(index))?))
         };
         let both: Vec<_> = index
@@ -269,33 +267,23 @@ impl Session {
         // SAFETY: kept in `new`, the memory checked by the mapping `fresh`, and mapped as in `new`.
         unsafe { put(self.meter, memory, BOTH)? };
         // From here on nobody counts in the old page any more: what came between is all there.
-        for ((before, now), reading) in both.iter().zip(&read) {
+        for ((before, now), reading) in both.iter().zip(&read).filter(|_| old.is_some()) {
             now.grow(&before.read(), reading);
         }
-        let memory = memory.try_clone().map_err(ConnectError::Io)?;
-        drop(self.exchange(&self.meter_memory, memory));
+        exchange(&self.meter_memory, memory.try_clone().map_err(ConnectError::Io)?);
         if index.is_some() {
             fresh.page().set_carried();
         }
         Ok(())
     }
 
-    /// The new descriptor takes the place of the one there is, which is returned.
-    fn exchange(&self, place: &AtomicI32, new: OwnedFd) -> Option<OwnedFd> {
-        let old = place.swap(new.into_raw_fd(), Ordering::AcqRel);
-        // SAFETY: a descriptor that was put there as one of our own, and is nobody else's now.
-        (old != NONE).then(|| unsafe { OwnedFd::from_raw_fd(old) })
-    }
-
-    fn exchange_socket(&self, new: i32) -> Option<Unshared> {
-        let old = self.socket.swap(new, Ordering::AcqRel);
-        // SAFETY: the number was put there as one of our own, and is nobody else's now.
-        (old != NONE).then(|| unsafe { Unshared::from_raw_fd(old) })
+    fn exchange_socket(&self, new: Option<Unshared>) -> Option<Unshared> {
+        self.socket.swap(new.map(Unshared::into_descriptor)).map(Unshared::from_descriptor)
     }
 
     /// Ends it before anybody has used it.
     pub fn end(&self) {
-        drop(self.exchange_socket(NONE));
+        drop(self.exchange_socket(None));
         // SAFETY: by the caller's word nobody uses it.
         unsafe { self.close() };
     }
@@ -305,25 +293,27 @@ impl Session {
         let mut bells = bells.into_iter();
         for (place, _) in self.bells.iter().zip(index).filter(|(_, index)| **index != UNMANAGED) {
             let Some(bell) = bells.next() else { return };
-            let number = place.load(Ordering::Relaxed);
-            if number == NONE {
-                place.store(bell.into_raw_fd(), Ordering::Release);
-            } else {
-                // SAFETY: both are open and ours; the old bell is closed by it, at once.
-                unsafe { libc::dup3(bell.as_raw_fd(), number, libc::O_CLOEXEC) };
-            }
+            let bell = match place.get().and_then(OwnDescriptor::number) {
+                None => OwnDescriptor::new(bell),
+                Some(number) => {
+                    // SAFETY: both are open and ours; the old bell is closed by it, at once.
+                    unsafe { libc::dup3(bell.as_raw_fd(), number, libc::O_CLOEXEC) };
+                    OwnDescriptor::of(number)
+                }
+            };
+            place.swap(Some(bell));
         }
     }
 
     /// Hands each GPU its slots, by the controller's `index` of each. The session is there from here on. Without a daemon the bell is
     /// `wake`, that of the meter thread.
-    pub fn attach(&'static self, gpus: &[Gpu], index: &[u8; MAX_GPUS], wake: i32) {
+    pub fn attach(&'static self, gpus: &[Gpu], index: &[u8; MAX_GPUS], wake: Option<OwnDescriptor>) {
         for ((gpu, index), bell) in gpus.iter().zip(index).zip(&self.bells) {
             let slots = (*index != UNMANAGED)
                 .then(|| self.grant.slot(usize::from(*index)).zip(self.meter.slot(usize::from(*index))));
             match slots.flatten() {
                 Some((grant, meter)) => {
-                    let bell = if self.local.is_some() { wake } else { bell.load(Ordering::Acquire) };
+                    let bell = if self.local.is_some() { wake } else { bell.get() };
                     gpu.connect(*index, grant, meter, bell);
                     self.lock_slot(usize::from(*index));
                 }
@@ -396,9 +386,9 @@ impl Session {
         self.meter
     }
 
-    /// The socket, whose end is the end of the session; negative if it has none.
-    pub fn socket(&self) -> i32 {
-        self.socket.load(Ordering::Relaxed)
+    /// The socket, whose end is the end of the session, if it has one.
+    pub fn socket(&self) -> Option<OwnDescriptor> {
+        self.socket.get()
     }
 
     /// The controller's number of this session.
@@ -451,14 +441,29 @@ impl Session {
     /// Nobody in this process uses the session from here on.
     pub unsafe fn close(&self) {
         for descriptor in self.bells.iter().chain([&self.meter_memory, &self.ledger_memory]) {
-            // SAFETY: open, and by the caller's promise used by nobody; closing none at all does nothing.
-            unsafe { libc::close(descriptor.load(Ordering::Relaxed)) };
+            if let Some(descriptor) = descriptor.get() {
+                descriptor.close();
+            }
         }
         if let Some(local) = &self.local {
             // SAFETY: the caller's promise.
             unsafe { local.close() };
         }
     }
+}
+
+/// The new descriptor takes the place of the one there is, which is closed.
+fn exchange(place: &Place, new: OwnedFd) {
+    if let Some(old) = place.swap(Some(OwnDescriptor::new(new))) {
+        old.close();
+    }
+}
+
+/// Maps the meter page at `number` once more.
+fn again(number: i32) -> Result<Mapped<MeterPage>, ConnectError> {
+    // SAFETY: the memory of the page there is, only looked at here.
+    let memory = unsafe { BorrowedFd::borrow_raw(number) };
+    map(&memory.try_clone_to_owned().map_err(ConnectError::Io)?, BOTH)
 }
 
 fn map<P: Page>(memory: &OwnedFd, protection: Protection) -> Result<Mapped<P>, ConnectError> {

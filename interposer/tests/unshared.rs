@@ -1,5 +1,8 @@
 //! Whether a forked child has a connection, whenever it is forked. In a process of its own: what sockets it has is what is looked at.
 
+#[path = "../src/descriptor.rs"]
+#[expect(dead_code, reason = "the interposer uses the rest of it")]
+mod descriptor;
 #[path = "../src/os.rs"]
 #[expect(dead_code, reason = "the interposer uses the rest of it")]
 mod os;
@@ -35,8 +38,8 @@ fn no_child_has_a_connection_whenever_it_is_forked() {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     let socket = Unshared::packets(0).unwrap();
-                    // SAFETY: the number of a moment ago.
-                    drop(unsafe { Unshared::from_raw_fd(socket.into_raw_fd()) });
+                    assert!(socket.descriptor().is_ours());
+                    drop(Unshared::from_descriptor(socket.into_descriptor()));
                 }
             });
         }

@@ -34,6 +34,8 @@ pub struct ProcessCoverage {
     pub export_tables: u64,
     /// Libraries whose calls go to the driver without us (`RTLD_DEEPBIND`, `dlmopen`).
     pub bound_past: u64,
+    /// Times that somebody was given the C library's own `dlsym`, by which functions are found without us.
+    pub given_lookups: u64,
     /// The process has another version of deepres, whose functions cannot be named here.
     pub is_other_version: bool,
 }
@@ -85,6 +87,7 @@ impl ProcessCoverage {
             unknown_names: count(&page.unknown_names),
             export_tables: count(&page.export_tables),
             bound_past: count(&page.bound_past),
+            given_lookups: count(&page.given_lookups),
             is_other_version,
         }
     }

@@ -3,10 +3,10 @@
 use std::ffi::CStr;
 
 use crate::nvml::types::{
-    DetailList, Device, FUNCTION_NOT_FOUND, Memory, MemoryV2, OfProcess, ProcessV1, ProcessV2, Return,
-    SUCCESS, Sample, Utilization, UtilizationList,
+    DETAIL_LIST_V1, DetailList, Device, FUNCTION_NOT_FOUND, INSUFFICIENT_SIZE, Memory, MemoryV2, OfProcess,
+    ProcessV1, ProcessV2, Return, SUCCESS, Sample, Utilization, UtilizationList,
 };
-use crate::nvml::{self, Function, Part};
+use crate::nvml::{self, Function, OwnProcesses, Part};
 
 /// A hooked function of NVML.
 pub struct Hook {
@@ -30,9 +30,35 @@ pub fn by_symbol(symbol: &CStr) -> Option<&'static Hook> {
     ALL.iter().find(|hook| hook.function.name == symbol)
 }
 
-/// Defines hooks: `name = symbol(arguments), |part| what to change of a successful answer`. In the body the arguments are the caller's.
+/// What a hook answers, after NVML or instead of it.
+macro_rules! answer {
+    (after $real:ident($device:ident $(, $argument:ident)*) |$part:ident| $body:block) => {{
+        // SAFETY: the caller's arguments, as they came.
+        let result = unsafe { $real($device $(, $argument)*) };
+        if result == SUCCESS
+            && let Some($part) = nvml::part($device)
+        {
+            $body
+        }
+        result
+    }};
+    (instead $real:ident($device:ident $(, $argument:ident)*) |$own:ident, $ask:ident| $body:block) => {
+        match nvml::part($device).and_then(|part| part.processes()) {
+            Some($own) => {
+                let $ask = $real;
+                $body
+            }
+            // SAFETY: the caller's arguments, as they came.
+            None => unsafe { $real($device $(, $argument)*) },
+        }
+    };
+}
+
+/// Defines hooks: `name = symbol(arguments) after |part| what to change of a successful answer`, or `instead |own, real| the answer` where the tenant's processes
+/// are known. In the body the arguments are the caller's.
 macro_rules! hooks {
-    ($($name:ident = $symbol:ident($device:ident: Device $(, $argument:ident: $type:ty)*) |$part:ident| $body:block)+) => {
+    ($($name:ident = $symbol:ident($device:ident: Device $(, $argument:ident: $type:ty)*)
+        $way:ident |$($known:ident),+| $body:block)+) => {
         #[expect(non_camel_case_types, reason = "one for each hook, named after it")]
         #[derive(Clone, Copy)]
         #[repr(usize)]
@@ -56,14 +82,7 @@ macro_rules! hooks {
                 }
                 // SAFETY: NVML's function of that name has this type.
                 let real = unsafe { std::mem::transmute::<usize, Real>(real) };
-                // SAFETY: the caller's arguments, as they came.
-                let result = unsafe { real($device $(, $argument)*) };
-                if result == SUCCESS
-                    && let Some($part) = nvml::part($device)
-                {
-                    $body
-                }
-                result
+                answer!($way real($device $(, $argument)*) |$($known),+| $body)
             }
         )+
 
@@ -96,8 +115,40 @@ unsafe fn keep_own<T: OfProcess>(part: &Part, count: *mut u32, list: *mut T) {
     *count = part.retain(written) as u32;
 }
 
+/// Answers for a list by NVML's protocol with the tenant's own alone: `count` says for how many there is room at `list`, and is told how many there are. Which
+/// are the others' is not to be seen in either. `ask` is NVML.
+///
+/// # Safety
+/// `count` and `list` are null, or as the protocol wants them.
+unsafe fn answer_list<T: OfProcess>(
+    own: &OwnProcesses,
+    count: *mut u32,
+    list: *mut T,
+    ask: impl Fn(*mut u32, *mut T) -> Return,
+) -> Return {
+    // SAFETY: the caller's promise.
+    let Some(count) = (unsafe { count.as_mut() }) else { return ask(count, list) };
+    let found = match own.list(|count, list| ask(count, list)) {
+        Ok(found) => found,
+        Err(error) => return error,
+    };
+    let mut room = std::mem::replace(count, found.len() as u32);
+    if found.len() > room as usize {
+        return INSUFFICIENT_SIZE;
+    }
+    if list.is_null() && !found.is_empty() {
+        // Its own word for that.
+        return ask(&mut room, list);
+    }
+    if !found.is_empty() {
+        // SAFETY: room for as many, by the caller's word.
+        unsafe { list.copy_from_nonoverlapping(found.as_ptr(), found.len()) };
+    }
+    SUCCESS
+}
+
 hooks! {
-    memory_info = nvmlDeviceGetMemoryInfo(device: Device, memory: *mut Memory) |part| {
+    memory_info = nvmlDeviceGetMemoryInfo(device: Device, memory: *mut Memory) after |part| {
         // SAFETY: NVML wrote it.
         if let Some(memory) = unsafe { memory.as_mut() }
             && let Some((total, free, used)) = part.memory(memory.total, memory.free)
@@ -106,7 +157,7 @@ hooks! {
         }
     }
 
-    memory_info_v2 = nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut MemoryV2) |part| {
+    memory_info_v2 = nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut MemoryV2) after |part| {
         // SAFETY: NVML wrote it.
         if let Some(memory) = unsafe { memory.as_mut() }
             && let Some((total, free, used)) = part.memory(memory.total, memory.free)
@@ -116,7 +167,7 @@ hooks! {
         }
     }
 
-    utilization = nvmlDeviceGetUtilizationRates(device: Device, rates: *mut Utilization) |part| {
+    utilization = nvmlDeviceGetUtilizationRates(device: Device, rates: *mut Utilization) after |part| {
         // SAFETY: NVML wrote it.
         if let Some(rates) = unsafe { rates.as_mut() } {
             let whole = rates.gpu.max(1);
@@ -126,65 +177,79 @@ hooks! {
         }
     }
 
-    compute_processes = nvmlDeviceGetComputeRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) |part| {
-        // SAFETY: NVML succeeded with these.
-        unsafe { keep_own(&part, count, list) };
+    compute_processes = nvmlDeviceGetComputeRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) instead |own, real| {
+        // SAFETY: the caller's, by NVML's protocol.
+        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
     }
 
-    compute_processes_v2 = nvmlDeviceGetComputeRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) |part| {
+    compute_processes_v2 = nvmlDeviceGetComputeRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) instead |own, real| {
+        // SAFETY: the caller's, by NVML's protocol.
+        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
+    }
+
+    compute_processes_v3 = nvmlDeviceGetComputeRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) instead |own, real| {
+        // SAFETY: the caller's, by NVML's protocol.
+        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
+    }
+
+    graphics_processes = nvmlDeviceGetGraphicsRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) instead |own, real| {
+        // SAFETY: the caller's, by NVML's protocol.
+        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
+    }
+
+    graphics_processes_v2 = nvmlDeviceGetGraphicsRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) instead |own, real| {
+        // SAFETY: the caller's, by NVML's protocol.
+        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
+    }
+
+    graphics_processes_v3 = nvmlDeviceGetGraphicsRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) instead |own, real| {
+        // SAFETY: the caller's, by NVML's protocol.
+        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
+    }
+
+    mps_processes = nvmlDeviceGetMPSComputeRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) instead |own, real| {
+        // SAFETY: the caller's, by NVML's protocol.
+        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
+    }
+
+    mps_processes_v2 = nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) instead |own, real| {
+        // SAFETY: the caller's, by NVML's protocol.
+        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
+    }
+
+    mps_processes_v3 = nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) instead |own, real| {
+        // SAFETY: the caller's, by NVML's protocol.
+        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
+    }
+
+    process_utilization = nvmlDeviceGetProcessUtilization(device: Device, list: *mut Sample, count: *mut u32, since: u64) after |part| {
         // SAFETY: as above.
         unsafe { keep_own(&part, count, list) };
     }
 
-    compute_processes_v3 = nvmlDeviceGetComputeRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) |part| {
-        // SAFETY: as above.
-        unsafe { keep_own(&part, count, list) };
-    }
-
-    graphics_processes = nvmlDeviceGetGraphicsRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) |part| {
-        // SAFETY: as above.
-        unsafe { keep_own(&part, count, list) };
-    }
-
-    graphics_processes_v2 = nvmlDeviceGetGraphicsRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) |part| {
-        // SAFETY: as above.
-        unsafe { keep_own(&part, count, list) };
-    }
-
-    graphics_processes_v3 = nvmlDeviceGetGraphicsRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) |part| {
-        // SAFETY: as above.
-        unsafe { keep_own(&part, count, list) };
-    }
-
-    mps_processes = nvmlDeviceGetMPSComputeRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) |part| {
-        // SAFETY: as above.
-        unsafe { keep_own(&part, count, list) };
-    }
-
-    mps_processes_v2 = nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) |part| {
-        // SAFETY: as above.
-        unsafe { keep_own(&part, count, list) };
-    }
-
-    mps_processes_v3 = nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) |part| {
-        // SAFETY: as above.
-        unsafe { keep_own(&part, count, list) };
-    }
-
-    process_utilization = nvmlDeviceGetProcessUtilization(device: Device, list: *mut Sample, count: *mut u32, since: u64) |part| {
-        // SAFETY: as above.
-        unsafe { keep_own(&part, count, list) };
-    }
-
-    process_details = nvmlDeviceGetRunningProcessDetailList(device: Device, details: *mut DetailList) |part| {
-        // SAFETY: NVML succeeded with it.
-        if let Some(details) = unsafe { details.as_mut() } {
-            // SAFETY: it wrote so many.
-            unsafe { keep_own(&part, &mut details.count, details.list) };
+    process_details = nvmlDeviceGetRunningProcessDetailList(device: Device, details: *mut DetailList) instead |own, real| {
+        // SAFETY: null, or what its caller has filled in.
+        match unsafe { details.as_mut() } {
+            Some(details) if details.version == DETAIL_LIST_V1 => {
+                let asked = *details;
+                let ask = |count: *mut u32, list| {
+                    // SAFETY: the number of those for which there is room, which it is to say of the list.
+                    let count = unsafe { &mut *count };
+                    let mut here = DetailList { count: *count, list, ..asked };
+                    // SAFETY: the caller's list with other room.
+                    let result = unsafe { real(device, &mut here) };
+                    *count = here.count;
+                    result
+                };
+                // SAFETY: the caller's, by NVML's protocol.
+                unsafe { answer_list(&own, &mut details.count, details.list, ask) }
+            }
+            // SAFETY: the caller's arguments, as they came.
+            _ => unsafe { real(device, details) },
         }
     }
 
-    processes_utilization = nvmlDeviceGetProcessesUtilizationInfo(device: Device, info: *mut UtilizationList) |part| {
+    processes_utilization = nvmlDeviceGetProcessesUtilizationInfo(device: Device, info: *mut UtilizationList) after |part| {
         // SAFETY: NVML succeeded with it.
         if let Some(info) = unsafe { info.as_mut() } {
             // SAFETY: it wrote so many.

@@ -3,7 +3,6 @@
 //! What either may need at most is known when its graph is made executable: the sum of what its nodes allocate. So much is promised before, less
 //! what the driver has to spare; afterwards the driver says what there is.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -15,6 +14,7 @@ use deepres_abi::meter::MemoryKind;
 use super::charge;
 use super::held::Held;
 use super::site::Site;
+use super::table::Plain;
 use crate::driver::memory::{self, ExecHandle};
 use crate::meter::gpu::Gpu;
 use crate::process::Process;
@@ -62,7 +62,7 @@ fn needs_of(graph: CUgraph) -> Needs {
 /// See the module.
 #[derive(Default)]
 pub struct Graphs {
-    needs: Mutex<HashMap<ExecHandle, Needs>>,
+    needs: Mutex<Plain<ExecHandle, Needs>>,
     /// By device. Nobody who has it waits for anybody.
     held: Mutex<Vec<Held>>,
     /// Had by the one that may count on what the driver has to spare: another one at the same time would count on the same.
@@ -70,7 +70,7 @@ pub struct Graphs {
 }
 
 impl Graphs {
-    fn needs(&self) -> std::sync::MutexGuard<'_, HashMap<ExecHandle, Needs>> {
+    fn needs(&self) -> std::sync::MutexGuard<'_, Plain<ExecHandle, Needs>> {
         self.needs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

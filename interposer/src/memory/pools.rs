@@ -4,7 +4,6 @@
 //! what it has. It is asked again whenever it may have given something back: when the process has waited for the GPU. If the limit leaves no room
 //! for growth, what pools do not use is given back first; what then fits into a pool without growth is let through.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -15,6 +14,7 @@ use deepres_abi::meter::MemoryKind;
 use super::charge;
 use super::held::Held;
 use super::site::{Promise, Site};
+use super::table::Plain;
 use crate::driver::calls::Context;
 use crate::driver::memory::{self, PoolHandle};
 use crate::meter::gpu::Gpu;
@@ -34,7 +34,7 @@ pub struct Pool {
     /// What it is charged. Held while the pool may be growing, and while it is being destroyed.
     state: Mutex<Held>,
     /// What was allocated from it and not freed, with the context that it dies with.
-    live: Mutex<HashMap<u64, usize>>,
+    live: Mutex<Plain<u64, usize>>,
 }
 
 /// See the module.

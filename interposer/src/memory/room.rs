@@ -1,8 +1,5 @@
 //! Waiting for memory that the tenant may have and the GPU lacks: others have it, and the daemon can have them taken off.
 
-use std::thread;
-use std::time::Duration;
-
 use deepres_abi::ledger::Account;
 
 use super::ledgers::Ledger;
@@ -10,8 +7,8 @@ use crate::meter::gpu::Gpu;
 use crate::os;
 use crate::session::Session;
 
-/// How often a waiter looks: moving memory takes far longer.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// How often a waiter looks, ns: moving memory takes far longer.
+const LOOK_EVERY_NS: u64 = 1_000_000;
 
 /// The driver has no memory for `bytes`: lets the daemon make room. False if none is to be had; once it was waited for, however that ended, the driver is to be
 /// asked again, since who had the memory may be gone. Meanwhile the request needs none: what is found is not to be made room for again.
@@ -25,7 +22,7 @@ pub fn wait(session: &Session, gpu: &Gpu, (ledger, account): (&Ledger, Account<'
         if is_forgotten || !waiting.goes_on() || session.is_controller_gone(gpu, os::now_ns()) {
             return has_waited;
         }
-        thread::sleep(LOOK_EVERY);
+        os::sleep(LOOK_EVERY_NS);
         has_waited = true;
     }
     true

@@ -4,7 +4,10 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasherDefault, DefaultHasher, Hasher};
+
+/// A table by other keys. That of the standard library begins with random numbers, and ends the process where a filter of the job's refuses them.
+pub type Plain<K, V> = HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
 
 /// Spreads numbers that are much alike, each to its own.
 pub const fn mixed(number: u64) -> u64 {

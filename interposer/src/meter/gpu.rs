@@ -1,6 +1,6 @@
 //! One GPU as this process sees it: what the session says about it, and what is in flight on it.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use deepres_abi::gate::OnlyLaunch;
 use deepres_abi::grant::{Gate, GrantSlot};
@@ -8,7 +8,8 @@ use deepres_abi::meter::{Launching, MeterSlot};
 use deepres_abi::wire::UNMANAGED;
 
 use super::estimates::Estimates;
-use crate::os;
+use crate::descriptor::{OwnDescriptor, Place};
+use crate::{os, process};
 
 /// A reference that can be replaced, to something that lives as long as the process.
 #[derive(Debug)]
@@ -34,9 +35,6 @@ impl<T> Shared<T> {
     }
 }
 
-/// No bell: not connected.
-const NO_BELL: i32 = -1;
-
 /// Streams that run one after another.
 const NO_OVERLAP_PERMILLE: u64 = 1000;
 
@@ -47,7 +45,7 @@ pub struct Gpu {
     meter: Shared<MeterSlot>,
     /// The controller's index, or [`UNMANAGED`].
     index: AtomicU32,
-    bell: AtomicI32,
+    bell: Place,
     /// Estimated GPU time launched and not seen complete, ns.
     queued_ns: AtomicU64,
     /// How many times over the streams' times cover the GPU's, in thousandths.
@@ -72,7 +70,7 @@ impl Default for Gpu {
             grant: Shared::none(),
             meter: Shared::none(),
             index: AtomicU32::new(u32::from(UNMANAGED)),
-            bell: AtomicI32::new(NO_BELL),
+            bell: Place::none(),
             queued_ns: AtomicU64::new(0),
             overlap_permille: AtomicU64::new(NO_OVERLAP_PERMILLE),
             freed: AtomicU32::new(0),
@@ -87,9 +85,15 @@ impl Default for Gpu {
 
 impl Gpu {
     /// Takes up what a session says about this GPU.
-    pub fn connect(&self, index: u8, grant: &'static GrantSlot, meter: &'static MeterSlot, bell: i32) {
+    pub fn connect(
+        &self,
+        index: u8,
+        grant: &'static GrantSlot,
+        meter: &'static MeterSlot,
+        bell: Option<OwnDescriptor>,
+    ) {
         self.index.store(u32::from(index), Ordering::Relaxed);
-        self.bell.store(bell, Ordering::Relaxed);
+        self.bell.swap(bell);
         self.meter.set(Some(meter));
         self.only_launch.reset(grant);
         self.grant.set(Some(grant));
@@ -109,7 +113,7 @@ impl Gpu {
     pub fn disconnect(&self) {
         self.grant.set(None);
         self.meter.set(None);
-        self.bell.store(NO_BELL, Ordering::Relaxed);
+        self.bell.swap(None);
         self.index.store(u32::from(UNMANAGED), Ordering::Relaxed);
     }
 
@@ -138,9 +142,12 @@ impl Gpu {
 
     /// Tells the controller that something changed that it waits for.
     pub fn ring(&self) {
-        let bell = self.bell.load(Ordering::Relaxed);
-        if bell != NO_BELL {
-            os::eventfd_add(bell);
+        // Without a daemon the bell is the meter thread's, which can be woken without it; else the controller looks by itself now and then.
+        if self.index().is_some()
+            && !self.bell.get().is_some_and(OwnDescriptor::ring)
+            && let Some(process) = process::current()
+        {
+            process.rouse_meter();
         }
     }
 

@@ -1,5 +1,6 @@
 //! Finding the daemon again. The meter thread does it between two looks, and never waits for it.
 
+use crate::descriptor::OwnDescriptor;
 use crate::handshake::{ConnectError, Pending};
 use crate::log::say;
 use crate::process::Process;
@@ -38,9 +39,9 @@ impl Reconnect {
         *self = Self { due_ns: now_ns.saturating_add(PAUSE_NS.0), ..Self::default() };
     }
 
-    /// Becomes readable when there is something to do; negative if nothing can be.
-    pub fn socket(&self) -> i32 {
-        self.pending.as_ref().map_or(-1, Pending::socket)
+    /// Becomes readable when there is something to do; none if nothing can be.
+    pub fn socket(&self) -> Option<OwnDescriptor> {
+        self.pending.as_ref().map(Pending::socket)
     }
 
     /// When there is something to do at the latest.

@@ -1,7 +1,6 @@
 //! The meter thread: reads what segments took, keeps the meter page, and watches the connection.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use std::{io, mem, ptr, thread};
 
 use super::account::Account;
@@ -67,6 +66,8 @@ struct Meter {
     ticked_ns: u64,
     /// When it was last looked whether any of the job's own threads is left.
     company_ns: u64,
+    /// When it was last looked whether descriptors are ours still.
+    checked_ns: u64,
     idle_ticks: u32,
     is_relaxed: bool,
     reconnect: Reconnect,
@@ -82,6 +83,7 @@ impl Meter {
             accounts: process.gpus.iter().map(|_| Account::default()).collect(),
             ticked_ns: os::now_ns(),
             company_ns: os::now_ns(),
+            checked_ns: os::now_ns(),
             idle_ticks: 0,
             is_relaxed: false,
             reconnect: Reconnect::default(),
@@ -384,7 +386,7 @@ impl Meter {
             self.reconnect.step(self.process, now_ns);
         }
         let Some(session) = self.process.session() else {
-            thread::sleep(Duration::from_nanos(TICK_ALONE_NS));
+            os::sleep(TICK_ALONE_NS);
             return;
         };
         let mut sleep_ns = if is_busy {
@@ -408,7 +410,12 @@ impl Meter {
             (is_deep, sleep_ns) = (false, TICK_ALONE_NS.min(sleep_ns));
         }
         let socket = if seeks_daemon { self.reconnect.socket() } else { session.socket() };
-        let ended = self.process.sleep(socket, sleep_ns);
+        let mut ended = false;
+        if is_deep || now_ns.saturating_sub(self.checked_ns) > SLEEP_NS {
+            self.checked_ns = now_ns;
+            ended = self.process.look_at_descriptors(socket);
+        }
+        ended = ended || self.process.sleep(socket, sleep_ns, is_deep);
         if is_deep {
             self.process.finish_sleep();
         }

@@ -12,7 +12,7 @@ use std::sync::{Mutex, OnceLock};
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::wire::{Uuid, View};
 
-use self::types::{Device, OfProcess, Return, SUCCESS};
+use self::types::{Device, INSUFFICIENT_SIZE, OfProcess, Return, SUCCESS};
 use crate::config::Config;
 use crate::memory::charge;
 use crate::resolve::{self, elf};
@@ -27,6 +27,9 @@ const UUID_BYTES: usize = 96;
 const FRESH_NS: u64 = 20_000_000;
 /// How long after a failure the daemon is asked again, ns.
 const RETRY_NS: u64 = 1_000_000_000;
+/// Processes on a GPU for which there is room when NVML is asked first, and at most.
+const FIRST_ROOM: u32 = 64;
+const MOST_ROOM: u32 = 1 << 16;
 /// Parts per million in a percent.
 const PPM_PER_PERCENT: u32 = 10_000;
 
@@ -112,20 +115,15 @@ impl Part {
         Some(self.view()?.gpus[0].recent_ppm.div_ceil(PPM_PER_PERCENT))
     }
 
-    /// Moves what is about the tenant's processes to the front and gives how much that is. In a pid namespace other than the daemon's, NVML tells of
-    /// nobody else in the first place.
+    /// Which processes are the tenant's. `None` if nobody can say; in a pid namespace other than the daemon's, NVML tells of nobody else in the first
+    /// place.
+    pub fn processes(&self) -> Option<OwnProcesses> {
+        self.view().filter(|view| view.asker_pid == std::process::id()).map(OwnProcesses)
+    }
+
+    /// Moves what is about the tenant's processes to the front and gives how much that is.
     pub fn retain(&self, list: &mut [impl OfProcess]) -> usize {
-        let Some(view) = self.view() else { return list.len() };
-        let is_same_namespace = view.asker_pid == std::process::id();
-        let own = view.processes();
-        let mut kept = 0;
-        for place in 0..list.len() {
-            if !is_same_namespace || own.contains(&list[place].pid()) {
-                list[kept] = list[place];
-                kept += 1;
-            }
-        }
-        kept
+        self.processes().map_or(list.len(), |own| own.retain(list))
     }
 
     fn view(&self) -> Option<View> {
@@ -133,6 +131,49 @@ impl Part {
             Some(own) if own.is_standalone => None,
             Some(_) => view(self.uuid).filter(|view| view.is_managed(0)),
             None => self.view,
+        }
+    }
+}
+
+/// The tenant's processes on one GPU, by the daemon's word.
+pub struct OwnProcesses(View);
+
+impl OwnProcesses {
+    fn retain(&self, list: &mut [impl OfProcess]) -> usize {
+        let own = self.0.processes();
+        let mut kept = 0;
+        for place in 0..list.len() {
+            if own.contains(&list[place].pid()) {
+                list[kept] = list[place];
+                kept += 1;
+            }
+        }
+        kept
+    }
+
+    /// All that NVML has in a list and that is about them. `ask` has NVML write as much as there is room for, and says by the same number how much there is.
+    ///
+    /// # Errors
+    /// NVML's.
+    pub fn list<T: OfProcess>(&self, ask: impl Fn(&mut u32, *mut T) -> Return) -> Result<Vec<T>, Return> {
+        let mut room = FIRST_ROOM;
+        loop {
+            let mut list = Vec::<T>::with_capacity(room as usize);
+            let mut count = room;
+            match ask(&mut count, list.as_mut_ptr()) {
+                SUCCESS => {
+                    // SAFETY: NVML wrote so many, and not more than there was room for.
+                    unsafe { list.set_len(count.min(room) as usize) };
+                    let kept = self.retain(&mut list);
+                    list.truncate(kept);
+                    return Ok(list);
+                }
+                // Others come meanwhile.
+                INSUFFICIENT_SIZE if room < MOST_ROOM => {
+                    room = count.saturating_mul(2).max(room.saturating_mul(2)).min(MOST_ROOM)
+                }
+                error => return Err(error),
+            }
         }
     }
 }
@@ -264,6 +305,27 @@ mod tests {
         let mut inside = part(100, 30);
         inside.view.as_mut().unwrap().asker_pid += 1;
         assert_eq!(inside.retain(&mut list), 4, "in another namespace numbers say nothing");
+    }
+
+    #[test]
+    fn a_list_is_asked_for_with_more_room_until_all_of_it_has_some() {
+        let all: Vec<ProcessV1> = (1..=300).map(|pid| ProcessV1 { pid, used: 0 }).collect();
+        let ask = |count: &mut u32, to: *mut ProcessV1| {
+            if std::mem::replace(count, 300) < 300 {
+                return INSUFFICIENT_SIZE;
+            }
+            // SAFETY: there is room for as many.
+            unsafe { to.copy_from_nonoverlapping(all.as_ptr(), all.len()) };
+            SUCCESS
+        };
+        let own = part(100, 30).processes().unwrap();
+        assert!(own.list(ask).unwrap().iter().map(|process| process.pid).eq([7, 9]));
+        let endless = |count: &mut u32, _: *mut ProcessV1| {
+            *count = u32::MAX;
+            INSUFFICIENT_SIZE
+        };
+        assert_eq!(own.list(endless).err(), Some(INSUFFICIENT_SIZE), "a bound");
+        assert_eq!(own.list(|_, _: *mut ProcessV1| 3).err(), Some(3), "what NVML refuses");
     }
 
     #[test]

@@ -7,6 +7,8 @@ pub type Return = u32;
 
 /// `NVML_SUCCESS`
 pub const SUCCESS: Return = 0;
+/// `NVML_ERROR_INSUFFICIENT_SIZE`
+pub const INSUFFICIENT_SIZE: Return = 7;
 /// `NVML_ERROR_FUNCTION_NOT_FOUND`
 pub const FUNCTION_NOT_FOUND: Return = 13;
 
@@ -73,7 +75,11 @@ pub struct Detail {
     pub protected: u64,
 }
 
+/// `nvmlProcessDetailList_v1`: how the caller says which layout a list has.
+pub const DETAIL_LIST_V1: u32 = 1 << 24 | size_of::<DetailList>() as u32;
+
 /// `nvmlProcessDetailList_v1_t`
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct DetailList {
     pub version: u32,

@@ -8,13 +8,12 @@ mod ring;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs::OpenOptions;
+use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 use std::{ptr, thread};
 
 use deepres_abi::driver::ApiId;
@@ -22,6 +21,7 @@ use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{CUfunction, CUkernel};
 
 use crate::capture;
+use crate::descriptor::OwnDescriptor;
 use crate::driver::calls::Stream;
 use crate::driver::real;
 use crate::log::say;
@@ -30,10 +30,12 @@ use crate::thread as own_thread;
 use encode::Encoder;
 use ring::{Event, Ring};
 
-/// How often what threads did is written.
-const LOOK: Duration = Duration::from_millis(5);
-/// How long the end of the process waits until everything is written.
-const END_LIMIT: Duration = Duration::from_secs(2);
+/// How often what threads did is written, ns.
+const LOOK_NS: u64 = 5_000_000;
+/// How long the end of the process waits until everything is written, ns.
+const END_LIMIT_NS: u64 = 2_000_000_000;
+/// How often it looks whether it is, ns.
+const END_LOOK_NS: u64 = 200_000;
 /// Threads that record, at most: each has a ring of half a MiB. What others do is counted as lost.
 const MAX_RINGS: usize = 256;
 /// Functions of which a thread remembers that it gave their names.
@@ -74,6 +76,7 @@ pub fn start(path: &Path) {
     let started =
         OpenOptions::new().append(true).custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW).open(path).and_then(
             |file| {
+                let file = OwnDescriptor::new(file.into());
                 let recording: &'static Recording = Box::leak(Box::new(Recording {
                     rings: Mutex::default(),
                     crowd: Ring::new(0),
@@ -106,14 +109,14 @@ pub fn end() {
     let Some(recording) = current() else { return };
     capture::set_recording(false);
     recording.is_ending.store(true, Ordering::Release);
-    let until_ns = os::now_ns().saturating_add(END_LIMIT.as_nanos() as u64);
+    let until_ns = os::now_ns().saturating_add(END_LIMIT_NS);
     while !recording.is_ended.load(Ordering::Acquire) && os::now_ns() < until_ns {
-        thread::sleep(Duration::from_micros(200));
+        os::sleep(END_LOOK_NS);
     }
 }
 
 /// The recording thread.
-fn write_all(recording: &'static Recording, mut file: File) {
+fn write_all(recording: &'static Recording, file: OwnDescriptor) {
     let mut encoder = Encoder::new(std::process::id(), os::now_ns());
     loop {
         let is_ending = recording.is_ending.load(Ordering::Acquire);
@@ -122,7 +125,7 @@ fn write_all(recording: &'static Recording, mut file: File) {
             while let Some(event) = ring.pop() {
                 encoder.event(ring.thread(), &event);
                 if encoder.is_full() {
-                    write(&mut file, &mut encoder)?;
+                    write(file, &mut encoder)?;
                 }
             }
             encoder.lost(ring.take_lost());
@@ -131,7 +134,7 @@ fn write_all(recording: &'static Recording, mut file: File) {
         if is_ending {
             encoder.end();
         }
-        if let Err(error) = written.and_then(|()| write(&mut file, &mut encoder)) {
+        if let Err(error) = written.and_then(|()| write(file, &mut encoder)) {
             say!(Warn, "the recording ends here, since it cannot be written: {error}");
             capture::set_recording(false);
             recording.is_ended.store(true, Ordering::Release);
@@ -141,14 +144,17 @@ fn write_all(recording: &'static Recording, mut file: File) {
             recording.is_ended.store(true, Ordering::Release);
             return;
         }
-        thread::sleep(LOOK);
+        os::sleep(LOOK_NS);
     }
 }
 
 /// Appends what was encoded as one chunk, in one write.
-fn write(file: &mut File, encoder: &mut Encoder) -> io::Result<()> {
+fn write(file: OwnDescriptor, encoder: &mut Encoder) -> io::Result<()> {
     let Some(chunk) = encoder.chunk() else { return Ok(()) };
-    let written = file.write(&chunk)?;
+    let number = file.number().ok_or_else(|| io::Error::other("the job has closed it"))?;
+    // SAFETY: as many readable bytes.
+    let written = unsafe { libc::write(number, chunk.as_ptr().cast(), chunk.len()) };
+    let Ok(written) = usize::try_from(written) else { return Err(io::Error::last_os_error()) };
     // A part of a chunk is the end of what can be read.
     if written < chunk.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
 }

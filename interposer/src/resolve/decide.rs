@@ -103,6 +103,11 @@ type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) ->
 
 static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
 static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
+/// Those of the C library, where somebody asked for them by a handle.
+static C_DLSYM: AtomicUsize = AtomicUsize::new(0);
+static C_DLVSYM: AtomicUsize = AtomicUsize::new(0);
+/// What the C library calls itself, and the part of it that had `dlsym` before glibc 2.34.
+const C_LIBRARIES: [&CStr; 2] = [c"libc.so.6", c"libdl.so.2"];
 
 /// The definition that would be found without us: the next one after our library in the search order, which may be another
 /// preloaded library's.
@@ -128,13 +133,29 @@ pub fn is_own(address: usize) -> bool {
 
 /// Called by the entry point of `dlsym`; `caller` is its return address.
 pub unsafe extern "C" fn decide_dlsym(handle: *mut c_void, name: *const c_char, caller: usize) -> Answer {
-    let target = next(&REAL_DLSYM, c"dlsym");
+    // SAFETY: as they came.
+    unsafe { decide_before(next(&REAL_DLSYM, c"dlsym"), handle, name, caller) }
+}
+
+/// Called by the entry point for those who asked for the C library's own `dlsym`.
+pub unsafe extern "C" fn decide_dlsym_by_handle(
+    handle: *mut c_void,
+    name: *const c_char,
+    caller: usize,
+) -> Answer {
+    // SAFETY: as they came.
+    unsafe { decide_before(C_DLSYM.load(Ordering::Acquire), handle, name, caller) }
+}
+
+/// # Safety
+/// `target` is 0 or a library's definition of `dlsym`, the rest is what the process passed to ours.
+unsafe fn decide_before(target: usize, handle: *mut c_void, name: *const c_char, caller: usize) -> Answer {
     if target == 0 {
         return Answer::value(0);
     }
-    // SAFETY: `target` is a library's definition of `dlsym`.
+    // SAFETY: a definition of `dlsym`, by the caller's word.
     let dlsym = unsafe { std::mem::transmute::<usize, Dlsym>(target) };
-    // SAFETY: `name` and `handle` are what the process passed to `dlsym`.
+    // SAFETY: as they came.
     unsafe { decide(handle, name, caller, target, |handle| dlsym(handle, name) as usize) }
 }
 
@@ -145,20 +166,113 @@ pub unsafe extern "C" fn decide_dlvsym(
     version: *const c_char,
     caller: usize,
 ) -> Answer {
-    let target = next(&REAL_DLVSYM, c"dlvsym");
+    // SAFETY: as they came.
+    unsafe { decide_version_before(next(&REAL_DLVSYM, c"dlvsym"), handle, name, version, caller) }
+}
+
+/// Called by the entry point for those who asked for the C library's own `dlvsym`.
+pub unsafe extern "C" fn decide_dlvsym_by_handle(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+    caller: usize,
+) -> Answer {
+    // SAFETY: as they came.
+    unsafe { decide_version_before(C_DLVSYM.load(Ordering::Acquire), handle, name, version, caller) }
+}
+
+/// # Safety
+/// As [`decide_before`], of `dlvsym`.
+unsafe fn decide_version_before(
+    target: usize,
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+    caller: usize,
+) -> Answer {
     if target == 0 {
         return Answer::value(0);
     }
-    // SAFETY: `target` is a library's definition of `dlvsym`.
+    // SAFETY: a definition of `dlvsym`, by the caller's word.
     let dlvsym = unsafe { std::mem::transmute::<usize, Dlvsym>(target) };
-    // SAFETY: as in `decide_dlsym`.
+    // SAFETY: as they came.
     unsafe { decide(handle, name, caller, target, |handle| dlvsym(handle, name, version) as usize) }
+}
+
+/// A function that finds others by their names.
+enum Lookup {
+    Dlsym,
+    Dlvsym,
+}
+
+impl Lookup {
+    fn by_symbol(symbol: &CStr) -> Option<Self> {
+        match symbol.to_bytes() {
+            b"dlsym" => Some(Self::Dlsym),
+            b"dlvsym" => Some(Self::Dlvsym),
+            _ => None,
+        }
+    }
+
+    /// Ours, before the next one in the search order.
+    fn entry(&self) -> usize {
+        match self {
+            Self::Dlsym => entry::dlsym_entry as *const () as usize,
+            Self::Dlvsym => entry::dlvsym_entry as *const () as usize,
+        }
+    }
+
+    /// Ours, before `found`, the C library's. 0: there is another C library's already that is ours to go before.
+    fn entry_before(&self, found: usize) -> usize {
+        let (place, entry) = match self {
+            Self::Dlsym => (&C_DLSYM, entry::dlsym_by_handle_entry as *const () as usize),
+            Self::Dlvsym => (&C_DLVSYM, entry::dlvsym_by_handle_entry as *const () as usize),
+        };
+        match place.compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => entry,
+            Err(known) if known == found => entry,
+            Err(_) => 0,
+        }
+    }
+
+    /// What `caller` gets that asked for the next one after it, in the search order.
+    fn next_for(&self, caller: usize, target: usize) -> Answer {
+        if elf::is_before(caller, own_address()) { Answer::value(self.entry()) } else { Answer::jump(target) }
+    }
+
+    /// What `caller` gets that found `found` by a handle, or by the whole search order. The C library's calls nobody back, so one of ours before it leads in no circle;
+    /// but a library after us may be what our own look-ups go through, or stand for a function that our hooks call.
+    fn found_by(&self, caller: usize, found: usize) -> Answer {
+        if found == 0 || !is_c_library(found) || is_disabled() {
+            return Answer::value(found);
+        }
+        if elf::is_before(caller, own_address()) {
+            let entry = self.entry_before(found);
+            if entry != 0 {
+                return Answer::value(entry);
+            }
+        }
+        // One that our own look-ups go through is asked after us.
+        let nexts = [next(&REAL_DLSYM, c"dlsym"), next(&REAL_DLVSYM, c"dlvsym")];
+        let is_next = |object: elf::Object| nexts.iter().any(|next| object.contains(*next));
+        if !elf::Object::containing(caller).is_some_and(is_next) {
+            coverage::count(&coverage::OWN.given_lookups);
+        }
+        Answer::value(found)
+    }
+}
+
+/// Whether the C library has `address`.
+fn is_c_library(address: usize) -> bool {
+    let name =
+        elf::Object::containing(address).and_then(|object| Some(C_LIBRARIES.contains(&object.soname()?)));
+    name.unwrap_or(false)
 }
 
 /// `look_up(handle)` asks the real function for `name`, from inside our library.
 ///
-/// Names that are not hooked are the real function's to answer, `dlsym` itself among them: a library after us that asks for the
-/// next `dlsym` must not get us again. One before us must, though, and the real `dlvsym` would pass over our export, which has no version.
+/// Names that are not hooked are the real function's to answer. So is `dlsym` itself for a library after us, which must not get us again. One before us must, though:
+/// the real `dlvsym` would pass over our export, which has no version, and so would a handle of the C library.
 ///
 /// # Safety
 /// `name` is null or a terminated string.
@@ -173,17 +287,12 @@ unsafe fn decide(
         return Answer::jump(target);
     }
     // SAFETY: a string of the caller's.
-    if handle == libc::RTLD_NEXT && !name.is_null() && unsafe { *name as u8 } == b'd' {
+    if !name.is_null() && unsafe { *name as u8 } == b'd' {
         // SAFETY: as above.
-        let entry = match unsafe { CStr::from_ptr(name) }.to_bytes() {
-            b"dlsym" => entry::dlsym_entry as *const () as usize,
-            b"dlvsym" => entry::dlvsym_entry as *const () as usize,
-            _ => return Answer::jump(target),
-        };
-        return if elf::is_before(caller, own_address()) {
-            Answer::value(entry)
-        } else {
-            Answer::jump(target)
+        return match Lookup::by_symbol(unsafe { CStr::from_ptr(name) }) {
+            Some(lookup) if handle == libc::RTLD_NEXT => lookup.next_for(caller, target),
+            Some(lookup) => lookup.found_by(caller, look_up(handle)),
+            None => Answer::jump(target),
         };
     }
     // SAFETY: a string of the caller's; the second byte exists if the first is not the end.

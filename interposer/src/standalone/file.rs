@@ -8,12 +8,11 @@
 use std::ffi::{CStr, CString};
 use std::fmt::{self, Write as _};
 use std::ops::Range;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 use std::{fs, io, mem, ptr};
 
 use deepres_abi::MAX_GPUS;
@@ -21,6 +20,7 @@ use deepres_abi::ledger::MAX_SESSIONS;
 use deepres_abi::page::{self, LayoutError};
 use deepres_abi::standalone::StandalonePage;
 
+use crate::descriptor::OwnDescriptor;
 use crate::os;
 
 /// In the directory of deepres: the files of those who have no daemon.
@@ -34,9 +34,9 @@ const OTHERS: u32 = 0o077;
 /// Where files are from other versions: their first bytes are these.
 const MAGIC: &[u8] = b"deepres\0";
 const FILE_BYTES: usize = size_of::<StandalonePage>();
-/// While another process makes or removes the file, it is looked for again every ms. That takes it some system calls.
+/// While another process makes or removes the file, it is looked for again after so many ns. That takes it some system calls.
 const ATTEMPTS: u32 = 1_000;
-const ATTEMPT_PAUSE: Duration = Duration::from_millis(1);
+const ATTEMPT_PAUSE_NS: u64 = 1_000_000;
 /// Begins the names of files that are not whole yet. No tenant's file has a point in its name.
 const UNFINISHED: &str = "new.";
 /// The kernel's word for "up to the end of the file, wherever that is".
@@ -92,7 +92,7 @@ fn cvt(result: i32) -> io::Result<i32> {
 pub struct TenantFile {
     folder: PathBuf,
     name: CString,
-    descriptor: OwnedFd,
+    descriptor: OwnDescriptor,
     /// This process's slot of the ledger.
     pub slot: usize,
     /// What is in the file.
@@ -127,9 +127,10 @@ impl TenantFile {
                 Err(error) => return Err(FileError::Io("it cannot be opened", error)),
             };
             if let Some((descriptor, slot, page)) = found {
+                let descriptor = OwnDescriptor::new(descriptor);
                 return Ok(Self { folder, name, descriptor, slot, page, burying: Mutex::default() });
             }
-            std::thread::sleep(ATTEMPT_PAUSE);
+            os::sleep(ATTEMPT_PAUSE_NS);
         }
         Err(FileError::Full)
     }
@@ -137,38 +138,32 @@ impl TenantFile {
     /// Gives back what processes held that are dead. Returns whether there were any.
     pub fn bury_dead(&self) -> bool {
         let _alone = self.burying.lock().unwrap_or_else(PoisonError::into_inner);
+        // Who has lost its own lock, too, is not to judge others by theirs.
+        let Some(number) = self.descriptor.number() else { return false };
         let ledgers = || (0..MAX_GPUS).filter_map(|gpu| self.page.ledger().gpu(gpu));
         let used = ledgers().map(|ledger| ledger.slots()).max().unwrap_or(0);
         let mut found = false;
         let mut unused_from = used;
         for slot in (0..used).rev().filter(|slot| *slot != self.slot) {
-            if lock(&self.descriptor, libc::F_WRLCK, slot as i64, 1).is_ok() {
+            if lock(number, libc::F_WRLCK, slot as i64, 1).is_ok() {
                 found |= clear(self.page, slot) != 0;
                 if slot + 1 == unused_from {
                     // It stays locked until nobody looks at it any more: nobody begins to use it meanwhile.
                     unused_from = slot;
                 } else {
-                    self.unlock(slot..slot + 1);
+                    unlock(number, slot..slot + 1);
                 }
             }
         }
         ledgers().for_each(|ledger| ledger.shrink(unused_from..used));
-        self.unlock(unused_from..used);
+        unlock(number, unused_from..used);
         found
-    }
-
-    /// Lets others have these slots.
-    fn unlock(&self, slots: Range<usize>) {
-        // As many as none would be all to the end.
-        if !slots.is_empty() {
-            // It can only fail for a descriptor that is none.
-            let _ = lock(&self.descriptor, libc::F_UNLCK, slots.start as i64, slots.len() as i64);
-        }
     }
 
     /// The process ends: if it is the last one, the file goes.
     pub fn leave(&self) {
-        if lock(&self.descriptor, libc::F_WRLCK, 0, TO_THE_END).is_err() {
+        let Some(number) = self.descriptor.number() else { return };
+        if lock(number, libc::F_WRLCK, 0, TO_THE_END).is_err() {
             return;
         }
         // The lock stays until the process is gone, so nobody joins a file that is about to go.
@@ -184,8 +179,7 @@ impl TenantFile {
     /// # Safety
     /// Nobody in this process uses the file from here on.
     pub unsafe fn close(&self) {
-        // SAFETY: open, and by the caller's promise used by nobody.
-        unsafe { libc::close(self.descriptor.as_raw_fd()) };
+        self.descriptor.close();
     }
 }
 
@@ -259,8 +253,17 @@ fn status(descriptor: &OwnedFd) -> io::Result<libc::stat> {
     Ok(status)
 }
 
+/// Lets others have these slots.
+fn unlock(number: RawFd, slots: Range<usize>) {
+    // As many as none would be all to the end.
+    if !slots.is_empty() {
+        // It can only fail for a descriptor that is none.
+        let _ = lock(number, libc::F_UNLCK, slots.start as i64, slots.len() as i64);
+    }
+}
+
 /// Changes the process's lock on bytes of the file, without waiting.
-fn lock(descriptor: &OwnedFd, kind: i32, start: i64, bytes: i64) -> io::Result<()> {
+fn lock(number: RawFd, kind: i32, start: i64, bytes: i64) -> io::Result<()> {
     let what = libc::flock {
         l_type: kind as i16,
         l_whence: libc::SEEK_SET as i16,
@@ -269,7 +272,7 @@ fn lock(descriptor: &OwnedFd, kind: i32, start: i64, bytes: i64) -> io::Result<(
         l_pid: 0,
     };
     // SAFETY: a complete description of the lock, which outlives the call.
-    cvt(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETLK, &raw const what) }).map(drop)
+    cvt(unsafe { libc::fcntl(number, libc::F_SETLK, &raw const what) }).map(drop)
 }
 
 /// Empties a slot on every GPU. Returns the bytes that it held.
@@ -293,7 +296,8 @@ fn sweep(folder: &Path, at: &OwnedFd) {
         let is_unfinished = name.as_bytes().starts_with(UNFINISHED.as_bytes());
         let Ok(name) = CString::new(name.as_bytes()) else { continue };
         let Ok(descriptor) = open_file(at, &name, 0) else { continue };
-        if lock(&descriptor, libc::F_WRLCK, 0, TO_THE_END).is_ok() && (is_unfinished || is_ours(&descriptor))
+        if lock(descriptor.as_raw_fd(), libc::F_WRLCK, 0, TO_THE_END).is_ok()
+            && (is_unfinished || is_ours(&descriptor))
         {
             unlink(at, &name);
         }
@@ -310,7 +314,7 @@ fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>
     {
         return Err(FileError::Foreign);
     }
-    if lock(&descriptor, libc::F_WRLCK, 0, TO_THE_END).is_ok() {
+    if lock(descriptor.as_raw_fd(), libc::F_WRLCK, 0, TO_THE_END).is_ok() {
         // Nobody lives who uses it. Times in it may be those of an earlier boot.
         if !is_ours(&descriptor) {
             return Err(FileError::Garbage);
@@ -320,7 +324,7 @@ fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>
         }
         return Ok(None);
     }
-    let free = |slot: &usize| lock(&descriptor, libc::F_WRLCK, *slot as i64, 1).is_ok();
+    let free = |slot: &usize| lock(descriptor.as_raw_fd(), libc::F_WRLCK, *slot as i64, 1).is_ok();
     let Some(slot) = (0..MAX_SESSIONS).find(free) else { return Ok(None) };
     let found = look()?;
     if found.st_nlink == 0 {
@@ -382,7 +386,7 @@ fn make(at: &OwnedFd, name: &CStr) -> Result<Option<Joined>, FileError> {
 
 /// Makes an empty file a tenant's, with this process in the first slot.
 fn fill(descriptor: &OwnedFd) -> io::Result<&'static StandalonePage> {
-    lock(descriptor, libc::F_WRLCK, 0, 1)?;
+    lock(descriptor.as_raw_fd(), libc::F_WRLCK, 0, 1)?;
     // Whatever the umask took away.
     // SAFETY: no pointers.
     cvt(unsafe { libc::fchmod(descriptor.as_raw_fd(), FILE_MODE) })?;

@@ -1,5 +1,6 @@
 //! What clients do that breaks careless hooks: captures among launches, forks, storms of threads.
 
+use std::process::Command;
 use std::time::Duration;
 
 use deepres_e2e::{
@@ -100,5 +101,29 @@ fn what_is_made_and_ended_over_and_over_leaves_nothing_behind() {
             kib.as_i64().is_some_and(|kib| kib < LEFT_KIB),
             "{kind}: {kib} KiB after {ROUNDS} rounds: {left:?}"
         );
+    }
+}
+
+#[test]
+fn a_job_that_forbids_itself_system_calls_goes_on_as_without_deepres() {
+    let host = Host::new();
+    let client = c_client("filtered", Way::Dlsym);
+    let with = |mut command: Command, calls: &str| {
+        command.arg(calls).env("DEEPRES_TENANT", "filtered").env("DEEPRES_MEMORY", "4GiB");
+        host.finish(command)
+    };
+    for has_daemon in [false, true] {
+        let _daemon = has_daemon.then(|| host.daemon());
+        for calls in ["none", "sleep", "poll", "files", "sockets", "rights"] {
+            let bare = with(host.command(&client), calls).success().json();
+            assert_eq!(bare["six_gib"], 0, "{calls}: {bare}");
+            let mut command = host.preloaded(&client);
+            if !has_daemon {
+                command.env_remove("DEEPRES_SOCKET").env("DEEPRES_SHARE", "50%");
+            }
+            let limited = with(command, calls).success().json();
+            assert_eq!(limited["six_gib"], 2, "{calls}, daemon {has_daemon}: {limited}");
+            assert_eq!(limited["is_calm"], bare["is_calm"], "{calls}, daemon {has_daemon}");
+        }
     }
 }

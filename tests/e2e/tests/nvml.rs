@@ -141,3 +141,54 @@ fn within_a_session_nvml_tells_at_once_what_the_driver_tells_with_a_daemon_and_w
         assert_eq!(seen["nvml"][1].as_u64(), Some(4 * GIB));
     }
 }
+
+/// Asks for every list of processes with room for none and for one: what each call returns, how many it says there are, and the first.
+const ASKING_WITH_LITTLE_ROOM: &str = r#"
+import ctypes, json, pynvml as nvml
+nvml.nvmlInit()
+handle = nvml.nvmlDeviceGetHandleByIndex(0)
+def ask(call, room, fields):
+    count, places = ctypes.c_uint(room), (ctypes.c_uint64 * (4 * room))()
+    code = fields(call, count, places if room else None)
+    return [code, count.value, places[0] & 0xffffffff if room and code == 0 and count.value else None]
+def plain(call, count, places):
+    return call(handle, ctypes.byref(count), places)
+class Details(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint), ("mode", ctypes.c_uint), ("count", ctypes.c_uint), ("list", ctypes.c_void_p)]
+def detailed(call, count, places):
+    details = Details(0x1000018, 0, count.value, ctypes.cast(places, ctypes.c_void_p) if places else None)
+    code = call(handle, ctypes.byref(details))
+    count.value = details.count
+    return code
+calls = {f"nvmlDeviceGet{kind}RunningProcesses{version}": plain
+         for kind in ["Compute", "Graphics", "MPSCompute"] for version in ["", "_v2", "_v3"]}
+calls["nvmlDeviceGetRunningProcessDetailList"] = detailed
+print(json.dumps({name: [ask(nvml._nvmlGetFunctionPointer(name), room, fields) for room in [0, 1]]
+                  for name, fields in calls.items()}))
+"#;
+
+#[test]
+fn a_list_of_processes_is_as_long_as_the_tenants_own_for_whoever_has_little_room() {
+    const INSUFFICIENT_SIZE: u64 = 7;
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let _processes = ["one", "two", "three"].map(|name| busy(&host, &["--name", name]));
+    let python = &clients_python().interpreter;
+    let inside = host.run(&["--name", "one"], python, &["-c", ASKING_WITH_LITTLE_ROOM]);
+    let inside = host.finish(inside).success().json();
+    let mut outside = host.command(python);
+    outside.args(["-c", ASKING_WITH_LITTLE_ROOM]);
+    let outside = host.finish(outside).success().json();
+    let one = host.ps().tenant("one").sessions[0].pid;
+    let calls = inside.as_object().expect("an answer for each call");
+    assert_eq!(calls.len(), 10, "{calls:?}");
+    for (call, answers) in calls {
+        if call.contains("Compute") && !call.contains("MPS") || call.contains("Detail") {
+            assert_eq!(answers, &json!([[INSUFFICIENT_SIZE, 1, null], [0, 1, one]]), "{call}");
+            let all = json!([INSUFFICIENT_SIZE, 3, null]);
+            assert_eq!(outside[call], json!([all, all]), "{call}, bare");
+        } else {
+            assert_eq!(answers, &json!([[0, 0, null], [0, 0, null]]), "{call}");
+        }
+    }
+}

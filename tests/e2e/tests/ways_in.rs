@@ -1,6 +1,6 @@
 //! Every way into the driver is hooked: what deepres counts is what the client counted and what the GPU ran.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use deepres_e2e::{
@@ -88,6 +88,33 @@ fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
     let host = Host::new();
     let _daemon = host.daemon();
     assert_every_way_is_counted_beside(&host, [&c_library("wrapnext"), &artefacts().library]);
+}
+
+/// The other library asks the C library itself for `dlsym`, and so passes over whoever comes between, in either order.
+#[test]
+fn a_client_is_counted_beside_a_library_that_takes_dlsym_by_a_handle() {
+    let (wraps, ours) = (c_library("wraphandle"), &artefacts().library);
+    for preloaded in [[&wraps, ours], [ours, &wraps]] {
+        let host = Host::new();
+        let _daemon = host.daemon();
+        assert_every_way_is_counted_beside(&host, preloaded.map(PathBuf::as_path));
+    }
+}
+
+#[test]
+fn who_was_given_the_c_librarys_dlsym_behind_us_is_told_of() {
+    let host = Host::new();
+    let told = |beside: &Path| {
+        let mut command = host.preloaded(c_client("past", Way::Dlsym));
+        let preload = format!("{}:{}", artefacts().library.display(), beside.display());
+        command.env("LD_PRELOAD", preload).env("DEEPRES_LOG", "debug").env("DEEPRES_MEMORY", "4GiB");
+        command.env_remove("DEEPRES_SOCKET");
+        host.finish(command).success().stderr
+    };
+    let taken = told(&c_library("takes"));
+    assert!(taken.contains(" 1 for the C library's dlsym"), "{taken}");
+    let wrapped = told(&c_library("wraphandle"));
+    assert!(wrapped.contains(" 0 for the C library's dlsym"), "it is asked after us: {wrapped}");
 }
 
 /// TensorFlow's way: its library has functions of the driver's names, which look the driver's up and call it, and libcudart asks the driver itself.

@@ -74,6 +74,10 @@ fn remarks(process: &ProcessCoverage) -> Vec<String> {
             process.bound_past,
             "libraries bound to the driver itself (by RTLD_DEEPBIND or dlmopen): what they launch and allocate is not seen",
         ),
+        (
+            process.given_lookups,
+            "times the C library's own dlsym was given to a library that is loaded after deepres: what it finds by that is not seen",
+        ),
         (process.export_tables, "requests for private tables of the driver: what goes by them is not seen"),
     ] {
         if count != 0 {
@@ -106,6 +110,7 @@ mod tests {
             unknown_names: 0,
             export_tables: 0,
             bound_past: 0,
+            given_lookups: 0,
             is_other_version: false,
         }
     }

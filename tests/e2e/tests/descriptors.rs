@@ -1,0 +1,93 @@
+//! The table of descriptors is the job's: it may close what is ours there, have files of its own at their numbers, and need every one that it may have.
+
+use std::process::Command;
+use std::time::Duration;
+
+use deepres_e2e::{
+    Host,
+    artefacts::artefacts,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+use serde_json::Value;
+
+/// The daemon's look after a session that ended, the job's for a daemon, and the meter's for what is new.
+const SETTLES_WITHIN: Duration = Duration::from_secs(10);
+/// Kinds of files that the client has.
+const KINDS: [&str; 3] = ["0", "1", "2"];
+/// A second's sleep with nothing to do takes some ms of a CPU; a thread that looks without a pause has all of it.
+const IDLE_CPU_MS: u64 = 400;
+
+/// What the client says of itself, and that its files are as they were made.
+fn assert_calm(said: &Value) {
+    assert!(said["closed"].as_u64() > Some(0), "there was something of ours: {said}");
+    assert!(said["idle_cpu_ms"].as_u64() < Some(IDLE_CPU_MS), "{said}");
+}
+
+#[test]
+fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_and_metering_goes_on() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    for kind in KINDS {
+        let options = ["--name", kind, "--memory", "4GiB"];
+        let mut client = host.spawn(host.run(&options, c_client("closes", Way::Dlsym), &[kind]));
+        let said = client.await_json(COMMAND_LIMIT);
+        assert_calm(&said);
+        assert_eq!(said["six_gib"], 2, "of 4 GiB: {said}");
+        host.await_ps(
+            |ps| {
+                ps.find(kind).is_some_and(|tenant| {
+                    tenant.sessions.len() == 1
+                        && Some(tenant.kernel_launches) == said["kernel_launches"].as_u64()
+                        && Some(tenant.memory_bytes) == said["bytes"].as_u64()
+                })
+            },
+            SETTLES_WITHIN,
+        );
+        client.close_stdin();
+        let end = client.finish(COMMAND_LIMIT).success();
+        assert!(end.stdout.ends_with("{\"touched\":0}\n"), "{}", end.stdout);
+    }
+}
+
+#[test]
+fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_without_a_daemon() {
+    let host = Host::new();
+    for kind in KINDS {
+        let mut command = host.command(c_client("closes", Way::Linked));
+        command
+            .arg(kind)
+            .env("LD_PRELOAD", &artefacts().library)
+            .env("DEEPRES_TENANT", "alone")
+            .env("DEEPRES_MEMORY", "4GiB")
+            .env("DEEPRES_SHARE", "50%");
+        let mut client = host.spawn(command);
+        let said = client.await_json(COMMAND_LIMIT);
+        assert_calm(&said);
+        assert_eq!(said["six_gib"], 2, "of 4 GiB: {said}");
+        client.close_stdin();
+        let end = client.finish(COMMAND_LIMIT).success();
+        assert!(end.stdout.ends_with("{\"touched\":0}\n"), "{}", end.stdout);
+    }
+}
+
+/// A client that may open few files, with as many descriptors as it needs alone.
+fn with_few(host: &Host, limit: u32, preload: bool) -> Command {
+    let client = c_client("past", Way::Dlsym);
+    let mut command = host.command("/bin/sh");
+    command.args(["-c", &format!("ulimit -n {limit}; exec {}", client.display())]);
+    if preload {
+        command.env("DEEPRES_SOCKET", host.tenant_socket());
+        command.env("DEEPRES_TENANT", "few").env("LD_PRELOAD", &artefacts().library);
+    }
+    command
+}
+
+#[test]
+fn a_job_that_may_open_few_files_has_all_of_them_for_its_driver() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let works = |limit, preload| host.finish(with_few(&host, limit, preload)).code == 0;
+    let least = (4..64).find(|limit| works(*limit, false)).expect("with 64 it works");
+    assert!(works(least, true), "with {least} descriptors, which are enough without us");
+}
