@@ -1,8 +1,9 @@
 //! Memory that graphs allocate: none of it goes past the limit, however deep in a graph, and what a driver would give is given.
 
 use deepres_e2e::{
-    Host,
+    Host, Process,
     clients::{Way, c_client},
+    host::COMMAND_LIMIT,
 };
 
 const MIB: u64 = 1 << 20;
@@ -16,18 +17,30 @@ fn host() -> Host {
     Host::new().simgpu("context_overhead_bytes = 0\n")
 }
 
-/// What the client's part `what` says under the limit; no more than that was ever held.
+/// What `processes` of the tenant each say in the client's part `what` under the limit; no more than that was ever held.
 #[track_caller]
-fn said(what: &str, count: u64, mib: u64) -> Vec<u64> {
+fn all_said(processes: usize, what: &str, count: u64, mib: u64) -> Vec<Vec<u64>> {
     let host = host();
     let _daemon = host.daemon();
-    let mut command = host.preloaded(c_client("graphs", Way::Dlsym));
-    command.args([what, &count.to_string(), &mib.to_string()]);
-    command.env("DEEPRES_TENANT", "t").env("DEEPRES_MEMORY", format!("{LIMIT_MIB}MiB"));
-    let finished = host.finish(command).success();
+    let start = |_| {
+        let mut command = host.preloaded(c_client("graphs", Way::Dlsym));
+        command.args([what, &count.to_string(), &mib.to_string()]);
+        command.env("DEEPRES_TENANT", "t").env("DEEPRES_MEMORY", format!("{LIMIT_MIB}MiB"));
+        host.spawn(command)
+    };
+    let clients: Vec<Process> = (0..processes).map(start).collect();
+    let finished: Vec<String> =
+        clients.into_iter().map(|client| client.finish(COMMAND_LIMIT).success().stdout).collect();
     let peak_bytes = host.truth().gpus[0].memory_peak_bytes;
     assert!(peak_bytes <= LIMIT_MIB * MIB, "{} MiB were held", peak_bytes / MIB);
-    finished.stdout.lines().map(|line| line.parse().expect("a number")).collect()
+    let numbers = |said: &String| said.lines().map(|line| line.parse().expect("a number")).collect();
+    finished.iter().map(numbers).collect()
+}
+
+/// The same for one process.
+#[track_caller]
+fn said(what: &str, count: u64, mib: u64) -> Vec<u64> {
+    all_said(1, what, count, mib).concat()
 }
 
 #[test]
@@ -76,5 +89,12 @@ fn no_race_of_launches_frees_and_trims_passes_the_limit() {
     // Three graphs and what two threads allocate do not fit together.
     for count in said("race", 3000, 130) {
         assert!(count > 0, "everybody has something now and then");
+    }
+}
+
+#[test]
+fn no_race_of_two_processes_with_graphs_passes_the_limit() {
+    for said in all_said(2, "race", 3000, 70) {
+        assert!(said.iter().sum::<u64>() > 0, "each has something now and then: {said:?}");
     }
 }
