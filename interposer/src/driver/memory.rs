@@ -1,21 +1,25 @@
 //! What deepres asks the driver about pools and the memory of graphs. A driver that lacks a function has no such memory.
 
+use std::collections::BTreeMap;
 use std::ptr::null_mut;
+use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{
-    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, CU_GRAPH_NODE_TYPE_GRAPH,
-    CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMPOOL_ATTR_LOCATION_ID,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
+    CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+    CU_GRAPH_NODE_TYPE_MEM_FREE, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMPOOL_ATTR_LOCATION_ID,
     CU_MEMPOOL_ATTR_LOCATION_TYPE, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
-    CUDA_MEM_ALLOC_NODE_PARAMS, CUgraph, CUgraphNode, CUmemoryPool,
+    CUDA_CONDITIONAL_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUgraph, CUgraphNode, CUgraphNodeParams,
+    CUmemoryPool,
 };
 
 use super::calls::{Calls, Context};
 use super::real;
 use crate::capture;
 
-/// Children of children of graphs that are looked into.
-const DEEPEST_CHILD: u32 = 8;
 /// A free may answer with the error of something that ran before.
 const ATTEMPTS: u32 = 3;
 
@@ -134,14 +138,110 @@ pub fn trim_graphs(ordinal: usize) {
     }
 }
 
-/// Calls `each` with the device and size of every allocation that a graph makes.
-pub fn allocations_of(graph: CUgraph, each: &mut dyn FnMut(i32, u64)) {
-    look_into(graph, DEEPEST_CHILD, each);
+/// What a node of a graph does with memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryNode {
+    /// It allocates: device, address, and bytes.
+    Allocates(i32, u64, u64),
+    /// It frees what is at an address.
+    Frees(u64),
 }
 
-fn look_into(graph: CUgraph, depth: u32, each: &mut dyn FnMut(i32, u64)) -> Option<()> {
-    let (nodes_of, type_of) = (real!(cuGraphGetNodes)?, real!(cuGraphNodeGetType)?);
-    let (params_of, child_of) = (real!(cuGraphMemAllocNodeGetParams)?, real!(cuGraphChildGraphNodeGetGraph)?);
+/// The bodies of conditional nodes as the driver named them when the nodes were added, by node: drivers before 13.2 do not tell later.
+static BODIES: Mutex<BTreeMap<usize, Vec<usize>>> = Mutex::new(BTreeMap::new());
+/// Whether there ever were any.
+static HAS_BODIES: AtomicBool = AtomicBool::new(false);
+
+fn bodies() -> MutexGuard<'static, BTreeMap<usize, Vec<usize>>> {
+    BODIES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn listed(conditional: &CUDA_CONDITIONAL_NODE_PARAMS) -> Vec<usize> {
+    if conditional.phGraph_out.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the driver answers with a list of that many graphs, which lives as long as the node.
+    unsafe { slice::from_raw_parts(conditional.phGraph_out.cast::<usize>(), conditional.size as usize) }
+        .to_vec()
+}
+
+/// A node was added of which the driver wrote these parameters. Not to be called in a forked child, which may have got the lock as it was.
+pub fn conditional_added(node: CUgraphNode, conditional: &CUDA_CONDITIONAL_NODE_PARAMS) {
+    HAS_BODIES.store(true, Ordering::Relaxed);
+    bodies().insert(node as usize, listed(conditional));
+}
+
+/// Bodies of conditional nodes of a graph that may be gone.
+#[derive(Debug, Default)]
+pub struct Bodies(Vec<(usize, Vec<usize>)>);
+
+/// Takes out what is remembered of the conditional nodes in a graph, which is about to be destroyed: their handles may be given to others.
+pub fn take_bodies_in(graph: CUgraph) -> Bodies {
+    if !HAS_BODIES.load(Ordering::Relaxed) {
+        return Bodies::default();
+    }
+    let mut taken = Vec::new();
+    walk(graph, &mut |node, kind, _| {
+        if kind == CU_GRAPH_NODE_TYPE_CONDITIONAL {
+            taken.push(node as usize);
+        }
+    });
+    let mut bodies = bodies();
+    Bodies(taken.into_iter().filter_map(|node| Some((node, bodies.remove(&node)?))).collect())
+}
+
+impl Bodies {
+    /// The graph is there still.
+    pub fn put_back(self) {
+        if !self.0.is_empty() {
+            bodies().extend(self.0);
+        }
+    }
+}
+
+/// The graphs that a conditional node may run.
+fn bodies_of(node: CUgraphNode) -> Vec<usize> {
+    if let Some(params_of) = real!(cuGraphNodeGetParams) {
+        // SAFETY: all zeroes is a valid value of this plain structure.
+        let mut params = unsafe { std::mem::zeroed::<CUgraphNodeParams>() };
+        // SAFETY: a node that its graph has; the result has room.
+        let result = unsafe { params_of(node, &mut params) };
+        if result == CUDA_SUCCESS && params.r#type == CU_GRAPH_NODE_TYPE_CONDITIONAL {
+            // SAFETY: its kind says that this member of the union was written.
+            return listed(unsafe { &params.params.conditional });
+        }
+    }
+    bodies().get(&(node as usize)).cloned().unwrap_or_default()
+}
+
+/// Calls `each` with everything that a graph does with memory, however deep inside of it; true: at each launch, false: on a condition.
+pub fn memory_nodes_of(graph: CUgraph, each: &mut dyn FnMut(MemoryNode, bool)) {
+    let Some((allocation_of, freed_by)) =
+        real!(cuGraphMemAllocNodeGetParams).zip(real!(cuGraphMemFreeNodeGetParams))
+    else {
+        return;
+    };
+    walk(graph, &mut |node, kind, is_certain| {
+        if kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
+            // SAFETY: all zeroes is a valid value of this plain structure.
+            let mut params = unsafe { std::mem::zeroed::<CUDA_MEM_ALLOC_NODE_PARAMS>() };
+            // SAFETY: a node of that kind; the result has room.
+            if unsafe { allocation_of(node, &mut params) } == CUDA_SUCCESS {
+                let (device, bytes) = (params.poolProps.location.id, params.bytesize as u64);
+                each(MemoryNode::Allocates(device, params.dptr, bytes), is_certain);
+            }
+        } else if kind == CU_GRAPH_NODE_TYPE_MEM_FREE {
+            let mut address = 0;
+            // SAFETY: as above.
+            if unsafe { freed_by(node, &mut address) } == CUDA_SUCCESS {
+                each(MemoryNode::Frees(address), is_certain);
+            }
+        }
+    });
+}
+
+fn nodes_of(graph: CUgraph) -> Option<Vec<CUgraphNode>> {
+    let nodes_of = real!(cuGraphGetNodes)?;
     let mut count = 0;
     // SAFETY: a graph that the process has just used; without a list only the count is written.
     if unsafe { nodes_of(graph, null_mut(), &mut count) } != CUDA_SUCCESS {
@@ -152,26 +252,35 @@ fn look_into(graph: CUgraph, depth: u32, each: &mut dyn FnMut(i32, u64)) -> Opti
     if unsafe { nodes_of(graph, nodes.as_mut_ptr(), &mut count) } != CUDA_SUCCESS {
         return None;
     }
-    for node in nodes.into_iter().take(count) {
-        let mut kind = 0;
-        // SAFETY: a node of the graph; the result has room.
-        if unsafe { type_of(node, &mut kind) } != CUDA_SUCCESS {
-            continue;
-        }
-        if kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
-            // SAFETY: all zeroes is a valid value of this plain structure.
-            let mut params = unsafe { std::mem::zeroed::<CUDA_MEM_ALLOC_NODE_PARAMS>() };
-            // SAFETY: as above.
-            if unsafe { params_of(node, &mut params) } == CUDA_SUCCESS {
-                each(params.poolProps.location.id, params.bytesize as u64);
+    nodes.truncate(count);
+    Some(nodes)
+}
+
+/// Calls `each` with the nodes of a graph and of all that are inside of it, their kinds, and whether every launch runs them. There is no depth at which it stops: what is left to
+/// look into is kept on the heap.
+fn walk(graph: CUgraph, each: &mut dyn FnMut(CUgraphNode, u32, bool)) {
+    let Some((type_of, child_of)) = real!(cuGraphNodeGetType).zip(real!(cuGraphChildGraphNodeGetGraph))
+    else {
+        return;
+    };
+    let mut left = vec![(graph as usize, true)];
+    while let Some((graph, is_certain)) = left.pop() {
+        for node in nodes_of(graph as CUgraph).unwrap_or_default() {
+            let mut kind = 0;
+            // SAFETY: a node of the graph; the result has room.
+            if unsafe { type_of(node, &mut kind) } != CUDA_SUCCESS {
+                continue;
             }
-        } else if kind == CU_GRAPH_NODE_TYPE_GRAPH && depth != 0 {
-            let mut child = null_mut();
-            // SAFETY: as above.
-            if unsafe { child_of(node, &mut child) } == CUDA_SUCCESS {
-                look_into(child, depth - 1, each);
+            each(node, kind, is_certain);
+            if kind == CU_GRAPH_NODE_TYPE_GRAPH {
+                let mut child = null_mut();
+                // SAFETY: as above.
+                if unsafe { child_of(node, &mut child) } == CUDA_SUCCESS {
+                    left.push((child as usize, is_certain));
+                }
+            } else if kind == CU_GRAPH_NODE_TYPE_CONDITIONAL {
+                left.extend(bodies_of(node).into_iter().map(|body| (body, false)));
             }
         }
     }
-    Some(())
 }

@@ -3,7 +3,8 @@
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{
-    CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_GRAPH_INSTANTIATE_ERROR,
+    CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+    CUDA_GRAPH_INSTANTIATE_ERROR, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH,
     CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUgraph,
     CUgraphEdgeData, CUgraphExec, CUgraphNode, CUgraphNodeParams, CUresult, CUstream, c_char,
 };
@@ -11,7 +12,7 @@ use deepres_abi::driver::types::{
 use super::copy::{UNKNOWN_BYTES, measured};
 use super::{MISSING, memory};
 use crate::driver::calls::Stream;
-use crate::driver::memory::ExecHandle;
+use crate::driver::memory::{ExecHandle, conditional_added, take_bodies_in};
 use crate::driver::real;
 use crate::memory::graphs::{self, Taker};
 use crate::meter;
@@ -19,37 +20,38 @@ use crate::meter::segment::Kind;
 use crate::process;
 
 macro_rules! instantiate {
-    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*);)+) => {$(
+    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*), $flags:expr;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`: what the launches may need is known from here on.")]
         pub unsafe extern "C" fn $name(exec: *mut CUgraphExec, graph: CUgraph $(, $argument: $type)*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             // SAFETY: the caller's arguments, as they came.
             let result = unsafe { real(exec, graph $(, $argument)*) };
             // SAFETY: the driver wrote the handle if it reports success.
-            unsafe { note(result, exec, graph) };
+            unsafe { note(result, exec, graph, $flags) };
             result
         }
     )+};
 }
 
 instantiate! {
-    instantiate_v1: cuGraphInstantiate(node: *mut CUgraphNode, log: *mut c_char, bytes: usize);
-    instantiate_v2: cuGraphInstantiate_v2(node: *mut CUgraphNode, log: *mut c_char, bytes: usize);
-    instantiate_with_flags: cuGraphInstantiateWithFlags(flags: u64);
+    instantiate_v1: cuGraphInstantiate(node: *mut CUgraphNode, log: *mut c_char, bytes: usize), 0;
+    instantiate_v2: cuGraphInstantiate_v2(node: *mut CUgraphNode, log: *mut c_char, bytes: usize), 0;
+    instantiate_with_flags: cuGraphInstantiateWithFlags(flags: u64), flags;
 }
 
 /// `graph` may have been made executable.
 ///
 /// # Safety
 /// `exec` is null or, if `result` is a success, what the driver wrote.
-unsafe fn note(result: CUresult, exec: *const CUgraphExec, graph: CUgraph) {
+unsafe fn note(result: CUresult, exec: *const CUgraphExec, graph: CUgraph, flags: u64) {
     if result == CUDA_SUCCESS
         && graphs::is_used()
         && let Some(process) = process::current()
         // SAFETY: the caller's promise.
         && let Some(exec) = unsafe { exec.as_ref() }
     {
-        process.memory.graphs.instantiated(graph, ExecHandle(*exec as usize));
+        let frees_first = flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
+        process.memory.graphs.instantiated(graph, ExecHandle(*exec as usize), frees_first);
     }
 }
 
@@ -70,22 +72,22 @@ macro_rules! instantiate_with_params {
             params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: null, or what the caller passes as parameters for the driver to read.
+            let flags = unsafe { params.as_ref() }.map_or(0, |params| params.flags);
             let mut is_asked = false;
             let mut call = || {
                 is_asked = true;
                 // SAFETY: the caller's arguments, as they came.
                 let result = unsafe { real(exec, graph, params) };
                 // SAFETY: the driver wrote the handle if it reports success.
-                unsafe { note(result, exec, graph) };
+                unsafe { note(result, exec, graph, flags) };
                 result
             };
-            // SAFETY: null, or what the caller passes as parameters for the driver to read.
-            let flags = unsafe { params.as_ref() }.map_or(0, |params| params.flags);
             if flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) == 0 {
                 return call();
             }
             let result = taking(ApiId::$symbol, Taker::Graph(graph), call);
-            // SAFETY: as above, and to write.
+            // SAFETY: null, or what the caller passes as parameters for the driver to write.
             if let (false, Some(params)) = (is_asked, unsafe { params.as_mut() }) {
                 params.result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
             }
@@ -102,7 +104,7 @@ macro_rules! upload {
         pub unsafe extern "C" fn $name(exec: CUgraphExec, stream: CUstream) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let on = Stream::new(stream, $per_thread);
-            taking(ApiId::$symbol, Taker::Executable(ExecHandle(exec as usize)), || {
+            taking(ApiId::$symbol, Taker::Upload(ExecHandle(exec as usize)), || {
                 // SAFETY: the caller's arguments, as they came.
                 measured(ApiId::$symbol, Kind::Copy, on, UNKNOWN_BYTES, || unsafe { real(exec, stream) })
             })
@@ -133,8 +135,12 @@ pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {
 /// Hook of `cuGraphDestroy`.
 pub unsafe extern "C" fn destroy(graph: CUgraph) -> CUresult {
     let Some(real) = real!(cuGraphDestroy) else { return MISSING };
+    let bodies = process::current().map(|_| take_bodies_in(graph)).unwrap_or_default();
     // SAFETY: the caller's argument.
     let result = unsafe { real(graph) };
+    if result != CUDA_SUCCESS {
+        bodies.put_back();
+    }
     if graphs::is_used() {
         memory::refresh();
     }
@@ -152,7 +158,36 @@ pub unsafe extern "C" fn add_allocation(
     let Some(real) = real!(cuGraphAddMemAllocNode) else { return MISSING };
     graphs::note();
     // SAFETY: the caller's arguments, as they came.
-    unsafe { real(node, graph, dependencies, count, params) }
+    let result = unsafe { real(node, graph, dependencies, count, params) };
+    // SAFETY: the driver wrote the address if it reports success.
+    if let Some(params) = unsafe { params.as_ref() }.filter(|_| result == CUDA_SUCCESS) {
+        allocation_added(params);
+    }
+    result
+}
+
+fn allocation_added(params: &CUDA_MEM_ALLOC_NODE_PARAMS) {
+    if let Some(process) = process::current() {
+        process.memory.graphs.added(params.dptr);
+    }
+}
+
+/// A node of any kind was added.
+///
+/// # Safety
+/// Either is null, or what the driver wrote.
+unsafe fn added(node: *const CUgraphNode, params: *const CUgraphNodeParams) {
+    // SAFETY: the caller's promise.
+    let Some((node, params)) = unsafe { node.as_ref() }.zip(unsafe { params.as_ref() }) else { return };
+    match params.r#type {
+        // SAFETY: its kind says that this member of the union was written.
+        CU_GRAPH_NODE_TYPE_MEM_ALLOC => allocation_added(unsafe { &params.params.alloc }),
+        // SAFETY: the same.
+        CU_GRAPH_NODE_TYPE_CONDITIONAL if process::current().is_some() => {
+            conditional_added(*node, unsafe { &params.params.conditional })
+        }
+        _ => {}
+    }
 }
 
 /// Whether a node of these parameters allocates, or may.
@@ -163,15 +198,20 @@ fn may_allocate(params: *const CUgraphNodeParams) -> bool {
 }
 
 macro_rules! add {
-    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*);)+) => {$(
+    ($($name:ident: $symbol:ident($node:ident: *mut CUgraphNode $(, $argument:ident: $type:ty)*);)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
-        pub unsafe extern "C" fn $name($($argument: $type,)* params: *mut CUgraphNodeParams) -> CUresult {
+        pub unsafe extern "C" fn $name($node: *mut CUgraphNode $(, $argument: $type)*, params: *mut CUgraphNodeParams) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             if may_allocate(params) {
                 graphs::note();
             }
             // SAFETY: the caller's arguments, as they came.
-            unsafe { real($($argument,)* params) }
+            let result = unsafe { real($node $(, $argument)*, params) };
+            if result == CUDA_SUCCESS {
+                // SAFETY: the driver reports success.
+                unsafe { added($node, params) };
+            }
+            result
         }
     )+};
 }

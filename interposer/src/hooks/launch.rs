@@ -7,7 +7,8 @@ use deepres_abi::driver::types::{
 };
 
 use super::MISSING;
-use crate::driver::calls::Stream;
+use crate::capture;
+use crate::driver::calls::{Calls, Stream};
 use crate::driver::memory::ExecHandle;
 use crate::driver::real;
 use crate::launch::{self, Entry};
@@ -178,12 +179,13 @@ macro_rules! kernel_ex {
 kernel_ex!(kernel_ex, cuLaunchKernelEx, false);
 kernel_ex!(kernel_ex_ptsz, cuLaunchKernelEx_ptsz, true);
 
-/// Launches a graph by `call` where some allocate memory.
+/// Launches a graph by `call` where some allocate memory. What is captured takes none.
 #[cold]
-fn allocating(api: ApiId, graph: CUgraphExec, mut call: impl FnMut() -> CUresult) -> CUresult {
-    match process::current() {
+fn allocating(api: ApiId, graph: CUgraphExec, on: Stream, mut call: impl FnMut() -> CUresult) -> CUresult {
+    let is_captured = |calls: &Calls| capture::is_active() && calls.may_be_capturing(on);
+    match process::current().filter(|process| !is_captured(&process.calls)) {
         Some(process) => {
-            let taker = Taker::Executable(ExecHandle(graph as usize));
+            let taker = Taker::Launch(ExecHandle(graph as usize));
             process.memory.take_for_graph(process, api, taker, call)
         }
         None => call(),
@@ -208,7 +210,7 @@ macro_rules! graph {
                 metered(on, launch(), &mut call)
             };
             // Memory first: who waits for it is not on the way to the GPU.
-            if allocations::is_used() { allocating(ApiId::$symbol, graph, pass) } else { pass() }
+            if allocations::is_used() { allocating(ApiId::$symbol, graph, on, pass) } else { pass() }
         }
     };
 }

@@ -89,7 +89,11 @@ fn from_pool(
     let Some((process, context)) = of(stream) else { return call().0 };
     if capture::is_active() && process.calls.may_be_capturing(stream) {
         graphs::note();
-        return call().0;
+        let (result, address) = call();
+        if let Some(address) = address.filter(|_| result == CUDA_SUCCESS) {
+            process.memory.graphs.added(address);
+        }
+        return result;
     }
     let request = request_on(context, api, MemoryKind::Pool, bytes);
     let pool = pool.map(|pool| PoolHandle(pool as usize));

@@ -1,24 +1,31 @@
 //! Memory that graphs allocate as they run: what a device's graphs have reserved counts, from the first upload or launch on and until it is trimmed.
 //!
-//! What either may need at most is known when its graph is made executable: the sum of what its nodes allocate. So much is promised before, less
-//! what the driver has to spare; afterwards the driver says what there is.
+//! What either may need at most is known when its graph is made executable ([`super::needs`]). So much is promised before, less what the driver has to spare
+//! and what the graph itself left allocated; afterwards the driver says what there is. Who counts on what is there has a [`Claim`] meanwhile: nobody else does, and
+//! whatever is freed or trimmed counts as held until the claim ends.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use deepres_abi::driver::result::CUDA_ERROR_OUT_OF_MEMORY;
+use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::driver::types::CUgraph;
-use deepres_abi::ledger::Refused;
+use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::ledger::{Refused, Reservation};
 use deepres_abi::meter::MemoryKind;
 
-use super::charge;
 use super::held::Held;
-use super::site::Site;
+use super::needs::Needs;
+use super::site::{Promise, Site};
 use super::table::Plain;
-use crate::driver::memory::{self, ExecHandle};
+use crate::capture;
+use crate::driver::memory::{self, ExecHandle, Stock};
 use crate::meter::gpu::Gpu;
+use crate::os::Patience;
 use crate::process::Process;
 use crate::session::Session;
+
+/// How long a launch that would be refused waits for another of the process that counts on what there is to spare.
+const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// Whether a graph of the process ever had such a node. While none had, launches pay one load for it.
 static IS_USED: AtomicBool = AtomicBool::new(false);
@@ -34,29 +41,40 @@ pub fn is_used() -> bool {
     IS_USED.load(Ordering::Relaxed)
 }
 
-/// What a launch may need: device and bytes.
-type Needs = Vec<(usize, u64)>;
-
 /// What takes the memory.
 #[derive(Debug, Clone, Copy)]
 pub enum Taker {
-    /// One that is executable.
-    Executable(ExecHandle),
-    /// One that is uploaded as it is made executable.
+    /// A launch.
+    Launch(ExecHandle),
+    /// An upload.
+    Upload(ExecHandle),
+    /// A graph that is uploaded as it is made executable.
     Graph(CUgraph),
 }
 
-fn needs_of(graph: CUgraph) -> Needs {
-    let mut needs = Needs::new();
-    memory::allocations_of(graph, &mut |device, bytes| {
-        let Ok(ordinal) = usize::try_from(device) else { return };
-        let bytes = charge::blocks(bytes);
-        match needs.iter_mut().find(|(other, _)| *other == ordinal) {
-            Some((_, sum)) => *sum = sum.saturating_add(bytes),
-            None => needs.push((ordinal, bytes)),
-        }
-    });
-    needs
+/// Devices, as bits, what whose graphs have to spare one taker may count on.
+struct Claim<'g> {
+    claims: &'g AtomicU64,
+    devices: u64,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.claims.fetch_and(!self.devices, Ordering::SeqCst);
+    }
+}
+
+/// What was promised on a device.
+type Promised<'p> = (usize, Site<'p>, Promise);
+/// The device without room, what was asked for there, and [`Refused`].
+type Full<'p> = (usize, u64, Site<'p>, Refused);
+
+/// What a launch that is under way changes of what is allocated.
+struct Marks {
+    /// Addresses at which nothing was.
+    begun: Vec<u64>,
+    /// Addresses at which something was that it frees.
+    freed: Vec<u64>,
 }
 
 /// See the module.
@@ -65,23 +83,31 @@ pub struct Graphs {
     needs: Mutex<Plain<ExecHandle, Needs>>,
     /// By device. Nobody who has it waits for anybody.
     held: Mutex<Vec<Held>>,
-    /// Had by the one that may count on what the driver has to spare: another one at the same time would count on the same.
-    spare: Mutex<()>,
+    /// Devices that there is a [`Claim`] on.
+    claims: AtomicU64,
+    /// Addresses at which launches left something allocated that nobody has freed since. False: the launch is under way.
+    live: Mutex<Plain<u64, bool>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn needs_of(graph: CUgraph, frees_first: bool) -> Needs {
+    let mut nodes = Vec::new();
+    memory::memory_nodes_of(graph, &mut |node, is_certain| nodes.push((node, is_certain)));
+    Needs::of(&nodes, frees_first)
+}
+
+fn bit(ordinal: usize) -> u64 {
+    u32::try_from(ordinal).ok().and_then(|ordinal| 1_u64.checked_shl(ordinal)).unwrap_or(0)
 }
 
 impl Graphs {
-    fn needs(&self) -> std::sync::MutexGuard<'_, Plain<ExecHandle, Needs>> {
-        self.needs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn held(&self) -> std::sync::MutexGuard<'_, Vec<Held>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// `graph` was made executable.
-    pub fn instantiated(&self, graph: CUgraph, exec: ExecHandle) {
-        let needs = needs_of(graph);
-        let mut all = self.needs();
+    /// `graph` was made executable; `frees_first`: its launches free what the last one left allocated.
+    pub fn instantiated(&self, graph: CUgraph, exec: ExecHandle, frees_first: bool) {
+        let needs = needs_of(graph, frees_first);
+        let mut all = lock(&self.needs);
         // The driver may have given the handle of one that is gone.
         all.remove(&exec);
         if !needs.is_empty() {
@@ -91,7 +117,87 @@ impl Graphs {
 
     /// `exec` is gone.
     pub fn forget(&self, exec: ExecHandle) {
-        self.needs().remove(&exec);
+        lock(&self.needs).remove(&exec);
+    }
+
+    /// A new node allocates at `address`: what was there is gone.
+    pub fn added(&self, address: u64) {
+        lock(&self.live).remove(&address);
+    }
+
+    /// What is at `address` is about to be freed. Returns what is to be told to [`Self::cancel_free`] if it is not, if a graph left it there.
+    pub fn begin_free(&self, address: u64) -> Option<bool> {
+        if is_used() { lock(&self.live).remove(&address) } else { None }
+    }
+
+    /// It was not.
+    pub fn cancel_free(&self, address: u64, is_there: bool) {
+        lock(&self.live).insert(address, is_there);
+    }
+
+    /// A context is gone: nothing is known of what graphs left allocated any more.
+    pub fn forget_live(&self) {
+        if is_used() {
+            lock(&self.live).clear();
+        }
+    }
+
+    fn is_live(&self, address: u64) -> bool {
+        lock(&self.live).get(&address) == Some(&true)
+    }
+
+    fn begin_launch(&self, needs: &Needs) -> Marks {
+        let mut live = lock(&self.live);
+        let mut freed = needs.freed.clone();
+        freed.retain(|address| live.remove(address).is_some());
+        let mut begun: Vec<u64> = needs.kept().collect();
+        begun.retain(|address| !live.contains_key(address));
+        live.extend(begun.iter().map(|address| (*address, false)));
+        Marks { begun, freed }
+    }
+
+    fn end_launch(&self, marks: Marks, is_launched: bool) {
+        let mut live = lock(&self.live);
+        for address in marks.begun {
+            // Somebody may have freed it already.
+            if is_launched {
+                live.entry(address).and_modify(|is_there| *is_there = true);
+            } else if live.get(&address) == Some(&false) {
+                live.remove(&address);
+            }
+        }
+        if !is_launched {
+            live.extend(marks.freed.into_iter().map(|address| (address, true)));
+        }
+    }
+
+    fn claim(&self, needs: &Needs) -> Option<Claim<'_>> {
+        let devices = needs.devices.iter().fold(0, |all, need| all | bit(need.ordinal));
+        let is_free = |claims: u64| (claims & devices == 0).then_some(claims | devices);
+        let claimed = self.claims.fetch_update(Ordering::SeqCst, Ordering::SeqCst, is_free);
+        claimed.ok().map(|_| Claim { claims: &self.claims, devices })
+    }
+
+    fn await_claim(&self, needs: &Needs) -> Option<Claim<'_>> {
+        let mut patience = Patience::default();
+        loop {
+            let claim = self.claim(needs);
+            if claim.is_some() || !patience.goes_on(PATIENCE_NS) {
+                return claim;
+            }
+        }
+    }
+
+    fn is_claimed(&self, ordinal: usize) -> bool {
+        self.claims.load(Ordering::SeqCst) & bit(ordinal) != 0
+    }
+
+    /// What a device's graphs have, for who has a claim on it. What is not counted as held yet is another's, which is about to use it.
+    fn claimed_stock(&self, claim: Option<&Claim<'_>>, ordinal: usize) -> Option<Stock> {
+        claim.filter(|claim| claim.devices & bit(ordinal) != 0)?;
+        let mut held = lock(&self.held);
+        let stock = memory::graphs_stock(ordinal)?;
+        Some(Stock { reserved_bytes: stock.reserved_bytes.min(of(&mut held, ordinal).bytes), ..stock })
     }
 
     /// Launches or uploads `taker` by `call`, and again each time that others made room that the GPU lacked. Before it is refused `give_back` has the process give back what it does not use on the device that it is told.
@@ -104,19 +210,25 @@ impl Graphs {
         give_back: impl Fn(usize),
         taker: Taker,
         mut call: impl FnMut() -> u32,
-    ) -> Result<u32, (usize, u64, Site<'p>, Refused)> {
+    ) -> Result<u32, Full<'p>> {
         let needs = match taker {
-            Taker::Executable(exec) => self.needs().get(&exec).cloned().unwrap_or_default(),
-            Taker::Graph(graph) => needs_of(graph),
+            Taker::Launch(exec) | Taker::Upload(exec) => {
+                lock(&self.needs).get(&exec).cloned().unwrap_or_default()
+            }
+            Taker::Graph(graph) => needs_of(graph, false),
         };
+        if needs.is_empty() {
+            return Ok(call());
+        }
+        let is_launch = matches!(taker, Taker::Launch(_));
         loop {
-            let result = self.take_once(process, &give_back, &needs, &mut call)?;
-            let lacks = |&(ordinal, bytes): &(usize, u64)| {
-                let spare_bytes = memory::graphs_stock(ordinal).map_or(0, |stock| stock.spare_bytes());
-                let missing_bytes = bytes.saturating_sub(spare_bytes);
-                Site::of(process, ordinal).is_some_and(|site| site.await_room(missing_bytes))
+            let result = self.take_once(process, &give_back, &needs, is_launch, &mut call)?;
+            let lacks = |need: &super::needs::Need| {
+                let stock = memory::graphs_stock(need.ordinal);
+                let missing_bytes = need.growth(stock, |address| self.is_live(address));
+                Site::of(process, need.ordinal).is_some_and(|site| site.await_room(missing_bytes))
             };
-            if result != CUDA_ERROR_OUT_OF_MEMORY || !needs.iter().any(lacks) {
+            if result != CUDA_ERROR_OUT_OF_MEMORY || !needs.devices.iter().any(lacks) {
                 return Ok(result);
             }
         }
@@ -127,35 +239,97 @@ impl Graphs {
         process: &'p Process,
         give_back: &impl Fn(usize),
         needs: &Needs,
+        is_launch: bool,
         call: &mut impl FnMut() -> u32,
-    ) -> Result<u32, (usize, u64, Site<'p>, Refused)> {
-        let spare = self.spare.try_lock().ok();
-        let mut promises = Vec::new();
-        for &(ordinal, bytes) in needs {
-            let Some(site) = Site::of(process, ordinal) else { continue };
-            let stock = spare.as_ref().and_then(|_| memory::graphs_stock(ordinal));
-            let spare_bytes = stock.map_or(0, |stock| stock.spare_bytes());
-            let promise = site.reserve(bytes.saturating_sub(spare_bytes)).or_else(|_| {
-                give_back(ordinal);
-                site.reserve(bytes)
+    ) -> Result<u32, Full<'p>> {
+        let (promises, claim) = self.promise(process, give_back, needs, is_launch)?;
+        let marks = is_launch.then(|| self.begin_launch(needs));
+        let result = call();
+        if let Some(marks) = marks {
+            self.end_launch(marks, result == CUDA_SUCCESS);
+        }
+        let mut held = lock(&self.held);
+        for promised in promises {
+            self.settle(process, of(&mut held, promised.0), promised, claim.as_ref());
+        }
+        // Before anybody else settles: from here on what is held is what there is.
+        drop(claim);
+        Ok(result)
+    }
+
+    /// Promises what a launch or upload may need. What the driver refuses in any case it answers itself.
+    fn promise<'p>(
+        &self,
+        process: &'p Process,
+        give_back: &impl Fn(usize),
+        needs: &Needs,
+        is_launch: bool,
+    ) -> Result<(Vec<Promised<'p>>, Option<Claim<'_>>), Full<'p>> {
+        let mut claim = self.claim(needs);
+        let mut promised = self.promise_once(process, needs, claim.as_ref());
+        if promised.is_err() && claim.is_none() {
+            claim = self.await_claim(needs);
+            promised = self.promise_once(process, needs, claim.as_ref());
+        }
+        let Err((ordinal, ..)) = &promised else { return promised.map(|promised| (promised, claim)) };
+        let is_refused_anyway = is_launch && !needs.frees_first && needs.kept().any(|at| self.is_live(at));
+        if is_refused_anyway && claim.is_some() {
+            let sites = needs.devices.iter().filter_map(|need| {
+                let site = Site::of(process, need.ordinal)?;
+                Some((need.ordinal, site, None))
             });
-            match promise {
-                Ok(promise) => promises.push((ordinal, site, promise)),
+            return Ok((sites.collect(), claim));
+        }
+        // Nothing that somebody has a claim on is given back.
+        drop(claim);
+        give_back(*ordinal);
+        let claim = self.await_claim(needs);
+        let promised = self.promise_once(process, needs, claim.as_ref())?;
+        Ok((promised, claim))
+    }
+
+    fn promise_once<'p>(
+        &self,
+        process: &'p Process,
+        needs: &Needs,
+        claim: Option<&Claim<'_>>,
+    ) -> Result<Vec<Promised<'p>>, Full<'p>> {
+        let mut promises: Vec<Promised<'p>> = Vec::new();
+        for need in &needs.devices {
+            let Some(site) = Site::of(process, need.ordinal) else { continue };
+            let stock = self.claimed_stock(claim, need.ordinal);
+            let bytes = need.growth(stock, |address| self.is_live(address));
+            // What takes nothing is given also over the limit.
+            match if bytes == 0 { Ok(None) } else { site.reserve(bytes) } {
+                Ok(promise) => promises.push((need.ordinal, site, promise)),
                 Err(refused) => {
                     promises.into_iter().for_each(|(_, site, promise)| site.withdraw(promise));
-                    return Err((ordinal, bytes, site, refused));
+                    return Err((need.ordinal, bytes, site, refused));
                 }
             }
         }
-        let result = call();
-        let mut held = self.held();
-        for (ordinal, site, promise) in promises {
-            match memory::graphs_stock(ordinal) {
-                Some(stock) => of(&mut held, ordinal).set(&site, stock.reserved_bytes, promise),
-                None => site.withdraw(promise),
-            }
+        Ok(promises)
+    }
+
+    /// The driver has answered.
+    fn settle(
+        &self,
+        process: &Process,
+        held: &mut Held,
+        (ordinal, site, promise): Promised<'_>,
+        claim: Option<&Claim<'_>>,
+    ) {
+        let Some(mut stock) = memory::graphs_stock(ordinal) else { return site.withdraw(promise) };
+        let most_bytes = held.bytes + promise.as_ref().map_or(0, Reservation::bytes);
+        let is_others = claim.is_none() && self.is_claimed(ordinal);
+        if !is_others && stock.reserved_bytes > most_bytes && site.limit_bytes() != NO_LIMIT {
+            // The driver could not use what it had to spare.
+            let _relaxed = capture::is_active().then(|| process.calls.relaxed());
+            memory::trim_graphs(ordinal);
+            stock = memory::graphs_stock(ordinal).unwrap_or(stock);
         }
-        Ok(result)
+        let bytes = if is_others { stock.reserved_bytes.max(most_bytes) } else { stock.reserved_bytes };
+        held.set(&site, bytes, promise);
     }
 
     /// Asks what there is: something may have been freed or trimmed.
@@ -163,17 +337,20 @@ impl Graphs {
         if !is_used() {
             return;
         }
-        let mut held = self.held();
+        let mut held = lock(&self.held);
         for ordinal in 0..held.len() {
-            if let Some(site) = Site::of(process, ordinal) {
-                refresh_one(&mut held, ordinal, &site);
-            }
+            let Some((site, stock)) = Site::of(process, ordinal).zip(memory::graphs_stock(ordinal)) else {
+                continue;
+            };
+            let one = &mut held[ordinal];
+            let least_bytes = if self.is_claimed(ordinal) { one.bytes } else { 0 };
+            one.set(&site, stock.reserved_bytes.max(least_bytes), None);
         }
     }
 
-    /// Has a device's graphs give back what they do not use.
+    /// Has a device's graphs give back what they do not use, unless somebody counts on that.
     pub fn trim(&self, process: &Process, ordinal: usize) {
-        if is_used() {
+        if is_used() && !self.is_claimed(ordinal) {
             memory::trim_graphs(ordinal);
             self.refresh(process);
         }
@@ -181,7 +358,7 @@ impl Graphs {
 
     /// Moves what is held to a new ledger of the session's.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
-        self.held().iter_mut().for_each(|held| held.follow_on(session, gpus));
+        lock(&self.held).iter_mut().for_each(|held| held.follow_on(session, gpus));
     }
 }
 
@@ -191,10 +368,4 @@ fn of(held: &mut Vec<Held>, ordinal: usize) -> &mut Held {
         held.push(Held::nothing(MemoryKind::Graph, next));
     }
     &mut held[ordinal]
-}
-
-fn refresh_one(held: &mut Vec<Held>, ordinal: usize, site: &Site<'_>) {
-    if let Some(stock) = memory::graphs_stock(ordinal) {
-        of(held, ordinal).set(site, stock.reserved_bytes, None);
-    }
 }

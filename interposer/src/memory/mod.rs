@@ -8,6 +8,7 @@ pub mod charge;
 pub mod graphs;
 mod held;
 pub mod ledgers;
+mod needs;
 pub mod pools;
 pub mod pressure;
 mod room;
@@ -389,7 +390,11 @@ impl Accounts {
             Err(free) => free,
         };
         let pooled = self.pools.begin_free(address);
+        let left = self.graphs.begin_free(address);
         let result = self.free(process, Name::Address(address), free);
+        if let Some(left) = left.filter(|_| result != CUDA_SUCCESS) {
+            self.graphs.cancel_free(address, left);
+        }
         if let Some(freed) = pooled.filter(|_| result != CUDA_SUCCESS) {
             self.pools.cancel_free(freed);
         }
@@ -558,6 +563,7 @@ impl Accounts {
         }
         self.slabs.forget_context(process, context);
         self.pools.forget_context(context);
+        self.graphs.forget_live();
         self.refresh(process);
     }
 

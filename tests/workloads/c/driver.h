@@ -96,6 +96,34 @@ typedef struct {
     int result;
 } CUDA_GRAPH_INSTANTIATE_PARAMS;
 
+typedef struct {
+    CUmemPoolProps pool;
+    const CUmemAccessDesc *access;
+    size_t access_count;
+    size_t bytes;
+    CUdeviceptr address;
+} CUDA_MEM_ALLOC_NODE_PARAMS;
+
+typedef struct {
+    int type;
+    int reserved[3];
+    union {
+        struct {
+            CUgraph graph;
+            int ownership;
+        } child;
+        struct {
+            unsigned long long handle;
+            int type;
+            unsigned size;
+            CUgraph *bodies;
+            CUcontext context;
+        } conditional;
+        long long words[29];
+    };
+    long long reserved_too;
+} CUgraphNodeParams;
+
 enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
@@ -115,7 +143,13 @@ enum {
     CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1,
     CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2,
+    CU_GRAPH_NODE_TYPE_GRAPH = 4,
+    CU_GRAPH_NODE_TYPE_CONDITIONAL = 13,
+    CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE = 1,
+    CU_GRAPH_COND_ASSIGN_DEFAULT = 1,
+    CU_GRAPH_COND_TYPE_IF = 0,
     GET_PROC_ADDRESS_LEGACY_STREAM = 1,
     GET_PROC_ADDRESS_PER_THREAD_STREAM = 2,
 };
@@ -213,6 +247,16 @@ enum {
       (CUlaunchParams * list, unsigned count, unsigned flags))                                                           \
     X(cuStreamBeginCapture_v2, "cuStreamBeginCapture", 10010, LEGACY, (CUstream stream, int mode))                       \
     X(cuStreamEndCapture, "cuStreamEndCapture", 10000, LEGACY, (CUstream stream, CUgraph * graph))                       \
+    X(cuGraphCreate, "cuGraphCreate", 10000, LEGACY, (CUgraph * graph, unsigned flags))                                  \
+    X(cuGraphAddMemAllocNode, "cuGraphAddMemAllocNode", 11040, LEGACY,                                                   \
+      (CUgraphNode * node, CUgraph graph, const CUgraphNode *after, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params))   \
+    X(cuGraphAddMemFreeNode, "cuGraphAddMemFreeNode", 11040, LEGACY,                                                     \
+      (CUgraphNode * node, CUgraph graph, const CUgraphNode *after, size_t count, CUdeviceptr ptr))                      \
+    X(cuGraphAddNode_v2, "cuGraphAddNode", 12030, LEGACY,                                                                \
+      (CUgraphNode * node, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count,                     \
+       CUgraphNodeParams *params))                                                                                       \
+    X(cuGraphConditionalHandleCreate, "cuGraphConditionalHandleCreate", 12030, LEGACY,                                   \
+      (unsigned long long *handle, CUgraph graph, CUcontext context, unsigned value, unsigned flags))                    \
     X(cuGraphGetNodes, "cuGraphGetNodes", 10000, LEGACY, (CUgraph graph, CUgraphNode * nodes, size_t *count))            \
     X(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", 11040, LEGACY,                                         \
       (CUgraphExec * exec, CUgraph graph, unsigned long long flags))                                                     \

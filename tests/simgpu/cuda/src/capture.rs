@@ -197,6 +197,12 @@ pub fn add(stream: &Arc<Stream>, operation: Operation) -> Result<()> {
     Ok(())
 }
 
+/// Allocation nodes whose addresses are free again where a capturing stream is.
+pub fn spare(stream: &Stream) -> Vec<crate::graph_memory::Node> {
+    let own = stream.with_capture(|own| own.clone());
+    own.map_or_else(Vec::new, |own| own.session.graph.spare(&own.after))
+}
+
 /// Where a capturing stream is, for an event recorded in it.
 pub fn place_of(stream: &Stream) -> Result<Captured> {
     let membership = stream.with_capture(|own| own.clone()).ok_or(status::ILLEGAL_STATE)?;

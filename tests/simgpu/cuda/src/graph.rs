@@ -6,6 +6,7 @@ use deepres_abi::driver::types as cu;
 use simgpu_engine::{Ticket, Work};
 
 use crate::context::lock;
+use crate::graph_memory;
 use crate::handle::{Kind, Table};
 use crate::operation::Operation;
 use crate::process::{self, host};
@@ -163,6 +164,37 @@ impl Graph {
         let node = self.insert(&mut state, operation, None, HashMap::new())?;
         state.edges.extend(after.iter().map(|dependency| (dependency.node, node.handle, dependency.data)));
         Ok(node)
+    }
+
+    /// One of its allocation nodes for each address that is free again for a node after these: whatever was allocated there is freed before.
+    pub fn spare(&self, after: &[Dependency]) -> Vec<graph_memory::Node> {
+        let state = lock(&self.state);
+        let mut before: HashMap<usize, Vec<usize>> = HashMap::new();
+        for (from, to, _) in &state.edges {
+            before.entry(*to).or_default().push(*from);
+        }
+        let mut behind: HashSet<usize> = HashSet::new();
+        let mut next: Vec<usize> = after.iter().map(|dependency| dependency.node).collect();
+        while let Some(node) = next.pop() {
+            if behind.insert(node) {
+                next.extend(before.get(&node).into_iter().flatten());
+            }
+        }
+        // By address: a node, and how many allocations were not freed.
+        let mut found: HashMap<u64, (graph_memory::Node, i64)> = HashMap::new();
+        for node in &state.nodes {
+            if let Operation::Allocate(allocation) = node.operation() {
+                found.entry(allocation.params.dptr).or_insert(((*allocation).clone(), 0)).1 += 1;
+            }
+        }
+        for node in state.nodes.iter().filter(|node| behind.contains(&node.handle)) {
+            if let Operation::Free(address) = node.operation()
+                && let Some((_, unfreed)) = found.get_mut(&address)
+            {
+                *unfreed -= 1;
+            }
+        }
+        found.into_values().filter(|(_, unfreed)| *unfreed == 0).map(|(node, _)| node).collect()
     }
 
     /// Adds dependencies between nodes that are there.
@@ -369,30 +401,28 @@ impl Plan {
         None
     }
 
-    /// The addresses that its allocation nodes take.
-    fn allocated(&self, found: &mut Vec<u64>) {
+    /// How often more each address is allocated than freed.
+    fn unfreed(&self, found: &mut HashMap<u64, i64>) {
         for step in &self.steps {
-            if let Operation::Allocate(node) = &step.operation {
-                found.push(node.params.dptr);
+            match &step.operation {
+                Operation::Allocate(node) => *found.entry(node.params.dptr).or_default() += 1,
+                Operation::Free(address) => *found.entry(*address).or_default() -= 1,
+                _ => {}
             }
             for child in &step.children {
-                child.allocated(found);
+                child.unfreed(found);
             }
         }
     }
 
-    /// Follows what a launch has in use of memory that is not in use before: `taken` by address, and the most at once.
-    fn peak(&self, taken: &mut HashMap<u64, u64>, most: &mut u64) {
+    /// What a launch maps memory at that is not in use before: bytes by address.
+    fn mapped(&self, found: &mut HashMap<u64, u64>) {
         for step in self.steps.iter().filter(|step| step.is_enabled) {
             match &step.operation {
-                Operation::Allocate(node) if !crate::graph_memory::is_live(node.params.dptr) => {
-                    taken.insert(node.params.dptr, node.bytes());
-                    *most = taken.values().sum::<u64>().max(*most);
+                Operation::Allocate(node) if !graph_memory::is_live(node.params.dptr) => {
+                    found.insert(node.params.dptr, node.bytes());
                 }
-                Operation::Free(address) => {
-                    taken.remove(address);
-                }
-                Operation::Child(_) => step.children.iter().for_each(|child| child.peak(taken, most)),
+                Operation::Child(_) => step.children.iter().for_each(|child| child.mapped(found)),
                 _ => {}
             }
         }
@@ -400,16 +430,9 @@ impl Plan {
 
     /// Takes the memory that a launch in a stream will use.
     fn get_ready(&self, stream: &Stream) -> Result<()> {
-        let mut most = 0;
-        self.peak(&mut HashMap::new(), &mut most);
-        crate::graph_memory::keep(&stream.context, most)
-    }
-
-    fn has_freed(&self, address: u64) -> bool {
-        self.steps.iter().any(|step| match &step.operation {
-            Operation::Free(freed) => *freed == address,
-            _ => step.children.iter().any(|child| child.has_freed(address)),
-        })
+        let mut mapped = HashMap::new();
+        self.mapped(&mut mapped);
+        graph_memory::keep(&stream.context, mapped.values().sum())
     }
 
     /// Submits every step to one stream, in the plan's order, for the launch of this number. Straight runs of kernels that use as much of the GPU become one item each.
@@ -522,15 +545,15 @@ impl Exec {
     /// Puts all of it into a stream.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let plan = lock(&self.plan);
-        let mut allocated = Vec::new();
-        plan.allocated(&mut allocated);
-        for address in allocated {
+        let mut unfreed = HashMap::new();
+        plan.unfreed(&mut unfreed);
+        for (address, _) in unfreed.into_iter().filter(|(_, unfreed)| *unfreed > 0) {
             // What the last launch left allocated is freed first, where that was asked for; else it is an error.
-            if crate::graph_memory::is_live(address) && !plan.has_freed(address) {
+            if graph_memory::is_live(address) {
                 if self.flags & u64::from(cu::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0 {
                     return Err(status::INVALID_VALUE);
                 }
-                crate::graph_memory::end(address)?;
+                graph_memory::end(address)?;
             }
         }
         // All of it or nothing: a launch that lacks memory may be tried again.

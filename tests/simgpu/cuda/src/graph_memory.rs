@@ -21,10 +21,13 @@ pub struct Node {
     reserved: Arc<Reservation>,
 }
 
-/// The address space of an allocation node; it ends with the last graph that has the node.
+/// The address space of allocation nodes; it ends with the last graph that has one of them.
 struct Reservation {
     base: u64,
     bytes: u64,
+    /// What the first node at this address asked for.
+    asked_bytes: usize,
+    device: i32,
 }
 
 impl Drop for Reservation {
@@ -75,8 +78,8 @@ fn state() -> &'static Mutex<State> {
 }
 
 impl Node {
-    /// Checks the parameters and fixes the address.
-    pub fn new(mut params: cu::CUDA_MEM_ALLOC_NODE_PARAMS) -> Result<Self> {
+    /// Checks the parameters and fixes the address: that of a node of `spare`, all of which are behind it and done with theirs, if there is room.
+    pub fn new(mut params: cu::CUDA_MEM_ALLOC_NODE_PARAMS, spare: &[Self]) -> Result<Self> {
         let location = &params.poolProps.location;
         if params.bytesize == 0 || location.r#type != cu::CU_MEM_LOCATION_TYPE_DEVICE {
             return Err(status::INVALID_VALUE);
@@ -85,14 +88,21 @@ impl Node {
         let bytes = (params.bytesize as u64)
             .checked_next_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES)
             .ok_or(status::OUT_OF_MEMORY)?;
+        let has_room =
+            |own: &&Self| own.reserved.asked_bytes >= params.bytesize && own.reserved.device == location.id;
+        if let Some(own) = spare.iter().filter(has_room).min_by_key(|own| own.reserved.asked_bytes) {
+            params.dptr = own.reserved.base;
+            return Ok(Self { params, reserved: Arc::clone(&own.reserved) });
+        }
         let base = mapping::map(bytes, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)?;
         params.dptr = base;
         // Other nodes of the graph name the address before it is in use.
         memory::enter(base, params.bytesize as u64, Kind::Graph, crate::context::current().ok());
-        Ok(Self { params, reserved: Arc::new(Reservation { base, bytes }) })
+        let (asked_bytes, device) = (params.bytesize, location.id);
+        Ok(Self { params, reserved: Arc::new(Reservation { base, bytes, asked_bytes, device }) })
     }
 
-    /// Bytes that it takes.
+    /// Bytes that it takes: what is mapped at its address, which others may have asked more for.
     pub fn bytes(&self) -> u64 {
         self.reserved.bytes
     }

@@ -250,6 +250,43 @@ fn an_upload_is_charged_what_the_launch_after_it_has_in_use_at_most() {
     assert_eq!(gpu.used_bytes(), before);
 }
 
+/// Adds an allocation node; returns it with its address.
+fn allocation(graph: CUgraph, after: &[CUgraphNode], bytes: usize) -> (CUgraphNode, CUdeviceptr) {
+    // SAFETY: all zeros is a valid value of this plain struct.
+    let mut params: CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { std::mem::zeroed() };
+    params.poolProps.location.r#type = CU_MEM_LOCATION_TYPE_DEVICE;
+    params.bytesize = bytes;
+    let mut node = null_mut();
+    ok!(cuGraphAddMemAllocNode(&mut node, graph, after.as_ptr(), after.len(), &mut params));
+    (node, params.dptr)
+}
+
+#[test]
+fn an_address_is_given_again_behind_the_free_of_what_was_there() {
+    const BYTES: usize = 6 << 20;
+    let gpu = Gpu::new();
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING);
+    let graph = new_graph();
+    let (first, address) = allocation(graph, &[], BYTES);
+    let (mut freed, mut between) = (null_mut(), null_mut());
+    ok!(cuGraphAddMemFreeNode(&mut freed, graph, &first, 1, address));
+    assert_ne!(allocation(graph, &[], BYTES).1, address, "not ordered behind it");
+    assert_ne!(allocation(graph, &[freed], BYTES + 1).1, address, "larger than what was there");
+    ok!(cuGraphAddEmptyNode(&mut between, graph, &freed, 1));
+    assert_eq!(allocation(graph, &[between], BYTES / 2).1, address);
+    assert_ne!(allocation(graph, &[between], BYTES / 2).1, address, "it is in use again");
+    let before = gpu.used_bytes();
+    let exec = instantiate(graph);
+    ok!(cuGraphLaunch(exec, stream));
+    ok!(cuStreamSynchronize(stream));
+    assert_eq!(gpu.used_bytes() - before, 3 * BYTES + (BYTES / 2).next_multiple_of(2 << 20) + (2 << 20));
+    assert_eq!(
+        code!(cuGraphLaunch(exec, stream)),
+        CUDA_ERROR_INVALID_VALUE,
+        "what is behind the free is in use"
+    );
+}
+
 #[test]
 fn a_user_object_ends_with_the_last_that_refers_to_it() {
     static ENDED: AtomicU32 = AtomicU32::new(0);

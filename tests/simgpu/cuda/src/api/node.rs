@@ -33,6 +33,22 @@ struct EventParams {
     event: CUevent,
 }
 
+/// The dependencies that a client passes.
+fn given_dependencies(
+    dependencies: *const CUgraphNode,
+    data: *const CUgraphEdgeData,
+    count: usize,
+) -> Result<Vec<Dependency>> {
+    let nodes: &[CUgraphNode] = slice!(dependencies.cast_mut(), count);
+    let kinds: Option<&[CUgraphEdgeData]> =
+        if data.is_null() { None } else { Some(slice!(data.cast_mut(), count)) };
+    let dependency = |(at, node): (usize, &CUgraphNode)| Dependency {
+        node: *node as usize,
+        data: kinds.map_or(graph::PLAIN_EDGE, |kinds| kinds[at]),
+    };
+    Ok(nodes.iter().enumerate().map(dependency).collect())
+}
+
 fn add(
     to: *mut CUgraphNode,
     graph: CUgraph,
@@ -45,19 +61,18 @@ fn add(
         return Err(status::INVALID_VALUE);
     }
     let graph = graph::by_handle(graph as usize)?;
-    let nodes: &[CUgraphNode] = slice!(dependencies.cast_mut(), count);
-    let kinds: Option<&[CUgraphEdgeData]> =
-        if data.is_null() { None } else { Some(slice!(data.cast_mut(), count)) };
-    let after: Vec<Dependency> = nodes
-        .iter()
-        .enumerate()
-        .map(|(at, node)| Dependency {
-            node: *node as usize,
-            data: kinds.map_or(graph::PLAIN_EDGE, |kinds| kinds[at]),
-        })
-        .collect();
+    let after = given_dependencies(dependencies, data, count)?;
     give!(to, graph.add(operation()?, &after)?.handle as CUgraphNode);
     Ok(())
+}
+
+/// An allocation node of `graph` behind `after`.
+fn allocation(
+    params: CUDA_MEM_ALLOC_NODE_PARAMS,
+    graph: CUgraph,
+    after: &[Dependency],
+) -> Result<graph_memory::Node> {
+    graph_memory::Node::new(params, &graph::by_handle(graph as usize)?.spare(after))
 }
 
 fn extended(v1: &CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE_PARAMS {
@@ -162,9 +177,8 @@ fn any(params: &CUgraphNodeParams) -> Result<Operation> {
             CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
                 Ok(Operation::EventRecord(event_of(bytes.cast::<EventParams>().read().event)?))
             }
-            CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
-                Ok(Operation::Allocate(Box::new(graph_memory::Node::new(body.alloc)?)))
-            }
+            // Where it is, is said when it is added, and never changed.
+            CU_GRAPH_NODE_TYPE_MEM_ALLOC => Err(status::NOT_SUPPORTED),
             CU_GRAPH_NODE_TYPE_MEM_FREE => Ok(Operation::Free(body.free.dptr)),
             CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => batch(bytes),
             // What a conditional node does is said when it is added, and never changed.
@@ -220,15 +234,25 @@ adders! {
     cuGraphAddEmptyNode() { Ok(Operation::Empty) }
     cuGraphAddEventRecordNode(event: CUevent) { Ok(Operation::EventRecord(event_of(event)?)) }
     cuGraphAddEventWaitNode(event: CUevent) { Ok(Operation::EventWait(event_of(event)?)) }
-    cuGraphAddMemAllocNode(nodeParams: *mut CUDA_MEM_ALLOC_NODE_PARAMS) {
-        let node = graph_memory::Node::new(read!(nodeParams))?;
-        give!(nodeParams, node.params);
-        Ok(Operation::Allocate(Box::new(node)))
-    }
     cuGraphAddMemFreeNode(dptr: CUdeviceptr) {
         if dptr == 0 { Err(status::INVALID_VALUE) } else { Ok(Operation::Free(dptr)) }
     }
     cuGraphAddBatchMemOpNode(nodeParams: *const c_void) { batch(nodeParams) }
+}
+
+pub fn cuGraphAddMemAllocNode(
+    phGraphNode: *mut CUgraphNode,
+    hGraph: CUgraph,
+    dependencies: *const CUgraphNode,
+    numDependencies: usize,
+    nodeParams: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
+) -> Result<()> {
+    let after = given_dependencies(dependencies, std::ptr::null(), numDependencies)?;
+    add(phGraphNode, hGraph, dependencies, std::ptr::null(), numDependencies, || {
+        let node = allocation(read!(nodeParams), hGraph, &after)?;
+        give!(nodeParams, node.params);
+        Ok(Operation::Allocate(Box::new(node)))
+    })
 }
 
 fn add_any(
@@ -246,6 +270,11 @@ fn add_any(
         let conditional = Conditional::new(graph as usize, asked.handle, asked.r#type, asked.size)?;
         asked.phGraph_out = conditional.handles();
         Operation::Conditional(conditional)
+    } else if given.r#type == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
+        // SAFETY: as above.
+        let asked = unsafe { given.params.alloc };
+        let after = given_dependencies(dependencies, data, count)?;
+        Operation::Allocate(Box::new(allocation(asked, graph, &after)?))
     } else {
         any(&given)?
     };

@@ -49,7 +49,7 @@ fn allocate(
         bytesize: bytes,
         dptr: 0,
     };
-    let node = graph_memory::Node::new(params)?;
+    let node = graph_memory::Node::new(params, &capture::spare(&stream))?;
     give!(dptr, node.params.dptr);
     capture::add(&stream, Operation::Allocate(Box::new(node)))
 }

@@ -1,0 +1,100 @@
+//! Memory that graphs allocate: none of it goes past the limit, however deep in a graph, and what a driver would give is given.
+
+use deepres_e2e::{
+    Host, Process,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+
+const MIB: u64 = 1 << 20;
+const LIMIT_MIB: u64 = 400;
+const SUCCESS: u64 = 0;
+const INVALID_VALUE: u64 = 1;
+const FULL: u64 = 2;
+
+fn host() -> Host {
+    // Contexts' own memory is none, so that the GPU's record is of allocations alone.
+    Host::new().simgpu("context_overhead_bytes = 0\n")
+}
+
+/// What `processes` of the tenant each say in the client's part `what` under the limit; no more than that was ever held.
+#[track_caller]
+fn all_said(processes: usize, what: &str, count: u64, mib: u64) -> Vec<Vec<u64>> {
+    let host = host();
+    let _daemon = host.daemon();
+    let start = |_| {
+        let mut command = host.preloaded(c_client("graphs", Way::Dlsym));
+        command.args([what, &count.to_string(), &mib.to_string()]);
+        command.env("DEEPRES_TENANT", "t").env("DEEPRES_MEMORY", format!("{LIMIT_MIB}MiB"));
+        host.spawn(command)
+    };
+    let clients: Vec<Process> = (0..processes).map(start).collect();
+    let finished: Vec<String> =
+        clients.into_iter().map(|client| client.finish(COMMAND_LIMIT).success().stdout).collect();
+    let peak_bytes = host.truth().gpus[0].memory_peak_bytes;
+    assert!(peak_bytes <= LIMIT_MIB * MIB, "{} MiB were held", peak_bytes / MIB);
+    let numbers = |said: &String| said.lines().map(|line| line.parse().expect("a number")).collect();
+    finished.iter().map(numbers).collect()
+}
+
+/// The same for one process.
+#[track_caller]
+fn said(what: &str, count: u64, mib: u64) -> Vec<u64> {
+    all_said(1, what, count, mib).concat()
+}
+
+#[test]
+fn a_graph_is_looked_into_however_deep_it_goes() {
+    for depth in [0, 1, 8, 9, 12, 100] {
+        assert_eq!(said("nested", depth, 300), [SUCCESS], "{depth} deep");
+        assert_eq!(said("nested", depth, 402), [FULL], "{depth} deep");
+    }
+}
+
+#[test]
+fn what_conditions_may_allocate_is_looked_at() {
+    for depth in [1, 2, 10] {
+        assert_eq!(said("conditional", depth, 300), [SUCCESS], "{depth} deep");
+        assert_eq!(said("conditional", depth, 402), [FULL], "{depth} deep");
+    }
+}
+
+#[test]
+fn allocations_that_follow_each_other_are_had_one_after_the_other() {
+    assert_eq!(said("chain", 5, 300), [SUCCESS, SUCCESS]);
+    assert_eq!(said("chain", 5, 402), [FULL, FULL]);
+}
+
+#[test]
+fn a_graph_that_frees_what_it_left_is_launched_again() {
+    // Last: once there is no room, and once there is again.
+    assert_eq!(said("again", 3, 300), [SUCCESS, SUCCESS, SUCCESS, FULL, FULL, SUCCESS]);
+}
+
+#[test]
+fn a_graph_that_left_something_allocated_is_refused_by_the_driver() {
+    assert_eq!(said("once", 3, 300), [SUCCESS, INVALID_VALUE, INVALID_VALUE, FULL, FULL, SUCCESS]);
+}
+
+#[test]
+fn what_one_graph_left_is_not_counted_on_by_another() {
+    let mut expected = vec![SUCCESS; 6];
+    // The other graph frees what the first one left, which something else takes; the second has its own.
+    expected.extend([SUCCESS, FULL, SUCCESS]);
+    assert_eq!(said("turns", 6, 200), expected);
+}
+
+#[test]
+fn no_race_of_launches_frees_and_trims_passes_the_limit() {
+    // Three graphs and what two threads allocate do not fit together.
+    for count in said("race", 3000, 130) {
+        assert!(count > 0, "everybody has something now and then");
+    }
+}
+
+#[test]
+fn no_race_of_two_processes_with_graphs_passes_the_limit() {
+    for said in all_said(2, "race", 3000, 70) {
+        assert!(said.iter().sum::<u64>() > 0, "each has something now and then: {said:?}");
+    }
+}

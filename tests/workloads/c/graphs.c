@@ -1,0 +1,244 @@
+/* graphs: launches graphs that allocate, and says how each call ended. Sizes are in MiB. */
+#include "driver.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+enum { MIB = 1 << 20, THREADS = 5 };
+
+static CUcontext context;
+
+static CUgraph new_graph(void) {
+    CUgraph graph;
+    CHECK(cu(cuGraphCreate)(&graph, 0));
+    return graph;
+}
+
+/* Adds an allocation after `after`, if that is a node. */
+static CUgraphNode allocate(CUgraph graph, CUgraphNode after, size_t mib, CUdeviceptr *at) {
+    CUDA_MEM_ALLOC_NODE_PARAMS params = {
+        .pool = {.allocation_type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
+        .bytes = mib * MIB,
+    };
+    CUgraphNode node;
+    CHECK(cu(cuGraphAddMemAllocNode)(&node, graph, after ? &after : NULL, after ? 1 : 0, &params));
+    *at = params.address;
+    return node;
+}
+
+static CUgraphNode release(CUgraph graph, CUgraphNode after, CUdeviceptr at) {
+    CUgraphNode node;
+    CHECK(cu(cuGraphAddMemFreeNode)(&node, graph, &after, 1, at));
+    return node;
+}
+
+/* A graph in another, which it is moved into. */
+static CUgraph wrapped(CUgraph inner) {
+    CUgraph outer = new_graph();
+    CUgraphNode node;
+    CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .child = {inner, CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE}};
+    CHECK(cu(cuGraphAddNode_v2)(&node, outer, NULL, NULL, 0, &params));
+    return outer;
+}
+
+/* The body of a new node of `graph` that runs at each launch. */
+static CUgraph body_in(CUgraph graph) {
+    unsigned long long handle;
+    CUgraphNode node;
+    CHECK(cu(cuGraphConditionalHandleCreate)(&handle, graph, context, 1, CU_GRAPH_COND_ASSIGN_DEFAULT));
+    CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL,
+                                .conditional = {handle, CU_GRAPH_COND_TYPE_IF, 1, NULL, context}};
+    CHECK(cu(cuGraphAddNode_v2)(&node, graph, NULL, NULL, 0, &params));
+    return params.conditional.bodies[0];
+}
+
+static CUgraphExec executable(CUgraph graph, unsigned flags) {
+    CUgraphExec exec;
+    CHECK(cu(cuGraphInstantiateWithFlags)(&exec, graph, flags));
+    return exec;
+}
+
+static CUstream new_stream(void) {
+    CUstream stream;
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    return stream;
+}
+
+static void launch(CUgraphExec exec, CUstream stream) {
+    printf("%d\n", cu(cuGraphLaunch)(exec, stream));
+    CHECK(cu(cuStreamSynchronize)(stream));
+}
+
+/* Each of what follows is one of the program's parts; `count` and `mib` are its arguments. */
+
+static void nested(size_t count, size_t mib) {
+    CUgraph graph = new_graph();
+    CUdeviceptr at;
+    allocate(graph, NULL, mib, &at);
+    for (size_t i = 0; i < count; i++)
+        graph = wrapped(graph);
+    launch(executable(graph, 0), new_stream());
+}
+
+/* In the body of a condition in the body of a condition, which is in a child graph. */
+static void conditional(size_t count, size_t mib) {
+    CUgraph graph = new_graph(), body = graph, inner;
+    CUdeviceptr at;
+    for (size_t i = 0; i < count; i++)
+        body = body_in(body);
+    inner = new_graph();
+    allocate(inner, NULL, mib, &at);
+    CUgraphNode node;
+    CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .child = {inner, CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE}};
+    CHECK(cu(cuGraphAddNode_v2)(&node, body, NULL, NULL, 0, &params));
+    launch(executable(graph, 0), new_stream());
+    CHECK(cu(cuGraphDestroy)(graph));
+}
+
+/* Each allocation is freed before the next one. */
+static void chain(size_t count, size_t mib) {
+    CUgraph graph = new_graph();
+    CUgraphNode last = NULL;
+    for (size_t i = 0; i < count; i++) {
+        CUdeviceptr at;
+        last = allocate(graph, last, mib, &at);
+        last = release(graph, last, at);
+    }
+    CUgraphExec exec = executable(graph, 0);
+    CUstream stream = new_stream();
+    launch(exec, stream);
+    launch(exec, stream);
+}
+
+static void launches(size_t count, size_t mib, unsigned flags) {
+    CUgraph graph = new_graph();
+    CUdeviceptr at, over;
+    allocate(graph, NULL, mib, &at);
+    CUgraphExec exec = executable(graph, flags);
+    CUstream stream = new_stream();
+    for (size_t i = 0; i < count; i++)
+        launch(exec, stream);
+    /* It counts all the while, and not once it was freed and taken back. */
+    printf("%d\n", cu(cuMemAlloc_v2)(&over, mib * MIB));
+    CHECK(cu(cuMemFreeAsync)(at, stream));
+    CHECK(cu(cuStreamSynchronize)(stream));
+    CHECK(cu(cuMemAlloc_v2)(&over, mib * MIB));
+    /* What was freed must be had again. */
+    launch(exec, stream);
+    CHECK(cu(cuMemFree_v2)(over));
+    launch(exec, stream);
+}
+
+/* Two that leave something allocated, by turns; and another graph that frees what one of them left. */
+static void turns(size_t count, size_t mib) {
+    CUgraph graphs[2] = {new_graph(), new_graph()}, freeing = new_graph();
+    CUgraphExec execs[2];
+    CUdeviceptr at[2];
+    CUgraphNode node;
+    for (int i = 0; i < 2; i++) {
+        allocate(graphs[i], NULL, mib, &at[i]);
+        execs[i] = executable(graphs[i], CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+    }
+    CHECK(cu(cuGraphAddMemFreeNode)(&node, freeing, NULL, 0, at[0]));
+    CUgraphExec frees = executable(freeing, 0);
+    CUstream stream = new_stream();
+    for (size_t i = 0; i < count; i++)
+        launch(execs[i % 2], stream);
+    launch(frees, stream);
+    CHECK(cu(cuDeviceGraphMemTrim)(0));
+    CUdeviceptr other;
+    CHECK(cu(cuMemAlloc_v2)(&other, mib * MIB));
+    launch(execs[0], stream);
+    launch(execs[1], stream);
+}
+
+static atomic_int stops;
+static atomic_ulong done[THREADS];
+static size_t race_mib;
+
+/* What each of the threads does over and over. */
+static void *racer(void *argument) {
+    int which = (int)(size_t)argument;
+    CHECK(cu(cuCtxSetCurrent)(context));
+    CUstream stream = new_stream();
+    CUgraph graph = new_graph();
+    CUdeviceptr at, own;
+    CUgraphNode node = allocate(graph, NULL, race_mib, &at);
+    if (which == 1)
+        release(graph, node, at);
+    CUgraphExec exec = executable(graph, which == 0 ? CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH : 0);
+    while (!stops) {
+        CUresult code;
+        switch (which) {
+        case 0:
+        case 1:
+            code = cu(cuGraphLaunch)(exec, stream);
+            break;
+        case 2:
+            if ((code = cu(cuGraphLaunch)(exec, stream)) == CUDA_SUCCESS)
+                CHECK(cu(cuMemFreeAsync)(at, stream));
+            break;
+        case 3:
+            if ((code = cu(cuMemAlloc_v2)(&own, 2 * race_mib * MIB)) == CUDA_SUCCESS)
+                CHECK(cu(cuMemFree_v2)(own));
+            break;
+        default:
+            if ((code = cu(cuMemAlloc_v2)(&own, race_mib * MIB)) == CUDA_SUCCESS)
+                CHECK(cu(cuMemFree_v2)(own));
+            CHECK(cu(cuDeviceGraphMemTrim)(0));
+        }
+        if (code == CUDA_SUCCESS)
+            done[which]++;
+        else if (code != CUDA_ERROR_OUT_OF_MEMORY) {
+            fprintf(stderr, "thread %d: %d\n", which, code);
+            exit(1);
+        }
+        /* What waits gets its turn. */
+        if (which == 0 && code == CUDA_SUCCESS && done[0] % 64 == 0) {
+            CHECK(cu(cuMemFreeAsync)(at, stream));
+            CHECK(cu(cuStreamSynchronize)(stream));
+        }
+    }
+    return NULL;
+}
+
+static void race(size_t milliseconds, size_t mib) {
+    pthread_t threads[THREADS];
+    const struct timespec moment = {milliseconds / 1000, milliseconds % 1000 * 1000000};
+    race_mib = mib;
+    for (size_t i = 0; i < THREADS; i++)
+        pthread_create(&threads[i], NULL, racer, (void *)i);
+    nanosleep(&moment, NULL);
+    stops = 1;
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < THREADS; i++)
+        printf("%lu\n", done[i]);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 4) {
+        fprintf(stderr, "usage: graphs WHAT COUNT MIB\n");
+        return 2;
+    }
+    size_t count = strtoull(argv[2], NULL, 10), mib = strtoull(argv[3], NULL, 10);
+    context = open_context();
+    if (!strcmp(argv[1], "nested"))
+        nested(count, mib);
+    else if (!strcmp(argv[1], "conditional"))
+        conditional(count, mib);
+    else if (!strcmp(argv[1], "chain"))
+        chain(count, mib);
+    else if (!strcmp(argv[1], "once"))
+        launches(count, mib, 0);
+    else if (!strcmp(argv[1], "again"))
+        launches(count, mib, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+    else if (!strcmp(argv[1], "turns"))
+        turns(count, mib);
+    else if (!strcmp(argv[1], "race"))
+        race(count, mib);
+    else
+        return 2;
+    return 0;
+}
