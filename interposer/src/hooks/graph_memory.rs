@@ -182,8 +182,8 @@ unsafe fn added(node: *const CUgraphNode, params: *const CUgraphNodeParams) {
     match params.r#type {
         // SAFETY: its kind says that this member of the union was written.
         CU_GRAPH_NODE_TYPE_MEM_ALLOC => allocation_added(unsafe { &params.params.alloc }),
-        // SAFETY: the same.
         CU_GRAPH_NODE_TYPE_CONDITIONAL if process::current().is_some() => {
+            // SAFETY: the same.
             conditional_added(*node, unsafe { &params.params.conditional })
         }
         _ => {}

@@ -14,6 +14,9 @@ mod support;
 #[path = "../../../interposer/src/config.rs"]
 #[expect(dead_code, reason = "the interposer uses the rest of it")]
 mod config;
+#[path = "../../../interposer/src/descriptor.rs"]
+#[expect(dead_code, reason = "the interposer uses the rest of it")]
+mod descriptor;
 #[path = "../../../interposer/src/handshake.rs"]
 #[expect(dead_code, reason = "the interposer uses the rest of it")]
 mod handshake;
