@@ -47,7 +47,7 @@ pub fn pass(
     let Some((grant, meter)) = gpu.grant().zip(gpu.meter()) else {
         return Some(Passed { counted_ns: None, launching: None });
     };
-    let mut around = Around { gpu, session, awaits_host, full_since: None };
+    let mut around = Around { gpu, session, awaits_host, only_launch: &gpu.only_launch, full_since: None };
     let share_ns = gpu.share_ns(estimate_ns);
     let (verdict, launching) = match gate::pass(grant, meter, &around, share_ns) {
         Ok(passed) => passed,
@@ -70,11 +70,26 @@ pub fn pass(
     Some(Passed { counted_ns, launching: Some(launching) })
 }
 
+/// Waits as [`pass`] does, and takes nothing.
+pub fn await_turn(gpu: &Gpu, session: &Session, awaits_host: bool, flush: impl FnOnce()) {
+    let Some((grant, meter)) = gpu.grant().zip(gpu.meter()) else { return };
+    // A lease of one launch is left to the launch.
+    let only_launch = OnlyLaunch::default();
+    let mut around = Around { gpu, session, awaits_host, only_launch: &only_launch, full_since: None };
+    if gate::pass(grant, meter, &around, 0).is_err() {
+        flush();
+        let began_ns = os::now_ns();
+        drop(gate::wait(grant, meter, &mut around, 0));
+        meter.count_wait(os::now_ns().saturating_sub(began_ns));
+    }
+}
+
 /// What a waiting thread has around it.
 struct Around<'a> {
     gpu: &'a Gpu,
     session: &'a Session,
     awaits_host: bool,
+    only_launch: &'a OnlyLaunch,
     /// The completions when the window was first seen full, and when that was.
     full_since: Option<(u32, u64)>,
 }
@@ -93,7 +108,7 @@ impl Process for Around<'_> {
     }
 
     fn only_launch(&self) -> &OnlyLaunch {
-        &self.gpu.only_launch
+        self.only_launch
     }
 
     fn ring(&self) {

@@ -1,6 +1,6 @@
 //! What happens around a launch: the gate before it, the meter on both sides.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::capture;
 use crate::driver::calls::{Calls, Stream};
@@ -72,6 +72,25 @@ fn hold_back(calls: &Calls, lane: &Lane) {
             lane.give_up();
             return;
         }
+    }
+}
+
+/// Waits until a launch on the stream may go, as [`enter`] will, and takes nothing: for who would otherwise wait there with something that others need.
+#[cold]
+pub fn await_turn(stream: Stream) {
+    let Some(process) = process::current() else { return };
+    let calls = &process.calls;
+    if capture::is_active() && calls.may_be_capturing(stream) {
+        return;
+    }
+    let _relaxed = capture::is_active().then(|| calls.relaxed());
+    let Some(lane) = process.lane(stream) else { return };
+    hold_back(calls, lane);
+    if lane.gpu.is_open() {
+        return;
+    }
+    if let Some(session) = process.session() {
+        gate::await_turn(lane.gpu, session, lane.is_stuck(), || thread::close_lanes(calls));
     }
 }
 
@@ -189,14 +208,21 @@ pub fn flush() {
     thread::close_lanes(&process.calls);
 }
 
-/// Whether some stream has waited for the host: others may wait for that one.
-static AWAITS_HOST: AtomicBool = AtomicBool::new(false);
+/// When a stream was last made to wait for the host, ns; 0: none was. For a while others may wait for that one.
+static AWAITED_HOST_NS: AtomicU64 = AtomicU64::new(0);
+/// That while, ns.
+const AWAITS_HOST_NS: u64 = 2_000_000_000;
+
+fn awaits_host() -> bool {
+    let awaited_ns = AWAITED_HOST_NS.load(Ordering::Relaxed);
+    awaited_ns != 0 && os::now_ns().saturating_sub(awaited_ns) < AWAITS_HOST_NS
+}
 
 /// The stream is about to wait for something else than its own work.
 #[inline]
 pub fn interrupt(stream: Stream) {
     let Some(process) = process::current() else { return };
-    if AWAITS_HOST.load(Ordering::Relaxed) {
+    if awaits_host() {
         return interrupt_for_host(process, stream);
     }
     if let Some(lane) = thread::lane(&process.calls, stream) {
@@ -207,7 +233,7 @@ pub fn interrupt(stream: Stream) {
 
 /// The stream is about to wait for something that the host may do only once more has been launched.
 pub fn await_host(stream: Stream) {
-    AWAITS_HOST.store(true, Ordering::Relaxed);
+    AWAITED_HOST_NS.store(os::now_ns(), Ordering::Relaxed);
     interrupt(stream);
 }
 

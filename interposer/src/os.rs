@@ -1,5 +1,6 @@
 //! The few system calls that several modules need, without their pointers.
 
+use std::io;
 use std::sync::atomic::AtomicU32;
 use std::thread;
 
@@ -92,5 +93,7 @@ pub fn thread_id() -> u32 {
 /// Whether this process has a thread with that id.
 pub fn is_thread_alive(thread_id: u32) -> bool {
     // SAFETY: signal 0 only asks.
-    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread_id as i32, 0) == 0 }
+    let result = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread_id as i32, 0) };
+    // A filter of the job's may refuse the question: that says nothing.
+    result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }

@@ -410,7 +410,7 @@ impl Process {
         let handle = self.calls.context_of(stream)?;
         let context = self.context(handle)?;
         context.gpu.index()?;
-        let lane = context.lane(stream, thread::id())?;
+        let lane = context.lane(handle, stream, thread::id())?;
         thread::remember(&self.calls, stream, handle, lane);
         Some(lane)
     }

@@ -290,10 +290,13 @@ impl Session {
 
     /// Takes the bells of the GPUs that are managed. A bell keeps its number, by which any thread may be about to ring it.
     fn take_bells(&self, bells: Vec<OwnedFd>, index: &[u8]) {
+        let taken: Vec<i32> = bells.iter().map(|bell| bell.as_raw_fd()).collect();
         let mut bells = bells.into_iter();
         for (place, _) in self.bells.iter().zip(index).filter(|(_, index)| **index != UNMANAGED) {
             let Some(bell) = bells.next() else { return };
-            let bell = match place.get().and_then(OwnDescriptor::number) {
+            // Where the job closed the old bell, a new one may have its number, and looks like it.
+            let old = place.get().filter(|old| !taken.contains(&old.unchecked()));
+            let bell = match old.and_then(OwnDescriptor::number) {
                 None => OwnDescriptor::new(bell),
                 Some(number) => {
                     // SAFETY: both are open and ours; the old bell is closed by it, at once.

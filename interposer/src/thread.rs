@@ -178,7 +178,7 @@ mod tests {
                 missed = if stream == Stream(0x7fff_0000) { 0 } else { missed };
                 if lane(&calls, stream).is_none() {
                     missed += 1;
-                    remember(&calls, stream, CONTEXT, context.lane(stream, id()).unwrap());
+                    remember(&calls, stream, CONTEXT, context.lane(CONTEXT, stream, id()).unwrap());
                 }
             }
             assert_eq!(missed, 0, "in the last round, {apart_bytes} bytes apart");

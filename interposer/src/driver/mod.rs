@@ -81,9 +81,9 @@ fn adopt(found: usize) {
         .and_then(resolve::next_definition)
         .filter(|bound| is_in_driver(*bound) && is_in_driver(found))
         .unwrap_or(found);
-    if INSTANCE.compare_exchange(0, bound, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-        pin(bound);
-    }
+    let _ = INSTANCE.compare_exchange(0, bound, Ordering::AcqRel, Ordering::Relaxed);
+    // Also for who comes second: a look-up of ours that fails leaves an error behind, which the next one that succeeds takes away.
+    pin(bound);
 }
 
 /// Whether `found` is of the driver that hooks call, or of a library that stands for it. A second copy of the driver knows nothing of what the first

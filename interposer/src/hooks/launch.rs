@@ -186,6 +186,8 @@ fn allocating(api: ApiId, graph: CUgraphExec, on: Stream, mut call: impl FnMut()
     match process::current().filter(|process| !is_captured(&process.calls)) {
         Some(process) => {
             let taker = Taker::Launch(ExecHandle(graph as usize));
+            // What it takes of memory keeps others' graphs waiting.
+            launch::await_turn(on);
             process.memory.take_for_graph(process, api, taker, call)
         }
         None => call(),

@@ -26,7 +26,7 @@ pub struct ContextState {
     is_dead: AtomicBool,
     /// Users beside the first, who attached to it.
     attached: AtomicU32,
-    /// Lanes that there are.
+    /// Lanes that are on a stream.
     lanes: AtomicU32,
     inner: Mutex<Inner>,
 }
@@ -125,9 +125,14 @@ impl ContextState {
         self.attached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
     }
 
-    /// Its lanes, used or not.
+    /// Its lanes that are on a stream.
     pub fn lanes(&self) -> u32 {
         self.lanes.load(Ordering::Relaxed)
+    }
+
+    /// There are so many more.
+    pub fn count_lane(&self, more: i32) {
+        self.lanes.fetch_add(more as u32, Ordering::Relaxed);
     }
 
     /// Two new events of this context.
@@ -135,10 +140,11 @@ impl ContextState {
         calls.in_context(self.handle(), || Some((calls.create_event()?, calls.create_event()?)))
     }
 
-    /// The lane of a thread on a stream: the one it has, one that nobody uses any more, or a new one.
-    pub fn lane(&'static self, stream: Stream, thread_id: u32) -> Option<&'static Lane> {
+    /// The lane of a thread on a stream of `handle`, which this is: the one it has, one that nobody uses any more, or a new one.
+    pub fn lane(&'static self, handle: Context, stream: Stream, thread_id: u32) -> Option<&'static Lane> {
         let mut inner = self.lock();
-        if self.is_dead() {
+        // Meanwhile it may have been destroyed, and this be another.
+        if !self.is_alive_as(handle) {
             return None;
         }
         let own = inner.lanes.iter().find(|lane| lane.stream() == Some(stream) && lane.owner() == thread_id);
@@ -155,7 +161,7 @@ impl ContextState {
         }
         let lane = Box::leak(Box::new(Lane::new(self.gpu, self, stream, thread_id)));
         inner.lanes.push(lane);
-        self.lanes.fetch_add(1, Ordering::Relaxed);
+        self.count_lane(1);
         Some(lane)
     }
 }

@@ -23,6 +23,8 @@ const RING_BUSY: u32 = RING - RING / 4;
 /// are to go to threads and streams without number.
 const WAITING_OF_ALL: u32 = 4096;
 const WAITING_OF_EACH: u32 = 4;
+/// While the stream may wait for the host a segment has so many launches before it ends.
+const LAUNCHES_STUCK: u32 = 256;
 /// How long a segment should last, ns, of GPU time and of the host's: two records of a µs each are then under 1 % of it, and a tenant's account
 /// is less than a quantum behind.
 const SEGMENT_NS: u64 = 500_000;
@@ -186,7 +188,11 @@ impl Lane {
         self.wanted.store(1, Ordering::Relaxed);
         self.is_sparse.store(true, Ordering::Relaxed);
         self.stuck_at.store(GETS_ON, Ordering::Relaxed);
-        if self.stream.swap(stream.0, Ordering::AcqRel) != stream.0 {
+        let before = self.stream.swap(stream.0, Ordering::AcqRel);
+        if before == 0 {
+            self.context.count_lane(1);
+        }
+        if before != stream.0 {
             self.mean_ns.store(0, Ordering::Relaxed);
             self.set_previous_end(None);
         }
@@ -195,7 +201,9 @@ impl Lane {
     /// Leaves the lane unused, once its stream is gone. Under the context's lock.
     pub fn retire(&self) {
         self.discard();
-        self.stream.store(0, Ordering::Release);
+        if self.stream.swap(0, Ordering::AcqRel) != 0 {
+            self.context.count_lane(-1);
+        }
     }
 
     /// Its events died with their context.
@@ -299,11 +307,15 @@ impl Lane {
 
     /// Whether what is queued may wait for what the owner does next.
     pub fn is_stuck(&self) -> bool {
-        match u32::try_from(self.stuck_at.load(Ordering::Relaxed)) {
-            // Negative: the segment has completed.
-            Ok(segment) => segment.wrapping_sub(self.completed()) as i32 >= 0,
-            Err(_) => false,
+        let stuck_at = self.stuck_at.load(Ordering::Relaxed);
+        let Ok(segment) = u32::try_from(stuck_at) else { return false };
+        // Negative: the segment has completed.
+        let is_stuck = segment.wrapping_sub(self.completed()) as i32 >= 0;
+        if !is_stuck {
+            // Numbers come round.
+            let _ = self.stuck_at.compare_exchange(stuck_at, GETS_ON, Ordering::Relaxed, Ordering::Relaxed);
         }
+        is_stuck
     }
 
     fn waiting(&self) -> u32 {
@@ -373,7 +385,8 @@ impl Lane {
     /// Whether segments are to end where that is of use. Else they grow.
     fn has_room(&self) -> bool {
         let lanes = self.context.lanes().max(1);
-        self.waiting() < (WAITING_OF_ALL / lanes).clamp(WAITING_OF_EACH, RING_BUSY) && !self.is_stuck()
+        self.waiting() < (WAITING_OF_ALL / lanes).clamp(WAITING_OF_EACH, RING_BUSY)
+            && (self.launched.load(Ordering::Relaxed) >= LAUNCHES_STUCK || !self.is_stuck())
     }
 
     /// Whether a copy went into the open segment of kernels without a mark: one whose like is known need not be timed, and need not be

@@ -468,8 +468,7 @@ impl Scheduler {
                 let credit_ns = credit_ns(pause_ns, has_kept, tuning);
                 let least = vclock.saturating_sub(tenant.weighted(credit_ns));
                 if tenant.rank == Rank::Owner && credit_ns > 0 {
-                    let lost_ns = tenant.gpu_ns(least.saturating_sub(tenant.vtime));
-                    tenant.forfeited.add(lost_ns, now_ns);
+                    tenant.forfeit(least.saturating_sub(tenant.vtime), now_ns);
                 }
                 tenant.vtime = tenant.vtime.max(least);
                 if std::mem::take(&mut tenant.takes_over)

@@ -30,10 +30,12 @@ const LENIENCE_PART: u64 = 10;
 const WORK_PER_PAUSE: u64 = 10;
 /// … or, at its own cost, if they are at most this part of it, and shorter than another's turn …
 const WORK_PER_CHARGED_PAUSE: u64 = 2;
-/// See [`Forfeited`].
-const FORFEITED_PART: u64 = 20;
 /// … and no longer than this many of its usual pauses.
 const PAUSES_OF_PATIENCE: u64 = 2;
+/// See [`Forfeited`].
+const FORFEITED_PART: u64 = 20;
+/// At once a tenant lost no more than so many of its usual bursts: what it did not want it did not lose.
+const BURSTS_LOST: u64 = 10;
 /// Weight of the newest pause or burst in the running means: one in so many.
 const MEAN_DIVISOR: u64 = 8;
 
@@ -171,6 +173,12 @@ impl Tenant {
         let average_ppm =
             (VirtualTime::from(owing_ns) * VirtualTime::from(PPM)).checked_div(kept).unwrap_or(0);
         self.old_weight_ppm = u32::try_from(average_ppm).unwrap_or(PPM).min(PPM);
+    }
+
+    /// It begins to want the GPU, and has lost so much of what it was owed.
+    pub fn forfeit(&mut self, lost: VirtualTime, now_ns: u64) {
+        let lost_ns = self.gpu_ns(lost).min(self.mean_burst_ns.saturating_mul(BURSTS_LOST));
+        self.forfeited.add(lost_ns, now_ns);
     }
 
     pub fn charge(&mut self, gpu_ns: u64) {
@@ -392,12 +400,15 @@ pub fn patience(
         Patience { ns, is_charged }
     };
     let free_ns = holder.mean_burst_ns / WORK_PER_PAUSE;
-    let turn_ns = tuning.quantum_ns.max(next.seen.longest_ns);
+    // Who is away for longer than that keeps nothing of what it is owed.
+    let turn_ns = tuning.quantum_ns.max(next.seen.longest_ns).min(SHORT_IDLE_NS);
     let charged_ns = (holder.mean_burst_ns / WORK_PER_CHARGED_PAUSE).min(turn_ns);
+    let forfeited_ns = holder.forfeited.ns(now_ns);
     match is_behind {
         true if pause_ns <= free_ns => of(free_ns, false),
-        true if pause_ns <= charged_ns && (is_gang || holder.forfeited.ns(now_ns) > tuning.quantum_ns) => {
-            of(charged_ns, true)
+        true if pause_ns <= charged_ns && is_gang => of(charged_ns, true),
+        true if pause_ns <= charged_ns && forfeited_ns > tuning.quantum_ns => {
+            of(charged_ns.min(forfeited_ns), true)
         }
         _ => of(0, false),
     }
