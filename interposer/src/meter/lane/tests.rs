@@ -346,16 +346,16 @@ fn what_is_queued_counts_as_far_ahead_once_it_is_measured_or_several() {
 fn a_lane_nobody_uses_is_given_to_the_next_thread() {
     let lane = lane();
     let context = lane.context;
-    assert!(std::ptr::eq(context.lane(STREAM, 1).unwrap(), lane), "its own");
+    assert!(std::ptr::eq(context.lane(context.handle(), STREAM, 1).unwrap(), lane), "its own");
     let calls = fake::calls();
     open(&calls, lane, 2);
     lane.retire();
     assert!(!lane.is_open(), "nothing stays open on a stream that is gone");
     fake::finish();
     read(&calls, lane);
-    let next = context.lane(Stream(0x20_0000), os::thread_id()).unwrap();
+    let next = context.lane(context.handle(), Stream(0x20_0000), os::thread_id()).unwrap();
     assert!(std::ptr::eq(next, lane));
-    let other = context.lane(STREAM, os::thread_id()).unwrap();
+    let other = context.lane(context.handle(), STREAM, os::thread_id()).unwrap();
     assert!(!std::ptr::eq(other, lane), "its thread lives");
 }
 
