@@ -413,6 +413,7 @@ fn a_stream_that_waits_for_the_host_is_stuck_until_something_after_the_wait_comp
     launch(&calls, lane, GRAPH, KERNEL_NS);
     lane.give_up();
     assert!(lane.is_stuck());
+    lane.close(&calls);
     complete();
     assert!(!lane.is_stuck());
 }
