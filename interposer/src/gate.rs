@@ -8,7 +8,7 @@ use crate::os;
 use crate::session::Session;
 use deepres_abi::gate::{self, ControllerGone, OnlyLaunch, Process, Verdict};
 use deepres_abi::grant::{FailMode, GrantSlot};
-use deepres_abi::meter::Launching;
+use deepres_abi::meter::{Launching, MeterSlot};
 
 /// A launch waits for room in its own window as long as something completes now and then. Without a completion for so long it goes as
 /// debt: what is at the head of the queue may wait for what comes after.
@@ -47,23 +47,13 @@ pub fn pass(
     let Some((grant, meter)) = gpu.grant().zip(gpu.meter()) else {
         return Some(Passed { counted_ns: None, launching: None });
     };
-    let mut around = Around { gpu, session, awaits_host, only_launch: &gpu.only_launch, full_since: None };
-    let share_ns = gpu.share_ns(estimate_ns);
-    let (verdict, launching) = match gate::pass(grant, meter, &around, share_ns) {
+    let around = Around { gpu, session, awaits_host, only_launch: &gpu.only_launch, full_since: None };
+    let (verdict, launching) = match wait(grant, meter, around, gpu.share_ns(estimate_ns), flush) {
         Ok(passed) => passed,
-        Err(_) => {
-            flush();
-            let began_ns = os::now_ns();
-            let passed = gate::wait(grant, meter, &mut around, share_ns);
-            meter.count_wait(os::now_ns().saturating_sub(began_ns));
-            match passed {
-                Ok(passed) => passed,
-                Err(ControllerGone) if session.fail_mode() == FailMode::Open => {
-                    (Verdict::Open, meter.start_launching())
-                }
-                Err(ControllerGone) => return None,
-            }
+        Err(ControllerGone) if session.fail_mode() == FailMode::Open => {
+            (Verdict::Open, meter.start_launching())
         }
+        Err(ControllerGone) => return None,
     };
     let counted_ns = (verdict == Verdict::Leased).then_some(estimate_ns);
     gpu.queue(counted_ns.unwrap_or(0));
@@ -75,13 +65,24 @@ pub fn await_turn(gpu: &Gpu, session: &Session, awaits_host: bool, flush: impl F
     let Some((grant, meter)) = gpu.grant().zip(gpu.meter()) else { return };
     // A lease of one launch is left to the launch.
     let only_launch = OnlyLaunch::default();
-    let mut around = Around { gpu, session, awaits_host, only_launch: &only_launch, full_since: None };
-    if gate::pass(grant, meter, &around, 0).is_err() {
+    let around = Around { gpu, session, awaits_host, only_launch: &only_launch, full_since: None };
+    drop(wait(grant, meter, around, 0, flush));
+}
+
+fn wait<'m>(
+    grant: &GrantSlot,
+    meter: &'m MeterSlot,
+    mut around: Around<'_>,
+    share_ns: u64,
+    flush: impl FnOnce(),
+) -> Result<(Verdict, Launching<'m>), ControllerGone> {
+    gate::pass(grant, meter, &around, share_ns).or_else(|_| {
         flush();
         let began_ns = os::now_ns();
-        drop(gate::wait(grant, meter, &mut around, 0));
+        let passed = gate::wait(grant, meter, &mut around, share_ns);
         meter.count_wait(os::now_ns().saturating_sub(began_ns));
-    }
+        passed
+    })
 }
 
 /// What a waiting thread has around it.

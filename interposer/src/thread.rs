@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::driver::calls::{Calls, Context, Stream};
+use crate::memory::mixed;
 use crate::meter::context::ContextState;
 use crate::meter::lane::Lane;
 use crate::os;
@@ -15,8 +16,6 @@ const PLACES: usize = 64;
 /// Places that a stream may have, which have little to do with each other: whoever has to make place finds another at its next launch (cuckoo hashing,
 /// where the streams themselves move on).
 const PROBES: usize = 4;
-/// 2⁶⁴ divided by the golden ratio. Handles of streams are addresses of structures of the driver's: this spreads what differs in them.
-const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Changes whenever a stream or context dies: lanes that threads remember may then be another's.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -57,7 +56,7 @@ thread_local! {
 /// The places that a stream may have, the likeliest first.
 #[inline(always)]
 fn places_of(stream: Stream) -> impl Iterator<Item = usize> {
-    let spread = (stream.0 as u64).wrapping_mul(SPREAD);
+    let spread = mixed(stream.0 as u64);
     (1..=PROBES as u32).map(move |probe| (spread >> (u64::BITS - probe * PLACES.ilog2())) as usize % PLACES)
 }
 
@@ -95,7 +94,7 @@ pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: &'static 
         let free = || places().find(|place| place.get().lane.is_none());
         let other = || {
             // Not in any order: those that make place for each other would do so for ever.
-            thread.drawn.set(thread.drawn.get().wrapping_mul(SPREAD).wrapping_add(1));
+            thread.drawn.set(mixed(thread.drawn.get()).wrapping_add(1));
             places().nth((thread.drawn.get() >> u32::BITS) as usize % PROBES)
         };
         let Some(place) = own.or_else(free).or_else(other) else { return };

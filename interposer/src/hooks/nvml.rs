@@ -52,13 +52,19 @@ macro_rules! answer {
             None => unsafe { $real($device $(, $argument)*) },
         }
     };
+    (list $real:ident($device:ident, $count:ident, $list:ident)) => {
+        answer!(instead $real($device, $count, $list) |own, real| {
+            // SAFETY: the caller's, by NVML's protocol.
+            unsafe { answer_list(&own, $count, $list, |count, list| real($device, count, list)) }
+        })
+    };
 }
 
-/// Defines hooks: `name = symbol(arguments) after |part| what to change of a successful answer`, or `instead |own, real| the answer` where the tenant's processes
-/// are known. In the body the arguments are the caller's.
+/// Defines hooks: `name = symbol(arguments) after |part| what to change of a successful answer`, `instead |own, real| the answer` where the tenant's processes
+/// are known, or `list` where that is a list of processes. In the body the arguments are the caller's.
 macro_rules! hooks {
     ($($name:ident = $symbol:ident($device:ident: Device $(, $argument:ident: $type:ty)*)
-        $way:ident |$($known:ident),+| $body:block)+) => {
+        $way:ident $(|$($known:ident),+| $body:block)?)+) => {
         #[expect(non_camel_case_types, reason = "one for each hook, named after it")]
         #[derive(Clone, Copy)]
         #[repr(usize)]
@@ -82,7 +88,7 @@ macro_rules! hooks {
                 }
                 // SAFETY: NVML's function of that name has this type.
                 let real = unsafe { std::mem::transmute::<usize, Real>(real) };
-                answer!($way real($device $(, $argument)*) |$($known),+| $body)
+                answer!($way real($device $(, $argument)*) $(|$($known),+| $body)?)
             }
         )+
 
@@ -177,50 +183,23 @@ hooks! {
         }
     }
 
-    compute_processes = nvmlDeviceGetComputeRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) instead |own, real| {
-        // SAFETY: the caller's, by NVML's protocol.
-        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
-    }
+    compute_processes = nvmlDeviceGetComputeRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) list
 
-    compute_processes_v2 = nvmlDeviceGetComputeRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) instead |own, real| {
-        // SAFETY: the caller's, by NVML's protocol.
-        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
-    }
+    compute_processes_v2 = nvmlDeviceGetComputeRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) list
 
-    compute_processes_v3 = nvmlDeviceGetComputeRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) instead |own, real| {
-        // SAFETY: the caller's, by NVML's protocol.
-        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
-    }
+    compute_processes_v3 = nvmlDeviceGetComputeRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) list
 
-    graphics_processes = nvmlDeviceGetGraphicsRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) instead |own, real| {
-        // SAFETY: the caller's, by NVML's protocol.
-        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
-    }
+    graphics_processes = nvmlDeviceGetGraphicsRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) list
 
-    graphics_processes_v2 = nvmlDeviceGetGraphicsRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) instead |own, real| {
-        // SAFETY: the caller's, by NVML's protocol.
-        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
-    }
+    graphics_processes_v2 = nvmlDeviceGetGraphicsRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) list
 
-    graphics_processes_v3 = nvmlDeviceGetGraphicsRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) instead |own, real| {
-        // SAFETY: the caller's, by NVML's protocol.
-        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
-    }
+    graphics_processes_v3 = nvmlDeviceGetGraphicsRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) list
 
-    mps_processes = nvmlDeviceGetMPSComputeRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) instead |own, real| {
-        // SAFETY: the caller's, by NVML's protocol.
-        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
-    }
+    mps_processes = nvmlDeviceGetMPSComputeRunningProcesses(device: Device, count: *mut u32, list: *mut ProcessV1) list
 
-    mps_processes_v2 = nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) instead |own, real| {
-        // SAFETY: the caller's, by NVML's protocol.
-        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
-    }
+    mps_processes_v2 = nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Device, count: *mut u32, list: *mut ProcessV2) list
 
-    mps_processes_v3 = nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) instead |own, real| {
-        // SAFETY: the caller's, by NVML's protocol.
-        unsafe { answer_list(&own, count, list, |count, list| real(device, count, list)) }
-    }
+    mps_processes_v3 = nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) list
 
     process_utilization = nvmlDeviceGetProcessUtilization(device: Device, list: *mut Sample, count: *mut u32, since: u64) after |part| {
         // SAFETY: as above.

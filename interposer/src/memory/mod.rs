@@ -39,7 +39,8 @@ use held::Held;
 use pools::Pools;
 use site::{Promise, Site};
 use slabs::Slabs;
-use table::{Table, mixed};
+use table::Table;
+pub use table::mixed;
 
 /// Tables that the allocations are spread over, each with a lock of its own.
 const SHARDS: usize = 64;
