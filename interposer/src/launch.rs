@@ -28,10 +28,10 @@ pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
 }
 
 /// After a launch that went at once and that the driver refused: it is not to be counted.
-pub fn take_back(stream: Stream) {
+pub fn take_back(stream: Stream, kind: Kind) {
     let lane = process::current().and_then(|process| thread::lane(&process.calls, stream));
     if let Some(lane) = lane.filter(|lane| lane.is_open()) {
-        lane.uncount();
+        lane.uncount(kind);
     }
 }
 
@@ -108,6 +108,7 @@ pub enum Entry {
 pub struct Metered {
     process: &'static Process,
     lane: &'static Lane,
+    kind: Kind,
     begun: Begun,
 }
 
@@ -150,7 +151,7 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
                 gpu.set_in_flight();
                 process.wake_meter();
             }
-            Entry::Metered(Metered { process, lane, begun })
+            Entry::Metered(Metered { process, lane, kind: launch.kind, begun })
         }
         None => {
             gpu.unqueue(passed.counted_ns.unwrap_or(0));
@@ -182,7 +183,7 @@ pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
     if begun.opens {
         process.wake_meter();
     }
-    Some(Metered { process, lane, begun })
+    Some(Metered { process, lane, kind: copy.kind, begun })
 }
 
 /// After a launch or copy.
@@ -191,7 +192,7 @@ pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
 pub fn leave(metered: &Metered, succeeded: bool) {
     let calls = &metered.process.calls;
     if !succeeded {
-        metered.lane.uncount();
+        metered.lane.uncount(metered.kind);
     }
     metered.lane.launched(metered.begun.opens);
     if metered.begun.ends {

@@ -280,7 +280,7 @@ fn on_each(list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CUresult) -> C
     if rest.is_empty() && launch::goes_at_once(on, launch) {
         let result = on_each(rest, call);
         if result != CUDA_SUCCESS {
-            launch::take_back(on);
+            launch::take_back(on, Kind::Kernel);
         }
         return result;
     }

@@ -8,6 +8,7 @@ use deepres_abi::meter::{Launching, MeterSlot};
 use deepres_abi::wire::UNMANAGED;
 
 use super::estimates::Estimates;
+use super::segment::Launches;
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::{os, process};
 
@@ -244,17 +245,16 @@ impl Gpu {
         self.window_waiters.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Counts a closed segment.
-    pub fn count(&self, kernels: u32, graphs: u32) {
-        /// Events recorded for each segment.
-        const MARKERS: u64 = 2;
+    /// Counts launches, and events that were recorded for them.
+    pub fn count(&self, launches: Launches, markers: u64) {
         let Some(meter) = self.meter() else { return };
+        let kernels = launches.all().saturating_sub(launches.graphs());
         if kernels != 0 {
             meter.kernel_launches.fetch_add(u64::from(kernels), Ordering::Relaxed);
         }
-        if graphs != 0 {
-            meter.graph_launches.fetch_add(u64::from(graphs), Ordering::Relaxed);
+        if launches.graphs() != 0 {
+            meter.graph_launches.fetch_add(u64::from(launches.graphs()), Ordering::Relaxed);
         }
-        meter.markers.fetch_add(MARKERS, Ordering::Relaxed);
+        meter.markers.fetch_add(markers, Ordering::Relaxed);
     }
 }

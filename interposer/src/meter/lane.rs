@@ -1,7 +1,8 @@
 //! A lane: what one thread launches on one stream, cut into segments that are timed by a pair of events each.
 //!
 //! The launching thread alone opens a segment and counts in it, so the launch path needs no atomic read-modify-write. Either it or the
-//! meter thread closes the segment; `state` says whose turn it is. Closed segments go through a ring to the meter thread.
+//! meter thread closes the segment; `state` says whose turn it is. Closed segments go through a ring to the meter thread. A thread that is taken off its
+//! processor as it counts may find the segment closed: counts only grow, so what came too late is what no segment had ([`Lane::settle`]).
 //!
 //! While the gate is open segments last about [`SEGMENT_NS`] and each launch adds what its like is known to take, so that gaps between launches need
 //! not be timed ([`super::measure`]); a launch that is not known yet, a long graph, and now and then any launch has a segment of its own. While someone
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize
 
 use super::context::ContextState;
 use super::gpu::Gpu;
-use super::segment::{Contents, Kind, Launch, Segment};
+use super::segment::{Contents, Kind, Launch, Launches, Segment};
 use crate::driver::calls::{Calls, Event, Progress, Stream};
 use crate::{capture, os};
 
@@ -30,6 +31,8 @@ const LAUNCHES_STUCK: u32 = 256;
 const SEGMENT_NS: u64 = 500_000;
 /// Launches in a segment at most. Caps the account's delay where kernels are too short to measure.
 const LAUNCHES_MAX: u32 = 1024;
+/// A segment for which there is no room grows without end, but what is counted modulo 2³² has to be told apart.
+const LONGEST: u32 = 1 << 29;
 /// As long as nothing was measured, segments grow up to this many launches.
 const LAUNCHES_UNMEASURED_MAX: u32 = 16;
 /// Every how many segments one holds a single launch, while someone else wants the GPU: to learn kernels one by one.
@@ -62,12 +65,20 @@ const LAUNCHING: u32 = 3;
 #[repr(align(128))]
 pub struct Lane {
     state: AtomicU32,
-    /// Launches in the open segment.
-    launched: AtomicU32,
-    /// Launches at which it ends.
-    target: AtomicU32,
-    /// What they are known to take, ns.
+    /// Launches, ever, counted by [`Kind::one`]; the owner's alone.
+    launched: AtomicU64,
+    /// What they are known to take, ns; the owner's alone.
     expected_ns: AtomicU64,
+    /// Those that closed segments had.
+    accounted: AtomicU64,
+    /// What those were known to take, ns.
+    accounted_ns: AtomicU64,
+    /// What launches that no segment had were known to take and were not charged for yet, ns.
+    late_ns: AtomicU64,
+    /// Launches when the last segment was opened (modulo 2³²); the owner's alone.
+    opened_at: AtomicU32,
+    /// Launches at which it ends (modulo 2³²).
+    target: AtomicU32,
     /// GPU that the launches run on.
     pub gpu: &'static Gpu,
     /// The context of the stream.
@@ -96,8 +107,6 @@ pub struct Lane {
     open_copied_ns: AtomicU64,
     /// Copies, ever; the owner's alone.
     copies: AtomicU32,
-    /// How many of the open segment's launches are graphs.
-    open_graphs: AtomicU32,
 
     /// Closed segments of kernels and graphs that the meter thread is not through with.
     computing: AtomicU32,
@@ -127,20 +136,18 @@ pub struct Begun {
     pub ends: bool,
 }
 
-/// Adds to a counter that only the caller changes now.
-#[inline(always)]
-fn add(counter: &AtomicU32, more: u32) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
-}
-
 impl Lane {
     /// A lane for `stream`, owned by the thread `owner`.
     pub fn new(gpu: &'static Gpu, context: &'static ContextState, stream: Stream, owner: u32) -> Self {
         Self {
             state: AtomicU32::new(IDLE),
-            launched: AtomicU32::new(0),
-            target: AtomicU32::new(1),
+            launched: AtomicU64::new(0),
             expected_ns: AtomicU64::new(0),
+            accounted: AtomicU64::new(0),
+            accounted_ns: AtomicU64::new(0),
+            late_ns: AtomicU64::new(0),
+            opened_at: AtomicU32::new(0),
+            target: AtomicU32::new(1),
             gpu,
             context,
             stream: AtomicUsize::new(stream.0),
@@ -159,7 +166,6 @@ impl Lane {
             open_may_wait: AtomicBool::new(false),
             open_copied_ns: AtomicU64::new(0),
             copies: AtomicU32::new(0),
-            open_graphs: AtomicU32::new(0),
             computing: AtomicU32::new(0),
             head: AtomicU32::new(0),
             tail: AtomicU32::new(0),
@@ -216,25 +222,88 @@ impl Lane {
     /// while the gate is open; the owner's alone.
     #[inline(always)]
     pub fn count(&self, launch: Launch) -> bool {
-        let launched = self.launched.load(Ordering::Relaxed) + 1;
-        if self.state.load(Ordering::Relaxed) != OPEN || launched >= self.target.load(Ordering::Relaxed) {
-            return false;
-        }
-        let Some(ns) = self.gpu.estimates.get(launch.key) else { return false };
-        if launch.kind.is_graph() {
-            if ns > SHORT_GRAPH_NS || launch.kind == Kind::VaryingGraph {
-                return false;
-            }
-            add(&self.open_graphs, 1);
-        }
-        self.expected_ns.store(self.expected_ns.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
-        self.launched.store(launched, Ordering::Relaxed);
+        let Some(counted) = self.fits(launch) else { return false };
+        self.put(counted);
         true
+    }
+
+    /// Whether a launch may be counted; if so, what [`Self::launched`] and [`Self::expected_ns`] are with it.
+    #[inline(always)]
+    fn fits(&self, launch: Launch) -> Option<(u64, u64)> {
+        let launched = self.launched.load(Ordering::Relaxed).wrapping_add(launch.kind.one());
+        if self.state.load(Ordering::Relaxed) != OPEN || self.is_full_at(launched) {
+            return None;
+        }
+        let ns = self.gpu.estimates.get(launch.key)?;
+        if launch.kind.is_graph() && (ns > SHORT_GRAPH_NS || launch.kind == Kind::VaryingGraph) {
+            return None;
+        }
+        Some((launched, self.expected_ns.load(Ordering::Relaxed).wrapping_add(ns)))
+    }
+
+    #[inline(always)]
+    fn put(&self, (launched, expected_ns): (u64, u64)) {
+        self.expected_ns.store(expected_ns, Ordering::Relaxed);
+        // After what it takes, and after a segment's opening, for `settle`.
+        self.launched.store(launched, Ordering::Release);
+    }
+
+    /// Whether the open segment has all its launches when there were `launched`, ever.
+    #[inline(always)]
+    fn is_full_at(&self, launched: u64) -> bool {
+        // Numbers come round.
+        self.target.load(Ordering::Relaxed).wrapping_sub(launched as u32) as i32 <= 0
+    }
+
+    /// Launches that no closed segment had.
+    fn unaccounted(&self) -> Launches {
+        self.unaccounted_at(self.launched.load(Ordering::Relaxed))
+    }
+
+    /// The same of the first `launched`.
+    fn unaccounted_at(&self, launched: u64) -> Launches {
+        Launches(launched.wrapping_sub(self.accounted.load(Ordering::Relaxed)))
+    }
+
+    /// What they are known to take, ns.
+    fn unaccounted_ns(&self) -> u64 {
+        let expected_ns = self.expected_ns.load(Ordering::Relaxed);
+        expected_ns.saturating_sub(self.accounted_ns.load(Ordering::Relaxed))
+    }
+
+    /// While no segment is open: counts launches that came into the last one too late. The owner's and the meter thread's.
+    pub fn settle(&self) {
+        let accounted = self.accounted.load(Ordering::Acquire);
+        let launched = self.launched.load(Ordering::Acquire);
+        if launched == accounted || self.state.load(Ordering::SeqCst) != IDLE {
+            return;
+        }
+        // Who opens a segment counts in it after `state` says so, and who closes one changes `accounted`: what was seen above is late.
+        let expected_ns = self.expected_ns.load(Ordering::Relaxed);
+        if self.accounted.compare_exchange(accounted, launched, Ordering::AcqRel, Ordering::Relaxed).is_err()
+        {
+            return;
+        }
+        let late_ns = expected_ns.saturating_sub(self.accounted_ns.swap(expected_ns, Ordering::Relaxed));
+        let late = launched.wrapping_sub(accounted);
+        // Negative: the driver refused a launch that a segment has taken for one.
+        if late as i64 > 0 {
+            self.late_ns.fetch_add(late_ns, Ordering::Relaxed);
+            self.gpu.count(Launches(late), 0);
+        }
+    }
+
+    /// The meter thread's: what [`Self::settle`] found, ns of GPU time that is to be charged.
+    pub fn take_late_ns(&self) -> u64 {
+        if self.late_ns.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        self.late_ns.swap(0, Ordering::Relaxed)
     }
 
     /// The open segment is to end with its next launch. The meter thread's; if the owner opens another meanwhile, that one is short.
     pub fn end_soon(&self) {
-        self.target.store(1, Ordering::Relaxed);
+        self.target.store(self.launched.load(Ordering::Relaxed) as u32, Ordering::Relaxed);
     }
 
     /// Whether a segment is open.
@@ -255,7 +324,7 @@ impl Lane {
 
     /// Launches in the open segment, or `None`.
     pub fn open_launches(&self) -> Option<u32> {
-        (self.state.load(Ordering::Acquire) == OPEN).then(|| self.launched.load(Ordering::Relaxed))
+        (self.state.load(Ordering::Acquire) == OPEN).then(|| self.unaccounted().all())
     }
 
     /// Mean GPU time of a launch, ns; 0: not measured yet.
@@ -283,7 +352,7 @@ impl Lane {
         if self.mean_ns() == 0 {
             return self.waiting() > segments;
         }
-        let open_ns = if self.is_open() { self.expected_ns.load(Ordering::Relaxed) } else { 0 };
+        let open_ns = if self.is_open() { self.unaccounted_ns() } else { 0 };
         let unqueued_ns = open_ns.saturating_sub(self.open_queued_ns.load(Ordering::Relaxed));
         self.waiting() != 0
             && self.gpu.queued_ns().saturating_add(self.gpu.share_ns(unqueued_ns)) > at_most_ns
@@ -344,7 +413,7 @@ impl Lane {
                 return None;
             }
             let is_other = holds_copy != launch.kind.is_copy();
-            let is_unknown = known_ns.is_none() && self.launched.load(Ordering::Relaxed) >= UNKNOWN_APART;
+            let is_unknown = known_ns.is_none() && self.unaccounted().all() >= UNKNOWN_APART;
             if is_other || ((alone || is_unknown) && self.has_room()) {
                 self.close(calls);
             }
@@ -361,7 +430,6 @@ impl Lane {
         if opens {
             self.open(calls, launch, contended.is_some(), alone || known_ns.is_none())?;
         } else {
-            add(&self.launched, 1);
             self.open_key.store(0, Ordering::Relaxed);
         }
         let expected_ns = match known_ns {
@@ -369,24 +437,20 @@ impl Lane {
             None if opens => 0,
             None => self.mean_ns(),
         };
-        // The segment is claimed: nobody else changes these.
-        self.expected_ns.store(self.expected_ns.load(Ordering::Relaxed) + expected_ns, Ordering::Relaxed);
-        if launch.kind.is_graph() {
-            add(&self.open_graphs, 1);
-        }
+        let launched = self.launched.load(Ordering::Relaxed).wrapping_add(launch.kind.one());
+        self.put((launched, self.expected_ns.load(Ordering::Relaxed).wrapping_add(expected_ns)));
         if let Some(estimate_ns) = contended {
             let queued_ns = self.open_queued_ns.load(Ordering::Relaxed);
             self.open_queued_ns.store(queued_ns.saturating_add(estimate_ns), Ordering::Relaxed);
         }
-        let is_full = self.launched.load(Ordering::Relaxed) >= self.target.load(Ordering::Relaxed);
-        Some(Begun { opens, ends: alone || is_full })
+        Some(Begun { opens, ends: alone || self.is_full_at(launched) })
     }
 
     /// Whether segments are to end where that is of use. Else they grow.
     fn has_room(&self) -> bool {
         let lanes = self.context.lanes().max(1);
         self.waiting() < (WAITING_OF_ALL / lanes).clamp(WAITING_OF_EACH, RING_BUSY)
-            && (self.launched.load(Ordering::Relaxed) >= LAUNCHES_STUCK || !self.is_stuck())
+            && (self.unaccounted().all() >= LAUNCHES_STUCK || !self.is_stuck())
     }
 
     /// Whether a copy went into the open segment of kernels without a mark: one whose like is known need not be timed, and need not be
@@ -411,8 +475,9 @@ impl Lane {
 
     /// Makes the open segment, of a copy that could not be closed, one of kernels that has taken in a copy.
     fn make_compute(&self) {
-        self.take_in(self.expected_ns.swap(0, Ordering::Relaxed));
-        self.launched.store(0, Ordering::Relaxed);
+        self.take_in(self.unaccounted_ns());
+        self.accounted.store(self.launched.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.accounted_ns.store(self.expected_ns.load(Ordering::Relaxed), Ordering::Relaxed);
         self.open_is_copy.store(false, Ordering::Relaxed);
         // Copies do not say that they are in flight.
         self.gpu.set_in_flight();
@@ -420,6 +485,7 @@ impl Lane {
 
     fn open(&self, calls: &Calls, launch: Launch, contended: bool, alone: bool) -> Option<()> {
         let stream = self.stream()?;
+        self.settle();
         let segment = self.place(self.head.load(Ordering::Relaxed))?;
         self.equip(calls, segment)?;
         let mut asked_ns = os::now_ns();
@@ -439,7 +505,9 @@ impl Lane {
         };
         let single = alone || is_sample || is_fine;
         let target = if single { 1 } else { self.vary(wanted) };
-        self.target.store(target, Ordering::Relaxed);
+        let launched = self.launched.load(Ordering::Relaxed) as u32;
+        self.opened_at.store(launched, Ordering::Relaxed);
+        self.target.store(launched.wrapping_add(target), Ordering::Relaxed);
         if target == 1 && !is_end_only && self.is_sparse() && launch.kind == Kind::Kernel {
             // The driver's first call after a pause takes longer than the launch that follows: what lies between this one and the launch is the
             // same for both.
@@ -447,8 +515,6 @@ impl Lane {
             calls.record(segment.start(), stream);
         }
         let began_ns = os::now_ns();
-        self.launched.store(1, Ordering::Relaxed);
-        self.expected_ns.store(0, Ordering::Relaxed);
         self.open_queued_ns.store(0, Ordering::Relaxed);
         self.open_key.store(launch.key, Ordering::Relaxed);
         self.open_asked_ns.store(asked_ns, Ordering::Relaxed);
@@ -458,7 +524,6 @@ impl Lane {
         self.open_is_end_only.store(is_end_only, Ordering::Relaxed);
         self.open_may_wait.store(launch.kind == Kind::SyncCopy, Ordering::Relaxed);
         self.open_copied_ns.store(0, Ordering::Relaxed);
-        self.open_graphs.store(0, Ordering::Relaxed);
         // From here the meter thread sees it; only then may it find `in_flight` set.
         self.state.store(LAUNCHING, Ordering::SeqCst);
         Some(())
@@ -507,7 +572,8 @@ impl Lane {
 
     /// The same while nobody does: as many as take about [`SEGMENT_NS`], on the GPU or to be launched.
     fn grow_by_pace(&self, now_ns: u64) -> u32 {
-        let launches = u64::from(self.launched.load(Ordering::Relaxed).max(1));
+        let launched = self.launched.load(Ordering::Relaxed) as u32;
+        let launches = u64::from(launched.wrapping_sub(self.opened_at.load(Ordering::Relaxed)).max(1));
         let apart_ns = now_ns.saturating_sub(self.open_asked_ns.load(Ordering::Relaxed)) / launches;
         let at_this_pace = (SEGMENT_NS / apart_ns.max(1)).clamp(1, u64::from(LAUNCHES_MAX)) as u32;
         let doubled = self.wanted.load(Ordering::Relaxed).saturating_mul(2);
@@ -547,9 +613,9 @@ impl Lane {
     }
 
     /// After a launch that the driver refused: it is not to be counted.
-    pub fn uncount(&self) {
+    pub fn uncount(&self, kind: Kind) {
         let launched = self.launched.load(Ordering::Relaxed);
-        self.launched.store(launched.saturating_sub(1), Ordering::Relaxed);
+        self.launched.store(launched.wrapping_sub(kind.one()), Ordering::Relaxed);
     }
 
     /// The stream is about to wait for something else: a host function, another stream. While someone else wants the GPU (`contended`) the
@@ -571,8 +637,9 @@ impl Lane {
         if is_copy || self.has_room() || self.stream() == Some(Stream::PER_THREAD) {
             self.close(calls);
         } else {
-            let target = self.target.load(Ordering::Relaxed);
-            self.target.store(target.saturating_add(target), Ordering::Relaxed);
+            let opened_at = self.opened_at.load(Ordering::Relaxed);
+            let length = self.target.load(Ordering::Relaxed).wrapping_sub(opened_at).min(LONGEST);
+            self.target.store(opened_at.wrapping_add(2 * length), Ordering::Relaxed);
         }
     }
 
@@ -624,18 +691,23 @@ impl Lane {
                 continue;
             }
             self.gpu.unqueue(self.open_queued_ns.swap(0, Ordering::Relaxed));
-            self.count_out(self.launched.load(Ordering::Relaxed));
+            self.account(self.launched.load(Ordering::Relaxed), self.expected_ns.load(Ordering::Relaxed));
             self.state.store(IDLE, Ordering::SeqCst);
             return;
         }
     }
 
-    /// Tells the GPU's meter of the launches of a segment that ends.
-    fn count_out(&self, launched: u32) {
+    /// Counts the launches of a segment that ends, up to `launched` and `expected_ns`, ever. Returns what was not accounted for before.
+    fn account(&self, launched: u64, expected_ns: u64) -> (Launches, u64) {
+        /// Events recorded for each segment.
+        const MARKERS: u64 = 2;
+        let before = self.accounted.swap(launched, Ordering::AcqRel);
+        let before_ns = self.accounted_ns.swap(expected_ns, Ordering::Relaxed);
+        let launches = Launches(launched.wrapping_sub(before));
         if !self.open_is_copy.load(Ordering::Relaxed) {
-            let graphs = self.open_graphs.load(Ordering::Relaxed).min(launched);
-            self.gpu.count(launched - graphs, graphs);
+            self.gpu.count(launches, MARKERS);
         }
+        (launches, expected_ns.saturating_sub(before_ns))
     }
 
     fn close_if(&self, calls: &Calls, still: impl Fn(u32) -> bool, end: End) {
@@ -647,7 +719,8 @@ impl Lane {
         }
         let number = self.head.load(Ordering::Relaxed);
         let launched = self.launched.load(Ordering::SeqCst);
-        let (Some(stream), Some(segment), true) = (self.stream(), self.place(number), still(launched)) else {
+        let still = still(self.unaccounted_at(launched).all());
+        let (Some(stream), Some(segment), true) = (self.stream(), self.place(number), still) else {
             // The owner counted again meanwhile.
             self.state.store(OPEN, Ordering::SeqCst);
             return;
@@ -664,9 +737,10 @@ impl Lane {
             End::Record if stream.is_default() => calls.in_context(self.context.handle(), record).is_some(),
             End::Record => record().is_some(),
         };
-        let mut expected_ns = self.expected_ns.load(Ordering::Relaxed);
+        let (launches, mut expected_ns) = self.account(launched, self.expected_ns.load(Ordering::Relaxed));
+        let launches = launches.all();
         if !is_recorded && expected_ns == 0 {
-            expected_ns = self.mean_ns().saturating_mul(u64::from(launched));
+            expected_ns = self.mean_ns().saturating_mul(u64::from(launches));
         }
         let is_copy = self.open_is_copy.load(Ordering::Relaxed);
         let already_ns = self.open_queued_ns.swap(0, Ordering::Relaxed);
@@ -676,10 +750,9 @@ impl Lane {
             (false, expected_ns) => already_ns.max(expected_ns),
         };
         self.gpu.queue(queued_ns - already_ns);
-        self.count_out(launched);
         segment.fill(&Contents {
-            launches: launched,
-            key: if launched == 1 { self.open_key.load(Ordering::Relaxed) } else { 0 },
+            launches,
+            key: if launches == 1 { self.open_key.load(Ordering::Relaxed) } else { 0 },
             queued_ns,
             expected_ns,
             copied_ns: self.open_copied_ns.load(Ordering::Relaxed),

@@ -31,6 +31,28 @@ impl Kind {
     pub fn is_graph(self) -> bool {
         matches!(self, Self::Graph | Self::VaryingGraph)
     }
+
+    /// One launch of it, as [`Launches`] are counted.
+    #[inline(always)]
+    pub fn one(self) -> u64 {
+        if self.is_graph() { 1 | 1 << u32::BITS } else { 1 }
+    }
+}
+
+/// Launches, as the difference of two counts of [`Kind::one`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Launches(pub u64);
+
+impl Launches {
+    /// How many.
+    pub fn all(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// How many of them are graphs.
+    pub fn graphs(self) -> u32 {
+        (self.0 >> u32::BITS) as u32
+    }
 }
 
 /// What is launched.

@@ -207,6 +207,8 @@ impl Meter {
         let lanes = inner.lanes.clone();
         let mut is_current = false;
         for lane in lanes {
+            lane.settle();
+            self.charge_late(context, lane.take_late_ns());
             if !lane.is_busy() {
                 continue;
             }
@@ -343,6 +345,13 @@ impl Meter {
         self.charge_kernels(context, lane, true, (start_ns, end_ns), contents.expected_ns);
     }
 
+    /// Charges launches that no segment had, of which it is only known what their likes take.
+    fn charge_late(&mut self, context: &ContextState, expected_ns: u64) {
+        if expected_ns != 0 {
+            self.charge_lost(context, &Contents { expected_ns, ..Contents::default() });
+        }
+    }
+
     /// Charges launches of kernels that took `took_ns` between `start_ns` and `end_ns`. `single`: as in [`Account::charge`].
     fn charge_kernels(
         &mut self,
@@ -366,6 +375,7 @@ impl Meter {
         }
         meter.compute_ns.fetch_add(charged.ns, Ordering::Relaxed);
     }
+
     /// Charges a segment whose place is not known by what its launches are known to take.
     fn charge_lost(&mut self, context: &ContextState, contents: &Contents) {
         let Some(account) = self.accounts.get_mut(context.ordinal) else { return };

@@ -1,5 +1,7 @@
 //! Lanes on a driver whose clock the test moves.
 
+use deepres_abi::meter::MeterSlot;
+
 use super::*;
 use crate::driver::calls::Context;
 use crate::driver::fake;
@@ -105,7 +107,7 @@ fn known_kernels_are_counted_by_what_they_take_and_an_unknown_one_is_timed() {
         launch(&calls, lane, KERNEL, KERNEL_NS);
     }
     let open = u64::from(lane.open_launches().unwrap());
-    assert_eq!(lane.expected_ns.load(Ordering::Relaxed), open * KERNEL_NS);
+    assert_eq!(lane.unaccounted_ns(), open * KERNEL_NS);
     let closed = lane.waiting();
     launch(&calls, lane, OTHER, 3 * KERNEL_NS);
     assert_eq!(lane.waiting(), closed + 2, "what was open, and the unknown one");
@@ -416,4 +418,102 @@ fn a_stream_that_waits_for_the_host_is_stuck_until_something_after_the_wait_comp
     lane.close(&calls);
     complete();
     assert!(!lane.is_stuck());
+}
+
+/// A lane whose GPU's launches are counted here.
+fn counted_lane() -> (&'static Lane, &'static MeterSlot) {
+    let (lane, meter): (_, &'static MeterSlot) = (lane(), Box::leak(Box::default()));
+    lane.gpu.connect(0, Box::leak(Box::default()), meter, None);
+    lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
+    (lane, meter)
+}
+
+#[test]
+fn a_launch_that_finds_its_segment_closed_as_it_is_counted_is_counted_without_one() {
+    let ((lane, meter), calls) = (counted_lane(), fake::calls());
+    let launches = || meter.kernel_launches.load(Ordering::Relaxed);
+    open(&calls, lane, 2);
+    let counted = lane.fits(KERNEL).unwrap();
+    lane.close_stale(&calls, 2, 300);
+    lane.put(counted);
+    assert_eq!(lane.oldest().unwrap().contents().launches, 2);
+    assert_eq!((launches(), lane.take_late_ns()), (2, 0));
+    lane.settle();
+    assert_eq!((launches(), lane.take_late_ns()), (3, KERNEL_NS));
+    lane.settle();
+    assert_eq!((launches(), lane.take_late_ns()), (3, 0), "once");
+    // Nor does the next segment have it.
+    let counted = lane.fits(KERNEL);
+    assert_eq!(counted, None, "none is open");
+    launch(&calls, lane, KERNEL, KERNEL_NS);
+    lane.close(&calls);
+    assert_eq!(launches(), 4);
+    assert_eq!(lane.take_late_ns(), 0);
+}
+
+#[test]
+fn a_launch_that_the_driver_refused_once_its_segment_was_closed_takes_no_other_from_the_count() {
+    let ((lane, meter), calls) = (counted_lane(), fake::calls());
+    open(&calls, lane, 2);
+    lane.close_stale(&calls, 2, 300);
+    lane.uncount(Kind::Kernel);
+    lane.settle();
+    open(&calls, lane, 3);
+    lane.close(&calls);
+    assert_eq!(meter.kernel_launches.load(Ordering::Relaxed), 5);
+}
+
+#[test]
+fn graphs_are_told_from_kernels_across_segments() {
+    let ((lane, meter), calls) = (counted_lane(), fake::calls());
+    lane.gpu.estimates.learn(GRAPH.key, KERNEL_NS);
+    for _ in 0..100 {
+        launch(&calls, lane, GRAPH, KERNEL_NS);
+        launch(&calls, lane, KERNEL, KERNEL_NS);
+        launch(&calls, lane, KERNEL, KERNEL_NS);
+        fake::finish();
+        read(&calls, lane);
+    }
+    lane.close(&calls);
+    assert_eq!(meter.graph_launches.load(Ordering::Relaxed), 100);
+    assert_eq!(meter.kernel_launches.load(Ordering::Relaxed), 200);
+}
+
+#[test]
+fn every_launch_is_counted_once_while_another_thread_closes_what_is_open() {
+    const LAUNCHES: u64 = 300_000;
+    let ((lane, meter), is_done) = (counted_lane(), AtomicBool::new(false));
+    lane.learn(1, false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let calls = fake::calls();
+            while !is_done.load(Ordering::Relaxed) {
+                lane.close_if(&calls, |_| true, End::Unrecorded);
+                while lane.oldest().is_some() {
+                    lane.pop();
+                }
+                lane.settle();
+                lane.take_late_ns();
+            }
+        });
+        let calls = fake::calls();
+        for _ in 0..LAUNCHES {
+            if let Some(counted) = lane.fits(KERNEL) {
+                // As if it were taken off its processor.
+                (0..20).for_each(|_| std::hint::spin_loop());
+                lane.put(counted);
+            } else {
+                let begun = lane.begin(&calls, KERNEL, None).unwrap();
+                lane.wanted.store(LAUNCHES_MAX, Ordering::Relaxed);
+                lane.launched(begun.opens);
+                if begun.ends {
+                    lane.close_if(&calls, |_| true, End::Unrecorded);
+                }
+            }
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    lane.discard();
+    lane.settle();
+    assert_eq!(meter.kernel_launches.load(Ordering::Relaxed), LAUNCHES);
 }
