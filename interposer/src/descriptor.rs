@@ -6,6 +6,8 @@ use std::mem;
 use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::os;
+
 /// The signal that an anonymous file of ours would send if it were asked for any. The kernel gives all such files one inode: by this ours are told from the
 /// job's.
 const MARK: i32 = 63;
@@ -80,20 +82,12 @@ impl OwnDescriptor {
 
     /// Adds one to the eventfd; a full one is rung already. False: it is ours no more.
     pub fn ring(self) -> bool {
-        let one = 1_u64;
-        // SAFETY: eight readable bytes.
-        self.number()
-            .map(|number| unsafe { libc::write(number, (&raw const one).cast(), size_of::<u64>()) })
-            .is_some()
+        self.number().map(|number| os::write(number, &1_u64.to_ne_bytes())).is_some()
     }
 
     /// Empties the eventfd. False: it is ours no more.
     pub fn hush(self) -> bool {
-        let mut count = 0_u64;
-        // SAFETY: eight writable bytes.
-        self.number()
-            .map(|number| unsafe { libc::read(number, (&raw mut count).cast(), size_of::<u64>()) })
-            .is_some()
+        self.number().map(|number| os::read(number, &mut [0; size_of::<u64>()])).is_some()
     }
 
     const fn packed(self) -> u64 {

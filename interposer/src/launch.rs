@@ -78,6 +78,7 @@ fn hold_back(calls: &Calls, lane: &Lane) {
 /// Waits until a launch on the stream may go, as [`enter`] will, and takes nothing: for who would otherwise wait there with something that others need.
 #[cold]
 pub fn await_turn(stream: Stream) {
+    let _uncancelled = os::uncancelled();
     let Some(process) = process::current() else { return };
     let calls = &process.calls;
     if capture::is_active() && calls.may_be_capturing(stream) {
@@ -116,6 +117,7 @@ pub struct Metered {
 #[cold]
 #[inline(never)]
 pub fn enter(stream: Stream, launch: Launch) -> Entry {
+    let _uncancelled = os::uncancelled();
     let Some(process) = process::current() else { return Entry::Untouched };
     let calls = &process.calls;
     if capture::is_active() && calls.may_be_capturing(stream) {
@@ -168,6 +170,7 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
 /// Before a copy: makes sure that a segment of copies is open. `None`: it goes unmetered. Copies have engines of their own, so they pass no gate and
 /// do not count as work that another tenant has to wait for.
 pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
+    let _uncancelled = os::uncancelled();
     let process = process::current()?;
     let calls = &process.calls;
     if capture::is_active() && calls.may_be_capturing(stream) {
@@ -190,6 +193,7 @@ pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
 #[cold]
 #[inline(never)]
 pub fn leave(metered: &Metered, succeeded: bool) {
+    let _uncancelled = os::uncancelled();
     let calls = &metered.process.calls;
     if !succeeded {
         metered.lane.uncount(metered.kind);
@@ -205,6 +209,7 @@ pub fn leave(metered: &Metered, succeeded: bool) {
 #[inline]
 pub fn flush() {
     let Some(process) = process::current() else { return };
+    let _uncancelled = os::uncancelled();
     let _relaxed = capture::is_active().then(|| process.calls.relaxed());
     thread::close_lanes(&process.calls);
 }
@@ -223,6 +228,7 @@ fn awaits_host() -> bool {
 #[inline]
 pub fn interrupt(stream: Stream) {
     let Some(process) = process::current() else { return };
+    let _uncancelled = os::uncancelled();
     if awaits_host() {
         return interrupt_for_host(process, stream);
     }

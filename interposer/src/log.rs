@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use crate::os;
+
 /// How much a line matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
@@ -67,8 +69,7 @@ pub fn line(level: Level, text: fmt::Arguments<'_>) {
     // What somebody named so goes to a terminal.
     buffer[..used].iter_mut().filter(|byte| byte.is_ascii_control()).for_each(|byte| *byte = b'?');
     buffer[used] = b'\n';
-    // SAFETY: the buffer holds `used + 1` initialised bytes, and stderr's descriptor may be anything or nothing.
-    let _ = unsafe { libc::write(libc::STDERR_FILENO, buffer.as_ptr().cast(), used + 1) };
+    let _ = os::write(libc::STDERR_FILENO, &buffer[..=used]);
 }
 
 /// Writes a line at a level: `say!(Warn, "…")`.

@@ -1,6 +1,7 @@
 //! The few system calls that several modules need, without their pointers.
 
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
 use std::thread;
 
@@ -47,6 +48,57 @@ impl Patience {
 pub fn sleep(ns: u64) {
     let nobody = AtomicU32::new(0);
     futex_wait_private(&nobody, 0, ns);
+}
+
+/// As long as it lives this thread is not cancelled (`pthread_cancel`): around what holds something of ours and may wait, be it in the C library or in
+/// the driver. A job that cancels threads does so where it would without us.
+#[derive(Debug)]
+pub struct Uncancelled {
+    before: libc::c_int,
+}
+
+/// See [`Uncancelled`].
+pub fn uncancelled() -> Uncancelled {
+    /// `PTHREAD_CANCEL_DISABLE` of glibc and of musl.
+    const DISABLE: libc::c_int = 1;
+    Uncancelled { before: set_cancel_state(DISABLE) }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        set_cancel_state(self.before);
+    }
+}
+
+/// Returns what it was.
+fn set_cancel_state(state: libc::c_int) -> libc::c_int {
+    unsafe extern "C" {
+        fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+    }
+    let mut before = 0;
+    // SAFETY: changes this thread alone; the result has room.
+    unsafe { pthread_setcancelstate(state, &mut before) };
+    before
+}
+
+/// Writes, and is no place at which a thread is cancelled. Returns how many bytes.
+///
+/// # Errors
+/// The kernel's.
+pub fn write(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: as many readable bytes; the descriptor may be anything or nothing.
+    let written = unsafe { libc::syscall(libc::SYS_write, number, bytes.as_ptr(), bytes.len()) };
+    usize::try_from(written).map_err(|_| io::Error::last_os_error())
+}
+
+/// Reads, as [`write`] writes.
+///
+/// # Errors
+/// The kernel's.
+pub fn read(number: RawFd, bytes: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: as many writable bytes.
+    let got = unsafe { libc::syscall(libc::SYS_read, number, bytes.as_mut_ptr(), bytes.len()) };
+    usize::try_from(got).map_err(|_| io::Error::last_os_error())
 }
 
 /// A duration as the kernel takes it.

@@ -80,6 +80,7 @@ pub fn announce() -> Option<Arrival> {
     if is_disabled() || START.load(Ordering::Acquire) != NOT_STARTED {
         return None;
     }
+    let _uncancelled = os::uncancelled();
     Arrival::announce(&config::tenant_sockets())
 }
 
@@ -93,6 +94,7 @@ pub fn start() {
     }
     match START.compare_exchange(NOT_STARTED, STARTING, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
+            let _uncancelled = os::uncancelled();
             begin();
             START.store(STARTED, Ordering::Release);
         }
@@ -417,6 +419,7 @@ impl Process {
 
     /// Ends every open segment on `stream`, whoever launched: the stream is about to be destroyed (`forever`) or captured.
     pub fn close_stream(&self, stream: Stream, forever: bool) {
+        let _uncancelled = os::uncancelled();
         for context in self.contexts() {
             let inner = context.lock();
             if context.is_dead() {

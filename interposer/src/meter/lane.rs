@@ -24,7 +24,7 @@ const RING_BUSY: u32 = RING - RING / 4;
 /// are to go to threads and streams without number.
 const WAITING_OF_ALL: u32 = 4096;
 const WAITING_OF_EACH: u32 = 4;
-/// While the stream may wait for the host a segment has so many launches before it ends.
+/// While the stream may wait for the host a segment has so many launches before it may end.
 const LAUNCHES_STUCK: u32 = 256;
 /// How long a segment should last, ns, of GPU time and of the host's: two records of a µs each are then under 1 % of it, and a tenant's account
 /// is less than a quantum behind.
@@ -409,12 +409,12 @@ impl Lane {
         };
         if self.is_open() {
             let holds_copy = self.open_is_copy.load(Ordering::Relaxed);
-            if launch.kind.is_copy() && !holds_copy && self.takes_in(known_ns, contended.is_some()) {
+            if launch.kind.is_copy() && !holds_copy && self.takes_in(calls, known_ns, contended.is_some()) {
                 return None;
             }
             let is_other = holds_copy != launch.kind.is_copy();
             let is_unknown = known_ns.is_none() && self.unaccounted().all() >= UNKNOWN_APART;
-            if is_other || ((alone || is_unknown) && self.has_room()) {
+            if is_other || ((alone || is_unknown) && self.has_room(calls)) {
                 self.close(calls);
             }
             if is_other && self.is_open() {
@@ -447,20 +447,30 @@ impl Lane {
     }
 
     /// Whether segments are to end where that is of use. Else they grow.
-    fn has_room(&self) -> bool {
+    fn has_room(&self, calls: &Calls) -> bool {
         let lanes = self.context.lanes().max(1);
         self.waiting() < (WAITING_OF_ALL / lanes).clamp(WAITING_OF_EACH, RING_BUSY)
-            && (self.unaccounted().all() >= LAUNCHES_STUCK || !self.is_stuck())
+            && (!self.is_stuck() || (self.unaccounted().all() >= LAUNCHES_STUCK && !self.is_held(calls)))
+    }
+
+    /// Whether the stream waits for the host, as far as the open segment tells: then an event may find no place behind what is queued, and whoever records
+    /// it waits for what the host does next.
+    fn is_held(&self, calls: &Calls) -> bool {
+        let has_begun = |segment: &Segment| calls.query(segment.start()) != Progress::Pending;
+        self.is_stuck()
+            && !self.open_is_end_only.load(Ordering::Relaxed)
+            && self.is_open()
+            && self.place(self.head.load(Ordering::Relaxed)).is_some_and(|segment| !has_begun(segment))
     }
 
     /// Whether a copy went into the open segment of kernels without a mark: one whose like is known need not be timed, and need not be
     /// exact while nobody else wants the GPU.
-    fn takes_in(&self, known_ns: Option<u64>, contended: bool) -> bool {
+    fn takes_in(&self, calls: &Calls, known_ns: Option<u64>, contended: bool) -> bool {
         let copies = self.copies.load(Ordering::Relaxed).wrapping_add(1);
         self.copies.store(copies, Ordering::Relaxed);
         let is_timed = contended || copies.is_multiple_of(COPY_SAMPLE_EVERY);
         match known_ns {
-            Some(known_ns) if !is_timed || !self.has_room() => {
+            Some(known_ns) if !is_timed || !self.has_room(calls) => {
                 self.take_in(known_ns);
                 true
             }
@@ -622,7 +632,7 @@ impl Lane {
     /// segment ends here; else what its launches are known to take counts.
     pub fn interrupt(&self, calls: &Calls, contended: bool) {
         if self.is_open() {
-            if contended && self.has_room() {
+            if contended && self.has_room(calls) {
                 self.close(calls);
             } else {
                 self.open_may_wait.store(true, Ordering::Relaxed);
@@ -634,7 +644,7 @@ impl Lane {
     pub fn end(&self, calls: &Calls) {
         // The meter thread cannot close a per-thread stream's, and a copy is to hold no kernels.
         let is_copy = self.open_is_copy.load(Ordering::Relaxed);
-        if is_copy || self.has_room() || self.stream() == Some(Stream::PER_THREAD) {
+        if is_copy || self.has_room(calls) || self.stream() == Some(Stream::PER_THREAD) {
             self.close(calls);
         } else {
             let opened_at = self.opened_at.load(Ordering::Relaxed);
@@ -643,7 +653,7 @@ impl Lane {
         }
     }
 
-    /// Closes the open segment, if there is one and the ring has room for one more after it.
+    /// Closes the open segment, if there is one, the ring has room for one more after it, and the driver for an end.
     pub fn close(&self, calls: &Calls) {
         self.close_if(calls, |_| true, End::Record);
     }
@@ -677,6 +687,13 @@ impl Lane {
         self.close_if(calls, |launched| launched == launches, end);
     }
 
+    /// The meter thread's, once a launch has been under way for long: opens the segment to others if its thread is gone, which was ended inside the driver.
+    pub fn release_dead(&self) {
+        if self.state.load(Ordering::Relaxed) == LAUNCHING && !os::is_thread_alive(self.owner()) {
+            let _ = self.state.compare_exchange(LAUNCHING, OPEN, Ordering::SeqCst, Ordering::Relaxed);
+        }
+    }
+
     /// The stream is about to be destroyed: what could not be closed is dropped, and whoever records on the stream is waited for.
     fn discard(&self) {
         loop {
@@ -691,7 +708,11 @@ impl Lane {
                 continue;
             }
             self.gpu.unqueue(self.open_queued_ns.swap(0, Ordering::Relaxed));
-            self.account(self.launched.load(Ordering::Relaxed), self.expected_ns.load(Ordering::Relaxed));
+            let launched = self.launched.load(Ordering::Relaxed);
+            let (_, expected_ns) = self.account(launched, self.expected_ns.load(Ordering::Relaxed));
+            if !self.open_is_copy.load(Ordering::Relaxed) {
+                self.late_ns.fetch_add(expected_ns, Ordering::Relaxed);
+            }
             self.state.store(IDLE, Ordering::SeqCst);
             return;
         }
@@ -713,6 +734,7 @@ impl Lane {
     fn close_if(&self, calls: &Calls, still: impl Fn(u32) -> bool, end: End) {
         // Whoever opens a segment needs a place for it, so the last one is never given away.
         if self.waiting() >= RING - 1
+            || (end == End::Record && self.is_held(calls))
             || self.state.compare_exchange(OPEN, CLOSING, Ordering::SeqCst, Ordering::Relaxed).is_err()
         {
             return;

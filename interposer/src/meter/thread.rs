@@ -237,7 +237,12 @@ impl Meter {
 
     fn close_stale(&self, lane: &Lane, now_ns: u64) {
         let Some(launches) = lane.open_launches() else {
-            lane.seen_launched.store(0, Ordering::Relaxed);
+            if lane.seen_launched.swap(0, Ordering::Relaxed) != 0 {
+                lane.seen_since_ns.store(now_ns, Ordering::Relaxed);
+            } else if now_ns.saturating_sub(lane.seen_since_ns.load(Ordering::Relaxed)) > COMPANY_NS {
+                lane.seen_since_ns.store(now_ns, Ordering::Relaxed);
+                lane.release_dead();
+            }
             return;
         };
         if lane.seen_launched.swap(launches, Ordering::Relaxed) != launches {

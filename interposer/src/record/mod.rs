@@ -152,9 +152,7 @@ fn write_all(recording: &'static Recording, file: OwnDescriptor) {
 fn write(file: OwnDescriptor, encoder: &mut Encoder) -> io::Result<()> {
     let Some(chunk) = encoder.chunk() else { return Ok(()) };
     let number = file.number().ok_or_else(|| io::Error::other("the job has closed it"))?;
-    // SAFETY: as many readable bytes.
-    let written = unsafe { libc::write(number, chunk.as_ptr().cast(), chunk.len()) };
-    let Ok(written) = usize::try_from(written) else { return Err(io::Error::last_os_error()) };
+    let written = os::write(number, &chunk)?;
     // A part of a chunk is the end of what can be read.
     if written < chunk.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
 }

@@ -69,10 +69,19 @@ fn a_storm_of_short_lived_threads_is_counted_in_full() {
 #[test]
 fn what_is_queued_behind_a_wait_that_the_program_ends_only_afterwards_is_held_back_by_nobody() {
     let host = Host::new();
+    let client = c_client("behind", Way::Dlsym);
+    // The driver takes 1,024 things, our own events among them.
+    let launches = ["20", "500", "1020"];
+    for launches in launches {
+        let mut alone = host.preloaded(&client);
+        alone.arg(launches).env_remove("DEEPRES_SOCKET").env("DEEPRES_SHARE", "50%");
+        let mut alone = host.spawn(alone);
+        alone.await_json(Duration::from_secs(60));
+        alone.close_stdin();
+        alone.finish(Duration::from_secs(10)).success();
+    }
     let _daemon = host.daemon();
-    // The driver takes about a thousand things, our own events among them.
-    for launches in ["20", "950"] {
-        let client = c_client("behind", Way::Dlsym);
+    for launches in launches {
         let mut ours = host.spawn(host.run(&["--name", launches], &client, &[launches]));
         let said = ours.await_json(COMMAND_LIMIT);
         let launched = said["kernel_launches"].as_u64();
@@ -125,5 +134,22 @@ fn a_job_that_forbids_itself_system_calls_goes_on_as_without_deepres() {
             assert_eq!(limited["six_gib"], 2, "{calls}, daemon {has_daemon}: {limited}");
             assert_eq!(limited["is_calm"], bare["is_calm"], "{calls}, daemon {has_daemon}");
         }
+    }
+}
+
+#[test]
+fn a_thread_that_is_to_be_cancelled_gets_as_far_as_without_deepres() {
+    let host = Host::new();
+    let client = c_client("cancelled", Way::Dlsym);
+    let bare = host.finish(host.command(&client)).success().json();
+    assert_eq!(bare["threads"][1], serde_json::json!({"reached": 2, "is_cancelled": true}), "{bare}");
+    for has_daemon in [false, true] {
+        let _daemon = has_daemon.then(|| host.daemon());
+        let mut command = host.preloaded(&client);
+        command.env("DEEPRES_TENANT", "cancelled").env("DEEPRES_MEMORY", "4GiB");
+        if !has_daemon {
+            command.env_remove("DEEPRES_SOCKET").env("DEEPRES_SHARE", "50%");
+        }
+        assert_eq!(host.finish(command).success().json(), bare, "daemon {has_daemon}");
     }
 }

@@ -1,12 +1,12 @@
-/* behind LAUNCHES: queues so many launches behind a wait that it ends itself only afterwards, by a value and by another stream's event that waits for one.
- * Prints how many were launched. */
+/* behind LAUNCHES: queues so many launches behind a wait that it ends itself only afterwards, by a value and by another stream's event that waits for one,
+ * and destroys every other stream meanwhile. Prints how many were launched. */
 #include "driver.h"
 
 enum { ROUNDS = 3 };
 
 int main(int argc, char **argv) {
     long launches = argc == 2 ? atol(argv[1]) : 0;
-    CUstream streams[2];
+    CUstream streams[2] = {NULL, NULL};
     CUevent event;
     CUdeviceptr at;
     unsigned *value;
@@ -16,12 +16,13 @@ int main(int argc, char **argv) {
     }
     open_context();
     CUfunction kernel = load_kernel("quick");
-    for (int i = 0; i < 2; i++) CHECK(cu(cuStreamCreate)(&streams[i], CU_STREAM_NON_BLOCKING));
     CHECK(cu(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING));
     CHECK(cu(cuMemHostAlloc)((void **)&value, sizeof *value, CU_MEMHOSTALLOC_DEVICEMAP));
     CHECK(cu(cuMemHostGetDevicePointer_v2)(&at, value, 0));
     long launched = 0;
-    for (int round = 0; round < 2 * ROUNDS; round++) {
+    for (int round = 0; round < 4 * ROUNDS; round++) {
+        for (int i = 0; i < 2; i++)
+            if (!streams[i]) CHECK(cu(cuStreamCreate)(&streams[i], CU_STREAM_NON_BLOCKING));
         __atomic_store_n(value, 0, __ATOMIC_SEQ_CST);
         CHECK(cu(cuStreamWaitValue32_v2)(streams[0], at, 1, CU_STREAM_WAIT_VALUE_EQ));
         CUstream stream = streams[round % 2];
@@ -31,6 +32,10 @@ int main(int argc, char **argv) {
         }
         for (long i = 0; i < launches; i++, launched++)
             CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1 + i % 7, 1, 1, 1, 0, stream, NULL, NULL));
+        if (round / 2 % 2) {
+            CHECK(cu(cuStreamDestroy_v2)(stream));
+            streams[round % 2] = NULL;
+        }
         __atomic_store_n(value, 1, __ATOMIC_SEQ_CST);
         CHECK(cu(cuCtxSynchronize)());
     }
