@@ -20,6 +20,11 @@ use crate::record;
 /// For a copy that is described in a form not known here.
 pub const UNKNOWN_BYTES: u64 = 0;
 
+/// Of numbers that may be any: the driver refuses those that are too large.
+fn product<const N: usize>(factors: [u64; N]) -> u64 {
+    factors.into_iter().fold(1, u64::saturating_mul)
+}
+
 /// A copy between rectangles or boxes.
 trait Shape {
     fn bytes(&self) -> u64;
@@ -29,7 +34,7 @@ macro_rules! shapes {
     ($($shape:ty: $($extent:ident)*;)+) => {$(
         impl Shape for $shape {
             fn bytes(&self) -> u64 {
-                [$(self.$extent as u64),*].into_iter().fold(1, u64::saturating_mul)
+                product([$(self.$extent as u64),*])
             }
         }
     )+};
@@ -166,34 +171,44 @@ copies! {
     Copy cuMemcpyWithAttributesAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attribute: *mut CUmemcpyAttributes, stream: CUstream) on Stream::new(stream, false), bytes as u64;
     Copy cuMemcpyWithAttributesAsync_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attribute: *mut CUmemcpyAttributes, stream: CUstream) on Stream::new(stream, true), bytes as u64;
     SyncCopy cuMemcpy_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) on Stream::PER_THREAD, bytes as u64;
-    Copy cuMemsetD16(to: CUdeviceptr_v1, value: u16, count: u32) on Stream::LEGACY, count as u64 * 2;
-    Copy cuMemsetD16Async(to: CUdeviceptr, value: u16, count: usize, stream: CUstream) on Stream::new(stream, false), count as u64 * 2;
-    Copy cuMemsetD16Async_ptsz(to: CUdeviceptr, value: u16, count: usize, stream: CUstream) on Stream::new(stream, true), count as u64 * 2;
-    Copy cuMemsetD16_v2(to: CUdeviceptr, value: u16, count: usize) on Stream::LEGACY, count as u64 * 2;
-    Copy cuMemsetD16_v2_ptds(to: CUdeviceptr, value: u16, count: usize) on Stream::PER_THREAD, count as u64 * 2;
-    Copy cuMemsetD2D16(to: CUdeviceptr_v1, pitch: u32, value: u16, width: u32, height: u32) on Stream::LEGACY, width as u64 * height as u64 * 2;
-    Copy cuMemsetD2D16Async(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream) on Stream::new(stream, false), width as u64 * height as u64 * 2;
-    Copy cuMemsetD2D16Async_ptsz(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream) on Stream::new(stream, true), width as u64 * height as u64 * 2;
-    Copy cuMemsetD2D16_v2(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) on Stream::LEGACY, width as u64 * height as u64 * 2;
-    Copy cuMemsetD2D16_v2_ptds(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) on Stream::PER_THREAD, width as u64 * height as u64 * 2;
-    Copy cuMemsetD2D32(to: CUdeviceptr_v1, pitch: u32, value: u32, width: u32, height: u32) on Stream::LEGACY, width as u64 * height as u64 * 4;
-    Copy cuMemsetD2D32Async(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize, stream: CUstream) on Stream::new(stream, false), width as u64 * height as u64 * 4;
-    Copy cuMemsetD2D32Async_ptsz(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize, stream: CUstream) on Stream::new(stream, true), width as u64 * height as u64 * 4;
-    Copy cuMemsetD2D32_v2(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize) on Stream::LEGACY, width as u64 * height as u64 * 4;
-    Copy cuMemsetD2D32_v2_ptds(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize) on Stream::PER_THREAD, width as u64 * height as u64 * 4;
-    Copy cuMemsetD2D8(to: CUdeviceptr_v1, pitch: u32, value: u8, width: u32, height: u32) on Stream::LEGACY, width as u64 * height as u64;
-    Copy cuMemsetD2D8Async(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream) on Stream::new(stream, false), width as u64 * height as u64;
-    Copy cuMemsetD2D8Async_ptsz(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream) on Stream::new(stream, true), width as u64 * height as u64;
-    Copy cuMemsetD2D8_v2(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) on Stream::LEGACY, width as u64 * height as u64;
-    Copy cuMemsetD2D8_v2_ptds(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) on Stream::PER_THREAD, width as u64 * height as u64;
-    Copy cuMemsetD32(to: CUdeviceptr_v1, value: u32, count: u32) on Stream::LEGACY, count as u64 * 4;
-    Copy cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, stream: CUstream) on Stream::new(stream, false), count as u64 * 4;
-    Copy cuMemsetD32Async_ptsz(to: CUdeviceptr, value: u32, count: usize, stream: CUstream) on Stream::new(stream, true), count as u64 * 4;
-    Copy cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize) on Stream::LEGACY, count as u64 * 4;
-    Copy cuMemsetD32_v2_ptds(to: CUdeviceptr, value: u32, count: usize) on Stream::PER_THREAD, count as u64 * 4;
+    Copy cuMemsetD16(to: CUdeviceptr_v1, value: u16, count: u32) on Stream::LEGACY, product([count as u64, 1, 2]);
+    Copy cuMemsetD16Async(to: CUdeviceptr, value: u16, count: usize, stream: CUstream) on Stream::new(stream, false), product([count as u64, 1, 2]);
+    Copy cuMemsetD16Async_ptsz(to: CUdeviceptr, value: u16, count: usize, stream: CUstream) on Stream::new(stream, true), product([count as u64, 1, 2]);
+    Copy cuMemsetD16_v2(to: CUdeviceptr, value: u16, count: usize) on Stream::LEGACY, product([count as u64, 1, 2]);
+    Copy cuMemsetD16_v2_ptds(to: CUdeviceptr, value: u16, count: usize) on Stream::PER_THREAD, product([count as u64, 1, 2]);
+    Copy cuMemsetD2D16(to: CUdeviceptr_v1, pitch: u32, value: u16, width: u32, height: u32) on Stream::LEGACY, product([width as u64, height as u64, 2]);
+    Copy cuMemsetD2D16Async(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream) on Stream::new(stream, false), product([width as u64, height as u64, 2]);
+    Copy cuMemsetD2D16Async_ptsz(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream) on Stream::new(stream, true), product([width as u64, height as u64, 2]);
+    Copy cuMemsetD2D16_v2(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) on Stream::LEGACY, product([width as u64, height as u64, 2]);
+    Copy cuMemsetD2D16_v2_ptds(to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) on Stream::PER_THREAD, product([width as u64, height as u64, 2]);
+    Copy cuMemsetD2D32(to: CUdeviceptr_v1, pitch: u32, value: u32, width: u32, height: u32) on Stream::LEGACY, product([width as u64, height as u64, 4]);
+    Copy cuMemsetD2D32Async(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize, stream: CUstream) on Stream::new(stream, false), product([width as u64, height as u64, 4]);
+    Copy cuMemsetD2D32Async_ptsz(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize, stream: CUstream) on Stream::new(stream, true), product([width as u64, height as u64, 4]);
+    Copy cuMemsetD2D32_v2(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize) on Stream::LEGACY, product([width as u64, height as u64, 4]);
+    Copy cuMemsetD2D32_v2_ptds(to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize) on Stream::PER_THREAD, product([width as u64, height as u64, 4]);
+    Copy cuMemsetD2D8(to: CUdeviceptr_v1, pitch: u32, value: u8, width: u32, height: u32) on Stream::LEGACY, product([width as u64, height as u64, 1]);
+    Copy cuMemsetD2D8Async(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream) on Stream::new(stream, false), product([width as u64, height as u64, 1]);
+    Copy cuMemsetD2D8Async_ptsz(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream) on Stream::new(stream, true), product([width as u64, height as u64, 1]);
+    Copy cuMemsetD2D8_v2(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) on Stream::LEGACY, product([width as u64, height as u64, 1]);
+    Copy cuMemsetD2D8_v2_ptds(to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) on Stream::PER_THREAD, product([width as u64, height as u64, 1]);
+    Copy cuMemsetD32(to: CUdeviceptr_v1, value: u32, count: u32) on Stream::LEGACY, product([count as u64, 1, 4]);
+    Copy cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, stream: CUstream) on Stream::new(stream, false), product([count as u64, 1, 4]);
+    Copy cuMemsetD32Async_ptsz(to: CUdeviceptr, value: u32, count: usize, stream: CUstream) on Stream::new(stream, true), product([count as u64, 1, 4]);
+    Copy cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize) on Stream::LEGACY, product([count as u64, 1, 4]);
+    Copy cuMemsetD32_v2_ptds(to: CUdeviceptr, value: u32, count: usize) on Stream::PER_THREAD, product([count as u64, 1, 4]);
     Copy cuMemsetD8(to: CUdeviceptr_v1, value: u8, count: u32) on Stream::LEGACY, count as u64;
     Copy cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, stream: CUstream) on Stream::new(stream, false), count as u64;
     Copy cuMemsetD8Async_ptsz(to: CUdeviceptr, value: u8, count: usize, stream: CUstream) on Stream::new(stream, true), count as u64;
     Copy cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize) on Stream::LEGACY, count as u64;
     Copy cuMemsetD8_v2_ptds(to: CUdeviceptr, value: u8, count: usize) on Stream::PER_THREAD, count as u64;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_nothing_has_are_no_reason_to_panic() {
+        assert_eq!(product([u64::MAX, u64::MAX, 4]), u64::MAX);
+    }
 }

@@ -390,6 +390,16 @@ fn fill(descriptor: &OwnedFd) -> io::Result<&'static StandalonePage> {
     // Whatever the umask took away.
     // SAFETY: no pointers.
     cvt(unsafe { libc::fchmod(descriptor.as_raw_fd(), FILE_MODE) })?;
+    // SAFETY: the result has room.
+    let most = unsafe {
+        let mut most = mem::zeroed::<libc::rlimit>();
+        cvt(libc::getrlimit(libc::RLIMIT_FSIZE, &mut most))?;
+        most.rlim_cur
+    };
+    if most < FILE_BYTES as libc::rlim_t {
+        // Asking for more ends the process by a signal.
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
     // The room is taken now: a write to a mapping for which there is none later kills the process.
     // SAFETY: no pointers.
     let error = unsafe { libc::posix_fallocate(descriptor.as_raw_fd(), 0, FILE_BYTES as i64) };

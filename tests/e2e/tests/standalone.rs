@@ -464,3 +464,19 @@ fn forked_children_have_no_part_in_the_parents_session() {
     client.finish(COMMAND_LIMIT).success();
     assert!(!folder(&host).exists());
 }
+
+#[test]
+fn a_job_that_may_write_no_large_files_keeps_its_limits_by_itself() {
+    let host = Host::new();
+    let client = c_client("view", Way::Dlsym);
+    // The simulated GPU has files, too.
+    host.finish(host.command(&client)).success();
+    // In blocks of 512 bytes or of a KiB, by shell.
+    let script = format!("ulimit -f 8; exec '{}'", client.display());
+    let limits = [("DEEPRES_TENANT", "small"), ("DEEPRES_MEMORY", "1GiB")];
+    let mut job = host.spawn(alone(&host, "sh".into(), &["-c", &script], &limits));
+    assert_eq!(job.await_json(COMMAND_LIMIT)["total"], LIMIT_BYTES);
+    job.close_stdin();
+    let end = job.finish(COMMAND_LIMIT).success();
+    assert!(end.stderr.contains("this process keeps them by itself"), "{}", end.stderr);
+}
