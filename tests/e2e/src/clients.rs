@@ -35,7 +35,7 @@ impl Way {
 
 /// Path of `tests/workloads/c/NAME.c`, compiled to reach the driver in this way.
 pub fn c_client(name: &str, way: Way) -> PathBuf {
-    let mut flags = vec![format!("-D{}", way.define()), "-pthread".to_owned()];
+    let mut flags = vec![format!("-D{}", way.define()), "-pthread".to_owned(), "-lm".to_owned()];
     if way == Way::Linked {
         flags.extend(["-L".to_owned(), artefacts().simgpu.display().to_string(), "-lcuda".to_owned()]);
     }
@@ -71,7 +71,7 @@ impl CLibrary {
 /// As [`c_client`] (not linked to libcuda), for another C library.
 pub fn c_client_on(library: CLibrary, name: &str, way: Way) -> PathBuf {
     assert_ne!(way, Way::Linked, "there is no driver to link to for {library:?}");
-    let mut flags = vec![format!("-D{}", way.define()), "-pthread".to_owned()];
+    let mut flags = vec![format!("-D{}", way.define()), "-pthread".to_owned(), "-lm".to_owned()];
     flags.extend(library.flags().iter().map(|flag| (*flag).to_owned()));
     compile_by(zig_cc(), name, &format!("{name}-{way:?}-{library:?}"), &flags)
 }

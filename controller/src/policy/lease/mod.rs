@@ -325,13 +325,18 @@ impl Scheduler {
 
     /// GPU time that each session of a tenant, of which the longest kernel took `longest_ns`, may have in flight under a lease, ns.
     pub fn window_ns(&self, tenant: TenantId, sessions: usize, longest_ns: u64, tuning: &Tuning) -> u64 {
-        let has_objective = self.tenants.get(&tenant).is_some_and(Tenant::has_objective);
-        let gives_way = self.is_beside_objective(tenant) && !has_objective;
-        if gives_way || (self.is_guest(tenant) && self.owner_is_present()) {
+        if self.gives_way(tenant) {
             tuning.guest_window_ns(longest_ns)
         } else {
             tuning.session_window_ns(sessions, longest_ns)
         }
+    }
+
+    /// Whether the tenant may have about one kernel in flight, for others who come at any moment.
+    fn gives_way(&self, tenant: TenantId) -> bool {
+        let has_objective = || self.tenants.get(&tenant).is_some_and(Tenant::has_objective);
+        (self.is_guest(tenant) && self.owner_is_present())
+            || (self.is_beside_objective(tenant) && !has_objective())
     }
 
     /// Forgets what everybody owes and is owed: what happened while nobody governed, for the `silent_ns` until now, is nobody's debt. Nor had
@@ -924,9 +929,9 @@ impl Scheduler {
 
     /// Ends a hold: charges time held in silence, and notes what the hand-off cost.
     fn settle(&mut self, hold: &Hold, in_flight: bool, now_ns: u64) {
-        // Beside owners a guest has one kernel in flight: how long the GPU waits for its next one is no cost of a hand-off. Learned as one, it
-        // would make the guest's window longer than any pause, and nothing would ever be learned again.
-        let is_beside = self.is_guest(hold.tenant) && self.owner_is_present();
+        // How long the GPU waits for the next kernel of who has but one in flight is no cost of a hand-off. Learned as one, it would make leases longer, in which
+        // the GPU waits longer, and a guest's window longer than any pause.
+        let gives_way = self.gives_way(hold.tenant);
         let Some(holder) = self.tenants.get_mut(&hold.tenant) else { return };
         if in_flight {
             holder.stuck.get_or_insert(Stuck { since_ns: hold.since_ns, used_ns: hold.used_ns });
@@ -936,7 +941,7 @@ impl Scheduler {
         if let Some(user) = holder.user.filter(|_| unshown_ns > 0) {
             self.trusts.entry(user).or_default().had_unshown(unshown_ns, now_ns);
         }
-        let can_be_told = !hold.paused && !in_flight && hold.used_ns > 0 && unshown_ns == 0 && !is_beside;
+        let can_be_told = !hold.paused && !in_flight && hold.used_ns > 0 && unshown_ns == 0 && !gives_way;
         self.handoffs.push(Handoff { idle_ns: can_be_told.then(|| held_ns.saturating_sub(hold.used_ns)) });
     }
 

@@ -646,6 +646,30 @@ fn how_slowly_a_guest_launches_is_not_taken_for_the_cost_of_a_hand_off() {
 }
 
 #[test]
+fn how_slowly_who_gives_way_launches_is_not_taken_for_the_cost_of_a_hand_off() {
+    let handoff = |has_objective: bool| {
+        const USED: Seen = Seen { used_ns: MS / 5 * 4, ..RUNNING };
+        let mut bench = Bench::new();
+        bench.scheduler.set_slo(B, has_objective.then_some(20 * MS));
+        for _ in 0..2 {
+            bench.step(MS, WAITING, WAITING);
+            while !bench.is_closed(A) {
+                bench.scheduler.take_handoffs();
+                bench.step(MS, USED, WAITING);
+            }
+            bench.step(MS, WAITING, WAITING);
+            while !bench.is_closed(B) {
+                bench.step(MS, WAITING, USED);
+            }
+        }
+        let handoffs = bench.scheduler.take_handoffs();
+        handoffs.first().expect("one of A").idle_ns
+    };
+    assert!(handoff(false).is_some());
+    assert_eq!(handoff(true), None);
+}
+
+#[test]
 fn guests_share_the_pauses_by_their_weights() {
     const C: TenantId = 3;
     let mut bench = Bench::beside();
