@@ -4,9 +4,10 @@
 //! is metered instead.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 
 use crate::driver::calls::{Context, Stream};
+use crate::os::Patience;
 use crate::thread;
 
 /// A capture that is under way.
@@ -34,6 +35,41 @@ static ACTIVE: AtomicU32 = AtomicU32::new(0);
 /// The bit of [`ACTIVE`] that says so.
 const RECORDED: u32 = 1 << 31;
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
+
+/// Shared by who records a marker, from the look whether the stream captures until it is recorded; had alone by who makes a stream capture.
+static MARKERS: RwLock<()> = RwLock::new(());
+/// How long each waits for the other at most, ns. A driver's call takes some µs; but one that finds a full queue waits for the GPU, which may wait for
+/// this thread.
+const MARKERS_LIMIT_NS: u64 = 1_000_000_000;
+
+fn patiently<G>(lock: impl Fn() -> TryLockResult<G>) -> Option<G> {
+    let mut patience = Patience::default();
+    loop {
+        match lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if patience.goes_on(MARKERS_LIMIT_NS) => {}
+            Err(TryLockError::WouldBlock) => return None,
+        }
+    }
+}
+
+/// As long as the result lives, no stream begins or joins a capture. `None`: one is about to, and takes long.
+pub fn marking() -> Option<RwLockReadGuard<'static, ()>> {
+    patiently(|| MARKERS.try_read())
+}
+
+/// As long as the result lives, nobody records a marker: one that was meant for a stream that does not capture would become part of the graph, and a question
+/// for it would end the capture.
+pub fn joining() -> Option<RwLockWriteGuard<'static, ()>> {
+    patiently(|| MARKERS.try_write())
+}
+
+/// Whether nobody records a marker at this moment.
+#[cfg(test)]
+pub fn may_join() -> bool {
+    MARKERS.try_write().is_ok()
+}
 
 /// Whether launches may simply go: nothing is captured or recorded.
 #[inline(always)]
@@ -118,6 +154,20 @@ pub fn forget_context(context: Context) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_marker_is_recorded_while_a_stream_joins_a_capture() {
+        let marking = (marking(), marking());
+        assert!(marking.0.is_some() && marking.1.is_some(), "others may");
+        std::thread::scope(|scope| {
+            let joins = scope.spawn(|| joining().is_some());
+            assert!(!joins.is_finished());
+            drop(marking);
+            assert!(joins.join().unwrap());
+        });
+        let joining = joining();
+        assert!(joining.is_some() && MARKERS.try_read().is_err());
+    }
 
     #[test]
     fn captures_are_active_until_each_one_ended_or_lost_its_context() {

@@ -108,7 +108,9 @@ impl Config {
     /// Reads the environment.
     pub fn read() -> Self {
         let places = places();
-        let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        // What is not UTF-8 makes no sense below either, and is named there.
+        let text = |value: OsString| value.to_string_lossy().into_owned();
+        let variable = |name: &str| env::var_os(name).map(text).filter(|value| !value.is_empty());
         let (tenant, class) = (variable(TENANT), variable(CLASS));
         let job = Job::read(variable, |refused| say!(Warn, "{refused}; ignored"));
         if tenant.as_ref().is_some_and(|name| name.len() >= TENANT_NAME_BYTES) {

@@ -38,20 +38,20 @@ fn threshold() -> u8 {
     if known != UNREAD {
         return known;
     }
-    let level = match std::env::var("DEEPRES_LOG").as_deref() {
-        Ok("error") => Level::Error,
-        Ok("info") => Level::Info,
+    let levels = std::env::var_os("DEEPRES_LOG").unwrap_or_default();
+    let levels = levels.to_string_lossy();
+    let level = match levels.as_ref() {
+        "error" => Level::Error,
+        "info" => Level::Info,
         // The daemon knows one level more.
-        Ok("debug" | "trace") => Level::Debug,
+        "debug" | "trace" => Level::Debug,
         _ => Level::Warn,
     };
     THRESHOLD.store(level as u8, Ordering::Relaxed);
-    if let Ok(other) = std::env::var("DEEPRES_LOG")
-        && !is_known(&other)
-    {
+    if !is_known(&levels) {
         line(
             Level::Warn,
-            format_args!("DEEPRES_LOG={other:?} is none of error, warn, info, debug and trace: it is warn"),
+            format_args!("DEEPRES_LOG={levels:?} is none of error, warn, info, debug and trace: it is warn"),
         );
     }
     level as u8

@@ -21,11 +21,18 @@ struct State {
     streams: HashMap<usize, u64>,
     /// When each event is reached.
     events: Vec<u64>,
+    /// What happens while one is recorded.
+    during_record: Option<fn()>,
 }
 
 thread_local! {
     /// Each test has its own.
     static STATE: RefCell<State> = RefCell::default();
+}
+
+/// Has `meanwhile` called whenever an event is being recorded.
+pub fn during_record(meanwhile: fn()) {
+    STATE.with_borrow_mut(|state| state.during_record = Some(meanwhile));
 }
 
 /// The calls, led to the functions below.
@@ -125,6 +132,9 @@ unsafe extern "C" fn event_create(event: *mut *mut c_void, _: u32) -> u32 {
 }
 
 unsafe extern "C" fn event_record(event: *mut c_void, stream: *mut c_void) -> u32 {
+    if let Some(meanwhile) = STATE.with_borrow(|state| state.during_record) {
+        meanwhile();
+    }
     STATE.with_borrow_mut(|state| {
         let free_ns = state.streams.get(&(stream as usize)).copied().unwrap_or(0);
         state.events[event as usize - 1] = state.now_ns.max(free_ns);

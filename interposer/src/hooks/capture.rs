@@ -18,7 +18,9 @@ fn begin(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     process.close_stream(stream, false);
     let context = process.calls.context_of(stream);
     capture::begin(stream, context);
+    let joining = capture::joining();
     let result = call();
+    drop(joining);
     if result != CUDA_SUCCESS {
         capture::end(stream, context);
     }

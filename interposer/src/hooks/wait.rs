@@ -7,6 +7,7 @@ use deepres_abi::driver::types::{
 };
 
 use super::{MISSING, memory};
+use crate::capture;
 use crate::driver::calls::Stream;
 use crate::driver::real;
 use crate::launch;
@@ -46,10 +47,27 @@ macro_rules! interrupt {
     )+};
 }
 
+macro_rules! wait_event {
+    ($($name:ident: $symbol:ident, $per_thread:literal;)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $name(stream: CUstream, event: CUevent, flags: u32) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            launch::interrupt(Stream::new(stream, $per_thread));
+            // The event may be of a stream that captures: then this one joins it.
+            let _joining = capture::is_active().then(capture::joining);
+            // SAFETY: the caller's arguments, as they came.
+            unsafe { real(stream, event, flags) }
+        }
+    )+};
+}
+
+wait_event! {
+    stream_wait_event: cuStreamWaitEvent, false;
+    stream_wait_event_ptsz: cuStreamWaitEvent_ptsz, true;
+}
+
 interrupt! {
     launch::interrupt;
-    stream_wait_event: cuStreamWaitEvent, false, (stream, event: CUevent, flags: u32);
-    stream_wait_event_ptsz: cuStreamWaitEvent_ptsz, true, (stream, event: CUevent, flags: u32);
     host_function_v1: cuLaunchHostFunc, false, (stream, function: CUhostFn, data: *mut c_void);
     host_function_v1_ptsz: cuLaunchHostFunc_ptsz, true, (stream, function: CUhostFn, data: *mut c_void);
     host_function: cuLaunchHostFunc_v2, false, (stream, function: CUhostFn, data: *mut c_void, mode: u32);

@@ -503,6 +503,10 @@ impl Lane {
         // Where all is measured for a while to see what runs beside what, each call of ours would move launches off each other.
         let opened = self.opened.load(Ordering::Relaxed).wrapping_add(1);
         let is_sparse_kernel = self.is_sparse() && launch.kind == Kind::Kernel;
+        let _marking = capture::marking()?;
+        if capture::is_active() && calls.may_be_capturing(stream) {
+            return None;
+        }
         let is_end_only = is_fine && !alone && is_sparse_kernel && !opened.is_multiple_of(SAMPLE_EVERY);
         if !is_end_only && !calls.record(segment.start(), stream) {
             return None;
@@ -733,8 +737,12 @@ impl Lane {
 
     fn close_if(&self, calls: &Calls, still: impl Fn(u32) -> bool, end: End) {
         // Whoever opens a segment needs a place for it, so the last one is never given away.
-        if self.waiting() >= RING - 1
-            || (end == End::Record && self.is_held(calls))
+        let is_closable = self.state.load(Ordering::Relaxed) == OPEN && self.waiting() < RING - 1;
+        if !is_closable || (end == End::Record && self.is_held(calls)) {
+            return;
+        }
+        let marking = if end == End::Record { capture::marking() } else { None };
+        if (end == End::Record && marking.is_none())
             || self.state.compare_exchange(OPEN, CLOSING, Ordering::SeqCst, Ordering::Relaxed).is_err()
         {
             return;

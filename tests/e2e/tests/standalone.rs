@@ -1,7 +1,9 @@
 //! Limits without a daemon: held by the library alone, shared by the processes of a tenant, gone with them.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
+    os::unix::ffi::OsStrExt,
     os::unix::fs::{FileExt, PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::Command,
@@ -479,4 +481,13 @@ fn a_job_that_may_write_no_large_files_keeps_its_limits_by_itself() {
     job.close_stdin();
     let end = job.finish(COMMAND_LIMIT).success();
     assert!(end.stderr.contains("this process keeps them by itself"), "{}", end.stderr);
+}
+
+#[test]
+fn a_limit_that_is_no_text_is_named_and_not_passed_over() {
+    let host = Host::new();
+    let mut command = alone(&host, c_client("view", Way::Dlsym), &[], &[("DEEPRES_TENANT", "odd")]);
+    command.env("DEEPRES_MEMORY", OsStr::from_bytes(b"4GiB\xff"));
+    let end = host.finish(command).success();
+    assert!(end.stderr.contains("DEEPRES_MEMORY") && end.stderr.contains("ignored"), "{}", end.stderr);
 }

@@ -517,3 +517,18 @@ fn every_launch_is_counted_once_while_another_thread_closes_what_is_open() {
     lane.settle();
     assert_eq!(meter.kernel_launches.load(Ordering::Relaxed), LAUNCHES);
 }
+
+#[test]
+fn no_stream_joins_a_capture_while_a_marker_is_recorded() {
+    static RECORDED: AtomicU32 = AtomicU32::new(0);
+    static MIGHT_JOIN: AtomicBool = AtomicBool::new(false);
+    let (calls, lane) = (fake::calls(), lane());
+    fake::during_record(|| {
+        RECORDED.fetch_add(1, Ordering::Relaxed);
+        MIGHT_JOIN.fetch_or(capture::may_join(), Ordering::Relaxed);
+    });
+    open(&calls, lane, 2);
+    lane.close(&calls);
+    assert!(RECORDED.load(Ordering::Relaxed) >= 2, "a beginning and an end");
+    assert!(!MIGHT_JOIN.load(Ordering::Relaxed), "it would take the marker in");
+}
