@@ -14,6 +14,8 @@ const MARK: i32 = 63;
 /// Sets and reads that signal (`fcntl.h`).
 const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
+/// More than a driver opens at its start.
+const SPARE: i32 = 64;
 /// Of what could not be looked at.
 const UNKNOWN: u32 = 0;
 /// In a place: no descriptor.
@@ -70,6 +72,16 @@ impl OwnDescriptor {
     /// Whether its number still stands for it.
     pub fn is_ours(self) -> bool {
         self.number().is_some()
+    }
+
+    /// Whether the process may open many more files than it has: one that may not needs each for itself.
+    pub fn is_to_spare(self) -> bool {
+        let Some(number) = self.number() else { return false };
+        // The lowest number that was free. One so far above is given neither beyond the process's limit nor where all up to there are in use.
+        // SAFETY: no pointers.
+        let above = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, number + SPARE) };
+        // SAFETY: just made, and nobody else's.
+        above >= 0 && unsafe { libc::close(above) } == 0
     }
 
     /// Closes it, if it is ours still. Nobody may be using it.

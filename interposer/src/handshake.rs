@@ -26,8 +26,6 @@ use crate::unshared::Unshared;
 const HANDSHAKE_NS: u64 = 3_000_000_000;
 /// Pause before another attempt at a daemon that is just being replaced, ns.
 const REPLACED_PAUSE_NS: u64 = 20_000_000;
-/// More than a driver opens at its start.
-const SPARE_DESCRIPTORS: i32 = 64;
 const US_PER_S: u64 = 1_000_000;
 const NS_PER_US: u64 = 1_000;
 const NS_PER_S: u64 = 1_000_000_000;
@@ -242,12 +240,7 @@ impl Arrival {
 /// Whether the process may open many more files than it has: one that may not needs each for itself.
 fn has_descriptors_to_spare() -> bool {
     let Ok(socket) = Unshared::packets(0) else { return false };
-    let Some(number) = socket.descriptor().number() else { return false };
-    // The lowest number that was free. One so far above is given neither beyond the process's limit nor where all up to there are in use.
-    // SAFETY: no pointers.
-    let above = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, number + SPARE_DESCRIPTORS) };
-    // SAFETY: just made, and nobody else's.
-    above >= 0 && unsafe { libc::close(above) } == 0
+    socket.descriptor().is_to_spare()
 }
 
 /// What the process says. A deadline counts from the job's start, `age_ns` ago.

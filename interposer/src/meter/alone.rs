@@ -1,45 +1,142 @@
 //! Whether the job's own threads have all ended. A program whose first thread ends by itself (`pthread_exit`) goes on until its last thread ends,
 //! and then it exits: ours are not to be that last one.
 
-use std::fs;
+use std::ffi::CStr;
+use std::fmt::Write as _;
+use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{io, process};
+
+use crate::descriptor::OwnDescriptor;
+use crate::os;
 
 /// The meter thread's name.
 pub const METER: &str = "deepres-meter";
 /// The name of the thread that writes what is recorded.
 pub const RECORD: &str = "deepres-record";
 
-/// Whether the first thread has ended and no other is left that is not ours.
-pub fn is_left() -> bool {
-    let first = std::process::id().to_string();
-    has_ended(&first)
-        && threads().is_some_and(|mut threads| threads.all(|thread| thread == first || is_ours(&thread)))
+/// Our own threads: the meter, and the one that writes what is recorded; 0: there is none.
+static OURS: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
+
+/// The calling thread is ours.
+pub fn count_in() {
+    let own = os::thread_id();
+    let is_taken =
+        |place: &&AtomicU32| place.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    OURS.iter().find(is_taken);
 }
 
-/// Whether the first thread is a zombie: the others of its process live on.
-fn has_ended(first: &str) -> bool {
-    let stat = fs::read_to_string(format!("/proc/self/task/{first}/stat")).unwrap_or_default();
-    // Its name stands in parentheses, and may have any characters in it.
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'))
+/// The folder of the process's threads, opened while it could be: a job may go where there is no such file system, or use every descriptor there is.
+#[derive(Debug)]
+pub struct Threads {
+    folder: Option<OwnDescriptor>,
 }
 
-fn threads() -> Option<impl Iterator<Item = String>> {
-    let entries = fs::read_dir("/proc/self/task").ok()?;
-    Some(entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()))
+impl Threads {
+    /// Opens the folder, and keeps it if the job does not lack the descriptor.
+    pub fn open() -> Self {
+        let is_to_spare = |folder: &OwnDescriptor| folder.is_to_spare();
+        let folder = open().map(OwnDescriptor::new);
+        let kept = folder.filter(is_to_spare);
+        if let (None, Some(folder)) = (kept, folder) {
+            folder.close();
+        }
+        Self { folder: kept }
+    }
+
+    /// Whether the first thread has ended and no other is left that is not ours. False where that cannot be told.
+    pub fn are_ours_alone(&self) -> bool {
+        let first = process::id();
+        let are_ours =
+            |folder: RawFd| has_ended(folder, first) && all(folder, |id| id == first || is_ours(id));
+        match self.folder.and_then(OwnDescriptor::number) {
+            Some(folder) => are_ours(folder),
+            None => open().map(OwnDescriptor::new).is_some_and(|folder| {
+                let are_ours = folder.number().is_some_and(are_ours);
+                folder.close();
+                are_ours
+            }),
+        }
+    }
 }
 
-fn is_ours(thread: &str) -> bool {
-    // One that ended meanwhile has no name and is nobody's.
-    fs::read_to_string(format!("/proc/self/task/{thread}/comm"))
-        .map_or(true, |name| [METER, RECORD].contains(&name.trim_end()))
+fn open() -> Option<OwnedFd> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: a terminated name.
+    let number = unsafe { libc::open(c"/proc/self/task".as_ptr(), flags) };
+    // SAFETY: just made, and nobody else's.
+    (number >= 0).then(|| unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+fn is_ours(thread: u32) -> bool {
+    OURS.iter().any(|own| own.load(Ordering::Relaxed) == thread)
+}
+
+/// Whether a thread is a zombie, as the first one is whose others live on: it has no program any more. (Asked without another descriptor.)
+fn has_ended(folder: RawFd, thread: u32) -> bool {
+    let mut name = String::new();
+    if write!(name, "{thread}/exe\0").is_err() {
+        return false;
+    }
+    let mut target = [0_u8; 8];
+    // SAFETY: a terminated name; the result has that much room.
+    let read =
+        unsafe { libc::readlinkat(folder, name.as_ptr().cast(), target.as_mut_ptr().cast(), target.len()) };
+    read < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT)
+}
+
+/// Whether something holds for every thread. False if they cannot be read.
+fn all(folder: RawFd, holds: impl Fn(u32) -> bool) -> bool {
+    /// Where the length and the name lie in an entry (`struct linux_dirent64`).
+    const LENGTH_AT: usize = 16;
+    const NAME_AT: usize = 19;
+    // SAFETY: no pointers.
+    if unsafe { libc::lseek(folder, 0, libc::SEEK_SET) } != 0 {
+        return false;
+    }
+    let mut entries = [0_u8; 4096];
+    loop {
+        // SAFETY: that much room.
+        let read =
+            unsafe { libc::syscall(libc::SYS_getdents64, folder, entries.as_mut_ptr(), entries.len()) };
+        let Ok(read) = usize::try_from(read) else { return false };
+        if read == 0 {
+            return true;
+        }
+        let mut rest = &entries[..read];
+        while let Some(&[low, high]) = rest.get(LENGTH_AT..LENGTH_AT + 2) {
+            let length = usize::from(u16::from_ne_bytes([low, high]));
+            let Some((entry, after)) = rest.split_at_checked(length).filter(|_| length > NAME_AT) else {
+                return false;
+            };
+            let name = CStr::from_bytes_until_nul(&entry[NAME_AT..]).ok().and_then(|name| name.to_str().ok());
+            // All others are `.` and `..`.
+            if name.and_then(|name| name.parse().ok()).is_some_and(|thread| !holds(thread)) {
+                return false;
+            }
+            rest = after;
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     #[test]
     fn who_has_threads_is_not_left() {
-        assert!(!is_left() && !has_ended("1"));
-        assert!(threads().unwrap().count() > 1, "the test's own beside the first");
+        let threads = Threads::open();
+        assert!(!threads.are_ours_alone());
+        let folder = threads.folder.and_then(OwnDescriptor::number).unwrap();
+        let other = os::thread_id();
+        let sees = |id: u32| !all(folder, |thread| thread != id);
+        assert!(sees(process::id()) && sees(other) && !sees(u32::MAX));
+        assert!(!has_ended(folder, other) && has_ended(folder, u32::MAX));
+        count_in();
+        assert!(is_ours(other) && !is_ours(process::id()));
+        let ended = thread::spawn(os::thread_id).join().unwrap();
+        assert!(has_ended(folder, ended) && !sees(ended));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::{io, mem, ptr, thread};
 
 use super::account::Account;
-use super::alone;
+use super::alone::{self, Threads};
 use super::context::{ContextState, Inner};
 use super::lane::Lane;
 use super::measure::Observed;
@@ -29,7 +29,7 @@ const TICK_LINGER_NS: u64 = 2_000_000;
 const LINGER_TICKS: u32 = 10;
 /// Sleep when nothing is in flight: it is ended by a launch or by the connection.
 const SLEEP_NS: u64 = 1_000_000_000;
-/// How often it is looked whether any of the job's own threads is left: reading one small file.
+/// How often it is looked whether any of the job's own threads is left: one system call.
 const COMPANY_NS: u64 = 1_000_000_000;
 /// Who launches after so long without rings: the controller looks seldom at those who rest, and with the gate open nothing else tells it.
 const RESTED_NS: u64 = 100_000_000;
@@ -51,10 +51,11 @@ pub fn start(process: &'static Process) -> io::Result<()> {
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut previous);
     }
-    let started = thread::Builder::new()
-        .name(alone::METER.to_owned())
-        .stack_size(STACK_BYTES)
-        .spawn(move || Meter::new(process).run());
+    let started =
+        thread::Builder::new().name(alone::METER.to_owned()).stack_size(STACK_BYTES).spawn(move || {
+            alone::count_in();
+            Meter::new(process).run();
+        });
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &previous, ptr::null_mut()) };
     started.map(drop)
@@ -64,6 +65,7 @@ struct Meter {
     process: &'static Process,
     accounts: Vec<Account>,
     ticked_ns: u64,
+    threads: Threads,
     /// When it was last looked whether any of the job's own threads is left.
     company_ns: u64,
     /// When it was last looked whether descriptors are ours still.
@@ -82,6 +84,7 @@ impl Meter {
             process,
             accounts: process.gpus.iter().map(|_| Account::default()).collect(),
             ticked_ns: os::now_ns(),
+            threads: Threads::open(),
             company_ns: os::now_ns(),
             checked_ns: os::now_ns(),
             idle_ticks: 0,
@@ -113,7 +116,7 @@ impl Meter {
             return false;
         }
         self.company_ns = self.ticked_ns;
-        alone::is_left()
+        self.threads.are_ours_alone()
     }
 
     /// The last thread of the process ends, by which the process exits: its exit handlers run in this thread, as in any other that were the last.

@@ -83,9 +83,10 @@ pub fn start(path: &Path) {
                     is_ending: AtomicBool::new(false),
                     is_ended: AtomicBool::new(false),
                 }));
-                thread::Builder::new()
-                    .name(crate::meter::alone::RECORD.to_owned())
-                    .spawn(move || write_all(recording, file))?;
+                thread::Builder::new().name(crate::meter::alone::RECORD.to_owned()).spawn(move || {
+                    crate::meter::alone::count_in();
+                    write_all(recording, file);
+                })?;
                 RECORDING.store(ptr::from_ref(recording).cast_mut(), Ordering::Release);
                 Ok(())
             },

@@ -41,6 +41,7 @@ fn processes_end_as_they_do_without_deepres_whatever_they_were_doing() {
         "abort",
         "killed",
         "first-ends",
+        "first-ends-full",
         "handler",
         "destroyed",
         "reset",

@@ -74,9 +74,12 @@ int main(int argc, char **argv) {
     if (!strcmp(manner, "exit")) exit(3);
     if (!strcmp(manner, "_exit")) _exit(4);
     if (!strcmp(manner, "abort")) abort();
-    if (!strcmp(manner, "first-ends")) {
+    if (!strcmp(manner, "first-ends") || !strcmp(manner, "first-ends-full")) {
         /* The process goes on until the last of its own threads ends, and then exits as if main had returned. */
         pthread_t other;
+        /* Without a descriptor for anybody, if so. */
+        while (strcmp(manner, "first-ends") && dup(2) >= 0) {
+        }
         atexit(say_end);
         pthread_create(&other, NULL, outlive, NULL);
         pthread_exit(NULL);
