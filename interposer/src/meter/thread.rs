@@ -51,10 +51,12 @@ pub fn start(process: &'static Process) -> io::Result<()> {
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut previous);
     }
+    // Here: the caller may soon be where there is nothing to open.
+    let threads = Threads::open();
     let started =
         thread::Builder::new().name(alone::METER.to_owned()).stack_size(STACK_BYTES).spawn(move || {
             alone::count_in();
-            Meter::new(process).run();
+            Meter::new(process, threads).run();
         });
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &previous, ptr::null_mut()) };
@@ -79,12 +81,12 @@ struct Meter {
 }
 
 impl Meter {
-    fn new(process: &'static Process) -> Self {
+    fn new(process: &'static Process, threads: Threads) -> Self {
         Self {
             process,
             accounts: process.gpus.iter().map(|_| Account::default()).collect(),
             ticked_ns: os::now_ns(),
-            threads: Threads::open(),
+            threads,
             company_ns: os::now_ns(),
             checked_ns: os::now_ns(),
             idle_ticks: 0,
