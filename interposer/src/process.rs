@@ -460,6 +460,7 @@ impl Process {
         destroy: impl FnOnce() -> T,
         is_destroyed: impl FnOnce(&T) -> bool,
     ) -> (T, bool) {
+        let _uncancelled = os::uncancelled();
         let contexts = self.contexts();
         let known = contexts.iter().find(|context| context.handle() == handle);
         let mut inner = known.map(|context| context.lock());
@@ -514,8 +515,9 @@ impl Process {
     /// The meter thread is about to sleep. False: something is open after all.
     pub fn prepare_sleep(&self) -> bool {
         self.is_meter_asleep.store(1, Ordering::SeqCst);
-        let is_busy =
-            self.contexts().iter().any(|context| context.lock().lanes.iter().any(|lane| lane.is_busy()));
+        let is_busy = self.contexts().iter().any(|context| {
+            context.try_lock().is_none_or(|inner| inner.lanes.iter().any(|lane| lane.is_busy()))
+        });
         if is_busy {
             self.finish_sleep();
         }

@@ -1,7 +1,7 @@
 //! A context of the driver with its lanes, and the clock that its events share.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::clock::Alignment;
 use super::gpu::Gpu;
@@ -94,16 +94,35 @@ impl ContextState {
         self.is_dead.load(Ordering::Acquire)
     }
 
-    /// The context is gone: nothing of it may be touched from here on. The caller holds the lock.
+    /// As [`Self::lock`], if nobody has it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, Inner>> {
+        match self.inner.try_lock() {
+            Ok(inner) => Some(inner),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The context is gone: nothing of it may be touched from here on. The caller holds the lock. What of its work nobody saw complete is charged as what it
+    /// is known to take, or as what there was time for.
     pub fn kill(&self, inner: &mut Inner) {
+        let now_ns = os::now_ns();
+        let (mut expected_ns, mut most_ns) = (0_u64, 0);
         for lane in &inner.lanes {
             lane.retire();
             while let Some(segment) = lane.oldest() {
-                self.gpu.unqueue(segment.contents().queued_ns);
+                let contents = segment.contents();
+                if !contents.is_copy {
+                    let unknown_ns = if contents.expected_ns == 0 { u64::MAX } else { contents.expected_ns };
+                    expected_ns = expected_ns.saturating_add(unknown_ns);
+                    most_ns = most_ns.max(now_ns.saturating_sub(contents.began_ns));
+                }
+                self.gpu.unqueue(contents.queued_ns);
                 lane.pop();
             }
             lane.forget_events();
         }
+        self.gpu.add_late(expected_ns.min(most_ns));
         *inner = Inner { lanes: std::mem::take(&mut inner.lanes), ..Inner::default() };
         // From here on it may be another's.
         self.is_dead.store(true, Ordering::Release);

@@ -61,6 +61,8 @@ pub struct Gpu {
     pub only_launch: OnlyLaunch,
     /// Every launch is to be measured for a while.
     is_fine: AtomicBool,
+    /// What launches of which no segment tells used and were not charged for yet, ns.
+    late_ns: AtomicU64,
     /// What launches take here.
     pub estimates: Estimates,
 }
@@ -79,6 +81,7 @@ impl Default for Gpu {
             stuck_at: AtomicU32::new(u32::MAX),
             only_launch: OnlyLaunch::default(),
             is_fine: AtomicBool::new(false),
+            late_ns: AtomicU64::new(0),
             estimates: Estimates::default(),
         }
     }
@@ -243,6 +246,16 @@ impl Gpu {
             os::futex_wait_private(&self.freed, seen, timeout_ns);
         }
         self.window_waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The same launches used about so much that no segment tells of, ns.
+    pub fn add_late(&self, took_ns: u64) {
+        self.late_ns.fetch_add(took_ns, Ordering::Relaxed);
+    }
+
+    /// The meter thread's: what was added since the last time, ns. It is to be charged.
+    pub fn take_late_ns(&self) -> u64 {
+        self.late_ns.swap(0, Ordering::Relaxed)
     }
 
     /// Counts launches, and events that were recorded for them.

@@ -73,8 +73,6 @@ pub struct Lane {
     accounted: AtomicU64,
     /// What those were known to take, ns.
     accounted_ns: AtomicU64,
-    /// What launches that no segment had were known to take and were not charged for yet, ns.
-    late_ns: AtomicU64,
     /// Launches when the last segment was opened (modulo 2³²); the owner's alone.
     opened_at: AtomicU32,
     /// Launches at which it ends (modulo 2³²).
@@ -145,7 +143,6 @@ impl Lane {
             expected_ns: AtomicU64::new(0),
             accounted: AtomicU64::new(0),
             accounted_ns: AtomicU64::new(0),
-            late_ns: AtomicU64::new(0),
             opened_at: AtomicU32::new(0),
             target: AtomicU32::new(1),
             gpu,
@@ -288,17 +285,9 @@ impl Lane {
         let late = launched.wrapping_sub(accounted);
         // Negative: the driver refused a launch that a segment has taken for one.
         if late as i64 > 0 {
-            self.late_ns.fetch_add(late_ns, Ordering::Relaxed);
+            self.gpu.add_late(late_ns);
             self.gpu.count(Launches(late), 0);
         }
-    }
-
-    /// The meter thread's: what [`Self::settle`] found, ns of GPU time that is to be charged.
-    pub fn take_late_ns(&self) -> u64 {
-        if self.late_ns.load(Ordering::Relaxed) == 0 {
-            return 0;
-        }
-        self.late_ns.swap(0, Ordering::Relaxed)
     }
 
     /// The open segment is to end with its next launch. The meter thread's; if the owner opens another meanwhile, that one is short.
@@ -715,7 +704,7 @@ impl Lane {
             let launched = self.launched.load(Ordering::Relaxed);
             let (_, expected_ns) = self.account(launched, self.expected_ns.load(Ordering::Relaxed));
             if !self.open_is_copy.load(Ordering::Relaxed) {
-                self.late_ns.fetch_add(expected_ns, Ordering::Relaxed);
+                self.gpu.add_late(expected_ns);
             }
             self.state.store(IDLE, Ordering::SeqCst);
             return;

@@ -146,6 +146,7 @@ impl Meter {
             coverage::publish(session.meter(), now_ns);
             self.pressure.look(session, &self.process.gpus);
         }
+        self.charge_late();
         let mut any = false;
         for (ordinal, gpu) in self.process.gpus.iter().enumerate() {
             let Some(account) = self.accounts.get_mut(ordinal) else { continue };
@@ -161,7 +162,8 @@ impl Meter {
             if begins {
                 let contexts = self.process.contexts();
                 let here = contexts.iter().filter(|context| context.ordinal == ordinal);
-                here.for_each(|context| context.lock().lanes.iter().for_each(|lane| lane.end_soon()));
+                let inners = here.filter_map(|context| context.try_lock());
+                inners.for_each(|inner| inner.lanes.iter().for_each(|lane| lane.end_soon()));
             }
             let Some(meter) = gpu.meter() else { continue };
             if was_occupied.get(ordinal) == Some(&true) {
@@ -192,7 +194,9 @@ impl Meter {
         let Some(seen) = meter.in_flight() else { return };
         let contexts = self.process.contexts();
         let is_open = contexts.iter().any(|context| {
-            context.ordinal == ordinal && context.lock().lanes.iter().any(|lane| lane.is_computing())
+            let is_computing =
+                || context.try_lock().is_none_or(|inner| inner.lanes.iter().any(|lane| lane.is_computing()));
+            context.ordinal == ordinal && is_computing()
         });
         if !is_open && !meter.is_launching() && meter.settle(seen) {
             gpu.empty_queue();
@@ -205,7 +209,15 @@ impl Meter {
     /// Looks at a context's lanes.
     fn read(&mut self, context: &'static ContextState, now_ns: u64) {
         let calls = &self.process.calls;
-        let mut inner = context.lock();
+        // Who destroys it may have it for as long as its work takes: that of others is to be seen meanwhile.
+        let Some(mut inner) = context.try_lock() else {
+            let is_busy = context.gpu.meter().is_some_and(|meter| meter.in_flight().is_some());
+            if let Some(account) = self.accounts.get_mut(context.ordinal).filter(|_| is_busy) {
+                account.is_occupied = true;
+                account.computing_lanes += 1;
+            }
+            return;
+        };
         if context.is_dead() || inner.lanes.is_empty() {
             return;
         }
@@ -213,7 +225,6 @@ impl Meter {
         let mut is_current = false;
         for lane in lanes {
             lane.settle();
-            self.charge_late(context, lane.take_late_ns());
             if !lane.is_busy() {
                 continue;
             }
@@ -355,13 +366,6 @@ impl Meter {
         self.charge_kernels(context, lane, true, (start_ns, end_ns), contents.expected_ns);
     }
 
-    /// Charges launches that no segment had, of which it is only known what their likes take.
-    fn charge_late(&mut self, context: &ContextState, expected_ns: u64) {
-        if expected_ns != 0 {
-            self.charge_lost(context, &Contents { expected_ns, ..Contents::default() });
-        }
-    }
-
     /// Charges launches of kernels that took `took_ns` between `start_ns` and `end_ns`. `single`: as in [`Account::charge`].
     fn charge_kernels(
         &mut self,
@@ -384,6 +388,17 @@ impl Meter {
             context.gpu.set_overlap_permille(permille);
         }
         meter.compute_ns.fetch_add(charged.ns, Ordering::Relaxed);
+    }
+
+    /// Charges launches of which no segment tells.
+    fn charge_late(&mut self) {
+        for (gpu, account) in self.process.gpus.iter().zip(&mut self.accounts) {
+            if let (Some(meter), late_ns @ 1..) = (gpu.meter(), gpu.take_late_ns()) {
+                let charged_ns = account.charge_unplaced(late_ns);
+                meter.compute_ns.fetch_add(charged_ns, Ordering::Relaxed);
+                self.process.charge(gpu, charged_ns);
+            }
+        }
     }
 
     /// Charges a segment whose place is not known by what its launches are known to take.

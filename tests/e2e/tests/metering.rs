@@ -163,3 +163,25 @@ fn copies_between_kernels() {
 fn host_functions_and_waits_between_kernels() {
     assert_exact(&["--streams", "2", "k80", "host:200", "k20", "after:0", "k20", "wait:400"]);
 }
+
+#[test]
+fn what_is_queued_in_a_context_that_is_destroyed_is_charged_too() {
+    for kernel in ["k200", "k5000"] {
+        let host = Host::measuring().simgpu(SIMGPU_TOML);
+        let _daemon = host.daemon();
+        let client = c_client("drains", Way::Dlsym);
+        let mut client = host.spawn(host.run(&["--name", "drains"], client, &[kernel]));
+        let said = client.await_json(COMMAND_LIMIT);
+        let launched = said["kernel_launches"].as_u64();
+        let ps =
+            host.await_ps(|ps| Some(ps.tenant("drains").kernel_launches) == launched, Duration::from_secs(5));
+        let metered_ns = ps.tenant("drains").gpu_ns;
+        let true_ns: u64 = host.truth().processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum();
+        println!("{kernel}: metered {metered_ns} ns, in truth {true_ns} ns");
+        // What the first of a kernel takes is not known, and then it is the time that there was for it.
+        assert!(
+            metered_ns.abs_diff(true_ns) < true_ns / 10,
+            "{kernel}: metered {metered_ns} ns of {true_ns} ns"
+        );
+    }
+}

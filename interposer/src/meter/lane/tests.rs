@@ -437,18 +437,18 @@ fn a_launch_that_finds_its_segment_closed_as_it_is_counted_is_counted_without_on
     lane.close_stale(&calls, 2, 300);
     lane.put(counted);
     assert_eq!(lane.oldest().unwrap().contents().launches, 2);
-    assert_eq!((launches(), lane.take_late_ns()), (2, 0));
+    assert_eq!((launches(), lane.gpu.take_late_ns()), (2, 0));
     lane.settle();
-    assert_eq!((launches(), lane.take_late_ns()), (3, KERNEL_NS));
+    assert_eq!((launches(), lane.gpu.take_late_ns()), (3, KERNEL_NS));
     lane.settle();
-    assert_eq!((launches(), lane.take_late_ns()), (3, 0), "once");
+    assert_eq!((launches(), lane.gpu.take_late_ns()), (3, 0), "once");
     // Nor does the next segment have it.
     let counted = lane.fits(KERNEL);
     assert_eq!(counted, None, "none is open");
     launch(&calls, lane, KERNEL, KERNEL_NS);
     lane.close(&calls);
     assert_eq!(launches(), 4);
-    assert_eq!(lane.take_late_ns(), 0);
+    assert_eq!(lane.gpu.take_late_ns(), 0);
 }
 
 #[test]
@@ -493,7 +493,7 @@ fn every_launch_is_counted_once_while_another_thread_closes_what_is_open() {
                     lane.pop();
                 }
                 lane.settle();
-                lane.take_late_ns();
+                lane.gpu.take_late_ns();
             }
         });
         let calls = fake::calls();

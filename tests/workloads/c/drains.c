@@ -1,0 +1,23 @@
+/* drains KERNEL: over and over makes a context, queues some kernels there and destroys it with what is queued. Prints the launches. */
+#include "driver.h"
+
+enum { ROUNDS = 12, KERNELS = 20 };
+
+int main(int argc, char **argv) {
+    if (argc != 2) {
+        fprintf(stderr, "usage: drains KERNEL\n");
+        return 2;
+    }
+    open_context();
+    for (int round = 0; round < ROUNDS; round++) {
+        CUcontext context;
+        CHECK(cu(cuCtxCreate_v2)(&context, 0, 0));
+        CUfunction kernel = load_kernel(argv[1]);
+        for (int i = 0; i < KERNELS; i++)
+            CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+        CHECK(cu(cuCtxDestroy_v2)(context));
+    }
+    printf("{\"kernel_launches\":%d}\n", ROUNDS * KERNELS);
+    wait_for_end_of_input();
+    return 0;
+}
