@@ -1,7 +1,7 @@
 //! The grant page: what a session may do on each GPU, written by the controller alone.
 //!
 //! The memory behind it is sealed against writing before a tenant gets it. Each slot belongs to one GPU's arbiter, the only
-//! writer. A launch looks at one word, [`GrantSlot::gate`]; the terms behind it are read only while the GPU is contended.
+//! writer. A launch looks at one word, [`GrantSlot::gate`]; the terms behind it are read only while the GPU is contended, and now and then while it is not.
 
 use crate::MAX_GPUS;
 use crate::page::{Head, Kind, Page};
@@ -74,7 +74,7 @@ impl Gate {
     }
 }
 
-/// The terms of a lease. They bind while the gate of the same epoch says [`GateState::Leased`].
+/// The terms of a lease. They bind while the gate of the same epoch says [`GateState::Leased`]. Of an open gate the window alone counts: [`GrantSlot::run_ahead_ns`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LeaseTerms {
     /// Epoch of the gate that these terms belong to.
@@ -132,7 +132,7 @@ impl GrantSlot {
     /// tenant that is done later sees this gate ([`crate::gate`]).
     pub fn set_gate(&self, state: GateState, terms: LeaseTerms) -> Gate {
         let next = self.gate().next(state);
-        if state == GateState::Leased {
+        if matches!(state, GateState::Leased | GateState::Open) {
             self.write_terms(LeaseTerms { epoch: next.epoch, ..terms });
         }
         self.gate.store(next.word(), Ordering::Release);
@@ -155,6 +155,14 @@ impl GrantSlot {
     pub fn terms(&self) -> Option<LeaseTerms> {
         let [epoch, expires_ns, window_ns, spin_ns] = self.terms.read()?;
         Some(LeaseTerms { epoch: epoch as u32, expires_ns, window_ns, spin_ns })
+    }
+
+    /// GPU time that may be queued while the gate is open, ns. `None`: the gate is not open, or nobody said how much.
+    pub fn run_ahead_ns(&self) -> Option<u64> {
+        let gate = self.gate();
+        let terms =
+            self.terms().filter(|terms| terms.epoch == gate.epoch && gate.state == GateState::Open)?;
+        (terms.window_ns != ONE_LAUNCH).then_some(terms.window_ns)
     }
 
     /// Sets the tenant's memory limit on this GPU, bytes; [`NO_LIMIT`] for none. Each session of a tenant gets the same.

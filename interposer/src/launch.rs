@@ -35,9 +35,6 @@ pub fn take_back(stream: Stream, kind: Kind) {
     }
 }
 
-/// GPU time that may be queued while the gate is open. A tenant that comes then has the GPU after about as long, and a queue that
-/// deep keeps any GPU busy.
-const RUN_AHEAD_NS: u64 = 100_000_000;
 /// Longest sleep between two looks, ns.
 const NAP_NS: u64 = 5_000_000;
 
@@ -50,7 +47,7 @@ fn hold_back(calls: &Calls, lane: &Lane) {
     let gpu = lane.gpu;
     let is_far_ahead = || {
         if gpu.is_open() {
-            lane.is_far_ahead(RUN_AHEAD_NS, UNMEASURED_AHEAD)
+            lane.is_far_ahead(gpu.run_ahead_ns(), UNMEASURED_AHEAD)
         } else {
             lane.mean_ns() == 0 && lane.is_far_ahead(0, 0)
         }

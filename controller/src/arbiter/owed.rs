@@ -107,6 +107,7 @@ impl Worker {
                 self.scheduler.set_slo(*id, tenant.seat.slo_ns);
             }
         }
+        self.renew_open();
     }
 
     /// How a tenant's share comes about; `None` if it has no session on this GPU.

@@ -60,7 +60,7 @@ impl Session {
         (self.last.kernel_launches | self.last.graph_launches) != 0
     }
 
-    /// Sets its gate. `terms`: of a lease.
+    /// Sets its gate. `terms`: of a lease, or how far it may run ahead.
     pub fn set_gate(&mut self, gpu: usize, grant: Grant, terms: LeaseTerms) {
         let before = std::mem::replace(&mut self.gate, grant);
         let Some(slot) = self.seat.grant.page().slot(gpu) else { return };
@@ -68,7 +68,8 @@ impl Session {
             (Grant::Leased { .. }, Grant::Leased { .. }) => slot.renew(terms),
             (_, Grant::Leased { .. } | Grant::Once) => drop(slot.set_gate(GateState::Leased, terms)),
             (_, Grant::Closed) => drop(slot.set_gate(GateState::Closed, LeaseTerms::default())),
-            (_, Grant::Open) => drop(slot.set_gate(GateState::Open, LeaseTerms::default())),
+            (Grant::Open, Grant::Open) => return slot.renew(terms),
+            (_, Grant::Open) => drop(slot.set_gate(GateState::Open, terms)),
             (_, Grant::Paused) => drop(slot.set_gate(GateState::Paused, LeaseTerms::default())),
         }
         wake(slot);
@@ -106,6 +107,8 @@ pub struct Tenant {
     pub is_lent: bool,
     /// Its processes that are here.
     pub sessions: BTreeMap<SessionId, Session>,
+    /// How far those whose gates are open may run ahead, ns.
+    pub run_ahead_ns: u64,
     /// The turns that they take.
     pub turns: Turns,
     /// What was seen of its sessions, in their order.
@@ -126,10 +129,16 @@ impl Tenant {
             rule: None,
             is_lent: false,
             sessions: BTreeMap::new(),
+            run_ahead_ns: 0,
             turns: Turns::default(),
             seen: Vec::new(),
             readings: Vec::new(),
         }
+    }
+
+    /// How many of its sessions launch.
+    pub fn launching(&self) -> usize {
+        self.sessions.values().filter(|session| session.launches()).count()
     }
 
     /// What the gate of one of its sessions is to say while the tenant's says `grant`. `takes_turns`: not so where they are ranks, of which

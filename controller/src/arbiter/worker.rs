@@ -522,6 +522,9 @@ impl Worker {
         }
         let terms = self.terms(id, tenant, grant);
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
+        if grant == Grant::Open {
+            tenant.run_ahead_ns = terms.window_ns;
+        }
         for session in wrong {
             let grant = tenant.grant_of(session, grant, takes_turns);
             if let Some(session) = tenant.sessions.get_mut(&session) {
@@ -539,13 +542,13 @@ impl Worker {
                 let terms = LeaseTerms::default();
                 return LeaseTerms { expires_ns: u64::MAX, window_ns: ONE_LAUNCH, spin_ns, ..terms };
             }
-            Grant::Closed | Grant::Open | Grant::Paused => return LeaseTerms::default(),
+            Grant::Open => {
+                return LeaseTerms { window_ns: self.run_ahead_ns(id, tenant), ..LeaseTerms::default() };
+            }
+            Grant::Closed | Grant::Paused => return LeaseTerms::default(),
         };
-        let sessions = if tenant.turns.is_taken() && !self.scheduler.is_gang(id) {
-            1
-        } else {
-            tenant.sessions.values().filter(|session| session.launches()).count()
-        };
+        let sessions =
+            if tenant.turns.is_taken() && !self.scheduler.is_gang(id) { 1 } else { tenant.launching() };
         LeaseTerms {
             expires_ns,
             window_ns: self
@@ -554,6 +557,35 @@ impl Worker {
                 .max(ONE_LAUNCH + 1),
             spin_ns,
             ..LeaseTerms::default()
+        }
+    }
+
+    fn run_ahead_ns(&self, id: TenantId, tenant: &Tenant) -> u64 {
+        let (sessions, longest_ns) = (tenant.launching(), tenant.account.longest_ns);
+        self.scheduler.run_ahead_ns(id, sessions, longest_ns, self.looked_ns, &self.tuning)
+    }
+
+    /// Tells those whose gates are open how far they may run ahead now.
+    pub fn renew_open(&mut self) {
+        /// A change by less than one part in so many is none.
+        const PART: u64 = 8;
+        for id in self.tenants.keys().copied().collect::<Vec<_>>() {
+            let Some(tenant) = self.tenants.get(&id).filter(|_| self.scheduler.grant(id) == Grant::Open)
+            else {
+                continue;
+            };
+            let window_ns = self.run_ahead_ns(id, tenant);
+            let Some(tenant) = self.tenants.get_mut(&id) else { continue };
+            if tenant.run_ahead_ns.abs_diff(window_ns) > tenant.run_ahead_ns / PART {
+                tenant.run_ahead_ns = window_ns;
+                for session in tenant.sessions.values_mut().filter(|session| session.gate == Grant::Open) {
+                    session.set_gate(
+                        self.gpu,
+                        Grant::Open,
+                        LeaseTerms { window_ns, ..LeaseTerms::default() },
+                    );
+                }
+            }
         }
     }
 

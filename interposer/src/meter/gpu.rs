@@ -36,6 +36,8 @@ impl<T> Shared<T> {
     }
 }
 
+/// GPU time that may be queued while the gate is open and nobody says how much. A queue that deep keeps any GPU busy.
+const RUN_AHEAD_NS: u64 = 100_000_000;
 /// Streams that run one after another.
 const NO_OVERLAP_PERMILLE: u64 = 1000;
 
@@ -131,6 +133,11 @@ impl Gpu {
     #[inline(always)]
     pub fn grant(&self) -> Option<&'static GrantSlot> {
         self.grant.get()
+    }
+
+    /// GPU time that may be queued while the gate is open, ns.
+    pub fn run_ahead_ns(&self) -> u64 {
+        self.grant().and_then(GrantSlot::run_ahead_ns).unwrap_or(RUN_AHEAD_NS)
     }
 
     /// The meter, if the controller manages this GPU.

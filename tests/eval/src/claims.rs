@@ -15,11 +15,15 @@ fn evaluated(file: &str, policies: &[Policy]) -> Vec<Evaluated> {
 
 #[test]
 fn three_applications_get_more_than_a_third_above_a_static_split_and_nearly_the_fluid_limit() {
-    let row = &rows("three-applications.toml", &[Policy::Deepres])[0];
-    assert!(row.progress_vs_static >= 1.35, "{}", row.progress_vs_static);
-    assert!(row.progress_vs_gps >= 0.97, "{}", row.progress_vs_gps);
-    assert!(row.jain >= 0.99, "{}", row.jain);
-    assert!(row.max_lag_ms <= row.lag_bound_ms, "{} of {} ms", row.max_lag_ms, row.lag_bound_ms);
+    // Whatever the moments at which they come back.
+    for seed in [0, 1, 3, 34] {
+        let scenario = Scenario { seed, ..Scenario::ours("three-applications.toml").unwrap() };
+        let row = metrics::evaluate(&scenario, &[Policy::Deepres]).remove(0).row;
+        assert!(row.progress_vs_static >= 1.35, "{seed}: {}", row.progress_vs_static);
+        assert!(row.progress_vs_gps >= 0.97, "{seed}: {}", row.progress_vs_gps);
+        assert!(row.jain >= 0.99, "{seed}: {}", row.jain);
+        assert!(row.max_lag_ms <= row.lag_bound_ms, "{seed}: {} of {} ms", row.max_lag_ms, row.lag_bound_ms);
+    }
 }
 
 #[test]

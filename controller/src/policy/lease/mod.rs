@@ -44,6 +44,10 @@ const fn ns(duration: Duration) -> u64 {
 /// A holder that is alone keeps terms (and with them its window) for so long after another wanted the GPU: whoever comes
 /// back soon finds little in flight.
 const STAY_LEASED_NS: u64 = ns(Duration::from_millis(100));
+/// GPU time that may be queued behind an open gate.
+const RUN_AHEAD_NS: u64 = ns(Duration::from_millis(100));
+/// For so long after it came, or last did something, an owner may be back at any moment.
+const AWAITED_NS: u64 = ns(Duration::from_secs(60));
 /// How long such a lease lasts at a time.
 const SOLO_LEASE_NS: u64 = ns(Duration::from_millis(50));
 /// A guest may keep an owner waiting for this part (one in so many) of the time in which it has to answer.
@@ -330,6 +334,27 @@ impl Scheduler {
         } else {
             tuning.session_window_ns(sessions, longest_ns)
         }
+    }
+
+    /// GPU time that each session of a tenant with an open gate may have in flight, ns, which is what another waits for that comes: much, so that pauses of its
+    /// host leave the GPU busy, unless another owner was there of late and may be back at any moment.
+    pub fn run_ahead_ns(
+        &self,
+        id: TenantId,
+        sessions: usize,
+        longest_ns: u64,
+        now_ns: u64,
+        tuning: &Tuning,
+    ) -> u64 {
+        let is_awaited = |(other, tenant): (&TenantId, &Tenant)| {
+            let is_recent = now_ns.saturating_sub(tenant.last_progress_ns) < AWAITED_NS;
+            *other != id && tenant.is_here() && tenant.rank == Rank::Owner && is_recent
+        };
+        if !self.tenants.iter().any(is_awaited) {
+            return RUN_AHEAD_NS;
+        }
+        let quantum_ns = tuning.quantum_ns / sessions.max(1) as u64;
+        tuning.session_window_ns(sessions, longest_ns).max(quantum_ns).min(RUN_AHEAD_NS)
     }
 
     /// Whether the tenant may have about one kernel in flight, for others who come at any moment.

@@ -365,6 +365,25 @@ fn beside_a_time_objective_nobody_has_an_open_gate_or_a_long_window() {
 }
 
 #[test]
+fn who_may_be_back_at_any_moment_finds_less_queued_than_who_is_long_gone() {
+    let mut bench = Bench::new();
+    let ahead_ns = |bench: &Bench, sessions, longest_ns| {
+        bench.scheduler.run_ahead_ns(A, sessions, longest_ns, bench.now_ns, &bench.tuning)
+    };
+    bench.step(MS, RUNNING, RUNNING);
+    bench.step(MS, RUNNING, IDLE);
+    let quantum_ns = bench.tuning.quantum_ns;
+    assert_eq!(ahead_ns(&bench, 1, 0), quantum_ns);
+    assert!(ahead_ns(&bench, 4, 0) < quantum_ns / 2, "of all sessions together");
+    assert!(ahead_ns(&bench, 1, 10 * MS) >= 20 * MS, "the next kernel is queued behind a long one");
+    bench.step(AWAITED_NS, RUNNING, IDLE);
+    assert_eq!(ahead_ns(&bench, 1, 0), RUN_AHEAD_NS);
+    bench.step(MS, RUNNING, WAITING);
+    bench.scheduler.leave(B, bench.now_ns);
+    assert_eq!(ahead_ns(&bench, 1, 0), RUN_AHEAD_NS, "nobody else is here");
+}
+
+#[test]
 fn an_idle_holder_yields_after_a_moment() {
     let mut bench = Bench::new();
     bench.step(MS, RUNNING, IDLE);

@@ -177,7 +177,15 @@ impl Gate for Deepres {
         let grant = self.scheduler.grant(id(tenant));
         let seat = &self.seats[tenant];
         let (may_go, rings) = match grant {
-            Grant::Open => (true, false),
+            Grant::Open => {
+                let ahead_ns =
+                    self.scheduler.run_ahead_ns(id(tenant), 1, seat.longest_ns, now_ns, &self.tuning);
+                if seat.in_flight > 0 && seat.in_flight_ns + launch.length_ns > ahead_ns {
+                    // It waits for what it has in flight, and not at the gate.
+                    return false;
+                }
+                (true, false)
+            }
             // One at a time is for gangs, of which there are none here.
             Grant::Closed | Grant::Once => (false, true),
             Grant::Paused => (false, false),
