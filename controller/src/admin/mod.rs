@@ -261,7 +261,7 @@ pub struct TenantStatus {
     /// It is off the GPUs, its memory on the host.
     #[serde(default)]
     pub suspended: bool,
-    /// How it lets its memory make room for others': `suspend`, if it does.
+    /// How it lets its memory make room for others': `suspend` or `managed`, if it does.
     #[serde(default)]
     pub oversubscribe: Option<String>,
     /// `deepres run`s that keep it.
@@ -340,6 +340,12 @@ pub struct AccountStatus {
     pub memory_peak_bytes: u64,
     /// What it holds by kind, bytes, kinds that it holds none of left out.
     pub memory_by_kind: BTreeMap<String, u64>,
+    /// Managed memory that it was given beyond its limit, bytes, by what its processes say; not part of what it holds.
+    #[serde(default)]
+    pub oversubscribed_bytes: u64,
+    /// What of that was brought to the GPU, bytes.
+    #[serde(default)]
+    pub oversubscribed_brought_bytes: u64,
     /// What it holds beyond what its processes say by kind, bytes.
     #[serde(default)]
     pub kinds_drift_bytes: i64,

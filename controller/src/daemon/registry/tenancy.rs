@@ -122,7 +122,10 @@ impl Registry {
                 "the tenant `{name}` runs already with {holds}: leave out what this asks for, choose another --name, or change it with `deepres set {name} …`"
             ));
         } else {
-            tenant.oversubscribe = tenant.oversubscribe.or(oversubscribe);
+            tenant.oversubscribe = match (tenant.oversubscribe, oversubscribe) {
+                (Some(way), Some(other)) => Some(way.with(other)),
+                (way, other) => way.or(other),
+            };
             let merged = tenant.asked.or(asked);
             if merged != tenant.asked {
                 tenant.asked = merged;

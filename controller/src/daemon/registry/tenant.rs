@@ -193,7 +193,12 @@ impl Tenant {
 
     /// Whether its memory can make room for others'.
     pub fn may_leave(&self) -> bool {
-        self.oversubscribe.is_some() && monotonic_ns() >= self.stays_until_ns
+        self.lets_itself_be_suspended() && monotonic_ns() >= self.stays_until_ns
+    }
+
+    /// Whether it opted in to that.
+    pub fn lets_itself_be_suspended(&self) -> bool {
+        self.oversubscribe == Some(Oversubscribe::Suspend)
     }
 
     /// The memory that it is guaranteed on a GPU, bytes; 0 for none.
