@@ -64,6 +64,9 @@ pub enum Request {
         /// How soon its requests are to be answered, ns.
         #[serde(default)]
         slo_ns: Option<u64>,
+        /// Whether what of its memory it does not use may be others' from now on.
+        #[serde(default)]
+        memory_follows_use: Option<bool>,
     },
     /// Keeps a tenant off the GPUs until it is resumed.
     Pause {
@@ -90,9 +93,28 @@ pub enum Request {
 impl Request {
     /// Grants a tenant what is wished for it.
     pub fn set(tenant: impl Into<String>, wish: Wish) -> Self {
-        let Wish { share_ppm, memory_bytes, class, criticality, deadline_ns, size_ns, slo_ns } = wish;
+        let Wish {
+            share_ppm,
+            memory_bytes,
+            class,
+            criticality,
+            deadline_ns,
+            size_ns,
+            slo_ns,
+            memory_follows_use,
+        } = wish;
         let tenant = tenant.into();
-        Self::Set { tenant, share_ppm, memory_bytes, class, criticality, deadline_ns, size_ns, slo_ns }
+        Self::Set {
+            tenant,
+            share_ppm,
+            memory_bytes,
+            class,
+            criticality,
+            deadline_ns,
+            size_ns,
+            slo_ns,
+            memory_follows_use,
+        }
     }
 }
 
@@ -358,6 +380,9 @@ pub struct AccountStatus {
     /// The most that it may hold beside what others were promised, bytes, where that bounds it.
     #[serde(default)]
     pub ceiling_bytes: Option<u64>,
+    /// What is kept for it while its memory follows its use, bytes: of late it held so much at most, a margin included.
+    #[serde(default)]
+    pub kept_bytes: Option<u64>,
     /// Allocations refused because of the limit.
     pub refusals: u64,
     /// The last of them.

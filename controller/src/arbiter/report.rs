@@ -136,6 +136,7 @@ impl Worker {
             nvml_bytes: None,
             drift_bytes: None,
             ceiling_bytes: None,
+            kept_bytes: None,
             refusals: totals.refusals,
             last_refusal: tenant.account.last_refusal.map(|(api, bytes)| RefusalStatus {
                 api: ApiId::from_index(api as usize).map(|api| api.symbol().to_owned()),

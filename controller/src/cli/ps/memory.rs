@@ -8,7 +8,8 @@ use std::io::{self, Write};
 pub fn print(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     for account in &tenant.gpus {
         writeln!(out, "    on gpu {}  {}", account.gpu, held(tenant.memory_limit_bytes, account))?;
-        for line in [ceiling(account), drift(account), refused(account)].into_iter().flatten() {
+        for line in [kept(account), ceiling(account), drift(account), refused(account)].into_iter().flatten()
+        {
             writeln!(out, "              {line}")?;
         }
     }
@@ -45,6 +46,12 @@ fn oversubscribed(account: &AccountStatus) -> Option<String> {
         let there = Bytes(account.oversubscribed_brought_bytes);
         format!("{} beyond the limit, of which {there} on the GPU", Bytes(bytes))
     })
+}
+
+/// What is kept for it, if the rest is not.
+fn kept(account: &AccountStatus) -> Option<String> {
+    let bytes = account.kept_bytes?;
+    Some(format!("{} are kept for it, by what it held of late; the rest is whose it is first", Bytes(bytes)))
 }
 
 /// What others' promises leave it.

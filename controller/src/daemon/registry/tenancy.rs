@@ -92,6 +92,7 @@ impl Registry {
                 by_nvml: BTreeMap::new(),
                 driver: DriverSignals::default(),
                 ceilings: BTreeMap::new(),
+                used: BTreeMap::new(),
                 gpus: Vec::new(),
                 sessions: BTreeMap::new(),
                 keepers: BTreeMap::new(),
@@ -231,6 +232,7 @@ fn wish(hello: &Hello) -> Result<Wish, Refused> {
         deadline_ns: (hello.deadline_ns != 0).then_some(hello.deadline_ns),
         size_ns: (hello.size_ns != 0).then_some(hello.size_ns),
         slo_ns: (hello.slo_ns != 0).then_some(hello.slo_ns),
+        memory_follows_use: wire::heard(hello.memory_follows_use),
     };
     match authority::impossible(&wish) {
         Some(reason) => Err(refused(reason)),
