@@ -60,6 +60,10 @@ impl Mover {
         if may_launch != self.may_launch {
             *self = Self { may_launch, ..Self::default() };
         }
+        if !may_launch && brought_bytes == 0 {
+            // Until a launch passes the gate, which wakes the thread, there is nothing to bring, and nothing is there to be let go.
+            return Moves::None;
+        }
         if capture::is_active() || now_ns < self.rests_until_ns {
             return Moves::Rest;
         }

@@ -9,6 +9,7 @@ use deepres_e2e::{
     Host, Process,
     artefacts::artefacts,
     clients::{Way, c_client},
+    contention::Log,
     host::COMMAND_LIMIT,
 };
 
@@ -220,4 +221,43 @@ fn without_a_daemon_it_is_the_same() {
     await_managed(&host, "it is alone, and all of it fits", |managed| managed == [256 * MIB]);
     assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
     client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn races_of_threads_and_processes_and_a_kill_leave_nothing_on_the_account_or_the_gpu() {
+    const OPERATIONS: u64 = 20_000;
+    const LIMIT: u64 = 64 * MIB;
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let log = Log::create(&host.path().join("log"), OPERATIONS).expect("a folder of our own");
+    let racer = |number: u32| {
+        let mut command = host.preloaded(c_client("contend", Way::Dlsym));
+        command.arg(log.path()).args([OPERATIONS.to_string(), number.to_string()]).arg("4");
+        command.env("DEEPRES_TENANT", "race").env("DEEPRES_MEMORY", LIMIT.to_string());
+        command.env("DEEPRES_OVERSUBSCRIBE", "managed");
+        host.spawn(command)
+    };
+    let (mut first, mut second) = (racer(0), racer(1));
+    let begun = Instant::now();
+    while log.begun().expect("the log is there") < OPERATIONS / 2 {
+        assert!(begun.elapsed() < COMMAND_LIMIT, "the race stands still");
+        thread::sleep(Duration::from_millis(1));
+    }
+    second.kill();
+    let mut third = racer(2);
+    for racer in [&mut first, &mut third] {
+        racer.await_line(|line| line == "done", COMMAND_LIMIT);
+    }
+    let (truth, account) = (host.truth().gpus[0], host.ps().tenant("race").clone());
+    assert_eq!(account.memory_bytes, truth.memory_used_bytes, "account and GPU agree");
+    assert!(truth.memory_peak_bytes <= LIMIT, "within the limit: {}", truth.memory_peak_bytes);
+    assert!(account.oversubscribed_bytes > 0, "it went beyond the limit: {account:?}");
+    for mut racer in [first, third] {
+        racer.say("");
+        racer.await_line(|line| line == "freed", COMMAND_LIMIT);
+        racer.finish(COMMAND_LIMIT).success();
+    }
+    let (truth, account) = (host.truth().gpus[0], host.ps().tenant("race").clone());
+    assert_eq!((account.memory_bytes, account.oversubscribed_bytes), (0, 0));
+    assert_eq!((truth.memory_used_bytes, truth.managed_bytes), (0, 0));
 }
