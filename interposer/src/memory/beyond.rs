@@ -221,13 +221,16 @@ impl Beyond {
         Some(piece.part(*base, piece.brought_bytes - bytes, bytes))
     }
 
-    /// What the driver was told belongs on a GPU, and belongs there no longer.
-    pub fn take_preferred(&self, ordinal: usize) -> Vec<(u64, Piece)> {
+    /// What the driver is to be told belongs on a GPU, of what was brought there, or belongs there no longer.
+    pub fn turn_preferred(&self, ordinal: usize, is_preferred: bool) -> Vec<(u64, Piece)> {
         let mut pieces = self.pieces.lock();
-        let preferred = pieces.iter_mut().filter(|(_, piece)| piece.is_preferred && piece.ordinal == ordinal);
-        preferred
+        let others = pieces.iter_mut().filter(|(_, piece)| {
+            let is_there = piece.brought_bytes > 0 || !is_preferred;
+            piece.ordinal == ordinal && piece.is_preferred != is_preferred && is_there
+        });
+        others
             .map(|(base, piece)| {
-                piece.is_preferred = false;
+                piece.is_preferred = is_preferred;
                 (*base, *piece)
             })
             .collect()
@@ -390,8 +393,10 @@ mod tests {
         ];
         assert_eq!(brought, expected);
         assert_eq!(beyond.amounts(0), (7 * MIB, 7 * MIB));
-        assert_eq!(beyond.take_preferred(0).len(), 2);
-        assert_eq!(beyond.take_preferred(0).len(), 0);
+        assert_eq!(beyond.turn_preferred(0, true).len(), 0);
+        assert_eq!(beyond.turn_preferred(0, false).len(), 2);
+        assert_eq!(beyond.turn_preferred(0, false).len(), 0);
+        assert_eq!(beyond.turn_preferred(0, true).len(), 2);
         let part = beyond.next_to_let_go(0, 3 * MIB).unwrap();
         assert_eq!((part.address, part.bytes), (0x2000_0000, 2 * MIB), "the last brought goes first");
         beyond.moved(&part, false);

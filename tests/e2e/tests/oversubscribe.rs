@@ -261,3 +261,27 @@ fn races_of_threads_and_processes_and_a_kill_leave_nothing_on_the_account_or_the
     assert_eq!((account.memory_bytes, account.oversubscribed_bytes), (0, 0));
     assert_eq!((truth.memory_used_bytes, truth.managed_bytes), (0, 0));
 }
+
+#[test]
+fn beside_one_that_takes_no_room_what_is_beyond_the_limit_stays_where_it_is() {
+    const LOOKS: u32 = 40;
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut first = swapper(&host, "first", Some("320MiB"), 640 * MIB, "100000");
+    first.await_line(|line| line == "holding", COMMAND_LIMIT);
+    await_managed(&host, "it is alone", |managed| managed == [320 * MIB]);
+    // With it the GPU is as good as full, and there is less free than the first has there beyond its limit.
+    let arguments = [&(320 * MIB).to_string(), "100000"];
+    let mut plain = host.spawn(host.run(
+        &["--name", "plain"],
+        c_client("swap", Way::Dlsym),
+        &arguments.map(|argument| argument as &str),
+    ));
+    plain.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let (begun, mut looks) = (Instant::now(), 0);
+    while looks < LOOKS {
+        looks = if managed(&host)[0] == 320 * MIB { looks + 1 } else { 0 };
+        assert!(begun.elapsed() < MOVE_LIMIT, "it comes and goes");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
