@@ -125,6 +125,16 @@ pub struct MeterSlot {
     pub waits_by_length: [AtomicU32; WAIT_BUCKETS],
 }
 
+/// A session's managed memory beyond the tenant's limit on one GPU ([`crate::oversubscribe::Oversubscribe::Managed`]). A library older than this leaves it 0.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct BeyondSlot {
+    /// All of it, bytes.
+    pub held_bytes: AtomicU64,
+    /// What of it was brought to the GPU and not let go since, bytes. The driver may have moved some of it by itself.
+    pub brought_bytes: AtomicU64,
+}
+
 /// Bit of [`MeterSlot::in_flight`] that says so; what is added for the next mark.
 const BUSY: u32 = 1;
 const MARK: u32 = 2;
@@ -152,6 +162,7 @@ pub struct MeterPage {
     carried: AtomicU32,
     slots: [MeterSlot; MAX_GPUS],
     coverage: Coverage,
+    beyond: [BeyondSlot; MAX_GPUS],
 }
 
 // SAFETY: repr(C), head first, atomics only, and its kind is its own.
@@ -177,6 +188,11 @@ impl MeterPage {
     /// How the process reaches the driver.
     pub fn coverage(&self) -> &Coverage {
         &self.coverage
+    }
+
+    /// What is beyond the limit of a GPU, if there is such a GPU.
+    pub fn beyond(&self, gpu: usize) -> Option<&BeyondSlot> {
+        self.beyond.get(gpu)
     }
 
     /// The slot of a GPU, if there is such a GPU.
@@ -441,6 +457,7 @@ const _: () = {
     assert!(core::mem::offset_of!(MeterPage, carried) == 64);
     assert!(core::mem::offset_of!(MeterPage, slots) == 256);
     assert!(core::mem::offset_of!(MeterPage, coverage) == 4352);
+    assert!(core::mem::offset_of!(MeterPage, beyond) == 11840);
     assert!(size_of::<MeterPage>() == 12288);
 };
 

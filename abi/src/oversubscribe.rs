@@ -9,19 +9,31 @@ use core::str::FromStr;
 pub enum Oversubscribe {
     /// It may be taken off the GPU whole, and brought back.
     Suspend = 1,
+    /// What it allocates beyond its limit is managed memory, which is on the GPU while the tenant has a lease.
+    Managed = 2,
 }
 
 impl Oversubscribe {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Suspend, Self::Managed];
+
     /// Its name, as people write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Suspend => "suspend",
+            Self::Managed => "managed",
         }
     }
 
     /// The one of this number in a frame, if it is one; 0 is none.
     pub fn from_number(number: u32) -> Option<Self> {
-        (number == Self::Suspend as u32).then_some(Self::Suspend)
+        Self::ALL.into_iter().find(|way| *way as u32 == number)
+    }
+
+    /// What a tenant does of which one process asked for this and another for `other`: memory that is managed does not go with its owner, so
+    /// such a tenant cannot be taken off.
+    pub fn with(self, other: Self) -> Self {
+        if self == other { self } else { Self::Managed }
     }
 }
 
@@ -31,7 +43,7 @@ pub struct OversubscribeError;
 
 impl fmt::Display for OversubscribeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "memory makes room in one way only: suspend")
+        write!(f, "memory makes room in one of two ways: suspend or managed")
     }
 }
 
@@ -41,6 +53,24 @@ impl FromStr for Oversubscribe {
     type Err = OversubscribeError;
 
     fn from_str(text: &str) -> Result<Self, OversubscribeError> {
-        if text == Self::Suspend.name() { Ok(Self::Suspend) } else { Err(OversubscribeError) }
+        Self::ALL.into_iter().find(|way| text == way.name()).ok_or(OversubscribeError)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_has_a_name_and_a_number_and_managed_memory_keeps_its_tenant_where_it_is() {
+        for way in Oversubscribe::ALL {
+            assert_eq!(way.name().parse(), Ok(way));
+            assert_eq!(Oversubscribe::from_number(way as u32), Some(way));
+            assert_eq!(way.with(way), way);
+        }
+        assert_eq!("swap".parse::<Oversubscribe>(), Err(OversubscribeError));
+        assert_eq!((Oversubscribe::from_number(0), Oversubscribe::from_number(3)), (None, None));
+        assert_eq!(Oversubscribe::Suspend.with(Oversubscribe::Managed), Oversubscribe::Managed);
+        assert_eq!(Oversubscribe::Managed.with(Oversubscribe::Suspend), Oversubscribe::Managed);
     }
 }

@@ -139,7 +139,27 @@ pub struct Hello {
     pub slo_ns: u64,
     /// A keeper: 1 if this very process is to be metered from outside, and its children; it is answered once it is. Else 0.
     pub metering: u32,
-    reserved: [u8; 20],
+    /// Whether what of its memory it does not use may be others': 1 yes, 2 no; 0: not said.
+    pub memory_follows_use: u32,
+    reserved: [u8; 16],
+}
+
+/// A wish for or against something as a field of a frame has it.
+pub const fn said(wish: Option<bool>) -> u32 {
+    match wish {
+        None => 0,
+        Some(true) => 1,
+        Some(false) => 2,
+    }
+}
+
+/// The reverse of [`said`]; of what is none of these nothing was said.
+pub const fn heard(field: u32) -> Option<bool> {
+    match field {
+        1 => Some(true),
+        2 => Some(false),
+        _ => None,
+    }
 }
 
 /// Controller → tenant: you are in.
@@ -422,12 +442,21 @@ const _: () = {
     assert!(size_of::<Refusal>() == 504);
     assert!(core::mem::offset_of!(Hello, sessions_before) == 496);
     assert!(core::mem::offset_of!(Hello, slo_ns) == 528);
+    assert!(core::mem::offset_of!(Hello, memory_follows_use) == 540);
     assert!(size_of::<Hello>() <= MAX_FRAME_BYTES && size_of::<Refusal>() <= MAX_FRAME_BYTES);
 };
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wish_for_or_against_is_heard_as_it_was_said() {
+        for wish in [None, Some(true), Some(false)] {
+            assert_eq!(heard(said(wish)), wish);
+        }
+        assert_eq!(heard(3), None);
+    }
 
     #[test]
     fn a_frame_survives_its_bytes() {

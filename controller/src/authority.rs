@@ -40,6 +40,8 @@ pub struct Wish {
     pub size_ns: Option<u64>,
     /// How soon its requests are to be answered, ns.
     pub slo_ns: Option<u64>,
+    /// Whether what of its memory it does not use may be others'.
+    pub memory_follows_use: Option<bool>,
 }
 
 impl Wish {
@@ -53,6 +55,7 @@ impl Wish {
             deadline_ns: self.deadline_ns.or(that.deadline_ns),
             size_ns: self.size_ns.or(that.size_ns),
             slo_ns: self.slo_ns.or(that.slo_ns),
+            memory_follows_use: self.memory_follows_use.or(that.memory_follows_use),
         }
     }
 
@@ -71,6 +74,9 @@ impl fmt::Display for Wish {
         match self.memory_bytes {
             Some(bytes) => write!(f, ", {} of memory", Bytes(bytes))?,
             None => write!(f, ", no memory limit")?,
+        }
+        if self.memory_follows_use == Some(true) {
+            write!(f, " that follows its use")?;
         }
         if let Some(criticality) = self.criticality {
             write!(f, ", criticality {criticality}")?;
@@ -176,6 +182,9 @@ pub struct Granted {
     /// How soon its requests are to be answered, ns.
     #[serde(default)]
     pub slo_ns: Given<Option<u64>>,
+    /// Whether what of its memory it does not use may be others'.
+    #[serde(default)]
+    pub memory_follows_use: Given<bool>,
 }
 
 impl Granted {
@@ -191,6 +200,7 @@ impl Granted {
         tell(&mut self.class, asked.class.is_some());
         tell(&mut self.criticality, asked.criticality.is_some());
         tell(&mut self.slo_ns, asked.slo_ns.is_some());
+        tell(&mut self.memory_follows_use, asked.memory_follows_use.is_some());
         self
     }
 }
@@ -246,7 +256,22 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
     let deadline_ns = time(caps.deadline, set.deadline_ns, asked.deadline_ns);
     let slo_ns = time(caps.slo, set.slo_ns, asked.slo_ns);
     let size_ns = Given::unbounded(set.size_ns, asked.size_ns);
-    Granted { share_ppm, cap_ppm, memory_bytes, class, criticality, deadline_ns, size_ns, slo_ns }
+    let memory_follows_use = match (set.memory_follows_use, asked.memory_follows_use) {
+        (Some(follows), _) => Given::by(Rule::Administrator, follows),
+        (None, Some(follows)) => Given::by(Rule::Request, follows),
+        (None, None) => Given::default(),
+    };
+    Granted {
+        share_ppm,
+        cap_ppm,
+        memory_bytes,
+        class,
+        criticality,
+        deadline_ns,
+        size_ns,
+        slo_ns,
+        memory_follows_use,
+    }
 }
 
 /// Why a request that can still be taken back is refused, if it is.

@@ -27,6 +27,7 @@ const DEADLINE: &str = "DEEPRES_DEADLINE";
 const SIZE: &str = "DEEPRES_SIZE";
 const SLO: &str = "DEEPRES_SLO";
 const OVERSUBSCRIBE: &str = "DEEPRES_OVERSUBSCRIBE";
+const FOLLOW_USE: &str = "DEEPRES_MEMORY_FOLLOW_USE";
 /// The signal by which the job wants to be told that it is to give memory back.
 const PRESSURE: &str = "DEEPRES_PRESSURE";
 /// Names the file that the process is recorded into, to which processes of the job append.
@@ -45,7 +46,7 @@ pub struct Limit {
 }
 
 /// Variables that speak of deepres beside the socket and the limits.
-const OTHERS: [&str; 7] = [TENANT, CLASS, CRITICALITY, DEADLINE, SIZE, SLO, OVERSUBSCRIBE];
+const OTHERS: [&str; 8] = [TENANT, CLASS, CRITICALITY, DEADLINE, SIZE, SLO, OVERSUBSCRIBE, FOLLOW_USE];
 
 /// What the environment says of the job; what it does not say is absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -98,6 +99,8 @@ pub struct Config {
     pub record: Option<PathBuf>,
     /// How its memory may make room for others'.
     pub oversubscribe: Option<Oversubscribe>,
+    /// Whether what of its memory it does not use may be others'.
+    pub memory_follows_use: Option<bool>,
     /// The signal that says that memory is to be given back.
     pub pressure: Option<i32>,
     /// By ordinal in this process.
@@ -135,6 +138,13 @@ impl Config {
             record: env::var_os(RECORD).filter(|value| !value.is_empty()).map(PathBuf::from),
             oversubscribe: variable(OVERSUBSCRIBE).and_then(|value| {
                 value.parse().map_err(|error| say!(Warn, "{OVERSUBSCRIBE}={value}: {error}; ignored")).ok()
+            }),
+            memory_follows_use: variable(FOLLOW_USE).and_then(|value| {
+                let wish = switch(&value);
+                if wish.is_none() {
+                    say!(Warn, "{FOLLOW_USE}={value} is neither true nor false; ignored");
+                }
+                wish
             }),
             pressure: variable(PRESSURE).and_then(|value| {
                 let signal = signal_named(&value);
@@ -232,6 +242,15 @@ impl Socket {
 /// Whether the directory belongs to the user: in a place where anyone makes directories, another may pose as their daemon.
 fn is_of(directory: &Path, user: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir() && found.uid() == user)
+}
+
+/// Reads a yes or no, as people write it.
+fn switch(value: &str) -> Option<bool> {
+    match value.to_ascii_lowercase().as_str() {
+        "true" | "yes" | "on" | "1" => Some(true),
+        "false" | "no" | "off" | "0" => Some(false),
+        _ => None,
+    }
 }
 
 /// The limits by ordinal, and whether any was named, readable or not.

@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{io, ptr};
 
 use deepres_abi::MAX_GPUS;
+use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::{UNMANAGED, Uuid};
 
 use crate::config::{self, Config};
@@ -149,6 +150,9 @@ fn begin() {
         is_stopped: AtomicBool::new(false),
     }));
     let session: &'static Session = Box::leak(Box::new(session));
+    if process.config.oversubscribe == Some(Oversubscribe::Managed) {
+        process.memory.beyond.want();
+    }
     process.wake.swap(wake);
     session.attach(&process.gpus, &index, wake);
     process.session.set(Some(session));

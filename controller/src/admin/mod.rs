@@ -64,6 +64,9 @@ pub enum Request {
         /// How soon its requests are to be answered, ns.
         #[serde(default)]
         slo_ns: Option<u64>,
+        /// Whether what of its memory it does not use may be others' from now on.
+        #[serde(default)]
+        memory_follows_use: Option<bool>,
     },
     /// Keeps a tenant off the GPUs until it is resumed.
     Pause {
@@ -90,9 +93,28 @@ pub enum Request {
 impl Request {
     /// Grants a tenant what is wished for it.
     pub fn set(tenant: impl Into<String>, wish: Wish) -> Self {
-        let Wish { share_ppm, memory_bytes, class, criticality, deadline_ns, size_ns, slo_ns } = wish;
+        let Wish {
+            share_ppm,
+            memory_bytes,
+            class,
+            criticality,
+            deadline_ns,
+            size_ns,
+            slo_ns,
+            memory_follows_use,
+        } = wish;
         let tenant = tenant.into();
-        Self::Set { tenant, share_ppm, memory_bytes, class, criticality, deadline_ns, size_ns, slo_ns }
+        Self::Set {
+            tenant,
+            share_ppm,
+            memory_bytes,
+            class,
+            criticality,
+            deadline_ns,
+            size_ns,
+            slo_ns,
+            memory_follows_use,
+        }
     }
 }
 
@@ -261,7 +283,7 @@ pub struct TenantStatus {
     /// It is off the GPUs, its memory on the host.
     #[serde(default)]
     pub suspended: bool,
-    /// How it lets its memory make room for others': `suspend`, if it does.
+    /// How it lets its memory make room for others': `suspend` or `managed`, if it does.
     #[serde(default)]
     pub oversubscribe: Option<String>,
     /// `deepres run`s that keep it.
@@ -340,6 +362,12 @@ pub struct AccountStatus {
     pub memory_peak_bytes: u64,
     /// What it holds by kind, bytes, kinds that it holds none of left out.
     pub memory_by_kind: BTreeMap<String, u64>,
+    /// Managed memory that it was given beyond its limit, bytes, by what its processes say; not part of what it holds.
+    #[serde(default)]
+    pub oversubscribed_bytes: u64,
+    /// What of that was brought to the GPU, bytes.
+    #[serde(default)]
+    pub oversubscribed_brought_bytes: u64,
     /// What it holds beyond what its processes say by kind, bytes.
     #[serde(default)]
     pub kinds_drift_bytes: i64,
@@ -352,6 +380,9 @@ pub struct AccountStatus {
     /// The most that it may hold beside what others were promised, bytes, where that bounds it.
     #[serde(default)]
     pub ceiling_bytes: Option<u64>,
+    /// What is kept for it while its memory follows its use, bytes: of late it held so much at most, a margin included.
+    #[serde(default)]
+    pub kept_bytes: Option<u64>,
     /// Allocations refused because of the limit.
     pub refusals: u64,
     /// The last of them.

@@ -94,6 +94,9 @@ impl Worker {
                 *sum = sum.saturating_add(bytes);
             }
         }
+        let beyond = tenant.sessions.values().map(|session| session.beyond_bytes(self.gpu));
+        let (oversubscribed_bytes, oversubscribed_brought_bytes) = beyond
+            .fold((0, 0), |sum: (u64, u64), one| (sum.0.saturating_add(one.0), sum.1.saturating_add(one.1)));
         let held = |kind: MemoryKind| by_kind[kind as usize];
         let kinds = MemoryKind::ALL.into_iter().map(|kind| (kind.name().to_owned(), held(kind)));
         let memory_bytes = ledger.map_or(0, |ledger| ledger.held_bytes()).min(MAX_HELD_BYTES);
@@ -125,10 +128,15 @@ impl Worker {
                 .map(|(kind, bytes)| (kind, bytes.min(memory_bytes)))
                 .filter(|(_, bytes)| *bytes > 0)
                 .collect(),
+            oversubscribed_bytes: oversubscribed_bytes.min(MAX_HELD_BYTES),
+            oversubscribed_brought_bytes: oversubscribed_brought_bytes
+                .min(oversubscribed_bytes)
+                .min(MAX_HELD_BYTES),
             kinds_drift_bytes: drift(memory_bytes, MemoryKind::ALL.into_iter().map(held)),
             nvml_bytes: None,
             drift_bytes: None,
             ceiling_bytes: None,
+            kept_bytes: None,
             refusals: totals.refusals,
             last_refusal: tenant.account.last_refusal.map(|(api, bytes)| RefusalStatus {
                 api: ApiId::from_index(api as usize).map(|api| api.symbol().to_owned()),

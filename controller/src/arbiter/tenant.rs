@@ -13,6 +13,7 @@ use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
 use deepres_abi::ledger::{self, LedgerGpu};
 use deepres_abi::meter::{MemoryKind, MeterSlot, Reading};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A process of a tenant.
 pub struct Session {
@@ -53,6 +54,13 @@ impl Session {
         let account = ledger.and_then(|ledger| ledger.account(self.seat.ledger_slot));
         let counted = slot.map_or([0; MemoryKind::COUNT], MeterSlot::held_bytes);
         with_the_rest(counted, account.map_or(0, ledger::Account::held_bytes))
+    }
+
+    /// Memory beyond the limit that it says it has, and what of it was brought to the GPU, bytes.
+    pub fn beyond_bytes(&self, gpu: usize) -> (u64, u64) {
+        let slot = self.seat.meter.page().beyond(gpu);
+        let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        slot.map_or((0, 0), |slot| (read(&slot.held_bytes), read(&slot.brought_bytes)))
     }
 
     /// Whether it ever launched anything. Many processes that see the GPU never use it.

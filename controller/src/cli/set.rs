@@ -2,6 +2,7 @@
 
 use super::ps::memory::over;
 use anyhow::{Result, bail};
+use clap::builder::BoolishValueParser;
 use deepres_controller::admin::client::Client;
 use deepres_controller::admin::{Reply, Request};
 use deepres_controller::authority::{Rule, Wish};
@@ -11,7 +12,7 @@ use deepres_controller::quantity::{Bytes, Percent, Time, parse_bytes, parse_shar
 
 #[derive(Debug, clap::Args)]
 #[command(
-    group = clap::ArgGroup::new("what").args(["share", "memory", "class", "criticality", "deadline", "size", "slo"]).required(true).multiple(true),
+    group = clap::ArgGroup::new("what").args(["share", "memory", "class", "criticality", "deadline", "size", "slo", "memory_follow_use"]).required(true).multiple(true),
     after_help = "\
 In force for the tenant's running processes when the command returns. Memory that a tenant holds \
 already is not taken away; it gets no more until it is below the new limit.
@@ -45,6 +46,9 @@ pub struct Args {
     /// Its requests are to be answered within this time from now on, for example 30ms
     #[arg(long, value_parser = parse_time)]
     slo: Option<u64>,
+    /// Let others have what of its memory it does not use, but for a margin, from now on; `=false`: no longer
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    memory_follow_use: Option<bool>,
 }
 
 /// Changes the tenant and says what holds now.
@@ -57,6 +61,7 @@ pub fn run(args: &Args) -> Result<()> {
         deadline_ns: args.deadline,
         size_ns: args.size,
         slo_ns: args.slo,
+        memory_follows_use: args.memory_follow_use,
     };
     let request = Request::set(&args.tenant, wish);
     let mut client = Client::connect()?;
@@ -74,6 +79,9 @@ pub fn run(args: &Args) -> Result<()> {
                 [("deadline", granted.deadline_ns), ("size", granted.size_ns), ("SLO", granted.slo_ns)];
             for (name, given) in times {
                 given.value.iter().for_each(|ns| print!(", {name} {}", Time(*ns)));
+            }
+            if granted.memory_follows_use.value {
+                print!(", memory follows its use");
             }
             println!();
             warn_of_excess(&mut client, &args.tenant)

@@ -28,6 +28,7 @@ const TOP: &[Key] = &[
     Key("fail_mode", Takes::Text("open")),
     Key("tenant_linger_s", Takes::Number),
     Key("suspend_turn_ms", Takes::Number),
+    Key("memory_follow_ms", Takes::Number),
     Key("suspend_limit_ms", Takes::Number),
     Key("idle_exit_s", Takes::Number),
     Key("max_connections", Takes::Number),
@@ -66,6 +67,7 @@ const DEFAULTS: &[Key] = &[
     Key("class", Takes::Text("fair")),
     Key("criticality", Takes::Text("low")),
     Key("slo", Takes::Text("30ms")),
+    Key("memory_follow_use", Takes::Switch),
 ];
 
 /// Names less alike than this (Jaro–Winkler, 1 for equal) are not offered.

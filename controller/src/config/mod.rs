@@ -44,6 +44,8 @@ pub struct Config {
     pub tenant_linger_s: u64,
     /// How long a tenant that always has work stays on the GPU before it makes room for one that was suspended.
     pub suspend_turn_ms: u64,
+    /// For how long what a tenant held is kept for it, if its memory follows its use.
+    pub memory_follow_ms: u64,
     /// How long the driver may take to move a tenant's memory to the host or back.
     pub suspend_limit_ms: u64,
     /// How long a daemon that `deepres run` started stays without tenants.
@@ -84,6 +86,7 @@ impl Default for Config {
             fail_mode: FailModeKey::Open,
             tenant_linger_s: 60,
             suspend_turn_ms: 30_000,
+            memory_follow_ms: 60_000,
             suspend_limit_ms: 300_000,
             idle_exit_s: 600,
             max_connections: 4096,
@@ -291,6 +294,11 @@ impl Config {
     /// How long a tenant is listed after its last process.
     pub fn tenant_linger(&self) -> Duration {
         Duration::from_secs(self.tenant_linger_s)
+    }
+
+    /// For how long what a tenant held is kept for it, if its memory follows its use, ns.
+    pub fn memory_follow_ns(&self) -> u64 {
+        self.memory_follow_ms.saturating_mul(crate::clock::NS_PER_MS)
     }
 
     /// How long a tenant that always has work stays on the GPU before it makes room for one that was suspended, ns.

@@ -58,6 +58,7 @@ pub struct Defaults {
     criticality: Option<Criticality>,
     #[serde(deserialize_with = "some_time")]
     slo: Option<u64>,
+    memory_follow_use: Option<bool>,
 }
 
 impl Defaults {
@@ -69,6 +70,7 @@ impl Defaults {
             class: self.class,
             criticality: self.criticality,
             slo_ns: self.slo,
+            memory_follows_use: self.memory_follow_use,
             ..Wish::default()
         }
     }

@@ -179,8 +179,18 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             deadline_ns,
             size_ns,
             slo_ns,
+            memory_follows_use,
         } => {
-            let wish = Wish { share_ppm, memory_bytes, class, criticality, deadline_ns, size_ns, slo_ns };
+            let wish = Wish {
+                share_ppm,
+                memory_bytes,
+                class,
+                criticality,
+                deadline_ns,
+                size_ns,
+                slo_ns,
+                memory_follows_use,
+            };
             let set = shared.registry.borrow_mut().set(&tenant, wish);
             in_force(set, shared).await
         }

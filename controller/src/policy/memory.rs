@@ -3,12 +3,17 @@
 //! A promise is a *floor*: memory that is kept free for its tenant as long as it does not use it. So whoever else is on the GPU has a *ceiling*, beside
 //! the limit that it was granted: what there is, less what each other was promised or holds, whichever is more. Where nobody was promised
 //! anything there are no ceilings, and tenants may take what they find.
+//!
+//! A tenant that lets its memory follow its use (*after DeepRes*) is kept no more than what it held of late and a margin ([`Use::kept_bytes`]): the rest
+//! of a promise is whose it is first, and what others have of it is its own ceiling, which is never below what is kept for it.
 
 /// A tenant on a GPU, as this policy sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holding {
-    /// What it was promised, bytes; 0: nothing.
+    /// What it was promised, bytes, or what is kept for it of that; 0: nothing.
     pub promised_bytes: u64,
+    /// What is kept for it if its memory follows its use, bytes: it has a ceiling whoever else was promised anything.
+    pub kept_bytes: Option<u64>,
     /// What it holds and keeps, bytes: nothing, if it lets itself be taken off the GPU.
     pub firm_bytes: u64,
 }
@@ -28,9 +33,48 @@ pub fn ceilings(total_bytes: u64, tenants: &[Holding]) -> Vec<Option<u64>> {
         let others = promises - usize::from(tenant.promised_bytes > 0);
         let left = total_bytes.saturating_sub(claims - tenant.claim_bytes());
         // A promise once given holds, whatever others have come to hold.
-        (others > 0).then(|| left.max(tenant.promised_bytes))
+        let least = tenant.promised_bytes.max(tenant.kept_bytes.unwrap_or(0));
+        (others > 0 || tenant.kept_bytes.is_some()).then(|| left.max(least))
     };
     tenants.iter().map(ceiling).collect()
+}
+
+/// The margin is this part of what was held, one of so many: a job that works grows by less than that between two looks …
+const MARGIN_PARTS: u64 = 8;
+/// … and this at least, which is several times what pools and frameworks' allocators grow by at once (2 to 32 MiB).
+const MARGIN_LEAST_BYTES: u64 = 256 << 20;
+
+/// What a tenant held of a GPU of late: the most of two spells, this one and the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Use {
+    /// When this spell began, ns.
+    began_ns: u64,
+    /// The most that was held in it, bytes …
+    most_bytes: u64,
+    /// … and in the one before.
+    before_bytes: u64,
+}
+
+impl Use {
+    /// That of a tenant that has come at `now_ns`: it may yet take all that it was granted.
+    pub fn new(now_ns: u64) -> Self {
+        Self { began_ns: now_ns, most_bytes: 0, before_bytes: u64::MAX }
+    }
+
+    /// It holds so much at `now_ns`; what it held is remembered for `window_ns` at least, and twice that at most.
+    pub fn take_in(&mut self, now_ns: u64, held_bytes: u64, window_ns: u64) {
+        if now_ns.saturating_sub(self.began_ns) >= window_ns {
+            *self = Self { began_ns: now_ns, most_bytes: 0, before_bytes: self.most_bytes.max(held_bytes) };
+        }
+        self.most_bytes = self.most_bytes.max(held_bytes);
+    }
+
+    /// What is kept of `granted_bytes`: what was held of late and a margin.
+    pub fn kept_bytes(&self, granted_bytes: u64) -> u64 {
+        let used_bytes = self.most_bytes.max(self.before_bytes);
+        let margin_bytes = (used_bytes / MARGIN_PARTS).max(MARGIN_LEAST_BYTES);
+        used_bytes.saturating_add(margin_bytes).min(granted_bytes)
+    }
 }
 
 #[cfg(test)]
@@ -39,7 +83,43 @@ mod tests {
     use proptest::prelude::*;
 
     fn holding(promised_bytes: u64, firm_bytes: u64) -> Holding {
-        Holding { promised_bytes, firm_bytes }
+        Holding { promised_bytes, firm_bytes, kept_bytes: None }
+    }
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn who_lets_its_memory_follow_its_use_keeps_what_it_uses_and_lends_the_rest() {
+        let follower = |kept_bytes, firm_bytes| Holding {
+            kept_bytes: Some(kept_bytes),
+            ..holding(kept_bytes, firm_bytes)
+        };
+        assert_eq!(ceilings(40, &[follower(8, 5), holding(0, 4)]), [Some(36), Some(32)]);
+        assert_eq!(
+            ceilings(40, &[follower(8, 5), holding(0, 36)]),
+            [Some(8), Some(32)],
+            "never below what is kept"
+        );
+        let unpromised = Holding { kept_bytes: Some(8), ..holding(0, 5) };
+        assert_eq!(ceilings(40, &[unpromised, holding(0, 36)]), [Some(8), None]);
+    }
+
+    #[test]
+    fn what_was_held_is_kept_for_a_while_and_then_let_go() {
+        let mut held = Use::new(0);
+        assert_eq!(held.kept_bytes(16 * GIB), 16 * GIB, "who has just come may take it all");
+        held.take_in(0, 0, 60);
+        assert_eq!(held.kept_bytes(16 * GIB), 16 * GIB);
+        held.take_in(59, 8 * GIB, 60);
+        held.take_in(60, 2 * GIB, 60);
+        assert_eq!(held.kept_bytes(16 * GIB), 9 * GIB, "an eighth more than it held");
+        held.take_in(119, 0, 60);
+        assert_eq!(held.kept_bytes(16 * GIB), 9 * GIB);
+        held.take_in(120, 0, 60);
+        assert_eq!(held.kept_bytes(16 * GIB), 2 * GIB + MARGIN_LEAST_BYTES);
+        held.take_in(180, 0, 60);
+        assert_eq!(held.kept_bytes(16 * GIB), MARGIN_LEAST_BYTES);
+        assert_eq!(held.kept_bytes(7), 7, "never more than it was granted");
     }
 
     #[test]
@@ -60,6 +140,50 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn what_is_kept_is_never_below_what_was_held_within_the_window_and_a_margin(
+            granted in 0_u64..(64 * GIB),
+            window in 0_u64..100,
+            looks in prop::collection::vec((0_u64..50, 0_u64..(80 * GIB)), 1..40),
+        ) {
+            let (mut held, mut now, mut seen) = (Use::new(0), 0, Vec::new());
+            for (later, bytes) in looks {
+                now += later;
+                held.take_in(now, bytes, window);
+                seen.push((now, bytes));
+                let lately = seen.iter().filter(|(at, _)| now - at < window.max(1)).map(|(_, bytes)| *bytes).max();
+                let least = lately.unwrap_or(0).saturating_add(MARGIN_LEAST_BYTES).min(granted);
+                let kept = held.kept_bytes(granted);
+                prop_assert!((least..=granted).contains(&kept), "{kept} of {granted}, at least {least}");
+                let same = held;
+                held.take_in(now, bytes, u64::MAX);
+                prop_assert_eq!(held, same, "looking twice changes nothing");
+            }
+        }
+
+        #[test]
+        fn who_lends_takes_nothing_from_anybody_and_keeps_its_own(
+            total in 0_u64..1000,
+            tenants in prop::collection::vec((0_u64..200, 0_u64..200, 0_u64..200, any::<bool>()), 1..6),
+        ) {
+            let plain: Vec<Holding> = tenants.iter().map(|(promised, firm, ..)| holding(*promised, *firm)).collect();
+            let lending: Vec<Holding> = tenants
+                .iter()
+                .map(|(promised, firm, kept, lends)| match lends {
+                    true => Holding { kept_bytes: Some(*kept), ..holding((*promised).min(*kept), *firm) },
+                    false => holding(*promised, *firm),
+                })
+                .collect();
+            let (before, after) = (ceilings(total, &plain), ceilings(total, &lending));
+            for (at, (_, _, kept, lends)) in tenants.iter().enumerate() {
+                if *lends {
+                    prop_assert!(after[at].is_some_and(|ceiling| ceiling >= *kept));
+                } else {
+                    prop_assert!(after[at].unwrap_or(u64::MAX) >= before[at].unwrap_or(u64::MAX));
+                }
+            }
+        }
+
         #[test]
         fn one_that_grows_to_its_ceiling_takes_nothing_of_what_was_promised(
             total in 0_u64..1000,

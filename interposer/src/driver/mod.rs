@@ -3,6 +3,7 @@
 pub mod calls;
 #[cfg(test)]
 pub mod fake;
+pub mod managed;
 pub mod memory;
 
 use std::ffi::CStr;

@@ -1,7 +1,7 @@
 //! Hooks of device memory: what is allocated, freed, and seen.
 
 use deepres_abi::driver::ApiId;
-use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::driver::result::{CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS};
 use deepres_abi::driver::types::{
     CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CUDA_ARRAY_DESCRIPTOR,
     CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_CUBEMAP, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_DESCRIPTOR,
@@ -15,8 +15,10 @@ use deepres_abi::meter::MemoryKind;
 use super::MISSING;
 use crate::capture;
 use crate::driver::calls::Stream;
+use crate::driver::managed;
 use crate::driver::memory::PoolHandle;
 use crate::driver::real;
+use crate::memory::beyond::Way;
 use crate::memory::charge::{self, Shape};
 use crate::memory::{Name, Request, graphs};
 use crate::meter::context::ContextState;
@@ -70,10 +72,10 @@ fn linear_on_current_gpu(
     kind: MemoryKind,
     bytes: u64,
     takes_nothing: bool,
-    mut call: impl FnMut() -> (CUresult, Option<(u64, u64)>),
+    mut call: impl FnMut(Way) -> (CUresult, Option<(u64, u64)>),
 ) -> CUresult {
     record::memory(api, bytes);
-    let Some((process, context)) = current().filter(|_| !takes_nothing) else { return call().0 };
+    let Some((process, context)) = current().filter(|_| !takes_nothing) else { return call(Way::Device).0 };
     process.memory.allocate_linear(process, request_on(context, api, kind, bytes), call)
 }
 
@@ -117,13 +119,40 @@ unsafe fn written<T: Copy>(pointer: *const T) -> Option<T> {
     unsafe { pointer.as_ref() }.copied()
 }
 
+/// Managed memory in the place of the device's, written to `pointer`: the driver's answer, where it is, and how much.
+///
+/// # Safety
+/// `pointer` may be written through.
+unsafe fn beyond<T: TryFrom<u64>>(bytes: u64, pointer: *mut T) -> (CUresult, Option<(u64, u64)>) {
+    let Some((result, address)) = managed::allocate(bytes) else { return (MISSING, None) };
+    // An address that the caller has no room for is none to it (programs of CUDA 3.1 and before).
+    match address.and_then(|address| Some((address, T::try_from(address).ok()?))) {
+        Some((address, narrow)) => {
+            // SAFETY: the caller's promise.
+            unsafe { pointer.write(narrow) };
+            (result, Some((address, bytes)))
+        }
+        None => {
+            if let (Some(address), Some(free)) = (address, real!(cuMemFree_v2)) {
+                // SAFETY: an allocation that nobody was told of.
+                unsafe { free(address) };
+            }
+            (result, None)
+        }
+    }
+}
+
 macro_rules! linear {
     ($($name:ident: $symbol:ident($pointer:ident: *mut $written:ty, $bytes:ident: $size:ty);)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($pointer: *mut $written, $bytes: $size) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let is_wrong = is_plainly_wrong($pointer, $bytes as u64);
-            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Linear, $bytes as u64, is_wrong, move || {
+            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Linear, $bytes as u64, is_wrong, move |way| {
+                if way == Way::Beyond {
+                    // SAFETY: where the caller wants the address; not null.
+                    return unsafe { beyond($bytes as u64, $pointer) };
+                }
                 // SAFETY: the caller's arguments, as they came.
                 let result = unsafe { real($pointer, $bytes) };
                 // SAFETY: the driver wrote the address if it reports success.
@@ -272,7 +301,19 @@ macro_rules! pitch {
             let Some(real) = real!($symbol) else { return MISSING };
             let expected = charge::pitched(width as u64, height as u64);
             let is_wrong = is_plainly_wrong(pointer, expected) || pitch.is_null();
-            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Pitch, expected, is_wrong, || {
+            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Pitch, expected, is_wrong, |way| {
+                if way == Way::Beyond {
+                    let row = <$size>::try_from(charge::pitch(width as u64)).ok();
+                    // SAFETY: where the caller wants the address and the pitch; neither is null.
+                    return match (row, unsafe { pitch.as_mut() }) {
+                        (Some(row), Some(pitch)) if matches!(element, 4 | 8 | 16) => {
+                            *pitch = row;
+                            // SAFETY: as above.
+                            unsafe { beyond(expected, pointer) }
+                        }
+                        _ => (CUDA_ERROR_INVALID_VALUE, None),
+                    };
+                }
                 // SAFETY: the caller's arguments, as they came.
                 let result = unsafe { real(pointer, pitch, width, height, element) };
                 if result != CUDA_SUCCESS {
@@ -393,10 +434,39 @@ macro_rules! frees {
 frees! {
     free_v1: cuMemFree(address: CUdeviceptr_v1) => Address;
     free_v2: cuMemFree_v2(address: CUdeviceptr) => Address;
-    free_async: cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) => Address;
-    free_async_ptsz: cuMemFreeAsync_ptsz(address: CUdeviceptr, stream: CUstream) => Address;
     destroy_array: cuArrayDestroy(array: CUarray) => Array;
     destroy_mipmapped: cuMipmappedArrayDestroy(array: CUmipmappedArray) => Array;
+}
+
+/// Whether what is freed in the order of `stream` is managed memory that the job takes for the device's. A capture has nothing to do with either.
+fn is_beyond(address: u64, stream: Stream) -> bool {
+    process::current().is_some_and(|process| {
+        process.memory.beyond.has(address)
+            && !(capture::is_active() && process.calls.may_be_capturing(stream))
+    })
+}
+
+macro_rules! frees_on_streams {
+    ($($name:ident: $symbol:ident, $per_thread:literal;)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $name(address: CUdeviceptr, stream: CUstream) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            let on = Stream::new(stream, $per_thread);
+            let is_beyond = is_beyond(address, on);
+            free(Name::Address(address), || {
+                if let Some(result) = is_beyond.then(|| managed::free_behind(on, address)).flatten() {
+                    return result;
+                }
+                // SAFETY: the caller's arguments, as they came.
+                unsafe { real(address, stream) }
+            })
+        }
+    )+};
+}
+
+frees_on_streams! {
+    free_async: cuMemFreeAsync, false;
+    free_async_ptsz: cuMemFreeAsync_ptsz, true;
 }
 
 /// Bits of one element of an array, all channels together.

@@ -29,9 +29,14 @@ pub fn managed(bytes: u64) -> u64 {
     round_up(bytes, unit)
 }
 
+/// How far apart rows of `width` bytes are, where deepres says so.
+pub fn pitch(width: u64) -> u64 {
+    round_up(width, PITCH_BYTES)
+}
+
 /// Rows of `width` bytes before the driver has said how far apart it will put them: so much is asked for.
 pub fn pitched(width: u64, rows: u64) -> u64 {
-    round_up(width, PITCH_BYTES).saturating_mul(rows)
+    pitch(width).saturating_mul(rows)
 }
 
 /// An array: its rows, each beginning where pitched memory's would, in blocks of its own, since nobody says where it lies. (What the tiling of a given GPU

@@ -4,6 +4,7 @@
 //! gives back nothing. What shares memory with others is charged by what it shares: blocks of small allocations ([`slabs`]), pools ([`pools`]), what
 //! graphs allocate ([`graphs`]).
 
+pub mod beyond;
 pub mod charge;
 pub mod graphs;
 mod held;
@@ -33,6 +34,7 @@ use crate::log::say;
 use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
+use beyond::{Beyond, Way};
 use charge::BLOCK_BYTES;
 use graphs::{Graphs, Taker};
 use held::Held;
@@ -86,6 +88,8 @@ pub struct Accounts {
     /// Physical memory that is mapped: length and handle of each mapping, by its address.
     mappings: Mutex<BTreeMap<u64, (u64, u64)>>,
     slabs: Slabs,
+    /// What is beyond the limit.
+    pub beyond: Beyond,
     /// Pools of the process.
     pub pools: Pools,
     /// What its graphs allocate.
@@ -99,6 +103,7 @@ impl Default for Accounts {
             shards: std::array::from_fn(|_| Brief::default()),
             mappings: Mutex::default(),
             slabs: Slabs::default(),
+            beyond: Beyond::default(),
             pools: Pools::default(),
             graphs: Graphs::default(),
             refusals: AtomicU64::new(0),
@@ -140,7 +145,7 @@ impl Accounts {
         let Some(site) = Site::of(process, request.ordinal) else { return allocate().0 };
         let promise = match self.promise(process, &site, &request) {
             Ok(promise) => promise,
-            Err(refused) => return self.refuse(&site, &request, refused),
+            Err(refused) => return self.managed_or_refuse(process, &site, &request, refused, &mut allocate),
         };
         let ((result, named), promise) = site.ask(request.bytes, promise, allocate);
         match named.filter(|_| result == CUDA_SUCCESS) {
@@ -150,15 +155,52 @@ impl Accounts {
         result
     }
 
+    /// The limit leaves no room for it: it is given beyond the limit if the job asked for managed memory itself and may have that; else it is refused.
+    #[cold]
+    fn managed_or_refuse(
+        &self,
+        process: &Process,
+        site: &Site<'_>,
+        request: &Request,
+        refused: Refused,
+        allocate: &mut dyn FnMut() -> (u32, Option<(Name, u64)>),
+    ) -> u32 {
+        let managed = (request.kind == MemoryKind::Managed).then(|| {
+            self.allocate_beyond(process, site, request, false, || {
+                let (result, named) = allocate();
+                let address = named.and_then(|(name, bytes)| match name {
+                    Name::Address(address) => Some((address, bytes)),
+                    _ => None,
+                });
+                (result, address)
+            })
+        });
+        managed.flatten().unwrap_or_else(|| self.refuse(site, request, refused))
+    }
+
+    /// The limit leaves no room for linear memory: it is given beyond the limit, or refused.
+    #[cold]
+    fn linear_beyond_or_refuse(
+        &self,
+        process: &Process,
+        site: &Site<'_>,
+        request: &Request,
+        refused: Refused,
+        allocate: &mut dyn FnMut(Way) -> (u32, Option<(u64, u64)>),
+    ) -> u32 {
+        self.allocate_beyond(process, site, request, true, || allocate(Way::Beyond))
+            .unwrap_or_else(|| self.refuse(site, request, refused))
+    }
+
     /// As [`Self::allocate`], for linear memory: `allocate` names an address and how much is there. Small allocations share blocks.
     #[inline(always)]
     pub fn allocate_linear(
         &self,
         process: &Process,
         request: Request,
-        mut allocate: impl FnMut() -> (u32, Option<(u64, u64)>),
+        mut allocate: impl FnMut(Way) -> (u32, Option<(u64, u64)>),
     ) -> u32 {
-        let Some(site) = Site::of(process, request.ordinal) else { return allocate().0 };
+        let Some(site) = Site::of(process, request.ordinal) else { return allocate(Way::Device).0 };
         // All that a small one takes if nothing is in its way stands here, so that it is not spread over calls.
         let is_small = request.bytes <= charge::SHARED_MAX_BYTES;
         let Some(promise) = is_small.then(|| site.reserve_at_once(BLOCK_BYTES)).flatten() else {
@@ -169,7 +211,7 @@ impl Accounts {
             self.slabs.give_way();
             return self.allocate_linear_anyway(process, site, request, allocate);
         }
-        match allocate() {
+        match allocate(Way::Device) {
             (CUDA_SUCCESS, Some((address, bytes))) if bytes <= charge::SHARED_MAX_BYTES => {
                 let of = (request.ordinal, request.context);
                 self.slabs.insert(&site, address, bytes, of, Some(promise));
@@ -188,7 +230,7 @@ impl Accounts {
         process: &Process,
         site: Site<'_>,
         request: Request,
-        mut allocate: impl FnMut() -> (u32, Option<(u64, u64)>),
+        mut allocate: impl FnMut(Way) -> (u32, Option<(u64, u64)>),
     ) -> u32 {
         let block_bytes = charge::blocks(request.bytes);
         let is_small = request.bytes <= charge::SHARED_MAX_BYTES;
@@ -204,11 +246,19 @@ impl Accounts {
                 }
                 Err(_) => match self.promise_after_trimming(process, &site, request.ordinal, block_bytes) {
                     Ok(promise) => break promise,
-                    Err(refused) => return self.refuse(&site, &request, refused),
+                    Err(refused) => {
+                        return self.linear_beyond_or_refuse(
+                            process,
+                            &site,
+                            &request,
+                            refused,
+                            &mut allocate,
+                        );
+                    }
                 },
             }
         };
-        let answered = allocate();
+        let answered = allocate(Way::Device);
         self.end_linear(process, site, request, (block_bytes, promise), answered, allocate)
     }
 
@@ -221,9 +271,10 @@ impl Accounts {
         request: Request,
         (promised_bytes, promise): (u64, Promise),
         answered: (u32, Option<(u64, u64)>),
-        mut allocate: impl FnMut() -> (u32, Option<(u64, u64)>),
+        mut allocate: impl FnMut(Way) -> (u32, Option<(u64, u64)>),
     ) -> u32 {
-        let ((result, named), promise) = site.ask_again(promised_bytes, promise, answered, &mut allocate);
+        let ((result, named), promise) =
+            site.ask_again(promised_bytes, promise, answered, &mut || allocate(Way::Device));
         match named.filter(|_| result == CUDA_SUCCESS) {
             Some((address, bytes)) if bytes <= charge::SHARED_MAX_BYTES => {
                 self.slabs.insert(&site, address, bytes, (request.ordinal, request.context), promise);
@@ -232,9 +283,29 @@ impl Accounts {
                 let named = (Name::Address(address), charge::blocks(bytes));
                 self.enter(process, &site, &request, named, promise);
             }
-            None => site.withdraw(promise),
+            None => {
+                site.withdraw(promise);
+                return self.after_refusal(process, &site, &request, result, &mut allocate);
+            }
         }
         result
+    }
+
+    /// The driver refused linear memory with `result`: if it has none, that is given beyond what there is, where the job asked for that.
+    #[cold]
+    fn after_refusal(
+        &self,
+        process: &Process,
+        site: &Site<'_>,
+        request: &Request,
+        result: u32,
+        allocate: &mut dyn FnMut(Way) -> (u32, Option<(u64, u64)>),
+    ) -> u32 {
+        let is_full = result == CUDA_ERROR_OUT_OF_MEMORY;
+        is_full
+            .then(|| self.allocate_beyond(process, site, request, true, || allocate(Way::Beyond)))
+            .flatten()
+            .unwrap_or(result)
     }
 
     /// A small allocation for which the limit leaves no block of its own: beside others, if it fits there.
@@ -244,12 +315,12 @@ impl Accounts {
         process: &Process,
         site: &Site<'_>,
         request: &Request,
-        allocate: &mut dyn FnMut() -> (u32, Option<(u64, u64)>),
+        allocate: &mut dyn FnMut(Way) -> (u32, Option<(u64, u64)>),
     ) -> u32 {
         let alone = self.slabs.alone(site);
         let of = (request.ordinal, request.context);
         if alone.is_some() && self.slabs.has_hole(request.context, request.bytes) {
-            let (result, named) = allocate();
+            let (result, named) = allocate(Way::Device);
             let Some((address, bytes)) = named.filter(|_| result == CUDA_SUCCESS) else { return result };
             if self.slabs.knows(address) {
                 self.slabs.insert(site, address, bytes, of, None);
@@ -272,13 +343,18 @@ impl Accounts {
                     self.slabs.give_way();
                 }
                 Ok(promise) => break promise,
-                Err(refused) => return self.refuse(site, request, refused),
+                Err(refused) => {
+                    return self.linear_beyond_or_refuse(process, site, request, refused, allocate);
+                }
             }
         };
-        let ((result, named), promise) = site.ask(BLOCK_BYTES, promise, allocate);
+        let ((result, named), promise) = site.ask(BLOCK_BYTES, promise, || allocate(Way::Device));
         match named.filter(|_| result == CUDA_SUCCESS) {
             Some((address, bytes)) => self.slabs.insert(site, address, bytes, of, promise),
-            None => site.withdraw(promise),
+            None => {
+                site.withdraw(promise);
+                return self.after_refusal(process, site, request, result, allocate);
+            }
         }
         result
     }
@@ -389,6 +465,13 @@ impl Accounts {
         let free = match self.slabs.free(process, address, free) {
             Ok(result) => return result,
             Err(free) => free,
+        };
+        let free = match self.beyond.is_used() {
+            true => match self.beyond.free(process, address, free) {
+                Ok(result) => return result,
+                Err(free) => free,
+            },
+            false => free,
         };
         let pooled = self.pools.begin_free(address);
         let left = self.graphs.begin_free(address);
@@ -563,6 +646,7 @@ impl Accounts {
             }
         }
         self.slabs.forget_context(process, context);
+        self.beyond.forget_context(context);
         self.pools.forget_context(context);
         self.graphs.forget_live();
         self.refresh(process);

@@ -40,6 +40,8 @@ pub struct Inner {
     pub offset: Middle,
     /// What a record and a launch take on the host.
     pub lead: Middle,
+    /// The stream on which memory is moved ([`super::mover`]); it ends with the context.
+    pub moving: Option<Stream>,
     base: Option<Base>,
 }
 

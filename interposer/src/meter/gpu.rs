@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use deepres_abi::gate::OnlyLaunch;
-use deepres_abi::grant::{Gate, GrantSlot};
+use deepres_abi::grant::{Gate, GateState, GrantSlot};
 use deepres_abi::meter::{Launching, MeterSlot};
 use deepres_abi::wire::UNMANAGED;
 
@@ -160,6 +160,11 @@ impl Gpu {
         {
             process.rouse_meter();
         }
+    }
+
+    /// Whether the process may launch, as far as the gate goes: it is open, or there is a lease.
+    pub fn may_launch(&self) -> bool {
+        self.grant().is_none_or(|grant| matches!(grant.gate().state, GateState::Open | GateState::Leased))
     }
 
     /// A thread is about to look at the gate: until the result is dropped it counts as something in flight.

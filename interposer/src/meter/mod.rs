@@ -9,6 +9,7 @@ pub mod gpu;
 pub mod graphs;
 pub mod lane;
 pub mod measure;
+pub mod mover;
 pub mod reconnect;
 pub mod segment;
 pub mod thread;

@@ -8,6 +8,7 @@ use super::alone::{self, Threads};
 use super::context::{ContextState, Inner};
 use super::lane::Lane;
 use super::measure::Observed;
+use super::mover::{self, Mover, Moves};
 use super::reconnect::Reconnect;
 use super::segment::Contents;
 use crate::coverage;
@@ -76,6 +77,10 @@ struct Meter {
     is_relaxed: bool,
     reconnect: Reconnect,
     pressure: Pressure,
+    /// By GPU.
+    movers: Vec<Mover>,
+    /// The most that any of them has to do.
+    moves: Moves,
     /// When something is to be done at the latest, without a daemon.
     turn_at_ns: Option<u64>,
 }
@@ -93,6 +98,8 @@ impl Meter {
             is_relaxed: false,
             reconnect: Reconnect::default(),
             pressure: Pressure::new(process.pressure_signal(), process.gpus.len()),
+            movers: process.gpus.iter().map(|_| Mover::default()).collect(),
+            moves: Moves::None,
             turn_at_ns: None,
         }
     }
@@ -182,8 +189,25 @@ impl Meter {
                 gpu.ring();
             }
         }
+        if self.process.memory.beyond.is_used() {
+            self.move_memory(now_ns);
+        }
         self.turn_at_ns = self.process.turn(now_ns);
         any
+    }
+
+    /// Moves what is beyond the limit.
+    #[cold]
+    fn move_memory(&mut self, now_ns: u64) {
+        self.moves = Moves::None;
+        for (ordinal, mover) in self.movers.iter_mut().enumerate() {
+            let is_busy = self.accounts.get(ordinal).is_some_and(|account| account.computing_lanes != 0);
+            let moves = mover.step(self.process, ordinal, is_busy, now_ns, &mut self.is_relaxed);
+            self.moves = self.moves.max(moves);
+        }
+        if let Some(session) = self.process.session() {
+            self.process.memory.beyond.publish(session, &self.process.gpus);
+        }
     }
 
     /// Everything of a GPU is seen complete: says so, unless a launch came meanwhile.
@@ -430,6 +454,11 @@ impl Meter {
             TICK_LINGER_NS
         } else {
             SLEEP_NS
+        };
+        sleep_ns = match self.moves {
+            Moves::None => sleep_ns,
+            Moves::Rest => sleep_ns.min(mover::LOOK_NS),
+            Moves::More => sleep_ns.min(TICK_ALONE_NS),
         };
         sleep_ns = sleep_ns.min(session.guard(&self.process.gpus, now_ns));
         let seeks_daemon = session.seeks_daemon();

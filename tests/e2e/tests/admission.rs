@@ -1,12 +1,16 @@
 //! Guaranteed memory: promised once, and whoever comes when it is promised to others is told so, or waits.
 
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use deepres_e2e::{
     Host,
     clients::{Way, c_client},
     host::COMMAND_LIMIT,
 };
+use rustix::process::Signal;
 
 const GPU: &str = "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\n";
 
@@ -130,4 +134,51 @@ fn memory_is_guaranteed_on_the_gpu_that_a_job_uses_or_not_at_all() {
         assert_eq!(tenant["class"], class, "{name}: {tenant}");
         client.finish(COMMAND_LIMIT).success();
     }
+}
+
+#[test]
+fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
+    let gpu = "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n";
+    let host = Host::new().simgpu(gpu).config("memory_follow_ms = 200\n");
+    let _daemon = host.daemon();
+    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
+    let options = [&options[..], &["--memory-follow-use"]].concat();
+    let mut first = host.spawn(host.run(&options, c_client("view", Way::Dlsym), &[]));
+    first.await_json(COMMAND_LIMIT);
+    let greedy = || {
+        let arguments = ["33554432", "cuMemAlloc_v2"];
+        let run = host.run(&["--name", "greedy"], c_client("fill", Way::Dlsym), &arguments);
+        host.finish(run).success().json()["kinds"][0]["bytes"].as_u64().expect("a number")
+    };
+    const MIB: u64 = 1 << 20;
+    // All but the margin, once it was seen to use nothing for a while.
+    let begun = Instant::now();
+    while greedy() != (4096 - 256) * MIB {
+        assert!(begun.elapsed() < COMMAND_LIMIT);
+    }
+    let told = host.finish(host.deepres(&["ps", "-v"])).success().stdout;
+    assert!(told.contains("it follows its use as asked"), "{told}");
+    assert!(told.contains("256 MiB are kept for it"), "{told}");
+
+    // What is lent comes back once others have given it back, and not before.
+    let bytes = (3072 * MIB).to_string();
+    let mut holder = host.spawn(host.run(&["--name", "holder"], c_client("yields", Way::Dlsym), &[&bytes]));
+    holder.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let stop = || host.finish(host.deepres(&["set", "first", "--memory-follow-use=false"]));
+    let refused = stop();
+    assert!(refused.code != 0 && refused.stderr.contains("cannot be guaranteed now"), "{}", refused.stderr);
+    // Its own limit follows what is left, and is never below what is kept for it.
+    let arguments = ["33554432", "cuMemAlloc_v2"];
+    let filled =
+        host.finish(host.run(&["--name", "first"], c_client("fill", Way::Dlsym), &arguments)).success();
+    let mine = filled.json()["kinds"][0]["bytes"].as_u64().expect("a number");
+    assert!((256 * MIB..=1024 * MIB).contains(&mine), "{mine}");
+    holder.signal(Signal::TERM);
+    let begun = Instant::now();
+    while stop().code != 0 {
+        assert!(begun.elapsed() < COMMAND_LIMIT);
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(greedy(), 1024 * MIB);
+    first.finish(COMMAND_LIMIT).success();
 }

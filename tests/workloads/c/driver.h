@@ -180,6 +180,7 @@ enum {
     X(cuMemAllocPitch_v2, "cuMemAllocPitch", 3020, LEGACY,                                                               \
       (CUdeviceptr * ptr, size_t *pitch, size_t width, size_t height, unsigned element_bytes))                           \
     X(cuMemAllocManaged, "cuMemAllocManaged", 6000, LEGACY, (CUdeviceptr * ptr, size_t bytes, unsigned flags))           \
+    X(cuPointerGetAttribute, "cuPointerGetAttribute", 4000, LEGACY, (void *data, int attribute, CUdeviceptr ptr))         \
     X(cuMemFree_v2, "cuMemFree", 3020, LEGACY, (CUdeviceptr ptr))                                                        \
     X(cuMemAllocAsync, "cuMemAllocAsync", 11020, LEGACY, (CUdeviceptr * ptr, size_t bytes, CUstream stream))             \
     X(cuMemAllocAsync_ptsz, "cuMemAllocAsync", 11020, PTDS, (CUdeviceptr * ptr, size_t bytes, CUstream stream))          \

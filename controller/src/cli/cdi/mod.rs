@@ -5,6 +5,7 @@ mod spec;
 
 use super::run::{self, wishes};
 use anyhow::{Context, Result, bail};
+use clap::builder::BoolishValueParser;
 use deepres_abi::directory::{DIRECTORY_VARIABLE, SOCKET_VARIABLE};
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_controller::authority::Wish;
@@ -98,7 +99,11 @@ struct Generate {
     /// Requests are to be answered within this time, for example 30ms
     #[arg(long, value_parser = parse_time)]
     slo: Option<u64>,
-    /// Let others' need of memory take the tenant off the GPU for a while, memory and all: suspend
+    /// Let others have what of its memory it does not use, but for a margin
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    memory_follow_use: Option<bool>,
+    /// Use more memory than there is: suspend (others' need takes the tenant off the GPU for a while, memory and all) or managed (what is beyond its limit moves to
+    /// the GPU and back)
     #[arg(long, value_name = "HOW")]
     oversubscribe: Option<Oversubscribe>,
     /// The CDI specification to put it into; `-` prints one with this device alone
@@ -117,6 +122,7 @@ impl Generate {
             deadline_ns: self.deadline,
             size_ns: self.size,
             slo_ns: self.slo,
+            memory_follows_use: self.memory_follow_use,
         }
     }
 }

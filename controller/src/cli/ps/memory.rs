@@ -8,7 +8,8 @@ use std::io::{self, Write};
 pub fn print(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     for account in &tenant.gpus {
         writeln!(out, "    on gpu {}  {}", account.gpu, held(tenant.memory_limit_bytes, account))?;
-        for line in [ceiling(account), drift(account), refused(account)].into_iter().flatten() {
+        for line in [kept(account), ceiling(account), drift(account), refused(account)].into_iter().flatten()
+        {
             writeln!(out, "              {line}")?;
         }
     }
@@ -34,8 +35,23 @@ pub fn print_brief(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result
 /// What it holds by kind.
 fn kinds(account: &AccountStatus) -> Option<String> {
     let kinds = account.memory_by_kind.iter().map(|(kind, bytes)| format!("{kind} {}", Bytes(*bytes)));
-    let kinds = kinds.collect::<Vec<_>>().join(", ");
+    let kinds = kinds.chain(oversubscribed(account)).collect::<Vec<_>>().join(", ");
     (!kinds.is_empty()).then_some(kinds)
+}
+
+/// What it has beyond its limit, and where that is.
+fn oversubscribed(account: &AccountStatus) -> Option<String> {
+    let bytes = account.oversubscribed_bytes;
+    (bytes > 0).then(|| {
+        let there = Bytes(account.oversubscribed_brought_bytes);
+        format!("{} beyond the limit, of which {there} on the GPU", Bytes(bytes))
+    })
+}
+
+/// What is kept for it, if the rest is not.
+fn kept(account: &AccountStatus) -> Option<String> {
+    let bytes = account.kept_bytes?;
+    Some(format!("{} are kept for it, by what it held of late; the rest is whose it is first", Bytes(bytes)))
 }
 
 /// What others' promises leave it.
@@ -107,6 +123,17 @@ mod tests {
         assert_eq!(held(Some(4 << 30), &account), "holds 3 GiB (linear 2 GiB, pool 1 GiB), peak 4 GiB");
         assert_eq!(refused(&account).unwrap(), "refused 7 times, last 2 MiB for cuMemCreate");
         assert_eq!(refused(&AccountStatus::default()), None);
+    }
+
+    #[test]
+    fn what_is_beyond_the_limit_is_told_as_a_kind_of_its_own() {
+        let account = AccountStatus {
+            oversubscribed_bytes: 5 << 30,
+            oversubscribed_brought_bytes: 1 << 30,
+            ..account()
+        };
+        let kinds = "linear 2 GiB, pool 1 GiB, 5 GiB beyond the limit, of which 1 GiB on the GPU";
+        assert_eq!(held(None, &account), format!("holds 3 GiB ({kinds}), peak 4 GiB"));
     }
 
     #[test]

@@ -70,6 +70,14 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
         memory_bytes.value.map_or("all there is".to_owned(), bytes),
         memory_bytes.rule
     )?;
+    if tenant.asked.memory_follows_use.is_some()
+        || granted.memory_follows_use.rule != Rule::Default
+        || granted.memory_follows_use.value
+    {
+        let does =
+            if granted.memory_follows_use.value { "follows its use" } else { "does not follow its use" };
+        writeln!(out, "             it {does} {}", granted.memory_follows_use.rule)?;
+    }
     memory::print(tenant, out)?;
     writeln!(
         out,

@@ -158,6 +158,7 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<An
     hello.deadline_ns = wish.deadline_ns.unwrap_or(0);
     hello.size_ns = wish.size_ns.unwrap_or(0);
     hello.slo_ns = wish.slo_ns.unwrap_or(0);
+    hello.memory_follows_use = wire::said(wish.memory_follows_use);
     hello.pid = std::process::id();
     wire::set_text(&mut hello.tenant, request.name);
     match exchange(&mut hello, &socket, &connection)? {

@@ -54,7 +54,8 @@ pub struct Args {
     /// Do not load deepres into the program: what it launches is counted from outside, and nothing is limited
     #[arg(long, conflicts_with_all = ["share", "memory", "class", "record"])]
     no_preload: bool,
-    /// Let others' need of memory take this tenant off the GPU for a while, memory and all: suspend
+    /// Use more memory than there is: suspend (others' need takes the tenant off the GPU for a while, memory and all) or managed (what is beyond its limit moves to
+    /// the GPU and back)
     #[arg(long, env = OVERSUBSCRIBE_VARIABLE, value_name = "HOW")]
     oversubscribe: Option<Oversubscribe>,
     /// Wait while guarantees to others leave no room for the memory that is to be guaranteed, instead of failing
@@ -103,6 +104,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         );
     }
 
+    if preload.is_none() && args.oversubscribe == Some(Oversubscribe::Managed) {
+        anyhow::bail!("--oversubscribe managed needs deepres in the program: leave out --no-preload");
+    }
     let name = args.name.unwrap_or_else(|| default_name(program));
     let wish = args.wishes.wish();
     let request = connect::Request { name: &name, wish, waits: args.wait };

@@ -1,5 +1,6 @@
 //! What a job asks for, on the command line and in its environment.
 
+use clap::builder::BoolishValueParser;
 use deepres_controller::authority::Wish;
 use deepres_controller::policy::class::Class;
 use deepres_controller::policy::priority::Criticality;
@@ -20,8 +21,11 @@ const SIZE_VARIABLE: &str = "DEEPRES_SIZE";
 /// How soon its requests are to be answered.
 const SLO_VARIABLE: &str = "DEEPRES_SLO";
 
+/// Whether what of its memory it does not use may be others'.
+const FOLLOW_USE_VARIABLE: &str = "DEEPRES_MEMORY_FOLLOW_USE";
+
 /// All of them.
-pub const VARIABLES: [&str; 7] = [
+pub const VARIABLES: [&str; 8] = [
     SHARE_VARIABLE,
     MEMORY_VARIABLE,
     CLASS_VARIABLE,
@@ -29,6 +33,7 @@ pub const VARIABLES: [&str; 7] = [
     DEADLINE_VARIABLE,
     SIZE_VARIABLE,
     SLO_VARIABLE,
+    FOLLOW_USE_VARIABLE,
 ];
 
 /// The options of `deepres run` that say so.
@@ -57,6 +62,9 @@ pub struct Args {
     /// Requests are to be answered within this time, for example 30ms
     #[arg(long, env = SLO_VARIABLE, value_parser = parse_time)]
     slo: Option<u64>,
+    /// Let others have what of its memory it does not use, but for a margin
+    #[arg(long, env = FOLLOW_USE_VARIABLE, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    memory_follow_use: Option<bool>,
 }
 
 impl Args {
@@ -70,6 +78,7 @@ impl Args {
             deadline_ns: self.deadline,
             size_ns: self.size,
             slo_ns: self.slo,
+            memory_follows_use: self.memory_follow_use,
         }
     }
 }
@@ -84,6 +93,7 @@ pub fn variables(wish: &Wish) -> impl Iterator<Item = (&'static str, String)> {
         (DEADLINE_VARIABLE, wish.deadline_ns.map(exact)),
         (SIZE_VARIABLE, wish.size_ns.map(exact)),
         (SLO_VARIABLE, wish.slo_ns.map(exact)),
+        (FOLLOW_USE_VARIABLE, wish.memory_follows_use.map(|follows| follows.to_string())),
     ]
     .into_iter()
     .filter_map(|(name, value)| Some((name, value?)))

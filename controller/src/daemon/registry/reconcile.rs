@@ -2,6 +2,7 @@
 
 use super::Registry;
 use super::tenant::Tenant;
+use crate::clock::monotonic_ns;
 use crate::daemon::reconcile::OnGpu;
 use crate::identity::{Key, read};
 use crate::policy::TenantId;
@@ -117,6 +118,7 @@ impl Registry {
     /// Finds out anew what each tenant may hold beside what others were promised, and tells the arbiters of what changed.
     pub fn renew_ceilings(&mut self) -> Vec<oneshot::Receiver<()>> {
         let mut ready = Vec::new();
+        let (now_ns, window_ns) = (monotonic_ns(), self.config.memory_follow_ns());
         for gpu in 0..self.gpus.len() {
             let strangers = self.strangers_bytes.get(&gpu).copied().unwrap_or(0);
             let total_bytes = self.gpus[gpu].gpu.memory_bytes.saturating_sub(strangers);
@@ -127,6 +129,7 @@ impl Registry {
                     !tenant.is_deserted() && (tenant.gpus.is_empty() || tenant.gpus.contains(&gpu))
                 })
                 .collect();
+            here.iter_mut().for_each(|tenant| tenant.note_use(gpu, now_ns, window_ns));
             let holdings: Vec<Holding> = here.iter().map(|tenant| tenant.holding(gpu)).collect();
             for (tenant, ceiling) in here.iter_mut().zip(ceilings(total_bytes, &holdings)) {
                 if tenant.ceilings.get(&gpu).copied() == ceiling {
@@ -148,7 +151,7 @@ impl Registry {
 impl Tenant {
     /// What of a GPU's memory cannot be promised to others because of this tenant, bytes.
     fn claim_bytes(&self, gpu: usize) -> u64 {
-        let Holding { promised_bytes, firm_bytes } = self.holding(gpu);
+        let Holding { promised_bytes, firm_bytes, .. } = self.holding(gpu);
         promised_bytes.max(firm_bytes)
     }
 
@@ -156,7 +159,9 @@ impl Tenant {
         let held = self.ledger.page().gpu(gpu).map_or(0, |ledger| ledger.held_bytes());
         let found = self.by_nvml.get(&gpu).map_or(0, |seen| seen.bytes);
         let firm_bytes = if self.may_leave() { 0 } else { held.max(found) };
-        Holding { promised_bytes: self.promised_bytes_on(gpu), firm_bytes }
+        let kept_bytes = self.kept_bytes(gpu);
+        let promised_bytes = self.promised_bytes_on(gpu).min(kept_bytes.unwrap_or(u64::MAX));
+        Holding { promised_bytes, firm_bytes, kept_bytes }
     }
 }
 

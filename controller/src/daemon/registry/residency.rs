@@ -31,9 +31,9 @@ pub struct Stay {
 }
 
 impl Registry {
-    /// Whether any tenant opted in.
+    /// Whether any tenant opted in to being suspended.
     pub fn is_oversubscribed(&self) -> bool {
-        self.tenants.values().any(|tenant| tenant.oversubscribe.is_some() && !tenant.sessions.is_empty())
+        self.tenants.values().any(|tenant| tenant.lets_itself_be_suspended() && !tenant.sessions.is_empty())
     }
 
     /// Whether there is anybody to make room, or anybody who waits for room.

@@ -119,6 +119,7 @@ impl Registry {
                 by_nvml: BTreeMap::new(),
                 driver: DriverSignals::default(),
                 ceilings: BTreeMap::new(),
+                used: BTreeMap::new(),
                 gpus: Vec::new(),
                 sessions: BTreeMap::new(),
                 keepers: BTreeMap::new(),

@@ -25,6 +25,9 @@ impl Registry {
         let tenant = self.tenant_named(name)?;
         let (before, set) = (tenant.promised_bytes(), wish.or(tenant.set));
         let promised = tenant.granted_with(&set);
+        // What it lent it is promised anew.
+        let takes_back = tenant.granted().memory_follows_use.value && !promised.memory_follows_use.value;
+        let before = if takes_back { 0 } else { before };
         if let Some(reason) = self.breaks_promises(name, before, &promised) {
             return Err(reason);
         }
@@ -36,8 +39,10 @@ impl Registry {
         tracing::info!(tenant = name, set = %tenant.set, "an administrator set a tenant");
         let user = tenant.user;
         self.share_out(user);
+        let renewed = wish.memory_follows_use.map(|_| self.renew_ceilings());
         let granted = self.tenant_named(name)?.granted();
-        Ok((Reply::Set(granted), self.tell_arbiters(name)))
+        let told = self.tell_arbiters(name);
+        Ok((Reply::Set(granted), told.into_iter().chain(renewed.into_iter().flatten()).collect()))
     }
 
     /// Keeps a tenant off the GPUs, or lets it on again, at an administrator's word.

@@ -95,6 +95,7 @@ fn tenant_status(name: &str, tenant: &Tenant, by_whom: &ByWhom<'_>) -> TenantSta
             nvml_bytes: seen.map(|seen| seen.bytes),
             drift_bytes: seen.map(|seen| seen.drift_bytes),
             ceiling_bytes: tenant.ceilings.get(&account.gpu).copied(),
+            kept_bytes: tenant.kept_bytes(account.gpu),
             ..(*account).clone()
         }
     });

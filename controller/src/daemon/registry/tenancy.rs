@@ -92,6 +92,7 @@ impl Registry {
                 by_nvml: BTreeMap::new(),
                 driver: DriverSignals::default(),
                 ceilings: BTreeMap::new(),
+                used: BTreeMap::new(),
                 gpus: Vec::new(),
                 sessions: BTreeMap::new(),
                 keepers: BTreeMap::new(),
@@ -122,7 +123,10 @@ impl Registry {
                 "the tenant `{name}` runs already with {holds}: leave out what this asks for, choose another --name, or change it with `deepres set {name} …`"
             ));
         } else {
-            tenant.oversubscribe = tenant.oversubscribe.or(oversubscribe);
+            tenant.oversubscribe = match (tenant.oversubscribe, oversubscribe) {
+                (Some(way), Some(other)) => Some(way.with(other)),
+                (way, other) => way.or(other),
+            };
             let merged = tenant.asked.or(asked);
             if merged != tenant.asked {
                 tenant.asked = merged;
@@ -228,6 +232,7 @@ fn wish(hello: &Hello) -> Result<Wish, Refused> {
         deadline_ns: (hello.deadline_ns != 0).then_some(hello.deadline_ns),
         size_ns: (hello.size_ns != 0).then_some(hello.size_ns),
         slo_ns: (hello.slo_ns != 0).then_some(hello.slo_ns),
+        memory_follows_use: wire::heard(hello.memory_follows_use),
     };
     match authority::impossible(&wish) {
         Some(reason) => Err(refused(reason)),

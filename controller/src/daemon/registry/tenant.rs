@@ -13,6 +13,7 @@ use crate::identity::{Found, Key};
 use crate::policy::TenantId;
 use crate::policy::class::Class;
 use crate::policy::entitlement::Request;
+use crate::policy::memory::Use;
 use crate::policy::priority::Priority;
 use crate::policy::signals::DriverSignals;
 use crate::probes::Presence;
@@ -92,6 +93,8 @@ pub struct Tenant {
     pub driver: DriverSignals,
     /// The most that it may hold of a GPU beside what others were promised, bytes, where that bounds it.
     pub ceilings: BTreeMap<usize, u64>,
+    /// What it held of late, by GPU, if its memory follows its use.
+    pub used: BTreeMap<usize, Use>,
     /// The GPUs that any of its sessions was on.
     pub gpus: Vec<usize>,
     /// Its processes that use GPUs.
@@ -193,12 +196,34 @@ impl Tenant {
 
     /// Whether its memory can make room for others'.
     pub fn may_leave(&self) -> bool {
-        self.oversubscribe.is_some() && monotonic_ns() >= self.stays_until_ns
+        self.lets_itself_be_suspended() && monotonic_ns() >= self.stays_until_ns
+    }
+
+    /// Whether it opted in to that.
+    pub fn lets_itself_be_suspended(&self) -> bool {
+        self.oversubscribe == Some(Oversubscribe::Suspend)
     }
 
     /// The memory that it is guaranteed on a GPU, bytes; 0 for none.
     pub fn promised_bytes_on(&self, gpu: usize) -> u64 {
         if self.unpromised.contains(&gpu) { 0 } else { self.promised_bytes() }
+    }
+
+    /// What is kept for it on a GPU of what it was granted, bytes, if its memory follows its use.
+    pub fn kept_bytes(&self, gpu: usize) -> Option<u64> {
+        let granted = self.granted();
+        let used = self.used.get(&gpu).filter(|_| granted.memory_follows_use.value)?;
+        Some(used.kept_bytes(granted.memory_bytes.value.unwrap_or(NO_LIMIT)))
+    }
+
+    /// Takes in what it holds of a GPU now.
+    pub fn note_use(&mut self, gpu: usize, now_ns: u64, window_ns: u64) {
+        if !self.granted().memory_follows_use.value {
+            self.used.clear();
+            return;
+        }
+        let held_bytes = self.ledger.page().gpu(gpu).map_or(0, |ledger| ledger.held_bytes());
+        self.used.entry(gpu).or_insert_with(|| Use::new(now_ns)).take_in(now_ns, held_bytes, window_ns);
     }
 
     /// The memory that it is guaranteed on each GPU with room for it, bytes; 0 for none.

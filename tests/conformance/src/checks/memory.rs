@@ -18,6 +18,7 @@ checks! { "memory":
     Documented addresses_say_what_they_are;
     Documented host_memory_is_registered_once;
     Documented managed_memory;
+    Documented managed_memory_goes_where_it_is_prefetched;
     Guess arrays;
     Documented levels_of_a_mipmapped_array_are_arrays;
     Guess a_context_takes_memory_and_gives_it_back;
@@ -157,6 +158,54 @@ fn managed_memory(facts: &mut Facts) -> Result<(), Stop> {
     let other = gpu.memory(4096)?;
     let advised = cu!(cuMemPrefetchAsync(other, 4096, CU_DEVICE_CPU, null_mut()));
     facts.code("prefetching what is not managed", advised, CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}
+
+fn managed_memory_goes_where_it_is_prefetched(facts: &mut Facts) -> Result<(), Stop> {
+    let _gpu = Gpu::new()?;
+    const BYTES: usize = 4 * MIB;
+    let mut migrates = 0;
+    must!(cuDeviceGetAttribute(&mut migrates, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 0));
+    let mut address = 0;
+    must!(cuMemAllocManaged(&mut address, BYTES, CU_MEM_ATTACH_GLOBAL));
+    let mut handle = CUipcMemHandle { reserved: [0; 64] };
+    let exported = cu!(cuIpcGetMemHandle(&mut handle, address));
+    facts.has("exporting it to other processes", exported, "refused", exported != CUDA_SUCCESS);
+    if migrates != 0 {
+        let attribute = |attribute| {
+            let mut value = 0_i32;
+            must!(cuMemRangeGetAttribute((&raw mut value).cast(), 4, attribute, address, BYTES));
+            Ok::<_, Stop>(value)
+        };
+        let (preferred, last) =
+            (CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION);
+        facts.is("where it belongs at first", attribute(preferred)?, CU_DEVICE_INVALID);
+        must!(cuMemAdvise(address, BYTES, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, 0));
+        facts.is("where it belongs once that was advised", attribute(preferred)?, 0);
+        must!(cuMemPrefetchAsync(address, BYTES, 0, null_mut()));
+        must!(cuCtxSynchronize());
+        facts.is("where it was prefetched to", attribute(last)?, 0);
+        must!(cuMemAdvise(address, BYTES, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, 0));
+        facts.is("where it belongs once that was taken back", attribute(preferred)?, CU_DEVICE_INVALID);
+        must!(cuMemsetD32_v2(address, 9, 1));
+        must!(cuMemPrefetchAsync(address, BYTES, CU_DEVICE_CPU, null_mut()));
+        must!(cuCtxSynchronize());
+        facts.is("where it was prefetched to then", attribute(last)?, CU_DEVICE_CPU);
+    }
+    let more = cu!(cuMemPrefetchAsync(address, BYTES + MIB, CU_DEVICE_CPU, null_mut()));
+    facts.code("prefetching more than there is of it", more, CUDA_ERROR_INVALID_VALUE);
+    // More managed memory than the GPU has can be had where it moves by pages.
+    let (mut total, mut large) = (0, 0);
+    must!(cuDeviceTotalMem_v2(&mut total, 0));
+    if migrates != 0 {
+        facts.code(
+            "more of it than the GPU has",
+            cu!(cuMemAllocManaged(&mut large, total + MIB, CU_MEM_ATTACH_GLOBAL)),
+            CUDA_SUCCESS,
+        );
+        must!(cuMemFree_v2(large));
+    }
+    must!(cuMemFree_v2(address));
     Ok(())
 }
 

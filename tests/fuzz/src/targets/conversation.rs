@@ -129,6 +129,7 @@ fn any_hello(daemon: &Daemon, input: &mut Unstructured<'_>) -> Result<Hello> {
         hello.deadline_ns = input.arbitrary()?;
         hello.size_ns = input.arbitrary()?;
         hello.slo_ns = input.arbitrary()?;
+        hello.memory_follows_use = input.int_in_range(0..=3)?;
     }
     if input.ratio(1, 8)? {
         hello.sessions_before = input.arbitrary()?;

@@ -439,7 +439,10 @@ impl Plan {
     fn submit(&self, stream: &Stream, launch: u64, run: &mut Vec<Work>) -> Result<()> {
         for step in self.steps.iter().filter(|step| step.is_enabled) {
             match &step.operation {
-                Operation::Kernel(kernel) => extend_run(run, kernel.work()),
+                Operation::Kernel(kernel) => {
+                    run.extend(kernel.touch(stream.context.gpu).work());
+                    extend_run(run, kernel.work());
+                }
                 Operation::Child(_) => {
                     for child in &step.children {
                         child.submit(stream, launch, run)?;

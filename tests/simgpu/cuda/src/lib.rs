@@ -29,6 +29,7 @@ mod operation;
 mod pending;
 mod pool;
 mod process;
+mod residency;
 mod status;
 mod stream;
 mod vmm;

@@ -11,7 +11,7 @@ use crate::mapping::{self, Access};
 use crate::pool::Pool;
 use crate::process::{self, host};
 use crate::status::{self, Result};
-use crate::{account, capture, ipc, pending};
+use crate::{account, capture, ipc, pending, residency};
 
 /// Up to this size allocations share a 2 MiB piece; larger ones have pieces of their own.
 const SMALL_BYTES: u64 = 1 << 20;
@@ -23,7 +23,7 @@ const PITCH_ALIGNMENT_BYTES: u64 = 512;
 pub enum Kind {
     /// Linear device memory (cuMemAlloc, cuMemAllocPitch).
     Device,
-    /// Managed memory; it lives on the host and is not charged to the GPU.
+    /// Managed memory; its bytes live on the host, and it is not charged to the GPU. [`crate::residency`] knows where it is taken to be.
     Managed,
     /// Page-locked host memory of the driver's.
     HostPinned {
@@ -299,6 +299,7 @@ pub fn allocate_on_host(bytes: u64, kind: Kind) -> Result<u64> {
     let base = mapping::map(length, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)?;
     if matches!(kind, Kind::Managed) {
         host().add_unmovable();
+        residency::enter(base, bytes);
     }
     enter(base, bytes, kind, Some(context));
     Ok(base)
@@ -350,6 +351,7 @@ fn free_backing(allocation: &Allocation) {
         (Kind::Managed | Kind::HostPinned { .. }, _) => {
             if matches!(allocation.kind, Kind::Managed) {
                 host().remove_unmovable();
+                residency::forget(allocation.base);
             }
             mapping::unmap(allocation.base, allocation.bytes.next_multiple_of(mapping::ALIGNMENT_BYTES));
         }

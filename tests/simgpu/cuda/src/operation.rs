@@ -13,6 +13,7 @@ use crate::graph_memory;
 use crate::module::Function;
 use crate::pending::{self, Cell, Comparison, Effect, HostCall};
 use crate::process::host;
+use crate::residency::{self, Moved};
 use crate::status::{self, Result};
 use crate::stream::Stream;
 
@@ -26,7 +27,7 @@ pub const MAX_BLOCK_THREADS: u32 = 1024;
 /// Values of a kernel's parameters, kept for a graph.
 pub struct Arguments {
     /// The argument buffer, which the pointers point into; it does not move with this struct.
-    _bytes: Box<[u8]>,
+    bytes: Box<[u8]>,
     /// Pointers to each parameter, as the API passes them.
     pointers: Box<[usize]>,
 }
@@ -70,7 +71,12 @@ impl Arguments {
         }
         let base = bytes.as_ptr() as usize;
         let pointers = function.parameters.iter().map(|one| base + one.offset_bytes).collect();
-        Ok(Self { _bytes: bytes, pointers })
+        Ok(Self { bytes, pointers })
+    }
+
+    /// Every word that could be an address.
+    pub fn words(&self) -> impl Iterator<Item = u64> {
+        self.bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word))
     }
 
     /// The pointers, as `kernelParams` has them.
@@ -116,7 +122,7 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// All blocks must be resident at once.
     pub cooperative: bool,
-    /// The parameters' values, where a graph keeps them; a launch that runs at once needs none, as nothing is computed.
+    /// The parameters' values, where a graph keeps them, or addresses among them matter; nothing is computed.
     pub arguments: Option<Arc<Arguments>>,
 }
 
@@ -151,6 +157,15 @@ impl Launch {
             }
         }
         Ok(())
+    }
+
+    /// What has to be moved before it can run, where its parameters are known.
+    #[inline]
+    pub fn touch(&self, gpu: usize) -> Moved {
+        match &self.arguments {
+            Some(arguments) if residency::is_used() => residency::touch(arguments.words(), gpu),
+            _ => Moved::default(),
+        }
     }
 
     /// The engine's view of it.
@@ -237,6 +252,9 @@ impl Operation {
     pub fn submit(self, stream: &Stream) -> Result<()> {
         match self {
             Self::Kernel(launch) => {
+                for work in launch.touch(stream.context.gpu).work() {
+                    stream.enqueue(work)?;
+                }
                 stream.enqueue(launch.work())?;
             }
             Self::Copy(params) => submit_copy(stream, Plan::strided(&params)?)?,

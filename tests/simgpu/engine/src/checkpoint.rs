@@ -9,7 +9,7 @@ use crate::{
     guard::Guard,
     journal::Memory,
     layout::{MAX_PROCESSES, Process, State, Word, checkpoint_state, process_state},
-    namespace, sim,
+    managed, namespace, sim,
 };
 use std::{
     sync::atomic::{Ordering, fence},
@@ -163,16 +163,18 @@ impl Host {
         let bytes = self.in_state(pid, checkpoint_state::CHECKPOINTED, |process| {
             process.gpus.iter().map(|gpu| gpu.suspended_bytes.load()).sum::<u64>()
         })?;
-        let total_bytes = self.config().memory_bytes;
+        let config = self.config();
+        let total_bytes = config.memory_bytes;
         self.step(pid, checkpoint_state::CHECKPOINTED, checkpoint_state::LOCKED, |guard, process| {
             let state = guard.state();
-            for (gpu, account) in state.gpus.iter().zip(&process.gpus).take(MAX_GPUS) {
+            for (index, (gpu, account)) in state.gpus.iter().zip(&process.gpus).take(MAX_GPUS).enumerate() {
                 let bytes = guard.get(&account.suspended_bytes);
                 let used = guard.get(&gpu.memory_used_bytes).saturating_add(bytes);
                 if bytes > 0 && used > total_bytes {
                     guard.abort();
                     return Err(CheckpointError::OutOfMemory);
                 }
+                managed::make_room(&mut **guard, state, config, index, bytes, None);
                 guard.put(&gpu.memory_used_bytes, used);
                 let peak = guard.get(&gpu.memory_peak_bytes);
                 guard.put(&gpu.memory_peak_bytes, peak.max(used));

@@ -56,6 +56,7 @@ pub struct Config {
     pub memory_bus_bits: u32,
     pub memory_bytes: u64,
     pub context_overhead_bytes: u64,
+    pub managed_memory_migrates: bool,
     pub slice_ns: u64,
     pub preempt_switch_ns: u64,
     pub idle_switch_ns: u64,

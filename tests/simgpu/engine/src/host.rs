@@ -35,7 +35,7 @@ pub struct Options {
 pub struct MemoryInfo {
     /// What there is.
     pub total_bytes: u64,
-    /// What all processes together have taken, context overhead included.
+    /// What all processes together have taken, context overhead included, and their managed memory that is there now.
     pub used_bytes: u64,
 }
 
@@ -136,6 +136,11 @@ impl Host {
     #[inline]
     pub(crate) fn own_record(&self) -> &Process {
         &self.shared.state.processes[self.process.number]
+    }
+
+    /// The number of this process.
+    pub(crate) fn number(&self) -> usize {
+        self.process.number
     }
 
     /// The state, held; `None` in a forked child.
@@ -626,7 +631,8 @@ impl Host {
         assert!(gpu < self.gpu_count().min(MAX_GPUS), "no GPU {gpu}");
         // So that what the dead held is free, and nothing is out of date.
         drop(self.enter());
-        let used_bytes = self.shared.state.gpus[gpu].memory_used_bytes.load();
+        let gpu = &self.shared.state.gpus[gpu];
+        let used_bytes = gpu.memory_used_bytes.load().saturating_add(gpu.managed_bytes.load());
         MemoryInfo { total_bytes: self.shared.config.memory_bytes, used_bytes }
     }
 }

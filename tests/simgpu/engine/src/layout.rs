@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Says that the file is complete and ours; written last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"simgpu01");
 /// Changes with every change of this file.
-pub const VERSION: u64 = 6;
+pub const VERSION: u64 = 7;
 
 /// Contexts of the whole host.
 pub const MAX_CONTEXTS: usize = 1024;
@@ -169,6 +169,8 @@ pub struct Gpu {
     pub memory_used_bytes: Word,
     /// The most of it ever taken at once.
     pub memory_peak_bytes: Word,
+    /// Managed memory that is here now, beside what is taken: it goes to the host when room is needed.
+    pub managed_bytes: Word,
     /// Contexts that have work in their streams.
     pub occupied: [Word; MAX_CONTEXTS / BITS],
     pub bucket_number: [Word; BUCKETS],
@@ -222,6 +224,10 @@ pub struct ProcessGpu {
     pub memory_peak_bytes: Word,
     /// What it held when it was checkpointed.
     pub suspended_bytes: Word,
+    /// Its managed memory that is here now. Whoever needs room lowers it; the process then finds that some of its pages have gone.
+    pub managed_bytes: Word,
+    /// When it last brought some here.
+    pub managed_at_ns: Word,
     pub contexts: Word,
 }
 

@@ -24,6 +24,7 @@ mod layout;
 mod liveness;
 mod lock;
 mod locker;
+mod managed;
 mod namespace;
 mod shared;
 mod sim;

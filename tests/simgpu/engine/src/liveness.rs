@@ -8,7 +8,7 @@ use crate::{
     Config, Error,
     journal::Memory,
     layout::{MAX_EVENTS, MAX_PROCESSES, Process, State, checkpoint_state, process_state},
-    namespace, sim,
+    managed, namespace, sim,
 };
 use std::{
     fs::{self, File},
@@ -192,6 +192,9 @@ pub fn bury<M: Memory>(memory: &mut M, state: &State, number: usize, now_ns: u64
             memory.commit();
         }
     }
+    for gpu in 0..process.gpus.len() {
+        managed::take_away(memory, state, number, gpu, u64::MAX);
+    }
     memory.put(&process.state, process_state::DEAD);
     memory.commit();
 }
@@ -252,6 +255,8 @@ pub fn enter<M: Memory>(memory: &mut M, state: &State, number: usize) {
             &gpu.memory_bytes,
             &gpu.memory_peak_bytes,
             &gpu.suspended_bytes,
+            &gpu.managed_bytes,
+            &gpu.managed_at_ns,
             &gpu.contexts,
         ] {
             memory.put(word, 0);

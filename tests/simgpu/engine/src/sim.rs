@@ -18,6 +18,7 @@ use crate::{
         BUCKET_NS, BUCKETS, Context, Gpu, Item, MAX_CONCURRENT, NEVER, State, Stream, TICKS_PER_NS, Word,
         checkpoint_state, item_kind, meeting_peers, pack, phase, unpack,
     },
+    managed,
 };
 use smallvec::SmallVec;
 
@@ -924,6 +925,7 @@ pub fn take_memory<M: Memory>(
     if bytes > free_bytes {
         return Err(free_bytes);
     }
+    managed::make_room(memory, state, config, gpu_index, bytes, None);
     memory.add(used, bytes);
     let peak = &state.gpus[gpu_index].memory_peak_bytes;
     let now_used = memory.get(used);

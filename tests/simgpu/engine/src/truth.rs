@@ -40,6 +40,8 @@ pub struct ProcessGpu {
     pub memory_bytes: u64,
     /// The most it ever held.
     pub memory_peak_bytes: u64,
+    /// Its managed memory that is on the GPU now.
+    pub managed_bytes: u64,
     /// How many contexts it has.
     pub contexts: u32,
 }
@@ -82,6 +84,8 @@ pub struct Gpu {
     pub memory_used_bytes: u64,
     /// The most that all processes together ever had of it.
     pub memory_peak_bytes: u64,
+    /// Managed memory that is there now, beside what is taken.
+    pub managed_bytes: u64,
     /// The part of the last second in which it was running kernels, in parts per million.
     pub utilization_ppm: u32,
 }
@@ -184,6 +188,7 @@ impl Observer {
             memory_total_bytes: self.shared.config.memory_bytes,
             memory_used_bytes: present.get(&gpu.memory_used_bytes),
             memory_peak_bytes: present.get(&gpu.memory_peak_bytes),
+            managed_bytes: present.get(&gpu.managed_bytes),
             utilization_ppm: sim::utilization_ppm(present, gpu, now_ns),
         }
     }
@@ -203,6 +208,7 @@ impl Observer {
             copies: present.get(&account.copies),
             memory_bytes: present.get(&account.memory_bytes),
             memory_peak_bytes: present.get(&account.memory_peak_bytes),
+            managed_bytes: present.get(&account.managed_bytes),
             contexts: present.get(&account.contexts) as u32,
         });
         Process {

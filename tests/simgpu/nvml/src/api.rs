@@ -283,7 +283,7 @@ export! {
 
     nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut sys::nvmlMemory_t) |library| {
         let gpu = library.gpu(device)?;
-        let (total, used) = (gpu.memory_total_bytes, gpu.memory_used_bytes);
+        let (total, used) = (gpu.memory_total_bytes, gpu.memory_used_bytes + gpu.managed_bytes);
         // SAFETY: see above.
         unsafe { write(memory, sys::nvmlMemory_t { total, free: total - used, used }) }
     }
@@ -294,7 +294,7 @@ export! {
         if unsafe { memory.as_ref() }.is_some_and(|given| given.version != MEMORY_V2) {
             return version_mismatch();
         }
-        let (total, used) = (gpu.memory_total_bytes, gpu.memory_used_bytes);
+        let (total, used) = (gpu.memory_total_bytes, gpu.memory_used_bytes + gpu.managed_bytes);
         let value = sys::nvmlMemory_v2_t { version: MEMORY_V2, total, reserved: 0, free: total - used, used };
         // SAFETY: see above.
         unsafe { write(memory, value) }

@@ -3,12 +3,12 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use deepres_abi::driver::types::*;
-use simgpu_engine::{CopyKind, Work};
 
 use crate::capture;
 use crate::copy::{Fill, Plan, describe_linear};
 use crate::memory;
 use crate::operation::{self, Operation};
+use crate::residency;
 use crate::status::{self, Result};
 use crate::stream::{self, DefaultStream, Stream};
 
@@ -172,14 +172,16 @@ fn rows(address: u64, pitch: usize, value: u32, element_bytes: u32, width: usize
     }
 }
 
-/// Moves managed memory: it takes the time; the bytes are where both sides see them anyway.
-pub fn prefetch(stream: Arc<Stream>, bytes: u64, device: CUdevice) -> Result<()> {
+/// Moves managed memory: what is not there yet takes the time; the bytes are where both sides see them anyway.
+pub fn prefetch(stream: Arc<Stream>, (address, bytes): (u64, u64), device: CUdevice) -> Result<()> {
     if stream.is_capturing() {
         return Err(status::STREAM_CAPTURE_UNSUPPORTED);
     }
     capture::refuse_implicit(&stream)?;
-    let kind = if device == CU_DEVICE_CPU { CopyKind::DeviceToHost } else { CopyKind::HostToDevice };
-    stream.enqueue(Work::Copy { kind, bytes }).map(|_| ())
+    for work in residency::prefetch(address, bytes, device).work() {
+        stream.enqueue(work)?;
+    }
+    Ok(())
 }
 
 for_both_default_streams! {

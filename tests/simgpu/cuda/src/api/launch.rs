@@ -9,6 +9,7 @@ use crate::graph;
 use crate::module::{self, Function};
 use crate::operation::{Arguments, Launch, Operation};
 use crate::process;
+use crate::residency;
 use crate::status::{self, Result};
 use crate::stream::{self, DefaultStream, Stream};
 
@@ -52,7 +53,7 @@ fn prepare(raw: &Raw, stream: CUstream, default: DefaultStream) -> Result<(Arc<S
         return Err(status::INVALID_HANDLE);
     }
     check_arguments(&function, raw)?;
-    let arguments = if stream.is_capturing() {
+    let arguments = if stream.is_capturing() || residency::is_used() {
         // SAFETY: by the API's contract the pointers are as cuLaunchKernel's.
         Some(Arc::new(unsafe { Arguments::copy(&function, raw.params, raw.extra) }?))
     } else {

@@ -7,7 +7,8 @@ use crate::array;
 use crate::context;
 use crate::ipc;
 use crate::memory::{self, Allocation, Kind};
-use crate::process::{gpu_of, host};
+use crate::process::{config, gpu_of, host};
+use crate::residency;
 use crate::status::{self, Result};
 use crate::stream;
 
@@ -274,7 +275,11 @@ fn check_managed(address: CUdeviceptr, count: usize) -> Result<()> {
 }
 
 fn check_place(device: CUdevice) -> Result<()> {
-    if device == CU_DEVICE_CPU { Ok(()) } else { gpu_of(device).map(|_| ()) }
+    if device == CU_DEVICE_CPU {
+        return Ok(());
+    }
+    gpu_of(device)?;
+    if config().managed_memory_migrates { Ok(()) } else { Err(status::INVALID_DEVICE) }
 }
 
 fn place_of(location: &CUmemLocation) -> Result<CUdevice> {
@@ -292,8 +297,18 @@ fn advise(address: CUdeviceptr, count: usize, advice: CUmem_advise, device: CUde
     if !(CU_MEM_ADVISE_SET_READ_MOSTLY..=CU_MEM_ADVISE_UNSET_ACCESSED_BY).contains(&advice) {
         return Err(status::INVALID_VALUE);
     }
-    let has_place = !matches!(advice, CU_MEM_ADVISE_SET_READ_MOSTLY | CU_MEM_ADVISE_UNSET_READ_MOSTLY);
-    if has_place { check_place(device) } else { Ok(()) }
+    // Where it is told to belong no longer need not be said.
+    let has_place = !matches!(
+        advice,
+        CU_MEM_ADVISE_SET_READ_MOSTLY
+            | CU_MEM_ADVISE_UNSET_READ_MOSTLY
+            | CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION
+    );
+    if has_place {
+        check_place(device)?;
+    }
+    residency::advise(address, count as u64, advice, device);
+    Ok(())
 }
 
 pub fn cuMemAdvise(devPtr: CUdeviceptr, count: usize, advice: CUmem_advise, device: CUdevice) -> Result<()> {
@@ -309,11 +324,72 @@ pub fn cuMemAdvise_v2(
     advise(devPtr, count, advice, place_of(&location).unwrap_or(CU_DEVICE_CPU))
 }
 
+fn range_attribute(
+    data: *mut c_void,
+    data_bytes: usize,
+    attribute: CUmem_range_attribute,
+    address: CUdeviceptr,
+    count: usize,
+) -> Result<()> {
+    check_managed(address, count)?;
+    let places = data_bytes / size_of::<i32>();
+    if data.is_null() || places == 0 || !data_bytes.is_multiple_of(size_of::<i32>()) {
+        return Err(status::INVALID_VALUE);
+    }
+    let bytes = count as u64;
+    let one = match attribute {
+        CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY => residency::is_read_mostly(address, bytes).into(),
+        CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION => residency::preferred(address, bytes),
+        CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION => residency::last_prefetch(address, bytes),
+        CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY => {
+            let by = residency::accessed_by(address, bytes);
+            for place in 0..places {
+                let device = by.get(place).copied().unwrap_or(CU_DEVICE_INVALID);
+                give!(data.cast::<i32>().wrapping_add(place), device);
+            }
+            return Ok(());
+        }
+        _ => return Err(status::INVALID_VALUE),
+    };
+    if places != 1 {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(data.cast::<i32>(), one);
+    Ok(())
+}
+
+pub fn cuMemRangeGetAttribute(
+    data: *mut c_void,
+    dataSize: usize,
+    attribute: CUmem_range_attribute,
+    devPtr: CUdeviceptr,
+    count: usize,
+) -> Result<()> {
+    range_attribute(data, dataSize, attribute, devPtr, count)
+}
+
+pub fn cuMemRangeGetAttributes(
+    data: *mut *mut c_void,
+    dataSizes: *mut usize,
+    attributes: *mut CUmem_range_attribute,
+    numAttributes: usize,
+    devPtr: CUdeviceptr,
+    count: usize,
+) -> Result<()> {
+    let attributes: &[CUmem_range_attribute] = slice!(attributes, numAttributes);
+    let (places, sizes): (&[*mut c_void], &[usize]) =
+        (slice!(data, numAttributes), slice!(dataSizes, numAttributes));
+    for ((attribute, place), bytes) in attributes.iter().zip(places).zip(sizes) {
+        range_attribute(*place, *bytes, *attribute, devPtr, count)?;
+    }
+    Ok(())
+}
+
 for_both_default_streams! {
     cuMemPrefetchAsync / cuMemPrefetchAsync_ptsz(devPtr: CUdeviceptr, count: usize, dstDevice: CUdevice, hStream: CUstream) |default| {
         check_managed(devPtr, count)?;
         check_place(dstDevice)?;
-        super::copy::prefetch(stream::resolve(hStream as usize, default)?, count as u64, dstDevice)
+        super::copy::prefetch(stream::resolve(hStream as usize, default)?, (devPtr, count as u64), dstDevice)
     }
 
     cuMemPrefetchAsync_v2 / cuMemPrefetchAsync_v2_ptsz(
@@ -325,7 +401,7 @@ for_both_default_streams! {
         check_managed(devPtr, count)?;
         let device = place_of(&location)?;
         check_place(device)?;
-        super::copy::prefetch(stream::resolve(hStream as usize, default)?, count as u64, device)
+        super::copy::prefetch(stream::resolve(hStream as usize, default)?, (devPtr, count as u64), device)
     }
 }
 

@@ -102,9 +102,9 @@ pub use memory::{
     cuMemAdvise_v2, cuMemAlloc_v2, cuMemAllocHost_v2, cuMemAllocManaged, cuMemAllocPitch_v2, cuMemFree_v2,
     cuMemFreeHost, cuMemGetAddressRange_v2, cuMemGetInfo_v2, cuMemHostAlloc, cuMemHostGetDevicePointer_v2,
     cuMemHostGetFlags, cuMemHostRegister, cuMemHostRegister_v2, cuMemHostUnregister, cuMemPrefetchAsync,
-    cuMemPrefetchAsync_ptsz, cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz, cuMipmappedArrayCreate,
-    cuMipmappedArrayDestroy, cuMipmappedArrayGetLevel, cuPointerGetAttribute, cuPointerGetAttributes,
-    cuPointerSetAttribute,
+    cuMemPrefetchAsync_ptsz, cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz, cuMemRangeGetAttribute,
+    cuMemRangeGetAttributes, cuMipmappedArrayCreate, cuMipmappedArrayDestroy, cuMipmappedArrayGetLevel,
+    cuPointerGetAttribute, cuPointerGetAttributes, cuPointerSetAttribute,
 };
 pub use module::{
     cuFuncGetAttribute, cuFuncGetModule, cuFuncGetName, cuFuncGetParamCount, cuFuncGetParamInfo,

@@ -51,3 +51,30 @@ fn threads_racing_for_memory_never_get_more_than_there_is() {
     });
     assert_eq!((granted, clients[0].host.memory(0).used_bytes), (1000, 1000));
 }
+
+#[test]
+fn managed_memory_has_what_is_free_and_makes_room_for_others_oldest_first() {
+    let world = World::with("memory_bytes = 1000\ncontext_overhead_bytes = 100");
+    let (a, b) = (Client::new(&world), Client::new(&world));
+    assert_eq!(a.host.bring_managed(0, 300), 300);
+    world.clock.advance_to(1);
+    assert_eq!(b.host.bring_managed(0, 400), 400);
+    assert_eq!(a.host.memory(0).used_bytes, 900);
+    a.host.reserve_memory(a.context, 350).expect("managed memory makes room");
+    assert_eq!(
+        (a.host.managed_bytes(0), b.host.managed_bytes(0)),
+        (50, 400),
+        "who brought none for longest goes first"
+    );
+    assert_eq!(a.host.bring_managed(0, 200), 200, "its own stays before another's");
+    assert_eq!((a.host.managed_bytes(0), b.host.managed_bytes(0)), (250, 200));
+    assert_eq!(a.host.bring_managed(0, 5000), 450, "all that is not taken otherwise");
+    assert_eq!((a.host.managed_bytes(0), b.host.managed_bytes(0)), (450, 0));
+    let refused = b.host.reserve_memory(b.context, 451).expect_err("what is taken does not make room");
+    assert!(matches!(refused, Error::OutOfMemory(out) if out.free_bytes == 450), "{refused}");
+    a.host.let_managed_go(0, 100);
+    let truth = world.truth();
+    assert_eq!((truth.gpus[0].managed_bytes, truth.gpus[0].memory_used_bytes), (350, 550));
+    drop(a);
+    assert_eq!(world.truth().gpus[0].managed_bytes, 0, "it goes with its process");
+}

@@ -1,0 +1,446 @@
+//! Memory beyond the limit, for a tenant that asked for that (`--oversubscribe managed`): managed memory, which is on the GPU while the tenant has a lease.
+//!
+//! Such an allocation is in no ledger. It is counted here, and shown beside what the tenant holds; together the two stay below what the GPU has. The
+//! meter thread brings it to the GPU and lets it go ([`crate::meter::mover`]), by pieces: what was brought of an allocation is its beginning.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+use deepres_abi::MAX_GPUS;
+use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
+use deepres_abi::meter::MemoryKind;
+
+use super::charge;
+use super::site::Site;
+use super::{Accounts, Request};
+use crate::brief::Brief;
+use crate::driver::managed;
+use crate::log::say;
+use crate::meter::gpu::Gpu;
+use crate::process::Process;
+use crate::session::Session;
+
+/// Where a call for linear memory is to take it from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// The device, as it was asked.
+    Device,
+    /// Managed memory instead.
+    Beyond,
+}
+
+/// What is known of whether a GPU can have more managed memory than it has room for.
+const UNKNOWN: u8 = 0;
+const CAN: u8 = 1;
+const CANNOT: u8 = 2;
+
+/// Of the host's memory, what is left to others, in parts of the whole: one of so many.
+const HOST_RESERVE_PARTS: u64 = 16;
+
+/// One allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Its length, bytes.
+    pub bytes: u64,
+    /// The GPU's ordinal in this process.
+    pub ordinal: usize,
+    /// The context that it dies with.
+    pub context: usize,
+    /// Whether it is moved: the job itself sees to what it asked for as managed memory.
+    moves: bool,
+    /// The driver was told that it belongs on the GPU.
+    is_preferred: bool,
+    /// So much of its beginning was brought to the GPU, bytes.
+    brought_bytes: u64,
+}
+
+/// Something to move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Move {
+    /// Of the allocation that begins here.
+    pub base: u64,
+    /// The part that begins here …
+    pub address: u64,
+    /// … and is so long.
+    pub bytes: u64,
+    /// All of the allocation, bytes.
+    pub whole_bytes: u64,
+    /// Its context.
+    pub context: usize,
+    /// The driver is to be told that it belongs on the GPU first.
+    pub is_first: bool,
+}
+
+#[derive(Debug, Default)]
+struct OnGpu {
+    held_bytes: AtomicU64,
+    brought_bytes: AtomicU64,
+    ability: AtomicU8,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Beyond {
+    /// The job asked for it.
+    is_wanted: AtomicBool,
+    /// Whether there ever was any: until then a free pays one load for it.
+    is_used: AtomicBool,
+    gpus: [OnGpu; MAX_GPUS],
+    pieces: Brief<BTreeMap<u64, Piece>>,
+}
+
+/// Bytes that are counted already, for an allocation that is being made.
+struct Counted<'a>(&'a OnGpu, u64);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.held_bytes.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
+impl Beyond {
+    /// The job asks for it.
+    pub fn want(&self) {
+        self.is_wanted.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there is, or was, any.
+    #[inline(always)]
+    pub fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Relaxed)
+    }
+
+    fn gpu(&self, ordinal: usize) -> Option<&OnGpu> {
+        self.gpus.get(ordinal)
+    }
+
+    /// All that there is on a GPU, and what of it was brought there, bytes.
+    pub fn amounts(&self, ordinal: usize) -> (u64, u64) {
+        let load = |amount: &AtomicU64| amount.load(Ordering::Relaxed);
+        self.gpu(ordinal).map_or((0, 0), |gpu| (load(&gpu.held_bytes), load(&gpu.brought_bytes)))
+    }
+
+    /// Whether `address` is the beginning of such an allocation.
+    pub fn has(&self, address: u64) -> bool {
+        self.is_used() && self.pieces.lock().contains_key(&address)
+    }
+
+    /// Whether a GPU can have it. Says why not, once.
+    fn is_able(&self, ordinal: usize) -> bool {
+        let Some(gpu) = self.gpu(ordinal) else { return false };
+        match gpu.ability.load(Ordering::Relaxed) {
+            CAN => true,
+            CANNOT => false,
+            _ => {
+                let can = managed::migrates(ordinal) == Some(true);
+                let seen = gpu.ability.swap(if can { CAN } else { CANNOT }, Ordering::Relaxed);
+                if !can && seen == UNKNOWN {
+                    say!(
+                        Warn,
+                        "DEEPRES_OVERSUBSCRIBE=managed: GPU {ordinal} cannot move managed memory while it is in use (it has no concurrentManagedAccess): what is beyond the limit is refused there"
+                    );
+                }
+                can
+            }
+        }
+    }
+
+    /// Counts `bytes` more, if there may be so many beside what the tenant holds.
+    fn count(&self, ordinal: usize, tenant_bytes: u64, bytes: u64) -> Option<Counted<'_>> {
+        let gpu = self.gpu(ordinal)?;
+        let total_bytes = managed::total_bytes(ordinal)?;
+        let host = Host::read();
+        let count = |held: u64| {
+            let sum = held.checked_add(bytes)?;
+            (sum.checked_add(tenant_bytes)? <= total_bytes && host.is_none_or(|host| host.has_room(sum)))
+                .then_some(sum)
+        };
+        gpu.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).ok()?;
+        Some(Counted(gpu, bytes))
+    }
+
+    fn enter(&self, address: u64, piece: Piece, counted: Counted<'_>) {
+        // It is counted from here on for as long as it is in the table.
+        std::mem::forget(counted);
+        self.is_used.store(true, Ordering::Relaxed);
+        let replaced = self.pieces.lock().insert(address, piece);
+        // The driver gives an address out again only once it is free: that free went past us.
+        if let Some(gone) = replaced {
+            self.uncount(&gone);
+        }
+    }
+
+    fn uncount(&self, piece: &Piece) {
+        let Some(gpu) = self.gpu(piece.ordinal) else { return };
+        gpu.held_bytes.fetch_sub(piece.bytes, Ordering::Relaxed);
+        gpu.brought_bytes.fetch_sub(piece.brought_bytes, Ordering::Relaxed);
+    }
+
+    /// Frees what is at `address` by `free`, if it is such an allocation; else returns `free`. It is forgotten before: once the driver has freed it, it may
+    /// give the same address to another thread.
+    pub fn free<F: FnOnce() -> u32>(&self, process: &Process, address: u64, free: F) -> Result<u32, F> {
+        let Some(piece) = self.pieces.lock().remove(&address) else { return Err(free) };
+        let result = free();
+        if result == CUDA_SUCCESS || process.is_gone(piece.context) {
+            self.uncount(&piece);
+        } else {
+            self.pieces.lock().insert(address, piece);
+        }
+        Ok(result)
+    }
+
+    /// Forgets what died with a context.
+    pub fn forget_context(&self, context: usize) {
+        if !self.is_used() {
+            return;
+        }
+        let mut pieces = self.pieces.lock();
+        for (_, piece) in pieces.extract_if(.., |_, piece| piece.context == context) {
+            self.uncount(&piece);
+        }
+    }
+
+    /// The next part that is to be brought to a GPU, of `most_bytes` at most.
+    pub fn next_to_bring(&self, ordinal: usize, most_bytes: u64) -> Option<Move> {
+        let pieces = self.pieces.lock();
+        let mut waiting = pieces.iter().filter(|(_, piece)| {
+            piece.moves && piece.ordinal == ordinal && piece.brought_bytes < piece.bytes
+        });
+        let (base, piece) = waiting.next()?;
+        let bytes = (piece.bytes - piece.brought_bytes).min(most_bytes);
+        (bytes > 0).then(|| piece.part(*base, piece.brought_bytes, bytes))
+    }
+
+    /// The next part that is to leave a GPU, of `most_bytes` at most.
+    pub fn next_to_let_go(&self, ordinal: usize, most_bytes: u64) -> Option<Move> {
+        let pieces = self.pieces.lock();
+        let mut there =
+            pieces.iter().filter(|(_, piece)| piece.ordinal == ordinal && piece.brought_bytes > 0);
+        let (base, piece) = there.next_back()?;
+        let bytes = piece.brought_bytes.min(most_bytes);
+        Some(piece.part(*base, piece.brought_bytes - bytes, bytes))
+    }
+
+    /// What the driver is to be told belongs on a GPU, of what was brought there, or belongs there no longer.
+    pub fn turn_preferred(&self, ordinal: usize, is_preferred: bool) -> Vec<(u64, Piece)> {
+        let mut pieces = self.pieces.lock();
+        let others = pieces.iter_mut().filter(|(_, piece)| {
+            let is_there = piece.brought_bytes > 0 || !is_preferred;
+            piece.ordinal == ordinal && piece.is_preferred != is_preferred && is_there
+        });
+        others
+            .map(|(base, piece)| {
+                piece.is_preferred = is_preferred;
+                (*base, *piece)
+            })
+            .collect()
+    }
+
+    /// What is to be moved of the allocation at `base` is on the GPU from here on (`is_there`), or no longer. Nothing, if it is not the same any more.
+    pub fn moved(&self, done: &Move, is_there: bool) {
+        let offset_bytes = done.address - done.base;
+        let brought_bytes = if is_there { offset_bytes } else { offset_bytes + done.bytes };
+        self.change(done, &[brought_bytes], |piece, gpu| {
+            piece.is_preferred = is_there;
+            if is_there {
+                piece.brought_bytes += done.bytes;
+                gpu.brought_bytes.fetch_add(done.bytes, Ordering::Relaxed);
+            } else {
+                piece.brought_bytes -= done.bytes;
+                gpu.brought_bytes.fetch_sub(done.bytes, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// The driver does not move it.
+    pub fn stays(&self, tried: &Move) {
+        let offset_bytes = tried.address - tried.base;
+        self.change(tried, &[offset_bytes, offset_bytes + tried.bytes], |piece, gpu| {
+            piece.moves = false;
+            gpu.brought_bytes.fetch_sub(piece.brought_bytes, Ordering::Relaxed);
+            piece.brought_bytes = 0;
+        });
+    }
+
+    /// Changes the allocation that `part` is of, if it is that one still: so much of it was `brought_bytes` before.
+    fn change(&self, part: &Move, brought_bytes: &[u64], change: impl FnOnce(&mut Piece, &OnGpu)) {
+        let mut pieces = self.pieces.lock();
+        let Some(piece) = pieces.get_mut(&part.base) else { return };
+        let is_same = piece.bytes == part.whole_bytes
+            && piece.context == part.context
+            && brought_bytes.contains(&piece.brought_bytes);
+        if let Some(gpu) = self.gpu(piece.ordinal).filter(|_| is_same) {
+            change(piece, gpu);
+        }
+    }
+
+    /// Says on the session's page how much there is.
+    pub fn publish(&self, session: &Session, gpus: &[Gpu]) {
+        if !self.is_used() {
+            return;
+        }
+        for (ordinal, gpu) in gpus.iter().enumerate() {
+            let Some(slot) = gpu.index().and_then(|index| session.meter().beyond(index)) else { continue };
+            let (held_bytes, brought_bytes) = self.amounts(ordinal);
+            slot.held_bytes.store(held_bytes, Ordering::Relaxed);
+            slot.brought_bytes.store(brought_bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Piece {
+    fn part(&self, base: u64, offset_bytes: u64, bytes: u64) -> Move {
+        Move {
+            base,
+            address: base + offset_bytes,
+            bytes,
+            whole_bytes: self.bytes,
+            context: self.context,
+            is_first: !self.is_preferred,
+        }
+    }
+}
+
+impl Accounts {
+    /// Allocates what the limit, or the GPU, has no room for by `allocate`, which says how the driver answered, with where it is and how long. `None`: nothing is
+    /// given beyond the limit here. `moves`: the job takes it for memory of the device.
+    #[cold]
+    pub(super) fn allocate_beyond(
+        &self,
+        process: &Process,
+        site: &Site<'_>,
+        request: &Request,
+        moves: bool,
+        allocate: impl FnOnce() -> (u32, Option<(u64, u64)>),
+    ) -> Option<u32> {
+        let beyond = &self.beyond;
+        let is_kind = matches!(request.kind, MemoryKind::Linear | MemoryKind::Pitch | MemoryKind::Managed);
+        if !beyond.is_wanted.load(Ordering::Relaxed) || !is_kind || !beyond.is_able(request.ordinal) {
+            return None;
+        }
+        let bytes = charge::managed(request.bytes);
+        let counted = beyond.count(request.ordinal, site.account.tenant_held_bytes(), bytes)?;
+        let (result, named) = allocate();
+        let Some((address, _)) = named.filter(|_| result == CUDA_SUCCESS) else {
+            // That it has none either is nothing that the job could not be told by the refusal.
+            return (result != CUDA_ERROR_OUT_OF_MEMORY).then_some(result);
+        };
+        let Request { ordinal, context, .. } = *request;
+        let piece = Piece { bytes, ordinal, context, moves, is_preferred: false, brought_bytes: 0 };
+        beyond.enter(address, piece, counted);
+        beyond.publish(site.session, &process.gpus);
+        // It is to be brought to the GPU, which nothing else tells the thread that does that.
+        process.wake_meter();
+        Some(result)
+    }
+}
+
+/// The host's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Host {
+    total_bytes: u64,
+    available_bytes: u64,
+}
+
+impl Host {
+    fn read() -> Option<Self> {
+        Self::parse(&std::fs::read_to_string("/proc/meminfo").ok()?)
+    }
+
+    fn parse(meminfo: &str) -> Option<Self> {
+        let field = |name: &str| -> Option<u64> {
+            let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+        };
+        Some(Self { total_bytes: field("MemTotal:")?, available_bytes: field("MemAvailable:")? })
+    }
+
+    /// Whether it can take `bytes` in all: what was given is taken once it is used, so what is available is counted on for all of it.
+    fn has_room(&self, bytes: u64) -> bool {
+        bytes.saturating_add(self.total_bytes / HOST_RESERVE_PARTS) <= self.available_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn entered(beyond: &Beyond, address: u64, bytes: u64, context: usize) {
+        beyond.gpus[0].held_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let piece = Piece { bytes, ordinal: 0, context, moves: true, is_preferred: false, brought_bytes: 0 };
+        beyond.enter(address, piece, Counted(&beyond.gpus[0], bytes));
+    }
+
+    #[test]
+    fn what_is_brought_and_let_go_by_parts_is_counted_exactly() {
+        let beyond = Beyond::default();
+        entered(&beyond, 0x1000_0000, 5 * MIB, 1);
+        entered(&beyond, 0x2000_0000, 2 * MIB, 2);
+        assert_eq!(beyond.next_to_let_go(0, MIB), None);
+        let mut brought = Vec::new();
+        while let Some(part) = beyond.next_to_bring(0, 2 * MIB) {
+            brought.push((part.address, part.bytes, part.is_first));
+            beyond.moved(&part, true);
+        }
+        let first = 0x1000_0000;
+        let expected = [
+            (first, 2 * MIB, true),
+            (first + 2 * MIB, 2 * MIB, false),
+            (first + 4 * MIB, MIB, false),
+            (0x2000_0000, 2 * MIB, true),
+        ];
+        assert_eq!(brought, expected);
+        assert_eq!(beyond.amounts(0), (7 * MIB, 7 * MIB));
+        assert_eq!(beyond.turn_preferred(0, true).len(), 0);
+        assert_eq!(beyond.turn_preferred(0, false).len(), 2);
+        assert_eq!(beyond.turn_preferred(0, false).len(), 0);
+        assert_eq!(beyond.turn_preferred(0, true).len(), 2);
+        let part = beyond.next_to_let_go(0, 3 * MIB).unwrap();
+        assert_eq!((part.address, part.bytes), (0x2000_0000, 2 * MIB), "the last brought goes first");
+        beyond.moved(&part, false);
+        let part = beyond.next_to_let_go(0, 3 * MIB).unwrap();
+        assert_eq!((part.address, part.bytes), (first + 2 * MIB, 3 * MIB), "from its end");
+        beyond.moved(&part, false);
+        assert_eq!(beyond.amounts(0), (7 * MIB, 2 * MIB));
+        beyond.forget_context(1);
+        assert_eq!(beyond.amounts(0), (2 * MIB, 0));
+    }
+
+    #[test]
+    fn an_allocation_that_is_another_by_now_is_not_taken_for_the_one_that_was_moved() {
+        let beyond = Beyond::default();
+        entered(&beyond, 0x1000_0000, 4 * MIB, 1);
+        let part = beyond.next_to_bring(0, MIB).unwrap();
+        beyond.forget_context(1);
+        beyond.moved(&part, true);
+        entered(&beyond, 0x1000_0000, 2 * MIB, 2);
+        beyond.moved(&part, true);
+        beyond.stays(&part);
+        assert_eq!(beyond.amounts(0), (2 * MIB, 0));
+        let part = beyond.next_to_bring(0, MIB).unwrap();
+        beyond.moved(&part, true);
+        let part = beyond.next_to_bring(0, MIB).unwrap();
+        beyond.stays(&part);
+        assert_eq!((beyond.amounts(0), beyond.next_to_bring(0, MIB)), ((2 * MIB, 0), None));
+    }
+
+    #[test]
+    fn an_allocation_that_was_not_made_is_not_counted() {
+        let beyond = Beyond::default();
+        beyond.gpus[0].held_bytes.fetch_add(MIB, Ordering::Relaxed);
+        drop(Counted(&beyond.gpus[0], MIB));
+        assert_eq!(beyond.amounts(0), (0, 0));
+    }
+
+    #[test]
+    fn the_host_keeps_a_part_of_its_memory() {
+        let text = "MemTotal:       16 kB\nMemFree:  1 kB\nMemAvailable:    9 kB\n";
+        let host = Host::parse(text).unwrap();
+        assert_eq!(host, Host { total_bytes: 16 << 10, available_bytes: 9 << 10 });
+        assert!(host.has_room(8 << 10) && !host.has_room((8 << 10) + 1) && !host.has_room(u64::MAX));
+        assert_eq!(Host::parse("MemTotal: 16 kB\n"), None);
+        assert!(Host::read().is_some());
+    }
+}

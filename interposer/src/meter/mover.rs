@@ -1,0 +1,262 @@
+//! Brings memory that is beyond the limit to the GPU when the process may use it, and lets it go when others may. The meter thread's.
+//!
+//! While the gate is open or a lease is there, such memory is brought by parts, as much of it as there is room for; what does not fit the driver brings by
+//! itself when a kernel touches it. Once the gate has closed and nothing is in flight, the driver is told that it belongs on the GPU no longer, so it is what makes room first;
+//! and if the GPU has less free than this process used for it, it goes to the host, until whoever comes has as much room. Where there is room for all nothing moves; and where
+//! nobody takes the room that is made, none is made for a while ([`Room`]): whoever else is there has what it needs.
+//! One part is under way at a time on a GPU, so that the thread is not kept from metering for long, and none while anything is captured.
+
+use std::mem;
+
+use crate::capture;
+use crate::driver::calls::Progress;
+use crate::driver::managed::{self, Location};
+use crate::memory::beyond::Move;
+use crate::meter::context::Inner;
+use crate::process::Process;
+
+/// What is moved at a time: a millisecond or two on a bus of 16 to 32 GB/s.
+const PART_BYTES: u64 = 32 << 20;
+/// What is left free on the GPU: contexts and code come and go.
+const SPARE_BYTES: u64 = 32 << 20;
+/// How often it is looked whether the gate has changed while there is memory beyond the limit and nothing else wakes the thread.
+pub const LOOK_NS: u64 = 5_000_000;
+
+/// What there was to do on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Moves {
+    /// Nothing is beyond the limit there.
+    None,
+    /// Nothing for now.
+    Rest,
+    /// There is more to move.
+    More,
+}
+
+/// Room that nobody takes for so long is not wanted: by leases of some milliseconds others have brought something by then.
+const TRIED_NS: u64 = 500_000_000;
+/// For how long none is made then, at first and at most. Whoever needs it meanwhile has the driver move memory out for it.
+const FIRST_KEEP_NS: u64 = 1_000_000_000;
+const LAST_KEEP_NS: u64 = 8_000_000_000;
+/// What may be under way when it is looked at what is free.
+const UNDER_WAY_BYTES: u64 = 2 * PART_BYTES;
+
+/// Whether others take the room that is made for them: what is free and what this process has there together become less only by others.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Room {
+    /// The most that the two were since somebody took something, bytes.
+    most_bytes: u64,
+    /// Since when room is made that nobody has taken.
+    tried_since_ns: Option<u64>,
+    keep_ns: u64,
+    /// None is made before then.
+    keeps_until_ns: u64,
+}
+
+impl Room {
+    /// So much is free, or is this process's.
+    fn look(&mut self, sum_bytes: u64) {
+        if sum_bytes.saturating_add(UNDER_WAY_BYTES) < self.most_bytes {
+            *self = Self { most_bytes: sum_bytes, ..Self::default() };
+        }
+        self.most_bytes = self.most_bytes.max(sum_bytes);
+    }
+
+    /// Whether it is to be made now.
+    fn is_wanted(&mut self, now_ns: u64) -> bool {
+        if now_ns < self.keeps_until_ns {
+            return false;
+        }
+        let since_ns = *self.tried_since_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since_ns) < TRIED_NS {
+            return true;
+        }
+        self.keep_ns = (self.keep_ns * 2).clamp(FIRST_KEEP_NS, LAST_KEEP_NS);
+        self.keeps_until_ns = now_ns.saturating_add(self.keep_ns);
+        self.tried_since_ns = None;
+        false
+    }
+}
+
+/// See the module: one GPU.
+#[derive(Debug, Default)]
+pub struct Mover {
+    room: Room,
+    /// The process may use the GPU again since it was last looked.
+    is_back: bool,
+    /// What has to be free before no more is let go, once the gate has closed.
+    owed_bytes: Option<u64>,
+    /// There was no room, or no need, when it was last looked: it is looked again then, or once the gate has changed.
+    rests_until_ns: u64,
+    may_launch: bool,
+}
+
+impl Mover {
+    /// Does a part of what is to be done on the GPU `ordinal`, on which something is in flight if it `is_busy`. `is_relaxed`: the thread may call the driver while
+    /// others capture.
+    pub fn step(
+        &mut self,
+        process: &'static Process,
+        ordinal: usize,
+        is_busy: bool,
+        now_ns: u64,
+        is_relaxed: &mut bool,
+    ) -> Moves {
+        let (held_bytes, brought_bytes) = process.memory.beyond.amounts(ordinal);
+        let Some(gpu) = process.gpus.get(ordinal).filter(|_| held_bytes > 0) else {
+            *self = Self::default();
+            return Moves::None;
+        };
+        let may_launch = gpu.may_launch();
+        if may_launch != self.may_launch {
+            *self = Self { may_launch, is_back: may_launch, room: self.room, ..Self::default() };
+        }
+        if !may_launch && brought_bytes == 0 {
+            // Until a launch passes the gate, which wakes the thread, there is nothing to bring, and nothing is there to be let go.
+            return Moves::None;
+        }
+        if capture::is_active() || now_ns < self.rests_until_ns {
+            return Moves::Rest;
+        }
+        let moves = match may_launch {
+            true => self.bring(process, ordinal, is_relaxed),
+            // What it runs yet needs it.
+            false if is_busy => Moves::More,
+            false => {
+                let owed_bytes = *self.owed_bytes.get_or_insert(brought_bytes.saturating_add(SPARE_BYTES));
+                self.let_go(process, ordinal, owed_bytes, now_ns, is_relaxed)
+            }
+        };
+        if moves == Moves::Rest {
+            self.rests_until_ns = now_ns.saturating_add(LOOK_NS);
+        }
+        moves
+    }
+
+    fn bring(&mut self, process: &'static Process, ordinal: usize, is_relaxed: &mut bool) -> Moves {
+        let beyond = &process.memory.beyond;
+        let (_, brought_bytes) = beyond.amounts(ordinal);
+        let mut next = beyond.next_to_bring(ordinal, PART_BYTES);
+        if self.is_back {
+            // Something of it is looked at, also if nothing is to be brought.
+            next = next.or_else(|| beyond.next_to_let_go(ordinal, 0));
+        }
+        let Some(next) = next else { return Moves::Rest };
+        Self::with(process, &next, is_relaxed, |inner| {
+            let free_bytes = managed::free_bytes().unwrap_or(0);
+            self.room.look(free_bytes.saturating_add(brought_bytes));
+            if mem::take(&mut self.is_back) {
+                for (base, piece) in beyond.turn_preferred(ordinal, true) {
+                    managed::prefer(base, piece.bytes, ordinal, true);
+                }
+            }
+            if next.bytes == 0 || free_bytes.saturating_sub(SPARE_BYTES) < next.bytes {
+                return Moves::Rest;
+            }
+            if next.is_first {
+                managed::prefer(next.base, next.whole_bytes, ordinal, true);
+            }
+            Self::carry(process, inner, &next, Location::Gpu(ordinal))
+        })
+    }
+
+    fn let_go(
+        &mut self,
+        process: &'static Process,
+        ordinal: usize,
+        owed_bytes: u64,
+        now_ns: u64,
+        is_relaxed: &mut bool,
+    ) -> Moves {
+        let beyond = &process.memory.beyond;
+        let (_, brought_bytes) = beyond.amounts(ordinal);
+        let Some(next) = beyond.next_to_let_go(ordinal, PART_BYTES) else { return Moves::Rest };
+        Self::with(process, &next, is_relaxed, |inner| {
+            for (base, piece) in beyond.turn_preferred(ordinal, false) {
+                managed::prefer(base, piece.bytes, ordinal, false);
+            }
+            let Some(free_bytes) = managed::free_bytes() else { return Moves::Rest };
+            self.room.look(free_bytes.saturating_add(brought_bytes));
+            if free_bytes >= owed_bytes || !self.room.is_wanted(now_ns) {
+                return Moves::Rest;
+            }
+            Self::carry(process, inner, &next, Location::Host)
+        })
+    }
+
+    /// Runs `work` with the context of `part` current, which nobody destroys meanwhile.
+    fn with(
+        process: &'static Process,
+        part: &Move,
+        is_relaxed: &mut bool,
+        work: impl FnOnce(&mut Inner) -> Moves,
+    ) -> Moves {
+        let contexts = process.contexts();
+        let Some(context) = contexts.iter().find(|context| context.handle().0 == part.context) else {
+            return Moves::Rest;
+        };
+        let mut inner = context.lock();
+        if context.is_dead() || context.handle().0 != part.context {
+            return Moves::Rest;
+        }
+        if !process.calls.set_current(context.handle()) {
+            return Moves::Rest;
+        }
+        if !*is_relaxed {
+            *is_relaxed = process.calls.relax_this_thread();
+        }
+        work(&mut inner)
+    }
+
+    /// Has the driver move `part`, if what it moved before is there. The caller has the context current.
+    fn carry(process: &Process, inner: &mut Inner, part: &Move, location: Location) -> Moves {
+        let beyond = &process.memory.beyond;
+        inner.moving = inner.moving.or_else(managed::stream);
+        let Some(stream) = inner.moving else { return Moves::Rest };
+        match process.calls.query_stream(stream) {
+            Progress::Pending => return Moves::More,
+            Progress::Done => {}
+            Progress::Lost => return Moves::Rest,
+        }
+        if managed::prefetch(part.address, part.bytes, location, stream) {
+            beyond.moved(part, location != Location::Host);
+        } else {
+            beyond.stays(part);
+        }
+        Moves::More
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn room_that_nobody_takes_is_not_made_for_a_while_and_longer_each_time() {
+        let mut room = Room::default();
+        let mut now_ns = 0;
+        for keep_ns in [1, 2, 4, 8, 8].map(|seconds| seconds * FIRST_KEEP_NS) {
+            room.look(4 * GIB);
+            assert!(room.is_wanted(now_ns) && room.is_wanted(now_ns + TRIED_NS - 1));
+            room.look(4 * GIB - UNDER_WAY_BYTES);
+            now_ns += TRIED_NS;
+            assert!(!room.is_wanted(now_ns) && !room.is_wanted(now_ns + keep_ns - 1));
+            now_ns += keep_ns;
+        }
+    }
+
+    #[test]
+    fn room_that_somebody_takes_is_made_again_at_once() {
+        let mut room = Room::default();
+        room.look(4 * GIB);
+        assert!(room.is_wanted(0) && !room.is_wanted(TRIED_NS));
+        room.look(3 * GIB);
+        assert!(room.is_wanted(TRIED_NS), "somebody has come");
+        for round in 1..20 {
+            room.look(if round % 2 == 0 { 3 * GIB } else { 4 * GIB });
+            assert!(room.is_wanted(round * TRIED_NS / 2), "it comes and goes: {round}");
+        }
+    }
+}

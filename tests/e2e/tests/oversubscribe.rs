@@ -1,0 +1,287 @@
+//! Tenants that asked for managed memory beyond their limit: what they are given, and where it is.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_e2e::{
+    Host, Process,
+    artefacts::artefacts,
+    clients::{Way, c_client},
+    contention::Log,
+    host::COMMAND_LIMIT,
+};
+
+const MIB: u64 = 1 << 20;
+/// Memory is moved within this, however busy the machine.
+const MOVE_LIMIT: Duration = Duration::from_secs(20);
+
+/// A GPU of 1 GiB, contexts' own memory left out, whose memory moves at 10 GB/s.
+fn small_gpu() -> Host {
+    Host::new().simgpu(
+        "memory_bytes = 1073741824\ncontext_overhead_bytes = 0\nhost_to_device_bytes_per_us = 10000\n\
+         device_to_host_bytes_per_us = 10000\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
+    )
+}
+
+fn swapper(host: &Host, name: &str, limit: Option<&str>, bytes: u64, kernels: &str) -> Process {
+    let mut options = vec!["--name", name, "--oversubscribe", "managed"];
+    options.extend(limit.iter().flat_map(|limit| ["--memory", limit]));
+    host.spawn(host.run(&options, c_client("swap", Way::Dlsym), &[&bytes.to_string(), kernels]))
+}
+
+/// Managed memory of each living process that is on the GPU, in the order of their coming, bytes.
+fn managed(host: &Host) -> Vec<u64> {
+    let truth = host.truth();
+    truth
+        .processes
+        .iter()
+        .filter(|process| process.alive)
+        .map(|process| process.gpus[0].managed_bytes)
+        .collect()
+}
+
+fn await_managed(host: &Host, what: &str, is_so: impl Fn(&[u64]) -> bool) {
+    let begun = Instant::now();
+    loop {
+        let now = managed(host);
+        if is_so(&now) {
+            return;
+        }
+        assert!(begun.elapsed() < MOVE_LIMIT, "{what}: {now:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn what_is_beyond_the_limit_is_given_shown_brought_to_the_gpu_and_freed() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut client = swapper(&host, "t", Some("256MiB"), 512 * MIB, "2000");
+    client.await_line(|line| line == "holding", COMMAND_LIMIT);
+    await_managed(&host, "it is alone, and all of it fits", |managed| managed == [256 * MIB]);
+    let account = host.ps().tenant("t").clone();
+    assert_eq!((account.memory_bytes, account.oversubscribed_bytes), (256 * MIB, 256 * MIB));
+    assert_eq!(account.refusals, 0);
+    let told = host.finish(host.deepres(&["ps"])).success().stdout;
+    assert!(told.contains("256 MiB beyond the limit"), "{told}");
+    let said = client.await_json(Duration::from_secs(60));
+    assert_eq!(said["changed"].as_u64(), Some(0), "{said}");
+    let account = host.ps().tenant("t").clone();
+    assert_eq!((account.memory_bytes, account.oversubscribed_bytes), (0, 0), "all of it was freed");
+    assert_eq!(managed(&host), [0]);
+    client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn two_tenants_that_together_have_more_than_the_gpu_both_run_and_what_is_beyond_follows_the_lease() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    // 384 MiB are left to both: what one has beyond its limit fits there, what both have does not.
+    let mut first = swapper(&host, "first", Some("320MiB"), 640 * MIB, "1500");
+    first.await_line(|line| line == "holding", COMMAND_LIMIT);
+    await_managed(&host, "the first is alone", |managed| managed == [320 * MIB]);
+    let mut second = swapper(&host, "second", Some("320MiB"), 640 * MIB, "1500");
+    second.await_line(|line| line == "holding", COMMAND_LIMIT);
+    // By turns each of them has what is beyond its limit on the GPU, or most of it.
+    await_managed(&host, "the second has its turn", |managed| managed.len() == 2 && managed[1] >= 192 * MIB);
+    await_managed(&host, "the first has its turn", |managed| managed[0] >= 192 * MIB);
+    assert!(managed(&host).iter().sum::<u64>() <= 384 * MIB);
+    for client in [&mut first, &mut second] {
+        let said = client.await_json(Duration::from_secs(100));
+        assert_eq!(said["changed"].as_u64(), Some(0), "{said}");
+    }
+    for client in [first, second] {
+        client.finish(COMMAND_LIMIT).success();
+    }
+    for tenant in ["first", "second"] {
+        assert_eq!(host.ps().tenant(tenant).refusals, 0);
+    }
+}
+
+#[test]
+fn without_a_limit_what_the_gpu_lacks_is_managed() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut first = swapper(&host, "first", None, 640 * MIB, "0");
+    first.await_json(COMMAND_LIMIT);
+    first.finish(COMMAND_LIMIT).success();
+    let mut holder = host.spawn(host.run(
+        &["--name", "holder"],
+        c_client("swap", Way::Dlsym),
+        &[&(640 * MIB).to_string(), "1500"],
+    ));
+    holder.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let mut second = swapper(&host, "second", None, 640 * MIB, "1500");
+    second.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let account = host.ps().tenant("second").clone();
+    assert_eq!((account.memory_bytes, account.oversubscribed_bytes), (384 * MIB, 256 * MIB));
+    for mut client in [holder, second] {
+        assert_eq!(client.await_json(Duration::from_secs(60))["changed"].as_u64(), Some(0));
+        client.finish(COMMAND_LIMIT).success();
+    }
+}
+
+#[test]
+fn a_tenant_never_has_more_than_the_gpu_and_one_that_did_not_ask_has_no_more_than_its_limit() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    for (name, options, bytes) in [
+        ("more", vec!["--oversubscribe", "managed"], 1056 * MIB),
+        ("plain", vec![], 288 * MIB),
+        ("suspended", vec!["--oversubscribe", "suspend"], 288 * MIB),
+    ] {
+        let options = [vec!["--name", name, "--memory", "256MiB"], options].concat();
+        let finished =
+            host.finish(host.run(&options, c_client("swap", Way::Dlsym), &[&bytes.to_string(), "1"]));
+        assert!(finished.code != 0, "{name}: {}", finished.stdout);
+    }
+    let mut client = swapper(&host, "all", Some("256MiB"), 1024 * MIB, "8");
+    assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
+    client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_tenant_that_is_killed_leaves_nothing_behind() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut client = swapper(&host, "t", Some("64MiB"), 512 * MIB, "100000");
+    client.await_line(|line| line == "holding", COMMAND_LIMIT);
+    await_managed(&host, "it is brought", |managed| managed.iter().sum::<u64>() > 0);
+    drop(client);
+    let begun = Instant::now();
+    while host.truth().gpus[0].managed_bytes > 0 {
+        assert!(begun.elapsed() < MOVE_LIMIT);
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn what_is_beyond_the_limit_is_memory_like_any_other_but_for_what_is_documented() {
+    const LIMIT: u64 = 64 * MIB;
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let options = ["--name", "t", "--memory", "64MiB", "--oversubscribe", "managed"];
+    for way in [Way::Linked, Way::Dlsym, Way::ProcAddress] {
+        let mut client = host.spawn(host.run(&options, c_client("beyond", way), &[&LIMIT.to_string()]));
+        let said = client.await_json(COMMAND_LIMIT);
+        assert_eq!(said["managed"], 0b111, "the limit's own is not, the rest is: {said}");
+        assert_eq!((&said["kept"], &said["pitch"]), (&1.into(), &1024.into()), "{said}");
+        for refused in ["pooled", "physical", "array"] {
+            assert_eq!(said[refused], 2, "{refused} memory stays within the limit: {said}");
+        }
+        assert_eq!(said["exported"], 0, "{said}");
+        assert_eq!((&said["free"], &said["total"]), (&0.into(), &LIMIT.into()), "{said}");
+        // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and _INVALIDATED, as of memory within the limit.
+        assert_eq!(said["captured"], serde_json::json!([900, 900, 0]), "{said}");
+        assert_eq!(said["ended"], serde_json::json!([901, 901, 0]), "{said}");
+        assert_eq!(
+            (&said["child"], &said["freed"], &said["twice"]),
+            (&0.into(), &0.into(), &1.into()),
+            "{said}"
+        );
+        let account = host.ps().tenant("t").clone();
+        assert_eq!((account.memory_bytes, account.oversubscribed_bytes), (LIMIT, 0), "{said}");
+        client.finish(COMMAND_LIMIT).success();
+    }
+}
+
+#[test]
+fn where_managed_memory_does_not_move_what_is_beyond_the_limit_is_refused_and_why_is_said() {
+    let host = Host::new().simgpu("context_overhead_bytes = 0\nmanaged_memory_migrates = false\n");
+    let _daemon = host.daemon();
+    let options = ["--name", "t", "--memory", "64MiB", "--oversubscribe", "managed"];
+    let bytes = (64 * MIB).to_string();
+    let mut client = host.spawn(host.run(&options, c_client("beyond", Way::Dlsym), &[&bytes]));
+    assert_eq!(client.await_json(COMMAND_LIMIT)["refused"], serde_json::json!([2, 2, 2]));
+    let finished = client.finish(COMMAND_LIMIT).success();
+    assert_eq!(finished.stderr.matches("concurrentManagedAccess").count(), 1, "{}", finished.stderr);
+}
+
+#[test]
+fn without_a_daemon_it_is_the_same() {
+    let host = small_gpu();
+    let alone = |client: &str, limit: &str, arguments: &[&str]| {
+        let mut command = host.command(c_client(client, Way::Dlsym));
+        command.args(arguments).env("LD_PRELOAD", &artefacts().library).env("DEEPRES_MEMORY", limit);
+        command.env("DEEPRES_OVERSUBSCRIBE", "managed");
+        host.spawn(command)
+    };
+    let mut client = alone("beyond", "64MiB", &[&(64 * MIB).to_string()]);
+    let said = client.await_json(COMMAND_LIMIT);
+    assert_eq!(
+        (&said["managed"], &said["kept"], &said["pooled"]),
+        (&7.into(), &1.into(), &2.into()),
+        "{said}"
+    );
+    client.finish(COMMAND_LIMIT).success();
+    let mut client = alone("swap", "256MiB", &[&(512 * MIB).to_string(), "2000"]);
+    client.await_line(|line| line == "holding", COMMAND_LIMIT);
+    await_managed(&host, "it is alone, and all of it fits", |managed| managed == [256 * MIB]);
+    assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
+    client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn races_of_threads_and_processes_and_a_kill_leave_nothing_on_the_account_or_the_gpu() {
+    const OPERATIONS: u64 = 20_000;
+    const LIMIT: u64 = 64 * MIB;
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let log = Log::create(&host.path().join("log"), OPERATIONS).expect("a folder of our own");
+    let racer = |number: u32| {
+        let mut command = host.preloaded(c_client("contend", Way::Dlsym));
+        command.arg(log.path()).args([OPERATIONS.to_string(), number.to_string()]).arg("4");
+        command.env("DEEPRES_TENANT", "race").env("DEEPRES_MEMORY", LIMIT.to_string());
+        command.env("DEEPRES_OVERSUBSCRIBE", "managed");
+        host.spawn(command)
+    };
+    let (mut first, mut second) = (racer(0), racer(1));
+    let begun = Instant::now();
+    while log.begun().expect("the log is there") < OPERATIONS / 2 {
+        assert!(begun.elapsed() < COMMAND_LIMIT, "the race stands still");
+        thread::sleep(Duration::from_millis(1));
+    }
+    second.kill();
+    let mut third = racer(2);
+    for racer in [&mut first, &mut third] {
+        racer.await_line(|line| line == "done", COMMAND_LIMIT);
+    }
+    let (truth, account) = (host.truth().gpus[0], host.ps().tenant("race").clone());
+    assert_eq!(account.memory_bytes, truth.memory_used_bytes, "account and GPU agree");
+    assert!(truth.memory_peak_bytes <= LIMIT, "within the limit: {}", truth.memory_peak_bytes);
+    assert!(account.oversubscribed_bytes > 0, "it went beyond the limit: {account:?}");
+    for mut racer in [first, third] {
+        racer.say("");
+        racer.await_line(|line| line == "freed", COMMAND_LIMIT);
+        racer.finish(COMMAND_LIMIT).success();
+    }
+    let (truth, account) = (host.truth().gpus[0], host.ps().tenant("race").clone());
+    assert_eq!((account.memory_bytes, account.oversubscribed_bytes), (0, 0));
+    assert_eq!((truth.memory_used_bytes, truth.managed_bytes), (0, 0));
+}
+
+#[test]
+fn beside_one_that_takes_no_room_what_is_beyond_the_limit_stays_where_it_is() {
+    const LOOKS: u32 = 40;
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut first = swapper(&host, "first", Some("320MiB"), 640 * MIB, "100000");
+    first.await_line(|line| line == "holding", COMMAND_LIMIT);
+    await_managed(&host, "it is alone", |managed| managed == [320 * MIB]);
+    // With it the GPU is as good as full, and there is less free than the first has there beyond its limit.
+    let arguments = [&(320 * MIB).to_string(), "100000"];
+    let mut plain = host.spawn(host.run(
+        &["--name", "plain"],
+        c_client("swap", Way::Dlsym),
+        &arguments.map(|argument| argument as &str),
+    ));
+    plain.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let (begun, mut looks) = (Instant::now(), 0);
+    while looks < LOOKS {
+        looks = if managed(&host)[0] == 320 * MIB { looks + 1 } else { 0 };
+        assert!(begun.elapsed() < MOVE_LIMIT, "it comes and goes");
+        thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,96 @@
+//! Managed memory on the GPUs: how much of it each process has there. Which pages these are is the process's own business.
+//!
+//! It has what is not taken otherwise, and goes when room is needed: that of other processes first, of whoever brought none for longest. A process whose
+//! memory went finds that it has less here than it brought, and takes its own least used pages to be on the host.
+
+use crate::{
+    Config, Host,
+    journal::Memory,
+    layout::{MAX_PROCESSES, State},
+};
+
+/// Takes at most `bytes` of a process's managed memory off a GPU. Returns how much. Part of the caller's transaction.
+pub fn take_away<M: Memory>(memory: &mut M, state: &State, process: usize, gpu: usize, bytes: u64) -> u64 {
+    let here = &state.processes[process].gpus[gpu].managed_bytes;
+    let all = &state.gpus[gpu].managed_bytes;
+    let (held_bytes, all_bytes) = (memory.get(here), memory.get(all));
+    let gone_bytes = bytes.min(held_bytes);
+    if gone_bytes > 0 {
+        memory.put(here, held_bytes - gone_bytes);
+        memory.put(all, all_bytes.saturating_sub(gone_bytes));
+    }
+    gone_bytes
+}
+
+/// Makes room for `bytes` on a GPU, if managed memory is all that is in the way; `last`: the process whose own goes last. Part of the caller's
+/// transaction.
+pub fn make_room<M: Memory>(
+    memory: &mut M,
+    state: &State,
+    config: &Config,
+    gpu: usize,
+    bytes: u64,
+    last: Option<usize>,
+) {
+    let record = &state.gpus[gpu];
+    let managed_bytes = memory.get(&record.managed_bytes);
+    if managed_bytes == 0 {
+        return;
+    }
+    let free_bytes = config
+        .memory_bytes
+        .saturating_sub(memory.get(&record.memory_used_bytes))
+        .saturating_sub(managed_bytes);
+    let mut lacking_bytes = bytes.saturating_sub(free_bytes);
+    while lacking_bytes > 0 {
+        let used = (memory.get(&state.header.attached) as usize).min(MAX_PROCESSES);
+        let has_some = |process: &usize| memory.get(&state.processes[*process].gpus[gpu].managed_bytes) > 0;
+        let oldest = (0..used).filter(has_some).min_by_key(|process| {
+            (Some(*process) == last, memory.get(&state.processes[*process].gpus[gpu].managed_at_ns))
+        });
+        let Some(oldest) = oldest else { return };
+        lacking_bytes -= take_away(memory, state, oldest, gpu, lacking_bytes);
+    }
+}
+
+impl Host {
+    /// Brings `bytes` of this process's managed memory to a GPU, or as much as there is room for beside what is taken otherwise: others' managed memory
+    /// makes room, and then its own. Returns how much.
+    ///
+    /// # Panics
+    /// If there is no such GPU.
+    pub fn bring_managed(&self, gpu: usize, bytes: u64) -> u64 {
+        assert!(gpu < self.gpu_count(), "no GPU {gpu}");
+        let Some(mut guard) = self.lock_state() else { return 0 };
+        let (state, config, now_ns) = (guard.state(), self.config(), guard.now_ns());
+        let bytes =
+            bytes.min(config.memory_bytes.saturating_sub(guard.get(&state.gpus[gpu].memory_used_bytes)));
+        make_room(&mut *guard, state, config, gpu, bytes, Some(self.number()));
+        let own = &self.own_record().gpus[gpu];
+        guard.add(&own.managed_bytes, bytes);
+        guard.put(&own.managed_at_ns, now_ns);
+        guard.add(&state.gpus[gpu].managed_bytes, bytes);
+        guard.commit();
+        bytes
+    }
+
+    /// Takes `bytes` of this process's managed memory off a GPU, if it has so many there.
+    ///
+    /// # Panics
+    /// If there is no such GPU.
+    pub fn let_managed_go(&self, gpu: usize, bytes: u64) {
+        assert!(gpu < self.gpu_count(), "no GPU {gpu}");
+        let Some(mut guard) = self.lock_state() else { return };
+        let state = guard.state();
+        take_away(&mut *guard, state, self.number(), gpu, bytes);
+        guard.commit();
+    }
+
+    /// This process's managed memory on a GPU, bytes. Others may make it less at any time.
+    ///
+    /// # Panics
+    /// If there is no such GPU.
+    pub fn managed_bytes(&self, gpu: usize) -> u64 {
+        self.own_record().gpus[gpu].managed_bytes.load()
+    }
+}
