@@ -4,6 +4,7 @@
 //! they came. Result codes pass through as they are, unknown ones too.
 
 mod capture;
+mod code;
 mod copy;
 mod counted;
 mod graph;
@@ -140,6 +141,15 @@ hooks! {
     cuDeviceTotalMem => memory::total_v1;
     cuDeviceTotalMem_v2 => memory::total_v2;
 
+    cuModuleLoad => code::module_file;
+    cuModuleLoadData => code::module_data;
+    cuModuleLoadDataEx => code::module_data_ex;
+    cuModuleLoadFatBinary => code::module_fat;
+    cuModuleUnload => code::unload_module;
+    cuLibraryLoadData => code::library_data;
+    cuLibraryLoadFromFile => code::library_file;
+    cuLibraryUnload => code::unload_library;
+
     cuStreamBeginCapture => capture::begin_v1;
     cuStreamBeginCapture_ptsz => capture::begin_v1_ptsz;
     cuStreamBeginCapture_v2 => capture::begin_v2;
@@ -155,6 +165,13 @@ hooks! {
     cuStreamEndCaptureToCig => capture::end_to_cig;
     cuStreamEndCaptureToCig_ptsz => capture::end_to_cig_ptsz;
 
+    cuCtxCreate => life::create_context_v1;
+    cuCtxCreate_v2 => life::create_context_v2;
+    cuCtxCreate_v3 => life::create_context_v3;
+    cuCtxCreate_v4 => life::create_context_v4;
+    cuGLCtxCreate => life::create_gl_context_v1;
+    cuGLCtxCreate_v2 => life::create_gl_context_v2;
+    cuDevicePrimaryCtxRetain => life::retain_primary;
     cuCtxDestroy => life::destroy_context_v1;
     cuCtxDestroy_v2 => life::destroy_context_v2;
     cuCtxAttach => life::attach_context;

@@ -5,6 +5,8 @@
 //! graphs allocate ([`graphs`]).
 
 pub mod charge;
+mod code;
+mod contexts;
 pub mod graphs;
 mod held;
 pub mod ledgers;
@@ -34,6 +36,8 @@ use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
 use charge::BLOCK_BYTES;
+use code::Libraries;
+use contexts::Contexts;
 use graphs::{Graphs, Taker};
 use held::Held;
 use pools::Pools;
@@ -56,6 +60,10 @@ pub enum Name {
     Handle(u64),
     /// An array or a mipmapped array.
     Array(u64),
+    /// A context, for what the driver takes for it.
+    Context(u64),
+    /// A module.
+    Module(u64),
 }
 
 impl Name {
@@ -65,6 +73,8 @@ impl Name {
             Self::Address(number) => (number, 0),
             Self::Handle(number) => (number, 1),
             Self::Array(number) => (number, 2),
+            Self::Context(number) => (number, 3),
+            Self::Module(number) => (number, 4),
         };
         mixed(number ^ (class << 61))
     }
@@ -90,6 +100,10 @@ pub struct Accounts {
     pub pools: Pools,
     /// What its graphs allocate.
     pub graphs: Graphs,
+    /// What the driver takes for contexts.
+    contexts: Contexts,
+    /// Libraries that are loaded.
+    libraries: Libraries,
     refusals: AtomicU64,
 }
 
@@ -101,6 +115,8 @@ impl Default for Accounts {
             slabs: Slabs::default(),
             pools: Pools::default(),
             graphs: Graphs::default(),
+            contexts: Contexts::default(),
+            libraries: Libraries::default(),
             refusals: AtomicU64::new(0),
         }
     }
@@ -556,6 +572,8 @@ impl Accounts {
 
     /// Forgets what died with a context.
     pub fn forget_context(&self, context: usize, process: &Process) {
+        self.contexts.forget(context);
+        self.libraries.forget_context(process, context);
         for shard in &self.shards {
             let mut shard = shard.lock();
             for entry in shard.extract(|entry| entry.context == context) {
@@ -576,6 +594,7 @@ impl Accounts {
         }
         self.slabs.move_to(session, gpus);
         self.pools.move_to(session, gpus);
+        self.libraries.move_to(session, gpus);
         self.graphs.move_to(session, gpus);
     }
 }

@@ -202,7 +202,8 @@ pub fn charge(context: &Context, bytes: u64) -> Result<()> {
     host().reserve_memory(context.engine, bytes).map_err(|error| code_of(&error))
 }
 
-fn is_small(bytes: u64) -> bool {
+/// Whether an allocation of so many bytes shares its piece with others.
+pub fn is_small(bytes: u64) -> bool {
     bytes <= SMALL_BYTES
 }
 
@@ -232,10 +233,42 @@ fn take(context: &Context, bytes: u64) -> Result<u64> {
 pub fn piece_of(allocation: &Allocation) -> (u64, u64) {
     let piece = Config::ALLOCATION_GRANULARITY_BYTES;
     if is_small(allocation.bytes) {
-        (allocation.base / piece * piece, piece)
+        (piece_at(allocation.base), piece)
     } else {
         (allocation.base, allocation.bytes.next_multiple_of(piece))
     }
+}
+
+/// Where the piece begins that an address lies in.
+pub fn piece_at(address: u64) -> u64 {
+    address / Config::ALLOCATION_GRANULARITY_BYTES * Config::ALLOCATION_GRANULARITY_BYTES
+}
+
+/// What memory counts for that is in units where it is small, and in pieces else.
+pub fn counts_for(bytes: u64) -> u64 {
+    let unit = if is_small(bytes) {
+        Config::SUBALLOCATION_GRANULARITY_BYTES
+    } else {
+        Config::ALLOCATION_GRANULARITY_BYTES
+    };
+    bytes.next_multiple_of(unit)
+}
+
+/// Memory of the driver's own in a context, all zeroes. What lies in it is entered by whoever takes it.
+pub fn take_zeroed(context: &Context, bytes: u64) -> Result<u64> {
+    let at = take(context, bytes)?;
+    if is_small(bytes) {
+        // Larger memory is fresh; this was perhaps somebody's.
+        // SAFETY: as many bytes as were taken.
+        unsafe { std::ptr::write_bytes(at as *mut u8, 0, bytes as usize) };
+    }
+    Ok(at)
+}
+
+/// Gives that back once nothing under way uses it.
+pub fn give_drained(context: &Context, at: u64, bytes: u64) {
+    pending::drain(at, bytes);
+    give(context, at, bytes);
 }
 
 fn unmap_piece(base: u64, bytes: u64) {
@@ -343,7 +376,7 @@ pub fn quiesce(context: &Context) {
 fn free_backing(allocation: &Allocation) {
     pending::drain(allocation.base, allocation.bytes);
     match (&allocation.kind, &allocation.context) {
-        (Kind::Device | Kind::Array | Kind::Variable { .. }, Some(context)) => {
+        (Kind::Device | Kind::Array, Some(context)) => {
             ipc::withdraw(allocation);
             give(context, allocation.base, allocation.bytes);
         }
@@ -402,10 +435,14 @@ pub fn free_host(address: u64) -> Result<()> {
     Ok(())
 }
 
-/// Frees what the driver itself allocated for an array or a variable.
+/// Takes a variable out of the ledger; its memory is its module's.
+pub fn forget_variable(address: u64) {
+    let _ = strike(address, |found| matches!(found.kind, Kind::Variable { .. }));
+}
+
+/// Frees what the driver itself allocated for an array.
 pub fn free_internal(address: u64) {
-    if let Ok(allocation) = strike(address, |found| matches!(found.kind, Kind::Array | Kind::Variable { .. }))
-    {
+    if let Ok(allocation) = strike(address, |found| matches!(found.kind, Kind::Array)) {
         free_backing(&allocation);
     }
 }
@@ -427,7 +464,7 @@ pub fn forget_context(context: &Context) {
         let is_own_mapping = !is_small(allocation.bytes);
         ipc::withdraw(&allocation);
         match allocation.kind {
-            Kind::Device | Kind::Array | Kind::Variable { .. } if is_own_mapping => {
+            Kind::Device | Kind::Array if is_own_mapping => {
                 let (base, bytes) = piece_of(&allocation);
                 unmap_piece(base, bytes);
             }
