@@ -3,10 +3,11 @@
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{
-    CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CUDA_ARRAY_DESCRIPTOR,
-    CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_CUBEMAP, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_DESCRIPTOR,
-    CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_SPARSE, CUarray, CUarray_format, CUdevice,
-    CUdeviceptr, CUdeviceptr_v1, CUmemAllocationHandleType, CUmemAllocationProp,
+    CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL, CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CU_MEM_OPERATION_TYPE_MAP, CU_MEM_OPERATION_TYPE_UNMAP,
+    CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_CUBEMAP, CUDA_ARRAY3D_DEFERRED_MAPPING,
+    CUDA_ARRAY3D_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_SPARSE, CUarray,
+    CUarray_format, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemPoolProps, CUmemoryPool, CUmipmappedArray, CUresult, CUstream, c_void,
 };
 use deepres_abi::grant::NO_LIMIT;
@@ -18,6 +19,7 @@ use crate::driver::calls::Stream;
 use crate::driver::memory::PoolHandle;
 use crate::driver::real;
 use crate::memory::charge::{self, Shape};
+use crate::memory::tiles::{Operation, Part};
 use crate::memory::{Name, Request, graphs};
 use crate::meter::context::ContextState;
 use crate::process::{self, Process};
@@ -197,7 +199,12 @@ pub unsafe extern "C" fn create_pool(pool: *mut CUmemoryPool, properties: *const
     } {
         let location = properties.location;
         let is_device = location.r#type == CU_MEM_LOCATION_TYPE_DEVICE;
-        let ordinal = usize::try_from(location.id).ok().filter(|_| is_device);
+        // Managed memory counts wherever its pages are: without a device of its own, on that which is current.
+        let is_managed = properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
+        let ordinal = match usize::try_from(location.id).ok().filter(|_| is_device) {
+            None if is_managed => process.current_context().map(|context| context.ordinal),
+            ordinal => ordinal,
+        };
         process.memory.pools.created(PoolHandle(pool as usize), ordinal);
     }
     result
@@ -395,8 +402,99 @@ frees! {
     free_v2: cuMemFree_v2(address: CUdeviceptr) => Address;
     free_async: cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) => Address;
     free_async_ptsz: cuMemFreeAsync_ptsz(address: CUdeviceptr, stream: CUstream) => Address;
-    destroy_array: cuArrayDestroy(array: CUarray) => Array;
-    destroy_mipmapped: cuMipmappedArrayDestroy(array: CUmipmappedArray) => Array;
+}
+
+macro_rules! array_ends {
+    ($($name:ident: $symbol:ident($handle:ty);)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`: what is mapped into it goes too.")]
+        pub unsafe extern "C" fn $name(array: $handle) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's argument.
+            let call = || unsafe { real(array) };
+            match process::current() {
+                Some(process) => process.memory.destroy_array(process, array as u64, call),
+                None => call(),
+            }
+        }
+    )+};
+}
+
+array_ends! {
+    destroy_array: cuArrayDestroy(CUarray);
+    destroy_mipmapped: cuMipmappedArrayDestroy(CUmipmappedArray);
+}
+
+/// `CUarrayMapInfo`; which part of the array is meant, a union, as its words.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MapInfo {
+    resource_kind: u32,
+    resource: u64,
+    part_kind: u32,
+    part: [u64; 4],
+    operation: u32,
+    handle_kind: u32,
+    handle: u64,
+    offset: u64,
+    devices: u32,
+    flags: u32,
+    reserved: [u32; 2],
+}
+
+impl MapInfo {
+    fn part(&self) -> Part {
+        let [low, high] = [|word: u64| word & u64::from(u32::MAX), |word: u64| word >> u32::BITS];
+        let reach = |from: u64, length: u64| (from, from.saturating_add(length));
+        let [first, second, third, fourth] = self.part;
+        if self.part_kind == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL {
+            // A layer, and bytes.
+            return Part {
+                place: [self.part_kind, 0, first as u32],
+                ranges: [reach(second, third), (0, 0), (0, 0)],
+            };
+        }
+        // A level and a layer, and three offsets before three extents.
+        let place = [self.part_kind, low(first) as u32, high(first) as u32];
+        let ranges = [
+            reach(low(second), high(third)),
+            reach(high(second), low(fourth)),
+            reach(low(third), high(fourth)),
+        ];
+        Part { place, ranges }
+    }
+
+    fn operation(&self) -> Option<Operation> {
+        let handle = match self.operation {
+            CU_MEM_OPERATION_TYPE_MAP => Some(self.handle),
+            CU_MEM_OPERATION_TYPE_UNMAP => None,
+            _ => return None,
+        };
+        Some(Operation { array: self.resource, part: self.part(), handle })
+    }
+}
+
+fn map_array(list: *const c_void, count: u32, stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some((process, context)) = of(stream).filter(|_| !list.is_null()) else { return call() };
+    // SAFETY: by the API's contract a list of so many.
+    let list = unsafe { std::slice::from_raw_parts(list.cast::<MapInfo>(), count as usize) };
+    let operations: Vec<Operation> = list.iter().filter_map(MapInfo::operation).collect();
+    process.memory.map_tiles(process, context.handle().0, &operations, call)
+}
+
+macro_rules! maps_array {
+    ($($name:ident: $symbol:ident, $per_thread:literal;)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $name(list: *mut c_void, count: u32, stream: CUstream) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's arguments, as they came.
+            map_array(list, count, Stream::new(stream, $per_thread), || unsafe { real(list, count, stream) })
+        }
+    )+};
+}
+
+maps_array! {
+    map_array_async: cuMemMapArrayAsync, false;
+    map_array_async_ptsz: cuMemMapArrayAsync_ptsz, true;
 }
 
 /// Bits of one element of an array, all channels together.

@@ -136,6 +136,8 @@ hooks! {
     cuArrayDestroy => memory::destroy_array;
     cuMipmappedArrayCreate => memory::create_mipmapped;
     cuMipmappedArrayDestroy => memory::destroy_mipmapped;
+    cuMemMapArrayAsync => memory::map_array_async;
+    cuMemMapArrayAsync_ptsz => memory::map_array_async_ptsz;
     cuMemGetInfo => memory::info_v1;
     cuMemGetInfo_v2 => memory::info_v2;
     cuDeviceTotalMem => memory::total_v1;

@@ -39,7 +39,7 @@ pub struct Libraries(Mutex<BTreeMap<usize, Library>>);
 pub type Promised = Vec<(usize, u64, Promise)>;
 
 fn counts_for(need: Need) -> u64 {
-    let text_bytes = if code::is_eager() { need.text_bytes } else { 0 };
+    let text_bytes = if need.text_bytes != 0 && code::is_eager() { need.text_bytes } else { 0 };
     charge::code(need.data_bytes.saturating_add(text_bytes))
 }
 

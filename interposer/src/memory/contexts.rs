@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use deepres_abi::MAX_GPUS;
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::ledger::Refused;
 use deepres_abi::meter::MemoryKind;
 
 use super::code::{self, Promised};
@@ -87,7 +88,7 @@ impl Accounts {
         };
         let known_bytes = Some(taken.load(Ordering::Relaxed)).filter(|bytes| *bytes != UNKNOWN);
         request.bytes = known_bytes.unwrap_or(0);
-        let promise = match self.promise(process, &site, &request) {
+        let promise = match self.promise_any(process, &site, &request) {
             Ok(promise) => promise,
             Err(refused) => {
                 code::withdraw(&site, libraries);
@@ -111,7 +112,7 @@ impl Accounts {
             Some(before) => {
                 site.withdraw(promise);
                 request.bytes = self.taken_since(process, &site, ordinal, before, taken);
-                match self.promise(process, &site, &request) {
+                match self.promise_any(process, &site, &request) {
                     Ok(promise) => promise,
                     Err(refused) => {
                         end(made);
@@ -128,12 +129,17 @@ impl Accounts {
         result
     }
 
+    /// Promises what `request` asks for, if that is anything: nothing fits under any limit.
+    fn promise_any(&self, process: &Process, site: &Site<'_>, request: &Request) -> Result<Promise, Refused> {
+        if request.bytes == 0 { Ok(None) } else { self.promise(process, site, request) }
+    }
+
     fn promise_libraries(
         &self,
         process: &Process,
         site: &Site<'_>,
         ordinal: usize,
-    ) -> Result<Promised, (u64, deepres_abi::ledger::Refused)> {
+    ) -> Result<Promised, (u64, Refused)> {
         self.libraries.promise(site).or_else(|_| {
             self.give_back(process, ordinal);
             self.libraries.promise(site)
@@ -159,7 +165,8 @@ impl Accounts {
     ) -> u64 {
         let Some((after_bytes, is_steady)) = self.beyond_account(process, site, ordinal) else { return 0 };
         // What is loaded at once came with the context, and counts for itself.
-        let code_bytes = if is_eager() { self.libraries.bytes() } else { 0 };
+        let library_bytes = self.libraries.bytes();
+        let code_bytes = if library_bytes != 0 && is_eager() { library_bytes } else { 0 };
         let bytes = after_bytes.saturating_sub(before_bytes).max(0).unsigned_abs().saturating_sub(code_bytes);
         if was_steady && is_steady {
             taken.store(bytes, Ordering::Relaxed);

@@ -17,6 +17,7 @@ mod room;
 pub mod site;
 mod slabs;
 mod table;
+pub mod tiles;
 
 use std::collections::{BTreeMap, btree_map};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,6 +46,7 @@ use site::{Promise, Site};
 use slabs::Slabs;
 use table::Table;
 pub use table::mixed;
+use tiles::Tiles;
 
 /// Tables that the allocations are spread over, each with a lock of its own.
 const SHARDS: usize = 64;
@@ -104,6 +106,8 @@ pub struct Accounts {
     contexts: Contexts,
     /// Libraries that are loaded.
     libraries: Libraries,
+    /// What is mapped into arrays.
+    tiles: Tiles,
     refusals: AtomicU64,
 }
 
@@ -117,6 +121,7 @@ impl Default for Accounts {
             graphs: Graphs::default(),
             contexts: Contexts::default(),
             libraries: Libraries::default(),
+            tiles: Tiles::default(),
             refusals: AtomicU64::new(0),
         }
     }
@@ -574,6 +579,7 @@ impl Accounts {
     pub fn forget_context(&self, context: usize, process: &Process) {
         self.contexts.forget(context);
         self.libraries.forget_context(process, context);
+        self.forget_tiles_of(process, context);
         for shard in &self.shards {
             let mut shard = shard.lock();
             for entry in shard.extract(|entry| entry.context == context) {

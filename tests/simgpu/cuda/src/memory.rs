@@ -11,7 +11,7 @@ use crate::mapping::{self, Access};
 use crate::pool::Pool;
 use crate::process::{self, host};
 use crate::status::{self, Result};
-use crate::{account, capture, ipc, pending};
+use crate::{account, capture, external, ipc, pending};
 
 /// Up to this size allocations share a 2 MiB piece; larger ones have pieces of their own.
 const SMALL_BYTES: u64 = 1 << 20;
@@ -52,6 +52,15 @@ pub enum Kind {
     Opened {
         /// The ordinal of the device that it lies on.
         device: i32,
+        /// Whether it is of a pool, and freed as what is allocated here.
+        is_pooled: bool,
+    },
+    /// A buffer in memory of somebody else's.
+    External {
+        /// Where all of that is mapped.
+        base: u64,
+        /// How much it is.
+        length: u64,
     },
     /// A variable of a module.
     Variable {
@@ -95,7 +104,7 @@ impl Allocation {
     pub fn device(&self) -> i32 {
         match (&self.kind, &self.context) {
             (Kind::Pooled(pool), _) => pool.device,
-            (Kind::Opened { device }, _) => *device,
+            (Kind::Opened { device, .. }, _) => *device,
             (_, Some(context)) => context.device,
             _ => 0,
         }
@@ -232,6 +241,11 @@ fn take(context: &Context, bytes: u64) -> Result<u64> {
 /// The 2 MiB, or more, that an allocation of device memory lies in: where they begin, and how many bytes they are.
 pub fn piece_of(allocation: &Allocation) -> (u64, u64) {
     let piece = Config::ALLOCATION_GRANULARITY_BYTES;
+    if let Kind::Pooled(pool) = &allocation.kind
+        && let Some(slab) = pool.slab_of(allocation.base)
+    {
+        return slab;
+    }
     if is_small(allocation.bytes) {
         (piece_at(allocation.base), piece)
     } else {
@@ -380,6 +394,7 @@ fn free_backing(allocation: &Allocation) {
             ipc::withdraw(allocation);
             give(context, allocation.base, allocation.bytes);
         }
+        (Kind::External { base, length }, _) => external::unmap(*base, *length),
         (Kind::Managed | Kind::HostPinned { .. }, _) => {
             if matches!(allocation.kind, Kind::Managed) {
                 host().remove_unmovable();
@@ -399,7 +414,15 @@ pub fn free(address: u64) -> Result<()> {
         return Ok(());
     }
     let is_linear = |allocation: &Allocation| {
-        matches!(allocation.kind, Kind::Device | Kind::Managed | Kind::Pooled(_) | Kind::Graph)
+        matches!(
+            allocation.kind,
+            Kind::Device
+                | Kind::Managed
+                | Kind::Pooled(_)
+                | Kind::Graph
+                | Kind::External { .. }
+                | Kind::Opened { is_pooled: true, .. }
+        )
     };
     let allocation = find(address)
         .filter(|found| found.base == address && is_linear(found))
@@ -412,6 +435,7 @@ pub fn free(address: u64) -> Result<()> {
     match &allocation.kind {
         Kind::Pooled(pool) => pool.free_now(address),
         Kind::Graph => crate::graph_memory::free_now(address),
+        Kind::Opened { .. } => ipc::close(address),
         _ => {
             free_backing(&strike(address, is_linear)?);
             Ok(())
@@ -469,7 +493,7 @@ pub fn forget_context(context: &Context) {
                 unmap_piece(base, bytes);
             }
             Kind::Opened { .. } => ipc::forget_opened(allocation.base),
-            Kind::Managed | Kind::HostPinned { .. } => free_backing(&allocation),
+            Kind::Managed | Kind::HostPinned { .. } | Kind::External { .. } => free_backing(&allocation),
             _ => {}
         }
     }
