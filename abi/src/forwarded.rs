@@ -137,7 +137,7 @@ forwarded! {
         cuGraphAddExternalSemaphoresWaitNode cuGraphAddHostNode cuGraphAddKernelNode cuGraphAddKernelNode_v2
         cuGraphAddMemFreeNode cuGraphAddMemcpyNode cuGraphAddMemsetNode
         cuGraphBatchMemOpNodeSetParams cuGraphClone cuGraphCreate
-        cuGraphDestroyNode cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeSetEvent
+        cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeSetEvent
         cuGraphExecBatchMemOpNodeSetParams cuGraphExecEventRecordNodeSetEvent cuGraphExecEventWaitNodeSetEvent
         cuGraphExecExternalSemaphoresSignalNodeSetParams cuGraphExecExternalSemaphoresWaitNodeSetParams
         cuGraphExecHostNodeSetParams

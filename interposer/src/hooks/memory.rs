@@ -1,9 +1,10 @@
 //! Hooks of device memory: what is allocated, freed, and seen.
 
 use deepres_abi::driver::ApiId;
-use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::driver::types::{
-    CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL, CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL, CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+    CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_ATTACH_GLOBAL, CU_MEM_ATTACH_HOST, CU_MEM_LOCATION_TYPE_DEVICE,
     CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CU_MEM_OPERATION_TYPE_MAP, CU_MEM_OPERATION_TYPE_UNMAP,
     CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_CUBEMAP, CUDA_ARRAY3D_DEFERRED_MAPPING,
     CUDA_ARRAY3D_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_SPARSE, CUarray,
@@ -145,7 +146,8 @@ linear! {
 pub unsafe extern "C" fn alloc_managed(pointer: *mut CUdeviceptr, bytes: usize, flags: u32) -> CUresult {
     let Some(real) = real!(cuMemAllocManaged) else { return MISSING };
     let charged = charge::managed(bytes as u64);
-    let is_wrong = is_plainly_wrong(pointer, bytes as u64);
+    let is_attached = matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST);
+    let is_wrong = is_plainly_wrong(pointer, bytes as u64) || !is_attached;
     on_current_gpu(ApiId::cuMemAllocManaged, MemoryKind::Managed, charged, is_wrong, || {
         // SAFETY: the caller's arguments, as they came.
         let result = unsafe { real(pointer, bytes, flags) };
@@ -278,7 +280,8 @@ macro_rules! pitch {
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let expected = charge::pitched(width as u64, height as u64);
-            let is_wrong = is_plainly_wrong(pointer, expected) || pitch.is_null();
+            let is_element = matches!(element, 4 | 8 | 16);
+            let is_wrong = is_plainly_wrong(pointer, expected) || pitch.is_null() || !is_element;
             linear_on_current_gpu(ApiId::$symbol, MemoryKind::Pitch, expected, is_wrong, || {
                 // SAFETY: the caller's arguments, as they came.
                 let result = unsafe { real(pointer, pitch, width, height, element) };
@@ -318,18 +321,37 @@ pub unsafe extern "C" fn create(
     let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
         return call();
     };
-    if is_plainly_wrong(handle, bytes as u64) {
+    if is_plainly_wrong(handle, bytes as u64) || flags != 0 {
         return call();
     }
     let charged = charge::blocks(bytes as u64);
     let request =
         Request { api: ApiId::cuMemCreate, kind: MemoryKind::Physical, ordinal, context: 0, bytes: charged };
-    process.memory.allocate(process, request, || {
+    let result = process.memory.allocate(process, request, || {
         let result = call();
         // SAFETY: the driver wrote the handle if it reports success.
         let handle = if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None };
         (result, handle.map(|handle| (Name::Handle(handle), charged)))
-    })
+    });
+    // What the driver makes no such memory of, it refuses with a code of its own.
+    // SAFETY: not null, as above.
+    if result == CUDA_ERROR_OUT_OF_MEMORY && !unsafe { comes_in(properties, bytes) } {
+        call()
+    } else {
+        result
+    }
+}
+
+/// Whether the driver makes physical memory of these properties, and in pieces of so many bytes.
+///
+/// # Safety
+/// What the caller of `cuMemCreate` passes as properties for the driver to read.
+unsafe fn comes_in(properties: *const CUmemAllocationProp, bytes: usize) -> bool {
+    let Some(granularity_of) = real!(cuMemGetAllocationGranularity) else { return true };
+    let mut piece_bytes = 0;
+    // SAFETY: the caller's promise; the result has room.
+    let result = unsafe { granularity_of(&mut piece_bytes, properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) };
+    result == CUDA_SUCCESS && (piece_bytes == 0 || bytes.is_multiple_of(piece_bytes))
 }
 
 /// Hook of `cuMemRelease`.
@@ -500,7 +522,8 @@ maps_array! {
 /// Bits of one element of an array, all channels together.
 fn texel_bits(format: CUarray_format, channels: u32) -> u64 {
     use deepres_abi::driver::constants as f;
-    let channels = u64::from(channels.max(1));
+    // More than four there are none of, and three in planes alone.
+    let channels = if channels > 4 { 0 } else { u64::from(channels) };
     match format {
         f::CU_AD_FORMAT_UNSIGNED_INT8 | f::CU_AD_FORMAT_SIGNED_INT8 => 8 * channels,
         f::CU_AD_FORMAT_UNSIGNED_INT16 | f::CU_AD_FORMAT_SIGNED_INT16 | f::CU_AD_FORMAT_HALF => 16 * channels,
@@ -567,7 +590,8 @@ macro_rules! arrays {
             let Some(shape) = unsafe { descriptor.as_ref() }.map(Describe::shape) else { return call() };
             let charged = charge::array(shape, [1 $(, $levels)?].into_iter().max().unwrap_or(1));
             // What has no memory until some is mapped into it counts as what that is.
-            let takes_nothing = handle.is_null() || shape.is_unbacked;
+            let is_wrong = handle.is_null() || shape.width == 0 || shape.texel_bits == 0;
+            let takes_nothing = is_wrong || shape.is_unbacked;
             on_current_gpu(ApiId::$symbol, MemoryKind::Array, charged, takes_nothing, || {
                 let result = call();
                 // SAFETY: the driver wrote the handle if it reports success.

@@ -170,3 +170,38 @@ fn an_array_that_memory_is_mapped_into_later_counts_for_that_as_long_as_it_is_th
     assert_counts(&host, "t", "physical", 0);
     assert_taken(&host, 0);
 }
+
+/// What no driver gives, whatever room there is.
+const WRONG: [&str; 12] = [
+    "cuda.cuMemAllocAsync(byref(c_uint64()), c_size_t(1 << 30), c_void_p(0x12340))",
+    "cuda.cuMemAllocFromPoolAsync(byref(c_uint64()), c_size_t(1 << 30), c_void_p(0x12340), None)",
+    "on_a_dead_context(lambda: cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(1 << 30)))",
+    "on_a_dead_context(lambda: cuda.cuMemAllocAsync(byref(c_uint64()), c_size_t(1 << 30), None))",
+    "on_a_dead_context(lambda: cuda.cuMemAllocManaged(byref(c_uint64()), c_size_t(1 << 30), 1))",
+    "cuda.cuMemAllocManaged(byref(c_uint64()), c_size_t(1 << 30), 0)",
+    "cuda.cuMemAllocPitch_v2(byref(c_uint64()), byref(c_size_t()), c_size_t(1 << 20), c_size_t(1 << 10), 3)",
+    "physical('odd', (1 << 30) + 1)",
+    "cuda.cuMemCreate(byref(c_uint64()), c_size_t(1 << 30), struct.pack('iiiiQ8x', 7, 0, DEVICE, 0, 0), c_uint64(0))",
+    "cuda.cuMemCreate(byref(c_uint64()), c_size_t(1 << 30), struct.pack('iiiiQ8x', 1, 0, DEVICE, 99, 0), c_uint64(0))",
+    "cuda.cuArray3DCreate_v2(byref(c_void_p()), struct.pack('QQQIII4x', 1 << 15, 1 << 15, 0, FLOAT, 5, 0))",
+    "cuda.cuArray3DCreate_v2(byref(c_void_p()), struct.pack('QQQIII4x', 0, 1 << 15, 1 << 15, FLOAT, 1, 0))",
+];
+
+#[test]
+fn a_wrong_request_is_answered_by_the_driver_also_at_the_limit() {
+    let host = host();
+    let _daemon = host.daemon();
+    let mut bare = host.command("python3");
+    bare.arg(script("pieces"));
+    let mut bare = Client { process: host.spawn(bare), calls: 0 };
+    bare.does("start()");
+    let mut full = Client::start(&host, "t");
+    full.does("cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(256 << 20))");
+    assert_eq!(full.asks("cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(1))"), OUT_OF_MEMORY);
+    for wrong in WRONG {
+        let expected = bare.asks(wrong);
+        assert!(!["0", OUT_OF_MEMORY].contains(&expected.as_str()), "{wrong}: {expected}");
+        assert_eq!(full.asks(wrong), expected, "{wrong}");
+    }
+    assert_counts(&host, "t", "linear", 256);
+}

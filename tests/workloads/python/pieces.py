@@ -106,6 +106,20 @@ def export_physical(name):
     return descriptor.value
 
 
+def on_a_dead_context(call):
+    """Calls with a context current that another thread has destroyed."""
+    import threading
+
+    before, dead = context(), c_void_p()
+    must(cuda.cuCtxCreate_v2(byref(dead), 0, 0))
+    thread = threading.Thread(target=lambda: must(cuda.cuCtxDestroy_v2(dead)))
+    thread.start()
+    thread.join()
+    code = call()
+    must(cuda.cuCtxSetCurrent(before))
+    return code
+
+
 def release(name):
     return cuda.cuMemRelease(kept[name])
 
