@@ -262,5 +262,21 @@ mod tests {
             changed[at] ^= 0xff;
             let _ = of_memory(&changed);
         }
+        // Anything anywhere, in what is behind the headers too.
+        let mut random = 1_u64;
+        let mut next = || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize
+        };
+        for image in [cubin.clone(), fatbin_of(KIND_ELF, 90, &cubin)] {
+            for _ in 0..2000 {
+                let mut changed = image.clone();
+                for _ in 0..4 {
+                    let at = next() % changed.len();
+                    changed[at] = next() as u8;
+                }
+                let _ = of_memory(&changed);
+            }
+        }
     }
 }

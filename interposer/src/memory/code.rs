@@ -199,21 +199,23 @@ impl Accounts {
             promised.into_iter().for_each(|(_, _, site, promise)| site.withdraw(promise));
             return result;
         };
+        // Before anything is locked: whoever makes a context waits for what is promised.
+        let held_in = |(context, ordinal, site, promise): (usize, usize, Site<'_>, Promise)| {
+            (context, Held::new(MemoryKind::Code, ordinal, &site, bytes, promise))
+        };
+        let mut held: BTreeMap<usize, Held> = promised.into_iter().map(held_in).collect();
         // Whoever makes or ends a context waits: it is there with all libraries, or gone with none.
         let there = self.contexts.lock();
         let mut libraries = self.libraries.lock();
-        let mut held = BTreeMap::new();
-        for (context, ordinal, site, promise) in promised {
-            if there.contains(&(context, ordinal)) {
-                held.insert(context, Held::new(MemoryKind::Code, ordinal, &site, bytes, promise));
-            } else {
-                site.withdraw(promise);
-            }
+        let is_there = |context: usize| there.iter().any(|(known, _)| *known == context);
+        for (_, held) in held.extract_if(.., |context, _| !is_there(*context)) {
+            held.give_back(process, None);
         }
-        for (context, ordinal) in
-            there.iter().filter(|(context, _)| !held.contains_key(context)).copied().collect::<Vec<_>>()
-        {
-            if let Some(site) = Site::of(process, ordinal) {
+        if let Some(session) = process.session() {
+            held.values_mut().for_each(|held| held.follow_on(session, &process.gpus));
+        }
+        for (context, ordinal) in there.iter().copied() {
+            if let (false, Some(site)) = (held.contains_key(&context), Site::of(process, ordinal)) {
                 held.insert(context, Held::new(MemoryKind::Code, ordinal, &site, bytes, None));
             }
         }
