@@ -52,8 +52,6 @@ macro_rules! for_each_unaccounted_function {
             Work cuWaitExternalSemaphoresAsync_ptsz;
             Work cuStreamAttachMemAsync;
             Work cuStreamAttachMemAsync_ptsz;
-            Work cuMemMapArrayAsync;
-            Work cuMemMapArrayAsync_ptsz;
             Work cuMemBatchDecompressAsync;
             Work cuMemBatchDecompressAsync_ptsz;
             Work cuFabricCpyBatchAsync;

@@ -10,9 +10,9 @@ pub enum Reason {
     Query,
     /// Changes how something behaves; it gives the GPU nothing to do.
     Setting,
-    /// Loads, links or unloads programs, which no limit is on.
+    /// Links programs, or loads functions of what is loaded: on neither there is a limit.
     Code,
-    /// Makes, ends or chooses what has no work or memory of its own: contexts, streams, events, textures.
+    /// Chooses contexts; makes or ends what has no work or memory of its own: streams, events, textures.
     Object,
     /// Builds, changes or ends a graph, whose launches are hooked.
     Graph,
@@ -124,13 +124,11 @@ forwarded! {
         cuTexRefSetFilterMode cuTexRefSetFlags cuTexRefSetFormat cuTexRefSetMaxAnisotropy cuTexRefSetMipmapFilterMode
         cuTexRefSetMipmapLevelBias cuTexRefSetMipmapLevelClamp cuTexRefSetMipmappedArray;
     Code:
-        cuFuncLoad cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload cuLinkAddData cuLinkAddData_v2
-        cuLinkAddFile cuLinkAddFile_v2 cuLinkComplete cuLinkCreate cuLinkCreate_v2 cuLinkDestroy cuModuleLoad
-        cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload;
+        cuFuncLoad cuLinkAddData cuLinkAddData_v2
+        cuLinkAddFile cuLinkAddFile_v2 cuLinkComplete cuLinkCreate cuLinkCreate_v2 cuLinkDestroy;
     Object:
-        cuCtxCreate cuCtxCreate_v2 cuCtxCreate_v3 cuCtxCreate_v4 cuCtxPopCurrent cuCtxPopCurrent_v2 cuCtxPushCurrent
-        cuCtxPushCurrent_v2 cuDevicePrimaryCtxRetain cuEventCreate cuEventDestroy cuEventDestroy_v2 cuGLCtxCreate
-        cuGLCtxCreate_v2 cuGreenCtxStreamCreate cuStreamCreate cuStreamCreateWithPriority
+        cuCtxPopCurrent cuCtxPopCurrent_v2 cuCtxPushCurrent
+        cuCtxPushCurrent_v2 cuEventCreate cuEventDestroy cuEventDestroy_v2 cuGreenCtxStreamCreate cuStreamCreate cuStreamCreateWithPriority
         cuSurfObjectCreate cuSurfObjectDestroy cuTexObjectCreate cuTexObjectDestroy cuTexRefCreate cuTexRefDestroy
         cuVDPAUCtxCreate cuVDPAUCtxCreate_v2;
     Graph:
@@ -139,7 +137,7 @@ forwarded! {
         cuGraphAddExternalSemaphoresWaitNode cuGraphAddHostNode cuGraphAddKernelNode cuGraphAddKernelNode_v2
         cuGraphAddMemFreeNode cuGraphAddMemcpyNode cuGraphAddMemsetNode
         cuGraphBatchMemOpNodeSetParams cuGraphClone cuGraphCreate
-        cuGraphDestroyNode cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeSetEvent
+        cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeSetEvent
         cuGraphExecBatchMemOpNodeSetParams cuGraphExecEventRecordNodeSetEvent cuGraphExecEventWaitNodeSetEvent
         cuGraphExecExternalSemaphoresSignalNodeSetParams cuGraphExecExternalSemaphoresWaitNodeSetParams
         cuGraphExecHostNodeSetParams

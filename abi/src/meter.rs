@@ -28,15 +28,17 @@ pub enum MemoryKind {
     Graph = 6,
     /// What the driver takes for a context
     Context = 7,
+    /// Modules and libraries
+    Code = 8,
 }
 
 impl MemoryKind {
     /// Kinds there are.
-    pub const COUNT: usize = 8;
+    pub const COUNT: usize = 9;
 
     /// Whether sessions count it by itself. Linear memory is what else is in their accounts: most allocations are such, and count once.
     pub const fn is_counted(self) -> bool {
-        !matches!(self, Self::Linear)
+        self.place().is_some()
     }
 
     /// All kinds, in the order of their numbers.
@@ -49,7 +51,17 @@ impl MemoryKind {
         Self::Array,
         Self::Graph,
         Self::Context,
+        Self::Code,
     ];
+
+    /// Its place in a meter slot; `None` if it is not counted there. What came when all places were given away has that of linear memory.
+    pub const fn place(self) -> Option<usize> {
+        match self {
+            Self::Linear => None,
+            Self::Code => Some(Self::Linear as usize),
+            other => Some(other as usize),
+        }
+    }
 
     /// The kind's name for people.
     pub const fn name(self) -> &'static str {
@@ -62,9 +74,13 @@ impl MemoryKind {
             Self::Array => "array",
             Self::Graph => "graph",
             Self::Context => "context",
+            Self::Code => "code",
         }
     }
 }
+
+/// Kinds for which a meter slot has places.
+pub const HELD_PLACES: usize = 8;
 
 /// Buckets of a histogram of waits.
 pub const WAIT_BUCKETS: usize = 18;
@@ -119,8 +135,8 @@ pub struct MeterSlot {
     pub last_refused_api: AtomicU32,
     /// Threads between the gate and the meter: each has passed, or is about to look.
     launching: AtomicU32,
-    /// Device memory held, bytes by [`MemoryKind`], of kinds that are counted ([`MemoryKind::is_counted`]).
-    pub held_bytes: [AtomicU64; MemoryKind::COUNT],
+    /// Device memory held, bytes by [`MemoryKind::place`].
+    pub held_bytes: [AtomicU64; HELD_PLACES],
     /// Waits at the gate by [`wait_bucket`], each modulo 2³². A library older than this field leaves them 0.
     pub waits_by_length: [AtomicU32; WAIT_BUCKETS],
 }
@@ -238,8 +254,8 @@ pub struct Reading {
     pub last_refused_bytes: u64,
     /// Its call. Not checked: look it up, do not index with it.
     pub last_refused_api: u32,
-    /// Memory held, bytes by [`MemoryKind`].
-    pub held_bytes: [u64; MemoryKind::COUNT],
+    /// Memory held, bytes by [`MemoryKind::place`].
+    pub held_bytes: [u64; HELD_PLACES],
     /// Waits at the gate by [`wait_bucket`], each modulo 2³².
     pub waits_by_length: [u32; WAIT_BUCKETS],
 }
@@ -380,9 +396,10 @@ impl MeterSlot {
             && same(&self.refusals, earlier.refusals)
     }
 
-    /// Memory held, bytes by [`MemoryKind`].
+    /// Memory held, bytes by [`MemoryKind`]; 0 of a kind that is not counted here.
     pub fn held_bytes(&self) -> [u64; MemoryKind::COUNT] {
-        core::array::from_fn(|kind| self.held_bytes[kind].load(Ordering::Relaxed))
+        MemoryKind::ALL
+            .map(|kind| kind.place().map_or(0, |place| self.held_bytes[place].load(Ordering::Relaxed)))
     }
 
     /// Copies the counters out.
@@ -410,7 +427,7 @@ impl MeterSlot {
             refusals: word(&self.refusals),
             last_refused_bytes: word(&self.last_refused_bytes),
             last_refused_api: self.last_refused_api.load(Ordering::Relaxed),
-            held_bytes: self.held_bytes(),
+            held_bytes: core::array::from_fn(|place| word(&self.held_bytes[place])),
             waits_by_length: core::array::from_fn(|bucket| {
                 self.waits_by_length[bucket].load(Ordering::Relaxed)
             }),

@@ -97,6 +97,8 @@ pub enum Role {
     /// A process that is about to begin a session, in a connection of its own: it is no stranger while that lasts. Gets no answer; what it has to
     /// say comes with the session's hello.
     Arriving = 4,
+    /// A process that asks what it holds of the one GPU in its hello, by NVML's word: gets a [`View`], and the connection ends.
+    Appraised = 5,
 }
 
 /// Tenant → controller: who I am and what I ask for. Asking is all it is: the controller's configuration decides.
@@ -247,6 +249,11 @@ pub struct View {
     pub gpus: [ViewGpu; MAX_GPUS],
     /// The tenant's processes, as the controller sees them.
     processes: [u32; VIEW_PROCESSES],
+    /// What NVML says that the asker holds of the first GPU, bytes, if it was asked for ([`Role::Appraised`]).
+    asker_bytes: u64,
+    /// 1 if NVML said so.
+    is_appraised: u32,
+    reserved: u32,
 }
 
 impl View {
@@ -262,6 +269,16 @@ impl View {
             *place = pid;
             self.process_count += 1;
         }
+    }
+
+    /// NVML says that the asker holds so much of the first GPU.
+    pub fn set_asker_bytes(&mut self, bytes: u64) {
+        (self.asker_bytes, self.is_appraised) = (bytes, 1);
+    }
+
+    /// What NVML says that the asker holds of the first GPU, bytes; `None` if it was not asked, or does not say.
+    pub fn asker_bytes(&self) -> Option<u64> {
+        (self.is_appraised == 1).then_some(self.asker_bytes)
     }
 
     /// The tenant's processes.
@@ -313,7 +330,7 @@ impl Hello {
 
     /// The role, if it is one.
     pub fn role(&self) -> Option<Role> {
-        [Role::Session, Role::Keeper, Role::Viewer, Role::Arriving]
+        [Role::Session, Role::Keeper, Role::Viewer, Role::Arriving, Role::Appraised]
             .into_iter()
             .find(|role| *role as u32 == self.role)
     }
@@ -438,7 +455,8 @@ const _: () = {
     assert!(size_of::<FrameHead>() == 16);
     assert!(size_of::<Hello>() == 560);
     assert!(size_of::<Welcome>() == 112);
-    assert!(size_of::<View>() == 920 && size_of::<View>() <= MAX_FRAME_BYTES);
+    assert!(core::mem::offset_of!(View, asker_bytes) == 920);
+    assert!(size_of::<View>() == 936 && size_of::<View>() <= MAX_FRAME_BYTES);
     assert!(size_of::<Refusal>() == 504);
     assert!(core::mem::offset_of!(Hello, sessions_before) == 496);
     assert!(core::mem::offset_of!(Hello, slo_ns) == 528);

@@ -24,6 +24,8 @@ use crate::unshared::Unshared;
 /// How long the first handshake may take, ns. The controller answers within a millisecond, and within this hundreds that come at once; then the
 /// job goes on alone.
 const HANDSHAKE_NS: u64 = 3_000_000_000;
+/// How long a context's making waits for what NVML says of it, ns: the controller gives up sooner.
+const APPRAISAL_NS: u64 = 1_000_000_000;
 /// Pause before another attempt at a daemon that is just being replaced, ns.
 const REPLACED_PAUSE_NS: u64 = 20_000_000;
 const US_PER_S: u64 = 1_000_000;
@@ -156,12 +158,27 @@ fn try_shake(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Connect
 /// # Errors
 /// [`ConnectError`].
 pub fn view(config: &Config, gpus: &[Uuid]) -> Result<View, ConnectError> {
-    let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
+    ask(config, gpus, Role::Viewer, HANDSHAKE_NS)
+}
+
+/// Asks the controller what NVML says that this process holds of `gpu`, bytes; `None` if it cannot say.
+///
+/// # Errors
+/// [`ConnectError`].
+pub fn appraise(config: &Config, gpu: Uuid) -> Result<Option<u64>, ConnectError> {
+    if !has_descriptors_to_spare() {
+        return Ok(None);
+    }
+    ask(config, &[gpu], Role::Appraised, APPRAISAL_NS).map(|view| view.asker_bytes())
+}
+
+fn ask(config: &Config, gpus: &[Uuid], role: Role, within_ns: u64) -> Result<View, ConnectError> {
+    let deadline_ns = os::now_ns().saturating_add(within_ns);
     let socket = connect_first(&config.believed_sockets(), |path| {
         connect(path, 0, |call| until_deadline(deadline_ns, call))
     })?;
     let mut hello = hello(config, gpus, 0, 0);
-    hello.role = Role::Viewer as u32;
+    hello.role = role as u32;
     until_deadline(deadline_ns, Call { socket: &socket, run: &mut |number| send(number, hello.as_bytes()) })
         .map_err(ConnectError::Io)?;
     let mut packet = Received::new();

@@ -19,6 +19,7 @@ mod driver;
 mod gate;
 mod handshake;
 mod hooks;
+mod image;
 mod launch;
 mod log;
 mod memory;

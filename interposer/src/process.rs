@@ -1,7 +1,7 @@
 //! What this process knows about itself once a session has begun. Before that, and in a forked child, there is nothing, and every hook
 //! forwards.
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{io, ptr};
 
@@ -32,6 +32,8 @@ const STOP_LOOK_NS: u64 = 50_000;
 const START_LOOK_NS: u64 = 100_000;
 /// How often the meter thread looks at its connection where its sleep cannot be ended by that, ns.
 const STEP_NS: u64 = 100_000_000;
+/// How long nobody asks the daemon what NVML says once it did not answer, ns.
+const APPRAISE_AGAIN_NS: u64 = 10_000_000_000;
 
 /// See the module. Lives until the process ends.
 pub struct Process {
@@ -58,6 +60,8 @@ pub struct Process {
     wake: Place,
     is_stopping: AtomicBool,
     is_stopped: AtomicBool,
+    /// Until then nobody asks the daemon what NVML says (`CLOCK_MONOTONIC`).
+    unappraised_ns: AtomicU64,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
@@ -148,6 +152,7 @@ fn begin() {
         wake: Place::none(),
         is_stopping: AtomicBool::new(false),
         is_stopped: AtomicBool::new(false),
+        unappraised_ns: AtomicU64::new(0),
     }));
     let session: &'static Session = Box::leak(Box::new(session));
     if process.config.oversubscribe == Some(Oversubscribe::Managed) {
@@ -258,6 +263,21 @@ impl Process {
     /// The ordinal of a GPU in this process.
     pub fn ordinal_of(&self, uuid: &Uuid) -> Option<usize> {
         self.uuids.iter().position(|own| own == uuid)
+    }
+
+    /// What NVML says that this process holds on the GPU `ordinal`, by the daemon's word. `None`: nobody can say.
+    pub fn appraise(&self, ordinal: usize) -> Option<u64> {
+        let uuid = *self.uuids.get(ordinal)?;
+        if self.session()?.standalone().is_some()
+            || os::now_ns() < self.unappraised_ns.load(Ordering::Relaxed)
+        {
+            return None;
+        }
+        let answer = handshake::appraise(&self.config, uuid);
+        if answer.is_err() {
+            self.unappraised_ns.store(os::now_ns() + APPRAISE_AGAIN_NS, Ordering::Relaxed);
+        }
+        answer.ok().flatten()
     }
 
     /// Asks the daemon for another session.

@@ -85,7 +85,7 @@ mod tests {
         refusals: 0,
         last_refused_bytes: 0,
         last_refused_api: 0,
-        held_bytes: [0; deepres_abi::meter::MemoryKind::COUNT],
+        held_bytes: [0; deepres_abi::meter::HELD_PLACES],
         waits_by_length: [0; deepres_abi::meter::WAIT_BUCKETS],
     };
 

@@ -1,6 +1,7 @@
 //! The daemon: sockets and tenants on one thread, an arbiter thread for each GPU.
 
 mod administrators;
+mod appraisal;
 mod connections;
 mod files;
 mod gpu_lock;
@@ -30,6 +31,7 @@ use crate::probes::metering::{Metering, Purpose};
 use crate::probes::status::Adopted;
 use crate::probes::{Before, Watcher};
 use crate::shm::{SharedPage, Writer};
+use appraisal::Appraiser;
 use connections::Connections;
 use deepres_abi::beat::BeatPage;
 use files::Files;
@@ -94,6 +96,7 @@ struct Shared {
     lines: Rc<Lines>,
     /// Whose memory is where.
     residency: RefCell<Residency>,
+    appraiser: Appraiser,
     /// The group that may administer.
     admin_group: Option<u32>,
     /// The daemon ends: nobody is let in any more.
@@ -207,6 +210,7 @@ pub fn run(
         connections: Connections::new(room),
         lines,
         residency: RefCell::default(),
+        appraiser: Appraiser::default(),
         admin_group,
         changed: Notify::new(),
         stirred: Cell::new(false),

@@ -15,9 +15,10 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 const PERIOD: Duration = Duration::from_secs(1);
-const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
-/// How far an account may be from what NVML says, for each process of the tenant, until the log tells of it: what the driver takes for a context and
-/// for modules is some hundreds of MiB, and nobody's mistake.
+/// What the management library is called.
+pub const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
+/// How far an account may be from what NVML says, for each process of the tenant, until the log tells of it: what the driver takes for code that is
+/// loaded lazily is some hundreds of MiB, and nobody's mistake.
 const TOLD_BYTES_PER_PROCESS: u64 = 1 << 30;
 
 /// What NVML says of a GPU.

@@ -244,7 +244,7 @@ async fn converse(
     groups.dedup();
     let guest = Guest { peer, groups, facts, source: source.clone() };
     if let Ok(hello) = wire::decode::<Hello>(packet.bytes())
-        && hello.role() == Some(Role::Viewer)
+        && let Some(Role::Viewer | Role::Appraised) = hello.role()
     {
         drop(turn);
         return view::answer(connection.as_fd(), &guest, &hello, shared).await;

@@ -5,7 +5,7 @@ use super::registry::{Guest, Refused};
 use super::{Shared, tenants};
 use crate::packet;
 use crate::process::ProcessKey;
-use deepres_abi::wire::{Hello, RefusalKind};
+use deepres_abi::wire::{Hello, RefusalKind, Role};
 use std::io;
 use std::os::fd::BorrowedFd;
 use zerocopy::IntoBytes;
@@ -21,10 +21,17 @@ pub async fn answer(
         // Our library is in it: until it computes, it has no session and is no stranger.
         shared.registry.borrow().connected().views(who);
     }
-    let view = match reports(shared).await {
+    let mut view = match reports(shared).await {
         Some(reports) => shared.registry.borrow().view(guest, hello, &reports),
         None => Err(Refused::new(RefusalKind::Stopping, "a GPU's arbiter does not answer")),
     };
+    let is_asked = view.is_ok() && hello.role() == Some(Role::Appraised);
+    let uuid = if is_asked { shared.registry.borrow().managed_uuid(hello) } else { None };
+    if let (Ok(view), Some(uuid)) = (&mut view, uuid)
+        && let Some(bytes) = shared.appraiser.held_bytes(guest.peer.pid, uuid).await
+    {
+        view.set_asker_bytes(bytes);
+    }
     match view {
         Ok(view) => packet::send(connection, view.as_bytes(), &[]),
         Err(refused) => {

@@ -190,6 +190,33 @@ pub fn take_bodies_in(graph: CUgraph) -> Bodies {
     Bodies(taken.into_iter().filter_map(|node| Some((node, bodies.remove(&node)?))).collect())
 }
 
+/// The same of a node that is about to be destroyed, with all that is inside of it.
+pub fn take_bodies_of(node: CUgraphNode) -> Bodies {
+    if !HAS_BODIES.load(Ordering::Relaxed) {
+        return Bodies::default();
+    }
+    let Some((type_of, child_of)) = real!(cuGraphNodeGetType).zip(real!(cuGraphChildGraphNodeGetGraph))
+    else {
+        return Bodies::default();
+    };
+    let (mut kind, mut child) = (0, null_mut());
+    // SAFETY: a node that the process is about to destroy, which the driver checks; the result has room.
+    if unsafe { type_of(node, &mut kind) } != CUDA_SUCCESS {
+        return Bodies::default();
+    }
+    let mut taken = Bodies::default();
+    if kind == CU_GRAPH_NODE_TYPE_CONDITIONAL {
+        for body in bodies_of(node) {
+            taken.0.extend(take_bodies_in(body as CUgraph).0);
+        }
+        taken.0.extend(bodies().remove(&(node as usize)).map(|bodies| (node as usize, bodies)));
+    // SAFETY: as above.
+    } else if kind == CU_GRAPH_NODE_TYPE_GRAPH && unsafe { child_of(node, &mut child) } == CUDA_SUCCESS {
+        taken = take_bodies_in(child);
+    }
+    taken
+}
+
 impl Bodies {
     /// The graph is there still.
     pub fn put_back(self) {
@@ -282,5 +309,63 @@ fn walk(graph: CUgraph, each: &mut dyn FnMut(CUgraphNode, u32, bool)) {
                 left.extend(bodies_of(node).into_iter().map(|body| (body, false)));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_abi::driver::ApiId;
+    use deepres_abi::driver::types::{CUgraphNodeType, CUresult};
+
+    /// A conditional node, and one inside of its body; a node with a child graph that has a conditional one.
+    const OUTER: usize = 0x10;
+    const BODY: usize = 0x20;
+    const INNER: usize = 0x30;
+    const PARENT: usize = 0x40;
+    const CHILD: usize = 0x50;
+    const COUSIN: usize = 0x60;
+
+    unsafe extern "C" fn type_of(node: CUgraphNode, kind: *mut CUgraphNodeType) -> CUresult {
+        let found =
+            if node as usize == PARENT { CU_GRAPH_NODE_TYPE_GRAPH } else { CU_GRAPH_NODE_TYPE_CONDITIONAL };
+        // SAFETY: the result has room.
+        unsafe { kind.write(found) };
+        CUDA_SUCCESS
+    }
+
+    unsafe extern "C" fn child_of(_: CUgraphNode, child: *mut CUgraph) -> CUresult {
+        // SAFETY: the result has room.
+        unsafe { child.write(CHILD as CUgraph) };
+        CUDA_SUCCESS
+    }
+
+    unsafe extern "C" fn nodes_of(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) -> CUresult {
+        let node = if graph as usize == BODY { INNER } else { COUSIN };
+        // SAFETY: the results have room.
+        unsafe {
+            if !nodes.is_null() {
+                nodes.write(node as CUgraphNode);
+            }
+            count.write(1);
+        }
+        CUDA_SUCCESS
+    }
+
+    #[test]
+    fn with_a_node_goes_what_is_remembered_of_it_and_of_all_that_is_inside_of_it() {
+        crate::driver::remember(ApiId::cuGraphNodeGetType, type_of as *const () as usize);
+        crate::driver::remember(ApiId::cuGraphChildGraphNodeGetGraph, child_of as *const () as usize);
+        crate::driver::remember(ApiId::cuGraphGetNodes, nodes_of as *const () as usize);
+        HAS_BODIES.store(true, Ordering::Relaxed);
+        bodies().extend([(OUTER, vec![BODY]), (INNER, vec![]), (COUSIN, vec![])]);
+        let left = || bodies().keys().copied().collect::<Vec<_>>();
+        let taken = take_bodies_of(OUTER as CUgraphNode);
+        assert_eq!(left(), [COUSIN]);
+        taken.put_back();
+        assert_eq!(left(), [OUTER, INNER, COUSIN]);
+        drop(take_bodies_of(PARENT as CUgraphNode));
+        assert_eq!(left(), [OUTER, INNER]);
+        bodies().clear();
     }
 }

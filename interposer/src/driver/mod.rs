@@ -1,6 +1,7 @@
 //! The addresses of the real driver's functions, found once each and remembered.
 
 pub mod calls;
+pub mod code;
 #[cfg(test)]
 pub mod fake;
 pub mod managed;

@@ -12,7 +12,7 @@ use deepres_abi::driver::types::{
 use super::copy::{UNKNOWN_BYTES, measured};
 use super::{MISSING, memory};
 use crate::driver::calls::Stream;
-use crate::driver::memory::{ExecHandle, conditional_added, take_bodies_in};
+use crate::driver::memory::{ExecHandle, conditional_added, take_bodies_in, take_bodies_of};
 use crate::driver::real;
 use crate::memory::graphs::{self, Taker};
 use crate::meter;
@@ -143,6 +143,18 @@ pub unsafe extern "C" fn destroy(graph: CUgraph) -> CUresult {
     }
     if graphs::is_used() {
         memory::refresh();
+    }
+    result
+}
+
+/// Hook of `cuGraphDestroyNode`.
+pub unsafe extern "C" fn destroy_node(node: CUgraphNode) -> CUresult {
+    let Some(real) = real!(cuGraphDestroyNode) else { return MISSING };
+    let bodies = process::current().map(|_| take_bodies_of(node)).unwrap_or_default();
+    // SAFETY: the caller's argument.
+    let result = unsafe { real(node) };
+    if result != CUDA_SUCCESS {
+        bodies.put_back();
     }
     result
 }

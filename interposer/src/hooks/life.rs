@@ -1,7 +1,8 @@
 //! Hooks of what begins and ends: the driver, contexts, streams.
 
+use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
-use deepres_abi::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream};
+use deepres_abi::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream, c_void};
 
 use super::MISSING;
 use crate::capture;
@@ -20,6 +21,83 @@ pub unsafe extern "C" fn init(flags: u32) -> CUresult {
         process::start();
     }
     result
+}
+
+/// Makes a context by `call`, which writes its handle to `context`.
+fn make_context(
+    api: ApiId,
+    context: *mut CUcontext,
+    device: CUdevice,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
+        return call();
+    };
+    let end = |made: Context| {
+        if let Some(destroy) = real!(cuCtxDestroy_v2) {
+            // SAFETY: a context that nobody was told of.
+            unsafe { destroy(made.0 as CUcontext) };
+        }
+    };
+    // SAFETY: what the driver wrote if it reports success.
+    let make = || unsafe { made(call(), context) };
+    process.memory.make_context(process, (api, ordinal), || false, make, end)
+}
+
+/// A result, and the context that came of it.
+///
+/// # Safety
+/// `context` is null, or the driver wrote there if `result` is a success.
+unsafe fn made(result: CUresult, context: *mut CUcontext) -> (CUresult, Option<Context>) {
+    // SAFETY: the caller's promise.
+    let handle = if result == CUDA_SUCCESS { unsafe { context.as_ref() } } else { None };
+    (result, handle.map(|handle| Context(*handle as usize)))
+}
+
+/// Hook of `cuDevicePrimaryCtxRetain`: the first to retain a primary context makes it.
+pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevice) -> CUresult {
+    let Some(real) = real!(cuDevicePrimaryCtxRetain) else { return MISSING };
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { real(context, device) };
+    let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
+        return call();
+    };
+    let is_there = || process.calls.is_primary_active(device);
+    let end = |_| {
+        if let Some(release) = real!(cuDevicePrimaryCtxRelease_v2) {
+            // SAFETY: the reference that was just taken.
+            unsafe { release(device) };
+        }
+    };
+    // SAFETY: what the driver wrote if it reports success.
+    let make = || unsafe { made(call(), context) };
+    process.memory.make_context(process, (ApiId::cuDevicePrimaryCtxRetain, ordinal), is_there, make, end)
+}
+
+macro_rules! makes_context {
+    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*);)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $name(
+            context: *mut CUcontext,
+            $($argument: $type,)*
+            device: CUdevice,
+        ) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            make_context(ApiId::$symbol, context, device, || {
+                // SAFETY: the caller's arguments.
+                unsafe { real(context, $($argument,)* device) }
+            })
+        }
+    )+};
+}
+
+makes_context! {
+    create_context_v1: cuCtxCreate(flags: u32);
+    create_context_v2: cuCtxCreate_v2(flags: u32);
+    create_context_v3: cuCtxCreate_v3(affinities: *mut c_void, count: i32, flags: u32);
+    create_context_v4: cuCtxCreate_v4(params: *mut c_void, flags: u32);
+    create_gl_context_v1: cuGLCtxCreate(flags: u32);
+    create_gl_context_v2: cuGLCtxCreate_v2(flags: u32);
 }
 
 fn destroy_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {

@@ -1,12 +1,14 @@
 //! Hooks of device memory: what is allocated, freed, and seen.
 
 use deepres_abi::driver::ApiId;
-use deepres_abi::driver::result::{CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS};
+use deepres_abi::driver::result::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::driver::types::{
-    CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CUDA_ARRAY_DESCRIPTOR,
-    CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_CUBEMAP, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_DESCRIPTOR,
-    CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_SPARSE, CUarray, CUarray_format, CUdevice,
-    CUdeviceptr, CUdeviceptr_v1, CUmemAllocationHandleType, CUmemAllocationProp,
+    CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL, CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+    CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_ATTACH_GLOBAL, CU_MEM_ATTACH_HOST, CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CU_MEM_OPERATION_TYPE_MAP, CU_MEM_OPERATION_TYPE_UNMAP,
+    CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_CUBEMAP, CUDA_ARRAY3D_DEFERRED_MAPPING,
+    CUDA_ARRAY3D_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_SPARSE, CUarray,
+    CUarray_format, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemPoolProps, CUmemoryPool, CUmipmappedArray, CUresult, CUstream, c_void,
 };
 use deepres_abi::grant::NO_LIMIT;
@@ -20,6 +22,7 @@ use crate::driver::memory::PoolHandle;
 use crate::driver::real;
 use crate::memory::beyond::Way;
 use crate::memory::charge::{self, Shape};
+use crate::memory::tiles::{Operation, Part};
 use crate::memory::{Name, Request, graphs};
 use crate::meter::context::ContextState;
 use crate::process::{self, Process};
@@ -172,7 +175,8 @@ linear! {
 pub unsafe extern "C" fn alloc_managed(pointer: *mut CUdeviceptr, bytes: usize, flags: u32) -> CUresult {
     let Some(real) = real!(cuMemAllocManaged) else { return MISSING };
     let charged = charge::managed(bytes as u64);
-    let is_wrong = is_plainly_wrong(pointer, bytes as u64);
+    let is_attached = matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST);
+    let is_wrong = is_plainly_wrong(pointer, bytes as u64) || !is_attached;
     on_current_gpu(ApiId::cuMemAllocManaged, MemoryKind::Managed, charged, is_wrong, || {
         // SAFETY: the caller's arguments, as they came.
         let result = unsafe { real(pointer, bytes, flags) };
@@ -226,7 +230,12 @@ pub unsafe extern "C" fn create_pool(pool: *mut CUmemoryPool, properties: *const
     } {
         let location = properties.location;
         let is_device = location.r#type == CU_MEM_LOCATION_TYPE_DEVICE;
-        let ordinal = usize::try_from(location.id).ok().filter(|_| is_device);
+        // Managed memory counts wherever its pages are: without a device of its own, on that which is current.
+        let is_managed = properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
+        let ordinal = match usize::try_from(location.id).ok().filter(|_| is_device) {
+            None if is_managed => process.current_context().map(|context| context.ordinal),
+            ordinal => ordinal,
+        };
         process.memory.pools.created(PoolHandle(pool as usize), ordinal);
     }
     result
@@ -300,13 +309,14 @@ macro_rules! pitch {
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let expected = charge::pitched(width as u64, height as u64);
-            let is_wrong = is_plainly_wrong(pointer, expected) || pitch.is_null();
+            let is_element = matches!(element, 4 | 8 | 16);
+            let is_wrong = is_plainly_wrong(pointer, expected) || pitch.is_null() || !is_element;
             linear_on_current_gpu(ApiId::$symbol, MemoryKind::Pitch, expected, is_wrong, |way| {
                 if way == Way::Beyond {
                     let row = <$size>::try_from(charge::pitch(width as u64)).ok();
                     // SAFETY: where the caller wants the address and the pitch; neither is null.
                     return match (row, unsafe { pitch.as_mut() }) {
-                        (Some(row), Some(pitch)) if matches!(element, 4 | 8 | 16) => {
+                        (Some(row), Some(pitch)) if is_element => {
                             *pitch = row;
                             // SAFETY: as above.
                             unsafe { beyond(expected, pointer) }
@@ -352,18 +362,37 @@ pub unsafe extern "C" fn create(
     let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
         return call();
     };
-    if is_plainly_wrong(handle, bytes as u64) {
+    if is_plainly_wrong(handle, bytes as u64) || flags != 0 {
         return call();
     }
     let charged = charge::blocks(bytes as u64);
     let request =
         Request { api: ApiId::cuMemCreate, kind: MemoryKind::Physical, ordinal, context: 0, bytes: charged };
-    process.memory.allocate(process, request, || {
+    let result = process.memory.allocate(process, request, || {
         let result = call();
         // SAFETY: the driver wrote the handle if it reports success.
         let handle = if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None };
         (result, handle.map(|handle| (Name::Handle(handle), charged)))
-    })
+    });
+    // What the driver makes no such memory of, it refuses with a code of its own.
+    // SAFETY: not null, as above.
+    if result == CUDA_ERROR_OUT_OF_MEMORY && !unsafe { comes_in(properties, bytes) } {
+        call()
+    } else {
+        result
+    }
+}
+
+/// Whether the driver makes physical memory of these properties, and in pieces of so many bytes.
+///
+/// # Safety
+/// What the caller of `cuMemCreate` passes as properties for the driver to read.
+unsafe fn comes_in(properties: *const CUmemAllocationProp, bytes: usize) -> bool {
+    let Some(granularity_of) = real!(cuMemGetAllocationGranularity) else { return true };
+    let mut piece_bytes = 0;
+    // SAFETY: the caller's promise; the result has room.
+    let result = unsafe { granularity_of(&mut piece_bytes, properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) };
+    result == CUDA_SUCCESS && (piece_bytes == 0 || bytes.is_multiple_of(piece_bytes))
 }
 
 /// Hook of `cuMemRelease`.
@@ -434,8 +463,99 @@ macro_rules! frees {
 frees! {
     free_v1: cuMemFree(address: CUdeviceptr_v1) => Address;
     free_v2: cuMemFree_v2(address: CUdeviceptr) => Address;
-    destroy_array: cuArrayDestroy(array: CUarray) => Array;
-    destroy_mipmapped: cuMipmappedArrayDestroy(array: CUmipmappedArray) => Array;
+}
+
+macro_rules! array_ends {
+    ($($name:ident: $symbol:ident($handle:ty);)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`: what is mapped into it goes too.")]
+        pub unsafe extern "C" fn $name(array: $handle) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's argument.
+            let call = || unsafe { real(array) };
+            match process::current() {
+                Some(process) => process.memory.destroy_array(process, array as u64, call),
+                None => call(),
+            }
+        }
+    )+};
+}
+
+array_ends! {
+    destroy_array: cuArrayDestroy(CUarray);
+    destroy_mipmapped: cuMipmappedArrayDestroy(CUmipmappedArray);
+}
+
+/// `CUarrayMapInfo`; which part of the array is meant, a union, as its words.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MapInfo {
+    resource_kind: u32,
+    resource: u64,
+    part_kind: u32,
+    part: [u64; 4],
+    operation: u32,
+    handle_kind: u32,
+    handle: u64,
+    offset: u64,
+    devices: u32,
+    flags: u32,
+    reserved: [u32; 2],
+}
+
+impl MapInfo {
+    fn part(&self) -> Part {
+        let [low, high] = [|word: u64| word & u64::from(u32::MAX), |word: u64| word >> u32::BITS];
+        let reach = |from: u64, length: u64| (from, from.saturating_add(length));
+        let [first, second, third, fourth] = self.part;
+        if self.part_kind == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL {
+            // A layer, and bytes.
+            return Part {
+                place: [self.part_kind, 0, first as u32],
+                ranges: [reach(second, third), (0, 0), (0, 0)],
+            };
+        }
+        // A level and a layer, and three offsets before three extents.
+        let place = [self.part_kind, low(first) as u32, high(first) as u32];
+        let ranges = [
+            reach(low(second), high(third)),
+            reach(high(second), low(fourth)),
+            reach(low(third), high(fourth)),
+        ];
+        Part { place, ranges }
+    }
+
+    fn operation(&self) -> Option<Operation> {
+        let handle = match self.operation {
+            CU_MEM_OPERATION_TYPE_MAP => Some(self.handle),
+            CU_MEM_OPERATION_TYPE_UNMAP => None,
+            _ => return None,
+        };
+        Some(Operation { array: self.resource, part: self.part(), handle })
+    }
+}
+
+fn map_array(list: *const c_void, count: u32, stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some((process, context)) = of(stream).filter(|_| !list.is_null()) else { return call() };
+    // SAFETY: by the API's contract a list of so many.
+    let list = unsafe { std::slice::from_raw_parts(list.cast::<MapInfo>(), count as usize) };
+    let operations: Vec<Operation> = list.iter().filter_map(MapInfo::operation).collect();
+    process.memory.map_tiles(process, context.handle().0, &operations, call)
+}
+
+macro_rules! maps_array {
+    ($($name:ident: $symbol:ident, $per_thread:literal;)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $name(list: *mut c_void, count: u32, stream: CUstream) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's arguments, as they came.
+            map_array(list, count, Stream::new(stream, $per_thread), || unsafe { real(list, count, stream) })
+        }
+    )+};
+}
+
+maps_array! {
+    map_array_async: cuMemMapArrayAsync, false;
+    map_array_async_ptsz: cuMemMapArrayAsync_ptsz, true;
 }
 
 /// Whether what is freed in the order of `stream` is managed memory that the job takes for the device's. A capture has nothing to do with either.
@@ -472,7 +592,8 @@ frees_on_streams! {
 /// Bits of one element of an array, all channels together.
 fn texel_bits(format: CUarray_format, channels: u32) -> u64 {
     use deepres_abi::driver::constants as f;
-    let channels = u64::from(channels.max(1));
+    // More than four there are none of, and three in planes alone.
+    let channels = if channels > 4 { 0 } else { u64::from(channels) };
     match format {
         f::CU_AD_FORMAT_UNSIGNED_INT8 | f::CU_AD_FORMAT_SIGNED_INT8 => 8 * channels,
         f::CU_AD_FORMAT_UNSIGNED_INT16 | f::CU_AD_FORMAT_SIGNED_INT16 | f::CU_AD_FORMAT_HALF => 16 * channels,
@@ -539,7 +660,8 @@ macro_rules! arrays {
             let Some(shape) = unsafe { descriptor.as_ref() }.map(Describe::shape) else { return call() };
             let charged = charge::array(shape, [1 $(, $levels)?].into_iter().max().unwrap_or(1));
             // What has no memory until some is mapped into it counts as what that is.
-            let takes_nothing = handle.is_null() || shape.is_unbacked;
+            let is_wrong = handle.is_null() || shape.width == 0 || shape.texel_bits == 0;
+            let takes_nothing = is_wrong || shape.is_unbacked;
             on_current_gpu(ApiId::$symbol, MemoryKind::Array, charged, takes_nothing, || {
                 let result = call();
                 // SAFETY: the driver wrote the handle if it reports success.

@@ -4,6 +4,7 @@
 //! they came. Result codes pass through as they are, unknown ones too.
 
 mod capture;
+mod code;
 mod copy;
 mod counted;
 mod graph;
@@ -109,6 +110,7 @@ hooks! {
     cuGraphInstantiateWithParams_ptsz => graph_memory::instantiate_with_params_ptsz;
     cuGraphExecDestroy => graph_memory::destroy_exec;
     cuGraphDestroy => graph_memory::destroy;
+    cuGraphDestroyNode => graph_memory::destroy_node;
     cuGraphAddMemAllocNode => graph_memory::add_allocation;
     cuGraphAddNode => graph_memory::add_v1;
     cuGraphAddNode_v2 => graph_memory::add_v2;
@@ -135,10 +137,21 @@ hooks! {
     cuArrayDestroy => memory::destroy_array;
     cuMipmappedArrayCreate => memory::create_mipmapped;
     cuMipmappedArrayDestroy => memory::destroy_mipmapped;
+    cuMemMapArrayAsync => memory::map_array_async;
+    cuMemMapArrayAsync_ptsz => memory::map_array_async_ptsz;
     cuMemGetInfo => memory::info_v1;
     cuMemGetInfo_v2 => memory::info_v2;
     cuDeviceTotalMem => memory::total_v1;
     cuDeviceTotalMem_v2 => memory::total_v2;
+
+    cuModuleLoad => code::module_file;
+    cuModuleLoadData => code::module_data;
+    cuModuleLoadDataEx => code::module_data_ex;
+    cuModuleLoadFatBinary => code::module_fat;
+    cuModuleUnload => code::unload_module;
+    cuLibraryLoadData => code::library_data;
+    cuLibraryLoadFromFile => code::library_file;
+    cuLibraryUnload => code::unload_library;
 
     cuStreamBeginCapture => capture::begin_v1;
     cuStreamBeginCapture_ptsz => capture::begin_v1_ptsz;
@@ -155,6 +168,13 @@ hooks! {
     cuStreamEndCaptureToCig => capture::end_to_cig;
     cuStreamEndCaptureToCig_ptsz => capture::end_to_cig_ptsz;
 
+    cuCtxCreate => life::create_context_v1;
+    cuCtxCreate_v2 => life::create_context_v2;
+    cuCtxCreate_v3 => life::create_context_v3;
+    cuCtxCreate_v4 => life::create_context_v4;
+    cuGLCtxCreate => life::create_gl_context_v1;
+    cuGLCtxCreate_v2 => life::create_gl_context_v2;
+    cuDevicePrimaryCtxRetain => life::retain_primary;
     cuCtxDestroy => life::destroy_context_v1;
     cuCtxDestroy_v2 => life::destroy_context_v2;
     cuCtxAttach => life::attach_context;

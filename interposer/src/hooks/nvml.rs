@@ -4,9 +4,9 @@ use std::ffi::CStr;
 
 use crate::nvml::types::{
     DETAIL_LIST_V1, DetailList, Device, FUNCTION_NOT_FOUND, INSUFFICIENT_SIZE, Memory, MemoryV2, OfProcess,
-    ProcessV1, ProcessV2, Return, SUCCESS, Sample, Utilization, UtilizationList,
+    ProcessV1, ProcessV2, Return, SUCCESS, Sample, UTILIZATION_LIST_V1, Utilization, UtilizationList,
 };
-use crate::nvml::{self, Function, OwnProcesses, Part};
+use crate::nvml::{self, Function, OwnProcesses};
 
 /// A hooked function of NVML.
 pub struct Hook {
@@ -106,21 +106,6 @@ macro_rules! hooks {
     };
 }
 
-/// Leaves the tenant's own in a list of `count` that NVML has written.
-///
-/// # Safety
-/// NVML succeeded with these: `count` is null or says how many it wrote at `list`.
-unsafe fn keep_own<T: OfProcess>(part: &Part, count: *mut u32, list: *mut T) {
-    // SAFETY: the caller's promise.
-    let Some(count) = (unsafe { count.as_mut() }) else { return };
-    if list.is_null() || *count == 0 {
-        return;
-    }
-    // SAFETY: NVML wrote so many.
-    let written = unsafe { std::slice::from_raw_parts_mut(list, *count as usize) };
-    *count = part.retain(written) as u32;
-}
-
 /// Answers for a list by NVML's protocol with the tenant's own alone: `count` says for how many there is room at `list`, and is told how many there are. Which
 /// are the others' is not to be seen in either. `ask` is NVML.
 ///
@@ -201,9 +186,9 @@ hooks! {
 
     mps_processes_v3 = nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) list
 
-    process_utilization = nvmlDeviceGetProcessUtilization(device: Device, list: *mut Sample, count: *mut u32, since: u64) after |part| {
-        // SAFETY: as above.
-        unsafe { keep_own(&part, count, list) };
+    process_utilization = nvmlDeviceGetProcessUtilization(device: Device, list: *mut Sample, count: *mut u32, since: u64) instead |own, real| {
+        // SAFETY: the caller's, by NVML's protocol.
+        unsafe { answer_list(&own, count, list, |count, list| real(device, list, count, since)) }
     }
 
     process_details = nvmlDeviceGetRunningProcessDetailList(device: Device, details: *mut DetailList) instead |own, real| {
@@ -228,11 +213,25 @@ hooks! {
         }
     }
 
-    processes_utilization = nvmlDeviceGetProcessesUtilizationInfo(device: Device, info: *mut UtilizationList) after |part| {
-        // SAFETY: NVML succeeded with it.
-        if let Some(info) = unsafe { info.as_mut() } {
-            // SAFETY: it wrote so many.
-            unsafe { keep_own(&part, &mut info.count, info.list) };
+    processes_utilization = nvmlDeviceGetProcessesUtilizationInfo(device: Device, info: *mut UtilizationList) instead |own, real| {
+        // SAFETY: null, or what its caller has filled in.
+        match unsafe { info.as_mut() } {
+            Some(info) if info.version == UTILIZATION_LIST_V1 => {
+                let asked = *info;
+                let ask = |count: *mut u32, list| {
+                    // SAFETY: the number of those for which there is room, which it is to say of the list.
+                    let count = unsafe { &mut *count };
+                    let mut here = UtilizationList { count: *count, list, ..asked };
+                    // SAFETY: the caller's list with other room.
+                    let result = unsafe { real(device, &mut here) };
+                    *count = here.count;
+                    result
+                };
+                // SAFETY: the caller's, by NVML's protocol.
+                unsafe { answer_list(&own, &mut info.count, info.list, ask) }
+            }
+            // SAFETY: the caller's arguments, as they came.
+            _ => unsafe { real(device, info) },
         }
     }
 }

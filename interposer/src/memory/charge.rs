@@ -34,6 +34,11 @@ pub fn pitch(width: u64) -> u64 {
     round_up(width, PITCH_BYTES)
 }
 
+/// Code, with its variables: small modules share blocks with what else is small.
+pub fn code(bytes: u64) -> u64 {
+    managed(bytes)
+}
+
 /// Rows of `width` bytes before the driver has said how far apart it will put them: so much is asked for.
 pub fn pitched(width: u64, rows: u64) -> u64 {
     pitch(width).saturating_mul(rows)

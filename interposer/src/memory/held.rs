@@ -189,10 +189,8 @@ impl Held {
 
     /// Keeps the meter page's count by kind.
     fn count(&self, gpu: &Gpu, more: u64, less: u64) {
-        if !self.kind.is_counted() {
-            return;
-        }
-        let Some(held) = gpu.meter().and_then(|meter| meter.held_bytes.get(self.kind as usize)) else {
+        let Some(place) = self.kind.place() else { return };
+        let Some(held) = gpu.meter().and_then(|meter| meter.held_bytes.get(place)) else {
             return;
         };
         if more != 0 {

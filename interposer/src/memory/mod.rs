@@ -6,6 +6,8 @@
 
 pub mod beyond;
 pub mod charge;
+mod code;
+mod contexts;
 pub mod graphs;
 mod held;
 pub mod ledgers;
@@ -16,6 +18,7 @@ mod room;
 pub mod site;
 mod slabs;
 mod table;
+pub mod tiles;
 
 use std::collections::{BTreeMap, btree_map};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +39,8 @@ use crate::process::Process;
 use crate::session::Session;
 use beyond::{Beyond, Way};
 use charge::BLOCK_BYTES;
+use code::Libraries;
+use contexts::Contexts;
 use graphs::{Graphs, Taker};
 use held::Held;
 use pools::Pools;
@@ -43,6 +48,7 @@ use site::{Promise, Site};
 use slabs::Slabs;
 use table::Table;
 pub use table::mixed;
+use tiles::Tiles;
 
 /// Tables that the allocations are spread over, each with a lock of its own.
 const SHARDS: usize = 64;
@@ -58,6 +64,10 @@ pub enum Name {
     Handle(u64),
     /// An array or a mipmapped array.
     Array(u64),
+    /// A context, for what the driver takes for it.
+    Context(u64),
+    /// A module.
+    Module(u64),
 }
 
 impl Name {
@@ -67,6 +77,8 @@ impl Name {
             Self::Address(number) => (number, 0),
             Self::Handle(number) => (number, 1),
             Self::Array(number) => (number, 2),
+            Self::Context(number) => (number, 3),
+            Self::Module(number) => (number, 4),
         };
         mixed(number ^ (class << 61))
     }
@@ -94,6 +106,12 @@ pub struct Accounts {
     pub pools: Pools,
     /// What its graphs allocate.
     pub graphs: Graphs,
+    /// What the driver takes for contexts.
+    contexts: Contexts,
+    /// Libraries that are loaded.
+    libraries: Libraries,
+    /// What is mapped into arrays.
+    tiles: Tiles,
     refusals: AtomicU64,
 }
 
@@ -106,6 +124,9 @@ impl Default for Accounts {
             beyond: Beyond::default(),
             pools: Pools::default(),
             graphs: Graphs::default(),
+            contexts: Contexts::default(),
+            libraries: Libraries::default(),
+            tiles: Tiles::default(),
             refusals: AtomicU64::new(0),
         }
     }
@@ -639,6 +660,9 @@ impl Accounts {
 
     /// Forgets what died with a context.
     pub fn forget_context(&self, context: usize, process: &Process) {
+        self.contexts.forget(context);
+        self.libraries.forget_context(process, context);
+        self.forget_tiles_of(process, context);
         for shard in &self.shards {
             let mut shard = shard.lock();
             for entry in shard.extract(|entry| entry.context == context) {
@@ -660,6 +684,7 @@ impl Accounts {
         }
         self.slabs.move_to(session, gpus);
         self.pools.move_to(session, gpus);
+        self.libraries.move_to(session, gpus);
         self.graphs.move_to(session, gpus);
     }
 }

@@ -98,6 +98,7 @@ pub struct UtilizationInfo {
 }
 
 /// `nvmlProcessesUtilizationInfo_v1_t`
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct UtilizationList {
     pub version: u32,
@@ -105,6 +106,9 @@ pub struct UtilizationList {
     pub since: u64,
     pub list: *mut UtilizationInfo,
 }
+
+/// How the caller says which layout that has.
+pub const UTILIZATION_LIST_V1: u32 = 1 << 24 | size_of::<UtilizationList>() as u32;
 
 /// Something that is about one process.
 pub trait OfProcess: Copy {

@@ -3,6 +3,7 @@
 //!
 //! Left out is what depends on time (queries) and what would hang or crash without anybody's fault (waits for values, host addresses that are none).
 
+use std::ffi::CString;
 use std::fmt::Display;
 use std::ptr::{null, null_mut};
 
@@ -19,8 +20,8 @@ const STRANGE_PERCENT: u64 = 12;
 /// What is asked for, bytes.
 const SIZES: [usize; 10] = [0, 1, 511, 512, 4096, 1 << 20, (1 << 20) + 1, 2 << 20, 3 << 20, usize::MAX >> 8];
 /// How many parts the kinds of calls have among them, without the last ones and with them ([`World::step`]).
-const KINDS_OF_CALLS: usize = 40;
-const WILD_KINDS: usize = 58;
+const KINDS_OF_CALLS: usize = 43;
+const WILD_KINDS: usize = 61;
 /// One granule of physical memory.
 const GRANULE_BYTES: usize = 2 << 20;
 /// What is reserved of address space at a time, granules.
@@ -63,9 +64,19 @@ struct Held {
     kernels: Vec<u64>,
     pools: Vec<u64>,
     modules: Vec<u64>,
+    /// Modules with a variable, whose kernels nobody launches.
+    variables: Vec<u64>,
     libraries: Vec<u64>,
     primaries: Vec<u64>,
     descriptors: Vec<u64>,
+}
+
+/// A module with a variable of so many bytes.
+fn with_variable(bytes: usize) -> CString {
+    let text = format!(
+        ".version 7.0\n.target sm_70\n.address_size 64\n.visible .global .align 8 .b8 large[{bytes}];\n.visible .entry nothing() {{ ret; }}\n"
+    );
+    CString::new(text).unwrap_or_default()
 }
 
 struct World {
@@ -78,7 +89,7 @@ struct World {
 }
 
 /// Kinds of memory that the simulated driver tells what its allocations count for.
-const KINDS: usize = 7;
+const KINDS: usize = 8;
 
 /// What the driver says that this process's memory counts for, by kind: what the simulated one alone does.
 fn account() -> Option<[u64; KINDS]> {
@@ -238,11 +249,12 @@ impl World {
             30..=33 => self.virtual_memory(),
             34..=36 => self.copy(),
             37..=39 => self.live(),
-            40..=43 => self.own_pool(),
-            44..=46 => self.shape(),
-            47..=49 => self.code(),
-            50..=52 => self.share_context(),
-            53..=55 => self.graph(),
+            40..=42 => self.variables(),
+            43..=46 => self.own_pool(),
+            47..=49 => self.shape(),
+            50..=52 => self.code(),
+            53..=55 => self.share_context(),
+            56..=58 => self.graph(),
             _ => self.hand_over(),
         }
     }
@@ -348,6 +360,21 @@ impl World {
                 ("cuMemsetD2D8Async", cu!(cuMemsetD2D8Async(linear, 4, 1, width, 1, stream)))
             }
         })
+    }
+
+    /// Modules with a variable of some size.
+    fn variables(&mut self) -> Answer {
+        let mut module = null_mut();
+        if self.held.variables.len() < KEPT && self.random.below(2) == 0 {
+            let image = with_variable(self.size());
+            let code = cu!(cuModuleLoadData(&mut module, image.as_ptr().cast()));
+            self.keep(|held| &mut held.variables, code, module as u64);
+            return Ok(("cuModuleLoadData with a variable", code));
+        }
+        let module = self.pick(|held| &mut held.variables);
+        let code = cu!(cuModuleUnload(module as CUmodule));
+        self.lose(|held| &mut held.variables, code, module);
+        Ok(("cuModuleUnload with a variable", code))
     }
 
     /// Modules and libraries, which go while their kernels are queued.

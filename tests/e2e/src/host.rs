@@ -113,6 +113,14 @@ impl Host {
         self
     }
 
+    /// Has contexts take no memory, for a test that counts allocations alone; after [`Self::simgpu`], before the first process.
+    pub fn light_contexts(self) -> Self {
+        let toml = fs::read_to_string(&self.simgpu_toml).expect("a file of our own");
+        fs::write(&self.simgpu_toml, format!("context_overhead_bytes = 0\n{toml}"))
+            .expect("a folder of our own");
+        self
+    }
+
     /// Sets the daemon's configuration file; before the daemon starts.
     pub fn config(mut self, toml: &str) -> Self {
         let path = self.folder.path().join("deepres.toml");

@@ -92,7 +92,7 @@ fn reign(host: &Host, daemon: &mut Process, clients: &mut [Client], random: &mut
 }
 
 fn survive(lasts: Duration) {
-    let host = Host::measuring().lasting(lasts);
+    let host = Host::measuring().lasting(lasts).light_contexts();
     let mut daemon = host.daemon();
     let mut clients: Vec<Client> =
         (0..TENANTS.len() * PROCESSES).map(|number| Client::start(&host, number % TENANTS.len())).collect();

@@ -59,16 +59,17 @@ fn every_function_of_a_client_is_listed_as_hooked_or_forwarded_and_nothing_went_
             "cuMemAllocFromPoolAsync_ptsz",
             "cuMemCreate",
             "cuMemHostAlloc",
+            "cuModuleLoadData",
         ] {
             assert!(hooked.contains(&function), "{way:?}: {function} in {hooked:?}");
         }
-        for function in ["cuDeviceGet", "cuModuleLoadData", "cuStreamCreate"] {
+        for function in ["cuDeviceGet", "cuModuleGetFunction", "cuStreamCreate"] {
             assert!(forwarded.contains(&function), "{way:?}: {function} in {forwarded:?}");
         }
         let because = process["forwarded_because"].as_object().expect("counts by reason");
         let sum: u64 = because.values().filter_map(Value::as_u64).sum();
         assert_eq!(sum, forwarded.len() as u64, "{way:?}: {because:?}");
-        assert!(because.contains_key("code") && !because.contains_key("none"), "{way:?}: {because:?}");
+        assert!(because.contains_key("query") && !because.contains_key("none"), "{way:?}: {because:?}");
         for count in ["other_instance", "unknown_address", "unknown_names", "export_tables"] {
             assert_eq!(process[count], 0, "{way:?}: {count}");
         }

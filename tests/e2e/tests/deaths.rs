@@ -174,7 +174,7 @@ fn a_killed_tenants_memory_and_lease_are_free_at_once() {
 
 #[test]
 fn what_killed_processes_held_their_tenant_can_have_again() {
-    let host = Host::new();
+    let host = Host::new().light_contexts();
     let _daemon = host.daemon();
     let options = ["--name", "family", "--memory", "1GiB"];
     let start = |hold_mib: u64| {

@@ -26,7 +26,7 @@ fn assert_calm(said: &Value) {
 
 #[test]
 fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_and_metering_goes_on() {
-    let host = Host::new();
+    let host = Host::new().light_contexts();
     let _daemon = host.daemon();
     for kind in KINDS {
         let options = ["--name", kind, "--memory", "4GiB"];

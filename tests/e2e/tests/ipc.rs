@@ -8,7 +8,6 @@ use deepres_e2e::{
     host::COMMAND_LIMIT,
 };
 use serde_json::Value;
-use simgpu_engine::Config;
 
 const MIB: u64 = 1 << 20;
 const SHARED_BYTES: u64 = 32 * MIB;
@@ -61,9 +60,9 @@ fn held(host: &Host, tenant: &str) -> u64 {
     host.ps().tenant(tenant).memory_bytes
 }
 
-/// What the simulated GPU says that is held but for contexts.
-fn really_held(host: &Host, contexts: u64) -> u64 {
-    host.truth().gpus[0].memory_used_bytes - contexts * Config::default().context_overhead_bytes
+/// What the simulated GPU says that is held.
+fn really_held(host: &Host) -> u64 {
+    host.truth().gpus[0].memory_used_bytes
 }
 
 /// How often processes of a tenant opened memory of others, as `ps --coverage` says.
@@ -87,17 +86,16 @@ fn await_openings(host: &Host, tenant: &str, wanted: u64) {
     }
 }
 
-/// By how much the account of a tenant is off from what NVML says, contexts apart; and its kinds from its sum.
+/// Waits until the account of a tenant is not off from what NVML says, nor its kinds from its sum.
 #[track_caller]
-fn await_no_drift(host: &Host, tenant: &str, contexts: u64) {
-    let overhead = contexts * Config::default().context_overhead_bytes;
+fn await_no_drift(host: &Host, tenant: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let status = host.status();
         let own = status["tenants"].as_array().into_iter().flatten().find(|one| one["name"] == tenant);
         let gpu = &own.expect("the tenant is there")["gpus"][0];
         assert_eq!(gpu["kinds_drift_bytes"], 0, "{gpu}");
-        if gpu["drift_bytes"].as_u64() == Some(overhead) {
+        if gpu["drift_bytes"].as_u64() == Some(0) {
             return;
         }
         assert!(Instant::now() < deadline, "{gpu}");
@@ -108,7 +106,7 @@ fn await_no_drift(host: &Host, tenant: &str, contexts: u64) {
 #[test]
 fn memory_that_processes_of_one_tenant_share_counts_once() {
     const LIMIT_BYTES: u64 = 2 * SHARED_BYTES;
-    let host = Host::new();
+    let host = Host::new().light_contexts();
     let _daemon = host.daemon();
     let mut exporter = Client::start(&host, "family", LIMIT_BYTES);
     let handle = exporter.exported(SHARED_BYTES);
@@ -127,14 +125,14 @@ fn memory_that_processes_of_one_tenant_share_counts_once() {
     assert_eq!(opener.code("allocate 1024"), CUDA_ERROR_OUT_OF_MEMORY);
     assert_eq!(exporter.code("allocate 1024"), CUDA_ERROR_OUT_OF_MEMORY);
     assert_eq!(opener.code(&format!("open {handle}")), CUDA_SUCCESS, "at the limit too: it takes nothing");
-    assert_eq!((held(&host, "family"), really_held(&host, 2)), (LIMIT_BYTES, LIMIT_BYTES));
+    assert_eq!((held(&host, "family"), really_held(&host)), (LIMIT_BYTES, LIMIT_BYTES));
     await_openings(&host, "family", 2);
     let shown = host.finish(host.deepres(&["ps", "--coverage"])).success().stdout;
     assert!(
         shown.contains("cuIpcOpenMemHandle_v2 called 2 times: device memory that is not charged"),
         "{shown}"
     );
-    await_no_drift(&host, "family", 2);
+    await_no_drift(&host, "family");
 
     assert_eq!(opener.code("free"), CUDA_ERROR_INVALID_VALUE, "as without deepres");
     for _ in 0..2 {
@@ -143,13 +141,13 @@ fn memory_that_processes_of_one_tenant_share_counts_once() {
     }
     assert_eq!(opener.code("close"), CUDA_ERROR_INVALID_VALUE);
     assert_eq!(exporter.code("give_back"), CUDA_SUCCESS);
-    assert_eq!((held(&host, "family"), really_held(&host, 2)), (SHARED_BYTES, SHARED_BYTES));
+    assert_eq!((held(&host, "family"), really_held(&host)), (SHARED_BYTES, SHARED_BYTES));
     assert_eq!(opener.code(&format!("open {handle}")), CUDA_ERROR_INVALID_HANDLE, "it is gone");
     assert_eq!(exporter.code(&format!("allocate {SHARED_BYTES}")), CUDA_SUCCESS, "there is room again");
     assert_eq!(exporter.code("give_back"), CUDA_SUCCESS);
     assert_eq!(opener.code("give_back"), CUDA_SUCCESS);
-    assert_eq!((held(&host, "family"), really_held(&host, 2)), (0, 0));
-    await_no_drift(&host, "family", 2);
+    assert_eq!((held(&host, "family"), really_held(&host)), (0, 0));
+    await_no_drift(&host, "family");
     for client in [exporter, opener] {
         client.process.finish(COMMAND_LIMIT).success();
     }
@@ -158,7 +156,7 @@ fn memory_that_processes_of_one_tenant_share_counts_once() {
 #[test]
 fn memory_that_another_tenant_opens_counts_for_its_owner() {
     const OPENERS_LIMIT_BYTES: u64 = SHARED_BYTES / 2;
-    let host = Host::new();
+    let host = Host::new().light_contexts();
     let _daemon = host.daemon();
     let mut owner = Client::start(&host, "owner", SHARED_BYTES);
     let mut opener = Client::start(&host, "opener", OPENERS_LIMIT_BYTES);
@@ -171,8 +169,8 @@ fn memory_that_another_tenant_opens_counts_for_its_owner() {
     assert_eq!(owner.code("allocate 1024"), CUDA_ERROR_OUT_OF_MEMORY);
     await_openings(&host, "opener", 1);
     assert_eq!(openings(&host, "owner"), 0);
-    await_no_drift(&host, "owner", 1);
-    await_no_drift(&host, "opener", 1);
+    await_no_drift(&host, "owner");
+    await_no_drift(&host, "opener");
 
     // The opener is gone: nothing of the owner's is.
     opener.process.kill();
@@ -191,12 +189,12 @@ fn memory_that_another_tenant_opens_counts_for_its_owner() {
     assert_eq!(opener.code(&format!("allocate {OPENERS_LIMIT_BYTES}")), CUDA_SUCCESS);
     owner.process.kill();
     host.await_ps(|ps| ps.find("owner").is_none_or(|owner| owner.memory_bytes == 0), Duration::from_secs(10));
-    assert_eq!((held(&host, "opener"), really_held(&host, 1)), (OPENERS_LIMIT_BYTES, OPENERS_LIMIT_BYTES));
+    assert_eq!((held(&host, "opener"), really_held(&host)), (OPENERS_LIMIT_BYTES, OPENERS_LIMIT_BYTES));
     assert_eq!(opener.read(), "77", "it goes on");
     assert_eq!(opener.code("close"), CUDA_SUCCESS);
     assert_eq!(held(&host, "opener"), OPENERS_LIMIT_BYTES);
     assert_eq!(opener.code("give_back"), CUDA_SUCCESS);
     assert_eq!(held(&host, "opener"), 0);
-    await_no_drift(&host, "opener", 1);
+    await_no_drift(&host, "opener");
     opener.process.finish(COMMAND_LIMIT).success();
 }

@@ -14,7 +14,7 @@ use serde_json::Value;
 use simgpu_engine::Config;
 
 const MIB: u64 = 1 << 20;
-/// More than what a context takes, in case that is charged.
+/// More than what a context takes.
 const LIMIT_MIB: u64 = 1024;
 const LIMIT_BYTES: u64 = LIMIT_MIB * MIB;
 /// As much as a pool grows by, so that no kind of allocation is rounded.
@@ -29,13 +29,9 @@ fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("no {key} in {value}"))
 }
 
-/// The most device memory that the processes of the record ever held, without what the driver takes for their contexts.
-#[track_caller]
-fn most_allocated_bytes(host: &Host) -> u64 {
-    let overhead = Config::default().context_overhead_bytes;
-    let processes = host.truth().processes;
-    let peaks = processes.iter().map(|p| p.gpus[0].memory_peak_bytes).filter(|peak| *peak > 0);
-    peaks.map(|peak| peak - overhead).sum()
+/// The most device memory that the processes of the record ever held.
+fn most_held_bytes(host: &Host) -> u64 {
+    host.truth().processes.iter().map(|process| process.gpus[0].memory_peak_bytes).sum()
 }
 
 fn assert_the_limit_holds(way: Way) {
@@ -60,7 +56,7 @@ fn assert_the_limit_holds(way: Way) {
         assert_eq!(number(kind, "again_bytes"), fits, "{kind}: what was freed can be had again");
         assert_eq!(number(kind, "again_code"), CUDA_ERROR_OUT_OF_MEMORY, "{kind}");
     }
-    assert!(most_allocated_bytes(&host) <= LIMIT_BYTES);
+    assert!(most_held_bytes(&host) <= LIMIT_BYTES);
 }
 
 #[test]
@@ -119,10 +115,8 @@ fn race(host: &Host, processes: usize, threads: &str, kinds: &[&str], mut look: 
         );
         assert!(number(said, "most_bytes") <= LIMIT_BYTES, "{said}");
     }
-    // Once the dust has settled only what the driver itself keeps is on the account.
-    let held = host.ps().tenant("racer").memory_bytes;
-    let kept = Config::default().context_overhead_bytes * processes as u64;
-    assert!(held <= kept, "{held} bytes on the account after freeing everything");
+    // Once the dust has settled nothing is on the account.
+    assert_eq!(host.ps().tenant("racer").memory_bytes, 0, "after freeing everything");
     for client in clients {
         client.finish(COMMAND_LIMIT).success();
     }
@@ -131,35 +125,33 @@ fn race(host: &Host, processes: usize, threads: &str, kinds: &[&str], mut look: 
 
 #[test]
 fn eight_racing_threads_never_pass_the_limit_by_a_byte() {
-    let host = Host::new();
+    let host = Host::new().light_contexts();
     let _daemon = host.daemon();
     let reports = race(&host, 1, "8", &PLAIN_KINDS, || ());
-    assert!(most_allocated_bytes(&host) <= LIMIT_BYTES, "the record: {}", most_allocated_bytes(&host));
+    assert!(most_held_bytes(&host) <= LIMIT_BYTES, "the record: {}", most_held_bytes(&host));
     assert!(number(&reports[0], "most_bytes") > LIMIT_BYTES * 9 / 10, "and come close to it: {}", reports[0]);
 }
 
 #[test]
 fn eight_threads_racing_by_every_kind_of_allocation_never_pass_the_limit_by_a_byte() {
-    let host = Host::new();
+    let host = Host::new().light_contexts();
     let _daemon = host.daemon();
     let reports = race(&host, 1, "8", &[], || ());
     // A pool whose spare memory lies in too many pieces grows for the length of a call that is then refused.
-    let most = most_allocated_bytes(&host);
+    let most = most_held_bytes(&host);
     assert!(most <= LIMIT_BYTES + CHUNK_BYTES, "the record: {most}");
     assert!(most > LIMIT_BYTES / 2, "and came near the limit: {}", reports[0]);
 }
 
 #[test]
 fn two_racing_processes_of_one_tenant_never_pass_their_common_limit() {
-    let host = Host::new();
+    let host = Host::new().light_contexts();
     let _daemon = host.daemon();
-    let overhead = Config::default().context_overhead_bytes;
     let mut most = 0;
     race(&host, 2, "4", &PLAIN_KINDS, || {
         // The record is of one instant for the whole device.
         if let Ok(truth) = simgpu_engine::truth::snapshot(host.state_dir()) {
-            let contexts: u64 = truth.processes.iter().map(|p| u64::from(p.gpus[0].contexts)).sum();
-            most = most.max(truth.gpus[0].memory_used_bytes.saturating_sub(contexts * overhead));
+            most = most.max(truth.gpus[0].memory_used_bytes);
         }
     });
     assert!(most <= LIMIT_BYTES, "held {most} bytes together");

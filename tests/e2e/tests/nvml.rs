@@ -9,7 +9,10 @@ use deepres_e2e::{
     host::COMMAND_LIMIT,
 };
 use serde_json::{Value, json};
+use simgpu_engine::Config;
 
+/// NVML's word for a list that is too short.
+const INSUFFICIENT_SIZE: u32 = 7;
 const GIB: u64 = 1 << 30;
 /// What each tenant's process holds.
 const HELD_BYTES: u64 = GIB;
@@ -52,11 +55,15 @@ fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking()
     let (one, two) = (ps.tenant("one").sessions[0].pid, ps.tenant("two").sessions[0].pid);
 
     let inside = asked(&host, Some("one"));
-    let part = json!({ "total": 4 * GIB, "free": 4 * GIB - HELD_BYTES, "used": HELD_BYTES });
+    let used_bytes = HELD_BYTES + Config::default().context_overhead_bytes;
+    let part = json!({ "total": 4 * GIB, "free": 4 * GIB - used_bytes, "used": used_bytes });
     assert_eq!((&inside["memory"], &inside["memory_v2"]), (&part, &part), "{inside}");
     for list in ["compute", "compute_v2", "compute_v3"] {
         assert_eq!(inside[list], json!([one]), "{list}");
     }
+    // Where there is no room it says for how many, and others' are not to be seen in that.
+    let few = json!({ "code": INSUFFICIENT_SIZE, "count": 1, "pids": [one] });
+    assert_eq!((&inside["samples"], &inside["infos"]), (&few, &few), "{inside}");
     let busy_percent = inside["busy_percent"].as_u64().expect("a number");
     assert!((15..=50).contains(&busy_percent), "of the 30 % that it is owed: {inside}");
 
@@ -65,6 +72,8 @@ fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking()
     assert_eq!(unlimited["memory"], outside["memory"]);
     assert_eq!(unlimited["compute_v3"], json!([two]));
     assert_eq!(outside["compute_v3"], json!([one.min(two), one.max(two)]));
+    let all = json!({ "code": INSUFFICIENT_SIZE, "count": 2, "pids": [one.min(two), one.max(two)] });
+    assert_eq!((&outside["samples"], &outside["infos"]), (&all, &all), "{outside}");
     for list in ["used", "used_v2", "used_v3", "details"] {
         let one = one.to_string();
         let bytes = &outside[list][&*one];

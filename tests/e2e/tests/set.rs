@@ -68,7 +68,7 @@ fn new_shares_are_in_force_at_once() {
 
 #[test]
 fn lowering_the_limit_below_what_is_held_refuses_more_and_takes_nothing() {
-    let host = Host::new();
+    let host = Host::new().light_contexts();
     let _daemon = host.daemon();
     let hold = (2u64 << 30).to_string();
     let options = ["--name", "t", "--memory", "4GiB"];
@@ -102,7 +102,7 @@ for number, line in enumerate(sys.stdin):
 
 #[test]
 fn the_first_allocation_after_a_limit_was_raised_may_use_it() {
-    let host = Host::new();
+    let host = Host::new().light_contexts();
     let _daemon = host.daemon();
     let options = ["--name", "t", "--memory", "256MiB"];
     let mut client = host.spawn(host.run(&options, "python3", &["-c", ALLOCATING]));

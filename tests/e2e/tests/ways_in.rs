@@ -125,7 +125,7 @@ fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
         .flat_map(|forwards| ["local", "global"].map(|scope| (c_library(forwards), scope)))
     {
         let stand_in = c_library_on("stand_in", &forwards).display().to_string();
-        let host = Host::new();
+        let host = Host::new().light_contexts();
         let _daemon = host.daemon();
         let mut client = host.spawn(host.run(&["--name", scope], c_program("hosts"), &[scope, &stand_in]));
         let said = client.await_json(COMMAND_LIMIT);

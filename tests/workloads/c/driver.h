@@ -19,6 +19,7 @@ typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUmemHandle;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUmod_st *CUmodule;
+typedef struct CUlib_st *CUlibrary;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
@@ -168,6 +169,12 @@ enum {
     X(cuCtxSynchronize, "cuCtxSynchronize", 2000, LEGACY, (void))                                                        \
     X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, LEGACY, (CUcontext * context, CUdevice device))        \
     X(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000, LEGACY, (CUdevice device))                           \
+    X(cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", 11000, LEGACY, (CUdevice device))                       \
+    X(cuLibraryLoadData, "cuLibraryLoadData", 12000, LEGACY,                                                             \
+      (CUlibrary * library, const void *code, void *jit_options, void *jit_values, unsigned jit_count, void *options,    \
+       void *values, unsigned count))                                                                                    \
+    X(cuLibraryUnload, "cuLibraryUnload", 12000, LEGACY, (CUlibrary library))                                            \
+    X(cuModuleLoad, "cuModuleLoad", 2000, LEGACY, (CUmodule * module, const char *file))                                 \
     X(cuModuleUnload, "cuModuleUnload", 2000, LEGACY, (CUmodule module))                                                 \
     X(cuModuleLoadData, "cuModuleLoadData", 2000, LEGACY, (CUmodule * module, const void *image))                        \
     X(cuModuleGetFunction, "cuModuleGetFunction", 2000, LEGACY, (CUfunction * f, CUmodule module, const char *name))     \

@@ -1,6 +1,8 @@
 """Prints what NVML says of GPU 0 by every version of the calls that nvidia-ml-py has, as one JSON object."""
 
+import ctypes
 import json
+from ctypes import POINTER, byref, c_uint, c_uint64
 
 import pynvml as nvml
 
@@ -11,6 +13,46 @@ def processes(call, handle):
 
 def used(processes):
     return {str(process.pid): process.usedGpuMemory for process in processes}
+
+
+class Sample(ctypes.Structure):
+    _fields_ = [("pid", c_uint), ("at", c_uint64), ("percent", c_uint * 4)]
+
+
+class Info(ctypes.Structure):
+    _fields_ = [("at", c_uint64), ("pid", c_uint), ("percent", c_uint * 6)]
+
+
+class Infos(ctypes.Structure):
+    _fields_ = [("version", c_uint), ("count", c_uint), ("since", c_uint64), ("list", POINTER(Info))]
+
+
+def asked_twice(kind, ask):
+    """What is said where there is no room, and then the processes in a list with as much as it needs."""
+    count = c_uint(0)
+    code = ask(None, count)
+    needed = count.value
+    room = (kind * max(needed, 1))()
+    assert ask(room, count) == 0
+    return {"code": code, "count": needed, "pids": sorted(one.pid for one in room[: count.value])}
+
+
+def sampled(handle):
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+    ask = library.nvmlDeviceGetProcessUtilization
+    return asked_twice(Sample, lambda room, count: ask(handle, room, byref(count), c_uint64(0)))
+
+
+def informed(handle):
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+
+    def ask(room, count):
+        infos = Infos(1 << 24 | ctypes.sizeof(Infos), count.value, 0, room)
+        code = library.nvmlDeviceGetProcessesUtilizationInfo(handle, byref(infos))
+        count.value = infos.count
+        return code
+
+    return asked_twice(Info, ask)
 
 
 nvml.nvmlInit()
@@ -33,6 +75,8 @@ print(
             "used_v2": used(nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)),
             "used_v3": used(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)),
             "details": used(details),
+            "samples": sampled(handle),
+            "infos": informed(handle),
             "graphics_v2": processes(nvml.nvmlDeviceGetGraphicsRunningProcesses_v2, handle),
             "graphics_v3": processes(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle),
             "mps": processes(nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle),

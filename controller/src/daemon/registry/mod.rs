@@ -233,7 +233,7 @@ impl Registry {
         let role = hello
             .role()
             .ok_or_else(|| Refused::new(RefusalKind::Malformed, format!("{} is no role", hello.role)))?;
-        if let Role::Viewer | Role::Arriving = role {
+        if let Role::Viewer | Role::Arriving | Role::Appraised = role {
             return Err(Refused::new(RefusalKind::Malformed, "only sessions and keepers are admitted"));
         }
         let name = self.tenant_of(guest, hello, role)?;

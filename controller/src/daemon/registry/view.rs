@@ -5,6 +5,13 @@ use crate::arbiter::Report;
 use deepres_abi::wire::{Hello, RefusalKind, View};
 
 impl Registry {
+    /// The first GPU of a hello as NVML calls it, if it is managed.
+    pub fn managed_uuid(&self, hello: &Hello) -> Option<String> {
+        let uuid = hello.gpus().first()?;
+        let place = self.gpus.iter().position(|managed| managed.gpu.uuid == *uuid)?;
+        self.gpu_uuids().into_iter().nth(place)
+    }
+
     /// What the tenant of a guest has of the GPUs in its hello.
     ///
     /// # Errors

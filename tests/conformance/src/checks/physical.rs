@@ -10,6 +10,7 @@ use crate::gpu::Gpu;
 checks! { "physical":
     Guess it_comes_in_pieces_of_two_mebibytes;
     Documented it_lives_until_its_last_handle_and_mapping_are_gone;
+    Documented an_array_that_it_is_mapped_into_keeps_it;
     Documented access_has_to_be_set;
     Documented whole_mappings_are_unmapped;
     Guess it_is_made_without_a_current_context;
@@ -186,5 +187,87 @@ fn places_that_are_none(facts: &mut Facts) -> Result<(), Stop> {
     let (handle, address) = (create(2 << 20)?, reserve(2 << 20)?);
     let beside = cu!(cuMemMap(address + (2 << 20), 2 << 20, 0, handle, 0));
     facts.code("mapping beside what is reserved", beside, CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}
+
+/// `CUarrayMapInfo` of a box of an array's first level.
+#[repr(C)]
+struct MapInfo {
+    resource_kind: u32,
+    resource: CUarray,
+    part_kind: u32,
+    /// What follows is a union with words of 64 bits.
+    padding: u32,
+    /// Level and layer, three offsets, three extents.
+    part: [u32; 8],
+    operation: u32,
+    handle_kind: u32,
+    handle: CUmemGenericAllocationHandle,
+    offset: u64,
+    devices: u32,
+    flags: u32,
+    reserved: [u32; 2],
+}
+
+const _: () = assert!(size_of::<MapInfo>() == 96);
+
+fn an_array_that_it_is_mapped_into_keeps_it(facts: &mut Facts) -> Result<(), Stop> {
+    const EXTENT: u32 = 1024;
+    let gpu = Gpu::new()?;
+    let mut supported = 0;
+    must!(cuDeviceGetAttribute(&mut supported, CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED, 0));
+    if supported == 0 {
+        return Err(Stop::Absent("arrays that memory is mapped into".to_owned()));
+    }
+    let mut descriptor = CUDA_ARRAY3D_DESCRIPTOR {
+        Width: EXTENT as usize,
+        Height: EXTENT as usize,
+        Depth: 0,
+        Format: CU_AD_FORMAT_UNSIGNED_INT32,
+        NumChannels: 1,
+        Flags: CUDA_ARRAY3D_DEFERRED_MAPPING,
+    };
+    let (mut array, mut plain) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let before = gpu.used_bytes()?;
+    must!(cuArray3DCreate_v2(&mut array, &descriptor));
+    facts.is("the array takes", gpu.used_bytes()?, before);
+    // Bytes and alignment, and what is reserved.
+    let mut needs = [0_usize; 4];
+    must!(cuArrayGetMemoryRequirements(needs.as_mut_ptr().cast(), array, 0));
+    let bytes = needs[0];
+    facts.has("what it needs", bytes, "all of its elements", bytes >= (EXTENT * EXTENT * 4) as usize);
+    descriptor.Flags = 0;
+    must!(cuArray3DCreate_v2(&mut plain, &descriptor));
+    let of_plain = cu!(cuArrayGetMemoryRequirements(needs.as_mut_ptr().cast(), plain, 0));
+    facts.code("of one with memory of its own", of_plain, CUDA_ERROR_INVALID_VALUE);
+    must!(cuArrayDestroy(plain));
+    let handle = create(bytes.next_multiple_of(piece_bytes()?))?;
+    let mut info = MapInfo {
+        resource_kind: CU_RESOURCE_TYPE_ARRAY,
+        resource: array,
+        part_kind: CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL,
+        padding: 0,
+        part: [0, 0, 0, 0, 0, EXTENT, EXTENT, 1],
+        operation: CU_MEM_OPERATION_TYPE_MAP,
+        handle_kind: CU_MEM_HANDLE_TYPE_GENERIC,
+        handle,
+        offset: 0,
+        devices: 1,
+        flags: 0,
+        reserved: [0; 2],
+    };
+    let map = |info: &mut MapInfo| {
+        Ok::<_, Stop>(cu!(cuMemMapArrayAsync((&raw mut *info).cast(), 1, std::ptr::null_mut())))
+    };
+    facts.code("mapping", map(&mut info)?, CUDA_SUCCESS);
+    must!(cuCtxSynchronize());
+    must!(cuMemRelease(handle));
+    facts.is("after its handle's release", gpu.used_bytes()? - before, bytes);
+    info.operation = CU_MEM_OPERATION_TYPE_UNMAP;
+    info.handle = 0;
+    facts.code("unmapping", map(&mut info)?, CUDA_SUCCESS);
+    must!(cuCtxSynchronize());
+    facts.is("afterwards", gpu.used_bytes()?, before);
+    must!(cuArrayDestroy(array));
     Ok(())
 }

@@ -14,6 +14,9 @@ checks! { "pools":
     Documented unused_memory_goes_back_when_the_host_waits;
     Documented the_threshold_keeps_and_trimming_gives_back;
     Documented either_free_takes_what_a_pool_gave;
+    Documented a_pool_of_the_hosts_memory_takes_nothing_of_the_device;
+    Documented an_imported_pool_gives_nothing_new;
+    Guess what_a_pool_is_exported_and_imported_by;
     Guess a_pool_grows_by_thirty_two_mebibytes;
     Guess a_pool_of_ones_own;
     Guess addresses_that_are_not_a_pools;
@@ -143,5 +146,93 @@ fn addresses_that_are_not_a_pools(facts: &mut Facts) -> Result<(), Stop> {
     let address = allocate(64, stream)?;
     must!(cuMemFreeAsync(address, stream));
     facts.code("what is freed already", cu!(cuMemFreeAsync(address, stream)), CUDA_ERROR_INVALID_VALUE);
+    Ok(())
+}
+
+/// A pool as clients create it.
+fn own_pool(location: CUmemLocation, handles: CUmemAllocationHandleType) -> Result<CUmemoryPool, Stop> {
+    // SAFETY: all zeroes is a valid value of this plain structure.
+    let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };
+    (props.allocType, props.handleTypes) = (CU_MEM_ALLOCATION_TYPE_PINNED, handles);
+    props.location = location;
+    let mut pool = null_mut();
+    match cu!(cuMemPoolCreate(&mut pool, &props)) {
+        CUDA_SUCCESS => Ok(pool),
+        CUDA_ERROR_NOT_SUPPORTED => Err(Stop::Absent("pools of this kind".to_owned())),
+        code => Err(Stop::Failed("cuMemPoolCreate", code)),
+    }
+}
+
+const DEVICE: CUmemLocation = CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
+
+fn a_pool_of_the_hosts_memory_takes_nothing_of_the_device(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let before = gpu.used_bytes()?;
+    let pool = own_pool(CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_HOST_NUMA, id: 0 }, 0)?;
+    let mut address = 0;
+    must!(cuMemAllocFromPoolAsync(&mut address, 64 * MIB, pool, stream));
+    must!(cuStreamSynchronize(stream));
+    facts.is("the device", gpu.used_bytes()?, before);
+    facts.is(
+        "its location",
+        attribute(pool, CU_MEMPOOL_ATTR_LOCATION_TYPE)? as u32,
+        CU_MEM_LOCATION_TYPE_HOST_NUMA,
+    );
+    must!(cuMemFreeAsync(address, stream));
+    must!(cuStreamSynchronize(stream));
+    facts.code("destroying it", cu!(cuMemPoolDestroy(pool)), CUDA_SUCCESS);
+    Ok(())
+}
+
+fn exported(pool: CUmemoryPool) -> Result<usize, Stop> {
+    let mut descriptor = -1_i32;
+    let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    must!(cuMemPoolExportToShareableHandle((&raw mut descriptor).cast(), pool, kind, 0));
+    Ok(descriptor as usize)
+}
+
+fn an_imported_pool_gives_nothing_new(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let own = own_pool(DEVICE, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)?;
+    let (mut pool, mut address, descriptor) = (null_mut(), 0, exported(own)?);
+    let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    must!(cuMemPoolImportFromShareableHandle(&mut pool, descriptor as *mut _, kind, 0));
+    let given = cu!(cuMemAllocFromPoolAsync(&mut address, MIB, pool, stream));
+    facts.has("an allocation from it", given, "an error", given != CUDA_SUCCESS);
+    let set = cu!(cuDeviceSetMemPool(0, pool));
+    facts.has("as the device's pool", set, "an error", set != CUDA_SUCCESS);
+    facts.code("destroying it", cu!(cuMemPoolDestroy(pool)), CUDA_SUCCESS);
+    must!(cuMemPoolDestroy(own));
+    Ok(())
+}
+
+fn what_a_pool_is_exported_and_imported_by(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    let (own, plain) = (own_pool(DEVICE, kind)?, own_pool(DEVICE, CU_MEM_HANDLE_TYPE_NONE)?);
+    let mut descriptor = -1_i32;
+    let refused = cu!(cuMemPoolExportToShareableHandle((&raw mut descriptor).cast(), plain, kind, 0));
+    facts.code("one that was not made for it", refused, CUDA_ERROR_INVALID_VALUE);
+    let (mut address, mut data) = (0, [0_u8; 64]);
+    must!(cuMemAllocFromPoolAsync(&mut address, MIB, plain, stream));
+    let pointer = cu!(cuMemPoolExportPointer(data.as_mut_ptr().cast(), address));
+    facts.code("memory of such a pool", pointer, CUDA_ERROR_INVALID_VALUE);
+    must!(cuMemFreeAsync(address, stream));
+    must!(cuMemAllocFromPoolAsync(&mut address, MIB, own, stream));
+    facts.code(
+        "memory of the other",
+        cu!(cuMemPoolExportPointer(data.as_mut_ptr().cast(), address)),
+        CUDA_SUCCESS,
+    );
+    must!(cuMemFreeAsync(address, stream));
+    must!(cuStreamSynchronize(stream));
+    let mut imported = null_mut();
+    let none = cu!(cuMemPoolImportFromShareableHandle(&mut imported, (-1_isize) as *mut _, kind, 0));
+    facts.code("no descriptor", none, CUDA_ERROR_INVALID_VALUE);
+    must!(cuMemPoolDestroy(own));
+    must!(cuMemPoolDestroy(plain));
     Ok(())
 }

@@ -9,19 +9,21 @@ use simgpu_engine::Config;
 
 use crate::array::{ARRAYS, Array};
 use crate::memory::{self, Kind};
+use crate::module::MODULES;
 use crate::vmm::PHYSICAL;
 use crate::{graph_memory, pool, process};
 
 /// Kinds that are told apart here.
-const KINDS: usize = 7;
+const KINDS: usize = 8;
 const LINEAR: usize = 0;
 const MANAGED: usize = 1;
 const POOL: usize = 2;
 const PHYSICAL_MEMORY: usize = 3;
 const ARRAY: usize = 4;
 const GRAPH: usize = 5;
-/// What is on nobody's account: pieces with variables of modules and nothing else.
-const VARIABLES: usize = 6;
+const CODE: usize = 6;
+/// What the GPU has given out beyond all of these, modulo 2⁶⁴: small modules count in units, and take pieces.
+const BEYOND: usize = 7;
 
 const NS_PER_S: u64 = 1_000_000_000;
 const PIECE_BYTES: u64 = Config::ALLOCATION_GRANULARITY_BYTES;
@@ -35,23 +37,27 @@ fn managed_counts_for(bytes: u64) -> u64 {
 fn by_kind() -> [u64; KINDS] {
     let mut sums = [0; KINDS];
     // Small allocations share pieces.
-    let (mut shared, mut variables) = (BTreeSet::new(), BTreeSet::new());
+    let (mut shared, mut modules) = (BTreeSet::new(), BTreeSet::new());
     for one in memory::all() {
         match one.kind {
             Kind::Device if one.bytes <= PIECE_BYTES / 2 => {
-                shared.insert(one.base / PIECE_BYTES);
+                shared.insert(memory::piece_at(one.base));
             }
             Kind::Device => sums[LINEAR] += one.bytes.next_multiple_of(PIECE_BYTES),
-            Kind::Variable { .. } if one.bytes <= PIECE_BYTES / 2 => {
-                variables.insert(one.base / PIECE_BYTES);
-            }
-            Kind::Variable { .. } => sums[VARIABLES] += one.bytes.next_multiple_of(PIECE_BYTES),
             Kind::Managed => sums[MANAGED] += managed_counts_for(one.bytes),
             _ => {}
         }
     }
     sums[LINEAR] += shared.len() as u64 * PIECE_BYTES;
-    sums[VARIABLES] += variables.difference(&shared).count() as u64 * PIECE_BYTES;
+    let mut small_bytes = 0;
+    for module in MODULES.all() {
+        sums[CODE] += module.counts_for();
+        if let Some(piece) = module.shared_piece() {
+            modules.insert(piece);
+            small_bytes += module.counts_for();
+        }
+    }
+    sums[BEYOND] = (modules.difference(&shared).count() as u64 * PIECE_BYTES).wrapping_sub(small_bytes);
     sums[POOL] = pool::reserved();
     for piece in PHYSICAL.all() {
         sums[PHYSICAL_MEMORY] += piece.bytes;
@@ -87,11 +93,11 @@ pub extern "C" fn simgpu_told_ns() -> u64 {
     TOLD_NS.get()
 }
 
-/// Writes what this process's allocations count for: linear and pitched, managed, pools, physical, arrays, graphs; and what
-/// modules' variables take, which counts for nobody.
+/// Writes what this process's allocations count for: linear and pitched, managed, pools, physical, arrays, graphs, code; and what
+/// the GPU has given out beyond these, modulo 2⁶⁴.
 ///
 /// # Safety
-/// `sums` is room for seven numbers.
+/// `sums` is room for eight numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simgpu_account(sums: *mut u64) {
     // SAFETY: the caller's promise.

@@ -1,13 +1,16 @@
 //! CUDA arrays: opaque memory of up to three dimensions, here with plain rows behind it, and mipmapped ones, whose levels are arrays.
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use deepres_abi::driver::types as cu;
 use simgpu_engine::Config;
 
-use crate::context;
+use crate::context::{self, lock};
 use crate::handle::{Kind as HandleKind, Table};
+use crate::mapping;
 use crate::memory::{self, Kind};
+use crate::pending;
 use crate::status::{self, Result};
+use crate::vmm;
 
 /// All arrays that live, levels of mipmapped ones among them.
 pub static ARRAYS: Table<Array> = Table::new(HandleKind::Array);
@@ -39,6 +42,10 @@ pub struct Array {
     context: usize,
     /// Whether it is a mipmapped array's, which it then ends with.
     is_level: bool,
+    /// What it takes, bytes.
+    bytes: u64,
+    /// Physical memory that is mapped into it, where it has none of its own.
+    mapped: Mapped,
 }
 
 /// One mipmapped array.
@@ -48,6 +55,99 @@ pub struct Mipmapped {
     levels: Vec<Arc<Array>>,
     base: u64,
     context: usize,
+    /// The flags it was created with.
+    flags: u32,
+    bytes: u64,
+    mapped: Mapped,
+    /// Memory of somebody else's that it lies in: where that is mapped, and its length.
+    external: Option<(u64, u64)>,
+}
+
+/// Which part of an array: a box of a level's layer, or bytes of the levels that share tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Level and layer, and where the box begins and ends.
+    Box([u32; 2], [u32; 3], [u32; 3]),
+    /// Layer, and where the bytes begin and end.
+    Tail(u32, u64, u64),
+}
+
+impl Part {
+    fn holds(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Box(at, from, to), Self::Box(other_at, other_from, other_to)) => {
+                at == other_at
+                    && (0..3).all(|axis| from[axis] <= other_from[axis] && other_to[axis] <= to[axis])
+            }
+            (Self::Tail(layer, from, to), Self::Tail(other, other_from, other_to)) => {
+                layer == other && from <= other_from && other_to <= to
+            }
+            _ => false,
+        }
+    }
+}
+
+/// What is mapped where.
+type Mapped = Mutex<Vec<(Part, usize)>>;
+
+/// Whether an array has no memory until some is mapped into it.
+fn is_unbacked(flags: u32) -> bool {
+    flags & (cu::CUDA_ARRAY3D_SPARSE | cu::CUDA_ARRAY3D_DEFERRED_MAPPING) != 0
+}
+
+/// An array, or a mipmapped one, that memory can be mapped into.
+fn with_unbacked<T>(
+    resource: cu::CUresourcetype,
+    handle: usize,
+    on: impl FnOnce(&Mapped, u64, u32) -> T,
+) -> Result<T> {
+    match resource {
+        cu::CU_RESOURCE_TYPE_ARRAY => {
+            let array = by_handle(handle).map_err(|_| status::INVALID_VALUE)?;
+            let flags = array.descriptor.Flags;
+            // A level's memory is mapped by its mipmapped array.
+            if array.is_level || !is_unbacked(flags) {
+                return Err(status::INVALID_VALUE);
+            }
+            Ok(on(&array.mapped, array.bytes, flags))
+        }
+        cu::CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => {
+            let array = MIPMAPPED.get(handle).ok_or(status::INVALID_VALUE)?;
+            if !is_unbacked(array.flags) {
+                return Err(status::INVALID_VALUE);
+            }
+            Ok(on(&array.mapped, array.bytes, array.flags))
+        }
+        _ => Err(status::INVALID_VALUE),
+    }
+}
+
+/// Maps physical memory into a part of an array.
+pub fn map(resource: cu::CUresourcetype, handle: usize, part: Part, physical: usize) -> Result<()> {
+    vmm::by_handle(physical)?;
+    with_unbacked(resource, handle, |mapped, _, _| {
+        vmm::keep(physical)?;
+        lock(mapped).push((part, physical));
+        Ok(())
+    })?
+}
+
+/// Unmaps what lies in a part of an array.
+pub fn unmap(resource: cu::CUresourcetype, handle: usize, part: Part) -> Result<()> {
+    with_unbacked(resource, handle, |mapped, _, _| {
+        for (_, physical) in lock(mapped).extract_if(.., |(mapped, _)| part.holds(mapped)) {
+            vmm::let_go(physical);
+        }
+    })
+}
+
+/// What an array without memory of its own takes, once all of it is mapped, and its flags.
+pub fn requirements(resource: cu::CUresourcetype, handle: usize) -> Result<(u64, u32)> {
+    with_unbacked(resource, handle, |_, bytes, flags| (bytes, flags))
+}
+
+fn unmap_all(mapped: &Mapped) {
+    lock(mapped).drain(..).for_each(|(_, physical)| vmm::let_go(physical));
 }
 
 // SAFETY: the descriptor is plain numbers and the base address is only used through copies, which the ledger checks.
@@ -76,9 +176,6 @@ fn lay_out(descriptor: &cu::CUDA_ARRAY3D_DESCRIPTOR) -> Result<(u64, Layout)> {
     if width == 0 {
         return Err(status::INVALID_VALUE);
     }
-    if descriptor.Flags & (cu::CUDA_ARRAY3D_SPARSE | cu::CUDA_ARRAY3D_DEFERRED_MAPPING) != 0 {
-        return Err(status::NOT_SUPPORTED);
-    }
     let rows = (descriptor.Height as u64).max(1);
     let layers = (descriptor.Depth as u64).max(1);
     let pitch_bytes = width
@@ -99,21 +196,65 @@ fn allocate(bytes: u64) -> Result<u64> {
     memory::allocate(bytes, Kind::Array)
 }
 
-fn enter(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR, layout: Layout, is_level: bool) -> Result<Arc<Array>> {
+fn enter(
+    descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR,
+    (bytes, layout): (u64, Layout),
+    is_level: bool,
+) -> Result<Arc<Array>> {
     let context = context::current_handle();
+    let mapped = Mapped::default();
     ARRAYS
-        .insert_with(|handle| Arc::new(Array { handle, descriptor, layout, context, is_level }))
+        .insert_with(|handle| {
+            Arc::new(Array { handle, descriptor, layout, context, is_level, bytes, mapped })
+        })
         .ok_or(status::OUT_OF_MEMORY)
 }
 
 /// Creates an array in the current context.
 pub fn create(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR) -> Result<Arc<Array>> {
     let (bytes, layout) = lay_out(&descriptor)?;
-    enter(descriptor, Layout { base: allocate(bytes)?, ..layout }, false)
+    if is_unbacked(descriptor.Flags) {
+        // Lines have no tiles.
+        if descriptor.Height == 0 {
+            return Err(status::INVALID_VALUE);
+        }
+        context::current()?;
+        return enter(descriptor, (bytes, layout), false);
+    }
+    enter(descriptor, (bytes, Layout { base: allocate(bytes)?, ..layout }), false)
+}
+
+/// A mipmapped array in memory of somebody else's, which is mapped at `mapping` and ends with the array.
+pub fn create_external(
+    descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR,
+    levels: u32,
+    base: u64,
+    mapping: (u64, u64),
+) -> Result<usize> {
+    create_levels(descriptor, levels, |bytes| {
+        let fits = base.checked_add(bytes).is_some_and(|end| end <= mapping.0 + mapping.1);
+        if fits { Ok((base, Some(mapping))) } else { Err(status::INVALID_VALUE) }
+    })
 }
 
 /// Creates a mipmapped array in the current context, of as many levels as its extents have, at most.
 pub fn create_mipmapped(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<usize> {
+    let is_unbacked = is_unbacked(descriptor.Flags);
+    if is_unbacked && descriptor.Height == 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    create_levels(descriptor, levels, |bytes| {
+        context::current()?;
+        Ok((if is_unbacked { 0 } else { allocate(bytes)? }, None))
+    })
+}
+
+/// The same in memory that `place` finds for so many bytes.
+fn create_levels(
+    descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR,
+    levels: u32,
+    place: impl FnOnce(u64) -> Result<(u64, Option<(u64, u64)>)>,
+) -> Result<usize> {
     let is_layered = descriptor.Flags & (cu::CUDA_ARRAY3D_LAYERED | cu::CUDA_ARRAY3D_CUBEMAP) != 0;
     let longest = descriptor.Width.max(descriptor.Height).max(if is_layered { 0 } else { descriptor.Depth });
     let halved = |extent: usize, level: u32| if extent == 0 { 0 } else { (extent >> level).max(1) };
@@ -127,17 +268,23 @@ pub fn create_mipmapped(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR, levels: u32) ->
             ..descriptor
         };
         let (level_bytes, layout) = lay_out(&of_level)?;
-        places.push((of_level, Layout { base: bytes, ..layout }));
+        places.push((of_level, level_bytes, Layout { base: bytes, ..layout }));
         bytes = bytes.checked_add(level_bytes).ok_or(status::OUT_OF_MEMORY)?;
     }
-    let base = allocate(bytes)?;
+    let (base, external) = place(bytes)?;
+    let at = |offset: u64| if base == 0 { 0 } else { base + offset };
     let levels: Result<Vec<_>> = places
         .into_iter()
-        .map(|(descriptor, layout)| enter(descriptor, Layout { base: base + layout.base, ..layout }, true))
+        .map(|(descriptor, bytes, layout)| {
+            enter(descriptor, (bytes, Layout { base: at(layout.base), ..layout }), true)
+        })
         .collect();
     let (levels, context) = (levels?, context::current_handle());
     MIPMAPPED
-        .insert_with(|handle| Arc::new(Mipmapped { handle, levels, base, context }))
+        .insert_with(|handle| {
+            let (flags, mapped) = (descriptor.Flags, Mapped::default());
+            Arc::new(Mipmapped { handle, levels, base, context, flags, bytes, mapped, external })
+        })
         .map(|array| array.handle)
         .ok_or(status::OUT_OF_MEMORY)
 }
@@ -154,7 +301,7 @@ pub fn destroy_mipmapped(handle: usize) -> Result<()> {
     for level in &array.levels {
         ARRAYS.remove(level.handle);
     }
-    memory::free_internal(array.base);
+    array.end();
     Ok(())
 }
 
@@ -165,23 +312,43 @@ impl Array {
     }
 }
 
+impl Mipmapped {
+    /// Nobody has it any more.
+    fn end(&self) {
+        unmap_all(&self.mapped);
+        match self.external {
+            Some((at, bytes)) => {
+                pending::drain(at, bytes);
+                mapping::unmap(at, bytes);
+            }
+            None => memory::free_internal(self.base),
+        }
+    }
+}
+
 /// The array behind a handle.
 pub fn by_handle(handle: usize) -> Result<Arc<Array>> {
     ARRAYS.get(handle).ok_or(status::INVALID_HANDLE)
 }
 
-/// Where an array's bytes are.
+/// Where an array's bytes are. What is in an array without memory of its own is not modelled.
 pub fn layout(handle: usize) -> Result<Layout> {
-    Ok(by_handle(handle)?.layout)
+    let array = by_handle(handle)?;
+    if array.layout.base == 0 { Err(status::NOT_SUPPORTED) } else { Ok(array.layout) }
 }
 
 /// A context is gone, and its arrays with it.
 pub fn forget_context(context: usize) {
     for array in ARRAYS.all().into_iter().filter(|array| array.context == context) {
         ARRAYS.remove(array.handle);
+        unmap_all(&array.mapped);
     }
     for array in MIPMAPPED.all().into_iter().filter(|array| array.context == context) {
         MIPMAPPED.remove(array.handle);
+        unmap_all(&array.mapped);
+        if array.external.is_some() {
+            array.end();
+        }
     }
 }
 
@@ -191,6 +358,7 @@ pub fn destroy(handle: usize) -> Result<()> {
         return Err(status::INVALID_HANDLE);
     }
     let array = ARRAYS.remove(handle).ok_or(status::INVALID_HANDLE)?;
+    unmap_all(&array.mapped);
     memory::free_internal(array.layout.base);
     Ok(())
 }

@@ -123,6 +123,10 @@ impl Context {
             .ok_or(status::OUT_OF_MEMORY)?;
         let legacy = Stream::create_legacy(&context)?;
         *context.legacy.write().unwrap_or_else(PoisonError::into_inner) = Some(legacy);
+        if let Err(error) = module::load_libraries(&context) {
+            context.destroy();
+            return Err(error);
+        }
         Ok(context)
     }
 

@@ -46,6 +46,8 @@ pub enum Kind {
     Array = 14,
     /// `CUmipmappedArray`
     Mipmapped = 15,
+    /// `CUexternalMemory`
+    External = 16,
 }
 
 struct Slot<T> {

@@ -41,6 +41,8 @@ pub struct KernelImage {
 pub struct GlobalImage {
     /// The symbol.
     pub name: String,
+    /// Where it begins in the image's data.
+    pub offset_bytes: u64,
     /// Its size.
     pub size_bytes: usize,
     /// What it begins with; empty means zeros.
@@ -56,6 +58,10 @@ pub struct Image {
     pub kernels: Vec<KernelImage>,
     /// The variables.
     pub globals: Vec<GlobalImage>,
+    /// What the variables take together.
+    pub data_bytes: u64,
+    /// What the kernels' instructions take; 0 where nobody has compiled them.
+    pub text_bytes: u64,
     /// PTX ISA version as ten times major plus minor; 0 for code that never was PTX.
     pub ptx_version: u32,
     /// Compute capability of the code as ten times major plus minor.
@@ -68,6 +74,15 @@ pub(crate) enum Code<'a> {
     Ptx(&'a [u8]),
     /// A cubin.
     Elf(&'a [u8]),
+}
+
+impl Image {
+    /// Room behind everything that has a place in the image's data.
+    pub(crate) fn place(&mut self, align_bytes: u64, size_bytes: u64) -> Result<u64> {
+        let at = self.data_bytes.checked_next_multiple_of(align_bytes.max(1)).ok_or(status::INVALID_IMAGE)?;
+        self.data_bytes = at.checked_add(size_bytes).ok_or(status::INVALID_IMAGE)?;
+        Ok(at)
+    }
 }
 
 impl Code<'_> {

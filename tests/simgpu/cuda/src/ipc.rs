@@ -50,19 +50,26 @@ pub struct Handle {
     bytes: u64,
     /// The engine's index of its GPU.
     gpu: u64,
+    /// The pool that it is of, among those of that process; 0: of none.
+    pool: u64,
 }
+
+/// The first word of a handle of a pool's allocation.
+const MAGIC_POOLED: u64 = u64::from_le_bytes(*b"simgpu p");
+/// Where in such a handle's last word but one the pool stands beside the GPU.
+const POOL_SHIFT: u32 = 32;
 
 impl Handle {
     /// As other processes get it.
     pub fn bytes(self) -> [u8; HANDLE_BYTES] {
         let words = [
-            MAGIC,
+            if self.pool == 0 { MAGIC } else { MAGIC_POOLED },
             self.exporter,
             self.piece,
             self.allocation,
             self.offset,
             self.bytes,
-            self.gpu,
+            self.gpu | self.pool << POOL_SHIFT,
             self.check(),
         ];
         let mut bytes = [0; HANDLE_BYTES];
@@ -77,19 +84,16 @@ impl Handle {
         let mut words = bytes.as_chunks::<WORD_BYTES>().0.iter().map(|word| u64::from_le_bytes(*word));
         let mut next = || words.next();
         let magic = next()?;
-        let handle = Self {
-            exporter: next()?,
-            piece: next()?,
-            allocation: next()?,
-            offset: next()?,
-            bytes: next()?,
-            gpu: next()?,
-        };
-        (magic == MAGIC && next()? == handle.check()).then_some(handle)
+        let (exporter, piece, allocation) = (next()?, next()?, next()?);
+        let (offset, bytes, place) = (next()?, next()?, next()?);
+        let (gpu, pool) = (place & u64::from(u32::MAX), place >> POOL_SHIFT);
+        let handle = Self { exporter, piece, allocation, offset, bytes, gpu, pool };
+        let is_right = magic == if pool == 0 { MAGIC } else { MAGIC_POOLED };
+        (is_right && next()? == handle.check()).then_some(handle)
     }
 
     fn check(self) -> u64 {
-        self.exporter ^ self.piece ^ self.allocation ^ self.offset ^ self.bytes ^ self.gpu
+        self.exporter ^ self.piece ^ self.allocation ^ self.offset ^ self.bytes ^ self.gpu ^ self.pool
     }
 
     fn path(self) -> PathBuf {
@@ -102,7 +106,7 @@ fn path(exporter: u64, piece: u64) -> PathBuf {
 }
 
 /// Which exporter this process is.
-fn own_number() -> u64 {
+pub fn own_number() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     *NUMBER.get_or_init(|| RandomState::new().build_hasher().finish())
 }
@@ -204,8 +208,18 @@ fn create_file(path: &Path, bytes: u64) -> io::Result<File> {
 pub fn export(address: u64) -> Result<Handle> {
     let found = memory::find(address).filter(|found| found.base == address);
     let allocation = found.filter(|found| matches!(found.kind, Kind::Device)).ok_or(status::INVALID_VALUE)?;
+    export_allocation(&allocation, 0)
+}
+
+/// The same for an allocation of a pool, which is the process's number `pool`.
+pub fn export_pooled(allocation: &Allocation, pool: u64) -> Result<Handle> {
+    export_allocation(allocation, pool)
+}
+
+fn export_allocation(allocation: &Allocation, pool: u64) -> Result<Handle> {
+    let address = allocation.base;
     let gpu = allocation.context.as_ref().ok_or(status::INVALID_VALUE)?.gpu as u64;
-    let (base, bytes) = memory::piece_of(&allocation);
+    let (base, bytes) = memory::piece_of(allocation);
     let _one_at_a_time = lock(&EXPORTING);
     if !lock(&PIECES).contains_key(&base) {
         share_piece(base, bytes).map_err(|_| status::OPERATING_SYSTEM)?;
@@ -224,6 +238,7 @@ pub fn export(address: u64) -> Result<Handle> {
         offset: address - base,
         bytes: allocation.bytes,
         gpu,
+        pool,
     })
 }
 
@@ -250,12 +265,17 @@ pub fn is_shared(address: u64) -> bool {
 
 /// An allocation is being freed: nobody opens it any more. Who has it open keeps what is in it.
 pub fn withdraw(allocation: &Allocation) {
+    withdraw_from(memory::piece_of(allocation).0, allocation.id);
+}
+
+/// The same for the allocation of that id in the piece that begins at `base`.
+pub fn withdraw_from(base: u64, id: u64) {
     let mut pieces = lock(&PIECES);
-    if let Some(piece) = pieces.get_mut(&memory::piece_of(allocation).0)
-        && piece.exported.remove(&allocation.id)
+    if let Some(piece) = pieces.get_mut(&base)
+        && piece.exported.remove(&id)
     {
         // What is not unlocked now is when the piece goes.
-        let _ = set_lock(&piece.file, libc::F_UNLCK, allocation.id);
+        let _ = set_lock(&piece.file, libc::F_UNLCK, id);
         host().remove_unmovable();
     }
 }
@@ -270,8 +290,18 @@ pub fn forget_piece(base: u64) {
 
 /// Opens an allocation of another process in the current context, or once more; answers its address here.
 pub fn open(bytes: [u8; HANDLE_BYTES]) -> Result<u64> {
+    let handle = Handle::of(bytes).filter(|handle| handle.pool == 0).ok_or(status::INVALID_HANDLE)?;
+    open_handle(handle)
+}
+
+/// The same for one of the pool that is its process's number `pool`.
+pub fn open_pooled(bytes: [u8; HANDLE_BYTES], (exporter, pool): (u64, u64)) -> Result<u64> {
+    let is_of = |handle: &Handle| (handle.exporter, handle.pool) == (exporter, pool);
+    open_handle(Handle::of(bytes).filter(is_of).ok_or(status::INVALID_VALUE)?)
+}
+
+fn open_handle(handle: Handle) -> Result<u64> {
     let context = context::current()?;
-    let handle = Handle::of(bytes).ok_or(status::INVALID_HANDLE)?;
     if handle.exporter == own_number() {
         return Err(status::INVALID_CONTEXT);
     }
@@ -293,6 +323,7 @@ pub fn open(bytes: [u8; HANDLE_BYTES]) -> Result<u64> {
         return Err(status::INVALID_CONTEXT);
     }
     let (base, length) = map_exported(handle)?;
+    let is_pooled = handle.pool != 0;
     let address = base + handle.offset;
     opened.push(Opened {
         handle,
@@ -304,7 +335,7 @@ pub fn open(bytes: [u8; HANDLE_BYTES]) -> Result<u64> {
     });
     drop(opened);
     host().add_unmovable();
-    memory::enter(address, handle.bytes, Kind::Opened { device }, Some(Arc::clone(&context)));
+    memory::enter(address, handle.bytes, Kind::Opened { device, is_pooled }, Some(Arc::clone(&context)));
     Ok(address)
 }
 

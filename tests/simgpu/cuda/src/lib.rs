@@ -16,6 +16,7 @@ mod device;
 mod edge;
 mod event;
 pub mod exports;
+mod external;
 mod graph;
 mod graph_memory;
 mod handle;

@@ -11,7 +11,7 @@ use crate::mapping::{self, Access};
 use crate::pool::Pool;
 use crate::process::{self, host};
 use crate::status::{self, Result};
-use crate::{account, capture, ipc, pending, residency};
+use crate::{account, capture, external, ipc, pending, residency};
 
 /// Up to this size allocations share a 2 MiB piece; larger ones have pieces of their own.
 const SMALL_BYTES: u64 = 1 << 20;
@@ -52,6 +52,15 @@ pub enum Kind {
     Opened {
         /// The ordinal of the device that it lies on.
         device: i32,
+        /// Whether it is of a pool, and freed as what is allocated here.
+        is_pooled: bool,
+    },
+    /// A buffer in memory of somebody else's.
+    External {
+        /// Where all of that is mapped.
+        base: u64,
+        /// How much it is.
+        length: u64,
     },
     /// A variable of a module.
     Variable {
@@ -95,7 +104,7 @@ impl Allocation {
     pub fn device(&self) -> i32 {
         match (&self.kind, &self.context) {
             (Kind::Pooled(pool), _) => pool.device,
-            (Kind::Opened { device }, _) => *device,
+            (Kind::Opened { device, .. }, _) => *device,
             (_, Some(context)) => context.device,
             _ => 0,
         }
@@ -202,7 +211,8 @@ pub fn charge(context: &Context, bytes: u64) -> Result<()> {
     host().reserve_memory(context.engine, bytes).map_err(|error| code_of(&error))
 }
 
-fn is_small(bytes: u64) -> bool {
+/// Whether an allocation of so many bytes shares its piece with others.
+pub fn is_small(bytes: u64) -> bool {
     bytes <= SMALL_BYTES
 }
 
@@ -231,11 +241,48 @@ fn take(context: &Context, bytes: u64) -> Result<u64> {
 /// The 2 MiB, or more, that an allocation of device memory lies in: where they begin, and how many bytes they are.
 pub fn piece_of(allocation: &Allocation) -> (u64, u64) {
     let piece = Config::ALLOCATION_GRANULARITY_BYTES;
+    if let Kind::Pooled(pool) = &allocation.kind
+        && let Some(slab) = pool.slab_of(allocation.base)
+    {
+        return slab;
+    }
     if is_small(allocation.bytes) {
-        (allocation.base / piece * piece, piece)
+        (piece_at(allocation.base), piece)
     } else {
         (allocation.base, allocation.bytes.next_multiple_of(piece))
     }
+}
+
+/// Where the piece begins that an address lies in.
+pub fn piece_at(address: u64) -> u64 {
+    address / Config::ALLOCATION_GRANULARITY_BYTES * Config::ALLOCATION_GRANULARITY_BYTES
+}
+
+/// What memory counts for that is in units where it is small, and in pieces else.
+pub fn counts_for(bytes: u64) -> u64 {
+    let unit = if is_small(bytes) {
+        Config::SUBALLOCATION_GRANULARITY_BYTES
+    } else {
+        Config::ALLOCATION_GRANULARITY_BYTES
+    };
+    bytes.next_multiple_of(unit)
+}
+
+/// Memory of the driver's own in a context, all zeroes. What lies in it is entered by whoever takes it.
+pub fn take_zeroed(context: &Context, bytes: u64) -> Result<u64> {
+    let at = take(context, bytes)?;
+    if is_small(bytes) {
+        // Larger memory is fresh; this was perhaps somebody's.
+        // SAFETY: as many bytes as were taken.
+        unsafe { std::ptr::write_bytes(at as *mut u8, 0, bytes as usize) };
+    }
+    Ok(at)
+}
+
+/// Gives that back once nothing under way uses it.
+pub fn give_drained(context: &Context, at: u64, bytes: u64) {
+    pending::drain(at, bytes);
+    give(context, at, bytes);
 }
 
 fn unmap_piece(base: u64, bytes: u64) {
@@ -344,10 +391,11 @@ pub fn quiesce(context: &Context) {
 fn free_backing(allocation: &Allocation) {
     pending::drain(allocation.base, allocation.bytes);
     match (&allocation.kind, &allocation.context) {
-        (Kind::Device | Kind::Array | Kind::Variable { .. }, Some(context)) => {
+        (Kind::Device | Kind::Array, Some(context)) => {
             ipc::withdraw(allocation);
             give(context, allocation.base, allocation.bytes);
         }
+        (Kind::External { base, length }, _) => external::unmap(*base, *length),
         (Kind::Managed | Kind::HostPinned { .. }, _) => {
             if matches!(allocation.kind, Kind::Managed) {
                 host().remove_unmovable();
@@ -368,7 +416,15 @@ pub fn free(address: u64) -> Result<()> {
         return Ok(());
     }
     let is_linear = |allocation: &Allocation| {
-        matches!(allocation.kind, Kind::Device | Kind::Managed | Kind::Pooled(_) | Kind::Graph)
+        matches!(
+            allocation.kind,
+            Kind::Device
+                | Kind::Managed
+                | Kind::Pooled(_)
+                | Kind::Graph
+                | Kind::External { .. }
+                | Kind::Opened { is_pooled: true, .. }
+        )
     };
     let allocation = find(address)
         .filter(|found| found.base == address && is_linear(found))
@@ -381,6 +437,7 @@ pub fn free(address: u64) -> Result<()> {
     match &allocation.kind {
         Kind::Pooled(pool) => pool.free_now(address),
         Kind::Graph => crate::graph_memory::free_now(address),
+        Kind::Opened { .. } => ipc::close(address),
         _ => {
             free_backing(&strike(address, is_linear)?);
             Ok(())
@@ -404,10 +461,14 @@ pub fn free_host(address: u64) -> Result<()> {
     Ok(())
 }
 
-/// Frees what the driver itself allocated for an array or a variable.
+/// Takes a variable out of the ledger; its memory is its module's.
+pub fn forget_variable(address: u64) {
+    let _ = strike(address, |found| matches!(found.kind, Kind::Variable { .. }));
+}
+
+/// Frees what the driver itself allocated for an array.
 pub fn free_internal(address: u64) {
-    if let Ok(allocation) = strike(address, |found| matches!(found.kind, Kind::Array | Kind::Variable { .. }))
-    {
+    if let Ok(allocation) = strike(address, |found| matches!(found.kind, Kind::Array)) {
         free_backing(&allocation);
     }
 }
@@ -429,12 +490,12 @@ pub fn forget_context(context: &Context) {
         let is_own_mapping = !is_small(allocation.bytes);
         ipc::withdraw(&allocation);
         match allocation.kind {
-            Kind::Device | Kind::Array | Kind::Variable { .. } if is_own_mapping => {
+            Kind::Device | Kind::Array if is_own_mapping => {
                 let (base, bytes) = piece_of(&allocation);
                 unmap_piece(base, bytes);
             }
             Kind::Opened { .. } => ipc::forget_opened(allocation.base),
-            Kind::Managed | Kind::HostPinned { .. } => free_backing(&allocation),
+            Kind::Managed | Kind::HostPinned { .. } | Kind::External { .. } => free_backing(&allocation),
             _ => {}
         }
     }

@@ -1,7 +1,7 @@
 //! Loaded code: modules in a context, libraries without one, and the kernels and variables of both.
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use deepres_abi::driver::types as cu;
 use simgpu_engine::KernelCost;
@@ -164,42 +164,36 @@ pub struct Module {
     pub functions: Vec<Arc<Function>>,
     /// Its variables: address and length.
     globals: HashMap<String, (u64, u64)>,
+    /// Where its variables lie, and its code where that is loaded with them: address and length.
+    memory: Option<(u64, u64)>,
 }
 
-/// Variables of a module that is not whole yet; what is left in it when it is dropped is freed.
-#[derive(Default)]
-struct Globals(HashMap<String, (u64, u64)>);
-
-impl Globals {
-    /// Of two of one name the later counts.
-    fn insert(&mut self, name: &str, at: u64, bytes: u64) {
-        if let Some((earlier, _)) = self.0.insert(name.to_owned(), (at, bytes)) {
-            memory::free_internal(earlier);
-        }
-    }
-}
-
-impl Drop for Globals {
-    fn drop(&mut self) {
-        for (at, _) in self.0.values() {
-            memory::free_internal(*at);
-        }
-    }
+/// Whether code and libraries are loaded at once (`CUDA_MODULE_LOADING`), not when they are used first.
+pub fn is_eager() -> bool {
+    static IS_EAGER: OnceLock<bool> = OnceLock::new();
+    *IS_EAGER.get_or_init(|| std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER"))
 }
 
 impl Module {
     fn load(context: &Arc<Context>, image: &Image) -> Result<Arc<Self>> {
-        let mut globals = Globals::default();
-        for global in &image.globals {
-            let kind = Kind::Variable { managed: global.managed };
-            let at = memory::allocate_in(context, global.size_bytes as u64, kind)?;
-            // SAFETY: the allocation is new, writable and at least as long as the variable; memory may be reused, so it is cleared first.
-            unsafe {
-                std::ptr::write_bytes(at as *mut u8, 0, global.size_bytes);
+        let text_bytes = if is_eager() { image.text_bytes } else { 0 };
+        let bytes = image.data_bytes.checked_add(text_bytes).ok_or(status::OUT_OF_MEMORY)?;
+        let memory = if bytes == 0 { None } else { Some((memory::take_zeroed(context, bytes)?, bytes)) };
+        let mut globals = HashMap::new();
+        if let Some((base, _)) = memory {
+            for global in &image.globals {
+                let at = base + global.offset_bytes;
                 let length = global.initial.len().min(global.size_bytes);
-                std::ptr::copy_nonoverlapping(global.initial.as_ptr(), at as *mut u8, length);
+                // SAFETY: the image's data has room for each of its variables, and this is as long.
+                unsafe { std::ptr::copy_nonoverlapping(global.initial.as_ptr(), at as *mut u8, length) };
+                let size_bytes = global.size_bytes as u64;
+                let kind = Kind::Variable { managed: global.managed };
+                memory::enter(at, size_bytes, kind, Some(Arc::clone(context)));
+                // Of two of one name the later counts.
+                if let Some((earlier, _)) = globals.insert(global.name.clone(), (at, size_bytes)) {
+                    memory::forget_variable(earlier);
+                }
             }
-            globals.insert(&global.name, at, global.size_bytes as u64);
         }
         let module = MODULES.insert_with(|module| {
             let functions = image.kernels.iter().filter_map(|kernel| {
@@ -221,9 +215,16 @@ impl Module {
                 handle: module,
                 context: Arc::clone(context),
                 functions: functions.collect(),
-                globals: std::mem::take(&mut globals.0),
+                globals: std::mem::take(&mut globals),
+                memory,
             })
         });
+        if module.is_none() {
+            globals.values().for_each(|(at, _)| memory::forget_variable(*at));
+            if let Some((base, bytes)) = memory {
+                memory::give_drained(context, base, bytes);
+            }
+        }
         module.ok_or(status::OUT_OF_MEMORY)
     }
 
@@ -232,8 +233,21 @@ impl Module {
             FUNCTIONS.remove(function.handle);
         }
         for (at, _) in self.globals.values() {
-            memory::free_internal(*at);
+            memory::forget_variable(*at);
         }
+        if let Some((base, bytes)) = self.memory {
+            memory::give_drained(&self.context, base, bytes);
+        }
+    }
+
+    /// What its memory counts for, bytes: more than half a piece in pieces, less in units.
+    pub fn counts_for(&self) -> u64 {
+        self.memory.map_or(0, |(_, bytes)| memory::counts_for(bytes))
+    }
+
+    /// The piece that its memory shares with others, if it does.
+    pub fn shared_piece(&self) -> Option<u64> {
+        self.memory.filter(|(_, bytes)| memory::is_small(*bytes)).map(|(base, _)| memory::piece_at(base))
     }
 
     /// The kernel of that name.
@@ -342,7 +356,27 @@ pub fn load_library(image: Image) -> Result<usize> {
         let kernels = kernels.collect();
         Arc::new(Library { handle: library, kernels, image, modules: Mutex::default() })
     });
-    Ok(library.ok_or(status::OUT_OF_MEMORY)?.handle)
+    let library = library.ok_or(status::OUT_OF_MEMORY)?;
+    if is_eager() {
+        let loaded = context::CONTEXTS
+            .all()
+            .iter()
+            .filter(|one| one.is_alive())
+            .try_for_each(|context| library.module(context).map(drop));
+        if let Err(error) = loaded {
+            unload_library(library.handle)?;
+            return Err(error);
+        }
+    }
+    Ok(library.handle)
+}
+
+/// Loads into a new context what is loaded at once.
+pub fn load_libraries(context: &Arc<Context>) -> Result<()> {
+    if is_eager() {
+        LIBRARIES.all().iter().try_for_each(|library| library.module(context).map(drop))?;
+    }
+    Ok(())
 }
 
 /// Unloads a library with its kernels and modules.
@@ -372,9 +406,7 @@ pub fn forget_context(context: usize) {
     for module in MODULES.all() {
         if module.context.handle == context {
             MODULES.remove(module.handle);
-            for function in &module.functions {
-                FUNCTIONS.remove(function.handle);
-            }
+            module.drop_contents();
         }
     }
     for library in LIBRARIES.all() {

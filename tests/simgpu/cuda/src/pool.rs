@@ -1,13 +1,18 @@
 //! Stream-ordered memory pools: what they reserve, what is in use, and when freed memory may be used again.
 use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use deepres_abi::driver::types as cu;
 use simgpu_engine::{Config, Ticket, Work};
 
 use crate::arena::Arena;
-use crate::context::{Context, lock};
+use crate::context::{self, Context, lock};
 use crate::handle::{Kind as HandleKind, Table};
+use crate::ipc;
 use crate::mapping::{self, Access};
 use crate::memory::{self, Kind};
 use crate::pending;
@@ -20,6 +25,9 @@ pub static POOLS: Table<Pool> = Table::new(HandleKind::Pool);
 
 /// Pools that were destroyed while something of theirs was in use, or not free yet.
 static ORPHANS: Mutex<Vec<Arc<Pool>>> = Mutex::new(Vec::new());
+
+/// The first word of what a descriptor of a pool holds.
+const TOKEN: u64 = u64::from_le_bytes(*b"simgpu P");
 
 /// A pool grows by at least this (assumed; a real driver's step is to be measured with the others in this crate's README).
 const GROWTH_BYTES: u64 = 32 << 20;
@@ -49,12 +57,30 @@ struct State {
     access: HashMap<i32, u32>,
 }
 
+/// What a pool's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stuff {
+    /// A GPU's.
+    Device,
+    /// The host's.
+    Host,
+    /// Managed, which lies on the host here.
+    Managed,
+    /// Another process's: the process, and the pool's number there.
+    Imported(u64, u64),
+}
+
 /// One pool.
 pub struct Pool {
     /// What clients hold.
     pub handle: usize,
     /// The device whose memory it is.
     pub device: i32,
+    stuff: Stuff,
+    /// Type and id, as it was created with.
+    location: (u32, i32),
+    /// Which of this process's pools it is; 0 for none that can be exported.
+    number: u64,
     handle_types: u32,
     max_bytes: u64,
     is_default: bool,
@@ -75,13 +101,30 @@ fn device_pools() -> &'static Mutex<DevicePools> {
 
 impl Pool {
     fn insert(device: i32, handle_types: u32, max_bytes: u64, is_default: bool) -> Result<Arc<Self>> {
+        let location = (cu::CU_MEM_LOCATION_TYPE_DEVICE, device);
+        Self::insert_of(Stuff::Device, location, device, handle_types, max_bytes, is_default)
+    }
+
+    fn insert_of(
+        stuff: Stuff,
+        location: (u32, i32),
+        device: i32,
+        handle_types: u32,
+        max_bytes: u64,
+        is_default: bool,
+    ) -> Result<Arc<Self>> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         process::gpu_of(device)?;
+        let number = if handle_types == 0 { 0 } else { NEXT.fetch_add(1, Ordering::Relaxed) };
         let state = State { reuse: [true; 3], ..State::default() };
         POOLS
             .insert_with(|handle| {
                 Arc::new(Self {
                     handle,
                     device,
+                    stuff,
+                    location,
+                    number,
                     handle_types,
                     max_bytes,
                     is_default,
@@ -93,20 +136,106 @@ impl Pool {
 
     /// A pool as clients create it.
     pub fn create(props: &cu::CUmemPoolProps) -> Result<Arc<Self>> {
-        if props.allocType != cu::CU_MEM_ALLOCATION_TYPE_PINNED {
-            return Err(status::INVALID_VALUE);
-        }
-        match props.location.r#type {
-            cu::CU_MEM_LOCATION_TYPE_DEVICE => {}
-            cu::CU_MEM_LOCATION_TYPE_HOST | cu::CU_MEM_LOCATION_TYPE_HOST_NUMA => {
-                return Err(status::NOT_SUPPORTED);
+        let location = (props.location.r#type, props.location.id);
+        let on_host = matches!(
+            location.0,
+            cu::CU_MEM_LOCATION_TYPE_HOST
+                | cu::CU_MEM_LOCATION_TYPE_HOST_NUMA
+                | cu::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT
+        );
+        let (stuff, device) = match (props.allocType, location.0) {
+            (cu::CU_MEM_ALLOCATION_TYPE_PINNED, cu::CU_MEM_LOCATION_TYPE_DEVICE) => {
+                (Stuff::Device, location.1)
             }
+            (cu::CU_MEM_ALLOCATION_TYPE_PINNED, _) if on_host => (Stuff::Host, 0),
+            (cu::CU_MEM_ALLOCATION_TYPE_MANAGED, cu::CU_MEM_LOCATION_TYPE_DEVICE) => {
+                (Stuff::Managed, location.1)
+            }
+            (cu::CU_MEM_ALLOCATION_TYPE_MANAGED, cu::CU_MEM_LOCATION_TYPE_NONE) => (Stuff::Managed, 0),
+            (cu::CU_MEM_ALLOCATION_TYPE_MANAGED, _) if on_host => (Stuff::Managed, 0),
             _ => return Err(status::INVALID_VALUE),
-        }
-        if props.handleTypes != cu::CU_MEM_HANDLE_TYPE_NONE {
+        };
+        let is_exportable =
+            stuff == Stuff::Device && props.handleTypes & !cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR == 0;
+        if props.handleTypes != cu::CU_MEM_HANDLE_TYPE_NONE && !is_exportable {
             return Err(status::NOT_SUPPORTED);
         }
-        Self::insert(props.location.id, props.handleTypes, props.maxSize as u64, false)
+        Self::insert_of(stuff, location, device, props.handleTypes, props.maxSize as u64, false)
+    }
+
+    /// A descriptor by which another process can import the pool: it says whose it is and which.
+    pub fn export(&self, handle_type: u32) -> Result<OwnedFd> {
+        if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || self.number == 0 {
+            return Err(status::INVALID_VALUE);
+        }
+        let words = [TOKEN, ipc::own_number(), self.number];
+        let descriptor = mapping::shareable(size_of_val(&words) as u64)?;
+        let file = File::from(descriptor);
+        let text: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        file.write_all_at(&text, 0).map_err(|_| status::OPERATING_SYSTEM)?;
+        Ok(file.into())
+    }
+
+    /// The pool of another process that such a descriptor is of. Nothing is allocated from it here.
+    pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Self>> {
+        if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+            return Err(status::INVALID_VALUE);
+        }
+        // SAFETY: duplicating any number is safe; one that is no descriptor is answered with an error.
+        let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
+        if copy < 0 {
+            return Err(status::INVALID_VALUE);
+        }
+        // SAFETY: the duplicate is new and nobody else's.
+        let file = unsafe { File::from_raw_fd(copy) };
+        let mut text = [0; 3 * size_of::<u64>()];
+        file.read_exact_at(&mut text, 0).map_err(|_| status::INVALID_VALUE)?;
+        let mut words = text.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+        let (token, exporter, number) = (words.next(), words.next(), words.next());
+        let (Some(TOKEN), Some(exporter), Some(number)) = (token, exporter, number) else {
+            return Err(status::INVALID_VALUE);
+        };
+        let device = context::current().map_or(0, |context| context.device);
+        let location = (cu::CU_MEM_LOCATION_TYPE_DEVICE, device);
+        Self::insert_of(Stuff::Imported(exporter, number), location, device, 0, 0, false)
+    }
+
+    /// Lets another process that has imported the pool open the allocation that begins at `address`.
+    pub fn export_pointer(address: u64) -> Result<[u8; 64]> {
+        let found = memory::find(address).filter(|found| found.base == address);
+        let allocation = found.ok_or(status::INVALID_VALUE)?;
+        match &allocation.kind {
+            Kind::Pooled(pool) if pool.number != 0 => {
+                ipc::export_pooled(&allocation, pool.number).map(ipc::Handle::bytes)
+            }
+            _ => Err(status::INVALID_VALUE),
+        }
+    }
+
+    /// Opens an allocation of the pool's exporter; answers its address here.
+    pub fn import_pointer(&self, data: [u8; 64]) -> Result<u64> {
+        match self.stuff {
+            Stuff::Imported(exporter, number) => ipc::open_pooled(data, (exporter, number)),
+            _ => Err(status::INVALID_VALUE),
+        }
+    }
+
+    /// Where the memory that was reserved at once begins that an address lies in, and how much it is.
+    pub fn slab_of(&self, address: u64) -> Option<(u64, u64)> {
+        let state = lock(&self.state);
+        Self::slab_in(&state, address)
+    }
+
+    fn slab_in(state: &State, address: u64) -> Option<(u64, u64)> {
+        state.arena.slabs().find(|(base, bytes)| (*base..base + bytes).contains(&address))
+    }
+
+    /// What of it counts for its process: memory of the host counts for nobody, and what another process made there.
+    fn counted(&self) -> u64 {
+        match self.stuff {
+            Stuff::Device | Stuff::Managed => Self::reserved(&lock(&self.state)),
+            Stuff::Host | Stuff::Imported(..) => 0,
+        }
     }
 
     fn reserved(state: &State) -> u64 {
@@ -115,7 +244,8 @@ impl Pool {
 
     /// Takes `bytes` for work that follows in `stream`.
     pub fn allocate(self: &Arc<Self>, stream: &Stream, bytes: u64) -> Result<u64> {
-        if bytes == 0 {
+        // Imported pools do not support new allocations.
+        if bytes == 0 || matches!(self.stuff, Stuff::Imported(..)) {
             return Err(status::INVALID_VALUE);
         }
         let rounded = bytes
@@ -146,13 +276,20 @@ impl Pool {
             if self.max_bytes == 0 { u64::MAX } else { self.max_bytes.saturating_sub(Self::reserved(state)) };
         // Where the usual step does not fit any more, what is asked for may.
         for step in [needed.max(GROWTH_BYTES), needed] {
-            if step > room || memory::charge(context, step).is_err() {
+            let is_charged = self.stuff == Stuff::Device;
+            if step > room || is_charged && memory::charge(context, step).is_err() {
                 continue;
             }
-            let base = mapping::map(step, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)
-                .inspect_err(|_| host().release_memory(context.engine, step))?;
+            let base =
+                mapping::map(step, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite).inspect_err(|_| {
+                    if is_charged {
+                        host().release_memory(context.engine, step);
+                    }
+                })?;
             state.arena.add(base, step);
-            state.charged.insert(base, Arc::clone(context));
+            if is_charged {
+                state.charged.insert(base, Arc::clone(context));
+            }
             state.reserved_high = state.reserved_high.max(Self::reserved(state));
             return Ok(());
         }
@@ -187,7 +324,10 @@ impl Pool {
 
     fn strike(&self, state: &mut State, address: u64) -> Result<u64> {
         let is_mine = |found: &memory::Allocation| matches!(&found.kind, Kind::Pooled(pool) if pool.handle == self.handle);
-        memory::strike(address, is_mine)?;
+        let struck = memory::strike(address, is_mine)?;
+        if let Some((base, _)) = Self::slab_in(state, address) {
+            ipc::withdraw_from(base, struck.id);
+        }
         let bytes = state.taken.remove(&address).ok_or(status::INVALID_VALUE)?;
         state.used -= bytes;
         Ok(bytes)
@@ -216,6 +356,7 @@ impl Pool {
         Self::collect(&mut state);
         for (base, bytes) in state.arena.trim(keep_bytes) {
             pending::drain(base, bytes);
+            ipc::forget_piece(base);
             mapping::unmap(base, bytes);
             if let Some(context) = state.charged.remove(&base) {
                 host().release_memory(context.engine, bytes);
@@ -235,10 +376,13 @@ impl Pool {
             cu::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH => state.reserved_high,
             cu::CU_MEMPOOL_ATTR_USED_MEM_CURRENT => state.used,
             cu::CU_MEMPOOL_ATTR_USED_MEM_HIGH => state.used_high,
+            cu::CU_MEMPOOL_ATTR_ALLOCATION_TYPE if self.stuff == Stuff::Managed => {
+                cu::CU_MEM_ALLOCATION_TYPE_MANAGED.into()
+            }
             cu::CU_MEMPOOL_ATTR_ALLOCATION_TYPE => cu::CU_MEM_ALLOCATION_TYPE_PINNED.into(),
             cu::CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES => self.handle_types.into(),
-            cu::CU_MEMPOOL_ATTR_LOCATION_ID => self.device as u64,
-            cu::CU_MEMPOOL_ATTR_LOCATION_TYPE => cu::CU_MEM_LOCATION_TYPE_DEVICE.into(),
+            cu::CU_MEMPOOL_ATTR_LOCATION_ID => self.location.1 as u64,
+            cu::CU_MEMPOOL_ATTR_LOCATION_TYPE => self.location.0.into(),
             cu::CU_MEMPOOL_ATTR_MAX_POOL_SIZE => self.max_bytes,
             cu::CU_MEMPOOL_ATTR_HW_DECOMPRESS_ENABLED => 0,
             _ => return Err(status::INVALID_VALUE),
@@ -316,10 +460,10 @@ pub fn destroy(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// What all pools of the process have reserved, those too that were destroyed.
+/// What all pools of the process have reserved that counts for it, those too that were destroyed.
 pub fn reserved() -> u64 {
     let orphans = lock(&ORPHANS).clone();
-    POOLS.all().into_iter().chain(orphans).map(|pool| Pool::reserved(&lock(&pool.state))).sum()
+    POOLS.all().into_iter().chain(orphans).map(|pool| pool.counted()).sum()
 }
 
 /// A device's own pool.
@@ -345,7 +489,7 @@ pub fn current_of(device: i32) -> Result<Arc<Pool>> {
 /// Puts another pool in that place.
 pub fn set_current(device: i32, pool: Arc<Pool>) -> Result<()> {
     process::gpu_of(device)?;
-    if pool.device != device {
+    if pool.device != device || pool.stuff != Stuff::Device {
         return Err(status::INVALID_VALUE);
     }
     lock(device_pools()).current.insert(device, pool);
@@ -386,7 +530,9 @@ pub fn forget_context(context: &Context) {
             let range = base..base + bytes;
             let dead: Vec<u64> = state.taken.keys().copied().filter(|at| range.contains(at)).collect();
             for at in dead {
-                let _ = memory::strike(at, |_| true);
+                if let Ok(struck) = memory::strike(at, |_| true) {
+                    ipc::withdraw_from(base, struck.id);
+                }
                 let taken = state.taken.remove(&at).unwrap_or(0);
                 state.used -= taken;
             }
@@ -394,6 +540,7 @@ pub fn forget_context(context: &Context) {
             state.arena.drop_slab(base);
             state.charged.remove(&base);
             pending::drain(base, bytes);
+            ipc::forget_piece(base);
             mapping::unmap(base, bytes);
         }
     }

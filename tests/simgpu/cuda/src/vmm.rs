@@ -165,6 +165,19 @@ pub fn release(handle: usize) -> Result<()> {
     Ok(())
 }
 
+/// Something that is no address of ours has it mapped.
+pub fn keep(handle: usize) -> Result<()> {
+    lock(&by_handle(handle)?.uses).mappings += 1;
+    Ok(())
+}
+
+/// And has no more.
+pub fn let_go(handle: usize) {
+    if let Ok(physical) = by_handle(handle) {
+        put(&physical, |uses| uses.mappings -= 1);
+    }
+}
+
 /// The handle of what is mapped at an address, retained once more.
 pub fn retain(address: u64) -> Result<usize> {
     match memory::find(address).map(|found| found.kind) {

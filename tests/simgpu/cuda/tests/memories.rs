@@ -261,6 +261,51 @@ fn modules_hold_kernels_and_variables_with_their_first_values() {
     assert_eq!(code!(launch(stale, null_mut())), CUDA_ERROR_INVALID_HANDLE);
 }
 
+/// PTX with a variable of so many bytes.
+fn with_variable(bytes: u64) -> std::ffi::CString {
+    let text = format!(
+        ".version 8.5\n.target sm_90\n.visible .global .align 8 .b8 large[{bytes}];\n.visible .entry quick() {{ ret; }}\n"
+    );
+    std::ffi::CString::new(text).unwrap()
+}
+
+#[test]
+fn a_modules_variables_take_memory_from_its_load_to_its_end_and_a_librarys_once_they_are_used() {
+    const PIECE: usize = 2 << 20;
+    let _gpu = Gpu::new();
+    let free = || {
+        let (mut free, mut total) = (0, 0);
+        ok!(cuMemGetInfo_v2(&mut free, &mut total));
+        free
+    };
+    let (before, image) = (free(), with_variable(5 << 20));
+    let (mut module, mut library, mut address, mut bytes) = (null_mut(), null_mut(), 0, 0);
+    ok!(cuModuleLoadData(&mut module, image.as_ptr().cast()));
+    assert_eq!(before - free(), 3 * PIECE);
+    ok!(cuModuleUnload(module));
+    assert_eq!(free(), before);
+    assert_eq!(
+        code!(cuModuleLoadData(&mut module, with_variable(1 << 50).as_ptr().cast())),
+        CUDA_ERROR_OUT_OF_MEMORY
+    );
+    let none = null_mut();
+    ok!(cuLibraryLoadData(
+        &mut library,
+        image.as_ptr().cast(),
+        none,
+        null_mut(),
+        0,
+        null_mut(),
+        null_mut(),
+        0
+    ));
+    assert_eq!(free(), before, "libraries are loaded lazily");
+    ok!(cuLibraryGetGlobal(&mut address, &mut bytes, library, c"large".as_ptr()));
+    assert_eq!((before - free(), bytes), (3 * PIECE, 5 << 20));
+    ok!(cuLibraryUnload(library));
+    assert_eq!(free(), before);
+}
+
 #[test]
 fn a_librarys_kernel_can_be_launched_in_any_context() {
     let gpu = Gpu::new();

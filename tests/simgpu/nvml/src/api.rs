@@ -201,7 +201,65 @@ fn running(
     Ok(here.map(|(pid, account)| (pid, account.memory_bytes)).collect())
 }
 
+/// `nvmlProcessesUtilizationInfo_v1_t`: its size and version.
+const PROCESSES_UTILIZATION_V1: c_uint =
+    size_of::<sys::nvmlProcessesUtilizationInfo_v1_t>() as c_uint | 1 << 24;
+/// Microseconds of a second, by which samples are dated.
+const US_PER_S: u64 = 1_000_000;
+
+/// When a sample is of, and processes; how busy each keeps the GPU is told as how busy it is with all of them.
+fn sampled(
+    library: &crate::library::Library,
+    device: nvmlDevice_t,
+) -> Result<(u64, c_uint, Vec<c_uint>), nvmlReturn_t> {
+    /// Of parts per million.
+    const PER_PERCENT: u32 = 10_000;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let at_us = now.as_secs() * US_PER_S + u64::from(now.subsec_micros());
+    let percent = library.gpu(device)?.utilization_ppm.div_ceil(PER_PERCENT);
+    Ok((at_us, percent, running(library, device)?.into_iter().map(|(pid, _)| pid).collect()))
+}
+
 export! {
+    nvmlDeviceGetProcessUtilization(
+        device: nvmlDevice_t, list: *mut sys::nvmlProcessUtilizationSample_t, count: *mut c_uint, _since: u64
+    ) |library| {
+        let (at_us, percent, pids) = sampled(library, device)?;
+        let samples = pids.into_iter().map(|pid| sys::nvmlProcessUtilizationSample_t {
+            pid,
+            timeStamp: at_us,
+            smUtil: percent,
+            memUtil: 0,
+            encUtil: 0,
+            decUtil: 0,
+        });
+        // SAFETY: see above.
+        unsafe { write_list(count, list, samples.collect()) }
+    }
+
+    nvmlDeviceGetProcessesUtilizationInfo(device: nvmlDevice_t, info: *mut sys::nvmlProcessesUtilizationInfo_t) |library| {
+        // SAFETY: see above.
+        let Some(info) = (unsafe { info.as_mut() }) else {
+            return Err(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT);
+        };
+        if info.version != PROCESSES_UTILIZATION_V1 {
+            return version_mismatch();
+        }
+        let (at_us, percent, pids) = sampled(library, device)?;
+        let infos = pids.into_iter().map(|pid| sys::nvmlProcessUtilizationInfo_v1_t {
+            timeStamp: at_us,
+            pid,
+            smUtil: percent,
+            memUtil: 0,
+            encUtil: 0,
+            decUtil: 0,
+            jpgUtil: 0,
+            ofaUtil: 0,
+        });
+        // SAFETY: see above.
+        unsafe { write_list(&mut info.processSamplesCount, info.procUtilArray, infos.collect()) }
+    }
+
     nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) |library| {
         // SAFETY: see above.
         unsafe { write_text(version, length, &library.config().driver_release) }

@@ -481,3 +481,111 @@ pub fn cuArrayGetDescriptor_v2(pArrayDescriptor: *mut CUDA_ARRAY_DESCRIPTOR, hAr
     give!(pArrayDescriptor, flat);
     Ok(())
 }
+
+/// `CUDA_ARRAY_MEMORY_REQUIREMENTS`
+#[repr(C)]
+struct MemoryRequirements {
+    bytes: usize,
+    alignment_bytes: usize,
+    reserved: [u32; 4],
+}
+
+fn memory_requirements(
+    to: *mut c_void,
+    (resource, handle): (CUresourcetype, usize),
+    device: CUdevice,
+) -> Result<()> {
+    crate::process::gpu_of(device)?;
+    let (bytes, flags) = array::requirements(resource, handle)?;
+    if flags & CUDA_ARRAY3D_DEFERRED_MAPPING == 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    let unit = simgpu_engine::Config::ALLOCATION_GRANULARITY_BYTES as usize;
+    let bytes = (bytes as usize).checked_next_multiple_of(unit).ok_or(status::INVALID_VALUE)?;
+    give!(
+        to.cast::<MemoryRequirements>(),
+        MemoryRequirements { bytes, alignment_bytes: unit, reserved: [0; 4] }
+    );
+    Ok(())
+}
+
+pub fn cuArrayGetMemoryRequirements(
+    memoryRequirements: *mut c_void,
+    array: CUarray,
+    device: CUdevice,
+) -> Result<()> {
+    memory_requirements(memoryRequirements, (CU_RESOURCE_TYPE_ARRAY, array as usize), device)
+}
+
+pub fn cuMipmappedArrayGetMemoryRequirements(
+    memoryRequirements: *mut c_void,
+    mipmap: CUmipmappedArray,
+    device: CUdevice,
+) -> Result<()> {
+    memory_requirements(memoryRequirements, (CU_RESOURCE_TYPE_MIPMAPPED_ARRAY, mipmap as usize), device)
+}
+
+/// `CUarrayMapInfo`; the subresource, a union, as its words.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MapInfo {
+    resource_kind: u32,
+    resource: usize,
+    part_kind: u32,
+    part: [u64; 4],
+    operation: u32,
+    handle_kind: u32,
+    handle: u64,
+    offset: u64,
+    devices: u32,
+    flags: u32,
+    reserved: [u32; 2],
+}
+
+impl MapInfo {
+    fn part(&self) -> Result<array::Part> {
+        let words = self.part.map(|word| [word as u32, (word >> 32) as u32]);
+        let [[level, layer], [x, y], [z, width], [height, depth]] = words;
+        let end = |from: u32, length: u32| from.checked_add(length).ok_or(status::INVALID_VALUE);
+        match self.part_kind {
+            CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL => Ok(array::Part::Box(
+                [level, layer],
+                [x, y, z],
+                [end(x, width)?, end(y, height)?, end(z, depth)?],
+            )),
+            CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL => {
+                let [layer, from, bytes, _] = self.part;
+                let to = from.checked_add(bytes).ok_or(status::INVALID_VALUE)?;
+                Ok(array::Part::Tail(layer as u32, from, to))
+            }
+            _ => Err(status::INVALID_VALUE),
+        }
+    }
+
+    fn run(&self) -> Result<()> {
+        let part = self.part()?;
+        if self.flags != 0 || self.devices == 0 || self.handle_kind != CU_MEM_HANDLE_TYPE_GENERIC {
+            return Err(status::INVALID_VALUE);
+        }
+        match self.operation {
+            CU_MEM_OPERATION_TYPE_MAP => {
+                array::map(self.resource_kind, self.resource, part, self.handle as usize)
+            }
+            CU_MEM_OPERATION_TYPE_UNMAP => array::unmap(self.resource_kind, self.resource, part),
+            _ => Err(status::INVALID_VALUE),
+        }
+    }
+}
+
+for_both_default_streams! {
+    cuMemMapArrayAsync / cuMemMapArrayAsync_ptsz(mapInfoList: *mut c_void, count: u32, hStream: CUstream) |default| {
+        let list: &[MapInfo] = slice!(mapInfoList.cast::<MapInfo>(), count as usize);
+        let stream = stream::resolve(hStream as usize, default)?;
+        if list.is_empty() || stream.is_capturing() {
+            return Err(status::INVALID_VALUE);
+        }
+        // In the stream's order: what was put into it before may use what is mapped now.
+        stream.synchronize()?;
+        list.iter().try_for_each(MapInfo::run)
+    }
+}

@@ -15,6 +15,7 @@ mod context;
 mod copy;
 mod device;
 mod event;
+mod external;
 mod general;
 mod graph;
 mod launch;
@@ -74,6 +75,10 @@ pub use event::{
     cuEventQuery, cuEventRecord, cuEventRecord_ptsz, cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz,
     cuEventSynchronize, cuIpcGetEventHandle, cuIpcOpenEventHandle,
 };
+pub use external::{
+    cuDestroyExternalMemory, cuExternalMemoryGetMappedBuffer, cuExternalMemoryGetMappedMipmappedArray,
+    cuImportExternalMemory,
+};
 pub use general::{
     cuDriverGetVersion, cuGetErrorName, cuGetErrorString, cuGetExportTable, cuGetProcAddress,
     cuGetProcAddress_v2, cuInit, cuProfilerInitialize, cuProfilerStart, cuProfilerStop,
@@ -98,13 +103,15 @@ pub use launch::{
 };
 pub use memory::{
     cuArray3DCreate_v2, cuArray3DGetDescriptor_v2, cuArrayCreate_v2, cuArrayDestroy, cuArrayGetDescriptor_v2,
-    cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, cuMemAdvise,
-    cuMemAdvise_v2, cuMemAlloc_v2, cuMemAllocHost_v2, cuMemAllocManaged, cuMemAllocPitch_v2, cuMemFree_v2,
-    cuMemFreeHost, cuMemGetAddressRange_v2, cuMemGetInfo_v2, cuMemHostAlloc, cuMemHostGetDevicePointer_v2,
-    cuMemHostGetFlags, cuMemHostRegister, cuMemHostRegister_v2, cuMemHostUnregister, cuMemPrefetchAsync,
+    cuArrayGetMemoryRequirements, cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle,
+    cuIpcOpenMemHandle_v2, cuMemAdvise, cuMemAdvise_v2, cuMemAlloc_v2, cuMemAllocHost_v2, cuMemAllocManaged,
+    cuMemAllocPitch_v2, cuMemFree_v2, cuMemFreeHost, cuMemGetAddressRange_v2, cuMemGetInfo_v2,
+    cuMemHostAlloc, cuMemHostGetDevicePointer_v2, cuMemHostGetFlags, cuMemHostRegister, cuMemHostRegister_v2,
+    cuMemHostUnregister, cuMemMapArrayAsync, cuMemMapArrayAsync_ptsz, cuMemPrefetchAsync,
     cuMemPrefetchAsync_ptsz, cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz, cuMemRangeGetAttribute,
     cuMemRangeGetAttributes, cuMipmappedArrayCreate, cuMipmappedArrayDestroy, cuMipmappedArrayGetLevel,
-    cuPointerGetAttribute, cuPointerGetAttributes, cuPointerSetAttribute,
+    cuMipmappedArrayGetMemoryRequirements, cuPointerGetAttribute, cuPointerGetAttributes,
+    cuPointerSetAttribute,
 };
 pub use module::{
     cuFuncGetAttribute, cuFuncGetModule, cuFuncGetName, cuFuncGetParamCount, cuFuncGetParamInfo,
@@ -140,8 +147,9 @@ pub use node::{
 pub use pool::{
     cuMemAllocAsync, cuMemAllocAsync_ptsz, cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz,
     cuMemFreeAsync, cuMemFreeAsync_ptsz, cuMemGetDefaultMemPool, cuMemGetMemPool, cuMemPoolCreate,
-    cuMemPoolDestroy, cuMemPoolGetAccess, cuMemPoolGetAttribute, cuMemPoolSetAccess, cuMemPoolSetAttribute,
-    cuMemPoolTrimTo, cuMemSetMemPool,
+    cuMemPoolDestroy, cuMemPoolExportPointer, cuMemPoolExportToShareableHandle, cuMemPoolGetAccess,
+    cuMemPoolGetAttribute, cuMemPoolImportFromShareableHandle, cuMemPoolImportPointer, cuMemPoolSetAccess,
+    cuMemPoolSetAttribute, cuMemPoolTrimTo, cuMemSetMemPool,
 };
 pub use stream::{
     cuLaunchHostFunc, cuLaunchHostFunc_ptsz, cuStreamAddCallback, cuStreamAddCallback_ptsz,

@@ -82,7 +82,7 @@ fn function_of(handle: CUfunction) -> Result<Arc<Function>> {
 }
 
 pub fn cuModuleGetLoadingMode(mode: *mut CUmoduleLoadingMode) -> Result<()> {
-    give!(mode, CU_MODULE_EAGER_LOADING);
+    give!(mode, if module::is_eager() { CU_MODULE_EAGER_LOADING } else { CU_MODULE_LAZY_LOADING });
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! Stream-ordered allocation.
 use std::ffi::c_void;
+use std::os::fd::IntoRawFd as _;
 use std::sync::Arc;
 
 use deepres_abi::driver::types::*;
@@ -79,7 +80,7 @@ for_both_default_streams! {
             Kind::Pooled(pool) => pool.free_async(&stream, dptr),
             Kind::Graph => graph_memory::free_now(dptr),
             // What cuMemAlloc gave may be freed in stream order too; waiting for the stream first has the same effect.
-            Kind::Device => {
+            Kind::Device | Kind::External { .. } | Kind::Opened { is_pooled: true, .. } => {
                 stream.synchronize()?;
                 memory::free(dptr)
             }
@@ -188,4 +189,54 @@ pub fn cuMemSetMemPool(
     pool: CUmemoryPool,
 ) -> Result<()> {
     pool::set_current(device_at(location, r#type)?, pool::by_handle(pool as usize)?)
+}
+
+pub fn cuMemPoolExportToShareableHandle(
+    handle_out: *mut c_void,
+    pool: CUmemoryPool,
+    handleType: CUmemAllocationHandleType,
+    flags: u64,
+) -> Result<()> {
+    if flags != 0 || handle_out.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    let descriptor = pool::by_handle(pool as usize)?.export(handleType)?;
+    give!(handle_out.cast::<i32>(), descriptor.into_raw_fd());
+    Ok(())
+}
+
+pub fn cuMemPoolImportFromShareableHandle(
+    pool_out: *mut CUmemoryPool,
+    handle: *mut c_void,
+    handleType: CUmemAllocationHandleType,
+    flags: u64,
+) -> Result<()> {
+    if flags != 0 || pool_out.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    // A descriptor is passed as the pointer itself.
+    let descriptor = i32::try_from(handle as usize).map_err(|_| status::INVALID_VALUE)?;
+    give!(pool_out, Pool::import(descriptor, handleType)?.handle as CUmemoryPool);
+    Ok(())
+}
+
+pub fn cuMemPoolExportPointer(shareData_out: *mut c_void, ptr: CUdeviceptr) -> Result<()> {
+    if shareData_out.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(shareData_out.cast::<[u8; 64]>(), Pool::export_pointer(ptr)?);
+    Ok(())
+}
+
+pub fn cuMemPoolImportPointer(
+    ptr_out: *mut CUdeviceptr,
+    pool: CUmemoryPool,
+    shareData: *mut c_void,
+) -> Result<()> {
+    if ptr_out.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    let data = read!(shareData.cast::<[u8; 64]>());
+    give!(ptr_out, pool::by_handle(pool as usize)?.import_pointer(data)?);
+    Ok(())
 }

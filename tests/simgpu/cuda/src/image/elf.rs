@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use object::elf::{FileHeader64, STT_FUNC, STT_OBJECT};
 use object::read::elf::{ElfFile, FileHeader};
-use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, SymbolFlags};
+use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, SectionIndex, SymbolFlags};
 
 use super::{GlobalImage, Image, KernelImage, Parameter};
 use crate::status::{self, Result};
@@ -63,6 +63,14 @@ pub unsafe fn whole<'a>(data: *const u8) -> Result<&'a [u8]> {
     }
     // SAFETY: so does every section with bytes in it.
     Ok(unsafe { std::slice::from_raw_parts(data, end) })
+}
+
+/// Sections of kernels' instructions.
+const TEXT: &str = ".text.";
+
+/// Whether a section is of global or constant variables.
+fn holds_variables(section: &str) -> bool {
+    section.starts_with(".nv.global") || section.starts_with(".nv.constant3")
 }
 
 /// The records of one `.nv.info` section that have bytes of their own.
@@ -127,9 +135,16 @@ pub fn parse(bytes: &[u8]) -> Result<Image> {
 
     let mut infos: HashMap<&str, &[u8]> = HashMap::new();
     let mut sizes: HashMap<&str, u64> = HashMap::new();
+    // Where each section of variables begins in the image's data.
+    let mut places: HashMap<SectionIndex, u64> = HashMap::new();
     for section in file.sections() {
         if let Ok(name) = section.name() {
             sizes.insert(name, section.size());
+            if holds_variables(name) {
+                places.insert(section.index(), image.place(section.align(), section.size())?);
+            } else if name.starts_with(TEXT) {
+                image.text_bytes = image.text_bytes.saturating_add(section.size());
+            }
             if name.starts_with(".nv.info") {
                 infos.insert(name, section.data().unwrap_or_default());
             }
@@ -174,8 +189,10 @@ pub fn parse(bytes: &[u8]) -> Result<Image> {
             );
             image.kernels.push(kernel);
         } else if st_info & 0xf == STT_OBJECT {
-            let home = section.name().unwrap_or_default();
-            if !(home.starts_with(".nv.global") || home.starts_with(".nv.constant3")) || symbol.size() == 0 {
+            let place = places.get(&section.index()).filter(|_| symbol.size() != 0);
+            let inside = symbol.address().checked_sub(section.address());
+            let Some((place, inside)) = place.zip(inside) else { continue };
+            if inside.checked_add(symbol.size()).is_none_or(|end| end > section.size()) {
                 continue;
             }
             let bytes_at = |data: &'_ [u8]| {
@@ -186,6 +203,7 @@ pub fn parse(bytes: &[u8]) -> Result<Image> {
             let initial = section.data().ok().and_then(bytes_at).unwrap_or_default();
             image.globals.push(GlobalImage {
                 name: name.to_owned(),
+                offset_bytes: place + inside,
                 size_bytes: symbol.size() as usize,
                 initial,
                 managed: st_other & MANAGED_SYMBOL != 0,

@@ -100,8 +100,8 @@ struct Variable<'a> {
 }
 
 impl Variable<'_> {
-    fn size_bytes(&self) -> usize {
-        self.element_bytes * self.elements
+    fn size_bytes(&self) -> Option<usize> {
+        self.element_bytes.checked_mul(self.elements)
     }
 }
 
@@ -169,7 +169,7 @@ fn variable<'a>(tokens: &mut Tokens<'a>) -> Option<Variable<'a>> {
         if extent == "]" {
             found.elements = 0;
         } else {
-            found.elements *= number(extent)? as usize;
+            found.elements = found.elements.checked_mul(number(extent)? as usize)?;
             tokens.next();
         }
     }
@@ -224,9 +224,10 @@ fn kernel(tokens: &mut Tokens<'_>) -> Option<KernelImage> {
                 ")" => break,
                 ".param" => {
                     let parameter = variable(tokens)?;
-                    let offset_bytes = end.next_multiple_of(parameter.align_bytes.max(1));
-                    end = offset_bytes + parameter.size_bytes();
-                    found.parameters.push(Parameter { offset_bytes, size_bytes: parameter.size_bytes() });
+                    let offset_bytes = end.checked_next_multiple_of(parameter.align_bytes.max(1))?;
+                    let size_bytes = parameter.size_bytes()?;
+                    end = offset_bytes.checked_add(size_bytes)?;
+                    found.parameters.push(Parameter { offset_bytes, size_bytes });
                 }
                 _ => {}
             }
@@ -253,14 +254,14 @@ fn kernel(tokens: &mut Tokens<'_>) -> Option<KernelImage> {
         ".shared" => {
             let before = tokens.at;
             match variable(tokens) {
-                Some(shared) => found.shared_bytes += shared.size_bytes() as u32,
+                Some(shared) => found.shared_bytes += shared.size_bytes().unwrap_or(0) as u32,
                 None => tokens.at = before,
             }
         }
         ".local" => {
             let before = tokens.at;
             match variable(tokens) {
-                Some(local) => found.local_bytes += local.size_bytes() as u32,
+                Some(local) => found.local_bytes += local.size_bytes().unwrap_or(0) as u32,
                 None => tokens.at = before,
             }
         }
@@ -307,10 +308,13 @@ pub fn parse(text: &[u8]) -> Result<Image> {
             }
             ".global" | ".const" => {
                 let found = variable(&mut tokens).ok_or(status::INVALID_PTX)?;
-                if !external && found.size_bytes() > 0 {
+                let size_bytes = found.size_bytes().ok_or(status::INVALID_PTX)?;
+                if !external && size_bytes > 0 {
+                    let offset_bytes = image.place(found.align_bytes as u64, size_bytes as u64)?;
                     image.globals.push(GlobalImage {
                         name: found.name.to_owned(),
-                        size_bytes: found.size_bytes(),
+                        offset_bytes,
+                        size_bytes,
                         managed: found.managed,
                         initial: found.initial,
                     });

@@ -1,0 +1,129 @@
+//! Hooks of what loads code, which takes memory.
+
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use deepres_abi::driver::ApiId;
+use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::driver::types::{
+    CUjit_option, CUlibrary, CUlibraryOption, CUmodule, CUresult, c_char, c_void,
+};
+
+use super::MISSING;
+use crate::driver::real;
+use crate::image::Source;
+use crate::memory::Name;
+use crate::process::{self, Process};
+
+/// What a call loads from.
+enum From {
+    Memory(*const c_void),
+    File(*const c_char),
+}
+
+impl From {
+    fn source(&self) -> Option<Source> {
+        match *self {
+            Self::Memory(image) => Source::memory(image as usize),
+            Self::File(name) if name.is_null() => None,
+            Self::File(name) => {
+                // SAFETY: by the API's contract a text with its NUL.
+                let name = unsafe { CStr::from_ptr(name) };
+                Source::file(Path::new(OsStr::from_bytes(name.to_bytes())))
+            }
+        }
+    }
+}
+
+/// Whether anything loaded may count: there is a session.
+fn counted() -> Option<&'static Process> {
+    process::current().filter(|process| process.session().is_some())
+}
+
+fn load_module(api: ApiId, module: *mut CUmodule, from: From, load: impl Fn() -> CUresult) -> CUresult {
+    let process = counted().filter(|_| !module.is_null());
+    let Some((process, context)) = process.and_then(|process| Some((process, process.current_context()?)))
+    else {
+        return load();
+    };
+    let load = || {
+        let result = load();
+        // SAFETY: not null, and the driver wrote the handle if it reports success.
+        (result, (result == CUDA_SUCCESS).then(|| unsafe { *module } as usize))
+    };
+    let unload = |module: usize| {
+        if let Some(unload) = real!(cuModuleUnload) {
+            // SAFETY: a module that nobody was told of.
+            unsafe { unload(module as CUmodule) };
+        }
+    };
+    process.memory.load_module(process, (api, context), from.source(), load, unload)
+}
+
+fn load_library(
+    api: ApiId,
+    library: *mut CUlibrary,
+    from: From,
+    load: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let Some(process) = counted().filter(|_| !library.is_null()) else { return load() };
+    let load = || {
+        let result = load();
+        // SAFETY: not null, and the driver wrote the handle if it reports success.
+        (result, (result == CUDA_SUCCESS).then(|| unsafe { *library } as usize))
+    };
+    process.memory.load_library(process, api, from.source(), load)
+}
+
+macro_rules! loads {
+    ($($name:ident: $symbol:ident($what:ident: $handle:ty, $from:ident: $place:ident($type:ty) $(, $argument:ident: $other:ty)*) => $way:ident;)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $name($what: *mut $handle, $from: $type $(, $argument: $other)*) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            $way(ApiId::$symbol, $what, From::$place($from), || {
+                // SAFETY: the caller's arguments, as they came.
+                unsafe { real($what, $from $(, $argument)*) }
+            })
+        }
+    )+};
+}
+
+loads! {
+    module_file: cuModuleLoad(module: CUmodule, name: File(*const c_char)) => load_module;
+    module_data: cuModuleLoadData(module: CUmodule, image: Memory(*const c_void)) => load_module;
+    module_data_ex: cuModuleLoadDataEx(
+        module: CUmodule, image: Memory(*const c_void), count: u32, options: *mut CUjit_option, values: *mut *mut c_void
+    ) => load_module;
+    module_fat: cuModuleLoadFatBinary(module: CUmodule, image: Memory(*const c_void)) => load_module;
+    library_data: cuLibraryLoadData(
+        library: CUlibrary, code: Memory(*const c_void), jit_options: *mut CUjit_option, jit_values: *mut *mut c_void, jit_count: u32,
+        options: *mut CUlibraryOption, values: *mut *mut c_void, count: u32
+    ) => load_library;
+    library_file: cuLibraryLoadFromFile(
+        library: CUlibrary, name: File(*const c_char), jit_options: *mut CUjit_option, jit_values: *mut *mut c_void, jit_count: u32,
+        options: *mut CUlibraryOption, values: *mut *mut c_void, count: u32
+    ) => load_library;
+}
+
+/// Hook of `cuModuleUnload`.
+pub unsafe extern "C" fn unload_module(module: CUmodule) -> CUresult {
+    let Some(real) = real!(cuModuleUnload) else { return MISSING };
+    // SAFETY: the caller's argument.
+    let call = || unsafe { real(module) };
+    match process::current() {
+        Some(process) => process.memory.free(process, Name::Module(module as u64), call),
+        None => call(),
+    }
+}
+
+/// Hook of `cuLibraryUnload`.
+pub unsafe extern "C" fn unload_library(library: CUlibrary) -> CUresult {
+    let Some(real) = real!(cuLibraryUnload) else { return MISSING };
+    // SAFETY: the caller's argument.
+    let call = || unsafe { real(library) };
+    match process::current() {
+        Some(process) => process.memory.unload_library(process, library as usize, call),
+        None => call(),
+    }
+}

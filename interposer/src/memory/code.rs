@@ -1,0 +1,251 @@
+//! Code that is loaded: what its variables take, and its instructions where the driver loads those at once.
+//!
+//! A module is in the context that was current, from its load to its unload. A library counts in every context that the process has while it is loaded: if
+//! libraries are loaded lazily, which is the default since CUDA 12.2, the driver takes the memory when the library is first used there, of which nobody is told.
+//! What an image takes it says itself ([`crate::image`]). If it does not, because it is compressed, it shows afterwards by NVML's word.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use deepres_abi::driver::ApiId;
+use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::ledger::Refused;
+use deepres_abi::meter::MemoryKind;
+
+use super::charge::{self, BLOCK_BYTES};
+use super::held::Held;
+use super::site::{Promise, Site};
+use super::{Accounts, Name, Request};
+use crate::driver::code;
+use crate::image::{Need, Source};
+use crate::meter::context::ContextState;
+use crate::meter::gpu::Gpu;
+use crate::process::Process;
+use crate::session::Session;
+
+/// A library that is loaded.
+struct Library {
+    /// What it counts for in each context, bytes.
+    bytes: u64,
+    /// What is charged for it, by context.
+    held: BTreeMap<usize, Held>,
+}
+
+/// The libraries that count for something, by handle.
+#[derive(Default)]
+pub struct Libraries(Mutex<BTreeMap<usize, Library>>);
+
+/// What is promised for the libraries in a context, by library.
+pub type Promised = Vec<(usize, u64, Promise)>;
+
+fn counts_for(need: Need) -> u64 {
+    let text_bytes = if need.text_bytes != 0 && code::is_eager() { need.text_bytes } else { 0 };
+    charge::code(need.data_bytes.saturating_add(text_bytes))
+}
+
+fn need(source: Option<Source>, ordinal: usize) -> Option<u64> {
+    source?.need(code::capability(ordinal)?).map(counts_for)
+}
+
+impl Libraries {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Library>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What all of them count for in one context, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.lock().values().map(|library| library.bytes).sum()
+    }
+
+    /// Promises what they count for in a context that is about to be made.
+    ///
+    /// # Errors
+    /// [`Refused`], with what was asked for.
+    pub fn promise(&self, site: &Site<'_>) -> Result<Promised, (u64, Refused)> {
+        let wanted: Vec<(usize, u64)> =
+            self.lock().iter().map(|(handle, library)| (*handle, library.bytes)).collect();
+        let mut promised = Promised::new();
+        for (handle, bytes) in wanted {
+            match site.reserve(bytes) {
+                Ok(promise) => promised.push((handle, bytes, promise)),
+                Err(refused) => {
+                    withdraw(site, promised);
+                    return Err((bytes, refused));
+                }
+            }
+        }
+        Ok(promised)
+    }
+
+    /// The context was made: what was `promised` is held, for those that are there still; and for those that came meanwhile, too.
+    pub fn enter_context(&self, site: &Site<'_>, (ordinal, context): (usize, usize), promised: Promised) {
+        let mut libraries = self.lock();
+        let mut promised: BTreeMap<usize, Promise> =
+            promised.into_iter().map(|(handle, _, promise)| (handle, promise)).collect();
+        for (handle, library) in libraries.iter_mut() {
+            let promise = promised.remove(handle).flatten();
+            let held = Held::new(MemoryKind::Code, ordinal, site, library.bytes, promise);
+            library.held.insert(context, held);
+        }
+        promised.into_values().for_each(|promise| site.withdraw(promise));
+    }
+
+    /// Gives back what died with a context.
+    pub fn forget_context(&self, process: &Process, context: usize) {
+        for library in self.lock().values_mut() {
+            if let Some(held) = library.held.remove(&context) {
+                held.give_back(process, None);
+            }
+        }
+    }
+
+    /// Moves what is held to a new ledger of the session's.
+    pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
+        for library in self.lock().values_mut() {
+            library.held.values_mut().for_each(|held| held.follow_on(session, gpus));
+        }
+    }
+}
+
+/// None of what was `promised` is needed.
+pub fn withdraw(site: &Site<'_>, promised: Promised) {
+    promised.into_iter().for_each(|(_, _, promise)| site.withdraw(promise));
+}
+
+impl Accounts {
+    /// Loads a module into the current `context` by `load`, which returns the result and the handle, if there is room for it. `unload` takes one back
+    /// that is refused after all.
+    pub fn load_module(
+        &self,
+        process: &Process,
+        (api, context): (ApiId, &ContextState),
+        source: Option<Source>,
+        mut load: impl FnMut() -> (u32, Option<usize>),
+        unload: impl FnOnce(usize),
+    ) -> u32 {
+        let (ordinal, handle) = (context.ordinal, context.handle().0);
+        let request = Request { api, kind: MemoryKind::Code, ordinal, context: handle, bytes: 0 };
+        match need(source, ordinal) {
+            Some(0) => load().0,
+            Some(bytes) => self.allocate(process, Request { bytes, ..request }, || {
+                let (result, module) = load();
+                (result, module.map(|module| (Name::Module(module as u64), bytes)))
+            }),
+            None => self.load_unknown(process, request, load, unload),
+        }
+    }
+
+    /// The same for one that does not say what it takes. NVML is asked only where the GPU has less to give afterwards.
+    fn load_unknown(
+        &self,
+        process: &Process,
+        mut request: Request,
+        mut load: impl FnMut() -> (u32, Option<usize>),
+        unload: impl FnOnce(usize),
+    ) -> u32 {
+        let before_bytes = code::free_bytes();
+        let (result, module) = load();
+        let Some(module) = module.filter(|_| result == CUDA_SUCCESS) else { return result };
+        let is_less = before_bytes
+            .zip(code::free_bytes())
+            .is_some_and(|(before, after)| before.saturating_sub(after) >= BLOCK_BYTES);
+        let Some(site) = Site::of(process, request.ordinal).filter(|_| is_less) else { return result };
+        request.bytes = self.grown_beyond_account(process, &site, request.ordinal);
+        if request.bytes == 0 {
+            return result;
+        }
+        match self.promise(process, &site, &request) {
+            Ok(promise) => {
+                self.enter(process, &site, &request, (Name::Module(module as u64), request.bytes), promise);
+                result
+            }
+            Err(refused) => {
+                unload(module);
+                self.refuse(&site, &request, refused)
+            }
+        }
+    }
+
+    /// Loads a library by `load`, which returns the result and the handle, if there is room for it in all contexts of the process.
+    pub fn load_library(
+        &self,
+        process: &Process,
+        api: ApiId,
+        source: Option<Source>,
+        load: impl FnOnce() -> (u32, Option<usize>),
+    ) -> u32 {
+        let contexts = self.contexts.there();
+        let ordinal = contexts.first().map_or(0, |(_, ordinal)| *ordinal);
+        let Some(bytes) = need(source, ordinal).filter(|bytes| *bytes != 0) else { return load().0 };
+        let mut promised = Vec::new();
+        let mut refused = None;
+        for (context, ordinal) in contexts {
+            let Some(site) = Site::of(process, ordinal) else { continue };
+            let request = Request { api, kind: MemoryKind::Code, ordinal, context, bytes };
+            match self.promise(process, &site, &request) {
+                Ok(promise) => promised.push((context, ordinal, site, promise)),
+                Err(error) => {
+                    refused = Some((site, request, error));
+                    break;
+                }
+            }
+        }
+        if let Some((site, request, error)) = refused {
+            promised.into_iter().for_each(|(_, _, site, promise)| site.withdraw(promise));
+            return self.refuse(&site, &request, error);
+        }
+        let (result, library) = load();
+        let Some(handle) = library.filter(|_| result == CUDA_SUCCESS) else {
+            promised.into_iter().for_each(|(_, _, site, promise)| site.withdraw(promise));
+            return result;
+        };
+        // Before anything is locked: whoever makes a context waits for what is promised.
+        let held_in = |(context, ordinal, site, promise): (usize, usize, Site<'_>, Promise)| {
+            (context, Held::new(MemoryKind::Code, ordinal, &site, bytes, promise))
+        };
+        let mut held: BTreeMap<usize, Held> = promised.into_iter().map(held_in).collect();
+        // Whoever makes or ends a context waits: it is there with all libraries, or gone with none.
+        let there = self.contexts.lock();
+        let mut libraries = self.libraries.lock();
+        let is_there = |context: usize| there.iter().any(|(known, _)| *known == context);
+        for (_, held) in held.extract_if(.., |context, _| !is_there(*context)) {
+            held.give_back(process, None);
+        }
+        if let Some(session) = process.session() {
+            held.values_mut().for_each(|held| held.follow_on(session, &process.gpus));
+        }
+        for (context, ordinal) in there.iter().copied() {
+            if let (false, Some(site)) = (held.contains_key(&context), Site::of(process, ordinal)) {
+                held.insert(context, Held::new(MemoryKind::Code, ordinal, &site, bytes, None));
+            }
+        }
+        // The driver gives a handle out again only once it is free: that unload went past us.
+        let replaced = libraries.insert(handle, Library { bytes, held });
+        for held in replaced.into_iter().flat_map(|library| library.held.into_values()) {
+            held.give_back(process, None);
+        }
+        result
+    }
+
+    /// Unloads a library by `unload`. It is forgotten before: once the driver has unloaded it, it may give the same handle to another thread.
+    pub fn unload_library(&self, process: &Process, handle: usize, unload: impl FnOnce() -> u32) -> u32 {
+        let library = self.libraries.lock().remove(&handle);
+        let result = unload();
+        let Some(mut library) = library else { return result };
+        if result == CUDA_SUCCESS {
+            library.held.into_values().for_each(|held| held.give_back(process, None));
+            return result;
+        }
+        let there = self.contexts.lock();
+        let mut libraries = self.libraries.lock();
+        let is_there = |context: usize| there.iter().any(|(known, _)| *known == context);
+        for (_, held) in library.held.extract_if(.., |context, _| !is_there(*context)) {
+            held.give_back(process, None);
+        }
+        if let Some(session) = process.session() {
+            library.held.values_mut().for_each(|held| held.follow_on(session, &process.gpus));
+        }
+        libraries.insert(handle, library);
+        result
+    }
+}

@@ -1,0 +1,206 @@
+//! What the driver takes for contexts. No call of the driver's tells: it is what NVML says of the process, less its account, once the context was made
+//! beyond before.
+//!
+//! The first context of a process on a GPU is measured, and the first one beside others; later ones take what those took, which must then be free under the
+//! limit before the driver is asked. Of one that is measured it shows afterwards: if it passes the limit, it is ended again and refused.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use deepres_abi::MAX_GPUS;
+use deepres_abi::driver::ApiId;
+use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::ledger::Refused;
+use deepres_abi::meter::MemoryKind;
+
+use super::code::{self, Promised};
+use super::site::{Promise, Site};
+use super::{Accounts, Name, Request};
+use crate::driver::calls::Context;
+use crate::driver::code::is_eager;
+use crate::process::Process;
+
+/// How often NVML is asked for a figure between two equal looks at the account, before the last one is taken.
+const LOOKS: u32 = 4;
+/// In [`Contexts::taken_bytes`]: not measured.
+const UNKNOWN: u64 = u64::MAX;
+
+/// See the module.
+pub struct Contexts {
+    /// Those there are, with their GPUs' ordinals. Held while one is being made: what it takes is not to be mistaken for another's.
+    there: Mutex<Vec<(usize, usize)>>,
+    /// What the first context on a GPU took, and the first beside others.
+    taken_bytes: [[AtomicU64; 2]; MAX_GPUS],
+    /// What NVML said last that the process has beyond its account.
+    beyond_bytes: [AtomicI64; MAX_GPUS],
+}
+
+impl Default for Contexts {
+    fn default() -> Self {
+        Self {
+            there: Mutex::default(),
+            taken_bytes: [const { [const { AtomicU64::new(UNKNOWN) }; 2] }; MAX_GPUS],
+            beyond_bytes: [const { AtomicI64::new(0) }; MAX_GPUS],
+        }
+    }
+}
+
+impl Contexts {
+    /// The contexts there are, with their GPUs' ordinals; while the result lives there come no others.
+    pub fn lock(&self) -> MutexGuard<'_, Vec<(usize, usize)>> {
+        self.there.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same at one moment.
+    pub fn there(&self) -> Vec<(usize, usize)> {
+        self.lock().clone()
+    }
+
+    /// One has ended.
+    pub fn forget(&self, context: usize) {
+        self.lock().retain(|(known, _)| *known != context);
+    }
+}
+
+impl Accounts {
+    /// Makes a context on the GPU `ordinal` by `make`, unless `is_there` one already, and charges what the driver takes for it. `make` returns the result and
+    /// the handle; `end` takes a context back that is refused.
+    pub fn make_context(
+        &self,
+        process: &Process,
+        (api, ordinal): (ApiId, usize),
+        is_there: impl Fn() -> bool,
+        make: impl FnOnce() -> (u32, Option<Context>),
+        end: impl FnOnce(Context),
+    ) -> u32 {
+        if is_there() {
+            return make().0;
+        }
+        let mut there = self.contexts.lock();
+        let Some(site) = Site::of(process, ordinal).filter(|_| !is_there()) else { return make().0 };
+        let Some(taken) = self.contexts.taken_bytes.get(ordinal) else { return make().0 };
+        let is_first = there.iter().all(|(_, other)| *other != ordinal);
+        let taken = &taken[usize::from(!is_first)];
+        let mut request = Request { api, kind: MemoryKind::Context, ordinal, context: 0, bytes: 0 };
+        let libraries = match self.promise_libraries(process, &site, ordinal) {
+            Ok(promised) => promised,
+            Err((bytes, refused)) => return self.refuse(&site, &Request { bytes, ..request }, refused),
+        };
+        let known_bytes = Some(taken.load(Ordering::Relaxed)).filter(|bytes| *bytes != UNKNOWN);
+        request.bytes = known_bytes.unwrap_or(0);
+        let promise = match self.promise_any(process, &site, &request) {
+            Ok(promise) => promise,
+            Err(refused) => {
+                code::withdraw(&site, libraries);
+                return self.refuse(&site, &request, refused);
+            }
+        };
+        // A process without contexts there is none of NVML's.
+        let before = match known_bytes {
+            Some(_) => None,
+            None if is_first => Some((0, true)),
+            None => self.beyond_account(process, &site, ordinal),
+        };
+        let (result, made) = make();
+        let Some(made) = made.filter(|_| result == CUDA_SUCCESS) else {
+            code::withdraw(&site, libraries);
+            site.withdraw(promise);
+            return result;
+        };
+        let promise = match before {
+            None => promise,
+            Some(before) => {
+                site.withdraw(promise);
+                request.bytes = self.taken_since(process, &site, ordinal, before, taken);
+                match self.promise_any(process, &site, &request) {
+                    Ok(promise) => promise,
+                    Err(refused) => {
+                        end(made);
+                        code::withdraw(&site, libraries);
+                        return self.refuse(&site, &request, refused);
+                    }
+                }
+            }
+        };
+        request.context = made.0;
+        there.push((made.0, ordinal));
+        self.libraries.enter_context(&site, (ordinal, made.0), libraries);
+        self.enter_context(process, &site, &request, promise);
+        result
+    }
+
+    /// Promises what `request` asks for, if that is anything: nothing fits under any limit.
+    fn promise_any(&self, process: &Process, site: &Site<'_>, request: &Request) -> Result<Promise, Refused> {
+        if request.bytes == 0 { Ok(None) } else { self.promise(process, site, request) }
+    }
+
+    fn promise_libraries(
+        &self,
+        process: &Process,
+        site: &Site<'_>,
+        ordinal: usize,
+    ) -> Result<Promised, (u64, Refused)> {
+        self.libraries.promise(site).or_else(|_| {
+            self.give_back(process, ordinal);
+            self.libraries.promise(site)
+        })
+    }
+
+    fn enter_context(&self, process: &Process, site: &Site<'_>, request: &Request, promise: Promise) {
+        if request.bytes == 0 {
+            return site.withdraw(promise);
+        }
+        let name = Name::Context(request.context as u64);
+        self.enter(process, site, request, (name, request.bytes), promise);
+    }
+
+    /// What a context has taken that was just made, bytes; remembered as what such a context takes, if the figures are steady.
+    fn taken_since(
+        &self,
+        process: &Process,
+        site: &Site<'_>,
+        ordinal: usize,
+        (before_bytes, was_steady): (i64, bool),
+        taken: &AtomicU64,
+    ) -> u64 {
+        let Some((after_bytes, is_steady)) = self.beyond_account(process, site, ordinal) else { return 0 };
+        // What is loaded at once came with the context, and counts for itself.
+        let library_bytes = self.libraries.bytes();
+        let code_bytes = if library_bytes != 0 && is_eager() { library_bytes } else { 0 };
+        let bytes = after_bytes.saturating_sub(before_bytes).max(0).unsigned_abs().saturating_sub(code_bytes);
+        if was_steady && is_steady {
+            taken.store(bytes, Ordering::Relaxed);
+        }
+        let counted_bytes = bytes.saturating_add(code_bytes).cast_signed();
+        self.contexts.beyond_bytes[ordinal]
+            .store(after_bytes.saturating_sub(counted_bytes), Ordering::Relaxed);
+        bytes
+    }
+
+    /// What has come to what the process has beyond its account since NVML was asked last, bytes.
+    pub(super) fn grown_beyond_account(&self, process: &Process, site: &Site<'_>, ordinal: usize) -> u64 {
+        let Some(last) = self.contexts.beyond_bytes.get(ordinal) else { return 0 };
+        let Some((now_bytes, _)) = self.beyond_account(process, site, ordinal) else { return 0 };
+        // It is on the account from here on.
+        now_bytes.saturating_sub(last.load(Ordering::Relaxed)).max(0).unsigned_abs()
+    }
+
+    /// What NVML says that the process holds beyond its account; less than nothing where that counts what is not the GPU's at the moment. And whether the
+    /// account stood still meanwhile.
+    fn beyond_account(&self, process: &Process, site: &Site<'_>, ordinal: usize) -> Option<(i64, bool)> {
+        self.refresh(process);
+        let mut looks = LOOKS;
+        loop {
+            let before_bytes = site.account.held_bytes();
+            let seen_bytes = process.appraise(ordinal)?;
+            looks -= 1;
+            let is_steady = site.account.held_bytes() == before_bytes && !site.is_anything_promised();
+            if is_steady || looks == 0 {
+                return Some((
+                    seen_bytes.cast_signed().saturating_sub(before_bytes.cast_signed()),
+                    is_steady,
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Memory that comes in unusual ways counts by the published rule: pools of the host's and of managed memory, pools and external memory of another process, arrays
+//! that memory is mapped into later. Account and GPU agree after each step.
+
+use deepres_e2e::{Host, Process, clients::script, host::COMMAND_LIMIT};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+const LIMIT_MIB: u64 = 256;
+const OUT_OF_MEMORY: &str = "2";
+
+/// A client that does one thing after another.
+struct Client {
+    process: Process,
+    calls: u32,
+}
+
+impl Client {
+    fn start(host: &Host, tenant: &str) -> Self {
+        let mut command = host.preloaded("python3");
+        command.arg(script("pieces")).env("DEEPRES_TENANT", tenant);
+        command.env("DEEPRES_MEMORY", format!("{LIMIT_MIB}MiB"));
+        let mut client = Self { process: host.spawn(command), calls: 0 };
+        client.does("start()");
+        client
+    }
+
+    fn asks(&mut self, expression: &str) -> String {
+        self.process.say(expression);
+        let prefix = format!("{} ", self.calls);
+        self.calls += 1;
+        let line = self.process.await_line(|line| line.starts_with(&prefix), COMMAND_LIMIT);
+        line[prefix.len()..].to_owned()
+    }
+
+    #[track_caller]
+    fn does(&mut self, expression: &str) {
+        assert_eq!(self.asks(expression), "0", "{expression}");
+    }
+}
+
+fn host() -> Host {
+    Host::new().light_contexts()
+}
+
+/// The account of a tenant has so many MiB of a kind.
+#[track_caller]
+fn assert_counts(host: &Host, tenant: &str, kind: &str, mib: u64) {
+    let status = host.status();
+    let own = status["tenants"].as_array().into_iter().flatten().find(|one| one["name"] == tenant);
+    let account: &Value = &own.expect("the tenant is there")["gpus"][0];
+    assert_eq!(account["memory_by_kind"][kind].as_u64().unwrap_or(0), mib * MIB, "{kind}: {account}");
+    assert_eq!(account["memory_bytes"].as_u64(), Some(mib * MIB), "{account}");
+}
+
+#[track_caller]
+fn assert_taken(host: &Host, mib: u64) {
+    assert_eq!(host.truth().gpus[0].memory_used_bytes, mib * MIB);
+}
+
+#[test]
+fn a_pool_of_the_hosts_memory_counts_for_nothing_and_one_of_managed_memory_for_what_it_has() {
+    let host = host();
+    let _daemon = host.daemon();
+    let mut client = Client::start(&host, "t");
+    for (name, location) in [("host", "HOST"), ("numa", "HOST_NUMA")] {
+        client.does(&format!("pool('{name}', {location})"));
+        client.does(&format!("take('{name} memory', '{name}', 1 << 30)"));
+        client.does(&format!("write('{name} memory', 7)"));
+    }
+    assert_counts(&host, "t", "pool", 0);
+    assert_taken(&host, 0);
+    for (name, location) in [("near", "DEVICE"), ("anywhere", "0")] {
+        client.does(&format!("pool('{name}', {location}, kind=MANAGED)"));
+        client.does(&format!("take('{name} memory', '{name}', 128 << 20)"));
+    }
+    assert_counts(&host, "t", "pool", 256);
+    assert_taken(&host, 0);
+    assert_eq!(client.asks("take('more', 'near', 32 << 20)"), OUT_OF_MEMORY);
+    client.does("give('near memory')");
+    client.does("give('anywhere memory')");
+    assert_counts(&host, "t", "pool", 0);
+}
+
+#[test]
+fn a_pool_that_another_tenant_imports_counts_for_its_owner_alone() {
+    let host = host();
+    let _daemon = host.daemon();
+    let (mut owner, mut guest) = (Client::start(&host, "owner"), Client::start(&host, "guest"));
+    owner.does("pool('shared', handles=FILE_DESCRIPTOR)");
+    owner.does("take('memory', 'shared', 64 << 20)");
+    owner.does("write('memory', 7)");
+    let descriptor = owner.asks("export_pool('shared')");
+    let data = owner.asks("export_pointer('memory')");
+    guest.does(&format!("import_pool('pool', {}, {descriptor})", owner.process.pid()));
+    guest.does(&format!("import_pointer('memory', 'pool', '{data}')"));
+    assert_eq!(guest.asks("read('memory')"), "7");
+    guest.does("write('memory', 8)");
+    assert_eq!(owner.asks("read('memory')"), "8");
+    assert_counts(&host, "owner", "pool", 64);
+    assert_counts(&host, "guest", "pool", 0);
+    assert_taken(&host, 64);
+    assert_ne!(guest.asks("take('own', 'pool', 1 << 20)"), "0", "an imported pool gives nothing new");
+    guest.does("give('memory')");
+    assert_counts(&host, "guest", "pool", 0);
+    owner.does("give('memory')");
+    assert_counts(&host, "owner", "pool", 0);
+    assert_taken(&host, 0);
+}
+
+#[test]
+fn external_memory_counts_where_it_was_made() {
+    let host = host();
+    let _daemon = host.daemon();
+    let (mut owner, mut guest) = (Client::start(&host, "owner"), Client::start(&host, "guest"));
+    owner.does("physical('memory', 200 << 20)");
+    let descriptor = owner.asks("export_physical('memory')");
+    let pid = owner.process.pid();
+    guest.does(&format!("external('import', {pid}, {descriptor}, 200 << 20)"));
+    guest.does("buffer('all', 'import', 0, 200 << 20)");
+    guest.does("buffer('part', 'import', 2 << 20, 4096)");
+    guest.does("write('part', 9)");
+    guest.does("picture('picture', 'import', 3)");
+    // All of its own limit is there.
+    guest.does("physical('own', 256 << 20)");
+    assert_eq!(guest.asks("physical('more', 2 << 20)"), OUT_OF_MEMORY);
+    assert_counts(&host, "owner", "physical", 200);
+    assert_counts(&host, "guest", "physical", 256);
+    assert_taken(&host, 456);
+    for name in ["all", "part"] {
+        guest.does(&format!("cuda.cuMemFree_v2(kept['{name}'])"));
+    }
+    guest.does("cuda.cuMipmappedArrayDestroy(kept['picture'])");
+    guest.does("cuda.cuDestroyExternalMemory(kept['import'])");
+    guest.does("release('own')");
+    assert_counts(&host, "guest", "physical", 0);
+    assert_counts(&host, "owner", "physical", 200);
+}
+
+#[test]
+fn an_array_that_memory_is_mapped_into_later_counts_for_that_as_long_as_it_is_there() {
+    let host = host();
+    let _daemon = host.daemon();
+    let mut client = Client::start(&host, "t");
+    client.does("array('deferred', DEFERRED)");
+    client.does("array('sparse', SPARSE)");
+    client.does("mipmapped('levels', SPARSE, 4)");
+    assert_counts(&host, "t", "array", 0);
+    assert_eq!(client.asks("requirements('deferred')"), (4 * MIB).to_string());
+    for (number, name) in ["deferred", "sparse", "levels"].into_iter().enumerate() {
+        let resource = if name == "levels" { "MIPMAPPED" } else { "ARRAY" };
+        client.does("physical('left', 4 << 20)");
+        client.does("physical('right', 4 << 20)");
+        client.does(&format!("box({resource}, '{name}', 0, 512, 'left')"));
+        client.does(&format!("box({resource}, '{name}', 512, 512, 'right')"));
+        client.does("release('left')");
+        client.does("release('right')");
+        // The handles are gone, and the memory is not.
+        assert_counts(&host, "t", "physical", 4 * number as u64 + 8);
+        assert_taken(&host, 4 * number as u64 + 8);
+        client.does(&format!("box({resource}, '{name}', 0, 512)"));
+        assert_counts(&host, "t", "physical", 4 * number as u64 + 4);
+        assert_taken(&host, 4 * number as u64 + 4);
+    }
+    client.does("cuda.cuArrayDestroy(kept['deferred'])");
+    client.does("cuda.cuMipmappedArrayDestroy(kept['levels'])");
+    assert_counts(&host, "t", "physical", 4);
+    assert_taken(&host, 4);
+    // What is left goes with the context.
+    client.does("cuda.cuCtxDestroy_v2(context())");
+    assert_counts(&host, "t", "physical", 0);
+    assert_taken(&host, 0);
+}
+
+/// What no driver gives, whatever room there is.
+const WRONG: [&str; 12] = [
+    "cuda.cuMemAllocAsync(byref(c_uint64()), c_size_t(1 << 30), c_void_p(0x12340))",
+    "cuda.cuMemAllocFromPoolAsync(byref(c_uint64()), c_size_t(1 << 30), c_void_p(0x12340), None)",
+    "on_a_dead_context(lambda: cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(1 << 30)))",
+    "on_a_dead_context(lambda: cuda.cuMemAllocAsync(byref(c_uint64()), c_size_t(1 << 30), None))",
+    "on_a_dead_context(lambda: cuda.cuMemAllocManaged(byref(c_uint64()), c_size_t(1 << 30), 1))",
+    "cuda.cuMemAllocManaged(byref(c_uint64()), c_size_t(1 << 30), 0)",
+    "cuda.cuMemAllocPitch_v2(byref(c_uint64()), byref(c_size_t()), c_size_t(1 << 20), c_size_t(1 << 10), 3)",
+    "physical('odd', (1 << 30) + 1)",
+    "cuda.cuMemCreate(byref(c_uint64()), c_size_t(1 << 30), struct.pack('iiiiQ8x', 7, 0, DEVICE, 0, 0), c_uint64(0))",
+    "cuda.cuMemCreate(byref(c_uint64()), c_size_t(1 << 30), struct.pack('iiiiQ8x', 1, 0, DEVICE, 99, 0), c_uint64(0))",
+    "cuda.cuArray3DCreate_v2(byref(c_void_p()), struct.pack('QQQIII4x', 1 << 15, 1 << 15, 0, FLOAT, 5, 0))",
+    "cuda.cuArray3DCreate_v2(byref(c_void_p()), struct.pack('QQQIII4x', 0, 1 << 15, 1 << 15, FLOAT, 1, 0))",
+];
+
+#[test]
+fn a_wrong_request_is_answered_by_the_driver_also_at_the_limit() {
+    let host = host();
+    let _daemon = host.daemon();
+    let mut bare = host.command("python3");
+    bare.arg(script("pieces"));
+    let mut bare = Client { process: host.spawn(bare), calls: 0 };
+    bare.does("start()");
+    let mut full = Client::start(&host, "t");
+    full.does("cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(256 << 20))");
+    assert_eq!(full.asks("cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(1))"), OUT_OF_MEMORY);
+    for wrong in WRONG {
+        let expected = bare.asks(wrong);
+        assert!(!["0", OUT_OF_MEMORY].contains(&expected.as_str()), "{wrong}: {expected}");
+        assert_eq!(full.asks(wrong), expected, "{wrong}");
+    }
+    assert_counts(&host, "t", "linear", 256);
+}

@@ -1,0 +1,86 @@
+//! External memory. What the driver is handed here has no place in the table of types, which knows what the interposer reads.
+use std::ffi::c_void;
+
+use deepres_abi::driver::types::*;
+
+use crate::external;
+use crate::status::{self, Result};
+
+/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`; of the handles, which are a union, the descriptor.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HandleDescription {
+    kind: u32,
+    padding: u32,
+    descriptor: i32,
+    rest_of_handle: [i32; 3],
+    bytes: u64,
+    flags: u32,
+    reserved: [u32; 16],
+}
+
+/// `CUDA_EXTERNAL_MEMORY_BUFFER_DESC`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct BufferDescription {
+    offset: u64,
+    bytes: u64,
+    flags: u32,
+    reserved: [u32; 16],
+}
+
+/// `CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ArrayDescription {
+    offset: u64,
+    array: CUDA_ARRAY3D_DESCRIPTOR,
+    levels: u32,
+    reserved: [u32; 16],
+}
+
+pub fn cuImportExternalMemory(extMem_out: *mut *mut c_void, memHandleDesc: *const c_void) -> Result<()> {
+    let description = read!(memHandleDesc.cast::<HandleDescription>());
+    if extMem_out.is_null() || description.flags & !CUDA_EXTERNAL_MEMORY_DEDICATED != 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    match description.kind {
+        CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD => {}
+        CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_WIN32..=CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD => {
+            return Err(status::NOT_SUPPORTED);
+        }
+        _ => return Err(status::INVALID_VALUE),
+    }
+    give!(extMem_out, external::import(description.descriptor, description.bytes)? as *mut c_void);
+    Ok(())
+}
+
+pub fn cuDestroyExternalMemory(extMem: *mut c_void) -> Result<()> {
+    external::destroy(extMem as usize)
+}
+
+pub fn cuExternalMemoryGetMappedBuffer(
+    devPtr: *mut CUdeviceptr,
+    extMem: *mut c_void,
+    bufferDesc: *const c_void,
+) -> Result<()> {
+    let description = read!(bufferDesc.cast::<BufferDescription>());
+    if devPtr.is_null() || description.flags != 0 {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(devPtr, external::map_buffer(extMem as usize, description.offset, description.bytes)?);
+    Ok(())
+}
+
+pub fn cuExternalMemoryGetMappedMipmappedArray(
+    mipmap: *mut CUmipmappedArray,
+    extMem: *mut c_void,
+    mipmapDesc: *const c_void,
+) -> Result<()> {
+    let ArrayDescription { offset, array, levels, .. } = read!(mipmapDesc.cast::<ArrayDescription>());
+    if mipmap.is_null() {
+        return Err(status::INVALID_VALUE);
+    }
+    give!(mipmap, external::map_array(extMem as usize, offset, array, levels)? as CUmipmappedArray);
+    Ok(())
+}

@@ -1,0 +1,66 @@
+/* overheads: makes and ends what the driver takes memory for by itself. Reads one command a line and answers each with `NUMBER CODE`, what the driver said. */
+#include "driver.h"
+#include <string.h>
+
+enum { MANY = 64, TEXT = 512 };
+
+static CUcontext contexts[MANY];
+static CUmodule modules[MANY];
+static CUlibrary libraries[MANY];
+static CUdeviceptr memory[MANY];
+
+/* A module with a variable of so many bytes. */
+static const char *image(unsigned long long bytes) {
+    static char ptx[TEXT];
+    snprintf(ptx, sizeof ptx,
+             ".version 7.0\n.target sm_70\n.address_size 64\n"
+             ".visible .global .align 8 .b8 large[%llu];\n.visible .entry nothing()\n{\n\tret;\n}\n",
+             bytes);
+    return ptx;
+}
+
+/* Runs one command about the thing `which`. */
+static CUresult run(const char *what, int which, unsigned long long bytes) {
+    CUcontext primary;
+    if (!strcmp(what, "create"))
+        return cu(cuCtxCreate_v2)(&contexts[which], CU_CTX_SCHED_AUTO, 0);
+    if (!strcmp(what, "destroy"))
+        return cu(cuCtxDestroy_v2)(contexts[which]);
+    if (!strcmp(what, "retain")) {
+        CUresult code = cu(cuDevicePrimaryCtxRetain)(&primary, 0);
+        return code == CUDA_SUCCESS ? cu(cuCtxSetCurrent)(primary) : code;
+    }
+    if (!strcmp(what, "release"))
+        return cu(cuDevicePrimaryCtxRelease_v2)(0);
+    if (!strcmp(what, "reset"))
+        return cu(cuDevicePrimaryCtxReset_v2)(0);
+    if (!strcmp(what, "allocate"))
+        return cu(cuMemAlloc_v2)(&memory[which], bytes);
+    if (!strcmp(what, "free"))
+        return cu(cuMemFree_v2)(memory[which]);
+    if (!strcmp(what, "load"))
+        return cu(cuModuleLoadData)(&modules[which], image(bytes));
+    if (!strcmp(what, "file"))
+        return cu(cuModuleLoad)(&modules[which], getenv("IMAGE"));
+    if (!strcmp(what, "unload"))
+        return cu(cuModuleUnload)(modules[which]);
+    if (!strcmp(what, "open"))
+        return cu(cuLibraryLoadData)(&libraries[which], image(bytes), NULL, NULL, 0, NULL, NULL, 0);
+    if (!strcmp(what, "close"))
+        return cu(cuLibraryUnload)(libraries[which]);
+    fprintf(stderr, "overheads: what is `%s`?\n", what);
+    exit(2);
+}
+
+int main(void) {
+    load_driver();
+    CHECK(cu(cuInit)(0));
+    char what[16];
+    int which;
+    unsigned long long bytes;
+    for (int number = 0; scanf("%15s %d %llu", what, &which, &bytes) == 3 && which >= 0 && which < MANY; number++) {
+        printf("%d %d\n", number, run(what, which, bytes));
+        fflush(stdout);
+    }
+    return 0;
+}
