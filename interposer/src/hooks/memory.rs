@@ -368,19 +368,18 @@ pub unsafe extern "C" fn create(
     let charged = charge::blocks(bytes as u64);
     let request =
         Request { api: ApiId::cuMemCreate, kind: MemoryKind::Physical, ordinal, context: 0, bytes: charged };
+    let mut is_asked = false;
     let result = process.memory.allocate(process, request, || {
+        is_asked = true;
         let result = call();
         // SAFETY: the driver wrote the handle if it reports success.
         let handle = if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None };
         (result, handle.map(|handle| (Name::Handle(handle), charged)))
     });
     // What the driver makes no such memory of, it refuses with a code of its own.
+    let is_refused = result == CUDA_ERROR_OUT_OF_MEMORY && !is_asked;
     // SAFETY: not null, as above.
-    if result == CUDA_ERROR_OUT_OF_MEMORY && !unsafe { comes_in(properties, bytes) } {
-        call()
-    } else {
-        result
-    }
+    if is_refused && !unsafe { comes_in(properties, bytes) } { call() } else { result }
 }
 
 /// Whether the driver makes physical memory of these properties, and in pieces of so many bytes.
