@@ -54,6 +54,39 @@ fn is_plainly_wrong<T>(result: *const T, bytes: u64) -> bool {
     result.is_null() || bytes == 0
 }
 
+/// The answer to a request that was answered `result`. One that was refused for lack of room before the driver was asked, and that `is_wrong` besides, gets the
+/// driver's own answer by `call`; should the driver take it for right, `undo` gives back what it gave.
+fn corrected(
+    result: CUresult,
+    is_asked: bool,
+    is_wrong: impl FnOnce() -> bool,
+    call: impl FnOnce() -> CUresult,
+    undo: impl FnOnce(),
+) -> CUresult {
+    if result != CUDA_ERROR_OUT_OF_MEMORY || is_asked || !is_wrong() {
+        return result;
+    }
+    match call() {
+        CUDA_SUCCESS => {
+            undo();
+            result
+        }
+        answer => answer,
+    }
+}
+
+/// Gives back by `free` what the driver wrote to `place`.
+///
+/// # Safety
+/// The driver reported success, and what it wrote is what `free` takes.
+unsafe fn give_back<T: Copy>(place: *const T, free: Option<unsafe extern "C" fn(T) -> CUresult>) {
+    // SAFETY: the caller's promise.
+    if let (Some(given), Some(free)) = unsafe { (written(place), free) } {
+        // SAFETY: given just now, and nobody else knows of it.
+        unsafe { free(given) };
+    }
+}
+
 /// Charges `bytes` to the GPU of the current context around `call`, which returns the result, what was named, and what it counts for in the
 /// end. Nothing is charged, nor refused, if it `takes_nothing`.
 fn on_current_gpu(
@@ -176,14 +209,23 @@ pub unsafe extern "C" fn alloc_managed(pointer: *mut CUdeviceptr, bytes: usize, 
     let Some(real) = real!(cuMemAllocManaged) else { return MISSING };
     let charged = charge::managed(bytes as u64);
     let is_attached = matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST);
-    let is_wrong = is_plainly_wrong(pointer, bytes as u64) || !is_attached;
-    on_current_gpu(ApiId::cuMemAllocManaged, MemoryKind::Managed, charged, is_wrong, || {
-        // SAFETY: the caller's arguments, as they came.
-        let result = unsafe { real(pointer, bytes, flags) };
+    let is_wrong = is_plainly_wrong(pointer, bytes as u64);
+    // SAFETY: the caller's arguments, as they came.
+    let call = || unsafe { real(pointer, bytes, flags) };
+    let mut is_asked = false;
+    let result = on_current_gpu(ApiId::cuMemAllocManaged, MemoryKind::Managed, charged, is_wrong, || {
+        is_asked = true;
+        let result = call();
         // SAFETY: the driver wrote the address if it reports success.
         let at = if result == CUDA_SUCCESS { unsafe { written(pointer) } } else { None };
         (result, at.map(|at| (Name::Address(at), charged)))
-    })
+    });
+    let undo = || {
+        let free = real!(cuMemFree_v2);
+        // SAFETY: an address that the driver wrote.
+        unsafe { give_back(pointer, free) };
+    };
+    corrected(result, is_asked, || !is_attached, call, undo)
 }
 
 macro_rules! pooled {
@@ -298,7 +340,7 @@ pub fn refresh() {
 }
 
 macro_rules! pitch {
-    ($name:ident, $symbol:ident, $address:ty, $size:ty) => {
+    ($name:ident, $symbol:ident, $address:ty, $size:ty, $free:ident) => {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name(
             pointer: *mut $address,
@@ -310,35 +352,45 @@ macro_rules! pitch {
             let Some(real) = real!($symbol) else { return MISSING };
             let expected = charge::pitched(width as u64, height as u64);
             let is_element = matches!(element, 4 | 8 | 16);
-            let is_wrong = is_plainly_wrong(pointer, expected) || pitch.is_null() || !is_element;
-            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Pitch, expected, is_wrong, |way| {
-                if way == Way::Beyond {
-                    let row = <$size>::try_from(charge::pitch(width as u64)).ok();
-                    // SAFETY: where the caller wants the address and the pitch; neither is null.
-                    return match (row, unsafe { pitch.as_mut() }) {
-                        (Some(row), Some(pitch)) if is_element => {
-                            *pitch = row;
-                            // SAFETY: as above.
-                            unsafe { beyond(expected, pointer) }
-                        }
-                        _ => (CUDA_ERROR_INVALID_VALUE, None),
-                    };
-                }
-                // SAFETY: the caller's arguments, as they came.
-                let result = unsafe { real(pointer, pitch, width, height, element) };
-                if result != CUDA_SUCCESS {
-                    return (result, None);
-                }
-                // SAFETY: the driver wrote both if it reports success.
-                let (at, pitch) = unsafe { (written(pointer), written(pitch)) };
-                let bytes = pitch.map_or(expected, |pitch| (pitch as u64).saturating_mul(height as u64));
-                (result, at.map(|at| (u64::from(at), bytes)))
-            })
+            let is_wrong = is_plainly_wrong(pointer, expected) || pitch.is_null();
+            // SAFETY: the caller's arguments, as they came.
+            let call = || unsafe { real(pointer, pitch, width, height, element) };
+            let mut is_asked = false;
+            let result =
+                linear_on_current_gpu(ApiId::$symbol, MemoryKind::Pitch, expected, is_wrong, |way| {
+                    is_asked = true;
+                    if way == Way::Beyond {
+                        let row = <$size>::try_from(charge::pitch(width as u64)).ok();
+                        // SAFETY: where the caller wants the address and the pitch; neither is null.
+                        return match (row, unsafe { pitch.as_mut() }) {
+                            (Some(row), Some(pitch)) if is_element => {
+                                *pitch = row;
+                                // SAFETY: as above.
+                                unsafe { beyond(expected, pointer) }
+                            }
+                            _ => (CUDA_ERROR_INVALID_VALUE, None),
+                        };
+                    }
+                    let result = call();
+                    if result != CUDA_SUCCESS {
+                        return (result, None);
+                    }
+                    // SAFETY: the driver wrote both if it reports success.
+                    let (at, pitch) = unsafe { (written(pointer), written(pitch)) };
+                    let bytes = pitch.map_or(expected, |pitch| (pitch as u64).saturating_mul(height as u64));
+                    (result, at.map(|at| (u64::from(at), bytes)))
+                });
+            let undo = || {
+                let free = real!($free);
+                // SAFETY: an address that the driver wrote.
+                unsafe { give_back(pointer, free) };
+            };
+            corrected(result, is_asked, || !is_element, call, undo)
         }
     };
 }
-pitch!(alloc_pitch_v1, cuMemAllocPitch, CUdeviceptr_v1, u32);
-pitch!(alloc_pitch, cuMemAllocPitch_v2, CUdeviceptr, usize);
+pitch!(alloc_pitch_v1, cuMemAllocPitch, CUdeviceptr_v1, u32, cuMemFree);
+pitch!(alloc_pitch, cuMemAllocPitch_v2, CUdeviceptr, usize, cuMemFree_v2);
 
 /// Hook of `cuMemCreate`. The device is in the properties: no context need be current.
 pub unsafe extern "C" fn create(
@@ -362,7 +414,7 @@ pub unsafe extern "C" fn create(
     let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
         return call();
     };
-    if is_plainly_wrong(handle, bytes as u64) || flags != 0 {
+    if is_plainly_wrong(handle, bytes as u64) {
         return call();
     }
     let charged = charge::blocks(bytes as u64);
@@ -376,10 +428,14 @@ pub unsafe extern "C" fn create(
         let handle = if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None };
         (result, handle.map(|handle| (Name::Handle(handle), charged)))
     });
-    // What the driver makes no such memory of, it refuses with a code of its own.
-    let is_refused = result == CUDA_ERROR_OUT_OF_MEMORY && !is_asked;
     // SAFETY: not null, as above.
-    if is_refused && !unsafe { comes_in(properties, bytes) } { call() } else { result }
+    let is_wrong = || flags != 0 || !unsafe { comes_in(properties, bytes) };
+    let undo = || {
+        let free = real!(cuMemRelease);
+        // SAFETY: a handle that the driver wrote.
+        unsafe { give_back(handle, free) };
+    };
+    corrected(result, is_asked, is_wrong, call, undo)
 }
 
 /// Whether the driver makes physical memory of these properties, and in pieces of so many bytes.
@@ -588,10 +644,13 @@ frees_on_streams! {
     free_async_ptsz: cuMemFreeAsync_ptsz, true;
 }
 
-/// Bits of one element of an array, all channels together.
+/// The most that an element of an array has.
+const MOST_TEXEL_BITS: u64 = 128;
+
+/// Bits of one element of an array, all channels together; 0: the driver makes no such arrays.
 fn texel_bits(format: CUarray_format, channels: u32) -> u64 {
     use deepres_abi::driver::constants as f;
-    // More than four there are none of, and three in planes alone.
+    // More than four there are none of.
     let channels = if channels > 4 { 0 } else { u64::from(channels) };
     match format {
         f::CU_AD_FORMAT_UNSIGNED_INT8 | f::CU_AD_FORMAT_SIGNED_INT8 => 8 * channels,
@@ -645,7 +704,7 @@ describe! {
 }
 
 macro_rules! arrays {
-    ($($name:ident: $symbol:ident($descriptor:ty) -> $handle:ty $(, $levels:ident: $type:ty)?;)+) => {$(
+    ($($name:ident: $symbol:ident($descriptor:ty) -> $handle:ty, $destroy:ident $(, $levels:ident: $type:ty)?;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name(
             handle: *mut $handle,
@@ -657,26 +716,36 @@ macro_rules! arrays {
             let call = || unsafe { real(handle, descriptor $(, $levels)?) };
             // SAFETY: null, or what the caller passes as a descriptor for the driver to read.
             let Some(shape) = unsafe { descriptor.as_ref() }.map(Describe::shape) else { return call() };
+            let is_wrong = shape.texel_bits == 0;
+            let texel_bits = if is_wrong { MOST_TEXEL_BITS } else { shape.texel_bits };
+            let shape = Shape { texel_bits, ..shape };
             let charged = charge::array(shape, [1 $(, $levels)?].into_iter().max().unwrap_or(1));
             // What has no memory until some is mapped into it counts as what that is.
-            let is_wrong = handle.is_null() || shape.width == 0 || shape.texel_bits == 0;
-            let takes_nothing = is_wrong || shape.is_unbacked;
-            on_current_gpu(ApiId::$symbol, MemoryKind::Array, charged, takes_nothing, || {
+            let takes_nothing = handle.is_null() || shape.width == 0 || shape.is_unbacked;
+            let mut is_asked = false;
+            let result = on_current_gpu(ApiId::$symbol, MemoryKind::Array, charged, takes_nothing, || {
+                is_asked = true;
                 let result = call();
                 // SAFETY: the driver wrote the handle if it reports success.
                 let handle = if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None };
                 (result, handle.map(|handle| (Name::Array(handle as u64), charged)))
-            })
+            });
+            let undo = || {
+                let free = real!($destroy);
+                // SAFETY: a handle that the driver wrote.
+                unsafe { give_back(handle, free) };
+            };
+            corrected(result, is_asked, || is_wrong, call, undo)
         }
     )+};
 }
 
 arrays! {
-    create_array_v1: cuArrayCreate(CUDA_ARRAY_DESCRIPTOR_v1) -> CUarray;
-    create_array: cuArrayCreate_v2(CUDA_ARRAY_DESCRIPTOR) -> CUarray;
-    create_array_3d_v1: cuArray3DCreate(CUDA_ARRAY3D_DESCRIPTOR_v1) -> CUarray;
-    create_array_3d: cuArray3DCreate_v2(CUDA_ARRAY3D_DESCRIPTOR) -> CUarray;
-    create_mipmapped: cuMipmappedArrayCreate(CUDA_ARRAY3D_DESCRIPTOR) -> CUmipmappedArray, levels: u32;
+    create_array_v1: cuArrayCreate(CUDA_ARRAY_DESCRIPTOR_v1) -> CUarray, cuArrayDestroy;
+    create_array: cuArrayCreate_v2(CUDA_ARRAY_DESCRIPTOR) -> CUarray, cuArrayDestroy;
+    create_array_3d_v1: cuArray3DCreate(CUDA_ARRAY3D_DESCRIPTOR_v1) -> CUarray, cuArrayDestroy;
+    create_array_3d: cuArray3DCreate_v2(CUDA_ARRAY3D_DESCRIPTOR) -> CUarray, cuArrayDestroy;
+    create_mipmapped: cuMipmappedArrayCreate(CUDA_ARRAY3D_DESCRIPTOR) -> CUmipmappedArray, cuMipmappedArrayDestroy, levels: u32;
 }
 
 /// The tenant's limit on a GPU of this process and what it holds there, if it has a limit.
