@@ -181,8 +181,14 @@ fn what_is_beyond_the_limit_is_memory_like_any_other_but_for_what_is_documented(
             (&0.into(), &0.into(), &1.into()),
             "{said}"
         );
-        let account = host.ps().tenant("t").clone();
-        assert_eq!((account.memory_bytes, account.oversubscribed_bytes), (LIMIT, 0), "{said}");
+        // The meter thread tells of the one, and the ledger of the other.
+        host.await_ps(
+            |ps| {
+                let account = ps.tenant("t");
+                (account.memory_bytes, account.oversubscribed_bytes) == (LIMIT, 0)
+            },
+            COMMAND_LIMIT,
+        );
         client.finish(COMMAND_LIMIT).success();
     }
 }
