@@ -114,6 +114,8 @@ pub struct Lane {
     tail: AtomicU32,
     /// The segment that has to complete before the stream is known to get on, or [`GETS_ON`].
     stuck_at: AtomicU64,
+    /// Whether it was the job that made the stream wait, as far as is known for the host.
+    awaits_host: AtomicBool,
     /// Mean GPU time of a launch, ns; 0: not measured yet.
     mean_ns: AtomicU64,
     /// Where the last segment ended that the meter thread is through with, or [`NO_END`].
@@ -167,6 +169,7 @@ impl Lane {
             head: AtomicU32::new(0),
             tail: AtomicU32::new(0),
             stuck_at: AtomicU64::new(GETS_ON),
+            awaits_host: AtomicBool::new(false),
             mean_ns: AtomicU64::new(0),
             previous_end_ns: AtomicI64::new(NO_END),
             seen_launched: AtomicU32::new(0),
@@ -355,11 +358,14 @@ impl Lane {
     /// The stream waits for something that the host may do only once more has been launched. Until something after that completes its launches wait for nothing
     /// that is queued, and segments grow: a driver queues about a thousand launches, our events among them.
     pub fn await_host(&self) {
+        self.awaits_host.store(true, Ordering::Relaxed);
         self.stuck_at.store(u64::from(self.head.load(Ordering::Acquire)), Ordering::Relaxed);
     }
 
     /// Nothing of it has completed for long.
     pub fn give_up(&self) {
+        // The driver may hang: nobody else is to ask it.
+        self.awaits_host.store(false, Ordering::Relaxed);
         self.stuck_at.store(u64::from(self.completed()), Ordering::Relaxed);
     }
 
@@ -447,6 +453,7 @@ impl Lane {
     fn is_held(&self, calls: &Calls) -> bool {
         let has_begun = |segment: &Segment| calls.query(segment.start()) != Progress::Pending;
         self.is_stuck()
+            && self.awaits_host.load(Ordering::Relaxed)
             && !self.open_is_end_only.load(Ordering::Relaxed)
             && self.is_open()
             && self.place(self.head.load(Ordering::Relaxed)).is_some_and(|segment| !has_begun(segment))
