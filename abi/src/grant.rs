@@ -127,7 +127,7 @@ impl GrantSlot {
         self.gate.as_ptr()
     }
 
-    /// Moves the gate to the next epoch. With [`GateState::Leased`] the terms go first and get that epoch. The caller, the
+    /// Moves the gate to the next epoch. With [`GateState::Leased`] and [`GateState::Open`] the terms go first and get that epoch. The caller, the
     /// slot's only writer, then wakes the futex. A meter that it reads afterwards shows whoever passed the gate before, and a
     /// tenant that is done later sees this gate ([`crate::gate`]).
     pub fn set_gate(&self, state: GateState, terms: LeaseTerms) -> Gate {

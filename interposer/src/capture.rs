@@ -3,12 +3,12 @@
 //! A captured launch does not execute: it is neither gated nor charged, and no marker of ours may get into the graph. The graph's launch
 //! is metered instead.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 
 use crate::driver::calls::{Context, Stream};
 use crate::os::Patience;
-use crate::thread;
+use crate::{os, thread};
 
 /// A capture that is under way.
 #[derive(Debug, Clone, Copy)]
@@ -42,14 +42,29 @@ static MARKERS: RwLock<()> = RwLock::new(());
 /// this thread.
 const MARKERS_LIMIT_NS: u64 = 1_000_000_000;
 
+/// Until when nobody waits any more, since somebody did in vain; ns of `CLOCK_MONOTONIC`.
+static HASTY_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+/// How long that lasts, ns.
+const HASTY_NS: u64 = 10 * MARKERS_LIMIT_NS;
+
 fn patiently<G>(lock: impl Fn() -> TryLockResult<G>) -> Option<G> {
     let mut patience = Patience::default();
+    let mut goes_on = || {
+        let hasty_until_ns = HASTY_UNTIL_NS.load(Ordering::Relaxed);
+        (hasty_until_ns == 0 || os::now_ns() >= hasty_until_ns) && patience.goes_on(MARKERS_LIMIT_NS)
+    };
     loop {
         match lock() {
             Ok(guard) => return Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) if patience.goes_on(MARKERS_LIMIT_NS) => {}
-            Err(TryLockError::WouldBlock) => return None,
+            Err(TryLockError::WouldBlock) if goes_on() => {}
+            Err(TryLockError::WouldBlock) => {
+                let now_ns = os::now_ns();
+                if now_ns >= HASTY_UNTIL_NS.load(Ordering::Relaxed) {
+                    HASTY_UNTIL_NS.store(now_ns + HASTY_NS, Ordering::Relaxed);
+                }
+                return None;
+            }
         }
     }
 }

@@ -111,10 +111,18 @@ impl Config {
     /// Reads the environment.
     pub fn read() -> Self {
         let places = places();
-        // What is not UTF-8 makes no sense below either, and is named there.
+        // What is not UTF-8 makes no sense below either, and is named there; but for names, which may be any text.
         let text = |value: OsString| value.to_string_lossy().into_owned();
         let variable = |name: &str| env::var_os(name).map(text).filter(|value| !value.is_empty());
         let (tenant, class) = (variable(TENANT), variable(CLASS));
+        let is_name = |name: &String| {
+            let is_name = env::var(TENANT).as_ref() == Ok(name);
+            if !is_name {
+                say!(Warn, "{TENANT}={name} is not UTF-8; ignored");
+            }
+            is_name
+        };
+        let tenant = tenant.filter(is_name);
         let job = Job::read(variable, |refused| say!(Warn, "{refused}; ignored"));
         if tenant.as_ref().is_some_and(|name| name.len() >= TENANT_NAME_BYTES) {
             say!(

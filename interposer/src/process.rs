@@ -18,7 +18,7 @@ use crate::memory::Accounts;
 use crate::meter::context::ContextState;
 use crate::meter::gpu::{Gpu, Shared};
 use crate::meter::lane::Lane;
-use crate::meter::{self};
+use crate::meter::{self, alone};
 use crate::resolve::{is_behind_another, is_disabled};
 use crate::session::Session;
 use crate::standalone::Local;
@@ -214,6 +214,7 @@ extern "C" fn forked() {
     coverage::OWN.forget_calls();
     record::forget();
     thread::reset();
+    alone::forget();
     // SAFETY: was stored by `begin` and is never freed.
     let Some(process) = (unsafe { process.as_ref() }) else { return };
     for session in process.session().into_iter().chain(process.before.get()) {
@@ -273,6 +274,7 @@ impl Process {
         {
             return None;
         }
+        let _uncancelled = os::uncancelled();
         let answer = handshake::appraise(&self.config, uuid);
         if answer.is_err() {
             self.unappraised_ns.store(os::now_ns() + APPRAISE_AGAIN_NS, Ordering::Relaxed);
@@ -496,6 +498,14 @@ impl Process {
         for lane in lanes.filter(|lane| lane.stream() != Some(Stream::PER_THREAD)) {
             lane.close(&self.calls);
             lane.await_closed();
+        }
+        if let (Some(context), Some(inner)) = (known, inner.as_ref()) {
+            // Where another thread captures, a question would end that.
+            let _relaxed = self.calls.relaxed();
+            self.calls.in_context(handle, || {
+                context.charge_complete(&self.calls, inner);
+                Some(())
+            });
         }
         let result = destroy();
         let is_gone = is_destroyed(&result);

@@ -10,7 +10,7 @@ use super::MISSING;
 use crate::capture;
 use crate::driver::calls::Stream;
 use crate::driver::real;
-use crate::process;
+use crate::{os, process};
 
 /// Ends the stream's segments, then begins the capture. Counted before, so that no marker slips in between.
 fn begin(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
@@ -18,6 +18,7 @@ fn begin(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     process.close_stream(stream, false);
     let context = process.calls.context_of(stream);
     capture::begin(stream, context);
+    let _uncancelled = os::uncancelled();
     let joining = capture::joining();
     let result = call();
     drop(joining);

@@ -9,7 +9,7 @@ use crate::capture;
 use crate::driver::calls::{Context, Stream};
 use crate::driver::real;
 use crate::meter::context::ContextState;
-use crate::process;
+use crate::{os, process};
 
 /// Hook of `cuInit`: a session is announced before it, and begins once it succeeded.
 pub unsafe extern "C" fn init(flags: u32) -> CUresult {
@@ -63,6 +63,12 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
         return call();
     };
     let is_there = || process.calls.is_primary_active(device);
+    if is_there() {
+        return call();
+    }
+    // Whoever ends it is through with it, or asks afterwards whether it is there.
+    let _uncancelled = os::uncancelled();
+    let _one_at_a_time = process.end_primary();
     let end = |_| {
         if let Some(release) = real!(cuDevicePrimaryCtxRelease_v2) {
             // SAFETY: the reference that was just taken.
@@ -151,6 +157,7 @@ fn leave_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresul
 fn end_primary(device: CUdevice, is_reset: bool, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::current() else { return call() };
     // To name the context it is retained for a moment: were it another thread's last release meanwhile, ours would end it.
+    let _uncancelled = os::uncancelled();
     let _one_at_a_time = process.end_primary();
     let Some(context) = process.calls.primary_context(device) else { return call() };
     process.destroy_context(context, call, |result| {

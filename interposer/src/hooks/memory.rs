@@ -364,9 +364,12 @@ macro_rules! pitch {
                         // SAFETY: where the caller wants the address and the pitch; neither is null.
                         return match (row, unsafe { pitch.as_mut() }) {
                             (Some(row), Some(pitch)) if is_element => {
-                                *pitch = row;
                                 // SAFETY: as above.
-                                unsafe { beyond(expected, pointer) }
+                                let answer = unsafe { beyond(expected, pointer) };
+                                if answer.0 == CUDA_SUCCESS {
+                                    *pitch = row;
+                                }
+                                answer
                             }
                             _ => (CUDA_ERROR_INVALID_VALUE, None),
                         };

@@ -11,6 +11,7 @@ use crate::capture;
 use crate::driver::calls::Stream;
 use crate::driver::real;
 use crate::launch;
+use crate::os;
 use crate::record;
 
 macro_rules! wait {
@@ -54,7 +55,7 @@ macro_rules! wait_event {
             let Some(real) = real!($symbol) else { return MISSING };
             launch::interrupt(Stream::new(stream, $per_thread));
             // The event may be of a stream that captures: then this one joins it.
-            let _joining = capture::is_active().then(capture::joining);
+            let _joining = capture::is_active().then(|| (os::uncancelled(), capture::joining()));
             // SAFETY: the caller's arguments, as they came.
             unsafe { real(stream, event, flags) }
         }

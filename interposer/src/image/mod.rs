@@ -12,6 +12,8 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
+use crate::os::{self, Uncancelled};
+
 /// First word of a fat binary.
 const FATBIN_MAGIC: u32 = 0xBA55_ED50;
 /// First word of what nvcc puts round one (`__fatBinC_Wrapper_t`), and where in it the pointer to the fat binary is.
@@ -45,22 +47,26 @@ pub struct Source {
     file: File,
     at: u64,
     is_memory: bool,
+    // Last: it is closed before.
+    _uncancelled: Uncancelled,
 }
 
 impl Source {
     /// In this process's memory. `None`: it cannot be read.
     pub fn memory(address: usize) -> Option<Self> {
+        let uncancelled = os::uncancelled();
         // A process that hides its memory from others may not open its own either.
         let file = File::open("/proc/self/mem").ok().filter(|_| address != 0)?;
-        Some(Self { file, at: address as u64, is_memory: true })
+        Some(Self { file, at: address as u64, is_memory: true, _uncancelled: uncancelled })
     }
 
     /// A file. `None`: there is no plain file of that name.
     pub fn file(path: &Path) -> Option<Self> {
+        let uncancelled = os::uncancelled();
         // Whatever else it is, opening it must not wait.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
         let is_plain = file.metadata().is_ok_and(|file| file.is_file());
-        is_plain.then_some(Self { file, at: 0, is_memory: false })
+        is_plain.then_some(Self { file, at: 0, is_memory: false, _uncancelled: uncancelled })
     }
 
     /// What the image takes on a GPU of that compute capability, ten times major plus minor. `None`: it does not say.

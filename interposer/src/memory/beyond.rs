@@ -17,6 +17,7 @@ use crate::brief::Brief;
 use crate::driver::managed;
 use crate::log::say;
 use crate::meter::gpu::Gpu;
+use crate::os;
 use crate::process::Process;
 use crate::session::Session;
 
@@ -149,7 +150,10 @@ impl Beyond {
     fn count(&self, ordinal: usize, tenant_bytes: u64, bytes: u64) -> Option<Counted<'_>> {
         let gpu = self.gpu(ordinal)?;
         let total_bytes = managed::total_bytes(ordinal)?;
-        let host = Host::read();
+        let host = {
+            let _uncancelled = os::uncancelled();
+            Host::read()
+        };
         let count = |held: u64| {
             let sum = held.checked_add(bytes)?;
             (sum.checked_add(tenant_bytes)? <= total_bytes && host.is_none_or(|host| host.has_room(sum)))
@@ -181,11 +185,14 @@ impl Beyond {
     pub fn free<F: FnOnce() -> u32>(&self, process: &Process, address: u64, free: F) -> Result<u32, F> {
         let Some(piece) = self.pieces.lock().remove(&address) else { return Err(free) };
         let result = free();
+        // Asked under the lock: else the context could go, and what it had be forgotten, before this is there again.
+        let mut pieces = self.pieces.lock();
         if result == CUDA_SUCCESS || process.is_gone(piece.context) {
             self.uncount(&piece);
         } else {
-            self.pieces.lock().insert(address, piece);
+            pieces.insert(address, piece);
         }
+        drop(pieces);
         Ok(result)
     }
 

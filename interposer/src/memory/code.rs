@@ -16,12 +16,16 @@ use super::charge::{self, BLOCK_BYTES};
 use super::held::Held;
 use super::site::{Promise, Site};
 use super::{Accounts, Name, Request};
+use crate::capture;
 use crate::driver::code;
 use crate::image::{Need, Source};
 use crate::meter::context::ContextState;
 use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
+
+/// More than any image takes.
+const MOST_BYTES: u64 = 1 << 48;
 
 /// A library that is loaded.
 struct Library {
@@ -40,7 +44,14 @@ pub type Promised = Vec<(usize, u64, Promise)>;
 
 fn counts_for(need: Need) -> u64 {
     let text_bytes = if need.text_bytes != 0 && code::is_eager() { need.text_bytes } else { 0 };
-    charge::code(need.data_bytes.saturating_add(text_bytes))
+    // More no GPU has; sums of it do not overflow.
+    charge::code(need.data_bytes.saturating_add(text_bytes).min(MOST_BYTES))
+}
+
+/// What the GPU of the current context has to give. In a capture, too.
+fn free_bytes(process: &Process) -> Option<u64> {
+    let _relaxed = capture::is_active().then(|| process.calls.relaxed());
+    code::free_bytes()
 }
 
 fn need(source: Option<Source>, ordinal: usize) -> Option<u64> {
@@ -135,7 +146,8 @@ impl Accounts {
         }
     }
 
-    /// The same for one that does not say what it takes. NVML is asked only where the GPU has less to give afterwards.
+    /// The same for one that does not say what it takes: what NVML says that the process has beyond its account, before and afterwards. Meanwhile nobody else
+    /// makes a context or loads such a module, which would be taken for this one.
     fn load_unknown(
         &self,
         process: &Process,
@@ -143,14 +155,20 @@ impl Accounts {
         mut load: impl FnMut() -> (u32, Option<usize>),
         unload: impl FnOnce(usize),
     ) -> u32 {
-        let before_bytes = code::free_bytes();
+        let _measuring = self.contexts.lock();
+        let Some(site) = Site::of(process, request.ordinal) else { return load().0 };
+        let before = self.beyond_account(process, &site, request.ordinal);
+        let before_bytes = free_bytes(process);
         let (result, module) = load();
         let Some(module) = module.filter(|_| result == CUDA_SUCCESS) else { return result };
         let is_less = before_bytes
-            .zip(code::free_bytes())
+            .zip(free_bytes(process))
             .is_some_and(|(before, after)| before.saturating_sub(after) >= BLOCK_BYTES);
-        let Some(site) = Site::of(process, request.ordinal).filter(|_| is_less) else { return result };
-        request.bytes = self.grown_beyond_account(process, &site, request.ordinal);
+        let Some((before_bytes, _)) = before.filter(|_| is_less) else { return result };
+        let Some((after_bytes, _)) = self.beyond_account(process, &site, request.ordinal) else {
+            return result;
+        };
+        request.bytes = after_bytes.saturating_sub(before_bytes).max(0).unsigned_abs();
         if request.bytes == 0 {
             return result;
         }

@@ -4,7 +4,7 @@
 //! The first context of a process on a GPU is measured, and the first one beside others; later ones take what those took, which must then be free under the
 //! limit before the driver is asked. Of one that is measured it shows afterwards: if it passes the limit, it is ended again and refused.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use deepres_abi::MAX_GPUS;
@@ -31,8 +31,6 @@ pub struct Contexts {
     there: Mutex<Vec<(usize, usize)>>,
     /// What the first context on a GPU took, and the first beside others.
     taken_bytes: [[AtomicU64; 2]; MAX_GPUS],
-    /// What NVML said last that the process has beyond its account.
-    beyond_bytes: [AtomicI64; MAX_GPUS],
 }
 
 impl Default for Contexts {
@@ -40,7 +38,6 @@ impl Default for Contexts {
         Self {
             there: Mutex::default(),
             taken_bytes: [const { [const { AtomicU64::new(UNKNOWN) }; 2] }; MAX_GPUS],
-            beyond_bytes: [const { AtomicI64::new(0) }; MAX_GPUS],
         }
     }
 }
@@ -123,6 +120,8 @@ impl Accounts {
             }
         };
         request.context = made.0;
+        // One of that handle whose end went past us is gone.
+        there.retain(|(known, _)| *known != made.0);
         there.push((made.0, ordinal));
         self.libraries.enter_context(&site, (ordinal, made.0), libraries);
         self.enter_context(process, &site, &request, promise);
@@ -171,23 +170,17 @@ impl Accounts {
         if was_steady && is_steady {
             taken.store(bytes, Ordering::Relaxed);
         }
-        let counted_bytes = bytes.saturating_add(code_bytes).cast_signed();
-        self.contexts.beyond_bytes[ordinal]
-            .store(after_bytes.saturating_sub(counted_bytes), Ordering::Relaxed);
         bytes
-    }
-
-    /// What has come to what the process has beyond its account since NVML was asked last, bytes.
-    pub(super) fn grown_beyond_account(&self, process: &Process, site: &Site<'_>, ordinal: usize) -> u64 {
-        let Some(last) = self.contexts.beyond_bytes.get(ordinal) else { return 0 };
-        let Some((now_bytes, _)) = self.beyond_account(process, site, ordinal) else { return 0 };
-        // It is on the account from here on.
-        now_bytes.saturating_sub(last.load(Ordering::Relaxed)).max(0).unsigned_abs()
     }
 
     /// What NVML says that the process holds beyond its account; less than nothing where that counts what is not the GPU's at the moment. And whether the
     /// account stood still meanwhile.
-    fn beyond_account(&self, process: &Process, site: &Site<'_>, ordinal: usize) -> Option<(i64, bool)> {
+    pub(super) fn beyond_account(
+        &self,
+        process: &Process,
+        site: &Site<'_>,
+        ordinal: usize,
+    ) -> Option<(i64, bool)> {
         self.refresh(process);
         let mut looks = LOOKS;
         loop {

@@ -7,7 +7,7 @@ use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{io, process};
 
-use crate::descriptor::OwnDescriptor;
+use crate::descriptor::{OwnDescriptor, Place};
 use crate::os;
 
 /// The meter thread's name.
@@ -18,7 +18,10 @@ pub const RECORD: &str = "deepres-record";
 /// Our own threads: the meter, and the one that writes what is recorded; 0: there is none.
 static OURS: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
 
-/// The calling thread is ours.
+/// The folder of the process's threads, opened while it could be: a job may go where there is no such file system, or use every descriptor there is.
+static FOLDER: Place = Place::none();
+
+/// The calling thread is ours, until it says otherwise.
 pub fn count_in() {
     let own = os::thread_id();
     let is_taken =
@@ -26,37 +29,42 @@ pub fn count_in() {
     OURS.iter().find(is_taken);
 }
 
-/// The folder of the process's threads, opened while it could be: a job may go where there is no such file system, or use every descriptor there is.
-#[derive(Debug)]
-pub struct Threads {
-    folder: Option<OwnDescriptor>,
+/// The calling thread is about to end.
+pub fn count_out() {
+    let own = os::thread_id();
+    for place in &OURS {
+        let _ = place.compare_exchange(own, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
 }
 
-impl Threads {
-    /// Opens the folder, and keeps it if the job does not lack the descriptor.
-    pub fn open() -> Self {
-        let is_to_spare = |folder: &OwnDescriptor| folder.is_to_spare();
-        let folder = open().map(OwnDescriptor::new);
-        let kept = folder.filter(is_to_spare);
-        if let (None, Some(folder)) = (kept, folder) {
-            folder.close();
-        }
-        Self { folder: kept }
+/// In a forked child: the parent's threads are not its own. This is the child's only thread.
+pub fn forget() {
+    OURS.iter().for_each(|own| own.store(0, Ordering::Relaxed));
+    if let Some(folder) = FOLDER.swap(None) {
+        folder.close();
     }
+}
 
-    /// Whether the first thread has ended and no other is left that is not ours. False where that cannot be told.
-    pub fn are_ours_alone(&self) -> bool {
-        let first = process::id();
-        let are_ours =
-            |folder: RawFd| has_ended(folder, first) && all(folder, |id| id == first || is_ours(id));
-        match self.folder.and_then(OwnDescriptor::number) {
-            Some(folder) => are_ours(folder),
-            None => open().map(OwnDescriptor::new).is_some_and(|folder| {
-                let are_ours = folder.number().is_some_and(are_ours);
-                folder.close();
-                are_ours
-            }),
-        }
+/// Opens the folder, and keeps it if the job does not lack the descriptor.
+pub fn keep_folder() {
+    let Some(folder) = open().map(OwnDescriptor::new) else { return };
+    let before = if folder.is_to_spare() { FOLDER.swap(Some(folder)) } else { Some(folder) };
+    if let Some(before) = before {
+        before.close();
+    }
+}
+
+/// Whether the first thread has ended and no other is left that is not ours. False where that cannot be told.
+pub fn is_left() -> bool {
+    let first = process::id();
+    let are_ours = |folder: RawFd| has_ended(folder, first) && all(folder, |id| id == first || is_ours(id));
+    match FOLDER.get().and_then(OwnDescriptor::number) {
+        Some(folder) => are_ours(folder),
+        None => open().map(OwnDescriptor::new).is_some_and(|folder| {
+            let is_left = folder.number().is_some_and(are_ours);
+            folder.close();
+            is_left
+        }),
     }
 }
 
@@ -122,21 +130,29 @@ fn all(folder: RawFd, holds: impl Fn(u32) -> bool) -> bool {
 #[cfg(test)]
 mod tests {
     use std::thread;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
     #[test]
     fn who_has_threads_is_not_left() {
-        let threads = Threads::open();
-        assert!(!threads.are_ours_alone());
-        let folder = threads.folder.and_then(OwnDescriptor::number).unwrap();
+        keep_folder();
+        assert!(!is_left());
+        let folder = FOLDER.get().and_then(OwnDescriptor::number).unwrap();
         let other = os::thread_id();
         let sees = |id: u32| !all(folder, |thread| thread != id);
         assert!(sees(process::id()) && sees(other) && !sees(u32::MAX));
         assert!(!has_ended(folder, other) && has_ended(folder, u32::MAX));
         count_in();
         assert!(is_ours(other) && !is_ours(process::id()));
+        count_out();
+        assert!(!is_ours(other));
         let ended = thread::spawn(os::thread_id).join().unwrap();
+        // Who waits for a thread goes on a little before it is gone.
+        let until = Instant::now() + Duration::from_secs(10);
+        while (!has_ended(folder, ended) || sees(ended)) && Instant::now() < until {
+            thread::yield_now();
+        }
         assert!(has_ended(folder, ended) && !sees(ended));
     }
 }

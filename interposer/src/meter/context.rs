@@ -7,7 +7,7 @@ use super::clock::Alignment;
 use super::gpu::Gpu;
 use super::lane::Lane;
 use super::measure::Middle;
-use crate::driver::calls::{Calls, Context, Event, Stream};
+use crate::driver::calls::{Calls, Context, Event, Progress, Stream};
 use crate::os;
 
 /// An event's distance from its base comes as a float of milliseconds: after 10 s it is known to about 1 µs.
@@ -105,6 +105,29 @@ impl ContextState {
         }
     }
 
+    /// It is about to go: what of its work is complete is charged as what it took. The caller holds the lock.
+    pub fn charge_complete(&self, calls: &Calls, inner: &Inner) {
+        for lane in &inner.lanes {
+            while let Some(segment) = lane.oldest() {
+                let contents = segment.contents();
+                if !contents.is_lost && calls.query(segment.end()) != Progress::Done {
+                    break;
+                }
+                let has_start = !contents.is_lost && !contents.is_end_only;
+                let measured_ns =
+                    has_start.then(|| calls.elapsed_ns(segment.start(), segment.end())).flatten();
+                if !contents.is_copy {
+                    // The one may hold pauses, and the other be unknown.
+                    let took_ns = measured_ns.map_or(u64::MAX, |took_ns| took_ns.max(0) as u64);
+                    let known_ns = [contents.expected_ns, took_ns].into_iter().filter(|ns| *ns != 0).min();
+                    self.gpu.add_late(known_ns.filter(|ns| *ns != u64::MAX).unwrap_or(0));
+                }
+                self.gpu.unqueue(contents.queued_ns);
+                lane.pop();
+            }
+        }
+    }
+
     /// The context is gone: nothing of it may be touched from here on. The caller holds the lock. What of its work nobody saw complete is charged as what it
     /// is known to take, or as what there was time for.
     pub fn kill(&self, inner: &mut Inner) {
@@ -112,6 +135,7 @@ impl ContextState {
         let (mut expected_ns, mut most_ns) = (0_u64, 0);
         for lane in &inner.lanes {
             lane.retire();
+            lane.settle();
             while let Some(segment) = lane.oldest() {
                 let contents = segment.contents();
                 if !contents.is_copy {
@@ -132,6 +156,7 @@ impl ContextState {
 
     /// Runs `call`, which may make one user more, while nobody else leaves.
     pub fn attach<T>(&self, call: impl FnOnce() -> T, is_attached: impl FnOnce(&T) -> bool) -> T {
+        let _uncancelled = os::uncancelled();
         let _nobody_leaves = self.lock();
         let result = call();
         if is_attached(&result) {

@@ -260,7 +260,7 @@ impl Gpu {
         self.window_waiters.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// The same launches used about so much that no segment tells of, ns.
+    /// Launches that no segment tells of used about so much, ns.
     pub fn add_late(&self, took_ns: u64) {
         self.late_ns.fetch_add(took_ns, Ordering::Relaxed);
     }

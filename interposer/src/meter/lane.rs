@@ -280,11 +280,17 @@ impl Lane {
         }
         // Who opens a segment counts in it after `state` says so, and who closes one changes `accounted`: what was seen above is late.
         let expected_ns = self.expected_ns.load(Ordering::Relaxed);
+        if self.launched.load(Ordering::Acquire) != launched {
+            // The driver refused one of them.
+            return;
+        }
         if self.accounted.compare_exchange(accounted, launched, Ordering::AcqRel, Ordering::Relaxed).is_err()
         {
             return;
         }
-        let late_ns = expected_ns.saturating_sub(self.accounted_ns.swap(expected_ns, Ordering::Relaxed));
+        // It only grows, and who closes a segment meanwhile has accounted for more.
+        let before_ns = self.accounted_ns.fetch_max(expected_ns, Ordering::Relaxed);
+        let late_ns = expected_ns.saturating_sub(before_ns);
         let late = launched.wrapping_sub(accounted);
         // Negative: the driver refused a launch that a segment has taken for one.
         if late as i64 > 0 {
@@ -451,7 +457,11 @@ impl Lane {
     /// Whether the stream waits for the host, as far as the open segment tells: then an event may find no place behind what is queued, and whoever records
     /// it waits for what the host does next.
     fn is_held(&self, calls: &Calls) -> bool {
-        let has_begun = |segment: &Segment| calls.query(segment.start()) != Progress::Pending;
+        let has_begun = |segment: &Segment| {
+            // Else the question would end another thread's capture.
+            let _relaxed = calls.relaxed();
+            calls.query(segment.start()) != Progress::Pending
+        };
         self.is_stuck()
             && self.awaits_host.load(Ordering::Relaxed)
             && !self.open_is_end_only.load(Ordering::Relaxed)
@@ -648,7 +658,9 @@ impl Lane {
             self.close(calls);
         } else {
             let opened_at = self.opened_at.load(Ordering::Relaxed);
-            let length = self.target.load(Ordering::Relaxed).wrapping_sub(opened_at).min(LONGEST);
+            let length = self.target.load(Ordering::Relaxed).wrapping_sub(opened_at);
+            // Less than one: the meter thread wants it to end soon, or wanted the one before to.
+            let length = (length as i32).clamp(1, LONGEST as i32) as u32;
             self.target.store(opened_at.wrapping_add(2 * length), Ordering::Relaxed);
         }
     }
@@ -667,8 +679,11 @@ impl Lane {
     pub fn close_stale(&self, calls: &Calls, launches: u32, quiet_ns: u64) {
         let end = match self.stream() {
             Some(Stream::LEGACY) => {
-                let is_through =
-                    !capture::is_active() && calls.query_stream(Stream::LEGACY) != Progress::Pending;
+                // The question would end a capture on a blocking stream.
+                let marking = capture::marking();
+                let may_ask = marking.is_some() && !capture::is_active();
+                let is_through = may_ask && calls.query_stream(Stream::LEGACY) != Progress::Pending;
+                drop(marking);
                 if !is_through {
                     return;
                 }
@@ -676,7 +691,7 @@ impl Lane {
             }
             Some(Stream::PER_THREAD) => {
                 let usual_ns = self.mean_ns().saturating_mul(u64::from(launches));
-                let usual_ns = usual_ns.max(self.expected_ns.load(Ordering::Relaxed));
+                let usual_ns = usual_ns.max(self.unaccounted_ns());
                 if self.waiting() != 0 || quiet_ns <= usual_ns {
                     return;
                 }
@@ -687,7 +702,7 @@ impl Lane {
         self.close_if(calls, |launched| launched == launches, end);
     }
 
-    /// The meter thread's, once a launch has been under way for long: opens the segment to others if its thread is gone, which was ended inside the driver.
+    /// The meter thread's, now and then while a launch is under way: opens the segment to others if its thread is gone, which was ended inside the driver.
     pub fn release_dead(&self) {
         if self.state.load(Ordering::Relaxed) == LAUNCHING && !os::is_thread_alive(self.owner()) {
             let _ = self.state.compare_exchange(LAUNCHING, OPEN, Ordering::SeqCst, Ordering::Relaxed);
@@ -709,7 +724,11 @@ impl Lane {
             }
             self.gpu.unqueue(self.open_queued_ns.swap(0, Ordering::Relaxed));
             let launched = self.launched.load(Ordering::Relaxed);
-            let (_, expected_ns) = self.account(launched, self.expected_ns.load(Ordering::Relaxed));
+            let (launches, expected_ns) = self.account(launched, self.expected_ns.load(Ordering::Relaxed));
+            let expected_ns = match expected_ns {
+                0 => self.mean_ns().saturating_mul(u64::from(launches.all())),
+                expected_ns => expected_ns,
+            };
             if !self.open_is_copy.load(Ordering::Relaxed) {
                 self.gpu.add_late(expected_ns);
             }
@@ -723,7 +742,7 @@ impl Lane {
         /// Events recorded for each segment.
         const MARKERS: u64 = 2;
         let before = self.accounted.swap(launched, Ordering::AcqRel);
-        let before_ns = self.accounted_ns.swap(expected_ns, Ordering::Relaxed);
+        let before_ns = self.accounted_ns.fetch_max(expected_ns, Ordering::Relaxed);
         let launches = Launches(launched.wrapping_sub(before));
         if !self.open_is_copy.load(Ordering::Relaxed) {
             self.gpu.count(launches, MARKERS);

@@ -195,7 +195,8 @@ impl Mover {
         let Some(context) = contexts.iter().find(|context| context.handle().0 == part.context) else {
             return Moves::Rest;
         };
-        let mut inner = context.lock();
+        // Who destroys it may have it for as long as its work takes.
+        let Some(mut inner) = context.try_lock() else { return Moves::Rest };
         if context.is_dead() || context.handle().0 != part.context {
             return Moves::Rest;
         }

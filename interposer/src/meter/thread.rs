@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::{io, mem, ptr, thread};
 
 use super::account::Account;
-use super::alone::{self, Threads};
+use super::alone;
 use super::context::{ContextState, Inner};
 use super::lane::Lane;
 use super::measure::Observed;
@@ -53,11 +53,11 @@ pub fn start(process: &'static Process) -> io::Result<()> {
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut previous);
     }
     // Here: the caller may soon be where there is nothing to open.
-    let threads = Threads::open();
+    alone::keep_folder();
     let started =
         thread::Builder::new().name(alone::METER.to_owned()).stack_size(STACK_BYTES).spawn(move || {
             alone::count_in();
-            Meter::new(process, threads).run();
+            Meter::new(process).run();
         });
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &previous, ptr::null_mut()) };
@@ -68,7 +68,6 @@ struct Meter {
     process: &'static Process,
     accounts: Vec<Account>,
     ticked_ns: u64,
-    threads: Threads,
     /// When it was last looked whether any of the job's own threads is left.
     company_ns: u64,
     /// When it was last looked whether descriptors are ours still.
@@ -86,12 +85,11 @@ struct Meter {
 }
 
 impl Meter {
-    fn new(process: &'static Process, threads: Threads) -> Self {
+    fn new(process: &'static Process) -> Self {
         Self {
             process,
             accounts: process.gpus.iter().map(|_| Account::default()).collect(),
             ticked_ns: os::now_ns(),
-            threads,
             company_ns: os::now_ns(),
             checked_ns: os::now_ns(),
             idle_ticks: 0,
@@ -125,7 +123,7 @@ impl Meter {
             return false;
         }
         self.company_ns = self.ticked_ns;
-        self.threads.are_ours_alone()
+        alone::is_left()
     }
 
     /// The last thread of the process ends, by which the process exits: its exit handlers run in this thread, as in any other that were the last.

@@ -86,6 +86,7 @@ pub fn start(path: &Path) {
                 thread::Builder::new().name(crate::meter::alone::RECORD.to_owned()).spawn(move || {
                     crate::meter::alone::count_in();
                     write_all(recording, file);
+                    crate::meter::alone::count_out();
                 })?;
                 RECORDING.store(ptr::from_ref(recording).cast_mut(), Ordering::Release);
                 Ok(())

@@ -312,6 +312,9 @@ fn on_the_legacy_stream_nothing_is_recorded_after_the_launches_are() {
 fn what_stays_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
     let (calls, lane) = (fake::calls(), lane_of(Stream::PER_THREAD));
     const LEFT: u32 = 5;
+    // Long ago there was much.
+    lane.put((500, 500 * KERNEL_NS));
+    lane.settle();
     launch(&calls, lane, GRAPH, KERNEL_NS);
     open(&calls, lane, LEFT);
     lane.close_stale(&calls, LEFT, u64::MAX);
