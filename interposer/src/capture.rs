@@ -49,19 +49,15 @@ const HASTY_NS: u64 = 10 * MARKERS_LIMIT_NS;
 
 fn patiently<G>(lock: impl Fn() -> TryLockResult<G>) -> Option<G> {
     let mut patience = Patience::default();
-    let mut goes_on = || {
-        let hasty_until_ns = HASTY_UNTIL_NS.load(Ordering::Relaxed);
-        (hasty_until_ns == 0 || os::now_ns() >= hasty_until_ns) && patience.goes_on(MARKERS_LIMIT_NS)
-    };
+    let is_hasty = || os::now_ns() < HASTY_UNTIL_NS.load(Ordering::Relaxed);
     loop {
         match lock() {
             Ok(guard) => return Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) if goes_on() => {}
+            Err(TryLockError::WouldBlock) if !is_hasty() && patience.goes_on(MARKERS_LIMIT_NS) => {}
             Err(TryLockError::WouldBlock) => {
-                let now_ns = os::now_ns();
-                if now_ns >= HASTY_UNTIL_NS.load(Ordering::Relaxed) {
-                    HASTY_UNTIL_NS.store(now_ns + HASTY_NS, Ordering::Relaxed);
+                if !is_hasty() {
+                    HASTY_UNTIL_NS.store(os::now_ns() + HASTY_NS, Ordering::Relaxed);
                 }
                 return None;
             }

@@ -543,7 +543,10 @@ impl Worker {
                 return LeaseTerms { expires_ns: u64::MAX, window_ns: ONE_LAUNCH, spin_ns, ..terms };
             }
             Grant::Open => {
-                return LeaseTerms { window_ns: self.run_ahead_ns(id, tenant), ..LeaseTerms::default() };
+                let (sessions, longest_ns) = (tenant.launching(), tenant.account.longest_ns);
+                let window_ns =
+                    self.scheduler.run_ahead_ns(id, sessions, longest_ns, self.looked_ns, &self.tuning);
+                return LeaseTerms { window_ns, ..LeaseTerms::default() };
             }
             Grant::Closed | Grant::Paused => return LeaseTerms::default(),
         };
@@ -560,11 +563,6 @@ impl Worker {
         }
     }
 
-    fn run_ahead_ns(&self, id: TenantId, tenant: &Tenant) -> u64 {
-        let (sessions, longest_ns) = (tenant.launching(), tenant.account.longest_ns);
-        self.scheduler.run_ahead_ns(id, sessions, longest_ns, self.looked_ns, &self.tuning)
-    }
-
     /// Tells those whose gates are open how far they may run ahead now.
     pub fn renew_open(&mut self) {
         /// A change by less than one part in so many is none.
@@ -574,16 +572,12 @@ impl Worker {
             else {
                 continue;
             };
-            let window_ns = self.run_ahead_ns(id, tenant);
+            let terms = self.terms(id, tenant, Grant::Open);
             let Some(tenant) = self.tenants.get_mut(&id) else { continue };
-            if tenant.run_ahead_ns.abs_diff(window_ns) > tenant.run_ahead_ns / PART {
-                tenant.run_ahead_ns = window_ns;
+            if tenant.run_ahead_ns.abs_diff(terms.window_ns) > tenant.run_ahead_ns / PART {
+                tenant.run_ahead_ns = terms.window_ns;
                 for session in tenant.sessions.values_mut().filter(|session| session.gate == Grant::Open) {
-                    session.set_gate(
-                        self.gpu,
-                        Grant::Open,
-                        LeaseTerms { window_ns, ..LeaseTerms::default() },
-                    );
+                    session.set_gate(self.gpu, Grant::Open, terms);
                 }
             }
         }
