@@ -134,15 +134,16 @@ fn beside(kernels: usize, kernel_ns: u64, pause_ns: u64, guest_kernel_ns: u64) -
 
 #[test]
 fn a_guest_harvests_an_owners_pauses_and_costs_it_next_to_nothing() {
+    // All but the time that the guest's last kernel and a hand-off would take: what is begun in that is mostly still there when the owner is back.
     for (kernels, kernel_ns, pause_ns, guest_kernel_ns, least) in [
-        (20, MS, 10 * MS, MS, 0.9),
+        (20, MS, 10 * MS, MS, 0.88),
         (20, MS, 10 * MS, 100_000, 0.95),
-        (5, 4 * MS, 40 * MS, 5 * MS, 0.95),
-        (100, MS / 10, 2 * MS, 100_000, 0.85),
+        (5, 4 * MS, 40 * MS, 5 * MS, 0.89),
+        (100, MS / 10, 2 * MS, 100_000, 0.84),
     ] {
         let (speed, harvested) = beside(kernels, kernel_ns, pause_ns, guest_kernel_ns);
         assert!(
-            speed >= 0.99 && harvested >= least,
+            speed >= 0.995 && harvested >= least,
             "{kernels} × {kernel_ns} ns, {pause_ns}: {speed}, {harvested}"
         );
     }

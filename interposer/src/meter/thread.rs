@@ -24,7 +24,8 @@ use crate::session::Session;
 const TICK_CONTENDED_NS: u64 = 50_000;
 /// The same while nobody does.
 const TICK_ALONE_NS: u64 = 400_000;
-/// The same while nothing is in flight, soon after something was.
+/// The same while nothing is in flight, soon after something was, and nobody waits: no launch ends this pause. While someone does the thread looks as often
+/// as if something were in flight, for the next launch mostly comes at once, and is waited for by whoever comes after it.
 const TICK_LINGER_NS: u64 = 2_000_000;
 /// Looks without anything in flight before the thread sleeps until it is woken.
 const LINGER_TICKS: u32 = 10;
@@ -446,12 +447,11 @@ impl Meter {
             os::sleep(TICK_ALONE_NS);
             return;
         };
-        let mut sleep_ns = if is_busy {
-            if self.process.is_contended() { TICK_CONTENDED_NS } else { TICK_ALONE_NS }
-        } else if self.idle_ticks < LINGER_TICKS {
-            TICK_LINGER_NS
-        } else {
-            SLEEP_NS
+        let mut sleep_ns = match (is_busy, self.process.is_contended()) {
+            (false, _) if self.idle_ticks >= LINGER_TICKS => SLEEP_NS,
+            (_, true) => TICK_CONTENDED_NS,
+            (true, false) => TICK_ALONE_NS,
+            (false, false) => TICK_LINGER_NS,
         };
         sleep_ns = match self.moves {
             Moves::None => sleep_ns,

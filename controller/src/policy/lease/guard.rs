@@ -7,7 +7,8 @@
 //!
 //! Owners mostly pause for about as long each time. As long as the shortest of the last pauses is not over a guest costs nothing, so it may launch
 //! until what it launches could outlast that. Beyond, a guest spends from a credit that grows with time and shrinks by all that guests cost; what they cost beyond it has to be
-//! earned back before any of them runs again. Owners that all have a time objective can be kept waiting for a small part of it: such waits have a credit of their own, that
+//! earned back before any of them runs again. A quarter of that is for where most pauses that lasted as long as this one ended within the time that the guest's work takes to be
+//! gone: it has the least for it there. Owners that all have a time objective can be kept waiting for a small part of it: such waits have a credit of their own, that
 //! grows faster ([`TOLERATED_PPM`]), for whoever answers requests that come by themselves catches up.
 
 use deepres_abi::PPM;
@@ -23,7 +24,7 @@ pub const TOLERATED_PPM: u32 = PPM / 20;
 
 /// Pauses that are remembered.
 const PAUSES: usize = 8;
-/// Pauses that must have been seen before the next is foreseen.
+/// Pauses that must have been seen before the next is foreseen, or what is left of one.
 const MIN_PAUSES: usize = 4;
 /// How long a guest may go on at a time when it is not known how long the pause lasts; an owner that comes back ends it at once.
 const UNFORESEEN_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
@@ -46,6 +47,9 @@ pub struct Owners {
     /// A guest has the GPU, or has work in flight on it.
     pub kept_out: bool,
 }
+
+/// Where a pause is about to end guests may cost owners this part (one in so many) of what they may cost them in all.
+const RELUCTANT_PART: u32 = 4;
 
 /// GPU time used in time that was wanted.
 #[derive(Debug, Clone, Copy, Default)]
@@ -115,6 +119,10 @@ impl Budget {
 #[derive(Debug)]
 pub struct Guard {
     harm: Budget,
+    /// What of it is for pauses that are about to end …
+    reluctant: Budget,
+    /// … as was the last one in which a guest was let in.
+    is_reluctant: bool,
     /// For waits that every owner can bear.
     tolerated: Budget,
     /// Which are so long at most, as last said.
@@ -142,6 +150,8 @@ impl Guard {
     pub fn new(max_harm_ppm: u32) -> Self {
         Self {
             harm: Budget::new(max_harm_ppm),
+            reluctant: Budget::new(max_harm_ppm / RELUCTANT_PART),
+            is_reluctant: false,
             tolerated: Budget::new(TOLERATED_PPM),
             tolerated_ns: 0,
             credit_limit_ns: MAX_CREDIT_NS,
@@ -187,6 +197,7 @@ impl Guard {
         self.seen_ns = Some(now_ns);
         if self.owners_present {
             self.harm.earn(elapsed_ns, self.credit_limit_ns);
+            self.reluctant.earn(elapsed_ns, self.credit_limit_ns);
             self.tolerated.earn(elapsed_ns, self.credit_limit_ns);
         }
         self.owners_present = owners.present;
@@ -228,6 +239,9 @@ impl Guard {
             let borne_ns = if is_tolerated { harm_ns.min(self.tolerated.credit_ns) } else { 0 };
             self.tolerated.spend(borne_ns);
             self.harm.spend(harm_ns - borne_ns);
+            if self.is_reluctant {
+                self.reluctant.spend(harm_ns - borne_ns);
+            }
         }
     }
 
@@ -273,19 +287,57 @@ impl Guard {
         if let Some(foreseen_ns) = foreseen_ns.filter(|foreseen_ns| *foreseen_ns > now_ns) {
             return Some(foreseen_ns);
         }
-        self.harm.has(window_ns).then(|| now_ns.saturating_add(UNFORESEEN_NS))
+        if !self.harm.has(window_ns) {
+            return None;
+        }
+        let lasts_ns = now_ns.saturating_sub(idle_since_ns);
+        let unforeseen_ns = now_ns.saturating_add(UNFORESEEN_NS);
+        self.is_reluctant = self.ends_soon(lasts_ns, window_ns);
+        if self.is_reluctant {
+            return self.reluctant.has(window_ns).then_some(unforeseen_ns);
+        }
+        // Until a time comes at which it is asked whether there is credit for it.
+        let ends = self.pauses_ns.iter().map(|pause_ns| pause_ns.saturating_sub(window_ns));
+        let end_ns = ends.filter(|at_ns| *at_ns > lasts_ns && self.ends_soon(*at_ns, window_ns)).min();
+        Some(end_ns.map_or(unforeseen_ns, |end_ns| idle_since_ns.saturating_add(end_ns).min(unforeseen_ns)))
+    }
+
+    /// Whether a pause that has lasted so long is likely to end within `window_ns`: at least half of those remembered did that lasted as long. A guest that no pause is long enough
+    /// for has no better time.
+    fn ends_soon(&self, lasts_ns: u64, window_ns: u64) -> bool {
+        let longer = self.pauses_ns.iter().filter(|pause_ns| **pause_ns > lasts_ns);
+        let (longer, soon) = longer.fold((0, 0), |(longer, soon), pause_ns| {
+            (longer + 1, soon + usize::from(pause_ns - lasts_ns <= window_ns))
+        });
+        let has_better = self.shortest_pause_ns().is_some_and(|shortest_ns| shortest_ns > window_ns);
+        has_better && longer >= MIN_PAUSES && soon * 2 >= longer
+    }
+
+    /// When the pause will have lasted longer than it was likely to, if it does; `None` where it is not about to end.
+    fn outlasts_at_ns(&self, now_ns: u64, window_ns: u64) -> Option<u64> {
+        let idle_since_ns = self.idle_since_ns?;
+        let lasts_ns = now_ns.saturating_sub(idle_since_ns);
+        let ends = self.pauses_ns.iter().filter(|pause_ns| **pause_ns > lasts_ns);
+        let end_ns = ends.filter(|pause_ns| !self.ends_soon(**pause_ns, window_ns)).min()?;
+        self.ends_soon(lasts_ns, window_ns).then(|| idle_since_ns.saturating_add(*end_ns))
     }
 
     /// When a guest that may not launch now can be asked again, if no owner comes before.
     pub fn retry_ns(&self, now_ns: u64, window_ns: u64, tolerated_ns: u64) -> Option<u64> {
-        let wait_ns = |budget: &Budget| {
+        let affords_at_ns = |budget: &Budget| {
             let missing_ns = window_ns.saturating_sub(budget.credit_ns).saturating_add(budget.debt_ns);
             let wait_ns = u128::from(missing_ns) * u128::from(PPM) / u128::from(budget.rate_ppm.max(1)) + 1;
-            (budget.rate_ppm > 0).then(|| u64::try_from(wait_ns).unwrap_or(u64::MAX))
+            let wait_ns = u64::try_from(wait_ns).unwrap_or(u64::MAX);
+            (budget.rate_ppm > 0).then(|| now_ns.saturating_add(wait_ns))
         };
+        let reluctant_ns = affords_at_ns(&self.reluctant);
+        let willing_ns = self.outlasts_at_ns(now_ns, window_ns);
+        let harm_ns = affords_at_ns(&self.harm).map(|at_ns| match willing_ns {
+            Some(willing_ns) => at_ns.max(reluctant_ns.map_or(willing_ns, |ns| ns.min(willing_ns))),
+            None => at_ns,
+        });
         let tolerated = Some(&self.tolerated).filter(|_| window_ns <= tolerated_ns);
-        let wait_ns = [Some(&self.harm), tolerated].into_iter().flatten().filter_map(wait_ns).min();
-        wait_ns.map(|wait_ns| now_ns.saturating_add(wait_ns))
+        [harm_ns, tolerated.and_then(affords_at_ns)].into_iter().flatten().min()
     }
 
     /// As long the next pause will last at least, if pauses go on as they did.
@@ -337,6 +389,42 @@ mod tests {
         assert_eq!(guard.until_ns(now_ns, 2 * MS, 0), Some(now_ns + 10 * MS - 2 * MS));
         assert_eq!(guard.until_ns(now_ns + 9 * MS, 2 * MS, 0), None, "and not beyond, without credit");
         assert_eq!(guard.retry_ns(now_ns, 2 * MS, 0), None, "nor ever");
+    }
+
+    #[test]
+    fn where_a_pause_is_about_to_end_a_credit_of_its_own_is_spent() {
+        let (mut guard, now_ns) = seasoned(10_000);
+        let mut now_ns = now_ns + 8 * MS;
+        let mut given = 0;
+        while guard.until_ns(now_ns, 2 * MS, 0).is_some() {
+            given += 1;
+            guard.observe(now_ns, KEPT_OUT, GRACE);
+            guard.owner_served(now_ns + 2 * MS, 0);
+            now_ns += 20 * MS;
+            guard.observe(now_ns - 10 * MS, IDLE, GRACE);
+            guard.observe(now_ns, IDLE, GRACE);
+        }
+        assert!((9..=12).contains(&given), "{given} times 2 of 20 ms");
+        let (mut guard, begun_ns) = seasoned(10_000);
+        guard.reluctant.credit_ns = 0;
+        let at_ns = begun_ns + 8 * MS;
+        assert_eq!(guard.until_ns(at_ns, 2 * MS, 0), None, "10 ms are about to be over");
+        assert_eq!(guard.retry_ns(at_ns, 2 * MS, 0), Some(begun_ns + 10 * MS), "then it is asked again");
+        assert!(guard.until_ns(begun_ns + 10 * MS, 2 * MS, 0).is_some(), "nothing is known of longer ones");
+    }
+
+    #[test]
+    fn between_short_pauses_and_long_ones_credit_is_spent_as_ever() {
+        let mut guard = Guard::new(10_000);
+        for step in 0..PAUSES as u64 {
+            guard.observe(step * 100 * MS, IDLE, GRACE);
+            guard.observe(step * 100 * MS + if step % 2 == 0 { 10 * MS } else { 30 * MS }, BUSY, GRACE);
+        }
+        let begun_ns = 1_000 * MS;
+        guard.observe(begun_ns, IDLE, GRACE);
+        guard.reluctant.credit_ns = 0;
+        assert_eq!(guard.until_ns(begun_ns + 9 * MS, 2 * MS, 0), None);
+        assert_eq!(guard.until_ns(begun_ns + 10 * MS, 2 * MS, 0), Some(begun_ns + 28 * MS));
     }
 
     #[test]
