@@ -28,9 +28,10 @@ pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
 }
 
 /// After a launch that went at once and that the driver refused: it is not to be counted.
+#[cold]
+#[inline(never)]
 pub fn take_back(stream: Stream, kind: Kind) {
-    let lane = process::current().and_then(|process| thread::lane(&process.calls, stream));
-    if let Some(lane) = lane.filter(|lane| lane.is_open()) {
+    if let Some(lane) = process::current().and_then(|process| thread::lane(&process.calls, stream)) {
         lane.uncount(kind);
     }
 }

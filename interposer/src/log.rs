@@ -57,7 +57,7 @@ fn threshold() -> u8 {
     level as u8
 }
 
-/// Writes a line, if its level is wanted. Failure to write is ignored: stderr is the job's.
+/// Writes a line, if its level is wanted and stderr takes it at once. Failure to write is ignored: stderr is the job's.
 pub fn line(level: Level, text: fmt::Arguments<'_>) {
     if level as u8 > threshold() {
         return;
@@ -69,7 +69,7 @@ pub fn line(level: Level, text: fmt::Arguments<'_>) {
     // What somebody named so goes to a terminal.
     buffer[..used].iter_mut().filter(|byte| byte.is_ascii_control()).for_each(|byte| *byte = b'?');
     buffer[used] = b'\n';
-    let _ = os::write(libc::STDERR_FILENO, &buffer[..=used]);
+    let _ = os::write_gently(libc::STDERR_FILENO, &buffer[..=used]);
 }
 
 /// Writes a line at a level: `say!(Warn, "…")`.

@@ -91,6 +91,74 @@ pub fn write(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
+/// Writes what can be written without waiting for anybody, and raises no signal: a pipe that nobody reads, or whose reader is gone, is not to hold up or end a job for
+/// a line of ours.
+///
+/// # Errors
+/// The kernel's; [`io::ErrorKind::WouldBlock`] if there is no room.
+pub fn write_gently(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
+    let mut polled = libc::pollfd { fd: number, events: libc::POLLOUT, revents: 0 };
+    let at_once = timespec(0);
+    // SAFETY: one entry and a time that outlive the call, which changes no signal mask.
+    let ready = unsafe {
+        libc::syscall(libc::SYS_ppoll, &raw mut polled, 1, &raw const at_once, std::ptr::null::<u64>(), 8)
+    };
+    if ready != 1 || polled.revents & libc::POLLOUT == 0 {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    let _silence = Silence::begin();
+    write(number, bytes)
+}
+
+/// As long as it lives, what a write of this thread would raise (`SIGPIPE`, and `SIGXFSZ` past `ulimit -f`) is held back; at its end it is forgotten.
+struct Silence {
+    /// The thread's mask, as the kernel has it.
+    mask: u64,
+    /// Of those signals what had come before: it is the job's.
+    pending: u64,
+}
+
+impl Silence {
+    const SIGNALS: u64 = (1 << (libc::SIGPIPE - 1)) | (1 << (libc::SIGXFSZ - 1));
+    const SET_BYTES: usize = size_of::<u64>();
+
+    fn begin() -> Self {
+        let (mut mask, mut pending) = (0_u64, 0_u64);
+        // SAFETY: all have room for a set of the kernel's.
+        unsafe {
+            libc::syscall(libc::SYS_rt_sigpending, &raw mut pending, Self::SET_BYTES);
+            let signals = Self::SIGNALS;
+            let signals = &raw const signals;
+            libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, signals, &raw mut mask, Self::SET_BYTES);
+        }
+        Self { mask, pending }
+    }
+}
+
+impl Drop for Silence {
+    fn drop(&mut self) {
+        let mut pending = 0_u64;
+        // SAFETY: as above; no information on a signal is asked for.
+        unsafe {
+            libc::syscall(libc::SYS_rt_sigpending, &raw mut pending, Self::SET_BYTES);
+            let ours = pending & Self::SIGNALS & !self.pending;
+            if ours != 0 {
+                let (nothing, at_once) = (std::ptr::null::<libc::siginfo_t>(), timespec(0));
+                let (ours, at_once) = (&raw const ours, &raw const at_once);
+                libc::syscall(libc::SYS_rt_sigtimedwait, ours, nothing, at_once, Self::SET_BYTES);
+            }
+            let before = &raw const self.mask;
+            libc::syscall(
+                libc::SYS_rt_sigprocmask,
+                libc::SIG_SETMASK,
+                before,
+                std::ptr::null::<u64>(),
+                Self::SET_BYTES,
+            );
+        }
+    }
+}
+
 /// Reads, as [`write`] writes.
 ///
 /// # Errors

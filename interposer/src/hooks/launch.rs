@@ -33,6 +33,16 @@ fn metered(stream: Stream, launch: Launch, call: &mut dyn FnMut() -> CUresult) -
     }
 }
 
+/// A launch that goes at once, and was counted.
+#[inline(always)]
+fn at_once(stream: Stream, kind: Kind, call: impl FnOnce() -> CUresult) -> CUresult {
+    let result = call();
+    if result != CUDA_SUCCESS {
+        launch::take_back(stream, kind);
+    }
+    result
+}
+
 /// A kernel's launch; those of one key take the same time.
 #[inline(always)]
 fn kernel_of(function: CUfunction, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> Launch {
@@ -56,7 +66,7 @@ fn recorded(
 
 macro_rules! kernel {
     ($name:ident, $slow:ident, $symbol:ident, $per_thread:literal) => {
-        /// Hook of a variant of `cuLaunchKernel`. Both ways on are jumps: the arguments stay where the caller put them.
+        /// Hook of a variant of `cuLaunchKernel`. What is not taken at once is on a way of its own, out of the other's.
         pub unsafe extern "C" fn $name(
             f: CUfunction,
             grid_x: u32,
@@ -72,12 +82,17 @@ macro_rules! kernel {
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let launch = || kernel_of(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
-            let on =
-                if launch::goes_at_once(Stream::new(stream, $per_thread), launch) { real } else { $slow };
+            let on = Stream::new(stream, $per_thread);
+            let goes_at_once = launch::goes_at_once(on, launch);
+            let way = if goes_at_once { real } else { $slow };
             // SAFETY: the caller's arguments, as they came.
-            unsafe {
-                on(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params, extra)
+            let result = unsafe {
+                way(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params, extra)
+            };
+            if result != CUDA_SUCCESS && goes_at_once {
+                launch::take_back(on, Kind::Kernel);
             }
+            result
         }
 
         #[cold]
@@ -142,7 +157,7 @@ macro_rules! cooperative {
             let on = Stream::new(stream, $per_thread);
             let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
             if launch::goes_at_once(on, || kernel_of(f, grid, block, shared_bytes)) {
-                return call();
+                return at_once(on, Kind::Kernel, call);
             }
             metered(on, recorded(ApiId::$symbol, on, f, grid, block, shared_bytes), &mut call)
         }
@@ -170,7 +185,7 @@ macro_rules! kernel_ex {
             let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
             let launch = || kernel_of(f, grid, block, config.sharedMemBytes);
             if launch::goes_at_once(on, launch) {
-                return call();
+                return at_once(on, Kind::Kernel, call);
             }
             metered(on, recorded(ApiId::$symbol, on, f, grid, block, config.sharedMemBytes), &mut call)
         }
@@ -205,7 +220,8 @@ macro_rules! graph {
             let mut pass = || {
                 let launch = || graphs::launch(graph as usize);
                 if launch::goes_at_once(on, launch) {
-                    return call();
+                    // Which kind of graph goes so does not vary.
+                    return at_once(on, Kind::Graph, &mut call);
                 }
                 // Told from kernels by its API.
                 record::launch(ApiId::$symbol, on, graph as CUfunction, [0; 3], [0; 3], 0);
@@ -229,7 +245,7 @@ macro_rules! oldest {
             let on = Stream::new($stream, false);
             let launch = || kernel_of(function, $grid, [0; 3], 0);
             if launch::goes_at_once(on, launch) {
-                return call();
+                return at_once(on, Kind::Kernel, call);
             }
             metered(on, recorded(ApiId::$symbol, on, function, $grid, [0; 3], 0), &mut call)
         }
@@ -278,11 +294,7 @@ fn on_each(list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CUresult) -> C
     let launch = || kernel_of(one.function, grid, block, one.sharedMemBytes);
     // Only the last: beside one that waits at a gate yet, a launch that is counted and not under way could be taken for one that is through.
     if rest.is_empty() && launch::goes_at_once(on, launch) {
-        let result = on_each(rest, call);
-        if result != CUDA_SUCCESS {
-            launch::take_back(on, Kind::Kernel);
-        }
-        return result;
+        return at_once(on, Kind::Kernel, || on_each(rest, call));
     }
     let api = ApiId::cuLaunchCooperativeKernelMultiDevice;
     let launch = recorded(api, on, one.function, grid, block, one.sharedMemBytes);

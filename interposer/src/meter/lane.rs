@@ -69,6 +69,8 @@ pub struct Lane {
     launched: AtomicU64,
     /// What they are known to take, ns; the owner's alone.
     expected_ns: AtomicU64,
+    /// What the last of them is known to take, ns; the owner's alone.
+    last_ns: AtomicU64,
     /// Those that closed segments had.
     accounted: AtomicU64,
     /// What those were known to take, ns.
@@ -143,6 +145,7 @@ impl Lane {
             state: AtomicU32::new(IDLE),
             launched: AtomicU64::new(0),
             expected_ns: AtomicU64::new(0),
+            last_ns: AtomicU64::new(0),
             accounted: AtomicU64::new(0),
             accounted_ns: AtomicU64::new(0),
             opened_at: AtomicU32::new(0),
@@ -222,12 +225,12 @@ impl Lane {
     /// while the gate is open; the owner's alone.
     #[inline(always)]
     pub fn count(&self, launch: Launch) -> bool {
-        let Some(counted) = self.fits(launch) else { return false };
-        self.put(counted);
+        let Some((launched, ns)) = self.fits(launch) else { return false };
+        self.put(launched, ns);
         true
     }
 
-    /// Whether a launch may be counted; if so, what [`Self::launched`] and [`Self::expected_ns`] are with it.
+    /// Whether a launch may be counted; if so, what [`Self::launched`] is with it, and what it is known to take.
     #[inline(always)]
     fn fits(&self, launch: Launch) -> Option<(u64, u64)> {
         let launched = self.launched.load(Ordering::Relaxed).wrapping_add(launch.kind.one());
@@ -238,12 +241,15 @@ impl Lane {
         if launch.kind.is_graph() && (ns > SHORT_GRAPH_NS || launch.kind == Kind::VaryingGraph) {
             return None;
         }
-        Some((launched, self.expected_ns.load(Ordering::Relaxed).wrapping_add(ns)))
+        Some((launched, ns))
     }
 
+    /// Counts a launch that takes `ns`, with which there are `launched`.
     #[inline(always)]
-    fn put(&self, (launched, expected_ns): (u64, u64)) {
+    fn put(&self, launched: u64, ns: u64) {
+        let expected_ns = self.expected_ns.load(Ordering::Relaxed).wrapping_add(ns);
         self.expected_ns.store(expected_ns, Ordering::Relaxed);
+        self.last_ns.store(ns, Ordering::Relaxed);
         // After what it takes, and after a segment's opening, for `settle`.
         self.launched.store(launched, Ordering::Release);
     }
@@ -439,7 +445,7 @@ impl Lane {
             None => self.mean_ns(),
         };
         let launched = self.launched.load(Ordering::Relaxed).wrapping_add(launch.kind.one());
-        self.put((launched, self.expected_ns.load(Ordering::Relaxed).wrapping_add(expected_ns)));
+        self.put(launched, expected_ns);
         if let Some(estimate_ns) = contended {
             let queued_ns = self.open_queued_ns.load(Ordering::Relaxed);
             self.open_queued_ns.store(queued_ns.saturating_add(estimate_ns), Ordering::Relaxed);
@@ -632,9 +638,12 @@ impl Lane {
         let _ = self.state.compare_exchange(LAUNCHING, OPEN, Ordering::SeqCst, Ordering::Relaxed);
     }
 
-    /// After a launch that the driver refused: it is not to be counted.
+    /// The driver refused the launch that was counted last: it is none. If its segment was closed meanwhile, what comes next is charged so much less.
     pub fn uncount(&self, kind: Kind) {
         let launched = self.launched.load(Ordering::Relaxed);
+        let last_ns = self.last_ns.swap(0, Ordering::Relaxed);
+        let expected_ns = self.expected_ns.load(Ordering::Relaxed).saturating_sub(last_ns);
+        self.expected_ns.store(expected_ns, Ordering::Relaxed);
         self.launched.store(launched.wrapping_sub(kind.one()), Ordering::Relaxed);
     }
 

@@ -105,3 +105,34 @@ fn a_process_that_dies_inside_a_call_leaves_nothing() {
         assert_eq!((tenant.memory_bytes, tenant.sessions.len()), (0, 0), "{fault}: {tenant:?}");
     }
 }
+
+#[test]
+fn launches_that_the_driver_refuses_are_neither_counted_nor_charged() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let faults = ["cuLaunchKernel", "cuLaunchKernelEx"].map(|api| format!("{api}:every:2:719"));
+    let client = c_client("refused", Way::Dlsym);
+    let mut command = host.run(&["--name", "refused"], client, &["busy_20us", "4000", "100"]);
+    command.env("SIMGPU_FAULTS", faults.join(","));
+    let mut client = host.spawn(command);
+    let said = client.await_json(COMMAND_LIMIT);
+    let taken = said["kernel_launches"].as_u64();
+    assert_eq!(taken, Some(2000));
+    let ps = host.await_ps(|ps| Some(ps.tenant("refused").kernel_launches) == taken, Duration::from_secs(5));
+    let metered_ns = ps.tenant("refused").gpu_ns;
+    let true_ns: u64 = host.truth().processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum();
+    assert!(metered_ns.abs_diff(true_ns) < true_ns / 10, "metered {metered_ns} ns of {true_ns} ns");
+    client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_line_that_nobody_reads_neither_ends_a_job_nor_holds_it_up() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    for reader in ["gone", "full"] {
+        let client = c_client("unheard", Way::Dlsym);
+        let mut client = host.spawn(host.run(&["--memory", "4GiB"], client, &[reader]));
+        assert_eq!(client.await_json(COMMAND_LIMIT)["result"], 2, "{reader}");
+        client.finish(COMMAND_LIMIT).success();
+    }
+}

@@ -313,7 +313,7 @@ fn what_stays_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
     let (calls, lane) = (fake::calls(), lane_of(Stream::PER_THREAD));
     const LEFT: u32 = 5;
     // Long ago there was much.
-    lane.put((500, 500 * KERNEL_NS));
+    lane.put(500, 500 * KERNEL_NS);
     lane.settle();
     launch(&calls, lane, GRAPH, KERNEL_NS);
     open(&calls, lane, LEFT);
@@ -436,9 +436,9 @@ fn a_launch_that_finds_its_segment_closed_as_it_is_counted_is_counted_without_on
     let ((lane, meter), calls) = (counted_lane(), fake::calls());
     let launches = || meter.kernel_launches.load(Ordering::Relaxed);
     open(&calls, lane, 2);
-    let counted = lane.fits(KERNEL).unwrap();
+    let (launched, ns) = lane.fits(KERNEL).unwrap();
     lane.close_stale(&calls, 2, 300);
-    lane.put(counted);
+    lane.put(launched, ns);
     assert_eq!(lane.oldest().unwrap().contents().launches, 2);
     assert_eq!((launches(), lane.gpu.take_late_ns()), (2, 0));
     lane.settle();
@@ -464,6 +464,31 @@ fn a_launch_that_the_driver_refused_once_its_segment_was_closed_takes_no_other_f
     open(&calls, lane, 3);
     lane.close(&calls);
     assert_eq!(meter.kernel_launches.load(Ordering::Relaxed), 5);
+}
+
+#[test]
+fn what_the_driver_refused_is_charged_for_nothing() {
+    let ((lane, _), calls) = (counted_lane(), fake::calls());
+    open(&calls, lane, 2);
+    assert!(lane.count(KERNEL));
+    lane.uncount(Kind::Kernel);
+    lane.close_stale(&calls, 2, 300);
+    let contents = lane.oldest().unwrap().contents();
+    assert_eq!((contents.launches, contents.expected_ns), (2, 2 * KERNEL_NS));
+    // The segment of the next is closed before the driver answers: the one after is charged so much less.
+    open(&calls, lane, 1);
+    assert!(lane.count(KERNEL));
+    lane.close_stale(&calls, 2, 300);
+    lane.uncount(Kind::Kernel);
+    lane.settle();
+    open(&calls, lane, 1);
+    lane.close_stale(&calls, 1, 300);
+    let charged_ns = std::iter::from_fn(|| {
+        let charged_ns = lane.oldest()?.contents().expected_ns;
+        lane.pop();
+        Some(charged_ns)
+    });
+    assert_eq!(charged_ns.sum::<u64>() + lane.gpu.take_late_ns(), 4 * KERNEL_NS);
 }
 
 #[test]
@@ -501,10 +526,10 @@ fn every_launch_is_counted_once_while_another_thread_closes_what_is_open() {
         });
         let calls = fake::calls();
         for _ in 0..LAUNCHES {
-            if let Some(counted) = lane.fits(KERNEL) {
+            if let Some((launched, ns)) = lane.fits(KERNEL) {
                 // As if it were taken off its processor.
                 (0..20).for_each(|_| std::hint::spin_loop());
-                lane.put(counted);
+                lane.put(launched, ns);
             } else {
                 let begun = lane.begin(&calls, KERNEL, None).unwrap();
                 lane.wanted.store(LAUNCHES_MAX, Ordering::Relaxed);

@@ -1,0 +1,25 @@
+/* refused KERNEL LAUNCHES PAUSE_US: launches a kernel by each way that there is, with a pause after each launch. The faults say which the driver refuses. Prints
+   how many it took. */
+#include "driver.h"
+#include <unistd.h>
+
+int main(int argc, char **argv) {
+    if (argc != 4) {
+        fprintf(stderr, "usage: refused KERNEL LAUNCHES PAUSE_US\n");
+        return 2;
+    }
+    open_context();
+    CUfunction kernel = load_kernel(argv[1]);
+    int taken = 0;
+    for (int i = 0; i < atoi(argv[2]); i++) {
+        CUlaunchConfig config = {.grid = {1, 1, 1}, .block = {32, 1, 1}};
+        CUresult result = i % 2 ? cu(cuLaunchKernelEx)(&config, kernel, NULL, NULL)
+                                : cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
+        taken += result == 0;
+        usleep(atoi(argv[3]));
+    }
+    CHECK(cu(cuCtxSynchronize)());
+    printf("{\"kernel_launches\":%d}\n", taken);
+    wait_for_end_of_input();
+    return 0;
+}
