@@ -1,7 +1,7 @@
 //! What a launch takes, learned from segments that held one launch: for the window on work in flight, and for the time of launches that were
 //! counted and not timed.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// Buckets of the table, and places in each: a bucket is one cache line. More different kernels than that overwrite each other and are learned
 /// again.
@@ -10,13 +10,22 @@ const WAYS: usize = 4;
 /// Weight of a new measurement: one in this many.
 const WEIGHT: u64 = 4;
 /// A measurement counts as at most so many times what was known: one that a busy machine made long does not stand for all that follow, and a
-/// kernel that really takes longer now is followed within a few.
+/// kernel that really takes longer now is followed within a few …
 const MOST_TIMES_KNOWN: u64 = 3;
+/// … and if there was a longer one not long ago, as four times as much for each. What takes long now and then is not made long by the machine, and cut off it would
+/// not be charged for.
+const MORE_PER_LONG: u8 = 64;
+/// Each doubles it. Every measurement that is within what counts takes one away.
+const MORE_PER_DOUBLING: u8 = 32;
+/// 128 times as much.
+const MOST_MORE: u8 = 224;
 
 /// Mean time by key.
 #[derive(Debug)]
 pub struct Estimates {
     buckets: Box<[Bucket]>,
+    /// By how much more than [`MOST_TIMES_KNOWN`] measurements count, in [`MORE_PER_DOUBLING`]ths of a doubling; the meter thread's alone.
+    more: Box<[[AtomicU8; WAYS]]>,
 }
 
 #[derive(Debug, Default)]
@@ -31,7 +40,10 @@ struct Place {
 
 impl Default for Estimates {
     fn default() -> Self {
-        Self { buckets: (0..BUCKETS).map(|_| Bucket::default()).collect() }
+        Self {
+            buckets: (0..BUCKETS).map(|_| Bucket::default()).collect(),
+            more: (0..BUCKETS).map(|_| Default::default()).collect(),
+        }
     }
 }
 
@@ -55,20 +67,37 @@ impl Estimates {
         }
     }
 
-    /// Notes that one took `took_ns`. The meter thread's.
-    pub fn learn(&self, key: u64, took_ns: u64) {
+    /// Notes that one took `took_ns`. Returns as how long it counts: `None` if it is the first. The meter thread's.
+    pub fn learn(&self, key: u64, took_ns: u64) -> Option<u64> {
         /// Which place of a full bucket a new key takes: bits that do not choose the bucket.
         const VICTIM_SHIFT: u32 = 32;
-        let Some(Bucket(places)) = self.bucket(key) else { return };
-        let of = |wanted: u64| places.iter().find(|place| place.key.load(Ordering::Relaxed) == wanted);
-        if let Some(place) = of(key) {
+        let bucket = key as usize % BUCKETS;
+        let (Bucket(places), more) = self.buckets.get(bucket).zip(self.more.get(bucket))?;
+        let of = |wanted: u64| {
+            places.iter().zip(more).find(|(place, _)| place.key.load(Ordering::Relaxed) == wanted)
+        };
+        let victim = (key >> VICTIM_SHIFT) as usize % WAYS;
+        if let Some((place, more)) = of(key) {
             let mean_ns = place.mean_ns.load(Ordering::Relaxed);
-            let took_ns = took_ns.min(mean_ns.saturating_mul(MOST_TIMES_KNOWN));
-            place.mean_ns.store(mean_ns - mean_ns / WEIGHT + took_ns / WEIGHT, Ordering::Relaxed);
-        } else if let Some(place) = of(0).or(places.get((key >> VICTIM_SHIFT) as usize % WAYS)) {
+            let (more, known_more) = (more, more.load(Ordering::Relaxed));
+            let most_ns = mean_ns.saturating_mul(MOST_TIMES_KNOWN << (known_more / MORE_PER_DOUBLING));
+            let is_long = took_ns > most_ns;
+            let next_more = if is_long {
+                known_more.saturating_add(MORE_PER_LONG).min(MOST_MORE)
+            } else {
+                known_more.saturating_sub(1)
+            };
+            more.store(next_more, Ordering::Relaxed);
+            let counted_ns = took_ns.min(most_ns);
+            place.mean_ns.store(mean_ns - mean_ns / WEIGHT + counted_ns / WEIGHT, Ordering::Relaxed);
+            return Some(counted_ns);
+        }
+        if let Some((place, more)) = of(0).or(places.get(victim).zip(more.get(victim))) {
             place.mean_ns.store(took_ns.max(1), Ordering::Relaxed);
             place.key.store(key, Ordering::Relaxed);
+            more.store(0, Ordering::Relaxed);
         }
+        None
     }
 }
 
@@ -130,6 +159,36 @@ mod tests {
     }
 
     #[test]
+    fn what_takes_long_now_and_then_is_known_with_it() {
+        let estimates = Estimates::default();
+        let (mut sum_ns, mut charged_ns) = (0, 0);
+        for launch in 0..10_000_u64 {
+            // A tenth of them, without a pattern that the weights could follow.
+            let took_ns = if key([launch, 0, 0, 0, 0]).is_multiple_of(10) { 100_000 } else { 5_000 };
+            if launch >= 100 {
+                sum_ns += took_ns;
+                charged_ns += estimates.get(keyed(1)).unwrap_or(0);
+            }
+            estimates.learn(keyed(1), took_ns);
+        }
+        let part = charged_ns as f64 / sum_ns as f64;
+        assert!((0.93..=1.02).contains(&part), "{part}");
+    }
+
+    #[test]
+    fn how_long_one_counts_as_is_told() {
+        let estimates = Estimates::default();
+        let long = || estimates.learn(keyed(1), 1_000_000);
+        assert_eq!(estimates.learn(keyed(1), 1_000), None);
+        assert_eq!(long(), Some(3_000));
+        assert!(long() > Some(10_000) && long() > Some(100_000), "it is not the only one");
+        for _ in 0..1_000 {
+            estimates.learn(keyed(1), 1_000);
+        }
+        assert!(long() < Some(4_000), "it is, for long");
+    }
+
+    #[test]
     fn what_is_only_bounded_is_known_until_it_is_measured() {
         let estimates = Estimates::default();
         estimates.bound(keyed(1), 9_000);
@@ -145,7 +204,7 @@ mod tests {
         let estimates = Estimates::default();
         // As addresses of functions are: far apart, by steps.
         let kernels = || (0..1_000_u64).map(|number| keyed(0x7f00_0000_0000 + number * 0x140));
-        kernels().for_each(|key| estimates.learn(key, 5));
+        kernels().for_each(|key| drop(estimates.learn(key, 5)));
         let known = kernels().filter(|key| estimates.get(*key).is_some()).count();
         assert!(known > 980, "{known}");
     }

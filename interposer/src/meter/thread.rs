@@ -350,12 +350,13 @@ impl Meter {
             return;
         }
         let took_ns = measured.took_ns.unsigned_abs();
-        // What is already known of such launches bounds the longest: the first of a kernel may hold the time in which the driver loads it.
+        // What is already known of such launches bounds the longest: the first of a kernel may hold the time in which the driver loads it, and a single one may have
+        // been interrupted.
         let mut known_ns = 0;
         if let Some(key) = contents.only_key() {
             known_ns = context.gpu.estimates.get(key).unwrap_or(0);
             if measured.is_exact {
-                context.gpu.estimates.learn(key, took_ns);
+                known_ns = context.gpu.estimates.learn(key, took_ns).unwrap_or(0);
                 record::took(key, took_ns);
             } else {
                 context.gpu.estimates.bound(key, measured.most_ns.unsigned_abs());
