@@ -151,6 +151,40 @@ pub struct BeyondSlot {
     pub brought_bytes: AtomicU64,
 }
 
+/// A moment of `CLOCK_MONOTONIC` in 32 bits: microseconds or nearly (2¹⁰ ns), of which as many are told apart as pass in an hour.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct Moment(AtomicU32);
+
+impl Moment {
+    const SHIFT: u32 = 10;
+
+    /// Sets it.
+    pub fn set(&self, at_ns: u64) {
+        self.0.store(((at_ns >> Self::SHIFT) as u32).max(1), Ordering::Relaxed);
+    }
+
+    /// When it was, as seen at `now_ns`, up to 1 µs early. `None`: never, or in what is to come.
+    pub fn get(&self, now_ns: u64) -> Option<u64> {
+        let set = self.0.load(Ordering::Relaxed);
+        let now = now_ns >> Self::SHIFT;
+        let age = (now as u32).wrapping_sub(set);
+        let is_past = set != 0 && age <= u32::MAX / 2;
+        is_past.then(|| now.saturating_sub(u64::from(age)) << Self::SHIFT)
+    }
+}
+
+/// Where a session's work on one GPU began and ended: what lies between one tenant's end and the next one's beginning is the cost of a hand-off. A library older than
+/// this says neither.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct EdgeSlot {
+    /// When the first thread that had waited for the present lease went on.
+    pub entered: Moment,
+    /// When the last work that was seen complete was: set before the session says that nothing is in flight.
+    pub ended: Moment,
+}
+
 /// Bit of [`MeterSlot::in_flight`] that says so; what is added for the next mark.
 const BUSY: u32 = 1;
 const MARK: u32 = 2;
@@ -179,6 +213,7 @@ pub struct MeterPage {
     slots: [MeterSlot; MAX_GPUS],
     coverage: Coverage,
     beyond: [BeyondSlot; MAX_GPUS],
+    edges: [EdgeSlot; MAX_GPUS],
 }
 
 // SAFETY: repr(C), head first, atomics only, and its kind is its own.
@@ -209,6 +244,11 @@ impl MeterPage {
     /// What is beyond the limit of a GPU, if there is such a GPU.
     pub fn beyond(&self, gpu: usize) -> Option<&BeyondSlot> {
         self.beyond.get(gpu)
+    }
+
+    /// Where work on a GPU began and ended, if there is such a GPU.
+    pub fn edges(&self, gpu: usize) -> Option<&EdgeSlot> {
+        self.edges.get(gpu)
     }
 
     /// The slot of a GPU, if there is such a GPU.
@@ -475,12 +515,28 @@ const _: () = {
     assert!(core::mem::offset_of!(MeterPage, slots) == 256);
     assert!(core::mem::offset_of!(MeterPage, coverage) == 4352);
     assert!(core::mem::offset_of!(MeterPage, beyond) == 11840);
+    assert!(core::mem::offset_of!(MeterPage, edges) == 12096);
     assert!(size_of::<MeterPage>() == 12288);
 };
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_moment_is_told_for_half_an_hour_and_never_as_one_that_is_to_come() {
+        let moment = Moment::default();
+        let hour_ns = 3_600_000_000_000;
+        assert_eq!(moment.get(5), None);
+        for at_ns in [3 * hour_ns + 123_456_789, 5_000_000, u64::MAX / 2] {
+            moment.set(at_ns);
+            for later_ns in [0, 1_000_000, hour_ns / 2] {
+                let told_ns = moment.get(at_ns + later_ns).unwrap();
+                assert!(told_ns <= at_ns && at_ns - told_ns < 1024, "{told_ns} for {at_ns}");
+            }
+            assert_eq!(moment.get(at_ns - 10_000), None);
+        }
+    }
 
     #[test]
     fn a_meter_that_jumps_or_runs_backwards_is_bounded() {

@@ -76,11 +76,15 @@ fn wait<'m>(
     share_ns: u64,
     flush: impl FnOnce(),
 ) -> Result<(Verdict, Launching<'m>), ControllerGone> {
-    gate::pass(grant, meter, &around, share_ns).or_else(|_| {
+    gate::pass(grant, meter, &around, share_ns).inspect(|_| around.gpu.enter(None)).or_else(|_| {
         flush();
         let began_ns = os::now_ns();
         let passed = gate::wait(grant, meter, &mut around, share_ns);
-        meter.count_wait(os::now_ns().saturating_sub(began_ns));
+        let ended_ns = os::now_ns();
+        meter.count_wait(ended_ns.saturating_sub(began_ns));
+        if passed.is_ok() {
+            around.gpu.enter(Some((around.session, ended_ns)));
+        }
         passed
     })
 }

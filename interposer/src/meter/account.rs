@@ -53,6 +53,8 @@ pub struct Account {
     /// The stream that was measured last, and when another had been.
     stream: usize,
     other_stream_ns: Option<u64>,
+    /// When the last work that was charged ended, ns of the host's clock.
+    pub ended_ns: u64,
     /// Something is in flight, copies too.
     pub is_occupied: bool,
     /// Lanes in which kernels are.
@@ -78,6 +80,7 @@ impl Default for Account {
             had_sparse: false,
             stream: 0,
             other_stream_ns: None,
+            ended_ns: 0,
             is_occupied: false,
             computing_lanes: 0,
             has_computed: false,

@@ -10,6 +10,7 @@ use deepres_abi::wire::UNMANAGED;
 use super::estimates::Estimates;
 use super::segment::Launches;
 use crate::descriptor::{OwnDescriptor, Place};
+use crate::session::Session;
 use crate::{os, process};
 
 /// A reference that can be replaced, to something that lives as long as the process.
@@ -59,6 +60,8 @@ pub struct Gpu {
     window_waiters: AtomicU32,
     /// The count of completions at which waiting for another was given up.
     stuck_at: AtomicU32,
+    /// Epoch of the lease that a thread was last seen to go on with.
+    entered: AtomicU32,
     /// What was taken of leases of one launch.
     pub only_launch: OnlyLaunch,
     /// Every launch is to be measured for a while.
@@ -81,6 +84,7 @@ impl Default for Gpu {
             freed: AtomicU32::new(0),
             window_waiters: AtomicU32::new(0),
             stuck_at: AtomicU32::new(u32::MAX),
+            entered: AtomicU32::new(0),
             only_launch: OnlyLaunch::default(),
             is_fine: AtomicBool::new(false),
             late_ns: AtomicU64::new(0),
@@ -210,6 +214,20 @@ impl Gpu {
     /// See [`Self::is_fine`].
     pub fn set_fine(&self, is_fine: bool) {
         self.is_fine.store(is_fine, Ordering::Relaxed);
+    }
+
+    /// A thread goes on under a lease: says when, if it is the first and `had_waited`.
+    pub fn enter(&self, had_waited: Option<(&Session, u64)>) {
+        let epoch = self.grant().map_or(0, |grant| grant.gate().epoch);
+        if self.entered.load(Ordering::Relaxed) == epoch {
+            return;
+        }
+        self.entered.store(epoch, Ordering::Relaxed);
+        if let Some((session, now_ns)) = had_waited
+            && let Some(edges) = self.index().and_then(|index| session.meter().edges(index))
+        {
+            edges.entered.set(now_ns);
+        }
     }
 
     /// Adds to the time in flight.

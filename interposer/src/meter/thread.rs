@@ -3,9 +3,12 @@
 use std::sync::atomic::Ordering;
 use std::{io, mem, ptr, thread};
 
+use deepres_abi::meter::EdgeSlot;
+
 use super::account::Account;
 use super::alone;
 use super::context::{ContextState, Inner};
+use super::gpu::Gpu;
 use super::lane::Lane;
 use super::measure::Observed;
 use super::mover::{self, Mover, Moves};
@@ -221,12 +224,24 @@ impl Meter {
                 || context.try_lock().is_none_or(|inner| inner.lanes.iter().any(|lane| lane.is_computing()));
             context.ordinal == ordinal && is_computing()
         });
-        if !is_open && !meter.is_launching() && meter.settle(seen) {
+        if is_open || meter.is_launching() {
+            return;
+        }
+        if let Some(ended_ns) = self.accounts.get(ordinal).map(|account| account.ended_ns)
+            && let Some(edges) = self.edges(gpu)
+        {
+            edges.ended.set(ended_ns);
+        }
+        if meter.settle(seen) {
             gpu.empty_queue();
             if !gpu.is_open() {
                 gpu.ring();
             }
         }
+    }
+
+    fn edges(&self, gpu: &Gpu) -> Option<&'static EdgeSlot> {
+        self.process.session()?.meter().edges(gpu.index()?)
     }
 
     /// Looks at a context's lanes.
@@ -403,6 +418,7 @@ impl Meter {
         let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
         let Some(meter) = context.gpu.meter() else { return };
         account.saw(std::ptr::from_ref(lane).addr(), ticked_ns);
+        account.ended_ns = account.ended_ns.max(u64::try_from(end_ns).unwrap_or(0));
         let charged = account.charge(took_ns, (start_ns, end_ns), single);
         match charged.place {
             Some((start_ns, end_ns)) => self.process.cover(context.gpu, start_ns, end_ns),

@@ -1,4 +1,4 @@
-//! A tenant with an objective for its answers goes at once beside jobs that always have work.
+//! How soon the GPU changes hands: at once for a tenant with an objective for its answers, and as often as hand-offs' cost allows for others.
 
 use std::{thread, time::Duration};
 
@@ -37,4 +37,30 @@ fn waited_us(objective: &[&str]) -> f64 {
 fn who_has_an_objective_does_not_wait_for_others_leases() {
     let (soon_us, late_us) = (waited_us(&["--slo", "30ms"]), waited_us(&[]));
     assert!(soon_us <= late_us * PART, "{soon_us} us of {late_us} us");
+}
+
+/// Of the longest that there is, which is had where hand-offs cost a millisecond.
+const QUANTUM_PART: u64 = 2;
+const LONGEST_QUANTUM_NS: u64 = 50_000_000;
+
+#[test]
+fn pauses_between_launches_are_not_taken_for_the_cost_of_hand_offs() {
+    let host = Host::measuring();
+    let _daemon = host.daemon();
+    // They wait for nothing and launch more slowly than the GPU runs, as jobs do that are bound by their host.
+    let _jobs = ["one", "other"].map(|name| {
+        let mut job = host.spawn(host.run(
+            &["--name", name, "--share", "50%"],
+            c_client("pace", Way::Dlsym),
+            &["busy_20us", "wait:25"],
+        ));
+        job.await_line(|line| line == "ready", COMMAND_LIMIT);
+        job
+    });
+    thread::sleep(3 * SETTLED);
+    let ps = host.finish(host.deepres(&["ps", "--json"])).success().stdout;
+    let ps: serde_json::Value = serde_json::from_str(&ps).expect("JSON");
+    let gpu = &ps["gpus"][0];
+    let (handoffs, quantum_ns) = (gpu["handoffs"].as_u64(), gpu["quantum_ns"].as_u64());
+    assert!(handoffs > Some(50) && quantum_ns < Some(LONGEST_QUANTUM_NS / QUANTUM_PART), "{gpu}");
 }

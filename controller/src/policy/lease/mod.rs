@@ -443,6 +443,14 @@ impl Scheduler {
         }
     }
 
+    /// Takes in where a session's work began and ended, if it says so: before [`Self::observe`], of each session of who has the GPU.
+    pub fn observe_edges(&mut self, id: TenantId, entered_ns: Option<u64>, ended_ns: Option<u64>) {
+        let Some(hold) = self.hold.as_mut().filter(|hold| hold.tenant == id) else { return };
+        let entered_ns = entered_ns.filter(|entered_ns| *entered_ns >= hold.since_ns);
+        hold.entered_ns = [hold.entered_ns, entered_ns].into_iter().flatten().min();
+        hold.ended_ns = hold.ended_ns.max(ended_ns);
+    }
+
     /// Decides at `now_ns`. The gates that change are in [`Self::take_changes`] afterwards. Returns when to decide again if
     /// nothing happens before.
     pub fn decide(&mut self, now_ns: u64, tuning: &Tuning) -> Option<u64> {
@@ -714,7 +722,10 @@ impl Scheduler {
             paused: is_idle,
             idle_since_ns: is_idle.then_some(now_ns),
             contended: contended.then_some(Contended { since_ns: now_ns, used_ns: 0 }),
+            closed_ns: None,
             drain_give_up_ns: None,
+            entered_ns: None,
+            ended_ns: None,
             once_since_ns: None,
         });
         // Beside owners a guest's lease is as long as their pause; among themselves guests are as owners are. A gang's is as long as its turn.
@@ -905,7 +916,11 @@ impl Scheduler {
         let limit_ns = limit_ns.min(self.patience_ns(hold.tenant, now_ns).max(STUCK_DRAIN_NS));
         self.change(hold.tenant, Grant::Closed, false);
         let give_up_ns = now_ns.saturating_add(limit_ns);
-        self.hold = Some(Hold { drain_give_up_ns: Some(give_up_ns), ..hold.contend(now_ns) });
+        self.hold = Some(Hold {
+            closed_ns: Some(now_ns),
+            drain_give_up_ns: Some(give_up_ns),
+            ..hold.contend(now_ns)
+        });
         Step::Again
     }
 
@@ -924,7 +939,7 @@ impl Scheduler {
         let may_go_on = self.may_go_on(hold.tenant) && !is_held_back && !self.is_paused(hold.tenant);
         if in_flight && next.is_none() && may_go_on {
             // Nobody waits for it any more.
-            self.hold = Some(Hold { drain_give_up_ns: None, ..hold });
+            self.hold = Some(Hold { closed_ns: None, drain_give_up_ns: None, ..hold });
             return Step::Again;
         }
         if in_flight && now_ns < give_up_ns {
@@ -954,8 +969,8 @@ impl Scheduler {
 
     /// Ends a hold: charges time held in silence, and notes what the hand-off cost.
     fn settle(&mut self, hold: &Hold, in_flight: bool, now_ns: u64) {
-        // How long the GPU waits for the next kernel of who has but one in flight is no cost of a hand-off. Learned as one, it would make leases longer, in which
-        // the GPU waits longer, and a guest's window longer than any pause.
+        // How long the GPU waits for the next launch within a hold is no cost of a hand-off. Learned as one, it would make leases longer, in which the GPU waits longer,
+        // and a guest's window longer than any pause. Who has but one kernel in flight makes it wait always, and who does not say where its work began and ended may.
         let gives_way = self.gives_way(hold.tenant);
         let Some(holder) = self.tenants.get_mut(&hold.tenant) else { return };
         if in_flight {
@@ -966,8 +981,13 @@ impl Scheduler {
         if let Some(user) = holder.user.filter(|_| unshown_ns > 0) {
             self.trusts.entry(user).or_default().had_unshown(unshown_ns, now_ns);
         }
-        let can_be_told = !hold.paused && !in_flight && hold.used_ns > 0 && unshown_ns == 0 && !gives_way;
-        self.handoffs.push(Handoff { idle_ns: can_be_told.then(|| held_ns.saturating_sub(hold.used_ns)) });
+        let is_whole = !in_flight && hold.used_ns > 0 && unshown_ns == 0;
+        let unused_ns = held_ns.saturating_sub(hold.used_ns);
+        let idle_ns = match hold.ended_ns {
+            Some(_) => hold.edges_ns(now_ns).map(|edges_ns| edges_ns.min(unused_ns)),
+            None => (!hold.paused && !gives_way).then_some(unused_ns),
+        };
+        self.handoffs.push(Handoff { idle_ns: idle_ns.filter(|_| is_whole) });
     }
 
     fn lease(&mut self, tenant: TenantId, expires_ns: u64, renewal: bool) {

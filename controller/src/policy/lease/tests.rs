@@ -689,6 +689,34 @@ fn how_slowly_who_gives_way_launches_is_not_taken_for_the_cost_of_a_hand_off() {
 }
 
 #[test]
+fn a_hand_off_costs_what_lies_between_one_end_and_the_next_beginning() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.scheduler.take_handoffs();
+    // B has half of its hold's time: it launches slowly.
+    let hold = |bench: &mut Bench, entered_after_ns: Option<u64>| {
+        const ENDED_BEFORE_NS: u64 = 30_000;
+        while !bench.is_leased(B) {
+            bench.step(MS, IDLE, WAITING);
+        }
+        bench.scheduler.take_handoffs();
+        let since_ns = bench.now_ns;
+        let entered_ns = entered_after_ns.map(|after_ns| since_ns + after_ns);
+        while !bench.is_closed(B) {
+            bench.now_ns += MS;
+            bench.scheduler.observe_edges(B, entered_ns, Some(bench.now_ns));
+            bench.step(0, WAITING, Seen { used_ns: MS / 2, waiting: true, ..RUNNING });
+        }
+        bench.now_ns += MS;
+        bench.scheduler.observe_edges(B, entered_ns, Some(bench.now_ns - ENDED_BEFORE_NS));
+        bench.step(0, WAITING, Seen { used_ns: MS / 2, ..IDLE });
+        bench.scheduler.take_handoffs().first().expect("one of B").idle_ns
+    };
+    assert_eq!(hold(&mut bench, Some(70_000)), Some(100_000));
+    assert_eq!(hold(&mut bench, None), None, "its first launch may not have been due");
+}
+
+#[test]
 fn guests_share_the_pauses_by_their_weights() {
     const C: TenantId = 3;
     let mut bench = Bench::beside();
