@@ -179,8 +179,8 @@ impl Moment {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct EdgeSlot {
-    /// When the first thread that had waited for the present lease went on.
-    pub entered: Moment,
+    /// When the first work of a thread that had waited for the present lease did: set when it is seen complete.
+    pub began: Moment,
     /// When the last work that was seen complete was: set before the session says that nothing is in flight.
     pub ended: Moment,
 }

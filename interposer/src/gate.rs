@@ -83,7 +83,7 @@ fn wait<'m>(
         let ended_ns = os::now_ns();
         meter.count_wait(ended_ns.saturating_sub(began_ns));
         if passed.is_ok() {
-            around.gpu.enter(Some((around.session, ended_ns)));
+            around.gpu.enter(Some(ended_ns));
         }
         passed
     })

@@ -381,8 +381,8 @@ impl Worker {
                     session.stopped.look(&session.last, slot.read(), may_launch, now_ns, is_stopped);
                 // After the meter: what that says to be done has its end there.
                 if let Some(edges) = page.edges(self.gpu) {
-                    let [entered_ns, ended_ns] = [&edges.entered, &edges.ended].map(|edge| edge.get(now_ns));
-                    self.scheduler.observe_edges(*id, entered_ns, ended_ns);
+                    let [began_ns, ended_ns] = [&edges.began, &edges.ended].map(|edge| edge.get(now_ns));
+                    self.scheduler.observe_edges(*id, began_ns, ended_ns);
                 }
                 if session.overdue.look(&reading, tenant.account.longest_ns, now_ns) {
                     let pid = process.map(|process| process.pid);

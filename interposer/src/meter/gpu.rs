@@ -10,7 +10,6 @@ use deepres_abi::wire::UNMANAGED;
 use super::estimates::Estimates;
 use super::segment::Launches;
 use crate::descriptor::{OwnDescriptor, Place};
-use crate::session::Session;
 use crate::{os, process};
 
 /// A reference that can be replaced, to something that lives as long as the process.
@@ -62,6 +61,8 @@ pub struct Gpu {
     stuck_at: AtomicU32,
     /// Epoch of the lease that a thread was last seen to go on with.
     entered: AtomicU32,
+    /// When it did, if it had waited and nothing ran since; else 0.
+    entered_ns: AtomicU64,
     /// What was taken of leases of one launch.
     pub only_launch: OnlyLaunch,
     /// Every launch is to be measured for a while.
@@ -85,6 +86,7 @@ impl Default for Gpu {
             window_waiters: AtomicU32::new(0),
             stuck_at: AtomicU32::new(u32::MAX),
             entered: AtomicU32::new(0),
+            entered_ns: AtomicU64::new(0),
             only_launch: OnlyLaunch::default(),
             is_fine: AtomicBool::new(false),
             late_ns: AtomicU64::new(0),
@@ -216,18 +218,21 @@ impl Gpu {
         self.is_fine.store(is_fine, Ordering::Relaxed);
     }
 
-    /// A thread goes on under a lease: says when, if it is the first and `had_waited`.
-    pub fn enter(&self, had_waited: Option<(&Session, u64)>) {
+    /// A thread goes on under a lease, at `waited_until_ns` if it had waited: notes that, if it is the first.
+    pub fn enter(&self, waited_until_ns: Option<u64>) {
         let epoch = self.grant().map_or(0, |grant| grant.gate().epoch);
-        if self.entered.load(Ordering::Relaxed) == epoch {
-            return;
+        if self.entered.load(Ordering::Relaxed) != epoch {
+            self.entered.store(epoch, Ordering::Relaxed);
+            self.entered_ns.store(waited_until_ns.unwrap_or(0), Ordering::Relaxed);
         }
-        self.entered.store(epoch, Ordering::Relaxed);
-        if let Some((session, now_ns)) = had_waited
-            && let Some(edges) = self.index().and_then(|index| session.meter().edges(index))
-        {
-            edges.entered.set(now_ns);
-        }
+    }
+
+    /// Something ran on the GPU from `start_ns` on: when the first work under the present lease began, if this is it and it waited for that. The meter thread's.
+    pub fn begins(&self, start_ns: u64) -> Option<u64> {
+        let entered_ns = self.entered_ns.load(Ordering::Relaxed);
+        let is_first = entered_ns != 0 && start_ns >= entered_ns;
+        let taken = || self.entered_ns.compare_exchange(entered_ns, 0, Ordering::Relaxed, Ordering::Relaxed);
+        (is_first && taken().is_ok()).then_some(start_ns)
     }
 
     /// Adds to the time in flight.

@@ -68,6 +68,11 @@ pub fn start(process: &'static Process) -> io::Result<()> {
     started.map(drop)
 }
 
+/// Where what it finds out of a GPU's holds is told.
+fn edges(process: &Process, gpu: &Gpu) -> Option<&'static EdgeSlot> {
+    process.session()?.meter().edges(gpu.index()?)
+}
+
 struct Meter {
     process: &'static Process,
     accounts: Vec<Account>,
@@ -228,7 +233,7 @@ impl Meter {
             return;
         }
         if let Some(ended_ns) = self.accounts.get(ordinal).map(|account| account.ended_ns)
-            && let Some(edges) = self.edges(gpu)
+            && let Some(edges) = edges(self.process, gpu)
         {
             edges.ended.set(ended_ns);
         }
@@ -238,10 +243,6 @@ impl Meter {
                 gpu.ring();
             }
         }
-    }
-
-    fn edges(&self, gpu: &Gpu) -> Option<&'static EdgeSlot> {
-        self.process.session()?.meter().edges(gpu.index()?)
     }
 
     /// Looks at a context's lanes.
@@ -419,6 +420,11 @@ impl Meter {
         let Some(meter) = context.gpu.meter() else { return };
         account.saw(std::ptr::from_ref(lane).addr(), ticked_ns);
         account.ended_ns = account.ended_ns.max(u64::try_from(end_ns).unwrap_or(0));
+        if let Some(began_ns) = context.gpu.begins(u64::try_from(start_ns).unwrap_or(0))
+            && let Some(edges) = edges(self.process, context.gpu)
+        {
+            edges.began.set(began_ns);
+        }
         let charged = account.charge(took_ns, (start_ns, end_ns), single);
         match charged.place {
             Some((start_ns, end_ns)) => self.process.cover(context.gpu, start_ns, end_ns),

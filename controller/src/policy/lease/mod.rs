@@ -444,10 +444,10 @@ impl Scheduler {
     }
 
     /// Takes in where a session's work began and ended, if it says so: before [`Self::observe`], of each session of who has the GPU.
-    pub fn observe_edges(&mut self, id: TenantId, entered_ns: Option<u64>, ended_ns: Option<u64>) {
+    pub fn observe_edges(&mut self, id: TenantId, began_ns: Option<u64>, ended_ns: Option<u64>) {
         let Some(hold) = self.hold.as_mut().filter(|hold| hold.tenant == id) else { return };
-        let entered_ns = entered_ns.filter(|entered_ns| *entered_ns >= hold.since_ns);
-        hold.entered_ns = [hold.entered_ns, entered_ns].into_iter().flatten().min();
+        let began_ns = began_ns.filter(|began_ns| *began_ns >= hold.since_ns);
+        hold.began_ns = [hold.began_ns, began_ns].into_iter().flatten().min();
         hold.ended_ns = hold.ended_ns.max(ended_ns);
     }
 
@@ -724,7 +724,7 @@ impl Scheduler {
             contended: contended.then_some(Contended { since_ns: now_ns, used_ns: 0 }),
             closed_ns: None,
             drain_give_up_ns: None,
-            entered_ns: None,
+            began_ns: None,
             ended_ns: None,
             once_since_ns: None,
         });

@@ -287,8 +287,8 @@ pub struct Hold {
     /// While it drains: since when, and when that is given up.
     pub closed_ns: Option<u64>,
     pub drain_give_up_ns: Option<u64>,
-    /// When the first thread that had waited for the hold went on, and when the last work that is done was, if that is told.
-    pub entered_ns: Option<u64>,
+    /// When the first work that had waited for the hold began, and the last that is done ended, if that is told.
+    pub began_ns: Option<u64>,
     pub ended_ns: Option<u64>,
     /// While it may launch one thing: since when.
     pub once_since_ns: Option<u64>,
@@ -311,10 +311,10 @@ impl Hold {
         Self { contended: Some(self.contended.unwrap_or(began)), ..self }
     }
 
-    /// What its ways in and out cost at `now_ns`, if its sessions tell: the GPU's idling between the gate's opening and the first launch, and between the end of what
+    /// What its ways in and out cost at `now_ns`, if its sessions tell: the GPU's idling between the gate's opening and the first work, and between the end of what
     /// was in flight when the gate closed and now. Nothing is told by who did not wait for the gate to open.
     pub fn edges_ns(&self, now_ns: u64) -> Option<u64> {
-        let way_in_ns = self.entered_ns?.saturating_sub(self.since_ns);
+        let way_in_ns = self.began_ns?.saturating_sub(self.since_ns);
         let idle_since_ns = self.closed_ns.map(|closed_ns| self.ended_ns.unwrap_or(0).max(closed_ns));
         let way_out_ns = idle_since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
         Some(way_in_ns.saturating_add(way_out_ns))
@@ -328,7 +328,7 @@ impl Hold {
             contended: self.contended.map(|_| Contended { since_ns: now_ns, used_ns: self.used_ns }),
             closed_ns: self.closed_ns.map(|_| now_ns),
             drain_give_up_ns: self.drain_give_up_ns.map(|at_ns| at_ns.saturating_add(silent_ns)),
-            entered_ns: None,
+            began_ns: None,
             once_since_ns: self.once_since_ns.map(|_| now_ns),
             ..self
         }

@@ -694,21 +694,21 @@ fn a_hand_off_costs_what_lies_between_one_end_and_the_next_beginning() {
     bench.step(MS, RUNNING, WAITING);
     bench.scheduler.take_handoffs();
     // B has half of its hold's time: it launches slowly.
-    let hold = |bench: &mut Bench, entered_after_ns: Option<u64>| {
+    let hold = |bench: &mut Bench, began_after_ns: Option<u64>| {
         const ENDED_BEFORE_NS: u64 = 30_000;
         while !bench.is_leased(B) {
             bench.step(MS, IDLE, WAITING);
         }
         bench.scheduler.take_handoffs();
         let since_ns = bench.now_ns;
-        let entered_ns = entered_after_ns.map(|after_ns| since_ns + after_ns);
+        let began_ns = began_after_ns.map(|after_ns| since_ns + after_ns);
         while !bench.is_closed(B) {
             bench.now_ns += MS;
-            bench.scheduler.observe_edges(B, entered_ns, Some(bench.now_ns));
+            bench.scheduler.observe_edges(B, began_ns, Some(bench.now_ns));
             bench.step(0, WAITING, Seen { used_ns: MS / 2, waiting: true, ..RUNNING });
         }
         bench.now_ns += MS;
-        bench.scheduler.observe_edges(B, entered_ns, Some(bench.now_ns - ENDED_BEFORE_NS));
+        bench.scheduler.observe_edges(B, began_ns, Some(bench.now_ns - ENDED_BEFORE_NS));
         bench.step(0, WAITING, Seen { used_ns: MS / 2, ..IDLE });
         bench.scheduler.take_handoffs().first().expect("one of B").idle_ns
     };
