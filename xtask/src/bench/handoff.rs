@@ -191,14 +191,15 @@ fn settings(kit: &Kit) -> Result<Quantiles> {
     Ok(quantiles(reactions_ms))
 }
 
-/// A tenant with requests beside a best-effort one that always has work.
+/// A latency tenant with requests beside a best-effort one that always has work.
 fn waiting(kit: &Kit, seconds: f64) -> Result<(Quantiles, f64)> {
     let host = kit.configured_host(GUESTS_MAY_HARM)?;
     let guest_is = As::Tenant(&["--name", "guest", "--class", "best-effort"]);
     let mut guest = kit.pace(&host, guest_is, &["busy_1000usx32", "sync"])?;
     let seconds = seconds.to_string();
     let arguments = ["--kernel", "quick", "--rate", REQUESTS_PER_S, "--seconds", &seconds];
-    let served = kit.serve(&host, As::Tenant(&["--name", "server"]), &arguments)?.served()?;
+    let server_is = As::Tenant(&["--name", "server", "--slo", "50ms"]);
+    let served = kit.serve(&host, server_is, &arguments)?.served()?;
     guest.still_runs()?;
     let Times { p50, p99, .. } = served.launch_us;
     Ok((Quantiles { p50: p50 / US_PER_MS, p99: p99 / US_PER_MS }, LONG_KERNEL_MS))
