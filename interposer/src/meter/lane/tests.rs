@@ -423,6 +423,34 @@ fn a_stream_that_waits_for_the_host_is_stuck_until_something_after_the_wait_comp
     assert!(!lane.is_stuck());
 }
 
+#[test]
+fn behind_a_wait_for_the_host_no_end_is_recorded() {
+    let (calls, lane) = (fake::calls(), lane());
+    // What the stream waits for.
+    fake::launch(lane.stream().unwrap(), 10 * KERNEL_NS);
+    open(&calls, lane, 2);
+    lane.await_host();
+    lane.close(&calls);
+    assert!(lane.is_open(), "the event may find no place before the host goes on");
+    fake::pass(10 * KERNEL_NS);
+    lane.close(&calls);
+    assert!(!lane.is_open(), "the wait is over");
+}
+
+#[test]
+fn what_a_thread_had_under_way_that_was_ended_in_the_driver_is_others_to_close() {
+    let calls = fake::calls();
+    for (owner, is_released) in [(os::thread_id(), false), (u32::MAX >> 1, true)] {
+        let gpu: &'static Gpu = Box::leak(Box::default());
+        let context: &'static ContextState = Box::leak(Box::new(ContextState::new(Context(0x1000), gpu, 0)));
+        let lane = context.lane(context.handle(), Stream(1), owner).unwrap();
+        lane.begin(&calls, KERNEL, None).unwrap();
+        lane.release_dead();
+        lane.close_stale(&calls, 1, 300);
+        assert_eq!(!lane.is_open(), is_released, "{owner}");
+    }
+}
+
 /// A lane whose GPU's launches are counted here.
 fn counted_lane() -> (&'static Lane, &'static MeterSlot) {
     let (lane, meter): (_, &'static MeterSlot) = (lane(), Box::leak(Box::default()));
