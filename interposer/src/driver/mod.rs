@@ -85,7 +85,7 @@ fn adopt(found: usize) {
         .unwrap_or(found);
     let _ = INSTANCE.compare_exchange(0, bound, Ordering::AcqRel, Ordering::Relaxed);
     // Also for who comes second: a look-up of ours that fails leaves an error behind, which the next one that succeeds takes away.
-    pin(bound);
+    resolve::keep(bound);
 }
 
 /// Whether `found` is of the driver that hooks call, or of a library that stands for it. A second copy of the driver knows nothing of what the first
@@ -159,7 +159,7 @@ fn look_behind(found: usize) {
     {
         return;
     }
-    pin(found);
+    resolve::keep(found);
     BEHIND.store(found, Ordering::Release);
 }
 
@@ -179,18 +179,6 @@ fn behind_symbol(id: ApiId) -> Option<usize> {
     driver.symbol(c_string(id.symbol(), &mut [0_u8; SYMBOL_BYTES])?)
 }
 
-/// Keeps the library that `address` lies in for good: a client that probes for the driver closes it again, and its addresses
-/// stay with us.
-fn pin(address: usize) {
-    // SAFETY: all zeroes is a valid Dl_info: pointers and nothing else.
-    let mut info = unsafe { std::mem::zeroed::<libc::Dl_info>() };
-    // SAFETY: the result has room, and any address may be asked about.
-    if unsafe { libc::dladdr(address as *const libc::c_void, &mut info) } != 0 && !info.dli_fname.is_null() {
-        // SAFETY: the name of an object that is loaded; nothing new is.
-        unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
-    }
-}
-
 /// In the libcuda in use; else where the dynamic linker would have bound the caller without us; else in a libcuda that some
 /// library brought for itself alone (a Python extension linked to it and loaded with `RTLD_LOCAL`), or what stands for one.
 #[cold]
@@ -206,7 +194,7 @@ fn find(id: ApiId) -> usize {
     match object.and_then(|object| object.symbol(symbol)).or_else(elsewhere) {
         Some(found) => {
             if object.is_some_and(|object| !object.contains(found)) {
-                pin(found);
+                resolve::keep(found);
             }
             remember(id, found);
             known(id).unwrap_or(0)

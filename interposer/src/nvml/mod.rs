@@ -48,6 +48,10 @@ impl Function {
 
     /// Takes `found` for the real function unless another is known. Returns whether it is the one that the hook will call.
     pub fn remember(&self, found: usize) -> bool {
+        if self.real.load(Ordering::Acquire) == 0 && !kept().is_some_and(|object| object.contains(found)) {
+            resolve::keep(found);
+            KEPT.store(found, Ordering::Release);
+        }
         match self.real.compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => true,
             Err(known) => known == found,
@@ -60,12 +64,22 @@ impl Function {
         if known != 0 {
             return known;
         }
-        let found = resolve::next_definition(self.name).or_else(|| loaded(self.name)).unwrap_or(0);
-        if found != 0 {
+        let bound = resolve::next_definition(self.name).or_else(|| loaded(self.name));
+        // Last where a client asked that has the library in a namespace of its own.
+        if let Some(found) = bound.or_else(|| kept()?.symbol(self.name)) {
             self.remember(found);
         }
         self.real.load(Ordering::Acquire)
     }
+}
+
+/// Some address inside the library that was kept last: mostly there is but one. 0: none yet.
+static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+/// That library.
+fn kept() -> Option<elf::Object> {
+    let kept = KEPT.load(Ordering::Acquire);
+    if kept == 0 { None } else { elf::Object::containing(kept) }
 }
 
 /// Where a loaded management library has `symbol`, whoever may see it.

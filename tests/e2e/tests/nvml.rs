@@ -5,7 +5,7 @@ use std::time::Duration;
 use deepres_e2e::{
     Host, Process,
     artefacts::{artefacts, clients_python},
-    clients::{Way, c_client, script},
+    clients::{Way, c_client, c_program, script},
     host::COMMAND_LIMIT,
 };
 use serde_json::{Value, json};
@@ -149,6 +149,35 @@ fn within_a_session_nvml_tells_at_once_what_the_driver_tells_with_a_daemon_and_w
         assert_eq!(seen["nvml"], seen["driver"]);
         assert_eq!(seen["nvml"][1].as_u64(), Some(4 * GIB));
     }
+}
+
+/// go-nvml opens the library for a look and closes it again, and so do others that come to the same process.
+#[test]
+fn a_library_that_is_closed_and_opened_again_shows_the_tenants_part_as_before() {
+    const MIB: u64 = 1 << 20;
+    let host = Host::new();
+    let whole = Config::default().memory_bytes / MIB;
+    let reopens = c_program("reopens");
+    let totals = |mut command: std::process::Command, arguments: &[&str]| {
+        command.env("DEEPRES_MEMORY", "4GiB").env("DEEPRES_TENANT", "t").args(arguments);
+        let said = host.finish(command).success().stdout;
+        said.lines().map(|line| line.parse().unwrap_or_else(|_| panic!("{said}"))).collect::<Vec<u64>>()
+    };
+    let limit = 4 * GIB / MIB;
+    let alone = || {
+        let mut command = host.command(&reopens);
+        command.env("LD_PRELOAD", &artefacts().library);
+        command
+    };
+    for way in ["base", "namespace"] {
+        assert_eq!(totals(host.command(&reopens), &[way]), [whole; 3], "{way}: bare");
+        assert_eq!(totals(alone(), &[way]), [whole; 3], "{way}: without a session there is no limit to show");
+    }
+    assert_eq!(totals(alone(), &["base", "cuda"]), [limit; 3]);
+    let _daemon = host.daemon();
+    assert_eq!(totals(host.preloaded(&reopens), &["base", "cuda"]), [limit; 3]);
+    // In a namespace of its own it is another library each time.
+    assert_eq!(totals(host.preloaded(&reopens), &["namespace", "cuda"])[0], limit);
 }
 
 /// Asks for every list of processes with room for none and for one: what each call returns, how many it says there are, and the first.
