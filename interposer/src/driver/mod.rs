@@ -18,6 +18,8 @@ use crate::resolve::{self, elf};
 const SYMBOL_BYTES: usize = 128;
 /// What the driver library calls itself, up to its version.
 const SONAME_START: &[u8] = b"libcuda.so";
+/// What the libraries that come with it call themselves: that for management, for one, looks the driver's version up in it.
+const BESIDE_DRIVER: &[u8] = b"libnvidia-";
 
 /// By [`ApiId`]; 0: not known yet.
 pub static REAL: [AtomicUsize; ApiId::COUNT] = [const { AtomicUsize::new(0) }; ApiId::COUNT];
@@ -208,25 +210,37 @@ pub fn loaded(symbol: &CStr) -> Option<usize> {
     elf::find(|object| if is_driver(object) { object.symbol(symbol) } else { None })
 }
 
-/// How many libraries are linked to the driver and bound to its functions where ours should be. What is bound at its first call counts once it was.
+/// How many libraries go past us: they are bound to the driver's functions where ours should be, or look them up by the C library's own `dlsym`. What is
+/// bound at its first call counts once it was.
 pub fn bound_past() -> u64 {
+    let lookups = resolve::c_lookups();
+    let used = lookups.iter().position(|address| *address == 0).unwrap_or(lookups.len());
     let mut count = 0;
     let mut look = |object: &elf::Object| {
-        let is_past = !is_driver(object)
-            && object.needs(SONAME_START)
-            && object
-                .imports(|name, bound| {
-                    let id = deepres_abi::driver::by_symbol(name.to_bytes())?;
-                    crate::hooks::address(id)?;
-                    (known(id) == Some(bound) || loaded_in_driver(bound)).then_some(())
-                })
-                .is_some();
+        let is_past = !is_part_of_driver(object)
+            && (is_bound_to_driver(object) || looks_past(object, &lookups[..used]));
         count += u64::from(is_past);
         None::<()>
     };
     elf::find(&mut look);
     elf::find_elsewhere(&mut look);
     count
+}
+
+/// Whether it is linked to the driver and bound to one of its functions where ours should be.
+fn is_bound_to_driver(object: &elf::Object) -> bool {
+    let is_bound = |name: &CStr, bound| {
+        let id = deepres_abi::driver::by_symbol(name.to_bytes())?;
+        crate::hooks::address(id)?;
+        (known(id) == Some(bound) || loaded_in_driver(bound)).then_some(())
+    };
+    object.needs(SONAME_START) && object.imports(is_bound).is_some()
+}
+
+/// Whether it is bound to one of `lookups` where ours should be, and names the driver: it opens that by itself, as whoever has libcudart inside does. Of the many
+/// that look up something else nothing is to be told.
+fn looks_past(object: &elf::Object, lookups: &[usize]) -> bool {
+    object.is_bound_to(lookups) && object.mentions(SONAME_START)
 }
 
 /// Whether `address` is of a driver of this process's. As [`is_in_driver`], among objects that were listed.
@@ -237,6 +251,11 @@ fn loaded_in_driver(address: usize) -> bool {
 
 fn is_driver(object: &elf::Object) -> bool {
     object.soname().unwrap_or_default().to_bytes().starts_with(SONAME_START)
+}
+
+/// Whether it is the driver, or came with it.
+fn is_part_of_driver(object: &elf::Object) -> bool {
+    is_driver(object) || object.soname().unwrap_or_default().to_bytes().starts_with(BESIDE_DRIVER)
 }
 
 fn c_string<'b>(text: &str, buffer: &'b mut [u8; SYMBOL_BYTES]) -> Option<&'b CStr> {
