@@ -122,7 +122,7 @@ pub struct Coverage {
     pub unknown_names: AtomicU64,
     /// Requests for the driver's private tables, through which a client may launch without us.
     pub export_tables: AtomicU64,
-    /// Libraries linked to the driver whose calls go to it without us: opened with `RTLD_DEEPBIND`, mostly.
+    /// Libraries whose calls, or look-ups, go to the driver without us: opened with `RTLD_DEEPBIND`, mostly.
     pub bound_past: AtomicU64,
     /// Times that somebody was given the C library's own `dlsym` or `dlvsym`: what is found by it is not seen.
     pub given_lookups: AtomicU64,

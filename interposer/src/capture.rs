@@ -117,8 +117,29 @@ fn change(change: impl FnOnce(&mut Vec<Capture>)) {
     ACTIVE.fetch_add((captures.len() as u32).wrapping_sub(before), Ordering::SeqCst);
 }
 
+/// Has the thread's end take out what its own default stream captures then: nobody else can name that stream.
+struct AtEnd;
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        let is_own =
+            |capture: &Capture| capture.stream == Stream::PER_THREAD && capture.thread == thread::id();
+        if is_active() {
+            change(|captures| captures.retain(|capture| !is_own(capture)));
+        }
+    }
+}
+
+thread_local! {
+    static AT_END: AtEnd = const { AtEnd };
+}
+
 /// A capture is about to begin on `stream`, which is of `context`. Counted before it does, so that no marker slips in.
 pub fn begin(stream: Stream, context: Option<Context>) {
+    if stream == Stream::PER_THREAD {
+        // A thread that is ending already captures no more.
+        let _ = AT_END.try_with(|_| ());
+    }
     change(|captures| captures.push(Capture { stream, context, thread: thread::id() }));
 }
 
@@ -213,8 +234,13 @@ mod tests {
         end(Stream::PER_THREAD, Some(Context(2)));
         assert!(is_active(), "that is the other context's stream");
         std::thread::spawn(|| end(Stream::PER_THREAD, Some(Context(1)))).join().unwrap();
+        std::thread::spawn(|| begin(Stream::PER_THREAD, Some(Context(1)))).join().unwrap();
         assert!(is_active(), "that is the other thread's stream");
         end(Stream::PER_THREAD, Some(Context(1)));
+        assert!(!is_active(), "what a thread's own stream captured went with the thread");
+        std::thread::spawn(move || begin(one, None)).join().unwrap();
+        assert!(is_active(), "others outlive who began on them");
+        end(one, None);
         assert!(!is_active());
     }
 }

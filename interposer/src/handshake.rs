@@ -24,6 +24,8 @@ use crate::unshared::Unshared;
 /// How long the first handshake may take, ns. The controller answers within a millisecond, and within this hundreds that come at once; then the
 /// job goes on alone.
 const HANDSHAKE_NS: u64 = 3_000_000_000;
+/// How long a question about what NVML shows waits if the one before was in vain, ns: whoever asks is a monitor, as a rule, which asks again and again.
+const DOUBTED_NS: u64 = 100_000_000;
 /// How long a context's making waits for what NVML says of it, ns: the controller gives up sooner.
 const APPRAISAL_NS: u64 = 1_000_000_000;
 /// Pause before another attempt at a daemon that is just being replaced, ns.
@@ -153,12 +155,12 @@ fn try_shake(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Connect
     packet.welcomed(socket, gpus.len())
 }
 
-/// Asks the controller what the tenant has of `gpus`, without a session.
+/// Asks the controller what the tenant has of `gpus`, without a session. `is_doubted`: it did not answer the last time.
 ///
 /// # Errors
 /// [`ConnectError`].
-pub fn view(config: &Config, gpus: &[Uuid]) -> Result<View, ConnectError> {
-    ask(config, gpus, Role::Viewer, HANDSHAKE_NS)
+pub fn view(config: &Config, gpus: &[Uuid], is_doubted: bool) -> Result<View, ConnectError> {
+    ask(config, gpus, Role::Viewer, if is_doubted { DOUBTED_NS } else { HANDSHAKE_NS })
 }
 
 /// Asks the controller what NVML says that this process holds of `gpu`, bytes; `None` if it cannot say.

@@ -32,7 +32,7 @@ pub struct ProcessCoverage {
     pub unknown_names: u64,
     /// Requests for the driver's private tables, behind which nobody sees what is called.
     pub export_tables: u64,
-    /// Libraries whose calls go to the driver without us (`RTLD_DEEPBIND`, `dlmopen`).
+    /// Libraries whose calls, or look-ups, go to the driver without us (`RTLD_DEEPBIND`, `dlmopen`).
     pub bound_past: u64,
     /// Times that somebody was given the C library's own `dlsym`, by which functions are found without us.
     pub given_lookups: u64,

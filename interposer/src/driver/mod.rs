@@ -18,6 +18,8 @@ use crate::resolve::{self, elf};
 const SYMBOL_BYTES: usize = 128;
 /// What the driver library calls itself, up to its version.
 const SONAME_START: &[u8] = b"libcuda.so";
+/// What the libraries that come with it call themselves: that for management, for one, looks the driver's version up in it.
+const BESIDE_DRIVER: &[u8] = b"libnvidia-";
 
 /// By [`ApiId`]; 0: not known yet.
 pub static REAL: [AtomicUsize; ApiId::COUNT] = [const { AtomicUsize::new(0) }; ApiId::COUNT];
@@ -85,7 +87,7 @@ fn adopt(found: usize) {
         .unwrap_or(found);
     let _ = INSTANCE.compare_exchange(0, bound, Ordering::AcqRel, Ordering::Relaxed);
     // Also for who comes second: a look-up of ours that fails leaves an error behind, which the next one that succeeds takes away.
-    pin(bound);
+    resolve::keep(bound);
 }
 
 /// Whether `found` is of the driver that hooks call, or of a library that stands for it. A second copy of the driver knows nothing of what the first
@@ -159,7 +161,7 @@ fn look_behind(found: usize) {
     {
         return;
     }
-    pin(found);
+    resolve::keep(found);
     BEHIND.store(found, Ordering::Release);
 }
 
@@ -179,18 +181,6 @@ fn behind_symbol(id: ApiId) -> Option<usize> {
     driver.symbol(c_string(id.symbol(), &mut [0_u8; SYMBOL_BYTES])?)
 }
 
-/// Keeps the library that `address` lies in for good: a client that probes for the driver closes it again, and its addresses
-/// stay with us.
-fn pin(address: usize) {
-    // SAFETY: all zeroes is a valid Dl_info: pointers and nothing else.
-    let mut info = unsafe { std::mem::zeroed::<libc::Dl_info>() };
-    // SAFETY: the result has room, and any address may be asked about.
-    if unsafe { libc::dladdr(address as *const libc::c_void, &mut info) } != 0 && !info.dli_fname.is_null() {
-        // SAFETY: the name of an object that is loaded; nothing new is.
-        unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
-    }
-}
-
 /// In the libcuda in use; else where the dynamic linker would have bound the caller without us; else in a libcuda that some
 /// library brought for itself alone (a Python extension linked to it and loaded with `RTLD_LOCAL`), or what stands for one.
 #[cold]
@@ -206,7 +196,7 @@ fn find(id: ApiId) -> usize {
     match object.and_then(|object| object.symbol(symbol)).or_else(elsewhere) {
         Some(found) => {
             if object.is_some_and(|object| !object.contains(found)) {
-                pin(found);
+                resolve::keep(found);
             }
             remember(id, found);
             known(id).unwrap_or(0)
@@ -220,25 +210,37 @@ pub fn loaded(symbol: &CStr) -> Option<usize> {
     elf::find(|object| if is_driver(object) { object.symbol(symbol) } else { None })
 }
 
-/// How many libraries are linked to the driver and bound to its functions where ours should be. What is bound at its first call counts once it was.
+/// How many libraries go past us: they are bound to the driver's functions where ours should be, or look them up by the C library's own `dlsym`. What is
+/// bound at its first call counts once it was.
 pub fn bound_past() -> u64 {
+    let lookups = resolve::c_lookups();
+    let used = lookups.iter().position(|address| *address == 0).unwrap_or(lookups.len());
     let mut count = 0;
     let mut look = |object: &elf::Object| {
-        let is_past = !is_driver(object)
-            && object.needs(SONAME_START)
-            && object
-                .imports(|name, bound| {
-                    let id = deepres_abi::driver::by_symbol(name.to_bytes())?;
-                    crate::hooks::address(id)?;
-                    (known(id) == Some(bound) || loaded_in_driver(bound)).then_some(())
-                })
-                .is_some();
+        let is_past = !is_part_of_driver(object)
+            && (is_bound_to_driver(object) || looks_past(object, &lookups[..used]));
         count += u64::from(is_past);
         None::<()>
     };
     elf::find(&mut look);
     elf::find_elsewhere(&mut look);
     count
+}
+
+/// Whether it is linked to the driver and bound to one of its functions where ours should be.
+fn is_bound_to_driver(object: &elf::Object) -> bool {
+    let is_bound = |name: &CStr, bound| {
+        let id = deepres_abi::driver::by_symbol(name.to_bytes())?;
+        crate::hooks::address(id)?;
+        (known(id) == Some(bound) || loaded_in_driver(bound)).then_some(())
+    };
+    object.needs(SONAME_START) && object.imports(is_bound).is_some()
+}
+
+/// Whether it is bound to one of `lookups` where ours should be, and names the driver: it opens that by itself, as whoever has libcudart inside does. Of the many
+/// that look up something else nothing is to be told.
+fn looks_past(object: &elf::Object, lookups: &[usize]) -> bool {
+    object.is_bound_to(lookups) && object.mentions(SONAME_START)
 }
 
 /// Whether `address` is of a driver of this process's. As [`is_in_driver`], among objects that were listed.
@@ -249,6 +251,11 @@ fn loaded_in_driver(address: usize) -> bool {
 
 fn is_driver(object: &elf::Object) -> bool {
     object.soname().unwrap_or_default().to_bytes().starts_with(SONAME_START)
+}
+
+/// Whether it is the driver, or came with it.
+fn is_part_of_driver(object: &elf::Object) -> bool {
+    is_driver(object) || object.soname().unwrap_or_default().to_bytes().starts_with(BESIDE_DRIVER)
 }
 
 fn c_string<'b>(text: &str, buffer: &'b mut [u8; SYMBOL_BYTES]) -> Option<&'b CStr> {

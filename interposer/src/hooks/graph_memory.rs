@@ -117,13 +117,16 @@ upload!(upload_ptsz, cuGraphUpload_ptsz, true);
 /// Hook of `cuGraphExecDestroy`.
 pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {
     let Some(real) = real!(cuGraphExecDestroy) else { return MISSING };
-    if graphs::is_used()
-        && let Some(process) = process::current()
-    {
-        process.memory.graphs.forget(ExecHandle(exec as usize));
-    }
+    let process = process::current().filter(|_| graphs::is_used());
+    // Before: the driver may give the handle to another graph as soon as it is free.
+    let forgotten = process.and_then(|process| process.memory.graphs.forget(ExecHandle(exec as usize)));
     // SAFETY: the caller's argument.
     let result = unsafe { real(exec) };
+    if result != CUDA_SUCCESS
+        && let Some((process, needs)) = process.zip(forgotten)
+    {
+        process.memory.graphs.put_back(ExecHandle(exec as usize), needs);
+    }
     // Also where it failed: what is forgotten in vain is measured again.
     meter::graphs::changed(exec as usize);
     if graphs::is_used() {

@@ -115,9 +115,14 @@ impl Graphs {
         }
     }
 
-    /// `exec` is gone.
-    pub fn forget(&self, exec: ExecHandle) {
-        lock(&self.needs).remove(&exec);
+    /// `exec` is about to go. Returns what is to be told to [`Self::put_back`] if it stays.
+    pub fn forget(&self, exec: ExecHandle) -> Option<Needs> {
+        lock(&self.needs).remove(&exec)
+    }
+
+    /// It stays.
+    pub fn put_back(&self, exec: ExecHandle, needs: Needs) {
+        lock(&self.needs).entry(exec).or_insert(needs);
     }
 
     /// A new node allocates at `address`: what was there is gone.

@@ -6,7 +6,7 @@
 pub mod types;
 
 use std::ffi::{CStr, c_char};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use deepres_abi::grant::NO_LIMIT;
@@ -22,10 +22,9 @@ use crate::{handshake, os, process};
 const SONAME_START: &[u8] = b"libnvidia-ml.so";
 /// Room for a GPU's UUID in NVML's writing (`NVML_DEVICE_UUID_V2_BUFFER_SIZE`).
 const UUID_BYTES: usize = 96;
-/// A monitor asks several questions in a row: for so long one answer of the daemon serves them all, ns. A failure too, so that a
-/// daemon that does not answer is not asked at each.
+/// A monitor asks several questions in a row: for so long one answer of the daemon serves them all, ns.
 const FRESH_NS: u64 = 20_000_000;
-/// How long after a failure the daemon is asked again, ns.
+/// How long after it did not answer the daemon is not asked again, ns: by nobody in this process, of whichever GPU.
 const RETRY_NS: u64 = 1_000_000_000;
 /// Processes on a GPU for which there is room when NVML is asked first, and at most.
 const FIRST_ROOM: u32 = 64;
@@ -48,6 +47,10 @@ impl Function {
 
     /// Takes `found` for the real function unless another is known. Returns whether it is the one that the hook will call.
     pub fn remember(&self, found: usize) -> bool {
+        if self.real.load(Ordering::Acquire) == 0 && !kept().is_some_and(|object| object.contains(found)) {
+            resolve::keep(found);
+            KEPT.store(found, Ordering::Release);
+        }
         match self.real.compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => true,
             Err(known) => known == found,
@@ -60,12 +63,22 @@ impl Function {
         if known != 0 {
             return known;
         }
-        let found = resolve::next_definition(self.name).or_else(|| loaded(self.name)).unwrap_or(0);
-        if found != 0 {
+        let bound = resolve::next_definition(self.name).or_else(|| loaded(self.name));
+        // Last where a client asked that has the library in a namespace of its own.
+        if let Some(found) = bound.or_else(|| kept()?.symbol(self.name)) {
             self.remember(found);
         }
         self.real.load(Ordering::Acquire)
     }
+}
+
+/// Some address inside the library that was kept last: mostly there is but one. 0: none yet.
+static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+/// That library.
+fn kept() -> Option<elf::Object> {
+    let kept = KEPT.load(Ordering::Acquire);
+    if kept == 0 { None } else { elf::Object::containing(kept) }
 }
 
 /// Where a loaded management library has `symbol`, whoever may see it.
@@ -202,30 +215,45 @@ fn own(uuid: &Uuid) -> Option<Own> {
 struct Answer {
     uuid: Uuid,
     at_ns: u64,
-    view: Option<View>,
+    view: View,
 }
 
 /// The daemon's latest answers.
 static ANSWERS: Mutex<Vec<Answer>> = Mutex::new(Vec::new());
+/// When the daemon did not answer (`CLOCK_MONOTONIC`), or 0 if it did the last time.
+static FAILED_NS: AtomicU64 = AtomicU64::new(0);
+/// In which process that was: its forked children ask for themselves.
+static FAILED_IN: AtomicU32 = AtomicU32::new(0);
 
 fn view(uuid: Uuid) -> Option<View> {
     let now_ns = os::now_ns();
     // Never waited for: a thread may have been forked away while it held the lock.
     if let Ok(answers) = ANSWERS.try_lock()
         && let Some(answer) = answers.iter().find(|answer| answer.uuid == uuid)
+        && now_ns.saturating_sub(answer.at_ns) < FRESH_NS
     {
-        let keep_ns = if answer.view.is_some() { FRESH_NS } else { RETRY_NS };
-        if now_ns.saturating_sub(answer.at_ns) < keep_ns {
-            return answer.view;
-        }
+        return Some(answer.view);
+    }
+    let failed_ns = FAILED_NS.load(Ordering::Acquire);
+    let is_own = FAILED_IN.load(Ordering::Relaxed) == std::process::id();
+    if failed_ns != 0 && is_own && now_ns.saturating_sub(failed_ns) < RETRY_NS {
+        return None;
     }
     static CONFIG: OnceLock<Config> = OnceLock::new();
-    let view = handshake::view(CONFIG.get_or_init(Config::read), &[uuid]).ok();
+    let answer = handshake::view(CONFIG.get_or_init(Config::read), &[uuid], failed_ns != 0);
+    // After the question: it may have taken longer than its answer holds.
+    let at_ns = os::now_ns();
+    let Ok(view) = answer else {
+        FAILED_IN.store(std::process::id(), Ordering::Relaxed);
+        FAILED_NS.store(at_ns, Ordering::Release);
+        return None;
+    };
+    FAILED_NS.store(0, Ordering::Release);
     if let Ok(mut answers) = ANSWERS.try_lock() {
         answers.retain(|answer| answer.uuid != uuid);
-        answers.push(Answer { uuid, at_ns: now_ns, view });
+        answers.push(Answer { uuid, at_ns, view });
     }
-    view
+    Some(view)
 }
 
 fn uuid_of(device: Device) -> Option<Uuid> {

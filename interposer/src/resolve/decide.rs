@@ -264,9 +264,32 @@ impl Lookup {
 
 /// Whether the C library has `address`.
 fn is_c_library(address: usize) -> bool {
-    let name =
-        elf::Object::containing(address).and_then(|object| Some(C_LIBRARIES.contains(&object.soname()?)));
-    name.unwrap_or(false)
+    elf::Object::containing(address).as_ref().is_some_and(is_of_c_library)
+}
+
+fn is_of_c_library(object: &elf::Object) -> bool {
+    object.soname().is_some_and(|soname| C_LIBRARIES.contains(&soname))
+}
+
+/// Functions by which the C library finds others, and namespaces that glibc has at most.
+const LOOKUPS: usize = 2;
+const NAMESPACES: usize = 16;
+
+/// Where the C libraries of all namespaces have `dlsym` and `dlvsym`; 0 in the places that are left.
+pub fn c_lookups() -> [usize; LOOKUPS * NAMESPACES] {
+    let mut found = [0; LOOKUPS * NAMESPACES];
+    let mut places = found.iter_mut();
+    let mut note = |object: &elf::Object| {
+        if is_of_c_library(object) {
+            for address in [c"dlsym", c"dlvsym"].into_iter().filter_map(|name| object.symbol(name)) {
+                *places.next()? = address;
+            }
+        }
+        None::<()>
+    };
+    elf::find(&mut note);
+    elf::find_elsewhere(&mut note);
+    found
 }
 
 /// `look_up(handle)` asks the real function for `name`, from inside our library.

@@ -20,6 +20,7 @@ const DT_SONAME: i64 = 14;
 const DT_JMPREL: i64 = 23;
 const DT_VERSYM: i64 = 0x6fff_fff0;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
+const DT_RELACOUNT: i64 = 0x6fff_fff9;
 
 const ELF_MAGIC: &[u8; 4] = b"\x7fELF";
 const STT_OBJECT: u8 = 1;
@@ -135,7 +136,27 @@ impl Object {
     /// address of the object's own until then.
     pub fn imports<T>(&self, mut visit: impl FnMut(&CStr, usize) -> Option<T>) -> Option<T> {
         let tables = Tables::of(self)?;
-        [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)].into_iter().find_map(|(table, bytes)| {
+        self.bindings(|symbol, bound| {
+            // SAFETY: a relocation's symbol is in the object's table, and its name in that of strings.
+            let name = unsafe {
+                let symbol = &*tables.symbols.add(symbol);
+                CStr::from_ptr(tables.strings.add(symbol.st_name as usize))
+            };
+            visit(name, bound)
+        })
+    }
+
+    /// Whether anything that it imports is bound to one of these addresses.
+    pub fn is_bound_to(&self, addresses: &[usize]) -> bool {
+        self.bindings(|_, bound| addresses.contains(&bound).then_some(())).is_some()
+    }
+
+    /// As [`Self::imports`], by the symbols' numbers.
+    fn bindings<T>(&self, mut visit: impl FnMut(usize, usize) -> Option<T>) -> Option<T> {
+        // Those without a symbol come first; large libraries have millions.
+        let without = self.dynamic(DT_RELACOUNT).unwrap_or(0) as usize;
+        let tables = [(DT_RELA, DT_RELASZ, without), (DT_JMPREL, DT_PLTRELSZ, 0)];
+        tables.into_iter().find_map(|(table, bytes, first)| {
             let (relocations, bytes) = (self.table(table)?, self.dynamic(bytes)? as usize);
             // SAFETY: the dynamic section says where they are and how many.
             let relocations = unsafe {
@@ -144,19 +165,29 @@ impl Object {
                     bytes / mem::size_of::<Relocation>(),
                 )
             };
-            relocations.iter().find_map(|relocation| {
+            relocations.iter().skip(first).find_map(|relocation| {
                 if !matches!(relocation.info as u32, R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT) {
                     return None;
                 }
-                // SAFETY: a relocation's symbol is in the object's table, and its name in that of strings.
-                let name = unsafe {
-                    let symbol = &*tables.symbols.add((relocation.info >> u32::BITS) as usize);
-                    CStr::from_ptr(tables.strings.add(symbol.st_name as usize))
-                };
                 let word = self.base.wrapping_add(relocation.offset as usize) as *const usize;
                 // SAFETY: the word that the dynamic linker filled.
-                visit(name, unsafe { word.read() })
+                visit((relocation.info >> u32::BITS) as usize, unsafe { word.read() })
             })
+        })
+    }
+
+    /// Whether what it has that nobody writes, its constants among that, holds `text`.
+    pub fn mentions(&self, text: &[u8]) -> bool {
+        self.segments().iter().any(|header| {
+            let is_constant = header.p_flags & (libc::PF_R | libc::PF_W) == libc::PF_R;
+            let start = self.base.wrapping_add(header.p_vaddr as usize);
+            header.p_type == libc::PT_LOAD
+                && is_constant
+                // SAFETY: a segment of a loaded object, which may be read, and the text's own bytes.
+                && unsafe {
+                    let bytes = header.p_filesz as usize;
+                    !libc::memmem(start as *const c_void, bytes, text.as_ptr().cast(), text.len()).is_null()
+                }
         })
     }
 
@@ -481,6 +512,20 @@ mod tests {
         assert_eq!(listed.symbol(c"getenv"), read.symbol(c"getenv"));
         assert!(Object::of_other_namespace(0x10).is_none());
     }
+
+    #[test]
+    fn an_object_says_what_it_is_bound_to_and_what_it_mentions() {
+        let object = Object::containing(own_test as *const () as usize).unwrap();
+        // SAFETY: a terminated name and a pseudo handle.
+        let getenv = unsafe { libc::dlsym(libc::RTLD_NEXT, c"getenv".as_ptr()) } as usize;
+        assert!(object.is_bound_to(&[1, getenv]) && !object.is_bound_to(&[1, getenv + 1]));
+        assert!(object.mentions(b"an_object_says_what_it"));
+        let mut absent = *b"an_object_says_whaT_it";
+        absent.reverse();
+        assert!(!object.mentions(&absent));
+    }
+
+    fn own_test() {}
 
     #[test]
     fn the_next_definition_is_not_the_first_one() {

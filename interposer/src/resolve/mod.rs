@@ -11,6 +11,8 @@ mod copies;
 mod decide;
 pub mod elf;
 mod entry;
+mod keep;
 
 pub use copies::is_behind_another;
-pub use decide::{is_disabled, next_definition, next_loaded};
+pub use decide::{c_lookups, is_disabled, next_definition, next_loaded};
+pub use keep::keep;

@@ -85,6 +85,21 @@ fn what_one_graph_left_is_not_counted_on_by_another() {
 }
 
 #[test]
+fn a_graph_that_the_driver_does_not_destroy_is_held_to_the_limit_as_before() {
+    const FAILS: u64 = 3;
+    let host = host();
+    let _daemon = host.daemon();
+    let mut command = host.preloaded(c_client("graphs", Way::Dlsym));
+    command.args(["kept", &FAILS.to_string(), "300"]);
+    let faults: Vec<String> = (1..=FAILS).map(|call| format!("cuGraphExecDestroy:{call}:999")).collect();
+    command.env("SIMGPU_FAULTS", faults.join(","));
+    command.env("DEEPRES_TENANT", "t").env("DEEPRES_MEMORY", format!("{LIMIT_MIB}MiB"));
+    let said = host.finish(command).success().stdout;
+    assert_eq!(said, format!("{FULL}\n{FULL}\n{SUCCESS}\n"));
+    assert!(host.truth().gpus[0].memory_peak_bytes <= LIMIT_MIB * MIB);
+}
+
+#[test]
 fn no_race_of_launches_frees_and_trims_passes_the_limit() {
     // Three graphs and what two threads allocate do not fit together.
     for count in said("race", 3000, 130) {

@@ -274,30 +274,34 @@ fn whoever_dies_inside_an_allocation_holds_nobody_up() {
 
 /// A library that was opened with `RTLD_DEEPBIND`, or in a namespace of its own, goes past whoever is preloaded. It is told of.
 #[test]
-fn a_library_that_is_bound_to_the_driver_itself_is_told_of() {
+fn a_library_that_is_bound_to_the_driver_itself_or_looks_it_up_past_us_is_told_of() {
     let host = Host::new();
     let _daemon = host.daemon();
     let client = c_client("hazards", Way::Dlsym);
-    let library = c_library_on("deepbound", &artefacts().simgpu.join("libcuda.so.1"));
-    let library = library.display().to_string();
+    let library = c_library_on("deepbound", &artefacts().simgpu.join("libcuda.so.1")).display().to_string();
+    let (opens, looks) = (c_library("opens"), c_library("lookups_alone"));
+    let (opens, looks) = (opens.display().to_string(), looks.display().to_string());
     // In a namespace of its own the library has a driver of its own, which knows nothing of our kernel.
-    for (way, launches, failed, is_told_of) in
-        [("bound", 100, 0, false), ("deepbound", 0, 0, true), ("elsewhere", 0, 100, true)]
-    {
-        let mut ours = host.spawn(host.run(&["--name", way], &client, &[way, &library]));
+    let ways = [("bound", 100, 0, false), ("deepbound", 0, 0, true), ("elsewhere", 0, 100, true)];
+    let cases = [&library, &opens].into_iter().flat_map(|library| ways.map(|way| (library, way)));
+    // Who looks other things up goes past nobody.
+    let cases = cases.chain(["deepbound", "elsewhere"].map(|way| (&looks, (way, 0, 0, false))));
+    for (number, (library, (way, launches, failed, is_told_of))) in cases.enumerate() {
+        let name = format!("{way}-{number}");
+        let mut ours = host.spawn(host.run(&["--name", &name], &client, &[way, library]));
         ours.await_line(|line| line == "waited: 0", COMMAND_LIMIT);
-        host.await_ps(|ps| ps.tenant(way).kernel_launches == launches, COMMAND_LIMIT);
+        host.await_ps(|ps| ps.tenant(&name).kernel_launches == launches, COMMAND_LIMIT);
         let told = || host.finish(host.deepres(&["ps", "--coverage"])).success().stdout;
         if is_told_of {
             let until = std::time::Instant::now() + COMMAND_LIMIT;
             while !told().contains("1 libraries bound to the driver itself") {
-                assert!(std::time::Instant::now() < until, "{}", told());
+                assert!(std::time::Instant::now() < until, "{library} {way}: {}", told());
             }
         }
         ours.say("");
         let ended = ours.finish(COMMAND_LIMIT).success();
-        assert_eq!(ended.stdout, format!("failed: {failed}\nwaited: 0\n"));
-        assert_eq!(ended.stderr.contains("RTLD_DEEPBIND"), is_told_of, "{}", ended.stderr);
+        assert_eq!(ended.stdout, format!("failed: {failed}\nwaited: 0\n"), "{library} {way}");
+        assert_eq!(ended.stderr.contains("RTLD_DEEPBIND"), is_told_of, "{library} {way}: {}", ended.stderr);
     }
     let mut naive = naive(&host, "", &client, &["deepbound", &library]);
     naive.env("NAIVE", "markers");

@@ -1,12 +1,16 @@
 //! NVML inside a tenant shows the tenant's part of the GPU, to clients of NVIDIA's own Python package, and makes no session of who asks.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use deepres_e2e::{
     Host, Process,
     artefacts::{artefacts, clients_python},
-    clients::{Way, c_client, script},
+    clients::{Way, c_client, c_program, script},
     host::COMMAND_LIMIT,
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{self, AddressFamily, RecvFlags, SocketAddrUnix, SocketType},
 };
 use serde_json::{Value, json};
 use simgpu_engine::Config;
@@ -149,6 +153,81 @@ fn within_a_session_nvml_tells_at_once_what_the_driver_tells_with_a_daemon_and_w
         assert_eq!(seen["nvml"], seen["driver"]);
         assert_eq!(seen["nvml"][1].as_u64(), Some(4 * GIB));
     }
+}
+
+/// go-nvml opens the library for a look and closes it again, and so do others that come to the same process.
+#[test]
+fn a_library_that_is_closed_and_opened_again_shows_the_tenants_part_as_before() {
+    const MIB: u64 = 1 << 20;
+    let host = Host::new();
+    let whole = Config::default().memory_bytes / MIB;
+    let reopens = c_program("reopens");
+    let totals = |mut command: std::process::Command, arguments: &[&str]| {
+        command.env("DEEPRES_MEMORY", "4GiB").env("DEEPRES_TENANT", "t").args(arguments);
+        let said = host.finish(command).success().stdout;
+        said.lines().map(|line| line.parse().unwrap_or_else(|_| panic!("{said}"))).collect::<Vec<u64>>()
+    };
+    let limit = 4 * GIB / MIB;
+    let alone = || {
+        let mut command = host.command(&reopens);
+        command.env("LD_PRELOAD", &artefacts().library);
+        command
+    };
+    for way in ["base", "namespace"] {
+        assert_eq!(totals(host.command(&reopens), &[way]), [whole; 3], "{way}: bare");
+        assert_eq!(totals(alone(), &[way]), [whole; 3], "{way}: without a session there is no limit to show");
+    }
+    assert_eq!(totals(alone(), &["base", "cuda"]), [limit; 3]);
+    let _daemon = host.daemon();
+    assert_eq!(totals(host.preloaded(&reopens), &["base", "cuda"]), [limit; 3]);
+    // In a namespace of its own it is another library each time.
+    assert_eq!(totals(host.preloaded(&reopens), &["namespace", "cuda"])[0], limit);
+}
+
+/// Asks for the memory three times, again after a while, and in a forked child.
+const ASKING_AGAIN: &str = r#"
+import os, time, pynvml as nvml
+nvml.nvmlInit()
+handle = nvml.nvmlDeviceGetHandleByIndex(0)
+def ask(): return nvml.nvmlDeviceGetMemoryInfo(handle).total
+totals = [ask() for _ in range(3)]
+time.sleep(1.1)
+totals += [ask() for _ in range(3)]
+if os.fork() == 0:
+    ask()
+    os._exit(0)
+os.wait()
+print(sorted(set(totals)))
+"#;
+
+#[test]
+fn a_daemon_that_hangs_is_asked_once_in_a_while_and_not_waited_for_as_long_again() {
+    let host = Host::new();
+    let path = host.path().join("mute.sock");
+    let mute = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+    net::bind(&mute, &SocketAddrUnix::new(&path).expect("a short path")).expect("a new path");
+    net::listen(&mute, 16).expect("a bound socket");
+    let mut command = host.command(&clients_python().interpreter);
+    command.args(["-c", ASKING_AGAIN]);
+    command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", &path);
+    let mut client = host.spawn(command);
+    // How long whoever asked waited for an answer.
+    let mut waited = Vec::new();
+    while client.try_wait().is_none() {
+        let mut ready = [PollFd::new(&mute, PollFlags::IN)];
+        let look = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+        if poll(&mut ready, Some(&look)).expect("a socket of our own") == 0 {
+            continue;
+        }
+        let (connection, since) = (net::accept(&mute).expect("somebody connects"), Instant::now());
+        while net::recv(&connection, &mut [0; 4096], RecvFlags::empty()).is_ok_and(|(bytes, _)| bytes > 0) {}
+        waited.push(since.elapsed());
+    }
+    let ended = client.finish(COMMAND_LIMIT).success();
+    let whole = Config::default().memory_bytes;
+    assert_eq!(ended.stdout, format!("[{whole}]\n"), "as without deepres");
+    let [first, again, of_child] = waited[..] else { panic!("each asked once, and the child: {waited:?}") };
+    assert!(again < first / 2 && of_child < first / 2, "{waited:?}");
 }
 
 /// Asks for every list of processes with room for none and for one: what each call returns, how many it says there are, and the first.

@@ -153,6 +153,24 @@ static void turns(size_t count, size_t mib) {
     launch(execs[1], stream);
 }
 
+/* What the driver does not destroy is launched as before. */
+static void kept(size_t count, size_t mib) {
+    CUgraph graph = new_graph();
+    CUdeviceptr at, over;
+    CUgraphNode node = allocate(graph, NULL, mib, &at);
+    release(graph, node, at);
+    CUgraphExec exec = executable(graph, 0);
+    CUstream stream = new_stream();
+    CHECK(cu(cuMemAlloc_v2)(&over, mib * MIB));
+    launch(exec, stream);
+    for (size_t i = 0; i < count; i++)
+        if (cu(cuGraphExecDestroy)(exec) == CUDA_SUCCESS) exit(1);
+    launch(exec, stream);
+    CHECK(cu(cuMemFree_v2)(over));
+    launch(exec, stream);
+    CHECK(cu(cuGraphExecDestroy)(exec));
+}
+
 static atomic_int stops;
 static atomic_ulong done[THREADS];
 static size_t race_mib;
@@ -236,6 +254,8 @@ int main(int argc, char **argv) {
         launches(count, mib, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
     else if (!strcmp(argv[1], "turns"))
         turns(count, mib);
+    else if (!strcmp(argv[1], "kept"))
+        kept(count, mib);
     else if (!strcmp(argv[1], "race"))
         race(count, mib);
     else

@@ -72,7 +72,7 @@ fn remarks(process: &ProcessCoverage) -> Vec<String> {
         (process.unknown_names, "functions that this deepres does not know: the driver is newer"),
         (
             process.bound_past,
-            "libraries bound to the driver itself (by RTLD_DEEPBIND or dlmopen): what they launch and allocate is not seen",
+            "libraries bound to the driver itself, or that look it up past deepres (by RTLD_DEEPBIND or dlmopen): what they launch and allocate is not seen",
         ),
         (
             process.given_lookups,
