@@ -13,7 +13,7 @@ use super::tenant::{Session, Tenant};
 use super::{Command, Restored, SessionId, SessionSeat, Setup, TenantSeat};
 use crate::clock::monotonic_ns;
 use crate::policy::TenantId;
-use crate::policy::lease::{Change, Grant, Scheduler, Seen};
+use crate::policy::lease::{Change, Grant, Phase, Scheduler, Seen};
 use crate::policy::priority::Weights;
 use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 use crate::policy::turns;
@@ -362,6 +362,8 @@ impl Worker {
         for (id, tenant) in &mut self.tenants {
             let grant = self.scheduler.grant(*id);
             let may_launch = !matches!(grant, Grant::Closed | Grant::Paused);
+            // What is in flight behind its closed gate is waited for no more.
+            let is_given_up = !may_launch && self.scheduler.phase() != Phase::Draining(*id);
             tenant.seen.clear();
             tenant.readings.clear();
             for session in tenant.sessions.values_mut() {
@@ -379,7 +381,7 @@ impl Worker {
                 let is_stopped = || stopped::is_stopped(process);
                 let reading =
                     session.stopped.look(&session.last, slot.read(), may_launch, now_ns, is_stopped);
-                if session.overdue.look(&reading, tenant.account.longest_ns, now_ns) {
+                if session.overdue.look(&reading, is_given_up, tenant.account.longest_ns, now_ns) {
                     let pid = process.map(|process| process.pid);
                     tracing::warn!(
                         gpu = self.gpu,
