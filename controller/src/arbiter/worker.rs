@@ -419,7 +419,8 @@ impl Worker {
                 tenant.account.wants = false;
                 Seen::default()
             } else {
-                tenant.account.look(now_ns, tenant.readings.drain(..))
+                let is_left = tenant.sessions.values().any(|session| session.stopped.leaves_in_flight());
+                tenant.account.look(now_ns, is_left, tenant.readings.drain(..))
             };
             if rivals_ppm.is_some() {
                 tenant.account.had(seen.used_ns);
