@@ -3,6 +3,7 @@
 pub mod account;
 mod arrears;
 mod events;
+mod frozen;
 mod gangs;
 mod latency;
 mod overdue;

@@ -1,8 +1,9 @@
-//! Sees when a process is stopped by a signal, so that it does not keep the GPU idle in its turns.
+//! Sees when a process is stopped by a signal or frozen, so that it does not keep the GPU idle in its turns.
 //!
 //! What it was doing stands still on its meter page: threads that wait, work that seems in flight. Only the system knows better, and it is asked
 //! only about a process that could get on and does not.
 
+use super::frozen;
 use crate::process::ProcessKey;
 use deepres_abi::meter::Reading;
 use std::time::Duration;
@@ -66,9 +67,9 @@ impl Stopped {
     }
 }
 
-/// Whether the system says that the process is stopped. One that cannot be seen is not.
+/// Whether the system says that the process is stopped or frozen. One that cannot be seen is not.
 pub fn is_stopped(process: Option<ProcessKey>) -> bool {
-    process.is_some_and(ProcessKey::is_stopped)
+    process.is_some_and(|process| process.is_stopped() || frozen::is_frozen(process.pid))
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub struct Session {
     pub last: Reading,
     /// Its counters go on from earlier sessions' and are not all there yet.
     pub awaited: Option<Awaited>,
-    /// Whether it is stopped by a signal.
+    /// Whether it is stopped by a signal, or frozen.
     pub stopped: Stopped,
     /// Whether its work ends.
     pub overdue: Overdue,
