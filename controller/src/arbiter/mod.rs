@@ -7,6 +7,7 @@ mod frozen;
 mod gangs;
 mod latency;
 mod overdue;
+mod overlap;
 mod owed;
 mod report;
 mod saved;

@@ -6,6 +6,7 @@ use super::events::{Bell, Events};
 use super::gangs::GangBoard;
 use super::latency::Latency;
 use super::overdue::Overdue;
+use super::overlap::Overlap;
 use super::owed::{IDLE_REVIEW_NS, REVIEW_NS};
 use super::saved::{Awaited, Baseline, SavedAccount, SavedMeter, Snapshot};
 use super::stopped::{self, Stopped};
@@ -364,6 +365,10 @@ impl Worker {
             let may_launch = !matches!(grant, Grant::Closed | Grant::Paused);
             // What is in flight behind its closed gate is waited for no more.
             let is_given_up = !may_launch && self.scheduler.phase() != Phase::Draining(*id);
+            let has_several = tenant.launching() > 1;
+            if !has_several {
+                tenant.said.forget();
+            }
             tenant.seen.clear();
             tenant.readings.clear();
             for session in tenant.sessions.values_mut() {
@@ -406,8 +411,18 @@ impl Worker {
                 } else {
                     session.last
                 };
-                tenant.readings.push((before, reading));
-                let used_ns = reading.compute_ns.saturating_sub(before.compute_ns).min(elapsed_ns);
+                let counted_ns = reading.compute_ns.saturating_sub(before.compute_ns);
+                let others_ns = match page.places(self.gpu).filter(|_| has_several) {
+                    Some(places) => session.overlap.look(&mut tenant.said, places, counted_ns),
+                    None => {
+                        session.overlap.forget();
+                        0
+                    }
+                };
+                let charged = Reading { compute_ns: before.compute_ns.saturating_add(others_ns), ..before };
+                tenant.readings.push((charged, reading));
+                // Who takes turns is judged by what is counted twice.
+                let used_ns = counted_ns.min(elapsed_ns);
                 tenant.seen.push(turns::Seen { session: session.seat.id, wants: reading.wants(), used_ns });
                 session.last = reading;
                 is_unsettled |= session.stopped.is_stopped();
@@ -686,6 +701,7 @@ impl Worker {
             awaited,
             stopped: Stopped::default(),
             overdue: Overdue::default(),
+            overlap: Overlap::default(),
             // As a new page says.
             gate: Grant::Closed,
         };
