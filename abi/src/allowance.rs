@@ -108,6 +108,21 @@ impl Allowance {
         }
     }
 
+    /// The tenant may use `to_ppm` of the time from `now_ns` on, and could use `from_ppm` before: what is still to be made up for takes as much
+    /// longer or shorter.
+    pub fn change_share(&self, from_ppm: u32, to_ppm: u32, now_ns: u64) {
+        let mut due_ns = self.due_ns.load(Ordering::Relaxed);
+        while let Some(left_ns) = due_ns.checked_sub(now_ns) {
+            let left_ns = u128::from(left_ns) * u128::from(from_ppm) / u128::from(to_ppm.max(1));
+            let left_ns = u64::try_from(left_ns).unwrap_or(u64::MAX);
+            let next_ns = now_ns.saturating_add(left_ns);
+            match self.due_ns.compare_exchange_weak(due_ns, next_ns, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => due_ns = now,
+            }
+        }
+    }
+
     /// From when on the tenant may launch again, ns of `CLOCK_MONOTONIC`. In the past: now.
     pub fn due_ns(&self) -> u64 {
         self.due_ns.load(Ordering::Relaxed)
@@ -203,11 +218,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_to_be_made_up_for_is_by_the_share_that_holds_now() {
+        let account = Box::<Allowance>::default();
+        account.charge(NOW_NS + BURST_NS, 10 * SECOND_NS, 10_000);
+        assert_eq!(account.due_ns(), NOW_NS + 1_000 * SECOND_NS);
+        // Half of it is made up for.
+        let now_ns = NOW_NS + 500 * SECOND_NS;
+        account.change_share(10_000, 500_000, now_ns);
+        assert_eq!(account.due_ns(), now_ns + 10 * SECOND_NS);
+        account.change_share(500_000, 10_000, now_ns);
+        assert_eq!(account.due_ns(), now_ns + 500 * SECOND_NS, "and back");
+        let later_ns = now_ns + 501 * SECOND_NS;
+        account.change_share(10_000, 1, later_ns);
+        assert_eq!(account.due_ns(), now_ns + 500 * SECOND_NS, "nothing is left");
+    }
+
+    #[test]
     fn debts_of_any_size_stay_numbers() {
         let account = Box::<Allowance>::default();
         account.charge(NOW_NS, u64::MAX, 1);
         assert_eq!(account.due_ns(), u64::MAX);
         account.charge(NOW_NS, u64::MAX, 0);
+        assert_eq!(account.due_ns(), u64::MAX);
+        account.change_share(PPM, 0, NOW_NS);
         assert_eq!(account.due_ns(), u64::MAX);
     }
 }

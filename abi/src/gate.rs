@@ -169,9 +169,21 @@ pub fn pass<'m>(
     if let wait @ Verdict::Wait(Reason::Closed | Reason::Paused) = judge(slot.gate(), None, 0, 0, 0) {
         return Err(wait);
     }
+    pass_beside(slot, meter, process, estimate_ns, false)
+}
+
+/// The same without the first look. `as_debt`: it may go though the window is full, and not if anything else is in its way.
+fn pass_beside<'m>(
+    slot: &GrantSlot,
+    meter: &'m MeterSlot,
+    process: &impl Process,
+    estimate_ns: u64,
+    as_debt: bool,
+) -> Result<(Verdict, Launching<'m>), Verdict> {
     // Before the look: a controller that closes the gate after it sees that something comes.
     let launching = meter.start_launching();
     match look(slot, process, estimate_ns) {
+        Verdict::Wait(Reason::Window) if as_debt => Ok((Verdict::Leased, launching)),
         wait @ Verdict::Wait(_) => Err(wait),
         Verdict::Once(epoch) if process.only_launch().take(slot, epoch) => Ok((Verdict::Leased, launching)),
         Verdict::Once(_) => Err(Verdict::Wait(Reason::Expired)),
@@ -234,8 +246,11 @@ fn wait_counted<'m>(
         match reason {
             Reason::Window => {
                 let is_full = |process: &_| look(slot, process, estimate_ns) == Verdict::Wait(Reason::Window);
-                if process.is_stuck(now_ns, is_full) {
-                    return Ok((Verdict::Leased, meter.start_launching()));
+                // The gate may have closed since it was looked at.
+                if process.is_stuck(now_ns, is_full)
+                    && let Ok(passed) = pass_beside(slot, meter, process, estimate_ns, true)
+                {
+                    return Ok(passed);
                 }
             }
             Reason::Expired => process.sleep(slot, word, EXPIRED_NAP_NS),
@@ -247,6 +262,7 @@ fn wait_counted<'m>(
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use core::cell::Cell;
 
     const TERMS: LeaseTerms = LeaseTerms { epoch: 7, expires_ns: 1_000, window_ns: 100, spin_ns: 0 };
 
@@ -299,6 +315,55 @@ mod tests {
         fn is_stuck(&mut self, _: u64, _: impl Fn(&Self) -> bool) -> bool {
             false
         }
+    }
+
+    /// A process whose window is full and stays so. While it finds that out its gate changes to `then`; once it sleeps the controller is gone.
+    struct Full<'s> {
+        slot: &'s GrantSlot,
+        then: GateState,
+        only_launch: OnlyLaunch,
+        is_asleep: Cell<bool>,
+    }
+
+    impl Process for Full<'_> {
+        fn now_ns(&self) -> u64 {
+            0
+        }
+        fn queued_ns(&self) -> u64 {
+            u64::MAX
+        }
+        fn is_controller_gone(&self, _: u64) -> bool {
+            self.is_asleep.get()
+        }
+        fn only_launch(&self) -> &OnlyLaunch {
+            &self.only_launch
+        }
+        fn ring(&self) {}
+        fn sleep(&self, _: &GrantSlot, _: u32, _: u64) {
+            self.is_asleep.set(true);
+        }
+        fn is_stuck(&mut self, _: u64, is_full: impl Fn(&Self) -> bool) -> bool {
+            assert!(is_full(self));
+            self.slot.set_gate(self.then, TERMS);
+            true
+        }
+    }
+
+    #[test]
+    fn who_goes_beyond_its_window_does_not_go_through_a_gate_that_closed_meanwhile() {
+        let passes = |then| {
+            let (slot, meter) = (GrantSlot::default(), MeterSlot::default());
+            slot.set_gate(GateState::Leased, TERMS);
+            let (only_launch, is_asleep) = (OnlyLaunch::default(), Cell::new(false));
+            let mut process = Full { slot: &slot, then, only_launch, is_asleep };
+            let passed = wait(&slot, &meter, &mut process, 5).map(|(verdict, _)| verdict);
+            assert!(!meter.is_launching());
+            passed
+        };
+        assert_eq!(passes(GateState::Leased), Ok(Verdict::Leased));
+        assert_eq!(passes(GateState::Open), Ok(Verdict::Open));
+        assert_eq!(passes(GateState::Closed), Err(ControllerGone));
+        assert_eq!(passes(GateState::Paused), Err(ControllerGone));
     }
 
     #[test]

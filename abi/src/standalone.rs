@@ -67,9 +67,12 @@ impl StandalonePage {
 }
 
 impl StandaloneGpu {
-    /// Sets the tenant's share, parts per million; 0: none is kept.
-    pub fn set_share_ppm(&self, ppm: u32) {
-        self.share_ppm.store(ppm, Ordering::Relaxed);
+    /// Sets the tenant's share from `now_ns` on, parts per million; 0: none is kept. What was used is made up for by the new one.
+    pub fn set_share_ppm(&self, ppm: u32, now_ns: u64) {
+        let before_ppm = self.share_ppm.swap(ppm, Ordering::Relaxed);
+        if before_ppm != ppm && before_ppm != 0 && ppm != 0 {
+            self.allowance.change_share(before_ppm, ppm, now_ns);
+        }
     }
 
     /// The tenant's share, if one is kept.
@@ -141,9 +144,22 @@ mod tests {
     fn limits_are_kept_only_once_they_are_set() {
         let gpu = page().gpu(2).unwrap();
         assert_eq!((gpu.share_ppm(), gpu.memory_bytes()), (None, None));
-        gpu.set_share_ppm(300_000);
+        gpu.set_share_ppm(300_000, 0);
         gpu.set_memory_bytes(1 << 30);
         assert_eq!((gpu.share_ppm(), gpu.memory_bytes()), (Some(300_000), Some(1 << 30)));
         assert!(page().gpu(MAX_GPUS).is_none());
+    }
+
+    #[test]
+    fn a_tenant_waits_no_longer_than_its_present_share_demands() {
+        const SECOND_NS: u64 = 1_000_000_000;
+        let gpu = page().gpu(0).unwrap();
+        gpu.set_share_ppm(10_000, 0);
+        gpu.allowance.charge(0, 10 * SECOND_NS, 10_000);
+        assert_eq!(gpu.allowance.due_ns(), 1_000 * SECOND_NS);
+        gpu.set_share_ppm(10_000, 0);
+        assert_eq!(gpu.allowance.due_ns(), 1_000 * SECOND_NS);
+        gpu.set_share_ppm(500_000, 0);
+        assert_eq!(gpu.allowance.due_ns(), 20 * SECOND_NS);
     }
 }

@@ -332,10 +332,14 @@ impl Process {
         Ok(())
     }
 
-    /// Work was on a GPU from `start_ns` to `end_ns`. Without a daemon the process charges its tenant itself.
+    /// Work was on a GPU from `start_ns` to `end_ns`: what other processes of the tenant say too counts once. Without a daemon the process charges
+    /// its tenant itself.
     pub fn cover(&self, gpu: &Gpu, start_ns: i64, end_ns: i64) {
-        if let Some((local, index)) = self.session().and_then(Session::standalone).zip(gpu.index()) {
-            local.cover(index, start_ns.max(0) as u64, end_ns.max(0) as u64);
+        let Some((session, index)) = self.session().zip(gpu.index()) else { return };
+        let (start_ns, end_ns) = (start_ns.max(0) as u64, end_ns.max(0) as u64);
+        match session.standalone() {
+            Some(local) => local.cover(index, start_ns, end_ns),
+            None => session.meter().places(index).into_iter().for_each(|places| places.add(start_ns, end_ns)),
         }
     }
 

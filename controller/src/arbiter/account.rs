@@ -181,8 +181,14 @@ impl Account {
     }
 
     /// Takes in the meters of all sessions, each with its reading before. One GPU has one second in a second: however many
-    /// sessions say what they like, no more than the time that passed is charged.
-    pub fn look(&mut self, now_ns: u64, meters: impl Iterator<Item = (Reading, Reading)>) -> Seen {
+    /// sessions say what they like, no more than the time that passed is charged. `is_left`: a session that shows nothing left something in
+    /// flight, which is charged later.
+    pub fn look(
+        &mut self,
+        now_ns: u64,
+        is_left: bool,
+        meters: impl Iterator<Item = (Reading, Reading)>,
+    ) -> Seen {
         let allowed_ns = self.uncharged_ns.saturating_add(now_ns.saturating_sub(self.looked_ns));
         self.looked_ns = now_ns;
         let mut seen = Seen::default();
@@ -201,7 +207,7 @@ impl Account {
         let totals = &mut self.totals;
         totals.gpu_ns = totals.gpu_ns.saturating_add(seen.used_ns);
         totals.copy_ns = totals.copy_ns.saturating_add(copy_ns.min(allowed_ns));
-        self.uncharged_ns = if seen.in_flight { allowed_ns - seen.used_ns } else { 0 };
+        self.uncharged_ns = if seen.in_flight || is_left { allowed_ns - seen.used_ns } else { 0 };
         self.wants = seen.waiting || seen.in_flight;
         seen
     }
@@ -287,10 +293,13 @@ mod tests {
     fn a_long_kernel_is_charged_whole_when_it_completes() {
         let mut account = Account::new(0);
         for now_ns in [1_000, 2_000] {
-            assert_eq!(account.look(now_ns, [(reading(0, true), reading(0, true))].into_iter()).used_ns, 0);
+            assert_eq!(
+                account.look(now_ns, false, [(reading(0, true), reading(0, true))].into_iter()).used_ns,
+                0
+            );
         }
         assert_eq!(
-            account.look(3_000, [(reading(0, true), reading(2_900, false))].into_iter()).used_ns,
+            account.look(3_000, false, [(reading(0, true), reading(2_900, false))].into_iter()).used_ns,
             2_900
         );
     }
@@ -299,17 +308,17 @@ mod tests {
     fn sessions_together_are_charged_no_more_than_the_time_that_passed() {
         let mut account = Account::new(0);
         let lie = (reading(0, true), reading(u64::MAX, true));
-        assert_eq!(account.look(1_000, [lie, lie, lie].into_iter()).used_ns, 1_000);
-        assert_eq!(account.look(1_500, [lie].into_iter()).used_ns, 500);
+        assert_eq!(account.look(1_000, false, [lie, lie, lie].into_iter()).used_ns, 1_000);
+        assert_eq!(account.look(1_500, false, [lie].into_iter()).used_ns, 500);
         assert_eq!(account.totals.gpu_ns, 1_500);
     }
 
     #[test]
     fn time_spent_idle_cannot_be_charged_later() {
         let mut account = Account::new(0);
-        account.look(1_000_000, [(reading(0, false), reading(0, false))].into_iter());
+        account.look(1_000_000, false, [(reading(0, false), reading(0, false))].into_iter());
         assert_eq!(
-            account.look(1_000_100, [(reading(0, false), reading(900_000, true))].into_iter()).used_ns,
+            account.look(1_000_100, false, [(reading(0, false), reading(900_000, true))].into_iter()).used_ns,
             100
         );
     }
@@ -327,20 +336,20 @@ mod tests {
             longest_ns: u64::MAX,
             ..Reading::default()
         };
-        account.look(1_000, [(Reading::default(), lie)].into_iter());
+        account.look(1_000, false, [(Reading::default(), lie)].into_iter());
         let totals = account.totals;
         assert_eq!((totals.kernel_launches, totals.graph_launches), (0, 0));
         assert_eq!((totals.waits, totals.refusals, totals.wait_ns), (0, 0, 1_000 * MAX_WAITERS));
         assert_eq!((account.longest_ns, account.last_refusal), (1_000, Some((0, MAX_HELD_BYTES))));
         let honest = Reading { kernel_launches: 20, ..Reading::default() };
-        account.look(2_000, [(Reading::default(), honest)].into_iter());
+        account.look(2_000, false, [(Reading::default(), honest)].into_iter());
         assert_eq!(account.totals.kernel_launches, 20);
     }
 
     #[test]
     fn a_meter_that_runs_backwards_changes_nothing() {
         let mut account = Account::new(0);
-        account.look(1_000, [(reading(500, true), reading(100, true))].into_iter());
+        account.look(1_000, false, [(reading(500, true), reading(100, true))].into_iter());
         assert_eq!(account.totals.gpu_ns, 0);
     }
 
@@ -351,7 +360,7 @@ mod tests {
     #[test]
     fn what_was_used_while_no_daemon_lived_is_charged_once_and_is_no_burst() {
         let mut account = Account::new(0);
-        account.look(1_000, [(reading(0, true), reading(700, true))].into_iter());
+        account.look(1_000, false, [(reading(0, true), reading(700, true))].into_iter());
         let saved = account.save(PPM, -5);
         let mut account = Account::restore(&saved, 4_000);
         assert_eq!(account.totals.gpu_ns, 700);
@@ -361,7 +370,7 @@ mod tests {
         assert_eq!(account.totals.gpu_ns, 2_700);
         assert_eq!(account.total_share_ppm(4_000), 675_000);
         assert_eq!(account.recent_share_ppm(5_000), 0, "nothing was used since");
-        account.look(5_000, [(reading(2_700, true), reading(3_000, true))].into_iter());
+        account.look(5_000, false, [(reading(2_700, true), reading(3_000, true))].into_iter());
         assert_eq!(account.totals.gpu_ns, 3_000);
     }
 
@@ -390,16 +399,25 @@ mod tests {
         };
         let mut account = Account::restore(&saved, 4_000);
         assert_eq!(account.totals.gpu_ns, 3_000);
-        account.look(5_000, [(reading(0, true), reading(900, true))].into_iter());
+        account.look(5_000, false, [(reading(0, true), reading(900, true))].into_iter());
         assert_eq!(account.totals.gpu_ns, 3_900);
         let later = SavedAccount { since_ns: u64::MAX, ..saved };
         assert_eq!(Account::restore(&later, 4_000).totals.gpu_ns, 0);
     }
 
     #[test]
+    fn what_a_stopped_process_left_in_flight_is_charged_whole_when_it_goes_on() {
+        let mut account = Account::new(0);
+        let seen = account.look(1_000, true, [(reading(0, false), reading(0, false))].into_iter());
+        assert!(!seen.in_flight && !account.wants, "meanwhile it wants nothing");
+        account.look(2_000, false, [(reading(0, true), reading(1_900, false))].into_iter());
+        assert_eq!(account.totals.gpu_ns, 1_900);
+    }
+
+    #[test]
     fn the_recent_share_forgets_what_was_long_ago() {
         let mut account = Account::new(0);
-        account.look(RECENT_NS, [(reading(0, true), reading(RECENT_NS, true))].into_iter());
+        account.look(RECENT_NS, false, [(reading(0, true), reading(RECENT_NS, true))].into_iter());
         for tenth in 10..=30 {
             account.mark(tenth * RECENT_NS / 10);
         }
@@ -435,7 +453,7 @@ mod tests {
         let [mut before, mut now] = [Reading::default(); 2];
         before.waits_by_length[3] = u32::MAX;
         now.waits_by_length[3] = 1;
-        account.look(1_000, [(before, now)].into_iter());
+        account.look(1_000, false, [(before, now)].into_iter());
         assert_eq!(account.totals.waits_by_length[3], 2);
     }
 }

@@ -3,9 +3,11 @@
 pub mod account;
 mod arrears;
 mod events;
+mod frozen;
 mod gangs;
 mod latency;
 mod overdue;
+mod overlap;
 mod owed;
 mod report;
 mod saved;

@@ -1,4 +1,7 @@
 //! Sees work that does not end: a kernel that spins or keeps running for good cannot share a GPU in time, and someone is to be told.
+//!
+//! Beside it others of the same process may begin and end on other streams. So getting on says nothing once the GPU was given to others several times
+//! over what was in flight, and that never ended in between.
 
 use deepres_abi::meter::Reading;
 use std::time::Duration;
@@ -7,6 +10,8 @@ use std::time::Duration;
 const OVERDUE_NS: u64 = Duration::from_secs(2).as_nanos() as u64;
 /// … unless the tenant has had kernels that were not much shorter: not so many times.
 const TIMES_LONGEST: u64 = 10;
+/// So many times the GPU was to be waited for in vain, before that tells something. One long queue takes one or two.
+const IN_VAIN: u32 = 3;
 
 /// What is known of one process.
 #[derive(Debug, Default)]
@@ -14,18 +19,33 @@ pub struct Overdue {
     compute_ns: u64,
     in_flight_since_ns: Option<u64>,
     was_told: bool,
+    /// The GPU was given to others over what is in flight, so many times, the last time then, and is so now.
+    given_up: u32,
+    given_up_ns: u64,
+    is_given_up: bool,
 }
 
 impl Overdue {
-    /// Takes in what its meter says. Returns true the first time that its work is overdue.
-    pub fn look(&mut self, now: &Reading, longest_ns: u64, now_ns: u64) -> bool {
+    /// Takes in what its meter says. `is_given_up`: its gate is closed and its work in flight is not waited for any more. Returns true the first time that
+    /// its work is overdue.
+    pub fn look(&mut self, now: &Reading, is_given_up: bool, longest_ns: u64, now_ns: u64) -> bool {
         let got_on = now.compute_ns != std::mem::replace(&mut self.compute_ns, now.compute_ns);
-        if !now.in_flight || got_on {
-            *self = Self {
-                compute_ns: now.compute_ns,
-                in_flight_since_ns: now.in_flight.then_some(now_ns),
-                was_told: false,
-            };
+        if !now.in_flight {
+            *self = Self { compute_ns: now.compute_ns, ..Self::default() };
+            return false;
+        }
+        if now_ns.saturating_sub(self.given_up_ns) >= limit_ns(longest_ns) {
+            // Nobody else wanted the GPU since.
+            self.given_up = 0;
+        }
+        if is_given_up && !self.is_given_up {
+            self.given_up = self.given_up.saturating_add(1);
+            self.given_up_ns = now_ns;
+        }
+        self.is_given_up = is_given_up;
+        if got_on && self.given_up < IN_VAIN {
+            self.in_flight_since_ns = Some(now_ns);
+            self.was_told = false;
             return false;
         }
         self.in_flight_since_ns.get_or_insert(now_ns);
@@ -35,11 +55,15 @@ impl Overdue {
 
     /// For how long its work is in flight, if that is overdue; ns.
     pub fn overdue_ns(&self, longest_ns: u64, now_ns: u64) -> Option<u64> {
-        let limit_ns = OVERDUE_NS.max(longest_ns.saturating_mul(TIMES_LONGEST));
         self.in_flight_since_ns
             .map(|since_ns| now_ns.saturating_sub(since_ns))
-            .filter(|in_flight_ns| *in_flight_ns >= limit_ns)
+            .filter(|in_flight_ns| *in_flight_ns >= limit_ns(longest_ns))
     }
+}
+
+/// For how long the work of a tenant may be in flight that had kernels of up to `longest_ns`.
+fn limit_ns(longest_ns: u64) -> u64 {
+    OVERDUE_NS.max(longest_ns.saturating_mul(TIMES_LONGEST))
 }
 
 #[cfg(test)]
@@ -55,25 +79,52 @@ mod tests {
     #[test]
     fn work_that_does_not_end_is_told_of_once() {
         let mut overdue = Overdue::default();
-        assert!(!overdue.look(&reading(0), 0, 10 * SECOND));
-        assert!(!overdue.look(&reading(0), 0, 11 * SECOND));
-        assert!(overdue.look(&reading(0), 0, 12 * SECOND));
-        assert!(!overdue.look(&reading(0), 0, 13 * SECOND), "it is known");
+        assert!(!overdue.look(&reading(0), false, 0, 10 * SECOND));
+        assert!(!overdue.look(&reading(0), false, 0, 11 * SECOND));
+        assert!(overdue.look(&reading(0), false, 0, 12 * SECOND));
+        assert!(!overdue.look(&reading(0), false, 0, 13 * SECOND), "it is known");
         assert_eq!(overdue.overdue_ns(0, 13 * SECOND), Some(3 * SECOND));
-        assert!(!overdue.look(&reading(5), 0, 14 * SECOND), "it ended after all");
+        assert!(!overdue.look(&reading(5), false, 0, 14 * SECOND), "it ended after all");
         assert_eq!(overdue.overdue_ns(0, 14 * SECOND), None);
     }
 
     #[test]
     fn who_has_long_kernels_is_given_longer_and_who_completes_or_idles_is_not_overdue() {
         let mut overdue = Overdue::default();
-        overdue.look(&reading(0), SECOND, 0);
-        assert!(!overdue.look(&reading(0), SECOND, 9 * SECOND));
-        assert!(overdue.look(&reading(0), SECOND, 10 * SECOND));
+        overdue.look(&reading(0), false, SECOND, 0);
+        assert!(!overdue.look(&reading(0), false, SECOND, 9 * SECOND));
+        assert!(overdue.look(&reading(0), false, SECOND, 10 * SECOND));
         for second in 11..30 {
-            assert!(!overdue.look(&reading(second), 0, second * SECOND), "something completes");
+            assert!(!overdue.look(&reading(second), false, 0, second * SECOND), "something completes");
         }
-        overdue.look(&Reading::default(), 0, 30 * SECOND);
+        overdue.look(&Reading::default(), false, 0, 30 * SECOND);
         assert_eq!(overdue.overdue_ns(0, 90 * SECOND), None);
+    }
+
+    #[test]
+    fn what_does_not_end_beside_work_that_does_is_seen_by_the_drains_given_up_over_it() {
+        let mut overdue = Overdue::default();
+        let mut told_ms = None;
+        // Every 100 ms the GPU goes to another for a while. Small kernels complete at all times.
+        let look = |overdue: &mut Overdue, ms: u64, in_flight: bool| {
+            let now = Reading { in_flight, ..reading(ms) };
+            overdue.look(&now, ms % 100 >= 80, 0, ms * SECOND / 1_000)
+        };
+        for ms in (0..4_000).step_by(10) {
+            if look(&mut overdue, ms, true) {
+                assert_eq!(told_ms.replace(ms), None, "it is told of once");
+            }
+        }
+        assert_eq!(told_ms, Some(2_270));
+        assert!(overdue.overdue_ns(0, 4 * SECOND).is_some());
+        // Nobody else wants the GPU any more.
+        for ms in (4_000..6_100).step_by(10) {
+            overdue.look(&reading(ms), false, 0, ms * SECOND / 1_000);
+        }
+        assert_eq!(overdue.overdue_ns(0, 6_100 * SECOND / 1_000), None);
+        // A queue that is too long to be waited for ends all the same.
+        for ms in (10_000..20_000).step_by(10) {
+            assert!(!look(&mut overdue, ms, ms % 200 != 0));
+        }
     }
 }

@@ -1,8 +1,9 @@
-//! Sees when a process is stopped by a signal, so that it does not keep the GPU idle in its turns.
+//! Sees when a process is stopped by a signal or frozen, so that it does not keep the GPU idle in its turns.
 //!
 //! What it was doing stands still on its meter page: threads that wait, work that seems in flight. Only the system knows better, and it is asked
 //! only about a process that could get on and does not.
 
+use super::frozen;
 use crate::process::ProcessKey;
 use deepres_abi::meter::Reading;
 use std::time::Duration;
@@ -14,6 +15,8 @@ const QUIET_NS: u64 = Duration::from_millis(5).as_nanos() as u64;
 #[derive(Debug, Default)]
 pub struct Stopped {
     is_stopped: bool,
+    /// Something was in flight when it was last looked at.
+    in_flight: bool,
     /// Since when it shows nothing.
     quiet_since_ns: u64,
     asked_ns: u64,
@@ -23,6 +26,12 @@ impl Stopped {
     /// Whether it was stopped when last asked about.
     pub fn is_stopped(&self) -> bool {
         self.is_stopped
+    }
+
+    /// Whether it is stopped while something is in flight, as far as it could say. That ends on the GPU all the same, and is charged once the process goes
+    /// on.
+    pub fn leaves_in_flight(&self) -> bool {
+        self.is_stopped && self.in_flight
     }
 
     /// Nothing happened and nothing is under way; it is not stopped, as far as is known.
@@ -44,6 +53,7 @@ impl Stopped {
             (reading.updated_ns, reading.waits, reading.kernel_launches, reading.graph_launches)
         };
         let gets_on = shows(before) != shows(&now);
+        self.in_flight = now.in_flight;
         if !self.is_stopped && (gets_on || !may_launch || !now.wants()) {
             self.rest(now_ns);
             return now;
@@ -57,9 +67,9 @@ impl Stopped {
     }
 }
 
-/// Whether the system says that the process is stopped. One that cannot be seen is not.
+/// Whether the system says that the process is stopped or frozen. One that cannot be seen is not.
 pub fn is_stopped(process: Option<ProcessKey>) -> bool {
-    process.is_some_and(ProcessKey::is_stopped)
+    process.is_some_and(|process| process.is_stopped() || frozen::is_frozen(process.pid))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::account::Account;
 use super::overdue::Overdue;
+use super::overlap::{Overlap, Said};
 use super::saved::{Awaited, SavedMeter};
 use super::stopped::Stopped;
 use super::{SessionId, SessionSeat, TenantSeat};
@@ -23,10 +24,12 @@ pub struct Session {
     pub last: Reading,
     /// Its counters go on from earlier sessions' and are not all there yet.
     pub awaited: Option<Awaited>,
-    /// Whether it is stopped by a signal.
+    /// Whether it is stopped by a signal, or frozen.
     pub stopped: Stopped,
     /// Whether its work ends.
     pub overdue: Overdue,
+    /// What it counts that others of the tenant count too.
+    pub overlap: Overlap,
     /// What its gate says.
     pub gate: Grant,
 }
@@ -121,6 +124,8 @@ pub struct Tenant {
     pub turns: Turns,
     /// What was seen of its sessions, in their order.
     pub seen: Vec<turns::Seen>,
+    /// When they were on the GPU, where there are several.
+    pub said: Said,
     /// Of those that did anything: what their meters said before, and say.
     pub readings: Vec<(Reading, Reading)>,
 }
@@ -140,6 +145,7 @@ impl Tenant {
             run_ahead_ns: 0,
             turns: Turns::default(),
             seen: Vec::new(),
+            said: Said::default(),
             readings: Vec::new(),
         }
     }

@@ -6,6 +6,7 @@ use super::events::{Bell, Events};
 use super::gangs::GangBoard;
 use super::latency::Latency;
 use super::overdue::Overdue;
+use super::overlap::Overlap;
 use super::owed::{IDLE_REVIEW_NS, REVIEW_NS};
 use super::saved::{Awaited, Baseline, SavedAccount, SavedMeter, Snapshot};
 use super::stopped::{self, Stopped};
@@ -13,7 +14,7 @@ use super::tenant::{Session, Tenant};
 use super::{Command, Restored, SessionId, SessionSeat, Setup, TenantSeat};
 use crate::clock::monotonic_ns;
 use crate::policy::TenantId;
-use crate::policy::lease::{Change, Grant, Scheduler, Seen};
+use crate::policy::lease::{Change, Grant, Phase, Scheduler, Seen};
 use crate::policy::priority::Weights;
 use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 use crate::policy::turns;
@@ -362,6 +363,12 @@ impl Worker {
         for (id, tenant) in &mut self.tenants {
             let grant = self.scheduler.grant(*id);
             let may_launch = !matches!(grant, Grant::Closed | Grant::Paused);
+            // What is in flight behind its closed gate is waited for no more.
+            let is_given_up = !may_launch && self.scheduler.phase() != Phase::Draining(*id);
+            let has_several = tenant.launching() > 1;
+            if !has_several {
+                tenant.said.forget();
+            }
             tenant.seen.clear();
             tenant.readings.clear();
             for session in tenant.sessions.values_mut() {
@@ -384,7 +391,7 @@ impl Worker {
                     let [began_ns, ended_ns] = [&edges.began, &edges.ended].map(|edge| edge.get(now_ns));
                     self.scheduler.observe_edges(*id, began_ns, ended_ns);
                 }
-                if session.overdue.look(&reading, tenant.account.longest_ns, now_ns) {
+                if session.overdue.look(&reading, is_given_up, tenant.account.longest_ns, now_ns) {
                     let pid = process.map(|process| process.pid);
                     tracing::warn!(
                         gpu = self.gpu,
@@ -409,8 +416,18 @@ impl Worker {
                 } else {
                     session.last
                 };
-                tenant.readings.push((before, reading));
-                let used_ns = reading.compute_ns.saturating_sub(before.compute_ns).min(elapsed_ns);
+                let counted_ns = reading.compute_ns.saturating_sub(before.compute_ns);
+                let others_ns = match page.places(self.gpu).filter(|_| has_several) {
+                    Some(places) => session.overlap.look(&mut tenant.said, places, counted_ns),
+                    None => {
+                        session.overlap.forget();
+                        0
+                    }
+                };
+                let charged = Reading { compute_ns: before.compute_ns.saturating_add(others_ns), ..before };
+                tenant.readings.push((charged, reading));
+                // Who takes turns is judged by what is counted twice.
+                let used_ns = counted_ns.min(elapsed_ns);
                 tenant.seen.push(turns::Seen { session: session.seat.id, wants: reading.wants(), used_ns });
                 session.last = reading;
                 is_unsettled |= session.stopped.is_stopped();
@@ -422,7 +439,8 @@ impl Worker {
                 tenant.account.wants = false;
                 Seen::default()
             } else {
-                tenant.account.look(now_ns, tenant.readings.drain(..))
+                let is_left = tenant.sessions.values().any(|session| session.stopped.leaves_in_flight());
+                tenant.account.look(now_ns, is_left, tenant.readings.drain(..))
             };
             if rivals_ppm.is_some() {
                 tenant.account.had(seen.used_ns);
@@ -688,6 +706,7 @@ impl Worker {
             awaited,
             stopped: Stopped::default(),
             overdue: Overdue::default(),
+            overlap: Overlap::default(),
             // As a new page says.
             gate: Grant::Closed,
         };

@@ -24,6 +24,9 @@ const BACKLOGGED_PERCENT: u64 = 130;
 const PAUSING_PERCENT: u64 = 60;
 /// How long sessions with pauses stay together before it is judged again.
 const TOGETHER_NS: u64 = ns(Duration::from_secs(1));
+/// What a session may have had less than the others when it wants the GPU again, ns: some leases. What it did not want while it rested is not
+/// made up for.
+const MADE_UP_FOR_NS: u64 = ns(Duration::from_millis(40));
 
 /// What is seen of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +47,8 @@ pub struct Turns {
     idle_since_ns: Option<u64>,
     /// GPU time by session, so that each has its turn.
     had_ns: BTreeMap<SessionId, u64>,
+    /// The least that any had that wanted it, at the highest: it does not fall when one comes back that rested.
+    least_ns: u64,
     /// Time under a lease and what was used in it, since it was last judged.
     leased_ns: u64,
     used_ns: u64,
@@ -67,12 +72,7 @@ impl Turns {
         debug_assert!(sessions.is_sorted_by_key(|seen| seen.session));
         let is_here = |id: SessionId| sessions.binary_search_by_key(&id, |seen| seen.session).is_ok();
         self.had_ns.retain(|id, _| is_here(*id));
-        // Who is new or was away is no further behind than the others.
-        let least_ns = self.had_ns.values().copied().min().unwrap_or(0);
-        for seen in sessions {
-            *self.had_ns.entry(seen.session).or_insert(least_ns) += seen.used_ns;
-            self.used_ns = self.used_ns.saturating_add(seen.used_ns);
-        }
+        self.count(sessions);
         match grant {
             Grant::Leased { .. } => self.leased_ns = self.leased_ns.saturating_add(elapsed_ns),
             // What completes now was begun under the lease.
@@ -88,6 +88,24 @@ impl Turns {
         }
     }
 
+    /// Counts what each had.
+    fn count(&mut self, sessions: &[Seen]) {
+        let least_ns = self.least_ns;
+        let wants = |seen: &&Seen| seen.wants || seen.used_ns > 0;
+        for seen in sessions {
+            self.used_ns = self.used_ns.saturating_add(seen.used_ns);
+            // Who is new is no further behind than the others.
+            *self.had_ns.entry(seen.session).or_insert(least_ns) += seen.used_ns;
+        }
+        for seen in sessions.iter().filter(wants) {
+            if let Some(had_ns) = self.had_ns.get_mut(&seen.session) {
+                *had_ns = least_ns.saturating_sub(MADE_UP_FOR_NS).max(*had_ns);
+            }
+        }
+        let least_ns = sessions.iter().filter(wants).filter_map(|seen| self.had_ns.get(&seen.session)).min();
+        self.least_ns = self.least_ns.max(least_ns.copied().unwrap_or(0));
+    }
+
     fn judge(&mut self, now_ns: u64, sessions: &[Seen]) {
         let used_percent = self.used_ns.saturating_mul(100) / self.leased_ns.max(1);
         if self.holder.is_some() {
@@ -96,6 +114,8 @@ impl Turns {
                 self.together_until_ns = now_ns.saturating_add(TOGETHER_NS);
             }
         } else if used_percent > BACKLOGGED_PERCENT && now_ns >= self.together_until_ns {
+            // What they had until now is of no matter: together each counted the others' time too.
+            (self.had_ns, self.least_ns) = (BTreeMap::new(), 0);
             self.pass_on(sessions);
         }
     }
@@ -182,6 +202,44 @@ mod tests {
         assert_eq!([1, 2, 3].iter().filter(|id| turns.admits(**id)).count(), 1);
         lease(&mut turns, 20, |_| LEASE_NS / 4);
         assert!([1, 2, 3].iter().all(|id| turns.admits(*id)));
+    }
+
+    #[test]
+    fn who_rested_while_another_used_the_gpu_does_not_keep_it_waiting_for_as_long() {
+        let [busy, rests] = [1, 2];
+        let mut turns = Turns::default();
+        let alone = |turns: &mut Turns, grant| {
+            for look in 1..=1_000 {
+                // At a look now and then it has nothing under way.
+                let wants = look % 3 != 0;
+                let now = [seen(busy, wants, LEASE_NS), seen(rests, false, 0)];
+                turns.observe(look * LEASE_NS, LEASE_NS, grant, &now);
+            }
+        };
+        let leases_of = |turns: &mut Turns, session| {
+            let both = [seen(busy, true, 0), seen(rests, true, 0)];
+            let mut count = 0;
+            for _ in 0..100 {
+                turns.begin(&both);
+                let used = both.map(|of| match (turns.is_taken(), turns.admits(of.session)) {
+                    (_, true) => Seen { used_ns: LEASE_NS, ..of },
+                    _ => of,
+                });
+                count += u64::from(turns.admits(session));
+                turns.observe(0, LEASE_NS, LEASED, &used);
+            }
+            count
+        };
+        // Before there were turns …
+        alone(&mut turns, Grant::Open);
+        let at_least = 100 / 2 - MADE_UP_FOR_NS / LEASE_NS;
+        assert!(leases_of(&mut turns, busy) >= at_least);
+        assert!(turns.is_taken());
+        // … and while there were, seen again for the first time when the other has nothing under way.
+        alone(&mut turns, Grant::Open);
+        turns.observe(0, 0, LEASED, &[seen(busy, false, 0), seen(rests, true, 0)]);
+        assert!(turns.is_taken());
+        assert!(leases_of(&mut turns, busy) >= at_least);
     }
 
     #[test]

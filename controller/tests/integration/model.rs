@@ -233,7 +233,7 @@ impl Model {
             };
             let said = (tenant.program.says)(&tenant.said, truth, now_ns);
             let before = std::mem::replace(&mut tenant.said, said);
-            let seen = tenant.account.look(now_ns, std::iter::once((before, said)));
+            let seen = tenant.account.look(now_ns, false, std::iter::once((before, said)));
             self.scheduler.observe(*id, now_ns, seen);
         }
         let wake_ns = self.scheduler.decide(now_ns, &self.tuning);

@@ -98,7 +98,7 @@ impl Local {
             let limit = limit_of(ordinal);
             // What another process of the tenant asked for stays where this one asks for nothing.
             if limit.share_ppm != 0 {
-                gpu.set_share_ppm(limit.share_ppm);
+                gpu.set_share_ppm(limit.share_ppm, os::now_ns());
             }
             if limit.memory_bytes != 0 {
                 gpu.set_memory_bytes(limit.memory_bytes);

@@ -273,15 +273,20 @@ impl Host {
     pub fn stop(&self, pid: u32) {
         let pid = Pid::from_raw(pid as i32).expect("a process");
         let signal = |signal| kill_process(pid, signal).expect("it runs");
+        self.stop_by(|| signal(Signal::STOP), || signal(Signal::CONT));
+    }
+
+    /// As [`Self::stop`], in another way.
+    pub fn stop_by(&self, stop: impl Fn(), go_on: impl Fn()) {
         // Without a state there is no lock.
         let observer = Observer::open(self.state.path()).ok();
         loop {
-            signal(Signal::STOP);
+            stop();
             thread::sleep(STOPS_WITHIN);
             if !observer.as_ref().is_some_and(|observer| observer.is_stuck(STUCK_FOR)) {
                 return;
             }
-            signal(Signal::CONT);
+            go_on();
             thread::sleep(STOPS_WITHIN);
         }
     }

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -23,6 +24,52 @@ const HELD_BYTES: u64 = 256 << 20;
 /// The part of the time in which a tenant has the GPU that nobody else can use, on a machine whose processors are busy with other things too.
 const BUSY_PERCENT: f64 = 70.0;
 
+/// The file of a cgroup that moves a process.
+const PROCESSES: &str = "cgroup.procs";
+/// Where cgroups are made, and how one is frozen and thawed: version 1, version 2 beside it or by itself.
+const FREEZERS: [[&str; 4]; 3] = [
+    ["/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED"],
+    ["/sys/fs/cgroup/unified", "cgroup.freeze", "1", "0"],
+    ["/sys/fs/cgroup", "cgroup.freeze", "1", "0"],
+];
+
+/// A cgroup that freezes what is in it. Dropped, nothing is in it any more.
+struct Freezer {
+    group: PathBuf,
+    root: &'static str,
+    file: &'static str,
+    freeze: &'static str,
+    thaw: &'static str,
+}
+
+impl Freezer {
+    fn new(&[root, file, freeze, thaw]: &[&'static str; 4]) -> Option<Self> {
+        let group = Path::new(root).join(format!("deepres-deaths-{}", std::process::id()));
+        fs::create_dir(&group).ok()?;
+        let freezer = Self { group, root, file, freeze, thaw };
+        freezer.group.join(file).exists().then_some(freezer)
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        fs::write(self.group.join(file), text).expect("root may use it");
+    }
+
+    fn thaw(&self) {
+        self.write(self.file, self.thaw);
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        // Who is frozen does not die.
+        let _ = fs::write(self.group.join(self.file), self.thaw);
+        for pid in fs::read_to_string(self.group.join(PROCESSES)).unwrap_or_default().lines() {
+            let _ = fs::write(Path::new(self.root).join(PROCESSES), pid);
+        }
+        let _ = fs::remove_dir(&self.group);
+    }
+}
+
 fn backlog(host: &Host, name: &str, share: &str, arguments: &[&str]) -> Process {
     let options = ["--name", name, "--share", share];
     let mut all = vec!["--kernel", "busy_1000us", "--progress"];
@@ -37,7 +84,7 @@ fn slots_looked_at(daemon: &Process) -> usize {
     /// Behind the page's head: the first word of the first GPU's account.
     const SLOTS_USED_AT: u64 = 64;
     let descriptors = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("the daemon runs");
-    let is_ledger = |path: &std::path::PathBuf| {
+    let is_ledger = |path: &PathBuf| {
         fs::read_link(path).is_ok_and(|target| target.to_string_lossy().contains("memfd:deepres-ledger"))
     };
     let ledger = descriptors.flatten().map(|entry| entry.path()).find(is_ledger).expect("a ledger");
@@ -105,8 +152,8 @@ fn tenants_go_on_while_the_daemon_hangs_and_share_again_when_it_does_not() {
     assert!((had - 80.0).abs() <= 4.0, "shares are enforced again: a had {had:.1} %");
 }
 
-#[test]
-fn a_tenant_that_is_stopped_does_not_stop_another() {
+/// A tenant that is stopped, in whichever way, is not waited for: what it is owed is the other's meanwhile. It goes on afterwards.
+fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
     let host = Host::measuring();
     let _daemon = host.daemon();
     let stopped = backlog(&host, "stopped", "70%", &[]);
@@ -114,19 +161,39 @@ fn a_tenant_that_is_stopped_does_not_stop_another() {
     let ps = host.ps();
     let (stopped_pid, other_pid) = (ps.tenant("stopped").sessions[0].pid, ps.tenant("other").sessions[0].pid);
     thread::sleep(Duration::from_millis(500));
-    // A debugger, a job-control stop, a frozen container. Its turns are not waited for: what it is owed is the other's meanwhile.
-    host.stop(stopped_pid);
+    stop(&host, stopped_pid);
     thread::sleep(Duration::from_millis(500));
     let before = host.truth();
     thread::sleep(Duration::from_secs(3));
     let tally = Tally::between(&before, &host.truth());
     let busy = tally.percent(&[other_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
+    // Before anything is refused: who is frozen cannot even be killed.
+    go_on(stopped_pid);
     println!("the other had the GPU {busy:.1} % of the time");
     assert!(busy >= BUSY_PERCENT, "the other had the GPU {busy:.1} % of the time");
-    signal(stopped_pid, Signal::CONT);
     let before = launches(&stopped);
     thread::sleep(Duration::from_millis(500));
     assert!(launches(&stopped) > before + 50, "and it goes on itself");
+}
+
+#[test]
+fn a_tenant_that_is_stopped_does_not_stop_another() {
+    // A debugger, a job-control stop.
+    is_not_waited_for(|host, pid| host.stop(pid), |pid| signal(pid, Signal::CONT));
+}
+
+#[test]
+fn a_tenant_whose_container_is_frozen_does_not_stop_another() {
+    let freezers = FREEZERS.iter().filter_map(Freezer::new).collect::<Vec<_>>();
+    assert!(!freezers.is_empty(), "no freezer among {FREEZERS:?} that root may use");
+    for freezer in freezers {
+        println!("{}", freezer.group.display());
+        let stop = |host: &Host, pid: u32| {
+            freezer.write(PROCESSES, &pid.to_string());
+            host.stop_by(|| freezer.write(freezer.file, freezer.freeze), || freezer.thaw());
+        };
+        is_not_waited_for(stop, |_| freezer.thaw());
+    }
 }
 
 #[test]

@@ -185,3 +185,26 @@ fn what_is_queued_in_a_context_that_is_destroyed_is_charged_too() {
         );
     }
 }
+
+#[test]
+fn processes_of_a_tenant_that_pause_are_not_charged_for_each_others_time() {
+    let host = Host::measuring().simgpu(SIMGPU_TOML);
+    let _daemon = host.daemon();
+    let _clients = [(); 2].map(|()| start(&host, &["k5000", "sync", "wait:15000"]));
+    thread::sleep(SETTLED);
+    let look = || {
+        let ps = host.ps();
+        let truth = host.truth();
+        let busy_ns: u64 = truth.processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum();
+        (truth.at_ns, ps.tenant("paced").gpu_ns, busy_ns)
+    };
+    let before = look();
+    thread::sleep(MEASURED_BY_CHANCE);
+    let after = look();
+    let percent =
+        |after: u64, before: u64, of: (u64, u64)| (after - before) as f64 * 100.0 / (of.1 - of.0) as f64;
+    let time = (before.0, after.0);
+    let (metered, truth) = (percent(after.1, before.1, time), percent(after.2, before.2, time));
+    println!("metered {metered:.2} % of the time, in truth {truth:.2} %");
+    assert!((metered - truth).abs() <= ALLOWED_POINTS, "metered {metered:.2} %, in truth {truth:.2} %");
+}

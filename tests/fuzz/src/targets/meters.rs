@@ -112,7 +112,7 @@ impl Gpu {
                 let reading = slot.read();
                 (std::mem::replace(last, reading), reading)
             });
-            let seen = tenant.account.look(self.now_ns, meters.collect::<Vec<_>>().into_iter());
+            let seen = tenant.account.look(self.now_ns, false, meters.collect::<Vec<_>>().into_iter());
             tenant.account.mark(self.now_ns);
             self.scheduler.observe(tenant.id, self.now_ns, seen);
             let after = tenant.account.totals;
