@@ -185,12 +185,12 @@ pub struct EdgeSlot {
     pub ended: Moment,
 }
 
-/// Intervals that a [`Places`] remembers.
+/// How many [`Intervals`] remembers.
 #[cfg(not(loom))]
-pub const PLACES: usize = 256;
+pub const INTERVALS: usize = 256;
 /// The model checker follows few.
 #[cfg(loom)]
-pub const PLACES: usize = 2;
+pub const INTERVALS: usize = 2;
 
 /// When a session's kernels and graphs were on one GPU, of late: what the other sessions of its tenant say too is the tenant's once. A library older
 /// than this leaves it empty.
@@ -198,31 +198,31 @@ pub const PLACES: usize = 2;
 /// One thread writes, the one that counts [`MeterSlot::compute_ns`], and before it counts there. Who reads late, or while it is written, misses some.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Places {
+pub struct Intervals {
     /// Intervals begun to be written, ever.
     begun: AtomicU64,
     /// Intervals written, ever.
     written: AtomicU64,
     /// From when until when, ns of `CLOCK_MONOTONIC`.
-    intervals: [[AtomicU64; 2]; PLACES],
+    ring: [[AtomicU64; 2]; INTERVALS],
 }
 
-impl Default for Places {
+impl Default for Intervals {
     fn default() -> Self {
         let zero = || AtomicU64::new(0);
         Self {
             begun: zero(),
             written: zero(),
-            intervals: core::array::from_fn(|_| core::array::from_fn(|_| zero())),
+            ring: core::array::from_fn(|_| core::array::from_fn(|_| zero())),
         }
     }
 }
 
-impl Places {
+impl Intervals {
     /// Adds an interval. One thread at a time.
     pub fn add(&self, start_ns: u64, end_ns: u64) {
         let number = self.written.load(Ordering::Relaxed);
-        let Some([start, end]) = self.intervals.get((number % PLACES as u64) as usize) else { return };
+        let Some([start, end]) = self.ring.get((number % INTERVALS as u64) as usize) else { return };
         self.begun.store(number.wrapping_add(1), Ordering::Relaxed);
         // Who reads anything of the new interval sees that the old one is gone.
         fence(Ordering::Release);
@@ -240,12 +240,12 @@ impl Places {
     /// session's word: any numbers.
     pub fn since(&self, since: u64, mut tell: impl FnMut(u64, u64)) -> u64 {
         let written = self.written();
-        let new = written.wrapping_sub(since).min(PLACES as u64);
+        let new = written.wrapping_sub(since).min(INTERVALS as u64);
         for number in (0..new).map(|back| written.wrapping_sub(new).wrapping_add(back)) {
-            let Some([start, end]) = self.intervals.get((number % PLACES as u64) as usize) else { continue };
+            let Some([start, end]) = self.ring.get((number % INTERVALS as u64) as usize) else { continue };
             let (start_ns, end_ns) = (start.load(Ordering::Relaxed), end.load(Ordering::Relaxed));
             fence(Ordering::Acquire);
-            if self.begun.load(Ordering::Relaxed).wrapping_sub(number) <= PLACES as u64 {
+            if self.begun.load(Ordering::Relaxed).wrapping_sub(number) <= INTERVALS as u64 {
                 tell(start_ns, end_ns);
             }
         }
@@ -282,7 +282,7 @@ pub struct MeterPage {
     coverage: Coverage,
     beyond: [BeyondSlot; MAX_GPUS],
     edges: [EdgeSlot; MAX_GPUS],
-    places: [Places; MAX_GPUS],
+    intervals: [Intervals; MAX_GPUS],
 }
 
 // SAFETY: repr(C), head first, atomics only, and its kind is its own.
@@ -321,8 +321,8 @@ impl MeterPage {
     }
 
     /// When the session was on a GPU, if there is such a GPU.
-    pub fn places(&self, gpu: usize) -> Option<&Places> {
-        self.places.get(gpu)
+    pub fn intervals(&self, gpu: usize) -> Option<&Intervals> {
+        self.intervals.get(gpu)
     }
 
     /// The slot of a GPU, if there is such a GPU.
@@ -590,8 +590,8 @@ const _: () = {
     assert!(core::mem::offset_of!(MeterPage, coverage) == 4352);
     assert!(core::mem::offset_of!(MeterPage, beyond) == 11840);
     assert!(core::mem::offset_of!(MeterPage, edges) == 12096);
-    assert!(core::mem::offset_of!(MeterPage, places) == 12224);
-    assert!(size_of::<Places>() == 64 + 16 * PLACES);
+    assert!(core::mem::offset_of!(MeterPage, intervals) == 12224);
+    assert!(size_of::<Intervals>() == 64 + 16 * INTERVALS);
     assert!(size_of::<MeterPage>() == 81920);
 };
 
@@ -615,25 +615,25 @@ mod tests {
     }
 
     #[test]
-    fn places_are_told_once_and_those_that_are_gone_not_at_all() {
-        let places = Places::default();
+    fn intervals_are_told_once_and_those_that_are_gone_not_at_all() {
+        let intervals = Intervals::default();
         let told = |since| {
             let mut told = std::vec::Vec::new();
-            let written = places.since(since, |start_ns, end_ns| told.push((start_ns, end_ns)));
+            let written = intervals.since(since, |start_ns, end_ns| told.push((start_ns, end_ns)));
             (written, told)
         };
         assert_eq!(told(0), (0, [].into()));
-        places.add(1, 2);
-        places.add(3, 5);
+        intervals.add(1, 2);
+        intervals.add(3, 5);
         assert_eq!(told(0), (2, [(1, 2), (3, 5)].into()));
         assert_eq!(told(1), (2, [(3, 5)].into()));
-        (0..PLACES as u64).for_each(|number| places.add(number, number + 10));
+        (0..INTERVALS as u64).for_each(|number| intervals.add(number, number + 10));
         let (written, all) = told(2);
-        assert_eq!((written, all.len(), all[0]), (PLACES as u64 + 2, PLACES, (0, 10)));
+        assert_eq!((written, all.len(), all[0]), (INTERVALS as u64 + 2, INTERVALS, (0, 10)));
         // The oldest is being written over.
-        places.begun.fetch_add(1, Ordering::Relaxed);
+        intervals.begun.fetch_add(1, Ordering::Relaxed);
         assert_eq!(told(2).1[0], (1, 11));
-        assert_eq!(told(u64::MAX).1.len(), PLACES - 1, "of another page");
+        assert_eq!(told(u64::MAX).1.len(), INTERVALS - 1, "of another page");
     }
 
     #[test]

@@ -339,7 +339,11 @@ impl Process {
         let (start_ns, end_ns) = (start_ns.max(0) as u64, end_ns.max(0) as u64);
         match session.standalone() {
             Some(local) => local.cover(index, start_ns, end_ns),
-            None => session.meter().places(index).into_iter().for_each(|places| places.add(start_ns, end_ns)),
+            None => session
+                .meter()
+                .intervals(index)
+                .into_iter()
+                .for_each(|intervals| intervals.add(start_ns, end_ns)),
         }
     }
 

@@ -7,5 +7,6 @@
 
 mod gate;
 mod ledger;
+mod meter;
 mod seqlock;
 mod standalone;

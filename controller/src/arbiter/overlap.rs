@@ -4,7 +4,7 @@
 //! Each says in its meter page when it was on the GPU. What it says first of a moment, and another said before, is taken off what it counts.
 
 use deepres_abi::allowance::Allowance;
-use deepres_abi::meter::Places;
+use deepres_abi::meter::Intervals;
 
 /// What is looked at of one process at a time: more is a lie, or was missed for long. ns.
 const LOOKED_AT_NS: u64 = std::time::Duration::from_secs(1).as_nanos() as u64;
@@ -39,17 +39,17 @@ impl Overlap {
         *self = Self::default();
     }
 
-    /// Takes in what it says of `places` since the last time. It counted `counted_ns` since; returns what of that others had said before, ns.
-    pub fn look(&mut self, all: &mut Said, places: &Places, counted_ns: u64) -> u64 {
+    /// Takes in what it says of `intervals` since the last time. It counted `counted_ns` since; returns what of that others had said before, ns.
+    pub fn look(&mut self, all: &mut Said, intervals: &Intervals, counted_ns: u64) -> u64 {
         let all = all.0.get_or_insert_default();
         let Some(own) = &self.own else {
             self.own = Some(Moments::default());
-            self.looked_at = places.written();
+            self.looked_at = intervals.written();
             return 0;
         };
         let mut left_ns = LOOKED_AT_NS;
         let mut others_ns = 0u64;
-        self.looked_at = places.since(self.looked_at, |start_ns, end_ns| {
+        self.looked_at = intervals.since(self.looked_at, |start_ns, end_ns| {
             let long_ns = end_ns.saturating_sub(start_ns);
             if long_ns > left_ns {
                 return;
@@ -78,33 +78,33 @@ mod tests {
 
     #[test]
     fn time_that_two_processes_count_is_taken_off_the_later_one() {
-        let [first_places, second_places] = [Places::default(), Places::default()];
+        let [first_intervals, second_intervals] = [Intervals::default(), Intervals::default()];
         let mut said = Said::default();
         let [mut first, mut second] = [Overlap::default(), Overlap::default()];
-        first_places.add(at(0), at(9));
-        assert_eq!(first.look(&mut said, &first_places, 9), 0, "of the time before there were two");
-        assert_eq!(second.look(&mut said, &second_places, 0), 0);
-        first_places.add(at(10), at(20));
-        second_places.add(at(15), at(30));
-        assert_eq!(first.look(&mut said, &first_places, 10 * TICK_NS), 0);
-        assert_eq!(second.look(&mut said, &second_places, 0), 0, "it has not counted it yet");
+        first_intervals.add(at(0), at(9));
+        assert_eq!(first.look(&mut said, &first_intervals, 9), 0, "of the time before there were two");
+        assert_eq!(second.look(&mut said, &second_intervals, 0), 0);
+        first_intervals.add(at(10), at(20));
+        second_intervals.add(at(15), at(30));
+        assert_eq!(first.look(&mut said, &first_intervals, 10 * TICK_NS), 0);
+        assert_eq!(second.look(&mut said, &second_intervals, 0), 0, "it has not counted it yet");
         // Another stream of its own beside the first.
-        second_places.add(at(15), at(32));
-        assert_eq!(second.look(&mut said, &second_places, 17 * TICK_NS), 5 * TICK_NS);
-        assert_eq!(second.look(&mut said, &second_places, TICK_NS), 0);
+        second_intervals.add(at(15), at(32));
+        assert_eq!(second.look(&mut said, &second_intervals, 17 * TICK_NS), 5 * TICK_NS);
+        assert_eq!(second.look(&mut said, &second_intervals, TICK_NS), 0);
     }
 
     #[test]
     fn what_never_was_is_not_looked_at() {
-        let [places, others] = [Places::default(), Places::default()];
+        let [intervals, others] = [Intervals::default(), Intervals::default()];
         let mut said = Said::default();
         let [mut liar, mut other] = [Overlap::default(), Overlap::default()];
-        liar.look(&mut said, &places, 0);
+        liar.look(&mut said, &intervals, 0);
         other.look(&mut said, &others, 0);
-        places.add(0, u64::MAX);
-        places.add(at(9), at(0));
+        intervals.add(0, u64::MAX);
+        intervals.add(at(9), at(0));
         others.add(at(0), at(9));
-        liar.look(&mut said, &places, u64::MAX);
+        liar.look(&mut said, &intervals, u64::MAX);
         assert_eq!(other.look(&mut said, &others, 9 * TICK_NS), 0);
     }
 }

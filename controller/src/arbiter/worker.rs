@@ -417,8 +417,8 @@ impl Worker {
                     session.last
                 };
                 let counted_ns = reading.compute_ns.saturating_sub(before.compute_ns);
-                let others_ns = match page.places(self.gpu).filter(|_| has_several) {
-                    Some(places) => session.overlap.look(&mut tenant.said, places, counted_ns),
+                let others_ns = match page.intervals(self.gpu).filter(|_| has_several) {
+                    Some(intervals) => session.overlap.look(&mut tenant.said, intervals, counted_ns),
                     None => {
                         session.overlap.forget();
                         0
