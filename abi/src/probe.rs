@@ -330,7 +330,7 @@ pub struct Totals {
     pub news_lost: u64,
     /// [`Event`]s written.
     pub events: u64,
-    /// [`Event`]s that had no room.
+    /// [`Event`]s that had no room, and those of ioctls in `untimed`.
     pub events_lost: u64,
 }
 

@@ -137,6 +137,7 @@ fn keep(tid: u32, ioctl: Inflight) {
     }
     // There is no room, or it took the place of one whose return went unnoticed.
     count::total(|totals| totals.untimed += 1);
+    trace::untimed();
 }
 
 /// What the current thread kept, if it did.

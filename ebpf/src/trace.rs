@@ -25,8 +25,7 @@ static EVENTS: RingBuf = RingBuf::with_byte_size(EVENTS_BYTES, 0);
 /// Tells of an ioctl, if someone asked.
 #[inline(always)]
 pub fn ended(pid: u32, tid: u32, ioctl: &Inflight, latency_ns: u64, result: i64) {
-    let asked = TRACING.load();
-    if asked == tracing::NONE || asked == tracing::SOME && !is_followed(pid) {
+    if !is_asked_for(pid) {
         return;
     }
     let Some(mut entry) = EVENTS.reserve::<Event>(0) else {
@@ -53,6 +52,24 @@ pub fn ended(pid: u32, tid: u32, ioctl: &Inflight, latency_ns: u64, result: i64)
     }
     entry.submit(0);
     count::total(|totals| totals.events += 1);
+}
+
+/// An ioctl of the current process will not be told of: it could not be followed to its end.
+#[inline(always)]
+pub fn untimed() {
+    if is_asked_for((bpf_get_current_pid_tgid() >> 32) as u32) {
+        count::total(|totals| totals.events_lost += 1);
+    }
+}
+
+/// Whether someone asked what the current process, of this id, does.
+#[inline(always)]
+fn is_asked_for(pid: u32) -> bool {
+    match TRACING.load() {
+        tracing::NONE => false,
+        tracing::SOME => is_followed(pid),
+        _ => true,
+    }
 }
 
 /// Whether the current process, of this id, is followed: it, and none that had its id before.

@@ -253,7 +253,7 @@ impl Tracer {
             shown += 1;
         }
         let totals = kernel.totals();
-        let lost = totals.events_lost + totals.untimed + self.missed;
+        let lost = totals.events_lost + self.missed;
         if lost > self.lost {
             self.output.lost(lost - self.lost)?;
             self.lost = lost;
