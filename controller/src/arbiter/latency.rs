@@ -5,7 +5,7 @@ const REMEMBERED: usize = 256;
 /// Hand-offs needed before their mean is believed.
 const BELIEVED_FROM: usize = 8;
 /// A hand-off counts as so many times the median at most.
-const MEDIANS_COUNTED: u64 = 4;
+const MEDIANS_COUNTED: u64 = 16;
 
 /// The latest samples, ns.
 #[derive(Debug, Default)]
@@ -36,8 +36,8 @@ impl Latency {
         sorted.get(rank).copied().unwrap_or(0)
     }
 
-    /// The mean, once there are enough samples for one. None counts as more than some medians: what a busy machine held up is not what a
-    /// hand-off costs.
+    /// The mean, once there are enough samples for one. None counts as more than some medians: that a busy machine holds one up now and then is part of what
+    /// they cost, that a process was stopped in one is not.
     pub fn usual_ns(&self) -> Option<u64> {
         let samples = self.samples_ns.len();
         (samples >= BELIEVED_FROM).then(|| {
@@ -64,7 +64,7 @@ mod tests {
             (50, 99, Some(50))
         );
         latency.add(1_000_000);
-        assert_eq!(latency.usual_ns(), Some((5050 + 4 * 51) / 101), "one that was held up says little");
+        assert_eq!(latency.usual_ns(), Some((5050 + 16 * 51) / 101), "one that was held up says little");
         for _ in 0..REMEMBERED {
             latency.add(7);
         }

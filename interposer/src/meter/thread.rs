@@ -25,6 +25,10 @@ use crate::session::Session;
 
 /// Pause between two looks while someone waits for what is in flight: half of what a hand-off may lose by it.
 const TICK_CONTENDED_NS: u64 = 50_000;
+/// The same once the gate has closed and little is left in flight: the GPU idles from its end until that is seen.
+const TICK_DRAINING_NS: u64 = 20_000;
+/// … which is so much, by what is estimated.
+const DRAINED_SOON_NS: u64 = 1_000_000;
 /// The same while nobody does.
 const TICK_ALONE_NS: u64 = 400_000;
 /// The same while nothing is in flight, soon after something was, and nobody waits: no launch ends this pause. While someone does the thread looks as often
@@ -460,6 +464,14 @@ impl Meter {
         }
     }
 
+    /// Whether someone waits for what is in flight on a GPU, and not for long.
+    fn is_drained_soon(&self) -> bool {
+        self.process.gpus.iter().any(|gpu| {
+            let is_busy = || gpu.meter().is_some_and(|meter| meter.in_flight().is_some());
+            !gpu.may_launch() && is_busy() && gpu.queued_ns() <= DRAINED_SOON_NS
+        })
+    }
+
     /// Sleeps until the next look, or until the connection ends.
     fn pause(&mut self, is_busy: bool) {
         let now_ns = os::now_ns();
@@ -472,6 +484,7 @@ impl Meter {
         };
         let mut sleep_ns = match (is_busy, self.process.is_contended()) {
             (false, _) if self.idle_ticks >= LINGER_TICKS => SLEEP_NS,
+            (true, true) if self.is_drained_soon() => TICK_DRAINING_NS,
             (_, true) => TICK_CONTENDED_NS,
             (true, false) => TICK_ALONE_NS,
             (false, false) => TICK_LINGER_NS,

@@ -63,8 +63,11 @@ struct Report {
     handoff_us: Quantiles,
     handoffs: u64,
     quantum_us: f64,
-    /// Time in which the GPU ran nothing, by its own record, over hand-offs. Switching between contexts, which the GPU itself does, is apart.
+    /// Time in which the GPU ran nothing between the work of one tenant and that of the other, by its own record, over hand-offs. Switching between contexts,
+    /// which the GPU itself does, is apart.
     idle_per_handoff_us: f64,
+    /// The same between the work of a tenant and its own next: the program waited for its results.
+    idle_within_us: f64,
     switch_per_handoff_us: f64,
     idle_fraction_of_quantum: f64,
     /// From the request to the daemon until the first launch of the tenant that gains, once the daemon has said that the quota is in force.
@@ -103,6 +106,7 @@ impl Report {
         println!(
             "{} hand-offs of {:.0} µs (median) to {:.0} µs (99 %)\n\
          the GPU idles {:.0} µs in each, {:.2} % of the quantum of {:.1} ms, and switches for {:.0} µs\n\
+         beside that it idles {:.0} µs in each while a tenant waits for its own results\n\
          a new quota: first launch after {:.1} ms (median) to {:.1} ms (99 %)\n\
          a waiting tenant beside a best-effort holder with kernels of {:.1} ms: {:.1} ms (median) to {:.1} ms (99 %)",
             report.handoffs,
@@ -112,6 +116,7 @@ impl Report {
             report.idle_fraction_of_quantum * 100.0,
             report.quantum_us / US_PER_MS,
             report.switch_per_handoff_us,
+            report.idle_within_us,
             set.p50,
             set.p99,
             report.guest_longest_kernel_ms,
@@ -139,7 +144,8 @@ fn hand_offs(kit: &Kit, seconds: f64) -> Result<Report> {
     let [first, last] = [&first, &last].map(|record| record.gpus.first().copied());
     let (first, last) = first.zip(last).context("the record has no GPU")?;
     let per_handoff_us = |ns: u64| ns as f64 / handoffs as f64 / NS_PER_US;
-    let idle_per_handoff_us = per_handoff_us(last.idle_ns.saturating_sub(first.idle_ns));
+    let idle_us = per_handoff_us(last.idle_ns.saturating_sub(first.idle_ns));
+    let idle_per_handoff_us = per_handoff_us(last.handover_idle_ns.saturating_sub(first.handover_idle_ns));
     let quantum_us = f64::midpoint(before.quantum_ns as f64, after.quantum_ns as f64) / NS_PER_US;
     Ok(Report {
         handoff_us: Quantiles {
@@ -149,6 +155,7 @@ fn hand_offs(kit: &Kit, seconds: f64) -> Result<Report> {
         handoffs,
         quantum_us,
         idle_per_handoff_us,
+        idle_within_us: (idle_us - idle_per_handoff_us).max(0.0),
         switch_per_handoff_us: per_handoff_us(last.switch_ns.saturating_sub(first.switch_ns)),
         idle_fraction_of_quantum: idle_per_handoff_us / quantum_us,
         set_reaction_ms: Quantiles { p50: 0.0, p99: 0.0 },

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Says that the file is complete and ours; written last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"simgpu01");
 /// Changes with every change of this file.
-pub const VERSION: u64 = 7;
+pub const VERSION: u64 = 8;
 
 /// Contexts of the whole host.
 pub const MAX_CONTEXTS: usize = 1024;
@@ -165,6 +165,12 @@ pub struct Gpu {
     pub copy_busy_ns: Word,
     pub switch_ns: Word,
     pub idle_ns: Word,
+    /// Of that, what lay between the work of one context and that of another.
+    pub handover_idle_ns: Word,
+    /// What of it is not known yet to lie there: since the context that ran last.
+    pub recent_idle_ns: Word,
+    /// That context.
+    pub ran_last: Word,
     pub switches: Word,
     pub memory_used_bytes: Word,
     /// The most of it ever taken at once.

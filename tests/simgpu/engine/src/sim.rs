@@ -317,9 +317,13 @@ fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: 
         phase::RUNNING => {
             memory.add(&gpu.busy_ns, elapsed_ns);
             add_to_buckets(memory, gpu, from_ns, to_ns);
+            settle_idle(memory, gpu);
         }
         phase::SWITCHING => memory.add(&gpu.switch_ns, elapsed_ns),
-        _ => memory.add(&gpu.idle_ns, elapsed_ns),
+        _ => {
+            memory.add(&gpu.idle_ns, elapsed_ns);
+            memory.add(&gpu.recent_idle_ns, elapsed_ns);
+        }
     }
     let account = |process: usize| &state.processes[process].gpus[gpu_index];
     if let Some(process) = computing {
@@ -336,6 +340,21 @@ fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: 
         }
     }
     memory.put(&gpu.now_ns, to_ns);
+}
+
+/// A context runs: it is known what the GPU idled between, if it did.
+fn settle_idle<M: Memory>(memory: &mut M, gpu: &Gpu) {
+    let (recent_idle_ns, ran_last) = (memory.get(&gpu.recent_idle_ns), memory.get(&gpu.ran_last));
+    let runs = memory.get(&gpu.current);
+    if recent_idle_ns > 0 {
+        if index_of(ran_last).is_some() && ran_last != runs {
+            memory.add(&gpu.handover_idle_ns, recent_idle_ns);
+        }
+        memory.put(&gpu.recent_idle_ns, 0);
+    }
+    if ran_last != runs {
+        memory.put(&gpu.ran_last, runs);
+    }
 }
 
 /// Notes busy time for the utilisation of the last second.
@@ -874,6 +893,9 @@ pub fn drop_context<M: Memory>(memory: &mut M, state: &State, index: usize, now_
     let gpu_index = memory.get(&context.gpu) as usize;
     let gpu = &state.gpus[gpu_index];
     // Off the GPU first, so that nothing of it counts as running any more. A switch to it goes on, to nobody.
+    if memory.get(&gpu.ran_last) == stored(index) {
+        memory.put(&gpu.ran_last, 0);
+    }
     if memory.get(&gpu.current) == stored(index) {
         memory.put(&gpu.current, 0);
         if memory.get(&gpu.phase) == phase::RUNNING {

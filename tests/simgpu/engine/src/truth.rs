@@ -76,6 +76,8 @@ pub struct Gpu {
     pub switch_ns: u64,
     /// Time in which it did neither.
     pub idle_ns: u64,
+    /// Of that, what lay between the work of one context and that of another.
+    pub handover_idle_ns: u64,
     /// How often it went from one context to another.
     pub switches: u64,
     /// Device memory.
@@ -184,6 +186,7 @@ impl Observer {
             copy_busy_ns: present.get(&gpu.copy_busy_ns),
             switch_ns: present.get(&gpu.switch_ns),
             idle_ns: present.get(&gpu.idle_ns),
+            handover_idle_ns: present.get(&gpu.handover_idle_ns),
             switches: present.get(&gpu.switches),
             memory_total_bytes: self.shared.config.memory_bytes,
             memory_used_bytes: present.get(&gpu.memory_used_bytes),

@@ -22,6 +22,24 @@ fn two_backlogged_processes_get_equal_slices() {
 }
 
 #[test]
+fn what_lies_between_two_contexts_is_told_from_the_pauses_of_one() {
+    let world = World::new();
+    let (a, b) = (Client::new(&world), Client::new(&world));
+    a.kernel(100);
+    world.go_to(150);
+    b.kernel(100);
+    world.go_to(300);
+    b.kernel(10);
+    world.go_to(400);
+    let gpu = world.truth().gpus[0];
+    assert_eq!(gpu.busy_ns, 210);
+    assert_eq!(gpu.handover_idle_ns, 50, "of {} ns", gpu.idle_ns);
+    a.kernel(10);
+    world.go_to(500);
+    assert!(world.truth().gpus[0].handover_idle_ns > 50 + 80);
+}
+
+#[test]
 fn small_kernels_beside_a_long_one_get_the_same_share() {
     let world = World::new();
     let (a, b) = (Client::new(&world), Client::new(&world));
