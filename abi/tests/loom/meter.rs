@@ -1,0 +1,39 @@
+//! What a session says of when its work was on the GPU.
+
+use deepres_abi::meter::{INTERVALS, Intervals};
+use loom::sync::Arc;
+use loom::thread;
+
+/// The end of the interval that begins then.
+fn end_of(start_ns: u64) -> u64 {
+    start_ns + 100
+}
+
+#[test]
+fn no_interval_is_told_twice_in_a_wrong_order_or_mixed_with_another() {
+    const ADDED: u64 = INTERVALS as u64 + 1;
+    loom::model(|| {
+        let intervals = Arc::new(Intervals::default());
+        // The checker remembers the last access to each word alone, and a writer reads before it writes: it finds more with the reader as the other thread.
+        let reader = {
+            let intervals = Arc::clone(&intervals);
+            thread::spawn(move || {
+                let (mut since, mut last_ns) = (0, 0);
+                let mut look = || {
+                    since = intervals.since(since, |start_ns, end_ns| {
+                        assert_eq!(end_ns, end_of(start_ns), "of two intervals");
+                        assert!(start_ns > last_ns, "{start_ns} after {last_ns}");
+                        last_ns = start_ns;
+                    });
+                };
+                look();
+                look();
+            })
+        };
+        (1..=ADDED).for_each(|number| intervals.add(number, end_of(number)));
+        reader.join().unwrap();
+        let mut last = None;
+        assert_eq!(intervals.since(0, |start_ns, end_ns| last = Some((start_ns, end_ns))), ADDED);
+        assert_eq!(last, Some((ADDED, end_of(ADDED))), "the last one is there once nobody writes");
+    });
+}
