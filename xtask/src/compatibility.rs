@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
@@ -181,8 +182,8 @@ const ROWS: &[Row] = &[
 const HEAD: &str = "\
 # What has run with deepres
 
-Programs of other makers, as PyPI, crates.io and Debian have them; nothing in them is changed. Each row is held by a test, named in its last column. Written by
-`cargo xtask compatibility` after those tests passed. What is to know about single clients stands in [clients.md](clients.md).
+Programs of other makers, as PyPI, crates.io and Debian have them; nothing in them is changed. Each row names the test that holds it, and the day when that passed last as this page was
+written, by `cargo xtask compatibility`. What is to know about single clients stands in [clients.md](clients.md).
 
 All of it is on the simulated GPU: none of these has run on a real one with deepres yet.
 ";
@@ -194,7 +195,8 @@ look-ups of driver functions come before that. Held is that each of them is answ
 and that the program says the same with deepres as without.
 ";
 const WHOLE: &str = "\n## From beginning to end\n";
-const TABLE: &str = "\n| client | version | what is run | result | test |\n|---|---|---|---|---|\n";
+const TABLE: &str =
+    "\n| client | version | what is run | result | test | shown |\n|---|---|---|---|---|---|\n";
 
 impl Version {
     fn text(&self) -> Result<String> {
@@ -219,22 +221,39 @@ impl Version {
     }
 }
 
-/// The page's text.
-fn page() -> Result<String> {
+impl Row {
+    /// Its line of the table, but for its end: the day when it was shown.
+    fn begins(&self) -> Result<String> {
+        let (file, name) = self.test;
+        let test = if name.is_empty() { format!("`{file}`") } else { format!("`{file}`: `{name}`") };
+        let large = if self.reach == Reach::Large {
+            format!(" (`cargo xtask test --large {name}`)")
+        } else {
+            String::new()
+        };
+        let version = self.version.text()?;
+        Ok(format!("| {} | {version} | {} | {} | {test}{large} |", self.client, self.run, self.result))
+    }
+
+    /// The day when it was shown, by a page that has it.
+    fn day<'p>(&self, page: &'p str) -> Result<&'p str> {
+        let begins = self.begins()?;
+        let day = page.lines().find_map(|line| line.strip_prefix(&begins)?.strip_suffix('|'));
+        day.map(str::trim).with_context(|| {
+            let large = if self.reach == Reach::Large { " --large" } else { "" };
+            format!("{} was not shown as it is now: run `cargo xtask compatibility{large}`", self.client)
+        })
+    }
+}
+
+/// The page's text, with the day when each row was shown.
+fn page<'d>(day: impl Fn(&Row) -> Result<&'d str>) -> Result<String> {
     let mut page = HEAD.to_owned();
     for (heading, is_whole) in [(WHOLE, true), (LOOK_UPS, false)] {
         page += heading;
         page += TABLE;
         for row in ROWS.iter().filter(|row| (row.reach == Reach::Whole) == is_whole) {
-            let (file, name) = row.test;
-            let test = if name.is_empty() { format!("`{file}`") } else { format!("`{file}`: `{name}`") };
-            let large = if row.reach == Reach::Large {
-                format!(" (`cargo xtask test --large {name}`)")
-            } else {
-                String::new()
-            };
-            let version = row.version.text()?;
-            writeln!(page, "| {} | {version} | {} | {} | {test}{large} |", row.client, row.run, row.result)?;
+            writeln!(page, "{} {} |", row.begins()?, day(row)?)?;
         }
     }
     Ok(page)
@@ -243,19 +262,23 @@ fn page() -> Result<String> {
 /// Runs what the rows name, and writes the page; or checks it.
 pub fn run(options: &Options) -> Result<()> {
     let path = crate::workspace().join("docs/compatibility.md");
-    let page = page()?;
+    let found = fs::read_to_string(&path).unwrap_or_default();
     if options.check {
-        let found = fs::read_to_string(&path).unwrap_or_default();
+        let page = page(|row| row.day(&found))?;
         ensure!(found == page, "{} is not up to date: run `cargo xtask compatibility`", path.display());
         return Ok(());
+    }
+    let is_run = |row: &Row| row.reach != Reach::Large || options.large;
+    // What is not run stays as it is, and is not there as something else.
+    for row in ROWS.iter().filter(|row| !is_run(row)) {
+        row.day(&found)?;
     }
     let artefacts = build::artefacts()?;
     let (training, clients) = (venv::prepare()?, venv::prepare_clients()?);
     let pycuda = venv::prepare_pycuda(&clients, &artefacts.simgpu())?;
-    for row in ROWS {
+    for row in ROWS.iter().filter(|row| is_run(row)) {
         let (file, name) = row.test;
         let mut tests = match row.reach {
-            Reach::Large if !options.large => continue,
             Reach::Large => large::tests(name, &artefacts)?,
             _ => {
                 let mut tests = build::cargo();
@@ -274,12 +297,24 @@ pub fn run(options: &Options) -> Result<()> {
             bail!("{}: not shown (of its tests {ran} passed): {}", row.client, command::shown(&tests));
         }
     }
+    let today = command::output(Command::new("date").args(["--utc", "+%F"]))?;
+    let page = page(|row| if is_run(row) { Ok(today.trim()) } else { row.day(&found) })?;
     fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_row_that_changed_is_not_taken_for_shown() {
+        let shown = page(|_| Ok("2026-01-02")).unwrap();
+        let large = ROWS.iter().find(|row| row.reach == Reach::Large).unwrap();
+        assert_eq!(large.day(&shown).unwrap(), "2026-01-02");
+        assert_eq!(page(|row| row.day(&shown)).unwrap(), shown);
+        let version = large.version.text().unwrap();
+        assert!(large.day(&shown.replace(&version, "0.1")).is_err());
+    }
 
     #[test]
     fn every_row_has_a_version_and_a_test() {

@@ -2,13 +2,14 @@
 
 use std::{
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
 use deepres_e2e::{
     Host, Ps,
     artefacts::artefacts,
-    clients::{Way, c_client, c_program},
+    clients::{Way, c_client, c_library, c_program},
     host::COMMAND_LIMIT,
 };
 
@@ -134,4 +135,23 @@ fn other_peoples_preloaded_libraries_work_beside_us_in_either_order() {
             }
         }
     }
+}
+
+#[test]
+fn a_tool_that_has_some_of_the_drivers_functions_for_itself_sees_what_it_sees_alone() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let (tool, client) = (c_library("counts"), c_client("launches", Way::Linked));
+    let live = |mut command: Command, meanwhile: &dyn Fn(Option<u64>)| {
+        command.env("LD_PRELOAD", &tool);
+        let mut client = host.spawn(command);
+        let said = client.await_json(COMMAND_LIMIT);
+        meanwhile(said["kernel_launches"].as_u64());
+        client.finish(COMMAND_LIMIT).success().stderr
+    };
+    let alone = live(host.command(&client), &|_| {});
+    assert!(alone.starts_with("counted "), "{alone}");
+    let metered = |launches| await_launches(&host, "counted", launches);
+    let beside = live(host.run(&["--name", "counted"], &client, &[]), &metered);
+    assert!(beside.lines().any(|line| line == alone.trim_end()), "{beside} instead of {alone}");
 }

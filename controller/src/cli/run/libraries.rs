@@ -3,7 +3,7 @@
 use super::PRELOAD_VARIABLE;
 use anyhow::{Context, Result, bail};
 use std::ffi::{CString, OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
 
@@ -70,14 +70,16 @@ pub fn find_interposer() -> Result<PathBuf> {
     Ok(found)
 }
 
-/// `LD_PRELOAD` with our library first, so that it sees what others look up.
+/// `LD_PRELOAD` with our library behind others: a tool that has some of the driver's functions for itself, and passes calls on to whoever comes next, would be passed
+/// over from before it. But before other copies of ours, of which the first does the work.
 pub fn preload_with(library: &Path, others: Option<OsString>) -> OsString {
-    let mut value = library.as_os_str().to_owned();
-    if let Some(others) = others.filter(|others| !others.is_empty()) {
-        value.push(OsStr::new(":"));
-        value.push(others);
-    }
-    value
+    let others = others.unwrap_or_default();
+    let mut names: Vec<&[u8]> = others.as_bytes().split(|byte| SEPARATORS.contains(byte)).collect();
+    names.retain(|name| !name.is_empty());
+    let is_copy = |name: &&[u8]| name.rsplit(|byte| *byte == b'/').next() == Some(INTERPOSER.as_bytes());
+    let place = names.iter().position(is_copy).unwrap_or(names.len());
+    names.insert(place, library.as_os_str().as_bytes());
+    OsString::from_vec(names.join(&b':'))
 }
 
 /// Fails if the job would not find the driver. Another process tries, by the same search that the job's linker will make, so that
@@ -166,6 +168,8 @@ mod tests {
     fn our_library_comes_before_those_that_were_preloaded_already() {
         assert_eq!(preload_with(Path::new("/a.so"), None), "/a.so");
         assert_eq!(preload_with(Path::new("/a.so"), Some("".into())), "/a.so");
-        assert_eq!(preload_with(Path::new("/a.so"), Some("/b.so /c.so".into())), "/a.so:/b.so /c.so");
+        assert_eq!(preload_with(Path::new("/a.so"), Some("/b.so /c.so:".into())), "/b.so:/c.so:/a.so");
+        let with_copy = preload_with(Path::new("/a.so"), Some("/b.so:/old/libdeepres.so:/c.so".into()));
+        assert_eq!(with_copy, "/b.so:/a.so:/old/libdeepres.so:/c.so");
     }
 }
