@@ -103,6 +103,7 @@ pub struct Lane {
     open_is_copy: AtomicBool,
     open_is_end_only: AtomicBool,
     open_may_wait: AtomicBool,
+    open_is_quiet: AtomicBool,
     /// What copies in it are known to take, ns.
     open_copied_ns: AtomicU64,
     /// Copies, ever; the owner's alone.
@@ -166,6 +167,7 @@ impl Lane {
             open_is_copy: AtomicBool::new(false),
             open_is_end_only: AtomicBool::new(false),
             open_may_wait: AtomicBool::new(false),
+            open_is_quiet: AtomicBool::new(false),
             open_copied_ns: AtomicU64::new(0),
             copies: AtomicU32::new(0),
             computing: AtomicU32::new(0),
@@ -549,6 +551,7 @@ impl Lane {
         self.open_is_copy.store(launch.kind.is_copy(), Ordering::Relaxed);
         self.open_is_end_only.store(is_end_only, Ordering::Relaxed);
         self.open_may_wait.store(launch.kind == Kind::SyncCopy, Ordering::Relaxed);
+        self.open_is_quiet.store(self.waiting() == 0, Ordering::Relaxed);
         self.open_copied_ns.store(0, Ordering::Relaxed);
         // From here the meter thread sees it; only then may it find `in_flight` set.
         self.state.store(LAUNCHING, Ordering::SeqCst);
@@ -816,6 +819,7 @@ impl Lane {
             closed_ns,
             ended_ns: os::now_ns(),
             may_wait: self.open_may_wait.load(Ordering::Relaxed),
+            is_quiet: self.open_is_quiet.load(Ordering::Relaxed),
             is_copy,
             is_end_only: self.open_is_end_only.load(Ordering::Relaxed),
             is_lost: !is_recorded,
