@@ -127,6 +127,21 @@ fn records_that_cost_coarse_events_and_a_clock_that_drifts() {
 }
 
 #[test]
+fn kernels_that_take_another_time_each() {
+    // What was seen of a kernel stands for those that are counted and not timed: it has to be right in the mean.
+    let patterns = [
+        &["k6", "wait:32"][..],
+        &["k20", "wait:25", "k2", "wait:10", "k80", "wait:100", "k6x3", "wait:20"],
+        &["k20x50", "wait:2000", "k6x3", "wait:300", "sync", "wait:500"],
+        &["graph:k6x20", "wait:200", "graph:k20x5", "wait:50"],
+    ];
+    for (seed, steps) in patterns.into_iter().enumerate() {
+        let jitter = format!("kernel_jitter_ppm = 500000\njitter_seed = {seed}\n{SIMGPU_TOML}");
+        assert_exact_on(&jitter, MEASURED_BY_CHANCE, Duration::ZERO, steps);
+    }
+}
+
+#[test]
 fn storms_of_the_smallest_kernels() {
     assert_exact(&["k2x1000", "sync"]);
 }
