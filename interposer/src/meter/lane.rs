@@ -721,8 +721,9 @@ impl Lane {
         }
     }
 
-    /// The stream is about to be destroyed: what could not be closed is dropped, and whoever records on the stream is waited for.
-    fn discard(&self) {
+    /// The open segment is dropped, and charged as what its launches are known to take; whoever records on the stream is waited for. Under the context's lock,
+    /// when the stream is about to be destroyed or nothing can be asked of its context.
+    pub fn discard(&self) {
         loop {
             let state = self.state.load(Ordering::Acquire);
             if state == IDLE {

@@ -269,8 +269,9 @@ impl Meter {
             }
             if !is_current {
                 if !calls.set_current(context.handle()) {
-                    return;
+                    return self.lose(context, &mut inner, now_ns);
                 }
+                inner.reached();
                 if !self.is_relaxed {
                     self.is_relaxed = calls.relax_this_thread();
                 }
@@ -287,6 +288,17 @@ impl Meter {
                 account.is_occupied = true;
                 account.computing_lanes += u32::from(lane.is_computing());
             }
+        }
+    }
+
+    /// A context cannot be made current: what is in flight of it stays so for a while, and is then given up.
+    fn lose(&mut self, context: &ContextState, inner: &mut Inner, now_ns: u64) {
+        if context.is_given_up(inner, now_ns) {
+            return;
+        }
+        if let Some(account) = self.accounts.get_mut(context.ordinal) {
+            account.is_occupied = true;
+            account.computing_lanes += inner.lanes.iter().filter(|lane| lane.is_computing()).count() as u32;
         }
     }
 
