@@ -95,6 +95,7 @@ pub struct GrantSlot {
     entitled_ppm: AtomicU32,
     memory_limit_bytes: AtomicU64,
     terms: SeqLock<4>,
+    charge_copies: AtomicU32,
 }
 
 impl Default for GrantSlot {
@@ -104,6 +105,7 @@ impl Default for GrantSlot {
             entitled_ppm: AtomicU32::new(0),
             memory_limit_bytes: AtomicU64::new(0),
             terms: SeqLock::default(),
+            charge_copies: AtomicU32::new(0),
         }
     }
 }
@@ -184,6 +186,17 @@ impl GrantSlot {
     pub fn entitled_ppm(&self) -> u32 {
         self.entitled_ppm.load(Ordering::Relaxed)
     }
+
+    /// Tells the session whether the time of copies counts as GPU time ([`crate::meter::MeterSlot::compute_ns`]). A library older than this does not
+    /// look; under a controller older than this it does not.
+    pub fn set_charge_copies(&self, charge_copies: bool) {
+        self.charge_copies.store(charge_copies.into(), Ordering::Relaxed);
+    }
+
+    /// Whether the time of copies counts as GPU time.
+    pub fn charge_copies(&self) -> bool {
+        self.charge_copies.load(Ordering::Relaxed) != 0
+    }
 }
 
 /// What a waiter does once the controller's heartbeat is stale.
@@ -255,6 +268,7 @@ const _: () = {
     assert!(core::mem::offset_of!(GrantSlot, gate) == 0);
     assert!(core::mem::offset_of!(GrantSlot, memory_limit_bytes) == 8);
     assert!(core::mem::offset_of!(GrantSlot, terms) == 16);
+    assert!(core::mem::offset_of!(GrantSlot, charge_copies) == 56);
     assert!(core::mem::offset_of!(GrantPage, session_id) == 64);
     assert!(core::mem::offset_of!(GrantPage, slots) == 128);
     assert!(size_of::<GrantPage>() == 4096);

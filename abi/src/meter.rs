@@ -107,9 +107,10 @@ pub struct MeterSlot {
     pub in_flight: AtomicU32,
     /// Estimated GPU time launched and not seen complete.
     pub in_flight_ns: AtomicU64,
-    /// GPU time of kernels and graphs, overlaps inside the session counted once. This is what leases charge.
+    /// GPU time of kernels and graphs, and of copies where they are charged ([`crate::grant::GrantSlot::charge_copies`]); overlaps inside the session counted
+    /// once. This is what leases charge.
     pub compute_ns: AtomicU64,
-    /// GPU time of copies and sets.
+    /// GPU time of copies and sets, charged or not.
     pub copy_ns: AtomicU64,
     /// Time in which anything was unfinished, waits included.
     pub occupied_ns: AtomicU64,

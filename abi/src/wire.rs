@@ -143,7 +143,9 @@ pub struct Hello {
     pub metering: u32,
     /// Whether what of its memory it does not use may be others': 1 yes, 2 no; 0: not said.
     pub memory_follows_use: u32,
-    reserved: [u8; 16],
+    /// Whether the time of its copies is charged: 1 yes, 2 no; 0: not said.
+    pub charge_copies: u32,
+    reserved: [u8; 12],
 }
 
 /// A wish for or against something as a field of a frame has it.
@@ -461,6 +463,7 @@ const _: () = {
     assert!(core::mem::offset_of!(Hello, sessions_before) == 496);
     assert!(core::mem::offset_of!(Hello, slo_ns) == 528);
     assert!(core::mem::offset_of!(Hello, memory_follows_use) == 540);
+    assert!(core::mem::offset_of!(Hello, charge_copies) == 544);
     assert!(size_of::<Hello>() <= MAX_FRAME_BYTES && size_of::<Refusal>() <= MAX_FRAME_BYTES);
 };
 

@@ -42,6 +42,8 @@ pub struct Wish {
     pub slo_ns: Option<u64>,
     /// Whether what of its memory it does not use may be others'.
     pub memory_follows_use: Option<bool>,
+    /// Whether the time of its copies is charged.
+    pub charge_copies: Option<bool>,
 }
 
 impl Wish {
@@ -56,6 +58,7 @@ impl Wish {
             size_ns: self.size_ns.or(that.size_ns),
             slo_ns: self.slo_ns.or(that.slo_ns),
             memory_follows_use: self.memory_follows_use.or(that.memory_follows_use),
+            charge_copies: self.charge_copies.or(that.charge_copies),
         }
     }
 
@@ -87,6 +90,9 @@ impl fmt::Display for Wish {
             if let Some(ns) = ns {
                 write!(f, ", {name} of {}", Time(ns))?;
             }
+        }
+        if self.charge_copies == Some(true) {
+            write!(f, ", copies charged")?;
         }
         write!(f, " and class {}", self.class.unwrap_or_default())
     }
@@ -185,6 +191,9 @@ pub struct Granted {
     /// Whether what of its memory it does not use may be others'.
     #[serde(default)]
     pub memory_follows_use: Given<bool>,
+    /// Whether the time of its copies is charged.
+    #[serde(default)]
+    pub charge_copies: Given<bool>,
 }
 
 impl Granted {
@@ -201,6 +210,7 @@ impl Granted {
         tell(&mut self.criticality, asked.criticality.is_some());
         tell(&mut self.slo_ns, asked.slo_ns.is_some());
         tell(&mut self.memory_follows_use, asked.memory_follows_use.is_some());
+        tell(&mut self.charge_copies, asked.charge_copies.is_some());
         self
     }
 }
@@ -261,6 +271,12 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
         (None, Some(follows)) => Given::by(Rule::Request, follows),
         (None, None) => Given::default(),
     };
+    let charge_copies = match (set.charge_copies, asked.charge_copies) {
+        (Some(charge), _) => Given::by(Rule::Administrator, charge),
+        (None, None | Some(false)) if caps.charge_copies => Given::by(Rule::Cap(of), true),
+        (None, Some(charge)) => Given::by(Rule::Request, charge),
+        (None, None) => Given::default(),
+    };
     Granted {
         share_ppm,
         cap_ppm,
@@ -271,6 +287,7 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
         size_ns,
         slo_ns,
         memory_follows_use,
+        charge_copies,
     }
 }
 
@@ -316,6 +333,11 @@ pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bo
     {
         return Some(format!(
             "{one} was given, but by {of} {all} do not count: leave it out, or have an administrator set it"
+        ));
+    }
+    if asked.charge_copies == Some(false) && caps.charge_copies {
+        return Some(format!(
+            "copies were asked not to be charged, but by {of} they are: leave it out, or have an administrator set it"
         ));
     }
     let class = asked.class?;
@@ -535,6 +557,25 @@ mod tests {
         assert_eq!(set.criticality, Given::by(Rule::Administrator, Criticality::CRITICAL));
         assert_eq!(set.deadline_ns, Given::by(Rule::Administrator, Some(1_000)));
         assert_eq!(set.slo_ns, Given::by(Rule::Administrator, Some(8)));
+    }
+
+    #[test]
+    fn copies_are_charged_as_asked_unless_the_cap_or_an_administrator_says_otherwise() {
+        let made = (Caps { charge_copies: true, ..Caps::NONE }, CapOf::Groups);
+        let wish = |charge_copies| Wish { charge_copies, ..Wish::default() };
+        let granted = |asked, set, caps| {
+            let part = whole(caps);
+            grant(&wish(asked), &wish(set), caps, &part, true).charge_copies
+        };
+        assert_eq!(granted(None, None, free()), Given::by(Rule::Default, false));
+        assert_eq!(granted(Some(true), None, free()), Given::by(Rule::Request, true));
+        assert_eq!(granted(Some(true), None, made), Given::by(Rule::Request, true));
+        for asked in [None, Some(false)] {
+            assert_eq!(granted(asked, None, made), Given::by(Rule::Cap(CapOf::Groups), true));
+            assert_eq!(granted(asked, Some(false), made), Given::by(Rule::Administrator, false));
+        }
+        assert!(refuse(&wish(Some(false)), made, &whole(made), true).unwrap().contains("copies"));
+        assert_eq!(refuse(&wish(None), made, &whole(made), true), None);
     }
 
     #[test]

@@ -28,6 +28,8 @@ const SIZE: &str = "DEEPRES_SIZE";
 const SLO: &str = "DEEPRES_SLO";
 const OVERSUBSCRIBE: &str = "DEEPRES_OVERSUBSCRIBE";
 const FOLLOW_USE: &str = "DEEPRES_MEMORY_FOLLOW_USE";
+/// Whether the time of its copies is charged.
+const CHARGE_COPIES: &str = "DEEPRES_CHARGE_COPIES";
 /// The signal by which the job wants to be told that it is to give memory back.
 const PRESSURE: &str = "DEEPRES_PRESSURE";
 /// Names the file that the process is recorded into, to which processes of the job append.
@@ -46,7 +48,8 @@ pub struct Limit {
 }
 
 /// Variables that speak of deepres beside the socket and the limits.
-const OTHERS: [&str; 8] = [TENANT, CLASS, CRITICALITY, DEADLINE, SIZE, SLO, OVERSUBSCRIBE, FOLLOW_USE];
+const OTHERS: [&str; 9] =
+    [TENANT, CLASS, CRITICALITY, DEADLINE, SIZE, SLO, OVERSUBSCRIBE, FOLLOW_USE, CHARGE_COPIES];
 
 /// What the environment says of the job; what it does not say is absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -101,6 +104,8 @@ pub struct Config {
     pub oversubscribe: Option<Oversubscribe>,
     /// Whether what of its memory it does not use may be others'.
     pub memory_follows_use: Option<bool>,
+    /// Whether the time of its copies is charged.
+    pub charge_copies: Option<bool>,
     /// The signal that says that memory is to be given back.
     pub pressure: Option<i32>,
     /// By ordinal in this process.
@@ -130,6 +135,14 @@ impl Config {
                 "{TENANT} has {TENANT_NAME_BYTES} bytes or more: the daemon is told of its beginning, and takes all that begin alike for one tenant"
             );
         }
+        let wish = |name: &str| {
+            let value = variable(name)?;
+            let wish = switch(&value);
+            if wish.is_none() {
+                say!(Warn, "{name}={value} is neither true nor false; ignored");
+            }
+            wish
+        };
         let (limits, is_any_named) = limits(variable, |refused| say!(Warn, "{refused}; ignored"));
         Self {
             is_asked_for: places.socket().is_some()
@@ -147,13 +160,8 @@ impl Config {
             oversubscribe: variable(OVERSUBSCRIBE).and_then(|value| {
                 value.parse().map_err(|error| say!(Warn, "{OVERSUBSCRIBE}={value}: {error}; ignored")).ok()
             }),
-            memory_follows_use: variable(FOLLOW_USE).and_then(|value| {
-                let wish = switch(&value);
-                if wish.is_none() {
-                    say!(Warn, "{FOLLOW_USE}={value} is neither true nor false; ignored");
-                }
-                wish
-            }),
+            memory_follows_use: wish(FOLLOW_USE),
+            charge_copies: wish(CHARGE_COPIES),
             pressure: variable(PRESSURE).and_then(|value| {
                 let signal = signal_named(&value);
                 if signal.is_none() {

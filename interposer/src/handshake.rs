@@ -276,6 +276,7 @@ fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32, age_ns: u64) -> H
     hello.size_ns = config.job.size_ns.unwrap_or(0);
     hello.slo_ns = config.job.slo_ns.unwrap_or(0);
     hello.memory_follows_use = wire::said(config.memory_follows_use);
+    hello.charge_copies = wire::said(config.charge_copies);
     hello.oversubscribe = config.oversubscribe.map_or(0, |way| way as u32);
     hello.pid = std::process::id();
     for (place, uuid) in hello.gpu_uuids.iter_mut().zip(gpus) {

@@ -340,6 +340,7 @@ impl Session {
             let is_gone = self.is_controller_gone(gpu, now_ns);
             let state = if is_gone { GateState::Closed } else { GateState::Open };
             shut.set_memory_limit(grant.memory_limit());
+            shut.set_charge_copies(grant.charge_copies());
             if shut.gate().state != state {
                 shut.set_gate(state, LeaseTerms::default());
             }

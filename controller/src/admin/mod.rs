@@ -67,6 +67,9 @@ pub enum Request {
         /// Whether what of its memory it does not use may be others' from now on.
         #[serde(default)]
         memory_follows_use: Option<bool>,
+        /// Whether the time of its copies is charged from now on.
+        #[serde(default)]
+        charge_copies: Option<bool>,
     },
     /// Keeps a tenant off the GPUs until it is resumed.
     Pause {
@@ -102,6 +105,7 @@ impl Request {
             size_ns,
             slo_ns,
             memory_follows_use,
+            charge_copies,
         } = wish;
         let tenant = tenant.into();
         Self::Set {
@@ -114,6 +118,7 @@ impl Request {
             size_ns,
             slo_ns,
             memory_follows_use,
+            charge_copies,
         }
     }
 }
@@ -327,9 +332,9 @@ pub struct AccountStatus {
     pub recent_share_ppm: u32,
     /// Its share of the GPU's time since it first appeared, parts per million.
     pub total_share_ppm: u32,
-    /// GPU time of kernels and graphs: what is charged, ns.
+    /// GPU time of kernels and graphs, and of copies where those are charged: what is charged, ns.
     pub gpu_ns: u64,
-    /// GPU time of copies, ns.
+    /// GPU time of copies, charged or not, ns.
     pub copy_ns: u64,
     /// Time that threads waited at the gate, summed over threads, ns.
     pub wait_ns: u64,
@@ -426,7 +431,7 @@ pub struct SessionGpuStatus {
     pub in_flight: bool,
     /// Threads at the gate.
     pub waiters: u32,
-    /// GPU time of kernels and graphs, ns.
+    /// GPU time that is charged, ns.
     pub gpu_ns: u64,
     /// Kernels launched one by one.
     pub kernel_launches: u64,

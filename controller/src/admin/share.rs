@@ -69,6 +69,9 @@ pub struct ShareStatus {
     pub derivation: Derivation,
     /// The share that it had in the last second or so, parts per million.
     pub received_ppm: u32,
+    /// Whether the time of its copies is in that.
+    #[serde(default)]
+    pub charge_copies: bool,
     /// GPU time that it is owed beside the tenant furthest behind, ns; negative if it had more.
     pub lag_ns: i64,
     /// What guests may cost the others, where there are guests.

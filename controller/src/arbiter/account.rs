@@ -15,6 +15,8 @@ pub const MAX_WAITERS: u64 = 4096;
 /// Launches of one session in a nanosecond, at most: a driver that does nothing takes some ten nanoseconds for one, on one of the
 /// machine's processors. A count that grew faster is a lie, and left out.
 const MAX_LAUNCHES_PER_NS: u64 = 1;
+/// The longest copy that is counted whole, if nothing else of the tenant is in flight meanwhile: no GPU's memory takes longer to fill.
+const LONGEST_COPY_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 /// Bytes that a process can address, and so hold, whatever it says.
 pub const MAX_HELD_BYTES: u64 = 1 << 47;
 
@@ -24,7 +26,7 @@ pub const MAX_HELD_BYTES: u64 = 1 << 47;
 pub struct Totals {
     /// GPU time charged, ns.
     pub gpu_ns: u64,
-    /// GPU time of copies, ns.
+    /// GPU time of copies, charged or not, ns.
     pub copy_ns: u64,
     /// Time waited at the gate, summed over threads, ns.
     pub wait_ns: u64,
@@ -61,6 +63,8 @@ pub struct Account {
     looked_ns: u64,
     /// Wall time that may still be charged: work in flight is charged when it completes.
     uncharged_ns: u64,
+    /// Wall time that copies may still have taken: nothing says that one is in flight, and it is counted when it completes.
+    uncopied_ns: u64,
     /// The longest kernel or graph of any session, ns.
     pub longest_ns: u64,
     /// What its processes claimed for the time in which nobody governed, ns.
@@ -89,6 +93,7 @@ impl Account {
             since_ns: now_ns,
             looked_ns: now_ns,
             uncharged_ns: 0,
+            uncopied_ns: 0,
             longest_ns: 0,
             arrears_ns: 0,
             in_flight_before_ns: 0,
@@ -189,12 +194,14 @@ impl Account {
         is_left: bool,
         meters: impl Iterator<Item = (Reading, Reading)>,
     ) -> Seen {
-        let allowed_ns = self.uncharged_ns.saturating_add(now_ns.saturating_sub(self.looked_ns));
+        let passed_ns = now_ns.saturating_sub(self.looked_ns);
+        let allowed_ns = self.uncharged_ns.saturating_add(passed_ns);
+        let copies_allowed_ns = self.uncopied_ns.saturating_add(passed_ns);
         self.looked_ns = now_ns;
         let mut seen = Seen::default();
         let mut copy_ns = 0u64;
         for (before, now) in meters {
-            let used = now.since(&before, allowed_ns);
+            let used = now.since(&before, allowed_ns.max(copies_allowed_ns));
             seen.used_ns = seen.used_ns.saturating_add(used.compute_ns);
             copy_ns = copy_ns.saturating_add(used.copy_ns);
             seen.waiting |= now.waiters != 0;
@@ -202,12 +209,16 @@ impl Account {
             seen.pending_ns = seen.pending_ns.saturating_add(now.in_flight_ns);
             self.count(&before, &now, allowed_ns);
         }
-        seen.used_ns = seen.used_ns.min(allowed_ns);
+        let copy_ns = copy_ns.min(copies_allowed_ns);
+        self.uncopied_ns = (copies_allowed_ns - copy_ns).min(LONGEST_COPY_NS);
+        // Where copies are charged they are in what was used.
+        seen.used_ns = seen.used_ns.min(allowed_ns.max(copy_ns));
         seen.longest_ns = self.longest_ns;
         let totals = &mut self.totals;
         totals.gpu_ns = totals.gpu_ns.saturating_add(seen.used_ns);
-        totals.copy_ns = totals.copy_ns.saturating_add(copy_ns.min(allowed_ns));
-        self.uncharged_ns = if seen.in_flight || is_left { allowed_ns - seen.used_ns } else { 0 };
+        totals.copy_ns = totals.copy_ns.saturating_add(copy_ns);
+        let uncharged_ns = allowed_ns.saturating_sub(seen.used_ns);
+        self.uncharged_ns = if seen.in_flight || is_left { uncharged_ns } else { 0 };
         self.wants = seen.waiting || seen.in_flight;
         seen
     }
@@ -321,6 +332,22 @@ mod tests {
             account.look(1_000_100, false, [(reading(0, false), reading(900_000, true))].into_iter()).used_ns,
             100
         );
+    }
+
+    #[test]
+    fn a_long_copy_is_counted_whole_when_it_completes_and_charged_if_it_is_in_what_was_used() {
+        let copied = |copy_ns, compute_ns| Reading { copy_ns, ..reading(compute_ns, false) };
+        for charged_ns in [0, 900_000] {
+            let mut account = Account::new(0);
+            account.look(1_000_000, false, [(copied(0, 0), copied(0, 0))].into_iter());
+            let seen =
+                account.look(1_000_100, false, [(copied(0, 0), copied(900_000, charged_ns))].into_iter());
+            assert_eq!((account.totals.copy_ns, seen.used_ns), (900_000, charged_ns));
+            // What was counted is not counted again.
+            let lie = [(copied(900_000, charged_ns), copied(u64::MAX, u64::MAX))];
+            let seen = account.look(1_000_200, false, lie.into_iter());
+            assert_eq!((account.totals.copy_ns, seen.used_ns), (1_000_200, 100_200));
+        }
     }
 
     #[test]

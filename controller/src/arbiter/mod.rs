@@ -93,6 +93,8 @@ pub struct TenantSeat {
     pub slo_ns: Option<u64>,
     /// Its memory limit, bytes, or [`deepres_abi::grant::NO_LIMIT`].
     pub memory_limit_bytes: u64,
+    /// Whether the time of its copies is charged.
+    pub charge_copies: bool,
     /// An administrator paused it.
     pub is_paused: bool,
     /// Its memory.

@@ -122,6 +122,7 @@ impl Worker {
             priority: priority(now_ns, &tenant.seat, &self.usage(tenant), &self.weights),
             derivation,
             received_ppm: tenant.account.recent_share_ppm(now_ns),
+            charge_copies: tenant.seat.charge_copies,
             lag_ns: self.scheduler.lag_ns(id),
             guard: self.has_guests().then(|| GuardStatus {
                 max_harm_ppm: guard.max_harm_ppm(),

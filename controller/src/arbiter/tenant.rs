@@ -175,11 +175,12 @@ impl Tenant {
         }
     }
 
-    /// Tells its processes how much memory they may hold together.
-    pub fn limit_memory(&self, gpu: usize) {
+    /// Tells its processes how much memory they may hold together, and whether their copies are charged.
+    pub fn show_rules(&self, gpu: usize) {
         for session in self.sessions.values() {
             if let Some(slot) = session.seat.grant.page().slot(gpu) {
                 slot.set_memory_limit(self.seat.memory_limit_bytes);
+                slot.set_charge_copies(self.seat.charge_copies);
             }
         }
     }

@@ -643,7 +643,7 @@ impl Worker {
                 self.scheduler.set_paused(seat.id, seat.is_paused);
                 if let Some(tenant) = self.tenants.get_mut(&seat.id) {
                     tenant.seat = seat;
-                    tenant.limit_memory(self.gpu);
+                    tenant.show_rules(self.gpu);
                 }
                 self.owes_anew = true;
                 Some(done)
@@ -716,7 +716,7 @@ impl Worker {
         }
         if let Some(tenant) = self.tenants.get_mut(&id) {
             tenant.sessions.insert(session.seat.id, session);
-            tenant.limit_memory(self.gpu);
+            tenant.show_rules(self.gpu);
         }
         self.owes_anew = true;
     }

@@ -75,7 +75,8 @@ fn print(tenant: &str, gpus: &[ShareStatus], out: &mut impl Write) -> io::Result
             )?,
             None => writeln!(out, "    its demand, {demand}: all have what they want")?,
         }
-        writeln!(out, "  received  {} of the last second", Percent(share.received_ppm))?;
+        let copies = if share.charge_copies { ", copies included" } else { "" };
+        writeln!(out, "  received  {} of the last second{copies}", Percent(share.received_ppm))?;
         let behind = Time(share.lag_ns.unsigned_abs());
         let side = if share.lag_ns >= 0 { "is owed" } else { "had in advance" };
         writeln!(out, "  gate      {}; it {side} {behind} beside the tenant furthest behind", share.gate)?;

@@ -12,7 +12,7 @@ use deepres_controller::quantity::{Bytes, Percent, Time, parse_bytes, parse_shar
 
 #[derive(Debug, clap::Args)]
 #[command(
-    group = clap::ArgGroup::new("what").args(["share", "memory", "class", "criticality", "deadline", "size", "slo", "memory_follow_use"]).required(true).multiple(true),
+    group = clap::ArgGroup::new("what").args(["share", "memory", "class", "criticality", "deadline", "size", "slo", "memory_follow_use", "charge_copies"]).required(true).multiple(true),
     after_help = "\
 In force for the tenant's running processes when the command returns. Memory that a tenant holds \
 already is not taken away; it gets no more until it is below the new limit.
@@ -49,6 +49,9 @@ pub struct Args {
     /// Let others have what of its memory it does not use, but for a margin, from now on; `=false`: no longer
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
     memory_follow_use: Option<bool>,
+    /// Charge the time of its copies too from now on; `=false`: no longer
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    charge_copies: Option<bool>,
 }
 
 /// Changes the tenant and says what holds now.
@@ -62,6 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
         size_ns: args.size,
         slo_ns: args.slo,
         memory_follows_use: args.memory_follow_use,
+        charge_copies: args.charge_copies,
     };
     let request = Request::set(&args.tenant, wish);
     let mut client = Client::connect()?;
@@ -82,6 +86,9 @@ pub fn run(args: &Args) -> Result<()> {
             }
             if granted.memory_follows_use.value {
                 print!(", memory follows its use");
+            }
+            if granted.charge_copies.value {
+                print!(", copies charged");
             }
             println!();
             warn_of_excess(&mut client, &args.tenant)

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// What a user may have at most, all tenants together; the class, the criticality, deadlines and time objectives are each tenant's.
+/// What a user may have at most, all tenants together; the class, the criticality, deadlines, time objectives and the charging of copies are each tenant's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Caps {
@@ -29,6 +29,8 @@ pub struct Caps {
     pub deadline: bool,
     /// Time objectives count.
     pub slo: bool,
+    /// The time of copies is charged, whatever is asked for.
+    pub charge_copies: bool,
 }
 
 impl Default for Caps {
@@ -46,6 +48,7 @@ impl Caps {
         criticality: Criticality::CRITICAL,
         deadline: true,
         slo: true,
+        charge_copies: false,
     };
 
     /// Whether they bound the share or the memory.
@@ -62,6 +65,7 @@ impl Caps {
             criticality: self.criticality.max(other.criticality),
             deadline: self.deadline || other.deadline,
             slo: self.slo || other.slo,
+            charge_copies: self.charge_copies && other.charge_copies,
         }
     }
 }

@@ -58,6 +58,7 @@ const CAPS: &[Key] = &[
     Key("criticality", Takes::Text("high")),
     Key("deadline", Takes::Switch),
     Key("slo", Takes::Switch),
+    Key("charge_copies", Takes::Switch),
 ];
 const PRIORITY: &[Key] =
     &[Key("urgency", Takes::Number), Key("size", Takes::Number), Key("criticality", Takes::Number)];
@@ -68,6 +69,7 @@ const DEFAULTS: &[Key] = &[
     Key("criticality", Takes::Text("low")),
     Key("slo", Takes::Text("30ms")),
     Key("memory_follow_use", Takes::Switch),
+    Key("charge_copies", Takes::Switch),
 ];
 
 /// Names less alike than this (Jaro–Winkler, 1 for equal) are not offered.

@@ -59,6 +59,7 @@ pub struct Defaults {
     #[serde(deserialize_with = "some_time")]
     slo: Option<u64>,
     memory_follow_use: Option<bool>,
+    charge_copies: Option<bool>,
 }
 
 impl Defaults {
@@ -71,6 +72,7 @@ impl Defaults {
             criticality: self.criticality,
             slo_ns: self.slo,
             memory_follows_use: self.memory_follow_use,
+            charge_copies: self.charge_copies,
             ..Wish::default()
         }
     }

@@ -180,6 +180,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             size_ns,
             slo_ns,
             memory_follows_use,
+            charge_copies,
         } => {
             let wish = Wish {
                 share_ppm,
@@ -190,6 +191,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
                 size_ns,
                 slo_ns,
                 memory_follows_use,
+                charge_copies,
             };
             let set = shared.registry.borrow_mut().set(&tenant, wish);
             in_force(set, shared).await

@@ -606,16 +606,17 @@ fn what_a_job_says_of_itself_reaches_the_policy_by_option_and_by_variable_and_th
             granted.size_ns.value,
             granted.criticality.value.ppm(),
             granted.class.value.name(),
-            granted.memory_follows_use.value,
+            (granted.memory_follows_use.value, granted.charge_copies.value),
         )
     };
     let options = [
         &["--slo", "30ms", "--deadline", "2h", "--size", "40min", "--criticality", "high"][..],
-        &["--class", "best-effort", "--memory-follow-use"],
+        &["--class", "best-effort", "--memory-follow-use", "--charge-copies"],
     ]
     .concat();
     const MS: u64 = 1_000_000;
-    let said = (Some(30 * MS), Some(7_200_000 * MS), Some(2_400_000 * MS), 750_000, "best-effort", true);
+    let both = (true, true);
+    let said = (Some(30 * MS), Some(7_200_000 * MS), Some(2_400_000 * MS), 750_000, "best-effort", both);
     assert_eq!(told("options", &options, &[]), said);
     let variables = [
         ("DEEPRES_SLO", "30ms"),
@@ -624,11 +625,12 @@ fn what_a_job_says_of_itself_reaches_the_policy_by_option_and_by_variable_and_th
         ("DEEPRES_CRITICALITY", "high"),
         ("DEEPRES_CLASS", "best-effort"),
         ("DEEPRES_MEMORY_FOLLOW_USE", "yes"),
+        ("DEEPRES_CHARGE_COPIES", "on"),
     ];
     assert_eq!(told("variables", &[], &variables), said);
-    let both = ["--slo", "50ms", "--memory-follow-use=false"];
-    let (slo_ns, deadline_ns, .., follows_use) = told("both", &both, &variables);
-    assert_eq!((slo_ns, deadline_ns, follows_use), (Some(50 * MS), Some(7_200_000 * MS), false));
+    let both = ["--slo", "50ms", "--memory-follow-use=false", "--charge-copies=false"];
+    let (slo_ns, deadline_ns, .., switches) = told("both", &both, &variables);
+    assert_eq!((slo_ns, deadline_ns, switches), (Some(50 * MS), Some(7_200_000 * MS), (false, false)));
     let place = Place::empty();
     for (option, value) in
         [("--slo", "soon"), ("--deadline", "never"), ("--size", "big"), ("--criticality", "1.5")]

@@ -16,6 +16,9 @@ const fn ns(duration: Duration) -> u64 {
 const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
 /// A segment that was busy for less than this part of its time is charged without a place.
 const DENSE_PERCENT: u64 = 90;
+/// A single launch that took so long is as a segment, and has a place as one has: in a spell it would hardly be seen whole, and others that wait for the SMs
+/// that it has run beside it by its events.
+const LONG_NS: u64 = ns(Duration::from_micros(500));
 /// From one spell to the next. Streams of one pace keep their places beside each other for milliseconds: many short spells tell more than few long ones.
 const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(8));
 /// How long a spell lasts: one part in so many of the time.
@@ -160,6 +163,7 @@ impl Account {
     /// that were not measured would make up for a part of the overlap twice, or not at all.
     pub fn charge(&mut self, took_ns: u64, (began_ns, end_ns): (i64, i64), single: bool) -> Charged {
         let is_dense = took_ns * 100 >= end_ns.abs_diff(began_ns) * DENSE_PERCENT;
+        let single = single && took_ns < LONG_NS;
         if !is_dense || (single && self.spell.is_none() && self.is_corrected()) {
             return Charged { ns: self.charge_unplaced(took_ns), place: None };
         }
@@ -286,6 +290,16 @@ mod tests {
         account.computing_lanes = 1;
         assert!(!account.spell(now_ns + 2 * SPELL_EVERY_NS), "one stream overlaps nothing");
         assert_eq!(account.charge_unplaced(1_000), 1_000);
+    }
+
+    #[test]
+    fn a_long_launch_has_a_place_whatever_is_known_of_the_overlap_of_short_ones() {
+        let mut account = Account { counts: 0.5, ..Account::default() };
+        let long_ns = LONG_NS as i64;
+        assert_eq!(account.charge(LONG_NS, (0, long_ns), true).place, Some((0, long_ns)));
+        // It waited for what the first one held.
+        assert_eq!(account.charge(2 * LONG_NS, (0, 2 * long_ns), true).ns, LONG_NS);
+        assert_eq!(account.charge(1_000, (long_ns, long_ns + 1_000), true).ns, 500, "a short one");
     }
 
     #[test]

@@ -12,6 +12,8 @@ use crate::os;
 
 /// An event's distance from its base comes as a float of milliseconds: after 10 s it is known to about 1 µs.
 const REBASE_NS: i64 = 5_000_000_000;
+/// A context that cannot be made current for so long is given up: as long as a hand-off waits for what is in flight at most.
+const UNREACHABLE_NS: u64 = 1_000_000_000;
 
 /// See the module. Lives as long as the process, since threads keep references to lanes: once its context is gone it is another's, with all its
 /// lanes, so that a job may make as many contexts as it likes.
@@ -42,6 +44,8 @@ pub struct Inner {
     pub lead: Middle,
     /// The stream on which memory is moved ([`super::mover`]); it ends with the context.
     pub moving: Option<Stream>,
+    /// Since when the meter thread cannot make the context current.
+    unreachable_since_ns: Option<u64>,
     base: Option<Base>,
 }
 
@@ -131,10 +135,32 @@ impl ContextState {
     /// The context is gone: nothing of it may be touched from here on. The caller holds the lock. What of its work nobody saw complete is charged as what it
     /// is known to take, or as what there was time for.
     pub fn kill(&self, inner: &mut Inner) {
+        inner.lanes.iter().for_each(|lane| lane.retire());
+        self.charge_unseen(inner);
+        inner.lanes.iter().for_each(|lane| lane.forget_events());
+        *inner = Inner { lanes: std::mem::take(&mut inner.lanes), ..Inner::default() };
+        // From here on it may be another's.
+        self.is_dead.store(true, Ordering::Release);
+    }
+
+    /// The meter thread's: it cannot make the context current, at `now_ns`, and so see what is complete. That may pass; after a while nothing of it is taken
+    /// for in flight any more, and what nobody saw complete is charged as at the context's end. Returns whether that is so.
+    pub fn is_given_up(&self, inner: &mut Inner, now_ns: u64) -> bool {
+        let since_ns = *inner.unreachable_since_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since_ns) < UNREACHABLE_NS {
+            return false;
+        }
+        // Their events stay theirs: the driver may have them still.
+        inner.lanes.iter().for_each(|lane| lane.discard());
+        self.charge_unseen(inner);
+        true
+    }
+
+    /// Takes everything of its lanes, of which no segment is open, for through.
+    fn charge_unseen(&self, inner: &Inner) {
         let now_ns = os::now_ns();
         let (mut expected_ns, mut most_ns) = (0_u64, 0);
         for lane in &inner.lanes {
-            lane.retire();
             lane.settle();
             while let Some(segment) = lane.oldest() {
                 let contents = segment.contents();
@@ -146,12 +172,8 @@ impl ContextState {
                 self.gpu.unqueue(contents.queued_ns);
                 lane.pop();
             }
-            lane.forget_events();
         }
         self.gpu.add_late(expected_ns.min(most_ns));
-        *inner = Inner { lanes: std::mem::take(&mut inner.lanes), ..Inner::default() };
-        // From here on it may be another's.
-        self.is_dead.store(true, Ordering::Release);
     }
 
     /// Runs `call`, which may make one user more, while nobody else leaves.
@@ -213,6 +235,11 @@ impl ContextState {
 }
 
 impl Inner {
+    /// The context is current to the meter thread.
+    pub fn reached(&mut self) {
+        self.unreachable_since_ns = None;
+    }
+
     /// Where `lane`'s oldest segment, which is complete, lies, ns on the process's time line. Now and
     /// then takes the segment's end event for the new base and leaves the old base in its place.
     pub fn locate(&mut self, calls: &Calls, lane: &Lane) -> Option<(i64, i64)> {

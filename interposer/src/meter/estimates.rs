@@ -176,6 +176,24 @@ mod tests {
     }
 
     #[test]
+    fn times_that_scatter_are_known_by_their_mean() {
+        const MEAN_NS: u64 = 20_000;
+        let estimates = Estimates::default();
+        let (mut sum_ns, mut known_ns) = (0, 0);
+        for launch in 0..20_000_u64 {
+            // From half to three halves, all alike.
+            let took_ns = MEAN_NS / 2 + key([launch, 0, 0, 0, 0]) % MEAN_NS;
+            if let Some(estimate_ns) = estimates.get(keyed(1)) {
+                sum_ns += took_ns;
+                known_ns += estimate_ns;
+            }
+            estimates.learn(keyed(1), took_ns);
+        }
+        let part = known_ns as f64 / sum_ns as f64;
+        assert!((0.995..=1.005).contains(&part), "{part}");
+    }
+
+    #[test]
     fn how_long_one_counts_as_is_told() {
         let estimates = Estimates::default();
         let long = || estimates.learn(keyed(1), 1_000_000);

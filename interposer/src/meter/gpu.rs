@@ -151,6 +151,11 @@ impl Gpu {
         self.meter.get()
     }
 
+    /// Whether the time of copies is charged.
+    pub fn charges_copies(&self) -> bool {
+        self.grant().is_some_and(GrantSlot::charge_copies)
+    }
+
     /// Whether launches pass without looking at terms.
     #[inline(always)]
     pub fn is_open(&self) -> bool {

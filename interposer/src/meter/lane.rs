@@ -103,6 +103,7 @@ pub struct Lane {
     open_is_copy: AtomicBool,
     open_is_end_only: AtomicBool,
     open_may_wait: AtomicBool,
+    open_is_quiet: AtomicBool,
     /// What copies in it are known to take, ns.
     open_copied_ns: AtomicU64,
     /// Copies, ever; the owner's alone.
@@ -166,6 +167,7 @@ impl Lane {
             open_is_copy: AtomicBool::new(false),
             open_is_end_only: AtomicBool::new(false),
             open_may_wait: AtomicBool::new(false),
+            open_is_quiet: AtomicBool::new(false),
             open_copied_ns: AtomicU64::new(0),
             copies: AtomicU32::new(0),
             computing: AtomicU32::new(0),
@@ -549,6 +551,7 @@ impl Lane {
         self.open_is_copy.store(launch.kind.is_copy(), Ordering::Relaxed);
         self.open_is_end_only.store(is_end_only, Ordering::Relaxed);
         self.open_may_wait.store(launch.kind == Kind::SyncCopy, Ordering::Relaxed);
+        self.open_is_quiet.store(self.waiting() == 0, Ordering::Relaxed);
         self.open_copied_ns.store(0, Ordering::Relaxed);
         // From here the meter thread sees it; only then may it find `in_flight` set.
         self.state.store(LAUNCHING, Ordering::SeqCst);
@@ -718,8 +721,9 @@ impl Lane {
         }
     }
 
-    /// The stream is about to be destroyed: what could not be closed is dropped, and whoever records on the stream is waited for.
-    fn discard(&self) {
+    /// The open segment is dropped, and charged as what its launches are known to take; whoever records on the stream is waited for. Under the context's lock,
+    /// when the stream is about to be destroyed or nothing can be asked of its context.
+    pub fn discard(&self) {
         loop {
             let state = self.state.load(Ordering::Acquire);
             if state == IDLE {
@@ -816,6 +820,7 @@ impl Lane {
             closed_ns,
             ended_ns: os::now_ns(),
             may_wait: self.open_may_wait.load(Ordering::Relaxed),
+            is_quiet: self.open_is_quiet.load(Ordering::Relaxed),
             is_copy,
             is_end_only: self.open_is_end_only.load(Ordering::Relaxed),
             is_lost: !is_recorded,

@@ -12,6 +12,11 @@ const EDGE_NS: i64 = 2_000;
 /// interrupted, perhaps between a call and our look at the clock.
 const UNINTERRUPTED_NS: i64 = 20_000;
 const TIMES_USUAL: i64 = 2;
+/// What begins so much later after its submission than what finds its stream idle has waited behind something: more than an interruption that passes for none.
+const WAITED_NS: i64 = 100_000;
+/// As long as nothing was seen of how events' times lie to the host's, they are taken to be later by no more than this, as they are placed on its clock
+/// ([`super::clock`]) at looks that are seldom later.
+const ALIGNED_NS: i64 = 2_000_000;
 /// What events are rounded by, and a little.
 const ROUNDING_NS: i64 = 1_000;
 /// Bounds so close (one part in so many) are one.
@@ -44,6 +49,8 @@ pub struct Observed {
     pub expected_ns: i64,
     /// Its stream may have waited for something else in between, or its call returns only when it is complete.
     pub may_wait: bool,
+    /// Everything before it was seen complete when it began.
+    pub is_quiet: bool,
 }
 
 /// What came of it.
@@ -69,10 +76,17 @@ impl Observed {
         (self.first_ns - self.asked_ns).max(0)
     }
 
+    /// Whether it waited behind what no segment tells of: a launch that the driver took in late, after the end of its segment.
+    fn has_waited(&self) -> bool {
+        let at_once_ns = self.offset_ns.map_or(ALIGNED_NS, |offset_ns| offset_ns + WAITED_NS);
+        !self.is_quiet && self.start_ns - self.began_ns > at_once_ns
+    }
+
     /// See the module.
     pub fn measure(&self) -> Measured {
         let whole_ns = (self.end_ns - self.start_ns).max(0);
-        let was_idle = self.previous_end_ns.is_none_or(|end_ns| self.start_ns - end_ns > EDGE_NS);
+        let was_idle =
+            self.previous_end_ns.is_none_or(|end_ns| self.start_ns - end_ns > EDGE_NS) && !self.has_waited();
         let before_first_ns = self.before_first_ns();
         let usual_ns = self.usual_ns.map_or(UNINTERRUPTED_NS, |usual_ns| usual_ns * TIMES_USUAL);
         let is_uninterrupted = before_first_ns <= usual_ns.min(UNINTERRUPTED_NS);
@@ -84,19 +98,17 @@ impl Observed {
         };
         let most_ns = (whole_ns - lead_least_ns).max(0);
         // How long after the first event everything was submitted, and the last event too.
-        let since_start_ns = |host_ns: i64| match self.offset_ns {
-            _ if was_idle => Some(lead_most_ns + host_ns - self.first_ns),
-            Some(offset_ns) => Some(host_ns + offset_ns - self.start_ns),
-            None => None,
+        let since_start_ns = |host_ns: i64| match was_idle {
+            true => lead_most_ns + host_ns - self.first_ns,
+            false => host_ns + self.offset_ns.unwrap_or(ALIGNED_NS) - self.start_ns,
         };
-        let least_ns = match (since_start_ns(self.closed_ns), since_start_ns(self.ended_ns)) {
-            (Some(closed_ns), Some(ended_ns)) if !self.may_wait => {
-                // An event that did not wait for the last launch says nothing of when that ended.
-                let late_ns =
-                    if whole_ns > ended_ns + ROUNDING_NS { 0 } else { self.ended_ns - self.closed_ns };
-                (whole_ns - closed_ns.max(lead_most_ns) - late_ns).clamp(0, most_ns)
-            }
-            _ => 0,
+        let least_ns = if self.may_wait {
+            0
+        } else {
+            let (closed_ns, ended_ns) = (since_start_ns(self.closed_ns), since_start_ns(self.ended_ns));
+            // An event that did not wait for the last launch says nothing of when that ended.
+            let late_ns = if whole_ns > ended_ns + ROUNDING_NS { 0 } else { self.ended_ns - self.closed_ns };
+            (whole_ns - closed_ns.max(lead_most_ns) - late_ns).clamp(0, most_ns)
         };
         let took_ns = if self.expected_ns > 0 { self.expected_ns.clamp(least_ns, most_ns) } else { most_ns };
         Measured {
@@ -183,6 +195,7 @@ mod tests {
             usual_ns: Some(2 * RECORD_NS),
             expected_ns: launches * KERNEL_NS,
             may_wait: false,
+            is_quiet: backlog_ns == 0,
         };
         (observed, launches * KERNEL_NS)
     }
@@ -203,6 +216,20 @@ mod tests {
             let measured = Observed { expected_ns, ..observed }.measure();
             assert_eq!((measured.took_ns, measured.is_exact), (exact_ns, true));
         }
+    }
+
+    #[test]
+    fn a_gap_in_a_backlog_is_work_that_no_segment_has_and_tells_nothing_of_the_clocks() {
+        const BACKLOG_NS: i64 = 1_000_000_000;
+        let (observed, exact_ns) = stream(40, 1_000, BACKLOG_NS);
+        let behind = Observed { previous_end_ns: Some(observed.start_ns - 20_000), ..observed };
+        for offset_ns in [observed.offset_ns, None] {
+            let measured = Observed { expected_ns: 1, offset_ns, ..behind }.measure();
+            assert_eq!((measured.took_ns, measured.is_exact, measured.offset_ns), (exact_ns, true, None));
+        }
+        // What found its stream quiet is believed, whatever was known of the clocks before.
+        let quiet = Observed { is_quiet: true, ..behind }.measure();
+        assert_eq!(quiet.offset_ns, Some(LATENCY_NS - ORIGIN_NS + BACKLOG_NS));
     }
 
     #[test]

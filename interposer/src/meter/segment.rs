@@ -89,6 +89,8 @@ pub struct Contents {
     pub ended_ns: u64,
     /// See [`Observed`].
     pub may_wait: bool,
+    /// See [`Observed`].
+    pub is_quiet: bool,
     /// Copies, not kernels.
     pub is_copy: bool,
     /// Its beginning was not recorded: it took what its launches are known to take.
@@ -134,6 +136,7 @@ segment! {
     closed_ns: AtomicU64,
     ended_ns: AtomicU64,
     may_wait: AtomicBool,
+    is_quiet: AtomicBool,
     is_copy: AtomicBool,
     is_end_only: AtomicBool,
     is_lost: AtomicBool,
@@ -182,6 +185,7 @@ impl Contents {
             ended_ns: signed(self.ended_ns),
             expected_ns: signed(self.expected_ns),
             may_wait: self.may_wait,
+            is_quiet: self.is_quiet,
             ..Observed::default()
         }
     }

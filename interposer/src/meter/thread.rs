@@ -273,8 +273,9 @@ impl Meter {
             }
             if !is_current {
                 if !calls.set_current(context.handle()) {
-                    return;
+                    return self.lose(context, &mut inner, now_ns);
                 }
+                inner.reached();
                 if !self.is_relaxed {
                     self.is_relaxed = calls.relax_this_thread();
                 }
@@ -291,6 +292,17 @@ impl Meter {
                 account.is_occupied = true;
                 account.computing_lanes += u32::from(lane.is_computing());
             }
+        }
+    }
+
+    /// A context cannot be made current: what is in flight of it stays so for a while, and is then given up.
+    fn lose(&mut self, context: &ContextState, inner: &mut Inner, now_ns: u64) {
+        if context.is_given_up(inner, now_ns) {
+            return;
+        }
+        if let Some(account) = self.accounts.get_mut(context.ordinal) {
+            account.is_occupied = true;
+            account.computing_lanes += inner.lanes.iter().filter(|lane| lane.is_computing()).count() as u32;
         }
     }
 
@@ -322,9 +334,7 @@ impl Meter {
                 return;
             }
             let contents = segment.contents();
-            if let Some(meter) = context.gpu.meter() {
-                meter.copy_ns.fetch_add(contents.copied_ns, Ordering::Relaxed);
-            }
+            self.charge_copied(context, contents.copied_ns);
             match inner.locate(calls, lane) {
                 Some(times) if progress == Progress::Done => {
                     self.charge(context, inner, lane, &contents, times)
@@ -383,14 +393,20 @@ impl Meter {
             }
         }
         let Some(meter) = context.gpu.meter() else { return };
+        let is_sparse = measured.was_idle || !measured.is_exact;
+        let single = is_sparse && launches == 1;
         if contents.is_copy {
             let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
-            meter.copy_ns.fetch_add(account.charge_copy(&measured, times.1), Ordering::Relaxed);
+            let fresh_ns = account.charge_copy(&measured, times.1);
+            meter.copy_ns.fetch_add(fresh_ns, Ordering::Relaxed);
+            if context.gpu.charges_copies() {
+                let place = (times.1 - measured.took_ns, times.1);
+                self.charge_time(context, lane, single, place, took_ns);
+            }
             return;
         }
-        let is_sparse = measured.was_idle || !measured.is_exact;
         lane.learn(took_ns / launches, is_sparse);
-        self.charge_kernels(context, lane, is_sparse && launches == 1, (measured.start_ns, times.1), took_ns);
+        self.charge_kernels(context, lane, single, (measured.start_ns, times.1), took_ns);
         meter.longest_ns.fetch_max(known_ns.min(took_ns), Ordering::Relaxed);
     }
 
@@ -419,16 +435,30 @@ impl Meter {
         (start_ns, end_ns): (i64, i64),
         took_ns: u64,
     ) {
-        let ticked_ns = self.ticked_ns;
         let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
-        let Some(meter) = context.gpu.meter() else { return };
-        account.saw(std::ptr::from_ref(lane).addr(), ticked_ns);
         account.ended_ns = account.ended_ns.max(u64::try_from(end_ns).unwrap_or(0));
         if let Some(began_ns) = context.gpu.begins(u64::try_from(start_ns).unwrap_or(0))
             && let Some(edges) = edges(self.process, context.gpu)
         {
             edges.began.set(began_ns);
         }
+        self.charge_time(context, lane, single, (start_ns, end_ns), took_ns);
+    }
+
+    /// Charges what took `took_ns` of a stream between `start_ns` and `end_ns`: kernels, and copies where they are charged. `single`: as in
+    /// [`Account::charge`].
+    fn charge_time(
+        &mut self,
+        context: &ContextState,
+        lane: &Lane,
+        single: bool,
+        (start_ns, end_ns): (i64, i64),
+        took_ns: u64,
+    ) {
+        let ticked_ns = self.ticked_ns;
+        let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
+        let Some(meter) = context.gpu.meter() else { return };
+        account.saw(std::ptr::from_ref(lane).addr(), ticked_ns);
         let charged = account.charge(took_ns, (start_ns, end_ns), single);
         match charged.place {
             Some((start_ns, end_ns)) => self.process.cover(context.gpu, start_ns, end_ns),
@@ -442,25 +472,19 @@ impl Meter {
 
     /// Charges launches of which no segment tells.
     fn charge_late(&mut self) {
-        for (gpu, account) in self.process.gpus.iter().zip(&mut self.accounts) {
-            if let (Some(meter), late_ns @ 1..) = (gpu.meter(), gpu.take_late_ns()) {
-                let charged_ns = account.charge_unplaced(late_ns);
-                meter.compute_ns.fetch_add(charged_ns, Ordering::Relaxed);
-                self.process.charge(gpu, charged_ns);
+        for (ordinal, gpu) in self.process.gpus.iter().enumerate() {
+            if gpu.meter().is_some() {
+                self.charge_unplaced(ordinal, gpu, gpu.take_late_ns());
             }
         }
     }
 
     /// Charges a segment whose place is not known by what its launches are known to take.
     fn charge_lost(&mut self, context: &ContextState, contents: &Contents) {
-        let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
-        let Some(meter) = context.gpu.meter() else { return };
         if contents.is_copy {
-            meter.copy_ns.fetch_add(contents.expected_ns, Ordering::Relaxed);
+            self.charge_copied(context, contents.expected_ns);
         } else {
-            let charged_ns = account.charge_unplaced(contents.expected_ns);
-            meter.compute_ns.fetch_add(charged_ns, Ordering::Relaxed);
-            self.process.charge(context.gpu, charged_ns);
+            self.charge_unplaced(context.ordinal, context.gpu, contents.expected_ns);
         }
     }
 
@@ -470,6 +494,24 @@ impl Meter {
             let is_busy = || gpu.meter().is_some_and(|meter| meter.in_flight().is_some());
             !gpu.may_launch() && is_busy() && gpu.queued_ns() <= DRAINED_SOON_NS
         })
+    }
+
+    /// Counts copies of which it is known how long they took, but not when, and charges them where copies are charged.
+    fn charge_copied(&mut self, context: &ContextState, took_ns: u64) {
+        let Some(meter) = context.gpu.meter().filter(|_| took_ns != 0) else { return };
+        meter.copy_ns.fetch_add(took_ns, Ordering::Relaxed);
+        if context.gpu.charges_copies() {
+            self.charge_unplaced(context.ordinal, context.gpu, took_ns);
+        }
+    }
+
+    /// Charges what took so long on a GPU, nobody knows when.
+    fn charge_unplaced(&mut self, ordinal: usize, gpu: &Gpu, took_ns: u64) {
+        let Some(account) = self.accounts.get_mut(ordinal).filter(|_| took_ns != 0) else { return };
+        let Some(meter) = gpu.meter() else { return };
+        let charged_ns = account.charge_unplaced(took_ns);
+        meter.compute_ns.fetch_add(charged_ns, Ordering::Relaxed);
+        self.process.charge(gpu, charged_ns);
     }
 
     /// Sleeps until the next look, or until the connection ends.

@@ -66,6 +66,10 @@ impl Local {
     /// The system's, if there is no memory for the pages.
     pub fn begin(config: &Config, uuids: &[Uuid]) -> io::Result<Self> {
         let local = Self::make(open_file(config), uuids, |ordinal| config.limit(ordinal))?;
+        if config.charge_copies == Some(true) {
+            let grants = (0..MAX_GPUS).filter_map(|index| local.grant.slot(index));
+            grants.for_each(|grant| grant.set_charge_copies(true));
+        }
         local.announce(config);
         Ok(local)
     }
@@ -140,7 +144,8 @@ impl Local {
             Some(_) => format!(" for all processes of tenant `{}`", config.tenant),
             None => String::new(),
         };
-        say!(Info, "no daemon: standalone, with limits{with} ({})", limits.join("; "));
+        let copies = if config.charge_copies == Some(true) { ", copies charged" } else { "" };
+        say!(Info, "no daemon: standalone, with limits{with} ({}){copies}", limits.join("; "));
     }
 
     /// This process's slot of the ledger.

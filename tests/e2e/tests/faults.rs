@@ -1,6 +1,9 @@
 //! Errors of the driver reach the client as they are, and leave nothing on the account.
 
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use deepres_e2e::{
     Host,
@@ -82,6 +85,40 @@ fn a_client_goes_on_when_our_own_events_fail() {
         assert_eq!(host.ps().tenant("t").sessions.len(), 1, "{fault}");
         client.finish(COMMAND_LIMIT).success();
     }
+}
+
+#[test]
+fn work_of_a_context_that_the_meter_cannot_enter_is_given_up_and_charged_for_the_time_there_was() {
+    let host = Host::measuring();
+    let _daemon = host.daemon();
+    // The client itself never makes a context current.
+    let arguments = ["--kernel", "busy_1000us", "--seconds", "2", "--sync-every", "8"];
+    let mut command = host.run(&["--name", "barred"], c_client("backlog", Way::Dlsym), &arguments);
+    command.env("SIMGPU_FAULTS", "cuCtxSetCurrent:every:1:709");
+    let mut client = host.spawn(command);
+    let launched = client.await_json(COMMAND_LIMIT)["launches"].as_u64();
+    let is_in_flight = || {
+        let status = host.status();
+        let tenants = status["tenants"].as_array().expect("a list");
+        let tenant = tenants.iter().find(|tenant| tenant["name"] == "barred").expect("it is there");
+        tenant["sessions"][0]["gpus"][0]["in_flight"].as_bool().expect("it is on the GPU")
+    };
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while is_in_flight() {
+        assert!(Instant::now() < deadline, "everything is complete");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let ps =
+        host.await_ps(|ps| Some(ps.tenant("barred").kernel_launches) == launched, Duration::from_secs(5));
+    let metered_ns = ps.tenant("barred").gpu_ns;
+    let true_ns: u64 = host.truth().processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum();
+    println!("charged {metered_ns} ns of {true_ns} ns");
+    // Nothing could be measured, and it had work all the time.
+    assert!(metered_ns.abs_diff(true_ns) < true_ns / 2, "charged {metered_ns} ns of {true_ns} ns");
+    // Another has the GPU at once.
+    let other = host.run(&["--name", "other"], c_client("launches", Way::Dlsym), &[]);
+    host.spawn(other).finish(COMMAND_LIMIT).success();
+    client.finish(COMMAND_LIMIT).success();
 }
 
 #[test]

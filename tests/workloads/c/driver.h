@@ -151,6 +151,7 @@ enum {
     CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE = 1,
     CU_GRAPH_COND_ASSIGN_DEFAULT = 1,
     CU_GRAPH_COND_TYPE_IF = 0,
+    CU_GRAPH_COND_TYPE_WHILE = 1,
     GET_PROC_ADDRESS_LEGACY_STREAM = 1,
     GET_PROC_ADDRESS_PER_THREAD_STREAM = 2,
 };
@@ -179,6 +180,9 @@ enum {
     X(cuModuleLoadData, "cuModuleLoadData", 2000, LEGACY, (CUmodule * module, const void *image))                        \
     X(cuModuleGetFunction, "cuModuleGetFunction", 2000, LEGACY, (CUfunction * f, CUmodule module, const char *name))     \
     X(cuStreamCreate, "cuStreamCreate", 2000, LEGACY, (CUstream * stream, unsigned flags))                               \
+    X(cuCtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", 5050, LEGACY, (int *least, int *greatest))             \
+    X(cuStreamCreateWithPriority, "cuStreamCreateWithPriority", 5050, LEGACY,                                            \
+      (CUstream * stream, unsigned flags, int priority))                                                                 \
     X(cuStreamDestroy_v2, "cuStreamDestroy", 4000, LEGACY, (CUstream stream))                                            \
     X(cuStreamSynchronize, "cuStreamSynchronize", 2000, LEGACY, (CUstream stream))                                       \
     X(cuStreamSynchronize_ptsz, "cuStreamSynchronize", 7000, PTDS, (CUstream stream))                                    \

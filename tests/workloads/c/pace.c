@@ -1,11 +1,13 @@
 /* Launches kernels at a pace of its own, by a pattern that the command line spells, so that a meter can be compared with what the simulated GPU
  * recorded. Runs until it is killed.
  *
- * pace [--threads N] [--streams N] [--default legacy|per-thread] STEP…
+ * pace [--threads N] [--streams N] [--default legacy|per-thread] [--priorities N] [--gpus N] [--contexts N] STEP…
  *   Every thread goes through the steps again and again, each thread's launches in turn on its streams (N non-blocking ones, one by default;
- *   --default: the default stream instead). A step:
+ *   --default: the default stream instead; --priorities: by turns of so many priorities, from the least on). The streams are by turns in as many contexts as
+ *   --contexts says (one by default), which are by turns on as many GPUs as --gpus says. A step:
  *   NAME           launches the kernel NAME          NAMExK      launches it K times
  *   graph:NAMExK   launches a graph of K of them     wait:US     lets US microseconds pass on the host, spinning
+ *   while:NAMExK   … with the K in the body of a condition, round after round, as often as the simulated GPU says
  *   sync           waits for everything              to:BYTES    copies so much to the device    from:BYTES   … back, waiting
  *   host:US        a host function of US microseconds in the stream
  *   after:N        makes the stream wait for what was launched on stream N */
@@ -14,9 +16,10 @@
 #include <string.h>
 #include <time.h>
 
-enum { MAX_STREAMS = 64, MAX_STEPS = 64, COPY_BYTES_MAX = 64 << 20 };
+enum { MAX_STREAMS = 64, MAX_STEPS = 64, MAX_CONTEXTS = 8, COPY_BYTES_MAX = 64 << 20 };
 
-static CUcontext context;
+static CUcontext contexts[MAX_CONTEXTS];
+static long context_count = 1, gpus = 1, priorities = 1;
 static int step_count;
 static char **steps;
 static long streams = 1;
@@ -37,10 +40,18 @@ static void host_function(void *us) { spin_us((long)us); }
 
 typedef struct {
     enum { KERNEL, GRAPH, WAIT, SYNC, TO, FROM, HOST, AFTER } what;
-    CUfunction kernel;
-    CUgraphExec graph;
+    /* By context. */
+    CUfunction kernel[MAX_CONTEXTS];
+    CUgraphExec graph[MAX_CONTEXTS];
     long number;
 } step;
+
+/* The context of a stream. */
+static long context_of(long stream) { return stream % context_count; }
+
+static void enter(long context) {
+    if (context_count > 1) CHECK(cu(cuCtxSetCurrent)(contexts[context]));
+}
 
 /* Splits NAMExK. */
 static long split_times(char *name) {
@@ -50,11 +61,38 @@ static long split_times(char *name) {
     return atol(times + 1);
 }
 
+/* A graph of kernels, one after the other. */
+static CUgraph captured(CUfunction kernel, long count) {
+    CUgraph graph;
+    CUstream capturing;
+    CHECK(cu(cuStreamCreate)(&capturing, CU_STREAM_NON_BLOCKING));
+    CHECK(cu(cuStreamBeginCapture_v2)(capturing, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    for (long i = 0; i < count; i++)
+        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, capturing, NULL, NULL));
+    CHECK(cu(cuStreamEndCapture)(capturing, &graph));
+    return graph;
+}
+
+/* A graph that does another for as long as its condition holds. */
+static CUgraph repeated(CUgraph body, CUcontext context) {
+    CUgraph graph;
+    CUgraphNode node;
+    unsigned long long handle;
+    CHECK(cu(cuGraphCreate)(&graph, 0));
+    CHECK(cu(cuGraphConditionalHandleCreate)(&handle, graph, context, 1, CU_GRAPH_COND_ASSIGN_DEFAULT));
+    CUgraphNodeParams loop = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL,
+                              .conditional = {handle, CU_GRAPH_COND_TYPE_WHILE, 1, NULL, context}};
+    CHECK(cu(cuGraphAddNode_v2)(&node, graph, NULL, NULL, 0, &loop));
+    CUgraphNodeParams inner = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .child = {body, 0}};
+    CHECK(cu(cuGraphAddNode_v2)(&node, loop.conditional.bodies[0], NULL, NULL, 0, &inner));
+    return graph;
+}
+
 static step parse(const char *text) {
     char name[128];
     const char *colon = strchr(text, ':');
     long number = colon ? atol(colon + 1) : 0;
-    step s = {KERNEL, NULL, NULL, number};
+    step s = {KERNEL, {NULL}, {NULL}, number};
     if (!strcmp(text, "sync")) s.what = SYNC;
     else if (!strncmp(text, "wait:", 5)) s.what = WAIT;
     else if (!strncmp(text, "to:", 3)) s.what = TO;
@@ -62,20 +100,18 @@ static step parse(const char *text) {
     else if (!strncmp(text, "host:", 5)) s.what = HOST;
     else if (!strncmp(text, "after:", 6)) s.what = AFTER;
     else {
-        int is_graph = !strncmp(text, "graph:", 6);
+        int repeats = !strncmp(text, "while:", 6), is_graph = repeats || !strncmp(text, "graph:", 6);
         snprintf(name, sizeof name, "%s", is_graph ? colon + 1 : text);
         s.number = split_times(name);
-        s.kernel = load_kernel(name);
-        if (is_graph) {
+        if (is_graph) s.what = GRAPH;
+        for (long c = 0; c < context_count; c++) {
             CUgraph graph;
-            CUstream capturing;
-            s.what = GRAPH;
-            CHECK(cu(cuStreamCreate)(&capturing, CU_STREAM_NON_BLOCKING));
-            CHECK(cu(cuStreamBeginCapture_v2)(capturing, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-            for (long i = 0; i < s.number; i++)
-                CHECK(cu(cuLaunchKernel)(s.kernel, 1, 1, 1, 32, 1, 1, 0, capturing, NULL, NULL));
-            CHECK(cu(cuStreamEndCapture)(capturing, &graph));
-            CHECK(cu(cuGraphInstantiateWithFlags)(&s.graph, graph, 0));
+            enter(c);
+            s.kernel[c] = load_kernel(name);
+            if (!is_graph) continue;
+            graph = captured(s.kernel[c], s.number);
+            if (repeats) graph = repeated(graph, contexts[c]);
+            CHECK(cu(cuGraphInstantiateWithFlags)(&s.graph[c], graph, 0));
         }
     }
     return s;
@@ -86,45 +122,72 @@ static void *run(void *unused) {
     step program[MAX_STEPS];
     CUstream on[MAX_STREAMS] = {0};
     CUevent reached[MAX_STREAMS];
-    CUdeviceptr device;
+    CUdeviceptr device[MAX_CONTEXTS];
     void *host;
-    int per_thread = !strcmp(default_stream, "per-thread");
-    CHECK(cu(cuCtxSetCurrent)(context));
-    CHECK(cu(cuMemAlloc_v2)(&device, COPY_BYTES_MAX));
+    int per_thread = !strcmp(default_stream, "per-thread"), least, greatest;
+    for (long c = context_count; c-- > 0;) {
+        CHECK(cu(cuCtxSetCurrent)(contexts[c]));
+        CHECK(cu(cuMemAlloc_v2)(&device[c], COPY_BYTES_MAX));
+    }
     CHECK(cu(cuMemHostAlloc)(&host, COPY_BYTES_MAX, 0));
+    CHECK(cu(cuCtxGetStreamPriorityRange)(&least, &greatest));
     for (int i = 0; i < step_count; i++)
         program[i] = parse(steps[i]);
     for (long i = 0; i < streams; i++) {
-        if (!*default_stream) CHECK(cu(cuStreamCreate)(&on[i], CU_STREAM_NON_BLOCKING));
+        enter(context_of(i));
+        if (!*default_stream && priorities == 1) CHECK(cu(cuStreamCreate)(&on[i], CU_STREAM_NON_BLOCKING));
+        else if (!*default_stream)
+            /* The least is the greatest number. */
+            CHECK(cu(cuStreamCreateWithPriority)(&on[i], CU_STREAM_NON_BLOCKING, least - i % priorities));
         CHECK(cu(cuEventCreate)(&reached[i], CU_EVENT_DISABLE_TIMING));
     }
     printf("ready\n");
     fflush(stdout);
     for (unsigned long launches = 0;;) {
         for (int i = 0; i < step_count; i++) {
-            step s = program[i];
+            const step *s = &program[i];
             CUstream stream = on[launches % streams];
-            switch (s.what) {
+            long c = context_of(launches % streams);
+            switch (s->what) {
             case KERNEL:
-                for (long k = 0; k < s.number; k++) {
+                for (long k = 0; k < s->number; k++) {
+                    c = context_of(launches % streams);
                     stream = on[launches++ % streams];
-                    if (per_thread) CHECK(cu(cuLaunchKernel_ptsz)(s.kernel, 1, 1, 1, 32, 1, 1, 0, 0, NULL, NULL));
-                    else CHECK(cu(cuLaunchKernel)(s.kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+                    enter(c);
+                    if (per_thread) CHECK(cu(cuLaunchKernel_ptsz)(s->kernel[c], 1, 1, 1, 32, 1, 1, 0, 0, NULL, NULL));
+                    else CHECK(cu(cuLaunchKernel)(s->kernel[c], 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
                 }
                 break;
             case GRAPH:
                 launches++;
-                if (per_thread) CHECK(cu(cuGraphLaunch_ptsz)(s.graph, 0));
-                else CHECK(cu(cuGraphLaunch)(s.graph, stream));
+                enter(c);
+                if (per_thread) CHECK(cu(cuGraphLaunch_ptsz)(s->graph[c], 0));
+                else CHECK(cu(cuGraphLaunch)(s->graph[c], stream));
                 break;
-            case WAIT: spin_us(s.number); break;
-            case SYNC: CHECK(cu(cuCtxSynchronize)()); break;
-            case TO: CHECK(cu(cuMemcpyHtoDAsync_v2)(device, host, s.number, stream)); break;
-            case FROM: CHECK(cu(cuMemcpyDtoH_v2)(host, device, s.number)); break;
-            case HOST: CHECK(cu(cuLaunchHostFunc)(stream, host_function, (void *)s.number)); break;
+            case WAIT: spin_us(s->number); break;
+            case SYNC:
+                for (long each = 0; each < context_count; each++) {
+                    enter(each);
+                    CHECK(cu(cuCtxSynchronize)());
+                }
+                break;
+            case TO:
+                enter(c);
+                CHECK(cu(cuMemcpyHtoDAsync_v2)(device[c], host, s->number, stream));
+                break;
+            case FROM:
+                enter(c);
+                CHECK(cu(cuMemcpyDtoH_v2)(host, device[c], s->number));
+                break;
+            case HOST:
+                enter(c);
+                CHECK(cu(cuLaunchHostFunc)(stream, host_function, (void *)s->number));
+                break;
             case AFTER:
-                CHECK(cu(cuEventRecord)(reached[s.number], on[s.number]));
-                CHECK(cu(cuStreamWaitEvent)(stream, reached[s.number], 0));
+                enter(context_of(s->number));
+                CHECK(cu(cuEventRecord)(reached[s->number], on[s->number]));
+                enter(c);
+                CHECK(cu(cuStreamWaitEvent)(stream, reached[s->number], 0));
                 break;
             }
         }
@@ -139,15 +202,22 @@ int main(int argc, char **argv) {
         if (!strcmp(argv[i], "--threads")) threads = atol(argv[i + 1]);
         else if (!strcmp(argv[i], "--streams")) streams = atol(argv[i + 1]);
         else if (!strcmp(argv[i], "--default")) default_stream = argv[i + 1];
+        else if (!strcmp(argv[i], "--priorities")) priorities = atol(argv[i + 1]);
+        else if (!strcmp(argv[i], "--gpus")) gpus = atol(argv[i + 1]);
+        else if (!strcmp(argv[i], "--contexts")) context_count = atol(argv[i + 1]);
         else break;
     }
     steps = argv + i;
     step_count = argc - i;
-    if (threads < 1 || streams < 1 || streams > MAX_STREAMS || step_count < 1 || step_count > MAX_STEPS) {
-        fprintf(stderr, "pace: at least one thread, stream and step; at most %d streams and %d steps\n", MAX_STREAMS, MAX_STEPS);
+    if (threads < 1 || streams < 1 || streams > MAX_STREAMS || step_count < 1 || step_count > MAX_STEPS || gpus < 1 ||
+        context_count < 1 || context_count > MAX_CONTEXTS || priorities < 1) {
+        fprintf(stderr, "pace: at least one thread, stream, step, priority, context and GPU; at most %d streams, %d steps and %d contexts\n",
+                MAX_STREAMS, MAX_STEPS, MAX_CONTEXTS);
         return 2;
     }
-    context = open_context();
+    contexts[0] = open_context();
+    for (long c = 1; c < context_count; c++)
+        CHECK(cu(cuCtxCreate_v2)(&contexts[c], CU_CTX_SCHED_AUTO, c % gpus));
     pthread_t thread;
     for (long t = 1; t < threads; t++)
         pthread_create(&thread, NULL, run, NULL);

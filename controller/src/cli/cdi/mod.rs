@@ -102,6 +102,9 @@ struct Generate {
     /// Let others have what of its memory it does not use, but for a margin
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
     memory_follow_use: Option<bool>,
+    /// Charge the time of its copies too, not of its kernels alone
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    charge_copies: Option<bool>,
     /// Use more memory than there is: suspend (others' need takes the tenant off the GPU for a while, memory and all) or managed (what is beyond its limit moves to
     /// the GPU and back)
     #[arg(long, value_name = "HOW")]
@@ -123,6 +126,7 @@ impl Generate {
             size_ns: self.size,
             slo_ns: self.slo,
             memory_follows_use: self.memory_follow_use,
+            charge_copies: self.charge_copies,
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::{memory, time};
 use deepres_abi::PPM;
 use deepres_controller::admin::{AccountStatus, GpuStatus, TenantStatus};
-use deepres_controller::authority::{Granted, Rule};
+use deepres_controller::authority::{Given, Granted, Rule};
 use deepres_controller::identity::Found;
 use deepres_controller::quantity::{Bytes, Percent, Time};
 use std::io::{self, Write};
@@ -62,6 +62,14 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
             writeln!(out, "    on gpu {}  owed {}{}{lent}", account.gpu, share(entitled_ppm), owed(account))?;
         }
         print_service(account, out)?;
+    }
+    let copies = granted.charge_copies;
+    if copies != Given::default() || tenant.gpus.iter().any(|account| account.copy_ns > 0) {
+        let are = if copies.value { "charged" } else { "not charged" };
+        writeln!(out, "  copies     {are} {}", copies.rule)?;
+        for account in tenant.gpus.iter().filter(|account| account.copy_ns > 0) {
+            writeln!(out, "    on gpu {}  {} in all", account.gpu, time(account.copy_ns))?;
+        }
     }
     writeln!(
         out,

@@ -159,6 +159,7 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<An
     hello.size_ns = wish.size_ns.unwrap_or(0);
     hello.slo_ns = wish.slo_ns.unwrap_or(0);
     hello.memory_follows_use = wire::said(wish.memory_follows_use);
+    hello.charge_copies = wire::said(wish.charge_copies);
     hello.pid = std::process::id();
     wire::set_text(&mut hello.tenant, request.name);
     match exchange(&mut hello, &socket, &connection)? {

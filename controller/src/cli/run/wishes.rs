@@ -23,9 +23,11 @@ const SLO_VARIABLE: &str = "DEEPRES_SLO";
 
 /// Whether what of its memory it does not use may be others'.
 const FOLLOW_USE_VARIABLE: &str = "DEEPRES_MEMORY_FOLLOW_USE";
+/// Whether the time of its copies is charged.
+const CHARGE_COPIES_VARIABLE: &str = "DEEPRES_CHARGE_COPIES";
 
 /// All of them.
-pub const VARIABLES: [&str; 8] = [
+pub const VARIABLES: [&str; 9] = [
     SHARE_VARIABLE,
     MEMORY_VARIABLE,
     CLASS_VARIABLE,
@@ -34,6 +36,7 @@ pub const VARIABLES: [&str; 8] = [
     SIZE_VARIABLE,
     SLO_VARIABLE,
     FOLLOW_USE_VARIABLE,
+    CHARGE_COPIES_VARIABLE,
 ];
 
 /// The options of `deepres run` that say so.
@@ -65,6 +68,9 @@ pub struct Args {
     /// Let others have what of its memory it does not use, but for a margin
     #[arg(long, env = FOLLOW_USE_VARIABLE, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
     memory_follow_use: Option<bool>,
+    /// Charge the time of its copies too, not of its kernels alone
+    #[arg(long, env = CHARGE_COPIES_VARIABLE, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    charge_copies: Option<bool>,
 }
 
 impl Args {
@@ -79,6 +85,7 @@ impl Args {
             size_ns: self.size,
             slo_ns: self.slo,
             memory_follows_use: self.memory_follow_use,
+            charge_copies: self.charge_copies,
         }
     }
 }
@@ -94,6 +101,7 @@ pub fn variables(wish: &Wish) -> impl Iterator<Item = (&'static str, String)> {
         (SIZE_VARIABLE, wish.size_ns.map(exact)),
         (SLO_VARIABLE, wish.slo_ns.map(exact)),
         (FOLLOW_USE_VARIABLE, wish.memory_follows_use.map(|follows| follows.to_string())),
+        (CHARGE_COPIES_VARIABLE, wish.charge_copies.map(|charge| charge.to_string())),
     ]
     .into_iter()
     .filter_map(|(name, value)| Some((name, value?)))

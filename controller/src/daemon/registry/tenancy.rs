@@ -233,6 +233,7 @@ fn wish(hello: &Hello) -> Result<Wish, Refused> {
         size_ns: (hello.size_ns != 0).then_some(hello.size_ns),
         slo_ns: (hello.slo_ns != 0).then_some(hello.slo_ns),
         memory_follows_use: wire::heard(hello.memory_follows_use),
+        charge_copies: wire::heard(hello.charge_copies),
     };
     match authority::impossible(&wish) {
         Some(reason) => Err(refused(reason)),

@@ -260,6 +260,7 @@ impl Tenant {
             job: Arc::clone(&self.job),
             slo_ns: granted.slo_ns.value,
             memory_limit_bytes: granted.memory_bytes.value.unwrap_or(NO_LIMIT),
+            charge_copies: granted.charge_copies.value,
             is_paused: self.is_paused || self.is_suspended,
             ledger: Arc::clone(&self.ledger),
         }

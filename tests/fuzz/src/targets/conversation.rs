@@ -130,6 +130,7 @@ fn any_hello(daemon: &Daemon, input: &mut Unstructured<'_>) -> Result<Hello> {
         hello.size_ns = input.arbitrary()?;
         hello.slo_ns = input.arbitrary()?;
         hello.memory_follows_use = input.int_in_range(0..=3)?;
+        hello.charge_copies = input.int_in_range(0..=3)?;
     }
     if input.ratio(1, 8)? {
         hello.sessions_before = input.arbitrary()?;

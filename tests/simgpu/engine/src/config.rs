@@ -2,7 +2,7 @@
 //!
 //! The default is `default.toml` beside this file; it documents every key.
 
-use crate::{Error, MAX_GPUS, Work, layout::MAX_PEERS};
+use crate::{Error, MAX_GPUS, Work, jitter, layout::MAX_PEERS};
 use serde::Deserialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -73,6 +73,8 @@ pub struct Config {
     pub copy_latency_ns: u64,
     pub wave_ns: u64,
     pub while_rounds: u32,
+    pub kernel_jitter_ppm: u32,
+    pub jitter_seed: u64,
     pub kernel: Vec<KernelRule>,
 }
 
@@ -197,6 +199,13 @@ impl Config {
             if value == 0 {
                 return refuse(format!("{key} = 0: must be at least 1"));
             }
+        }
+        if self.kernel_jitter_ppm > jitter::WHOLE_PPM {
+            return refuse(format!(
+                "kernel_jitter_ppm = {}: must be at most {}",
+                self.kernel_jitter_ppm,
+                jitter::WHOLE_PPM
+            ));
         }
         for rule in &self.kernel {
             if rule.ns.is_some() == rule.ns_per_wave.is_some() {
@@ -344,6 +353,7 @@ mod tests {
             "gpus = 17",
             "slice_ns = 0",
             "queue_depth = 1025",
+            "kernel_jitter_ppm = 1000001",
             "mode = 'mps'",
             "kernel = [{ name = 'a' }]",
             "kernel = [{ name = 'a', ns = 1, ns_per_wave = 1 }]",

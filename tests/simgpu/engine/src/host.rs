@@ -5,6 +5,7 @@ use crate::{
     WaitPolicy, Work,
     config::ALL_SMS_PPM,
     guard::{Census, Guard},
+    jitter::jittered_ns,
     journal::{Memory, Overlay},
     layout::{
         Context, Event, FreeList, MAX_CONTEXTS, MAX_EVENTS, MAX_PROCESSES, MAX_STREAMS, NEVER, Process, RING,
@@ -16,6 +17,7 @@ use crate::{
     wait,
 };
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How to attach to a host.
 #[derive(Clone, Debug, Default)]
@@ -56,6 +58,8 @@ pub struct Host {
     directory: PathBuf,
     /// [`liveness::forks`] at the time of attaching.
     forks: u32,
+    /// Kernels that this process launched while their times scatter.
+    launched: AtomicU64,
 }
 
 impl Host {
@@ -84,7 +88,7 @@ impl Host {
         };
         // Whoever changes its working directory later still finds it.
         let directory = std::path::absolute(&dir).unwrap_or(dir);
-        Ok(Self { process, shared, clock, directory, forks: liveness::forks() })
+        Ok(Self { process, shared, clock, directory, forks: liveness::forks(), launched: AtomicU64::new(0) })
     }
 
     /// True in a forked child of the process that attached. Nothing can be done there: calls that can fail
@@ -292,6 +296,13 @@ impl Host {
     fn new_item(&self, work: Work) -> NewItem {
         let config = &self.shared.config;
         let kernel = |duration_ns: u64, sm_ppm: u32, kernels: u32| {
+            let duration_ns = match config.kernel_jitter_ppm {
+                0 => duration_ns,
+                _ => {
+                    let number = self.launched.fetch_add(kernels.into(), Ordering::Relaxed);
+                    jittered_ns(config, duration_ns, kernels, number)
+                }
+            };
             let overhead_ns = config.launch_overhead_ns.saturating_mul(kernels.into());
             let sm_ppm = sm_ppm.clamp(1, ALL_SMS_PPM);
             (item_kind::KERNEL, duration_ns.saturating_add(overhead_ns), sm_ppm.into(), kernels.into())

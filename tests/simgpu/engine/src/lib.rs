@@ -19,6 +19,7 @@ pub mod error;
 pub mod faults;
 mod guard;
 mod host;
+mod jitter;
 mod journal;
 mod layout;
 mod liveness;

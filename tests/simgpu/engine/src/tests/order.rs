@@ -41,6 +41,27 @@ fn a_launch_starts_after_its_latency_and_costs_its_overhead() {
 }
 
 #[test]
+fn kernels_scatter_about_their_times_and_their_overhead_does_not() {
+    let world = World::with("kernel_jitter_ppm = 400000\njitter_seed = 3\nlaunch_overhead_ns = 50");
+    let a = Client::new(&world);
+    let mut before = 0;
+    let took: Vec<u64> = (0..200)
+        .map(|_| {
+            let ticket = a.kernel(100);
+            world.go_to(before + 1_000);
+            let done = a.done(ticket).expect("it is long over");
+            let took = done - before;
+            before += 1_000;
+            took
+        })
+        .collect();
+    assert!(took.iter().all(|took| (110..=190).contains(took)), "{took:?}");
+    assert!(took.iter().any(|took| *took < 130) && took.iter().any(|took| *took > 170), "{took:?}");
+    let busy_ns = world.truth().processes[0].gpus[0].kernel_busy_ns;
+    assert_eq!(busy_ns, took.iter().sum::<u64>());
+}
+
+#[test]
 fn heads_of_several_streams_run_together_when_they_fit() {
     let world = World::new();
     let a = Client::new(&world);
