@@ -68,7 +68,7 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
     }
     // Whoever ends it is through with it, or asks afterwards whether it is there.
     let _uncancelled = os::uncancelled();
-    let _one_at_a_time = process.end_primary();
+    let _one_at_a_time = process.primary(ordinal);
     let end = |_| {
         if let Some(release) = real!(cuDevicePrimaryCtxRelease_v2) {
             // SAFETY: the reference that was just taken.
@@ -158,7 +158,7 @@ fn end_primary(device: CUdevice, is_reset: bool, call: impl FnOnce() -> CUresult
     let Some(process) = process::current() else { return call() };
     // To name the context it is retained for a moment: were it another thread's last release meanwhile, ours would end it.
     let _uncancelled = os::uncancelled();
-    let _one_at_a_time = process.end_primary();
+    let _one_at_a_time = usize::try_from(device).ok().and_then(|ordinal| process.primary(ordinal));
     let Some(context) = process.calls.primary_context(device) else { return call() };
     process.destroy_context(context, call, |result| {
         *result == CUDA_SUCCESS && (is_reset || !process.calls.is_primary_active(device))

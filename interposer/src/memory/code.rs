@@ -147,7 +147,7 @@ impl Accounts {
     }
 
     /// The same for one that does not say what it takes: what NVML says that the process has beyond its account, before and afterwards. Meanwhile nobody else
-    /// makes a context or loads such a module, which would be taken for this one.
+    /// makes a context on that GPU or loads such a module there, which would be taken for this one.
     fn load_unknown(
         &self,
         process: &Process,
@@ -155,7 +155,7 @@ impl Accounts {
         mut load: impl FnMut() -> (u32, Option<usize>),
         unload: impl FnOnce(usize),
     ) -> u32 {
-        let _measuring = self.contexts.lock();
+        let _measuring = self.contexts.turn(request.ordinal);
         let Some(site) = Site::of(process, request.ordinal) else { return load().0 };
         let before = self.beyond_account(process, &site, request.ordinal);
         let before_bytes = free_bytes(process);

@@ -25,24 +25,37 @@ const LOOKS: u32 = 4;
 /// In [`Contexts::taken_bytes`]: not measured.
 const UNKNOWN: u64 = u64::MAX;
 
+/// Those of one GPU.
+struct OnGpu {
+    /// Held while one is being made: what it takes is not to be mistaken for another's.
+    turn: Mutex<()>,
+    /// What the first context on the GPU took, and the first beside others.
+    taken_bytes: [AtomicU64; 2],
+}
+
 /// See the module.
 pub struct Contexts {
-    /// Those there are, with their GPUs' ordinals. Held while one is being made: what it takes is not to be mistaken for another's.
+    /// Those there are, with their GPUs' ordinals.
     there: Mutex<Vec<(usize, usize)>>,
-    /// What the first context on a GPU took, and the first beside others.
-    taken_bytes: [[AtomicU64; 2]; MAX_GPUS],
+    gpus: [OnGpu; MAX_GPUS],
 }
 
 impl Default for Contexts {
     fn default() -> Self {
-        Self {
-            there: Mutex::default(),
-            taken_bytes: [const { [const { AtomicU64::new(UNKNOWN) }; 2] }; MAX_GPUS],
-        }
+        let gpu = |_| OnGpu {
+            turn: Mutex::default(),
+            taken_bytes: [const { AtomicU64::new(UNKNOWN) }; 2],
+        };
+        Self { there: Mutex::default(), gpus: std::array::from_fn(gpu) }
     }
 }
 
 impl Contexts {
+    /// While the result lives nobody else on that GPU makes a context, nor has measured what it loads. `None`: there is no such GPU.
+    pub fn turn(&self, ordinal: usize) -> Option<MutexGuard<'_, ()>> {
+        Some(self.gpus.get(ordinal)?.turn.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// The contexts there are, with their GPUs' ordinals; while the result lives there come no others.
     pub fn lock(&self) -> MutexGuard<'_, Vec<(usize, usize)>> {
         self.there.lock().unwrap_or_else(PoisonError::into_inner)
@@ -73,11 +86,11 @@ impl Accounts {
         if is_there() {
             return make().0;
         }
-        let mut there = self.contexts.lock();
+        let _turn = self.contexts.turn(ordinal);
         let Some(site) = Site::of(process, ordinal).filter(|_| !is_there()) else { return make().0 };
-        let Some(taken) = self.contexts.taken_bytes.get(ordinal) else { return make().0 };
-        let is_first = there.iter().all(|(_, other)| *other != ordinal);
-        let taken = &taken[usize::from(!is_first)];
+        let Some(gpu) = self.contexts.gpus.get(ordinal) else { return make().0 };
+        let is_first = self.contexts.lock().iter().all(|(_, other)| *other != ordinal);
+        let taken = &gpu.taken_bytes[usize::from(!is_first)];
         let mut request = Request { api, kind: MemoryKind::Context, ordinal, context: 0, bytes: 0 };
         let libraries = match self.promise_libraries(process, &site, ordinal) {
             Ok(promised) => promised,
@@ -120,6 +133,8 @@ impl Accounts {
             }
         };
         request.context = made.0;
+        // Whoever loads a library finds the context with all those before it, or waits.
+        let mut there = self.contexts.lock();
         // One of that handle whose end went past us is gone.
         there.retain(|(known, _)| *known != made.0);
         there.push((made.0, ordinal));

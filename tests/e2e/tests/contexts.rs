@@ -1,6 +1,6 @@
 //! Contexts that are made at the same time: by threads of a process, by many processes, on several GPUs. Each counts, and none is waited for that is another's matter.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use deepres_e2e::{
     Host, Process,
@@ -13,9 +13,14 @@ const MIB: u64 = 1 << 20;
 const CONTEXT_MIB: u64 = 100;
 const TENANT: &str = "t";
 
-fn host() -> Host {
+fn host_of(gpus: usize) -> Host {
     let bytes = CONTEXT_MIB * MIB;
-    Host::new().simgpu(&format!("memory_bytes = 17179869184\ncontext_overhead_bytes = {bytes}\n"))
+    Host::new()
+        .simgpu(&format!("gpus = {gpus}\nmemory_bytes = 17179869184\ncontext_overhead_bytes = {bytes}\n"))
+}
+
+fn host() -> Host {
+    host_of(1)
 }
 
 /// A daemon to which NVML answers later by so many milliseconds.
@@ -39,6 +44,28 @@ fn maker(host: &Host) -> Process {
     let mut command = host.preloaded(c_client("overheads", Way::Dlsym));
     command.env("DEEPRES_TENANT", TENANT);
     host.spawn(command)
+}
+
+/// `retains` in this mode: the codes of both threads, and by how much the ends of their calls were apart.
+fn retains(host: &Host, mode: &str, variables: &[(&str, &str)]) -> (Process, String, Duration) {
+    let mut command = host.preloaded(c_client("retains", Way::Dlsym));
+    command.arg(mode).env("DEEPRES_TENANT", TENANT).envs(variables.iter().copied());
+    let mut process = host.spawn(command);
+    let line = process.await_line(|line| line.split(' ').count() == 3, COMMAND_LIMIT);
+    let (codes, apart_ms) = line.rsplit_once(' ').expect("three words");
+    let apart = Duration::from_millis(apart_ms.parse().expect("milliseconds"));
+    (process, codes.to_owned(), apart)
+}
+
+#[test]
+fn a_gpus_primary_context_does_not_wait_for_anothers() {
+    const DRIVER_TAKES: Duration = Duration::from_secs(2);
+    let host = host_of(2);
+    let _daemon = host.daemon();
+    let fault = format!("cuDevicePrimaryCtxRetain:delay:{}s", DRIVER_TAKES.as_secs());
+    let (_process, codes, apart) = retains(&host, "other", &[("SIMGPU_FAULTS", &fault)]);
+    assert_eq!(codes, "0 0");
+    assert!(apart < DRIVER_TAKES, "the second call began when the first had ended: {apart:?} apart");
 }
 
 #[test]
