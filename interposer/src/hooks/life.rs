@@ -63,10 +63,7 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
         return call();
     };
     let is_there = || process.calls.is_primary_active(device);
-    if is_there() {
-        return call();
-    }
-    // Whoever ends it is through with it, or asks afterwards whether it is there.
+    // Whoever ends it is through with it, or asks afterwards whether it is there. Whoever makes it may be refused it yet, and ends it again.
     let _uncancelled = os::uncancelled();
     let _one_at_a_time = process.primary(ordinal);
     let end = |_| {

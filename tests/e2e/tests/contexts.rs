@@ -11,6 +11,7 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 const CONTEXT_MIB: u64 = 100;
+const OUT_OF_MEMORY: &str = "2";
 const TENANT: &str = "t";
 
 fn host_of(gpus: usize) -> Host {
@@ -66,6 +67,16 @@ fn a_gpus_primary_context_does_not_wait_for_anothers() {
     let (_process, codes, apart) = retains(&host, "other", &[("SIMGPU_FAULTS", &fault)]);
     assert_eq!(codes, "0 0");
     assert!(apart < DRIVER_TAKES, "the second call began when the first had ended: {apart:?} apart");
+}
+
+#[test]
+fn a_primary_context_that_is_refused_to_one_thread_is_another_threads_neither() {
+    let host = host();
+    let _daemon = daemon_of_slow_nvml(&host, "200");
+    let limit = format!("{}MiB", CONTEXT_MIB / 2);
+    let (_process, codes, _) = retains(&host, "same", &[("DEEPRES_MEMORY", &limit)]);
+    assert_eq!(codes, format!("{OUT_OF_MEMORY} {OUT_OF_MEMORY}"));
+    assert_eq!(host.truth().gpus[0].memory_used_bytes, 0);
 }
 
 #[test]
