@@ -499,11 +499,18 @@ pub struct Reservation<'a> {
     bytes: u64,
 }
 
-impl Reservation<'_> {
+impl<'a> Reservation<'a> {
     /// What was promised, bytes.
     #[inline]
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Takes `bytes`, or all there are, out of it as a reservation of their own.
+    pub fn split_off(&mut self, bytes: u64) -> Reservation<'a> {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Reservation { account: self.account, bytes }
     }
 
     /// The driver allocated `bytes` of what was promised: they are held, and the rest goes back. It goes first: it never counts as what stays.
@@ -594,6 +601,22 @@ mod tests {
         drop(account.reserve(100, 100, || false).unwrap());
         account.reserve(100, 100, || false).unwrap().commit();
         assert_eq!(gpu.held_bytes(), 100);
+    }
+
+    #[test]
+    fn a_reservation_that_is_split_is_held_or_goes_back_part_by_part() {
+        let gpu = ledger(1);
+        let account = gpu.account(0).unwrap();
+        let mut whole = account.reserve(100, 100, || false).unwrap();
+        let part = whole.split_off(30);
+        assert_eq!((whole.bytes(), part.bytes(), account.pending_bytes()), (70, 30, 100));
+        part.commit();
+        assert_eq!((account.held_bytes(), account.pending_bytes()), (30, 70));
+        drop(whole.split_off(20));
+        drop(whole.split_off(u64::MAX));
+        assert_eq!((whole.bytes(), account.pending_bytes()), (0, 0));
+        whole.commit();
+        assert_eq!(gpu.held_bytes(), 30);
     }
 
     #[test]

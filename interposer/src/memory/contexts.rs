@@ -10,10 +10,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use deepres_abi::MAX_GPUS;
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
-use deepres_abi::ledger::Refused;
+use deepres_abi::ledger::{Refused, Reservation};
 use deepres_abi::meter::MemoryKind;
 
-use super::code::{self, Promised};
 use super::site::{Promise, Site};
 use super::{Accounts, Name, Request};
 use crate::driver::calls::Context;
@@ -42,10 +41,7 @@ pub struct Contexts {
 
 impl Default for Contexts {
     fn default() -> Self {
-        let gpu = |_| OnGpu {
-            turn: Mutex::default(),
-            taken_bytes: [const { AtomicU64::new(UNKNOWN) }; 2],
-        };
+        let gpu = |_| OnGpu { turn: Mutex::default(), taken_bytes: [const { AtomicU64::new(UNKNOWN) }; 2] };
         Self { there: Mutex::default(), gpus: std::array::from_fn(gpu) }
     }
 }
@@ -91,54 +87,55 @@ impl Accounts {
         let Some(gpu) = self.contexts.gpus.get(ordinal) else { return make().0 };
         let is_first = self.contexts.lock().iter().all(|(_, other)| *other != ordinal);
         let taken = &gpu.taken_bytes[usize::from(!is_first)];
-        let mut request = Request { api, kind: MemoryKind::Context, ordinal, context: 0, bytes: 0 };
-        let libraries = match self.promise_libraries(process, &site, ordinal) {
-            Ok(promised) => promised,
-            Err((bytes, refused)) => return self.refuse(&site, &Request { bytes, ..request }, refused),
-        };
         let known_bytes = Some(taken.load(Ordering::Relaxed)).filter(|bytes| *bytes != UNKNOWN);
-        request.bytes = known_bytes.unwrap_or(0);
-        let promise = match self.promise_any(process, &site, &request) {
-            Ok(promise) => promise,
-            Err(refused) => {
-                code::withdraw(&site, libraries);
-                return self.refuse(&site, &request, refused);
-            }
+        let mut bytes = known_bytes.unwrap_or(0);
+        // With the context come the libraries. One promise for all: a second one would wait for the first, which is in its way.
+        let libraries = self.libraries.wanted();
+        let library_bytes = libraries.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        let mut request = Request {
+            api,
+            kind: MemoryKind::Context,
+            ordinal,
+            context: 0,
+            bytes: library_bytes.saturating_add(bytes),
         };
+        let mut promise = match self.promise_any(process, &site, &request) {
+            Ok(promise) => promise,
+            Err(refused) => return self.refuse(&site, &request, refused),
+        };
+        let own_bytes = promise.as_ref().map_or(0, Reservation::bytes);
         // A process without contexts there is none of NVML's.
         let before = match known_bytes {
             Some(_) => None,
             None if is_first => Some((0, true)),
-            None => self.beyond_account(process, &site, ordinal),
+            None => self.beyond_account(process, &site, ordinal, own_bytes),
         };
         let (result, made) = make();
         let Some(made) = made.filter(|_| result == CUDA_SUCCESS) else {
-            code::withdraw(&site, libraries);
             site.withdraw(promise);
             return result;
         };
-        let promise = match before {
-            None => promise,
-            Some(before) => {
-                site.withdraw(promise);
-                request.bytes = self.taken_since(process, &site, ordinal, before, taken);
-                match self.promise_any(process, &site, &request) {
-                    Ok(promise) => promise,
-                    Err(refused) => {
-                        end(made);
-                        code::withdraw(&site, libraries);
-                        return self.refuse(&site, &request, refused);
-                    }
+        if let Some(before) = before {
+            bytes = self.taken_since(process, &site, (ordinal, own_bytes), before, taken);
+            site.withdraw(promise);
+            request.bytes = library_bytes.saturating_add(bytes);
+            promise = match self.promise_any(process, &site, &request) {
+                Ok(promise) => promise,
+                Err(refused) => {
+                    end(made);
+                    return self.refuse(&site, &request, refused);
                 }
-            }
-        };
+            };
+        }
+        request.bytes = bytes;
         request.context = made.0;
         // Whoever loads a library finds the context with all those before it, or waits.
         let mut there = self.contexts.lock();
         // One of that handle whose end went past us is gone.
         there.retain(|(known, _)| *known != made.0);
         there.push((made.0, ordinal));
-        self.libraries.enter_context(&site, (ordinal, made.0), libraries);
+        let of_libraries = promise.as_mut().map(|promise| promise.split_off(library_bytes));
+        self.libraries.enter_context(&site, (ordinal, made.0), &libraries, of_libraries);
         self.enter_context(process, &site, &request, promise);
         result
     }
@@ -146,18 +143,6 @@ impl Accounts {
     /// Promises what `request` asks for, if that is anything: nothing fits under any limit.
     fn promise_any(&self, process: &Process, site: &Site<'_>, request: &Request) -> Result<Promise, Refused> {
         if request.bytes == 0 { Ok(None) } else { self.promise(process, site, request) }
-    }
-
-    fn promise_libraries(
-        &self,
-        process: &Process,
-        site: &Site<'_>,
-        ordinal: usize,
-    ) -> Result<Promised, (u64, Refused)> {
-        self.libraries.promise(site).or_else(|_| {
-            self.give_back(process, ordinal);
-            self.libraries.promise(site)
-        })
     }
 
     fn enter_context(&self, process: &Process, site: &Site<'_>, request: &Request, promise: Promise) {
@@ -173,11 +158,12 @@ impl Accounts {
         &self,
         process: &Process,
         site: &Site<'_>,
-        ordinal: usize,
+        (ordinal, own_bytes): (usize, u64),
         (before_bytes, was_steady): (i64, bool),
         taken: &AtomicU64,
     ) -> u64 {
-        let Some((after_bytes, is_steady)) = self.beyond_account(process, site, ordinal) else { return 0 };
+        let after = self.beyond_account(process, site, ordinal, own_bytes);
+        let Some((after_bytes, is_steady)) = after else { return 0 };
         // What is loaded at once came with the context, and counts for itself.
         let library_bytes = self.libraries.bytes();
         let code_bytes = if library_bytes != 0 && is_eager() { library_bytes } else { 0 };
@@ -189,12 +175,13 @@ impl Accounts {
     }
 
     /// What NVML says that the process holds beyond its account; less than nothing where that counts what is not the GPU's at the moment. And whether the
-    /// account stood still meanwhile.
+    /// account stood still meanwhile, but for the caller's own promise of `own_bytes`.
     pub(super) fn beyond_account(
         &self,
         process: &Process,
         site: &Site<'_>,
         ordinal: usize,
+        own_bytes: u64,
     ) -> Option<(i64, bool)> {
         self.refresh(process);
         let mut looks = LOOKS;
@@ -202,7 +189,8 @@ impl Accounts {
             let before_bytes = site.account.held_bytes();
             let seen_bytes = process.appraise(ordinal)?;
             looks -= 1;
-            let is_steady = site.account.held_bytes() == before_bytes && !site.is_anything_promised();
+            let is_steady =
+                site.account.held_bytes() == before_bytes && site.account.pending_bytes() == own_bytes;
             if is_steady || looks == 0 {
                 return Some((
                     seen_bytes.cast_signed().saturating_sub(before_bytes.cast_signed()),
