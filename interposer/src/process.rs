@@ -12,7 +12,7 @@ use deepres_abi::wire::{UNMANAGED, Uuid};
 use crate::config::{self, Config};
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::driver::calls::{Calls, Context, Stream};
-use crate::handshake::{self, Arrival, ConnectError, Connection, Pending};
+use crate::handshake::{self, Arrival, ConnectError, Connection, Pending, Question};
 use crate::log::say;
 use crate::memory::Accounts;
 use crate::meter::context::ContextState;
@@ -281,6 +281,18 @@ impl Process {
             self.unappraised_ns.store(os::now_ns() + APPRAISE_AGAIN_NS, Ordering::Relaxed);
         }
         answer.ok().flatten()
+    }
+
+    /// As [`Self::appraise`], for who does not wait. `None`: nobody can be asked.
+    pub fn question(&self, ordinal: usize) -> Option<Question> {
+        let uuid = *self.uuids.get(ordinal)?;
+        self.session().filter(|session| session.standalone().is_none())?;
+        Question::ask(&self.config, uuid).ok()
+    }
+
+    /// The daemon answers: whoever makes a context may wait for that again.
+    pub fn believe_appraisals(&self) {
+        self.unappraised_ns.store(0, Ordering::Relaxed);
     }
 
     /// Asks the daemon for another session.

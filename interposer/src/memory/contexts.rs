@@ -4,8 +4,8 @@
 //! The first context of a process on a GPU is measured, and the first one beside others; later ones take what those took, which must then be free under the
 //! limit before the driver is asked. Of one that is measured it shows afterwards: if it passes the limit, it is ended again and refused.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::driver::ApiId;
@@ -32,17 +32,35 @@ struct OnGpu {
     taken_bytes: [AtomicU64; 2],
 }
 
+/// Contexts that NVML has not told of yet.
+#[derive(Debug, Default)]
+struct LateOnes {
+    /// With their GPUs' ordinals.
+    contexts: Vec<(usize, usize)>,
+    /// How often one came or went.
+    changes: u64,
+}
+
 /// See the module.
 pub struct Contexts {
     /// Those there are, with their GPUs' ordinals.
     there: Mutex<Vec<(usize, usize)>>,
+    /// Of those the ones that NVML has not told of.
+    late: Mutex<LateOnes>,
+    /// Whether there are such.
+    is_any_late: AtomicBool,
     gpus: [OnGpu; MAX_GPUS],
 }
 
 impl Default for Contexts {
     fn default() -> Self {
         let gpu = |_| OnGpu { turn: Mutex::default(), taken_bytes: [const { AtomicU64::new(UNKNOWN) }; 2] };
-        Self { there: Mutex::default(), gpus: std::array::from_fn(gpu) }
+        Self {
+            there: Mutex::default(),
+            late: Mutex::default(),
+            is_any_late: AtomicBool::new(false),
+            gpus: std::array::from_fn(gpu),
+        }
     }
 }
 
@@ -50,6 +68,63 @@ impl Contexts {
     /// While the result lives nobody else on that GPU makes a context, nor has measured what it loads. `None`: there is no such GPU.
     pub fn turn(&self, ordinal: usize) -> Option<MutexGuard<'_, ()>> {
         Some(self.gpus.get(ordinal)?.turn.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The same, if nobody has it now.
+    pub fn try_turn(&self, ordinal: usize) -> Option<MutexGuard<'_, ()>> {
+        match self.gpus.get(ordinal)?.turn.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn lock_late(&self) -> MutexGuard<'_, LateOnes> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// NVML has not told of one yet.
+    fn note_late(&self, context: usize, ordinal: usize) {
+        let mut late = self.lock_late();
+        late.contexts.push((context, ordinal));
+        late.changes += 1;
+        self.is_any_late.store(true, Ordering::Release);
+    }
+
+    /// A GPU with contexts that NVML has not told of yet, and a number that changes with them.
+    pub fn late(&self) -> Option<(usize, u64)> {
+        if !self.is_any_late.load(Ordering::Acquire) {
+            return None;
+        }
+        let late = self.lock_late();
+        late.contexts.first().map(|(_, ordinal)| (*ordinal, late.changes))
+    }
+
+    /// NVML does not tell of those on that GPU: others have their turn.
+    pub fn defer_late(&self) {
+        let mut late = self.lock_late();
+        if !late.contexts.is_empty() {
+            late.contexts.rotate_left(1);
+        }
+    }
+
+    /// NVML tells of those on a GPU, if they are the same as at that number of [`Self::late`].
+    pub fn take_late(&self, ordinal: usize, changes: u64) -> Option<Vec<usize>> {
+        if self.lock_late().changes != changes {
+            return None;
+        }
+        Some(self.end_late(|_, of| of == ordinal))
+    }
+
+    fn end_late(&self, is_meant: impl Fn(usize, usize) -> bool) -> Vec<usize> {
+        let mut late = self.lock_late();
+        let ended = late.contexts.extract_if(.., |(context, ordinal)| is_meant(*context, *ordinal));
+        let ended: Vec<usize> = ended.map(|(context, _)| context).collect();
+        late.changes += u64::from(!ended.is_empty());
+        if late.contexts.is_empty() {
+            self.is_any_late.store(false, Ordering::Release);
+        }
+        ended
     }
 
     /// The contexts there are, with their GPUs' ordinals; while the result lives there come no others.
@@ -65,6 +140,7 @@ impl Contexts {
     /// One has ended.
     pub fn forget(&self, context: usize) {
         self.lock().retain(|(known, _)| *known != context);
+        self.end_late(|late, _| late == context);
     }
 }
 
@@ -110,13 +186,16 @@ impl Accounts {
             None if is_first => Some((0, true)),
             None => self.beyond_account(process, &site, ordinal, own_bytes),
         };
+        let mut is_late = known_bytes.is_none() && before.is_none();
         let (result, made) = make();
         let Some(made) = made.filter(|_| result == CUDA_SUCCESS) else {
             site.withdraw(promise);
             return result;
         };
         if let Some(before) = before {
-            bytes = self.taken_since(process, &site, (ordinal, own_bytes), before, taken);
+            let taken_bytes = self.taken_since(process, &site, (ordinal, own_bytes), before, taken);
+            is_late = taken_bytes.is_none();
+            bytes = taken_bytes.unwrap_or(0);
             site.withdraw(promise);
             request.bytes = library_bytes.saturating_add(bytes);
             promise = match self.promise_any(process, &site, &request) {
@@ -137,6 +216,11 @@ impl Accounts {
         let of_libraries = promise.as_mut().map(|promise| promise.split_off(library_bytes));
         self.libraries.enter_context(&site, (ordinal, made.0), &libraries, of_libraries);
         self.enter_context(process, &site, &request, promise);
+        drop(there);
+        if is_late && site.session.standalone().is_none() {
+            self.contexts.note_late(made.0, ordinal);
+            process.wake_meter();
+        }
         result
     }
 
@@ -153,7 +237,7 @@ impl Accounts {
         self.enter(process, site, request, (name, request.bytes), promise);
     }
 
-    /// What a context has taken that was just made, bytes; remembered as what such a context takes, if the figures are steady.
+    /// What a context has taken that was just made, bytes; remembered as what such a context takes, if the figures are steady. `None`: NVML does not tell.
     fn taken_since(
         &self,
         process: &Process,
@@ -161,9 +245,8 @@ impl Accounts {
         (ordinal, own_bytes): (usize, u64),
         (before_bytes, was_steady): (i64, bool),
         taken: &AtomicU64,
-    ) -> u64 {
-        let after = self.beyond_account(process, site, ordinal, own_bytes);
-        let Some((after_bytes, is_steady)) = after else { return 0 };
+    ) -> Option<u64> {
+        let (after_bytes, is_steady) = self.beyond_account(process, site, ordinal, own_bytes)?;
         // What is loaded at once came with the context, and counts for itself.
         let library_bytes = self.libraries.bytes();
         let code_bytes = if library_bytes != 0 && is_eager() { library_bytes } else { 0 };
@@ -171,7 +254,7 @@ impl Accounts {
         if was_steady && is_steady {
             taken.store(bytes, Ordering::Relaxed);
         }
-        bytes
+        Some(bytes)
     }
 
     /// What NVML says that the process holds beyond its account; less than nothing where that counts what is not the GPU's at the moment. And whether the

@@ -10,6 +10,7 @@ mod code;
 mod contexts;
 pub mod graphs;
 mod held;
+pub mod late;
 pub mod ledgers;
 mod needs;
 pub mod pools;

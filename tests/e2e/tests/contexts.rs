@@ -1,6 +1,6 @@
 //! Contexts that are made at the same time: by threads of a process, by many processes, on several GPUs. Each counts, and none is waited for that is another's matter.
 
-use std::{path::Path, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use deepres_e2e::{
     Host, Process,
@@ -24,9 +24,12 @@ fn host() -> Host {
     host_of(1)
 }
 
-/// A daemon to which NVML answers later by so many milliseconds.
-fn daemon_of_slow_nvml(host: &Host, ms: &str) -> Process {
-    host.daemon_with(&[("LD_PRELOAD", &c_library("slow_nvml")), ("NVML_MS", Path::new(ms))])
+/// A daemon to which NVML answers later by so many milliseconds, and not before there is the file `awaited`, if one is given.
+fn daemon_of_slow_nvml(host: &Host, ms: &str, awaited: Option<&Path>) -> Process {
+    let library = c_library("slow_nvml");
+    let mut variables = vec![("LD_PRELOAD", library.as_path()), ("NVML_MS", Path::new(ms))];
+    variables.extend(awaited.map(|file| ("NVML_AWAITS", file)));
+    host.daemon_with(&variables)
 }
 
 /// What the tenant has on its first GPU.
@@ -72,7 +75,7 @@ fn a_gpus_primary_context_does_not_wait_for_anothers() {
 #[test]
 fn a_primary_context_that_is_refused_to_one_thread_is_another_threads_neither() {
     let host = host();
-    let _daemon = daemon_of_slow_nvml(&host, "200");
+    let _daemon = daemon_of_slow_nvml(&host, "200", None);
     let limit = format!("{}MiB", CONTEXT_MIB / 2);
     let (_process, codes, _) = retains(&host, "same", &[("DEEPRES_MEMORY", &limit)]);
     assert_eq!(codes, format!("{OUT_OF_MEMORY} {OUT_OF_MEMORY}"));
@@ -83,15 +86,39 @@ fn a_primary_context_that_is_refused_to_one_thread_is_another_threads_neither() 
 fn contexts_of_many_processes_that_begin_at_once_all_count() {
     const PROCESSES: u64 = 40;
     let host = host();
-    let _daemon = daemon_of_slow_nvml(&host, "100");
+    let _daemon = daemon_of_slow_nvml(&host, "100", None);
     let mut makers: Vec<Process> = (0..PROCESSES).map(|_| maker(&host)).collect();
     makers.iter_mut().for_each(|maker| maker.say("create 0 0"));
     for maker in &mut makers {
         maker.await_line(|line| line == "0 0", COMMAND_LIMIT);
     }
+    // One that was not told of in time is counted soon after.
     host.await_ps(
         |ps| ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == PROCESSES * CONTEXT_MIB * MIB),
         COMMAND_LIMIT,
     );
     assert_eq!(contexts_mib(&host), PROCESSES * CONTEXT_MIB);
+}
+
+#[test]
+fn contexts_that_nvml_does_not_tell_of_in_time_count_once_it_does() {
+    let host = host();
+    let file = host.path().join("nvml-answers");
+    let _daemon = daemon_of_slow_nvml(&host, "0", Some(&file));
+    let mut maker = maker(&host);
+    for (number, command) in ["create 0 0", "create 1 0", "create 2 0", "destroy 1 0"].iter().enumerate() {
+        maker.say(command);
+        maker.await_line(|line| line == format!("{number} 0"), COMMAND_LIMIT);
+    }
+    assert_eq!(contexts_mib(&host), 0);
+    maker.await_error_line(|line| line.contains("counts for nothing until NVML"), COMMAND_LIMIT);
+    fs::write(&file, []).expect("the host's own folder");
+    host.await_ps(
+        |ps| ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == 2 * CONTEXT_MIB * MIB),
+        COMMAND_LIMIT,
+    );
+    assert_eq!(contexts_mib(&host), 2 * CONTEXT_MIB);
+    maker.say("destroy 0 0");
+    maker.await_line(|line| line == "4 0", COMMAND_LIMIT);
+    assert_eq!(contexts_mib(&host), CONTEXT_MIB);
 }
