@@ -4,7 +4,7 @@ use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream, c_void};
 
-use super::MISSING;
+use super::{MISSING, clear};
 use crate::capture;
 use crate::driver::calls::{Context, Stream};
 use crate::driver::real;
@@ -38,6 +38,8 @@ fn make_context(
             // SAFETY: a context that nobody was told of.
             unsafe { destroy(made.0 as CUcontext) };
         }
+        // SAFETY: the driver wrote its handle there.
+        unsafe { clear(context) };
     };
     // SAFETY: what the driver wrote if it reports success.
     let make = || unsafe { made(call(), context) };
@@ -66,11 +68,13 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
     // Whoever ends it is through with it, or asks afterwards whether it is there. Whoever makes it may be refused it yet, and ends it again.
     let _uncancelled = os::uncancelled();
     let _one_at_a_time = process.primary(ordinal);
-    let end = |_| {
+    let end = |_: Context| {
         if let Some(release) = real!(cuDevicePrimaryCtxRelease_v2) {
             // SAFETY: the reference that was just taken.
             unsafe { release(device) };
         }
+        // SAFETY: the driver wrote the handle there.
+        unsafe { clear(context) };
     };
     // SAFETY: what the driver wrote if it reports success.
     let make = || unsafe { made(call(), context) };

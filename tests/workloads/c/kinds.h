@@ -31,8 +31,7 @@ static inline kind kind_of(const char *name) {
 
 enum { ROW_BYTES = 64 * 1024 };
 
-/* `bytes` is a multiple of 2 MiB, the largest granularity of any kind. */
-static inline CUresult allocate(kind k, size_t bytes, CUstream stream, unsigned long long *out) {
+static inline CUresult allocate_by(kind k, size_t bytes, CUstream stream, unsigned long long *out) {
     static const CUmemAllocationProp on_device_0 = {
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
@@ -52,6 +51,17 @@ static inline CUresult allocate(kind k, size_t bytes, CUstream stream, unsigned 
     case VMM: return cu(cuMemCreate)(out, bytes, &on_device_0, 0);
     default: abort();
     }
+}
+
+/* `bytes` is a multiple of 2 MiB, the largest granularity of any kind. Looks that what is refused leaves nothing behind. */
+static inline CUresult allocate(kind k, size_t bytes, CUstream stream, unsigned long long *out) {
+    unsigned long long before = *out = 0xdead;
+    CUresult code = allocate_by(k, bytes, stream, out);
+    if (code != CUDA_SUCCESS && *out && *out != before) {
+        fprintf(stderr, "%s left a dead address\n", kind_names[k]);
+        exit(3);
+    }
+    return code;
 }
 
 static inline CUresult release(kind k, CUstream stream, unsigned long long allocation) {
