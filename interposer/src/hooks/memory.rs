@@ -589,13 +589,14 @@ struct MapInfo {
 impl MapInfo {
     fn part(&self) -> Part {
         let [low, high] = [|word: u64| word & u64::from(u32::MAX), |word: u64| word >> u32::BITS];
-        let reach = |from: u64, length: u64| (from, from.saturating_add(length));
+        // What has no length there is one of.
+        let reach = |from: u64, length: u64| (from, from.saturating_add(length.max(1)));
         let [first, second, third, fourth] = self.part;
         if self.part_kind == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL {
             // A layer, and bytes.
             return Part {
                 place: [self.part_kind, 0, first as u32],
-                ranges: [reach(second, third), (0, 0), (0, 0)],
+                ranges: [reach(second, third), reach(0, 1), reach(0, 1)],
             };
         }
         // A level and a layer, and three offsets before three extents.
