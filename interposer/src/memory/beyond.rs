@@ -263,7 +263,7 @@ impl Beyond {
     pub fn stays(&self, tried: &Move) {
         let offset_bytes = tried.address - tried.base;
         self.change(tried, &[offset_bytes, offset_bytes + tried.bytes], |piece, gpu| {
-            piece.moves = false;
+            (piece.moves, piece.is_preferred) = (false, false);
             gpu.brought_bytes.fetch_sub(piece.brought_bytes, Ordering::Relaxed);
             piece.brought_bytes = 0;
         });

@@ -8,7 +8,7 @@ use std::{
 use deepres_e2e::{
     Host, Process,
     artefacts::artefacts,
-    clients::{Way, c_client},
+    clients::{Way, c_client, script},
     contention::Log,
     host::COMMAND_LIMIT,
 };
@@ -290,4 +290,35 @@ fn beside_one_that_takes_no_room_what_is_beyond_the_limit_stays_where_it_is() {
         assert!(begun.elapsed() < MOVE_LIMIT, "it comes and goes");
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn what_the_driver_does_not_bring_to_the_gpu_belongs_there_no_longer() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut command = host.preloaded("python3");
+    command.arg(script("pieces")).env("DEEPRES_OVERSUBSCRIBE", "managed").env("DEEPRES_MEMORY", "64MiB");
+    // The first part is brought, and the driver is told that all of it belongs there; the next part is not.
+    command.env("SIMGPU_FAULTS", "cuMemPrefetchAsync_v2:2:1");
+    let mut client = host.spawn(command);
+    let mut number = 0;
+    let mut asks = |expression: &str| {
+        client.say(expression);
+        let prefix = format!("{number} ");
+        number += 1;
+        let line = client.await_line(|line| line.starts_with(&prefix), COMMAND_LIMIT);
+        line[prefix.len()..].to_owned()
+    };
+    assert_eq!(asks("start()"), "0");
+    assert_eq!(asks("linear('limit', 64 << 20)"), "0");
+    assert_eq!(asks("linear('beyond', 64 << 20)"), "0");
+    let mut awaited = |what: &str, place: &str, expression: &str| {
+        let begun = Instant::now();
+        while asks(expression) != place {
+            assert!(begun.elapsed() < MOVE_LIMIT, "{what}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+    awaited("a part is brought", "0", "place('beyond', 32 << 20, PREFETCHED)");
+    awaited("the advice is taken back", "-2", "place('beyond', 64 << 20, PREFERRED)");
 }
