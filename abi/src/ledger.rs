@@ -166,6 +166,7 @@ pub struct LedgerGpu {
 pub struct LedgerPage {
     head: Head,
     gpus: [LedgerGpu; MAX_GPUS],
+    host: LedgerGpu,
 }
 
 // SAFETY: repr(C), head first, atomics only, and its kind is its own.
@@ -180,6 +181,16 @@ impl LedgerPage {
     /// The ledger of a GPU, if there is such a GPU.
     pub fn gpu(&self, gpu: usize) -> Option<&LedgerGpu> {
         self.gpus.get(gpu)
+    }
+
+    /// The same of the host's memory: what it has promised, as long as it has not given it. In a page of an older controller nobody has a slot there.
+    pub fn host(&self) -> &LedgerGpu {
+        &self.host
+    }
+
+    /// The ledgers of the first `gpus` GPUs, and that of the host.
+    pub fn all(&self, gpus: usize) -> impl Iterator<Item = &LedgerGpu> {
+        self.gpus.iter().take(gpus).chain([&self.host])
     }
 }
 
