@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use deepres_abi::driver::types as cu;
 use simgpu_engine::Config;
 
+use crate::account;
 use crate::context::{self, lock};
 use crate::handle::{Kind as HandleKind, Table};
 use crate::mapping;
@@ -323,6 +324,7 @@ pub fn level(handle: usize, level: u32) -> Result<usize> {
 
 /// Destroys a mipmapped array.
 pub fn destroy_mipmapped(handle: usize) -> Result<()> {
+    account::note_free();
     let array = MIPMAPPED.remove(handle).ok_or(status::INVALID_HANDLE)?;
     for level in &array.levels {
         ARRAYS.remove(level.handle);
@@ -380,6 +382,7 @@ pub fn forget_context(context: usize) {
 
 /// Destroys an array.
 pub fn destroy(handle: usize) -> Result<()> {
+    account::note_free();
     if by_handle(handle)?.is_level {
         return Err(status::INVALID_HANDLE);
     }
