@@ -166,6 +166,7 @@ pub struct LedgerGpu {
 pub struct LedgerPage {
     head: Head,
     gpus: [LedgerGpu; MAX_GPUS],
+    host: LedgerGpu,
 }
 
 // SAFETY: repr(C), head first, atomics only, and its kind is its own.
@@ -180,6 +181,16 @@ impl LedgerPage {
     /// The ledger of a GPU, if there is such a GPU.
     pub fn gpu(&self, gpu: usize) -> Option<&LedgerGpu> {
         self.gpus.get(gpu)
+    }
+
+    /// The same of the host's memory: what it has promised, as long as it has not given it. In a page of an older controller nobody has a slot there.
+    pub fn host(&self) -> &LedgerGpu {
+        &self.host
+    }
+
+    /// The ledgers of the first `gpus` GPUs, and that of the host.
+    pub fn all(&self, gpus: usize) -> impl Iterator<Item = &LedgerGpu> {
+        self.gpus.iter().take(gpus).chain([&self.host])
     }
 }
 
@@ -499,11 +510,18 @@ pub struct Reservation<'a> {
     bytes: u64,
 }
 
-impl Reservation<'_> {
+impl<'a> Reservation<'a> {
     /// What was promised, bytes.
     #[inline]
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Takes `bytes`, or all there are, out of it as a reservation of their own.
+    pub fn split_off(&mut self, bytes: u64) -> Reservation<'a> {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Reservation { account: self.account, bytes }
     }
 
     /// The driver allocated `bytes` of what was promised: they are held, and the rest goes back. It goes first: it never counts as what stays.
@@ -594,6 +612,22 @@ mod tests {
         drop(account.reserve(100, 100, || false).unwrap());
         account.reserve(100, 100, || false).unwrap().commit();
         assert_eq!(gpu.held_bytes(), 100);
+    }
+
+    #[test]
+    fn a_reservation_that_is_split_is_held_or_goes_back_part_by_part() {
+        let gpu = ledger(1);
+        let account = gpu.account(0).unwrap();
+        let mut whole = account.reserve(100, 100, || false).unwrap();
+        let part = whole.split_off(30);
+        assert_eq!((whole.bytes(), part.bytes(), account.pending_bytes()), (70, 30, 100));
+        part.commit();
+        assert_eq!((account.held_bytes(), account.pending_bytes()), (30, 70));
+        drop(whole.split_off(20));
+        drop(whole.split_off(u64::MAX));
+        assert_eq!((whole.bytes(), account.pending_bytes()), (0, 0));
+        whole.commit();
+        assert_eq!(gpu.held_bytes(), 30);
     }
 
     #[test]

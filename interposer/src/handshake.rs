@@ -234,6 +234,39 @@ impl Pending {
     }
 }
 
+/// A question that nobody waits for: what NVML says that this process holds of a GPU.
+#[derive(Debug)]
+pub struct Question(Unshared);
+
+impl Question {
+    /// Asks it.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn ask(config: &Config, gpu: Uuid) -> Result<Self, ConnectError> {
+        let socket =
+            connect_first(&config.believed_sockets(), |path| connect(path, libc::SOCK_NONBLOCK, now))?;
+        let mut hello = hello(config, &[gpu], 0, 0);
+        hello.role = Role::Appraised as u32;
+        now(Call { socket: &socket, run: &mut |number| send(number, hello.as_bytes()) })
+            .map_err(ConnectError::Io)?;
+        Ok(Self(socket))
+    }
+
+    /// The answer, bytes, if it is there; `None` if the controller cannot say.
+    ///
+    /// # Errors
+    /// Itself, if there is none yet.
+    pub fn answer(self) -> Result<Option<u64>, Self> {
+        let mut packet = Received::new();
+        match now(Call { socket: &self.0, run: &mut |number| packet.receive(number) }) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(self),
+            Err(_) => Ok(None),
+            Ok(_) => Ok(wire::decode::<View>(&packet.packet).ok().and_then(|view| view.asker_bytes())),
+        }
+    }
+}
+
 /// A word to the controller that this process is about to begin a session: to whoever watches the GPU's devices it is no stranger for as long as
 /// this lives.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use deepres_abi::wire::{UNMANAGED, Uuid};
 use crate::config::{self, Config};
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::driver::calls::{Calls, Context, Stream};
-use crate::handshake::{self, Arrival, ConnectError, Connection, Pending};
+use crate::handshake::{self, Arrival, ConnectError, Connection, Pending, Question};
 use crate::log::say;
 use crate::memory::Accounts;
 use crate::meter::context::ContextState;
@@ -54,7 +54,8 @@ pub struct Process {
     contexts: Mutex<Vec<&'static ContextState>>,
     /// One of them; often there is no other, and threads need not keep it for themselves.
     first_context: Shared<ContextState>,
-    primary_end: Mutex<()>,
+    /// By GPU: held while its primary context is made or ended.
+    primaries: [Mutex<()>; MAX_GPUS],
     /// The meter thread sleeps until [`Self::wake`] is rung, or on this word, where that is gone.
     is_meter_asleep: AtomicU32,
     wake: Place,
@@ -147,7 +148,7 @@ fn begin() {
         before: Shared::none(),
         contexts: Mutex::default(),
         first_context: Shared::none(),
-        primary_end: Mutex::default(),
+        primaries: Default::default(),
         is_meter_asleep: AtomicU32::new(0),
         wake: Place::none(),
         is_stopping: AtomicBool::new(false),
@@ -282,6 +283,18 @@ impl Process {
         answer.ok().flatten()
     }
 
+    /// As [`Self::appraise`], for who does not wait. `None`: nobody can be asked.
+    pub fn question(&self, ordinal: usize) -> Option<Question> {
+        let uuid = *self.uuids.get(ordinal)?;
+        self.session().filter(|session| session.standalone().is_none())?;
+        Question::ask(&self.config, uuid).ok()
+    }
+
+    /// The daemon answers: whoever makes a context may wait for that again.
+    pub fn believe_appraisals(&self) {
+        self.unappraised_ns.store(0, Ordering::Relaxed);
+    }
+
     /// Asks the daemon for another session.
     ///
     /// # Errors
@@ -374,9 +387,9 @@ impl Process {
         self.gpus.iter().any(|gpu| !gpu.is_open())
     }
 
-    /// While the result lives, no other thread ends a primary context.
-    pub fn end_primary(&self) -> MutexGuard<'_, ()> {
-        self.primary_end.lock().unwrap_or_else(PoisonError::into_inner)
+    /// While the result lives, no other thread makes or ends that GPU's primary context. `None`: there is no such GPU.
+    pub fn primary(&self, ordinal: usize) -> Option<MutexGuard<'_, ()>> {
+        Some(self.primaries.get(ordinal)?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The contexts that are in use.

@@ -1,5 +1,6 @@
 //! A host of our own for demo and benchmarks: a daemon in a temporary directory over a simulated GPU, or the real one.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -219,6 +220,8 @@ pub struct TenantGpu {
     pub kernel_launches: u64,
     pub graph_launches: u64,
     pub memory_bytes: u64,
+    #[serde(default)]
+    pub memory_by_kind: BTreeMap<String, u64>,
 }
 
 /// One process of a tenant.

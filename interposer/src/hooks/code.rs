@@ -10,7 +10,7 @@ use deepres_abi::driver::types::{
     CUjit_option, CUlibrary, CUlibraryOption, CUmodule, CUresult, c_char, c_void,
 };
 
-use super::MISSING;
+use super::{MISSING, clear};
 use crate::driver::real;
 use crate::image::Source;
 use crate::memory::Name;
@@ -52,11 +52,13 @@ fn load_module(api: ApiId, module: *mut CUmodule, from: From, load: impl Fn() ->
         // SAFETY: not null, and the driver wrote the handle if it reports success.
         (result, (result == CUDA_SUCCESS).then(|| unsafe { *module } as usize))
     };
-    let unload = |module: usize| {
+    let unload = |handle: usize| {
         if let Some(unload) = real!(cuModuleUnload) {
             // SAFETY: a module that nobody was told of.
-            unsafe { unload(module as CUmodule) };
+            unsafe { unload(handle as CUmodule) };
         }
+        // SAFETY: the driver wrote its handle there.
+        unsafe { clear(module) };
     };
     process.memory.load_module(process, (api, context), from.source(), load, unload)
 }

@@ -4,7 +4,7 @@ use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream, c_void};
 
-use super::MISSING;
+use super::{MISSING, clear};
 use crate::capture;
 use crate::driver::calls::{Context, Stream};
 use crate::driver::real;
@@ -38,6 +38,8 @@ fn make_context(
             // SAFETY: a context that nobody was told of.
             unsafe { destroy(made.0 as CUcontext) };
         }
+        // SAFETY: the driver wrote its handle there.
+        unsafe { clear(context) };
     };
     // SAFETY: what the driver wrote if it reports success.
     let make = || unsafe { made(call(), context) };
@@ -63,17 +65,16 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
         return call();
     };
     let is_there = || process.calls.is_primary_active(device);
-    if is_there() {
-        return call();
-    }
-    // Whoever ends it is through with it, or asks afterwards whether it is there.
+    // Whoever ends it is through with it, or asks afterwards whether it is there. Whoever makes it may be refused it yet, and ends it again.
     let _uncancelled = os::uncancelled();
-    let _one_at_a_time = process.end_primary();
-    let end = |_| {
+    let _one_at_a_time = process.primary(ordinal);
+    let end = |_: Context| {
         if let Some(release) = real!(cuDevicePrimaryCtxRelease_v2) {
             // SAFETY: the reference that was just taken.
             unsafe { release(device) };
         }
+        // SAFETY: the driver wrote the handle there.
+        unsafe { clear(context) };
     };
     // SAFETY: what the driver wrote if it reports success.
     let make = || unsafe { made(call(), context) };
@@ -158,7 +159,7 @@ fn end_primary(device: CUdevice, is_reset: bool, call: impl FnOnce() -> CUresult
     let Some(process) = process::current() else { return call() };
     // To name the context it is retained for a moment: were it another thread's last release meanwhile, ours would end it.
     let _uncancelled = os::uncancelled();
-    let _one_at_a_time = process.end_primary();
+    let _one_at_a_time = usize::try_from(device).ok().and_then(|ordinal| process.primary(ordinal));
     let Some(context) = process.calls.primary_context(device) else { return call() };
     process.destroy_context(context, call, |result| {
         *result == CUDA_SUCCESS && (is_reset || !process.calls.is_primary_active(device))

@@ -14,7 +14,7 @@ use deepres_abi::driver::types::{
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::meter::MemoryKind;
 
-use super::MISSING;
+use super::{MISSING, clear};
 use crate::capture;
 use crate::driver::calls::Stream;
 use crate::driver::managed;
@@ -75,15 +75,18 @@ fn corrected(
     }
 }
 
-/// Gives back by `free` what the driver wrote to `place`.
+/// Gives back by `free` what the driver wrote to `place`, and takes it away there.
 ///
 /// # Safety
-/// The driver reported success, and what it wrote is what `free` takes.
-unsafe fn give_back<T: Copy>(place: *const T, free: Option<unsafe extern "C" fn(T) -> CUresult>) {
+/// The driver reported success, what it wrote is what `free` takes, and all zeroes is a value of `T`.
+unsafe fn give_back<T: Copy>(place: *mut T, free: Option<unsafe extern "C" fn(T) -> CUresult>) {
     // SAFETY: the caller's promise.
     if let (Some(given), Some(free)) = unsafe { (written(place), free) } {
-        // SAFETY: given just now, and nobody else knows of it.
-        unsafe { free(given) };
+        // SAFETY: given just now, and nobody else knows of it; it was written there.
+        unsafe {
+            free(given);
+            clear(place);
+        }
     }
 }
 
@@ -184,17 +187,27 @@ macro_rules! linear {
         pub unsafe extern "C" fn $name($pointer: *mut $written, $bytes: $size) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let is_wrong = is_plainly_wrong($pointer, $bytes as u64);
-            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Linear, $bytes as u64, is_wrong, move |way| {
+            let mut is_given = false;
+            let answer = |way| {
+                is_given = false;
                 if way == Way::Beyond {
                     // SAFETY: where the caller wants the address; not null.
                     return unsafe { beyond($bytes as u64, $pointer) };
                 }
                 // SAFETY: the caller's arguments, as they came.
                 let result = unsafe { real($pointer, $bytes) };
+                is_given = result == CUDA_SUCCESS;
                 // SAFETY: the driver wrote the address if it reports success.
-                let at = if result == CUDA_SUCCESS { unsafe { written($pointer) } } else { None };
+                let at = if is_given { unsafe { written($pointer) } } else { None };
                 (result, at.map(|at| (u64::from(at), $bytes as u64)))
-            })
+            };
+            let result =
+                linear_on_current_gpu(ApiId::$symbol, MemoryKind::Linear, $bytes as u64, is_wrong, answer);
+            if result == CUDA_ERROR_OUT_OF_MEMORY && is_given {
+                // SAFETY: the driver wrote there.
+                unsafe { clear($pointer) };
+            }
+            result
         }
     )+};
 }
@@ -239,12 +252,20 @@ macro_rules! pooled {
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let pool = [$($pool)?].into_iter().next();
-            from_pool(ApiId::$symbol, pool, Stream::new(stream, $per_thread), bytes as u64, || {
+            let mut is_given = false;
+            let on = Stream::new(stream, $per_thread);
+            let result = from_pool(ApiId::$symbol, pool, on, bytes as u64, || {
                 // SAFETY: the caller's arguments, as they came.
                 let result = unsafe { real(pointer, bytes $(, $pool)?, stream) };
+                is_given = result == CUDA_SUCCESS;
                 // SAFETY: the driver wrote the address if it reports success.
-                (result, if result == CUDA_SUCCESS { unsafe { written(pointer) } } else { None })
-            })
+                (result, if is_given { unsafe { written(pointer) } } else { None })
+            });
+            if result == CUDA_ERROR_OUT_OF_MEMORY && is_given {
+                // SAFETY: the driver wrote there.
+                unsafe { clear(pointer) };
+            }
+            result
         }
     )+};
 }
@@ -355,10 +376,10 @@ macro_rules! pitch {
             let is_wrong = is_plainly_wrong(pointer, expected) || pitch.is_null();
             // SAFETY: the caller's arguments, as they came.
             let call = || unsafe { real(pointer, pitch, width, height, element) };
-            let mut is_asked = false;
+            let (mut is_asked, mut is_given) = (false, false);
             let result =
                 linear_on_current_gpu(ApiId::$symbol, MemoryKind::Pitch, expected, is_wrong, |way| {
-                    is_asked = true;
+                    (is_asked, is_given) = (true, false);
                     if way == Way::Beyond {
                         let row = <$size>::try_from(charge::pitch(width as u64)).ok();
                         // SAFETY: where the caller wants the address and the pitch; neither is null.
@@ -378,11 +399,16 @@ macro_rules! pitch {
                     if result != CUDA_SUCCESS {
                         return (result, None);
                     }
+                    is_given = true;
                     // SAFETY: the driver wrote both if it reports success.
                     let (at, pitch) = unsafe { (written(pointer), written(pitch)) };
                     let bytes = pitch.map_or(expected, |pitch| (pitch as u64).saturating_mul(height as u64));
                     (result, at.map(|at| (u64::from(at), bytes)))
                 });
+            if result == CUDA_ERROR_OUT_OF_MEMORY && is_given {
+                // SAFETY: the driver wrote there.
+                unsafe { clear(pointer) };
+            }
             let undo = || {
                 let free = real!($free);
                 // SAFETY: an address that the driver wrote.
@@ -563,13 +589,14 @@ struct MapInfo {
 impl MapInfo {
     fn part(&self) -> Part {
         let [low, high] = [|word: u64| word & u64::from(u32::MAX), |word: u64| word >> u32::BITS];
-        let reach = |from: u64, length: u64| (from, from.saturating_add(length));
+        // What has no length there is one of.
+        let reach = |from: u64, length: u64| (from, from.saturating_add(length.max(1)));
         let [first, second, third, fourth] = self.part;
         if self.part_kind == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL {
             // A layer, and bytes.
             return Part {
                 place: [self.part_kind, 0, first as u32],
-                ranges: [reach(second, third), (0, 0), (0, 0)],
+                ranges: [reach(second, third), reach(0, 1), reach(0, 1)],
             };
         }
         // A level and a layer, and three offsets before three extents.
@@ -810,6 +837,31 @@ total!(total_v2, cuDeviceTotalMem_v2, usize);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_given_back_is_no_longer_where_the_driver_wrote_it() {
+        unsafe extern "C" fn free(address: CUdeviceptr) -> CUresult {
+            assert_eq!(address, 7);
+            CUDA_SUCCESS
+        }
+        let mut place: CUdeviceptr = 0;
+        let take = |code: CUresult| corrected(CUDA_ERROR_OUT_OF_MEMORY, false, || true, || code, || {});
+        assert_eq!(take(CUDA_ERROR_INVALID_VALUE), CUDA_ERROR_INVALID_VALUE);
+        let written = &raw mut place;
+        let result = corrected(
+            CUDA_ERROR_OUT_OF_MEMORY,
+            false,
+            || true,
+            || {
+                // SAFETY: a variable of this function's.
+                unsafe { written.write(7) };
+                CUDA_SUCCESS
+            },
+            // SAFETY: what was written just now.
+            || unsafe { give_back(written, Some(free)) },
+        );
+        assert_eq!((result, place), (CUDA_ERROR_OUT_OF_MEMORY, 0));
+    }
 
     #[test]
     fn an_array_that_memory_is_mapped_into_later_takes_none_and_a_cube_has_six_faces_on_every_level() {

@@ -21,6 +21,16 @@ use deepres_abi::driver::{ApiId, pfn};
 /// What a hook returns for a function that no loaded driver has: nobody but us defines it, and there is nothing to call.
 const MISSING: u32 = deepres_abi::driver::result::CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
 
+/// The caller is refused what the driver wrote to `place`, and has taken back: no dead handle stays there.
+///
+/// # Safety
+/// The driver wrote there, and all zeroes is a value of `T`.
+#[cold]
+unsafe fn clear<T: Copy>(place: *mut T) {
+    // SAFETY: the caller's promise.
+    unsafe { place.write(std::mem::zeroed()) };
+}
+
 /// Where each function's hook is, by [`ApiId`]; null for what is not hooked.
 struct Table([*const (); ApiId::COUNT]);
 

@@ -11,13 +11,13 @@ use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::meter::MemoryKind;
 
 use super::charge;
-use super::site::Site;
+use super::site::{Promise, Site};
 use super::{Accounts, Request};
 use crate::brief::Brief;
 use crate::driver::managed;
 use crate::log::say;
 use crate::meter::gpu::Gpu;
-use crate::os;
+use crate::os::{self, Patience};
 use crate::process::Process;
 use crate::session::Session;
 
@@ -38,6 +38,9 @@ const CANNOT: u8 = 2;
 /// Of the host's memory, what is left to others, in parts of the whole: one of so many.
 const HOST_RESERVE_PARTS: u64 = 16;
 
+/// How long a request waits for others of the tenant that the host may promise the same to, ns: a call of the driver's.
+const PATIENCE_NS: u64 = 100_000_000;
+
 /// One allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
@@ -53,6 +56,8 @@ pub struct Piece {
     is_preferred: bool,
     /// So much of its beginning was brought to the GPU, bytes.
     brought_bytes: u64,
+    /// The most that this ever was since the driver last moved it as it was told: what is not on the GPU of that any more is on the host.
+    most_brought_bytes: u64,
 }
 
 /// Something to move.
@@ -88,6 +93,10 @@ pub struct Beyond {
     is_used: AtomicBool,
     gpus: [OnGpu; MAX_GPUS],
     pieces: Brief<BTreeMap<u64, Piece>>,
+    /// What the host has promised for it and not given yet, bytes.
+    promised_bytes: AtomicU64,
+    /// Held while the tenant's ledger is told of that.
+    telling: Brief<()>,
 }
 
 /// Bytes that are counted already, for an allocation that is being made.
@@ -150,23 +159,46 @@ impl Beyond {
     fn count(&self, ordinal: usize, tenant_bytes: u64, bytes: u64) -> Option<Counted<'_>> {
         let gpu = self.gpu(ordinal)?;
         let total_bytes = managed::total_bytes(ordinal)?;
+        let count = |held: u64| {
+            let sum = held.checked_add(bytes)?;
+            (sum.checked_add(tenant_bytes)? <= total_bytes).then_some(sum)
+        };
+        gpu.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).ok()?;
+        Some(Counted(gpu, bytes))
+    }
+
+    /// Has the host promise `bytes`, which the driver may put there, if all processes of the tenant together may have so many. `None`: they may not.
+    fn promise_by_host(&self, site: &Site<'_>, bytes: u64) -> Option<Promise> {
         let host = {
             let _uncancelled = os::uncancelled();
             Host::read()
         };
-        let count = |held: u64| {
-            let sum = held.checked_add(bytes)?;
-            (sum.checked_add(tenant_bytes)? <= total_bytes && host.is_none_or(|host| host.has_room(sum)))
-                .then_some(sum)
+        let Some(room_bytes) = host.map(|host| host.room_bytes()) else { return Some(None) };
+        let Some(account) = site.ledger.host() else {
+            let promised_bytes = self.promised_bytes.load(Ordering::Relaxed);
+            return (promised_bytes.saturating_add(bytes) <= room_bytes).then_some(None);
         };
-        gpu.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).ok()?;
-        Some(Counted(gpu, bytes))
+        let mut patience = Patience::default();
+        account.reserve(bytes, room_bytes, || patience.goes_on(PATIENCE_NS)).ok().map(Some)
+    }
+
+    /// Says in the tenant's ledger what the host has promised this process.
+    fn tell_of_host(&self, session: &Session) {
+        let Some(account) = session.ledger().host() else { return };
+        let _one_at_a_time = self.telling.lock();
+        let (told_bytes, now_bytes) = (account.held_bytes(), self.promised_bytes.load(Ordering::Relaxed));
+        if told_bytes < now_bytes {
+            account.charge(now_bytes - told_bytes);
+        } else {
+            account.release(told_bytes - now_bytes);
+        }
     }
 
     fn enter(&self, address: u64, piece: Piece, counted: Counted<'_>) {
         // It is counted from here on for as long as it is in the table.
         std::mem::forget(counted);
         self.is_used.store(true, Ordering::Relaxed);
+        self.promised_bytes.fetch_add(piece.promised_bytes(), Ordering::Relaxed);
         let replaced = self.pieces.lock().insert(address, piece);
         // The driver gives an address out again only once it is free: that free went past us.
         if let Some(gone) = replaced {
@@ -178,6 +210,7 @@ impl Beyond {
         let Some(gpu) = self.gpu(piece.ordinal) else { return };
         gpu.held_bytes.fetch_sub(piece.bytes, Ordering::Relaxed);
         gpu.brought_bytes.fetch_sub(piece.brought_bytes, Ordering::Relaxed);
+        self.promised_bytes.fetch_sub(piece.promised_bytes(), Ordering::Relaxed);
     }
 
     /// Frees what is at `address` by `free`, if it is such an allocation; else returns `free`. It is forgotten before: once the driver has freed it, it may
@@ -193,6 +226,9 @@ impl Beyond {
             pieces.insert(address, piece);
         }
         drop(pieces);
+        if let Some(session) = process.session() {
+            self.publish(session, &process.gpus);
+        }
         Ok(result)
     }
 
@@ -251,6 +287,7 @@ impl Beyond {
             piece.is_preferred = is_there;
             if is_there {
                 piece.brought_bytes += done.bytes;
+                piece.most_brought_bytes = piece.most_brought_bytes.max(piece.brought_bytes);
                 gpu.brought_bytes.fetch_add(done.bytes, Ordering::Relaxed);
             } else {
                 piece.brought_bytes -= done.bytes;
@@ -263,9 +300,10 @@ impl Beyond {
     pub fn stays(&self, tried: &Move) {
         let offset_bytes = tried.address - tried.base;
         self.change(tried, &[offset_bytes, offset_bytes + tried.bytes], |piece, gpu| {
-            piece.moves = false;
+            (piece.moves, piece.is_preferred) = (false, false);
             gpu.brought_bytes.fetch_sub(piece.brought_bytes, Ordering::Relaxed);
-            piece.brought_bytes = 0;
+            // Nobody knows any more where it is.
+            (piece.brought_bytes, piece.most_brought_bytes) = (0, 0);
         });
     }
 
@@ -277,15 +315,19 @@ impl Beyond {
             && piece.context == part.context
             && brought_bytes.contains(&piece.brought_bytes);
         if let Some(gpu) = self.gpu(piece.ordinal).filter(|_| is_same) {
+            let before_bytes = piece.promised_bytes();
             change(piece, gpu);
+            self.promised_bytes.fetch_add(piece.promised_bytes(), Ordering::Relaxed);
+            self.promised_bytes.fetch_sub(before_bytes, Ordering::Relaxed);
         }
     }
 
-    /// Says on the session's page how much there is.
+    /// Says on the session's page how much there is, and in the tenant's ledger what the host has promised.
     pub fn publish(&self, session: &Session, gpus: &[Gpu]) {
         if !self.is_used() {
             return;
         }
+        self.tell_of_host(session);
         for (ordinal, gpu) in gpus.iter().enumerate() {
             let Some(slot) = gpu.index().and_then(|index| session.meter().beyond(index)) else { continue };
             let (held_bytes, brought_bytes) = self.amounts(ordinal);
@@ -296,6 +338,11 @@ impl Beyond {
 }
 
 impl Piece {
+    /// What the host has to have for it: all of it, but for what it has already.
+    fn promised_bytes(&self) -> u64 {
+        self.bytes - (self.most_brought_bytes - self.brought_bytes)
+    }
+
     fn part(&self, base: u64, offset_bytes: u64, bytes: u64) -> Move {
         Move {
             base,
@@ -327,15 +374,27 @@ impl Accounts {
         }
         let bytes = charge::managed(request.bytes);
         let counted = beyond.count(request.ordinal, site.account.tenant_held_bytes(), bytes)?;
+        let promise = beyond.promise_by_host(site, bytes)?;
         let (result, named) = allocate();
         let Some((address, _)) = named.filter(|_| result == CUDA_SUCCESS) else {
+            site.withdraw(promise);
             // That it has none either is nothing that the job could not be told by the refusal.
             return (result != CUDA_ERROR_OUT_OF_MEMORY).then_some(result);
         };
         let Request { ordinal, context, .. } = *request;
-        let piece = Piece { bytes, ordinal, context, moves, is_preferred: false, brought_bytes: 0 };
+        let piece = Piece {
+            bytes,
+            ordinal,
+            context,
+            moves,
+            is_preferred: false,
+            brought_bytes: 0,
+            most_brought_bytes: 0,
+        };
         beyond.enter(address, piece, counted);
         beyond.publish(site.session, &process.gpus);
+        // Only now: for a moment it counts twice rather than not at all.
+        site.withdraw(promise);
         // It is to be brought to the GPU, which nothing else tells the thread that does that.
         process.wake_meter();
         Some(result)
@@ -362,9 +421,9 @@ impl Host {
         Some(Self { total_bytes: field("MemTotal:")?, available_bytes: field("MemAvailable:")? })
     }
 
-    /// Whether it can take `bytes` in all: what was given is taken once it is used, so what is available is counted on for all of it.
-    fn has_room(&self, bytes: u64) -> bool {
-        bytes.saturating_add(self.total_bytes / HOST_RESERVE_PARTS) <= self.available_bytes
+    /// What it can promise in all: what was given is taken once it is used.
+    fn room_bytes(&self) -> u64 {
+        self.available_bytes.saturating_sub(self.total_bytes / HOST_RESERVE_PARTS)
     }
 }
 
@@ -376,7 +435,15 @@ mod tests {
 
     fn entered(beyond: &Beyond, address: u64, bytes: u64, context: usize) {
         beyond.gpus[0].held_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let piece = Piece { bytes, ordinal: 0, context, moves: true, is_preferred: false, brought_bytes: 0 };
+        let piece = Piece {
+            bytes,
+            ordinal: 0,
+            context,
+            moves: true,
+            is_preferred: false,
+            brought_bytes: 0,
+            most_brought_bytes: 0,
+        };
         beyond.enter(address, piece, Counted(&beyond.gpus[0], bytes));
     }
 
@@ -416,6 +483,29 @@ mod tests {
     }
 
     #[test]
+    fn what_sits_on_the_host_is_not_promised_by_it_again() {
+        let beyond = Beyond::default();
+        entered(&beyond, 0x1000_0000, 4 * MIB, 1);
+        let promised = || beyond.promised_bytes.load(Ordering::Relaxed) / MIB;
+        let brings = |bytes| beyond.moved(&beyond.next_to_bring(0, bytes).unwrap(), true);
+        let lets_go = |bytes| beyond.moved(&beyond.next_to_let_go(0, bytes).unwrap(), false);
+        brings(3 * MIB);
+        assert_eq!(promised(), 4, "it may have to go to the host at any time");
+        lets_go(2 * MIB);
+        assert_eq!(promised(), 2, "2 MiB are there, and no longer among what is available");
+        brings(MIB);
+        assert_eq!(promised(), 3);
+        brings(2 * MIB);
+        assert_eq!(promised(), 4);
+        lets_go(4 * MIB);
+        assert_eq!(promised(), 0);
+        beyond.stays(&beyond.next_to_bring(0, MIB).unwrap());
+        assert_eq!(promised(), 4, "nobody knows where it is");
+        beyond.forget_context(1);
+        assert_eq!(promised(), 0);
+    }
+
+    #[test]
     fn an_allocation_that_is_another_by_now_is_not_taken_for_the_one_that_was_moved() {
         let beyond = Beyond::default();
         entered(&beyond, 0x1000_0000, 4 * MIB, 1);
@@ -446,7 +536,8 @@ mod tests {
         let text = "MemTotal:       16 kB\nMemFree:  1 kB\nMemAvailable:    9 kB\n";
         let host = Host::parse(text).unwrap();
         assert_eq!(host, Host { total_bytes: 16 << 10, available_bytes: 9 << 10 });
-        assert!(host.has_room(8 << 10) && !host.has_room((8 << 10) + 1) && !host.has_room(u64::MAX));
+        assert_eq!(host.room_bytes(), 8 << 10);
+        assert_eq!(Host { available_bytes: 1, ..host }.room_bytes(), 0);
         assert_eq!(Host::parse("MemTotal: 16 kB\n"), None);
         assert!(Host::read().is_some());
     }

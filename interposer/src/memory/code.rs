@@ -9,7 +9,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
-use deepres_abi::ledger::Refused;
 use deepres_abi::meter::MemoryKind;
 
 use super::charge::{self, BLOCK_BYTES};
@@ -39,8 +38,13 @@ struct Library {
 #[derive(Default)]
 pub struct Libraries(Mutex<BTreeMap<usize, Library>>);
 
-/// What is promised for the libraries in a context, by library.
-pub type Promised = Vec<(usize, u64, Promise)>;
+/// What the libraries count for in a context that is about to be made, bytes by library.
+pub type Wanted = BTreeMap<usize, u64>;
+
+/// Takes `bytes` out of what is promised.
+fn part(promise: &mut Promise, bytes: u64) -> Promise {
+    promise.as_mut().map(|promise| promise.split_off(bytes))
+}
 
 fn counts_for(need: Need) -> u64 {
     let text_bytes = if need.text_bytes != 0 && code::is_eager() { need.text_bytes } else { 0 };
@@ -68,37 +72,24 @@ impl Libraries {
         self.lock().values().map(|library| library.bytes).sum()
     }
 
-    /// Promises what they count for in a context that is about to be made.
-    ///
-    /// # Errors
-    /// [`Refused`], with what was asked for.
-    pub fn promise(&self, site: &Site<'_>) -> Result<Promised, (u64, Refused)> {
-        let wanted: Vec<(usize, u64)> =
-            self.lock().iter().map(|(handle, library)| (*handle, library.bytes)).collect();
-        let mut promised = Promised::new();
-        for (handle, bytes) in wanted {
-            match site.reserve(bytes) {
-                Ok(promise) => promised.push((handle, bytes, promise)),
-                Err(refused) => {
-                    withdraw(site, promised);
-                    return Err((bytes, refused));
-                }
-            }
-        }
-        Ok(promised)
+    /// What they count for in a context that is about to be made.
+    pub fn wanted(&self) -> Wanted {
+        self.lock().iter().map(|(handle, library)| (*handle, library.bytes)).collect()
     }
 
-    /// The context was made: what was `promised` is held, for those that are there still; and for those that came meanwhile, too.
-    pub fn enter_context(&self, site: &Site<'_>, (ordinal, context): (usize, usize), promised: Promised) {
-        let mut libraries = self.lock();
-        let mut promised: BTreeMap<usize, Promise> =
-            promised.into_iter().map(|(handle, _, promise)| (handle, promise)).collect();
-        for (handle, library) in libraries.iter_mut() {
-            let promise = promised.remove(handle).flatten();
-            let held = Held::new(MemoryKind::Code, ordinal, site, library.bytes, promise);
-            library.held.insert(context, held);
+    /// The context was made: what was `wanted`, for which `promise` is, is held, for those that are there still; and for those that came meanwhile, too.
+    pub fn enter_context(
+        &self,
+        site: &Site<'_>,
+        (ordinal, context): (usize, usize),
+        wanted: &Wanted,
+        mut promise: Promise,
+    ) {
+        for (handle, library) in self.lock().iter_mut() {
+            let own = wanted.get(handle).and_then(|bytes| part(&mut promise, *bytes));
+            library.held.insert(context, Held::new(MemoryKind::Code, ordinal, site, library.bytes, own));
         }
-        promised.into_values().for_each(|promise| site.withdraw(promise));
+        site.withdraw(promise);
     }
 
     /// Gives back what died with a context.
@@ -116,11 +107,6 @@ impl Libraries {
             library.held.values_mut().for_each(|held| held.follow_on(session, gpus));
         }
     }
-}
-
-/// None of what was `promised` is needed.
-pub fn withdraw(site: &Site<'_>, promised: Promised) {
-    promised.into_iter().for_each(|(_, _, promise)| site.withdraw(promise));
 }
 
 impl Accounts {
@@ -147,7 +133,7 @@ impl Accounts {
     }
 
     /// The same for one that does not say what it takes: what NVML says that the process has beyond its account, before and afterwards. Meanwhile nobody else
-    /// makes a context or loads such a module, which would be taken for this one.
+    /// makes a context on that GPU or loads such a module there, which would be taken for this one.
     fn load_unknown(
         &self,
         process: &Process,
@@ -155,9 +141,9 @@ impl Accounts {
         mut load: impl FnMut() -> (u32, Option<usize>),
         unload: impl FnOnce(usize),
     ) -> u32 {
-        let _measuring = self.contexts.lock();
+        let _measuring = self.contexts.turn(request.ordinal);
         let Some(site) = Site::of(process, request.ordinal) else { return load().0 };
-        let before = self.beyond_account(process, &site, request.ordinal);
+        let before = self.beyond_account(process, &site, request.ordinal, 0);
         let before_bytes = free_bytes(process);
         let (result, module) = load();
         let Some(module) = module.filter(|_| result == CUDA_SUCCESS) else { return result };
@@ -165,7 +151,7 @@ impl Accounts {
             .zip(free_bytes(process))
             .is_some_and(|(before, after)| before.saturating_sub(after) >= BLOCK_BYTES);
         let Some((before_bytes, _)) = before.filter(|_| is_less) else { return result };
-        let Some((after_bytes, _)) = self.beyond_account(process, &site, request.ordinal) else {
+        let Some((after_bytes, _)) = self.beyond_account(process, &site, request.ordinal, 0) else {
             return result;
         };
         request.bytes = after_bytes.saturating_sub(before_bytes).max(0).unsigned_abs();
@@ -195,22 +181,24 @@ impl Accounts {
         let contexts = self.contexts.there();
         let ordinal = contexts.first().map_or(0, |(_, ordinal)| *ordinal);
         let Some(bytes) = need(source, ordinal).filter(|bytes| *bytes != 0) else { return load().0 };
-        let mut promised = Vec::new();
-        let mut refused = None;
+        // Of each GPU all at once: a request of its own for each context would wait for the one before.
+        let mut wanted: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (context, ordinal) in contexts {
+            wanted.entry(ordinal).or_default().push(context);
+        }
+        let mut promised = Vec::new();
+        for (ordinal, contexts) in wanted {
             let Some(site) = Site::of(process, ordinal) else { continue };
-            let request = Request { api, kind: MemoryKind::Code, ordinal, context, bytes };
+            let sum_bytes = bytes.saturating_mul(contexts.len() as u64);
+            let request =
+                Request { api, kind: MemoryKind::Code, ordinal, context: contexts[0], bytes: sum_bytes };
             match self.promise(process, &site, &request) {
-                Ok(promise) => promised.push((context, ordinal, site, promise)),
-                Err(error) => {
-                    refused = Some((site, request, error));
-                    break;
+                Ok(promise) => promised.push((ordinal, contexts, site, promise)),
+                Err(refused) => {
+                    promised.into_iter().for_each(|(_, _, site, promise)| site.withdraw(promise));
+                    return self.refuse(&site, &request, refused);
                 }
             }
-        }
-        if let Some((site, request, error)) = refused {
-            promised.into_iter().for_each(|(_, _, site, promise)| site.withdraw(promise));
-            return self.refuse(&site, &request, error);
         }
         let (result, library) = load();
         let Some(handle) = library.filter(|_| result == CUDA_SUCCESS) else {
@@ -218,10 +206,15 @@ impl Accounts {
             return result;
         };
         // Before anything is locked: whoever makes a context waits for what is promised.
-        let held_in = |(context, ordinal, site, promise): (usize, usize, Site<'_>, Promise)| {
-            (context, Held::new(MemoryKind::Code, ordinal, &site, bytes, promise))
-        };
-        let mut held: BTreeMap<usize, Held> = promised.into_iter().map(held_in).collect();
+        let mut held: BTreeMap<usize, Held> = BTreeMap::new();
+        for (ordinal, contexts, site, mut promise) in promised {
+            let held_in = |context| {
+                let own = part(&mut promise, bytes);
+                (context, Held::new(MemoryKind::Code, ordinal, &site, bytes, own))
+            };
+            held.extend(contexts.into_iter().map(held_in));
+            site.withdraw(promise);
+        }
         // Whoever makes or ends a context waits: it is there with all libraries, or gone with none.
         let there = self.contexts.lock();
         let mut libraries = self.libraries.lock();

@@ -4,16 +4,15 @@
 //! The first context of a process on a GPU is measured, and the first one beside others; later ones take what those took, which must then be free under the
 //! limit before the driver is asked. Of one that is measured it shows afterwards: if it passes the limit, it is ended again and refused.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
-use deepres_abi::ledger::Refused;
+use deepres_abi::ledger::{Refused, Reservation};
 use deepres_abi::meter::MemoryKind;
 
-use super::code::{self, Promised};
 use super::site::{Promise, Site};
 use super::{Accounts, Name, Request};
 use crate::driver::calls::Context;
@@ -25,24 +24,109 @@ const LOOKS: u32 = 4;
 /// In [`Contexts::taken_bytes`]: not measured.
 const UNKNOWN: u64 = u64::MAX;
 
+/// Those of one GPU.
+struct OnGpu {
+    /// Held while one is being made: what it takes is not to be mistaken for another's.
+    turn: Mutex<()>,
+    /// What the first context on the GPU took, and the first beside others.
+    taken_bytes: [AtomicU64; 2],
+}
+
+/// Contexts that NVML has not told of yet.
+#[derive(Debug, Default)]
+struct LateOnes {
+    /// With their GPUs' ordinals.
+    contexts: Vec<(usize, usize)>,
+    /// How often one came or went.
+    changes: u64,
+}
+
 /// See the module.
 pub struct Contexts {
-    /// Those there are, with their GPUs' ordinals. Held while one is being made: what it takes is not to be mistaken for another's.
+    /// Those there are, with their GPUs' ordinals.
     there: Mutex<Vec<(usize, usize)>>,
-    /// What the first context on a GPU took, and the first beside others.
-    taken_bytes: [[AtomicU64; 2]; MAX_GPUS],
+    /// Of those the ones that NVML has not told of.
+    late: Mutex<LateOnes>,
+    /// Whether there are such.
+    is_any_late: AtomicBool,
+    gpus: [OnGpu; MAX_GPUS],
 }
 
 impl Default for Contexts {
     fn default() -> Self {
+        let gpu = |_| OnGpu { turn: Mutex::default(), taken_bytes: [const { AtomicU64::new(UNKNOWN) }; 2] };
         Self {
             there: Mutex::default(),
-            taken_bytes: [const { [const { AtomicU64::new(UNKNOWN) }; 2] }; MAX_GPUS],
+            late: Mutex::default(),
+            is_any_late: AtomicBool::new(false),
+            gpus: std::array::from_fn(gpu),
         }
     }
 }
 
 impl Contexts {
+    /// While the result lives nobody else on that GPU makes a context, nor has measured what it loads. `None`: there is no such GPU.
+    pub fn turn(&self, ordinal: usize) -> Option<MutexGuard<'_, ()>> {
+        Some(self.gpus.get(ordinal)?.turn.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The same, if nobody has it now.
+    pub fn try_turn(&self, ordinal: usize) -> Option<MutexGuard<'_, ()>> {
+        match self.gpus.get(ordinal)?.turn.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn lock_late(&self) -> MutexGuard<'_, LateOnes> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// NVML has not told of one yet.
+    fn note_late(&self, context: usize, ordinal: usize) {
+        let mut late = self.lock_late();
+        late.contexts.push((context, ordinal));
+        late.changes += 1;
+        self.is_any_late.store(true, Ordering::Release);
+    }
+
+    /// A GPU with contexts that NVML has not told of yet, and a number that changes with them.
+    pub fn late(&self) -> Option<(usize, u64)> {
+        if !self.is_any_late.load(Ordering::Acquire) {
+            return None;
+        }
+        let late = self.lock_late();
+        late.contexts.first().map(|(_, ordinal)| (*ordinal, late.changes))
+    }
+
+    /// NVML does not tell of those on that GPU: others have their turn.
+    pub fn defer_late(&self) {
+        let mut late = self.lock_late();
+        if !late.contexts.is_empty() {
+            late.contexts.rotate_left(1);
+        }
+    }
+
+    /// NVML tells of those on a GPU, if they are the same as at that number of [`Self::late`].
+    pub fn take_late(&self, ordinal: usize, changes: u64) -> Option<Vec<usize>> {
+        if self.lock_late().changes != changes {
+            return None;
+        }
+        Some(self.end_late(|_, of| of == ordinal))
+    }
+
+    fn end_late(&self, is_meant: impl Fn(usize, usize) -> bool) -> Vec<usize> {
+        let mut late = self.lock_late();
+        let ended = late.contexts.extract_if(.., |(context, ordinal)| is_meant(*context, *ordinal));
+        let ended: Vec<usize> = ended.map(|(context, _)| context).collect();
+        late.changes += u64::from(!ended.is_empty());
+        if late.contexts.is_empty() {
+            self.is_any_late.store(false, Ordering::Release);
+        }
+        ended
+    }
+
     /// The contexts there are, with their GPUs' ordinals; while the result lives there come no others.
     pub fn lock(&self) -> MutexGuard<'_, Vec<(usize, usize)>> {
         self.there.lock().unwrap_or_else(PoisonError::into_inner)
@@ -56,6 +140,7 @@ impl Contexts {
     /// One has ended.
     pub fn forget(&self, context: usize) {
         self.lock().retain(|(known, _)| *known != context);
+        self.end_late(|late, _| late == context);
     }
 }
 
@@ -73,76 +158,75 @@ impl Accounts {
         if is_there() {
             return make().0;
         }
-        let mut there = self.contexts.lock();
+        let _turn = self.contexts.turn(ordinal);
         let Some(site) = Site::of(process, ordinal).filter(|_| !is_there()) else { return make().0 };
-        let Some(taken) = self.contexts.taken_bytes.get(ordinal) else { return make().0 };
-        let is_first = there.iter().all(|(_, other)| *other != ordinal);
-        let taken = &taken[usize::from(!is_first)];
-        let mut request = Request { api, kind: MemoryKind::Context, ordinal, context: 0, bytes: 0 };
-        let libraries = match self.promise_libraries(process, &site, ordinal) {
-            Ok(promised) => promised,
-            Err((bytes, refused)) => return self.refuse(&site, &Request { bytes, ..request }, refused),
-        };
+        let Some(gpu) = self.contexts.gpus.get(ordinal) else { return make().0 };
+        let is_first = self.contexts.lock().iter().all(|(_, other)| *other != ordinal);
+        let taken = &gpu.taken_bytes[usize::from(!is_first)];
         let known_bytes = Some(taken.load(Ordering::Relaxed)).filter(|bytes| *bytes != UNKNOWN);
-        request.bytes = known_bytes.unwrap_or(0);
-        let promise = match self.promise_any(process, &site, &request) {
-            Ok(promise) => promise,
-            Err(refused) => {
-                code::withdraw(&site, libraries);
-                return self.refuse(&site, &request, refused);
-            }
+        let mut bytes = known_bytes.unwrap_or(0);
+        // With the context come the libraries. One promise for all: a second one would wait for the first, which is in its way.
+        let libraries = self.libraries.wanted();
+        let library_bytes = libraries.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        let mut request = Request {
+            api,
+            kind: MemoryKind::Context,
+            ordinal,
+            context: 0,
+            bytes: library_bytes.saturating_add(bytes),
         };
+        let mut promise = match self.promise_any(process, &site, &request) {
+            Ok(promise) => promise,
+            Err(refused) => return self.refuse(&site, &request, refused),
+        };
+        let own_bytes = promise.as_ref().map_or(0, Reservation::bytes);
         // A process without contexts there is none of NVML's.
         let before = match known_bytes {
             Some(_) => None,
             None if is_first => Some((0, true)),
-            None => self.beyond_account(process, &site, ordinal),
+            None => self.beyond_account(process, &site, ordinal, own_bytes),
         };
+        let mut is_late = known_bytes.is_none() && before.is_none();
         let (result, made) = make();
         let Some(made) = made.filter(|_| result == CUDA_SUCCESS) else {
-            code::withdraw(&site, libraries);
             site.withdraw(promise);
             return result;
         };
-        let promise = match before {
-            None => promise,
-            Some(before) => {
-                site.withdraw(promise);
-                request.bytes = self.taken_since(process, &site, ordinal, before, taken);
-                match self.promise_any(process, &site, &request) {
-                    Ok(promise) => promise,
-                    Err(refused) => {
-                        end(made);
-                        code::withdraw(&site, libraries);
-                        return self.refuse(&site, &request, refused);
-                    }
+        if let Some(before) = before {
+            let taken_bytes = self.taken_since(process, &site, (ordinal, own_bytes), before, taken);
+            is_late = taken_bytes.is_none();
+            bytes = taken_bytes.unwrap_or(0);
+            site.withdraw(promise);
+            request.bytes = library_bytes.saturating_add(bytes);
+            promise = match self.promise_any(process, &site, &request) {
+                Ok(promise) => promise,
+                Err(refused) => {
+                    end(made);
+                    return self.refuse(&site, &request, refused);
                 }
-            }
-        };
+            };
+        }
+        request.bytes = bytes;
         request.context = made.0;
+        // Whoever loads a library finds the context with all those before it, or waits.
+        let mut there = self.contexts.lock();
         // One of that handle whose end went past us is gone.
         there.retain(|(known, _)| *known != made.0);
         there.push((made.0, ordinal));
-        self.libraries.enter_context(&site, (ordinal, made.0), libraries);
+        let of_libraries = promise.as_mut().map(|promise| promise.split_off(library_bytes));
+        self.libraries.enter_context(&site, (ordinal, made.0), &libraries, of_libraries);
         self.enter_context(process, &site, &request, promise);
+        drop(there);
+        if is_late && site.session.standalone().is_none() {
+            self.contexts.note_late(made.0, ordinal);
+            process.wake_meter();
+        }
         result
     }
 
     /// Promises what `request` asks for, if that is anything: nothing fits under any limit.
     fn promise_any(&self, process: &Process, site: &Site<'_>, request: &Request) -> Result<Promise, Refused> {
         if request.bytes == 0 { Ok(None) } else { self.promise(process, site, request) }
-    }
-
-    fn promise_libraries(
-        &self,
-        process: &Process,
-        site: &Site<'_>,
-        ordinal: usize,
-    ) -> Result<Promised, (u64, Refused)> {
-        self.libraries.promise(site).or_else(|_| {
-            self.give_back(process, ordinal);
-            self.libraries.promise(site)
-        })
     }
 
     fn enter_context(&self, process: &Process, site: &Site<'_>, request: &Request, promise: Promise) {
@@ -153,16 +237,16 @@ impl Accounts {
         self.enter(process, site, request, (name, request.bytes), promise);
     }
 
-    /// What a context has taken that was just made, bytes; remembered as what such a context takes, if the figures are steady.
+    /// What a context has taken that was just made, bytes; remembered as what such a context takes, if the figures are steady. `None`: NVML does not tell.
     fn taken_since(
         &self,
         process: &Process,
         site: &Site<'_>,
-        ordinal: usize,
+        (ordinal, own_bytes): (usize, u64),
         (before_bytes, was_steady): (i64, bool),
         taken: &AtomicU64,
-    ) -> u64 {
-        let Some((after_bytes, is_steady)) = self.beyond_account(process, site, ordinal) else { return 0 };
+    ) -> Option<u64> {
+        let (after_bytes, is_steady) = self.beyond_account(process, site, ordinal, own_bytes)?;
         // What is loaded at once came with the context, and counts for itself.
         let library_bytes = self.libraries.bytes();
         let code_bytes = if library_bytes != 0 && is_eager() { library_bytes } else { 0 };
@@ -170,16 +254,17 @@ impl Accounts {
         if was_steady && is_steady {
             taken.store(bytes, Ordering::Relaxed);
         }
-        bytes
+        Some(bytes)
     }
 
     /// What NVML says that the process holds beyond its account; less than nothing where that counts what is not the GPU's at the moment. And whether the
-    /// account stood still meanwhile.
+    /// account stood still meanwhile, but for the caller's own promise of `own_bytes`.
     pub(super) fn beyond_account(
         &self,
         process: &Process,
         site: &Site<'_>,
         ordinal: usize,
+        own_bytes: u64,
     ) -> Option<(i64, bool)> {
         self.refresh(process);
         let mut looks = LOOKS;
@@ -187,7 +272,8 @@ impl Accounts {
             let before_bytes = site.account.held_bytes();
             let seen_bytes = process.appraise(ordinal)?;
             looks -= 1;
-            let is_steady = site.account.held_bytes() == before_bytes && !site.is_anything_promised();
+            let is_steady =
+                site.account.held_bytes() == before_bytes && site.account.pending_bytes() == own_bytes;
             if is_steady || looks == 0 {
                 return Some((
                     seen_bytes.cast_signed().saturating_sub(before_bytes.cast_signed()),

@@ -114,6 +114,12 @@ impl Ledger {
         self.page.gpu(index)?.account(self.slot)
     }
 
+    /// The process's account of the host's memory. `None`: the controller is older and knows of none.
+    pub fn host(&self) -> Option<Account<'static>> {
+        let host = self.page.host();
+        host.account(self.slot).filter(|_| self.slot < host.slots())
+    }
+
     /// The process holds the lock of its slot.
     pub fn set_locked(&self, index: usize) {
         if let Some(gpu) = self.page.gpu(index) {

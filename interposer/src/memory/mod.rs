@@ -10,6 +10,7 @@ mod code;
 mod contexts;
 pub mod graphs;
 mod held;
+pub mod late;
 pub mod ledgers;
 mod needs;
 pub mod pools;
@@ -671,6 +672,9 @@ impl Accounts {
         }
         self.slabs.forget_context(process, context);
         self.beyond.forget_context(context);
+        if let Some(session) = process.session() {
+            self.beyond.publish(session, &process.gpus);
+        }
         self.pools.forget_context(context);
         self.graphs.forget_live();
         self.refresh(process);

@@ -17,9 +17,28 @@ pub struct Part {
 }
 
 impl Part {
-    fn holds(&self, other: &Self) -> bool {
-        let is_inside = |(own, other): (&(u64, u64), &(u64, u64))| own.0 <= other.0 && other.1 <= own.1;
-        self.place == other.place && self.ranges.iter().zip(&other.ranges).all(is_inside)
+    /// What is left of it without what lies in `other`, too.
+    fn without(self, other: &Self) -> Vec<Self> {
+        let is_apart = |(own, other): (&(u64, u64), &(u64, u64))| own.1 <= other.0 || other.1 <= own.0;
+        if self.place != other.place || self.ranges.iter().zip(&other.ranges).any(is_apart) {
+            return vec![self];
+        }
+        // Axis by axis what lies before and behind; what remains in the end lies in both.
+        let (mut both, mut left) = (self, Vec::new());
+        for (axis, (from, to)) in other.ranges.into_iter().enumerate() {
+            let own = both.ranges[axis];
+            let mut leave = |range: (u64, u64)| {
+                if range.0 < range.1 {
+                    let mut part = both;
+                    part.ranges[axis] = range;
+                    left.push(part);
+                }
+            };
+            leave((own.0, from));
+            leave((to, own.1));
+            both.ranges[axis] = (own.0.max(from), own.1.min(to));
+        }
+        left
     }
 }
 
@@ -34,12 +53,13 @@ pub struct Operation {
     pub handle: Option<u64>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Tile {
     array: u64,
     /// The context that the array ends with.
     context: usize,
-    part: Part,
+    /// Where it is mapped: nothing in common, and less with each part that is unmapped.
+    parts: Vec<Part>,
     handle: u64,
 }
 
@@ -52,8 +72,19 @@ impl Tiles {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, mut is_meant: impl FnMut(&Tile) -> bool) -> Vec<Tile> {
+    fn take(&self, mut is_meant: impl FnMut(&mut Tile) -> bool) -> Vec<Tile> {
         self.lock().extract_if(.., |tile| is_meant(tile)).collect()
+    }
+
+    /// What lies in a part of an array is unmapped. Returns what is mapped nowhere any more.
+    fn unmap(&self, array: u64, part: &Part) -> Vec<Tile> {
+        self.take(|tile| {
+            if tile.array == array {
+                let before = std::mem::take(&mut tile.parts);
+                tile.parts = before.into_iter().flat_map(|mapped| mapped.without(part)).collect();
+            }
+            tile.parts.is_empty()
+        })
     }
 }
 
@@ -81,10 +112,10 @@ impl Accounts {
             match handle {
                 Some(handle) => {
                     if kept.next_if_eq(&handle).is_some() {
-                        self.tiles.lock().push(Tile { array, context, part, handle });
+                        self.tiles.lock().push(Tile { array, context, parts: vec![part], handle });
                     }
                 }
-                None => self.release_tiles(process, |tile| tile.array == array && part.holds(&tile.part)),
+                None => self.release(process, self.tiles.unmap(array, &part)),
             }
         }
         result
@@ -105,13 +136,11 @@ impl Accounts {
 
     /// Lets go of what is mapped into the arrays of a context that ended.
     pub(super) fn forget_tiles_of(&self, process: &Process, context: usize) {
-        self.release_tiles(process, |tile| tile.context == context);
+        self.release(process, self.tiles.take(|tile| tile.context == context));
     }
 
-    fn release_tiles(&self, process: &Process, is_meant: impl FnMut(&Tile) -> bool) {
-        for tile in self.tiles.take(is_meant) {
-            self.let_go(process, tile.handle);
-        }
+    fn release(&self, process: &Process, tiles: Vec<Tile>) {
+        tiles.into_iter().for_each(|tile| self.let_go(process, tile.handle));
     }
 
     fn let_go(&self, process: &Process, handle: u64) {
@@ -123,14 +152,40 @@ impl Accounts {
 mod tests {
     use super::*;
 
+    fn part(level: u32, ranges: [(u64, u64); 3]) -> Part {
+        Part { place: [0, level, 0], ranges }
+    }
+
+    fn volume(parts: &[Part]) -> u64 {
+        parts.iter().map(|part| part.ranges.iter().map(|(from, to)| to - from).product::<u64>()).sum()
+    }
+
     #[test]
-    fn a_part_holds_what_lies_in_it_on_the_same_level_and_layer() {
-        let part = |level: u32, from: u64, to: u64| Part {
-            place: [0, level, 0],
-            ranges: [(from, to), (0, 128), (0, 1)],
-        };
-        assert!(part(0, 0, 256).holds(&part(0, 128, 256)));
-        assert!(!part(0, 0, 128).holds(&part(0, 64, 256)));
-        assert!(!part(0, 0, 256).holds(&part(1, 0, 128)));
+    fn what_is_left_of_a_part_is_all_that_does_not_lie_in_the_other() {
+        let whole = part(0, [(0, 8), (0, 8), (0, 8)]);
+        assert_eq!(whole.without(&part(1, [(0, 8), (0, 8), (0, 8)])), [whole], "another level");
+        assert_eq!(whole.without(&part(0, [(8, 9), (0, 8), (0, 8)])), [whole], "beside it");
+        assert_eq!(whole.without(&part(0, [(0, 9), (0, 9), (0, u64::MAX)])), []);
+        let left = whole.without(&part(0, [(2, 4), (2, 4), (2, 4)]));
+        assert_eq!((left.len(), volume(&left)), (6, 512 - 8));
+        let left = whole.without(&part(0, [(6, 12), (0, 8), (4, 8)]));
+        assert_eq!(volume(&left), 512 - 2 * 8 * 4);
+    }
+
+    #[test]
+    fn what_was_mapped_at_once_may_be_unmapped_by_parts_in_any_order_and_twice() {
+        let tiles = Tiles::default();
+        let whole = part(0, [(0, 256), (0, 128), (0, 1)]);
+        for (array, handle) in [(1, 10), (2, 20)] {
+            tiles.lock().push(Tile { array, context: 0, parts: vec![whole], handle });
+        }
+        let column = |from: u64, to: u64| part(0, [(from, to), (0, 128), (0, 1)]);
+        for part in [column(64, 128), column(64, 128), column(192, 300), column(0, 64)] {
+            assert!(tiles.unmap(1, &part).is_empty());
+        }
+        let gone = tiles.unmap(1, &column(100, 200));
+        assert_eq!(gone.iter().map(|tile| tile.handle).collect::<Vec<_>>(), [10]);
+        let gone = tiles.unmap(2, &whole);
+        assert_eq!(gone.iter().map(|tile| tile.handle).collect::<Vec<_>>(), [20]);
     }
 }

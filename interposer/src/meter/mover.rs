@@ -9,7 +9,7 @@
 use std::mem;
 
 use crate::capture;
-use crate::driver::calls::Progress;
+use crate::driver::calls::{Context, Progress};
 use crate::driver::managed::{self, Location};
 use crate::memory::beyond::Move;
 use crate::meter::context::Inner;
@@ -142,7 +142,7 @@ impl Mover {
             next = next.or_else(|| beyond.next_to_let_go(ordinal, 0));
         }
         let Some(next) = next else { return Moves::Rest };
-        Self::with(process, &next, is_relaxed, |inner| {
+        Self::with(process, (ordinal, &next), is_relaxed, |inner| {
             let free_bytes = managed::free_bytes().unwrap_or(0);
             self.room.look(free_bytes.saturating_add(brought_bytes));
             if mem::take(&mut self.is_back) {
@@ -152,9 +152,6 @@ impl Mover {
             }
             if next.bytes == 0 || free_bytes.saturating_sub(SPARE_BYTES) < next.bytes {
                 return Moves::Rest;
-            }
-            if next.is_first {
-                managed::prefer(next.base, next.whole_bytes, ordinal, true);
             }
             Self::carry(process, inner, &next, Location::Gpu(ordinal))
         })
@@ -171,7 +168,7 @@ impl Mover {
         let beyond = &process.memory.beyond;
         let (_, brought_bytes) = beyond.amounts(ordinal);
         let Some(next) = beyond.next_to_let_go(ordinal, PART_BYTES) else { return Moves::Rest };
-        Self::with(process, &next, is_relaxed, |inner| {
+        Self::with(process, (ordinal, &next), is_relaxed, |inner| {
             for (base, piece) in beyond.turn_preferred(ordinal, false) {
                 managed::prefer(base, piece.bytes, ordinal, false);
             }
@@ -184,23 +181,21 @@ impl Mover {
         })
     }
 
-    /// Runs `work` with the context of `part` current, which nobody destroys meanwhile.
+    /// Runs `work` with a context current in which `part` can be moved on the GPU, which nobody destroys meanwhile.
     fn with(
         process: &'static Process,
-        part: &Move,
+        (ordinal, part): (usize, &Move),
         is_relaxed: &mut bool,
         work: impl FnOnce(&mut Inner) -> Moves,
     ) -> Moves {
         let contexts = process.contexts();
-        let Some(context) = contexts.iter().find(|context| context.handle().0 == part.context) else {
-            return Moves::Rest;
-        };
+        let known: Vec<(usize, usize)> =
+            contexts.iter().map(|context| (context.handle().0, context.ordinal)).collect();
+        let Some(carrier) = carrier(&known, part.context, ordinal) else { return Moves::Rest };
+        let (context, handle) = (contexts[carrier], Context(known[carrier].0));
         // Who destroys it may have it for as long as its work takes.
         let Some(mut inner) = context.try_lock() else { return Moves::Rest };
-        if context.is_dead() || context.handle().0 != part.context {
-            return Moves::Rest;
-        }
-        if !process.calls.set_current(context.handle()) {
+        if !context.is_alive_as(handle) || !process.calls.set_current(handle) {
             return Moves::Rest;
         }
         if !*is_relaxed {
@@ -209,7 +204,7 @@ impl Mover {
         work(&mut inner)
     }
 
-    /// Has the driver move `part`, if what it moved before is there. The caller has the context current.
+    /// Has the driver move `part`, if what it moved before is there. The caller has a context of the GPU current.
     fn carry(process: &Process, inner: &mut Inner, part: &Move, location: Location) -> Moves {
         let beyond = &process.memory.beyond;
         inner.moving = inner.moving.or_else(managed::stream);
@@ -219,13 +214,30 @@ impl Mover {
             Progress::Done => {}
             Progress::Lost => return Moves::Rest,
         }
+        let prefer = |is_preferred| {
+            if let Location::Gpu(ordinal) = location {
+                managed::prefer(part.base, part.whole_bytes, ordinal, is_preferred);
+            }
+        };
+        if part.is_first {
+            prefer(true);
+        }
         if managed::prefetch(part.address, part.bytes, location, stream) {
             beyond.moved(part, location != Location::Host);
         } else {
+            // What stays where it is belongs on no GPU.
+            prefer(false);
             beyond.stays(part);
         }
         Moves::More
     }
+}
+
+/// Which of `contexts`, handles with their GPUs, can move what was allocated in `context` on the GPU `ordinal`: that one; or any there, where that is gone and its
+/// memory is not, as with a green context.
+fn carrier(contexts: &[(usize, usize)], context: usize, ordinal: usize) -> Option<usize> {
+    let own = contexts.iter().position(|(handle, _)| *handle == context);
+    own.or_else(|| contexts.iter().position(|(_, of)| *of == ordinal))
 }
 
 #[cfg(test)]
@@ -233,6 +245,14 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn what_a_dead_green_context_leaves_is_moved_in_another_context_of_the_gpu() {
+        let contexts = [(10, 0), (20, 1), (30, 1)];
+        assert_eq!(carrier(&contexts, 30, 1), Some(2));
+        assert_eq!(carrier(&contexts, 40, 1), Some(1));
+        assert_eq!(carrier(&contexts, 40, 2), None);
+    }
 
     #[test]
     fn room_that_nobody_takes_is_not_made_for_a_while_and_longer_each_time() {

@@ -17,6 +17,7 @@ use super::segment::Contents;
 use crate::coverage;
 use crate::driver::calls::Progress;
 use crate::log::say;
+use crate::memory::late::Late;
 use crate::memory::pressure::Pressure;
 use crate::os;
 use crate::process::{self, Process};
@@ -95,6 +96,7 @@ struct Meter {
     moves: Moves,
     /// When something is to be done at the latest, without a daemon.
     turn_at_ns: Option<u64>,
+    late: Late,
 }
 
 impl Meter {
@@ -112,6 +114,7 @@ impl Meter {
             movers: process.gpus.iter().map(|_| Mover::default()).collect(),
             moves: Moves::None,
             turn_at_ns: None,
+            late: Late::default(),
         }
     }
 
@@ -540,6 +543,9 @@ impl Meter {
         let seeks_daemon = session.seeks_daemon();
         if seeks_daemon {
             sleep_ns = sleep_ns.min(self.reconnect.due_ns().saturating_sub(now_ns).max(TICK_CONTENDED_NS));
+        }
+        if let Some(in_ns) = self.late.step(self.process, now_ns) {
+            sleep_ns = sleep_ns.min(in_ns);
         }
         if let Some(turn_at_ns) = self.turn_at_ns {
             sleep_ns = sleep_ns.min(turn_at_ns.saturating_sub(now_ns));

@@ -140,7 +140,7 @@ impl TenantFile {
         let _alone = self.burying.lock().unwrap_or_else(PoisonError::into_inner);
         // Who has lost its own lock, too, is not to judge others by theirs.
         let Some(number) = self.descriptor.number() else { return false };
-        let ledgers = || (0..MAX_GPUS).filter_map(|gpu| self.page.ledger().gpu(gpu));
+        let ledgers = || self.page.ledger().all(MAX_GPUS);
         let used = ledgers().map(|ledger| ledger.slots()).max().unwrap_or(0);
         let mut found = false;
         let mut unused_from = used;
@@ -277,8 +277,7 @@ fn lock(number: RawFd, kind: i32, start: i64, bytes: i64) -> io::Result<()> {
 
 /// Empties a slot on every GPU. Returns the bytes that it held.
 fn clear(page: &StandalonePage, slot: usize) -> u64 {
-    let ledgers = (0..MAX_GPUS).filter_map(|gpu| page.ledger().gpu(gpu));
-    ledgers.filter_map(|ledger| ledger.clear(slot)).sum()
+    page.ledger().all(MAX_GPUS).filter_map(|ledger| ledger.clear(slot)).sum()
 }
 
 /// Whether deepres made the file, in whatever version.
@@ -416,7 +415,7 @@ fn fill(descriptor: &OwnedFd) -> io::Result<&'static StandalonePage> {
 /// Empties the slot of whatever its last owner left and opens it.
 fn take_slot(page: &StandalonePage, slot: usize) {
     clear(page, slot);
-    for ledger in (0..MAX_GPUS).filter_map(|gpu| page.ledger().gpu(gpu)) {
+    for ledger in page.ledger().all(MAX_GPUS) {
         // The slot is below the number of slots.
         let _ = ledger.open(slot);
     }

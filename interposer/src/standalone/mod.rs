@@ -87,7 +87,7 @@ impl Local {
             Some(file) => file.page,
             None => {
                 let page = memory::page::<StandalonePage>()?;
-                for ledger in (0..MAX_GPUS).filter_map(|gpu| page.ledger().gpu(gpu)) {
+                for ledger in page.ledger().all(MAX_GPUS) {
                     // There is a first slot.
                     let _ = ledger.open(0);
                 }

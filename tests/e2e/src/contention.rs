@@ -3,7 +3,8 @@
 //! An operation takes effect at some moment between its beginning and its end. So at any moment at least what was given before and not asked to
 //! be taken back was held, and at most what was ever asked for and given, up to the moment at which the driver was told to take it back. A refusal is *false*
 //! if at no moment of its call even the most that can have been held, once whatever was then on its way back is gone, left too little room for it; requests that
-//! were themselves refused are nothing that was held, however long they were under way. What a killed process had counts until the process is gone.
+//! were themselves refused are nothing that was held, however long they were under way. What a killed process had counts until the process is gone. Of an allocation that
+//! shares its memory with others it is known only what it counts for at least and at most; both are taken for what they prove.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +16,7 @@ use std::{
 
 /// As `contend.c` lays it out.
 const HEADER_BYTES: usize = 64;
-const RECORD_BYTES: usize = 48;
+const RECORD_BYTES: usize = 56;
 const SUCCESS: u32 = 0;
 
 /// The file that all processes of a race write to.
@@ -30,7 +31,9 @@ pub struct Log {
 struct Record {
     begin_ns: u64,
     end_ns: Option<u64>,
+    /// What it counts for, at least and at most.
     bytes: u64,
+    most_bytes: u64,
     /// The allocation that this gives back.
     frees: Option<usize>,
     /// When the driver was told of that; if it does not say, the beginning.
@@ -114,10 +117,11 @@ impl Record {
             begin_ns: word(0),
             end_ns: Some(word(8)).filter(|end| *end != 0),
             bytes: word(16),
-            frees: (word(24) as usize).checked_sub(1),
-            told_ns: word(32).max(word(0)),
-            process: half(40),
-            code: half(44),
+            most_bytes: word(24),
+            frees: (word(32) as usize).checked_sub(1),
+            told_ns: word(40).max(word(0)),
+            process: half(48),
+            code: half(52),
         }
     }
 }
@@ -183,7 +187,7 @@ fn judge(records: &[Record], limit_bytes: u64, kills: &BTreeMap<u32, Kill>) -> R
                 let (leaves_ns, left_ns) =
                     freed.get(&number).map_or((None, None), |(begin, end)| (Some(*begin), *end));
                 // It may have got something and had no time to say so.
-                most.add(record.begin_ns, left_ns.or(kill.map(|kill| kill.dead_ns)), record.bytes);
+                most.add(record.begin_ns, left_ns.or(kill.map(|kill| kill.dead_ns)), record.most_bytes);
                 if let Some(end_ns) = end_ns {
                     verdict.successes += 1;
                     least.add(end_ns, leaves_ns.or(kill.map(|kill| kill.sent_ns)), record.bytes);
@@ -201,7 +205,7 @@ fn judge(records: &[Record], limit_bytes: u64, kills: &BTreeMap<u32, Kill>) -> R
         let first = most.partition_point(|(at_ns, _)| *at_ns <= begin_ns);
         let before = first.checked_sub(1).map_or(0, |last| most[last].1);
         let within = most[first..].iter().take_while(|(at_ns, _)| *at_ns <= end_ns).map(|(_, sum)| *sum);
-        within.fold(before, u64::max).saturating_add(refused.bytes) <= limit_bytes
+        within.fold(before, u64::max).saturating_add(refused.most_bytes) <= limit_bytes
     };
     verdict.false_refusals = refusals.iter().filter(is_false).count() as u64;
     Ok(verdict)
@@ -212,7 +216,16 @@ mod tests {
     use super::*;
 
     fn allocation(begin_ns: u64, end_ns: u64, bytes: u64, code: u32) -> Record {
-        Record { begin_ns, end_ns: Some(end_ns), bytes, frees: None, told_ns: begin_ns, process: 0, code }
+        Record {
+            begin_ns,
+            end_ns: Some(end_ns),
+            bytes,
+            most_bytes: bytes,
+            frees: None,
+            told_ns: begin_ns,
+            process: 0,
+            code,
+        }
     }
 
     fn free(begin_ns: u64, end_ns: u64, of: usize, bytes: u64) -> Record {
@@ -246,6 +259,19 @@ mod tests {
         // The driver was told meanwhile.
         let told = [held[0], refused, free(2, 5, 0, 60)];
         assert_eq!(judge(&told, 100, &BTreeMap::new()).unwrap().false_refusals, 0);
+    }
+
+    #[test]
+    fn what_shares_its_memory_breaks_the_limit_by_the_least_and_justifies_a_refusal_by_the_most() {
+        let small = Record { most_bytes: 30, ..allocation(1, 2, 1, 0) };
+        let verdict = |records: &[Record]| judge(records, 100, &BTreeMap::new()).unwrap();
+        assert_eq!(verdict(&[small, allocation(3, 4, 99, 0)]).breaches, 0);
+        assert_eq!(verdict(&[small, allocation(3, 4, 100, 0)]).breaches, 1);
+        assert_eq!(verdict(&[small, allocation(3, 4, 71, 2)]).false_refusals, 0);
+        assert_eq!(verdict(&[small, allocation(3, 4, 70, 2)]).false_refusals, 1);
+        let refused = Record { most_bytes: 30, ..allocation(3, 4, 1, 2) };
+        assert_eq!(verdict(&[allocation(1, 2, 71, 0), refused]).false_refusals, 0);
+        assert_eq!(verdict(&[allocation(1, 2, 70, 0), refused]).false_refusals, 1);
     }
 
     #[test]

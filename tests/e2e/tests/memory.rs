@@ -21,7 +21,7 @@ const LIMIT_BYTES: u64 = LIMIT_MIB * MIB;
 const CHUNK_BYTES: u64 = 32 * MIB;
 const CUDA_ERROR_OUT_OF_MEMORY: u64 = 2;
 /// All kinds of allocation that `fill` knows.
-const KINDS: usize = 8;
+const KINDS: usize = 9;
 /// Kinds that take from the device exactly what is allocated: no pool keeps anything for later, nothing can move to the host.
 const PLAIN_KINDS: [&str; 3] = ["cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemCreate"];
 

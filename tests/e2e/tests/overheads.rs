@@ -284,3 +284,27 @@ fn a_library_counts_in_every_context_while_it_is_loaded() {
         holds(1, 0);
     }
 }
+
+#[test]
+fn what_libraries_and_a_context_take_is_promised_at_once() {
+    let host = host();
+    let _daemon = host.daemon();
+    let mut client = Client::start(&host, Some(2 * CONTEXT_MIB + 350));
+    client.does("open", 0, 100 * MIB);
+    client.does("create", 0, 0);
+    client.does("create", 1, 0);
+    let before = account(&host);
+    let driver_before = host.truth().gpus[0].memory_peak_bytes;
+    // 150 MiB are left: for a library in one of the two contexts.
+    assert_eq!(client.asks("open", 1, 100 * MIB), OUT_OF_MEMORY);
+    // What the two took is known: the driver is not asked for a third.
+    assert_eq!(client.asks("create", 2, 0), OUT_OF_MEMORY);
+    let after = account(&host);
+    assert_eq!(
+        after["memory_peak_bytes"], before["memory_peak_bytes"],
+        "no part of it was promised: {after}"
+    );
+    assert_eq!(after["memory_bytes"], before["memory_bytes"]);
+    assert_eq!(after["last_refusal"]["bytes"], (CONTEXT_MIB + 100) * MIB);
+    assert_eq!(host.truth().gpus[0].memory_peak_bytes, driver_before);
+}

@@ -1,14 +1,14 @@
 //! Tenants that asked for managed memory beyond their limit: what they are given, and where it is.
 
 use std::{
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
 use deepres_e2e::{
     Host, Process,
     artefacts::artefacts,
-    clients::{Way, c_client},
+    clients::{Way, c_client, c_library, script},
     contention::Log,
     host::COMMAND_LIMIT,
 };
@@ -255,7 +255,10 @@ fn races_of_threads_and_processes_and_a_kill_leave_nothing_on_the_account_or_the
         racer.await_line(|line| line == "done", COMMAND_LIMIT);
     }
     let (truth, account) = (host.truth().gpus[0], host.ps().tenant("race").clone());
-    assert_eq!(account.memory_bytes, truth.memory_used_bytes, "account and GPU agree");
+    // Managed memory within the limit counts, wherever its pages are.
+    let managed = host.status()["tenants"][0]["gpus"][0]["memory_by_kind"]["managed"].as_u64();
+    let held_bytes = account.memory_bytes - managed.unwrap_or(0);
+    assert_eq!(held_bytes, truth.memory_used_bytes, "account and GPU agree");
     assert!(truth.memory_peak_bytes <= LIMIT, "within the limit: {}", truth.memory_peak_bytes);
     assert!(account.oversubscribed_bytes > 0, "it went beyond the limit: {account:?}");
     for mut racer in [first, third] {
@@ -290,4 +293,76 @@ fn beside_one_that_takes_no_room_what_is_beyond_the_limit_stays_where_it_is() {
         assert!(begun.elapsed() < MOVE_LIMIT, "it comes and goes");
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// A client that runs one line of Python after another (`pieces.py`), beyond a limit of 64 MiB.
+struct Asked {
+    process: Process,
+    lines: u32,
+}
+
+impl Asked {
+    fn start(host: &Host, variables: &[(&str, &str)]) -> Self {
+        let mut command = host.preloaded("python3");
+        command.arg(script("pieces")).env("DEEPRES_TENANT", "t");
+        command.env("DEEPRES_OVERSUBSCRIBE", "managed").env("DEEPRES_MEMORY", "64MiB");
+        command.envs(variables.iter().copied());
+        let mut asked = Self { process: host.spawn(command), lines: 0 };
+        assert_eq!(asked.says("start()"), "0");
+        asked
+    }
+
+    fn says(&mut self, line: &str) -> String {
+        self.process.say(line);
+        let prefix = format!("{} ", self.lines);
+        self.lines += 1;
+        let answer = self.process.await_line(|line| line.starts_with(&prefix), COMMAND_LIMIT);
+        answer[prefix.len()..].to_owned()
+    }
+
+    fn await_answer(&mut self, what: &str, answer: &str, line: &str) {
+        let begun = Instant::now();
+        while self.says(line) != answer {
+            assert!(begun.elapsed() < MOVE_LIMIT, "{what}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn what_the_driver_does_not_bring_to_the_gpu_belongs_there_no_longer() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    // The first part is brought, and the driver is told that all of it belongs there; the next part is not.
+    let mut client = Asked::start(&host, &[("SIMGPU_FAULTS", "cuMemPrefetchAsync_v2:2:1")]);
+    assert_eq!(client.says("linear('limit', 64 << 20)"), "0");
+    assert_eq!(client.says("linear('beyond', 64 << 20)"), "0");
+    client.await_answer("a part is brought", "0", "place('beyond', 32 << 20, PREFETCHED)");
+    client.await_answer("the advice is taken back", "-2", "place('beyond', 64 << 20, PREFERRED)");
+}
+
+#[test]
+fn the_host_promises_memory_to_all_processes_of_a_tenant_together() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    // A sixteenth of 16 GiB is kept, and 512 MiB are left to promise.
+    let meminfo = host.path().join("meminfo");
+    let available_kib = (1024 + 512) * 1024;
+    fs::write(&meminfo, format!("MemTotal: {} kB\nMemAvailable: {available_kib} kB\n", 16 << 20))
+        .expect("the host's own folder");
+    let libraries = [artefacts().library.clone(), c_library("fake_meminfo")];
+    let preloaded = libraries.map(|library| library.display().to_string()).join(":");
+    let variables = [("LD_PRELOAD", preloaded.as_str()), ("MEMINFO", meminfo.to_str().expect("plain text"))];
+    let (mut first, mut second) = (Asked::start(&host, &variables), Asked::start(&host, &variables));
+    assert_eq!(first.says("linear('limit', 64 << 20)"), "0");
+    assert_eq!(first.says("linear('beyond', 384 << 20)"), "0");
+    assert_eq!(second.says("linear('beyond', 384 << 20)"), "2");
+    assert_eq!(second.says("linear('beyond', 128 << 20)"), "0");
+    assert_eq!(second.says("linear('more', 2 << 20)"), "2");
+    assert_eq!(first.says("cuda.cuMemFree_v2(kept['beyond'])"), "0");
+    assert_eq!(second.says("linear('more', 384 << 20)"), "0");
+    assert_eq!(first.says("linear('beyond', 2 << 20)"), "2");
+    // What a dead process was promised is there for the others.
+    second.process.kill();
+    first.await_answer("the dead one's is given back", "0", "linear('beyond', 512 << 20)");
 }

@@ -171,6 +171,26 @@ fn an_array_that_memory_is_mapped_into_later_counts_for_that_as_long_as_it_is_th
     assert_taken(&host, 0);
 }
 
+#[test]
+fn what_is_mapped_into_an_array_at_once_and_unmapped_by_parts_counts_until_the_last_of_them() {
+    let host = host();
+    let _daemon = host.daemon();
+    let mut client = Client::start(&host, "t");
+    client.does("array('sparse', SPARSE)");
+    client.does("physical('all', 8 << 20)");
+    client.does("box(ARRAY, 'sparse', 0, 1024, 'all')");
+    client.does("release('all')");
+    for (x, width) in [(0, 256), (512, 512), (0, 256)] {
+        client.does(&format!("box(ARRAY, 'sparse', {x}, {width})"));
+        assert_counts(&host, "t", "physical", 8);
+        assert_taken(&host, 8);
+    }
+    client.does("box(ARRAY, 'sparse', 128, 512)");
+    assert_counts(&host, "t", "physical", 0);
+    assert_taken(&host, 0);
+    client.does("cuda.cuArrayDestroy(kept['sparse'])");
+}
+
 /// What no driver gives, whatever room there is.
 const WRONG: [&str; 12] = [
     "cuda.cuMemAllocAsync(byref(c_uint64()), c_size_t(1 << 30), c_void_p(0x12340))",

@@ -10,7 +10,7 @@ mod targets;
 #[expect(dead_code, reason = "the controller's own tests use the rest of it")]
 mod support;
 
-// What the interposer does with what a daemon says. It is no library that could be linked to: that would define `dlsym` here.
+// What the interposer does with what a daemon says, and with code that a job loads. It is no library that could be linked to: that would define `dlsym` here.
 #[path = "../../../interposer/src/config.rs"]
 #[expect(dead_code, reason = "the interposer uses the rest of it")]
 mod config;
@@ -20,6 +20,8 @@ mod descriptor;
 #[path = "../../../interposer/src/handshake.rs"]
 #[expect(dead_code, reason = "the interposer uses the rest of it")]
 mod handshake;
+#[path = "../../../interposer/src/image/mod.rs"]
+mod image;
 #[path = "../../../interposer/src/log.rs"]
 mod log;
 #[path = "../../../interposer/src/os.rs"]
@@ -33,7 +35,7 @@ mod pages;
 mod unshared;
 
 use targets::{
-    admin, cgroup, config as configuration, conversation, directory, frames, images, meters,
+    admin, cgroup, code, config as configuration, conversation, directory, frames, images, meters,
     pages as shared_pages, quantities, state, symbols, trace, welcome,
 };
 
@@ -50,6 +52,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "admin", run: admin::run },
     Target { name: "cgroup", run: cgroup::run },
+    Target { name: "code", run: code::run },
     Target { name: "config", run: configuration::run },
     Target { name: "conversation", run: conversation::run },
     Target { name: "directory", run: directory::run },

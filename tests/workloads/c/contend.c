@@ -1,8 +1,8 @@
 /* contend LOG OPERATIONS PROCESS THREADS: threads of several processes race for their tenant's memory and write down every operation.
  *
  * LOG is a file shared by all processes: a counter of operations begun, then a record for each. A process takes operations until OPERATIONS are
- * begun, says `done`, and frees what it holds once a line comes in. Every size is one that the driver serves from blocks of its own, so
- * what an allocation counts for is known here. */
+ * begun, says `done`, and frees what it holds once a line comes in. Most sizes are such that the driver serves them from blocks of their own, so
+ * what an allocation counts for is known here. Small ones share blocks: of each it is known that it counts for its length at least and for a block at most. */
 #include "kinds.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -12,14 +12,16 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HELD_PER_THREAD = 48, MAX_BLOCKS = 12, LOG_HEADER_BYTES = 64 };
+/* One of SMALL_ONE_IN allocations is small: what is not known of them is little against the limit. */
+enum { HELD_PER_THREAD = 48, MAX_BLOCKS = 12, SMALL_ONE_IN = 16, SMALL_MAX_BYTES = 1 << 20, LOG_HEADER_BYTES = 64 };
 static const size_t BLOCK_BYTES = 2 << 20;
 
 /* What is read by whoever judges the run. `begin_ns` is written first and `end_ns` last; 0 is "not yet". */
 struct record {
     _Atomic uint64_t begin_ns;
     _Atomic uint64_t end_ns;
-    uint64_t bytes;     /* what it counts for */
+    uint64_t bytes;     /* what it counts for at least */
+    uint64_t most_bytes; /* and at most */
     uint64_t operation; /* of a free: the allocation, plus one; of an allocation: 0 */
     uint64_t told_ns;   /* of a free: when the driver was told, if it says so */
     uint32_t process;
@@ -52,11 +54,12 @@ static unsigned next_random(uint64_t *state) {
 }
 
 /* A record for another operation, or NULL if there were enough. */
-static struct record *begin(uint64_t bytes, uint64_t of, uint64_t *number) {
+static struct record *begin(uint64_t bytes, uint64_t most_bytes, uint64_t of, uint64_t *number) {
     *number = atomic_fetch_add(&book->begun, 1);
     if (*number >= operations) return NULL;
     struct record *record = &book->records[*number];
     record->bytes = bytes;
+    record->most_bytes = most_bytes;
     record->operation = of;
     record->process = process;
     atomic_store(&record->begin_ns, now_ns());
@@ -73,11 +76,11 @@ static void end(struct record *record, CUresult code) {
 }
 
 static void *worker(void *argument) {
-    static const kind kinds[] = {LINEAR, PITCH, VMM};
+    static const kind kinds[] = {LINEAR, PITCH, MANAGED, VMM, ARRAY};
     uint64_t random = ((uint64_t)process << 32 | (uint64_t)(size_t)argument) * 2654435761u + 1;
     struct {
         kind k;
-        uint64_t bytes, operation;
+        uint64_t bytes, most_bytes, operation;
         unsigned long long allocation;
     } held[HELD_PER_THREAD] = {0};
     uint64_t number;
@@ -90,7 +93,7 @@ static void *worker(void *argument) {
             slot = (slot + 1) % HELD_PER_THREAD;
         was_refused = 0;
         if (held[slot].bytes) {
-            struct record *record = begin(held[slot].bytes, held[slot].operation + 1, &number);
+            struct record *record = begin(held[slot].bytes, held[slot].most_bytes, held[slot].operation + 1, &number);
             if (!record) break;
             CUresult code = release(held[slot].k, NULL, held[slot].allocation);
             record->told_ns = told_ns ? told_ns() : 0;
@@ -98,18 +101,23 @@ static void *worker(void *argument) {
             held[slot].bytes = 0;
             continue;
         }
-        kind k = kinds[next_random(&random) % (sizeof kinds / sizeof *kinds)];
-        uint64_t charged = (1 + next_random(&random) % MAX_BLOCKS) * BLOCK_BYTES;
+        int is_small = next_random(&random) % SMALL_ONE_IN == 0;
+        kind k = is_small ? LINEAR : kinds[next_random(&random) % (sizeof kinds / sizeof *kinds)];
+        uint64_t most = is_small ? BLOCK_BYTES : (1 + next_random(&random) % MAX_BLOCKS) * BLOCK_BYTES;
         /* Only plain linear memory may be asked for in odd sizes. */
-        uint64_t bytes = k == LINEAR ? charged - next_random(&random) % (BLOCK_BYTES / 2) : charged;
-        struct record *record = begin(charged, 0, &number);
+        uint64_t bytes = is_small      ? 1 + next_random(&random) % SMALL_MAX_BYTES
+                         : k == LINEAR ? most - next_random(&random) % (BLOCK_BYTES / 2)
+                                       : most;
+        uint64_t least = is_small ? bytes : most;
+        struct record *record = begin(least, most, 0, &number);
         if (!record) break;
         CUresult code = allocate(k, bytes, NULL, &held[slot].allocation);
         end(record, code);
         was_refused = code != CUDA_SUCCESS;
         if (was_refused) continue;
         held[slot].k = k;
-        held[slot].bytes = charged;
+        held[slot].bytes = least;
+        held[slot].most_bytes = most;
         held[slot].operation = number;
     }
     pthread_barrier_wait(&finished);

@@ -169,6 +169,8 @@ enum {
     X(cuCtxSetCurrent, "cuCtxSetCurrent", 4000, LEGACY, (CUcontext context))                                             \
     X(cuCtxSynchronize, "cuCtxSynchronize", 2000, LEGACY, (void))                                                        \
     X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, LEGACY, (CUcontext * context, CUdevice device))        \
+    X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", 7000, LEGACY,                                            \
+      (CUdevice device, unsigned *flags, int *is_active))                                                                \
     X(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000, LEGACY, (CUdevice device))                           \
     X(cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", 11000, LEGACY, (CUdevice device))                       \
     X(cuLibraryLoadData, "cuLibraryLoadData", 12000, LEGACY,                                                             \

@@ -14,12 +14,14 @@ typedef enum {
     POOL,
     POOL_PTSZ,
     VMM,
+    ARRAY,
     KINDS,
 } kind;
 
 static const char *const kind_names[KINDS] = {
     "cuMemAlloc_v2",           "cuMemAllocPitch_v2",           "cuMemAllocManaged", "cuMemAllocAsync", "cuMemAllocAsync_ptsz",
     "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz", "cuMemCreate",
+    "cuArrayCreate_v2",
 };
 
 static inline kind kind_of(const char *name) {
@@ -29,13 +31,18 @@ static inline kind kind_of(const char *name) {
     exit(2);
 }
 
-enum { ROW_BYTES = 64 * 1024 };
+enum { ROW_BYTES = 64 * 1024, CU_AD_FORMAT_FLOAT = 0x20 };
 
-/* `bytes` is a multiple of 2 MiB, the largest granularity of any kind. */
-static inline CUresult allocate(kind k, size_t bytes, CUstream stream, unsigned long long *out) {
+static inline CUresult allocate_by(kind k, size_t bytes, CUstream stream, unsigned long long *out) {
     static const CUmemAllocationProp on_device_0 = {
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+    };
+    CUDA_ARRAY_DESCRIPTOR rows = {
+        .width = ROW_BYTES / sizeof(float),
+        .height = bytes / ROW_BYTES,
+        .format = CU_AD_FORMAT_FLOAT,
+        .channels = 1,
     };
     CUmemoryPool pool;
     size_t pitch;
@@ -50,8 +57,20 @@ static inline CUresult allocate(kind k, size_t bytes, CUstream stream, unsigned 
         CHECK(cu(cuDeviceGetDefaultMemPool)(&pool, 0));
         return cu(cuMemAllocFromPoolAsync_ptsz)(out, bytes, pool, stream);
     case VMM: return cu(cuMemCreate)(out, bytes, &on_device_0, 0);
+    case ARRAY: return cu(cuArrayCreate_v2)((CUarray *)out, &rows);
     default: abort();
     }
+}
+
+/* `bytes` is a multiple of 2 MiB, the largest granularity of any kind. Looks that what is refused leaves nothing behind. */
+static inline CUresult allocate(kind k, size_t bytes, CUstream stream, unsigned long long *out) {
+    unsigned long long before = *out = 0xdead;
+    CUresult code = allocate_by(k, bytes, stream, out);
+    if (code != CUDA_SUCCESS && *out && *out != before) {
+        fprintf(stderr, "%s left a dead address\n", kind_names[k]);
+        exit(3);
+    }
+    return code;
 }
 
 static inline CUresult release(kind k, CUstream stream, unsigned long long allocation) {
@@ -64,6 +83,7 @@ static inline CUresult release(kind k, CUstream stream, unsigned long long alloc
     case ASYNC_PTSZ:
     case POOL_PTSZ: return cu(cuMemFreeAsync_ptsz)(allocation, stream);
     case VMM: return cu(cuMemRelease)(allocation);
+    case ARRAY: return cu(cuArrayDestroy)((CUarray)allocation);
     default: abort();
     }
 }

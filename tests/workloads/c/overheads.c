@@ -8,6 +8,7 @@ static CUcontext contexts[MANY];
 static CUmodule modules[MANY];
 static CUlibrary libraries[MANY];
 static CUdeviceptr memory[MANY];
+static CUcontext primary;
 
 /* A module with a variable of so many bytes. */
 static const char *image(unsigned long long bytes) {
@@ -20,8 +21,7 @@ static const char *image(unsigned long long bytes) {
 }
 
 /* Runs one command about the thing `which`. */
-static CUresult run(const char *what, int which, unsigned long long bytes) {
-    CUcontext primary;
+static CUresult answer(const char *what, int which, unsigned long long bytes) {
     if (!strcmp(what, "create"))
         return cu(cuCtxCreate_v2)(&contexts[which], CU_CTX_SCHED_AUTO, 0);
     if (!strcmp(what, "destroy"))
@@ -50,6 +50,20 @@ static CUresult run(const char *what, int which, unsigned long long bytes) {
         return cu(cuLibraryUnload)(libraries[which]);
     fprintf(stderr, "overheads: what is `%s`?\n", what);
     exit(2);
+}
+
+/* The same, and looks that what is refused leaves no handle behind. */
+static CUresult run(const char *what, int which, unsigned long long bytes) {
+    void *before[] = {contexts[which], modules[which], libraries[which], primary};
+    CUresult code = answer(what, which, bytes);
+    void *after[] = {contexts[which], modules[which], libraries[which], primary};
+    for (int i = 0; i < 4 && code != CUDA_SUCCESS; i++) {
+        if (after[i] && after[i] != before[i]) {
+            fprintf(stderr, "overheads: a dead handle is left by `%s`\n", what);
+            exit(3);
+        }
+    }
+    return code;
 }
 
 int main(void) {

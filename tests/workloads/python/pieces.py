@@ -106,6 +106,21 @@ def export_physical(name):
     return descriptor.value
 
 
+def linear(name, size):
+    kept[name] = c_uint64()
+    return cuda.cuMemAlloc_v2(byref(kept[name]), c_size_t(size))
+
+
+PREFERRED, PREFETCHED = 2, 4
+
+
+def place(name, size, attribute):
+    """Where managed memory belongs, or was brought last: a GPU, or less than nothing."""
+    value = c_int()
+    must(cuda.cuMemRangeGetAttribute(byref(value), c_size_t(4), attribute, kept[name], c_size_t(size)))
+    return value.value
+
+
 def on_a_dead_context(call):
     """Calls with a context current that another thread has destroyed."""
     import threading

@@ -223,7 +223,9 @@ impl<'a> Race<'a> {
             racer.await_line("done")?;
         }
         // All stand still: account and record are of one moment.
-        let (account_bytes, true_bytes) = (admin.held_bytes()?, self.truth()?.memory_used_bytes);
+        // Managed memory counts, wherever its pages are.
+        let account_bytes = admin.held_bytes()?.saturating_sub(admin.managed_bytes()?);
+        let true_bytes = self.truth()?.memory_used_bytes;
         ensure!(
             account_bytes == true_bytes,
             "the account says {account_bytes} bytes and the GPU {true_bytes} when all operations had ended"
@@ -304,6 +306,12 @@ impl Admin {
     fn held_bytes(&mut self) -> Result<u64> {
         let status = self.status()?;
         Ok(status.on_first_gpu(TENANT).map_or(0, |(_, gpu)| gpu.memory_bytes))
+    }
+
+    fn managed_bytes(&mut self) -> Result<u64> {
+        let status = self.status()?;
+        let kinds = status.on_first_gpu(TENANT).map(|(_, gpu)| &gpu.memory_by_kind);
+        Ok(kinds.and_then(|kinds| kinds.get("managed")).copied().unwrap_or(0))
     }
 
     /// Waits until a process is a session, or is none any more.

@@ -213,6 +213,7 @@ mod tests {
                 kernel_launches: now_ns / 1000,
                 graph_launches: 1,
                 memory_bytes: 1 << 29,
+                memory_by_kind: std::collections::BTreeMap::new(),
             }],
             sessions: vec![Session { pid: u32::try_from(index).unwrap() + 1 }],
         };

@@ -303,6 +303,7 @@ impl Registry {
             tenant.returning.remove(&process);
         }
         tenant.former_slots.remove(slot);
+        tenant.ledger.page().host().open(slot);
         let mut ready = Vec::new();
         // What this process asked for is in force on the tenant's other GPUs too.
         for gpu in tenant.gpus.iter().filter(|gpu| !gpus.contains(gpu)) {
@@ -387,6 +388,7 @@ impl Registry {
                 let ledger = tenant.ledger.page();
                 let freed = (0..self.gpus.len()).filter_map(|gpu| ledger.gpu(gpu)?.clear(session.slot));
                 let freed_bytes: u64 = freed.fold(0, u64::saturating_add);
+                ledger.host().clear(session.slot);
                 if !is_dead {
                     tenant.former_slots.add(session.slot, session.process);
                 }

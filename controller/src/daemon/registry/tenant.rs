@@ -159,7 +159,7 @@ impl Tenant {
     pub fn clear_slots_of_the_dead(&mut self, gpus: usize) {
         let ledger = self.ledger.page();
         for slot in self.former_slots.bury(ProcessKey::is_alive) {
-            for ledger in (0..gpus).filter_map(|gpu| ledger.gpu(gpu)) {
+            for ledger in ledger.all(gpus) {
                 ledger.clear(slot);
             }
         }
@@ -170,7 +170,7 @@ impl Tenant {
         let used = self.sessions.values().map(|session| session.slot + 1).max().unwrap_or(0);
         let used = used.max(self.former_slots.count());
         let ledger = self.ledger.page();
-        (0..gpus).filter_map(|gpu| ledger.gpu(gpu)).for_each(|ledger| ledger.shrink(used..ledger.slots()));
+        ledger.all(gpus).for_each(|ledger| ledger.shrink(used..ledger.slots()));
     }
 
     /// What it wants of its user's caps.

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use deepres_abi::driver::types as cu;
 use simgpu_engine::Config;
 
+use crate::account;
 use crate::context::{self, lock};
 use crate::handle::{Kind as HandleKind, Table};
 use crate::mapping;
@@ -73,22 +74,44 @@ pub enum Part {
 }
 
 impl Part {
-    fn holds(&self, other: &Self) -> bool {
+    /// What is left of it without what lies in `other`, too.
+    fn without(self, other: &Self) -> Vec<Self> {
         match (self, other) {
-            (Self::Box(at, from, to), Self::Box(other_at, other_from, other_to)) => {
-                at == other_at
-                    && (0..3).all(|axis| from[axis] <= other_from[axis] && other_to[axis] <= to[axis])
+            (Self::Box(at, mut from, mut to), Self::Box(other_at, other_from, other_to))
+                if at == *other_at =>
+            {
+                if (0..3).any(|axis| to[axis] <= other_from[axis] || other_to[axis] <= from[axis]) {
+                    return vec![self];
+                }
+                let mut left = Vec::new();
+                for axis in 0..3 {
+                    if from[axis] < other_from[axis] {
+                        let mut end = to;
+                        end[axis] = other_from[axis];
+                        left.push(Self::Box(at, from, end));
+                        from[axis] = other_from[axis];
+                    }
+                    if other_to[axis] < to[axis] {
+                        let mut start = from;
+                        start[axis] = other_to[axis];
+                        left.push(Self::Box(at, start, to));
+                        to[axis] = other_to[axis];
+                    }
+                }
+                left
             }
-            (Self::Tail(layer, from, to), Self::Tail(other, other_from, other_to)) => {
-                layer == other && from <= other_from && other_to <= to
+            (Self::Tail(layer, from, to), Self::Tail(other, other_from, other_to)) if layer == *other => {
+                let around = [(from, to.min(*other_from)), (from.max(*other_to), to)];
+                let left = around.into_iter().filter(|(from, to)| from < to);
+                left.map(|(from, to)| Self::Tail(layer, from, to)).collect()
             }
-            _ => false,
+            _ => vec![self],
         }
     }
 }
 
-/// What is mapped where.
-type Mapped = Mutex<Vec<(Part, usize)>>;
+/// What is mapped where: all that is left of where it was mapped, and the physical memory.
+type Mapped = Mutex<Vec<(Vec<Part>, usize)>>;
 
 /// Whether an array has no memory until some is mapped into it.
 fn is_unbacked(flags: u32) -> bool {
@@ -127,15 +150,19 @@ pub fn map(resource: cu::CUresourcetype, handle: usize, part: Part, physical: us
     vmm::by_handle(physical)?;
     with_unbacked(resource, handle, |mapped, _, _| {
         vmm::keep(physical)?;
-        lock(mapped).push((part, physical));
+        lock(mapped).push((vec![part], physical));
         Ok(())
     })?
 }
 
-/// Unmaps what lies in a part of an array.
+/// Unmaps what lies in a part of an array. What is mapped nowhere any more lets go of its memory.
 pub fn unmap(resource: cu::CUresourcetype, handle: usize, part: Part) -> Result<()> {
     with_unbacked(resource, handle, |mapped, _, _| {
-        for (_, physical) in lock(mapped).extract_if(.., |(mapped, _)| part.holds(mapped)) {
+        let mut mapped = lock(mapped);
+        for (parts, _) in mapped.iter_mut() {
+            *parts = std::mem::take(parts).into_iter().flat_map(|own| own.without(&part)).collect();
+        }
+        for (_, physical) in mapped.extract_if(.., |(parts, _)| parts.is_empty()) {
             vmm::let_go(physical);
         }
     })
@@ -297,6 +324,7 @@ pub fn level(handle: usize, level: u32) -> Result<usize> {
 
 /// Destroys a mipmapped array.
 pub fn destroy_mipmapped(handle: usize) -> Result<()> {
+    account::note_free();
     let array = MIPMAPPED.remove(handle).ok_or(status::INVALID_HANDLE)?;
     for level in &array.levels {
         ARRAYS.remove(level.handle);
@@ -354,6 +382,7 @@ pub fn forget_context(context: usize) {
 
 /// Destroys an array.
 pub fn destroy(handle: usize) -> Result<()> {
+    account::note_free();
     if by_handle(handle)?.is_level {
         return Err(status::INVALID_HANDLE);
     }
