@@ -1,5 +1,6 @@
 //! `cargo xtask eval`: scenarios in virtual time, under deepres' policy and under what people use instead.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -49,6 +50,7 @@ fn run(options: &Options) -> Result<()> {
     let files = if options.scenario.is_empty() { scenario::all()? } else { options.scenario.clone() };
     let policies = if options.policy.is_empty() { Policy::ALL.to_vec() } else { options.policy.clone() };
     let mut rows = Vec::new();
+    let mut drawn = BTreeSet::new();
     for file in files {
         let scenario = Scenario::read(&file)?;
         for tenant in &scenario.tenants {
@@ -58,7 +60,7 @@ fn run(options: &Options) -> Result<()> {
         }
         let runs = metrics::evaluate(&scenario, &policies);
         if let Some(folder) = &options.plots {
-            plot::draw(&scenario, &runs, folder)
+            plot::draw(&scenario, &runs, folder, &mut drawn)
                 .with_context(|| format!("cannot draw {} into {}", scenario.name, folder.display()))?;
         }
         rows.extend(runs.into_iter().map(|run| run.row));

@@ -1,5 +1,6 @@
 //! Pictures of a scenario: shares over time, answer times, utilisation.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -21,15 +22,37 @@ const MAX_CURVES: usize = 12;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Draws `SCENARIO-shares-POLICY.svg` for each policy, `SCENARIO-latency.svg` and `SCENARIO-utilisation.svg`.
-pub fn draw(scenario: &Scenario, runs: &[Evaluated], folder: &Path) -> Result<()> {
+/// What the names of a scenario's pictures begin with: its own, of letters and digits, and a number if it is another's already.
+fn stem(name: &str, drawn: &mut BTreeSet<String>) -> String {
+    /// Bytes: with what follows, a file's name has room for it anywhere.
+    const LONGEST: usize = 120;
+    let mut plain = String::new();
+    for c in name.chars().flat_map(char::to_lowercase) {
+        if plain.len() + c.len_utf8() > LONGEST {
+            break;
+        }
+        plain.push(if c.is_alphanumeric() { c } else { '-' });
+    }
+    let mut stem = plain.clone();
+    for number in 2.. {
+        if drawn.insert(stem.clone()) {
+            break;
+        }
+        stem = format!("{plain}-{number}");
+    }
+    stem
+}
+
+/// Draws `SCENARIO-shares-POLICY.svg` for each policy, `SCENARIO-latency.svg` and `SCENARIO-utilisation.svg`. What was drawn into the folder before,
+/// and is not to be overwritten, is in `drawn`.
+pub fn draw(
+    scenario: &Scenario,
+    runs: &[Evaluated],
+    folder: &Path,
+    drawn: &mut BTreeSet<String>,
+) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let stem: String = scenario
-        .name
-        .chars()
-        .map(|c| if c.is_alphanumeric() { c } else { '-' })
-        .collect::<String>()
-        .to_lowercase();
+    let stem = stem(&scenario.name, drawn);
     for run in runs {
         let file = folder.join(format!("{stem}-shares-{}.svg", run.row.policy));
         picture(&file, |area| shares(area, scenario, run))?;
@@ -221,11 +244,19 @@ mod tests {
     }
 
     #[test]
+    fn no_scenarios_pictures_take_the_place_of_anothers() {
+        let mut drawn = BTreeSet::new();
+        let stems = ["a b", "A-b", "a-b-2", "训练", "🚀", "🎉", "a b"].map(|name| stem(name, &mut drawn));
+        assert_eq!(stems, ["a-b", "a-b-2", "a-b-2-2", "训练", "-", "--2", "a-b-3"]);
+        assert!(stem(&"ж".repeat(10_000), &mut drawn).len() < 200, "it is a file's name");
+    }
+
+    #[test]
     fn pictures_are_drawn_and_show_what_was_had_and_what_was_owed_over_time() {
         let scenario = Scenario::parse(TEXT).unwrap();
         let runs = metrics::evaluate(&scenario, &[Policy::Deepres, Policy::TimeSlice]);
         let folder = tempfile::tempdir().unwrap();
-        draw(&scenario, &runs, folder.path()).unwrap();
+        draw(&scenario, &runs, folder.path(), &mut BTreeSet::new()).unwrap();
         let mut names: Vec<_> = std::fs::read_dir(folder.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

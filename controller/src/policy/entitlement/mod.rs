@@ -141,13 +141,14 @@ fn while_all_want(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, 
     let for_unasked = room.saturating_sub(asked_sum).max(floor);
     let for_asked = if unasked == 0 { room } else { room - for_unasked };
 
+    // In the order of the requests that they belong to.
     let mut rest = parts(requests, for_unasked, |request| {
         request.class != Class::BestEffort && request.asked_ppm.is_none()
     });
     let mut gaps = parts(requests, WHOLE, |request| request.class == Class::BestEffort);
     let owed = |(tenant, request): (&TenantId, &Request)| {
         let (part, rule) = match (request.class, request.wanted()) {
-            (Class::BestEffort, _) => (gaps.remove(tenant).unwrap_or(0), Rule::Gaps),
+            (Class::BestEffort, _) => (gaps.next().unwrap_or(0), Rule::Gaps),
             (Class::Guaranteed, Some(wanted)) if promised > WHOLE => {
                 (wanted * WHOLE / promised, Rule::Shrunk)
             }
@@ -156,7 +157,7 @@ fn while_all_want(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, 
                 (wanted * for_asked / asked_sum, Rule::Shrunk)
             }
             (Class::Fair, Some(wanted)) => (wanted, Rule::Asked),
-            (_, None) => (rest.remove(tenant).unwrap_or(0), Rule::Rest),
+            (_, None) => (rest.next().unwrap_or(0), Rule::Rest),
         };
         let rule = match rule {
             Rule::Guaranteed | Rule::Asked if request.asked_ppm > Some(request.cap_ppm) => Rule::Capped,
@@ -170,19 +171,18 @@ fn while_all_want(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, 
     requests.iter().map(owed).collect()
 }
 
-/// Parts of `total` for those tenants that `belongs` picks, by priority and up to their caps.
+/// Parts of `total` for those tenants that `belongs` picks, in their order, by priority and up to their caps.
 fn parts(
     requests: &BTreeMap<TenantId, Request>,
     total: u64,
     belongs: impl Fn(&Request) -> bool,
-) -> BTreeMap<TenantId, u64> {
-    let picked: Vec<_> = requests.iter().filter(|(_, request)| belongs(request)).collect();
-    let vessel = |(_, request): &(&TenantId, &Request)| Vessel {
+) -> impl Iterator<Item = u64> {
+    let vessel = |request: &Request| Vessel {
         weight: u64::from(request.priority_ppm.max(MIN_VALUE_PPM)),
         cap: if request.class == Class::BestEffort { WHOLE } else { u64::from(request.cap_ppm) },
     };
-    let parts = fill(total, &picked.iter().map(vessel).collect::<Vec<_>>());
-    picked.into_iter().map(|(tenant, _)| *tenant).zip(parts).collect()
+    let picked = requests.values().filter(|request| belongs(request));
+    fill(total, &picked.map(vessel).collect::<Vec<_>>()).into_iter()
 }
 
 #[cfg(test)]

@@ -20,14 +20,21 @@ pub fn fill(total: u64, vessels: &[Vessel]) -> Vec<u64> {
 /// the lesser of its cap and its weight times the level.
 pub fn pour(total: u64, vessels: &[Vessel]) -> (Vec<u64>, Option<f64>) {
     let mut order: Vec<usize> = (0..vessels.len()).filter(|index| vessels[*index].weight > 0).collect();
-    // Who is full first: cap/weight ascending, compared without dividing.
-    order.sort_by(|a, b| {
-        let (a, b) = (&vessels[*a], &vessels[*b]);
-        (u128::from(a.cap) * u128::from(b.weight)).cmp(&(u128::from(b.cap) * u128::from(a.weight)))
-    });
     let mut parts = vec![0; vessels.len()];
     let mut left = u128::from(total);
     let mut weights: u128 = order.iter().map(|index| u128::from(vessels[*index].weight)).sum();
+    // Mostly nobody is full, and then it does not matter who would be first.
+    let is_full = |index: &usize| {
+        let vessel = &vessels[*index];
+        u128::from(vessel.cap) * weights <= u128::from(total) * u128::from(vessel.weight)
+    };
+    if order.iter().any(is_full) {
+        // Who is full first: cap/weight ascending, compared without dividing.
+        order.sort_by(|a, b| {
+            let (a, b) = (&vessels[*a], &vessels[*b]);
+            (u128::from(a.cap) * u128::from(b.weight)).cmp(&(u128::from(b.cap) * u128::from(a.weight)))
+        });
+    }
     let mut rest = order.as_slice();
     while let [first, others @ ..] = rest {
         let vessel = &vessels[*first];

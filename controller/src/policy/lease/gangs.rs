@@ -73,7 +73,7 @@ impl Scheduler {
     /// When the holder is done, as far as is known: with what it has in flight, and if it has its lease to the end.
     fn ends_ns(&self, now_ns: u64, tuning: &Tuning) -> (u64, u64) {
         let Some(hold) = self.hold else { return (now_ns, now_ns) };
-        let Some(holder) = self.tenants.get(&hold.tenant) else { return (now_ns, now_ns) };
+        let Some(holder) = self.tenants.get(hold.tenant) else { return (now_ns, now_ns) };
         let drained_ns = now_ns.saturating_add(remaining_ns(holder, now_ns));
         let goes_on = hold.contended.is_some()
             && hold.drain_give_up_ns.is_none()
@@ -97,7 +97,7 @@ impl Scheduler {
         match self.order {
             Order::Apart => self.free_step(now_ns, tuning),
             Order::Until { at_ns, .. } => self.free_until_step(at_ns, now_ns, tuning),
-            Order::Held { tenant, .. } => match self.tenants.get(&tenant) {
+            Order::Held { tenant, .. } => match self.tenants.get(tenant) {
                 Some(gang) if gang.is_here() => {
                     // While no other wants this GPU, guests have its pauses.
                     let pauses = !gang.wanted && self.next(Rank::Owner, Some(tenant)).is_none();
@@ -107,7 +107,7 @@ impl Scheduler {
                 _ => Step::Stay(None),
             },
             // Its drain was over here, and is not elsewhere.
-            Order::Drain { tenant, catches_up: true } if self.tenants.contains_key(&tenant) => {
+            Order::Drain { tenant, catches_up: true } if self.tenants.get(tenant).is_some() => {
                 self.give(tenant, now_ns, tuning);
                 match self.hold {
                     Some(hold) => self.close(hold, now_ns),
@@ -125,7 +125,7 @@ impl Scheduler {
             guest.map(|(guest, _)| guest)
         });
         if let Some(next) = next
-            && let Some(tenant) = self.tenants.get(&next)
+            && let Some(tenant) = self.tenants.get(next)
         {
             self.lease_limit_ns = at_ns.saturating_sub(drain_ns(tenant, now_ns, tuning));
             if now_ns.saturating_add(tuning.lead_ns) <= self.lease_limit_ns {
@@ -158,7 +158,7 @@ impl Scheduler {
         if self.is_guest(hold.tenant) {
             return self.guest_step(hold, now_ns, tuning);
         }
-        let Some(holder) = self.tenants.get(&hold.tenant) else {
+        let Some(holder) = self.tenants.get(hold.tenant) else {
             self.hold = None;
             return Step::Again;
         };
@@ -224,8 +224,8 @@ impl Scheduler {
 
     /// Until when a rank that wants nothing now is waited for.
     fn gang_idle_ends_ns(&self, hold: &Hold, now_ns: u64, tuning: &Tuning) -> Option<u64> {
-        let holder = self.tenants.get(&hold.tenant)?;
-        let next = self.next(Rank::Owner, Some(hold.tenant)).and_then(|next| self.tenants.get(&next));
+        let holder = self.tenants.get(hold.tenant)?;
+        let next = self.next(Rank::Owner, Some(hold.tenant)).and_then(|next| self.tenants.get(next));
         let vtime = holder.vtime + holder.weighted(begun_ns(hold, holder, now_ns));
         let patience_ns = next.map_or(tuning.grace_ns, |next| {
             patience(holder, next, vtime < next.vtime, true, now_ns, tuning).ns
@@ -255,7 +255,7 @@ impl Scheduler {
 
     /// The gang's other ranks drain too; whoever waits with what one of those needs may launch it.
     fn drain_together(&mut self, hold: Hold, catches_up: bool, give_up_ns: u64, now_ns: u64) -> Step {
-        let Some(holder) = self.tenants.get(&hold.tenant) else {
+        let Some(holder) = self.tenants.get(hold.tenant) else {
             self.hold = None;
             return Step::Again;
         };
@@ -278,7 +278,7 @@ impl Scheduler {
     }
 
     fn is_wanting(&self, tenant: TenantId) -> bool {
-        self.tenants.get(&tenant).is_some_and(|tenant| tenant.wanted)
+        self.tenants.get(tenant).is_some_and(|tenant| tenant.wanted)
     }
 
     /// Whether a tenant whose drain has begun may have the GPU back, if nobody else can be given it now: a gang that waits for its other GPUs

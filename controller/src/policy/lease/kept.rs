@@ -25,7 +25,7 @@ impl Scheduler {
         let hold = self.hold.as_mut().filter(|hold| hold.tenant == kept.tenant);
         let used_ns = hold.as_ref().map_or(0, |hold| hold.used_ns.saturating_sub(kept.used_ns));
         let idle_ns = now_ns.saturating_sub(from_ns).saturating_sub(used_ns);
-        if let Some(tenant) = self.tenants.get_mut(&kept.tenant) {
+        if let Some(tenant) = self.tenants.get_mut(kept.tenant) {
             tenant.vtime += tenant.weighted(idle_ns);
             tenant.forfeited.redeem(idle_ns, now_ns);
         }
@@ -52,7 +52,7 @@ impl Scheduler {
     /// nothing to do.
     fn kept_for(&self) -> Option<TenantId> {
         let is_idle = |hold: Hold| {
-            let seen = self.tenants.get(&hold.tenant).map(|gang| gang.seen)?;
+            let seen = self.tenants.get(hold.tenant).map(|gang| gang.seen)?;
             // Who has a lease and waits is on its way from the gate.
             (!seen.in_flight && (hold.drain_give_up_ns.is_some() || !seen.waiting)).then_some(hold.tenant)
         };

@@ -22,6 +22,7 @@ pub mod guard;
 mod kept;
 mod restore;
 mod state;
+mod tenants;
 pub mod trust;
 
 use crate::policy::TenantId;
@@ -35,6 +36,7 @@ use state::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use tenants::Tenants;
 use trust::{Trust, UserId};
 
 const fn ns(duration: Duration) -> u64 {
@@ -143,7 +145,7 @@ pub struct Handoff {
 /// The leases of one GPU.
 #[derive(Debug, Default)]
 pub struct Scheduler {
-    tenants: BTreeMap<TenantId, Tenant>,
+    tenants: Tenants,
     /// Of users of whom there is something to remember.
     trusts: BTreeMap<UserId, Trust>,
     hold: Option<Hold>,
@@ -181,7 +183,7 @@ impl Scheduler {
     pub fn enter(&mut self, tenant: TenantId, class: Class, now_ns: u64) {
         let rank = Rank::of(class);
         let vclock = self.vclocks[rank as usize];
-        let tenant = self.tenants.entry(tenant).or_insert(Tenant {
+        let new = Tenant {
             rank,
             user: None,
             takes_over: false,
@@ -210,7 +212,8 @@ impl Scheduler {
             lenience: Lenience::default(),
             stuck: None,
             grant: Grant::Closed,
-        });
+        };
+        let tenant = self.tenants.get_or_insert(tenant, new);
         if std::mem::replace(&mut tenant.present, true) {
             return;
         }
@@ -224,7 +227,7 @@ impl Scheduler {
 
     /// Says whose a tenant is that has entered: a new one will take over what tenants of that user owe that are gone.
     pub fn set_user(&mut self, tenant: TenantId, user: UserId, now_ns: u64) {
-        let Some(tenant) = self.tenants.get_mut(&tenant) else { return };
+        let Some(tenant) = self.tenants.get_mut(tenant) else { return };
         tenant.takes_over |= tenant.user.replace(user).is_none();
         self.divide_lenience(user, now_ns);
     }
@@ -233,21 +236,21 @@ impl Scheduler {
     fn divide_lenience(&mut self, user: UserId, now_ns: u64) {
         let of_user = |tenant: &Tenant| tenant.present && tenant.user == Some(user);
         let among = self.tenants.values().filter(|tenant| of_user(tenant)).count() as u64;
-        for tenant in self.tenants.values_mut().filter(|tenant| of_user(tenant)) {
+        for tenant in self.tenants.values_quietly().filter(|tenant| of_user(tenant)) {
             tenant.lenience.divide(among, now_ns);
         }
     }
 
     /// Whether a tenant has wanted nothing for so long that what it asks for is not kept from the others.
     pub fn is_idle(&self, tenant: TenantId, now_ns: u64) -> bool {
-        self.tenants.get(&tenant).is_some_and(|tenant| tenant.is_idle(now_ns))
+        self.tenants.get(tenant).is_some_and(|tenant| tenant.is_idle(now_ns))
     }
 
     /// A tenant's last session on this GPU is gone: what it held is free at once. What it owes is kept.
     pub fn leave(&mut self, id: TenantId, now_ns: u64) {
         // What it used while nobody else wanted the GPU it owes nobody.
         self.advance_clocks();
-        if let Some(tenant) = self.tenants.get_mut(&id) {
+        if let Some(tenant) = self.tenants.get_mut(id) {
             if tenant.wanted {
                 tenant.stopped_wanting_ns = now_ns;
             }
@@ -266,7 +269,7 @@ impl Scheduler {
             tenant.wanted = false;
             tenant.grant = tenant.closed();
         }
-        if let Some(user) = self.tenants.get(&id).and_then(|tenant| tenant.user) {
+        if let Some(user) = self.tenants.get(id).and_then(|tenant| tenant.user) {
             self.divide_lenience(user, now_ns);
         }
         self.free(id);
@@ -276,7 +279,7 @@ impl Scheduler {
     /// Pauses a tenant, or ends its pause. What a paused one has in flight runs out; until it is resumed it wants nothing, and the others
     /// share the GPU as if it were not there.
     pub fn set_paused(&mut self, id: TenantId, is_paused: bool) {
-        let Some(tenant) = self.tenants.get_mut(&id) else { return };
+        let Some(tenant) = self.tenants.get_mut(id) else { return };
         tenant.is_paused = is_paused;
         if matches!(tenant.grant, Grant::Closed | Grant::Paused) {
             self.change(id, Grant::Closed, false);
@@ -285,7 +288,7 @@ impl Scheduler {
 
     /// Forgets a tenant.
     pub fn forget(&mut self, id: TenantId) {
-        self.tenants.remove(&id);
+        self.tenants.remove(id);
         self.free(id);
     }
 
@@ -296,25 +299,28 @@ impl Scheduler {
     }
 
     /// Sets what a tenant is owed: its class, and its weight among its like.
-    pub fn set_standing(&mut self, tenant: TenantId, class: Class, weight_ppm: u32) {
-        let Some(tenant) = self.tenants.get_mut(&tenant) else { return };
+    pub fn set_standing(&mut self, id: TenantId, class: Class, weight_ppm: u32) {
+        let Some(tenant) = self.tenants.get_quietly(id) else { return };
         let change_ppm = tenant.weight_ppm.abs_diff(weight_ppm);
         self.is_redistributed |= change_ppm > tenant.weight_ppm / NEW_QUOTA_PART;
-        tenant.set_weight(weight_ppm, self.vclocks[tenant.rank as usize]);
+        let vclock = self.vclocks[tenant.rank as usize];
+        tenant.set_weight(weight_ppm, vclock);
         let rank = Rank::of(class);
-        if tenant.rank != rank {
+        let has_moved = tenant.rank != rank;
+        if has_moved {
             // What it owed the ones is nothing to the others.
             tenant.rank = rank;
             tenant.vtime = self.vclocks[rank as usize];
             tenant.old_vtime = tenant.vtime;
         }
+        if has_moved || tenant.vtime > tenant.most_ahead(vclock) {
+            self.tenants.touch(id);
+        }
     }
 
     /// Sets how soon a tenant's requests are to be answered, ns.
     pub fn set_slo(&mut self, tenant: TenantId, slo_ns: Option<u64>) {
-        if let Some(tenant) = self.tenants.get_mut(&tenant) {
-            tenant.slo_ns = slo_ns;
-        }
+        self.tenants.set_slo(tenant, slo_ns);
     }
 
     /// Sets the part of the time that guests may cost owners, parts per million.
@@ -359,7 +365,7 @@ impl Scheduler {
 
     /// Whether the tenant may have about one kernel in flight, for others who come at any moment.
     fn gives_way(&self, tenant: TenantId) -> bool {
-        let has_objective = || self.tenants.get(&tenant).is_some_and(Tenant::has_objective);
+        let has_objective = || self.tenants.get(tenant).is_some_and(Tenant::has_objective);
         (self.is_guest(tenant) && self.owner_is_present())
             || (self.is_beside_objective(tenant) && !has_objective())
     }
@@ -367,7 +373,7 @@ impl Scheduler {
     /// Forgets what everybody owes and is owed: what happened while nobody governed, for the `silent_ns` until now, is nobody's debt. Nor had
     /// the holder the GPU to itself then, or kept it from anybody: its hold begins anew.
     pub fn forgive(&mut self, now_ns: u64, silent_ns: u64) {
-        for tenant in self.tenants.values_mut() {
+        for tenant in self.tenants.values_quietly() {
             tenant.vtime = self.vclocks[tenant.rank as usize];
             tenant.old_vtime = tenant.vtime;
             tenant.advance_ns = 0;
@@ -386,7 +392,7 @@ impl Scheduler {
 
     /// What a tenant's gate is to say.
     pub fn grant(&self, tenant: TenantId) -> Grant {
-        self.tenants.get(&tenant).map_or(Grant::Closed, |tenant| tenant.grant)
+        self.tenants.get(tenant).map_or(Grant::Closed, |tenant| tenant.grant)
     }
 
     /// Who has the GPU.
@@ -400,7 +406,7 @@ impl Scheduler {
 
     /// GPU time that a tenant is owed beside the one furthest behind, ns; negative if it had more.
     pub fn lag_ns(&self, tenant: TenantId) -> i64 {
-        let Some(tenant) = self.tenants.get(&tenant) else { return 0 };
+        let Some(tenant) = self.tenants.get(tenant) else { return 0 };
         let gpu_ns = |vtime: VirtualTime| i64::try_from(tenant.gpu_ns(vtime)).unwrap_or(i64::MAX);
         let vclock = self.vclocks[tenant.rank as usize];
         if tenant.vtime <= vclock { gpu_ns(vclock - tenant.vtime) } else { -gpu_ns(tenant.vtime - vclock) }
@@ -408,7 +414,7 @@ impl Scheduler {
 
     /// Takes in what a tenant's meters say at `now_ns`.
     pub fn observe(&mut self, id: TenantId, now_ns: u64, seen: Seen) {
-        let Some(tenant) = self.tenants.get_mut(&id) else { return };
+        let Some(tenant) = self.tenants.get_mut(id) else { return };
         if let Some(stuck) = &mut tenant.stuck {
             stuck.used_ns = stuck.used_ns.saturating_add(seen.used_ns);
             if !seen.in_flight || stuck.is_over(now_ns) {
@@ -495,14 +501,14 @@ impl Scheduler {
         self.note_progress(now_ns);
         self.advance_clocks();
         let mut wanting = [0; 2];
-        for (id, tenant) in &mut self.tenants {
+        self.tenants.look(|id, tenant| {
             let vclock = self.vclocks[tenant.rank as usize];
             let wants = tenant.seen.wants() && !tenant.is_paused;
             wanting[tenant.rank as usize] += usize::from(wants);
             if wants && !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
                 // A gang's processes pause by each other, and it waits for several GPUs: that is not by its own choice.
-                let has_kept = tenant.has_kept(*id, self.hold.as_ref()) || self.gangs.contains(id);
+                let has_kept = tenant.has_kept(id, self.hold.as_ref()) || self.gangs.contains(&id);
                 let credit_ns = credit_ns(pause_ns, has_kept, tuning);
                 let least = vclock.saturating_sub(tenant.weighted(credit_ns));
                 if tenant.rank == Rank::Owner && credit_ns > 0 {
@@ -518,7 +524,7 @@ impl Scheduler {
                 tenant.mean_pause_ns = mean(tenant.mean_pause_ns, pause_ns.min(STAY_LEASED_NS));
                 tenant.last_progress_ns = now_ns;
             }
-            tenant.vtime = tenant.vtime.min(vclock.saturating_add(tenant.weighted(tenant.max_debt_ns())));
+            tenant.vtime = tenant.vtime.min(tenant.most_ahead(vclock));
             tenant.old_vtime = tenant.old_vtime.min(tenant.vtime);
             if !wants && tenant.wanted {
                 tenant.stopped_wanting_ns = now_ns;
@@ -527,7 +533,7 @@ impl Scheduler {
             }
             tenant.wanted = wants;
             tenant.has_used = false;
-        }
+        });
         // The clock stands where it was when the furthest behind paused for a moment.
         self.owners_behind = self.behind(Rank::Owner, |tenant| tenant.wanted).unwrap_or(0);
         if wanting.iter().any(|wanting| *wanting > 1) {
@@ -552,15 +558,15 @@ impl Scheduler {
 
     /// The virtual time of the one of a rank that is furthest behind of those that `counts` picks.
     fn behind(&self, rank: Rank, counts: impl Fn(&Tenant) -> bool) -> Option<VirtualTime> {
-        let counted = self.tenants.values().filter(|tenant| tenant.rank == rank && counts(tenant));
-        counted.map(|tenant| tenant.vtime).min()
+        let counted = self.tenants.astir().filter(|(_, tenant)| tenant.rank == rank && counts(tenant));
+        counted.map(|(_, tenant)| tenant.vtime).min()
     }
 
     /// Tells the guard how the owner that has the GPU gets on.
     fn note_progress(&mut self, now_ns: u64) {
         let owner = self.hold.filter(|hold| hold.drain_give_up_ns.is_none() && !self.is_guest(hold.tenant));
         let noted = owner.and_then(|Hold { tenant, since_ns, used_ns, .. }| {
-            let wants = self.tenants.get(&tenant)?.seen.wants();
+            let wants = self.tenants.get(tenant)?.seen.wants();
             Some(Noted { hold_ns: since_ns, at_ns: now_ns, used_ns, wants })
         });
         let before = std::mem::replace(&mut self.noted, noted);
@@ -568,8 +574,8 @@ impl Scheduler {
             && before.hold_ns == noted.hold_ns
             && before.wants
         {
-            let mut guests = self.tenants.values().filter(|tenant| tenant.rank == Rank::Guest);
-            let has_guest_in = guests.any(|guest| guest.seen.in_flight);
+            let mut guests = self.tenants.astir().filter(|(_, tenant)| tenant.rank == Rank::Guest);
+            let has_guest_in = guests.any(|(_, guest)| guest.seen.in_flight);
             let (wanted_ns, used_ns) =
                 (now_ns.saturating_sub(before.at_ns), noted.used_ns.saturating_sub(before.used_ns));
             self.guard.owner_progressed(wanted_ns, used_ns, has_guest_in);
@@ -577,11 +583,11 @@ impl Scheduler {
     }
 
     fn is_guest(&self, tenant: TenantId) -> bool {
-        self.tenants.get(&tenant).is_some_and(|tenant| tenant.rank == Rank::Guest)
+        self.tenants.get(tenant).is_some_and(|tenant| tenant.rank == Rank::Guest)
     }
 
     fn is_paused(&self, tenant: TenantId) -> bool {
-        self.tenants.get(&tenant).is_some_and(|tenant| tenant.is_paused)
+        self.tenants.get(tenant).is_some_and(|tenant| tenant.is_paused)
     }
 
     fn owner_is_present(&self) -> bool {
@@ -606,7 +612,7 @@ impl Scheduler {
 
     fn next_of(&self, rank: Rank, is_asked: impl Fn(TenantId) -> bool) -> Option<TenantId> {
         self.tenants
-            .iter()
+            .astir()
             .filter(|(id, tenant)| tenant.rank == rank && tenant.wanted && is_asked(**id))
             .min_by_key(|(_, tenant)| (!self.presses(tenant), tenant.vtime))
             .map(|(id, _)| *id)
@@ -630,7 +636,8 @@ impl Scheduler {
 
     /// Whether an owner is there, other than this tenant, that is to be answered soon when it comes.
     fn is_beside_objective(&self, tenant: TenantId) -> bool {
-        self.tenants.iter().any(|(id, other)| *id != tenant && other.is_here() && other.is_answering())
+        let mut others = self.tenants.with_objective().filter(|(id, _)| **id != tenant);
+        others.any(|(_, other)| other.is_here() && other.is_answering())
     }
 
     /// The guest that goes next, `but` for one, and until when it may launch; or else when to ask again. It is the one furthest behind of those that
@@ -646,7 +653,7 @@ impl Scheduler {
         };
         let mut guests: Vec<(VirtualTime, TenantId, u64)> = self
             .tenants
-            .iter()
+            .astir()
             .filter(is_asked)
             .map(|(id, tenant)| (tenant.vtime, *id, guest_window_ns(tenant, tuning)))
             .collect();
@@ -664,7 +671,7 @@ impl Scheduler {
 
     /// Until when a guest may launch, or else when to ask again.
     fn guest_until_ns(&mut self, guest: TenantId, now_ns: u64, tuning: &Tuning) -> Result<u64, Option<u64>> {
-        let window_ns = self.tenants.get(&guest).map_or(0, |guest| guest_window_ns(guest, tuning));
+        let window_ns = self.tenants.get(guest).map_or(0, |guest| guest_window_ns(guest, tuning));
         let tolerated_ns = self.tolerated_ns();
         self.guard
             .until_ns(now_ns, window_ns, tolerated_ns)
@@ -680,7 +687,7 @@ impl Scheduler {
     /// The owner that had the GPU last, if it is still there.
     fn resident(&self) -> Option<TenantId> {
         self.last_owner.filter(|id| {
-            self.tenants.get(id).is_some_and(|owner| owner.is_here() && owner.rank == Rank::Owner)
+            self.tenants.get(*id).is_some_and(|owner| owner.is_here() && owner.rank == Rank::Owner)
         })
     }
 
@@ -704,7 +711,7 @@ impl Scheduler {
     /// Gives the GPU, which is free, to a tenant.
     fn give(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Step {
         self.is_redistributed = false;
-        if self.tenants.get(&tenant).is_some_and(|tenant| self.presses(tenant)) {
+        if self.tenants.get(tenant).is_some_and(|tenant| self.presses(tenant)) {
             self.pressed_ns = now_ns;
         }
         let rank = if self.is_guest(tenant) { Rank::Guest } else { Rank::Owner };
@@ -713,7 +720,7 @@ impl Scheduler {
             self.guard.owner_served(now_ns, tuning.handoff_ns);
         }
         let contended = self.next(rank, Some(tenant)).is_some();
-        let is_idle = self.tenants.get(&tenant).is_some_and(|tenant| !tenant.seen.wants());
+        let is_idle = self.tenants.get(tenant).is_some_and(|tenant| !tenant.seen.wants());
         self.hold = Some(Hold {
             tenant,
             since_ns: now_ns,
@@ -745,7 +752,7 @@ impl Scheduler {
             // Guests among themselves are as owners are.
             return self.hold_step(hold, now_ns, tuning);
         }
-        let Some(guest) = self.tenants.get(&hold.tenant) else {
+        let Some(guest) = self.tenants.get(hold.tenant) else {
             self.hold = None;
             return Step::Again;
         };
@@ -782,7 +789,7 @@ impl Scheduler {
             && self
                 .redistributed_ns
                 .is_none_or(|last_ns| now_ns >= last_ns.saturating_add(REDISTRIBUTION_NS));
-        let Some(holder) = self.tenants.get(&hold.tenant) else {
+        let Some(holder) = self.tenants.get(hold.tenant) else {
             self.hold = None;
             return Step::Again;
         };
@@ -902,7 +909,7 @@ impl Scheduler {
 
     /// Closes the holder's gate; what it has in flight drains.
     fn close(&mut self, hold: Hold, now_ns: u64) -> Step {
-        let limit_ns = self.tenants.get(&hold.tenant).map_or(0, |holder| match holder.grant {
+        let limit_ns = self.tenants.get(hold.tenant).map_or(0, |holder| match holder.grant {
             _ if holder.stuck.is_some() => STUCK_DRAIN_NS,
             // How much is queued behind an open gate nobody counts.
             Grant::Open => MAX_DRAIN_NS,
@@ -926,13 +933,13 @@ impl Scheduler {
 
     /// How long what a tenant has in flight is waited for at most, by what its user's tenants let others wait for in vain.
     fn patience_ns(&mut self, id: TenantId, now_ns: u64) -> u64 {
-        let Some(tenant) = self.tenants.get(&id) else { return 0 };
+        let Some(tenant) = self.tenants.get(id) else { return 0 };
         let trust = tenant.user.and_then(|user| self.trusts.get_mut(&user));
         trust.map_or(MAX_DRAIN_NS, |trust| trust.patience_ns(tenant.metered_ns, now_ns))
     }
 
     fn drain_step(&mut self, hold: Hold, give_up_ns: u64, now_ns: u64, tuning: &Tuning) -> Step {
-        let in_flight = self.tenants.get(&hold.tenant).is_some_and(|holder| holder.seen.in_flight);
+        let in_flight = self.tenants.get(hold.tenant).is_some_and(|holder| holder.seen.in_flight);
         let next = self.next_but(hold.tenant, now_ns, tuning);
         let is_held_back =
             self.is_guest(hold.tenant) && self.guest_until_ns(hold.tenant, now_ns, tuning).is_err();
@@ -972,7 +979,7 @@ impl Scheduler {
         // How long the GPU waits for the next launch within a hold is no cost of a hand-off. Learned as one, it would make leases longer, in which the GPU waits longer,
         // and a guest's window longer than any pause. Who has but one kernel in flight makes it wait always, and who does not say where its work began and ended may.
         let gives_way = self.gives_way(hold.tenant);
-        let Some(holder) = self.tenants.get_mut(&hold.tenant) else { return };
+        let Some(holder) = self.tenants.get_mut(hold.tenant) else { return };
         if in_flight {
             holder.stuck.get_or_insert(Stuck { since_ns: hold.since_ns, used_ns: hold.used_ns });
         }
@@ -996,7 +1003,7 @@ impl Scheduler {
     }
 
     fn change(&mut self, id: TenantId, grant: Grant, renewal: bool) {
-        let Some(tenant) = self.tenants.get_mut(&id) else { return };
+        let Some(tenant) = self.tenants.get_quietly(id) else { return };
         let grant = if grant == Grant::Closed { tenant.closed() } else { grant };
         if tenant.grant != grant {
             tenant.grant = grant;

@@ -16,7 +16,7 @@ impl Scheduler {
         }
         self.enter(id, class, now_ns);
         self.set_standing(id, class, weight_ppm);
-        let Some(tenant) = self.tenants.get_mut(&id) else { return };
+        let Some(tenant) = self.tenants.get_mut(id) else { return };
         let vclock = self.vclocks[tenant.rank as usize];
         let owed_ns = lag_ns.unsigned_abs();
         tenant.vtime = if lag_ns >= 0 {

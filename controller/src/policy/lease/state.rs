@@ -165,6 +165,10 @@ impl Tenant {
     /// it had while it was owed next to nothing would be seconds. Nor does it owe less for having had less weight meanwhile.
     pub fn set_weight(&mut self, weight_ppm: u32, vclock: VirtualTime) {
         let ahead = self.vtime.saturating_sub(vclock);
+        if ahead == 0 {
+            (self.weight_ppm, self.old_weight_ppm, self.old_vtime) = (weight_ppm, 0, self.vtime);
+            return;
+        }
         let owing_ns = self.owing_ns(vclock);
         self.weight_ppm = weight_ppm;
         let kept = ahead.min(self.weighted(owing_ns));
@@ -184,6 +188,11 @@ impl Tenant {
     pub fn charge(&mut self, gpu_ns: u64) {
         self.largest_charge_ns = self.largest_charge_ns.max(gpu_ns);
         self.vtime += self.weighted(gpu_ns);
+    }
+
+    /// The virtual time that it is at, at most, while the clock of its rank stands there.
+    pub fn most_ahead(&self, vclock: VirtualTime) -> VirtualTime {
+        vclock.saturating_add(self.weighted(self.max_debt_ns()))
     }
 
     pub fn max_debt_ns(&self) -> u64 {

@@ -63,6 +63,27 @@ fn who_is_alone_has_an_open_gate_before_it_asks() {
 }
 
 #[test]
+fn a_decision_looks_at_those_alone_that_want_the_gpu_or_were_touched() {
+    let mut bench = Bench::new();
+    let set_weights = |bench: &mut Bench, weight_ppm| {
+        (10..1_000).for_each(|id| bench.scheduler.set_standing(id, Class::Fair, weight_ppm));
+    };
+    let astir = |bench: &Bench| bench.scheduler.tenants.astir().map(|(id, _)| *id).collect::<Vec<_>>();
+    (10..1_000).for_each(|id| bench.scheduler.enter(id, Class::Fair, bench.now_ns));
+    set_weights(&mut bench, PPM / 1_000);
+    bench.step(MS, RUNNING, IDLE);
+    assert_eq!(astir(&bench), [A]);
+    // What they are owed may change all the time.
+    set_weights(&mut bench, PPM / 2_000);
+    assert_eq!(astir(&bench), [A]);
+    bench.scheduler.observe(500, bench.now_ns, WAITING);
+    bench.scheduler.set_standing(501, Class::BestEffort, PPM);
+    assert_eq!(astir(&bench), [A, 500, 501]);
+    bench.step(MS, RUNNING, WAITING);
+    assert_eq!(astir(&bench), [A, B, 500]);
+}
+
+#[test]
 fn who_pauses_whenever_it_is_looked_at_owes_nothing_for_time_that_nobody_else_wanted() {
     let mut bench = Bench::new();
     bench.step(MS, IDLE, IDLE);

@@ -127,8 +127,9 @@ impl Deepres {
         let requests: BTreeMap<TenantId, _> =
             (0..).zip(self.tenants.iter().zip(&mut self.seats)).map(request).collect();
         let owed = entitlements(&requests);
-        for (tenant, owed) in &owed {
-            self.scheduler.set_standing(*tenant, requests[tenant].class, owed.weight_ppm);
+        // Both are by tenant.
+        for ((tenant, owed), request) in owed.iter().zip(requests.values()) {
+            self.scheduler.set_standing(*tenant, request.class, owed.weight_ppm);
         }
         self.owed = (owed.len() <= MOST_WATCHED).then(|| owed.into_values().collect());
         (self.reviewed_ns, self.is_back) = (Some(now_ns), false);

@@ -4,6 +4,9 @@
 //! as its grid has blocks, and sleeps 10 ms at a time while there are less than none; every 120 ms the bucket gets `share` more, which grows while
 //! the process's utilisation of the last second is at or below its limit and shrinks while it is above, in integer percent.
 //!
+//! Nothing in HAMi-core sets what makes a launch wait whatever its tokens (`recent_kernel` below 0): another program does, for tasks of low priority, and is not part of it. So no
+//! launch waits for that here.
+//!
 //! The limits: what each tenant is owed. A best-effort tenant gets what the others leave on average, which an operator would have to know
 //! beforehand; it gets 5 % at least.
 

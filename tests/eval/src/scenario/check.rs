@@ -59,8 +59,11 @@ impl Scenario {
             let says = "this is not below duration_s: nothing is left to measure";
             return Err(Fault::at(&["warmup_s"], says));
         }
-        if self.name.chars().any(char::is_control) {
-            return Err(Fault::at(&["name"], "the name has a control character: leave it out"));
+        if has_no_picture(&self.name) {
+            return Err(Fault::at(
+                &["name"],
+                "the name has a control character, or another that no picture can have: leave it out",
+            ));
         }
         let slice_ns = self.gpu.slice_ns.saturating_add(self.gpu.switch_ns).max(1);
         if self.duration_ns / slice_ns > MAX_SLICES {
@@ -137,8 +140,11 @@ impl Scenario {
         if tenant.name.is_empty() {
             return wrong(&["name"], "a tenant has an empty name");
         }
-        if tenant.name.chars().any(char::is_control) {
-            return wrong(&["name"], "the name has a control character: leave it out");
+        if has_no_picture(&tenant.name) {
+            return wrong(
+                &["name"],
+                "the name has a control character, or another that no picture can have: leave it out",
+            );
         }
         if tenant.count == 0 {
             return wrong(&["count"], "there would be none of it: give 1 or more, or leave the tenant out");
@@ -215,6 +221,11 @@ impl Tenant {
             (None, None) => 0.0,
         }
     }
+}
+
+/// Whether a name has a character that no picture may have: XML 1.0 leaves them out.
+fn has_no_picture(name: &str) -> bool {
+    name.chars().any(|c| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'))
 }
 
 /// How many kernels a profile has, and how long they take, ns.

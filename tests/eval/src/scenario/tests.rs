@@ -136,6 +136,7 @@ fn what_is_unknown_or_impossible_is_named_with_its_line_and_key() {
             "weigh nothing",
         ),
         ("name = \"a\"", "name = \"a\\u0007\"", 6, "control character"),
+        ("name = \"a\"", "name = \"a\\uFFFE\"", 6, "no picture can have"),
         (
             "[[tenant]]",
             "[gpu]\n    slice_ms = 0.000001\n    switch_us = 0\n    [[tenant]]",
