@@ -14,7 +14,8 @@ const _: () = assert!(ApiId::COUNT <= PLACES && PLACES.is_multiple_of(u32::BITS 
 /// What a function does to the GPU that deepres sees and does not account for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unaccounted {
-    /// It puts work on a stream that is neither gated nor metered.
+    /// It puts work on a stream that is neither gated nor metered by itself: a write of 4 or 8 bytes and its like end no segment, and count in the one that they
+    /// fall into.
     Work,
     /// It brings device memory that is not charged: another's that is opened here, or the driver's own.
     Memory,
@@ -86,6 +87,7 @@ macro_rules! for_each_unaccounted_function {
             Memory cuGLMapBufferObjectAsync_v2_ptsz;
             Memory cuMulticastCreate;
             Memory cuGreenCtxCreate;
+            Memory cuCtxSetLimit;
             Host cuMemAllocHost;
             Host cuMemAllocHost_v2;
             Host cuMemHostAlloc;

@@ -109,7 +109,7 @@ forwarded! {
     Setting:
         cuCoredumpDeregisterCompleteCallback cuCoredumpDeregisterStartCallback cuCoredumpRegisterCompleteCallback
         cuCoredumpRegisterStartCallback cuCoredumpSetAttribute cuCoredumpSetAttributeGlobal
-        cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetCurrent cuCtxSetFlags cuCtxSetLimit
+        cuCtxResetPersistingL2Cache cuCtxSetCacheConfig cuCtxSetCurrent cuCtxSetFlags
         cuCtxSetSharedMemConfig cuDevResourceGenerateDesc cuDevSmResourceSplit cuDevSmResourceSplitByCount
         cuDevicePrimaryCtxSetFlags cuDevicePrimaryCtxSetFlags_v2 cuDeviceRegisterAsyncNotification
         cuDeviceSetGraphMemAttribute cuDeviceSetMemPool cuDeviceUnregisterAsyncNotification cuFuncSetAttribute
@@ -129,8 +129,7 @@ forwarded! {
     Object:
         cuCtxPopCurrent cuCtxPopCurrent_v2 cuCtxPushCurrent
         cuCtxPushCurrent_v2 cuEventCreate cuEventDestroy cuEventDestroy_v2 cuGreenCtxStreamCreate cuStreamCreate cuStreamCreateWithPriority
-        cuSurfObjectCreate cuSurfObjectDestroy cuTexObjectCreate cuTexObjectDestroy cuTexRefCreate cuTexRefDestroy
-        cuVDPAUCtxCreate cuVDPAUCtxCreate_v2;
+        cuSurfObjectCreate cuSurfObjectDestroy cuTexObjectCreate cuTexObjectDestroy cuTexRefCreate cuTexRefDestroy;
     Graph:
         cuGraphAddBatchMemOpNode cuGraphAddChildGraphNode cuGraphAddDependencies cuGraphAddDependencies_v2
         cuGraphAddEmptyNode cuGraphAddEventRecordNode cuGraphAddEventWaitNode cuGraphAddExternalSemaphoresSignalNode
@@ -151,9 +150,8 @@ forwarded! {
         cuStreamUpdateCaptureDependencies_v2 cuStreamUpdateCaptureDependencies_v2_ptsz cuUserObjectCreate
         cuUserObjectRelease cuUserObjectRetain;
     Order:
-        cuCtxRecordEvent cuCtxWaitEvent cuEventRecord cuEventRecordWithFlags cuEventRecordWithFlags_ptsz
-        cuEventRecord_ptsz cuFlushGPUDirectRDMAWrites cuGreenCtxRecordEvent cuGreenCtxWaitEvent
-        cuThreadExchangeStreamCaptureMode;
+        cuCtxRecordEvent cuEventRecord cuEventRecordWithFlags cuEventRecordWithFlags_ptsz cuEventRecord_ptsz
+        cuFlushGPUDirectRDMAWrites cuGreenCtxRecordEvent cuThreadExchangeStreamCaptureMode;
     Address:
         cuCtxDisablePeerAccess cuCtxEnablePeerAccess cuMemAddressFree cuMemAddressReserve cuMemPoolSetAccess
         cuMemSetAccess cuMulticastAddDevice cuMulticastBindAddr cuMulticastBindAddr_v2 cuMulticastBindMem

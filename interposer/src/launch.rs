@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::capture;
-use crate::driver::calls::{Calls, Stream};
+use crate::driver::calls::{Calls, Context, Stream};
 use crate::gate;
 use crate::meter::lane::{Begun, Lane};
 use crate::meter::segment::{Kind, Launch};
@@ -234,6 +234,18 @@ pub fn interrupt(stream: Stream) {
         let _relaxed = capture::is_active().then(|| process.calls.relaxed());
         lane.interrupt(&process.calls, !lane.gpu.is_open());
     }
+}
+
+/// Every stream of a context is about to wait for something else than its own work.
+pub fn interrupt_context(context: impl FnOnce() -> Option<Context>) {
+    let Some(process) = process::current() else { return };
+    let _uncancelled = os::uncancelled();
+    let Some(handle) = context() else { return };
+    let Some(context) = process.contexts().into_iter().find(|context| context.is_alive_as(handle)) else {
+        return;
+    };
+    let _relaxed = capture::is_active().then(|| process.calls.relaxed());
+    context.interrupt(handle, &process.calls, thread::id(), awaits_host());
 }
 
 /// The stream is about to wait for something that the host may do only once more has been launched.

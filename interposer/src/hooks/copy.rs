@@ -25,6 +25,16 @@ fn product<const N: usize>(factors: [u64; N]) -> u64 {
     factors.into_iter().fold(1, u64::saturating_mul)
 }
 
+/// What the `count` pieces of a batch are together.
+fn sum(sizes: *const usize, count: usize) -> u64 {
+    if sizes.is_null() || !sizes.is_aligned() {
+        return UNKNOWN_BYTES;
+    }
+    // SAFETY: by the API's contract a list of so many, for the driver to read.
+    let sizes = (0..count).map(|place| unsafe { sizes.add(place).read() } as u64);
+    sizes.fold(0, u64::saturating_add)
+}
+
 /// A copy between rectangles or boxes.
 trait Shape {
     fn bytes(&self) -> u64;
@@ -91,8 +101,8 @@ copies! {
     Copy cuMemPrefetchAsync_ptsz(at: CUdeviceptr, count: usize, to: CUdevice, stream: CUstream) on Stream::new(stream, true), count as u64;
     Copy cuMemPrefetchAsync_v2(at: CUdeviceptr, count: usize, location: CUmemLocation, flags: u32, stream: CUstream) on Stream::new(stream, false), count as u64;
     Copy cuMemPrefetchAsync_v2_ptsz(at: CUdeviceptr, count: usize, location: CUmemLocation, flags: u32, stream: CUstream) on Stream::new(stream, true), count as u64;
-    Copy cuMemPrefetchBatchAsync(at: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut CUmemLocation, indices: *mut usize, location_count: usize, flags: u64, stream: CUstream) on Stream::new(stream, false), count as u64;
-    Copy cuMemPrefetchBatchAsync_ptsz(at: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut CUmemLocation, indices: *mut usize, location_count: usize, flags: u64, stream: CUstream) on Stream::new(stream, true), count as u64;
+    Copy cuMemPrefetchBatchAsync(at: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut CUmemLocation, indices: *mut usize, location_count: usize, flags: u64, stream: CUstream) on Stream::new(stream, false), sum(sizes, count);
+    Copy cuMemPrefetchBatchAsync_ptsz(at: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut CUmemLocation, indices: *mut usize, location_count: usize, flags: u64, stream: CUstream) on Stream::new(stream, true), sum(sizes, count);
     SyncCopy cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) on Stream::LEGACY, bytes as u64;
     SyncCopy cuMemcpy2D(copy: *const CUDA_MEMCPY2D_v1) on Stream::LEGACY, bytes_of(copy);
     Copy cuMemcpy2DAsync(copy: *const CUDA_MEMCPY2D_v1, stream: CUstream) on Stream::new(stream, false), bytes_of(copy);
@@ -107,10 +117,10 @@ copies! {
     Copy cuMemcpy3DAsync(copy: *const CUDA_MEMCPY3D_v1, stream: CUstream) on Stream::new(stream, false), bytes_of(copy);
     Copy cuMemcpy3DAsync_v2(copy: *const CUDA_MEMCPY3D, stream: CUstream) on Stream::new(stream, false), bytes_of(copy);
     Copy cuMemcpy3DAsync_v2_ptsz(copy: *const CUDA_MEMCPY3D, stream: CUstream) on Stream::new(stream, true), bytes_of(copy);
-    Copy cuMemcpy3DBatchAsync(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream) on Stream::new(stream, false), count as u64;
-    Copy cuMemcpy3DBatchAsync_ptsz(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream) on Stream::new(stream, true), count as u64;
-    Copy cuMemcpy3DBatchAsync_v2(count: usize, list: *mut c_void, flags: u64, stream: CUstream) on Stream::new(stream, false), count as u64;
-    Copy cuMemcpy3DBatchAsync_v2_ptsz(count: usize, list: *mut c_void, flags: u64, stream: CUstream) on Stream::new(stream, true), count as u64;
+    Copy cuMemcpy3DBatchAsync(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream) on Stream::new(stream, false), UNKNOWN_BYTES;
+    Copy cuMemcpy3DBatchAsync_ptsz(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream) on Stream::new(stream, true), UNKNOWN_BYTES;
+    Copy cuMemcpy3DBatchAsync_v2(count: usize, list: *mut c_void, flags: u64, stream: CUstream) on Stream::new(stream, false), UNKNOWN_BYTES;
+    Copy cuMemcpy3DBatchAsync_v2_ptsz(count: usize, list: *mut c_void, flags: u64, stream: CUstream) on Stream::new(stream, true), UNKNOWN_BYTES;
     SyncCopy cuMemcpy3DPeer(copy: *const CUDA_MEMCPY3D_PEER) on Stream::LEGACY, bytes_of(copy);
     Copy cuMemcpy3DPeerAsync(copy: *const CUDA_MEMCPY3D_PEER, stream: CUstream) on Stream::new(stream, false), bytes_of(copy);
     Copy cuMemcpy3DPeerAsync_ptsz(copy: *const CUDA_MEMCPY3D_PEER, stream: CUstream) on Stream::new(stream, true), bytes_of(copy);
@@ -133,10 +143,10 @@ copies! {
     Copy cuMemcpyAtoHAsync_v2_ptsz(to: *mut c_void, from: CUarray, from_offset: usize, bytes: usize, stream: CUstream) on Stream::new(stream, true), bytes as u64;
     SyncCopy cuMemcpyAtoH_v2(to: *mut c_void, from: CUarray, from_offset: usize, bytes: usize) on Stream::LEGACY, bytes as u64;
     SyncCopy cuMemcpyAtoH_v2_ptds(to: *mut c_void, from: CUarray, from_offset: usize, bytes: usize) on Stream::PER_THREAD, bytes as u64;
-    Copy cuMemcpyBatchAsync(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut CUmemcpyAttributes, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream) on Stream::new(stream, false), count as u64;
-    Copy cuMemcpyBatchAsync_ptsz(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut CUmemcpyAttributes, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream) on Stream::new(stream, true), count as u64;
-    Copy cuMemcpyBatchAsync_v2(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut CUmemcpyAttributes, indices: *mut usize, attribute_count: usize, stream: CUstream) on Stream::new(stream, false), count as u64;
-    Copy cuMemcpyBatchAsync_v2_ptsz(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut CUmemcpyAttributes, indices: *mut usize, attribute_count: usize, stream: CUstream) on Stream::new(stream, true), count as u64;
+    Copy cuMemcpyBatchAsync(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut CUmemcpyAttributes, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream) on Stream::new(stream, false), sum(sizes, count);
+    Copy cuMemcpyBatchAsync_ptsz(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut CUmemcpyAttributes, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream) on Stream::new(stream, true), sum(sizes, count);
+    Copy cuMemcpyBatchAsync_v2(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut CUmemcpyAttributes, indices: *mut usize, attribute_count: usize, stream: CUstream) on Stream::new(stream, false), sum(sizes, count);
+    Copy cuMemcpyBatchAsync_v2_ptsz(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut CUmemcpyAttributes, indices: *mut usize, attribute_count: usize, stream: CUstream) on Stream::new(stream, true), sum(sizes, count);
     Copy cuMemcpyDtoA(to: CUarray, to_offset: u32, from: CUdeviceptr_v1, bytes: u32) on Stream::LEGACY, bytes as u64;
     Copy cuMemcpyDtoA_v2(to: CUarray, to_offset: usize, from: CUdeviceptr, bytes: usize) on Stream::LEGACY, bytes as u64;
     Copy cuMemcpyDtoA_v2_ptds(to: CUarray, to_offset: usize, from: CUdeviceptr, bytes: usize) on Stream::PER_THREAD, bytes as u64;
@@ -210,5 +220,12 @@ mod tests {
     #[test]
     fn sizes_that_nothing_has_are_no_reason_to_panic() {
         assert_eq!(product([u64::MAX, u64::MAX, 4]), u64::MAX);
+        assert_eq!(sum([usize::MAX, 1].as_ptr(), 2), u64::MAX);
+    }
+
+    #[test]
+    fn a_batch_moves_what_its_pieces_have_together() {
+        assert_eq!(sum([1 << 20, 3, 1 << 10].as_ptr(), 2), (1 << 20) + 3);
+        assert_eq!(sum(std::ptr::null(), 2), UNKNOWN_BYTES);
     }
 }

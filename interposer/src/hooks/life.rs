@@ -2,7 +2,7 @@
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
-use deepres_abi::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream, c_void};
+use deepres_abi::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream, VdpDevice, c_void};
 
 use super::{MISSING, clear};
 use crate::capture;
@@ -82,17 +82,18 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
 }
 
 macro_rules! makes_context {
-    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*);)+) => {$(
+    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*) $(then ($($last:ident: $last_type:ty),+))?;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name(
             context: *mut CUcontext,
             $($argument: $type,)*
             device: CUdevice,
+            $($($last: $last_type,)+)?
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             make_context(ApiId::$symbol, context, device, || {
                 // SAFETY: the caller's arguments.
-                unsafe { real(context, $($argument,)* device) }
+                unsafe { real(context, $($argument,)* device $($(, $last)+)?) }
             })
         }
     )+};
@@ -105,6 +106,8 @@ makes_context! {
     create_context_v4: cuCtxCreate_v4(params: *mut c_void, flags: u32);
     create_gl_context_v1: cuGLCtxCreate(flags: u32);
     create_gl_context_v2: cuGLCtxCreate_v2(flags: u32);
+    create_vdpau_context_v1: cuVDPAUCtxCreate(flags: u32) then (display: VdpDevice, find: *mut c_void);
+    create_vdpau_context_v2: cuVDPAUCtxCreate_v2(flags: u32) then (display: VdpDevice, find: *mut c_void);
 }
 
 fn destroy_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
@@ -127,18 +130,20 @@ pub unsafe extern "C" fn attach_context(context: *mut CUcontext, flags: u32) -> 
     }
 }
 
+/// The context that a green one is.
+pub fn context_of_green(green: CUgreenCtx) -> Option<Context> {
+    let (convert, mut context) = (real!(cuCtxFromGreenCtx)?, std::ptr::null_mut());
+    // SAFETY: the result has room, and the driver checks the handle.
+    let result = unsafe { convert(&mut context, green) };
+    (result == CUDA_SUCCESS).then_some(Context(context as usize))
+}
+
 /// Hook of `cuGreenCtxDestroy`: what of the GPU it was given goes, and with it the captures and events of its context. Memory stays with the primary context.
 pub unsafe extern "C" fn destroy_green(green: CUgreenCtx) -> CUresult {
     let Some(real) = real!(cuGreenCtxDestroy) else { return MISSING };
     // SAFETY: the caller's argument.
     let call = || unsafe { real(green) };
-    let context = || {
-        let (convert, mut context) = (real!(cuCtxFromGreenCtx)?, std::ptr::null_mut());
-        // SAFETY: the result has room, and the driver checks the handle.
-        let result = unsafe { convert(&mut context, green) };
-        (result == CUDA_SUCCESS).then_some(Context(context as usize))
-    };
-    match process::current().and_then(|process| Some((process, context()?))) {
+    match process::current().and_then(|process| Some((process, context_of_green(green)?))) {
         Some((process, context)) => process.end_context(context, call, |result| *result == CUDA_SUCCESS).0,
         None => call(),
     }

@@ -184,6 +184,8 @@ hooks! {
     cuCtxCreate_v4 => life::create_context_v4;
     cuGLCtxCreate => life::create_gl_context_v1;
     cuGLCtxCreate_v2 => life::create_gl_context_v2;
+    cuVDPAUCtxCreate => life::create_vdpau_context_v1;
+    cuVDPAUCtxCreate_v2 => life::create_vdpau_context_v2;
     cuDevicePrimaryCtxRetain => life::retain_primary;
     cuCtxDestroy => life::destroy_context_v1;
     cuCtxDestroy_v2 => life::destroy_context_v2;
@@ -205,6 +207,8 @@ hooks! {
 
     cuStreamWaitEvent => wait::stream_wait_event;
     cuStreamWaitEvent_ptsz => wait::stream_wait_event_ptsz;
+    cuCtxWaitEvent => wait::context_wait_event;
+    cuGreenCtxWaitEvent => wait::green_wait_event;
     cuStreamWaitValue32 => wait::stream_wait_32_v1;
     cuStreamWaitValue32_ptsz => wait::stream_wait_32_v1_ptsz;
     cuStreamWaitValue32_v2 => wait::stream_wait_32;
@@ -352,5 +356,18 @@ mod tests {
         let astray: Vec<&str> =
             ApiId::ALL.into_iter().filter(|id| !is_placed(*id)).map(ApiId::symbol).collect();
         assert!(astray.is_empty(), "in no class, or in two: {astray:?}");
+    }
+
+    #[test]
+    fn what_makes_contexts_or_waits_or_takes_memory_does_not_pass_as_a_setting() {
+        for id in [
+            ApiId::cuVDPAUCtxCreate,
+            ApiId::cuVDPAUCtxCreate_v2,
+            ApiId::cuCtxWaitEvent,
+            ApiId::cuGreenCtxWaitEvent,
+            ApiId::cuCtxSetLimit,
+        ] {
+            assert!(address(id).is_some(), "{}", id.symbol());
+        }
     }
 }

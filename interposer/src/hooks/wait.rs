@@ -3,12 +3,12 @@
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::types::{
-    CUcontext, CUdeviceptr, CUevent, CUhostFn, CUresult, CUstream, CUstreamCallback, c_void,
+    CUcontext, CUdeviceptr, CUevent, CUgreenCtx, CUhostFn, CUresult, CUstream, CUstreamCallback, c_void,
 };
 
-use super::{MISSING, memory};
+use super::{MISSING, life, memory};
 use crate::capture;
-use crate::driver::calls::Stream;
+use crate::driver::calls::{Context, Stream};
 use crate::driver::real;
 use crate::launch;
 use crate::os;
@@ -65,6 +65,22 @@ macro_rules! wait_event {
 wait_event! {
     stream_wait_event: cuStreamWaitEvent, false;
     stream_wait_event_ptsz: cuStreamWaitEvent_ptsz, true;
+}
+
+/// Hook of `cuCtxWaitEvent`: every stream of the context waits.
+pub unsafe extern "C" fn context_wait_event(context: CUcontext, event: CUevent) -> CUresult {
+    let Some(real) = real!(cuCtxWaitEvent) else { return MISSING };
+    launch::interrupt_context(|| Some(Context(context as usize)));
+    // SAFETY: the caller's arguments, as they came.
+    unsafe { real(context, event) }
+}
+
+/// Hook of `cuGreenCtxWaitEvent`: the same.
+pub unsafe extern "C" fn green_wait_event(green: CUgreenCtx, event: CUevent) -> CUresult {
+    let Some(real) = real!(cuGreenCtxWaitEvent) else { return MISSING };
+    launch::interrupt_context(|| life::context_of_green(green));
+    // SAFETY: the caller's arguments, as they came.
+    unsafe { real(green, event) }
 }
 
 interrupt! {

@@ -109,6 +109,25 @@ impl ContextState {
         }
     }
 
+    /// Every stream of `handle`, which this is, is about to wait for something else than its own work, whoever launches there; perhaps for the host.
+    pub fn interrupt(&self, handle: Context, calls: &Calls, thread_id: u32, awaits_host: bool) {
+        let inner = self.lock();
+        if !self.is_alive_as(handle) {
+            return;
+        }
+        for lane in &inner.lanes {
+            // Another thread's per-thread stream has no name here.
+            if lane.stream() == Some(Stream::PER_THREAD) && lane.owner() != thread_id {
+                lane.note_wait();
+            } else {
+                lane.interrupt(calls, !self.gpu.is_open());
+            }
+            if awaits_host {
+                lane.await_host();
+            }
+        }
+    }
+
     /// It is about to go: what of its work is complete is charged as what it took. The caller holds the lock.
     pub fn charge_complete(&self, calls: &Calls, inner: &Inner) {
         for lane in &inner.lanes {

@@ -657,9 +657,14 @@ impl Lane {
             if contended && self.has_room(calls) {
                 self.close(calls);
             } else {
-                self.open_may_wait.store(true, Ordering::Relaxed);
+                self.note_wait();
             }
         }
+    }
+
+    /// What the launches of the open segment are known to take counts: between them its stream may wait for something else.
+    pub fn note_wait(&self) {
+        self.open_may_wait.store(true, Ordering::Relaxed);
     }
 
     /// After the launch that ends a segment.

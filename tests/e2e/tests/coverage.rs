@@ -93,6 +93,7 @@ fn calls_that_deepres_does_not_account_for_are_counted_one_by_one() {
             "cuStreamWriteValue32_v2",
             "cuStreamWriteValue32_v2_ptsz",
             "cuIpcOpenMemHandle_v2",
+            "cuCtxSetLimit",
         ];
         await_process(&host, &tenant, |process| {
             counted.iter().all(|function| Some(calls(process, function)) == said[*function].as_u64())

@@ -261,6 +261,11 @@ fn host_functions_and_waits_between_kernels() {
 }
 
 #[test]
+fn waits_of_all_streams_of_a_context_between_kernels() {
+    assert_exact(&["--streams", "2", "k20", "k20", "host:200", "all:0", "k20", "k20", "wait:400"]);
+}
+
+#[test]
 fn what_is_queued_in_a_context_that_is_destroyed_is_charged_too() {
     for kernel in ["k200", "k5000"] {
         let host = Host::measuring().simgpu(SIMGPU_TOML);

@@ -284,6 +284,8 @@ enum {
     X(cuEventQuery, "cuEventQuery", 2000, LEGACY, (CUevent event))                                                       \
     X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", 10010, LEGACY, (int *mode))                \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, LEGACY, (CUstream stream, CUevent event, unsigned flags))            \
+    X(cuCtxWaitEvent, "cuCtxWaitEvent", 12050, LEGACY, (CUcontext context, CUevent event))                               \
+    X(cuCtxSetLimit, "cuCtxSetLimit", 3010, LEGACY, (int limit, size_t value))                                           \
     X(cuGraphUpload, "cuGraphUpload", 11010, LEGACY, (CUgraphExec exec, CUstream stream))                                \
     X(cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", 12000, LEGACY,                                       \
       (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS * params))                                       \

@@ -10,7 +10,8 @@
  *   while:NAMExK   … with the K in the body of a condition, round after round, as often as the simulated GPU says
  *   sync           waits for everything              to:BYTES    copies so much to the device    from:BYTES   … back, waiting
  *   host:US        a host function of US microseconds in the stream
- *   after:N        makes the stream wait for what was launched on stream N */
+ *   after:N        makes the stream wait for what was launched on stream N
+ *   all:N          makes every stream of the context wait for that */
 #include "driver.h"
 #include <pthread.h>
 #include <string.h>
@@ -39,7 +40,7 @@ static void spin_us(long us) {
 static void host_function(void *us) { spin_us((long)us); }
 
 typedef struct {
-    enum { KERNEL, GRAPH, WAIT, SYNC, TO, FROM, HOST, AFTER } what;
+    enum { KERNEL, GRAPH, WAIT, SYNC, TO, FROM, HOST, AFTER, ALL } what;
     /* By context. */
     CUfunction kernel[MAX_CONTEXTS];
     CUgraphExec graph[MAX_CONTEXTS];
@@ -99,6 +100,7 @@ static step parse(const char *text) {
     else if (!strncmp(text, "from:", 5)) s.what = FROM;
     else if (!strncmp(text, "host:", 5)) s.what = HOST;
     else if (!strncmp(text, "after:", 6)) s.what = AFTER;
+    else if (!strncmp(text, "all:", 4)) s.what = ALL;
     else {
         int repeats = !strncmp(text, "while:", 6), is_graph = repeats || !strncmp(text, "graph:", 6);
         snprintf(name, sizeof name, "%s", is_graph ? colon + 1 : text);
@@ -188,6 +190,11 @@ static void *run(void *unused) {
                 CHECK(cu(cuEventRecord)(reached[s->number], on[s->number]));
                 enter(c);
                 CHECK(cu(cuStreamWaitEvent)(stream, reached[s->number], 0));
+                break;
+            case ALL:
+                enter(context_of(s->number));
+                CHECK(cu(cuEventRecord)(reached[s->number], on[s->number]));
+                CHECK(cu(cuCtxWaitEvent)(contexts[c], reached[s->number]));
                 break;
             }
         }

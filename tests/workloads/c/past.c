@@ -1,7 +1,7 @@
 /* Calls what deepres sees and does not account for: prints how often as one JSON object, then stays until its standard input is closed. */
 #include "driver.h"
 
-enum { HOST_ALLOCATIONS = 3, WRITES = 5, OPENINGS = 2 };
+enum { HOST_ALLOCATIONS = 3, WRITES = 5, OPENINGS = 2, HEAPS = 4, MALLOC_HEAP_SIZE = 2 };
 
 int main(void) {
     CUcontext context = open_context();
@@ -16,6 +16,8 @@ int main(void) {
         CHECK(cu(cuStreamWriteValue32_v2)(stream, word, i, 0));
         CHECK(cu(cuStreamWriteValue32_v2_ptsz)(NULL, word + 4, i, 0));
     }
+    for (int i = 0; i < HEAPS; i++)
+        CHECK(cu(cuCtxSetLimit)(MALLOC_HEAP_SIZE, (size_t)8 << 20));
     CHECK(cu(cuCtxSynchronize)());
     /* Handles that nobody exported: the call goes past us all the same, and fails as it would alone. */
     CUipcMemHandle nothing = {{0}};
@@ -26,8 +28,8 @@ int main(void) {
     unsigned written = 0;
     CHECK(cu(cuMemcpyDtoH_v2)(&written, word, sizeof written));
     printf("{\"cuMemHostAlloc\":%d,\"cuStreamWriteValue32_v2\":%d,\"cuStreamWriteValue32_v2_ptsz\":%d,"
-           "\"cuIpcOpenMemHandle_v2\":%d,\"code\":%d,\"written\":%u}\n",
-           HOST_ALLOCATIONS, WRITES, WRITES, OPENINGS, codes[OPENINGS - 1], written);
+           "\"cuIpcOpenMemHandle_v2\":%d,\"cuCtxSetLimit\":%d,\"code\":%d,\"written\":%u}\n",
+           HOST_ALLOCATIONS, WRITES, WRITES, OPENINGS, HEAPS, codes[OPENINGS - 1], written);
     wait_for_end_of_input();
     CHECK(cu(cuCtxDestroy_v2)(context));
     return 0;

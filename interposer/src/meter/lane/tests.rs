@@ -204,6 +204,31 @@ fn a_stream_that_waits_for_another_ends_the_segment_while_someone_else_waits() {
 }
 
 #[test]
+fn where_all_streams_of_a_context_wait_what_is_known_of_their_launches_counts_whoever_made_them() {
+    let (calls, own) = (fake::calls(), lane());
+    let context = own.context;
+    // One that is busy is given to nobody else.
+    let opened = |lane: &'static Lane| {
+        lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
+        lane.learn(KERNEL_NS, false);
+        while !lane.is_open() {
+            launch(&calls, lane, KERNEL, KERNEL_NS);
+        }
+        lane
+    };
+    let of_another = |stream| opened(context.lane(context.handle(), stream, 2).unwrap());
+    let lanes = [opened(own), of_another(Stream(0x20_0000)), of_another(Stream::PER_THREAD)];
+    context.interrupt(context.handle(), &calls, 1, false);
+    for lane in lanes {
+        assert!(!lane.is_stuck());
+        lane.close(&calls);
+        assert!(lane.place(lane.head.load(Ordering::Relaxed) - 1).unwrap().contents().may_wait);
+    }
+    context.interrupt(context.handle(), &calls, 1, true);
+    assert!(lanes.into_iter().all(Lane::is_stuck), "they may wait for the host");
+}
+
+#[test]
 fn graphs_that_are_not_known_or_long_are_segments_of_their_own() {
     let (calls, lane) = (fake::calls(), lane());
     for what in [GRAPH, GRAPH, KERNEL, GRAPH] {

@@ -217,6 +217,16 @@ pub fn wait_in_stream(stream: &Arc<Stream>, event: &Arc<Event>, flags: u32) -> R
     }
 }
 
+/// Makes all streams of a context wait for `event` (cuCtxWaitEvent).
+pub fn wait_in_context(context: &Arc<Context>, event: &Arc<Event>) -> Result<()> {
+    let streams: Vec<_> = context.streams().into_iter().chain([context.legacy()?]).collect();
+    if event.captured().is_some() || streams.iter().any(|stream| stream.is_capturing()) {
+        return Err(status::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let Some(ticket) = event.ticket() else { return Ok(()) };
+    streams.iter().try_for_each(|stream| stream.wait_for(&[ticket]))
+}
+
 /// Events of a context that ended stay as dead handles until their owner destroys them; the engine keeps no work for them.
 pub fn forget_context(context: usize) {
     for event in EVENTS.all() {

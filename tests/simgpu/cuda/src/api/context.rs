@@ -3,10 +3,10 @@ use std::ffi::c_void;
 
 use deepres_abi::driver::types::*;
 
-use crate::context;
 use crate::process::{self, gpu_of};
 use crate::status::{self, Result};
 use crate::stream::PRIORITIES;
+use crate::{context, event};
 
 /// `CUctxCreateParams`: where it names anything, it is something that is not modelled.
 #[repr(C)]
@@ -151,6 +151,10 @@ pub fn cuCtxSynchronize() -> Result<()> {
 
 pub fn cuCtxSynchronize_v2(ctx: CUcontext) -> Result<()> {
     named_or_current(ctx)?.synchronize()
+}
+
+pub fn cuCtxWaitEvent(hCtx: CUcontext, hEvent: CUevent) -> Result<()> {
+    event::wait_in_context(&context::by_handle(hCtx as usize)?, &event::by_handle(hEvent as usize)?)
 }
 
 pub fn cuCtxGetLimit(pvalue: *mut usize, limit: CUlimit) -> Result<()> {

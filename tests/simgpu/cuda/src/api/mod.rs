@@ -39,10 +39,10 @@ pub use context::{
     cuCtxGetDevice, cuCtxGetDevice_v2, cuCtxGetFlags, cuCtxGetId, cuCtxGetLimit, cuCtxGetSharedMemConfig,
     cuCtxGetStreamPriorityRange, cuCtxPopCurrent, cuCtxPopCurrent_v2, cuCtxPushCurrent, cuCtxPushCurrent_v2,
     cuCtxResetPersistingL2Cache, cuCtxSetCacheConfig, cuCtxSetCurrent, cuCtxSetFlags, cuCtxSetLimit,
-    cuCtxSetSharedMemConfig, cuCtxSynchronize, cuCtxSynchronize_v2, cuDevicePrimaryCtxGetState,
-    cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxReset,
-    cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxSetFlags,
-    cuDevicePrimaryCtxSetFlags_v2, cuFlushGPUDirectRDMAWrites,
+    cuCtxSetSharedMemConfig, cuCtxSynchronize, cuCtxSynchronize_v2, cuCtxWaitEvent,
+    cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2,
+    cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxRetain,
+    cuDevicePrimaryCtxSetFlags, cuDevicePrimaryCtxSetFlags_v2, cuFlushGPUDirectRDMAWrites,
 };
 pub use copy::{
     cuMemcpy, cuMemcpy_ptds, cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz,
