@@ -82,7 +82,7 @@ pub fn await_turn(stream: Stream) {
     if capture::is_active() && calls.may_be_capturing(stream) {
         return;
     }
-    let _relaxed = capture::is_active().then(|| calls.relaxed());
+    let Some(_relaxed) = calls.beside_captures() else { return };
     let Some(lane) = process.lane(stream) else { return };
     hold_back(calls, lane);
     if lane.gpu.is_open() {
@@ -121,7 +121,7 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     if capture::is_active() && calls.may_be_capturing(stream) {
         return Entry::Untouched;
     }
-    let _relaxed = capture::is_active().then(|| calls.relaxed());
+    let Some(_relaxed) = calls.beside_captures() else { return Entry::Untouched };
     let Some(lane) = process.lane(stream) else { return Entry::Untouched };
     if capture::is_recording() && lane.gpu.is_open() && lane.count(launch) {
         // It would have gone at once.
@@ -174,7 +174,7 @@ pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
     if capture::is_active() && calls.may_be_capturing(stream) {
         return None;
     }
-    let _relaxed = capture::is_active().then(|| calls.relaxed());
+    let _relaxed = calls.beside_captures()?;
     if copy.kind == Kind::SyncCopy {
         thread::close_lanes(calls);
     }
@@ -197,8 +197,9 @@ pub fn leave(metered: &Metered, succeeded: bool) {
         metered.lane.uncount(metered.kind);
     }
     metered.lane.launched(metered.begun.opens);
-    if metered.begun.ends {
-        let _relaxed = capture::is_active().then(|| calls.relaxed());
+    if metered.begun.ends
+        && let Some(_relaxed) = calls.beside_captures()
+    {
         metered.lane.end(calls);
     }
 }
@@ -208,7 +209,7 @@ pub fn leave(metered: &Metered, succeeded: bool) {
 pub fn flush() {
     let Some(process) = process::current() else { return };
     let _uncancelled = os::uncancelled();
-    let _relaxed = capture::is_active().then(|| process.calls.relaxed());
+    let Some(_relaxed) = process.calls.beside_captures() else { return };
     thread::close_lanes(&process.calls);
 }
 
@@ -231,8 +232,10 @@ pub fn interrupt(stream: Stream) {
         return interrupt_for_host(process, stream);
     }
     if let Some(lane) = thread::lane(&process.calls, stream) {
-        let _relaxed = capture::is_active().then(|| process.calls.relaxed());
-        lane.interrupt(&process.calls, !lane.gpu.is_open());
+        match process.calls.beside_captures() {
+            Some(_relaxed) => lane.interrupt(&process.calls, !lane.gpu.is_open()),
+            None => lane.note_wait(),
+        }
     }
 }
 
@@ -244,7 +247,7 @@ pub fn interrupt_context(context: impl FnOnce() -> Option<Context>) {
     let Some(context) = process.contexts().into_iter().find(|context| context.is_alive_as(handle)) else {
         return;
     };
-    let _relaxed = capture::is_active().then(|| process.calls.relaxed());
+    let Some(_relaxed) = process.calls.beside_captures() else { return };
     context.interrupt(handle, &process.calls, thread::id(), awaits_host());
 }
 
@@ -256,7 +259,7 @@ pub fn await_host(stream: Stream) {
 
 #[cold]
 fn interrupt_for_host(process: &'static Process, stream: Stream) {
-    let _relaxed = capture::is_active().then(|| process.calls.relaxed());
+    let Some(_relaxed) = process.calls.beside_captures() else { return };
     if capture::is_active() && process.calls.may_be_capturing(stream) {
         return;
     }

@@ -522,11 +522,12 @@ impl Process {
         }
         if let (Some(context), Some(inner)) = (known, inner.as_ref()) {
             // Where another thread captures, a question would end that.
-            let _relaxed = self.calls.relaxed();
-            self.calls.in_context(handle, || {
-                context.charge_complete(&self.calls, inner);
-                Some(())
-            });
+            if let Some(_relaxed) = self.calls.relaxed() {
+                self.calls.in_context(handle, || {
+                    context.charge_complete(&self.calls, inner);
+                    Some(())
+                });
+            }
         }
         let result = destroy();
         let is_gone = is_destroyed(&result);

@@ -11,8 +11,11 @@ use deepres_abi::driver::types::{
 use deepres_abi::wire::Uuid;
 
 use super::{own_address, real};
+use crate::capture;
 
 const NS_PER_MS: f64 = 1e6;
+/// How often the driver is asked to swap a thread's capture mode: one that was not put back would be the job's from there on.
+const EXCHANGES: u32 = 3;
 
 /// A context of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -216,7 +219,7 @@ impl Calls {
     /// Swaps this thread's capture mode with `mode`.
     fn exchange(&self, mode: &mut u32) -> bool {
         // SAFETY: the argument is read and written by the call only.
-        unsafe { (self.exchange_capture_mode)(mode) == CUDA_SUCCESS }
+        (0..EXCHANGES).any(|_| unsafe { (self.exchange_capture_mode)(mode) } == CUDA_SUCCESS)
     }
 
     /// Lets this thread make any call while captures are active elsewhere, from now on. Returns whether it worked.
@@ -224,11 +227,15 @@ impl Calls {
         self.exchange(&mut { CU_STREAM_CAPTURE_MODE_RELAXED })
     }
 
-    /// As [`Self::relax_this_thread`], until the result is dropped.
-    pub fn relaxed(&self) -> Relaxed<'_> {
+    /// As [`Self::relax_this_thread`], until the result is dropped. `None`: it did not work, and a call of ours could end somebody's capture.
+    pub fn relaxed(&self) -> Option<Relaxed<'_>> {
         let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-        let exchanged = self.exchange(&mut mode);
-        Relaxed { calls: self, previous: exchanged.then_some(mode) }
+        self.exchange(&mut mode).then_some(Relaxed { calls: self, previous: Some(mode) })
+    }
+
+    /// The same where somebody captures; where nobody does, nothing is in the way of calls.
+    pub fn beside_captures(&self) -> Option<Relaxed<'_>> {
+        if capture::is_active() { self.relaxed() } else { Some(Relaxed { calls: self, previous: None }) }
     }
 
     /// A new event with timing, in the current context.
@@ -291,7 +298,7 @@ impl Calls {
     }
 }
 
-/// While it lives, the thread's capture mode is relaxed.
+/// While it lives, the thread's capture mode is relaxed, if it has to be.
 pub struct Relaxed<'a> {
     calls: &'a Calls,
     previous: Option<u32>,
@@ -302,5 +309,18 @@ impl Drop for Relaxed<'_> {
         if let Some(mut mode) = self.previous {
             self.calls.exchange(&mut mode);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::driver::fake;
+
+    #[test]
+    fn a_thread_whose_capture_mode_is_not_swapped_makes_no_calls_beside_captures() {
+        let calls = fake::calls();
+        assert!(calls.relaxed().is_some() && calls.relax_this_thread());
+        fake::refuse_exchange();
+        assert!(calls.relaxed().is_none() && !calls.relax_this_thread());
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 
 use deepres_abi::driver::ApiId;
-use deepres_abi::driver::result::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
+use deepres_abi::driver::result::{CUDA_ERROR_NOT_READY, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS};
 use deepres_abi::driver::types::CUuuid;
 
 use super::calls::{Calls, Stream};
@@ -23,6 +23,8 @@ struct State {
     events: Vec<u64>,
     /// What happens while one is recorded.
     during_record: Option<fn()>,
+    /// No thread's capture mode is swapped.
+    refuses_exchange: bool,
 }
 
 thread_local! {
@@ -33,6 +35,11 @@ thread_local! {
 /// Has `meanwhile` called whenever an event is being recorded.
 pub fn during_record(meanwhile: fn()) {
     STATE.with_borrow_mut(|state| state.during_record = Some(meanwhile));
+}
+
+/// From here on no thread's capture mode is swapped.
+pub fn refuse_exchange() {
+    STATE.with_borrow_mut(|state| state.refuses_exchange = true);
 }
 
 /// The calls, led to the functions below.
@@ -53,7 +60,7 @@ pub fn calls() -> Calls {
         cuDeviceGetUuid_v2 => get_uuid;
         cuStreamGetCtx => get_context;
         cuStreamIsCapturing => get_status;
-        cuThreadExchangeStreamCaptureMode => succeed;
+        cuThreadExchangeStreamCaptureMode => exchange;
         cuStreamQuery => stream_query;
         cuEventCreate => event_create;
         cuEventRecord => event_record;
@@ -90,6 +97,10 @@ pub fn finish() {
 
 unsafe extern "C" fn succeed() -> u32 {
     CUDA_SUCCESS
+}
+
+unsafe extern "C" fn exchange(_: *mut u32) -> u32 {
+    if STATE.with_borrow(|state| state.refuses_exchange) { CUDA_ERROR_UNKNOWN } else { CUDA_SUCCESS }
 }
 
 unsafe extern "C" fn get_current(context: *mut *mut c_void) -> u32 {

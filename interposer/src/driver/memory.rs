@@ -18,7 +18,6 @@ use deepres_abi::driver::types::{
 
 use super::calls::{Calls, Context};
 use super::real;
-use crate::capture;
 
 /// A free may answer with the error of something that ran before.
 const ATTEMPTS: u32 = 3;
@@ -108,7 +107,7 @@ impl PoolHandle {
 /// Frees what the driver gave in a context and the process is not to have. It waits for the GPU.
 pub fn take_back(calls: &Calls, context: Context, address: u64) {
     let Some(free) = real!(cuMemFree_v2) else { return };
-    let _relaxed = capture::is_active().then(|| calls.relaxed());
+    let Some(_relaxed) = calls.beside_captures() else { return };
     calls.in_context(context, || {
         // SAFETY: an allocation that nobody was told of.
         (0..ATTEMPTS).find(|_| unsafe { free(address) } == CUDA_SUCCESS)

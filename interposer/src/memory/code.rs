@@ -15,7 +15,6 @@ use super::charge::{self, BLOCK_BYTES};
 use super::held::Held;
 use super::site::{Promise, Site};
 use super::{Accounts, Name, Request};
-use crate::capture;
 use crate::driver::code;
 use crate::image::{Need, Source};
 use crate::meter::context::ContextState;
@@ -54,7 +53,7 @@ fn counts_for(need: Need) -> u64 {
 
 /// What the GPU of the current context has to give. In a capture, too.
 fn free_bytes(process: &Process) -> Option<u64> {
-    let _relaxed = capture::is_active().then(|| process.calls.relaxed());
+    let _relaxed = process.calls.beside_captures()?;
     code::free_bytes()
 }
 

@@ -17,7 +17,6 @@ use super::held::Held;
 use super::needs::Needs;
 use super::site::{Promise, Site};
 use super::table::Plain;
-use crate::capture;
 use crate::driver::memory::{self, ExecHandle, Stock};
 use crate::meter::gpu::Gpu;
 use crate::os::Patience;
@@ -327,9 +326,12 @@ impl Graphs {
         let Some(mut stock) = memory::graphs_stock(ordinal) else { return site.withdraw(promise) };
         let most_bytes = held.bytes + promise.as_ref().map_or(0, Reservation::bytes);
         let is_others = claim.is_none() && self.is_claimed(ordinal);
-        if !is_others && stock.reserved_bytes > most_bytes && site.limit_bytes() != NO_LIMIT {
+        if !is_others
+            && stock.reserved_bytes > most_bytes
+            && site.limit_bytes() != NO_LIMIT
+            && let Some(_relaxed) = process.calls.beside_captures()
+        {
             // The driver could not use what it had to spare.
-            let _relaxed = capture::is_active().then(|| process.calls.relaxed());
             memory::trim_graphs(ordinal);
             stock = memory::graphs_stock(ordinal).unwrap_or(stock);
         }

@@ -31,7 +31,6 @@ use deepres_abi::ledger::Refused;
 use deepres_abi::meter::MemoryKind;
 
 use crate::brief::{Brief, Guard};
-use crate::capture;
 use crate::driver::calls::Context;
 use crate::driver::memory::{self, PoolHandle};
 use crate::log::say;
@@ -423,7 +422,7 @@ impl Accounts {
     /// Has the process give back what nobody uses on a device.
     #[cold]
     fn give_back(&self, process: &Process, ordinal: usize) {
-        let _relaxed = capture::is_active().then(|| process.calls.relaxed());
+        let Some(_relaxed) = process.calls.beside_captures() else { return };
         self.pools.trim(process, ordinal);
         self.graphs.trim(process, ordinal);
     }

@@ -467,8 +467,8 @@ impl Lane {
     fn is_held(&self, calls: &Calls) -> bool {
         let has_begun = |segment: &Segment| {
             // Else the question would end another thread's capture.
-            let _relaxed = calls.relaxed();
-            calls.query(segment.start()) != Progress::Pending
+            let relaxed = calls.relaxed();
+            relaxed.is_some() && calls.query(segment.start()) != Progress::Pending
         };
         self.is_stuck()
             && self.awaits_host.load(Ordering::Relaxed)

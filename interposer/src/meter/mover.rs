@@ -201,6 +201,9 @@ impl Mover {
         if !*is_relaxed {
             *is_relaxed = process.calls.relax_this_thread();
         }
+        if !*is_relaxed && capture::is_active() {
+            return Moves::Rest;
+        }
         work(&mut inner)
     }
 

@@ -14,6 +14,7 @@ use super::measure::Observed;
 use super::mover::{self, Mover, Moves};
 use super::reconnect::Reconnect;
 use super::segment::Contents;
+use crate::capture;
 use crate::coverage;
 use crate::driver::calls::Progress;
 use crate::log::say;
@@ -281,6 +282,10 @@ impl Meter {
                 inner.reached();
                 if !self.is_relaxed {
                     self.is_relaxed = calls.relax_this_thread();
+                }
+                if !self.is_relaxed && capture::is_active() {
+                    // What it would ask could end a capture.
+                    return;
                 }
                 is_current = true;
             }
