@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{io, ptr};
 
 use deepres_abi::MAX_GPUS;
+use deepres_abi::driver::result::CUDA_ERROR_CONTEXT_IS_DESTROYED;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::{UNMANAGED, Uuid};
 
@@ -55,7 +56,7 @@ pub struct Process {
     /// One of them; often there is no other, and threads need not keep it for themselves.
     first_context: Shared<ContextState>,
     /// By GPU: held while its primary context is made or ended.
-    primaries: [Mutex<()>; MAX_GPUS],
+    primaries: [Mutex<Option<Context>>; MAX_GPUS],
     /// The meter thread sleeps until [`Self::wake`] is rung, or on this word, where that is gone.
     is_meter_asleep: AtomicU32,
     wake: Place,
@@ -387,8 +388,8 @@ impl Process {
         self.gpus.iter().any(|gpu| !gpu.is_open())
     }
 
-    /// While the result lives, no other thread makes or ends that GPU's primary context. `None`: there is no such GPU.
-    pub fn primary(&self, ordinal: usize) -> Option<MutexGuard<'_, ()>> {
+    /// That GPU's primary context as it was retained last. While the result lives, no other thread makes or ends it. `None`: there is no such GPU.
+    pub fn primary(&self, ordinal: usize) -> Option<MutexGuard<'_, Option<Context>>> {
         Some(self.primaries.get(ordinal)?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -412,7 +413,7 @@ impl Process {
         if let Some(known) = find(&self.contexts.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Some(known);
         }
-        let ordinal = self.calls.device_of(handle)?;
+        let ordinal = self.calls.device_of(handle).or_else(|| self.likely_device_of(handle))?;
         let gpu = self.gpus.get(ordinal)?;
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = find(&contexts) {
@@ -439,6 +440,25 @@ impl Process {
         let handle = self.calls.current_context()?;
         let first = self.first_context.get().filter(|first| first.is_alive_as(handle));
         first.or_else(|| self.other_context(handle))
+    }
+
+    /// The GPU that a context is on where the driver does not say: that for which it was made, or the only one.
+    #[cold]
+    fn likely_device_of(&self, handle: Context) -> Option<usize> {
+        self.memory.device_of_context(handle).or_else(|| (self.gpus.len() == 1).then_some(0))
+    }
+
+    /// The context current to this thread where the driver does not say: the one that was current last, or another that there is.
+    #[cold]
+    pub fn likely_context(&'static self) -> Option<&'static ContextState> {
+        match self.calls.ask_current_context() {
+            Ok(handle) => self.context(handle?),
+            // Nothing can be had in it.
+            Err(CUDA_ERROR_CONTEXT_IS_DESTROYED) => None,
+            Err(_) => thread::last_context()
+                .or_else(|| self.contexts().pop())
+                .or_else(|| self.context(self.memory.last_context()?)),
+        }
     }
 
     /// A context that may not be the first.

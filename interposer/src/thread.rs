@@ -110,6 +110,11 @@ pub fn context(handle: Context) -> Option<&'static ContextState> {
     THREAD.with(|thread| thread.context.get()).filter(|context| context.is_alive_as(handle))
 }
 
+/// What was current to this thread when that was last asked for, if it is there still.
+pub fn last_context() -> Option<&'static ContextState> {
+    THREAD.with(|thread| thread.context.get()).filter(|context| !context.is_dead())
+}
+
 /// Remembers a context for [`context`].
 pub fn remember_context(context: &'static ContextState) {
     THREAD.with(|thread| thread.context.set(Some(context)));

@@ -16,6 +16,8 @@ use crate::capture;
 const NS_PER_MS: f64 = 1e6;
 /// How often the driver is asked to swap a thread's capture mode: one that was not put back would be the job's from there on.
 const EXCHANGES: u32 = 3;
+/// How often the driver is asked which GPUs there are, without which the process has no session.
+const ATTEMPTS: u32 = 3;
 
 /// A context of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,10 +137,21 @@ calls! {
 impl Calls {
     /// The context current to this thread.
     pub fn current_context(&self) -> Option<Context> {
+        self.ask_current_context().ok().flatten()
+    }
+
+    /// The same, if the driver says whether there is any.
+    ///
+    /// # Errors
+    /// What the driver answers instead.
+    #[inline]
+    pub fn ask_current_context(&self) -> Result<Option<Context>, u32> {
         let mut context = std::ptr::null_mut();
         // SAFETY: the result has room.
-        let result = unsafe { (self.get_current)(&mut context) };
-        (result == CUDA_SUCCESS && !context.is_null()).then_some(Context(context as usize))
+        match unsafe { (self.get_current)(&mut context) } {
+            CUDA_SUCCESS => Ok((!context.is_null()).then_some(Context(context as usize))),
+            error => Err(error),
+        }
     }
 
     /// Makes `context` current to this thread.
@@ -188,32 +201,38 @@ impl Calls {
     pub fn uuids(&self, out: &mut [Uuid]) -> usize {
         let mut count = 0;
         // SAFETY: the result has room.
-        if unsafe { (self.device_count)(&mut count) } != CUDA_SUCCESS {
-            return 0;
-        }
-        let count = usize::try_from(count).unwrap_or(0).min(out.len());
+        let is_known = (0..ATTEMPTS).any(|_| unsafe { (self.device_count)(&mut count) } == CUDA_SUCCESS);
+        // Else there are as many as have one.
+        let count = if is_known { usize::try_from(count).unwrap_or(0).min(out.len()) } else { out.len() };
         for (ordinal, out) in out.iter_mut().take(count).enumerate() {
-            let mut uuid = CUuuid { bytes: [0; 16] };
-            // SAFETY: the result has room; the ordinal is below the count.
-            let result = unsafe {
-                match self.uuid_v2 {
-                    Some(uuid_v2) => uuid_v2(&mut uuid, ordinal as i32),
-                    None => (self.uuid)(&mut uuid, ordinal as i32),
-                }
-            };
-            if result == CUDA_SUCCESS {
-                *out = uuid.bytes;
+            match self.uuid(ordinal as i32) {
+                Some(uuid) => *out = uuid,
+                None if is_known => {}
+                None => return ordinal,
             }
         }
         count
     }
 
+    fn uuid(&self, device: i32) -> Option<Uuid> {
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        // SAFETY: the result has room; the driver checks the ordinal.
+        let mut ask = |ask: pfn::cuDeviceGetUuid| unsafe { ask(&mut uuid, device) } == CUDA_SUCCESS;
+        let mut is_told = || self.uuid_v2.is_some_and(&mut ask) || ask(self.uuid);
+        (0..ATTEMPTS).any(|_| is_told()).then_some(uuid.bytes)
+    }
+
     /// Whether work on `stream` may be part of a capture: the driver says so, or declines to say.
     pub fn may_be_capturing(&self, stream: Stream) -> bool {
+        self.is_capturing(stream) != Some(false)
+    }
+
+    /// Whether work on `stream` is part of a capture. `None`: the driver declines to say.
+    pub fn is_capturing(&self, stream: Stream) -> Option<bool> {
         let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: a stream that the process is using; the result has room.
         let result = unsafe { (self.stream_is_capturing)(stream.handle(), &mut status) };
-        result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE
+        (result == CUDA_SUCCESS).then_some(status != CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// Swaps this thread's capture mode with `mode`.
@@ -275,7 +294,7 @@ impl Calls {
 
     /// The primary context of a device, if it is active. Asking does not make it so.
     pub fn primary_context(&self, device: i32) -> Option<Context> {
-        if !self.is_primary_active(device) {
+        if self.is_primary_active(device) != Some(true) {
             return None;
         }
         let mut context = std::ptr::null_mut();
@@ -289,12 +308,12 @@ impl Calls {
         (!context.is_null()).then_some(Context(context as usize))
     }
 
-    /// Whether a device's primary context is active.
-    pub fn is_primary_active(&self, device: i32) -> bool {
+    /// Whether a device's primary context is active. `None`: the driver does not say.
+    pub fn is_primary_active(&self, device: i32) -> Option<bool> {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: both results have room.
         let result = unsafe { (self.primary_state)(device, &mut flags, &mut active) };
-        result == CUDA_SUCCESS && active != 0
+        (result == CUDA_SUCCESS).then_some(active != 0)
     }
 }
 

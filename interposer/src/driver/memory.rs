@@ -47,6 +47,9 @@ impl Stock {
 }
 
 impl PoolHandle {
+    /// For one that the driver does not name.
+    pub const UNKNOWN: Self = Self(0);
+
     fn handle(self) -> CUmemoryPool {
         self.0 as CUmemoryPool
     }
@@ -61,7 +64,7 @@ impl PoolHandle {
     }
 
     /// A device's own pool.
-    fn default_of(ordinal: usize) -> Option<Self> {
+    pub fn default_of(ordinal: usize) -> Option<Self> {
         let (get, device) = real!(cuDeviceGetDefaultMemPool).zip(i32::try_from(ordinal).ok())?;
         let mut pool = null_mut();
         // SAFETY: as above.
@@ -70,11 +73,16 @@ impl PoolHandle {
     }
 
     fn attribute(self, attribute: u32) -> Option<u64> {
-        let get = real!(cuMemPoolGetAttribute)?;
+        let get = real!(cuMemPoolGetAttribute).filter(|_| self != Self::UNKNOWN)?;
         let mut value = 0_u64;
         // SAFETY: a pool that the process uses, which the driver checks; room for the widest attribute there is.
-        let result = unsafe { get(self.handle(), attribute, (&raw mut value).cast()) };
-        (result == CUDA_SUCCESS).then_some(value)
+        let is_told = || unsafe { get(self.handle(), attribute, (&raw mut value).cast()) } == CUDA_SUCCESS;
+        ask(is_told).then_some(value)
+    }
+
+    /// Whether the driver says anything of it: of a handle that is none it does not.
+    pub fn is_told_of(self) -> bool {
+        self.stock().is_some()
     }
 
     /// What it has now.
@@ -85,33 +93,45 @@ impl PoolHandle {
         })
     }
 
-    /// Of which device's memory it is, among `devices` of them. `None`: of none, or nobody can say.
-    pub fn ordinal(self, devices: usize) -> Option<usize> {
+    /// Of which device's memory it is, among `devices` of them; of `likely`'s where nobody can say. `None`: of none.
+    pub fn ordinal(self, devices: usize, likely: usize) -> Option<usize> {
         // Later drivers say; before, a pool that was not created here is a device's own.
-        if let Some(kind) = self.attribute(CU_MEMPOOL_ATTR_LOCATION_TYPE) {
-            let ordinal = self.attribute(CU_MEMPOOL_ATTR_LOCATION_ID)?;
-            return (kind == u64::from(CU_MEM_LOCATION_TYPE_DEVICE)).then_some(ordinal as usize);
+        match self.attribute(CU_MEMPOOL_ATTR_LOCATION_TYPE).map(u32::try_from) {
+            Some(Ok(CU_MEM_LOCATION_TYPE_DEVICE)) => {
+                let ordinal = self.attribute(CU_MEMPOOL_ATTR_LOCATION_ID);
+                Some(ordinal.map_or(likely, |ordinal| ordinal as usize))
+            }
+            Some(_) => None,
+            None => {
+                let own = (0..devices).find(|ordinal| Self::default_of(*ordinal) == Some(self));
+                Some(own.unwrap_or(likely))
+            }
         }
-        (0..devices).find(|ordinal| Self::default_of(*ordinal) == Some(self))
     }
 
-    /// Makes it give back what it does not use.
-    pub fn trim(self) {
-        if let Some(trim) = real!(cuMemPoolTrimTo) {
-            // SAFETY: a pool that the process uses, which the driver checks.
-            unsafe { trim(self.handle(), 0) };
-        }
+    /// Makes it give back what it does not use. Returns whether it did.
+    pub fn trim(self) -> bool {
+        let trim = real!(cuMemPoolTrimTo).filter(|_| self != Self::UNKNOWN);
+        // SAFETY: a pool that the process uses, which the driver checks.
+        trim.is_some_and(|trim| unsafe { trim(self.handle(), 0) } == CUDA_SUCCESS)
     }
+}
+
+/// Whether one of some attempts at a question succeeds: one that fails may count for the limit.
+fn ask(mut is_told: impl FnMut() -> bool) -> bool {
+    (0..ATTEMPTS).any(|_| is_told())
 }
 
 /// Frees what the driver gave in a context and the process is not to have. It waits for the GPU.
 pub fn take_back(calls: &Calls, context: Context, address: u64) {
     let Some(free) = real!(cuMemFree_v2) else { return };
     let Some(_relaxed) = calls.beside_captures() else { return };
-    calls.in_context(context, || {
-        // SAFETY: an allocation that nobody was told of.
-        (0..ATTEMPTS).find(|_| unsafe { free(address) } == CUDA_SUCCESS)
-    });
+    // SAFETY: an allocation that nobody was told of.
+    let freed = || (0..ATTEMPTS).find(|_| unsafe { free(address) } == CUDA_SUCCESS);
+    if calls.in_context(context, freed).is_none() {
+        // The context could not be made current, which for most addresses it need not be.
+        freed();
+    }
 }
 
 /// What a device's graphs have now.

@@ -64,10 +64,15 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
     let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
         return call();
     };
-    let is_there = || process.calls.is_primary_active(device);
     // Whoever ends it is through with it, or asks afterwards whether it is there. Whoever makes it may be refused it yet, and ends it again.
     let _uncancelled = os::uncancelled();
-    let _one_at_a_time = process.primary(ordinal);
+    let mut primary = process.primary(ordinal);
+    let last = primary.as_deref().copied().flatten();
+    // Where the driver does not say, it is there as long as the one is that was retained last.
+    let is_there = || {
+        let is_active = process.calls.is_primary_active(device);
+        is_active.unwrap_or_else(|| last.is_some_and(|last| process.memory.has_context(last)))
+    };
     let end = |_: Context| {
         if let Some(release) = real!(cuDevicePrimaryCtxRelease_v2) {
             // SAFETY: the reference that was just taken.
@@ -78,7 +83,13 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
     };
     // SAFETY: what the driver wrote if it reports success.
     let make = || unsafe { made(call(), context) };
-    process.memory.make_context(process, (ApiId::cuDevicePrimaryCtxRetain, ordinal), is_there, make, end)
+    let request = (ApiId::cuDevicePrimaryCtxRetain, ordinal);
+    let result = process.memory.make_context(process, request, is_there, make, end);
+    // SAFETY: the driver wrote there if it reports success.
+    if let (Some(primary), (_, Some(context))) = (primary.as_deref_mut(), unsafe { made(result, context) }) {
+        *primary = Some(context);
+    }
+    result
 }
 
 macro_rules! makes_context {
@@ -164,10 +175,14 @@ fn end_primary(device: CUdevice, is_reset: bool, call: impl FnOnce() -> CUresult
     let Some(process) = process::current() else { return call() };
     // To name the context it is retained for a moment: were it another thread's last release meanwhile, ours would end it.
     let _uncancelled = os::uncancelled();
-    let _one_at_a_time = usize::try_from(device).ok().and_then(|ordinal| process.primary(ordinal));
-    let Some(context) = process.calls.primary_context(device) else { return call() };
+    let primary = usize::try_from(device).ok().and_then(|ordinal| process.primary(ordinal));
+    let last = || match process.calls.is_primary_active(device) {
+        Some(false) => None,
+        _ => primary.as_deref().copied().flatten(),
+    };
+    let Some(context) = process.calls.primary_context(device).or_else(last) else { return call() };
     process.destroy_context(context, call, |result| {
-        *result == CUDA_SUCCESS && (is_reset || !process.calls.is_primary_active(device))
+        *result == CUDA_SUCCESS && (is_reset || process.calls.is_primary_active(device) == Some(false))
     })
 }
 

@@ -27,13 +27,16 @@ use crate::memory::{Name, Request, graphs};
 use crate::meter::context::ContextState;
 use crate::process::{self, Process};
 use crate::record;
+use crate::thread;
 
 /// The low byte of a location's id names the device where the next one names a part of it.
 const LOCALITY_DEVICE_MASK: i32 = 0xff;
 
 /// The process and the context that a call is charged to: the current one.
 fn current() -> Option<(&'static Process, &'static ContextState)> {
-    process::current().and_then(|process| Some((process, process.current_context()?)))
+    let process = process::current()?;
+    let context = process.current_context();
+    Some((process, if context.is_some() { context } else { process.likely_context() }?))
 }
 
 /// The same for the context of a stream.
@@ -42,7 +45,10 @@ fn of(stream: Stream) -> Option<(&'static Process, &'static ContextState)> {
         return current();
     }
     let process = process::current()?;
-    Some((process, process.calls.context_of(stream).and_then(|handle| process.context(handle))?))
+    let said = || process.calls.context_of(stream).and_then(|handle| process.context(handle));
+    // Where the driver does not say: as it was when something was launched there, or the current one, as mostly.
+    let likely = || thread::lane(&process.calls, stream).map(|lane| lane.context);
+    Some((process, said().or_else(likely).or_else(|| Some(current()?.1))?))
 }
 
 fn request_on(context: &ContextState, api: ApiId, kind: MemoryKind, bytes: u64) -> Request {
@@ -128,8 +134,12 @@ fn from_pool(
 ) -> CUresult {
     record::memory(api, bytes);
     let Some((process, context)) = of(stream) else { return call().0 };
-    if capture::is_active() && process.calls.may_be_capturing(stream) {
+    let is_captured = capture::is_active().then(|| process.calls.is_capturing(stream));
+    if is_captured.is_some_and(|is_captured| is_captured != Some(false)) {
         graphs::note();
+    }
+    // Where the driver does not say it counts: a capture makes no pool grow.
+    if is_captured == Some(Some(true)) {
         let (result, address) = call();
         if let Some(address) = address.filter(|_| result == CUDA_SUCCESS) {
             process.memory.graphs.added(address);
@@ -252,11 +262,13 @@ macro_rules! pooled {
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let pool = [$($pool)?].into_iter().next();
-            let mut is_given = false;
+            let (mut is_asked, mut is_given) = (false, false);
             let on = Stream::new(stream, $per_thread);
+            // SAFETY: the caller's arguments, as they came.
+            let call = || unsafe { real(pointer, bytes $(, $pool)?, stream) };
             let result = from_pool(ApiId::$symbol, pool, on, bytes as u64, || {
-                // SAFETY: the caller's arguments, as they came.
-                let result = unsafe { real(pointer, bytes $(, $pool)?, stream) };
+                is_asked = true;
+                let result = call();
                 is_given = result == CUDA_SUCCESS;
                 // SAFETY: the driver wrote the address if it reports success.
                 (result, if is_given { unsafe { written(pointer) } } else { None })
@@ -265,9 +277,21 @@ macro_rules! pooled {
                 // SAFETY: the driver wrote there.
                 unsafe { clear(pointer) };
             }
-            result
+            let undo = || {
+                let free = real!(cuMemFree_v2);
+                // SAFETY: an address that the driver wrote.
+                unsafe { give_back(pointer, free) };
+            };
+            let is_wrong = || !is_told_of(on) || pool.is_some_and(|pool| !PoolHandle(pool as usize).is_told_of());
+            corrected(result, is_asked, is_wrong, call, undo)
         }
     )+};
+}
+
+/// Whether the driver says whose stream it is: of one that is none it does not.
+fn is_told_of(stream: Stream) -> bool {
+    stream.is_default()
+        || process::current().is_some_and(|process| process.calls.context_of(stream).is_some())
 }
 
 pooled! {

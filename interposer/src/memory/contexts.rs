@@ -224,6 +224,22 @@ impl Accounts {
         result
     }
 
+    /// Whether a context is there that was made with our knowledge.
+    pub fn has_context(&self, context: Context) -> bool {
+        self.device_of_context(context).is_some()
+    }
+
+    /// The ordinal of the GPU on which that context was made, if it was with our knowledge.
+    pub fn device_of_context(&self, context: Context) -> Option<usize> {
+        let there = self.contexts.lock();
+        there.iter().find(|(known, _)| *known == context.0).map(|(_, ordinal)| *ordinal)
+    }
+
+    /// Of those that are there the one that was made last.
+    pub fn last_context(&self) -> Option<Context> {
+        self.contexts.lock().last().map(|(context, _)| Context(*context))
+    }
+
     /// Promises what `request` asks for, if that is anything: nothing fits under any limit.
     fn promise_any(&self, process: &Process, site: &Site<'_>, request: &Request) -> Result<Promise, Refused> {
         if request.bytes == 0 { Ok(None) } else { self.promise(process, site, request) }

@@ -200,8 +200,15 @@ impl Graphs {
     fn claimed_stock(&self, claim: Option<&Claim<'_>>, ordinal: usize) -> Option<Stock> {
         claim.filter(|claim| claim.devices & bit(ordinal) != 0)?;
         let mut held = lock(&self.held);
-        let stock = memory::graphs_stock(ordinal)?;
+        let stock =
+            memory::graphs_stock(ordinal).unwrap_or_else(|| self.likely_stock(of(&mut held, ordinal)));
         Some(Stock { reserved_bytes: stock.reserved_bytes.min(of(&mut held, ordinal).bytes), ..stock })
+    }
+
+    /// What a device's graphs have where the driver does not say: what they had, all of it in use as long as they left anything allocated.
+    fn likely_stock(&self, held: &Held) -> Stock {
+        let is_any_live = lock(&self.live).values().any(|is_there| *is_there);
+        Stock { reserved_bytes: held.bytes, used_bytes: if is_any_live { held.bytes } else { 0 } }
     }
 
     /// Launches or uploads `taker` by `call`, and again each time that others made room that the GPU lacked. Before it is refused `give_back` has the process give back what it does not use on the device that it is told.
@@ -323,8 +330,11 @@ impl Graphs {
         (ordinal, site, promise): Promised<'_>,
         claim: Option<&Claim<'_>>,
     ) {
-        let Some(mut stock) = memory::graphs_stock(ordinal) else { return site.withdraw(promise) };
         let most_bytes = held.bytes + promise.as_ref().map_or(0, Reservation::bytes);
+        let Some(mut stock) = memory::graphs_stock(ordinal) else {
+            // All that it may have taken.
+            return held.set(&site, most_bytes, promise);
+        };
         let is_others = claim.is_none() && self.is_claimed(ordinal);
         if !is_others
             && stock.reserved_bytes > most_bytes

@@ -4,11 +4,12 @@
 //! what it has. It is asked again whenever it may have given something back: when the process has waited for the GPU. If the limit leaves no room
 //! for growth, what pools do not use is given back first; what then fits into a pool without growth is let through.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use deepres_abi::MAX_GPUS;
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
-use deepres_abi::ledger::Refused;
+use deepres_abi::ledger::{Refused, Reservation};
 use deepres_abi::meter::MemoryKind;
 
 use super::charge;
@@ -16,7 +17,7 @@ use super::held::Held;
 use super::site::{Promise, Site};
 use super::table::Plain;
 use crate::driver::calls::Context;
-use crate::driver::memory::{self, PoolHandle};
+use crate::driver::memory::{self, PoolHandle, Stock};
 use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
@@ -33,19 +34,30 @@ pub struct Pool {
     is_destroyed: AtomicBool,
     /// What it is charged. Held while the pool may be growing, and while it is being destroyed.
     state: Mutex<Held>,
-    /// What was allocated from it and not freed, with the context that it dies with.
-    live: Mutex<Plain<u64, usize>>,
+    /// What was allocated from it and not freed: the context that it dies with, and its bytes.
+    live: Mutex<Plain<u64, (usize, u64)>>,
 }
 
 /// See the module.
-#[derive(Default)]
 pub struct Pools {
     is_used: AtomicBool,
     pools: Mutex<Vec<Arc<Pool>>>,
+    /// The present pool of each device as it was last; 0: not known.
+    present: [AtomicUsize; MAX_GPUS],
+}
+
+impl Default for Pools {
+    fn default() -> Self {
+        Self {
+            is_used: AtomicBool::new(false),
+            pools: Mutex::default(),
+            present: [const { AtomicUsize::new(0) }; MAX_GPUS],
+        }
+    }
 }
 
 /// An allocation of a pool's that is being freed.
-pub struct Freed(Arc<Pool>, u64, usize);
+pub struct Freed(Arc<Pool>, u64, (usize, u64));
 
 /// What an allocation may make a pool grow by.
 fn growth(bytes: u64) -> u64 {
@@ -74,19 +86,32 @@ impl Pool {
         Some((self.ordinal?, Site::of(process, self.ordinal?)?))
     }
 
-    /// Charges what it has.
+    /// Charges what it has. Where the driver does not say: what it had, and all that it may have grown by.
     fn settle(&self, held: &mut Held, site: &Site<'_>, promise: Promise) {
-        match self.handle.stock().filter(|_| !self.is_destroyed()) {
-            Some(stock) => held.set(site, stock.reserved_bytes, promise),
-            None => site.withdraw(promise),
+        if self.is_destroyed() {
+            return site.withdraw(promise);
         }
+        let grown_bytes = promise.as_ref().map_or(0, Reservation::bytes);
+        let bytes = self.handle.stock().map_or(held.bytes + grown_bytes, |stock| stock.reserved_bytes);
+        held.set(site, bytes, promise);
     }
 
-    fn trim(&self, held: &mut Held, site: &Site<'_>) {
-        if !self.is_destroyed() {
-            self.handle.trim();
-            self.settle(held, site, None);
+    /// The most that it has of what is in use.
+    fn used_bytes(&self) -> u64 {
+        lock(&self.live).values().map(|(_, bytes)| growth(*bytes)).sum()
+    }
+
+    /// Has it give back what it does not use. Returns whether it did.
+    fn trim(&self, held: &mut Held, site: &Site<'_>) -> bool {
+        if self.is_destroyed() {
+            return false;
         }
+        let is_trimmed = self.handle.trim();
+        match self.handle.stock() {
+            None if is_trimmed => held.set(site, held.bytes.min(self.used_bytes()), None),
+            _ => self.settle(held, site, None),
+        }
+        is_trimmed
     }
 
     /// See [`Pools::allocate`]; without waiting for room.
@@ -101,30 +126,38 @@ impl Pool {
     ) -> Result<u32, Refused> {
         let mut state = lock(&self.state);
         let growth_bytes = growth(bytes);
+        let mut gives_back = true;
         let promise = site.reserve(growth_bytes).or_else(|_| {
-            self.trim(&mut state, site);
+            gives_back = self.trim(&mut state, site);
             give_back();
             site.reserve(growth_bytes)
         });
         match promise {
             Ok(promise) => {
                 let (result, at) = call();
-                self.settle(&mut state, site, promise);
-                if let Some(at) = at.filter(|_| result == CUDA_SUCCESS) {
-                    lock(&self.live).insert(at, context);
+                match at.filter(|_| result == CUDA_SUCCESS) {
+                    Some(at) => {
+                        lock(&self.live).insert(at, (context, bytes));
+                        self.settle(&mut state, site, promise);
+                    }
+                    None => {
+                        site.withdraw(promise);
+                        self.settle(&mut state, site, None);
+                    }
                 }
                 Ok(result)
             }
             Err(refused) => {
-                let Some(before) = self.handle.stock().filter(|stock| stock.spare_bytes() >= bytes) else {
+                // What it grows by nevertheless could not be had back from one that gives nothing back.
+                let fits = |stock: &Stock| gives_back && stock.spare_bytes() >= bytes;
+                let Some(before) = self.handle.stock().filter(fits) else {
                     return Err(refused);
                 };
                 let (result, at) = call();
                 let Some(at) = at.filter(|_| result == CUDA_SUCCESS) else { return Ok(result) };
-                let grown = self
-                    .handle
-                    .stock()
-                    .map_or(0, |now| now.reserved_bytes.saturating_sub(before.reserved_bytes));
+                let now = self.handle.stock();
+                let grown =
+                    now.map_or(growth_bytes, |now| now.reserved_bytes.saturating_sub(before.reserved_bytes));
                 if grown != 0 {
                     match site.reserve(grown) {
                         Ok(promise) => self.settle(&mut state, site, promise),
@@ -136,7 +169,7 @@ impl Pool {
                         }
                     }
                 }
-                lock(&self.live).insert(at, context);
+                lock(&self.live).insert(at, (context, bytes));
                 Ok(result)
             }
         }
@@ -195,8 +228,10 @@ impl Pools {
         give_back: impl Fn(usize),
         mut call: impl FnMut() -> (u32, Option<u64>),
     ) -> Result<u32, (Site<'p>, Refused)> {
-        let Some(handle) = handle.or_else(|| PoolHandle::current(ordinal)) else { return Ok(call().0) };
-        let pool = self.get(handle, || handle.ordinal(process.gpus.len()));
+        let pool = match handle {
+            Some(handle) => self.get(handle, || handle.ordinal(process.gpus.len(), ordinal)),
+            None => self.present(ordinal),
+        };
         loop {
             let Some((ordinal, site)) = pool.site(process) else { return Ok(call().0) };
             let give_back = || give_back(ordinal);
@@ -210,23 +245,49 @@ impl Pools {
         }
     }
 
+    /// The pool that `cuMemAllocAsync` takes from on a device. Where the driver does not say: as it was last, or the device's own, or one without a name that stands for it.
+    fn present(&self, ordinal: usize) -> Arc<Pool> {
+        let known = self.present.get(ordinal);
+        match PoolHandle::current(ordinal) {
+            Some(handle) => {
+                if let Some(known) = known {
+                    known.store(handle.0, Ordering::Relaxed);
+                }
+                self.get(handle, || Some(ordinal))
+            }
+            None => {
+                let last = known.map_or(0, |known| known.load(Ordering::Relaxed));
+                let last = if last == 0 { PoolHandle::default_of(ordinal) } else { Some(PoolHandle(last)) };
+                last.map_or_else(|| self.nameless(ordinal), |last| self.get(last, || Some(ordinal)))
+            }
+        }
+    }
+
+    #[cold]
+    fn nameless(&self, ordinal: usize) -> Arc<Pool> {
+        let mut pools = lock(&self.pools);
+        let is_it = |pool: &&Arc<Pool>| pool.handle == PoolHandle::UNKNOWN && pool.ordinal == Some(ordinal);
+        let known = pools.iter().find(is_it).cloned();
+        known.unwrap_or_else(|| self.push(&mut pools, PoolHandle::UNKNOWN, Some(ordinal)))
+    }
+
     /// What was allocated at `address` is about to be freed, if it is a pool's.
     pub fn begin_free(&self, address: u64) -> Option<Freed> {
         self.all().into_iter().find_map(|pool| {
-            let context = lock(&pool.live).remove(&address)?;
-            Some(Freed(pool, address, context))
+            let what = lock(&pool.live).remove(&address)?;
+            Some(Freed(pool, address, what))
         })
     }
 
     /// The driver did not free it.
-    pub fn cancel_free(&self, Freed(pool, address, context): Freed) {
-        lock(&pool.live).insert(address, context);
+    pub fn cancel_free(&self, Freed(pool, address, what): Freed) {
+        lock(&pool.live).insert(address, what);
     }
 
     /// Forgets what died with a context.
     pub fn forget_context(&self, context: usize) {
         for pool in self.all() {
-            lock(&pool.live).retain(|_, own| *own != context);
+            lock(&pool.live).retain(|_, (own, _)| *own != context);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Errors of the driver reach the client as they are, and leave nothing on the account.
 
 use std::{
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
@@ -10,6 +11,7 @@ use deepres_e2e::{
     clients::{Way, c_client},
     host::COMMAND_LIMIT,
 };
+use serde_json::Value;
 use simgpu_engine::Config;
 
 #[test]
@@ -171,5 +173,108 @@ fn a_line_that_nobody_reads_neither_ends_a_job_nor_holds_it_up() {
         let mut client = host.spawn(host.run(&["--memory", "4GiB"], client, &[reader]));
         assert_eq!(client.await_json(COMMAND_LIMIT)["result"], 2, "{reader}");
         client.finish(COMMAND_LIMIT).success();
+    }
+}
+
+/// What deepres asks the driver by itself, beside what the client calls: every function there is, but for those of graphs' nodes, managed memory and code.
+const OURS: [&str; 25] = [
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuCtxGetDevice",
+    "cuDeviceGetCount",
+    "cuDeviceGetUuid",
+    "cuDeviceGetUuid_v2",
+    "cuStreamGetCtx",
+    "cuStreamIsCapturing",
+    "cuStreamQuery",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventElapsedTime",
+    "cuDevicePrimaryCtxGetState",
+    "cuModuleGetLoadingMode",
+    "cuDeviceGetAttribute",
+    "cuMemPoolGetAttribute",
+    "cuMemPoolTrimTo",
+    "cuDeviceGetMemPool",
+    "cuDeviceGetDefaultMemPool",
+    "cuDeviceGetGraphMemAttribute",
+    "cuDeviceGraphMemTrim",
+];
+
+/// Of those a client may call so many itself.
+const MOST_OF_THE_CLIENT: usize = 4;
+
+/// The first call, every third, and all of them.
+const OFTEN: [&str; 3] = ["1", "every:3", "every:1"];
+
+/// Every way in which calls of ours fail, as the simulated driver's rules; of functions that the client does not call itself.
+fn failures_of_ours(client: &Path, arguments: &[&str]) -> Vec<String> {
+    let host = Host::new();
+    let is_ours = |function: &&str| {
+        let mut bare = host.command(client);
+        bare.args(arguments).env("SIMGPU_FAULTS", format!("{function}:every:1:999"));
+        host.finish(bare).code == 0
+    };
+    let ours: Vec<&str> = OURS.into_iter().filter(is_ours).collect();
+    assert!(ours.len() + MOST_OF_THE_CLIENT >= OURS.len(), "{ours:?}");
+    ours.into_iter().flat_map(|function| OFTEN.map(|often| format!("{function}:{often}:999"))).collect()
+}
+
+#[test]
+fn captures_of_the_client_hold_whichever_call_of_ours_fails() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let client = c_client("captures", Way::Dlsym);
+    for fault in failures_of_ours(&client, &[]) {
+        let mut command = host.run(&["--name", "t"], &client, &[]);
+        command.env("SIMGPU_FAULTS", &fault);
+        let said = host.finish(command).success().stdout;
+        for line in said.lines() {
+            let mode: Value = serde_json::from_str(line).expect("JSON");
+            for count in ["failed", "wrong_nodes", "other_failures"] {
+                assert_eq!(mode[count], 0, "{fault}: {line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_client_stays_within_its_limit_whichever_call_of_ours_fails() {
+    const LIMIT_BYTES: u64 = 1 << 30;
+    /// What is spare in a pool may lie in too many pieces: for the length of a call it grows.
+    const PASSING_BYTES: u64 = 32 << 20;
+    /// Of chunks of 2 to 32 MiB.
+    const LEAST_BYTES: u64 = LIMIT_BYTES / 4;
+    let host = Host::new().simgpu("context_overhead_bytes = 0\n");
+    let _daemon = host.daemon();
+    let client = c_client("race", Way::Dlsym);
+    // Those that call nothing of ours by themselves.
+    let arguments = [
+        "3",
+        "0.3",
+        "cuMemAlloc_v2",
+        "cuMemAllocAsync",
+        "cuMemAllocAsync_ptsz",
+        "cuMemCreate",
+        "cuArrayCreate_v2",
+    ];
+    for fault in failures_of_ours(&client, &arguments) {
+        let mut command = host.run(&["--name", "t", "--memory", "1GiB"], &client, &arguments);
+        command.env("SIMGPU_FAULTS", &fault);
+        let said = host.finish(command).success().json();
+        assert_eq!(said["other_errors"], 0, "{fault}: {said}");
+        let most_bytes = said["most_bytes"].as_u64().expect("a number");
+        let peak_bytes = host.truth().gpus[0].memory_peak_bytes;
+        println!(
+            "{fault}: {} MiB of its own count, at most {} MiB on the GPU",
+            most_bytes >> 20,
+            peak_bytes >> 20
+        );
+        assert!(most_bytes > LEAST_BYTES, "{fault}: {said}");
+        assert!(peak_bytes <= LIMIT_BYTES + PASSING_BYTES, "{fault}: {peak_bytes} bytes were held");
     }
 }

@@ -84,8 +84,8 @@ int main(int argc, char **argv) {
         pthread_join(threads[i], NULL);
     CHECK(cu(cuCtxSynchronize)());
     CUmemoryPool pool;
-    CHECK(cu(cuDeviceGetDefaultMemPool)(&pool, 0));
-    CHECK(cu(cuMemPoolTrimTo)(pool, 0));
+    /* Also where a test has these fail. */
+    if (!cu(cuDeviceGetDefaultMemPool)(&pool, 0)) cu(cuMemPoolTrimTo)(pool, 0);
     printf("{\"successes\":%zu,\"refusals\":%zu,\"other_errors\":%zu,\"most_bytes\":%zu}\n", atomic_load(&successes),
            atomic_load(&refusals), atomic_load(&other_errors), atomic_load(&most_bytes));
     wait_for_end_of_input();
