@@ -1177,6 +1177,10 @@ pub(super) const ERRORS: &[(&str, &[CUresult])] = &[
         &[CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_DEINITIALIZED],
     ),
     ("cuGraphInstantiate", &[CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_DEINITIALIZED]),
+    (
+        "cuGraphInstantiateWithFlags",
+        &[CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_DEINITIALIZED],
+    ),
     ("cuGraphInstantiateWithParams", &[CUDA_ERROR_INVALID_VALUE]),
     ("cuGraphKernelNodeCopyAttributes", &[CUDA_ERROR_INVALID_VALUE]),
     ("cuGraphKernelNodeGetAttribute", &[CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE]),
@@ -1783,6 +1787,44 @@ pub(super) const ERRORS: &[(&str, &[CUresult])] = &[
     ),
     ("cuLibraryUnload", &[CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_DEINITIALIZED]),
     (
+        "cuLinkAddData",
+        &[
+            CUDA_ERROR_INVALID_VALUE,
+            CUDA_ERROR_OUT_OF_MEMORY,
+            CUDA_ERROR_INVALID_IMAGE,
+            CUDA_ERROR_NO_BINARY_FOR_GPU,
+            CUDA_ERROR_INVALID_PTX,
+            CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+            CUDA_ERROR_INVALID_HANDLE,
+        ],
+    ),
+    (
+        "cuLinkAddFile",
+        &[
+            CUDA_ERROR_INVALID_VALUE,
+            CUDA_ERROR_OUT_OF_MEMORY,
+            CUDA_ERROR_INVALID_IMAGE,
+            CUDA_ERROR_NO_BINARY_FOR_GPU,
+            CUDA_ERROR_INVALID_PTX,
+            CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+            CUDA_ERROR_FILE_NOT_FOUND,
+            CUDA_ERROR_INVALID_HANDLE,
+        ],
+    ),
+    ("cuLinkComplete", &[CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_HANDLE]),
+    (
+        "cuLinkCreate",
+        &[
+            CUDA_ERROR_INVALID_VALUE,
+            CUDA_ERROR_OUT_OF_MEMORY,
+            CUDA_ERROR_NOT_INITIALIZED,
+            CUDA_ERROR_DEINITIALIZED,
+            CUDA_ERROR_INVALID_CONTEXT,
+            CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+        ],
+    ),
+    ("cuLinkDestroy", &[CUDA_ERROR_INVALID_HANDLE]),
+    (
         "cuLogicalEndpointAddDevice",
         &[
             CUDA_ERROR_INVALID_VALUE,
@@ -2132,6 +2174,7 @@ pub(super) const ERRORS: &[(&str, &[CUresult])] = &[
             CUDA_ERROR_INVALID_CONTEXT,
         ],
     ),
+    ("cuMemGetLocationInfo", &[CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED]),
     ("cuMemGetMemPool", &[CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED]),
     (
         "cuMemHostAlloc",

@@ -78,14 +78,17 @@ pub fn parse(source: &str) -> Result<Header> {
     Ok(header)
 }
 
-/// The errors that each function's reference names, from a header's text with its comments, by the name that the comment stands before: the family's.
+/// The errors that each function's reference names, from a header's text with its comments, by the name that the comment stands before: the family's; and
+/// by that which a macro of the header puts in its place.
 pub fn parse_errors(source: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut errors = BTreeMap::<String, BTreeSet<String>>::new();
     for part in source.split("/**").skip(1) {
         let Some((comment, after)) = part.split_once("*/") else { continue };
         let declaration = after.split(';').next().unwrap_or_default();
-        let Some((before, after)) = declaration.split_once("CUDAAPI ") else { continue };
-        let (Some((name, _)), true) = (after.split_once('('), before.trim_end().ends_with("CUresult")) else {
+        let Some((before, after)) = declaration.split_once("CUDAAPI") else { continue };
+        let (Some((name, _)), true) =
+            (after.trim_start().split_once('('), before.trim_end().ends_with("CUresult"))
+        else {
             continue;
         };
         let lists = comment.split("\\return").skip(1);
@@ -96,6 +99,15 @@ pub fn parse_errors(source: &str) -> BTreeMap<String, BTreeSet<String>> {
             text[..end].starts_with("CUDA_ERROR_").then(|| text[..end].to_owned())
         });
         errors.entry(name.to_owned()).or_default().extend(codes);
+    }
+    let named = |line: &str| {
+        let mut words = line.trim_start().strip_prefix("#define ")?.split_whitespace();
+        let (name, symbol) = (words.next()?, words.next()?);
+        Some((symbol.to_owned(), errors.get(name)?.clone()))
+    };
+    let others: Vec<_> = source.lines().filter_map(named).collect();
+    for (symbol, codes) in others {
+        errors.entry(symbol).or_insert(codes);
     }
     errors.retain(|_, codes| !codes.is_empty());
     errors
@@ -378,10 +390,17 @@ mod tests {
             "/** \\brief One\n * Gives ::CUDA_ERROR_UNKNOWN.\n * \\return\n * ::CUDA_SUCCESS,\n * ::CUDA_ERROR_B,\n * ::CUDA_ERROR_A\n * \\sa ::CUDA_ERROR_C\n */
              __CUDA_DEPRECATED CUresult CUDAAPI cuOne(int a);
              /** \\return ::CUDA_SUCCESS */ CUresult CUDAAPI cuTwo(void);
-             /** ::CUDA_ERROR_D */ typedef int other;",
+             /** ::CUDA_ERROR_D */ typedef int other;
+             #define cuThree cuThreeWithFlags
+             /** \\return ::CUDA_ERROR_E */ CUresult CUDAAPI
+             cuThree(int a);",
         );
         let codes = |codes: &[&str]| codes.iter().map(|code| (*code).to_owned()).collect();
-        let expected = BTreeMap::from([("cuOne".to_owned(), codes(&["CUDA_ERROR_A", "CUDA_ERROR_B"]))]);
+        let expected = BTreeMap::from([
+            ("cuOne".to_owned(), codes(&["CUDA_ERROR_A", "CUDA_ERROR_B"])),
+            ("cuThree".to_owned(), codes(&["CUDA_ERROR_E"])),
+            ("cuThreeWithFlags".to_owned(), codes(&["CUDA_ERROR_E"])),
+        ]);
         assert_eq!(errors, expected);
     }
 
