@@ -87,7 +87,7 @@ forwarded! {
         cuLibraryEnumerateKernels cuLibraryGetGlobal cuLibraryGetKernel cuLibraryGetKernelCount cuLibraryGetManaged
         cuLibraryGetModule cuLibraryGetUnifiedFunction cuLogsCurrent cuLogsDumpToFile cuLogsDumpToMemory
         cuMemGetAccess cuMemGetAddressRange cuMemGetAddressRange_v2 cuMemGetAllocationGranularity
-        cuMemGetAllocationPropertiesFromHandle cuMemGetDefaultMemPool cuMemGetLocationInfo cuMemGetMemPool
+        cuMemGetAllocationPropertiesFromHandle cuMemGetLocationInfo
         cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2 cuMemHostGetFlags cuMemPoolGetAccess
         cuMemPoolGetAttribute cuMemRangeGetAttribute cuMemRangeGetAttributes cuMipmappedArrayGetLevel
         cuMipmappedArrayGetMemoryRequirements cuMipmappedArrayGetSparseProperties cuModuleEnumerateFunctions

@@ -10,10 +10,11 @@ use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{
     CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
     CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC,
-    CU_GRAPH_NODE_TYPE_MEM_FREE, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMPOOL_ATTR_LOCATION_ID,
-    CU_MEMPOOL_ATTR_LOCATION_TYPE, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
-    CUDA_CONDITIONAL_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUgraph, CUgraphNode, CUgraphNodeParams,
-    CUmemoryPool,
+    CU_GRAPH_NODE_TYPE_MEM_FREE, CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CU_MEMPOOL_ATTR_ALLOCATION_TYPE,
+    CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CUDA_CONDITIONAL_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUgraph,
+    CUgraphNode, CUgraphNodeParams, CUmemLocation, CUmemoryPool,
 };
 
 use super::calls::{Calls, Context};
@@ -44,6 +45,18 @@ impl Stock {
     pub fn spare_bytes(self) -> u64 {
         self.reserved_bytes.saturating_sub(self.used_bytes)
     }
+}
+
+/// The ordinal of the device whose memory is at that location, if it is any's.
+pub fn ordinal_at(location: CUmemLocation) -> Option<usize> {
+    /// The low byte names the device where the next one names a part of it.
+    const LOCALITY_DEVICE_MASK: i32 = 0xff;
+    let device = match location.r#type {
+        CU_MEM_LOCATION_TYPE_DEVICE => location.id,
+        CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN => location.id & LOCALITY_DEVICE_MASK,
+        _ => return None,
+    };
+    usize::try_from(device).ok()
 }
 
 impl PoolHandle {
@@ -96,12 +109,17 @@ impl PoolHandle {
     /// Of which device's memory it is, among `devices` of them; of `likely`'s where nobody can say. `None`: of none.
     pub fn ordinal(self, devices: usize, likely: usize) -> Option<usize> {
         // Later drivers say; before, a pool that was not created here is a device's own.
-        match self.attribute(CU_MEMPOOL_ATTR_LOCATION_TYPE).map(u32::try_from) {
-            Some(Ok(CU_MEM_LOCATION_TYPE_DEVICE)) => {
-                let ordinal = self.attribute(CU_MEMPOOL_ATTR_LOCATION_ID);
-                Some(ordinal.map_or(likely, |ordinal| ordinal as usize))
+        match self.attribute(CU_MEMPOOL_ATTR_LOCATION_TYPE) {
+            Some(kind) => {
+                let Some(id) = self.attribute(CU_MEMPOOL_ATTR_LOCATION_ID) else { return Some(likely) };
+                let location = CUmemLocation { r#type: kind as u32, id: id as i32 };
+                let is_managed = || {
+                    let kind = self.attribute(CU_MEMPOOL_ATTR_ALLOCATION_TYPE);
+                    kind == Some(u64::from(CU_MEM_ALLOCATION_TYPE_MANAGED))
+                };
+                // Managed memory counts wherever its pages are.
+                ordinal_at(location).or_else(|| is_managed().then_some(likely))
             }
-            Some(_) => None,
             None => {
                 let own = (0..devices).find(|ordinal| Self::default_of(*ordinal) == Some(self));
                 Some(own.unwrap_or(likely))

@@ -4,12 +4,12 @@ use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::driver::types::{
     CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL, CU_MEM_ALLOC_GRANULARITY_MINIMUM,
-    CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_ATTACH_GLOBAL, CU_MEM_ATTACH_HOST, CU_MEM_LOCATION_TYPE_DEVICE,
-    CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CU_MEM_OPERATION_TYPE_MAP, CU_MEM_OPERATION_TYPE_UNMAP,
-    CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_CUBEMAP, CUDA_ARRAY3D_DEFERRED_MAPPING,
-    CUDA_ARRAY3D_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_SPARSE, CUarray,
-    CUarray_format, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemPoolProps, CUmemoryPool, CUmipmappedArray, CUresult, CUstream, c_void,
+    CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_ATTACH_GLOBAL, CU_MEM_ATTACH_HOST, CU_MEM_OPERATION_TYPE_MAP,
+    CU_MEM_OPERATION_TYPE_UNMAP, CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_CUBEMAP,
+    CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ARRAY3D_LAYERED,
+    CUDA_ARRAY3D_SPARSE, CUarray, CUarray_format, CUdevice, CUdeviceptr, CUdeviceptr_v1,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle,
+    CUmemLocation, CUmemPoolProps, CUmemoryPool, CUmipmappedArray, CUresult, CUstream, c_void,
 };
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::meter::MemoryKind;
@@ -18,7 +18,7 @@ use super::{MISSING, clear};
 use crate::capture;
 use crate::driver::calls::Stream;
 use crate::driver::managed;
-use crate::driver::memory::PoolHandle;
+use crate::driver::memory::{PoolHandle, ordinal_at};
 use crate::driver::real;
 use crate::memory::beyond::Way;
 use crate::memory::charge::{self, Shape};
@@ -28,9 +28,6 @@ use crate::meter::context::ContextState;
 use crate::process::{self, Process};
 use crate::record;
 use crate::thread;
-
-/// The low byte of a location's id names the device where the next one names a part of it.
-const LOCALITY_DEVICE_MASK: i32 = 0xff;
 
 /// The process and the context that a call is charged to: the current one.
 fn current() -> Option<(&'static Process, &'static ContextState)> {
@@ -315,17 +312,51 @@ pub unsafe extern "C" fn create_pool(pool: *mut CUmemoryPool, properties: *const
             if result == CUDA_SUCCESS { written(pool) } else { None },
         )
     } {
-        let location = properties.location;
-        let is_device = location.r#type == CU_MEM_LOCATION_TYPE_DEVICE;
-        // Managed memory counts wherever its pages are: without a device of its own, on that which is current.
-        let is_managed = properties.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
-        let ordinal = match usize::try_from(location.id).ok().filter(|_| is_device) {
-            None if is_managed => process.current_context().map(|context| context.ordinal),
-            ordinal => ordinal,
-        };
+        let ordinal = ordinal_of_pool(process, properties.location, properties.allocType);
         process.memory.pools.created(PoolHandle(pool as usize), ordinal);
     }
     result
+}
+
+/// On which device a pool counts of that location and type of memory.
+fn ordinal_of_pool(
+    process: &'static Process,
+    location: CUmemLocation,
+    kind: CUmemAllocationType,
+) -> Option<usize> {
+    // Managed memory counts wherever its pages are: without a device of its own, on that which is current; the first, where none is.
+    let is_managed = kind == CU_MEM_ALLOCATION_TYPE_MANAGED;
+    let current = || process.current_context().map_or(0, |context| context.ordinal);
+    ordinal_at(location).or_else(|| is_managed.then(current))
+}
+
+macro_rules! gets_pool {
+    ($($name:ident: $symbol:ident;)+) => {$(
+        #[doc = concat!("Hook of `", stringify!($symbol), "`: of what memory the pool is, is known here.")]
+        pub unsafe extern "C" fn $name(
+            pool: *mut CUmemoryPool,
+            location: *mut CUmemLocation,
+            kind: CUmemAllocationType,
+        ) -> CUresult {
+            let Some(real) = real!($symbol) else { return MISSING };
+            // SAFETY: the caller's arguments, as they came.
+            let result = unsafe { real(pool, location, kind) };
+            if result == CUDA_SUCCESS
+                && let Some(process) = process::current()
+                // SAFETY: null, or what the driver has read and written.
+                && let (Some(location), Some(pool)) = unsafe { (written(location), written(pool)) }
+            {
+                let ordinal = || ordinal_of_pool(process, location, kind);
+                process.memory.pools.get(PoolHandle(pool as usize), ordinal);
+            }
+            result
+        }
+    )+};
+}
+
+gets_pool! {
+    default_pool: cuMemGetDefaultMemPool;
+    present_pool: cuMemGetMemPool;
 }
 
 /// Hook of `cuMemPoolImportFromShareableHandle`: its memory counts where it was exported.
@@ -457,14 +488,7 @@ pub unsafe extern "C" fn create(
     let call = || unsafe { real(handle, bytes, properties, flags) };
     // SAFETY: null, or what the caller passes as properties for the driver to read.
     let location = unsafe { properties.as_ref() }.map(|properties| properties.location);
-    let device = match location {
-        Some(location) if location.r#type == CU_MEM_LOCATION_TYPE_DEVICE => location.id,
-        Some(location) if location.r#type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN => {
-            location.id & LOCALITY_DEVICE_MASK
-        }
-        _ => return call(),
-    };
-    let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
+    let Some((process, ordinal)) = process::current().zip(location.and_then(ordinal_at)) else {
         return call();
     };
     if is_plainly_wrong(handle, bytes as u64) {

@@ -127,6 +127,8 @@ hooks! {
     cuGraphAddNode_v3 => graph_memory::add_v3;
 
     cuMemPoolCreate => memory::create_pool;
+    cuMemGetDefaultMemPool => memory::default_pool;
+    cuMemGetMemPool => memory::present_pool;
     cuMemPoolDestroy => memory::destroy_pool;
     cuMemPoolTrimTo => memory::trim_pool;
     cuMemPoolImportFromShareableHandle => memory::import_pool;

@@ -82,6 +82,32 @@ fn a_pool_of_the_hosts_memory_counts_for_nothing_and_one_of_managed_memory_for_w
 }
 
 #[test]
+fn the_drivers_own_pools_of_managed_memory_and_of_a_part_of_a_devices_count_as_those_that_are_made() {
+    /// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`, and the second part of the first device.
+    const PART: &str = "6, 0x100";
+    let host = host();
+    let _daemon = host.daemon();
+    for (tenant, asked) in [("first", "False"), ("present", "True")] {
+        let mut client = Client::start(&host, tenant);
+        client.does(&format!("driver_pool('anywhere', 0, 0, MANAGED, {asked})"));
+        client.does(&format!("driver_pool('near', DEVICE, 0, MANAGED, {asked})"));
+        client.does(&format!("driver_pool('part', {PART}, PINNED, {asked})"));
+        client.does(&format!("pool('own part', {PART})"));
+        for name in ["anywhere", "near", "part", "own part"] {
+            client.does(&format!("take('{name} memory', '{name}', 64 << 20)"));
+        }
+        assert_counts(&host, tenant, "pool", 256);
+        for name in ["anywhere", "near", "part", "own part"] {
+            assert_eq!(client.asks(&format!("take('more', '{name}', 32 << 20)")), OUT_OF_MEMORY, "{name}");
+        }
+        for name in ["anywhere", "near", "part", "own part"] {
+            client.does(&format!("give('{name} memory')"));
+        }
+        assert_counts(&host, tenant, "pool", 0);
+    }
+}
+
+#[test]
 fn a_pool_that_another_tenant_imports_counts_for_its_owner_alone() {
     let host = host();
     let _daemon = host.daemon();

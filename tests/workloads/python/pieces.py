@@ -43,6 +43,13 @@ def pool(name, location=DEVICE, place=0, kind=PINNED, handles=0):
     return cuda.cuMemPoolCreate(byref(kept[name]), properties)
 
 
+def driver_pool(name, location, place=0, kind=PINNED, is_present=False):
+    """Keeps the driver's own pool of a location by that name; the driver's code."""
+    kept[name] = c_void_p()
+    get = cuda.cuMemGetMemPool if is_present else cuda.cuMemGetDefaultMemPool
+    return get(byref(kept[name]), struct.pack("ii", location, place), kind)
+
+
 def take(name, of, size):
     """Allocates from a pool."""
     kept[name] = c_uint64()

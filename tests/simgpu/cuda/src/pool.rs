@@ -91,6 +91,8 @@ pub struct Pool {
 #[derive(Default)]
 struct DevicePools {
     default: HashMap<i32, Arc<Pool>>,
+    /// Those of other locations and memory, by the location's type and id and the memory's type.
+    elsewhere: HashMap<(u32, i32, u32), Arc<Pool>>,
     current: HashMap<i32, Arc<Pool>>,
 }
 
@@ -153,6 +155,10 @@ impl Pool {
             }
             (cu::CU_MEM_ALLOCATION_TYPE_MANAGED, cu::CU_MEM_LOCATION_TYPE_NONE) => (Stuff::Managed, 0),
             (cu::CU_MEM_ALLOCATION_TYPE_MANAGED, _) if on_host => (Stuff::Managed, 0),
+            // A part of a device's memory: the low byte of the id names the device.
+            (cu::CU_MEM_ALLOCATION_TYPE_PINNED, cu::CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN) => {
+                (Stuff::Device, location.1 & 0xff)
+            }
             _ => return Err(status::INVALID_VALUE),
         };
         let is_exportable =
@@ -161,6 +167,19 @@ impl Pool {
             return Err(status::NOT_SUPPORTED);
         }
         Self::insert_of(stuff, location, device, props.handleTypes, props.maxSize as u64, false)
+    }
+
+    /// The pool that the driver has of itself for a location that is no device, or for managed memory.
+    fn create_default((kind, id): (u32, i32), stuff: u32) -> Result<Arc<Self>> {
+        let (stuff, device) = match (stuff, kind) {
+            (cu::CU_MEM_ALLOCATION_TYPE_MANAGED, cu::CU_MEM_LOCATION_TYPE_DEVICE) => (Stuff::Managed, id),
+            (cu::CU_MEM_ALLOCATION_TYPE_MANAGED, cu::CU_MEM_LOCATION_TYPE_NONE) => (Stuff::Managed, 0),
+            (cu::CU_MEM_ALLOCATION_TYPE_PINNED, cu::CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN) => {
+                (Stuff::Device, id & 0xff)
+            }
+            _ => return Err(status::NOT_SUPPORTED),
+        };
+        Self::insert_of(stuff, (kind, id), device, cu::CU_MEM_HANDLE_TYPE_NONE, 0, true)
     }
 
     /// A descriptor by which another process can import the pool: it says whose it is and which.
@@ -475,6 +494,18 @@ pub fn default_of(device: i32) -> Result<Arc<Pool>> {
     }
     let pool = Pool::insert(device, cu::CU_MEM_HANDLE_TYPE_NONE, 0, true)?;
     pools.default.insert(device, Arc::clone(&pool));
+    Ok(pool)
+}
+
+/// The pool of another location, or of managed memory.
+pub fn default_at(location: (u32, i32), stuff: u32) -> Result<Arc<Pool>> {
+    let mut pools = lock(device_pools());
+    let key = (location.0, location.1, stuff);
+    if let Some(pool) = pools.elsewhere.get(&key) {
+        return Ok(Arc::clone(pool));
+    }
+    let pool = Pool::create_default(location, stuff)?;
+    pools.elsewhere.insert(key, Arc::clone(&pool));
     Ok(pool)
 }
 

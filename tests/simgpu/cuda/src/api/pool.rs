@@ -156,13 +156,10 @@ pub fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const CUmemAccessDesc, count
     Ok(())
 }
 
-/// The pools of a location; only devices have any here.
-fn device_at(location: *const CUmemLocation, kind: CUmemAllocationType) -> Result<i32> {
-    let location = read!(location);
-    if kind != CU_MEM_ALLOCATION_TYPE_PINNED {
-        return Err(status::NOT_SUPPORTED);
-    }
-    if location.r#type == CU_MEM_LOCATION_TYPE_DEVICE { Ok(location.id) } else { Err(status::NOT_SUPPORTED) }
+/// The device whose pools are those of a location, if any.
+fn device_at(location: CUmemLocation, kind: CUmemAllocationType) -> Option<i32> {
+    let is_device = location.r#type == CU_MEM_LOCATION_TYPE_DEVICE;
+    (is_device && kind == CU_MEM_ALLOCATION_TYPE_PINNED).then_some(location.id)
 }
 
 pub fn cuMemGetDefaultMemPool(
@@ -170,7 +167,12 @@ pub fn cuMemGetDefaultMemPool(
     location: *mut CUmemLocation,
     r#type: CUmemAllocationType,
 ) -> Result<()> {
-    give!(pool_out, pool::default_of(device_at(location, r#type)?)?.handle as CUmemoryPool);
+    let location = read!(location);
+    let pool = match device_at(location, r#type) {
+        Some(device) => pool::default_of(device)?,
+        None => pool::default_at((location.r#type, location.id), r#type)?,
+    };
+    give!(pool_out, pool.handle as CUmemoryPool);
     Ok(())
 }
 
@@ -179,7 +181,12 @@ pub fn cuMemGetMemPool(
     location: *mut CUmemLocation,
     r#type: CUmemAllocationType,
 ) -> Result<()> {
-    give!(pool, pool::current_of(device_at(location, r#type)?)?.handle as CUmemoryPool);
+    let location = read!(location);
+    let found = match device_at(location, r#type) {
+        Some(device) => pool::current_of(device)?,
+        None => pool::default_at((location.r#type, location.id), r#type)?,
+    };
+    give!(pool, found.handle as CUmemoryPool);
     Ok(())
 }
 
@@ -188,7 +195,8 @@ pub fn cuMemSetMemPool(
     r#type: CUmemAllocationType,
     pool: CUmemoryPool,
 ) -> Result<()> {
-    pool::set_current(device_at(location, r#type)?, pool::by_handle(pool as usize)?)
+    let device = device_at(read!(location), r#type).ok_or(status::NOT_SUPPORTED)?;
+    pool::set_current(device, pool::by_handle(pool as usize)?)
 }
 
 pub fn cuMemPoolExportToShareableHandle(
