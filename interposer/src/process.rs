@@ -413,7 +413,9 @@ impl Process {
         if let Some(known) = find(&self.contexts.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Some(known);
         }
-        let ordinal = self.calls.device_of(handle).or_else(|| self.likely_device_of(handle))?;
+        // Where the driver does not say: the one that it was made for, as long as it is there.
+        let made_for = || self.memory.device_of_context(handle);
+        let ordinal = self.calls.device_of(handle).or_else(made_for)?;
         let gpu = self.gpus.get(ordinal)?;
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = find(&contexts) {
@@ -440,12 +442,6 @@ impl Process {
         let handle = self.calls.current_context()?;
         let first = self.first_context.get().filter(|first| first.is_alive_as(handle));
         first.or_else(|| self.other_context(handle))
-    }
-
-    /// The GPU that a context is on where the driver does not say: that for which it was made, or the only one.
-    #[cold]
-    fn likely_device_of(&self, handle: Context) -> Option<usize> {
-        self.memory.device_of_context(handle).or_else(|| (self.gpus.len() == 1).then_some(0))
     }
 
     /// The context current to this thread where the driver does not say: the one that was current last, or another that there is.
