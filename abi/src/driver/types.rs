@@ -328,6 +328,15 @@ pub struct CUaccessPolicyWindow {
     pub missProp: CUaccessProperty,
 }
 
+/// An event that a launch records; the header has no name for it. Only a programmatic one says whether it triggers at the blocks' start.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CUlaunchAttributeEvent {
+    pub event: CUevent,
+    pub flags: i32,
+    pub triggerAtBlockStart: i32,
+}
+
 /// The value of a launch attribute; those nothing here looks into are bytes in `pad`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -337,7 +346,10 @@ pub union CUlaunchAttributeValue {
     pub cooperative: i32,
     pub clusterDim: [u32; 3],
     pub programmaticStreamSerializationAllowed: i32,
+    pub programmaticEvent: CUlaunchAttributeEvent,
+    pub launchCompletionEvent: CUlaunchAttributeEvent,
     pub priority: i32,
+    pub preferredClusterDim: [u32; 3],
     pub sharedMemCarveout: u32,
 }
 

@@ -189,13 +189,34 @@ fn a_context_that_was_attached_to_keeps_what_is_in_it_until_its_last_user_leaves
 }
 
 #[test]
-fn a_launch_with_any_attribute_is_answered_as_without_deepres() {
+fn a_launch_with_any_attribute_is_answered_as_without_deepres_and_counted() {
+    /// That of a stream, that of a graph's node, and two that are none; every other one launches.
+    const REFUSED: [u32; 5] = [3, 13, 15, 19, 12345];
+    /// What the client tries.
+    const TRIED: usize = 21;
     let host = Host::new();
     let _daemon = host.daemon();
     let client = c_client("hazards", Way::ProcAddress);
     let bare = live(&host, hazard(host.command(&client), &["attributes"]));
-    assert_eq!((bare.0, bare.2.lines().count()), (0, 22), "{bare:?}");
-    assert_eq!(live(&host, hazard(host.preloaded(&client), &["attributes"])), bare);
+    let answers: Vec<(u32, u32)> = (bare.2.lines())
+        .filter_map(|line| line.strip_prefix("attribute ")?.split_once(": "))
+        .map(|(id, code)| (id.parse().unwrap(), code.parse().unwrap()))
+        .collect();
+    assert_eq!((bare.0, answers.len()), (0, TRIED), "{bare:?}");
+    for (id, code) in answers {
+        assert_eq!(code, u32::from(REFUSED.contains(&id)), "{id}: {bare:?}");
+    }
+    // NOT_READY while the launch waits, and then success: for the thread, and for the stream.
+    for id in [7, 12] {
+        let awaited = format!("event of {id}: before 600 600, after 0 0\n");
+        assert!(bare.2.contains(&awaited), "the launch recorded its event: {bare:?}");
+    }
+    let mut ours = hazard(host.preloaded(&client), &["attributes"]);
+    ours.env("DEEPRES_TENANT", "attributes");
+    assert_eq!(live(&host, ours), bare);
+    let launched = TRIED - REFUSED.len();
+    assert!(bare.2.ends_with(&format!("launched {launched}, waited 0\n")), "{bare:?}");
+    assert_eq!(host.ps().tenant("attributes").kernel_launches, launched as u64, "each launch is metered");
 }
 
 #[test]

@@ -210,27 +210,117 @@ static void nulls(void) {
     printf("nothing %d\n", cu(cuMemFree_v2)(0));
 }
 
-/* Each attribute that a launch may have, the one that is none, and one that no driver knows. */
+typedef struct {
+    int id;
+    char padding[4];
+    union {
+        struct {
+            CUdeviceptr at;
+            size_t bytes;
+            float hit_ratio;
+            int hit, miss;
+        } window;
+        struct {
+            CUevent event;
+            int flags, at_block_start;
+        } event;
+        unsigned char map[2];
+        unsigned extents[3];
+        int number;
+        char room[64];
+    };
+} attribute;
+
+enum { ACCESS_POLICY_WINDOW = 1, CLUSTER = 4, PROGRAMMATIC_EVENT = 7, MEMORY_DOMAIN_MAP = 9, PREFERRED_CLUSTER = 11, COMPLETION_EVENT = 12 };
+
+static CUresult launch_with(CUfunction kernel, CUstream stream, attribute *attributes, unsigned count) {
+    CUlaunchConfig config = {{4, 1, 1}, {32, 1, 1}, 0, stream, attributes, count};
+    return cu(cuLaunchKernelEx)(&config, kernel, NULL, NULL);
+}
+
+/* An event that a launch records is waited for by this thread and by another stream: not before the launch is through. */
+static int await_recorded(CUfunction kernel, attribute *recorded, volatile int *flag, CUdeviceptr flag_at) {
+    CUresult (*synchronize)(CUevent) = (CUresult(*)(CUevent))extra("cuEventSynchronize");
+    CUresult (*query)(CUstream) = (CUresult(*)(CUstream))extra("cuStreamQuery");
+    CUstream stream, other;
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CHECK(cu(cuStreamCreate)(&other, CU_STREAM_NON_BLOCKING));
+    *flag = 0;
+    CHECK(cu(cuStreamWaitValue32_v2)(stream, flag_at, 1, CU_STREAM_WAIT_VALUE_EQ));
+    int code = launch_with(kernel, stream, recorded, 1);
+    CHECK(cu(cuStreamWaitEvent)(other, recorded->event.event, 0));
+    printf("event of %d: before %d %d, ", recorded->id, cu(cuEventQuery)(recorded->event.event), query(other));
+    *flag = 1;
+    int waited = synchronize(recorded->event.event), other_waited = cu(cuStreamSynchronize)(other);
+    printf("after %d %d\n", waited, other_waited);
+    return code;
+}
+
+/* Each attribute that a launch may have, with a value that means something, the one that is none, and two that no driver knows. */
 static void attributes(void) {
-    enum { ATTRIBUTES = 20 };
-    struct {
-        int id;
-        char padding[4];
-        char value[64];
-    } attribute;
-    CUlaunchConfig config;
+    enum { ATTRIBUTES = 20, WINDOW_BYTES = 1 << 20, PERSISTING = 2, STREAMING = 1 };
+    CUdeviceptr window, flag_at;
+    CUevent timed, event;
+    CUgraph graph;
+    CUstream stream;
+    void *flag;
+    attribute list[2];
+    int launched = 0;
     open_context();
     CUfunction kernel = load_kernel("quick");
+    CHECK(cu(cuMemAlloc_v2)(&window, WINDOW_BYTES));
+    CHECK(cu(cuMemHostAlloc)(&flag, sizeof(int), CU_MEMHOSTALLOC_DEVICEMAP));
+    CHECK(cu(cuMemHostGetDevicePointer_v2)(&flag_at, flag, 0));
+    CHECK(cu(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING));
+    CHECK(cu(cuEventCreate)(&timed, 0));
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
     for (int id = 0; id <= ATTRIBUTES; id++) {
-        memset(&attribute, 0, sizeof attribute);
-        memset(&config, 0, sizeof config);
-        attribute.id = id < ATTRIBUTES ? id : 12345;
-        for (int i = 0; i < 3; i++) config.grid[i] = config.block[i] = 1;
-        config.attributes = &attribute;
-        config.attribute_count = 1;
-        printf("attribute %d: %d\n", attribute.id, cu(cuLaunchKernelEx)(&config, kernel, NULL, NULL));
+        int code, is_event = id == PROGRAMMATIC_EVENT || id == COMPLETION_EVENT;
+        unsigned count = 1;
+        memset(list, 0, sizeof list);
+        list[0].id = id < ATTRIBUTES ? id : 12345;
+        list[0].number = 1;
+        if (id == ACCESS_POLICY_WINDOW) {
+            list[0].window.at = window;
+            list[0].window.bytes = WINDOW_BYTES;
+            list[0].window.hit_ratio = 1;
+            list[0].window.hit = PERSISTING;
+            list[0].window.miss = STREAMING;
+        }
+        if (id == CLUSTER || id == PREFERRED_CLUSTER) {
+            list[0].extents[0] = id == CLUSTER ? 2 : 4;
+            list[0].extents[1] = list[0].extents[2] = 1;
+            list[1] = list[0];
+            list[1].id = CLUSTER;
+            list[1].extents[0] = 2;
+            count = 2;
+        }
+        if (id == MEMORY_DOMAIN_MAP) list[0].map[1] = 1;
+        if (is_event) {
+            memset(&list[0].room, 0, sizeof list[0].room);
+            list[0].event.event = event;
+        }
+        code = is_event ? await_recorded(kernel, list, flag, flag_at) : launch_with(kernel, stream, list, count);
+        printf("attribute %d: %d\n", list[0].id, code);
+        launched += !code;
+        if (id == PREFERRED_CLUSTER) {
+            list[0].extents[0] = 3;
+            printf("no multiple: %d\n", launch_with(kernel, stream, list, count));
+        }
+        if (is_event) {
+            list[0].event.event = timed;
+            printf("timed: %d, ", launch_with(kernel, stream, list, 1));
+            list[0].event.event = NULL;
+            printf("none: %d\n", launch_with(kernel, stream, list, 1));
+        }
     }
-    printf("waited %d\n", cu(cuCtxSynchronize)());
+    CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    memset(list, 0, sizeof list);
+    list[0].id = COMPLETION_EVENT;
+    list[0].event.event = event;
+    printf("an event in a capture: %d\n", launch_with(kernel, stream, list, 1));
+    CHECK(cu(cuStreamEndCapture)(stream, &graph));
+    printf("launched %d, waited %d\n", launched, cu(cuCtxSynchronize)());
 }
 
 static void forked(void) {

@@ -70,6 +70,17 @@ impl Event {
         self.context.as_ref().is_none_or(|own| own.handle == context.handle)
     }
 
+    /// Refuses what a launch cannot record on `stream` (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT`).
+    pub fn check_for_launch(&self, stream: &Stream) -> Result<()> {
+        let is_fit = self.flags & cu::CU_EVENT_DISABLE_TIMING != 0
+            && self.flags & cu::CU_EVENT_INTERPROCESS == 0
+            && !self.borrowed;
+        if !is_fit {
+            return Err(status::INVALID_VALUE);
+        }
+        if self.belongs_to(&stream.context) { Ok(()) } else { Err(status::INVALID_HANDLE) }
+    }
+
     /// Records it after everything in `stream`.
     pub fn record(self: &Arc<Self>, stream: &Arc<Stream>) -> Result<()> {
         if !self.belongs_to(&stream.context) {

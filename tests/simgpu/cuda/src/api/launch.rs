@@ -2,9 +2,12 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use deepres_abi::driver::ApiId;
 use deepres_abi::driver::types::*;
 
 use crate::context;
+use crate::edge;
+use crate::event::{self, Event};
 use crate::graph;
 use crate::module::{self, Function};
 use crate::operation::{Arguments, Launch, Operation};
@@ -22,6 +25,79 @@ struct Raw {
     cooperative: bool,
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
+}
+
+/// What a launch's attributes ask for beside hints and orderings, which cost no time here.
+#[derive(Default)]
+struct Attributes {
+    is_cooperative: bool,
+    /// Recorded by the launch.
+    events: Vec<Arc<Event>>,
+    is_device_updatable: bool,
+}
+
+impl Attributes {
+    fn read(config: &CUlaunchConfig) -> Result<Self> {
+        let list: &[CUlaunchAttribute] = slice!(config.attrs, config.numAttrs);
+        let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
+        let divides = |parts: [u32; 3], whole: [u32; 3]| {
+            parts.iter().zip(whole).all(|(part, whole)| *part != 0 && whole % part == 0)
+        };
+        let (mut cluster, mut preferred) = (None, None);
+        let mut read = Self::default();
+        for attribute in list {
+            let value = &attribute.value;
+            match attribute.id {
+                // SAFETY: the identifier says that the value is this one.
+                CU_LAUNCH_ATTRIBUTE_COOPERATIVE => read.is_cooperative = unsafe { value.cooperative } != 0,
+                // SAFETY: as above.
+                CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION => cluster = Some(unsafe { value.clusterDim }),
+                CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION => {
+                    // SAFETY: as above.
+                    preferred = Some(unsafe { value.preferredClusterDim });
+                }
+                CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT => {
+                    // SAFETY: as above; both begin alike.
+                    let recorded = unsafe { value.programmaticEvent };
+                    if recorded.flags as u32 != CU_EVENT_RECORD_DEFAULT {
+                        return Err(status::INVALID_VALUE);
+                    }
+                    read.events.push(event::by_handle(recorded.event as usize)?);
+                }
+                CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => read.is_device_updatable = true,
+                CU_LAUNCH_ATTRIBUTE_IGNORE
+                | CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+                | CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
+                | CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+                | CU_LAUNCH_ATTRIBUTE_PRIORITY
+                | CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP
+                | CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN
+                | CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+                | CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING
+                | CU_LAUNCH_ATTRIBUTE_PORTABLE_CLUSTER_SIZE_MODE
+                | CU_LAUNCH_ATTRIBUTE_SHARED_MEMORY_MODE => {}
+                // That of a stream alone (`SYNCHRONIZATION_POLICY`), or none.
+                _ => return Err(status::INVALID_VALUE),
+            }
+        }
+        let fits = cluster.is_none_or(|cluster| {
+            divides(cluster, grid)
+                && preferred.is_none_or(|preferred| divides(cluster, preferred) && divides(preferred, grid))
+        });
+        if fits { Ok(read) } else { Err(status::INVALID_VALUE) }
+    }
+
+    /// Refuses what cannot be done on `stream`. What would become part of a graph in a way of its own is not modelled.
+    fn check(&self, stream: &Stream) -> Result<()> {
+        self.events.iter().try_for_each(|event| event.check_for_launch(stream))?;
+        match (stream.is_capturing(), self.is_device_updatable) {
+            (false, true) => Err(status::INVALID_VALUE),
+            (true, is_updatable) if is_updatable || !self.events.is_empty() => {
+                edge::unsupported(ApiId::cuLaunchKernelEx)
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 fn check_arguments(function: &Function, raw: &Raw) -> Result<()> {
@@ -92,35 +168,21 @@ for_both_default_streams! {
         config: *const CUlaunchConfig, f: CUfunction, kernelParams: *mut *mut c_void, extra: *mut *mut c_void,
     ) |default| {
         let config = read!(config);
-        let attributes: &[CUlaunchAttribute] = slice!(config.attrs, config.numAttrs);
-        let mut cooperative = false;
-        for attribute in attributes {
-            match attribute.id {
-                // SAFETY: the identifier says that the value is this one.
-                CU_LAUNCH_ATTRIBUTE_COOPERATIVE => cooperative = unsafe { attribute.value.cooperative } != 0,
-                CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION => {
-                    // SAFETY: the identifier says that the value is this one.
-                    let cluster = unsafe { attribute.value.clusterDim };
-                    let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
-                    if cluster.iter().zip(grid).any(|(cluster, grid)| *cluster == 0 || grid % cluster != 0) {
-                        return Err(status::INVALID_VALUE);
-                    }
-                }
-                id if id >= CU_LAUNCH_ATTRIBUTE_MAX => return Err(status::INVALID_VALUE),
-                // Hints and orderings that cost no time here.
-                _ => {}
-            }
-        }
+        let attributes = Attributes::read(&config)?;
         let raw = Raw {
             function: f,
             grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
             block: [config.blockDimX, config.blockDimY, config.blockDimZ],
             shared_bytes: config.sharedMemBytes,
-            cooperative,
+            cooperative: attributes.is_cooperative,
             params: kernelParams,
             extra,
         };
-        launch(&raw, config.hStream, default)
+        let (stream, launch) = prepare(&raw, config.hStream, default)?;
+        attributes.check(&stream)?;
+        stream.submit(Operation::Kernel(launch))?;
+        // That of a launch's completion too: it is triggered once all blocks have begun, or at any time after.
+        attributes.events.iter().try_for_each(|event| event.record(&stream))
     }
 
     cuLaunchCooperativeKernel / cuLaunchCooperativeKernel_ptsz(
