@@ -394,7 +394,7 @@ fn a_job_gets_the_library_the_socket_and_its_requests() {
     let library = harmless_library();
     for line in [
         // By a way that only glibc's linker goes.
-        format!("LD_PRELOAD=/usr/$LIB/../../../../../../../..{0}:{0}", library.display()),
+        format!("LD_PRELOAD={0}:/usr/$LIB/../../../../../../../..{0}", library.display()),
         format!("DEEPRES_SOCKET={}", daemon.directory.tenant_socket().display()),
         "DEEPRES_TENANT=n".to_owned(),
         "DEEPRES_SHARE=12.5%".to_owned(),
