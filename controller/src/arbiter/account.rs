@@ -65,6 +65,8 @@ pub struct Account {
     uncharged_ns: u64,
     /// Wall time that copies may still have taken: nothing says that one is in flight, and it is counted when it completes.
     uncopied_ns: u64,
+    /// Wall time for which nothing was charged: copies are charged no more.
+    unclaimed_ns: u64,
     /// The longest kernel or graph of any session, ns.
     pub longest_ns: u64,
     /// What its processes claimed for the time in which nobody governed, ns.
@@ -94,6 +96,7 @@ impl Account {
             looked_ns: now_ns,
             uncharged_ns: 0,
             uncopied_ns: 0,
+            unclaimed_ns: 0,
             longest_ns: 0,
             arrears_ns: 0,
             in_flight_before_ns: 0,
@@ -197,6 +200,7 @@ impl Account {
         let passed_ns = now_ns.saturating_sub(self.looked_ns);
         let allowed_ns = self.uncharged_ns.saturating_add(passed_ns);
         let copies_allowed_ns = self.uncopied_ns.saturating_add(passed_ns);
+        let unclaimed_ns = self.unclaimed_ns.saturating_add(passed_ns);
         self.looked_ns = now_ns;
         let mut seen = Seen::default();
         let mut copy_ns = 0u64;
@@ -212,13 +216,14 @@ impl Account {
         let copy_ns = copy_ns.min(copies_allowed_ns);
         self.uncopied_ns = (copies_allowed_ns - copy_ns).min(LONGEST_COPY_NS);
         // Where copies are charged they are in what was used.
-        seen.used_ns = seen.used_ns.min(allowed_ns.max(copy_ns));
+        seen.used_ns = seen.used_ns.min(allowed_ns.max(copy_ns)).min(unclaimed_ns);
         seen.longest_ns = self.longest_ns;
         let totals = &mut self.totals;
         totals.gpu_ns = totals.gpu_ns.saturating_add(seen.used_ns);
         totals.copy_ns = totals.copy_ns.saturating_add(copy_ns);
         let uncharged_ns = allowed_ns.saturating_sub(seen.used_ns);
         self.uncharged_ns = if seen.in_flight || is_left { uncharged_ns } else { 0 };
+        self.unclaimed_ns = (unclaimed_ns - seen.used_ns).min(LONGEST_COPY_NS.max(self.uncharged_ns));
         self.wants = seen.waiting || seen.in_flight;
         seen
     }
