@@ -3,8 +3,9 @@
 use std::ffi::CStr;
 
 use crate::nvml::types::{
-    DETAIL_LIST_V1, DetailList, Device, FUNCTION_NOT_FOUND, INSUFFICIENT_SIZE, Memory, MemoryV2, OfProcess,
-    ProcessV1, ProcessV2, Return, SUCCESS, Sample, UTILIZATION_LIST_V1, Utilization, UtilizationList,
+    DETAIL_LIST_V1, DetailList, Device, FUNCTION_NOT_FOUND, GPU_UTILIZATION_SAMPLES, INSUFFICIENT_SIZE,
+    MEMORY_UTILIZATION_SAMPLES, Memory, MemoryV2, NOT_FOUND, OfProcess, ProcessSample, ProcessV1, ProcessV2,
+    Return, SUCCESS, Sample, UTILIZATION_LIST_V1, Utilization, UtilizationList,
 };
 use crate::nvml::{self, Function, OwnProcesses};
 
@@ -138,6 +139,37 @@ unsafe fn answer_list<T: OfProcess>(
     SUCCESS
 }
 
+/// The same for samples of what processes did lately: that nobody did anything is an error of NVML's.
+///
+/// # Safety
+/// As above.
+unsafe fn answer_samples<T: OfProcess>(
+    own: &OwnProcesses,
+    count: *mut u32,
+    list: *mut T,
+    ask: impl Fn(*mut u32, *mut T) -> Return,
+) -> Return {
+    // SAFETY: the caller's promise.
+    match unsafe { (answer_list(own, count, list, ask), count.as_ref()) } {
+        (SUCCESS, Some(0)) => NOT_FOUND,
+        (result, _) => result,
+    }
+}
+
+/// How busy the whole GPU is, by NVML's word.
+fn whole_percent(device: Device) -> Option<u32> {
+    type Rates = unsafe extern "C" fn(Device, *mut Utilization) -> Return;
+    let real = ALL[Id::utilization as usize].function.real();
+    if real == 0 {
+        return None;
+    }
+    // SAFETY: NVML's function of that name has this type.
+    let real = unsafe { std::mem::transmute::<usize, Rates>(real) };
+    let mut rates = Utilization { gpu: 0, memory: 0 };
+    // SAFETY: the caller's device, and a place of our own.
+    (unsafe { real(device, &mut rates) } == SUCCESS).then_some(rates.gpu)
+}
+
 hooks! {
     memory_info = nvmlDeviceGetMemoryInfo(device: Device, memory: *mut Memory) after |part| {
         // SAFETY: NVML wrote it.
@@ -161,10 +193,25 @@ hooks! {
     utilization = nvmlDeviceGetUtilizationRates(device: Device, rates: *mut Utilization) after |part| {
         // SAFETY: NVML wrote it.
         if let Some(rates) = unsafe { rates.as_mut() } {
-            let whole = rates.gpu.max(1);
-            let own = part.busy_percent().map_or(whole, |own| own.min(whole));
+            let own = part.busy_of(rates.gpu);
             // Of the memory's time nobody knows whose it was: it goes by the GPU's.
-            *rates = Utilization { gpu: own, memory: rates.memory * own / whole };
+            *rates = Utilization { gpu: own.percent(), memory: own.of(u64::from(rates.memory)) as u32 };
+        }
+    }
+
+    samples = nvmlDeviceGetSamples(device: Device, kind: u32, since: u64, value_kind: *mut u32, count: *mut u32, list: *mut Sample) after |part| {
+        // SAFETY: null, or written by NVML.
+        let written = unsafe { (count.as_ref(), value_kind.as_ref()) };
+        if [GPU_UTILIZATION_SAMPLES, MEMORY_UTILIZATION_SAMPLES].contains(&kind)
+            // Without a list it has told only for how many there has to be room.
+            && !list.is_null()
+            && let (Some(count), Some(value_kind)) = written
+            && let Some(whole) = whole_percent(device)
+        {
+            let own = part.busy_of(whole);
+            // SAFETY: NVML wrote so many.
+            let samples = unsafe { std::slice::from_raw_parts_mut(list, *count as usize) };
+            samples.iter_mut().for_each(|sample| sample.scale(*value_kind, |value| own.of(value)));
         }
     }
 
@@ -186,9 +233,11 @@ hooks! {
 
     mps_processes_v3 = nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, count: *mut u32, list: *mut ProcessV2) list
 
-    process_utilization = nvmlDeviceGetProcessUtilization(device: Device, list: *mut Sample, count: *mut u32, since: u64) instead |own, real| {
+    accounting_processes = nvmlDeviceGetAccountingPids(device: Device, count: *mut u32, list: *mut u32) list
+
+    process_utilization = nvmlDeviceGetProcessUtilization(device: Device, list: *mut ProcessSample, count: *mut u32, since: u64) instead |own, real| {
         // SAFETY: the caller's, by NVML's protocol.
-        unsafe { answer_list(&own, count, list, |count, list| real(device, list, count, since)) }
+        unsafe { answer_samples(&own, count, list, |count, list| real(device, list, count, since)) }
     }
 
     process_details = nvmlDeviceGetRunningProcessDetailList(device: Device, details: *mut DetailList) instead |own, real| {
@@ -228,7 +277,7 @@ hooks! {
                     result
                 };
                 // SAFETY: the caller's, by NVML's protocol.
-                unsafe { answer_list(&own, &mut info.count, info.list, ask) }
+                unsafe { answer_samples(&own, &mut info.count, info.list, ask) }
             }
             // SAFETY: the caller's arguments, as they came.
             _ => unsafe { real(device, info) },

@@ -123,8 +123,14 @@ impl Part {
         Some((total, free.min(charge::left(total, used)), used))
     }
 
-    /// How busy the tenant keeps the GPU, percent; `None` if nobody can say.
-    pub fn busy_percent(&self) -> Option<u32> {
+    /// How busy the tenant keeps a GPU that is busy for `whole_percent` of the time: all of that, if nobody can say.
+    pub fn busy_of(&self, whole_percent: u32) -> Busy {
+        let whole_percent = whole_percent.max(1);
+        let own_percent = self.busy_percent().map_or(whole_percent, |own| own.min(whole_percent));
+        Busy { own_percent, whole_percent }
+    }
+
+    fn busy_percent(&self) -> Option<u32> {
         Some(self.view()?.gpus[0].recent_ppm.div_ceil(PPM_PER_PERCENT))
     }
 
@@ -140,6 +146,28 @@ impl Part {
             Some(_) => view(self.uuid).filter(|view| view.is_managed(0)),
             None => self.view,
         }
+    }
+}
+
+/// The tenant's part of the time for which a GPU is busy.
+#[derive(Clone, Copy)]
+pub struct Busy {
+    own_percent: u32,
+    /// Not less, and not 0.
+    whole_percent: u32,
+}
+
+impl Busy {
+    /// Of all time.
+    pub fn percent(self) -> u32 {
+        self.own_percent
+    }
+
+    /// The tenant's part of a figure that goes by how busy the whole GPU is.
+    pub fn of(self, whole: u64) -> u64 {
+        let own = u128::from(whole) * u128::from(self.own_percent) / u128::from(self.whole_percent);
+        // No more than it was.
+        own as u64
     }
 }
 
@@ -214,6 +242,8 @@ fn own(uuid: &Uuid) -> Option<Own> {
 
 struct Answer {
     uuid: Uuid,
+    /// To which process: a forked child is another one, and asks for itself.
+    pid: u32,
     at_ns: u64,
     view: View,
 }
@@ -226,16 +256,16 @@ static FAILED_NS: AtomicU64 = AtomicU64::new(0);
 static FAILED_IN: AtomicU32 = AtomicU32::new(0);
 
 fn view(uuid: Uuid) -> Option<View> {
-    let now_ns = os::now_ns();
+    let (now_ns, pid) = (os::now_ns(), std::process::id());
     // Never waited for: a thread may have been forked away while it held the lock.
     if let Ok(answers) = ANSWERS.try_lock()
-        && let Some(answer) = answers.iter().find(|answer| answer.uuid == uuid)
+        && let Some(answer) = answers.iter().find(|answer| answer.uuid == uuid && answer.pid == pid)
         && now_ns.saturating_sub(answer.at_ns) < FRESH_NS
     {
         return Some(answer.view);
     }
     let failed_ns = FAILED_NS.load(Ordering::Acquire);
-    let is_own = FAILED_IN.load(Ordering::Relaxed) == std::process::id();
+    let is_own = FAILED_IN.load(Ordering::Relaxed) == pid;
     if failed_ns != 0 && is_own && now_ns.saturating_sub(failed_ns) < RETRY_NS {
         return None;
     }
@@ -244,14 +274,14 @@ fn view(uuid: Uuid) -> Option<View> {
     // After the question: it may have taken longer than its answer holds.
     let at_ns = os::now_ns();
     let Ok(view) = answer else {
-        FAILED_IN.store(std::process::id(), Ordering::Relaxed);
+        FAILED_IN.store(pid, Ordering::Relaxed);
         FAILED_NS.store(at_ns, Ordering::Release);
         return None;
     };
     FAILED_NS.store(0, Ordering::Release);
     if let Ok(mut answers) = ANSWERS.try_lock() {
         answers.retain(|answer| answer.uuid != uuid);
-        answers.push(Answer { uuid, at_ns, view });
+        answers.push(Answer { uuid, pid, at_ns, view });
     }
     Some(view)
 }
@@ -319,6 +349,20 @@ mod tests {
             "so much can be had at once"
         );
         assert_eq!(part(100, 30).busy_percent(), Some(30));
+    }
+
+    #[test]
+    fn of_the_time_for_which_the_gpu_is_busy_a_tenant_sees_its_part() {
+        let busy = |whole| {
+            let busy = part(100, 30).busy_of(whole);
+            (busy.percent(), busy.of(80), busy.of(u64::MAX))
+        };
+        assert_eq!(busy(60), (30, 40, u64::MAX / 2));
+        assert_eq!(busy(20), (20, 80, u64::MAX), "no more than there is");
+        assert_eq!(busy(0), (1, 80, u64::MAX));
+        let own = Own { limit_bytes: 200 * BLOCK_BYTES, held_bytes: 0, is_standalone: true };
+        let alone = Part { own: Some(own), ..part(100, 30) }.busy_of(60);
+        assert_eq!((alone.percent(), alone.of(80)), (60, 80), "nobody can say");
     }
 
     #[test]

@@ -7,6 +7,8 @@ pub type Return = u32;
 
 /// `NVML_SUCCESS`
 pub const SUCCESS: Return = 0;
+/// `NVML_ERROR_NOT_FOUND`
+pub const NOT_FOUND: Return = 6;
 /// `NVML_ERROR_INSUFFICIENT_SIZE`
 pub const INSUFFICIENT_SIZE: Return = 7;
 /// `NVML_ERROR_FUNCTION_NOT_FOUND`
@@ -55,10 +57,44 @@ pub struct ProcessV2 {
     pub compute_instance: u32,
 }
 
-/// `nvmlProcessUtilizationSample_t`
+/// `NVML_GPU_UTILIZATION_SAMPLES`
+pub const GPU_UTILIZATION_SAMPLES: u32 = 1;
+/// `NVML_MEMORY_UTILIZATION_SAMPLES`
+pub const MEMORY_UTILIZATION_SAMPLES: u32 = 2;
+/// `NVML_VALUE_TYPE_UNSIGNED_INT`
+const UNSIGNED_INT: u32 = 1;
+/// `NVML_VALUE_TYPE_UNSIGNED_LONG`
+const UNSIGNED_LONG: u32 = 2;
+/// `NVML_VALUE_TYPE_UNSIGNED_LONG_LONG`
+const UNSIGNED_LONG_LONG: u32 = 3;
+
+/// `nvmlSample_t`: a time, and a value of the kind that NVML tells beside the list.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Sample {
+    pub at: u64,
+    value: u64,
+}
+
+impl Sample {
+    /// Changes the value, if it is of one of the kinds that utilisation comes in.
+    pub fn scale(&mut self, kind: u32, scaled: impl Fn(u64) -> u64) {
+        /// The rest of the union is nobody's.
+        const UNUSED: u64 = !(u32::MAX as u64);
+        match kind {
+            UNSIGNED_INT => {
+                self.value = self.value & UNUSED | scaled(self.value & !UNUSED) & !UNUSED;
+            }
+            UNSIGNED_LONG | UNSIGNED_LONG_LONG => self.value = scaled(self.value),
+            _ => (),
+        }
+    }
+}
+
+/// `nvmlProcessUtilizationSample_t`
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ProcessSample {
     pub pid: u32,
     pub at: u64,
     pub percent: [u32; 4],
@@ -127,10 +163,17 @@ macro_rules! of_process {
     )+};
 }
 
+/// Lists of accounts name processes and tell nothing more.
+impl OfProcess for u32 {
+    fn pid(&self) -> u32 {
+        *self
+    }
+}
+
 of_process! {
     ProcessV1: 16;
     ProcessV2: 24;
-    Sample: 32;
+    ProcessSample: 32;
     Detail: 32;
     UtilizationInfo: 40;
 }
@@ -138,4 +181,25 @@ of_process! {
 const _: () = {
     assert!(size_of::<Memory>() == 24 && size_of::<MemoryV2>() == 40 && size_of::<Utilization>() == 8);
     assert!(size_of::<DetailList>() == 24 && size_of::<UtilizationList>() == 24);
+    assert!(size_of::<Sample>() == 16);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_scaled_as_what_it_is_and_left_alone_where_that_is_not_known() {
+        let scaled = |kind| {
+            let mut sample = Sample { at: 7, value: 0xffff_ffff_0000_0050 };
+            sample.scale(kind, |value| value / 2);
+            assert_eq!(sample.at, 7);
+            sample.value
+        };
+        assert_eq!(scaled(UNSIGNED_INT), 0xffff_ffff_0000_0028);
+        assert_eq!(scaled(UNSIGNED_LONG), 0x7fff_ffff_8000_0028);
+        assert_eq!(scaled(UNSIGNED_LONG_LONG), 0x7fff_ffff_8000_0028);
+        let double = 0;
+        assert_eq!(scaled(double), 0xffff_ffff_0000_0050);
+    }
+}

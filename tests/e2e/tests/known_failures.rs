@@ -40,6 +40,8 @@ fn assert_only_the_naive_library_fails(mistake: &str, program: &Path, what: &[&s
     let mut ours = hazard(host.preloaded(program), what);
     ours.env("DEEPRES_TENANT", mistake).env("DEEPRES_MEMORY", "4GiB");
     assert_eq!(live(&host, ours), bare, "{mistake}: under deepres");
+    // Only a session makes a tenant: it was not left alone.
+    assert!(host.ps().find(mistake).is_some(), "{mistake}: under deepres it is a tenant");
     // The same library without the mistake is harmless: it is the mistake that shows.
     assert_eq!(live(&host, naive(&host, "", program, what)), bare, "{mistake}: not made");
     assert_ne!(live(&host, naive(&host, mistake, program, what)), bare, "{mistake}: made");

@@ -62,7 +62,7 @@ fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking()
     let used_bytes = HELD_BYTES + Config::default().context_overhead_bytes;
     let part = json!({ "total": 4 * GIB, "free": 4 * GIB - used_bytes, "used": used_bytes });
     assert_eq!((&inside["memory"], &inside["memory_v2"]), (&part, &part), "{inside}");
-    for list in ["compute", "compute_v2", "compute_v3"] {
+    for list in ["compute", "compute_v2", "compute_v3", "accounted"] {
         assert_eq!(inside[list], json!([one]), "{list}");
     }
     // Where there is no room it says for how many, and others' are not to be seen in that.
@@ -70,12 +70,20 @@ fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking()
     assert_eq!((&inside["samples"], &inside["infos"]), (&few, &few), "{inside}");
     let busy_percent = inside["busy_percent"].as_u64().expect("a number");
     assert!((15..=50).contains(&busy_percent), "of the 30 % that it is owed: {inside}");
+    let samples = inside["busy_samples"].as_array().expect("a list");
+    assert!(!samples.is_empty(), "{inside}");
+    for sample in samples {
+        assert!(sample.as_u64().is_some_and(|percent| (15..=50).contains(&percent)), "{inside}");
+    }
 
     // Without a limit the memory is the GPU's; the processes are its own all the same.
     let (unlimited, outside) = (asked(&host, Some("two")), asked(&host, None));
     assert_eq!(unlimited["memory"], outside["memory"]);
     assert_eq!(unlimited["compute_v3"], json!([two]));
-    assert_eq!(outside["compute_v3"], json!([one.min(two), one.max(two)]));
+    for list in ["compute_v3", "accounted"] {
+        assert_eq!(outside[list], json!([one.min(two), one.max(two)]), "{list}");
+    }
+    assert!(outside["busy_samples"][0].as_u64() > Some(80), "{outside}");
     let all = json!({ "code": INSUFFICIENT_SIZE, "count": 2, "pids": [one.min(two), one.max(two)] });
     assert_eq!((&outside["samples"], &outside["infos"]), (&all, &all), "{outside}");
     for list in ["used", "used_v2", "used_v3", "details"] {
@@ -117,6 +125,38 @@ fn without_a_daemon_or_for_a_tenant_that_is_not_there_nvml_is_as_ever() {
         artefacts().simgpu.join("libnvidia-ml.so.1").exists(),
         "the library that was asked is the simulated one"
     );
+}
+
+/// Prints which processes NVML tells of, twice: in this process, and at once in a forked child. And what it says of samples.
+const ASKING_FORKED: &str = r#"
+import os, sys, json, pynvml as nvml
+nvml.nvmlInit()
+handle = nvml.nvmlDeviceGetHandleByIndex(0)
+def ask(): return [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+def sampled():
+    try: return [sample.pid for sample in nvml.nvmlDeviceGetProcessUtilization(handle, 0)]
+    except nvml.NVMLError as error: return type(error).__name__
+print(json.dumps(ask() + [sampled()]), flush=True)
+if os.fork() == 0:
+    print(json.dumps(ask() + [sampled()]), flush=True)
+    os._exit(0)
+os.wait()
+"#;
+
+#[test]
+fn a_forked_child_sees_its_tenants_processes_alone_and_who_has_none_is_told_that_nothing_was_found() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let _other = busy(&host, &["--name", "other"]);
+    let python = &clients_python().interpreter;
+    let asked = |name| {
+        let ended = host.finish(host.run(&["--name", name], python, &["-c", ASKING_FORKED])).success();
+        ended.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect::<Vec<Value>>()
+    };
+    assert_eq!(asked("one"), vec![json!(["NVMLError_NotFound"]); 2]);
+    let _one = busy(&host, &["--name", "one"]);
+    let pid = host.ps().tenant("one").sessions[0].pid;
+    assert_eq!(asked("one"), vec![json!([pid, [pid]]); 2]);
 }
 
 /// Allocates, and prints what NVML says right before and right after, and what the driver says then.

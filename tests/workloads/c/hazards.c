@@ -75,6 +75,8 @@ static void constructor(const char *library) {
     pthread_create(&thread, NULL, look_meanwhile, NULL);
     if (!dlopen(library, RTLD_NOW)) printf("%s\n", dlerror());
     pthread_join(thread, NULL);
+    load_driver();
+    CHECK(cu(cuInit)(0));
 }
 
 static void capture(void) {

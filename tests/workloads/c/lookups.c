@@ -57,5 +57,7 @@ int main(int argc, char **argv) {
         by_name("lookalike", library, lookalikes[i]);
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (!driver) printf("%s\n", dlerror());
+    int (*start)(unsigned) = driver ? (int (*)(unsigned))dlsym(driver, "cuInit") : NULL;
+    if (start) printf("cuInit: %d\n", start(0));
     return 0;
 }

@@ -32,6 +32,8 @@ def asked_twice(kind, ask):
     count = c_uint(0)
     code = ask(None, count)
     needed = count.value
+    if code != nvml.NVML_ERROR_INSUFFICIENT_SIZE:
+        return {"code": code, "count": needed, "pids": []}
     room = (kind * max(needed, 1))()
     assert ask(room, count) == 0
     return {"code": code, "count": needed, "pids": sorted(one.pid for one in room[: count.value])}
@@ -55,6 +57,12 @@ def informed(handle):
     return asked_twice(Info, ask)
 
 
+def busy_samples(handle):
+    kind, samples = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
+    assert kind == nvml.NVML_VALUE_TYPE_UNSIGNED_INT
+    return [sample.sampleValue.uiVal for sample in samples]
+
+
 nvml.nvmlInit()
 handle = nvml.nvmlDeviceGetHandleByIndex(0)
 old = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -68,6 +76,8 @@ print(
             "memory": {"total": old.total, "free": old.free, "used": old.used},
             "memory_v2": {"total": new.total, "free": new.free, "used": new.used},
             "busy_percent": nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "busy_samples": busy_samples(handle),
+            "accounted": sorted(nvml.nvmlDeviceGetAccountingPids(handle)),
             "compute": processes(nvml.nvmlDeviceGetComputeRunningProcesses, handle),
             "compute_v2": processes(nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle),
             "compute_v3": processes(nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle),

@@ -21,6 +21,8 @@ const IDLE_POWER_MW: u64 = 75_000;
 /// The board's limit (published for H200 SXM).
 const POWER_LIMIT_MW: u64 = 700_000;
 const PPM: u64 = 1_000_000;
+/// How busy the memory is, is not modelled.
+const MEMORY_BUSY_PERCENT: c_uint = 0;
 
 /// Exports functions that need the library initialised: `name(arguments) |library| what it does`. The body's
 /// pointers are the caller's.
@@ -220,11 +222,59 @@ fn sampled(
     Ok((at_us, percent, running(library, device)?.into_iter().map(|(pid, _)| pid).collect()))
 }
 
+/// The same, of a GPU that somebody uses: samples of nobody are not found.
+fn sampled_processes(
+    library: &crate::library::Library,
+    device: nvmlDevice_t,
+) -> Result<(u64, c_uint, Vec<c_uint>), nvmlReturn_t> {
+    match sampled(library, device)? {
+        (_, _, pids) if pids.is_empty() => Err(sys::nvmlReturn_enum_NVML_ERROR_NOT_FOUND),
+        found => Ok(found),
+    }
+}
+
 export! {
+    // NVML keeps some seconds of samples; here there is the present one alone.
+    nvmlDeviceGetSamples(
+        device: nvmlDevice_t, kind: sys::nvmlSamplingType_t, _since: u64,
+        value_kind: *mut sys::nvmlValueType_t, count: *mut c_uint, samples: *mut sys::nvmlSample_t
+    ) |library| {
+        let (at_us, percent, _) = sampled(library, device)?;
+        let value = match kind {
+            sys::nvmlSamplingType_enum_NVML_GPU_UTILIZATION_SAMPLES => percent,
+            sys::nvmlSamplingType_enum_NVML_MEMORY_UTILIZATION_SAMPLES => MEMORY_BUSY_PERCENT,
+            _ => return not_supported(),
+        };
+        let sample = sys::nvmlSample_t { timeStamp: at_us, sampleValue: sys::nvmlValue_t { uiVal: value } };
+        // SAFETY: see above.
+        unsafe {
+            write(value_kind, sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT)?;
+            if samples.is_null() {
+                // Asked so, it tells for how many there has to be room.
+                return write(count, 1);
+            }
+            write_list(count, samples, vec![sample])
+        }
+    }
+
+    nvmlDeviceGetAccountingBufferSize(device: nvmlDevice_t, processes: *mut c_uint) |library| {
+        /// NVML's default.
+        const BUFFER: c_uint = 4000;
+        library.index(device)?;
+        // SAFETY: see above.
+        unsafe { write(processes, BUFFER) }
+    }
+
+    nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: *mut c_uint, pids: *mut c_uint) |library| {
+        let pids_here = running(library, device)?.into_iter().map(|(pid, _)| pid);
+        // SAFETY: see above.
+        unsafe { write_list(count, pids, pids_here.collect()) }
+    }
+
     nvmlDeviceGetProcessUtilization(
         device: nvmlDevice_t, list: *mut sys::nvmlProcessUtilizationSample_t, count: *mut c_uint, _since: u64
     ) |library| {
-        let (at_us, percent, pids) = sampled(library, device)?;
+        let (at_us, percent, pids) = sampled_processes(library, device)?;
         let samples = pids.into_iter().map(|pid| sys::nvmlProcessUtilizationSample_t {
             pid,
             timeStamp: at_us,
@@ -245,7 +295,7 @@ export! {
         if info.version != PROCESSES_UTILIZATION_V1 {
             return version_mismatch();
         }
-        let (at_us, percent, pids) = sampled(library, device)?;
+        let (at_us, percent, pids) = sampled_processes(library, device)?;
         let infos = pids.into_iter().map(|pid| sys::nvmlProcessUtilizationInfo_v1_t {
             timeStamp: at_us,
             pid,
@@ -362,9 +412,8 @@ export! {
         /// Of parts per million.
         const PER_PERCENT: u32 = 10_000;
         let percent = library.gpu(device)?.utilization_ppm.div_ceil(PER_PERCENT);
-        // How busy the memory is, is not modelled.
         // SAFETY: see above.
-        unsafe { write(rates, sys::nvmlUtilization_t { gpu: percent, memory: 0 }) }
+        unsafe { write(rates, sys::nvmlUtilization_t { gpu: percent, memory: MEMORY_BUSY_PERCENT }) }
     }
 
     nvmlDeviceGetComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v1_t) |library| {
