@@ -725,14 +725,21 @@ frees_on_streams! {
 /// The most that an element of an array has.
 const MOST_TEXEL_BITS: u64 = 128;
 
+/// A driver tells the longest extents of arrays as numbers of this type, so longer ones it has none of.
+const MOST_EXTENT: u64 = i32::MAX as u64;
+
 /// Bits of one element of an array, all channels together; 0: the driver makes no such arrays.
 fn texel_bits(format: CUarray_format, channels: u32) -> u64 {
     use deepres_abi::driver::constants as f;
-    // More than four there are none of.
-    let channels = if channels > 4 { 0 } else { u64::from(channels) };
+    // Those of video formats are not elements of their own, and may be three.
+    let planes = if channels > 4 { 0 } else { u64::from(channels) };
+    let channels = if planes == 3 { 0 } else { planes };
     match format {
         f::CU_AD_FORMAT_UNSIGNED_INT8 | f::CU_AD_FORMAT_SIGNED_INT8 => 8 * channels,
         f::CU_AD_FORMAT_UNSIGNED_INT16 | f::CU_AD_FORMAT_SIGNED_INT16 | f::CU_AD_FORMAT_HALF => 16 * channels,
+        f::CU_AD_FORMAT_UNSIGNED_INT32 | f::CU_AD_FORMAT_SIGNED_INT32 | f::CU_AD_FORMAT_FLOAT => {
+            32 * channels
+        }
         f::CU_AD_FORMAT_UNORM_INT8X1 | f::CU_AD_FORMAT_SNORM_INT8X1 => 8,
         f::CU_AD_FORMAT_UNORM_INT8X2 | f::CU_AD_FORMAT_SNORM_INT8X2 => 16,
         f::CU_AD_FORMAT_UNORM_INT16X1 | f::CU_AD_FORMAT_SNORM_INT16X1 => 16,
@@ -746,7 +753,7 @@ fn texel_bits(format: CUarray_format, channels: u32) -> u64 {
         | f::CU_AD_FORMAT_BC5_UNORM..=f::CU_AD_FORMAT_BC7_UNORM_SRGB => 8,
         // Video formats take 12 to 64 bits.
         f::CU_AD_FORMAT_NV12 => 12,
-        _ => 32 * channels,
+        _ => 32 * planes,
     }
 }
 
@@ -794,8 +801,8 @@ macro_rules! arrays {
             let call = || unsafe { real(handle, descriptor $(, $levels)?) };
             // SAFETY: null, or what the caller passes as a descriptor for the driver to read.
             let Some(shape) = unsafe { descriptor.as_ref() }.map(Describe::shape) else { return call() };
-            let is_wrong = shape.texel_bits == 0;
-            let texel_bits = if is_wrong { MOST_TEXEL_BITS } else { shape.texel_bits };
+            let is_wrong = shape.texel_bits == 0 || shape.exceeds(MOST_EXTENT);
+            let texel_bits = if shape.texel_bits == 0 { MOST_TEXEL_BITS } else { shape.texel_bits };
             let shape = Shape { texel_bits, ..shape };
             let charged = charge::array(shape, [1 $(, $levels)?].into_iter().max().unwrap_or(1));
             // What has no memory until some is mapped into it counts as what that is.

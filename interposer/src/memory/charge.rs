@@ -79,6 +79,13 @@ pub struct Shape {
     pub texel_bits: u64,
 }
 
+impl Shape {
+    /// Whether it is longer in any direction.
+    pub fn exceeds(&self, extent: u64) -> bool {
+        [self.width, self.height, self.depth].into_iter().any(|own| own > extent)
+    }
+}
+
 fn round_up(bytes: u64, unit: u64) -> u64 {
     bytes.checked_next_multiple_of(unit).unwrap_or(u64::MAX)
 }

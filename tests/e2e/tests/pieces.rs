@@ -218,7 +218,7 @@ fn what_is_mapped_into_an_array_at_once_and_unmapped_by_parts_counts_until_the_l
 }
 
 /// What no driver gives, whatever room there is.
-const WRONG: [&str; 12] = [
+const WRONG: [&str; 14] = [
     "cuda.cuMemAllocAsync(byref(c_uint64()), c_size_t(1 << 30), c_void_p(0x12340))",
     "cuda.cuMemAllocFromPoolAsync(byref(c_uint64()), c_size_t(1 << 30), c_void_p(0x12340), None)",
     "on_a_dead_context(lambda: cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(1 << 30)))",
@@ -230,6 +230,8 @@ const WRONG: [&str; 12] = [
     "cuda.cuMemCreate(byref(c_uint64()), c_size_t(1 << 30), struct.pack('iiiiQ8x', 7, 0, DEVICE, 0, 0), c_uint64(0))",
     "cuda.cuMemCreate(byref(c_uint64()), c_size_t(1 << 30), struct.pack('iiiiQ8x', 1, 0, DEVICE, 99, 0), c_uint64(0))",
     "cuda.cuArray3DCreate_v2(byref(c_void_p()), struct.pack('QQQIII4x', 1 << 15, 1 << 15, 0, FLOAT, 5, 0))",
+    "cuda.cuArray3DCreate_v2(byref(c_void_p()), struct.pack('QQQIII4x', 1 << 15, 1 << 15, 0, FLOAT, 3, 0))",
+    "cuda.cuArray3DCreate_v2(byref(c_void_p()), struct.pack('QQQIII4x', 1 << 63, 1 << 15, 0, FLOAT, 1, 0))",
     "cuda.cuArray3DCreate_v2(byref(c_void_p()), struct.pack('QQQIII4x', 0, 1 << 15, 1 << 15, FLOAT, 1, 0))",
 ];
 
