@@ -3,7 +3,7 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::os;
@@ -31,7 +31,7 @@ pub struct OwnDescriptor {
 impl OwnDescriptor {
     /// Keeps `descriptor`, which is closed by [`Self::close`] alone from here on.
     pub fn new(descriptor: OwnedFd) -> Self {
-        Self::of(descriptor.into_raw_fd())
+        Self::of(apart(descriptor).into_raw_fd())
     }
 
     /// The same by a number that is ours at this moment.
@@ -145,6 +145,23 @@ fn pack(descriptor: Option<OwnDescriptor>) -> u64 {
 fn unpack(packed: u64) -> Option<OwnDescriptor> {
     (packed != NONE)
         .then_some(OwnDescriptor { number: packed as u32 as RawFd, identity: (packed >> u32::BITS) as u32 })
+}
+
+/// A new descriptor away from the numbers of the standard streams: a job that has closed those writes there all the same, and so may whoever it starts.
+/// Before any lock is taken by it, since a process loses its locks on a file with any descriptor of that.
+pub fn apart(descriptor: OwnedFd) -> OwnedFd {
+    if descriptor.as_raw_fd() > libc::STDERR_FILENO {
+        return descriptor;
+    }
+    // SAFETY: no pointers.
+    let number =
+        unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO + 1) };
+    if number < 0 {
+        // None is to be had: where it is it works as well.
+        return descriptor;
+    }
+    // SAFETY: just made, and nobody else's.
+    unsafe { OwnedFd::from_raw_fd(number) }
 }
 
 fn status(number: RawFd) -> io::Result<libc::stat> {

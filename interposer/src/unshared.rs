@@ -6,6 +6,7 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::descriptor::{OwnDescriptor, Place};
@@ -45,7 +46,8 @@ impl Unshared {
         if socket < 0 {
             return Err(io::Error::last_os_error());
         }
-        let socket = OwnDescriptor::of(socket);
+        // SAFETY: just made, and nobody else's.
+        let socket = OwnDescriptor::new(unsafe { OwnedFd::from_raw_fd(socket) });
         if !NOTED.iter().any(|note| note.exchange(None, Some(socket))) {
             socket.close();
             return Err(io::Error::from_raw_os_error(libc::EMFILE));

@@ -347,8 +347,13 @@ unsafe fn decide(
         if !visible() {
             return Answer::value(0);
         }
-        // The order of objects decides whose it is: mostly our export.
         hooked.note(true);
+        // Another library's `dlsym` behind us would have it that the question is its own.
+        let is_lost = handle == libc::RTLD_NEXT && !is_c_library(target);
+        if is_lost && elf::next_after(caller, symbol).is_some_and(is_own) {
+            return Answer::value(hooked.address());
+        }
+        // The order of objects decides whose it is: mostly our export.
         return Answer::jump(target);
     }
     let found = look_up(handle);

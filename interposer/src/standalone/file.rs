@@ -20,7 +20,7 @@ use deepres_abi::ledger::MAX_SESSIONS;
 use deepres_abi::page::{self, LayoutError};
 use deepres_abi::standalone::StandalonePage;
 
-use crate::descriptor::OwnDescriptor;
+use crate::descriptor::{OwnDescriptor, apart};
 use crate::os;
 
 /// In the directory of deepres: the files of those who have no daemon.
@@ -237,7 +237,7 @@ fn open_file(at: &OwnedFd, name: &CStr, flags: i32) -> io::Result<OwnedFd> {
     // SAFETY: a terminated name.
     let descriptor = cvt(unsafe { libc::openat(at.as_raw_fd(), name.as_ptr(), flags, FILE_MODE) })?;
     // SAFETY: just opened, and nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    Ok(apart(unsafe { OwnedFd::from_raw_fd(descriptor) }))
 }
 
 fn unlink(at: &OwnedFd, name: &CStr) {

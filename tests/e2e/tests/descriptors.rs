@@ -91,3 +91,42 @@ fn a_job_that_may_open_few_files_has_all_of_them_for_its_driver() {
     let least = (4..64).find(|limit| works(*limit, false)).expect("with 64 it works");
     assert!(works(least, true), "with {least} descriptors, which are enough without us");
 }
+
+/// Begins without standard streams, and writes into a file what stands at their numbers once it has met a limit.
+const WITHOUT_STREAMS: &str = r#"
+import ctypes, json, os, sys
+for number in range(3): os.close(number)
+cuda, here, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+codes = [cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(here), 0), cuda.cuCtxSetCurrent(here),
+         cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(6 << 30))]
+def stands(number):
+    try: return os.readlink(f"/proc/self/fd/{number}")
+    except OSError: return ""
+told = json.dumps({"codes": codes, "stand": [stands(number) for number in range(3)]})
+os.write(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY), told.encode())
+"#;
+
+#[test]
+fn nothing_of_ours_stands_where_a_job_without_standard_streams_writes() {
+    let host = Host::new();
+    let told = |command: &mut Command, name: &str| {
+        let file = host.path().join(name);
+        command.args(["-c", WITHOUT_STREAMS]).arg(&file).env("DEEPRES_TENANT", name);
+        host.spawn(std::mem::replace(command, Command::new("true"))).finish(COMMAND_LIMIT).success();
+        let said: Value =
+            serde_json::from_slice(&std::fs::read(file).expect("it was written")).expect("JSON");
+        assert_eq!(said["codes"], serde_json::json!([0, 0, 0, 2]), "{name}: 6 GiB of 4: {said}");
+        for stands in said["stand"].as_array().expect("a list") {
+            let stands = stands.as_str().expect("a path");
+            let is_ours =
+                ["socket:", "anon_inode:", "/memfd:", "/proc/"].iter().any(|own| stands.starts_with(own));
+            assert!(!is_ours && !stands.contains("standalone"), "{name}: {said}");
+        }
+    };
+    let mut alone = host.command("python3");
+    alone.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_MEMORY", "4GiB");
+    told(&mut alone, "alone");
+    let _daemon = host.daemon();
+    told(host.preloaded("python3").env("DEEPRES_MEMORY", "4GiB"), "shared");
+    assert!(host.ps().find("shared").is_some(), "it had a session");
+}

@@ -63,8 +63,8 @@ fn a_client_is_counted_beside_another_library_that_wraps_dlsym() {
 }
 
 /// Runs `launches` in every way with these libraries preloaded and nothing else, as a tenant of one session each, and compares the counts.
-fn assert_every_way_is_counted_beside(host: &Host, preloaded: [&Path; 2]) {
-    let preload = preloaded.map(|library| library.display().to_string()).join(":");
+fn assert_every_way_is_counted_beside(host: &Host, preloaded: &[&Path]) {
+    let preload = preloaded.iter().map(|library| library.display().to_string()).collect::<Vec<_>>().join(":");
     for way in Way::ALL {
         let tenant = format!("{way:?}");
         let mut command = host.preloaded(c_client("launches", way));
@@ -87,7 +87,7 @@ fn assert_every_way_is_counted_beside(host: &Host, preloaded: [&Path; 2]) {
 fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
     let host = Host::new();
     let _daemon = host.daemon();
-    assert_every_way_is_counted_beside(&host, [&c_library("wrapnext"), &artefacts().library]);
+    assert_every_way_is_counted_beside(&host, &[&c_library("wrapnext"), &artefacts().library]);
 }
 
 /// The other library asks the C library itself for `dlsym`, and so passes over whoever comes between, in either order.
@@ -97,7 +97,18 @@ fn a_client_is_counted_beside_a_library_that_takes_dlsym_by_a_handle() {
     for preloaded in [[&wraps, ours], [ours, &wraps]] {
         let host = Host::new();
         let _daemon = host.daemon();
-        assert_every_way_is_counted_beside(&host, preloaded.map(PathBuf::as_path));
+        assert_every_way_is_counted_beside(&host, &preloaded.map(PathBuf::as_path));
+    }
+}
+
+/// A tool before us asks for what comes next, and a wrapper of `dlsym` behind us loses whose question that was.
+#[test]
+fn a_client_is_counted_between_a_tool_that_wants_the_next_one_and_a_library_that_wraps_dlsym() {
+    for wraps in ["wrapnext", "wraphandle"] {
+        let host = Host::new();
+        let _daemon = host.daemon();
+        let (tool, wraps) = (c_library("nexts"), c_library(wraps));
+        assert_every_way_is_counted_beside(&host, &[&tool, &artefacts().library, &wraps]);
     }
 }
 
@@ -154,6 +165,6 @@ fn a_client_is_counted_once_where_deepres_is_preloaded_twice() {
     for preloaded in [[&artefacts().library, &copy], [&copy, &artefacts().library]] {
         let host = Host::new();
         let _daemon = host.daemon();
-        assert_every_way_is_counted_beside(&host, preloaded.map(|library| library.as_path()));
+        assert_every_way_is_counted_beside(&host, &preloaded.map(|library| library.as_path()));
     }
 }
