@@ -20,20 +20,15 @@ struct Places {
 }
 
 static PLACES: LazyLock<Places> = LazyLock::new(|| {
-    extern "C" fn remove() {
-        let _ = std::fs::remove_dir_all(&PLACES.folder);
-    }
-    let folder = tempfile::tempdir().expect("a folder for the images").keep();
-    // SAFETY: a mapping of its own, of which the last page is made unreadable; the handler only removes files.
+    // SAFETY: a mapping of its own, of which the last page is made unreadable.
     let memory = unsafe {
-        libc::atexit(remove);
         let (both, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let memory = libc::mmap(null_mut(), MAX_BYTES + PAGE_BYTES, both, private, -1, 0);
         assert_ne!(memory, libc::MAP_FAILED);
         assert_eq!(libc::mprotect(memory.byte_add(MAX_BYTES), PAGE_BYTES, libc::PROT_NONE), 0);
         memory as usize
     };
-    Places { folder, memory }
+    Places { folder: super::folder("code"), memory }
 });
 
 fn needs(source: &Source) -> [Option<Need>; CAPABILITIES.len()] {

@@ -21,18 +21,14 @@ struct Gpu {
 }
 
 static GPU: LazyLock<Gpu> = LazyLock::new(|| {
-    extern "C" fn remove() {
-        let _ = std::fs::remove_dir_all(&GPU.folder);
-    }
-    let folder = tempfile::tempdir().expect("a folder for the virtual GPU").keep();
+    let folder = super::folder("images");
     let config = folder.join("config.toml");
     std::fs::write(&config, format!("memory_bytes = {MEMORY_BYTES}\n")).expect("a new folder");
     let mut context = null_mut();
-    // SAFETY: no other thread of this process reads the environment; the handler only removes files; results have room.
+    // SAFETY: no other thread of this process reads the environment; results have room.
     unsafe {
         std::env::set_var("SIMGPU_STATE", folder.join("state"));
         std::env::set_var("SIMGPU_CONFIG", &config);
-        libc::atexit(remove);
         assert_eq!(cuInit(0), CUDA_SUCCESS);
         assert_eq!(cuCtxCreate_v2(&mut context, 0, 0), CUDA_SUCCESS);
     }

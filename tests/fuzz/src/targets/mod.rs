@@ -15,3 +15,21 @@ pub mod state;
 pub mod symbols;
 pub mod trace;
 pub mod welcome;
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+/// A target's folder in one of this process's, which goes when it exits: libFuzzer drops nothing.
+fn folder(target: &str) -> PathBuf {
+    static ALL: LazyLock<PathBuf> = LazyLock::new(|| {
+        extern "C" fn remove() {
+            let _ = std::fs::remove_dir_all(&*ALL as &Path);
+        }
+        // SAFETY: the handler only removes files.
+        unsafe { libc::atexit(remove) };
+        tempfile::tempdir().expect("a folder of our own").keep()
+    });
+    let folder = ALL.join(target);
+    std::fs::create_dir_all(&folder).expect("a folder of our own");
+    folder
+}
