@@ -9,6 +9,7 @@ use std::{fmt, fs, mem};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::criticality::Criticality;
+use deepres_abi::page::LayoutError;
 use deepres_abi::wire::{
     self, FrameError, FrameKind, Hello, MAX_FDS, MAX_FRAME_BYTES, PAGE_FDS, Refusal, RefusalKind, Role,
     UNMANAGED, Uuid, View, Welcome,
@@ -59,7 +60,9 @@ impl ConnectError {
         match self {
             Self::Absent(..) | Self::Io(_) => false,
             Self::Refused(kind, _) => *kind != RefusalKind::Stopping as u32,
-            Self::Frame(_) | Self::Page(_) | Self::Descriptors(_) | Self::Renumbered => true,
+            // A daemon finishes its pages before it passes them: here the job has a file of its own at the number by which one came.
+            Self::Page(error) => !matches!(error, PageError::Layout(LayoutError::NotReady)),
+            Self::Frame(_) | Self::Descriptors(_) | Self::Renumbered => true,
         }
     }
 
@@ -519,6 +522,12 @@ mod tests {
     use std::os::fd::{AsRawFd as _, BorrowedFd};
 
     use super::*;
+
+    #[test]
+    fn a_page_of_another_version_stays_one_and_a_file_of_the_jobs_may_be_gone() {
+        assert!(ConnectError::Page(PageError::Layout(LayoutError::Major(7))).is_lasting());
+        assert!(!ConnectError::Page(PageError::Layout(LayoutError::NotReady)).is_lasting());
+    }
 
     fn listener(path: &Path, backlog: i32) -> OwnedFd {
         // SAFETY: the address is initialised and of that size; the descriptor is new.

@@ -2,6 +2,7 @@
 
 use crate::support::{Daemon, wait_until};
 use deepres_controller::config::{Caps, Config};
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -507,6 +508,63 @@ fn a_job_that_stops_stops_run_and_goes_on_with_it() {
     kill(&child, libc::SIGTERM);
     let status = child.wait().unwrap();
     assert_eq!((status.code(), status.signal()), (Some(128 + 15), None));
+}
+
+#[test]
+fn a_job_ignores_the_signals_that_run_was_started_to_ignore_and_no_others() {
+    let daemon = Daemon::start(1, Config::default());
+    let place = Place::beside(&daemon);
+    let ignored = |signals: &'static [libc::c_int], program: &str, arguments: &[&str]| {
+        let mut command = if program.is_empty() { place.deepres(arguments) } else { Command::new(program) };
+        if !program.is_empty() {
+            command.args(arguments);
+        }
+        // SAFETY: system calls between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                signals.iter().for_each(|signal| drop(libc::signal(*signal, libc::SIG_IGN)));
+                Ok(())
+            });
+        }
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let told = ["-c", "grep SigIgn /proc/$$/status"];
+    for signals in
+        [&[][..], &[libc::SIGPIPE], &[libc::SIGCHLD], &[libc::SIGPIPE, libc::SIGCHLD, libc::SIGINT]]
+    {
+        let bare = ignored(signals, "sh", &told);
+        let run = ignored(signals, "", &[&["run", "--", "sh"], &told[..]].concat());
+        assert_eq!(run, bare, "{signals:?}");
+    }
+}
+
+#[test]
+fn a_job_that_somebody_stops_and_continues_is_waited_for_to_its_end() {
+    let daemon = Daemon::start(1, Config::default());
+    let place = Place::beside(&daemon);
+    let ready = place.scratch.path().join("ready");
+    let script = format!("touch {}; read line; exit 7", ready.display());
+    let mut run = place.deepres(&["run", "--name", "job", "--", "sh", "-c", &script]);
+    // SAFETY: one system call between fork and exec: no terminal is left.
+    unsafe { run.pre_exec(|| Ok(drop(rustix::process::setsid()))) };
+    let mut child = run.stdin(Stdio::piped()).spawn().unwrap();
+    wait_until(PATIENCE, || ready.exists());
+    let job = job_of(&child).unwrap();
+    let signal = |signal| {
+        // SAFETY: a signal to the process that our child has started.
+        assert_eq!(unsafe { libc::kill(job, signal) }, 0);
+    };
+    let state = || std::fs::read_to_string(format!("/proc/{job}/stat")).unwrap();
+    signal(libc::SIGSTOP);
+    wait_until(PATIENCE, || state().contains(") T "));
+    // As long as run may take to see it.
+    std::thread::sleep(Duration::from_millis(100));
+    signal(libc::SIGCONT);
+    child.stdin.take().unwrap().write_all(b"go on\n").unwrap();
+    wait_until(PATIENCE, || child.try_wait().unwrap().is_some());
+    assert_eq!(child.wait().unwrap().code(), Some(7));
 }
 
 #[test]

@@ -162,7 +162,8 @@ impl Calls {
 
     /// Runs `work` with `context` current, and leaves the thread's current context as it was.
     pub fn in_context<T>(&self, context: Context, work: impl FnOnce() -> Option<T>) -> Option<T> {
-        if self.current_context() == Some(context) {
+        let before = self.current_context();
+        if before == Some(context) {
             return work();
         }
         // SAFETY: the driver checks the handle.
@@ -172,7 +173,11 @@ impl Calls {
         let result = work();
         let mut popped = std::ptr::null_mut();
         // SAFETY: the result has room; what was pushed above is popped.
-        unsafe { (self.pop_current)(&mut popped) };
+        let pop = || unsafe { (self.pop_current)(&mut popped) } == CUDA_SUCCESS;
+        if !std::iter::repeat_with(pop).take(ATTEMPTS as usize).any(|is_popped| is_popped) {
+            // It stays below, but the thread goes on where it was.
+            self.set_current(before.unwrap_or(Context(0)));
+        }
         result
     }
 

@@ -186,7 +186,8 @@ impl Local {
             }
             grant.set_entitled_ppm(gpu.share_ppm().unwrap_or(PPM));
             if self.limited(index).is_none() {
-                set_gate(grant, GateState::Open, LeaseTerms::default());
+                // Nobody ever waits for what it has queued.
+                set_gate(grant, GateState::Open, LeaseTerms { window_ns: u64::MAX, ..LeaseTerms::default() });
                 continue;
             }
             let look = self.look(index, now_ns, gpu.allowance.due_ns());
@@ -260,7 +261,8 @@ fn open_file(config: &Config) -> Option<TenantFile> {
 
 /// Sets the gate, if it is not so already, and wakes whoever waits for that. A window that is no longer right is renewed.
 fn set_gate(grant: &GrantSlot, state: GateState, terms: LeaseTerms) {
-    if grant.gate().state != state {
+    let is_told_how_far = state != GateState::Open || grant.run_ahead_ns() == Some(terms.window_ns);
+    if grant.gate().state != state || !is_told_how_far {
         grant.set_gate(state, terms);
         os::futex_wake_shared(grant.futex());
     } else if state == GateState::Leased && grant.terms().is_none_or(|now| now.window_ns != terms.window_ns) {

@@ -491,3 +491,15 @@ fn a_limit_that_is_no_text_is_named_and_not_passed_over() {
     let end = host.finish(command).success();
     assert!(end.stderr.contains("DEEPRES_MEMORY") && end.stderr.contains("ignored"), "{}", end.stderr);
 }
+
+#[test]
+fn who_shares_its_time_with_nobody_may_queue_as_much_as_the_driver_takes() {
+    let host = Host::new();
+    for way in [Way::Linked, Way::Dlsym] {
+        let mut command = host.command(c_client("ahead", way));
+        command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_MEMORY", "4GiB");
+        let said = host.finish(command).success().json();
+        let after = |key: &str| said[key].as_u64().unwrap_or_else(|| panic!("{key} in {said}"));
+        assert!(after("queued_ms") < after("done_ms") / 3, "it was held up: {said}");
+    }
+}

@@ -1,5 +1,6 @@
 //! The job: a child in the terminal's foreground, whose signals and status are passed on as if we were not there.
 
+use super::inherited;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, waitpid};
 use std::ffi::OsStr;
@@ -86,9 +87,9 @@ pub fn find_program(program: &OsStr) -> Result<PathBuf, Unusable> {
 pub fn run(mut command: Command, started: impl FnOnce(u32)) -> Result<ExitCode> {
     let heeded = signal_set();
     let before = block(&heeded)?;
-    // SAFETY: between fork and exec one system call is made, on a copy of the mask.
+    // SAFETY: between fork and exec some system calls are made, on a copy of the mask, and two atomics are read.
     unsafe {
-        command.pre_exec(move || set_mask(&before));
+        command.pre_exec(move || inherited::restore().and_then(|()| set_mask(&before)));
     }
     let child = match command.spawn() {
         Ok(child) => child,
@@ -101,11 +102,17 @@ pub fn run(mut command: Command, started: impl FnOnce(u32)) -> Result<ExitCode> 
     started(child.id());
     let child =
         i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("the child has no process id")?;
+    let mut is_told_to_stop = false;
     loop {
         let (signal, is_from_kernel) = wait_for(&heeded)?;
         match signal {
+            libc::SIGTSTP => is_told_to_stop = true,
+            libc::SIGCONT => is_told_to_stop = false,
+            _ => {}
+        }
+        match signal {
             libc::SIGCHLD => {
-                if let Some(code) = look_at(child)? {
+                if let Some(code) = look_at(child, is_told_to_stop)? {
                     return Ok(code);
                 }
             }
@@ -120,12 +127,15 @@ pub fn run(mut command: Command, started: impl FnOnce(u32)) -> Result<ExitCode> 
     }
 }
 
-/// What became of the child; its status, if it ended. If it stopped, so do we, for our shell to see.
-fn look_at(child: Pid) -> Result<Option<ExitCode>> {
+/// What became of the child; its status, if it ended. If it stopped and somebody is there to continue us, who told us to stop or has us at a terminal, we stop
+/// as well, for our shell to see. Who stopped the child alone, as a supervisor does, or a debugger, continues that alone.
+fn look_at(child: Pid, is_told_to_stop: bool) -> Result<Option<ExitCode>> {
     loop {
         match waitpid(Some(child), WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             Ok(Some((_, status))) if status.stopped() => {
-                rustix::process::kill_process(rustix::process::getpid(), Signal::STOP)?;
+                if is_told_to_stop || has_terminal() {
+                    rustix::process::kill_process(rustix::process::getpid(), Signal::STOP)?;
+                }
             }
             Ok(Some((_, status))) => {
                 if let Some(code) = exit_code(status) {
@@ -137,6 +147,11 @@ fn look_at(child: Pid) -> Result<Option<ExitCode>> {
             Err(error) => return Err(error).context("cannot wait for the command"),
         }
     }
+}
+
+/// Whether this process can be had back by a shell's `fg`.
+fn has_terminal() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
 }
 
 fn exit_code(status: WaitStatus) -> Option<ExitCode> {
@@ -157,19 +172,15 @@ fn signal_set() -> libc::sigset_t {
     }
 }
 
-/// Blocks the signals, to be waited for, and returns the mask as it was. An ignored SIGCHLD, which some parents leave to their
-/// children, would keep the child's status from us.
+/// Blocks the signals, to be waited for, and returns the mask as it was.
 fn block(heeded: &libc::sigset_t) -> Result<libc::sigset_t> {
     let mut before = MaybeUninit::uninit();
-    // SAFETY: both sets live through the call, which initialises `before`; this process has one thread.
-    let before = unsafe {
-        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
-        match libc::pthread_sigmask(libc::SIG_BLOCK, heeded, before.as_mut_ptr()) {
-            0 => before.assume_init(),
-            error => return Err(io::Error::from_raw_os_error(error)).context("cannot block signals"),
-        }
-    };
-    Ok(before)
+    // SAFETY: both sets live through the call; this process has one thread.
+    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, heeded, before.as_mut_ptr()) } {
+        // SAFETY: initialised by the call, which succeeded.
+        0 => Ok(unsafe { before.assume_init() }),
+        error => Err(io::Error::from_raw_os_error(error)).context("cannot block signals"),
+    }
 }
 
 fn set_mask(mask: &libc::sigset_t) -> io::Result<()> {

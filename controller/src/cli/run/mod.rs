@@ -1,6 +1,7 @@
 //! `deepres run`: runs a program with its share of the GPU.
 
 mod connect;
+mod inherited;
 mod job;
 mod libraries;
 mod metered;
@@ -79,6 +80,7 @@ pub fn parse_name(text: &str) -> Result<String, String> {
 
 /// Runs the program and passes its status on.
 pub fn run(args: Args) -> Result<ExitCode> {
+    inherited::heed_children();
     let [program, arguments @ ..] = args.command.as_slice() else {
         anyhow::bail!("no command was given");
     };
