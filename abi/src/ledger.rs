@@ -3,10 +3,10 @@
 //! There is no shared total to repair. Each session has a slot that it alone changes, and what the tenant holds is the sum of
 //! the slots. A killed session's slot is cleared by the controller; a reservation that was under way dies with it.
 //!
-//! A slot has four words: `promised`, all bytes that were ever asked for and not withdrawn, `taken`, those of them that allocations took, `leaving`, those
-//! that the driver was told to take back, and `released`, those that it did take back. A session holds what it took less what was released; what is
-//! leaving is on its way out, and what is promised and not taken is being asked for: pending. The words are sums over a life, modulo 2⁶⁴; what
-//! counts is how far one is ahead of another.
+//! A slot has five words: `promised`, all bytes that were ever asked for and not withdrawn, `taken`, those of them that allocations took, `leaving`, those
+//! that the driver was told to take back, `stayed`, those of them that it did not, and `released`, those that it did take back. A session holds what it took less what was
+//! released; what is leaving and did not stay is on its way out, and what is promised and not taken is being asked for: pending. The words are sums over a life, modulo
+//! 2⁶⁴; what counts is how far one is ahead of another.
 //!
 //! *The limit is never passed.* [`Account::reserve`] first adds to `promised` and then looks at the sum of what is promised and not released. Of several
 //! that would pass the limit together, the one whose addition comes last in the (sequentially consistent) order sees all the others:
@@ -14,7 +14,7 @@
 //!
 //! *Nothing is refused that would have fitted.* While others' pending or leaving bytes are what is in the way, a reservation steps back and tries
 //! again, since those may yet be withdrawn or given back; it is refused only by what is held, and stays, at one moment. Slots are read one by one, and
-//! bytes that left one session and that another took meanwhile would be counted twice: so `leaving` is read again, and if none
+//! bytes that left one session and that another took meanwhile would be counted twice: so `leaving`, which only grows, is read again, and if none
 //! of it has grown, at the end of the first reading at least as much stayed as was seen.
 
 use core::ops::Range;
@@ -59,19 +59,33 @@ struct Slot {
     needed_bytes: AtomicU64,
     /// Not 0: its owner holds a lock that ends with it ([`LedgerGpu::set_locked`]).
     is_locked: AtomicU64,
+    stayed_bytes: AtomicU64,
 }
 
 impl Slot {
     /// What of it stays. `leaving` first: see the module.
     fn staying_bytes(&self) -> u64 {
         let leaving = self.leaving_bytes.load(Ordering::SeqCst);
-        ahead(self.taken_bytes.load(Ordering::SeqCst), leaving)
+        ahead(self.ever_staying_bytes(), leaving)
+    }
+
+    /// What was taken, and what was leaving and stayed.
+    fn ever_staying_bytes(&self) -> u64 {
+        let taken = self.taken_bytes.load(Ordering::SeqCst);
+        taken.wrapping_add(self.stayed_bytes.load(Ordering::SeqCst))
     }
 
     /// `bytes`, or all that stays, are leaving. Returns how many.
     #[inline(always)]
     fn leave(&self, bytes: u64) -> u64 {
-        self.move_up(&self.leaving_bytes, bytes)
+        Self::move_up(&self.leaving_bytes, bytes, || self.ever_staying_bytes())
+    }
+
+    /// `bytes` that were leaving stay.
+    fn stay(&self, bytes: u64) {
+        if bytes != 0 {
+            self.stayed_bytes.fetch_add(bytes, Ordering::SeqCst);
+        }
     }
 
     /// What the session holds. `released` first: see the module.
@@ -125,15 +139,15 @@ impl Slot {
     /// Gives back `bytes`, or all there is. Returns how many.
     #[inline(always)]
     fn release(&self, bytes: u64) -> u64 {
-        self.move_up(&self.released_bytes, bytes)
+        Self::move_up(&self.released_bytes, bytes, || self.taken_bytes.load(Ordering::SeqCst))
     }
 
-    /// Adds `bytes` to `word`, which stays below what was taken: a slot is in memory that other processes can write. Returns how many.
+    /// Adds `bytes` to `word`, which stays below `most`: a slot is in memory that other processes can write. Returns how many.
     #[inline(always)]
-    fn move_up(&self, word: &AtomicU64, bytes: u64) -> u64 {
+    fn move_up(word: &AtomicU64, bytes: u64, most: impl Fn() -> u64) -> u64 {
         let mut now = word.load(Ordering::SeqCst);
         loop {
-            let bytes = bytes.min(ahead(self.taken_bytes.load(Ordering::SeqCst), now));
+            let bytes = bytes.min(ahead(most(), now));
             let next = now.wrapping_add(bytes);
             match word.compare_exchange_weak(now, next, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return bytes,
@@ -216,6 +230,7 @@ impl Default for LedgerGpu {
                 promised_bytes: AtomicU64::new(0),
                 needed_bytes: AtomicU64::new(0),
                 is_locked: AtomicU64::new(0),
+                stayed_bytes: AtomicU64::new(0),
             }),
         }
     }
@@ -276,7 +291,7 @@ impl LedgerGpu {
         slot.needed_bytes.store(0, Ordering::SeqCst);
         let freed_bytes = slot.release(u64::MAX);
         // Whatever its owner wrote there.
-        slot.leaving_bytes.store(slot.taken_bytes.load(Ordering::SeqCst), Ordering::SeqCst);
+        slot.leaving_bytes.store(slot.ever_staying_bytes(), Ordering::SeqCst);
         Some(freed_bytes)
     }
 
@@ -325,7 +340,7 @@ impl LedgerGpu {
     pub fn staying_at_one_moment(&self) -> Option<u64> {
         let leaving = || {
             let words = self.used().iter().map(|slot| slot.leaving_bytes.load(Ordering::SeqCst));
-            // Each only grows, but for frees that fail, so their sum, modulo 2⁶⁴, is the same only if all are.
+            // Each only grows, so their sum, modulo 2⁶⁴, is the same only if all are.
             words.fold(0_u64, u64::wrapping_add)
         };
         let before = leaving();
@@ -562,13 +577,18 @@ impl Leaving<'_> {
         self.account.slot.release(self.bytes);
         core::mem::forget(self);
     }
+
+    /// The driver freed `bytes` of them, or all, and not the rest.
+    pub fn finish_part(mut self, bytes: u64) {
+        let bytes = bytes.min(self.bytes);
+        self.account.slot.release(bytes);
+        self.bytes -= bytes;
+    }
 }
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        if self.bytes != 0 {
-            self.account.slot.leaving_bytes.fetch_sub(self.bytes, Ordering::SeqCst);
-        }
+        self.account.slot.stay(self.bytes);
     }
 }
 
@@ -732,6 +752,23 @@ mod tests {
         });
         reservation.unwrap().commit();
         assert_eq!((looks, gpu.held_bytes()), (1, 100));
+    }
+
+    #[test]
+    fn what_the_driver_freed_of_what_was_leaving_is_gone_and_the_rest_stays() {
+        let gpu = ledger(1);
+        let account = gpu.account(0).unwrap();
+        account.charge(100);
+        let leaving = account.leave(70);
+        assert_eq!((gpu.held_bytes(), gpu.staying_at_one_moment()), (100, Some(30)));
+        leaving.finish_part(40);
+        assert_eq!((gpu.held_bytes(), gpu.staying_at_one_moment()), (60, Some(60)));
+        account.leave(20).finish_part(50);
+        assert_eq!(
+            (gpu.held_bytes(), gpu.staying_at_one_moment()),
+            (40, Some(40)),
+            "no more than was leaving"
+        );
     }
 
     #[test]

@@ -264,3 +264,23 @@ fn a_limit_that_is_lowered_binds_whoever_reads_it_afterwards() {
         assert!(take(&gpu, 0, 4, limit_bytes.load(Ordering::Acquire)).is_err() || gpu.held_bytes() <= 5);
     });
 }
+
+#[test]
+fn what_leaves_one_session_and_is_another_ones_is_counted_once_though_others_stay_after_all() {
+    loom::model(|| {
+        let gpu = ledger(2);
+        take(&gpu, 0, 6, 10).unwrap();
+        take(&gpu, 1, 3, 10).unwrap();
+        let other = {
+            let gpu = Arc::clone(&gpu);
+            thread::spawn(move || gpu.staying_at_one_moment())
+        };
+        // Three come back to the driver, which does not take three others back that it was told to.
+        let [from, to] = [0, 1].map(|slot| gpu.account(slot).unwrap());
+        let leaving = to.leave(3);
+        from.release(3);
+        drop(leaving);
+        to.charge(3);
+        assert!(other.join().unwrap().is_none_or(|bytes| bytes <= 9), "nine were held at most");
+    });
+}

@@ -5,12 +5,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use deepres_abi::driver::ApiId;
-use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::driver::types::{
     CUjit_option, CUlibrary, CUlibraryOption, CUmodule, CUresult, c_char, c_void,
 };
 
 use super::{MISSING, clear};
+use crate::driver::code::{self, JitOptions};
 use crate::driver::real;
 use crate::image::Source;
 use crate::memory::Name;
@@ -41,13 +42,42 @@ fn counted() -> Option<&'static Process> {
     process::current().filter(|process| process.session().is_some())
 }
 
-fn load_module(api: ApiId, module: *mut CUmodule, from: From, load: impl Fn() -> CUresult) -> CUresult {
+/// The answer to a load that was answered `result`. One that was refused for lack of room before the driver was asked, of PTX that has errors besides, gets the code with
+/// which the driver refuses that.
+fn corrected(
+    process: &'static Process,
+    result: CUresult,
+    is_asked: bool,
+    source: Option<&Source>,
+    jit: JitOptions,
+) -> CUresult {
+    if result != CUDA_ERROR_OUT_OF_MEMORY || is_asked {
+        return result;
+    }
+    let refusal = || {
+        let text = source?.ptx(code::capability(process.current_context()?.ordinal)?)?;
+        let _relaxed = process.calls.beside_captures()?;
+        // SAFETY: the caller's options, as they came.
+        unsafe { code::refusal_of_ptx(text, jit) }
+    };
+    refusal().unwrap_or(result)
+}
+
+fn load_module(
+    api: ApiId,
+    module: *mut CUmodule,
+    from: From,
+    jit: JitOptions,
+    load: impl Fn() -> CUresult,
+) -> CUresult {
     let process = counted().filter(|_| !module.is_null());
     let Some((process, context)) = process.and_then(|process| Some((process, process.current_context()?)))
     else {
         return load();
     };
+    let mut is_asked = false;
     let load = || {
+        is_asked = true;
         let result = load();
         // SAFETY: not null, and the driver wrote the handle if it reports success.
         (result, (result == CUDA_SUCCESS).then(|| unsafe { *module } as usize))
@@ -60,30 +90,42 @@ fn load_module(api: ApiId, module: *mut CUmodule, from: From, load: impl Fn() ->
         // SAFETY: the driver wrote its handle there.
         unsafe { clear(module) };
     };
-    process.memory.load_module(process, (api, context), from.source(), load, unload)
+    let source = from.source();
+    let result = process.memory.load_module(process, (api, context), source.as_ref(), load, unload);
+    corrected(process, result, is_asked, source.as_ref(), jit)
 }
 
 fn load_library(
     api: ApiId,
     library: *mut CUlibrary,
     from: From,
+    jit: JitOptions,
     load: impl FnOnce() -> CUresult,
 ) -> CUresult {
     let Some(process) = counted().filter(|_| !library.is_null()) else { return load() };
+    let mut is_asked = false;
     let load = || {
+        is_asked = true;
         let result = load();
         // SAFETY: not null, and the driver wrote the handle if it reports success.
         (result, (result == CUDA_SUCCESS).then(|| unsafe { *library } as usize))
     };
-    process.memory.load_library(process, api, from.source(), load)
+    let source = from.source();
+    let result = process.memory.load_library(process, api, source.as_ref(), load);
+    corrected(process, result, is_asked, source.as_ref(), jit)
 }
 
 macro_rules! loads {
-    ($($name:ident: $symbol:ident($what:ident: $handle:ty, $from:ident: $place:ident($type:ty) $(, $argument:ident: $other:ty)*) => $way:ident;)+) => {$(
+    ($(
+        $name:ident: $symbol:ident($what:ident: $handle:ty, $from:ident: $place:ident($type:ty) $(, $argument:ident: $other:ty)*)
+        => $way:ident $(with $count:ident, $options:ident, $values:ident)?;
+    )+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($what: *mut $handle, $from: $type $(, $argument: $other)*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            $way(ApiId::$symbol, $what, From::$place($from), || {
+            let jit = [$(JitOptions { count: $count, options: $options, values: $values })?];
+            let jit = jit.into_iter().next().unwrap_or(JitOptions::NONE);
+            $way(ApiId::$symbol, $what, From::$place($from), jit, || {
                 // SAFETY: the caller's arguments, as they came.
                 unsafe { real($what, $from $(, $argument)*) }
             })
@@ -96,16 +138,16 @@ loads! {
     module_data: cuModuleLoadData(module: CUmodule, image: Memory(*const c_void)) => load_module;
     module_data_ex: cuModuleLoadDataEx(
         module: CUmodule, image: Memory(*const c_void), count: u32, options: *mut CUjit_option, values: *mut *mut c_void
-    ) => load_module;
+    ) => load_module with count, options, values;
     module_fat: cuModuleLoadFatBinary(module: CUmodule, image: Memory(*const c_void)) => load_module;
     library_data: cuLibraryLoadData(
         library: CUlibrary, code: Memory(*const c_void), jit_options: *mut CUjit_option, jit_values: *mut *mut c_void, jit_count: u32,
         options: *mut CUlibraryOption, values: *mut *mut c_void, count: u32
-    ) => load_library;
+    ) => load_library with jit_count, jit_options, jit_values;
     library_file: cuLibraryLoadFromFile(
         library: CUlibrary, name: File(*const c_char), jit_options: *mut CUjit_option, jit_values: *mut *mut c_void, jit_count: u32,
         options: *mut CUlibraryOption, values: *mut *mut c_void, count: u32
-    ) => load_library;
+    ) => load_library with jit_count, jit_options, jit_values;
 }
 
 /// Hook of `cuModuleUnload`.

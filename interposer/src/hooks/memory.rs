@@ -93,6 +93,20 @@ unsafe fn give_back<T: Copy>(place: *mut T, free: Option<unsafe extern "C" fn(T)
     }
 }
 
+/// The answer to a request that was answered `result`, and to which the driver gave something before if it `was_given`. If that was taken back, since there is no room for
+/// it after all, no dead address stays at `place`.
+///
+/// # Safety
+/// If it `was_given`, the driver wrote to `place`, and all zeroes is a value of `T`.
+#[inline(always)]
+unsafe fn answered<T: Copy>(result: CUresult, was_given: bool, place: *mut T) -> CUresult {
+    if result == CUDA_ERROR_OUT_OF_MEMORY && was_given {
+        // SAFETY: the caller's promise.
+        unsafe { clear(place) };
+    }
+    result
+}
+
 /// Charges `bytes` to the GPU of the current context around `call`, which returns the result, what was named, and what it counts for in the
 /// end. Nothing is charged, nor refused, if it `takes_nothing`.
 fn on_current_gpu(
@@ -107,18 +121,26 @@ fn on_current_gpu(
     process.memory.allocate(process, request_on(context, api, kind, bytes), call)
 }
 
-/// The same for linear memory, of which `call` says where it is and how much.
+/// The same for linear memory, of which `call` says where it is and how much, and which it writes to `place`.
 #[inline(always)]
-fn linear_on_current_gpu(
+fn linear_on_current_gpu<T: Into<u64> + Copy>(
     api: ApiId,
     kind: MemoryKind,
     bytes: u64,
+    place: *mut T,
     takes_nothing: bool,
     mut call: impl FnMut(Way) -> (CUresult, Option<(u64, u64)>),
 ) -> CUresult {
     record::memory(api, bytes);
     let Some((process, context)) = current().filter(|_| !takes_nothing) else { return call(Way::Device).0 };
-    process.memory.allocate_linear(process, request_on(context, api, kind, bytes), call)
+    let mut was_given = false;
+    let result = process.memory.allocate_linear(process, request_on(context, api, kind, bytes), |way| {
+        let answer = call(way);
+        was_given |= answer.0 == CUDA_SUCCESS;
+        answer
+    });
+    // SAFETY: an address, which the driver wrote if it reported success.
+    unsafe { answered(result, was_given, place) }
 }
 
 /// The same for an allocation from a pool, or from that of the stream's device. What is captured takes no memory: the graph will.
@@ -127,25 +149,35 @@ fn from_pool(
     pool: Option<CUmemoryPool>,
     stream: Stream,
     bytes: u64,
-    mut call: impl FnMut() -> (CUresult, Option<u64>),
+    place: *mut CUdeviceptr,
+    mut call: impl FnMut() -> CUresult,
 ) -> CUresult {
     record::memory(api, bytes);
-    let Some((process, context)) = of(stream) else { return call().0 };
+    let Some((process, context)) = of(stream) else { return call() };
     let is_captured = capture::is_active().then(|| process.calls.is_capturing(stream));
     if is_captured.is_some_and(|is_captured| is_captured != Some(false)) {
         graphs::note();
     }
+    let mut was_given = false;
+    let mut call = || {
+        let result = call();
+        was_given |= result == CUDA_SUCCESS;
+        // SAFETY: the driver wrote the address if it reports success.
+        (result, if result == CUDA_SUCCESS { unsafe { written(place) } } else { None })
+    };
     // Where the driver does not say it counts: a capture makes no pool grow.
     if is_captured == Some(Some(true)) {
         let (result, address) = call();
-        if let Some(address) = address.filter(|_| result == CUDA_SUCCESS) {
+        if let Some(address) = address {
             process.memory.graphs.added(address);
         }
         return result;
     }
     let request = request_on(context, api, MemoryKind::Pool, bytes);
     let pool = pool.map(|pool| PoolHandle(pool as usize));
-    process.memory.allocate_from_pool(process, request, pool, call)
+    let result = process.memory.allocate_from_pool(process, request, pool, call);
+    // SAFETY: an address, which the driver wrote if it reported success.
+    unsafe { answered(result, was_given, place) }
 }
 
 fn free(name: Name, call: impl FnOnce() -> CUresult) -> CUresult {
@@ -194,27 +226,18 @@ macro_rules! linear {
         pub unsafe extern "C" fn $name($pointer: *mut $written, $bytes: $size) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let is_wrong = is_plainly_wrong($pointer, $bytes as u64);
-            let mut is_given = false;
             let answer = |way| {
-                is_given = false;
                 if way == Way::Beyond {
                     // SAFETY: where the caller wants the address; not null.
                     return unsafe { beyond($bytes as u64, $pointer) };
                 }
                 // SAFETY: the caller's arguments, as they came.
                 let result = unsafe { real($pointer, $bytes) };
-                is_given = result == CUDA_SUCCESS;
                 // SAFETY: the driver wrote the address if it reports success.
-                let at = if is_given { unsafe { written($pointer) } } else { None };
+                let at = if result == CUDA_SUCCESS { unsafe { written($pointer) } } else { None };
                 (result, at.map(|at| (u64::from(at), $bytes as u64)))
             };
-            let result =
-                linear_on_current_gpu(ApiId::$symbol, MemoryKind::Linear, $bytes as u64, is_wrong, answer);
-            if result == CUDA_ERROR_OUT_OF_MEMORY && is_given {
-                // SAFETY: the driver wrote there.
-                unsafe { clear($pointer) };
-            }
-            result
+            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Linear, $bytes as u64, $pointer, is_wrong, answer)
         }
     )+};
 }
@@ -259,21 +282,14 @@ macro_rules! pooled {
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let pool = [$($pool)?].into_iter().next();
-            let (mut is_asked, mut is_given) = (false, false);
+            let mut is_asked = false;
             let on = Stream::new(stream, $per_thread);
             // SAFETY: the caller's arguments, as they came.
             let call = || unsafe { real(pointer, bytes $(, $pool)?, stream) };
-            let result = from_pool(ApiId::$symbol, pool, on, bytes as u64, || {
+            let result = from_pool(ApiId::$symbol, pool, on, bytes as u64, pointer, || {
                 is_asked = true;
-                let result = call();
-                is_given = result == CUDA_SUCCESS;
-                // SAFETY: the driver wrote the address if it reports success.
-                (result, if is_given { unsafe { written(pointer) } } else { None })
+                call()
             });
-            if result == CUDA_ERROR_OUT_OF_MEMORY && is_given {
-                // SAFETY: the driver wrote there.
-                unsafe { clear(pointer) };
-            }
             let undo = || {
                 let free = real!(cuMemFree_v2);
                 // SAFETY: an address that the driver wrote.
@@ -390,22 +406,24 @@ pub unsafe extern "C" fn destroy_pool(pool: CUmemoryPool) -> CUresult {
     }
 }
 
-macro_rules! refreshing {
-    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*);)+) => {$(
-        #[doc = concat!("Hook of `", stringify!($symbol), "`: afterwards there may be less.")]
-        pub unsafe extern "C" fn $name($($argument: $type),*) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
-            let result = unsafe { real($($argument),*) };
-            refresh();
-            result
-        }
-    )+};
+/// Hook of `cuMemPoolTrimTo`.
+pub unsafe extern "C" fn trim_pool(pool: CUmemoryPool, keep: usize) -> CUresult {
+    let Some(real) = real!(cuMemPoolTrimTo) else { return MISSING };
+    // SAFETY: the caller's arguments, as they came.
+    let call = || unsafe { real(pool, keep) };
+    match process::current() {
+        Some(process) => process.memory.pools.trim_one(process, (PoolHandle(pool as usize), keep == 0), call),
+        None => call(),
+    }
 }
 
-refreshing! {
-    trim_pool: cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
-    trim_graphs: cuDeviceGraphMemTrim(device: CUdevice);
+/// Hook of `cuDeviceGraphMemTrim`: afterwards there may be less.
+pub unsafe extern "C" fn trim_graphs(device: CUdevice) -> CUresult {
+    let Some(real) = real!(cuDeviceGraphMemTrim) else { return MISSING };
+    // SAFETY: the caller's argument.
+    let result = unsafe { real(device) };
+    refresh();
+    result
 }
 
 /// The process has waited for the GPU, or had the driver give something back.
@@ -431,10 +449,15 @@ macro_rules! pitch {
             let is_wrong = is_plainly_wrong(pointer, expected) || pitch.is_null();
             // SAFETY: the caller's arguments, as they came.
             let call = || unsafe { real(pointer, pitch, width, height, element) };
-            let (mut is_asked, mut is_given) = (false, false);
-            let result =
-                linear_on_current_gpu(ApiId::$symbol, MemoryKind::Pitch, expected, is_wrong, |way| {
-                    (is_asked, is_given) = (true, false);
+            let mut is_asked = false;
+            let result = linear_on_current_gpu(
+                ApiId::$symbol,
+                MemoryKind::Pitch,
+                expected,
+                pointer,
+                is_wrong,
+                |way| {
+                    is_asked = true;
                     if way == Way::Beyond {
                         let row = <$size>::try_from(charge::pitch(width as u64)).ok();
                         // SAFETY: where the caller wants the address and the pitch; neither is null.
@@ -454,16 +477,12 @@ macro_rules! pitch {
                     if result != CUDA_SUCCESS {
                         return (result, None);
                     }
-                    is_given = true;
                     // SAFETY: the driver wrote both if it reports success.
                     let (at, pitch) = unsafe { (written(pointer), written(pitch)) };
                     let bytes = pitch.map_or(expected, |pitch| (pitch as u64).saturating_mul(height as u64));
                     (result, at.map(|at| (u64::from(at), bytes)))
-                });
-            if result == CUDA_ERROR_OUT_OF_MEMORY && is_given {
-                // SAFETY: the driver wrote there.
-                unsafe { clear(pointer) };
-            }
+                },
+            );
             let undo = || {
                 let free = real!($free);
                 // SAFETY: an address that the driver wrote.

@@ -71,17 +71,39 @@ impl Source {
 
     /// What the image takes on a GPU of that compute capability, ten times major plus minor. `None`: it does not say.
     pub fn need(&self, capability: u32) -> Option<Need> {
+        match self.object(capability)? {
+            Object::Cubin(cubin) => elf::need(&cubin),
+            Object::Text(text) => ptx::need(&text),
+        }
+    }
+
+    /// The text, if what the driver takes of the image on such a GPU is PTX.
+    pub fn ptx(&self, capability: u32) -> Option<Vec<u8>> {
+        match self.object(capability)? {
+            Object::Text(text) => ptx::need(&text).map(|_| text),
+            Object::Cubin(_) => None,
+        }
+    }
+
+    /// What the driver takes of it. `None`: nothing, or it is compressed.
+    fn object(&self, capability: u32) -> Option<Object<'_>> {
         let whole = Part { source: self, at: self.at };
         match u32::from_le_bytes(whole.array(0)?) {
-            elf::MAGIC => elf::need(&whole),
+            elf::MAGIC => Some(Object::Cubin(whole)),
             FATBIN_MAGIC => fatbin(&whole, capability),
             WRAPPER_MAGIC if self.is_memory => {
                 let at = u64::from_le_bytes(whole.array(WRAPPER_DATA_OFFSET)?);
                 fatbin(&Part { source: self, at }, capability)
             }
-            _ => ptx::need(&whole.text(None)?),
+            _ => whole.text(None).map(Object::Text),
         }
     }
+}
+
+/// One piece of code.
+enum Object<'a> {
+    Cubin(Part<'a>),
+    Text(Vec<u8>),
 }
 
 /// A part of an image: what lies from some place of its source on.
@@ -153,8 +175,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     word(bytes, at).map(u64::from_le_bytes)
 }
 
-/// What the object takes that the driver chooses: code for exactly the GPU, then for an older one of its family, then PTX.
-fn fatbin(file: &Part<'_>, capability: u32) -> Option<Need> {
+/// The object that the driver chooses: code for exactly the GPU, then for an older one of its family, then PTX.
+fn fatbin<'a>(file: &Part<'a>, capability: u32) -> Option<Object<'a>> {
     let header = file.array::<FATBIN_HEADER_BYTES>(0)?;
     let header_bytes = u64::from(u16_at(&header, 6)?);
     let end = header_bytes.checked_add(u64_at(&header, 8)?)?;
@@ -190,8 +212,8 @@ fn fatbin(file: &Part<'_>, capability: u32) -> Option<Need> {
     }
     let object = Part { source: file.source, at: file.at.checked_add(payload)? };
     match kind {
-        KIND_ELF => elf::need(&object),
-        _ => ptx::need(&object.text(usize::try_from(payload_bytes).ok())?),
+        KIND_ELF => Some(Object::Cubin(object)),
+        _ => object.text(usize::try_from(payload_bytes).ok()).map(Object::Text),
     }
 }
 
@@ -244,6 +266,17 @@ mod tests {
         wrapper[8..16].copy_from_slice(&(fat.as_ptr() as u64).to_le_bytes());
         assert_eq!(of_memory(&wrapper), Some(need));
         assert_eq!(of_memory(&fatbin_of(KIND_ELF, 100, &cubin)), None, "for another GPU");
+    }
+
+    #[test]
+    fn ptx_is_found_as_the_text_that_the_driver_would_compile() {
+        let text = b".version 8.5\n.target sm_90\n.global .u32 a;";
+        let ptx = |bytes: &[u8]| Source::memory(bytes.as_ptr() as usize)?.ptx(90);
+        assert_eq!(ptx(&[text, &b"\0"[..]].concat()).as_deref(), Some(&text[..]));
+        assert_eq!(ptx(&fatbin_of(KIND_PTX, 90, text)).as_deref(), Some(&text[..]));
+        assert_eq!(ptx(&fatbin_of(KIND_PTX, 100, text)), None, "for a newer GPU");
+        assert_eq!(ptx(b"no code at all\0"), None);
+        assert_eq!(ptx(&std::fs::read(images().join("kernels.cubin")).unwrap()), None);
     }
 
     #[test]

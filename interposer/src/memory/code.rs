@@ -57,7 +57,7 @@ fn free_bytes(process: &Process) -> Option<u64> {
     code::free_bytes()
 }
 
-fn need(source: Option<Source>, ordinal: usize) -> Option<u64> {
+fn need(source: Option<&Source>, ordinal: usize) -> Option<u64> {
     source?.need(code::capability(ordinal)?).map(counts_for)
 }
 
@@ -115,7 +115,7 @@ impl Accounts {
         &self,
         process: &Process,
         (api, context): (ApiId, &ContextState),
-        source: Option<Source>,
+        source: Option<&Source>,
         mut load: impl FnMut() -> (u32, Option<usize>),
         unload: impl FnOnce(usize),
     ) -> u32 {
@@ -174,7 +174,7 @@ impl Accounts {
         &self,
         process: &Process,
         api: ApiId,
-        source: Option<Source>,
+        source: Option<&Source>,
         load: impl FnOnce() -> (u32, Option<usize>),
     ) -> u32 {
         let contexts = self.contexts.there();

@@ -114,6 +114,24 @@ impl Held {
         Some(Exit { generation: self.generation, leaving: account.leave(self.bytes) })
     }
 
+    /// The driver was told to take back what it can of it, all of which was leaving by `exit`: `bytes` stay.
+    pub fn shrink(&mut self, site: &Site<'_>, bytes: u64, exit: Option<Exit>) {
+        match (exit, self.bytes.checked_sub(bytes)) {
+            // Nothing came between.
+            (Some(exit), Some(less)) if site.is_present() && exit.generation == self.generation => {
+                exit.leaving.finish_part(less);
+                self.count(site.gpu, 0, less);
+                self.bytes = bytes;
+            }
+            (exit, _) => {
+                if let Some(exit) = exit {
+                    exit.cancel_in(site.session);
+                }
+                self.set(site, bytes, None);
+            }
+        }
+    }
+
     /// The driver took it back.
     #[inline(always)]
     pub fn give_back(self, process: &Process, exit: Option<Exit>) {

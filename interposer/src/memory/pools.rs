@@ -102,16 +102,30 @@ impl Pool {
     }
 
     /// Has it give back what it does not use. Returns whether it did.
-    fn trim(&self, held: &mut Held, site: &Site<'_>) -> bool {
-        if self.is_destroyed() {
-            return false;
-        }
-        let is_trimmed = self.handle.trim();
-        match self.handle.stock() {
-            None if is_trimmed => held.set(site, held.bytes.min(self.used_bytes()), None),
-            _ => self.settle(held, site, None),
-        }
-        is_trimmed
+    fn trim(&self, process: &Process, held: &mut Held, site: &Site<'_>) -> bool {
+        !self.is_destroyed()
+            && self.trim_by(process, held, site, || self.handle.trim(), |is_trimmed| *is_trimmed)
+    }
+
+    /// The same by `call`, of whose answer `gave_all` says whether nothing is left that is not in use. What the driver will take back nobody knows before: meanwhile all
+    /// of it may be on its way, and whoever it stands in the way of waits.
+    fn trim_by<T>(
+        &self,
+        process: &Process,
+        held: &mut Held,
+        site: &Site<'_>,
+        call: impl FnOnce() -> T,
+        gave_all: impl FnOnce(&T) -> bool,
+    ) -> T {
+        let exit = held.leave(process);
+        let answer = call();
+        let left_bytes = match self.handle.stock() {
+            Some(stock) => stock.reserved_bytes,
+            None if gave_all(&answer) => held.bytes.min(self.used_bytes()),
+            None => held.bytes,
+        };
+        held.shrink(site, left_bytes, exit);
+        answer
     }
 
     /// See [`Pools::allocate`]; without waiting for room.
@@ -128,7 +142,7 @@ impl Pool {
         let growth_bytes = growth(bytes);
         let mut gives_back = true;
         let promise = site.reserve(growth_bytes).or_else(|_| {
-            gives_back = self.trim(&mut state, site);
+            gives_back = self.trim(process, &mut state, site);
             give_back();
             site.reserve(growth_bytes)
         });
@@ -164,7 +178,7 @@ impl Pool {
                         // What is spare lies in too many pieces, or is not free yet for this stream.
                         Err(refused) => {
                             memory::take_back(&process.calls, Context(context), at);
-                            self.trim(&mut state, site);
+                            self.trim(process, &mut state, site);
                             return Err(refused);
                         }
                     }
@@ -308,8 +322,25 @@ impl Pools {
     pub fn trim(&self, process: &Process, ordinal: usize) {
         for pool in self.all().iter().filter(|pool| pool.ordinal == Some(ordinal)) {
             if let Some((mut state, site)) = pool.try_state().zip(Site::of(process, ordinal)) {
-                pool.trim(&mut state, &site);
+                pool.trim(process, &mut state, &site);
             }
+        }
+    }
+
+    /// Trims a pool by `call`: of all that it does not use, or of a part. Nobody allocates from it meanwhile, who may count on what it has to spare.
+    pub fn trim_one(
+        &self,
+        process: &Process,
+        (handle, is_of_all): (PoolHandle, bool),
+        call: impl FnOnce() -> u32,
+    ) -> u32 {
+        let Some(pool) = find(&lock(&self.pools), handle) else { return call() };
+        let mut state = lock(&pool.state);
+        match pool.site(process).filter(|_| !pool.is_destroyed()) {
+            Some((_, site)) => {
+                pool.trim_by(process, &mut state, &site, call, |result| is_of_all && *result == CUDA_SUCCESS)
+            }
+            None => call(),
         }
     }
 
@@ -320,7 +351,7 @@ impl Pools {
             let mut state = lock(&pool.state);
             if let Some((_, site)) = pool.site(process) {
                 // As its end does; afterwards nobody can ask it any more.
-                pool.trim(&mut state, &site);
+                pool.trim(process, &mut state, &site);
             }
             let result = call();
             if result != CUDA_SUCCESS {

@@ -9,6 +9,7 @@ pub mod clients;
 pub mod containers;
 pub mod contention;
 pub mod host;
+pub mod ledger;
 pub mod probes;
 mod process;
 mod ps;

@@ -1,8 +1,7 @@
 //! The death of anyone, at any moment, costs nobody else anything.
 
 use std::{
-    fs::{self, File},
-    os::unix::fs::FileExt as _,
+    fs,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -12,6 +11,7 @@ use deepres_e2e::{
     Host, Process, Ps, Tally,
     clients::{Way, c_client},
     host::COMMAND_LIMIT,
+    ledger::Ledger,
     shares::Window,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -77,20 +77,6 @@ fn backlog(host: &Host, name: &str, share: &str, arguments: &[&str]) -> Process 
     let mut client = host.spawn(host.run(&options, c_client("backlog", Way::Dlsym), &all));
     client.await_line(|line| line == "ready", COMMAND_LIMIT);
     client
-}
-
-/// How many slots of the only account there is are looked at whenever memory is asked for, as the memory of the daemon has it.
-fn slots_looked_at(daemon: &Process) -> usize {
-    /// Behind the page's head: the first word of the first GPU's account.
-    const SLOTS_USED_AT: u64 = 64;
-    let descriptors = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("the daemon runs");
-    let is_ledger = |path: &PathBuf| {
-        fs::read_link(path).is_ok_and(|target| target.to_string_lossy().contains("memfd:deepres-ledger"))
-    };
-    let ledger = descriptors.flatten().map(|entry| entry.path()).find(is_ledger).expect("a ledger");
-    let mut word = [0; size_of::<u32>()];
-    File::open(ledger).and_then(|file| file.read_exact_at(&mut word, SLOTS_USED_AT)).expect("a word");
-    u32::from_ne_bytes(word) as usize
 }
 
 fn signal(pid: u32, signal: Signal) {
@@ -270,8 +256,9 @@ fn the_places_of_processes_that_are_dead_are_looked_at_no_more() {
     let host = Host::measuring();
     let daemon = host.daemon();
     let first = backlog(&host, "t", "50%", &[]);
+    let ledger = Ledger::of(&daemon);
     let crowd: Vec<Process> = (0..CROWD).map(|_| backlog(&host, "t", "50%", &[])).collect();
-    assert_eq!(slots_looked_at(&daemon), 1 + CROWD);
+    assert_eq!(ledger.slots_looked_at(), 1 + CROWD);
     let sessions = host.ps().tenant("t").sessions.clone();
     assert_eq!(sessions.len(), 1 + CROWD);
     for session in &sessions[1..] {
@@ -279,8 +266,8 @@ fn the_places_of_processes_that_are_dead_are_looked_at_no_more() {
     }
     drop(crowd);
     let deadline = Instant::now() + COMMAND_LIMIT;
-    while slots_looked_at(&daemon) > 1 {
-        assert!(Instant::now() < deadline, "{} slots are looked at", slots_looked_at(&daemon));
+    while ledger.slots_looked_at() > 1 {
+        assert!(Instant::now() < deadline, "{} slots are looked at", ledger.slots_looked_at());
         thread::sleep(Duration::from_millis(50));
     }
     drop(first);

@@ -1,7 +1,7 @@
 //! The ledger against the truth: after random calls of all kinds, right ones and wrong ones, while the driver fails by itself, each kind of
 //! memory is charged exactly what the published rule says of what the driver has given.
 //!
-//! `cargo test --release -p deepres-e2e --test ledger -- --ignored --nocapture` is the long run, ten million calls.
+//! `cargo test -p deepres-e2e --test ledger -- --ignored --nocapture` is the long run, ten million calls in four to seven minutes.
 
 use std::time::Duration;
 
@@ -110,7 +110,7 @@ fn after_random_calls_of_a_failing_driver_the_ledger_is_what_it_has_given_by_the
 }
 
 #[test]
-#[ignore = "takes an hour"]
+#[ignore = "takes minutes"]
 fn after_ten_million_random_calls_of_a_failing_driver_the_ledger_is_what_it_has_given() {
     assert_all_exact([301, 302], MANY_CALLS / 2, FAULTS);
 }

@@ -188,6 +188,23 @@ fn modules_count_for_their_variables_and_stop_at_the_limit_before_the_driver_is_
     assert_eq!(code, OUT_OF_MEMORY);
 }
 
+#[test]
+fn code_with_errors_gets_the_drivers_code_also_where_there_is_no_room_for_it() {
+    const UNSUPPORTED_PTX_VERSION: u32 = 222;
+    let host = host_with(0);
+    let _daemon = host.daemon();
+    let mut client = Client::start(&host, Some(64));
+    client.does("create", 0, 0);
+    for (way, wrong) in [("load", "load-wrong"), ("open", "open-wrong")] {
+        for bytes in [MIB, 128 * MIB] {
+            assert_eq!(client.asks(wrong, 0, bytes), UNSUPPORTED_PTX_VERSION, "{wrong} {bytes}");
+        }
+        assert_eq!(client.asks(way, 0, 128 * MIB), OUT_OF_MEMORY, "{way}");
+    }
+    assert_held(&host, &[("code", 0)]);
+    assert_eq!(host.truth().gpus[0].memory_peak_bytes, 0, "the GPU was asked for none of it");
+}
+
 /// A module says in its file what it takes; a compressed one does not, and is measured.
 #[test]
 fn a_compressed_module_counts_for_what_it_has_taken_and_is_unloaded_if_that_is_too_much() {

@@ -2,7 +2,8 @@
  *
  * LOG is a file shared by all processes: a counter of operations begun, then a record for each. A process takes operations until OPERATIONS are
  * begun, says `done`, and frees what it holds once a line comes in. Most sizes are such that the driver serves them from blocks of their own, so
- * what an allocation counts for is known here. Small ones share blocks: of each it is known that it counts for its length at least and for a block at most. */
+ * what an allocation counts for is known here. Small ones share blocks: of each it is known that it counts for its length at least and for a block at most.
+ * Those from a pool are as long as it grows by, and the pool gives back what is freed of it. */
 #include "kinds.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -14,7 +15,7 @@
 
 /* One of SMALL_ONE_IN allocations is small: what is not known of them is little against the limit. */
 enum { HELD_PER_THREAD = 48, MAX_BLOCKS = 12, SMALL_ONE_IN = 16, SMALL_MAX_BYTES = 1 << 20, LOG_HEADER_BYTES = 64 };
-static const size_t BLOCK_BYTES = 2 << 20;
+static const size_t BLOCK_BYTES = 2 << 20, POOL_GROWTH_BYTES = 32 << 20;
 
 /* What is read by whoever judges the run. `begin_ns` is written first and `end_ns` last; 0 is "not yet". */
 struct record {
@@ -38,6 +39,7 @@ static struct log *book;
 static uint64_t operations;
 static uint32_t process;
 static CUcontext context;
+static CUmemoryPool pool;
 /* What the simulated driver exports beside CUDA's functions: when this thread last told it to free something. */
 static uint64_t (*told_ns)(void);
 static pthread_barrier_t finished, may_free;
@@ -46,6 +48,14 @@ static uint64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static int is_pooled(kind k) { return k == ASYNC || k == POOL_PTSZ; }
+
+/* The pool has what was freed once the stream has come to that, and keeps it until it is trimmed. */
+static CUresult give_back(kind k) {
+    CUresult code = k == ASYNC ? cu(cuStreamSynchronize)(NULL) : cu(cuStreamSynchronize_ptsz)(NULL);
+    return code == CUDA_SUCCESS ? cu(cuMemPoolTrimTo)(pool, 0) : code;
 }
 
 static unsigned next_random(uint64_t *state) {
@@ -76,7 +86,7 @@ static void end(struct record *record, CUresult code) {
 }
 
 static void *worker(void *argument) {
-    static const kind kinds[] = {LINEAR, PITCH, MANAGED, VMM, ARRAY};
+    static const kind kinds[] = {LINEAR, PITCH, MANAGED, VMM, ARRAY, ASYNC, POOL_PTSZ};
     uint64_t random = ((uint64_t)process << 32 | (uint64_t)(size_t)argument) * 2654435761u + 1;
     struct {
         kind k;
@@ -96,6 +106,7 @@ static void *worker(void *argument) {
             struct record *record = begin(held[slot].bytes, held[slot].most_bytes, held[slot].operation + 1, &number);
             if (!record) break;
             CUresult code = release(held[slot].k, NULL, held[slot].allocation);
+            if (code == CUDA_SUCCESS && is_pooled(held[slot].k)) code = give_back(held[slot].k);
             record->told_ns = told_ns ? told_ns() : 0;
             end(record, code);
             held[slot].bytes = 0;
@@ -103,7 +114,9 @@ static void *worker(void *argument) {
         }
         int is_small = next_random(&random) % SMALL_ONE_IN == 0;
         kind k = is_small ? LINEAR : kinds[next_random(&random) % (sizeof kinds / sizeof *kinds)];
-        uint64_t most = is_small ? BLOCK_BYTES : (1 + next_random(&random) % MAX_BLOCKS) * BLOCK_BYTES;
+        uint64_t most = is_small       ? BLOCK_BYTES
+                        : is_pooled(k) ? POOL_GROWTH_BYTES
+                                       : (1 + next_random(&random) % MAX_BLOCKS) * BLOCK_BYTES;
         /* Only plain linear memory may be asked for in odd sizes. */
         uint64_t bytes = is_small      ? 1 + next_random(&random) % SMALL_MAX_BYTES
                          : k == LINEAR ? most - next_random(&random) % (BLOCK_BYTES / 2)
@@ -124,6 +137,8 @@ static void *worker(void *argument) {
     pthread_barrier_wait(&may_free);
     for (int slot = 0; slot < HELD_PER_THREAD; slot++)
         if (held[slot].bytes) CHECK(release(held[slot].k, NULL, held[slot].allocation));
+    CHECK(give_back(ASYNC));
+    CHECK(give_back(POOL_PTSZ));
     return NULL;
 }
 
@@ -143,6 +158,9 @@ int main(int argc, char **argv) {
         return 1;
     }
     context = open_context();
+    CHECK(cu(cuDeviceGetDefaultMemPool)(&pool, 0));
+    unsigned long long all = ~0ull;
+    CHECK(cu(cuMemPoolSetAttribute)(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     *(void **)&told_ns = driver ? dlsym(driver, "simgpu_told_ns") : NULL;
     pthread_barrier_init(&finished, NULL, (unsigned)count + 1);

@@ -10,15 +10,19 @@ static CUlibrary libraries[MANY];
 static CUdeviceptr memory[MANY];
 static CUcontext primary;
 
-/* A module with a variable of so many bytes. */
-static const char *image(unsigned long long bytes) {
+/* A module with a variable of so many bytes, in this version of PTX. */
+static const char *image_in(const char *version, unsigned long long bytes) {
     static char ptx[TEXT];
     snprintf(ptx, sizeof ptx,
-             ".version 7.0\n.target sm_70\n.address_size 64\n"
+             ".version %s\n.target sm_70\n.address_size 64\n"
              ".visible .global .align 8 .b8 large[%llu];\n.visible .entry nothing()\n{\n\tret;\n}\n",
-             bytes);
+             version, bytes);
     return ptx;
 }
+
+static const char *image(unsigned long long bytes) { return image_in("7.0", bytes); }
+/* One that no driver knows. */
+static const char *wrong_image(unsigned long long bytes) { return image_in("42.0", bytes); }
 
 /* Runs one command about the thing `which`. */
 static CUresult answer(const char *what, int which, unsigned long long bytes) {
@@ -40,6 +44,10 @@ static CUresult answer(const char *what, int which, unsigned long long bytes) {
         return cu(cuMemFree_v2)(memory[which]);
     if (!strcmp(what, "load"))
         return cu(cuModuleLoadData)(&modules[which], image(bytes));
+    if (!strcmp(what, "load-wrong"))
+        return cu(cuModuleLoadData)(&modules[which], wrong_image(bytes));
+    if (!strcmp(what, "open-wrong"))
+        return cu(cuLibraryLoadData)(&libraries[which], wrong_image(bytes), NULL, NULL, 0, NULL, NULL, 0);
     if (!strcmp(what, "file"))
         return cu(cuModuleLoad)(&modules[which], getenv("IMAGE"));
     if (!strcmp(what, "unload"))

@@ -115,8 +115,8 @@ fn looked_up_functions_are_the_exported_ones_and_misses_say_why() {
 #[test]
 fn what_is_not_modelled_says_so() {
     let _gpu = Gpu::new();
-    let mut state = null_mut();
-    assert_eq!(code!(cuLinkCreate_v2(0, null_mut(), null_mut(), &mut state)), CUDA_ERROR_NOT_SUPPORTED);
+    let (mut cubin, mut bytes) = (null_mut(), 0);
+    assert_eq!(code!(cuLinkComplete(null_mut(), &mut cubin, &mut bytes)), CUDA_ERROR_NOT_SUPPORTED);
 }
 
 #[test]

@@ -15,7 +15,8 @@ const WARP_THREADS: u64 = 32;
 /// Dynamic shared memory is handed out in pieces of this size.
 const SHARED_UNIT_BYTES: usize = 128;
 
-fn architecture() -> u32 {
+/// Compute capability of the GPUs, ten times major plus minor.
+pub(super) fn architecture() -> u32 {
     let [major, minor] = config().compute_capability;
     (major * 10 + minor) as u32
 }

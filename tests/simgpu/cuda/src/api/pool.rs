@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use deepres_abi::driver::types::*;
 
+use crate::account;
 use crate::capture;
 use crate::graph_memory;
 use crate::memory::{self, Kind};
@@ -102,7 +103,9 @@ pub fn cuMemPoolDestroy(pool: CUmemoryPool) -> Result<()> {
 }
 
 pub fn cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) -> Result<()> {
-    pool::by_handle(pool as usize)?.trim(minBytesToKeep as u64);
+    let pool = pool::by_handle(pool as usize)?;
+    account::note_free();
+    pool.trim(minBytesToKeep as u64);
     Ok(())
 }
 
