@@ -540,11 +540,15 @@ impl Watch {
         self.state.unattributed = totals.unattributed;
         self.state.untimed = totals.untimed;
         self.state.news_lost = totals.news_lost;
+        for (key, late) in kernel.take_late() {
+            // The dead's is nobody's any more.
+            if let Some(activity) = self.evicted.get_mut(&process_of(&key)) {
+                activity.add(key, &late);
+            }
+        }
         let mut rows = kernel.stats();
         for key in evicted(&rows, kernel.room(), now_ns) {
-            // Read once more, as close to its end as can be.
-            let Some(value) = kernel.stat(&key) else { continue };
-            kernel.remove(&key);
+            let Some(value) = kernel.remove(&key) else { continue };
             self.evicted.entry(process_of(&key)).or_default().add(key, &value);
             rows.retain(|(other, _)| *other != key);
             self.state.evicted += 1;
@@ -562,7 +566,9 @@ impl Watch {
         for (who, mut activity) in by_process {
             if !who.is_alive() {
                 let keys: Vec<StatKey> = activity.keys().copied().collect();
-                keys.iter().for_each(|key| kernel.remove(key));
+                for key in keys {
+                    kernel.remove(&key);
+                }
                 self.evicted.remove(&who);
                 continue;
             }
