@@ -88,6 +88,8 @@ enum Order {
 pub struct Before {
     /// Who was adopted.
     pub adopted: Vec<Adopted>,
+    /// Whom it held, and did not let go on, since it was killed.
+    pub held: Vec<ProcessKey>,
     /// Whose sessions it had: they are coming back.
     pub returning: Vec<ProcessKey>,
 }
@@ -114,8 +116,9 @@ impl Watcher {
     /// # Errors
     /// The system's: no thread, no descriptor.
     pub fn start(settings: Settings, connected: Arc<Connected>, before: Before) -> std::io::Result<Self> {
-        let common =
-            Arc::new(Common { board: Mutex::new(Board::starting(&before.adopted)), held: Held::default() });
+        let board = Mutex::new(Board::starting(&before.adopted, &before.held));
+        let common = Arc::new(Common { board, held: Held::default() });
+        take_over(&common.held, &before.held, settings.policy);
         let bell = bell()?;
         connected.rings(Arc::clone(&bell));
         let (orders, received) = mpsc::channel();
@@ -830,7 +833,7 @@ impl Watch {
             return;
         }
         let was_held = self.common.held.contains(who);
-        if was_held && who.is_stopped() {
+        if was_held && (who.is_stopped() || who.is_being_stopped()) {
             return;
         }
         // NVML's word alone is not enough to stop anybody.
@@ -887,6 +890,7 @@ impl Watch {
                 .iter()
                 .map(|(process, tenant)| Adopted { process: *process, tenant: tenant.clone() })
                 .collect(),
+            held: self.common.held.all(),
         };
         *self.common.board.lock().unwrap_or_else(PoisonError::into_inner) = board;
     }
@@ -914,6 +918,17 @@ impl Watch {
         // Interrupted or not: it is looked again.
         let _ = poll(&mut descriptors, Some(&pause));
         let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+    }
+}
+
+/// Holds still whom the daemon before held, or lets them go on where nobody is held any more.
+fn take_over(held: &Held, before: &[ProcessKey], policy: UnmanagedPolicy) {
+    for who in before.iter().copied().filter(|who| who.is_alive()) {
+        held.take_over(who);
+        if policy != UnmanagedPolicy::Hold {
+            tracing::info!(pid = who.pid, "goes on: the daemon before held it, and this one holds nobody");
+            held.let_go(who);
+        }
     }
 }
 
