@@ -729,8 +729,6 @@ fn a_process_can_be_held_until_it_is_adopted() {
     await_found(&host, held.pid(), |user| user["state"] == "held");
     assert_eq!(state(held.pid()), 'T');
     // Whoever owns it can let it go on, for a moment.
-    let again = || daemon.stderr().matches("held again").count();
-    assert_eq!(again(), 0, "nobody has let it go on yet:\n{}", daemon.stderr());
     held.signal(rustix::process::Signal::CONT);
     let let_go = Instant::now();
     while state(held.pid()) != 'T' {
