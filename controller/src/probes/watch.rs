@@ -46,6 +46,8 @@ const SCAN_ALONE_NS: u64 = 1_000 * MS;
 /// How often it is looked whether the driver's devices have appeared or have other numbers: whoever uses them at once is to be found within a
 /// second, too.
 const DEVICES_NS: u64 = 500 * MS;
+/// How long a process takes to stop that is told to, unless the machine is very busy.
+const STOPS_NS: u64 = 100 * MS;
 /// How often the dead are forgotten, and those looked at again who have a device mapped.
 const FORGET_NS: u64 = 2_000 * MS;
 /// How soon programs that could not be attached are tried again: what was short may not be any more.
@@ -235,6 +237,8 @@ struct Watch {
     mapped: BTreeSet<ProcessKey>,
     /// Those with very many descriptors.
     large: Large,
+    /// Who was told to stop, when, and has not been seen stopped.
+    stopping: BTreeMap<ProcessKey, u64>,
     /// Calls of the dead whose return went unnoticed.
     missed: u64,
     /// What programs that are detached were not run for.
@@ -284,6 +288,7 @@ impl Watch {
             asked: BTreeSet::new(),
             mapped: BTreeSet::new(),
             large: Large::default(),
+            stopping: BTreeMap::new(),
             missed: 0,
             skipped: 0,
             spent_ns: Arc::default(),
@@ -533,6 +538,7 @@ impl Watch {
         }
         self.mapped.retain(|who| who.is_alive());
         self.large.retain(|who| who.is_alive());
+        self.stopping.retain(|who, _| who.is_alive());
         self.evicted.retain(|who, _| who.is_alive());
     }
 
@@ -833,7 +839,12 @@ impl Watch {
             return;
         }
         let was_held = self.common.held.contains(who);
-        if was_held && (who.is_stopped() || who.is_being_stopped()) {
+        if was_held && who.is_stopped() {
+            self.stopping.remove(&who);
+            return;
+        }
+        let is_on_its_way = self.stopping.get(&who).is_some_and(|sent_ns| now_ns < sent_ns + STOPS_NS);
+        if was_held && (is_on_its_way || who.is_being_stopped()) {
             return;
         }
         // NVML's word alone is not enough to stop anybody.
@@ -841,6 +852,7 @@ impl Watch {
             || self.mapped.contains(&who)
             || self.large.uses(who) == Some(true);
         if (is_seen || was_held) && self.common.held.stop(who) {
+            self.stopping.insert(who, now_ns);
             let again = if was_held { " again, after somebody else let it go on" } else { "" };
             tracing::warn!(pid = who.pid, "held{again}; `deepres adopt {}` lets it go on", who.pid);
         }
