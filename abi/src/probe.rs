@@ -6,7 +6,9 @@
 //!
 //! | map | kind | key → value | written by |
 //! |---|---|---|---|
-//! | `STATS` | per-CPU hash | [`StatKey`] → [`StatValue`] | kernel; the controller removes the dead |
+//! | `SETS` | array, mapped by the controller | a number from a [`StatKey`] → [`Set`] of those that have it | kernel; the controller removes the dead |
+//! | `ROWS` | per-CPU array | a [`Place`]'s row → [`StatValue`] | kernel |
+//! | `FREE_ROWS` | stack | rows that are nobody's | both |
 //! | `SLOTS` | array | [`slot`] → [`Slot`] | kernel |
 //! | `INFLIGHT` | hash | thread id → [`Inflight`], of those whose slot another has | kernel |
 //! | `TOTALS` | per-CPU array | 0 → [`Totals`] | kernel |
@@ -124,6 +126,51 @@ pub struct StatKey {
     pub command: u32,
     /// The device's [`Family`].
     pub family: u32,
+}
+
+/// Keys that have the same number, at most, in each of the two sets that a key can be in.
+pub const WAYS: usize = 8;
+
+/// Where a key says which row its counters are in. A hash map of the kernel's would be asked by a call that takes as long as all that is counted in a row:
+/// this is looked through by loads alone.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Place {
+    /// [`Self::FREE`], [`Self::CLAIMED`], or a row and [`Self::FIRST_ROW`].
+    pub state: u64,
+    /// Whose row it is; of a place that has one.
+    pub key: StatKey,
+}
+
+impl Place {
+    /// Nobody's.
+    pub const FREE: u64 = 0;
+    /// Somebody writes its key.
+    pub const CLAIMED: u64 = 1;
+    /// The state of a key whose row is the first one.
+    pub const FIRST_ROW: u64 = 2;
+}
+
+/// The places of keys that have the same number.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Set {
+    /// In no order.
+    pub places: [Place; WAYS],
+}
+
+/// The two sets, of `sets`, a power of two, in which a key can have a place. Nobody can know whose place is beside whose without the `seed`.
+#[inline(always)]
+pub const fn sets_of(key: &StatKey, seed: u64, sets: u32) -> [u32; 2] {
+    /// Odd numbers without a pattern, from the golden ratio and as MurmurHash3 has them.
+    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+    const MIX: u64 = 0xff51_afd7_ed55_8ccd;
+    let who = key.started_ns ^ seed ^ ((key.pid as u64) << u32::BITS);
+    let what = ((key.command as u64) << u32::BITS) | (key.device ^ (key.family << (MINOR_BITS - 1))) as u64;
+    let mixed = who.wrapping_mul(SPREAD) ^ what;
+    let mixed = (mixed ^ (mixed >> u32::BITS)).wrapping_mul(MIX);
+    let mixed = mixed ^ (mixed >> u32::BITS);
+    [mixed as u32 & (sets - 1), (mixed >> u32::BITS) as u32 & (sets - 1)]
 }
 
 /// Counters of a [`StatKey`], of one CPU.
@@ -322,7 +369,7 @@ pub const fn slot(tid: u32) -> u32 {
 pub struct Totals {
     /// Watched ioctls that ended.
     pub calls: u64,
-    /// Those of them that `STATS` had no room for.
+    /// Those of them that there was no row for.
     pub unattributed: u64,
     /// Watched ioctls that there was no room to follow to their end: they are in no other counter.
     pub untimed: u64,
@@ -373,7 +420,7 @@ pub struct SeenKey {
     pub family: u32,
 }
 
-/// How much of `STATS` a [`SeenKey`] has.
+/// How many rows a [`SeenKey`] has.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SeenValue {
@@ -529,6 +576,8 @@ pub struct Offsets {
     pub task_started: u32,
     /// `task_struct.tgid`
     pub task_tgid: u32,
+    /// `task_struct.pid`
+    pub task_pid: u32,
     /// `files_struct.fdt`
     pub files_fdt: u32,
     /// `fdtable.max_fds`

@@ -30,7 +30,24 @@ impl ProcessKey {
     /// Whether it lives and a signal or a debugger has stopped it.
     pub fn is_stopped(self) -> bool {
         let stat = text(self.pid, "stat").unwrap_or_default();
-        start_ticks(&stat) == Some(self.start_ticks) && matches!(state(&stat), Some("T" | "t"))
+        start_ticks(&stat) == Some(self.start_ticks)
+            && match state(&stat) {
+                Some("Z") => self.are_threads_stopped(),
+                state => is_stopped(state),
+            }
+    }
+
+    /// Whether a signal is about to stop it: it reaches a thread that waits for a device when the device has answered.
+    pub fn is_being_stopped(self) -> bool {
+        let is_sent = text(self.pid, "status").is_some_and(|status| has_pending_stop(&status));
+        is_sent && self.is_alive()
+    }
+
+    /// The same as [`Self::is_stopped`] of one whose first thread has ended.
+    fn are_threads_stopped(self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
+        let ids = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
+        ids.filter_map(|thread| text(thread, "stat")).any(|stat| is_stopped(state(&stat)))
     }
 }
 
@@ -39,6 +56,17 @@ pub fn text(pid: u32, file: &str) -> Option<String> {
     std::fs::read(format!("/proc/{pid}/{file}"))
         .ok()
         .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn is_stopped(state: Option<&str>) -> bool {
+    matches!(state, Some("T" | "t"))
+}
+
+/// Whether a status says that a signal that stops waits for the process to take it.
+fn has_pending_stop(status: &str) -> bool {
+    const SIGSTOP: u64 = 1 << (libc::SIGSTOP - 1);
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+    pending.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & SIGSTOP != 0))
 }
 
 /// The state in a stat line.
@@ -94,6 +122,35 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!key.is_stopped());
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_is_stopped_when_its_others_are() {
+        let script = "import ctypes, threading, time\n\
+                      threading.Thread(target=time.sleep, args=(60,)).start()\n\
+                      ctypes.CDLL(None).pthread_exit(None)";
+        let mut child = std::process::Command::new("python3").args(["-c", script]).spawn().unwrap();
+        let key = ProcessKey::of(child.id()).unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let first_thread = || state(&text(key.pid, "stat").unwrap_or_default()).map(str::to_owned);
+        while first_thread().as_deref() != Some("Z") {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert!(key.is_alive() && !key.is_stopped());
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        while !key.is_stopped() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_stop_that_has_been_sent_is_told_from_other_signals() {
+        assert!(has_pending_stop("Name:\tx\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000040000\n"));
+        for status in ["ShdPnd:\t0000000000020000\n", "SigBlk:\t0000000000040000\n", "ShdPnd:\tx\n", ""] {
+            assert!(!has_pending_stop(status), "{status}");
+        }
     }
 
     #[test]

@@ -4,17 +4,16 @@ use crate::probe::{
     COMMANDS_APART as MOST_APART, CommandKey, CommandValue, Inflight, News, REST, SeenKey, SeenValue,
     StatKey, StatValue, Totals, bucket, facts, heap, object,
 };
-use crate::walk;
+use crate::rows;
+use crate::walk::Task;
 use aya_ebpf::Global;
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::{bpf_probe_read_user, generated};
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf};
+use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, RingBuf};
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 
-/// Processes times commands that are counted apart; the controller sets what memory allows.
-const STATS_ENTRIES: u32 = 1024;
 /// Commands whose arguments are known.
 const COMMAND_ENTRIES: u32 = 512;
 /// Processes that are remembered to have been told of.
@@ -27,16 +26,11 @@ const NEWS_BYTES: u32 = 64 << 10;
 static COMMANDS_APART: Global<u32> = Global::new(MOST_APART);
 
 #[map]
-static STATS: PerCpuHashMap<StatKey, StatValue> = PerCpuHashMap::with_max_entries(STATS_ENTRIES, 0);
-#[map]
 static COMMANDS: HashMap<CommandKey, CommandValue> = HashMap::with_max_entries(COMMAND_ENTRIES, 0);
 #[map]
 static TOTALS: PerCpuArray<Totals> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static SEEN: LruHashMap<SeenKey, SeenValue> = LruHashMap::with_max_entries(SEEN_ENTRIES, 0);
-/// An empty value: too large for the stack.
-#[map]
-static NO_STATS: PerCpuArray<StatValue> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static NEWS: RingBuf = RingBuf::with_byte_size(NEWS_BYTES, 0);
 
@@ -58,11 +52,11 @@ pub fn command(family: u32, command: u32) -> Option<CommandValue> {
 
 /// Counts an ioctl that took `latency_ns` and returned `result`.
 #[inline(always)]
-pub fn ended(pid: u32, ioctl: &Inflight, latency_ns: u64, result: i64) {
+pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
     total(|totals| totals.calls += 1);
     let key = StatKey {
-        started_ns: walk::process_started_ns(),
-        pid,
+        started_ns: task.process_started_ns(),
+        pid: task.process(),
         device: ioctl.device,
         command: ioctl.command,
         family: ioctl.family,
@@ -71,8 +65,7 @@ pub fn ended(pid: u32, ioctl: &Inflight, latency_ns: u64, result: i64) {
         total(|totals| totals.unattributed += 1);
         return;
     };
-    // SAFETY: the value is this CPU's, and programs do not interrupt each other on a CPU. Only the controller removes entries, when the
-    // process is dead.
+    // SAFETY: the value is this CPU's, and programs do not interrupt each other on a CPU.
     let value = unsafe { &mut *value };
     value.calls += 1;
     value.time_ns += latency_ns;
@@ -192,7 +185,7 @@ fn read<T>(argument: u64, at: u64) -> Option<T> {
 
 #[inline(always)]
 fn find_or_make(key: &StatKey) -> Option<*mut StatValue> {
-    if let Some(value) = STATS.get_ptr_mut(key) {
+    if let Some(value) = rows::find(key) {
         return Some(value);
     }
     let process = SeenKey { started_ns: key.started_ns, pid: key.pid, family: key.family };
@@ -205,18 +198,14 @@ fn find_or_make(key: &StatKey) -> Option<*mut StatValue> {
         if seen.commands >= COMMANDS_APART.load() {
             // Of all devices together: a process can offer as many as there are numbers.
             (key.command, key.device) = (REST, 0);
-            if let Some(value) = STATS.get_ptr_mut(key) {
+            if let Some(value) = rows::find(&key) {
                 return Some(value);
             }
         } else {
             seen.commands += 1;
         }
     }
-    // SAFETY: nobody writes to it.
-    let empty = unsafe { &*NO_STATS.get_ptr(0)? };
-    // Another CPU may have made it meanwhile, and the map may be full: what counts is whether it is there now.
-    let _ = STATS.insert(key, empty, BPF_NOEXIST.into());
-    STATS.get_ptr_mut(key)
+    rows::make(&key)
 }
 
 /// What is known of a process, which is told of if nothing is.

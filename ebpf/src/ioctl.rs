@@ -2,7 +2,7 @@
 //! of the ioctl call alone, and the raw ones of all calls, for a kernel whose tracing file system cannot be had.
 
 use crate::probe::{Inflight, MAX_INFLIGHT, NO_DESCRIPTOR, SLOTS as SLOT_COUNT, Slot, slot};
-use crate::walk::Watched;
+use crate::walk::{Task, Watched};
 use crate::{atomic, count, trace, walk};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_kernel};
@@ -30,10 +30,11 @@ static INFLIGHT: HashMap<u32, Inflight> = HashMap::with_max_entries(MAX_INFLIGHT
 /// `syscalls:sys_enter_ioctl`
 #[tracepoint]
 pub fn ioctl_enter(context: TracePointContext) -> u32 {
-    let descriptor = word(&context, FIRST_WORD) as u32;
-    begin(walk::watched(descriptor), descriptor, word(&context, FIRST_WORD + 1) as u32, || {
-        word(&context, FIRST_WORD + 2)
-    });
+    let (task, descriptor) = (Task::current(), word(&context, FIRST_WORD) as u32);
+    if let Some(watched) = walk::watched(task, descriptor) {
+        let (command, argument) = (word(&context, FIRST_WORD + 1) as u32, word(&context, FIRST_WORD + 2));
+        begin(task, watched, descriptor, command, argument);
+    }
     0
 }
 
@@ -48,13 +49,19 @@ pub fn ioctl_exit(context: TracePointContext) -> u32 {
 #[raw_tracepoint(tracepoint = "sys_enter")]
 pub fn raw_enter(context: RawTracePointContext) -> i32 {
     // A 32-bit program's calls have other numbers, and are left out as the tracepoint of ioctl leaves them out.
-    if context.arg::<i64>(1) == IOCTL && !walk::is_compat() {
+    if context.arg::<i64>(1) != IOCTL {
+        return 0;
+    }
+    let task = Task::current();
+    if !task.is_compat() {
         let registers = context.arg::<*const u8>(0);
         // SAFETY: the helper answers an error for what cannot be read.
         let register =
             |at| unsafe { bpf_probe_read_kernel(registers.wrapping_add(at).cast::<u64>()) }.unwrap_or(0);
         let descriptor = register(DI) as u32;
-        begin(walk::watched(descriptor), descriptor, register(SI) as u32, || register(DX));
+        if let Some(watched) = walk::watched(task, descriptor) {
+            begin(task, watched, descriptor, register(SI) as u32, register(DX));
+        }
     }
     0
 }
@@ -71,8 +78,10 @@ pub fn raw_exit(context: RawTracePointContext) -> i32 {
 #[kprobe]
 pub fn driver_enter(context: ProbeContext) -> u32 {
     let Some(file) = context.arg::<*const u8>(0) else { return 0 };
-    let command = context.arg::<u64>(1).unwrap_or(0) as u32;
-    begin(walk::watched_file(file), NO_DESCRIPTOR, command, || context.arg::<u64>(2).unwrap_or(0));
+    if let Some(watched) = walk::watched_file(file) {
+        let [command, argument] = [1, 2].map(|index| context.arg::<u64>(index).unwrap_or(0));
+        begin(Task::current(), watched, NO_DESCRIPTOR, command as u32, argument);
+    }
     0
 }
 
@@ -90,13 +99,12 @@ fn word(context: &TracePointContext, index: usize) -> u64 {
 }
 
 #[inline(always)]
-fn begin(watched: Option<Watched>, descriptor: u32, command: u32, argument: impl FnOnce() -> u64) {
-    let Some(Watched { device, family }) = watched else { return };
-    let tid = aya_ebpf::helpers::bpf_get_current_pid_tgid() as u32;
+fn begin(task: Task, Watched { device, family }: Watched, descriptor: u32, command: u32, argument: u64) {
+    let tid = task.thread();
     let ioctl = Inflight {
         // SAFETY: no more than reading a clock.
         began_ns: unsafe { bpf_ktime_get_ns() },
-        argument: argument(),
+        argument,
         device,
         command,
         family,
@@ -107,13 +115,12 @@ fn begin(watched: Option<Watched>, descriptor: u32, command: u32, argument: impl
 
 #[inline(always)]
 fn end(result: i64) {
-    let pid_tgid = aya_ebpf::helpers::bpf_get_current_pid_tgid();
-    let (pid, tid) = ((pid_tgid >> 32) as u32, pid_tgid as u32);
-    let Some(ioctl) = take(tid) else { return };
+    let task = Task::current();
+    let Some(ioctl) = take(task.thread()) else { return };
     // SAFETY: no more than reading a clock.
     let latency_ns = unsafe { bpf_ktime_get_ns() }.saturating_sub(ioctl.began_ns);
-    count::ended(pid, &ioctl, latency_ns, result);
-    trace::ended(pid, tid, &ioctl, latency_ns, result);
+    count::ended(task, &ioctl, latency_ns, result);
+    trace::ended(task, &ioctl, latency_ns, result);
 }
 
 /// Keeps the current thread's ioctl until it ends.
@@ -137,7 +144,7 @@ fn keep(tid: u32, ioctl: Inflight) {
     }
     // There is no room, or it took the place of one whose return went unnoticed.
     count::total(|totals| totals.untimed += 1);
-    trace::untimed();
+    trace::untimed(Task::current());
 }
 
 /// What the current thread kept, if it did.

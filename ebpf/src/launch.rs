@@ -2,12 +2,13 @@
 //!
 //! Probes in programs can be interrupted by other tasks of the same CPU, which may be at the same counter: each change is atomic.
 
+use crate::atomic;
 use crate::probe::{Begun, LaunchKey, LaunchValue, MeteredValue, TICK_NS, cookie, uncounted};
-use crate::{atomic, walk};
+use crate::walk::{self, Task};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
-use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns};
 use aya_ebpf::macros::{map, raw_tracepoint, uprobe};
 use aya_ebpf::maps::{HashMap, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext};
@@ -33,10 +34,11 @@ static BEGUN: RingBuf = RingBuf::with_byte_size(BEGUN_BYTES, 0);
 /// At the entry of one of the library's functions.
 #[uprobe]
 pub fn library_call(context: ProbeContext) -> u32 {
-    let pid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let task = Task::current();
+    let pid = task.process();
     // SAFETY: a value that is replaced while it is read is one process's or another's, and the start tells.
     let Some(metered) = (unsafe { METERED.get(pid) }) else { return 0 };
-    let start_ticks = walk::process_started_ns() / TICK_NS;
+    let start_ticks = task.process_started_ns() / TICK_NS;
     if metered.start_ticks != start_ticks {
         return 0;
     }
@@ -90,16 +92,16 @@ fn miss(what: u32) {
 /// `sched_process_fork`: the child of one who is metered is metered.
 #[raw_tracepoint(tracepoint = "sched_process_fork")]
 pub fn meter_fork(context: RawTracePointContext) -> i32 {
-    let parent = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let parent = Task::current();
     // SAFETY: as in `library_call`.
-    let Some(metered) = (unsafe { METERED.get(parent) }) else { return 0 };
+    let Some(metered) = (unsafe { METERED.get(parent.process()) }) else { return 0 };
     let metered = *metered;
-    if metered.start_ticks != walk::process_started_ns() / TICK_NS {
+    if metered.start_ticks != parent.process_started_ns() / TICK_NS {
         return 0;
     }
     let task = context.arg::<*const u8>(1);
     if let Some(child) = walk::process_of(task)
-        && child != parent
+        && child != parent.process()
     {
         let start_ticks = walk::started_ns_of(task) / TICK_NS;
         if METERED.insert(child, MeteredValue { start_ticks, job: metered.job }, 0).is_err() {

@@ -8,6 +8,7 @@
 //! | `ioctl` | beginning and end of an ioctl, by whatever way the kernel tells of it |
 //! | `count` | counters for each process and command |
 //! | `trace` | single events, and who is followed |
+//! | `rows` | which row of counters a process and command has |
 //! | `launch` | calls into the driver's library, of processes that are metered from outside |
 //! | `empty` | programs that do nothing, to measure the others against |
 
@@ -24,6 +25,7 @@ mod launch;
 #[expect(dead_code, reason = "the controller uses the rest")]
 #[path = "../../abi/src/probe.rs"]
 mod probe;
+mod rows;
 mod trace;
 mod walk;
 

@@ -1,10 +1,11 @@
 //! Single events for whoever asked, and who is followed: the traced, and their children from birth.
 
+use crate::count;
 use crate::probe::{Event, Inflight, PAYLOAD_BYTES, TICK_NS, encoded_bytes, tracing};
-use crate::{count, walk};
+use crate::walk::{self, Task};
 use aya_ebpf::Global;
+use aya_ebpf::helpers::bpf_get_current_comm;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
-use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
 use aya_ebpf::macros::{map, raw_tracepoint};
 use aya_ebpf::maps::{HashMap, RingBuf};
 use aya_ebpf::programs::RawTracePointContext;
@@ -24,8 +25,8 @@ static EVENTS: RingBuf = RingBuf::with_byte_size(EVENTS_BYTES, 0);
 
 /// Tells of an ioctl, if someone asked.
 #[inline(always)]
-pub fn ended(pid: u32, tid: u32, ioctl: &Inflight, latency_ns: u64, result: i64) {
-    if !is_asked_for(pid) {
+pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
+    if !is_asked_for(task) {
         return;
     }
     let Some(mut entry) = EVENTS.reserve::<Event>(0) else {
@@ -39,8 +40,8 @@ pub fn ended(pid: u32, tid: u32, ioctl: &Inflight, latency_ns: u64, result: i64)
         (&raw mut (*event).latency_ns).write(latency_ns);
         (&raw mut (*event).argument).write(ioctl.argument);
         (&raw mut (*event).result).write(result);
-        (&raw mut (*event).pid).write(pid);
-        (&raw mut (*event).tid).write(tid);
+        (&raw mut (*event).pid).write(task.process());
+        (&raw mut (*event).tid).write(task.thread());
         (&raw mut (*event).device).write(ioctl.device);
         (&raw mut (*event).family).write(ioctl.family);
         (&raw mut (*event).command).write(ioctl.command);
@@ -56,27 +57,28 @@ pub fn ended(pid: u32, tid: u32, ioctl: &Inflight, latency_ns: u64, result: i64)
 
 /// An ioctl of the current process will not be told of: it could not be followed to its end.
 #[inline(always)]
-pub fn untimed() {
-    if is_asked_for((bpf_get_current_pid_tgid() >> 32) as u32) {
+pub fn untimed(task: Task) {
+    if is_asked_for(task) {
         count::total(|totals| totals.events_lost += 1);
     }
 }
 
-/// Whether someone asked what the current process, of this id, does.
+/// Whether someone asked what the current task's process does.
 #[inline(always)]
-fn is_asked_for(pid: u32) -> bool {
+fn is_asked_for(task: Task) -> bool {
     match TRACING.load() {
         tracing::NONE => false,
-        tracing::SOME => is_followed(pid),
+        tracing::SOME => is_followed(task),
         _ => true,
     }
 }
 
-/// Whether the current process, of this id, is followed: it, and none that had its id before.
+/// Whether the current task's process is followed: it, and none that had its id before.
 #[inline(always)]
-fn is_followed(pid: u32) -> bool {
+fn is_followed(task: Task) -> bool {
     // SAFETY: a value that is replaced while it is read is one process's or another's, and does not fit then.
-    unsafe { TRACED.get(pid) }.is_some_and(|started| *started == walk::process_started_ns() / TICK_NS)
+    unsafe { TRACED.get(task.process()) }
+        .is_some_and(|started| *started == task.process_started_ns() / TICK_NS)
 }
 
 /// Reads what an ioctl's argument points to, as much of it as is known to be there; returns how much it was.
@@ -104,13 +106,13 @@ unsafe fn read_argument(ioctl: &Inflight, payload: *mut u8) -> u32 {
 /// `sched_process_fork`: the child of one who is traced is traced.
 #[raw_tracepoint(tracepoint = "sched_process_fork")]
 pub fn follow_fork(context: RawTracePointContext) -> i32 {
-    let parent = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let parent = Task::current();
     if !is_followed(parent) {
         return 0;
     }
     let task = context.arg::<*const u8>(1);
     if let Some(child) = walk::process_of(task)
-        && child != parent
+        && child != parent.process()
         && TRACED.insert(child, walk::started_ns_of(task) / TICK_NS, 0).is_err()
     {
         count::total(|totals| totals.events_lost += 1);

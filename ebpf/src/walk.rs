@@ -20,6 +20,8 @@ static TASK_STARTED: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static TASK_TGID: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
+static TASK_PID: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
 static FILES_FDT: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static FDT_MAX: Global<u32> = Global::new(0);
@@ -65,15 +67,58 @@ pub struct Watched {
     pub family: u32,
 }
 
-/// The device behind a descriptor, if it is watched.
+/// The current task: one call gives it, and loads from it what other calls would tell.
+#[derive(Clone, Copy)]
+pub struct Task(*const u8);
+
+impl Task {
+    /// Asks for it.
+    #[inline(always)]
+    pub fn current() -> Self {
+        // SAFETY: it only says which task runs.
+        Self(unsafe { bpf_get_current_task_btf() }.cast())
+    }
+
+    /// The thread's id, as the host sees it.
+    #[inline(always)]
+    pub fn thread(self) -> u32 {
+        // SAFETY: a task has this field.
+        unsafe { field(self.0, TASK_PID.load()) }
+    }
+
+    /// The process's id, as the host sees it.
+    #[inline(always)]
+    pub fn process(self) -> u32 {
+        // SAFETY: a task has this field.
+        unsafe { field(self.0, TASK_TGID.load()) }
+    }
+
+    /// When its process began, ns of `CLOCK_BOOTTIME`.
+    #[inline(always)]
+    pub fn process_started_ns(self) -> u64 {
+        // SAFETY: a task has this field; its leader lives as long as the task.
+        unsafe {
+            let leader = field::<*const u8>(self.0, TASK_LEADER.load());
+            if leader.is_null() { 0 } else { field(leader, TASK_STARTED.load()) }
+        }
+    }
+
+    /// Whether it is in a system call of 32-bit programs, which have numbers of their own.
+    #[inline(always)]
+    pub fn is_compat(self) -> bool {
+        // SAFETY: a task has this field.
+        unsafe { field::<u32>(self.0, TASK_STATUS.load()) & COMPAT != 0 }
+    }
+}
+
+/// The device behind a descriptor of the current task, if it is watched.
 #[inline(always)]
-pub fn watched(descriptor: u32) -> Option<Watched> {
+pub fn watched(task: Task, descriptor: u32) -> Option<Watched> {
     // SAFETY: the kernel checks each load before it runs the program: the first ones by the type of what they load from, the others,
     // by a helper, when they happen. A table that is replaced meanwhile lives until the current grace period is over, and so does a
     // file or inode; if one is reused, another device's number is read, as if the ioctl had come a moment later.
     unsafe {
-        let task = bpf_get_current_task_btf().cast::<u8>();
-        let files = field::<*const u8>(task, TASK_FILES.load());
+        let files = field::<*const u8>(task.0, TASK_FILES.load());
         if files.is_null() {
             return None;
         }
@@ -154,13 +199,6 @@ unsafe fn cast(address: *const u8, kind: u32) -> *const u8 {
     typed
 }
 
-/// Whether the current task is in a system call of 32-bit programs, which have numbers of their own.
-#[inline(always)]
-pub fn is_compat() -> bool {
-    // SAFETY: as in `watched`.
-    unsafe { field::<u32>(bpf_get_current_task_btf().cast(), TASK_STATUS.load()) & COMPAT != 0 }
-}
-
 /// The family of a device that is watched.
 #[inline(always)]
 fn family(device: u32) -> Option<u32> {
@@ -191,17 +229,6 @@ pub fn started_ns_of(task: *const u8) -> u64 {
 pub fn process_of(task: *const u8) -> Option<u32> {
     // SAFETY: the helper answers an error for what cannot be read.
     unsafe { bpf_probe_read_kernel(task.wrapping_add(TASK_TGID.load() as usize).cast()) }.ok()
-}
-
-/// When the current process began, ns of `CLOCK_BOOTTIME`.
-#[inline(always)]
-pub fn process_started_ns() -> u64 {
-    // SAFETY: as in `watched`; a task's leader lives as long as the task.
-    unsafe {
-        let task = bpf_get_current_task_btf().cast::<u8>();
-        let leader = field::<*const u8>(task, TASK_LEADER.load());
-        if leader.is_null() { 0 } else { field(leader, TASK_STARTED.load()) }
-    }
 }
 
 /// Loads a field of one of the kernel's structs.

@@ -117,7 +117,6 @@ fn toolchain() -> Result<Toolchain> {
     bail!("{DEBIAN_RUSTC} has no source of `core` although {packages} are installed")
 }
 
-/// Whether a compiler comes with the source of `core`.
 /// Whether the toolchain in use has its own source; asks rustup for it first.
 pub fn has_own_source() -> bool {
     let mut add = Command::new("rustup");
@@ -125,6 +124,7 @@ pub fn has_own_source() -> bool {
     has_source(Path::new("rustc")) || command::run(&mut add).is_ok() && has_source(Path::new("rustc"))
 }
 
+/// Whether a compiler comes with the source of `core`.
 fn has_source(rustc: &Path) -> bool {
     sysroot(rustc).is_ok_and(|sysroot| sysroot.join("lib/rustlib/src/rust/library/core/Cargo.toml").exists())
 }

@@ -188,6 +188,7 @@ pub fn run(
     let (mut before, mut away) = (Before::default(), Vec::new());
     if let Some(mut state) = state.load() {
         before.adopted = std::mem::take(&mut state.adopted);
+        before.held = std::mem::take(&mut state.held);
         away = std::mem::take(&mut state.away);
         registry.restore(state)?;
     }

@@ -74,7 +74,8 @@ pub async fn save(shared: &Shared) -> Saved {
     }
     let mut file = shared.state.borrow_mut();
     let mut state = shared.registry.borrow().saved(file.boot(), &snapshots);
-    state.adopted = shared.watcher.board().adopted;
+    let board = shared.watcher.board();
+    (state.adopted, state.held) = (board.adopted, board.held);
     state.away = shared.residency.borrow().away();
     file.save(state)
 }

@@ -119,7 +119,20 @@ fn missing_capabilities(status: &str) -> Vec<&'static str> {
 }
 
 fn lockdown() -> Check {
-    match read("/sys/kernel/security/lockdown") {
+    lockdown_in(Path::new("/sys/kernel/security"))
+}
+
+/// As the security file system at this place says.
+fn lockdown_in(security: &Path) -> Check {
+    // What is there whenever it is mounted.
+    if !security.join("lsm").exists() {
+        return Check::advice(
+            "lockdown",
+            "not known: the security file system is not mounted",
+            "`mount -t securityfs nodev /sys/kernel/security` shows it, if the probes do not attach",
+        );
+    }
+    match security.join("lockdown").to_str().and_then(read) {
         Some(modes) if modes.contains("[confidentiality]") => Check::limited(
             "lockdown",
             "confidentiality: programs in the kernel may not read its memory",
@@ -162,6 +175,24 @@ fn remedy(error: &KernelError) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lockdown_is_told_from_none_and_from_what_cannot_be_seen() {
+        use crate::doctor::Verdict;
+        let security = tempfile::tempdir().unwrap();
+        let verdict = || lockdown_in(security.path()).verdict;
+        let write = |file: &str, text: &str| std::fs::write(security.path().join(file), text).unwrap();
+        assert_eq!(verdict(), Verdict::Note);
+        write("lsm", "capability,lockdown");
+        assert_eq!(verdict(), Verdict::Good);
+        for (modes, expected) in [
+            ("none [integrity] confidentiality\n", Verdict::Good),
+            ("none integrity [confidentiality]\n", Verdict::Limited),
+        ] {
+            write("lockdown", modes);
+            assert_eq!(verdict(), expected, "{modes}");
+        }
+    }
 
     #[test]
     fn kernels_are_compared_by_their_numbers() {

@@ -93,6 +93,7 @@ fn offsets(types: &Types<'_>) -> Result<Offsets, BtfError> {
         task_leader: types.offset("task_struct", "group_leader")?,
         task_started: types.offset("task_struct", "start_boottime")?,
         task_tgid: types.offset("task_struct", "tgid")?,
+        task_pid: types.offset("task_struct", "pid")?,
         files_fdt: types.offset("files_struct", "fdt")?,
         fdt_max: types.offset("fdtable", "max_fds")?,
         fdt_fd: types.offset("fdtable", "fd")?,

@@ -27,6 +27,16 @@ impl Held {
         }
     }
 
+    /// Takes over whom another daemon stopped, to hold it still.
+    pub fn take_over(&self, who: ProcessKey) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.insert(who);
+    }
+
+    /// Who was stopped here.
+    pub fn all(&self) -> Vec<ProcessKey> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.iter().copied().collect()
+    }
+
     /// Whether a process was stopped here.
     pub fn contains(&self, who: ProcessKey) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0.contains(&who)

@@ -1,13 +1,13 @@
 //! The kernel programs: loading, attaching, and reading their maps. Dropping it detaches them.
 
-use super::activity::join;
 use super::btf::{self, BtfError, Cast, Layout};
 use super::devices::Devices;
 use super::room::Room;
+use super::rows::{self, Rows};
 pub use super::way::Way;
 use super::way::{Choice, Facts, choices};
 use crate::process::ProcessKey;
-use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::{KProbe, Program, RawTracePoint, TracePoint};
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use deepres_abi::probe::{
@@ -18,7 +18,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// The programs, as `cargo xtask ebpf` built them; empty if this was built without.
 static PROGRAMS: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/programs.o"));
@@ -95,6 +95,7 @@ impl KernelError {
 /// Programs in the kernel.
 pub struct Kernel {
     ebpf: Ebpf,
+    rows: Rows,
     choice: Choice,
     room: Room,
     /// [`Self::skipped`] of programs that are detached.
@@ -167,7 +168,8 @@ impl Kernel {
                     .and_then(|()| attach_raw(&mut ebpf, "raw_enter", "sys_enter")),
             };
             let why = obstacles.iter().fold(why, |why, obstacle| format!("{why}; {obstacle}"));
-            let kernel = Self { ebpf, choice: Choice { way, why }, room, skipped: 0 };
+            let rows = Rows::take(&mut ebpf, room)?;
+            let kernel = Self { ebpf, rows, choice: Choice { way, why }, room, skipped: 0 };
             match attached.and_then(|()| kernel.prove()) {
                 Ok(()) => return Ok(kernel),
                 Err(error) => {
@@ -224,7 +226,8 @@ impl Kernel {
                 }
             }
         }
-        Ok(Self { ebpf, choice: Choice { way, why: "to measure".to_owned() }, room, skipped: 0 })
+        let rows = Rows::take(&mut ebpf, room)?;
+        Ok(Self { ebpf, rows, choice: Choice { way, why: "to measure".to_owned() }, room, skipped: 0 })
     }
 
     /// Takes the programs away, and leaves what they counted and told. Nothing is added once this returns.
@@ -277,31 +280,18 @@ impl Kernel {
 impl Kernel {
     /// The counters of all processes, CPUs added up. Counters only grow while a process lives.
     pub fn stats(&self) -> Vec<(StatKey, StatValue)> {
-        let Ok(map) = self.stats_map() else { return Vec::new() };
-        let entries = map.iter().filter_map(Result::ok);
-        entries
-            .filter_map(|(key, values)| Some((StatKey::read_from_bytes(&key).ok()?, sum_stats(&values))))
-            .collect()
+        self.rows.all()
     }
 
-    /// The counters of one process and command.
-    pub fn stat(&self, key: &StatKey) -> Option<StatValue> {
-        let map = self.stats_map().ok()?;
-        map.get(&bytes_of(key), 0).ok().map(|values| sum_stats(&values))
+    /// Frees the counters of a process that is dead, or to make room, and returns what was in them. A call that ended just then is in
+    /// [`Self::take_late`] later.
+    pub fn remove(&mut self, key: &StatKey) -> Option<StatValue> {
+        self.rows.remove(key)
     }
 
-    fn stats_map(
-        &self,
-    ) -> Result<PerCpuHashMap<&MapData, StatKeyBytes, StatValueBytes>, aya::maps::MapError> {
-        PerCpuHashMap::try_from(named(self.ebpf.map("STATS"))?)
-    }
-
-    /// Frees the counters of a process that is dead.
-    pub fn remove(&mut self, key: &StatKey) {
-        let map = named(self.ebpf.map_mut("STATS"));
-        let map = map.and_then(PerCpuHashMap::<_, StatKeyBytes, StatValueBytes>::try_from);
-        // If it is gone already, all is well.
-        let _ = map.map(|mut map| map.remove(&bytes_of(key)));
+    /// What was counted of those that were removed since this was asked, later than that. Their room is others' only from now on.
+    pub fn take_late(&mut self) -> Vec<(StatKey, StatValue)> {
+        self.rows.take_late()
     }
 
     /// The counters of the whole host.
@@ -402,22 +392,11 @@ impl Kernel {
     }
 }
 
-type StatKeyBytes = [u8; size_of::<StatKey>()];
-type StatValueBytes = [u8; size_of::<StatValue>()];
-
 /// A record as aya takes it.
 pub(super) fn bytes_of<T: IntoBytes + zerocopy::Immutable, const N: usize>(record: &T) -> [u8; N] {
     let mut bytes = [0; N];
     bytes.copy_from_slice(record.as_bytes());
     bytes
-}
-
-fn sum_stats(values: &PerCpuValues<StatValueBytes>) -> StatValue {
-    let mut sum = StatValue::new_zeroed();
-    for value in values.iter().filter_map(|value| StatValue::read_from_bytes(value).ok()) {
-        join(&mut sum, &value);
-    }
-    sum
 }
 
 /// A ring of records of one type.
@@ -495,6 +474,7 @@ pub(super) fn load(
         task_leader,
         task_started,
         task_tgid,
+        task_pid,
         files_fdt,
         fdt_max,
         fdt_fd,
@@ -518,6 +498,7 @@ pub(super) fn load(
         ("TASK_LEADER", &task_leader),
         ("TASK_STARTED", &task_started),
         ("TASK_TGID", &task_tgid),
+        ("TASK_PID", &task_pid),
         ("FILES_FDT", &files_fdt),
         ("FDT_MAX", &fdt_max),
         ("FDT_FD", &fdt_fd),
@@ -535,7 +516,10 @@ pub(super) fn load(
         loader.override_global(name, offset, true);
     }
     loader.override_global("WATCHES", watches.as_bytes(), true);
-    loader.map_max_entries("STATS", room.rows as u32).map_max_entries("EVENTS", event_bytes);
+    let (sets, seed, rows) = (rows::sets(room.rows), rows::seed(), room.rows as u32);
+    loader.override_global("SETS_COUNT", &sets, true).override_global("SETS_SEED", &seed, true);
+    loader.map_max_entries("SETS", sets).map_max_entries("ROWS", rows).map_max_entries("FREE_ROWS", rows);
+    loader.map_max_entries("EVENTS", event_bytes);
     for (name, entries) in sizes {
         loader.map_max_entries(name, *entries);
     }

@@ -12,6 +12,7 @@
 //! | [`activity`] | what processes do in the driver, added up |
 //! | [`inside`] | which threads are inside the driver now |
 //! | [`room`] | how many counters there is room for |
+//! | `rows` | the counters in the kernel: whose they are, and what is in them |
 //! | [`scan`] | what /proc tells of processes |
 //! | [`reader`] | the threads that read what a process can make wait |
 //! | `large` | pure: who has more descriptors open than can be looked at at once |
@@ -30,6 +31,7 @@ mod large;
 pub mod metering;
 pub mod reader;
 pub mod room;
+mod rows;
 pub mod scan;
 pub mod status;
 pub mod users;

@@ -226,13 +226,15 @@ pub struct Board {
     pub activity: Vec<ActivityStatus>,
     /// Who was adopted and lives.
     pub adopted: Vec<Adopted>,
+    /// Who is stopped until it is adopted.
+    pub held: Vec<ProcessKey>,
 }
 
 impl Board {
     /// Before anything was looked at.
-    pub fn starting(adopted: &[Adopted]) -> Self {
+    pub fn starting(adopted: &[Adopted], held: &[ProcessKey]) -> Self {
         let probes = ProbesStatus { state: "starting".to_owned(), ..ProbesStatus::default() };
-        Self { probes, adopted: adopted.to_vec(), ..Self::default() }
+        Self { probes, adopted: adopted.to_vec(), held: held.to_vec(), ..Self::default() }
     }
 }
 

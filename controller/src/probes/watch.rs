@@ -46,6 +46,8 @@ const SCAN_ALONE_NS: u64 = 1_000 * MS;
 /// How often it is looked whether the driver's devices have appeared or have other numbers: whoever uses them at once is to be found within a
 /// second, too.
 const DEVICES_NS: u64 = 500 * MS;
+/// How long a process takes to stop that is told to, unless the machine is very busy.
+const STOPS_NS: u64 = 100 * MS;
 /// How often the dead are forgotten, and those looked at again who have a device mapped.
 const FORGET_NS: u64 = 2_000 * MS;
 /// How soon programs that could not be attached are tried again: what was short may not be any more.
@@ -88,6 +90,8 @@ enum Order {
 pub struct Before {
     /// Who was adopted.
     pub adopted: Vec<Adopted>,
+    /// Whom it held, and did not let go on, since it was killed.
+    pub held: Vec<ProcessKey>,
     /// Whose sessions it had: they are coming back.
     pub returning: Vec<ProcessKey>,
 }
@@ -114,8 +118,9 @@ impl Watcher {
     /// # Errors
     /// The system's: no thread, no descriptor.
     pub fn start(settings: Settings, connected: Arc<Connected>, before: Before) -> std::io::Result<Self> {
-        let common =
-            Arc::new(Common { board: Mutex::new(Board::starting(&before.adopted)), held: Held::default() });
+        let board = Mutex::new(Board::starting(&before.adopted, &before.held));
+        let common = Arc::new(Common { board, held: Held::default() });
+        take_over(&common.held, &before.held, settings.policy);
         let bell = bell()?;
         connected.rings(Arc::clone(&bell));
         let (orders, received) = mpsc::channel();
@@ -232,6 +237,8 @@ struct Watch {
     mapped: BTreeSet<ProcessKey>,
     /// Those with very many descriptors.
     large: Large,
+    /// Who was told to stop, when, and has not been seen stopped.
+    stopping: BTreeMap<ProcessKey, u64>,
     /// Calls of the dead whose return went unnoticed.
     missed: u64,
     /// What programs that are detached were not run for.
@@ -281,6 +288,7 @@ impl Watch {
             asked: BTreeSet::new(),
             mapped: BTreeSet::new(),
             large: Large::default(),
+            stopping: BTreeMap::new(),
             missed: 0,
             skipped: 0,
             spent_ns: Arc::default(),
@@ -530,6 +538,7 @@ impl Watch {
         }
         self.mapped.retain(|who| who.is_alive());
         self.large.retain(|who| who.is_alive());
+        self.stopping.retain(|who, _| who.is_alive());
         self.evicted.retain(|who, _| who.is_alive());
     }
 
@@ -540,11 +549,15 @@ impl Watch {
         self.state.unattributed = totals.unattributed;
         self.state.untimed = totals.untimed;
         self.state.news_lost = totals.news_lost;
+        for (key, late) in kernel.take_late() {
+            // The dead's is nobody's any more.
+            if let Some(activity) = self.evicted.get_mut(&process_of(&key)) {
+                activity.add(key, &late);
+            }
+        }
         let mut rows = kernel.stats();
         for key in evicted(&rows, kernel.room(), now_ns) {
-            // Read once more, as close to its end as can be.
-            let Some(value) = kernel.stat(&key) else { continue };
-            kernel.remove(&key);
+            let Some(value) = kernel.remove(&key) else { continue };
             self.evicted.entry(process_of(&key)).or_default().add(key, &value);
             rows.retain(|(other, _)| *other != key);
             self.state.evicted += 1;
@@ -562,7 +575,9 @@ impl Watch {
         for (who, mut activity) in by_process {
             if !who.is_alive() {
                 let keys: Vec<StatKey> = activity.keys().copied().collect();
-                keys.iter().for_each(|key| kernel.remove(key));
+                for key in keys {
+                    kernel.remove(&key);
+                }
                 self.evicted.remove(&who);
                 continue;
             }
@@ -825,6 +840,11 @@ impl Watch {
         }
         let was_held = self.common.held.contains(who);
         if was_held && who.is_stopped() {
+            self.stopping.remove(&who);
+            return;
+        }
+        let is_on_its_way = self.stopping.get(&who).is_some_and(|sent_ns| now_ns < sent_ns + STOPS_NS);
+        if was_held && (is_on_its_way || who.is_being_stopped()) {
             return;
         }
         // NVML's word alone is not enough to stop anybody.
@@ -832,6 +852,7 @@ impl Watch {
             || self.mapped.contains(&who)
             || self.large.uses(who) == Some(true);
         if (is_seen || was_held) && self.common.held.stop(who) {
+            self.stopping.insert(who, now_ns);
             let again = if was_held { " again, after somebody else let it go on" } else { "" };
             tracing::warn!(pid = who.pid, "held{again}; `deepres adopt {}` lets it go on", who.pid);
         }
@@ -881,6 +902,7 @@ impl Watch {
                 .iter()
                 .map(|(process, tenant)| Adopted { process: *process, tenant: tenant.clone() })
                 .collect(),
+            held: self.common.held.all(),
         };
         *self.common.board.lock().unwrap_or_else(PoisonError::into_inner) = board;
     }
@@ -908,6 +930,17 @@ impl Watch {
         // Interrupted or not: it is looked again.
         let _ = poll(&mut descriptors, Some(&pause));
         let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+    }
+}
+
+/// Holds still whom the daemon before held, or lets them go on where nobody is held any more.
+fn take_over(held: &Held, before: &[ProcessKey], policy: UnmanagedPolicy) {
+    for who in before.iter().copied().filter(|who| who.is_alive()) {
+        held.take_over(who);
+        if policy != UnmanagedPolicy::Hold {
+            tracing::info!(pid = who.pid, "goes on: the daemon before held it, and this one holds nobody");
+            held.let_go(who);
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Command, Stdio};
 use std::thread;
+use std::time::Duration;
 
 const WAYS: [Way; 2] = [Way::Tracepoints, Way::RawTracepoints];
 
@@ -308,6 +309,61 @@ fn one_process_cannot_take_the_counters_of_the_others() {
         Vec::<(StatKey, StatValue)>::new(),
         "the dead's are freed"
     );
+}
+
+#[test]
+fn rows_that_were_taken_away_begin_at_zero_for_the_next() {
+    let _alone = alone();
+    let room = Room { rows: 8, commands_apart: COMMANDS_APART, launches: 1 };
+    let Some(mut kernel) = probes_within(room, &[FUSE_KEY], Asked::None, None) else { return };
+    let file = open(FUSE);
+    // As many commands together as are told apart.
+    for round in 0..u64::from(COMMANDS_APART) / room.rows as u64 {
+        let commands: Vec<u64> = (0..room.rows as u64).map(|index| number(index + 1)).collect();
+        for _ in 0..=round {
+            commands.iter().for_each(|command| assert!(ioctl(fd(&file), *command) < 0));
+        }
+        let own = kernel.stats();
+        assert_eq!(own.len(), room.rows, "round {round}");
+        assert!(own.iter().all(|(_, value)| value.calls == round + 1), "round {round}: {own:?}");
+        for (key, value) in own {
+            assert_eq!(kernel.remove(&key), Some(value));
+            assert_eq!(kernel.remove(&key), None);
+        }
+        assert_eq!(kernel.take_late(), []);
+    }
+    assert_eq!(kernel.totals().unattributed, 0);
+}
+
+#[test]
+fn no_call_is_lost_while_rows_are_taken_away_from_who_is_calling() {
+    let _alone = alone();
+    const THREADS: u64 = 4;
+    const CALLS: u64 = 200_000;
+    let room = Room { rows: 64, commands_apart: 8, launches: 1 };
+    let Some(mut kernel) = probes_within(room, &[FUSE_KEY], Asked::None, None) else { return };
+    let file = open(FUSE);
+    let mut taken = 0;
+    thread::scope(|scope| {
+        let callers: Vec<_> = (0..THREADS)
+            .map(|index| {
+                let file = &file;
+                scope.spawn(move || {
+                    (0..CALLS).for_each(|_| assert!(ioctl(fd(file), number(1 + index % 2)) < 0))
+                })
+            })
+            .collect();
+        while callers.iter().any(|caller| !caller.is_finished()) {
+            for (key, _) in kernel.stats() {
+                taken += kernel.remove(&key).map_or(0, |value| value.calls);
+            }
+            thread::sleep(Duration::from_millis(2));
+            taken += kernel.take_late().iter().map(|(_, late)| late.calls).sum::<u64>();
+        }
+    });
+    let left: u64 = kernel.stats().iter().map(|(_, value)| value.calls).sum();
+    assert_eq!(taken + left + kernel.totals().unattributed, THREADS * CALLS);
+    assert_eq!(kernel.totals().unattributed, 0);
 }
 
 #[test]

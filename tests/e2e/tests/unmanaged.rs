@@ -723,18 +723,23 @@ fn a_process_can_be_held_until_it_is_adopted() {
     }
     // Alone: it holds whoever uses the stand-in.
     let host = Host::measuring().config(&format!("{CONFIG}unmanaged = \"hold\"\n"));
-    let _daemon = host.daemon();
+    let daemon = host.daemon();
     let mut held = user(&host, &[]);
     held.await_json(COMMAND_LIMIT);
     await_found(&host, held.pid(), |user| user["state"] == "held");
-    assert_eq!(state(held.pid()), 'T');
+    // It stops when it runs next.
+    let await_stopped = || {
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while state(held.pid()) != 'T' {
+            assert!(Instant::now() < deadline, "it is not held");
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+    await_stopped();
+    assert!(!daemon.stderr().contains("held again"), "nobody has let it go on:\n{}", daemon.stderr());
     // Whoever owns it can let it go on, for a moment.
     held.signal(rustix::process::Signal::CONT);
-    let let_go = Instant::now();
-    while state(held.pid()) != 'T' {
-        assert!(let_go.elapsed() < COMMAND_LIMIT, "it is held no longer");
-        thread::sleep(Duration::from_millis(5));
-    }
+    await_stopped();
     let pid = held.pid().to_string();
     host.finish(host.deepres(&["adopt", &pid, "--name", "nightly"])).success();
     assert_ne!(state(held.pid()), 'T');
@@ -746,8 +751,39 @@ fn a_process_can_be_held_until_it_is_adopted() {
     let mut second = user(&host, &[]);
     second.await_json(COMMAND_LIMIT);
     await_found(&host, second.pid(), |user| user["state"] == "held");
-    drop(_daemon);
+    drop(daemon);
     drop(second);
+    held.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn whom_a_killed_daemon_held_is_held_by_the_next_and_goes_on_under_one_that_holds_nobody() {
+    if !are_possible() {
+        return;
+    }
+    const WRITTEN: Duration = Duration::from_secs(4);
+    let host = Host::measuring().config(&format!("{CONFIG}unmanaged = \"hold\"\n"));
+    let daemon = host.daemon();
+    let mut held = user(&host, &[]);
+    let pid = held.pid();
+    held.await_json(COMMAND_LIMIT);
+    await_found(&host, pid, |user| user["state"] == "held");
+    // The state is written every three seconds at least.
+    thread::sleep(WRITTEN);
+    let kill = |daemon: Process| {
+        daemon.signal(rustix::process::Signal::KILL);
+        daemon.finish(COMMAND_LIMIT);
+        assert_eq!(state(pid), 'T');
+    };
+    kill(daemon);
+    let daemon = host.daemon();
+    await_found(&host, pid, |user| user["state"] == "held");
+    thread::sleep(WRITTEN);
+    kill(daemon);
+    let host = host.config(&format!("{CONFIG}unmanaged = \"report\"\n"));
+    let _daemon = host.daemon();
+    await_found(&host, pid, |user| user["state"] == "reported");
+    assert_ne!(state(pid), 'T');
     held.finish(COMMAND_LIMIT).success();
 }
 

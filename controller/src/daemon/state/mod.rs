@@ -52,6 +52,9 @@ pub struct State {
     /// Processes without a session that an administrator adopted.
     #[serde(default)]
     pub adopted: Vec<Adopted>,
+    /// Processes without a session that are stopped until they are adopted.
+    #[serde(default)]
+    pub held: Vec<ProcessKey>,
     /// Processes that are taken off the GPUs.
     #[serde(default)]
     pub away: Vec<AwayProcess>,
@@ -180,6 +183,7 @@ impl State {
             gpus,
             tenants,
             adopted: Vec::new(),
+            held: Vec::new(),
             away: Vec::new(),
         }
     }
@@ -190,6 +194,7 @@ impl State {
         let idle_aside = |gpu: &SavedGpu| SavedGpu { idle_ns: 0, ..gpu.clone() };
         self.tenants != other.tenants
             || self.adopted != other.adopted
+            || self.held != other.held
             || self.away != other.away
             || !self.gpus.iter().map(idle_aside).eq(other.gpus.iter().map(idle_aside))
     }
@@ -246,7 +251,12 @@ mod tests {
         let gpu = SavedGpu { uuid, handoffs: 3, ..SavedGpu::default() };
         let adopted = vec![Adopted { process, tenant: Some("train".to_owned()) }];
         let away = vec![AwayProcess { tenant: "train".to_owned(), process }];
-        State { adopted, away, ..State::new("this boot", 1_000, vec![gpu], vec![tenant]) }
+        State {
+            adopted,
+            held: vec![process],
+            away,
+            ..State::new("this boot", 1_000, vec![gpu], vec![tenant])
+        }
     }
 
     #[test]

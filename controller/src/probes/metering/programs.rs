@@ -18,7 +18,8 @@ use zerocopy::FromBytes;
 /// Processes that are metered, at most, children included that use no GPU.
 const METERED_ENTRIES: u32 = 16_384;
 /// Maps that the other programs use and these leave alone, as small as they can be.
-const UNUSED: [(&str, u32); 5] = [("STATS", 1), ("SLOTS", 1), ("INFLIGHT", 1), ("TRACED", 1), ("SEEN", 16)];
+const UNUSED: [(&str, u32); 7] =
+    [("SETS", 1), ("ROWS", 1), ("FREE_ROWS", 1), ("SLOTS", 1), ("INFLIGHT", 1), ("TRACED", 1), ("SEEN", 16)];
 
 type LaunchKeyBytes = [u8; size_of::<LaunchKey>()];
 type LaunchValueBytes = [u8; size_of::<LaunchValue>()];

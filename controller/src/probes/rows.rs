@@ -1,0 +1,253 @@
+//! The kernel programs' counters of processes and commands: which row is whose, in memory that both sides have, and what is in it.
+
+use super::activity::join;
+use super::kernel::{KernelError, named, refused};
+use super::room::Room;
+use aya::Ebpf;
+use aya::maps::{MapData, PerCpuArray, PerCpuValues, Stack};
+use deepres_abi::probe::{Place, Set, StatKey, StatValue, WAYS, sets_of};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Places for each row: with so many a key finds one in its two sets as long as there are rows.
+const PLACES_PER_ROW: usize = 4;
+/// Words of 8 bytes of a place: its state, then the key.
+const PLACE_WORDS: usize = size_of::<Place>() / size_of::<u64>();
+const KEY_WORDS: usize = PLACE_WORDS - 1;
+
+type StatValueBytes = [u8; size_of::<StatValue>()];
+
+/// How many sets there are for so many rows.
+pub(super) fn sets(rows: usize) -> u32 {
+    (rows * PLACES_PER_ROW / WAYS).next_power_of_two() as u32
+}
+
+/// What nobody outside can know, the same as long as this process lives.
+pub(super) fn seed() -> u64 {
+    static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
+    *SEED
+}
+
+/// The counters.
+pub(super) struct Rows {
+    sets: Sets,
+    values: PerCpuArray<MapData, StatValueBytes>,
+    free: Stack<MapData, u32>,
+    /// Rows that are no key's any more, and what was in them: a program that found one a moment before may count in it still.
+    retired: Vec<(StatKey, u32, StatValue)>,
+}
+
+impl Rows {
+    /// Takes the counters of programs that were just loaded.
+    pub(super) fn take(ebpf: &mut Ebpf, room: Room) -> Result<Self, KernelError> {
+        let (values, free) = (named(ebpf.take_map("ROWS")), named(ebpf.take_map("FREE_ROWS")));
+        let mut free = free.and_then(Stack::try_from).map_err(refused)?;
+        for row in (0..room.rows as u32).rev() {
+            free.push(row, 0).map_err(refused)?;
+        }
+        Ok(Self {
+            sets: Sets::take(ebpf, sets(room.rows))?,
+            values: values.and_then(PerCpuArray::try_from).map_err(refused)?,
+            free,
+            retired: Vec::new(),
+        })
+    }
+
+    /// The counters of all processes, CPUs added up. Counters only grow while a process lives.
+    pub(super) fn all(&self) -> Vec<(StatKey, StatValue)> {
+        let mut sums: BTreeMap<StatKey, StatValue> = BTreeMap::new();
+        for (_, key, row) in self.sets.taken(0..self.sets.places) {
+            let value = self.value(row);
+            // Two CPUs may have given it a row each.
+            sums.entry(key).and_modify(|sum| join(sum, &value)).or_insert(value);
+        }
+        sums.into_iter().collect()
+    }
+
+    /// Takes a key's row away, and returns what was counted in it. What a program that found it before counts yet is in [`Self::take_late`] the next time.
+    pub(super) fn remove(&mut self, key: &StatKey) -> Option<StatValue> {
+        let places = self.sets.of(key);
+        let mut sum: Option<StatValue> = None;
+        for (place, _, row) in places {
+            self.sets.free(place);
+            let value = self.value(row);
+            self.retired.push((*key, row, value));
+            match &mut sum {
+                Some(sum) => join(sum, &value),
+                None => sum = Some(value),
+            }
+        }
+        sum
+    }
+
+    /// What was counted in rows after they had been taken away. From now on they are free for others. No program that found one may be running still:
+    /// they take microseconds.
+    pub(super) fn take_late(&mut self) -> Vec<(StatKey, StatValue)> {
+        let mut late = Vec::new();
+        for (key, row, before) in std::mem::take(&mut self.retired) {
+            late.extend(later(&self.value(row), &before).map(|value| (key, value)));
+            let is_zero = zeros().and_then(|zeros| self.values.set(row, zeros, 0).ok());
+            if is_zero.is_some() {
+                // It came from there: there is room.
+                let _ = self.free.push(row, 0);
+            }
+        }
+        late
+    }
+
+    fn value(&self, row: u32) -> StatValue {
+        let mut sum = StatValue::new_zeroed();
+        let values = self.values.get(&row, 0);
+        let values = values.iter().flat_map(|values| values.iter());
+        values
+            .filter_map(|value| StatValue::read_from_bytes(value).ok())
+            .for_each(|value| join(&mut sum, &value));
+        sum
+    }
+}
+
+/// Counters of each CPU, all zero.
+fn zeros() -> Option<PerCpuValues<StatValueBytes>> {
+    let cpus = aya::util::nr_cpus().ok()?;
+    PerCpuValues::try_from(vec![[0; size_of::<StatValue>()]; cpus]).ok()
+}
+
+/// What counters have that they had not `before`, if there is anything.
+fn later(now: &StatValue, before: &StatValue) -> Option<StatValue> {
+    let mut later = *now;
+    later.calls -= before.calls;
+    later.errors -= before.errors;
+    later.time_ns = later.time_ns.saturating_sub(before.time_ns);
+    later.memory_calls -= before.memory_calls;
+    // A program's argument says how many: their sum may have gone round.
+    later.allocated_bytes = later.allocated_bytes.saturating_sub(before.allocated_bytes);
+    later.mapped_bytes = later.mapped_bytes.saturating_sub(before.mapped_bytes);
+    for (bucket, before) in later.buckets.iter_mut().zip(before.buckets) {
+        *bucket -= before;
+    }
+    (later.calls > 0).then_some(later)
+}
+
+/// The kernel's array of sets, mapped here for as long as this lives.
+struct Sets {
+    address: *mut c_void,
+    places: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone and is unmapped only when it is dropped; what is read and written through it are atomics.
+unsafe impl Send for Sets {}
+
+impl Sets {
+    fn take(ebpf: &mut Ebpf, sets: u32) -> Result<Self, KernelError> {
+        let map = named(ebpf.map("SETS")).map_err(refused)?;
+        let aya::maps::Map::Array(map) = map else {
+            return Err(KernelError::Refused("the sets are no array".to_owned()));
+        };
+        let places = sets as usize * WAYS;
+        // SAFETY: a fresh mapping at an address of the kernel's choice, of an array that has so many places; the descriptor is the map's.
+        let address = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                places * size_of::<Place>(),
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                map.fd().as_fd(),
+                0,
+            )
+        };
+        Ok(Self { address: address.map_err(refused)?, places })
+    }
+
+    fn words(&self, place: usize) -> &[AtomicU64; PLACE_WORDS] {
+        assert!(place < self.places);
+        // SAFETY: it is mapped from `take` until drop, of so many places, each of so many words; atomics only, so any bytes are valid.
+        unsafe { &*self.address.cast::<[AtomicU64; PLACE_WORDS]>().add(place) }
+    }
+
+    /// The places of a key, which has one, or one for each CPU that gave it one at the same time.
+    fn of(&self, key: &StatKey) -> Vec<(usize, StatKey, u32)> {
+        let [first, second] = sets_of(key, seed(), (self.places / WAYS) as u32);
+        let sets = std::iter::once(first).chain((second != first).then_some(second));
+        let places = sets.flat_map(|set| self.taken(set as usize * WAYS..(set as usize + 1) * WAYS));
+        places.filter(|(_, other, _)| other == key).collect()
+    }
+
+    /// Those of some places that have a row, with whose and which.
+    fn taken(&self, places: Range<usize>) -> impl Iterator<Item = (usize, StatKey, u32)> {
+        places.filter_map(|place| {
+            let [state, key @ ..] = self.words(place);
+            let row = state.load(Ordering::Acquire).checked_sub(Place::FIRST_ROW)?;
+            let key: [u64; KEY_WORDS] = key.each_ref().map(|word| word.load(Ordering::Relaxed));
+            Some((place, StatKey::read_from_bytes(key.as_bytes()).ok()?, row as u32))
+        })
+    }
+
+    /// Nobody but this side frees a place that has a row.
+    fn free(&self, place: usize) {
+        self.words(place)[0].store(Place::FREE, Ordering::Release);
+    }
+}
+
+impl Drop for Sets {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `take`, and nobody has a reference into it any more.
+        let _ = unsafe { munmap(self.address, self.places * size_of::<Place>()) };
+    }
+}
+
+const _: () = assert!(size_of::<Set>() == WAYS * size_of::<Place>());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_abi::probe::BUCKETS;
+
+    #[test]
+    fn what_came_after_a_row_was_read_is_what_it_has_more() {
+        let mut before = StatValue::new_zeroed();
+        (before.calls, before.errors, before.time_ns, before.longest_ns) = (5, 2, 900, 400);
+        (before.memory_calls, before.allocated_bytes, before.mapped_bytes) = (3, 4096, 100);
+        before.buckets = [7; BUCKETS];
+        assert_eq!(later(&before, &before), None);
+        let mut more = StatValue::new_zeroed();
+        (more.calls, more.errors, more.time_ns, more.longest_ns, more.last_ns) = (1, 1, 50, 40, 9);
+        (more.memory_calls, more.allocated_bytes, more.mapped_bytes) = (1, 64, 10);
+        more.buckets[2] = 1;
+        let mut now = before;
+        join(&mut now, &more);
+        // The longest of all is nobody's in particular.
+        assert_eq!(later(&now, &before), Some(StatValue { longest_ns: 400, ..more }));
+    }
+
+    #[test]
+    fn a_key_is_looked_for_in_the_same_sets_by_both_sides_and_those_are_spread() {
+        const SETS: u32 = 64;
+        const KEYS: u32 = 6_400;
+        let key = |pid| StatKey { started_ns: 1, pid, device: 2, command: 3, family: 0 };
+        let mut keys_in = [0; SETS as usize];
+        for pid in 0..KEYS {
+            sets_of(&key(pid), 1, SETS).into_iter().for_each(|set| keys_in[set as usize] += 1);
+        }
+        let mean = (2 * KEYS / SETS) as i32;
+        assert!(keys_in.iter().all(|keys: &i32| (keys - mean).abs() < mean / 2), "{keys_in:?}");
+        let other = |seed| {
+            (0..KEYS).filter(|pid| sets_of(&key(*pid), 1, SETS) == sets_of(&key(*pid), seed, SETS)).count()
+        };
+        assert!(other(2) < KEYS as usize / 100, "without the seed nobody knows who is beside whom");
+    }
+
+    #[test]
+    fn there_are_sets_for_all_rows_of_any_machine() {
+        for rows in 1..=5_000 {
+            let sets = sets(rows);
+            assert!(sets.is_power_of_two() && sets as usize * WAYS >= rows, "{rows}");
+        }
+    }
+}
