@@ -273,6 +273,35 @@ fn two_gangs_have_both_gpus_in_turns_by_their_shares() {
 }
 
 #[test]
+fn a_turn_is_long_beside_what_ranks_spun_at_the_ends_of_those_before() {
+    const QUANTUM_NS: u64 = 4 * MS;
+    let member = |tenant: TenantId| Member {
+        tenant,
+        in_flight: false,
+        waiting: true,
+        may_launch: false,
+        progressed_ns: 0,
+        pending_ns: 0,
+        holds: false,
+        is_done: false,
+        presses: false,
+        position: Position::from(tenant),
+    };
+    let post =
+        Post { members: vec![member(1), member(2)], quantum_ns: QUANTUM_NS, lead_ns: MS, ..Post::default() };
+    for (spun_ns, turn_ns) in
+        [(None, QUANTUM_NS), (Some(MS), MS / 4 * WORK_PER_SPIN), (Some(100 * MS), MAX_TURN_NS)]
+    {
+        let mut board = Board::new(2);
+        let phase = Phase::Draining { give_up_ns: 0, spins_since_ns: spun_ns.map(|_| MS) };
+        let turn = Turn { tenant: 1, gpus: BTreeSet::from([0, 1]), phase };
+        board.note_spin(&turn, MS + spun_ns.unwrap_or(0));
+        (0..2).for_each(|gpu| board.post(gpu, MS, post.clone()));
+        assert_eq!(board.order(0), Order::Held { tenant: 1, until_ns: Some(MS + turn_ns) }, "{spun_ns:?}");
+    }
+}
+
+#[test]
 fn ranks_that_are_late_at_each_turn_have_their_peers_spin_for_a_small_part_of_the_time() {
     for (depth, kernel_ns) in [(2, MS), (4, MS), (2, 5 * MS)] {
         let late_on = |gpu| Some((gpu, 400_000));
