@@ -39,18 +39,19 @@ pub fn take_back(stream: Stream, kind: Kind) {
 /// Longest sleep between two looks, ns.
 const NAP_NS: u64 = 5_000_000;
 
-/// Segments that may be queued on a stream before the first is measured, while nobody else wants the GPU. While someone does it is none: a
+/// Segments that may be queued on a stream before its launches are measured, while nobody else wants the GPU. While someone does it is none: a
 /// launch that nothing is known about may be of any length.
 const UNMEASURED_AHEAD: u32 = 8;
 
-/// While the gate is open, or nothing is known yet by which a window could be kept: waits until not too much is queued ahead of this launch. Not a wait at the gate, and not counted as one.
-fn hold_back(calls: &Calls, lane: &Lane) {
+/// While the gate is open, or nothing is known yet by which a window could be kept: waits until not too much is queued ahead of this launch, which may be one of which
+/// nothing is known. Not a wait at the gate, and not counted as one.
+fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     let gpu = lane.gpu;
     let is_far_ahead = || {
         if gpu.is_open() {
-            lane.is_far_ahead(gpu.run_ahead_ns(), UNMEASURED_AHEAD)
+            lane.is_far_ahead(launch, gpu.run_ahead_ns(), UNMEASURED_AHEAD)
         } else {
-            lane.mean_ns() == 0 && lane.is_far_ahead(0, 0)
+            lane.mean_ns() == 0 && lane.is_far_ahead(None, 0, 0)
         }
     };
     if !is_far_ahead() || gpu.is_stuck() || lane.is_stuck() {
@@ -84,7 +85,7 @@ pub fn await_turn(stream: Stream) {
     }
     let Some(_relaxed) = calls.beside_captures() else { return };
     let Some(lane) = process.lane(stream) else { return };
-    hold_back(calls, lane);
+    hold_back(calls, lane, None);
     if lane.gpu.is_open() {
         return;
     }
@@ -128,7 +129,7 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
         return Entry::Untouched;
     }
     let gpu = lane.gpu;
-    hold_back(calls, lane);
+    hold_back(calls, lane, Some(launch));
     // Last: a daemon may have taken the process up meanwhile.
     let Some(session) = process.session() else { return Entry::Untouched };
     let passed = match gate::pass_open(gpu) {

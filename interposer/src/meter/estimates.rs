@@ -24,8 +24,17 @@ const MOST_MORE: u8 = 224;
 #[derive(Debug)]
 pub struct Estimates {
     buckets: Box<[Bucket]>,
-    /// By how much more than [`MOST_TIMES_KNOWN`] measurements count, in [`MORE_PER_DOUBLING`]ths of a doubling; the meter thread's alone.
-    more: Box<[[AtomicU8; WAYS]]>,
+    /// By place, beside the line that a launch looks at.
+    histories: Box<[[History; WAYS]]>,
+}
+
+/// What is remembered of a place's measurements; the meter thread's to write.
+#[derive(Debug, Default)]
+struct History {
+    /// By how much more than [`MOST_TIMES_KNOWN`] they count, in [`MORE_PER_DOUBLING`]ths of a doubling.
+    more: AtomicU8,
+    /// How many there were, as far as it counts.
+    measured: AtomicU8,
 }
 
 #[derive(Debug, Default)]
@@ -42,7 +51,7 @@ impl Default for Estimates {
     fn default() -> Self {
         Self {
             buckets: (0..BUCKETS).map(|_| Bucket::default()).collect(),
-            more: (0..BUCKETS).map(|_| Default::default()).collect(),
+            histories: (0..BUCKETS).map(|_| Default::default()).collect(),
         }
     }
 }
@@ -60,6 +69,17 @@ impl Estimates {
         Some(place.mean_ns.load(Ordering::Relaxed))
     }
 
+    /// From how many measurements, or bounds, that is known, as far as it counts.
+    pub fn measured(&self, key: u64) -> u8 {
+        let bucket = key as usize % BUCKETS;
+        let Some((Bucket(places), histories)) = self.buckets.get(bucket).zip(self.histories.get(bucket))
+        else {
+            return 0;
+        };
+        let of_key = places.iter().zip(histories).find(|(place, _)| place.key.load(Ordering::Relaxed) == key);
+        of_key.map_or(0, |(_, history)| history.measured.load(Ordering::Relaxed))
+    }
+
     /// Notes that one took no more than `most_ns`: all that is known of one that was not measured exactly. The meter thread's.
     pub fn bound(&self, key: u64, most_ns: u64) {
         if self.get(key).is_none_or(|known_ns| known_ns > most_ns) {
@@ -72,14 +92,14 @@ impl Estimates {
         /// Which place of a full bucket a new key takes: bits that do not choose the bucket.
         const VICTIM_SHIFT: u32 = 32;
         let bucket = key as usize % BUCKETS;
-        let (Bucket(places), more) = self.buckets.get(bucket).zip(self.more.get(bucket))?;
+        let (Bucket(places), histories) = self.buckets.get(bucket).zip(self.histories.get(bucket))?;
         let of = |wanted: u64| {
-            places.iter().zip(more).find(|(place, _)| place.key.load(Ordering::Relaxed) == wanted)
+            places.iter().zip(histories).find(|(place, _)| place.key.load(Ordering::Relaxed) == wanted)
         };
         let victim = (key >> VICTIM_SHIFT) as usize % WAYS;
-        if let Some((place, more)) = of(key) {
+        if let Some((place, History { more, measured })) = of(key) {
             let mean_ns = place.mean_ns.load(Ordering::Relaxed);
-            let (more, known_more) = (more, more.load(Ordering::Relaxed));
+            let known_more = more.load(Ordering::Relaxed);
             let most_ns = mean_ns.saturating_mul(MOST_TIMES_KNOWN << (known_more / MORE_PER_DOUBLING));
             let is_long = took_ns > most_ns;
             let next_more = if is_long {
@@ -88,14 +108,18 @@ impl Estimates {
                 known_more.saturating_sub(1)
             };
             more.store(next_more, Ordering::Relaxed);
+            measured.store(measured.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
             let counted_ns = took_ns.min(most_ns);
             place.mean_ns.store(mean_ns - mean_ns / WEIGHT + counted_ns / WEIGHT, Ordering::Relaxed);
             return Some(counted_ns);
         }
-        if let Some((place, more)) = of(0).or(places.get(victim).zip(more.get(victim))) {
+        if let Some((place, History { more, measured })) =
+            of(0).or(places.get(victim).zip(histories.get(victim)))
+        {
             place.mean_ns.store(took_ns.max(1), Ordering::Relaxed);
             place.key.store(key, Ordering::Relaxed);
             more.store(0, Ordering::Relaxed);
+            measured.store(1, Ordering::Relaxed);
         }
         None
     }
@@ -148,6 +172,20 @@ mod tests {
         assert!(estimates.get(keyed(1)).is_some_and(|ns| (2_900..=3_000).contains(&ns)));
         assert_eq!(estimates.get(keyed(2)), None);
         assert_ne!(key([1, 2, 0, 0, 0]), key([2, 1, 0, 0, 0]));
+    }
+
+    #[test]
+    fn how_often_one_was_measured_is_told_of_it_alone() {
+        let estimates = Estimates::default();
+        assert_eq!(estimates.measured(keyed(1)), 0);
+        for times in 1..=3 {
+            estimates.learn(keyed(1), 1_000);
+            assert_eq!((estimates.measured(keyed(1)), estimates.measured(keyed(2))), (times, 0));
+        }
+        for _ in 0..1_000 {
+            estimates.learn(keyed(1), 1_000);
+        }
+        assert_eq!(estimates.measured(keyed(1)), u8::MAX);
     }
 
     #[test]

@@ -47,6 +47,8 @@ const SPARSE_SAMPLE_EVERY: u32 = 4;
 const UNKNOWN_APART: u32 = 8;
 /// A copy between kernels that is known is timed every so many times.
 const COPY_SAMPLE_EVERY: u32 = 8;
+/// So many launches of a graph that may take another time each are seen before it is known what they take: the first may be the shortest by far.
+const VARYING_SEEN: u8 = 8;
 /// Graphs up to so long, ns, are counted like kernels while nobody else wants the GPU, unless they have conditional nodes. One that fills more than a
 /// quarter of a segment is timed every time, which costs next to nothing against what it takes.
 const SHORT_GRAPH_NS: u64 = SEGMENT_NS / 4;
@@ -108,6 +110,8 @@ pub struct Lane {
     open_is_end_only: AtomicBool,
     open_may_wait: AtomicBool,
     open_is_quiet: AtomicBool,
+    /// The stream was made to wait for something else since the last segment was opened.
+    has_to_wait: AtomicBool,
     /// What copies in it are known to take, ns.
     open_copied_ns: AtomicU64,
     /// Copies, ever; the owner's alone.
@@ -172,6 +176,7 @@ impl Lane {
             open_is_end_only: AtomicBool::new(false),
             open_may_wait: AtomicBool::new(false),
             open_is_quiet: AtomicBool::new(false),
+            has_to_wait: AtomicBool::new(false),
             open_copied_ns: AtomicU64::new(0),
             copies: AtomicU32::new(0),
             computing: AtomicU32::new(0),
@@ -357,9 +362,13 @@ impl Lane {
         self.previous_end_ns.store(end_ns.unwrap_or(NO_END), Ordering::Relaxed);
     }
 
-    /// Whether more is queued than `at_most_ns`; as long as nothing was measured, whether more than `segments` are.
-    pub fn is_far_ahead(&self, at_most_ns: u64, segments: u32) -> bool {
-        if self.mean_ns() == 0 {
+    /// Whether more is queued than `at_most_ns`; as long as nothing was measured, or `launch` may be of any length for all that was, whether more than
+    /// `segments` are.
+    pub fn is_far_ahead(&self, launch: Option<Launch>, at_most_ns: u64, segments: u32) -> bool {
+        let is_unknown = |launch: Launch| {
+            launch.kind == Kind::VaryingGraph && self.gpu.estimates.measured(launch.key) < VARYING_SEEN
+        };
+        if self.mean_ns() == 0 || launch.is_some_and(is_unknown) {
             return self.waiting() > segments;
         }
         let open_ns = if self.is_open() { self.unaccounted_ns() } else { 0 };
@@ -555,7 +564,8 @@ impl Lane {
         self.open_is_copy.store(launch.kind.is_copy(), Ordering::Relaxed);
         self.open_is_end_only.store(is_end_only, Ordering::Relaxed);
         self.open_may_wait.store(launch.kind == Kind::SyncCopy, Ordering::Relaxed);
-        self.open_is_quiet.store(self.waiting() == 0, Ordering::Relaxed);
+        let has_to_wait = self.has_to_wait.swap(false, Ordering::Relaxed);
+        self.open_is_quiet.store(self.waiting() == 0 && !has_to_wait, Ordering::Relaxed);
         self.open_copied_ns.store(0, Ordering::Relaxed);
         // From here the meter thread sees it; only then may it find `in_flight` set.
         self.state.store(LAUNCHING, Ordering::SeqCst);
@@ -670,6 +680,8 @@ impl Lane {
                 self.note_wait();
             }
         }
+        // What is launched next finds it idle for all that is known of it, and yet does not begin at once.
+        self.has_to_wait.store(true, Ordering::Relaxed);
     }
 
     /// What the launches of the open segment are known to take counts: between them its stream may wait for something else.

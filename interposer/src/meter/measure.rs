@@ -49,14 +49,18 @@ pub struct Observed {
     pub expected_ns: i64,
     /// Its stream may have waited for something else in between, or its call returns only when it is complete.
     pub may_wait: bool,
-    /// Everything before it was seen complete when it began.
+    /// Everything before it was seen complete when it began, and nothing made its stream wait.
     pub is_quiet: bool,
+    /// It is one launch.
+    pub is_alone: bool,
+    /// It is of copies.
+    pub is_copy: bool,
 }
 
 /// What came of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Measured {
-    /// Where the launches' time begins at the earliest, on the events' time line.
+    /// Where the launches' time begins at the earliest, on the events' time line; that of one launch that ran up to the end, where it began.
     pub start_ns: i64,
     /// How long they took.
     pub took_ns: i64,
@@ -89,7 +93,8 @@ impl Observed {
             self.previous_end_ns.is_none_or(|end_ns| self.start_ns - end_ns > EDGE_NS) && !self.has_waited();
         let before_first_ns = self.before_first_ns();
         let usual_ns = self.usual_ns.map_or(UNINTERRUPTED_NS, |usual_ns| usual_ns * TIMES_USUAL);
-        let is_uninterrupted = before_first_ns <= usual_ns.min(UNINTERRUPTED_NS);
+        // The call of a copy goes on after the driver has taken it in: how long is not known.
+        let is_uninterrupted = !self.is_copy && before_first_ns <= usual_ns.min(UNINTERRUPTED_NS);
         // How long after the first event the first launch began: at least and at most.
         let (lead_least_ns, lead_most_ns) = match (was_idle && !self.may_wait, is_uninterrupted) {
             (false, _) => (0, 0),
@@ -111,8 +116,11 @@ impl Observed {
             (whole_ns - closed_ns.max(lead_most_ns) - late_ns).clamp(0, most_ns)
         };
         let took_ns = if self.expected_ns > 0 { self.expected_ns.clamp(least_ns, most_ns) } else { most_ns };
+        // One launch has no gaps: what else there was of the time lies before it, unless that is more than it can have been submitted late by.
+        let runs_up_to_end = self.is_alone && whole_ns - took_ns <= lead_most_ns + ROUNDING_NS;
+        let start_ns = if runs_up_to_end { self.end_ns - took_ns } else { self.start_ns + lead_least_ns };
         Measured {
-            start_ns: self.start_ns + lead_least_ns,
+            start_ns,
             took_ns,
             most_ns,
             is_exact: (most_ns - least_ns) <= most_ns / EXACT_PART,
@@ -196,6 +204,8 @@ mod tests {
             expected_ns: launches * KERNEL_NS,
             may_wait: false,
             is_quiet: backlog_ns == 0,
+            is_alone: launches == 1,
+            is_copy: false,
         };
         (observed, launches * KERNEL_NS)
     }
@@ -295,6 +305,52 @@ mod tests {
         };
         let measured = interrupted.measure();
         assert_eq!((measured.took_ns, measured.is_exact, measured.offset_ns), (exact_ns, false, None));
+    }
+
+    #[test]
+    fn one_launch_lies_where_it_ran_though_it_is_not_known_when_it_was_submitted() {
+        const LATE_NS: i64 = 15_000;
+        let (observed, exact_ns) = stream(1, 0, 0);
+        let late = Observed {
+            first_ns: observed.first_ns + LATE_NS,
+            closed_ns: observed.closed_ns + LATE_NS,
+            ended_ns: observed.ended_ns + LATE_NS,
+            end_ns: observed.end_ns + LATE_NS,
+            ..observed
+        };
+        let measured = late.measure();
+        assert_eq!((measured.start_ns, measured.took_ns), (late.end_ns - exact_ns, exact_ns));
+        assert!(!measured.is_exact);
+        // An end that came late for itself says nothing of that, nor does one behind something else that the stream waited for.
+        let end_late = Observed {
+            ended_ns: observed.ended_ns + LATE_NS,
+            end_ns: observed.ended_ns + LATE_NS + LATENCY_NS - ORIGIN_NS,
+            ..observed
+        };
+        for elsewhere in [end_late, Observed { may_wait: true, ..late }] {
+            assert!(elsewhere.measure().start_ns < elsewhere.end_ns - exact_ns);
+        }
+    }
+
+    #[test]
+    fn a_copy_may_begin_as_soon_as_its_call() {
+        const COPY_NS: i64 = 38_000;
+        const CALL_NS: i64 = 10_000;
+        let (observed, _) = stream(1, 0, 0);
+        let copy = |known_ns| Observed {
+            is_copy: true,
+            end_ns: observed.start_ns + COPY_NS,
+            first_ns: observed.began_ns + CALL_NS,
+            closed_ns: observed.began_ns + CALL_NS,
+            ended_ns: observed.began_ns + CALL_NS + RECORD_NS,
+            usual_ns: Some(CALL_NS),
+            expected_ns: known_ns,
+            ..observed
+        };
+        let measured = copy(0).measure();
+        assert_eq!((measured.took_ns, measured.is_exact, measured.offset_ns), (COPY_NS, false, None));
+        assert_eq!(copy(COPY_NS - 1).measure().took_ns, COPY_NS - 1, "what is known of such copies decides");
+        assert!(copy(1).measure().took_ns >= COPY_NS - CALL_NS - 2 * RECORD_NS, "it began in its call");
     }
 
     #[test]

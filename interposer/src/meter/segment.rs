@@ -186,6 +186,8 @@ impl Contents {
             expected_ns: signed(self.expected_ns),
             may_wait: self.may_wait,
             is_quiet: self.is_quiet,
+            is_alone: self.launches == 1,
+            is_copy: self.is_copy,
             ..Observed::default()
         }
     }

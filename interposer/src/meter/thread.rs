@@ -378,7 +378,9 @@ impl Meter {
             ..contents.observed(times)
         };
         let measured = observed.measure();
-        inner.lead.learn(observed.before_first_ns());
+        if !contents.is_copy {
+            inner.lead.learn(observed.before_first_ns());
+        }
         lane.set_previous_end(Some(times.1));
         if let Some(offset_ns) = measured.offset_ns {
             inner.offset.learn(offset_ns);

@@ -32,10 +32,11 @@ const REMEMBERED_NS: u64 = ns(Duration::from_secs(1));
 /// ([`crate::policy::lease`]).
 const PHASE_LIMIT_NS: u64 = ns(Duration::from_millis(1_500));
 
-/// Ranks whose kernels end together are seen to be done no further apart than this.
-const SKEW_NS: u64 = ns(Duration::from_millis(1));
 /// A turn lasts so many times as long as one of its GPUs idled until all were free …
 const WORK_PER_GATHERING: u64 = 10;
+/// … and as one of its ranks spins at a turn's end for what another may not launch any more: that is time of one GPU and not of the others, and shares are to be
+/// exact on each …
+const WORK_PER_SPIN: u64 = 50;
 /// … but not longer than this, for that.
 const MAX_TURN_NS: u64 = ns(Duration::from_millis(50));
 /// What a rank says that it has in flight is believed up to this.
@@ -138,10 +139,10 @@ enum Phase {
     Held {
         until_ns: Option<u64>,
     },
-    /// `spins`: a rank was seen to wait for another.
+    /// `spins_since_ns`: a rank was seen to wait for another.
     Draining {
         give_up_ns: u64,
-        spins: bool,
+        spins_since_ns: Option<u64>,
     },
 }
 
@@ -203,6 +204,8 @@ pub struct Board {
     wanted: BTreeMap<TenantId, BTreeSet<usize>>,
     /// Those on which a tenant is a gang: two and more.
     gangs: BTreeMap<TenantId, BTreeSet<usize>>,
+    /// How long a rank of each waited for another at the end of a turn, in the mean.
+    spins_ns: BTreeMap<TenantId, u64>,
     /// Of each gang one at most. Of those that have a GPU in common all but one are planned.
     turns: Vec<Turn>,
     /// When it was last posted to.
@@ -241,8 +244,9 @@ impl Board {
         match &turn.phase {
             Phase::Planned(plan) => Order::Until { tenant, at_ns: plan.begins_ns(gpu) },
             Phase::Held { until_ns } => Order::Held { tenant, until_ns: *until_ns },
-            Phase::Draining { spins, .. } => {
-                Order::Drain { tenant, catches_up: self.catches_up(tenant, &turn.gpus, gpu, *spins) }
+            Phase::Draining { spins_since_ns, .. } => {
+                let catches_up = self.catches_up(tenant, &turn.gpus, gpu, spins_since_ns.is_some());
+                Order::Drain { tenant, catches_up }
             }
         }
     }
@@ -294,6 +298,9 @@ impl Board {
         }
         gangs.retain(|_, gpus| gpus.len() > 1);
         let is_all = std::mem::replace(&mut self.gangs, gangs) != self.gangs;
+        if is_all {
+            self.spins_ns.retain(|tenant, _| self.gangs.contains_key(tenant));
+        }
         for gpu in if is_all { 0..self.gpus.len() } else { gpu..gpu + 1 } {
             self.gpus[gpu].line = Line::of(&self.gpus[gpu].post, |tenant| self.gangs.contains_key(&tenant));
         }
@@ -313,8 +320,19 @@ impl Board {
                 place += 1;
             } else {
                 self.turns.remove(place);
+                self.note_spin(&turn, now_ns);
             }
         }
+    }
+
+    /// Takes in how long ranks waited for each other at the end of a turn, which is now.
+    fn note_spin(&mut self, turn: &Turn, now_ns: u64) {
+        /// Weight of a turn: one in so many.
+        const WEIGHT: u64 = 4;
+        let Phase::Draining { spins_since_ns, .. } = turn.phase else { return };
+        let spun_ns = spins_since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
+        let mean_ns = self.spins_ns.entry(turn.tenant).or_default();
+        *mean_ns = *mean_ns - *mean_ns / WEIGHT + spun_ns / WEIGHT;
     }
 
     /// Moves a turn on. False: it is over.
@@ -327,7 +345,8 @@ impl Board {
             })
         };
         let is_whole = self.gangs.get(&tenant) == Some(gpus);
-        let drain = Phase::Draining { give_up_ns: now_ns.saturating_add(PHASE_LIMIT_NS), spins: false };
+        let drain =
+            Phase::Draining { give_up_ns: now_ns.saturating_add(PHASE_LIMIT_NS), spins_since_ns: None };
         if let Phase::Planned(plan) = phase {
             if !is_whole || !self.wants(tenant, gpus) {
                 return false;
@@ -339,7 +358,11 @@ impl Board {
                 return true;
             }
             let until_ns = self.is_contended(tenant, gpus).then(|| {
-                let turn_ns = self.gathering_ns(tenant, gpus, now_ns).saturating_mul(WORK_PER_GATHERING);
+                let gathering_ns = self.gathering_ns(tenant, gpus, now_ns);
+                let spins_ns = self.spins_ns.get(&tenant).copied().unwrap_or(0);
+                let turn_ns = gathering_ns
+                    .saturating_mul(WORK_PER_GATHERING)
+                    .max(spins_ns.saturating_mul(WORK_PER_SPIN));
                 let least_ns = self.end_ns(gpus, now_ns);
                 let end_ns = least_ns.max(now_ns.saturating_add(turn_ns.min(MAX_TURN_NS)));
                 let planned_ns = self.planned_ns(tenant, gpus);
@@ -377,8 +400,11 @@ impl Board {
                 Some(_) => drain,
             };
         }
-        let Phase::Draining { give_up_ns, ref mut spins } = *phase else { return true };
-        *spins |= gpus.iter().any(|gpu| self.catches_up(tenant, gpus, *gpu, *spins));
+        let Phase::Draining { give_up_ns, ref mut spins_since_ns } = *phase else { return true };
+        if spins_since_ns.is_none() && gpus.iter().any(|gpu| self.catches_up(tenant, gpus, *gpu, false)) {
+            let running = self.members(tenant, gpus).filter(|member| member.in_flight);
+            *spins_since_ns = running.map(|member| member.progressed_ns).min();
+        }
         // An arbiter that has given the drain up has another use for its GPU.
         let has_drained = |post: &Post, member: &Member| {
             !member.may_launch && (!member.in_flight || post.holder != Some(tenant))
@@ -485,16 +511,18 @@ impl Board {
     /// Whether this rank has drained and waits with what another needs, which should have been done by now. To let it launch while the other is
     /// only a little later would make it the one that is ahead.
     fn catches_up(&self, tenant: TenantId, gpus: &BTreeSet<usize>, gpu: usize, spins: bool) -> bool {
+        // Ranks whose kernels end together are seen to be done no further apart than timers are late, and hand-offs twice.
+        let skew_ns = self.lead_ns(gpus);
         let waits = |member: &Member| member.waiting && !member.in_flight;
         let is_late = |member: &Member| {
             let pending_ns = if spins { 0 } else { member.pending_ns.min(MAX_PENDING_NS) };
-            member.in_flight && self.now_ns >= member.progressed_ns.saturating_add(pending_ns + SKEW_NS)
+            member.in_flight && self.now_ns >= member.progressed_ns.saturating_add(pending_ns + skew_ns)
         };
         // Ranks whose kernels end together are not all seen at once.
         let done = self.members(tenant, gpus).filter(|member| !member.in_flight);
         let done_ns = done.map(|member| member.progressed_ns).max().unwrap_or(0);
         self.gpus[gpu].post.member(tenant).is_some_and(waits)
-            && self.now_ns >= done_ns.saturating_add(SKEW_NS)
+            && self.now_ns >= done_ns.saturating_add(skew_ns)
             && self.members(tenant, gpus).any(is_late)
     }
 
@@ -520,8 +548,8 @@ impl Board {
         waiting.sort_by_cached_key(|(tenant, gpus)| self.standing(*tenant, gpus));
         for (tenant, gpus) in waiting {
             if self.runs_by_itself(tenant, &gpus) && !self.others_turn(tenant, &gpus) {
-                let phase =
-                    Phase::Draining { give_up_ns: now_ns.saturating_add(PHASE_LIMIT_NS), spins: false };
+                let give_up_ns = now_ns.saturating_add(PHASE_LIMIT_NS);
+                let phase = Phase::Draining { give_up_ns, spins_since_ns: None };
                 self.turns.push(Turn { tenant, gpus, phase });
                 continue;
             }

@@ -27,6 +27,8 @@ struct Job {
     slo_ns: Option<u64>,
     /// Its ranks do not wait for each other, and the one on the last of its GPUs has one kernel to run each time so much has passed. 0: all alike.
     rarely_ns: u64,
+    /// Its rank on this GPU launches so much later than the others, ns, each time.
+    late: Option<(usize, u64)>,
 }
 
 impl Job {
@@ -40,6 +42,8 @@ impl Job {
 #[derive(Debug, Default, Clone)]
 struct Rank {
     launched: u64,
+    /// When it could have launched next.
+    ready_ns: u64,
     done: u64,
     progress_ns: u64,
     used_ns: u64,
@@ -121,8 +125,13 @@ impl World {
                 let job = &self.jobs[*tenant as usize - 1];
                 let pauses = (job.spell_ns != 0 && now_ns / job.spell_ns % 2 == 1)
                     || rank.launched >= job.demand(gpu, now_ns);
+                let late_ns = job.late.filter(|(late, _)| *late == gpu).map_or(0, |(_, late_ns)| late_ns);
                 if rank.is_dead || pauses || rank.launched - rank.done >= job.depth {
                     rank.waiting = false;
+                    rank.ready_ns = now_ns + late_ns;
+                    continue;
+                }
+                if now_ns < rank.ready_ns {
                     continue;
                 }
                 if (now_ns / TICK_NS).is_multiple_of(TICKS_PER_LAUNCH) {
@@ -229,8 +238,17 @@ impl World {
 
 fn job(percent: u32, gpus: &[usize], kernel_ns: u64, depth: u64) -> Job {
     let weight_ppm = percent * PPM / 100;
-    let (class, slo_ns) = (Class::Fair, None);
-    Job { weight_ppm, gpus: gpus.to_vec(), kernel_ns, depth, class, spell_ns: 0, slo_ns, rarely_ns: 0 }
+    Job {
+        weight_ppm,
+        gpus: gpus.to_vec(),
+        kernel_ns,
+        depth,
+        class: Class::Fair,
+        spell_ns: 0,
+        slo_ns: None,
+        rarely_ns: 0,
+        late: None,
+    }
 }
 
 #[test]
@@ -251,6 +269,55 @@ fn two_gangs_have_both_gpus_in_turns_by_their_shares() {
         let useful_ns = (world.done(1) + world.done(2)) * kernel_ns;
         assert!(useful_ns * 10 >= world.places[0].busy_ns * 9, "{useful_ns} ns, depth {depth}");
         assert!(world.places[0].busy_ns * 10 >= 4_000 * MS * 9, "{} ns", world.places[0].busy_ns);
+    }
+}
+
+#[test]
+fn a_turn_is_long_beside_what_ranks_spun_at_the_ends_of_those_before() {
+    const QUANTUM_NS: u64 = 4 * MS;
+    let member = |tenant: TenantId| Member {
+        tenant,
+        in_flight: false,
+        waiting: true,
+        may_launch: false,
+        progressed_ns: 0,
+        pending_ns: 0,
+        holds: false,
+        is_done: false,
+        presses: false,
+        position: Position::from(tenant),
+    };
+    let post =
+        Post { members: vec![member(1), member(2)], quantum_ns: QUANTUM_NS, lead_ns: MS, ..Post::default() };
+    for (spun_ns, turn_ns) in
+        [(None, QUANTUM_NS), (Some(MS), MS / 4 * WORK_PER_SPIN), (Some(100 * MS), MAX_TURN_NS)]
+    {
+        let mut board = Board::new(2);
+        let phase = Phase::Draining { give_up_ns: 0, spins_since_ns: spun_ns.map(|_| MS) };
+        let turn = Turn { tenant: 1, gpus: BTreeSet::from([0, 1]), phase };
+        board.note_spin(&turn, MS + spun_ns.unwrap_or(0));
+        (0..2).for_each(|gpu| board.post(gpu, MS, post.clone()));
+        assert_eq!(board.order(0), Order::Held { tenant: 1, until_ns: Some(MS + turn_ns) }, "{spun_ns:?}");
+    }
+}
+
+#[test]
+fn ranks_that_are_late_at_each_turn_have_their_peers_spin_for_a_small_part_of_the_time() {
+    for (depth, kernel_ns) in [(2, MS), (4, MS), (2, 5 * MS)] {
+        let late_on = |gpu| Some((gpu, 400_000));
+        let jobs = [
+            Job { late: late_on(1), ..job(50, &[0, 1], kernel_ns, depth) },
+            Job { late: late_on(0), ..job(50, &[0, 1], kernel_ns, depth) },
+        ];
+        let mut world = World::new(2, &jobs, 7);
+        world.run(4_000 * MS);
+        for gpu in 0..2 {
+            let had = world.percent(gpu, 1);
+            assert!(
+                (had - 50.0).abs() <= 3.0,
+                "{had} % of GPU {gpu}, depth {depth}, kernels of {kernel_ns} ns"
+            );
+        }
     }
 }
 
@@ -350,7 +417,7 @@ fn nobody_waits_for_good_whoever_has_which_gpus() {
                 let at_most = if class == Class::BestEffort { 1 } else { GPUS };
                 let gpus = gpus.into_iter().take(at_most).collect();
                 let depth = 1 + below(16);
-                Job { weight_ppm, gpus, kernel_ns, depth, class, spell_ns, slo_ns, rarely_ns: 0 }
+                Job { weight_ppm, gpus, kernel_ns, depth, class, spell_ns, slo_ns, rarely_ns: 0, late: None }
             })
             .collect();
         let mut world = World::new(GPUS, &jobs, seed);

@@ -204,6 +204,23 @@ fn a_stream_that_waits_for_another_ends_the_segment_while_someone_else_waits() {
 }
 
 #[test]
+fn what_follows_a_wait_is_not_taken_for_what_finds_its_stream_idle() {
+    const LONG_NS: u64 = 2 * SHORT_GRAPH_NS;
+    let (calls, lane) = (fake::calls(), lane());
+    let is_quiet = || {
+        launch(&calls, lane, GRAPH, LONG_NS);
+        fake::finish();
+        let contents = lane.oldest().unwrap().contents();
+        assert_eq!(read(&calls, lane).len(), 1);
+        contents.is_quiet
+    };
+    assert!(is_quiet() && is_quiet());
+    lane.interrupt(&calls, false);
+    assert!(!is_quiet(), "it was made to wait, with nothing open");
+    assert!(is_quiet(), "that is over");
+}
+
+#[test]
 fn where_all_streams_of_a_context_wait_what_is_known_of_their_launches_counts_whoever_made_them() {
     let (calls, own) = (fake::calls(), lane());
     let context = own.context;
@@ -358,18 +375,37 @@ fn what_stays_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
 fn what_is_queued_counts_as_far_ahead_once_it_is_measured_or_several() {
     let (calls, lane) = (fake::calls(), lane());
     for _ in 0..3 {
-        assert!(!lane.is_far_ahead(1_000_000, 2));
+        assert!(!lane.is_far_ahead(None, 1_000_000, 2));
         launch(&calls, lane, GRAPH, 400_000);
     }
-    assert!(lane.is_far_ahead(1_000_000, 2), "nothing is known, and several wait");
+    assert!(lane.is_far_ahead(None, 1_000_000, 2), "nothing is known, and several wait");
     fake::finish();
     read(&calls, lane);
     lane.gpu.empty_queue();
     launch(&calls, lane, GRAPH, 400_000);
     launch(&calls, lane, GRAPH, 400_000);
-    assert!(!lane.is_far_ahead(1_000_000, 0));
+    assert!(!lane.is_far_ahead(None, 1_000_000, 0));
     launch(&calls, lane, GRAPH, 400_000);
-    assert!(lane.is_far_ahead(1_000_000, 0));
+    assert!(lane.is_far_ahead(None, 1_000_000, 0));
+}
+
+#[test]
+fn graphs_that_take_another_time_each_are_not_queued_by_what_the_first_few_took() {
+    const VARYING: Launch = Launch { key: 77, kind: Kind::VaryingGraph };
+    const OTHER: Launch = Launch { key: 78, kind: Kind::Graph };
+    let (calls, lane) = (fake::calls(), lane());
+    let is_far_ahead = |launch| lane.is_far_ahead(Some(launch), u64::MAX, 2);
+    lane.learn(1_000, false);
+    for seen in 0..VARYING_SEEN {
+        assert!(!is_far_ahead(VARYING), "{seen} were seen, and none is queued");
+        (0..3).for_each(|_| launch(&calls, lane, OTHER, 2 * SHORT_GRAPH_NS));
+        assert!(is_far_ahead(VARYING) && !is_far_ahead(OTHER), "{seen} were seen");
+        fake::finish();
+        read(&calls, lane);
+        lane.gpu.estimates.learn(VARYING.key, 1_000);
+    }
+    (0..3).for_each(|_| launch(&calls, lane, OTHER, 2 * SHORT_GRAPH_NS));
+    assert!(!is_far_ahead(VARYING));
 }
 
 #[test]
