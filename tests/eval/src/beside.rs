@@ -17,6 +17,7 @@ pub const SCENARIOS: &[&str] = &[
     "bursty-production.toml",
     "bursty-without-slo.toml",
     "long-requests.toml",
+    "long-kernels.toml",
     "two-productions.toml",
 ];
 
@@ -84,13 +85,22 @@ pub struct Exception {
 
 /// The guest of the other makes production wait.
 const KEPT_WAITING: &str = "its guest runs whenever it likes, and answers wait for it: look at what is added to them. Here ours is kept out of the gaps that cannot be foreseen \
-     once answers waited for 1 % of the time: see the operating points below";
+     once answers waited for 1 % of the time, which is half of the gaps at most: see the operating points below, and [what no policy can have](evaluation-scenarios.md#what-no-policy-can-have)";
 /// The guest of the other hardly runs.
 const STARVED: &str = "its guest hardly runs, and who does not run adds nothing. A request that comes while a guest's kernel of 1 ms runs waits for its end, half of it \
      in the mean, so no policy that cannot cut kernels harvests most of the gaps for less. Where that is too much, a lower `max_harm` is: see the operating points below";
 
+/// Both wait alike.
+const NEARLY_ALIKE: &str = "in one of three seeds by a hundredth of a millisecond, with twenty times the harvest: see the operating points below";
+
 /// All there are.
 pub const EXCEPTIONS: &[Exception] = &[
+    Exception {
+        scenario: "bursty-without-slo.toml",
+        baseline: Policy::TgsLike,
+        figure: Figure::Added,
+        why: NEARLY_ALIKE,
+    },
     Exception {
         scenario: "bursty-without-slo.toml",
         baseline: Policy::HamiLike,
@@ -140,7 +150,7 @@ pub fn operating_points() -> Result<(Vec<(u32, Row)>, Row)> {
 pub fn page() -> Result<String> {
     let mut page = String::from(
         "## Best effort, in every scenario of it\n\nNever worse than the TGS-like and HAMi-like controllers on any of the three figures, but where a number says why (a thousandth is no \
-         difference). Speed and harvest are of all owners and of all guests; time that guests have while production wants the GPU is no harvest; a dash: nobody answers requests. The \
+         difference); the tests hold that over three seeds. Speed and harvest are of all owners and of all guests; time that guests have while production wants the GPU is no harvest; a dash: nobody answers requests. The \
          command is `cargo xtask eval --scenario tests/scenarios/FILE`, as for all scenarios.\n\n| scenario | policy |",
     );
     for figure in Figure::ALL {
@@ -182,8 +192,8 @@ pub fn page() -> Result<String> {
     if !missed.is_empty() {
         writeln!(
             page,
-            "\nFour fifths of the gaps, which is what we want of deepres, are not had in: {}. Of a gap two hand-offs are lost in any case, one each way, and a gap that cannot be \
-             foreseen costs production the rest of a guest's window; `max_harm` says how many of those there may be.",
+            "\nFour fifths of the gaps, which is what we want of deepres, are not had in: {}. About half is the most that any policy could have there for 1 % of production's time: of a gap two hand-offs are lost, one each way, and \
+             one whose end cannot be foreseen costs production the rest of a guest's window. [What no policy can have](evaluation-scenarios.md#what-no-policy-can-have) has the arithmetic.",
             missed.join(", ")
         )?;
     }

@@ -6,18 +6,26 @@ use crate::policy::Policy;
 use crate::scenario::{SECOND, Scenario};
 
 fn rows(file: &str, policies: &[Policy]) -> Vec<Row> {
-    evaluated(file, policies).into_iter().map(|evaluated| evaluated.row).collect()
+    rows_of(&Scenario::ours(file).unwrap(), policies)
+}
+
+fn rows_of(scenario: &Scenario, policies: &[Policy]) -> Vec<Row> {
+    metrics::evaluate(scenario, policies).into_iter().map(|evaluated| evaluated.row).collect()
 }
 
 fn evaluated(file: &str, policies: &[Policy]) -> Vec<Evaluated> {
     metrics::evaluate(&Scenario::ours(file).unwrap(), policies)
 }
 
+fn seeded(file: &str, seed: u64) -> Scenario {
+    Scenario { seed, ..Scenario::ours(file).unwrap() }
+}
+
 #[test]
 fn three_applications_get_more_than_a_third_above_a_static_split_and_nearly_the_fluid_limit() {
     // Whatever the moments at which they come back.
     for seed in [0, 1, 3, 34] {
-        let scenario = Scenario { seed, ..Scenario::ours("three-applications.toml").unwrap() };
+        let scenario = seeded("three-applications.toml", seed);
         let row = metrics::evaluate(&scenario, &[Policy::Deepres]).remove(0).row;
         assert!(row.progress_vs_static >= 1.35, "{seed}: {}", row.progress_vs_static);
         assert!(row.progress_vs_gps >= 0.97, "{seed}: {}", row.progress_vs_gps);
@@ -36,17 +44,60 @@ fn backlogged_tenants_are_at_most_two_quanta_and_the_longest_kernel_behind_the_f
 }
 
 #[test]
+fn beside_a_service_that_goes_first_nobody_is_further_behind() {
+    for seed in 0..4 {
+        let scenario = Scenario { duration_ns: 400 * SECOND, ..seeded("two-productions.toml", seed) };
+        let row = &metrics::evaluate(&scenario, &[Policy::Deepres])[0].row;
+        assert!(row.max_lag_ms <= row.lag_bound_ms, "{seed}: {} of {} ms", row.max_lag_ms, row.lag_bound_ms);
+        assert!(row.progress_vs_gps >= 0.97, "{seed}: {}", row.progress_vs_gps);
+    }
+}
+
+#[test]
 fn a_guest_harvests_four_fifths_of_productions_pauses_for_less_than_a_hundredth_of_its_speed() {
     for file in [
         "production-and-best-effort.toml",
         "irregular-production.toml",
         "bursty-production.toml",
         "long-requests.toml",
+        "long-kernels.toml",
         "two-productions.toml",
     ] {
-        let row = &rows(file, &[Policy::Deepres])[0];
+        for seed in 0..3 {
+            let row = &metrics::evaluate(&seeded(file, seed), &[Policy::Deepres])[0].row;
+            let (speed, harvested) = (row.production_speed.unwrap(), row.harvested_fraction.unwrap());
+            assert!(speed >= 0.99 && harvested >= 0.8, "{file}, {seed}: {speed}, {harvested}");
+        }
+    }
+}
+
+#[test]
+fn however_long_its_kernels_are_a_guest_has_as_many_as_fit_into_every_pause() {
+    for (pause_ms, kernel_ms) in [(20.0, 16.0), (40.0, 16.0), (40.0, 30.0), (100.0, 30.0)] {
+        let text = format!(
+            r#"
+            name = "long kernels"
+            shows = "as many as fit"
+            duration_s = 100
+            warmup_s = 40
+            [[tenant]]
+            name = "production"
+            steps = {{ kernels = 200, kernel_us = 250, pause_ms = {pause_ms}, jitter = 0.1 }}
+            [[tenant]]
+            name = "guest"
+            class = "best-effort"
+            steps = {{ kernels = 50, kernel_us = {}, jitter = 0.1 }}
+            "#,
+            kernel_ms * 1e3
+        );
+        let row = &metrics::evaluate(&Scenario::parse(&text).unwrap(), &[Policy::Deepres])[0].row;
         let (speed, harvested) = (row.production_speed.unwrap(), row.harvested_fraction.unwrap());
-        assert!(speed >= 0.99 && harvested >= 0.8, "{file}: {speed}, {harvested}");
+        // Pauses are a tenth shorter at least, and kernels a tenth longer at most.
+        let fit: f64 = (pause_ms * 0.9 / (kernel_ms * 1.1_f64)).floor() * kernel_ms / pause_ms;
+        assert!(
+            speed >= 0.99 && harvested >= 0.97 * fit,
+            "{kernel_ms} in {pause_ms} ms: {speed}, {harvested} of {fit}"
+        );
     }
 }
 
@@ -103,31 +154,35 @@ fn a_guest_whose_kernels_are_too_long_for_the_pauses_keeps_none_from_another() {
 
 #[test]
 fn of_pauses_of_a_few_hand_offs_a_guest_has_some() {
-    let row = &rows("short-gaps.toml", &[Policy::Deepres])[0];
-    // Beyond max_harm: what an owner does not get done because it has the GPU back by a hand-off, many times a second, and not at once.
-    assert!(row.production_speed.unwrap() >= 0.989, "{:?}", row.production_speed);
-    assert!(row.harvested_fraction.unwrap() >= 0.35, "{:?}", row.harvested_fraction);
+    for seed in 0..3 {
+        let row = &metrics::evaluate(&seeded("short-gaps.toml", seed), &[Policy::Deepres])[0].row;
+        assert!(row.production_speed.unwrap() >= 0.99, "{seed}: {:?}", row.production_speed);
+        assert!(row.harvested_fraction.unwrap() >= 0.44, "{seed}: {:?}", row.harvested_fraction);
+    }
 }
 
 #[test]
 fn in_no_scenario_with_guests_is_any_figure_worse_than_the_others_but_for_the_exceptions_that_are_named() {
     let mut wrong = Vec::new();
+    let mut excused = 0;
     for file in beside::SCENARIOS {
-        let rows = rows(file, &beside::POLICIES);
-        for (baseline, theirs) in beside::POLICIES.into_iter().zip(&rows).skip(1) {
+        let rows = [0, 1, 2].map(|seed| rows_of(&seeded(file, seed), &beside::POLICIES));
+        for (place, baseline) in beside::POLICIES.into_iter().enumerate().skip(1) {
             for figure in Figure::ALL {
-                let is_worse = figure.is_worse(&rows[0], theirs);
-                if is_worse != beside::exception(file, baseline, figure).is_some() {
-                    let (ours, theirs) = (figure.of(&rows[0]), figure.of(theirs));
-                    wrong.push(format!(
-                        "{file}, {baseline}: {} {ours:?}, and theirs {theirs:?}",
-                        figure.name()
-                    ));
+                let worse = rows.iter().filter(|rows| figure.is_worse(&rows[0], &rows[place]));
+                let worse: Vec<_> =
+                    worse.map(|rows| (figure.of(&rows[0]), figure.of(&rows[place]))).collect();
+                let is_excused = beside::exception(file, baseline, figure).is_some();
+                excused += usize::from(is_excused);
+                // An exception that is none any more is to go.
+                if worse.is_empty() == is_excused {
+                    wrong.push(format!("{file}, {baseline}: {} {worse:?}", figure.name()));
                 }
             }
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+    assert_eq!(excused, beside::EXCEPTIONS.len());
 }
 
 #[test]

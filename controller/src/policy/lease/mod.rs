@@ -67,8 +67,10 @@ const NEW_QUOTA_PART: u32 = 8;
 /// A lease ends for a new quota so often at most.
 const REDISTRIBUTION_NS: u64 = ns(Duration::from_millis(50));
 /// How far an owner with a time objective may be ahead of the one that is furthest behind, and still go before it: as if it had been alone for so
-/// long, times its share.
+/// long, times its share …
 const MAX_ADVANCE: VirtualTime = ns(Duration::from_millis(50)) as VirtualTime;
+/// … and only until all of them together have had so many quanta of GPU time more than that one by their weights: so far, at most, it can be behind what is owed to it for their sake.
+const QUANTA_OF_ADVANCE: u64 = 2;
 /// A pause in which a guest waits without leave is looked at so often.
 const PAUSE_POLL_NS: u64 = ns(Duration::from_millis(1));
 /// A drain is looked at so often even if no bell rings.
@@ -153,6 +155,8 @@ pub struct Scheduler {
     vclocks: [VirtualTime; 2],
     /// The virtual time of the owner that wants the GPU and is furthest behind.
     owners_behind: VirtualTime,
+    /// GPU time that owners with a time objective may still have before it, ns.
+    advance_left_ns: u64,
     guard: Guard,
     /// The owner that had the GPU last: it has it before it asks, if guests are the only others.
     last_owner: Option<TenantId>,
@@ -536,6 +540,7 @@ impl Scheduler {
         });
         // The clock stands where it was when the furthest behind paused for a moment.
         self.owners_behind = self.behind(Rank::Owner, |tenant| tenant.wanted).unwrap_or(0);
+        self.advance_left_ns = self.advance_left_ns(tuning);
         if wanting.iter().any(|wanting| *wanting > 1) {
             self.contended_ns = Some(now_ns);
         }
@@ -545,6 +550,15 @@ impl Scheduler {
             kept_out: self.hold.is_some_and(|hold| self.is_guest(hold.tenant)),
         };
         self.guard.observe(now_ns, owners, tuning.grace_ns);
+    }
+
+    /// GPU time that owners with a time objective may have before the one furthest behind, less what they have had, ns.
+    fn advance_left_ns(&self, tuning: &Tuning) -> u64 {
+        let owners = self.tenants.with_objective().map(|(_, tenant)| tenant);
+        let present = owners.filter(|tenant| tenant.is_here() && tenant.has_objective());
+        let had_ns = present.map(|tenant| tenant.gpu_ns(tenant.vtime.saturating_sub(self.owners_behind)));
+        let most_ns = tuning.quantum_ns.saturating_mul(QUANTA_OF_ADVANCE);
+        most_ns.saturating_sub(had_ns.fold(0, u64::saturating_add))
     }
 
     fn advance_clocks(&mut self) {
@@ -625,7 +639,13 @@ impl Scheduler {
 
     /// The same, were this its virtual time: a holder's is later than what it was charged for.
     fn presses_at(&self, tenant: &Tenant, vtime: VirtualTime) -> bool {
-        tenant.has_objective() && tenant.wanted && vtime < self.owners_behind.saturating_add(MAX_ADVANCE)
+        let is_near = vtime < self.owners_behind.saturating_add(MAX_ADVANCE);
+        tenant.has_objective() && tenant.wanted && is_near && self.advance_at_ns(tenant, vtime) > 0
+    }
+
+    /// What is left of [`Self::advance_left_ns`] once a tenant that will be at this virtual time is charged.
+    fn advance_at_ns(&self, tenant: &Tenant, vtime: VirtualTime) -> u64 {
+        self.advance_left_ns.saturating_sub(tenant.gpu_ns(vtime.saturating_sub(tenant.vtime)))
     }
 
     /// The same, and that the others' leases end for it. So often at most, for all who have one together, haste costs no more hand-offs than having
@@ -648,9 +668,7 @@ impl Scheduler {
         now_ns: u64,
         tuning: &Tuning,
     ) -> Result<(TenantId, u64), Option<u64>> {
-        let is_asked = |(id, tenant): &(&TenantId, &Tenant)| {
-            tenant.rank == Rank::Guest && tenant.wanted && Some(**id) != but
-        };
+        let is_asked = |(_, tenant): &(&TenantId, &Tenant)| tenant.rank == Rank::Guest && tenant.wanted;
         let mut guests: Vec<(VirtualTime, TenantId, u64)> = self
             .tenants
             .astir()
@@ -660,7 +678,7 @@ impl Scheduler {
         guests.sort_unstable();
         self.guard.save_for(guests.iter().map(|(.., window_ns)| *window_ns).max().unwrap_or(0));
         let mut retry_ns: Option<u64> = None;
-        for (_, guest, _) in guests {
+        for (_, guest, _) in guests.into_iter().filter(|(_, guest, _)| Some(*guest) != but) {
             match self.guest_until_ns(guest, now_ns, tuning) {
                 Ok(until_ns) => return Ok((guest, until_ns)),
                 Err(again_ns) => retry_ns = [retry_ns, again_ns].into_iter().flatten().min(),
@@ -719,7 +737,11 @@ impl Scheduler {
             self.last_owner = Some(tenant);
             self.guard.owner_served(now_ns, tuning.handoff_ns);
         }
-        let contended = self.next(rank, Some(tenant)).is_some();
+        let next = self.next(rank, Some(tenant));
+        let contended = next.is_some();
+        let beside = next.and_then(|next| Some((self.tenants.get(tenant)?, self.tenants.get(next)?)));
+        let turn_ns = beside
+            .map_or(tuning.quantum_ns, |(tenant, next)| self.turn_ns(tenant, tenant.vtime, next, tuning));
         let is_idle = self.tenants.get(tenant).is_some_and(|tenant| !tenant.seen.wants());
         self.hold = Some(Hold {
             tenant,
@@ -738,9 +760,19 @@ impl Scheduler {
         // Beside owners a guest's lease is as long as their pause; among themselves guests are as owners are. A gang's is as long as its turn.
         let is_apart = matches!(self.order, Order::Apart | Order::Until { .. });
         if contended && is_apart && (rank == Rank::Owner || !self.owner_is_present()) {
-            self.lease(tenant, now_ns.saturating_add(tuning.quantum_ns), false);
+            self.lease(tenant, now_ns.saturating_add(turn_ns), false);
         }
         Step::Again
+    }
+
+    /// How long a lease lasts for a tenant at this virtual time beside whoever is next: a quantum, or until those with a time objective have all that they may have before the others.
+    fn turn_ns(&self, tenant: &Tenant, vtime: VirtualTime, next: &Tenant, tuning: &Tuning) -> u64 {
+        // What a short lease comes to is let pass to who shows no use of it: it has a whole one, and is charged.
+        let is_ahead = vtime >= next.vtime && tenant.is_answering();
+        if !is_ahead || !self.presses_at(tenant, vtime) || self.presses(next) {
+            return tuning.quantum_ns;
+        }
+        self.advance_at_ns(tenant, vtime).clamp(tuning.lead_ns, tuning.quantum_ns)
     }
 
     /// A guest has the GPU.
@@ -811,6 +843,7 @@ impl Scheduler {
         }
         let is_behind = presses == [true, false] || vtime < next.vtime;
         let patience = patience(holder, next, is_behind, false, now_ns, tuning);
+        let turn_ns = self.turn_ns(holder, vtime, next, tuning);
         let press_ns = (presses == [false, true]).then(|| self.pressed_ns.saturating_add(tuning.quantum_ns));
         let stay =
             |wake_ns: u64| Step::Stay(Some(press_ns.map_or(wake_ns, |press_ns| press_ns.min(wake_ns))));
@@ -819,7 +852,7 @@ impl Scheduler {
             Grant::Leased { expires_ns } if hold.contended.is_some() => expires_ns,
             // It had the GPU to itself until now.
             _ if is_behind || hold.idle_since_ns.is_some() => {
-                let expires_ns = now_ns.saturating_add(tuning.quantum_ns);
+                let expires_ns = now_ns.saturating_add(turn_ns);
                 self.hold = Some(hold.contend(now_ns));
                 self.lease(hold.tenant, expires_ns, false);
                 expires_ns
@@ -835,7 +868,7 @@ impl Scheduler {
             return stay(patience_ends_ns);
         }
         if is_behind && now_ns >= expires_ns.saturating_sub(tuning.lead_ns) {
-            let expires_ns = expires_ns.max(now_ns).saturating_add(tuning.quantum_ns);
+            let expires_ns = expires_ns.max(now_ns).saturating_add(turn_ns);
             self.lease(hold.tenant, expires_ns, true);
             return stay(expires_ns.saturating_sub(tuning.lead_ns));
         }
