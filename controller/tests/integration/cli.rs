@@ -563,7 +563,10 @@ fn a_job_that_somebody_stops_and_continues_is_waited_for_to_its_end() {
     std::thread::sleep(Duration::from_millis(100));
     signal(libc::SIGCONT);
     child.stdin.take().unwrap().write_all(b"go on\n").unwrap();
-    wait_until(PATIENCE, || child.try_wait().unwrap().is_some());
+    let ended = || {
+        std::fs::read_to_string(format!("/proc/{}/stat", child.id())).is_ok_and(|stat| stat.contains(") Z "))
+    };
+    wait_until(PATIENCE, ended);
     assert_eq!(child.wait().unwrap().code(), Some(7));
 }
 

@@ -42,10 +42,11 @@ pub fn heed_children() {
 /// The system's.
 pub fn restore() -> io::Result<()> {
     for (signal, is_ignored) in [(libc::SIGPIPE, &IGNORES_PIPE), (libc::SIGCHLD, &IGNORES_CHILD)] {
+        if !is_ignored.load(Ordering::Relaxed) {
+            continue;
+        }
         // SAFETY: no handler is set.
-        if is_ignored.load(Ordering::Relaxed)
-            && unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR
-        {
+        if unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
             return Err(io::Error::last_os_error());
         }
     }
