@@ -522,7 +522,9 @@ fn a_job_ignores_the_signals_that_run_was_started_to_ignore_and_no_others() {
         // SAFETY: system calls between fork and exec.
         unsafe {
             command.pre_exec(move || {
-                signals.iter().for_each(|signal| drop(libc::signal(*signal, libc::SIG_IGN)));
+                for signal in signals {
+                    libc::signal(*signal, libc::SIG_IGN);
+                }
                 Ok(())
             });
         }
@@ -548,7 +550,7 @@ fn a_job_that_somebody_stops_and_continues_is_waited_for_to_its_end() {
     let script = format!("touch {}; read line; exit 7", ready.display());
     let mut run = place.deepres(&["run", "--name", "job", "--", "sh", "-c", &script]);
     // SAFETY: one system call between fork and exec: no terminal is left.
-    unsafe { run.pre_exec(|| Ok(drop(rustix::process::setsid()))) };
+    unsafe { run.pre_exec(|| Ok(rustix::process::setsid().map(|_| ())?)) };
     let mut child = run.stdin(Stdio::piped()).spawn().unwrap();
     wait_until(PATIENCE, || ready.exists());
     let job = job_of(&child).unwrap();

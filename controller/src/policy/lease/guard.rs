@@ -40,9 +40,9 @@ const PROGRESS_SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 const UNSEEN_PART: u32 = 20;
 
 /// A guest is dear where it is expected to cost this part (one in so many) of what it takes to be gone …
-const DEAR_COST_PART: u64 = 4;
+const DEAR_COST_PART: u64 = 10;
 /// … and has a better time, if it costs less than this part of that when a pause begins. Where it is dear so guests may cost owners this part of what they may cost them in all.
-const BETTER_COST_PART: u64 = 8;
+const BETTER_COST_PART: u64 = 20;
 const DEAR_PART: u32 = 4;
 
 /// What owners want, as seen at a decision.
