@@ -496,8 +496,8 @@ mod tests {
         }
         assert_eq!(
             guard.until_ns(begun_ns, 2 * MS, 0),
-            Some(begun_ns + 8 * MS + MS / 2),
-            "until it is too much"
+            Some(begun_ns + 8 * MS + 2 * MS / DEAR_COST_PART),
+            "until it is dear"
         );
         guard.harm.credit_ns = 6 * MS;
         assert_eq!(guard.retry_ns(at_ns, 2 * MS, 0), Some(begun_ns + 10 * MS), "then it is asked again");
@@ -532,8 +532,10 @@ mod tests {
             guard.harm.credit_ns = credit_ns;
             guard.until_ns(2_000 * MS, MS, 0).map_or(0, |until_ns| until_ns - 2_000 * MS)
         };
-        let ends_ns = [0, 1, 2, 4, MAX_CREDIT_NS / MS].map(|credit_ms| until_ns(credit_ms * MS));
+        let dear_ns = MAX_CREDIT_NS / DEAR_COST_PART;
+        let ends_ns = [0, dear_ns / 4, dear_ns / 2, dear_ns].map(&mut until_ns);
         assert!(ends_ns.is_sorted_by(|less, more| less < more), "{ends_ns:?}");
+        assert_eq!(until_ns(MAX_CREDIT_NS), ends_ns[3], "and little where it is dear");
     }
 
     #[test]
