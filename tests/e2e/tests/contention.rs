@@ -1,4 +1,5 @@
-//! Processes and threads of one tenant that race for its memory while some of them are killed: `cargo xtask bench memory`, short.
+//! Processes and threads of one tenant that race for its memory while some of them are killed: `cargo xtask bench memory`, short, and without pools. One of these
+//! that the driver lets grow though enough of it is spare passes the limit for the length of a call, which shows in the GPU's own record of its peak.
 
 use std::{
     collections::BTreeMap,

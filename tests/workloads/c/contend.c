@@ -1,9 +1,9 @@
-/* contend LOG OPERATIONS PROCESS THREADS: threads of several processes race for their tenant's memory and write down every operation.
+/* contend LOG OPERATIONS PROCESS THREADS [pools]: threads of several processes race for their tenant's memory and write down every operation.
  *
  * LOG is a file shared by all processes: a counter of operations begun, then a record for each. A process takes operations until OPERATIONS are
  * begun, says `done`, and frees what it holds once a line comes in. Most sizes are such that the driver serves them from blocks of their own, so
  * what an allocation counts for is known here. Small ones share blocks: of each it is known that it counts for its length at least and for a block at most.
- * Those from a pool are as long as it grows by, and the pool gives back what is freed of it. */
+ * Those from a pool, where pools are raced for, are as long as it grows by, and the pool gives back what is freed of it. */
 #include "kinds.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -40,6 +40,7 @@ static uint64_t operations;
 static uint32_t process;
 static CUcontext context;
 static CUmemoryPool pool;
+static int races_for_pools;
 /* What the simulated driver exports beside CUDA's functions: when this thread last told it to free something. */
 static uint64_t (*told_ns)(void);
 static pthread_barrier_t finished, may_free;
@@ -87,6 +88,8 @@ static void end(struct record *record, CUresult code) {
 
 static void *worker(void *argument) {
     static const kind kinds[] = {LINEAR, PITCH, MANAGED, VMM, ARRAY, ASYNC, POOL_PTSZ};
+    enum { POOLED = 2 };
+    const unsigned raced = sizeof kinds / sizeof *kinds - (races_for_pools ? 0 : POOLED);
     uint64_t random = ((uint64_t)process << 32 | (uint64_t)(size_t)argument) * 2654435761u + 1;
     struct {
         kind k;
@@ -113,7 +116,7 @@ static void *worker(void *argument) {
             continue;
         }
         int is_small = next_random(&random) % SMALL_ONE_IN == 0;
-        kind k = is_small ? LINEAR : kinds[next_random(&random) % (sizeof kinds / sizeof *kinds)];
+        kind k = is_small ? LINEAR : kinds[next_random(&random) % raced];
         uint64_t most = is_small       ? BLOCK_BYTES
                         : is_pooled(k) ? POOL_GROWTH_BYTES
                                        : (1 + next_random(&random) % MAX_BLOCKS) * BLOCK_BYTES;
@@ -143,8 +146,9 @@ static void *worker(void *argument) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 5) {
-        fprintf(stderr, "usage: contend LOG OPERATIONS PROCESS THREADS\n");
+    races_for_pools = argc == 6 && !strcmp(argv[5], "pools");
+    if (argc != 5 && !races_for_pools) {
+        fprintf(stderr, "usage: contend LOG OPERATIONS PROCESS THREADS [pools]\n");
         return 2;
     }
     operations = strtoull(argv[2], NULL, 10);

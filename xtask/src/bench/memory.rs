@@ -184,7 +184,7 @@ impl<'a> Race<'a> {
         self.started += 1;
         let mut command = self.host.command(&self.client);
         command.arg(self.log.path()).arg(self.options.operations.to_string());
-        command.arg(number.to_string()).arg(self.options.threads.to_string());
+        command.arg(number.to_string()).arg(self.options.threads.to_string()).arg("pools");
         command.env("LD_PRELOAD", &self.library).env("DEEPRES_TENANT", TENANT);
         command.env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
