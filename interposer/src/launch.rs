@@ -1,6 +1,6 @@
 //! What happens around a launch: the gate before it, the meter on both sides.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::capture;
 use crate::driver::calls::{Calls, Context, Stream};
@@ -69,6 +69,7 @@ fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
         } else if now_ns.saturating_sub(since_ns) > gate::STUCK_NS {
             gpu.give_up_at(gpu.completions());
             lane.give_up();
+            note_stuck();
             return;
         }
     }
@@ -140,7 +141,12 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
                 mean_ns => mean_ns,
             });
             match gate::pass(gpu, session, estimate_ns, lane.is_stuck(), || thread::close_lanes(calls)) {
-                Some(passed) => passed,
+                Some(passed) => {
+                    if gpu.is_stuck() {
+                        note_stuck();
+                    }
+                    passed
+                }
                 None => return Entry::Refused,
             }
         }
@@ -250,6 +256,31 @@ pub fn interrupt_context(context: impl FnOnce() -> Option<Context>) {
     };
     let Some(_relaxed) = process.calls.beside_captures() else { return };
     context.interrupt(handle, &process.calls, thread::id(), awaits_host());
+}
+
+/// When a host function was last queued, ns; 0: none was.
+static HOST_FUNCTION_NS: AtomicU64 = AtomicU64::new(0);
+/// One that is queued at most so long before waiting for a completion is given up may be what waits, ns.
+const HELD_BY_FUNCTION_NS: u64 = 2 * gate::STUCK_NS;
+/// Whether one was found to wait for what is launched after it. Most compute for a moment, and are no reason to let more be queued.
+static FUNCTIONS_AWAIT_HOST: AtomicBool = AtomicBool::new(false);
+
+/// The stream is about to wait for a function on the host, which may itself wait for what this thread does next.
+pub fn call_host(stream: Stream) {
+    if FUNCTIONS_AWAIT_HOST.load(Ordering::Relaxed) {
+        return await_host(stream);
+    }
+    HOST_FUNCTION_NS.store(os::now_ns(), Ordering::Relaxed);
+    interrupt(stream);
+}
+
+/// Waiting for a completion was given up.
+#[cold]
+fn note_stuck() {
+    let queued_ns = HOST_FUNCTION_NS.load(Ordering::Relaxed);
+    if queued_ns != 0 && os::now_ns().saturating_sub(queued_ns) < HELD_BY_FUNCTION_NS {
+        FUNCTIONS_AWAIT_HOST.store(true, Ordering::Relaxed);
+    }
 }
 
 /// The stream is about to wait for something that the host may do only once more has been launched.

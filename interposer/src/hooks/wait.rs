@@ -84,7 +84,7 @@ pub unsafe extern "C" fn green_wait_event(green: CUgreenCtx, event: CUevent) -> 
 }
 
 interrupt! {
-    launch::interrupt;
+    launch::call_host;
     host_function_v1: cuLaunchHostFunc, false, (stream, function: CUhostFn, data: *mut c_void);
     host_function_v1_ptsz: cuLaunchHostFunc_ptsz, true, (stream, function: CUhostFn, data: *mut c_void);
     host_function: cuLaunchHostFunc_v2, false, (stream, function: CUhostFn, data: *mut c_void, mode: u32);

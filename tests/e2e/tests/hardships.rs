@@ -93,6 +93,21 @@ fn what_is_queued_behind_a_wait_that_the_program_ends_only_afterwards_is_held_ba
 }
 
 #[test]
+fn a_host_function_that_waits_for_what_is_launched_after_it_holds_its_program_up_once() {
+    /// Waiting for a completion is given up after a second.
+    const HELD_UP_MS: f64 = 500.0;
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let client = c_client("released", Way::Dlsym);
+    let said = host.finish(host.run(&["--name", "released"], client, &["4"]));
+    let said = said.success().json();
+    let longest_ms = said["longest_ms"].as_array().expect("a figure for each round");
+    assert_eq!(longest_ms.len(), 4, "{said}");
+    let held_up = longest_ms.iter().skip(1).filter(|ms| ms.as_f64().is_none_or(|ms| ms >= HELD_UP_MS));
+    assert_eq!(held_up.count(), 0, "{said}");
+}
+
+#[test]
 fn what_is_made_and_ended_over_and_over_leaves_nothing_behind() {
     const ROUNDS: u64 = 1_000;
     /// A lane alone has some 13 KiB. The rest is what is made once and used again, and what the simulated driver remembers of what it has destroyed.

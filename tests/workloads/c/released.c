@@ -1,0 +1,52 @@
+/* released ROUNDS: in each round queues 300 ms of kernels behind a host function that this thread lets end only afterwards. Prints the longest that a launch took
+ * in each round, ms. */
+#include <time.h>
+
+#include "driver.h"
+
+enum { LAUNCHES = 300 };
+
+static int is_released;
+
+static void await_release(void *unused) {
+    (void)unused;
+    while (!__atomic_load_n(&is_released, __ATOMIC_SEQ_CST)) nanosleep(&(struct timespec){.tv_nsec = 100 * 1000}, NULL);
+}
+
+static double now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
+}
+
+int main(int argc, char **argv) {
+    long rounds = argc == 2 ? atol(argv[1]) : 0;
+    CUstream stream;
+    if (rounds <= 0) {
+        fprintf(stderr, "usage: released ROUNDS\n");
+        return 2;
+    }
+    open_context();
+    CUfunction kernel = load_kernel("busy_1000us");
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    /* What is known of the kernel beforehand is what bounds how much of it may be queued. */
+    for (int i = 0; i < 20; i++) CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
+    CHECK(cu(cuStreamSynchronize)(stream));
+    printf("{\"longest_ms\":[");
+    for (long round = 0; round < rounds; round++) {
+        double longest_ms = 0;
+        __atomic_store_n(&is_released, 0, __ATOMIC_SEQ_CST);
+        CHECK(cu(cuLaunchHostFunc)(stream, await_release, NULL));
+        for (int i = 0; i < LAUNCHES; i++) {
+            double began_ms = now_ms();
+            CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
+            double took_ms = now_ms() - began_ms;
+            if (took_ms > longest_ms) longest_ms = took_ms;
+        }
+        __atomic_store_n(&is_released, 1, __ATOMIC_SEQ_CST);
+        CHECK(cu(cuStreamSynchronize)(stream));
+        printf("%s%.0f", round ? "," : "", longest_ms);
+    }
+    printf("]}\n");
+    return 0;
+}
