@@ -204,6 +204,9 @@ pub struct Gpu {
 pub struct Tenant {
     pub name: String,
     pub memory_limit_bytes: Option<u64>,
+    /// Off the GPUs, with its memory.
+    #[serde(default)]
+    pub suspended: bool,
     pub gpus: Vec<TenantGpu>,
     pub sessions: Vec<Session>,
 }

@@ -378,7 +378,9 @@ fn of_the_threads_that_come_to_leases_of_one_launch_one_a_lease_goes() {
 fn waiters_outlive_a_controller_that_dies_at_any_step() {
     // Before it opens a gate; after it, before it wakes anyone; after that.
     for steps in 0..=2 {
-        loom::model(move || {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(4);
+        model.check(move || {
             let world = World::new();
             world.set_gate(0, GateState::Closed, TERMS);
             let waiter = {

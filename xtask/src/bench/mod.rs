@@ -11,6 +11,7 @@ mod policy;
 mod preload;
 mod share;
 mod storm;
+mod suspend;
 mod trace;
 
 use anyhow::{Result, ensure};
@@ -59,6 +60,10 @@ pub enum Bench {
     /// Three hundred processes start one right after the other, preloaded, and call cuInit, which is when a process
     /// gets its session. Fails if any of them goes without one, or waits for longer than it may.
     Storm(storm::Options),
+    /// How fast two trainers are that take turns on a GPU whole, since it has not the memory for both.
+    ///
+    /// Each takes 60 % of the simulated GPU's memory. Their time together is set against that of one after the other, with what moving them costs told beside it.
+    Suspend(suspend::Options),
     /// What the kernel programs cost an ioctl, and whether they lose events. Takes root.
     ///
     /// Ours against empty programs on the same device, watched or not, and on another system call.
@@ -91,6 +96,7 @@ fn measure(bench: &Bench) -> Result<()> {
         Bench::Trace(options) => trace::run(options),
         Bench::Share(options) => share::run(options),
         Bench::Storm(options) => storm::run(options),
+        Bench::Suspend(options) => suspend::run(options),
     }
 }
 

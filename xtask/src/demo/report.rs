@@ -204,6 +204,7 @@ mod tests {
         let tenant = |index: usize, name: &str, entitled_ppm| host::Tenant {
             name: name.into(),
             memory_limit_bytes: Some(1 << 30),
+            suspended: false,
             gpus: vec![TenantGpu {
                 gpu: 0,
                 entitled_ppm: Some(entitled_ppm),

@@ -1,0 +1,244 @@
+//! `cargo xtask bench suspend`: two trainers of 60 % of the GPU's memory each, which take turns on it whole, against one after the other.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Serialize;
+use simgpu_engine::truth;
+
+use super::check;
+use crate::build::{self, Artefacts};
+use crate::host::{Device, Host};
+use crate::process::{Interrupt, Running, ended};
+use crate::venv::{self, Venv};
+
+/// The training script, relative to the workspace.
+const SCRIPT: &str = "tests/workloads/python/train.py";
+/// How long the simulated GPU takes for the script's kernels.
+const SIMGPU_CONFIG: &str = "tests/workloads/simgpu-demo.toml";
+/// The tenants.
+const TENANTS: [&str; 2] = ["one", "other"];
+/// How often it is looked whether a trainer has ended, and what it has.
+const POLL: Duration = Duration::from_millis(20);
+/// How often in each turn it is looked who is off the GPU.
+const LOOKS_EACH_TURN: u32 = 4;
+/// Memory for whoever has it alone: more than is wanted.
+const AMPLE_BYTES: u64 = 8 << 30;
+/// What goes to the host and back in a microsecond, bytes: slow enough to be seen.
+const BYTES_PER_US: u64 = 4_000;
+/// Of one after the other, less what is lost to moving.
+const LEAST_FRACTION: f64 = 0.95;
+
+/// Options of `cargo xtask bench suspend`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Print one JSON object instead of lines.
+    #[arg(long)]
+    json: bool,
+    /// Steps that each trainer makes.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    steps: u32,
+    /// How long each stays on the GPU before the other has it, ms.
+    #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(100..=60_000))]
+    turn_ms: u64,
+    /// Fail where the bar is missed.
+    #[arg(long)]
+    check: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    steps: u32,
+    turn_ms: u64,
+    host_bytes_per_us: u64,
+    /// What a trainer has half of the time, and at most, bytes.
+    usual_bytes: u64,
+    most_bytes: u64,
+    gpu_bytes: u64,
+    one_after_the_other_s: f64,
+    together_s: f64,
+    /// The former over the latter.
+    speed: f64,
+    /// What a change of turns moves takes so much of a turn.
+    moving_fraction: f64,
+    least_speed: f64,
+    /// How often a tenant was taken off the GPU.
+    suspensions: usize,
+}
+
+/// Measures and prints.
+pub fn run(options: &Options) -> Result<()> {
+    let bench = Bench {
+        options,
+        artefacts: build::artefacts()?,
+        venv: venv::prepare()?,
+        interrupt: Interrupt::catch()?,
+        folder: tempfile::tempdir().context("cannot create a temporary directory")?,
+    };
+    let report = bench.measure()?;
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        println!(
+            "two trainers of {} bytes, {} at most, on a GPU of {}, {} steps each, in turns of {} ms, {} bytes/µs to the host and back",
+            report.usual_bytes,
+            report.most_bytes,
+            report.gpu_bytes,
+            report.steps,
+            report.turn_ms,
+            report.host_bytes_per_us
+        );
+        println!(
+            "{:.1} s one after the other, {:.1} s together with {} suspensions: {:.3} of that speed (at least {:.3})",
+            report.one_after_the_other_s,
+            report.together_s,
+            report.suspensions,
+            report.speed,
+            report.least_speed
+        );
+    }
+    // Else nothing was measured.
+    ensure!(report.suspensions >= TENANTS.len(), "the two had room enough together: train for more steps");
+    if options.check {
+        check(&[("speed of two in turns", report.speed >= report.least_speed)])?;
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    artefacts: Artefacts,
+    venv: Venv,
+    interrupt: Interrupt,
+    folder: tempfile::TempDir,
+}
+
+impl Bench<'_> {
+    fn measure(&self) -> Result<Report> {
+        let (usual_bytes, most_bytes, alone) = self.one_after_the_other()?;
+        // 60 % of what there is, of what each has half of the time: what it has for a moment might never meet what the other has.
+        let gpu_bytes = (usual_bytes * 10 / 6).max(most_bytes);
+        let (together, suspensions) = self.together(gpu_bytes)?;
+        // A change takes one tenant's memory to the host and brings the other's back.
+        let moving_ms = (2 * most_bytes / BYTES_PER_US) as f64 / 1e3;
+        let moving_fraction = moving_ms / self.options.turn_ms as f64;
+        Ok(Report {
+            steps: self.options.steps,
+            turn_ms: self.options.turn_ms,
+            host_bytes_per_us: BYTES_PER_US,
+            usual_bytes,
+            most_bytes,
+            gpu_bytes,
+            one_after_the_other_s: alone.as_secs_f64(),
+            together_s: together.as_secs_f64(),
+            speed: alone.as_secs_f64() / together.as_secs_f64(),
+            moving_fraction,
+            least_speed: LEAST_FRACTION * (1.0 - moving_fraction),
+            suspensions,
+        })
+    }
+
+    /// What a trainer has half of the time and at most, bytes, and how long two take that have all they want, each by itself.
+    fn one_after_the_other(&self) -> Result<(u64, u64, Duration)> {
+        let host = self.host(AMPLE_BYTES, "")?;
+        // Compiled kernels are kept; the first time is not what is measured.
+        self.finish(self.start(&host, "first")?, || ())?;
+        let begun = Instant::now();
+        let (mut usual_bytes, mut most_bytes) = (0, 0);
+        for name in TENANTS {
+            let mut taken = Vec::new();
+            self.finish(self.start(&host, name)?, || {
+                taken.extend(
+                    truth::snapshot(&host.simgpu_state()).map(|truth| truth.gpus[0].memory_used_bytes),
+                );
+            })?;
+            taken.retain(|bytes| *bytes > 0);
+            taken.sort_unstable();
+            usual_bytes = usual_bytes.max(taken.get(taken.len() / 2).copied().unwrap_or(0));
+            most_bytes = most_bytes.max(taken.last().copied().unwrap_or(0));
+        }
+        ensure!(usual_bytes > 0, "the simulated GPU recorded no memory of the trainers'");
+        Ok((usual_bytes, most_bytes, begun.elapsed()))
+    }
+
+    /// How long two take together on a GPU of so many bytes, and how often one was taken off it.
+    fn together(&self, gpu_bytes: u64) -> Result<(Duration, usize)> {
+        let host = self.host(gpu_bytes, &format!("suspend_turn_ms = {}\n", self.options.turn_ms))?;
+        let begun = Instant::now();
+        let mut trainers =
+            TENANTS.map(|name| self.start(&host, name)).into_iter().collect::<Result<Vec<_>>>()?;
+        // Whoever is asked takes a processor from the trainers.
+        let look_every = Duration::from_millis(self.options.turn_ms) / LOOKS_EACH_TURN;
+        let (mut suspensions, mut were_suspended, mut looked) = (0, [false; TENANTS.len()], begun);
+        while let Some(trainer) = trainers.pop() {
+            self.finish(trainer, || {
+                if looked.elapsed() < look_every {
+                    return;
+                }
+                looked = Instant::now();
+                let Ok(ps) = host.ps() else { return };
+                for (name, was_suspended) in TENANTS.iter().zip(&mut were_suspended) {
+                    let is_suspended =
+                        ps.tenants.iter().any(|tenant| tenant.name == *name && tenant.suspended);
+                    suspensions += usize::from(is_suspended && !*was_suspended);
+                    *was_suspended = is_suspended;
+                }
+            })?;
+        }
+        Ok((begun.elapsed(), suspensions))
+    }
+
+    fn host(&self, memory_bytes: u64, config: &str) -> Result<Host> {
+        let simgpu = self.write(
+            "simgpu.toml",
+            &format!(
+                "context_overhead_bytes = 0\nmemory_bytes = {memory_bytes}\nhost_to_device_bytes_per_us = {BYTES_PER_US}\n\
+                 device_to_host_bytes_per_us = {BYTES_PER_US}\n{}",
+                fs::read_to_string(crate::workspace().join(SIMGPU_CONFIG))?
+            ),
+        )?;
+        let config = self.write("deepres.toml", config)?;
+        let device = Device::Simulated { config: Some(simgpu) };
+        Host::configured(&self.artefacts, device, &self.interrupt, Some(&config))
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+        let path = self.folder.path().join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
+    }
+
+    fn start(&self, host: &Host, name: &str) -> Result<Running> {
+        let nvrtc = self.venv.nvrtc()?;
+        let mut command: Command = host.deepres(&[&nvrtc as &Path]);
+        command
+            .args(["run", "--name", name, "--oversubscribe", "suspend", "--"])
+            .arg(self.venv.python())
+            .arg(crate::workspace().join(SCRIPT))
+            .args(["--steps", &self.options.steps.to_string()])
+            .env("DEV", "CUDA")
+            .env("CACHEDB", self.folder.path().join("compiled.cache"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        Running::start(&mut command)
+    }
+
+    /// Waits for a trainer's end, and looks meanwhile.
+    fn finish(&self, mut trainer: Running, mut look: impl FnMut()) -> Result<()> {
+        let status = loop {
+            self.interrupt.check()?;
+            if let Some(status) = trainer.exited()? {
+                break status;
+            }
+            look();
+            thread::sleep(POLL);
+        };
+        ensure!(status.success(), "{}: {}", ended(status), trainer.shown());
+        Ok(())
+    }
+}
