@@ -584,12 +584,15 @@ impl Process {
         socket.is_some_and(|socket| !socket.is_ours())
     }
 
+    /// Whether anything that was launched or copied on the GPU `ordinal` may be under way.
+    pub fn may_have_work(&self, ordinal: usize) -> bool {
+        self.contexts().iter().any(|context| context.ordinal == ordinal && context.may_have_work())
+    }
+
     /// The meter thread is about to sleep. False: something is open after all.
     pub fn prepare_sleep(&self) -> bool {
         self.is_meter_asleep.store(1, Ordering::SeqCst);
-        let is_busy = self.contexts().iter().any(|context| {
-            context.try_lock().is_none_or(|inner| inner.lanes.iter().any(|lane| lane.is_busy()))
-        });
+        let is_busy = self.contexts().iter().any(|context| context.may_have_work());
         if is_busy {
             self.finish_sleep();
         }

@@ -173,8 +173,8 @@ impl Calls {
         let result = work();
         let mut popped = std::ptr::null_mut();
         // SAFETY: the result has room; what was pushed above is popped.
-        let pop = || unsafe { (self.pop_current)(&mut popped) } == CUDA_SUCCESS;
-        if !std::iter::repeat_with(pop).take(ATTEMPTS as usize).any(|is_popped| is_popped) {
+        let mut pop = || unsafe { (self.pop_current)(&mut popped) } == CUDA_SUCCESS;
+        if !(0..ATTEMPTS).any(|_| pop()) {
             // It stays below, but the thread goes on where it was.
             self.set_current(before.unwrap_or(Context(0)));
         }

@@ -500,8 +500,10 @@ impl Accounts {
         if let Some(left) = left.filter(|_| result != CUDA_SUCCESS) {
             self.graphs.cancel_free(address, left);
         }
-        if let Some(freed) = pooled.filter(|_| result != CUDA_SUCCESS) {
-            self.pools.cancel_free(freed);
+        match pooled {
+            Some(freed) if result == CUDA_SUCCESS => self.pools.end_free(process, &freed),
+            Some(freed) => self.pools.cancel_free(freed),
+            None => {}
         }
         self.graphs.refresh(process);
         result

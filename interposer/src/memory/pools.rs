@@ -293,6 +293,15 @@ impl Pools {
         })
     }
 
+    /// The driver freed it.
+    pub fn end_free(&self, process: &Process, Freed(pool, ..): &Freed) {
+        if pool.is_destroyed()
+            && let Some((mut state, (_, site))) = pool.try_state().zip(pool.site(process))
+        {
+            self.release(process, pool, &mut state, &site);
+        }
+    }
+
     /// The driver did not free it.
     pub fn cancel_free(&self, Freed(pool, address, what): Freed) {
         lock(&pool.live).insert(address, what);
@@ -309,19 +318,31 @@ impl Pools {
     pub fn refresh(&self, process: &Process) {
         for pool in self.all() {
             let Some((mut state, (_, site))) = pool.try_state().zip(pool.site(process)) else { continue };
-            if !pool.is_destroyed() {
+            if pool.is_destroyed() {
+                self.release(process, &pool, &mut state, &site);
+            } else {
                 pool.settle(&mut state, &site, None);
-            } else if lock(&pool.live).is_empty() {
-                state.set(&site, 0, None);
-                lock(&self.pools).retain(|other| !Arc::ptr_eq(other, &pool));
             }
+        }
+    }
+
+    /// The driver keeps a destroyed pool until all that was allocated from it is freed and the streams have come to that: it does not tell, and what they have come to is seen
+    /// by their work alone.
+    fn release(&self, process: &Process, pool: &Arc<Pool>, state: &mut Held, site: &Site<'_>) {
+        let may_wait = |ordinal| process.may_have_work(ordinal);
+        if lock(&pool.live).is_empty() && !pool.ordinal.is_some_and(may_wait) {
+            state.set(site, 0, None);
+            lock(&self.pools).retain(|other| !Arc::ptr_eq(other, pool));
         }
     }
 
     /// Has the pools of a device give back what they do not use.
     pub fn trim(&self, process: &Process, ordinal: usize) {
         for pool in self.all().iter().filter(|pool| pool.ordinal == Some(ordinal)) {
-            if let Some((mut state, site)) = pool.try_state().zip(Site::of(process, ordinal)) {
+            let Some((mut state, site)) = pool.try_state().zip(Site::of(process, ordinal)) else { continue };
+            if pool.is_destroyed() {
+                self.release(process, pool, &mut state, &site);
+            } else {
                 pool.trim(process, &mut state, &site);
             }
         }

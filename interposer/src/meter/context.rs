@@ -109,6 +109,11 @@ impl ContextState {
         }
     }
 
+    /// Whether anything of it is not known to be through. Waits for nobody.
+    pub fn may_have_work(&self) -> bool {
+        self.try_lock().is_none_or(|inner| inner.lanes.iter().any(|lane| lane.is_busy()))
+    }
+
     /// Every stream of `handle`, which this is, is about to wait for something else than its own work, whoever launches there; perhaps for the host.
     pub fn interrupt(&self, handle: Context, calls: &Calls, thread_id: u32, awaits_host: bool) {
         let inner = self.lock();

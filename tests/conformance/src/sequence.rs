@@ -6,6 +6,7 @@
 use std::ffi::CString;
 use std::fmt::Display;
 use std::ptr::{null, null_mut};
+use std::time::Duration;
 
 use deepres_abi::driver::result::*;
 use deepres_abi::driver::types::*;
@@ -20,13 +21,16 @@ const STRANGE_PERCENT: u64 = 12;
 /// What is asked for, bytes.
 const SIZES: [usize; 10] = [0, 1, 511, 512, 4096, 1 << 20, (1 << 20) + 1, 2 << 20, 3 << 20, usize::MAX >> 8];
 /// How many parts the kinds of calls have among them, without the last ones and with them ([`World::step`]).
-const KINDS_OF_CALLS: usize = 43;
-const WILD_KINDS: usize = 61;
+const KINDS_OF_CALLS: usize = 51;
+const WILD_KINDS: usize = 65;
 /// One granule of physical memory.
 const GRANULE_BYTES: usize = 2 << 20;
 /// What is reserved of address space at a time, granules.
 const RESERVED_GRANULES: usize = 4;
 const RESERVED_BYTES: usize = RESERVED_GRANULES * GRANULE_BYTES;
+/// What is awaited before the account is told: so often, for so long.
+const RESTS: usize = 3;
+const REST: Duration = Duration::from_millis(10);
 /// An injected error makes a free fail, and the next one succeed.
 const ATTEMPTS: usize = 3;
 
@@ -61,6 +65,8 @@ struct Held {
     reserved: Vec<u64>,
     graphs: Vec<u64>,
     executables: Vec<u64>,
+    /// Executable graphs that allocate.
+    allocating: Vec<u64>,
     kernels: Vec<u64>,
     pools: Vec<u64>,
     modules: Vec<u64>,
@@ -100,8 +106,13 @@ fn account() -> Option<[u64; KINDS]> {
     Some(sums)
 }
 
-/// Says what this process's memory counts for at the stage `stage`, and waits for a line.
+/// Says what this process's memory counts for at the stage `stage`, and waits for a line. Not before the GPU is through with all that there was, and whoever stands between
+/// program and driver has seen it: what is freed in a stream's order goes then.
 fn tell(stage: impl Display) -> Result<(), Stop> {
+    for _ in 0..RESTS {
+        cu!(cuCtxSynchronize());
+        std::thread::sleep(REST);
+    }
     let sums =
         account().ok_or_else(|| Stop::Absent("only the simulated driver keeps this account".to_owned()))?;
     println!("account {stage} {}", sums.map(|sum| sum.to_string()).join(" "));
@@ -251,10 +262,11 @@ impl World {
             37..=39 => self.live(),
             40..=42 => self.variables(),
             43..=46 => self.own_pool(),
-            47..=49 => self.shape(),
-            50..=52 => self.code(),
-            53..=55 => self.share_context(),
-            56..=58 => self.graph(),
+            47..=50 => self.graph_memory(),
+            51..=53 => self.shape(),
+            54..=56 => self.code(),
+            57..=59 => self.share_context(),
+            60..=62 => self.graph(),
             _ => self.hand_over(),
         }
     }
@@ -265,7 +277,7 @@ impl World {
         let pool = self.pick(|held| &mut held.pools) as CUmemoryPool;
         let (mut new, mut address) = (null_mut(), 0);
         Ok(match self.random.below(6) {
-            0 => {
+            0 if self.held.pools.len() < KEPT => {
                 // SAFETY: all zeroes is a valid value of this plain structure.
                 let mut properties: CUmemPoolProps = unsafe { std::mem::zeroed() };
                 properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -274,7 +286,7 @@ impl World {
                 self.keep(|held| &mut held.pools, code, new as u64);
                 ("cuMemPoolCreate", code)
             }
-            1 => {
+            0 | 1 => {
                 let code = cu!(cuMemPoolDestroy(pool));
                 self.lose(|held| &mut held.pools, code, pool as u64);
                 ("cuMemPoolDestroy", code)
@@ -526,6 +538,55 @@ impl World {
             8 => ("cuStreamAddCallback", cu!(cuStreamAddCallback(stream, Some(called), null_mut(), 0))),
             _ => ("cuLaunchHostFunc", cu!(cuLaunchHostFunc(stream, Some(nothing), null_mut()))),
         })
+    }
+
+    /// Graphs that allocate and free.
+    fn graph_memory(&mut self) -> Answer {
+        let exec = self.pick(|held| &mut held.allocating);
+        let stream = self.stream();
+        Ok(match self.random.below(6) {
+            0 if self.held.allocating.len() < KEPT => self.build_allocating()?,
+            0 | 1 => {
+                let code = cu!(cuGraphExecDestroy(exec as CUgraphExec));
+                self.lose(|held| &mut held.allocating, code, exec);
+                ("cuGraphExecDestroy of one that allocates", code)
+            }
+            2 => ("cuDeviceGraphMemTrim", cu!(cuDeviceGraphMemTrim(self.random.below(8) as i32 / 7 * 99))),
+            // Into a capture it would be a part of what is captured.
+            _ if is_captured(stream)? => ("a graph that is left out", CUDA_SUCCESS),
+            _ => ("cuGraphLaunch of one that allocates", cu!(cuGraphLaunch(exec as CUgraphExec, stream))),
+        })
+    }
+
+    /// A graph that allocates twice and frees both, ready to be launched.
+    fn build_allocating(&mut self) -> Answer {
+        let (mut graph, mut exec) = (null_mut(), null_mut());
+        let (mut allocation, mut release) = ([null_mut(); 2], null_mut());
+        // SAFETY: all zeroes is a valid value of this plain structure.
+        let mut params: [CUDA_MEM_ALLOC_NODE_PARAMS; 2] = unsafe { std::mem::zeroed() };
+        let mut code = cu!(cuGraphCreate(&mut graph, 0));
+        for (params, node) in params.iter_mut().zip(&mut allocation) {
+            params.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+            params.poolProps.location = CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
+            params.bytesize = self.size();
+            if code == CUDA_SUCCESS {
+                code = cu!(cuGraphAddMemAllocNode(node, graph, null(), 0, params));
+            }
+        }
+        // After both: they have addresses of their own.
+        for params in &params {
+            if code == CUDA_SUCCESS {
+                code = cu!(cuGraphAddMemFreeNode(&mut release, graph, allocation.as_ptr(), 2, params.dptr));
+            }
+        }
+        if code == CUDA_SUCCESS {
+            code = cu!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+            self.keep(|held| &mut held.allocating, code, exec as u64);
+        }
+        if !graph.is_null() {
+            cu!(cuGraphDestroy(graph));
+        }
+        Ok(("a graph that allocates", code))
     }
 
     /// Physical memory that leaves the process and comes back.
@@ -899,6 +960,10 @@ impl World {
         for handle in &self.held.physical {
             insist(&|| Ok(cu!(cuMemRelease(*handle))))?;
         }
+        for exec in &self.held.allocating {
+            insist(&|| Ok(cu!(cuGraphExecDestroy(*exec as CUgraphExec))))?;
+        }
+        insist(&|| Ok(cu!(cuDeviceGraphMemTrim(0))))?;
         for context in &self.held.contexts {
             insist(&|| Ok(cu!(cuCtxDestroy_v2(*context as CUcontext))))?;
         }

@@ -67,6 +67,18 @@ fn a_pool_counts_for_what_it_keeps_and_gives_it_back_before_anything_is_refused(
 }
 
 #[test]
+fn a_destroyed_pool_counts_until_the_stream_has_come_to_the_end_of_its_memory() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let client = c_client("poolends", Way::Dlsym);
+    let said = host.finish(host.run(&["--name", "ends", "--memory", "2GiB"], client, &[]));
+    let said = said.success().json();
+    let free_bytes = |stage: &str| said[stage].as_u64().expect("a number of bytes");
+    assert!(free_bytes("meanwhile") + 128 * MIB <= free_bytes("before"), "{said}");
+    assert_eq!(free_bytes("after"), free_bytes("before"), "{said}");
+}
+
+#[test]
 fn what_is_captured_counts_from_the_upload_or_launch_on_until_it_is_trimmed() {
     let stages = [
         ("captured", "graph", 0),

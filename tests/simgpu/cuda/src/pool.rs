@@ -366,6 +366,8 @@ impl Pool {
         let mut state = lock(&self.state);
         let bytes = self.strike(&mut state, address)?;
         state.arena.give(address, bytes);
+        drop(state);
+        release_orphans();
         Ok(())
     }
 
@@ -479,8 +481,20 @@ pub fn destroy(handle: usize) -> Result<()> {
     Ok(())
 }
 
+/// Has destroyed pools go of which nothing is in use any more and which the streams have come to the end of.
+fn release_orphans() {
+    lock(&ORPHANS).retain(|pool| {
+        let is_used = !lock(&pool.state).taken.is_empty();
+        if !is_used {
+            pool.trim(0);
+        }
+        is_used || Pool::reserved(&lock(&pool.state)) != 0
+    });
+}
+
 /// What all pools of the process have reserved that counts for it, those too that were destroyed.
 pub fn reserved() -> u64 {
+    release_orphans();
     let orphans = lock(&ORPHANS).clone();
     POOLS.all().into_iter().chain(orphans).map(|pool| pool.counted()).sum()
 }
@@ -535,14 +549,7 @@ pub fn trim_at_synchronisation(device: i32) {
             pool.trim(threshold);
         }
     }
-    // One goes as a whole, once nothing of it is in use.
-    lock(&ORPHANS).retain(|pool| {
-        let is_used = !lock(&pool.state).taken.is_empty();
-        if !is_used && pool.device == device {
-            pool.trim(0);
-        }
-        is_used || Pool::reserved(&lock(&pool.state)) != 0
-    });
+    release_orphans();
 }
 
 /// Drops what pools have charged to a context that ends.
