@@ -202,11 +202,28 @@ impl Pools {
 
     /// The pool, which is of the memory of the device that `ordinal` says if it was not known.
     pub fn get(&self, handle: PoolHandle, ordinal: impl FnOnce() -> Option<usize>) -> Arc<Pool> {
+        self.get_or_add(handle, ordinal).0
+    }
+
+    /// The same, with whether it was known.
+    fn get_or_add(&self, handle: PoolHandle, ordinal: impl FnOnce() -> Option<usize>) -> (Arc<Pool>, bool) {
         let mut pools = lock(&self.pools);
-        if let Some(known) = find(&pools, handle) {
-            return known;
+        match find(&pools, handle) {
+            Some(known) => (known, true),
+            None => (self.push(&mut pools, handle, ordinal()), false),
         }
-        self.push(&mut pools, handle, ordinal())
+    }
+
+    /// Forgets a pool that was not known before and that nothing was had from: its handle may be none at all.
+    fn forget_unused(&self, pool: &Arc<Pool>) {
+        /// The list's, and the caller's: nobody else is about to use it.
+        const HOLDERS: usize = 2;
+        let mut pools = lock(&self.pools);
+        let has_nothing =
+            || lock(&pool.live).is_empty() && pool.try_state().is_some_and(|held| held.bytes == 0);
+        if Arc::strong_count(pool) == HOLDERS && has_nothing() {
+            pools.retain(|other| !Arc::ptr_eq(other, pool));
+        }
     }
 
     /// The pool, which the driver has just made, of the memory of the device `ordinal`.
@@ -242,21 +259,25 @@ impl Pools {
         give_back: impl Fn(usize),
         mut call: impl FnMut() -> (u32, Option<u64>),
     ) -> Result<u32, (Site<'p>, Refused)> {
-        let pool = match handle {
-            Some(handle) => self.get(handle, || handle.ordinal(process.gpus.len(), ordinal)),
-            None => self.present(ordinal),
+        let (pool, was_known) = match handle {
+            Some(handle) => self.get_or_add(handle, || handle.ordinal(process.gpus.len(), ordinal)),
+            None => (self.present(ordinal), true),
         };
-        loop {
-            let Some((ordinal, site)) = pool.site(process) else { return Ok(call().0) };
+        let result = loop {
+            let Some((ordinal, site)) = pool.site(process) else { break Ok(call().0) };
             let give_back = || give_back(ordinal);
             let result = pool.allocate(process, &site, context, bytes, &give_back, &mut call);
             // Nobody else is kept from the pool while this one waits for others to be moved off the GPU.
             match result {
                 Ok(CUDA_ERROR_OUT_OF_MEMORY) if site.await_room(growth(bytes)) => {}
-                Ok(result) => return Ok(result),
-                Err(refused) => return Err((site, refused)),
+                Ok(result) => break Ok(result),
+                Err(refused) => break Err((site, refused)),
             }
+        };
+        if !was_known && !matches!(result, Ok(CUDA_SUCCESS)) {
+            self.forget_unused(&pool);
         }
+        result
     }
 
     /// The pool that `cuMemAllocAsync` takes from on a device. Where the driver does not say: as it was last, or the device's own, or one without a name that stands for it.
@@ -398,6 +419,22 @@ impl Pools {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_handle_that_nothing_was_had_from_is_not_remembered() {
+        let pools = Pools::default();
+        let pool = pools.get(PoolHandle(1), || Some(0));
+        let other = Arc::clone(&pool);
+        pools.forget_unused(&pool);
+        assert_eq!(pools.all().len(), 1, "another is about to use it");
+        drop(other);
+        lock(&pool.live).insert(1, (1, 1));
+        pools.forget_unused(&pool);
+        assert_eq!(pools.all().len(), 1, "something was had from it");
+        lock(&pool.live).remove(&1);
+        pools.forget_unused(&pool);
+        assert_eq!(pools.all().len(), 0);
+    }
 
     #[test]
     fn a_pool_that_gets_the_handle_of_one_that_is_being_destroyed_is_another() {

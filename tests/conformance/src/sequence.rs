@@ -300,11 +300,12 @@ impl World {
                     cu!(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, value)),
                 )
             }
-            _ => {
+            _ if self.is_wild || self.has_room() => {
                 let code = cu!(cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream));
                 self.keep_pooled(stream, code, address)?;
                 ("cuMemAllocFromPoolAsync of an own pool", code)
             }
+            _ => self.free()?,
         })
     }
 
