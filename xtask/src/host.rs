@@ -219,6 +219,10 @@ pub struct TenantGpu {
     pub entitled_ppm: Option<u64>,
     pub gpu_ns: u64,
     pub wanted_ns: u64,
+    /// Time in which another wanted the GPU too …
+    pub contended_ns: u64,
+    /// … and its part of that.
+    pub owed_ns: u64,
     pub wait_ns: u64,
     pub kernel_launches: u64,
     pub graph_launches: u64,

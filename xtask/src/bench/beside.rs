@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use super::pieces::{As, Client, Kit, LONG_KERNEL_MS, Served, Times, kernels_ns, record};
-use crate::host::Host;
+use super::pieces::{As, Kit, LONG_KERNEL_MS, Served, Times, kernels_ns, record};
 
 /// From the last client's first launch to the first look.
 const SETTLED: Duration = Duration::from_millis(700);
@@ -25,11 +24,6 @@ const GUEST_STEPS: [&str; 2] = ["busy_1000usx32", "sync"];
 const TRAINER: [&str; 6] = ["--kernel", "busy_1000us", "--kernels", "20", "--gap-us", "10000"];
 /// Requests' work, ms, how many come in a second, and the objective of who answers them: the GPU would be used to 15 and 20 % by them.
 const SERVERS: [(&str, &str, &str); 2] = [("5", "30", "50ms"), ("25", "8", "250ms")];
-/// What is compared with the bare driver: always work.
-const BACKLOG: [&str; 2] = ["busy_200usx100", "sync"];
-/// How often it and the bare driver take turns, so that a machine that grows busy meets both.
-const BACKLOG_ROUNDS: u32 = 3;
-const BACKLOG_LASTS: Duration = Duration::from_secs(2);
 
 const US_PER_MS: f64 = 1e3;
 const NS_PER_MS: f64 = 1e6;
@@ -53,8 +47,6 @@ struct Report {
     trainer: TrainerReport,
     servers: Vec<ServerReport>,
     guest_longest_kernel_ms: f64,
-    /// GPU time that one tenant has that always has work, against the same without deepres.
-    backlogged_alone_of_bare: f64,
 }
 
 /// A trainer with pauses.
@@ -128,7 +120,6 @@ pub fn run(options: &Options) -> Result<()> {
             .map(|(work_ms, rate, slo)| bench.server(work_ms, rate, slo))
             .collect::<Result<_>>()?,
         guest_longest_kernel_ms: LONG_KERNEL_MS,
-        backlogged_alone_of_bare: bench.backlogged()?,
     };
     if options.json {
         println!("{}", serde_json::to_string(&report)?);
@@ -152,7 +143,6 @@ impl Report {
                 "the guest's longest kernel and a hand-off added to the tail at most",
                 self.servers.iter().all(is_soon),
             ),
-            ("0.995 of the bare driver at least, alone", self.backlogged_alone_of_bare >= 0.995),
         ])
     }
 
@@ -183,10 +173,6 @@ impl Report {
                 row("  harvested of its gaps", harvested[0], harvested[1], "%");
             }
         }
-        println!(
-            "one tenant that always has work: {:.2} % of the bare driver",
-            of_hundred(self.backlogged_alone_of_bare)
-        );
     }
 }
 
@@ -267,30 +253,6 @@ impl Bench {
         let served = first.served()?;
         let handoff_ns = host.ps()?.gpus.first().context("the daemon knows no GPU")?.handoff_p50_ns;
         Ok(Run { served, harvested_of_gaps, handoff_ms: handoff_ns as f64 / NS_PER_MS })
-    }
-
-    /// One tenant that always has work, and the same without deepres, in turns.
-    fn backlogged(&self) -> Result<f64> {
-        let mut used = [0.0; 2];
-        for _ in 0..BACKLOG_ROUNDS {
-            for (used, how) in used.iter_mut().zip([As::Tenant(&["--name", FIRST]), As::Bare]) {
-                let host = self.kit.host()?;
-                let client = self.kit.pace(&host, how, &BACKLOG)?;
-                *used += self.used(&host, client, how)?;
-            }
-        }
-        Ok(used[0] / used[1])
-    }
-
-    fn used(&self, host: &Host, mut client: Client, how: As<'_>) -> Result<f64> {
-        self.sleep(SETTLED)?;
-        let pid = client.pid(host, how, FIRST)?;
-        let before = record(host)?;
-        self.sleep(BACKLOG_LASTS)?;
-        let after = record(host)?;
-        client.still_runs()?;
-        let used_ns = kernels_ns(&after, pid).saturating_sub(kernels_ns(&before, pid));
-        Ok(used_ns as f64 / (after.at_ns - before.at_ns) as f64)
     }
 
     fn sleep(&self, duration: Duration) -> Result<()> {

@@ -29,7 +29,7 @@ pub enum Bench {
     /// What a best-effort tenant makes of another's pauses, and what that costs the other.
     ///
     /// A trainer with pauses and a server of requests, each alone, beside a best-effort trainer, and beside it with the simulated GPU's own
-    /// time-slicing instead of deepres. Also, how fast one tenant that always has work is against the bare driver.
+    /// time-slicing instead of deepres.
     Beside(beside::Options),
     /// What the daemon takes while a thousand processes are connected and do nothing. Fails if that is more than it may be.
     Daemon(daemon::Options),
@@ -53,7 +53,8 @@ pub enum Bench {
     /// How exact shares of GPU time are, and what sharing costs.
     ///
     /// Two or three tenants that always have work share a simulated GPU, for each choice of shares and work; shown are the distance of what they
-    /// had from what they are owed and from what the meter says, and the work done against one tenant alone.
+    /// had from what they are owed and from what the meter says, and the work done against one tenant alone. Also, what one tenant alone does against the
+    /// bare driver.
     Share(share::Options),
     /// How long many processes that start at once wait until they are served.
     ///

@@ -107,7 +107,8 @@ impl Kit {
     }
 }
 
-fn start(host: &Host, how: As<'_>, program: &Path, arguments: &[&str]) -> Result<Client> {
+/// Starts a program of ours on a host, and waits until it begins to launch.
+pub fn start(host: &Host, how: As<'_>, program: &Path, arguments: &[&str]) -> Result<Client> {
     let mut command = match how {
         As::Tenant(options) => {
             let mut command = host.deepres(&[]);

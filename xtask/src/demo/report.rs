@@ -28,6 +28,9 @@ pub struct Report {
     /// The largest distance, in percent points, of a metered share from the true one or of the true one from
     /// what the tenant is entitled to. Without a record of the truth: of the metered share from the entitled.
     max_share_error_points: f64,
+    /// The same beside what was due instead of what a tenant is entitled to: who has no work for a moment leaves the GPU to the other, which has nothing to
+    /// make up for.
+    max_due_error_points: f64,
 }
 
 #[derive(Serialize)]
@@ -35,6 +38,8 @@ struct Tenant {
     name: String,
     client: &'static str,
     entitled_share: f64,
+    /// What it is entitled to of the time in which both had work, and the time in which it alone had.
+    due_share: f64,
     metered_share: f64,
     /// Only a simulated GPU records the truth.
     true_share: Option<f64>,
@@ -61,6 +66,7 @@ impl Report {
 
         let mut metered_ns = Vec::new();
         let mut true_ns = Vec::new();
+        let mut due_ns = Vec::new();
         let mut tenants = Vec::new();
         for &name in names {
             let of = |ps: &'static str, moment: &Moment| -> Result<TenantGpu> {
@@ -73,6 +79,7 @@ impl Report {
             let limit = last.ps.on_first_gpu(name).and_then(|(tenant, _)| tenant.memory_limit_bytes);
             let gpu_ns = after.gpu_ns.saturating_sub(before.gpu_ns);
             metered_ns.push(gpu_ns);
+            due_ns.push(due(&after).saturating_sub(due(&before)));
             if let (Some(first_truth), Some(last_truth)) = (&first.truth, &last.truth) {
                 let pids = pids(name, &[&first.ps, &last.ps]);
                 true_ns.push(busy_ns(last_truth, &pids).saturating_sub(busy_ns(first_truth, &pids)));
@@ -82,6 +89,7 @@ impl Report {
                 name: name.to_owned(),
                 client,
                 entitled_share: after.entitled_ppm.unwrap_or(0) as f64 / PPM,
+                due_share: 0.0,
                 metered_share: 0.0,
                 true_share: None,
                 launches: launches(&after).saturating_sub(launches(&before)),
@@ -94,6 +102,9 @@ impl Report {
         for (tenant, share) in tenants.iter_mut().zip(shares(&metered_ns)) {
             tenant.metered_share = share;
         }
+        for (tenant, share) in tenants.iter_mut().zip(shares(&due_ns)) {
+            tenant.due_share = share;
+        }
         for (tenant, share) in tenants.iter_mut().zip(shares(&true_ns)) {
             tenant.true_share = Some(share);
         }
@@ -101,7 +112,8 @@ impl Report {
             device,
             seconds: elapsed_ns / NS_PER_S,
             gpu_bound_fraction: if elapsed_ns > 0.0 { contended_ns / elapsed_ns } else { 0.0 },
-            max_share_error_points: tenants.iter().map(Tenant::error_points).fold(0.0, f64::max),
+            max_share_error_points: largest(&tenants, |tenant| tenant.entitled_share),
+            max_due_error_points: largest(&tenants, |tenant| tenant.due_share),
             tenants,
         })
     }
@@ -126,11 +138,12 @@ impl Report {
 }
 
 impl Tenant {
-    fn error_points(&self) -> f64 {
+    /// How far it is from the share that it should have, and its meter from the truth.
+    fn error_points(&self, expected: f64) -> f64 {
         let distance = |one: f64, other: f64| (one - other).abs() * 100.0;
         match self.true_share {
-            Some(truth) => distance(self.metered_share, truth).max(distance(truth, self.entitled_share)),
-            None => distance(self.metered_share, self.entitled_share),
+            Some(truth) => distance(self.metered_share, truth).max(distance(truth, expected)),
+            None => distance(self.metered_share, expected),
         }
     }
 
@@ -155,6 +168,16 @@ fn busy_ns(truth: &truth::Snapshot, pids: &BTreeSet<u32>) -> u64 {
     theirs.filter_map(|process| process.gpus.first()).map(|gpu| gpu.busy_ns).sum()
 }
 
+/// What a tenant was due since it came, ns: its part while others wanted the GPU too, and all of it while it alone did.
+fn due(gpu: &TenantGpu) -> u64 {
+    gpu.owed_ns.saturating_add(gpu.wanted_ns.saturating_sub(gpu.contended_ns))
+}
+
+/// The largest error beside these shares, in points.
+fn largest(tenants: &[Tenant], expected: impl Fn(&Tenant) -> f64) -> f64 {
+    tenants.iter().map(|tenant| tenant.error_points(expected(tenant))).fold(0.0, f64::max)
+}
+
 /// Each one's part of the sum; of nothing, nobody has a part.
 fn shares(ns: &[u64]) -> Vec<f64> {
     let sum = ns.iter().sum::<u64>() as f64;
@@ -172,16 +195,17 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "{:<10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}  memory",
-            "tenant", "entitled", "metered", "truth", "launches", "GPU s", "waited s"
+            "{:<10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}  memory",
+            "tenant", "entitled", "due", "metered", "truth", "launches", "GPU s", "waited s"
         )?;
         for tenant in &self.tenants {
             let percent = |share: f64| format!("{:.1} %", share * 100.0);
             writeln!(
                 f,
-                "{:<10} {:>9} {:>9} {:>9} {:>9} {:>9.2} {:>9.2}  {}",
+                "{:<10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9.2} {:>9.2}  {}",
                 tenant.name,
                 percent(tenant.entitled_share),
+                percent(tenant.due_share),
                 percent(tenant.metered_share),
                 tenant.true_share.map_or_else(|| "unknown".to_owned(), percent),
                 tenant.launches,
@@ -190,7 +214,11 @@ impl fmt::Display for Report {
                 tenant.memory()
             )?;
         }
-        write!(f, "\nlargest error of a share: {:.2} points", self.max_share_error_points)
+        write!(
+            f,
+            "\nlargest error of a share: {:.2} points; {:.2} beside what was due, which leaves out when only one had work",
+            self.max_share_error_points, self.max_due_error_points
+        )
     }
 }
 
@@ -209,7 +237,10 @@ mod tests {
                 gpu: 0,
                 entitled_ppm: Some(entitled_ppm),
                 gpu_ns: metered[index],
-                wanted_ns: now_ns,
+                // The first alone had work while not both had.
+                wanted_ns: if index == 0 { now_ns } else { contended_ns },
+                contended_ns,
+                owed_ns: contended_ns * entitled_ppm / PPM as u64,
                 wait_ns: now_ns / 10,
                 kernel_launches: now_ns / 1000,
                 graph_launches: 1,
@@ -249,6 +280,9 @@ mod tests {
         assert!((a.metered_share - 0.5).abs() < 1e-9 && (b.metered_share - 0.5).abs() < 1e-9);
         assert!((a.true_share.unwrap() - 0.68).abs() < 1e-9, "processes of nobody do not count");
         assert_eq!(a.launches, 2000);
+        // 0.7 of the 19/20 in which both had work, and the rest.
+        assert!((a.due_share - 0.715).abs() < 1e-9 && (b.due_share - 0.285).abs() < 1e-9, "{}", a.due_share);
+        assert!((report.max_due_error_points - 18.0).abs() < 1e-9, "{}", report.max_due_error_points);
         // The meter is 18 points from the truth; the truth is 2 from what a is entitled to.
         assert!((report.max_share_error_points - 18.0).abs() < 1e-9, "{}", report.max_share_error_points);
     }

@@ -26,7 +26,14 @@ impl Cell {
 
     /// One tenant that has the GPU to itself.
     pub fn alone(workload: Workload) -> Self {
-        Self { tenants: vec![tenant(0, 100, workload)] }
+        Self { tenants: vec![Tenant::alone(workload)] }
+    }
+}
+
+impl Tenant {
+    /// One that has the GPU to itself.
+    pub fn alone(workload: Workload) -> Self {
+        tenant(0, 100, workload)
     }
 }
 

@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use serde::{Serialize, Serializer};
 
-use self::cell::{Cell, Measured};
+use self::cell::{Cell, Measured, Tenant};
 use self::tenants::Bench;
 use crate::build;
 use crate::process::Interrupt;
@@ -100,9 +100,18 @@ pub struct Options {
 #[derive(Serialize)]
 struct Report {
     cells: Vec<CellReport>,
+    alone: Vec<AloneReport>,
     mean_error_points: f64,
     worst_error_points: f64,
     worst_throughput_ratio: f64,
+}
+
+/// One tenant without others.
+#[derive(Serialize)]
+struct AloneReport {
+    workload: Workload,
+    /// Its GPU time against that without deepres.
+    alone_ratio: f64,
 }
 
 #[derive(Serialize)]
@@ -132,6 +141,7 @@ pub fn run(options: &Options) -> Result<()> {
         options.workload.clone()
     };
 
+    let say = |line: &str| if options.json { eprintln!("{line}") } else { println!("{line}") };
     let mut cells = Vec::new();
     if !options.json {
         println!(
@@ -139,27 +149,29 @@ pub fn run(options: &Options) -> Result<()> {
             "shares", "workload", "error", "meter", "throughput", "GPU-bound", "load"
         );
     }
+    let mut alone = Vec::new();
     for workload in chosen_workloads {
+        if Workload::PURE.contains(&workload) {
+            let alone_ratio = bench.alone_ratio(&Tenant::alone(workload))?;
+            say(&format!("{:<10} {:<15} {alone_ratio:.4} of the bare driver", "alone", name(workload)));
+            alone.push(AloneReport { workload, alone_ratio });
+        }
         for &shares in &chosen_shares {
             let report = measure(&bench, shares, workload)?;
             let line = format!(
                 "{shares:<10} {:<15} {:>6.2} p {:>6.2} p {:>10.3} {:>9.1}% {:>6}",
-                workload.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned()),
+                name(workload),
                 report.error_points,
                 report.meter_error_points,
                 report.throughput_ratio,
                 report.gpu_bound_fraction * 100.0,
                 load(),
             );
-            if options.json {
-                eprintln!("{line}")
-            } else {
-                println!("{line}")
-            }
+            say(&line);
             cells.push(report);
         }
     }
-    let report = Report::of(cells);
+    let report = Report::of(cells, alone);
     if options.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
@@ -169,6 +181,10 @@ pub fn run(options: &Options) -> Result<()> {
         );
     }
     if options.check { report.check() } else { Ok(()) }
+}
+
+fn name(workload: Workload) -> String {
+    workload.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// The machine's load, since figures of shares mean less on a busy machine.
@@ -206,16 +222,18 @@ fn measure(bench: &Bench, shares: Shares, workload: Workload) -> Result<CellRepo
 
 impl Report {
     fn check(&self) -> Result<()> {
+        let is_unhindered = self.alone.iter().all(|alone| alone.alone_ratio >= 0.995);
         let is_metered = self.cells.iter().all(|cell| cell.meter_error_points <= 1.0);
         super::check(&[
             ("mean error of 1 point at most", self.mean_error_points <= 1.0),
             ("errors of 3 points at most", self.worst_error_points <= 3.0),
             ("a meter within 1 point", is_metered),
             ("0.98 of one alone's throughput at least", self.worst_throughput_ratio >= 0.98),
+            ("0.995 of the bare driver at least, alone", is_unhindered),
         ])
     }
 
-    fn of(cells: Vec<CellReport>) -> Self {
+    fn of(cells: Vec<CellReport>, alone: Vec<AloneReport>) -> Self {
         let errors = || cells.iter().map(|cell| cell.error_points);
         Self {
             mean_error_points: errors().sum::<f64>() / cells.len().max(1) as f64,
@@ -225,6 +243,7 @@ impl Report {
                 .map(|cell| cell.throughput_ratio)
                 .fold(f64::INFINITY, f64::min),
             cells,
+            alone,
         }
     }
 }
@@ -252,7 +271,9 @@ mod tests {
             throughput_ratio,
             gpu_bound_fraction: 1.0,
         };
-        let json = serde_json::to_value(Report::of(vec![cell(1.0, 0.99), cell(3.0, 0.98)])).unwrap();
+        let alone = AloneReport { workload: Workload::GraphReplays, alone_ratio: 0.999 };
+        let report = Report::of(vec![cell(1.0, 0.99), cell(3.0, 0.98)], vec![alone]);
+        let json = serde_json::to_value(report).unwrap();
         let expected = serde_json::json!({
             "cells": [
                 { "shares": "10/20/70", "workload": "four-processes", "error_points": 1.0, "meter_error_points": 0.5,
@@ -260,6 +281,7 @@ mod tests {
                 { "shares": "10/20/70", "workload": "four-processes", "error_points": 3.0, "meter_error_points": 0.5,
                   "throughput_ratio": 0.98, "gpu_bound_fraction": 1.0 },
             ],
+            "alone": [{ "workload": "graph-replays", "alone_ratio": 0.999 }],
             "mean_error_points": 2.0,
             "worst_error_points": 3.0,
             "worst_throughput_ratio": 0.98,

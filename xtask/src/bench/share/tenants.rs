@@ -1,9 +1,7 @@
-//! Runs the tenants of a cell on a host of their own and measures.
+//! Runs the tenants of a cell on a host of their own and measures; and one of them alone, under deepres and without.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,9 +9,10 @@ use anyhow::{Context as _, Result, ensure};
 use simgpu_engine::truth;
 
 use super::cell::{Cell, Had, Measured, Tenant};
+use crate::bench::pieces::{self, As};
 use crate::build::{self, Artefacts};
 use crate::host::{Device, Host, Ps};
-use crate::process::{Interrupt, Running};
+use crate::process::Interrupt;
 
 /// How long the GPU takes for the client's kernels.
 const SIMGPU_TOML: &str = "kernel = [
@@ -28,8 +27,9 @@ const HARD_TOML: &str = "event_step_ns = 500\nrecord_cost_ns = 2000\nclock_drift
 const SETTLED: Duration = Duration::from_millis(700);
 /// How often an interruption is looked for.
 const POLL: Duration = Duration::from_millis(20);
-/// What a client says when it begins to launch.
-const READY: &str = "ready";
+/// How often a tenant alone and the bare driver take turns, so that a machine that grows busy meets both, and for how long at a time.
+const ALONE_ROUNDS: u32 = 3;
+const ALONE_LASTS: Duration = Duration::from_secs(2);
 
 /// What all cells have in common.
 pub struct Bench {
@@ -43,15 +43,12 @@ pub struct Bench {
 impl Bench {
     /// Runs one cell.
     pub fn measure(&self, cell: &Cell) -> Result<Measured> {
-        let config = build::target().join("deepres/share-simgpu.toml");
-        let toml = format!("{}{SIMGPU_TOML}", if self.is_hard { HARD_TOML } else { "" });
-        std::fs::write(&config, toml).with_context(|| format!("cannot write {}", config.display()))?;
-        let device = Device::Simulated { config: Some(config) };
-        let host = Host::start(&self.artefacts, device, &self.interrupt)?;
+        let host = self.host()?;
         let mut clients = Vec::new();
         for tenant in &cell.tenants {
             for _ in 0..tenant.processes {
-                clients.push(self.start(&host, tenant)?);
+                let how = ["--name", &tenant.name, "--share", &format!("{}%", tenant.share)];
+                clients.push(pieces::start(&host, As::Tenant(&how), &self.client, tenant.steps)?);
             }
         }
         self.sleep(SETTLED)?;
@@ -59,7 +56,7 @@ impl Bench {
         self.sleep(Duration::from_secs_f64(self.seconds))?;
         let last = Look::at(&host)?;
         for client in &mut clients {
-            ensure!(client.exited()?.is_none(), "ended too early: {}", client.shown());
+            client.still_runs()?;
         }
         let tenants = cell.tenants.iter().map(|tenant| had(tenant, &first, &last)).collect::<Result<_>>()?;
         let elapsed_ns = last.truth.at_ns.saturating_sub(first.truth.at_ns);
@@ -67,17 +64,37 @@ impl Bench {
         Ok(Measured { tenants, elapsed_ns, bound_fraction })
     }
 
-    /// Starts a process of a tenant and waits until it launches.
-    fn start(&self, host: &Host, tenant: &Tenant) -> Result<Running> {
-        let mut command = host.deepres(&[]);
-        command.args(["run", "--name", &tenant.name, "--share", &format!("{}%", tenant.share), "--"]);
-        command.arg(&self.client).args(tenant.steps).stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut running = Running::start(&mut command)?;
-        let output = running.child().stdout.take().context("the output was piped")?;
-        let mut line = String::new();
-        BufReader::new(output).read_line(&mut line)?;
-        ensure!(line.trim() == READY, "said {line:?}: {}", running.shown());
-        Ok(running)
+    /// GPU time that a tenant alone has, against the same without deepres, in turns.
+    pub fn alone_ratio(&self, tenant: &Tenant) -> Result<f64> {
+        let mut used = [0.0; 2];
+        for _ in 0..ALONE_ROUNDS {
+            for (used, how) in used.iter_mut().zip([As::Tenant(&["--name", &tenant.name]), As::Bare]) {
+                *used += self.used_fraction(tenant, how)?;
+            }
+        }
+        Ok(used[0] / used[1])
+    }
+
+    /// The part of the time in which kernels of a tenant alone run.
+    fn used_fraction(&self, tenant: &Tenant, how: As<'_>) -> Result<f64> {
+        let host = self.host()?;
+        let mut client = pieces::start(&host, how, &self.client, tenant.steps)?;
+        self.sleep(SETTLED)?;
+        let pid = client.pid(&host, how, &tenant.name)?;
+        let before = pieces::record(&host)?;
+        self.sleep(ALONE_LASTS)?;
+        let after = pieces::record(&host)?;
+        client.still_runs()?;
+        let used_ns = pieces::kernels_ns(&after, pid).saturating_sub(pieces::kernels_ns(&before, pid));
+        Ok(used_ns as f64 / (after.at_ns - before.at_ns) as f64)
+    }
+
+    /// A host without tenants.
+    fn host(&self) -> Result<Host> {
+        let config = build::target().join("deepres/share-simgpu.toml");
+        let toml = format!("{}{SIMGPU_TOML}", if self.is_hard { HARD_TOML } else { "" });
+        std::fs::write(&config, toml).with_context(|| format!("cannot write {}", config.display()))?;
+        Host::start(&self.artefacts, Device::Simulated { config: Some(config) }, &self.interrupt)
     }
 
     fn sleep(&self, duration: Duration) -> Result<()> {
