@@ -83,7 +83,7 @@ pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
 }
 
 /// Looks into the argument of a call that returned: the driver mostly says no by a status of its own there. If it did not, what was done with memory
-/// is counted. Each look costs some ten ns, so there are at most two.
+/// is counted. A look by a helper is dear (see `user`), so there are at most two.
 #[inline(always)]
 fn succeeded(task: Task, value: &mut StatValue, argument: u64) -> bool {
     let kind = facts::kind(value.facts);
@@ -145,7 +145,7 @@ fn status_and_bytes(
     let (status_word, amount_word) = ((status_at - from) / WORD, (amount_at - from) / WORD);
     if status_word < WINDOW as u64 && amount_word < WINDOW as u64 - 1 {
         // Not by value, which would be a copy of each word.
-        let mut words = MaybeUninit::<[u32; WINDOW]>::uninit();
+        let mut words = MaybeUninit::<[u64; WINDOW / 2]>::uninit();
         // SAFETY: there is room for what is read, and the helper answers an error for what cannot be; all of it is written then, and both
         // places are within.
         unsafe {

@@ -63,7 +63,7 @@ struct Place {
 /// Reads what an address of the program's has, some words of 8 bytes or one of 4; `false` if it cannot be read.
 ///
 /// # Safety
-/// `to` has room for it, and `T` is plain data.
+/// `to` has room for it, and `T` is a `u32` or some `u64`.
 #[inline(always)]
 pub unsafe fn read<T>(task: Task, address: u64, to: *mut T) -> bool {
     // SAFETY: by the contract; the helper answers an error for what cannot be read.
@@ -116,7 +116,8 @@ unsafe fn table_of(task: Task) -> u64 {
     }
 }
 
-/// Follows the tables to an address's page. They are not freed while a program of ours runs, which is in the kernel's eyes a reader of them.
+/// Follows the tables to an address's page. One that is freed meanwhile is read as whatever it is by then; that is why its entry is looked at once more
+/// after what it leads to was read.
 ///
 /// # Safety
 /// The kernel gives types.
