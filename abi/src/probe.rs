@@ -592,11 +592,25 @@ pub struct Offsets {
     pub inode_mode: u32,
     /// `task_struct.thread_info.status`
     pub task_status: u32,
+    /// `task_struct.mm`
+    pub task_memory: u32,
+    /// `mm_struct.pgd`
+    pub memory_table: u32,
 }
 
 /// In the place of the kernel's function `bpf_rdonly_cast` the programs call a helper of this number, which no kernel has. The controller puts the
 /// function's number there; where the kernel has no such function, nothing ever gets to the call.
 pub const CAST_CALL: u32 = 1_234_567;
+
+/// How it is found where the kernel's mapping of all memory begins.
+pub mod mapping {
+    /// It begins at a multiple of this, bytes.
+    pub const STEP: u64 = 1 << 30;
+    /// Not there.
+    pub const NOT_THERE: i32 = 0;
+    /// There.
+    pub const FOUND: i32 = 1;
+}
 
 /// Stands for this file: the kernel programs carry it, so that those of another build are told from ours.
 pub const LAYOUT: u64 = hash(include_bytes!("probe.rs"));

@@ -1,4 +1,4 @@
-//! What the kernel programs cost an ioctl, in the real kernel: `cargo xtask bench trace` runs this.
+//! What the kernel programs cost an ioctl, in the real kernel: `cargo xtask bench trace` runs this, a part after the other.
 //!
 //! One thread calls in batches; a figure is the mean of the batch that was disturbed least. Figures of one device come from the same
 //! device, watched or not, so that only the programs differ.
@@ -10,6 +10,7 @@ use deepres_controller::probes::metering::{programs::Programs, symbols};
 use deepres_controller::probes::{Before, Settings, Watcher};
 use deepres_controller::process::ProcessKey;
 use serde::Serialize;
+use serde_json::json;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::process::ExitCode;
@@ -66,21 +67,15 @@ const IDLE: Duration = Duration::from_secs(65);
 const SETTLED: Duration = Duration::from_secs(3);
 const PERCENT: f64 = 100.0;
 
-/// Everything, for xtask to print.
+/// What `deepres trace --json`, writing to a file, tells of calls.
 #[derive(Serialize)]
-struct Reports {
-    /// The first is the way that the daemon takes where the driver's functions cannot be probed.
-    ways: Vec<Report>,
-    /// What a probe adds to a launch, ns.
-    launch_probe_ns: f64,
-    /// Calls that `deepres trace --json`, writing to a file, did not tell of at 100,000 a second.
+struct Traced {
+    /// Calls that it did not tell of at 100,000 a second.
     lost_by_trace: u64,
     /// The same when eight threads call as fast as they can for a moment.
     lost_in_a_burst: u64,
     /// It said itself how many those were, both times.
     trace_adds_up: bool,
-    /// What the watching thread takes of a core with the programs attached and nothing to do, percent.
-    idle_percent: f64,
 }
 
 #[derive(Serialize)]
@@ -105,32 +100,22 @@ struct Report {
 }
 
 fn main() -> ExitCode {
-    let mut reports = Vec::new();
-    for way in [Way::Tracepoints, Way::RawTracepoints] {
-        match measure(way) {
-            Ok(report) => reports.push(report),
-            Err(error) => {
-                eprintln!("cannot measure {}: {error}", way.name());
-                return ExitCode::FAILURE;
-            }
+    let mut arguments = std::env::args().skip(1);
+    let (part, further) = (arguments.next(), arguments.next());
+    let measured = match (part.as_deref(), further) {
+        (Some("tracepoints"), None) => measure(Way::Tracepoints).map(|report| json!(report)),
+        (Some("raw-tracepoints"), None) => measure(Way::RawTracepoints).map(|report| json!(report)),
+        (Some("launch"), None) => launch_probe_ns().map(|ns| json!(ns)),
+        (Some("trace"), None) => traced().map(|traced| json!(traced)),
+        (Some("idle"), None) => idle_percent().map(|percent| json!(percent)),
+        _ => {
+            eprintln!("usage: probe-cost tracepoints|raw-tracepoints|launch|trace|idle");
+            return ExitCode::FAILURE;
         }
-    }
-    let reports = launch_probe_ns().and_then(|launch_probe_ns| {
-        let (lost_by_trace, paced_adds_up) = lost_by_the_command(call_paced)?;
-        let (lost_in_a_burst, burst_adds_up) = lost_by_the_command(call_in_a_burst)?;
-        let idle_percent = idle_percent()?;
-        Ok(Reports {
-            ways: reports,
-            launch_probe_ns,
-            lost_by_trace,
-            lost_in_a_burst,
-            trace_adds_up: paced_adds_up && burst_adds_up,
-            idle_percent,
-        })
-    });
-    match reports {
-        Ok(reports) => {
-            println!("{}", serde_json::to_string(&reports).expect("numbers are JSON"));
+    };
+    match measured {
+        Ok(measured) => {
+            println!("{measured}");
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -138,6 +123,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn traced() -> Result<Traced, KernelError> {
+    let (lost_by_trace, paced_adds_up) = lost_by_the_command(call_paced)?;
+    let (lost_in_a_burst, burst_adds_up) = lost_by_the_command(call_in_a_burst)?;
+    Ok(Traced { lost_by_trace, lost_in_a_burst, trace_adds_up: paced_adds_up && burst_adds_up })
 }
 
 /// Stands for the driver's function of this name, which the probe finds in this program's symbols.

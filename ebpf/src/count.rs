@@ -4,14 +4,12 @@ use crate::probe::{
     COMMANDS_APART as MOST_APART, CommandKey, CommandValue, Inflight, News, REST, SeenKey, SeenValue,
     StatKey, StatValue, Totals, bucket, facts, heap, object,
 };
-use crate::rows;
 use crate::walk::Task;
+use crate::{rows, user};
 use aya_ebpf::Global;
 use aya_ebpf::bindings::BPF_NOEXIST;
-use aya_ebpf::helpers::{bpf_probe_read_user, generated};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, RingBuf};
-use core::ffi::c_void;
 use core::mem::MaybeUninit;
 
 /// Commands whose arguments are known.
@@ -79,28 +77,28 @@ pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
     if value.facts == 0 {
         value.facts = command(ioctl.family, ioctl.command).map_or(facts::NONE, |known| known.facts);
     }
-    if result < 0 || !succeeded(value, ioctl.argument) {
+    if result < 0 || !succeeded(task, value, ioctl.argument) {
         value.errors += 1;
     }
 }
 
 /// Looks into the argument of a call that returned: the driver mostly says no by a status of its own there. If it did not, what was done with memory
-/// is counted. Each look costs some ten ns, so there are at most two.
+/// is counted. A look by a helper is dear (see `user`), so there are at most two.
 #[inline(always)]
-fn succeeded(value: &mut StatValue, argument: u64) -> bool {
+fn succeeded(task: Task, value: &mut StatValue, argument: u64) -> bool {
     let kind = facts::kind(value.facts);
     if kind == facts::OBJECT {
-        let Some(words) = read::<[u64; object::WORDS]>(argument, 0) else { return true };
+        let Some(words) = read::<[u64; object::WORDS]>(task, argument, 0) else { return true };
         if words[object::STATUS_WORD] as u32 != 0 {
             return false;
         }
         if let object::MEMORY_SYSTEM | object::MEMORY_LOCAL_USER = (words[object::CLASS_WORD] >> 32) as u32 {
-            allocated(value, read_bytes(words[object::PARAMETERS_WORD], object::SIZE_AT, 0));
+            allocated(value, read_bytes(task, words[object::PARAMETERS_WORD], object::SIZE_AT, 0));
         }
         return true;
     }
     if kind == facts::HEAP {
-        let Some(words) = read::<[u64; heap::WORDS]>(argument, 0) else { return true };
+        let Some(words) = read::<[u64; heap::WORDS]>(task, argument, 0) else { return true };
         if (words[heap::STATUS_WORD] >> 32) as u32 != 0 {
             return false;
         }
@@ -113,10 +111,10 @@ fn succeeded(value: &mut StatValue, argument: u64) -> bool {
     }
     let (status_at, amount_at) = (facts::status_at(value.facts), facts::amount_at(value.facts));
     if kind == facts::NO_MEMORY {
-        return status_at.is_none_or(|at| read::<u32>(argument, at).unwrap_or(0) == 0);
+        return status_at.is_none_or(|at| read::<u32>(task, argument, at).unwrap_or(0) == 0);
     }
     let above = if kind == facts::ALLOCATES_UP_TO { 1 } else { 0 };
-    let (status, bytes) = status_and_bytes(argument, status_at, amount_at, above);
+    let (status, bytes) = status_and_bytes(task, argument, status_at, amount_at, above);
     if status != 0 {
         return false;
     }
@@ -132,39 +130,39 @@ fn succeeded(value: &mut StatValue, argument: u64) -> bool {
 /// The driver's status, 0 where there is none, and an amount of bytes, of which the argument has so much less: in one look if they are close to
 /// each other.
 #[inline(always)]
-fn status_and_bytes(argument: u64, status_at: Option<u64>, amount_at: u64, above: u64) -> (u32, u64) {
+fn status_and_bytes(
+    task: Task,
+    argument: u64,
+    status_at: Option<u64>,
+    amount_at: u64,
+    above: u64,
+) -> (u32, u64) {
     /// Words of 4 bytes that are looked at together.
     const WINDOW: usize = 8;
     const WORD: u64 = 4;
-    let Some(status_at) = status_at else { return (0, read_bytes(argument, amount_at, above)) };
+    let Some(status_at) = status_at else { return (0, read_bytes(task, argument, amount_at, above)) };
     let from = if status_at < amount_at { status_at } else { amount_at };
     let (status_word, amount_word) = ((status_at - from) / WORD, (amount_at - from) / WORD);
     if status_word < WINDOW as u64 && amount_word < WINDOW as u64 - 1 {
         // Not by value, which would be a copy of each word.
-        let mut words = MaybeUninit::<[u32; WINDOW]>::uninit();
+        let mut words = MaybeUninit::<[u64; WINDOW / 2]>::uninit();
         // SAFETY: there is room for what is read, and the helper answers an error for what cannot be; all of it is written then, and both
         // places are within.
         unsafe {
-            let bytes = size_of::<[u32; WINDOW]>() as u32;
-            if generated::bpf_probe_read_user(
-                words.as_mut_ptr().cast(),
-                bytes,
-                argument.wrapping_add(from) as *const c_void,
-            ) == 0
-            {
+            if user::read(task, argument.wrapping_add(from), words.as_mut_ptr()) {
                 let first = words.as_ptr().cast::<u32>();
                 let amount = first.add(amount_word as usize).cast::<u64>().read_unaligned();
                 return (first.add(status_word as usize).read(), amount.wrapping_add(above));
             }
         }
     }
-    (read(argument, status_at).unwrap_or(0), read_bytes(argument, amount_at, above))
+    (read(task, argument, status_at).unwrap_or(0), read_bytes(task, argument, amount_at, above))
 }
 
 /// An amount of bytes, 0 where it cannot be read.
 #[inline(always)]
-fn read_bytes(argument: u64, at: u64, above: u64) -> u64 {
-    match read::<u64>(argument, at) {
+fn read_bytes(task: Task, argument: u64, at: u64, above: u64) -> u64 {
+    match read::<u64>(task, argument, at) {
         Some(amount) => amount.wrapping_add(above),
         None => 0,
     }
@@ -178,9 +176,10 @@ fn allocated(value: &mut StatValue, bytes: u64) {
 
 /// Reads what a program's argument has at an offset.
 #[inline(always)]
-fn read<T>(argument: u64, at: u64) -> Option<T> {
-    // SAFETY: the helper answers an error for what cannot be read.
-    unsafe { bpf_probe_read_user(argument.wrapping_add(at) as *const T) }.ok()
+fn read<T>(task: Task, argument: u64, at: u64) -> Option<T> {
+    let mut there = MaybeUninit::<T>::uninit();
+    // SAFETY: there is room, all of which is written if it can be read; what is read here is plain data.
+    unsafe { user::read(task, argument.wrapping_add(at), there.as_mut_ptr()).then(|| there.assume_init()) }
 }
 
 #[inline(always)]

@@ -9,6 +9,7 @@
 //! | `count` | counters for each process and command |
 //! | `trace` | single events, and who is followed |
 //! | `rows` | which row of counters a process and command has |
+//! | `user` | a look at a program's memory |
 //! | `launch` | calls into the driver's library, of processes that are metered from outside |
 //! | `empty` | programs that do nothing, to measure the others against |
 
@@ -27,6 +28,7 @@ mod launch;
 mod probe;
 mod rows;
 mod trace;
+mod user;
 mod walk;
 
 /// Helpers that read the kernel's memory are for programs under this licence alone; it is one of the two that deepres has.

@@ -69,7 +69,7 @@ pub struct Watched {
 
 /// The current task: one call gives it, and loads from it what other calls would tell.
 #[derive(Clone, Copy)]
-pub struct Task(*const u8);
+pub struct Task(pub(crate) *const u8);
 
 impl Task {
     /// Asks for it.
@@ -183,7 +183,7 @@ unsafe fn load<T: Copy>(base: *const u8, offset: u32) -> Option<T> {
 /// # Safety
 /// The kernel has the function that the controller puts here.
 #[inline(always)]
-unsafe fn cast(address: *const u8, kind: u32) -> *const u8 {
+pub(crate) unsafe fn cast(address: *const u8, kind: u32) -> *const u8 {
     let typed;
     // SAFETY: by the contract; it changes nothing.
     unsafe {
@@ -236,7 +236,7 @@ pub fn process_of(task: *const u8) -> Option<u32> {
 /// # Safety
 /// `base` points to a struct that has a `T` at `offset`.
 #[inline(always)]
-unsafe fn field<T: Copy>(base: *const u8, offset: u32) -> T {
+pub(crate) unsafe fn field<T: Copy>(base: *const u8, offset: u32) -> T {
     // SAFETY: by the contract; volatile, so that the load stays where the checks before it are.
     unsafe { base.wrapping_add(offset as usize).cast::<T>().read_volatile() }
 }

@@ -1,5 +1,6 @@
 //! `deepres adopt`: lets an unmanaged process go on, as a tenant's.
 
+use super::run::parse_name;
 use anyhow::{Result, bail};
 use deepres_controller::admin::client::Client;
 use deepres_controller::admin::{Reply, Request};
@@ -18,7 +19,7 @@ pub struct Args {
     /// The process
     pid: u32,
     /// The tenant it is to be listed with
-    #[arg(long)]
+    #[arg(long, value_parser = parse_name)]
     name: Option<String>,
 }
 

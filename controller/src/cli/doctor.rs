@@ -1,8 +1,9 @@
 //! `deepres doctor`: checks what deepres needs of this machine, and says what to do.
 
+use super::has_colours;
 use anyhow::Result;
-use deepres_controller::doctor::{self, Verdict};
-use std::io::IsTerminal;
+use deepres_controller::doctor::{self, Check, Verdict};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
@@ -24,22 +25,32 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let checks = doctor::examine();
     let worst = checks.iter().map(|check| check.verdict).max();
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&checks)?);
-    } else {
-        let has_colours = std::io::stdout().is_terminal();
-        for check in &checks {
-            let verdict = format!("{:<7}", check.verdict.name());
-            let verdict = match check.verdict {
-                Verdict::Bad if has_colours => format!("\x1b[31m{verdict}\x1b[0m"),
-                Verdict::Limited if has_colours => format!("\x1b[33m{verdict}\x1b[0m"),
-                _ => verdict,
-            };
-            println!("{verdict} {:<14} {}", check.name, check.found);
-            if let Some(remedy) = &check.remedy {
-                println!("{:22} → {remedy}", "");
-            }
-        }
+    match print(&checks, args.json) {
+        // Whoever reads has seen enough (`deepres doctor | head`).
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        printed => printed?,
     }
     Ok(if worst == Some(Verdict::Bad) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn print(checks: &[Check], is_json: bool) -> io::Result<()> {
+    let has_colours = has_colours(&io::stdout());
+    let mut out = io::stdout().lock();
+    if is_json {
+        serde_json::to_writer_pretty(&mut out, checks)?;
+        return writeln!(out);
+    }
+    for check in checks {
+        let verdict = format!("{:<7}", check.verdict.name());
+        let verdict = match check.verdict {
+            Verdict::Bad if has_colours => format!("\x1b[31m{verdict}\x1b[0m"),
+            Verdict::Limited if has_colours => format!("\x1b[33m{verdict}\x1b[0m"),
+            _ => verdict,
+        };
+        writeln!(out, "{verdict} {:<14} {}", check.name, check.found)?;
+        if let Some(remedy) = &check.remedy {
+            writeln!(out, "{:22} → {remedy}", "")?;
+        }
+    }
+    Ok(())
 }

@@ -16,6 +16,7 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use deepres_controller::quantity::QuantityError;
 use std::error::Error;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 /// Exit status of a command that failed.
@@ -104,6 +105,11 @@ pub fn main() -> ExitCode {
         eprintln!("deepres: {}", explain(&error));
         ExitCode::from(FAILED)
     })
+}
+
+/// Whether what is written there may have colours: on a terminal, unless its user wants none (<https://no-color.org>).
+fn has_colours(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|wish| wish.is_empty())
 }
 
 /// An error and its causes in one line; a cause that the line tells already is not told again.

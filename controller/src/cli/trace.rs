@@ -17,6 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use show::Output;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode};
@@ -117,6 +118,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         lost: 0,
         missed: 0,
     };
+    let mut written = Ok(());
     let mut status = None;
     let mut looked = None::<Instant>;
     let (mut is_child_told, mut is_daemon_gone) = (false, false);
@@ -159,8 +161,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         match tracer.read(&mut ring, &kernel) {
             Ok(true) => {}
             Ok(false) => wait(&ring),
-            // Whoever reads has seen enough (`deepres trace … | head`).
-            Err(_) => break,
+            Err(error) => {
+                written = Err(error);
+                break;
+            }
         }
     }
     // While a return would be noticed still.
@@ -171,8 +175,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .count() as u64;
     // From here on nothing is added: what ended just now is told still, and what was lost is known for good.
     kernel.detach();
-    let _ = tracer
-        .read_all(&mut ring, &kernel)
+    let written = written
+        .and_then(|()| tracer.read_all(&mut ring, &kernel))
         .and_then(|()| tracer.tell_unfinished(&kernel, args.all))
         .and_then(|()| tracer.output.summary(&tracer.summary, tracer.lost, args.summary));
     if kernel.skipped() > 0 {
@@ -183,6 +187,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     if let Some(mut child) = child {
         status = Some(child.wait()?);
+    }
+    match written {
+        // Whoever reads has seen enough (`deepres trace … | head`).
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            return Err(error).context("the trace cannot be written, and what came from then on is missing");
+        }
+        _ => {}
     }
     let code = status.map_or(0, |status| status.code().unwrap_or(SIGNALLED + status.signal().unwrap_or(0)));
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))

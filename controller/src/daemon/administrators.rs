@@ -7,6 +7,7 @@ use crate::admin::{MAX_REQUEST_BYTES, Reply, Request};
 use crate::arbiter::Report;
 use crate::authority::Wish;
 use crate::probes::metering::{self, Purpose};
+use crate::text::{harmless, is_name};
 use std::io;
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -139,6 +140,9 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             None => no_answer(),
         },
         Request::Coverage => Reply::Coverage { processes: shared.registry.borrow().coverage() },
+        Request::Adopt { tenant: Some(tenant), .. } if !is_name(&tenant) => {
+            Reply::Error { message: format!("`{}` is no name for a tenant", harmless(&tenant)) }
+        }
         Request::Adopt { pid, tenant } => {
             // Before it goes on, if it is held.
             let is_listed = shared.watcher.board().unmanaged.iter().any(|user| user.pid == pid);

@@ -2,6 +2,7 @@
 
 use super::btf::{self, BtfError, Cast, Layout};
 use super::devices::Devices;
+use super::memory;
 use super::room::Room;
 use super::rows::{self, Rows};
 pub use super::way::Way;
@@ -98,6 +99,7 @@ pub struct Kernel {
     rows: Rows,
     choice: Choice,
     room: Room,
+    sees_memory: bool,
     /// [`Self::skipped`] of programs that are detached.
     skipped: u64,
 }
@@ -161,6 +163,7 @@ impl Kernel {
             let cast = layout.cast.filter(|_| walk == Walk::Typed);
             // Whatever of it is attached goes with the object.
             let mut ebpf = load(devices, asked, room, &[], &Layout { cast, ..layout })?;
+            let sees_memory = cast.is_some() && memory::find(&mut ebpf)?;
             let attached = match way {
                 Way::DriverFunctions => attach_driver(&mut ebpf, &facts),
                 Way::Tracepoints => with_tracing(|| attach_tracepoints(&mut ebpf)),
@@ -169,7 +172,7 @@ impl Kernel {
             };
             let why = obstacles.iter().fold(why, |why, obstacle| format!("{why}; {obstacle}"));
             let rows = Rows::take(&mut ebpf, room)?;
-            let kernel = Self { ebpf, rows, choice: Choice { way, why }, room, skipped: 0 };
+            let kernel = Self { ebpf, rows, choice: Choice { way, why }, room, sees_memory, skipped: 0 };
             match attached.and_then(|()| kernel.prove()) {
                 Ok(()) => return Ok(kernel),
                 Err(error) => {
@@ -227,7 +230,14 @@ impl Kernel {
             }
         }
         let rows = Rows::take(&mut ebpf, room)?;
-        Ok(Self { ebpf, rows, choice: Choice { way, why: "to measure".to_owned() }, room, skipped: 0 })
+        Ok(Self {
+            ebpf,
+            rows,
+            choice: Choice { way, why: "to measure".to_owned() },
+            room,
+            sees_memory: false,
+            skipped: 0,
+        })
     }
 
     /// Takes the programs away, and leaves what they counted and told. Nothing is added once this returns.
@@ -264,6 +274,11 @@ impl Kernel {
     /// How many counters there is room for: processes times devices times commands.
     pub fn room(&self) -> usize {
         self.room.rows
+    }
+
+    /// Whether the programs look at arguments through the kernel's own mapping of memory, or by a helper, which takes longer.
+    pub fn sees_memory(&self) -> bool {
+        self.sees_memory
     }
 
     /// How ioctls are heard of.
@@ -482,9 +497,12 @@ pub(super) fn load(
         inode_rdev,
         inode_mode,
         task_status,
+        task_memory,
+        memory_table,
     } = layout.offsets;
-    let (files_type, file_type, files_array) =
-        layout.cast.map_or((0, 0, 0), |cast| (cast.files, cast.file, cast.files_array));
+    let (files_type, file_type, files_array, word_type) =
+        layout.cast.map_or((0, 0, 0, 0), |cast| (cast.files, cast.file, cast.files_array, cast.word));
+    let has_fifth_level = u32::from(memory::has_fifth_level());
     let (mode, event_bytes) = match asked {
         Asked::None => (asked::NONE, LEAST_RING_BYTES),
         Asked::Some(bytes) => (asked::SOME, bytes),
@@ -509,6 +527,10 @@ pub(super) fn load(
         ("FILES_TYPE", &files_type),
         ("FILE_TYPE", &file_type),
         ("FILES_ARRAY", &files_array),
+        ("TASK_MEMORY", &task_memory),
+        ("MEMORY_TABLE", &memory_table),
+        ("WORD_TYPE", &word_type),
+        ("HAS_FIFTH_LEVEL", &has_fifth_level),
         ("HAS_TWINS", &has_twins),
         ("COMMANDS_APART", &room.commands_apart),
         ("TRACING", &mode),
@@ -579,6 +601,16 @@ fn attach_driver(ebpf: &mut Ebpf, facts: &Facts) -> Result<(), KernelError> {
         }
     }
     Ok(())
+}
+
+/// A program that is only run when it is asked for.
+pub(super) fn attached_to_nothing<'e>(
+    ebpf: &'e mut Ebpf,
+    name: &str,
+) -> Result<&'e RawTracePoint, KernelError> {
+    let program: &mut RawTracePoint = program_of(ebpf, name)?;
+    program.load().map_err(refused)?;
+    Ok(program)
 }
 
 pub(super) fn attach_raw(ebpf: &mut Ebpf, program: &str, tracepoint: &str) -> Result<(), KernelError> {

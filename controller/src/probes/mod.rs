@@ -13,6 +13,7 @@
 //! | [`inside`] | which threads are inside the driver now |
 //! | [`room`] | how many counters there is room for |
 //! | `rows` | the counters in the kernel: whose they are, and what is in them |
+//! | `memory` | where the kernel has its mapping of all memory |
 //! | [`scan`] | what /proc tells of processes |
 //! | [`reader`] | the threads that read what a process can make wait |
 //! | `large` | pure: who has more descriptors open than can be looked at at once |
@@ -28,6 +29,7 @@ pub mod hold;
 pub mod inside;
 pub mod kernel;
 mod large;
+mod memory;
 pub mod metering;
 pub mod reader;
 pub mod room;

@@ -198,6 +198,19 @@ fn without_a_daemon_ps_and_set_say_how_to_start_one() {
 }
 
 #[test]
+fn the_doctor_bears_a_reader_that_leaves_and_says_when_a_disk_is_full() {
+    for options in [&["doctor"][..], &["doctor", "--json"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let left = Place::empty().deepres(options).stdout(writer).output().unwrap();
+        assert_eq!(text(&left.stderr), "", "{options:?}");
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let full = Place::empty().deepres(options).stdout(full).output().unwrap();
+        assert!(complaint(&full, 1).contains("No space left"), "{options:?}");
+    }
+}
+
+#[test]
 fn a_socket_that_is_named_and_that_nobody_listens_at_is_not_replaced_by_a_daemon_elsewhere() {
     let place = Place::with_driver();
     let named = place.scratch.path().join("x.sock");

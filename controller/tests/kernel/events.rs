@@ -4,11 +4,15 @@ use super::counts::alone;
 use super::support::*;
 use deepres_abi::probe::Event;
 use deepres_controller::probes::inside::{missed, unfinished};
-use deepres_controller::probes::kernel::{Asked, Kernel};
+use deepres_controller::probes::kernel::{Asked, Kernel, Walk};
 use deepres_controller::process::ProcessKey;
 use deepres_controller::trace::decode::{decode, decode_unfinished};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
 use std::os::fd::OwnedFd;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 const RING_BYTES: u32 = 1 << 20;
 /// UVM_FREE and UVM_CREATE_EXTERNAL_RANGE: plain numbers.
@@ -112,6 +116,127 @@ fn memory_is_counted_by_what_the_arguments_say_and_not_at_all_where_the_driver_r
             (value.calls, value.memory_calls, value.errors, value.allocated_bytes, value.mapped_bytes);
         assert_eq!(counted, expected, "{command:#x} {words:?}");
     }
+}
+
+/// Memory to put arguments in, by what lies where.
+fn places() -> Vec<(&'static str, *mut u8)> {
+    const MIB: usize = 1 << 20;
+    let mapped = |bytes: usize, flags: MapFlags, file: Option<&OwnedFd>| {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a place that the kernel chooses; it stays until the test ends.
+        let at = unsafe {
+            match file {
+                Some(file) => mmap(std::ptr::null_mut(), bytes, protection, flags, file, 0),
+                None => mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags),
+            }
+        };
+        at.unwrap().cast::<u8>()
+    };
+    let pages = mapped(MIB, MapFlags::PRIVATE, None);
+    let file = memfd_create("arguments", MemfdFlags::empty()).unwrap();
+    ftruncate(&file, MIB as u64).unwrap();
+    let shared = mapped(MIB, MapFlags::SHARED, Some(&file));
+    // A multiple of 2 MiB lies in it, with as much behind it.
+    let large = mapped(6 * MIB, MapFlags::PRIVATE, None);
+    let large = large.wrapping_add(large.align_offset(2 * MIB));
+    // SAFETY: inside the mapping.
+    unsafe { madvise(large.cast(), 2 * MIB, Advice::LinuxHugepage) }.unwrap();
+    let before_the_end = |bytes: usize| pages.wrapping_add(PAGE - bytes);
+    vec![
+        ("at the beginning of a page", pages),
+        ("where no word is aligned", pages.wrapping_add(13)),
+        ("at the end of a page", before_the_end(48)),
+        ("with the amount in the next page", before_the_end(24)),
+        ("with the amount in both pages", before_the_end(28)),
+        ("with the status in the next page", before_the_end(40)),
+        ("with the status in both pages", before_the_end(42)),
+        ("in a file", shared.wrapping_add(8)),
+        ("in a large page", large.wrapping_add(MIB + PAGE - 8)),
+    ]
+}
+
+/// In NV_ESC_RM_MAP_MEMORY's argument, bytes: the amount, 64 bits, and the status, 32.
+const MAPPED_AT: usize = 24;
+const STATUS_AT: usize = 40;
+const PAGE: usize = 4096;
+
+#[test]
+fn arguments_are_read_wherever_they_lie_by_a_helper_or_without() {
+    let _alone = alone();
+    let file = open(BTRFS);
+    for walk in [Walk::Typed, Walk::Probed] {
+        let Some(kernel) = probes_walking(walk, &[BTRFS_RM_KEY], Asked::None, None) else { return };
+        match walk {
+            Walk::Typed if !kernel.sees_memory() => lacks("the kernel's own mapping of all memory"),
+            Walk::Typed => {}
+            Walk::Probed => assert!(!kernel.sees_memory()),
+        }
+        let (mut calls, mut bytes) = (0_u64, 0);
+        for (what, at) in places() {
+            for status in [0, NV_ERR_NO_MEMORY as u32] {
+                // SAFETY: each place has more than a page.
+                unsafe {
+                    at.add(MAPPED_AT).cast::<u64>().write_unaligned(1 << 21);
+                    at.add(STATUS_AT).cast::<u32>().write_unaligned(status);
+                    assert_eq!(libc::ioctl(fd(&file), RM_MAP_MEMORY, at), 0);
+                }
+                calls += 1;
+                bytes += if status == 0 { 1 << 21 } else { 0 };
+                let value = of_command(&kernel, std::process::id(), RM_MAP_MEMORY).unwrap();
+                let counted = (value.calls, value.errors, value.memory_calls, value.mapped_bytes);
+                let expected = (calls, calls / 2, calls.div_ceil(2), bytes);
+                assert_eq!(counted, expected, "{what}, {status}, {walk:?}");
+            }
+        }
+        // Where nothing is, in the kernel's memory, where no memory can be, and in what may not be read.
+        // SAFETY: a place that the kernel chooses.
+        let closed =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE, ProtFlags::empty(), MapFlags::PRIVATE) };
+        for nowhere in
+            [0, 8, closed.unwrap() as u64, 1 << 47, u64::MAX << 47, u64::MAX - 60, 0xffff_ffff_8100_0000]
+        {
+            // SAFETY: the device refuses an address that it cannot read.
+            assert!(unsafe { libc::ioctl(fd(&file), RM_MAP_MEMORY, nowhere) } < 0, "{nowhere:#x}");
+        }
+        let value = of_command(&kernel, std::process::id(), RM_MAP_MEMORY).unwrap();
+        assert_eq!((value.memory_calls, value.mapped_bytes), (calls / 2, bytes), "{walk:?}");
+    }
+}
+
+#[test]
+fn arguments_are_read_as_they_are_while_their_pages_are_exchanged() {
+    const CALLS: u64 = 50_000;
+    let _alone = alone();
+    let Some(kernel) = probes(&[BTRFS_RM_KEY], Asked::None, None) else { return };
+    let (file, ends) = (open(BTRFS), AtomicBool::new(false));
+    let mut argument = Box::new([0; 512]);
+    let (refused, bytes) = thread::scope(|scope| {
+        // With a child that has the same memory each write takes the page for another one.
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                assert!(Command::new("/bin/true").status().unwrap().success());
+                // SAFETY: the child does nothing but end.
+                unsafe {
+                    match libc::fork() {
+                        0 => libc::_exit(0),
+                        child => libc::waitpid(child, std::ptr::null_mut(), 0),
+                    }
+                };
+            }
+        });
+        let (mut refused, mut bytes) = (0, 0);
+        for number in 0..CALLS {
+            let is_refused = number % 3 == 0;
+            argument[MAPPED_AT / 8] = number;
+            argument[STATUS_AT / 8] = if is_refused { NV_ERR_NO_MEMORY } else { 0 };
+            assert_eq!(ioctl_with(fd(&file), RM_MAP_MEMORY, &mut argument), 0);
+            if is_refused { refused += 1 } else { bytes += number }
+        }
+        ends.store(true, Ordering::Relaxed);
+        (refused, bytes)
+    });
+    let value = of_command(&kernel, std::process::id(), RM_MAP_MEMORY).unwrap();
+    assert_eq!((value.calls, value.errors, value.mapped_bytes), (CALLS, refused, bytes));
 }
 
 #[test]

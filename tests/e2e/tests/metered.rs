@@ -235,5 +235,15 @@ fn a_program_that_was_adopted_is_metered_from_then_on() {
     let metered =
         await_metered(&host, |processes| processes.iter().any(|process| process["launches"] == 123));
     assert_eq!((&metered[0]["tenant"], &metered[0]["state"]), (&"nightly".into(), &"metered".into()));
+    // Who is adopted anew is the other tenant's everywhere, and counted on.
+    host.finish(host.deepres(&["adopt", &pid, "--name", "daily"])).success();
+    let metered =
+        await_metered(&host, |processes| processes.iter().all(|process| process["tenant"] == "daily"));
+    assert_eq!((metered.len(), &metered[0]["launches"]), (1, &123.into()));
+    assert_eq!(host.status()["unmanaged"][0]["tenant"], "daily");
+    for name in ["", "\x1b[31mred", &"x".repeat(300)] {
+        let refused = host.finish(host.deepres(&["adopt", &pid, "--name", name]));
+        assert_eq!(refused.code, 2, "{name:?}: {}", refused.stderr);
+    }
     stranger.finish(COMMAND_LIMIT).success();
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use deepres_e2e::clients::c_library;
 use deepres_e2e::containers::{Containers, OUTER_ROOT, Users};
 use deepres_e2e::probes::{DEVICE, NUMBERS, are_possible, open_node};
-use deepres_e2e::{Host, Process, host::COMMAND_LIMIT};
+use deepres_e2e::{Host, Process, artefacts::artefacts, host::COMMAND_LIMIT};
 use serde_json::Value;
 
 const CONFIG: &str = "[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n";
@@ -831,6 +831,38 @@ fn a_trace_tells_the_calls_of_a_program_and_what_it_starts() {
 
     let nobody = host.finish(host.deepres(&["trace"]));
     assert!(nobody.code == 1 && nobody.stderr.contains("trace whom?"), "{}", nobody.stderr);
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_says_so_and_has_the_colours_that_its_terminals_user_wants() {
+    if !are_possible() {
+        return;
+    }
+    let host = Host::new();
+    let call = "import fcntl,os\nf=os.open('/dev/vga_arbiter',os.O_RDWR)\ntry: fcntl.ioctl(f,0xc020462a,bytearray(32))\nexcept OSError: pass";
+    // What a shell makes of `$0` and `$@` is the trace.
+    let traced = |shell: &str| {
+        let mut command = host.command("sh");
+        command.args(["-c", shell]).arg(&artefacts().deepres);
+        command.args(["trace", "--device", "nvidia=10:256", "--", "python3", "-c", call]);
+        command
+    };
+    let full = host.finish(traced("exec \"$0\" \"$@\" >/dev/full"));
+    assert_eq!(full.code, 1, "the program itself succeeded");
+    let said = full.stderr;
+    assert!(said.contains("cannot be written") && said.contains("No space left"), "{said}");
+
+    let on_terminal = |wish: &str| {
+        let mut command = traced(
+            "export CALL=\"$7\" DEEPRES=\"$0\"; exec script -qc '\"$DEEPRES\" trace --device nvidia=10:256 -- python3 -c \"$CALL\"' /dev/null",
+        );
+        command.env("NO_COLOR", wish);
+        host.finish(command).success().stdout
+    };
+    let coloured = on_terminal("");
+    assert!(coloured.contains("\x1b[31mENOTTY"), "{coloured}");
+    let plain = on_terminal("1");
+    assert!(plain.contains("ENOTTY") && !plain.contains('\x1b'), "{plain}");
 }
 
 /// The events of a trace, once it has told some; then it is told to stop.

@@ -1,9 +1,10 @@
 //! The daemon's log: lines on stderr, for a person or for the journal, or in a file of its own.
 
 use super::log_file::LogFile;
+use crate::cli::has_colours;
 use anyhow::{Context, Result, bail};
 use std::fmt;
-use std::io::{IsTerminal, stderr};
+use std::io::stderr;
 use std::path::Path;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
@@ -28,7 +29,7 @@ pub fn init(levels: &str, file: Option<&Path>) -> Result<()> {
     if is_journal() {
         lines.with_ansi(false).event_format(Journal).init();
     } else {
-        lines.with_ansi(stderr().is_terminal()).with_timer(SystemTime).init();
+        lines.with_ansi(has_colours(&stderr())).with_timer(SystemTime).init();
     }
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! Events, losses and the summary of a trace, as lines for people or for programs.
 
+use crate::cli::has_colours;
 use deepres_controller::clock::monotonic_ns;
 use deepres_controller::trace::decode::Decoded;
 use deepres_controller::trace::summary::{OK, Summary};
 use std::fmt;
-use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::io::{self, BufWriter, Stdout, Write};
 
 const RED: &str = "\x1b[31m";
 const BOLD: &str = "\x1b[1m";
@@ -32,7 +33,7 @@ impl Output {
             out: BufWriter::with_capacity(BUFFER_BYTES, io::stdout()),
             is_json,
             shows_events,
-            has_colours: !is_json && io::stdout().is_terminal(),
+            has_colours: !is_json && has_colours(&io::stdout()),
             began_ns: monotonic_ns(),
             has_head: false,
         }

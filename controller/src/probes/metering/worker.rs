@@ -207,7 +207,9 @@ impl Worker {
 
     fn enter(&mut self, who: ProcessKey, job: u64) {
         self.note_presence(who, job);
-        if self.processes.contains_key(&who) {
+        if let Some(process) = self.processes.get_mut(&who) {
+            // Whoever is adopted anew is what was said last.
+            process.job = job;
             return;
         }
         let description = self.describe(who.pid);
