@@ -174,11 +174,6 @@ fn alone(scenario: &Scenario) -> Vec<Outcome> {
     scenario.tenants.iter().map(outcome).collect()
 }
 
-/// The work that a tenant got done, as a part of what it does alone. A job that is late does in the measured time what it would have done before: that is no more than all.
-fn part_of(outcome: &Outcome, alone: &Outcome) -> f64 {
-    (outcome.work_ns as f64 / alone.work_ns.max(1) as f64).min(1.0)
-}
-
 /// The part of the GPU that the owners of a scenario take between them, each as if alone.
 pub fn demand_of_owners(scenario: &Scenario) -> f64 {
     let span_ns = (scenario.duration_ns - scenario.warmup_ns) as f64;
@@ -197,8 +192,9 @@ fn row(
     let span_ns = (scenario.duration_ns - scenario.warmup_ns) as f64;
     let progress_of = |run: &Run| {
         let parts = run.outcomes.iter().zip(alone).filter(|(_, alone)| alone.work_ns > 0);
-        let (sum, count) = parts
-            .fold((0.0, 0u32), |(sum, count), (outcome, alone)| (sum + part_of(outcome, alone), count + 1));
+        let (sum, count) = parts.fold((0.0, 0u32), |(sum, count), (outcome, alone)| {
+            (sum + outcome.work_ns as f64 / alone.work_ns as f64, count + 1)
+        });
         sum / f64::from(count.max(1))
     };
     let progress = progress_of(run);
@@ -216,7 +212,7 @@ fn row(
                 entitled: mean(&outcome.owed_ppm) / 1e6,
                 received: outcome.used_ns as f64 / span_ns,
                 demand: alone.used_ns as f64 / span_ns,
-                progress: part_of(outcome, alone),
+                progress: outcome.work_ns as f64 / alone.work_ns.max(1) as f64,
                 lag_ms: outcome.lag_ns as f64 / NS_PER_MS,
                 p50_ms: percentile_ms(&outcome.latencies_ns, 0.5),
                 p99_ms: percentile_ms(&outcome.latencies_ns, 0.99),
@@ -326,23 +322,6 @@ mod tests {
     fn jains_index_is_one_for_equals_and_one_in_n_for_a_winner() {
         assert_eq!(jain([0.5, 0.5].into_iter()), 1.0);
         assert_eq!(jain([1.0, 0.0, 0.0, 0.0].into_iter()), 0.25);
-    }
-
-    #[test]
-    fn a_late_job_gets_no_more_done_than_alone() {
-        let text = r#"
-            name = "late"
-            shows = "alone it is done before the measured time is half over"
-            duration_s = 10
-            warmup_s = 5
-            [[tenant]]
-            name = "job"
-            count = 3
-            size_s = 5.1
-            steps = { kernels = 10, kernel_us = 1000 }
-        "#;
-        let row = &evaluate(&Scenario::parse(text).unwrap(), &[Policy::TimeSlice])[0].row;
-        assert_eq!((row.progress, row.tenants[0].progress), (1.0, 1.0));
     }
 
     #[test]
