@@ -70,6 +70,68 @@ impl Gpu {
     }
 }
 
+/// One GPU of an owner that pauses, and of guests that all want it then, with kernels of as many lengths.
+struct Beside {
+    gpu: Gpu,
+    cycle: u64,
+    /// Steps left of the owner's work, and then of its pause.
+    left: (u64, u64),
+}
+
+impl Beside {
+    fn of(tenants: TenantId) -> Self {
+        let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), PROCESSORS);
+        let mut scheduler = Scheduler::default();
+        for tenant in 0..tenants {
+            let class = if tenant == OWNER { Class::Fair } else { Class::BestEffort };
+            scheduler.enter(tenant, class, 0);
+            scheduler.set_standing(tenant, class, 1_000_000 / tenants as u32);
+            scheduler.observe(tenant, 0, Self::of_guest(tenant, WAITS));
+        }
+        let gpu = Gpu { scheduler, tuning, tenants, now_ns: 0, next: OWNER };
+        let mut beside = Self { gpu, cycle: 0, left: (0, 0) };
+        (0..10_000).for_each(|_| beside.decide());
+        beside
+    }
+
+    /// From a kernel as long as the owner's shortest pauses to one that fits into none.
+    fn of_guest(guest: TenantId, seen: Seen) -> Seen {
+        Seen { longest_ns: (1 + guest % PAUSES) * STEP_NS, ..seen }
+    }
+
+    /// A step of the owner's work or of its pause is over, and a guest has news.
+    fn decide(&mut self) {
+        if self.left == (0, 0) {
+            self.cycle += 1;
+            self.left = (WORK_STEPS, 1 + self.cycle * 7 % PAUSES);
+        }
+        let owner = match self.left {
+            (0, _) => Seen::default(),
+            _ if self.gpu.scheduler.grant(OWNER) == Grant::Closed => WAITS,
+            _ => RUNS,
+        };
+        match &mut self.left {
+            (0, pause) => *pause -= 1,
+            (work, _) => *work -= 1,
+        }
+        let Gpu { scheduler, tuning, tenants, now_ns, next } = &mut self.gpu;
+        *now_ns += STEP_NS;
+        scheduler.observe(OWNER, *now_ns, owner);
+        *next = 1 + *next % (*tenants - 1);
+        let guest = if scheduler.grant(*next) == Grant::Closed { WAITS } else { RUNS };
+        scheduler.observe(*next, *now_ns, Self::of_guest(*next, guest));
+        black_box(scheduler.decide(*now_ns, tuning));
+        black_box(scheduler.take_changes());
+        black_box(scheduler.take_handoffs());
+    }
+}
+
+/// The only tenant that is no guest.
+const OWNER: TenantId = 0;
+/// Its work is so many steps long, and its pauses have so many lengths.
+const WORK_STEPS: u64 = 4;
+const PAUSES: u64 = 16;
+
 fn requests(tenants: TenantId) -> BTreeMap<TenantId, Request> {
     let request = |tenant: TenantId| Request {
         class: if tenant % GUESTS == GUESTS - 1 { Class::BestEffort } else { Class::Fair },
@@ -90,6 +152,12 @@ fn policy(criterion: &mut Criterion) {
     let mut crowded: Vec<Gpu> = (0..8).map(|_| Gpu::of(1_000)).collect();
     criterion.bench_function("decisions-1000-tenants-on-each-of-8-gpus", |bench| {
         bench.iter(|| crowded.iter_mut().for_each(Gpu::decide));
+    });
+    let mut sixteen = Beside::of(16);
+    criterion.bench_function("decision-15-guests-beside-an-owner", |bench| bench.iter(|| sixteen.decide()));
+    let mut spread: Vec<Beside> = (0..8).map(|_| Beside::of(125)).collect();
+    criterion.bench_function("decisions-1000-tenants-on-8-gpus-all-but-8-of-them-guests", |bench| {
+        bench.iter(|| spread.iter_mut().for_each(Beside::decide));
     });
     let sixteen = requests(16);
     criterion.bench_function("review-16-tenants", |bench| bench.iter(|| entitlements(black_box(&sixteen))));

@@ -132,6 +132,8 @@ impl Budget {
 struct Outlook<'a> {
     /// Shortest first.
     pauses_ns: &'a [u64],
+    /// So long the first of them are together: none of them, one, two …
+    sums_ns: &'a [u64],
     window_ns: u64,
 }
 
@@ -151,12 +153,13 @@ impl Outlook<'_> {
         let gone_ns = lasts_ns.saturating_add(self.window_ns);
         let longer = &self.pauses_ns[first..];
         let over = longer.partition_point(|pause_ns| *pause_ns <= gone_ns);
-        let waits = longer[..over].iter().map(|pause_ns| u128::from(gone_ns - pause_ns));
+        let until_ns = self.sums_ns[first + over].saturating_sub(self.sums_ns[first]);
+        let waits_ns = (over as u128 * u128::from(gone_ns)).saturating_sub(u128::from(until_ns));
         // Of a pause longer than all but a few nothing is known but how long it has lasted: it is as likely to last as long again as not.
         let unknown = MIN_PAUSES.saturating_sub(longer.len()) as u128;
         let window_ns = u128::from(self.window_ns);
         let wait_ns = window_ns * window_ns / (2 * (u128::from(lasts_ns) + window_ns)).max(1);
-        Prospect { longer: longer.len(), over, sum_ns: waits.sum::<u128>() + unknown * wait_ns }
+        Prospect { longer: longer.len(), over, sum_ns: waits_ns + unknown * wait_ns }
     }
 
     fn mean_of(prospect: &Prospect) -> u128 {
@@ -233,8 +236,10 @@ pub struct Guard {
     idle_since_ns: Option<u64>,
     kept_out_since_ns: Option<u64>,
     pauses_ns: VecDeque<u64>,
-    /// The same, shortest first.
+    /// The same, shortest first,
     sorted_ns: Vec<u64>,
+    /// and how long the first of those are together.
+    sums_ns: Vec<u64>,
     harm_ns: u64,
     /// Of owners while no guest was in, and since one is.
     undisturbed: Progress,
@@ -264,6 +269,7 @@ impl Guard {
             kept_out_since_ns: None,
             pauses_ns: VecDeque::new(),
             sorted_ns: Vec::new(),
+            sums_ns: vec![0],
             harm_ns: 0,
             undisturbed: Progress::default(),
             disturbed: Progress::default(),
@@ -321,6 +327,11 @@ impl Guard {
                 self.sorted_ns.clear();
                 self.sorted_ns.extend(&self.pauses_ns);
                 self.sorted_ns.sort_unstable();
+                self.sums_ns.truncate(1);
+                self.sums_ns.extend(self.sorted_ns.iter().scan(0_u64, |sum_ns, pause_ns| {
+                    *sum_ns = sum_ns.saturating_add(*pause_ns);
+                    Some(*sum_ns)
+                }));
             }
         }
         if owners.kept_out {
@@ -409,7 +420,7 @@ impl Guard {
     }
 
     fn outlook(&self, window_ns: u64) -> Outlook<'_> {
-        Outlook { pauses_ns: &self.sorted_ns, window_ns }
+        Outlook { pauses_ns: &self.sorted_ns, sums_ns: &self.sums_ns, window_ns }
     }
 
     /// When a guest that may not launch now can be asked again, if no owner comes before.

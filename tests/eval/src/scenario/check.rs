@@ -6,14 +6,16 @@ use deepres_controller::policy::class::Class;
 use deepres_controller::policy::entitlement;
 
 use super::place::{Step, line_of};
-use super::{MAX_S, Part, Recorded, SECOND, Scenario, Tenant};
+use super::{Gpu, MAX_S, Part, Recorded, SECOND, Scenario, Tenant};
 
 /// Tenants at most: the design's thousand, and room.
-const MAX_TENANTS: usize = 4096;
+pub const MAX_TENANTS: usize = 4096;
+/// Seconds of tenants: what each is owed is worked out ten times in each, and these are some minutes of evaluation.
+const MAX_TENANT_SECONDS: u64 = 100_000_000;
 /// Kernels that a scenario may come to: some minutes of evaluation.
 const MAX_KERNELS: f64 = 2e7;
 /// Time slices that a run may come to.
-const MAX_SLICES: u64 = 20_000_000;
+const MAX_SLICES: f64 = 2e7;
 
 /// Something that is wrong, and where.
 #[derive(Debug)]
@@ -65,16 +67,10 @@ impl Scenario {
                 "the name has a control character, or another that no picture can have: leave it out",
             ));
         }
-        let slice_ns = self.gpu.slice_ns.saturating_add(self.gpu.switch_ns).max(1);
-        if self.duration_ns / slice_ns > MAX_SLICES {
-            let says = format!(
-                "it may come to more than {MAX_SLICES} slices: make them longer, or duration_s shorter"
-            );
-            return Err(Fault::at(&["gpu", "slice_ms"], says));
-        }
         if self.gpu.handoff_ns >= self.duration_ns {
             let says = "a hand-off takes as long as all of duration_s: nobody would ever run";
-            return Err(Fault::at(&["gpu", "handoff_us"], says));
+            let is_said = self.gpu.handoff_ns != Gpu::default().handoff_ns;
+            return Err(Fault::at(if is_said { &["gpu", "handoff_us"] } else { &["duration_s"] }, says));
         }
         let operator = &self.policy;
         if operator.urgency + operator.size + operator.criticality <= 0.0 {
@@ -85,12 +81,19 @@ impl Scenario {
         }
         let mut places = BTreeMap::new();
         let mut tenants = 0usize;
-        let mut kernels = 0.0;
+        let (mut kernels, mut work_ns) = (0.0, 0.0);
         for (number, tenant) in self.tenants.iter().enumerate() {
             self.check_tenant(tenant).map_err(|(keys, says)| Fault::of_tenant(number, &keys, says))?;
             tenants = tenants.saturating_add(tenant.count);
             if tenants > MAX_TENANTS {
                 let says = format!("with these there are more than {MAX_TENANTS} tenants");
+                return Err(Fault::of_tenant(number, &["count"], says));
+            }
+            if (tenants as u64).saturating_mul(self.duration_ns / SECOND) > MAX_TENANT_SECONDS {
+                let says = format!(
+                    "{tenants} tenants are too many for this time: make duration_s {} at most",
+                    MAX_TENANT_SECONDS / tenants as u64
+                );
                 return Err(Fault::of_tenant(number, &["count"], says));
             }
             let names = (1..=tenant.count).map(|copy| match tenant.count {
@@ -114,6 +117,14 @@ impl Scenario {
                 );
                 return Err(Fault::of_tenant(number, &["name"], says));
             }
+            work_ns += tenant.count as f64 * tenant.most_work_ns(self.duration_ns);
+        }
+        let slices = work_ns.min(self.gpus as f64 * self.duration_ns as f64) / self.gpu.slice_ns as f64;
+        if slices > MAX_SLICES {
+            let says = format!(
+                "it may come to more than {MAX_SLICES:.0} slices: make them longer, or duration_s shorter"
+            );
+            return Err(Fault::at(&["gpu", "slice_ms"], says));
         }
         self.check_promises()
     }
@@ -145,9 +156,6 @@ impl Scenario {
                 &["name"],
                 "the name has a control character, or another that no picture can have: leave it out",
             );
-        }
-        if tenant.count == 0 {
-            return wrong(&["count"], "there would be none of it: give 1 or more, or leave the tenant out");
         }
         if tenant.gpu.is_some_and(|gpu| gpu >= self.gpus) {
             return Err((
@@ -192,6 +200,9 @@ impl Scenario {
         if tenant.class == Class::Guaranteed && tenant.share_ppm.is_none() {
             return wrong(&["class"], "it is guaranteed, but asks for no share: add `share`");
         }
+        if tenant.share_ppm > tenant.cap_ppm && tenant.cap_ppm.is_some() {
+            return wrong(&["share"], "it asks for more than its cap: lower this, or raise `cap`");
+        }
         Ok(())
     }
 }
@@ -220,6 +231,15 @@ impl Tenant {
             }
             (None, None) => 0.0,
         }
+    }
+
+    /// The GPU time that those take, ns; of a recording its pauses too.
+    fn most_work_ns(&self, duration_ns: u64) -> f64 {
+        let steps = self.steps.as_ref().map(|steps| sum(&steps.profile));
+        let requests = self.requests.as_ref().map(|requests| sum(&requests.profile));
+        let recorded = self.trace.as_ref().map(recorded_sum);
+        let (kernels, work_ns) = [steps, requests, recorded].into_iter().flatten().next().unwrap_or_default();
+        self.most_kernels(duration_ns) * work_ns / kernels.max(1.0)
     }
 }
 

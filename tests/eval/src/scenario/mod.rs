@@ -27,7 +27,7 @@ const WHOLE: u32 = deepres_abi::PPM;
 
 /// A scenario, as its file says.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a scenario")]
 pub struct Scenario {
     /// Its name in reports.
     pub name: String,
@@ -40,7 +40,7 @@ pub struct Scenario {
     #[serde(rename = "warmup_s", default, deserialize_with = "units::seconds_or_none")]
     pub warmup_ns: u64,
     /// Where the random numbers begin.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "units::seed")]
     pub seed: u64,
     /// How many GPUs there are, all alike.
     #[serde(default = "units::one", deserialize_with = "units::gpus")]
@@ -58,7 +58,7 @@ pub struct Scenario {
 
 /// A GPU, and what it costs to share it.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, expecting = "a table: `[gpu]`")]
 pub struct Gpu {
     /// What the hardware does with several contexts, under policies that leave it to.
     pub device: Hardware,
@@ -92,7 +92,7 @@ impl Default for Gpu {
 
 /// What the operator of deepres set: `[priority]` and `max_harm` of its configuration.
 #[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, expecting = "a table: `[policy]`")]
 pub struct Operator {
     /// What guests may cost owners.
     #[serde(rename = "max_harm", deserialize_with = "units::part")]
@@ -124,7 +124,7 @@ impl Operator {
 
 /// One tenant.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table: `[[tenant]]`")]
 pub struct Tenant {
     /// Its name.
     pub name: String,
@@ -132,9 +132,10 @@ pub struct Tenant {
     #[serde(skip)]
     pub number: u64,
     /// How many there are of it: `NAME-1`, `NAME-2`, …
-    #[serde(default = "units::one")]
+    #[serde(default = "units::one", deserialize_with = "units::count")]
     pub count: usize,
     /// The GPU that it is on, from 0. Without, the first of those with the fewest tenants; always known in a scenario that was read.
+    #[serde(default, deserialize_with = "units::maybe_gpu")]
     pub gpu: Option<usize>,
     /// Its class.
     #[serde(default, deserialize_with = "units::from_str")]
@@ -173,7 +174,7 @@ pub struct Tenant {
 
 /// A time in which a tenant has work.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table, for example { from_s = 0, to_s = 20, load = 0.5 }")]
 pub struct Phase {
     /// From then,
     #[serde(rename = "from_s", default, deserialize_with = "units::seconds_or_none")]
@@ -188,7 +189,7 @@ pub struct Phase {
 
 /// What was recorded of a program (docs/traces.md).
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table: `[tenant.trace]`")]
 pub struct Recorded {
     /// The file, from where the scenario is.
     pub file: PathBuf,
@@ -205,7 +206,7 @@ pub struct Recorded {
 
 /// Kernels that are alike, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table, for example { kernels = 40, kernel_us = 150 }")]
 pub struct Part {
     /// How many.
     #[serde(deserialize_with = "units::kernels")]
@@ -220,7 +221,7 @@ pub struct Part {
 
 /// A closed loop, as training is: so many kernels, all finished, then a pause.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table: `[tenant.steps]`")]
 pub struct Steps {
     /// Kernels in a step.
     #[serde(default, deserialize_with = "units::maybe_kernels")]
@@ -258,7 +259,7 @@ pub enum Pauses {
 
 /// An open loop, as a service is: requests come however busy it is, and are answered in turn.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table: `[tenant.requests]`")]
 pub struct Requests {
     /// How they come.
     pub arrival: Arrival,

@@ -124,8 +124,32 @@ fn what_is_unknown_or_impossible_is_named_with_its_line_and_key() {
             8,
             "longer than a day",
         ),
-        ("count = 2", "count = 0", 13, "there would be none"),
-        ("count = 2", "count = 5000", 13, "more than 4096"),
+        ("count = 2", "count = 0", 13, "0 is out of range: give 1 to 4096"),
+        ("count = 2", "count = -1", 13, "-1 is out of range"),
+        ("count = 2", "count = 4096", 13, "more than 4096"),
+        ("count = 2", "count = 1.5", 13, "expected a whole number from 1 to 4096"),
+        (
+            "duration_s = 10",
+            "duration_s = 10\n    seed = 99999999999999999999",
+            5,
+            "99999999999999999999 is out of range",
+        ),
+        ("duration_s = 10", "duration_s = 10\n    gpu = 3", 5, "expected a table: `[gpu]`"),
+        ("share = \"30%\"", "share = 0.3", 7, "expected a percentage in quotes"),
+        (
+            "share = \"30%\"",
+            "share = \"30%\"\n    cap = \"10%\"",
+            7,
+            "`tenant.share`: it asks for more than its cap",
+        ),
+        ("kernel_us = 1000", "kernel_us = 1e300", 10, "1e300 us is out of range"),
+        (
+            "active_s = [[0, 2], [4, 5.5]]",
+            "active_s = [[0, 2, 4]]",
+            15,
+            "a time is a pair, [from, to]; here are 3",
+        ),
+        ("duration_s = 10", "duration_s = 1e-8", 4, "`duration_s`: a hand-off takes as long"),
         ("per_s = 20", "per_s = 1000000", 12, "may come to"),
         ("kernel_us = 1000", "kernel_us = 0.001", 6, "may come to"),
         ("duration_s = 10", "duration_s = 10\n    gpus = 0", 5, "out of range"),
@@ -149,6 +173,24 @@ fn what_is_unknown_or_impossible_is_named_with_its_line_and_key() {
         let error = format!("{:#}", Scenario::parse(&GOOD.replacen(from, to, 1)).unwrap_err());
         assert!(error.contains(says) && error.contains(&format!("line {line}")), "{to}: {error}");
     }
+}
+
+#[test]
+fn what_would_take_more_than_minutes_is_refused_and_a_day_of_little_work_is_not() {
+    let scenario = |duration_s: u32, rest: &str| {
+        Scenario::parse(&format!("name = \"a\"\nshows = \"b\"\nduration_s = {duration_s}\n{rest}"))
+    };
+    let crowd = "[[tenant]]\nname = \"a\"\ncount = 4096\n\
+                 requests = { arrival = \"poisson\", per_s = 1e-6, kernels = 1, kernel_us = 1 }";
+    let error = format!("{:#}", scenario(86_400, crowd).unwrap_err());
+    assert!(error.contains("line 6") && error.contains("make duration_s 24414 at most"), "{error}");
+    assert!(scenario(24_414, crowd).is_ok());
+    // Slices are of work, and not of the time.
+    let idle = "[[tenant]]\nname = \"a\"\nsteps = { kernels = 1, kernel_us = 1000, pause_ms = 60000 }";
+    assert!(scenario(86_400, idle).is_ok());
+    let busy = idle.replace(", pause_ms = 60000", "0000");
+    let error = format!("{:#}", scenario(86_400, &busy).unwrap_err());
+    assert!(error.contains("more than 20000000 slices"), "{error}");
 }
 
 /// What the parser says of a scenario with this in it.

@@ -4,7 +4,9 @@ use deepres_abi::quantity::parse_part;
 use deepres_controller::policy::priority::Criticality;
 use deepres_controller::quantity::parse_share;
 use serde::{Deserialize, Deserializer, de};
+use std::fmt;
 
+use super::check::MAX_TENANTS;
 use super::{MAX_S, SECOND};
 
 pub fn one() -> usize {
@@ -13,6 +15,82 @@ pub fn one() -> usize {
 
 pub fn whole() -> u32 {
     1_000_000
+}
+
+/// A number as people write it: without hundreds of digits.
+struct Shown(f64);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// What is shown in full.
+        const PLAIN: std::ops::Range<f64> = 1e-6..1e15;
+        let Self(number) = self;
+        if *number == 0.0 || !number.is_finite() || PLAIN.contains(&number.abs()) {
+            write!(f, "{number}")
+        } else {
+            write!(f, "{number:e}")
+        }
+    }
+}
+
+/// A whole number within bounds.
+struct Whole {
+    least: u64,
+    most: u64,
+}
+
+impl Whole {
+    fn read<'de, D: Deserializer<'de>>(self, deserializer: D) -> Result<u64, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn within<E: de::Error>(&self, number: i128) -> Result<u64, E> {
+        let within = u64::try_from(number).ok().filter(|number| (self.least..=self.most).contains(number));
+        within.ok_or_else(|| {
+            E::custom(format!("{number} is out of range: give {} to {}", self.least, self.most))
+        })
+    }
+}
+
+impl de::Visitor<'_> for Whole {
+    type Value = u64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a whole number from {} to {}", self.least, self.most)
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<u64, E> {
+        self.within(i128::from(number))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<u64, E> {
+        self.within(i128::from(number))
+    }
+
+    fn visit_i128<E: de::Error>(self, number: i128) -> Result<u64, E> {
+        self.within(number)
+    }
+}
+
+/// A percentage in quotes.
+struct Percentage;
+
+impl Percentage {
+    fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+        deserializer.deserialize_any(Self)
+    }
+}
+
+impl de::Visitor<'_> for Percentage {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a percentage in quotes, for example \"30%\"")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<String, E> {
+        Ok(text.to_owned())
+    }
 }
 
 /// A number within `bounds` times `unit_ns`.
@@ -28,7 +106,8 @@ fn scaled<'de, D: Deserializer<'de>>(
     if !(ns >= least && ns <= most) {
         let least = if least > 0.0 { "1 ns or more" } else { "0 or more" };
         return Err(de::Error::custom(format!(
-            "{number} {unit} is out of range: give {least}, and a day at most"
+            "{} {unit} is out of range: give {least}, and a day at most",
+            Shown(number)
         )));
     }
     Ok(ns.round() as u64)
@@ -76,19 +155,27 @@ pub fn maybe_kernels<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::
 pub fn kernels<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
     /// Kernels of one step: more are not a step.
     const MOST: u64 = 1_000_000;
-    match u64::deserialize(d)? {
-        number @ 1..=MOST => Ok(number),
-        number => Err(de::Error::custom(format!("{number} is out of range: give 1 to {MOST}"))),
-    }
+    Whole { least: 1, most: MOST }.read(d)
 }
 
+/// GPUs of a large host.
+const MOST_GPUS: u64 = 16;
+
 pub fn gpus<'de, D: Deserializer<'de>>(d: D) -> Result<usize, D::Error> {
-    /// Those of a large host.
-    const MOST: usize = 16;
-    match usize::deserialize(d)? {
-        number @ 1..=MOST => Ok(number),
-        number => Err(de::Error::custom(format!("{number} is out of range: give 1 to {MOST}"))),
-    }
+    Whole { least: 1, most: MOST_GPUS }.read(d).map(|number| number as usize)
+}
+
+pub fn maybe_gpu<'de, D: Deserializer<'de>>(d: D) -> Result<Option<usize>, D::Error> {
+    Whole { least: 0, most: MOST_GPUS - 1 }.read(d).map(|number| Some(number as usize))
+}
+
+pub fn count<'de, D: Deserializer<'de>>(d: D) -> Result<usize, D::Error> {
+    Whole { least: 1, most: MAX_TENANTS as u64 }.read(d).map(|number| number as usize)
+}
+
+pub fn seed<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    // TOML has no larger one.
+    Whole { least: 0, most: i64::MAX as u64 }.read(d)
 }
 
 pub fn load<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
@@ -96,9 +183,10 @@ pub fn load<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
     const MOST: f64 = 100.0;
     match f64::deserialize(d)? {
         number if number > 0.0 && number <= MOST => Ok(number),
-        number => {
-            Err(de::Error::custom(format!("{number} is out of range: give a load above 0, {MOST} at most")))
-        }
+        number => Err(de::Error::custom(format!(
+            "{} is out of range: give a load above 0, {MOST} at most",
+            Shown(number)
+        ))),
     }
 }
 
@@ -111,16 +199,17 @@ pub fn rate<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
     const MOST: f64 = 1e6;
     match f64::deserialize(d)? {
         number if number > 0.0 && number <= MOST => Ok(number),
-        number => {
-            Err(de::Error::custom(format!("{number} is out of range: give a rate above 0, {MOST} at most")))
-        }
+        number => Err(de::Error::custom(format!(
+            "{} is out of range: give a rate above 0, {MOST} at most",
+            Shown(number)
+        ))),
     }
 }
 
 pub fn fraction<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
     match f64::deserialize(d)? {
         number if (0.0..1.0).contains(&number) => Ok(number),
-        number => Err(de::Error::custom(format!("{number} is out of range: give 0 to less than 1"))),
+        number => Err(de::Error::custom(format!("{} is out of range: give 0 to less than 1", Shown(number)))),
     }
 }
 
@@ -148,7 +237,7 @@ where
 }
 
 pub fn share<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
-    parse_share(&String::deserialize(d)?).map_err(de::Error::custom)
+    parse_share(&Percentage::read(d)?).map_err(de::Error::custom)
 }
 
 pub fn maybe_share<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
@@ -157,14 +246,20 @@ pub fn maybe_share<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Er
 
 /// Pairs of seconds.
 pub fn spans<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(u64, u64)>, D::Error> {
-    let spans: Vec<(f64, f64)> = Vec::deserialize(d)?;
+    // Of a longer list a tuple would take the first two.
+    let spans: Vec<Vec<f64>> = Vec::deserialize(d)?;
     let ns = |seconds: f64| match seconds {
         seconds if (0.0..=MAX_S).contains(&seconds) => Ok((seconds * SECOND as f64).round() as u64),
-        seconds => {
-            Err(de::Error::custom(format!("{seconds} s is out of range: give 0 or more, and a day at most")))
-        }
+        seconds => Err(de::Error::custom(format!(
+            "{} s is out of range: give 0 or more, and a day at most",
+            Shown(seconds)
+        ))),
     };
-    spans.into_iter().map(|(from, to)| Ok((ns(from)?, ns(to)?))).collect()
+    let span = |span: Vec<f64>| match span[..] {
+        [from, to] => Ok((ns(from)?, ns(to)?)),
+        _ => Err(de::Error::custom(format!("a time is a pair, [from, to]; here are {}", span.len()))),
+    };
+    spans.into_iter().map(span).collect()
 }
 
 /// A load that is neither more nor less.
@@ -174,7 +269,7 @@ pub fn normal() -> f64 {
 
 /// A part of a whole, in percent.
 pub fn part<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
-    let text = String::deserialize(d)?;
+    let text = Percentage::read(d)?;
     parse_part(&text).ok_or_else(|| de::Error::custom(format!("`{text}` is no part: give 0% to 100%")))
 }
 
@@ -184,6 +279,6 @@ pub fn weight<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
     const MOST: f64 = 1e6;
     match f64::deserialize(d)? {
         number if (0.0..=MOST).contains(&number) => Ok(number),
-        number => Err(de::Error::custom(format!("{number} is out of range: give 0 to {MOST}"))),
+        number => Err(de::Error::custom(format!("{} is out of range: give 0 to {MOST}", Shown(number)))),
     }
 }
