@@ -13,7 +13,7 @@ const MOVE_PATIENCE: Duration = Duration::from_secs(120);
 What the tenant has on the GPU runs out; its programs then wait at their next launch, keep their memory, and go on \
 where they were after `deepres resume`. The pause holds over the daemon's restart, and until the tenant's last \
 process ends. A suspended tenant keeps no memory on the GPU either: the driver brings it to the host, which takes a \
-driver of release 570 or newer, and back when the tenant is resumed.
+driver of release 570 or newer, and back when the tenant is resumed, or when the daemon ends: then it goes on.
 
 Examples:
   deepres pause nightly

@@ -27,6 +27,8 @@ const USER_FILE: &str = "deepres/deepres.toml";
 
 /// Bounds of the heartbeat limit: below, a busy machine's scheduler looks like a dead daemon; above, a dead one holds everybody up.
 const HEARTBEAT_LIMIT_MS: Range<u64> = 20..60_001;
+/// Bounds of what moving memory is timed by, ms: below, nothing is ever moved in time; above it is a day.
+const MOVING_MS: Range<u64> = 100..86_400_001;
 /// Bounds of the quantum, ms: below, hand-offs eat the GPU; above, waiting is felt.
 const QUANTUM_MS: Range<u64> = 1..1_001;
 /// Bounds of the number of connections: some, and no more than there are descriptors on any machine.
@@ -250,6 +252,9 @@ impl Config {
         within("max_connections", self.max_connections as u64, &MAX_CONNECTIONS)?;
         within("max_connections_per_user", self.max_connections_per_user as u64, &MAX_CONNECTIONS)?;
         within("heartbeat_limit_ms", self.heartbeat_limit_ms, &HEARTBEAT_LIMIT_MS)?;
+        within("suspend_turn_ms", self.suspend_turn_ms, &MOVING_MS)?;
+        within("suspend_limit_ms", self.suspend_limit_ms, &MOVING_MS)?;
+        within("memory_follow_ms", self.memory_follow_ms, &MOVING_MS)?;
         within("quantum.min_ms", self.quantum.min_ms, &QUANTUM_MS)?;
         within("quantum.max_ms", self.quantum.max_ms, &QUANTUM_MS)?;
         if self.quantum.min_ms > self.quantum.max_ms {
@@ -400,6 +405,9 @@ mod tests {
     fn impossible_values_are_refused_with_their_line_and_column() {
         for (text, at, part) in [
             ("\nheartbeat_limit_ms = 1\n", (2, 1), "from 20"),
+            ("\nsuspend_limit_ms = 0\n", (2, 1), "from 100"),
+            ("\nsuspend_turn_ms = 0\n", (2, 1), "from 100"),
+            ("\nmemory_follow_ms = 0\n", (2, 1), "from 100"),
             ("[caps]\nshare = \"200%\"\n", (2, 9), "percentage"),
             ("[caps]\nmemory = \"12XB\"\n", (2, 10), "size"),
             ("[quantum]\nmin_ms = 9\nmax_ms = 8\n", (2, 1), "more than"),

@@ -110,16 +110,13 @@ fn tell(tenants: &[TenantStatus], told: &mut Told) {
 
 /// Why memory was refused, in a line.
 fn refusal(tenant: &TenantStatus, account: &AccountStatus) -> String {
-    let held = Bytes(account.memory_bytes);
+    // What it holds by now is not what it held then.
     let what = account.last_refusal.as_ref().map_or("memory".to_owned(), |last| {
         format!("{} for {}", Bytes(last.bytes), last.api.as_deref().unwrap_or("an unknown call"))
     });
     match tenant.memory_limit_bytes {
-        Some(limit) => format!(
-            "refused {what}: beside the {held} that it holds that passes its limit of {}",
-            Bytes(limit)
-        ),
-        None => format!("refused {what}: it held {held}, and had a limit then"),
+        Some(limit) => format!("refused {what}: with what it held that passes its limit of {}", Bytes(limit)),
+        None => format!("refused {what}: it had a limit then"),
     }
 }
 
