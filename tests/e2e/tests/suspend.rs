@@ -94,6 +94,8 @@ fn all_processes_of_a_tenant_leave_all_its_gpus_and_come_back() {
 #[test]
 fn two_tenants_of_sixty_percent_of_the_memory_each_both_finish_in_turns() {
     const KERNELS: u64 = 3_000;
+    /// Some turns.
+    const LOOKED_FOR: Duration = Duration::from_secs(5);
     let host = small_gpu().config("suspend_turn_ms = 600\n");
     let _daemon = host.daemon();
     let bytes = 608 * MIB;
@@ -102,6 +104,15 @@ fn two_tenants_of_sixty_percent_of_the_memory_each_both_finish_in_turns() {
     first.await_line(|line| line == "holding", COMMAND_LIMIT);
     let mut second = swapper(&host, "second", bytes, &KERNELS.to_string(), true);
     second.await_line(|line| line == "holding", COMMAND_LIMIT);
+    // Who has just come back is not held against what NVML said while it was away.
+    while begun.elapsed() < LOOKED_FOR {
+        let said = host.finish(host.deepres(&["ps", "--json"])).success().stdout;
+        let ps: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        for tenant in ps["tenants"].as_array().expect("tenants") {
+            let drift = &tenant["gpus"][0]["drift_bytes"];
+            assert!(drift.is_null() || *drift == 0, "{tenant}");
+        }
+    }
     for client in [&mut first, &mut second] {
         let said = client.await_json(Duration::from_secs(60));
         assert_eq!(said["changed"].as_u64(), Some(0), "{said}");

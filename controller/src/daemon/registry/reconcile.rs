@@ -34,12 +34,12 @@ impl Registry {
         self.strangers_bytes.clear();
     }
 
-    /// What every tenant holds by its ledger.
+    /// What every tenant holds by its ledger that is not off the GPUs with its memory.
     pub fn held(&self) -> Held {
         let on = |tenant: &Tenant, gpu: usize| {
             tenant.ledger.page().gpu(gpu).map_or(0, |ledger| ledger.held_bytes())
         };
-        let tenants = self.tenants.values();
+        let tenants = self.tenants.values().filter(|tenant| !tenant.is_suspended);
         tenants
             .flat_map(|tenant| tenant.gpus.iter().map(move |gpu| ((tenant.id, *gpu), on(tenant, *gpu))))
             .collect()
@@ -61,11 +61,12 @@ impl Registry {
             self.strangers_bytes.insert(*gpu, on_gpu.used_bytes.saturating_sub(own_bytes));
         }
         for tenant in self.tenants.values_mut() {
-            let said = tenant.gpus.iter().filter(|gpu| found.contains_key(gpu)).map(|gpu| {
+            // Of one that came, went, or came back while NVML was asked it tells of a moment that no account is of.
+            let said = tenant.gpus.iter().filter_map(|gpu| {
                 let place = (tenant.id, *gpu);
-                let bytes = by_tenant.get(&place).copied().unwrap_or(0);
-                let accounts = [before, &after].map(|held| held.get(&place).copied().unwrap_or(0));
-                (*gpu, ByNvml { bytes, drift_bytes: drift(bytes, accounts) })
+                let accounts = [*before.get(&place)?, *after.get(&place)?];
+                let bytes = found.get(gpu).map(|_| by_tenant.get(&place).copied().unwrap_or(0))?;
+                Some((*gpu, ByNvml { bytes, drift_bytes: drift(bytes, accounts) }))
             });
             tenant.by_nvml = said.collect();
         }

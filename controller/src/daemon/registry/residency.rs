@@ -78,6 +78,7 @@ impl Registry {
     pub fn set_suspended(&mut self, name: &str, is_suspended: bool) -> Vec<oneshot::Receiver<()>> {
         if let Some(tenant) = self.tenants.get_mut(name) {
             tenant.is_suspended = is_suspended;
+            tenant.by_nvml.clear();
         }
         self.tell_arbiters(name)
     }

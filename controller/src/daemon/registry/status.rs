@@ -83,10 +83,10 @@ impl Registry {
 
 fn tenant_status(name: &str, tenant: &Tenant, by_whom: &ByWhom<'_>) -> TenantStatus {
     let accounts = by_whom.accounts.get(&tenant.id).into_iter().flatten().map(|account| {
-        // Of one whose memory is on the host NVML has nothing to say.
-        let seen = tenant.by_nvml.get(&account.gpu).filter(|_| !tenant.is_suspended);
         // Of one that nobody is left of the arbiter has the last word that it had, which holds no more.
         let is_here = !tenant.is_deserted();
+        // Of one whose memory is on the host NVML has nothing to say.
+        let seen = tenant.by_nvml.get(&account.gpu).filter(|_| is_here && !tenant.is_suspended);
         AccountStatus {
             entitled_ppm: account.entitled_ppm.filter(|_| is_here),
             is_lent: is_here && account.is_lent,
