@@ -452,8 +452,18 @@ fn the_jobs_status_is_passed_on() {
 fn start(place: &Place, script: &str) -> (Child, PathBuf) {
     let ready = place.scratch.path().join("ready");
     let script = format!("{script}\ntouch {}\nwhile :; do sleep 0.02; done", ready.display());
-    let child =
-        place.deepres(&["run", "--name", "job", "--", "sh", "-c", &script]).process_group(0).spawn().unwrap();
+    let mut run = place.deepres(&["run", "--name", "job", "--", "sh", "-c", &script]);
+    // Where the tests are run in the background of a script these are ignored, and a shell does not trap what was ignored before it.
+    let by_default = || {
+        for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP] {
+            // SAFETY: it sets what a signal does, to what it does by itself.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes system calls and allocates nothing.
+    unsafe { run.process_group(0).pre_exec(by_default) };
+    let child = run.spawn().unwrap();
     wait_until(PATIENCE, || ready.exists());
     (child, ready)
 }

@@ -137,6 +137,29 @@ fn memory_is_guaranteed_on_the_gpu_that_a_job_uses_or_not_at_all() {
 }
 
 #[test]
+fn an_administrator_promises_no_more_than_there_is_on_the_gpu_that_a_job_uses() {
+    let host = Host::new().simgpu(
+        "gpus = 2\nmemory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
+    );
+    let _daemon = host.daemon();
+    let holding = |options: &[&str], bytes: u64| {
+        let mut client =
+            host.spawn(host.run(options, c_client("yields", Way::Dlsym), &[&bytes.to_string()]));
+        client.await_line(|line| line == "holding", COMMAND_LIMIT);
+        client
+    };
+    let _holder = holding(&["--name", "holder"], 2 << 30);
+    // It sees both GPUs, and uses the first.
+    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "1GiB"];
+    let _first = holding(&options, 512 << 20);
+    let set = |memory| host.finish(host.deepres(&["set", "first", "--memory", memory]));
+    let refused = set("3GiB");
+    assert_ne!(refused.code, 0);
+    assert!(refused.stderr.contains("what they hold leave 2 GiB of a GPU's"), "{}", refused.stderr);
+    set("2GiB").success();
+}
+
+#[test]
 fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
     let gpu = "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n";
     let host = Host::new().simgpu(gpu).config("memory_follow_ms = 200\n");

@@ -14,7 +14,7 @@ use deepres_eval::{policy::Policy, scenario::Scenario};
 /// Both are connected, metered and past their first launches.
 const SETTLED: Duration = Duration::from_millis(1_000);
 /// Long enough that hundreds of quanta pass.
-const MEASURED: Duration = Duration::from_secs(4);
+const MEASURED: Duration = Duration::from_secs(8);
 /// How far the two may be apart, as a part of what it is in virtual time.
 const ALLOWED: f64 = 0.05;
 

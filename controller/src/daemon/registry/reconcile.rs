@@ -36,9 +36,6 @@ impl Registry {
 
     /// What every tenant holds by its ledger that is not off the GPUs with its memory.
     pub fn held(&self) -> Held {
-        let on = |tenant: &Tenant, gpu: usize| {
-            tenant.ledger.page().gpu(gpu).map_or(0, |ledger| ledger.held_bytes())
-        };
         let tenants = self.tenants.values().filter(|tenant| !tenant.is_suspended);
         tenants
             .flat_map(|tenant| tenant.gpus.iter().map(move |gpu| ((tenant.id, *gpu), on(tenant, *gpu))))
@@ -98,12 +95,30 @@ impl Registry {
     /// A tenant comes to use `gpus`: it is promised its memory on those of them that have room for it, and is no guaranteed tenant if none has.
     pub(super) fn promise_on(&mut self, name: &str, gpus: &[usize]) {
         let Some(tenant) = self.tenants.get(name) else { return };
+        let new: Vec<usize> = gpus.iter().copied().filter(|gpu| !tenant.gpus.contains(gpu)).collect();
+        if !self.promise_where_there_is_room(name, &new)
+            && let Some(tenant) = self.tenants.get_mut(name)
+        {
+            tenant.has_room &= tenant.gpus.iter().chain(gpus).any(|gpu| !tenant.unpromised.contains(gpu));
+        }
+    }
+
+    /// A tenant is promised more than before: on those of its GPUs that have room for it.
+    pub(super) fn promise_more(&mut self, name: &str) {
+        let Some(tenant) = self.tenants.get_mut(name) else { return };
+        tenant.unpromised.clear();
+        let gpus: Vec<usize> = tenant.gpus.iter().copied().collect();
+        self.promise_where_there_is_room(name, &gpus);
+    }
+
+    /// Whether all of `gpus` have room for what a tenant is promised. On those that have not it is not promised, and the log says so.
+    fn promise_where_there_is_room(&mut self, name: &str, gpus: &[usize]) -> bool {
+        let Some(tenant) = self.tenants.get(name) else { return true };
         let promised_bytes = tenant.promised_bytes();
-        let new = gpus.iter().copied().filter(|gpu| !tenant.gpus.contains(gpu));
         let lacks_room = |gpu: &usize| self.promisable_bytes(&tenant.key, *gpu) < promised_bytes;
-        let lacking: Vec<usize> = new.filter(lacks_room).collect();
+        let lacking: Vec<usize> = gpus.iter().copied().filter(lacks_room).collect();
         if lacking.is_empty() {
-            return;
+            return true;
         }
         tracing::warn!(
             tenant = name,
@@ -111,9 +126,10 @@ impl Registry {
             gpus = ?lacking,
             "a guaranteed tenant uses GPUs without room for the memory that it was promised: it is not promised there"
         );
-        let Some(tenant) = self.tenants.get_mut(name) else { return };
-        tenant.unpromised.extend(lacking);
-        tenant.has_room &= tenant.gpus.iter().chain(gpus).any(|gpu| !tenant.unpromised.contains(gpu));
+        if let Some(tenant) = self.tenants.get_mut(name) {
+            tenant.unpromised.extend(lacking);
+        }
+        false
     }
 
     /// Finds out anew what each tenant may hold beside what others were promised, and tells the arbiters of what changed.

@@ -37,7 +37,10 @@ impl Registry {
             tenant.set_ns = monotonic_ns();
         }
         tracing::info!(tenant = name, set = %tenant.set, "an administrator set a tenant");
-        let user = tenant.user;
+        let (user, is_more) = (tenant.user, tenant.promised_bytes() > before);
+        if is_more {
+            self.promise_more(name);
+        }
         self.share_out(user);
         let renewed = wish.memory_follows_use.map(|_| self.renew_ceilings());
         let granted = self.tenant_named(name)?.granted();

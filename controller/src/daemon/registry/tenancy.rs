@@ -164,12 +164,15 @@ impl Registry {
         identity::identify(claim, facts, names, ancestors, kin)
     }
 
-    /// Why memory that is asked for with a guarantee cannot be promised now, if it cannot: on none of the GPUs that the tenant uses, of all while it uses none,
-    /// is there enough beside what others were promised or hold.
+    /// Why memory that is asked for with a guarantee cannot be promised now, if it cannot: on none of the GPUs of which the tenant holds memory, of those that it sees
+    /// while it holds none, of all while it sees none, is there enough beside what others were promised or hold.
     pub(super) fn lacks_memory(&self, asked: &Wish, own: &Key) -> Option<String> {
         let (Some(Class::Guaranteed), Some(bytes)) = (asked.class, asked.memory_bytes) else { return None };
         let used = self.tenants.values().find(|tenant| tenant.key == *own && !tenant.is_deserted());
-        let is_asked = |gpu: &usize| used.is_none_or(|own| own.gpus.is_empty() || own.gpus.contains(gpu));
+        let is_seen = |gpu: &usize| used.is_none_or(|own| own.gpus.is_empty() || own.gpus.contains(gpu));
+        let holds = |gpu: usize| used.is_some_and(|own| own.held_bytes(gpu) > 0);
+        let holds_any = (0..self.gpus.len()).any(holds);
+        let is_asked = |gpu: &usize| if holds_any { holds(*gpu) } else { is_seen(gpu) };
         let gpus = (0..self.gpus.len()).filter(is_asked);
         let most = gpus.map(|gpu| self.promisable_bytes(own, gpu)).max()?;
         (most < bytes).then(|| {

@@ -216,13 +216,18 @@ impl Tenant {
         Some(used.kept_bytes(granted.memory_bytes.value.unwrap_or(NO_LIMIT)))
     }
 
+    /// What it holds of a GPU by its ledger, bytes.
+    pub fn held_bytes(&self, gpu: usize) -> u64 {
+        self.ledger.page().gpu(gpu).map_or(0, |ledger| ledger.held_bytes())
+    }
+
     /// Takes in what it holds of a GPU now.
     pub fn note_use(&mut self, gpu: usize, now_ns: u64, window_ns: u64) {
         if !self.granted().memory_follows_use.value {
             self.used.clear();
             return;
         }
-        let held_bytes = self.ledger.page().gpu(gpu).map_or(0, |ledger| ledger.held_bytes());
+        let held_bytes = self.held_bytes(gpu);
         self.used.entry(gpu).or_insert_with(|| Use::new(now_ns)).take_in(now_ns, held_bytes, window_ns);
     }
 
