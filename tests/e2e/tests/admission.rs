@@ -143,8 +143,7 @@ fn an_administrator_promises_no_more_than_there_is_on_the_gpu_that_a_job_uses() 
     );
     let _daemon = host.daemon();
     let holding = |options: &[&str], bytes: u64| {
-        let mut client =
-            host.spawn(host.run(options, c_client("yields", Way::Dlsym), &[&bytes.to_string()]));
+        let mut client = host.spawn(host.run(options, c_client("yields", Way::Dlsym), &[&bytes.to_string()]));
         client.await_line(|line| line == "holding", COMMAND_LIMIT);
         client
     };

@@ -38,7 +38,9 @@ impl Registry {
     pub fn held(&self) -> Held {
         let tenants = self.tenants.values().filter(|tenant| !tenant.is_suspended);
         tenants
-            .flat_map(|tenant| tenant.gpus.iter().map(move |gpu| ((tenant.id, *gpu), on(tenant, *gpu))))
+            .flat_map(|tenant| {
+                tenant.gpus.iter().map(move |gpu| ((tenant.id, *gpu), tenant.held_bytes(*gpu)))
+            })
             .collect()
     }
 
@@ -107,7 +109,7 @@ impl Registry {
     pub(super) fn promise_more(&mut self, name: &str) {
         let Some(tenant) = self.tenants.get_mut(name) else { return };
         tenant.unpromised.clear();
-        let gpus: Vec<usize> = tenant.gpus.iter().copied().collect();
+        let gpus: Vec<usize> = tenant.gpus.to_vec();
         self.promise_where_there_is_room(name, &gpus);
     }
 
