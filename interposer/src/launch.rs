@@ -226,8 +226,13 @@ static AWAITED_HOST_NS: AtomicU64 = AtomicU64::new(0);
 const AWAITS_HOST_NS: u64 = 2_000_000_000;
 
 fn awaits_host() -> bool {
-    let awaited_ns = AWAITED_HOST_NS.load(Ordering::Relaxed);
-    awaited_ns != 0 && os::now_ns().saturating_sub(awaited_ns) < AWAITS_HOST_NS
+    is_within(&AWAITED_HOST_NS, AWAITS_HOST_NS)
+}
+
+/// Whether what happened last at `at_ns` (0: never) is less than `within_ns` ago.
+fn is_within(at_ns: &AtomicU64, within_ns: u64) -> bool {
+    let at_ns = at_ns.load(Ordering::Relaxed);
+    at_ns != 0 && os::now_ns().saturating_sub(at_ns) < within_ns
 }
 
 /// The stream is about to wait for something else than its own work.
@@ -277,8 +282,7 @@ pub fn call_host(stream: Stream) {
 /// Waiting for a completion was given up.
 #[cold]
 fn note_stuck() {
-    let queued_ns = HOST_FUNCTION_NS.load(Ordering::Relaxed);
-    if queued_ns != 0 && os::now_ns().saturating_sub(queued_ns) < HELD_BY_FUNCTION_NS {
+    if is_within(&HOST_FUNCTION_NS, HELD_BY_FUNCTION_NS) {
         FUNCTIONS_AWAIT_HOST.store(true, Ordering::Relaxed);
     }
 }

@@ -17,6 +17,7 @@ mod large;
 mod process;
 mod sanitize;
 mod test;
+mod training;
 mod venv;
 
 use std::path::{Path, PathBuf};

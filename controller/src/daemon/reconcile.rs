@@ -108,9 +108,8 @@ fn tell(tenants: &[TenantStatus], told: &mut Told) {
     }
 }
 
-/// Why memory was refused, in a line.
+/// Why memory was refused, in a line. What is held by now is not what was held then.
 fn refusal(tenant: &TenantStatus, account: &AccountStatus) -> String {
-    // What it holds by now is not what it held then.
     let what = account.last_refusal.as_ref().map_or("memory".to_owned(), |last| {
         format!("{} for {}", Bytes(last.bytes), last.api.as_deref().unwrap_or("an unknown call"))
     });

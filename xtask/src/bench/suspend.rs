@@ -1,8 +1,8 @@
 //! `cargo xtask bench suspend`: two trainers of 60 % of the GPU's memory each, which take turns on it whole, against one after the other.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
+use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,12 +14,9 @@ use super::check;
 use crate::build::{self, Artefacts};
 use crate::host::{Device, Host};
 use crate::process::{Interrupt, Running, ended};
+use crate::training;
 use crate::venv::{self, Venv};
 
-/// The training script, relative to the workspace.
-const SCRIPT: &str = "tests/workloads/python/train.py";
-/// How long the simulated GPU takes for the script's kernels.
-const SIMGPU_CONFIG: &str = "tests/workloads/simgpu-demo.toml";
 /// The tenants.
 const TENANTS: [&str; 2] = ["one", "other"];
 /// How often it is looked whether a trainer has ended, and what it has.
@@ -198,7 +195,7 @@ impl Bench<'_> {
             &format!(
                 "context_overhead_bytes = 0\nmemory_bytes = {memory_bytes}\nhost_to_device_bytes_per_us = {BYTES_PER_US}\n\
                  device_to_host_bytes_per_us = {BYTES_PER_US}\n{}",
-                fs::read_to_string(crate::workspace().join(SIMGPU_CONFIG))?
+                fs::read_to_string(training::simgpu_config())?
             ),
         )?;
         let config = self.write("deepres.toml", config)?;
@@ -213,19 +210,11 @@ impl Bench<'_> {
     }
 
     fn start(&self, host: &Host, name: &str) -> Result<Running> {
-        let nvrtc = self.venv.nvrtc()?;
-        let mut command: Command = host.deepres(&[&nvrtc as &Path]);
-        command
-            .args(["run", "--name", name, "--oversubscribe", "suspend", "--"])
-            .arg(self.venv.python())
-            .arg(crate::workspace().join(SCRIPT))
-            .args(["--steps", &self.options.steps.to_string()])
-            .env("DEV", "CUDA")
-            .env("CACHEDB", self.folder.path().join("compiled.cache"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        Running::start(&mut command)
+        let options = ["--name", name, "--oversubscribe", "suspend"];
+        let arguments = ["--steps", &self.options.steps.to_string()];
+        let cache = self.folder.path().join("compiled.cache");
+        let mut command = training::run(host, &self.venv, &options, &arguments, &cache)?;
+        Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
     }
 
     /// Waits for a trainer's end, and looks meanwhile.

@@ -14,12 +14,9 @@ use self::client::Client;
 use self::report::Report;
 use crate::host::{Device, Host, Ps};
 use crate::process::Interrupt;
+use crate::training::{self, SCRIPT};
 use crate::{build, venv};
 
-/// The training script, relative to the workspace.
-const SCRIPT: &str = "tests/workloads/python/train.py";
-/// How long the simulated GPU takes for the script's kernels.
-const SIMGPU_CONFIG: &str = "tests/workloads/simgpu-demo.toml";
 /// The tenants: name and share.
 const TENANTS: [(&str, &str); 2] = [("train-70", "70%"), ("train-30", "30%")];
 /// What each tenant may have of the GPU's memory.
@@ -46,25 +43,20 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     let artefacts = build::artefacts()?;
     let venv = venv::prepare()?;
-    let nvrtc = venv.nvrtc()?;
-    let root = crate::workspace();
     let interrupt = Interrupt::catch()?;
 
-    let host = Host::start(&artefacts, Device::of_this_machine(root.join(SIMGPU_CONFIG)), &interrupt)?;
+    let host = Host::start(&artefacts, Device::of_this_machine(training::simgpu_config()), &interrupt)?;
     eprintln!(
         "daemon started; {} GPU; two tenants run {SCRIPT}, first compiling its kernels",
         host.device().name()
     );
     let mut clients = Vec::new();
     for (name, share) in TENANTS {
-        let mut command = host.deepres(&[&nvrtc]);
-        command.args(["run", "--name", name, "--share", share, "--memory", MEMORY, "--"]);
-        command
-            .arg(venv.python())
-            .arg(root.join(SCRIPT))
-            .args(["--seconds", &client::ENDLESS_SECONDS.to_string()]);
-        // Compiled kernels are kept in a file: apart, so that neither finds the other's.
-        command.env("DEV", "CUDA").env("CACHEDB", artefacts.folder().join(format!("{name}.cache")));
+        let options = ["--name", name, "--share", share, "--memory", MEMORY];
+        let arguments = ["--seconds", &client::ENDLESS_SECONDS.to_string()];
+        // Apart, so that neither finds the other's compiled kernels.
+        let cache = artefacts.folder().join(format!("{name}.cache"));
+        let mut command = training::run(&host, &venv, &options, &arguments, &cache)?;
         clients.push(Client::start(name, &mut command)?);
     }
 

@@ -61,10 +61,10 @@ impl Registry {
         }
         for tenant in self.tenants.values_mut() {
             // Of one that came, went, or came back while NVML was asked it tells of a moment that no account is of.
-            let said = tenant.gpus.iter().filter_map(|gpu| {
+            let said = tenant.gpus.iter().filter(|gpu| found.contains_key(gpu)).filter_map(|gpu| {
                 let place = (tenant.id, *gpu);
                 let accounts = [*before.get(&place)?, *after.get(&place)?];
-                let bytes = found.get(gpu).map(|_| by_tenant.get(&place).copied().unwrap_or(0))?;
+                let bytes = by_tenant.get(&place).copied().unwrap_or(0);
                 Some((*gpu, ByNvml { bytes, drift_bytes: drift(bytes, accounts) }))
             });
             tenant.by_nvml = said.collect();
@@ -109,7 +109,7 @@ impl Registry {
     pub(super) fn promise_more(&mut self, name: &str) {
         let Some(tenant) = self.tenants.get_mut(name) else { return };
         tenant.unpromised.clear();
-        let gpus: Vec<usize> = tenant.gpus.to_vec();
+        let gpus = tenant.gpus.clone();
         self.promise_where_there_is_room(name, &gpus);
     }
 

@@ -78,6 +78,7 @@ impl Registry {
     pub fn set_suspended(&mut self, name: &str, is_suspended: bool) -> Vec<oneshot::Receiver<()>> {
         if let Some(tenant) = self.tenants.get_mut(name) {
             tenant.is_suspended = is_suspended;
+            // What NVML said was of the other state; of one whose memory is on the host it has nothing to say.
             tenant.by_nvml.clear();
         }
         self.tell_arbiters(name)

@@ -85,8 +85,7 @@ fn tenant_status(name: &str, tenant: &Tenant, by_whom: &ByWhom<'_>) -> TenantSta
     let accounts = by_whom.accounts.get(&tenant.id).into_iter().flatten().map(|account| {
         // Of one that nobody is left of the arbiter has the last word that it had, which holds no more.
         let is_here = !tenant.is_deserted();
-        // Of one whose memory is on the host NVML has nothing to say.
-        let seen = tenant.by_nvml.get(&account.gpu).filter(|_| is_here && !tenant.is_suspended);
+        let seen = tenant.by_nvml.get(&account.gpu).filter(|_| is_here);
         AccountStatus {
             entitled_ppm: account.entitled_ppm.filter(|_| is_here),
             is_lent: is_here && account.is_lent,

@@ -1,0 +1,26 @@
+//! The unmodified training script that the demo and a benchmark run as tenants.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::host::Host;
+use crate::venv::Venv;
+
+/// The script, relative to the workspace.
+pub const SCRIPT: &str = "tests/workloads/python/train.py";
+
+/// How long the simulated GPU takes for the script's kernels: a configuration of it.
+pub fn simgpu_config() -> PathBuf {
+    crate::workspace().join("tests/workloads/simgpu-demo.toml")
+}
+
+/// `deepres run OPTIONS -- SCRIPT ARGUMENTS` on a host. Compiled kernels are kept in the file `cache`.
+pub fn run(host: &Host, venv: &Venv, options: &[&str], arguments: &[&str], cache: &Path) -> Result<Command> {
+    let mut command = host.deepres(&[&venv.nvrtc()?]);
+    command.arg("run").args(options).arg("--").arg(venv.python());
+    command.arg(crate::workspace().join(SCRIPT)).args(arguments);
+    command.env("DEV", "CUDA").env("CACHEDB", cache);
+    Ok(command)
+}
