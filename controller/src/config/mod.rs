@@ -11,7 +11,7 @@ pub use caps::{CapOf, Caps};
 pub use policy::{Defaults, PriorityKeys};
 
 use crate::policy::tuning::QuantumBounds;
-use crate::text::is_name;
+use crate::text::{harmless, is_name};
 use deepres_abi::grant::FailMode;
 use deepres_abi::wire::TENANT_NAME_BYTES;
 use serde::Deserialize;
@@ -225,6 +225,11 @@ impl Config {
 
     /// Reads a configuration, or says what is wrong where.
     fn parse(text: &str) -> Result<Self, (Position, String)> {
+        // Keys and texts of the file are in it, with whatever characters they have.
+        Self::checked(text).map_err(|(position, message)| (position, harmless(&message)))
+    }
+
+    fn checked(text: &str) -> Result<Self, (Position, String)> {
         let position = |offset| Position::at(text, offset);
         let at = |error: toml::de::Error| {
             (position(error.span().map_or(0, |span| span.start)), error.message().replace('\n', " "))
@@ -457,6 +462,12 @@ mod tests {
             ("caps = 5\n", 1, "`caps` takes keys of its own (`[caps]`), and this is the number 5"),
             ("users = []\n", 1, "`users` takes keys of its own (`[users]`), and this is a list"),
             ("[users]\n1000 = true\n", 2, "`users.1000` is a section (`[users.1000]`), and this is true"),
+            (
+                "max_connections = \"\\n\\u001b[31m4\"\n",
+                1,
+                "`max_connections` takes a whole number without quotation marks, and this is the text \"??[31m4\"",
+            ),
+            ("\"fail\\nmode\" = \"open\"\n", 1, "unknown key `fail?mode`; did you mean `fail_mode`?"),
             (
                 "idle_exit_s = 1.5\n",
                 1,
