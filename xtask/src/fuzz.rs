@@ -22,6 +22,9 @@ pub struct Options {
     /// How long each target runs.
     #[arg(long, value_name = "N", default_value_t = 60)]
     pub seconds: u32,
+    /// What libFuzzer's draws start from, to have the same ones again (with the same corpus); 0: others each time.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u32,
 }
 
 /// What rustc needs to tell libFuzzer which edges an input took.
@@ -55,7 +58,7 @@ pub fn run(options: &Options) -> Result<()> {
     let next = || waiting.lock().ok()?.pop_front();
     let work = || {
         while let Some(target) = next() {
-            match fuzz(&program, &folder, &target, options.seconds) {
+            match fuzz(&program, &folder, &target, options) {
                 Ok(report) => println!("{report}"),
                 Err(error) => {
                     eprintln!("{error:#}");
@@ -108,7 +111,7 @@ fn build_program() -> Result<PathBuf> {
     Ok(build::target().join("debug/deepres-fuzz"))
 }
 
-fn fuzz(program: &Path, folder: &Path, target: &str, seconds: u32) -> Result<String> {
+fn fuzz(program: &Path, folder: &Path, target: &str, options: &Options) -> Result<String> {
     let corpus = folder.join("corpus").join(target);
     let findings = folder.join("findings").join(target);
     for folder in [&corpus, &findings] {
@@ -122,7 +125,8 @@ fn fuzz(program: &Path, folder: &Path, target: &str, seconds: u32) -> Result<Str
         .arg(&corpus)
         .arg(seeds().join(target))
         .args([
-            format!("-max_total_time={seconds}"),
+            format!("-max_total_time={}", options.seconds),
+            format!("-seed={}", options.seed),
             format!("-timeout={TIMEOUT_S}"),
             format!("-rss_limit_mb={MEMORY_MIB}"),
             format!("-max_len={MAX_INPUT_BYTES}"),
