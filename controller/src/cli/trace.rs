@@ -86,7 +86,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let devices = Devices::find(&args.devices);
     if devices.is_empty() {
-        bail!("/proc/devices has none of the devices: is the NVIDIA driver loaded? (`deepres doctor`)");
+        bail!("/proc/devices has none of the devices: is the NVIDIA driver loaded? (`deepres doctor`; --device names others)");
     }
     let asked = if args.all { Asked::All(RING_BYTES) } else { Asked::Some(RING_BYTES) };
     let mut kernel = Kernel::attach(&devices, asked, None)?;
@@ -123,13 +123,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let mut looked = None::<Instant>;
     let (mut is_child_told, mut is_daemon_gone) = (false, false);
     while told_by() == 0 || child.is_some() {
-        // A terminal's SIGINT reaches the command by itself.
         if let Some(child) = &child
-            && told_by() == libc::SIGTERM
+            && told_by() != 0
             && !std::mem::replace(&mut is_child_told, true)
         {
             // It may have ended just now.
-            let _ = kill_process(Pid::from_child(child), Signal::TERM);
+            if told_by() == libc::SIGTERM {
+                let _ = kill_process(Pid::from_child(child), Signal::TERM);
+            }
+            // A terminal's SIGINT reaches it by itself, though not while it is stopped (`hold`).
+            let _ = kill_process(Pid::from_child(child), Signal::CONT);
         }
         if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
             looked = Some(Instant::now());

@@ -1104,6 +1104,7 @@ fn a_trace_that_is_told_to_end_ends_its_program_and_still_adds_up() {
         \x20try: fcntl.ioctl(f,0xc020462a,bytearray(32))\n\
         \x20except OSError: pass\n\
         print('{}', flush=True)\n\
+        os.kill(os.getpid(), 19) # SIGSTOP, as `hold` does\n\
         time.sleep(60)";
     let host = Host::new();
     let options = ["trace", "--json", "--summary", "--device", "nvidia=10:256", "--"];
