@@ -137,7 +137,7 @@ fn has_several_owners_beside_guests(scenario: &Scenario) -> bool {
 }
 
 /// What the owners of a scenario do under a policy when there are no guests; nothing for the guests.
-fn undisturbed(scenario: &Scenario, policy: Policy) -> Vec<Outcome> {
+pub fn undisturbed(scenario: &Scenario, policy: Policy) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::default(); scenario.tenants.len()];
     for gpu in 0..scenario.gpus {
         let mut part = scenario.on_gpu(gpu);

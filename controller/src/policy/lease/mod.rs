@@ -3,7 +3,7 @@
 //! A tenant's virtual time grows by the GPU time it is charged, divided by its weight, and the tenant that is furthest behind
 //! goes next (start-time fair queueing after Goyal, Vin and Cheng, SIGCOMM 1996, with the charge known only afterwards). What a
 //! holder overruns by is in its virtual time when it is charged, so it waits that much longer: long-run shares are exact
-//! however long the kernels are.
+//! however long the kernels are. Of those equally far behind the one that is owed most goes first.
 //!
 //! One tenant at a time holds the GPU. Nobody else wants it: its gate is open. Somebody does: it has a lease, renewed while it
 //! is behind. At a hand-off its gate is closed first, what it has in flight drains (for a bounded time), then the next one's
@@ -34,6 +34,7 @@ use state::{
     Contended, Forfeited, Hold, Lenience, Noted, Rank, Stuck, Tenant, VirtualTime, begun_ns, credit_ns, mean,
     patience,
 };
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tenants::Tenants;
@@ -624,11 +625,13 @@ impl Scheduler {
         self.next_of(rank, |id| Some(id) != but && !self.is_gang(id))
     }
 
+    /// Of those equally far behind (whoever comes back is as far as the clock) the one with the largest weight: for each turn that others have before it, it falls
+    /// behind by its share of that turn.
     fn next_of(&self, rank: Rank, is_asked: impl Fn(TenantId) -> bool) -> Option<TenantId> {
         self.tenants
             .astir()
             .filter(|(id, tenant)| tenant.rank == rank && tenant.wanted && is_asked(**id))
-            .min_by_key(|(_, tenant)| (!self.presses(tenant), tenant.vtime))
+            .min_by_key(|(_, tenant)| (!self.presses(tenant), tenant.vtime, Reverse(tenant.weight_ppm)))
             .map(|(id, _)| *id)
     }
 

@@ -92,6 +92,21 @@ fn who_pauses_whenever_it_is_looked_at_owes_nothing_for_time_that_nobody_else_wa
 }
 
 #[test]
+fn of_those_equally_far_behind_who_is_owed_most_goes_first() {
+    // For each turn that others have before it, it falls behind by its share of that turn.
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, IDLE);
+    for (id, weight_ppm) in [(3, PPM / 8), (4, PPM / 4), (5, PPM / 8)] {
+        bench.scheduler.enter(id, Class::Fair, bench.now_ns);
+        bench.scheduler.set_standing(id, Class::Fair, weight_ppm);
+        bench.scheduler.observe(id, bench.now_ns, WAITING);
+    }
+    bench.step(0, RUNNING, IDLE);
+    bench.step(MS, IDLE, IDLE);
+    assert_eq!(bench.scheduler.phase(), Phase::Held(4));
+}
+
+#[test]
 fn who_was_owed_next_to_nothing_for_a_moment_does_not_owe_more_for_it_afterwards() {
     let mut bench = Bench::new();
     let had = |used_ns| Seen { used_ns, ..RUNNING };
