@@ -146,7 +146,7 @@ impl Account {
     }
 
     /// How far `now_ns` is from the end of what is in flight, if that takes `queued_ns`: what is next runs since what was before it ended.
-    pub fn from_end_ns(&self, queued_ns: u64, now_ns: u64) -> u64 {
+    pub fn ns_from_end(&self, queued_ns: u64, now_ns: u64) -> u64 {
         let began_ns = self.computing_since_ns.unwrap_or(now_ns).max(self.ended_ns);
         queued_ns.abs_diff(now_ns.saturating_sub(began_ns))
     }
@@ -261,11 +261,11 @@ mod tests {
     #[test]
     fn what_is_in_flight_is_near_its_end_once_it_ran_for_about_what_it_takes() {
         let (ms, mut account) = (1_000_000, Account { computing_since_ns: Some(100), ..Account::default() });
-        assert_eq!(account.from_end_ns(5 * ms, 100), 5 * ms);
-        assert_eq!(account.from_end_ns(5 * ms, 100 + 4 * ms), ms);
-        assert_eq!(account.from_end_ns(5 * ms, 100 + 7 * ms), 2 * ms, "it is overdue");
+        assert_eq!(account.ns_from_end(5 * ms, 100), 5 * ms);
+        assert_eq!(account.ns_from_end(5 * ms, 100 + 4 * ms), ms);
+        assert_eq!(account.ns_from_end(5 * ms, 100 + 7 * ms), 2 * ms, "it is overdue");
         account.ended_ns = 100 + 4 * ms;
-        assert_eq!(account.from_end_ns(5 * ms, 100 + 5 * ms), 4 * ms, "the next one began then");
+        assert_eq!(account.ns_from_end(5 * ms, 100 + 5 * ms), 4 * ms, "the next one began then");
     }
 
     #[test]

@@ -506,7 +506,7 @@ impl Meter {
             let queued_ns = gpu.queued_ns();
             let is_soon = || {
                 queued_ns <= DRAINED_SOON_NS
-                    || account.from_end_ns(queued_ns, self.ticked_ns) <= DRAINED_SOON_NS
+                    || account.ns_from_end(queued_ns, self.ticked_ns) <= DRAINED_SOON_NS
             };
             !gpu.may_launch() && is_busy() && is_soon()
         })
