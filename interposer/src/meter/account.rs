@@ -66,6 +66,8 @@ pub struct Account {
     pub has_computed: bool,
     /// When that was last so.
     pub computed_ns: u64,
+    /// Since when kernels are in flight without a break, as far as looks tell.
+    pub computing_since_ns: Option<u64>,
 }
 
 impl Default for Account {
@@ -88,6 +90,7 @@ impl Default for Account {
             computing_lanes: 0,
             has_computed: false,
             computed_ns: 0,
+            computing_since_ns: None,
         }
     }
 }
@@ -140,6 +143,12 @@ impl Account {
         self.computing_lanes = 0;
         self.has_computed = false;
         std::mem::take(&mut self.is_occupied)
+    }
+
+    /// How far `now_ns` is from the end of what is in flight, if that takes `queued_ns`: what is next runs since what was before it ended.
+    pub fn ns_from_end(&self, queued_ns: u64, now_ns: u64) -> u64 {
+        let began_ns = self.computing_since_ns.unwrap_or(now_ns).max(self.ended_ns);
+        queued_ns.abs_diff(now_ns.saturating_sub(began_ns))
     }
 
     /// Notes that launches of a stream (any number that tells it from others) were measured at `now_ns`.
@@ -247,6 +256,16 @@ mod tests {
 
     fn measured(start_ns: i64, took_ns: i64) -> Measured {
         Measured { start_ns, took_ns, most_ns: took_ns, is_exact: true, was_idle: true, offset_ns: None }
+    }
+
+    #[test]
+    fn what_is_in_flight_is_near_its_end_once_it_ran_for_about_what_it_takes() {
+        let (ms, mut account) = (1_000_000, Account { computing_since_ns: Some(100), ..Account::default() });
+        assert_eq!(account.ns_from_end(5 * ms, 100), 5 * ms);
+        assert_eq!(account.ns_from_end(5 * ms, 100 + 4 * ms), ms);
+        assert_eq!(account.ns_from_end(5 * ms, 100 + 7 * ms), 2 * ms, "it is overdue");
+        account.ended_ns = 100 + 4 * ms;
+        assert_eq!(account.ns_from_end(5 * ms, 100 + 5 * ms), 4 * ms, "the next one began then");
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::session::Session;
 const TICK_CONTENDED_NS: u64 = 50_000;
 /// The same once the gate has closed and little is left in flight: the GPU idles from its end until that is seen.
 const TICK_DRAINING_NS: u64 = 20_000;
-/// … which is so much, by what is estimated.
+/// … which is so much, by what is estimated and how long it has run. What is overdue by more may never end.
 const DRAINED_SOON_NS: u64 = 1_000_000;
 /// The same while nobody does.
 const TICK_ALONE_NS: u64 = 400_000;
@@ -173,6 +173,7 @@ impl Meter {
         for (ordinal, gpu) in self.process.gpus.iter().enumerate() {
             let Some(account) = self.accounts.get_mut(ordinal) else { continue };
             let is_busy = account.computing_lanes != 0;
+            account.computing_since_ns = is_busy.then(|| account.computing_since_ns.unwrap_or(now_ns));
             any |= account.is_occupied;
             let rings = account.has_computed && {
                 let before_ns = mem::replace(&mut account.computed_ns, now_ns);
@@ -500,9 +501,14 @@ impl Meter {
 
     /// Whether someone waits for what is in flight on a GPU, and not for long.
     fn is_drained_soon(&self) -> bool {
-        self.process.gpus.iter().any(|gpu| {
+        self.process.gpus.iter().zip(&self.accounts).any(|(gpu, account)| {
             let is_busy = || gpu.meter().is_some_and(|meter| meter.in_flight().is_some());
-            !gpu.may_launch() && is_busy() && gpu.queued_ns() <= DRAINED_SOON_NS
+            let queued_ns = gpu.queued_ns();
+            let is_soon = || {
+                queued_ns <= DRAINED_SOON_NS
+                    || account.ns_from_end(queued_ns, self.ticked_ns) <= DRAINED_SOON_NS
+            };
+            !gpu.may_launch() && is_busy() && is_soon()
         })
     }
 

@@ -6,8 +6,8 @@
 //! however long the kernels are. Of those equally far behind the one that is owed most goes first.
 //!
 //! One tenant at a time holds the GPU. Nobody else wants it: its gate is open. Somebody does: it has a lease, renewed while it
-//! is behind. At a hand-off its gate is closed first, what it has in flight drains (for a bounded time), then the next one's
-//! gate opens. A holder with nothing to do gives up the GPU to who has.
+//! is behind. At a hand-off its gate is closed first, then its meters are read again, what it has in flight drains (for a bounded time), then the
+//! next one's gate opens. A holder with nothing to do gives up the GPU to who has.
 //!
 //! Guests, which are the tenants of the best-effort class, are chosen only when no other (no *owner*) wants the GPU, by the same
 //! rule among themselves, and lose it as soon as one does; [`guard`] bounds what that costs the owners.
@@ -348,7 +348,7 @@ impl Scheduler {
     }
 
     /// GPU time that each session of a tenant with an open gate may have in flight, ns, which is what another waits for that comes: much, so that pauses of its
-    /// host leave the GPU busy, unless another owner was there of late and may be back at any moment.
+    /// host leave the GPU busy, unless another owner was there of late and may be back at any moment. A guest gives way to whoever comes.
     pub fn run_ahead_ns(
         &self,
         id: TenantId,
@@ -361,7 +361,7 @@ impl Scheduler {
             let is_recent = now_ns.saturating_sub(tenant.last_progress_ns) < AWAITED_NS;
             *other != id && tenant.is_here() && tenant.rank == Rank::Owner && is_recent
         };
-        if !self.tenants.iter().any(is_awaited) {
+        if !self.is_guest(id) && !self.tenants.iter().any(is_awaited) {
             return RUN_AHEAD_NS;
         }
         let quantum_ns = tuning.quantum_ns / sessions.max(1) as u64;
@@ -481,6 +481,10 @@ impl Scheduler {
                 Some(hold) => match hold.drain_give_up_ns {
                     None if self.is_paused(hold.tenant) => self.close(hold, now_ns),
                     None => self.ordered_step(hold, now_ns, tuning),
+                    // What passed the gate before it closed is in no meter that was read before.
+                    Some(_) if hold.closed_ns.is_some_and(|closed_ns| now_ns <= closed_ns) => {
+                        Step::Stay(Some(now_ns.saturating_add(1)))
+                    }
                     Some(give_up_ns) => self.ordered_drain_step(hold, give_up_ns, now_ns, tuning),
                 },
             };

@@ -35,6 +35,16 @@ impl Bench {
 
     /// Lets `pass_ns` go by, then shows what A and B do. Returns when to decide again, counted from then.
     fn step(&mut self, pass_ns: u64, a: Seen, b: Seen) -> Option<u64> {
+        let mut wake_ns = self.look(pass_ns, a, b);
+        while wake_ns == Some(1) {
+            // A gate was closed: the same is looked at again.
+            wake_ns = self.look(1, Seen { used_ns: 0, ..a }, Seen { used_ns: 0, ..b });
+        }
+        wake_ns
+    }
+
+    /// The same with one look and decision.
+    fn look(&mut self, pass_ns: u64, a: Seen, b: Seen) -> Option<u64> {
         self.now_ns += pass_ns;
         self.scheduler.observe(A, self.now_ns, a);
         self.scheduler.observe(B, self.now_ns, b);
@@ -417,6 +427,8 @@ fn who_may_be_back_at_any_moment_finds_less_queued_than_who_is_long_gone() {
     bench.step(MS, RUNNING, WAITING);
     bench.scheduler.leave(B, bench.now_ns);
     assert_eq!(ahead_ns(&bench, 1, 0), RUN_AHEAD_NS, "nobody else is here");
+    bench.scheduler.set_standing(A, Class::BestEffort, PPM);
+    assert_eq!(ahead_ns(&bench, 1, 0), quantum_ns, "but whoever comes goes before a guest");
 }
 
 #[test]
@@ -434,6 +446,18 @@ fn who_was_given_the_gpu_before_it_asked_yields_at_once() {
     let mut bench = Bench::new();
     bench.step(MS, IDLE, WAITING);
     assert!(bench.is_open(B) && bench.is_closed(A));
+}
+
+#[test]
+fn what_passed_the_gate_just_before_it_closed_is_waited_for() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, IDLE);
+    assert_eq!(bench.look(MS, IDLE, WAITING).and_then(|wake_ns| bench.look(wake_ns, IDLE, WAITING)), Some(1));
+    assert!(bench.is_closed(A) && bench.is_closed(B), "A may have launched since it was looked at");
+    bench.look(1, RUNNING, WAITING);
+    assert!(bench.is_closed(B), "and did");
+    bench.look(MS, IDLE, WAITING);
+    assert!(bench.is_leased(B));
 }
 
 #[test]
