@@ -392,7 +392,7 @@ pub struct AccountStatus {
     pub refusals: u64,
     /// The last of them.
     pub last_refusal: Option<RefusalStatus>,
-    /// `closed`, `leased`, `open` or `paused`; none while nobody is here of it.
+    /// `closed`, `leased`, `once` (for one launch), `open`, `paused`, or `suspended` while its memory is off the GPU; none while nobody is here of it.
     #[serde(default)]
     pub gate: Option<String>,
 }

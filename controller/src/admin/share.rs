@@ -76,6 +76,6 @@ pub struct ShareStatus {
     pub lag_ns: i64,
     /// What guests may cost the others, where there are guests.
     pub guard: Option<GuardStatus>,
-    /// `closed`, `leased`, `open` or `paused`.
+    /// `closed`, `leased`, `once` (for one launch), `open`, `paused`, or `suspended` while its memory is off the GPU.
     pub gate: String,
 }

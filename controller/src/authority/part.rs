@@ -1,7 +1,8 @@
 //! A cap is a user's, however many tenants the user makes of it: what each of them may have of it.
 //!
 //! Who asked first keeps what it asked for. What was asked later is given as far as something is left, and what nobody asked for is split evenly among
-//! those tenants that are not above the cap by an administrator's word.
+//! those tenants that are not above the cap by an administrator's word. Memory that a tenant holds cannot be taken from it: before all of that each keeps
+//! what it holds, as far as the cap goes.
 
 use crate::config::Caps;
 use deepres_abi::PPM;
@@ -27,6 +28,8 @@ pub struct Wants {
     pub share: Want,
     /// Memory, bytes.
     pub memory: Want,
+    /// What it holds of that already, bytes.
+    pub held_bytes: u64,
 }
 
 /// What a tenant may have of its user's caps.
@@ -77,10 +80,7 @@ impl Part {
             part.cap_ppm = ppm(split.had.saturating_add(split.rest));
         }
         if caps.memory_bytes != NO_LIMIT {
-            let split = split(own, || wants.iter().map(|wants| wants.memory), caps.memory_bytes);
-            let is_asked = wants.get(own).is_some_and(|wants| matches!(wants.memory, Want::Asked(_)));
-            // What is split among those who asked for nothing is theirs alone: who asked has its limit.
-            part.memory_bytes = if is_asked { split.left } else { split.rest_of_unasked };
+            part.memory_bytes = memory(own, wants, caps.memory_bytes);
         }
         part
     }
@@ -92,14 +92,12 @@ struct Split {
     left: u64,
     /// What it has of what it asked for.
     had: u64,
-    /// Its part of what nobody asked for, if all have one.
+    /// Its part of what nobody asked for.
     rest: u64,
-    /// The same, if only those have one who asked for nothing.
-    rest_of_unasked: u64,
 }
 
 fn split<I: Iterator<Item = Want>>(own: usize, wants: impl Fn() -> I, cap: u64) -> Split {
-    let mut split = Split { left: cap, had: 0, rest: 0, rest_of_unasked: 0 };
+    let mut split = Split { left: cap, had: 0, rest: 0 };
     let mut left = cap;
     for (at, want) in wants().enumerate() {
         let Want::Asked(asked) = want else { continue };
@@ -112,21 +110,65 @@ fn split<I: Iterator<Item = Want>>(own: usize, wants: impl Fn() -> I, cap: u64) 
     if wants().nth(own) == Some(Want::Rest) {
         split.left = left;
     }
-    let count = |of: fn(&Want) -> bool| wants().filter(of).count().max(1) as u64;
-    split.rest = left / count(|want| *want != Want::Above);
-    split.rest_of_unasked = left / count(|want| *want == Want::Rest);
+    split.rest = left / wants().filter(|want| *want != Want::Above).count().max(1) as u64;
     split
+}
+
+/// What of a cap on memory the tenant at `own` may have, bytes.
+fn memory(own: usize, wants: &[Wants], cap: u64) -> u64 {
+    let mut left = cap;
+    let take = |wants: &Wants| {
+        let held = match wants.memory {
+            Want::Asked(asked) => wants.held_bytes.min(asked),
+            Want::Rest => wants.held_bytes,
+            Want::Above => 0,
+        };
+        let kept = held.min(left);
+        left -= kept;
+        kept
+    };
+    let kept: Vec<u64> = wants.iter().map(take).collect();
+    for (at, (wants, kept)) in wants.iter().zip(&kept).enumerate() {
+        let Want::Asked(asked) = wants.memory else { continue };
+        let most = kept + left;
+        if at == own {
+            return most;
+        }
+        left = most - asked.min(most);
+    }
+    // What is split among those who asked for nothing is theirs alone: who asked has its limit. Who holds more than its part keeps that, and the
+    // others split what it leaves.
+    let unasked = wants.iter().zip(&kept).filter(|(wants, _)| wants.memory == Want::Rest);
+    let mut unasked: Vec<u64> = unasked.map(|(_, kept)| *kept).collect();
+    unasked.sort_unstable();
+    let mut rest = left + unasked.iter().sum::<u64>();
+    while let Some(most) = unasked.last().filter(|most| **most > rest / unasked.len() as u64) {
+        rest -= most;
+        unasked.pop();
+    }
+    let even = rest / unasked.len().max(1) as u64;
+    kept.get(own).map_or(even, |kept| even.max(*kept))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::policy::class::Class;
+    use proptest::prelude::*;
 
     const CAPS: Caps = Caps { share_ppm: 500_000, memory_bytes: 1_000, class: Class::Fair, ..Caps::NONE };
 
     fn wants(share: Want, memory: Want) -> Wants {
-        Wants { share, memory }
+        Wants { share, memory, held_bytes: 0 }
+    }
+
+    /// What each may have of 1,000 bytes, who wants and holds so much.
+    fn of_memory(tenants: &[(Want, u64)]) -> Vec<u64> {
+        let wants: Vec<Wants> = tenants
+            .iter()
+            .map(|(memory, held_bytes)| Wants { share: Want::Rest, memory: *memory, held_bytes: *held_bytes })
+            .collect();
+        (0..wants.len()).map(|own| Part::of(own, &wants, &CAPS).memory_bytes).collect()
     }
 
     fn parts(wants: &[Wants]) -> Vec<(u32, u32, u64)> {
@@ -169,5 +211,54 @@ mod tests {
             [(66_666, 300), (366_666, 1_000), (66_666, 300), (66_666, 300)],
             "what an administrator set is beside the cap"
         );
+    }
+
+    #[test]
+    fn nobody_has_less_memory_than_it_holds_whoever_asks_later() {
+        use Want::{Above, Asked, Rest};
+        assert_eq!(of_memory(&[(Rest, 600), (Asked(800), 0)]), [600, 400], "who asks has what is left");
+        assert_eq!(of_memory(&[(Rest, 600), (Asked(300), 0)]), [700, 400]);
+        assert_eq!(of_memory(&[(Rest, 1_000), (Asked(800), 0), (Rest, 0)]), [1_000, 0, 0]);
+        assert_eq!(of_memory(&[(Rest, 700), (Rest, 0)]), [700, 300], "its part is half, and it holds more");
+        assert_eq!(of_memory(&[(Rest, 400), (Rest, 300), (Rest, 0)]), [400, 300, 300]);
+        assert_eq!(of_memory(&[(Rest, 100), (Rest, 200)]), [500, 500], "each has room for as much");
+        assert_eq!(
+            of_memory(&[(Asked(500), 100), (Asked(900), 300)]),
+            [700, 500],
+            "the first keeps what it asked for"
+        );
+        assert_eq!(
+            of_memory(&[(Rest, 600), (Above, 900)])[0],
+            1_000,
+            "whom an administrator raised counts for nothing"
+        );
+        assert_eq!(
+            of_memory(&[(Rest, 700), (Rest, 700)]),
+            [700, 300],
+            "with less than is held the first keeps it"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn what_all_may_have_is_within_the_cap_and_for_each_what_it_holds(
+            tenants in prop::collection::vec((prop::option::of(0_u64..1_500), 0_u64..400), 1..8)
+        ) {
+            let tenants: Vec<(Want, u64)> =
+                tenants.into_iter().map(|(asked, held)| (asked.map_or(Want::Rest, Want::Asked), held)).collect();
+            let parts = of_memory(&tenants);
+            let limits = tenants.iter().zip(&parts).map(|((want, _), part)| match want {
+                Want::Asked(asked) => *asked.min(part),
+                _ => *part,
+            });
+            prop_assert!(limits.sum::<u64>() <= CAPS.memory_bytes);
+            let all_held: u64 = tenants.iter().map(|(_, held)| held).sum();
+            if all_held <= CAPS.memory_bytes {
+                for ((want, held), part) in tenants.iter().zip(&parts) {
+                    let held = if let Want::Asked(asked) = want { held.min(asked) } else { held };
+                    prop_assert!(part >= held);
+                }
+            }
+        }
     }
 }

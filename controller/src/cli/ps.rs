@@ -188,10 +188,7 @@ fn row(tenant: &TenantStatus, account: &AccountStatus) -> Vec<String> {
         tenant.memory_limit_bytes.map_or_else(nothing, |bytes| Bytes(bytes).to_string()),
         Bytes(account.memory_peak_bytes).to_string(),
         account.refusals.to_string(),
-        match &account.gate {
-            Some(_) if tenant.suspended => "suspended".to_owned(),
-            gate => gate.clone().unwrap_or_else(nothing),
-        },
+        account.gate.clone().unwrap_or_else(nothing),
     ]
 }
 

@@ -169,6 +169,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
                         };
                         gpus.extend(share);
                     }
+                    shared.registry.borrow().tell_gates(&tenant, &mut gpus);
                     Reply::Explained { gpus }
                 }
                 Err(message) => Reply::Error { message },
@@ -233,7 +234,7 @@ async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, 
         Saved::Failed(error) => Reply::Error {
             message: format!(
                 "it is in force, but {} cannot be written ({error}): it will not outlive the daemon; make room there and do it again",
-                shared.state.borrow().path().display()
+                shared.state.lock().await.path().display()
             ),
         },
         Saved::Nothing => no_answer(),

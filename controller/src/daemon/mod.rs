@@ -47,7 +47,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 use tokio::task::LocalSet;
 
 /// What a daemon needs to begin.
@@ -87,7 +87,8 @@ const SWEEP: Duration = Duration::from_millis(500);
 /// What the connections' tasks share.
 struct Shared {
     registry: RefCell<Registry>,
-    state: RefCell<StateFile>,
+    /// Whoever writes it keeps it until that is done.
+    state: Arc<Mutex<StateFile>>,
     service: Service,
     watcher: Watcher,
     metering: Metering,
@@ -205,7 +206,7 @@ pub fn run(
         watcher,
         metering,
         registry: RefCell::new(registry),
-        state: RefCell::new(state),
+        state: Arc::new(Mutex::new(state)),
         service: Service::of_environment(),
         is_stopping: Cell::new(false),
         connections: Connections::new(room),

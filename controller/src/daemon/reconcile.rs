@@ -54,7 +54,8 @@ pub async fn serve(shared: Rc<Shared>) {
             let found = tokio::task::spawn_blocking(move || read(&nvml, &uuids)).await;
             shared.registry.borrow_mut().reconcile(&found.unwrap_or_default(), &before);
         }
-        // What others hold has changed, and with it what promises leave. An arbiter takes it up in its time.
+        // What others hold has changed, and with it what caps and promises leave. An arbiter takes it up in its time.
+        shared.registry.borrow_mut().renew_parts();
         drop(shared.registry.borrow_mut().renew_ceilings());
         if let Some(reports) = reports(&shared).await {
             let tenants = shared.registry.borrow().status(&reports).tenants;

@@ -3,6 +3,7 @@
 use super::Shared;
 use super::state::Saved;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
@@ -59,8 +60,10 @@ pub async fn stop_waiting(shared: Rc<Shared>) {
     shared.note_change();
 }
 
-/// Writes the state as it is now.
+/// Writes the state as it is now. A disk may take its time, for which nobody else waits.
 pub async fn save(shared: &Shared) -> Saved {
+    // Before the state is gathered: what is written last is what is newest.
+    let mut file = Arc::clone(&shared.state).lock_owned().await;
     let pending = shared.registry.borrow().snapshots();
     let mut snapshots = Vec::new();
     for snapshot in pending {
@@ -72,10 +75,11 @@ pub async fn save(shared: &Shared) -> Saved {
             }
         }
     }
-    let mut file = shared.state.borrow_mut();
     let mut state = shared.registry.borrow().saved(file.boot(), &snapshots);
     let board = shared.watcher.board();
     (state.adopted, state.held) = (board.adopted, board.held);
     state.away = shared.residency.borrow().away();
-    file.save(state)
+    tokio::task::spawn_blocking(move || file.save(state))
+        .await
+        .unwrap_or_else(|error| Saved::Failed(error.to_string()))
 }

@@ -45,6 +45,53 @@ fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for()
 }
 
 #[test]
+fn more_memory_than_any_gpu_has_is_refused_at_once_and_never_waited_for() {
+    let host = Host::new().simgpu(GPU);
+    let _daemon = host.daemon();
+    let options = ["--name", "huge", "--class", "guaranteed", "--share", "40%", "--memory", "5GiB", "--wait"];
+    let refused = host.finish(host.run(&options, c_client("view", Way::Dlsym), &[]));
+    assert_ne!(refused.code, 0);
+    assert!(refused.stderr.contains("the largest GPU has 4 GiB"), "{}", refused.stderr);
+    assert!(!refused.stderr.contains("waiting"), "{}", refused.stderr);
+}
+
+#[test]
+fn a_users_later_tenants_leave_one_that_runs_what_it_holds_of_the_cap() {
+    const MIB: u64 = 1 << 20;
+    let simgpu = format!("{GPU}kernel = [{{ name = \"busy_1000us\", ns = 1000000 }}]\n");
+    let host = Host::new().simgpu(&simgpu).config("[caps]\nmemory = \"1GiB\"\n");
+    let _daemon = host.daemon();
+    let bytes = (640 * MIB).to_string();
+    let mut holder = host.spawn(host.run(&["--name", "holder"], c_client("yields", Way::Dlsym), &[&bytes]));
+    holder.await_line(|line| line == "holding", COMMAND_LIMIT);
+
+    let options = ["--name", "late", "--memory", "800MiB"];
+    let refused = host.finish(host.run(&options, c_client("view", Way::Dlsym), &[]));
+    assert_ne!(refused.code, 0);
+    assert!(
+        refused.stderr.contains("beside what the user's other tenants have of it there is 384 MiB"),
+        "{}",
+        refused.stderr
+    );
+
+    // One that runs already is not turned away.
+    let mut late = host.preloaded(c_client("yields", Way::Dlsym));
+    late.env("DEEPRES_TENANT", "late").env("DEEPRES_MEMORY", "800MiB").arg((320 * MIB).to_string());
+    let mut late = host.spawn(late);
+    late.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let limits = |holder: u64, late: u64| {
+        move |ps: &deepres_e2e::Ps| {
+            let limit = |name| ps.find(name).and_then(|tenant| tenant.memory_limit_bytes);
+            (limit("holder"), limit("late")) == (Some(holder * MIB), Some(late * MIB))
+        }
+    };
+    host.await_ps(limits(640, 384), COMMAND_LIMIT);
+    holder.signal(Signal::USR2);
+    holder.await_line(|line| line == "freed", COMMAND_LIMIT);
+    host.await_ps(limits(224, 800), COMMAND_LIMIT);
+}
+
+#[test]
 fn memory_that_others_hold_cannot_be_guaranteed_either() {
     let host = Host::new().simgpu(
         "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",

@@ -9,7 +9,7 @@ use std::{
 
 use deepres_e2e::{
     Host, Process, Ps, Tally,
-    clients::{Way, c_client},
+    clients::{Way, c_client, c_library},
     host::COMMAND_LIMIT,
     ledger::Ledger,
     shares::Window,
@@ -223,6 +223,40 @@ fn a_killed_tenants_memory_and_lease_are_free_at_once() {
         "deepres run passes the signal on as a shell does"
     );
     drop(other);
+}
+
+#[test]
+fn a_killed_tenants_memory_is_free_at_once_while_a_disk_keeps_the_state_waiting() {
+    let host = Host::measuring();
+    let (held, tells) = (host.path().join("held"), host.path().join("waits"));
+    let slow = c_library("slow_rename");
+    let _daemon = host.daemon_with(&[
+        ("LD_PRELOAD", &slow),
+        ("SLOW_RENAME_WHILE", &held),
+        ("SLOW_RENAME_TELLS", &tells),
+    ]);
+    fs::write(&held, "").expect("a folder of our own");
+    let hold = HELD_BYTES.to_string();
+    let _doomed = backlog(&host, "doomed", "50%", &["--hold", &hold]);
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    while !tells.exists() {
+        assert!(Instant::now() < deadline, "the state is not written");
+        thread::sleep(Duration::from_millis(1));
+    }
+    // What comes, what is asked and what ends does not wait for the disk either.
+    let _other = backlog(&host, "other", "50%", &["--hold", &hold]);
+    let doomed_pid = host.ps().tenant("doomed").sessions[0].pid;
+    let killed = Instant::now();
+    signal(doomed_pid, Signal::KILL);
+    host.await_ps(|ps| ps.find("doomed").is_none_or(|t| t.memory_bytes == 0), COMMAND_LIMIT);
+    let freed = killed.elapsed();
+    assert!(freed <= FREE_WITHIN, "the account was clear after {freed:?}");
+    assert!(held.exists(), "the state was never written meanwhile");
+    fs::remove_file(&held).expect("it is there");
+    // What an administrator sets is answered once it is written.
+    host.finish(host.deepres(&["set", "other", "--share", "30%"])).success();
+    let state = fs::read_to_string(host.deepres_dir().join("state.json")).expect("it was written");
+    assert!(state.contains("300000"), "{state}");
 }
 
 #[test]

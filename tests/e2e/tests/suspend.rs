@@ -57,6 +57,22 @@ fn a_tenant_suspended_by_hand_leaves_the_gpu_and_goes_on_when_it_is_resumed() {
     thread::sleep(WHILE);
     assert_eq!(seen(&host).0, kernels, "nothing of it runs");
     assert_eq!(host.ps().tenant("t").sessions.len(), 1, "it is a tenant all the while");
+    let gates = || {
+        let explained = host.finish(host.deepres(&["explain", "t", "--json"])).success().stdout;
+        let explained: serde_json::Value = serde_json::from_str(&explained).expect("it is one JSON object");
+        let shown = host.finish(host.deepres(&["ps"])).success().stdout;
+        let row = shown.lines().find(|line| line.starts_with("t ")).unwrap_or_default().to_owned();
+        let last = row.split_whitespace().last().unwrap_or_default().to_owned();
+        [
+            host.status()["tenants"][0]["gpus"][0]["gate"].clone(),
+            explained["gpus"][0]["gate"].clone(),
+            last.into(),
+        ]
+    };
+    assert_eq!(gates(), ["suspended"; 3], "one word wherever it is told");
+    host.finish(host.deepres(&["resume", "t"])).success();
+    host.finish(host.deepres(&["pause", "t"])).success();
+    assert_eq!(gates(), ["paused"; 3]);
     host.finish(host.deepres(&["resume", "t"])).success();
     assert!(seen(&host).1 >= 256 * MIB);
     let said = client.await_json(COMMAND_LIMIT);

@@ -6,7 +6,8 @@ use crate::authority::{Part, Wants};
 use crate::config::Caps;
 use crate::identity::Key;
 use crate::policy::TenantId;
-use std::collections::BTreeMap;
+use deepres_abi::grant::NO_LIMIT;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Registry {
     /// What a tenant will have of its user's caps that is not here yet, on the GPU where that is most: nobody knows yet which ones it will use.
@@ -16,12 +17,19 @@ impl Registry {
         }
         let on = |gpu: usize| {
             let others = self.of_user(user, gpu).into_iter().filter(|tenant| tenant.key != *own);
-            let mut all: Vec<Wants> = others.map(Tenant::wants).collect();
+            let mut all: Vec<Wants> = others.map(|tenant| tenant.wants_on(gpu)).collect();
             all.push(wants);
             Part::of(all.len() - 1, &all, caps)
         };
         let parts = (0..self.gpus.len().max(1)).map(on);
         parts.reduce(Part::max).unwrap_or_else(|| Part::whole(caps))
+    }
+
+    /// Works out anew what of caps on memory whose tenants may have: what they hold has changed.
+    pub fn renew_parts(&mut self) {
+        let is_capped = |tenant: &&Tenant| !tenant.is_deserted() && tenant.caps.0.memory_bytes != NO_LIMIT;
+        let users = self.tenants.values().filter(is_capped).map(|tenant| tenant.user);
+        users.collect::<BTreeSet<u32>>().into_iter().for_each(|user| self.share_out(user));
     }
 
     /// Works out anew what each of a user's tenants may have, and has it in force.
@@ -35,7 +43,7 @@ impl Registry {
         let mut parts = BTreeMap::<TenantId, Vec<Part>>::new();
         for gpu in 0..self.gpus.len().max(1) {
             let all = self.of_user(user, gpu);
-            let wants: Vec<Wants> = all.iter().map(|tenant| tenant.wants()).collect();
+            let wants: Vec<Wants> = all.iter().map(|tenant| tenant.wants_on(gpu)).collect();
             for (own, tenant) in all.iter().enumerate().filter(|(_, tenant)| tenant.caps.0.is_any()) {
                 parts.entry(tenant.id).or_default().push(Part::of(own, &wants, &tenant.caps.0));
             }

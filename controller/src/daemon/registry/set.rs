@@ -72,7 +72,7 @@ impl Registry {
             memory_bytes: granted.memory_bytes.value.filter(|bytes| *bytes > before_bytes),
             ..Wish::default()
         };
-        self.lacks_memory(&wish, &tenant.key)
+        self.lacks_memory(&wish, &tenant.key).map(|refused| refused.reason)
     }
 
     fn tenant_named(&mut self, name: &str) -> Result<&mut Tenant, String> {

@@ -4,7 +4,7 @@ use super::Registry;
 use super::tenant::Tenant;
 use crate::admin::{
     AccountStatus, DaemonStatus, DriverStatus, GpuStatus, MeteringStatus, ProbesStatus, ProcessCoverage,
-    SessionGpuStatus, SessionStatus, Status, TenantStatus,
+    SessionGpuStatus, SessionStatus, ShareStatus, Status, TenantStatus,
 };
 use crate::arbiter::{Report, SessionId};
 use crate::clock::monotonic_ns;
@@ -12,6 +12,9 @@ use crate::daemon::gpus::Gpu;
 use crate::policy::TenantId;
 use crate::policy::lease::Phase;
 use std::collections::HashMap;
+
+/// The gate of a tenant that is off the GPUs with its memory.
+const SUSPENDED: &str = "suspended";
 
 /// What the arbiters of all GPUs say, by tenant and by session.
 struct ByWhom<'a> {
@@ -66,6 +69,12 @@ impl Registry {
         }
     }
 
+    /// Says of a tenant's gates what [`Self::status`] says of them.
+    pub fn tell_gates(&self, name: &str, shares: &mut [ShareStatus]) {
+        let Some(tenant) = self.tenants.get(name) else { return };
+        shares.iter_mut().for_each(|share| share.gate = tenant.gate_word(&share.gate));
+    }
+
     /// How each process reaches the driver.
     pub fn coverage(&self) -> Vec<ProcessCoverage> {
         let processes = self
@@ -81,6 +90,13 @@ impl Registry {
     }
 }
 
+impl Tenant {
+    /// What a status says of its gate: arbiters know of nobody why it may not go on.
+    fn gate_word(&self, gate: &str) -> String {
+        if self.is_suspended { SUSPENDED.to_owned() } else { gate.to_owned() }
+    }
+}
+
 fn tenant_status(name: &str, tenant: &Tenant, by_whom: &ByWhom<'_>) -> TenantStatus {
     let accounts = by_whom.accounts.get(&tenant.id).into_iter().flatten().map(|account| {
         // Of one that nobody is left of the arbiter has the last word that it had, which holds no more.
@@ -90,7 +106,7 @@ fn tenant_status(name: &str, tenant: &Tenant, by_whom: &ByWhom<'_>) -> TenantSta
             entitled_ppm: account.entitled_ppm.filter(|_| is_here),
             is_lent: is_here && account.is_lent,
             entitled_by: if is_here { account.entitled_by.clone() } else { String::new() },
-            gate: account.gate.clone().filter(|_| is_here),
+            gate: account.gate.as_ref().filter(|_| is_here).map(|gate| tenant.gate_word(gate)),
             nvml_bytes: seen.map(|seen| seen.bytes),
             drift_bytes: seen.map(|seen| seen.drift_bytes),
             ceiling_bytes: tenant.ceilings.get(&account.gpu).copied(),

@@ -40,7 +40,7 @@ impl Registry {
         let caps = self.config.caps_of(guest.facts.owner, &guest.groups);
         let defaults = self.config.defaults.wish();
         let has_room = self.has_room(&asked.or(defaults), &identity.key);
-        let wanted = wants(&asked.or(defaults), &Wish::default());
+        let wanted = wants(&asked.or(defaults), &Wish::default(), 0);
         let part = match self.tenants.values().find(|tenant| tenant.key == identity.key) {
             Some(tenant) if !tenant.is_deserted() => tenant.part,
             _ => self.foreseen_part(guest.facts.owner, &identity.key, wanted, &caps.0),
@@ -48,8 +48,8 @@ impl Registry {
         if can_be_told && let Some(reason) = authority::refuse(&asked, caps, &part, has_room) {
             return request(reason);
         }
-        if can_be_told && let Some(reason) = self.lacks_memory(&asked.or(defaults), &identity.key) {
-            return Err(Refused::new(RefusalKind::NoRoom, reason));
+        if can_be_told && let Some(refused) = self.lacks_memory(&asked.or(defaults), &identity.key) {
+            return Err(refused);
         }
         // One that runs already is not turned away: it has no guarantee.
         let has_room = has_room && self.lacks_memory(&asked.or(defaults), &identity.key).is_none();
@@ -164,23 +164,34 @@ impl Registry {
         identity::identify(claim, facts, names, ancestors, kin)
     }
 
-    /// Why memory that is asked for with a guarantee cannot be promised now, if it cannot: on none of the GPUs of which the tenant holds memory, of those that it sees
-    /// while it holds none, of all while it sees none, is there enough beside what others were promised or hold.
-    pub(super) fn lacks_memory(&self, asked: &Wish, own: &Key) -> Option<String> {
+    /// Why memory that is asked for with a guarantee cannot be promised, if it cannot: on none of the GPUs of which the tenant holds memory, of those that it sees
+    /// while it holds none, of all while it sees none, is there enough beside what others were promised or hold. Only that is worth waiting for: not
+    /// more than any of them has in all.
+    pub(super) fn lacks_memory(&self, asked: &Wish, own: &Key) -> Option<Refused> {
         let (Some(Class::Guaranteed), Some(bytes)) = (asked.class, asked.memory_bytes) else { return None };
         let used = self.tenants.values().find(|tenant| tenant.key == *own && !tenant.is_deserted());
         let is_seen = |gpu: &usize| used.is_none_or(|own| own.gpus.is_empty() || own.gpus.contains(gpu));
         let holds = |gpu: usize| used.is_some_and(|own| own.held_bytes(gpu) > 0);
         let holds_any = (0..self.gpus.len()).any(holds);
         let is_asked = |gpu: &usize| if holds_any { holds(*gpu) } else { is_seen(gpu) };
-        let gpus = (0..self.gpus.len()).filter(is_asked);
-        let most = gpus.map(|gpu| self.promisable_bytes(own, gpu)).max()?;
+        let gpus = || (0..self.gpus.len()).filter(is_asked);
+        let largest = gpus().map(|gpu| self.gpus[gpu].gpu.memory_bytes).max()?;
+        if largest < bytes {
+            let reason = format!(
+                "{} of memory cannot be guaranteed: the largest GPU has {}; ask for less",
+                Bytes(bytes),
+                Bytes(largest)
+            );
+            return Some(Refused::new(RefusalKind::Request, reason));
+        }
+        let most = gpus().map(|gpu| self.promisable_bytes(own, gpu)).max()?;
         (most < bytes).then(|| {
-            format!(
+            let reason = format!(
                 "{} of memory cannot be guaranteed now: guarantees to others and what they hold leave {} of a GPU's; ask for less, or for class fair",
                 Bytes(bytes),
                 Bytes(most)
-            )
+            );
+            Refused::new(RefusalKind::NoRoom, reason)
         })
     }
 

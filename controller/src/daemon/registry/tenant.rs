@@ -29,8 +29,8 @@ use std::sync::Arc;
 /// Tells keepers apart.
 pub type KeeperId = u64;
 
-/// What a job that asks for `asked`, of which an administrator set `set`, wants of its user's caps.
-pub fn wants(asked: &Wish, set: &Wish) -> Wants {
+/// What a job that asks for `asked`, of which an administrator set `set`, and that holds so much memory, wants of its user's caps.
+pub fn wants(asked: &Wish, set: &Wish, held_bytes: u64) -> Wants {
     let want = |set: bool, asked: Option<u64>| match (set, asked) {
         (true, _) => Want::Above,
         (false, Some(asked)) => Want::Asked(asked),
@@ -39,6 +39,7 @@ pub fn wants(asked: &Wish, set: &Wish) -> Wants {
     Wants {
         share: want(set.share_ppm.is_some(), asked.share_ppm.map(u64::from)),
         memory: want(set.memory_bytes.is_some(), asked.memory_bytes),
+        held_bytes,
     }
 }
 
@@ -173,9 +174,9 @@ impl Tenant {
         ledger.all(gpus).for_each(|ledger| ledger.shrink(used..ledger.slots()));
     }
 
-    /// What it wants of its user's caps.
-    pub fn wants(&self) -> Wants {
-        wants(&self.asked.or(self.defaults), &self.set)
+    /// What it wants of its user's caps on a GPU.
+    pub fn wants_on(&self, gpu: usize) -> Wants {
+        wants(&self.asked.or(self.defaults), &self.set, self.held_bytes(gpu))
     }
 
     /// What it is granted.

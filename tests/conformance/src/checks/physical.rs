@@ -15,6 +15,7 @@ checks! { "physical":
     Documented whole_mappings_are_unmapped;
     Guess it_is_made_without_a_current_context;
     Guess it_is_made_without_any_context;
+    Guess it_outlives_the_context_it_was_made_in;
     Guess it_is_exported_and_imported;
     Documented places_that_are_none;
 }
@@ -150,6 +151,27 @@ fn it_is_made_without_any_context(facts: &mut Facts) -> Result<(), Stop> {
     let mut handle = 0;
     let code = cu!(cuMemCreate(&mut handle, 2 << 20, &properties(), 0));
     facts.code("creating", code, CUDA_ERROR_INVALID_CONTEXT);
+    Ok(())
+}
+
+/// It is nobody's but the process's.
+fn it_outlives_the_context_it_was_made_in(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let piece = piece_bytes()?;
+    let before = gpu.used_bytes()?;
+    let mut short = std::ptr::null_mut();
+    must!(cuCtxCreate_v2(&mut short, 0, 0));
+    let (handle, address) = (create(piece)?, reserve(piece)?);
+    must!(cuMemMap(address, piece, 0, handle, 0));
+    must!(cuCtxDestroy_v2(short));
+    must!(cuCtxSetCurrent(gpu.context));
+    facts.is("with the context gone it takes", gpu.used_bytes()? - before, piece);
+    allow(address, piece)?;
+    must!(cuMemsetD8_v2(address, 7, piece));
+    facts.code("unmapping", cu!(cuMemUnmap(address, piece)), CUDA_SUCCESS);
+    facts.code("releasing", cu!(cuMemRelease(handle)), CUDA_SUCCESS);
+    facts.is("gives back", gpu.used_bytes()?, before);
+    must!(cuMemAddressFree(address, piece));
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use deepres_abi::driver::types as cu;
 use simgpu_engine::Config;
 
 use crate::account;
-use crate::context::{CONTEXTS, Context, lock};
+use crate::context::{CONTEXTS, Context, code_of, lock};
 use crate::handle::{Kind as HandleKind, Table};
 use crate::mapping::{self, Access};
 use crate::memory::{self, Kind};
@@ -41,17 +41,16 @@ struct Uses {
     mappings: u32,
 }
 
-/// What a piece takes of the GPU, until nobody in this process has it any more, by whichever handle.
+/// What a piece takes of the GPU, until nobody in this process has it any more, by whichever handle: it is the process's, and outlives the context in which
+/// it was made.
 struct Charge {
-    context: Arc<Context>,
+    gpu: usize,
     bytes: u64,
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        if self.context.is_alive() {
-            host().release_memory(self.context.engine, self.bytes);
-        }
+        host().release_process_memory(self.gpu, self.bytes);
     }
 }
 
@@ -71,8 +70,8 @@ pub fn properties(physical: &Physical) -> cu::CUmemAllocationProp {
     }
 }
 
-/// A context to charge memory of a device to: the current one if it is the device's, else any. Creating memory needs no current context.
-fn payer(device: i32) -> Result<Arc<Context>> {
+/// A context of a device: the current one if it is the device's, else any. Creating memory needs one, though not a current one.
+fn context_of(device: i32) -> Result<Arc<Context>> {
     if let Ok(current) = crate::context::current()
         && current.device == device
     {
@@ -120,9 +119,9 @@ pub fn create(bytes: u64, properties: &cu::CUmemAllocationProp, flags: u64) -> R
     if flags != 0 || bytes == 0 || !bytes.is_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES) {
         return Err(status::INVALID_VALUE);
     }
-    let context = payer(device)?;
-    memory::charge(&context, bytes)?;
-    let charge = Arc::new(Charge { context, bytes });
+    let gpu = context_of(device)?.gpu;
+    host().reserve_process_memory(gpu, bytes).map_err(|error| code_of(&error))?;
+    let charge = Arc::new(Charge { gpu, bytes });
     insert(bytes, device, properties.requestedHandleTypes, mapping::shareable(bytes)?, Some(charge))
 }
 
@@ -226,15 +225,11 @@ pub fn map(address: u64, bytes: u64, offset: u64, handle: usize, flags: u64) -> 
     }
     mapping::map_shareable(&physical.backing, offset, address, bytes)?;
     lock(&physical.uses).mappings += 1;
-    let context = match &physical.charge {
-        Some(charge) => Some(Arc::clone(&charge.context)),
-        None => payer(physical.device).ok(),
-    };
     memory::enter(
         address,
         bytes,
         Kind::Mapped { physical: handle, access: cu::CU_MEM_ACCESS_FLAGS_PROT_NONE },
-        context,
+        context_of(physical.device).ok(),
     );
     Ok(())
 }

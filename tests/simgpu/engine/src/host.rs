@@ -606,22 +606,52 @@ impl Host {
     /// Takes device memory for a context. The bytes are taken as given: round to
     /// [`Config::ALLOCATION_GRANULARITY_BYTES`] or [`Config::SUBALLOCATION_GRANULARITY_BYTES`] first.
     pub fn reserve_memory(&self, context: ContextId, bytes: u64) -> Result<(), Error> {
-        let mut guard = self.enter()?;
+        let guard = self.enter()?;
         let found = live_context(&guard, context).ok_or(Error::Gone("context"))?;
         let gpu = found.gpu.load() as usize;
-        let record = &guard.state().gpus[gpu];
-        let used_bytes = guard.get(&record.memory_used_bytes).saturating_add(bytes);
-        if used_bytes > guard.get(&record.memory_peak_bytes).min(self.shared.config.memory_bytes) {
-            // A driver has taken the dead's memory back by the time anybody can know of their death: what is refused, and what is noted as
-            // the most ever taken, is not to count it.
-            drop(guard);
-            let own = Some(self.process.number);
-            guard = Guard::lock(&self.shared, &self.clock, own, Census::Now);
-            live_context(&guard, context).ok_or(Error::Gone("context"))?;
-        }
+        let mut guard = self.without_the_dead(guard, gpu, bytes);
+        live_context(&guard, context).ok_or(Error::Gone("context"))?;
         self.take_memory(&mut guard, context.index as usize, gpu, bytes)?;
         guard.commit();
         Ok(())
+    }
+
+    /// Takes memory of a GPU for this process, which keeps it whichever contexts end. The bytes are taken as given.
+    pub fn reserve_process_memory(&self, gpu: usize, bytes: u64) -> Result<(), Error> {
+        let count = self.gpu_count();
+        if gpu >= count {
+            return Err(Error::NoSuchGpu { gpu, count });
+        }
+        let guard = self.enter()?;
+        let mut guard = self.without_the_dead(guard, gpu, bytes);
+        let (state, config) = (guard.state(), &self.shared.config);
+        let of = (Some(self.process.number), gpu);
+        sim::take_process_memory(&mut *guard, state, config, of, bytes).map_err(|free_bytes| {
+            guard.abort();
+            OutOfMemory { gpu, requested_bytes: bytes, free_bytes, total_bytes: config.memory_bytes }
+        })?;
+        guard.commit();
+        Ok(())
+    }
+
+    /// The state, where so much more is refused, or is the most ever taken, without what the dead held: a driver has taken that back by the time anybody can know of
+    /// their death.
+    fn without_the_dead<'h>(&'h self, guard: Guard<'h>, gpu: usize, bytes: u64) -> Guard<'h> {
+        let record = &guard.state().gpus[gpu];
+        let used_bytes = guard.get(&record.memory_used_bytes).saturating_add(bytes);
+        if used_bytes <= guard.get(&record.memory_peak_bytes).min(self.shared.config.memory_bytes) {
+            return guard;
+        }
+        drop(guard);
+        Guard::lock(&self.shared, &self.clock, Some(self.process.number), Census::Now)
+    }
+
+    /// Gives memory of a GPU back that this process took by [`Self::reserve_process_memory`].
+    pub fn release_process_memory(&self, gpu: usize, bytes: u64) {
+        let Ok(mut guard) = self.enter() else { return };
+        let state = guard.state();
+        sim::take_process_memory_back(&mut *guard, state, self.process.number, gpu, bytes);
+        guard.commit();
     }
 
     /// Gives device memory back. More than the context holds is not given back.

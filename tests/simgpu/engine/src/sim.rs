@@ -941,22 +941,35 @@ pub fn take_memory<M: Memory>(
     bytes: u64,
 ) -> Result<(), u64> {
     let context = &state.contexts[context];
-    let gpu_index = memory.get(&context.gpu) as usize;
-    let used = &state.gpus[gpu_index].memory_used_bytes;
+    let gpu = memory.get(&context.gpu) as usize;
+    let process = index_of(memory.get(&context.process));
+    take_process_memory(memory, state, config, (process, gpu), bytes)?;
+    memory.add(&context.memory_bytes, bytes);
+    Ok(())
+}
+
+/// Charges memory of a GPU to a process, whichever contexts it has. Part of the caller's transaction. The error is what is free.
+pub fn take_process_memory<M: Memory>(
+    memory: &mut M,
+    state: &State,
+    config: &Config,
+    (process, gpu): (Option<usize>, usize),
+    bytes: u64,
+) -> Result<(), u64> {
+    let used = &state.gpus[gpu].memory_used_bytes;
     let free_bytes = config.memory_bytes.saturating_sub(memory.get(used));
     if bytes > free_bytes {
         return Err(free_bytes);
     }
-    managed::make_room(memory, state, config, gpu_index, bytes, None);
+    managed::make_room(memory, state, config, gpu, bytes, None);
     memory.add(used, bytes);
-    let peak = &state.gpus[gpu_index].memory_peak_bytes;
+    let peak = &state.gpus[gpu].memory_peak_bytes;
     let now_used = memory.get(used);
     if memory.get(peak) < now_used {
         memory.put(peak, now_used);
     }
-    memory.add(&context.memory_bytes, bytes);
-    if let Some(process) = index_of(memory.get(&context.process)) {
-        let account = &state.processes[process].gpus[gpu_index];
+    if let Some(process) = process {
+        let account = &state.processes[process].gpus[gpu];
         memory.add(&account.memory_bytes, bytes);
         let held = memory.get(&account.memory_bytes);
         if memory.get(&account.memory_peak_bytes) < held {
@@ -969,17 +982,37 @@ pub fn take_memory<M: Memory>(
 /// Takes charged memory back, at most what the context holds. Part of the caller's transaction.
 pub fn take_memory_back<M: Memory>(memory: &mut M, state: &State, context: usize, bytes: u64) {
     let context = &state.contexts[context];
-    let gpu_index = memory.get(&context.gpu) as usize;
-    let bytes = bytes.min(memory.get(&context.memory_bytes));
-    let process = index_of(memory.get(&context.process)).map(|process| &state.processes[process]);
+    let gpu = memory.get(&context.gpu) as usize;
+    let held = memory.get(&context.memory_bytes);
+    let bytes = bytes.min(held);
+    memory.put(&context.memory_bytes, held - bytes);
+    take_back(memory, state, (index_of(memory.get(&context.process)), gpu), bytes);
+}
+
+/// Takes memory of a GPU back that was charged to a process, at most what it holds. Part of the caller's transaction.
+pub fn take_process_memory_back<M: Memory>(
+    memory: &mut M,
+    state: &State,
+    process: usize,
+    gpu: usize,
+    bytes: u64,
+) {
+    let account = &state.processes[process].gpus[gpu];
+    let is_away = memory.get(&state.processes[process].checkpoint) == checkpoint_state::CHECKPOINTED;
+    let held = memory.get(if is_away { &account.suspended_bytes } else { &account.memory_bytes });
+    take_back(memory, state, (Some(process), gpu), bytes.min(held));
+}
+
+fn take_back<M: Memory>(memory: &mut M, state: &State, (process, gpu): (Option<usize>, usize), bytes: u64) {
+    let process = process.map(|process| &state.processes[process]);
     // Of a process that is checkpointed the GPU has nothing.
     let is_away =
         process.is_some_and(|process| memory.get(&process.checkpoint) == checkpoint_state::CHECKPOINTED);
-    let account = process.map(|process| &process.gpus[gpu_index]);
-    let on_gpu = (!is_away).then_some(&state.gpus[gpu_index].memory_used_bytes);
+    let account = process.map(|process| &process.gpus[gpu]);
+    let on_gpu = (!is_away).then_some(&state.gpus[gpu].memory_used_bytes);
     let of_process =
         account.map(|account| if is_away { &account.suspended_bytes } else { &account.memory_bytes });
-    for word in [Some(&context.memory_bytes), on_gpu, of_process].into_iter().flatten() {
+    for word in [on_gpu, of_process].into_iter().flatten() {
         let held = memory.get(word);
         memory.put(word, held.saturating_sub(bytes));
     }

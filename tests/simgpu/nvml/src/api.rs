@@ -188,7 +188,7 @@ const PROCESS_MODE_COMPUTE: c_uint = 0;
 const PROCESS_MODE_GRAPHICS: c_uint = 1;
 const PROCESS_MODE_MPS: c_uint = 2;
 
-/// Processes that have contexts on a GPU, and the memory that each has there.
+/// Processes that have contexts on a GPU or keep memory there without one, and the memory that each has.
 fn running(
     library: &crate::library::Library,
     device: nvmlDevice_t,
@@ -199,7 +199,7 @@ fn running(
         .iter()
         .map(|process| (process.pid, process.gpus[index]))
         // One of a pid namespace that is not seen from here has no id to tell.
-        .filter(|(pid, account)| *pid != 0 && account.contexts > 0);
+        .filter(|(pid, account)| *pid != 0 && (account.contexts > 0 || account.memory_bytes > 0));
     Ok(here.map(|(pid, account)| (pid, account.memory_bytes)).collect())
 }
 
