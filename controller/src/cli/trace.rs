@@ -86,7 +86,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let devices = Devices::find(&args.devices);
     if devices.is_empty() {
-        bail!("/proc/devices has none of the devices: is the NVIDIA driver loaded? (`deepres doctor`; --device names others)");
+        bail!(
+            "/proc/devices has none of the devices: is the NVIDIA driver loaded? (`deepres doctor`; --device names others)"
+        );
     }
     let asked = if args.all { Asked::All(RING_BYTES) } else { Asked::Some(RING_BYTES) };
     let mut kernel = Kernel::attach(&devices, asked, None)?;
