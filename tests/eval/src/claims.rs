@@ -44,6 +44,17 @@ fn backlogged_tenants_are_at_most_two_quanta_and_the_longest_kernel_behind_the_f
 }
 
 #[test]
+fn who_has_all_of_the_little_it_wants_is_treated_as_fairly_as_who_wants_much() {
+    // It waits for each 20 us until the other's kernel is done, a hundred times as long.
+    let little = "[[tenant]]\nname = \"little\"\n[tenant.requests]\narrival = \"poisson\"\nper_s = 10\nkernels = 1\nkernel_us = 20\n";
+    let much = "[[tenant]]\nname = \"much\"\n[tenant.steps]\nkernels = 4\nkernel_us = 2_000\npause_ms = 1\n";
+    let text = format!("name = \"unlike\"\nshows = \"that\"\nduration_s = 60\n{little}{much}");
+    for row in rows_of(&Scenario::parse(&text).unwrap(), &[Policy::Deepres, Policy::TimeSlice]) {
+        assert!(row.jain >= 0.99, "{}: {}", row.policy, row.jain);
+    }
+}
+
+#[test]
 fn beside_a_service_that_goes_first_nobody_is_further_behind() {
     for seed in 0..4 {
         let scenario = Scenario { duration_ns: 400 * SECOND, ..seeded("two-productions.toml", seed) };

@@ -39,8 +39,8 @@ pub struct Row {
     pub max_lag_ms: f64,
     /// What that may come to under deepres: two quanta and the longest kernel.
     pub lag_bound_ms: f64,
-    /// Jain's index over owners of GPU time received, as a part of what each was owed while it wanted the GPU (1 at most: what flows over is
-    /// nobody's claim).
+    /// Jain's index over owners of GPU time received, as a part of what each was owed while it wanted the GPU, which is no more than it takes
+    /// alone (1 at most: what flows over is nobody's claim).
     pub jain: f64,
     /// Requests late or unanswered, of those that have a time.
     pub slo_miss_ratio: Option<f64>,
@@ -245,7 +245,9 @@ fn row(
     });
     let received = owners.iter().map(|owner| {
         let outcome = &run.outcomes[*owner];
-        if outcome.claim_ns > 0 { (outcome.used_ns as f64 / outcome.claim_ns as f64).min(1.0) } else { 1.0 }
+        // Who wants little at a time waits for its turns longer than it could use them.
+        let owed_ns = outcome.claim_ns.min(alone[*owner].used_ns);
+        if owed_ns > 0 { (outcome.used_ns as f64 / owed_ns as f64).min(1.0) } else { 1.0 }
     });
     Row {
         scenario: scenario.name.clone(),
