@@ -36,6 +36,7 @@ pub mod recording;
 pub mod seqlock;
 pub mod standalone;
 pub mod sync;
+pub mod tally;
 pub mod turn;
 pub mod wire;
 

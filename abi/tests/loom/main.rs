@@ -10,3 +10,4 @@ mod ledger;
 mod meter;
 mod seqlock;
 mod standalone;
+mod tally;

@@ -1,8 +1,8 @@
 //! A lane: what one thread launches on one stream, cut into segments that are timed by a pair of events each.
 //!
 //! The launching thread alone opens a segment and counts in it, so the launch path needs no atomic read-modify-write. Either it or the
-//! meter thread closes the segment; `state` says whose turn it is. Closed segments go through a ring to the meter thread. A thread that is taken off its
-//! processor as it counts may find the segment closed: counts only grow, so what came too late is what no segment had ([`Lane::settle`]).
+//! meter thread closes the segment; whose turn it is, and that each launch is accounted for once, is [`Tally`]'s. Closed segments go through a ring to the
+//! meter thread.
 //!
 //! While the gate is open segments last about [`SEGMENT_NS`] and each launch adds what its like is known to take, so that gaps between launches need
 //! not be timed ([`super::measure`]); a launch that is not known yet, a long graph, and now and then any launch has a segment of its own. While someone
@@ -10,6 +10,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::{hint, thread};
+
+use deepres_abi::tally::{Attempt, Taken, Tally};
 
 use super::context::ContextState;
 use super::gpu::Gpu;
@@ -57,34 +59,14 @@ const GETS_ON: u64 = u64::MAX;
 /// An end that no segment has.
 const NO_END: i64 = i64::MIN;
 
-/// Nothing is open: the owner's to change.
-const IDLE: u32 = 0;
-/// A segment is open: the owner counts in it; whoever moves it to [`CLOSING`] closes it.
-const OPEN: u32 = 1;
-/// Someone is recording the end.
-const CLOSING: u32 = 2;
-/// A segment is open, and the owner is inside the driver with a launch of it: nobody closes it now.
-const LAUNCHING: u32 = 3;
-
 /// See the module.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Lane {
-    state: AtomicU32,
-    /// Launches, ever, counted by [`Kind::one`]; the owner's alone.
-    launched: AtomicU64,
-    /// What they are known to take, ns; the owner's alone.
-    expected_ns: AtomicU64,
-    /// What the last of them is known to take, ns; the owner's alone.
-    last_ns: AtomicU64,
-    /// Those that closed segments had.
-    accounted: AtomicU64,
-    /// What those were known to take, ns.
-    accounted_ns: AtomicU64,
+    /// Launches, counted by [`Kind::one`].
+    tally: Tally,
     /// Launches when the last segment was opened (modulo 2³²); the owner's alone.
     opened_at: AtomicU32,
-    /// Launches at which it ends (modulo 2³²).
-    target: AtomicU32,
     /// GPU that the launches run on.
     pub gpu: &'static Gpu,
     /// The context of the stream.
@@ -151,14 +133,8 @@ impl Lane {
     /// A lane for `stream`, owned by the thread `owner`.
     pub fn new(gpu: &'static Gpu, context: &'static ContextState, stream: Stream, owner: u32) -> Self {
         Self {
-            state: AtomicU32::new(IDLE),
-            launched: AtomicU64::new(0),
-            expected_ns: AtomicU64::new(0),
-            last_ns: AtomicU64::new(0),
-            accounted: AtomicU64::new(0),
-            accounted_ns: AtomicU64::new(0),
+            tally: Tally::default(),
             opened_at: AtomicU32::new(0),
-            target: AtomicU32::new(1),
             gpu,
             context,
             stream: AtomicUsize::new(stream.0),
@@ -237,17 +213,14 @@ impl Lane {
     #[inline(always)]
     pub fn count(&self, launch: Launch) -> bool {
         let Some((launched, ns)) = self.fits(launch) else { return false };
-        self.put(launched, ns);
+        self.tally.put(launched, ns);
         true
     }
 
-    /// Whether a launch may be counted; if so, what [`Self::launched`] is with it, and what it is known to take.
+    /// Whether a launch may be counted; if so, how many there are with it, and what it is known to take.
     #[inline(always)]
     fn fits(&self, launch: Launch) -> Option<(u64, u64)> {
-        let launched = self.launched.load(Ordering::Relaxed).wrapping_add(launch.kind.one());
-        if self.state.load(Ordering::Relaxed) != OPEN || self.is_full_at(launched) {
-            return None;
-        }
+        let launched = self.tally.next(launch.kind.one())?;
         let ns = self.gpu.estimates.get(launch.key)?;
         if launch.kind.is_graph() && (ns > SHORT_GRAPH_NS || launch.kind == Kind::VaryingGraph) {
             return None;
@@ -255,75 +228,32 @@ impl Lane {
         Some((launched, ns))
     }
 
-    /// Counts a launch that takes `ns`, with which there are `launched`.
-    #[inline(always)]
-    fn put(&self, launched: u64, ns: u64) {
-        let expected_ns = self.expected_ns.load(Ordering::Relaxed).wrapping_add(ns);
-        self.expected_ns.store(expected_ns, Ordering::Relaxed);
-        self.last_ns.store(ns, Ordering::Relaxed);
-        // After what it takes, and after a segment's opening, for `settle`.
-        self.launched.store(launched, Ordering::Release);
-    }
-
-    /// Whether the open segment has all its launches when there were `launched`, ever.
-    #[inline(always)]
-    fn is_full_at(&self, launched: u64) -> bool {
-        // Numbers come round.
-        self.target.load(Ordering::Relaxed).wrapping_sub(launched as u32) as i32 <= 0
-    }
-
     /// Launches that no closed segment had.
     fn unaccounted(&self) -> Launches {
-        self.unaccounted_at(self.launched.load(Ordering::Relaxed))
-    }
-
-    /// The same of the first `launched`.
-    fn unaccounted_at(&self, launched: u64) -> Launches {
-        Launches(launched.wrapping_sub(self.accounted.load(Ordering::Relaxed)))
+        Launches(self.tally.unaccounted().launched)
     }
 
     /// What they are known to take, ns.
     fn unaccounted_ns(&self) -> u64 {
-        let expected_ns = self.expected_ns.load(Ordering::Relaxed);
-        expected_ns.saturating_sub(self.accounted_ns.load(Ordering::Relaxed))
+        self.tally.unaccounted().ns
     }
 
     /// While no segment is open: counts launches that came into the last one too late. The owner's and the meter thread's.
     pub fn settle(&self) {
-        let accounted = self.accounted.load(Ordering::Acquire);
-        let launched = self.launched.load(Ordering::Acquire);
-        if launched == accounted || self.state.load(Ordering::SeqCst) != IDLE {
-            return;
-        }
-        // Who opens a segment counts in it after `state` says so, and who closes one changes `accounted`: what was seen above is late.
-        let expected_ns = self.expected_ns.load(Ordering::Relaxed);
-        if self.launched.load(Ordering::Acquire) != launched {
-            // The driver refused one of them.
-            return;
-        }
-        if self.accounted.compare_exchange(accounted, launched, Ordering::AcqRel, Ordering::Relaxed).is_err()
-        {
-            return;
-        }
-        // It only grows, and who closes a segment meanwhile has accounted for more.
-        let before_ns = self.accounted_ns.fetch_max(expected_ns, Ordering::Relaxed);
-        let late_ns = expected_ns.saturating_sub(before_ns);
-        let late = launched.wrapping_sub(accounted);
-        // Negative: the driver refused a launch that a segment has taken for one.
-        if late as i64 > 0 {
-            self.gpu.add_late(late_ns);
-            self.gpu.count(Launches(late), 0);
+        if let Some(late) = self.tally.settle().filter(|late| late.launched as i64 > 0) {
+            self.gpu.add_late(late.ns);
+            self.gpu.count(Launches(late.launched), 0);
         }
     }
 
-    /// The open segment is to end with its next launch. The meter thread's; if the owner opens another meanwhile, that one is short.
+    /// The open segment is to end with its next launch. The meter thread's.
     pub fn end_soon(&self) {
-        self.target.store(self.launched.load(Ordering::Relaxed) as u32, Ordering::Relaxed);
+        self.tally.end_soon();
     }
 
     /// Whether a segment is open.
     pub fn is_open(&self) -> bool {
-        self.state.load(Ordering::SeqCst) != IDLE
+        self.tally.is_open()
     }
 
     /// Whether anything of this lane is unfinished, as far as the meter thread knows.
@@ -339,7 +269,7 @@ impl Lane {
 
     /// Launches in the open segment, or `None`.
     pub fn open_launches(&self) -> Option<u32> {
-        (self.state.load(Ordering::Acquire) == OPEN).then(|| self.unaccounted().all())
+        self.tally.is_closable().then(|| self.unaccounted().all())
     }
 
     /// Mean GPU time of a launch, ns; 0: not measured yet.
@@ -459,13 +389,13 @@ impl Lane {
             None if opens => 0,
             None => self.mean_ns(),
         };
-        let launched = self.launched.load(Ordering::Relaxed).wrapping_add(launch.kind.one());
-        self.put(launched, expected_ns);
+        let launched = self.tally.launched().wrapping_add(launch.kind.one());
+        self.tally.put(launched, expected_ns);
         if let Some(estimate_ns) = contended {
             let queued_ns = self.open_queued_ns.load(Ordering::Relaxed);
             self.open_queued_ns.store(queued_ns.saturating_add(estimate_ns), Ordering::Relaxed);
         }
-        Some(Begun { opens, ends: alone || self.is_full_at(launched) })
+        Some(Begun { opens, ends: alone || self.tally.is_full_at(launched) })
     }
 
     /// Whether segments are to end where that is of use. Else they grow.
@@ -512,9 +442,7 @@ impl Lane {
 
     /// Makes the open segment, of a copy that could not be closed, one of kernels that has taken in a copy.
     fn make_compute(&self) {
-        self.take_in(self.unaccounted_ns());
-        self.accounted.store(self.launched.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.accounted_ns.store(self.expected_ns.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.take_in(self.tally.account(self.tally.launched()).ns);
         self.open_is_copy.store(false, Ordering::Relaxed);
         // Copies do not say that they are in flight.
         self.gpu.set_in_flight();
@@ -546,9 +474,9 @@ impl Lane {
         };
         let single = alone || is_sample || is_fine;
         let target = if single { 1 } else { self.vary(wanted) };
-        let launched = self.launched.load(Ordering::Relaxed) as u32;
+        let launched = self.tally.launched() as u32;
         self.opened_at.store(launched, Ordering::Relaxed);
-        self.target.store(launched.wrapping_add(target), Ordering::Relaxed);
+        self.tally.set_target(launched.wrapping_add(target));
         if target == 1 && !is_end_only && self.is_sparse() && launch.kind == Kind::Kernel {
             // The driver's first call after a pause takes longer than the launch that follows: what lies between this one and the launch is the
             // same for both.
@@ -568,7 +496,7 @@ impl Lane {
         self.open_is_quiet.store(self.waiting() == 0 && !has_to_wait, Ordering::Relaxed);
         self.open_copied_ns.store(0, Ordering::Relaxed);
         // From here the meter thread sees it; only then may it find `in_flight` set.
-        self.state.store(LAUNCHING, Ordering::SeqCst);
+        self.tally.open();
         Some(())
     }
 
@@ -615,7 +543,7 @@ impl Lane {
 
     /// The same while nobody does: as many as take about [`SEGMENT_NS`], on the GPU or to be launched.
     fn grow_by_pace(&self, now_ns: u64) -> u32 {
-        let launched = self.launched.load(Ordering::Relaxed) as u32;
+        let launched = self.tally.launched() as u32;
         let launches = u64::from(launched.wrapping_sub(self.opened_at.load(Ordering::Relaxed)).max(1));
         let apart_ns = now_ns.saturating_sub(self.open_asked_ns.load(Ordering::Relaxed)) / launches;
         let at_this_pace = (SEGMENT_NS / apart_ns.max(1)).clamp(1, u64::from(LAUNCHES_MAX)) as u32;
@@ -639,15 +567,15 @@ impl Lane {
     fn claim(&self) -> bool {
         let mut looks = 0_u32;
         loop {
-            match self.state.compare_exchange(OPEN, LAUNCHING, Ordering::SeqCst, Ordering::Acquire) {
-                Ok(_) | Err(LAUNCHING) => return true,
-                Err(IDLE) => return false,
+            match self.tally.claim() {
+                Attempt::Done => return true,
+                Attempt::Idle => return false,
                 // The meter thread ends it, which it does after a pause alone.
-                Err(_) if looks < CLAIM_SPINS => {
+                Attempt::Busy if looks < CLAIM_SPINS => {
                     looks += 1;
                     hint::spin_loop();
                 }
-                Err(_) => thread::yield_now(),
+                Attempt::Busy => thread::yield_now(),
             }
         }
     }
@@ -657,17 +585,12 @@ impl Lane {
         if opened {
             self.open_first_ns.store(os::now_ns(), Ordering::Relaxed);
         }
-        // Unless it was dropped meanwhile, with its stream.
-        let _ = self.state.compare_exchange(LAUNCHING, OPEN, Ordering::SeqCst, Ordering::Relaxed);
+        self.tally.release();
     }
 
     /// The driver refused the launch that was counted last: it is none. If its segment was closed meanwhile, what comes next is charged so much less.
     pub fn uncount(&self, kind: Kind) {
-        let launched = self.launched.load(Ordering::Relaxed);
-        let last_ns = self.last_ns.swap(0, Ordering::Relaxed);
-        let expected_ns = self.expected_ns.load(Ordering::Relaxed).saturating_sub(last_ns);
-        self.expected_ns.store(expected_ns, Ordering::Relaxed);
-        self.launched.store(launched.wrapping_sub(kind.one()), Ordering::Relaxed);
+        self.tally.take_back(kind.one());
     }
 
     /// The stream is about to wait for something else: a host function, another stream. While someone else wants the GPU (`contended`) the
@@ -697,10 +620,10 @@ impl Lane {
             self.close(calls);
         } else {
             let opened_at = self.opened_at.load(Ordering::Relaxed);
-            let length = self.target.load(Ordering::Relaxed).wrapping_sub(opened_at);
+            let length = self.tally.target().wrapping_sub(opened_at);
             // Less than one: the meter thread wants it to end soon, or wanted the one before to.
             let length = (length as i32).clamp(1, LONGEST as i32) as u32;
-            self.target.store(opened_at.wrapping_add(2 * length), Ordering::Relaxed);
+            self.tally.set_target(opened_at.wrapping_add(2 * length));
         }
     }
 
@@ -743,8 +666,8 @@ impl Lane {
 
     /// The meter thread's, now and then while a launch is under way: opens the segment to others if its thread is gone, which was ended inside the driver.
     pub fn release_dead(&self) {
-        if self.state.load(Ordering::Relaxed) == LAUNCHING && !os::is_thread_alive(self.owner()) {
-            let _ = self.state.compare_exchange(LAUNCHING, OPEN, Ordering::SeqCst, Ordering::Relaxed);
+        if self.tally.is_launching() && !os::is_thread_alive(self.owner()) {
+            self.tally.release();
         }
     }
 
@@ -752,62 +675,51 @@ impl Lane {
     /// when the stream is about to be destroyed or nothing can be asked of its context.
     pub fn discard(&self) {
         loop {
-            let state = self.state.load(Ordering::Acquire);
-            if state == IDLE {
-                return;
+            match self.tally.seize() {
+                Attempt::Done => break,
+                Attempt::Idle => return,
+                Attempt::Busy => thread::yield_now(),
             }
-            if state == CLOSING
-                || self.state.compare_exchange(state, CLOSING, Ordering::SeqCst, Ordering::Relaxed).is_err()
-            {
-                thread::yield_now();
-                continue;
-            }
-            self.gpu.unqueue(self.open_queued_ns.swap(0, Ordering::Relaxed));
-            let launched = self.launched.load(Ordering::Relaxed);
-            let (launches, expected_ns) = self.account(launched, self.expected_ns.load(Ordering::Relaxed));
-            let expected_ns = match expected_ns {
-                0 => self.mean_ns().saturating_mul(u64::from(launches.all())),
-                expected_ns => expected_ns,
-            };
-            if !self.open_is_copy.load(Ordering::Relaxed) {
-                self.gpu.add_late(expected_ns);
-            }
-            self.state.store(IDLE, Ordering::SeqCst);
-            return;
         }
+        self.gpu.unqueue(self.open_queued_ns.swap(0, Ordering::Relaxed));
+        let (launches, expected_ns) = self.account(self.tally.launched_at_end());
+        let expected_ns = match expected_ns {
+            0 => self.mean_ns().saturating_mul(u64::from(launches.all())),
+            expected_ns => expected_ns,
+        };
+        if !self.open_is_copy.load(Ordering::Relaxed) {
+            self.gpu.add_late(expected_ns);
+        }
+        self.tally.closed();
     }
 
-    /// Counts the launches of a segment that ends, up to `launched` and `expected_ns`, ever. Returns what was not accounted for before.
-    fn account(&self, launched: u64, expected_ns: u64) -> (Launches, u64) {
+    /// Counts the launches of a segment that ends, up to `launched`, ever. Returns those that were not accounted for before, and what they are known to take, ns.
+    fn account(&self, launched: u64) -> (Launches, u64) {
         /// Events recorded for each segment.
         const MARKERS: u64 = 2;
-        let before = self.accounted.swap(launched, Ordering::AcqRel);
-        let before_ns = self.accounted_ns.fetch_max(expected_ns, Ordering::Relaxed);
-        let launches = Launches(launched.wrapping_sub(before));
+        let Taken { launched, ns } = self.tally.account(launched);
         if !self.open_is_copy.load(Ordering::Relaxed) {
-            self.gpu.count(launches, MARKERS);
+            self.gpu.count(Launches(launched), MARKERS);
         }
-        (launches, expected_ns.saturating_sub(before_ns))
+        (Launches(launched), ns)
     }
 
     fn close_if(&self, calls: &Calls, still: impl Fn(u32) -> bool, end: End) {
         // Whoever opens a segment needs a place for it, so the last one is never given away.
-        let is_closable = self.state.load(Ordering::Relaxed) == OPEN && self.waiting() < RING - 1;
+        let is_closable = self.tally.is_closable() && self.waiting() < RING - 1;
         if !is_closable || (end == End::Record && self.is_held(calls)) {
             return;
         }
         let marking = if end == End::Record { capture::marking() } else { None };
-        if (end == End::Record && marking.is_none())
-            || self.state.compare_exchange(OPEN, CLOSING, Ordering::SeqCst, Ordering::Relaxed).is_err()
-        {
+        if (end == End::Record && marking.is_none()) || !self.tally.begin_closing() {
             return;
         }
         let number = self.head.load(Ordering::Relaxed);
-        let launched = self.launched.load(Ordering::SeqCst);
-        let still = still(self.unaccounted_at(launched).all());
+        let launched = self.tally.launched_at_end();
+        let still = still(Launches(self.tally.unaccounted_of(launched).launched).all());
         let (Some(stream), Some(segment), true) = (self.stream(), self.place(number), still) else {
             // The owner counted again meanwhile.
-            self.state.store(OPEN, Ordering::SeqCst);
+            self.tally.reopen();
             return;
         };
         let closed_ns = os::now_ns();
@@ -822,7 +734,7 @@ impl Lane {
             End::Record if stream.is_default() => calls.in_context(self.context.handle(), record).is_some(),
             End::Record => record().is_some(),
         };
-        let (launches, mut expected_ns) = self.account(launched, self.expected_ns.load(Ordering::Relaxed));
+        let (launches, mut expected_ns) = self.account(launched);
         let launches = launches.all();
         if !is_recorded && expected_ns == 0 {
             expected_ns = self.mean_ns().saturating_mul(u64::from(launches));
@@ -856,12 +768,12 @@ impl Lane {
             self.computing.fetch_add(1, Ordering::SeqCst);
         }
         self.head.store(number.wrapping_add(1), Ordering::SeqCst);
-        self.state.store(IDLE, Ordering::SeqCst);
+        self.tally.closed();
     }
 
     /// Waits while another thread records an end: one call of the driver.
     pub fn await_closed(&self) {
-        while self.state.load(Ordering::Acquire) == CLOSING {
+        while self.tally.is_closing() {
             thread::yield_now();
         }
     }

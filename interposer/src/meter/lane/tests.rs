@@ -355,7 +355,7 @@ fn what_stays_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
     let (calls, lane) = (fake::calls(), lane_of(Stream::PER_THREAD));
     const LEFT: u32 = 5;
     // Long ago there was much.
-    lane.put(500, 500 * KERNEL_NS);
+    lane.tally.put(500, 500 * KERNEL_NS);
     lane.settle();
     launch(&calls, lane, GRAPH, KERNEL_NS);
     open(&calls, lane, LEFT);
@@ -527,7 +527,7 @@ fn a_launch_that_finds_its_segment_closed_as_it_is_counted_is_counted_without_on
     open(&calls, lane, 2);
     let (launched, ns) = lane.fits(KERNEL).unwrap();
     lane.close_stale(&calls, 2, 300);
-    lane.put(launched, ns);
+    lane.tally.put(launched, ns);
     assert_eq!(lane.oldest().unwrap().contents().launches, 2);
     assert_eq!((launches(), lane.gpu.take_late_ns()), (2, 0));
     lane.settle();
@@ -618,7 +618,7 @@ fn every_launch_is_counted_once_while_another_thread_closes_what_is_open() {
             if let Some((launched, ns)) = lane.fits(KERNEL) {
                 // As if it were taken off its processor.
                 (0..20).for_each(|_| std::hint::spin_loop());
-                lane.put(launched, ns);
+                lane.tally.put(launched, ns);
             } else {
                 let begun = lane.begin(&calls, KERNEL, None).unwrap();
                 lane.wanted.store(LAUNCHES_MAX, Ordering::Relaxed);
