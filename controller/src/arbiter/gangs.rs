@@ -42,7 +42,7 @@ impl GangBoard {
         let mut state = self.lock();
         state.board.post(gpu, now_ns, post);
         let rung = state.others_to_ring(gpu);
-        let order = state.board.order(gpu);
+        let order = state.board.tell(gpu);
         if let Some(told) = state.told.get_mut(gpu) {
             *told = order;
         }

@@ -194,6 +194,8 @@ struct Gpu {
     line: Line,
     /// Since when nobody has it.
     free_since_ns: Option<u64>,
+    /// Whose gate its arbiter may have opened since it posted, by the order that it was told then.
+    may_launch: Option<TenantId>,
 }
 
 /// The GPUs of a host.
@@ -233,6 +235,18 @@ impl Board {
         self.move_on(now_ns, |turn| !turn.is_planned());
         self.move_on(now_ns, Turn::is_planned);
         self.elect(now_ns);
+    }
+
+    /// Tells a GPU's arbiter what to do. A gate that it opens for that is in no post of its own before the next.
+    pub fn tell(&mut self, gpu: usize) -> Order {
+        let order = self.order(gpu);
+        if let Some(gpu) = self.gpus.get_mut(gpu) {
+            gpu.may_launch = match order {
+                Order::Held { tenant, .. } | Order::Drain { tenant, catches_up: true } => Some(tenant),
+                Order::Apart | Order::Until { .. } | Order::Drain { catches_up: false, .. } => None,
+            };
+        }
+        order
     }
 
     /// What a GPU's arbiter is to do.
@@ -406,10 +420,16 @@ impl Board {
             *spins_since_ns = running.map(|member| member.progressed_ns).min();
         }
         // An arbiter that has given the drain up has another use for its GPU.
-        let has_drained = |post: &Post, member: &Member| {
-            !member.may_launch && (!member.in_flight || post.holder != Some(tenant))
+        let has_drained = |gpu: &Gpu, member: &Member| {
+            !member.may_launch
+                && gpu.may_launch != Some(tenant)
+                && (!member.in_flight || gpu.post.holder != Some(tenant))
         };
-        now_ns < give_up_ns && !all(&|post, member| member.is_none_or(|member| has_drained(post, member)))
+        let has_drained = |gpu: &usize| {
+            let gpu = &self.gpus[*gpu];
+            gpu.post.member(tenant).is_none_or(|member| has_drained(gpu, member))
+        };
+        now_ns < give_up_ns && !gpus.iter().all(has_drained)
     }
 
     /// Moves a plan to when the GPUs can be free.

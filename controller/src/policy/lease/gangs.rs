@@ -1,6 +1,6 @@
 //! Leases by the board's order: tenants that have several GPUs at once ([`crate::policy::gang`]).
 
-use super::state::{Hold, MAX_DEBT_NS, Rank, Tenant, begun_ns, patience};
+use super::state::{Hold, MAX_DEBT_NS, Rank, Tenant, VirtualTime, begun_ns, patience};
 use super::{DRAIN_POLL_NS, Grant, Scheduler, Step, ns};
 use crate::policy::TenantId;
 use crate::policy::gang::{Member, Order, Position, Post};
@@ -28,6 +28,7 @@ impl Scheduler {
             tenant.is_here() && tenant.rank == Rank::Owner && is_of_interest
         });
         let (drained_ns, free_ns) = self.ends_ns(now_ns, tuning);
+        let last = self.last_owner_vtime(now_ns);
         let members = owners.map(|(id, tenant)| {
             let hold = self.hold.filter(|hold| hold.tenant == *id);
             let ahead_ns = |hold: Hold| begun_ns(&hold, tenant, now_ns).max(free_ns.saturating_sub(now_ns));
@@ -46,8 +47,7 @@ impl Scheduler {
                 } else {
                     self.may_press(tenant, now_ns, tuning)
                 },
-                position: position(tenant.vtime + tenant.weighted(ahead_ns))
-                    - position(self.vclocks[Rank::Owner as usize]),
+                position: position(tenant.vtime + tenant.weighted(ahead_ns)) - position(last),
             }
         });
         Post {
@@ -58,6 +58,15 @@ impl Scheduler {
             quantum_ns: tuning.quantum_ns,
             lead_ns: tuning.lead_ns,
         }
+    }
+
+    /// The virtual time of the owner that is furthest behind of those that want the GPU, or did just now. The virtual clock does not go back to one that
+    /// paused for a moment: seen from there all others would seem as far served on this GPU as on one where they had less.
+    fn last_owner_vtime(&self, now_ns: u64) -> VirtualTime {
+        let owners = self.tenants.values().filter(|tenant| tenant.is_here() && tenant.rank == Rank::Owner);
+        let counted =
+            owners.filter(|tenant| tenant.wanted || tenant.seen.wants() || tenant.is_back_soon(now_ns));
+        counted.map(|tenant| tenant.vtime).min().unwrap_or(self.vclocks[Rank::Owner as usize])
     }
 
     /// Who has the GPU, or drains, but for guests: they are gone as soon as it is wanted.
@@ -306,6 +315,6 @@ fn drain_ns(tenant: &Tenant, now_ns: u64, tuning: &Tuning) -> u64 {
 }
 
 /// Virtual time as a place on a line.
-fn position(vtime: super::state::VirtualTime) -> Position {
+fn position(vtime: VirtualTime) -> Position {
     Position::try_from(vtime).unwrap_or(Position::MAX)
 }

@@ -992,14 +992,17 @@ impl Scheduler {
         if in_flight && now_ns < give_up_ns {
             return Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(DRAIN_POLL_NS))));
         }
+        if hold.once_since_ns.is_some() {
+            // It may have launched since its meter was read.
+            self.change(hold.tenant, Grant::Closed, false);
+            self.hold = Some(Hold { closed_ns: Some(now_ns), once_since_ns: None, ..hold });
+            return Step::Again;
+        }
         self.settle(&hold, in_flight, now_ns);
         self.hold = None;
         if self.is_guest(hold.tenant) && self.next_apart(Rank::Owner, None).is_none() {
             // A gang that wants the GPU waits for others from now on.
             self.guard.owner_served(now_ns, tuning.handoff_ns);
-        }
-        if hold.once_since_ns.is_some() {
-            self.change(hold.tenant, Grant::Closed, false);
         }
         match next.filter(|_| in_flight && self.order == Order::Apart) {
             // Work that does not end goes last.

@@ -123,6 +123,11 @@ impl Tenant {
         self.is_paused || (!wants && now_ns.saturating_sub(since_ns) >= IDLE_NS)
     }
 
+    /// It wants nothing, and is between two pieces of work.
+    pub fn is_back_soon(&self, now_ns: u64) -> bool {
+        self.metered_ns > 0 && !self.wanted && now_ns.saturating_sub(self.stopped_wanting_ns) <= SHORT_IDLE_NS
+    }
+
     /// It is of those that are to be answered soon, and has asked for something before.
     pub fn is_answering(&self) -> bool {
         self.has_objective() && self.metered_ns > 0

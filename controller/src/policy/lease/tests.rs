@@ -461,6 +461,43 @@ fn what_passed_the_gate_just_before_it_closed_is_waited_for() {
 }
 
 #[test]
+fn what_passed_a_gate_for_one_launch_just_before_it_closed_is_waited_for() {
+    let mut bench = Bench::new();
+    let gangs = || BTreeSet::from([A]);
+    bench.step(MS, RUNNING, WAITING);
+    bench.scheduler.set_order(Order::Drain { tenant: A, catches_up: true }, gangs());
+    while bench.scheduler.grant(A) != Grant::Once {
+        bench.look(MS, WAITING, WAITING);
+    }
+    // It is over, and A was last seen to wait.
+    bench.scheduler.set_order(Order::Apart, gangs());
+    bench.look(1, WAITING, WAITING);
+    assert!(bench.is_closed(A) && bench.is_closed(B), "A may have launched since it was looked at");
+    bench.look(1, RUNNING, WAITING);
+    assert!(bench.is_closed(B), "and did");
+    bench.step(1, WAITING, WAITING);
+    assert!(!bench.is_closed(B));
+}
+
+#[test]
+fn how_far_others_are_served_is_told_from_whoever_is_furthest_behind_while_that_one_pauses_too() {
+    let mut bench = Bench::new();
+    let used = |used_ns| Seen { used_ns, ..RUNNING };
+    bench.step(MS, used(MS), WAITING);
+    bench.step(MS, used(MS), used(20 * MS));
+    let position = |bench: &Bench| {
+        let members = bench.scheduler.post(bench.now_ns, &bench.tuning).members;
+        members.iter().find(|member| member.tenant == B).map(|member| member.position)
+    };
+    let before = position(&bench);
+    // The clock goes on with who wants the GPU.
+    bench.look(MS, IDLE, RUNNING);
+    bench.look(MS, IDLE, RUNNING);
+    assert!(bench.scheduler.lag_ns(A) > 0 && before > Some(0));
+    assert!(position(&bench) >= before, "{before:?}, then {:?}", position(&bench));
+}
+
+#[test]
 fn a_holder_that_leaves_frees_the_gpu_at_once() {
     let mut bench = Bench::new();
     bench.step(MS, RUNNING, WAITING);

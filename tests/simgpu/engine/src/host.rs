@@ -443,10 +443,12 @@ impl Host {
         let Ok(guard) = self.enter() else { return };
         let (state, now_ns) = (guard.state(), guard.now_ns());
         let unforeseen = state.header.unforeseen.load();
+        let mut blocked_ns = wait::MAX_NAP_NS;
         let prediction = {
             let mut ahead = Overlay::new(state);
             if !self.clock.is_virtual() && sim::spins_for_peers(&ahead, state, ticket.stream.index as usize) {
-                // Its peers may be submitted at any moment, which is made known.
+                // Its peers may be submitted at any moment, which is made known. Those that were begin with an event.
+                blocked_ns = state.header.next_event_ns.load().saturating_sub(now_ns);
                 Prediction::Blocked
             } else {
                 sim::predict(&mut ahead, state, &self.shared.config, target(ticket), LOOK_AHEAD_EVENTS)
@@ -459,7 +461,8 @@ impl Host {
                 wait::until(&self.clock, until_ns, policy);
             }
             Prediction::Blocked => {
-                wait::for_change(&state.header.unforeseen, &state.header.unforeseen_waiters, unforeseen);
+                let header = &state.header;
+                wait::for_change(&header.unforeseen, &header.unforeseen_waiters, unforeseen, blocked_ns);
             }
         }
     }

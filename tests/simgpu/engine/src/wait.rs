@@ -62,9 +62,9 @@ fn sleep_until(until_ns: u64) {
     }
 }
 
-/// Waits until the word is no longer `seen`, for at most [`MAX_NAP_NS`].
-pub fn for_change(word: &Word, waiters: &Word, seen: u64) {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: MAX_NAP_NS as libc::c_long };
+/// Waits until the word is no longer `seen`, for `at_most_ns` and at most [`MAX_NAP_NS`].
+pub fn for_change(word: &Word, waiters: &Word, seen: u64, at_most_ns: u64) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: at_most_ns.min(MAX_NAP_NS) as libc::c_long };
     waiters.add(1);
     // SAFETY: the address is a live, aligned word of the mapping, the timeout is valid; a spurious return is
     // allowed for.

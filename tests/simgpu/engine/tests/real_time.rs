@@ -13,7 +13,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tempfile::TempDir;
 
@@ -203,6 +203,29 @@ fn processes_killed_at_random_among_others_harm_nobody() {
     assert_eq!(processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum::<u64>(), gpu.busy_ns);
     assert_eq!(processes.iter().filter(|process| process.alive).count(), 1);
     assert_eq!(gpu.memory_used_bytes, host.config().context_overhead_bytes);
+}
+
+#[test]
+fn who_waits_for_a_kernel_whose_peer_is_on_its_way_sees_it_begin() {
+    /// Longer than a thread takes to go to sleep, and much shorter than the longest sleep.
+    const LAUNCH_LATENCY: Duration = Duration::from_millis(2);
+    let dir = state();
+    let options = Options {
+        state_dir: Some(dir.path().to_owned()),
+        config_toml: Some(format!("gpus = 2\nlaunch_latency_ns = {}", LAUNCH_LATENCY.as_nanos())),
+        ..Options::default()
+    };
+    let host = Host::attach_with(options).expect("attach");
+    let tickets = [0, 1].map(|gpu| {
+        let stream = host.create_stream(host.create_context(gpu).expect("context")).expect("stream");
+        let work = Work::Collective { duration_ns: 50, sm_ppm: 1_000_000, name: 7, peers: 2 };
+        host.submit(stream, work, &[]).expect("submit")
+    });
+    let began = Instant::now();
+    for ticket in tickets {
+        host.wait(ticket, WaitPolicy::Block);
+    }
+    assert!(began.elapsed() < 3 * LAUNCH_LATENCY, "{:?}", began.elapsed());
 }
 
 #[test]
