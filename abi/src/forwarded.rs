@@ -170,8 +170,7 @@ forwarded! {
         cuLogicalEndpointAddDevice cuLogicalEndpointBindAddr cuLogicalEndpointBindMem cuLogicalEndpointCreate
         cuLogicalEndpointDestroy cuLogicalEndpointExport cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease
         cuLogicalEndpointIdReserve cuLogicalEndpointImport cuLogicalEndpointQuery cuLogicalEndpointUnbind
-        cuMemExportToShareableHandle cuMemGetHandleForAddressRange cuMemPoolExportPointer
-        cuMemPoolExportToShareableHandle;
+        cuMemGetHandleForAddressRange cuMemPoolExportPointer cuMemPoolExportToShareableHandle;
     Checkpoint:
         cuCheckpointOperationComplete cuCheckpointProcessCheckpoint cuCheckpointProcessGetRestoreThreadId
         cuCheckpointProcessGetState cuCheckpointProcessLock cuCheckpointProcessRestore cuCheckpointProcessUnlock;

@@ -16,12 +16,14 @@ use deepres_abi::meter::MemoryKind;
 
 use super::{MISSING, clear};
 use crate::capture;
+use crate::coverage;
 use crate::driver::calls::Stream;
 use crate::driver::managed;
 use crate::driver::memory::{PoolHandle, ordinal_at};
 use crate::driver::real;
 use crate::memory::beyond::Way;
 use crate::memory::charge::{self, Shape};
+use crate::memory::exports::Identity;
 use crate::memory::tiles::{Operation, Part};
 use crate::memory::{Name, Request, graphs};
 use crate::meter::context::ContextState;
@@ -598,6 +600,49 @@ pub unsafe extern "C" fn retain(handle: *mut CUmemGenericAllocationHandle, addre
         Some(process) => process.memory.retain(process, address as u64, call),
         None => call().0,
     }
+}
+
+/// Hook of `cuMemExportToShareableHandle`: whoever exports pays until its memory is gone.
+pub unsafe extern "C" fn export(
+    place: *mut c_void,
+    handle: CUmemGenericAllocationHandle,
+    kind: CUmemAllocationHandleType,
+    flags: u64,
+) -> CUresult {
+    let Some(real) = real!(cuMemExportToShareableHandle) else { return MISSING };
+    // SAFETY: the caller's arguments, as they came.
+    let result = unsafe { real(place, handle, kind, flags) };
+    if result == CUDA_SUCCESS
+        && !place.is_null()
+        && let Some(process) = process::current()
+    {
+        // SAFETY: the driver wrote a handle of that kind if it reports success.
+        unsafe { process.memory.exported(handle, kind, place) };
+    }
+    result
+}
+
+/// Hook of `cuMemImportFromShareableHandle`: others' memory counts where it was exported, and the process's own here.
+pub unsafe extern "C" fn import(
+    handle: *mut CUmemGenericAllocationHandle,
+    from: *mut c_void,
+    kind: CUmemAllocationHandleType,
+) -> CUresult {
+    let Some(real) = real!(cuMemImportFromShareableHandle) else { return MISSING };
+    let call = || {
+        // SAFETY: the caller's arguments, as they came.
+        let result = unsafe { real(handle, from, kind) };
+        // SAFETY: the driver wrote the handle if it reports success.
+        (result, if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None })
+    };
+    // SAFETY: what the caller passes for the driver to read.
+    let origin = unsafe { Identity::of_shared(kind, from) };
+    let own = process::current().zip(origin);
+    if let Some((process, origin)) = own.filter(|(process, origin)| process.memory.has_exported(origin)) {
+        return process.memory.import(process, &origin, call);
+    }
+    coverage::OWN.note_call(ApiId::cuMemImportFromShareableHandle);
+    call().0
 }
 
 macro_rules! frees {

@@ -142,6 +142,8 @@ hooks! {
     cuMemMap => memory::map;
     cuMemUnmap => memory::unmap;
     cuMemRetainAllocationHandle => memory::retain;
+    cuMemExportToShareableHandle => memory::export;
+    cuMemImportFromShareableHandle => memory::import;
     cuArrayCreate => memory::create_array_v1;
     cuArrayCreate_v2 => memory::create_array;
     cuArray3DCreate => memory::create_array_3d_v1;

@@ -45,6 +45,11 @@ impl Held {
         Self { bytes: 0, kind, ordinal, generation: 0, account: None }
     }
 
+    /// The GPU that it is on, as an ordinal of this process.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
     /// What the driver has just given: `bytes`, for which `promise` is. Behind the lock that it is going to be kept behind: whoever moves all to a new
     /// ledger finds it, or it is in that one already.
     pub fn new(kind: MemoryKind, ordinal: usize, site: &Site<'_>, bytes: u64, promise: Promise) -> Self {

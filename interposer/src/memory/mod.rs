@@ -8,6 +8,7 @@ pub mod beyond;
 pub mod charge;
 mod code;
 mod contexts;
+pub mod exports;
 pub mod graphs;
 mod held;
 pub mod late;
@@ -35,12 +36,14 @@ use crate::driver::calls::Context;
 use crate::driver::memory::{self, PoolHandle};
 use crate::log::say;
 use crate::meter::gpu::Gpu;
+use crate::os;
 use crate::process::Process;
 use crate::session::Session;
 use beyond::{Beyond, Way};
 use charge::BLOCK_BYTES;
 use code::Libraries;
 use contexts::Contexts;
+use exports::Exports;
 use graphs::{Graphs, Taker};
 use held::Held;
 use pools::Pools;
@@ -91,6 +94,8 @@ struct Entry {
     context: usize,
     /// For physical memory: handles and mappings that keep it.
     uses: u32,
+    /// The number under which it is known to be exported, or 0.
+    exported: u32,
 }
 
 /// See the module.
@@ -112,6 +117,8 @@ pub struct Accounts {
     libraries: Libraries,
     /// What is mapped into arrays.
     tiles: Tiles,
+    /// What was exported, and came back.
+    exports: Exports,
     refusals: AtomicU64,
 }
 
@@ -127,6 +134,7 @@ impl Default for Accounts {
             contexts: Contexts::default(),
             libraries: Libraries::default(),
             tiles: Tiles::default(),
+            exports: Exports::default(),
             refusals: AtomicU64::new(0),
         }
     }
@@ -451,7 +459,8 @@ impl Accounts {
         let (name, bytes) = named;
         let mut shard = self.shard(name);
         let held = Held::new(request.kind, request.ordinal, site, bytes, promise);
-        let replaced = shard.insert(name.mixed(), Entry { held, context: request.context, uses: 1 });
+        let entry = Entry { held, context: request.context, uses: 1, exported: 0 };
+        let replaced = shard.insert(name.mixed(), entry);
         drop(shard);
         // The driver gives a name out again only once it is free: that free went past us.
         if let Some(freed) = replaced {
@@ -545,8 +554,20 @@ impl Accounts {
 
     /// Physical memory lives until its last handle is released and its last mapping is gone: takes one use away while `free` runs.
     pub fn release_handle(&self, process: &Process, handle: u64, free: impl FnOnce() -> u32) -> u32 {
+        if self.exports.is_used() {
+            let _uncancelled = os::uncancelled();
+            let _turn = self.exports.turn();
+            let last = |free| self.release_shared(process, handle, free);
+            return self.release_use(handle, free, last);
+        }
+        self.release_use(handle, free, |free| self.free(process, Name::Handle(handle), free))
+    }
+
+    /// Takes one use away while `free` runs, or `last` with it, if it is the last.
+    #[inline(always)]
+    fn release_use<F: FnOnce() -> u32>(&self, handle: u64, free: F, last: impl FnOnce(F) -> u32) -> u32 {
         let name = Name::Handle(handle);
-        let last = {
+        let is_last = {
             let mut shard = self.shard(name);
             match shard.get_mut(name.mixed()) {
                 Some(entry) if entry.uses > 1 => {
@@ -557,8 +578,8 @@ impl Accounts {
                 None => return free(),
             }
         };
-        if last {
-            return self.free(process, name, free);
+        if is_last {
+            return last(free);
         }
         let result = free();
         if result != CUDA_SUCCESS {
@@ -691,5 +712,6 @@ impl Accounts {
         self.pools.move_to(session, gpus);
         self.libraries.move_to(session, gpus);
         self.graphs.move_to(session, gpus);
+        self.exports.move_to(session, gpus);
     }
 }

@@ -21,7 +21,7 @@ const STRANGE_PERCENT: u64 = 12;
 /// What is asked for, bytes.
 const SIZES: [usize; 10] = [0, 1, 511, 512, 4096, 1 << 20, (1 << 20) + 1, 2 << 20, 3 << 20, usize::MAX >> 8];
 /// How many parts the kinds of calls have among them, without the last ones and with them ([`World::step`]).
-const KINDS_OF_CALLS: usize = 51;
+const KINDS_OF_CALLS: usize = 53;
 const WILD_KINDS: usize = 65;
 /// One granule of physical memory.
 const GRANULE_BYTES: usize = 2 << 20;
@@ -263,11 +263,11 @@ impl World {
             40..=42 => self.variables(),
             43..=46 => self.own_pool(),
             47..=50 => self.graph_memory(),
-            51..=53 => self.shape(),
-            54..=56 => self.code(),
-            57..=59 => self.share_context(),
-            60..=62 => self.graph(),
-            _ => self.hand_over(),
+            51..=52 => self.hand_over(),
+            53..=55 => self.shape(),
+            56..=58 => self.code(),
+            59..=61 => self.share_context(),
+            _ => self.graph(),
         }
     }
 
@@ -616,7 +616,7 @@ impl World {
                 self.keep_always(|held| &mut held.descriptors, code, descriptor as u64);
                 ("cuMemExportToShareableHandle", code)
             }
-            2 => {
+            2 if self.held.physical.len() < KEPT => {
                 let code = cu!(cuMemImportFromShareableHandle(
                     &mut new,
                     file as *mut c_void,

@@ -229,6 +229,10 @@ enum {
     X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", 4010, LEGACY, (CUdeviceptr ptr))                                       \
     X(cuMemCreate, "cuMemCreate", 10020, LEGACY,                                                                         \
       (CUmemHandle * handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags))                   \
+    X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020, LEGACY,                                       \
+      (void *shareable, CUmemHandle handle, int kind, unsigned long long flags))                                         \
+    X(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020, LEGACY,                                   \
+      (CUmemHandle * handle, void *shareable, int kind))                                                                 \
     X(cuMemRelease, "cuMemRelease", 10020, LEGACY, (CUmemHandle handle))                                                 \
     X(cuMemAddressReserve, "cuMemAddressReserve", 10020, LEGACY,                                                         \
       (CUdeviceptr * ptr, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags))                   \

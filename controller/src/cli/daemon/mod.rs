@@ -83,7 +83,7 @@ fn inherited(fd: RawFd) -> Result<std::fs::File> {
 }
 
 fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> {
-    log::init(&args.log, args.log_file.as_deref())?;
+    let _log = log::init(&args.log, args.log_file.as_deref())?;
     let config = Config::load(args.config.as_deref())?;
     let options = Options {
         directory: Directory::own(),

@@ -15,7 +15,7 @@ checks! { "physical":
     Documented whole_mappings_are_unmapped;
     Guess it_is_made_without_a_current_context;
     Guess it_is_made_without_any_context;
-    Guess it_outlives_the_context_it_was_made_in;
+    Documented it_outlives_the_context_it_was_made_in;
     Guess it_is_exported_and_imported;
     Documented places_that_are_none;
 }
@@ -154,7 +154,8 @@ fn it_is_made_without_any_context(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-/// It is nobody's but the process's.
+/// It is nobody's but the process's: `cuCtxDestroy` does not destroy what `cuMemCreate` made, which is associated with no context (a note in its reference). That it may still be
+/// mapped, used and unmapped follows.
 fn it_outlives_the_context_it_was_made_in(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let piece = piece_bytes()?;

@@ -10,8 +10,7 @@ use simgpu_engine::Config;
 use crate::array::{ARRAYS, Array};
 use crate::memory::{self, Kind};
 use crate::module::MODULES;
-use crate::vmm::PHYSICAL;
-use crate::{graph_memory, pool, process};
+use crate::{graph_memory, pool, process, vmm};
 
 /// Kinds that are told apart here.
 const KINDS: usize = 8;
@@ -59,9 +58,7 @@ fn by_kind() -> [u64; KINDS] {
     }
     sums[BEYOND] = (modules.difference(&shared).count() as u64 * PIECE_BYTES).wrapping_sub(small_bytes);
     sums[POOL] = pool::reserved();
-    for piece in PHYSICAL.all() {
-        sums[PHYSICAL_MEMORY] += piece.bytes;
-    }
+    sums[PHYSICAL_MEMORY] = vmm::charged_bytes();
     // The handle of an array outlives its context; its memory does not.
     let memory_of = |array: &Array| {
         let found = memory::find(array.base());

@@ -158,13 +158,10 @@ pub fn length(fd: &OwnedFd) -> io::Result<u64> {
     std::fs::File::from(fd.try_clone()?).metadata().map(|data| data.len())
 }
 
-/// Whether two descriptors are of one piece.
-pub fn is_same(one: &OwnedFd, other: &OwnedFd) -> bool {
-    let identity = |fd: &OwnedFd| {
-        let data = std::fs::File::from(fd.try_clone()?).metadata()?;
-        Ok::<_, io::Error>((data.dev(), data.ino()))
-    };
-    matches!((identity(one), identity(other)), (Ok(one), Ok(other)) if one == other)
+/// By what a shareable piece is known: device and inode.
+pub fn identity(fd: &OwnedFd) -> io::Result<(u64, u64)> {
+    let data = std::fs::File::from(fd.try_clone()?).metadata()?;
+    Ok((data.dev(), data.ino()))
 }
 
 /// Maps part of a shareable piece over reserved address space, not yet to be used.

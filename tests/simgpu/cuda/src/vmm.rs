@@ -1,7 +1,7 @@
 //! Virtual memory management: physical memory by handle, address space by reservation, and mappings of one to the other.
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use deepres_abi::driver::types as cu;
 use simgpu_engine::Config;
@@ -19,6 +19,17 @@ pub static PHYSICAL: Table<Physical> = Table::new(HandleKind::Physical);
 
 /// Reserved ranges of address space: base and length.
 static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+
+/// What this process exported. It is the process's, also where nothing but a descriptor is left of it; who has that is not known, so it costs nothing until it is imported.
+static EXPORTED: Mutex<Vec<Exported>> = Mutex::new(Vec::new());
+
+struct Exported {
+    /// Device and inode of its backing.
+    file: (u64, u64),
+    gpu: usize,
+    bytes: u64,
+    charge: Weak<Charge>,
+}
 
 /// One piece of physical memory. It is given back when its last handle and its last mapping are gone.
 pub struct Physical {
@@ -289,10 +300,42 @@ pub fn export(handle: usize, handle_type: u32) -> Result<i32> {
     {
         return Err(status::INVALID_VALUE);
     }
-    physical.backing.try_clone().map(IntoRawFd::into_raw_fd).map_err(|_| status::OPERATING_SYSTEM)
+    let descriptor = physical.backing.try_clone().map_err(|_| status::OPERATING_SYSTEM)?;
+    let file = mapping::identity(&descriptor).map_err(|_| status::OPERATING_SYSTEM)?;
+    let mut exported = lock(&EXPORTED);
+    if let Some(charge) = &physical.charge
+        && !exported.iter().any(|one| one.file == file)
+    {
+        let (gpu, bytes, charge) = (charge.gpu, charge.bytes, Arc::downgrade(charge));
+        exported.push(Exported { file, gpu, bytes, charge });
+    }
+    Ok(descriptor.into_raw_fd())
 }
 
-/// Takes a piece over from such a descriptor. The process that created it is charged for it, as long as it holds it.
+/// What the process is charged for a piece that it exported and imports again; `None` for what another did.
+fn charge_of_own(file: (u64, u64)) -> Result<Option<Arc<Charge>>> {
+    let mut exported = lock(&EXPORTED);
+    let Some(own) = exported.iter_mut().find(|own| own.file == file) else { return Ok(None) };
+    if let Some(charge) = own.charge.upgrade() {
+        return Ok(Some(charge));
+    }
+    let (gpu, bytes) = (own.gpu, own.bytes);
+    host().reserve_process_memory(gpu, bytes).map_err(|error| code_of(&error))?;
+    let charge = Arc::new(Charge { gpu, bytes });
+    own.charge = Arc::downgrade(&charge);
+    Ok(Some(charge))
+}
+
+/// What all physical memory that the process has costs it, each piece once.
+pub fn charged_bytes() -> u64 {
+    let pieces = PHYSICAL.all();
+    let mut charges: Vec<&Arc<Charge>> = pieces.iter().filter_map(|piece| piece.charge.as_ref()).collect();
+    charges.sort_unstable_by_key(|charge| Arc::as_ptr(charge));
+    charges.dedup_by_key(|charge| Arc::as_ptr(charge));
+    charges.iter().map(|charge| charge.bytes).sum()
+}
+
+/// Takes a piece over from such a descriptor. The process that created it is charged for it, as long as it has it by any handle.
 pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Physical>> {
     if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
         return Err(status::NOT_SUPPORTED);
@@ -309,6 +352,6 @@ pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Physical>> {
         return Err(status::INVALID_VALUE);
     }
     let device = crate::context::current().map_or(0, |context| context.device);
-    let own = PHYSICAL.all().into_iter().find(|own| mapping::is_same(&own.backing, &backing));
-    insert(bytes, device, handle_type, backing, own.and_then(|own| own.charge.clone()))
+    let file = mapping::identity(&backing).map_err(|_| status::INVALID_VALUE)?;
+    insert(bytes, device, handle_type, backing, charge_of_own(file)?)
 }

@@ -1,0 +1,70 @@
+//! A daemon whose log nobody takes (a pipe that is full, a journal that hangs) serves as any other.
+
+use std::{
+    io::{PipeReader, PipeWriter, Read as _, Write as _, pipe},
+    process::Child,
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_e2e::{
+    Host,
+    clients::{Way, c_client},
+};
+use rustix::{
+    io::ioctl_fionbio,
+    process::{Pid, Signal, kill_process},
+};
+
+/// How long the daemon may take to begin, and to end.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A pipe into which nothing goes.
+fn stuck() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = pipe().expect("a pipe");
+    ioctl_fionbio(&writer, true).expect("a pipe of ours");
+    while writer.write(&[b'x'; 1 << 10]).is_ok() {}
+    while writer.write(b"\n").is_ok() {}
+    ioctl_fionbio(&writer, false).expect("a pipe of ours");
+    (reader, writer)
+}
+
+/// It ends with the test.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_daemon_whose_log_nobody_reads_serves_and_ends_as_any_other() {
+    let host = Host::new();
+    let (mut reader, writer) = stuck();
+    let mut command = host.deepres(&["daemon"]);
+    let mut daemon =
+        Daemon(command.env("DEEPRES_LOG", "trace").stderr(writer).spawn().expect("the daemon starts"));
+    // It holds the other end.
+    drop(command);
+    let deadline = Instant::now() + LIMIT;
+    while host.finish(host.deepres(&["ps", "--json"])).code != 0 {
+        assert!(Instant::now() < deadline, "the daemon does not answer");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let client = c_client("hello", Way::Dlsym);
+    for tenant in ["first", "second"] {
+        host.finish(host.run(&["--name", tenant, "--memory", "64MiB"], &client, &[])).success();
+    }
+    let told = Instant::now();
+    let pid = Pid::from_child(&daemon.0);
+    kill_process(pid, Signal::TERM).expect("it runs");
+    while daemon.0.try_wait().expect("a child of ours").is_none() {
+        assert!(told.elapsed() < LIMIT, "the daemon does not end");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let mut said = Vec::new();
+    reader.read_to_end(&mut said).expect("a pipe of ours");
+    assert!(said.iter().all(|byte| b"x\n".contains(byte)), "it was stuck all the time");
+}
