@@ -523,9 +523,9 @@ fn while_a_long_kernel_drains_on_one_gpu_of_a_gang_the_others_are_not_idle() {
         let used_ns = |world: &World, gpu: usize| [1, gpu as TenantId + 2].map(|id| world.used_ns(gpu, id));
         let before = [0, 1].map(|gpu| used_ns(&world, gpu));
         world.run(4_000 * MS);
-        for gpu in 0..2 {
+        for (gpu, before) in before.into_iter().enumerate() {
             let after = used_ns(&world, gpu);
-            let [gang, other] = [0, 1].map(|place| (after[place] - before[gpu][place]) as f64);
+            let [gang, other] = [0, 1].map(|place| (after[place] - before[place]) as f64);
             let (had, busy) = (gang * 100.0 / (gang + other), world.busy_percent(gpu));
             assert!((had - 50.0).abs() <= 5.0, "{had} % of GPU {gpu} beside kernels of {long_ns} ns");
             assert!(busy >= 90.0, "GPU {gpu} was busy {busy} % beside kernels of {long_ns} ns");
