@@ -169,7 +169,14 @@ impl GrantSlot {
 
     /// Sets the tenant's memory limit on this GPU, bytes; [`NO_LIMIT`] for none. Each session of a tenant gets the same.
     pub fn set_memory_limit(&self, bytes: u64) {
-        self.memory_limit_bytes.store(bytes, Ordering::Release);
+        self.memory_limit_bytes.store(bytes, Ordering::SeqCst);
+    }
+
+    /// Whether that limit is `bytes` still, for whoever has just reserved memory under it: either this sees that it was lowered, or whoever lowered it and looks at
+    /// the ledger then sees the reservation there.
+    #[inline(always)]
+    pub fn memory_limit_is(&self, bytes: u64) -> bool {
+        self.memory_limit_bytes.load(Ordering::SeqCst) == bytes
     }
 
     /// The tenant's memory limit on this GPU, bytes, or [`NO_LIMIT`].

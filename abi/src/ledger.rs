@@ -360,7 +360,8 @@ impl LedgerGpu {
         &self.slots[..used]
     }
 
-    fn held_and_pending_bytes(&self) -> u64 {
+    /// What the tenant holds or asks for, bytes: what was reserved under a limit, before that was seen to be lowered, is in it.
+    pub fn held_and_pending_bytes(&self) -> u64 {
         self.used().iter().fold(0, |sum, slot| sum.saturating_add(slot.held_and_pending_bytes()))
     }
 }

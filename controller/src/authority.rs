@@ -7,7 +7,7 @@
 
 mod part;
 
-pub use part::{Part, Want, Wants};
+pub use part::{Claim, Part, Want, Wants, bounds};
 
 use crate::config::{CapOf, Caps};
 use crate::policy::class::Class;

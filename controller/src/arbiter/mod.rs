@@ -34,7 +34,7 @@ use deepres_abi::grant::{FailMode, GrantPage};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::MeterPage;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
@@ -93,6 +93,8 @@ pub struct TenantSeat {
     pub slo_ns: Option<u64>,
     /// Its memory limit, bytes, or [`deepres_abi::grant::NO_LIMIT`].
     pub memory_limit_bytes: u64,
+    /// The limit that all of its sessions on the GPU have been told, bytes: what they held beyond a lower one before then shows in the ledger.
+    pub limit_in_force: Arc<AtomicU64>,
     /// Whether the time of its copies is charged.
     pub charge_copies: bool,
     /// An administrator paused it.

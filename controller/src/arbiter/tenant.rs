@@ -183,6 +183,7 @@ impl Tenant {
                 slot.set_charge_copies(self.seat.charge_copies);
             }
         }
+        self.seat.limit_in_force.store(self.seat.memory_limit_bytes, Ordering::SeqCst);
     }
 }
 

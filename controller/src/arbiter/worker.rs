@@ -644,6 +644,9 @@ impl Worker {
                 if let Some(tenant) = self.tenants.get_mut(&seat.id) {
                     tenant.seat = seat;
                     tenant.show_rules(self.gpu);
+                } else {
+                    // There is nobody to be told.
+                    seat.limit_in_force.store(seat.memory_limit_bytes, Ordering::SeqCst);
                 }
                 self.owes_anew = true;
                 Some(done)

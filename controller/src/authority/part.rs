@@ -67,26 +67,35 @@ impl Part {
         }
     }
 
-    /// The part of the tenant at `own` among all of its user's, in the order in which they asked. Nobody is left without anything to run on: a share is
-    /// the least that there is, at least.
+    /// The part of the tenant at `own` among all of its user's, in the order in which they asked.
     pub fn of(own: usize, wants: &[Wants], caps: &Caps) -> Self {
-        let mut part = Self::whole(caps);
+        Self::all(wants, caps).get(own).copied().unwrap_or_else(|| Self::whole(caps))
+    }
+
+    /// The parts of all of a user's tenants, in the order in which they asked. Nobody is left without anything to run on: a share is the least that there is,
+    /// at least.
+    pub fn all(wants: &[Wants], caps: &Caps) -> Vec<Self> {
+        let mut parts = vec![Self::whole(caps); wants.len()];
         if caps.share_ppm < PPM {
-            let shares = || wants.iter().map(|wants| wants.share);
-            let split = split(own, shares, u64::from(caps.share_ppm));
+            let shares: Vec<Want> = wants.iter().map(|wants| wants.share).collect();
             let least = u64::from(MIN_SHARE_PPM);
             let ppm = |ppm: u64| u32::try_from(ppm.max(least)).unwrap_or(PPM).min(caps.share_ppm);
-            part.share_ppm = ppm(split.left);
-            part.cap_ppm = ppm(split.had.saturating_add(split.rest));
+            for (part, split) in parts.iter_mut().zip(split(&shares, u64::from(caps.share_ppm))) {
+                part.share_ppm = ppm(split.left);
+                part.cap_ppm = ppm(split.had.saturating_add(split.rest));
+            }
         }
         if caps.memory_bytes != NO_LIMIT {
-            part.memory_bytes = memory(own, wants, caps.memory_bytes);
+            for (part, bytes) in parts.iter_mut().zip(memory(wants, caps.memory_bytes)) {
+                part.memory_bytes = bytes;
+            }
         }
-        part
+        parts
     }
 }
 
 /// A cap as one tenant sees it.
+#[derive(Debug, Clone, Copy)]
 struct Split {
     /// What those before it left.
     left: u64,
@@ -96,26 +105,28 @@ struct Split {
     rest: u64,
 }
 
-fn split<I: Iterator<Item = Want>>(own: usize, wants: impl Fn() -> I, cap: u64) -> Split {
-    let mut split = Split { left: cap, had: 0, rest: 0 };
+/// A cap as each of these sees it.
+fn split(wants: &[Want], cap: u64) -> Vec<Split> {
     let mut left = cap;
-    for (at, want) in wants().enumerate() {
-        let Want::Asked(asked) = want else { continue };
-        let had = asked.min(left);
-        if at == own {
-            (split.left, split.had) = (left, had);
+    let asked = |want: &Want| {
+        let Want::Asked(asked) = want else { return Split { left: cap, had: 0, rest: 0 } };
+        let split = Split { left, had: (*asked).min(left), rest: 0 };
+        left -= split.had;
+        split
+    };
+    let mut splits: Vec<Split> = wants.iter().map(asked).collect();
+    let rest = left / wants.iter().filter(|want| **want != Want::Above).count().max(1) as u64;
+    for (split, want) in splits.iter_mut().zip(wants) {
+        split.rest = rest;
+        if *want == Want::Rest {
+            split.left = left;
         }
-        left -= had;
     }
-    if wants().nth(own) == Some(Want::Rest) {
-        split.left = left;
-    }
-    split.rest = left / wants().filter(|want| *want != Want::Above).count().max(1) as u64;
-    split
+    splits
 }
 
-/// What of a cap on memory the tenant at `own` may have, bytes.
-fn memory(own: usize, wants: &[Wants], cap: u64) -> u64 {
+/// What of a cap on memory each of these may have, bytes.
+fn memory(wants: &[Wants], cap: u64) -> Vec<u64> {
     let mut left = cap;
     let take = |wants: &Wants| {
         let held = match wants.memory {
@@ -128,13 +139,11 @@ fn memory(own: usize, wants: &[Wants], cap: u64) -> u64 {
         kept
     };
     let kept: Vec<u64> = wants.iter().map(take).collect();
-    for (at, (wants, kept)) in wants.iter().zip(&kept).enumerate() {
+    let mut parts = kept.clone();
+    for (wants, part) in wants.iter().zip(&mut parts) {
         let Want::Asked(asked) = wants.memory else { continue };
-        let most = kept + left;
-        if at == own {
-            return most;
-        }
-        left = most - asked.min(most);
+        *part += left;
+        left = *part - asked.min(*part);
     }
     // What is split among those who asked for nothing is theirs alone: who asked has its limit. Who holds more than its part keeps that, and the
     // others split what it leaves.
@@ -147,7 +156,38 @@ fn memory(own: usize, wants: &[Wants], cap: u64) -> u64 {
         unasked.pop();
     }
     let even = rest / unasked.len().max(1) as u64;
-    kept.get(own).map_or(even, |kept| even.max(*kept))
+    for (wants, part) in wants.iter().zip(&mut parts) {
+        if !matches!(wants.memory, Want::Asked(_)) {
+            *part = even.max(*part);
+        }
+    }
+    parts
+}
+
+/// What a tenant holds of its user's cap on memory, and is to have of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// What it is granted, bytes.
+    pub granted_bytes: u64,
+    /// The most that it holds, or can come to hold before it is told otherwise, bytes.
+    pub reach_bytes: u64,
+    /// The cap, bytes.
+    pub cap_bytes: u64,
+}
+
+/// What each of a user's tenants is told that it may hold, bytes, in the order in which they asked: at no moment can all together hold more than the cap. What one is to
+/// hold no more goes to others only once it has been told so, and does not hold it.
+pub fn bounds(claims: &[Claim]) -> Vec<u64> {
+    let mut all: u128 = claims.iter().map(|claim| u128::from(claim.reach_bytes)).sum();
+    let bound = |claim: &Claim| {
+        let others = all - u128::from(claim.reach_bytes);
+        let left = u128::from(claim.cap_bytes).saturating_sub(others);
+        let bytes = claim.granted_bytes.min(u64::try_from(left).unwrap_or(NO_LIMIT));
+        // What it is given is not there for those after it.
+        all = others + u128::from(claim.reach_bytes.max(bytes));
+        bytes
+    };
+    claims.iter().map(bound).collect()
 }
 
 #[cfg(test)]
@@ -239,7 +279,58 @@ mod tests {
         );
     }
 
+    fn claim(granted_bytes: u64, reach_bytes: u64) -> Claim {
+        Claim { granted_bytes, reach_bytes, cap_bytes: CAPS.memory_bytes }
+    }
+
+    #[test]
+    fn what_one_can_still_come_to_hold_is_given_to_nobody_else() {
+        assert_eq!(bounds(&[claim(500, 0), claim(500, 0)]), [500, 500]);
+        assert_eq!(bounds(&[claim(500, 1_000), claim(500, 0)]), [500, 0], "the first is not told yet");
+        assert_eq!(bounds(&[claim(500, 500), claim(500, 0)]), [500, 500], "now it is");
+        assert_eq!(bounds(&[claim(500, 700), claim(500, 0)]), [500, 300], "and holds more");
+        assert_eq!(bounds(&[claim(700, 300), claim(600, 200)]), [700, 300], "who asked first comes first");
+        assert_eq!(bounds(&[claim(500, NO_LIMIT), claim(500, NO_LIMIT)]), [0, 0], "nobody was bound before");
+    }
+
+    /// A tenant under a cap on memory, and what is on its way to it.
+    #[derive(Clone, Copy, Default)]
+    struct Grower {
+        bound: u64,
+        in_force: u64,
+        held: u64,
+    }
+
     proptest! {
+        #[test]
+        fn tenants_that_grow_as_far_as_they_are_let_never_hold_more_than_the_cap_together(
+            turns in prop::collection::vec((0_usize..4, 0_u8..4, 0_u64..1_200), 1..80)
+        ) {
+            let mut growers = [Grower::default(); 4];
+            // One was alone until now, and had all of it.
+            growers[0] = Grower { bound: CAPS.memory_bytes, in_force: CAPS.memory_bytes, held: 0 };
+            for (who, what, bytes) in turns {
+                let one = &mut growers[who];
+                match what {
+                    0 => one.held = one.held.max(bytes.min(one.in_force)),
+                    1 => one.held = one.held.min(bytes),
+                    2 => one.in_force = one.bound,
+                    _ => {
+                        let tenants = growers.map(|one| (Want::Rest, one.held));
+                        let claims: Vec<Claim> = growers
+                            .iter()
+                            .zip(of_memory(&tenants))
+                            .map(|(one, part)| claim(part, one.bound.max(one.in_force).max(one.held)))
+                            .collect();
+                        for (one, bytes) in growers.iter_mut().zip(bounds(&claims)) {
+                            one.bound = bytes;
+                        }
+                    }
+                }
+                prop_assert!(growers.iter().map(|one| one.held).sum::<u64>() <= CAPS.memory_bytes);
+            }
+        }
+
         #[test]
         fn what_all_may_have_is_within_the_cap_and_for_each_what_it_holds(
             tenants in prop::collection::vec((prop::option::of(0_u64..1_500), 0_u64..400), 1..8)

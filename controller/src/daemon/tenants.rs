@@ -271,6 +271,11 @@ async fn converse(
         // Without an answer the session begins with its gate closed, and goes by the heartbeat.
         let _ = timeout(READY_LIMIT, answer).await;
     }
+    // The user's others have been told what they may hold beside it.
+    let ready = shared.registry.borrow_mut().share_out_anew(&tenant);
+    for answer in ready {
+        let _ = timeout(READY_LIMIT, answer).await;
+    }
     if let Some(pid) = wants_metering(&packet)
         && let Err(reason) = meter(peer, pid, &tenant, shared).await
     {

@@ -65,7 +65,20 @@ impl<'p> Site<'p> {
     #[inline(always)]
     pub fn reserve_at_once(&self, bytes: u64) -> Option<Reservation<'static>> {
         let limit_bytes = self.limit_bytes();
-        if limit_bytes == NO_LIMIT { None } else { self.account.reserve_at_once(bytes, limit_bytes) }
+        if limit_bytes == NO_LIMIT {
+            return None;
+        }
+        self.under(limit_bytes, self.account.reserve_at_once(bytes, limit_bytes)?)
+    }
+
+    /// What was reserved under a limit, if that is the limit still.
+    #[inline(always)]
+    fn under(&self, limit_bytes: u64, reservation: Reservation<'static>) -> Option<Reservation<'static>> {
+        if self.grant.memory_limit_is(limit_bytes) {
+            return Some(reservation);
+        }
+        self.withdraw(Some(reservation));
+        None
     }
 
     /// Promises `bytes` to the request.
@@ -86,7 +99,9 @@ impl<'p> Site<'p> {
     fn reserve_within(&self, bytes: u64, limit_bytes: u64) -> Result<Reservation<'static>, Refused> {
         let mut patience = Patience::default();
         let goes_on = || self.limit_bytes() == limit_bytes && patience.goes_on(PATIENCE_NS);
-        self.account.reserve(bytes, limit_bytes, goes_on)
+        let reservation = self.account.reserve(bytes, limit_bytes, goes_on)?;
+        self.under(limit_bytes, reservation)
+            .ok_or_else(|| Refused { held_bytes: self.account.tenant_held_bytes() })
     }
 
     /// The same once more, where the limit has changed meanwhile or sessions that are dead stood in the way.

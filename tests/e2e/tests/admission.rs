@@ -92,6 +92,42 @@ fn a_users_later_tenants_leave_one_that_runs_what_it_holds_of_the_cap() {
 }
 
 #[test]
+fn what_a_users_tenants_hold_together_never_passes_the_cap_however_fast_they_grow() {
+    const CAP_BYTES: u64 = 1 << 30;
+    const PIECE_BYTES: u64 = 16 << 20;
+    let host = Host::new().simgpu(GPU).config("[caps]\nmemory = \"1GiB\"\n");
+    let _daemon = host.daemon();
+    let greedy = |name: &str| {
+        let client = c_client("greedy", Way::Dlsym);
+        host.spawn(host.run(&["--name", name], client, &["6000"]))
+    };
+    let [first, second] = ["first", "second"].map(greedy);
+    thread::sleep(Duration::from_secs(2));
+    for process in [first, second, greedy("third")] {
+        let most = process.finish(COMMAND_LIMIT).success().stdout;
+        let most: u64 = most.trim().parse().expect("a number");
+        assert!(most >= CAP_BYTES / 3 - PIECE_BYTES, "each had its part of it: {most}");
+    }
+    let peak = host.truth().gpus[0].memory_peak_bytes;
+    assert!(peak <= CAP_BYTES, "{peak} bytes held at once");
+}
+
+#[test]
+fn who_comes_beside_one_that_had_all_of_a_cap_has_its_part_at_once() {
+    let simgpu = format!("{GPU}kernel = [{{ name = \"busy_1000us\", ns = 1000000 }}]\n");
+    let host = Host::new().simgpu(&simgpu).config("[caps]\nmemory = \"1GiB\"\n");
+    let _daemon = host.daemon();
+    let holding = |name: &str, bytes: u64| {
+        let client = c_client("yields", Way::Dlsym);
+        let mut process = host.spawn(host.run(&["--name", name], client, &[&bytes.to_string()]));
+        process.await_line(|line| line == "holding", COMMAND_LIMIT);
+        process
+    };
+    let _holder = holding("holder", 64 << 20);
+    let _late = holding("late", 512 << 20);
+}
+
+#[test]
 fn memory_that_others_hold_cannot_be_guaranteed_either() {
     let host = Host::new().simgpu(
         "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",

@@ -37,7 +37,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tenant::{KeeperId, Session, Tenant};
+use tenant::{Bound, KeeperId, Session, Tenant};
 use tokio::sync::oneshot;
 
 /// Tenants that are remembered after their end, at most: each keeps a page and a descriptor.
@@ -237,7 +237,7 @@ impl Registry {
             return Err(Refused::new(RefusalKind::Malformed, "only sessions and keepers are admitted"));
         }
         let name = self.tenant_of(guest, hello, role)?;
-        let admitted = match role {
+        let mut admitted = match role {
             Role::Keeper => self.admit_keeper(&name, guest),
             _ => self.admit_session(&name, guest, hello),
         };
@@ -247,8 +247,8 @@ impl Registry {
             // It was made for this guest.
             self.tenants.remove(&name);
         }
-        if let Some(user) = self.tenants.get(&name).filter(|_| admitted.is_ok()).map(|tenant| tenant.user) {
-            self.share_out(user);
+        if let Ok(admitted) = &mut admitted {
+            admitted.ready.extend(self.share_out_anew(&name));
         }
         admitted
     }
@@ -315,6 +315,10 @@ impl Registry {
             }
             if !tenant.gpus.contains(gpu) {
                 tenant.gpus.push(*gpu);
+            }
+            if !tenant.sessions.values().any(|session| session.gpus.contains(gpu)) {
+                // Nobody of it is there: it holds nothing, and may hold nothing yet.
+                tenant.bounds.insert(*gpu, Bound::default());
             }
             let session = SessionSeat {
                 id: session_id,
@@ -405,7 +409,7 @@ impl Registry {
             }
         }
         self.note_desertion(name);
-        self.share_out(user);
+        drop(self.share_out(user));
     }
 
     /// If nobody is left of a tenant, notes when that was.

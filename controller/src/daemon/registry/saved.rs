@@ -118,6 +118,7 @@ impl Registry {
                 ledger,
                 by_nvml: BTreeMap::new(),
                 driver: DriverSignals::default(),
+                bounds: BTreeMap::new(),
                 ceilings: BTreeMap::new(),
                 used: BTreeMap::new(),
                 gpus: Vec::new(),
@@ -153,7 +154,7 @@ impl Registry {
             managed.arbiter.restore(restored);
         }
         let users: BTreeSet<u32> = self.tenants.values().map(|tenant| tenant.user).collect();
-        users.into_iter().for_each(|user| self.share_out(user));
+        users.into_iter().for_each(|user| drop(self.share_out(user)));
         Ok(())
     }
 
@@ -174,7 +175,7 @@ impl Registry {
         let awaited: Vec<String> = awaited.collect();
         let users = awaited.iter().filter_map(|name| self.tenants.get(name)).map(|tenant| tenant.user);
         for user in users.collect::<BTreeSet<u32>>() {
-            self.share_out(user);
+            drop(self.share_out(user));
         }
         awaited.iter().for_each(|name| self.note_desertion(name));
     }

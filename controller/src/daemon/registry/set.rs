@@ -41,7 +41,7 @@ impl Registry {
         if is_more {
             self.promise_more(name);
         }
-        self.share_out(user);
+        drop(self.share_out(user));
         let renewed = wish.memory_follows_use.map(|_| self.renew_ceilings());
         let granted = self.tenant_named(name)?.granted();
         let told = self.tell_arbiters(name);

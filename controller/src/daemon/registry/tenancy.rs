@@ -91,6 +91,7 @@ impl Registry {
                 ledger: Arc::new(ledger),
                 by_nvml: BTreeMap::new(),
                 driver: DriverSignals::default(),
+                bounds: BTreeMap::new(),
                 ceilings: BTreeMap::new(),
                 used: BTreeMap::new(),
                 gpus: Vec::new(),

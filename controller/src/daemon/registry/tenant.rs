@@ -25,6 +25,7 @@ use deepres_abi::meter::MeterPage;
 use deepres_abi::oversubscribe::Oversubscribe;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Tells keepers apart.
 pub type KeeperId = u64;
@@ -92,6 +93,8 @@ pub struct Tenant {
     pub by_nvml: BTreeMap<usize, ByNvml>,
     /// What its processes do in the driver.
     pub driver: DriverSignals,
+    /// What it may hold of its user's cap on memory at this moment, by GPU.
+    pub bounds: BTreeMap<usize, Bound>,
     /// The most that it may hold of a GPU beside what others were promised, bytes, where that bounds it.
     pub ceilings: BTreeMap<usize, u64>,
     /// What it held of late, by GPU, if its memory follows its use.
@@ -110,6 +113,15 @@ pub struct Tenant {
     pub is_awaited: bool,
     /// When it was last left by all: ns of `CLOCK_MONOTONIC`; 0 if it never was.
     pub left_ns: u64,
+}
+
+/// What of its user's cap on memory a tenant may hold on a GPU.
+#[derive(Debug, Default)]
+pub struct Bound {
+    /// So much, bytes, as its sessions are told or about to be.
+    pub bytes: u64,
+    /// The limit that they have by now.
+    pub in_force: Arc<AtomicU64>,
 }
 
 /// A session.
@@ -172,6 +184,23 @@ impl Tenant {
         let used = used.max(self.former_slots.count());
         let ledger = self.ledger.page();
         ledger.all(gpus).for_each(|ledger| ledger.shrink(used..ledger.slots()));
+    }
+
+    /// Whether it shares a cap on memory with its user's other tenants.
+    pub fn is_bound(&self) -> bool {
+        self.caps.0.memory_bytes != NO_LIMIT && self.set.memory_bytes.is_none()
+    }
+
+    /// The most that it holds of a GPU or may come to hold there before it is told otherwise, bytes.
+    pub fn reach_bytes(&self, gpu: usize) -> u64 {
+        let ledger = self.ledger.page().gpu(gpu);
+        // First what it was told: what it reserved under a limit that was in force before is in the ledger then.
+        let told_bytes = self
+            .bounds
+            .get(&gpu)
+            .filter(|_| self.is_bound())
+            .map_or(0, |bound| bound.bytes.max(bound.in_force.load(Ordering::SeqCst)));
+        told_bytes.max(ledger.map_or(0, |ledger| ledger.held_and_pending_bytes()))
     }
 
     /// What it wants of its user's caps on a GPU.
@@ -242,7 +271,13 @@ impl Tenant {
     pub fn seat_on(&self, gpu: usize) -> TenantSeat {
         let seat = self.seat();
         let ceiling = self.ceilings.get(&gpu).copied().unwrap_or(NO_LIMIT);
-        TenantSeat { memory_limit_bytes: seat.memory_limit_bytes.min(ceiling), ..seat }
+        let bound = self.bounds.get(&gpu);
+        let bound_bytes = if self.is_bound() { bound.map_or(0, |bound| bound.bytes) } else { NO_LIMIT };
+        TenantSeat {
+            memory_limit_bytes: seat.memory_limit_bytes.min(ceiling).min(bound_bytes),
+            limit_in_force: bound.map(|bound| Arc::clone(&bound.in_force)).unwrap_or_default(),
+            ..seat
+        }
     }
 
     /// The tenant as arbiters need it, but for what bounds it on one GPU.
@@ -266,6 +301,7 @@ impl Tenant {
             job: Arc::clone(&self.job),
             slo_ns: granted.slo_ns.value,
             memory_limit_bytes: granted.memory_bytes.value.unwrap_or(NO_LIMIT),
+            limit_in_force: Arc::default(),
             charge_copies: granted.charge_copies.value,
             is_paused: self.is_paused || self.is_suspended,
             ledger: Arc::clone(&self.ledger),

@@ -1,0 +1,28 @@
+/* greedy MS: for so long takes as much memory as it is given, piece by piece, gives all of it back, and begins again. Prints the most that it had, bytes. */
+#include "driver.h"
+#include <time.h>
+
+enum { MOST_PIECES = 4096 };
+
+static const size_t PIECE_BYTES = (size_t)16 << 20;
+
+static long long now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
+
+int main(int count, char **words) {
+    CUdeviceptr pieces[MOST_PIECES];
+    size_t most = 0;
+    if (count != 2) return 2;
+    open_context();
+    for (long long until = now_ms() + atoll(words[1]); now_ms() < until;) {
+        size_t held = 0;
+        while (held < MOST_PIECES && cu(cuMemAlloc_v2)(&pieces[held], PIECE_BYTES) == CUDA_SUCCESS) held++;
+        if (held > most) most = held;
+        while (held) CHECK(cu(cuMemFree_v2)(pieces[--held]));
+    }
+    printf("%zu\n", most * PIECE_BYTES);
+    return 0;
+}
