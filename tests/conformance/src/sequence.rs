@@ -124,7 +124,8 @@ fn tell(stage: impl Display) -> Result<(), Stop> {
 /// Runs `calls` calls and frees everything. Every `every` calls, and in the end, it says what its memory counts for and waits for a line.
 pub fn run_accounted(seed: u64, calls: usize, every: usize) -> Result<(), Stop> {
     let mut world = World::begin(seed)?;
-    // What a capture allocates is a graph's, and no memory yet; and which of a pool's allocations end with a context is the driver's secret.
+    // What a capture allocates is a graph's, and no memory yet; and the simulated driver ends a pool's allocations with
+    // their context, where the reference lets them live on.
     world.is_wild = false;
     for number in 1..=calls {
         world.step()?;

@@ -47,6 +47,13 @@ impl<'h> Client<'h> {
         given
     }
 
+    /// A piece of its own, and a descriptor of it.
+    #[track_caller]
+    fn create_and_export(&mut self) -> (u64, u64) {
+        let piece = self.given("create");
+        (piece, self.given(&format!("export {piece}")))
+    }
+
     /// What is held counts, and no more: there is room for what is left of the limit and not for a byte beyond.
     #[track_caller]
     fn assert_held(&mut self, pieces: u64, why: &str) {
@@ -74,8 +81,7 @@ fn what_a_process_imports_of_its_own_counts_once_until_its_last_handle_and_mappi
     let host = host();
     let _daemon = host.daemon();
     let mut client = Client::start(&host, "");
-    let piece = client.given("create");
-    let descriptor = client.given(&format!("export {piece}"));
+    let (piece, descriptor) = client.create_and_export();
     let imported = client.given(&format!("import {descriptor}"));
     client.assert_held(1, "two handles of one piece");
     client.given(&format!("release {piece}"));
@@ -97,8 +103,7 @@ fn the_order_in_which_handles_are_released_does_not_matter() {
     let host = host();
     let _daemon = host.daemon();
     let mut client = Client::start(&host, "");
-    let piece = client.given("create");
-    let descriptor = client.given(&format!("export {piece}"));
+    let (piece, descriptor) = client.create_and_export();
     let imported = client.given(&format!("import {descriptor}"));
     client.given(&format!("release {imported}"));
     client.assert_held(1, "its first handle is there");
@@ -123,8 +128,7 @@ fn what_only_a_descriptor_keeps_counts_once_it_is_imported() {
     let host = host();
     let _daemon = host.daemon();
     let mut client = Client::start(&host, "");
-    let piece = client.given("create");
-    let descriptor = client.given(&format!("export {piece}"));
+    let (piece, descriptor) = client.create_and_export();
     client.given(&format!("release {piece}"));
     client.assert_held(0, "who has a descriptor is not known");
     let imported = client.given(&format!("import {descriptor}"));
@@ -149,8 +153,7 @@ fn a_release_that_fails_changes_nothing() {
     let mut client = Client::start(&host, "cuMemRelease:every:2:999");
     let spare = client.given("create");
     client.given(&format!("release {spare}"));
-    let piece = client.given("create");
-    let descriptor = client.given(&format!("export {piece}"));
+    let (piece, descriptor) = client.create_and_export();
     let imported = client.given(&format!("import {descriptor}"));
     assert_eq!(client.answer(&format!("release {piece}")).0, 999);
     client.assert_held(1, "both handles are there");
@@ -168,8 +171,7 @@ fn what_is_imported_of_the_own_goes_with_the_process() {
     let host = host();
     let _daemon = host.daemon();
     let mut client = Client::start(&host, "");
-    let piece = client.given("create");
-    let descriptor = client.given(&format!("export {piece}"));
+    let (piece, descriptor) = client.create_and_export();
     client.given(&format!("import {descriptor}"));
     client.given(&format!("release {piece}"));
     client.process.kill();
