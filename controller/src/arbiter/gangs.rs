@@ -3,9 +3,7 @@
 //! The lock is held for the length of a decision and never while anybody sleeps.
 
 use super::events::Bell;
-use crate::policy::TenantId;
-use crate::policy::gang::{Board, Order, Post};
-use std::collections::BTreeSet;
+use crate::policy::gang::{Board, Gangs, Order, Post};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The board of a host.
@@ -38,7 +36,7 @@ impl GangBoard {
     }
 
     /// Posts what is seen of a GPU. Returns the order for it, and which tenants have it by the board alone.
-    pub fn exchange(&self, gpu: usize, now_ns: u64, post: Post) -> (Order, BTreeSet<TenantId>) {
+    pub fn exchange(&self, gpu: usize, now_ns: u64, post: Post) -> (Order, Gangs) {
         let mut state = self.lock();
         state.board.post(gpu, now_ns, post);
         let rung = state.others_to_ring(gpu);

@@ -105,7 +105,6 @@ fn assert_seventy_thirty(kernel: &str, depth: &str) {
 }
 
 #[test]
-#[ignore = "too near its bar on a machine of two processors: 68 to 74 of 70 percent; run it by name when gangs were changed"]
 fn two_gangs_share_two_gpus_by_their_shares_and_neither_spins_for_good() {
     assert_seventy_thirty("ring", "8");
 }
@@ -116,7 +115,6 @@ fn gangs_that_wait_for_each_of_their_long_kernels_share_two_gpus_by_their_shares
 }
 
 #[test]
-#[ignore = "not reached every time: 46 to 54 of 50 percent on a machine of two processors; run it by name when gangs were changed"]
 fn gangs_of_processes_that_launch_ahead_share_two_gpus_too() {
     let host = host();
     let _daemon = host.daemon();

@@ -60,6 +60,8 @@ pub struct Member {
     pub progressed_ns: u64,
     /// GPU time that it says it has in flight.
     pub pending_ns: u64,
+    /// Its longest kernel or graph there, ns.
+    pub longest_ns: u64,
     /// It has the GPU.
     pub holds: bool,
     /// The same, and it has wanted nothing for as long as it is waited for.
@@ -198,6 +200,11 @@ struct Gpu {
     may_launch: Option<TenantId>,
 }
 
+/// Tenants that have GPUs by the board alone, with the longest kernel or graph of each on any of its GPUs, ns. How far a rank runs ahead follows from that. A
+/// rank that waits for another inside a kernel has longer ones, by as much: if it could run further ahead for that, it would have more in flight at the end
+/// of each turn than its peer may launch, and wait for it again.
+pub type Gangs = BTreeMap<TenantId, u64>;
+
 /// The GPUs of a host.
 #[derive(Debug, Default)]
 pub struct Board {
@@ -265,10 +272,12 @@ impl Board {
         }
     }
 
-    /// The tenants that a GPU's arbiter gives nothing by itself.
-    pub fn gangs(&self, gpu: usize) -> BTreeSet<TenantId> {
+    /// The tenants that a GPU's arbiter gives nothing by itself, and how far each runs ahead.
+    pub fn gangs(&self, gpu: usize) -> Gangs {
         let there = self.gangs.iter().filter(|(_, gpus)| gpus.contains(&gpu));
-        there.map(|(tenant, _)| *tenant).collect()
+        let longest_ns =
+            |tenant: TenantId, gpus| self.members(tenant, gpus).map(|member| member.longest_ns).max();
+        there.map(|(tenant, gpus)| (*tenant, longest_ns(*tenant, gpus).unwrap_or(0))).collect()
     }
 
     /// GPUs in the table.
@@ -535,8 +544,10 @@ impl Board {
         let skew_ns = self.lead_ns(gpus);
         let waits = |member: &Member| member.waiting && !member.in_flight;
         let is_late = |member: &Member| {
-            let pending_ns = if spins { 0 } else { member.pending_ns.min(MAX_PENDING_NS) };
-            member.in_flight && self.now_ns >= member.progressed_ns.saturating_add(pending_ns + skew_ns)
+            // Of several kernels it would have ended one by now.
+            let kernel_ns =
+                if spins { 0 } else { member.pending_ns.min(member.longest_ns).min(MAX_PENDING_NS) };
+            member.in_flight && self.now_ns >= member.progressed_ns.saturating_add(kernel_ns + skew_ns)
         };
         // Ranks whose kernels end together are not all seen at once.
         let done = self.members(tenant, gpus).filter(|member| !member.in_flight);

@@ -290,6 +290,7 @@ fn a_turn_is_long_beside_what_ranks_spun_at_the_ends_of_those_before() {
         may_launch: false,
         progressed_ns: 0,
         pending_ns: 0,
+        longest_ns: 0,
         holds: false,
         is_done: false,
         presses: false,
@@ -574,6 +575,7 @@ fn member(tenant: TenantId) -> Member {
         may_launch: true,
         progressed_ns: 0,
         pending_ns: 0,
+        longest_ns: 0,
         holds: false,
         is_done: false,
         presses: false,
@@ -655,5 +657,39 @@ fn a_gang_of_which_one_rank_pauses_for_long_is_none_and_loses_nothing_unless_oth
             if others.is_empty() { Order::Apart } else { Order::Drain { tenant: 1, catches_up: false } };
         assert_eq!(order, expected);
         assert!(board.gangs(0).is_empty());
+    }
+}
+
+#[test]
+fn all_arbiters_are_told_the_longest_kernel_of_a_gang_on_any_of_its_gpus() {
+    let mut board = held(&[waiter(2)]);
+    for (gpu, longest_ns) in [(0, MS), (1, 9 * MS)] {
+        board.post(gpu, 2 * MS, post(1, &[Member { longest_ns, ..member(1) }, waiter(2)]));
+    }
+    for gpu in [0, 1] {
+        assert_eq!(board.gangs(gpu).get(&1), Some(&(9 * MS)), "GPU {gpu}");
+    }
+}
+
+#[test]
+fn a_rank_that_has_ended_none_of_several_kernels_for_longer_than_one_takes_waits_for_its_peer() {
+    let behind = Member { position: -1, ..waiter(2) };
+    let mut board = held(&[waiter(2)]);
+    let Order::Held { tenant: 1, until_ns: Some(until_ns) } = board.order(0) else { panic!("{board:?}") };
+    let spins = Member {
+        may_launch: false,
+        progressed_ns: until_ns,
+        pending_ns: 8 * MS,
+        longest_ns: 2 * MS,
+        ..member(1)
+    };
+    let waits = Member { waiting: true, in_flight: false, ..spins };
+    // One kernel, and how much later than the other each may be seen to end.
+    for (since_ns, catches_up) in [(3 * MS - 1, false), (3 * MS, true)] {
+        let now_ns = until_ns + since_ns;
+        board.post(0, now_ns, post(1, &[spins, behind]));
+        board.post(1, now_ns, post(1, &[waits, behind]));
+        assert_eq!(board.order(1), Order::Drain { tenant: 1, catches_up });
+        assert_eq!(board.order(0), Order::Drain { tenant: 1, catches_up: false });
     }
 }

@@ -3,9 +3,8 @@
 use super::state::{Hold, MAX_DEBT_NS, Rank, Tenant, VirtualTime, begun_ns, patience};
 use super::{DRAIN_POLL_NS, Grant, Scheduler, Step, ns};
 use crate::policy::TenantId;
-use crate::policy::gang::{Member, Order, Position, Post};
+use crate::policy::gang::{Gangs, Member, Order, Position, Post};
 use crate::policy::tuning::Tuning;
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// While ranks catch up, it is looked at so often whether they did.
@@ -15,7 +14,7 @@ const CATCH_UP_RETRY_NS: u64 = ns(Duration::from_millis(3));
 
 impl Scheduler {
     /// Sets what the board says: what is to be done with this GPU, and which tenants have it by the board alone.
-    pub fn set_order(&mut self, order: Order, gangs: BTreeSet<TenantId>) {
+    pub fn set_order(&mut self, order: Order, gangs: Gangs) {
         self.order = order;
         self.gangs = gangs;
     }
@@ -40,6 +39,7 @@ impl Scheduler {
                 may_launch: may_launch(tenant),
                 progressed_ns: tenant.last_progress_ns,
                 pending_ns: tenant.seen.pending_ns,
+                longest_ns: tenant.seen.longest_ns,
                 holds: hold.is_some_and(|hold| hold.drain_give_up_ns.is_none()),
                 is_done: hold.is_some_and(|hold| self.is_done(&hold, now_ns, tuning)),
                 presses: if hold.is_some() {
@@ -98,7 +98,7 @@ impl Scheduler {
 
     /// Whether the tenant has GPUs by the board alone.
     pub fn is_gang(&self, tenant: TenantId) -> bool {
-        self.gangs.contains(&tenant)
+        self.gangs.contains_key(&tenant)
     }
 
     /// Nobody has the GPU.

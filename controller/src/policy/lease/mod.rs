@@ -27,7 +27,7 @@ pub mod trust;
 
 use crate::policy::TenantId;
 use crate::policy::class::Class;
-use crate::policy::gang::Order;
+use crate::policy::gang::{Gangs, Order};
 use crate::policy::tuning::Tuning;
 use guard::{Guard, Owners};
 use state::{
@@ -35,7 +35,7 @@ use state::{
     patience,
 };
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tenants::Tenants;
 use trust::{Trust, UserId};
@@ -171,7 +171,7 @@ pub struct Scheduler {
     noted: Option<Noted>,
     /// What the host's board says of this GPU, and who has it by the board alone.
     order: Order,
-    gangs: BTreeSet<TenantId>,
+    gangs: Gangs,
     kept: Option<kept::Kept>,
     /// Who has the GPU, has nothing to do, and is waited for at its own cost.
     waits_at_cost: Option<TenantId>,
@@ -340,6 +340,7 @@ impl Scheduler {
 
     /// GPU time that each session of a tenant, of which the longest kernel took `longest_ns`, may have in flight under a lease, ns.
     pub fn window_ns(&self, tenant: TenantId, sessions: usize, longest_ns: u64, tuning: &Tuning) -> u64 {
+        let longest_ns = self.longest_ns(tenant, longest_ns);
         if self.gives_way(tenant) {
             tuning.guest_window_ns(longest_ns)
         } else {
@@ -365,7 +366,13 @@ impl Scheduler {
             return RUN_AHEAD_NS;
         }
         let quantum_ns = tuning.quantum_ns / sessions.max(1) as u64;
+        let longest_ns = self.longest_ns(id, longest_ns);
         tuning.session_window_ns(sessions, longest_ns).max(quantum_ns).min(RUN_AHEAD_NS)
+    }
+
+    /// What counts as a tenant's longest kernel: the ranks of a gang run ahead alike.
+    fn longest_ns(&self, tenant: TenantId, longest_ns: u64) -> u64 {
+        self.gangs.get(&tenant).map_or(longest_ns, |all_ns| longest_ns.max(*all_ns))
     }
 
     /// Whether the tenant may have about one kernel in flight, for others who come at any moment.
@@ -517,7 +524,7 @@ impl Scheduler {
             if wants && !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
                 // A gang's processes pause by each other, and it waits for several GPUs: that is not by its own choice.
-                let has_kept = tenant.has_kept(id, self.hold.as_ref()) || self.gangs.contains(&id);
+                let has_kept = tenant.has_kept(id, self.hold.as_ref()) || self.gangs.contains_key(&id);
                 let credit_ns = credit_ns(pause_ns, has_kept, tuning);
                 let least = vclock.saturating_sub(tenant.weighted(credit_ns));
                 if tenant.rank == Rank::Owner && credit_ns > 0 {

@@ -366,14 +366,14 @@ fn haste_costs_no_more_hand_offs_than_having_work_all_the_time() {
 #[test]
 fn nobody_with_nothing_to_do_is_given_a_gpu_that_a_gang_waits_for() {
     let mut bench = Bench::new();
-    bench.scheduler.set_order(Order::Apart, [B].into());
+    bench.scheduler.set_order(Order::Apart, [(B, 0)].into());
     bench.step(MS, RUNNING, WAITING);
     bench.step(MS, Seen { used_ns: MS, ..WAITING }, WAITING);
     assert!(bench.is_leased(A), "the gang is not to have it yet");
-    bench.scheduler.set_order(Order::Until { tenant: B, at_ns: bench.now_ns }, [B].into());
+    bench.scheduler.set_order(Order::Until { tenant: B, at_ns: bench.now_ns }, [(B, 0)].into());
     bench.step(MS, IDLE, WAITING);
     assert_eq!(bench.scheduler.phase(), Phase::Free);
-    bench.scheduler.set_order(Order::Apart, [B].into());
+    bench.scheduler.set_order(Order::Apart, [(B, 0)].into());
     bench.step(MS, IDLE, WAITING);
     assert_eq!(bench.scheduler.phase(), Phase::Free);
 }
@@ -382,7 +382,7 @@ fn nobody_with_nothing_to_do_is_given_a_gpu_that_a_gang_waits_for() {
 fn a_gang_is_charged_for_a_gpu_that_idles_for_it_while_another_waits() {
     let mut bench = Bench::new();
     let until_ns = Some(bench.now_ns + 100 * MS);
-    bench.scheduler.set_order(Order::Held { tenant: A, until_ns }, [A].into());
+    bench.scheduler.set_order(Order::Held { tenant: A, until_ns }, [(A, 0)].into());
     bench.step(MS, RUNNING, WAITING);
     bench.step(MS, Seen { used_ns: MS, ..IDLE }, WAITING);
     let before_ns = bench.scheduler.lag_ns(A);
@@ -463,7 +463,7 @@ fn what_passed_the_gate_just_before_it_closed_is_waited_for() {
 #[test]
 fn what_passed_a_gate_for_one_launch_just_before_it_closed_is_waited_for() {
     let mut bench = Bench::new();
-    let gangs = || BTreeSet::from([A]);
+    let gangs = || Gangs::from([(A, 0)]);
     bench.step(MS, RUNNING, WAITING);
     bench.scheduler.set_order(Order::Drain { tenant: A, catches_up: true }, gangs());
     while bench.scheduler.grant(A) != Grant::Once {
@@ -477,6 +477,19 @@ fn what_passed_a_gate_for_one_launch_just_before_it_closed_is_waited_for() {
     assert!(bench.is_closed(B), "and did");
     bench.step(1, WAITING, WAITING);
     assert!(!bench.is_closed(B));
+}
+
+#[test]
+fn the_ranks_of_a_gang_run_ahead_by_the_longest_kernel_of_them_all() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    let window_ns =
+        |bench: &Bench, tenant, longest_ns| bench.scheduler.window_ns(tenant, 1, longest_ns, &bench.tuning);
+    let alone = window_ns(&bench, A, MS);
+    bench.scheduler.set_order(Order::Apart, [(A, 8 * MS)].into());
+    assert_eq!(window_ns(&bench, A, MS), window_ns(&bench, A, 8 * MS));
+    assert!(window_ns(&bench, A, MS) > alone);
+    assert_eq!(window_ns(&bench, B, MS), alone, "is no gang");
 }
 
 #[test]
