@@ -663,6 +663,8 @@ impl World {
             }
             3 => {
                 let code = cu!(cuMemAllocAsync_ptsz(&mut address, bytes, stream));
+                // Here no stream is the thread's.
+                let stream = if stream.is_null() { CU_STREAM_PER_THREAD } else { stream };
                 self.keep_pooled(stream, code, address)?;
                 ("cuMemAllocAsync_ptsz", code)
             }
@@ -709,8 +711,12 @@ impl World {
             }
             0 => {
                 let address = self.pick(|held| &mut held.pooled);
+                // In a graph that is being captured nothing is freed yet.
+                let is_captured = is_captured(stream)?;
                 let code = cu!(cuMemFreeAsync(address, stream));
-                self.forget(|held| &mut held.pooled, code, address);
+                if !is_captured {
+                    self.forget(|held| &mut held.pooled, code, address);
+                }
                 ("cuMemFreeAsync", code)
             }
             1 => {
@@ -963,13 +969,19 @@ impl World {
         for exec in &self.held.allocating {
             insist(&|| Ok(cu!(cuGraphExecDestroy(*exec as CUgraphExec))))?;
         }
-        for address in &self.held.pooled {
-            insist(&|| Ok(cu!(cuMemFree_v2(*address))))?;
-        }
         insist(&|| Ok(cu!(cuDeviceGraphMemTrim(0))))?;
         for context in &self.held.contexts {
             insist(&|| Ok(cu!(cuCtxDestroy_v2(*context as CUcontext))))?;
         }
+        // What pools gave is no context's, and is freed in one that captures nothing.
+        insist(&|| Ok(cu!(cuDevicePrimaryCtxReset_v2(0))))?;
+        let mut last = null_mut();
+        must!(cuDevicePrimaryCtxRetain(&mut last, 0));
+        must!(cuCtxSetCurrent(last));
+        for address in &self.held.pooled {
+            insist(&|| Ok(cu!(cuMemFree_v2(*address))))?;
+        }
+        insist(&|| Ok(cu!(cuCtxSynchronize())))?;
         insist(&|| Ok(cu!(cuDevicePrimaryCtxReset_v2(0))))?;
         for pool in &self.held.pools {
             insist(&|| Ok(cu!(cuMemPoolDestroy(*pool as CUmemoryPool))))?;
