@@ -114,8 +114,14 @@ fn refusal(tenant: &TenantStatus, account: &AccountStatus) -> String {
     let what = account.last_refusal.as_ref().map_or("memory".to_owned(), |last| {
         format!("{} for {}", Bytes(last.bytes), last.api.as_deref().unwrap_or("an unknown call"))
     });
-    match tenant.memory_limit_bytes {
-        Some(limit) => format!("refused {what}: with what it held that passes its limit of {}", Bytes(limit)),
+    let limit = tenant.memory_limit_bytes;
+    match account.ceiling_bytes.filter(|ceiling| limit.is_none_or(|limit| *ceiling < limit)).or(limit) {
+        Some(bytes) if limit == Some(bytes) => {
+            format!("refused {what}: with what it held that passes its limit of {}", Bytes(bytes))
+        }
+        Some(bytes) => {
+            format!("refused {what}: with what it held that passes the {} that others leave it", Bytes(bytes))
+        }
         None => format!("refused {what}: it had a limit then"),
     }
 }

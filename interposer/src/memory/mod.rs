@@ -697,7 +697,6 @@ impl Accounts {
         if let Some(session) = process.session() {
             self.beyond.publish(session, &process.gpus);
         }
-        self.pools.forget_context(context);
         self.graphs.forget_live();
         self.refresh(process);
     }

@@ -34,8 +34,8 @@ pub struct Pool {
     is_destroyed: AtomicBool,
     /// What it is charged. Held while the pool may be growing, and while it is being destroyed.
     state: Mutex<Held>,
-    /// What was allocated from it and not freed: the context that it dies with, and its bytes.
-    live: Mutex<Plain<u64, (usize, u64)>>,
+    /// What was allocated from it and not freed, with its bytes. It is no context's, and outlives them.
+    live: Mutex<Plain<u64, u64>>,
 }
 
 /// See the module.
@@ -57,7 +57,7 @@ impl Default for Pools {
 }
 
 /// An allocation of a pool's that is being freed.
-pub struct Freed(Arc<Pool>, u64, (usize, u64));
+pub struct Freed(Arc<Pool>, u64, u64);
 
 /// What an allocation may make a pool grow by.
 fn growth(bytes: u64) -> u64 {
@@ -98,7 +98,7 @@ impl Pool {
 
     /// The most that it has of what is in use.
     fn used_bytes(&self) -> u64 {
-        lock(&self.live).values().map(|(_, bytes)| growth(*bytes)).sum()
+        lock(&self.live).values().map(|bytes| growth(*bytes)).sum()
     }
 
     /// Has it give back what it does not use. Returns whether it did.
@@ -151,7 +151,7 @@ impl Pool {
                 let (result, at) = call();
                 match at.filter(|_| result == CUDA_SUCCESS) {
                     Some(at) => {
-                        lock(&self.live).insert(at, (context, bytes));
+                        lock(&self.live).insert(at, bytes);
                         self.settle(&mut state, site, promise);
                     }
                     None => {
@@ -183,7 +183,7 @@ impl Pool {
                         }
                     }
                 }
-                lock(&self.live).insert(at, (context, bytes));
+                lock(&self.live).insert(at, bytes);
                 Ok(result)
             }
         }
@@ -309,8 +309,8 @@ impl Pools {
     /// What was allocated at `address` is about to be freed, if it is a pool's.
     pub fn begin_free(&self, address: u64) -> Option<Freed> {
         self.all().into_iter().find_map(|pool| {
-            let what = lock(&pool.live).remove(&address)?;
-            Some(Freed(pool, address, what))
+            let bytes = lock(&pool.live).remove(&address)?;
+            Some(Freed(pool, address, bytes))
         })
     }
 
@@ -324,15 +324,8 @@ impl Pools {
     }
 
     /// The driver did not free it.
-    pub fn cancel_free(&self, Freed(pool, address, what): Freed) {
-        lock(&pool.live).insert(address, what);
-    }
-
-    /// Forgets what died with a context.
-    pub fn forget_context(&self, context: usize) {
-        for pool in self.all() {
-            lock(&pool.live).retain(|_, (own, _)| *own != context);
-        }
+    pub fn cancel_free(&self, Freed(pool, address, bytes): Freed) {
+        lock(&pool.live).insert(address, bytes);
     }
 
     /// Asks every pool what it has: some may have given something back.
@@ -428,7 +421,7 @@ mod tests {
         pools.forget_unused(&pool);
         assert_eq!(pools.all().len(), 1, "another is about to use it");
         drop(other);
-        lock(&pool.live).insert(1, (1, 1));
+        lock(&pool.live).insert(1, 1);
         pools.forget_unused(&pool);
         assert_eq!(pools.all().len(), 1, "something was had from it");
         lock(&pool.live).remove(&1);

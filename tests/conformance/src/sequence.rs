@@ -88,7 +88,7 @@ fn with_variable(bytes: usize) -> CString {
 struct World {
     random: Random,
     held: Held,
-    /// Whether streams may be captured, and contexts end.
+    /// Whether streams may be captured.
     is_wild: bool,
     /// Handles that were objects once.
     dead: Vec<u64>,
@@ -124,8 +124,7 @@ fn tell(stage: impl Display) -> Result<(), Stop> {
 /// Runs `calls` calls and frees everything. Every `every` calls, and in the end, it says what its memory counts for and waits for a line.
 pub fn run_accounted(seed: u64, calls: usize, every: usize) -> Result<(), Stop> {
     let mut world = World::begin(seed)?;
-    // What a capture allocates is a graph's, and no memory yet; and the simulated driver ends a pool's allocations with
-    // their context, where the reference lets them live on.
+    // What a capture allocates is a graph's, and no memory yet.
     world.is_wild = false;
     for number in 1..=calls {
         world.step()?;
@@ -217,7 +216,7 @@ impl World {
     /// Keeps what came from a pool, unless it is memory of a graph that is being captured: that goes when the graph does.
     fn keep_pooled(&mut self, stream: CUstream, code: CUresult, address: u64) -> Result<(), Stop> {
         if code == CUDA_SUCCESS && !is_captured(stream)? {
-            self.keep(|held| &mut held.pooled, code, address);
+            self.keep_always(|held| &mut held.pooled, code, address);
         }
         Ok(())
     }
@@ -495,7 +494,6 @@ impl World {
     /// A context is gone: some of this went with it; the rest goes with its own.
     fn forget_memory(&mut self) {
         self.held.linear.clear();
-        self.held.pooled.clear();
         self.held.host.clear();
     }
 
@@ -665,6 +663,8 @@ impl World {
             }
             3 => {
                 let code = cu!(cuMemAllocAsync_ptsz(&mut address, bytes, stream));
+                // Here no stream is the thread's.
+                let stream = if stream.is_null() { CU_STREAM_PER_THREAD } else { stream };
                 self.keep_pooled(stream, code, address)?;
                 ("cuMemAllocAsync_ptsz", code)
             }
@@ -711,8 +711,12 @@ impl World {
             }
             0 => {
                 let address = self.pick(|held| &mut held.pooled);
+                // In a graph that is being captured nothing is freed yet.
+                let is_captured = is_captured(stream)?;
                 let code = cu!(cuMemFreeAsync(address, stream));
-                self.forget(|held| &mut held.pooled, code, address);
+                if !is_captured {
+                    self.forget(|held| &mut held.pooled, code, address);
+                }
                 ("cuMemFreeAsync", code)
             }
             1 => {
@@ -921,7 +925,7 @@ impl World {
         let (mut popped, mut free, mut total) = (null_mut(), 0, 0);
         Ok(match self.random.below(12) {
             0 if self.held.contexts.len() < 4 => self.context()?,
-            1 if self.is_wild && self.held.contexts.len() > 1 => {
+            1 if self.held.contexts.len() > 1 => {
                 let code = cu!(cuCtxDestroy_v2(context as CUcontext));
                 self.lose(|held| &mut held.contexts, code, context);
                 if code == CUDA_SUCCESS {
@@ -969,6 +973,15 @@ impl World {
         for context in &self.held.contexts {
             insist(&|| Ok(cu!(cuCtxDestroy_v2(*context as CUcontext))))?;
         }
+        // What pools gave is no context's, and is freed in one that captures nothing.
+        insist(&|| Ok(cu!(cuDevicePrimaryCtxReset_v2(0))))?;
+        let mut last = null_mut();
+        must!(cuDevicePrimaryCtxRetain(&mut last, 0));
+        must!(cuCtxSetCurrent(last));
+        for address in &self.held.pooled {
+            insist(&|| Ok(cu!(cuMemFree_v2(*address))))?;
+        }
+        insist(&|| Ok(cu!(cuCtxSynchronize())))?;
         insist(&|| Ok(cu!(cuDevicePrimaryCtxReset_v2(0))))?;
         for pool in &self.held.pools {
             insist(&|| Ok(cu!(cuMemPoolDestroy(*pool as CUmemoryPool))))?;

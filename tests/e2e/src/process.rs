@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{Read, Seek, SeekFrom, Write},
+    io::{self, Read, Seek, SeekFrom, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
@@ -68,13 +68,10 @@ impl Process {
         let what = format!("{command:?}");
         let out = File::create(&stdout).expect("the test's folder is writable");
         let err = File::create(&stderr).expect("the test's folder is writable");
-        let child = command
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(out)
-            .stderr(err)
-            .spawn()
-            .unwrap_or_else(|error| panic!("starting {what}: {error}"));
+        command.process_group(0).stdin(Stdio::piped()).stdout(out).stderr(err);
+        // SAFETY: signal() is async-signal-safe, and nothing is allocated.
+        unsafe { command.pre_exec(heed_signals) };
+        let child = command.spawn().unwrap_or_else(|error| panic!("starting {what}: {error}"));
         Self { child, what, stdout, stderr, status: None }
     }
 
@@ -209,6 +206,17 @@ impl Drop for Process {
             eprintln!("{}", self.report("output, since the test failed"));
         }
     }
+}
+
+/// Has the calling process end by what ends a program from a terminal. Who starts the tests in the background may have had that ignored, which children inherit.
+fn heed_signals() -> io::Result<()> {
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: the default is no function of ours.
+        if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
 fn read(path: &PathBuf) -> String {

@@ -177,7 +177,7 @@ fn what_was_promised_is_kept_from_those_who_come_later() {
     let host = Host::new().simgpu(
         "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
     );
-    let _daemon = host.daemon();
+    let mut daemon = host.daemon();
     let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
     let mut first = host.spawn(host.run(&options, c_client("view", Way::Dlsym), &[]));
     first.await_json(COMMAND_LIMIT);
@@ -188,6 +188,14 @@ fn what_was_promised_is_kept_from_those_who_come_later() {
     let filled = greedy("greedy");
     assert_eq!(filled["kinds"][0]["bytes"], 1u64 << 30, "{filled}");
     assert_eq!(filled["info_total"], 1u64 << 30, "{filled}");
+    // It has no limit of its own.
+    daemon.await_error_line(
+        |line| {
+            line.contains("refused 32 MiB for cuMemAlloc_v2")
+                && line.contains("passes the 1 GiB that others leave it")
+        },
+        COMMAND_LIMIT,
+    );
     first.finish(COMMAND_LIMIT).success();
     let filled = greedy("later");
     assert_eq!(filled["kinds"][0]["bytes"], 4u64 << 30, "nothing is promised any more: {filled}");

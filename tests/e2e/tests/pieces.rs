@@ -134,6 +134,26 @@ fn a_pool_that_another_tenant_imports_counts_for_its_owner_alone() {
 }
 
 #[test]
+fn what_a_pool_gave_counts_beyond_the_end_of_its_context_and_of_the_pool() {
+    let host = host();
+    let _daemon = host.daemon();
+    let mut client = Client::start(&host, "t");
+    client.does("pool('own')");
+    client.does("in_a_context_that_ends(lambda: take('memory', 'own', 64 << 20))");
+    assert_counts(&host, "t", "pool", 64);
+    assert_taken(&host, 64);
+    client.does("write('memory', 7)");
+    client.does("end_pool('own')");
+    client.does("in_a_context_that_ends(lambda: 0)");
+    assert_counts(&host, "t", "pool", 64);
+    assert_taken(&host, 64);
+    assert_eq!(client.asks("read('memory')"), "7");
+    client.does("give('memory')");
+    assert_counts(&host, "t", "pool", 0);
+    assert_taken(&host, 0);
+}
+
+#[test]
 fn external_memory_counts_where_it_was_made() {
     let host = host();
     let _daemon = host.daemon();

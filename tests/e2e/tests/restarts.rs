@@ -310,6 +310,23 @@ fn a_deepres_run_keeps_its_tenant_for_the_next_daemon() {
 }
 
 #[test]
+fn a_tenant_that_ended_while_there_was_no_daemon_has_no_gate_and_its_share_is_kept_for_a_while() {
+    let host = Host::new();
+    let mut daemon = host.daemon();
+    let client = backlog(&host, "gone", "70%", 0);
+    // Is in the state file when it returns, and the tenant with it.
+    host.finish(host.deepres(&["set", "gone", "--share", "60%"])).success();
+    daemon.kill();
+    drop(client);
+    host.assert_nothing_runs();
+    let _next = host.daemon();
+    let status = host.status();
+    let account = &status["tenants"][0]["gpus"][0];
+    assert_eq!(account["entitled_ppm"], 600_000, "{status}");
+    assert!(account["gate"].is_null(), "{status}");
+}
+
+#[test]
 fn a_daemon_that_cannot_believe_its_state_says_so_and_serves() {
     let host = Host::new();
     let mut daemon = host.daemon();

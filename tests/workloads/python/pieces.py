@@ -65,6 +65,19 @@ def give(name):
     return code
 
 
+def end_pool(name):
+    return cuda.cuMemPoolDestroy(kept[name])
+
+
+def in_a_context_that_ends(call):
+    """Calls in a context of its own, which is destroyed then; the one before is current again."""
+    own = c_void_p()
+    must(cuda.cuCtxCreate_v2(byref(own), 0, 0))
+    code = call()
+    must(cuda.cuCtxDestroy_v2(own))
+    return code
+
+
 def export_pool(name):
     """A descriptor of a pool."""
     descriptor = c_int()

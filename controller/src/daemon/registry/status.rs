@@ -106,7 +106,8 @@ fn tenant_status(name: &str, tenant: &Tenant, by_whom: &ByWhom<'_>) -> TenantSta
             entitled_ppm: account.entitled_ppm.filter(|_| is_here),
             is_lent: is_here && account.is_lent,
             entitled_by: if is_here { account.entitled_by.clone() } else { String::new() },
-            gate: account.gate.as_ref().filter(|_| is_here).map(|gate| tenant.gate_word(gate)),
+            // Its part is kept for one that is waited for, but nobody is at its gate.
+            gate: account.gate.as_ref().filter(|_| tenant.is_present()).map(|gate| tenant.gate_word(gate)),
             nvml_bytes: seen.map(|seen| seen.bytes),
             drift_bytes: seen.map(|seen| seen.drift_bytes),
             ceiling_bytes: tenant.ceilings.get(&account.gpu).copied(),

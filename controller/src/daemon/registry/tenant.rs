@@ -148,9 +148,14 @@ pub struct Session {
 }
 
 impl Tenant {
-    /// Nobody is here of it.
+    /// Nobody is here of it, nor is anybody waited for.
     pub fn is_deserted(&self) -> bool {
-        self.sessions.is_empty() && self.keepers.is_empty() && !self.is_awaited
+        !self.is_present() && !self.is_awaited
+    }
+
+    /// Somebody is here of it.
+    pub fn is_present(&self) -> bool {
+        !self.sessions.is_empty() || !self.keepers.is_empty()
     }
 
     /// Whether a process is one of its own.

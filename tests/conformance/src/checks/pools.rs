@@ -16,6 +16,7 @@ checks! { "pools":
     Documented either_free_takes_what_a_pool_gave;
     Documented a_pool_of_the_hosts_memory_takes_nothing_of_the_device;
     Documented an_imported_pool_gives_nothing_new;
+    Documented what_a_pool_gave_outlives_contexts;
     Guess what_a_pool_is_exported_and_imported_by;
     Guess a_pool_grows_by_thirty_two_mebibytes;
     Guess a_pool_of_ones_own;
@@ -98,6 +99,26 @@ fn either_free_takes_what_a_pool_gave(facts: &mut Facts) -> Result<(), Stop> {
     must!(cuStreamSynchronize(stream));
     facts.code("cuMemFree", cu!(cuMemFree_v2(address)), CUDA_SUCCESS);
     facts.is("in use", attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?, 0);
+    Ok(())
+}
+
+fn what_a_pool_gave_outlives_contexts(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let pool = default_pool()?;
+    let mut second = null_mut();
+    must!(cuCtxCreate_v2(&mut second, 0, 0));
+    let address = allocate(MIB, null_mut())?;
+    must!(cuMemsetD8_v2(address, 7, 1));
+    let kept = reserved(pool)?;
+    must!(cuCtxDestroy_v2(second));
+    must!(cuCtxSetCurrent(gpu.context));
+    facts.is("in use", attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?, MIB);
+    facts.is("reserved", reserved(pool)?, kept);
+    let mut byte = 0_u8;
+    facts.code("reading it", cu!(cuMemcpyDtoH_v2((&raw mut byte).cast(), address, 1)), CUDA_SUCCESS);
+    facts.is("what lies in it", byte, 7);
+    facts.code("freeing it", cu!(cuMemFree_v2(address)), CUDA_SUCCESS);
+    facts.is("in use then", attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?, 0);
     Ok(())
 }
 

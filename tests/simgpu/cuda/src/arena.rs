@@ -79,11 +79,6 @@ impl Arena {
         unused
     }
 
-    /// Takes a slab out, whatever of it is in use.
-    pub fn drop_slab(&mut self, base: u64) {
-        self.slabs.remove(&base);
-    }
-
     /// All slabs, used or not.
     pub fn slabs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.slabs.iter().map(|(base, slab)| (*base, slab.bytes))

@@ -145,7 +145,6 @@ impl Context {
         event::forget_context(self.handle);
         module::forget_context(self.handle);
         array::forget_context(self.handle);
-        pool::forget_context(self);
         graph_memory::forget_context(self);
         memory::forget_context(self);
         host().destroy_context(self.engine);

@@ -218,7 +218,7 @@ pub fn export_pooled(allocation: &Allocation, pool: u64) -> Result<Handle> {
 
 fn export_allocation(allocation: &Allocation, pool: u64) -> Result<Handle> {
     let address = allocation.base;
-    let gpu = allocation.context.as_ref().ok_or(status::INVALID_VALUE)?.gpu as u64;
+    let gpu = process::gpu_of(allocation.device())? as u64;
     let (base, bytes) = memory::piece_of(allocation);
     let _one_at_a_time = lock(&EXPORTING);
     if !lock(&PIECES).contains_key(&base) {

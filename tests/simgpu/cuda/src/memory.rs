@@ -6,7 +6,7 @@ use deepres_abi::driver::types::CU_MEM_ACCESS_FLAGS_PROT_NONE;
 use simgpu_engine::Config;
 
 use crate::arena::Arena;
-use crate::context::{self, Context, code_of, lock};
+use crate::context::{self, CONTEXTS, Context, code_of, lock};
 use crate::mapping::{self, Access};
 use crate::pool::Pool;
 use crate::process::{self, host};
@@ -429,10 +429,14 @@ pub fn free(address: u64) -> Result<()> {
     let allocation = find(address)
         .filter(|found| found.base == address && is_linear(found))
         .ok_or(status::INVALID_VALUE)?;
-    if let Some(context) = &allocation.context
-        && context.is_alive()
-    {
-        quiesce(context);
+    match &allocation.context {
+        Some(context) if context.is_alive() => quiesce(context),
+        Some(_) => {}
+        // It is no context's: any on its device may be at it.
+        None => {
+            let on_device = |context: &Arc<Context>| context.device == allocation.device();
+            CONTEXTS.all().into_iter().filter(on_device).for_each(|context| quiesce(&context));
+        }
     }
     match &allocation.kind {
         Kind::Pooled(pool) => pool.free_now(address),
@@ -480,7 +484,7 @@ pub fn forget_context(context: &Context) {
         let bases: Vec<u64> = ledger
             .values()
             .filter(|one| one.context.as_ref().is_some_and(|own| own.handle == context.handle))
-            .filter(|one| !matches!(one.kind, Kind::Pooled(_) | Kind::Mapped { .. }))
+            .filter(|one| !matches!(one.kind, Kind::Mapped { .. }))
             .map(|one| one.base)
             .collect();
         bases.iter().filter_map(|base| ledger.remove(base)).collect()

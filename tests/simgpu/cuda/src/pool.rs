@@ -10,7 +10,7 @@ use deepres_abi::driver::types as cu;
 use simgpu_engine::{Config, Ticket, Work};
 
 use crate::arena::Arena;
-use crate::context::{self, Context, lock};
+use crate::context::{self, lock};
 use crate::handle::{Kind as HandleKind, Table};
 use crate::ipc;
 use crate::mapping::{self, Access};
@@ -43,8 +43,6 @@ struct Freed {
 #[derive(Default)]
 struct State {
     arena: Arena,
-    /// Which context each slab is charged to.
-    charged: HashMap<u64, Arc<Context>>,
     /// Lengths of what is handed out, as rounded.
     taken: HashMap<u64, u64>,
     freed: Vec<Freed>,
@@ -277,38 +275,40 @@ impl Pool {
             {
                 Some(at) => at,
                 None => {
-                    self.grow(&mut state, &stream.context, rounded)?;
+                    self.grow(&mut state, rounded)?;
                     state.arena.take(rounded).ok_or(status::OUT_OF_MEMORY)?
                 }
             };
         state.taken.insert(at, rounded);
         state.used += rounded;
         state.used_high = state.used_high.max(state.used);
-        memory::enter(at, bytes, Kind::Pooled(Arc::clone(self)), Some(Arc::clone(&stream.context)));
+        memory::enter(at, bytes, Kind::Pooled(Arc::clone(self)), None);
         Ok(at)
     }
 
-    fn grow(&self, state: &mut State, context: &Arc<Context>, bytes: u64) -> Result<()> {
+    /// The GPU that what it reserves is taken from: of that the process has it, whichever contexts end.
+    fn charged_gpu(&self) -> Option<usize> {
+        process::gpu_of(self.device).ok().filter(|_| self.stuff == Stuff::Device)
+    }
+
+    fn grow(&self, state: &mut State, bytes: u64) -> Result<()> {
         let piece = Config::ALLOCATION_GRANULARITY_BYTES;
         let needed = bytes.checked_next_multiple_of(piece).ok_or(status::OUT_OF_MEMORY)?;
         let room =
             if self.max_bytes == 0 { u64::MAX } else { self.max_bytes.saturating_sub(Self::reserved(state)) };
         // Where the usual step does not fit any more, what is asked for may.
         for step in [needed.max(GROWTH_BYTES), needed] {
-            let is_charged = self.stuff == Stuff::Device;
-            if step > room || is_charged && memory::charge(context, step).is_err() {
+            let charged = self.charged_gpu();
+            if step > room || charged.is_some_and(|gpu| host().reserve_process_memory(gpu, step).is_err()) {
                 continue;
             }
             let base =
                 mapping::map(step, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite).inspect_err(|_| {
-                    if is_charged {
-                        host().release_memory(context.engine, step);
+                    if let Some(gpu) = charged {
+                        host().release_process_memory(gpu, step);
                     }
                 })?;
             state.arena.add(base, step);
-            if is_charged {
-                state.charged.insert(base, Arc::clone(context));
-            }
             state.reserved_high = state.reserved_high.max(Self::reserved(state));
             return Ok(());
         }
@@ -379,8 +379,8 @@ impl Pool {
             pending::drain(base, bytes);
             ipc::forget_piece(base);
             mapping::unmap(base, bytes);
-            if let Some(context) = state.charged.remove(&base) {
-                host().release_memory(context.engine, bytes);
+            if let Some(gpu) = self.charged_gpu() {
+                host().release_process_memory(gpu, bytes);
             }
         }
     }
@@ -550,36 +550,4 @@ pub fn trim_at_synchronisation(device: i32) {
         }
     }
     release_orphans();
-}
-
-/// Drops what pools have charged to a context that ends.
-pub fn forget_context(context: &Context) {
-    let orphans = lock(&ORPHANS).clone();
-    for pool in POOLS.all().into_iter().chain(orphans) {
-        let mut state = lock(&pool.state);
-        let lost: Vec<u64> = state
-            .charged
-            .iter()
-            .filter(|(_, charged)| charged.handle == context.handle)
-            .map(|(base, _)| *base)
-            .collect();
-        let slabs: Vec<(u64, u64)> = state.arena.slabs().filter(|(base, _)| lost.contains(base)).collect();
-        for (base, bytes) in slabs {
-            let range = base..base + bytes;
-            let dead: Vec<u64> = state.taken.keys().copied().filter(|at| range.contains(at)).collect();
-            for at in dead {
-                if let Ok(struck) = memory::strike(at, |_| true) {
-                    ipc::withdraw_from(base, struck.id);
-                }
-                let taken = state.taken.remove(&at).unwrap_or(0);
-                state.used -= taken;
-            }
-            state.freed.retain(|freed| !range.contains(&freed.at));
-            state.arena.drop_slab(base);
-            state.charged.remove(&base);
-            pending::drain(base, bytes);
-            ipc::forget_piece(base);
-            mapping::unmap(base, bytes);
-        }
-    }
 }

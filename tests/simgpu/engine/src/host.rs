@@ -653,7 +653,7 @@ impl Host {
     pub fn release_process_memory(&self, gpu: usize, bytes: u64) {
         let Ok(mut guard) = self.enter() else { return };
         let state = guard.state();
-        sim::take_process_memory_back(&mut *guard, state, self.process.number, gpu, bytes);
+        sim::take_process_memory_back(&mut *guard, state, (Some(self.process.number), gpu), bytes);
         guard.commit();
     }
 

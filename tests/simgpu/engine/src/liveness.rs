@@ -194,7 +194,7 @@ pub fn bury<M: Memory>(memory: &mut M, state: &State, number: usize, now_ns: u64
     }
     for gpu in 0..process.gpus.len() {
         managed::take_away(memory, state, number, gpu, u64::MAX);
-        sim::take_process_memory_back(memory, state, number, gpu, u64::MAX);
+        sim::take_process_memory_back(memory, state, (Some(number), gpu), u64::MAX);
         memory.commit();
     }
     memory.put(&process.state, process_state::DEAD);

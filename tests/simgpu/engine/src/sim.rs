@@ -986,24 +986,16 @@ pub fn take_memory_back<M: Memory>(memory: &mut M, state: &State, context: usize
     let held = memory.get(&context.memory_bytes);
     let bytes = bytes.min(held);
     memory.put(&context.memory_bytes, held - bytes);
-    take_back(memory, state, (index_of(memory.get(&context.process)), gpu), bytes);
+    take_process_memory_back(memory, state, (index_of(memory.get(&context.process)), gpu), bytes);
 }
 
 /// Takes memory of a GPU back that was charged to a process, at most what it holds. Part of the caller's transaction.
 pub fn take_process_memory_back<M: Memory>(
     memory: &mut M,
     state: &State,
-    process: usize,
-    gpu: usize,
+    (process, gpu): (Option<usize>, usize),
     bytes: u64,
 ) {
-    let account = &state.processes[process].gpus[gpu];
-    let is_away = memory.get(&state.processes[process].checkpoint) == checkpoint_state::CHECKPOINTED;
-    let held = memory.get(if is_away { &account.suspended_bytes } else { &account.memory_bytes });
-    take_back(memory, state, (Some(process), gpu), bytes.min(held));
-}
-
-fn take_back<M: Memory>(memory: &mut M, state: &State, (process, gpu): (Option<usize>, usize), bytes: u64) {
     let process = process.map(|process| &state.processes[process]);
     // Of a process that is checkpointed the GPU has nothing.
     let is_away =
@@ -1012,6 +1004,7 @@ fn take_back<M: Memory>(memory: &mut M, state: &State, (process, gpu): (Option<u
     let on_gpu = (!is_away).then_some(&state.gpus[gpu].memory_used_bytes);
     let of_process =
         account.map(|account| if is_away { &account.suspended_bytes } else { &account.memory_bytes });
+    let bytes = of_process.map_or(bytes, |held| bytes.min(memory.get(held)));
     for word in [on_gpu, of_process].into_iter().flatten() {
         let held = memory.get(word);
         memory.put(word, held.saturating_sub(bytes));
