@@ -39,6 +39,7 @@ impl Demand {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -60,12 +61,27 @@ mod tests {
         assert!(demand.ppm() > PPM / 10 * 9, "{}", demand.ppm());
     }
 
-    #[test]
-    fn absurd_times_are_harmless() {
-        let mut demand = Demand::default();
-        for _ in 0..3 {
-            demand.observe(u64::MAX, u64::MAX);
-            assert!(demand.ppm() <= PPM);
+    /// Times of a review, or any that a broken clock or meter may give.
+    fn seen() -> impl Strategy<Value = (u64, u64)> {
+        let ns = || prop_oneof![0..SECOND, Just(0), Just(u64::MAX), any::<u64>()];
+        (ns(), ns())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn absurd_times_are_harmless(seen in prop::collection::vec(seen(), 0..40)) {
+            let mut demand = Demand::default();
+            for (work_ns, idle_ns) in seen {
+                demand.observe(work_ns, idle_ns);
+                prop_assert!(demand.ppm() <= PPM, "{demand:?}");
+            }
+            // And over once the past counts little.
+            for _ in 0..60 {
+                demand.observe(SECOND / 4, SECOND / 4 * 3);
+            }
+            prop_assert!(demand.ppm().abs_diff(PPM / 4) <= PPM / 20, "{demand:?}");
         }
     }
 }

@@ -55,6 +55,7 @@ pub fn shares(claims: &BTreeMap<TenantId, Claim>) -> BTreeMap<TenantId, Present>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::entitlement::tests::requests;
     use crate::policy::entitlement::{Request, entitlements};
     use proptest::prelude::*;
 
@@ -139,6 +140,31 @@ mod tests {
             let before = ppm(&tenants)[0];
             tenants[0].1 = tenants[0].1.saturating_add(more).min(PPM);
             prop_assert!(ppm(&tenants)[0] >= before);
+        }
+
+        #[test]
+        fn raising_ones_priority_never_lowers_ones_own_share(
+            requests in requests(12), demands in prop::collection::vec(0..=PPM, 12), priority in 0..=PPM
+        ) {
+            let mut tenants: Vec<_> = requests.into_iter().zip(demands).collect();
+            let before = ppm(&tenants)[0];
+            tenants[0].0.priority_ppm = tenants[0].0.priority_ppm.max(priority);
+            // What the others' weights lose by rounding is less than a millionth for each.
+            prop_assert!(ppm(&tenants)[0] + tenants.len() as u32 >= before);
+        }
+
+        #[test]
+        fn equals_that_want_as_much_have_as_much_wherever_they_stand(
+            requests in requests(12), demands in prop::collection::vec(0..=PPM, 12),
+            twin in any::<prop::sample::Index>(), place in any::<prop::sample::Index>()
+        ) {
+            let mut tenants: Vec<_> = requests.into_iter().zip(demands).collect();
+            let twin = tenants[twin.index(tenants.len())];
+            tenants.insert(place.index(tenants.len() + 1), twin);
+            let had = ppm(&tenants);
+            let mut twins = tenants.iter().zip(&had).filter(|(tenant, _)| **tenant == twin).map(|(_, had)| had);
+            let first = twins.next().unwrap();
+            prop_assert!(twins.clone().next().is_some() && twins.all(|other| other == first), "{had:?}");
         }
     }
 }

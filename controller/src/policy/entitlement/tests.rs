@@ -173,6 +173,25 @@ proptest! {
     }
 
     #[test]
+    fn who_asked_for_nothing_has_the_floor_whatever_others_ask(requests in requests(40)) {
+        let unasked: Vec<(Request, u32)> = requests
+            .iter()
+            .zip(ppm(&requests))
+            .filter(|(request, _)| {
+                !request.is_idle && request.class != Class::BestEffort && request.asked_ppm.is_none()
+            })
+            .map(|(request, ppm)| (*request, ppm))
+            .collect();
+        let count = unasked.len() as u64;
+        let awake = requests.iter().filter(|request| !request.is_idle).copied();
+        let floor = (count * UNASKED_FLOOR_PPM).min(UNASKED_LIMIT_PPM).min(WHOLE - promised_ppm(awake));
+        let room: u64 = unasked.iter().map(|(request, _)| u64::from(request.cap_ppm)).sum();
+        let owed: u64 = unasked.iter().map(|(_, ppm)| u64::from(*ppm)).sum();
+        // Each loses less than a millionth to rounding.
+        prop_assert!(owed + count >= floor.min(room), "{owed} of {floor}");
+    }
+
+    #[test]
     fn equals_are_owed_the_same_wherever_they_stand(mut requests in requests(12), twin in any::<prop::sample::Index>(), place in any::<prop::sample::Index>()) {
         let twin = requests[twin.index(requests.len())];
         requests.insert(place.index(requests.len() + 1), twin);
@@ -216,6 +235,10 @@ proptest! {
     #[test]
     fn a_thousand_tenants_keep_every_promise(requests in prop::collection::vec(any_request(), 1000)) {
         let owed = of(&requests);
+        for idle in [false, true] {
+            let alike = requests.iter().zip(&owed).filter(|(request, _)| request.is_idle == idle);
+            prop_assert!(alike.map(|(_, owed)| u64::from(owed.ppm)).sum::<u64>() <= WHOLE);
+        }
         prop_assert!(owed.iter().all(|owed| owed.weight_ppm >= 1));
         prop_assert!(owed.iter().zip(&requests).all(|(owed, request)| owed.ppm <= request.cap_ppm));
     }

@@ -658,8 +658,8 @@ fn a_clock_that_stands_still_or_jumps_is_harmless() {
     }
 }
 
-/// One thing that may happen to the scheduler, whenever.
-fn anything() -> impl Strategy<Value = (u8, TenantId, u64, Seen, u32)> {
+/// One thing that may happen to the scheduler and the first so many tenants, whenever.
+fn anything(tenants: TenantId) -> impl Strategy<Value = (u8, TenantId, u64, Seen, u32)> {
     let ns = || prop_oneof![Just(0), Just(u64::MAX), 0..1_000 * MS, any::<u64>()];
     let seen = (any::<bool>(), any::<bool>(), ns(), ns(), ns()).prop_map(
         |(waiting, in_flight, used_ns, pending_ns, longest_ns)| Seen {
@@ -672,35 +672,65 @@ fn anything() -> impl Strategy<Value = (u8, TenantId, u64, Seen, u32)> {
     );
     // A clock that is not at its end, where nothing comes after: some centuries.
     let now_ns = prop_oneof![0..1_000 * MS, 0..u64::MAX / 2];
-    (0..12u8, 1..=4u64, now_ns, seen, 0..=PPM)
+    (0..12u8, 1..=tenants, now_ns, seen, 0..=PPM)
+}
+
+/// Lets it happen, and the scheduler decide.
+fn happen(
+    scheduler: &mut Scheduler,
+    tuning: &Tuning,
+    (what, tenant, now_ns, seen, ppm): (u8, TenantId, u64, Seen, u32),
+) {
+    let class = if ppm % 2 == 0 { Class::Fair } else { Class::BestEffort };
+    match what {
+        0..=2 => {
+            scheduler.enter(tenant, class, now_ns);
+            scheduler.set_standing(tenant, class, ppm);
+        }
+        3 => scheduler.leave(tenant, now_ns),
+        4 => scheduler.forget(tenant),
+        5 => scheduler.set_paused(tenant, seen.waiting),
+        6 => scheduler.set_slo(tenant, seen.waiting.then_some(seen.used_ns)),
+        7 => scheduler.forgive(now_ns, seen.pending_ns),
+        _ => scheduler.observe(tenant, now_ns, seen),
+    }
+    scheduler.decide(now_ns, tuning);
+}
+
+fn holders(scheduler: &Scheduler, tenants: TenantId) -> usize {
+    let holds = |id: &TenantId| !matches!(scheduler.grant(*id), Grant::Closed | Grant::Paused);
+    (1..=tenants).filter(holds).count()
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_clocks_and_meters_say_one_tenant_at_most_has_the_gpu(events in prop::collection::vec(anything(), 1..40)) {
+    fn whatever_clocks_and_meters_say_one_tenant_at_most_has_the_gpu(events in prop::collection::vec(anything(4), 1..40)) {
         let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
         let mut scheduler = Scheduler::default();
-        for (what, tenant, now_ns, seen, ppm) in events {
-            let class = if ppm % 2 == 0 { Class::Fair } else { Class::BestEffort };
-            match what {
-                0..=2 => {
-                    scheduler.enter(tenant, class, now_ns);
-                    scheduler.set_standing(tenant, class, ppm);
-                }
-                3 => scheduler.leave(tenant, now_ns),
-                4 => scheduler.forget(tenant),
-                5 => scheduler.set_paused(tenant, seen.waiting),
-                6 => scheduler.set_slo(tenant, seen.waiting.then_some(seen.used_ns)),
-                7 => scheduler.forgive(now_ns, seen.pending_ns),
-                _ => scheduler.observe(tenant, now_ns, seen),
-            }
-            scheduler.decide(now_ns, &tuning);
-            let holders = (1..=4).filter(|id| !matches!(scheduler.grant(*id), Grant::Closed | Grant::Paused)).count();
+        for event in events {
+            let tenant = event.1;
+            happen(&mut scheduler, &tuning, event);
+            let holders = holders(&scheduler, 4);
             prop_assert!(holders <= 1, "{holders} have the GPU");
             let _ = scheduler.lag_ns(tenant);
         }
+    }
+
+    #[test]
+    fn nor_do_two_of_a_thousand_have_it(events in prop::collection::vec(anything(1_000), 1..12)) {
+        let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
+        let mut scheduler = Scheduler::default();
+        for tenant in 1..=1_000 {
+            scheduler.enter(tenant, Class::Fair, 0);
+            scheduler.set_standing(tenant, Class::Fair, PPM / 1_000);
+        }
+        for event in events {
+            happen(&mut scheduler, &tuning, event);
+        }
+        let holders = holders(&scheduler, 1_000);
+        prop_assert!(holders <= 1, "{holders} have the GPU");
     }
 }
 
