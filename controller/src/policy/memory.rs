@@ -140,6 +140,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
         #[test]
         fn what_is_kept_is_never_below_what_was_held_within_the_window_and_a_margin(
             granted in 0_u64..(64 * GIB),
@@ -151,8 +153,10 @@ mod tests {
                 now += later;
                 held.take_in(now, bytes, window);
                 seen.push((now, bytes));
-                let lately = seen.iter().filter(|(at, _)| now - at < window.max(1)).map(|(_, bytes)| *bytes).max();
-                let least = lately.unwrap_or(0).saturating_add(MARGIN_LEAST_BYTES).min(granted);
+                let is_recent = |(at, _): &(u64, u64)| now - at < window;
+                let lately = seen.iter().copied().filter(is_recent).map(|(_, bytes)| bytes).max();
+                let lately = lately.unwrap_or(0).max(bytes);
+                let least = (lately + (lately / MARGIN_PARTS).max(MARGIN_LEAST_BYTES)).min(granted);
                 let kept = held.kept_bytes(granted);
                 prop_assert!((least..=granted).contains(&kept), "{kept} of {granted}, at least {least}");
                 let same = held;
