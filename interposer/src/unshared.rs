@@ -23,6 +23,7 @@ static NOTED: [Place; MOST] = [const { Place::none() }; MOST];
 static MAKING: AtomicU32 = AtomicU32::new(0);
 /// Threads that are forking.
 static FORKING: AtomicU32 = AtomicU32::new(0);
+/// Whether the C library tells of forks. Set by whoever has seen to it.
 static IS_LISTENING: AtomicBool = AtomicBool::new(false);
 
 /// A socket of ours that a forked child does not have.
@@ -35,9 +36,12 @@ impl Unshared {
     /// # Errors
     /// The system's, or that too many threads connect at once.
     pub fn packets(flags: i32) -> io::Result<Self> {
-        if !IS_LISTENING.swap(true, Ordering::Relaxed) {
+        if !IS_LISTENING.load(Ordering::Acquire) {
+            // The C library lets nobody in here while another thread forks. Threads that come at once are all let in: being told twice does no harm, and a
+            // socket made before the other was let in would be left to a child.
             // SAFETY: plain functions of this library, which is never unloaded.
             unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
+            IS_LISTENING.store(true, Ordering::Release);
         }
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags;
         let _apart = Making::begin();
