@@ -764,7 +764,7 @@ impl Scheduler {
             ran: false,
             paused: is_idle,
             idle_since_ns: is_idle.then_some(now_ns),
-            contended: contended.then_some(Contended { since_ns: now_ns, used_ns: 0 }),
+            contended: contended.then_some(Contended { since_ns: now_ns, used_ns: 0, catches_up: false }),
             closed_ns: None,
             drain_give_up_ns: None,
             began_ns: None,
@@ -830,11 +830,13 @@ impl Scheduler {
     }
 
     fn hold_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
+        let catches_up = hold.contended.is_some_and(|contended| contended.catches_up);
         // Jobs that come and go all the time do not end a lease each.
         let is_redistributed = std::mem::take(&mut self.is_redistributed)
-            && self
-                .redistributed_ns
-                .is_none_or(|last_ns| now_ns >= last_ns.saturating_add(REDISTRIBUTION_NS));
+            && (catches_up
+                || self
+                    .redistributed_ns
+                    .is_none_or(|last_ns| now_ns >= last_ns.saturating_add(REDISTRIBUTION_NS)));
         let Some(holder) = self.tenants.get(hold.tenant) else {
             self.hold = None;
             return Step::Again;
@@ -857,6 +859,8 @@ impl Scheduler {
         }
         let is_behind = presses == [true, false] || vtime < next.vtime;
         let patience = patience(holder, next, is_behind, false, now_ns, tuning);
+        let behind_ns =
+            if presses[0] == presses[1] { holder.gpu_ns(next.vtime.saturating_sub(vtime)) } else { 0 };
         let turn_ns = self.turn_ns(holder, vtime, next, tuning);
         let press_ns = (presses == [false, true]).then(|| self.pressed_ns.saturating_add(tuning.quantum_ns));
         let stay =
@@ -881,15 +885,23 @@ impl Scheduler {
             self.waits_at_cost = patience.is_charged.then_some(hold.tenant);
             return stay(patience_ends_ns);
         }
-        if is_behind && now_ns >= expires_ns.saturating_sub(tuning.lead_ns) {
-            let expires_ns = expires_ns.max(now_ns).saturating_add(turn_ns);
-            self.lease(hold.tenant, expires_ns, true);
-            return stay(expires_ns.saturating_sub(tuning.lead_ns));
-        }
-        // Who gains by what changed is not to wait for the end of a lease that was given before.
+        // Who gains by what changed is not to wait for the end of a lease that was given before, but for what the holder had not got of its own.
         if is_redistributed && !is_behind {
             self.redistributed_ns = Some(now_ns);
             return self.close(hold, now_ns);
+        }
+        if is_redistributed && behind_ns > 0 {
+            self.redistributed_ns = Some(now_ns);
+            self.hold = Some(hold.catch_up(now_ns));
+            self.lease(hold.tenant, expires_ns.min(now_ns.saturating_add(behind_ns)), true);
+            return Step::Again;
+        }
+        let is_renewed = is_behind && !(catches_up && behind_ns <= tuning.lead_ns);
+        if is_renewed && now_ns >= expires_ns.saturating_sub(tuning.lead_ns) {
+            let turn_ns = if catches_up { turn_ns.min(behind_ns) } else { turn_ns };
+            let expires_ns = expires_ns.max(now_ns).saturating_add(turn_ns);
+            self.lease(hold.tenant, expires_ns, true);
+            return stay(expires_ns.saturating_sub(tuning.lead_ns));
         }
         if now_ns >= expires_ns {
             return self.close(hold, now_ns);

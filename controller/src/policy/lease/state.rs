@@ -283,6 +283,8 @@ impl Forfeited {
 pub struct Contended {
     pub since_ns: u64,
     pub used_ns: u64,
+    /// What they are owed changed meanwhile: its lease lasts only until it is as far as they are.
+    pub catches_up: bool,
 }
 
 /// One hold of the GPU, from grant to drain.
@@ -321,8 +323,14 @@ pub struct Noted {
 impl Hold {
     /// From now on others wait for its end, if they did not before.
     pub fn contend(self, now_ns: u64) -> Self {
-        let began = Contended { since_ns: now_ns, used_ns: self.used_ns };
+        let began = Contended { since_ns: now_ns, used_ns: self.used_ns, catches_up: false };
         Self { contended: Some(self.contended.unwrap_or(began)), ..self }
+    }
+
+    /// The same, and what everybody is owed changed: it ends once the holder is as far as the others.
+    pub fn catch_up(self, now_ns: u64) -> Self {
+        let Self { contended, .. } = self.contend(now_ns);
+        Self { contended: contended.map(|contended| Contended { catches_up: true, ..contended }), ..self }
     }
 
     /// What its ways in and out cost at `now_ns`, if its sessions tell: the GPU's idling between the gate's opening and the first work, and between the end of what
@@ -339,7 +347,11 @@ impl Hold {
         Self {
             since_ns: now_ns,
             idle_since_ns: self.idle_since_ns.map(|_| now_ns),
-            contended: self.contended.map(|_| Contended { since_ns: now_ns, used_ns: self.used_ns }),
+            contended: self.contended.map(|contended| Contended {
+                since_ns: now_ns,
+                used_ns: self.used_ns,
+                ..contended
+            }),
             closed_ns: self.closed_ns.map(|_| now_ns),
             drain_give_up_ns: self.drain_give_up_ns.map(|at_ns| at_ns.saturating_add(silent_ns)),
             began_ns: None,
@@ -352,7 +364,7 @@ impl Hold {
     /// lags behind a little, and a program may launch more slowly than the GPU runs; one that shows less than half is not believed. So nobody
     /// has more than twice what it is charged for, whatever it says of itself, but for [`Lenience`].
     fn unshown_ns(&self, now_ns: u64) -> u64 {
-        let Some(Contended { since_ns, used_ns }) = self.contended else { return 0 };
+        let Some(Contended { since_ns, used_ns, .. }) = self.contended else { return 0 };
         let (had_ns, used_ns) = (now_ns.saturating_sub(since_ns), self.used_ns.saturating_sub(used_ns));
         if is_explained(used_ns, had_ns) { 0 } else { had_ns.saturating_sub(used_ns) }
     }

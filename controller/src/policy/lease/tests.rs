@@ -1002,6 +1002,34 @@ fn who_gains_by_a_new_quota_does_not_wait_for_the_end_of_a_lease_given_before() 
 }
 
 #[test]
+fn nor_longer_than_for_what_the_holder_had_not_got_of_its_own() {
+    let mut bench = Bench::new();
+    // A had a lease, and B has its own.
+    while !bench.is_leased(B) {
+        bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+        bench.step(0, WAITING, WAITING);
+    }
+    let ahead_ns = bench.scheduler.lag_ns(A).unsigned_abs();
+    assert!(ahead_ns > 2 * MS, "{ahead_ns}");
+    bench.scheduler.set_standing(A, Class::Fair, PPM / 10 * 9);
+    bench.scheduler.set_standing(B, Class::Fair, PPM / 10);
+    bench.step(0, WAITING, RUNNING);
+    let Grant::Leased { expires_ns } = bench.scheduler.grant(B) else { panic!("B keeps its lease") };
+    let lease_ns = expires_ns - bench.now_ns;
+    assert_eq!(
+        lease_ns,
+        bench.scheduler.lag_ns(A).unsigned_abs() / 9,
+        "as far ahead as A is, at a ninth of its weight"
+    );
+    // Nor is it renewed for more.
+    let used = |used_ns: u64| Seen { used_ns, ..RUNNING };
+    bench.step(lease_ns / 2, WAITING, used(lease_ns / 2));
+    assert_eq!(bench.scheduler.grant(B), Grant::Leased { expires_ns });
+    bench.step(lease_ns.div_ceil(2), WAITING, used(lease_ns.div_ceil(2) - 1));
+    assert_eq!(bench.scheduler.phase(), Phase::Draining(B));
+}
+
+#[test]
 fn an_owner_that_goes_on_beside_a_guests_work_that_does_not_end_is_known_to_be_slowed() {
     let mut bench = Bench::beside();
     for _ in 0..100 {
