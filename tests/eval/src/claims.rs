@@ -229,11 +229,12 @@ fn a_guest_adds_no_more_than_its_longest_kernel_and_a_hand_off_to_a_service() {
 }
 
 #[test]
-fn between_two_owners_a_guest_adds_no_more_either_which_takes_six_runs_to_see() {
+fn between_two_owners_a_guest_adds_no_more_either_which_takes_many_runs_to_see() {
     // One run has a hundred requests beyond the 99th percentile, and whether the trainer's step is before them or after is chance, once anything is moved: 10 ms for one in twenty.
+    // Of six groups of six runs the 99th percentiles were 0.12 to 0.67 ms apart, of all together 0.35.
     let p99_ms = |outcomes: &[Vec<u64>]| metrics::percentile_ms(&outcomes.concat(), 0.99).unwrap();
     let (mut with, mut without) = (Vec::new(), Vec::new());
-    for seed in 0..6 {
+    for seed in 0..12 {
         let scenario = seeded("two-productions.toml", seed);
         let service = scenario.tenants.iter().position(|tenant| tenant.requests.is_some()).unwrap();
         with.push(Policy::Deepres.run_alone(&scenario).outcomes.swap_remove(service).latencies_ns);
