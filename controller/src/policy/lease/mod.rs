@@ -742,7 +742,7 @@ impl Scheduler {
 
     /// Gives the GPU, which is free, to a tenant.
     fn give(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Step {
-        self.is_redistributed = false;
+        let is_redistributed = self.takes_up_redistribution(now_ns);
         if self.tenants.get(tenant).is_some_and(|tenant| self.presses(tenant)) {
             self.pressed_ns = now_ns;
         }
@@ -756,6 +756,14 @@ impl Scheduler {
         let beside = next.and_then(|next| Some((self.tenants.get(tenant)?, self.tenants.get(next)?)));
         let turn_ns = beside
             .map_or(tuning.quantum_ns, |(tenant, next)| self.turn_ns(tenant, tenant.vtime, next, tuning));
+        // As for a lease given before: see `hold_step`.
+        let behind_ns =
+            beside.map_or(0, |(tenant, next)| tenant.gpu_ns(next.vtime.saturating_sub(tenant.vtime)));
+        let catches_up = is_redistributed && (1..turn_ns).contains(&behind_ns);
+        let turn_ns = if catches_up { behind_ns.max(tuning.lead_ns) } else { turn_ns };
+        if catches_up {
+            self.redistributed_ns = Some(now_ns);
+        }
         let is_idle = self.tenants.get(tenant).is_some_and(|tenant| !tenant.seen.wants());
         self.hold = Some(Hold {
             tenant,
@@ -764,7 +772,7 @@ impl Scheduler {
             ran: false,
             paused: is_idle,
             idle_since_ns: is_idle.then_some(now_ns),
-            contended: contended.then_some(Contended { since_ns: now_ns, used_ns: 0, catches_up: false }),
+            contended: contended.then_some(Contended { since_ns: now_ns, used_ns: 0, catches_up }),
             closed_ns: None,
             drain_give_up_ns: None,
             began_ns: None,
@@ -829,14 +837,20 @@ impl Scheduler {
         Step::Stay(Some(idle_ends_ns.unwrap_or(expires_ns).min(expires_ns)))
     }
 
+    /// Whether what somebody is owed changed since this was asked last, and a lease may end for it: jobs that come and go all the time do not end one each.
+    fn takes_up_redistribution(&mut self, now_ns: u64) -> bool {
+        let is_soon =
+            self.redistributed_ns.is_some_and(|last_ns| now_ns < last_ns.saturating_add(REDISTRIBUTION_NS));
+        std::mem::take(&mut self.is_redistributed) && !is_soon
+    }
+
     fn hold_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
         let catches_up = hold.contended.is_some_and(|contended| contended.catches_up);
-        // Jobs that come and go all the time do not end a lease each.
-        let is_redistributed = std::mem::take(&mut self.is_redistributed)
-            && (catches_up
-                || self
-                    .redistributed_ns
-                    .is_none_or(|last_ns| now_ns >= last_ns.saturating_add(REDISTRIBUTION_NS)));
+        let is_redistributed = if catches_up {
+            std::mem::take(&mut self.is_redistributed)
+        } else {
+            self.takes_up_redistribution(now_ns)
+        };
         let Some(holder) = self.tenants.get(hold.tenant) else {
             self.hold = None;
             return Step::Again;

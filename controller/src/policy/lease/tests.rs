@@ -1030,6 +1030,31 @@ fn nor_longer_than_for_what_the_holder_had_not_got_of_its_own() {
 }
 
 #[test]
+fn who_loses_by_a_new_quota_is_given_no_more_than_it_had_not_got_either() {
+    let mut bench = Bench::new();
+    let used = Seen { used_ns: MS, ..RUNNING };
+    // Each has had a turn.
+    while !bench.is_leased(B) {
+        bench.step(MS, used, WAITING);
+        bench.step(0, WAITING, WAITING);
+    }
+    while !bench.is_leased(A) {
+        bench.step(MS, WAITING, used);
+        bench.step(0, WAITING, WAITING);
+    }
+    while bench.scheduler.phase() != Phase::Draining(A) {
+        bench.step(MS, used, WAITING);
+    }
+    bench.scheduler.set_standing(A, Class::Fair, PPM / 10 * 9);
+    bench.scheduler.set_standing(B, Class::Fair, PPM / 10);
+    bench.step(0, WAITING, WAITING);
+    let Grant::Leased { expires_ns } = bench.scheduler.grant(B) else { panic!("it is B's turn") };
+    let owed_ns = bench.scheduler.lag_ns(A).unsigned_abs() / 9;
+    assert!(owed_ns > bench.tuning.lead_ns && owed_ns < bench.tuning.quantum_ns / 2, "{owed_ns}");
+    assert_eq!(expires_ns - bench.now_ns, owed_ns);
+}
+
+#[test]
 fn an_owner_that_goes_on_beside_a_guests_work_that_does_not_end_is_known_to_be_slowed() {
     let mut bench = Bench::beside();
     for _ in 0..100 {
