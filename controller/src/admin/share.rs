@@ -29,7 +29,7 @@ pub struct PriorityStatus {
     pub deadline_in_ns: Option<u64>,
     /// GPU time that the job takes, as declared, ns.
     pub declared_size_ns: Option<u64>,
-    /// GPU time used on this GPU, ns.
+    /// GPU time that the job used so far, on all GPUs, ns.
     pub used_ns: u64,
     /// The part of the time that is not idle by the tenant's own choice, parts per million.
     pub demand_ppm: u32,

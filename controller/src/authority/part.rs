@@ -10,6 +10,10 @@ use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::quantity::MIN_SHARE_PPM;
 use serde::{Deserialize, Serialize};
 
+/// Who comes when nothing is left of a cap on the share is owed something all the same; all of a user's tenants together are owed no more for that than the cap and this
+/// part of it, one of so many.
+const BEYOND_PART: u64 = 10;
+
 /// What a tenant wants of one of its user's caps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
@@ -73,16 +77,18 @@ impl Part {
     }
 
     /// The parts of all of a user's tenants, in the order in which they asked. Nobody is left without anything to run on: a share is the least that there is,
-    /// at least.
+    /// at least, and what is owed of it as much, but that many tenants do not make more of the cap.
     pub fn all(wants: &[Wants], caps: &Caps) -> Vec<Self> {
         let mut parts = vec![Self::whole(caps); wants.len()];
         if caps.share_ppm < PPM {
             let shares: Vec<Want> = wants.iter().map(|wants| wants.share).collect();
             let least = u64::from(MIN_SHARE_PPM);
-            let ppm = |ppm: u64| u32::try_from(ppm.max(least)).unwrap_or(PPM).min(caps.share_ppm);
-            for (part, split) in parts.iter_mut().zip(split(&shares, u64::from(caps.share_ppm))) {
-                part.share_ppm = ppm(split.left);
-                part.cap_ppm = ppm(split.had.saturating_add(split.rest));
+            let cap = u64::from(caps.share_ppm);
+            let least_owed = least.min(cap / BEYOND_PART / wants.len().max(1) as u64).max(1);
+            let ppm = |ppm: u64| u32::try_from(ppm).unwrap_or(PPM).min(caps.share_ppm);
+            for (part, split) in parts.iter_mut().zip(split(&shares, cap)) {
+                part.share_ppm = ppm(split.left.max(least));
+                part.cap_ppm = ppm(split.had.saturating_add(split.rest).max(least_owed));
             }
         }
         if caps.memory_bytes != NO_LIMIT {
@@ -250,6 +256,20 @@ mod tests {
             parts(&[rest, asked, above, rest]).iter().map(|part| (part.1, part.2)).collect::<Vec<_>>(),
             [(66_666, 300), (366_666, 1_000), (66_666, 300), (66_666, 300)],
             "what an administrator set is beside the cap"
+        );
+    }
+
+    #[test]
+    fn however_many_tenants_a_user_makes_they_are_owed_its_cap_together_and_a_tenth_of_it_at_most() {
+        let owed = |tenants: &[Wants]| parts(tenants).iter().map(|part| part.1).sum::<u32>();
+        let (rest, asked) = (wants(Want::Rest, Want::Rest), wants(Want::Asked(300_000), Want::Rest));
+        assert!(owed(&[rest; 1_000]) <= 500_000, "{}", owed(&[rest; 1_000]));
+        assert!(owed(&[asked; 1_000]) <= 550_000, "{}", owed(&[asked; 1_000]));
+        let crowd = parts(&[vec![asked; 2], vec![rest; 900]].concat());
+        assert_eq!((crowd[0].1, crowd[1].1), (300_000, 200_000), "who asked first keeps it");
+        assert!(
+            crowd.iter().all(|part| part.1 > 0 && part.0 >= MIN_SHARE_PPM),
+            "and nobody is left with nothing"
         );
     }
 

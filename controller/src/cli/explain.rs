@@ -4,12 +4,16 @@ use anyhow::{Result, bail};
 use deepres_controller::admin::client::Client;
 use deepres_controller::admin::{PriorityStatus, Reply, Request, ShareStatus, TermStatus};
 use deepres_controller::policy::entitlement::explain::Sum;
+use deepres_controller::policy::priority::MIN_VALUE_PPM;
 use deepres_controller::quantity::{Percent, Time};
 use serde_json::json;
 use std::io::{self, Write};
 
 /// Parts per million in the whole GPU.
 const WHOLE_PPM: f64 = deepres_abi::PPM as f64;
+
+/// The least priority value.
+const LEAST_VALUE: f64 = MIN_VALUE_PPM as f64 / WHOLE_PPM;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -120,7 +124,11 @@ fn print_priority(priority: &PriorityStatus, out: &mut impl Write) -> io::Result
     term("urgency", &priority.urgency, urgency)?;
     term("size", &priority.size, size)?;
     term("criticality", &priority.criticality, String::new())?;
-    writeln!(out, "  priority  {value:.4}, the sum of these; it weighs where no share was asked for")
+    let terms = [priority.urgency, priority.size, priority.criticality];
+    let sum: f64 = terms.iter().map(|term| term.product).sum();
+    let from =
+        if sum < LEAST_VALUE { "the least there is: the sum of these is less" } else { "the sum of these" };
+    writeln!(out, "  priority  {value:.4}, {from}; it weighs where no share was asked for")
 }
 
 fn print_sum(name: &str, sum: &Sum, out: &mut impl Write) -> io::Result<()> {
@@ -130,4 +138,37 @@ fn print_sum(name: &str, sum: &Sum, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "    {sign}{:<9} {}", Percent(part).to_string(), term.what)?;
     }
     writeln!(out, "  {name:<9} {}", Percent(sum.ppm))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(criticality: f64, value_ppm: u32) -> String {
+        let term = |value| TermStatus { weight: 0.4, value, product: 0.4 * value };
+        let priority = PriorityStatus {
+            value_ppm,
+            urgency: term(0.0),
+            size: term(0.0),
+            criticality: term(criticality),
+            deadline_in_ns: None,
+            declared_size_ns: None,
+            used_ns: 0,
+            demand_ppm: 0,
+            memory_ppm: 0,
+        };
+        let mut out = Vec::new();
+        print_priority(&priority, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_priority_value_is_called_the_sum_of_its_terms_only_where_it_is() {
+        assert!(
+            said(0.5, 200_000)
+                .ends_with("0.2000, the sum of these; it weighs where no share was asked for\n")
+        );
+        let least = said(0.01, MIN_VALUE_PPM);
+        assert!(least.contains("priority  0.0100, the least there is: the sum of these is less;"), "{least}");
+    }
 }

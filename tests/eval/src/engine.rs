@@ -337,8 +337,9 @@ impl Engine<'_> {
     fn close(&mut self, end_ns: u64) {
         for (tenant, process) in self.processes.iter().enumerate() {
             let outcome = &mut self.outcomes[tenant];
-            for batch in process.batch.iter().chain(process.program.queued()) {
-                if batch.arrived_ns >= self.warmup_ns && batch.due_ns.is_some_and(|due_ns| due_ns < end_ns) {
+            let answering = process.batch.iter().map(|batch| (batch.arrived_ns, batch.due_ns));
+            for (arrived_ns, due_ns) in answering.chain(process.program.queued()) {
+                if arrived_ns >= self.warmup_ns && due_ns.is_some_and(|due_ns| due_ns < end_ns) {
                     outcome.timed += 1;
                     outcome.missed += 1;
                 }

@@ -27,9 +27,18 @@ pub struct Program {
     /// The part of the SMs that its kernels can use where nothing else is said.
     sm_ppm: u32,
     random: ChaCha8Rng,
-    queue: VecDeque<Batch>,
+    queue: VecDeque<Waiting>,
     is_busy: bool,
     is_over: bool,
+}
+
+/// A request that waits for those before it. Its kernels are made when its turn comes, of the numbers that were its own when it came: where more is asked for
+/// than can be answered, millions wait.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    arrived_ns: u64,
+    /// Where its random numbers begin.
+    first_word: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -86,15 +95,17 @@ impl Program {
         }
         if let Work::Requests(requests) = &self.work {
             let requests = requests.clone();
-            let due_ns = requests.slo_ns.map(|slo_ns| now_ns.saturating_add(slo_ns));
-            let batch = self.batch(now_ns, &requests.profile, 1.0, requests.jitter, due_ns);
-            let next_ns = self.next_arrival(now_ns, &requests);
-            if self.is_busy {
-                self.queue.push_back(batch);
-                return (None, next_ns);
-            }
+            let first_word = self.random.get_word_pos() as u64;
+            let batch = if self.is_busy {
+                self.queue.push_back(Waiting { arrived_ns: now_ns, first_word });
+                let words = requests.profile.iter().map(|part| words(part.kernels, requests.jitter));
+                self.random.set_word_pos(u128::from(first_word + words.sum::<u64>()));
+                None
+            } else {
+                Some(self.request(now_ns, &requests))
+            };
             self.is_busy = true;
-            return (Some(batch), next_ns);
+            return (batch, self.next_arrival(now_ns, &requests));
         }
         let Some((at_ns, load)) = self.active_from(now_ns) else { return (None, None) };
         if at_ns > now_ns {
@@ -109,7 +120,7 @@ impl Program {
             }
             Work::Steps(steps) => {
                 let steps = steps.clone();
-                let due_ns = steps.slo_ns.map(|slo_ns| now_ns.saturating_add(slo_ns));
+                let due_ns = due_ns(now_ns, steps.slo_ns);
                 self.batch(now_ns, &steps.profile, load, steps.jitter, due_ns)
             }
             Work::Requests(_) => unreachable!("requests come by themselves"),
@@ -130,18 +141,37 @@ impl Program {
                 // From the end to the beginning as long as the scenario says.
                 if *next == 0 { recorded.pause_ns } else { recorded.stretches[*next].pause_ns }
             }
-            Work::Requests(_) => {
+            Work::Requests(requests) => {
+                let requests = requests.clone();
                 let next = self.queue.pop_front();
                 self.is_busy = next.is_some();
-                return (next, None);
+                return (next.map(|waiting| self.waited(waiting, &requests)), None);
             }
         };
         (None, Some(now_ns.saturating_add(pause_ns)))
     }
 
-    /// Requests that wait for the one that is answered.
-    pub fn queued(&self) -> &VecDeque<Batch> {
-        &self.queue
+    /// Requests that wait for the one that is answered: when they came, and when they have to be done, if they have to.
+    pub fn queued(&self) -> impl Iterator<Item = (u64, Option<u64>)> {
+        let slo_ns = match &self.work {
+            Work::Requests(requests) => requests.slo_ns,
+            Work::Steps(_) | Work::Recorded(..) => None,
+        };
+        self.queue.iter().map(move |waiting| (waiting.arrived_ns, due_ns(waiting.arrived_ns, slo_ns)))
+    }
+
+    /// The turn of a request that waited has come.
+    fn waited(&mut self, waiting: Waiting, requests: &Requests) -> Batch {
+        let now_at = self.random.get_word_pos();
+        self.random.set_word_pos(u128::from(waiting.first_word));
+        let batch = self.request(waiting.arrived_ns, requests);
+        self.random.set_word_pos(now_at);
+        batch
+    }
+
+    fn request(&mut self, arrived_ns: u64, requests: &Requests) -> Batch {
+        let due_ns = due_ns(arrived_ns, requests.slo_ns);
+        self.batch(arrived_ns, &requests.profile, 1.0, requests.jitter, due_ns)
     }
 
     /// The kernels of a profile, so many times as many.
@@ -172,7 +202,8 @@ impl Program {
 
     /// The first moment not before `at_ns` in which it is active, and its load then.
     fn active_from(&self, at_ns: u64) -> Option<(u64, f64)> {
-        let phase = self.phases.iter().find(|phase| at_ns < phase.to_ns)?;
+        // In order: a day may have one for each second.
+        let phase = self.phases.get(self.phases.partition_point(|phase| phase.to_ns <= at_ns))?;
         Some((at_ns.max(phase.from_ns), phase.load))
     }
 
@@ -196,10 +227,67 @@ impl Program {
     }
 }
 
+/// When work that was asked for then has to be done.
+fn due_ns(arrived_ns: u64, slo_ns: Option<u64>) -> Option<u64> {
+    slo_ns.map(|slo_ns| arrived_ns.saturating_add(slo_ns))
+}
+
+/// Words of random numbers that [`Program::varied`] takes for so many values.
+fn words(values: u64, jitter: f64) -> u64 {
+    if jitter == 0.0 { 0 } else { 2 * values }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::policy::Policy;
     use crate::scenario::Scenario;
+
+    #[test]
+    fn a_request_that_waited_has_the_kernels_that_it_would_have_had_at_once() {
+        let text = r#"
+            name = "queue"
+            shows = "requests that wait"
+            duration_s = 100
+            [[tenant]]
+            name = "requests"
+            [tenant.requests]
+            arrival = "poisson"
+            per_s = 10
+            profile = [{ kernels = 3, kernel_us = 1000 }, { kernels = 2, kernel_us = 70 }]
+            jitter = 0.3
+            slo_ms = 5
+        "#;
+        let scenario = Scenario::parse(text).unwrap();
+        let program = || Program::new(&scenario.tenants[0], 7);
+        let (mut prompt, mut late) = (program(), program());
+        let lengths = |batch: &Batch| batch.kernels.iter().map(|kernel| kernel.length_ns).collect::<Vec<_>>();
+        let mut moment_ns = prompt.begins_ns();
+        assert_eq!(moment_ns, late.begins_ns());
+        let (mut at_once, mut waited) = (Vec::new(), Vec::new());
+        for _ in 0..20 {
+            let (batch, next_ns) = prompt.act(moment_ns.unwrap());
+            at_once.push(batch.unwrap());
+            assert!(prompt.done(moment_ns.unwrap()).0.is_none());
+            let (batch, same_ns) = late.act(moment_ns.unwrap());
+            waited.extend(batch);
+            assert_eq!(next_ns, same_ns);
+            moment_ns = next_ns;
+        }
+        let queued: Vec<_> = late.queued().collect();
+        while let Some(batch) = late.done(0).0 {
+            waited.push(batch);
+        }
+        assert_eq!(
+            waited.iter().map(lengths).collect::<Vec<_>>(),
+            at_once.iter().map(lengths).collect::<Vec<_>>()
+        );
+        let said = |batch: &Batch| (batch.arrived_ns, batch.due_ns);
+        assert_eq!(waited.iter().map(said).collect::<Vec<_>>(), at_once.iter().map(said).collect::<Vec<_>>());
+        assert_eq!(queued, waited[1..].iter().map(said).collect::<Vec<_>>());
+        // What is kept of each: on a machine with few GiB tens of millions may wait.
+        assert!(size_of::<Waiting>() <= 16);
+    }
 
     fn run(tenants: &str) -> crate::engine::Run {
         let text = format!("name = \"load\"\nshows = \"loads\"\nduration_s = 100\n{tenants}");

@@ -15,6 +15,8 @@ const LEAST_PAUSE_NS: u64 = 20_000;
 const UNKNOWN_NS: u64 = 10_000;
 /// Kernels in one batch, at most.
 const MOST_KERNELS: usize = 100_000;
+/// The largest file that is read, bytes: more launches than a scenario may have, and a machine has room for what is made of them.
+const MOST_BYTES: u64 = 1 << 30;
 
 /// A launch that ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,10 +97,10 @@ impl Trace {
     /// Reads a file.
     ///
     /// # Errors
-    /// It is none, or of another major version.
+    /// It is none, is too large, or of another major version.
     pub fn read(file: &Path) -> Result<Self> {
-        let bytes =
-            std::fs::read(file).with_context(|| format!("cannot read the trace {}", file.display()))?;
+        let bytes = read_file(file, MOST_BYTES, "record a minute or two of what is typical")
+            .with_context(|| format!("cannot read the trace {}", file.display()))?;
         Self::parse(&bytes).with_context(|| format!("in the trace {}", file.display()))
     }
 
@@ -168,7 +170,11 @@ impl Trace {
     pub fn stretches(&self) -> Result<Vec<Stretch>> {
         let busiest = self.processes.iter().max_by_key(|process| process.launches.len());
         let stretches = busiest.map(Process::stretches).unwrap_or_default();
-        ensure!(!stretches.is_empty(), "no kernel was launched in it");
+        if stretches.is_empty() {
+            // What is missing may be why.
+            let flaws = self.flaws().into_iter().map(|flaw| format!("; {flaw}")).collect::<String>();
+            bail!("no kernel was launched in it{flaws}");
+        }
         Ok(stretches)
     }
 }
@@ -280,6 +286,18 @@ impl Process {
     }
 }
 
+/// A regular file's bytes: a pipe may never end, nor does every device.
+fn read_file(file: &Path, most_bytes: u64, remedy: &str) -> Result<Vec<u8>> {
+    let found = std::fs::metadata(file)?;
+    ensure!(found.is_dir() || found.is_file(), "it is no regular file");
+    ensure!(
+        found.len() <= most_bytes,
+        "it has {} bytes, and {most_bytes} are the most: {remedy}",
+        found.len()
+    );
+    Ok(std::fs::read(file)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -367,6 +385,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_trace_of_which_nothing_is_left_says_what_is_missing() {
+        let (first, _) = example();
+        let torn = Trace::parse(&file(&[&first[..20]])).unwrap();
+        let error = torn.stretches().unwrap_err().to_string();
+        assert_eq!(error, "no kernel was launched in it; its last 20 bytes are torn: the writer died");
+    }
+
+    #[test]
+    fn what_may_not_end_or_is_too_large_is_not_read() {
+        let says = |file: &Path| format!("{:#}", Trace::read(file).unwrap_err());
+        assert!(says(Path::new("/dev/zero")).contains("no regular file"), "{}", says(Path::new("/dev/zero")));
+        let folder = tempfile::tempdir().unwrap();
+        let large = folder.path().join("large.trace");
+        std::fs::File::create(&large).unwrap().set_len(MOST_BYTES + 1).unwrap();
+        assert!(says(&large).contains("1073741824 are the most"), "{}", says(&large));
     }
 
     #[test]

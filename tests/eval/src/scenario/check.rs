@@ -14,6 +14,9 @@ pub const MAX_TENANTS: usize = 4096;
 const MAX_TENANT_SECONDS: u64 = 100_000_000;
 /// Kernels that a scenario may come to: some minutes of evaluation.
 const MAX_KERNELS: f64 = 2e7;
+/// The same, each as often as there are tenants on a GPU: some policies look at all of them for each kernel (the hour of a thousand tenants has 4.4e8 of
+/// these, and takes a minute).
+const MAX_LOOKS: f64 = 5e9;
 /// Time slices that a run may come to.
 const MAX_SLICES: f64 = 2e7;
 
@@ -117,14 +120,24 @@ impl Scenario {
                 );
                 return Err(Fault::of_tenant(number, &["name"], says));
             }
+            let on_each = tenants.div_ceil(self.gpus);
+            if kernels * on_each as f64 > MAX_LOOKS {
+                let says = format!(
+                    "with this tenant it may come to {kernels:.0} kernels, and {:.0} are the most with {on_each} tenants on a GPU: make \
+                     duration_s shorter, kernels longer, requests rarer or tenants fewer",
+                    MAX_LOOKS / on_each as f64
+                );
+                return Err(Fault::of_tenant(number, &["name"], says));
+            }
             work_ns += tenant.count as f64 * tenant.most_work_ns(self.duration_ns);
         }
         let slices = work_ns.min(self.gpus as f64 * self.duration_ns as f64) / self.gpu.slice_ns as f64;
         if slices > MAX_SLICES {
             let says = format!(
-                "it may come to more than {MAX_SLICES:.0} slices: make them longer, or duration_s shorter"
+                "it may come to more than {MAX_SLICES:.0} slices of `gpu.slice_ms`: make them longer, or duration_s shorter"
             );
-            return Err(Fault::at(&["gpu", "slice_ms"], says));
+            let is_said = self.gpu.slice_ns != Gpu::default().slice_ns;
+            return Err(Fault::at(if is_said { &["gpu", "slice_ms"] } else { &["duration_s"] }, says));
         }
         self.check_promises()
     }

@@ -5,6 +5,8 @@ mod check;
 mod place;
 mod units;
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -299,8 +301,7 @@ impl Scenario {
     /// # Errors
     /// What is wrong with it, with line and key.
     pub fn read(file: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(file)
-            .with_context(|| format!("cannot read the scenario {}", file.display()))?;
+        let text = read_text(file).with_context(|| format!("cannot read the scenario {}", file.display()))?;
         let folder = file.parent().unwrap_or(Path::new("."));
         Self::parse_in(folder, &text).with_context(|| format!("in the scenario {}", file.display()))
     }
@@ -395,6 +396,20 @@ impl Scenario {
             ..*self
         }
     }
+}
+
+/// A file's text. It may be a pipe's end, and need not be one of ours.
+fn read_text(file: &Path) -> Result<String> {
+    /// Bytes of a scenario that nobody wrote by hand, and then some.
+    const MOST: u64 = 64 << 20;
+    let mut bytes = Vec::new();
+    File::open(file)?.take(MOST + 1).read_to_end(&mut bytes)?;
+    ensure!(bytes.len() as u64 <= MOST, "it has more than {MOST} bytes: no scenario is that long");
+    String::from_utf8(bytes).map_err(|error| {
+        let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        anyhow!("line {line} is no UTF-8, which TOML is written in")
+    })
 }
 
 /// Where the scenarios are that come with deepres.

@@ -165,7 +165,7 @@ fn what_is_unknown_or_impossible_is_named_with_its_line_and_key() {
             "[[tenant]]",
             "[gpu]\n    slice_ms = 0.000001\n    switch_us = 0\n    [[tenant]]",
             6,
-            "more than 20000000 slices",
+            "`gpu.slice_ms`: it may come to more than 20000000 slices",
         ),
         ("[[tenant]]", "[gpu]\n    handoff_us = 1e7\n    [[tenant]]", 6, "nobody would ever run"),
     ] {
@@ -190,7 +190,27 @@ fn what_would_take_more_than_minutes_is_refused_and_a_day_of_little_work_is_not(
     assert!(scenario(86_400, idle).is_ok());
     let busy = idle.replace(", pause_ms = 60000", "0000");
     let error = format!("{:#}", scenario(86_400, &busy).unwrap_err());
-    assert!(error.contains("more than 20000000 slices"), "{error}");
+    assert!(error.contains("line 3, `duration_s`: it may come to more than 20000000 slices"), "{error}");
+    // Each of many tenants is looked at for each kernel.
+    let many =
+        "[[tenant]]\nname = \"a\"\ncount = 4000\nsteps = { kernels = 1, kernel_us = 100, pause_ms = 1000 }";
+    let error = format!("{:#}", scenario(1_000, many).unwrap_err());
+    assert!(
+        error.contains("line 5") && error.contains("1250000 are the most with 4000 tenants on a GPU"),
+        "{error}"
+    );
+    assert!(scenario(300, many).is_ok());
+}
+
+#[test]
+fn a_file_that_is_no_text_or_has_no_end_is_refused_with_the_line_where_there_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("latin.toml");
+    std::fs::write(&file, b"name = \"a\"\nshows = \"caf\xe9\"\n").unwrap();
+    let says = |file: &Path| format!("{:#}", Scenario::read(file).unwrap_err());
+    assert!(says(&file).contains("latin.toml: line 2 is no UTF-8"), "{}", says(&file));
+    let endless = Path::new("/dev/zero");
+    assert!(says(endless).contains("more than 67108864 bytes"), "{}", says(endless));
 }
 
 /// What the parser says of a scenario with this in it.
