@@ -30,8 +30,31 @@ pub struct OnGpu {
     pub processes: Vec<(u32, u64)>,
 }
 
-/// What the log told already: of each tenant and GPU, refusals and whether the account was far off.
-type Told = BTreeMap<(String, usize), (u64, bool)>;
+/// What was seen of each tenant and GPU when the log was written to last.
+type Told = BTreeMap<(String, usize), Seen>;
+
+/// What the log told already, and what held then.
+#[derive(Debug, Default)]
+struct Seen {
+    refusals: u64,
+    was_off: bool,
+    bound: Option<Bound>,
+}
+
+/// The least of what keeps a tenant from more memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Bound {
+    bytes: u64,
+    is_its_limit: bool,
+}
+
+impl Bound {
+    fn of(tenant: &TenantStatus, account: &AccountStatus) -> Option<Self> {
+        let limit = tenant.memory_limit_bytes.map(|bytes| Self { bytes, is_its_limit: true });
+        let ceiling = account.ceiling_bytes.map(|bytes| Self { bytes, is_its_limit: false });
+        limit.into_iter().chain(ceiling).min_by_key(|bound| bound.bytes)
+    }
+}
 
 /// Looks, for ever.
 pub async fn serve(shared: Rc<Shared>) {
@@ -86,18 +109,21 @@ fn tell(tenants: &[TenantStatus], told: &mut Told) {
     let accounts = || tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |gpu| (tenant, gpu)));
     told.retain(|(name, gpu), _| accounts().any(|(tenant, own)| tenant.name == *name && own.gpu == *gpu));
     for (tenant, account) in accounts() {
-        let (refusals, was_off) = told.entry((tenant.name.clone(), account.gpu)).or_default();
-        if account.refusals > *refusals {
+        let seen = told.entry((tenant.name.clone(), account.gpu)).or_default();
+        let bound = Bound::of(tenant, account);
+        if account.refusals > seen.refusals {
+            // It may have been changed since: what passed the one passed the lesser.
+            let least = seen.bound.into_iter().chain(bound).min_by_key(|bound| bound.bytes);
             tracing::info!(
                 tenant = tenant.name,
                 gpu = account.gpu,
-                refusals = account.refusals - *refusals,
+                refusals = account.refusals - seen.refusals,
                 "{}",
-                refusal(tenant, account)
+                refusal(account, least)
             );
         }
         let is_off = is_far_off(tenant, account);
-        if is_off && !*was_off {
+        if is_off && !seen.was_off {
             tracing::warn!(
                 tenant = tenant.name,
                 gpu = account.gpu,
@@ -105,21 +131,20 @@ fn tell(tenants: &[TenantStatus], told: &mut Told) {
                 "what NVML says that a tenant holds is far from its account: some of it may go past deepres (`deepres ps --coverage`)"
             );
         }
-        (*refusals, *was_off) = (account.refusals, is_off);
+        *seen = Seen { refusals: account.refusals, was_off: is_off, bound };
     }
 }
 
 /// Why memory was refused, in a line. What is held by now is not what was held then.
-fn refusal(tenant: &TenantStatus, account: &AccountStatus) -> String {
+fn refusal(account: &AccountStatus, bound: Option<Bound>) -> String {
     let what = account.last_refusal.as_ref().map_or("memory".to_owned(), |last| {
         format!("{} for {}", Bytes(last.bytes), last.api.as_deref().unwrap_or("an unknown call"))
     });
-    let limit = tenant.memory_limit_bytes;
-    match account.ceiling_bytes.filter(|ceiling| limit.is_none_or(|limit| *ceiling < limit)).or(limit) {
-        Some(bytes) if limit == Some(bytes) => {
+    match bound {
+        Some(Bound { bytes, is_its_limit: true }) => {
             format!("refused {what}: with what it held that passes its limit of {}", Bytes(bytes))
         }
-        Some(bytes) => {
+        Some(Bound { bytes, .. }) => {
             format!("refused {what}: with what it held that passes the {} that others leave it", Bytes(bytes))
         }
         None => format!("refused {what}: it had a limit then"),

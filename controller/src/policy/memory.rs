@@ -5,7 +5,8 @@
 //! anything there are no ceilings, and tenants may take what they find.
 //!
 //! A tenant that lets its memory follow its use (*after DeepRes*) is kept no more than what it held of late and a margin ([`Use::kept_bytes`]): the rest
-//! of a promise is whose it is first, and what others have of it is its own ceiling, which is never below what is kept for it.
+//! of a promise is whose it is first, and what others have of it is its own ceiling, which is never below what is kept for it. Of one that was promised nothing
+//! that is so where nobody else was promised anything either: no wish of its own lets it take what is promised to another.
 
 /// A tenant on a GPU, as this policy sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +34,8 @@ pub fn ceilings(total_bytes: u64, tenants: &[Holding]) -> Vec<Option<u64>> {
         let others = promises - usize::from(tenant.promised_bytes > 0);
         let left = total_bytes.saturating_sub(claims - tenant.claim_bytes());
         // A promise once given holds, whatever others have come to hold.
-        let least = tenant.promised_bytes.max(tenant.kept_bytes.unwrap_or(0));
+        let kept_bytes = tenant.kept_bytes.filter(|_| others == 0).unwrap_or(0).min(total_bytes);
+        let least = tenant.promised_bytes.max(kept_bytes);
         (others > 0 || tenant.kept_bytes.is_some()).then(|| left.max(least))
     };
     tenants.iter().map(ceiling).collect()
@@ -102,6 +104,13 @@ mod tests {
         );
         let unpromised = Holding { kept_bytes: Some(8), ..holding(0, 5) };
         assert_eq!(ceilings(40, &[unpromised, holding(0, 36)]), [Some(8), None]);
+    }
+
+    #[test]
+    fn who_was_promised_nothing_and_follows_its_use_leaves_others_what_they_were_promised() {
+        let just_came = Holding { kept_bytes: Some(u64::MAX), ..holding(0, 5) };
+        assert_eq!(ceilings(40, &[just_came, holding(30, 4)]), [Some(10), None]);
+        assert_eq!(ceilings(40, &[just_came, holding(0, 4)]), [Some(40), None], "no more than there is");
     }
 
     #[test]
@@ -181,7 +190,9 @@ mod tests {
             let (before, after) = (ceilings(total, &plain), ceilings(total, &lending));
             for (at, (_, _, kept, lends)) in tenants.iter().enumerate() {
                 if *lends {
-                    prop_assert!(after[at].is_some_and(|ceiling| ceiling >= *kept));
+                    let is_promised_to_others = lending.iter().enumerate().any(|(other, own)| other != at && own.promised_bytes > 0);
+                    let least = if is_promised_to_others { lending[at].promised_bytes } else { (*kept).min(total) };
+                    prop_assert!(after[at].is_some_and(|ceiling| ceiling >= least));
                 } else {
                     prop_assert!(after[at].unwrap_or(u64::MAX) >= before[at].unwrap_or(u64::MAX));
                 }
@@ -191,15 +202,22 @@ mod tests {
         #[test]
         fn one_that_grows_to_its_ceiling_takes_nothing_of_what_was_promised(
             total in 0_u64..1000,
-            tenants in prop::collection::vec((0_u64..200, 0_u64..200), 1..6),
+            tenants in prop::collection::vec((0_u64..200, 0_u64..200, prop::option::of(0_u64..200)), 1..6),
         ) {
-            let tenants: Vec<Holding> = tenants.into_iter().map(|(promised, firm)| holding(promised, firm)).collect();
+            let tenants: Vec<Holding> = tenants
+                .into_iter()
+                .map(|(promised, firm, kept)| {
+                    let promised = promised.min(kept.unwrap_or(promised));
+                    Holding { kept_bytes: kept, ..holding(promised, firm) }
+                })
+                .collect();
             for (grown, ceiling) in ceilings(total, &tenants).into_iter().enumerate() {
                 let Some(ceiling) = ceiling else { continue };
                 prop_assert!(ceiling >= tenants[grown].promised_bytes);
                 let others = tenants.iter().enumerate().filter(|(other, _)| *other != grown);
-                let claims: u64 = others.map(|(_, other)| other.promised_bytes.max(other.firm_bytes)).sum();
-                prop_assert!(ceiling == tenants[grown].promised_bytes || ceiling + claims <= total);
+                let claims: u64 = others.clone().map(|(_, other)| other.promised_bytes.max(other.firm_bytes)).sum();
+                let is_promised = others.clone().any(|(_, other)| other.promised_bytes > 0);
+                prop_assert!(ceiling == tenants[grown].promised_bytes || ceiling + claims <= total || !is_promised);
             }
         }
     }

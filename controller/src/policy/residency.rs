@@ -3,6 +3,9 @@
 //! Tenants that opted in may be taken off whole, and brought back. Whoever needs memory is given it by taking off, in this order, who is
 //! idle, who runs as best effort, and who has had the GPU for longest, but that only after it had it for a *turn*. Moving
 //! memory costs time in which neither computes, so turns are long against it.
+//!
+//! An idle tenant that is away wants nothing that anybody sees, but it may wait in the driver where nobody sees it. So it is brought back once
+//! after a turn; if it then does nothing, after two turns, after four, and after eight each time.
 
 use super::TenantId;
 use super::class::Class;
@@ -42,6 +45,8 @@ pub struct Seen {
     pub bytes: Bytes,
     /// Since when it has nothing to do, ns; `None`: it has, or had when it was taken off.
     pub idle_since_ns: Option<u64>,
+    /// How often in a row it was brought back and did nothing until it was taken off again.
+    pub idle_visits: u32,
     /// What its processes asked for and the driver did not have.
     pub needs: Bytes,
     /// It was told again and again that this is free, and the driver did not give it.
@@ -66,6 +71,9 @@ pub struct Move {
     pub enter: TenantId,
 }
 
+/// An idle tenant that is away is brought back after 2 to the power of this turns at the latest.
+const MOST_DOUBLINGS: u32 = 3;
+
 /// Decides the next move, if one is due. `free`: what nobody has taken on each GPU.
 pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Option<Move> {
     let passed = |since_ns: u64, span_ns: u64| now_ns.saturating_sub(since_ns) >= span_ns;
@@ -88,8 +96,10 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
             // too many pieces does not become room by asking.
             return Some(Move { leave: Vec::new(), enter: applicant.id });
         }
-        // An idle tenant that is away has no hurry: it is brought back when there is room, or after a turn.
-        let is_due = applicant.idle_since_ns.is_none() || passed(applicant.since_ns, times.turn_ns);
+        // An idle tenant that is away has no hurry: it is brought back when there is room, or after some turns.
+        let turns = 1_u64 << applicant.idle_visits.min(MOST_DOUBLINGS);
+        let is_due = applicant.idle_since_ns.is_none()
+            || passed(applicant.since_ns, times.turn_ns.saturating_mul(turns));
         if !is_due {
             return None;
         }
@@ -168,6 +178,7 @@ mod tests {
             since_ns,
             bytes: Bytes::from([(0, bytes)]),
             idle_since_ns: None,
+            idle_visits: 0,
             needs: Bytes::new(),
             asked_in_vain: false,
         }
@@ -197,6 +208,20 @@ mod tests {
         let both = [here, away];
         assert_eq!(next(1_499, 40, &both), None);
         assert_eq!(next(1_500, 40, &both), Some(Move { leave: vec![1], enter: 2 }));
+    }
+
+    #[test]
+    fn an_idle_tenant_that_did_nothing_when_it_was_back_is_brought_back_more_and_more_seldom() {
+        let here = tenant(1, Place::Resident, 0, 60);
+        let idle = Seen { idle_since_ns: Some(0), ..tenant(2, Place::Away, 0, 60) };
+        for (idle_visits, turns) in [(0, 1), (1, 2), (2, 4), (3, 8), (4, 8), (u32::MAX, 8)] {
+            let both = [here.clone(), Seen { idle_visits, ..idle.clone() }];
+            let after = turns * TIMES.turn_ns;
+            assert_eq!(next(after - 1, 40, &both), None, "{idle_visits}");
+            assert_eq!(next(after, 40, &both), Some(Move { leave: vec![1], enter: 2 }), "{idle_visits}");
+        }
+        let wants = Seen { idle_since_ns: None, idle_visits: 9, ..idle };
+        assert_eq!(next(1_000, 40, &[here, wants]), Some(Move { leave: vec![1], enter: 2 }));
     }
 
     #[test]

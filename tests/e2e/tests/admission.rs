@@ -250,6 +250,32 @@ fn an_administrator_promises_no_more_than_there_is_on_the_gpu_that_a_job_uses() 
 }
 
 #[test]
+fn who_was_promised_nothing_takes_no_promised_memory_by_following_its_use() {
+    let host = Host::new().simgpu(GPU);
+    let _daemon = host.daemon();
+    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
+    let mut first = host.spawn(host.run(&options, c_client("view", Way::Dlsym), &[]));
+    first.await_json(COMMAND_LIMIT);
+    let arguments = ["33554432", "cuMemAlloc_v2"];
+    let options = ["--name", "follower", "--memory-follow-use"];
+    let mut follower = host.spawn(host.run(&options, c_client("fill", Way::Dlsym), &arguments));
+    let filled = follower.await_json(COMMAND_LIMIT);
+    assert_eq!(filled["kinds"][0]["bytes"], 1u64 << 30, "{filled}");
+    let told = host.finish(host.deepres(&["ps", "-v"])).success().stdout;
+    assert!(told.contains("1 GiB are kept for it"), "{told}");
+    assert!(told.contains("may hold 1 GiB at most"), "{told}");
+    first.finish(COMMAND_LIMIT).success();
+    // Beside nobody it is kept what there is.
+    let all = |told: &str| told.contains("4 GiB are kept for it") && told.contains("may hold 4 GiB at most");
+    let begun = Instant::now();
+    while !all(&host.finish(host.deepres(&["ps", "-v"])).success().stdout) {
+        assert!(begun.elapsed() < COMMAND_LIMIT);
+        thread::sleep(Duration::from_millis(50));
+    }
+    follower.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
 fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
     let gpu = "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n";
     let host = Host::new().simgpu(gpu).config("memory_follow_ms = 200\n");

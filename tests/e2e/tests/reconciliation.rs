@@ -85,3 +85,24 @@ fn who_was_refused_memory_is_told_of_in_the_log_and_in_plain_ps() {
     assert!(row.is_some_and(|row| row.matches("64 MiB").count() == 2), "limit and peak: {shown}");
     client.finish(COMMAND_LIMIT).success();
 }
+
+#[test]
+fn the_log_names_the_limit_that_was_passed_though_it_was_raised_since() {
+    let host = host();
+    let mut daemon = host.daemon();
+    let filled = |chunk_bytes: u64| {
+        let arguments = [&chunk_bytes.to_string(), "cuMemAlloc_v2"];
+        let client = c_client("fill", Way::Dlsym);
+        let mut client = host.spawn(host.run(&["--name", "t", "--memory", "64MiB"], client, &arguments));
+        client.await_json(COMMAND_LIMIT);
+        client
+    };
+    let _first = filled(4 * MIB);
+    daemon.await_error_line(|line| line.contains("refused 4 MiB for cuMemAlloc_v2"), COMMAND_LIMIT);
+    let _second = filled(2 * MIB);
+    host.finish(host.deepres(&["set", "t", "--memory", "512MiB"])).success();
+    daemon.await_error_line(|line| line.contains("refused 2 MiB for cuMemAlloc_v2"), COMMAND_LIMIT);
+    let told = daemon.stderr();
+    assert!(told.contains("passes its limit of 64 MiB"), "{told}");
+    assert!(!told.contains("passes its limit of 512 MiB"), "{told}");
+}

@@ -146,6 +146,29 @@ fn two_tenants_of_sixty_percent_of_the_memory_each_both_finish_in_turns() {
 }
 
 #[test]
+fn two_tenants_that_have_nothing_to_do_are_not_moved_every_turn() {
+    const LOOKED_FOR: Duration = Duration::from_secs(8);
+    let host = small_gpu().config("suspend_turn_ms = 200\n");
+    let daemon = host.daemon();
+    let idle = |name: &str| {
+        // Its kernels are over, and it waits for the end of its input with its memory.
+        let options = ["--name", name, "--oversubscribe", "suspend"];
+        let bytes = (608 * MIB).to_string();
+        let mut client = host.spawn(host.run(&options, c_client("holds", Way::Dlsym), &[&bytes]));
+        client.await_line(|line| line == "holding", COMMAND_LIMIT);
+        client
+    };
+    let clients = [idle("first"), idle("second")];
+    thread::sleep(LOOKED_FOR);
+    let moved = daemon.stderr().matches("suspended a tenant").count();
+    // Each turn would be some twenty.
+    assert!((1..=10).contains(&moved), "{moved}:\n{}", daemon.stderr());
+    for client in clients {
+        client.finish(COMMAND_LIMIT).success();
+    }
+}
+
+#[test]
 fn a_graph_that_allocates_waits_for_room_as_an_allocation_does() {
     let host = small_gpu().config("suspend_turn_ms = 200\n");
     let _daemon = host.daemon();

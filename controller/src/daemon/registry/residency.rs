@@ -28,6 +28,8 @@ pub struct Stay {
     pub needs: Bytes,
     /// It has work on the GPU, or wants to.
     pub wants: bool,
+    /// Changes whenever it did anything on a GPU.
+    pub done: u64,
 }
 
 impl Registry {
@@ -148,6 +150,13 @@ impl Tenant {
         let mut pids: Vec<u32> = self.sessions.values().map(|session| session.pid).collect();
         pids.sort_unstable();
         pids.dedup();
+        let slots = self.sessions.values().flat_map(|session| {
+            session.gpus.iter().filter_map(|gpu| Some(session.meter.page().slot(*gpu)?.read()))
+        });
+        let done = slots.flat_map(|seen| {
+            let launched = [seen.kernel_launches, seen.graph_launches, seen.copy_ns, seen.occupied_ns];
+            launched.into_iter().chain(seen.held_bytes)
+        });
         Stay {
             name: name.to_owned(),
             id: self.id,
@@ -157,6 +166,7 @@ impl Tenant {
             held: on_gpus(LedgerGpu::held_bytes),
             needs: on_gpus(LedgerGpu::needed_bytes),
             wants: false,
+            done: done.fold(0, u64::wrapping_add),
         }
     }
 }

@@ -60,7 +60,10 @@ impl Registry {
             tenants: self
                 .tenants
                 .iter()
-                .map(|(name, tenant)| tenant_status(name, tenant, &by_whom))
+                .map(|(name, tenant)| {
+                    let gpu_bytes = |gpu: usize| self.gpus.get(gpu).map(|managed| managed.gpu.memory_bytes);
+                    tenant_status(name, tenant, &by_whom, gpu_bytes)
+                })
                 .collect(),
             unmanaged: Vec::new(),
             probes: ProbesStatus::default(),
@@ -97,11 +100,20 @@ impl Tenant {
     }
 }
 
-fn tenant_status(name: &str, tenant: &Tenant, by_whom: &ByWhom<'_>) -> TenantStatus {
+/// `gpu_bytes`: what a GPU has.
+fn tenant_status(
+    name: &str,
+    tenant: &Tenant,
+    by_whom: &ByWhom<'_>,
+    gpu_bytes: impl Fn(usize) -> Option<u64>,
+) -> TenantStatus {
     let accounts = by_whom.accounts.get(&tenant.id).into_iter().flatten().map(|account| {
         // Of one that nobody is left of the arbiter has the last word that it had, which holds no more.
         let is_here = !tenant.is_deserted();
         let seen = tenant.by_nvml.get(&account.gpu).filter(|_| is_here);
+        let ceiling_bytes = tenant.ceilings.get(&account.gpu).copied();
+        // One that has just come is kept all that it may hold.
+        let most_bytes = ceiling_bytes.or_else(|| gpu_bytes(account.gpu)).unwrap_or(u64::MAX);
         AccountStatus {
             entitled_ppm: account.entitled_ppm.filter(|_| is_here),
             is_lent: is_here && account.is_lent,
@@ -110,8 +122,8 @@ fn tenant_status(name: &str, tenant: &Tenant, by_whom: &ByWhom<'_>) -> TenantSta
             gate: account.gate.as_ref().filter(|_| tenant.is_present()).map(|gate| tenant.gate_word(gate)),
             nvml_bytes: seen.map(|seen| seen.bytes),
             drift_bytes: seen.map(|seen| seen.drift_bytes),
-            ceiling_bytes: tenant.ceilings.get(&account.gpu).copied(),
-            kept_bytes: tenant.kept_bytes(account.gpu),
+            ceiling_bytes,
+            kept_bytes: tenant.kept_bytes(account.gpu).map(|bytes| bytes.min(most_bytes)),
             ..(*account).clone()
         }
     });

@@ -48,6 +48,8 @@ pub struct Residency {
     /// GPUs on which room is being made for someone: nobody else is moved there.
     claimed: BTreeSet<GpuIndex>,
     tracks: BTreeMap<TenantId, Track>,
+    /// Of those that were taken off.
+    visits: BTreeMap<TenantId, Visits>,
     /// Who waits for memory, and where: the others there were told.
     waiting: BTreeSet<(TenantId, GpuIndex)>,
     /// Who was told that there is room, and nobody left for it.
@@ -93,6 +95,13 @@ enum Stage {
 struct Track {
     since_ns: u64,
     idle_since_ns: Option<u64>,
+}
+
+/// How often a tenant came back and did nothing, and what it had done when it was taken off last.
+#[derive(Debug, Clone, Copy)]
+struct Visits {
+    done: u64,
+    idle: u32,
 }
 
 /// Looks and moves, for ever.
@@ -252,6 +261,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
                 away.stage = Stage::There(mover);
                 tracing::info!(tenant = name, is_by_hand, bytes = ?away.bytes, "suspended a tenant");
             }
+            residency.note_visit(stay);
             Ok(())
         }
         Err(Failure::Refused(reason)) => {
@@ -435,6 +445,7 @@ impl Residency {
     fn forget_the_dead(&mut self, stays: &[Stay]) -> Vec<String> {
         self.tracks.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
         self.told.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
+        self.visits.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
         let lives = |name: &str| stays.iter().any(|stay| stay.name == name && !stay.pids.is_empty());
         // Who is on the way is seen to at its end.
         let is_dead = |name: &String, away: &mut Away| matches!(away.stage, Stage::There(_)) && !lives(name);
@@ -509,12 +520,20 @@ impl Residency {
             since_ns,
             bytes,
             idle_since_ns,
+            idle_visits: self.visits.get(&stay.id).map_or(0, |visits| visits.idle),
             needs: stay.needs.clone(),
             asked_in_vain: self
                 .told
                 .get(&stay.id)
                 .is_some_and(|told| told.times >= ASKS_IN_VAIN && told.is_of(stay)),
         }
+    }
+
+    /// A tenant was taken off that was as it is said to be.
+    fn note_visit(&mut self, stay: &Stay) {
+        let before = self.visits.get(&stay.id).filter(|before| before.done == stay.done);
+        let idle = before.map_or(0, |before| before.idle.saturating_add(1));
+        self.visits.insert(stay.id, Visits { done: stay.done, idle });
     }
 
     /// A tenant is told that there is room as it is.
@@ -559,5 +578,32 @@ async fn set_suspended(shared: &Shared, name: &str, is_suspended: bool) {
     for answer in answers {
         // An arbiter that is gone lets everybody go by itself.
         let _ = timeout(ANSWER_LIMIT, answer).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::class::Class;
+
+    #[test]
+    fn a_visit_is_idle_in_which_nothing_was_done() {
+        let stay = |done| Stay {
+            name: "t".to_owned(),
+            id: 1,
+            class: Class::Fair,
+            may_leave: true,
+            pids: vec![1],
+            held: Bytes::from([(0, 1)]),
+            needs: Bytes::new(),
+            wants: false,
+            done,
+        };
+        let mut residency = Residency::default();
+        let mut idle_visits = |done| {
+            residency.note_visit(&stay(done));
+            residency.see(&stay(done), 0).idle_visits
+        };
+        assert_eq!([5, 5, 5, 6, 6].map(&mut idle_visits), [0, 1, 2, 0, 1]);
     }
 }

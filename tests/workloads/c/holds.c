@@ -1,0 +1,21 @@
+/* holds BYTES: allocates BYTES, says `holding`, and does nothing until its input ends. */
+#include "driver.h"
+
+enum { CHUNK_BYTES = 32 << 20 };
+
+int main(int argc, char **argv) {
+    if (argc != 2) {
+        fprintf(stderr, "usage: holds BYTES\n");
+        return 2;
+    }
+    size_t chunks = strtoull(argv[1], NULL, 10) / CHUNK_BYTES;
+    open_context();
+    for (size_t i = 0; i < chunks; i++) {
+        CUdeviceptr held;
+        CHECK(cu(cuMemAlloc_v2)(&held, CHUNK_BYTES));
+    }
+    puts("holding");
+    fflush(stdout);
+    wait_for_end_of_input();
+    return 0;
+}
