@@ -67,6 +67,8 @@ const LONGEST_PER_DRAIN: u64 = 4;
 const NEW_QUOTA_PART: u32 = 8;
 /// A lease ends for a new quota so often at most.
 const REDISTRIBUTION_NS: u64 = ns(Duration::from_millis(50));
+/// Who is behind by less than this part of a quantum (one in so many) has caught up: what it has in flight is known so well.
+const CAUGHT_UP_PART: u64 = 4;
 /// How far an owner with a time objective may be ahead of the one that is furthest behind, and still go before it: as if it had been alone for so
 /// long, times its share …
 const MAX_ADVANCE: VirtualTime = ns(Duration::from_millis(50)) as VirtualTime;
@@ -305,9 +307,16 @@ impl Scheduler {
 
     /// Sets what a tenant is owed: its class, and its weight among its like.
     pub fn set_standing(&mut self, id: TenantId, class: Class, weight_ppm: u32) {
+        let phase = self.phase();
         let Some(tenant) = self.tenants.get_quietly(id) else { return };
         let change_ppm = tenant.weight_ppm.abs_diff(weight_ppm);
-        self.is_redistributed |= change_ppm > tenant.weight_ppm / NEW_QUOTA_PART;
+        let gains = weight_ppm > tenant.weight_ppm;
+        // Of nothing that a holder gains it is to give up its lease.
+        let is_for_others = match phase {
+            Phase::Held(holder) => gains != (holder == id),
+            Phase::Free | Phase::Draining(_) => true,
+        };
+        self.is_redistributed |= is_for_others && change_ppm > tenant.weight_ppm / NEW_QUOTA_PART;
         let vclock = self.vclocks[tenant.rank as usize];
         tenant.set_weight(weight_ppm, vclock);
         let rank = Rank::of(class);
@@ -742,7 +751,7 @@ impl Scheduler {
 
     /// Gives the GPU, which is free, to a tenant.
     fn give(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Step {
-        let is_redistributed = self.takes_up_redistribution(now_ns);
+        let is_redistributed = self.takes_up_redistribution(now_ns, tuning);
         if self.tenants.get(tenant).is_some_and(|tenant| self.presses(tenant)) {
             self.pressed_ns = now_ns;
         }
@@ -762,7 +771,7 @@ impl Scheduler {
         let catches_up = is_redistributed && (1..turn_ns).contains(&behind_ns);
         let turn_ns = if catches_up { behind_ns.max(tuning.lead_ns) } else { turn_ns };
         if catches_up {
-            self.redistributed_ns = Some(now_ns);
+            self.redistribute(now_ns);
         }
         let is_idle = self.tenants.get(tenant).is_some_and(|tenant| !tenant.seen.wants());
         self.hold = Some(Hold {
@@ -837,20 +846,26 @@ impl Scheduler {
         Step::Stay(Some(idle_ends_ns.unwrap_or(expires_ns).min(expires_ns)))
     }
 
-    /// Whether what somebody is owed changed since this was asked last, and a lease may end for it: jobs that come and go all the time do not end one each.
-    fn takes_up_redistribution(&mut self, now_ns: u64) -> bool {
-        let is_soon =
-            self.redistributed_ns.is_some_and(|last_ns| now_ns < last_ns.saturating_add(REDISTRIBUTION_NS));
+    /// Whether what somebody is owed changed since this was asked last, and a lease may end for it: jobs that come and go all the time do not end one each. What
+    /// changes within a quantum is one change.
+    fn takes_up_redistribution(&mut self, now_ns: u64, tuning: &Tuning) -> bool {
+        let is_soon = self.redistributed_ns.is_some_and(|last_ns| {
+            let same_until_ns = last_ns.saturating_add(tuning.quantum_ns);
+            (same_until_ns..last_ns.saturating_add(REDISTRIBUTION_NS)).contains(&now_ns)
+        });
         std::mem::take(&mut self.is_redistributed) && !is_soon
     }
 
+    /// A lease ends for what changed.
+    fn redistribute(&mut self, now_ns: u64) {
+        if self.redistributed_ns.is_none_or(|last_ns| now_ns >= last_ns.saturating_add(REDISTRIBUTION_NS)) {
+            self.redistributed_ns = Some(now_ns);
+        }
+    }
+
     fn hold_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
-        let catches_up = hold.contended.is_some_and(|contended| contended.catches_up);
-        let is_redistributed = if catches_up {
-            std::mem::take(&mut self.is_redistributed)
-        } else {
-            self.takes_up_redistribution(now_ns)
-        };
+        let catches_up = hold.catches_up();
+        let is_redistributed = self.takes_up_redistribution(now_ns, tuning);
         let Some(holder) = self.tenants.get(hold.tenant) else {
             self.hold = None;
             return Step::Again;
@@ -897,15 +912,17 @@ impl Scheduler {
                 return self.close(hold, now_ns);
             }
             self.waits_at_cost = patience.is_charged.then_some(hold.tenant);
+            // It may go on in a moment.
+            self.is_redistributed |= is_redistributed;
             return stay(patience_ends_ns);
         }
         // Who gains by what changed is not to wait for the end of a lease that was given before, but for what the holder had not got of its own.
         if is_redistributed && !is_behind {
-            self.redistributed_ns = Some(now_ns);
+            self.redistribute(now_ns);
             return self.close(hold, now_ns);
         }
         if is_redistributed && behind_ns > 0 {
-            self.redistributed_ns = Some(now_ns);
+            self.redistribute(now_ns);
             self.hold = Some(hold.catch_up(now_ns));
             self.lease(hold.tenant, expires_ns.min(now_ns.saturating_add(behind_ns)), true);
             return Step::Again;
@@ -1037,11 +1054,21 @@ impl Scheduler {
             // A gang that wants the GPU waits for others from now on.
             self.guard.owner_served(now_ns, tuning.handoff_ns);
         }
-        match next.filter(|_| in_flight && self.order == Order::Apart) {
-            // Work that does not end goes last.
+        let goes_last = |next: TenantId| in_flight || self.has_caught_up(&hold, next, tuning);
+        match next.filter(|next| self.order == Order::Apart && goes_last(*next)) {
+            // Work that does not end goes last, as who was let catch up does.
             Some(next) => self.give(next, now_ns, tuning),
             None => Step::Again,
         }
+    }
+
+    /// Whether a hold that was to last until its tenant is as far as others did so, as well as that could be foreseen.
+    fn has_caught_up(&self, hold: &Hold, next: TenantId, tuning: &Tuning) -> bool {
+        let Some((holder, next)) = self.tenants.get(hold.tenant).zip(self.tenants.get(next)) else {
+            return false;
+        };
+        let behind_ns = holder.gpu_ns(next.vtime.saturating_sub(holder.vtime));
+        holder.rank == next.rank && hold.catches_up() && behind_ns < tuning.quantum_ns / CAUGHT_UP_PART
     }
 
     /// Who has the GPU next but for this one.

@@ -327,7 +327,12 @@ impl Hold {
         Self { contended: Some(self.contended.unwrap_or(began)), ..self }
     }
 
-    /// The same, and what everybody is owed changed: it ends once the holder is as far as the others.
+    /// Whether it ends once the holder is as far as the others.
+    pub fn catches_up(&self) -> bool {
+        self.contended.is_some_and(|contended| contended.catches_up)
+    }
+
+    /// From now on it does: what everybody is owed changed.
     pub fn catch_up(self, now_ns: u64) -> Self {
         let Self { contended, .. } = self.contend(now_ns);
         Self { contended: contended.map(|contended| Contended { catches_up: true, ..contended }), ..self }
