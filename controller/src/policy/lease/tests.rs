@@ -1055,6 +1055,22 @@ fn who_loses_by_a_new_quota_is_given_no_more_than_it_had_not_got_either() {
 }
 
 #[test]
+fn who_gains_by_a_new_quota_keeps_its_lease() {
+    let mut bench = Bench::new();
+    bench.step(0, RUNNING, WAITING);
+    while !bench.is_leased(A) {
+        bench.step(MS, if bench.is_closed(A) { WAITING } else { RUNNING }, RUNNING);
+        bench.step(0, WAITING, WAITING);
+    }
+    bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+    let lease = bench.scheduler.grant(A);
+    bench.scheduler.set_standing(B, Class::Fair, PPM / 10);
+    bench.scheduler.set_standing(A, Class::Fair, PPM / 10 * 9);
+    bench.step(0, RUNNING, WAITING);
+    assert_eq!(bench.scheduler.grant(A), lease);
+}
+
+#[test]
 fn an_owner_that_goes_on_beside_a_guests_work_that_does_not_end_is_known_to_be_slowed() {
     let mut bench = Bench::beside();
     for _ in 0..100 {
