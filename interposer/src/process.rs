@@ -592,7 +592,8 @@ impl Process {
     /// The meter thread is about to sleep. False: something is open after all.
     pub fn prepare_sleep(&self) -> bool {
         self.is_meter_asleep.store(1, Ordering::SeqCst);
-        let is_busy = self.contexts().iter().any(|context| context.may_have_work());
+        let is_busy = self.memory.pools.is_release_due()
+            || self.contexts().iter().any(|context| context.may_have_work());
         if is_busy {
             self.finish_sleep();
         }

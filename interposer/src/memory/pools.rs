@@ -42,6 +42,8 @@ pub struct Pool {
 pub struct Pools {
     is_used: AtomicBool,
     pools: Mutex<Vec<Arc<Pool>>>,
+    /// Of a destroyed pool all is freed, and the streams may not have come to that yet: the meter thread looks again.
+    is_release_due: AtomicBool,
     /// The present pool of each device as it was last; 0: not known.
     present: [AtomicUsize; MAX_GPUS],
 }
@@ -51,6 +53,7 @@ impl Default for Pools {
         Self {
             is_used: AtomicBool::new(false),
             pools: Mutex::default(),
+            is_release_due: AtomicBool::new(false),
             present: [const { AtomicUsize::new(0) }; MAX_GPUS],
         }
     }
@@ -343,10 +346,38 @@ impl Pools {
     /// The driver keeps a destroyed pool until all that was allocated from it is freed and the streams have come to that: it does not tell, and what they have come to is seen
     /// by their work alone.
     fn release(&self, process: &Process, pool: &Arc<Pool>, state: &mut Held, site: &Site<'_>) {
-        let may_wait = |ordinal| process.may_have_work(ordinal);
-        if lock(&pool.live).is_empty() && !pool.ordinal.is_some_and(may_wait) {
-            state.set(site, 0, None);
-            lock(&self.pools).retain(|other| !Arc::ptr_eq(other, pool));
+        if !lock(&pool.live).is_empty() {
+            return;
+        }
+        if pool.ordinal.is_some_and(|ordinal| process.may_have_work(ordinal)) {
+            return self.defer_release(process);
+        }
+        state.set(site, 0, None);
+        lock(&self.pools).retain(|other| !Arc::ptr_eq(other, pool));
+    }
+
+    fn defer_release(&self, process: &Process) {
+        self.is_release_due.store(true, Ordering::SeqCst);
+        process.wake_meter();
+    }
+
+    /// Whether the meter thread has to look once more whether a destroyed pool is through.
+    pub fn is_release_due(&self) -> bool {
+        self.is_release_due.load(Ordering::SeqCst)
+    }
+
+    /// The meter thread has seen what is complete: what a destroyed pool had may be given back by now. Waits for nobody.
+    pub fn release_due(&self, process: &Process) {
+        if !self.is_release_due() {
+            return;
+        }
+        self.is_release_due.store(false, Ordering::SeqCst);
+        for pool in self.all().iter().filter(|pool| pool.is_destroyed()) {
+            let Some((_, site)) = pool.site(process) else { continue };
+            match pool.try_state() {
+                Some(mut state) => self.release(process, pool, &mut state, &site),
+                None => self.defer_release(process),
+            }
         }
     }
 

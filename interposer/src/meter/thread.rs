@@ -205,6 +205,7 @@ impl Meter {
                 gpu.ring();
             }
         }
+        self.process.memory.pools.release_due(self.process);
         if self.process.memory.beyond.is_used() {
             self.move_memory(now_ns);
         }

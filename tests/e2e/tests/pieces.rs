@@ -1,7 +1,7 @@
 //! Memory that comes in unusual ways counts by the published rule: pools of the host's and of managed memory, pools and external memory of another process, arrays
 //! that memory is mapped into later. Account and GPU agree after each step.
 
-use deepres_e2e::{Host, Process, clients::script, host::COMMAND_LIMIT};
+use deepres_e2e::{Host, Process, clients::script, containers::wait_until, host::COMMAND_LIMIT};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -42,12 +42,18 @@ fn host() -> Host {
     Host::new().light_contexts()
 }
 
+/// A tenant's account of the GPU.
+#[track_caller]
+fn account(host: &Host, tenant: &str) -> Value {
+    let mut status = host.status();
+    let own = status["tenants"].as_array_mut().into_iter().flatten().find(|one| one["name"] == tenant);
+    own.expect("the tenant is there")["gpus"][0].take()
+}
+
 /// The account of a tenant has so many MiB of a kind.
 #[track_caller]
 fn assert_counts(host: &Host, tenant: &str, kind: &str, mib: u64) {
-    let status = host.status();
-    let own = status["tenants"].as_array().into_iter().flatten().find(|one| one["name"] == tenant);
-    let account: &Value = &own.expect("the tenant is there")["gpus"][0];
+    let account = account(host, tenant);
     assert_eq!(account["memory_by_kind"][kind].as_u64().unwrap_or(0), mib * MIB, "{kind}: {account}");
     assert_eq!(account["memory_bytes"].as_u64(), Some(mib * MIB), "{account}");
 }
@@ -149,6 +155,8 @@ fn what_a_pool_gave_counts_beyond_the_end_of_its_context_and_of_the_pool() {
     assert_taken(&host, 64);
     assert_eq!(client.asks("read('memory')"), "7");
     client.does("give('memory')");
+    // Nobody asks a destroyed pool any more: the meter sees that the process's work is through.
+    wait_until("it counts no more", COMMAND_LIMIT, || account(&host, "t")["memory_bytes"] == 0);
     assert_counts(&host, "t", "pool", 0);
     assert_taken(&host, 0);
 }
