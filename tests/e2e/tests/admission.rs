@@ -258,9 +258,12 @@ fn who_was_promised_nothing_takes_no_promised_memory_by_following_its_use() {
     first.await_json(COMMAND_LIMIT);
     let arguments = ["33554432", "cuMemAlloc_v2"];
     let options = ["--name", "follower", "--memory-follow-use"];
-    let mut follower = host.spawn(host.run(&options, c_client("fill", Way::Dlsym), &arguments));
-    let filled = follower.await_json(COMMAND_LIMIT);
+    let follower = host.spawn(host.run(&options, c_client("fill", Way::Dlsym), &arguments));
+    let filled = follower.finish(COMMAND_LIMIT).success().json();
     assert_eq!(filled["kinds"][0]["bytes"], 1u64 << 30, "{filled}");
+    let bytes = (512u64 << 20).to_string();
+    let mut follower = host.spawn(host.run(&options, c_client("holds", Way::Dlsym), &[&bytes]));
+    follower.await_line(|line| line == "holding", COMMAND_LIMIT);
     let told = host.finish(host.deepres(&["ps", "-v"])).success().stdout;
     assert!(told.contains("1 GiB are kept for it"), "{told}");
     assert!(told.contains("may hold 1 GiB at most"), "{told}");
