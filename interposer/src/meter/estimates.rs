@@ -1,7 +1,7 @@
 //! What a launch takes, learned from segments that held one launch: for the window on work in flight, and for the time of launches that were
 //! counted and not timed.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 /// Buckets of the table, and places in each: a bucket is one cache line. More different kernels than that overwrite each other and are learned
 /// again.
@@ -19,6 +19,8 @@ const MORE_PER_LONG: u8 = 64;
 const MORE_PER_DOUBLING: u8 = 32;
 /// 128 times as much.
 const MOST_MORE: u8 = 224;
+/// A kernel whose time scatters takes its mean over so much, at the least: a bound above that says nothing against what is known.
+const TIMES_SCATTERED: u64 = 2;
 
 /// Mean time by key.
 #[derive(Debug)]
@@ -35,6 +37,8 @@ struct History {
     more: AtomicU8,
     /// How many there were, as far as it counts.
     measured: AtomicU8,
+    /// Whether one of them was more than a bound.
+    is_measured: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -71,24 +75,32 @@ impl Estimates {
 
     /// From how many measurements, or bounds, that is known, as far as it counts.
     pub fn measured(&self, key: u64) -> u8 {
-        let bucket = key as usize % BUCKETS;
-        let Some((Bucket(places), histories)) = self.buckets.get(bucket).zip(self.histories.get(bucket))
-        else {
-            return 0;
-        };
-        let of_key = places.iter().zip(histories).find(|(place, _)| place.key.load(Ordering::Relaxed) == key);
-        of_key.map_or(0, |(_, history)| history.measured.load(Ordering::Relaxed))
+        self.history(key).map_or(0, |history| history.measured.load(Ordering::Relaxed))
     }
 
-    /// Notes that one took no more than `most_ns`: all that is known of one that was not measured exactly. The meter thread's.
+    fn history(&self, key: u64) -> Option<&History> {
+        let bucket = key as usize % BUCKETS;
+        let (Bucket(places), histories) = self.buckets.get(bucket).zip(self.histories.get(bucket))?;
+        let of_key = places.iter().zip(histories).find(|(place, _)| place.key.load(Ordering::Relaxed) == key);
+        of_key.map(|(_, history)| history)
+    }
+
+    /// Notes that one took no more than `most_ns`: all that is known of one that was not measured exactly. Once others were that says nothing, unless it is far less than what
+    /// is known: the mean of what scatters would follow its shortest. The meter thread's.
     pub fn bound(&self, key: u64, most_ns: u64) {
-        if self.get(key).is_none_or(|known_ns| known_ns > most_ns) {
-            self.learn(key, most_ns);
+        let scatters = self.history(key).is_some_and(|history| history.is_measured.load(Ordering::Relaxed));
+        let part = if scatters { TIMES_SCATTERED } else { 1 };
+        if self.get(key).is_none_or(|known_ns| known_ns / part > most_ns) {
+            self.take(key, most_ns, false);
         }
     }
 
     /// Notes that one took `took_ns`. Returns as how long it counts: `None` if it is the first. The meter thread's.
     pub fn learn(&self, key: u64, took_ns: u64) -> Option<u64> {
+        self.take(key, took_ns, true)
+    }
+
+    fn take(&self, key: u64, took_ns: u64, is_measured: bool) -> Option<u64> {
         /// Which place of a full bucket a new key takes: bits that do not choose the bucket.
         const VICTIM_SHIFT: u32 = 32;
         let bucket = key as usize % BUCKETS;
@@ -97,7 +109,11 @@ impl Estimates {
             places.iter().zip(histories).find(|(place, _)| place.key.load(Ordering::Relaxed) == wanted)
         };
         let victim = (key >> VICTIM_SHIFT) as usize % WAYS;
-        if let Some((place, History { more, measured })) = of(key) {
+        if let Some((place, history)) = of(key) {
+            let History { more, measured, .. } = history;
+            if is_measured {
+                history.is_measured.store(true, Ordering::Relaxed);
+            }
             let mean_ns = place.mean_ns.load(Ordering::Relaxed);
             let known_more = more.load(Ordering::Relaxed);
             let most_ns = mean_ns.saturating_mul(MOST_TIMES_KNOWN << (known_more / MORE_PER_DOUBLING));
@@ -113,9 +129,9 @@ impl Estimates {
             place.mean_ns.store(mean_ns - mean_ns / WEIGHT + counted_ns / WEIGHT, Ordering::Relaxed);
             return Some(counted_ns);
         }
-        if let Some((place, History { more, measured })) =
-            of(0).or(places.get(victim).zip(histories.get(victim)))
-        {
+        if let Some((place, history)) = of(0).or(places.get(victim).zip(histories.get(victim))) {
+            let History { more, measured, .. } = history;
+            history.is_measured.store(is_measured, Ordering::Relaxed);
             place.mean_ns.store(took_ns.max(1), Ordering::Relaxed);
             place.key.store(key, Ordering::Relaxed);
             more.store(0, Ordering::Relaxed);
@@ -253,6 +269,19 @@ mod tests {
         assert_eq!(estimates.get(keyed(1)), Some(9_000));
         estimates.bound(keyed(1), 5_000);
         assert_eq!(estimates.get(keyed(1)), Some(8_000));
+    }
+
+    #[test]
+    fn the_shortest_of_what_scatters_do_not_pass_for_its_mean() {
+        let estimates = Estimates::default();
+        estimates.learn(keyed(1), 8_000);
+        for _ in 0..100 {
+            estimates.bound(keyed(1), 5_000);
+        }
+        assert_eq!(estimates.get(keyed(1)), Some(8_000));
+        // That the first held something else is seen nevertheless.
+        estimates.bound(keyed(1), 1_000);
+        assert!(estimates.get(keyed(1)) < Some(8_000));
     }
 
     #[test]

@@ -82,6 +82,9 @@ pub struct Lane {
     taken: AtomicU32,
     /// Whether the stream's last segment had gaps, or may have had; the meter thread's to say.
     is_sparse: AtomicBool,
+    /// What segments whose time lies between bounds were charged less than expected, for the bounds' sake, ns: the next ones make up for it. Otherwise where kernels take now
+    /// less and now more than their mean, only the less would count.
+    carried_ns: AtomicI64,
     /// The open segment's, as in [`Contents`]. What of its estimate is in the GPU's queue already:
     open_queued_ns: AtomicU64,
     open_key: AtomicU64,
@@ -143,6 +146,7 @@ impl Lane {
             opened: AtomicU32::new(0),
             taken: AtomicU32::new(0),
             is_sparse: AtomicBool::new(true),
+            carried_ns: AtomicI64::new(0),
             open_queued_ns: AtomicU64::new(0),
             open_key: AtomicU64::new(0),
             open_asked_ns: AtomicU64::new(0),
@@ -183,6 +187,7 @@ impl Lane {
         self.owner.store(owner, Ordering::Relaxed);
         self.wanted.store(1, Ordering::Relaxed);
         self.is_sparse.store(true, Ordering::Relaxed);
+        self.carried_ns.store(0, Ordering::Relaxed);
         self.stuck_at.store(GETS_ON, Ordering::Relaxed);
         let before = self.stream.swap(stream.0, Ordering::AcqRel);
         if before == 0 {
@@ -790,6 +795,19 @@ impl Lane {
         }
         let tail = self.tail.load(Ordering::Relaxed);
         self.tail.store(tail.wrapping_add(1), Ordering::Release);
+    }
+
+    /// What a segment that is expected to take `expected_ns` has to make up for, at most as much again. The meter thread's.
+    pub fn carried_ns(&self, expected_ns: i64) -> i64 {
+        self.carried_ns.load(Ordering::Relaxed).clamp(-expected_ns, expected_ns)
+    }
+
+    /// A segment that was expected to take `expected_ns` was charged `took_ns` of its bounds. The meter thread's.
+    pub fn carry(&self, expected_ns: i64, took_ns: i64) {
+        if expected_ns > 0 {
+            let carried_ns = self.carried_ns(expected_ns).saturating_add(expected_ns - took_ns);
+            self.carried_ns.store(carried_ns.clamp(-expected_ns, expected_ns), Ordering::Relaxed);
+        }
     }
 
     /// Takes a measurement into the mean.

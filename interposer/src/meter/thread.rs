@@ -373,13 +373,18 @@ impl Meter {
         if contents.is_end_only {
             return self.charge_known(context, lane, contents, times);
         }
+        let told = contents.observed(times);
         let observed = Observed {
             previous_end_ns: lane.previous_end_ns(),
             offset_ns: inner.offset.get(),
             usual_ns: inner.lead.get(),
-            ..contents.observed(times)
+            expected_ns: told.expected_ns.saturating_add(lane.carried_ns(told.expected_ns)),
+            ..told
         };
         let measured = observed.measure();
+        if !measured.is_exact {
+            lane.carry(told.expected_ns, measured.took_ns);
+        }
         if !contents.is_copy {
             inner.lead.learn(observed.before_first_ns());
         }

@@ -409,6 +409,24 @@ fn graphs_that_take_another_time_each_are_not_queued_by_what_the_first_few_took(
 }
 
 #[test]
+fn what_bounds_cut_off_is_made_up_for_where_they_leave_room_and_once_over_at_most() {
+    const EXPECTED_NS: i64 = 10_000;
+    let lane = lane();
+    let charge = |most_ns: i64| {
+        let took_ns = (EXPECTED_NS + lane.carried_ns(EXPECTED_NS)).min(most_ns);
+        lane.carry(EXPECTED_NS, took_ns);
+        took_ns
+    };
+    // Kernels that take 5 us and 15 us in turn, the long ones with gaps.
+    let charged_ns: i64 = (0..50).map(|_| charge(5_000) + charge(40_000)).sum();
+    assert_eq!(charged_ns, 100 * EXPECTED_NS);
+    // What was expected of them was too much: that is no debt.
+    (0..50).for_each(|_| assert_eq!(charge(1_000), 1_000));
+    assert_eq!(charge(40_000), 2 * EXPECTED_NS);
+    assert_eq!(charge(40_000), EXPECTED_NS);
+}
+
+#[test]
 fn a_lane_nobody_uses_is_given_to_the_next_thread() {
     let lane = lane();
     let context = lane.context;
