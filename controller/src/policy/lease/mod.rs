@@ -36,6 +36,7 @@ use state::{
 };
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::mem;
 use std::time::Duration;
 use tenants::Tenants;
 use trust::{Trust, UserId};
@@ -67,8 +68,9 @@ const LONGEST_PER_DRAIN: u64 = 4;
 const NEW_QUOTA_PART: u32 = 8;
 /// A lease ends for a new quota so often at most.
 const REDISTRIBUTION_NS: u64 = ns(Duration::from_millis(50));
-/// Who is behind by less than this part of a quantum (one in so many) has caught up: what it has in flight is known so well.
-const CAUGHT_UP_PART: u64 = 4;
+/// Who is behind when that happens keeps the GPU until it has caught up, and for this part of a quantum (one in so many) at most if it is behind by no more than a quantum then:
+/// who gains waits for that, and for what is in flight. What is left is its due of later turns.
+const CATCH_UP_PART: u64 = 4;
 /// How far an owner with a time objective may be ahead of the one that is furthest behind, and still go before it: as if it had been alone for so
 /// long, times its share …
 const MAX_ADVANCE: VirtualTime = ns(Duration::from_millis(50)) as VirtualTime;
@@ -218,6 +220,7 @@ impl Scheduler {
             forfeited: Forfeited::default(),
             lenience: Lenience::default(),
             stuck: None,
+            has_gained: false,
             grant: Grant::Closed,
         };
         let tenant = self.tenants.get_or_insert(tenant, new);
@@ -226,7 +229,7 @@ impl Scheduler {
         }
         tenant.came_ns = now_ns;
         // What it owes is its own again.
-        let owing_ns = std::mem::take(&mut tenant.left_owing_ns);
+        let owing_ns = mem::take(&mut tenant.left_owing_ns);
         if let Some(trust) = tenant.user.and_then(|user| self.trusts.get_mut(&user)) {
             trust.take_over(tenant.rank, owing_ns, now_ns);
         }
@@ -316,7 +319,9 @@ impl Scheduler {
             Phase::Held(holder) => gains != (holder == id),
             Phase::Free | Phase::Draining(_) => true,
         };
-        self.is_redistributed |= is_for_others && change_ppm > tenant.weight_ppm / NEW_QUOTA_PART;
+        let is_new_quota = change_ppm > tenant.weight_ppm / NEW_QUOTA_PART;
+        self.is_redistributed |= is_for_others && is_new_quota;
+        tenant.has_gained = if is_new_quota { gains } else { tenant.has_gained };
         let vclock = self.vclocks[tenant.rank as usize];
         tenant.set_weight(weight_ppm, vclock);
         let rank = Rank::of(class);
@@ -513,12 +518,12 @@ impl Scheduler {
 
     /// The gates to change, oldest first.
     pub fn take_changes(&mut self) -> Vec<Change> {
-        std::mem::take(&mut self.changes)
+        mem::take(&mut self.changes)
     }
 
     /// The hand-offs since the last call.
     pub fn take_handoffs(&mut self) -> Vec<Handoff> {
-        std::mem::take(&mut self.handoffs)
+        mem::take(&mut self.handoffs)
     }
 
     /// Advances the virtual clock and lets in who begins to want the GPU.
@@ -540,7 +545,7 @@ impl Scheduler {
                     tenant.forfeit(least.saturating_sub(tenant.vtime), now_ns);
                 }
                 tenant.vtime = tenant.vtime.max(least);
-                if std::mem::take(&mut tenant.takes_over)
+                if mem::take(&mut tenant.takes_over)
                     && let Some(trust) = tenant.user.and_then(|user| self.trusts.get_mut(&user))
                 {
                     let taken_ns = trust.take_over(tenant.rank, tenant.max_debt_ns(), now_ns);
@@ -752,6 +757,8 @@ impl Scheduler {
     /// Gives the GPU, which is free, to a tenant.
     fn give(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Step {
         let is_redistributed = self.takes_up_redistribution(now_ns, tuning);
+        let given = self.tenants.get_quietly(tenant);
+        let has_gained = given.is_some_and(|given| mem::take(&mut given.has_gained));
         if self.tenants.get(tenant).is_some_and(|tenant| self.presses(tenant)) {
             self.pressed_ns = now_ns;
         }
@@ -766,10 +773,10 @@ impl Scheduler {
         let turn_ns = beside
             .map_or(tuning.quantum_ns, |(tenant, next)| self.turn_ns(tenant, tenant.vtime, next, tuning));
         // As for a lease given before: see `hold_step`.
-        let behind_ns =
-            beside.map_or(0, |(tenant, next)| tenant.gpu_ns(next.vtime.saturating_sub(tenant.vtime)));
-        let catches_up = is_redistributed && (1..turn_ns).contains(&behind_ns);
-        let turn_ns = if catches_up { behind_ns.max(tuning.lead_ns) } else { turn_ns };
+        let catch_up_ns =
+            beside.map_or(0, |(tenant, next)| catch_up_ns(tenant.behind_ns(tenant.vtime, next), tuning));
+        let catches_up = is_redistributed && !has_gained && (1..turn_ns).contains(&catch_up_ns);
+        let turn_ns = if catches_up { catch_up_ns.max(tuning.lead_ns) } else { turn_ns };
         if catches_up {
             self.redistribute(now_ns);
         }
@@ -853,7 +860,7 @@ impl Scheduler {
             let same_until_ns = last_ns.saturating_add(tuning.quantum_ns);
             (same_until_ns..last_ns.saturating_add(REDISTRIBUTION_NS)).contains(&now_ns)
         });
-        std::mem::take(&mut self.is_redistributed) && !is_soon
+        mem::take(&mut self.is_redistributed) && !is_soon
     }
 
     /// A lease ends for what changed.
@@ -864,7 +871,6 @@ impl Scheduler {
     }
 
     fn hold_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
-        let catches_up = hold.catches_up();
         let is_redistributed = self.takes_up_redistribution(now_ns, tuning);
         let Some(holder) = self.tenants.get(hold.tenant) else {
             self.hold = None;
@@ -888,8 +894,7 @@ impl Scheduler {
         }
         let is_behind = presses == [true, false] || vtime < next.vtime;
         let patience = patience(holder, next, is_behind, false, now_ns, tuning);
-        let behind_ns =
-            if presses[0] == presses[1] { holder.gpu_ns(next.vtime.saturating_sub(vtime)) } else { 0 };
+        let behind_ns = if presses[0] == presses[1] { holder.behind_ns(vtime, next) } else { 0 };
         let turn_ns = self.turn_ns(holder, vtime, next, tuning);
         let press_ns = (presses == [false, true]).then(|| self.pressed_ns.saturating_add(tuning.quantum_ns));
         let stay =
@@ -924,12 +929,11 @@ impl Scheduler {
         if is_redistributed && behind_ns > 0 {
             self.redistribute(now_ns);
             self.hold = Some(hold.catch_up(now_ns));
-            self.lease(hold.tenant, expires_ns.min(now_ns.saturating_add(behind_ns)), true);
+            let until_ns = now_ns.saturating_add(catch_up_ns(behind_ns, tuning));
+            self.lease(hold.tenant, expires_ns.min(until_ns), true);
             return Step::Again;
         }
-        let is_renewed = is_behind && !(catches_up && behind_ns <= tuning.lead_ns);
-        if is_renewed && now_ns >= expires_ns.saturating_sub(tuning.lead_ns) {
-            let turn_ns = if catches_up { turn_ns.min(behind_ns) } else { turn_ns };
+        if is_behind && !hold.catches_up() && now_ns >= expires_ns.saturating_sub(tuning.lead_ns) {
             let expires_ns = expires_ns.max(now_ns).saturating_add(turn_ns);
             self.lease(hold.tenant, expires_ns, true);
             return stay(expires_ns.saturating_sub(tuning.lead_ns));
@@ -1062,13 +1066,13 @@ impl Scheduler {
         }
     }
 
-    /// Whether a hold that was to last until its tenant is as far as others did so, as well as that could be foreseen.
+    /// Whether a hold that was to last until its tenant is as far as others, or nearly, did so.
     fn has_caught_up(&self, hold: &Hold, next: TenantId, tuning: &Tuning) -> bool {
         let Some((holder, next)) = self.tenants.get(hold.tenant).zip(self.tenants.get(next)) else {
             return false;
         };
-        let behind_ns = holder.gpu_ns(next.vtime.saturating_sub(holder.vtime));
-        holder.rank == next.rank && hold.catches_up() && behind_ns < tuning.quantum_ns / CAUGHT_UP_PART
+        let behind_ns = holder.behind_ns(holder.vtime, next);
+        holder.rank == next.rank && hold.catches_up() && behind_ns <= tuning.quantum_ns
     }
 
     /// Who has the GPU next but for this one.
@@ -1125,6 +1129,11 @@ enum Step {
     Stay(Option<u64>),
     /// The phase changed.
     Again,
+}
+
+/// How long who is behind by so much keeps the GPU for that when others gain by a new quota, ns.
+fn catch_up_ns(behind_ns: u64, tuning: &Tuning) -> u64 {
+    behind_ns.min(tuning.quantum_ns / CATCH_UP_PART).max(behind_ns.saturating_sub(tuning.quantum_ns))
 }
 
 #[cfg(test)]

@@ -102,6 +102,8 @@ pub struct Tenant {
     pub lenience: Lenience,
     /// It did not drain in time, and has neither drained since nor got done what explains it.
     pub stuck: Option<Stuck>,
+    /// It gained by a new quota, and was not given the GPU since.
+    pub has_gained: bool,
     pub grant: Grant,
 }
 
@@ -157,6 +159,11 @@ impl Tenant {
     /// GPU time of so much virtual time, ns.
     pub fn gpu_ns(&self, vtime: VirtualTime) -> u64 {
         gpu_ns(vtime, self.weight_ppm)
+    }
+
+    /// GPU time by which it is behind another while it is at this virtual time, ns.
+    pub fn behind_ns(&self, vtime: VirtualTime, other: &Self) -> u64 {
+        self.gpu_ns(other.vtime.saturating_sub(vtime))
     }
 
     /// GPU time by which it is ahead of the clock of its rank, at the weights that it was charged at, ns.

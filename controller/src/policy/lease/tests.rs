@@ -1001,21 +1001,37 @@ fn who_gains_by_a_new_quota_does_not_wait_for_the_end_of_a_lease_given_before() 
     assert_eq!(bench.scheduler.phase(), Phase::Draining(A));
 }
 
-#[test]
-fn nor_longer_than_for_what_the_holder_had_not_got_of_its_own() {
+/// A had a lease, and B has its own.
+fn taking_turns() -> Bench {
     let mut bench = Bench::new();
-    // A had a lease, and B has its own.
     while !bench.is_leased(B) {
         bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
         bench.step(0, WAITING, WAITING);
     }
+    bench
+}
+
+impl Bench {
+    fn set_tenths(&mut self, a: u32, b: u32) {
+        self.scheduler.set_standing(A, Class::Fair, PPM / 10 * a);
+        self.scheduler.set_standing(B, Class::Fair, PPM / 10 * b);
+    }
+
+    /// How long the lease of a tenant that has one still lasts, ns.
+    fn lease_ns(&self, tenant: TenantId) -> u64 {
+        let Grant::Leased { expires_ns } = self.scheduler.grant(tenant) else { panic!("it has none") };
+        expires_ns - self.now_ns
+    }
+}
+
+#[test]
+fn nor_longer_than_for_what_the_holder_had_not_got_of_its_own() {
+    let mut bench = taking_turns();
     let ahead_ns = bench.scheduler.lag_ns(A).unsigned_abs();
     assert!(ahead_ns > 2 * MS, "{ahead_ns}");
-    bench.scheduler.set_standing(A, Class::Fair, PPM / 10 * 9);
-    bench.scheduler.set_standing(B, Class::Fair, PPM / 10);
+    bench.set_tenths(9, 1);
     bench.step(0, WAITING, RUNNING);
-    let Grant::Leased { expires_ns } = bench.scheduler.grant(B) else { panic!("B keeps its lease") };
-    let lease_ns = expires_ns - bench.now_ns;
+    let lease_ns = bench.lease_ns(B);
     assert_eq!(
         lease_ns,
         bench.scheduler.lag_ns(A).unsigned_abs() / 9,
@@ -1023,35 +1039,90 @@ fn nor_longer_than_for_what_the_holder_had_not_got_of_its_own() {
     );
     // Nor is it renewed for more.
     let used = |used_ns: u64| Seen { used_ns, ..RUNNING };
+    let grant = bench.scheduler.grant(B);
     bench.step(lease_ns / 2, WAITING, used(lease_ns / 2));
-    assert_eq!(bench.scheduler.grant(B), Grant::Leased { expires_ns });
+    assert_eq!(bench.scheduler.grant(B), grant);
     bench.step(lease_ns.div_ceil(2), WAITING, used(lease_ns.div_ceil(2) - 1));
     assert_eq!(bench.scheduler.phase(), Phase::Draining(B));
 }
 
 #[test]
-fn who_loses_by_a_new_quota_is_given_no_more_than_it_had_not_got_either() {
-    let mut bench = Bench::new();
-    let used = Seen { used_ns: MS, ..RUNNING };
-    // Each has had a turn.
-    while !bench.is_leased(B) {
-        bench.step(MS, used, WAITING);
+fn nor_for_more_than_a_part_of_a_quantum_however_much_that_is_and_then_it_is_the_others_turn() {
+    let mut bench = taking_turns();
+    bench.set_tenths(6, 4);
+    bench.step(0, WAITING, RUNNING);
+    let behind_ns = bench.scheduler.lag_ns(A).unsigned_abs() * 4 / 6;
+    let lease_ns = bench.lease_ns(B);
+    assert_eq!(lease_ns, bench.tuning.quantum_ns / CATCH_UP_PART);
+    assert!(lease_ns < behind_ns, "{behind_ns}");
+    bench.step(lease_ns, WAITING, Seen { used_ns: lease_ns, ..RUNNING });
+    assert_eq!(bench.scheduler.phase(), Phase::Draining(B));
+    bench.step(0, WAITING, WAITING);
+    assert!(bench.is_leased(A), "though B is behind");
+    // What it did not get then it gets later.
+    let mut used_ns = [0; 2];
+    for _ in 0..1_000 {
+        let [a, b] = [A, B].map(|tenant| bench.is_leased(tenant));
+        used_ns[0] += if a { MS } else { 0 };
+        used_ns[1] += if b { MS } else { 0 };
+        let seen = |runs: bool| if runs { Seen { used_ns: MS, ..RUNNING } } else { WAITING };
+        bench.step(MS, seen(a), seen(b));
+        bench.step(0, WAITING, WAITING);
+    }
+    let share = used_ns[1] as f64 / (used_ns[0] + used_ns[1]) as f64;
+    assert!((0.395..0.415).contains(&share), "{share}");
+}
+
+#[test]
+fn what_changes_within_a_quantum_is_one_new_quota_and_what_changes_soon_after_ends_no_lease() {
+    // A part of it comes first.
+    let mut bench = taking_turns();
+    bench.scheduler.set_standing(B, Class::Fair, PPM / 10 * 4);
+    bench.step(0, WAITING, RUNNING);
+    let before_ns = bench.lease_ns(B);
+    bench.set_tenths(9, 1);
+    bench.step(MS / 10, WAITING, Seen { used_ns: MS / 10, ..RUNNING });
+    assert!(bench.lease_ns(B) < before_ns / 2, "{before_ns}");
+    for _ in 0..2 * bench.tuning.quantum_ns / MS {
+        let [a, b] = [A, B].map(|tenant| bench.is_leased(tenant));
+        let seen = |runs: bool| if runs { Seen { used_ns: MS, ..RUNNING } } else { WAITING };
+        bench.step(MS, seen(a), seen(b));
         bench.step(0, WAITING, WAITING);
     }
     while !bench.is_leased(A) {
-        bench.step(MS, WAITING, used);
+        bench.step(MS, WAITING, Seen { used_ns: MS, ..RUNNING });
         bench.step(0, WAITING, WAITING);
     }
-    while bench.scheduler.phase() != Phase::Draining(A) {
-        bench.step(MS, used, WAITING);
-    }
-    bench.scheduler.set_standing(A, Class::Fair, PPM / 10 * 9);
-    bench.scheduler.set_standing(B, Class::Fair, PPM / 10);
+    let lease = bench.scheduler.grant(A);
+    bench.set_tenths(1, 9);
+    bench.step(0, RUNNING, WAITING);
+    assert_eq!(bench.scheduler.grant(A), lease);
+}
+
+#[test]
+fn who_loses_by_a_new_quota_is_given_no_more_than_it_had_not_got_either_and_who_gains_a_whole_lease() {
+    let drained = || {
+        let mut bench = taking_turns();
+        let used = Seen { used_ns: MS, ..RUNNING };
+        while !bench.is_leased(A) {
+            bench.step(MS, WAITING, used);
+            bench.step(0, WAITING, WAITING);
+        }
+        while bench.scheduler.phase() != Phase::Draining(A) {
+            bench.step(MS, used, WAITING);
+        }
+        bench
+    };
+    let mut bench = drained();
+    bench.set_tenths(9, 1);
     bench.step(0, WAITING, WAITING);
-    let Grant::Leased { expires_ns } = bench.scheduler.grant(B) else { panic!("it is B's turn") };
     let owed_ns = bench.scheduler.lag_ns(A).unsigned_abs() / 9;
     assert!(owed_ns > bench.tuning.lead_ns && owed_ns < bench.tuning.quantum_ns / 2, "{owed_ns}");
-    assert_eq!(expires_ns - bench.now_ns, owed_ns);
+    assert_eq!(bench.lease_ns(B), owed_ns);
+    let mut bench = drained();
+    bench.set_tenths(1, 9);
+    bench.step(0, WAITING, WAITING);
+    assert_eq!(bench.lease_ns(B), bench.tuning.quantum_ns);
 }
 
 #[test]
