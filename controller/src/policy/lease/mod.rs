@@ -165,6 +165,8 @@ pub struct Scheduler {
     guard: Guard,
     /// The owner that had the GPU last: it has it before it asks, if guests are the only others.
     last_owner: Option<TenantId>,
+    /// Who gained last by a new quota.
+    gainer: Option<TenantId>,
     /// What somebody is owed changed since the GPU was last given.
     is_redistributed: bool,
     /// When a lease last ended for that.
@@ -321,7 +323,11 @@ impl Scheduler {
         };
         let is_new_quota = change_ppm > tenant.weight_ppm / NEW_QUOTA_PART;
         self.is_redistributed |= is_for_others && is_new_quota;
-        tenant.has_gained = if is_new_quota { gains } else { tenant.has_gained };
+        // Of who had nothing yet it is the first.
+        if is_new_quota && tenant.metered_ns > 0 {
+            tenant.has_gained = gains;
+            self.gainer = if gains { Some(id) } else { self.gainer };
+        }
         let vclock = self.vclocks[tenant.rank as usize];
         tenant.set_weight(weight_ppm, vclock);
         let rank = Rank::of(class);
@@ -740,7 +746,11 @@ impl Scheduler {
     /// Nobody has the GPU.
     fn free_step(&mut self, now_ns: u64, tuning: &Tuning) -> Step {
         if let Some(owner) = self.next_apart(Rank::Owner, None) {
-            return self.give(owner, now_ns, tuning);
+            let gainer = self.gainer.filter(|gainer| self.goes_before(*gainer, owner, now_ns, tuning));
+            if gainer.is_some_and(|gainer| gainer != owner) {
+                self.redistribute(now_ns);
+            }
+            return self.give(gainer.unwrap_or(owner), now_ns, tuning);
         }
         let wake_ns = match self.next_guest(None, now_ns, tuning) {
             Ok((guest, _)) => return self.give(guest, now_ns, tuning),
@@ -756,7 +766,7 @@ impl Scheduler {
 
     /// Gives the GPU, which is free, to a tenant.
     fn give(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Step {
-        let is_redistributed = self.takes_up_redistribution(now_ns, tuning);
+        self.is_redistributed = false;
         let given = self.tenants.get_quietly(tenant);
         let has_gained = given.is_some_and(|given| mem::take(&mut given.has_gained));
         if self.tenants.get(tenant).is_some_and(|tenant| self.presses(tenant)) {
@@ -772,14 +782,6 @@ impl Scheduler {
         let beside = next.and_then(|next| Some((self.tenants.get(tenant)?, self.tenants.get(next)?)));
         let turn_ns = beside
             .map_or(tuning.quantum_ns, |(tenant, next)| self.turn_ns(tenant, tenant.vtime, next, tuning));
-        // As for a lease given before: see `hold_step`.
-        let catch_up_ns =
-            beside.map_or(0, |(tenant, next)| catch_up_ns(tenant.behind_ns(tenant.vtime, next), tuning));
-        let catches_up = is_redistributed && !has_gained && (1..turn_ns).contains(&catch_up_ns);
-        let turn_ns = if catches_up { catch_up_ns.max(tuning.lead_ns) } else { turn_ns };
-        if catches_up {
-            self.redistribute(now_ns);
-        }
         let is_idle = self.tenants.get(tenant).is_some_and(|tenant| !tenant.seen.wants());
         self.hold = Some(Hold {
             tenant,
@@ -788,12 +790,13 @@ impl Scheduler {
             ran: false,
             paused: is_idle,
             idle_since_ns: is_idle.then_some(now_ns),
-            contended: contended.then_some(Contended { since_ns: now_ns, used_ns: 0, catches_up }),
+            contended: contended.then_some(Contended { since_ns: now_ns, used_ns: 0, catches_up: false }),
             closed_ns: None,
             drain_give_up_ns: None,
             began_ns: None,
             ended_ns: None,
             once_since_ns: None,
+            has_gained,
         });
         // Beside owners a guest's lease is as long as their pause; among themselves guests are as owners are. A gang's is as long as its turn.
         let is_apart = matches!(self.order, Order::Apart | Order::Until { .. });
@@ -853,21 +856,49 @@ impl Scheduler {
         Step::Stay(Some(idle_ends_ns.unwrap_or(expires_ns).min(expires_ns)))
     }
 
-    /// Whether what somebody is owed changed since this was asked last, and a lease may end for it: jobs that come and go all the time do not end one each. What
-    /// changes within a quantum is one change.
+    /// Whether what somebody is owed changed since this was asked last, and a lease may end for it.
     fn takes_up_redistribution(&mut self, now_ns: u64, tuning: &Tuning) -> bool {
-        let is_soon = self.redistributed_ns.is_some_and(|last_ns| {
-            let same_until_ns = last_ns.saturating_add(tuning.quantum_ns);
-            (same_until_ns..last_ns.saturating_add(REDISTRIBUTION_NS)).contains(&now_ns)
-        });
-        mem::take(&mut self.is_redistributed) && !is_soon
+        mem::take(&mut self.is_redistributed) && self.may_redistribute(now_ns, tuning)
     }
 
-    /// A lease ends for what changed.
+    /// Whether the order of turns may be another for what somebody is owed now: for jobs that come and go all the time it is not each time. What changes within a quantum is one change.
+    fn may_redistribute(&self, now_ns: u64, tuning: &Tuning) -> bool {
+        self.redistributed_ns.is_none_or(|last_ns| {
+            let same_until_ns = last_ns.saturating_add(tuning.quantum_ns);
+            !(same_until_ns..last_ns.saturating_add(REDISTRIBUTION_NS)).contains(&now_ns)
+        })
+    }
+
+    /// The order of turns is another for what changed.
     fn redistribute(&mut self, now_ns: u64) {
         if self.redistributed_ns.is_none_or(|last_ns| now_ns >= last_ns.saturating_add(REDISTRIBUTION_NS)) {
             self.redistributed_ns = Some(now_ns);
         }
+    }
+
+    /// Whether a tenant that gained by a new quota, and was not given the GPU since, has it before whose turn it is.
+    fn goes_before(&self, gainer: TenantId, owner: TenantId, now_ns: u64, tuning: &Tuning) -> bool {
+        let Some((tenant, owner)) = self.tenants.get(gainer).zip(self.tenants.get(owner)) else {
+            return false;
+        };
+        let may_go = tenant.is_here() && tenant.wanted && !self.is_gang(gainer);
+        may_go && tenant.has_gained && self.yields_to(owner, tenant, tenant.vtime, now_ns, tuning)
+    }
+
+    /// Whether whose turn it is leaves one more to who gained by a new quota and is at this virtual time: it is behind by no more than a quantum, and nobody is late.
+    fn yields_to(
+        &self,
+        owner: &Tenant,
+        gainer: &Tenant,
+        vtime: VirtualTime,
+        now_ns: u64,
+        tuning: &Tuning,
+    ) -> bool {
+        let behind_ns = owner.gpu_ns(vtime.saturating_sub(owner.vtime));
+        owner.rank == gainer.rank
+            && behind_ns <= tuning.quantum_ns
+            && !self.presses(owner)
+            && self.may_redistribute(now_ns, tuning)
     }
 
     fn hold_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
@@ -896,6 +927,8 @@ impl Scheduler {
         let patience = patience(holder, next, is_behind, false, now_ns, tuning);
         let behind_ns = if presses[0] == presses[1] { holder.behind_ns(vtime, next) } else { 0 };
         let turn_ns = self.turn_ns(holder, vtime, next, tuning);
+        let may_go_on = self.yields_to(next, holder, vtime, now_ns, tuning);
+        let [goes_on, began_anew] = [holder.has_gained, hold.has_gained].map(|gained| gained && may_go_on);
         let press_ns = (presses == [false, true]).then(|| self.pressed_ns.saturating_add(tuning.quantum_ns));
         let stay =
             |wake_ns: u64| Step::Stay(Some(press_ns.map_or(wake_ns, |press_ns| press_ns.min(wake_ns))));
@@ -903,7 +936,7 @@ impl Scheduler {
         let expires_ns = match grant {
             Grant::Leased { expires_ns } if hold.contended.is_some() => expires_ns,
             // It had the GPU to itself until now.
-            _ if is_behind || hold.idle_since_ns.is_some() => {
+            _ if is_behind || began_anew || hold.idle_since_ns.is_some() => {
                 let expires_ns = now_ns.saturating_add(turn_ns);
                 self.hold = Some(hold.contend(now_ns));
                 self.lease(hold.tenant, expires_ns, false);
@@ -933,7 +966,14 @@ impl Scheduler {
             self.lease(hold.tenant, expires_ns.min(until_ns), true);
             return Step::Again;
         }
-        if is_behind && !hold.catches_up() && now_ns >= expires_ns.saturating_sub(tuning.lead_ns) {
+        let is_renewed = (is_behind && !hold.catches_up()) || goes_on;
+        if is_renewed && now_ns >= expires_ns.saturating_sub(tuning.lead_ns) {
+            if goes_on && !is_behind {
+                self.redistribute(now_ns);
+            }
+            if let Some(holder) = self.tenants.get_quietly(hold.tenant) {
+                holder.has_gained = false;
+            }
             let expires_ns = expires_ns.max(now_ns).saturating_add(turn_ns);
             self.lease(hold.tenant, expires_ns, true);
             return stay(expires_ns.saturating_sub(tuning.lead_ns));

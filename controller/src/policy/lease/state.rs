@@ -315,6 +315,8 @@ pub struct Hold {
     pub ended_ns: Option<u64>,
     /// While it may launch one thing: since when.
     pub once_since_ns: Option<u64>,
+    /// The holder had gained by a new quota when it was given the GPU.
+    pub has_gained: bool,
 }
 
 /// What an owner had got done at a decision.
