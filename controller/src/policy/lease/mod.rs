@@ -31,8 +31,8 @@ use crate::policy::gang::{Gangs, Order};
 use crate::policy::tuning::Tuning;
 use guard::{Guard, Owners};
 use state::{
-    Contended, Forfeited, Hold, Lenience, Noted, Rank, Stuck, Tenant, VirtualTime, begun_ns, credit_ns, mean,
-    patience,
+    Contended, Forfeited, Hold, Lenience, NewQuota, Noted, Rank, Stuck, Tenant, VirtualTime, begun_ns,
+    credit_ns, mean, patience,
 };
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -222,7 +222,7 @@ impl Scheduler {
             forfeited: Forfeited::default(),
             lenience: Lenience::default(),
             stuck: None,
-            has_gained: false,
+            new_quota: None,
             grant: Grant::Closed,
         };
         let tenant = self.tenants.get_or_insert(tenant, new);
@@ -325,7 +325,7 @@ impl Scheduler {
         self.is_redistributed |= is_for_others && is_new_quota;
         // Of who had nothing yet it is the first.
         if is_new_quota && tenant.metered_ns > 0 {
-            tenant.has_gained = gains;
+            tenant.new_quota = Some(if gains { NewQuota::More } else { NewQuota::Less });
             self.gainer = if gains { Some(id) } else { self.gainer };
         }
         let vclock = self.vclocks[tenant.rank as usize];
@@ -747,9 +747,6 @@ impl Scheduler {
     fn free_step(&mut self, now_ns: u64, tuning: &Tuning) -> Step {
         if let Some(owner) = self.next_apart(Rank::Owner, None) {
             let gainer = self.gainer.filter(|gainer| self.goes_before(*gainer, owner, now_ns, tuning));
-            if gainer.is_some_and(|gainer| gainer != owner) {
-                self.redistribute(now_ns);
-            }
             return self.give(gainer.unwrap_or(owner), now_ns, tuning);
         }
         let wake_ns = match self.next_guest(None, now_ns, tuning) {
@@ -766,9 +763,10 @@ impl Scheduler {
 
     /// Gives the GPU, which is free, to a tenant.
     fn give(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Step {
-        self.is_redistributed = false;
         let given = self.tenants.get_quietly(tenant);
-        let has_gained = given.is_some_and(|given| mem::take(&mut given.has_gained));
+        let new_quota = given.and_then(|given| given.new_quota.take());
+        // Who lost has no whole lease, should others come who did not.
+        self.is_redistributed &= new_quota == Some(NewQuota::Less);
         if self.tenants.get(tenant).is_some_and(|tenant| self.presses(tenant)) {
             self.pressed_ns = now_ns;
         }
@@ -796,7 +794,7 @@ impl Scheduler {
             began_ns: None,
             ended_ns: None,
             once_since_ns: None,
-            has_gained,
+            has_gained: new_quota == Some(NewQuota::More),
         });
         // Beside owners a guest's lease is as long as their pause; among themselves guests are as owners are. A gang's is as long as its turn.
         let is_apart = matches!(self.order, Order::Apart | Order::Until { .. });
@@ -882,7 +880,9 @@ impl Scheduler {
             return false;
         };
         let may_go = tenant.is_here() && tenant.wanted && !self.is_gang(gainer);
-        may_go && tenant.has_gained && self.yields_to(owner, tenant, tenant.vtime, now_ns, tuning)
+        may_go
+            && tenant.new_quota == Some(NewQuota::More)
+            && self.yields_to(owner, tenant, tenant.vtime, now_ns, tuning)
     }
 
     /// Whether whose turn it is leaves one more to who gained by a new quota and is at this virtual time: it is behind by no more than a quantum, and nobody is late.
@@ -902,7 +902,6 @@ impl Scheduler {
     }
 
     fn hold_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
-        let is_redistributed = self.takes_up_redistribution(now_ns, tuning);
         let Some(holder) = self.tenants.get(hold.tenant) else {
             self.hold = None;
             return Step::Again;
@@ -917,7 +916,10 @@ impl Scheduler {
                 None => self.alone_step(hold, grant, now_ns, tuning),
             };
         };
-        let next = &self.tenants[&next];
+        let is_redistributed = self.takes_up_redistribution(now_ns, tuning);
+        let Some((holder, next)) = self.tenants.get(hold.tenant).zip(self.tenants.get(next)) else {
+            return Step::Again;
+        };
         let vtime = holder.vtime + holder.weighted(begun_ns(&hold, holder, now_ns));
         let presses = [self.presses_at(holder, vtime), self.presses(next)];
         if presses == [false, true] && self.may_press(next, now_ns, tuning) {
@@ -928,7 +930,8 @@ impl Scheduler {
         let behind_ns = if presses[0] == presses[1] { holder.behind_ns(vtime, next) } else { 0 };
         let turn_ns = self.turn_ns(holder, vtime, next, tuning);
         let may_go_on = self.yields_to(next, holder, vtime, now_ns, tuning);
-        let [goes_on, began_anew] = [holder.has_gained, hold.has_gained].map(|gained| gained && may_go_on);
+        let goes_on = may_go_on && holder.new_quota == Some(NewQuota::More);
+        let began_anew = may_go_on && hold.has_gained;
         let press_ns = (presses == [false, true]).then(|| self.pressed_ns.saturating_add(tuning.quantum_ns));
         let stay =
             |wake_ns: u64| Step::Stay(Some(press_ns.map_or(wake_ns, |press_ns| press_ns.min(wake_ns))));
@@ -968,11 +971,8 @@ impl Scheduler {
         }
         let is_renewed = (is_behind && !hold.catches_up()) || goes_on;
         if is_renewed && now_ns >= expires_ns.saturating_sub(tuning.lead_ns) {
-            if goes_on && !is_behind {
-                self.redistribute(now_ns);
-            }
             if let Some(holder) = self.tenants.get_quietly(hold.tenant) {
-                holder.has_gained = false;
+                holder.new_quota = None;
             }
             let expires_ns = expires_ns.max(now_ns).saturating_add(turn_ns);
             self.lease(hold.tenant, expires_ns, true);

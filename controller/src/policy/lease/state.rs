@@ -102,8 +102,8 @@ pub struct Tenant {
     pub lenience: Lenience,
     /// It did not drain in time, and has neither drained since nor got done what explains it.
     pub stuck: Option<Stuck>,
-    /// It gained by a new quota, and was not given the GPU since.
-    pub has_gained: bool,
+    /// What it is owed changed, and it was not given the GPU since.
+    pub new_quota: Option<NewQuota>,
     pub grant: Grant,
 }
 
@@ -210,6 +210,13 @@ impl Tenant {
     pub fn max_debt_ns(&self) -> u64 {
         self.largest_charge_ns.saturating_mul(CHARGES_OWED).clamp(DEBT_NS, MAX_DEBT_NS)
     }
+}
+
+/// How what somebody is owed changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NewQuota {
+    More,
+    Less,
 }
 
 /// What is known of a tenant since the beginning of a hold after which it did not drain in time.

@@ -1122,26 +1122,50 @@ fn who_gained_by_a_new_quota_goes_before_whose_turn_it_is_once() {
 }
 
 #[test]
+fn who_gained_waits_while_whose_turn_it_is_is_more_than_a_quantum_behind() {
+    for (tenths, goes_first) in [((1, 9), false), ((9, 1), true)] {
+        let mut bench = Bench::new();
+        let used = Seen { used_ns: MS, ..RUNNING };
+        bench.set_tenths(tenths.0, tenths.1);
+        let until_ns = bench.now_ns + 250 * MS;
+        loop {
+            let (a, b) = if bench.is_leased(B) { (WAITING, used) } else { (used, WAITING) };
+            bench.step(MS, a, b);
+            if bench.now_ns > until_ns && bench.scheduler.phase() == Phase::Draining(A) {
+                break;
+            }
+            bench.step(0, WAITING, WAITING);
+        }
+        bench.scheduler.set_standing(A, Class::Fair, PPM / 10 * (tenths.0 + 2));
+        bench.step(0, WAITING, WAITING);
+        assert_eq!(bench.is_leased(A), goes_first, "{tenths:?}");
+        assert_eq!(bench.is_leased(B), !goes_first, "{tenths:?}");
+    }
+}
+
+#[test]
 fn a_lease_that_ends_as_its_holder_gains_is_renewed_once() {
     let mut bench = taking_turns();
-    let used = Seen { used_ns: MS, ..RUNNING };
-    while bench.lease_ns(B) > MS {
-        bench.step(MS / 2, WAITING, Seen { used_ns: MS / 2, ..RUNNING });
+    let used = |used_ns: u64| Seen { used_ns, ..RUNNING };
+    let step_ns = bench.tuning.lead_ns / 2;
+    // Its last one: it is ahead.
+    while bench.scheduler.lag_ns(B) >= 0 || bench.lease_ns(B) > bench.tuning.lead_ns + step_ns {
+        bench.step(step_ns, WAITING, used(step_ns));
     }
-    let before_ns = bench.now_ns + bench.lease_ns(B);
+    let until_ns = bench.now_ns + bench.lease_ns(B);
     bench.set_tenths(4, 6);
-    bench.step(bench.lease_ns(B) - bench.tuning.lead_ns, WAITING, used);
-    assert_eq!(bench.now_ns + bench.lease_ns(B), before_ns + bench.tuning.quantum_ns);
+    bench.step(step_ns, WAITING, used(step_ns));
+    assert_eq!(bench.now_ns + bench.lease_ns(B), until_ns + bench.tuning.quantum_ns);
     while bench.is_leased(B) {
-        bench.step(MS / 2, WAITING, Seen { used_ns: MS / 2, ..RUNNING });
+        bench.step(step_ns, WAITING, used(step_ns));
     }
-    assert!(bench.now_ns <= before_ns + bench.tuning.quantum_ns + MS);
+    assert!(bench.now_ns <= until_ns + bench.tuning.quantum_ns + step_ns);
 }
 
 #[test]
 fn who_gained_is_not_cut_short_by_who_paused_as_it_was_given_the_gpu() {
     let mut bench = taking_turns();
-    bench.set_tenths(9, 1);
+    bench.set_tenths(6, 4);
     bench.step(0, WAITING, RUNNING);
     while !bench.is_closed(B) {
         bench.step(MS / 10, WAITING, Seen { used_ns: MS / 10, ..RUNNING });
@@ -1149,8 +1173,26 @@ fn who_gained_is_not_cut_short_by_who_paused_as_it_was_given_the_gpu() {
     bench.step(MS / 10, WAITING, IDLE);
     assert!(bench.is_leased(A));
     bench.step(MS / 10, RUNNING, WAITING);
-    assert!(bench.is_leased(A));
-    assert_eq!(bench.scheduler.phase(), Phase::Held(A));
+    assert_eq!(bench.scheduler.phase(), Phase::Held(A), "though B is behind");
+}
+
+#[test]
+fn nor_is_who_lost_given_a_whole_lease_before_who_paused_as_it_was() {
+    let mut bench = taking_turns();
+    let used = |used_ns: u64| Seen { used_ns, ..RUNNING };
+    while !bench.is_leased(A) {
+        bench.step(MS, WAITING, used(MS));
+        bench.step(0, WAITING, WAITING);
+    }
+    while bench.scheduler.phase() != Phase::Draining(A) {
+        bench.step(MS, used(MS), WAITING);
+    }
+    bench.set_tenths(6, 4);
+    bench.step(0, IDLE, WAITING);
+    assert!(bench.is_leased(B));
+    bench.step(MS / 10, WAITING, RUNNING);
+    bench.step(0, WAITING, RUNNING);
+    assert!(bench.lease_ns(B) <= bench.tuning.quantum_ns / CATCH_UP_PART, "{}", bench.lease_ns(B));
 }
 
 #[test]
