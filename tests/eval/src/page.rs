@@ -53,6 +53,12 @@ fn worst_share_error(row: &Row) -> Option<f64> {
     Some(errors.fold(0.0, f64::max))
 }
 
+/// The work of the first tenant, as a part of what it does alone.
+fn first_of_standalone(row: &Row) -> Option<f64> {
+    row.tenants.first().map(|tenant| tenant.progress)
+}
+
+const FIRST: Figure = Figure { name: "the client, of standalone", of: first_of_standalone, decimals: 3 };
 const THROUGHPUT: Figure = Figure { name: "throughput", of: |row| Some(row.throughput), decimals: 3 };
 const JAIN: Figure = Figure { name: "Jain's index", of: |row| Some(row.jain), decimals: 3 };
 const LAG: Figure = Figure { name: "longest lag, ms", of: |row| Some(row.max_lag_ms), decimals: 1 };
@@ -121,6 +127,15 @@ const COMPARISONS: &[Comparison] = &[
             LAG,
         ],
         not_shown: "`hami-like` is a token bucket after HAMi-core's published code with exact utilisation; the real one reads NVML's percent, which is coarser.",
+    },
+    Comparison {
+        system: "time-slicing, with a client that waits for the host",
+        claim: "None: it is what GPUs do by themselves.",
+        source: "the hardware's default",
+        scenario: "host-bound.toml",
+        policies: &[Policy::Deepres, Policy::TimeSlice, Policy::Mps, Policy::Gps],
+        figures: &[FIRST, THROUGHPUT, JAIN],
+        not_shown: "Here time-slicing is ahead: the slice of who pauses ends with its work, and it has the next one as soon as it comes back. With us it waits for the lease that the trainer was given in its pause. An `--slo` makes it go first.",
     },
     Comparison {
         system: "temporal deadline scheduling",
