@@ -894,7 +894,7 @@ impl Scheduler {
         now_ns: u64,
         tuning: &Tuning,
     ) -> bool {
-        let behind_ns = owner.gpu_ns(vtime.saturating_sub(owner.vtime));
+        let behind_ns = owner.behind_ns(owner.vtime, vtime);
         owner.rank == gainer.rank
             && behind_ns <= tuning.quantum_ns
             && !self.presses(owner)
@@ -927,11 +927,11 @@ impl Scheduler {
         }
         let is_behind = presses == [true, false] || vtime < next.vtime;
         let patience = patience(holder, next, is_behind, false, now_ns, tuning);
-        let behind_ns = if presses[0] == presses[1] { holder.behind_ns(vtime, next) } else { 0 };
+        let behind_ns = if presses[0] == presses[1] { holder.behind_ns(vtime, next.vtime) } else { 0 };
         let turn_ns = self.turn_ns(holder, vtime, next, tuning);
-        let may_go_on = self.yields_to(next, holder, vtime, now_ns, tuning);
-        let goes_on = may_go_on && holder.new_quota == Some(NewQuota::More);
-        let began_anew = may_go_on && hold.has_gained;
+        let may_go_on = || self.yields_to(next, holder, vtime, now_ns, tuning);
+        let goes_on = holder.new_quota == Some(NewQuota::More) && may_go_on();
+        let began_anew = hold.has_gained && may_go_on();
         let press_ns = (presses == [false, true]).then(|| self.pressed_ns.saturating_add(tuning.quantum_ns));
         let stay =
             |wake_ns: u64| Step::Stay(Some(press_ns.map_or(wake_ns, |press_ns| press_ns.min(wake_ns))));
@@ -1111,7 +1111,7 @@ impl Scheduler {
         let Some((holder, next)) = self.tenants.get(hold.tenant).zip(self.tenants.get(next)) else {
             return false;
         };
-        let behind_ns = holder.behind_ns(holder.vtime, next);
+        let behind_ns = holder.behind_ns(holder.vtime, next.vtime);
         holder.rank == next.rank && hold.catches_up() && behind_ns <= tuning.quantum_ns
     }
 

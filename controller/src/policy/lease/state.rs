@@ -161,9 +161,9 @@ impl Tenant {
         gpu_ns(vtime, self.weight_ppm)
     }
 
-    /// GPU time by which it is behind another while it is at this virtual time, ns.
-    pub fn behind_ns(&self, vtime: VirtualTime, other: &Self) -> u64 {
-        self.gpu_ns(other.vtime.saturating_sub(vtime))
+    /// GPU time by which it is behind another, while they are at these virtual times, ns.
+    pub fn behind_ns(&self, own: VirtualTime, others: VirtualTime) -> u64 {
+        self.gpu_ns(others.saturating_sub(own))
     }
 
     /// GPU time by which it is ahead of the clock of its rank, at the weights that it was charged at, ns.
