@@ -12,7 +12,7 @@ pub const FILE_MAGIC: [u8; 8] = *b"deepres\x01";
 pub const CHUNK_MAGIC: [u8; 4] = *b"dchk";
 /// Files of another major version cannot be read.
 pub const MAJOR: u16 = 1;
-/// Raised when a record or a field is added.
+/// Raised when a record or a field is added, or the table of functions changes, whose numbers are in records.
 pub const MINOR: u16 = 0;
 /// Bytes of records in a chunk, at most.
 pub const MAX_CHUNK_BYTES: usize = 1 << 20;
@@ -143,6 +143,16 @@ pub fn checksum(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
     use std::vec::Vec;
+
+    #[test]
+    fn a_version_has_one_table_of_functions() {
+        const OF_MINOR_0: u64 = 0x4a1f_9b58_ed8a_a980;
+        assert_eq!(
+            (MINOR, crate::driver::TABLE_HASH),
+            (0, OF_MINOR_0),
+            "raise the version, and say so in docs/traces.md"
+        );
+    }
 
     #[test]
     fn numbers_survive_their_bytes() {

@@ -26,7 +26,7 @@ use std::str::FromStr;
 pub struct Wish {
     /// Share of the GPU, parts per million.
     pub share_ppm: Option<u32>,
-    /// Memory on each GPU, bytes.
+    /// Memory on each GPU, bytes; an administrator's [`NO_LIMIT`] is none, whatever the job asked for and the caps say.
     pub memory_bytes: Option<u64>,
     /// The kind of promise.
     #[serde(with = "word")]
@@ -75,8 +75,8 @@ impl fmt::Display for Wish {
             None => write!(f, "no share of its own")?,
         }
         match self.memory_bytes {
-            Some(bytes) => write!(f, ", {} of memory", Bytes(bytes))?,
-            None => write!(f, ", no memory limit")?,
+            Some(bytes) if bytes != NO_LIMIT => write!(f, ", {} of memory", Bytes(bytes))?,
+            _ => write!(f, ", no memory limit")?,
         }
         if self.memory_follows_use == Some(true) {
             write!(f, " that follows its use")?;
@@ -196,6 +196,35 @@ pub struct Granted {
     pub charge_copies: Given<bool>,
 }
 
+impl fmt::Display for Granted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.share_ppm.value {
+            Some(ppm) => write!(f, "share {}", Percent(ppm))?,
+            None => write!(f, "share what others leave")?,
+        }
+        match self.memory_bytes.value {
+            Some(bytes) => write!(f, ", memory {}", Bytes(bytes))?,
+            None => write!(f, ", memory no limit")?,
+        }
+        write!(f, ", class {}", self.class.value)?;
+        if self.criticality.rule != Rule::Default {
+            write!(f, ", criticality {}", self.criticality.value)?;
+        }
+        for (name, given) in [("deadline", self.deadline_ns), ("size", self.size_ns), ("SLO", self.slo_ns)] {
+            if let Some(ns) = given.value {
+                write!(f, ", {name} {}", Time(ns))?;
+            }
+        }
+        if self.memory_follows_use.value {
+            write!(f, ", memory follows its use")?;
+        }
+        if self.charge_copies.value {
+            write!(f, ", copies charged")?;
+        }
+        Ok(())
+    }
+}
+
 impl Granted {
     /// The same, where what came of the configuration's defaults is not said to have been asked for: `asked` tells what was.
     pub fn told_by(mut self, asked: &Wish) -> Self {
@@ -228,7 +257,7 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
         (None, None) => Given::by(Rule::Default, None),
     };
     let memory_bytes = match (set.memory_bytes, asked.memory_bytes) {
-        (Some(bytes), _) => Given::by(Rule::Administrator, Some(bytes)),
+        (Some(bytes), _) => Given::by(Rule::Administrator, Some(bytes).filter(|bytes| *bytes != NO_LIMIT)),
         (None, Some(bytes)) if bytes <= part.memory_bytes => Given::by(Rule::Request, Some(bytes)),
         (None, None) if part.memory_bytes == NO_LIMIT => Given::by(Rule::Default, None),
         (None, _) => Given::by(capped(part.memory_bytes == caps.memory_bytes), Some(part.memory_bytes)),
@@ -505,6 +534,10 @@ mod tests {
         assert_eq!(granted.share_ppm, Given::by(Rule::Administrator, Some(900_000)));
         assert_eq!(granted.cap_ppm, 900_000);
         assert_eq!(granted.memory_bytes, Given::by(Rule::Request, Some(1 << 20)));
+        let set = Wish { memory_bytes: Some(NO_LIMIT), ..set };
+        let granted = grant(&asked(100_000, 1 << 20, Class::Fair), &set, CAPS, &whole(CAPS), true);
+        assert_eq!(granted.memory_bytes, Given::by(Rule::Administrator, None), "and may take a limit away");
+        assert!(set.to_string().contains("no memory limit"), "{set}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::clock::monotonic_ns;
 use crate::identity::source::Source;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -13,6 +13,10 @@ const LINES: u32 = 20;
 const PERIOD: Duration = Duration::from_secs(60);
 /// Sources that are counted apart. Those that come when there are so many are counted together.
 const SOURCES: usize = 1024;
+/// The number of processes that have none here.
+const UNKNOWN: u32 = 0;
+/// Refusals that are remembered: who waits until it is let in asks twice a second, and is told of once.
+const REFUSALS: usize = 64;
 /// How often it is looked for periods that are over.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -68,7 +72,29 @@ impl Budget {
 
 /// What each source has caused lately.
 #[derive(Debug, Default)]
-pub struct Lines(RefCell<Budget>);
+pub struct Lines {
+    budget: RefCell<Budget>,
+    refusals: RefCell<Refusals>,
+}
+
+/// The latest refusals, oldest first: process and reason.
+#[derive(Debug, Default)]
+struct Refusals(VecDeque<(u32, String)>);
+
+impl Refusals {
+    /// Whether a process was refused for something else when it was last refused, or was not lately.
+    fn is_news(&mut self, pid: u32, reason: &str) -> bool {
+        if pid != UNKNOWN && self.0.iter().any(|(known, told)| *known == pid && told == reason) {
+            return false;
+        }
+        self.0.retain(|(known, _)| *known != pid);
+        if self.0.len() == REFUSALS {
+            self.0.pop_front();
+        }
+        self.0.push_back((pid, reason.to_owned()));
+        true
+    }
+}
 
 impl Lines {
     /// Whether a line about what this source does is to be written; one that is not is counted.
@@ -81,10 +107,15 @@ impl Lines {
         self.allows_of(None)
     }
 
+    /// The same about a process that is refused: it is told of once for each reason.
+    pub fn allows_refusal(&self, source: &Source, pid: u32, reason: &str) -> bool {
+        self.refusals.borrow_mut().is_news(pid, reason) && self.allows(source)
+    }
+
     fn allows_of(&self, source: Option<&Source>) -> bool {
         let now_ns = monotonic_ns();
         self.end(now_ns);
-        self.0.borrow_mut().allows(source, now_ns)
+        self.budget.borrow_mut().allows(source, now_ns)
     }
 
     /// Says what was left out in periods that are over.
@@ -98,7 +129,7 @@ impl Lines {
     }
 
     fn end(&self, now_ns: u64) {
-        let over = self.0.borrow_mut().end(now_ns);
+        let over = self.budget.borrow_mut().end(now_ns);
         for LeftOut { source, lines } in over {
             let source = source.map_or_else(|| "several".to_owned(), |source| source.to_string());
             tracing::info!(
@@ -140,6 +171,22 @@ mod tests {
         let told = LeftOut { source: Some(loud.clone()), lines: 981 };
         assert_eq!(budget.end(5 + PERIOD_NS), [told], "and of the calm one nothing was left out");
         assert_eq!(written(&mut budget, &loud, 100, 5 + PERIOD_NS), 20);
+    }
+
+    #[test]
+    fn who_is_refused_again_and_again_is_told_of_once_for_each_reason() {
+        let mut refusals = Refusals::default();
+        let told = |refusals: &mut Refusals, pid, reason| refusals.is_news(pid, reason);
+        assert!(told(&mut refusals, 1, "no room") && told(&mut refusals, 2, "no room"));
+        assert!(!told(&mut refusals, 1, "no room") && !told(&mut refusals, 2, "no room"));
+        assert!(told(&mut refusals, 1, "too much") && told(&mut refusals, 1, "no room"));
+        assert!(
+            (0..2).all(|_| told(&mut refusals, UNKNOWN, "no room")),
+            "nobody knows whether it is the same"
+        );
+        let others = 3..3 + REFUSALS as u32;
+        assert!(others.into_iter().all(|pid| told(&mut refusals, pid, "no room")));
+        assert!(refusals.0.len() == REFUSALS && told(&mut refusals, 1, "no room"), "it was long ago");
     }
 
     #[test]

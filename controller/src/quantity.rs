@@ -1,6 +1,7 @@
 //! Shares, sizes and times before people: what is wrong with one that was written, and how they are shown. The grammar is
 //! [`deepres_abi::quantity`]'s.
 
+use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::{PPM, quantity};
 use std::fmt;
 
@@ -39,6 +40,17 @@ pub fn parse_share(text: &str) -> Result<u32, QuantityError> {
 /// [`QuantityError::Bytes`], which says what is accepted.
 pub fn parse_bytes(text: &str) -> Result<u64, QuantityError> {
     quantity::parse_bytes(text).ok_or_else(|| QuantityError::Bytes(text.to_owned()))
+}
+
+/// The word for no limit.
+const UNLIMITED: &str = "unlimited";
+
+/// Reads a limit of memory in bytes: a size, or `unlimited`, which is [`NO_LIMIT`].
+///
+/// # Errors
+/// [`QuantityError::Bytes`], which says what is accepted.
+pub fn parse_limit(text: &str) -> Result<u64, QuantityError> {
+    if text == UNLIMITED { Ok(NO_LIMIT) } else { parse_bytes(text) }
 }
 
 /// Reads a time, in nanoseconds.
@@ -120,6 +132,8 @@ mod tests {
     fn what_is_shown_is_read_back() {
         assert_eq!(parse_share(&Percent(333_333).to_string()), Ok(333_333));
         assert_eq!(parse_bytes(&Bytes(3 << 19).to_string()), Ok(3 << 19));
+        assert_eq!(parse_limit("unlimited"), Ok(NO_LIMIT));
+        assert!(parse_limit("none").is_err() && parse_bytes("unlimited").is_err());
         for ns in [1_000, 30_000_000, 90_000_000_000, 5_400_000_000_000, 172_800_000_000_000] {
             assert_eq!(parse_time(&Time(ns).to_string()), Ok(ns));
         }

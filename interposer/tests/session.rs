@@ -21,7 +21,7 @@ const LIMIT_BYTES: u64 = 64 << 20;
 
 /// What the clients do; in the test process itself, nothing.
 #[test]
-#[ignore = "started by the other tests, as their client"]
+#[ignore = "started by the other tests, as their client: cargo test -p deepres-interposer --test session"]
 fn client_process() {
     let Some(part) = part() else { return };
     let driver = Driver::load();

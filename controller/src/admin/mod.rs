@@ -47,7 +47,7 @@ pub enum Request {
         tenant: String,
         /// Its share from now on, parts per million.
         share_ppm: Option<u32>,
-        /// Its memory limit on each GPU from now on, bytes.
+        /// Its memory limit on each GPU from now on, bytes; [`deepres_abi::grant::NO_LIMIT`]: none.
         memory_bytes: Option<u64>,
         /// Its class from now on.
         #[serde(default, with = "word")]

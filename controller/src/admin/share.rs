@@ -74,6 +74,9 @@ pub struct ShareStatus {
     pub charge_copies: bool,
     /// GPU time that it is owed beside the tenant furthest behind, ns; negative if it had more.
     pub lag_ns: i64,
+    /// How soon its requests are to be answered, ns: of that it goes before the others while it is not far ahead of its share.
+    #[serde(default)]
+    pub slo_ns: Option<u64>,
     /// What guests may cost the others, where there are guests.
     pub guard: Option<GuardStatus>,
     /// `closed`, `leased`, `once` (for one launch), `open`, `paused`, or `suspended` while its memory is off the GPU.

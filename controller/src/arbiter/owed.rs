@@ -124,6 +124,7 @@ impl Worker {
             received_ppm: tenant.account.recent_share_ppm(now_ns),
             charge_copies: tenant.seat.charge_copies,
             lag_ns: self.scheduler.lag_ns(id),
+            slo_ns: tenant.seat.slo_ns,
             guard: self.has_guests().then(|| GuardStatus {
                 max_harm_ppm: guard.max_harm_ppm(),
                 harm_ns: guard.harm_ns(),

@@ -16,7 +16,7 @@ use crate::clock::monotonic_ns;
 use crate::policy::TenantId;
 use crate::policy::lease::{Change, Grant, Phase, Scheduler, Seen};
 use crate::policy::priority::Weights;
-use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
+use crate::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning, UNSEEN_NS};
 use crate::policy::turns;
 use crate::process::ProcessKey;
 use crate::shm::SharedPage;
@@ -502,7 +502,8 @@ impl Worker {
             self.handoffs += 1;
             if let Some(idle_ns) = handoff.idle_ns {
                 self.latency.add(idle_ns);
-                let handoff_ns = self.latency.usual_ns().unwrap_or(ASSUMED_HANDOFF_NS);
+                let usual_ns = self.latency.usual_ns().map(|usual_ns| usual_ns.saturating_add(UNSEEN_NS));
+                let handoff_ns = usual_ns.unwrap_or(ASSUMED_HANDOFF_NS);
                 self.tuning = Tuning::derive(handoff_ns, self.quantum, self.processors);
             }
         }

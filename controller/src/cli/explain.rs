@@ -84,6 +84,13 @@ fn print(tenant: &str, gpus: &[ShareStatus], out: &mut impl Write) -> io::Result
         let behind = Time(share.lag_ns.unsigned_abs());
         let side = if share.lag_ns >= 0 { "is owed" } else { "had in advance" };
         writeln!(out, "  gate      {}; it {side} {behind} beside the tenant furthest behind", share.gate)?;
+        if let Some(slo_ns) = share.slo_ns {
+            let slo = Time(slo_ns);
+            writeln!(
+                out,
+                "  SLO       {slo}: it goes before the others while it is not far ahead of its share"
+            )?;
+        }
         if let Some(guard) = &share.guard {
             let foreseen = guard
                 .foreseen_pause_ns

@@ -142,6 +142,6 @@ fn one_line(rendered: &str) -> String {
     let says = |line: &&str| !line.is_empty() && !line.starts_with("For more information");
     let lines: Vec<_> =
         rendered.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:")).filter(says).collect();
-    let joined = lines.join(" ");
+    let joined = lines.join(" ").replace(" tip: ", "; ");
     joined.strip_prefix("error: ").unwrap_or(&joined).to_owned()
 }

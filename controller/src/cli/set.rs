@@ -5,10 +5,10 @@ use anyhow::{Result, bail};
 use clap::builder::BoolishValueParser;
 use deepres_controller::admin::client::Client;
 use deepres_controller::admin::{Reply, Request};
-use deepres_controller::authority::{Rule, Wish};
+use deepres_controller::authority::Wish;
 use deepres_controller::policy::class::Class;
 use deepres_controller::policy::priority::Criticality;
-use deepres_controller::quantity::{Bytes, Percent, Time, parse_bytes, parse_share, parse_time};
+use deepres_controller::quantity::{Bytes, parse_limit, parse_share, parse_time};
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -20,6 +20,7 @@ already is not taken away; it gets no more until it is below the new limit.
 Examples:
   deepres set train --share 50%
   deepres set train --share 30% --memory 4GiB
+  deepres set train --memory unlimited
   deepres set train --criticality high --deadline 30min"
 )]
 pub struct Args {
@@ -28,8 +29,8 @@ pub struct Args {
     /// Its share of the GPU from now on: 1% to 100%
     #[arg(long, value_parser = parse_share)]
     share: Option<u32>,
-    /// Its memory limit on each GPU from now on, for example 4GiB
-    #[arg(long, value_parser = parse_bytes)]
+    /// Its memory limit on each GPU from now on, for example 4GiB; unlimited: none
+    #[arg(long, value_parser = parse_limit)]
     memory: Option<u64>,
     /// Its class from now on: guaranteed, fair or best-effort
     #[arg(long)]
@@ -71,26 +72,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut client = Client::connect()?;
     match client.ask(&request)? {
         Reply::Set(granted) => {
-            let share = granted.share_ppm.value;
-            let share = share.map_or("what others leave".to_owned(), |ppm| Percent(ppm).to_string());
-            let memory = granted.memory_bytes.value;
-            let memory = memory.map_or("no limit".to_owned(), |bytes| Bytes(bytes).to_string());
-            print!("{}: share {share}, memory {memory}, class {}", args.tenant, granted.class.value);
-            if granted.criticality.rule != Rule::Default {
-                print!(", criticality {}", granted.criticality.value);
-            }
-            let times =
-                [("deadline", granted.deadline_ns), ("size", granted.size_ns), ("SLO", granted.slo_ns)];
-            for (name, given) in times {
-                given.value.iter().for_each(|ns| print!(", {name} {}", Time(*ns)));
-            }
-            if granted.memory_follows_use.value {
-                print!(", memory follows its use");
-            }
-            if granted.charge_copies.value {
-                print!(", copies charged");
-            }
-            println!();
+            println!("{}: {granted}", args.tenant);
             warn_of_excess(&mut client, &args.tenant)
         }
         other => bail!("the daemon gave an answer to something else: {other:?}"),

@@ -2,7 +2,7 @@
 
 use crate::policy::class::Class;
 use crate::policy::priority::Criticality;
-use crate::quantity::{parse_bytes, parse_share};
+use crate::quantity::{parse_limit, parse_share};
 use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -97,15 +97,9 @@ pub fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error
     parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 
-/// The word for no limit.
-const UNLIMITED: &str = "unlimited";
-
 /// Reads a size of memory, or the word for no limit.
 pub fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    match String::deserialize(deserializer)?.as_str() {
-        UNLIMITED => Ok(NO_LIMIT),
-        text => parse_bytes(text).map_err(serde::de::Error::custom),
-    }
+    parse_limit(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 
 /// Reads a class or a criticality.

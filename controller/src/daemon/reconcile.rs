@@ -122,13 +122,13 @@ fn tell(tenants: &[TenantStatus], told: &mut Told) {
                 refusal(account, least)
             );
         }
-        let is_off = is_far_off(tenant, account);
+        let is_off = is_far_off(tenant.sessions.len(), account);
         if is_off && !seen.was_off {
             tracing::warn!(
                 tenant = tenant.name,
                 gpu = account.gpu,
                 drift_bytes = account.drift_bytes,
-                "what NVML says that a tenant holds is far from its account: some of it may go past deepres (`deepres ps --coverage`)"
+                "NVML says that a tenant holds far more than its account: some of it may go past deepres (`deepres ps --coverage`)"
             );
         }
         *seen = Seen { refusals: account.refusals, was_off: is_off, bound };
@@ -151,7 +151,24 @@ fn refusal(account: &AccountStatus, bound: Option<Bound>) -> String {
     }
 }
 
-fn is_far_off(tenant: &TenantStatus, account: &AccountStatus) -> bool {
-    let allowed = TOLD_BYTES_PER_PROCESS.saturating_mul(tenant.sessions.len().max(1) as u64);
-    account.drift_bytes.is_some_and(|drift| drift.unsigned_abs() > allowed)
+/// Whether NVML says so much more of a tenant with so many processes that something seems to go past its account. Less does not: managed memory that nobody touched is
+/// not on the GPU.
+fn is_far_off(processes: usize, account: &AccountStatus) -> bool {
+    let allowed = TOLD_BYTES_PER_PROCESS.saturating_mul(processes.max(1) as u64);
+    account.drift_bytes.and_then(|drift| u64::try_from(drift).ok()).is_some_and(|more| more > allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_account_is_far_off_if_nvml_says_more_by_a_gigabyte_for_each_process() {
+        let of = |processes: usize, gib: i64| {
+            let drift_bytes = Some((gib << 30) + gib.signum());
+            is_far_off(processes, &AccountStatus { drift_bytes, ..AccountStatus::default() })
+        };
+        assert!(of(0, 1) && of(1, 1) && of(2, 2));
+        assert!(!of(1, 0) && !of(2, 1) && !of(1, -3), "less is not on the GPU");
+    }
 }

@@ -258,7 +258,7 @@ async fn converse(
     let admitted = match introduced {
         Ok(admitted) => admitted,
         Err(refused) => {
-            if shared.lines.allows(source) {
+            if shared.lines.allows_refusal(source, peer.pid, &refused.reason) {
                 tracing::info!(pid = peer.pid, uid = peer.uid, reason = refused.reason, "refused");
             }
             refuse(connection.as_fd(), &refused);

@@ -106,7 +106,8 @@ fn a_request_that_makes_no_sense_is_refused_in_one_line_that_says_what_is_accept
 fn a_command_line_that_cannot_be_read_is_refused_in_one_line_that_says_what_was_meant() {
     let place = Place::empty();
     let said = |arguments: &[&str]| complaint(&place.deepres(arguments).output().unwrap(), 2);
-    assert!(said(&["deamon"]).contains("similar subcommand exists: 'daemon'"), "{}", said(&["deamon"]));
+    let misspelt = said(&["deamon"]);
+    assert!(misspelt.contains("'deamon'; a similar subcommand exists: 'daemon'"), "{misspelt}");
     assert!(said(&["ps", "--jsn"]).contains("--json"));
     assert!(said(&["run"]).contains("COMMAND"));
     assert!(said(&["run", "--name=", "--", "true"]).contains("a name has from 1 to 63 bytes"));
@@ -285,6 +286,11 @@ fn ps_shows_tenants_and_set_changes_them() {
     assert_eq!(json["tenants"][0]["memory_limit_bytes"], 4u64 << 30);
     assert_eq!(json["gpus"][0]["simulated"], true);
     assert!(json["now_ns"].as_u64().unwrap() > 0);
+    let output = place.deepres(&["set", "train", "--memory", "unlimited"]).output().unwrap();
+    assert_eq!(text(&output.stdout), "train: share 50%, memory no limit, class fair");
+    let status = place.deepres(&["ps", "--json"]).output().unwrap().stdout;
+    let json: serde_json::Value = serde_json::from_slice(&status).unwrap();
+    assert!(json["tenants"][0]["memory_limit_bytes"].is_null());
 }
 
 #[test]
@@ -663,11 +669,15 @@ fn explain_prints_every_term_as_text_and_as_json_and_who_there_is_beside_a_name_
         "water_level",
         "received_ppm",
         "lag_ns",
+        "slo_ns",
         "guard",
         "gate",
     ] {
         assert!(gpu.get(key).is_some(), "no `{key}` in {gpu}");
     }
+    assert!(place.deepres(&["set", "plain", "--slo", "50ms"]).output().unwrap().status.success());
+    let said = text(&explain(&["plain"]).stdout);
+    assert!(said.contains("SLO       50ms: it goes before the others"), "{said}");
     let said = complaint(&explain(&["nobody"]), 1);
     assert!(said.contains("there is no tenant `nobody`; there are: asked, plain"), "{said}");
 }

@@ -185,8 +185,9 @@ hooks! {
         if let Some(memory) = unsafe { memory.as_mut() }
             && let Some((total, free, used)) = part.memory(memory.total, memory.free)
         {
-            // What the driver keeps for itself is not of the tenant's part.
-            *memory = MemoryV2 { version: memory.version, total, reserved: 0, free, used };
+            // What others hold of the tenant's part is what it cannot have: the sum is the total.
+            let reserved = total.saturating_sub(free).saturating_sub(used);
+            *memory = MemoryV2 { version: memory.version, total, reserved, free, used };
         }
     }
 

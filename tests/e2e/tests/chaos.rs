@@ -144,7 +144,7 @@ fn nothing_is_left_of_some_seconds_of_chaos() {
 }
 
 #[test]
-#[ignore = "takes five minutes: run it by name when sessions, restarts or leases were changed"]
+#[ignore = "takes five minutes, for when sessions, restarts or leases were changed: cargo xtask dist && DEEPRES_ARTEFACTS=$PWD/dist cargo test -p deepres-e2e --test chaos -- --ignored"]
 fn nothing_is_left_of_five_minutes_of_chaos() {
     survive(Duration::from_secs(300));
 }

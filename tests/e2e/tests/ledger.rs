@@ -110,7 +110,7 @@ fn after_random_calls_of_a_failing_driver_the_ledger_is_what_it_has_given_by_the
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes: cargo xtask dist && DEEPRES_ARTEFACTS=$PWD/dist cargo test -p deepres-e2e --test ledger -- --ignored"]
 fn after_ten_million_random_calls_of_a_failing_driver_the_ledger_is_what_it_has_given() {
     assert_all_exact([301, 302], MANY_CALLS / 2, FAULTS);
 }

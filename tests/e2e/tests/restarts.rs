@@ -179,7 +179,7 @@ fn a_daemon_killed_again_and_again_loses_no_launch_and_no_account() {
 }
 
 #[test]
-#[ignore = "takes four minutes: run it by name when restarts were changed"]
+#[ignore = "takes four minutes, for when restarts were changed: cargo xtask dist && DEEPRES_ARTEFACTS=$PWD/dist cargo test -p deepres-e2e --test restarts -- --ignored"]
 fn a_daemon_killed_a_hundred_times_loses_no_launch_and_no_account() {
     kill_often(100);
 }

@@ -167,7 +167,7 @@ fn random_calls_of_two_processes_on_a_failing_driver_are_answered_as_without_dee
 
 /// What `cargo xtask fuzz calls` runs. A pair that fails is printed, and belongs into the folder of seeds.
 #[test]
-#[ignore = "draws fresh pairs for as long as it is told"]
+#[ignore = "draws fresh pairs for as long as it is told: cargo xtask fuzz calls"]
 fn fresh_pairs_are_answered_as_without_deepres() {
     let seconds = std::env::var(SECONDS_VARIABLE).ok().and_then(|text| text.parse().ok());
     let until = Instant::now() + Duration::from_secs(seconds.expect("a number of seconds"));

@@ -98,7 +98,8 @@ pub fn over(limit_bytes: Option<u64>, account: &AccountStatus) -> Option<u64> {
 fn refused(account: &AccountStatus) -> Option<String> {
     let last = account.last_refusal.as_ref()?;
     let api = last.api.as_deref().unwrap_or("an unknown call");
-    Some(format!("refused {} times, last {} for {api}", account.refusals, Bytes(last.bytes)))
+    let times = if account.refusals == 1 { "once".to_owned() } else { format!("{} times", account.refusals) };
+    Some(format!("refused {times}, last {} for {api}", Bytes(last.bytes)))
 }
 
 #[cfg(test)]
@@ -122,6 +123,8 @@ mod tests {
         let account = account();
         assert_eq!(held(Some(4 << 30), &account), "holds 3 GiB (linear 2 GiB, pool 1 GiB), peak 4 GiB");
         assert_eq!(refused(&account).unwrap(), "refused 7 times, last 2 MiB for cuMemCreate");
+        let once = AccountStatus { refusals: 1, ..account.clone() };
+        assert_eq!(refused(&once).unwrap(), "refused once, last 2 MiB for cuMemCreate");
         assert_eq!(refused(&AccountStatus::default()), None);
     }
 

@@ -36,7 +36,7 @@ impl Registry {
         if wish.deadline_ns.is_some() {
             tenant.set_ns = monotonic_ns();
         }
-        tracing::info!(tenant = name, set = %tenant.set, "an administrator set a tenant");
+        tracing::info!(tenant = name, granted = %tenant.granted(), "an administrator set a tenant");
         let (user, is_more) = (tenant.user, tenant.promised_bytes() > before);
         if is_more {
             self.promise_more(name);

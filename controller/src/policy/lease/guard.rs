@@ -21,6 +21,10 @@ pub const DEFAULT_MAX_HARM_PPM: u32 = PPM / 100;
 /// long its steps may take.
 pub const TOLERATED_PPM: u32 = PPM / 20;
 
+/// Where owners can wait for a guest one is let in once a pause has lasted so many times as long as the shortest that is one: of requests that wait one behind
+/// another the first is kept waiting, and not each in turn.
+const GRACES_BEFORE_TOLERATED: u64 = 3;
+
 /// Pauses that are remembered.
 const PAUSES: usize = 32;
 /// Of those that lasted as long as the present one so many must be known before nothing else is expected of it.
@@ -234,6 +238,8 @@ pub struct Guard {
     seen_ns: Option<u64>,
     owners_present: bool,
     idle_since_ns: Option<u64>,
+    /// Pauses shorter than that are none.
+    grace_ns: u64,
     kept_out_since_ns: Option<u64>,
     pauses_ns: VecDeque<u64>,
     /// The same, shortest first,
@@ -266,6 +272,7 @@ impl Guard {
             seen_ns: None,
             owners_present: false,
             idle_since_ns: None,
+            grace_ns: 0,
             kept_out_since_ns: None,
             pauses_ns: VecDeque::new(),
             sorted_ns: Vec::new(),
@@ -311,6 +318,7 @@ impl Guard {
             self.tolerated.earn(elapsed_ns, self.credit_limit_ns);
         }
         self.owners_present = owners.present;
+        self.grace_ns = grace_ns;
         if !owners.want {
             self.idle_since_ns.get_or_insert(now_ns);
             self.kept_out_since_ns = None;
@@ -395,6 +403,9 @@ impl Guard {
         let idle_since_ns = self.idle_since_ns?;
         self.tolerated_ns = tolerated_ns;
         let longest_ns = now_ns.saturating_add(UNFORESEEN_NS);
+        if now_ns < self.begins_ns(idle_since_ns, window_ns, tolerated_ns) {
+            return None;
+        }
         if window_ns <= tolerated_ns && self.tolerated.has(window_ns) {
             return Some(longest_ns);
         }
@@ -409,6 +420,12 @@ impl Guard {
         };
         self.is_dear = cheap_ns.is_none();
         Some(idle_since_ns.saturating_add(until_ns).min(longest_ns))
+    }
+
+    /// From when on a guest may be let in at all in a pause that began at `idle_since_ns`.
+    fn begins_ns(&self, idle_since_ns: u64, window_ns: u64, tolerated_ns: u64) -> u64 {
+        let graces = if window_ns <= tolerated_ns { GRACES_BEFORE_TOLERATED } else { 0 };
+        idle_since_ns.saturating_add(self.grace_ns.saturating_mul(graces))
     }
 
     /// What a guest that takes `window_ns` to be gone may be expected to cost now: as large a part of that as the credit is of all that is saved up for it. So credit goes where it buys most:
@@ -442,7 +459,9 @@ impl Guard {
             }
             [outlasted_at_ns, saved_at_ns].into_iter().flatten().min()
         });
-        [harm_at_ns, tolerated_at_ns].into_iter().flatten().min()
+        let begins_ns =
+            self.idle_since_ns.map_or(0, |since_ns| self.begins_ns(since_ns, window_ns, tolerated_ns));
+        [harm_at_ns, tolerated_at_ns].into_iter().flatten().min().map(|at_ns| at_ns.max(begins_ns))
     }
 
     /// As long the next pause will last at least, if pauses go on as they did.
@@ -598,7 +617,11 @@ mod tests {
         // 2 ms beyond the credit of 20 ms.
         assert!(guard.shortest_pause_ns().is_some());
         assert_eq!(guard.until_ns(now_ns + 22 * MS, MS, 0), None, "though a pause of 10 ms is foreseen");
-        assert!(guard.until_ns(now_ns + 22 * MS, MS, MS).is_some(), "owners that can wait are asked nothing");
+        // Owners that can wait are asked nothing, once it is no moment between two of their requests.
+        let tolerated_ns = now_ns + 22 * MS + 3 * GRACE;
+        assert_eq!(guard.until_ns(tolerated_ns - 1, MS, MS), None);
+        assert_eq!(guard.retry_ns(tolerated_ns - 1, MS, MS), Some(tolerated_ns));
+        assert!(guard.until_ns(tolerated_ns, MS, MS).is_some());
         guard.observe(now_ns + 240 * MS, IDLE, GRACE);
         assert_eq!(guard.harm.debt_ns, 0);
         let (mut guard, now_ns) = (guard, now_ns + 250 * MS);
@@ -626,7 +649,12 @@ mod tests {
             // A closed loop: each step begins with a wait for a guest, if there may be one.
             guard.observe(now_ns, IDLE, GRACE);
             // Beside what they may be cost in any case, 1 %.
-            let has_guest = guard.until_ns(now_ns, 2 * MS, 5 * MS).is_some();
+            assert_eq!(
+                guard.until_ns(now_ns, 2 * MS, 5 * MS),
+                None,
+                "it may be a moment between two requests"
+            );
+            let has_guest = guard.until_ns(now_ns + 3 * GRACE, 2 * MS, 5 * MS).is_some();
             now_ns += MS;
             guard.observe(now_ns, if has_guest { KEPT_OUT } else { BUSY }, GRACE);
             if has_guest {

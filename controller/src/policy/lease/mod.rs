@@ -1092,7 +1092,7 @@ impl Scheduler {
             self.hold = Some(Hold { closed_ns: Some(now_ns), once_since_ns: None, ..hold });
             return Step::Again;
         }
-        self.settle(&hold, in_flight, now_ns);
+        self.settle(&hold, in_flight, now_ns, tuning);
         self.hold = None;
         if self.is_guest(hold.tenant) && self.next_apart(Rank::Owner, None).is_none() {
             // A gang that wants the GPU waits for others from now on.
@@ -1122,7 +1122,7 @@ impl Scheduler {
     }
 
     /// Ends a hold: charges time held in silence, and notes what the hand-off cost.
-    fn settle(&mut self, hold: &Hold, in_flight: bool, now_ns: u64) {
+    fn settle(&mut self, hold: &Hold, in_flight: bool, now_ns: u64, tuning: &Tuning) {
         // How long the GPU waits for the next launch within a hold is no cost of a hand-off. Learned as one, it would make leases longer, in which the GPU waits longer,
         // and a guest's window longer than any pause. Who has but one kernel in flight makes it wait always, and who does not say where its work began and ended may.
         let gives_way = self.gives_way(hold.tenant);
@@ -1132,6 +1132,9 @@ impl Scheduler {
         }
         let held_ns = now_ns.saturating_sub(hold.since_ns);
         let unshown_ns = holder.settle(hold, now_ns);
+        if in_flight {
+            holder.charge_in_advance(holder.overrun_ns(hold, tuning.window_ns, now_ns));
+        }
         if let Some(user) = holder.user.filter(|_| unshown_ns > 0) {
             self.trusts.entry(user).or_default().had_unshown(unshown_ns, now_ns);
         }

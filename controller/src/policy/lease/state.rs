@@ -420,11 +420,23 @@ impl Tenant {
     pub fn settle(&mut self, hold: &Hold, now_ns: u64) -> u64 {
         let unexplained_ns = unexplained_ns(hold, self, now_ns);
         self.lenience.spend(hold.unshown_ns(now_ns) - unexplained_ns, now_ns);
-        if unexplained_ns > 0 {
-            self.charge(unexplained_ns);
-            self.advance_ns = self.advance_ns.saturating_add(unexplained_ns);
-        }
+        self.charge_in_advance(unexplained_ns);
         unexplained_ns
+    }
+
+    /// Charges what is in no meter. What is metered later is set off against it.
+    pub fn charge_in_advance(&mut self, gpu_ns: u64) {
+        if gpu_ns > 0 {
+            self.charge(gpu_ns);
+            self.advance_ns = self.advance_ns.saturating_add(gpu_ns);
+        }
+    }
+
+    /// What runs into the turns of others if work is waited for no more that the tenant says it has, ns: what a window has room for, less what it was
+    /// waited for. Whoever says that it is never done pays for that each time.
+    pub fn overrun_ns(&self, hold: &Hold, window_ns: u64, now_ns: u64) -> u64 {
+        let waited_ns = hold.closed_ns.map_or(0, |closed_ns| now_ns.saturating_sub(closed_ns));
+        self.seen.pending_ns.min(window_ns).saturating_sub(waited_ns)
     }
 }
 

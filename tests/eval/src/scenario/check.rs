@@ -1,6 +1,7 @@
 //! What cannot be in a scenario though each value by itself can, said with line and key.
 
 use std::collections::BTreeMap;
+use std::iter::repeat_n;
 
 use deepres_controller::policy::class::Class;
 use deepres_controller::policy::entitlement;
@@ -63,6 +64,9 @@ impl Scenario {
         if self.warmup_ns >= self.duration_ns {
             let says = "this is not below duration_s: nothing is left to measure";
             return Err(Fault::at(&["warmup_s"], says));
+        }
+        if self.name.trim().is_empty() {
+            return Err(Fault::at(&["name"], "it is empty: reports tell scenarios by their names"));
         }
         if has_no_picture(&self.name) {
             return Err(Fault::at(
@@ -146,12 +150,19 @@ impl Scenario {
     fn check_promises(&self) -> Result<(), Fault> {
         let mut expanded = self.clone();
         expanded.expand();
+        let numbers =
+            self.tenants.iter().enumerate().flat_map(|(number, tenant)| repeat_n(number, tenant.count));
+        let all: Vec<(usize, &Tenant)> = numbers.zip(&expanded.tenants).collect();
         for gpu in 0..self.gpus {
-            let own = expanded.tenants.iter().filter(|tenant| tenant.gpu == Some(gpu));
-            if !entitlement::fits(own.map(|tenant| tenant.request(0))) {
-                let guaranteed = |tenant: &Tenant| tenant.class == Class::Guaranteed;
-                let last = self.tenants.iter().rposition(guaranteed).unwrap_or(0);
-                let says = format!("the guaranteed shares on GPU {gpu} add up to more than the GPU");
+            let own = || all.iter().filter(|(_, tenant)| tenant.gpu == Some(gpu));
+            if !entitlement::fits(own().map(|(_, tenant)| tenant.request(0))) {
+                let guaranteed = own().filter(|(_, tenant)| tenant.class == Class::Guaranteed);
+                let last = guaranteed.map(|(number, _)| *number).next_back().unwrap_or(0);
+                let remedy = match self.gpus {
+                    1 => "",
+                    _ => ": put some on others, by `gpu` (without one each goes where the fewest are)",
+                };
+                let says = format!("the guaranteed shares on GPU {gpu} add up to more than the GPU{remedy}");
                 return Err(Fault::of_tenant(last, &["share"], says));
             }
         }
@@ -161,7 +172,7 @@ impl Scenario {
     /// What is wrong with one tenant: at which of its keys, and why.
     fn check_tenant(&self, tenant: &Tenant) -> Result<(), (Vec<&'static str>, String)> {
         let wrong = |keys: &[&'static str], says: &str| Err((keys.to_vec(), says.to_owned()));
-        if tenant.name.is_empty() {
+        if tenant.name.trim().is_empty() {
             return wrong(&["name"], "a tenant has an empty name");
         }
         if has_no_picture(&tenant.name) {

@@ -39,6 +39,19 @@ fn a_scenario_is_read_and_repeated_tenants_are_numbered() {
 }
 
 #[test]
+fn of_shares_that_do_not_fit_a_tenant_of_that_gpu_is_named() {
+    let tenant = |name: &str, share: u32, gpu: u32| {
+        format!(
+            "[[tenant]]\nname = \"{name}\"\nclass = \"guaranteed\"\nshare = \"{share}%\"\ngpu = {gpu}\nsteps = {{ kernels = 1, kernel_us = 10 }}\n"
+        )
+    };
+    let tenants = tenant("a", 60, 0) + &tenant("b", 60, 0) + &tenant("c", 10, 1);
+    let text = format!("name = \"n\"\nshows = \"s\"\nduration_s = 10\ngpus = 2\n{tenants}");
+    let refused = Scenario::parse(&text).unwrap_err().to_string();
+    assert!(refused.starts_with("line 14, `tenant.share`: ") && refused.contains("by `gpu`"), "{refused}");
+}
+
+#[test]
 fn every_key_of_the_format_is_read() {
     let text = r#"
         name = "all"
@@ -159,6 +172,8 @@ fn what_is_unknown_or_impossible_is_named_with_its_line_and_key() {
             5,
             "weigh nothing",
         ),
+        ("name = \"two\"", "name = \" \"", 2, "`name`: it is empty"),
+        ("name = \"a\"", "name = \"\"", 6, "empty name"),
         ("name = \"a\"", "name = \"a\\u0007\"", 6, "control character"),
         ("name = \"a\"", "name = \"a\\uFFFE\"", 6, "no picture can have"),
         (
