@@ -238,7 +238,7 @@ pub struct GpuStatus {
     pub window_ns: u64,
     /// How long a waiter spins before it sleeps, ns.
     pub spin_ns: u64,
-    /// What a hand-off costs in the mean, those left out that a busy machine held up; the others follow from it; ns.
+    /// What a hand-off costs in the mean, those left out that a busy machine held up, and what no meter sees of it included; the others follow from it; ns.
     #[serde(default)]
     pub handoff_ns: u64,
     /// How long before its end a lease is renewed or given up, ns.

@@ -1,5 +1,5 @@
 //! The evaluation in virtual time beside the same scenarios in real time: daemon, interposer and client processes on the simulated GPU. Compared are each tenant's
-//! part of the GPU time that was had, and its GPU time for each second.
+//! part of the GPU time that was had, and its GPU time for each second. What a hand-off costs is the machine's, so virtual time has it from the daemon.
 
 use std::{thread, time::Duration};
 
@@ -35,13 +35,16 @@ struct Had {
     throughput: f64,
 }
 
-/// What each had in virtual time.
-fn in_virtual_time(tenants: &[Tenant]) -> Vec<Had> {
+/// What each had in virtual time, where a hand-off costs so much.
+fn in_virtual_time(tenants: &[Tenant], handoff_ns: u64) -> Vec<Had> {
     let tables: String = tenants
         .iter()
         .map(|Tenant { name, scenario, .. }| format!("[[tenant]]\nname = \"{name}\"\n{scenario}\n"))
         .collect();
-    let text = format!("name = \"agreement\"\nshows = \"both\"\nduration_s = 12\nwarmup_s = 2\n{tables}");
+    let handoff_us = handoff_ns as f64 / 1e3;
+    let text = format!(
+        "name = \"agreement\"\nshows = \"both\"\nduration_s = 12\nwarmup_s = 2\n[gpu]\nhandoff_us = {handoff_us:.3}\n{tables}"
+    );
     let scenario = Scenario::parse(&text).expect("a scenario of ours");
     let run = Policy::Deepres.run_alone(&scenario);
     let span_ns = (scenario.duration_ns - scenario.warmup_ns) as f64;
@@ -67,13 +70,14 @@ fn assert_agreement(tenants: &[Tenant]) {
 
 #[track_caller]
 fn assert_agreement_over(measured: Duration, tenants: &[Tenant]) {
-    let expected = in_virtual_time(tenants);
     let host = Host::measuring();
     let _daemon = host.daemon();
     let _clients: Vec<Process> = tenants.iter().map(|tenant| start(&host, tenant)).collect();
     thread::sleep(SETTLED);
     let window = Window::measure(&host, measured);
-    let mut lines = Vec::new();
+    let handoff_ns = host.status()["gpus"][0]["handoff_ns"].as_u64().expect("what a hand-off costs");
+    let expected = in_virtual_time(tenants, handoff_ns);
+    let mut lines = vec![format!("a hand-off costs {handoff_ns} ns")];
     let mut worst = 0.0_f64;
     for (Tenant { name, .. }, expected) in tenants.iter().zip(expected) {
         let share = window.true_percent(name);
