@@ -165,7 +165,7 @@ pub struct LedgerGpu {
     slots_used: AtomicU32,
     /// Counts the times at which the controller made room.
     rooms_made: AtomicU32,
-    /// The most that was held or promised at once.
+    /// The most that was held at once, as far as was seen.
     peak_bytes: AtomicU64,
     /// How much memory others' could make room for, bytes: whoever needs more waits in vain. 0: nobody can make room.
     obtainable_bytes: AtomicU64,
@@ -237,12 +237,13 @@ impl Default for LedgerGpu {
 }
 
 impl LedgerGpu {
-    /// The most that the tenant held or was promised at once, bytes. Exact for what is asked for under a limit; else as much as was seen.
+    /// The most that the tenant held at once, bytes. Under a limit nothing is missed, and what requests of other threads were promised meanwhile counts; else
+    /// it is as much as was seen.
     pub fn peak_bytes(&self) -> u64 {
         self.peak_bytes.load(Ordering::Relaxed)
     }
 
-    /// So much was held or promised at one moment.
+    /// So much was held at one moment.
     #[inline]
     pub fn note_peak(&self, bytes: u64) {
         // Nothing follows from it, so it is nothing for the model checker to interleave.
@@ -403,8 +404,7 @@ impl<'a> Account<'a> {
         self.slot.promised_bytes.fetch_add(bytes, Ordering::SeqCst);
         let promised_bytes = self.gpu.held_and_pending_bytes();
         if promised_bytes <= limit_bytes {
-            self.gpu.note_peak(promised_bytes);
-            return Some(Reservation { account: self, bytes });
+            return Some(Reservation { account: self, bytes, sum_bytes: promised_bytes });
         }
         self.slot.withdraw(bytes);
         None
@@ -524,6 +524,8 @@ impl Drop for Waiting<'_> {
 pub struct Reservation<'a> {
     account: Account<'a>,
     bytes: u64,
+    /// With what else was held or promised when it was made: what the tenant holds once this is held.
+    sum_bytes: u64,
 }
 
 impl<'a> Reservation<'a> {
@@ -537,14 +539,16 @@ impl<'a> Reservation<'a> {
     pub fn split_off(&mut self, bytes: u64) -> Reservation<'a> {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
-        Reservation { account: self.account, bytes }
+        Reservation { account: self.account, bytes, sum_bytes: self.sum_bytes }
     }
 
     /// The driver allocated `bytes` of what was promised: they are held, and the rest goes back. It goes first: it never counts as what stays.
     pub fn commit_part(mut self, bytes: u64) {
         if bytes < self.bytes {
-            self.account.slot.withdraw(self.bytes - bytes);
+            let less = self.bytes - bytes;
+            self.account.slot.withdraw(less);
             self.bytes = bytes;
+            self.sum_bytes -= less;
         }
         self.commit();
     }
@@ -553,6 +557,7 @@ impl<'a> Reservation<'a> {
     #[inline(always)]
     pub fn commit(self) {
         self.account.slot.take(self.bytes);
+        self.account.gpu.note_peak(self.sum_bytes);
         core::mem::forget(self);
     }
 }
@@ -633,6 +638,20 @@ mod tests {
         drop(account.reserve(100, 100, || false).unwrap());
         account.reserve(100, 100, || false).unwrap().commit();
         assert_eq!(gpu.held_bytes(), 100);
+    }
+
+    #[test]
+    fn the_peak_is_of_what_was_held_and_not_of_what_the_driver_refused() {
+        let ledger = ledger(2);
+        let (one, two) = (ledger.account(0).unwrap(), ledger.account(1).unwrap());
+        one.reserve(40, 100, || false).unwrap().commit();
+        drop(two.reserve(60, 100, || false).unwrap());
+        assert_eq!(ledger.peak_bytes(), 40, "the driver had none");
+        two.reserve(50, 100, || false).unwrap().commit_part(10);
+        assert_eq!(ledger.peak_bytes(), 50, "it took less than it might have");
+        one.release(40);
+        two.reserve(30, 100, || false).unwrap().commit();
+        assert_eq!((ledger.held_bytes(), ledger.peak_bytes()), (40, 50));
     }
 
     #[test]

@@ -82,6 +82,9 @@ impl MemoryKind {
 /// Kinds for which a meter slot has places.
 pub const HELD_PLACES: usize = 8;
 
+/// Bit of [`MeterSlot::last_refused_api`]: the tenant's limit had room for it, and the driver had none.
+pub const REFUSED_BY_DRIVER: u32 = 1 << 31;
+
 /// Buckets of a histogram of waits.
 pub const WAIT_BUCKETS: usize = 18;
 
@@ -128,11 +131,11 @@ pub struct MeterSlot {
     pub longest_ns: AtomicU64,
     /// When the times above were last brought up to date (`CLOCK_MONOTONIC`).
     pub updated_ns: AtomicU64,
-    /// Allocations refused because of the limit.
+    /// Allocations refused: by the limit, or by the driver, which had no memory left.
     pub refusals: AtomicU64,
     /// Size of the last one, bytes.
     pub last_refused_bytes: AtomicU64,
-    /// Its call, a number of [`crate::driver::ApiId`].
+    /// Its call, a number of [`crate::driver::ApiId`], with [`REFUSED_BY_DRIVER`] if it was that. A library older than that bit counts none of those.
     pub last_refused_api: AtomicU32,
     /// Threads between the gate and the meter: each has passed, or is about to look.
     launching: AtomicU32,
@@ -367,7 +370,7 @@ pub struct Reading {
     pub refusals: u64,
     /// Size of the last one, bytes.
     pub last_refused_bytes: u64,
-    /// Its call. Not checked: look it up, do not index with it.
+    /// Its call, with [`REFUSED_BY_DRIVER`]. Not checked: look it up, do not index with it.
     pub last_refused_api: u32,
     /// Memory held, bytes by [`MemoryKind::place`].
     pub held_bytes: [u64; HELD_PLACES],

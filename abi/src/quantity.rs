@@ -2,6 +2,8 @@
 //!
 //! What is wrong with a text that is refused is for the reader to say, in the words that fit its place.
 
+use core::fmt;
+
 use crate::PPM;
 
 /// The smallest share that can be asked for: 1 %.
@@ -29,6 +31,24 @@ const UNITS: [(&str, u64); 14] = [
     ("tib", 1 << 40),
     ("tb", 1_000_000_000_000),
 ];
+
+/// Shows bytes in the largest binary unit that leaves at least 1.
+#[derive(Debug, Clone, Copy)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, factor) = [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)]
+            .into_iter()
+            .find(|(_, factor)| self.0 >= *factor)
+            .unwrap_or(("B", 1));
+        if self.0.is_multiple_of(factor) {
+            write!(f, "{} {unit}", self.0 / factor)
+        } else {
+            write!(f, "{:.1} {unit}", self.0 as f64 / factor as f64)
+        }
+    }
+}
 
 /// Reads a share: a percentage from 1 to 100, decimals allowed, the sign optional. The result is in parts per million.
 pub fn parse_share(text: &str) -> Option<u32> {

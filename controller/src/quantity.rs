@@ -2,6 +2,7 @@
 //! [`deepres_abi::quantity`]'s.
 
 use deepres_abi::grant::NO_LIMIT;
+pub use deepres_abi::quantity::Bytes;
 use deepres_abi::{PPM, quantity};
 use std::fmt;
 
@@ -71,24 +72,6 @@ impl fmt::Display for Percent {
         let text = format!("{:.4}", f64::from(self.0) / PPM_PER_PERCENT);
         let text = text.trim_end_matches('0').trim_end_matches('.');
         f.pad(&format!("{text}%"))
-    }
-}
-
-/// Shows bytes in the largest binary unit that leaves at least 1.
-#[derive(Debug, Clone, Copy)]
-pub struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, factor) = [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)]
-            .into_iter()
-            .find(|(_, factor)| self.0 >= *factor)
-            .unwrap_or(("B", 1));
-        if self.0.is_multiple_of(factor) {
-            f.pad(&format!("{} {unit}", self.0 / factor))
-        } else {
-            f.pad(&format!("{:.1} {unit}", self.0 as f64 / factor as f64))
-        }
     }
 }
 

@@ -19,9 +19,11 @@ use crate::identity::cgroup::Container;
 use crate::policy::class::Class;
 use crate::policy::priority::Criticality;
 use crate::policy::signals::{DriverRates, DriverSums};
+use crate::quantity::Bytes;
 use deepres_abi::meter::WAIT_BUCKETS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// Bytes of one request, at most.
 pub const MAX_REQUEST_BYTES: usize = 4096;
@@ -362,7 +364,7 @@ pub struct AccountStatus {
     pub lag_ns: i64,
     /// Memory that it holds, bytes.
     pub memory_bytes: u64,
-    /// The most that it held or was promised at once, bytes: exact under a limit, else as much as was seen.
+    /// The most that it held at once, bytes: all of it under a limit, else as much as was seen.
     #[serde(default)]
     pub memory_peak_bytes: u64,
     /// What it holds by kind, bytes, kinds that it holds none of left out.
@@ -388,7 +390,7 @@ pub struct AccountStatus {
     /// What is kept for it while its memory follows its use, bytes: of late it held so much at most, a margin included.
     #[serde(default)]
     pub kept_bytes: Option<u64>,
-    /// Allocations refused because of the limit.
+    /// Allocations refused: by the limit, or by the driver, which had no memory left.
     pub refusals: u64,
     /// The last of them.
     pub last_refusal: Option<RefusalStatus>,
@@ -404,6 +406,31 @@ pub struct RefusalStatus {
     pub api: Option<String>,
     /// What it asked for, bytes.
     pub bytes: u64,
+    /// Who refused it.
+    #[serde(default)]
+    pub by: RefusedBy,
+}
+
+impl fmt::Display for RefusalStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes {
+            // What a context or a module takes is not known before the driver has given it.
+            0 => f.write_str("memory")?,
+            bytes => write!(f, "{}", Bytes(bytes))?,
+        }
+        write!(f, " for {}", self.api.as_deref().unwrap_or("an unknown call"))
+    }
+}
+
+/// Who refuses an allocation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RefusedBy {
+    /// deepres: what the tenant may hold leaves no room for it.
+    #[default]
+    Limit,
+    /// The driver: the GPU has not so much left.
+    Driver,
 }
 
 /// A process of a tenant.

@@ -5,14 +5,14 @@ use super::account::{MAX_HELD_BYTES, MAX_WAITERS, fairness_ppm};
 use super::owed::gate_name;
 use super::tenant::{Session, Tenant};
 use super::worker::Worker;
-use crate::admin::{AccountStatus, RefusalStatus, SessionGpuStatus};
+use crate::admin::{AccountStatus, RefusalStatus, RefusedBy, SessionGpuStatus};
 use crate::policy::TenantId;
 use crate::policy::entitlement::Rule;
 use crate::policy::lease::{Grant, Phase};
 use crate::policy::tuning::Tuning;
 use deepres_abi::driver::ApiId;
 use deepres_abi::ledger::LedgerGpu;
-use deepres_abi::meter::MemoryKind;
+use deepres_abi::meter::{MemoryKind, REFUSED_BY_DRIVER};
 use std::collections::BTreeMap;
 
 /// One GPU at one moment. Names are the registry's to add.
@@ -139,8 +139,10 @@ impl Worker {
             kept_bytes: None,
             refusals: totals.refusals,
             last_refusal: tenant.account.last_refusal.map(|(api, bytes)| RefusalStatus {
-                api: ApiId::from_index(api as usize).map(|api| api.symbol().to_owned()),
+                api: ApiId::from_index((api & !REFUSED_BY_DRIVER) as usize)
+                    .map(|api| api.symbol().to_owned()),
                 bytes,
+                by: if api & REFUSED_BY_DRIVER == 0 { RefusedBy::Limit } else { RefusedBy::Driver },
             }),
             gate: Some(gate_name(self.scheduler.grant(id)).to_owned()),
         }

@@ -26,7 +26,7 @@ pub struct SavedAccount {
     pub entitled_ppm: u32,
     /// GPU time that it is owed, ns; negative if it had more.
     pub lag_ns: i64,
-    /// The last refused allocation: number of the call, bytes.
+    /// The last refused allocation: number of the call, with [`deepres_abi::meter::REFUSED_BY_DRIVER`], and bytes.
     pub last_refusal: Option<(u32, u64)>,
 }
 

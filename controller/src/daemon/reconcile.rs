@@ -3,7 +3,7 @@
 
 use super::Shared;
 use super::administrators::reports;
-use crate::admin::{AccountStatus, TenantStatus};
+use crate::admin::{AccountStatus, RefusalStatus, RefusedBy, TenantStatus};
 use crate::quantity::Bytes;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -137,10 +137,11 @@ fn tell(tenants: &[TenantStatus], told: &mut Told) {
 
 /// Why memory was refused, in a line. What is held by now is not what was held then.
 fn refusal(account: &AccountStatus, bound: Option<Bound>) -> String {
-    let what = account.last_refusal.as_ref().map_or("memory".to_owned(), |last| {
-        format!("{} for {}", Bytes(last.bytes), last.api.as_deref().unwrap_or("an unknown call"))
-    });
+    let last = account.last_refusal.as_ref();
+    let what = last.map_or("memory".to_owned(), RefusalStatus::to_string);
+    let is_by_driver = last.is_some_and(|last| last.by == RefusedBy::Driver);
     match bound {
+        _ if is_by_driver => format!("refused {what}: the driver had not so much left of the GPU's memory"),
         Some(Bound { bytes, is_its_limit: true }) => {
             format!("refused {what}: with what it held that passes its limit of {}", Bytes(bytes))
         }

@@ -114,6 +114,11 @@ impl Beyond {
         self.is_wanted.store(true, Ordering::Relaxed);
     }
 
+    /// Whether the job asked for it.
+    pub fn is_wanted(&self) -> bool {
+        self.is_wanted.load(Ordering::Relaxed)
+    }
+
     /// Whether there is, or was, any.
     #[inline(always)]
     pub fn is_used(&self) -> bool {
@@ -369,7 +374,7 @@ impl Accounts {
     ) -> Option<u32> {
         let beyond = &self.beyond;
         let is_kind = matches!(request.kind, MemoryKind::Linear | MemoryKind::Pitch | MemoryKind::Managed);
-        if !beyond.is_wanted.load(Ordering::Relaxed) || !is_kind || !beyond.is_able(request.ordinal) {
+        if !beyond.is_wanted() || !is_kind || !beyond.is_able(request.ordinal) {
             return None;
         }
         let bytes = charge::managed(request.bytes);

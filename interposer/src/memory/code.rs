@@ -14,7 +14,7 @@ use deepres_abi::meter::MemoryKind;
 use super::charge::{self, BLOCK_BYTES};
 use super::held::Held;
 use super::site::{Promise, Site};
-use super::{Accounts, Name, Request};
+use super::{Accounts, Name, Request, Why};
 use crate::driver::code;
 use crate::image::{Need, Source};
 use crate::meter::context::ContextState;
@@ -145,7 +145,9 @@ impl Accounts {
         let before = self.beyond_account(process, &site, request.ordinal, 0);
         let before_bytes = free_bytes(process);
         let (result, module) = load();
-        let Some(module) = module.filter(|_| result == CUDA_SUCCESS) else { return result };
+        let Some(module) = module.filter(|_| result == CUDA_SUCCESS) else {
+            return self.answered(&site, &request, result);
+        };
         let is_less = before_bytes
             .zip(free_bytes(process))
             .is_some_and(|(before, after)| before.saturating_sub(after) >= BLOCK_BYTES);
@@ -164,7 +166,7 @@ impl Accounts {
             }
             Err(refused) => {
                 unload(module);
-                self.refuse(&site, &request, refused)
+                self.refuse(&site, &request, Why::Limit(refused))
             }
         }
     }
@@ -195,14 +197,19 @@ impl Accounts {
                 Ok(promise) => promised.push((ordinal, contexts, site, promise)),
                 Err(refused) => {
                     promised.into_iter().for_each(|(_, _, site, promise)| site.withdraw(promise));
-                    return self.refuse(&site, &request, refused);
+                    return self.refuse(&site, &request, Why::Limit(refused));
                 }
             }
         }
         let (result, library) = load();
         let Some(handle) = library.filter(|_| result == CUDA_SUCCESS) else {
+            // Which GPU it was the driver does not say.
+            let first = promised.first().map(|(ordinal, _, site, _)| (*ordinal, *site));
             promised.into_iter().for_each(|(_, _, site, promise)| site.withdraw(promise));
-            return result;
+            return first.map_or(result, |(ordinal, site)| {
+                let request = Request { api, kind: MemoryKind::Code, ordinal, context: 0, bytes };
+                self.answered(&site, &request, result)
+            });
         };
         // Before anything is locked: whoever makes a context waits for what is promised.
         let mut held: BTreeMap<usize, Held> = BTreeMap::new();

@@ -14,7 +14,7 @@ use deepres_abi::ledger::{Refused, Reservation};
 use deepres_abi::meter::MemoryKind;
 
 use super::site::{Promise, Site};
-use super::{Accounts, Name, Request};
+use super::{Accounts, Name, Request, Why};
 use crate::driver::calls::Context;
 use crate::driver::code::is_eager;
 use crate::process::Process;
@@ -177,7 +177,7 @@ impl Accounts {
         };
         let mut promise = match self.promise_any(process, &site, &request) {
             Ok(promise) => promise,
-            Err(refused) => return self.refuse(&site, &request, refused),
+            Err(refused) => return self.refuse(&site, &request, Why::Limit(refused)),
         };
         let own_bytes = promise.as_ref().map_or(0, Reservation::bytes);
         // A process without contexts there is none of NVML's.
@@ -190,7 +190,7 @@ impl Accounts {
         let (result, made) = make();
         let Some(made) = made.filter(|_| result == CUDA_SUCCESS) else {
             site.withdraw(promise);
-            return result;
+            return self.answered(&site, &request, result);
         };
         if let Some(before) = before {
             let taken_bytes = self.taken_since(process, &site, (ordinal, own_bytes), before, taken);
@@ -202,7 +202,7 @@ impl Accounts {
                 Ok(promise) => promise,
                 Err(refused) => {
                     end(made);
-                    return self.refuse(&site, &request, refused);
+                    return self.refuse(&site, &request, Why::Limit(refused));
                 }
             };
         }

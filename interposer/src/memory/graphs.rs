@@ -65,8 +65,17 @@ impl Drop for Claim<'_> {
 
 /// What was promised on a device.
 type Promised<'p> = (usize, Site<'p>, Promise);
-/// The device without room, what was asked for there, and [`Refused`].
-type Full<'p> = (usize, u64, Site<'p>, Refused);
+/// A device without room for what graphs allocate there.
+pub struct Full<'p> {
+    /// The GPU's ordinal in this process.
+    pub ordinal: usize,
+    /// What was asked for, bytes.
+    pub bytes: u64,
+    /// Where it would be charged.
+    pub site: Site<'p>,
+    /// It is the limit that leaves no room; `None`: the driver has none.
+    pub limit: Option<Refused>,
+}
 
 /// What a launch that is under way changes of what is allocated.
 struct Marks {
@@ -214,7 +223,7 @@ impl Graphs {
     /// Launches or uploads `taker` by `call`, and again each time that others made room that the GPU lacked. Before it is refused `give_back` has the process give back what it does not use on the device that it is told.
     ///
     /// # Errors
-    /// The device without room, what was asked for, and [`Refused`].
+    /// The device without room.
     pub fn take<'p>(
         &self,
         process: &'p Process,
@@ -234,13 +243,20 @@ impl Graphs {
         let is_launch = matches!(taker, Taker::Launch(_));
         loop {
             let result = self.take_once(process, &give_back, &needs, is_launch, &mut call)?;
-            let lacks = |need: &super::needs::Need| {
-                let stock = memory::graphs_stock(need.ordinal);
-                let missing_bytes = need.growth(stock, |address| self.is_live(address));
-                Site::of(process, need.ordinal).is_some_and(|site| site.await_room(missing_bytes))
-            };
-            if result != CUDA_ERROR_OUT_OF_MEMORY || !needs.devices.iter().any(lacks) {
+            if result != CUDA_ERROR_OUT_OF_MEMORY {
                 return Ok(result);
+            }
+            let full = |need: &super::needs::Need| {
+                let stock = memory::graphs_stock(need.ordinal);
+                let bytes = need.growth(stock, |address| self.is_live(address));
+                let site = Site::of(process, need.ordinal)?;
+                Some(Full { ordinal: need.ordinal, bytes, site, limit: None })
+            };
+            let mut lacking: Vec<Full<'p>> = needs.devices.iter().filter_map(full).collect();
+            if !lacking.iter().any(|full| full.site.await_room(full.bytes)) {
+                // The first that may be it is told of.
+                lacking.retain(|full| full.bytes > 0);
+                return lacking.into_iter().next().map_or(Ok(result), Err);
             }
         }
     }
@@ -282,7 +298,10 @@ impl Graphs {
             claim = self.await_claim(needs);
             promised = self.promise_once(process, needs, claim.as_ref());
         }
-        let Err((ordinal, ..)) = &promised else { return promised.map(|promised| (promised, claim)) };
+        let ordinal = match promised {
+            Ok(promised) => return Ok((promised, claim)),
+            Err(full) => full.ordinal,
+        };
         let is_refused_anyway = is_launch && !needs.frees_first && needs.kept().any(|at| self.is_live(at));
         if is_refused_anyway && claim.is_some() {
             let sites = needs.devices.iter().filter_map(|need| {
@@ -293,7 +312,7 @@ impl Graphs {
         }
         // Nothing that somebody has a claim on is given back.
         drop(claim);
-        give_back(*ordinal);
+        give_back(ordinal);
         let claim = self.await_claim(needs);
         let promised = self.promise_once(process, needs, claim.as_ref())?;
         Ok((promised, claim))
@@ -315,7 +334,7 @@ impl Graphs {
                 Ok(promise) => promises.push((need.ordinal, site, promise)),
                 Err(refused) => {
                     promises.into_iter().for_each(|(_, site, promise)| site.withdraw(promise));
-                    return Err((need.ordinal, bytes, site, refused));
+                    return Err(Full { ordinal: need.ordinal, bytes, site, limit: Some(refused) });
                 }
             }
         }

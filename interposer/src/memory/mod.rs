@@ -29,7 +29,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::ledger::Refused;
-use deepres_abi::meter::MemoryKind;
+use deepres_abi::meter::{MemoryKind, REFUSED_BY_DRIVER};
+use deepres_abi::quantity::Bytes;
 
 use crate::brief::{Brief, Guard};
 use crate::driver::calls::Context;
@@ -44,7 +45,7 @@ use charge::BLOCK_BYTES;
 use code::Libraries;
 use contexts::Contexts;
 use exports::Exports;
-use graphs::{Graphs, Taker};
+use graphs::{Full, Graphs, Taker};
 use held::Held;
 use pools::Pools;
 use site::{Promise, Site};
@@ -155,6 +156,15 @@ pub struct Request {
     pub bytes: u64,
 }
 
+/// Why a request is refused.
+#[derive(Debug, Clone, Copy)]
+enum Why {
+    /// The limit leaves no room for it.
+    Limit(Refused),
+    /// The driver has no memory left.
+    Driver,
+}
+
 impl Accounts {
     fn shard(&self, name: Name) -> Guard<'_, Table<Entry>> {
         let mixed = name.mixed();
@@ -179,7 +189,10 @@ impl Accounts {
         let ((result, named), promise) = site.ask(request.bytes, promise, allocate);
         match named.filter(|_| result == CUDA_SUCCESS) {
             Some((name, bytes)) => self.enter(process, &site, &request, (name, bytes), promise),
-            None => site.withdraw(promise),
+            None => {
+                site.withdraw(promise);
+                return self.answered(&site, &request, result);
+            }
         }
         result
     }
@@ -204,7 +217,7 @@ impl Accounts {
                 (result, address)
             })
         });
-        managed.flatten().unwrap_or_else(|| self.refuse(site, request, refused))
+        managed.flatten().unwrap_or_else(|| self.refuse(site, request, Why::Limit(refused)))
     }
 
     /// The limit leaves no room for linear memory: it is given beyond the limit, or refused.
@@ -218,7 +231,7 @@ impl Accounts {
         allocate: &mut dyn FnMut(Way) -> (u32, Option<(u64, u64)>),
     ) -> u32 {
         self.allocate_beyond(process, site, request, true, || allocate(Way::Beyond))
-            .unwrap_or_else(|| self.refuse(site, request, refused))
+            .unwrap_or_else(|| self.refuse(site, request, Why::Limit(refused)))
     }
 
     /// As [`Self::allocate`], for linear memory: `allocate` names an address and how much is there. Small allocations share blocks.
@@ -334,7 +347,7 @@ impl Accounts {
         is_full
             .then(|| self.allocate_beyond(process, site, request, true, || allocate(Way::Beyond)))
             .flatten()
-            .unwrap_or(result)
+            .unwrap_or_else(|| self.answered(site, request, result))
     }
 
     /// A small allocation for which the limit leaves no block of its own: beside others, if it fits there.
@@ -350,7 +363,9 @@ impl Accounts {
         let of = (request.ordinal, request.context);
         if alone.is_some() && self.slabs.has_hole(request.context, request.bytes) {
             let (result, named) = allocate(Way::Device);
-            let Some((address, bytes)) = named.filter(|_| result == CUDA_SUCCESS) else { return result };
+            let Some((address, bytes)) = named.filter(|_| result == CUDA_SUCCESS) else {
+                return self.answered(site, request, result);
+            };
             if self.slabs.knows(address) {
                 self.slabs.insert(site, address, bytes, of, None);
                 return result;
@@ -399,8 +414,11 @@ impl Accounts {
         let of = (request.ordinal, request.context);
         let give_back = |ordinal| self.give_back(process, ordinal);
         match self.pools.allocate(process, pool, of, request.bytes, give_back, call) {
-            Ok(result) => result,
-            Err((site, refused)) => self.refuse(&site, &request, refused),
+            Ok((result, site)) => match site {
+                Some(site) => self.answered(&site, &request, result),
+                None => result,
+            },
+            Err((site, refused)) => self.refuse(&site, &request, Why::Limit(refused)),
         }
     }
 
@@ -414,9 +432,9 @@ impl Accounts {
     ) -> u32 {
         match self.graphs.take(process, |ordinal| self.give_back(process, ordinal), taker, call) {
             Ok(result) => result,
-            Err((ordinal, bytes, site, refused)) => {
+            Err(Full { ordinal, bytes, site, limit }) => {
                 let request = Request { api, kind: MemoryKind::Graph, ordinal, context: 0, bytes };
-                self.refuse(&site, &request, refused)
+                self.refuse(&site, &request, limit.map_or(Why::Driver, Why::Limit))
             }
         }
     }
@@ -468,24 +486,39 @@ impl Accounts {
         }
     }
 
+    /// The driver has answered so what the limit had room for.
+    fn answered(&self, site: &Site<'_>, request: &Request, result: u32) -> u32 {
+        match result {
+            CUDA_ERROR_OUT_OF_MEMORY => self.refuse(site, request, Why::Driver),
+            result => result,
+        }
+    }
+
     #[cold]
-    fn refuse(&self, site: &Site<'_>, request: &Request, refused: Refused) -> u32 {
+    fn refuse(&self, site: &Site<'_>, request: &Request, why: Why) -> u32 {
         if let Some(meter) = site.gpu.meter() {
+            let flag = if matches!(why, Why::Driver) { REFUSED_BY_DRIVER } else { 0 };
             meter.last_refused_bytes.store(request.bytes, Ordering::Relaxed);
-            meter.last_refused_api.store(request.api as u32, Ordering::Relaxed);
+            meter.last_refused_api.store(request.api as u32 | flag, Ordering::Relaxed);
             meter.refusals.fetch_add(1, Ordering::Relaxed);
         }
         let number = self.refusals.fetch_add(1, Ordering::Relaxed);
         if number.is_multiple_of(REFUSALS_PER_LINE) {
-            say!(
-                Warn,
-                "{} refused: {} bytes asked for, {} of the tenant's {} held on GPU {}",
-                request.api.symbol(),
-                request.bytes,
-                refused.held_bytes,
-                site.limit_bytes(),
-                request.ordinal
-            );
+            let (api, wanted, gpu) = (request.api.symbol(), Bytes(request.bytes), request.ordinal);
+            match why {
+                Why::Limit(refused) => say!(
+                    Warn,
+                    "{api} refused: {wanted} asked for on GPU {gpu}, where the tenant holds {} of the {} that it may{}",
+                    Bytes(refused.held_bytes),
+                    Bytes(site.limit_bytes()),
+                    if self.beyond.is_wanted() { ", and beyond that there is no room for it" } else { "" }
+                ),
+                Why::Driver => say!(
+                    Warn,
+                    "{api} refused by the driver: {wanted} asked for on GPU {gpu}, which has not so much left; the tenant holds {} of it",
+                    Bytes(site.account.tenant_held_bytes())
+                ),
+            }
         }
         CUDA_ERROR_OUT_OF_MEMORY
     }

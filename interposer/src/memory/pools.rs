@@ -250,6 +250,7 @@ impl Pools {
 
     /// Allocates `bytes` by `call`, which returns the driver's result and the address, from the pool `handle` or, without one, the present one of the
     /// device `ordinal`. Before it is refused `give_back` has the rest of the process give back what it does not use on the device that it is told.
+    /// Returns where it is charged, too, if it is anywhere.
     ///
     /// # Errors
     /// [`Refused`], with the site.
@@ -261,23 +262,23 @@ impl Pools {
         bytes: u64,
         give_back: impl Fn(usize),
         mut call: impl FnMut() -> (u32, Option<u64>),
-    ) -> Result<u32, (Site<'p>, Refused)> {
+    ) -> Result<(u32, Option<Site<'p>>), (Site<'p>, Refused)> {
         let (pool, was_known) = match handle {
             Some(handle) => self.get_or_add(handle, || handle.ordinal(process.gpus.len(), ordinal)),
             None => (self.present(ordinal), true),
         };
         let result = loop {
-            let Some((ordinal, site)) = pool.site(process) else { break Ok(call().0) };
+            let Some((ordinal, site)) = pool.site(process) else { break Ok((call().0, None)) };
             let give_back = || give_back(ordinal);
             let result = pool.allocate(process, &site, context, bytes, &give_back, &mut call);
             // Nobody else is kept from the pool while this one waits for others to be moved off the GPU.
             match result {
                 Ok(CUDA_ERROR_OUT_OF_MEMORY) if site.await_room(growth(bytes)) => {}
-                Ok(result) => break Ok(result),
+                Ok(result) => break Ok((result, Some(site))),
                 Err(refused) => break Err((site, refused)),
             }
         };
-        if !was_known && !matches!(result, Ok(CUDA_SUCCESS)) {
+        if !was_known && !matches!(result, Ok((CUDA_SUCCESS, _))) {
             self.forget_unused(&pool);
         }
         result

@@ -37,6 +37,18 @@ fn all_said(processes: usize, what: &str, count: u64, mib: u64) -> Vec<Vec<u64>>
     finished.iter().map(numbers).collect()
 }
 
+#[test]
+fn what_the_driver_refuses_a_graph_on_a_full_gpu_is_told() {
+    let host = Host::new().simgpu("memory_bytes = 268435456\ncontext_overhead_bytes = 0\n");
+    let _daemon = host.daemon();
+    let client = host.run(&["--name", "t"], c_client("graphs", Way::Dlsym), &["nested", "0", "300"]);
+    assert_eq!(host.finish(client).success().stdout.trim(), FULL.to_string());
+    let account = host.status()["tenants"][0]["gpus"][0].clone();
+    assert_eq!(account["refusals"], 1, "{account}");
+    assert_eq!(account["last_refusal"]["by"], "driver", "{account}");
+    assert_eq!(account["last_refusal"]["bytes"], 300 * MIB, "{account}");
+}
+
 /// The same for one process.
 #[track_caller]
 fn said(what: &str, count: u64, mib: u64) -> Vec<u64> {

@@ -106,3 +106,38 @@ fn the_log_names_the_limit_that_was_passed_though_it_was_raised_since() {
     assert!(told.contains("passes its limit of 64 MiB"), "{told}");
     assert!(!told.contains("passes its limit of 512 MiB"), "{told}");
 }
+
+#[test]
+fn what_the_driver_refuses_on_a_full_gpu_is_told_too_and_leaves_no_peak_that_was_never_had() {
+    const GPU_BYTES: u64 = 2048 * MIB;
+    const CHUNK_BYTES: u64 = 64 * MIB;
+    for kind in [
+        "cuMemAlloc_v2",
+        "cuMemAllocPitch_v2",
+        "cuMemAllocAsync",
+        "cuMemAllocFromPoolAsync",
+        "cuMemCreate",
+        "cuArrayCreate_v2",
+    ] {
+        let host = host();
+        let mut daemon = host.daemon();
+        // Its limit is more than the GPU has.
+        let arguments = [&CHUNK_BYTES.to_string(), kind];
+        let client = c_client("fill", Way::Dlsym);
+        let client = host.spawn(host.run(&["--name", "t", "--memory", "8GiB"], client, &arguments));
+        let said = client.finish(COMMAND_LIMIT).success();
+        let account = await_account(&host, |account| account["refusals"] == 2);
+        let refusal = &account["last_refusal"];
+        assert_eq!((&refusal["by"], &refusal["api"]), (&"driver".into(), &kind.into()), "{account}");
+        assert_eq!(account["memory_peak_bytes"], GPU_BYTES, "{kind}: {account}");
+        assert!(said.stderr.contains(&format!("{kind} refused by the driver: 64 MiB asked for on GPU 0")));
+        daemon.await_error_line(
+            |line| line.contains(&format!("refused 64 MiB for {kind}: the driver had not so much left")),
+            COMMAND_LIMIT,
+        );
+        let shown = host.finish(host.deepres(&["ps"])).success().stdout;
+        let told =
+            format!("refused 2 times, last 64 MiB for {kind}, which the driver had not left on the GPU");
+        assert!(shown.contains(&told), "{shown}");
+    }
+}

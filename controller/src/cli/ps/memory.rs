@@ -1,6 +1,6 @@
 //! The memory of a tenant in `deepres ps -v`: by kind, against its limit, and what was refused.
 
-use deepres_controller::admin::{AccountStatus, TenantStatus};
+use deepres_controller::admin::{AccountStatus, RefusedBy, TenantStatus};
 use deepres_controller::quantity::Bytes;
 use std::io::{self, Write};
 
@@ -97,9 +97,12 @@ pub fn over(limit_bytes: Option<u64>, account: &AccountStatus) -> Option<u64> {
 
 fn refused(account: &AccountStatus) -> Option<String> {
     let last = account.last_refusal.as_ref()?;
-    let api = last.api.as_deref().unwrap_or("an unknown call");
     let times = if account.refusals == 1 { "once".to_owned() } else { format!("{} times", account.refusals) };
-    Some(format!("refused {times}, last {} for {api}", Bytes(last.bytes)))
+    let by = match last.by {
+        RefusedBy::Limit => "",
+        RefusedBy::Driver => ", which the driver had not left on the GPU",
+    };
+    Some(format!("refused {times}, last {last}{by}"))
 }
 
 #[cfg(test)]
@@ -113,7 +116,11 @@ mod tests {
             memory_peak_bytes: 4 << 30,
             memory_by_kind: [("linear".to_owned(), 2 << 30), ("pool".to_owned(), 1 << 30)].into(),
             refusals: 7,
-            last_refusal: Some(RefusalStatus { api: Some("cuMemCreate".to_owned()), bytes: 2 << 20 }),
+            last_refusal: Some(RefusalStatus {
+                api: Some("cuMemCreate".to_owned()),
+                bytes: 2 << 20,
+                by: RefusedBy::Limit,
+            }),
             ..AccountStatus::default()
         }
     }
@@ -126,6 +133,10 @@ mod tests {
         let once = AccountStatus { refusals: 1, ..account.clone() };
         assert_eq!(refused(&once).unwrap(), "refused once, last 2 MiB for cuMemCreate");
         assert_eq!(refused(&AccountStatus::default()), None);
+        let last = RefusalStatus { api: None, bytes: 1 << 30, by: RefusedBy::Driver };
+        let by_driver = AccountStatus { last_refusal: Some(last), ..once };
+        let text = "refused once, last 1 GiB for an unknown call, which the driver had not left on the GPU";
+        assert_eq!(refused(&by_driver).unwrap(), text);
     }
 
     #[test]
