@@ -133,7 +133,7 @@ fn a_session_killed_while_it_reserves_and_commits_leaves_nothing_behind() {
         let account = ledger.account(VICTIM).unwrap();
         account.reserve(30, LIMIT_BYTES, || false).unwrap().commit();
     };
-    // Announced, noted as the most there was, taken.
+    // Announced, taken, noted as the most there was.
     walk(reserve_and_commit, &[20, 50, 50, 50]);
 }
 
@@ -143,8 +143,8 @@ fn a_session_killed_while_it_takes_a_part_of_what_it_was_promised_leaves_nothing
         let account = ledger.account(VICTIM).unwrap();
         account.reserve(30, LIMIT_BYTES, || false).unwrap().commit_part(10);
     };
-    // Announced, noted as the most there was, the rest no longer announced, taken.
-    walk(reserve_and_commit_part, &[20, 50, 50, 30, 30]);
+    // Announced, the rest no longer announced, taken, noted as the most there was.
+    walk(reserve_and_commit_part, &[20, 50, 30, 30, 30]);
 }
 
 #[test]
@@ -153,8 +153,8 @@ fn a_session_killed_while_it_withdraws_leaves_nothing_behind() {
         let account = ledger.account(VICTIM).unwrap();
         drop(account.reserve(30, LIMIT_BYTES, || false).unwrap());
     };
-    // Announced, noted as the most there was, no longer announced.
-    walk(reserve_and_withdraw, &[20, 50, 50, 20]);
+    // Announced, no longer announced.
+    walk(reserve_and_withdraw, &[20, 50, 20]);
 }
 
 #[test]
