@@ -560,7 +560,12 @@ fn a_tenant_sees_its_own_part_of_the_memory_and_frees_give_back_what_was_charged
     assert_eq!(client.answer(), format!("{LIMIT_BYTES} of {LIMIT_BYTES}"));
     let errors = client.finish();
     assert_eq!(errors.lines().count(), 1, "{errors}");
-    assert!(errors.contains("cuMemAlloc_v2 refused: 1 bytes"), "{errors}");
+    assert!(
+        errors.contains(
+            "cuMemAlloc_v2 refused: 1 B asked for on GPU 0, where the tenant holds 64 MiB of the 64 MiB"
+        ),
+        "{errors}"
+    );
     let reading = controller.meter().read();
     assert_eq!((reading.refusals, reading.last_refused_bytes), (1, 1));
 }
