@@ -36,7 +36,7 @@ pub struct Tenant {
     pub oversubscribed_bytes: u64,
     /// The most it may hold, if there is a limit.
     pub memory_limit_bytes: Option<u64>,
-    /// Allocations refused because of the limit.
+    /// Allocations refused, by the limit or by the driver.
     pub refusals: u64,
     /// The `deepres run`s that keep it.
     pub keepers: u64,
