@@ -56,7 +56,7 @@ use tiles::Tiles;
 
 /// Tables that the allocations are spread over, each with a lock of its own.
 const SHARDS: usize = 64;
-/// Of refusals of one process, every how many are written to stderr.
+/// Of what the limit refuses one process, every how many are written to stderr.
 const REFUSALS_PER_LINE: u64 = 1000;
 
 /// What identifies an allocation: addresses and the several kinds of handles are numbers of their own.
@@ -502,23 +502,24 @@ impl Accounts {
             meter.last_refused_api.store(request.api as u32 | flag, Ordering::Relaxed);
             meter.refusals.fetch_add(1, Ordering::Relaxed);
         }
+        let (api, wanted, gpu) = (request.api.symbol(), Bytes(request.bytes), request.ordinal);
+        let refused = match why {
+            Why::Limit(refused) => refused,
+            // The job is told so as it is without deepres.
+            Why::Driver => {
+                say!(Debug, "{api}: the driver has no {wanted} left on GPU {gpu}");
+                return CUDA_ERROR_OUT_OF_MEMORY;
+            }
+        };
         let number = self.refusals.fetch_add(1, Ordering::Relaxed);
         if number.is_multiple_of(REFUSALS_PER_LINE) {
-            let (api, wanted, gpu) = (request.api.symbol(), Bytes(request.bytes), request.ordinal);
-            match why {
-                Why::Limit(refused) => say!(
-                    Warn,
-                    "{api} refused: {wanted} asked for on GPU {gpu}, where the tenant holds {} of the {} that it may{}",
-                    Bytes(refused.held_bytes),
-                    Bytes(site.limit_bytes()),
-                    if self.beyond.is_wanted() { ", and beyond that there is no room for it" } else { "" }
-                ),
-                Why::Driver => say!(
-                    Warn,
-                    "{api} refused by the driver: {wanted} asked for on GPU {gpu}, which has not so much left; the tenant holds {} of it",
-                    Bytes(site.account.tenant_held_bytes())
-                ),
-            }
+            say!(
+                Warn,
+                "{api} refused: {wanted} asked for on GPU {gpu}, where the tenant holds {} of the {} that it may{}",
+                Bytes(refused.held_bytes),
+                Bytes(site.limit_bytes()),
+                if self.beyond.is_wanted() { ", and beyond that there is no room for it" } else { "" }
+            );
         }
         CUDA_ERROR_OUT_OF_MEMORY
     }
