@@ -548,7 +548,8 @@ impl<'a> Reservation<'a> {
             let less = self.bytes - bytes;
             self.account.slot.withdraw(less);
             self.bytes = bytes;
-            self.sum_bytes -= less;
+            // It was summed over words that others can write: it may be less than this alone.
+            self.sum_bytes = self.sum_bytes.saturating_sub(less);
         }
         self.commit();
     }
@@ -652,6 +653,15 @@ mod tests {
         one.release(40);
         two.reserve(30, 100, || false).unwrap().commit();
         assert_eq!((ledger.held_bytes(), ledger.peak_bytes()), (40, 50));
+    }
+
+    #[test]
+    fn a_sum_that_was_read_while_the_slot_was_emptied_is_no_peak() {
+        let ledger = ledger(1);
+        let account = ledger.account(0).unwrap();
+        account.slot.promised_bytes.fetch_add(30, Ordering::SeqCst);
+        Reservation { account, bytes: 30, sum_bytes: 0 }.commit_part(10);
+        assert_eq!((ledger.held_bytes(), ledger.peak_bytes()), (10, 0));
     }
 
     #[test]
