@@ -149,6 +149,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn sizes_are_shown_without_noise() {
+        assert_eq!(Bytes(8 << 30).to_string(), "8 GiB");
+        assert_eq!(Bytes(1_610_612_736).to_string(), "1.5 GiB");
+        assert_eq!(Bytes(100).to_string(), "100 B");
+    }
+
+    #[test]
     fn shares_from_one_to_a_hundred_percent_are_read_with_and_without_sign() {
         for (text, ppm) in [
             ("30%", 300_000),

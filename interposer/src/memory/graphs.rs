@@ -10,9 +10,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::driver::types::CUgraph;
 use deepres_abi::grant::NO_LIMIT;
-use deepres_abi::ledger::{Refused, Reservation};
+use deepres_abi::ledger::Reservation;
 use deepres_abi::meter::MemoryKind;
 
+use super::Why;
 use super::held::Held;
 use super::needs::Needs;
 use super::site::{Promise, Site};
@@ -73,8 +74,8 @@ pub struct Full<'p> {
     pub bytes: u64,
     /// Where it would be charged.
     pub site: Site<'p>,
-    /// It is the limit that leaves no room; `None`: the driver has none.
-    pub limit: Option<Refused>,
+    /// Why there is none.
+    pub(super) why: Why,
 }
 
 /// What a launch that is under way changes of what is allocated.
@@ -250,13 +251,12 @@ impl Graphs {
                 let stock = memory::graphs_stock(need.ordinal);
                 let bytes = need.growth(stock, |address| self.is_live(address));
                 let site = Site::of(process, need.ordinal)?;
-                Some(Full { ordinal: need.ordinal, bytes, site, limit: None })
+                Some(Full { ordinal: need.ordinal, bytes, site, why: Why::Driver })
             };
-            let mut lacking: Vec<Full<'p>> = needs.devices.iter().filter_map(full).collect();
+            let lacking: Vec<Full<'p>> = needs.devices.iter().filter_map(full).collect();
             if !lacking.iter().any(|full| full.site.await_room(full.bytes)) {
                 // The first that may be it is told of.
-                lacking.retain(|full| full.bytes > 0);
-                return lacking.into_iter().next().map_or(Ok(result), Err);
+                return lacking.into_iter().find(|full| full.bytes > 0).map_or(Ok(result), Err);
             }
         }
     }
@@ -334,7 +334,7 @@ impl Graphs {
                 Ok(promise) => promises.push((need.ordinal, site, promise)),
                 Err(refused) => {
                     promises.into_iter().for_each(|(_, site, promise)| site.withdraw(promise));
-                    return Err(Full { ordinal: need.ordinal, bytes, site, limit: Some(refused) });
+                    return Err(Full { ordinal: need.ordinal, bytes, site, why: Why::Limit(refused) });
                 }
             }
         }

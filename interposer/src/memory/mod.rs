@@ -414,10 +414,7 @@ impl Accounts {
         let of = (request.ordinal, request.context);
         let give_back = |ordinal| self.give_back(process, ordinal);
         match self.pools.allocate(process, pool, of, request.bytes, give_back, call) {
-            Ok((result, site)) => match site {
-                Some(site) => self.answered(&site, &request, result),
-                None => result,
-            },
+            Ok((result, site)) => site.map_or(result, |site| self.answered(&site, &request, result)),
             Err((site, refused)) => self.refuse(&site, &request, Why::Limit(refused)),
         }
     }
@@ -432,9 +429,9 @@ impl Accounts {
     ) -> u32 {
         match self.graphs.take(process, |ordinal| self.give_back(process, ordinal), taker, call) {
             Ok(result) => result,
-            Err(Full { ordinal, bytes, site, limit }) => {
+            Err(Full { ordinal, bytes, site, why }) => {
                 let request = Request { api, kind: MemoryKind::Graph, ordinal, context: 0, bytes };
-                self.refuse(&site, &request, limit.map_or(Why::Driver, Why::Limit))
+                self.refuse(&site, &request, why)
             }
         }
     }

@@ -37,6 +37,12 @@ fn all_said(processes: usize, what: &str, count: u64, mib: u64) -> Vec<Vec<u64>>
     finished.iter().map(numbers).collect()
 }
 
+/// The same for one process.
+#[track_caller]
+fn said(what: &str, count: u64, mib: u64) -> Vec<u64> {
+    all_said(1, what, count, mib).concat()
+}
+
 #[test]
 fn what_the_driver_refuses_a_graph_on_a_full_gpu_is_told() {
     let host = Host::new().simgpu("memory_bytes = 268435456\ncontext_overhead_bytes = 0\n");
@@ -47,12 +53,6 @@ fn what_the_driver_refuses_a_graph_on_a_full_gpu_is_told() {
     assert_eq!(account["refusals"], 1, "{account}");
     assert_eq!(account["last_refusal"]["by"], "driver", "{account}");
     assert_eq!(account["last_refusal"]["bytes"], 300 * MIB, "{account}");
-}
-
-/// The same for one process.
-#[track_caller]
-fn said(what: &str, count: u64, mib: u64) -> Vec<u64> {
-    all_said(1, what, count, mib).concat()
 }
 
 #[test]
