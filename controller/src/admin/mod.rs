@@ -144,10 +144,12 @@ pub enum Reply {
     },
     /// To [`Request::Set`]: it is in force.
     Set(Granted),
-    /// To [`Request::Pause`] and [`Request::Resume`]: so it is now.
-    Pause {
-        /// It is paused.
-        is_paused: bool,
+    /// To [`Request::Pause`]: it is paused.
+    Paused,
+    /// To [`Request::Resume`].
+    Resumed {
+        /// What that did.
+        resumption: Resumption,
     },
     /// To [`Request::Explain`].
     Explained {
@@ -161,6 +163,18 @@ pub enum Reply {
         /// What happened and what to do.
         message: String,
     },
+}
+
+/// What came of letting a tenant on again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Resumption {
+    /// It goes on.
+    Now,
+    /// It goes on once there is room for its memory, which others' have now.
+    Later,
+    /// It was kept off by nobody.
+    Needless,
 }
 
 /// The daemon, its GPUs and its tenants.
@@ -375,6 +389,9 @@ pub struct AccountStatus {
     /// What of that was brought to the GPU, bytes.
     #[serde(default)]
     pub oversubscribed_brought_bytes: u64,
+    /// What it asked for and the driver did not have, bytes: a thread of it waits until others make room. 0: none does.
+    #[serde(default)]
+    pub needed_bytes: u64,
     /// What it holds beyond what its processes say by kind, bytes.
     #[serde(default)]
     pub kinds_drift_bytes: i64,

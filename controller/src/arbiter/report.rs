@@ -132,6 +132,7 @@ impl Worker {
             oversubscribed_brought_bytes: oversubscribed_brought_bytes
                 .min(oversubscribed_bytes)
                 .min(MAX_HELD_BYTES),
+            needed_bytes: ledger.map_or(0, |ledger| ledger.needed_bytes()).min(MAX_HELD_BYTES),
             kinds_drift_bytes: drift(memory_bytes, MemoryKind::ALL.into_iter().map(held)),
             nvml_bytes: None,
             drift_bytes: None,

@@ -14,6 +14,7 @@ use deepres_abi::driver::result::{
 };
 use deepres_abi::driver::types::{CU_PROCESS_STATE_CHECKPOINTED, CU_PROCESS_STATE_RUNNING, CUprocessState};
 use deepres_abi::driver::{pfn, result};
+use deepres_controller::doctor::NO_CHECKPOINTS;
 use std::ffi::{CStr, c_void};
 use std::io::{BufRead, Write};
 use std::ptr::null_mut;
@@ -106,7 +107,7 @@ impl Driver {
                 // SAFETY: the library is open and the name ends with a NUL.
                 let address = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
                 if address.is_null() {
-                    bail!("the NVIDIA driver has no checkpoint API (it came with release 570): tenants cannot be suspended here");
+                    bail!("{NO_CHECKPOINTS}: tenants cannot be suspended here");
                 }
                 // SAFETY: the symbol of this name has this type in every driver.
                 unsafe { std::mem::transmute::<*mut c_void, pfn::$name>(address) }

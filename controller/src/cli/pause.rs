@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use deepres_controller::admin::client::Client;
-use deepres_controller::admin::{Reply, Request};
+use deepres_controller::admin::{Reply, Request, Resumption};
 use std::time::Duration;
 
 /// All of a GPU's memory goes to the host within some seconds, after what was running has ended.
@@ -46,14 +46,18 @@ fn ask(tenant: &str, request: &Request) -> Result<()> {
     let mut client = Client::connect()?;
     client.set_patience(MOVE_PATIENCE)?;
     match client.ask(request)? {
-        Reply::Suspended => {
-            println!("{tenant}: suspended");
-            Ok(())
-        }
-        Reply::Pause { is_paused } => {
-            println!("{tenant}: {}", if is_paused { "paused" } else { "resumed" });
-            Ok(())
-        }
+        Reply::Suspended => println!("{tenant}: suspended"),
+        Reply::Paused => println!("{tenant}: paused"),
+        Reply::Resumed { resumption } => println!("{tenant}: {}", told(resumption)),
         other => bail!("the daemon gave an answer to something else: {other:?}"),
+    }
+    Ok(())
+}
+
+fn told(resumption: Resumption) -> &'static str {
+    match resumption {
+        Resumption::Now => "resumed",
+        Resumption::Later => "is resumed once there is room for it: others have the GPU's memory now",
+        Resumption::Needless => "was neither paused nor suspended",
     }
 }

@@ -202,7 +202,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             in_force(set, shared).await
         }
         Request::Pause { tenant } => {
-            let paused = shared.registry.borrow_mut().pause(&tenant, true);
+            let paused = shared.registry.borrow_mut().pause(&tenant);
             in_force(paused, shared).await
         }
         Request::Suspend { tenant } => match residency::suspend(&tenant, shared).await {
@@ -210,10 +210,11 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             Err(message) => Reply::Error { message },
         },
         Request::Resume { tenant } => {
-            if let Err(message) = residency::resume(&tenant, shared).await {
-                return Reply::Error { message };
-            }
-            let resumed = shared.registry.borrow_mut().pause(&tenant, false);
+            let resumption = match residency::resume(&tenant, shared).await {
+                Ok(resumption) => resumption,
+                Err(message) => return Reply::Error { message },
+            };
+            let resumed = shared.registry.borrow_mut().unpause(&tenant, resumption);
             in_force(resumed, shared).await
         }
     }

@@ -4,6 +4,7 @@ use super::Check;
 use crate::daemon::Gpu;
 use rustix::fs::{Access, access};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// What the kernel driver says of itself.
 const VERSION: &str = "/proc/driver/nvidia/version";
@@ -11,8 +12,38 @@ const VERSION: &str = "/proc/driver/nvidia/version";
 const MPS_PIPES: &str = "/tmp/nvidia-mps";
 const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
+const DRIVER_LIBRARY: &str = "libcuda.so.1";
+/// A function that every driver has which can take processes off the GPU.
+const CHECKPOINT: &str = "cuCheckpointProcessLock";
+/// Said of one that has not.
+pub const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (it came with release 570)";
+
 pub fn checks() -> Vec<Check> {
-    vec![module(), gpus(), devices(), mps()]
+    [module(), gpus(), devices(), mps()].into_iter().chain(checkpoints()).collect()
+}
+
+/// Whether the driver that programs find can take a process off the GPU with its memory; `None` if they find no driver. Another process
+/// tries: the driver is never loaded into this one.
+pub fn has_checkpoints() -> Option<bool> {
+    let has = |options: &[&str]| {
+        let mut program = Command::new(std::env::current_exe().ok()?);
+        program.args(["has-library", DRIVER_LIBRARY]).args(options);
+        let silent = program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Some(silent.status().ok()?.success())
+    };
+    if has(&[])? { has(&["--with", CHECKPOINT]) } else { None }
+}
+
+fn checkpoints() -> Option<Check> {
+    Some(if has_checkpoints()? {
+        Check::good("checkpoints", "tenants can be suspended with their memory")
+    } else {
+        Check::limited(
+            "checkpoints",
+            format!("{NO_CHECKPOINTS}: tenants cannot be suspended"),
+            "a newer driver, or `--oversubscribe managed` for tenants that need more memory than there is",
+        )
+    })
 }
 
 fn module() -> Check {

@@ -10,6 +10,8 @@ mod driver;
 mod kernel;
 mod machine;
 
+pub use driver::{NO_CHECKPOINTS, has_checkpoints};
+
 use serde::Serialize;
 
 /// How a check went.

@@ -32,6 +32,8 @@ pub struct Tenant {
     pub wait_ns: u64,
     /// Device memory held.
     pub memory_bytes: u64,
+    /// What it waits for others to make room for.
+    pub needed_bytes: u64,
     /// Managed memory that it was given beyond its limit.
     pub oversubscribed_bytes: u64,
     /// The most it may hold, if there is a limit.
@@ -93,6 +95,7 @@ impl Tenant {
             graph_launches: sum("graph_launches"),
             wait_ns: sum("wait_ns"),
             memory_bytes: sum("memory_bytes"),
+            needed_bytes: sum("needed_bytes"),
             oversubscribed_bytes: sum("oversubscribed_bytes"),
             memory_limit_bytes: value["memory_limit_bytes"].as_u64(),
             refusals: sum("refusals"),

@@ -26,6 +26,9 @@ kernel = [
 const MEASURED: Duration = Duration::from_secs(2);
 /// The same where threads meet by chance: how much their kernels overlap is known from samples, of which so long has enough.
 const MEASURED_BY_CHANCE: Duration = Duration::from_secs(10);
+/// The same where one kernel in six has most of the time and is seen by itself some eighty times a second: 0.3 points is then the standard error of
+/// what is charged, of kernels whose times are scattered by half (0.75 in six seconds and 0.37 in thirty, over six and eight runs).
+const MEASURED_BY_FEW: Duration = Duration::from_secs(50);
 /// Until kernels are known and the meter has what it needs.
 const SETTLED: Duration = Duration::from_millis(700);
 /// What the meter may be off, in points of the time.
@@ -130,14 +133,14 @@ fn records_that_cost_coarse_events_and_a_clock_that_drifts() {
 fn kernels_that_take_another_time_each() {
     // What was seen of a kernel stands for those that are counted and not timed: it has to be right in the mean.
     let patterns = [
-        &["k6", "wait:32"][..],
-        &["k20", "wait:25", "k2", "wait:10", "k80", "wait:100", "k6x3", "wait:20"],
-        &["k20x50", "wait:2000", "k6x3", "wait:300", "sync", "wait:500"],
-        &["graph:k6x20", "wait:200", "graph:k20x5", "wait:50"],
+        (MEASURED_BY_CHANCE, &["k6", "wait:32"][..]),
+        (MEASURED_BY_FEW, &["k20", "wait:25", "k2", "wait:10", "k80", "wait:100", "k6x3", "wait:20"]),
+        (MEASURED_BY_CHANCE, &["k20x50", "wait:2000", "k6x3", "wait:300", "sync", "wait:500"]),
+        (MEASURED_BY_CHANCE, &["graph:k6x20", "wait:200", "graph:k20x5", "wait:50"]),
     ];
-    for (seed, steps) in patterns.into_iter().enumerate() {
+    for (seed, (measured, steps)) in patterns.into_iter().enumerate() {
         let jitter = format!("kernel_jitter_ppm = 500000\njitter_seed = {seed}\n{SIMGPU_TOML}");
-        assert_exact_on(&jitter, MEASURED_BY_CHANCE, Duration::ZERO, steps);
+        assert_exact_on(&jitter, measured, Duration::ZERO, steps);
     }
 }
 

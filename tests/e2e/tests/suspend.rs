@@ -1,6 +1,7 @@
 //! Tenants that are taken off the GPU with all their memory, by hand and to make room for others, and brought back.
 
 use std::{
+    ffi::OsString,
     fs,
     process::Command,
     thread,
@@ -8,7 +9,7 @@ use std::{
 };
 
 use deepres_e2e::{
-    Host, Process,
+    Host, Process, Ps,
     artefacts::artefacts,
     clients::{Way, c_client},
     host::COMMAND_LIMIT,
@@ -16,6 +17,7 @@ use deepres_e2e::{
 use rustix::process::{Pid, Signal, kill_process};
 
 const MIB: u64 = 1 << 20;
+const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (it came with release 570)";
 /// The daemon's pause between two attempts to bring a tenant back.
 const MOVERS_PAUSE: Duration = Duration::from_secs(1);
 /// Long enough for many kernels.
@@ -73,7 +75,9 @@ fn a_tenant_suspended_by_hand_leaves_the_gpu_and_goes_on_when_it_is_resumed() {
     host.finish(host.deepres(&["resume", "t"])).success();
     host.finish(host.deepres(&["pause", "t"])).success();
     assert_eq!(gates(), ["paused"; 3]);
-    host.finish(host.deepres(&["resume", "t"])).success();
+    let resume = || host.finish(host.deepres(&["resume", "t"])).success().stdout;
+    assert_eq!(resume(), "t: resumed\n");
+    assert_eq!(resume(), "t: was neither paused nor suspended\n");
     assert!(seen(&host).1 >= 256 * MIB);
     let said = client.await_json(COMMAND_LIMIT);
     assert_eq!(said["changed"].as_u64(), Some(0), "{said}");
@@ -330,6 +334,11 @@ fn a_driver_that_hangs_holds_up_nobody_else_and_not_for_ever() {
     }
 }
 
+/// Where programs look for libraries whose driver is of a release without checkpoints, once [`daemon_of_an_old_driver`] has made one.
+fn libraries_of_an_old_driver(host: &Host) -> OsString {
+    std::env::join_paths([&host.path().join("old"), &artefacts().simgpu]).expect("no colon in a build folder")
+}
+
 /// A daemon whose driver is of a release without checkpoints, and that lets tenants take short turns.
 fn daemon_of_an_old_driver(host: &Host) -> Process {
     let old = host.path().join("old");
@@ -344,8 +353,7 @@ fn daemon_of_an_old_driver(host: &Host) -> Process {
     fs::write(&config, "suspend_turn_ms = 200\n").expect("a folder of our own");
     let mut command = host.deepres(&["daemon", "--config"]);
     command.arg(config);
-    let libraries = std::env::join_paths([&old, &artefacts().simgpu]).expect("no colon in a build folder");
-    command.env("LD_LIBRARY_PATH", libraries);
+    command.env("LD_LIBRARY_PATH", libraries_of_an_old_driver(host));
     let daemon = host.spawn(command);
     let deadline = Instant::now() + COMMAND_LIMIT;
     while host.finish(host.deepres(&["ps"])).code != 0 {
@@ -362,13 +370,14 @@ fn a_driver_without_checkpoints_is_said_to_be_one_and_the_tenant_goes_on() {
     client.await_line(|line| line == "holding", COMMAND_LIMIT);
     let refused = host.finish(host.deepres(&["suspend", "t"]));
     assert_ne!(refused.code, 0);
-    assert!(
-        refused.stderr.contains("the NVIDIA driver has no checkpoint API (it came with release 570)"),
-        "{}",
-        refused.stderr
-    );
+    assert!(refused.stderr.contains(NO_CHECKPOINTS), "{}", refused.stderr);
     assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
     client.finish(COMMAND_LIMIT).success();
+    // Nobody has to wait until then to be told.
+    let mut command = host.run(&["--oversubscribe", "suspend"], "true", &[]);
+    command.env("LD_LIBRARY_PATH", libraries_of_an_old_driver(&host));
+    let refused = host.finish(command);
+    assert!(refused.code != 0 && refused.stderr.contains(NO_CHECKPOINTS), "{}", refused.stderr);
 }
 
 #[test]
@@ -415,11 +424,36 @@ fn a_limit_that_is_lowered_while_an_allocation_waits_for_room_holds_for_it() {
     assert!(ended.stderr.contains("cuMemAlloc_v2"), "{}", ended.stderr);
 }
 
+#[test]
+fn who_is_resumed_while_others_have_the_memory_comes_back_after_them() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut first = swapper(&host, "first", 608 * MIB, "100", false);
+    first.await_line(|line| line == "holding", COMMAND_LIMIT);
+    host.finish(host.deepres(&["suspend", "first"])).success();
+    let mut other = swapper(&host, "other", 608 * MIB, "100000", false);
+    other.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let resumed = host.finish(host.deepres(&["resume", "first"])).success().stdout;
+    assert!(resumed.starts_with("first: is resumed once there is room for it"), "{resumed}");
+    let shown = host.finish(host.deepres(&["ps"])).success().stdout;
+    assert!(shown.contains("first on gpu 0: linear 608 MiB, on the host\n"), "{shown}");
+    kill_process(client_of(&host, "other"), Signal::KILL).expect("it lives");
+    assert_eq!(first.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
+    first.finish(COMMAND_LIMIT).success();
+    // It is listed for a while.
+    let ended = host.finish(host.deepres(&["suspend", "first"])).stderr;
+    assert!(ended.contains("no process of `first` uses a GPU: there is nothing to suspend"), "{ended}");
+}
+
 /// Waits until a tenant has all that the GPU has left, which is so much, and waits for more.
 fn await_waiting(host: &Host, tenant: &str, bytes: u64) {
-    host.await_ps(|ps| ps.find(tenant).is_some_and(|tenant| tenant.memory_bytes == bytes), COMMAND_LIMIT);
-    thread::sleep(WHILE);
-    assert_eq!(host.ps().tenant(tenant).memory_bytes, bytes, "it waits");
+    let waits = |ps: &Ps| {
+        ps.find(tenant).is_some_and(|tenant| tenant.memory_bytes == bytes && tenant.needed_bytes > 0)
+    };
+    host.await_ps(waits, COMMAND_LIMIT);
+    let shown = host.finish(host.deepres(&["ps"])).success().stdout;
+    let line = shown.lines().find(|line| line.starts_with(&format!("{tenant} on gpu 0: ")));
+    assert!(line.is_some_and(|line| line.contains("waits for others to make room for ")), "{shown}");
 }
 
 #[test]

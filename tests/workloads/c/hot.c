@@ -22,7 +22,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-/* Enough for every lane to have the events that it needs. */
+/* WARM_UP is enough for every kind to be known. */
 enum { STREAMS = 8, WARM_UP = 400000, WATCHED = 500, BETWEEN = 2000, COUNTED = 1000000 };
 
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
@@ -206,20 +206,35 @@ static long long now_ns(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* Has the other threads run only while this one rests: going through a launch one instruction at a time takes so long that the meter thread would end its segment. */
-static void run_alone(void) {
+/* Whether the other threads run only while this one rests. */
+static void run_alone(int is_alone) {
     struct sched_param none = {0};
-    cpu_set_t here;
-    CPU_ZERO(&here);
-    CPU_SET(sched_getcpu(), &here);
+    static cpu_set_t before;
+    cpu_set_t here = before;
+    if (is_alone) {
+        sched_getaffinity(0, sizeof before, &before);
+        CPU_ZERO(&here);
+        CPU_SET(sched_getcpu(), &here);
+    }
     DIR *threads = opendir("/proc/self/task");
     for (struct dirent *entry; threads && (entry = readdir(threads));) {
         int thread = atoi(entry->d_name);
         if (!thread) continue;
         if (sched_setaffinity(thread, sizeof here, &here)) perror("sched_setaffinity");
-        if (thread != getpid() && sched_setscheduler(thread, SCHED_IDLE, &none)) perror("sched_setscheduler");
+        if (thread != getpid() && sched_setscheduler(thread, is_alone ? SCHED_IDLE : SCHED_OTHER, &none)) perror("sched_setscheduler");
     }
     if (threads) closedir(threads);
+}
+
+/* Gives every lane all the events that it ever needs: as many as when the meter thread, which may be kept waiting for any time, gets to none of them.
+ * Its way to a launch is there afterwards, when it has ended what was queued. */
+static void have_events(void) {
+    enum { REST_US = 100000 };
+    run_alone(1);
+    for (int i = 0; i < 2 * COUNTED; i++) launch_once(i);
+    run_alone(0);
+    usleep(REST_US);
+    for (int i = 0; i < WARM_UP; i++) launch_once(i);
 }
 
 static void watch(void) {
@@ -228,7 +243,8 @@ static void watch(void) {
     int watched[KINDS] = {0}, unlocked[KINDS] = {0};
     long fewest_steps[KINDS] = {0};
     sigaction(SIGTRAP, &action, NULL);
-    run_alone();
+    /* Going through a launch one instruction at a time takes so long that the meter thread would end its segment. */
+    run_alone(1);
     for (int i = 0; i < WATCHED; i++) {
         usleep(REST_US);
         for (int j = 0; j < BETWEEN; j++) launch_once(j);
@@ -273,6 +289,7 @@ int main(int argc, char **argv) {
         watch();
         return 0;
     }
+    have_events();
     pthread_create(&helper, NULL, call_instead, NULL);
 
     filter_this_thread();

@@ -7,9 +7,10 @@ use std::io::{self, Write};
 /// Prints some lines for each GPU that the tenant holds or held memory on.
 pub fn print(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     for account in &tenant.gpus {
-        writeln!(out, "    on gpu {}  {}", account.gpu, held(tenant.memory_limit_bytes, account))?;
-        for line in [kept(account), ceiling(account), drift(account), refused(account)].into_iter().flatten()
-        {
+        writeln!(out, "    on gpu {}  {}", account.gpu, held(tenant, account))?;
+        let more =
+            [waits(account), kept(account), ceiling(tenant, account), drift(account), refused(account)];
+        for line in more.into_iter().flatten() {
             writeln!(out, "              {line}")?;
         }
     }
@@ -20,7 +21,8 @@ pub fn print(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
 pub fn print_brief(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result<()> {
     let accounts = tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |account| (tenant, account)));
     let lines = accounts.filter_map(|(tenant, account)| {
-        let told: Vec<String> = [kinds(account), refused(account)].into_iter().flatten().collect();
+        let kinds = kinds(account).map(|kinds| kinds + place(tenant));
+        let told: Vec<String> = [kinds, waits(account), refused(account)].into_iter().flatten().collect();
         (!told.is_empty()).then(|| format!("{} on gpu {}: {}", tenant.name, account.gpu, told.join("; ")))
     });
     for (number, line) in lines.enumerate() {
@@ -48,6 +50,17 @@ fn oversubscribed(account: &AccountStatus) -> Option<String> {
     })
 }
 
+/// Where that is, if not on the GPU.
+fn place(tenant: &TenantStatus) -> &'static str {
+    if tenant.suspended { ", on the host" } else { "" }
+}
+
+/// What it waits for.
+fn waits(account: &AccountStatus) -> Option<String> {
+    let bytes = account.needed_bytes;
+    (bytes > 0).then(|| format!("waits for others to make room for {}", Bytes(bytes)))
+}
+
 /// What is kept for it, if the rest is not.
 fn kept(account: &AccountStatus) -> Option<String> {
     let bytes = account.kept_bytes?;
@@ -55,8 +68,9 @@ fn kept(account: &AccountStatus) -> Option<String> {
 }
 
 /// What others' promises leave it.
-fn ceiling(account: &AccountStatus) -> Option<String> {
-    let bytes = account.ceiling_bytes?;
+fn ceiling(tenant: &TenantStatus, account: &AccountStatus) -> Option<String> {
+    let limit_bytes = tenant.memory_limit_bytes.unwrap_or(u64::MAX);
+    let bytes = account.ceiling_bytes.filter(|bytes| *bytes < limit_bytes)?;
     Some(format!("may hold {} at most beside what others hold and were promised", Bytes(bytes)))
 }
 
@@ -78,13 +92,13 @@ fn drift(account: &AccountStatus) -> Option<String> {
     }
 }
 
-fn held(limit_bytes: Option<u64>, account: &AccountStatus) -> String {
-    let mut line = format!("holds {}", Bytes(account.memory_bytes));
+fn held(tenant: &TenantStatus, account: &AccountStatus) -> String {
+    let mut line = format!("holds {}{}", Bytes(account.memory_bytes), place(tenant));
     if let Some(kinds) = kinds(account) {
         line += &format!(" ({kinds})");
     }
     line += &format!(", peak {}", Bytes(account.memory_peak_bytes));
-    if let Some(more) = over(limit_bytes, account) {
+    if let Some(more) = over(tenant.memory_limit_bytes, account) {
         line += &format!("; {} more than its limit: it gets no more until it is below", Bytes(more));
     }
     line
@@ -110,6 +124,18 @@ mod tests {
     use super::*;
     use deepres_controller::admin::RefusalStatus;
 
+    fn tenant(memory_limit_bytes: Option<u64>, account: AccountStatus) -> TenantStatus {
+        let status = serde_json::json!({
+            "name": "t", "uid": 0, "asked_share_ppm": null, "memory_limit_bytes": memory_limit_bytes, "keepers": 0,
+            "gpus": [account, AccountStatus::default()], "sessions": [],
+        });
+        serde_json::from_value(status).unwrap()
+    }
+
+    fn held_of(memory_limit_bytes: Option<u64>, account: &AccountStatus) -> String {
+        held(&tenant(memory_limit_bytes, AccountStatus::default()), account)
+    }
+
     fn account() -> AccountStatus {
         AccountStatus {
             memory_bytes: 3 << 30,
@@ -128,7 +154,7 @@ mod tests {
     #[test]
     fn memory_is_told_by_kind_with_its_peak_and_what_was_refused() {
         let account = account();
-        assert_eq!(held(Some(4 << 30), &account), "holds 3 GiB (linear 2 GiB, pool 1 GiB), peak 4 GiB");
+        assert_eq!(held_of(Some(4 << 30), &account), "holds 3 GiB (linear 2 GiB, pool 1 GiB), peak 4 GiB");
         assert_eq!(refused(&account).unwrap(), "refused 7 times, last 2 MiB for cuMemCreate");
         let once = AccountStatus { refusals: 1, ..account.clone() };
         assert_eq!(refused(&once).unwrap(), "refused once, last 2 MiB for cuMemCreate");
@@ -147,7 +173,7 @@ mod tests {
             ..account()
         };
         let kinds = "linear 2 GiB, pool 1 GiB, 5 GiB beyond the limit, of which 1 GiB on the GPU";
-        assert_eq!(held(None, &account), format!("holds 3 GiB ({kinds}), peak 4 GiB"));
+        assert_eq!(held_of(None, &account), format!("holds 3 GiB ({kinds}), peak 4 GiB"));
     }
 
     #[test]
@@ -156,14 +182,39 @@ mod tests {
         let mut out = Vec::new();
         print_brief(&tenants, &mut out).unwrap();
         assert!(out.is_empty());
-        let status = serde_json::json!({
-            "name": "t", "uid": 0, "asked_share_ppm": null, "memory_limit_bytes": null, "keepers": 0, "gpus": [account(), AccountStatus::default()],
-            "sessions": [],
-        });
-        tenants.push(serde_json::from_value(status).unwrap());
+        tenants.push(tenant(None, account()));
         print_brief(&tenants, &mut out).unwrap();
         let text = "\nt on gpu 0: linear 2 GiB, pool 1 GiB; refused 7 times, last 2 MiB for cuMemCreate\n";
         assert_eq!(String::from_utf8(out).unwrap(), text);
+    }
+
+    #[test]
+    fn memory_of_a_suspended_tenant_is_on_the_host() {
+        let away = TenantStatus { suspended: true, ..tenant(None, account()) };
+        let line = held(&away, &account());
+        assert!(line.starts_with("holds 3 GiB, on the host (linear 2 GiB"), "{line}");
+        let mut out = Vec::new();
+        print_brief(&[away], &mut out).unwrap();
+        let text = "\nt on gpu 0: linear 2 GiB, pool 1 GiB, on the host; refused 7 times, last 2 MiB for cuMemCreate\n";
+        assert_eq!(String::from_utf8(out).unwrap(), text);
+    }
+
+    #[test]
+    fn who_waits_for_memory_is_told_of() {
+        let waiting = AccountStatus { needed_bytes: 1 << 30, ..AccountStatus::default() };
+        assert_eq!(waits(&waiting).unwrap(), "waits for others to make room for 1 GiB");
+        let mut out = Vec::new();
+        print_brief(&[tenant(None, waiting)], &mut out).unwrap();
+        let text = "\nt on gpu 0: waits for others to make room for 1 GiB\n";
+        assert_eq!(String::from_utf8(out).unwrap(), text);
+    }
+
+    #[test]
+    fn what_others_leave_is_told_where_it_is_less_than_the_limit() {
+        let account = AccountStatus { ceiling_bytes: Some(2 << 30), ..AccountStatus::default() };
+        let told = |limit_bytes| ceiling(&tenant(limit_bytes, AccountStatus::default()), &account);
+        assert!(told(None).is_some() && told(Some(3 << 30)).is_some());
+        assert_eq!(told(Some(2 << 30)), None);
     }
 
     #[test]
@@ -183,7 +234,7 @@ mod tests {
 
     #[test]
     fn who_holds_more_than_a_lowered_limit_is_told_of() {
-        let line = held(Some(1 << 30), &account());
+        let line = held_of(Some(1 << 30), &account());
         assert!(line.ends_with("; 2 GiB more than its limit: it gets no more until it is below"), "{line}");
         assert_eq!(over(None, &account()), None);
         assert_eq!(over(Some(3 << 30), &account()), None);

@@ -2,7 +2,7 @@
 
 use super::PRELOAD_VARIABLE;
 use anyhow::{Context, Result, bail};
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString, c_void};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
@@ -29,6 +29,9 @@ pub struct HasLibraryArgs {
     /// Fail if this one is not loaded already
     #[arg(long)]
     beside: Option<PathBuf>,
+    /// Fail if it has no such function
+    #[arg(long, value_name = "FUNCTION")]
+    with: Option<String>,
 }
 
 /// Finds our library: where the environment says, beside this program, or where packages put it.
@@ -138,6 +141,9 @@ pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
     // SAFETY: a terminated string; whatever the library does when loaded, it does to this process, which then ends.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
     if !handle.is_null() {
+        if args.with.as_ref().is_some_and(|function| !has_function(handle, function)) {
+            return ExitCode::FAILURE;
+        }
         if let Some(path) = mapped_at(&args.name) {
             println!("{}", path.display());
         }
@@ -150,6 +156,11 @@ pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
     };
     println!("{}", reason.unwrap_or_default());
     ExitCode::FAILURE
+}
+
+fn has_function(library: *mut c_void, name: &str) -> bool {
+    // SAFETY: the library is open, and the string terminated.
+    CString::new(name).is_ok_and(|name| unsafe { !libc::dlsym(library, name.as_ptr()).is_null() })
 }
 
 fn is_loaded(library: &Path) -> bool {

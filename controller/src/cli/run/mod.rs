@@ -17,6 +17,7 @@ use anyhow::Result;
 use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::TENANT_NAME_BYTES;
+use deepres_controller::doctor::{NO_CHECKPOINTS, has_checkpoints};
 use deepres_controller::text::{is_harmful, is_name};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -108,6 +109,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
     if preload.is_none() && args.oversubscribe == Some(Oversubscribe::Managed) {
         anyhow::bail!("--oversubscribe managed needs deepres in the program: leave out --no-preload");
+    }
+    if args.oversubscribe == Some(Oversubscribe::Suspend) && has_checkpoints() == Some(false) {
+        anyhow::bail!("{NO_CHECKPOINTS}: leave out --oversubscribe suspend, or try --oversubscribe managed");
     }
     let name = args.name.unwrap_or_else(|| default_name(program));
     let wish = args.wishes.wish();

@@ -70,10 +70,7 @@ impl Registry {
     /// # Errors
     /// What to tell the administrator.
     pub fn stay(&self, name: &str) -> Result<Stay, String> {
-        let tenant = self.tenants.get(name).filter(|tenant| !tenant.is_deserted());
-        tenant
-            .map(|tenant| tenant.stay(name))
-            .ok_or_else(|| format!("there is no tenant `{name}`: `deepres ps` lists them"))
+        self.tenants.get(name).map(|tenant| tenant.stay(name)).ok_or_else(|| self.unknown(name))
     }
 
     /// Closes a tenant's gates for as long as it is off the GPUs.

@@ -2,7 +2,7 @@
 
 use super::Registry;
 use super::tenant::Tenant;
-use crate::admin::{Reply, ShareStatus};
+use crate::admin::{Reply, Resumption, ShareStatus};
 use crate::authority::{self, Granted, Wish};
 use crate::clock::monotonic_ns;
 use tokio::sync::oneshot;
@@ -48,14 +48,28 @@ impl Registry {
         Ok((Reply::Set(granted), told.into_iter().chain(renewed.into_iter().flatten()).collect()))
     }
 
-    /// Keeps a tenant off the GPUs, or lets it on again, at an administrator's word.
+    /// Keeps a tenant off the GPUs at an administrator's word.
     ///
     /// # Errors
     /// What to tell the administrator.
-    pub fn pause(&mut self, name: &str, is_paused: bool) -> Result<Changed, String> {
-        self.tenant_named(name)?.is_paused = is_paused;
-        tracing::info!(tenant = name, is_paused, "an administrator paused or resumed a tenant");
-        Ok((Reply::Pause { is_paused }, self.tell_arbiters(name)))
+    pub fn pause(&mut self, name: &str) -> Result<Changed, String> {
+        self.tenant_named(name)?.is_paused = true;
+        tracing::info!(tenant = name, "an administrator paused a tenant");
+        Ok((Reply::Paused, self.tell_arbiters(name)))
+    }
+
+    /// Lets it on again, whose memory is where `resumption` says.
+    ///
+    /// # Errors
+    /// What to tell the administrator.
+    pub fn unpause(&mut self, name: &str, resumption: Resumption) -> Result<Changed, String> {
+        let was_paused = std::mem::take(&mut self.tenant_named(name)?.is_paused);
+        let resumption = match resumption {
+            Resumption::Needless if was_paused => Resumption::Now,
+            resumption => resumption,
+        };
+        tracing::info!(tenant = name, ?resumption, "an administrator resumed a tenant");
+        Ok((Reply::Resumed { resumption }, self.tell_arbiters(name)))
     }
 
     /// Has every arbiter that knows a tenant take up what holds for it now.
@@ -79,7 +93,12 @@ impl Registry {
         if self.tenants.contains_key(name) {
             return self.tenants.get_mut(name).ok_or_else(|| unknown(name, &[]));
         }
-        Err(unknown(name, &self.living()))
+        Err(self.unknown(name))
+    }
+
+    /// There is no such tenant.
+    pub(super) fn unknown(&self, name: &str) -> String {
+        unknown(name, &self.living())
     }
 
     /// Names of tenants that are here, one more than are shown at most.
@@ -94,7 +113,7 @@ impl Registry {
     /// What to tell the administrator.
     pub fn explain(&self, name: &str) -> Result<Vec<oneshot::Receiver<Option<ShareStatus>>>, String> {
         let Some(tenant) = self.tenants.get(name) else {
-            return Err(unknown(name, &self.living()));
+            return Err(self.unknown(name));
         };
         Ok(tenant.gpus.iter().map(|gpu| self.gpus[*gpu].arbiter.explain(tenant.id)).collect())
     }

@@ -7,6 +7,7 @@ use super::administrators::reports;
 use super::registry::Stay;
 use super::state::AwayProcess;
 use super::{Shared, saving};
+use crate::admin::Resumption;
 use crate::clock::monotonic_ns;
 use crate::policy::TenantId;
 use crate::policy::residency::{Bytes, GpuIndex, Move, Place, Seen, Times, decide};
@@ -136,19 +137,17 @@ pub async fn suspend(name: &str, shared: &Rc<Shared>) -> Result<(), String> {
 ///
 /// # Errors
 /// What to tell the administrator.
-pub async fn resume(name: &str, shared: &Rc<Shared>) -> Result<(), String> {
+pub async fn resume(name: &str, shared: &Rc<Shared>) -> Result<Resumption, String> {
     settled(name, shared).await?;
     shared.residency.borrow().check_is_not_left(name)?;
     match shared.residency.borrow_mut().away.get_mut(name) {
-        None => return Ok(()),
+        None => return Ok(Resumption::Needless),
         // From here on it comes back by itself as soon as there is room.
         Some(away) => away.is_by_hand = false,
     }
     match bring_back(name, shared).await {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(format!(
-            "others have the GPU's memory now: `{name}` is brought back once there is room for it"
-        )),
+        Ok(true) => Ok(Resumption::Now),
+        Ok(false) => Ok(Resumption::Later),
         Err(reason) => Err(not_back(name, &reason)),
     }
 }
@@ -305,9 +304,10 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
         }
         Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
             // One that has no processes any more needs not be brought back.
-            match shared.registry.borrow().stay(name) {
-                Ok(stay) => recover_later(&stay, &reason, shared),
-                Err(_) => drop(shared.residency.borrow_mut().away.remove(name)),
+            let stay = shared.registry.borrow().stay(name).ok();
+            match stay.filter(|stay| !stay.pids.is_empty()) {
+                Some(stay) => recover_later(&stay, &reason, shared),
+                None => drop(shared.residency.borrow_mut().away.remove(name)),
             }
             Err(reason)
         }
