@@ -45,6 +45,15 @@ fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for()
 }
 
 #[test]
+fn nobody_waits_for_a_guarantee_that_was_not_asked_for() {
+    let host = Host::new().simgpu(GPU);
+    let options = ["--class", "fair", "--memory", "2GiB", "--wait"];
+    let refused = host.finish(host.run(&options, c_client("view", Way::Dlsym), &[]));
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.stderr.contains("a tenant of class fair has no guarantee"), "{}", refused.stderr);
+}
+
+#[test]
 fn more_memory_than_any_gpu_has_is_refused_at_once_and_never_waited_for() {
     let host = Host::new().simgpu(GPU);
     let _daemon = host.daemon();

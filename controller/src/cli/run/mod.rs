@@ -18,6 +18,7 @@ use deepres_abi::directory::SOCKET_VARIABLE;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_controller::doctor::{NO_CHECKPOINTS, has_checkpoints};
+use deepres_controller::policy::class::Class;
 use deepres_controller::text::{is_harmful, is_name};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -60,7 +61,7 @@ pub struct Args {
     /// the GPU and back)
     #[arg(long, env = OVERSUBSCRIBE_VARIABLE, value_name = "HOW")]
     oversubscribe: Option<Oversubscribe>,
-    /// Wait while guarantees to others leave no room for the memory that is to be guaranteed, instead of failing
+    /// Wait while guarantees to others leave no room for the memory that is to be guaranteed (--class guaranteed --memory SIZE), instead of failing
     #[arg(long)]
     wait: bool,
     /// The program and its arguments
@@ -113,8 +114,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.oversubscribe == Some(Oversubscribe::Suspend) && has_checkpoints() == Some(false) {
         anyhow::bail!("{NO_CHECKPOINTS}: leave out --oversubscribe suspend, or try --oversubscribe managed");
     }
-    let name = args.name.unwrap_or_else(|| default_name(program));
     let wish = args.wishes.wish();
+    if let Some(class @ (Class::Fair | Class::BestEffort)) = wish.class
+        && args.wait
+    {
+        anyhow::bail!(
+            "--wait waits for memory that can be guaranteed, and a tenant of class {class} has no guarantee: leave it out, or ask for --class guaranteed --memory SIZE"
+        );
+    }
+    let name = args.name.unwrap_or_else(|| default_name(program));
     let request = connect::Request { name: &name, wish, waits: args.wait };
     let keeper = connect::keep(&request)?;
     let record = args.record.as_deref().map(record::begin).transpose()?;
