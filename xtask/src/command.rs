@@ -1,6 +1,6 @@
 //! Running other programs: a failure names the whole command, as one could type it.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail};
@@ -33,6 +33,11 @@ pub fn run(command: &mut Command) -> Result<()> {
         bail!("failed ({status}): {}", shown(command));
     }
     Ok(())
+}
+
+/// Runs `command`, which prepares something: what it writes goes to our standard error, so that a benchmark's JSON stays alone.
+pub fn prepare(command: &mut Command) -> Result<()> {
+    run(command.stdout(io::stderr()))
 }
 
 /// Runs `command`, requires success, and returns what it wrote to standard output.

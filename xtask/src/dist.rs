@@ -43,7 +43,7 @@ pub fn run() -> Result<Artefacts> {
                 "--root",
             ])
             .arg(&tools);
-        command::run(&mut install)?;
+        command::prepare(&mut install)?;
     }
 
     ebpf::build().context("dist/ is not made without the programs that run in the kernel")?;

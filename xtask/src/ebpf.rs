@@ -86,7 +86,7 @@ fn linker() -> Result<PathBuf> {
         // It links one small file: what it costs to build is what counts.
         install.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
         install.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
-        command::run(&mut install)?;
+        command::prepare(&mut install)?;
     }
     Ok(tools.join("bin"))
 }
@@ -107,10 +107,10 @@ fn toolchain() -> Result<Toolchain> {
             "the kernel programs need the source of Rust's core: rustup component add rust-src, or on Debian apt-get install {packages}"
         );
     }
-    command::run(Command::new("apt-get").arg("update"))?;
+    command::prepare(Command::new("apt-get").arg("update"))?;
     let mut install = Command::new("apt-get");
     install.args(["install", "--yes", "--no-install-recommends"]).args(DEBIAN_PACKAGES);
-    command::run(install.env("DEBIAN_FRONTEND", "noninteractive"))?;
+    command::prepare(install.env("DEBIAN_FRONTEND", "noninteractive"))?;
     if has_source(Path::new(DEBIAN_RUSTC)) {
         return Ok(debian());
     }
@@ -121,7 +121,7 @@ fn toolchain() -> Result<Toolchain> {
 pub fn has_own_source() -> bool {
     let mut add = Command::new("rustup");
     add.args(["component", "add", "rust-src"]).current_dir(crate::workspace());
-    has_source(Path::new("rustc")) || command::run(&mut add).is_ok() && has_source(Path::new("rustc"))
+    has_source(Path::new("rustc")) || command::prepare(&mut add).is_ok() && has_source(Path::new("rustc"))
 }
 
 /// Whether a compiler comes with the source of `core`.

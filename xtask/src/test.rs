@@ -335,10 +335,10 @@ fn install_needs() -> Result<()> {
         bail!("the tests need more of this machine: apt-get install {packages}");
     }
     let mut update = Command::new("apt-get");
-    command::run(update.arg("update")).with_context(|| format!("the tests need {packages}"))?;
+    command::prepare(update.arg("update")).with_context(|| format!("the tests need {packages}"))?;
     let mut install = Command::new("apt-get");
     install.args(["install", "--yes", "--no-install-recommends"]).args(lacking);
-    command::run(install.env("DEBIAN_FRONTEND", "noninteractive"))
+    command::prepare(install.env("DEBIAN_FRONTEND", "noninteractive"))
 }
 
 /// Commands that the tests call, each in the package of its name: the compiler that nvcc hands its host code to, and what makes

@@ -100,7 +100,7 @@ fn with_requirements(name: &str, requirements: &str, variables: &[(&str, &OsStr)
     // What is kept is the environment; another copy in pip's cache would be as large.
     let mut install = pip(&venv);
     install.args(["install", "--no-cache-dir", "-r"]).arg(&requirements).envs(variables.iter().copied());
-    command::run(&mut install)?;
+    command::prepare(&mut install)?;
     fs::write(&marker, wanted).with_context(|| format!("cannot write {}", marker.display()))?;
     Ok(venv)
 }
@@ -111,7 +111,7 @@ pub fn with_package(name: &str, package: &str) -> Result<Venv> {
     let marker = venv.folder.join("deepres-package.txt");
     if !fs::read_to_string(&marker).is_ok_and(|installed| installed == package) {
         eprintln!("installing {package} into {} (kept for the next run)", venv.folder.display());
-        command::run(pip(&venv).args(["install", package]))?;
+        command::prepare(pip(&venv).args(["install", package]))?;
         fs::write(&marker, package).with_context(|| format!("cannot write {}", marker.display()))?;
     }
     Ok(venv)
@@ -135,7 +135,7 @@ fn create(folder: &Path) -> Result<Venv> {
              install it (Debian, Ubuntu: apt-get install python3-venv) and run again"
         );
     }
-    command::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(folder))?;
+    command::prepare(Command::new("python3").args(["-m", "venv", "--clear"]).arg(folder))?;
     Ok(venv)
 }
 
