@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::capture;
 use crate::driver::calls::{Calls, Context, Stream};
 use crate::gate;
+use crate::held_up;
 use crate::meter::lane::{Begun, Lane};
 use crate::meter::segment::{Kind, Launch};
 use crate::process::{self, Process};
@@ -123,6 +124,8 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     if capture::is_active() && calls.may_be_capturing(stream) {
         return Entry::Untouched;
     }
+    // The first on a stream asks the driver for what it is measured by.
+    let held_up = held_up::begin();
     let Some(_relaxed) = calls.beside_captures() else { return Entry::Untouched };
     let Some(lane) = process.lane(stream) else { return Entry::Untouched };
     if capture::is_recording() && lane.gpu.is_open() && lane.count(launch) {
@@ -130,6 +133,7 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
         return Entry::Untouched;
     }
     let gpu = lane.gpu;
+    drop(held_up);
     hold_back(calls, lane, Some(launch));
     // Last: a daemon may have taken the process up meanwhile.
     let Some(session) = process.session() else { return Entry::Untouched };

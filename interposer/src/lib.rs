@@ -18,6 +18,7 @@ mod descriptor;
 mod driver;
 mod gate;
 mod handshake;
+mod held_up;
 mod hooks;
 mod image;
 mod launch;

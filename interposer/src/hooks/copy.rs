@@ -12,6 +12,7 @@ use deepres_abi::driver::types::{
 use super::MISSING;
 use crate::driver::calls::Stream;
 use crate::driver::real;
+use crate::held_up;
 use crate::launch;
 use crate::meter::estimates;
 use crate::meter::segment::{Kind, Launch};
@@ -72,6 +73,7 @@ pub fn measured(
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
     record::copy(api, stream, bytes);
+    let _held_up = held_up::begin();
     // Far from every function's address, which kernels' keys begin with.
     let key = estimates::key([api as u64, bytes, 0, 0, 0]);
     match launch::enter_copy(stream, Launch { key, kind }) {

@@ -8,6 +8,7 @@ use super::{MISSING, clear};
 use crate::capture;
 use crate::driver::calls::{Context, Stream};
 use crate::driver::real;
+use crate::held_up;
 use crate::meter::context::ContextState;
 use crate::{os, process};
 
@@ -202,6 +203,7 @@ macro_rules! forward {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($argument: $type) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
+            let _held_up = held_up::begin();
             // SAFETY: the caller's argument.
             let $call = || unsafe { real($argument) };
             $body

@@ -21,6 +21,7 @@ use crate::driver::calls::Stream;
 use crate::driver::managed;
 use crate::driver::memory::{PoolHandle, ordinal_at};
 use crate::driver::real;
+use crate::held_up;
 use crate::memory::beyond::Way;
 use crate::memory::charge::{self, Shape};
 use crate::memory::exports::Identity;
@@ -119,6 +120,7 @@ fn on_current_gpu(
     mut call: impl FnMut() -> (CUresult, Option<(Name, u64)>),
 ) -> CUresult {
     record::memory(api, bytes);
+    let _held_up = held_up::begin();
     let Some((process, context)) = current().filter(|_| !takes_nothing) else { return call().0 };
     process.memory.allocate(process, request_on(context, api, kind, bytes), call)
 }
@@ -134,6 +136,7 @@ fn linear_on_current_gpu<T: Into<u64> + Copy>(
     mut call: impl FnMut(Way) -> (CUresult, Option<(u64, u64)>),
 ) -> CUresult {
     record::memory(api, bytes);
+    let _held_up = held_up::begin();
     let Some((process, context)) = current().filter(|_| !takes_nothing) else { return call(Way::Device).0 };
     let mut was_given = false;
     let result = process.memory.allocate_linear(process, request_on(context, api, kind, bytes), |way| {
@@ -155,6 +158,7 @@ fn from_pool(
     mut call: impl FnMut() -> CUresult,
 ) -> CUresult {
     record::memory(api, bytes);
+    let _held_up = held_up::begin();
     let Some((process, context)) = of(stream) else { return call() };
     let is_captured = capture::is_active().then(|| process.calls.is_capturing(stream));
     if is_captured.is_some_and(|is_captured| is_captured != Some(false)) {
@@ -183,6 +187,7 @@ fn from_pool(
 }
 
 fn free(name: Name, call: impl FnOnce() -> CUresult) -> CUresult {
+    let _held_up = held_up::begin();
     match (process::current(), name) {
         (Some(process), Name::Address(address)) => process.memory.free_address(process, address, call),
         (Some(process), name) => process.memory.free(process, name, call),
@@ -400,6 +405,7 @@ pub unsafe extern "C" fn import_pool(
 /// Hook of `cuMemPoolDestroy`.
 pub unsafe extern "C" fn destroy_pool(pool: CUmemoryPool) -> CUresult {
     let Some(real) = real!(cuMemPoolDestroy) else { return MISSING };
+    let _held_up = held_up::begin();
     // SAFETY: the caller's argument.
     let call = || unsafe { real(pool) };
     match process::current() {
@@ -411,6 +417,7 @@ pub unsafe extern "C" fn destroy_pool(pool: CUmemoryPool) -> CUresult {
 /// Hook of `cuMemPoolTrimTo`.
 pub unsafe extern "C" fn trim_pool(pool: CUmemoryPool, keep: usize) -> CUresult {
     let Some(real) = real!(cuMemPoolTrimTo) else { return MISSING };
+    let _held_up = held_up::begin();
     // SAFETY: the caller's arguments, as they came.
     let call = || unsafe { real(pool, keep) };
     match process::current() {
@@ -422,6 +429,7 @@ pub unsafe extern "C" fn trim_pool(pool: CUmemoryPool, keep: usize) -> CUresult 
 /// Hook of `cuDeviceGraphMemTrim`: afterwards there may be less.
 pub unsafe extern "C" fn trim_graphs(device: CUdevice) -> CUresult {
     let Some(real) = real!(cuDeviceGraphMemTrim) else { return MISSING };
+    let _held_up = held_up::begin();
     // SAFETY: the caller's argument.
     let result = unsafe { real(device) };
     refresh();
@@ -505,6 +513,7 @@ pub unsafe extern "C" fn create(
     flags: u64,
 ) -> CUresult {
     let Some(real) = real!(cuMemCreate) else { return MISSING };
+    let _held_up = held_up::begin();
     // SAFETY: the caller's arguments, as they came.
     let call = || unsafe { real(handle, bytes, properties, flags) };
     // SAFETY: null, or what the caller passes as properties for the driver to read.
@@ -551,6 +560,7 @@ unsafe fn comes_in(properties: *const CUmemAllocationProp, bytes: usize) -> bool
 /// Hook of `cuMemRelease`.
 pub unsafe extern "C" fn release(handle: CUmemGenericAllocationHandle) -> CUresult {
     let Some(real) = real!(cuMemRelease) else { return MISSING };
+    let _held_up = held_up::begin();
     // SAFETY: the caller's argument.
     let call = || unsafe { real(handle) };
     match process::current() {
@@ -568,6 +578,7 @@ pub unsafe extern "C" fn map(
     flags: u64,
 ) -> CUresult {
     let Some(real) = real!(cuMemMap) else { return MISSING };
+    let _held_up = held_up::begin();
     // SAFETY: the caller's arguments, as they came.
     let call = || unsafe { real(address, bytes, offset, handle, flags) };
     match process::current() {
@@ -579,6 +590,7 @@ pub unsafe extern "C" fn map(
 /// Hook of `cuMemUnmap`.
 pub unsafe extern "C" fn unmap(address: CUdeviceptr, bytes: usize) -> CUresult {
     let Some(real) = real!(cuMemUnmap) else { return MISSING };
+    let _held_up = held_up::begin();
     // SAFETY: the caller's arguments, as they came.
     let call = || unsafe { real(address, bytes) };
     match process::current() {
@@ -666,6 +678,7 @@ macro_rules! array_ends {
         #[doc = concat!("Hook of `", stringify!($symbol), "`: what is mapped into it goes too.")]
         pub unsafe extern "C" fn $name(array: $handle) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
+            let _held_up = held_up::begin();
             // SAFETY: the caller's argument.
             let call = || unsafe { real(array) };
             match process::current() {
@@ -912,6 +925,7 @@ macro_rules! info {
         /// Hook of a variant of `cuMemGetInfo`: the tenant sees its own part.
         pub unsafe extern "C" fn $name(free: *mut $size, total: *mut $size) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
+            let _held_up = held_up::begin();
             // SAFETY: the caller's arguments, as they came.
             let result = unsafe { real(free, total) };
             let Some(process) = process::current().filter(|_| result == CUDA_SUCCESS) else { return result };

@@ -10,6 +10,7 @@ use super::{MISSING, life, memory};
 use crate::capture;
 use crate::driver::calls::{Context, Stream};
 use crate::driver::real;
+use crate::held_up;
 use crate::launch;
 use crate::os;
 use crate::record;
@@ -19,6 +20,7 @@ macro_rules! wait {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
+            let _held_up = held_up::begin();
             launch::flush();
             // SAFETY: the caller's arguments, as they came.
             let result = record::wait(ApiId::$symbol, || unsafe { real($($argument),*) });

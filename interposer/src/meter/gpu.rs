@@ -162,6 +162,12 @@ impl Gpu {
         self.grant().is_none_or(|grant| Gate::is_open(grant.gate_word()))
     }
 
+    /// Whether the tenant is kept off the GPU: paused, or suspended with its memory on the host.
+    #[inline]
+    pub fn is_paused(&self) -> bool {
+        self.grant().is_some_and(|grant| grant.gate().state == GateState::Paused)
+    }
+
     /// Tells the controller that something changed that it waits for.
     pub fn ring(&self) {
         // Without a daemon the bell is the meter thread's, which can be woken without it; else the controller looks by itself now and then.

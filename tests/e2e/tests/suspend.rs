@@ -85,6 +85,51 @@ fn a_tenant_suspended_by_hand_leaves_the_gpu_and_goes_on_when_it_is_resumed() {
 }
 
 #[test]
+fn whatever_call_a_suspended_tenant_waits_in_it_is_seen_to_wait() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut client = host.spawn(host.run(&["--name", "t"], c_client("heldup", Way::Dlsym), &[]));
+    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+    let waiters = || host.status()["tenants"][0]["sessions"][0]["gpus"][0]["waiters"].as_u64();
+    let await_waiters = |wanted: u64, call: &str| {
+        let until = Instant::now() + COMMAND_LIMIT;
+        while waiters() != Some(wanted) {
+            assert!(Instant::now() < until, "{call}: {:?} waiters", waiters());
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+    for call in [
+        "copy",
+        "copy-async",
+        "wait",
+        "wait-for-all",
+        "free-bytes",
+        "allocate",
+        "free",
+        "allocate-async",
+        "free-async",
+        "load",
+        "unload",
+        "launch",
+        "first-launch",
+        "end-stream",
+    ] {
+        host.finish(host.deepres(&["suspend", "t"])).success();
+        client.say(call);
+        await_waiters(1, call);
+        let done = format!("done {call}");
+        assert!(
+            !client.stdout().lines().any(|line| line == done),
+            "{call} returned while the memory was away"
+        );
+        host.finish(host.deepres(&["resume", "t"])).success();
+        client.await_line(|line| line == done, COMMAND_LIMIT);
+        await_waiters(0, call);
+    }
+    client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
 fn all_processes_of_a_tenant_leave_all_its_gpus_and_come_back() {
     let host = Host::new().simgpu(
         "gpus = 2\nmemory_bytes = 1073741824\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
