@@ -61,7 +61,7 @@ pub struct Args {
     /// the GPU and back)
     #[arg(long, env = OVERSUBSCRIBE_VARIABLE, value_name = "HOW")]
     oversubscribe: Option<Oversubscribe>,
-    /// Wait while guarantees to others leave no room for the memory that is to be guaranteed (--class guaranteed --memory SIZE), instead of failing
+    /// Wait while guarantees to others leave no room for the memory that is to be guaranteed (--class guaranteed --share SHARE --memory SIZE), instead of failing
     #[arg(long)]
     wait: bool,
     /// The program and its arguments
@@ -119,7 +119,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         && args.wait
     {
         anyhow::bail!(
-            "--wait waits for memory that can be guaranteed, and a tenant of class {class} has no guarantee: leave it out, or ask for --class guaranteed --memory SIZE"
+            "--wait waits for memory that can be guaranteed, and a tenant of class {class} has no guarantee: leave it out, or ask for --class guaranteed --share SHARE --memory SIZE"
         );
     }
     let name = args.name.unwrap_or_else(|| default_name(program));
