@@ -97,8 +97,10 @@ pub struct TenantSeat {
     pub limit_in_force: Arc<AtomicU64>,
     /// Whether the time of its copies is charged.
     pub charge_copies: bool,
-    /// An administrator paused it.
+    /// It is kept off the GPU: an administrator paused it, or it is suspended.
     pub is_paused: bool,
+    /// Its memory is on the host, or on its way: what seems to be in flight waits in the driver.
+    pub is_suspended: bool,
     /// Its memory.
     pub ledger: Arc<SharedPage<LedgerPage>>,
 }

@@ -391,7 +391,9 @@ impl Worker {
                     let [began_ns, ended_ns] = [&edges.began, &edges.ended].map(|edge| edge.get(now_ns));
                     self.scheduler.observe_edges(*id, began_ns, ended_ns);
                 }
-                if session.overdue.look(&reading, is_given_up, tenant.account.longest_ns, now_ns) {
+                if tenant.seat.is_suspended {
+                    session.overdue = Overdue::default();
+                } else if session.overdue.look(&reading, is_given_up, tenant.account.longest_ns, now_ns) {
                     let pid = process.map(|process| process.pid);
                     tracing::warn!(
                         gpu = self.gpu,

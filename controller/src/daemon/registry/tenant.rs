@@ -309,6 +309,7 @@ impl Tenant {
             limit_in_force: Arc::default(),
             charge_copies: granted.charge_copies.value,
             is_paused: self.is_paused || self.is_suspended,
+            is_suspended: self.is_suspended,
             ledger: Arc::clone(&self.ledger),
         }
     }

@@ -393,7 +393,14 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
                 tracing::info!(tenant = name, "a tenant is back that the daemon before had suspended");
                 shared.residency.borrow_mut().left.remove(&name);
             }
-            Ok(Back::NoRoom) => {}
+            Ok(Back::NoRoom) => {
+                if let Some(kept) = mover.take() {
+                    match take_up(&name, &pids, kept, &shared) {
+                        None => return,
+                        waits => mover = waits,
+                    }
+                }
+            }
             Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
                 tracing::warn!(
                     tenant = name,
@@ -404,6 +411,28 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
             }
         }
     }
+}
+
+/// Lets a tenant whom the daemon before had suspended be away like any other from here on, and have its turn, if those of its processes that are away are this daemon's
+/// again; else gives the mover back.
+fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mover> {
+    let stay = shared.registry.borrow().stay(name);
+    let Some(stay) = stay.ok().filter(|stay| pids.iter().all(|pid| stay.pids.contains(pid))) else {
+        return Some(mover);
+    };
+    let mut residency = shared.residency.borrow_mut();
+    let away = Away {
+        id: stay.id,
+        stage: Stage::There(mover),
+        processes: residency.left.remove(name).unwrap_or_default(),
+        is_by_hand: false,
+        since_ns: monotonic_ns(),
+        bytes: stay.held,
+        // Nobody knows what it waits for.
+        idle_since_ns: None,
+    };
+    residency.away.insert(name.to_owned(), away);
+    None
 }
 
 fn move_limit(shared: &Shared) -> Duration {
