@@ -130,6 +130,28 @@ fn whatever_call_a_suspended_tenant_waits_in_it_is_seen_to_wait() {
 }
 
 #[test]
+fn who_comes_to_a_suspended_tenant_keeps_no_memory_on_the_gpu_either() {
+    let host = small_gpu();
+    let _daemon = host.daemon();
+    let mut clients = vec![swapper(&host, "t", 256 * MIB, "2000", false)];
+    clients[0].await_line(|line| line == "holding", COMMAND_LIMIT);
+    host.finish(host.deepres(&["suspend", "t"])).success();
+    // One after the other: a later one finds two that are away.
+    for came in [2, 3] {
+        clients.push(swapper(&host, "t", 128 * MIB, "10", false));
+        host.await_ps(|ps| ps.tenant("t").sessions.len() == came, COMMAND_LIMIT);
+        // All that it takes is there by then, or it has been taken off before.
+        thread::sleep(Duration::from_millis(1_500));
+        assert_eq!(seen(&host).1, 0, "of {came} processes");
+    }
+    host.finish(host.deepres(&["resume", "t"])).success();
+    for mut client in clients {
+        assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
+        client.finish(COMMAND_LIMIT).success();
+    }
+}
+
+#[test]
 fn all_processes_of_a_tenant_leave_all_its_gpus_and_come_back() {
     let host = Host::new().simgpu(
         "gpus = 2\nmemory_bytes = 1073741824\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",

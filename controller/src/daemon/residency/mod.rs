@@ -76,6 +76,8 @@ struct Away {
     since_ns: u64,
     bytes: Bytes,
     idle_since_ns: Option<u64>,
+    /// The driver did not take off who came meanwhile, and is not asked again before then; 0: it was not asked in vain.
+    follow_again_ns: u64,
 }
 
 /// How far it is.
@@ -84,7 +86,9 @@ enum Stage {
     /// It is being taken off.
     Leaving,
     /// Its memory is on the host.
-    There(Mover),
+    There(Vec<Mover>),
+    /// Processes that came to it meanwhile are being taken off too.
+    Followed,
     /// It is being brought back.
     Returning,
     /// It could not be moved, for this reason, and may be locked; it is brought back as soon as that can be.
@@ -162,7 +166,7 @@ async fn settled(name: &str, shared: &Shared) -> Result<(), String> {
         match shared.residency.borrow().away.get(name).map(|away| &away.stage) {
             None | Some(Stage::There(_)) => return Ok(()),
             Some(Stage::Lost(reason)) => return Err(not_back(name, reason)),
-            Some(Stage::Leaving | Stage::Returning) => {}
+            Some(Stage::Leaving | Stage::Followed | Stage::Returning) => {}
         }
         sleep(TICK).await;
     }
@@ -177,6 +181,10 @@ async fn look(shared: &Rc<Shared>) {
     let dead = shared.residency.borrow_mut().forget_the_dead(&stays);
     for name in dead {
         set_suspended(shared, &name, false).await;
+    }
+    let followers = shared.residency.borrow_mut().followers(&stays, now_ns);
+    for followers in followers {
+        tokio::task::spawn_local(take_off_followers(followers, Rc::clone(shared)));
     }
     let Some((next, claimed)) = shared.residency.borrow_mut().decide(&stays, &free, now_ns, shared) else {
         return;
@@ -228,6 +236,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
             since_ns: monotonic_ns(),
             bytes: stay.held.clone(),
             idle_since_ns,
+            follow_again_ns: 0,
         };
         residency.away.insert(name.clone(), away);
     }
@@ -257,7 +266,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
                     }
                 }
                 away.since_ns = monotonic_ns();
-                away.stage = Stage::There(mover);
+                away.stage = Stage::There(vec![mover]);
                 tracing::info!(tenant = name, is_by_hand, bytes = ?away.bytes, "suspended a tenant");
             }
             residency.note_visit(stay);
@@ -279,39 +288,89 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
 
 /// Brings a tenant back that is away; false if there is no room for it.
 async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
-    let mut mover = {
+    let mut movers = {
         let mut residency = shared.residency.borrow_mut();
         let Some(away) = residency.away.get_mut(name) else { return Ok(true) };
         match std::mem::replace(&mut away.stage, Stage::Returning) {
-            Stage::There(mover) => mover,
+            Stage::There(movers) => movers,
             other => {
                 away.stage = other;
                 return Ok(false);
             }
         }
     };
-    match mover.bring_back(move_limit(shared)).await {
-        Ok(Back::NoRoom) => {
-            if let Some(away) = shared.residency.borrow_mut().away.get_mut(name) {
-                away.stage = Stage::There(mover);
+    while let Some(mut mover) = movers.pop() {
+        match mover.bring_back(move_limit(shared)).await {
+            Ok(Back::Yes) => {}
+            Ok(Back::NoRoom) => {
+                movers.push(mover);
+                if let Some(away) = shared.residency.borrow_mut().away.get_mut(name) {
+                    // Who is back already follows again.
+                    away.processes.retain(|process| movers.iter().any(|mover| mover.moves(process.pid)));
+                    away.stage = Stage::There(movers);
+                }
+                return Ok(false);
             }
-            Ok(false)
-        }
-        Ok(Back::Yes) => {
-            stays_here(name, shared).await;
-            tracing::info!(tenant = name, "brought a tenant back");
-            Ok(true)
-        }
-        Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
-            // One that has no processes any more needs not be brought back.
-            let stay = shared.registry.borrow().stay(name).ok();
-            match stay.filter(|stay| !stay.pids.is_empty()) {
-                Some(stay) => recover_later(&stay, &reason, shared),
-                None => drop(shared.residency.borrow_mut().away.remove(name)),
+            Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
+                // One that has no processes any more needs not be brought back.
+                let stay = shared.registry.borrow().stay(name).ok();
+                match stay.filter(|stay| !stay.pids.is_empty()) {
+                    Some(stay) => recover_later(&stay, &reason, shared),
+                    None => drop(shared.residency.borrow_mut().away.remove(name)),
+                }
+                return Err(reason);
             }
-            Err(reason)
         }
     }
+    stays_here(name, shared).await;
+    tracing::info!(tenant = name, "brought a tenant back");
+    Ok(true)
+}
+
+/// Processes that came to a tenant that is away.
+struct Followers {
+    stay: Stay,
+    pids: Vec<u32>,
+    /// Of those that were there before.
+    movers: Vec<Mover>,
+}
+
+/// Takes them off too: their memory would stay on the GPU, where none of them can run.
+async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
+    let Followers { stay, pids, mut movers } = followers;
+    let taken_off = Mover::take_off(&pids, move_limit(&shared)).await;
+    let mut residency = shared.residency.borrow_mut();
+    let Some(away) = residency.away.get_mut(&stay.name) else { return };
+    match taken_off {
+        Ok(mover) => {
+            movers.push(mover);
+            away.processes.extend(pids.iter().filter_map(|pid| ProcessKey::of(*pid)));
+            for (gpu, held) in &stay.held {
+                away.bytes.entry(*gpu).and_modify(|bytes| *bytes = (*bytes).max(*held)).or_insert(*held);
+            }
+            tracing::info!(
+                tenant = stay.name,
+                ?pids,
+                "suspended processes that came to a tenant that is away"
+            );
+        }
+        Err(Failure::Refused(reason)) => {
+            if away.follow_again_ns == 0 {
+                tracing::warn!(
+                    tenant = stay.name,
+                    ?pids,
+                    reason,
+                    "cannot suspend processes that came to a tenant that is away"
+                );
+            }
+            away.follow_again_ns = monotonic_ns().saturating_add(RETRY.as_nanos() as u64);
+        }
+        Err(Failure::Lost(reason)) => {
+            drop(residency);
+            return recover_later(&stay, &reason, &shared);
+        }
+    }
+    away.stage = Stage::There(movers);
 }
 
 /// It is on the GPUs, or nothing of it is left to be there.
@@ -347,7 +406,8 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
                 Ok((Back::NoRoom, mover)) => {
                     // From here on it is away like any other.
                     if let Some(away) = shared.residency.borrow_mut().away.get_mut(&name) {
-                        away.stage = Stage::There(mover);
+                        away.processes = stay.pids.iter().filter_map(|pid| ProcessKey::of(*pid)).collect();
+                        away.stage = Stage::There(vec![mover]);
                     }
                     return;
                 }
@@ -423,13 +483,14 @@ fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mo
     let mut residency = shared.residency.borrow_mut();
     let away = Away {
         id: stay.id,
-        stage: Stage::There(mover),
+        stage: Stage::There(vec![mover]),
         processes: residency.left.remove(name).unwrap_or_default(),
         is_by_hand: false,
         since_ns: monotonic_ns(),
         bytes: stay.held,
         // Nobody knows what it waits for.
         idle_since_ns: None,
+        follow_again_ns: 0,
     };
     residency.away.insert(name.to_owned(), away);
     None
@@ -481,6 +542,26 @@ impl Residency {
         self.away.extract_if(.., is_dead).map(|(name, _)| name).collect()
     }
 
+    /// Who came to tenants that are away, and is on the GPUs. They are on their way from here on.
+    fn followers(&mut self, stays: &[Stay], now_ns: u64) -> Vec<Followers> {
+        let follow = |stay: &Stay| {
+            let away = self.away.get_mut(&stay.name).filter(|away| away.id == stay.id)?;
+            let is_known = |pid: &u32| away.processes.iter().any(|process| process.pid == *pid);
+            let pids: Vec<u32> = stay.pids.iter().copied().filter(|pid| !is_known(pid)).collect();
+            if pids.is_empty() || now_ns < away.follow_again_ns {
+                return None;
+            }
+            match std::mem::replace(&mut away.stage, Stage::Followed) {
+                Stage::There(movers) => Some(Followers { stay: stay.clone(), pids, movers }),
+                other => {
+                    away.stage = other;
+                    None
+                }
+            }
+        };
+        stays.iter().filter_map(follow).collect()
+    }
+
     /// What is to be done next, if anything is, and the GPUs that it claims.
     fn decide(
         &mut self,
@@ -528,7 +609,7 @@ impl Residency {
                     Stage::There(_) => Place::Away,
                     // What it has can be counted on until it is free.
                     Stage::Leaving => Place::Resident,
-                    Stage::Returning | Stage::Lost(_) => Place::Fixed,
+                    Stage::Followed | Stage::Returning | Stage::Lost(_) => Place::Fixed,
                 };
                 let idle_since_ns = away.idle_since_ns.filter(|_| !stay.wants);
                 (place, away.since_ns, away.bytes.clone(), idle_since_ns)

@@ -1,6 +1,6 @@
 //! The process that takes a tenant's processes off the GPUs, keeps them there and brings them back: `deepres away`.
 //!
-//! It is one process for each tenant that is away. When the daemon ends, however it ends, that process's input ends, and it brings
+//! It is one process for each tenant that is away, and another for processes that came to the tenant meanwhile. When the daemon ends, however it ends, that process's input ends, and it brings
 //! back whom it keeps. If it ends itself, or hangs, another one finds out what became of its processes and brings them back.
 
 use std::io;
@@ -23,6 +23,8 @@ pub struct Mover {
     channel: BufReader<UnixStream>,
     /// Ends it.
     kill: Option<oneshot::Sender<()>>,
+    /// Whom it moves.
+    pids: Vec<u32>,
 }
 
 /// Why processes are not where they were to be brought.
@@ -85,7 +87,12 @@ impl Mover {
         drop(command);
         let (kill, killed) = oneshot::channel();
         tokio::task::spawn_local(reap(child, ends, killed));
-        Ok(Self { channel, kill: Some(kill) })
+        Ok(Self { channel, kill: Some(kill), pids: pids.to_vec() })
+    }
+
+    /// Whether it moves this process.
+    pub fn moves(&self, pid: u32) -> bool {
+        self.pids.contains(&pid)
     }
 
     /// Has them brought back.
