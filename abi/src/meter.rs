@@ -103,7 +103,7 @@ pub const fn wait_bucket(wait_ns: u64) -> usize {
 #[derive(Debug)]
 #[repr(C, align(256))]
 pub struct MeterSlot {
-    /// Threads waiting at the gate now.
+    /// Threads waiting at the gate now, or in a call of the driver's while the tenant is kept off the GPU.
     pub waiters: AtomicU32,
     /// Odd from the first launch that is in the meter until everything launched is seen complete. The other bits tell one such
     /// time from the next.

@@ -473,7 +473,7 @@ pub struct SessionGpuStatus {
     pub gpu: usize,
     /// Something is in flight.
     pub in_flight: bool,
-    /// Threads at the gate.
+    /// Threads at the gate, or in a call of the driver's while the tenant is kept off the GPU.
     pub waiters: u32,
     /// GPU time that is charged, ns.
     pub gpu_ns: u64,

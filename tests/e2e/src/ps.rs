@@ -51,6 +51,8 @@ pub struct Tenant {
 pub struct Session {
     /// Its process id.
     pub pid: u32,
+    /// Threads that wait, on all GPUs.
+    pub waiters: u64,
 }
 
 impl Ps {
@@ -78,6 +80,15 @@ impl Ps {
     }
 }
 
+impl Session {
+    fn parse(value: &Value) -> Self {
+        Self {
+            pid: number(value, "pid") as u32,
+            waiters: array(value, "gpus").iter().map(|gpu| number(gpu, "waiters")).sum(),
+        }
+    }
+}
+
 impl Tenant {
     fn parse(value: &Value) -> Self {
         let gpus = array(value, "gpus");
@@ -100,10 +111,7 @@ impl Tenant {
             memory_limit_bytes: value["memory_limit_bytes"].as_u64(),
             refusals: sum("refusals"),
             keepers: number(value, "keepers"),
-            sessions: array(value, "sessions")
-                .iter()
-                .map(|session| Session { pid: number(session, "pid") as u32 })
-                .collect(),
+            sessions: array(value, "sessions").iter().map(Session::parse).collect(),
         }
     }
 

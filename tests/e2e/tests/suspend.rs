@@ -90,14 +90,8 @@ fn whatever_call_a_suspended_tenant_waits_in_it_is_seen_to_wait() {
     let _daemon = host.daemon();
     let mut client = host.spawn(host.run(&["--name", "t"], c_client("heldup", Way::Dlsym), &[]));
     client.await_line(|line| line == "ready", COMMAND_LIMIT);
-    let waiters = || host.status()["tenants"][0]["sessions"][0]["gpus"][0]["waiters"].as_u64();
-    let await_waiters = |wanted: u64, call: &str| {
-        let until = Instant::now() + COMMAND_LIMIT;
-        while waiters() != Some(wanted) {
-            assert!(Instant::now() < until, "{call}: {:?} waiters", waiters());
-            thread::sleep(Duration::from_millis(5));
-        }
-    };
+    let await_waiters =
+        |wanted| host.await_ps(|ps| ps.tenant("t").sessions[0].waiters == wanted, COMMAND_LIMIT);
     for call in [
         "copy",
         "copy-async",
@@ -116,7 +110,7 @@ fn whatever_call_a_suspended_tenant_waits_in_it_is_seen_to_wait() {
     ] {
         host.finish(host.deepres(&["suspend", "t"])).success();
         client.say(call);
-        await_waiters(1, call);
+        await_waiters(1);
         let done = format!("done {call}");
         assert!(
             !client.stdout().lines().any(|line| line == done),
@@ -124,7 +118,7 @@ fn whatever_call_a_suspended_tenant_waits_in_it_is_seen_to_wait() {
         );
         host.finish(host.deepres(&["resume", "t"])).success();
         client.await_line(|line| line == done, COMMAND_LIMIT);
-        await_waiters(0, call);
+        await_waiters(0);
     }
     client.finish(COMMAND_LIMIT).success();
 }
@@ -385,17 +379,13 @@ fn tenants_that_take_turns_go_on_doing_so_after_the_daemon_was_killed() {
     for client in &mut clients {
         client.await_line(|line| line == "holding", COMMAND_LIMIT);
     }
-    let done = || -> Vec<u64> {
+    let pids = ["first", "second"].map(|name| client_of(&host, name));
+    let done = || {
         let truth = host.truth();
-        let of = |name: &str| {
-            let pid = host.ps().tenant(name).sessions.first().map(|session| session.pid);
-            truth
-                .processes
-                .iter()
-                .find(|process| Some(process.pid) == pid)
-                .map_or(0, |process| process.gpus[0].kernels)
-        };
-        ["first", "second"].map(of).to_vec()
+        pids.map(|pid| {
+            let of = truth.processes.iter().find(|process| Pid::from_raw(process.pid as i32) == Some(pid));
+            of.map_or(0, |process| process.gpus[0].kernels)
+        })
     };
     daemon.kill();
     let daemon = host.daemon();

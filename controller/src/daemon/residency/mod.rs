@@ -76,8 +76,8 @@ struct Away {
     since_ns: u64,
     bytes: Bytes,
     idle_since_ns: Option<u64>,
-    /// The driver did not take off who came meanwhile, and is not asked again before then; 0: it was not asked in vain.
-    follow_again_ns: u64,
+    /// The driver did not take off who came meanwhile, and is not asked again before then.
+    follow_again_ns: Option<u64>,
 }
 
 /// How far it is.
@@ -231,12 +231,12 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
         let away = Away {
             id: *id,
             stage: Stage::Leaving,
-            processes: pids.iter().filter_map(|pid| ProcessKey::of(*pid)).collect(),
+            processes: keys(pids).collect(),
             is_by_hand,
             since_ns: monotonic_ns(),
             bytes: stay.held.clone(),
             idle_since_ns,
-            follow_again_ns: 0,
+            follow_again_ns: None,
         };
         residency.away.insert(name.clone(), away);
     }
@@ -259,10 +259,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
                 for (gpu, now) in after {
                     let freed = now.saturating_sub(before.get(&gpu).copied().unwrap_or(now));
                     if freed > 0 {
-                        away.bytes
-                            .entry(gpu)
-                            .and_modify(|bytes| *bytes = (*bytes).max(freed))
-                            .or_insert(freed);
+                        away.has_at_least(gpu, freed);
                     }
                 }
                 away.since_ns = monotonic_ns();
@@ -338,15 +335,16 @@ struct Followers {
 /// Takes them off too: their memory would stay on the GPU, where none of them can run.
 async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
     let Followers { stay, pids, mut movers } = followers;
+    // As in `take_off`: the next daemon is to know of them.
+    saving::save(&shared).await;
     let taken_off = Mover::take_off(&pids, move_limit(&shared)).await;
     let mut residency = shared.residency.borrow_mut();
     let Some(away) = residency.away.get_mut(&stay.name) else { return };
     match taken_off {
         Ok(mover) => {
             movers.push(mover);
-            away.processes.extend(pids.iter().filter_map(|pid| ProcessKey::of(*pid)));
-            for (gpu, held) in &stay.held {
-                away.bytes.entry(*gpu).and_modify(|bytes| *bytes = (*bytes).max(*held)).or_insert(*held);
+            for (gpu, held) in stay.held {
+                away.has_at_least(gpu, held);
             }
             tracing::info!(
                 tenant = stay.name,
@@ -355,7 +353,7 @@ async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
             );
         }
         Err(Failure::Refused(reason)) => {
-            if away.follow_again_ns == 0 {
+            if away.follow_again_ns.is_none() {
                 tracing::warn!(
                     tenant = stay.name,
                     ?pids,
@@ -363,7 +361,8 @@ async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
                     "cannot suspend processes that came to a tenant that is away"
                 );
             }
-            away.follow_again_ns = monotonic_ns().saturating_add(RETRY.as_nanos() as u64);
+            away.processes.retain(|process| !pids.contains(&process.pid));
+            away.follow_again_ns = Some(monotonic_ns().saturating_add(RETRY.as_nanos() as u64));
         }
         Err(Failure::Lost(reason)) => {
             drop(residency);
@@ -406,7 +405,7 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
                 Ok((Back::NoRoom, mover)) => {
                     // From here on it is away like any other.
                     if let Some(away) = shared.residency.borrow_mut().away.get_mut(&name) {
-                        away.processes = stay.pids.iter().filter_map(|pid| ProcessKey::of(*pid)).collect();
+                        away.processes = keys(&stay.pids).collect();
                         away.stage = Stage::There(vec![mover]);
                     }
                     return;
@@ -454,11 +453,9 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
                 shared.residency.borrow_mut().left.remove(&name);
             }
             Ok(Back::NoRoom) => {
-                if let Some(kept) = mover.take() {
-                    match take_up(&name, &pids, kept, &shared) {
-                        None => return,
-                        waits => mover = waits,
-                    }
+                mover = mover.and_then(|mover| take_up(&name, &pids, mover, &shared));
+                if mover.is_none() {
+                    return;
                 }
             }
             Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
@@ -490,14 +487,26 @@ fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mo
         bytes: stay.held,
         // Nobody knows what it waits for.
         idle_since_ns: None,
-        follow_again_ns: 0,
+        follow_again_ns: None,
     };
     residency.away.insert(name.to_owned(), away);
     None
 }
 
+/// Those of the processes that live.
+fn keys(pids: &[u32]) -> impl Iterator<Item = ProcessKey> {
+    pids.iter().filter_map(|pid| ProcessKey::of(*pid))
+}
+
 fn move_limit(shared: &Shared) -> Duration {
     shared.registry.borrow().config().suspend_limit()
+}
+
+impl Away {
+    /// It needs so much on a GPU to come back, bytes, or what was known before, if that is more.
+    fn has_at_least(&mut self, gpu: GpuIndex, bytes: u64) {
+        self.bytes.entry(gpu).and_modify(|known| *known = (*known).max(bytes)).or_insert(bytes);
+    }
 }
 
 impl Residency {
@@ -548,11 +557,14 @@ impl Residency {
             let away = self.away.get_mut(&stay.name).filter(|away| away.id == stay.id)?;
             let is_known = |pid: &u32| away.processes.iter().any(|process| process.pid == *pid);
             let pids: Vec<u32> = stay.pids.iter().copied().filter(|pid| !is_known(pid)).collect();
-            if pids.is_empty() || now_ns < away.follow_again_ns {
+            if pids.is_empty() || away.follow_again_ns.is_some_and(|again_ns| now_ns < again_ns) {
                 return None;
             }
             match std::mem::replace(&mut away.stage, Stage::Followed) {
-                Stage::There(movers) => Some(Followers { stay: stay.clone(), pids, movers }),
+                Stage::There(movers) => {
+                    away.processes.extend(keys(&pids));
+                    Some(Followers { stay: stay.clone(), pids, movers })
+                }
                 other => {
                     away.stage = other;
                     None
