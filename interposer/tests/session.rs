@@ -21,7 +21,7 @@ const LIMIT_BYTES: u64 = 64 << 20;
 
 /// What the clients do; in the test process itself, nothing.
 #[test]
-#[ignore = "started by the other tests, as their client: cargo test -p deepres-interposer --test session"]
+#[ignore = "does nothing by itself: the other tests start it as their client"]
 fn client_process() {
     let Some(part) = part() else { return };
     let driver = Driver::load();

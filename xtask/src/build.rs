@@ -62,15 +62,24 @@ pub fn target() -> PathBuf {
 
 /// Builds the product and the simulated GPU for release and lays them out in `target/deepres`.
 pub fn artefacts() -> Result<Artefacts> {
+    artefacts_of("release", "release", "deepres")
+}
+
+/// Builds the same as tests are built, which takes no further build of what they depend on, with its assertions.
+pub fn check_artefacts() -> Result<Artefacts> {
+    artefacts_of("dev", "debug", "deepres-check")
+}
+
+fn artefacts_of(profile: &str, built: &str, folder: &str) -> Result<Artefacts> {
     let mut build = cargo();
-    build.args(["build", "--release"]);
+    build.args(["build", "--profile", profile]);
     for package in PRODUCT.iter().chain(SIMGPU) {
         build.args(["--package", package]);
     }
     command::run(&mut build)?;
-    let folder = target().join("deepres");
-    lay_out(&target().join("release"), &folder)?;
-    lay_out_simgpu(&target().join("release"), &folder.join("simgpu"))?;
+    let folder = target().join(folder);
+    lay_out(&target().join(built), &folder)?;
+    lay_out_simgpu(&target().join(built), &folder.join("simgpu"))?;
     Ok(Artefacts::in_folder(folder))
 }
 

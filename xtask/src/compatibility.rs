@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::{build, command, large, venv};
+use crate::{build, command};
 
 /// Options of `cargo xtask compatibility`.
 #[derive(clap::Args)]
@@ -50,8 +50,8 @@ struct Row {
     run: &'static str,
     result: &'static str,
     reach: Reach,
-    /// The file of `tests/e2e/tests` and, of it, the tests with this in their names.
-    test: (&'static str, &'static str),
+    /// What the names of the end-to-end tests begin with that show it.
+    test: &'static str,
 }
 
 const CLIENTS: &str = "requirements-clients.txt";
@@ -63,7 +63,7 @@ const ROWS: &[Row] = &[
         run: "launches of every kind, graphs, both kinds of default stream",
         result: "each launch counted once, as the GPU's own record has them",
         reach: Reach::Whole,
-        test: ("ways_in", "client_is_counted"),
+        test: "ways_in::a_linked_client_is_counted_launch_by_launch",
     },
     Row {
         client: "tinygrad, with NVIDIA's NVRTC",
@@ -71,7 +71,7 @@ const ROWS: &[Row] = &[
         run: "a conv net trains, beside another",
         result: "shares by the GPU's own record, memory, the same results as without",
         reach: Reach::Whole,
-        test: ("training", ""),
+        test: "training::",
     },
     Row {
         client: "numba-cuda",
@@ -79,7 +79,7 @@ const ROWS: &[Row] = &[
         run: "kernels in two streams, pinned memory, events, all the memory there is",
         result: "launches and GPU time are counted; the limit is its `CudaAPIError`; every look-up gets a hook",
         reach: Reach::Whole,
-        test: ("clients", "numba"),
+        test: "clients::numba",
     },
     Row {
         client: "cuda.bindings with cuda.core",
@@ -87,7 +87,7 @@ const ROWS: &[Row] = &[
         run: "the same",
         result: "the same; the limit is its `CUDAError`",
         reach: Reach::Whole,
-        test: ("clients", "cuda_bindings"),
+        test: "clients::cuda_bindings",
     },
     Row {
         client: "PyCUDA",
@@ -95,7 +95,7 @@ const ROWS: &[Row] = &[
         run: "the same in one stream",
         result: "the same; the limit is its `MemoryError`",
         reach: Reach::Whole,
-        test: ("clients", "pycuda"),
+        test: "clients::pycuda",
     },
     Row {
         client: "cudarc (Rust)",
@@ -103,7 +103,7 @@ const ROWS: &[Row] = &[
         run: "the same",
         result: "the same; the limit is its `CUDA_ERROR_OUT_OF_MEMORY`",
         reach: Reach::Whole,
-        test: ("clients", "cudarc"),
+        test: "clients::cudarc",
     },
     Row {
         client: "nvidia-ml-py",
@@ -111,7 +111,7 @@ const ROWS: &[Row] = &[
         run: "memory, utilisation and processes, by every version of the calls",
         result: "shows the tenant's part",
         reach: Reach::Whole,
-        test: ("nvml", ""),
+        test: "nvml::",
     },
     Row {
         client: "Python's multiprocessing",
@@ -119,7 +119,7 @@ const ROWS: &[Row] = &[
         run: "fork, spawn and forkserver",
         result: "each child is answered as without deepres",
         reach: Reach::Whole,
-        test: ("process_life", "multiprocessing"),
+        test: "process_life::multiprocessing",
     },
     Row {
         client: "libasan, jemalloc, libfaketime, libeatmydata",
@@ -127,7 +127,7 @@ const ROWS: &[Row] = &[
         run: "preloaded before and behind deepres",
         result: "both work",
         reach: Reach::Whole,
-        test: ("loader_life", "other_peoples"),
+        test: "loader_life::other_peoples",
     },
     Row {
         client: "podman, with runc",
@@ -135,7 +135,7 @@ const ROWS: &[Row] = &[
         run: "a container of Debian 11 with namespaces of its own, by CDI",
         result: "runs under its limits; nothing in the image changes",
         reach: Reach::Whole,
-        test: ("containers", ""),
+        test: "containers::",
     },
     Row {
         client: "programs for musl, and static ones",
@@ -143,7 +143,7 @@ const ROWS: &[Row] = &[
         run: "`deepres run`, directly, as a script's interpreter and from a shell",
         result: "run unharmed, neither metered nor limited; `deepres run` says so where it can see it",
         reach: Reach::Whole,
-        test: ("run_command", "loads_no_library"),
+        test: "run_command::a_program_that_loads_no_library",
     },
     Row {
         client: "nvcc's static libcudart",
@@ -151,7 +151,7 @@ const ROWS: &[Row] = &[
         run: "device count, malloc, launch",
         result: "its first call fails (as without deepres)",
         reach: Reach::LookUps,
-        test: ("clients", "static_libcudart"),
+        test: "clients::no_look_up_of_a_static_libcudart",
     },
     Row {
         client: "PyTorch",
@@ -159,7 +159,7 @@ const ROWS: &[Row] = &[
         run: "import, device query, init, a sum on the GPU and one without",
         result: "one device is seen, `cudaGetDeviceCount` fails (named symbol not found); the sum without a GPU is right",
         reach: Reach::Large,
-        test: ("large", "torch"),
+        test: "large::torch",
     },
     Row {
         client: "TensorFlow",
@@ -167,7 +167,7 @@ const ROWS: &[Row] = &[
         run: "import, devices, a sum",
         result: "one device is seen, `cudaGetDevice` fails (named symbol not found)",
         reach: Reach::Large,
-        test: ("large", "tensorflow"),
+        test: "large::tensorflow",
     },
     Row {
         client: "JAX",
@@ -175,7 +175,7 @@ const ROWS: &[Row] = &[
         run: "import, devices, a sum on the GPU and one without",
         result: "the device's executor cannot be made (named symbol not found); the sum without a GPU is right",
         reach: Reach::Large,
-        test: ("large", "jax"),
+        test: "large::jax",
     },
 ];
 
@@ -224,15 +224,9 @@ impl Version {
 impl Row {
     /// Its line of the table, but for its end: the day when it was shown.
     fn begins(&self) -> Result<String> {
-        let (file, name) = self.test;
-        let test = if name.is_empty() { format!("`{file}`") } else { format!("`{file}`: `{name}`") };
-        let large = if self.reach == Reach::Large {
-            format!(" (`cargo xtask test --large {name}`)")
-        } else {
-            String::new()
-        };
+        let large = if self.reach == Reach::Large { " (`cargo xtask test --deep`)" } else { "" };
         let version = self.version.text()?;
-        Ok(format!("| {} | {version} | {} | {} | {test}{large} |", self.client, self.run, self.result))
+        Ok(format!("| {} | {version} | {} | {} | `{}`{large} |", self.client, self.run, self.result, self.test))
     }
 
     /// The day when it was shown, by a page that has it.
@@ -274,23 +268,10 @@ pub fn run(options: &Options) -> Result<()> {
         row.day(&found)?;
     }
     let artefacts = build::artefacts()?;
-    let (training, clients) = (venv::prepare()?, venv::prepare_clients()?);
-    let pycuda = venv::prepare_pycuda(&clients, &artefacts.simgpu())?;
     for row in ROWS.iter().filter(|row| is_run(row)) {
-        let (file, name) = row.test;
-        let mut tests = match row.reach {
-            Reach::Large => large::tests(name, &artefacts)?,
-            _ => {
-                let mut tests = build::cargo();
-                tests.args(["test", "--package", "deepres-e2e", "--test", file, name]);
-                tests.env("DEEPRES_ARTEFACTS", artefacts.folder());
-                tests
-            }
-        };
-        tests
-            .env("DEEPRES_VENV", training.folder())
-            .env("DEEPRES_VENV_CLIENTS", clients.folder())
-            .env("DEEPRES_VENV_PYCUDA", pycuda.folder());
+        let mut tests = build::cargo();
+        tests.args(["test", "--package", "deepres-e2e", "--test", "e2e", row.test, "--", "--include-ignored"]);
+        tests.env("DEEPRES_ARTEFACTS", artefacts.folder());
         let (status, output) = command::teed(&mut tests)?;
         let ran = output.lines().filter(|line| line.starts_with("test ") && line.ends_with("... ok")).count();
         if !status.success() || ran == 0 {
@@ -320,13 +301,11 @@ mod tests {
     fn every_row_has_a_version_and_a_test() {
         for row in ROWS {
             assert!(!row.version.text().unwrap().is_empty());
-            let (file, name) = row.test;
-            let path = crate::workspace().join("tests/e2e/tests").join(file).with_extension("rs");
+            let (module, name) = row.test.split_once("::").unwrap();
+            let path = crate::workspace().join("tests/e2e/tests/e2e").join(module).with_extension("rs");
             let text = fs::read_to_string(path).unwrap();
-            assert!(
-                text.lines().any(|line| line.starts_with("fn ") && line.contains(name)),
-                "{file}: {name}"
-            );
+            let test = format!("fn {name}");
+            assert!(text.lines().any(|line| line.trim_start().starts_with(&test)), "{}", row.test);
         }
     }
 }

@@ -7,9 +7,11 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use deepres_e2e::artefacts::ZIG;
+use deepres_e2e::{cache, venv};
 
 use crate::build::Artefacts;
-use crate::{build, command, ebpf, elf, venv};
+use crate::{build, command, ebpf, elf};
 
 /// Built against this glibc: older than any distribution that current drivers support.
 const TARGET: &str = "x86_64-unknown-linux-gnu.2.17";
@@ -17,34 +19,20 @@ const TARGET: &str = "x86_64-unknown-linux-gnu.2.17";
 const NEWEST_GLIBC: (u32, u32) = (2, 28);
 /// What the whole product may weigh.
 const SIZE_LIMIT_BYTES: u64 = 64 << 20;
-/// The linker.
-const ZIG: &str = "ziglang==0.15.2";
-/// Its driver.
+/// The driver of the linker.
 const ZIGBUILD_VERSION: &str = "0.24.1";
 
 /// Builds `dist/` and checks it.
 pub fn run() -> Result<Artefacts> {
     let dist = crate::workspace().join("dist");
     let zig = venv::with_package("zig", ZIG)?;
-    let tools = build::target().join("tools");
-    let zigbuild = tools.join("bin/cargo-zigbuild");
-    if !command::output(std::process::Command::new(&zigbuild).arg("--version"))
-        .is_ok_and(|version| version.trim().ends_with(ZIGBUILD_VERSION))
-    {
+    let zigbuild = cache::entry("cargo-zigbuild", ZIGBUILD_VERSION, |folder| {
         let mut install = build::cargo();
-        install
-            .args([
-                "install",
-                "--locked",
-                "--no-default-features",
-                "--version",
-                ZIGBUILD_VERSION,
-                "cargo-zigbuild",
-                "--root",
-            ])
-            .arg(&tools);
-        command::prepare(&mut install)?;
-    }
+        install.args(["install", "--locked", "--no-default-features", "--version", ZIGBUILD_VERSION]);
+        install.args(["cargo-zigbuild", "--root"]).arg(folder);
+        command::prepare(&mut install)
+    })?
+    .join("bin/cargo-zigbuild");
 
     ebpf::build().context("dist/ is not made without the programs that run in the kernel")?;
 

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
+use deepres_e2e::cache;
 
 use crate::{build, command};
 
@@ -74,21 +75,20 @@ fn embedded() -> PathBuf {
 
 /// The folder of bpf-linker, installed first if it is not there.
 fn linker() -> Result<PathBuf> {
-    let tools = build::target().join("tools");
-    let linker = tools.join("bin/bpf-linker");
-    let version = Command::new(&linker).arg("--version").stderr(Stdio::null()).output();
-    if !version.is_ok_and(|version| String::from_utf8_lossy(&version.stdout).trim().ends_with(LINKER_VERSION))
-    {
+    // The linker borrows the toolchain's LLVM, so another compiler wants another build of it.
+    let compiler = command::output(Command::new("rustc").arg("--version"))?;
+    let recipe = format!("{LINKER_VERSION} {compiler}");
+    Ok(cache::entry("bpf-linker", &recipe, |folder| {
         let mut install = build::cargo();
         install
             .args(["install", "--locked", "--version", LINKER_VERSION, "bpf-linker", "--root"])
-            .arg(&tools);
-        // It links one small file: what it costs to build is what counts.
+            .arg(folder);
+        // bpf-linker links one small file, so the time to build it counts.
         install.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
         install.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
-        command::prepare(&mut install)?;
-    }
-    Ok(tools.join("bin"))
+        command::prepare(&mut install)
+    })?
+    .join("bin"))
 }
 
 fn toolchain() -> Result<Toolchain> {

@@ -83,7 +83,7 @@ fn calls(seconds: u32) -> Result<()> {
     let artefacts = build::artefacts()?;
     let mut cargo = build::cargo();
     cargo
-        .args(["test", "--package", "deepres-e2e", "--test", "sequences", "--", "--ignored", "--nocapture"])
+        .args(["test", "--package", "deepres-e2e", "--test", "e2e", "--", "--ignored", "--nocapture"])
         .arg("fresh_pairs_are_answered_as_without_deepres")
         .env("DEEPRES_ARTEFACTS", artefacts.folder())
         .env("DEEPRES_CALLS_SECONDS", seconds.to_string());

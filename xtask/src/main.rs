@@ -13,12 +13,10 @@ mod elf;
 mod eval;
 mod fuzz;
 mod host;
-mod large;
 mod process;
 mod sanitize;
 mod test;
 mod training;
-mod venv;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

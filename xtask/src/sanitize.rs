@@ -27,9 +27,6 @@ pub struct Options {
     /// What watches; without it, one after the other.
     #[arg(value_enum)]
     sanitizer: Option<Sanitizer>,
-    /// Leave out what takes minutes: for `address` all but unit tests, for `thread` the controller.
-    #[arg(long)]
-    short: bool,
 }
 
 /// Named where the standard library is built, so that build scripts and procedural macros have the one there is.
@@ -39,30 +36,26 @@ const EXECUTABLE: u32 = 0o755;
 const LEFT_OUT: &str = "policy::";
 
 impl Sanitizer {
-    const ALL: [Self; 2] = [Self::Address, Self::Thread];
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Address, Self::Thread];
 
     /// The packages whose tests it watches. The interposer is not there: its tests define `dlsym`, which sanitizers need for themselves. What it
     /// does with a daemon's messages is among the fuzz targets.
-    const fn packages(self, is_short: bool) -> &'static [&'static str] {
-        match (self, is_short) {
-            (Self::Address, true) => &["deepres-abi", "deepres"],
-            (Self::Address, false) => &["deepres-abi", "deepres", "simgpu-engine"],
-            (Self::Thread, true) => &["deepres-abi"],
-            (Self::Thread, false) => &["deepres-abi", "deepres"],
+    const fn packages(self) -> &'static [&'static str] {
+        match self {
+            Self::Address => &["deepres-abi", "deepres", "simgpu-engine"],
+            Self::Thread => &["deepres-abi", "deepres"],
         }
     }
 
     /// The tests, as a command.
-    pub fn tests(self, is_short: bool) -> Result<Command> {
+    pub fn tests(self) -> Result<Command> {
         let mut tests = match self {
             Self::Address => with_address_sanitizer()?,
             Self::Thread => build::cargo(),
         };
-        tests.args(["test", "--no-fail-fast", "--lib"]);
-        if !is_short || self == Self::Thread {
-            tests.arg("--tests");
-        }
-        tests.args(self.packages(is_short).iter().flat_map(|package| ["--package", package]));
+        tests.args(["test", "--no-fail-fast", "--lib", "--tests"]);
+        tests.args(self.packages().iter().flat_map(|package| ["--package", package]));
         if self == Self::Thread {
             // What the standard library orders is seen only if it is watched too.
             tests
@@ -101,7 +94,7 @@ pub fn run(options: &Options) -> Result<()> {
         if sanitizer == Sanitizer::Thread && !ebpf::has_own_source() {
             bail!("ThreadSanitizer needs the source of the standard library: rustup component add rust-src");
         }
-        command::run(&mut sanitizer.tests(options.short)?)?;
+        command::run(&mut sanitizer.tests()?)?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::host::Host;
-use crate::venv::Venv;
+use deepres_e2e::venv::Venv;
 
 /// The script, relative to the workspace.
 pub const SCRIPT: &str = "tests/workloads/python/train.py";

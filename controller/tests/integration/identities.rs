@@ -199,7 +199,7 @@ impl Worker {
 fn containers(kind: u32) -> Option<[Cgroup; 2]> {
     let name = |number: u32| format!("docker-{kind:04x}{number:04x}{:056x}.scope", std::process::id());
     let (Some(first), Some(second)) = (Cgroup::make(&name(1)), Cgroup::make(&name(2))) else {
-        eprintln!("skipped: no cgroup can be made here");
+        deepres_e2e::skip::skipped("no cgroup can be made here");
         return None;
     };
     Some([first, second])

@@ -1,7 +1,7 @@
 //! The kernel programs in the real kernel: what they count, tell and leave alone.
 //!
 //! They take root (CAP_BPF and CAP_PERFMON) and a build with the programs in it (`cargo xtask ebpf`). Elsewhere each test says what is
-//! missing and holds nothing; with DEEPRES_REQUIRE_PROBES set, as `cargo xtask test` sets it, it fails instead.
+//! missing and is skipped.
 
 mod counts;
 mod events;

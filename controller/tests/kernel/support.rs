@@ -4,11 +4,9 @@ use deepres_abi::probe::{StatKey, StatValue};
 use deepres_controller::probes::devices::{DeviceKey, Devices};
 use deepres_controller::probes::kernel::{Asked, Kernel, KernelError, Walk, Way};
 use deepres_controller::probes::room::Room;
+use deepres_e2e::skip;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
-
-/// Set where the programs must not be missing.
-const REQUIRED: &str = "DEEPRES_REQUIRE_PROBES";
 
 /// A real character device that answers `SUCCESS` and refuses NVIDIA's numbers, watched as nvidia-uvm.
 pub const TUN: &str = "/dev/net/tun";
@@ -47,22 +45,22 @@ pub fn probes_walking(walk: Walk, keys: &[&str], asked: Asked, way: Option<Way>)
     attached(Kernel::attach_walking(walk, &devices(keys), asked, way))
 }
 
-/// Says what this machine lacks for a test, which is left out, unless none may be.
+/// Says what this machine lacks for a test, which is skipped.
 pub fn lacks(what: &str) {
-    assert!(std::env::var_os(REQUIRED).is_none(), "the test lacks {what}");
-    eprintln!("NOT TESTED: it lacks {what}");
+    skip::skipped(&format!("this machine lacks {what}"));
 }
 
 fn attached(attached: Result<Kernel, KernelError>) -> Option<Kernel> {
     match attached {
         Ok(kernel) => Some(kernel),
+        Err(KernelError::Forbidden(_)) if !skip::root_or_skipped() => None,
         Err(
             error @ (KernelError::NotBuilt
             | KernelError::Forbidden(_)
             | KernelError::Namespace
             | KernelError::Btf(_)),
-        ) if std::env::var_os(REQUIRED).is_none() => {
-            eprintln!("NOT TESTED: {error}");
+        ) => {
+            skip::skipped(&error.to_string());
             None
         }
         Err(error) => panic!("{error}"),
@@ -104,10 +102,4 @@ pub fn of_command(kernel: &Kernel, pid: u32, command: u64) -> Option<StatValue> 
 
 pub fn fd(file: &File) -> RawFd {
     file.as_raw_fd()
-}
-
-#[test]
-fn where_the_programs_must_not_be_missing_they_are_in_this_build() {
-    use deepres_controller::probes::kernel::are_built;
-    assert!(std::env::var_os(REQUIRED).is_none() || are_built(), "run `cargo xtask ebpf` and build again");
 }

@@ -7,33 +7,15 @@ use std::{
     sync::OnceLock,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+
+use crate::venv::{self, Venv};
 
 /// Folder with `deepres`, `libdeepres.so` and `simgpu/`. Set by `cargo xtask test`, which builds once for all.
 const ARTEFACTS_VARIABLE: &str = "DEEPRES_ARTEFACTS";
 
-/// A Python environment under `target/`, and how to make it.
-struct Venv {
-    /// Set by `cargo xtask test`, which prepares it.
-    variable: &'static str,
-    /// Where it is otherwise.
-    folder: &'static str,
-    requirements: &'static str,
-}
-
-/// tinygrad and NVRTC.
-const TRAINING: Venv = Venv {
-    variable: "DEEPRES_VENV",
-    folder: "venv",
-    requirements: "tests/workloads/python/requirements.txt",
-};
-/// The other Python clients, and nvcc.
-const CLIENTS: Venv = Venv {
-    variable: "DEEPRES_VENV_CLIENTS",
-    folder: "venv-clients",
-    requirements: "tests/workloads/python/requirements-clients.txt",
-};
-
+/// zig from PyPI: `cargo xtask dist` links with it.
+pub const ZIG: &str = "ziglang==0.15.2";
 /// The packages behind the artefacts.
 const PACKAGES: [&str; 4] = ["deepres-interposer", "deepres", "simgpu-cuda", "simgpu-nvml"];
 
@@ -96,25 +78,16 @@ impl Artefacts {
         }
         Ok(artefacts)
     }
+
+    /// Whether these are the parts as users get them, built for systems older than this one.
+    pub fn are_portable(&self) -> bool {
+        self.folder == repository().join("dist")
+    }
 }
 
-/// The built parts as users get them, for systems older than this one.
-pub fn portable_artefacts() -> &'static Artefacts {
-    static ARTEFACTS: OnceLock<Artefacts> = OnceLock::new();
-    let dist = repository().join("dist");
-    ARTEFACTS.get_or_init(|| {
-        if env::var_os(ARTEFACTS_VARIABLE).is_none_or(|folder| Path::new(&folder) != dist) {
-            let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-            cargo.args(["xtask", "dist"]).current_dir(repository());
-            run(&mut cargo).unwrap_or_else(|error| panic!("the parts for old systems: {error:#}"));
-        }
-        Artefacts::in_folder(dist).unwrap_or_else(|error| panic!("the parts for old systems: {error:#}"))
-    })
-}
-
-/// zig's C compiler (which `cargo xtask dist` installs): it makes programs for other C libraries than this machine's.
+/// zig's C compiler: it makes programs for other C libraries than this machine's.
 pub(crate) fn zig_cc() -> Command {
-    let mut zig = Command::new(target().join("tools/zig/bin/python"));
+    let mut zig = Command::new(prepared(venv::with_package("zig", ZIG)).python());
     zig.args(["-m", "ziglang", "cc"]);
     zig
 }
@@ -146,71 +119,30 @@ fn build() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// A Python with a client's requirements, and the folder of its NVRTC.
-#[derive(Debug)]
-pub struct Python {
-    /// The interpreter.
-    pub interpreter: PathBuf,
-    /// For LD_LIBRARY_PATH.
-    pub nvrtc: PathBuf,
+/// The training script's Python environment.
+pub fn python() -> &'static Venv {
+    static PYTHON: OnceLock<Venv> = OnceLock::new();
+    PYTHON.get_or_init(|| prepared(venv::training()))
 }
 
-/// The training script's Python environment, prepared first if it is not there.
-pub fn python() -> &'static Python {
-    static PYTHON: OnceLock<Python> = OnceLock::new();
-    PYTHON.get_or_init(|| TRAINING.find_or_make())
+/// The Python environment of the other clients, with nvcc.
+pub fn clients_python() -> &'static Venv {
+    static PYTHON: OnceLock<Venv> = OnceLock::new();
+    PYTHON.get_or_init(|| prepared(venv::clients()))
 }
 
-/// The Python environment of the other clients, with nvcc in it; prepared first if it is not there.
-pub fn clients_python() -> &'static Python {
-    static PYTHON: OnceLock<Python> = OnceLock::new();
-    PYTHON.get_or_init(|| CLIENTS.find_or_make())
+/// The Python environment with PyCUDA.
+pub fn pycuda() -> Venv {
+    prepared(venv::pycuda(clients_python(), &artefacts().simgpu))
 }
 
-/// Set by `cargo xtask test`, which builds PyCUDA.
-const PYCUDA_VARIABLE: &str = "DEEPRES_VENV_PYCUDA";
-
-/// The Python that has PyCUDA.
-pub fn pycuda_interpreter() -> PathBuf {
-    let venv = env::var_os(PYCUDA_VARIABLE).map_or_else(|| target().join("venv-pycuda"), PathBuf::from);
-    let interpreter = venv.join("bin/python");
-    assert!(interpreter.exists(), "{} is not there: `cargo xtask test` builds PyCUDA", interpreter.display());
-    interpreter
+/// The folder of an environment's NVRTC.
+pub fn nvrtc(venv: &Venv) -> PathBuf {
+    venv.nvrtc().unwrap_or_else(|error| panic!("the Python clients: {error:#}"))
 }
 
-impl Venv {
-    fn find_or_make(&self) -> Python {
-        self.try_find_or_make().unwrap_or_else(|error| panic!("the Python clients: {error:#}"))
-    }
-
-    fn try_find_or_make(&self) -> Result<Python> {
-        let venv = env::var_os(self.variable).map_or_else(|| target().join(self.folder), PathBuf::from);
-        let interpreter = venv.join("bin/python");
-        if nvrtc_folder(&venv).is_err() {
-            let requirements = repository().join(self.requirements);
-            run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-            run(Command::new(&interpreter)
-                .args(["-m", "pip", "install", "--quiet", "-r"])
-                .arg(requirements))?;
-        }
-        Ok(Python { interpreter, nvrtc: nvrtc_folder(&venv)? })
-    }
-}
-
-fn nvrtc_folder(venv: &Path) -> Result<PathBuf> {
-    for python in fs::read_dir(venv.join("lib"))?.flatten() {
-        let Ok(toolkits) = fs::read_dir(python.path().join("site-packages/nvidia")) else { continue };
-        for toolkit in toolkits.flatten() {
-            let folder = toolkit.path().join("lib");
-            let Ok(mut files) = fs::read_dir(&folder) else { continue };
-            if files.any(|file| {
-                file.is_ok_and(|file| file.file_name().to_string_lossy().starts_with("libnvrtc.so"))
-            }) {
-                return Ok(folder);
-            }
-        }
-    }
-    bail!("no libnvrtc.so under {}", venv.display())
+fn prepared(venv: Result<Venv>) -> Venv {
+    venv.unwrap_or_else(|error| panic!("the Python clients: {error:#}"))
 }
 
 /// Runs a command that has to succeed.

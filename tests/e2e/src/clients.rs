@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use crate::artefacts::{artefacts, clients_python, repository, run, target, zig_cc};
+use crate::artefacts::{artefacts, clients_python, nvrtc, repository, run, target, zig_cc};
 
 /// How a C client reaches the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,7 +150,8 @@ fn built_by_cargo(package: &str, binary: &str) -> PathBuf {
 
 /// Path of `tests/workloads/cuda/NAME.cu`, compiled by PyPI's nvcc, which puts libcudart inside.
 pub fn cuda_program(name: &str) -> PathBuf {
-    let toolkit = clients_python().nvrtc.parent().expect("the folder of libraries lies in the toolkit's");
+    let toolkit = nvrtc(clients_python());
+    let toolkit = toolkit.parent().expect("the folder of libraries lies in the toolkit's");
     let source = repository().join("tests/workloads/cuda").join(name).with_extension("cu");
     build(&source, name, |product| {
         let mut nvcc = Command::new(toolkit.join("bin/nvcc"));

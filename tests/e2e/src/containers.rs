@@ -1,10 +1,10 @@
-//! Real containers: podman with runc on a root of Debian 11, whose glibc is older than this machine's.
+//! Real containers: podman with runc on a root of this machine's Debian, or for the product as users get it of Debian 11, whose glibc
+//! is older.
 //!
-//! They need root and the packages [`PACKAGES`], which `cargo xtask test` installs. Where they cannot be had, the tests
-//! fail, unless `DEEPRES_SKIP_CONTAINERS` is set.
+//! They need root and the packages [`PACKAGES`], which `cargo xtask test` installs.
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     process::Command,
     sync::{
@@ -16,23 +16,24 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::{FlockOperation, flock};
-
 use crate::{
     Host, Process,
-    artefacts::{Artefacts, portable_artefacts, run, target},
+    artefacts::{Artefacts, artefacts, run, target},
+    cache,
     host::COMMAND_LIMIT,
+    skip,
 };
 
 /// What has to be installed.
 const PACKAGES: &str = "podman runc debootstrap";
-const SKIP_VARIABLE: &str = "DEEPRES_SKIP_CONTAINERS";
-/// The root's distribution: Debian 11, of glibc 2.31.
-const DISTRIBUTION: &str = "bullseye";
+/// The root's distribution for the product as users get it: Debian 11, of glibc 2.31.
+const OLD_DISTRIBUTION: &str = "bullseye";
 /// musl's loader, for a program of musl.
 const FURTHER_PACKAGES: &str = "musl";
 /// The user of this machine that is root in a container with a user namespace; the root's files are that user's.
 pub const OUTER_ROOT: u32 = 100_000;
+/// The root file system in its folder of the cache.
+const ROOT: &str = "root";
 /// How many users a container has.
 const USERS: u32 = 65_536;
 /// Where runtimes look for specifications that end with the machine's uptime.
@@ -66,16 +67,11 @@ pub struct Container {
 }
 
 impl<'host> Containers<'host> {
-    /// Containers on this host, whose simulated GPU all users of the machine may use. `None`: not here, by the user's own wish.
+    /// Containers on this host, whose simulated GPU all users of the machine may use. `None`: this user cannot have containers, and the test is skipped.
     pub fn on(host: &'host Host) -> Option<Self> {
-        if env::var_os(SKIP_VARIABLE).is_some() {
-            eprintln!("skipped: {SKIP_VARIABLE} is set");
+        if !skip::root_or_skipped() {
             return None;
         }
-        assert!(
-            rustix::process::geteuid().is_root(),
-            "containers need root; set {SKIP_VARIABLE}=1 to do without these tests"
-        );
         root();
         host.let_all_users_in();
         let folder = host.path().file_name().expect("a folder of our own").to_string_lossy().into_owned();
@@ -87,7 +83,7 @@ impl<'host> Containers<'host> {
     pub fn device(&self, name: &str, options: &[&str]) -> String {
         let name = format!("{}-{name}", self.prefix);
         let file = self.specification();
-        let mut command = self.host.command(&portable_artefacts().deepres);
+        let mut command = self.host.command(&artefacts().deepres);
         command.args(["cdi", "generate", "--name", &name, "--output"]).arg(file).args(options);
         self.host.finish(command).success();
         format!("{KIND}={name}")
@@ -106,7 +102,7 @@ impl<'host> Containers<'host> {
     /// As [`Self::start`], with further options of podman.
     #[track_caller]
     pub fn start_with(&self, options: &[&str], device: &str, users: Users, program: &[&str]) -> Container {
-        let Artefacts { simgpu, .. } = portable_artefacts();
+        let Artefacts { simgpu, .. } = artefacts();
         let clients = target().join("e2e-clients");
         let mut given: Vec<String> = ["--device", device].map(str::to_owned).to_vec();
         for folder in [simgpu, &clients] {
@@ -189,32 +185,30 @@ fn root() -> &'static Path {
 }
 
 fn find_or_make_root() -> Result<PathBuf> {
-    let folder = target().join("containers");
-    fs::create_dir_all(&folder)?;
-    // Whoever else tests in this folder waits until it is there.
-    let turn = fs::File::create(folder.join("lock"))?;
-    flock(&turn, FlockOperation::LockExclusive)?;
-    let root = folder.join(DISTRIBUTION);
-    // Written last, with what it was made of.
-    let marker = folder.join(format!("{DISTRIBUTION}.ready"));
-    let recipe = format!("{FURTHER_PACKAGES}, owner {OUTER_ROOT}");
-    if fs::read_to_string(&marker).is_ok_and(|made_of| made_of == recipe) {
-        return Ok(root);
-    }
-    if root.exists() {
-        fs::remove_dir_all(&root)?;
-    }
-    eprintln!("making a root file system of Debian {DISTRIBUTION} in {} (kept)", root.display());
-    let started = Instant::now();
-    let include = format!("--include={FURTHER_PACKAGES}");
-    let mut debootstrap = Command::new("debootstrap");
-    debootstrap.args(["--variant=minbase", &include, DISTRIBUTION]).arg(&root).arg(mirror()?);
-    run(&mut debootstrap).with_context(|| format!("it needs {PACKAGES}: apt-get install {PACKAGES}"))?;
-    let owner = format!("{OUTER_ROOT}:{OUTER_ROOT}");
-    run(Command::new("chown").args(["--recursive", "--no-dereference", &owner]).arg(&root))?;
-    fs::write(&marker, recipe)?;
-    eprintln!("made in {:.0} s", started.elapsed().as_secs_f64());
-    Ok(root)
+    let distribution = match artefacts().are_portable() {
+        true => OLD_DISTRIBUTION.to_owned(),
+        false => distribution()?,
+    };
+    let recipe = format!("{distribution}, {FURTHER_PACKAGES}, owner {OUTER_ROOT}");
+    let folder = cache::entry("containers", &recipe, |folder| {
+        // The folder of an entry belongs to the cache; its child belongs to the containers.
+        let root = folder.join(ROOT);
+        eprintln!("making a root file system of Debian {distribution} in {} (kept)", root.display());
+        let include = format!("--include={FURTHER_PACKAGES}");
+        let mut debootstrap = Command::new("debootstrap");
+        debootstrap.args(["--variant=minbase", &include, &distribution]).arg(&root).arg(mirror()?);
+        run(&mut debootstrap).with_context(|| format!("it needs {PACKAGES}: apt-get install {PACKAGES}"))?;
+        let owner = format!("{OUTER_ROOT}:{OUTER_ROOT}");
+        run(Command::new("chown").args(["--recursive", "--no-dereference", &owner]).arg(&root))
+    })?;
+    Ok(folder.join(ROOT))
+}
+
+/// The code name of this machine's Debian, whose glibc has what a build on this machine needs.
+fn distribution() -> Result<String> {
+    let release = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
+    let name = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    name.map(|name| name.trim_matches('"').to_owned()).context("/etc/os-release has no VERSION_CODENAME")
 }
 
 /// The Debian mirror that this machine installs from.

@@ -18,7 +18,7 @@ use simgpu_engine::truth::{self, Observer, Snapshot};
 use tempfile::TempDir;
 
 use crate::{
-    artefacts::{artefacts, python, target},
+    artefacts::{artefacts, nvrtc, python, target},
     clients,
     process::{Finished, Process, alive},
     ps::Ps,
@@ -199,7 +199,7 @@ impl Host {
 
     /// `deepres run OPTIONS -- python train.py ARGUMENTS` with the variables that tinygrad wants.
     pub fn run_training(&self, options: &[&str], arguments: &[&str]) -> Command {
-        let mut command = self.training(self.run(options, &python().interpreter, &[]));
+        let mut command = self.training(self.run(options, &python().python(), &[]));
         command.args(arguments);
         command
     }
@@ -207,7 +207,7 @@ impl Host {
     /// A command that runs Python, made to run `train.py` with the variables that tinygrad wants.
     pub fn training(&self, mut command: Command) -> Command {
         let libraries =
-            std::env::join_paths([&artefacts().simgpu, &python().nvrtc]).expect("no colon in a build folder");
+            std::env::join_paths([&artefacts().simgpu, &nvrtc(python())]).expect("no colon in a build folder");
         command
             .arg(clients::training_script())
             .env("LD_LIBRARY_PATH", libraries)

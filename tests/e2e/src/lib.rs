@@ -5,6 +5,7 @@
 
 pub mod artefacts;
 pub mod awake;
+pub mod cache;
 pub mod clients;
 pub mod containers;
 pub mod contention;
@@ -15,7 +16,9 @@ mod process;
 mod ps;
 pub mod random;
 pub mod shares;
+pub mod skip;
 pub mod stolen;
+pub mod venv;
 pub mod witness;
 
 pub use host::{Host, Tally};

@@ -1,35 +1,25 @@
 //! What tests of the kernel programs share: what they take, and the real device that stands in for the driver's.
 
-use std::{env, path::Path};
+use std::path::Path;
 
-use rustix::{
-    fs::{CWD, FileType, Mode, chmod, makedev, mknodat},
-    process::geteuid,
-};
+use rustix::fs::{CWD, FileType, Mode, chmod, makedev, mknodat};
 
-use crate::Host;
+use crate::{Host, skip};
 
 /// The stand-in: nothing else opens it, and it refuses NVIDIA's numbers.
 pub const DEVICE: &str = "/dev/vga_arbiter";
 /// Its numbers.
 pub const NUMBERS: (u32, u32) = (10, 256);
-/// Set where the tests must not be left out.
-const REQUIRED: &str = "DEEPRES_REQUIRE_PROBES";
 /// All may open it.
 const OPEN_MODE: u32 = 0o666;
 
-/// Whether this machine can run the test; says what it lacks if not.
+/// Whether this machine can run the test; and if not says that it is skipped.
 pub fn are_possible() -> bool {
-    let lacks = if !geteuid().is_root() {
-        "root"
-    } else if !Path::new(DEVICE).exists() {
-        DEVICE
-    } else {
-        return true;
-    };
-    assert!(env::var_os(REQUIRED).is_none(), "the test lacks {lacks}");
-    eprintln!("NOT TESTED: it lacks {lacks}");
-    false
+    let is_there = Path::new(DEVICE).exists();
+    if !is_there {
+        skip::skipped(&format!("{DEVICE} is not there"));
+    }
+    is_there && skip::root_or_skipped()
 }
 
 /// A node of the stand-in in the host's folder, which all may open.

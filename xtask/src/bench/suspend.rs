@@ -15,7 +15,7 @@ use crate::build::{self, Artefacts};
 use crate::host::{Device, Host};
 use crate::process::{Interrupt, Running, ended};
 use crate::training;
-use crate::venv::{self, Venv};
+use deepres_e2e::venv::{self, Venv};
 
 /// The tenants.
 const TENANTS: [&str; 2] = ["one", "other"];
@@ -72,7 +72,7 @@ pub fn run(options: &Options) -> Result<()> {
     let bench = Bench {
         options,
         artefacts: build::artefacts()?,
-        venv: venv::prepare()?,
+        venv: venv::training()?,
         interrupt: Interrupt::catch()?,
         folder: tempfile::tempdir().context("cannot create a temporary directory")?,
     };

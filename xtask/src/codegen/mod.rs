@@ -15,7 +15,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{build, command, venv};
+use deepres_e2e::venv;
+
+use crate::{build, command};
 
 /// The wheel that carries `cuda.h` and the `*Typedefs.h` headers.
 const WHEEL: &str = "nvidia-cuda-runtime==13.5.37";
@@ -116,7 +118,7 @@ fn headers(cache: &Path) -> Result<PathBuf> {
     if !include.join("cuda.h").exists() {
         let wheels = cache.join("wheels");
         command::run(
-            venv::pip(&venv::prepare()?).args(["download", "--no-deps", "-d"]).arg(&wheels).arg(WHEEL),
+            venv::training()?.pip().args(["download", "--no-deps", "-d"]).arg(&wheels).arg(WHEEL),
         )?;
         let wheel = fs::read_dir(&wheels)?
             .filter_map(|entry| Some(entry.ok()?.path()))

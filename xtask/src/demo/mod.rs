@@ -15,7 +15,7 @@ use self::report::Report;
 use crate::host::{Device, Host, Ps};
 use crate::process::Interrupt;
 use crate::training::{self, SCRIPT};
-use crate::{build, venv};
+use crate::build;
 
 /// The tenants: name and share.
 const TENANTS: [(&str, &str); 2] = [("train-70", "70%"), ("train-30", "30%")];
@@ -42,7 +42,7 @@ pub struct Options {
 /// Runs the demo and prints its result.
 pub fn run(options: &Options) -> Result<()> {
     let artefacts = build::artefacts()?;
-    let venv = venv::prepare()?;
+    let venv = deepres_e2e::venv::training()?;
     let interrupt = Interrupt::catch()?;
 
     let host = Host::start(&artefacts, Device::of_this_machine(training::simgpu_config()), &interrupt)?;

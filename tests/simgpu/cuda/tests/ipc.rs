@@ -100,7 +100,7 @@ fn of_hex(text: &str) -> CUipcMemHandle {
 }
 
 #[test]
-#[ignore = "the other process of the tests here, which start it"]
+#[ignore = "does nothing by itself: the other tests start it"]
 fn the_other_process() {
     if std::env::var_os("SIMGPU_STATE").is_none() {
         // Nobody started it.

@@ -1,0 +1,156 @@
+//! The Python environments of the clients, with pinned requirements, in the [`cache`].
+
+use std::{
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::OnceLock,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    artefacts::{repository, run},
+    cache,
+};
+
+/// Environments with a framework from PyPI: some GB each.
+pub const FRAMEWORKS: [&str; 3] = ["torch", "tensorflow", "jax"];
+
+/// A Python environment.
+#[derive(Debug)]
+pub struct Venv {
+    folder: PathBuf,
+}
+
+impl Venv {
+    /// The environment's folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The interpreter.
+    pub fn python(&self) -> PathBuf {
+        self.folder.join("bin/python")
+    }
+
+    /// The folder of `libnvrtc.so.*` and its builtins, for LD_LIBRARY_PATH; the headers of CUDA are in `../include`.
+    pub fn nvrtc(&self) -> Result<PathBuf> {
+        let holds_nvrtc = |folder: &Path| {
+            children(folder).iter().any(|file| {
+                file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so"))
+            })
+        };
+        // lib/python3.X/site-packages/nvidia/TOOLKIT/lib
+        children(&self.folder.join("lib"))
+            .iter()
+            .flat_map(|python| children(&python.join("site-packages/nvidia")))
+            .map(|toolkit| toolkit.join("lib"))
+            .find(|folder| holds_nvrtc(folder))
+            .with_context(|| {
+                format!("no libnvrtc.so* in {}: remove that folder and run again", self.folder.display())
+            })
+    }
+
+    /// `pip` of this environment, without its search for a newer version of itself.
+    pub fn pip(&self) -> Command {
+        let mut pip = Command::new(self.python());
+        pip.args(["-m", "pip", "--disable-pip-version-check"]);
+        pip
+    }
+}
+
+fn children(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+}
+
+/// The environment of the training script: tinygrad and NVRTC.
+pub fn training() -> Result<Venv> {
+    with_requirements("venv", "requirements.txt", "", &[])
+}
+
+/// The environment of the tests' other clients, with nvcc.
+pub fn clients() -> Result<Venv> {
+    with_requirements("venv-clients", "requirements-clients.txt", "", &[])
+}
+
+/// The environment with PyCUDA, which is compiled with the headers of `clients` and linked to the driver in `driver`.
+pub fn pycuda(clients: &Venv, driver: &Path) -> Result<Venv> {
+    let libraries = clients.nvrtc()?;
+    let headers = libraries.with_file_name("include");
+    // PyCUDA's build looks for its settings in the home directory.
+    let home = cache::folder().join("venv-pycuda-home");
+    fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
+    let settings = format!(
+        "CUDA_INC_DIR = [{headers:?}]\nCUDADRV_LIB_DIR = [{driver:?}]\nCUDART_LIB_DIR = [{libraries:?}]\n\
+         CUDA_ENABLE_CURAND = False\n"
+    );
+    fs::write(home.join(".aksetup-defaults.py"), settings).context("cannot write PyCUDA's settings")?;
+    // No test measures PyCUDA's own speed.
+    let variables = [("HOME", home.as_os_str()), ("CFLAGS", OsStr::new("-O0"))];
+    with_requirements("venv-pycuda", "requirements-pycuda.txt", &headers.display().to_string(), &variables)
+}
+
+/// The environment of one of the [`FRAMEWORKS`].
+pub fn framework(name: &str) -> Result<Venv> {
+    with_requirements(&format!("venv-{name}"), &format!("requirements-{name}.txt"), "", &[])
+}
+
+/// An environment with one package, for a build tool that PyPI carries.
+pub fn with_package(name: &str, package: &str) -> Result<Venv> {
+    make(name, package, |venv| run(venv.pip().args(["install", "--no-cache-dir", package])))
+}
+
+/// An environment with pinned requirements; `further` is part of its recipe, `variables` are for what pip builds.
+fn with_requirements(
+    name: &str,
+    requirements: &str,
+    further: &str,
+    variables: &[(&str, &OsStr)],
+) -> Result<Venv> {
+    let requirements = repository().join("tests/workloads/python").join(requirements);
+    let wanted = fs::read_to_string(&requirements)
+        .with_context(|| format!("cannot read {}", requirements.display()))?;
+    make(name, &format!("{wanted}{further}"), |venv| {
+        // The environment is what is kept; a second copy in pip's cache would be as large.
+        let mut install = venv.pip();
+        install.args(["install", "--no-cache-dir", "-r"]).arg(&requirements).envs(variables.iter().copied());
+        run(&mut install)
+    })
+}
+
+fn make(name: &str, recipe: &str, install: impl FnOnce(&Venv) -> Result<()>) -> Result<Venv> {
+    let recipe = format!("{}{recipe}", python_version()?);
+    let folder = cache::entry(name, &recipe, |folder| {
+        eprintln!("installing the Python environment {} (kept for the next run)", folder.display());
+        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(folder))?;
+        install(&Venv { folder: folder.to_owned() })
+    })?;
+    Ok(Venv { folder })
+}
+
+/// `Python 3.11.7`, if Python can make environments.
+fn python_version() -> Result<&'static str> {
+    static VERSION: OnceLock<Option<String>> = OnceLock::new();
+    let version = VERSION.get_or_init(|| {
+        // Debian packs the modules that make environments apart from Python.
+        let mut python = Command::new("python3");
+        python.args(["-c", "import sys, venv, ensurepip; print(sys.prefix, sys.version)"]);
+        let output = python.stderr(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    });
+    match version {
+        Some(version) => Ok(version),
+        None => bail!(
+            "Python cannot create virtual environments here: `python3 -c 'import venv, ensurepip'` fails; \
+             install it (Debian, Ubuntu: apt-get install python3-venv) and run again"
+        ),
+    }
+}
+
+/// Whether Python can make environments.
+pub fn can_create() -> bool {
+    python_version().is_ok()
+}

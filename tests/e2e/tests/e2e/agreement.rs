@@ -1,0 +1,213 @@
+//! The evaluation in virtual time beside the same scenarios in real time: daemon, interposer and client processes on the simulated GPU. Compared are each tenant's
+//! part of the GPU time that was had, and its GPU time for each second. What a hand-off costs is the machine's, so virtual time has it from the daemon.
+
+use std::{thread, time::Duration};
+
+use deepres_e2e::{
+    Host, Process,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+    shares::Window,
+};
+use deepres_eval::{policy::Policy, scenario::Scenario};
+
+/// Both are connected, metered and past their first launches.
+const SETTLED: Duration = Duration::from_millis(1_000);
+/// Long enough that hundreds of quanta pass.
+const MEASURED: Duration = Duration::from_secs(8);
+/// How far the two may be apart, as a part of what it is in virtual time.
+const ALLOWED: f64 = 0.05;
+
+/// One tenant: what the scenario says of it, the options of `deepres run` that say the same, and the steps of the client `pace`.
+struct Tenant {
+    name: &'static str,
+    scenario: &'static str,
+    options: &'static [&'static str],
+    steps: &'static [&'static str],
+}
+
+/// What a tenant had, percent.
+#[derive(Debug, Clone, Copy)]
+struct Had {
+    /// Of the GPU time that all had,
+    share: f64,
+    /// and of the time.
+    throughput: f64,
+}
+
+/// What each had in virtual time, where a hand-off costs so much.
+fn in_virtual_time(tenants: &[Tenant], handoff_ns: u64) -> Vec<Had> {
+    let tables: String = tenants
+        .iter()
+        .map(|Tenant { name, scenario, .. }| format!("[[tenant]]\nname = \"{name}\"\n{scenario}\n"))
+        .collect();
+    let handoff_us = handoff_ns as f64 / 1e3;
+    let text = format!(
+        "name = \"agreement\"\nshows = \"both\"\nduration_s = 12\nwarmup_s = 2\n[gpu]\nhandoff_us = {handoff_us:.3}\n{tables}"
+    );
+    let scenario = Scenario::parse(&text).expect("a scenario of ours");
+    let run = Policy::Deepres.run_alone(&scenario);
+    let span_ns = (scenario.duration_ns - scenario.warmup_ns) as f64;
+    let used: Vec<f64> = run.outcomes.iter().map(|outcome| outcome.used_ns as f64).collect();
+    let total_ns: f64 = used.iter().sum();
+    used.iter()
+        .map(|used_ns| Had { share: used_ns * 100.0 / total_ns, throughput: used_ns * 100.0 / span_ns })
+        .collect()
+}
+
+fn start(host: &Host, tenant: &Tenant) -> Process {
+    let options = [&["--name", tenant.name], tenant.options].concat();
+    let mut client = host.spawn(host.run(&options, c_client("pace", Way::ProcAddress), tenant.steps));
+    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+    client
+}
+
+/// Runs the scenario both ways.
+#[track_caller]
+fn assert_agreement(tenants: &[Tenant]) {
+    assert_agreement_over(MEASURED, tenants);
+}
+
+#[track_caller]
+fn assert_agreement_over(measured: Duration, tenants: &[Tenant]) {
+    let host = Host::measuring();
+    let _daemon = host.daemon();
+    let _clients: Vec<Process> = tenants.iter().map(|tenant| start(&host, tenant)).collect();
+    thread::sleep(SETTLED);
+    let window = Window::measure(&host, measured);
+    let handoff_ns = host.status()["gpus"][0]["handoff_ns"].as_u64().expect("what a hand-off costs");
+    let expected = in_virtual_time(tenants, handoff_ns);
+    let mut lines = vec![format!("a hand-off costs {handoff_ns} ns")];
+    let mut worst = 0.0_f64;
+    for (Tenant { name, .. }, expected) in tenants.iter().zip(expected) {
+        let share = window.true_percent(name);
+        let had = Had { share, throughput: share / 100.0 * window.busy_percent() };
+        for (what, virtually, really) in
+            [("share", expected.share, had.share), ("of the time", expected.throughput, had.throughput)]
+        {
+            let off = really / virtually - 1.0;
+            worst = worst.max(off.abs());
+            lines.push(format!(
+                "{name}, {what}: {virtually:.2} % in virtual time, {really:.2} % in real time, {:+.2} %",
+                off * 100.0
+            ));
+        }
+    }
+    let table = lines.join("\n");
+    println!("{table}");
+    assert!(worst <= ALLOWED, "{table}");
+}
+
+const SHORT: &[&str] = &["busy_200usx100", "sync"];
+const LONG: &[&str] = &["busy_5000usx4", "sync"];
+
+/// These measure, so each has the machine to itself.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn shares_come_to_the_same_in_real_and_in_virtual_time() {
+        assert_agreement(&[
+            Tenant {
+                name: "short",
+                scenario: "share = \"70%\"\n[tenant.steps]\nkernels = 100\nkernel_us = 200",
+                options: &["--share", "70%"],
+                steps: SHORT,
+            },
+            Tenant {
+                name: "long",
+                scenario: "share = \"30%\"\n[tenant.steps]\nkernels = 4\nkernel_us = 5000",
+                options: &["--share", "30%"],
+                steps: LONG,
+            },
+        ]);
+    }
+
+    #[test]
+    fn priorities_come_to_the_same_in_real_and_in_virtual_time() {
+        assert_agreement(&[
+            Tenant {
+                name: "urgent",
+                scenario: "criticality = \"critical\"\ndeadline_s = 1800\nsize_s = 600\n[tenant.steps]\nkernels = 100\nkernel_us = 200",
+                options: &["--criticality", "critical", "--deadline", "30min", "--size", "10min"],
+                steps: SHORT,
+            },
+            Tenant {
+                name: "patient",
+                scenario: "criticality = \"low\"\nsize_s = 600\n[tenant.steps]\nkernels = 100\nkernel_us = 200",
+                options: &["--priority", "low", "--size", "10min"],
+                steps: SHORT,
+            },
+        ]);
+    }
+
+    #[test]
+    fn classes_come_to_the_same_in_real_and_in_virtual_time() {
+        assert_agreement(&[
+            Tenant {
+                name: "guaranteed",
+                scenario: "class = \"guaranteed\"\nshare = \"50%\"\n[tenant.steps]\nkernels = 4\nkernel_us = 5000",
+                options: &["--class", "guaranteed", "--share", "50%"],
+                steps: LONG,
+            },
+            Tenant {
+                name: "asked",
+                scenario: "share = \"30%\"\n[tenant.steps]\nkernels = 100\nkernel_us = 200",
+                options: &["--share", "30%"],
+                steps: SHORT,
+            },
+            Tenant {
+                name: "rest",
+                scenario: "[tenant.steps]\nkernels = 100\nkernel_us = 200",
+                options: &[],
+                steps: SHORT,
+            },
+        ]);
+    }
+
+    #[test]
+    fn what_a_tenant_leaves_flows_in_real_time_as_in_virtual_time() {
+        // Over many pauses: one more or less in the window is to count little.
+        assert_agreement_over(
+            3 * MEASURED,
+            &[
+                Tenant {
+                    name: "sparing",
+                    scenario: "share = \"70%\"\n[tenant.steps]\nkernels = 20\nkernel_us = 1000\npause_ms = 60",
+                    options: &["--share", "70%"],
+                    steps: &["busy_1000usx20", "sync", "wait:60000"],
+                },
+                Tenant {
+                    name: "greedy",
+                    scenario: "share = \"30%\"\n[tenant.steps]\nkernels = 1000\nkernel_us = 1000",
+                    options: &["--share", "30%"],
+                    steps: &["busy_1000usx1000", "sync"],
+                },
+            ],
+        );
+    }
+
+    #[test]
+    fn a_guest_gets_in_real_time_what_it_gets_in_virtual_time() {
+        // Over many pauses: of the first ones the guard knows little, and a pause more or less in the window is to count little.
+        assert_agreement_over(
+            3 * MEASURED,
+            &[
+                Tenant {
+                    name: "production",
+                    scenario: "[tenant.steps]\nkernels = 50\nkernel_us = 1000\npause_ms = 210",
+                    options: &[],
+                    steps: &["busy_1000usx50", "sync", "wait:210000"],
+                },
+                Tenant {
+                    name: "guest",
+                    scenario: "class = \"best-effort\"\n[tenant.steps]\nkernels = 100\nkernel_us = 20000",
+                    options: &["--class", "best-effort"],
+                    // Long ones: beside owners a guest has one kernel in flight, and how soon its thread wakes up for the next is the machine's. Ten fit into a pause, and
+                    // for the eleventh there is never room: where one more just fits or does not, a millisecond decides on a tenth of the time.
+                    steps: &["busy_20000usx100", "sync"],
+                },
+            ],
+        );
+    }
+}

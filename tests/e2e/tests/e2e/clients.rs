@@ -1,0 +1,173 @@
+//! Clients of other makers, as PyPI and crates.io have them: deepres counts what they count, its limit is their own out of
+//! memory, and none of their look-ups goes past it.
+
+use std::{path::PathBuf, time::Duration};
+
+use deepres_e2e::{
+    Host, Tenant,
+    artefacts::{clients_python, pycuda},
+    clients::{cuda_program, cudarc_client, script},
+    host::COMMAND_LIMIT,
+    witness::{self, assert_every_look_up_is_answered_with_our_hook},
+};
+use serde_json::Value;
+use simgpu_engine::Config;
+
+/// Python clients import and compile first, on a machine that others use too.
+const CLIENT_LIMIT: Duration = Duration::from_secs(90);
+/// The meter page is brought up to date by the session's own meter thread.
+const METER_SETTLES_WITHIN: Duration = Duration::from_secs(5);
+/// The part of its kernels' GPU time that a client is charged at the least: these run for some milliseconds, in which the meter knows their kernels
+/// from few samples. `metering.rs` holds what is promised of programs that go on.
+const METERED_AT_LEAST: f64 = 0.5;
+const LIMIT_BYTES: u64 = 1 << 30;
+/// Enough for the client's memory to be taken and its look-ups to be made.
+const FEW: &str = "3";
+
+/// A client's program and what comes before its own arguments.
+struct Client {
+    name: &'static str,
+    program: PathBuf,
+    script: Option<String>,
+}
+
+impl Client {
+    fn python(name: &'static str) -> Self {
+        let script = script(name).display().to_string();
+        Self { name, program: clients_python().python(), script: Some(script) }
+    }
+
+    fn numba() -> Self {
+        Self::python("numba_client")
+    }
+
+    fn cuda_python() -> Self {
+        Self::python("cuda_client")
+    }
+
+    fn pycuda() -> Self {
+        let script = script("pycuda_client").display().to_string();
+        Self { name: "pycuda", program: pycuda().python(), script: Some(script) }
+    }
+
+    fn cudarc() -> Self {
+        Self { name: "cudarc", program: cudarc_client(), script: None }
+    }
+
+    fn arguments<'a>(&'a self, launches: &'a str) -> Vec<&'a str> {
+        self.script.iter().map(String::as_str).chain([launches]).collect()
+    }
+}
+
+/// Runs a client under `deepres run`: as many launches as it says it made, all of the memory limit in its hands, and the error
+/// that it knows from a full device. Returns what it said.
+fn assert_counted_and_limited(client: &Client) -> Value {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let limit = LIMIT_BYTES.to_string();
+    let options = ["--name", client.name, "--memory", &limit];
+    let mut process = host.spawn(host.run(&options, &client.program, &client.arguments("1000")));
+    let said = process.await_json(CLIENT_LIMIT);
+    let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("no number: {said}"));
+
+    let launches = number(&said["kernel_launches"]);
+    // It has synchronised, so the record is complete.
+    let truth = host.truth();
+    let [record] =
+        &truth.processes.iter().filter(|record| record.gpus[0].kernels > 0).collect::<Vec<_>>()[..]
+    else {
+        panic!("one process launched: {truth:?}")
+    };
+    assert_eq!(record.gpus[0].kernels, launches, "the GPU ran what was launched");
+    let is_metered = |tenant: &Tenant| {
+        tenant.kernel_launches == launches
+            && tenant.gpu_ns as f64 >= record.gpus[0].kernel_busy_ns as f64 * METERED_AT_LEAST
+    };
+    let ps = host.await_ps(|ps| ps.find(client.name).is_some_and(is_metered), METER_SETTLES_WITHIN);
+    let tenant = ps.tenant(client.name);
+    println!("{}: metered {} ns of {} ns", client.name, tenant.gpu_ns, record.gpus[0].kernel_busy_ns);
+    assert_eq!(tenant.pids(), [record.pid]);
+    assert_eq!(tenant.graph_launches, 0);
+    assert_eq!(tenant.memory_limit_bytes, Some(LIMIT_BYTES));
+    assert_eq!(tenant.memory_bytes, LIMIT_BYTES, "{said}");
+    assert!(tenant.refusals > 0, "the limit refused: {tenant:?}");
+    let most = LIMIT_BYTES - Config::default().context_overhead_bytes;
+    assert_eq!(number(&said["filled"]["bytes"]), most, "all that its context leaves of the limit can be had");
+    process.finish(COMMAND_LIMIT).success();
+    said
+}
+
+#[test]
+fn numba_cuda_is_counted_and_meets_its_own_out_of_memory() {
+    let said = assert_counted_and_limited(&Client::numba());
+    assert_eq!(said["filled"]["error"], "CudaAPIError");
+    assert_eq!(said["filled"]["code"], 2, "CUDA_ERROR_OUT_OF_MEMORY");
+    assert_eq!(said["total"], LIMIT_BYTES, "the tenant's part is what it takes for the device's memory");
+    assert!(
+        said["elapsed_ms"].as_f64().is_some_and(|elapsed_ms| elapsed_ms > 0.0),
+        "its events tell time: {said}"
+    );
+}
+
+#[test]
+fn cuda_bindings_and_cuda_core_are_counted_and_meet_their_own_out_of_memory() {
+    let said = assert_counted_and_limited(&Client::cuda_python());
+    assert_eq!(said["filled"]["error"], "CUDAError");
+    let text = said["filled"]["text"].as_str().unwrap_or_default();
+    assert!(text.starts_with("CUDA_ERROR_OUT_OF_MEMORY"), "{said}");
+}
+
+#[test]
+fn pycuda_is_counted_and_meets_its_own_out_of_memory() {
+    let said = assert_counted_and_limited(&Client::pycuda());
+    assert_eq!(said["filled"]["error"], "MemoryError");
+    assert_eq!(said["total"], LIMIT_BYTES, "the tenant's part is what it takes for the device's memory");
+}
+
+#[test]
+fn cudarc_is_counted_and_meets_its_own_out_of_memory() {
+    let said = assert_counted_and_limited(&Client::cudarc());
+    assert_eq!(said["filled"]["error"], "CUDA_ERROR_OUT_OF_MEMORY");
+    assert_eq!(said["total"], LIMIT_BYTES, "the tenant's part is what it takes for the device's memory");
+}
+
+#[test]
+fn no_look_up_of_the_clients_goes_past_the_hooks() {
+    // PyCUDA looks nothing up: it is linked to libcuda.
+    for client in [Client::numba(), Client::cuda_python(), Client::cudarc()] {
+        let (_, got) = assert_every_look_up_is_answered_with_our_hook(&witness::Client {
+            arguments: &client.arguments(FEW),
+            within: CLIENT_LIMIT,
+            ..witness::Client::new(&client.program)
+        });
+        assert!(got.iter().any(|symbol| symbol.starts_with("cuLaunchKernel")), "{}: {got:?}", client.name);
+    }
+}
+
+/// libcudart asks the driver to prove that it is NVIDIA's, by private tables; the simulated one cannot. All its look-ups come before.
+#[test]
+fn no_look_up_of_a_static_libcudart_goes_past_the_hooks() {
+    let program = cuda_program("static_runtime");
+    let host = Host::new();
+    let bare = host.finish(host.command(&program)).success();
+    let said: Value = bare.json();
+    for call in ["cudaGetDeviceCount", "cudaMalloc", "launch"] {
+        assert!(
+            said[call].as_str().is_some_and(|error| error != "cudaSuccess"),
+            "{call} works now: test it as the other clients"
+        );
+    }
+    let (stdout, got) = assert_every_look_up_is_answered_with_our_hook(&witness::Client::new(&program));
+    assert_eq!(stdout, bare.stdout, "it fails as without deepres");
+    for symbol in [
+        "cuInit",
+        "cuLaunchKernel",
+        "cuLaunchKernelEx",
+        "cuGraphLaunch",
+        "cuMemAlloc_v2",
+        "cuMemAllocAsync",
+        "cuMemFree_v2",
+    ] {
+        assert!(got.iter().any(|name| name == symbol), "{symbol} is not among {got:?}");
+    }
+}

@@ -1,0 +1,285 @@
+//! Errors of the driver reach the client as they are, and leave nothing on the account.
+
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_e2e::{
+    Host,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+use serde_json::Value;
+use simgpu_engine::Config;
+
+#[test]
+fn error_codes_of_the_driver_pass_through_unchanged() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    for fault in [
+        "cuLaunchKernel:3:719",
+        "cuLaunchKernelEx:1:98765",
+        "cuLaunchCooperativeKernel_ptsz:2:720",
+        "cuGraphLaunch:1:700",
+        "cuStreamEndCapture:1:901",
+        "cuCtxCreate_v2:1:2",
+        "cuInit:1:100",
+    ] {
+        let client = c_client("launches", Way::ProcAddress);
+        let mut bare = host.command(&client);
+        bare.env("SIMGPU_FAULTS", fault);
+        let bare = host.finish(bare);
+        assert_eq!(bare.code, 1, "{fault} is met: {bare:?}");
+        let mut hooked = host.run(&[], &client, &[]);
+        hooked.env("SIMGPU_FAULTS", fault);
+        assert_eq!(host.finish(hooked), bare, "{fault}");
+    }
+}
+
+#[test]
+fn an_allocation_that_the_driver_refuses_leaves_nothing_on_the_account() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let apis = [
+        "cuMemAlloc_v2",
+        "cuMemAllocPitch_v2",
+        "cuMemAllocManaged",
+        "cuMemAllocAsync",
+        "cuMemAllocAsync_ptsz",
+        "cuMemAllocFromPoolAsync",
+        "cuMemAllocFromPoolAsync_ptsz",
+        "cuMemCreate",
+    ];
+    let faults: Vec<String> = apis.iter().map(|api| format!("{api}:every:3:2")).collect();
+    let options = ["--name", "unlucky", "--memory", "4GiB"];
+    let mut command = host.run(&options, c_client("race", Way::Dlsym), &["4", "1"]);
+    command.env("SIMGPU_FAULTS", faults.join(","));
+    let mut client = host.spawn(command);
+    let said = client.await_json(COMMAND_LIMIT);
+    assert_eq!(said["other_errors"], 0, "{said}");
+    assert!(said["refusals"].as_u64() > Some(10), "{said}");
+    let ps = host.ps();
+    assert_eq!(ps.tenant("unlucky").sessions.len(), 1);
+    let held = ps.tenant("unlucky").memory_bytes;
+    assert!(held <= Config::default().context_overhead_bytes, "{held} bytes are left on the account");
+    client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_client_goes_on_when_our_own_events_fail() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    for fault in [
+        "cuEventRecord:every:1:2",
+        "cuEventCreate:every:1:2",
+        "cuEventQuery:every:2:1",
+        "cuEventElapsedTime:every:1:1",
+    ] {
+        let mut command = host.run(&["--name", "t"], c_client("launches", Way::Dlsym), &[]);
+        // Whichever of the variants is called.
+        let variants = [fault.to_owned(), fault.replacen(':', "_ptsz:", 1), fault.replacen(':', "_v2:", 1)];
+        command.env("SIMGPU_FAULTS", variants.join(","));
+        let mut client = host.spawn(command);
+        let said = client.await_json(COMMAND_LIMIT);
+        assert_eq!(said["kernel_launches"], 550, "{fault}");
+        assert_eq!(host.ps().tenant("t").sessions.len(), 1, "{fault}");
+        client.finish(COMMAND_LIMIT).success();
+    }
+}
+
+#[test]
+fn a_process_that_dies_inside_a_call_leaves_nothing() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    for fault in [
+        "die:cuMemAlloc_v2:3",
+        "die:cuMemFreeAsync:2",
+        "die:cuMemCreate:1",
+        "die:cuInit:1",
+        "die:cuCtxCreate_v2:1",
+    ] {
+        let mut command =
+            host.run(&["--name", "doomed", "--memory", "2GiB"], c_client("fill", Way::Dlsym), &["33554432"]);
+        command.env("SIMGPU_FAULTS", fault);
+        assert_eq!(host.finish(command).code, 128 + 9, "{fault}");
+        thread::sleep(Duration::from_millis(100));
+        let ps = host.ps();
+        let tenant = ps.tenant("doomed");
+        assert_eq!((tenant.memory_bytes, tenant.sessions.len()), (0, 0), "{fault}: {tenant:?}");
+    }
+}
+
+#[test]
+fn launches_that_the_driver_refuses_are_neither_counted_nor_charged() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let faults = ["cuLaunchKernel", "cuLaunchKernelEx"].map(|api| format!("{api}:every:2:719"));
+    let client = c_client("refused", Way::Dlsym);
+    let mut command = host.run(&["--name", "refused"], client, &["busy_20us", "4000", "100"]);
+    command.env("SIMGPU_FAULTS", faults.join(","));
+    let mut client = host.spawn(command);
+    let said = client.await_json(COMMAND_LIMIT);
+    let taken = said["kernel_launches"].as_u64();
+    assert_eq!(taken, Some(2000));
+    let ps = host.await_ps(|ps| Some(ps.tenant("refused").kernel_launches) == taken, Duration::from_secs(5));
+    let metered_ns = ps.tenant("refused").gpu_ns;
+    let true_ns: u64 = host.truth().processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum();
+    assert!(metered_ns.abs_diff(true_ns) < true_ns / 10, "metered {metered_ns} ns of {true_ns} ns");
+    client.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_line_that_nobody_reads_neither_ends_a_job_nor_holds_it_up() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    for reader in ["gone", "full"] {
+        let client = c_client("unheard", Way::Dlsym);
+        let mut client = host.spawn(host.run(&["--memory", "4GiB"], client, &[reader]));
+        assert_eq!(client.await_json(COMMAND_LIMIT)["result"], 2, "{reader}");
+        client.finish(COMMAND_LIMIT).success();
+    }
+}
+
+/// What deepres asks the driver by itself, beside what the client calls: every function there is, but for those of graphs' nodes, managed memory and code.
+const OURS: [&str; 25] = [
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuCtxGetDevice",
+    "cuDeviceGetCount",
+    "cuDeviceGetUuid",
+    "cuDeviceGetUuid_v2",
+    "cuStreamGetCtx",
+    "cuStreamIsCapturing",
+    "cuStreamQuery",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventElapsedTime",
+    "cuDevicePrimaryCtxGetState",
+    "cuModuleGetLoadingMode",
+    "cuDeviceGetAttribute",
+    "cuMemPoolGetAttribute",
+    "cuMemPoolTrimTo",
+    "cuDeviceGetMemPool",
+    "cuDeviceGetDefaultMemPool",
+    "cuDeviceGetGraphMemAttribute",
+    "cuDeviceGraphMemTrim",
+];
+
+/// Of those a client may call so many itself.
+const MOST_OF_THE_CLIENT: usize = 4;
+
+/// The first call, every third, and all of them.
+const OFTEN: [&str; 3] = ["1", "every:3", "every:1"];
+
+/// Every way in which calls of ours fail, as the simulated driver's rules; of functions that the client does not call itself.
+fn failures_of_ours(client: &Path, arguments: &[&str]) -> Vec<String> {
+    let host = Host::new();
+    let is_ours = |function: &&str| {
+        let mut bare = host.command(client);
+        bare.args(arguments).env("SIMGPU_FAULTS", format!("{function}:every:1:999"));
+        host.finish(bare).code == 0
+    };
+    let ours: Vec<&str> = OURS.into_iter().filter(is_ours).collect();
+    assert!(ours.len() + MOST_OF_THE_CLIENT >= OURS.len(), "{ours:?}");
+    ours.into_iter().flat_map(|function| OFTEN.map(|often| format!("{function}:{often}:999"))).collect()
+}
+
+#[test]
+fn captures_of_the_client_hold_whichever_call_of_ours_fails() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let client = c_client("captures", Way::Dlsym);
+    for fault in failures_of_ours(&client, &[]) {
+        let mut command = host.run(&["--name", "t"], &client, &[]);
+        command.env("SIMGPU_FAULTS", &fault);
+        let said = host.finish(command).success().stdout;
+        for line in said.lines() {
+            let mode: Value = serde_json::from_str(line).expect("JSON");
+            for count in ["failed", "wrong_nodes", "other_failures"] {
+                assert_eq!(mode[count], 0, "{fault}: {line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_client_stays_within_its_limit_whichever_call_of_ours_fails() {
+    const LIMIT_BYTES: u64 = 1 << 30;
+    /// What is spare in a pool may lie in too many pieces: for the length of a call it grows, by as much as the largest chunk for each of three threads.
+    const PASSING_BYTES: u64 = 3 * (32 << 20);
+    /// Of chunks of 2 to 32 MiB.
+    const LEAST_BYTES: u64 = LIMIT_BYTES / 4;
+    let host = Host::new().simgpu("context_overhead_bytes = 0\n");
+    let _daemon = host.daemon();
+    let client = c_client("race", Way::Dlsym);
+    // Those that call nothing of ours by themselves.
+    let arguments = [
+        "3",
+        "0.3",
+        "cuMemAlloc_v2",
+        "cuMemAllocAsync",
+        "cuMemAllocAsync_ptsz",
+        "cuMemCreate",
+        "cuArrayCreate_v2",
+    ];
+    for fault in failures_of_ours(&client, &arguments) {
+        let mut command = host.run(&["--name", "t", "--memory", "1GiB"], &client, &arguments);
+        command.env("SIMGPU_FAULTS", &fault);
+        let said = host.finish(command).success().json();
+        assert_eq!(said["other_errors"], 0, "{fault}: {said}");
+        let most_bytes = said["most_bytes"].as_u64().expect("a number");
+        let peak_bytes = host.truth().gpus[0].memory_peak_bytes;
+        println!(
+            "{fault}: {} MiB of its own count, at most {} MiB on the GPU",
+            most_bytes >> 20,
+            peak_bytes >> 20
+        );
+        assert!(most_bytes > LEAST_BYTES, "{fault}: {said}");
+        assert!(peak_bytes <= LIMIT_BYTES + PASSING_BYTES, "{fault}: {peak_bytes} bytes were held");
+    }
+}
+
+/// These measure, so each has the machine to itself.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn work_of_a_context_that_the_meter_cannot_enter_is_given_up_and_charged_for_the_time_there_was() {
+        let host = Host::measuring();
+        let _daemon = host.daemon();
+        // The client itself never makes a context current.
+        let arguments = ["--kernel", "busy_1000us", "--seconds", "2", "--sync-every", "8"];
+        let mut command = host.run(&["--name", "barred"], c_client("backlog", Way::Dlsym), &arguments);
+        command.env("SIMGPU_FAULTS", "cuCtxSetCurrent:every:1:709");
+        let mut client = host.spawn(command);
+        let launched = client.await_json(COMMAND_LIMIT)["launches"].as_u64();
+        let is_in_flight = || {
+            let status = host.status();
+            let tenants = status["tenants"].as_array().expect("a list");
+            let tenant = tenants.iter().find(|tenant| tenant["name"] == "barred").expect("it is there");
+            tenant["sessions"][0]["gpus"][0]["in_flight"].as_bool().expect("it is on the GPU")
+        };
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while is_in_flight() {
+            assert!(Instant::now() < deadline, "everything is complete");
+            thread::sleep(Duration::from_millis(50));
+        }
+        let ps =
+            host.await_ps(|ps| Some(ps.tenant("barred").kernel_launches) == launched, Duration::from_secs(5));
+        let metered_ns = ps.tenant("barred").gpu_ns;
+        let true_ns: u64 = host.truth().processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum();
+        println!("charged {metered_ns} ns of {true_ns} ns");
+        // Nothing could be measured, and it had work all the time.
+        assert!(metered_ns.abs_diff(true_ns) < true_ns / 2, "charged {metered_ns} ns of {true_ns} ns");
+        // Another has the GPU at once.
+        let other = host.run(&["--name", "other"], c_client("launches", Way::Dlsym), &[]);
+        host.spawn(other).finish(COMMAND_LIMIT).success();
+        client.finish(COMMAND_LIMIT).success();
+    }
+}

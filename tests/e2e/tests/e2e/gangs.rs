@@ -1,0 +1,146 @@
+//! Tenants with ranks on two GPUs whose kernels spin for each other: they have both GPUs or none, and by their shares.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_e2e::{
+    Host, Process,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+use rustix::process::Signal;
+use simgpu_engine::truth::Snapshot;
+
+/// A kernel spins until that of its tenant's other rank has begun.
+const SIMGPU_TOML: &str = r#"
+gpus = 2
+kernel = [
+    { name = "ring_*", ns = 1000000, meets = 2 },
+    { name = "slow_ring_*", ns = 5000000, meets = 2 },
+]
+"#;
+/// Everybody is connected, and is known to have both GPUs.
+const SETTLED: Duration = Duration::from_secs(2);
+const MEASURED: Duration = Duration::from_secs(6);
+const ALLOWED_POINTS: f64 = 3.0;
+/// A bounded wait for whoever does not end, and some turns.
+const GOES_ON_WITHIN: Duration = Duration::from_secs(20);
+
+fn host() -> Host {
+    Host::measuring().simgpu(SIMGPU_TOML).config("gangs = true\n")
+}
+
+/// A tenant in one process with a thread for each GPU.
+fn ring(host: &Host, name: &str, share: &str, kernel: &str, depth: &str) -> Process {
+    let arguments = ["--kernel", &format!("{kernel}_{name}"), "--depth", depth];
+    let options = ["--name", name, "--share", share];
+    let mut process = host.spawn(host.run(&options, c_client("ring", Way::Dlsym), &arguments));
+    process.await_line(|line| line == "ready", COMMAND_LIMIT);
+    process
+}
+
+/// One rank of a tenant that has a process for each.
+fn rank(host: &Host, name: &str, share: &str, rank: &str, depth: &str) -> Process {
+    let arguments = ["--kernel", &format!("ring_{name}"), "--rank", rank, "--depth", depth];
+    let mut command = host.preloaded(c_client("ring", Way::Dlsym));
+    command.args(arguments).env("DEEPRES_TENANT", name).env("DEEPRES_SHARE", share);
+    let mut process = host.spawn(command);
+    process.await_line(|line| line == "ready", COMMAND_LIMIT);
+    process
+}
+
+fn rounds(process: &Process) -> u64 {
+    process.stdout().lines().rev().find_map(|line| line.parse().ok()).unwrap_or(0)
+}
+
+fn busy_ns(record: &Snapshot, pids: &[u32], gpu: usize) -> u64 {
+    let theirs = record.processes.iter().filter(|process| pids.contains(&process.pid));
+    theirs.filter_map(|process| process.gpus.get(gpu)).map(|gpu| gpu.kernel_busy_ns).sum()
+}
+
+/// What each tenant had of each GPU, percent.
+fn shares(host: &Host, names: &[&str]) -> Vec<[f64; 2]> {
+    let pids: Vec<Vec<u32>> = names.iter().map(|name| host.ps().tenant(name).pids()).collect();
+    let before = host.truth();
+    thread::sleep(MEASURED);
+    let after = host.truth();
+    let used =
+        |pids: &Vec<u32>| [0, 1].map(|gpu| (busy_ns(&after, pids, gpu) - busy_ns(&before, pids, gpu)) as f64);
+    let used: Vec<[f64; 2]> = pids.iter().map(used).collect();
+    let sums = [0, 1].map(|gpu| used.iter().map(|used| used[gpu]).sum::<f64>());
+    used.into_iter().map(|used| [0, 1].map(|gpu| used[gpu] * 100.0 / sums[gpu])).collect()
+}
+
+fn assert_shares(had: &[[f64; 2]], owed: &[f64]) {
+    println!("{had:.1?} of {owed:?}");
+    for (had, owed) in had.iter().zip(owed) {
+        assert!(
+            had.iter().all(|had| (had - owed).abs() <= ALLOWED_POINTS),
+            "{had:.1?} % and is owed {owed} %"
+        );
+    }
+}
+
+fn assert_goes_on(process: &Process) {
+    let (before, deadline) = (rounds(process), Instant::now() + GOES_ON_WITHIN);
+    while rounds(process) < before + 100 {
+        assert!(Instant::now() < deadline, "{} rounds, then {}", before, rounds(process));
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn assert_seventy_thirty(kernel: &str, depth: &str) {
+    let host = host();
+    let _daemon = host.daemon();
+    let gangs = [ring(&host, "major", "70%", kernel, depth), ring(&host, "minor", "30%", kernel, depth)];
+    thread::sleep(SETTLED);
+    let before = [0, 1].map(|gang: usize| rounds(&gangs[gang]));
+    let had = shares(&host, &["major", "minor"]);
+    assert_shares(&had, &[70.0, 30.0]);
+    let done = [0, 1].map(|gang: usize| rounds(&gangs[gang]) - before[gang]);
+    println!("{done:?} rounds");
+    assert!(done.iter().all(|rounds| *rounds > 100), "{done:?} rounds");
+}
+
+/// These measure, so each has the machine to itself.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn two_gangs_share_two_gpus_by_their_shares_and_neither_spins_for_good() {
+        assert_seventy_thirty("ring", "8");
+    }
+
+    #[test]
+    fn gangs_that_wait_for_each_of_their_long_kernels_share_two_gpus_by_their_shares() {
+        assert_seventy_thirty("slow_ring", "1");
+    }
+
+    #[test]
+    fn gangs_of_processes_that_launch_ahead_share_two_gpus_too() {
+        let host = host();
+        let _daemon = host.daemon();
+        let _ranks = ["0", "1"].map(|number| rank(&host, "pair", "50%", number, "8"));
+        let _gang = ring(&host, "threads", "50%", "ring", "8");
+        thread::sleep(SETTLED);
+        assert_shares(&shares(&host, &["pair", "threads"]), &[50.0, 50.0]);
+    }
+
+    #[test]
+    fn when_a_rank_is_killed_or_stopped_the_other_tenant_goes_on() {
+        let host = host();
+        let _daemon = host.daemon();
+        let mut ranks = ["0", "1"].map(|number| rank(&host, "pair", "50%", number, "1"));
+        let gang = ring(&host, "threads", "50%", "ring", "1");
+        assert_goes_on(&gang);
+        assert_goes_on(&ranks[0]);
+        ranks[1].signal(Signal::STOP);
+        assert_goes_on(&gang);
+        ranks[1].signal(Signal::CONT);
+        assert_goes_on(&ranks[0]);
+        ranks[1].kill();
+        assert_goes_on(&gang);
+    }
+}

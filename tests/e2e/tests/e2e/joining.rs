@@ -1,0 +1,197 @@
+//! A job that no daemon took up when it started goes on without, and is taken up as soon as one answers: with the memory that it holds, and by the
+//! gates of its tenant from there on.
+
+use std::{path::PathBuf, process::Command, thread, time::Duration};
+
+use deepres_e2e::{
+    Host, Process, Ps, Tally,
+    artefacts::artefacts,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+    shares::Window,
+};
+use rustix::process::Signal;
+
+const GPU_BYTES: u64 = 4 << 30;
+const GPUS: &str = "gpus = 2\nmemory_bytes = 4294967296\ncontext_overhead_bytes = 0\n\
+    kernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n";
+const HELD_BYTES: u64 = 256 << 20;
+const LIMIT_BYTES: u64 = 1 << 30;
+/// A job looks for a daemon once a second at least.
+const TAKEN_UP_WITHIN: Duration = Duration::from_secs(10);
+
+fn with(mut command: Command, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
+    command.args(arguments).env("DEEPRES_LOG", "info").envs(variables.iter().copied());
+    command
+}
+
+/// A job that has its part by a daemon, wherever that is.
+fn job(host: &Host, program: PathBuf, arguments: &[&str], variables: &[(&str, &str)]) -> Process {
+    host.spawn(with(host.preloaded(program), arguments, variables))
+}
+
+fn backlog(host: &Host, name: &str, share: &str) -> Process {
+    let held = HELD_BYTES.to_string();
+    let arguments = ["--kernel", "busy_1000us", "--hold", &held];
+    let variables = [("DEEPRES_TENANT", name), ("DEEPRES_SHARE", share)];
+    job(host, c_client("backlog", Way::Dlsym), &arguments, &variables)
+}
+
+#[track_caller]
+fn await_ready(client: &mut Process) {
+    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+}
+
+/// What it is shown first.
+#[track_caller]
+fn total(view: &mut Process) -> u64 {
+    view.await_json(COMMAND_LIMIT)["total"].as_u64().expect("a number")
+}
+
+#[track_caller]
+fn await_limit(view: &mut Process) {
+    let limited = format!("\"total\":{LIMIT_BYTES},");
+    view.await_line(|line| line.contains(&limited), COMMAND_LIMIT);
+}
+
+#[test]
+fn a_job_that_starts_between_two_daemons_is_the_next_ones() {
+    let host = Host::new().simgpu(GPUS);
+    let held = HELD_BYTES.to_string();
+    // On the second GPU, which is the process's first: the daemon has other numbers for them than the process alone.
+    let variables = [("DEEPRES_TENANT", "early"), ("DEEPRES_MEMORY", "1GiB"), ("CUDA_VISIBLE_DEVICES", "1")];
+    let arguments = ["--kernel", "busy_1000us", "--hold", &held, "--progress"];
+    let mut early = job(&host, c_client("backlog", Way::ProcAddress), &arguments, &variables);
+    let mut view = job(&host, c_client("view", Way::Dlsym), &[], &variables);
+    await_ready(&mut early);
+    assert!(
+        early.stderr().contains("the job runs unshared until a daemon takes it up"),
+        "{}",
+        early.stderr()
+    );
+    assert_eq!(total(&mut view), GPU_BYTES, "nobody limits it");
+    // The second one is found again as by any other job.
+    for _ in 0..2 {
+        let mut daemon = host.daemon();
+        let is_whole = |ps: &Ps| {
+            ps.find("early")
+                .is_some_and(|early| early.sessions.len() == 2 && early.memory_bytes == HELD_BYTES)
+        };
+        let ps = host.await_ps(is_whole, TAKEN_UP_WITHIN);
+        assert_eq!(ps.tenant("early").memory_limit_bytes, Some(LIMIT_BYTES));
+        let status = host.status();
+        let gpus = status["tenants"][0]["gpus"].as_array().expect("a list").clone();
+        let on: Vec<_> = gpus.iter().map(|gpu| gpu["gpu"].as_u64()).collect();
+        assert_eq!(on, [Some(1)], "{status}");
+        daemon.kill();
+    }
+    await_limit(&mut view);
+    view.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn jobs_that_find_no_room_are_taken_up_when_there_is_some() {
+    let host = Host::new().config("max_connections = 1\n");
+    let _daemon = host.daemon();
+    let mut first = job(&host, c_client("view", Way::Dlsym), &[], &[("DEEPRES_TENANT", "first")]);
+    total(&mut first);
+    let variables = [("DEEPRES_TENANT", "second"), ("DEEPRES_MEMORY", "1GiB")];
+    let mut second = job(&host, c_client("view", Way::Dlsym), &[], &variables);
+    assert_ne!(total(&mut second), LIMIT_BYTES);
+    let said = second.stderr();
+    assert!(said.contains("(max_connections); the job runs unshared until a daemon takes it up"), "{said}");
+    let mut command = host.command(c_client("view", Way::Dlsym));
+    command.env("LD_PRELOAD", &artefacts().library);
+    let mut third = host.spawn(with(command, &[], &[("DEEPRES_MEMORY", "1GiB")]));
+    assert_eq!(
+        total(&mut third),
+        LIMIT_BYTES,
+        "nobody names the socket, so its limits hold without a daemon"
+    );
+    assert!(third.stderr().contains("the job keeps its limits by itself until"), "{}", third.stderr());
+    third.finish(COMMAND_LIMIT).success();
+    first.finish(COMMAND_LIMIT).success();
+    await_limit(&mut second);
+    let said = second.stderr();
+    second.finish(COMMAND_LIMIT).success();
+    assert_eq!(said.matches("max_connections").count(), 1, "it is said once");
+}
+
+/// These measure, so each has the machine to itself.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn jobs_that_start_while_the_daemon_hangs_share_once_it_does_not() {
+        let host = Host::measuring();
+        let daemon = host.daemon();
+        host.stop(daemon.pid());
+        let mut clients = [backlog(&host, "a", "70%"), backlog(&host, "b", "30%")];
+        clients.iter_mut().for_each(await_ready);
+        for client in &clients {
+            let said = client.stderr();
+            assert!(said.contains("did not answer within 3 s; the job runs unshared until"), "{said}");
+        }
+        daemon.signal(Signal::CONT);
+        let all_are_here = |ps: &Ps| {
+            ["a", "b"].iter().all(|name| {
+                ps.find(name)
+                    .is_some_and(|tenant| tenant.sessions.len() == 1 && tenant.memory_bytes == HELD_BYTES)
+            })
+        };
+        host.await_ps(all_are_here, TAKEN_UP_WITHIN);
+        thread::sleep(Duration::from_secs(1));
+        let window = Window::measure(&host, Duration::from_secs(2));
+        let had = window.true_percent("a");
+        assert!((had - 70.0).abs() <= 4.0, "a had {had:.1} %");
+        let ps = host.ps();
+        for (name, client) in ["a", "b"].iter().zip(&clients) {
+            assert!(client.stderr().contains("a daemon has taken the job up"), "{}", client.stderr());
+            assert!(ps.tenant(name).wait_ns > 0, "{name} waits its turn");
+        }
+    }
+
+    #[test]
+    fn a_job_that_keeps_its_limits_beside_a_daemon_that_hangs_goes_over_to_it() {
+        let host = Host::measuring().simgpu(GPUS);
+        let daemon = host.daemon();
+        host.stop(daemon.pid());
+        let variables = [("DEEPRES_TENANT", "alone"), ("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_SHARE", "25%")];
+        // Nobody names the socket, so limits hold without a daemon.
+        let alone = |program, arguments: &[&str]| {
+            let mut command = host.command(program);
+            command.env("LD_PRELOAD", &artefacts().library);
+            host.spawn(with(command, arguments, &variables))
+        };
+        let held = HELD_BYTES.to_string();
+        let arguments = ["--kernel", "busy_1000us", "--hold", &held];
+        let mut clients = [0, 1].map(|_| alone(c_client("backlog", Way::Linked), &arguments));
+        let mut view = alone(c_client("view", Way::Linked), &[]);
+        clients.iter_mut().for_each(await_ready);
+        let said = clients[0].stderr();
+        assert!(said.contains("the job keeps its limits by itself until a daemon takes it up"), "{said}");
+        assert_eq!(total(&mut view), LIMIT_BYTES);
+        let pids = clients.each_ref().map(Process::pid);
+        let had = |host: &Host| {
+            let before = host.truth();
+            thread::sleep(Duration::from_secs(2));
+            let tally = Tally::between(&before, &host.truth());
+            tally.percent(&pids) * tally.total_ns as f64 / tally.elapsed_ns as f64
+        };
+        thread::sleep(Duration::from_secs(1));
+        let share = had(&host);
+        assert!((share - 25.0).abs() <= 2.0, "alone they have {share:.1} %");
+        daemon.signal(Signal::CONT);
+        let is_whole = |ps: &Ps| {
+            ps.find("alone")
+                .is_some_and(|alone| alone.sessions.len() == 3 && alone.memory_bytes == 2 * HELD_BYTES)
+        };
+        let ps = host.await_ps(is_whole, TAKEN_UP_WITHIN);
+        assert_eq!(ps.tenant("alone").memory_limit_bytes, Some(LIMIT_BYTES));
+        thread::sleep(Duration::from_secs(1));
+        // A daemon's share binds only while others want the GPU.
+        let share = had(&host);
+        assert!(share >= 80.0, "now they have {share:.1} %");
+        view.finish(COMMAND_LIMIT).success();
+    }
+}

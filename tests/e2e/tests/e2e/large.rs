@@ -1,0 +1,112 @@
+//! The frameworks as PyPI has them: each gets as far with deepres as without, and none of its look-ups goes past it.
+//!
+//! Their CUDA libraries ask the driver to prove that it is NVIDIA's, which the
+//! simulated one cannot: no GPU work is seen here.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use deepres_e2e::{
+    Host,
+    venv,
+    clients::script,
+    witness::{Client, assert_every_look_up_is_answered_with_our_hook},
+};
+use serde_json::Value;
+
+/// Importing it reads gigabytes, on a machine that others use too.
+const CLIENT_LIMIT: Duration = Duration::from_secs(200);
+
+/// Runs a command where a GPU's device files are: JAX looks for them first. They are /dev/null by other names, in a mount namespace of its own.
+const WITH_DEVICE_FILES: &str = r#"
+set -e
+dev=$(mktemp -d)
+mount -t tmpfs none "$dev"
+for node in null zero full random urandom tty; do touch "$dev/$node"; mount --bind "/dev/$node" "$dev/$node"; done
+for folder in shm pts; do mkdir "$dev/$folder"; mount --rbind "/dev/$folder" "$dev/$folder"; done
+for node in nvidia0 nvidiactl; do mknod -m 666 "$dev/$node" c 1 3; done
+mount --rbind "$dev" /dev
+umount -l "$dev"
+rmdir "$dev"
+exec "$@"
+"#;
+
+fn python(framework: &str) -> PathBuf {
+    venv::framework(framework).unwrap_or_else(|error| panic!("{framework}: {error:#}")).python()
+}
+
+/// The folders of the CUDA libraries that came with a framework, as LD_LIBRARY_PATH has them.
+fn cuda_libraries(python: &Path) -> String {
+    let list = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let lib = python.parent().and_then(Path::parent).expect("a virtual environment").join("lib");
+    let packages = list(&lib).flat_map(|python| list(&python.join("site-packages/nvidia")));
+    let folders = packages.map(|package| package.join("lib")).filter(|folder| folder.is_dir());
+    folders.map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(":")
+}
+
+/// Runs it bare and with deepres, and returns what it said in both cases.
+#[track_caller]
+fn assert_gets_as_far_and_looks_nothing_up_past_the_hooks(client: &Client<'_>) -> Value {
+    let host = Host::new();
+    let mut bare = host.command(client.program);
+    client.prepare(&mut bare);
+    let bare = host.spawn(bare).finish(client.within).success().json();
+    drop(host);
+
+    let (said, got) = assert_every_look_up_is_answered_with_our_hook(client);
+    println!("{bare}\n{} functions looked up and answered with hooks", got.len());
+    let said: Value = said.lines().find_map(|line| serde_json::from_str(line).ok()).expect("a JSON line");
+    assert_eq!(said, bare, "it gets as far as without deepres");
+    for symbol in ["cuInit", "cuLaunchKernel", "cuLaunchKernelEx", "cuGraphLaunch", "cuMemAlloc_v2"] {
+        assert!(got.iter().any(|name| name == symbol), "{symbol} is not among {got:?}");
+    }
+    said
+}
+
+#[test]
+#[ignore = "deep: gigabytes"]
+fn torch_gets_as_far_as_without_and_looks_nothing_up_past_the_hooks() {
+    let script = script("torch_client").display().to_string();
+    let said = assert_gets_as_far_and_looks_nothing_up_past_the_hooks(&Client {
+        arguments: &[&script],
+        within: CLIENT_LIMIT,
+        ..Client::new(&python("torch"))
+    });
+    assert_eq!(said["work without a GPU"], 4.0, "{said}");
+}
+
+#[test]
+#[ignore = "deep: gigabytes"]
+fn tensorflow_gets_as_far_as_without_and_looks_nothing_up_past_the_hooks() {
+    let script = script("tensorflow_client").display().to_string();
+    let python = python("tensorflow");
+    let said = assert_gets_as_far_and_looks_nothing_up_past_the_hooks(&Client {
+        arguments: &[&script],
+        within: CLIENT_LIMIT,
+        // Without its GPU libraries it does not ask for a GPU.
+        libraries: &cuda_libraries(&python),
+        forwarders: &["libtensorflow_framework.so.2"],
+        ..Client::new(&python)
+    });
+    assert_eq!(said["devices"].as_array().map(Vec::len), Some(1), "{said}");
+}
+
+#[test]
+#[ignore = "deep: gigabytes"]
+fn jax_gets_as_far_as_without_and_looks_nothing_up_past_the_hooks() {
+    assert!(rustix::process::geteuid().is_root(), "device files are root's to make");
+    let script = script("jax_client").display().to_string();
+    let python = python("jax").display().to_string();
+    let inside = ["-m", "--propagation", "private", "sh", "-c", WITH_DEVICE_FILES, "sh", &python, &script];
+    let said = assert_gets_as_far_and_looks_nothing_up_past_the_hooks(&Client {
+        arguments: &inside,
+        within: CLIENT_LIMIT,
+        // It asks the profiler's library for its version, which asks for a real driver's private tables.
+        variables: &[("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")],
+        ..Client::new(Path::new("unshare"))
+    });
+    assert_eq!(said["work without a GPU"], 4.0, "{said}");
+}

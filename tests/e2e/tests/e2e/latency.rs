@@ -1,0 +1,71 @@
+//! How soon the GPU changes hands: at once for a tenant with an objective for its answers, and as often as hand-offs' cost allows for others.
+
+use std::{thread, time::Duration};
+
+use deepres_e2e::{
+    Host,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+
+/// The rivals are metered, and known for what their kernels take.
+const SETTLED: Duration = Duration::from_millis(700);
+/// Of the wait without an objective, most of which is for others' leases. (A seventh, on a machine that does nothing else.)
+const PART: f64 = 0.5;
+
+/// How long a server's first launches waited in the mean beside two jobs that always have work, µs.
+fn waited_us(objective: &[&str]) -> f64 {
+    let host = Host::measuring();
+    let _daemon = host.daemon();
+    let _rivals = ["one", "other"].map(|name| {
+        let arguments = ["--kernel", "busy_1000us", "--sync-every", "50"];
+        let mut rival = host.spawn(host.run(&["--name", name], c_client("backlog", Way::Dlsym), &arguments));
+        rival.await_line(|line| line == "ready", COMMAND_LIMIT);
+        rival
+    });
+    thread::sleep(SETTLED);
+    let options = [&["--name", "server"], objective].concat();
+    // Some 2 % of the GPU: far less than it is owed.
+    let requests = ["--kernel", "busy_1000us", "--kernels", "2", "--rate", "10", "--seconds", "6"];
+    let server = host.run(&options, c_client("serve", Way::Dlsym), &requests);
+    let said = host.spawn(server).finish(COMMAND_LIMIT).success().json();
+    println!("{objective:?}: {said}");
+    said["launch_us"]["mean"].as_f64().expect("a figure")
+}
+
+/// Of the longest that there is, which is had where hand-offs cost a millisecond.
+const QUANTUM_PART: u64 = 2;
+const LONGEST_QUANTUM_NS: u64 = 50_000_000;
+
+/// These measure, so each has the machine to itself.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn who_has_an_objective_does_not_wait_for_others_leases() {
+        let (soon_us, late_us) = (waited_us(&["--slo", "30ms"]), waited_us(&[]));
+        assert!(soon_us <= late_us * PART, "{soon_us} us of {late_us} us");
+    }
+
+    #[test]
+    fn pauses_between_launches_are_not_taken_for_the_cost_of_hand_offs() {
+        let host = Host::measuring();
+        let _daemon = host.daemon();
+        // They wait for nothing and launch more slowly than the GPU runs, as jobs do that are bound by their host.
+        let _jobs = ["one", "other"].map(|name| {
+            let mut job = host.spawn(host.run(
+                &["--name", name, "--share", "50%"],
+                c_client("pace", Way::Dlsym),
+                &["busy_20us", "wait:25"],
+            ));
+            job.await_line(|line| line == "ready", COMMAND_LIMIT);
+            job
+        });
+        thread::sleep(3 * SETTLED);
+        let ps = host.finish(host.deepres(&["ps", "--json"])).success().stdout;
+        let ps: serde_json::Value = serde_json::from_str(&ps).expect("JSON");
+        let gpu = &ps["gpus"][0];
+        let (handoffs, quantum_ns) = (gpu["handoffs"].as_u64(), gpu["quantum_ns"].as_u64());
+        assert!(handoffs > Some(50) && quantum_ns < Some(LONGEST_QUANTUM_NS / QUANTUM_PART), "{gpu}");
+    }
+}

@@ -1,0 +1,116 @@
+//! The ledger against the truth: after random calls of all kinds, right ones and wrong ones, while the driver fails by itself, each kind of
+//! memory is charged exactly what the published rule says of what the driver has given.
+//!
+//! `cargo test -p deepres-e2e --test ledger -- --ignored --nocapture` is the long run, ten million calls in four to seven minutes.
+
+use std::time::Duration;
+
+use deepres_e2e::{Host, clients::conformance};
+use serde_json::Value;
+
+/// Calls of a sequence.
+const CALLS: u64 = 40_000;
+const MANY_CALLS: u64 = 10_000_000;
+/// Comparisons on the way.
+const LOOKS: u64 = 20;
+/// A part of the sequence between two comparisons takes no longer.
+const WITHIN: Duration = Duration::from_secs(3600);
+/// Less than a sequence wants: it is refused again and again.
+const TIGHT_BYTES: u64 = 96 << 20;
+/// What small modules take at most beyond what they count for: a sequence has four contexts, and those of each are in a block.
+const BEYOND_BYTES: u64 = 4 * (2 << 20);
+/// The step by which the simulated driver lets a pool grow. Where the limit leaves less, a request goes to the driver if the pool has enough to spare; if that is in
+/// too many pieces the pool grows all the same, once, which is undone before the answer.
+const GROWTH_BYTES: u64 = 32 << 20;
+/// More than it wants, and a limit nevertheless.
+const WIDE_BYTES: u64 = 1 << 40;
+/// Errors that the driver answers by injection, each at its own pace.
+const FAULTS: &str = "cuMemAlloc_v2:every:5:2,cuMemAllocPitch_v2:every:7:1,cuMemAllocManaged:every:3:999,cuMemFree_v2:every:4:700,\
+cuMemAllocAsync:every:5:2,cuMemFreeAsync:every:6:719,cuMemCreate:every:5:2,cuMemRelease:every:4:1,cuMemMap:every:5:98765,\
+cuMemUnmap:every:4:1,cuArrayCreate_v2:every:3:2,cuArrayDestroy:every:5:400,cuCtxDestroy_v2:every:3:201";
+/// Kinds in the order in which the simulated driver tells of them, in `ps`'s words.
+const MANAGED: usize = 1;
+const KINDS: [&[&str]; 7] =
+    [&["linear", "pitch"], &["managed"], &["pool"], &["physical"], &["array"], &["graph"], &["code"]];
+/// After the kinds: what the GPU has given out beyond them, modulo 2⁶⁴, since small modules count in units and take blocks.
+const BEYOND: usize = KINDS.len();
+
+fn assert_exact(seed: u64, calls: u64, limit_bytes: u64, faults: &str) {
+    // Contexts' own memory is none, so that the GPU's record is of allocations alone.
+    let host = Host::new().simgpu("context_overhead_bytes = 0\n").lasting(WITHIN);
+    let _daemon = host.daemon();
+    let mut command = host.preloaded(conformance());
+    let (number, every) = (seed.to_string(), (calls / LOOKS).to_string());
+    command.args(["--sequence", &calls.to_string(), "--seed", &number, "--account", &every]);
+    command.env("SIMGPU_FAULTS", faults).env("DEEPRES_TENANT", "random");
+    command.env("DEEPRES_MEMORY", limit_bytes.to_string());
+    let mut client = host.spawn(command);
+    let looks = (1..=LOOKS).map(|look| (calls / LOOKS * look).to_string());
+    for stage in looks.chain(["cleaned".to_owned()]) {
+        let prefix = format!("account {stage} ");
+        let line = client.await_line(|line| line.starts_with(&prefix), WITHIN);
+        let truth: Vec<u64> =
+            line[prefix.len()..].split(' ').map(|word| word.parse().expect("a number")).collect();
+        let ps: Value = serde_json::from_str(&host.finish(host.deepres(&["ps", "--json"])).success().stdout)
+            .expect("JSON");
+        let account = &ps["tenants"][0]["gpus"][0];
+        let held = |kind: &&str| account["memory_by_kind"][*kind].as_u64().unwrap_or(0);
+        let ledger: Vec<u64> = KINDS.iter().map(|kinds| kinds.iter().map(held).sum()).collect();
+        assert_eq!(
+            ledger,
+            truth[..KINDS.len()],
+            "seed {seed}, after {prefix}: linear and pitch, managed, pool, physical, array, graph, code"
+        );
+        let held_bytes = ledger.iter().sum::<u64>();
+        assert!(held_bytes <= limit_bytes, "seed {seed}: {held_bytes} held at rest");
+        assert_eq!(
+            account["memory_bytes"].as_u64(),
+            Some(held_bytes),
+            "seed {seed}: the sum is the ledger's"
+        );
+        // Managed memory is the host's until the GPU uses it.
+        let (managed, gpu) = (truth[MANAGED], host.truth().gpus[0]);
+        assert_eq!(
+            gpu.memory_used_bytes,
+            held_bytes.wrapping_add(truth[BEYOND]) - managed,
+            "seed {seed}: the GPU's own record"
+        );
+        let most_bytes = limit_bytes + BEYOND_BYTES + GROWTH_BYTES;
+        assert!(gpu.memory_peak_bytes <= most_bytes, "seed {seed}: {gpu:?}");
+        assert!(
+            stage != "cleaned" || truth.iter().all(|sum| *sum == 0),
+            "seed {seed}: {line}: everything was freed"
+        );
+        client.say("");
+    }
+    client.await_line(|line| line == "end", WITHIN);
+    let refusals = host.ps().tenant("random").refusals;
+    assert!(
+        limit_bytes != TIGHT_BYTES || refusals > calls / LOOKS / LOOKS,
+        "seed {seed}: {refusals} refused"
+    );
+    client.finish(WITHIN).success();
+}
+
+/// Half of the sequences run against a limit.
+fn assert_all_exact(seeds: [u64; 2], calls: u64, faults: &str) {
+    for (seed, limit_bytes) in seeds.into_iter().zip([WIDE_BYTES, TIGHT_BYTES]) {
+        assert_exact(seed, calls, limit_bytes, faults);
+    }
+}
+
+#[test]
+fn after_random_calls_the_ledger_is_what_the_driver_has_given_by_the_published_rule() {
+    assert_all_exact([101, 102], CALLS, "");
+}
+
+#[test]
+fn after_random_calls_of_a_failing_driver_the_ledger_is_what_it_has_given_by_the_published_rule() {
+    assert_all_exact([201, 202], CALLS, FAULTS);
+}
+
+#[test]
+#[ignore = "deep: takes minutes"]
+fn after_ten_million_random_calls_of_a_failing_driver_the_ledger_is_what_it_has_given() {
+    assert_all_exact([301, 302], MANY_CALLS / 2, FAULTS);
+}

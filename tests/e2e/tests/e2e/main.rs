@@ -1,0 +1,74 @@
+//! The end-to-end tests: one program, so that it is linked once.
+//!
+//! A test names its track by where it stands and by its attributes:
+//!
+//! | track | mark | how it runs |
+//! |---|---|---|
+//! | quick | none | beside others, eight at a time |
+//! | quick, measuring | in a module `measured` | alone on the machine, after the others |
+//! | deep | `#[ignore = "deep: …"]` | with `cargo xtask test --deep` |
+//! | large | `#[ignore = "large: …"]` | with `cargo xtask test --deep`, with a framework from PyPI |
+
+mod admission;
+mod agreement;
+mod allocators;
+mod bad_input;
+mod captures;
+mod cgroups;
+mod chaos;
+mod clients;
+mod conformance;
+mod containers;
+mod contention;
+mod contexts;
+mod copies;
+mod coverage;
+mod deaths;
+mod descriptors;
+mod every_call;
+mod faults;
+mod gangs;
+mod graph_memory;
+mod hardships;
+mod hot_path;
+mod ipc;
+mod joining;
+mod kept;
+mod killed;
+mod known_failures;
+mod large;
+mod latency;
+mod ledger;
+mod loader_life;
+mod memory;
+mod metered;
+mod metering;
+mod nvml;
+mod overdue;
+mod overheads;
+mod oversubscribe;
+mod pause;
+mod pieces;
+mod pressure;
+mod process_life;
+mod ps;
+mod reconciliation;
+mod recording;
+mod restarts;
+mod rights;
+mod run_command;
+mod sequences;
+mod set;
+mod shareable;
+mod sharing;
+mod standalone;
+mod storm;
+mod stuck_log;
+mod suspend;
+mod suspend_training;
+mod together;
+mod training;
+mod transparency;
+mod unmanaged;
+mod walked;
+mod ways_in;

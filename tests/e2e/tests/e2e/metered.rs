@@ -1,0 +1,254 @@
+//! Programs that deepres is not inside of are metered from outside, by probes in the real kernel at the library that they use.
+//!
+//! Takes root and kernel programs in the daemon (`cargo xtask ebpf`).
+
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use deepres_e2e::clients::{CLibrary, Way, c_client, c_library, c_program_on};
+use deepres_e2e::probes::are_possible;
+use deepres_e2e::{Host, Process, host::COMMAND_LIMIT};
+use serde_json::Value;
+
+/// One test at a time, where there are probes: the kernel puts them in place and takes them away one after the other on the whole host, which
+/// has one daemon elsewhere.
+fn alone() -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    are_possible().then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Waits until those who are metered are as wanted.
+#[track_caller]
+fn await_metered(host: &Host, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    loop {
+        let processes = host.status()["metering"]["processes"].as_array().expect("a list").clone();
+        if wanted(&processes) {
+            return processes;
+        }
+        assert!(Instant::now() < deadline, "{processes:#?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn all_ended(processes: &[Value], count: usize) -> bool {
+    processes.len() == count && processes.iter().all(|process| process["state"] == "ended")
+}
+
+#[test]
+fn every_launch_of_a_program_that_is_not_preloaded_is_counted_from_the_first_one_on() {
+    let Some(_alone) = alone() else { return };
+    let host = Host::new();
+    let _daemon = host.daemon();
+    // Hundreds of threads that launch for two kinds of default streams.
+    let storm = c_client("storm", Way::Dlsym);
+    let job = host.spawn(host.run(&["--no-preload", "--name", "outside"], &storm, &[]));
+    let said = job.finish(COMMAND_LIMIT).success();
+    assert!(!said.stderr.contains("not counted"), "{}", said.stderr);
+    let launches = said.json()["kernel_launches"].as_u64().unwrap();
+    let ended = await_metered(&host, |processes| all_ended(processes, 1)).swap_remove(0);
+    assert_eq!((&ended["tenant"], &ended["launches"]), (&"outside".into(), &launches.into()), "{ended}");
+    assert_eq!(ended["functions"]["cuLaunchKernel_ptsz"], launches / 2);
+    let shown = host.finish(host.deepres(&["ps", "-v"])).success().stdout;
+    assert!(shown.contains("METERED") && shown.contains(&launches.to_string()), "{shown}");
+    assert_eq!(host.status()["unmanaged"].as_array().map(Vec::len), Some(0), "it is known");
+}
+
+#[test]
+fn children_are_metered_and_tenants_of_the_same_library_are_not() {
+    let Some(_alone) = alone() else { return };
+    const CHILD: &str = "import ctypes, time\n\
+        cuda = ctypes.CDLL('libcuda.so.1')\n\
+        cuda.cuInit(0)\n\
+        time.sleep(1)\n\
+        for _ in range(700): cuda.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None)\n\
+        memory = ctypes.c_void_p()\n\
+        for _ in range(3): cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 20))\n";
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let tenant = host.spawn(host.run(&["--name", "inside"], c_client("storm", Way::Dlsym), &[]));
+    let job = host.run(
+        &["--no-preload", "--name", "outside"],
+        "sh",
+        &["-c", "python3 -c \"$0\"; python3 -c \"$0\"", CHILD],
+    );
+    host.spawn(job).finish(COMMAND_LIMIT).success();
+    tenant.finish(COMMAND_LIMIT).success();
+    // The shell was named, and has no library of its own.
+    let ended = await_metered(&host, |processes| all_ended(processes, 3));
+    let shown: Vec<_> = ended
+        .iter()
+        .map(|process| {
+            (
+                process["launches"].as_u64(),
+                process["allocations"].as_u64(),
+                process["allocated_bytes"].as_u64(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        shown.iter().filter(|counts| **counts == (Some(700), Some(3), Some(3 << 20))).count(),
+        2,
+        "{ended:#?}"
+    );
+    assert!(ended.iter().all(|process| process["tenant"] == "outside"), "{ended:#?}");
+}
+
+#[test]
+fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
+    let Some(_alone) = alone() else { return };
+    const LIBRARIES: usize = 20;
+    /// Of one process no more are looked at: no program has so many.
+    const PROBED: usize = 16;
+    const MAKER: &str = "import ctypes, fcntl, glob, os, sys\n\
+        made = [ctypes.CDLL(path) for path in glob.glob(sys.argv[1] + '/libcuda.so.*')]\n\
+        device = os.open('/dev/vga_arbiter', os.O_RDWR)\n\
+        try: fcntl.ioctl(device, 0xc020462a, bytearray(32))\n\
+        except OSError: pass\n\
+        print('{}', flush=True)\n\
+        sys.stdin.read()";
+    let host = Host::new().config("[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n");
+    let mut daemon = host.daemon();
+    // Each a library of its own, as the kernel tells them apart.
+    let make = |name: &str| {
+        let folder = host.path().join(name);
+        std::fs::create_dir(&folder).expect("a folder");
+        for number in 0..LIBRARIES {
+            std::fs::copy(c_library("inside"), folder.join(format!("libcuda.so.{number}"))).expect("a copy");
+        }
+        let mut command = host.command("python3");
+        command.args(["-c", MAKER]).arg(&folder);
+        let mut maker = host.spawn(command);
+        maker.await_json(COMMAND_LIMIT);
+        let pid = maker.pid().to_string();
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while host.finish(host.deepres(&["adopt", &pid, "--name", name])).code != 0 {
+            assert!(Instant::now() < deadline, "it is not found");
+            thread::sleep(Duration::from_millis(50));
+        }
+        let metered =
+            await_metered(&host, |processes| processes.iter().any(|process| process["tenant"] == name));
+        let its = metered.into_iter().find(|process| process["tenant"] == name).expect("it is listed");
+        assert_eq!(its["libraries"].as_array().map(Vec::len), Some(PROBED), "{its:#}");
+        maker
+    };
+    let maker = make("maker");
+    let other = host.run(&["--no-preload", "--name", "other"], c_client("storm", Way::Dlsym), &[]);
+    let launches = host.finish(other).success().json()["kernel_launches"].clone();
+    let is_other = |process: &&Value| process["tenant"] == "other" && process["state"] == "ended";
+    let ended = await_metered(&host, |processes| processes.iter().any(|process| is_other(&process)));
+    let other = ended.iter().find(is_other).expect("it is listed");
+    assert_eq!(other["launches"], launches, "{other}");
+    // What a job brought goes with it, though somebody else is metered all the while.
+    let _stays = host.spawn(host.run(&["--no-preload", "--name", "stays"], "sleep", &["60"]));
+    maker.finish(COMMAND_LIMIT).success();
+    let forgotten = |line: &str| line.contains("probed no more") && line.contains("/maker/libcuda.so");
+    daemon.await_error_line(forgotten, COMMAND_LIMIT);
+}
+
+#[test]
+fn a_static_program_is_metered_by_its_own_symbols_and_a_stripped_one_says_why_not() {
+    let Some(_alone) = alone() else { return };
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let program = c_program_on(CLibrary::Static, "inside");
+    let said = host.finish(host.run(&["--no-preload"], &program, &["5000", "40"])).success();
+    assert_eq!(said.json()["called"], 5041);
+    let ended = await_metered(&host, |processes| all_ended(processes, 1)).swap_remove(0);
+    assert_eq!((&ended["launches"], &ended["allocations"]), (&5000.into(), &40.into()), "{ended}");
+    assert_eq!(ended["allocated_bytes"], 40 << 20);
+
+    let stripped = host.path().join("stripped");
+    let strip = Command::new("strip").args(["-s", "-o"]).arg(&stripped).arg(&program).status();
+    assert!(strip.expect("binutils are there").success());
+    let mut job = host.run(&["--no-preload"], &stripped, &["10", "0"]);
+    // Nor is there a library.
+    job.env_remove("LD_LIBRARY_PATH");
+    let said = host.finish(job).success();
+    assert!(
+        said.stderr.contains("what it launches is not counted") && said.stderr.contains("stripped"),
+        "{}",
+        said.stderr
+    );
+}
+
+#[test]
+fn a_program_that_was_adopted_is_metered_from_then_on() {
+    let Some(_alone) = alone() else { return };
+    const STRANGER: &str = "import ctypes, os, signal, sys\n\
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n\
+        cuda = ctypes.CDLL('libcuda.so.1')\n\
+        cuda.cuInit(0)\n\
+        device = os.open('/dev/vga_arbiter', os.O_RDWR)\n\
+        def launch(count):\n\
+        \x20for _ in range(count): cuda.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None)\n\
+        launch(10)\n\
+        print('{}', flush=True)\n\
+        signal.sigwait({signal.SIGUSR1})\n\
+        launch(123)\n\
+        while sys.stdin.buffer.read(4096): pass\n";
+    let host = Host::new().config("[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n");
+    let mut command = host.command("python3");
+    command.args(["-c", STRANGER]);
+    let mut stranger: Process = host.spawn(command);
+    stranger.await_json(COMMAND_LIMIT);
+    let _daemon = host.daemon();
+    let pid = stranger.pid().to_string();
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    while host.status()["unmanaged"].as_array().is_none_or(Vec::is_empty) {
+        assert!(Instant::now() < deadline, "it is not found");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let adopted = host.finish(host.deepres(&["adopt", &pid, "--name", "nightly"])).success();
+    assert_eq!(adopted.stderr, "", "it is metered");
+    stranger.signal(rustix::process::Signal::USR1);
+    let metered =
+        await_metered(&host, |processes| processes.iter().any(|process| process["launches"] == 123));
+    assert_eq!((&metered[0]["tenant"], &metered[0]["state"]), (&"nightly".into(), &"metered".into()));
+    // Who is adopted anew is the other tenant's everywhere, and counted on.
+    host.finish(host.deepres(&["adopt", &pid, "--name", "daily"])).success();
+    let metered =
+        await_metered(&host, |processes| processes.iter().all(|process| process["tenant"] == "daily"));
+    assert_eq!((metered.len(), &metered[0]["launches"]), (1, &123.into()));
+    assert_eq!(host.status()["unmanaged"][0]["tenant"], "daily");
+    for name in ["", "\x1b[31mred", &"x".repeat(300)] {
+        let refused = host.finish(host.deepres(&["adopt", &pid, "--name", name]));
+        assert_eq!(refused.code, 2, "{name:?}: {}", refused.stderr);
+    }
+    stranger.finish(COMMAND_LIMIT).success();
+}
+
+/// These measure, so each has the machine to itself.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn a_metered_programs_child_that_cannot_be_probed_is_not_listed_as_unmanaged() {
+        let Some(_alone) = alone() else { return };
+        const CHILD: &str = "import fcntl, os, time\n\
+        device = os.open('/dev/vga_arbiter', os.O_RDWR)\n\
+        for _ in range(30):\n\
+        \x20try: fcntl.ioctl(device, 0xc020462a, bytearray(32))\n\
+        \x20except OSError: pass\n\
+        \x20time.sleep(0.1)";
+        let host = Host::measuring().config("[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n");
+        let mut daemon = host.daemon();
+        // After a daemon's start nobody is told of for two seconds.
+        thread::sleep(Duration::from_millis(2_200));
+        let mut job =
+            host.run(&["--no-preload", "--name", "outside"], "sh", &["-c", "python3 -c \"$0\"; true", CHILD]);
+        // Nor is there a library.
+        job.env_remove("LD_LIBRARY_PATH");
+        host.spawn(job).finish(COMMAND_LIMIT).success();
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while host.status()["probes"]["calls"].as_u64().is_none_or(|calls| calls < 30) {
+            assert!(Instant::now() < deadline, "its calls are not seen");
+            thread::sleep(Duration::from_millis(50));
+        }
+        daemon.signal(rustix::process::Signal::TERM);
+        let log = daemon.await_end(COMMAND_LIMIT).success().stderr;
+        assert!(!log.contains("an unmanaged process uses"), "{log}");
+    }
+}

@@ -1,0 +1,332 @@
+//! deepres' meter beside the record of the simulated GPU, for programs that launch at every pace. The gate is open throughout: nothing here depends on
+//! how fast the machine is, for meter and record are of the same time.
+
+use std::{thread, time::Duration};
+
+use deepres_e2e::{
+    Host, Process,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+
+/// Kernels by name; a launch costs the GPU 1 µs more each. Those with a k leave room for others on the SMs, those with a w do not.
+const SIMGPU_TOML: &str = r#"
+kernel = [
+    { name = "k2", ns = 1000, sm_ppm = 100000 },
+    { name = "k6", ns = 5000, sm_ppm = 100000 },
+    { name = "k20", ns = 19000, sm_ppm = 100000 },
+    { name = "k80", ns = 79000, sm_ppm = 100000 },
+    { name = "k200", ns = 199000, sm_ppm = 100000 },
+    { name = "k5000", ns = 4999000 },
+    { name = "k100000", ns = 99999000 },
+    { name = "w300", ns = 299000, sm_ppm = 1000000 },
+]
+"#;
+/// Long enough for hundreds of segments.
+const MEASURED: Duration = Duration::from_secs(2);
+/// The same where threads meet by chance: how much their kernels overlap is known from samples, of which so long has enough.
+const MEASURED_BY_CHANCE: Duration = Duration::from_secs(10);
+/// The same where one kernel in six has most of the time and is seen by itself some eighty times a second: 0.3 points is then the standard error of
+/// what is charged, of kernels whose times are scattered by half (0.75 in six seconds and 0.37 in thirty, over six and eight runs).
+const MEASURED_BY_FEW: Duration = Duration::from_secs(50);
+/// Until kernels are known and the meter has what it needs.
+const SETTLED: Duration = Duration::from_millis(700);
+/// What the meter may be off, in points of the time.
+const ALLOWED_POINTS: f64 = 1.0;
+
+fn start(host: &Host, arguments: &[&str]) -> Process {
+    let mut client =
+        host.spawn(host.run(&["--name", "paced"], c_client("pace", Way::ProcAddress), arguments));
+    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+    client
+}
+
+/// Runs the pattern alone and compares kernels' time, and copies', with the record.
+fn assert_exact(arguments: &[&str]) {
+    assert_exact_but_for(Duration::ZERO, arguments);
+}
+
+/// The same, where so much may be running at the end that is not charged yet: the meter charges a kernel when it is complete.
+fn assert_exact_but_for(running: Duration, arguments: &[&str]) {
+    assert_exact_on(SIMGPU_TOML, MEASURED, running, arguments);
+}
+
+/// The same for threads that meet by chance.
+fn assert_exact_by_chance(arguments: &[&str]) {
+    assert_exact_on(SIMGPU_TOML, MEASURED_BY_CHANCE, Duration::ZERO, arguments);
+}
+
+/// The same on a GPU that is like this.
+fn assert_exact_on(simgpu_toml: &str, measured: Duration, running: Duration, arguments: &[&str]) {
+    let host = Host::measuring().simgpu(simgpu_toml);
+    let _daemon = host.daemon();
+    let _client = start(&host, arguments);
+    thread::sleep(SETTLED);
+    let (began_ns, before) = look(&host);
+    thread::sleep(measured);
+    let (ended_ns, after) = look(&host);
+    let allowed = ALLOWED_POINTS + running.as_secs_f64() / measured.as_secs_f64() * 100.0;
+    for (gpu, (before, after)) in before.into_iter().zip(after).enumerate() {
+        for (index, what) in ["kernels", "copies"].into_iter().enumerate() {
+            let percent = |after: [u64; 2], before: [u64; 2]| {
+                (after[index] - before[index]) as f64 * 100.0 / (ended_ns - began_ns) as f64
+            };
+            let metered = percent(after.metered, before.metered);
+            let truth = percent(after.truth, before.truth);
+            let line =
+                format!("{what} on GPU {gpu}: metered {metered:.2} %, in truth {truth:.2} % of the time");
+            println!("{line}");
+            assert!((metered - truth).abs() <= allowed, "{line}");
+        }
+    }
+}
+
+/// The times of kernels, with the GPU's switches between contexts, and of copies on one GPU, ns: by deepres' meter, and by the record.
+#[derive(Clone, Copy)]
+struct Times {
+    metered: [u64; 2],
+    truth: [u64; 2],
+}
+
+/// Both for each GPU, and when that was.
+fn look(host: &Host) -> (u64, Vec<Times>) {
+    let status = host.status();
+    let truth = host.truth();
+    let tenants = status["tenants"].as_array().expect("a list");
+    let tenant = tenants.iter().find(|tenant| tenant["name"] == "paced").expect("it is there");
+    let pid = tenant["sessions"][0]["pid"].as_u64().expect("its process");
+    let process = truth.processes.iter().find(|process| u64::from(process.pid) == pid);
+    let accounts = tenant["gpus"].as_array().expect("a list");
+    let gpus = process.expect("it is attached").gpus.iter().zip(&truth.gpus);
+    let times = gpus.enumerate().map(|(index, (gpu, whole))| {
+        let account = accounts.iter().find(|account| account["gpu"].as_u64() == Some(index as u64));
+        let metered = |key: &str| account.map_or(0, |account| account[key].as_u64().expect("a number"));
+        Times {
+            metered: [metered("gpu_ns"), metered("copy_ns")],
+            // Nobody else is there: where the GPU goes from one context to another, that is for this process.
+            truth: [gpu.kernel_busy_ns + whole.switch_ns, gpu.copy_busy_ns],
+        }
+    });
+    (truth.at_ns, times.collect())
+}
+
+/// These measure, so each has the machine to itself.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn small_kernels_with_gaps() {
+        assert_exact(&["k6", "wait:32"]);
+    }
+
+    #[test]
+    fn kernels_of_many_lengths_with_gaps() {
+        assert_exact(&[
+            "k6", "wait:30", "k20", "wait:25", "k2", "wait:10", "k80", "wait:100", "k6", "k6", "wait:20",
+        ]);
+    }
+
+    #[test]
+    fn records_that_cost_coarse_events_and_a_clock_that_drifts() {
+        let hard = "event_step_ns = 1000\nrecord_cost_ns = 2000\nclock_drift_ppb = 50000\n";
+        let pattern = ["k20", "wait:150", "k80x5", "wait:300", "k200", "sync", "wait:100"];
+        assert_exact_on(&format!("{hard}{SIMGPU_TOML}"), MEASURED, Duration::ZERO, &pattern);
+    }
+
+    #[test]
+    fn kernels_that_take_another_time_each() {
+        // What was seen of a kernel stands for those that are counted and not timed: it has to be right in the mean.
+        let patterns = [
+            (MEASURED_BY_CHANCE, &["k6", "wait:32"][..]),
+            (MEASURED_BY_FEW, &["k20", "wait:25", "k2", "wait:10", "k80", "wait:100", "k6x3", "wait:20"]),
+            (MEASURED_BY_CHANCE, &["k20x50", "wait:2000", "k6x3", "wait:300", "sync", "wait:500"]),
+            (MEASURED_BY_CHANCE, &["graph:k6x20", "wait:200", "graph:k20x5", "wait:50"]),
+        ];
+        for (seed, (measured, steps)) in patterns.into_iter().enumerate() {
+            let jitter = format!("kernel_jitter_ppm = 500000\njitter_seed = {seed}\n{SIMGPU_TOML}");
+            assert_exact_on(&jitter, measured, Duration::ZERO, steps);
+        }
+    }
+
+    #[test]
+    fn storms_of_the_smallest_kernels() {
+        assert_exact(&["k2x1000", "sync"]);
+    }
+
+    #[test]
+    fn bursts_with_pauses() {
+        assert_exact(&["k20x50", "wait:2000", "k6x3", "wait:300", "sync", "wait:500"]);
+    }
+
+    #[test]
+    fn a_full_queue() {
+        assert_exact(&["k200x500", "sync"]);
+    }
+
+    #[test]
+    fn long_kernels_with_a_sync_each() {
+        assert_exact(&["k5000", "sync", "wait:1000"]);
+    }
+
+    #[test]
+    fn kernels_of_a_tenth_of_a_second() {
+        assert_exact_but_for(Duration::from_millis(100), &["k100000", "sync", "wait:20000"]);
+    }
+
+    #[test]
+    fn the_legacy_stream_with_gaps() {
+        assert_exact(&["--default", "legacy", "k6", "wait:40", "k20x5", "wait:700"]);
+    }
+
+    #[test]
+    fn per_thread_streams_with_gaps() {
+        assert_exact_by_chance(&["--default", "per-thread", "--threads", "2", "k20", "wait:150"]);
+    }
+
+    #[test]
+    fn streams_in_turn_with_gaps() {
+        assert_exact(&["--streams", "4", "k20", "wait:30"]);
+    }
+
+    #[test]
+    fn streams_whose_kernels_overlap() {
+        assert_exact(&["--streams", "4", "k80", "wait:30", "k20", "wait:80"]);
+    }
+
+    #[test]
+    fn threads_whose_kernels_overlap_by_chance() {
+        assert_exact_by_chance(&["--threads", "3", "k80", "wait:200", "k20", "wait:70"]);
+    }
+
+    #[test]
+    fn streams_of_several_priorities() {
+        let streams = ["--streams", "3", "--priorities", "3"];
+        // Those of the least wait for the others' on the SMs.
+        assert_exact_by_chance(&[&streams[..], &["w300x30", "sync", "wait:500"]].concat());
+        assert_exact_by_chance(&[&streams[..], &["k80", "wait:30", "k20", "wait:80"]].concat());
+    }
+
+    #[test]
+    fn graphs_whose_conditions_hold_for_any_number_of_rounds() {
+        // A launch takes up to 24 ms, and some are in flight at each look.
+        let many = format!("while_rounds = 100\n{SIMGPU_TOML}");
+        let running = Duration::from_millis(100);
+        let assert = |steps: &[&str]| assert_exact_on(&many, MEASURED_BY_CHANCE, running, steps);
+        assert(&["while:k20x2", "wait:200"]);
+        assert_exact(&["while:k20x10", "sync", "wait:300", "graph:k6x20", "wait:50"]);
+    }
+
+    #[test]
+    fn graphs_with_conditions_between_kernels_on_a_stream_that_is_always_busy() {
+        let many = format!("while_rounds = 100\n{SIMGPU_TOML}");
+        let steps = ["while:k80x3", "k20x5", "wait:70", "while:k2"];
+        assert_exact_on(&many, MEASURED_BY_CHANCE, Duration::from_millis(100), &steps);
+    }
+
+    #[test]
+    fn graphs_with_conditions_on_several_streams() {
+        assert_exact(&["--streams", "2", "while:k80x5", "wait:100", "k20", "wait:50", "while:k20x3"]);
+    }
+
+    #[test]
+    fn several_contexts_in_turn() {
+        assert_exact(&["--contexts", "3", "--streams", "6", "k20", "wait:60", "k80", "wait:150"]);
+    }
+
+    #[test]
+    fn copies_in_several_contexts_in_turn() {
+        let contexts = ["--contexts", "3", "--streams", "6"];
+        assert_exact(&[&contexts[..], &["k200", "sync", "to:2000000", "sync", "k80", "wait:300"]].concat());
+    }
+
+    #[test]
+    fn several_gpus_of_one_process() {
+        let host = format!("gpus = 2\n{SIMGPU_TOML}");
+        let two = ["--gpus", "2", "--contexts", "2", "--streams", "2"];
+        let assert = |steps: &[&str]| {
+            assert_exact_on(&host, MEASURED, Duration::ZERO, &[&two[..], steps].concat());
+        };
+        // The one has more to do than the other.
+        assert(&["k20", "wait:50", "k80", "wait:100"]);
+        assert(&["k200x9", "k20", "sync", "wait:300"]);
+        let running = Duration::from_millis(20);
+        let long = [&two[..], &["k5000", "k80x31", "to:4000000", "sync"]].concat();
+        assert_exact_on(&host, MEASURED, running, &long);
+        assert(&["graph:k6x20", "wait:100", "k20x4", "wait:90"]);
+    }
+
+    #[test]
+    fn several_contexts_on_several_gpus() {
+        let keys = format!("gpus = 2\n{SIMGPU_TOML}");
+        let four =
+            ["--gpus", "2", "--contexts", "4", "--streams", "4", "k20", "wait:70", "k80", "wait:90", "k6"];
+        assert_exact_on(&keys, MEASURED, Duration::ZERO, &four);
+    }
+
+    #[test]
+    fn graphs_with_gaps() {
+        assert_exact(&["graph:k6x20", "wait:200", "graph:k20x5", "wait:50"]);
+    }
+
+    #[test]
+    fn copies_between_kernels() {
+        assert_exact(&["to:1000000", "k20x10", "to:4000000", "k80", "wait:100"]);
+    }
+
+    #[test]
+    fn host_functions_and_waits_between_kernels() {
+        assert_exact(&["--streams", "2", "k80", "host:200", "k20", "after:0", "k20", "wait:400"]);
+    }
+
+    #[test]
+    fn waits_of_all_streams_of_a_context_between_kernels() {
+        assert_exact(&["--streams", "2", "k20", "k20", "host:200", "all:0", "k20", "k20", "wait:400"]);
+    }
+
+    #[test]
+    fn what_is_queued_in_a_context_that_is_destroyed_is_charged_too() {
+        for kernel in ["k200", "k5000"] {
+            let host = Host::measuring().simgpu(SIMGPU_TOML);
+            let _daemon = host.daemon();
+            let client = c_client("drains", Way::Dlsym);
+            let mut client = host.spawn(host.run(&["--name", "drains"], client, &[kernel]));
+            let said = client.await_json(COMMAND_LIMIT);
+            let launched = said["kernel_launches"].as_u64();
+            let ps = host
+                .await_ps(|ps| Some(ps.tenant("drains").kernel_launches) == launched, Duration::from_secs(5));
+            let metered_ns = ps.tenant("drains").gpu_ns;
+            let true_ns: u64 =
+                host.truth().processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum();
+            println!("{kernel}: metered {metered_ns} ns, in truth {true_ns} ns");
+            // What the first of a kernel takes is not known, and then it is the time that there was for it.
+            assert!(
+                metered_ns.abs_diff(true_ns) < true_ns / 10,
+                "{kernel}: metered {metered_ns} ns of {true_ns} ns"
+            );
+        }
+    }
+
+    #[test]
+    fn processes_of_a_tenant_that_pause_are_not_charged_for_each_others_time() {
+        let host = Host::measuring().simgpu(SIMGPU_TOML);
+        let _daemon = host.daemon();
+        let _clients = [(); 2].map(|()| start(&host, &["k5000", "sync", "wait:15000"]));
+        thread::sleep(SETTLED);
+        let look = || {
+            let ps = host.ps();
+            let truth = host.truth();
+            // All that ran is the tenant's, and so is the GPU's switching between its processes, in which nobody could have had it.
+            let gpu = &truth.gpus[0];
+            (truth.at_ns, ps.tenant("paced").gpu_ns, gpu.busy_ns + gpu.switch_ns)
+        };
+        let before = look();
+        thread::sleep(MEASURED_BY_CHANCE);
+        let after = look();
+        let percent =
+            |after: u64, before: u64, of: (u64, u64)| (after - before) as f64 * 100.0 / (of.1 - of.0) as f64;
+        let time = (before.0, after.0);
+        let (metered, truth) = (percent(after.1, before.1, time), percent(after.2, before.2, time));
+        println!("metered {metered:.2} % of the time, in truth {truth:.2} %");
+        assert!((metered - truth).abs() <= ALLOWED_POINTS, "metered {metered:.2} %, in truth {truth:.2} %");
+    }
+}

@@ -1,0 +1,111 @@
+//! Work that does not end is told of.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_e2e::{
+    Host,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+};
+
+/// A kernel that stays for good.
+const SIMGPU_TOML: &str = r#"kernel = [{ name = "persistent", ns = 1000000000000 }]"#;
+/// Two seconds, on a busy machine.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+
+#[test]
+fn a_kernel_that_stays_for_good_is_told_of() {
+    let host = Host::new().simgpu(SIMGPU_TOML);
+    let mut daemon = host.daemon();
+    let arguments = ["--kernel", "persistent", "--sync-every", "1"];
+    let mut client = host.spawn(host.run(&["--name", "stays"], c_client("backlog", Way::Dlsym), &arguments));
+    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+    let told = daemon.await_error_line(|line| line.contains("work that does not end"), TOLD_WITHIN);
+    assert!(told.contains(&host.ps().tenant("stays").sessions[0].pid.to_string()), "{told}");
+    let shown = host.finish(host.deepres(&["ps"])).success().stdout;
+    assert!(
+        shown.lines().any(|line| line.starts_with("stays (") && line.contains("does not end")),
+        "{shown}"
+    );
+}
+
+/// Kernels of the one who works beside it, and of the one who spins: longer than a hand-off waits, and than what counts as not ending.
+const BESIDE_TOML: &str = r#"
+kernel = [
+    { name = "short", ns = 1000000 },
+    { name = "spins", ns = 4000000000 },
+]
+"#;
+/// The GPU's own time-slicing gives each of two half of the time; a busy machine takes some of it.
+const LEAST_PERCENT: f64 = 10.0;
+/// Once it has the GPU to itself again.
+const ALONE_PERCENT: f64 = 60.0;
+const LOOKED_AT: Duration = Duration::from_secs(1);
+
+/// The part of the time in which a process had the GPU, percent.
+fn percent_of_time(host: &Host, pid: u32) -> f64 {
+    let look = || {
+        let truth = host.truth();
+        let process = truth.processes.iter().find(|process| process.pid == pid).expect("it is attached");
+        (truth.at_ns, process.gpus[0].kernel_busy_ns)
+    };
+    let (began_ns, before_ns) = look();
+    thread::sleep(LOOKED_AT);
+    let (ended_ns, after_ns) = look();
+    (after_ns - before_ns) as f64 * 100.0 / (ended_ns - began_ns) as f64
+}
+
+/// For how long `ps` says that work of a tenant does not end.
+fn overdue_ns(host: &Host, name: &str) -> Option<u64> {
+    let status = host.status();
+    let tenants = status["tenants"].as_array().expect("a list").clone();
+    let tenant = tenants.into_iter().find(|tenant| tenant["name"] == name).expect("it is there");
+    tenant["sessions"][0]["gpus"][0]["overdue_ns"].as_u64()
+}
+
+/// These measure, so each has the machine to itself.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn beside_a_kernel_that_spins_others_go_on_and_it_is_the_one_told_of_until_it_ends() {
+        let host = Host::measuring().simgpu(BESIDE_TOML);
+        let mut daemon = host.daemon();
+        let start = |name: &str, arguments: &[&str]| {
+            let mut client =
+                host.spawn(host.run(&["--name", name], c_client("backlog", Way::Dlsym), arguments));
+            client.await_line(|line| line == "ready", COMMAND_LIMIT);
+            client
+        };
+        let _works = start("works", &["--kernel", "short"]);
+        let works = host.ps().tenant("works").sessions[0].pid;
+        // One launch, and then it waits for the end of its input.
+        let mut spins = start("spins", &["--kernel", "spins", "--sync-every", "1", "--seconds", "0.001"]);
+        let pid = host.ps().tenant("spins").sessions[0].pid;
+        let told = daemon.await_error_line(|line| line.contains("work that does not end"), TOLD_WITHIN);
+        assert!(told.contains(&pid.to_string()), "{told}");
+        let shown = host.finish(host.deepres(&["ps"])).success().stdout;
+        let lines: Vec<&str> = shown.lines().filter(|line| line.contains("does not end")).collect();
+        assert!(lines.len() == 1 && lines[0].starts_with(&format!("spins ({pid})")), "{shown}");
+        assert!(overdue_ns(&host, "spins") >= Some(2_000_000_000), "{shown}");
+        assert_eq!(overdue_ns(&host, "works"), None, "{shown}");
+        let beside = percent_of_time(&host, works);
+        println!("{beside:.1} % of the time beside it");
+        assert!(beside > LEAST_PERCENT, "{beside:.1} % of the time");
+        // It ends after all, and nobody is told of.
+        spins.await_json(TOLD_WITHIN);
+        let is_over = || overdue_ns(&host, "spins").is_none();
+        let deadline = Instant::now() + TOLD_WITHIN;
+        while !is_over() {
+            assert!(Instant::now() < deadline, "it ended");
+            thread::sleep(Duration::from_millis(50));
+        }
+        let alone = percent_of_time(&host, works);
+        println!("{alone:.1} % of the time once it ended");
+        assert!(alone > ALONE_PERCENT, "{alone:.1} % of the time");
+        spins.finish(COMMAND_LIMIT).success();
+    }
+}

@@ -1,0 +1,132 @@
+//! `deepres run --record`: what clients ask of the driver is in the file, and the evaluation runs it as a workload.
+
+use std::{fs, path::Path, thread, time::Duration};
+
+use deepres_e2e::{
+    Host,
+    artefacts::clients_python,
+    clients::{Way, c_client, demo_simgpu, script},
+    host::COMMAND_LIMIT,
+};
+use deepres_eval::{
+    metrics,
+    policy::Policy,
+    scenario::Scenario,
+    trace::{Process, Trace},
+};
+
+/// Python clients import and compile first, on a machine that others use too.
+const CLIENT_LIMIT: Duration = Duration::from_secs(120);
+
+/// The process of a trace that launched.
+fn launcher(trace: &Trace) -> &Process {
+    trace.processes.iter().max_by_key(|process| process.launches.len()).expect("a process recorded")
+}
+
+/// Kernels that the simulated GPU ran, graphs' nodes included.
+fn kernels(host: &Host) -> u64 {
+    host.truth().processes.iter().map(|process| process.gpus[0].kernels).sum()
+}
+
+/// Runs what was recorded beside a second tenant that always has work.
+fn assert_replayable(file: &Path) {
+    let text = format!(
+        "name = \"replay\"\nshows = \"a trace\"\nduration_s = 90\nwarmup_s = 1\n\
+         [[tenant]]\nname = \"recorded\"\n[tenant.trace]\nfile = \"{}\"\npause_ms = 1\n\
+         [[tenant]]\nname = \"busy\"\n[tenant.steps]\nkernels = 100\nkernel_us = 500\n",
+        file.display()
+    );
+    let scenario = Scenario::parse(&text).expect("the trace is a workload");
+    for evaluated in metrics::evaluate(&scenario, &[Policy::Deepres, Policy::Gps]) {
+        let recorded = &evaluated.row.tenants[0];
+        assert!(recorded.demand > 0.0 && recorded.received > 0.0, "{recorded:?}");
+        // A kernel that began before what is measured counts whole where it ends.
+        assert!(evaluated.row.throughput <= 1.01, "{}", evaluated.row.throughput);
+    }
+}
+
+#[test]
+fn every_call_of_a_numba_client_is_in_its_trace_and_the_trace_is_a_workload() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let file = host.path().join("numba.trace");
+    let options = ["--record", file.to_str().expect("UTF-8"), "--memory", "1GiB"];
+    let client = script("numba_client").display().to_string();
+    let mut process = host.spawn(host.run(&options, &clients_python().python(), &[&client, "500"]));
+    let said = process.await_json(CLIENT_LIMIT);
+    process.finish(COMMAND_LIMIT).success();
+    let trace = Trace::read(&file).expect("a trace");
+    let recorded = launcher(&trace);
+    assert_eq!((recorded.lost, recorded.is_whole, trace.torn_bytes), (0, true, 0));
+    assert_eq!(recorded.launches.len() as u64, said["kernel_launches"].as_u64().expect("a number"));
+    assert_eq!(recorded.launches.len() as u64, kernels(&host));
+    assert!(recorded.names.values().any(|name| name.contains("add")), "{:?}", recorded.names);
+    assert!(
+        recorded.shapes.iter().all(|shape| shape.grid[0] > 0 && shape.block[0] > 0),
+        "{:?}",
+        recorded.shapes
+    );
+    assert!(!recorded.took.is_empty() && !recorded.copies.is_empty() && !recorded.allocations.is_empty());
+    assert!(!recorded.waits.is_empty());
+    assert_replayable(&file);
+}
+
+#[test]
+fn a_tinygrad_trainers_graphs_and_kernels_are_in_its_trace_and_the_trace_is_a_workload() {
+    let host = Host::new().simgpu(&demo_simgpu());
+    let _daemon = host.daemon();
+    let file = host.path().join("tinygrad.trace");
+    let options = ["--record", file.to_str().expect("UTF-8")];
+    let process = host.spawn(host.run_training(&options, &["--steps", "12"]));
+    process.finish(CLIENT_LIMIT).success();
+    let trace = Trace::read(&file).expect("a trace");
+    let recorded = launcher(&trace);
+    assert_eq!((recorded.lost, recorded.is_whole, trace.torn_bytes), (0, true, 0));
+    let graphs =
+        recorded.launches.iter().filter(|launch| recorded.shapes[launch.shape].grid == [0; 3]).count();
+    let singles = recorded.launches.len() - graphs;
+    assert!(
+        graphs > 0 && singles > 0 && (singles as u64) < kernels(&host),
+        "{graphs} graphs, {singles} kernels"
+    );
+    assert!(recorded.names.len() > 10, "{:?}", recorded.names);
+    assert!(recorded.took.values().all(|(count, ns)| *count > 0 && *ns > 0));
+    assert_replayable(&file);
+}
+
+#[test]
+fn what_a_client_that_was_killed_did_before_can_be_read() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let file = host.path().join("killed.trace");
+    let options = ["--record", file.to_str().expect("UTF-8")];
+    let mut client = host.spawn(host.run(
+        &options,
+        c_client("pace", Way::ProcAddress),
+        &["busy_200usx10", "sync", "wait:2000"],
+    ));
+    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+    thread::sleep(Duration::from_millis(500));
+    drop(client);
+    let trace = Trace::read(&file).expect("a trace");
+    let recorded = launcher(&trace);
+    assert!(!recorded.is_whole && recorded.launches.len() > 10, "{} launches", recorded.launches.len());
+    let stretches = trace.stretches().expect("work");
+    assert!(
+        stretches.iter().any(|stretch| stretch.kernels_ns.len() == 10),
+        "steps of ten kernels are stretches"
+    );
+    // And whatever else is cut off.
+    let bytes = fs::read(&file).expect("the file");
+    fs::write(&file, &bytes[..bytes.len() - 7]).expect("the file");
+    assert!(Trace::read(&file).expect("a trace").torn_bytes > 0);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_said_before_the_job_starts() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let command = host.run(&["--record", "/no-such-folder/x.trace"], c_client("hello", Way::Dlsym), &[]);
+    let finished = host.finish(command);
+    assert!(finished.code != 0 && finished.stderr.contains("cannot record into /no-such-folder/x.trace"));
+}

@@ -1,0 +1,532 @@
+//! Daemons that come and go under load: no launch is lost, accounts go on, nobody waits long.
+
+use std::{
+    fs,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{net::UnixDatagram, net::UnixListener, process::CommandExt},
+    },
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_e2e::{
+    Host, Process, Ps, alive,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+    random::Random,
+    shares::Window,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, listen, socket};
+use rustix::process::Signal;
+
+/// A new daemon begins with what the last one wrote, which is at most so old …
+const SAVED_EVERY: Duration = Duration::from_secs(1);
+/// … and what the write and the reading of both accounts take besides.
+const SAVING_TAKES: Duration = Duration::from_millis(200);
+/// After how long without a daemon launches go by themselves; the default. A launch waits for no longer when the daemon is killed: the end of
+/// the connection says so at once.
+const HEARTBEAT_LIMIT_MS: f64 = 250.0;
+/// What a launch takes besides where nothing says so but the heartbeat: until someone looks, and its turn among others.
+const SLACK_MS: f64 = 100.0;
+/// A launch that is to fail fails so soon after the daemon is gone, and its program ends: a limit, and what that takes besides.
+const FAILS_WITHIN: Duration = Duration::from_millis(HEARTBEAT_LIMIT_MS as u64 + 500);
+/// What deepres' own meter may differ from the record of the simulated GPU over a whole run, percent of the run.
+const ALLOWED_PERCENT: f64 = 2.0;
+/// How long a tenant takes to find a new daemon, on a busy machine.
+const RETURN_LIMIT: Duration = Duration::from_secs(5);
+/// Shares are right again after so long …
+const RIGHT_WITHIN: Duration = Duration::from_secs(1);
+/// … over so long …
+const MEASURED: Duration = Duration::from_millis(750);
+/// … to so many points: that is some thirty turns.
+const ALLOWED_POINTS: f64 = 4.0;
+/// Of so many restarts one is followed by a look at the shares.
+const MEASURED_EVERY: u32 = 4;
+/// How often a daemon is stopped.
+const STOPS: u32 = 20;
+
+fn backlog(host: &Host, name: &str, share: &str, seconds: u64) -> Process {
+    let seconds = seconds.to_string();
+    let arguments = ["--kernel", "busy_1000us", "--progress", "--seconds", &seconds];
+    let options = ["--name", name, "--share", share];
+    let mut client = host.spawn(host.run(&options, c_client("backlog", Way::Dlsym), &arguments));
+    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+    client
+}
+
+fn launches(client: &Process) -> u64 {
+    client.stdout().lines().rev().find_map(|line| line.parse().ok()).unwrap_or(0)
+}
+
+fn all_are_here(ps: &Ps) -> bool {
+    ["a", "b"].iter().all(|name| ps.find(name).is_some_and(|tenant| tenant.sessions.len() == 1))
+}
+
+fn descriptors(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).map(Iterator::count).unwrap_or(0)
+}
+
+/// GPU time that the simulated GPU has recorded of a process, ns.
+fn recorded_ns(host: &Host, pid: u32) -> u64 {
+    let truth = host.truth();
+    let process = truth.processes.iter().find(|process| process.pid == pid).expect("it used the GPU");
+    process.gpus[0].kernel_busy_ns
+}
+
+/// Kills the daemon so many times, starts the next one after a while each, and asserts all of what must hold.
+fn kill_often(times: u32) {
+    // What a round takes at most on average, and a look at the shares.
+    let seconds = 8 + u64::from(times) * 3 / 2 + u64::from(times / MEASURED_EVERY) * 2;
+    let host = Host::measuring().lasting(Duration::from_secs(seconds));
+    let mut random = Random::new();
+    let mut daemon = host.daemon();
+    let clients = [backlog(&host, "a", "70%", seconds), backlog(&host, "b", "30%", seconds)];
+    let ended = Instant::now() + Duration::from_secs(seconds);
+    let mut last = host.await_ps(all_are_here, COMMAND_LIMIT);
+    // The file has those who came before it was last written.
+    thread::sleep(SAVED_EVERY + SAVING_TAKES);
+    let mut open = None;
+    let mut ungoverned = Duration::ZERO;
+    let mut errors = Vec::new();
+    for round in 1..=times {
+        thread::sleep(Duration::from_millis(150) + random.millis(200));
+        let before = host.ps();
+        daemon.kill();
+        let killed = Instant::now();
+        thread::sleep(random.millis(300));
+        daemon = host.daemon();
+        let answered = Instant::now();
+        let first = host.ps();
+        for name in ["a", "b"] {
+            let earlier_ns = before.tenant(name).gpu_ns;
+            let later_ns = first.find(name).expect("the state file has it").gpu_ns;
+            let lost_ns = earlier_ns.saturating_sub(later_ns);
+            assert!(
+                lost_ns <= (SAVED_EVERY + SAVING_TAKES).as_nanos() as u64,
+                "{name} went back by {lost_ns} ns"
+            );
+            let gained_ns = later_ns.saturating_sub(earlier_ns);
+            assert!(gained_ns <= first.now_ns - before.now_ns, "{name} jumped by {gained_ns} ns");
+        }
+        // What was used since the last write is on the account once its process is back.
+        let after = host.await_ps(
+            |ps| {
+                all_are_here(ps)
+                    && ["a", "b"].iter().all(|name| {
+                        let (earlier, later) = (before.tenant(name), ps.tenant(name));
+                        later.gpu_ns >= earlier.gpu_ns && later.kernel_launches >= earlier.kernel_launches
+                    })
+            },
+            RETURN_LIMIT,
+        );
+        ungoverned += killed.elapsed();
+        for name in ["a", "b"] {
+            let later = after.tenant(name);
+            let passed_ns = after.now_ns - last.now_ns;
+            let grown_ns = later.gpu_ns - last.tenant(name).gpu_ns;
+            assert!(grown_ns <= passed_ns + passed_ns / 10 + 100_000_000, "{name} jumped by {grown_ns} ns");
+        }
+        last = after;
+        let now = ["a", "b"].map(|name| descriptors(last.tenant(name).sessions[0].pid));
+        assert_eq!(*open.get_or_insert(now), now, "round {round}: a tenant's descriptors");
+        if round % MEASURED_EVERY == 0 || round == times {
+            thread::sleep(RIGHT_WITHIN.saturating_sub(answered.elapsed()));
+            errors.push(Window::measure(&host, MEASURED).true_percent("a") - 70.0);
+        }
+    }
+    assert!(Instant::now() < ended, "the restarts took longer than the clients ran");
+
+    let mut charged_ns = 0;
+    let mut had_ns = 0;
+    let mut lines = vec![format!(
+        "{times} restarts in {seconds} s, {ungoverned:.1?} of it without a daemon; a's share a second after a return, points off: {errors:.2?}"
+    )];
+    let mut longest_ms = 0.0_f64;
+    for (name, mut client) in ["a", "b"].into_iter().zip(clients) {
+        let line = client.await_line(|line| line.starts_with('{'), Duration::from_secs(seconds + 30));
+        let said: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        let launched = said["launches"].as_u64().expect("a count");
+        let ps = host.await_ps(|ps| ps.tenant(name).kernel_launches >= launched, RETURN_LIMIT);
+        let tenant = ps.tenant(name);
+        assert_eq!(tenant.kernel_launches, launched, "every launch is on the account, once");
+        let recorded_ns = recorded_ns(&host, tenant.sessions[0].pid);
+        charged_ns += tenant.gpu_ns;
+        had_ns += recorded_ns;
+        let waited_ms = said["longest_launch_ms"].as_f64().expect("a time");
+        lines.push(format!(
+            "{name}: charged {:.3} s, had {:.3} s, longest launch {waited_ms:.1} ms",
+            tenant.gpu_ns as f64 / 1e9,
+            recorded_ns as f64 / 1e9
+        ));
+        longest_ms = longest_ms.max(waited_ms);
+        client.finish(COMMAND_LIMIT).success();
+    }
+    let lines = lines.join("\n");
+    println!("{lines}");
+    // Without a daemon both run at once, and the meter of each counts the other's turns; the sum is bounded by the time that passed.
+    let allowed_ns = (seconds as f64 * ALLOWED_PERCENT * 1e7) as u64;
+    assert!(charged_ns.abs_diff(had_ns) <= allowed_ns, "the accounts are off\n{lines}");
+    assert!(longest_ms <= HEARTBEAT_LIMIT_MS, "a launch waited too long\n{lines}");
+    assert!(errors.iter().all(|error| error.abs() <= ALLOWED_POINTS), "a share is off\n{lines}");
+}
+
+#[test]
+fn a_daemon_that_is_told_to_stop_leaves_its_tenants_to_the_next_one() {
+    let host = Host::new();
+    let client = backlog(&host, "a", "70%", 0);
+    let mut started = host.ps().daemon_pid;
+    for _ in 0..3 {
+        let before = host.ps().tenant("a").clone();
+        let told = Instant::now();
+        rustix::process::kill_process(
+            rustix::process::Pid::from_raw(started as i32).expect("a pid"),
+            Signal::TERM,
+        )
+        .expect("it runs");
+        let socket = host.deepres_dir().join("tenant/tenant.sock");
+        while socket.exists() {
+            assert!(told.elapsed() < RETURN_LIMIT, "the daemon does not end");
+            thread::sleep(Duration::from_millis(2));
+        }
+        let launched = launches(&client);
+        thread::sleep(Duration::from_millis(300));
+        assert!(launches(&client) > launched, "the job goes on without a daemon");
+        let mut daemon = host.daemon();
+        let here = |ps: &Ps| ps.find("a").is_some_and(|tenant| tenant.sessions.len() == 1);
+        let after = host.await_ps(here, RETURN_LIMIT);
+        assert!(after.tenant("a").gpu_ns >= before.gpu_ns);
+        daemon.signal(Signal::TERM);
+        assert_eq!(daemon.await_end(RETURN_LIMIT).code, 0, "{}", daemon.stderr());
+        let next = host.daemon();
+        started = next.pid();
+        host.await_ps(here, RETURN_LIMIT);
+        std::mem::forget(next);
+    }
+}
+
+/// Starts a client once it is told to, with nothing of its environment left by which its tenant could be told.
+const NAMELESS: &str = "read go; exec env -i \"LD_PRELOAD=$LD_PRELOAD\" \"DEEPRES_SOCKET=$DEEPRES_SOCKET\" \
+    \"SIMGPU_STATE=$SIMGPU_STATE\" \"SIMGPU_CONFIG=$SIMGPU_CONFIG\" \"LD_LIBRARY_PATH=$LD_LIBRARY_PATH\" \"$0\"";
+
+#[test]
+fn a_deepres_run_keeps_its_tenant_for_the_next_daemon() {
+    let host = Host::new();
+    let mut daemon = host.daemon();
+    let client = c_client("backlog", Way::Dlsym).display().to_string();
+    let mut run =
+        host.spawn(host.run(&["--name", "kept", "--share", "30%"], "sh", &["-c", NAMELESS, &client]));
+    let is_kept = |ps: &Ps| ps.find("kept").is_some_and(|tenant| tenant.keepers == 1);
+    host.await_ps(is_kept, COMMAND_LIMIT);
+    // What holds now is not what the keeper asked for.
+    host.finish(host.deepres(&["set", "kept", "--share", "60%"])).success();
+    for _ in 0..2 {
+        daemon.kill();
+        daemon = host.daemon();
+        host.await_ps(is_kept, RETURN_LIMIT);
+    }
+    run.say("go");
+    let ps = host.await_ps(|ps| ps.find("kept").is_some_and(|tenant| tenant.entitled_ppm > 0), COMMAND_LIMIT);
+    assert_eq!((ps.tenants.len(), ps.tenant("kept").sessions.len()), (1, 1), "{ps:?}");
+    assert_eq!(ps.tenant("kept").entitled_ppm, 600_000);
+}
+
+#[test]
+fn a_tenant_that_ended_while_there_was_no_daemon_has_no_gate_and_its_share_is_kept_for_a_while() {
+    let host = Host::new();
+    let mut daemon = host.daemon();
+    let client = backlog(&host, "gone", "70%", 0);
+    // Is in the state file when it returns, and the tenant with it.
+    host.finish(host.deepres(&["set", "gone", "--share", "60%"])).success();
+    daemon.kill();
+    drop(client);
+    host.assert_nothing_runs();
+    let _next = host.daemon();
+    let status = host.status();
+    let account = &status["tenants"][0]["gpus"][0];
+    assert_eq!(account["entitled_ppm"], 600_000, "{status}");
+    assert!(account["gate"].is_null(), "{status}");
+}
+
+#[test]
+fn a_daemon_that_cannot_believe_its_state_says_so_and_serves() {
+    let host = Host::new();
+    let mut daemon = host.daemon();
+    daemon.kill();
+    let state = host.deepres_dir().join("state.json");
+    fs::write(&state, "{ \"deepres_state\": garbage").expect("a folder of our own");
+    let mut daemon = host.daemon();
+    daemon.await_error_line(|line| line.contains("set aside") && line.contains("begin anew"), COMMAND_LIMIT);
+    assert!(host.deepres_dir().join("state.json.refused").exists());
+    let _client = backlog(&host, "a", "70%", 0);
+    assert_eq!(host.ps().tenant("a").sessions.len(), 1);
+}
+
+/// A socket where tenants look for the daemon's.
+fn tenants_socket(host: &Host) -> OwnedFd {
+    let tenants = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+    let address = SocketAddrUnix::new(host.tenant_socket()).expect("a short path");
+    bind(&tenants, &address).expect("a new path");
+    listen(&tenants, 128).expect("a bound socket");
+    tenants
+}
+
+/// The sockets as a service manager opens them before there is a daemon.
+fn sockets(host: &Host) -> [OwnedFd; 2] {
+    let folder = host.deepres_dir();
+    fs::create_dir_all(folder.join("tenant")).expect("a folder of our own");
+    for part in [&folder, &folder.join("tenant")] {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(part, mode).expect("a folder of our own");
+    }
+    let admin = UnixListener::bind(folder.join("admin.sock")).expect("a new path");
+    [tenants_socket(host), admin.into()]
+}
+
+/// Waits until there is something to read or to accept.
+fn await_input(socket: &OwnedFd) {
+    let limit = Timespec { tv_sec: RETURN_LIMIT.as_secs() as i64, tv_nsec: 0 };
+    let ready = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit));
+    assert_eq!(ready, Ok(1), "nothing came");
+}
+
+/// How many sockets a process has open.
+fn open_sockets(pid: u32) -> usize {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives");
+    let links = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+    links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+}
+
+/// Has the client `offspring` fork.
+fn child_of(parent: &mut Process, but: Option<u32>) -> u32 {
+    parent.say("");
+    let is_new = |line: &str| line.parse().is_ok_and(|pid: u32| but != Some(pid));
+    parent.await_line(is_new, COMMAND_LIMIT).parse().expect("a number")
+}
+
+#[test]
+fn a_child_forked_while_its_parent_waits_for_a_new_daemon_keeps_no_connection_open() {
+    let host = Host::new();
+    let mut daemon = host.daemon();
+    let mut command = host.preloaded(c_client("offspring", Way::Dlsym));
+    command.env("DEEPRES_TENANT", "parent");
+    let mut parent = host.spawn(command);
+    parent.await_line(|line| line == "ready", COMMAND_LIMIT);
+    daemon.kill();
+    // In the daemon's place somebody who never answers.
+    fs::remove_file(host.tenant_socket()).expect("left by the dead");
+    let silent = tenants_socket(&host);
+    await_input(&silent);
+    let connection = accept(&silent).expect("it connects again");
+    await_input(&connection);
+    assert!(open_sockets(parent.pid()) > 0, "its new connection, and that to the dead daemon");
+    let first = child_of(&mut parent, None);
+    let forked = Instant::now();
+    while open_sockets(first) > 0 {
+        assert!(forked.elapsed() < RETURN_LIMIT, "the child has its parent's connection");
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop((connection, silent));
+    fs::remove_file(host.tenant_socket()).expect("our own");
+    let _next = host.daemon();
+    host.await_ps(|ps| ps.find("parent").is_some_and(|tenant| tenant.sessions.len() == 1), RETURN_LIMIT);
+    let second = child_of(&mut parent, Some(first));
+    parent.kill();
+    host.await_ps(|ps| ps.find("parent").is_none_or(|tenant| tenant.sessions.is_empty()), RETURN_LIMIT);
+    assert!(alive(first) && alive(second), "the session ended with the parent, not with its children");
+}
+
+#[test]
+fn a_daemon_whose_log_cannot_be_written_serves_on_and_ends_well_with_its_terminal() {
+    let host = Host::new();
+    let program = host.deepres(&[]).get_program().to_owned();
+    let mut command = host.command("sh");
+    // A full disk. And by nohup the end of a terminal is nothing to a daemon.
+    command.args(["-c", "trap '' HUP; exec \"$0\" daemon 2>/dev/full"]).arg(&program);
+    let mut deaf = host.spawn(command);
+    let served = |daemon: &mut Process| {
+        while host.finish(host.deepres(&["ps", "--json"])).code != 0 {
+            assert!(daemon.try_wait().is_none(), "it ended: {}", daemon.stderr());
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    served(&mut deaf);
+    let mut view =
+        host.spawn(host.run(&["--name", "served", "--memory", "1GiB"], c_client("view", Way::Dlsym), &[]));
+    assert_eq!(view.await_json(COMMAND_LIMIT)["total"], 1u64 << 30);
+    host.finish(host.deepres(&["set", "served", "--share", "50%"])).success();
+    deaf.signal(Signal::HUP);
+    served(&mut deaf);
+    view.finish(COMMAND_LIMIT).success();
+    deaf.signal(Signal::TERM);
+    deaf.finish(COMMAND_LIMIT).success();
+    let mut daemon = host.daemon();
+    daemon.signal(Signal::HUP);
+    daemon.await_end(COMMAND_LIMIT).success();
+    assert!(!host.tenant_socket().exists(), "as at SIGTERM");
+}
+
+/// The daemon as a service manager starts it: with these sockets, and told where to report.
+fn serve(host: &Host, sockets: &[OwnedFd; 2], notify: &Path) -> Process {
+    let daemon = host.deepres(&[]).get_program().to_owned();
+    let mut command = host.command("sh");
+    // The process that sees LISTEN_PID must be the one that it names.
+    command.args(["-c", "LISTEN_PID=$$ exec \"$0\" daemon --foreground --log warn"]).arg(daemon);
+    command.env("LISTEN_FDS", "2").env("LISTEN_FDNAMES", "tenant:admin");
+    command.env("NOTIFY_SOCKET", notify).env("WATCHDOG_USEC", "3000000");
+    let numbers = [sockets[0].as_raw_fd(), sockets[1].as_raw_fd()];
+    // SAFETY: between fork and exec only system calls are made, on descriptors that are open in the child as in the parent.
+    unsafe {
+        command.pre_exec(move || {
+            // By way of numbers that neither of them is.
+            let moved = numbers.map(|number| libc::fcntl(number, libc::F_DUPFD, 100));
+            for (number, place) in moved.into_iter().zip(3..) {
+                libc::dup2(number, place);
+                libc::close(number);
+            }
+            Ok(())
+        });
+    }
+    host.spawn(command)
+}
+
+#[test]
+fn a_service_manager_hands_over_its_sockets_and_is_told_how_things_are() {
+    let host = Host::new();
+    let sockets = sockets(&host);
+    let notify = host.path().join("notify");
+    let told = UnixDatagram::bind(&notify).expect("a new path");
+    told.set_read_timeout(Some(COMMAND_LIMIT)).expect("a time");
+    let hear = |wanted: &str| {
+        let mut text = [0; 4096];
+        loop {
+            let length = told.recv(&mut text).unwrap_or_else(|error| panic!("no {wanted}: {error}"));
+            let said = String::from_utf8_lossy(&text[..length]).into_owned();
+            if said.lines().any(|line| line.starts_with(wanted)) {
+                return said;
+            }
+        }
+    };
+    // A job may come before the daemon: it waits at the door.
+    let mut early = host.spawn(host.preloaded(c_client("storm", Way::Dlsym)));
+    let mut daemon = serve(&host, &sockets, &notify);
+    hear("READY=1");
+    hear("WATCHDOG=1");
+    early.await_json(COMMAND_LIMIT);
+    let ps = host.ps();
+    assert!(ps.tenants.iter().any(|tenant| !tenant.sessions.is_empty()), "it was let in: {ps:?}");
+    let (name, launched) = (ps.tenants[0].name.clone(), ps.tenants[0].kernel_launches);
+    hear("STATUS=1 processes of 1 tenants");
+
+    daemon.signal(Signal::TERM);
+    hear("STOPPING=1");
+    let done = daemon.await_end(RETURN_LIMIT);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    assert!(!done.stderr.contains("INFO"), "only warnings were asked for: {}", done.stderr);
+    for socket in ["tenant/tenant.sock", "admin.sock"] {
+        assert!(host.deepres_dir().join(socket).exists(), "{socket} is the service manager's");
+    }
+    let _daemon = serve(&host, &sockets, &notify);
+    hear("READY=1");
+    // Though it has no name of its own, it is the same tenant.
+    let here = |ps: &Ps| ps.find(&name).is_some_and(|tenant| tenant.sessions.len() == 1);
+    let ps = host.await_ps(here, RETURN_LIMIT);
+    assert_eq!(ps.tenants.len(), 1, "{ps:?}");
+    assert!(ps.tenant(&name).kernel_launches >= launched);
+    early.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn a_service_managers_socket_that_is_none_of_ours_is_refused() {
+    let host = Host::new();
+    let [tenant, admin] = sockets(&host);
+    let notify = host.path().join("notify");
+    // In the wrong order, so by the wrong names.
+    let mut daemon = serve(&host, &[admin, tenant], &notify);
+    let done = daemon.await_end(COMMAND_LIMIT);
+    assert_eq!(done.code, 1, "{done:?}");
+    assert!(done.stderr.contains("ListenSequentialPacket"), "{}", done.stderr);
+}
+
+/// These measure, so each has the machine to itself.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn a_daemon_killed_again_and_again_loses_no_launch_and_no_account() {
+        kill_often(10);
+    }
+
+    #[test]
+    #[ignore = "deep: takes four minutes"]
+    fn a_daemon_killed_a_hundred_times_loses_no_launch_and_no_account() {
+        kill_often(100);
+    }
+
+    #[test]
+    fn a_daemon_stopped_at_any_moment_holds_nobody_up_for_long() {
+        let host = Host::measuring();
+        let mut random = Random::new();
+        let daemon = host.daemon();
+        let clients = [backlog(&host, "a", "50%", 25), backlog(&host, "b", "50%", 25)];
+        let began = Instant::now();
+        for stop in 0..STOPS {
+            thread::sleep(Duration::from_millis(100) + random.millis(300));
+            host.stop(daemon.pid());
+            thread::sleep(Duration::from_secs_f64((HEARTBEAT_LIMIT_MS + SLACK_MS) / 1e3));
+            let before = clients.each_ref().map(launches);
+            thread::sleep(Duration::from_millis(200));
+            let after = clients.each_ref().map(launches);
+            daemon.signal(Signal::CONT);
+            assert!(
+                before.iter().zip(after).all(|(before, after)| after > *before),
+                "stop {stop}: {before:?} {after:?}"
+            );
+        }
+        assert!(began.elapsed() < Duration::from_secs(25), "the stops took longer than the clients ran");
+        for mut client in clients {
+            let line = client.await_line(|line| line.starts_with('{'), COMMAND_LIMIT);
+            let said: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+            let longest_ms = said["longest_launch_ms"].as_f64().expect("a time");
+            println!("{STOPS} stops: longest launch {longest_ms:.1} ms");
+            assert!(longest_ms <= HEARTBEAT_LIMIT_MS + SLACK_MS, "a launch took {longest_ms} ms");
+            client.finish(COMMAND_LIMIT).success();
+        }
+    }
+
+    #[test]
+    fn without_a_daemon_launches_fail_if_they_are_to() {
+        let host = Host::measuring().config("fail_mode = \"closed\"\n");
+        let mut random = Random::new();
+        let mut daemon = host.daemon();
+        for how in [Signal::STOP, Signal::STOP, Signal::STOP, Signal::KILL] {
+            let clients = [backlog(&host, "a", "50%", 0), backlog(&host, "b", "50%", 0)];
+            thread::sleep(Duration::from_millis(100) + random.millis(200));
+            if how == Signal::STOP {
+                host.stop(daemon.pid());
+            } else {
+                daemon.signal(how);
+            }
+            let gone = Instant::now();
+            for mut client in clients {
+                let done = client.await_end(FAILS_WITHIN);
+                println!("{how:?}: failed after {:?}", gone.elapsed());
+                assert_eq!(done.code, 1, "{done:?}");
+                assert!(done.stderr.contains("800"), "not permitted: {}", done.stderr);
+            }
+            if how == Signal::STOP {
+                daemon.signal(Signal::CONT);
+            } else {
+                daemon.await_end(COMMAND_LIMIT);
+            }
+        }
+        // Who is alone, too, though its gate was open when the daemon died.
+        let mut daemon = host.daemon();
+        let mut alone = backlog(&host, "a", "50%", 0);
+        thread::sleep(Duration::from_millis(200));
+        daemon.kill();
+        assert_eq!(alone.await_end(Duration::from_secs(5)).code, 1);
+    }
+}

@@ -1,0 +1,201 @@
+//! Random sequences of driver calls, right ones and wrong ones, made by two processes at once, are answered with deepres in between as they are
+//! without, also while the driver fails by itself; and nothing of them stays on the account.
+//!
+//! The pairs that are replayed lie in tests/fuzz/seeds/calls: two seeds each, and `failing` where the driver fails. `cargo xtask fuzz calls` draws
+//! more.
+
+use std::fs;
+use std::hash::{BuildHasher as _, RandomState};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use deepres_e2e::artefacts::repository;
+use deepres_e2e::{Host, Process, clients::conformance, host::COMMAND_LIMIT};
+
+/// Calls in a sequence.
+const CALLS: &str = "2000";
+/// Where the pairs are that are replayed.
+const SEEDS: &str = "tests/fuzz/seeds/calls";
+/// How long fresh pairs are drawn, seconds (`cargo xtask fuzz calls --seconds N`).
+const SECONDS_VARIABLE: &str = "DEEPRES_CALLS_SECONDS";
+/// Fresh pairs that share a host.
+const PAIRS_ON_A_HOST: u32 = 20;
+/// Errors that the driver answers by injection: what the reference names, and one that nobody knows.
+const CODES: [u32; 7] = [1, 2, 700, 719, 801, 999, 98765];
+/// Functions that clients call and deepres does not call itself: a failure of these is the client's alone.
+const FUNCTIONS: [&str; 37] = [
+    "cuMemAlloc_v2",
+    "cuMemAllocPitch_v2",
+    "cuMemAllocManaged",
+    "cuMemFree_v2",
+    "cuMemAllocAsync",
+    "cuMemFreeAsync",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuArrayCreate_v2",
+    "cuArrayDestroy",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cuLaunchGridAsync",
+    "cuGraphLaunch",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
+    "cuCtxDestroy_v2",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+    "cuCtxSynchronize",
+    "cuCtxAttach",
+    "cuCtxDetach",
+    "cuDevicePrimaryCtxReset_v2",
+    "cuMemPoolCreate",
+    "cuMemAllocFromPoolAsync",
+    "cuMemPoolDestroy",
+    "cuArray3DCreate_v2",
+    "cuMemcpy2D_v2",
+    "cuMemcpy3D_v2",
+    "cuLaunchHostFunc",
+    "cuLibraryUnload",
+    "cuModuleUnload",
+    "cuGraphExecUpdate_v2",
+    "cuMemExportToShareableHandle",
+    "cuMemImportFromShareableHandle",
+];
+
+/// Two processes that run at once, each with its seed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Pair {
+    seeds: [u64; 2],
+    is_failing: bool,
+}
+
+impl Pair {
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace();
+        let seeds = [words.next()?.parse().ok()?, words.next()?.parse().ok()?];
+        match words.next() {
+            None => Some(Self { seeds, is_failing: false }),
+            Some("failing") => Some(Self { seeds, is_failing: true }),
+            Some(_) => None,
+        }
+    }
+
+    /// What the driver of one of them fails at, as `SIMGPU_FAULTS` wants it.
+    fn faults(self, seed: u64) -> String {
+        if !self.is_failing {
+            return String::new();
+        }
+        let (code, every) = (CODES[seed as usize % CODES.len()], 3 + seed % 4);
+        let rules: Vec<String> =
+            FUNCTIONS.iter().map(|function| format!("{function}:every:{every}:{code}")).collect();
+        rules.join(",")
+    }
+
+    /// Starts both.
+    fn start(self, host: &Host, make: impl Fn(usize) -> Command) -> [Process; 2] {
+        [0, 1].map(|which| {
+            let seed = self.seeds[which];
+            let mut command = make(which);
+            command.args(["--sequence", CALLS, "--seed", &seed.to_string()]);
+            command.env("SIMGPU_FAULTS", self.faults(seed));
+            host.spawn(command)
+        })
+    }
+
+    /// Runs both bare, and both as tenants: each has to print the same, and the tenants' accounts have to be empty in the end.
+    fn assert_same_answers(self, host: &Host) {
+        let bare = self
+            .start(host, |_| host.command(conformance()))
+            .map(|process| process.finish(COMMAND_LIMIT).success().stdout);
+        let name = |which: usize| format!("{}-of-{}-{}", which, self.seeds[0], self.seeds[1]);
+        let mut tenants = self.start(host, |which| {
+            let mut command = host.preloaded(conformance());
+            command.env("DEEPRES_TENANT", name(which));
+            command
+        });
+        for tenant in &mut tenants {
+            tenant.await_line(|line| line == "end", COMMAND_LIMIT);
+        }
+        let ps = host.ps();
+        for (which, (tenant, bare)) in tenants.into_iter().zip(bare).enumerate() {
+            let account = ps.tenant(&name(which));
+            assert_eq!(account.sessions.len(), 1, "{self:?}: process {which} ran as a tenant");
+            assert_eq!(account.memory_bytes, 0, "{self:?}: process {which} freed everything");
+            let said = tenant.finish(COMMAND_LIMIT).success().stdout;
+            let differs = said.lines().zip(bare.lines()).find(|(said, bare)| said != bare);
+            assert_eq!(differs, None, "{self:?}: process {which}, with deepres and without");
+            assert_eq!(said.len(), bare.len(), "{self:?}: process {which}");
+        }
+    }
+}
+
+/// The committed pairs.
+fn pairs(is_failing: bool) -> Vec<Pair> {
+    let folder = repository().join(SEEDS);
+    let files = fs::read_dir(&folder).expect("the folder of seeds");
+    let mut pairs: Vec<Pair> = files
+        .map(|file| {
+            let path = file.expect("a folder of ours").path();
+            let text = fs::read_to_string(&path).expect("a file of ours");
+            Pair::parse(&text).unwrap_or_else(|| panic!("{}: not two seeds: {text}", path.display()))
+        })
+        .filter(|pair| pair.is_failing == is_failing)
+        .collect();
+    pairs.sort_by_key(|pair| pair.seeds);
+    assert!(!pairs.is_empty(), "no seeds in {}", folder.display());
+    pairs
+}
+
+fn assert_committed(is_failing: bool) {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    for pair in pairs(is_failing) {
+        pair.assert_same_answers(&host);
+    }
+}
+
+#[test]
+fn random_calls_of_two_processes_are_answered_as_without_deepres() {
+    assert_committed(false);
+}
+
+#[test]
+fn random_calls_of_two_processes_on_a_failing_driver_are_answered_as_without_deepres() {
+    assert_committed(true);
+}
+
+/// What `cargo xtask fuzz calls` runs. A pair that fails is printed, and belongs into the folder of seeds.
+#[test]
+#[ignore = "deep: draws fresh pairs for as long as it is told"]
+fn fresh_pairs_are_answered_as_without_deepres() {
+    let seconds = std::env::var(SECONDS_VARIABLE).ok().and_then(|text| text.parse().ok());
+    let until = Instant::now() + Duration::from_secs(seconds.expect("a number of seconds"));
+    let random = RandomState::new();
+    let (mut host, mut drawn) = (None, 0_u32);
+    while Instant::now() < until {
+        if drawn.is_multiple_of(PAIRS_ON_A_HOST) {
+            host = None;
+        }
+        let (_daemon, host) = host.get_or_insert_with(|| {
+            let host = Host::new();
+            (host.daemon(), host)
+        });
+        let seed = |which: u32| u64::from(random.hash_one((drawn, which)) as u32);
+        let pair = Pair { seeds: [seed(0), seed(1)], is_failing: drawn % 2 == 1 };
+        // For whoever has to repeat it after a test that was killed.
+        println!("{} {}{}", pair.seeds[0], pair.seeds[1], if pair.is_failing { " failing" } else { "" });
+        pair.assert_same_answers(host);
+        drawn += 1;
+    }
+    println!("{drawn} pairs, and each was answered as without deepres");
+}
+
+#[test]
+fn a_file_of_seeds_holds_two_numbers_and_nothing_unknown() {
+    assert_eq!(Pair::parse("1 2\n"), Some(Pair { seeds: [1, 2], is_failing: false }));
+    assert_eq!(Pair::parse("1 2 failing"), Some(Pair { seeds: [1, 2], is_failing: true }));
+    for text in ["", "1", "1 x", "1 2 often"] {
+        assert_eq!(Pair::parse(text), None, "{text}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Shares of GPU time, of clients that launch small kernels, long ones, graphs, on several streams, in several processes.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_e2e::{
+    Host, Process, Tally,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+    shares::Window,
+};
+
+/// Long enough that a hundred quanta pass.
+const MEASURED: Duration = Duration::from_secs(4);
+/// Both are connected, metered and past their first launches.
+const SETTLED: Duration = Duration::from_millis(700);
+/// The one that is left has the whole GPU within this.
+const EVERYTHING_WITHIN: Duration = Duration::from_millis(100);
+/// The part of the time in which the GPU must be busy with two that always have work, on a machine whose processors are
+/// busy with other things too. (Above 95 % where they are not.)
+const BUSY_PERCENT: f64 = 70.0;
+
+fn start(host: &Host, name: &str, share: Option<&str>, arguments: &[&str]) -> Process {
+    let mut options = vec!["--name", name];
+    if let Some(share) = share {
+        options.extend(["--share", share]);
+    }
+    let mut client = host.spawn(host.run(&options, c_client("backlog", Way::ProcAddress), arguments));
+    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+    client
+}
+
+/// Runs the same client as two tenants, 70 % and 30 %.
+fn assert_seventy_thirty(arguments: &[&str]) {
+    let host = Host::measuring();
+    let _daemon = host.daemon();
+    let _clients =
+        [start(&host, "major", Some("70%"), arguments), start(&host, "minor", Some("30%"), arguments)];
+    thread::sleep(SETTLED);
+    let window = Window::measure(&host, MEASURED);
+    window.assert_shares(&[("major", 70.0), ("minor", 30.0)]);
+    assert!(window.busy_percent() >= BUSY_PERCENT, "the GPU idled: busy {:.1} %", window.busy_percent());
+}
+
+/// These measure, so each has the machine to itself.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn small_kernels_share_seventy_to_thirty() {
+        assert_seventy_thirty(&["--kernel", "busy_200us", "--sync-every", "100"]);
+    }
+
+    #[test]
+    fn long_kernels_with_a_sync_each_share_seventy_to_thirty() {
+        assert_seventy_thirty(&["--kernel", "busy_5000us", "--sync-every", "1"]);
+    }
+
+    #[test]
+    fn graphs_share_seventy_to_thirty() {
+        assert_seventy_thirty(&["--kernel", "busy_200us", "--graph", "40", "--sync-every", "4"]);
+    }
+
+    #[test]
+    fn clients_with_four_streams_share_seventy_to_thirty() {
+        assert_seventy_thirty(&["--kernel", "busy_1000us", "--streams", "4", "--sync-every", "256"]);
+    }
+
+    #[test]
+    fn unlike_clients_share_seventy_to_thirty() {
+        let host = Host::measuring();
+        let _daemon = host.daemon();
+        let _clients = [
+            start(&host, "long", Some("30%"), &["--kernel", "busy_20000us", "--sync-every", "2"]),
+            start(&host, "short", Some("70%"), &["--kernel", "busy_200us", "--sync-every", "50"]),
+        ];
+        thread::sleep(SETTLED);
+        Window::measure(&host, MEASURED).assert_shares(&[("long", 30.0), ("short", 70.0)]);
+    }
+
+    #[test]
+    fn a_tenants_processes_share_what_is_the_tenants() {
+        let host = Host::measuring();
+        let _daemon = host.daemon();
+        let arguments = ["--kernel", "busy_1000us"];
+        let _clients = [
+            start(&host, "pair", Some("40%"), &arguments),
+            start(&host, "pair", Some("40%"), &arguments),
+            start(&host, "single", Some("60%"), &arguments),
+        ];
+        thread::sleep(SETTLED);
+        Window::measure(&host, MEASURED).assert_shares(&[("pair", 40.0), ("single", 60.0)]);
+    }
+
+    #[test]
+    fn tenants_that_ask_for_nothing_share_alike() {
+        let host = Host::measuring();
+        let _daemon = host.daemon();
+        let arguments = ["--kernel", "busy_1000us"];
+        let _clients = ["a", "b"].map(|name| start(&host, name, None, &arguments));
+        thread::sleep(SETTLED);
+        Window::measure(&host, MEASURED).assert_shares(&[("a", 50.0), ("b", 50.0)]);
+    }
+
+    #[test]
+    fn when_one_leaves_the_other_has_everything_within_a_tenth_of_a_second() {
+        let host = Host::measuring();
+        let _daemon = host.daemon();
+        let mut leaver = start(&host, "leaver", Some("70%"), &["--kernel", "busy_1000us", "--seconds", "2"]);
+        let _stayer = start(&host, "stayer", Some("30%"), &["--kernel", "busy_1000us"]);
+        let stayer_pid = host.ps().tenant("stayer").sessions[0].pid;
+        // Its last words come when its last kernel is done.
+        leaver.await_json(COMMAND_LIMIT);
+        let left = Instant::now();
+        thread::sleep(EVERYTHING_WITHIN.saturating_sub(left.elapsed()));
+        let before = host.truth();
+        thread::sleep(Duration::from_millis(400));
+        let tally = Tally::between(&before, &host.truth());
+        let busy = tally.percent(&[stayer_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
+        println!("the one that stayed had the GPU {busy:.1} % of the time");
+        assert!(busy >= BUSY_PERCENT, "the one that stayed had the GPU {busy:.1} % of the time");
+    }
+
+    #[test]
+    fn an_idle_tenants_share_is_the_others() {
+        let host = Host::measuring();
+        let _daemon = host.daemon();
+        let mut idler = host.spawn(host.run(
+            &["--name", "idler", "--share", "70%"],
+            c_client("launches", Way::Dlsym),
+            &[],
+        ));
+        idler.await_json(COMMAND_LIMIT);
+        let _worker = start(&host, "worker", Some("30%"), &["--kernel", "busy_1000us"]);
+        thread::sleep(SETTLED);
+        let window = Window::measure(&host, Duration::from_secs(1));
+        assert!(
+            window.busy_percent() >= BUSY_PERCENT,
+            "the GPU was busy {:.1} % of the time",
+            window.busy_percent()
+        );
+        assert!(window.true_percent("worker") > 99.0);
+    }
+}

@@ -1,0 +1,510 @@
+//! Limits without a daemon: held by the library alone, shared by the processes of a tenant, gone with them.
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    os::unix::ffi::OsStrExt,
+    os::unix::fs::{FileExt, PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_abi::{ledger::LedgerPage, standalone::StandalonePage};
+use deepres_e2e::{
+    Finished, Host, Process, Tally,
+    artefacts::{artefacts, python},
+    clients::{Way, c_client, demo_simgpu},
+    host::COMMAND_LIMIT,
+};
+use rustix::process::Signal;
+use serde_json::Value;
+use simgpu_engine::Config;
+
+const MIB: u64 = 1 << 20;
+const LIMIT_BYTES: u64 = 1024 * MIB;
+/// As much as a pool grows by.
+const CHUNK_BYTES: u64 = 32 * MIB;
+/// Long enough for some hundred openings of the gate.
+const MEASURED: Duration = Duration::from_secs(3);
+/// The burst that a job may begin with is over.
+const SETTLED: Duration = Duration::from_millis(1200);
+/// How far the use by the simulated GPU's record may be from the share: percentage points.
+const ALLOWED_POINTS: f64 = 1.0;
+
+/// A program under the library with these variables, and no daemon behind it.
+fn alone(host: &Host, program: PathBuf, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
+    let mut command = host.command(program);
+    command
+        .args(arguments)
+        .env("LD_PRELOAD", &artefacts().library)
+        .env("DEEPRES_LOG", "info")
+        .envs(variables.iter().copied());
+    command
+}
+
+fn backlog(host: &Host, arguments: &[&str], variables: &[(&str, &str)]) -> Process {
+    let client = c_client("backlog", Way::ProcAddress);
+    let mut client = host.spawn(alone(host, client, arguments, variables));
+    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+    client
+}
+
+/// The part of the time in which these processes had the GPU, percent.
+fn percent_of_time(host: &Host, clients: &[&Process]) -> f64 {
+    let before = host.truth();
+    thread::sleep(MEASURED);
+    let tally = Tally::between(&before, &host.truth());
+    let used_ns: u64 = clients.iter().filter_map(|client| tally.by_pid_ns.get(&client.pid())).sum();
+    used_ns as f64 * 100.0 / tally.elapsed_ns as f64
+}
+
+#[track_caller]
+fn assert_percent(had: f64, wanted: f64) {
+    println!("had the GPU {had:.2} % of the time, owed {wanted} %");
+    assert!((had - wanted).abs() <= ALLOWED_POINTS, "had {had:.2} % of the time, owed {wanted} %");
+}
+
+#[track_caller]
+fn assert_alone_it_has(share: &str, wanted: f64, arguments: &[&str]) {
+    assert_alone_it_has_by(("DEEPRES_SHARE", share), wanted, arguments);
+}
+
+#[track_caller]
+fn assert_alone_it_has_by(variable: (&str, &str), wanted: f64, arguments: &[&str]) {
+    let host = Host::measuring();
+    let client = backlog(&host, arguments, &[variable]);
+    thread::sleep(SETTLED);
+    assert_percent(percent_of_time(&host, &[&client]), wanted);
+}
+
+/// What a client that fills the device says of one kind of memory: (bytes that were free at first, bytes it got).
+fn fill(host: &Host, variables: &[(&str, &str)]) -> (u64, u64) {
+    let arguments = [&CHUNK_BYTES.to_string(), "cuMemAlloc_v2"];
+    let said = host.finish(alone(host, c_client("fill", Way::Dlsym), &arguments, variables)).success().json();
+    (number(&said, "info_free"), number(&said["kinds"][0], "bytes"))
+}
+
+/// The size of the device as a client sees it, and all that it wrote.
+fn view(host: &Host, variables: &[(&str, &str)]) -> (u64, Finished) {
+    let mut client = host.spawn(alone(host, c_client("view", Way::Linked), &[], variables));
+    let total = number(&client.await_json(COMMAND_LIMIT), "total");
+    (total, client.finish(COMMAND_LIMIT).success())
+}
+
+fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or_else(|| panic!("no {key} in {value}"))
+}
+
+/// Where tenants' files are.
+fn folder(host: &Host) -> PathBuf {
+    host.deepres_dir().join("standalone")
+}
+
+#[test]
+fn a_meter_that_hangs_in_the_driver_holds_no_launch_up_for_long() {
+    let host = Host::new();
+    let variables = [("DEEPRES_SHARE", "1%"), ("SIMGPU_FAULTS", "cuEventQuery:delay:300s")];
+    let mut client = backlog(&host, &["--kernel", "busy_1000us", "--progress"], &variables);
+    // At its share it would take five minutes.
+    client.await_line(|line| line.parse().is_ok_and(|launches: u64| launches > 3_000), COMMAND_LIMIT);
+}
+
+#[test]
+fn every_kind_of_allocation_stops_at_the_limit_and_the_job_sees_its_part() {
+    let host = Host::new();
+    let arguments = [CHUNK_BYTES.to_string()];
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let command = alone(&host, c_client("fill", Way::Dlsym), &arguments, &[("DEEPRES_MEMORY", "1GiB")]);
+    let finished = host.finish(command).success();
+    let said = finished.json();
+    assert_eq!(number(&said, "device_total"), LIMIT_BYTES);
+    assert_eq!(number(&said, "info_total"), LIMIT_BYTES);
+    let free = number(&said, "info_free");
+    for kind in said["kinds"].as_array().expect("a list") {
+        assert_eq!(number(kind, "bytes"), free / CHUNK_BYTES * CHUNK_BYTES, "{kind}");
+        assert_eq!(number(kind, "code"), 2, "{kind}: out of memory");
+        assert_eq!(number(kind, "again_bytes"), number(kind, "bytes"), "{kind}");
+    }
+    let told: Vec<&str> = finished.stderr.lines().filter(|line| line.contains("standalone")).collect();
+    assert_eq!(told.len(), 1, "it says once how it runs: {}", finished.stderr);
+    assert!(!host.deepres_dir().exists(), "a process that shares with nobody makes no file");
+}
+
+#[test]
+fn two_racing_processes_of_a_tenant_never_pass_their_common_limit() {
+    let host = Host::new();
+    let overhead = Config::default().context_overhead_bytes;
+    let variables = [("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "racer")];
+    let arguments = ["4", "2", "cuMemAlloc_v2", "cuMemCreate"];
+    let start = || host.spawn(alone(&host, c_client("race", Way::Dlsym), &arguments, &variables));
+    let mut clients = [start(), start()];
+    let most = most_held(&host, Duration::from_secs(2), overhead);
+    for client in &mut clients {
+        let said = client.await_json(COMMAND_LIMIT);
+        assert_eq!(number(&said, "other_errors"), 0, "{said}");
+        assert!(number(&said, "refusals") > 100 && number(&said, "successes") > 100, "{said}");
+    }
+    for client in clients {
+        client.finish(COMMAND_LIMIT).success();
+    }
+    assert!(most <= LIMIT_BYTES, "held {most} bytes together");
+    assert!(most > LIMIT_BYTES / 2, "and came near the limit: {most}");
+    assert!(!folder(&host).exists(), "the last one to end takes the file with it");
+}
+
+/// The most memory that was in use at a time on the first GPU, without what the driver takes for contexts.
+fn most_held(host: &Host, watched: Duration, overhead: u64) -> u64 {
+    let deadline = Instant::now() + watched;
+    let mut most = 0;
+    while Instant::now() < deadline {
+        if let Ok(truth) = simgpu_engine::truth::snapshot(host.state_dir()) {
+            let contexts: u64 = truth.processes.iter().map(|p| u64::from(p.gpus[0].contexts)).sum();
+            most = most.max(truth.gpus[0].memory_used_bytes.saturating_sub(contexts * overhead));
+        }
+        thread::sleep(Duration::from_micros(200));
+    }
+    most
+}
+
+#[test]
+fn what_a_killed_process_held_is_free_for_the_others() {
+    let host = Host::new();
+    let variables = [("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "family")];
+    let mut stays = host.spawn(alone(&host, c_client("view", Way::Linked), &[], &variables));
+    stays.await_json(COMMAND_LIMIT);
+    let hold = (768 * MIB).to_string();
+    let mut holder = backlog(&host, &["--hold", &hold, "--kernel", "quick"], &variables);
+    let (free, got) = fill(&host, &variables);
+    assert!(free <= 256 * MIB && got == free / CHUNK_BYTES * CHUNK_BYTES, "{free} free, got {got}");
+    holder.kill();
+    assert_eq!(fill(&host, &variables), (LIMIT_BYTES, LIMIT_BYTES));
+    stays.finish(COMMAND_LIMIT).success();
+    assert!(!folder(&host).exists());
+}
+
+#[test]
+fn the_places_of_processes_that_are_dead_are_looked_at_no_more() {
+    const CROWD: usize = 5;
+    let host = Host::new();
+    let variables = [("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "crowd")];
+    let start = || backlog(&host, &["--hold", "0", "--kernel", "quick"], &variables);
+    let mut stays = start();
+    let mut crowd: Vec<Process> = (0..CROWD).map(|_| start()).collect();
+    assert_eq!(slots_looked_at(&host), 1 + CROWD);
+    crowd.iter_mut().for_each(Process::kill);
+    let mut newcomer = start();
+    assert_eq!(slots_looked_at(&host), 2, "those of who stays and who came");
+    newcomer.kill();
+    stays.kill();
+}
+
+/// How many slots of the only tenant's account are looked at whenever memory is asked for, as its file has it.
+fn slots_looked_at(host: &Host) -> usize {
+    /// In the ledger, behind its head: the first word of the first GPU's account.
+    const SLOTS_USED_AT: usize = 64;
+    let files = fs::read_dir(folder(host)).expect("a folder").flatten();
+    let file = files.map(|entry| entry.path()).next().expect("a file");
+    let at = size_of::<StandalonePage>() - size_of::<LedgerPage>() + SLOTS_USED_AT;
+    let mut word = [0; size_of::<u32>()];
+    File::open(file).and_then(|file| file.read_exact_at(&mut word, at as u64)).expect("a word");
+    u32::from_ne_bytes(word) as usize
+}
+
+#[test]
+fn kills_at_random_among_eight_processes_leave_limit_and_account_right() {
+    const PROCESSES: usize = 8;
+    const KILLS: usize = 24;
+    let host = Host::new();
+    let overhead = Config::default().context_overhead_bytes;
+    let variables = [("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_SHARE", "50%"), ("DEEPRES_TENANT", "storm")];
+    let start = || {
+        let arguments = ["2", "60", "cuMemAlloc_v2", "cuMemCreate"];
+        host.spawn(alone(&host, c_client("race", Way::Dlsym), &arguments, &variables))
+    };
+    let mut clients: Vec<Process> = (0..PROCESSES).map(|_| start()).collect();
+    let mut most = 0;
+    for kill in 0..KILLS {
+        // Lengths that fall on every part of a start and of an allocation.
+        most = most.max(most_held(
+            &host,
+            Duration::from_micros(7_000 + 13_331 * kill as u64 % 90_000),
+            overhead,
+        ));
+        let victim = &mut clients[kill * 5 % PROCESSES];
+        if kill % 3 == 0 {
+            victim.signal(Signal::STOP);
+        }
+        victim.kill();
+        *victim = start();
+    }
+    assert!(most <= LIMIT_BYTES, "held {most} bytes together");
+    for client in &mut clients[1..] {
+        client.kill();
+    }
+    assert_eq!(
+        fill(&host, &[("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "other")]),
+        (LIMIT_BYTES, LIMIT_BYTES),
+        "another tenant has its own"
+    );
+    clients[0].kill();
+    assert_eq!(fill(&host, &variables), (LIMIT_BYTES, LIMIT_BYTES));
+    assert!(!folder(&host).exists(), "nothing is left behind");
+}
+
+#[test]
+fn hamis_variables_are_aliases_and_ours_win() {
+    let host = Host::new();
+    let (total, _) = view(&host, &[("CUDA_DEVICE_MEMORY_LIMIT", "1g")]);
+    assert_eq!(total, 1024 * MIB);
+    let (total, _) =
+        view(&host, &[("CUDA_DEVICE_MEMORY_LIMIT_0", "3000m"), ("CUDA_DEVICE_MEMORY_LIMIT", "1g")]);
+    assert_eq!(total, 3000 * MIB);
+    let (total, seen) = view(
+        &host,
+        &[
+            ("CUDA_DEVICE_MEMORY_LIMIT_0", "3000m"),
+            ("DEEPRES_MEMORY", "2GiB"),
+            ("CUDA_DEVICE_SM_LIMIT", "50"),
+        ],
+    );
+    assert_eq!(total, 2048 * MIB);
+    assert!(seen.stderr.contains("GPU 0: 50%"), "{}", seen.stderr);
+}
+
+#[test]
+fn a_value_that_makes_no_sense_is_named_once_and_limits_nothing() {
+    let host = Host::new();
+    for (name, value) in [
+        ("DEEPRES_SHARE", "abc"),
+        ("DEEPRES_SHARE", "120%"),
+        ("DEEPRES_MEMORY", "12XB"),
+        ("CUDA_DEVICE_SM_LIMIT", "50%"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "lots"),
+    ] {
+        let (total, seen) = view(&host, &[(name, value)]);
+        assert_eq!(total, Config::default().memory_bytes, "{name}={value}");
+        let told = seen.stderr.matches(&format!("{name}={value} is not")).count();
+        assert_eq!(told, 1, "{}", seen.stderr);
+    }
+}
+
+/// A tenant's file as something that it should not be.
+fn assert_refused(host: &Host, file: &Path, reason: &str) {
+    let (total, seen) = view(host, &[("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "victim")]);
+    assert_eq!(total, LIMIT_BYTES, "the process keeps its limit by itself");
+    assert!(seen.stderr.contains(&file.display().to_string()), "{}", seen.stderr);
+    assert!(seen.stderr.contains(reason), "{reason:?} is not in {}", seen.stderr);
+}
+
+#[test]
+fn a_file_that_is_not_a_tenants_is_refused_with_the_reason_and_left_as_it_is() {
+    let host = Host::new();
+    let folder = folder(&host);
+    let file = folder.join("victim");
+    fs::create_dir_all(&folder).unwrap();
+    fs::set_permissions(&folder, PermissionsExt::from_mode(0o700)).unwrap();
+    let private = |content: &[u8]| {
+        fs::write(&file, content).unwrap();
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+    };
+
+    for garbage in [&b""[..], b"what somebody keeps here", &[0x5a; 1 << 20]] {
+        private(garbage);
+        assert_refused(&host, &file, "not made by deepres");
+        assert_eq!(fs::read(&file).unwrap(), garbage);
+    }
+    fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
+    assert_refused(&host, &file, "not a file of yours alone");
+    fs::remove_file(&file).unwrap();
+    symlink(host.path().join("elsewhere"), &file).unwrap();
+    assert_refused(&host, &file, "not a file of yours alone");
+    fs::remove_file(&file).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    assert_refused(&host, &file, "not a file of yours alone");
+    fs::remove_file(&file).unwrap();
+    if deepres_e2e::skip::root_or_skipped() {
+        private(b"deepres\0");
+        std::os::unix::fs::chown(&file, Some(4711), None).unwrap();
+        assert_refused(&host, &file, "not a file of yours alone");
+        fs::remove_file(&file).unwrap();
+    }
+    fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();
+    assert_refused(&host, &file, "not a directory of yours alone");
+}
+
+#[test]
+fn a_file_of_another_version_is_refused_while_it_is_in_use_and_replaced_when_it_is_not() {
+    let host = Host::new();
+    let variables = [("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "victim")];
+    let mut user = host.spawn(alone(&host, c_client("view", Way::Linked), &[], &variables));
+    user.await_json(COMMAND_LIMIT);
+    let file = folder(&host).join("victim");
+    // The major version lies behind magic, kind and size.
+    const MAJOR_AT: u64 = 16;
+    let opened = fs::OpenOptions::new().write(true).open(&file).unwrap();
+    opened.write_all_at(&[0xff], MAJOR_AT).unwrap();
+    assert_refused(&host, &file, "layout version");
+    user.kill();
+    assert_eq!(fill(&host, &variables), (LIMIT_BYTES, LIMIT_BYTES));
+    assert!(!file.exists(), "it was replaced, and went with the last process");
+}
+
+#[test]
+fn a_daemon_that_is_there_has_the_say_and_one_that_comes_later_has_not() {
+    let host = Host::new();
+    let variables = [("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "early")];
+    let mut early = host.spawn(alone(&host, c_client("view", Way::Linked), &[], &variables));
+    assert_eq!(number(&early.await_json(COMMAND_LIMIT), "total"), LIMIT_BYTES);
+    let _daemon = host.daemon();
+    let variables = [("DEEPRES_MEMORY", "2GiB"), ("DEEPRES_SHARE", "30%"), ("DEEPRES_TENANT", "late")];
+    let mut late = host.spawn(alone(&host, c_client("view", Way::Linked), &[], &variables));
+    assert_eq!(number(&late.await_json(COMMAND_LIMIT), "total"), 2 * LIMIT_BYTES);
+    let ps = host.ps();
+    assert_eq!(ps.tenant("late").memory_limit_bytes, Some(2 * LIMIT_BYTES));
+    assert!(ps.find("early").is_none(), "who began alone stays alone");
+    assert!(!late.stderr().contains("standalone"), "{}", late.stderr());
+    late.finish(COMMAND_LIMIT).success();
+    early.finish(COMMAND_LIMIT).success();
+}
+
+#[test]
+fn forked_children_have_no_part_in_the_parents_session() {
+    let host = Host::new();
+    let variables = [("DEEPRES_SHARE", "50%"), ("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "parent")];
+    let mut client = host.spawn(alone(&host, c_client("forks", Way::Dlsym), &[], &variables));
+    let said = client.await_json(COMMAND_LIMIT);
+    assert_eq!((number(&said, "child_status"), number(&said, "exec_status")), (0, 0), "{said}");
+    client.finish(COMMAND_LIMIT).success();
+    assert!(!folder(&host).exists());
+}
+
+#[test]
+fn a_job_that_may_write_no_large_files_keeps_its_limits_by_itself() {
+    let host = Host::new();
+    let client = c_client("view", Way::Dlsym);
+    // The simulated GPU has files, too.
+    host.finish(host.command(&client)).success();
+    // In blocks of 512 bytes or of a KiB, by shell.
+    let script = format!("ulimit -f 8; exec '{}'", client.display());
+    let limits = [("DEEPRES_TENANT", "small"), ("DEEPRES_MEMORY", "1GiB")];
+    let mut job = host.spawn(alone(&host, "sh".into(), &["-c", &script], &limits));
+    assert_eq!(job.await_json(COMMAND_LIMIT)["total"], LIMIT_BYTES);
+    job.close_stdin();
+    let end = job.finish(COMMAND_LIMIT).success();
+    assert!(end.stderr.contains("this process keeps them by itself"), "{}", end.stderr);
+}
+
+#[test]
+fn a_limit_that_is_no_text_is_named_and_not_passed_over() {
+    let host = Host::new();
+    let mut command = alone(&host, c_client("view", Way::Dlsym), &[], &[("DEEPRES_TENANT", "odd")]);
+    command.env("DEEPRES_MEMORY", OsStr::from_bytes(b"4GiB\xff"));
+    let end = host.finish(command).success();
+    assert!(end.stderr.contains("DEEPRES_MEMORY") && end.stderr.contains("ignored"), "{}", end.stderr);
+}
+
+#[test]
+fn who_shares_its_time_with_nobody_may_queue_as_much_as_the_driver_takes() {
+    let host = Host::new();
+    for way in [Way::Linked, Way::Dlsym] {
+        let mut command = host.command(c_client("ahead", way));
+        command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_MEMORY", "4GiB");
+        let said = host.finish(command).success().json();
+        let after = |key: &str| said[key].as_u64().unwrap_or_else(|| panic!("{key} in {said}"));
+        assert!(after("queued_ms") < after("done_ms") / 3, "it was held up: {said}");
+    }
+}
+
+/// These measure, so each has the machine to itself.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn small_kernels_have_their_share_of_the_time_and_no_more() {
+        assert_alone_it_has("30%", 30.0, &["--kernel", "busy_200us", "--sync-every", "100"]);
+    }
+
+    #[test]
+    fn long_kernels_with_a_sync_each_have_their_share_of_the_time_and_no_more() {
+        assert_alone_it_has("50%", 50.0, &["--kernel", "busy_5000us", "--sync-every", "1"]);
+    }
+
+    #[test]
+    fn graphs_have_their_share_of_the_time_and_no_more() {
+        assert_alone_it_has("25%", 25.0, &["--kernel", "busy_200us", "--graph", "40", "--sync-every", "4"]);
+    }
+
+    #[test]
+    fn two_processes_of_a_tenant_have_its_share_together() {
+        let host = Host::measuring();
+        let variables = [("DEEPRES_SHARE", "40%"), ("DEEPRES_TENANT", "pair")];
+        let arguments = ["--kernel", "busy_200us", "--sync-every", "50"];
+        let first = backlog(&host, &arguments, &variables);
+        let mut second = backlog(&host, &arguments, &variables);
+        thread::sleep(SETTLED);
+        assert_percent(percent_of_time(&host, &[&first, &second]), 40.0);
+        second.kill();
+        thread::sleep(SETTLED);
+        assert_percent(percent_of_time(&host, &[&first]), 40.0);
+    }
+
+    #[test]
+    fn unlike_processes_of_a_tenant_have_its_share_together() {
+        let host = Host::measuring();
+        let variables = [("DEEPRES_SHARE", "60%"), ("DEEPRES_TENANT", "unlike")];
+        let long = backlog(&host, &["--kernel", "busy_20000us", "--sync-every", "2"], &variables);
+        let short = backlog(&host, &["--kernel", "busy_200us", "--sync-every", "50"], &variables);
+        thread::sleep(SETTLED);
+        assert_percent(percent_of_time(&host, &[&long, &short]), 60.0);
+    }
+
+    #[test]
+    fn processes_of_a_tenant_whose_kernels_wait_for_each_other_go_on() {
+        let host = Host::measuring().simgpu("kernel = [{ name = \"meeting\", ns = 1000000, meets = 2 }]\n");
+        let variables = [("DEEPRES_SHARE", "80%"), ("DEEPRES_TENANT", "pair")];
+        let arguments = ["--kernel", "meeting", "--sync-every", "1", "--progress"];
+        let mut clients = [backlog(&host, &arguments, &variables), backlog(&host, &arguments, &variables)];
+        for client in &mut clients {
+            client.await_line(|line| line.parse::<u64>().is_ok_and(|launches| launches >= 3), COMMAND_LIMIT);
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_stopped_keeps_the_others_from_nothing() {
+        let host = Host::measuring();
+        let variables = [("DEEPRES_SHARE", "40%"), ("DEEPRES_TENANT", "pair")];
+        let first = backlog(&host, &["--kernel", "busy_1000us"], &variables);
+        let second = backlog(&host, &["--kernel", "busy_1000us"], &variables);
+        thread::sleep(SETTLED);
+        host.stop(first.pid());
+        thread::sleep(Duration::from_millis(200));
+        assert_percent(percent_of_time(&host, &[&second]), 40.0);
+        first.signal(Signal::CONT);
+        assert_percent(percent_of_time(&host, &[&first, &second]), 40.0);
+    }
+
+    #[test]
+    fn hamis_share_is_held() {
+        assert_alone_it_has_by(("CUDA_DEVICE_SM_LIMIT", "35"), 35.0, &["--kernel", "busy_1000us"]);
+    }
+
+    #[test]
+    fn an_unmodified_training_script_has_its_share_and_its_memory() {
+        let host = Host::measuring().simgpu(&demo_simgpu());
+        let mut command = host.training(host.command(&python().python()));
+        command
+            .args(["--seconds", "600"])
+            .env("LD_PRELOAD", &artefacts().library)
+            .envs([("DEEPRES_SHARE", "40%"), ("DEEPRES_MEMORY", "1GiB")]);
+        let mut trainer = host.spawn(command);
+        // tinygrad compiles its kernels first.
+        trainer.await_line(|line| line.starts_with("compiled"), Duration::from_secs(120));
+        thread::sleep(SETTLED);
+        assert_percent(percent_of_time(&host, &[&trainer]), 40.0);
+        let overhead = Config::default().context_overhead_bytes;
+        let held = most_held(&host, Duration::from_secs(1), overhead);
+        assert!(held > 0 && held <= LIMIT_BYTES, "{held} bytes held");
+    }
+}

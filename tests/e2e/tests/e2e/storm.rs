@@ -1,0 +1,139 @@
+//! Many at once: hundreds of processes that start together, and strangers who do all they can at the tenant socket. Nobody else is held up.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::Duration,
+};
+
+use deepres_abi::wire::{Hello, Role};
+use deepres_e2e::{
+    Host, Process,
+    clients::{Way, c_client},
+    host::COMMAND_LIMIT,
+    shares::Window,
+};
+use rustix::{
+    net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket},
+    time::{ClockId, clock_gettime},
+};
+use zerocopy::IntoBytes;
+
+/// Processes that start at once.
+const PROCESSES: usize = 300;
+
+/// Starts all, of so many tenants each in turns, and asserts that all have a session. How long they wait for it: `cargo xtask bench storm`.
+fn storm(tenants: usize) {
+    let host = Host::measuring();
+    let _daemon = host.daemon();
+    let client = c_client("boot", Way::Dlsym);
+    // Whoever comes first makes the simulated GPU.
+    host.finish(host.command(&client)).success();
+    let mut clients: Vec<Process> = (0..PROCESSES)
+        .map(|number| {
+            let mut command = host.preloaded(&client);
+            command.env("DEEPRES_TENANT", format!("storm-{}", number % tenants));
+            host.spawn(command)
+        })
+        .collect();
+    for client in &mut clients {
+        client.await_json(COMMAND_LIMIT);
+    }
+    let ps = host.ps();
+    let sessions: usize = ps.tenants.iter().map(|tenant| tenant.sessions.len()).sum();
+    assert_eq!((sessions, ps.tenants.len()), (PROCESSES, tenants));
+    clients.iter_mut().for_each(Process::close_stdin);
+    for mut client in clients {
+        client.await_end(COMMAND_LIMIT).success();
+    }
+}
+
+fn hello(name: &str) -> Hello {
+    let mut hello = Hello::new(Role::Session);
+    let now = clock_gettime(ClockId::Monotonic);
+    hello.monotonic_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+    hello.pid = std::process::id();
+    hello.share_ppm = 1_000_000;
+    deepres_abi::wire::set_text(&mut hello.tenant, name);
+    hello
+}
+
+/// One stranger's ways, again and again until it is over: silence, garbage, half a hello, sessions that come and go, claims of another's
+/// tenant.
+fn annoy(address: &SocketAddrUnix, is_over: &AtomicBool, tries: &AtomicU64) {
+    let mut held = Vec::new();
+    for number in 0u64.. {
+        if is_over.load(Ordering::Relaxed) {
+            return;
+        }
+        let Ok(connection) = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None) else { continue };
+        if connect(&connection, address).is_err() {
+            continue;
+        }
+        let whole = hello(if number % 2 == 0 { "stranger" } else { "a" });
+        let whole = whole.as_bytes();
+        let garbage: Vec<u8> = (0..whole.len()).map(|at| (at as u64 * number) as u8).collect();
+        // What the daemon makes of it is its own affair: it may have hung up.
+        let _ = match number % 5 {
+            0 => send(&connection, &garbage, SendFlags::NOSIGNAL),
+            1 => send(&connection, &whole[..whole.len() / 2], SendFlags::NOSIGNAL),
+            2 => send(&connection, whole, SendFlags::NOSIGNAL)
+                .and_then(|_| send(&connection, whole, SendFlags::NOSIGNAL)),
+            3 => send(&connection, whole, SendFlags::NOSIGNAL),
+            _ => Ok(0),
+        };
+        tries.fetch_add(1, Ordering::Relaxed);
+        // Some stay, and say nothing more.
+        if number % 50 == 4 {
+            held.push(connection);
+            held.truncate(100);
+        }
+        thread::sleep(Duration::from_micros(500));
+    }
+}
+
+/// These measure, so each has the machine to itself.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn hundreds_of_processes_of_one_tenant_are_all_served() {
+        storm(1);
+    }
+
+    #[test]
+    fn hundreds_of_tenants_are_all_served() {
+        storm(PROCESSES);
+    }
+
+    #[test]
+    fn strangers_at_the_socket_take_nothing_from_those_who_share() {
+        let host = Host::measuring();
+        let daemon = host.daemon();
+        let start = |name: &str, share: &str| {
+            let arguments = ["--kernel", "busy_1000us"];
+            let mut client = host.spawn(host.run(
+                &["--name", name, "--share", share],
+                c_client("backlog", Way::Dlsym),
+                &arguments,
+            ));
+            client.await_line(|line| line == "ready", COMMAND_LIMIT);
+            client
+        };
+        let _clients = [start("a", "70%"), start("b", "30%")];
+        let address = SocketAddrUnix::new(host.tenant_socket()).expect("a short path");
+        let (is_over, tries) = (AtomicBool::new(false), AtomicU64::new(0));
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| annoy(&address, &is_over, &tries));
+            }
+            thread::sleep(Duration::from_millis(500));
+            let window = Window::measure(&host, Duration::from_secs(4));
+            is_over.store(true, Ordering::Relaxed);
+            println!("{} tries", tries.load(Ordering::Relaxed));
+            window.assert_shares(&[("a", 70.0), ("b", 30.0)]);
+        });
+        assert!(tries.load(Ordering::Relaxed) > 100, "they hardly tried");
+        assert!(host.ps().daemon_pid == daemon.pid(), "it is the same daemon");
+    }
+}

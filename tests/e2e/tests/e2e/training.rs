@@ -1,0 +1,79 @@
+//! The main job: two unmodified tinygrad training scripts share one GPU, 70 to 30.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use deepres_e2e::{Host, Process, Tally, clients::demo_simgpu, shares::Window};
+use simgpu_engine::truth::Snapshot;
+
+/// tinygrad compiles 65 kernels first, twice at once on two cores.
+const COMPILED_WITHIN: Duration = Duration::from_secs(120);
+/// Past the first launches after the compilation.
+const SETTLED: Duration = Duration::from_secs(1);
+const MEASURED: Duration = Duration::from_secs(8);
+/// The one that is left has the whole GPU within this.
+const EVERYTHING_WITHIN: Duration = Duration::from_millis(100);
+
+fn start(host: &Host, name: &str, share: &str) -> Process {
+    host.spawn(
+        host.run_training(&["--name", name, "--share", share, "--memory", "8GiB"], &["--seconds", "600"]),
+    )
+}
+
+fn kernel_ns(snapshot: &Snapshot, pid: u32) -> u64 {
+    snapshot.processes.iter().filter(|p| p.pid == pid).map(|p| p.gpus[0].kernel_busy_ns).sum()
+}
+
+/// These measure, so each has the machine to itself.
+mod measured {
+    use super::*;
+
+    #[test]
+    fn two_tinygrad_trainers_share_seventy_to_thirty_and_the_last_has_everything() {
+        let host = Host::measuring().simgpu(&demo_simgpu());
+        let _daemon = host.daemon();
+        let mut trainers = [start(&host, "major", "70%"), start(&host, "minor", "30%")];
+        for trainer in &mut trainers {
+            trainer.await_line(|line| line.starts_with("compiled"), COMPILED_WITHIN);
+        }
+        thread::sleep(SETTLED);
+        let window = Window::measure(&host, MEASURED);
+        window.assert_shares(&[("major", 70.0), ("minor", 30.0)]);
+        let busy = window.busy_percent();
+        assert!(busy >= 70.0, "the trainers kept the GPU busy only {busy:.1} % of the time");
+        for tenant in &host.ps().tenants {
+            assert!(tenant.graph_launches > 0, "the JIT's graphs are counted: {tenant:?}");
+            assert!(
+                tenant.kernel_launches > 0 && tenant.memory_bytes > 0 && tenant.wait_ns > 0,
+                "{tenant:?}"
+            );
+        }
+
+        let ps = host.ps();
+        let (major_pid, minor_pid) = (ps.tenant("major").sessions[0].pid, ps.tenant("minor").sessions[0].pid);
+        let [mut major, minor] = trainers;
+        major.signal(rustix::process::Signal::TERM);
+        // Gone is who has no work on the GPU any more.
+        let mut last = kernel_ns(&host.truth(), major_pid);
+        let mut left = Instant::now();
+        let deadline = left + Duration::from_secs(10);
+        while left.elapsed() < EVERYTHING_WITHIN {
+            thread::sleep(Duration::from_millis(2));
+            let now = kernel_ns(&host.truth(), major_pid);
+            if now != last {
+                (last, left) = (now, Instant::now());
+            }
+            assert!(Instant::now() < deadline, "the trainer does not end");
+        }
+        let before = host.truth();
+        thread::sleep(Duration::from_millis(1000));
+        let tally = Tally::between(&before, &host.truth());
+        let busy = tally.percent(&[minor_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
+        println!("the trainer that is left has the GPU {busy:.1} % of the time");
+        assert!(busy >= 70.0, "the trainer that is left has the GPU {busy:.1} % of the time");
+        assert_eq!(major.await_end(Duration::from_secs(10)).code, 128 + 15);
+        drop(minor);
+    }
+}

@@ -1,0 +1,101 @@
+//! The deep track of `cargo xtask test`, and the note of its last pass.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use deepres_e2e::venv;
+
+use super::tally::Tally;
+use super::{EndToEnd, cargo_tests, heading, program};
+use crate::sanitize::Sanitizer;
+use crate::{build, command, dist, ebpf, fuzz};
+
+/// How long each fuzz target runs.
+const FUZZ_SECONDS: u32 = 20;
+/// How long random calls of two processes are compared with the same calls without deepres.
+const CALLS_SECONDS: &str = "120";
+/// The note of the last pass.
+const NOTE: &str = "docs/deep-check.md";
+/// What stands before the commit in the note.
+const COMMIT: &str = "Commit: ";
+
+/// Runs the deep track.
+pub fn run(tally: &mut Tally) -> Result<()> {
+    heading("Python environments");
+    venv::training()?;
+    for framework in venv::FRAMEWORKS {
+        venv::framework(framework)?;
+    }
+    heading("cargo xtask dist");
+    let artefacts = dist::run()?;
+    venv::pycuda(&venv::clients()?, &artefacts.simgpu())?;
+    heading("cargo test --workspace --no-run");
+    let programs = program::build(build::cargo().args(["test", "--workspace"]))?;
+    let mut end_to_end = EndToEnd::of(&programs, &artefacts, &["--include-ignored"])?;
+    end_to_end.environment.push(("DEEPRES_CALLS_SECONDS", CALLS_SECONDS.as_ref()));
+    end_to_end.together(tally, &[])?;
+    end_to_end.measured(tally, &[])?;
+    for program in programs.iter().filter(|program| program.name != super::END_TO_END) {
+        tally.tests(&program.name, |one| match one {
+            None => program.run(&["--include-ignored"], &[]),
+            Some(name) => program.run(&["--exact", name, "--include-ignored"], &[]),
+        })?;
+    }
+    heading("cargo xtask fuzz");
+    let options = fuzz::Options { targets: Vec::new(), seconds: FUZZ_SECONDS, seed: 0 };
+    tally.check("cargo xtask fuzz", fuzz::run(&options));
+    for sanitizer in Sanitizer::ALL {
+        if sanitizer == Sanitizer::Thread && !ebpf::has_own_source() {
+            bail!("ThreadSanitizer needs the source of the standard library: rustup component add rust-src");
+        }
+        cargo_tests(tally, &mut sanitizer.tests()?)?;
+    }
+    Ok(())
+}
+
+/// Fails unless the last pass of the deep track is noted and belongs to this history.
+pub fn check_last_pass() -> Result<()> {
+    let path = note();
+    let text = fs::read_to_string(&path)
+        .with_context(|| format!("{NOTE} is missing: `cargo xtask test --deep` writes it"))?;
+    let commit = text.lines().find_map(|line| line.strip_prefix(COMMIT));
+    let commit = commit.with_context(|| format!("{NOTE} names no commit"))?.trim();
+    let mut ask = git(&["merge-base", "--is-ancestor", commit, "HEAD"]);
+    let status = ask.status().with_context(|| format!("cannot start: {}", command::shown(&ask)))?;
+    ensure!(
+        status.success(),
+        "{NOTE} names {commit}, which is no ancestor of this commit: run `cargo xtask test --deep`"
+    );
+    Ok(())
+}
+
+/// Notes that the deep track passed on this commit, if nothing else is in the working tree.
+pub fn note_pass() -> Result<()> {
+    let changed = command::output(&mut git(&["status", "--porcelain"]))?;
+    if !changed.is_empty() {
+        eprintln!("not noted in {NOTE}: the working tree differs from the commit\n{changed}");
+        return Ok(());
+    }
+    let commit = command::output(&mut git(&["rev-parse", "HEAD"]))?;
+    let date = command::output(Command::new("date").args(["--utc", "+%F"]))?;
+    let text = format!(
+        "# The last pass of the deep track\n\n\
+         `cargo xtask test --deep` writes this page. `cargo xtask test` fails if the commit is no ancestor of the\n\
+         commit under test.\n\n{COMMIT}{}\nDate: {}\n",
+        commit.trim(),
+        date.trim()
+    );
+    fs::write(note(), text).with_context(|| format!("cannot write {NOTE}"))
+}
+
+fn note() -> PathBuf {
+    crate::workspace().join(NOTE)
+}
+
+fn git(arguments: &[&str]) -> Command {
+    let mut git = Command::new("git");
+    git.arg("-C").arg(crate::workspace()).args(arguments).stderr(Stdio::inherit());
+    git
+}

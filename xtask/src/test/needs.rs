@@ -1,0 +1,52 @@
+//! What the tests need of the machine, and its installation.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+use deepres_e2e::venv;
+
+use crate::command;
+
+/// Commands that the tests call, each in the package of its name: the compiler that nvcc hands its host code to, and the
+/// makers and runners of containers.
+const TOOLS: [&str; 4] = ["g++", "podman", "runc", "debootstrap"];
+/// Where Debian puts libraries.
+const LIBRARY_FOLDER: &str = "/usr/lib/x86_64-linux-gnu";
+/// Libraries by their packages: those that people preload, which the tests preload beside ours, and another C library.
+const LIBRARIES: [(&str, &str); 5] = [
+    ("libasan8", "libasan.so.8"),
+    ("libeatmydata1", "libeatmydata.so"),
+    ("libfaketime", "faketime/libfaketimeMT.so.1"),
+    ("libjemalloc2", "libjemalloc.so.2"),
+    ("musl", "/lib/ld-musl-x86_64.so.1"),
+];
+
+/// Installs what a machine with a Rust toolchain may still lack. A C compiler is not on the list: rustc links with it.
+pub fn install() -> Result<()> {
+    let mut lacking = Vec::new();
+    if !venv::can_create() {
+        lacking.extend(["python3", "python3-venv"]);
+    }
+    lacking.extend(TOOLS.into_iter().filter(|tool| !is_there(tool)));
+    let libraries = LIBRARIES.into_iter().filter(|(_, file)| !Path::new(LIBRARY_FOLDER).join(file).exists());
+    lacking.extend(libraries.map(|(package, _)| package));
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    let packages = lacking.join(" ");
+    if !rustix::process::geteuid().is_root() {
+        bail!("the tests need more of this machine: apt-get install {packages}");
+    }
+    let mut update = Command::new("apt-get");
+    command::prepare(update.arg("update")).with_context(|| format!("the tests need {packages}"))?;
+    let mut install = Command::new("apt-get");
+    install.args(["install", "--yes", "--no-install-recommends"]).args(lacking);
+    command::prepare(install.env("DEBIAN_FRONTEND", "noninteractive"))
+}
+
+fn is_there(tool: &str) -> bool {
+    let mut command = Command::new(tool);
+    command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}

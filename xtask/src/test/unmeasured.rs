@@ -1,0 +1,49 @@
+//! Which tests the last run on this machine could not measure.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use deepres_e2e::cache;
+
+/// The names of tests.
+pub type Unmeasured = BTreeSet<String>;
+
+/// What the last run noted; nothing if there was none.
+pub fn last() -> Unmeasured {
+    read(&file())
+}
+
+/// Notes what this run could not measure.
+pub fn note(unmeasured: &Unmeasured) -> Result<()> {
+    write(&file(), unmeasured)
+}
+
+fn file() -> PathBuf {
+    cache::folder().join("not-measured.txt")
+}
+
+fn read(file: &Path) -> Unmeasured {
+    fs::read_to_string(file).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+fn write(file: &Path, unmeasured: &Unmeasured) -> Result<()> {
+    let lines: String = unmeasured.iter().flat_map(|name| [name.as_str(), "\n"]).collect();
+    fs::write(file, lines).with_context(|| format!("cannot write {}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_noted_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("not-measured.txt");
+        assert!(read(&file).is_empty());
+        let unmeasured = Unmeasured::from(["a::b".to_owned(), "c".to_owned()]);
+        write(&file, &unmeasured).unwrap();
+        assert_eq!(read(&file), unmeasured);
+    }
+}
