@@ -62,24 +62,24 @@ pub fn target() -> PathBuf {
 
 /// Builds the product and the simulated GPU for release and lays them out in `target/deepres`.
 pub fn artefacts() -> Result<Artefacts> {
-    artefacts_of("release", "release", "deepres")
-}
-
-/// Builds the same as tests are built, which takes no further build of what they depend on, with its assertions.
-pub fn check_artefacts() -> Result<Artefacts> {
-    artefacts_of("dev", "debug", "deepres-check")
-}
-
-fn artefacts_of(profile: &str, built: &str, folder: &str) -> Result<Artefacts> {
     let mut build = cargo();
-    build.args(["build", "--profile", profile]);
+    build.args(["build", "--release"]);
     for package in PRODUCT.iter().chain(SIMGPU) {
         build.args(["--package", package]);
     }
     command::run(&mut build)?;
-    let folder = target().join(folder);
-    lay_out(&target().join(built), &folder)?;
-    lay_out_simgpu(&target().join(built), &folder.join("simgpu"))?;
+    laid_out("release", "deepres")
+}
+
+/// Lays out the same in `target/deepres-check` as it was built with the tests, with its assertions.
+pub fn check_artefacts() -> Result<Artefacts> {
+    laid_out("debug", "deepres-check")
+}
+
+fn laid_out(profile: &str, folder: &str) -> Result<Artefacts> {
+    let (built, folder) = (target().join(profile), target().join(folder));
+    lay_out(&built, &folder)?;
+    lay_out_simgpu(&built, &folder.join("simgpu"))?;
     Ok(Artefacts::in_folder(folder))
 }
 

@@ -226,7 +226,10 @@ impl Row {
     fn begins(&self) -> Result<String> {
         let large = if self.reach == Reach::Large { " (`cargo xtask test --deep`)" } else { "" };
         let version = self.version.text()?;
-        Ok(format!("| {} | {version} | {} | {} | `{}`{large} |", self.client, self.run, self.result, self.test))
+        Ok(format!(
+            "| {} | {version} | {} | {} | `{}`{large} |",
+            self.client, self.run, self.result, self.test
+        ))
     }
 
     /// The day when it was shown, by a page that has it.
@@ -270,7 +273,16 @@ pub fn run(options: &Options) -> Result<()> {
     let artefacts = build::artefacts()?;
     for row in ROWS.iter().filter(|row| is_run(row)) {
         let mut tests = build::cargo();
-        tests.args(["test", "--package", "deepres-e2e", "--test", "e2e", row.test, "--", "--include-ignored"]);
+        tests.args([
+            "test",
+            "--package",
+            "deepres-e2e",
+            "--test",
+            "e2e",
+            row.test,
+            "--",
+            "--include-ignored",
+        ]);
         tests.env("DEEPRES_ARTEFACTS", artefacts.folder());
         let (status, output) = command::teed(&mut tests)?;
         let ran = output.lines().filter(|line| line.starts_with("test ") && line.ends_with("... ok")).count();

@@ -7,8 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use deepres_e2e::artefacts::ZIG;
-use deepres_e2e::{cache, venv};
+use deepres_e2e::{artefacts, cache};
 
 use crate::build::Artefacts;
 use crate::{build, command, ebpf, elf};
@@ -25,7 +24,7 @@ const ZIGBUILD_VERSION: &str = "0.24.1";
 /// Builds `dist/` and checks it.
 pub fn run() -> Result<Artefacts> {
     let dist = crate::workspace().join("dist");
-    let zig = venv::with_package("zig", ZIG)?;
+    let zig = artefacts::zig()?;
     let zigbuild = cache::entry("cargo-zigbuild", ZIGBUILD_VERSION, |folder| {
         let mut install = build::cargo();
         install.args(["install", "--locked", "--no-default-features", "--version", ZIGBUILD_VERSION]);

@@ -45,19 +45,14 @@ pub fn until(what: &str, condition: impl Fn() -> bool) {
 fn artefacts() -> &'static (PathBuf, PathBuf) {
     static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let packages = ["--package", "deepres-interposer", "--package", "deepres-stub-driver"];
-        let built = Command::new(env!("CARGO")).arg("build").args(packages).status();
-        assert!(built.is_ok_and(|status| status.success()), "cargo build failed");
-        let test = env::current_exe().unwrap();
-        // target/debug/deps/this
-        let profile = test.ancestors().nth(2).unwrap().to_owned();
-        let folder = profile.join("interposer-tests");
+        let built = deepres_e2e::artefacts::built(&["deepres-interposer", "deepres-stub-driver"]);
+        let folder = built.join("interposer-tests");
         std::fs::create_dir_all(&folder).unwrap();
         let driver = folder.join("libcuda.so.1");
         let temporary = folder.join(format!("libcuda.so.1.{}", std::process::id()));
-        std::fs::copy(profile.join("libstub_cuda.so"), &temporary).unwrap();
+        std::fs::copy(built.join("libstub_cuda.so"), &temporary).unwrap();
         std::fs::rename(temporary, driver).unwrap();
-        (profile.join("libdeepres.so"), folder)
+        (built.join("libdeepres.so"), folder)
     })
 }
 

@@ -15,7 +15,7 @@ use crate::venv::{self, Venv};
 const ARTEFACTS_VARIABLE: &str = "DEEPRES_ARTEFACTS";
 
 /// zig from PyPI: `cargo xtask dist` links with it.
-pub const ZIG: &str = "ziglang==0.15.2";
+const ZIG: &str = "ziglang==0.15.2";
 /// The packages behind the artefacts.
 const PACKAGES: [&str; 4] = ["deepres-interposer", "deepres", "simgpu-cuda", "simgpu-nvml"];
 
@@ -87,9 +87,24 @@ impl Artefacts {
 
 /// zig's C compiler: it makes programs for other C libraries than this machine's.
 pub(crate) fn zig_cc() -> Command {
-    let mut zig = Command::new(prepared(venv::with_package("zig", ZIG)).python());
+    let mut zig = Command::new(prepared(zig()).python());
     zig.args(["-m", "ziglang", "cc"]);
     zig
+}
+
+/// Set by `cargo xtask test`, which builds the whole workspace: the folder with what cargo built.
+const BUILT_VARIABLE: &str = "DEEPRES_BUILT";
+
+/// The folder with what cargo built of these packages, as tests are built; built first if nobody has.
+pub fn built(packages: &[&str]) -> PathBuf {
+    if let Some(folder) = env::var_os(BUILT_VARIABLE) {
+        return folder.into();
+    }
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet"]).current_dir(repository());
+    cargo.args(packages.iter().flat_map(|package| ["--package", package]));
+    run(&mut cargo).unwrap_or_else(|error| panic!("building what a test runs: {error:#}"));
+    target().join("debug")
 }
 
 fn build() -> Result<PathBuf> {
@@ -134,6 +149,11 @@ pub fn clients_python() -> &'static Venv {
 /// The Python environment with PyCUDA.
 pub fn pycuda() -> Venv {
     prepared(venv::pycuda(clients_python(), &artefacts().simgpu))
+}
+
+/// The Python environment with zig.
+pub fn zig() -> Result<Venv> {
+    venv::with_package("zig", ZIG)
 }
 
 /// The folder of an environment's NVRTC.

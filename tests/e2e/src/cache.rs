@@ -75,9 +75,8 @@ fn remove_unused(cache: &Path, name: &str) {
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         let is_of_name = file.rsplit_once('-').is_some_and(|(stem, _)| stem == name);
         let used = fs::metadata(path.join(READY)).and_then(|ready| ready.modified());
-        let is_old = used.is_ok_and(|used| {
-            SystemTime::now().duration_since(used).is_ok_and(|unused| unused > KEPT)
-        });
+        let is_old =
+            used.is_ok_and(|used| SystemTime::now().duration_since(used).is_ok_and(|unused| unused > KEPT));
         if is_of_name && is_old {
             let _ = fs::remove_dir_all(&path);
         }
@@ -92,7 +91,8 @@ mod tests {
     fn an_entry_is_made_once_for_each_recipe_and_anew_after_a_failure() {
         let cache = tempfile::tempdir().unwrap();
         let make = |recipe: &str, text: &str| {
-            entry_in(cache.path(), "tool", recipe, |folder| Ok(fs::write(folder.join("file"), text)?)).unwrap()
+            entry_in(cache.path(), "tool", recipe, |folder| Ok(fs::write(folder.join("file"), text)?))
+                .unwrap()
         };
         let first = make("version 1", "made");
         assert_eq!(make("version 1", "made twice"), first);

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use crate::artefacts::{artefacts, clients_python, nvrtc, repository, run, target, zig_cc};
+use crate::artefacts::{artefacts, built, clients_python, nvrtc, repository, run, target, zig_cc};
 
 /// How a C client reaches the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,10 +142,7 @@ fn driver_library(package: &str, library: &str, folder: &str) -> PathBuf {
 }
 
 fn built_by_cargo(package: &str, binary: &str) -> PathBuf {
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--package", package]).current_dir(repository());
-    run(&mut cargo).unwrap_or_else(|error| panic!("building a client: {error:#}"));
-    target().join("debug").join(binary)
+    built(&[package]).join(binary)
 }
 
 /// Path of `tests/workloads/cuda/NAME.cu`, compiled by PyPI's nvcc, which puts libcudart inside.

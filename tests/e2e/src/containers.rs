@@ -15,7 +15,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
 use crate::{
     Host, Process,
     artefacts::{Artefacts, artefacts, run, target},
@@ -23,6 +22,7 @@ use crate::{
     host::COMMAND_LIMIT,
     skip,
 };
+use anyhow::{Context, Result, bail, ensure};
 
 /// What has to be installed.
 const PACKAGES: &str = "podman runc debootstrap";
@@ -148,6 +148,12 @@ impl<'host> Containers<'host> {
     fn podman(&self, arguments: &[&str]) -> Command {
         let mut podman = self.host.command("podman");
         podman.env_remove("LD_LIBRARY_PATH").args(["--runtime", "runc", "--cgroup-manager=cgroupfs"]);
+        // podman syncs its records to the disk whenever a container begins or ends, and waits for all that others have yet to write
+        // there. In memory it waits for nobody, and no test waits for another's records.
+        let records = self.host.state_dir().join("podman");
+        for (option, folder) in [("--root", "root"), ("--runroot", "run"), ("--tmpdir", "tmp")] {
+            podman.arg(option).arg(records.join(folder));
+        }
         podman.args(arguments);
         podman
     }
@@ -178,14 +184,17 @@ impl Drop for Containers<'_> {
     }
 }
 
-/// The folder with the root file system of the containers, made on first use and kept.
+/// The folder with the root file system of the containers.
 fn root() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
-    ROOT.get_or_init(|| find_or_make_root().unwrap_or_else(|error| panic!("the containers' root: {error:#}")))
+    let find = || prepare(artefacts().are_portable());
+    ROOT.get_or_init(|| find().unwrap_or_else(|error| panic!("the containers' root: {error:#}")))
 }
 
-fn find_or_make_root() -> Result<PathBuf> {
-    let distribution = match artefacts().are_portable() {
+/// Makes the root file system of the containers unless the cache has it: that of an old distribution for the product as users get it, or of
+/// this machine's. Returns its folder.
+pub fn prepare(is_portable: bool) -> Result<PathBuf> {
+    let distribution = match is_portable {
         true => OLD_DISTRIBUTION.to_owned(),
         false => distribution()?,
     };

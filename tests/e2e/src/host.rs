@@ -206,8 +206,8 @@ impl Host {
 
     /// A command that runs Python, made to run `train.py` with the variables that tinygrad wants.
     pub fn training(&self, mut command: Command) -> Command {
-        let libraries =
-            std::env::join_paths([&artefacts().simgpu, &nvrtc(python())]).expect("no colon in a build folder");
+        let libraries = std::env::join_paths([&artefacts().simgpu, &nvrtc(python())])
+            .expect("no colon in a build folder");
         command
             .arg(clients::training_script())
             .env("LD_LIBRARY_PATH", libraries)

@@ -117,9 +117,7 @@ fn headers(cache: &Path) -> Result<PathBuf> {
     let include = unpacked.join(INCLUDE);
     if !include.join("cuda.h").exists() {
         let wheels = cache.join("wheels");
-        command::run(
-            venv::training()?.pip().args(["download", "--no-deps", "-d"]).arg(&wheels).arg(WHEEL),
-        )?;
+        command::run(venv::training()?.pip().args(["download", "--no-deps", "-d"]).arg(&wheels).arg(WHEEL))?;
         let wheel = fs::read_dir(&wheels)?
             .filter_map(|entry| Some(entry.ok()?.path()))
             .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(WHEEL_FILE)))

@@ -12,10 +12,10 @@ use simgpu_engine::truth;
 
 use self::client::Client;
 use self::report::Report;
+use crate::build;
 use crate::host::{Device, Host, Ps};
 use crate::process::Interrupt;
 use crate::training::{self, SCRIPT};
-use crate::build;
 
 /// The tenants: name and share.
 const TENANTS: [(&str, &str); 2] = [("train-70", "70%"), ("train-30", "30%")];

@@ -8,9 +8,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use deepres_e2e::venv;
 
 use super::tally::Tally;
-use super::{EndToEnd, cargo_tests, heading, program};
+use super::{EndToEnd, cargo_tests, heading, prepare, program};
 use crate::sanitize::Sanitizer;
-use crate::{build, command, dist, ebpf, fuzz};
+use crate::{command, dist, ebpf, fuzz};
 
 /// How long each fuzz target runs.
 const FUZZ_SECONDS: u32 = 20;
@@ -23,16 +23,15 @@ const COMMIT: &str = "Commit: ";
 
 /// Runs the deep track.
 pub fn run(tally: &mut Tally) -> Result<()> {
-    heading("Python environments");
-    venv::training()?;
+    prepare(true)?;
     for framework in venv::FRAMEWORKS {
         venv::framework(framework)?;
     }
     heading("cargo xtask dist");
     let artefacts = dist::run()?;
     venv::pycuda(&venv::clients()?, &artefacts.simgpu())?;
-    heading("cargo test --workspace --no-run");
-    let programs = program::build(build::cargo().args(["test", "--workspace"]))?;
+    heading("cargo build --workspace --lib --bins --tests");
+    let programs = program::build_all()?;
     let mut end_to_end = EndToEnd::of(&programs, &artefacts, &["--include-ignored"])?;
     end_to_end.environment.push(("DEEPRES_CALLS_SECONDS", CALLS_SECONDS.as_ref()));
     end_to_end.together(tally, &[])?;

@@ -16,7 +16,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use deepres_e2e::{awake, venv};
+use deepres_e2e::{artefacts, awake, containers, venv};
 
 use crate::build::{self, Artefacts};
 use crate::{codegen, command, compatibility, ebpf};
@@ -69,9 +69,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 
 /// The quick track, or those of its tests whose name contains the filter.
 fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
-    heading("Python environments");
-    venv::training()?;
-    venv::clients()?;
+    prepare(false)?;
     let is_whole = filter.is_none();
     if is_whole {
         heading("cargo xtask ebpf");
@@ -83,8 +81,8 @@ fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
             tally.check("style", command::run(&mut format));
         }
     }
-    heading("cargo test --workspace --no-run");
-    let programs = program::build(build::cargo().args(["test", "--workspace"]))?;
+    heading("cargo build --workspace --lib --bins --tests");
+    let programs = program::build_all()?;
     let artefacts = build::check_artefacts()?;
     let end_to_end = EndToEnd::of(&programs, &artefacts, &[])?;
     let filter: Vec<&str> = filter.into_iter().collect();
@@ -99,6 +97,18 @@ fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
         tally.tests(&program.name, |one| program.run(&selected(&filter, one), &[]))?;
     }
     end_to_end.measured(tally, &filter)
+}
+
+/// Makes what the tests run beside the product: a test that made it would be measured with it.
+fn prepare(is_portable: bool) -> Result<()> {
+    heading("Python environments, zig, a root file system for containers");
+    venv::training()?;
+    venv::clients()?;
+    artefacts::zig()?;
+    if rustix::process::geteuid().is_root() {
+        containers::prepare(is_portable)?;
+    }
+    Ok(())
 }
 
 /// Arguments of a test program for one test alone, else for those that the filter leaves.
@@ -140,7 +150,7 @@ fn models(tally: &mut Tally) -> Result<()> {
 
 /// Runs tests by cargo itself.
 fn cargo_tests(tally: &mut Tally, cargo: &mut Command) -> Result<()> {
-    let programs = program::build(cargo)?;
+    let programs = program::build(cargo.arg("--no-run"))?;
     for program in &programs {
         tally.tests(&format!("{} ({})", program.name, command::shown(cargo)), |one| {
             program.run(&selected(&[], one), &[])
@@ -176,7 +186,8 @@ impl<'a> EndToEnd<'a> {
     /// Runs those that measure.
     fn measured(&self, tally: &mut Tally, filter: &[&str]) -> Result<()> {
         // Several filters select what any of them does, so the filter's own work is left to the list.
-        let listed = self.program.run(&[&[MEASURED, "--list", "--format=terse"], self.arguments].concat(), &[])?;
+        let listed =
+            self.program.run(&[&[MEASURED, "--list", "--format=terse"], self.arguments].concat(), &[])?;
         let names: Vec<&str> = listed
             .output
             .lines()

@@ -30,9 +30,15 @@ pub struct Outcome {
     pub skips: Vec<String>,
 }
 
-/// Builds test programs by `cargo test … --no-run` and lists them.
+/// Builds the whole workspace and its tests at once: what tests run is built with the same features as they are.
+pub fn build_all() -> Result<Vec<Program>> {
+    let mut cargo = build::cargo();
+    build(cargo.args(["build", "--workspace", "--lib", "--bins", "--tests"]))
+}
+
+/// Builds by this command of cargo, and lists the test programs among what was built.
 pub fn build(cargo: &mut Command) -> Result<Vec<Program>> {
-    cargo.args(["--no-run", "--message-format", "json-render-diagnostics"]);
+    cargo.args(["--message-format", "json-render-diagnostics"]);
     let mut child = cargo
         .stdout(Stdio::piped())
         .spawn()
@@ -76,6 +82,8 @@ impl Program {
         let mut command = Command::new(&self.file);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command.env("CARGO_TARGET_DIR", build::target());
+        // Everything that tests run was built with them.
+        command.env("DEEPRES_BUILT", build::target().join("debug"));
         command
     }
 
@@ -114,11 +122,7 @@ pub fn run(command: &mut Command) -> Result<Outcome> {
     let output = teed(output, |line| print!("{line}"));
     let status = child.wait()?;
     let errors = reader.join().unwrap_or_default();
-    Ok(Outcome {
-        status,
-        output,
-        skips: skip::reasons(&errors).map(str::to_owned).collect(),
-    })
+    Ok(Outcome { status, output, skips: skip::reasons(&errors).map(str::to_owned).collect() })
 }
 
 #[cfg(test)]
@@ -135,7 +139,10 @@ mod tests {
             "executable": "/w/target/debug/deps/kills-1"
         });
         let program = Program::of_message(&message).unwrap();
-        assert_eq!((program.name.as_str(), program.folder.as_path()), ("deepres-abi kills", Path::new("/w/abi")));
+        assert_eq!(
+            (program.name.as_str(), program.folder.as_path()),
+            ("deepres-abi kills", Path::new("/w/abi"))
+        );
         message["package_id"] = json!("path+file:///w/xtask#0.1.0");
         message["manifest_path"] = json!("/w/xtask/Cargo.toml");
         assert_eq!(Program::of_message(&message).unwrap().name, "xtask kills");

@@ -133,7 +133,9 @@ impl Tally {
             let number = self.not_measured.len();
             self.check(
                 "not measured",
-                Err(anyhow::anyhow!("{number} tests, more than {MOST_NOT_MEASURED}: run again on a quiet machine")),
+                Err(anyhow::anyhow!(
+                    "{number} tests, more than {MOST_NOT_MEASURED}: run again on a quiet machine"
+                )),
             );
         }
         let again: Vec<String> =
@@ -144,7 +146,10 @@ impl Tally {
         let unexpected: Vec<String> =
             self.skips.iter().filter(|why| !skip::ALLOWED.contains(&why.as_str())).cloned().collect();
         for why in unexpected {
-            self.check("skipped", Err(anyhow::anyhow!("{why}; deepres_e2e::skip lists the reasons that may be")));
+            self.check(
+                "skipped",
+                Err(anyhow::anyhow!("{why}; deepres_e2e::skip lists the reasons that may be")),
+            );
         }
     }
 

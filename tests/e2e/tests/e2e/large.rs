@@ -11,8 +11,8 @@ use std::{
 
 use deepres_e2e::{
     Host,
-    venv,
     clients::script,
+    venv,
     witness::{Client, assert_every_look_up_is_answered_with_our_hook},
 };
 use serde_json::Value;

@@ -111,8 +111,8 @@ fn a_program_that_loads_no_library_runs_and_says_that_nothing_holds_for_it() {
         (c_program_on(CLibrary::Musl, "hello"), "musl"),
     ];
     // Nobody else can make one.
-    let privileged =
-        deepres_e2e::skip::root_or_skipped().then(|| (privileged(&host, &c_program("hello")), "rights that you have not"));
+    let privileged = deepres_e2e::skip::root_or_skipped()
+        .then(|| (privileged(&host, &c_program("hello")), "rights that you have not"));
     for (program, reason) in programs.into_iter().chain(privileged) {
         let done = host.finish(host.run(&[], &program, &[])).success();
         assert_eq!((done.stdout.as_str(), done.stderr.lines().count()), ("hello\n", 1), "{}", done.stderr);
