@@ -89,13 +89,18 @@ impl Host {
         let simgpu_toml = folder.path().join("simgpu.toml");
         fs::write(&simgpu_toml, SIMGPU_TOML).expect("a folder of our own");
         let watchdog = Watchdog::start(folder.path().to_owned(), TEST_LIMIT);
+        // CPUs that are kept awake are of use to measurements alone.
+        let stolen = match kind {
+            FlockOperation::LockExclusive => Stolen::start(),
+            _ => Stolen::count(),
+        };
         Self {
             folder,
             state,
             started: AtomicU32::new(0),
             simgpu_toml,
             config_toml: None,
-            _stolen: Stolen::start(),
+            _stolen: stolen,
             _machine: machine,
             _watchdog: watchdog,
         }

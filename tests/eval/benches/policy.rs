@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 
 use criterion::Criterion;
-use deepres_controller::policy::TenantId;
-use deepres_controller::policy::class::Class;
-use deepres_controller::policy::entitlement::{Request, entitlements};
-use deepres_controller::policy::lease::{Grant, Scheduler, Seen};
-use deepres_controller::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
+use deepres_policy::TenantId;
+use deepres_policy::class::Class;
+use deepres_policy::entitlement::{Request, entitlements};
+use deepres_policy::lease::{Grant, Scheduler, Seen};
+use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 
 /// Processors of the host, for whether waiters spin.
 const PROCESSORS: usize = 8;
@@ -62,7 +62,7 @@ impl Gpu {
     }
 
     fn holder(&self) -> Option<TenantId> {
-        use deepres_controller::policy::lease::Phase;
+        use deepres_policy::lease::Phase;
         match self.scheduler.phase() {
             Phase::Held(tenant) | Phase::Draining(tenant) => Some(tenant),
             Phase::Free => None,

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use deepres_controller::policy::entitlement::Entitlement;
+use deepres_policy::entitlement::Entitlement;
 
 use crate::device::{Device, Kernel, Tenant};
 use crate::gate::{Gate, Launch};

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use deepres_abi::PPM;
-use deepres_controller::policy::entitlement::Entitlement;
+use deepres_policy::entitlement::Entitlement;
 
 use crate::device::Tenant;
 use crate::engine::Witness;

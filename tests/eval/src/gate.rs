@@ -1,6 +1,6 @@
 //! Who may launch when: the interface of all that stands between a program and the GPU.
 
-use deepres_controller::policy::entitlement::Entitlement;
+use deepres_policy::entitlement::Entitlement;
 
 use crate::device::Tenant;
 

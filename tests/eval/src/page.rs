@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use deepres_controller::policy::class::Class;
+use deepres_policy::class::Class;
 
 use crate::beside;
 use crate::metrics::{self, Row};

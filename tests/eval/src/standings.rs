@@ -1,7 +1,7 @@
 //! What each tenant is owed over time: priorities move, and every policy is held against what was owed at the moment.
 
-use deepres_controller::policy::entitlement::{Entitlement, entitlements};
-use deepres_controller::policy::priority::{Terms, Usage};
+use deepres_policy::entitlement::{Entitlement, entitlements};
+use deepres_policy::priority::{Terms, Usage};
 
 use crate::scenario::Scenario;
 
@@ -46,7 +46,7 @@ impl Standings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use deepres_controller::policy::entitlement::Rule;
+    use deepres_policy::entitlement::Rule;
 
     fn owed(ppm: u32) -> Vec<Entitlement> {
         vec![Entitlement { ppm, weight_ppm: ppm, rule: Rule::Rest }]

@@ -5,11 +5,6 @@
 
 mod targets;
 
-// The daemon in this process that the controller's own tests talk to.
-#[path = "../../../controller/tests/integration/support.rs"]
-#[expect(dead_code, reason = "the controller's own tests use the rest of it")]
-mod support;
-
 // What the interposer does with what a daemon says, and with code that a job loads. It is no library that could be linked to: that would define `dlsym` here.
 #[path = "../../../interposer/src/config.rs"]
 #[expect(dead_code, reason = "the interposer uses the rest of it")]

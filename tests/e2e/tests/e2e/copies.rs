@@ -104,11 +104,13 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn long_copies_that_are_waited_for_are_charged_too() {
         assert_charged(&[COPY_4_MS, "sync", "k1000", "sync", "wait:1000"]);
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn copies_beside_kernels_of_the_same_tenant_are_charged_once() {
         assert_charged(&["--streams", "2", "k1000", COPY_2_MS, "k1000", "sync", "wait:500"]);
     }
@@ -138,6 +140,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn an_administrator_says_whether_copies_are_charged_and_all_who_look_are_told() {
         let host = host().config("[caps]\ncharge_copies = true\n");
         let _daemon = host.daemon();

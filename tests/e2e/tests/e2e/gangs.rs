@@ -119,6 +119,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn gangs_of_processes_that_launch_ahead_share_two_gpus_too() {
         let host = host();
         let _daemon = host.daemon();

@@ -152,6 +152,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn a_job_that_keeps_its_limits_beside_a_daemon_that_hangs_goes_over_to_it() {
         let host = Host::measuring().simgpu(GPUS);
         let daemon = host.daemon();

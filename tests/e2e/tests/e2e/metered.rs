@@ -97,6 +97,7 @@ fn children_are_metered_and_tenants_of_the_same_library_are_not() {
 }
 
 #[test]
+#[ignore = "deep: takes long"]
 fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
     let Some(_alone) = alone() else { return };
     const LIBRARIES: usize = 20;

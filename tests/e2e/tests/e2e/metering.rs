@@ -134,6 +134,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn kernels_that_take_another_time_each() {
         // What was seen of a kernel stands for those that are counted and not timed: it has to be right in the mean.
         let patterns = [
@@ -179,6 +180,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn per_thread_streams_with_gaps() {
         assert_exact_by_chance(&["--default", "per-thread", "--threads", "2", "k20", "wait:150"]);
     }
@@ -194,11 +196,13 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn threads_whose_kernels_overlap_by_chance() {
         assert_exact_by_chance(&["--threads", "3", "k80", "wait:200", "k20", "wait:70"]);
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn streams_of_several_priorities() {
         let streams = ["--streams", "3", "--priorities", "3"];
         // Those of the least wait for the others' on the SMs.
@@ -207,6 +211,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn graphs_whose_conditions_hold_for_any_number_of_rounds() {
         // A launch takes up to 24 ms, and some are in flight at each look.
         let many = format!("while_rounds = 100\n{SIMGPU_TOML}");
@@ -217,6 +222,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn graphs_with_conditions_between_kernels_on_a_stream_that_is_always_busy() {
         let many = format!("while_rounds = 100\n{SIMGPU_TOML}");
         let steps = ["while:k80x3", "k20x5", "wait:70", "while:k2"];
@@ -240,6 +246,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn several_gpus_of_one_process() {
         let host = format!("gpus = 2\n{SIMGPU_TOML}");
         let two = ["--gpus", "2", "--contexts", "2", "--streams", "2"];

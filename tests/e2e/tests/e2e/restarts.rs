@@ -466,6 +466,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn a_daemon_stopped_at_any_moment_holds_nobody_up_for_long() {
         let host = Host::measuring();
         let mut random = Random::new();

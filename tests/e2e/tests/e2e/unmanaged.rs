@@ -534,6 +534,7 @@ mod measured {
     use super::*;
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn a_hundred_of_a_hundred_are_found_within_a_second() {
         if !are_possible() {
             return;
@@ -1078,6 +1079,7 @@ os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", sys.argv[1], sys.arg
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn a_tenant_that_becomes_a_program_without_the_gpu_is_not_listed_on_nvmls_old_word() {
         if !are_possible() {
             return;

@@ -3,12 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use deepres_controller::policy::TenantId;
-use deepres_controller::policy::demand::Demand;
-use deepres_controller::policy::entitlement::{BACK_NS, Entitlement, Request, entitlements};
-use deepres_controller::policy::lease::{Grant, Scheduler, Seen};
-use deepres_controller::policy::priority::{Terms, Usage, Weights};
-use deepres_controller::policy::tuning::{QuantumBounds, Tuning};
+use deepres_policy::TenantId;
+use deepres_policy::demand::Demand;
+use deepres_policy::entitlement::{BACK_NS, Entitlement, Request, entitlements};
+use deepres_policy::lease::{Grant, Scheduler, Seen};
+use deepres_policy::priority::{Terms, Usage, Weights};
+use deepres_policy::tuning::{QuantumBounds, Tuning};
 
 use crate::device::Tenant;
 use crate::gate::{Gate, Launch};

@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 
-use deepres_controller::policy::entitlement::Entitlement;
+use deepres_policy::entitlement::Entitlement;
 
 use super::blocks;
 use crate::device::Tenant;

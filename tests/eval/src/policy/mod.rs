@@ -9,7 +9,7 @@ mod tgs;
 use std::fmt;
 use std::str::FromStr;
 
-use deepres_controller::policy::entitlement::Entitlement;
+use deepres_policy::entitlement::Entitlement;
 
 use crate::device::{Device, TimeSlice, Together};
 use crate::engine::{self, Run, Witness};
@@ -162,7 +162,7 @@ fn by_weight(running: &[Option<u32>], guests: &[bool], owed: &[Entitlement]) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use deepres_controller::policy::entitlement::Rule;
+    use deepres_policy::entitlement::Rule;
 
     /// What each of these tenants had of the GPU time under a policy, percent.
     pub fn used_percent(policy: Policy, tenants: &str) -> Vec<f64> {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::iter::repeat_n;
 
-use deepres_controller::policy::class::Class;
-use deepres_controller::policy::entitlement;
+use deepres_policy::class::Class;
+use deepres_policy::entitlement;
 
 use super::place::{Step, line_of};
 use super::{Gpu, MAX_S, Part, Recorded, SECOND, Scenario, Tenant};

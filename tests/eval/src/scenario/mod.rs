@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use deepres_controller::policy::class::Class;
-use deepres_controller::policy::entitlement::Request;
-use deepres_controller::policy::lease::guard::DEFAULT_MAX_HARM_PPM;
-use deepres_controller::policy::priority::{Criticality, Priority, Weights};
+use deepres_policy::class::Class;
+use deepres_policy::entitlement::Request;
+use deepres_policy::lease::guard::DEFAULT_MAX_HARM_PPM;
+use deepres_policy::priority::{Criticality, Priority, Weights};
 use serde::Deserialize;
 
 use crate::trace::{Stretch, Trace};

@@ -1,8 +1,8 @@
 //! The values of a scenario's keys: numbers with their units, within their bounds.
 
 use deepres_abi::quantity::parse_part;
-use deepres_controller::policy::priority::Criticality;
-use deepres_controller::quantity::parse_share;
+use deepres_model::quantity::parse_share;
+use deepres_policy::priority::Criticality;
 use serde::{Deserialize, Deserializer, de};
 use std::fmt;
 

@@ -1,6 +1,6 @@
 //! Lines of the admin socket, in both directions.
 
-use deepres_controller::admin::{Reply, Request};
+use deepres_model::admin::{Reply, Request};
 
 /// What can be read can be written, and says the same when read again.
 pub fn run(data: &[u8]) {

@@ -1,7 +1,7 @@
 //! What `/proc` says of a process: its cgroups, whose names its user may have chosen, and its own name.
 
-use deepres_controller::identity::cgroup::{self, Kind};
-use deepres_controller::identity::tree::{self, Process};
+use deepres_daemon::identity::cgroup::{self, Kind};
+use deepres_daemon::identity::tree::{self, Process};
 
 /// A place that is found is in the text, and what it is called can be shown to anybody.
 pub fn run(data: &[u8]) {

@@ -1,7 +1,7 @@
 //! The daemon's configuration file.
 
 use deepres_abi::PPM;
-use deepres_controller::config::{Config, ConfigError};
+use deepres_model::config::{Config, ConfigError};
 use std::path::PathBuf;
 
 /// A file of this thread's own, in memory if the machine has such a folder.

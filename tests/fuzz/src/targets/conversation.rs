@@ -1,11 +1,11 @@
 //! A whole daemon, and processes that say to its sockets what they like and scribble over the pages they get.
 
-use crate::support::{Daemon, hello, say};
 use arbitrary::{Result, Unstructured};
 use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, PAGE_FDS, Refusal, Role, View, Welcome};
-use deepres_controller::clock::monotonic_ns;
-use deepres_controller::config::Config;
-use deepres_controller::packet;
+use deepres_daemon_harness::{Daemon, hello, say};
+use deepres_model::clock::monotonic_ns;
+use deepres_model::config::Config;
+use deepres_model::packet;
 use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -191,6 +191,6 @@ fn ask(daemon: &Daemon, line: &[u8]) {
     let read = BufReader::new(stream).read_line(&mut answer);
     if sent.is_ok() {
         assert!(read.expect("an answer") > 0, "no answer to {:?}", String::from_utf8_lossy(&line));
-        serde_json::from_str::<deepres_controller::admin::Reply>(&answer).expect("a reply");
+        serde_json::from_str::<deepres_model::admin::Reply>(&answer).expect("a reply");
     }
 }

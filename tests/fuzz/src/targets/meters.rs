@@ -3,11 +3,11 @@
 use arbitrary::{Result, Unstructured};
 use deepres_abi::PPM;
 use deepres_abi::meter::{MeterSlot, Reading};
-use deepres_controller::arbiter::account::Account;
-use deepres_controller::policy::TenantId;
-use deepres_controller::policy::class::Class;
-use deepres_controller::policy::lease::{Grant, Scheduler};
-use deepres_controller::policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
+use deepres_daemon::arbiter::account::Account;
+use deepres_policy::TenantId;
+use deepres_policy::class::Class;
+use deepres_policy::lease::{Grant, Scheduler};
+use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 use std::sync::atomic::Ordering;
 
 const TENANTS: usize = 3;

@@ -2,7 +2,7 @@
 
 use deepres_abi::PPM;
 use deepres_abi::quantity::{self, MAX_BYTES, MIN_SHARE_PPM};
-use deepres_controller::quantity::{Bytes, Percent, parse_bytes, parse_share};
+use deepres_model::quantity::{Bytes, Percent, parse_bytes, parse_share};
 
 /// What is taken is in range, and what we show for it can be typed again.
 pub fn run(data: &[u8]) {

@@ -1,10 +1,10 @@
 //! The file that a daemon finds where the one before it kept its state.
 
-use crate::support::Daemon;
 use deepres_abi::PPM;
-use deepres_controller::clock::monotonic_ns;
-use deepres_controller::config::Config;
-use deepres_controller::daemon::state::{self, StateFile};
+use deepres_daemon::state::{self, StateFile};
+use deepres_daemon_harness::Daemon;
+use deepres_model::clock::monotonic_ns;
+use deepres_model::config::Config;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 const GPUS: usize = 2;

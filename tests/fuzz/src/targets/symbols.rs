@@ -1,6 +1,6 @@
 //! Symbol tables of files that any process may have mapped, as metering from outside reads them.
 
-use deepres_controller::probes::metering::{entry, symbols};
+use deepres_daemon::probes::metering::{entry, symbols};
 use std::io::Cursor;
 
 /// No bytes lead astray, and what is found is what is counted, each place once.

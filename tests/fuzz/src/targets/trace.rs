@@ -1,8 +1,8 @@
 //! Records of the kernel programs, which describe what any process hands to the driver.
 
-use deepres_controller::text::is_harmful;
-use deepres_controller::trace::decode::{decode, event_of};
-use deepres_controller::trace::summary::Summary;
+use deepres_daemon::trace::decode::{decode, event_of};
+use deepres_daemon::trace::summary::Summary;
+use deepres_model::text::is_harmful;
 
 /// Whatever a record holds, it is shown as text that a terminal survives, and as JSON.
 pub fn run(data: &[u8]) {

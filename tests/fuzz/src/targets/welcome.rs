@@ -11,7 +11,7 @@ use deepres_abi::meter::MeterPage;
 use deepres_abi::page::{self, Page};
 use deepres_abi::wire::{self, Hello, MAX_FDS, MAX_FRAME_BYTES, UNMANAGED, Uuid, Welcome};
 use deepres_abi::{MAX_GPUS, PPM};
-use deepres_controller::packet::{self, Packet};
+use deepres_model::packet::{self, Packet};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::net::{

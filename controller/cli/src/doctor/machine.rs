@@ -1,0 +1,148 @@
+//! What the machine does to preloading, to confined processes and to containers.
+
+use super::Check;
+use deepres_model::admin::client::Client;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Libraries that the linker loads into every process.
+const PRELOADS: &str = "/etc/ld.so.preload";
+const LIBRARY: &str = "libdeepres.so";
+/// Names another place for it.
+const NAMED_BY: &str = "DEEPRES_LIBRARY";
+/// Where CDI devices are described.
+const CDI_FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
+const RUNTIMES: [&str; 5] = ["podman", "docker", "nerdctl", "containerd", "crio"];
+
+pub fn checks() -> Vec<Check> {
+    vec![daemon(), preload(), selinux(), apparmor(), containers()]
+}
+
+fn daemon() -> Check {
+    match Client::connect().and_then(|mut client| client.status()) {
+        Ok(status) => Check::good(
+            "daemon",
+            format!(
+                "{} (deepres {}) in {}; probes {}",
+                status.daemon.pid, status.daemon.version, status.daemon.directory, status.probes.state
+            ),
+        ),
+        Err(error) => Check::advice(
+            "daemon",
+            error.to_string(),
+            "`deepres run` starts one; `systemctl enable --now deepres` keeps one for all users",
+        ),
+    }
+}
+
+fn preload() -> Check {
+    let everywhere = std::fs::read_to_string(PRELOADS).unwrap_or_default();
+    if everywhere.contains(LIBRARY) {
+        return Check::advice(
+            "preload",
+            format!("{PRELOADS} loads {LIBRARY} into every process of this machine"),
+            "remove it there and use `deepres run`, unless that is what you want",
+        );
+    }
+    let missing: Vec<_> = everywhere
+        .split(|c: char| c.is_whitespace() || c == ':')
+        .filter(|file| file.starts_with('/') && !Path::new(file).exists())
+        .collect();
+    if !missing.is_empty() {
+        return Check::limited(
+            "preload",
+            format!("{PRELOADS} names {}, which is not there", missing.join(", ")),
+            "remove it: every program complains",
+        );
+    }
+    let program = std::env::current_exe().ok();
+    let beside = program.as_deref().and_then(Path::parent).map(|folder| folder.join(LIBRARY));
+    let named = std::env::var_os(NAMED_BY).filter(|named| !named.is_empty()).map(PathBuf::from);
+    let places = match named {
+        // `deepres run` looks nowhere else then.
+        Some(named) => [Some(named), None],
+        None => [beside, Some(PathBuf::from("/usr/lib/deepres").join(LIBRARY))],
+    };
+    match places.into_iter().flatten().find(|place| place.is_file()) {
+        Some(place) => match complaint(&place) {
+            None => Check::good("preload", format!("{} loads", place.display())),
+            Some(complaint) => Check::bad(
+                "preload",
+                format!("{} does not load: {complaint}", place.display()),
+                "install the library that belongs to this program and machine (`cargo xtask dist` makes both)",
+            ),
+        },
+        None => Check::bad(
+            "preload",
+            format!(
+                "{LIBRARY} is not where {NAMED_BY} says, or neither beside this program nor in /usr/lib/deepres"
+            ),
+            format!("put it there, or name it by {NAMED_BY}"),
+        ),
+    }
+}
+
+/// What the dynamic linker has to say when a program starts with the library preloaded.
+fn complaint(library: &Path) -> Option<String> {
+    let mut program = Command::new(std::env::current_exe().ok()?);
+    // It ends before it does anything; whoever is preloaded already is not this check's matter.
+    let started = program.arg("--version").env("LD_PRELOAD", library).stdin(Stdio::null()).output();
+    match started {
+        Err(error) => Some(error.to_string()),
+        Ok(output) if output.status.success() && output.stderr.is_empty() => None,
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Some(if said.is_empty() {
+                format!("a program with it ends with {}", output.status)
+            } else {
+                said
+            })
+        }
+    }
+}
+
+fn selinux() -> Check {
+    match std::fs::read_to_string("/sys/fs/selinux/enforce").as_deref().map(str::trim) {
+        Ok("1") => Check::advice(
+            "selinux",
+            "enforcing: confined services and containers may not be allowed to read the library or to connect to the daemon's socket",
+            "where `ausearch -m avc -c PROGRAM` shows a denial: `audit2allow -M deepres`, or label the library lib_t (`restorecon`)",
+        ),
+        Ok(_) => Check::good("selinux", "permissive"),
+        Err(_) => Check::good("selinux", "off"),
+    }
+}
+
+fn apparmor() -> Check {
+    match std::fs::read_to_string("/sys/module/apparmor/parameters/enabled").as_deref().map(str::trim) {
+        Ok("Y") => Check::advice(
+            "apparmor",
+            "on: confined programs may not be allowed to read the library or to connect to the daemon's socket",
+            "where the kernel's log shows DENIED: allow `libdeepres.so mr` and the daemon's directory `rw` in the program's profile",
+        ),
+        _ => Check::good("apparmor", "off"),
+    }
+}
+
+fn containers() -> Check {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = |name: &&str| std::env::split_paths(&path).any(|folder| folder.join(name).is_file());
+    let runtimes: Vec<_> = RUNTIMES.into_iter().filter(|name| is_there(name)).collect();
+    if runtimes.is_empty() {
+        return Check::good("containers", "no container runtime is installed");
+    }
+    let specs = CDI_FOLDERS.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+    let is_described = specs
+        .filter_map(|spec| std::fs::read_to_string(spec.path()).ok())
+        .any(|spec| spec.contains("deepres"));
+    let runtimes = runtimes.join(", ");
+    if is_described {
+        Check::good("containers", format!("{runtimes}; deepres' devices are described"))
+    } else {
+        Check::advice(
+            "containers",
+            format!("{runtimes}; no CDI device of deepres is described"),
+            "`deepres cdi generate` describes one",
+        )
+    }
+}

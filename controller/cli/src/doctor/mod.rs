@@ -1,0 +1,72 @@
+//! `deepres doctor`: checks what deepres needs of this machine, and says what to do.
+//!
+//! | module | job |
+//! |---|---|
+//! | `check` | one check and its verdict |
+//! | `kernel` | what the kernel programs need |
+//! | `driver` | the NVIDIA driver and its devices |
+//! | `machine` | preloading, confinement, containers |
+
+mod check;
+mod driver;
+mod kernel;
+mod machine;
+
+pub use check::{Check, Verdict};
+pub use driver::{NO_CHECKPOINTS, has_checkpoints};
+
+use super::has_colours;
+use anyhow::Result;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Changes nothing; to try them, it attaches the kernel programs for a moment. `limited` means that something of \
+deepres is missing or weaker and the rest works, `bad` that programs cannot share a GPU here. \
+Exit status: 1 if anything is bad.
+
+Examples:
+  sudo deepres doctor
+  deepres doctor --json | jq '.[] | select(.verdict != \"good\")'")]
+pub struct Args {
+    /// Print everything as a JSON list
+    #[arg(long)]
+    json: bool,
+}
+
+/// Examines the machine.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let mut checks = kernel::checks();
+    checks.extend(driver::checks());
+    checks.extend(machine::checks());
+    let worst = checks.iter().map(|check| check.verdict).max();
+    match print(&checks, args.json) {
+        // Whoever reads has seen enough (`deepres doctor | head`).
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        printed => printed?,
+    }
+    Ok(if worst == Some(Verdict::Bad) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn print(checks: &[Check], is_json: bool) -> io::Result<()> {
+    let has_colours = has_colours(&io::stdout());
+    let mut out = io::stdout().lock();
+    if is_json {
+        serde_json::to_writer_pretty(&mut out, checks)?;
+        return writeln!(out);
+    }
+    for check in checks {
+        let verdict = format!("{:<7}", check.verdict.name());
+        let verdict = match check.verdict {
+            Verdict::Bad if has_colours => format!("\x1b[31m{verdict}\x1b[0m"),
+            Verdict::Limited if has_colours => format!("\x1b[33m{verdict}\x1b[0m"),
+            _ => verdict,
+        };
+        writeln!(out, "{verdict} {:<14} {}", check.name, check.found)?;
+        if let Some(remedy) = &check.remedy {
+            writeln!(out, "{:22} → {remedy}", "")?;
+        }
+    }
+    Ok(())
+}

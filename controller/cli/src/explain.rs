@@ -1,0 +1,181 @@
+//! `deepres explain`: how a tenant's share comes about, term by term.
+
+use anyhow::{Result, bail};
+use deepres_model::admin::client::Client;
+use deepres_model::admin::{PriorityStatus, Reply, Request, ShareStatus, TermStatus};
+use deepres_model::quantity::{Percent, Time};
+use deepres_policy::entitlement::explain::Sum;
+use deepres_policy::priority::MIN_VALUE_PPM;
+use serde_json::json;
+use std::io::{self, Write};
+
+/// Parts per million in the whole GPU.
+const WHOLE_PPM: f64 = deepres_abi::PPM as f64;
+
+/// The least priority value.
+const LEAST_VALUE: f64 = MIN_VALUE_PPM as f64 / WHOLE_PPM;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+OWED is what the tenant gets while all want the GPU that are not idle; PRESENT what that comes to while all want as much as they do \
+now; RECEIVED what it had in the last second. The terms of each sum add up to it. docs/policy.md has the rules.
+
+Examples:
+  deepres explain train
+  deepres explain train --json | jq '.gpus[0].owed'")]
+pub struct Args {
+    /// The tenant, as `deepres ps` shows it
+    tenant: String,
+    /// Print everything as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints how the tenant's share of each of its GPUs comes about.
+pub fn run(args: &Args) -> Result<()> {
+    let gpus = match Client::connect()?.ask(&Request::Explain { tenant: args.tenant.clone() })? {
+        Reply::Explained { gpus } => gpus,
+        other => bail!("the daemon gave an answer to something else: {other:?}"),
+    };
+    let mut out = io::stdout().lock();
+    let printed = if args.json {
+        let answer = json!({ "tenant": args.tenant, "gpus": gpus });
+        serde_json::to_writer_pretty(&mut out, &answer).map_err(io::Error::from).and_then(|()| writeln!(out))
+    } else {
+        print(&args.tenant, &gpus, &mut out)
+    };
+    match printed {
+        // Whoever reads has seen enough (`deepres explain train | head`).
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => Ok(printed?),
+    }
+}
+
+fn print(tenant: &str, gpus: &[ShareStatus], out: &mut impl Write) -> io::Result<()> {
+    if gpus.is_empty() {
+        return writeln!(out, "{tenant} has no process on a GPU now: it is owed nothing until one comes");
+    }
+    for share in gpus {
+        let ShareStatus { derivation, .. } = share;
+        writeln!(out, "{tenant} on gpu {}, class {}:", share.gpu, share.class)?;
+        print_priority(&share.priority, out)?;
+        print_sum("owed", &derivation.owed, out)?;
+        if derivation.owed.terms.is_empty() {
+            writeln!(out, "    best effort is owed nothing: it has the GPU while no other class wants it")?;
+        }
+        print_sum("present", &derivation.present, out)?;
+        let demand = Percent(derivation.demand_ppm);
+        let weight = Percent(derivation.weight_ppm);
+        match derivation.water_level {
+            _ if derivation.is_idle => {
+                writeln!(
+                    out,
+                    "    it is idle: what it is owed is lent to the others, and is its own again when it wants it"
+                )?;
+            }
+            Some(level) => writeln!(
+                out,
+                "    the lesser of its demand, {demand}, and of its weight, {weight}, times the water level, {level:.4}"
+            )?,
+            None => writeln!(out, "    its demand, {demand}: all have what they want")?,
+        }
+        let copies = if share.charge_copies { ", copies included" } else { "" };
+        writeln!(out, "  received  {} of the last second{copies}", Percent(share.received_ppm))?;
+        let behind = Time(share.lag_ns.unsigned_abs());
+        let side = if share.lag_ns >= 0 { "is owed" } else { "had in advance" };
+        writeln!(out, "  gate      {}; it {side} {behind} beside the tenant furthest behind", share.gate)?;
+        if let Some(slo_ns) = share.slo_ns {
+            let slo = Time(slo_ns);
+            writeln!(
+                out,
+                "  SLO       {slo}: it goes before the others while it is not far ahead of its share"
+            )?;
+        }
+        if let Some(guard) = &share.guard {
+            let foreseen = guard
+                .foreseen_pause_ns
+                .map_or("not known yet".to_owned(), |ns| format!("at least {}", Time(ns)));
+            let now = match guard.debt_ns {
+                0 => format!("{} more now", Time(guard.credit_ns)),
+                debt_ns => format!("of which {} have to be earned back", Time(debt_ns)),
+            };
+            writeln!(
+                out,
+                "  guests    may cost {} of the time; cost {} so far, {now}; pauses: {foreseen}; may keep owners waiting {}",
+                Percent(guard.max_harm_ppm),
+                Time(guard.harm_ns),
+                Time(guard.tolerated_ns),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn print_priority(priority: &PriorityStatus, out: &mut impl Write) -> io::Result<()> {
+    let mut term = |name: &str, term: &TermStatus, why: String| {
+        writeln!(out, "    {:.4} = {:.2} × {name} {:.4}{why}", term.product, term.weight, term.value)
+    };
+    let value = f64::from(priority.value_ppm) / WHOLE_PPM;
+    let urgency = match priority.deadline_in_ns {
+        Some(ns) => format!(" (deadline in {}, {} used)", Time(ns), Time(priority.used_ns)),
+        None => " (no deadline)".to_owned(),
+    };
+    let size = match priority.declared_size_ns {
+        Some(ns) => format!(" ({} of GPU time, as declared)", Time(ns)),
+        None => format!(
+            " (demand {}, memory {}, as seen)",
+            Percent(priority.demand_ppm),
+            Percent(priority.memory_ppm)
+        ),
+    };
+    term("urgency", &priority.urgency, urgency)?;
+    term("size", &priority.size, size)?;
+    term("criticality", &priority.criticality, String::new())?;
+    let terms = [priority.urgency, priority.size, priority.criticality];
+    let sum: f64 = terms.iter().map(|term| term.product).sum();
+    let from =
+        if sum < LEAST_VALUE { "the least there is: the sum of these is less" } else { "the sum of these" };
+    writeln!(out, "  priority  {value:.4}, {from}; it weighs where no share was asked for")
+}
+
+fn print_sum(name: &str, sum: &Sum, out: &mut impl Write) -> io::Result<()> {
+    for term in &sum.terms {
+        let sign = if term.ppm < 0 { "-" } else { "+" };
+        let part = u32::try_from(term.ppm.unsigned_abs()).unwrap_or(u32::MAX);
+        writeln!(out, "    {sign}{:<9} {}", Percent(part).to_string(), term.what)?;
+    }
+    writeln!(out, "  {name:<9} {}", Percent(sum.ppm))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(criticality: f64, value_ppm: u32) -> String {
+        let term = |value| TermStatus { weight: 0.4, value, product: 0.4 * value };
+        let priority = PriorityStatus {
+            value_ppm,
+            urgency: term(0.0),
+            size: term(0.0),
+            criticality: term(criticality),
+            deadline_in_ns: None,
+            declared_size_ns: None,
+            used_ns: 0,
+            demand_ppm: 0,
+            memory_ppm: 0,
+        };
+        let mut out = Vec::new();
+        print_priority(&priority, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_priority_value_is_called_the_sum_of_its_terms_only_where_it_is() {
+        assert!(
+            said(0.5, 200_000)
+                .ends_with("0.2000, the sum of these; it weighs where no share was asked for\n")
+        );
+        let least = said(0.01, MIN_VALUE_PPM);
+        assert!(least.contains("priority  0.0100, the least there is: the sum of these is less;"), "{least}");
+    }
+}

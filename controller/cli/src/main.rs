@@ -1,0 +1,147 @@
+//! The command line: one module for each command.
+
+mod adopt;
+mod away;
+mod cdi;
+mod daemon;
+mod doctor;
+mod explain;
+mod pause;
+mod ps;
+mod run;
+mod set;
+mod trace;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use deepres_model::quantity::QuantityError;
+use std::error::Error;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+/// Exit status of a command that failed.
+const FAILED: u8 = 1;
+/// Exit status of a command line that makes no sense.
+const USAGE: u8 = 2;
+
+/// Share GPUs among unmodified programs, each with the part it is owed.
+#[derive(Debug, Parser)]
+#[command(name = "deepres", version, after_help = HELP, max_term_width = 100, subcommand_required = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const HELP: &str = "\
+Examples:
+  deepres run --share 70% --memory 8GiB -- python train.py
+  deepres run --name nightly --share 30% -- ./batch.sh
+  deepres ps
+  deepres set nightly --share 50%
+
+`deepres run` needs no set-up: it starts a daemon for you if none is running.
+
+Exit status: 0 for success, 1 for a failure, 2 for a command line that makes no sense.
+`deepres run` passes on the status of its command: 128 + N if signal N killed it, 127 if it was
+not found, 126 if it could not be executed.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a program with its share of the GPU
+    Run(run::Args),
+    /// Share out this machine's GPUs
+    Daemon(daemon::Args),
+    /// Show tenants, their shares, GPU time and memory
+    Ps(ps::Args),
+    /// Change a running tenant's share, memory limit, class or priority
+    Set(set::Args),
+    /// Keep a tenant off the GPUs until it is resumed
+    Pause(pause::Args),
+    /// Take a tenant off the GPUs, its memory to the host, until it is resumed
+    Suspend(pause::Args),
+    /// Let a paused or suspended tenant go on
+    Resume(pause::Args),
+    /// Show how a tenant's share comes about, term by term
+    Explain(explain::Args),
+    /// Let an unmanaged process go on, as a tenant's
+    Adopt(adopt::Args),
+    /// Show what processes ask of the GPU's driver, call by call
+    Trace(trace::Args),
+    /// Check what deepres needs of this machine, and say what to do
+    Doctor(doctor::Args),
+    /// Devices that bring deepres into containers
+    Cdi(cdi::Args),
+    /// Take processes off the GPUs and keep them there until told otherwise
+    #[command(hide = true)]
+    Away(away::Args),
+    /// Whether the dynamic linker finds a library
+    #[command(hide = true)]
+    HasLibrary(run::HasLibraryArgs),
+}
+
+/// Runs the command line.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error),
+    };
+    let outcome = match cli.command {
+        Command::Run(args) => run::run(args),
+        Command::Daemon(args) => daemon::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Ps(args) => ps::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Set(args) => set::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Pause(args) => pause::pause(args).map(|()| ExitCode::SUCCESS),
+        Command::Suspend(args) => pause::suspend(args).map(|()| ExitCode::SUCCESS),
+        Command::Resume(args) => pause::resume(args).map(|()| ExitCode::SUCCESS),
+        Command::Explain(args) => explain::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Adopt(args) => adopt::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Trace(args) => trace::run(args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Cdi(args) => cdi::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Away(args) => away::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::HasLibrary(args) => Ok(run::has_library(&args)),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("deepres: {}", explain(&error));
+        ExitCode::from(FAILED)
+    })
+}
+
+/// Whether what is written there may have colours: on a terminal, unless its user wants none (<https://no-color.org>).
+fn has_colours(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|wish| wish.is_empty())
+}
+
+/// An error and its causes in one line; a cause that the line tells already is not told again.
+fn explain(error: &anyhow::Error) -> String {
+    error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), |line, cause| {
+        if line.contains(&cause) { line } else { format!("{line}: {cause}") }
+    })
+}
+
+/// Says what is wrong with the command line, in one line.
+fn refuse(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        // Help and version are errors to clap, but not to whoever asked for them.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let quantity = error.source().and_then(|source| source.downcast_ref::<QuantityError>());
+    match (error.kind(), quantity) {
+        // A bare `deepres` gets the whole help.
+        (ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, _) => drop(error.print()),
+        // It says itself what is accepted.
+        (ErrorKind::ValueValidation, Some(quantity)) => eprintln!("deepres: {quantity}"),
+        _ => eprintln!("deepres: {}", one_line(&error.render().to_string())),
+    }
+    ExitCode::from(USAGE)
+}
+
+/// What clap says over several lines: the error and its tips, without the usage.
+fn one_line(rendered: &str) -> String {
+    let says = |line: &&str| !line.is_empty() && !line.starts_with("For more information");
+    let lines: Vec<_> =
+        rendered.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:")).filter(says).collect();
+    let joined = lines.join(" ").replace(" tip: ", "; ");
+    joined.strip_prefix("error: ").unwrap_or(&joined).to_owned()
+}

@@ -1,0 +1,133 @@
+//! The part of `deepres ps -v` about what processes do in the driver.
+
+use super::{pid, print_table, time};
+use deepres_model::admin::{DriverStatus, Status};
+use deepres_model::quantity::Bytes;
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+/// Commands of a process that are shown, those that took the most time.
+const COMMANDS_SHOWN: usize = 5;
+const MEDIAN_PERMILLE: u64 = 500;
+const TAIL_PERMILLE: u64 = 990;
+const NS_PER_US: f64 = 1e3;
+
+/// Prints it, if anything is known.
+pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
+    print_tenants(status, out)?;
+    if status.driver_activity.is_empty() {
+        return Ok(());
+    }
+    let sessions = status
+        .tenants
+        .iter()
+        .flat_map(|tenant| tenant.sessions.iter().map(move |session| (session.pid, tenant.name.as_str())));
+    let metered =
+        status.metering.living().filter_map(|process| Some((process.pid, process.tenant.as_deref()?)));
+    let tenants: BTreeMap<u32, &str> = sessions.chain(metered).collect();
+    let head = [
+        "IN DRIVER",
+        "PID",
+        "CALLS",
+        "ERRORS",
+        "BLOCKED",
+        "LONGEST",
+        "MEMORY CALLS",
+        "ASKED FOR",
+        "MAPPED",
+        "LAST",
+    ];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for activity in &status.driver_activity {
+        rows.push(vec![
+            tenants.get(&activity.pid).map_or("-", |tenant| tenant).to_owned(),
+            pid(activity.pid, activity.container_pid),
+            activity.calls.to_string(),
+            activity.errors.to_string(),
+            time(activity.time_ns),
+            time(activity.longest_ns),
+            activity.memory_calls.to_string(),
+            Bytes(activity.allocated_bytes).to_string(),
+            Bytes(activity.mapped_bytes).to_string(),
+            format!("{} ago", time(status.now_ns.saturating_sub(activity.last_ns))),
+        ]);
+    }
+    writeln!(out)?;
+    print_table(&rows, out)?;
+    let head = ["CALL", "PID", "DEVICE", "CALLS", "ERRORS", "BLOCKED", "P50", "P99", "LONGEST"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for activity in &status.driver_activity {
+        for command in activity.commands.iter().take(COMMANDS_SHOWN) {
+            rows.push(vec![
+                command.name.clone(),
+                activity.pid.to_string(),
+                command.device.clone(),
+                command.calls.to_string(),
+                command.errors.to_string(),
+                time(command.time_ns),
+                latency(command.quantile_ns(MEDIAN_PERMILLE)),
+                latency(command.quantile_ns(TAIL_PERMILLE)),
+                latency(command.longest_ns),
+            ]);
+        }
+    }
+    writeln!(out)?;
+    print_table(&rows, out)?;
+    let probes = &status.probes;
+    if probes.unattributed > 0 || probes.untimed > 0 || probes.news_lost > 0 {
+        writeln!(
+            out,
+            "for want of room: {} calls are in nobody's counters, {} were not counted, {} first calls were not told at once",
+            probes.unattributed, probes.untimed, probes.news_lost
+        )?;
+    }
+    if probes.missed > 0 {
+        writeln!(
+            out,
+            "{} calls were not counted: the kernel did not tell that they returned",
+            probes.missed
+        )?;
+    }
+    Ok(())
+}
+
+/// What each tenant's processes do there together, in all and in the last seconds.
+fn print_tenants(status: &Status, out: &mut impl Write) -> io::Result<()> {
+    let head = [
+        "TENANT IN DRIVER",
+        "CALLS",
+        "ERRORS",
+        "BLOCKED",
+        "ASKED FOR",
+        "MAPPED",
+        "CALLS/S",
+        "BLOCKED/S",
+        "ASKED/S",
+        "MAPPED/S",
+    ];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for tenant in status.tenants.iter().filter(|tenant| tenant.driver.sums.calls > 0) {
+        let DriverStatus { sums, lately } = tenant.driver;
+        rows.push(vec![
+            tenant.name.clone(),
+            sums.calls.to_string(),
+            sums.errors.to_string(),
+            time(sums.time_ns),
+            Bytes(sums.allocated_bytes).to_string(),
+            Bytes(sums.mapped_bytes).to_string(),
+            lately.calls_per_s.to_string(),
+            format!("{} ms", lately.blocked_permille),
+            Bytes(lately.allocated_bytes_per_s).to_string(),
+            Bytes(lately.mapped_bytes_per_s).to_string(),
+        ]);
+    }
+    if rows.len() == 1 {
+        return Ok(());
+    }
+    writeln!(out)?;
+    print_table(&rows, out)
+}
+
+fn latency(ns: u64) -> String {
+    format!("{:.1} us", ns as f64 / NS_PER_US)
+}

@@ -1,0 +1,146 @@
+//! `deepres ps --coverage`: which ways into the driver each process took, and what went past us.
+
+use super::print_table;
+use anyhow::{Result, bail};
+use deepres_model::admin::client::Client;
+use deepres_model::admin::{ProcessCoverage, Reply, Request};
+use std::io::{self, Write};
+
+/// Asks the daemon.
+pub fn ask() -> Result<Vec<ProcessCoverage>> {
+    match Client::connect()?.ask(&Request::Coverage)? {
+        Reply::Coverage { processes } => Ok(processes),
+        other => bail!("the daemon answered something else: {other:?}"),
+    }
+}
+
+/// Prints what it said for people.
+pub fn print(processes: &[ProcessCoverage], out: &mut impl Write) -> io::Result<()> {
+    if processes.is_empty() {
+        return writeln!(out, "no processes; start one with `deepres run -- COMMAND`");
+    }
+    let mut rows =
+        vec![["TENANT", "PID", "HOOKED", "FORWARDED", "PAST US", "PROGRAM"].map(str::to_owned).to_vec()];
+    for process in processes {
+        rows.push(vec![
+            process.tenant.clone(),
+            process.pid.to_string(),
+            process.hooked.len().to_string(),
+            process.forwarded.len().to_string(),
+            process.past().to_string(),
+            process.client.clone(),
+        ]);
+    }
+    print_table(&rows, out)?;
+    for process in processes {
+        let lines = remarks(process);
+        if !lines.is_empty() {
+            writeln!(out, "\n{} ({}):", process.pid, process.tenant)?;
+        }
+        for line in lines {
+            writeln!(out, "  {line}")?;
+        }
+    }
+    Ok(())
+}
+
+/// Why functions were forwarded, and what is not as it should be, a line each.
+fn remarks(process: &ProcessCoverage) -> Vec<String> {
+    let mut lines: Vec<String> = process
+        .unaccounted
+        .iter()
+        .map(|calls| {
+            let what = match calls.class.as_str() {
+                "work" => "work that is neither gated nor metered",
+                "memory" => "device memory that is not charged",
+                _ => "host memory, which has no limit",
+            };
+            format!("{} called {} times: {what}", calls.function, calls.calls)
+        })
+        .collect();
+    if !process.forwarded_because.is_empty() {
+        let reasons: Vec<String> =
+            process.forwarded_because.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+        lines.push(format!("forwarded by their kind: {}", reasons.join(", ")));
+    }
+    for (count, what) in [
+        (
+            process.other_instance,
+            "functions from another copy of the driver library: what they launch is not seen",
+        ),
+        (process.unknown_address, "functions at addresses that no export has: what they launch is not seen"),
+        (process.unknown_names, "functions that this deepres does not know: the driver is newer"),
+        (
+            process.bound_past,
+            "libraries bound to the driver itself, or that look it up past deepres (by RTLD_DEEPBIND or dlmopen): what they launch and allocate is not seen",
+        ),
+        (
+            process.given_lookups,
+            "times the C library's own dlsym was given to a library that is loaded after deepres: what it finds by that is not seen",
+        ),
+        (process.export_tables, "requests for private tables of the driver: what goes by them is not seen"),
+    ] {
+        if count != 0 {
+            lines.push(format!("{count} {what}"));
+        }
+    }
+    if process.is_other_version {
+        lines.push("another version of deepres is preloaded there: functions cannot be named".to_owned());
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_model::admin::UnaccountedCalls;
+    use std::collections::BTreeMap;
+
+    fn process() -> ProcessCoverage {
+        ProcessCoverage {
+            tenant: "train".to_owned(),
+            pid: 7,
+            client: "python train.py".to_owned(),
+            hooked: vec!["cuLaunchKernel".to_owned()],
+            forwarded: Vec::new(),
+            forwarded_because: BTreeMap::new(),
+            unaccounted: Vec::new(),
+            other_instance: 0,
+            unknown_address: 0,
+            unknown_names: 0,
+            export_tables: 0,
+            bound_past: 0,
+            given_lookups: 0,
+            is_other_version: false,
+        }
+    }
+
+    fn printed(process: ProcessCoverage) -> String {
+        let mut out = Vec::new();
+        print(&[process], &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_process_of_which_everything_is_seen_is_one_line() {
+        assert_eq!(printed(process()).lines().count(), 2);
+    }
+
+    #[test]
+    fn what_went_past_is_named_with_what_it_was() {
+        let calls = UnaccountedCalls {
+            function: "cuIpcOpenMemHandle_v2".to_owned(),
+            class: "memory".to_owned(),
+            calls: 3,
+        };
+        let text = printed(ProcessCoverage { unaccounted: vec![calls], export_tables: 2, ..process() });
+        assert!(
+            text.contains("cuIpcOpenMemHandle_v2 called 3 times: device memory that is not charged"),
+            "{text}"
+        );
+        let because = BTreeMap::from([("code".to_owned(), 2), ("query".to_owned(), 31)]);
+        let text_of_reasons = printed(ProcessCoverage { forwarded_because: because, ..process() });
+        assert!(text_of_reasons.contains("forwarded by their kind: code 2, query 31"), "{text_of_reasons}");
+        assert!(text.contains("2 requests for private tables"), "{text}");
+    }
+}

@@ -1,0 +1,242 @@
+//! The memory of a tenant in `deepres ps -v`: by kind, against its limit, and what was refused.
+
+use deepres_model::admin::{AccountStatus, RefusedBy, TenantStatus};
+use deepres_model::quantity::Bytes;
+use std::io::{self, Write};
+
+/// Prints some lines for each GPU that the tenant holds or held memory on.
+pub fn print(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
+    for account in &tenant.gpus {
+        writeln!(out, "    on gpu {}  {}", account.gpu, held(tenant, account))?;
+        let more =
+            [waits(account), kept(account), ceiling(tenant, account), drift(account), refused(account)];
+        for line in more.into_iter().flatten() {
+            writeln!(out, "              {line}")?;
+        }
+    }
+    Ok(())
+}
+
+/// Prints, for each tenant and GPU, of what kinds its memory is and what was refused last, if there is anything to tell.
+pub fn print_brief(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result<()> {
+    let accounts = tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |account| (tenant, account)));
+    let lines = accounts.filter_map(|(tenant, account)| {
+        let kinds = kinds(account).map(|kinds| kinds + place(tenant));
+        let told: Vec<String> = [kinds, waits(account), refused(account)].into_iter().flatten().collect();
+        (!told.is_empty()).then(|| format!("{} on gpu {}: {}", tenant.name, account.gpu, told.join("; ")))
+    });
+    for (number, line) in lines.enumerate() {
+        if number == 0 {
+            writeln!(out)?;
+        }
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+/// What it holds by kind.
+fn kinds(account: &AccountStatus) -> Option<String> {
+    let kinds = account.memory_by_kind.iter().map(|(kind, bytes)| format!("{kind} {}", Bytes(*bytes)));
+    let kinds = kinds.chain(oversubscribed(account)).collect::<Vec<_>>().join(", ");
+    (!kinds.is_empty()).then_some(kinds)
+}
+
+/// What it has beyond its limit, and where that is.
+fn oversubscribed(account: &AccountStatus) -> Option<String> {
+    let bytes = account.oversubscribed_bytes;
+    (bytes > 0).then(|| {
+        let there = Bytes(account.oversubscribed_brought_bytes);
+        format!("{} beyond the limit, of which {there} on the GPU", Bytes(bytes))
+    })
+}
+
+/// Where that is, if not on the GPU.
+fn place(tenant: &TenantStatus) -> &'static str {
+    if tenant.suspended { ", on the host" } else { "" }
+}
+
+/// What it waits for.
+fn waits(account: &AccountStatus) -> Option<String> {
+    let bytes = account.needed_bytes;
+    (bytes > 0).then(|| format!("waits for others to make room for {}", Bytes(bytes)))
+}
+
+/// What is kept for it, if the rest is not.
+fn kept(account: &AccountStatus) -> Option<String> {
+    let bytes = account.kept_bytes?;
+    Some(format!("{} are kept for it, by what it held of late; the rest is whose it is first", Bytes(bytes)))
+}
+
+/// What others' promises leave it.
+fn ceiling(tenant: &TenantStatus, account: &AccountStatus) -> Option<String> {
+    let limit_bytes = tenant.memory_limit_bytes.unwrap_or(u64::MAX);
+    let bytes = account.ceiling_bytes.filter(|bytes| *bytes < limit_bytes)?;
+    Some(format!("may hold {} at most beside what others hold and were promised", Bytes(bytes)))
+}
+
+/// What NVML says, and how far its account is from that and from what its processes say by kind.
+fn drift(account: &AccountStatus) -> Option<String> {
+    let differs = |drift: i64, of: &str| match drift {
+        0 => String::new(),
+        1.. => format!(", {} more than {of}", Bytes(drift.unsigned_abs())),
+        _ => format!(", {} less than {of}", Bytes(drift.unsigned_abs())),
+    };
+    let by_kind = differs(account.kinds_drift_bytes, "its kinds together");
+    match account.nvml_bytes {
+        Some(bytes) => {
+            let drift = differs(account.drift_bytes.unwrap_or(0), "its account");
+            Some(format!("NVML says {}{drift}{by_kind}", Bytes(bytes)))
+        }
+        None if by_kind.is_empty() => None,
+        None => Some(format!("it holds{}", by_kind.trim_start_matches(','))),
+    }
+}
+
+fn held(tenant: &TenantStatus, account: &AccountStatus) -> String {
+    let mut line = format!("holds {}{}", Bytes(account.memory_bytes), place(tenant));
+    if let Some(kinds) = kinds(account) {
+        line += &format!(" ({kinds})");
+    }
+    line += &format!(", peak {}", Bytes(account.memory_peak_bytes));
+    if let Some(more) = over(tenant.memory_limit_bytes, account) {
+        line += &format!("; {} more than its limit: it gets no more until it is below", Bytes(more));
+    }
+    line
+}
+
+/// What it holds beyond its limit, which was lowered.
+pub fn over(limit_bytes: Option<u64>, account: &AccountStatus) -> Option<u64> {
+    account.memory_bytes.checked_sub(limit_bytes?).filter(|more| *more > 0)
+}
+
+fn refused(account: &AccountStatus) -> Option<String> {
+    let last = account.last_refusal.as_ref()?;
+    let times = if account.refusals == 1 { "once".to_owned() } else { format!("{} times", account.refusals) };
+    let by = match last.by {
+        RefusedBy::Limit => "",
+        RefusedBy::Driver => ", which the driver had not left on the GPU",
+    };
+    Some(format!("refused {times}, last {last}{by}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_model::admin::RefusalStatus;
+
+    fn tenant(memory_limit_bytes: Option<u64>, account: AccountStatus) -> TenantStatus {
+        let status = serde_json::json!({
+            "name": "t", "uid": 0, "asked_share_ppm": null, "memory_limit_bytes": memory_limit_bytes, "keepers": 0,
+            "gpus": [account, AccountStatus::default()], "sessions": [],
+        });
+        serde_json::from_value(status).unwrap()
+    }
+
+    fn held_of(memory_limit_bytes: Option<u64>, account: &AccountStatus) -> String {
+        held(&tenant(memory_limit_bytes, AccountStatus::default()), account)
+    }
+
+    fn account() -> AccountStatus {
+        AccountStatus {
+            memory_bytes: 3 << 30,
+            memory_peak_bytes: 4 << 30,
+            memory_by_kind: [("linear".to_owned(), 2 << 30), ("pool".to_owned(), 1 << 30)].into(),
+            refusals: 7,
+            last_refusal: Some(RefusalStatus {
+                api: Some("cuMemCreate".to_owned()),
+                bytes: 2 << 20,
+                by: RefusedBy::Limit,
+            }),
+            ..AccountStatus::default()
+        }
+    }
+
+    #[test]
+    fn memory_is_told_by_kind_with_its_peak_and_what_was_refused() {
+        let account = account();
+        assert_eq!(held_of(Some(4 << 30), &account), "holds 3 GiB (linear 2 GiB, pool 1 GiB), peak 4 GiB");
+        assert_eq!(refused(&account).unwrap(), "refused 7 times, last 2 MiB for cuMemCreate");
+        let once = AccountStatus { refusals: 1, ..account.clone() };
+        assert_eq!(refused(&once).unwrap(), "refused once, last 2 MiB for cuMemCreate");
+        assert_eq!(refused(&AccountStatus::default()), None);
+        let last = RefusalStatus { api: None, bytes: 1 << 30, by: RefusedBy::Driver };
+        let by_driver = AccountStatus { last_refusal: Some(last), ..once };
+        let text = "refused once, last 1 GiB for an unknown call, which the driver had not left on the GPU";
+        assert_eq!(refused(&by_driver).unwrap(), text);
+    }
+
+    #[test]
+    fn what_is_beyond_the_limit_is_told_as_a_kind_of_its_own() {
+        let account = AccountStatus {
+            oversubscribed_bytes: 5 << 30,
+            oversubscribed_brought_bytes: 1 << 30,
+            ..account()
+        };
+        let kinds = "linear 2 GiB, pool 1 GiB, 5 GiB beyond the limit, of which 1 GiB on the GPU";
+        assert_eq!(held_of(None, &account), format!("holds 3 GiB ({kinds}), peak 4 GiB"));
+    }
+
+    #[test]
+    fn the_brief_has_kinds_and_the_last_refusal_and_nothing_for_who_has_neither() {
+        let mut tenants = Vec::new();
+        let mut out = Vec::new();
+        print_brief(&tenants, &mut out).unwrap();
+        assert!(out.is_empty());
+        tenants.push(tenant(None, account()));
+        print_brief(&tenants, &mut out).unwrap();
+        let text = "\nt on gpu 0: linear 2 GiB, pool 1 GiB; refused 7 times, last 2 MiB for cuMemCreate\n";
+        assert_eq!(String::from_utf8(out).unwrap(), text);
+    }
+
+    #[test]
+    fn memory_of_a_suspended_tenant_is_on_the_host() {
+        let away = TenantStatus { suspended: true, ..tenant(None, account()) };
+        let line = held(&away, &account());
+        assert!(line.starts_with("holds 3 GiB, on the host (linear 2 GiB"), "{line}");
+        let mut out = Vec::new();
+        print_brief(&[away], &mut out).unwrap();
+        let text = "\nt on gpu 0: linear 2 GiB, pool 1 GiB, on the host; refused 7 times, last 2 MiB for cuMemCreate\n";
+        assert_eq!(String::from_utf8(out).unwrap(), text);
+    }
+
+    #[test]
+    fn who_waits_for_memory_is_told_of() {
+        let waiting = AccountStatus { needed_bytes: 1 << 30, ..AccountStatus::default() };
+        assert_eq!(waits(&waiting).unwrap(), "waits for others to make room for 1 GiB");
+        let mut out = Vec::new();
+        print_brief(&[tenant(None, waiting)], &mut out).unwrap();
+        let text = "\nt on gpu 0: waits for others to make room for 1 GiB\n";
+        assert_eq!(String::from_utf8(out).unwrap(), text);
+    }
+
+    #[test]
+    fn what_others_leave_is_told_where_it_is_less_than_the_limit() {
+        let account = AccountStatus { ceiling_bytes: Some(2 << 30), ..AccountStatus::default() };
+        let told = |limit_bytes| ceiling(&tenant(limit_bytes, AccountStatus::default()), &account);
+        assert!(told(None).is_some() && told(Some(3 << 30)).is_some());
+        assert_eq!(told(Some(2 << 30)), None);
+    }
+
+    #[test]
+    fn drift_is_told_with_its_direction() {
+        let seen = |drift_bytes: i64| AccountStatus {
+            nvml_bytes: Some(1 << 30),
+            drift_bytes: Some(drift_bytes),
+            ..AccountStatus::default()
+        };
+        assert_eq!(drift(&seen(0)).unwrap(), "NVML says 1 GiB");
+        assert_eq!(drift(&seen(1 << 20)).unwrap(), "NVML says 1 GiB, 1 MiB more than its account");
+        assert_eq!(drift(&seen(-(1 << 20))).unwrap(), "NVML says 1 GiB, 1 MiB less than its account");
+        assert_eq!(drift(&AccountStatus::default()), None);
+        let sums = AccountStatus { kinds_drift_bytes: 512, ..AccountStatus::default() };
+        assert_eq!(drift(&sums).unwrap(), "it holds 512 B more than its kinds together");
+    }
+
+    #[test]
+    fn who_holds_more_than_a_lowered_limit_is_told_of() {
+        let line = held_of(Some(1 << 30), &account());
+        assert!(line.ends_with("; 2 GiB more than its limit: it gets no more until it is below"), "{line}");
+        assert_eq!(over(None, &account()), None);
+        assert_eq!(over(Some(3 << 30), &account()), None);
+    }
+}

@@ -1,0 +1,186 @@
+//! `deepres ps -v`: for each tenant what was asked, what is granted and why, and how the tenant was found.
+
+use super::{memory, time};
+use deepres_abi::PPM;
+use deepres_model::admin::{AccountStatus, GpuStatus, TenantStatus};
+use deepres_model::authority::{Given, Granted, Rule};
+use deepres_model::identity::Found;
+use deepres_model::quantity::{Bytes, Percent, Time};
+use std::io::{self, Write};
+
+/// Prints one paragraph for each tenant.
+pub fn print(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result<()> {
+    for tenant in tenants {
+        writeln!(out)?;
+        print_tenant(tenant, out)?;
+    }
+    Ok(())
+}
+
+/// Prints from what a GPU's time constants follow, and how alike tenants had what they were owed.
+pub fn print_gpu(gpu: &GpuStatus, out: &mut impl Write) -> io::Result<()> {
+    writeln!(
+        out,
+        "  from a hand-off of {} (mean, drain included): quantum {}, renewed {} before its end, window {}, spin {}, idle after {}",
+        time(gpu.handoff_ns),
+        time(gpu.quantum_ns),
+        time(gpu.lead_ns),
+        time(gpu.window_ns),
+        time(gpu.spin_ns),
+        time(gpu.grace_ns),
+    )?;
+    match gpu.fairness_ppm {
+        Some(ppm) => writeln!(out, "  fairness of the last second {:.3}", f64::from(ppm) / f64::from(PPM)),
+        None => Ok(()),
+    }
+}
+
+fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
+    let user = match &tenant.user {
+        Some(name) => format!("{name} ({})", tenant.uid),
+        None => tenant.uid.to_string(),
+    };
+    writeln!(out, "{}: user {user}{}", tenant.name, tenant.found.as_ref().map_or(String::new(), found))?;
+    if let Some(container) = &tenant.container {
+        writeln!(out, "  container  {} {}", container.runtime.name(), container.id)?;
+    }
+    let Some(granted) = &tenant.granted else { return Ok(()) };
+    let Granted { share_ppm, memory_bytes, class, .. } = granted;
+    let asked = |asked: Option<String>| asked.unwrap_or_else(|| "nothing".to_owned());
+    let share = |ppm: u32| Percent(ppm).to_string();
+    let bytes = |bytes: u64| Bytes(bytes).to_string();
+    writeln!(
+        out,
+        "  share      asked for {}, granted {} {}",
+        asked(tenant.asked.share_ppm.map(share)),
+        share_ppm.value.map_or("a part of what others leave".to_owned(), share),
+        share_ppm.rule
+    )?;
+    for account in &tenant.gpus {
+        if let Some(entitled_ppm) = account.entitled_ppm {
+            let lent = if account.is_lent { "; lent to the others while it is idle" } else { "" };
+            writeln!(out, "    on gpu {}  owed {}{}{lent}", account.gpu, share(entitled_ppm), owed(account))?;
+        }
+        print_service(account, out)?;
+    }
+    let copies = granted.charge_copies;
+    if copies != Given::default() || tenant.gpus.iter().any(|account| account.copy_ns > 0) {
+        let are = if copies.value { "charged" } else { "not charged" };
+        writeln!(out, "  copies     {are} {}", copies.rule)?;
+        for account in tenant.gpus.iter().filter(|account| account.copy_ns > 0) {
+            writeln!(out, "    on gpu {}  {} in all", account.gpu, time(account.copy_ns))?;
+        }
+    }
+    writeln!(
+        out,
+        "  memory     asked for {}, granted {} {}",
+        asked(tenant.asked.memory_bytes.map(bytes)),
+        memory_bytes.value.map_or("all there is".to_owned(), bytes),
+        memory_bytes.rule
+    )?;
+    if tenant.asked.memory_follows_use.is_some()
+        || granted.memory_follows_use.rule != Rule::Default
+        || granted.memory_follows_use.value
+    {
+        let does =
+            if granted.memory_follows_use.value { "follows its use" } else { "does not follow its use" };
+        writeln!(out, "             it {does} {}", granted.memory_follows_use.rule)?;
+    }
+    memory::print(tenant, out)?;
+    writeln!(
+        out,
+        "  class      asked for {}, granted {} {}",
+        asked(tenant.asked.class.map(|class| class.name().to_owned())),
+        class.value,
+        class.rule
+    )?;
+    if granted.criticality.rule != Rule::Default || tenant.asked.criticality.is_some() {
+        writeln!(
+            out,
+            "  critical   asked for {}, granted {} {}",
+            asked(tenant.asked.criticality.map(|criticality| criticality.to_string())),
+            granted.criticality.value,
+            granted.criticality.rule
+        )?;
+    }
+    let times = [
+        ("deadline", tenant.asked.deadline_ns, granted.deadline_ns),
+        ("size", tenant.asked.size_ns, granted.size_ns),
+        ("slo", tenant.asked.slo_ns, granted.slo_ns),
+    ];
+    let time = |ns: u64| Time(ns).to_string();
+    for (name, wanted, given) in times {
+        if wanted.is_some() || given.value.is_some() {
+            let granted = given.value.map_or("none".to_owned(), time);
+            writeln!(
+                out,
+                "  {name:<10} asked for {}, granted {granted} {}",
+                asked(wanted.map(time)),
+                given.rule
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// What a tenant had while others wanted the GPU too, and how long it waited for that.
+fn print_service(account: &AccountStatus, out: &mut impl Write) -> io::Result<()> {
+    if account.contended_ns > 0 {
+        writeln!(
+            out,
+            "      of {} contended it was owed {} and had {}",
+            time(account.contended_ns),
+            time(account.owed_ns),
+            time(account.had_ns)
+        )?;
+    }
+    let [Some(median_ns), Some(most_ns)] = [50, 99].map(|percent| waited_ns(account, percent)) else {
+        return Ok(());
+    };
+    writeln!(
+        out,
+        "      waited at the gate {} times: half of them under {}, 99 % under {}",
+        account.waits,
+        time(median_ns),
+        time(most_ns)
+    )
+}
+
+/// What so many percent of the waits were shorter than, as the histogram tells; none without waits.
+fn waited_ns(account: &AccountStatus, percent: u64) -> Option<u64> {
+    const NS_PER_US: u64 = 1_000;
+    let waits: u64 = account.waits_by_length.iter().sum();
+    let rank = (waits * percent).div_ceil(100);
+    let mut sum = 0;
+    let bucket = account.waits_by_length.iter().position(|count| {
+        sum += count;
+        sum >= rank
+    });
+    bucket.filter(|_| waits > 0).map(|bucket| NS_PER_US << (bucket + 1))
+}
+
+/// How a tenant was found.
+fn found(found: &Found) -> String {
+    match found {
+        Found::Name { within: None } => ", by the name that it gave".to_owned(),
+        Found::Name { within: Some(place) } => format!(", by the name that it gave in {place}"),
+        Found::Ancestor { pid } => format!(", by its ancestor {pid}"),
+        Found::Container => ", by its container".to_owned(),
+        Found::Pod => ", by its pod".to_owned(),
+        Found::Slurm { job } => format!(", by its Slurm job {job}"),
+        Found::Tree { root } => format!(", by its process tree from {root} down"),
+    }
+}
+
+/// Why it is owed that.
+fn owed(account: &AccountStatus) -> &'static str {
+    match account.entitled_by.as_str() {
+        "guaranteed" => ": guaranteed",
+        "asked" => ": what it is granted",
+        "shrunk" => ": what is granted to all together is more than there is, and shrinks in proportion",
+        "rest" => ": its part of what nobody asked for",
+        "capped" => ": the most that its user may have",
+        "gaps" => ": what others leave",
+        _ => "",
+    }
+}

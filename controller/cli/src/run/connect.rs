@@ -1,0 +1,283 @@
+//! The keeper's connection: the tenant exists as long as it does, and a request that is refused is refused before the job starts. When the
+//! daemon ends, the keeper finds the next one, as the job's processes do.
+
+use super::start;
+use anyhow::{Context, Result, bail};
+use deepres_abi::directory::SOCKET_VARIABLE;
+use deepres_abi::wire::{self, FrameKind, Hello, Refusal, RefusalKind, Role, Welcome};
+use deepres_daemon::probes::metering::PATIENCE;
+use deepres_model::authority::Wish;
+use deepres_model::clock::monotonic_ns;
+use deepres_model::directory::{Directory, TrustError, check_socket, named_socket};
+use deepres_model::packet::{self, Packet};
+use deepres_model::peer::Peer;
+use deepres_policy::priority::Criticality;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::process::getuid;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// How often it is asked for what others have now.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+
+/// Pause between attempts to find the next daemon.
+const RETURN_EVERY: Duration = Duration::from_millis(250);
+/// Pause after a refusal, which the same daemon would most likely repeat.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+
+/// What is asked for.
+pub struct Request<'a> {
+    /// The tenant's name.
+    pub name: &'a str,
+    /// What is asked for it.
+    pub wish: Wish,
+    /// Whether to wait for what others have now.
+    pub waits: bool,
+}
+
+/// Keeps the tenant while it lives.
+pub struct Keeper {
+    /// Where the job's processes connect.
+    pub socket: PathBuf,
+    connection: OwnedFd,
+    hello: Box<Hello>,
+}
+
+/// The daemon's word.
+enum Reply {
+    Welcome,
+    Refused(RefusalKind, String),
+}
+
+/// What the daemon answered.
+enum Answer {
+    Kept(Keeper),
+    /// It fits once others are gone.
+    NoRoom(String),
+}
+
+/// Connects to the daemon that is running, or to one that is started for it, and asks, again and again if the request says so.
+pub fn keep(request: &Request<'_>) -> Result<Keeper> {
+    let mut is_told = false;
+    loop {
+        match keep_now(request)? {
+            Answer::Kept(keeper) => return Ok(keeper),
+            Answer::NoRoom(reason) if !request.waits => {
+                bail!("refused: {reason}, or wait for it with --wait")
+            }
+            Answer::NoRoom(reason) => {
+                if !std::mem::replace(&mut is_told, true) {
+                    eprintln!("deepres: waiting: {reason}");
+                }
+                std::thread::sleep(ASK_EVERY);
+            }
+        }
+    }
+}
+
+fn keep_now(request: &Request<'_>) -> Result<Answer> {
+    if let Some((socket, connection)) = find(sockets())? {
+        return ask(request, socket, connection);
+    }
+    if let Some(named) = named_socket() {
+        bail!(
+            "nobody listens at {}, which {SOCKET_VARIABLE} names: start that daemon, or unset the variable",
+            named.display()
+        );
+    }
+    let directory = Directory::own();
+    start::daemon(&directory, || Ok(connect(&directory.tenant_socket())?.is_some()))?;
+    let socket = directory.tenant_socket();
+    let connection = connect(&socket)?.context("the daemon that was started is gone again; see its log")?;
+    ask(request, socket, connection)
+}
+
+/// The tenant socket of the daemon that a job would be shared out by, if it started now. `None`: none runs.
+pub fn running() -> Result<Option<PathBuf>> {
+    Ok(find(sockets())?.map(|(socket, _)| socket))
+}
+
+/// The first of these sockets that somebody whom we trust listens at.
+fn find(sockets: Vec<PathBuf>) -> Result<Option<(PathBuf, OwnedFd)>> {
+    for socket in sockets {
+        if let Some(connection) = connect(&socket)? {
+            return Ok(Some((socket, connection)));
+        }
+    }
+    Ok(None)
+}
+
+/// Where to look, best first.
+fn sockets() -> Vec<PathBuf> {
+    match named_socket() {
+        Some(named) => vec![named],
+        None => Directory::candidates().iter().map(Directory::tenant_socket).collect(),
+    }
+}
+
+/// Connects, if somebody whom we trust listens. `None`: nobody does.
+fn connect(socket: &Path) -> Result<Option<OwnedFd>> {
+    match check_socket(socket) {
+        Err(TrustError::Missing(_)) => return Ok(None),
+        checked => checked?,
+    }
+    let connection = match packet::connection(socket) {
+        Ok(connection) => connection,
+        Err(error) => {
+            return match error.kind() {
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => Ok(None),
+                _ if error.raw_os_error() == Some(libc::EPROTOTYPE) => {
+                    bail!("{} is not the socket of a deepres daemon", socket.display())
+                }
+                _ => Err(error).with_context(|| format!("cannot connect to {}", socket.display())),
+            };
+        }
+    };
+    let peer = Peer::of(connection.as_fd())?;
+    if peer.uid != 0 && peer.uid != getuid().as_raw() {
+        bail!(
+            "{} is answered by a process of user {}, which is neither you nor root",
+            socket.display(),
+            peer.uid
+        );
+    }
+    Ok(Some(connection))
+}
+
+fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<Answer> {
+    let mut hello = Box::new(Hello::new(Role::Keeper));
+    let wish = &request.wish;
+    hello.share_ppm = wish.share_ppm.unwrap_or(0);
+    hello.class = wish.class.map_or(0, |class| class as u32);
+    hello.memory_bytes = wish.memory_bytes.unwrap_or(0);
+    hello.criticality_ppm = wish.criticality.map_or(0, Criticality::number);
+    hello.deadline_ns = wish.deadline_ns.unwrap_or(0);
+    hello.size_ns = wish.size_ns.unwrap_or(0);
+    hello.slo_ns = wish.slo_ns.unwrap_or(0);
+    hello.memory_follows_use = wire::said(wish.memory_follows_use);
+    hello.charge_copies = wire::said(wish.charge_copies);
+    hello.pid = std::process::id();
+    wire::set_text(&mut hello.tenant, request.name);
+    match exchange(&mut hello, &socket, &connection)? {
+        Reply::Welcome => {
+            Ok(Answer::Kept(Keeper { socket: std::path::absolute(socket)?, connection, hello }))
+        }
+        Reply::Refused(RefusalKind::NoRoom, reason) => Ok(Answer::NoRoom(reason)),
+        Reply::Refused(_, reason) => bail!("refused: {reason}"),
+    }
+}
+
+impl Keeper {
+    /// Comes back to each next daemon for as long as this process lives; `metered` is the process that is to be metered from outside there. To be
+    /// called when signals are blocked that somebody else waits for.
+    pub fn stay(self, metered: Option<u32>) {
+        // Without the thread the tenant is kept until this daemon's end.
+        let _ = std::thread::Builder::new().spawn(move || self.serve(metered));
+    }
+
+    fn serve(mut self, metered: Option<u32>) {
+        let mut pause = RETURN_EVERY;
+        loop {
+            let mut polled = [PollFd::new(&self.connection, PollFlags::IN)];
+            // It sends nothing after its welcome: anything at all is the end.
+            while poll(&mut polled, None) == Err(rustix::io::Errno::INTR) {}
+            loop {
+                std::thread::sleep(std::mem::replace(&mut pause, RETURN_EVERY));
+                // What is not there, or is nobody whom we trust, may be another time.
+                let Ok(Some(connection)) = connect(&self.socket) else { continue };
+                self.hello.sessions_before = 1;
+                match exchange(&mut self.hello, &self.socket, &connection) {
+                    Ok(Reply::Welcome) => {
+                        self.connection = connection;
+                        break;
+                    }
+                    Ok(Reply::Refused(RefusalKind::Version, reason)) => {
+                        // The library in the program says so itself, where there is one.
+                        if metered.is_some() {
+                            eprintln!("deepres: refused: {reason}");
+                        }
+                        return;
+                    }
+                    Ok(Reply::Refused(RefusalKind::Stopping, _)) | Err(_) => {}
+                    Ok(Reply::Refused(..)) => pause = REFUSED_PAUSE,
+                }
+            }
+            if let (Some(pid), Some(tenant)) = (metered, wire::text(&self.hello.tenant))
+                && let Err(error) = be_metered(&self.socket, tenant, pid)
+            {
+                eprintln!("deepres: what the program launches is not counted any more: {error:#}");
+            }
+        }
+    }
+}
+
+/// Says hello and waits for the answer.
+fn exchange(hello: &mut Hello, socket: &Path, connection: &OwnedFd) -> Result<Reply> {
+    hello.monotonic_ns = monotonic_ns();
+    let broken = || format!("the daemon at {} does not answer", socket.display());
+    for direction in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(connection, direction, Some(PATIENCE)).with_context(broken)?;
+    }
+    packet::send(connection, hello.as_bytes(), &[]).with_context(broken)?;
+    let answer = match Packet::receive(connection) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            bail!("{} within {} s", broken(), PATIENCE.as_secs())
+        }
+        received => received.with_context(broken)?.with_context(broken)?,
+    };
+    let kind = wire::kind(answer.bytes()).with_context(broken)?;
+    if kind == FrameKind::Refusal as u16 {
+        let refusal: Refusal = wire::decode(answer.bytes())?;
+        let reason = wire::text(&refusal.reason).unwrap_or("no reason was given").to_owned();
+        let kinds = [RefusalKind::NoRoom, RefusalKind::Version, RefusalKind::Stopping];
+        let known = kinds.into_iter().find(|kind| *kind as u32 == refusal.kind);
+        return Ok(Reply::Refused(known.unwrap_or(RefusalKind::Request), reason));
+    }
+    wire::decode::<Welcome>(answer.bytes()).with_context(broken)?;
+    Ok(Reply::Welcome)
+}
+
+/// Asks the daemon at `socket` to meter a process from outside, this one or one that it started, for a tenant that is kept already. Returns once
+/// it does.
+pub fn be_metered(socket: &Path, tenant: &str, pid: u32) -> Result<()> {
+    let connection = connect(socket)?.with_context(|| format!("nobody listens at {}", socket.display()))?;
+    let mut hello = Hello::new(Role::Keeper);
+    hello.pid = pid;
+    hello.metering = 1;
+    hello.sessions_before = u32::from(pid != std::process::id());
+    wire::set_text(&mut hello.tenant, tenant);
+    match exchange(&mut hello, socket, &connection)? {
+        Reply::Welcome => Ok(()),
+        Reply::Refused(_, reason) => bail!("refused: {reason}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+
+    #[test]
+    fn the_first_daemon_that_listens_is_the_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let places = ["systems", "users"].map(|name| folder.path().join(name));
+        let found = || find(places.to_vec()).unwrap().map(|(socket, _)| socket);
+        let start = |place: &PathBuf| {
+            let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+            bind(&listener, &SocketAddrUnix::new(place).unwrap()).unwrap();
+            listen(&listener, 8).unwrap();
+            listener
+        };
+        assert_eq!(found(), None);
+        let _users = start(&places[1]);
+        assert_eq!(found().as_ref(), Some(&places[1]));
+        let systems = start(&places[0]);
+        assert_eq!(found().as_ref(), Some(&places[0]));
+        drop(systems);
+        assert_eq!(found().as_ref(), Some(&places[1]), "a socket that nobody listens at any more is none");
+    }
+}

@@ -1,0 +1,173 @@
+//! `deepres run`: runs a program with its share of the GPU.
+
+mod connect;
+mod inherited;
+mod job;
+mod libraries;
+mod metered;
+mod program;
+mod record;
+mod start;
+pub mod wishes;
+
+pub use connect::running;
+pub use libraries::{HasLibraryArgs, find_interposer, has_library};
+
+use crate::doctor::{NO_CHECKPOINTS, has_checkpoints};
+use anyhow::Result;
+use deepres_abi::directory::SOCKET_VARIABLE;
+use deepres_abi::oversubscribe::Oversubscribe;
+use deepres_abi::wire::TENANT_NAME_BYTES;
+use deepres_model::text::{is_harmful, is_name};
+use deepres_policy::class::Class;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// Names the tenant of a process.
+pub const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
+/// How its tenant lets its memory make room for others'.
+pub const OVERSUBSCRIBE_VARIABLE: &str = "DEEPRES_OVERSUBSCRIBE";
+/// Libraries that the dynamic linker loads before all others.
+pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The program needs no change; whatever it starts belongs to the same tenant. Without --share it gets a \
+part of what others leave, by its priority (docs/policy.md); what one tenant does not use goes to the others. An allocation beyond \
+--memory fails as if the GPU were full. If no daemon is running, one is started and ends by itself when \
+it was idle for ten minutes.
+
+Examples:
+  deepres run -- python train.py
+  deepres run --share 30% --memory 8GiB -- python train.py --epochs 3
+  deepres run --criticality high --deadline 2h --size 40min -- python train.py
+  deepres run --slo 30ms -- python serve.py
+  deepres run --no-preload -- ./static-program
+  deepres run --name sweep --share 50% -- ./worker.sh     (start it twice: both are one tenant)")]
+pub struct Args {
+    /// Name of the tenant; programs with the same name share one part [default: command and process id]
+    #[arg(long, env = TENANT_VARIABLE, value_parser = parse_name)]
+    name: Option<String>,
+    #[command(flatten)]
+    wishes: wishes::Args,
+    /// Record what the program asks of the GPU's driver into this file (docs/traces.md)
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Do not load deepres into the program: what it launches is counted from outside, and nothing is limited
+    #[arg(long, conflicts_with_all = ["share", "memory", "class", "record"])]
+    no_preload: bool,
+    /// Use more memory than there is: suspend (others' need takes the tenant off the GPU for a while, memory and all) or managed (what is beyond its limit moves to
+    /// the GPU and back)
+    #[arg(long, env = OVERSUBSCRIBE_VARIABLE, value_name = "HOW")]
+    oversubscribe: Option<Oversubscribe>,
+    /// Wait while guarantees to others leave no room for the memory that is to be guaranteed (--class guaranteed --share SHARE --memory SIZE), instead of failing
+    #[arg(long)]
+    wait: bool,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Reads a tenant's name.
+pub fn parse_name(text: &str) -> Result<String, String> {
+    if !is_name(text) {
+        return Err(format!(
+            "a name has from 1 to {} bytes, begins with no dash, and all of it can be seen",
+            TENANT_NAME_BYTES - 1
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+/// Runs the program and passes its status on.
+pub fn run(args: Args) -> Result<ExitCode> {
+    inherited::heed_children();
+    let [program, arguments @ ..] = args.command.as_slice() else {
+        anyhow::bail!("no command was given");
+    };
+    // Everything that can be wrong here is found out before anything is started.
+    let file = match job::find_program(program) {
+        Ok(file) => file,
+        Err(unusable) => {
+            eprintln!("deepres: {unusable}");
+            return Ok(unusable.exit_code());
+        }
+    };
+    // A program that is not preloaded may have no driver that this machine's linker finds.
+    let preload = match args.no_preload {
+        true => None,
+        false => Some(libraries::require_driver(&libraries::find_interposer()?)?),
+    };
+    if preload.is_some()
+        && let Some(obstacle) = program::obstacle(&file)
+    {
+        eprintln!(
+            "deepres: {} {obstacle}: what it does on the GPU itself is neither metered nor limited",
+            program.display()
+        );
+    }
+
+    if preload.is_none() && args.oversubscribe == Some(Oversubscribe::Managed) {
+        anyhow::bail!("--oversubscribe managed needs deepres in the program: leave out --no-preload");
+    }
+    if args.oversubscribe == Some(Oversubscribe::Suspend) && has_checkpoints() == Some(false) {
+        anyhow::bail!("{NO_CHECKPOINTS}: leave out --oversubscribe suspend, or try --oversubscribe managed");
+    }
+    let wish = args.wishes.wish();
+    if let Some(class @ (Class::Fair | Class::BestEffort)) = wish.class
+        && args.wait
+    {
+        anyhow::bail!(
+            "--wait waits for memory that can be guaranteed, and a tenant of class {class} has no guarantee: leave it out, or ask for --class guaranteed --share SHARE --memory SIZE"
+        );
+    }
+    let name = args.name.unwrap_or_else(|| default_name(program));
+    let request = connect::Request { name: &name, wish, waits: args.wait };
+    let keeper = connect::keep(&request)?;
+    let record = args.record.as_deref().map(record::begin).transpose()?;
+
+    let mut command = Command::new(program);
+    command.args(arguments);
+    match &preload {
+        Some(preload) => {
+            let others = std::env::var_os(PRELOAD_VARIABLE);
+            command.env(PRELOAD_VARIABLE, libraries::preload_with(preload, others));
+        }
+        None => metered::meter(&mut command, &file, keeper.socket.clone(), name.clone()),
+    }
+    command.env(SOCKET_VARIABLE, &keeper.socket);
+    command.env(TENANT_VARIABLE, &name);
+    command.envs(wishes::variables(&wish));
+    command.envs(record.map(|file| (record::VARIABLE, file)));
+    if let Some(way) = args.oversubscribe {
+        command.env(OVERSUBSCRIBE_VARIABLE, way.name());
+    }
+    let is_metered = preload.is_none();
+    job::run(command, |child| keeper.stay(is_metered.then_some(child)))
+}
+
+/// The program's name and our process id: no two runs have the same at a time.
+fn default_name(program: &OsString) -> String {
+    let suffix = format!("-{}", std::process::id());
+    let stem = Path::new(program).file_name().unwrap_or(program).to_string_lossy();
+    let stem: String = stem.chars().filter(|c| !is_harmful(*c)).collect();
+    let mut end = stem.len().min(TENANT_NAME_BYTES - 1 - suffix.len());
+    while !stem.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}{suffix}", &stem[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_default_name_fits_the_field_and_is_cut_at_a_character() {
+        let name = default_name(&OsString::from(format!("/usr/bin/{}", "é".repeat(100))));
+        assert!(name.len() < TENANT_NAME_BYTES);
+        assert!(name.ends_with(&format!("é-{}", std::process::id())));
+        assert_eq!(default_name(&"python".into()), format!("python-{}", std::process::id()));
+    }
+}

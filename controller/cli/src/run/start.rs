@@ -1,0 +1,84 @@
+//! Starts a daemon for this user.
+
+use crate::daemon::log_file;
+use anyhow::{Context, Result, bail};
+use deepres_abi::directory::DIRECTORY_VARIABLE;
+use deepres_daemon::make_own_directory;
+use deepres_model::directory::Directory;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::pipe::{PipeFlags, pipe_with};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Starts a daemon in `directory`, unless by now `is_running`, and says so. Returns when it serves.
+pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> Result<()> {
+    make_own_directory(directory)?;
+    // Of several runs that come at once one starts the daemon and the others find it.
+    let turn = open(&directory.path().join("start.lock"))?;
+    flock(&turn, FlockOperation::LockExclusive).context("cannot wait for another `deepres run`")?;
+    if is_running()? {
+        return Ok(());
+    }
+    let log_file = directory.log_file();
+    let log = open(&log_file)?;
+    let (report, reporter) = pipe_with(PipeFlags::CLOEXEC)?;
+    let program = std::env::current_exe().context("cannot find out where this program lies")?;
+    let mut command = Command::new(program);
+    command
+        .args(["daemon", "--exit-idle", "--report-to", &reporter.as_raw_fd().to_string()])
+        .arg("--log-file")
+        .arg(&log_file)
+        .env(DIRECTORY_VARIABLE, directory.path())
+        // It is not a tenant.
+        .env_remove("LD_PRELOAD")
+        // Nor the service that started us, if one did.
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("WATCHDOG_USEC")
+        .env_remove("JOURNAL_STREAM")
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    let inherited = reporter.as_raw_fd();
+    // SAFETY: between fork and exec only system calls are made; the descriptor is open in the child as in the parent.
+    unsafe {
+        command.pre_exec(move || {
+            // Away from this terminal and its signals, and without the descriptors of whoever ran us: a lock or a pipe among
+            // them would be held for as long as the daemon lives. A kernel that cannot do this leaves them open.
+            rustix::process::setsid()?;
+            libc::syscall(
+                libc::SYS_close_range,
+                libc::STDERR_FILENO + 1,
+                libc::c_uint::MAX,
+                libc::CLOSE_RANGE_CLOEXEC,
+            );
+            fcntl_setfd(std::os::fd::BorrowedFd::borrow_raw(inherited), FdFlags::empty())?;
+            Ok(())
+        });
+    }
+    let mut daemon = command.spawn().context("cannot start a daemon")?;
+    drop(reporter);
+    let mut said = String::new();
+    let read =
+        BufReader::new(File::from(report)).read_line(&mut said).context("cannot hear from the daemon")?;
+    let said = said.trim();
+    if read > 0 && said.is_empty() {
+        eprintln!("deepres: started a daemon (pid {}, log {})", daemon.id(), directory.log_file().display());
+        return Ok(());
+    }
+    // It is ending; nothing of it is left behind.
+    let _ = daemon.wait();
+    if said.is_empty() {
+        bail!("the daemon ended before it was ready; see {}", directory.log_file().display());
+    }
+    bail!("cannot start a daemon: {said}");
+}
+
+fn open(path: &Path) -> Result<File> {
+    log_file::open(path).with_context(|| format!("cannot open {}", path.display()))
+}

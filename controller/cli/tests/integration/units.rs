@@ -1,0 +1,60 @@
+//! The systemd units that ship: they name what the daemon looks for, and systemd finds nothing wrong with them.
+
+use deepres_abi::directory::{ADMIN_SOCKET, TENANT_DIRECTORY, TENANT_SOCKET};
+use std::path::Path;
+use std::process::Command;
+
+const UNITS: [&str; 3] = ["deepres.service", "deepres.socket", "deepres-admin.socket"];
+/// The directory of root's daemon.
+const SYSTEM_DIRECTORY: &str = "/run/deepres";
+
+fn unit(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd");
+    std::fs::read_to_string(folder.join(name)).unwrap()
+}
+
+#[test]
+fn units_open_the_sockets_that_jobs_and_administrators_look_for_to_whom_they_are_for() {
+    for (name, lines) in [
+        (
+            "deepres.socket",
+            [
+                format!("ListenSequentialPacket={SYSTEM_DIRECTORY}/{TENANT_DIRECTORY}/{TENANT_SOCKET}"),
+                "FileDescriptorName=tenant".to_owned(),
+                "SocketMode=0666".to_owned(),
+            ],
+        ),
+        (
+            "deepres-admin.socket",
+            [
+                format!("ListenStream={SYSTEM_DIRECTORY}/{ADMIN_SOCKET}"),
+                "FileDescriptorName=admin".to_owned(),
+                "SocketMode=0600".to_owned(),
+            ],
+        ),
+    ] {
+        let text = unit(name);
+        for line in lines {
+            assert!(text.lines().any(|found| found == line), "{name} lacks {line}");
+        }
+    }
+}
+
+#[test]
+fn systemd_finds_nothing_wrong_with_the_units() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = UNITS.map(|name| folder.path().join(name));
+    for (name, path) in UNITS.into_iter().zip(&paths) {
+        // It looks whether the program is there.
+        let text = unit(name).replace("/usr/local/bin/deepres", env!("CARGO_BIN_EXE_deepres"));
+        std::fs::write(path, text).unwrap();
+    }
+    let verify = Command::new("systemd-analyze").args(["verify", "--man=no"]).args(&paths).output();
+    let Ok(verify) = verify else {
+        deepres_e2e::skip::skipped("this machine has no systemd-analyze");
+        return;
+    };
+    let said = String::from_utf8_lossy(&verify.stderr);
+    // Of other units of the machine it may complain as it likes.
+    assert!(verify.status.success() && !said.contains("deepres"), "{said}");
+}

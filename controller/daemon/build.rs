@@ -1,0 +1,39 @@
+//! Embeds the kernel programs, if they were built: from the file that DEEPRES_EBPF names, else from where `cargo xtask ebpf` puts it.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// What a build without them says.
+pub const WITHOUT: &str = "building deepres without its kernel programs: it will not see who uses the GPU unmanaged by their ioctls, nor trace; `cargo xtask ebpf` builds them";
+
+fn main() {
+    println!("cargo::rerun-if-env-changed=DEEPRES_EBPF");
+    let named = env::var_os("DEEPRES_EBPF").filter(|named| !named.is_empty()).map(PathBuf::from);
+    let folder = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"))
+        .join("../../target/deepres-ebpf");
+    // Cargo runs this again when something in the folder changes; if there were no folder it would run it, and build all that follows,
+    // every time.
+    if fs::create_dir_all(&folder).is_ok() {
+        println!("cargo::rerun-if-changed={}", folder.display());
+    }
+    if let Some(named) = &named {
+        println!("cargo::rerun-if-changed={}", named.display());
+    }
+    let programs = programs(named.as_deref(), &folder).unwrap_or_else(|error| panic!("{error}"));
+    if programs.is_empty() {
+        println!("cargo::warning={WITHOUT}");
+    }
+    let embedded = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("programs.o");
+    fs::write(&embedded, programs)
+        .unwrap_or_else(|error| panic!("cannot write {}: {error}", embedded.display()));
+}
+
+/// The programs in the file that was `named`, which has to be there, or else in `folder`. Empty: there are none, or the file is.
+pub fn programs(named: Option<&Path>, folder: &Path) -> Result<Vec<u8>, String> {
+    match named {
+        Some(named) => {
+            fs::read(named).map_err(|error| format!("DEEPRES_EBPF names {}: {error}", named.display()))
+        }
+        None => Ok(fs::read(folder.join("programs.o")).unwrap_or_default()),
+    }
+}

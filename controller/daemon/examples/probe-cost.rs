@@ -1,0 +1,427 @@
+//! What the kernel programs cost an ioctl, in the real kernel: `cargo xtask bench trace` runs this, a part after the other.
+//!
+//! One thread calls in batches; a figure is the mean of the batch that was disturbed least. Figures of one device come from the same
+//! device, watched or not, so that only the programs differ.
+
+use deepres_daemon::probes::devices::Devices;
+use deepres_daemon::probes::kernel::{Asked, Kernel, KernelError, Way};
+use deepres_daemon::probes::metering::{programs::Programs, symbols};
+use deepres_daemon::probes::{Before, Watcher};
+use deepres_model::config::ProbesKeys;
+use deepres_model::config::UnmanagedPolicy;
+use deepres_model::process::ProcessKey;
+use serde::Serialize;
+use serde_json::json;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// It refuses NVIDIA's numbers at once.
+const REFUSING: &str = "/dev/fuse";
+/// It takes numbers that it does not know for done, after it has read a page behind the argument.
+const ACCEPTING: &str = "/dev/btrfs-control";
+const REFUSING_KEY: &str = "nvidia=10:229";
+const ACCEPTING_KEY: &str = "nvidia=10:234";
+/// As many kinds of devices as a host with NVIDIA's driver has, none of them the stand-ins.
+const OTHERS: [&str; 5] =
+    ["nvidia=195", "nvidia-uvm=511:0", "nvidia-uvm-tools=511:1", "nvidia-caps=510", "nvidia-nvswitch=509"];
+/// NV_ESC_RM_CONTROL, NV_ESC_RM_MAP_MEMORY, NV_ESC_RM_ALLOC.
+const COMMAND: u64 = 0xc020_462a;
+const MAP_MEMORY: u64 = 0xc038_464e;
+const ALLOC: u64 = 0xc030_462b;
+/// One of which nothing is known, so that its argument is not looked at.
+const UNKNOWN: u64 = 0xc000_46ff;
+/// In NV_ESC_RM_ALLOC's argument, in words of 8 bytes: the class, in the upper half; where its own arguments are; and in those the size.
+const CLASS: usize = 1;
+const PARAMETERS: usize = 2;
+const ITS_SIZE: usize = 8;
+/// NV01_MEMORY_LOCAL_USER.
+const MEMORY: u64 = 0x40;
+/// Where the class's own arguments are in the buffer, words.
+const BEHIND: usize = 256;
+/// The argument's buffer, words: a page, as the accepting device reads one.
+const WORDS: usize = 512;
+/// Short ones, of which some are disturbed by nobody even on a busy machine.
+const BATCHES: u32 = 600;
+const CALLS: u32 = 200;
+const ROUNDS: u32 = 12;
+const RING_BYTES: u32 = 16 << 20;
+/// The rate at which nothing may be lost, and for how long.
+const PACE: Duration = Duration::from_micros(10);
+const PACED_CALLS: u64 = 200_000;
+/// A ring that cannot hold them, and how many.
+const SMALL_RING_BYTES: u32 = 64 << 10;
+const FLOOD_CALLS: u64 = 8_000;
+const FLOOD_THREADS: u64 = 8;
+/// How long `deepres trace` may take to begin and to write the last line.
+const TRACE_LIMIT: Duration = Duration::from_secs(20);
+/// Names the `deepres` that traces.
+const DEEPRES: &str = "DEEPRES_BINARY";
+
+/// Calls of a function in a batch, which a probe slows down thirtyfold.
+const LAUNCHES: u32 = 100;
+/// How long the watching thread is watched: it searches /proc twice.
+const IDLE: Duration = Duration::from_secs(65);
+/// After its start, which is not idle.
+const SETTLED: Duration = Duration::from_secs(3);
+const PERCENT: f64 = 100.0;
+
+/// What `deepres trace --json`, writing to a file, tells of calls.
+#[derive(Serialize)]
+struct Traced {
+    /// Calls that it did not tell of at 100,000 a second.
+    lost_by_trace: u64,
+    /// The same when eight threads call as fast as they can for a moment.
+    lost_in_a_burst: u64,
+    /// It said itself how many those were, both times.
+    trace_adds_up: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    way: &'static str,
+    bare_ns: f64,
+    empty_other_ns: f64,
+    ours_other_ns: f64,
+    empty_watched_ns: f64,
+    ours_watched_ns: f64,
+    unrelated_bare_ns: f64,
+    unrelated_empty_ns: f64,
+    unrelated_ours_ns: f64,
+    unrelated_syscall_tax_ns: f64,
+    /// Events that the ring's reader did not get.
+    lost_at_1e5_per_s: u64,
+    /// The call that cost most above an empty program, of which the figures of a watched device are.
+    dearest: &'static str,
+    /// What each call costs above an empty program, ns.
+    watched: Vec<(&'static str, f64)>,
+    drop_counter_exact: bool,
+}
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let (part, further) = (arguments.next(), arguments.next());
+    let measured = match (part.as_deref(), further) {
+        (Some("tracepoints"), None) => measure(Way::Tracepoints).map(|report| json!(report)),
+        (Some("raw-tracepoints"), None) => measure(Way::RawTracepoints).map(|report| json!(report)),
+        (Some("launch"), None) => launch_probe_ns().map(|ns| json!(ns)),
+        (Some("trace"), None) => traced().map(|traced| json!(traced)),
+        (Some("idle"), None) => idle_percent().map(|percent| json!(percent)),
+        _ => {
+            eprintln!("usage: probe-cost tracepoints|raw-tracepoints|launch|trace|idle");
+            return ExitCode::FAILURE;
+        }
+    };
+    match measured {
+        Ok(measured) => {
+            println!("{measured}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("cannot measure: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn traced() -> Result<Traced, KernelError> {
+    let (lost_by_trace, paced_adds_up) = lost_by_the_command(call_paced)?;
+    let (lost_in_a_burst, burst_adds_up) = lost_by_the_command(call_in_a_burst)?;
+    Ok(Traced { lost_by_trace, lost_in_a_burst, trace_adds_up: paced_adds_up && burst_adds_up })
+}
+
+/// Stands for the driver's function of this name, which the probe finds in this program's symbols.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn cuLaunchKernel(launches: u64) -> u64 {
+    std::hint::black_box(launches) + 1
+}
+
+fn own() -> Result<ProcessKey, KernelError> {
+    ProcessKey::of(std::process::id()).ok_or_else(|| KernelError::Refused("/proc is not there".to_owned()))
+}
+
+/// What a probe adds to a call of a function that this process has.
+fn launch_probe_ns() -> Result<f64, KernelError> {
+    let wrong = |error: String| KernelError::Refused(error);
+    let file = File::open("/proc/self/exe").map_err(|error| wrong(error.to_string()))?;
+    let points = symbols::points(&file).map_err(|error| wrong(error.to_string()))?;
+    let call_ns = || {
+        let batch = || {
+            let began = Instant::now();
+            (0..LAUNCHES).for_each(|number| {
+                std::hint::black_box(cuLaunchKernel(number.into()));
+            });
+            began.elapsed().as_nanos() as f64 / f64::from(LAUNCHES)
+        };
+        (0..BATCHES).map(|_| batch()).fold(f64::INFINITY, f64::min)
+    };
+    let bare_ns = call_ns();
+    let mut programs = Programs::load()?;
+    let who = own()?;
+    programs.meter(who, 1)?;
+    let probes = points.iter().map(|point| programs.attach(&file, *point, Some(who.pid)));
+    let _probes = probes.collect::<Result<Vec<_>, _>>()?;
+    let probed_ns = call_ns();
+    let counted: u64 = programs.counts().iter().map(|(_, value)| value.calls).sum();
+    if counted != u64::from(BATCHES) * u64::from(LAUNCHES) {
+        return Err(wrong(format!("{counted} calls were counted")));
+    }
+    Ok(probed_ns - bare_ns)
+}
+
+/// What the watching thread takes of a core.
+fn idle_percent() -> Result<f64, KernelError> {
+    let devices = OTHERS.iter().map(|key| key.parse().expect("it is a device")).collect();
+    let settings = ProbesKeys { enabled: true, devices, unmanaged: UnmanagedPolicy::Report };
+    let watcher = Watcher::start(settings, std::sync::Arc::default(), Before::default());
+    let watcher = watcher.map_err(|error| KernelError::Refused(error.to_string()))?;
+    std::thread::sleep(SETTLED);
+    let state = watcher.board().probes;
+    if state.state != "attached" {
+        return Err(KernelError::Refused(format!("the probes are {}: {}", state.state, state.detail)));
+    }
+    let before = processor_time();
+    std::thread::sleep(IDLE);
+    Ok((processor_time() - before).as_secs_f64() / IDLE.as_secs_f64() * PERCENT)
+}
+
+/// Processor time of this process, all threads.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// A call whose cost is measured.
+struct Case {
+    name: &'static str,
+    device: &'static str,
+    command: u64,
+    argument: Box<[u64; WORDS]>,
+}
+
+/// Calls that take the ways through the programs: refused at once, taken for done without a look at the argument, with a status and an amount, and with an amount behind an address.
+fn cases() -> Vec<Case> {
+    let mut allocation = Box::new([0; WORDS]);
+    allocation[CLASS] = MEMORY << 32;
+    allocation[PARAMETERS] = &raw const allocation[BEHIND] as u64;
+    allocation[BEHIND + ITS_SIZE] = 1 << 20;
+    let none = || Box::new([0; WORDS]);
+    vec![
+        Case { name: "a refused call", device: REFUSING, command: COMMAND, argument: none() },
+        Case { name: "an unknown call", device: ACCEPTING, command: UNKNOWN, argument: none() },
+        Case { name: "a control call", device: ACCEPTING, command: COMMAND, argument: none() },
+        Case { name: "a mapping", device: ACCEPTING, command: MAP_MEMORY, argument: none() },
+        Case { name: "an allocation", device: ACCEPTING, command: ALLOC, argument: allocation },
+    ]
+}
+
+fn opened(device: &str) -> Result<File, KernelError> {
+    let file = File::options().read(true).write(true).open(device);
+    file.map_err(|error| KernelError::Refused(format!("{device}: {error}")))
+}
+
+fn devices(keys: &[&str]) -> Devices {
+    let keys: Vec<_> = keys.iter().map(|key| key.parse().expect("it is a device")).collect();
+    Devices::find(&keys)
+}
+
+/// What a call costs: bare, with empty programs, with ours on other devices, with ours on its own.
+#[derive(Clone, Copy)]
+struct Costs {
+    bare: f64,
+    empty: f64,
+    other: f64,
+    watched: f64,
+}
+
+fn measure(way: Way) -> Result<Report, KernelError> {
+    const MOST: f64 = f64::INFINITY;
+    let mut least: Vec<(Case, File, Costs)> = Vec::new();
+    for case in cases() {
+        let file = opened(case.device)?;
+        least.push((case, file, Costs { bare: MOST, empty: MOST, other: MOST, watched: MOST }));
+    }
+    let [mut unrelated_bare, mut unrelated_empty, mut unrelated_ours] = [MOST; 3];
+    for _ in 0..ROUNDS {
+        for (case, file, costs) in &mut least {
+            costs.bare = costs.bare.min(ioctl_ns(file, case));
+        }
+        unrelated_bare = unrelated_bare.min(unrelated_ns());
+        let empty = Kernel::attach_empty(way)?;
+        for (case, file, costs) in &mut least {
+            costs.empty = costs.empty.min(ioctl_ns(file, case));
+        }
+        unrelated_empty = unrelated_empty.min(unrelated_ns());
+        drop(empty);
+        let other = Kernel::attach(&devices(&OTHERS), Asked::None, Some(way))?;
+        for (case, file, costs) in &mut least {
+            costs.other = costs.other.min(ioctl_ns(file, case));
+        }
+        unrelated_ours = unrelated_ours.min(unrelated_ns());
+        drop(other);
+        let watched = Kernel::attach(&devices(&[REFUSING_KEY, ACCEPTING_KEY]), Asked::None, Some(way))?;
+        for (case, file, costs) in &mut least {
+            costs.watched = costs.watched.min(ioctl_ns(file, case));
+        }
+        drop(watched);
+    }
+    let above = |costs: &Costs| costs.watched - costs.empty;
+    let dearest = least.iter().max_by(|a, b| above(&a.2).total_cmp(&above(&b.2)));
+    let (Some((dearest, _, worst)), Some((_, refusing, first))) = (dearest, least.first()) else {
+        return Err(KernelError::Refused("nothing was measured".to_owned()));
+    };
+    Ok(Report {
+        way: way.name(),
+        bare_ns: first.bare,
+        empty_other_ns: first.empty,
+        ours_other_ns: first.other,
+        empty_watched_ns: worst.empty,
+        ours_watched_ns: worst.watched,
+        unrelated_bare_ns: unrelated_bare,
+        unrelated_empty_ns: unrelated_empty,
+        unrelated_ours_ns: unrelated_ours,
+        unrelated_syscall_tax_ns: unrelated_ours - unrelated_bare,
+        dearest: dearest.name,
+        watched: least.iter().map(|(case, _, costs)| (case.name, above(costs))).collect(),
+        lost_at_1e5_per_s: lost_when_paced(refusing, way)?,
+        drop_counter_exact: counts_drops_exactly(refusing, way)?,
+    })
+}
+
+fn call(file: &File) {
+    let mut argument = [0u64; 8];
+    // SAFETY: the device refuses the number and does not touch the argument.
+    unsafe { libc::ioctl(file.as_raw_fd(), COMMAND, argument.as_mut_ptr()) };
+}
+
+fn ioctl_ns(file: &File, case: &Case) -> f64 {
+    least_mean_ns(|| {
+        // SAFETY: neither device writes to the argument, and there is a page for that which reads one.
+        unsafe { libc::ioctl(file.as_raw_fd(), case.command, case.argument.as_ptr()) };
+    })
+}
+
+fn unrelated_ns() -> f64 {
+    least_mean_ns(|| {
+        // SAFETY: it takes nothing and changes nothing.
+        unsafe { libc::syscall(libc::SYS_getppid) };
+    })
+}
+
+fn least_mean_ns(call: impl Fn()) -> f64 {
+    let batch = || {
+        let began = Instant::now();
+        (0..CALLS).for_each(|_| call());
+        began.elapsed().as_nanos() as f64 / f64::from(CALLS)
+    };
+    (0..BATCHES).map(|_| batch()).fold(f64::INFINITY, f64::min)
+}
+
+/// Events that are missing at the end, counted as lost or not.
+fn lost_when_paced(file: &File, way: Way) -> Result<u64, KernelError> {
+    let mut kernel = following(RING_BYTES, way)?;
+    let mut ring = kernel.take_events().ok_or(KernelError::NotBuilt)?;
+    let is_done = AtomicBool::new(false);
+    let received = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut received = 0;
+            loop {
+                // In this order: what came before the end is read after it.
+                let ends = is_done.load(Ordering::SeqCst);
+                received += std::iter::from_fn(|| ring.pop()).count() as u64;
+                if ends {
+                    return received;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        call_paced(file);
+        is_done.store(true, Ordering::SeqCst);
+        reader.join().unwrap_or(0)
+    });
+    Ok(PACED_CALLS - received)
+}
+
+/// As many from several threads at once, as fast as they can.
+fn call_in_a_burst(file: &File) {
+    std::thread::scope(|scope| {
+        for _ in 0..FLOOD_THREADS {
+            scope.spawn(|| (0..PACED_CALLS / FLOOD_THREADS).for_each(|_| call(file)));
+        }
+    });
+}
+
+fn call_paced(file: &File) {
+    let mut next = Instant::now();
+    for _ in 0..PACED_CALLS {
+        call(file);
+        next += PACE;
+        while Instant::now() < next {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// What `deepres trace --json`, into a file, lacks of [`PACED_CALLS`], and whether it says so itself.
+fn lost_by_the_command(call_them: fn(&File)) -> Result<(u64, bool), KernelError> {
+    let wrong = |error: String| KernelError::Refused(error);
+    let Some(deepres) = std::env::var_os(DEEPRES) else { return Err(wrong(format!("{DEEPRES} is not set"))) };
+    let folder = std::env::temp_dir().join(format!("deepres-probe-cost-{}", std::process::id()));
+    let written = File::create(&folder).map_err(|error| wrong(error.to_string()))?;
+    let own = std::process::id().to_string();
+    let trace = std::process::Command::new(deepres)
+        .args(["trace", "--json", "--device", REFUSING_KEY, "-p", &own])
+        .stdout(written)
+        .spawn();
+    let mut trace = trace.map_err(|error| wrong(format!("deepres trace: {error}")))?;
+    let file = opened(REFUSING)?;
+    let lines = || -> (u64, u64) {
+        let text = std::fs::read_to_string(&folder).unwrap_or_default();
+        let lost = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("{\"lost\":")?.strip_suffix('}')?.parse::<u64>().ok());
+        let lost: u64 = lost.sum();
+        (text.lines().filter(|line| line.contains("\"command\"")).count() as u64, lost)
+    };
+    // It has begun when it tells of a call.
+    let mut before = 0;
+    let deadline = Instant::now() + TRACE_LIMIT;
+    while lines().0 == 0 && Instant::now() < deadline {
+        call(&file);
+        before += 1;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let unseen = before - lines().0;
+    call_them(&file);
+    let pid = rustix::process::Pid::from_child(&trace);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT)
+        .map_err(|error| wrong(error.to_string()))?;
+    trace.wait().map_err(|error| wrong(error.to_string()))?;
+    let (told, lost) = lines();
+    // Removed or not: it is in the folder for such things.
+    let _ = std::fs::remove_file(&folder);
+    let missing = (before + PACED_CALLS).saturating_sub(told + unseen);
+    Ok((missing, missing == lost))
+}
+
+fn counts_drops_exactly(file: &File, way: Way) -> Result<bool, KernelError> {
+    let mut kernel = following(SMALL_RING_BYTES, way)?;
+    let mut ring = kernel.take_events().ok_or(KernelError::NotBuilt)?;
+    std::thread::scope(|scope| {
+        for _ in 0..FLOOD_THREADS {
+            scope.spawn(|| (0..FLOOD_CALLS).for_each(|_| call(file)));
+        }
+    });
+    let received = std::iter::from_fn(|| ring.pop()).count() as u64;
+    let lost = kernel.totals().events_lost;
+    Ok(lost > 0 && lost == FLOOD_THREADS * FLOOD_CALLS - received)
+}
+
+fn following(ring_bytes: u32, way: Way) -> Result<Kernel, KernelError> {
+    let mut kernel = Kernel::attach(&devices(&[REFUSING_KEY]), Asked::Some(ring_bytes), Some(way))?;
+    kernel.follow(own()?)?;
+    Ok(kernel)
+}

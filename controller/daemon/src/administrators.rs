@@ -1,0 +1,258 @@
+//! The admin socket: answers requests of the daemon's user, of root, and of the group that the configuration names.
+
+use super::state::Saved;
+use super::{Shared, residency};
+use crate::arbiter::Report;
+use crate::probes::metering::{self, Purpose};
+use deepres_model::admin::{MAX_REQUEST_BYTES, Reply, Request};
+use deepres_model::authority::Wish;
+use deepres_model::peer::Peer;
+use deepres_model::text::{harmless, is_name};
+use std::io;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::timeout;
+
+/// Administrators at a time.
+const MAX_CONNECTIONS: usize = 64;
+/// Further ones that are told so at a time; more are closed without a word.
+const REFUSED_AT_A_TIME: usize = 64;
+/// One who is to be told so and does not ask within this is not told.
+const ASK_LIMIT: Duration = Duration::from_secs(2);
+/// An administrator who neither asks nor reads for so long is dropped.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Arbiters answer within milliseconds; this is for one that is gone.
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+/// Pause after a failed accept, so that the failure does not become a busy loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Answers administrators, for ever.
+pub async fn serve(listener: std::os::unix::net::UnixListener, shared: Rc<Shared>) -> io::Result<()> {
+    let listener = UnixListener::from_std(listener)?;
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let anteroom = Arc::new(Semaphore::new(REFUSED_AT_A_TIME));
+    loop {
+        let accepted = listener.accept().await;
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let shared = Rc::clone(&shared);
+        if let Ok(place) = Arc::clone(&room).try_acquire_owned() {
+            tokio::task::spawn_local(async move {
+                if let Err(error) = converse(stream, &shared).await {
+                    tracing::debug!(%error, "an administrator's connection failed");
+                }
+                drop(place);
+            });
+        } else if let Ok(place) = Arc::clone(&anteroom).try_acquire_owned() {
+            tokio::task::spawn_local(async move {
+                // Whether it was told is its own concern.
+                let _ = timeout(ASK_LIMIT, turn_away(stream)).await;
+                drop(place);
+            });
+        }
+    }
+}
+
+/// Tells one for whom there is no room so. Its request is read first: a connection closed before would be an error to it, and the
+/// reason lost.
+async fn turn_away(stream: UnixStream) -> io::Result<()> {
+    let (reading, mut writing) = stream.into_split();
+    let mut reading = BufReader::new(reading).take(MAX_REQUEST_BYTES as u64);
+    reading.read_until(b'\n', &mut Vec::new()).await?;
+    let message = format!(
+        "{MAX_CONNECTIONS} administrators are connected, the most there may be: close some (`fuser` on the socket shows them) and try again"
+    );
+    writing.write_all(&line_of(&Reply::Error { message })?).await
+}
+
+fn line_of(reply: &Reply) -> io::Result<Vec<u8>> {
+    let mut text = serde_json::to_vec(reply)?;
+    text.push(b'\n');
+    Ok(text)
+}
+
+async fn converse(stream: UnixStream, shared: &Rc<Shared>) -> io::Result<()> {
+    let peer = Peer::of(stream.as_fd())?;
+    let own = rustix::process::getuid().as_raw();
+    let may = peer.uid == 0
+        || peer.uid == own
+        || shared.admin_group.is_some_and(|group| peer.groups(stream.as_fd()).contains(&group));
+    let (reading, mut writing) = stream.into_split();
+    let mut reading = BufReader::new(reading);
+    loop {
+        let mut line = Vec::new();
+        let mut limited = (&mut reading).take(MAX_REQUEST_BYTES as u64);
+        let Ok(read) = timeout(PATIENCE, limited.read_until(b'\n', &mut line)).await else { return Ok(()) };
+        if read? == 0 {
+            return Ok(());
+        }
+        let reply = if may {
+            match serde_json::from_slice(&line) {
+                Ok(request) => answer(request, shared).await,
+                Err(error) => Reply::Error { message: format!("not a request: {error}") },
+            }
+        } else {
+            let group = shared.admin_group.map(|group| format!(", and so may group {group}"));
+            Reply::Error {
+                message: format!(
+                    "user {} may not administer this daemon; user {own} and root may{}",
+                    peer.uid,
+                    group.unwrap_or_default()
+                ),
+            }
+        };
+        match timeout(PATIENCE, writing.write_all(&line_of(&reply)?)).await {
+            Ok(written) => written?,
+            Err(_) => return Ok(()),
+        }
+    }
+}
+
+/// What every arbiter has to say, or `None` if one does not answer.
+pub async fn reports(shared: &Shared) -> Option<Vec<Report>> {
+    let pending = shared.registry.borrow().reports();
+    let mut reports = Vec::new();
+    for report in pending {
+        reports.push(timeout(ANSWER_LIMIT, report).await.ok()?.ok()?);
+    }
+    Some(reports)
+}
+
+async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
+    match request {
+        Request::Status => match reports(shared).await {
+            Some(reports) => {
+                let mut status = shared.registry.borrow().status(&reports);
+                let board = shared.watcher.board();
+                status.unmanaged = board.unmanaged;
+                status.probes = board.probes;
+                status.driver_activity = board.activity;
+                status.metering = shared.metering.board();
+                Reply::Status(Box::new(status))
+            }
+            None => no_answer(),
+        },
+        Request::Coverage => Reply::Coverage { processes: shared.registry.borrow().coverage() },
+        Request::Adopt { tenant: Some(tenant), .. } if !is_name(&tenant) => {
+            Reply::Error { message: format!("`{}` is no name for a tenant", harmless(&tenant)) }
+        }
+        Request::Adopt { pid, tenant } => {
+            // Before it goes on, if it is held.
+            let is_listed = shared.watcher.board().unmanaged.iter().any(|user| user.pid == pid);
+            let unmetered = if is_listed { meter(shared, pid, tenant.clone()).await } else { None };
+            match timeout(ANSWER_LIMIT, shared.watcher.adopt(pid, tenant)).await {
+                Ok(Ok(Ok(()))) => {
+                    super::saving::save(shared).await;
+                    Reply::Adopted { unmetered }
+                }
+                Ok(Ok(Err(message))) => Reply::Error { message },
+                _ => Reply::Error {
+                    message: "the watching thread does not answer; see the daemon's log".to_owned(),
+                },
+            }
+        }
+        Request::Explain { tenant } => {
+            let pending = shared.registry.borrow().explain(&tenant);
+            match pending {
+                Ok(pending) => {
+                    let mut gpus = Vec::new();
+                    for share in pending {
+                        let Ok(Ok(share)) = timeout(ANSWER_LIMIT, share).await else {
+                            return no_answer();
+                        };
+                        gpus.extend(share);
+                    }
+                    shared.registry.borrow().tell_gates(&tenant, &mut gpus);
+                    Reply::Explained { gpus }
+                }
+                Err(message) => Reply::Error { message },
+            }
+        }
+        Request::Set {
+            tenant,
+            share_ppm,
+            memory_bytes,
+            class,
+            criticality,
+            deadline_ns,
+            size_ns,
+            slo_ns,
+            memory_follows_use,
+            charge_copies,
+        } => {
+            let wish = Wish {
+                share_ppm,
+                memory_bytes,
+                class,
+                criticality,
+                deadline_ns,
+                size_ns,
+                slo_ns,
+                memory_follows_use,
+                charge_copies,
+            };
+            let set = shared.registry.borrow_mut().set(&tenant, wish);
+            in_force(set, shared).await
+        }
+        Request::Pause { tenant } => {
+            let paused = shared.registry.borrow_mut().pause(&tenant);
+            in_force(paused, shared).await
+        }
+        Request::Suspend { tenant } => match residency::suspend(&tenant, shared).await {
+            Ok(()) => Reply::Suspended,
+            Err(message) => Reply::Error { message },
+        },
+        Request::Resume { tenant } => {
+            let resumption = match residency::resume(&tenant, shared).await {
+                Ok(resumption) => resumption,
+                Err(message) => return Reply::Error { message },
+            };
+            let resumed = shared.registry.borrow_mut().unpause(&tenant, resumption);
+            in_force(resumed, shared).await
+        }
+    }
+}
+
+/// Answers once what was changed is in force and will outlive the daemon, or says that it will not.
+async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, shared: &Shared) -> Reply {
+    let (reply, answers) = match changed {
+        Ok(changed) => changed,
+        Err(message) => return Reply::Error { message },
+    };
+    for answer in answers {
+        if !matches!(timeout(ANSWER_LIMIT, answer).await, Ok(Ok(()))) {
+            return no_answer();
+        }
+    }
+    match super::saving::save(shared).await {
+        Saved::Failed(error) => Reply::Error {
+            message: format!(
+                "it is in force, but {} cannot be written ({error}): it will not outlive the daemon; make room there and do it again",
+                shared.state.lock().await.path().display()
+            ),
+        },
+        Saved::Nothing => no_answer(),
+        Saved::Already | Saved::Anew => reply,
+    }
+}
+
+/// What is said if an arbiter hangs.
+fn no_answer() -> Reply {
+    Reply::Error { message: "a GPU's arbiter does not answer; see the daemon's log".to_owned() }
+}
+
+/// Meters an adopted process from outside; says why it is not, if so.
+async fn meter(shared: &Shared, pid: u32, tenant: Option<String>) -> Option<String> {
+    let purpose = Purpose { tenant, is_managed: false };
+    match timeout(metering::LIMIT, shared.metering.meter(pid, purpose)).await {
+        Ok(Ok(metered)) => metered.err(),
+        _ => Some("the metering thread does not answer".to_owned()),
+    }
+}

@@ -1,0 +1,491 @@
+//! A tenant's account on one GPU: what its sessions' meters say, bounded by what is possible.
+
+use super::saved::{Baseline, SavedAccount};
+use deepres_abi::PPM;
+use deepres_abi::meter::{Reading, WAIT_BUCKETS};
+use deepres_policy::lease::Seen;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// The span over which a recent share is taken.
+const RECENT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
+/// Threads of one session that may wait at once, for bounding the time they say they waited.
+pub const MAX_WAITERS: u64 = 4096;
+/// Launches of one session in a nanosecond, at most: a driver that does nothing takes some ten nanoseconds for one, on one of the
+/// machine's processors. A count that grew faster is a lie, and left out.
+const MAX_LAUNCHES_PER_NS: u64 = 1;
+/// The longest copy that is counted whole, if nothing else of the tenant is in flight meanwhile: no GPU's memory takes longer to fill.
+const LONGEST_COPY_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
+/// Bytes that a process can address, and so hold, whatever it says.
+pub const MAX_HELD_BYTES: u64 = 1 << 47;
+
+/// What was used and done, in total.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Totals {
+    /// GPU time charged, ns.
+    pub gpu_ns: u64,
+    /// GPU time of copies, charged or not, ns.
+    pub copy_ns: u64,
+    /// Time waited at the gate, summed over threads, ns.
+    pub wait_ns: u64,
+    /// Waits at the gate.
+    pub waits: u64,
+    /// Kernels launched one by one.
+    pub kernel_launches: u64,
+    /// Graphs launched.
+    pub graph_launches: u64,
+    /// Allocations refused.
+    pub refusals: u64,
+    /// Time in which something ran or waited, ns.
+    pub wanted_ns: u64,
+    /// … and something of another tenant too, ns.
+    pub contended_ns: u64,
+    /// Its part of that time, as it was entitled beside those who wanted the GPU too, ns.
+    pub owed_ns: u64,
+    /// GPU time charged in that time, ns.
+    pub had_ns: u64,
+    /// Waits at the gate by [`deepres_abi::meter::wait_bucket`].
+    pub waits_by_length: [u64; WAIT_BUCKETS],
+}
+
+/// The account.
+#[derive(Debug)]
+pub struct Account {
+    /// Its totals.
+    pub totals: Totals,
+    /// The last refused allocation: (API number, bytes).
+    pub last_refusal: Option<(u32, u64)>,
+    /// Whether the tenant wanted the GPU when last looked at.
+    pub wants: bool,
+    since_ns: u64,
+    looked_ns: u64,
+    /// Wall time that may still be charged: work in flight is charged when it completes.
+    uncharged_ns: u64,
+    /// Wall time that copies may still have taken: nothing says that one is in flight, and it is counted when it completes.
+    uncopied_ns: u64,
+    /// Wall time for which nothing was charged: copies are charged no more.
+    unclaimed_ns: u64,
+    /// The longest kernel or graph of any session, ns.
+    pub longest_ns: u64,
+    /// What its processes claimed for the time in which nobody governed, ns.
+    arrears_ns: u64,
+    /// What may be charged for that time beside it: what was in flight when it began, ns.
+    in_flight_before_ns: u64,
+    recent: VecDeque<Mark>,
+}
+
+/// What there was at a moment of the last second.
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    at_ns: u64,
+    gpu_ns: u64,
+    owed_ns: u64,
+    had_ns: u64,
+}
+
+impl Account {
+    /// An empty account.
+    pub fn new(now_ns: u64) -> Self {
+        Self {
+            totals: Totals::default(),
+            last_refusal: None,
+            wants: false,
+            since_ns: now_ns,
+            looked_ns: now_ns,
+            uncharged_ns: 0,
+            uncopied_ns: 0,
+            unclaimed_ns: 0,
+            longest_ns: 0,
+            arrears_ns: 0,
+            in_flight_before_ns: 0,
+            recent: VecDeque::new(),
+        }
+    }
+
+    /// The account that another daemon left. Its time goes on at `now_ns`; what was used before is charged by [`Self::catch_up`] and [`Self::settle`].
+    pub fn restore(saved: &SavedAccount, now_ns: u64) -> Self {
+        let mut account = Self {
+            totals: saved.totals,
+            last_refusal: saved.last_refusal,
+            since_ns: saved.since_ns.min(now_ns),
+            longest_ns: saved.longest_ns,
+            in_flight_before_ns: saved.uncharged_ns,
+            ..Self::new(now_ns)
+        };
+        // No more than what there was time for, whatever the file says.
+        account.totals.gpu_ns = saved.totals.gpu_ns.min(now_ns - account.since_ns);
+        account.mark(now_ns);
+        account
+    }
+
+    /// What is to be remembered of it.
+    pub fn save(&self, entitled_ppm: u32, lag_ns: i64) -> SavedAccount {
+        SavedAccount {
+            entitled_ppm,
+            totals: self.totals,
+            since_ns: self.since_ns,
+            uncharged_ns: self.uncharged_ns,
+            longest_ns: self.longest_ns,
+            lag_ns,
+            last_refusal: self.last_refusal,
+        }
+    }
+
+    /// Takes in what a process did from its baseline up to `now`, in time that nobody governed, and returns the GPU time that it may be
+    /// charged for: however many processes say what they like, no more than the time that passed, and what may have been in flight when
+    /// it began.
+    pub fn catch_up(&mut self, from: &Baseline, now: &Reading, now_ns: u64) -> u64 {
+        let passed_ns = now_ns.saturating_sub(from.at_ns).saturating_add(self.in_flight_before_ns);
+        let before = Reading::from(from.meter);
+        let used = now.since(&before, passed_ns);
+        let used_ns = used.compute_ns.min(passed_ns.saturating_sub(self.arrears_ns));
+        self.arrears_ns = self.arrears_ns.saturating_add(used_ns);
+        self.totals.copy_ns = self.totals.copy_ns.saturating_add(used.copy_ns);
+        self.count(&before, now, passed_ns);
+        used_ns
+    }
+
+    /// Charges GPU time of the time that nobody governed. It goes into the totals and is nobody's debt.
+    pub fn settle(&mut self, used_ns: u64) {
+        self.totals.gpu_ns = self.totals.gpu_ns.saturating_add(used_ns);
+        // Shares of late are of what was governed.
+        for mark in &mut self.recent {
+            mark.gpu_ns = mark.gpu_ns.saturating_add(used_ns);
+        }
+    }
+
+    /// Takes in what a meter counts beside GPU time.
+    fn count(&mut self, before: &Reading, now: &Reading, allowed_ns: u64) {
+        let totals = &mut self.totals;
+        let most = allowed_ns.saturating_mul(MAX_LAUNCHES_PER_NS);
+        let grow = |total: &mut u64, now: u64, before: u64| {
+            let grown = now.saturating_sub(before);
+            *total = total.saturating_add(if grown <= most { grown } else { 0 });
+        };
+        let waited_ns =
+            now.wait_ns.saturating_sub(before.wait_ns).min(allowed_ns.saturating_mul(MAX_WAITERS));
+        totals.wait_ns = totals.wait_ns.saturating_add(waited_ns);
+        grow(&mut totals.waits, now.waits, before.waits);
+        grow(&mut totals.kernel_launches, now.kernel_launches, before.kernel_launches);
+        grow(&mut totals.graph_launches, now.graph_launches, before.graph_launches);
+        grow(&mut totals.refusals, now.refusals, before.refusals);
+        let lengths = now.waits_by_length.iter().zip(before.waits_by_length);
+        for (total, (now, before)) in totals.waits_by_length.iter_mut().zip(lengths) {
+            grow(total, u64::from(now.wrapping_sub(before)), 0);
+        }
+        if now.refusals > before.refusals {
+            self.last_refusal = Some((now.last_refused_api, now.last_refused_bytes.min(MAX_HELD_BYTES)));
+        }
+        // Nothing has run for longer than there was anybody to run it.
+        let lifetime_ns = self.looked_ns.saturating_sub(self.since_ns);
+        self.longest_ns = self.longest_ns.max(now.longest_ns.min(lifetime_ns));
+    }
+
+    /// Wall time that may still be charged: of work that was in flight when last looked at, ns.
+    pub fn uncharged_ns(&self) -> u64 {
+        self.uncharged_ns
+    }
+
+    /// Takes in the meters of all sessions, each with its reading before. One GPU has one second in a second: however many
+    /// sessions say what they like, no more than the time that passed is charged. `is_left`: a session that shows nothing left something in
+    /// flight, which is charged later.
+    pub fn look(
+        &mut self,
+        now_ns: u64,
+        is_left: bool,
+        meters: impl Iterator<Item = (Reading, Reading)>,
+    ) -> Seen {
+        let passed_ns = now_ns.saturating_sub(self.looked_ns);
+        let allowed_ns = self.uncharged_ns.saturating_add(passed_ns);
+        let copies_allowed_ns = self.uncopied_ns.saturating_add(passed_ns);
+        let unclaimed_ns = self.unclaimed_ns.saturating_add(passed_ns);
+        self.looked_ns = now_ns;
+        let mut seen = Seen::default();
+        let mut copy_ns = 0u64;
+        for (before, now) in meters {
+            let used = now.since(&before, allowed_ns.max(copies_allowed_ns));
+            seen.used_ns = seen.used_ns.saturating_add(used.compute_ns);
+            copy_ns = copy_ns.saturating_add(used.copy_ns);
+            seen.waiting |= now.waiters != 0;
+            seen.in_flight |= now.in_flight;
+            seen.pending_ns = seen.pending_ns.saturating_add(now.in_flight_ns);
+            self.count(&before, &now, allowed_ns);
+        }
+        let copy_ns = copy_ns.min(copies_allowed_ns);
+        self.uncopied_ns = (copies_allowed_ns - copy_ns).min(LONGEST_COPY_NS);
+        // Where copies are charged they are in what was used.
+        seen.used_ns = seen.used_ns.min(allowed_ns.max(copy_ns)).min(unclaimed_ns);
+        seen.longest_ns = self.longest_ns;
+        let totals = &mut self.totals;
+        totals.gpu_ns = totals.gpu_ns.saturating_add(seen.used_ns);
+        totals.copy_ns = totals.copy_ns.saturating_add(copy_ns);
+        let uncharged_ns = allowed_ns.saturating_sub(seen.used_ns);
+        self.uncharged_ns = if seen.in_flight || is_left { uncharged_ns } else { 0 };
+        self.unclaimed_ns = (unclaimed_ns - seen.used_ns).min(LONGEST_COPY_NS.max(self.uncharged_ns));
+        self.wants = seen.waiting || seen.in_flight;
+        seen
+    }
+
+    /// Notes that `elapsed_ns` went by as the tenant was when last looked at. `rivals_ppm`: what all are entitled to who wanted the GPU,
+    /// itself too, if there were others.
+    pub fn pass(&mut self, elapsed_ns: u64, entitled_ppm: u32, rivals_ppm: Option<u64>) {
+        if !self.wants {
+            return;
+        }
+        let totals = &mut self.totals;
+        totals.wanted_ns = totals.wanted_ns.saturating_add(elapsed_ns);
+        if let Some(rivals_ppm) = rivals_ppm {
+            totals.contended_ns = totals.contended_ns.saturating_add(elapsed_ns);
+            let owed_ns = u128::from(elapsed_ns) * u128::from(entitled_ppm) / u128::from(rivals_ppm.max(1));
+            totals.owed_ns = totals.owed_ns.saturating_add(u64::try_from(owed_ns).unwrap_or(elapsed_ns));
+        }
+    }
+
+    /// Notes that so much of what was charged was had while others wanted the GPU too.
+    pub fn had(&mut self, used_ns: u64) {
+        self.totals.had_ns = self.totals.had_ns.saturating_add(used_ns);
+    }
+
+    /// Marks the present moment for [`Self::recent_share_ppm`].
+    pub fn mark(&mut self, now_ns: u64) {
+        while self.recent.get(1).is_some_and(|mark| now_ns.saturating_sub(mark.at_ns) >= RECENT_NS) {
+            self.recent.pop_front();
+        }
+        let Totals { gpu_ns, owed_ns, had_ns, .. } = self.totals;
+        self.recent.push_back(Mark { at_ns: now_ns, gpu_ns, owed_ns, had_ns });
+    }
+
+    /// The latest mark that is a second old, or else the oldest.
+    fn a_second_ago(&self, now_ns: u64) -> Option<Mark> {
+        let is_old = |mark: &&Mark| now_ns.saturating_sub(mark.at_ns) >= RECENT_NS;
+        self.recent.iter().rev().find(is_old).or(self.recent.front()).copied()
+    }
+
+    /// What the tenant had of late against what it was owed, while others wanted the GPU too: 1 is neither more nor less. None: nothing was
+    /// owed.
+    pub fn recent_service(&self, now_ns: u64) -> Option<f64> {
+        let then = self.a_second_ago(now_ns)?;
+        let owed_ns = self.totals.owed_ns.saturating_sub(then.owed_ns);
+        (owed_ns > 0).then(|| self.totals.had_ns.saturating_sub(then.had_ns) as f64 / owed_ns as f64)
+    }
+
+    /// The tenant's part of the GPU's time lately, parts per million.
+    pub fn recent_share_ppm(&self, now_ns: u64) -> u32 {
+        let (then_ns, gpu_ns) =
+            self.a_second_ago(now_ns).map_or((self.since_ns, 0), |mark| (mark.at_ns, mark.gpu_ns));
+        ratio_ppm(self.totals.gpu_ns - gpu_ns, now_ns.saturating_sub(then_ns))
+    }
+
+    /// The tenant's part of the GPU's time since it first appeared, parts per million.
+    pub fn total_share_ppm(&self, now_ns: u64) -> u32 {
+        ratio_ppm(self.totals.gpu_ns, now_ns.saturating_sub(self.since_ns))
+    }
+}
+
+/// Jain's index of what each had against what it was owed, parts per million: a whole where all had as much of it, 1/n where one of n had
+/// everything. None without anybody to compare (R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984).
+pub fn fairness_ppm(services: impl Iterator<Item = f64>) -> Option<u32> {
+    let (count, sum, squares) =
+        services.fold((0.0, 0.0, 0.0), |(count, sum, squares), x| (count + 1.0, sum + x, squares + x * x));
+    (count > 1.0 && squares > 0.0).then(|| (sum * sum / (count * squares) * f64::from(PPM)).round() as u32)
+}
+
+fn ratio_ppm(part: u64, whole: u64) -> u32 {
+    let ppm = u128::from(part) * u128::from(PPM) / u128::from(whole.max(1));
+    ppm.min(u128::from(PPM)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(compute_ns: u64, in_flight: bool) -> Reading {
+        Reading { compute_ns, in_flight, ..Reading::default() }
+    }
+
+    #[test]
+    fn a_long_kernel_is_charged_whole_when_it_completes() {
+        let mut account = Account::new(0);
+        for now_ns in [1_000, 2_000] {
+            assert_eq!(
+                account.look(now_ns, false, [(reading(0, true), reading(0, true))].into_iter()).used_ns,
+                0
+            );
+        }
+        assert_eq!(
+            account.look(3_000, false, [(reading(0, true), reading(2_900, false))].into_iter()).used_ns,
+            2_900
+        );
+    }
+
+    #[test]
+    fn sessions_together_are_charged_no_more_than_the_time_that_passed() {
+        let mut account = Account::new(0);
+        let lie = (reading(0, true), reading(u64::MAX, true));
+        assert_eq!(account.look(1_000, false, [lie, lie, lie].into_iter()).used_ns, 1_000);
+        assert_eq!(account.look(1_500, false, [lie].into_iter()).used_ns, 500);
+        assert_eq!(account.totals.gpu_ns, 1_500);
+    }
+
+    #[test]
+    fn time_spent_idle_cannot_be_charged_later() {
+        let mut account = Account::new(0);
+        account.look(1_000_000, false, [(reading(0, false), reading(0, false))].into_iter());
+        assert_eq!(
+            account.look(1_000_100, false, [(reading(0, false), reading(900_000, true))].into_iter()).used_ns,
+            100
+        );
+    }
+
+    #[test]
+    fn a_long_copy_is_counted_whole_when_it_completes_and_charged_if_it_is_in_what_was_used() {
+        let copied = |copy_ns, compute_ns| Reading { copy_ns, ..reading(compute_ns, false) };
+        for charged_ns in [0, 900_000] {
+            let mut account = Account::new(0);
+            account.look(1_000_000, false, [(copied(0, 0), copied(0, 0))].into_iter());
+            let seen =
+                account.look(1_000_100, false, [(copied(0, 0), copied(900_000, charged_ns))].into_iter());
+            assert_eq!((account.totals.copy_ns, seen.used_ns), (900_000, charged_ns));
+            // What was counted is not counted again.
+            let lie = [(copied(900_000, charged_ns), copied(u64::MAX, u64::MAX))];
+            let seen = account.look(1_000_200, false, lie.into_iter());
+            assert_eq!((account.totals.copy_ns, seen.used_ns), (1_000_200, 100_200));
+        }
+    }
+
+    #[test]
+    fn counts_that_no_processor_reaches_are_left_out() {
+        let mut account = Account::new(0);
+        let lie = Reading {
+            kernel_launches: u64::MAX,
+            graph_launches: u64::MAX,
+            waits: u64::MAX,
+            wait_ns: u64::MAX,
+            refusals: u64::MAX,
+            last_refused_bytes: u64::MAX,
+            longest_ns: u64::MAX,
+            ..Reading::default()
+        };
+        account.look(1_000, false, [(Reading::default(), lie)].into_iter());
+        let totals = account.totals;
+        assert_eq!((totals.kernel_launches, totals.graph_launches), (0, 0));
+        assert_eq!((totals.waits, totals.refusals, totals.wait_ns), (0, 0, 1_000 * MAX_WAITERS));
+        assert_eq!((account.longest_ns, account.last_refusal), (1_000, Some((0, MAX_HELD_BYTES))));
+        let honest = Reading { kernel_launches: 20, ..Reading::default() };
+        account.look(2_000, false, [(Reading::default(), honest)].into_iter());
+        assert_eq!(account.totals.kernel_launches, 20);
+    }
+
+    #[test]
+    fn a_meter_that_runs_backwards_changes_nothing() {
+        let mut account = Account::new(0);
+        account.look(1_000, false, [(reading(500, true), reading(100, true))].into_iter());
+        assert_eq!(account.totals.gpu_ns, 0);
+    }
+
+    fn baseline(compute_ns: u64, at_ns: u64) -> Baseline {
+        Baseline { meter: reading(compute_ns, false).into(), at_ns }
+    }
+
+    #[test]
+    fn what_was_used_while_no_daemon_lived_is_charged_once_and_is_no_burst() {
+        let mut account = Account::new(0);
+        account.look(1_000, false, [(reading(0, true), reading(700, true))].into_iter());
+        let saved = account.save(PPM, -5);
+        let mut account = Account::restore(&saved, 4_000);
+        assert_eq!(account.totals.gpu_ns, 700);
+        let used_ns = account.catch_up(&baseline(700, 1_000), &reading(2_700, true), 4_000);
+        assert_eq!(account.totals.gpu_ns, 700, "not before it is settled");
+        account.settle(used_ns);
+        assert_eq!(account.totals.gpu_ns, 2_700);
+        assert_eq!(account.total_share_ppm(4_000), 675_000);
+        assert_eq!(account.recent_share_ppm(5_000), 0, "nothing was used since");
+        account.look(5_000, false, [(reading(2_700, true), reading(3_000, true))].into_iter());
+        assert_eq!(account.totals.gpu_ns, 3_000);
+    }
+
+    #[test]
+    fn what_processes_say_of_the_time_without_a_daemon_is_bounded_by_it() {
+        let saved = SavedAccount { uncharged_ns: 50, ..SavedAccount::default() };
+        let mut account = Account::restore(&saved, 4_000);
+        for _ in 0..3 {
+            let used_ns = account.catch_up(&baseline(0, 1_000), &reading(u64::MAX, true), 4_000);
+            account.settle(used_ns);
+        }
+        assert_eq!(account.totals.gpu_ns, 3_050);
+        assert_eq!(
+            account.catch_up(&baseline(9, 1_000), &reading(5, true), 9_000),
+            0,
+            "a counter that went back"
+        );
+    }
+
+    #[test]
+    fn no_file_makes_an_account_larger_than_its_time() {
+        let saved = SavedAccount {
+            totals: Totals { gpu_ns: u64::MAX, wait_ns: u64::MAX, ..Totals::default() },
+            since_ns: 1_000,
+            ..SavedAccount::default()
+        };
+        let mut account = Account::restore(&saved, 4_000);
+        assert_eq!(account.totals.gpu_ns, 3_000);
+        account.look(5_000, false, [(reading(0, true), reading(900, true))].into_iter());
+        assert_eq!(account.totals.gpu_ns, 3_900);
+        let later = SavedAccount { since_ns: u64::MAX, ..saved };
+        assert_eq!(Account::restore(&later, 4_000).totals.gpu_ns, 0);
+    }
+
+    #[test]
+    fn what_a_stopped_process_left_in_flight_is_charged_whole_when_it_goes_on() {
+        let mut account = Account::new(0);
+        let seen = account.look(1_000, true, [(reading(0, false), reading(0, false))].into_iter());
+        assert!(!seen.in_flight && !account.wants, "meanwhile it wants nothing");
+        account.look(2_000, false, [(reading(0, true), reading(1_900, false))].into_iter());
+        assert_eq!(account.totals.gpu_ns, 1_900);
+    }
+
+    #[test]
+    fn the_recent_share_forgets_what_was_long_ago() {
+        let mut account = Account::new(0);
+        account.look(RECENT_NS, false, [(reading(0, true), reading(RECENT_NS, true))].into_iter());
+        for tenth in 10..=30 {
+            account.mark(tenth * RECENT_NS / 10);
+        }
+        assert_eq!(account.recent_share_ppm(3 * RECENT_NS), 0);
+        assert_eq!(account.total_share_ppm(3 * RECENT_NS), 333_333);
+    }
+
+    #[test]
+    fn fairness_is_whole_where_all_have_what_they_are_owed_and_less_where_one_has_more() {
+        assert_eq!(fairness_ppm([1.0, 1.0, 1.0].into_iter()), Some(PPM));
+        assert_eq!(fairness_ppm([0.8, 0.8].into_iter()), Some(PPM), "what nobody had was nobody's");
+        assert_eq!(fairness_ppm([2.0, 0.0].into_iter()), Some(PPM / 2));
+        assert_eq!(fairness_ppm([1.0].into_iter()), None);
+        assert_eq!(fairness_ppm([0.0, 0.0].into_iter()), None);
+    }
+
+    #[test]
+    fn what_is_owed_is_a_part_of_the_time_in_which_others_wanted_the_gpu_too() {
+        let mut account = Account::new(0);
+        account.mark(0);
+        account.wants = true;
+        account.pass(1_000, 300_000, None);
+        assert_eq!((account.totals.owed_ns, account.recent_service(1_000)), (0, None));
+        account.pass(1_000, 300_000, Some(600_000));
+        account.had(400);
+        assert_eq!((account.totals.owed_ns, account.totals.had_ns), (500, 400));
+        assert_eq!(account.recent_service(2_000), Some(0.8));
+    }
+
+    #[test]
+    fn waits_are_counted_by_length_past_the_end_of_their_counters() {
+        let mut account = Account::new(0);
+        let [mut before, mut now] = [Reading::default(); 2];
+        before.waits_by_length[3] = u32::MAX;
+        now.waits_by_length[3] = 1;
+        account.look(1_000, false, [(before, now)].into_iter());
+        assert_eq!(account.totals.waits_by_length[3], 2);
+    }
+}

@@ -1,0 +1,96 @@
+//! What processes used while no daemon lived, charged once they are back.
+//!
+//! Nobody governed, so the GPU took turns by itself between all that had work, and the meter of each counted the others' turns inside its own
+//! kernels' time. One GPU has one second in a second: what they say beyond the time that passed is taken off all in equal parts, as the
+//! turns were equal. So it is charged when all are back, or the state is written, or nobody is waited for any longer.
+
+use deepres_policy::TenantId;
+
+/// What is claimed for the time without a daemon.
+#[derive(Debug)]
+pub struct Arrears {
+    /// Up to when all were charged, ns.
+    began_ns: u64,
+    /// What may have been in flight then, ns.
+    in_flight_ns: u64,
+    /// What was charged since, ns.
+    charged_ns: u64,
+    /// GPU time by the meters of those that came back, ns.
+    claims: Vec<(TenantId, u64)>,
+}
+
+impl Arrears {
+    /// Nothing is claimed yet of the time since `began_ns`, when `in_flight_ns` had yet to be charged.
+    pub fn since(began_ns: u64, in_flight_ns: u64) -> Self {
+        Self { began_ns, in_flight_ns, charged_ns: 0, claims: Vec::new() }
+    }
+
+    /// A process of `tenant` is back, and its meter says that it used so much.
+    pub fn claim(&mut self, tenant: TenantId, used_ns: u64) {
+        self.claims.push((tenant, used_ns));
+    }
+
+    /// So much was charged by others who are governed again.
+    pub fn charged(&mut self, used_ns: u64) {
+        self.charged_ns = self.charged_ns.saturating_add(used_ns);
+    }
+
+    /// What each claim comes to at `now_ns`.
+    pub fn settle(&mut self, now_ns: u64) -> Vec<(TenantId, u64)> {
+        let mut claims = std::mem::take(&mut self.claims);
+        let passed_ns = now_ns.saturating_sub(self.began_ns).saturating_add(self.in_flight_ns);
+        let claimed_ns: u128 = claims.iter().map(|(_, used_ns)| u128::from(*used_ns)).sum();
+        let mut excess_ns = claimed_ns.saturating_sub(u128::from(passed_ns.saturating_sub(self.charged_ns)));
+        claims.sort_by_key(|(_, used_ns)| *used_ns);
+        let count = claims.len();
+        for (at, (_, used_ns)) in claims.iter_mut().enumerate() {
+            let left = (count - at) as u128;
+            let off_ns =
+                u64::try_from(excess_ns.div_ceil(left)).map_or(*used_ns, |off_ns| off_ns.min(*used_ns));
+            *used_ns -= off_ns;
+            excess_ns -= u128::from(off_ns);
+        }
+        let settled_ns = claims.iter().fold(0u64, |sum, (_, used_ns)| sum.saturating_add(*used_ns));
+        self.charged(settled_ns);
+        claims
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_two_meters_counted_twice_is_taken_off_both() {
+        let mut arrears = Arrears::since(1_000, 0);
+        // For 700 ns one had 490 and the other 210; then for 300 both counted everything.
+        arrears.claim(1, 790);
+        arrears.claim(2, 510);
+        assert_eq!(arrears.settle(2_000), [(2, 360), (1, 640)]);
+        assert!(arrears.settle(2_000).is_empty(), "once");
+    }
+
+    #[test]
+    fn who_did_nothing_is_charged_nothing_and_the_others_no_more_than_there_was() {
+        let mut arrears = Arrears::since(0, 0);
+        for (tenant, used_ns) in [(1, 0), (2, 10), (3, 900), (4, 900)] {
+            arrears.claim(tenant, used_ns);
+        }
+        let settled = arrears.settle(1_000);
+        assert_eq!(settled.iter().map(|(_, ns)| ns).sum::<u64>(), 1_000);
+        assert_eq!((settled[0], settled[1]), ((1, 0), (2, 0)));
+    }
+
+    #[test]
+    fn who_comes_late_gets_what_is_left_of_the_time() {
+        let mut arrears = Arrears::since(0, 50);
+        arrears.claim(1, 600);
+        assert_eq!(arrears.settle(1_000), [(1, 600)]);
+        arrears.charged(300);
+        arrears.claim(2, 5_000);
+        assert_eq!(arrears.settle(1_100), [(2, 250)]);
+        arrears.claim(3, u64::MAX);
+        arrears.claim(4, u64::MAX);
+        assert_eq!(arrears.settle(1_100), [(3, 0), (4, 0)]);
+    }
+}

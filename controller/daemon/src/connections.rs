@@ -1,0 +1,356 @@
+//! How many connections there are, in all and by user: one user may not keep the others out, nor may one of root's containers.
+
+use super::registry::{MAX_DESERTED, Refused};
+use crate::identity::source::Source;
+use deepres_abi::wire::RefusalKind;
+use deepres_model::clock::monotonic_ns;
+use deepres_model::config::Config;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// Descriptors that a connection takes beside its bells: itself, its process, and a grant, a meter and a ledger page.
+const DESCRIPTORS: u64 = 5;
+/// Descriptors that the daemon needs for itself, its probes, its administrators, those that are turned away, and the ledgers of tenants that nobody is
+/// left of.
+const OWN_DESCRIPTORS: u64 = 512 + MAX_DESERTED as u64;
+/// Processes that are about to begin a session at a time. More are not noted: they are strangers until they have one.
+const ARRIVING_AT_A_TIME: usize = 256;
+/// Connections for each of which one may be about to begin: it takes two descriptors, its connection and its process.
+const CONNECTIONS_PER_ARRIVAL: usize = 2;
+/// What that comes to for a connection.
+const ARRIVAL_DESCRIPTORS: u64 = 1;
+/// Turns that a source has one right after another: a thousand jobs and who keeps them come back at once after a restart …
+const TURNS_AT_ONCE: u64 = 2048;
+/// … and how far apart the next ones are. Each takes some tenths of a millisecond.
+const TURN_NS: u64 = Duration::from_millis(10).as_nanos() as u64;
+/// Connections beyond the limit that are listened to until they can be refused; more are closed without a word.
+const TURNED_AWAY_AT_A_TIME: usize = 64;
+
+/// Descriptors that so many connections need, each with a bell for each of `gpus`.
+pub fn descriptors(connections: usize, gpus: usize) -> u64 {
+    let of_one = DESCRIPTORS + ARRIVAL_DESCRIPTORS + gpus as u64;
+    (connections as u64).saturating_mul(of_one).saturating_add(OWN_DESCRIPTORS)
+}
+
+/// Connections that there are descriptors for.
+pub fn room(descriptors: u64, gpus: usize) -> usize {
+    let of_one = DESCRIPTORS + ARRIVAL_DESCRIPTORS + gpus as u64;
+    let room = descriptors.saturating_sub(OWN_DESCRIPTORS) / of_one;
+    usize::try_from(room).unwrap_or(usize::MAX).max(1)
+}
+
+/// What a source has.
+#[derive(Debug)]
+struct Has {
+    connections: usize,
+    turns: Turns,
+}
+
+/// Connections of tenants.
+#[derive(Debug)]
+pub struct Connections {
+    /// There are descriptors for so many.
+    room: usize,
+    /// Those that have connections, and those that had so many lately that it counts.
+    by_source: RefCell<BTreeMap<Source, Has>>,
+    arriving: Rc<RefCell<BTreeMap<Source, usize>>>,
+    turned_away: Rc<Cell<usize>>,
+}
+
+/// By these the connections of one source are let in one after another, so that whoever has a hundred of them waiting holds others up for the time
+/// of one; and, beyond [`TURNS_AT_ONCE`], one every [`TURN_NS`], so that whoever begins sessions in a loop does not keep a processor of the host busy. Those
+/// who may have all that there is are let in as they come.
+#[derive(Debug, Clone)]
+pub struct Turns {
+    one: Rc<Semaphore>,
+    /// When the turns so far are earned, on the monotonic clock, ns; `None` if they need not be.
+    earned_ns: Option<Rc<Cell<u64>>>,
+}
+
+/// A connection's turn, for as long as this lives.
+pub type Turn<'a> = SemaphorePermit<'a>;
+
+impl Turns {
+    fn of(source: &Source) -> Self {
+        Self { one: Rc::new(Semaphore::new(1)), earned_ns: source.has_limit().then(Rc::default) }
+    }
+
+    /// The turn of a connection, after those of its source that asked before; `None` if it `is_gone` by then, which costs those behind it nothing.
+    pub async fn next(&self, is_gone: impl FnOnce() -> bool) -> Option<Turn<'_>> {
+        let turn = self.one.acquire().await.ok();
+        if is_gone() {
+            return None;
+        }
+        let due_in_ns = self.take(monotonic_ns());
+        if due_in_ns > 0 {
+            tokio::time::sleep(Duration::from_nanos(due_in_ns)).await;
+        }
+        turn
+    }
+
+    /// Takes one turn more at `now_ns`; returns in how long it is due, ns.
+    fn take(&self, now_ns: u64) -> u64 {
+        let Some(earned) = &self.earned_ns else { return 0 };
+        let earned_ns = earned.get().max(now_ns).saturating_add(TURN_NS);
+        earned.set(earned_ns);
+        earned_ns.saturating_sub(now_ns).saturating_sub(TURNS_AT_ONCE * TURN_NS)
+    }
+
+    /// Whether it is nothing to the next turn that there were others.
+    fn is_as_new(&self, now_ns: u64) -> bool {
+        self.earned_ns.as_ref().is_none_or(|earned| earned.get() <= now_ns)
+    }
+}
+
+/// One that is being turned away, for as long as this lives.
+#[derive(Debug)]
+pub struct TurnedAway(Rc<Cell<usize>>);
+
+impl Drop for TurnedAway {
+    fn drop(&mut self) {
+        self.0.set(self.0.get().saturating_sub(1));
+    }
+}
+
+/// One that is about to begin a session, for as long as this lives.
+#[derive(Debug)]
+pub struct Arriving {
+    all: Rc<RefCell<BTreeMap<Source, usize>>>,
+    source: Source,
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        let mut all = self.all.borrow_mut();
+        match all.get_mut(&self.source) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(all.remove(&self.source)),
+        }
+    }
+}
+
+/// What one may have of `all`: as much as it leaves to whoever comes next.
+fn half_of_the_rest(all: usize, others: usize) -> usize {
+    all.saturating_sub(others).div_ceil(2)
+}
+
+impl Connections {
+    /// None so far, and descriptors for `room`.
+    pub fn new(room: usize) -> Self {
+        Self { room, by_source: RefCell::default(), arriving: Rc::default(), turned_away: Rc::default() }
+    }
+
+    /// One more of this source, or why not; and by which turns it is let in.
+    ///
+    /// # Errors
+    /// [`Refused`]: there are as many as there may be.
+    pub fn enter(&self, source: &Source, config: &Config) -> Result<Turns, Refused> {
+        let mut by_source = self.by_source.borrow_mut();
+        let limit = config.max_connections.min(self.room);
+        let full = |reason| Err(Refused::new(RefusalKind::Full, reason));
+        let now_ns = monotonic_ns();
+        by_source.retain(|_, has| has.connections > 0 || !has.turns.is_as_new(now_ns));
+        let count = by_source.get(source).map_or(0, |has| has.connections);
+        let others = by_source.values().map(|has| has.connections).sum::<usize>() - count;
+        if count + others >= limit {
+            return full(match limit < config.max_connections {
+                true => format!(
+                    "{limit} connections are open, as many as the daemon has descriptors for (ulimit -n)"
+                ),
+                false => format!("{limit} connections are open, the most there may be (max_connections)"),
+            });
+        }
+        if source.has_limit() {
+            let of_user = config.max_connections_per_user;
+            if count >= of_user {
+                return full(format!(
+                    "{source} has {of_user} connections open, the most there may be (max_connections_per_user)"
+                ));
+            }
+            if count >= half_of_the_rest(limit, others) {
+                return full(format!(
+                    "{source} has {count} connections open and others have {others}: more than half of what the others leave of {limit} \
+                     nobody may have (max_connections)"
+                ));
+            }
+        }
+        let has = by_source
+            .entry(source.clone())
+            .or_insert_with(|| Has { connections: 0, turns: Turns::of(source) });
+        has.connections += 1;
+        Ok(has.turns.clone())
+    }
+
+    /// One less of this source.
+    pub fn leave(&self, source: &Source) {
+        if let Some(has) = self.by_source.borrow_mut().get_mut(source) {
+            has.connections = has.connections.saturating_sub(1);
+        }
+    }
+
+    /// Counts one that is about to begin a session, whose own connection will count as others do. `None`: there are so many that it is not noted.
+    pub fn arrive(&self, source: &Source) -> Option<Arriving> {
+        let mut arriving = self.arriving.borrow_mut();
+        let count = arriving.get(source).copied().unwrap_or(0);
+        let others = arriving.values().sum::<usize>() - count;
+        if count >= half_of_the_rest(ARRIVING_AT_A_TIME.min(self.room / CONNECTIONS_PER_ARRIVAL), others) {
+            return None;
+        }
+        arriving.insert(source.clone(), count + 1);
+        Some(Arriving { all: Rc::clone(&self.arriving), source: source.clone() })
+    }
+
+    /// Counts one that is being turned away. `None`: so many are that it has to go without a word.
+    pub fn turn_away(&self) -> Option<TurnedAway> {
+        let before = self.turned_away.get();
+        (before < TURNED_AWAY_AT_A_TIME).then(|| {
+            self.turned_away.set(before + 1);
+            TurnedAway(Rc::clone(&self.turned_away))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_or_a_container_has_so_many_connections_at_most() {
+        let config = Config { max_connections: 100, max_connections_per_user: 2, ..Config::default() };
+        let connections = Connections::new(100);
+        let container = Source::Place { path: "/docker/11".to_owned(), name: "docker-11".to_owned() };
+        let [user, root] = [4711, 0].map(Source::User);
+        for greedy in [user, container] {
+            connections.enter(&greedy, &config).unwrap();
+            connections.enter(&greedy, &config).unwrap();
+            let reason = connections.enter(&greedy, &config).unwrap_err().reason;
+            assert!(reason.starts_with(&greedy.to_string()), "{reason}");
+            assert!(reason.contains("max_connections_per_user"), "{reason}");
+            connections.leave(&greedy);
+            connections.enter(&greedy, &config).unwrap();
+        }
+        (0..10).for_each(|_| drop(connections.enter(&root, &config).unwrap()));
+    }
+
+    #[test]
+    fn a_user_leaves_the_next_one_as_much_as_it_has() {
+        let config = Config { max_connections: 64, ..Config::default() };
+        let connections = Connections::new(100);
+        let fill = |user: u32| {
+            let user = Source::User(user);
+            let reason = |refused: Refused| refused.reason;
+            let mut count = 0;
+            loop {
+                match connections.enter(&user, &config).map_err(reason) {
+                    Ok(_) => count += 1,
+                    Err(reason) => break (count, reason),
+                }
+            }
+        };
+        let (first, reason) = fill(4711);
+        assert_eq!(first, 32);
+        assert!(reason.contains("half of what the others leave of 64"), "{reason}");
+        assert_eq!([4712, 4713, 4714].map(|user| fill(user).0), [16, 8, 4]);
+        connections.leave(&Source::User(4711));
+        connections.enter(&Source::User(4711), &config).unwrap_err();
+        let (of_root, reason) = fill(0);
+        assert_eq!(of_root, 5, "all that there is");
+        assert!(reason.contains("64 connections are open"), "{reason}");
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_user_with_many_connections_holds_up_the_others_for_the_time_of_one() {
+        let config = Config::default();
+        let connections = Connections::new(1000);
+        let [greedy, other] = [4711, 4712].map(Source::User);
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let come = |source: &Source, uid: u32| {
+            let (turns, order) = (connections.enter(source, &config).unwrap(), Rc::clone(&order));
+            tokio::task::spawn_local(async move {
+                let _turn = turns.next(|| false).await;
+                order.borrow_mut().push(uid);
+                tokio::task::yield_now().await;
+            })
+        };
+        let tasks = tokio::task::LocalSet::new();
+        tasks
+            .run_until(async {
+                let mut all: Vec<_> = (0..100).map(|_| come(&greedy, 4711)).collect();
+                all.push(come(&other, 4712));
+                for task in all {
+                    task.await.unwrap();
+                }
+            })
+            .await;
+        let place = order.borrow().iter().position(|uid| *uid == 4712).unwrap();
+        assert!(place <= 1, "{place} went before");
+    }
+
+    #[test]
+    fn who_comes_and_goes_in_a_loop_is_let_in_now_and_then() {
+        let turns = Turns::of(&Source::User(4711));
+        let second = 1_000_000_000;
+        assert!((0..TURNS_AT_ONCE).all(|_| turns.take(second) == 0));
+        assert_eq!(turns.take(second), TURN_NS);
+        assert!(!turns.is_as_new(second));
+        assert_eq!(turns.take(second + 2 * TURN_NS), 0, "after a while");
+        assert_eq!(turns.take(second + 2 * TURN_NS), TURN_NS);
+        let later_ns = second + (TURNS_AT_ONCE + 3) * TURN_NS;
+        let of_root = Turns::of(&Source::User(0));
+        assert!((0..2 * TURNS_AT_ONCE).all(|_| of_root.take(second) == 0), "who may have all");
+        assert!(turns.is_as_new(later_ns) && (0..TURNS_AT_ONCE).all(|_| turns.take(later_ns) == 0));
+    }
+
+    #[test]
+    fn who_leaves_and_comes_back_has_had_its_turns() {
+        let connections = Connections::new(10);
+        let source = Source::User(4711);
+        let turns = connections.enter(&source, &Config::default()).unwrap();
+        for _ in 0..2 * TURNS_AT_ONCE {
+            turns.take(monotonic_ns());
+        }
+        connections.leave(&source);
+        let again = connections.enter(&source, &Config::default()).unwrap();
+        assert!(again.take(monotonic_ns()) > 0);
+    }
+
+    #[test]
+    fn those_who_are_turned_away_are_bounded() {
+        let connections = Connections::new(1);
+        let mut turned_away: Vec<_> = std::iter::from_fn(|| connections.turn_away()).collect();
+        assert_eq!(turned_away.len(), TURNED_AWAY_AT_A_TIME);
+        drop(turned_away.pop());
+        assert!(connections.turn_away().is_some());
+    }
+
+    #[test]
+    fn those_who_are_about_to_begin_are_bounded_and_no_user_keeps_the_others_out() {
+        let connections = Connections::new(4096);
+        let [user, other, root] = [4711, 4712, 0].map(Source::User);
+        let all_of = |source| std::iter::from_fn(|| connections.arrive(source)).collect::<Vec<_>>();
+        let mut of_user = all_of(&user);
+        let (of_other, of_root) = (all_of(&other), all_of(&root));
+        let counts = [of_user.len(), of_other.len(), of_root.len()];
+        assert_eq!(counts, [128, 64, 32], "each leaves as much as it took");
+        drop((of_root, of_other));
+        assert!(connections.arrive(&user).is_none());
+        drop(of_user.pop());
+        assert!(connections.arrive(&user).is_some());
+        let few = Connections::new(8);
+        assert_eq!(std::iter::from_fn(|| few.arrive(&user)).collect::<Vec<_>>().len(), 2);
+    }
+
+    #[test]
+    fn there_are_no_more_connections_than_descriptors() {
+        assert_eq!(room(descriptors(1000, 3), 3), 1000);
+        assert_eq!(room(20, 3), 1);
+        let connections = Connections::new(1);
+        connections.enter(&Source::User(0), &Config::default()).unwrap();
+        assert!(
+            connections.enter(&Source::User(0), &Config::default()).unwrap_err().reason.contains("ulimit -n")
+        );
+    }
+}

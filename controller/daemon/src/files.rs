@@ -1,0 +1,345 @@
+//! The daemon's directory: made safe, locked, with fresh sockets in it.
+
+use deepres_model::directory::Directory;
+use deepres_model::packet;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::process::getuid;
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Root's daemon serves every user; a user's own serves that user alone.
+const SHARED_DIRECTORY_MODE: u32 = 0o755;
+const OWN_DIRECTORY_MODE: u32 = 0o700;
+/// The directory of the tenant socket: whoever it is mounted for may look the socket up, and the socket has its own mode.
+const TENANT_DIRECTORY_MODE: u32 = 0o755;
+const SHARED_SOCKET_MODE: u32 = 0o666;
+const OWN_SOCKET_MODE: u32 = 0o600;
+/// The admin socket's, if a group may administer.
+const GROUP_SOCKET_MODE: u32 = 0o660;
+/// The kernel's table of Unix sockets, and its flag for those that are listened at (`__SO_ACCEPTCON`).
+const UNIX_SOCKETS: &str = "/proc/net/unix";
+const LISTENING: u32 = 0x10000;
+/// For how long, and how often, it is looked whether somebody still listens at a socket.
+const LISTENED_LIMIT: Duration = Duration::from_millis(500);
+const LISTENED_POLL: Duration = Duration::from_millis(10);
+/// Write permission for group and others.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+/// Why a directory cannot be a daemon's.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// A daemon lives there.
+    #[error("another deepres daemon ({pid}) serves {directory} already")]
+    Served {
+        /// Its process, as it wrote it down.
+        pid: String,
+        /// The directory.
+        directory: Directory,
+    },
+    /// Somebody listens at a socket, and it is no daemon of ours that holds the lock: a service manager, most likely.
+    #[error(
+        "somebody listens at {} already: a service manager that starts the daemon itself, most likely (`systemctl start deepres`); choose another directory by DEEPRES_DIR to run one beside it", .0.display()
+    )]
+    Listened(PathBuf),
+    /// Others could put their files there.
+    #[error(
+        "{} belongs to another user or may be written by others; make it yours alone, or choose another by DEEPRES_DIR", .0.display()
+    )]
+    Unsafe(PathBuf),
+    /// A group that there is not.
+    #[error("there is no group `{0}` (admin_group); see `getent group`")]
+    NoGroup(String),
+    /// A file cannot be made.
+    #[error("cannot make {}: {source}", path.display())]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Sockets that somebody else opened for the daemon, and keeps when it ends.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    /// Where tenants connect.
+    pub tenants: Option<OwnedFd>,
+    /// Where administrators connect.
+    pub administrators: Option<OwnedFd>,
+}
+
+/// The daemon's files; the sockets that it made are removed when this is dropped.
+#[derive(Debug)]
+pub struct Files {
+    own_sockets: Vec<PathBuf>,
+    /// Where tenants connect.
+    pub tenants: OwnedFd,
+    /// Where administrators connect.
+    pub administrators: UnixListener,
+    /// Keeps the lock.
+    #[expect(dead_code, reason = "held for its lock")]
+    lock: File,
+}
+
+impl Files {
+    /// Prepares `directory`. What a dead daemon left is replaced; a living one is left alone, and so are sockets that were inherited.
+    /// Members of `admin_group` may administer.
+    ///
+    /// # Errors
+    /// [`FilesError`].
+    pub fn prepare(
+        directory: &Directory,
+        inherited: Inherited,
+        admin_group: Option<u32>,
+    ) -> Result<Self, FilesError> {
+        let (directory_mode, socket_mode) = if getuid().is_root() {
+            (SHARED_DIRECTORY_MODE, SHARED_SOCKET_MODE)
+        } else {
+            (OWN_DIRECTORY_MODE, OWN_SOCKET_MODE)
+        };
+        make_directory(directory.path(), directory_mode)?;
+        make_directory(&directory.tenant_directory(), TENANT_DIRECTORY_MODE)?;
+        let lock = take_lock(directory)?;
+
+        let at = |path: PathBuf| move |source| FilesError::Unusable { path, source };
+        let fresh = |path: PathBuf| {
+            // A daemon that was killed may be on its way out yet.
+            let until = Instant::now() + LISTENED_LIMIT;
+            while path.exists() && is_listened_at(&path) {
+                if Instant::now() >= until {
+                    return Err(FilesError::Listened(path));
+                }
+                std::thread::sleep(LISTENED_POLL);
+            }
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(path)(error)),
+                _ => Ok(path),
+            }
+        };
+        let mut own_sockets = Vec::new();
+        let tenants = match inherited.tenants {
+            Some(socket) => {
+                let at = at(directory.tenant_socket());
+                rustix::io::ioctl_fionbio(&socket, true).map_err(|error| at(error.into()))?;
+                socket
+            }
+            None => {
+                let path = fresh(directory.tenant_socket())?;
+                let socket = packet::listener(&path).map_err(at(path.clone()))?;
+                set_mode(&path, socket_mode)?;
+                own_sockets.push(path);
+                socket
+            }
+        };
+        let administrators = match inherited.administrators {
+            Some(socket) => UnixListener::from(socket),
+            None => {
+                let path = fresh(directory.admin_socket())?;
+                let socket = UnixListener::bind(&path).map_err(at(path.clone()))?;
+                match admin_group {
+                    None => set_mode(&path, OWN_SOCKET_MODE)?,
+                    Some(group) => {
+                        std::os::unix::fs::chown(&path, None, Some(group)).map_err(at(path.clone()))?;
+                        set_mode(&path, GROUP_SOCKET_MODE)?;
+                    }
+                }
+                own_sockets.push(path);
+                socket
+            }
+        };
+        administrators.set_nonblocking(true).map_err(at(directory.admin_socket()))?;
+        Ok(Self { own_sockets, tenants, administrators, lock })
+    }
+}
+
+/// Whether somebody listens at a socket of this path, as the kernel has it: a connection to try would be one for whoever listens to serve.
+fn is_listened_at(path: &Path) -> bool {
+    let Ok(table) = std::fs::read(UNIX_SOCKETS) else { return false };
+    let wanted = path.as_os_str().as_bytes();
+    table.split(|byte| *byte == b'\n').any(|line| {
+        // Num RefCount Protocol Flags Type St Inode Path, where a path may have blanks in it.
+        let mut rest = line;
+        let mut field = || {
+            let start = rest.iter().position(|byte| *byte != b' ')?;
+            let (field, left) =
+                rest[start..].split_at_checked(rest[start..].iter().position(|byte| *byte == b' ')?)?;
+            rest = left.get(1..)?;
+            Some(field)
+        };
+        let flags = field().and_then(|_| field()).and_then(|_| field()).and_then(|_| field());
+        let is_listening = flags
+            .and_then(|flags| std::str::from_utf8(flags).ok())
+            .is_some_and(|flags| u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & LISTENING != 0));
+        is_listening && field().and_then(|_| field()).and_then(|_| field()).is_some() && rest == wanted
+    })
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        for socket in &self.own_sockets {
+            // Someone else's removal is as good.
+            let _ = std::fs::remove_file(socket);
+        }
+    }
+}
+
+/// Makes the directory, or checks that the one there is nobody else's.
+fn make_directory(path: &Path, mode: u32) -> Result<(), FilesError> {
+    let is_new = !path.exists();
+    match DirBuilder::new().mode(mode).recursive(true).create(path) {
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(FilesError::Unusable { path: path.to_owned(), source });
+        }
+        _ => {}
+    }
+    if is_new {
+        // Whatever the umask took away.
+        set_mode(path, mode)?;
+    }
+    let found = std::fs::symlink_metadata(path)
+        .map_err(|source| FilesError::Unusable { path: path.to_owned(), source })?;
+    let is_safe =
+        found.is_dir() && found.uid() == getuid().as_raw() && found.mode() & WRITABLE_BY_OTHERS == 0;
+    if is_safe { Ok(()) } else { Err(FilesError::Unsafe(path.to_owned())) }
+}
+
+/// Makes the directory as a daemon would, for whoever needs it before there is a daemon.
+///
+/// # Errors
+/// [`FilesError`].
+pub fn make_own_directory(directory: &Directory) -> Result<(), FilesError> {
+    let mode = if getuid().is_root() { SHARED_DIRECTORY_MODE } else { OWN_DIRECTORY_MODE };
+    make_directory(directory.path(), mode)
+}
+
+fn take_lock(directory: &Directory) -> Result<File, FilesError> {
+    let path = directory.lock_file();
+    let unusable = |source: io::Error| FilesError::Unusable { path: path.clone(), source };
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(OWN_SOCKET_MODE);
+    let mut lock = options.open(&path).map_err(unusable)?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            let mut pid = String::new();
+            let _ = lock.read_to_string(&mut pid);
+            let pid = match pid.trim() {
+                "" => "just starting".to_owned(),
+                pid => format!("pid {pid}"),
+            };
+            return Err(FilesError::Served { pid, directory: directory.clone() });
+        }
+        Err(error) => return Err(unusable(error.into())),
+    }
+    lock.set_len(0).map_err(unusable)?;
+    writeln!(lock, "{}", std::process::id()).map_err(unusable)?;
+    Ok(lock)
+}
+
+/// The number of a group, by its name or number.
+///
+/// # Errors
+/// [`FilesError::NoGroup`].
+pub fn group_number(group: &str) -> Result<u32, FilesError> {
+    if let Ok(number) = group.parse() {
+        return Ok(number);
+    }
+    match nix::unistd::Group::from_name(group) {
+        Ok(Some(found)) => Ok(found.gid.as_raw()),
+        _ => Err(FilesError::NoGroup(group.to_owned())),
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<(), FilesError> {
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
+        .map_err(|source| FilesError::Unusable { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_daemons_sockets_are_replaced_and_a_living_ones_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = Directory::at(scratch.path().join("d"));
+        let first = Files::prepare(&directory, Inherited::default(), None).unwrap();
+        let refused = Files::prepare(&directory, Inherited::default(), None).unwrap_err().to_string();
+        assert!(refused.contains(&format!("pid {}", std::process::id())), "{refused}");
+        packet::connection(&directory.tenant_socket()).unwrap();
+        drop(first);
+        assert!(!directory.tenant_socket().exists());
+        // As a daemon that was killed leaves it.
+        drop(UnixListener::bind(directory.tenant_socket()).unwrap());
+        assert!(packet::connection(&directory.tenant_socket()).is_err());
+        let _second = Files::prepare(&directory, Inherited::default(), None).unwrap();
+        packet::connection(&directory.tenant_socket()).unwrap();
+    }
+
+    #[test]
+    fn sockets_that_somebody_else_listens_at_are_left_alone() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = Directory::at(scratch.path().join("a daemon's"));
+        for taken in [directory.admin_socket(), directory.tenant_socket()] {
+            drop(Files::prepare(&directory, Inherited::default(), None).unwrap());
+            let theirs = UnixListener::bind(&taken).unwrap();
+            let refused = Files::prepare(&directory, Inherited::default(), None).unwrap_err().to_string();
+            assert!(refused.contains(&taken.display().to_string()), "{refused}");
+            assert!(taken.exists() && is_listened_at(&taken));
+            drop(theirs);
+            assert!(!is_listened_at(&taken), "nobody listens any more");
+        }
+        let _files = Files::prepare(&directory, Inherited::default(), None).unwrap();
+    }
+
+    #[test]
+    fn the_tenants_directory_stays_for_the_next_daemon_and_holds_their_socket_alone() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = Directory::at(scratch.path().join("d"));
+        let first = Files::prepare(&directory, Inherited::default(), None).unwrap();
+        let found = || std::fs::metadata(directory.tenant_directory()).unwrap();
+        let inode = found().ino();
+        assert_eq!(found().mode() & 0o777, 0o755);
+        assert_eq!(std::fs::read_dir(directory.tenant_directory()).unwrap().count(), 1);
+        drop(first);
+        assert_eq!(std::fs::read_dir(directory.tenant_directory()).unwrap().count(), 0);
+        let _second = Files::prepare(&directory, Inherited::default(), None).unwrap();
+        assert_eq!(found().ino(), inode, "a mount of the directory shows the second daemon's socket");
+    }
+
+    #[test]
+    fn only_administrators_reach_the_admin_socket() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = Directory::at(scratch.path().join("d"));
+        let _files = Files::prepare(&directory, Inherited::default(), None).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!(mode(&directory.admin_socket()), 0o600);
+        if deepres_e2e::skip::root_or_skipped() {
+            let _served =
+                Files::prepare(&Directory::at(scratch.path().join("g")), Inherited::default(), Some(4711))
+                    .unwrap();
+            let admin_socket = scratch.path().join("g/admin.sock");
+            assert_eq!((mode(&admin_socket), std::fs::metadata(&admin_socket).unwrap().gid()), (0o660, 4711));
+        }
+        assert!(matches!(group_number("no such group"), Err(FilesError::NoGroup(_))));
+        let everyone = getuid().is_root();
+        assert_eq!(mode(&directory.tenant_socket()), if everyone { 0o666 } else { 0o600 });
+    }
+
+    #[test]
+    fn a_directory_that_others_write_to_is_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(scratch.path(), Permissions::from_mode(0o777)).unwrap();
+        assert!(matches!(
+            Files::prepare(&Directory::at(scratch.path()), Inherited::default(), None),
+            Err(FilesError::Unsafe(_))
+        ));
+    }
+}

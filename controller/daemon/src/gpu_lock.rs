@@ -1,0 +1,309 @@
+//! One arbiter for each GPU of the host: a lock per UUID that the kernel releases when its holder dies.
+//!
+//! Root's daemon comes first: it puts a lock file of its own in the place of another user's, and begins once that user's daemon, which sees it
+//! ([`GpuLock::is_taken_away`]), has ended. Who holds a lock and is no daemon keeps root's waiting for [`YIELD_LIMIT`] and no longer.
+
+use deepres_model::directory::Directory;
+use deepres_model::text::harmless;
+use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
+use rustix::io::Errno;
+use rustix::process::getuid;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Every user may take the lock, so every user may open the file; root's is root's alone, so that nobody keeps root's daemon from the GPU.
+const MODE: u32 = 0o666;
+const ROOT_MODE: u32 = 0o600;
+/// Root's number.
+const ROOT: u32 = 0;
+/// Bytes read of what the holder wrote about itself.
+const MAX_NOTE_BYTES: u64 = 4096;
+/// Until a daemon whose lock root's takes has ended: it looks every [`LOOK_EVERY`], opens its gates and saves its state.
+const YIELD_LIMIT: Duration = Duration::from_secs(5);
+/// How often a daemon looks whether its locks are still its own.
+pub const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often root's looks whether they are given up.
+const YIELD_LOOK: Duration = Duration::from_millis(10);
+/// How often the file may come and go between two system calls before we give up.
+const OPEN_ATTEMPTS: u32 = 10;
+
+/// The lock; held while this lives.
+#[derive(Debug)]
+pub struct GpuLock {
+    path: PathBuf,
+    file: File,
+}
+
+/// Why a GPU cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum GpuLockError {
+    /// Another daemon has it.
+    #[error(
+        "GPU {uuid} is managed by another deepres daemon already ({holder}); use that one, or stop it first"
+    )]
+    Held {
+        /// The GPU.
+        uuid: String,
+        /// Its process and directory, as it wrote them down.
+        holder: String,
+    },
+    /// Root's daemon has it, or had it.
+    #[error(
+        "GPU {uuid} is managed by root's deepres daemon, or was: use that one; if it is gone for good, have {} removed", path.display()
+    )]
+    Roots {
+        /// The GPU.
+        uuid: String,
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// The lock cannot be taken.
+    #[error("cannot lock {}: {source}", path.display())]
+    Unusable {
+        /// The lock file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Where the locks of this host are.
+pub fn lock_directory() -> PathBuf {
+    let usual = Path::new("/run/lock");
+    // A container or a foreign distribution may lack it; /tmp is everywhere, and sticky too.
+    if usual.is_dir() { usual.to_owned() } else { PathBuf::from("/tmp") }
+}
+
+impl GpuLock {
+    /// Takes the locks of these GPUs for the daemon in `directory`: all or none. Another user's daemon loses its own only when all others are had.
+    ///
+    /// # Errors
+    /// [`GpuLockError::Held`], with the holder, or why a file cannot be used.
+    pub fn take_all<'u>(
+        locks: &Path,
+        uuids: impl IntoIterator<Item = &'u str>,
+        directory: &Directory,
+    ) -> Result<Vec<Self>, GpuLockError> {
+        let mut uuids: Vec<&str> = uuids.into_iter().collect();
+        uuids.sort_by_cached_key(|uuid| is_of_another(&lock_file(locks, uuid), ROOT));
+        uuids.into_iter().map(|uuid| Self::take(locks, uuid, directory)).collect()
+    }
+
+    fn take(locks: &Path, uuid: &str, directory: &Directory) -> Result<Self, GpuLockError> {
+        let path = lock_file(locks, uuid);
+        let unusable = |source: io::Error| GpuLockError::Unusable { path: path.clone(), source };
+        let displaced = if getuid().is_root() { displace(&path, ROOT).map_err(unusable)? } else { None };
+        let mut file = loop {
+            let mut file = match open_shared(&path) {
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    return Err(GpuLockError::Roots { uuid: uuid.to_owned(), path });
+                }
+                opened => opened.map_err(unusable)?,
+            };
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // Unless its holder removed it between our opening and locking it.
+                Ok(()) if is_at(&file, &path) => break file,
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => {
+                    let mut holder = String::new();
+                    let _ = (&mut file).take(MAX_NOTE_BYTES).read_to_string(&mut holder);
+                    // Every user can write it.
+                    let holder = harmless(holder.trim());
+                    return Err(GpuLockError::Held {
+                        uuid: uuid.to_owned(),
+                        holder: if holder.is_empty() { "just starting".to_owned() } else { holder },
+                    });
+                }
+                Err(error) => return Err(unusable(error.into())),
+            }
+        };
+        file.set_len(0).map_err(unusable)?;
+        writeln!(file, "pid {}, directory {directory}", std::process::id()).map_err(unusable)?;
+        if displaced.is_some_and(|theirs| !is_given_up(&theirs, YIELD_LIMIT)) {
+            tracing::warn!(path = %path.display(), "whoever held the GPU's lock is no deepres daemon, or one that hangs: going on without waiting");
+        }
+        Ok(Self { path, file })
+    }
+
+    /// Whether root's daemon has put its own in the place of this one: then it manages the GPU as soon as this daemon has ended.
+    pub fn is_taken_away(&self) -> bool {
+        self.path.symlink_metadata().is_ok() && !is_at(&self.file, &self.path)
+    }
+}
+
+impl Drop for GpuLock {
+    /// Removes the file, still locked: who has it open sees that it is no longer there. In a sticky directory another user's
+    /// file stays, which does no harm.
+    fn drop(&mut self) {
+        if is_at(&self.file, &self.path) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn lock_file(locks: &Path, uuid: &str) -> PathBuf {
+    locks.join(format!("deepres-gpu-{uuid}.lock"))
+}
+
+/// Whether there is a file that belongs to another user than `owner`.
+fn is_of_another(path: &Path, owner: u32) -> bool {
+    path.symlink_metadata().is_ok_and(|found| found.is_file() && found.uid() != owner)
+}
+
+/// Removes a lock file that is not `owner`'s: it could be held by anybody for ever, without a daemon. Returns what it was.
+fn displace(path: &Path, owner: u32) -> io::Result<Option<File>> {
+    // What is no file is refused when it is opened.
+    if !is_of_another(path, owner) {
+        return Ok(None);
+    }
+    tracing::warn!(path = %path.display(), "the GPU's lock is another user's: it is taken from them");
+    // One that just ends removes its own.
+    let theirs = match open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(None),
+        opened => opened?,
+    };
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(Some(theirs.into())),
+    }
+}
+
+/// Whether nobody locks `file` any more, at the latest after `limit`.
+fn is_given_up(file: &File, limit: Duration) -> bool {
+    let began = Instant::now();
+    while flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if began.elapsed() > limit {
+            return false;
+        }
+        thread::sleep(YIELD_LOOK);
+    }
+    true
+}
+
+/// Whether `path` leads to this very file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
+    let there = path.symlink_metadata().map(identity).ok();
+    there.is_some() && there == file.metadata().map(identity).ok()
+}
+
+/// Opens the file, which another user may have made. Where `fs.protected_regular` is on, opening such a file in a sticky
+/// directory with `O_CREAT` is refused, so that is tried only when there is none.
+fn open_shared(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    for _ in 0..OPEN_ATTEMPTS {
+        match open(path, flags, Mode::empty()) {
+            Err(Errno::NOENT) => {}
+            opened => return Ok(opened?.into()),
+        }
+        let mode = Mode::from_raw_mode(if getuid().is_root() { ROOT_MODE } else { MODE });
+        match open(path, flags | OFlags::CREATE | OFlags::EXCL, mode) {
+            Err(Errno::EXIST) => {}
+            made => {
+                let made = made?;
+                // Whatever the umask took away.
+                fchmod(&made, mode)?;
+                return Ok(made.into());
+            }
+        }
+    }
+    Err(io::Error::other("it keeps coming and going"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_to_come_is_told_who_holds_the_gpu_and_gets_it_once_that_one_is_gone() {
+        let locks = tempfile::tempdir().unwrap();
+        let take = |directory: &str| GpuLock::take(locks.path(), "GPU-x", &Directory::at(directory));
+        let first = take("/first").unwrap();
+        let refused = take("/second").unwrap_err().to_string();
+        assert!(refused.contains("/first") && refused.contains(&std::process::id().to_string()), "{refused}");
+        drop(first);
+        let second = take("/second").unwrap();
+        assert!(take("/third").is_err());
+        drop(second);
+        assert_eq!(std::fs::read_dir(locks.path()).unwrap().count(), 0, "nothing is left behind");
+    }
+
+    #[test]
+    fn another_users_daemon_loses_its_gpu_only_if_all_others_can_be_had() {
+        if !deepres_e2e::skip::root_or_skipped() {
+            return;
+        }
+        let locks = tempfile::tempdir().unwrap();
+        let theirs = open_shared(&lock_file(locks.path(), "GPU-a")).unwrap();
+        std::os::unix::fs::chown(lock_file(locks.path(), "GPU-a"), Some(65_534), None).unwrap();
+        let take =
+            |directory: &str| GpuLock::take_all(locks.path(), ["GPU-a", "GPU-b"], &Directory::at(directory));
+        let roots = GpuLock::take(locks.path(), "GPU-b", &Directory::at("/first")).unwrap();
+        assert!(matches!(take("/second"), Err(GpuLockError::Held { uuid, .. }) if uuid == "GPU-b"));
+        assert!(is_at(&theirs, &lock_file(locks.path(), "GPU-a")), "it was left alone");
+        drop(roots);
+        let both = take("/second").unwrap();
+        assert!(both.len() == 2 && !is_at(&theirs, &lock_file(locks.path(), "GPU-a")));
+    }
+
+    #[test]
+    fn a_lock_file_that_was_removed_is_not_taken_for_the_lock() {
+        let locks = tempfile::tempdir().unwrap();
+        let path = locks.path().join("l");
+        let opened = open_shared(&path).unwrap();
+        assert!(is_at(&opened, &path));
+        std::fs::remove_file(&path).unwrap();
+        assert!(!is_at(&opened, &path));
+        let another = open_shared(&path).unwrap();
+        assert!(!is_at(&opened, &path) && is_at(&another, &path));
+    }
+
+    #[test]
+    fn a_lock_file_of_another_user_keeps_nobody_from_the_gpu_for_ever() {
+        let locks = tempfile::tempdir().unwrap();
+        let path = locks.path().join("l");
+        let theirs = open_shared(&path).unwrap();
+        flock(&theirs, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let own = theirs.metadata().unwrap().uid();
+        displace(&path, own).unwrap();
+        assert!(is_at(&theirs, &path), "one's own is left alone");
+        let displaced = displace(&path, own + 1).unwrap().unwrap();
+        assert!(!is_given_up(&displaced, Duration::ZERO), "whoever has it may need a moment to end");
+        let theirs_is_given_up = thread::spawn(move || is_given_up(&displaced, YIELD_LIMIT));
+        drop(theirs);
+        assert!(theirs_is_given_up.join().unwrap());
+        flock(open_shared(&path).unwrap(), FlockOperation::NonBlockingLockExclusive).unwrap();
+        let mode = path.metadata().unwrap().mode() & 0o777;
+        assert_eq!(mode, if getuid().is_root() { ROOT_MODE } else { MODE });
+    }
+
+    #[test]
+    fn who_lost_its_lock_sees_it_and_leaves_the_new_holders_alone() {
+        let locks = tempfile::tempdir().unwrap();
+        let first = GpuLock::take(locks.path(), "GPU-x", &Directory::at("/first")).unwrap();
+        assert!(!first.is_taken_away());
+        displace(&first.path, getuid().as_raw() + 1).unwrap();
+        assert!(!first.is_taken_away(), "until another is there it serves");
+        let second = GpuLock::take(locks.path(), "GPU-x", &Directory::at("/second")).unwrap();
+        assert!(first.is_taken_away() && !second.is_taken_away());
+        drop(first);
+        assert!(!second.is_taken_away() && second.path.exists());
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_the_lock_is_not_followed() {
+        let locks = tempfile::tempdir().unwrap();
+        let target = locks.path().join("precious");
+        std::fs::write(&target, "data").unwrap();
+        std::os::unix::fs::symlink(&target, locks.path().join("deepres-gpu-GPU-x.lock")).unwrap();
+        assert!(matches!(
+            GpuLock::take(locks.path(), "GPU-x", &Directory::at("/d")),
+            Err(GpuLockError::Unusable { .. })
+        ));
+        assert_eq!(std::fs::read_to_string(target).unwrap(), "data");
+    }
+}

@@ -1,0 +1,356 @@
+//! Which tenant a process belongs to.
+//!
+//! By the first of these that applies:
+//!
+//! 1. the name that it gives (`--name`, `DEEPRES_TENANT`);
+//! 2. a descendant of a tenant's process belongs to that tenant, whatever became of its environment;
+//! 3. the container or Kubernetes pod it is in ([`cgroup`]);
+//! 4. the Slurm job it is in;
+//! 5. the process tree it is in ([`tree`]).
+//!
+//! All but the first are facts of the kernel's ([`read`]). A name is a wish, and holds among the processes of one user; one that is given in a container or
+//! pod holds in there alone ([`Names`]): all of root's containers are one user's, and do not trust each other. Whatever it is
+//! called, a tenant *is* its [`Key`]: two keys are two tenants, and names that would be the same are made to differ.
+
+pub mod cgroup;
+pub mod read;
+pub mod source;
+pub mod tree;
+
+use cgroup::{Kind, Place};
+use deepres_abi::wire::TENANT_NAME_BYTES;
+use deepres_model::identity::Found;
+use deepres_model::process::ProcessKey;
+use deepres_model::text::harmless;
+use serde::{Deserialize, Serialize};
+use tree::Process;
+
+/// What makes a tenant the one that it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Key {
+    /// A name, given by processes of one user.
+    Name {
+        /// Whose.
+        user: u32,
+        /// The name.
+        name: String,
+        /// The cgroup of the container or pod that it holds in; none: it holds wherever that user's processes are.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        place: Option<String>,
+    },
+    /// A container, pod or Slurm job, by its cgroup.
+    Cgroup(String),
+    /// A process tree, by its root.
+    Tree(ProcessKey),
+}
+
+/// The tenant of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// Which.
+    pub key: Key,
+    /// What to call it, if that is free.
+    pub name: String,
+    /// How it was found.
+    pub found: Found,
+}
+
+/// What the kernel tells of a process that wants to be let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// Its number.
+    pub pid: u32,
+    /// The process itself; `None` if it could not be looked at.
+    pub process: Option<Process>,
+    /// The container, pod or batch job that it is in.
+    pub place: Option<Place>,
+    /// Whose it is: its user, or whoever made the user namespace that it is in.
+    pub owner: u32,
+}
+
+impl Facts {
+    /// Reads them. They are of the process that has this number now: whoever asks makes sure that it is still the same afterwards.
+    pub fn read(pid: u32, user: u32) -> Self {
+        Self { pid, process: read::process(pid), place: read::place(pid), owner: read::owner(pid, user) }
+    }
+}
+
+/// Where names hold.
+#[derive(Debug, Clone, Copy)]
+pub struct Names<'a> {
+    /// Those that are one tenant over all containers and other processes of a user.
+    pub shared: &'a [String],
+    /// Where the daemon is. A daemon in a container is there for those who are in it: to them it is the machine.
+    pub home: Option<&'a Place>,
+}
+
+impl<'a> Names<'a> {
+    /// The container or pod in which alone this name holds, if a process of these facts gives it.
+    fn place_of(self, name: &str, facts: &'a Facts) -> Option<&'a Place> {
+        let is_container = |place: &&Place| !matches!(place.kind, Kind::Slurm { .. });
+        let is_home = |place: &Place| self.home.is_some_and(|home| home.path == place.path);
+        let place = facts.place.as_ref().filter(is_container)?;
+        (!is_home(place) && !self.shared.iter().any(|shared| shared == name)).then_some(place)
+    }
+}
+
+/// Identifies a process that gives the name `claim` (empty: none). `kin` knows the tenants' processes; `ancestors` are the process's,
+/// its parent first, and are looked at only if they matter.
+pub fn identify(
+    claim: &str,
+    facts: &Facts,
+    names: Names<'_>,
+    ancestors: impl Iterator<Item = Process>,
+    kin: impl Fn(&Process) -> Option<(Key, String)>,
+) -> Identity {
+    if !claim.is_empty() {
+        return of_name(claim, facts, names, ancestors, kin);
+    }
+    let Some(process) = &facts.process else {
+        return of_place(facts).unwrap_or_else(|| Identity {
+            key: Key::Tree(ProcessKey { pid: facts.pid, start_ticks: 0 }),
+            name: format!("process-{}", facts.pid),
+            found: Found::Tree { root: facts.pid },
+        });
+    };
+    let own = std::iter::once(process.clone());
+    let mut root = process.clone();
+    let mut is_in_job = true;
+    for ancestor in own.chain(ancestors).take_while(|ancestor| ancestor.user == process.user) {
+        if let Some((key, name)) = kin(&ancestor) {
+            return Identity { key, name, found: Found::Ancestor { pid: ancestor.pid } };
+        }
+        is_in_job &= ancestor.pid == process.pid || tree::belongs(&root, &ancestor);
+        if is_in_job {
+            root = ancestor;
+        }
+    }
+    of_place(facts).unwrap_or_else(|| of_tree(&root))
+}
+
+/// The tenant of a process that gives a name.
+fn of_name(
+    claim: &str,
+    facts: &Facts,
+    names: Names<'_>,
+    ancestors: impl Iterator<Item = Process>,
+    kin: impl Fn(&Process) -> Option<(Key, String)>,
+) -> Identity {
+    let place = names.place_of(claim, facts);
+    let found = Found::Name { within: place.map(Place::name) };
+    // Whoever had a session goes back to the tenant that it was of, though the rule has changed since (another configuration, an older daemon); and so
+    // does what a tenant's process starts in a container, under the same name.
+    let own = facts.process.iter().cloned();
+    let of_user = |process: &Process| facts.process.as_ref().is_some_and(|own| own.user == process.user);
+    // Each of them is read from the kernel, which takes longer than all the rest.
+    let ancestors = place.is_some().then_some(ancestors).into_iter().flatten();
+    let line = own.chain(ancestors.take_while(of_user));
+    let is_named = |key: &Key| matches!(key, Key::Name { name, .. } if name == claim);
+    let known = line.filter_map(|process| kin(&process)).find(|(key, _)| is_named(key));
+    let (key, name) = known.unwrap_or_else(|| {
+        let name = claim.to_owned();
+        (
+            Key::Name { user: facts.owner, name: name.clone(), place: place.map(|place| place.path.clone()) },
+            name,
+        )
+    });
+    Identity { key, name, found }
+}
+
+fn of_place(facts: &Facts) -> Option<Identity> {
+    let place = facts.place.as_ref()?;
+    let found = match place.kind {
+        Kind::Container(_) => Found::Container,
+        Kind::Pod { .. } => Found::Pod,
+        Kind::Slurm { job } => Found::Slurm { job },
+    };
+    Some(Identity { key: Key::Cgroup(place.path.clone()), name: place.name(), found })
+}
+
+fn of_tree(root: &Process) -> Identity {
+    Identity {
+        key: Key::Tree(root.key()),
+        name: harmless(&root.to_string()),
+        found: Found::Tree { root: root.pid },
+    }
+}
+
+/// `name`, or with a number behind it the first such that is not `taken`; it fits the field for names.
+pub fn free_name(name: &str, taken: impl Fn(&str) -> bool) -> String {
+    let with = |suffix: &str| {
+        let mut end = name.len().min(TENANT_NAME_BYTES - 1 - suffix.len());
+        while !name.is_char_boundary(end) {
+            end -= 1;
+        }
+        format!("{}{suffix}", &name[..end])
+    };
+    let numbered = (2u64..).map(|number| with(&format!("-{number}")));
+    std::iter::once(with("")).chain(numbered).find(|name| !taken(name)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32, parent: u32, command: &str) -> Process {
+        Process {
+            pid,
+            parent,
+            group: pid,
+            session: pid,
+            has_terminal: false,
+            start_ticks: u64::from(pid) * 10,
+            user: 1000,
+            command: command.to_owned(),
+        }
+    }
+
+    fn facts(cgroup: &str) -> Facts {
+        Facts {
+            pid: 30,
+            process: Some(process(30, 20, "python3")),
+            place: cgroup::place(cgroup),
+            owner: 1000,
+        }
+    }
+
+    fn ancestors() -> impl Iterator<Item = Process> {
+        [process(20, 10, "torchrun"), process(10, 1, "run.sh"), process(1, 0, "systemd")].into_iter()
+    }
+
+    fn strangers(_: &Process) -> Option<(Key, String)> {
+        None
+    }
+
+    const DOCKER: &str =
+        "0::/system.slice/docker-4c01b2a3f9d7c5e8b6a4123456789abcdef0123456789abcdef0123456789abc.scope";
+
+    #[test]
+    fn nobody_looks_at_the_ancestors_of_a_process_on_the_host_that_gives_a_name() {
+        let unread =
+            std::iter::from_fn(|| -> Option<Process> { panic!("that takes longer than all the rest") });
+        assert_eq!(identify("train", &facts("0::/"), NO_RULE, unread, strangers).name, "train");
+    }
+
+    const NO_RULE: Names<'_> = Names { shared: &[], home: None };
+
+    fn key(name: &str, place: Option<&str>) -> Key {
+        Key::Name { user: 1000, name: name.to_owned(), place: place.map(str::to_owned) }
+    }
+
+    #[test]
+    fn a_name_comes_before_everything_and_holds_within_its_user() {
+        let kin = |_: &Process| Some((Key::Cgroup("x".into()), "other".to_owned()));
+        let named = identify("train", &facts("0::/"), NO_RULE, ancestors(), kin);
+        assert_eq!((&named.key, named.name.as_str()), (&key("train", None), "train"));
+        let other = Facts { owner: 1001, ..facts("0::/") };
+        assert_ne!(identify("train", &other, NO_RULE, ancestors(), kin).key, named.key);
+    }
+
+    #[test]
+    fn a_name_that_is_given_in_a_container_or_pod_holds_in_there_alone_unless_it_is_shared() {
+        let named = |cgroup: &str, names| identify("train", &facts(cgroup), names, ancestors(), strangers);
+        let (container, other) = (DOCKER, DOCKER.replacen("4c01", "4c02", 1));
+        let pod = format!("0::/kubepods/pod{}/{}", "0".repeat(32), "1".repeat(64));
+        let sibling = pod.replace(&"1".repeat(64), &"2".repeat(64));
+        let slurm = "0::/system.slice/slurmstepd.scope/job_7/step_1/user/task_0";
+
+        let found = named(container, NO_RULE);
+        assert_eq!(found.key, key("train", container.strip_prefix("0::")));
+        assert_eq!(found.found, Found::Name { within: Some("docker-4c01b2a3f9d7".to_owned()) });
+        assert_ne!(named(&other, NO_RULE).key, found.key);
+        assert_eq!(
+            named(&pod, NO_RULE).key,
+            named(&sibling, NO_RULE).key,
+            "containers of one pod trust each other"
+        );
+        assert_ne!(named(&pod, NO_RULE).key, named("0::/", NO_RULE).key);
+        assert_eq!(named(slurm, NO_RULE).key, key("train", None), "a batch job is no container");
+
+        let shared = ["other".to_owned(), "train".to_owned()];
+        let names = Names { shared: &shared, home: None };
+        for place in [container, &other, &pod, "0::/"] {
+            let found = named(place, names);
+            assert_eq!(
+                (found.key, found.found),
+                (key("train", None), Found::Name { within: None }),
+                "{place}"
+            );
+        }
+        // A daemon in the container is there for those who are in it.
+        let home = cgroup::place(container);
+        let names = Names { shared: &[], home: home.as_ref() };
+        assert_eq!(named(container, names).key, key("train", None));
+        assert_ne!(named(&other, names).key, key("train", None));
+    }
+
+    #[test]
+    fn whoever_was_of_a_tenant_of_its_name_stays_so_and_so_does_what_it_starts_in_a_container() {
+        let of = |pid: u32, known: Key| {
+            move |process: &Process| (process.pid == pid).then(|| (known.clone(), "train-2".to_owned()))
+        };
+        // As an older daemon knew it.
+        let back = identify("train", &facts(DOCKER), NO_RULE, ancestors(), of(30, key("train", None)));
+        assert_eq!((back.key, back.name.as_str()), (key("train", None), "train-2"));
+        let started = identify("train", &facts(DOCKER), NO_RULE, ancestors(), of(10, key("train", None)));
+        assert_eq!(started.key, key("train", None));
+        // Another name is another tenant.
+        let other = identify("eval", &facts(DOCKER), NO_RULE, ancestors(), of(10, key("train", None)));
+        assert_eq!(other.key, key("eval", DOCKER.strip_prefix("0::")));
+    }
+
+    #[test]
+    fn keys_of_older_state_files_are_read_as_they_were_meant() {
+        let read: Key = serde_json::from_str(r#"{"name":{"user":1000,"name":"train"}}"#).unwrap();
+        assert_eq!(read, key("train", None));
+        let placed = key("train", Some("/docker/4711"));
+        let text = serde_json::to_string(&placed).unwrap();
+        assert_eq!(serde_json::from_str::<Key>(&text).unwrap(), placed);
+        assert_eq!(serde_json::from_str::<Found>(r#"{"by":"name"}"#).unwrap(), Found::Name { within: None });
+    }
+
+    #[test]
+    fn a_descendant_of_a_tenants_process_belongs_to_it_but_not_to_one_of_the_same_number() {
+        let kin = |process: &Process| {
+            let is_it = (process.pid, process.start_ticks) == (10, 100);
+            is_it.then(|| (key("nightly", None), "nightly".to_owned()))
+        };
+        let found = identify("", &facts("0::/"), NO_RULE, ancestors(), kin);
+        assert_eq!((found.name.as_str(), found.found), ("nightly", Found::Ancestor { pid: 10 }));
+        let reused = ancestors().map(|process| Process { start_ticks: process.start_ticks + 1, ..process });
+        assert_eq!(identify("", &facts("0::/"), NO_RULE, reused, kin).name, "run.sh-10");
+    }
+
+    #[test]
+    fn then_come_container_batch_job_and_tree() {
+        let found = |cgroup: &str| identify("", &facts(cgroup), NO_RULE, ancestors(), strangers);
+        assert_eq!(
+            (found(DOCKER).name.as_str(), found(DOCKER).found),
+            ("docker-4c01b2a3f9d7", Found::Container)
+        );
+        let slurm = found("0::/system.slice/slurmstepd.scope/job_7/step_1/user/task_0");
+        assert_eq!((slurm.name.as_str(), slurm.found), ("slurm-7", Found::Slurm { job: 7 }));
+        let step = found("0::/system.slice/slurmstepd.scope/job_7/step_2/user/task_0");
+        assert_eq!(slurm.key, step.key, "steps belong to their job");
+        let tree = found("0::/user.slice/session-1.scope");
+        assert_eq!((tree.name.as_str(), &tree.found), ("run.sh-10", &Found::Tree { root: 10 }));
+        assert_eq!(tree.key, Key::Tree(ProcessKey { pid: 10, start_ticks: 100 }));
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_looked_at_is_a_tenant_all_the_same() {
+        let blind = Facts { pid: 30, process: None, place: None, owner: 1000 };
+        assert_eq!(identify("", &blind, NO_RULE, std::iter::empty(), strangers).name, "process-30");
+        let contained = Facts { place: cgroup::place(DOCKER), ..blind };
+        assert_eq!(identify("", &contained, NO_RULE, std::iter::empty(), strangers).found, Found::Container);
+    }
+
+    #[test]
+    fn names_that_are_taken_get_a_number_and_still_fit() {
+        assert_eq!(free_name("train", |_| false), "train");
+        assert_eq!(free_name("train", |name| name == "train" || name == "train-2"), "train-3");
+        let long = free_name(&"é".repeat(100), |name| !name.ends_with("-2"));
+        assert!(long.ends_with("é-2") && long.len() < TENANT_NAME_BYTES, "{long}");
+    }
+}

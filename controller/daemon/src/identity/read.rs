@@ -1,0 +1,141 @@
+//! Reads what the kernel tells of a process.
+//!
+//! Only files are read that the kernel answers from its own memory. Others (`cmdline`, `environ`, `maps`) look into the process, and a
+//! process can make whoever does that wait for as long as it likes.
+
+use super::cgroup::{self, Place};
+use super::tree::{self, Process};
+use deepres_model::process::text;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+/// Ancestors that are looked at, at most.
+pub const MAX_ANCESTORS: usize = 64;
+/// User namespaces inside each other, at most (the kernel allows 32).
+const MAX_NAMESPACES: usize = 33;
+/// ioctl_nsfs(2): the user namespace above a user namespace, and the user who made a user namespace.
+const NS_GET_PARENT: libc::Ioctl = 0xb702;
+const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
+
+/// One process.
+pub fn process(pid: u32) -> Option<Process> {
+    let user = tree::user_of_status(&text(pid, "status")?)?;
+    Process::parse(&text(pid, "stat")?, user)
+}
+
+/// The parent of a process. Numbers are used again, so it counts only if the process still has the same parent afterwards.
+pub fn parent(child: &Process) -> Option<Process> {
+    let parent = process(child.parent)?;
+    let again = Process::parse(&text(child.pid, "stat")?, child.user)?;
+    (again.parent == parent.pid && again.start_ticks == child.start_ticks).then_some(parent)
+}
+
+/// A process's ancestors, its parent first.
+pub fn ancestors(process: &Process) -> impl Iterator<Item = Process> {
+    std::iter::successors(parent(process), parent).take(MAX_ANCESTORS)
+}
+
+/// Whether a process was started by another, or by what that started, and is the same user's.
+pub fn is_descendant(pid: u32, of: u32, user: u32) -> bool {
+    process(pid)
+        .is_some_and(|process| process.user == user && ancestors(&process).any(|ancestor| ancestor.pid == of))
+}
+
+/// The container, pod or batch job that a process is in.
+pub fn place(pid: u32) -> Option<Place> {
+    cgroup::place(&text(pid, "cgroup")?)
+}
+
+/// Whose a process is. In a user namespace of its own (a rootless container) numbers of users are made up: there it is the one who made
+/// the outermost such namespace.
+pub fn owner(pid: u32, user: u32) -> u32 {
+    owner_of_namespace(pid).unwrap_or(user)
+}
+
+fn owner_of_namespace(pid: u32) -> Option<u32> {
+    let number = |namespace: BorrowedFd<'_>| {
+        Some(File::from(namespace.try_clone_to_owned().ok()?).metadata().ok()?.ino())
+    };
+    let own = fs::metadata("/proc/self/ns/user").ok()?.ino();
+    let mut namespace = OwnedFd::from(File::open(format!("/proc/{pid}/ns/user")).ok()?);
+    if number(namespace.as_fd())? == own {
+        return None;
+    }
+    for _ in 0..MAX_NAMESPACES {
+        // SAFETY: this request takes no argument and answers with a new descriptor.
+        let above = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT) };
+        if above < 0 {
+            return None;
+        }
+        // SAFETY: the descriptor that the kernel just made, and nobody else's.
+        let above = unsafe { OwnedFd::from_raw_fd(above) };
+        if number(above.as_fd())? == own {
+            let mut owner: libc::uid_t = 0;
+            // SAFETY: this request writes one user number, for which there is room.
+            let status = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID, &raw mut owner) };
+            return (status == 0).then_some(owner);
+        }
+        namespace = above;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn this_process_and_its_parent_are_read() {
+        let own = process(std::process::id()).unwrap();
+        assert_eq!(own.user, rustix::process::geteuid().as_raw());
+        let above = parent(&own).unwrap();
+        assert_eq!(above.pid, std::os::unix::process::parent_id());
+        assert!(above.start_ticks <= own.start_ticks);
+        assert_eq!(ancestors(&own).next(), Some(above));
+        assert_eq!(process(0), None);
+        assert_eq!(owner(own.pid, 4711), 4711, "in our own namespace it is the user that it is");
+    }
+
+    #[test]
+    fn what_a_process_started_is_its_descendant_and_nobody_else() {
+        let (own, user) = (std::process::id(), rustix::process::geteuid().as_raw());
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(is_descendant(child.id(), own, user));
+        assert!(!is_descendant(child.id(), own, user + 1), "another user's");
+        assert!(!is_descendant(own, child.id(), user) && !is_descendant(own, own, user));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_descendant(child.id(), own, user), "it is gone");
+    }
+
+    #[test]
+    fn a_parent_that_is_not_the_parent_any_more_does_not_count() {
+        let mut own = process(std::process::id()).unwrap();
+        own.parent = 1;
+        assert_eq!(parent(&own), None);
+    }
+
+    #[test]
+    fn a_process_in_a_user_namespace_is_whose_namespace_it_is() {
+        // `unshare -U` needs no rights, but some systems forbid it.
+        let inside = Command::new("unshare").args(["--user", "sleep", "60"]).stderr(Stdio::null()).spawn();
+        let Ok(mut inside) = inside else { return };
+        let other = |pid| {
+            let number =
+                |pid: &str| fs::metadata(format!("/proc/{pid}/ns/user")).map(|found| found.ino()).ok();
+            number(&format!("{pid}")) != number("self")
+        };
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !other(inside.id()) && inside.try_wait().unwrap().is_none() && std::time::Instant::now() < until
+        {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        if inside.try_wait().unwrap().is_none() {
+            assert_eq!(owner(inside.id(), 65_534), rustix::process::geteuid().as_raw());
+        }
+        inside.kill().unwrap();
+        inside.wait().unwrap();
+    }
+}

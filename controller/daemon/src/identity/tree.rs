@@ -1,0 +1,215 @@
+//! Which ancestor of a process is the root of its job.
+//!
+//! `torchrun` starts ranks, each in a session of its own; a data loader forks workers; `multiprocessing` starts interpreters. They are
+//! one job, and its root is the topmost ancestor that is part of it: what a person typed, or a batch system started. Going up from a
+//! process, the job ends where the parent
+//!
+//! - is the init process (of a service, or of what outlived its parent),
+//! - belongs to another user (`login`, `sshd`, `sudo`),
+//! - is a program whose children are jobs of their own ([`SERVERS`]), or
+//! - is a shell at a terminal, of which the child is a job: the shell leads the terminal's session, and put the child into a process group of
+//!   its own, as shells do for job control (POSIX.1, 3.180).
+//!
+//! Nothing else that processes do to sessions and groups divides a job: launchers do that too.
+
+use deepres_model::process::ProcessKey;
+use std::fmt;
+
+/// The first process.
+const INIT: u32 = 1;
+
+/// Programs whose children are jobs of their own, by the name that the kernel has of them (15 bytes at most).
+const SERVERS: [&str; 14] = [
+    "sshd",
+    "sshd-session",
+    "login",
+    "tmux: server",
+    "screen",
+    "SCREEN",
+    "zellij",
+    "systemd",
+    "cron",
+    "crond",
+    "atd",
+    "slurmstepd",
+    "supervisord",
+    "containerd-shim",
+];
+
+/// A process, as `/proc/PID/stat` and `/proc/PID/status` tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// Its parent's; 0 if it has none that is seen from here.
+    pub parent: u32,
+    /// Its process group.
+    pub group: u32,
+    /// Its session.
+    pub session: u32,
+    /// It has a controlling terminal.
+    pub has_terminal: bool,
+    /// When it started, clock ticks since boot. With its number it names the process for ever.
+    pub start_ticks: u64,
+    /// Its user, as permissions go (the effective one).
+    pub user: u32,
+    /// Its command's name, 15 bytes at most.
+    pub command: String,
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.command, self.pid)
+    }
+}
+
+impl Process {
+    /// Reads the text of `/proc/PID/stat`; `user` is not in it.
+    pub fn parse(stat: &str, user: u32) -> Option<Self> {
+        // The name is in parentheses and may have any characters in it, parentheses too.
+        let (head, tail) = stat.rsplit_once(')')?;
+        let (pid, command) = head.split_once('(')?;
+        // proc_pid_stat(5) counts from 1; `state`, the first behind the name, is the third.
+        let field = |number: usize| tail.split_ascii_whitespace().nth(number - 3);
+        let number = |of: usize| field(of)?.parse().ok();
+        Some(Self {
+            pid: pid.trim().parse().ok()?,
+            parent: number(4)?,
+            group: number(5)?,
+            session: number(6)?,
+            has_terminal: field(7)? != "0",
+            start_ticks: field(22)?.parse().ok()?,
+            user,
+            command: command.to_owned(),
+        })
+    }
+
+    /// The process, told from all others.
+    pub fn key(&self) -> ProcessKey {
+        ProcessKey { pid: self.pid, start_ticks: self.start_ticks }
+    }
+
+    fn is_job_of_shell(&self, parent: &Self) -> bool {
+        parent.has_terminal
+            && parent.session == parent.pid
+            && self.session == parent.session
+            && self.group != parent.group
+    }
+}
+
+/// Whether a process and its parent are of one job.
+pub fn belongs(process: &Process, parent: &Process) -> bool {
+    parent.pid > INIT
+        && parent.user == process.user
+        && !SERVERS.contains(&parent.command.as_str())
+        && !process.is_job_of_shell(parent)
+}
+
+/// The effective user in the text of `/proc/PID/status`.
+pub fn user_of_status(status: &str) -> Option<u32> {
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ALICE: u32 = 1000;
+
+    fn process(pid: u32, session: u32, group: u32, has_terminal: bool, command: &str) -> Process {
+        Process {
+            pid,
+            parent: 0,
+            group,
+            session,
+            has_terminal,
+            start_ticks: u64::from(pid),
+            user: ALICE,
+            command: command.to_owned(),
+        }
+    }
+
+    /// The root's number; the first is the process itself, the others its ancestors.
+    fn root(line: &[Process]) -> u32 {
+        line.windows(2)
+            .find(|pair| !belongs(&pair[0], &pair[1]))
+            .map_or_else(|| line.last().unwrap().pid, |pair| pair[0].pid)
+    }
+
+    #[test]
+    fn a_processs_own_line_is_read_whatever_its_name_is() {
+        // proc_pid_stat(5): pid (comm) state ppid pgrp session tty_nr tpgid flags minflt cminflt majflt cmajflt utime stime cutime
+        // cstime priority nice num_threads itrealvalue starttime …
+        let stat =
+            "4711 (a) (b S) 9) S 4700 4711 4242 34816 4711 4194304 1 0 0 0 0 0 0 0 20 0 1 0 987654 1 1";
+        let read = Process::parse(stat, ALICE).unwrap();
+        assert_eq!((read.pid, read.parent, read.group, read.session), (4711, 4700, 4711, 4242));
+        assert_eq!(
+            (read.has_terminal, read.start_ticks, read.command.as_str()),
+            (true, 987_654, "a) (b S) 9")
+        );
+        for broken in [
+            "",
+            "1",
+            "1 (x",
+            "1 (x) S",
+            "x (x) S 1 1 1 0 1 1",
+            ")(",
+            "1 (x) S 1 1 1 0 1 1 1 1 1 1 1 1 1 1 1 1 1 1 y",
+        ] {
+            assert_eq!(Process::parse(broken, ALICE), None, "{broken}");
+        }
+        assert_eq!(user_of_status("Name:\tx\nUid:\t1000\t1001\t1000\t1000\n"), Some(1001));
+        assert_eq!(user_of_status("Name:\tUid:\n"), None);
+    }
+
+    #[test]
+    fn ranks_in_sessions_of_their_own_belong_to_their_launcher_and_two_jobs_of_a_shell_are_two() {
+        let shell = process(100, 100, 100, true, "bash");
+        let torchrun = process(200, 100, 200, true, "torchrun");
+        let rank = |pid| process(pid, pid, pid, false, "python3");
+        assert_eq!(root(&[rank(201), torchrun.clone(), shell.clone()]), 200);
+        assert_eq!(root(&[rank(202), torchrun, shell.clone()]), 200);
+        let other = process(300, 100, 300, true, "python3");
+        assert_eq!(root(&[other, shell]), 300);
+    }
+
+    #[test]
+    fn what_a_script_starts_is_one_job_with_and_without_a_terminal() {
+        let shell = process(100, 100, 100, true, "bash");
+        let script = process(200, 100, 200, true, "run.sh");
+        let first = process(201, 100, 200, true, "python3");
+        let worker = process(205, 100, 200, true, "python3");
+        assert_eq!(root(&[worker, first, script.clone(), shell.clone()]), 200);
+        // timeout(1) puts itself into a group of its own.
+        let timeout = process(206, 100, 206, true, "timeout");
+        assert_eq!(root(&[timeout, script, shell]), 200);
+        let sshd = process(90, 90, 90, false, "sshd-session");
+        let command = process(91, 91, 91, false, "run.sh");
+        let python = process(92, 91, 91, false, "python3");
+        assert_eq!(root(&[python, command, sshd]), 91);
+    }
+
+    #[test]
+    fn jobs_of_users_services_and_terminals_are_apart() {
+        let mut sudo = process(50, 50, 50, false, "sudo");
+        sudo.user = 0;
+        assert_eq!(root(&[process(51, 50, 50, false, "python3"), sudo]), 51);
+        for server in SERVERS {
+            let python = process(61, 61, 61, false, "python3");
+            assert_eq!(root(&[python, process(60, 60, 60, false, server)]), 61, "{server}");
+        }
+        let init = process(1, 1, 1, false, "tini");
+        assert_eq!(root(&[process(70, 70, 70, false, "python3"), init]), 70);
+    }
+
+    proptest! {
+        #[test]
+        fn any_line_is_read_without_harm(stat in "\\PC*", status in "\\PC*") {
+            let _ = Process::parse(&stat, 0);
+            let _ = user_of_status(&status);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! What processes do in the driver, added up from the kernel programs' counters.
+
+use crate::trace::decode::{Numbers, command_name, family_name};
+use deepres_abi::probe::{Family, REST, StatKey, StatValue, TICK_NS};
+use deepres_model::probes::{ActivityStatus, CommandStatus};
+use deepres_model::process::ProcessKey;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use zerocopy::FromZeros;
+
+/// What stands for the commands that are not told apart.
+const OTHERS: &str = "others";
+
+/// Rows of one process that are kept apart: three families' commands on a device each, and what else a job has. A process that opens more devices has
+/// the others added up, by family.
+const MAX_ROWS: usize = 512;
+/// A row that was used so lately may be about to be used again: what is counted while it leaves the kernel would be lost.
+const IN_USE_NS: u64 = Duration::from_secs(2).as_nanos() as u64;
+
+/// Rows of all processes that are remembered after they left the kernel: whoever has most of them has them added up by family when there are more.
+pub const MAX_REMEMBERED: usize = 16_384;
+
+/// One process.
+#[derive(Debug, Default, Clone)]
+pub struct Activity {
+    rows: BTreeMap<StatKey, StatValue>,
+}
+
+impl Activity {
+    /// One more row of counters.
+    pub fn add(&mut self, key: StatKey, value: &StatValue) {
+        let has_room = self.rows.len() < MAX_ROWS || self.rows.contains_key(&key);
+        let key = if has_room { key } else { StatKey { command: REST, device: 0, ..key } };
+        self.rows.entry(key).and_modify(|sum| join(sum, value)).or_insert(*value);
+    }
+
+    /// What another has counted of the same process.
+    pub fn join(&mut self, other: &Self) {
+        other.rows.iter().for_each(|(key, value)| self.add(*key, value));
+    }
+
+    /// How many rows it has.
+    pub fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Adds its rows up, to one a family. True if that made them fewer.
+    pub fn fold(&mut self) -> bool {
+        let before = self.rows.len();
+        for (key, value) in std::mem::take(&mut self.rows) {
+            let key = StatKey { command: REST, device: 0, ..key };
+            self.rows.entry(key).and_modify(|sum| join(sum, &value)).or_insert(value);
+        }
+        self.rows.len() < before
+    }
+
+    /// Its rows.
+    pub fn keys(&self) -> impl Iterator<Item = &StatKey> {
+        self.rows.keys()
+    }
+
+    /// Its ioctls.
+    pub fn calls(&self) -> u64 {
+        self.rows.values().map(|value| value.calls).sum()
+    }
+
+    /// It has spoken to unified memory, which only compute does.
+    pub fn is_compute(&self) -> bool {
+        self.rows.keys().any(|key| Family::from_u32(key.family) == Family::Uvm)
+    }
+
+    /// As it is told, of a process that is `container_pid` to itself, if that is another number.
+    pub fn status(&self, pid: u32, container_pid: Option<u32>) -> ActivityStatus {
+        let mut sum = StatValue::new_zeroed();
+        self.rows.values().for_each(|value| join(&mut sum, value));
+        let mut commands: Vec<CommandStatus> =
+            self.rows.iter().map(|(key, value)| command(key, value)).collect();
+        commands.sort_by_key(|command| std::cmp::Reverse(command.time_ns));
+        ActivityStatus {
+            pid,
+            container_pid,
+            calls: sum.calls,
+            errors: sum.errors,
+            time_ns: sum.time_ns,
+            longest_ns: sum.longest_ns,
+            memory_calls: sum.memory_calls,
+            allocated_bytes: sum.allocated_bytes,
+            mapped_bytes: sum.mapped_bytes,
+            last_ns: sum.last_ns,
+            commands,
+        }
+    }
+}
+
+fn command(key: &StatKey, value: &StatValue) -> CommandStatus {
+    let family = Family::from_u32(key.family);
+    CommandStatus {
+        device: Numbers(key.device).to_string(),
+        family: family_name(family).to_owned(),
+        name: if key.command == REST { OTHERS.to_owned() } else { command_name(family, key.command) },
+        calls: value.calls,
+        errors: value.errors,
+        time_ns: value.time_ns,
+        longest_ns: value.longest_ns,
+        bytes: value.allocated_bytes.saturating_add(value.mapped_bytes),
+        buckets: value.buckets.to_vec(),
+    }
+}
+
+/// Adds counters of the same process and command.
+pub fn join(sum: &mut StatValue, more: &StatValue) {
+    sum.calls += more.calls;
+    sum.errors += more.errors;
+    sum.time_ns = sum.time_ns.saturating_add(more.time_ns);
+    sum.longest_ns = sum.longest_ns.max(more.longest_ns);
+    sum.memory_calls += more.memory_calls;
+    // A program's argument says how many: it may say anything.
+    sum.allocated_bytes = sum.allocated_bytes.saturating_add(more.allocated_bytes);
+    sum.mapped_bytes = sum.mapped_bytes.saturating_add(more.mapped_bytes);
+    sum.last_ns = sum.last_ns.max(more.last_ns);
+    for (bucket, more) in sum.buckets.iter_mut().zip(more.buckets) {
+        *bucket += more;
+    }
+}
+
+/// Adds rows up until all together have no more than `most`, of those first who have most.
+pub fn bound(activities: &mut BTreeMap<ProcessKey, Activity>, most: usize) {
+    let mut rows: usize = activities.values().map(Activity::rows).sum();
+    while rows > most {
+        let Some(largest) = activities.values_mut().max_by_key(|activity| activity.rows()) else { return };
+        rows -= largest.rows();
+        let is_less = largest.fold();
+        rows += largest.rows();
+        if !is_less {
+            return;
+        }
+    }
+}
+
+/// The process that a row is of.
+pub fn process_of(key: &StatKey) -> ProcessKey {
+    ProcessKey { pid: key.pid, start_ticks: key.started_ns / TICK_NS }
+}
+
+/// Rows that are to leave the kernel for others: of `rows`, those unused the longest, until three quarters of `room` are left in use. None while
+/// there is enough room, and none that is in use at `now_ns`.
+pub fn evicted(rows: &[(StatKey, StatValue)], room: usize, now_ns: u64) -> Vec<StatKey> {
+    if rows.len() < room / 8 * 7 {
+        return Vec::new();
+    }
+    let mut by_age: Vec<&(StatKey, StatValue)> = rows.iter().collect();
+    by_age.sort_by_key(|(_, value)| value.last_ns);
+    let leaving = by_age.iter().take(rows.len() - room / 4 * 3);
+    leaving
+        .filter(|(_, value)| now_ns.saturating_sub(value.last_ns) >= IN_USE_NS)
+        .map(|(key, _)| *key)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(command: u32, calls: u64, last_ns: u64) -> (StatKey, StatValue) {
+        let key = StatKey { started_ns: 5 * TICK_NS, pid: 7, device: 1, command, family: Family::Uvm as u32 };
+        let mut value = StatValue::new_zeroed();
+        (value.calls, value.time_ns, value.last_ns) = (calls, calls, last_ns);
+        value.buckets[3] = calls;
+        (key, value)
+    }
+
+    #[test]
+    fn a_process_is_the_sum_of_its_commands_of_which_the_longest_comes_first() {
+        let mut activity = Activity::default();
+        for (key, value) in [row(34, 1, 10), row(73, 5, 9), row(34, 2, 8), row(REST, 1, 7)] {
+            activity.add(key, &value);
+        }
+        let status = activity.status(7, None);
+        assert_eq!((status.calls, status.time_ns, status.last_ns, activity.is_compute()), (9, 9, 10, true));
+        let shown: Vec<_> = status
+            .commands
+            .iter()
+            .map(|command| (command.name.as_str(), command.calls, command.buckets[3]))
+            .collect();
+        assert_eq!(shown, [("UVM_CREATE_EXTERNAL_RANGE", 5, 5), ("UVM_FREE", 3, 3), ("others", 1, 1)]);
+    }
+
+    #[test]
+    fn whoever_is_unused_the_longest_makes_room_and_nobody_while_there_is_enough() {
+        let rows: Vec<_> = (0..14).map(|number| row(number, 1, 100 - u64::from(number))).collect();
+        let later_ns = 100 + IN_USE_NS;
+        assert_eq!(evicted(&rows[..13], 16, later_ns), []);
+        let leaving =
+            |now_ns| -> Vec<u32> { evicted(&rows, 16, now_ns).iter().map(|key| key.command).collect() };
+        assert_eq!(leaving(later_ns), [13, 12]);
+        assert_eq!(leaving(87 + IN_USE_NS), [13], "the other was used just now");
+    }
+
+    #[test]
+    fn a_process_with_ever_more_rows_takes_no_more_room() {
+        let mut activity = Activity::default();
+        for device in 0..10_000 {
+            let (key, value) = row(34, 1, 1);
+            activity.add(StatKey { device, ..key }, &value);
+        }
+        assert_eq!(activity.calls(), 10_000);
+        assert_eq!(activity.keys().count(), MAX_ROWS + 1);
+    }
+
+    #[test]
+    fn what_is_remembered_of_all_is_bounded_and_no_call_is_lost() {
+        let who = |pid| ProcessKey { pid, start_ticks: 5 };
+        let mut activities = BTreeMap::new();
+        for (pid, rows) in [(1, 40), (2, 9), (3, 1)] {
+            let activity: &mut Activity = activities.entry(who(pid)).or_default();
+            for command in 0..rows {
+                let (key, value) = row(command, 10, 0);
+                activity.add(StatKey { pid, ..key }, &value);
+            }
+        }
+        bound(&mut activities, 20);
+        let rows_and_calls = |pid| (activities[&who(pid)].rows(), activities[&who(pid)].calls());
+        assert_eq!(
+            [1, 2, 3].map(rows_and_calls),
+            [(1, 400), (9, 90), (1, 10)],
+            "whoever has most is added up"
+        );
+        bound(&mut activities, 0);
+        assert!(activities.values().all(|activity| activity.rows() == 1), "one a family is the least");
+    }
+}

@@ -1,0 +1,215 @@
+//! Which processes are sessions at the moment, or asked what NVML shows inside a tenant: they are nobody's concern here.
+
+use super::reader::ring;
+use deepres_model::process::ProcessKey;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Processes that asked for a view, at most; as many that announced a session are remembered.
+const MAX_VIEWERS: usize = 4096;
+
+#[derive(Debug, Default)]
+struct State {
+    /// Each process as often as it has sessions.
+    sessions: HashMap<u32, usize>,
+    /// Our library is in them, and they have no session before they compute.
+    viewers: BTreeSet<ProcessKey>,
+    /// Who announced a session: when it first did, ns of `CLOCK_MONOTONIC`, and how many announcements are open. It is remembered until it is dead.
+    announced: BTreeMap<ProcessKey, (u64, usize)>,
+    /// Whose last announcement ended since this was last taken.
+    arrived: Vec<ProcessKey>,
+    /// Whose last session ended since this was last taken.
+    ended: Vec<u32>,
+    bell: Option<Arc<OwnedFd>>,
+}
+
+/// A set of processes.
+#[derive(Debug, Default)]
+pub struct Connected(Mutex<State>);
+
+impl Connected {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Rings this whenever the last session of a process has ended.
+    pub fn rings(&self, bell: Arc<OwnedFd>) {
+        self.state().bell = Some(bell);
+    }
+
+    /// A process has one more session.
+    fn add(&self, pid: u32) {
+        *self.state().sessions.entry(pid).or_default() += 1;
+    }
+
+    /// A process has one session less.
+    fn remove(&self, pid: u32) {
+        let mut state = self.state();
+        let Some(count) = state.sessions.get_mut(&pid) else { return };
+        *count -= 1;
+        if *count == 0 {
+            state.sessions.remove(&pid);
+            // Without someone who takes them they are not kept.
+            if let Some(bell) = state.bell.clone() {
+                state.ended.push(pid);
+                ring(&bell);
+            }
+        }
+    }
+
+    /// Whether a process has a session.
+    pub fn contains(&self, pid: u32) -> bool {
+        self.state().sessions.contains_key(&pid)
+    }
+
+    /// Those whose last session ended since this was last asked.
+    pub fn take_ended(&self) -> Vec<u32> {
+        std::mem::take(&mut self.state().ended)
+    }
+
+    /// Whether a process has a session, or is about to.
+    pub fn covers(&self, who: ProcessKey) -> bool {
+        let state = self.state();
+        state.sessions.contains_key(&who.pid) || state.announced.get(&who).is_some_and(|(_, open)| *open > 0)
+    }
+
+    /// Those whose last announcement ended since this was last asked.
+    pub fn take_arrived(&self) -> Vec<ProcessKey> {
+        std::mem::take(&mut self.state().arrived)
+    }
+
+    /// A process asked what NVML shows inside its tenant.
+    pub fn views(&self, who: ProcessKey) {
+        let mut state = self.state();
+        if state.viewers.len() >= MAX_VIEWERS {
+            state.viewers.retain(|viewer| viewer.is_alive());
+        }
+        if state.viewers.len() < MAX_VIEWERS {
+            state.viewers.insert(who);
+        }
+    }
+
+    /// Whether a process asked that.
+    pub fn is_viewer(&self, who: ProcessKey) -> bool {
+        self.state().viewers.contains(&who)
+    }
+}
+
+/// One session of a process, for as long as this lives.
+#[derive(Debug)]
+pub struct Presence {
+    connected: Arc<Connected>,
+    pid: u32,
+}
+
+impl Presence {
+    /// The process has one more session.
+    pub fn new(connected: &Arc<Connected>, pid: u32) -> Self {
+        connected.add(pid);
+        Self { connected: Arc::clone(connected), pid }
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.connected.remove(self.pid);
+    }
+}
+
+/// The announcement of a session, for as long as this lives.
+#[derive(Debug)]
+pub struct Announced {
+    connected: Arc<Connected>,
+    who: ProcessKey,
+    /// Until when it holds, ns of `CLOCK_MONOTONIC`.
+    pub until_ns: u64,
+}
+
+impl Announced {
+    /// A process says at `now_ns` that it is about to begin a session. It is believed for `limit_ns` from when it first said so; `None`: that is over.
+    pub fn new(connected: &Arc<Connected>, who: ProcessKey, now_ns: u64, limit_ns: u64) -> Option<Self> {
+        let mut state = connected.state();
+        if state.announced.len() >= MAX_VIEWERS {
+            state.announced.retain(|process, (_, open)| *open > 0 || process.is_alive());
+        }
+        if state.announced.len() >= MAX_VIEWERS && !state.announced.contains_key(&who) {
+            return None;
+        }
+        let (first_ns, open) = state.announced.entry(who).or_insert((now_ns, 0));
+        let until_ns = first_ns.saturating_add(limit_ns);
+        (now_ns < until_ns).then(|| {
+            *open += 1;
+            Self { connected: Arc::clone(connected), who, until_ns }
+        })
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        let mut state = self.connected.state();
+        let Some((_, open)) = state.announced.get_mut(&self.who) else { return };
+        *open -= 1;
+        if *open == 0
+            && let Some(bell) = state.bell.clone()
+        {
+            state.arrived.push(self.who);
+            ring(&bell);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_connected_until_its_last_session_ends() {
+        let connected = Arc::new(Connected::default());
+        let sessions = [Presence::new(&connected, 7), Presence::new(&connected, 7)];
+        let [first, second] = sessions;
+        drop(first);
+        assert!(connected.contains(7) && !connected.contains(8));
+        drop(second);
+        assert!(!connected.contains(7));
+    }
+
+    #[test]
+    fn whose_last_session_ends_is_told_once_to_whoever_wants_to_know() {
+        let connected = Arc::new(Connected::default());
+        drop(Presence::new(&connected, 6));
+        connected.rings(super::super::reader::bell().unwrap());
+        let sessions = [Presence::new(&connected, 7), Presence::new(&connected, 7)];
+        assert!(connected.take_ended().is_empty(), "nobody wanted to know of the first");
+        drop(sessions);
+        assert_eq!((connected.take_ended(), connected.take_ended()), (vec![7], vec![]));
+    }
+
+    #[test]
+    fn who_announces_a_session_is_believed_once_for_a_while() {
+        let connected = Arc::new(Connected::default());
+        connected.rings(super::super::reader::bell().unwrap());
+        let who = ProcessKey::of(std::process::id()).unwrap();
+        let announce = |now_ns| Announced::new(&connected, who, now_ns, 100);
+        let first = announce(1_000).unwrap();
+        assert!(connected.covers(who) && !connected.contains(who.pid));
+        assert_eq!(first.until_ns, 1_100);
+        drop(first);
+        assert!(!connected.covers(who) && connected.take_ended().is_empty());
+        assert_eq!(connected.take_arrived(), [who]);
+        assert_eq!(announce(1_050).unwrap().until_ns, 1_100, "saying it again makes it no longer");
+        assert!(announce(1_100).is_none() && !connected.covers(who));
+    }
+
+    #[test]
+    fn the_living_who_asked_for_a_view_are_known_and_the_dead_make_room() {
+        let connected = Connected::default();
+        let own = ProcessKey::of(std::process::id()).unwrap();
+        connected.views(own);
+        for start_ticks in 0..=MAX_VIEWERS as u64 {
+            connected.views(ProcessKey { pid: 0, start_ticks });
+        }
+        assert!(connected.is_viewer(own) && !connected.is_viewer(ProcessKey { pid: 0, start_ticks: 0 }));
+        assert!(connected.state().viewers.len() <= MAX_VIEWERS);
+    }
+}

@@ -1,0 +1,91 @@
+//! Who is stopped until an administrator adopts it. Whoever ends the daemon lets all of them go on, whatever the watching thread is at.
+
+use deepres_model::process::ProcessKey;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+/// The stopped, until it is closed.
+#[derive(Debug, Default)]
+pub struct Held(Mutex<(BTreeSet<ProcessKey>, bool)>);
+
+impl Held {
+    /// Stops a process; false if that cannot be.
+    pub fn stop(&self, who: ProcessKey) -> bool {
+        let (held, is_closed) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let stopped = !*is_closed && send(who, Signal::STOP);
+        if stopped {
+            held.insert(who);
+        }
+        stopped
+    }
+
+    /// Lets a process go on, if it was stopped here.
+    pub fn let_go(&self, who: ProcessKey) {
+        if self.0.lock().unwrap_or_else(PoisonError::into_inner).0.remove(&who) {
+            send(who, Signal::CONT);
+        }
+    }
+
+    /// Takes over whom another daemon stopped, to hold it still.
+    pub fn take_over(&self, who: ProcessKey) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.insert(who);
+    }
+
+    /// Who was stopped here.
+    pub fn all(&self) -> Vec<ProcessKey> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.iter().copied().collect()
+    }
+
+    /// Whether a process was stopped here.
+    pub fn contains(&self, who: ProcessKey) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.contains(&who)
+    }
+
+    /// Lets all go on, and stops nobody any more.
+    pub fn close(&self) {
+        let (held, is_closed) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *is_closed = true;
+        for who in std::mem::take(held) {
+            send(who, Signal::CONT);
+        }
+    }
+}
+
+/// Signals this process and none that got its id since.
+fn send(who: ProcessKey, signal: Signal) -> bool {
+    let pid = i32::try_from(who.pid).ok().and_then(Pid::from_raw);
+    let Some(descriptor) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
+        return false;
+    };
+    who.is_alive() && pidfd_send_signal(&descriptor, signal).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_the_end_all_go_on_and_nobody_is_stopped_any_more() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let who = ProcessKey::of(child.id()).unwrap();
+        let held = Held::default();
+        assert!(held.stop(who) && held.contains(who));
+        while !who.is_stopped() {
+            std::thread::yield_now();
+        }
+        held.close();
+        while who.is_stopped() {
+            std::thread::yield_now();
+        }
+        assert!(!held.stop(who) && !held.contains(who) && !who.is_stopped());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_later_process_of_the_same_id_is_not_stopped() {
+        let own = ProcessKey::of(std::process::id()).unwrap();
+        assert!(!Held::default().stop(ProcessKey { start_ticks: own.start_ticks + 1, ..own }));
+    }
+}

@@ -1,0 +1,716 @@
+//! The kernel programs: loading, attaching, and reading their maps. Dropping it detaches them.
+
+use super::btf::{self, BtfError, Cast, Layout};
+use super::devices::Devices;
+use super::memory;
+use super::room::Room;
+use super::rows::{self, Rows};
+pub use super::way::Way;
+use super::way::{Choice, Facts, choices};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
+use aya::programs::{KProbe, Program, RawTracePoint, TracePoint};
+use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
+use deepres_abi::probe::{
+    CAST_CALL, CommandKey, CommandValue, Event, Inflight, LAYOUT, News, Offsets, Slot, StatKey, StatValue,
+    Totals, slot, tracing as asked,
+};
+use deepres_model::process::ProcessKey;
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The programs, as `cargo xtask ebpf` built them; empty if this was built without.
+static PROGRAMS: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/programs.o"));
+
+/// Where the tracing file system is.
+const TRACING_PLACES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+/// The driver's device that is there whenever the driver is.
+const CONTROL_NODE: &str = "/dev/nvidiactl";
+/// A number that NVIDIA's driver has no command for, in its own encoding.
+const NO_COMMAND: libc::c_ulong = 0xc000_46ff;
+/// The smallest ring there is, bytes: a page.
+const LEAST_RING_BYTES: u32 = 4096;
+/// The initial pid namespace's number.
+const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
+
+/// Whose ioctls are told one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// Nobody's.
+    None,
+    /// Those of who is followed ([`Kernel::follow`]), and of their children; so many bytes wait to be read.
+    Some(u32),
+    /// All; so many bytes wait to be read.
+    All(u32),
+}
+
+/// How the programs find the device behind a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Walk {
+    /// By loads that the kernel knows the types of, where it can give an address one.
+    Typed,
+    /// By a helper that reads from anywhere.
+    Probed,
+}
+
+/// Why there are no programs in the kernel.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// They are not in this binary.
+    #[error(
+        "deepres was built without its kernel programs; `cargo xtask ebpf` builds them, then build deepres again"
+    )]
+    NotBuilt,
+    /// They are in this binary, and speak another language.
+    #[error(
+        "deepres was built with kernel programs of another build; `cargo xtask ebpf` builds them anew, then build deepres again"
+    )]
+    Stale,
+    /// No rights.
+    #[error(
+        "the kernel does not let this user load programs ({0}): it takes CAP_BPF and CAP_PERFMON, or root"
+    )]
+    Forbidden(String),
+    /// No types.
+    #[error(transparent)]
+    Btf(#[from] BtfError),
+    /// Process ids would mean others.
+    #[error(
+        "this is another pid namespace than the host's, and the kernel tells of the host's processes: run deepres in the host's"
+    )]
+    Namespace,
+    /// Anything else.
+    #[error("the kernel does not take the programs: {0}")]
+    Refused(String),
+}
+
+impl KernelError {
+    /// Whether trying again is of no use while this program runs.
+    pub fn is_lasting(&self) -> bool {
+        matches!(self, Self::NotBuilt | Self::Stale | Self::Namespace)
+    }
+}
+
+/// Programs in the kernel.
+pub struct Kernel {
+    ebpf: Ebpf,
+    rows: Rows,
+    choice: Choice,
+    room: Room,
+    sees_memory: bool,
+    /// [`Self::skipped`] of programs that are detached.
+    skipped: u64,
+}
+
+impl Kernel {
+    /// Loads the programs and attaches those that count ioctls on `devices`: the given way, or the best that the kernel has.
+    ///
+    /// # Errors
+    /// [`KernelError`], saying what is missing.
+    pub fn attach(devices: &Devices, asked: Asked, way: Option<Way>) -> Result<Self, KernelError> {
+        Self::attach_within(room()?, devices, asked, way)
+    }
+
+    /// The same with a walk of one's own choice.
+    ///
+    /// # Errors
+    /// As [`Self::attach`], also if the kernel has no such walk.
+    pub fn attach_walking(
+        walk: Walk,
+        devices: &Devices,
+        asked: Asked,
+        way: Option<Way>,
+    ) -> Result<Self, KernelError> {
+        Self::attach_by(&[walk], room()?, devices, asked, way)
+    }
+
+    /// The same with room for so many counters.
+    ///
+    /// # Errors
+    /// As [`Self::attach`].
+    pub fn attach_within(
+        room: Room,
+        devices: &Devices,
+        asked: Asked,
+        way: Option<Way>,
+    ) -> Result<Self, KernelError> {
+        Self::attach_by(&[Walk::Typed, Walk::Probed], room, devices, asked, way)
+    }
+
+    fn attach_by(
+        walks: &[Walk],
+        room: Room,
+        devices: &Devices,
+        asked: Asked,
+        way: Option<Way>,
+    ) -> Result<Self, KernelError> {
+        let facts = Facts::read(devices);
+        let ways = match way {
+            Some(way) => vec![Choice { way, why: "it was asked for".to_owned() }],
+            None => choices(&facts),
+        };
+        let mut obstacles = Vec::new();
+        let mut refusal = KernelError::Refused("there is no way".to_owned());
+        let layout = btf::layout()?;
+        let tried = ways.iter().flat_map(|choice| walks.iter().map(move |walk| (choice.clone(), *walk)));
+        for (Choice { way, why }, walk) in tried {
+            if walk == Walk::Typed && layout.cast.is_none() {
+                obstacles.push("this kernel gives an address no type".to_owned());
+                continue;
+            }
+            let cast = layout.cast.filter(|_| walk == Walk::Typed);
+            // Whatever of it is attached goes with the object.
+            let mut ebpf = load(devices, asked, room, &[], &Layout { cast, ..layout })?;
+            let sees_memory = cast.is_some() && memory::find(&mut ebpf)?;
+            let attached = match way {
+                Way::DriverFunctions => attach_driver(&mut ebpf, &facts),
+                Way::Tracepoints => with_tracing(|| attach_tracepoints(&mut ebpf)),
+                Way::RawTracepoints => attach_raw(&mut ebpf, "raw_exit", "sys_exit")
+                    .and_then(|()| attach_raw(&mut ebpf, "raw_enter", "sys_enter")),
+            };
+            let why = obstacles.iter().fold(why, |why, obstacle| format!("{why}; {obstacle}"));
+            let rows = Rows::take(&mut ebpf, room)?;
+            let kernel = Self { ebpf, rows, choice: Choice { way, why }, room, sees_memory, skipped: 0 };
+            match attached.and_then(|()| kernel.prove()) {
+                Ok(()) => return Ok(kernel),
+                Err(error) => {
+                    obstacles.push(format!("{} failed: {error}", way.name()));
+                    refusal = error;
+                }
+            }
+        }
+        Err(refusal)
+    }
+
+    /// Whether the driver's functions are passed as they should be: asks the driver something that it refuses, and looks whether that was seen. The
+    /// tracepoints are the kernel's promise and need no proof.
+    fn prove(&self) -> Result<(), KernelError> {
+        if self.choice.way != Way::DriverFunctions {
+            return Ok(());
+        }
+        let unproved = |what: &str| Err(KernelError::Refused(format!("{what} {CONTROL_NODE}")));
+        let Ok(node) = std::fs::File::options().read(true).write(true).open(CONTROL_NODE) else {
+            return unproved("it cannot be tried, for want of");
+        };
+        // SAFETY: a number that is none of the driver's, with an argument of no bytes.
+        unsafe { libc::ioctl(node.as_raw_fd(), NO_COMMAND, 0) };
+        let own = std::process::id();
+        if self.stats().iter().any(|(key, value)| key.pid == own && value.errors > 0) {
+            Ok(())
+        } else {
+            unproved("they did not see an ioctl on")
+        }
+    }
+
+    /// Attaches programs that do nothing in the places of those that count: what attaching costs by itself.
+    ///
+    /// # Errors
+    /// As [`Self::attach`].
+    pub fn attach_empty(way: Way) -> Result<Self, KernelError> {
+        let room = room()?;
+        let mut ebpf = load(&Devices::none(), Asked::None, room, &[], &btf::layout()?)?;
+        match way {
+            Way::DriverFunctions => {}
+            Way::Tracepoints => with_tracing(|| {
+                let program: &mut TracePoint = program_of(&mut ebpf, "empty_tracepoint")?;
+                program.load().map_err(refused)?;
+                for tracepoint in ["sys_enter_ioctl", "sys_exit_ioctl"] {
+                    program.attach("syscalls", tracepoint).map_err(refused)?;
+                }
+                Ok(())
+            })?,
+            Way::RawTracepoints => {
+                let program: &mut RawTracePoint = program_of(&mut ebpf, "empty_raw")?;
+                program.load().map_err(refused)?;
+                for tracepoint in ["sys_enter", "sys_exit"] {
+                    program.attach(tracepoint).map_err(refused)?;
+                }
+            }
+        }
+        let rows = Rows::take(&mut ebpf, room)?;
+        Ok(Self {
+            ebpf,
+            rows,
+            choice: Choice { way, why: "to measure".to_owned() },
+            room,
+            sees_memory: false,
+            skipped: 0,
+        })
+    }
+
+    /// Takes the programs away, and leaves what they counted and told. Nothing is added once this returns.
+    pub fn detach(&mut self) {
+        self.skipped = self.skipped();
+        for (_, program) in self.ebpf.programs_mut() {
+            // Those that were never loaded say so.
+            let _ = match program {
+                Program::TracePoint(program) => program.unload(),
+                Program::RawTracePoint(program) => program.unload(),
+                Program::KProbe(program) => program.unload(),
+                _ => Ok(()),
+            };
+        }
+    }
+
+    /// How often the kernel ran no program of ours at the beginning of an ioctl, whosever and of whatever device. It does not while one runs on that
+    /// CPU or one of its maps is being changed there, which a kernel that preempts itself can do in the middle.
+    pub fn skipped(&self) -> u64 {
+        /// In what /proc says of a program's descriptor, since 5.12.
+        const SKIPPED: &str = "recursion_misses:";
+        let begins = ["ioctl_enter", "driver_enter", "raw_enter"];
+        let descriptors = begins.iter().filter_map(|name| {
+            let descriptor = self.ebpf.program(name)?.fd().ok()?;
+            Some(descriptor.as_fd().as_raw_fd())
+        });
+        let skipped = descriptors.filter_map(|descriptor| {
+            let told = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).ok()?;
+            told.lines().find_map(|line| line.strip_prefix(SKIPPED)?.trim().parse::<u64>().ok())
+        });
+        self.skipped + skipped.sum::<u64>()
+    }
+
+    /// How many counters there is room for: processes times devices times commands.
+    pub fn room(&self) -> usize {
+        self.room.rows
+    }
+
+    /// Whether the programs look at arguments through the kernel's own mapping of memory, or by a helper, which takes longer.
+    pub fn sees_memory(&self) -> bool {
+        self.sees_memory
+    }
+
+    /// How ioctls are heard of.
+    pub fn way(&self) -> Way {
+        self.choice.way
+    }
+
+    /// Why they are heard of that way.
+    pub fn why(&self) -> &str {
+        &self.choice.why
+    }
+}
+
+impl Kernel {
+    /// The counters of all processes, CPUs added up. Counters only grow while a process lives.
+    pub fn stats(&self) -> Vec<(StatKey, StatValue)> {
+        self.rows.all()
+    }
+
+    /// Frees the counters of a process that is dead, or to make room, and returns what was in them. A call that ended just then is in
+    /// [`Self::take_late`] later.
+    pub fn remove(&mut self, key: &StatKey) -> Option<StatValue> {
+        self.rows.remove(key)
+    }
+
+    /// What was counted of those that were removed since this was asked, later than that. Their room is others' only from now on.
+    pub fn take_late(&mut self) -> Vec<(StatKey, StatValue)> {
+        self.rows.take_late()
+    }
+
+    /// The counters of the whole host.
+    pub fn totals(&self) -> Totals {
+        let map =
+            named(self.ebpf.map("TOTALS")).and_then(PerCpuArray::<_, [u8; size_of::<Totals>()]>::try_from);
+        let values = map.and_then(|map| map.get(&0, 0));
+        let mut sum = Totals::default();
+        for value in values.iter().flat_map(|values| values.iter()) {
+            let Ok(value) = Totals::read_from_bytes(value) else { continue };
+            sum.calls += value.calls;
+            sum.unattributed += value.unattributed;
+            sum.untimed += value.untimed;
+            sum.news_lost += value.news_lost;
+            sum.events += value.events;
+            sum.events_lost += value.events_lost;
+        }
+        sum
+    }
+
+    /// The ring of first times. It can be taken once.
+    pub fn take_news(&mut self) -> Option<Ring<News>> {
+        Ring::new(self.ebpf.take_map("NEWS")?)
+    }
+
+    /// The ring of events. It can be taken once.
+    pub fn take_events(&mut self) -> Option<Ring<Event>> {
+        Ring::new(self.ebpf.take_map("EVENTS")?)
+    }
+
+    /// Follows a process: its ioctls become events from now on, and those of its children from their birth.
+    ///
+    /// # Errors
+    /// [`KernelError`] if too many are followed.
+    pub fn follow(&mut self, who: ProcessKey) -> Result<(), KernelError> {
+        let mut map: HashMap<_, u32, u64> =
+            named(self.ebpf.map_mut("TRACED")).and_then(HashMap::try_from).map_err(refused)?;
+        map.insert(who.pid, who.start_ticks, 0).map_err(refused)
+    }
+
+    /// Whether a process is followed.
+    pub fn follows(&self, who: ProcessKey) -> bool {
+        let map = named(self.ebpf.map("TRACED")).and_then(HashMap::<_, u32, u64>::try_from);
+        map.and_then(|map| map.get(&who.pid, 0)).is_ok_and(|start_ticks| start_ticks == who.start_ticks)
+    }
+
+    /// Threads, and the watched ioctl that each has begun; that it has ended may have gone unnoticed.
+    pub fn inside(&self) -> Vec<(u32, Inflight)> {
+        let slots = named(self.ebpf.map("SLOTS")).and_then(Array::<_, [u8; size_of::<Slot>()]>::try_from);
+        let slots = slots.iter().flat_map(Array::iter).filter_map(Result::ok);
+        let slots = slots.filter_map(|slot| Slot::read_from_bytes(&slot).ok());
+        let in_slots = slots.filter(|slot| slot.owner != 0).map(|slot| (slot.owner as u32, slot.ioctl));
+        let others = named(self.ebpf.map("INFLIGHT"))
+            .and_then(HashMap::<_, u32, [u8; size_of::<Inflight>()]>::try_from);
+        let others = others.iter().flat_map(HashMap::iter).filter_map(Result::ok);
+        let others = others.filter_map(|(tid, call)| Some((tid, Inflight::read_from_bytes(&call).ok()?)));
+        in_slots.chain(others).collect()
+    }
+
+    /// Whether a thread's call is kept still.
+    pub fn keeps(&self, tid: u32, call: &Inflight) -> bool {
+        let slots = named(self.ebpf.map("SLOTS")).and_then(Array::<_, [u8; size_of::<Slot>()]>::try_from);
+        let its = slots.and_then(|slots| slots.get(&slot(tid), 0)).ok();
+        let its = its.and_then(|its| Slot::read_from_bytes(&its).ok());
+        let in_slot = its.filter(|its| its.owner == u64::from(tid)).map(|its| its.ioctl);
+        in_slot.or_else(|| self.kept_apart(tid)).is_some_and(|kept| kept.began_ns == call.began_ns)
+    }
+
+    fn kept_apart(&self, tid: u32) -> Option<Inflight> {
+        let others = named(self.ebpf.map("INFLIGHT"))
+            .and_then(HashMap::<_, u32, [u8; size_of::<Inflight>()]>::try_from);
+        Inflight::read_from_bytes(&others.ok()?.get(&tid, 0).ok()?).ok()
+    }
+
+    /// Makes room where a thread that is dead has left a call; true if there was one. What it left in a slot of an array takes nobody's room.
+    pub fn forget_call(&mut self, tid: u32) -> bool {
+        let others = named(self.ebpf.map_mut("INFLIGHT"))
+            .and_then(HashMap::<_, u32, [u8; size_of::<Inflight>()]>::try_from);
+        others.is_ok_and(|mut others| others.remove(&tid).is_ok())
+    }
+
+    /// Follows no more who is no more.
+    pub fn forget_followed(&mut self) {
+        let Ok(mut map) = named(self.ebpf.map_mut("TRACED")).and_then(HashMap::<_, u32, u64>::try_from)
+        else {
+            return;
+        };
+        let followed = map.iter().filter_map(Result::ok);
+        let followed = followed.map(|(pid, start_ticks)| ProcessKey { pid, start_ticks });
+        let gone: Vec<ProcessKey> = followed.filter(|who| !who.is_alive()).collect();
+        for who in gone {
+            // Its id may be another's by now, who is followed too.
+            if map.get(&who.pid, 0).is_ok_and(|start_ticks| start_ticks == who.start_ticks) {
+                // If it is gone already, all is well.
+                let _ = map.remove(&who.pid);
+            }
+        }
+    }
+}
+
+/// A record as aya takes it.
+pub(super) fn bytes_of<T: IntoBytes + zerocopy::Immutable, const N: usize>(record: &T) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(record.as_bytes());
+    bytes
+}
+
+/// A ring of records of one type.
+pub struct Ring<T> {
+    ring: RingBuf<MapData>,
+    record: std::marker::PhantomData<T>,
+}
+
+impl<T: FromBytes> Ring<T> {
+    pub(super) fn new(map: aya::maps::Map) -> Option<Self> {
+        Some(Self { ring: RingBuf::try_from(map).ok()?, record: std::marker::PhantomData })
+    }
+
+    /// The next record, if there is one.
+    pub fn pop(&mut self) -> Option<T> {
+        loop {
+            let item = self.ring.next()?;
+            // What is shorter is not the kernel programs'.
+            if let Ok((record, _)) = T::read_from_prefix(&item) {
+                return Some(record);
+            }
+        }
+    }
+}
+
+impl<T> std::os::fd::AsFd for Ring<T> {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        use std::os::fd::AsRawFd;
+        // SAFETY: the ring keeps its descriptor open for as long as it lives.
+        unsafe { std::os::fd::BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+}
+
+/// Whether the programs are in this binary.
+pub fn are_built() -> bool {
+    !PROGRAMS.is_empty()
+}
+
+/// Whether these are programs, and were built with these layouts.
+fn usable(programs: &[u8], layout: u64) -> Result<(), KernelError> {
+    if programs.is_empty() {
+        Err(KernelError::NotBuilt)
+    } else if has_layout(programs, layout) {
+        Ok(())
+    } else {
+        Err(KernelError::Stale)
+    }
+}
+
+fn has_layout(programs: &[u8], layout: u64) -> bool {
+    let mark = layout.to_le_bytes();
+    programs.windows(mark.len()).any(|window| window == mark)
+}
+
+/// Whether this process is in the host's pid namespace, so that the kernel's process ids are its own.
+pub fn is_in_host_pid_namespace() -> bool {
+    std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == HOST_PID_NAMESPACE)
+}
+
+/// Loads the object and sets what the running kernel and the caller are like; `sizes` are those of maps that are to have others. No program
+/// is loaded yet.
+pub(super) fn load(
+    devices: &Devices,
+    asked: Asked,
+    room: Room,
+    sizes: &[(&'static str, u32)],
+    layout: &Layout,
+) -> Result<Ebpf, KernelError> {
+    usable(PROGRAMS, LAYOUT)?;
+    if !is_in_host_pid_namespace() {
+        return Err(KernelError::Namespace);
+    }
+    let Offsets {
+        task_files,
+        task_leader,
+        task_started,
+        task_tgid,
+        task_pid,
+        files_fdt,
+        fdt_max,
+        fdt_fd,
+        file_inode,
+        inode_rdev,
+        inode_mode,
+        task_status,
+        task_memory,
+        memory_table,
+    } = layout.offsets;
+    let (files_type, file_type, files_array, word_type) =
+        layout.cast.map_or((0, 0, 0, 0), |cast| (cast.files, cast.file, cast.files_array, cast.word));
+    let has_fifth_level = u32::from(memory::has_fifth_level());
+    let (mode, event_bytes) = match asked {
+        Asked::None => (asked::NONE, LEAST_RING_BYTES),
+        Asked::Some(bytes) => (asked::SOME, bytes),
+        Asked::All(bytes) => (asked::ALL, bytes),
+    };
+    let has_twins = u32::from(devices.have_twins());
+    let watches = devices.table();
+    let mut loader = EbpfLoader::new();
+    for (name, offset) in [
+        ("TASK_FILES", &task_files),
+        ("TASK_LEADER", &task_leader),
+        ("TASK_STARTED", &task_started),
+        ("TASK_TGID", &task_tgid),
+        ("TASK_PID", &task_pid),
+        ("FILES_FDT", &files_fdt),
+        ("FDT_MAX", &fdt_max),
+        ("FDT_FD", &fdt_fd),
+        ("FILE_INODE", &file_inode),
+        ("INODE_RDEV", &inode_rdev),
+        ("INODE_MODE", &inode_mode),
+        ("TASK_STATUS", &task_status),
+        ("FILES_TYPE", &files_type),
+        ("FILE_TYPE", &file_type),
+        ("FILES_ARRAY", &files_array),
+        ("TASK_MEMORY", &task_memory),
+        ("MEMORY_TABLE", &memory_table),
+        ("WORD_TYPE", &word_type),
+        ("HAS_FIFTH_LEVEL", &has_fifth_level),
+        ("HAS_TWINS", &has_twins),
+        ("COMMANDS_APART", &room.commands_apart),
+        ("TRACING", &mode),
+    ] {
+        loader.override_global(name, offset, true);
+    }
+    loader.override_global("WATCHES", watches.as_bytes(), true);
+    let (sets, seed, rows) = (rows::sets(room.rows), rows::seed(), room.rows as u32);
+    loader.override_global("SETS_COUNT", &sets, true).override_global("SETS_SEED", &seed, true);
+    loader.map_max_entries("SETS", sets).map_max_entries("ROWS", rows).map_max_entries("FREE_ROWS", rows);
+    loader.map_max_entries("EVENTS", event_bytes);
+    for (name, entries) in sizes {
+        loader.map_max_entries(name, *entries);
+    }
+    let patched = layout.cast.map(|cast| calling(cast, PROGRAMS));
+    let mut ebpf = loader.load(patched.as_deref().unwrap_or(PROGRAMS)).map_err(refused)?;
+    let mut commands: HashMap<_, [u8; size_of::<CommandKey>()], [u8; size_of::<CommandValue>()]> =
+        named(ebpf.map_mut("COMMANDS")).and_then(HashMap::try_from).map_err(refused)?;
+    for (key, value) in crate::trace::commands() {
+        commands.insert(bytes_of(&key), bytes_of(&value), 0).map_err(refused)?;
+    }
+    if let Asked::Some(_) = asked {
+        attach_raw(&mut ebpf, "follow_fork", "sched_process_fork")?;
+    }
+    Ok(ebpf)
+}
+
+/// The programs with the kernel's function in the place of what stands for it. The loader knows no calls of the kernel's functions.
+fn calling(cast: Cast, programs: &[u8]) -> Vec<u8> {
+    /// An instruction: a call, of which the upper half of the second byte says of what.
+    const CALL: u8 = 0x85;
+    const OF_THE_KERNEL: u8 = 2 << 4;
+    const INSTRUCTION: usize = 8;
+    let instruction = |of: u8, number: u32| {
+        let mut bytes = [CALL, of, 0, 0, 0, 0, 0, 0];
+        bytes[4..].copy_from_slice(&number.to_le_bytes());
+        bytes
+    };
+    let (stand_in, call) = (instruction(0, CAST_CALL), instruction(OF_THE_KERNEL, cast.function));
+    let mut programs = programs.to_vec();
+    for place in programs.chunks_exact_mut(INSTRUCTION).filter(|place| **place == stand_in) {
+        place.copy_from_slice(&call);
+    }
+    programs
+}
+
+/// How many counters there is room for on this machine.
+pub(super) fn room() -> Result<Room, KernelError> {
+    Room::here().map_err(|error| KernelError::Refused(error.to_string()))
+}
+
+fn attach_tracepoints(ebpf: &mut Ebpf) -> Result<(), KernelError> {
+    // First what ends an ioctl, here and below: none begins whose end goes unseen.
+    for (program, tracepoint) in [("ioctl_exit", "sys_exit_ioctl"), ("ioctl_enter", "sys_enter_ioctl")] {
+        let program: &mut TracePoint = program_of(ebpf, program)?;
+        program.load().map_err(refused)?;
+        program.attach("syscalls", tracepoint).map_err(refused)?;
+    }
+    Ok(())
+}
+
+fn attach_driver(ebpf: &mut Ebpf, facts: &Facts) -> Result<(), KernelError> {
+    for name in ["driver_exit", "driver_enter"] {
+        let program: &mut KProbe = program_of(ebpf, name)?;
+        program.load().map_err(refused)?;
+        for function in facts.targets() {
+            program.attach(function, 0).map_err(refused)?;
+        }
+    }
+    Ok(())
+}
+
+/// A program that is only run when it is asked for.
+pub(super) fn attached_to_nothing<'e>(
+    ebpf: &'e mut Ebpf,
+    name: &str,
+) -> Result<&'e RawTracePoint, KernelError> {
+    let program: &mut RawTracePoint = program_of(ebpf, name)?;
+    program.load().map_err(refused)?;
+    Ok(program)
+}
+
+pub(super) fn attach_raw(ebpf: &mut Ebpf, program: &str, tracepoint: &str) -> Result<(), KernelError> {
+    let program: &mut RawTracePoint = program_of(ebpf, program)?;
+    program.load().map_err(refused)?;
+    program.attach(tracepoint).map_err(refused)?;
+    Ok(())
+}
+
+/// A program of the object, as what it is.
+pub(super) fn program_of<'e, P>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut P, KernelError>
+where
+    &'e mut P: TryFrom<&'e mut aya::programs::Program, Error: std::error::Error>,
+{
+    let program =
+        ebpf.program_mut(name).ok_or_else(|| KernelError::Refused(format!("there is no program {name}")))?;
+    program.try_into().map_err(refused)
+}
+
+/// Does something that takes the tracing file system. If that is not mounted, a thread with mounts of its own does it, which has it
+/// without changing the machine.
+fn with_tracing(attach: impl FnOnce() -> Result<(), KernelError> + Send) -> Result<(), KernelError> {
+    if TRACING_PLACES.iter().any(|place| Path::new(place).join("events").exists()) {
+        return attach();
+    }
+    std::thread::scope(|scope| {
+        let attached = scope.spawn(|| {
+            let mounted = mount_tracing();
+            mounted.map_err(|error| {
+                KernelError::Refused(format!("there is no tracing file system ({error})"))
+            })?;
+            attach()
+        });
+        attached
+            .join()
+            .unwrap_or_else(|_| Err(KernelError::Refused("the attaching thread failed".to_owned())))
+    })
+}
+
+/// Gives the calling thread mounts of its own, and the tracing file system among them.
+fn mount_tracing() -> std::io::Result<()> {
+    // SAFETY: the thread does nothing but attach programs, and ends; what it shares with the others of the process are descriptors,
+    // which this leaves shared.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    Ok(mount("nodev", TRACING_PLACES[0], "tracefs", MountFlags::empty(), None)?)
+}
+
+pub(super) fn named<M>(map: Option<M>) -> Result<M, aya::maps::MapError> {
+    map.ok_or_else(|| aya::maps::MapError::InvalidName { name: "one of deepres' maps".to_owned() })
+}
+
+/// An error of the kernel's or aya's, with what is behind it.
+pub(super) fn refused(error: impl std::error::Error) -> KernelError {
+    // What the verifier has to say goes on for pages.
+    const VERIFIER: &str = ". Verifier output:";
+    let short = |text: String| text.split(VERIFIER).next().unwrap_or_default().to_owned();
+    let mut text = error.to_string();
+    if text.contains(VERIFIER) {
+        tracing::debug!(%error, "the kernel refuses a program");
+    }
+    text = short(text);
+    let mut forbidden = false;
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = short(cause.to_string());
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        forbidden |= kind == Some(std::io::ErrorKind::PermissionDenied);
+        source = cause.source();
+    }
+    if forbidden || text.contains("Operation not permitted") {
+        KernelError::Forbidden(text)
+    } else {
+        KernelError::Refused(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_another_build_are_told_from_ours() {
+        let mut programs = [7; 100];
+        assert!(!has_layout(&programs, LAYOUT));
+        programs[41..49].copy_from_slice(&LAYOUT.to_le_bytes());
+        assert!(has_layout(&programs, LAYOUT) && !has_layout(&programs, LAYOUT + 1));
+        assert!(matches!(usable(&programs, LAYOUT), Ok(())));
+        assert!(matches!(usable(&programs, LAYOUT + 1), Err(KernelError::Stale)));
+        assert!(!are_built() || usable(PROGRAMS, LAYOUT).is_ok(), "`cargo xtask ebpf` has to be run again");
+    }
+
+    #[test]
+    fn a_build_without_the_programs_says_so_and_what_to_do() {
+        let missing = usable(&[], LAYOUT).unwrap_err();
+        assert!(matches!(missing, KernelError::NotBuilt));
+        let told = missing.to_string();
+        assert!(told.contains("without its kernel programs") && told.contains("cargo xtask ebpf"), "{told}");
+    }
+}

@@ -1,0 +1,97 @@
+//! Processes with very many descriptors. Looking at all of them takes seconds: a thread does it that nobody waits for, and not all the time.
+
+use super::scan::Use;
+use deepres_model::process::ProcessKey;
+use std::collections::BTreeMap;
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Entry {
+    /// Whether it has the devices open. `None`: it is not known.
+    uses: Option<bool>,
+    is_asked: bool,
+    /// It is not looked at again before.
+    next_ns: u64,
+}
+
+/// What is known of them.
+#[derive(Debug, Default)]
+pub struct Large(BTreeMap<ProcessKey, Entry>);
+
+impl Large {
+    /// Whether a process is to be looked at now. If so, it is being looked at from now on.
+    pub fn asks(&mut self, who: ProcessKey, now_ns: u64) -> bool {
+        let entry = self.0.entry(who).or_default();
+        let asks = !entry.is_asked && now_ns >= entry.next_ns;
+        entry.is_asked |= asks;
+        asks
+    }
+
+    /// It was looked at, and is not again before `next_ns`.
+    pub fn answered(&mut self, who: ProcessKey, found: Option<Use>, next_ns: u64) {
+        self.0.insert(who, Entry { uses: Some(found.is_some()), is_asked: false, next_ns });
+    }
+
+    /// It has few descriptors after all.
+    pub fn forget(&mut self, who: ProcessKey) {
+        self.0.remove(&who);
+    }
+
+    /// It did something since that whoever has the devices open does.
+    pub fn doubt(&mut self, who: ProcessKey) {
+        if let Some(entry) = self.0.get_mut(&who)
+            && entry.uses == Some(false)
+        {
+            entry.uses = None;
+        }
+    }
+
+    /// Whether it had the devices open when all of its descriptors were looked at. `None`: that is not known.
+    pub fn uses(&self, who: ProcessKey) -> Option<bool> {
+        self.0.get(&who)?.uses
+    }
+
+    /// Forgets those that are not wanted.
+    pub fn retain(&mut self, is_wanted: impl Fn(ProcessKey) -> bool) {
+        self.0.retain(|who, _| is_wanted(*who));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probes::users::Evidence;
+
+    const WHO: ProcessKey = ProcessKey { pid: 7, start_ticks: 1 };
+    const FOUND: Option<Use> = Some(Use { evidence: Evidence::Descriptor, is_compute: true });
+
+    #[test]
+    fn a_process_is_looked_at_by_one_at_a_time_and_not_all_the_time() {
+        let mut large = Large::default();
+        assert_eq!([large.asks(WHO, 0), large.asks(WHO, 1)], [true, false]);
+        large.answered(WHO, None, 100);
+        assert_eq!([large.asks(WHO, 99), large.asks(WHO, 100), large.asks(WHO, 101)], [false, true, false]);
+        assert!(large.asks(ProcessKey { start_ticks: 2, ..WHO }, 0), "another of the same id");
+    }
+
+    #[test]
+    fn what_is_known_of_a_process_holds_until_it_does_something_that_contradicts_it() {
+        let mut large = Large::default();
+        assert_eq!(large.uses(WHO), None);
+        large.asks(WHO, 0);
+        assert_eq!(large.uses(WHO), None);
+        large.answered(WHO, None, 100);
+        assert_eq!(large.uses(WHO), Some(false));
+        large.doubt(WHO);
+        assert_eq!(large.uses(WHO), None, "it has asked the driver something since");
+        assert!(!large.asks(WHO, 99), "which is no reason to look at once");
+        large.answered(WHO, FOUND, 100);
+        large.doubt(WHO);
+        assert_eq!(large.uses(WHO), Some(true));
+        large.retain(|_| true);
+        large.forget(WHO);
+        assert_eq!(large.uses(WHO), None);
+        assert!(large.asks(WHO, 0));
+        large.retain(|_| false);
+        assert!(large.asks(WHO, 0), "another time");
+    }
+}

@@ -1,0 +1,136 @@
+//! The kernel programs of metering: loading, attaching to a file's functions, and reading their maps. Dropping it detaches them.
+
+use super::symbols::Point;
+use crate::probes::btf;
+use crate::probes::devices::Devices;
+use crate::probes::kernel::{self, Asked, KernelError, Ring, bytes_of, named, program_of, refused};
+use aya::Ebpf;
+use aya::maps::{HashMap, PerCpuArray, PerCpuHashMap};
+use aya::programs::UProbe;
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope};
+use deepres_abi::probe::{Begun, LaunchKey, LaunchValue, MeteredValue, uncounted};
+use deepres_model::process::ProcessKey;
+use std::fs::File;
+use std::num::NonZeroU32;
+use std::os::fd::AsRawFd;
+use zerocopy::FromBytes;
+
+/// Processes that are metered, at most, children included that use no GPU.
+const METERED_ENTRIES: u32 = 16_384;
+/// Maps that the other programs use and these leave alone, as small as they can be.
+const UNUSED: [(&str, u32); 7] =
+    [("SETS", 1), ("ROWS", 1), ("FREE_ROWS", 1), ("SLOTS", 1), ("INFLIGHT", 1), ("TRACED", 1), ("SEEN", 16)];
+
+type LaunchKeyBytes = [u8; size_of::<LaunchKey>()];
+type LaunchValueBytes = [u8; size_of::<LaunchValue>()];
+type MeteredBytes = [u8; size_of::<MeteredValue>()];
+
+/// The programs, in the kernel.
+pub struct Programs {
+    ebpf: Ebpf,
+}
+
+impl Programs {
+    /// Loads them; children of who is metered are followed from now on.
+    ///
+    /// # Errors
+    /// [`KernelError`], saying what is missing.
+    pub fn load() -> Result<Self, KernelError> {
+        let room = kernel::room()?;
+        let sizes = [("METERED", METERED_ENTRIES), ("LAUNCHES", room.launches as u32)];
+        let sizes: Vec<_> = sizes.into_iter().chain(UNUSED).collect();
+        let mut ebpf = kernel::load(&Devices::none(), Asked::None, room, &sizes, &btf::layout()?)?;
+        kernel::attach_raw(&mut ebpf, "meter_fork", "sched_process_fork")?;
+        let program: &mut UProbe = program_of(&mut ebpf, "library_call")?;
+        program.load().map_err(refused)?;
+        Ok(Self { ebpf })
+    }
+
+    /// The ring of processes that begin to use a library. It can be taken once.
+    pub fn take_begun(&mut self) -> Option<Ring<Begun>> {
+        Ring::new(self.ebpf.take_map("BEGUN")?)
+    }
+
+    /// Puts a probe to a place of a file, for one process or for whoever uses the file, for as long as the result lives.
+    ///
+    /// # Errors
+    /// [`KernelError`]: the kernel does not take it.
+    pub fn attach(&mut self, file: &File, point: Point, pid: Option<u32>) -> Result<UProbeLink, KernelError> {
+        let scope = pid.and_then(NonZeroU32::new).map_or(UProbeScope::AllProcesses, UProbeScope::OneProcess);
+        let place = UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(point.offset),
+            cookie: Some(point.cookie),
+        };
+        let program: &mut UProbe = program_of(&mut self.ebpf, "library_call")?;
+        // The file itself, whatever it is called and wherever.
+        let link = program.attach(place, format!("/proc/self/fd/{}", file.as_raw_fd()), scope);
+        program.take_link(link.map_err(refused)?).map_err(refused)
+    }
+
+    fn metered_map(&mut self) -> Result<HashMap<&mut aya::maps::MapData, u32, MeteredBytes>, KernelError> {
+        named(self.ebpf.map_mut("METERED")).and_then(HashMap::try_from).map_err(refused)
+    }
+
+    /// Counts a process's calls from now on, and those of the children it will have.
+    ///
+    /// # Errors
+    /// [`KernelError`] if too many are metered.
+    pub fn meter(&mut self, who: ProcessKey, job: u64) -> Result<(), KernelError> {
+        let value = MeteredValue { start_ticks: who.start_ticks, job };
+        self.metered_map()?.insert(who.pid, bytes_of(&value), 0).map_err(refused)
+    }
+
+    /// Who is metered, and for what.
+    pub fn metered(&mut self) -> Vec<(ProcessKey, u64)> {
+        let Ok(map) = self.metered_map() else { return Vec::new() };
+        let entries = map.iter().filter_map(Result::ok);
+        entries
+            .filter_map(|(pid, value)| {
+                let MeteredValue { start_ticks, job } = MeteredValue::read_from_bytes(&value).ok()?;
+                Some((ProcessKey { pid, start_ticks }, job))
+            })
+            .collect()
+    }
+
+    /// Meters a process no more.
+    pub fn forget(&mut self, pid: u32) {
+        // If it is gone already, all is well.
+        let _ = self.metered_map().map(|mut map| map.remove(&pid));
+    }
+
+    /// The counters of all processes, CPUs added up. They only grow while a process lives.
+    pub fn counts(&self) -> Vec<(LaunchKey, LaunchValue)> {
+        let map = named(self.ebpf.map("LAUNCHES"))
+            .and_then(PerCpuHashMap::<_, LaunchKeyBytes, LaunchValueBytes>::try_from);
+        let Ok(map) = map else { return Vec::new() };
+        let entries = map.iter().filter_map(Result::ok);
+        entries
+            .filter_map(|(key, values)| {
+                let mut sum = LaunchValue::default();
+                for value in values.iter().filter_map(|value| LaunchValue::read_from_bytes(value).ok()) {
+                    sum.calls = sum.calls.saturating_add(value.calls);
+                    // A program's argument says how many: it may say anything.
+                    sum.bytes = sum.bytes.saturating_add(value.bytes);
+                    sum.last_ns = sum.last_ns.max(value.last_ns);
+                }
+                Some((LaunchKey::read_from_bytes(&key).ok()?, sum))
+            })
+            .collect()
+    }
+
+    /// Frees the counters of a process that is dead.
+    pub fn remove(&mut self, key: &LaunchKey) {
+        let map = named(self.ebpf.map_mut("LAUNCHES"));
+        let map = map.and_then(PerCpuHashMap::<_, LaunchKeyBytes, LaunchValueBytes>::try_from);
+        let _ = map.map(|mut map| map.remove(&bytes_of(key)));
+    }
+
+    /// Calls and processes that there was no room to count.
+    pub fn uncounted(&self) -> (u64, u64) {
+        let Ok(map) = named(self.ebpf.map("UNCOUNTED")).and_then(PerCpuArray::<_, u64>::try_from) else {
+            return (0, 0);
+        };
+        let sum = |kind: u32| map.get(&kind, 0).map_or(0, |values| values.iter().sum());
+        (sum(uncounted::CALLS), sum(uncounted::PROCESSES))
+    }
+}

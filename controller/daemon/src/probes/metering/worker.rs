@@ -1,0 +1,617 @@
+//! The thread that meters: attaches probes to whom they are for, reads the counters, and forgets the dead after a while.
+
+use super::programs::Programs;
+use super::shares::Shares;
+use super::symbols::{Point, SymbolsError, points};
+use super::undertaker::Undertaker;
+use super::{Order, Purpose, entry, libraries};
+use crate::identity::read;
+use crate::identity::source::Source;
+use crate::probes::connected::{Connected, Presence};
+use crate::probes::kernel::Ring;
+use crate::probes::reader::{Readers, command_line};
+use crate::probes::scan::{self, Description};
+use aya::programs::uprobe::UProbeLink;
+use deepres_abi::probe::{Begun, LaunchKey, LaunchValue, cookie};
+use deepres_model::clock::monotonic_ns;
+use deepres_model::probes::{ENDED, MeteredStatus, MeteringStatus};
+use deepres_model::process::ProcessKey;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+const MS: u64 = 1_000_000;
+/// How often counters are read and the living are counted.
+const ROUND_NS: u64 = 250 * MS;
+/// How soon a process that uses no known library yet is looked at again, at first and at last.
+const LOOK_NS: u64 = 250 * MS;
+const MAX_LOOK_NS: u64 = 4_000 * MS;
+/// How long one that ended is listed.
+const ENDED_NS: u64 = 60_000 * MS;
+/// How many of them are, at most.
+const MAX_ENDED: usize = 256;
+/// How long a process may keep its command line and its mappings from who reads them.
+const COMMAND_LIMIT: Duration = Duration::from_millis(50);
+const MAPPINGS_LIMIT: Duration = Duration::from_secs(1);
+/// How long the libraries of a process may take to be read: their file systems may be far away, or a program's.
+const SYMBOLS_LIMIT: Duration = Duration::from_secs(2);
+/// Probes at a time, at most; each takes a descriptor.
+const MAX_PROBES: usize = 8192;
+/// Files that are known to have none of the functions, at most.
+const MAX_DISMISSED: usize = 4096;
+/// Libraries whose beginning is told of, at most.
+const MAX_LIBRARIES: usize = 128;
+
+/// A file with the driver's functions.
+struct Library {
+    file: File,
+    path: String,
+    points: Vec<Point>,
+    /// Tells who begins to use it.
+    beginning: Vec<UProbeLink>,
+    /// Whose process brought it.
+    source: Source,
+    /// For whom it was used.
+    jobs: BTreeSet<u64>,
+}
+
+/// A process that was named, or that uses a library.
+struct Process {
+    job: u64,
+    since_ns: u64,
+    ended_ns: Option<u64>,
+    description: Description,
+    /// Whom its probes are counted for.
+    source: Source,
+    probes: BTreeMap<(u64, u64), Vec<UProbeLink>>,
+    counts: BTreeMap<u32, LaunchValue>,
+    problem: Option<String>,
+}
+
+/// A process that uses no library yet.
+struct Waiting {
+    next_ns: u64,
+    pause_ns: u64,
+}
+
+pub struct Worker {
+    /// Why nobody can be metered, whatever the kernel says.
+    refusal: Option<String>,
+    connected: Arc<Connected>,
+    board: Arc<Mutex<MeteringStatus>>,
+    programs: Option<(Programs, Ring<Begun>)>,
+    libraries: BTreeMap<(u64, u64), Library>,
+    /// Libraries, by whom they are counted for.
+    brought: Shares,
+    /// Probes, likewise, until they are detached.
+    probed: Arc<Mutex<Shares>>,
+    jobs: BTreeMap<u64, Purpose>,
+    processes: BTreeMap<ProcessKey, Process>,
+    waiting: BTreeMap<ProcessKey, Waiting>,
+    /// Who was started to be metered, and its children, probed or not: they are none of those that are told of as unmanaged.
+    presences: BTreeMap<ProcessKey, Presence>,
+    readers: Readers,
+    /// Files that have none of the functions.
+    dismissed: BTreeSet<(u64, u64)>,
+    next_job: u64,
+    undertaker: Undertaker,
+    /// Those whose mappings are still being read.
+    unread: BTreeMap<ProcessKey, Arc<()>>,
+    /// Calls and processes that there was no room for, while nobody was metered whom they belong to.
+    uncounted: (u64, u64),
+}
+
+impl Worker {
+    pub fn new(
+        refusal: Option<String>,
+        connected: Arc<Connected>,
+        board: Arc<Mutex<MeteringStatus>>,
+    ) -> std::io::Result<Self> {
+        let probed: Arc<Mutex<Shares>> = Arc::default();
+        let undertaker = Undertaker::start(Arc::clone(&probed))?;
+        Ok(Self {
+            refusal,
+            connected,
+            board,
+            programs: None,
+            libraries: BTreeMap::new(),
+            brought: Shares::default(),
+            probed,
+            jobs: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            presences: BTreeMap::new(),
+            readers: Readers::default(),
+            dismissed: BTreeSet::new(),
+            next_job: 1,
+            undertaker,
+            unread: BTreeMap::new(),
+            uncounted: (0, 0),
+        })
+    }
+
+    pub fn run(mut self, wake: &OwnedFd, orders: &mpsc::Receiver<Order>) {
+        loop {
+            self.sleep(wake);
+            loop {
+                match orders.try_recv() {
+                    Ok(Order::Meter { pid, purpose, answer }) => {
+                        // Whoever asked may be gone.
+                        let _ = answer.send(self.meter(pid, purpose));
+                    }
+                    Ok(Order::Stop) | Err(mpsc::TryRecvError::Disconnected) => return,
+                    Err(mpsc::TryRecvError::Empty) => break,
+                }
+            }
+            self.attach_beginners();
+            self.round();
+            self.publish();
+        }
+    }
+
+    /// Until someone asks, someone begins, or it is time to read the counters.
+    fn sleep(&self, wake: &OwnedFd) {
+        let pause = Timespec { tv_sec: 0, tv_nsec: ROUND_NS as i64 };
+        let mut descriptors = vec![PollFd::new(wake, PollFlags::IN)];
+        let mut until = None;
+        if let Some((_, ring)) = &self.programs {
+            descriptors.push(PollFd::from_borrowed_fd(ring.as_fd(), PollFlags::IN));
+        }
+        if self.programs.is_some() || !self.processes.is_empty() {
+            until = Some(&pause);
+        }
+        // Interrupted or not: it is looked again.
+        let _ = poll(&mut descriptors, until);
+        let _ = rustix::io::read(wake, &mut [0; 8]);
+    }
+
+    fn meter(&mut self, pid: u32, purpose: Purpose) -> Result<(), String> {
+        if let Some(refusal) = &self.refusal {
+            return Err(refusal.clone());
+        }
+        let who = ProcessKey::of(pid).ok_or_else(|| format!("there is no process {pid}"))?;
+        let job = self.next_job;
+        self.load()?.meter(who, job).map_err(|error| error.to_string())?;
+        self.next_job += 1;
+        self.jobs.insert(job, purpose);
+        tracing::info!(pid, tenant = self.jobs[&job].tenant, "metering a process from outside");
+        self.enter(who, job);
+        let found = self.attach(who).map_err(|unprobed| unprobed.to_string());
+        if let Err(problem) = &found
+            && let Some(process) = self.processes.get_mut(&who)
+        {
+            // It may load the library yet.
+            process.problem = Some(problem.clone());
+            self.waiting.insert(who, Waiting { next_ns: 0, pause_ns: LOOK_NS });
+        }
+        self.publish();
+        found
+    }
+
+    fn load(&mut self) -> Result<&mut Programs, String> {
+        if self.programs.is_none() {
+            let mut programs = Programs::load().map_err(|error| error.to_string())?;
+            let ring = programs.take_begun().ok_or("the kernel programs have no ring")?;
+            make_room();
+            self.programs = Some((programs, ring));
+        }
+        match &mut self.programs {
+            Some((programs, _)) => Ok(programs),
+            None => Err("the kernel programs are gone".to_owned()),
+        }
+    }
+
+    fn enter(&mut self, who: ProcessKey, job: u64) {
+        self.note_presence(who, job);
+        if let Some(process) = self.processes.get_mut(&who) {
+            // Whoever is adopted anew is what was said last.
+            process.job = job;
+            return;
+        }
+        let description = self.describe(who.pid);
+        let process = Process {
+            job,
+            since_ns: monotonic_ns(),
+            ended_ns: None,
+            source: Source::of(who.pid, read::owner(who.pid, description.uid)),
+            description,
+            probes: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            problem: None,
+        };
+        self.processes.insert(who, process);
+    }
+
+    fn note_presence(&mut self, who: ProcessKey, job: u64) {
+        if self.jobs.get(&job).is_some_and(|purpose| purpose.is_managed) {
+            let connected = &self.connected;
+            self.presences.entry(who).or_insert_with(|| Presence::new(connected, who.pid));
+        }
+    }
+
+    fn describe(&self, pid: u32) -> Description {
+        let mut description = scan::describe(pid);
+        if let Some(command) = self.readers.within(COMMAND_LIMIT, move || command_line(pid)).flatten() {
+            description.command = command;
+        }
+        description
+    }
+
+    /// The files with functions that a process has mapped. One that keeps them from being read takes one reader, however often it is looked at.
+    fn mapped_by(&mut self, who: ProcessKey) -> Option<Vec<libraries::Mapped>> {
+        self.unread.retain(|_, reading| Arc::strong_count(reading) > 1);
+        if self.unread.contains_key(&who) {
+            return None;
+        }
+        let dismissed = self.dismissed.clone();
+        let reading = Arc::new(());
+        let token = Arc::clone(&reading);
+        let found = self.readers.within(MAPPINGS_LIMIT, move || {
+            let _token = token;
+            libraries::of(who.pid, &dismissed)
+        });
+        if found.is_none() {
+            self.unread.insert(who, reading);
+        }
+        found
+    }
+
+    /// Probes the libraries that a process uses, in that process.
+    fn attach(&mut self, who: ProcessKey) -> Result<(), Unprobed> {
+        let mut problems = Vec::new();
+        let mut has_any = false;
+        let found = self.mapped_by(who);
+        let found = found
+            .ok_or_else(|| Unprobed::Problem("it keeps what it has mapped from being read".to_owned()))?;
+        let mut patience = SYMBOLS_LIMIT;
+        for mapped in found {
+            let is_known = self.libraries.contains_key(&mapped.id);
+            let (id, path) = (mapped.id, mapped.path.clone());
+            match if is_known { Ok(()) } else { self.learn(who, mapped, &mut patience) } {
+                Ok(()) => match self.probe(who, id) {
+                    Ok(()) => has_any = true,
+                    Err(problem) => problems.push(format!("{path}: {problem}")),
+                },
+                Err(Unusable::Symbols(SymbolsError::NoFunctions | SymbolsError::NotElf)) => {
+                    if self.dismissed.len() < MAX_DISMISSED {
+                        self.dismissed.insert(id);
+                    }
+                }
+                Err(Unusable::Symbols(error)) => problems.push(format!("{path} {error}")),
+                Err(Unusable::Kernel(error)) => problems.push(format!("{path}: {error}")),
+            }
+        }
+        if has_any {
+            if let Some(process) = self.processes.get_mut(&who) {
+                process.problem = None;
+            }
+            return Ok(());
+        }
+        if problems.is_empty() {
+            return Err(Unprobed::NoLibrary);
+        }
+        Err(Unprobed::Problem(deepres_model::text::harmless(&problems.join("; "))))
+    }
+
+    /// Finds a library's functions, and has those tell of themselves who begin to use it. `who` has brought it.
+    fn learn(
+        &mut self,
+        who: ProcessKey,
+        mapped: libraries::Mapped,
+        patience: &mut Duration,
+    ) -> Result<(), Unusable> {
+        let libraries::Mapped { file, id, path } = mapped;
+        let Some(source) = self.processes.get(&who).map(|process| process.source.clone()) else {
+            return Err(Unusable::Kernel("its process is gone".to_owned()));
+        };
+        let copy = file.try_clone().map_err(|error| Unusable::Kernel(error.to_string()))?;
+        let began = Instant::now();
+        let places = self.readers.within(*patience, move || points(&copy));
+        *patience = patience.saturating_sub(began.elapsed());
+        let places = places.ok_or_else(|| Unusable::Kernel("it takes too long to read".to_owned()))?;
+        let places = places.map_err(Unusable::Symbols)?;
+        let (beginnings, counted): (Vec<Point>, Vec<Point>) =
+            places.into_iter().partition(|point| cookie::tells(point.cookie));
+        let full = |full| Unusable::Kernel(format!("too many libraries are probed already: {full}"));
+        self.brought.take(&source, 1, MAX_LIBRARIES).map_err(full)?;
+        let programs = self.load();
+        let beginning = programs.and_then(|programs| {
+            let attached = beginnings.into_iter().map(|point| programs.attach(&file, point, None));
+            attached.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())
+        });
+        let beginning = beginning.map_err(|error| {
+            self.brought.give_back(&source, 1);
+            Unusable::Kernel(error)
+        })?;
+        tracing::info!(
+            library = deepres_model::text::harmless(&path),
+            functions = counted.len(),
+            "a driver's library is probed"
+        );
+        let library = Library { file, path, points: counted, beginning, source, jobs: BTreeSet::new() };
+        self.libraries.insert(id, library);
+        Ok(())
+    }
+
+    /// Forgets libraries that were made up, or gone over to others: nobody lives for whom they were used.
+    fn forget_libraries(&mut self, living: &BTreeMap<ProcessKey, u64>) {
+        let jobs: BTreeSet<u64> = living.values().copied().collect();
+        let unused = self.libraries.extract_if(.., |_, library| library.jobs.is_disjoint(&jobs));
+        for (_, library) in unused {
+            tracing::info!(
+                library = deepres_model::text::harmless(&library.path),
+                "a driver's library is probed no more: whoever used it is gone"
+            );
+            self.brought.give_back(&library.source, 1);
+            self.undertaker.take(None, library.beginning);
+        }
+    }
+
+    fn probe(&mut self, who: ProcessKey, id: (u64, u64)) -> Result<(), String> {
+        let Some(process) = self.processes.get_mut(&who) else { return Ok(()) };
+        let (Some(library), Some((programs, _))) = (self.libraries.get_mut(&id), &mut self.programs) else {
+            return Ok(());
+        };
+        library.jobs.insert(process.job);
+        if process.probes.contains_key(&id) {
+            return Ok(());
+        }
+        let count = library.points.len();
+        {
+            let mut probed = self.probed.lock().unwrap_or_else(PoisonError::into_inner);
+            let most = room(probed.sum());
+            probed.take(&process.source, count, most).map_err(|full| {
+                format!("too many probes are attached already: {full} (half of the daemon's descriptors, `ulimit -n`, and {MAX_PROBES} at most)")
+            })?;
+        }
+        let probes = library.points.iter().map(|point| programs.attach(&library.file, *point, Some(who.pid)));
+        match probes.collect::<Result<Vec<_>, _>>() {
+            Ok(probes) => {
+                process.probes.insert(id, probes);
+                Ok(())
+            }
+            Err(error) => {
+                self.probed.lock().unwrap_or_else(PoisonError::into_inner).give_back(&process.source, count);
+                Err(error.to_string())
+            }
+        }
+    }
+
+    /// Those who have just called a library for the first time.
+    fn attach_beginners(&mut self) {
+        let Some((_, ring)) = &mut self.programs else { return };
+        let begun: Vec<Begun> = std::iter::from_fn(|| ring.pop()).collect();
+        for Begun { start_ticks, job, pid, .. } in begun {
+            let who = ProcessKey { pid, start_ticks };
+            if self.jobs.contains_key(&job) && who.is_alive() {
+                self.begin(who, job);
+            }
+        }
+    }
+
+    fn begin(&mut self, who: ProcessKey, job: u64) {
+        let is_new = !self.processes.contains_key(&who);
+        self.enter(who, job);
+        match self.attach(who) {
+            Ok(()) => {
+                self.waiting.remove(&who);
+            }
+            // It was only looked at, in case it uses something.
+            Err(Unprobed::NoLibrary) if is_new => drop(self.processes.remove(&who)),
+            Err(unprobed) => {
+                if let Some(process) = self.processes.get_mut(&who) {
+                    process.problem = Some(unprobed.to_string());
+                }
+            }
+        }
+    }
+
+    /// Reads the counters, buries the dead, and looks at those who use no library yet.
+    fn round(&mut self) {
+        let now_ns = monotonic_ns();
+        let Some((programs, _)) = &mut self.programs else {
+            self.forget_ended(now_ns);
+            return;
+        };
+        let living: BTreeMap<ProcessKey, u64> = programs.metered().into_iter().collect();
+        // In this order: whoever is dead here counts no more, and what it counted is read after.
+        let dead: BTreeSet<ProcessKey> = living.keys().copied().filter(|who| !who.is_alive()).collect();
+        let mut begun = Vec::new();
+        for (key, value) in programs.counts() {
+            let who = ProcessKey { pid: key.pid, start_ticks: key.start_ticks };
+            match self.processes.get_mut(&who) {
+                Some(process) => {
+                    if process.counts.insert(key.entry, value).is_none() && process.ended_ns.is_none() {
+                        begun.push(who);
+                    }
+                }
+                None if living.contains_key(&who) => {}
+                None => programs.remove(&key),
+            }
+        }
+        for who in &dead {
+            programs.forget(who.pid);
+            self.waiting.remove(who);
+            self.presences.remove(who);
+            let Some(process) = self.processes.get_mut(who) else { continue };
+            process.ended_ns = Some(now_ns);
+            let probes = std::mem::take(&mut process.probes);
+            self.undertaker.take(Some(process.source.clone()), probes.into_values().flatten().collect());
+            for entry in process.counts.keys() {
+                programs.remove(&LaunchKey { start_ticks: who.start_ticks, pid: who.pid, entry: *entry });
+            }
+            let sums = sums(process);
+            tracing::info!(
+                pid = who.pid,
+                launches = sums.launches,
+                graph_launches = sums.graph_launches,
+                allocations = sums.allocations,
+                "a metered process ended"
+            );
+        }
+        for who in begun.into_iter().filter(|who| !dead.contains(who)) {
+            // It may have become another program since it was named.
+            let present = self.describe(who.pid);
+            if let Some(process) = self.processes.get_mut(&who)
+                && !present.command.is_empty()
+            {
+                process.description = present;
+            }
+        }
+        for (who, job) in living.iter().filter(|(who, _)| !dead.contains(who)) {
+            self.note_presence(*who, *job);
+        }
+        self.look_at_waiting(&living, &dead, now_ns);
+        self.forget_libraries(&living);
+        self.forget_ended(now_ns);
+    }
+
+    fn look_at_waiting(
+        &mut self,
+        living: &BTreeMap<ProcessKey, u64>,
+        dead: &BTreeSet<ProcessKey>,
+        now_ns: u64,
+    ) {
+        for (who, job) in living.iter().filter(|(who, _)| !dead.contains(who)) {
+            if self.processes.get(who).is_some_and(|process| !process.probes.is_empty()) {
+                continue;
+            }
+            let waiting =
+                self.waiting.entry(*who).or_insert(Waiting { next_ns: now_ns + LOOK_NS, pause_ns: LOOK_NS });
+            if now_ns >= waiting.next_ns {
+                waiting.pause_ns = (2 * waiting.pause_ns).min(MAX_LOOK_NS);
+                waiting.next_ns = now_ns + waiting.pause_ns;
+                self.begin(*who, *job);
+            }
+        }
+    }
+
+    /// Whoever ended long ago is forgotten, and when nobody is left, everything is detached.
+    fn forget_ended(&mut self, now_ns: u64) {
+        self.processes
+            .retain(|_, process| process.ended_ns.is_none_or(|ended_ns| now_ns - ended_ns < ENDED_NS));
+        while self.processes.values().filter(|process| process.ended_ns.is_some()).count() > MAX_ENDED {
+            let ended = |process: &Process| process.ended_ns.unwrap_or(u64::MAX);
+            let Some(oldest) =
+                self.processes.iter().min_by_key(|(_, process)| ended(process)).map(|(who, _)| *who)
+            else {
+                break;
+            };
+            self.processes.remove(&oldest);
+        }
+        let is_needed = self.programs.as_mut().is_some_and(|(programs, _)| !programs.metered().is_empty());
+        if !is_needed {
+            self.forget_libraries(&BTreeMap::new());
+            self.waiting.clear();
+            self.presences.clear();
+            self.dismissed.clear();
+            if let Some((programs, _)) = self.programs.take() {
+                let (calls, processes) = programs.uncounted();
+                self.uncounted.0 += calls;
+                self.uncounted.1 += processes;
+            }
+            let jobs: BTreeSet<u64> = self.processes.values().map(|process| process.job).collect();
+            self.jobs.retain(|job, _| jobs.contains(job));
+        }
+    }
+
+    fn publish(&self) {
+        let processes = self.processes.iter().map(|(who, process)| {
+            let mut status = sums(process);
+            status.pid = who.pid;
+            status.tenant = self.jobs.get(&process.job).and_then(|purpose| purpose.tenant.clone());
+            status.libraries = process
+                .probes
+                .keys()
+                .filter_map(|id| Some(deepres_model::text::harmless(&self.libraries.get(id)?.path)))
+                .collect();
+            status
+        });
+        let (calls, processes_now) =
+            self.programs.as_ref().map_or((0, 0), |(programs, _)| programs.uncounted());
+        let (uncounted_calls, uncounted_processes) =
+            (self.uncounted.0 + calls, self.uncounted.1 + processes_now);
+        let status = MeteringStatus { processes: processes.collect(), uncounted_calls, uncounted_processes };
+        *self.board.lock().unwrap_or_else(PoisonError::into_inner) = status;
+    }
+}
+
+/// Why nothing of a process is probed.
+#[derive(Debug, thiserror::Error)]
+enum Unprobed {
+    #[error("it has loaded no file with the driver's functions")]
+    NoLibrary,
+    /// It has, or may have: what it does goes uncounted.
+    #[error("{0}")]
+    Problem(String),
+}
+
+/// Why a file is not probed.
+enum Unusable {
+    Symbols(SymbolsError),
+    Kernel(String),
+}
+
+/// Allows this process the descriptors that the probes take, where it may.
+fn make_room() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Some(current) = limit.current {
+        let wanted = current + 2 * MAX_PROBES as u64;
+        let maximum = limit.maximum.map(|maximum| maximum.max(wanted));
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
+    }
+}
+
+/// How many probes there may be, of which so many are: they leave tenants the other half of the descriptors.
+fn room(probes: usize) -> usize {
+    let Some(limit) = getrlimit(Resource::Nofile).current else { return MAX_PROBES };
+    let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    let others = open.saturating_sub(probes);
+    usize::try_from(limit / 2).unwrap_or(usize::MAX).saturating_sub(others).min(MAX_PROBES)
+}
+
+/// What a process's counters add up to.
+fn sums(process: &Process) -> MeteredStatus {
+    let mut status = MeteredStatus {
+        pid: 0,
+        container_pid: process.description.container_pid,
+        uid: process.description.uid,
+        container: process.description.container.clone(),
+        command: process.description.command.clone(),
+        tenant: None,
+        state: match (process.ended_ns, process.probes.is_empty()) {
+            (Some(_), _) => ENDED,
+            (None, false) => "metered",
+            (None, true) => "waiting",
+        }
+        .to_owned(),
+        problem: process.problem.clone(),
+        since_ns: process.since_ns,
+        last_ns: 0,
+        launches: 0,
+        graph_launches: 0,
+        allocations: 0,
+        allocated_bytes: 0,
+        frees: 0,
+        functions: BTreeMap::new(),
+        libraries: Vec::new(),
+    };
+    for (number, value) in &process.counts {
+        let Some((name, kind)) = entry::of(*number) else { continue };
+        let sum = match kind {
+            entry::Kind::Launch => &mut status.launches,
+            entry::Kind::Graph => &mut status.graph_launches,
+            entry::Kind::Allocation => &mut status.allocations,
+            entry::Kind::Free => &mut status.frees,
+        };
+        *sum = sum.saturating_add(value.calls);
+        status.allocated_bytes = status.allocated_bytes.saturating_add(value.bytes);
+        status.last_ns = status.last_ns.max(value.last_ns);
+        status.functions.insert(name.to_owned(), value.calls);
+    }
+    status
+}

@@ -1,0 +1,317 @@
+//! What /proc tells of processes: who has the GPU's devices open or mapped, and who they are.
+
+use super::devices::Devices;
+use super::reader::shortened;
+use super::users::Evidence;
+use crate::identity::read::{place, process};
+use deepres_abi::probe::Family;
+use deepres_model::process::{ProcessKey, text};
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
+use rustix::process::getuid;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// How a process uses the devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Use {
+    /// How it was seen.
+    pub evidence: Evidence,
+    /// It has unified memory open, which only compute does.
+    pub is_compute: bool,
+}
+
+/// Descriptors of one process that are looked at while others wait. A process can have millions.
+pub const GLANCE: usize = 4096;
+
+/// What a look at a process's descriptors came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    /// How it has the devices open, as far as was looked.
+    pub found: Option<Use>,
+    /// All of its descriptors were looked at.
+    pub is_whole: bool,
+}
+
+/// All processes.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Those that have the devices open.
+    pub users: Vec<(ProcessKey, Use)>,
+    /// Those that have not, as far as was looked.
+    pub others: Vec<ProcessKey>,
+    /// Those that have more descriptors than were looked at.
+    pub large: Vec<ProcessKey>,
+}
+
+/// Looks at all processes, at a part of the descriptors of those that have very many.
+pub fn all(devices: &Devices) -> Found {
+    let mut all = Found::default();
+    let Ok(entries) = std::fs::read_dir("/proc") else { return all };
+    for pid in entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+        let Look { found, is_whole } = glance(pid, devices);
+        let Some(who) = ProcessKey::of(pid) else { continue };
+        match found {
+            Some(found) => all.users.push((who, found)),
+            None => all.others.push(who),
+        }
+        if !is_whole {
+            all.large.push(who);
+        }
+    }
+    all
+}
+
+/// How a process has the devices open at this moment, seen from its first descriptors.
+pub fn glance(pid: u32, devices: &Devices) -> Look {
+    look(pid, devices, GLANCE)
+}
+
+/// The same from all of them, which may take seconds.
+pub fn open(pid: u32, devices: &Devices) -> Option<Use> {
+    look(pid, devices, usize::MAX).found
+}
+
+fn look(pid: u32, devices: &Devices, most: usize) -> Look {
+    let (mut families, mut seen) = open_devices(&format!("/proc/{pid}/fd"), devices, most);
+    if seen == 0 && has_lost_its_leader(pid) {
+        // They have the same descriptors, unless one of them made itself a table of its own.
+        for thread in threads(pid) {
+            let (its, count) = open_devices(&format!("{thread}/fd"), devices, most - seen);
+            families.extend(its);
+            seen += count;
+            if seen >= most {
+                break;
+            }
+        }
+    }
+    Look { found: used(Evidence::Descriptor, &families), is_whole: seen < most }
+}
+
+/// How a process has the devices mapped at this moment. Takes as long as the process likes.
+pub fn mapped(pid: u32, devices: &Devices) -> Option<Use> {
+    used(Evidence::Mapping, &mapped_devices(pid, devices))
+}
+
+fn used(evidence: Evidence, families: &[Family]) -> Option<Use> {
+    (!families.is_empty()).then(|| Use { evidence, is_compute: families.contains(&Family::Uvm) })
+}
+
+/// Whether a process is of deepres itself: this user's, with this very program. Such a one moves tenants' memory, and outlives the daemon that started
+/// it.
+pub fn is_ours(pid: u32) -> bool {
+    pid == std::process::id()
+        || identity(&format!("/proc/{pid}/exe")).is_some_and(|own| Some(own) == identity("/proc/self/exe"))
+            && process(pid).is_some_and(|process| process.user == getuid().as_raw())
+}
+
+/// Device and number of the file that a path leads to.
+fn identity(path: &str) -> Option<(u32, u32, u64)> {
+    let status = statx(CWD, path, AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT, StatxFlags::INO).ok()?;
+    Some((status.stx_dev_major, status.stx_dev_minor, status.stx_ino))
+}
+
+/// Whether we may not see what a process has open: then what the kernel programs saw has to do.
+pub fn is_hidden(pid: u32) -> bool {
+    std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
+}
+
+/// Whether a process's first thread has ended and others go on: then what the process has is theirs to show.
+fn has_lost_its_leader(pid: u32) -> bool {
+    let stat = text(pid, "stat").unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('Z'))
+}
+
+/// Whether a process is ending: all of its threads are. Taking its memory and files from it may take long, and it is no user any more.
+pub fn is_dying(pid: u32) -> bool {
+    /// Where a thread's flags are behind its name, and the one that says that it is ending (`PF_EXITING`).
+    const FLAGS: usize = 6;
+    const ENDING: u32 = 4;
+    let is_ending = |thread: String| {
+        let stat = std::fs::read_to_string(format!("{thread}/stat")).unwrap_or_default();
+        let flags = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_ascii_whitespace().nth(FLAGS));
+        // One that is gone meanwhile has ended.
+        flags.and_then(|flags| flags.parse::<u32>().ok()).is_none_or(|flags| flags & ENDING != 0)
+    };
+    let mut threads = threads(pid).map(is_ending).peekable();
+    // Of one whose threads cannot be read nothing is known.
+    threads.peek().is_some() && threads.all(|is_ending| is_ending)
+}
+
+fn threads(pid: u32) -> impl Iterator<Item = String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.map(|task| task.path().to_string_lossy().into_owned())
+}
+
+/// The devices among so many of the files that are open, and how many of these there were.
+fn open_devices(folder: &str, devices: &Devices, most: usize) -> (Vec<Family>, usize) {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut seen = 0;
+    let families = entries.take(most).filter_map(|entry| {
+        seen += 1;
+        let family = family(&entry.path(), devices)?;
+        // One that is open for neither reading nor writing (O_PATH) only names the device.
+        entry.metadata().is_ok_and(|link| link.permissions().mode() & 0o600 != 0).then_some(family)
+    });
+    let families = families.collect();
+    (families, seen)
+}
+
+fn mapped_devices(pid: u32, devices: &Devices) -> Vec<Family> {
+    let Ok(maps) = std::fs::read_to_string(format!("/proc/{pid}/maps")) else { return Vec::new() };
+    let possible = maps.lines().filter_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let (range, mode) = (fields.next()?, fields.next()?);
+        // Drivers' memory is mapped shared, and has a file's name; what a device's node is mapped as otherwise is looked at, too.
+        (mode.ends_with('s') && line.contains('/') || line.contains(" /dev/")).then_some(range)
+    });
+    possible
+        .filter_map(|range| family(Path::new(&format!("/proc/{pid}/map_files/{range}")), devices))
+        .collect()
+}
+
+/// The family of the device that a path leads to. File systems that are far away are not asked.
+fn family(path: &Path, devices: &Devices) -> Option<Family> {
+    let status = statx(CWD, path, AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT, StatxFlags::TYPE).ok()?;
+    let is_device = FileType::from_raw_mode(status.stx_mode.into()) == FileType::CharacterDevice;
+    if is_device { devices.family(status.stx_rdev_major, status.stx_rdev_minor) } else { None }
+}
+
+/// The parent of a process.
+pub fn parent(pid: u32) -> Option<u32> {
+    text(pid, "stat")?.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// Who a process is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// Its command line, shortened; its name before that was read.
+    pub command: String,
+    /// Its user.
+    pub uid: u32,
+    /// Its id as it sees itself, if that is another.
+    pub container_pid: Option<u32>,
+    /// Its container's id, shortened.
+    pub container: Option<String>,
+}
+
+/// What a process is to itself, if that is another number than ours of it.
+pub fn inner_pid(pid: u32) -> Option<u32> {
+    inner_of(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+fn inner_of(status: &str) -> Option<u32> {
+    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    ids.split_ascii_whitespace().skip(1).last()?.parse().ok()
+}
+
+/// Describes a process by what the kernel answers from its own memory: as its command it has its name.
+pub fn describe(pid: u32) -> Description {
+    let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let command = String::from_utf8_lossy(&read("comm")).trim_end().to_owned();
+    let status = read("status");
+    let status = String::from_utf8_lossy(&status);
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    Description {
+        command: shortened(&command),
+        uid: field("Uid:")
+            .and_then(|line| line.split_ascii_whitespace().next()?.parse().ok())
+            .unwrap_or(u32::MAX),
+        container_pid: inner_of(&status),
+        container: place(pid).and_then(|place| Some(place.container()?.short_id().to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tun() -> Devices {
+        Devices::find(&["nvidia-uvm=1:8".parse().unwrap()])
+    }
+
+    #[test]
+    fn a_process_that_has_the_device_open_is_found_and_no_other() {
+        let devices = tun();
+        assert_eq!(open(std::process::id(), &devices), None);
+        let held = std::fs::File::open("/dev/random").unwrap();
+        let expected = Use { evidence: Evidence::Descriptor, is_compute: true };
+        assert_eq!(open(std::process::id(), &devices), Some(expected));
+        let own = ProcessKey::of(std::process::id()).unwrap();
+        let found = all(&devices);
+        assert!(found.users.contains(&(own, expected)) && !found.others.contains(&own));
+        drop(held);
+    }
+
+    #[test]
+    fn of_a_process_with_very_many_descriptors_a_part_is_looked_at_and_the_rest_when_asked_for() {
+        // It has the device open behind all others.
+        const CODE: &str = "import os, resource, sys\n\
+            count = int(sys.argv[1])\n\
+            resource.setrlimit(resource.RLIMIT_NOFILE, (2 * count, max(2 * count, resource.getrlimit(resource.RLIMIT_NOFILE)[1])))\n\
+            for _ in range(count): os.dup(0)\n\
+            held = os.open('/dev/random', os.O_RDONLY)\n\
+            print(flush=True)\n\
+            sys.stdin.read()";
+        let mut python = std::process::Command::new("python3");
+        python.args(["-c", CODE, &GLANCE.to_string()]);
+        python.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        let mut child = python.spawn().unwrap();
+        let mut line = String::new();
+        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+        let devices = tun();
+        let expected = Use { evidence: Evidence::Descriptor, is_compute: true };
+        assert_eq!(glance(child.id(), &devices), Look { found: None, is_whole: false });
+        assert_eq!(open(child.id(), &devices), Some(expected));
+        let who = ProcessKey::of(child.id()).unwrap();
+        let found = all(&devices);
+        assert!(found.large.contains(&who) && found.others.contains(&who));
+        let own = ProcessKey::of(std::process::id()).unwrap();
+        assert!(!found.large.contains(&own) && glance(own.pid, &devices).is_whole);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_is_described_by_its_name_and_user() {
+        let own = describe(std::process::id());
+        assert_eq!(own.uid, rustix::process::getuid().as_raw());
+        assert_eq!(own.command, std::fs::read_to_string("/proc/self/comm").unwrap().trim_end());
+        assert_eq!(
+            parent(std::process::id()),
+            rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get() as u32)
+        );
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_shows_what_it_has_open() {
+        const CODE: &str = "import ctypes, os, threading, time\n\
+            held = os.open('/dev/random', os.O_RDONLY)\n\
+            def go_on():\n\
+            \x20time.sleep(0.1)\n\
+            \x20print(flush=True)\n\
+            \x20time.sleep(60)\n\
+            threading.Thread(target=go_on).start()\n\
+            ctypes.CDLL(None).pthread_exit(None)";
+        let mut python = std::process::Command::new("python3");
+        let mut child = python.args(["-c", CODE]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+        while !has_lost_its_leader(child.id()) {
+            std::thread::yield_now();
+        }
+        let who = ProcessKey::of(child.id()).expect("it lives on");
+        let expected = Use { evidence: Evidence::Descriptor, is_compute: true };
+        assert_eq!(open(child.id(), &tun()), Some(expected));
+        assert!(who.is_alive() && !is_dying(child.id()));
+        child.kill().unwrap();
+        while who.is_alive() {
+            std::thread::yield_now();
+        }
+        assert!(is_dying(child.id()), "its threads are ending or have ended");
+        assert_eq!(open(child.id(), &tun()), None, "dead, and not buried");
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,261 @@
+//! Who uses a GPU without being a tenant's: pure bookkeeping over what was seen, with the time as an argument.
+//!
+//! A process that starts, or that a tenant's process becomes by exec, talks to the driver a moment before it connects. So whoever is
+//! seen is given that moment, and then looked at once more before anybody is told.
+
+use deepres_model::process::ProcessKey;
+use std::collections::BTreeMap;
+
+/// What a process that is about to connect may take for it. Whoever is seen at once is told of well within a second.
+pub const GRACE_NS: u64 = 400_000_000;
+/// A daemon that has just started tells of nobody for so long: tenants of the one before it are connecting again.
+pub const START_NS: u64 = 2_000_000_000;
+/// How often it is looked whether someone is a user still.
+const LOOK_NS: u64 = 1_000_000_000;
+
+/// How a user was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Evidence {
+    /// The kernel programs told of an ioctl.
+    Ioctl,
+    /// NVML lists it.
+    Nvml,
+    /// It has the device open.
+    Descriptor,
+    /// It has the device mapped.
+    Mapping,
+}
+
+impl Evidence {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ioctl => "ioctl",
+            Self::Nvml => "nvml",
+            Self::Descriptor => "descriptor",
+            Self::Mapping => "mapping",
+        }
+    }
+}
+
+/// A user that is no tenant's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// Since when it is known.
+    pub since_ns: u64,
+    /// How it was seen, each way once.
+    pub evidence: Vec<Evidence>,
+    /// It computes; else it only talks to the driver.
+    pub is_compute: bool,
+    /// It was told of.
+    pub is_reported: bool,
+    /// When.
+    pub reported_ns: u64,
+    /// When it was last looked at.
+    looked_ns: u64,
+}
+
+/// Something to tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// A user that is no tenant's.
+    Found(ProcessKey),
+    /// One that was told of computes, as was not known before.
+    Computes(ProcessKey),
+    /// One that was told of is none any more.
+    Gone(ProcessKey),
+    /// One that computed was seen by what it asked the driver, and was none any more before it could be told of.
+    Passed(ProcessKey),
+}
+
+/// All users that are no tenant's.
+#[derive(Debug)]
+pub struct Users {
+    users: BTreeMap<ProcessKey, User>,
+    /// Before this nobody is told of.
+    quiet_until_ns: u64,
+}
+
+impl Users {
+    /// None yet, at the start of a daemon.
+    pub fn at_start(now_ns: u64) -> Self {
+        Self { users: BTreeMap::new(), quiet_until_ns: now_ns + START_NS }
+    }
+
+    /// A process that is not connected was seen using a GPU.
+    pub fn seen(
+        &mut self,
+        who: ProcessKey,
+        evidence: Evidence,
+        is_compute: bool,
+        now_ns: u64,
+    ) -> Option<Change> {
+        let user = self.users.entry(who).or_insert_with(|| User {
+            since_ns: now_ns,
+            evidence: Vec::new(),
+            is_compute: false,
+            is_reported: false,
+            reported_ns: 0,
+            looked_ns: now_ns,
+        });
+        if !user.evidence.contains(&evidence) {
+            user.evidence.push(evidence);
+        }
+        let is_news = is_compute && !user.is_compute && user.is_reported;
+        user.is_compute |= is_compute;
+        is_news.then_some(Change::Computes(who))
+    }
+
+    /// Brings everything up to date. `is_managed` says whether a process, that computes or not, is a tenant's; `uses` looks whether it uses
+    /// a GPU at this moment.
+    pub fn settle(
+        &mut self,
+        now_ns: u64,
+        is_managed: impl Fn(ProcessKey, bool) -> bool,
+        mut uses: impl FnMut(ProcessKey) -> bool,
+    ) -> Vec<Change> {
+        let mut changes = Vec::new();
+        self.users.retain(|who, user| {
+            let stays = if is_managed(*who, user.is_compute) {
+                false
+            } else if !user.is_reported {
+                if now_ns < self.quiet_until_ns || now_ns.saturating_sub(user.since_ns) < GRACE_NS {
+                    return true;
+                }
+                user.is_reported = uses(*who);
+                user.looked_ns = now_ns;
+                if user.is_reported {
+                    user.reported_ns = now_ns;
+                    changes.push(Change::Found(*who));
+                } else if user.is_compute && user.evidence.contains(&Evidence::Ioctl) {
+                    changes.push(Change::Passed(*who));
+                }
+                return user.is_reported;
+            } else if now_ns.saturating_sub(user.looked_ns) >= LOOK_NS {
+                user.looked_ns = now_ns;
+                uses(*who)
+            } else {
+                true
+            };
+            if !stays && user.is_reported {
+                changes.push(Change::Gone(*who));
+            }
+            stays
+        });
+        changes
+    }
+
+    /// A session of a process has ended: what it did meanwhile, it did as a tenant's.
+    pub fn was_managed(&mut self, pid: u32) {
+        self.users.retain(|who, user| who.pid != pid || user.is_reported);
+    }
+
+    /// When there is next something to settle.
+    pub fn due_ns(&self) -> Option<u64> {
+        let due = |user: &User| {
+            if user.is_reported {
+                user.looked_ns + LOOK_NS
+            } else {
+                (user.since_ns + GRACE_NS).max(self.quiet_until_ns)
+            }
+        };
+        self.users.values().map(due).min()
+    }
+
+    /// Whether a process was seen, told of or not.
+    pub fn knows(&self, who: ProcessKey) -> bool {
+        self.users.contains_key(&who)
+    }
+
+    /// Those who were told of.
+    pub fn reported(&self) -> impl Iterator<Item = (&ProcessKey, &User)> {
+        self.users.iter().filter(|(_, user)| user.is_reported)
+    }
+
+    /// A process, if it was told of.
+    pub fn find(&self, pid: u32) -> Option<(ProcessKey, &User)> {
+        self.reported().find(|(who, _)| who.pid == pid).map(|(who, user)| (*who, user))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHO: ProcessKey = ProcessKey { pid: 7, start_ticks: 1 };
+
+    /// Long after the start.
+    fn running() -> Users {
+        Users { users: BTreeMap::new(), quiet_until_ns: 0 }
+    }
+
+    #[test]
+    fn those_of_the_daemon_before_have_time_to_come_back() {
+        let mut users = Users::at_start(0);
+        users.seen(WHO, Evidence::Descriptor, true, 0);
+        assert_eq!(users.settle(GRACE_NS, |_, _| false, |_| true), []);
+        assert_eq!(users.due_ns(), Some(START_NS));
+        assert_eq!(users.settle(START_NS, |_, _| false, |_| true), [Change::Found(WHO)]);
+    }
+
+    #[test]
+    fn whoever_is_not_connected_after_the_grace_is_told_of_once() {
+        let mut users = running();
+        users.seen(WHO, Evidence::Ioctl, false, 100);
+        assert_eq!(users.due_ns(), Some(100 + GRACE_NS));
+        assert_eq!(users.settle(99 + GRACE_NS, |_, _| false, |_| true), []);
+        assert_eq!(users.settle(100 + GRACE_NS, |_, _| false, |_| true), [Change::Found(WHO)]);
+        users.seen(WHO, Evidence::Nvml, false, 101 + GRACE_NS);
+        assert_eq!(users.settle(102 + GRACE_NS, |_, _| false, |_| true), []);
+        assert_eq!(users.find(7).unwrap().1.evidence, [Evidence::Ioctl, Evidence::Nvml]);
+        assert_eq!(users.seen(WHO, Evidence::Descriptor, true, 103 + GRACE_NS), Some(Change::Computes(WHO)));
+    }
+
+    #[test]
+    fn a_process_that_connects_within_the_grace_is_never_told_of() {
+        let mut users = running();
+        users.seen(WHO, Evidence::Ioctl, true, 0);
+        assert_eq!(users.settle(GRACE_NS, |who, _| who.pid == 7, |_| true), []);
+        assert_eq!(users.due_ns(), None);
+    }
+
+    #[test]
+    fn a_process_that_closed_the_device_within_the_grace_is_never_told_of() {
+        let mut users = running();
+        users.seen(WHO, Evidence::Ioctl, false, 0);
+        assert_eq!(users.settle(GRACE_NS, |_, _| false, |_| false), []);
+        assert_eq!(users.due_ns(), None);
+    }
+
+    #[test]
+    fn of_one_that_computed_and_was_gone_within_the_grace_it_is_known_that_it_did() {
+        let seen = |evidence| {
+            let mut users = running();
+            users.seen(WHO, evidence, true, 0);
+            users
+        };
+        let mut users = seen(Evidence::Ioctl);
+        assert_eq!(users.settle(GRACE_NS, |_, _| false, |_| false), [Change::Passed(WHO)]);
+        assert_eq!(users.due_ns(), None, "and told once");
+        // NVML's word may be old.
+        assert_eq!(seen(Evidence::Nvml).settle(GRACE_NS, |_, _| false, |_| false), []);
+        let mut tenant = seen(Evidence::Ioctl);
+        tenant.was_managed(WHO.pid);
+        assert_eq!(tenant.settle(GRACE_NS, |_, _| false, |_| false), [], "it had a session meanwhile");
+    }
+
+    #[test]
+    fn one_who_connects_or_stops_after_all_is_gone() {
+        for connects in [true, false] {
+            let mut users = running();
+            users.seen(WHO, Evidence::Nvml, true, 0);
+            users.settle(GRACE_NS, |_, _| false, |_| true);
+            assert_eq!(
+                users.settle(GRACE_NS + 1, |_, _| false, |_| false),
+                [],
+                "it is not looked at all the time"
+            );
+            assert_eq!(users.settle(GRACE_NS + LOOK_NS, |_, _| connects, |_| false), [Change::Gone(WHO)]);
+        }
+    }
+}

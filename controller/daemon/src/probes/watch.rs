@@ -1,0 +1,961 @@
+//! The thread that watches: reads what the kernel programs tell, NVML's lists and /proc, keeps the board, and does what the
+//! configuration says with users that are no tenant's.
+
+use super::activity::{Activity, MAX_REMEMBERED, bound, evicted, process_of};
+use super::connected::Connected;
+use super::devices::Devices;
+use super::hold::Held;
+use super::inside;
+use super::kernel::{Asked, Kernel, Ring, is_in_host_pid_namespace};
+use super::large::Large;
+use super::reader::{Reader, Readers, bell, command_line, ring, thread_ns};
+use super::scan::{self, Description, Found, Look, Use};
+use super::users::{Change, Evidence, Users};
+use super::way::{Modules, Way};
+use crate::identity::source::Source;
+use crate::lines::Lines;
+use deepres_abi::probe::{Family, News, StatKey, TICK_NS};
+use deepres_model::clock::monotonic_ns;
+use deepres_model::config::{ProbesKeys, UnmanagedPolicy};
+use deepres_model::probes::{ActivityStatus, Adopted, Board, ProbesStatus, UnmanagedStatus};
+use deepres_model::process::ProcessKey;
+use deepres_policy::signals::DriverSums;
+use nvml_wrapper::Nvml;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// What NVML is called at run time.
+const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
+const MS: u64 = 1_000_000;
+/// How often counters are read while there are any: whoever was seen before is found by them, with the grace of a newcomer within a second.
+const STATS_NS: u64 = 500 * MS;
+/// When a session ended, so soon.
+const STATS_SOON_NS: u64 = 100 * MS;
+/// How often NVML is asked: what it lists, the kernel programs mostly have told before.
+const NVML_NS: u64 = 5_000 * MS;
+const NVML_ALONE_NS: u64 = 400 * MS;
+/// How often /proc is searched, likewise.
+const SCAN_NS: u64 = 30_000 * MS;
+const SCAN_ALONE_NS: u64 = 1_000 * MS;
+/// How often it is looked whether the driver's devices have appeared or have other numbers: whoever uses them at once is to be found within a
+/// second, too.
+const DEVICES_NS: u64 = 500 * MS;
+/// How long a process takes to stop that is told to, unless the machine is very busy.
+const STOPS_NS: u64 = 100 * MS;
+/// How often the dead are forgotten, and those looked at again who have a device mapped.
+const FORGET_NS: u64 = 2_000 * MS;
+/// How soon programs that could not be attached are tried again: what was short may not be any more.
+const ATTACH_NS: u64 = 30_000 * MS;
+/// How often it is looked whether the kernel failed to tell of a return, where it may.
+const MISSED_NS: u64 = 10_000 * MS;
+/// How often a library that was not there is looked for again.
+const NVML_ABSENT_NS: u64 = 30_000 * MS;
+/// How long who lost a session, or had one with the daemon before, is taken to be coming back. It tries every quarter of a second.
+const RETURN_NS: u64 = 10_000 * MS;
+/// How long the command lines of those who are new at the same time are waited for before they are told of by their names.
+const DESCRIBE_LIMIT: Duration = Duration::from_millis(20);
+/// How long the end of the watching thread is waited for. It may be waiting for a driver.
+const END_LIMIT: Duration = Duration::from_millis(500);
+/// Reading what one process has mapped takes no more of a processor than this.
+const MAX_SPENT_NS: u64 = 10 * MS;
+/// What takes time is done so seldom that it takes at most this part of it.
+const DUTY: u64 = 400;
+/// The same of looking at a process that has very many descriptors and was seen using a GPU.
+const SUSPECTS_DUTY: u64 = 50;
+
+enum Order {
+    Adopt { pid: u32, tenant: Option<String>, answer: oneshot::Sender<Result<(), String>> },
+    Stop,
+}
+
+/// What the daemon before left.
+#[derive(Debug, Default)]
+pub struct Before {
+    /// Who was adopted.
+    pub adopted: Vec<Adopted>,
+    /// Whom it held, and did not let go on, since it was killed.
+    pub held: Vec<ProcessKey>,
+    /// Whose sessions it had: they are coming back.
+    pub returning: Vec<ProcessKey>,
+}
+
+/// What others read and use of the watching thread.
+#[derive(Default)]
+struct Common {
+    board: Mutex<Board>,
+    held: Held,
+}
+
+/// The watching thread. Dropping it detaches the programs and lets those go on who were held; whatever keeps the thread from it is not waited
+/// for.
+pub struct Watcher {
+    common: Arc<Common>,
+    orders: mpsc::Sender<Order>,
+    bell: Arc<OwnedFd>,
+    ended: mpsc::Receiver<()>,
+}
+
+impl Watcher {
+    /// Starts to watch.
+    ///
+    /// # Errors
+    /// The system's: no thread, no descriptor.
+    pub fn start(settings: ProbesKeys, connected: Arc<Connected>, before: Before) -> std::io::Result<Self> {
+        let board = Mutex::new(Board::starting(&before.adopted, &before.held));
+        let common = Arc::new(Common { board, held: Held::default() });
+        take_over(&common.held, &before.held, settings.unmanaged);
+        let bell = bell()?;
+        connected.rings(Arc::clone(&bell));
+        let (orders, received) = mpsc::channel();
+        let (end, ended) = mpsc::channel();
+        let (its_common, its_bell) = (Arc::clone(&common), Arc::clone(&bell));
+        let watch = Watch::new(settings, connected, its_common, its_bell, before)?;
+        std::thread::Builder::new().name("deepres-watch".to_owned()).spawn(move || {
+            watch.run(&received);
+            // Nobody waits for it any more.
+            let _ = end.send(());
+        })?;
+        Ok(Self { common, orders, bell, ended })
+    }
+
+    /// How things stand.
+    pub fn board(&self) -> Board {
+        self.common.board.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What each process has done in the driver.
+    pub fn activity(&self) -> BTreeMap<u32, DriverSums> {
+        let board = self.common.board.lock().unwrap_or_else(PoisonError::into_inner);
+        board.activity.iter().map(|activity| (activity.pid, activity.sums())).collect()
+    }
+
+    /// Takes a process that is no tenant's for a tenant's: it goes on if it was held, and is not complained of any more.
+    pub fn adopt(&self, pid: u32, tenant: Option<String>) -> oneshot::Receiver<Result<(), String>> {
+        let (answer, answered) = oneshot::channel();
+        // A thread that is gone drops the answer, which is one.
+        let _ = self.orders.send(Order::Adopt { pid, tenant, answer });
+        ring(&self.bell);
+        answered
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.common.held.close();
+        let _ = self.orders.send(Order::Stop);
+        ring(&self.bell);
+        match self.ended.recv_timeout(END_LIMIT) {
+            Ok(()) => {}
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                tracing::warn!("the watching thread is left behind: it waits for something")
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => tracing::error!("the watching thread failed"),
+        }
+    }
+}
+
+/// What was read of a process.
+enum Answer {
+    Mapped(ProcessKey, Option<Use>),
+    Command(ProcessKey, String),
+    /// All of its descriptors, whether these are very many still, and what looking took, ns.
+    Opened(ProcessKey, Option<Use>, bool, u64),
+    /// All processes, and what looking took, ns.
+    Searched(Found, u64),
+    /// Whom NVML lists, if there is one, and what asking took, ns.
+    Listed(Option<BTreeSet<u32>>, u64),
+}
+
+/// When each thing is done next.
+#[derive(Default)]
+struct Due {
+    stats_ns: u64,
+    nvml_ns: u64,
+    scan_ns: u64,
+    devices_ns: u64,
+    forget_ns: u64,
+    missed_ns: u64,
+    /// `None`: there is nothing to try.
+    attach_ns: Option<u64>,
+}
+
+struct Watch {
+    settings: ProbesKeys,
+    lines: Lines,
+    connected: Arc<Connected>,
+    common: Arc<Common>,
+    bell: Arc<OwnedFd>,
+    devices: Devices,
+    kernel: Option<(Kernel, Ring<News>)>,
+    state: ProbesStatus,
+    /// The driver's modules that the programs are attached to.
+    modules: Modules,
+    /// NVML, in the hands of the thread that waits for it.
+    nvml: Arc<Mutex<Option<Nvml>>>,
+    nvml_reader: Reader,
+    searcher: Reader,
+    listed: BTreeSet<u32>,
+    users: Users,
+    described: BTreeMap<ProcessKey, Description>,
+    adopted: BTreeMap<ProcessKey, Option<String>>,
+    /// Who is coming back, and until when that is believed.
+    returning: BTreeMap<ProcessKey, u64>,
+    /// Who of them had its session with the daemon before: it is nobody's concern for so long.
+    of_before: BTreeSet<ProcessKey>,
+    /// What each process did when that was last read, and whether it was connected then.
+    counted: BTreeMap<ProcessKey, (Activity, bool)>,
+    /// The same as it is told.
+    told: Vec<ActivityStatus>,
+    /// What processes that were counted are to themselves, where that is another number.
+    inner: BTreeMap<ProcessKey, Option<u32>>,
+    /// What left the kernel to make room.
+    evicted: BTreeMap<ProcessKey, Activity>,
+    readers: Readers,
+    /// For descriptors alone: whoever keeps its mappings from being read keeps no thread from those.
+    descriptor_readers: Readers,
+    answers: (mpsc::Sender<Answer>, mpsc::Receiver<Answer>),
+    /// Whose mappings are being read.
+    asked: BTreeSet<ProcessKey>,
+    /// Who has a device mapped.
+    mapped: BTreeSet<ProcessKey>,
+    /// Those with very many descriptors.
+    large: Large,
+    /// Who was told to stop, when, and has not been seen stopped.
+    stopping: BTreeMap<ProcessKey, u64>,
+    /// Calls of the dead whose return went unnoticed.
+    missed: u64,
+    /// What programs that are detached were not run for.
+    skipped: u64,
+    /// What reading mappings took since the last search, ns.
+    spent_ns: Arc<AtomicU64>,
+    /// Until when command lines are waited for in this round.
+    patience: Instant,
+    due: Due,
+}
+
+impl Watch {
+    fn new(
+        settings: ProbesKeys,
+        connected: Arc<Connected>,
+        common: Arc<Common>,
+        bell: Arc<OwnedFd>,
+        before: Before,
+    ) -> std::io::Result<Self> {
+        let now_ns = monotonic_ns();
+        Ok(Self {
+            devices: Devices::find(&settings.devices),
+            settings,
+            lines: Lines::default(),
+            connected,
+            common,
+            bell,
+            kernel: None,
+            state: ProbesStatus::default(),
+            modules: Modules::default(),
+            nvml: Arc::default(),
+            nvml_reader: Reader::start("deepres-nvml")?,
+            searcher: Reader::start("deepres-search")?,
+            listed: BTreeSet::new(),
+            users: Users::at_start(now_ns),
+            described: BTreeMap::new(),
+            adopted: before.adopted.into_iter().map(|adopted| (adopted.process, adopted.tenant)).collect(),
+            returning: before.returning.iter().map(|who| (*who, now_ns + RETURN_NS)).collect(),
+            of_before: before.returning.into_iter().collect(),
+            counted: BTreeMap::new(),
+            told: Vec::new(),
+            inner: BTreeMap::new(),
+            evicted: BTreeMap::new(),
+            readers: Readers::default(),
+            descriptor_readers: Readers::default(),
+            answers: mpsc::channel(),
+            asked: BTreeSet::new(),
+            mapped: BTreeSet::new(),
+            large: Large::default(),
+            stopping: BTreeMap::new(),
+            missed: 0,
+            skipped: 0,
+            spent_ns: Arc::default(),
+            patience: Instant::now(),
+            due: Due::default(),
+        })
+    }
+
+    fn run(mut self, orders: &mpsc::Receiver<Order>) {
+        self.attach();
+        loop {
+            self.look();
+            if self.obey(orders) {
+                break;
+            }
+            self.publish();
+            self.sleep();
+        }
+    }
+
+    /// Carries out orders; true if one was to stop.
+    fn obey(&mut self, orders: &mpsc::Receiver<Order>) -> bool {
+        loop {
+            match orders.try_recv() {
+                Ok(Order::Adopt { pid, tenant, answer }) => {
+                    // Whoever asked may be gone.
+                    let _ = answer.send(self.adopt(pid, tenant));
+                }
+                Ok(Order::Stop) | Err(mpsc::TryRecvError::Disconnected) => return true,
+                Err(mpsc::TryRecvError::Empty) => return false,
+            }
+        }
+    }
+
+    /// Attaches the programs to the devices that there are. Those for other devices are detached after, so that nothing goes unseen.
+    fn attach(&mut self) {
+        // What the programs that go know yet.
+        self.look_for_missed();
+        let ProbesStatus { evicted, missed, skipped, .. } = self.state;
+        let fresh = ProbesStatus { evicted, missed, skipped, ..ProbesStatus::default() };
+        let ProbesStatus { detail: told, .. } = std::mem::replace(&mut self.state, fresh);
+        (self.missed, self.skipped) = (missed, skipped);
+        self.due.attach_ns = None;
+        let before = self.kernel.take();
+        self.modules = Modules::read();
+        if !self.settings.enabled {
+            self.state.state = "off".to_owned();
+            self.state.detail = "the configuration says so (probes.enabled)".to_owned();
+            return;
+        }
+        if self.devices.is_empty() {
+            self.state.state = "waiting".to_owned();
+            self.state.detail = "/proc/devices has none of the GPU's devices yet".to_owned();
+            return;
+        }
+        let attached = Kernel::attach(&self.devices, Asked::None, None);
+        match attached.map(|mut kernel| (kernel.take_news(), kernel)) {
+            Ok((Some(news), kernel)) => {
+                self.state.state = "attached".to_owned();
+                self.state.detail = format!("{} on {} ({})", kernel.way().name(), self.devices, kernel.why());
+                tracing::info!(way = kernel.way().name(), why = kernel.why(), devices = %self.devices, "watching ioctls");
+                self.kernel = Some((kernel, news));
+            }
+            Ok((None, _)) => self.unavailable("the kernel programs have no ring".to_owned(), &told),
+            Err(error) => {
+                if !error.is_lasting() {
+                    self.due.attach_ns = Some(monotonic_ns() + ATTACH_NS);
+                }
+                self.unavailable(error.to_string(), &told);
+            }
+        }
+        drop(before);
+    }
+
+    fn unavailable(&mut self, why: String, told: &str) {
+        if why != told {
+            tracing::warn!("GPU users are found by NVML and /proc alone, not by their ioctls: {why}");
+        }
+        self.state.state = "unavailable".to_owned();
+        self.state.detail = why;
+    }
+
+    /// Does what is due.
+    fn look(&mut self) {
+        let now_ns = monotonic_ns();
+        self.patience = Instant::now() + DESCRIBE_LIMIT;
+        self.read_news(now_ns);
+        self.read_answers(now_ns);
+        self.see_who_left(now_ns);
+        if now_ns >= self.due.devices_ns {
+            self.due.devices_ns = now_ns + DEVICES_NS;
+            let devices = Devices::find(&self.settings.devices);
+            if devices != self.devices || Modules::read() != self.modules {
+                self.devices = devices;
+                self.counted.clear();
+                self.told.clear();
+                self.large = Large::default();
+                // Who has them open already may ask nothing.
+                (self.due.nvml_ns, self.due.scan_ns) = (0, 0);
+                self.attach();
+            }
+        }
+        if self.due.attach_ns.is_some_and(|due_ns| now_ns >= due_ns) {
+            self.attach();
+        }
+        if now_ns >= self.due.forget_ns {
+            self.due.forget_ns = now_ns + FORGET_NS;
+            self.forget(now_ns);
+            // By others than this thread.
+            self.mapped.clone().into_iter().for_each(|who| self.ask_for_mappings(who));
+        }
+        if now_ns >= self.due.missed_ns {
+            self.due.missed_ns = now_ns + MISSED_NS;
+            self.look_for_missed();
+        }
+        if now_ns >= self.due.stats_ns {
+            self.due.stats_ns = now_ns + STATS_NS;
+            self.read_stats(now_ns);
+        }
+        // The next time is known when there is an answer.
+        if now_ns >= self.due.nvml_ns {
+            self.due.nvml_ns = u64::MAX;
+            self.ask_nvml();
+        }
+        if now_ns >= self.due.scan_ns && !self.devices.is_empty() {
+            self.due.scan_ns = u64::MAX;
+            self.lines.end_over();
+            self.search();
+        }
+        self.settle(now_ns);
+    }
+
+    fn read_news(&mut self, now_ns: u64) {
+        let Some((_, ring)) = &mut self.kernel else { return };
+        let news: Vec<News> = std::iter::from_fn(|| ring.pop()).collect();
+        for News { key } in news {
+            let who = ProcessKey { pid: key.pid, start_ticks: key.started_ns / TICK_NS };
+            self.saw(who, Evidence::Ioctl, Family::from_u32(key.family) == Family::Uvm, now_ns);
+        }
+    }
+
+    /// What was read of processes meanwhile.
+    fn read_answers(&mut self, now_ns: u64) {
+        while let Ok(answer) = self.answers.1.try_recv() {
+            self.take(answer, now_ns);
+        }
+    }
+
+    fn take(&mut self, answer: Answer, now_ns: u64) {
+        match answer {
+            Answer::Mapped(who, found) => {
+                self.asked.remove(&who);
+                match found {
+                    Some(found) if !self.descends_from_a_session(who.pid) => {
+                        self.mapped.insert(who);
+                        self.saw(who, found.evidence, found.is_compute, now_ns);
+                    }
+                    _ => drop(self.mapped.remove(&who)),
+                }
+            }
+            Answer::Command(who, command) => {
+                if let Some(description) = self.described.get_mut(&who) {
+                    description.command = command;
+                }
+            }
+            Answer::Opened(who, found, is_large, took_ns) => {
+                let duty = if self.users.knows(who) { SUSPECTS_DUTY } else { DUTY };
+                if is_large {
+                    self.large.answered(who, found, monotonic_ns() + took_ns.saturating_mul(duty));
+                } else {
+                    self.large.forget(who);
+                }
+                if let Some(found) = found
+                    && (self.returning.contains_key(&who) || !self.descends_from_a_session(who.pid))
+                {
+                    self.saw(who, found.evidence, found.is_compute, now_ns);
+                }
+            }
+            Answer::Searched(found, took_ns) => {
+                let pause_ns = if self.kernel.is_some() { SCAN_NS } else { SCAN_ALONE_NS };
+                let spent_ns = took_ns + self.spent_ns.swap(0, Ordering::Relaxed);
+                // Unless it is to be searched again at once.
+                if self.due.scan_ns == u64::MAX {
+                    self.due.scan_ns = next(spent_ns, pause_ns);
+                }
+                self.searched(found, now_ns);
+            }
+            Answer::Listed(listed, took_ns) => {
+                let pause_ns = match (&listed, &self.kernel) {
+                    (None, _) => NVML_ABSENT_NS,
+                    (Some(_), Some(_)) => NVML_NS,
+                    (Some(_), None) => NVML_ALONE_NS,
+                };
+                if self.due.nvml_ns == u64::MAX {
+                    self.due.nvml_ns = next(took_ns, pause_ns);
+                }
+                self.listed = listed.unwrap_or_default();
+                self.see_listed(now_ns);
+            }
+        }
+    }
+
+    /// Whose session ended may go on without one.
+    fn see_who_left(&mut self, now_ns: u64) {
+        let ended = self.connected.take_ended();
+        if !ended.is_empty() {
+            // What they did until now they did as tenants, and what they do from now on is to be seen soon. Many may end, one after the other.
+            self.due.stats_ns = self.due.stats_ns.min(now_ns + STATS_SOON_NS);
+        }
+        for who in self.connected.take_arrived() {
+            // Without a session it is like anybody else.
+            if !self.connected.covers(who) {
+                self.look_at(who, now_ns);
+            }
+        }
+        for pid in ended {
+            // NVML listed it while it was a tenant's, and has not been asked since.
+            self.listed.remove(&pid);
+            self.users.was_managed(pid);
+            if let Some(who) = ProcessKey::of(pid) {
+                self.returning.insert(who, now_ns + RETURN_NS);
+                self.look_at(who, now_ns);
+            }
+        }
+    }
+
+    /// Looks whether a process has the devices open.
+    fn look_at(&mut self, who: ProcessKey, now_ns: u64) {
+        let Look { found, is_whole } = scan::glance(who.pid, &self.devices);
+        if let Some(found) = found {
+            self.saw(who, found.evidence, found.is_compute, now_ns);
+        }
+        if !is_whole {
+            self.ask_for_descriptors(who);
+        }
+    }
+
+    /// Forgets the dead, and who had time to come back.
+    fn forget(&mut self, now_ns: u64) {
+        self.adopted.retain(|who, _| who.is_alive());
+        self.returning.retain(|_, until_ns| now_ns < *until_ns);
+        let late: Vec<ProcessKey> =
+            self.of_before.extract_if(.., |who| !self.returning.contains_key(who)).collect();
+        for who in late.into_iter().filter(|who| who.is_alive()) {
+            // It has not come back, and may ask nothing.
+            self.look_at(who, now_ns);
+        }
+        self.mapped.retain(|who| who.is_alive());
+        self.large.retain(|who| who.is_alive());
+        self.stopping.retain(|who, _| who.is_alive());
+        self.evicted.retain(|who, _| who.is_alive());
+    }
+
+    fn read_stats(&mut self, now_ns: u64) {
+        let Some((kernel, _)) = &mut self.kernel else { return };
+        let totals = kernel.totals();
+        self.state.calls = totals.calls;
+        self.state.unattributed = totals.unattributed;
+        self.state.untimed = totals.untimed;
+        self.state.news_lost = totals.news_lost;
+        for (key, late) in kernel.take_late() {
+            // The dead's is nobody's any more.
+            if let Some(activity) = self.evicted.get_mut(&process_of(&key)) {
+                activity.add(key, &late);
+            }
+        }
+        let mut rows = kernel.stats();
+        for key in evicted(&rows, kernel.room(), now_ns) {
+            let Some(value) = kernel.remove(&key) else { continue };
+            self.evicted.entry(process_of(&key)).or_default().add(key, &value);
+            rows.retain(|(other, _)| *other != key);
+            self.state.evicted += 1;
+        }
+        bound(&mut self.evicted, MAX_REMEMBERED);
+        let mut by_process: BTreeMap<ProcessKey, Activity> = BTreeMap::new();
+        for (key, value) in &rows {
+            by_process.entry(process_of(key)).or_default().add(*key, value);
+        }
+        let mut before = std::mem::take(&mut self.counted);
+        let (mut active, mut left) = (Vec::new(), Vec::new());
+        for who in self.evicted.keys() {
+            by_process.entry(*who).or_default();
+        }
+        for (who, mut activity) in by_process {
+            if !who.is_alive() {
+                let keys: Vec<StatKey> = activity.keys().copied().collect();
+                for key in keys {
+                    kernel.remove(&key);
+                }
+                self.evicted.remove(&who);
+                continue;
+            }
+            if let Some(evicted) = self.evicted.get(&who) {
+                activity.join(evicted);
+            }
+            let is_connected = self.connected.covers(who);
+            let (calls_before, was_connected) =
+                before.remove(&who).map_or((0, false), |(old, was)| (old.calls(), was));
+            if activity.calls() > calls_before && !is_connected {
+                if was_connected {
+                    left.push(who);
+                } else {
+                    active.push((who, activity.is_compute()));
+                }
+            }
+            self.counted.insert(who, (activity, is_connected));
+        }
+        self.inner.retain(|who, _| self.counted.contains_key(who));
+        self.told.clear();
+        for (who, (activity, _)) in &self.counted {
+            let container_pid = *self.inner.entry(*who).or_insert_with(|| scan::inner_pid(who.pid));
+            self.told.push(activity.status(who.pid, container_pid));
+        }
+        for (who, computes) in active {
+            self.saw(who, Evidence::Ioctl, computes, now_ns);
+        }
+        // Whoever had a session a moment ago may have done this while it had it. If not, it may ask nothing more, and have the device.
+        for who in left {
+            self.look_at(who, now_ns);
+        }
+    }
+
+    /// Looks for calls that were passed over, and for those whose return went unnoticed. Tracepoints tell of each; probes at the returns of functions have room for so many threads.
+    fn look_for_missed(&mut self) {
+        let Some((kernel, _)) = &mut self.kernel else { return };
+        self.state.skipped = self.skipped + kernel.skipped();
+        if kernel.way() != Way::DriverFunctions {
+            return;
+        }
+        let missed = inside::missed(kernel);
+        self.state.missed = self.missed + missed.len() as u64;
+        let dead = missed.iter().filter(|(tid, _)| ProcessKey::of(*tid).is_none());
+        self.missed += dead.filter(|(tid, _)| kernel.forget_call(*tid)).count() as u64;
+    }
+
+    /// Has NVML asked whom it lists. It may wait for the driver for ever.
+    fn ask_nvml(&self) {
+        let (nvml, devices) = (Arc::clone(&self.nvml), self.devices.clone());
+        self.answer_from(&self.nvml_reader, move |began_ns| {
+            let mut nvml = nvml.lock().unwrap_or_else(PoisonError::into_inner);
+            Answer::Listed(listed(&mut nvml, &devices), thread_ns() - began_ns)
+        });
+    }
+
+    /// Has a thread read something, and ring when it is done. It is told what it had taken before.
+    fn answer_from(&self, reader: &Reader, read: impl FnOnce(u64) -> Answer + Send + 'static) {
+        let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
+        reader.read(move || {
+            // The thread that asked may have ended.
+            let _ = answers.send(read(thread_ns()));
+            ring(&bell);
+        });
+    }
+
+    /// Takes in whom NVML lists.
+    fn see_listed(&mut self, now_ns: u64) {
+        let strangers: Vec<u32> =
+            self.listed.iter().copied().filter(|pid| !self.connected.contains(*pid)).collect();
+        for who in strangers.into_iter().filter_map(ProcessKey::of) {
+            self.saw(who, Evidence::Nvml, true, now_ns);
+        }
+    }
+
+    /// Has all processes looked at.
+    fn search(&self) {
+        let devices = self.devices.clone();
+        self.answer_from(&self.searcher, move |began_ns| {
+            Answer::Searched(scan::all(&devices), thread_ns() - began_ns)
+        });
+    }
+
+    fn searched(&mut self, found: Found, now_ns: u64) {
+        for (who, found) in found.users {
+            // Children of a session have its descriptors; what they do with them would be seen.
+            if !self.descends_from_a_session(who.pid) {
+                self.saw(who, found.evidence, found.is_compute, now_ns);
+            }
+        }
+        found.others.into_iter().for_each(|who| self.ask_for_mappings(who));
+        found.large.into_iter().for_each(|who| self.ask_for_descriptors(who));
+    }
+
+    /// Has all descriptors of a process looked at that has very many, unless they were a moment ago or still are.
+    fn ask_for_descriptors(&mut self, who: ProcessKey) {
+        if !self.large.asks(who, monotonic_ns()) {
+            return;
+        }
+        let (devices, answers, bell) = (self.devices.clone(), self.answers.0.clone(), Arc::clone(&self.bell));
+        self.descriptor_readers.start(move || {
+            let began_ns = thread_ns();
+            let found = scan::open(who.pid, &devices);
+            let is_large = !scan::glance(who.pid, &devices).is_whole;
+            // The thread that asked may have ended.
+            let _ = answers.send(Answer::Opened(who, found, is_large, thread_ns() - began_ns));
+            ring(&bell);
+        });
+    }
+
+    /// Has a process's mappings read, unless they still are.
+    fn ask_for_mappings(&mut self, who: ProcessKey) {
+        if !self.asked.insert(who) {
+            return;
+        }
+        let (devices, answers, bell) = (self.devices.clone(), self.answers.0.clone(), Arc::clone(&self.bell));
+        let (is_known, spent_ns) = (self.mapped.contains(&who), Arc::clone(&self.spent_ns));
+        self.readers.start(move || {
+            let began_ns = monotonic_ns();
+            let found = scan::mapped(who.pid, &devices);
+            // What takes longer was waiting.
+            spent_ns.fetch_add((monotonic_ns() - began_ns).min(MAX_SPENT_NS), Ordering::Relaxed);
+            // The thread that asked may have ended.
+            let _ = answers.send(Answer::Mapped(who, found));
+            if found.is_some() && !is_known {
+                ring(&bell);
+            }
+        });
+    }
+
+    fn descends_from_a_session(&self, pid: u32) -> bool {
+        std::iter::successors(Some(pid), |pid| scan::parent(*pid).filter(|parent| *parent > 1))
+            .any(|pid| self.connected.contains(pid))
+    }
+
+    fn saw(&mut self, who: ProcessKey, evidence: Evidence, is_compute: bool, now_ns: u64) {
+        if self.connected.covers(who) || scan::is_ours(who.pid) {
+            return;
+        }
+        if evidence == Evidence::Ioctl {
+            self.large.doubt(who);
+        }
+        if let Some(change) = self.users.seen(who, evidence, is_compute, now_ns) {
+            self.act(change);
+        }
+    }
+
+    fn settle(&mut self, now_ns: u64) {
+        let (devices, listed, mapped) = (&self.devices, &self.listed, &self.mapped);
+        let (connected, of_before, large) = (&self.connected, &self.of_before, &self.large);
+        let mut unseen = Vec::new();
+        let is_managed = |who: ProcessKey, is_compute: bool| {
+            connected.covers(who) || of_before.contains(&who) || !is_compute && connected.is_viewer(who)
+        };
+        let uses = |who: ProcessKey| {
+            if !who.is_alive() || scan::is_dying(who.pid) {
+                return false;
+            }
+            if listed.contains(&who.pid) || mapped.contains(&who) {
+                return true;
+            }
+            // What is known of one that has very many is not looked at again each time.
+            if let Some(uses) = large.uses(who) {
+                unseen.push(who);
+                return uses;
+            }
+            let Look { found, is_whole } = scan::glance(who.pid, devices);
+            if !is_whole && found.is_none() {
+                unseen.push(who);
+            }
+            // For all that is known it uses what it was seen to use.
+            found.is_some() || !is_whole || scan::is_hidden(who.pid)
+        };
+        let changes = self.users.settle(monotonic_ns(), is_managed, uses);
+        unseen.into_iter().for_each(|who| self.ask_for_descriptors(who));
+        for change in changes {
+            self.act(change);
+        }
+        if self.settings.unmanaged == UnmanagedPolicy::Hold {
+            let computing = self.users.reported().filter(|(_, user)| user.is_compute);
+            for who in computing.map(|(who, _)| *who).collect::<Vec<_>>() {
+                self.hold(who, now_ns);
+            }
+        }
+    }
+
+    fn act(&mut self, change: Change) {
+        match change {
+            Change::Found(who) => {
+                let is_compute = self.users.find(who.pid).is_some_and(|(_, user)| user.is_compute);
+                self.describe(who);
+                let found = &self.described[&who];
+                let kind = kind(is_compute);
+                let (pid, uid, command) = (who.pid, found.uid, &found.command);
+                let container = found.container.as_deref().unwrap_or_default();
+                let is_adopted = self.adopted.contains_key(&who);
+                if !self.lines.allows(&Source::User(found.uid)) {
+                    // Whoever starts programs in a loop fills no log: `ps` has them all.
+                } else if is_adopted {
+                    tracing::info!(
+                        pid,
+                        uid,
+                        command,
+                        container,
+                        kind,
+                        "an adopted process uses the GPU again"
+                    );
+                } else if self.settings.unmanaged == UnmanagedPolicy::Report {
+                    tracing::info!(pid, uid, command, container, kind, "an unmanaged process uses the GPU");
+                } else {
+                    tracing::warn!(pid, uid, command, container, kind, "an unmanaged process uses the GPU");
+                }
+            }
+            // Whether it is held is settled in a moment.
+            Change::Computes(_) => {}
+            Change::Passed(who) => {
+                if self.lines.allows_unknown() {
+                    tracing::info!(
+                        pid = who.pid,
+                        "an unmanaged process asked the driver for compute, and ended or closed its devices before it could be listed"
+                    );
+                }
+            }
+            Change::Gone(who) => {
+                let found = self.described.remove(&who);
+                if found.is_none_or(|found| self.lines.allows(&Source::User(found.uid))) {
+                    tracing::info!(pid = who.pid, "an unmanaged process is gone, or managed now");
+                }
+                self.common.held.let_go(who);
+            }
+        }
+    }
+
+    /// Describes a process, once. Its command line is waited for a moment; if it comes later, it is taken then.
+    fn describe(&mut self, who: ProcessKey) {
+        self.described.insert(who, scan::describe(who.pid));
+        let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
+        self.readers.start(move || {
+            if let Some(command) = command_line(who.pid) {
+                // The thread that asked may have ended.
+                let _ = answers.send(Answer::Command(who, command));
+                ring(&bell);
+            }
+        });
+        let patience = self.patience;
+        let left = || patience.saturating_duration_since(Instant::now());
+        while let Ok(answer) = self.answers.1.recv_timeout(left()) {
+            let is_it = matches!(&answer, Answer::Command(about, _) if *about == who);
+            self.take(answer, monotonic_ns());
+            if is_it {
+                return;
+            }
+        }
+    }
+
+    /// Stops a process that computes, unless there is a reason not to.
+    fn hold(&mut self, who: ProcessKey, now_ns: u64) {
+        let is_coming_back = self.returning.get(&who).is_some_and(|until_ns| now_ns < *until_ns);
+        if is_coming_back || self.adopted.contains_key(&who) {
+            return;
+        }
+        let was_held = self.common.held.contains(who);
+        if was_held && who.is_stopped() {
+            self.stopping.remove(&who);
+            return;
+        }
+        let is_on_its_way = self.stopping.get(&who).is_some_and(|sent_ns| now_ns < sent_ns + STOPS_NS);
+        if was_held && (is_on_its_way || who.is_being_stopped()) {
+            return;
+        }
+        // NVML's word alone is not enough to stop anybody.
+        let is_seen = scan::glance(who.pid, &self.devices).found.is_some()
+            || self.mapped.contains(&who)
+            || self.large.uses(who) == Some(true);
+        if (is_seen || was_held) && self.common.held.stop(who) {
+            self.stopping.insert(who, now_ns);
+            let again = if was_held { " again, after somebody else let it go on" } else { "" };
+            tracing::warn!(pid = who.pid, "held{again}; `deepres adopt {}` lets it go on", who.pid);
+        }
+    }
+
+    fn adopt(&mut self, pid: u32, tenant: Option<String>) -> Result<(), String> {
+        let Some((who, _)) = self.users.find(pid) else {
+            return Err(format!(
+                "process {pid} is no unmanaged user of a GPU; `deepres ps` lists those there are"
+            ));
+        };
+        tracing::info!(pid, tenant, "an administrator adopted a process");
+        self.adopted.insert(who, tenant);
+        self.common.held.let_go(who);
+        Ok(())
+    }
+
+    fn publish(&self) {
+        let unmanaged = self.users.reported().filter_map(|(who, user)| {
+            let Description { command, uid, container_pid, container } = self.described.get(who)?.clone();
+            let adopted = self.adopted.get(who);
+            let state = match adopted {
+                Some(_) => "adopted",
+                None if self.common.held.contains(*who) => "held",
+                None => "reported",
+            };
+            Some(UnmanagedStatus {
+                pid: who.pid,
+                container_pid,
+                uid,
+                container,
+                command,
+                kind: kind(user.is_compute).to_owned(),
+                seen_by: user.evidence.iter().map(|evidence| evidence.name().to_owned()).collect(),
+                since_ns: user.since_ns,
+                reported_ns: user.reported_ns,
+                state: state.to_owned(),
+                tenant: adopted.cloned().flatten(),
+            })
+        });
+        let board = Board {
+            probes: self.state.clone(),
+            unmanaged: unmanaged.collect(),
+            activity: self.told.clone(),
+            adopted: self
+                .adopted
+                .iter()
+                .map(|(process, tenant)| Adopted { process: *process, tenant: tenant.clone() })
+                .collect(),
+            held: self.common.held.all(),
+        };
+        *self.common.board.lock().unwrap_or_else(PoisonError::into_inner) = board;
+    }
+
+    fn sleep(&self) {
+        let now_ns = monotonic_ns();
+        let stats_ns = if self.kernel.is_some() { self.due.stats_ns } else { u64::MAX };
+        let scan_ns = if self.devices.is_empty() { u64::MAX } else { self.due.scan_ns };
+        let due_ns = [
+            stats_ns,
+            self.due.nvml_ns,
+            scan_ns,
+            self.due.devices_ns,
+            self.due.forget_ns,
+            self.users.due_ns().unwrap_or(u64::MAX),
+        ];
+        let until_ns = due_ns.into_iter().min().unwrap_or(u64::MAX);
+        let pause =
+            Duration::from_nanos(until_ns.saturating_sub(now_ns)).min(Duration::from_nanos(DEVICES_NS));
+        let Ok(pause) = Timespec::try_from(pause) else { return };
+        let mut descriptors = vec![PollFd::new(&*self.bell, PollFlags::IN)];
+        if let Some((_, ring)) = &self.kernel {
+            descriptors.push(PollFd::from_borrowed_fd(ring.as_fd(), PollFlags::IN));
+        }
+        // Interrupted or not: it is looked again.
+        let _ = poll(&mut descriptors, Some(&pause));
+        let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+    }
+}
+
+/// Holds still whom the daemon before held, or lets them go on where nobody is held any more.
+fn take_over(held: &Held, before: &[ProcessKey], policy: UnmanagedPolicy) {
+    for who in before.iter().copied().filter(|who| who.is_alive()) {
+        held.take_over(who);
+        if policy != UnmanagedPolicy::Hold {
+            tracing::info!(pid = who.pid, "goes on: the daemon before held it, and this one holds nobody");
+            held.let_go(who);
+        }
+    }
+}
+
+fn kind(is_compute: bool) -> &'static str {
+    if is_compute { "compute" } else { "control" }
+}
+
+/// When something that took `spent_ns` is done again.
+fn next(spent_ns: u64, pause_ns: u64) -> u64 {
+    monotonic_ns() + pause_ns.max(spent_ns.saturating_mul(DUTY))
+}
+
+/// Whom NVML lists as computing. `None`: there is no NVML, yet.
+fn listed(nvml: &mut Option<Nvml>, devices: &Devices) -> Option<BTreeSet<u32>> {
+    if nvml.is_none() {
+        // The driver may have been loaded since.
+        *nvml = Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok();
+    }
+    let nvml = nvml.as_ref()?;
+    let count = nvml.device_count().unwrap_or(0);
+    let gpus = (0..count).filter_map(|index| nvml.device_by_index(index).ok());
+    let processes = gpus.filter_map(|gpu| gpu.running_compute_processes().ok()).flatten();
+    let mut listed: BTreeSet<u32> = processes.map(|process| process.pid).collect();
+    if !is_in_host_pid_namespace() {
+        // Its numbers are another namespace's, and here somebody else's, unless /proc agrees.
+        listed.retain(|pid| scan::open(*pid, devices).is_some());
+    }
+    Some(listed)
+}

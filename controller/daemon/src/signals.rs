@@ -1,0 +1,21 @@
+//! Every second: what the kernel programs counted of each process becomes the tenant's that it belongs to.
+
+use super::Shared;
+use deepres_model::clock::monotonic_ns;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::time::sleep;
+
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Looks, for ever.
+pub async fn serve(shared: Rc<Shared>) {
+    loop {
+        sleep(PERIOD).await;
+        if !shared.registry.borrow().has_tenants() {
+            continue;
+        }
+        let (activity, metering) = (shared.watcher.activity(), shared.metering.board());
+        shared.registry.borrow_mut().observe_driver(monotonic_ns(), &activity, &metering);
+    }
+}

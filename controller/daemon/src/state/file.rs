@@ -1,0 +1,234 @@
+//! The state file: read once at the start, replaced whole while the daemon lives.
+//!
+//! A new file is written beside the old one and takes its name (`rename`), so whoever reads, at whatever moment the daemon was
+//! killed, finds one of the two whole. It is not synced to the disk: what it says holds for this run of the machine alone (clock
+//! and process ids), so what a power failure could cut is of no use afterwards, and a daemon that waits for a disk is late for its tenants.
+
+use super::{State, StateError, parse};
+use deepres_model::clock::monotonic_ns;
+use rustix::process::getuid;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// It tells who runs what: its owner's alone.
+const MODE: u32 = 0o600;
+/// No state of as many processes as a daemon serves is larger.
+const MAX_BYTES: u64 = 64 << 20;
+/// Write permission for group and others.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// Where the kernel names this run of the machine.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// What came of writing the state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Saved {
+    /// An arbiter did not answer: without them all there is nothing whole to write.
+    Nothing,
+    /// The file says the same already.
+    Already,
+    /// The file says it now.
+    Anew,
+    /// The file cannot be written, and why.
+    Failed(String),
+}
+
+/// The file.
+#[derive(Debug)]
+pub struct StateFile {
+    path: PathBuf,
+    boot: String,
+    last: Option<State>,
+    /// The last attempt to write failed, which was told.
+    is_failing: bool,
+}
+
+impl StateFile {
+    /// The file at `path`, of this run of the machine.
+    pub fn at(path: PathBuf) -> Self {
+        // Without /proc no process could be recognised either; an empty name then is as good as any.
+        let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
+        Self { path, boot, last: None, is_failing: false }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The kernel's name of this run of the machine.
+    pub fn boot(&self) -> &str {
+        &self.boot
+    }
+
+    /// Reads what the daemon before left since the machine started. What cannot be believed is set aside with a line in the log; this
+    /// never fails.
+    pub fn load(&mut self) -> Option<State> {
+        let bytes = match read(&self.path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => {
+                self.refuse(&error);
+                return None;
+            }
+        };
+        match parse(&bytes) {
+            Ok(state) if state.boot != self.boot => {
+                tracing::info!(path = %self.path.display(), "the state is from before the machine started: accounts begin anew");
+                None
+            }
+            Ok(state) if state.saved_ns > monotonic_ns() => {
+                self.refuse(&StateError::Future);
+                None
+            }
+            Ok(state) => {
+                self.last = Some(state.clone());
+                Some(state)
+            }
+            Err(error) => {
+                self.refuse(&error);
+                None
+            }
+        }
+    }
+
+    fn refuse(&self, reason: &dyn std::error::Error) {
+        let aside = self.path.with_extension("json.refused");
+        let path = self.path.display();
+        match std::fs::rename(&self.path, &aside) {
+            Ok(()) => {
+                tracing::warn!(%path, reason = %reason, aside = %aside.display(), "the state cannot be used and was set aside: accounts begin anew");
+            }
+            Err(error) => {
+                tracing::warn!(%path, reason = %reason, %error, "the state cannot be used, nor set aside: accounts begin anew");
+            }
+        }
+    }
+
+    /// Writes a state, unless the file says the same already. A failure is told once, and tried again with the next state.
+    pub fn save(&mut self, state: State) -> Saved {
+        if self.last.as_ref().is_some_and(|last| !state.differs_from(last)) {
+            return Saved::Already;
+        }
+        match write(&self.path, &state) {
+            Ok(()) => {
+                self.last = Some(state);
+                if std::mem::take(&mut self.is_failing) {
+                    tracing::info!(path = %self.path.display(), "the state is written again");
+                }
+                Saved::Anew
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.is_failing, true) {
+                    tracing::warn!(path = %self.path.display(), %error, "cannot write the state: a restart would lose what is charged from now on");
+                }
+                Saved::Failed(error.to_string())
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let found = file.metadata()?;
+    let refused = |reason| Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+    if !found.is_file() {
+        return refused("it is not a file");
+    }
+    if found.uid() != getuid().as_raw() || found.mode() & WRITABLE_BY_OTHERS != 0 {
+        return refused("it belongs to another user or may be written by others");
+    }
+    if found.len() > MAX_BYTES {
+        return refused("it is too large");
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn write(path: &Path, state: &State) -> io::Result<()> {
+    let bytes = state.to_bytes()?;
+    if bytes.len() as u64 > MAX_BYTES {
+        // The next daemon would not read it, and begin everybody's accounts anew.
+        return Err(io::Error::other(format!("it has {} bytes, more than {MAX_BYTES}", bytes.len())));
+    }
+    let new = path.with_extension("json.new");
+    // What a killed daemon left half-written, or somebody else put there, goes first.
+    match std::fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file: File = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&new)?;
+    file.write_all(&bytes)?;
+    std::fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::example;
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn file() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.json");
+        (folder, path)
+    }
+
+    fn of_this_boot(path: &Path) -> State {
+        State { boot: StateFile::at(path.to_owned()).boot, ..example() }
+    }
+
+    #[test]
+    fn what_one_daemon_saves_the_next_one_loads() {
+        let (folder, path) = file();
+        assert!(StateFile::at(path.clone()).load().is_none());
+        // A daemon was killed while it wrote.
+        std::fs::write(folder.path().join("state.json.new"), "{\"deepres").unwrap();
+        let state = of_this_boot(&path);
+        StateFile::at(path.clone()).save(state.clone());
+        assert_eq!(StateFile::at(path.clone()).load(), Some(state));
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, MODE);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn a_state_from_before_the_machine_started_is_not_taken() {
+        let (_folder, path) = file();
+        StateFile::at(path.clone()).save(example());
+        assert!(StateFile::at(path).load().is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_believed_is_set_aside_and_the_next_state_is_written() {
+        let (folder, path) = file();
+        let future = State { saved_ns: u64::MAX, ..of_this_boot(&path) }.to_bytes().unwrap();
+        let exposed = of_this_boot(&path).to_bytes().unwrap();
+        for (bytes, mode) in
+            [(&b"garbage"[..], MODE), (b"", MODE), (&future, MODE), (&exposed, 0o666), (&[0xA5; 9999], MODE)]
+        {
+            std::fs::write(&path, bytes).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let mut file = StateFile::at(path.clone());
+            assert!(file.load().is_none());
+            assert_eq!(std::fs::read(folder.path().join("state.json.refused")).unwrap(), bytes);
+            file.save(of_this_boot(&path));
+            assert!(StateFile::at(path.clone()).load().is_some());
+        }
+        // A link to somebody's file, a pipe that would never end: neither is followed or waited for.
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
+        assert!(StateFile::at(path.clone()).load().is_none() && !path.exists());
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(StateFile::at(path.clone()).load().is_none() && !path.exists());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_no_end_of_the_daemon() {
+        let mut file = StateFile::at(PathBuf::from("/proc/no-such/state.json"));
+        file.save(example());
+        assert!(file.is_failing && file.last.is_none());
+    }
+}

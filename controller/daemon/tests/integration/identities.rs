@@ -1,0 +1,253 @@
+//! Which tenant real processes come out as.
+
+use deepres_abi::wire::{Role, set_text};
+use deepres_daemon::Gpu;
+use deepres_daemon_harness::{Daemon, Tenant, wait_until};
+use deepres_model::admin::TenantStatus;
+use deepres_model::config::Config;
+use deepres_model::identity::Found;
+use deepres_model::packet;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// For what has no bound of its own.
+const PATIENCE: Duration = Duration::from_secs(20);
+const ROLE: &str = "DEEPRES_TEST_IDENTITY";
+const SOCKET: &str = "DEEPRES_TEST_SOCKET";
+const GPU: &str = "DEEPRES_TEST_GPU";
+/// The name that it gives; absent: none.
+const NAME: &str = "DEEPRES_TEST_NAME";
+/// A cgroup that it enters first.
+const CGROUP: &str = "DEEPRES_TEST_CGROUP";
+/// By then a daemon that ends accepts nobody any more.
+const ENDED_WITHIN: Duration = Duration::from_millis(300);
+/// Where hierarchies of cgroups are mounted: of version 1 with one controller, and of version 2 beside them or by itself.
+const HIERARCHIES: [&str; 3] = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+const WORKERS: usize = 3;
+
+/// Not a test: a process of a job. A launcher starts workers, each in a session of its own as torchrun does, and has no session;
+/// a worker has one, with each daemon that comes.
+#[test]
+fn job_process() {
+    let Some(role) = std::env::var_os(ROLE) else { return };
+    if role == "launcher" {
+        let workers: Vec<Child> = (0..WORKERS).map(|_| start("worker", true)).collect();
+        println!("started");
+        for mut worker in workers {
+            worker.wait().unwrap();
+        }
+    } else {
+        if let Some(cgroup) = std::env::var_os(CGROUP) {
+            std::fs::write(Path::new(&cgroup).join("cgroup.procs"), "0").unwrap();
+        }
+        for sessions_before in 0.. {
+            let session = session(&std::env::var(NAME).unwrap_or_default(), sessions_before);
+            if sessions_before == 0 {
+                println!("connected");
+            }
+            poll(&mut [PollFd::new(&session.connection, PollFlags::IN)], None).unwrap();
+            std::thread::sleep(ENDED_WITHIN);
+            let socket = std::env::var_os(SOCKET).unwrap();
+            wait_until(PATIENCE, || packet::connection(socket.as_ref()).is_ok());
+        }
+    }
+}
+
+/// A session of this process.
+fn session(name: &str, sessions_before: u32) -> Tenant {
+    let gpu = Gpu::new(&std::env::var(GPU).unwrap(), "", 1).unwrap();
+    let mut hello = deepres_daemon_harness::hello(Role::Session, name, &[gpu.uuid]);
+    hello.sessions_before = sessions_before;
+    set_text(&mut hello.client, "worker");
+    Tenant::connect(std::env::var_os(SOCKET).unwrap().as_ref(), &hello).unwrap()
+}
+
+fn start(role: &str, in_own_session: bool) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "identities::job_process", "--nocapture"])
+        .env(ROLE, role)
+        .stdout(Stdio::piped());
+    // SAFETY: between fork and exec two system calls are made.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+            if in_own_session {
+                rustix::process::setsid()?;
+            }
+            Ok(())
+        });
+    }
+    command.spawn().unwrap()
+}
+
+#[test]
+fn the_workers_of_a_launcher_are_one_tenant_and_so_is_all_that_one_starts() {
+    let daemon = Daemon::start(1, Config::default());
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "identities::job_process", "--nocapture"])
+        .env(ROLE, "launcher")
+        .env(SOCKET, daemon.directory.tenant_socket())
+        .env(GPU, &daemon.gpus[0].uuid_text)
+        .stdout(Stdio::piped());
+    let mut launcher = command.spawn().unwrap();
+    let lines = BufReader::new(launcher.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line.contains("started")));
+    let sessions = || daemon.status().tenants.iter().map(|tenant| tenant.sessions.len()).sum::<usize>();
+    wait_until(PATIENCE, || sessions() == WORKERS);
+    let status = daemon.status();
+    assert_eq!(status.tenants.len(), 1, "{:?}", status.tenants);
+    let found = status.tenants[0].found.clone().unwrap();
+    // The root is the launcher or what started this test, up to a shell or a service: in any case one for all.
+    assert!(
+        matches!(found, Found::Tree { .. } | Found::Container | Found::Pod | Found::Slurm { .. }),
+        "{found:?}"
+    );
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+}
+
+#[test]
+fn a_child_of_a_tenants_process_belongs_to_it_though_it_gives_no_name() {
+    let daemon = Daemon::start(1, Config::default());
+    // This process has a session of that name, and its child none of its own to give.
+    let _parent = daemon.join("parent", 300_000, 0);
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "identities::job_process", "--nocapture"])
+        .env(ROLE, "worker")
+        .env(SOCKET, daemon.directory.tenant_socket())
+        .env(GPU, &daemon.gpus[0].uuid_text)
+        .stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line.contains("connected")));
+    let status = daemon.status();
+    assert_eq!((status.tenants.len(), status.tenants[0].sessions.len()), (1, 2), "{:?}", status.tenants);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// A cgroup; it is removed when dropped.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// One of this name in the first hierarchy that lets us. `None`: none does.
+    fn make(name: &str) -> Option<Self> {
+        let made = HIERARCHIES.map(|hierarchy| Path::new(hierarchy).join(name)).into_iter().find(|path| {
+            std::fs::create_dir(path).is_ok_and(|()| {
+                let is_one = path.join("cgroup.procs").exists();
+                if !is_one {
+                    std::fs::remove_dir(path).unwrap();
+                }
+                is_one
+            })
+        });
+        made.map(Self)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // It is busy for a moment after its last process ended.
+        wait_until(PATIENCE, || std::fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+/// A worker, ended when dropped.
+struct Worker(Child);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Worker {
+    /// One that gives the name `train`, in this cgroup if any.
+    fn start(daemon: &Daemon, cgroup: Option<&Cgroup>) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "identities::job_process", "--nocapture"])
+            .env(ROLE, "worker")
+            .env(NAME, "train")
+            .env(SOCKET, daemon.directory.tenant_socket())
+            .env(GPU, &daemon.gpus[0].uuid_text)
+            .stdout(Stdio::piped());
+        command.envs(cgroup.map(|cgroup| (CGROUP, &cgroup.0)));
+        let mut worker = Self(command.spawn().unwrap());
+        let lines = BufReader::new(worker.0.stdout.take().unwrap()).lines();
+        assert!(lines.map_while(Result::ok).any(|line| line.contains("connected")));
+        worker
+    }
+
+    /// The tenant that it has its session in.
+    fn tenant(&self, daemon: &Daemon) -> Option<TenantStatus> {
+        let is_its = |tenant: &TenantStatus| tenant.sessions.iter().any(|session| session.pid == self.0.id());
+        daemon.status().tenants.into_iter().find(is_its)
+    }
+}
+
+/// Two cgroups as Docker makes them, and no others of this test process; `None`, with a line that says so: not here.
+fn containers(kind: u32) -> Option<[Cgroup; 2]> {
+    let name = |number: u32| format!("docker-{kind:04x}{number:04x}{:056x}.scope", std::process::id());
+    let (Some(first), Some(second)) = (Cgroup::make(&name(1)), Cgroup::make(&name(2))) else {
+        deepres_e2e::skip::skipped("no cgroup can be made here");
+        return None;
+    };
+    Some([first, second])
+}
+
+#[test]
+fn a_name_given_in_a_container_is_a_tenant_of_its_own_over_a_restart_too() {
+    let Some([first, second]) = containers(1) else { return };
+    let daemon = Daemon::start(1, Config::default());
+    let workers =
+        [Some(&first), Some(&first), Some(&second), None].map(|place| Worker::start(&daemon, place));
+    let check = |daemon: &Daemon| {
+        wait_until(PATIENCE, || workers.iter().all(|worker| worker.tenant(daemon).is_some()));
+        workers.each_ref().map(|worker| worker.tenant(daemon).unwrap())
+    };
+    let [one, same, other, outside] = check(&daemon);
+    assert_eq!(one.name, same.name, "one container's processes are one tenant");
+    let names: BTreeSet<&str> = [&one, &other, &outside].map(|tenant| tenant.name.as_str()).into();
+    assert_eq!(names, ["train", "train-2", "train-3"].into());
+    let within = |tenant: &TenantStatus| match &tenant.found {
+        Some(Found::Name { within }) => within.clone(),
+        other => panic!("not by its name but {other:?}"),
+    };
+    assert_eq!(within(&outside), None);
+    assert!(within(&one).is_some_and(|place| place.starts_with("docker-00010001")));
+
+    let before = check(&daemon).map(|tenant| tenant.name);
+    let next = daemon.restart();
+    assert_eq!(check(&next).map(|tenant| tenant.name), before);
+}
+
+#[test]
+fn a_shared_name_is_one_tenant_over_containers_and_other_processes() {
+    let Some([first, second]) = containers(2) else { return };
+    let shared_names = vec!["train".to_owned()];
+    let daemon = Daemon::start(1, Config { shared_names, ..Config::default() });
+    let workers = [Some(&first), Some(&second), None].map(|place| Worker::start(&daemon, place));
+    let check = |daemon: &Daemon| {
+        wait_until(PATIENCE, || workers.iter().all(|worker| worker.tenant(daemon).is_some()));
+        for worker in &workers {
+            let tenant = worker.tenant(daemon).unwrap();
+            assert_eq!((tenant.name.as_str(), tenant.sessions.len()), ("train", 3));
+        }
+    };
+    check(&daemon);
+    // They stay together when it is shared no more, as when an older daemon knew of no other rule; who comes later does not.
+    let next = daemon.restart_with(Config::default());
+    check(&next);
+    let later = Worker::start(&next, Some(&second));
+    assert_eq!(later.tenant(&next).unwrap().name, "train-2");
+}

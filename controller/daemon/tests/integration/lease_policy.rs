@@ -1,0 +1,310 @@
+//! The lease policy on a model of a GPU, in virtual time.
+
+use crate::model::{MS, Model, Program};
+use deepres_policy::class::Class;
+use proptest::prelude::*;
+
+const SECOND: u64 = 1_000 * MS;
+
+/// Shares that the tenants had of the GPU time used between two moments, and the part of that time in which the GPU was used.
+fn shares(programs: &[Program], from_ns: u64, to_ns: u64) -> (Vec<f64>, f64) {
+    let mut model = Model::new(programs);
+    model.run_until(from_ns);
+    let before = model.used_ns();
+    model.run_until(to_ns);
+    let used: Vec<u64> = model.used_ns().iter().zip(before).map(|(after, before)| after - before).collect();
+    assert!(model.most_holders <= 1, "at most one tenant has the GPU");
+    let total = used.iter().sum::<u64>() as f64;
+    (used.iter().map(|used| *used as f64 / total).collect(), total / (to_ns - from_ns) as f64)
+}
+
+fn assert_shares(programs: &[Program], expected: &[f64], tolerance: f64, utilisation: f64) {
+    let (shares, used) = shares(programs, SECOND, 21 * SECOND);
+    for (share, expected) in shares.iter().zip(expected) {
+        assert!((share - expected).abs() <= tolerance, "{shares:?} instead of {expected}");
+    }
+    assert!(used >= utilisation, "the GPU was used {used} of the time");
+}
+
+#[test]
+fn seventy_thirty_is_kept_with_small_kernels_and_with_long_graphs_alike() {
+    for kernels in [&[20_000][..], &[2 * MS], &[40 * MS], &[60 * MS, 20 * MS], &[100 * MS]] {
+        let programs = [Program::backlogged(700_000, kernels), Program::backlogged(300_000, kernels)];
+        assert_shares(&programs, &[0.7, 0.3], 0.01, 0.97);
+    }
+}
+
+#[test]
+fn shares_are_of_time_and_not_of_launches() {
+    let programs = [Program::backlogged(700_000, &[20_000]), Program::backlogged(300_000, &[100 * MS])];
+    assert_shares(&programs, &[0.7, 0.3], 0.01, 0.97);
+}
+
+#[test]
+fn a_tenant_that_pauses_briefly_after_each_step_keeps_its_share() {
+    let stepping = |weight_ppm| Program {
+        depth: 2,
+        pause_after: Some((2, 2 * MS)),
+        ..Program::backlogged(weight_ppm, &[20 * MS])
+    };
+    let (shares, used) = shares(&[stepping(700_000), stepping(300_000)], SECOND, 21 * SECOND);
+    assert!((shares[0] - 0.7).abs() <= 0.02, "{shares:?}");
+    assert!(used >= 0.93, "the GPU was used {used} of the time");
+}
+
+#[test]
+fn brief_pauses_cost_no_share_whatever_the_kernels() {
+    /// GPU time of a step.
+    const STEP_US: u64 = 40_000;
+    for kernel_us in [250, 1_000, 5_000, 10_000, 20_000] {
+        for other_us in [250, 1_000, 5_000, 10_000, 20_000] {
+            let stepping = |weight_ppm, kernel_us: u64| Program {
+                pause_after: Some(((STEP_US / kernel_us) as usize, 2 * MS)),
+                ..Program::backlogged(weight_ppm, &[kernel_us * 1_000])
+            };
+            let programs = [stepping(700_000, kernel_us), stepping(300_000, other_us)];
+            let (shares, _) = shares(&programs, SECOND, 6 * SECOND);
+            assert!((shares[0] - 0.7).abs() <= 0.02, "{kernel_us} and {other_us} us: {shares:?}");
+        }
+    }
+}
+
+#[test]
+fn a_tenant_that_is_alone_loses_nothing() {
+    let (_, used) = shares(&[Program::backlogged(10_000, &[100_000])], SECOND, 5 * SECOND);
+    assert!(used >= 0.999, "{used}");
+}
+
+#[test]
+fn what_an_idle_tenant_leaves_goes_to_the_other_and_comes_back_at_once() {
+    let visitor = Program { active_ns: (5 * SECOND, 10 * SECOND), ..Program::backlogged(500_000, &[MS]) };
+    let programs = [Program::backlogged(500_000, &[MS]), visitor];
+    let mut model = Model::new(&programs);
+    let mut spans = Vec::new();
+    for end_ns in [5 * SECOND, 5 * SECOND + 100 * MS, 10 * SECOND, 10 * SECOND + 100 * MS, 15 * SECOND] {
+        model.run_until(end_ns);
+        spans.push((end_ns, model.used_ns()));
+    }
+    let had = |span: usize, tenant: usize| {
+        let (end, after) = &spans[span];
+        let (begin, before) = &spans[span - 1];
+        (after[tenant] - before[tenant]) as f64 / (end - begin) as f64
+    };
+    assert!(had(1, 1) >= 0.35, "the visitor has its part within 100 ms: {}", had(1, 1));
+    assert!((had(2, 1) - 0.5).abs() <= 0.02, "and keeps it: {}", had(2, 1));
+    assert!(had(4, 0) >= 0.99, "the other has everything afterwards: {}", had(4, 0));
+}
+
+#[test]
+fn nobody_hoards_a_claim_by_being_idle() {
+    let late = Program { active_ns: (10 * SECOND, u64::MAX), ..Program::backlogged(500_000, &[MS]) };
+    let (shares, _) = shares(&[Program::backlogged(500_000, &[MS]), late], 10 * SECOND, 12 * SECOND);
+    assert!((shares[0] - 0.5).abs() <= 0.03, "{shares:?}");
+}
+
+#[test]
+fn a_tenant_that_now_and_then_has_a_little_work_is_served_soon_and_costs_the_other_little() {
+    let occasional =
+        Program { depth: 1, pause_after: Some((1, 30 * MS)), ..Program::backlogged(500_000, &[MS]) };
+    let mut model = Model::new(&[Program::backlogged(500_000, &[MS]), occasional]);
+    model.run_until(20 * SECOND);
+    let used = model.used_ns();
+    assert!(used[0] >= 18 * SECOND, "{used:?}");
+    assert!(used[1] >= 400 * MS, "{used:?}");
+    assert!(model.longest_waits_ns()[1] <= 20 * MS, "{:?}", model.longest_waits_ns());
+}
+
+/// Steps of `kernels` kernels of `kernel_ns` with a pause between two, beside a backlogged guest. Returns the speed of the steps beside what
+/// they do alone, and the part of the pauses that the guest used.
+fn beside(kernels: usize, kernel_ns: u64, pause_ns: u64, guest_kernel_ns: u64) -> (f64, f64) {
+    let owner =
+        Program { pause_after: Some((kernels, pause_ns)), ..Program::backlogged(1_000_000, &[kernel_ns]) };
+    let guest = Program { class: Class::BestEffort, ..Program::backlogged(1_000_000, &[guest_kernel_ns]) };
+    let run = |programs: &[Program]| {
+        let mut model = Model::new(programs);
+        model.run_until(2 * SECOND);
+        let before = model.used_ns();
+        model.run_until(22 * SECOND);
+        model.used_ns().iter().zip(before).map(|(after, before)| after - before).collect::<Vec<_>>()
+    };
+    let alone = run(std::slice::from_ref(&owner))[0] as f64;
+    let both = run(&[owner, guest]);
+    (both[0] as f64 / alone, both[1] as f64 / (20.0 * SECOND as f64 - alone))
+}
+
+#[test]
+fn a_guest_harvests_an_owners_pauses_and_costs_it_next_to_nothing() {
+    // All but the time that the guest's last kernel and a hand-off would take: what is begun in that is mostly still there when the owner is back.
+    for (kernels, kernel_ns, pause_ns, guest_kernel_ns, least) in [
+        (20, MS, 10 * MS, MS, 0.88),
+        (20, MS, 10 * MS, 100_000, 0.95),
+        (5, 4 * MS, 40 * MS, 5 * MS, 0.89),
+        (100, MS / 10, 2 * MS, 100_000, 0.84),
+    ] {
+        let (speed, harvested) = beside(kernels, kernel_ns, pause_ns, guest_kernel_ns);
+        assert!(
+            speed >= 0.995 && harvested >= least,
+            "{kernels} × {kernel_ns} ns, {pause_ns}: {speed}, {harvested}"
+        );
+    }
+}
+
+#[test]
+fn an_owner_that_never_pauses_does_not_notice_a_guest() {
+    let (speed, _) = beside(1, 10 * MS, 20_000, MS);
+    assert!(speed >= 0.999, "{speed}");
+}
+
+/// Kernels of a tenant that always has work, as parts of the longest that one may take, and what it is owed beside the others.
+fn program() -> impl Strategy<Value = (u32, Vec<f64>)> {
+    (50_000..500_000u32, prop::collection::vec(prop_oneof![LEAST_PART..0.05, 0.05..1.0], 1..4))
+}
+
+/// The shortest kernels beside the longest: not so short that it is the launches that are waited for.
+const LEAST_PART: f64 = 0.005;
+/// Quanta, or kernels as long as the longest if those are longer, over which shares are looked at.
+const ROUNDS: u64 = 40;
+/// How far anybody may be off at either end of that: turns, one of which is a quantum that is over by a kernel and what is in flight.
+const TURNS_OFF: f64 = 2.0;
+/// What a hand-off may take on the model: wake-ups, and the moments in which an idle holder might yet go on.
+const HANDOFF_NS: u64 = MS;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn backlogged_tenants_get_what_they_are_owed_whatever_their_kernels(
+        programs in prop::collection::vec(program(), 2..5),
+        longest_ns in prop_oneof![2 * MS..10 * MS, 10 * MS..100 * MS],
+    ) {
+        let whole: f64 = programs.iter().map(|(weight, _)| f64::from(*weight)).sum();
+        let parts: Vec<f64> = programs.iter().map(|(weight, _)| f64::from(*weight) / whole).collect();
+        let programs: Vec<_> = programs
+            .iter()
+            .map(|(weight, kernels)| {
+                let kernels: Vec<u64> = kernels.iter().map(|part| (part * longest_ns as f64) as u64).collect();
+                Program { depth: 8, ..Program::backlogged(*weight, &kernels) }
+            })
+            .collect();
+        let mut model = Model::new(&programs);
+        let round_ns = model.quantum_ns().max(longest_ns);
+        // Past the first leases, in which nobody's kernels are known.
+        model.run_until(5 * round_ns);
+        let before = model.used_ns();
+        let span_ns = ROUNDS * round_ns;
+        model.run_until(5 * round_ns + span_ns);
+        let used: Vec<u64> = model.used_ns().iter().zip(before).map(|(after, before)| after - before).collect();
+        let sum_ns = used.iter().sum::<u64>() as f64;
+        prop_assert!(model.most_holders <= 1);
+        prop_assert!(sum_ns >= 0.9 * span_ns as f64, "the GPU was used {} of the time", sum_ns / span_ns as f64);
+        // At either end one may be a turn ahead, and another behind.
+        let turn_ns = (model.quantum_ns() + 2 * longest_ns + HANDOFF_NS) as f64;
+        for (used_ns, part) in used.iter().zip(parts) {
+            let off_ns = (*used_ns as f64 - part * sum_ns).abs();
+            prop_assert!(off_ns <= TURNS_OFF * turn_ns, "{used_ns} of {sum_ns} ns, owed {part}: {} turns off", off_ns / turn_ns);
+        }
+    }
+}
+
+/// Kernels from 2 us to 100 ms.
+fn any_program() -> impl Strategy<Value = (u32, Vec<u64>)> {
+    (
+        50_000..500_000u32,
+        prop::collection::vec(prop_oneof![2_000..200_000u64, MS..10 * MS, 10 * MS..100 * MS], 1..6),
+    )
+}
+
+proptest! {
+    // Few: each is tens of seconds of kernels of some microseconds. What happens in a short time is tried above.
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn over_a_long_time_backlogged_tenants_get_exactly_what_they_are_owed(
+        programs in prop::collection::vec(any_program(), 2..6)
+    ) {
+        let total: f64 = programs.iter().map(|(weight, _)| f64::from(*weight)).sum();
+        let expected: Vec<f64> = programs.iter().map(|(weight, _)| f64::from(*weight) / total).collect();
+        let programs: Vec<_> =
+            programs.iter().map(|(weight, kernels)| Program::backlogged(*weight, kernels)).collect();
+        let mut model = Model::new(&programs);
+        model.run_until(2 * SECOND);
+        let before = model.used_ns();
+        model.run_until(42 * SECOND);
+        let used: Vec<u64> = model.used_ns().iter().zip(before).map(|(after, before)| after - before).collect();
+        let sum = used.iter().sum::<u64>() as f64;
+        prop_assert!(model.most_holders <= 1);
+        prop_assert!(sum >= 0.95 * 40.0 * SECOND as f64, "the GPU was used {} of the time", sum / (40.0 * SECOND as f64));
+        for (used, expected) in used.iter().zip(expected) {
+            let share = *used as f64 / sum;
+            prop_assert!((share - expected).abs() <= 0.01, "{share} instead of {expected}");
+        }
+        // Nobody waits longer than a round of everybody's turns, each as long as it takes to make up for the longest kernel.
+        for wait_ns in model.longest_waits_ns() {
+            prop_assert!(wait_ns <= 10 * SECOND, "waited {wait_ns} ns");
+        }
+    }
+}
+
+proptest! {
+    // Short stretches: what is tried is what happens when somebody comes or goes.
+    #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_backlogged_tenant_starves(
+        tenants in prop::collection::vec((100_000..1_000_000u32, MS..6 * MS), 2..5)
+    ) {
+        let programs: Vec<_> = tenants
+            .iter()
+            .map(|(weight, kernel_ns)| Program { depth: 2, ..Program::backlogged(*weight, &[*kernel_ns]) })
+            .collect();
+        let mut model = Model::new(&programs);
+        model.run_until(400 * MS);
+        let whole: f64 = tenants.iter().map(|(weight, _)| f64::from(*weight)).sum();
+        let longest_ns = tenants.iter().map(|(_, kernel_ns)| *kernel_ns).max().unwrap();
+        for ((weight, _), wait_ns) in tenants.iter().zip(model.longest_waits_ns()) {
+            // What the others are owed while it has one turn of a quantum, which may be over by a kernel and what is in flight.
+            let turn_ns = (model.quantum_ns() + 3 * longest_ns + HANDOFF_NS) as f64;
+            let others = (tenants.len() - 1) as f64;
+            let most_ns = turn_ns * (whole / f64::from(*weight) + others);
+            prop_assert!(wait_ns as f64 <= most_ns, "{weight} of {whole} waited {wait_ns} ns, {most_ns} at most");
+        }
+    }
+
+    #[test]
+    fn an_absent_tenants_share_is_lent_and_back_within_one_lease(
+        (resident, visitor) in ((100_000..900_000u32, MS..6 * MS), (100_000..900_000u32, MS..6 * MS)),
+        (comes_ns, stays_ns) in (100 * MS..200 * MS, 50 * MS..150 * MS),
+    ) {
+        let leaves_ns = comes_ns + stays_ns;
+        let lender = Program {
+            depth: 2,
+            active_ns: (comes_ns, leaves_ns),
+            ..Program::backlogged(visitor.0, &[visitor.1])
+        };
+        let programs = [Program { depth: 2, ..Program::backlogged(resident.0, &[resident.1]) }, lender];
+        let mut model = Model::new(&programs);
+        let mut used_at = |moment_ns: u64| {
+            model.run_until(moment_ns);
+            (model.used_ns()[0], model.longest_waits_ns()[1], model.quantum_ns())
+        };
+        // What is under way at either end of a span counts in one of them.
+        let kernels_ns = resident.1 + visitor.1;
+        let (before_ns, ..) = used_at(comes_ns);
+        prop_assert!(before_ns + 2 * resident.1 + HANDOFF_NS >= comes_ns, "{before_ns} of {comes_ns} ns were lent");
+        let (_, waited_ns, quantum_ns) = used_at(leaves_ns);
+        let others_turn_ns = quantum_ns as f64 + 3.0 * kernels_ns as f64;
+        // Its turn comes at the end of the lease in which it came; later ones follow from what it is owed.
+        let most_ns = others_turn_ns * (f64::from(resident.0) / f64::from(visitor.0) + 1.0) + HANDOFF_NS as f64;
+        prop_assert!(waited_ns as f64 <= most_ns, "waited {waited_ns} ns, {most_ns} at most");
+        let lent_ns = leaves_ns + quantum_ns + 2 * kernels_ns + HANDOFF_NS;
+        let (then_ns, ..) = used_at(lent_ns);
+        let (after_ns, ..) = used_at(lent_ns + 100 * MS);
+        // It may have been at the gate when it left, with a kernel: the GPU goes to it once more, and comes back.
+        let offered_ns = visitor.1 + 2 * HANDOFF_NS;
+        prop_assert!(
+            after_ns - then_ns + 2 * resident.1 + HANDOFF_NS + offered_ns >= 100 * MS,
+            "{} ns were lent again",
+            after_ns - then_ns
+        );
+    }
+}

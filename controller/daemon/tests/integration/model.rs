@@ -1,0 +1,280 @@
+//! A model, in virtual time, of a GPU and of tenants that wait at the gate as the interposer does: what the lease policy is
+//! tried on.
+
+use deepres_abi::meter::Reading;
+use deepres_daemon::arbiter::account::Account;
+use deepres_policy::TenantId;
+use deepres_policy::class::Class;
+use deepres_policy::lease::{Grant, Scheduler};
+use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+/// Bell to arbiter, gate to thread, completion to meter: a wake-up each.
+const WAKE_NS: u64 = 40_000;
+/// From one launch to the next.
+const LAUNCH_NS: u64 = 5_000;
+
+pub const MS: u64 = 1_000_000;
+
+/// What a tenant does: kernels whose lengths go round, with a pause after so many of them.
+#[derive(Debug, Clone)]
+pub struct Program {
+    pub class: Class,
+    pub weight_ppm: u32,
+    pub kernels_ns: Vec<u64>,
+    /// Launched and not finished, at most: the depth of the driver's queue.
+    pub depth: usize,
+    /// After so many kernels the program waits for them and pauses.
+    pub pause_after: Option<(usize, u64)>,
+    /// Active from, and to.
+    pub active_ns: (u64, u64),
+    /// What its meter says of what it does.
+    pub says: Says,
+}
+
+/// What a meter says at a decision: given the reading before, the true one, and when that is.
+pub type Says = fn(&Reading, Reading, u64) -> Reading;
+
+/// The truth.
+pub fn truth(_: &Reading, truth: Reading, _: u64) -> Reading {
+    truth
+}
+
+impl Program {
+    /// Launches kernels of `kernel_ns` as fast as it may.
+    pub fn backlogged(weight_ppm: u32, kernels_ns: &[u64]) -> Self {
+        Self {
+            class: Class::Fair,
+            weight_ppm,
+            kernels_ns: kernels_ns.to_vec(),
+            depth: 64,
+            pause_after: None,
+            active_ns: (0, u64::MAX),
+            says: truth,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Tenant {
+    program: Program,
+    launched: usize,
+    in_flight: VecDeque<u64>,
+    waiting: bool,
+    used_ns: u64,
+    longest_ns: u64,
+    last_completion_ns: u64,
+    account: Account,
+    said: Reading,
+    longest_wait_ns: u64,
+    waiting_since_ns: Option<u64>,
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Try(TenantId),
+    Complete(TenantId, u64),
+    Decide,
+}
+
+/// The machine.
+pub struct Model {
+    scheduler: Scheduler,
+    tuning: Tuning,
+    tenants: BTreeMap<TenantId, Tenant>,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    sequence: u64,
+    gpu_free_ns: u64,
+    now_ns: u64,
+    /// The most tenants whose gate was not closed at a time.
+    pub most_holders: usize,
+}
+
+impl Model {
+    pub fn new(programs: &[Program]) -> Self {
+        let mut model = Self {
+            scheduler: Scheduler::default(),
+            tuning: Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2),
+            tenants: BTreeMap::new(),
+            events: BinaryHeap::new(),
+            sequence: 0,
+            gpu_free_ns: 0,
+            now_ns: 0,
+            most_holders: 0,
+        };
+        for (id, program) in (1..).zip(programs) {
+            model.scheduler.enter(id, program.class, 0);
+            model.scheduler.set_standing(id, program.class, program.weight_ppm);
+            model.at(program.active_ns.0 + id, Event::Try(id));
+            let tenant = Tenant {
+                program: program.clone(),
+                launched: 0,
+                in_flight: VecDeque::new(),
+                waiting: false,
+                used_ns: 0,
+                longest_ns: 0,
+                last_completion_ns: 0,
+                account: Account::new(0),
+                said: Reading::default(),
+                longest_wait_ns: 0,
+                waiting_since_ns: None,
+            };
+            model.tenants.insert(id, tenant);
+        }
+        model.at(0, Event::Decide);
+        model
+    }
+
+    fn at(&mut self, when_ns: u64, event: Event) {
+        self.sequence += 1;
+        self.events.push(Reverse((when_ns, self.sequence, event)));
+    }
+
+    /// Lets time pass until `until_ns`.
+    pub fn run_until(&mut self, until_ns: u64) {
+        while let Some(Reverse((now_ns, _, _))) = self.events.peek()
+            && *now_ns <= until_ns
+        {
+            let Some(Reverse((now_ns, _, event))) = self.events.pop() else { return };
+            self.now_ns = now_ns;
+            match event {
+                Event::Try(id) => self.try_launch(id, now_ns),
+                Event::Complete(id, length_ns) => self.complete(id, length_ns, now_ns),
+                Event::Decide => self.decide(now_ns),
+            }
+        }
+    }
+
+    fn ring(&mut self, now_ns: u64) {
+        self.at(now_ns + WAKE_NS, Event::Decide);
+    }
+
+    fn try_launch(&mut self, id: TenantId, now_ns: u64) {
+        let grant = self.scheduler.grant(id);
+        let tenant = self.tenants.get_mut(&id).unwrap();
+        let (from_ns, to_ns) = tenant.program.active_ns;
+        // Who stands at the gate still launches what it came for.
+        let is_over = now_ns >= to_ns && !tenant.waiting;
+        if now_ns < from_ns || is_over || tenant.in_flight.len() >= tenant.program.depth {
+            tenant.waiting = false;
+            return;
+        }
+        let length_ns = tenant.program.kernels_ns[tenant.launched % tenant.program.kernels_ns.len()];
+        let queued_ns: u64 = tenant.in_flight.iter().sum();
+        let (may_go, rings) = match grant {
+            Grant::Open => (true, false),
+            // One at a time is for gangs, of which there are none here.
+            Grant::Closed | Grant::Once => (false, true),
+            Grant::Paused => (false, false),
+            Grant::Leased { expires_ns } if now_ns >= expires_ns => (false, true),
+            Grant::Leased { .. } => {
+                let window_ns = self.scheduler.window_ns(id, 1, tenant.longest_ns, &self.tuning);
+                (queued_ns == 0 || queued_ns + length_ns <= window_ns, false)
+            }
+        };
+        if !may_go {
+            let was_waiting = std::mem::replace(&mut tenant.waiting, true);
+            tenant.waiting_since_ns.get_or_insert(now_ns);
+            if rings && !was_waiting {
+                self.ring(now_ns);
+            }
+            return;
+        }
+        if let Some(since_ns) = tenant.waiting_since_ns.take() {
+            tenant.longest_wait_ns = tenant.longest_wait_ns.max(now_ns - since_ns);
+        }
+        tenant.waiting = false;
+        tenant.launched += 1;
+        tenant.in_flight.push_back(length_ns);
+        let pauses =
+            tenant.program.pause_after.is_some_and(|(kernels, _)| tenant.launched.is_multiple_of(kernels));
+        self.gpu_free_ns = self.gpu_free_ns.max(now_ns) + length_ns;
+        self.at(self.gpu_free_ns + WAKE_NS, Event::Complete(id, length_ns));
+        if !pauses {
+            self.at(now_ns + LAUNCH_NS, Event::Try(id));
+        }
+    }
+
+    fn complete(&mut self, id: TenantId, length_ns: u64, now_ns: u64) {
+        let grant = self.scheduler.grant(id);
+        let tenant = self.tenants.get_mut(&id).unwrap();
+        tenant.in_flight.pop_front();
+        tenant.used_ns += length_ns;
+        tenant.longest_ns = tenant.longest_ns.max(length_ns);
+        tenant.last_completion_ns = now_ns;
+        let is_idle = tenant.in_flight.is_empty();
+        let at_pause = tenant
+            .program
+            .pause_after
+            .filter(|(kernels, _)| is_idle && tenant.launched.is_multiple_of(*kernels))
+            .map(|(_, pause_ns)| pause_ns);
+        let mid_burst =
+            tenant.program.pause_after.is_none_or(|(kernels, _)| !tenant.launched.is_multiple_of(kernels));
+        if let Some(pause_ns) = at_pause {
+            self.at(now_ns + pause_ns, Event::Try(id));
+        } else if mid_burst {
+            self.at(now_ns, Event::Try(id));
+        }
+        if is_idle && grant != Grant::Open {
+            self.ring(now_ns);
+        }
+    }
+
+    fn decide(&mut self, now_ns: u64) {
+        for (id, tenant) in &mut self.tenants {
+            let truth = Reading {
+                waiters: u32::from(tenant.waiting),
+                in_flight: !tenant.in_flight.is_empty(),
+                compute_ns: tenant.used_ns,
+                in_flight_ns: tenant.in_flight.iter().sum(),
+                longest_ns: tenant.longest_ns,
+                ..Reading::default()
+            };
+            let said = (tenant.program.says)(&tenant.said, truth, now_ns);
+            let before = std::mem::replace(&mut tenant.said, said);
+            let seen = tenant.account.look(now_ns, false, std::iter::once((before, said)));
+            self.scheduler.observe(*id, now_ns, seen);
+        }
+        let wake_ns = self.scheduler.decide(now_ns, &self.tuning);
+        for change in self.scheduler.take_changes() {
+            if self.tenants[&change.tenant].waiting {
+                self.at(now_ns + WAKE_NS, Event::Try(change.tenant));
+            }
+        }
+        let holders = self.tenants.keys().filter(|id| self.scheduler.grant(**id) != Grant::Closed).count();
+        self.most_holders = self.most_holders.max(holders);
+        // The arbiter's own timer, and its tick.
+        self.at(wake_ns.unwrap_or(u64::MAX).min(now_ns + 50 * MS).max(now_ns + 1), Event::Decide);
+        // Earlier timers are stale: at most one is kept, or they would multiply.
+        self.prune(now_ns);
+    }
+
+    fn prune(&mut self, now_ns: u64) {
+        let next = self
+            .events
+            .iter()
+            .filter(|Reverse((_, _, event))| *event == Event::Decide)
+            .map(|Reverse((at, ..))| *at)
+            .min();
+        self.events.retain(|Reverse((at, _, event))| {
+            *event != Event::Decide || *at <= now_ns + WAKE_NS || Some(*at) == next
+        });
+    }
+
+    /// GPU time that each tenant had, ns.
+    pub fn used_ns(&self) -> Vec<u64> {
+        self.tenants.values().map(|tenant| tenant.used_ns).collect()
+    }
+
+    /// The longest that each tenant waited at the gate, or waits yet, ns.
+    pub fn longest_waits_ns(&self) -> Vec<u64> {
+        let yet_ns = |tenant: &Tenant| tenant.waiting_since_ns.map_or(0, |since_ns| self.now_ns - since_ns);
+        self.tenants.values().map(|tenant| tenant.longest_wait_ns.max(yet_ns(tenant))).collect()
+    }
+
+    /// How long a lease lasts while others wait, ns.
+    pub fn quantum_ns(&self) -> u64 {
+        self.tuning.quantum_ns
+    }
+}

@@ -1,0 +1,106 @@
+//! Stand-in devices and probes that watch nothing else.
+
+use deepres_abi::probe::{StatKey, StatValue};
+use deepres_daemon::probes::devices::Devices;
+use deepres_daemon::probes::kernel::{Asked, Kernel, KernelError, Walk, Way};
+use deepres_daemon::probes::room::Room;
+use deepres_e2e::skip;
+use deepres_model::config::DeviceKey;
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+
+/// A real character device that answers `SUCCESS` and refuses NVIDIA's numbers, watched as nvidia-uvm.
+pub const TUN: &str = "/dev/net/tun";
+pub const TUN_KEY: &str = "nvidia-uvm=10:200";
+/// One more, of the same major number, that refuses everything (ENOTTY), watched as nvidia.
+pub const FUSE: &str = "/dev/fuse";
+pub const FUSE_KEY: &str = "nvidia=10:229";
+/// And one that reads a page behind the argument and takes numbers that it does not know for done, watched as nvidia-uvm.
+pub const BTRFS: &str = "/dev/btrfs-control";
+pub const BTRFS_UVM_KEY: &str = "nvidia-uvm=10:234";
+pub const BTRFS_RM_KEY: &str = "nvidia=10:234";
+/// TUNGETFEATURES: writes 4 bytes.
+pub const SUCCESS: u64 = 0x8004_54cf;
+/// NV_ESC_RM_CONTROL.
+pub const RM_CONTROL: u64 = 0xc020_462a;
+/// NV_ESC_RM_ALLOC.
+pub const RM_ALLOC: u64 = 0xc030_462b;
+
+pub fn devices(keys: &[&str]) -> Devices {
+    let keys: Vec<DeviceKey> = keys.iter().map(|key| key.parse().unwrap()).collect();
+    Devices::find(&keys)
+}
+
+/// Probes on these devices, or `None` after saying what they lack.
+pub fn probes(keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
+    probes_within(Room::here().unwrap(), keys, asked, way)
+}
+
+/// The same with so much room.
+pub fn probes_within(room: Room, keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
+    attached(Kernel::attach_within(room, &devices(keys), asked, way))
+}
+
+/// The same with this walk.
+pub fn probes_walking(walk: Walk, keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
+    attached(Kernel::attach_walking(walk, &devices(keys), asked, way))
+}
+
+/// Says what this machine lacks for a test, which is skipped.
+pub fn lacks(what: &str) {
+    skip::skipped(&format!("this machine lacks {what}"));
+}
+
+fn attached(attached: Result<Kernel, KernelError>) -> Option<Kernel> {
+    match attached {
+        Ok(kernel) => Some(kernel),
+        Err(KernelError::Forbidden(_)) if !skip::root_or_skipped() => None,
+        Err(
+            error @ (KernelError::NotBuilt
+            | KernelError::Forbidden(_)
+            | KernelError::Namespace
+            | KernelError::Btf(_)),
+        ) => {
+            skip::skipped(&error.to_string());
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+pub fn open(path: &str) -> File {
+    File::options().read(true).write(true).open(path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// An ioctl with a buffer behind its argument; returns what it answers, an error below 0.
+pub fn ioctl(fd: RawFd, command: u64) -> i64 {
+    ioctl_with(fd, command, &mut [0; 512])
+}
+
+/// The same with a buffer of the caller's.
+pub fn ioctl_with(fd: RawFd, command: u64, argument: &mut [u64; 512]) -> i64 {
+    // SAFETY: none of the commands here reads or writes more than the buffer has.
+    let result = unsafe { libc::ioctl(fd, command, argument.as_mut_ptr()) };
+    if result < 0 {
+        -i64::from(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    } else {
+        result.into()
+    }
+}
+
+/// What the probes counted of a process.
+pub fn counted(kernel: &Kernel, pid: u32) -> Vec<(StatKey, StatValue)> {
+    kernel.stats().into_iter().filter(|(key, _)| key.pid == pid).collect()
+}
+
+/// The same of one command.
+pub fn of_command(kernel: &Kernel, pid: u32, command: u64) -> Option<StatValue> {
+    counted(kernel, pid)
+        .into_iter()
+        .find(|(key, _)| u64::from(key.command) == command)
+        .map(|(_, value)| value)
+}
+
+pub fn fd(file: &File) -> RawFd {
+    file.as_raw_fd()
+}

@@ -1,0 +1,164 @@
+//! The other end of the admin socket: what `deepres ps` and `deepres set` speak through.
+
+use super::{Reply, Request, Status};
+use crate::directory::{self, Directory, TrustError};
+use crate::peer::Peer;
+use rustix::process::getuid;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A daemon answers within milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// There is no daemon.
+    #[error(
+        "no deepres daemon is running (looked for {0}); `deepres run` starts one, and so does `deepres daemon`"
+    )]
+    NoDaemon(String),
+    /// The socket is not to be trusted.
+    #[error(transparent)]
+    Untrusted(TrustError),
+    /// The daemon is someone else's.
+    #[error("{0} is not yours to administer: only its user and root may (try sudo)")]
+    Forbidden(PathBuf),
+    /// Whoever answers is another user than whose socket it is.
+    #[error("{path} is answered by a process of user {uid}, which is neither you nor root")]
+    Foreign {
+        /// The socket.
+        path: PathBuf,
+        /// Whose process answers.
+        uid: u32,
+    },
+    /// What answers is not a daemon.
+    #[error("{path} does not answer as a deepres daemon does ({reason})")]
+    NotADaemon {
+        /// The socket.
+        path: PathBuf,
+        /// What it did.
+        reason: String,
+    },
+    /// The connection failed.
+    #[error("cannot talk to the daemon at {path}: {source}")]
+    Io {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The daemon says no.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// A connection to a daemon.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    stream: BufReader<UnixStream>,
+    patience: Duration,
+}
+
+impl Client {
+    /// Connects to the daemon that the environment names, else to the system's, else to the user's.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect() -> Result<Self, ClientError> {
+        let candidates = Directory::candidates();
+        for directory in &candidates {
+            match Self::connect_to(directory) {
+                Err(ClientError::NoDaemon(_)) => {}
+                connected => return connected,
+            }
+        }
+        let places: Vec<_> =
+            candidates.iter().map(|directory| directory.admin_socket().display().to_string()).collect();
+        Err(ClientError::NoDaemon(places.join(" and ")))
+    }
+
+    /// Connects to the daemon in `directory`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect_to(directory: &Directory) -> Result<Self, ClientError> {
+        let path = directory.admin_socket();
+        let none = || ClientError::NoDaemon(path.display().to_string());
+        match directory::check_socket(&path) {
+            Err(TrustError::Missing(_)) => return Err(none()),
+            checked => checked.map_err(ClientError::Untrusted)?,
+        }
+        let stream = match UnixStream::connect(&path) {
+            Ok(stream) => stream,
+            Err(error) => {
+                return Err(match error.kind() {
+                    // What a dead daemon leaves behind.
+                    io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => none(),
+                    io::ErrorKind::PermissionDenied => ClientError::Forbidden(path),
+                    _ => ClientError::Io { path, source: error },
+                });
+            }
+        };
+        let failed = |source| ClientError::Io { path: path.clone(), source };
+        let peer = Peer::of(stream.as_fd()).map_err(failed)?;
+        if peer.uid != 0 && peer.uid != getuid().as_raw() && !getuid().is_root() {
+            return Err(ClientError::Foreign { path, uid: peer.uid });
+        }
+        stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+        stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+        Ok(Self { path, stream: BufReader::new(stream), patience: PATIENCE })
+    }
+
+    /// Waits so long for answers from here on.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn set_patience(&mut self, patience: Duration) -> Result<(), ClientError> {
+        let failed = |source| ClientError::Io { path: self.path.clone(), source };
+        self.stream.get_ref().set_read_timeout(Some(patience)).map_err(failed)?;
+        self.patience = patience;
+        Ok(())
+    }
+
+    /// Asks for one thing.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn ask(&mut self, request: &Request) -> Result<Reply, ClientError> {
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::NotADaemon {
+                path: self.path.clone(),
+                reason: format!("no answer within {} s", self.patience.as_secs()),
+            },
+            _ => ClientError::Io { path: self.path.clone(), source },
+        };
+        let strange = |reason: String| ClientError::NotADaemon { path: self.path.clone(), reason };
+        let mut text = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
+        text.push(b'\n');
+        self.stream.get_mut().write_all(&text).map_err(failed)?;
+        let mut line = String::new();
+        if self.stream.read_line(&mut line).map_err(failed)? == 0 {
+            return Err(strange("it closed the connection".to_owned()));
+        }
+        match serde_json::from_str(&line).map_err(|error| strange(error.to_string()))? {
+            Reply::Error { message } => Err(ClientError::Refused(message)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Asks how things stand.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn status(&mut self) -> Result<Status, ClientError> {
+        match self.ask(&Request::Status)? {
+            Reply::Status(status) => Ok(*status),
+            other => Err(ClientError::NotADaemon { path: self.path.clone(), reason: format!("{other:?}") }),
+        }
+    }
+}

@@ -1,0 +1,642 @@
+//! What of a request is granted, and by which rule.
+//!
+//! Asking is all a job can do; the configuration bounds it and an administrator overrules both. One rule for who asks for more than
+//! there is for them: **who can still be told is refused, who runs already is given the most there is.** `deepres run` asks before its
+//! job starts and says why it does not start ([`refuse`]). A process that connects by itself is running; turned away it would go on
+//! without any limit, so it gets the cap ([`grant`]).
+
+mod part;
+
+pub use part::{Claim, Part, Want, Wants, bounds};
+
+use crate::config::{CapOf, Caps};
+use crate::quantity::{Bytes, Percent, Time};
+use deepres_abi::PPM;
+use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::quantity::MAX_TIME_NS;
+use deepres_policy::class::Class;
+use deepres_policy::priority::Criticality;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+use std::str::FromStr;
+
+/// A wish, field by field: a job's, or what an administrator set.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Wish {
+    /// Share of the GPU, parts per million.
+    pub share_ppm: Option<u32>,
+    /// Memory on each GPU, bytes; an administrator's [`NO_LIMIT`] is none, whatever the job asked for and the caps say.
+    pub memory_bytes: Option<u64>,
+    /// The kind of promise.
+    #[serde(with = "word")]
+    pub class: Option<Class>,
+    /// How critical the job is.
+    #[serde(with = "word")]
+    pub criticality: Option<Criticality>,
+    /// When the job has to be done, ns from when that was said.
+    pub deadline_ns: Option<u64>,
+    /// GPU time that the whole job takes, ns.
+    pub size_ns: Option<u64>,
+    /// How soon its requests are to be answered, ns.
+    pub slo_ns: Option<u64>,
+    /// Whether what of its memory it does not use may be others'.
+    pub memory_follows_use: Option<bool>,
+    /// Whether the time of its copies is charged.
+    pub charge_copies: Option<bool>,
+}
+
+impl Wish {
+    /// This, and where it says nothing, that.
+    pub fn or(self, that: Self) -> Self {
+        Self {
+            share_ppm: self.share_ppm.or(that.share_ppm),
+            memory_bytes: self.memory_bytes.or(that.memory_bytes),
+            class: self.class.or(that.class),
+            criticality: self.criticality.or(that.criticality),
+            deadline_ns: self.deadline_ns.or(that.deadline_ns),
+            size_ns: self.size_ns.or(that.size_ns),
+            slo_ns: self.slo_ns.or(that.slo_ns),
+            memory_follows_use: self.memory_follows_use.or(that.memory_follows_use),
+            charge_copies: self.charge_copies.or(that.charge_copies),
+        }
+    }
+
+    /// Whether it wishes for something else than `that` in a field that both speak of, or that `that` leaves open.
+    pub fn differs_from(&self, that: &Self) -> bool {
+        self.or(*that) != *that
+    }
+}
+
+impl fmt::Display for Wish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.share_ppm {
+            Some(ppm) => write!(f, "a share of {}", Percent(ppm))?,
+            None => write!(f, "no share of its own")?,
+        }
+        match self.memory_bytes {
+            Some(bytes) if bytes != NO_LIMIT => write!(f, ", {} of memory", Bytes(bytes))?,
+            _ => write!(f, ", no memory limit")?,
+        }
+        if self.memory_follows_use == Some(true) {
+            write!(f, " that follows its use")?;
+        }
+        if let Some(criticality) = self.criticality {
+            write!(f, ", criticality {criticality}")?;
+        }
+        for (name, ns) in
+            [("a deadline", self.deadline_ns), ("a size", self.size_ns), ("an SLO", self.slo_ns)]
+        {
+            if let Some(ns) = ns {
+                write!(f, ", {name} of {}", Time(ns))?;
+            }
+        }
+        if self.charge_copies == Some(true) {
+            write!(f, ", copies charged")?;
+        }
+        write!(f, " and class {}", self.class.unwrap_or_default())
+    }
+}
+
+/// The rule that something was granted by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// Nobody asked for anything.
+    Default,
+    /// As was asked.
+    Request,
+    /// The most that there is for this user.
+    Cap(CapOf),
+    /// What the user's other tenants leave of the most that there is for this user.
+    CapBesideOthers(CapOf),
+    /// An administrator set it.
+    Administrator,
+    /// A guarantee is of a share, and none was asked for.
+    NoShare,
+    /// Guarantees were given to others, and this one does not fit beside them.
+    NoRoom,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => write!(f, "by default"),
+            Self::Request => write!(f, "as asked"),
+            Self::Cap(of) => write!(f, "by {of}"),
+            Self::CapBesideOthers(of) => write!(f, "by {of}, beside the user's other tenants"),
+            Self::Administrator => write!(f, "set by an administrator"),
+            Self::NoShare => write!(f, "since a guarantee is of a share, and none was asked for"),
+            Self::NoRoom => write!(f, "since guarantees to others leave no room for it"),
+        }
+    }
+}
+
+/// A value and the rule that it was granted by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Given<T> {
+    /// What.
+    pub value: T,
+    /// By which rule.
+    pub rule: Rule,
+}
+
+impl<T> Given<T> {
+    fn by(rule: Rule, value: T) -> Self {
+        Self { value, rule }
+    }
+}
+
+impl<T> Given<Option<T>> {
+    /// What nobody bounds: as set, else as asked.
+    fn unbounded(set: Option<T>, asked: Option<T>) -> Self {
+        match (set, asked) {
+            (Some(value), _) => Self::by(Rule::Administrator, Some(value)),
+            (None, Some(value)) => Self::by(Rule::Request, Some(value)),
+            (None, None) => Self::default(),
+        }
+    }
+}
+
+impl<T: Default> Default for Given<T> {
+    fn default() -> Self {
+        Self::by(Rule::Default, T::default())
+    }
+}
+
+/// What a tenant is granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Granted {
+    /// Its own share, parts per million; without one, its part of what others leave.
+    pub share_ppm: Given<Option<u32>>,
+    /// The most that it can be owed, whatever others leave, parts per million.
+    pub cap_ppm: u32,
+    /// Memory on each GPU, bytes; none: no limit.
+    pub memory_bytes: Given<Option<u64>>,
+    /// The kind of promise.
+    #[serde(serialize_with = "given_word", deserialize_with = "given_word_read")]
+    pub class: Given<Class>,
+    /// How critical the job is taken to be.
+    #[serde(default, serialize_with = "given_word", deserialize_with = "given_word_read")]
+    pub criticality: Given<Criticality>,
+    /// When the job has to be done, ns from when that was said.
+    #[serde(default)]
+    pub deadline_ns: Given<Option<u64>>,
+    /// GPU time that the whole job takes, ns.
+    #[serde(default)]
+    pub size_ns: Given<Option<u64>>,
+    /// How soon its requests are to be answered, ns.
+    #[serde(default)]
+    pub slo_ns: Given<Option<u64>>,
+    /// Whether what of its memory it does not use may be others'.
+    #[serde(default)]
+    pub memory_follows_use: Given<bool>,
+    /// Whether the time of its copies is charged.
+    #[serde(default)]
+    pub charge_copies: Given<bool>,
+}
+
+impl fmt::Display for Granted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.share_ppm.value {
+            Some(ppm) => write!(f, "share {}", Percent(ppm))?,
+            None => write!(f, "share what others leave")?,
+        }
+        match self.memory_bytes.value {
+            Some(bytes) => write!(f, ", memory {}", Bytes(bytes))?,
+            None => write!(f, ", memory no limit")?,
+        }
+        write!(f, ", class {}", self.class.value)?;
+        if self.criticality.rule != Rule::Default {
+            write!(f, ", criticality {}", self.criticality.value)?;
+        }
+        for (name, given) in [("deadline", self.deadline_ns), ("size", self.size_ns), ("SLO", self.slo_ns)] {
+            if let Some(ns) = given.value {
+                write!(f, ", {name} {}", Time(ns))?;
+            }
+        }
+        if self.memory_follows_use.value {
+            write!(f, ", memory follows its use")?;
+        }
+        if self.charge_copies.value {
+            write!(f, ", copies charged")?;
+        }
+        Ok(())
+    }
+}
+
+impl Granted {
+    /// The same, where what came of the configuration's defaults is not said to have been asked for: `asked` tells what was.
+    pub fn told_by(mut self, asked: &Wish) -> Self {
+        fn tell<T>(given: &mut Given<T>, was_asked: bool) {
+            if given.rule == Rule::Request && !was_asked {
+                given.rule = Rule::Default;
+            }
+        }
+        tell(&mut self.share_ppm, asked.share_ppm.is_some());
+        tell(&mut self.memory_bytes, asked.memory_bytes.is_some());
+        tell(&mut self.class, asked.class.is_some());
+        tell(&mut self.criticality, asked.criticality.is_some());
+        tell(&mut self.slo_ns, asked.slo_ns.is_some());
+        tell(&mut self.memory_follows_use, asked.memory_follows_use.is_some());
+        tell(&mut self.charge_copies, asked.charge_copies.is_some());
+        self
+    }
+}
+
+/// What holds for a tenant of which `asked` is known, `set` was set by an administrator, whose user may have `caps`, and it `part` of them.
+/// `has_room`: a guarantee of the share it asks for fits beside those of others.
+pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bool) -> Granted {
+    let capped = |is_whole: bool| if is_whole { Rule::Cap(of) } else { Rule::CapBesideOthers(of) };
+    let share_ppm = match (set.share_ppm, asked.share_ppm) {
+        (Some(ppm), _) => Given::by(Rule::Administrator, Some(ppm)),
+        (None, Some(ppm)) if ppm > part.share_ppm => {
+            Given::by(capped(part.share_ppm == caps.share_ppm), Some(part.share_ppm))
+        }
+        (None, Some(ppm)) => Given::by(Rule::Request, Some(ppm)),
+        (None, None) => Given::by(Rule::Default, None),
+    };
+    let memory_bytes = match (set.memory_bytes, asked.memory_bytes) {
+        (Some(bytes), _) => Given::by(Rule::Administrator, Some(bytes).filter(|bytes| *bytes != NO_LIMIT)),
+        (None, Some(bytes)) if bytes <= part.memory_bytes => Given::by(Rule::Request, Some(bytes)),
+        (None, None) if part.memory_bytes == NO_LIMIT => Given::by(Rule::Default, None),
+        (None, _) => Given::by(capped(part.memory_bytes == caps.memory_bytes), Some(part.memory_bytes)),
+    };
+    let wanted = asked.class.unwrap_or_default();
+    let class = match set.class {
+        Some(class) => Given::by(Rule::Administrator, class),
+        // A stronger promise is the lesser one.
+        None if wanted < caps.class => Given::by(Rule::Cap(of), caps.class),
+        None if asked.class.is_some() => Given::by(Rule::Request, wanted),
+        None => Given::by(Rule::Default, wanted),
+    };
+    let class = match class {
+        Given { value: Class::Guaranteed, .. } if share_ppm.value.is_none() => {
+            Given::by(Rule::NoShare, Class::Fair)
+        }
+        Given { value: Class::Guaranteed, rule: Rule::Request } if !has_room => {
+            Given::by(Rule::NoRoom, Class::Fair)
+        }
+        class => class,
+    };
+    let cap_ppm = set.share_ppm.unwrap_or(0).max(part.cap_ppm);
+    let criticality = match (set.criticality, asked.criticality) {
+        (Some(criticality), _) => Given::by(Rule::Administrator, criticality),
+        (None, wanted) if wanted.unwrap_or_default() > caps.criticality => {
+            Given::by(Rule::Cap(of), caps.criticality)
+        }
+        (None, Some(criticality)) => Given::by(Rule::Request, criticality),
+        (None, None) => Given::default(),
+    };
+    let time = |counts: bool, set: Option<u64>, asked: Option<u64>| match (set, asked) {
+        (None, Some(_)) if !counts => Given::by(Rule::Cap(of), None),
+        (set, asked) => Given::unbounded(set, asked),
+    };
+    let deadline_ns = time(caps.deadline, set.deadline_ns, asked.deadline_ns);
+    let slo_ns = time(caps.slo, set.slo_ns, asked.slo_ns);
+    let size_ns = Given::unbounded(set.size_ns, asked.size_ns);
+    let memory_follows_use = match (set.memory_follows_use, asked.memory_follows_use) {
+        (Some(follows), _) => Given::by(Rule::Administrator, follows),
+        (None, Some(follows)) => Given::by(Rule::Request, follows),
+        (None, None) => Given::default(),
+    };
+    let charge_copies = match (set.charge_copies, asked.charge_copies) {
+        (Some(charge), _) => Given::by(Rule::Administrator, charge),
+        (None, None | Some(false)) if caps.charge_copies => Given::by(Rule::Cap(of), true),
+        (None, Some(charge)) => Given::by(Rule::Request, charge),
+        (None, None) => Given::default(),
+    };
+    Granted {
+        share_ppm,
+        cap_ppm,
+        memory_bytes,
+        class,
+        criticality,
+        deadline_ns,
+        size_ns,
+        slo_ns,
+        memory_follows_use,
+        charge_copies,
+    }
+}
+
+/// Why a request that can still be taken back is refused, if it is.
+pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bool) -> Option<String> {
+    let remedy = "ask for less, or have an administrator raise it";
+    if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > caps.share_ppm) {
+        let most = Percent(caps.share_ppm);
+        return Some(format!("a share of {} was asked for, but {of} is {most}: {remedy}", Percent(ppm)));
+    }
+    if let Some(bytes) = asked.memory_bytes.filter(|bytes| *bytes > caps.memory_bytes) {
+        let most = Bytes(caps.memory_bytes);
+        return Some(format!("{} of memory were asked for, but {of} is {most}: {remedy}", Bytes(bytes)));
+    }
+    let others = "the user's other tenants have of it";
+    if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > part.share_ppm) {
+        let (most, left) = (Percent(caps.share_ppm), Percent(part.share_ppm));
+        return Some(format!(
+            "a share of {} was asked for, but {of} is {most}, and beside what {others} there is {left}: {remedy}",
+            Percent(ppm)
+        ));
+    }
+    if let Some(bytes) = asked.memory_bytes.filter(|bytes| *bytes > part.memory_bytes) {
+        let (most, left) = (Bytes(caps.memory_bytes), Bytes(part.memory_bytes));
+        return Some(format!(
+            "{} of memory were asked for, but {of} is {most}, and beside what {others} there is {left}: {remedy}",
+            Bytes(bytes)
+        ));
+    }
+    if part.memory_bytes == 0 {
+        let most = Bytes(caps.memory_bytes);
+        return Some(format!("{of} is {most} of memory, and the user's other tenants have all of it"));
+    }
+    if let Some(criticality) = asked.criticality.filter(|criticality| *criticality > caps.criticality) {
+        let most = caps.criticality;
+        return Some(format!("criticality {criticality} was asked for, but {of} is {most}: {remedy}"));
+    }
+    let times = [
+        ("a deadline", "deadlines", asked.deadline_ns, caps.deadline),
+        ("an SLO", "SLOs", asked.slo_ns, caps.slo),
+    ];
+    if let Some((one, all, ..)) = times.iter().find(|(_, _, asked_ns, counts)| asked_ns.is_some() && !counts)
+    {
+        return Some(format!(
+            "{one} was given, but by {of} {all} do not count: leave it out, or have an administrator set it"
+        ));
+    }
+    if asked.charge_copies == Some(false) && caps.charge_copies {
+        return Some(format!(
+            "copies were asked not to be charged, but by {of} they are: leave it out, or have an administrator set it"
+        ));
+    }
+    let class = asked.class?;
+    if class < caps.class {
+        return Some(format!("class {class} was asked for, but {of} is {}: {remedy}", caps.class));
+    }
+    match (class, asked.share_ppm) {
+        (Class::Guaranteed, None) => {
+            Some("class guaranteed is the promise of a share: say which by --share".to_owned())
+        }
+        (Class::Guaranteed, Some(ppm)) if !has_room => Some(format!(
+            "{} cannot be guaranteed: guarantees to others leave no room for it; ask for less, or for class fair",
+            Percent(ppm)
+        )),
+        _ => None,
+    }
+}
+
+/// Why a wish makes no sense for anybody, if it does not.
+pub fn impossible(wish: &Wish) -> Option<String> {
+    let share = deepres_abi::quantity::MIN_SHARE_PPM..=PPM;
+    if let Some(ppm) = wish.share_ppm.filter(|ppm| !share.contains(ppm)) {
+        return Some(format!("a share of {} is not between 1% and 100%", Percent(ppm)));
+    }
+    if wish.memory_bytes == Some(0) {
+        return Some("a memory limit of 0 lets nothing run".to_owned());
+    }
+    let times = [("a deadline", wish.deadline_ns), ("a size", wish.size_ns), ("an SLO", wish.slo_ns)];
+    let (name, ns) =
+        times.into_iter().find(|(_, ns)| ns.is_some_and(|ns| !(1..=MAX_TIME_NS).contains(&ns)))?;
+    Some(format!("{name} of {} is not between nothing and a year", Time(ns.unwrap_or(0))))
+}
+
+/// A class or a criticality as people write it.
+pub mod word {
+    use super::{Deserialize, Deserializer, FromStr, Serialize, Serializer, fmt};
+
+    /// Writes the word.
+    ///
+    /// # Errors
+    /// The serializer's.
+    pub fn serialize<T: fmt::Display, S: Serializer>(
+        word: &Option<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        word.as_ref().map(T::to_string).serialize(serializer)
+    }
+
+    /// Reads a word.
+    ///
+    /// # Errors
+    /// It is none, or the deserializer's.
+    pub fn deserialize<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<T>, D::Error> {
+        let word = Option::<String>::deserialize(deserializer)?;
+        word.map(|word| word.parse().map_err(serde::de::Error::custom)).transpose()
+    }
+}
+
+fn given_word<T: fmt::Display, S: Serializer>(given: &Given<T>, serializer: S) -> Result<S::Ok, S::Error> {
+    Given::by(given.rule, given.value.to_string()).serialize(serializer)
+}
+
+fn given_word_read<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Given<T>, D::Error> {
+    let given = Given::<String>::deserialize(deserializer)?;
+    Ok(Given::by(given.rule, given.value.parse().map_err(serde::de::Error::custom)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAPS: (Caps, CapOf) = (
+        Caps { share_ppm: 500_000, memory_bytes: 1 << 30, class: Class::Fair, ..CAPLESS },
+        CapOf::User(1000),
+    );
+    const CAPLESS: Caps = Caps::NONE;
+    const CAPPED: Rule = Rule::Cap(CapOf::User(1000));
+
+    fn asked(share_ppm: u32, memory_bytes: u64, class: Class) -> Wish {
+        Wish {
+            share_ppm: Some(share_ppm),
+            memory_bytes: Some(memory_bytes),
+            class: Some(class),
+            ..Wish::default()
+        }
+    }
+
+    fn free() -> (Caps, CapOf) {
+        (Caps::default(), CapOf::Everyone)
+    }
+
+    fn whole((caps, _): (Caps, CapOf)) -> Part {
+        Part::whole(&caps)
+    }
+
+    #[test]
+    fn what_a_users_other_tenants_have_of_a_cap_is_not_to_be_had_again() {
+        let left = Part { share_ppm: 200_000, cap_ppm: 200_000, memory_bytes: 1 << 20 };
+        let wish = asked(300_000, 1 << 29, Class::Fair);
+        let granted = grant(&wish, &Wish::default(), CAPS, &left, true);
+        let beside = Rule::CapBesideOthers(CapOf::User(1000));
+        assert_eq!(granted.share_ppm, Given::by(beside, Some(200_000)));
+        assert_eq!(granted.memory_bytes, Given::by(beside, Some(1 << 20)));
+        assert_eq!(granted.cap_ppm, 200_000);
+        let reason = refuse(&wish, CAPS, &left, true).unwrap();
+        assert!(
+            reason.contains("the cap of user 1000 is 50%") && reason.contains("there is 20%"),
+            "{reason}"
+        );
+        let reason = refuse(&asked(200_000, 1 << 29, Class::Fair), CAPS, &left, true).unwrap();
+        assert!(reason.contains("there is 1 MiB"), "{reason}");
+        let nothing = Part { memory_bytes: 0, ..left };
+        assert!(refuse(&Wish::default(), CAPS, &nothing, true).is_some(), "it could hold nothing");
+        assert_eq!(refuse(&Wish::default(), CAPS, &left, true), None);
+    }
+
+    #[test]
+    fn what_is_asked_for_within_the_caps_is_granted() {
+        let granted =
+            grant(&asked(500_000, 1 << 30, Class::BestEffort), &Wish::default(), CAPS, &whole(CAPS), true);
+        assert_eq!(granted.share_ppm, Given::by(Rule::Request, Some(500_000)));
+        assert_eq!(granted.memory_bytes, Given::by(Rule::Request, Some(1 << 30)));
+        assert_eq!(granted.class, Given::by(Rule::Request, Class::BestEffort));
+    }
+
+    #[test]
+    fn who_runs_already_is_given_the_cap_and_who_can_be_told_is_refused() {
+        let greedy = asked(800_000, 2 << 30, Class::Guaranteed);
+        let granted = grant(&greedy, &Wish::default(), CAPS, &whole(CAPS), true);
+        assert_eq!(granted.share_ppm, Given::by(CAPPED, Some(500_000)));
+        assert_eq!(granted.memory_bytes, Given::by(CAPPED, Some(1 << 30)));
+        assert_eq!(granted.class, Given::by(CAPPED, Class::Fair));
+        for (wish, part) in [
+            (Wish { share_ppm: Some(800_000), ..Wish::default() }, "the cap of user 1000 is 50%"),
+            (Wish { memory_bytes: Some(2 << 30), ..Wish::default() }, "the cap of user 1000 is 1 GiB"),
+            (Wish { class: Some(Class::Guaranteed), ..Wish::default() }, "the cap of user 1000 is fair"),
+        ] {
+            let reason = refuse(&wish, CAPS, &whole(CAPS), true).unwrap();
+            assert!(reason.contains(part), "{reason}");
+        }
+        assert_eq!(refuse(&asked(500_000, 1, Class::Fair), CAPS, &whole(CAPS), true), None);
+    }
+
+    #[test]
+    fn who_asks_for_nothing_has_the_default_within_the_caps() {
+        let granted = grant(&Wish::default(), &Wish::default(), CAPS, &whole(CAPS), true);
+        assert_eq!(granted.share_ppm, Given::by(Rule::Default, None));
+        assert_eq!((granted.cap_ppm, granted.memory_bytes), (500_000, Given::by(CAPPED, Some(1 << 30))));
+        assert_eq!(granted.class, Given::by(Rule::Default, Class::Fair));
+        let unlimited = grant(&Wish::default(), &Wish::default(), free(), &whole(free()), true);
+        assert_eq!(unlimited.memory_bytes, Given::by(Rule::Default, None));
+        let low = (Caps { class: Class::BestEffort, ..Caps::default() }, CapOf::Groups);
+        let granted = grant(&Wish::default(), &Wish::default(), low, &whole(low), true);
+        assert_eq!(granted.class, Given::by(Rule::Cap(CapOf::Groups), Class::BestEffort));
+    }
+
+    #[test]
+    fn an_administrator_is_above_caps_and_wishes_field_by_field() {
+        let set = Wish { share_ppm: Some(900_000), ..Wish::default() };
+        let granted = grant(&asked(100_000, 1 << 20, Class::Fair), &set, CAPS, &whole(CAPS), true);
+        assert_eq!(granted.share_ppm, Given::by(Rule::Administrator, Some(900_000)));
+        assert_eq!(granted.cap_ppm, 900_000);
+        assert_eq!(granted.memory_bytes, Given::by(Rule::Request, Some(1 << 20)));
+        let set = Wish { memory_bytes: Some(NO_LIMIT), ..set };
+        let granted = grant(&asked(100_000, 1 << 20, Class::Fair), &set, CAPS, &whole(CAPS), true);
+        assert_eq!(granted.memory_bytes, Given::by(Rule::Administrator, None), "and may take a limit away");
+        assert!(set.to_string().contains("no memory limit"), "{set}");
+    }
+
+    #[test]
+    fn a_guarantee_is_of_a_share_that_fits_beside_other_guarantees() {
+        let bare = Wish { class: Some(Class::Guaranteed), ..Wish::default() };
+        assert_eq!(
+            grant(&bare, &Wish::default(), free(), &whole(free()), true).class,
+            Given::by(Rule::NoShare, Class::Fair)
+        );
+        assert!(refuse(&bare, free(), &whole(free()), true).unwrap().contains("--share"));
+        let full = asked(500_000, 1, Class::Guaranteed);
+        assert_eq!(
+            grant(&full, &Wish::default(), free(), &whole(free()), false).class,
+            Given::by(Rule::NoRoom, Class::Fair)
+        );
+        assert!(refuse(&full, free(), &whole(free()), false).unwrap().contains("leave no room"));
+        assert_eq!(refuse(&full, free(), &whole(free()), true), None);
+        let set = Wish { class: Some(Class::Guaranteed), ..Wish::default() };
+        let granted = grant(&full, &set, free(), &whole(free()), false);
+        assert_eq!(granted.class, Given::by(Rule::Administrator, Class::Guaranteed));
+    }
+
+    #[test]
+    fn who_may_claim_to_be_critical_or_in_haste_is_the_configurations_to_say() {
+        let modest = (
+            Caps { criticality: Criticality::default(), deadline: false, slo: false, ..Caps::NONE },
+            CapOf::Everyone,
+        );
+        let urgent = Wish {
+            criticality: Some(Criticality::CRITICAL),
+            deadline_ns: Some(1_000),
+            size_ns: Some(7),
+            slo_ns: Some(8),
+            ..Wish::default()
+        };
+        let granted = grant(&urgent, &Wish::default(), modest, &whole(modest), true);
+        let capped = Rule::Cap(CapOf::Everyone);
+        assert_eq!(granted.criticality, Given::by(capped, Criticality::default()));
+        assert_eq!(granted.deadline_ns, Given::by(capped, None));
+        assert_eq!(granted.size_ns, Given::by(Rule::Request, Some(7)));
+        assert_eq!(granted.slo_ns, Given::by(capped, None));
+        assert!(refuse(&urgent, modest, &whole(modest), true).unwrap().contains("criticality critical"));
+        let late = Wish { criticality: None, ..urgent };
+        assert!(refuse(&late, modest, &whole(modest), true).unwrap().contains("deadlines do not count"));
+        let soon = Wish { deadline_ns: None, ..late };
+        assert!(refuse(&soon, modest, &whole(modest), true).unwrap().contains("SLOs do not count"));
+        assert_eq!(refuse(&Wish { slo_ns: None, ..soon }, modest, &whole(modest), true), None);
+        assert_eq!(refuse(&urgent, free(), &whole(free()), true), None);
+        let set = grant(&Wish::default(), &urgent, modest, &whole(modest), true);
+        assert_eq!(set.criticality, Given::by(Rule::Administrator, Criticality::CRITICAL));
+        assert_eq!(set.deadline_ns, Given::by(Rule::Administrator, Some(1_000)));
+        assert_eq!(set.slo_ns, Given::by(Rule::Administrator, Some(8)));
+    }
+
+    #[test]
+    fn copies_are_charged_as_asked_unless_the_cap_or_an_administrator_says_otherwise() {
+        let made = (Caps { charge_copies: true, ..Caps::NONE }, CapOf::Groups);
+        let wish = |charge_copies| Wish { charge_copies, ..Wish::default() };
+        let granted = |asked, set, caps| {
+            let part = whole(caps);
+            grant(&wish(asked), &wish(set), caps, &part, true).charge_copies
+        };
+        assert_eq!(granted(None, None, free()), Given::by(Rule::Default, false));
+        assert_eq!(granted(Some(true), None, free()), Given::by(Rule::Request, true));
+        assert_eq!(granted(Some(true), None, made), Given::by(Rule::Request, true));
+        for asked in [None, Some(false)] {
+            assert_eq!(granted(asked, None, made), Given::by(Rule::Cap(CapOf::Groups), true));
+            assert_eq!(granted(asked, Some(false), made), Given::by(Rule::Administrator, false));
+        }
+        assert!(refuse(&wish(Some(false)), made, &whole(made), true).unwrap().contains("copies"));
+        assert_eq!(refuse(&wish(None), made, &whole(made), true), None);
+    }
+
+    #[test]
+    fn what_the_configuration_asks_for_a_tenant_is_said_to_be_a_default() {
+        let defaults = Wish { class: Some(Class::BestEffort), share_ppm: Some(300_000), ..Wish::default() };
+        let asked = Wish { share_ppm: Some(200_000), ..Wish::default() };
+        let granted =
+            grant(&asked.or(defaults), &Wish::default(), free(), &whole(free()), true).told_by(&asked);
+        assert_eq!(granted.class, Given::by(Rule::Default, Class::BestEffort));
+        assert_eq!(granted.share_ppm, Given::by(Rule::Request, Some(200_000)));
+    }
+
+    #[test]
+    fn a_second_wish_differs_only_where_it_says_something_else() {
+        let first = Wish { share_ppm: Some(1), ..Wish::default() };
+        assert!(!Wish::default().differs_from(&first));
+        assert!(!first.differs_from(&first));
+        assert!(Wish { share_ppm: Some(2), ..Wish::default() }.differs_from(&first));
+        assert!(Wish { memory_bytes: Some(2), ..Wish::default() }.differs_from(&first));
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let granted =
+            grant(&asked(800_000, 1, Class::BestEffort), &Wish::default(), CAPS, &whole(CAPS), true);
+        let text = serde_json::to_string(&granted).unwrap();
+        assert!(text.contains(r#""class":{"value":"best-effort","rule":"request"}"#), "{text}");
+        assert!(text.contains(r#""rule":{"cap":{"user":1000}}"#), "{text}");
+        assert_eq!(serde_json::from_str::<Granted>(&text).unwrap(), granted);
+    }
+}

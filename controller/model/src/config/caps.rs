@@ -1,0 +1,111 @@
+//! What users may have at most: everybody's, by group, by user.
+
+use crate::quantity::{parse_limit, parse_share};
+use deepres_abi::PPM;
+use deepres_abi::grant::NO_LIMIT;
+use deepres_policy::class::Class;
+use deepres_policy::priority::Criticality;
+use serde::{Deserialize, Deserializer, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// What a user may have at most, all tenants together; the class, the criticality, deadlines, time objectives and the charging of copies are each tenant's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Caps {
+    /// Share, parts per million.
+    #[serde(rename = "share", deserialize_with = "share")]
+    pub share_ppm: u32,
+    /// Memory on each GPU, bytes.
+    #[serde(rename = "memory", deserialize_with = "memory")]
+    pub memory_bytes: u64,
+    /// The strongest promise.
+    #[serde(deserialize_with = "word")]
+    pub class: Class,
+    /// The highest criticality.
+    #[serde(deserialize_with = "word")]
+    pub criticality: Criticality,
+    /// Deadlines count.
+    pub deadline: bool,
+    /// Time objectives count.
+    pub slo: bool,
+    /// The time of copies is charged, whatever is asked for.
+    pub charge_copies: bool,
+}
+
+impl Default for Caps {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+impl Caps {
+    /// Caps that bound nothing.
+    pub const NONE: Self = Self {
+        share_ppm: PPM,
+        memory_bytes: NO_LIMIT,
+        class: Class::Guaranteed,
+        criticality: Criticality::CRITICAL,
+        deadline: true,
+        slo: true,
+        charge_copies: false,
+    };
+
+    /// Whether they bound the share or the memory.
+    pub fn is_any(&self) -> bool {
+        self.share_ppm < PPM || self.memory_bytes != NO_LIMIT
+    }
+
+    /// Of two the more generous, key by key.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            share_ppm: self.share_ppm.max(other.share_ppm),
+            memory_bytes: self.memory_bytes.max(other.memory_bytes),
+            class: self.class.min(other.class),
+            criticality: self.criticality.max(other.criticality),
+            deadline: self.deadline || other.deadline,
+            slo: self.slo || other.slo,
+            charge_copies: self.charge_copies && other.charge_copies,
+        }
+    }
+}
+
+/// Whose caps they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CapOf {
+    /// A user's own.
+    User(u32),
+    /// Those of the groups that a user is in.
+    Groups,
+    /// Everybody's.
+    Everyone,
+}
+
+impl fmt::Display for CapOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(user) => write!(f, "the cap of user {user}"),
+            Self::Groups => write!(f, "the cap of its user's groups"),
+            Self::Everyone => write!(f, "the cap for everybody"),
+        }
+    }
+}
+
+/// Reads a share.
+pub fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+}
+
+/// Reads a size of memory, or the word for no limit.
+pub fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    parse_limit(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+}
+
+/// Reads a class or a criticality.
+pub fn word<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(|error| serde::de::Error::custom(format!("`{text}`: {error}")))
+}

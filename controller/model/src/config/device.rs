@@ -1,0 +1,60 @@
+//! The name of a device in the configuration.
+
+use deepres_abi::probe::MINOR_MASK;
+use std::str::FromStr;
+
+/// The largest major number.
+const MAX_MAJOR: u32 = 4095;
+
+/// Devices to watch, as a configuration names them: by the name of /proc/devices, or as `NAME=MAJOR[:MINOR]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceKey {
+    /// As /proc/devices has it.
+    pub name: String,
+    /// The major and the minor number; without a minor number, all of them.
+    pub number: Option<(u32, Option<u32>)>,
+}
+
+/// What is no device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no device: give a name from /proc/devices, or NAME=MAJOR or NAME=MAJOR:MINOR (nvidia-uvm=241:0)"
+)]
+pub struct DeviceKeyError(String);
+
+impl FromStr for DeviceKey {
+    type Err = DeviceKeyError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceKeyError> {
+        let wrong = || DeviceKeyError(text.to_owned());
+        let (name, number) = match text.split_once('=') {
+            None => (text, None),
+            Some((name, numbers)) => {
+                let (major, minor) = match numbers.split_once(':') {
+                    None => (numbers, None),
+                    Some((major, minor)) => (major, Some(minor.parse().map_err(|_| wrong())?)),
+                };
+                (name, Some((major.parse().map_err(|_| wrong())?, minor)))
+            }
+        };
+        let is_possible = number.is_none_or(|(major, minor): (u32, Option<u32>)| {
+            major <= MAX_MAJOR && minor.is_none_or(|minor| minor <= MINOR_MASK)
+        });
+        if name.is_empty() || name.contains(char::is_whitespace) || !is_possible {
+            return Err(wrong());
+        }
+        Ok(Self { name: name.to_owned(), number })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_device_is_refused() {
+        for text in ["", "=1", "a=", "a=x", "a=1:", "a=1:x", "a=4096", "a=1:1048576", "a b"] {
+            assert!(text.parse::<DeviceKey>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,502 @@
+//! The daemon's configuration: a TOML file, every key optional. `deploy/deepres.toml` documents each.
+
+mod caps;
+mod device;
+mod keys;
+mod policy;
+mod probes;
+
+pub use probes::{ProbesKeys, UnmanagedPolicy};
+
+pub use caps::{CapOf, Caps};
+pub use device::{DeviceKey, DeviceKeyError};
+pub use policy::{Defaults, PriorityKeys};
+
+use crate::text::{harmless, is_name};
+use deepres_abi::grant::FailMode;
+use deepres_abi::wire::TENANT_NAME_BYTES;
+use deepres_policy::tuning::QuantumBounds;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The system's configuration file.
+const SYSTEM_FILE: &str = "/etc/deepres/deepres.toml";
+/// The user's, below the directory for configuration.
+const USER_FILE: &str = "deepres/deepres.toml";
+
+/// Bounds of the heartbeat limit: below, a busy machine's scheduler looks like a dead daemon; above, a dead one holds everybody up.
+const HEARTBEAT_LIMIT_MS: Range<u64> = 20..60_001;
+/// Bounds of what moving memory is timed by, ms: below, nothing is ever moved in time; above it is a day.
+const MOVING_MS: Range<u64> = 100..86_400_001;
+/// Bounds of the quantum, ms: below, hand-offs eat the GPU; above, waiting is felt.
+const QUANTUM_MS: Range<u64> = 1..1_001;
+/// Bounds of the number of connections: some, and no more than there are descriptors on any machine.
+const MAX_CONNECTIONS: Range<u64> = 1..1_000_001;
+
+/// What the daemon goes by.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// After how long without a heartbeat tenants take the daemon for gone.
+    pub heartbeat_limit_ms: u64,
+    /// What they do then.
+    pub fail_mode: FailModeKey,
+    /// How long a tenant is listed after its last process.
+    pub tenant_linger_s: u64,
+    /// How long a tenant that always has work stays on the GPU before it makes room for one that was suspended.
+    pub suspend_turn_ms: u64,
+    /// For how long what a tenant held is kept for it, if its memory follows its use.
+    pub memory_follow_ms: u64,
+    /// How long the driver may take to move a tenant's memory to the host or back.
+    pub suspend_limit_ms: u64,
+    /// How long a daemon that `deepres run` started stays without tenants.
+    pub idle_exit_s: u64,
+    /// Connections at a time.
+    pub max_connections: usize,
+    /// Connections of one user at a time; root and the daemon's own user are not bound by it, but each container of theirs is.
+    pub max_connections_per_user: usize,
+    /// The group that may administer beside root and the daemon's own user, by name or number.
+    pub admin_group: Option<String>,
+    /// Names that are one tenant over all containers and other processes of a user; others hold in each container by themselves.
+    pub shared_names: Vec<String>,
+    /// Whether a tenant with several GPUs has all of them or none.
+    pub gangs: bool,
+    /// Bounds of the quantum.
+    pub quantum: QuantumKeys,
+    /// Caps for every user.
+    pub caps: Caps,
+    /// Caps for those in a group, by number, instead of those for all.
+    pub groups: BTreeMap<String, Caps>,
+    /// Caps for single users, by number, instead of all others.
+    pub users: BTreeMap<String, Caps>,
+    /// Watching who uses the GPU.
+    pub probes: ProbesKeys,
+    /// The part of the time that best-effort tenants may cost the others, parts per million.
+    #[serde(rename = "max_harm", deserialize_with = "policy::part")]
+    pub max_harm_ppm: u32,
+    /// What each term of a priority value weighs.
+    pub priority: PriorityKeys,
+    /// What a tenant is taken to ask for where it says nothing.
+    pub defaults: Defaults,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            heartbeat_limit_ms: 250,
+            fail_mode: FailModeKey::Open,
+            tenant_linger_s: 60,
+            suspend_turn_ms: 30_000,
+            memory_follow_ms: 60_000,
+            suspend_limit_ms: 300_000,
+            idle_exit_s: 600,
+            max_connections: 4096,
+            max_connections_per_user: 1024,
+            admin_group: None,
+            shared_names: Vec::new(),
+            gangs: false,
+            quantum: QuantumKeys::default(),
+            caps: Caps::default(),
+            groups: BTreeMap::new(),
+            users: BTreeMap::new(),
+            probes: ProbesKeys::default(),
+            max_harm_ppm: policy::MAX_HARM_PPM,
+            priority: PriorityKeys::default(),
+            defaults: Defaults::default(),
+        }
+    }
+}
+
+/// What tenants do when the daemon is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailModeKey {
+    /// Go on, ungated.
+    Open,
+    /// Let launches fail.
+    Closed,
+}
+
+impl FailModeKey {
+    /// Its word in the grant page.
+    pub fn mode(self) -> FailMode {
+        match self {
+            Self::Open => FailMode::Open,
+            Self::Closed => FailMode::Closed,
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+/// Bounds of the quantum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct QuantumKeys {
+    /// The shortest.
+    pub min_ms: u64,
+    /// The longest.
+    pub max_ms: u64,
+}
+
+impl Default for QuantumKeys {
+    fn default() -> Self {
+        let QuantumBounds { min_ns, max_ns } = QuantumBounds::default();
+        Self { min_ms: min_ns / crate::clock::NS_PER_MS, max_ms: max_ns / crate::clock::NS_PER_MS }
+    }
+}
+
+/// Where something is in a file: line and character, each from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Position {
+    line: usize,
+    column: usize,
+}
+
+impl Position {
+    /// Of the byte at `offset`.
+    fn at(text: &str, offset: usize) -> Self {
+        let before = text.get(..offset).unwrap_or(text);
+        let line = before.rsplit('\n').next().unwrap_or(before);
+        Self { line: before.matches('\n').count() + 1, column: line.chars().count() + 1 }
+    }
+}
+
+/// What no type expresses is wrong with a value: its key, from the top, and what to say.
+type Impossible = (Vec<String>, String);
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Something in it is wrong.
+    #[error("{}:{line}:{column}: {message}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The character in it, from 1.
+        column: usize,
+        /// What is wrong there.
+        message: String,
+    },
+}
+
+impl Config {
+    /// Reads `file`, else the user's file (but for root), else the system's; without any, the defaults.
+    ///
+    /// # Errors
+    /// [`ConfigError`], naming file, line and column.
+    pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
+        if let Some(file) = file {
+            return Self::read(file);
+        }
+        match default_files().into_iter().find(|file| file.exists()) {
+            Some(file) => Self::read(&file),
+            None => Ok(Self::default()),
+        }
+    }
+
+    fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
+        Self::parse(&text).map_err(|(Position { line, column }, message)| ConfigError::Invalid {
+            path: path.to_owned(),
+            line,
+            column,
+            message,
+        })
+    }
+
+    /// Reads a configuration, or says what is wrong where.
+    fn parse(text: &str) -> Result<Self, (Position, String)> {
+        // Keys and texts of the file are in it, with whatever characters they have.
+        Self::checked(text).map_err(|(position, message)| (position, harmless(&message)))
+    }
+
+    fn checked(text: &str) -> Result<Self, (Position, String)> {
+        let position = |offset| Position::at(text, offset);
+        let at = |error: toml::de::Error| {
+            (position(error.span().map_or(0, |span| span.start)), error.message().replace('\n', " "))
+        };
+        let table = toml::de::DeTable::parse(text).map_err(at)?;
+        if let Some(wrong) = keys::first_wrong(table.get_ref()) {
+            return Err((position(wrong.offset), wrong.message));
+        }
+        let config: Self = toml::from_str(text).map_err(at)?;
+        config.check().map_err(|(key, message)| (position(keys::offset(table.get_ref(), &key)), message))?;
+        Ok(config)
+    }
+
+    /// Bounds that no type expresses: the offending key and what is wrong with it.
+    fn check(&self) -> Result<(), Impossible> {
+        let at = |path: &[&str]| path.iter().map(|key| (*key).to_owned()).collect::<Vec<String>>();
+        let within = |key: &str, value, bounds: &Range<u64>| {
+            if bounds.contains(&value) {
+                return Ok(());
+            }
+            let message =
+                format!("`{key}` is {value}; it must be from {} to {}", bounds.start, bounds.end - 1);
+            Err((key.split('.').map(str::to_owned).collect(), message))
+        };
+        within("max_connections", self.max_connections as u64, &MAX_CONNECTIONS)?;
+        within("max_connections_per_user", self.max_connections_per_user as u64, &MAX_CONNECTIONS)?;
+        within("heartbeat_limit_ms", self.heartbeat_limit_ms, &HEARTBEAT_LIMIT_MS)?;
+        within("suspend_turn_ms", self.suspend_turn_ms, &MOVING_MS)?;
+        within("suspend_limit_ms", self.suspend_limit_ms, &MOVING_MS)?;
+        within("memory_follow_ms", self.memory_follow_ms, &MOVING_MS)?;
+        within("quantum.min_ms", self.quantum.min_ms, &QUANTUM_MS)?;
+        within("quantum.max_ms", self.quantum.max_ms, &QUANTUM_MS)?;
+        if self.quantum.min_ms > self.quantum.max_ms {
+            return Err((at(&["quantum", "min_ms"]), "`min_ms` is more than `max_ms`".to_owned()));
+        }
+        within("priority", self.priority.sum(), &PriorityKeys::SUM).map_err(|(key, _)| {
+            (key, "the weights under [priority] add up to nothing, or to more than a million".to_owned())
+        })?;
+        if self.defaults.lacks_share() {
+            let message =
+                "`defaults.class` is guaranteed, which is the promise of a share: give `defaults.share`";
+            return Err((at(&["defaults", "class"]), message.to_owned()));
+        }
+        if let Some(name) = self.shared_names.iter().find(|name| !is_name(name)) {
+            let most = TENANT_NAME_BYTES - 1;
+            let message = format!(
+                "`shared_names` has {name:?} in it, and a tenant's name has from 1 to {most} bytes, begins with no dash, and all of it can be seen"
+            );
+            return Err((at(&["shared_names"]), message));
+        }
+        let not_a_number = |key: &&String| key.parse::<u32>().is_err();
+        if let Some(user) = self.users.keys().find(not_a_number) {
+            return Err((
+                at(&["users", user]),
+                format!("`{user}` is not a user's number (see `id -u NAME`)"),
+            ));
+        }
+        match self.groups.keys().find(not_a_number) {
+            Some(group) => Err((
+                at(&["groups", group]),
+                format!("`{group}` is not a group's number (see `getent group NAME`)"),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// After how long without a heartbeat tenants take the daemon for gone.
+    pub fn heartbeat_limit(&self) -> Duration {
+        Duration::from_millis(self.heartbeat_limit_ms)
+    }
+
+    /// How long a tenant is listed after its last process.
+    pub fn tenant_linger(&self) -> Duration {
+        Duration::from_secs(self.tenant_linger_s)
+    }
+
+    /// For how long what a tenant held is kept for it, if its memory follows its use, ns.
+    pub fn memory_follow_ns(&self) -> u64 {
+        self.memory_follow_ms.saturating_mul(crate::clock::NS_PER_MS)
+    }
+
+    /// How long a tenant that always has work stays on the GPU before it makes room for one that was suspended, ns.
+    pub fn suspend_turn_ns(&self) -> u64 {
+        self.suspend_turn_ms.saturating_mul(crate::clock::NS_PER_MS)
+    }
+
+    /// How long the driver may take to move a tenant's memory to the host or back.
+    pub fn suspend_limit(&self) -> Duration {
+        Duration::from_millis(self.suspend_limit_ms)
+    }
+
+    /// How long a daemon that `deepres run` started stays without tenants.
+    pub fn idle_exit(&self) -> Duration {
+        Duration::from_secs(self.idle_exit_s)
+    }
+
+    /// Bounds of the quantum.
+    pub fn quantum_bounds(&self) -> QuantumBounds {
+        QuantumBounds {
+            min_ns: self.quantum.min_ms * crate::clock::NS_PER_MS,
+            max_ns: self.quantum.max_ms * crate::clock::NS_PER_MS,
+        }
+    }
+
+    /// What each tenant of this user, who is in `groups`, may have, and whose rule that is.
+    pub fn caps_of(&self, user: u32, groups: &[u32]) -> (Caps, CapOf) {
+        if let Some(caps) = self.users.get(&user.to_string()) {
+            return (*caps, CapOf::User(user));
+        }
+        let of_groups = groups.iter().filter_map(|group| self.groups.get(&group.to_string()).copied());
+        match of_groups.reduce(Caps::or) {
+            Some(caps) => (caps, CapOf::Groups),
+            None => (self.caps, CapOf::Everyone),
+        }
+    }
+}
+
+fn default_files() -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    if !rustix::process::getuid().is_root() {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let home = variable("XDG_CONFIG_HOME").or_else(|| variable("HOME").map(|home| home.join(".config")));
+        files.extend(home.map(|home| home.join(USER_FILE)));
+    }
+    files.push(PathBuf::from(SYSTEM_FILE));
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_abi::PPM;
+    use deepres_abi::grant::NO_LIMIT;
+    use deepres_policy::class::Class;
+
+    #[test]
+    fn the_documented_file_is_the_defaults_and_documents_every_key() {
+        let documented = include_str!("../../../deploy/deepres.toml");
+        assert_eq!(Config::parse(documented), Ok(Config::default()));
+        let uncommented: String = documented
+            .lines()
+            .map(|line| {
+                line.strip_prefix("# ")
+                    .filter(|line| line.contains(" = ") || line.starts_with('['))
+                    .unwrap_or(line)
+            })
+            .map(|line| format!("{line}\n"))
+            .collect();
+        assert_ne!(uncommented, documented);
+        let mut config = Config::parse(&uncommented).unwrap();
+        assert_ne!(config.defaults, Defaults::default(), "there are examples");
+        config.defaults = Defaults::default();
+        assert!(!config.users.is_empty() && !config.groups.is_empty(), "there are examples");
+        assert_eq!(config.admin_group.as_deref(), Some("gpuadmin"));
+        (config.users, config.groups, config.admin_group) = Default::default();
+        assert_eq!(config, Config::default());
+        for key in keys::all() {
+            assert!(uncommented.contains(&format!("{key} = ")), "{key} is not documented");
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_its_line_and_the_nearest_name() {
+        let refused = |text: &str| {
+            let (Position { line, column }, message) = Config::parse(text).unwrap_err();
+            ((line, column), message)
+        };
+        let (at, message) = refused("fail_mode = \"open\"\nheartbeat_limt_ms = 100\n");
+        assert_eq!(at, (2, 1));
+        assert_eq!(message, "unknown key `heartbeat_limt_ms`; did you mean `heartbeat_limit_ms`?");
+        let (at, message) = refused("[quantum]\nmin_ms = 5\n  maxms = 9\n");
+        assert_eq!((at, message.as_str()), ((3, 3), "unknown key `quantum.maxms`; did you mean `max_ms`?"));
+        let (_, message) = refused("[users.7]\nzzz = 9\n");
+        assert!(message.contains("the keys here are share, memory, class"), "{message}");
+    }
+
+    #[test]
+    fn impossible_values_are_refused_with_their_line_and_column() {
+        for (text, at, part) in [
+            ("\nheartbeat_limit_ms = 1\n", (2, 1), "from 20"),
+            ("\nsuspend_limit_ms = 0\n", (2, 1), "from 100"),
+            ("\nsuspend_turn_ms = 0\n", (2, 1), "from 100"),
+            ("\nmemory_follow_ms = 0\n", (2, 1), "from 100"),
+            ("[caps]\nshare = \"200%\"\n", (2, 9), "percentage"),
+            ("[caps]\nmemory = \"12XB\"\n", (2, 10), "size"),
+            ("[quantum]\nmin_ms = 9\nmax_ms = 8\n", (2, 1), "more than"),
+            ("fail_mode = \"ajar\"\n", (1, 13), "ajar"),
+            ("[users.bob]\nshare = \"10%\"\n", (1, 8), "id -u"),
+            ("fail_mode = \n", (1, 13), ""),
+            ("max_connections = 0\n", (1, 1), "from 1"),
+            ("[caps]\nclass = \"first\"\n", (2, 9), "best-effort"),
+            ("[caps]\ncriticality = \"dire\"\n", (2, 15), "critical"),
+            ("max_harm = \"1\"\n", (1, 12), "percentage"),
+            ("[priority]\nsize = 0\nurgency = 0\ncriticality = 0\n", (1, 2), "nothing"),
+            ("[defaults]\nslo = \"30\"\n", (2, 7), "30ms"),
+            ("[defaults]\nclass = \"guaranteed\"\n", (2, 1), "share"),
+            ("\nshared_names = [\"train\", \"\"]\n", (2, 1), "\"\" in it, and a tenant's name"),
+            ("shared_names = \"train\"\n", (1, 1), "such as [\"train\"]"),
+            (
+                "shared_names = [\"train\", 1]\n",
+                (1, 26),
+                "texts, such as [\"train\"], and the number 1 is in this",
+            ),
+            ("\"users\".7.slo = true # é\n[groups.video]\nshare = \"10%\"\n", (2, 9), "getent group"),
+        ] {
+            let (Position { line, column }, message) = Config::parse(text).unwrap_err();
+            assert_eq!((line, column), at, "{text}: {message}");
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_kind_is_refused_in_words() {
+        for (text, line, message) in [
+            (
+                "\nheartbeat_limit_ms = \"soon\"\n",
+                2,
+                "`heartbeat_limit_ms` takes a whole number without quotation marks, and this is the text \"soon\"",
+            ),
+            (
+                "max_connections = -1\n",
+                1,
+                "`max_connections` takes a whole number that is not negative, and this is the number -1",
+            ),
+            (
+                "[caps]\nshare = 50\n",
+                2,
+                "`caps.share` takes a text in quotation marks, such as \"50%\", and this is the number 50",
+            ),
+            ("caps = 5\n", 1, "`caps` takes keys of its own (`[caps]`), and this is the number 5"),
+            ("users = []\n", 1, "`users` takes keys of its own (`[users]`), and this is a list"),
+            ("[users]\n1000 = true\n", 2, "`users.1000` is a section (`[users.1000]`), and this is true"),
+            (
+                "max_connections = \"\\n\\u001b[31m4\"\n",
+                1,
+                "`max_connections` takes a whole number without quotation marks, and this is the text \"??[31m4\"",
+            ),
+            ("\"fail\\nmode\" = \"open\"\n", 1, "unknown key `fail?mode`; did you mean `fail_mode`?"),
+            (
+                "idle_exit_s = 1.5\n",
+                1,
+                "`idle_exit_s` takes a whole number without quotation marks, and this is the number 1.5",
+            ),
+        ] {
+            let at = Position { line, column: 1 };
+            assert_eq!(Config::parse(text), Err((at, message.to_owned())));
+        }
+        let (_, message) = Config::parse("heartbeat_limit_ms = 99999999999999999999999\n").unwrap_err();
+        for type_of_rust in ["u64", "i64", "usize", "u128", "expected a"] {
+            assert!(!message.contains(type_of_rust), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_users_own_caps_come_before_those_of_groups_and_those_before_those_for_all() {
+        let text = "[caps]\nshare = \"50%\"\n[groups.4]\nshare = \"60%\"\nclass = \"fair\"\n\
+                    [groups.5]\nshare = \"20%\"\n[users.7]\nmemory = \"1GiB\"\n";
+        let config = Config::parse(text).unwrap();
+        let caps = |share_ppm, memory_bytes, class| Caps { share_ppm, memory_bytes, class, ..Caps::NONE };
+        let all = caps(500_000, NO_LIMIT, Class::Guaranteed);
+        assert_eq!(config.caps_of(1, &[1, 2]), (all, CapOf::Everyone));
+        let fair = caps(600_000, NO_LIMIT, Class::Fair);
+        assert_eq!(config.caps_of(1, &[4]), (fair, CapOf::Groups));
+        let both = caps(600_000, NO_LIMIT, Class::Guaranteed);
+        assert_eq!(config.caps_of(1, &[5, 4]), (both, CapOf::Groups), "of several the most generous of each");
+        assert_eq!(config.caps_of(7, &[5]), (caps(PPM, 1 << 30, Class::Guaranteed), CapOf::User(7)));
+    }
+}

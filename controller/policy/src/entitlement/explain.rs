@@ -1,0 +1,190 @@
+//! How a tenant's share comes about, as sums that anyone can check.
+
+use super::present::{Claim, shares};
+use super::{Request, Rule, awake, while_all_want};
+use crate::TenantId;
+use crate::class::Class;
+use deepres_abi::PPM;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// One term of a sum.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summand {
+    /// What it is, in words.
+    pub what: String,
+    /// How much it adds, or takes if negative, parts per million of the GPU.
+    pub ppm: i64,
+}
+
+/// A share, and the terms that add up to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sum {
+    /// The terms; those that are nothing are left out.
+    pub terms: Vec<Summand>,
+    /// What they add up to, parts per million of the GPU.
+    pub ppm: u32,
+}
+
+impl Sum {
+    fn of(ppm: u32, terms: &[(&str, i64)]) -> Self {
+        let terms = terms.iter().filter(|(_, ppm)| *ppm != 0);
+        Self {
+            terms: terms.map(|(what, ppm)| Summand { what: (*what).to_owned(), ppm: *ppm }).collect(),
+            ppm,
+        }
+    }
+}
+
+/// How one tenant's share comes about.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Derivation {
+    /// The rule that it is owed its part by.
+    pub rule: Rule,
+    /// Its weight among its like, parts per million.
+    pub weight_ppm: u32,
+    /// It wants nothing, and has not for a while: what it is owed is lent to the others until it comes back.
+    #[serde(default)]
+    pub is_idle: bool,
+    /// What it is owed while all want the GPU who are not idle; if it is idle itself, while all do.
+    pub owed: Sum,
+    /// The part of the time that it would use if it had the GPU to itself, parts per million.
+    pub demand_ppm: u32,
+    /// What that comes to while all want as much as they do now.
+    pub present: Sum,
+    /// The part for each unit of weight of those that want more than they have: `present` is the lesser of demand, and of weight times
+    /// this. None: all have what they want.
+    pub water_level: Option<f64>,
+}
+
+/// Derives the share of `tenant` from what all ask for and how much each wants; `None` if it is not among them.
+pub fn derive(
+    tenant: TenantId,
+    requests: &BTreeMap<TenantId, Request>,
+    demands_ppm: &BTreeMap<TenantId, u32>,
+) -> Option<Derivation> {
+    let request = requests.get(&tenant)?;
+    // Who is idle is nobody's rival, and is itself owed its part among all.
+    let rivals = if request.is_idle { requests.clone() } else { awake(requests) };
+    let requests = &rivals;
+    let owed = while_all_want(requests);
+    let own = *owed.get(&tenant)?;
+    let demand_of = |tenant: &TenantId| match requests.get(tenant) {
+        Some(request) if request.is_idle => 0,
+        _ => demands_ppm.get(tenant).copied().unwrap_or(PPM),
+    };
+    let claims: BTreeMap<TenantId, Claim> = requests
+        .iter()
+        .zip(owed.values())
+        .map(|((id, request), owed)| {
+            (*id, Claim { class: request.class, owed: *owed, demand_ppm: demand_of(id) })
+        })
+        .collect();
+    let present = *shares(&claims).get(&tenant)?;
+    let owed_sum = match (request.class, request.asked_ppm) {
+        (Class::BestEffort, _) => Sum::of(0, &[]),
+        (_, Some(asked_ppm)) => {
+            let capped_ppm = asked_ppm.min(request.cap_ppm);
+            Sum::of(
+                own.ppm,
+                &[
+                    ("the share that it asked for", i64::from(asked_ppm)),
+                    ("what its user's cap takes off", i64::from(capped_ppm) - i64::from(asked_ppm)),
+                    (
+                        "what all asked for together is more than there is: its part of the excess",
+                        i64::from(own.ppm) - i64::from(capped_ppm),
+                    ),
+                ],
+            )
+        }
+        (_, None) => {
+            let of_others = |belongs: fn(&Request) -> bool| -> i64 {
+                let others = requests.iter().zip(owed.values()).filter(|((id, _), _)| **id != tenant);
+                let picked = others.filter(|((_, request), _)| belongs(request));
+                picked.map(|(_, owed)| i64::from(owed.ppm)).sum()
+            };
+            let guaranteed = of_others(|other| other.class == Class::Guaranteed && other.asked_ppm.is_some());
+            let asked = of_others(|other| other.class == Class::Fair && other.asked_ppm.is_some());
+            let unasked = of_others(|other| other.class != Class::BestEffort && other.asked_ppm.is_none());
+            let rest = i64::from(PPM) - guaranteed - asked - unasked - i64::from(own.ppm);
+            Sum::of(
+                own.ppm,
+                &[
+                    ("the whole GPU", i64::from(PPM)),
+                    ("guaranteed to others", -guaranteed),
+                    ("owed to others that asked for a share", -asked),
+                    ("owed to others that asked for none, by their priority", -unasked),
+                    ("beyond its user's cap, or lost in rounding", -rest),
+                ],
+            )
+        }
+    };
+    let difference = i64::from(present.ppm) - i64::from(own.ppm);
+    let term = match (request.class, difference) {
+        (Class::BestEffort, _) => "left by the tenants of other classes",
+        (_, ..0) => "owed, but not wanted by itself",
+        _ => "owed to others that do not want it, or to nobody",
+    };
+    let present_sum = Sum::of(present.ppm, &[("what it is owed", i64::from(own.ppm)), (term, difference)]);
+    Some(Derivation {
+        rule: own.rule,
+        weight_ppm: own.weight_ppm,
+        is_idle: request.is_idle,
+        owed: owed_sum,
+        demand_ppm: demand_of(&tenant),
+        present: present_sum,
+        water_level: present.level,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entitlement::entitlements;
+    use crate::entitlement::tests::requests;
+    use proptest::prelude::*;
+
+    fn adds_up(sum: &Sum) -> bool {
+        sum.terms.iter().map(|term| term.ppm).sum::<i64>() == i64::from(sum.ppm)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn the_terms_add_up_to_the_share_that_is_in_force(requests in requests(12), demands in prop::collection::vec(0..=PPM, 12)) {
+            let requests: BTreeMap<TenantId, Request> = (0..).zip(requests).collect();
+            let demands: BTreeMap<TenantId, u32> = (0..).zip(demands).collect();
+            let owed = entitlements(&requests);
+            for (tenant, request) in &requests {
+                let derivation = derive(*tenant, &requests, &demands).unwrap();
+                prop_assert!(adds_up(&derivation.owed) && adds_up(&derivation.present), "{derivation:?}");
+                prop_assert_eq!(derivation.owed.ppm, owed[tenant].ppm);
+                prop_assert_eq!((derivation.rule, derivation.weight_ppm), (owed[tenant].rule, owed[tenant].weight_ppm));
+                let level = derivation.water_level.unwrap_or(f64::INFINITY);
+                let risen = (level * f64::from(derivation.weight_ppm)).min(f64::from(derivation.demand_ppm));
+                prop_assert!((f64::from(derivation.present.ppm) - risen).abs() <= 1.0, "{request:?} {derivation:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_part_is_named() {
+        let requests: BTreeMap<TenantId, Request> = [
+            Request { class: Class::Guaranteed, asked_ppm: Some(300_000), ..Request::default() },
+            Request { asked_ppm: Some(200_000), ..Request::default() },
+            Request::default(),
+            Request { cap_ppm: 100_000, ..Request::default() },
+        ]
+        .into_iter()
+        .zip(0..)
+        .map(|(request, tenant)| (tenant, request))
+        .collect();
+        let demands = [(2, 300_000)].into();
+        let derivation = derive(2, &requests, &demands).unwrap();
+        let ppm: Vec<i64> = derivation.owed.terms.iter().map(|term| term.ppm).collect();
+        assert_eq!(ppm, [1_000_000, -300_000, -200_000, -100_000]);
+        assert_eq!((derivation.owed.ppm, derivation.present.ppm), (400_000, 300_000));
+        assert!(derive(9, &requests, &demands).is_none());
+    }
+}

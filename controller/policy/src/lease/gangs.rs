@@ -1,0 +1,320 @@
+//! Leases by the board's order: tenants that have several GPUs at once ([`crate::gang`]).
+
+use super::state::{Hold, MAX_DEBT_NS, Rank, Tenant, VirtualTime, begun_ns, patience};
+use super::{DRAIN_POLL_NS, Grant, Scheduler, Step, ns};
+use crate::TenantId;
+use crate::gang::{Gangs, Member, Order, Position, Post};
+use crate::tuning::Tuning;
+use std::time::Duration;
+
+/// While ranks catch up, it is looked at so often whether they did.
+const CATCH_UP_POLL_NS: u64 = ns(Duration::from_micros(200));
+/// A rank that was given one launch and shows nothing of it after so long is given another.
+const CATCH_UP_RETRY_NS: u64 = ns(Duration::from_millis(3));
+
+impl Scheduler {
+    /// Sets what the board says: what is to be done with this GPU, and which tenants have it by the board alone.
+    pub fn set_order(&mut self, order: Order, gangs: Gangs) {
+        self.order = order;
+        self.gangs = gangs;
+    }
+
+    /// What the board is to know of this GPU.
+    pub fn post(&self, now_ns: u64, tuning: &Tuning) -> Post {
+        let may_launch = |tenant: &Tenant| !matches!(tenant.grant, Grant::Closed | Grant::Paused);
+        let owners = self.tenants.iter().filter(|(id, tenant)| {
+            let is_of_interest = tenant.seen.wants() || may_launch(tenant) || self.is_gang(**id);
+            tenant.is_here() && tenant.rank == Rank::Owner && is_of_interest
+        });
+        let (drained_ns, free_ns) = self.ends_ns(now_ns, tuning);
+        let last = self.last_owner_vtime(now_ns);
+        let members = owners.map(|(id, tenant)| {
+            let hold = self.hold.filter(|hold| hold.tenant == *id);
+            let ahead_ns = |hold: Hold| begun_ns(&hold, tenant, now_ns).max(free_ns.saturating_sub(now_ns));
+            let ahead_ns = hold.map_or(0, ahead_ns);
+            Member {
+                tenant: *id,
+                in_flight: tenant.seen.in_flight,
+                waiting: tenant.seen.waiting,
+                may_launch: may_launch(tenant),
+                progressed_ns: tenant.last_progress_ns,
+                pending_ns: tenant.seen.pending_ns,
+                longest_ns: tenant.seen.longest_ns,
+                holds: hold.is_some_and(|hold| hold.drain_give_up_ns.is_none()),
+                is_done: hold.is_some_and(|hold| self.is_done(&hold, now_ns, tuning)),
+                presses: if hold.is_some() {
+                    self.presses(tenant)
+                } else {
+                    self.may_press(tenant, now_ns, tuning)
+                },
+                position: position(tenant.vtime + tenant.weighted(ahead_ns)) - position(last),
+            }
+        });
+        Post {
+            members: members.collect(),
+            holder: self.holder(),
+            drained_ns,
+            free_ns,
+            quantum_ns: tuning.quantum_ns,
+            lead_ns: tuning.lead_ns,
+        }
+    }
+
+    /// The virtual time of the owner that is furthest behind of those that want the GPU, or did just now. The virtual clock does not go back to one that
+    /// paused for a moment: seen from there all others would seem as far served on this GPU as on one where they had less.
+    fn last_owner_vtime(&self, now_ns: u64) -> VirtualTime {
+        let owners = self.tenants.values().filter(|tenant| tenant.is_here() && tenant.rank == Rank::Owner);
+        let counted =
+            owners.filter(|tenant| tenant.wanted || tenant.seen.wants() || tenant.is_back_soon(now_ns));
+        counted.map(|tenant| tenant.vtime).min().unwrap_or(self.vclocks[Rank::Owner as usize])
+    }
+
+    /// Who has the GPU, or drains, but for guests: they are gone as soon as it is wanted.
+    pub fn holder(&self) -> Option<TenantId> {
+        self.hold.map(|hold| hold.tenant).filter(|holder| !self.is_guest(*holder))
+    }
+
+    /// Whether the holder has wanted nothing for as long as it is waited for.
+    fn is_done(&self, hold: &Hold, now_ns: u64, tuning: &Tuning) -> bool {
+        self.gang_idle_ends_ns(hold, now_ns, tuning).is_some_and(|ends_ns| now_ns >= ends_ns)
+    }
+
+    /// When the holder is done, as far as is known: with what it has in flight, and if it has its lease to the end.
+    fn ends_ns(&self, now_ns: u64, tuning: &Tuning) -> (u64, u64) {
+        let Some(hold) = self.hold else { return (now_ns, now_ns) };
+        let Some(holder) = self.tenants.get(hold.tenant) else { return (now_ns, now_ns) };
+        let drained_ns = now_ns.saturating_add(remaining_ns(holder, now_ns));
+        let goes_on = hold.contended.is_some()
+            && hold.drain_give_up_ns.is_none()
+            && !self.is_done(&hold, now_ns, tuning);
+        match holder.grant {
+            Grant::Leased { expires_ns } if goes_on && holder.rank == Rank::Owner => {
+                let free_ns = expires_ns.saturating_add(drain_ns(holder, now_ns, tuning));
+                (drained_ns, free_ns.max(drained_ns))
+            }
+            _ => (drained_ns, drained_ns),
+        }
+    }
+
+    /// Whether the tenant has GPUs by the board alone.
+    pub fn is_gang(&self, tenant: TenantId) -> bool {
+        self.gangs.contains_key(&tenant)
+    }
+
+    /// Nobody has the GPU.
+    pub(super) fn ordered_free_step(&mut self, now_ns: u64, tuning: &Tuning) -> Step {
+        match self.order {
+            Order::Apart => self.free_step(now_ns, tuning),
+            Order::Until { at_ns, .. } => self.free_until_step(at_ns, now_ns, tuning),
+            Order::Held { tenant, .. } => match self.tenants.get(tenant) {
+                Some(gang) if gang.is_here() => {
+                    // While no other wants this GPU, guests have its pauses.
+                    let pauses = !gang.wanted && self.next(Rank::Owner, Some(tenant)).is_none();
+                    let guest = pauses.then(|| self.next_guest(None, now_ns, tuning).ok()).flatten();
+                    self.give(guest.map_or(tenant, |(guest, _)| guest), now_ns, tuning)
+                }
+                _ => Step::Stay(None),
+            },
+            // Its drain was over here, and is not elsewhere.
+            Order::Drain { tenant, catches_up: true } if self.tenants.get(tenant).is_some() => {
+                self.give(tenant, now_ns, tuning);
+                match self.hold {
+                    Some(hold) => self.close(hold, now_ns),
+                    None => Step::Stay(None),
+                }
+            }
+            Order::Drain { .. } => Step::Stay(None),
+        }
+    }
+
+    /// Nobody has the GPU, and a gang is to have it then: until then it is of use to whoever has drained by then.
+    fn free_until_step(&mut self, at_ns: u64, now_ns: u64, tuning: &Tuning) -> Step {
+        let next = self.next_apart(Rank::Owner, None).or_else(|| {
+            let guest = self.next_guest(None, now_ns, tuning).ok();
+            guest.map(|(guest, _)| guest)
+        });
+        if let Some(next) = next
+            && let Some(tenant) = self.tenants.get(next)
+        {
+            self.lease_limit_ns = at_ns.saturating_sub(drain_ns(tenant, now_ns, tuning));
+            if now_ns.saturating_add(tuning.lead_ns) <= self.lease_limit_ns {
+                return self.give(next, now_ns, tuning);
+            }
+        }
+        Step::Stay((now_ns < at_ns).then_some(at_ns))
+    }
+
+    /// Somebody has the GPU.
+    pub(super) fn ordered_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
+        match self.order {
+            Order::Apart if self.is_gang(hold.tenant) => self.close(hold, now_ns),
+            Order::Apart if self.is_guest(hold.tenant) => self.guest_step(hold, now_ns, tuning),
+            Order::Apart => self.hold_step(hold, now_ns, tuning),
+            Order::Held { tenant, until_ns } if tenant == hold.tenant => {
+                self.gang_step(hold, until_ns, now_ns, tuning)
+            }
+            Order::Held { .. } if self.is_guest(hold.tenant) => self.guest_step(hold, now_ns, tuning),
+            Order::Until { tenant, .. } if tenant == hold.tenant => Step::Stay(None),
+            Order::Until { at_ns, .. } if !self.is_gang(hold.tenant) => {
+                self.hold_until_step(hold, at_ns, now_ns, tuning)
+            }
+            Order::Until { .. } | Order::Held { .. } | Order::Drain { .. } => self.close(hold, now_ns),
+        }
+    }
+
+    /// Somebody has the GPU, and is to have drained when a gang is to have it.
+    fn hold_until_step(&mut self, hold: Hold, at_ns: u64, now_ns: u64, tuning: &Tuning) -> Step {
+        if self.is_guest(hold.tenant) {
+            return self.guest_step(hold, now_ns, tuning);
+        }
+        let Some(holder) = self.tenants.get(hold.tenant) else {
+            self.hold = None;
+            return Step::Again;
+        };
+        let last_ns = at_ns.saturating_sub(drain_ns(holder, now_ns, tuning));
+        if now_ns >= last_ns {
+            return self.close(hold, now_ns);
+        }
+        self.lease_limit_ns = last_ns;
+        match self.hold_step(hold, now_ns, tuning) {
+            Step::Stay(wake_ns) => Step::Stay(Some(wake_ns.map_or(last_ns, |wake_ns| wake_ns.min(last_ns)))),
+            Step::Again => Step::Again,
+        }
+    }
+
+    /// An owner has the GPU, and only gangs want it, of which none is to have it yet.
+    pub(super) fn before_gangs_step(
+        &mut self,
+        hold: Hold,
+        grant: Grant,
+        now_ns: u64,
+        tuning: &Tuning,
+    ) -> Step {
+        let renewal_ns = |expires_ns: u64| expires_ns.saturating_sub(tuning.lead_ns);
+        let expires_ns = match grant {
+            Grant::Leased { expires_ns } if hold.contended.is_some() && now_ns < renewal_ns(expires_ns) => {
+                expires_ns
+            }
+            _ => {
+                let expires_ns = now_ns.saturating_add(tuning.quantum_ns);
+                self.hold = Some(hold.contend(now_ns));
+                self.lease(hold.tenant, expires_ns, matches!(grant, Grant::Leased { .. }));
+                expires_ns
+            }
+        };
+        Step::Stay(Some(renewal_ns(expires_ns)))
+    }
+
+    /// A gang has the GPU, and its others.
+    fn gang_step(&mut self, hold: Hold, until_ns: Option<u64>, now_ns: u64, tuning: &Tuning) -> Step {
+        let grant = self.grant(hold.tenant);
+        let Some(until_ns) = until_ns else {
+            return match self.next(Rank::Guest, Some(hold.tenant)) {
+                Some(_) => self.beside_step(hold, grant, now_ns, tuning),
+                None => self.alone_step(hold, grant, now_ns, tuning),
+            };
+        };
+        self.hold = Some(hold.contend(now_ns));
+        if self.next(Rank::Owner, Some(hold.tenant)).is_none()
+            && let Some(idle_since_ns) = hold.idle_since_ns
+            && now_ns >= idle_since_ns.saturating_add(tuning.grace_ns)
+            && self.next_guest(Some(hold.tenant), now_ns, tuning).is_ok()
+        {
+            // Others want the gang's other GPUs, and nobody but guests this one.
+            return self.close(hold, now_ns);
+        }
+        let lease = Grant::Leased { expires_ns: until_ns };
+        self.change(hold.tenant, lease, matches!(grant, Grant::Leased { .. }));
+        let renewal_ns = until_ns.saturating_sub(tuning.lead_ns);
+        let wake_ns = if now_ns < renewal_ns { renewal_ns } else { until_ns };
+        let idle_ends_ns = self.gang_idle_ends_ns(&hold, now_ns, tuning).filter(|ends_ns| now_ns < *ends_ns);
+        Step::Stay(Some(idle_ends_ns.map_or(wake_ns, |ends_ns| ends_ns.min(wake_ns))))
+    }
+
+    /// Until when a rank that wants nothing now is waited for.
+    fn gang_idle_ends_ns(&self, hold: &Hold, now_ns: u64, tuning: &Tuning) -> Option<u64> {
+        let holder = self.tenants.get(hold.tenant)?;
+        let next = self.next(Rank::Owner, Some(hold.tenant)).and_then(|next| self.tenants.get(next));
+        let vtime = holder.vtime + holder.weighted(begun_ns(hold, holder, now_ns));
+        let patience_ns = next.map_or(tuning.grace_ns, |next| {
+            patience(holder, next, vtime < next.vtime, true, now_ns, tuning).ns
+        });
+        hold.idle_since_ns.map(|since_ns| since_ns.saturating_add(patience_ns))
+    }
+
+    /// What somebody has in flight runs out.
+    pub(super) fn ordered_drain_step(
+        &mut self,
+        hold: Hold,
+        give_up_ns: u64,
+        now_ns: u64,
+        tuning: &Tuning,
+    ) -> Step {
+        match self.order {
+            Order::Drain { tenant, catches_up } if tenant == hold.tenant && now_ns < give_up_ns => {
+                self.drain_together(hold, catches_up, give_up_ns, now_ns)
+            }
+            Order::Held { tenant, until_ns: Some(_) } if tenant == hold.tenant && self.is_wanting(tenant) => {
+                self.hold = Some(Hold { drain_give_up_ns: None, once_since_ns: None, ..hold });
+                Step::Again
+            }
+            _ => self.drain_step(hold, give_up_ns, now_ns, tuning),
+        }
+    }
+
+    /// The gang's other ranks drain too; whoever waits with what one of those needs may launch it.
+    fn drain_together(&mut self, hold: Hold, catches_up: bool, give_up_ns: u64, now_ns: u64) -> Step {
+        let Some(holder) = self.tenants.get(hold.tenant) else {
+            self.hold = None;
+            return Step::Again;
+        };
+        let got_on = holder.seen.in_flight || holder.seen.used_ns > 0;
+        let once_since_ns = match hold.once_since_ns {
+            Some(since_ns)
+                if catches_up && !got_on && now_ns < since_ns.saturating_add(CATCH_UP_RETRY_NS) =>
+            {
+                Some(since_ns)
+            }
+            // A new epoch for each.
+            Some(_) => None,
+            None => catches_up.then_some(now_ns),
+        };
+        self.hold = Some(Hold { once_since_ns, ..hold });
+        let grant = if once_since_ns.is_some() { Grant::Once } else { Grant::Closed };
+        self.change(hold.tenant, grant, false);
+        let poll_ns = if catches_up { CATCH_UP_POLL_NS } else { DRAIN_POLL_NS };
+        Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(poll_ns))))
+    }
+
+    fn is_wanting(&self, tenant: TenantId) -> bool {
+        self.tenants.get(tenant).is_some_and(|tenant| tenant.wanted)
+    }
+
+    /// Whether a tenant whose drain has begun may have the GPU back, if nobody else can be given it now: a gang that waits for its other GPUs
+    /// goes on waiting for this one.
+    pub(super) fn may_go_on(&self, tenant: TenantId) -> bool {
+        match self.order {
+            Order::Apart => !self.is_gang(tenant),
+            Order::Held { tenant: gang, until_ns: None } => tenant == gang,
+            Order::Held { .. } | Order::Until { .. } | Order::Drain { .. } => false,
+        }
+    }
+}
+
+/// What a tenant has in flight takes so much longer, by what it says.
+fn remaining_ns(tenant: &Tenant, now_ns: u64) -> u64 {
+    let silent_ns = now_ns.saturating_sub(tenant.last_progress_ns);
+    let pending_ns = if tenant.seen.in_flight { tenant.seen.pending_ns.min(MAX_DEBT_NS) } else { 0 };
+    pending_ns.saturating_sub(silent_ns)
+}
+
+/// How long before it is to have drained a tenant's gate closes: it may have launched one of its longest kernels just before. One that takes longer than
+/// a quantum may be late.
+fn drain_ns(tenant: &Tenant, now_ns: u64, tuning: &Tuning) -> u64 {
+    remaining_ns(tenant, now_ns).max(tenant.seen.longest_ns.min(tuning.quantum_ns))
+}
+
+/// Virtual time as a place on a line.
+fn position(vtime: VirtualTime) -> Position {
+    Position::try_from(vtime).unwrap_or(Position::MAX)
+}

@@ -1,0 +1,71 @@
+//! A GPU that idles for a tenant though another wants it, and what that costs the tenant.
+
+use super::Scheduler;
+use super::state::{Hold, Rank};
+use crate::TenantId;
+use crate::gang::Order;
+use crate::tuning::Tuning;
+
+/// See the module.
+#[derive(Debug, Clone, Copy)]
+pub struct Kept {
+    tenant: TenantId,
+    since_ns: u64,
+    /// Up to when it was charged.
+    charged_ns: u64,
+    /// What the hold's meter showed then.
+    used_ns: u64,
+}
+
+impl Scheduler {
+    /// Charges a tenant for time in which the GPU idled for it though another wanted it. What a hand-off takes is charged to nobody, as among others.
+    pub(super) fn charge_kept(&mut self, now_ns: u64, tuning: &Tuning) {
+        let Some(kept) = self.kept else { return };
+        let from_ns = kept.charged_ns.max(kept.since_ns.saturating_add(tuning.grace_ns));
+        let hold = self.hold.as_mut().filter(|hold| hold.tenant == kept.tenant);
+        let used_ns = hold.as_ref().map_or(0, |hold| hold.used_ns.saturating_sub(kept.used_ns));
+        let idle_ns = now_ns.saturating_sub(from_ns).saturating_sub(used_ns);
+        if let Some(tenant) = self.tenants.get_mut(kept.tenant) {
+            tenant.vtime += tenant.weighted(idle_ns);
+            tenant.forfeited.redeem(idle_ns, now_ns);
+        }
+        // Its meter has not to show anything for it.
+        if let Some(hold) = hold {
+            hold.used_ns = hold.used_ns.saturating_add(idle_ns);
+        }
+    }
+
+    /// Notes for whom the GPU idles from now on.
+    pub(super) fn note_kept(&mut self, now_ns: u64) {
+        let used_ns = self.hold.map_or(0, |hold| hold.used_ns);
+        let since_ns =
+            |tenant| self.kept.filter(|kept| kept.tenant == tenant).map_or(now_ns, |kept| kept.since_ns);
+        self.kept = self.kept_for().map(|tenant| Kept {
+            tenant,
+            since_ns: since_ns(tenant),
+            charged_ns: now_ns,
+            used_ns,
+        });
+    }
+
+    /// For whom the GPU idles though another wants it: who pauses and is waited for at its own cost, or a gang whose other GPUs drain or one of whose ranks has
+    /// nothing to do.
+    fn kept_for(&self) -> Option<TenantId> {
+        let is_idle = |hold: Hold| {
+            let seen = self.tenants.get(hold.tenant).map(|gang| gang.seen)?;
+            // Who has a lease and waits is on its way from the gate.
+            (!seen.in_flight && (hold.drain_give_up_ns.is_some() || !seen.waiting)).then_some(hold.tenant)
+        };
+        match (self.order, self.hold) {
+            (Order::Until { tenant, .. }, None) => self.next_apart(Rank::Owner, None).map(|_| tenant),
+            (Order::Drain { tenant, .. }, None) => Some(tenant),
+            (Order::Held { tenant, .. } | Order::Drain { tenant, .. }, Some(hold))
+                if hold.tenant == tenant =>
+            {
+                is_idle(hold)
+            }
+            _ => self.waits_at_cost,
+        }
+        .filter(|tenant| self.next(Rank::Owner, Some(*tenant)).is_some())
+    }
+}

@@ -1,0 +1,71 @@
+//! What tenants owed and were owed when another daemon governed.
+
+use super::state::{MAX_CREDIT_NS, MAX_DEBT_NS, VirtualTime};
+use super::{Class, Scheduler};
+use crate::TenantId;
+
+/// Where the virtual clocks begin then: far enough from zero that what is owed to a tenant lies before it.
+const RESTORED_CLOCK: VirtualTime = 1 << 64;
+
+impl Scheduler {
+    /// Takes up a tenant that another daemon knew, with its standing and what it was owed then (ns of GPU time; negative if it had
+    /// more). To be called before any tenant enters.
+    pub fn restore(&mut self, id: TenantId, class: Class, weight_ppm: u32, lag_ns: i64, now_ns: u64) {
+        if self.tenants.is_empty() {
+            self.vclocks = self.vclocks.map(|vclock| vclock.max(RESTORED_CLOCK));
+        }
+        self.enter(id, class, now_ns);
+        self.set_standing(id, class, weight_ppm);
+        let Some(tenant) = self.tenants.get_mut(id) else { return };
+        let vclock = self.vclocks[tenant.rank as usize];
+        let owed_ns = lag_ns.unsigned_abs();
+        tenant.vtime = if lag_ns >= 0 {
+            vclock.saturating_sub(tenant.weighted(owed_ns.min(MAX_CREDIT_NS)))
+        } else {
+            vclock.saturating_add(tenant.weighted(owed_ns.min(MAX_DEBT_NS)))
+        };
+        tenant.present = false;
+        // As if it had stopped just now: a daemon's absence is no long pause of its own.
+        tenant.stopped_wanting_ns = now_ns;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::{Grant, Phase, Seen};
+    use crate::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
+    use deepres_abi::PPM;
+
+    const MS: u64 = 1_000_000;
+    const A: TenantId = 1;
+    const B: TenantId = 2;
+
+    #[test]
+    fn what_was_owed_before_a_restart_is_owed_after_it_and_bounded() {
+        let lags = [(-300, -300), (60, 60), (0, 0), (-99_000, -1_000), (99_000, 100), (i64::MIN, -1_000)];
+        for class in [Class::Fair, Class::BestEffort] {
+            for (saved_ms, expected_ms) in lags {
+                let mut scheduler = Scheduler::default();
+                scheduler.restore(B, class, PPM / 4, 0, 0);
+                scheduler.restore(A, class, PPM / 2, saved_ms.saturating_mul(MS as i64), 0);
+                assert_eq!(scheduler.lag_ns(A), expected_ms * MS as i64);
+                assert_eq!(scheduler.grant(A), Grant::Closed);
+            }
+        }
+    }
+
+    #[test]
+    fn who_owed_before_a_restart_goes_after_who_was_owed() {
+        let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
+        let mut scheduler = Scheduler::default();
+        scheduler.restore(A, Class::Fair, PPM / 2, -(200 * MS as i64), MS);
+        scheduler.restore(B, Class::Fair, PPM / 2, 50 * MS as i64, MS);
+        for tenant in [A, B] {
+            scheduler.enter(tenant, Class::Fair, 2 * MS);
+            scheduler.observe(tenant, 2 * MS, Seen { waiting: true, ..Seen::default() });
+        }
+        scheduler.decide(2 * MS, &tuning);
+        assert_eq!(scheduler.phase(), Phase::Held(B));
+    }
+}

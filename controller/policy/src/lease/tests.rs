@@ -1,0 +1,1254 @@
+//! Each rule of the lease policy by itself. `tests/integration/lease_policy.rs` tries them together.
+
+use super::state::MAX_DEBT_NS;
+use super::*;
+use crate::entitlement::IDLE_NS;
+use crate::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds};
+use deepres_abi::PPM;
+use proptest::prelude::*;
+
+const MS: u64 = 1_000_000;
+const A: TenantId = 1;
+const B: TenantId = 2;
+const IDLE: Seen = Seen { waiting: false, in_flight: false, used_ns: 0, pending_ns: 0, longest_ns: 0 };
+const WAITING: Seen = Seen { waiting: true, ..IDLE };
+const RUNNING: Seen = Seen { in_flight: true, ..IDLE };
+
+struct Bench {
+    scheduler: Scheduler,
+    tuning: Tuning,
+    now_ns: u64,
+}
+
+impl Bench {
+    /// Two tenants with equal weights, of which A came first.
+    fn new() -> Self {
+        let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
+        let mut bench = Self { scheduler: Scheduler::default(), tuning, now_ns: 1_000 * MS };
+        bench.scheduler.enter(A, Class::Fair, bench.now_ns);
+        bench.scheduler.set_standing(A, Class::Fair, PPM / 2);
+        bench.scheduler.decide(bench.now_ns, &tuning);
+        bench.scheduler.enter(B, Class::Fair, bench.now_ns);
+        bench.scheduler.set_standing(B, Class::Fair, PPM / 2);
+        bench
+    }
+
+    /// Lets `pass_ns` go by, then shows what A and B do. Returns when to decide again, counted from then.
+    fn step(&mut self, pass_ns: u64, a: Seen, b: Seen) -> Option<u64> {
+        let mut wake_ns = self.look(pass_ns, a, b);
+        while wake_ns == Some(1) {
+            // A gate was closed: the same is looked at again.
+            wake_ns = self.look(1, Seen { used_ns: 0, ..a }, Seen { used_ns: 0, ..b });
+        }
+        wake_ns
+    }
+
+    /// The same with one look and decision.
+    fn look(&mut self, pass_ns: u64, a: Seen, b: Seen) -> Option<u64> {
+        self.now_ns += pass_ns;
+        self.scheduler.observe(A, self.now_ns, a);
+        self.scheduler.observe(B, self.now_ns, b);
+        let wake_ns = self.scheduler.decide(self.now_ns, &self.tuning)?;
+        Some(wake_ns.saturating_sub(self.now_ns))
+    }
+
+    fn is_open(&self, tenant: TenantId) -> bool {
+        self.scheduler.grant(tenant) == Grant::Open
+    }
+
+    fn is_leased(&self, tenant: TenantId) -> bool {
+        matches!(self.scheduler.grant(tenant), Grant::Leased { .. })
+    }
+
+    fn is_closed(&self, tenant: TenantId) -> bool {
+        self.scheduler.grant(tenant) == Grant::Closed
+    }
+}
+
+#[test]
+fn who_is_alone_has_an_open_gate_before_it_asks() {
+    let bench = Bench::new();
+    assert!(bench.is_open(A) && bench.is_closed(B));
+    assert_eq!(bench.scheduler.phase(), Phase::Held(A));
+}
+
+#[test]
+fn a_decision_looks_at_those_alone_that_want_the_gpu_or_were_touched() {
+    let mut bench = Bench::new();
+    let set_weights = |bench: &mut Bench, weight_ppm| {
+        (10..1_000).for_each(|id| bench.scheduler.set_standing(id, Class::Fair, weight_ppm));
+    };
+    let astir = |bench: &Bench| bench.scheduler.tenants.astir().map(|(id, _)| *id).collect::<Vec<_>>();
+    (10..1_000).for_each(|id| bench.scheduler.enter(id, Class::Fair, bench.now_ns));
+    set_weights(&mut bench, PPM / 1_000);
+    bench.step(MS, RUNNING, IDLE);
+    assert_eq!(astir(&bench), [A]);
+    // What they are owed may change all the time.
+    set_weights(&mut bench, PPM / 2_000);
+    assert_eq!(astir(&bench), [A]);
+    bench.scheduler.observe(500, bench.now_ns, WAITING);
+    bench.scheduler.set_standing(501, Class::BestEffort, PPM);
+    assert_eq!(astir(&bench), [A, 500, 501]);
+    bench.step(MS, RUNNING, WAITING);
+    assert_eq!(astir(&bench), [A, B, 500]);
+}
+
+#[test]
+fn who_pauses_whenever_it_is_looked_at_owes_nothing_for_time_that_nobody_else_wanted() {
+    let mut bench = Bench::new();
+    bench.step(MS, IDLE, IDLE);
+    bench.step(100 * MS, Seen { used_ns: 90 * MS, ..RUNNING }, WAITING);
+    assert_eq!([A, B].map(|tenant| bench.scheduler.lag_ns(tenant)), [0, 0]);
+}
+
+#[test]
+fn of_those_equally_far_behind_who_is_owed_most_goes_first() {
+    // For each turn that others have before it, it falls behind by its share of that turn.
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, IDLE);
+    for (id, weight_ppm) in [(3, PPM / 8), (4, PPM / 4), (5, PPM / 8)] {
+        bench.scheduler.enter(id, Class::Fair, bench.now_ns);
+        bench.scheduler.set_standing(id, Class::Fair, weight_ppm);
+        bench.scheduler.observe(id, bench.now_ns, WAITING);
+    }
+    bench.step(0, RUNNING, IDLE);
+    bench.step(MS, IDLE, IDLE);
+    assert_eq!(bench.scheduler.phase(), Phase::Held(4));
+}
+
+#[test]
+fn who_was_owed_next_to_nothing_for_a_moment_does_not_owe_more_for_it_afterwards() {
+    let mut bench = Bench::new();
+    let had = |used_ns| Seen { used_ns, ..RUNNING };
+    bench.step(MS, had(MS), WAITING);
+    for weight_ppm in [1, PPM / 2] {
+        for tenant in [A, B] {
+            bench.scheduler.set_standing(tenant, Class::Fair, weight_ppm);
+        }
+        bench.step(MS, had(MS), WAITING);
+    }
+    let lag_ns = bench.scheduler.lag_ns(A);
+    assert!((-4 * MS as i64..0).contains(&lag_ns), "it had three milliseconds, and owes {lag_ns} ns");
+}
+
+#[test]
+fn who_has_less_weight_for_a_moment_again_and_again_has_no_more_for_it() {
+    let mut bench = Bench::new();
+    bench.scheduler.set_standing(A, Class::Fair, PPM / 10);
+    bench.scheduler.set_standing(B, Class::Fair, PPM / 10 * 9);
+    let mut had_ns = [0_u64; 2];
+    for step in 0..10_000 {
+        let seen = [A, B].map(|tenant| match bench.is_closed(tenant) {
+            true => WAITING,
+            false => Seen { used_ns: MS, longest_ns: MS, ..RUNNING },
+        });
+        for (had_ns, seen) in had_ns.iter_mut().zip(&seen) {
+            *had_ns += seen.used_ns;
+        }
+        bench.step(MS, seen[0], seen[1]);
+        if step % 10 == 0 {
+            // Another comes, and goes.
+            bench.scheduler.set_standing(A, Class::Fair, PPM / 110);
+            bench.scheduler.set_standing(A, Class::Fair, PPM / 10);
+        }
+    }
+    let share = had_ns[0] as f64 / (had_ns[0] + had_ns[1]) as f64;
+    assert!((share - 0.1).abs() < 0.02, "it had {share} of the time, and is owed a tenth");
+}
+
+/// What a tenant of a user owes that leaves is owed by the next one that wants the GPU.
+fn owed_by_the_next(used: impl FnOnce(&mut Bench), class: Class) -> i64 {
+    const USER: trust::UserId = 7;
+    const IDLER: TenantId = 8;
+    const NEXT: TenantId = 9;
+    let mut bench = Bench::new();
+    bench.scheduler.set_user(A, USER, bench.now_ns);
+    used(&mut bench);
+    bench.scheduler.leave(A, bench.now_ns);
+    for tenant in [IDLER, NEXT] {
+        bench.scheduler.enter(tenant, class, bench.now_ns);
+        bench.scheduler.set_user(tenant, USER, bench.now_ns);
+        bench.scheduler.set_standing(tenant, class, PPM / 2);
+        if tenant == IDLER {
+            bench.scheduler.leave(tenant, bench.now_ns);
+        }
+    }
+    bench.scheduler.observe(NEXT, bench.now_ns, WAITING);
+    bench.step(0, IDLE, WAITING);
+    -bench.scheduler.lag_ns(NEXT)
+}
+
+#[test]
+fn what_a_tenant_owed_is_owed_by_the_next_that_wants_the_gpu_and_not_by_one_that_only_came() {
+    let before_b = |bench: &mut Bench| {
+        bench.step(MS, RUNNING, WAITING);
+        bench.step(20 * MS, Seen { used_ns: 20 * MS, ..RUNNING }, WAITING);
+    };
+    let owed_ns = owed_by_the_next(before_b, Class::Fair);
+    assert!((19 * MS as i64..=21 * MS as i64).contains(&owed_ns), "{owed_ns}");
+    assert_eq!(owed_by_the_next(before_b, Class::BestEffort), 0, "guests did not wait for it");
+    let alone = |bench: &mut Bench| {
+        bench.step(MS, RUNNING, IDLE);
+        bench.now_ns += 40 * MS;
+        bench.scheduler.observe(A, bench.now_ns, Seen { used_ns: 40 * MS, ..RUNNING });
+    };
+    assert_eq!(owed_by_the_next(alone, Class::Fair), 0, "nobody else wanted it");
+    let forgiven = |bench: &mut Bench| {
+        before_b(bench);
+        bench.scheduler.forgive(bench.now_ns, MS);
+    };
+    assert_eq!(owed_by_the_next(forgiven, Class::Fair), 0);
+}
+
+#[test]
+fn who_pauses_whenever_it_is_looked_at_is_not_idle() {
+    let mut bench = Bench::new();
+    for _ in 0..10 {
+        bench.step(IDLE_NS, Seen { used_ns: IDLE_NS / 10, ..IDLE }, IDLE);
+        assert!(!bench.scheduler.is_idle(A, bench.now_ns) && bench.scheduler.is_idle(B, bench.now_ns));
+    }
+}
+
+#[test]
+fn who_wants_nothing_for_a_while_is_idle_until_it_wants_something() {
+    let mut bench = Bench::new();
+    let is_idle = |bench: &Bench| [A, B].map(|tenant| bench.scheduler.is_idle(tenant, bench.now_ns));
+    bench.step(IDLE_NS - 1, RUNNING, IDLE);
+    assert_eq!(is_idle(&bench), [false, false], "it may have come to work");
+    bench.step(1, RUNNING, IDLE);
+    assert_eq!(is_idle(&bench), [false, true]);
+    bench.scheduler.observe(B, bench.now_ns, WAITING);
+    assert_eq!(is_idle(&bench), [false, false], "before anything is decided");
+    bench.step(10 * IDLE_NS, IDLE, WAITING);
+    assert_eq!(is_idle(&bench), [false, false], "it stopped only now");
+    bench.step(IDLE_NS, IDLE, WAITING);
+    assert_eq!(is_idle(&bench), [true, false]);
+    bench.scheduler.set_paused(B, true);
+    assert_eq!(is_idle(&bench), [true, true], "who is not to run");
+    bench.scheduler.leave(A, bench.now_ns);
+    bench.now_ns += IDLE_NS;
+    bench.scheduler.enter(A, Class::Fair, bench.now_ns);
+    assert_eq!(is_idle(&bench), [false, true], "who comes back");
+}
+
+#[test]
+fn the_next_gate_opens_only_when_the_holder_has_drained() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    assert!(bench.is_closed(A) && bench.is_closed(B));
+    assert_eq!(bench.scheduler.phase(), Phase::Draining(A));
+    bench.step(MS, RUNNING, WAITING);
+    assert!(bench.is_closed(B));
+    bench.step(MS, Seen { used_ns: 3 * MS, ..WAITING }, WAITING);
+    assert!(bench.is_leased(B) && bench.is_closed(A));
+}
+
+#[test]
+fn a_drain_that_does_not_end_is_given_up_after_a_while() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MAX_DRAIN_NS - MS, RUNNING, WAITING);
+    assert!(bench.is_closed(B));
+    bench.step(MS, RUNNING, WAITING);
+    assert!(bench.is_leased(B) && bench.is_closed(A));
+    // And it was charged for: B goes on as long as A had the GPU.
+    for _ in 0..100 {
+        bench.step(5 * MS, RUNNING, Seen { used_ns: 5 * MS, ..RUNNING });
+    }
+    assert!(bench.is_leased(B));
+}
+
+#[test]
+fn who_did_not_drain_is_waited_for_briefly_until_something_long_has_ended() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MAX_DRAIN_NS, RUNNING, WAITING);
+    assert!(bench.is_leased(B));
+    // It has its next turn, and that ends.
+    let drain_ns = |bench: &mut Bench, a: Seen| {
+        while !bench.is_leased(A) {
+            let b = if bench.is_leased(B) { Seen { used_ns: MS, ..RUNNING } } else { WAITING };
+            bench.step(MS, RUNNING, b);
+        }
+        while bench.is_leased(A) {
+            bench.step(MS, a, WAITING);
+        }
+        let mut drain_ns = 0;
+        while !bench.is_leased(B) {
+            bench.step(MS, RUNNING, WAITING);
+            drain_ns += MS;
+        }
+        drain_ns
+    };
+    assert!(drain_ns(&mut bench, RUNNING) <= STUCK_DRAIN_NS + MS);
+    assert!(
+        drain_ns(&mut bench, Seen { used_ns: 1, ..RUNNING }) <= STUCK_DRAIN_NS + MS,
+        "next to nothing is no sign"
+    );
+    let whole_ns = bench.now_ns;
+    assert!(drain_ns(&mut bench, Seen { used_ns: whole_ns, ..RUNNING }) >= MIN_DRAIN_NS, "it got on");
+}
+
+impl Bench {
+    /// A always has work, B has a time objective.
+    fn latency() -> Self {
+        let mut bench = Self::new();
+        bench.scheduler.set_slo(B, Some(20 * MS));
+        bench
+    }
+}
+
+#[test]
+fn who_has_a_time_objective_closes_the_others_gates_when_it_comes() {
+    const C: TenantId = 3;
+    for has_objective in [true, false] {
+        let mut bench = Bench::latency();
+        bench.scheduler.set_slo(B, has_objective.then_some(20 * MS));
+        bench.scheduler.enter(C, Class::Fair, bench.now_ns);
+        bench.scheduler.set_standing(C, Class::Fair, PPM / 2);
+        bench.scheduler.observe(C, bench.now_ns, WAITING);
+        // Of two that always have work one has a lease that is not over.
+        while !bench.is_leased(A) {
+            bench.step(MS / 2, if bench.is_closed(A) { WAITING } else { RUNNING }, IDLE);
+            bench.step(0, WAITING, IDLE);
+        }
+        bench.step(MS / 10, RUNNING, IDLE);
+        assert!(bench.is_leased(A));
+        bench.step(MS / 10, RUNNING, WAITING);
+        assert_eq!(bench.is_closed(A), has_objective);
+        if has_objective {
+            bench.step(MS / 10, WAITING, WAITING);
+            assert!(bench.is_leased(B), "before whoever waited longer");
+        }
+    }
+}
+
+#[test]
+fn who_has_a_time_objective_has_no_more_of_the_gpu_for_it() {
+    let mut bench = Bench::latency();
+    let mut had_ns = [0u64; 2];
+    for _ in 0..20_000 {
+        let holds = [A, B].map(|tenant| !bench.is_closed(tenant));
+        let seen =
+            holds.map(|holds| if holds { Seen { used_ns: MS / 2, waiting: true, ..IDLE } } else { WAITING });
+        for (had_ns, holds) in had_ns.iter_mut().zip(holds) {
+            *had_ns += if holds { MS / 2 } else { 0 };
+        }
+        bench.step(MS / 2, seen[0], seen[1]);
+    }
+    let share = had_ns[1] as f64 / (had_ns[0] + had_ns[1]) as f64;
+    assert!((share - 0.5).abs() < 0.02, "it had {share} of the time");
+}
+
+#[test]
+fn haste_costs_no_more_hand_offs_than_having_work_all_the_time() {
+    const C: TenantId = 3;
+    let mut bench = Bench::latency();
+    bench.scheduler.enter(C, Class::Fair, bench.now_ns);
+    bench.scheduler.set_standing(C, Class::Fair, PPM / 2);
+    let step_ns = MS / 4;
+    let (steps, mut turns, mut wants, mut held) = (4_000, 0, false, false);
+    for step in 0..steps {
+        let [a, b, c] = [A, B, C].map(|tenant| bench.is_leased(tenant));
+        let busy = |holds| if holds { Seen { used_ns: step_ns, ..RUNNING } } else { WAITING };
+        bench.scheduler.observe(C, bench.now_ns + step_ns, busy(c));
+        // B comes every half a millisecond, and is done as soon as it is served.
+        turns += u64::from(b && !held);
+        held = b;
+        wants = !b && (wants || step % 2 == 0);
+        let used_ns = if b { step_ns / 10 } else { 0 };
+        bench.step(step_ns, busy(a), Seen { used_ns, waiting: wants, ..IDLE });
+    }
+    let quanta = steps * step_ns / bench.tuning.quantum_ns;
+    assert!((quanta / 4..=quanta).contains(&turns), "{turns} turns in {quanta} quanta");
+}
+
+#[test]
+fn nobody_with_nothing_to_do_is_given_a_gpu_that_a_gang_waits_for() {
+    let mut bench = Bench::new();
+    bench.scheduler.set_order(Order::Apart, [(B, 0)].into());
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MS, Seen { used_ns: MS, ..WAITING }, WAITING);
+    assert!(bench.is_leased(A), "the gang is not to have it yet");
+    bench.scheduler.set_order(Order::Until { tenant: B, at_ns: bench.now_ns }, [(B, 0)].into());
+    bench.step(MS, IDLE, WAITING);
+    assert_eq!(bench.scheduler.phase(), Phase::Free);
+    bench.scheduler.set_order(Order::Apart, [(B, 0)].into());
+    bench.step(MS, IDLE, WAITING);
+    assert_eq!(bench.scheduler.phase(), Phase::Free);
+}
+
+#[test]
+fn a_gang_is_charged_for_a_gpu_that_idles_for_it_while_another_waits() {
+    let mut bench = Bench::new();
+    let until_ns = Some(bench.now_ns + 100 * MS);
+    bench.scheduler.set_order(Order::Held { tenant: A, until_ns }, [(A, 0)].into());
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MS, Seen { used_ns: MS, ..IDLE }, WAITING);
+    let before_ns = bench.scheduler.lag_ns(A);
+    for _ in 0..20 {
+        bench.step(MS, IDLE, WAITING);
+    }
+    let charged_ns = before_ns - bench.scheduler.lag_ns(A);
+    assert!((19 * MS as i64..=20 * MS as i64).contains(&charged_ns), "{charged_ns} ns of 20 ms");
+}
+
+#[test]
+fn beside_a_time_objective_nobody_has_an_open_gate_or_a_long_window() {
+    let mut bench = Bench::latency();
+    for _ in 0..300 {
+        bench.step(MS, Seen { used_ns: MS, ..RUNNING }, IDLE);
+    }
+    assert!(bench.is_open(A), "who never used the GPU answers nobody");
+    bench.step(MS, Seen { used_ns: MS, ..RUNNING }, Seen { used_ns: 1, ..IDLE });
+    assert!(bench.is_leased(A), "nobody else wants the GPU now");
+    let window_ns = |bench: &Bench, tenant| bench.scheduler.window_ns(tenant, 1, 3 * MS, &bench.tuning);
+    assert_eq!((window_ns(&bench, A), window_ns(&bench, B)), (3 * MS, 6 * MS));
+    bench.scheduler.leave(B, bench.now_ns);
+    bench.step(MS, Seen { used_ns: MS, ..RUNNING }, IDLE);
+    assert!(bench.is_open(A));
+    assert_eq!(window_ns(&bench, A), 6 * MS);
+}
+
+#[test]
+fn who_may_be_back_at_any_moment_finds_less_queued_than_who_is_long_gone() {
+    let mut bench = Bench::new();
+    let ahead_ns = |bench: &Bench, sessions, longest_ns| {
+        bench.scheduler.run_ahead_ns(A, sessions, longest_ns, bench.now_ns, &bench.tuning)
+    };
+    bench.step(MS, RUNNING, RUNNING);
+    bench.step(MS, RUNNING, IDLE);
+    let quantum_ns = bench.tuning.quantum_ns;
+    assert_eq!(ahead_ns(&bench, 1, 0), quantum_ns);
+    assert!(ahead_ns(&bench, 4, 0) < quantum_ns / 2, "of all sessions together");
+    assert!(ahead_ns(&bench, 1, 10 * MS) >= 20 * MS, "the next kernel is queued behind a long one");
+    bench.step(AWAITED_NS, RUNNING, IDLE);
+    assert_eq!(ahead_ns(&bench, 1, 0), RUN_AHEAD_NS);
+    bench.step(MS, RUNNING, WAITING);
+    bench.scheduler.leave(B, bench.now_ns);
+    assert_eq!(ahead_ns(&bench, 1, 0), RUN_AHEAD_NS, "nobody else is here");
+    bench.scheduler.set_standing(A, Class::BestEffort, PPM);
+    assert_eq!(ahead_ns(&bench, 1, 0), quantum_ns, "but whoever comes goes before a guest");
+}
+
+#[test]
+fn an_idle_holder_yields_after_a_moment() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, IDLE);
+    let wake_ns = bench.step(MS, IDLE, WAITING).unwrap();
+    assert!(wake_ns <= MS, "{wake_ns}");
+    bench.step(wake_ns, IDLE, WAITING);
+    assert!(bench.is_open(B) && bench.is_closed(A), "nobody else wants it");
+}
+
+#[test]
+fn who_was_given_the_gpu_before_it_asked_yields_at_once() {
+    let mut bench = Bench::new();
+    bench.step(MS, IDLE, WAITING);
+    assert!(bench.is_open(B) && bench.is_closed(A));
+}
+
+#[test]
+fn what_passed_the_gate_just_before_it_closed_is_waited_for() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, IDLE);
+    assert_eq!(bench.look(MS, IDLE, WAITING).and_then(|wake_ns| bench.look(wake_ns, IDLE, WAITING)), Some(1));
+    assert!(bench.is_closed(A) && bench.is_closed(B), "A may have launched since it was looked at");
+    bench.look(1, RUNNING, WAITING);
+    assert!(bench.is_closed(B), "and did");
+    bench.look(MS, IDLE, WAITING);
+    assert!(bench.is_leased(B));
+}
+
+#[test]
+fn what_passed_a_gate_for_one_launch_just_before_it_closed_is_waited_for() {
+    let mut bench = Bench::new();
+    let gangs = || Gangs::from([(A, 0)]);
+    bench.step(MS, RUNNING, WAITING);
+    bench.scheduler.set_order(Order::Drain { tenant: A, catches_up: true }, gangs());
+    while bench.scheduler.grant(A) != Grant::Once {
+        bench.look(MS, WAITING, WAITING);
+    }
+    // It is over, and A was last seen to wait.
+    bench.scheduler.set_order(Order::Apart, gangs());
+    bench.look(1, WAITING, WAITING);
+    assert!(bench.is_closed(A) && bench.is_closed(B), "A may have launched since it was looked at");
+    bench.look(1, RUNNING, WAITING);
+    assert!(bench.is_closed(B), "and did");
+    bench.step(1, WAITING, WAITING);
+    assert!(!bench.is_closed(B));
+}
+
+#[test]
+fn the_ranks_of_a_gang_run_ahead_by_the_longest_kernel_of_them_all() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    let window_ns =
+        |bench: &Bench, tenant, longest_ns| bench.scheduler.window_ns(tenant, 1, longest_ns, &bench.tuning);
+    let alone = window_ns(&bench, A, MS);
+    bench.scheduler.set_order(Order::Apart, [(A, 8 * MS)].into());
+    assert_eq!(window_ns(&bench, A, MS), window_ns(&bench, A, 8 * MS));
+    assert!(window_ns(&bench, A, MS) > alone);
+    assert_eq!(window_ns(&bench, B, MS), alone, "is no gang");
+}
+
+#[test]
+fn how_far_others_are_served_is_told_from_whoever_is_furthest_behind_while_that_one_pauses_too() {
+    let mut bench = Bench::new();
+    let used = |used_ns| Seen { used_ns, ..RUNNING };
+    bench.step(MS, used(MS), WAITING);
+    bench.step(MS, used(MS), used(20 * MS));
+    let position = |bench: &Bench| {
+        let members = bench.scheduler.post(bench.now_ns, &bench.tuning).members;
+        members.iter().find(|member| member.tenant == B).map(|member| member.position)
+    };
+    let before = position(&bench);
+    // The clock goes on with who wants the GPU.
+    bench.look(MS, IDLE, RUNNING);
+    bench.look(MS, IDLE, RUNNING);
+    assert!(bench.scheduler.lag_ns(A) > 0 && before > Some(0));
+    assert!(position(&bench) >= before, "{before:?}, then {:?}", position(&bench));
+}
+
+#[test]
+fn a_holder_that_leaves_frees_the_gpu_at_once() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.scheduler.leave(A, bench.now_ns);
+    bench.step(0, IDLE, WAITING);
+    assert!(bench.is_open(B), "nobody else is there");
+    assert_eq!(bench.scheduler.phase(), Phase::Held(B));
+}
+
+#[test]
+fn who_has_the_gpu_to_itself_again_keeps_a_lease_for_a_while_and_then_an_open_gate() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MS, IDLE, WAITING);
+    assert!(bench.is_leased(B));
+    bench.step(MS, IDLE, RUNNING);
+    assert!(bench.is_leased(B));
+    bench.step(STAY_LEASED_NS, IDLE, RUNNING);
+    assert!(bench.is_open(B));
+}
+
+#[test]
+fn a_lease_is_renewed_before_its_end_while_its_holder_is_behind() {
+    let mut bench = Bench::new();
+    bench.scheduler.set_standing(B, Class::Fair, PPM);
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MS, Seen { used_ns: 100 * MS, ..WAITING }, WAITING);
+    let Grant::Leased { expires_ns } = bench.scheduler.grant(B) else { panic!("B has no lease") };
+    let wake_ns = bench.step(MS, WAITING, RUNNING).unwrap();
+    assert_eq!(bench.now_ns + wake_ns, expires_ns - bench.tuning.lead_ns);
+    bench.scheduler.take_changes();
+    bench.step(wake_ns, WAITING, RUNNING);
+    let changes = bench.scheduler.take_changes();
+    assert!(changes.iter().any(|change| change.tenant == B && change.renewal), "{changes:?}");
+}
+
+#[test]
+fn a_tenant_that_never_reports_is_charged_for_the_time_it_holds() {
+    let mut bench = Bench::new();
+    let mut had_ns = [0, 0];
+    for _ in 0..10_000 {
+        let held = |tenant| bench.scheduler.grant(tenant) != Grant::Closed;
+        let (a_holds, b_holds) = (held(A), held(B));
+        had_ns[0] += if a_holds { MS } else { 0 };
+        had_ns[1] += if b_holds { MS } else { 0 };
+        let a = if a_holds { RUNNING } else { WAITING };
+        let b = if b_holds { Seen { used_ns: MS, ..RUNNING } } else { WAITING };
+        bench.step(MS, a, b);
+    }
+    let share = had_ns[1] as f64 / (had_ns[0] + had_ns[1]) as f64;
+    assert!((share - 0.5).abs() < 0.05, "the honest one had {share} of the time");
+}
+
+#[test]
+fn nobody_starves_for_what_happened_once() {
+    for forgive in [false, true] {
+        let mut bench = Bench::new();
+        // Both run for a while, ungoverned, and B has all of it.
+        bench.step(MS, RUNNING, RUNNING);
+        bench.step(60_000 * MS, RUNNING, Seen { used_ns: 60_000 * MS, ..RUNNING });
+        if forgive {
+            bench.scheduler.forgive(bench.now_ns, 60_000 * MS);
+        }
+        let mut waited_ns = 0;
+        while bench.is_closed(B) {
+            waited_ns += MS;
+            let a = if bench.is_closed(A) { WAITING } else { Seen { used_ns: MS, ..RUNNING } };
+            bench.step(MS, a, WAITING);
+        }
+        let limit_ns = if forgive { 50 * MS } else { 2 * MAX_DEBT_NS };
+        assert!(waited_ns <= limit_ns, "waited {waited_ns} ns");
+    }
+}
+
+#[test]
+fn a_holder_is_not_charged_for_a_silence_in_which_all_ran() {
+    const SILENCE: u64 = 550 * MS;
+    for is_draining in [false, true] {
+        let mut bench = Bench::new();
+        bench.step(MS, RUNNING, WAITING);
+        while bench.is_closed(A) != is_draining {
+            bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+        }
+        assert!(bench.is_closed(B), "A has the GPU, or drains");
+        // Everybody runs as they like, and each gets a third: the rest is in flight.
+        let ran = Seen { used_ns: SILENCE / 3, ..RUNNING };
+        bench.now_ns += SILENCE;
+        bench.scheduler.observe(A, bench.now_ns, ran);
+        bench.scheduler.observe(B, bench.now_ns, ran);
+        bench.scheduler.forgive(bench.now_ns, SILENCE);
+        let (mut waits_ns, mut longest_ns) = ([0; 2], 0);
+        for _ in 0..500 {
+            let seen = [A, B].map(|id| match bench.is_closed(id) {
+                true => WAITING,
+                false => Seen { used_ns: MS, ..RUNNING },
+            });
+            bench.step(MS, seen[0], seen[1]);
+            for (wait_ns, id) in waits_ns.iter_mut().zip([A, B]) {
+                *wait_ns = if bench.is_closed(id) { *wait_ns + MS } else { 0 };
+                longest_ns = longest_ns.max(*wait_ns);
+            }
+        }
+        assert!(longest_ns <= 50 * MS, "one waited {longest_ns} ns for the other");
+    }
+}
+
+#[test]
+fn a_tenant_that_reports_next_to_nothing_starves_nobody() {
+    for toggles in [false, true] {
+        let mut bench = Bench::new();
+        let mut honest_ns = 0;
+        for round in 0..20_000u64 {
+            let b_holds = !bench.is_closed(B);
+            honest_ns += if b_holds { MS / 2 } else { 0 };
+            let a =
+                if toggles && round % 2 == 0 { IDLE } else { Seen { waiting: true, used_ns: 1, ..RUNNING } };
+            let b = if b_holds { Seen { used_ns: MS / 2, ..RUNNING } } else { WAITING };
+            bench.step(MS / 2, if bench.is_closed(A) { WAITING } else { a }, b);
+        }
+        let share = honest_ns as f64 / (20_000.0 * (MS / 2) as f64);
+        // Two parts to one, and a hand-off takes a whole step here.
+        let least = 0.28;
+        assert!(share >= least, "the honest one had {share} of the time");
+    }
+}
+
+#[test]
+fn what_is_reported_late_is_set_off_against_what_was_charged_for_silence() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MAX_DRAIN_NS, RUNNING, WAITING);
+    let before = bench.scheduler.tenants[&A].vtime;
+    bench.step(MS, Seen { used_ns: 500 * MS, ..RUNNING }, RUNNING);
+    assert!(bench.scheduler.tenants[&A].vtime <= before);
+}
+
+#[test]
+fn a_clock_that_stands_still_or_jumps_is_harmless() {
+    let mut bench = Bench::new();
+    for pass_ns in [0, 0, u64::MAX / 4, 0, u64::MAX / 4, 1] {
+        for (a, b) in [(RUNNING, WAITING), (WAITING, RUNNING), (IDLE, IDLE), (WAITING, WAITING)] {
+            bench.step(pass_ns, Seen { pending_ns: u64::MAX, longest_ns: u64::MAX, ..a }, b);
+            bench.now_ns = bench.now_ns.min(u64::MAX / 2);
+        }
+    }
+}
+
+/// One thing that may happen to the scheduler and the first so many tenants, whenever.
+fn anything(tenants: TenantId) -> impl Strategy<Value = (u8, TenantId, u64, Seen, u32)> {
+    let ns = || prop_oneof![Just(0), Just(u64::MAX), 0..1_000 * MS, any::<u64>()];
+    let seen = (any::<bool>(), any::<bool>(), ns(), ns(), ns()).prop_map(
+        |(waiting, in_flight, used_ns, pending_ns, longest_ns)| Seen {
+            waiting,
+            in_flight,
+            used_ns,
+            pending_ns,
+            longest_ns,
+        },
+    );
+    // A clock that is not at its end, where nothing comes after: some centuries.
+    let now_ns = prop_oneof![0..1_000 * MS, 0..u64::MAX / 2];
+    (0..12u8, 1..=tenants, now_ns, seen, 0..=PPM)
+}
+
+/// Lets it happen, and the scheduler decide.
+fn happen(
+    scheduler: &mut Scheduler,
+    tuning: &Tuning,
+    (what, tenant, now_ns, seen, ppm): (u8, TenantId, u64, Seen, u32),
+) {
+    let class = if ppm % 2 == 0 { Class::Fair } else { Class::BestEffort };
+    match what {
+        0..=2 => {
+            scheduler.enter(tenant, class, now_ns);
+            scheduler.set_standing(tenant, class, ppm);
+        }
+        3 => scheduler.leave(tenant, now_ns),
+        4 => scheduler.forget(tenant),
+        5 => scheduler.set_paused(tenant, seen.waiting),
+        6 => scheduler.set_slo(tenant, seen.waiting.then_some(seen.used_ns)),
+        7 => scheduler.forgive(now_ns, seen.pending_ns),
+        _ => scheduler.observe(tenant, now_ns, seen),
+    }
+    scheduler.decide(now_ns, tuning);
+}
+
+fn holders(scheduler: &Scheduler, tenants: TenantId) -> usize {
+    let holds = |id: &TenantId| !matches!(scheduler.grant(*id), Grant::Closed | Grant::Paused);
+    (1..=tenants).filter(holds).count()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_clocks_and_meters_say_one_tenant_at_most_has_the_gpu(events in prop::collection::vec(anything(4), 1..40)) {
+        let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
+        let mut scheduler = Scheduler::default();
+        for event in events {
+            let tenant = event.1;
+            happen(&mut scheduler, &tuning, event);
+            let holders = holders(&scheduler, 4);
+            prop_assert!(holders <= 1, "{holders} have the GPU");
+            let _ = scheduler.lag_ns(tenant);
+        }
+    }
+
+    #[test]
+    fn nor_do_two_of_a_thousand_have_it(events in prop::collection::vec(anything(1_000), 1..12)) {
+        let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
+        let mut scheduler = Scheduler::default();
+        for tenant in 1..=1_000 {
+            scheduler.enter(tenant, Class::Fair, 0);
+            scheduler.set_standing(tenant, Class::Fair, PPM / 1_000);
+        }
+        for event in events {
+            happen(&mut scheduler, &tuning, event);
+        }
+        let holders = holders(&scheduler, 1_000);
+        prop_assert!(holders <= 1, "{holders} have the GPU");
+    }
+}
+
+impl Bench {
+    /// A is an owner, B a guest.
+    fn beside() -> Self {
+        let mut bench = Self::new();
+        bench.scheduler.set_standing(B, Class::BestEffort, PPM);
+        bench
+    }
+}
+
+#[test]
+fn an_owner_with_work_keeps_its_gate_however_long_guests_wait() {
+    let mut bench = Bench::beside();
+    for _ in 0..1_000 {
+        bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+        assert!(bench.is_leased(A) && bench.is_closed(B));
+    }
+}
+
+#[test]
+fn a_guest_has_the_gpu_in_an_owners_pause_and_loses_it_at_once() {
+    let mut bench = Bench::beside();
+    bench.step(MS, RUNNING, WAITING);
+    let wake_ns = bench.step(MS, IDLE, WAITING).unwrap();
+    assert!(bench.is_leased(A) && wake_ns <= bench.tuning.grace_ns, "a moment may be no pause");
+    bench.step(wake_ns, IDLE, WAITING);
+    assert!(bench.is_leased(B) && bench.is_closed(A));
+    bench.step(MS, IDLE, RUNNING);
+    bench.step(MS / 10, WAITING, RUNNING);
+    assert!(bench.is_closed(B), "its lease would have gone on");
+    bench.step(MS, WAITING, IDLE);
+    assert!(bench.is_leased(A) || bench.is_open(A));
+}
+
+#[test]
+fn an_owner_has_the_gpu_back_before_it_asks_when_a_guest_has_nothing_to_do() {
+    let mut bench = Bench::beside();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MS, IDLE, WAITING);
+    bench.step(MS, IDLE, WAITING);
+    assert!(bench.is_leased(B));
+    bench.step(MS, IDLE, IDLE);
+    bench.step(MS, IDLE, IDLE);
+    assert!(bench.is_closed(B) && !bench.is_closed(A));
+}
+
+#[test]
+fn a_guest_may_have_one_kernel_in_flight_beside_owners_and_a_window_when_there_are_none() {
+    let mut bench = Bench::beside();
+    let window_ns = |bench: &Bench| bench.scheduler.window_ns(B, 1, 3 * MS, &bench.tuning);
+    assert_eq!(window_ns(&bench), 3 * MS);
+    bench.scheduler.leave(A, bench.now_ns);
+    assert_eq!(window_ns(&bench), 6 * MS);
+}
+
+#[test]
+fn how_slowly_a_guest_launches_is_not_taken_for_the_cost_of_a_hand_off() {
+    let mut bench = Bench::beside();
+    bench.step(MS, RUNNING, WAITING);
+    bench.step(MS, IDLE, WAITING);
+    bench.step(MS, IDLE, WAITING);
+    assert!(bench.is_leased(B));
+    bench.scheduler.take_handoffs();
+    // It ran for 1 ms of 30.
+    bench.step(30 * MS, IDLE, Seen { used_ns: MS, ..RUNNING });
+    bench.step(MS, WAITING, RUNNING);
+    bench.step(MS, WAITING, IDLE);
+    let handoffs = bench.scheduler.take_handoffs();
+    assert!(!handoffs.is_empty() && handoffs.iter().all(|handoff| handoff.idle_ns.is_none()), "{handoffs:?}");
+}
+
+#[test]
+fn how_slowly_who_gives_way_launches_is_not_taken_for_the_cost_of_a_hand_off() {
+    let handoff = |has_objective: bool| {
+        const USED: Seen = Seen { used_ns: MS / 5 * 4, ..RUNNING };
+        let mut bench = Bench::new();
+        bench.scheduler.set_slo(B, has_objective.then_some(20 * MS));
+        for _ in 0..2 {
+            bench.step(MS, WAITING, WAITING);
+            while !bench.is_closed(A) {
+                bench.scheduler.take_handoffs();
+                bench.step(MS, USED, WAITING);
+            }
+            bench.step(MS, WAITING, WAITING);
+            while !bench.is_closed(B) {
+                bench.step(MS, WAITING, USED);
+            }
+        }
+        let handoffs = bench.scheduler.take_handoffs();
+        handoffs.first().expect("one of A").idle_ns
+    };
+    assert!(handoff(false).is_some());
+    assert_eq!(handoff(true), None);
+}
+
+#[test]
+fn a_hand_off_costs_what_lies_between_one_end_and_the_next_beginning() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, WAITING);
+    bench.scheduler.take_handoffs();
+    // B has half of its hold's time: it launches slowly.
+    let hold = |bench: &mut Bench, began_after_ns: Option<u64>| {
+        const ENDED_BEFORE_NS: u64 = 30_000;
+        while !bench.is_leased(B) {
+            bench.step(MS, IDLE, WAITING);
+        }
+        bench.scheduler.take_handoffs();
+        let since_ns = bench.now_ns;
+        let began_ns = began_after_ns.map(|after_ns| since_ns + after_ns);
+        while !bench.is_closed(B) {
+            bench.now_ns += MS;
+            bench.scheduler.observe_edges(B, began_ns, Some(bench.now_ns));
+            bench.step(0, WAITING, Seen { used_ns: MS / 2, waiting: true, ..RUNNING });
+        }
+        bench.now_ns += MS;
+        bench.scheduler.observe_edges(B, began_ns, Some(bench.now_ns - ENDED_BEFORE_NS));
+        bench.step(0, WAITING, Seen { used_ns: MS / 2, ..IDLE });
+        bench.scheduler.take_handoffs().first().expect("one of B").idle_ns
+    };
+    assert_eq!(hold(&mut bench, Some(70_000)), Some(100_000));
+    assert_eq!(hold(&mut bench, None), None, "its first launch may not have been due");
+}
+
+#[test]
+fn guests_share_the_pauses_by_their_weights() {
+    const C: TenantId = 3;
+    let mut bench = Bench::beside();
+    bench.scheduler.enter(C, Class::Fair, bench.now_ns);
+    bench.scheduler.set_standing(B, Class::BestEffort, 750_000);
+    bench.scheduler.set_standing(C, Class::BestEffort, 250_000);
+    let mut had_ns = [0u64; 2];
+    for _ in 0..20_000 {
+        bench.now_ns += MS;
+        bench.scheduler.observe(A, bench.now_ns, IDLE);
+        for (guest, had_ns) in [B, C].into_iter().zip(&mut had_ns) {
+            let holds = bench.scheduler.grant(guest) != Grant::Closed;
+            *had_ns += if holds { MS } else { 0 };
+            let seen = if holds { Seen { waiting: true, used_ns: MS, ..IDLE } } else { WAITING };
+            bench.scheduler.observe(guest, bench.now_ns, seen);
+        }
+        bench.scheduler.decide(bench.now_ns, &bench.tuning);
+    }
+    let share = had_ns[0] as f64 / (had_ns[0] + had_ns[1]) as f64;
+    assert!((share - 0.75).abs() < 0.02, "{share}");
+}
+
+#[test]
+fn guests_alone_take_turns_from_the_first_moment() {
+    let mut bench = Bench::beside();
+    bench.scheduler.set_standing(A, Class::BestEffort, PPM);
+    bench.step(MS, WAITING, WAITING);
+    assert!(bench.is_leased(A) != bench.is_leased(B), "with equal claims one of them has the GPU");
+}
+
+#[test]
+fn a_paused_tenant_drains_and_wants_nothing_until_it_is_resumed() {
+    let mut bench = Bench::new();
+    bench.step(MS, RUNNING, IDLE);
+    bench.scheduler.set_paused(A, true);
+    bench.step(MS, RUNNING, IDLE);
+    assert_eq!(bench.scheduler.phase(), Phase::Draining(A), "though nobody else wants the GPU");
+    assert_eq!(bench.scheduler.grant(A), Grant::Paused);
+    for _ in 0..300 {
+        bench.step(MS, WAITING, RUNNING);
+        assert_eq!(bench.scheduler.grant(A), Grant::Paused);
+    }
+    assert!(bench.is_open(B), "it is as if it were alone");
+    bench.scheduler.set_paused(A, false);
+    assert!(bench.is_closed(A));
+    bench.step(MS, WAITING, RUNNING);
+    bench.step(MS, WAITING, IDLE);
+    assert!(bench.is_leased(A), "it has its turn again");
+}
+
+#[test]
+fn a_tenant_is_of_its_class_before_anything_else_is_known_of_it() {
+    const C: TenantId = 3;
+    let mut bench = Bench::new();
+    bench.scheduler.enter(C, Class::BestEffort, bench.now_ns);
+    bench.scheduler.observe(C, bench.now_ns, WAITING);
+    for _ in 0..300 {
+        bench.step(MS, RUNNING, WAITING);
+        bench.scheduler.observe(C, bench.now_ns, WAITING);
+        assert!(bench.is_closed(C), "others want the GPU");
+    }
+}
+
+/// What of `seconds` an honest tenant has beside whoever says of itself what it likes, one after another: a new one in place of the one before every so
+/// many ms, if at all, of the same user.
+fn beside_liars(liars: TenantId, renewed_ms: Option<u64>, slo_ns: Option<u64>, lie: Seen) -> (f64, u64) {
+    const USER: trust::UserId = 7;
+    let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
+    let mut scheduler = Scheduler::default();
+    let enter = |scheduler: &mut Scheduler, id: TenantId, now_ns: u64| {
+        scheduler.enter(id, Class::Fair, now_ns);
+        scheduler.set_user(id, USER, now_ns);
+        scheduler.set_standing(id, Class::Fair, 10_000);
+        scheduler.set_slo(id, slo_ns);
+    };
+    let mut now_ns = 1_000 * MS;
+    scheduler.enter(A, Class::Fair, now_ns);
+    scheduler.set_standing(A, Class::Fair, PPM);
+    let mut first = B;
+    (first..first + liars).for_each(|id| enter(&mut scheduler, id, now_ns));
+    let (steps, mut had_ms, mut waits_ms, mut longest_ms) = (20_000, 0, 0, 0);
+    for step in 1..=steps {
+        now_ns += MS;
+        let has_it = matches!(scheduler.grant(A), Grant::Leased { .. } | Grant::Open);
+        had_ms += u64::from(has_it);
+        waits_ms = if has_it { 0 } else { waits_ms + 1 };
+        longest_ms = longest_ms.max(waits_ms);
+        let honest = if has_it { Seen { used_ns: MS, longest_ns: MS, ..RUNNING } } else { WAITING };
+        scheduler.observe(A, now_ns, honest);
+        if renewed_ms.is_some_and(|renewed_ms| step % renewed_ms == 0) {
+            for id in first..first + liars {
+                scheduler.leave(id, now_ns);
+                enter(&mut scheduler, id + liars, now_ns);
+            }
+            first += liars;
+        }
+        (first..first + liars).for_each(|id| scheduler.observe(id, now_ns, lie));
+        scheduler.decide(now_ns, &tuning);
+        scheduler.take_changes();
+        scheduler.take_handoffs();
+    }
+    (had_ms as f64 / steps as f64, longest_ms)
+}
+
+#[test]
+fn however_many_tenants_a_user_makes_their_lies_cost_the_others_little() {
+    let held = Seen { pending_ns: u64::MAX, longest_ns: 0, ..RUNNING };
+    for lie in [held, WAITING, Seen { waiting: true, ..held }] {
+        for slo_ns in [None, Some(MS), Some(30 * MS)] {
+            for (liars, renewed_ms) in
+                [(1, None), (8, None), (1, Some(1_100)), (4, Some(1_100)), (1, Some(10))]
+            {
+                let (share, longest_ms) = beside_liars(liars, renewed_ms, slo_ns, lie);
+                println!(
+                    "{liars} anew every {renewed_ms:?} ms, {slo_ns:?}, {lie:?}: {share:.3}, {longest_ms} ms"
+                );
+                assert!(share >= 0.8, "{liars} anew every {renewed_ms:?} ms, {slo_ns:?}, {lie:?}: {share}");
+                assert!(
+                    longest_ms <= 1_300,
+                    "{liars} anew every {renewed_ms:?} ms, {slo_ns:?}: {longest_ms} ms"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn who_gains_by_a_new_quota_does_not_wait_for_the_end_of_a_lease_given_before() {
+    let mut bench = Bench::new();
+    // A has a lease, and has used a part of it.
+    bench.step(0, RUNNING, WAITING);
+    while !bench.is_leased(A) {
+        bench.step(MS, if bench.is_closed(A) { WAITING } else { RUNNING }, RUNNING);
+        bench.step(0, WAITING, WAITING);
+    }
+    let used = Seen { used_ns: MS, ..RUNNING };
+    bench.step(MS, used, WAITING);
+    assert!(bench.is_leased(A), "its lease is not over");
+    bench.scheduler.set_standing(A, Class::Fair, PPM / 10);
+    bench.scheduler.set_standing(B, Class::Fair, PPM / 10 * 9);
+    bench.step(0, RUNNING, WAITING);
+    assert_eq!(bench.scheduler.phase(), Phase::Draining(A));
+}
+
+/// A had a lease, and B has its own.
+fn taking_turns() -> Bench {
+    let mut bench = Bench::new();
+    while !bench.is_leased(B) {
+        bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+        bench.step(0, WAITING, WAITING);
+    }
+    bench
+}
+
+impl Bench {
+    fn set_tenths(&mut self, a: u32, b: u32) {
+        self.scheduler.set_standing(A, Class::Fair, PPM / 10 * a);
+        self.scheduler.set_standing(B, Class::Fair, PPM / 10 * b);
+    }
+
+    /// How long the lease of a tenant that has one still lasts, ns.
+    fn lease_ns(&self, tenant: TenantId) -> u64 {
+        let Grant::Leased { expires_ns } = self.scheduler.grant(tenant) else { panic!("it has none") };
+        expires_ns - self.now_ns
+    }
+}
+
+#[test]
+fn nor_longer_than_for_what_the_holder_had_not_got_of_its_own() {
+    let mut bench = taking_turns();
+    let ahead_ns = bench.scheduler.lag_ns(A).unsigned_abs();
+    assert!(ahead_ns > 2 * MS, "{ahead_ns}");
+    bench.set_tenths(9, 1);
+    bench.step(0, WAITING, RUNNING);
+    let lease_ns = bench.lease_ns(B);
+    assert_eq!(
+        lease_ns,
+        bench.scheduler.lag_ns(A).unsigned_abs() / 9,
+        "as far ahead as A is, at a ninth of its weight"
+    );
+    // Nor is it renewed for more.
+    let used = |used_ns: u64| Seen { used_ns, ..RUNNING };
+    let grant = bench.scheduler.grant(B);
+    bench.step(lease_ns / 2, WAITING, used(lease_ns / 2));
+    assert_eq!(bench.scheduler.grant(B), grant);
+    bench.step(lease_ns.div_ceil(2), WAITING, used(lease_ns.div_ceil(2) - 1));
+    assert_eq!(bench.scheduler.phase(), Phase::Draining(B));
+}
+
+#[test]
+fn nor_for_more_than_a_part_of_a_quantum_however_much_that_is_and_then_it_is_the_others_turn() {
+    let mut bench = taking_turns();
+    bench.set_tenths(6, 4);
+    bench.step(0, WAITING, RUNNING);
+    let behind_ns = bench.scheduler.lag_ns(A).unsigned_abs() * 4 / 6;
+    let lease_ns = bench.lease_ns(B);
+    assert_eq!(lease_ns, bench.tuning.quantum_ns / CATCH_UP_PART);
+    assert!(lease_ns < behind_ns, "{behind_ns}");
+    bench.step(lease_ns, WAITING, Seen { used_ns: lease_ns, ..RUNNING });
+    assert_eq!(bench.scheduler.phase(), Phase::Draining(B));
+    bench.step(0, WAITING, WAITING);
+    assert!(bench.is_leased(A), "though B is behind");
+    // What it did not get then it gets later.
+    let mut used_ns = [0; 2];
+    for _ in 0..1_000 {
+        let [a, b] = [A, B].map(|tenant| bench.is_leased(tenant));
+        used_ns[0] += if a { MS } else { 0 };
+        used_ns[1] += if b { MS } else { 0 };
+        let seen = |runs: bool| if runs { Seen { used_ns: MS, ..RUNNING } } else { WAITING };
+        bench.step(MS, seen(a), seen(b));
+        bench.step(0, WAITING, WAITING);
+    }
+    let share = used_ns[1] as f64 / (used_ns[0] + used_ns[1]) as f64;
+    assert!((0.395..0.415).contains(&share), "{share}");
+}
+
+#[test]
+fn what_changes_within_a_quantum_is_one_new_quota_and_what_changes_soon_after_ends_no_lease() {
+    // A part of it comes first.
+    let mut bench = taking_turns();
+    bench.scheduler.set_standing(B, Class::Fair, PPM / 10 * 4);
+    bench.step(0, WAITING, RUNNING);
+    let before_ns = bench.lease_ns(B);
+    bench.set_tenths(9, 1);
+    bench.step(MS / 10, WAITING, Seen { used_ns: MS / 10, ..RUNNING });
+    assert!(bench.lease_ns(B) < before_ns / 2, "{before_ns}");
+    for _ in 0..2 * bench.tuning.quantum_ns / MS {
+        let [a, b] = [A, B].map(|tenant| bench.is_leased(tenant));
+        let seen = |runs: bool| if runs { Seen { used_ns: MS, ..RUNNING } } else { WAITING };
+        bench.step(MS, seen(a), seen(b));
+        bench.step(0, WAITING, WAITING);
+    }
+    while !bench.is_leased(A) {
+        bench.step(MS, WAITING, Seen { used_ns: MS, ..RUNNING });
+        bench.step(0, WAITING, WAITING);
+    }
+    let lease = bench.scheduler.grant(A);
+    bench.set_tenths(1, 9);
+    bench.step(0, RUNNING, WAITING);
+    assert_eq!(bench.scheduler.grant(A), lease);
+}
+
+#[test]
+fn who_gained_by_a_new_quota_goes_before_whose_turn_it_is_once() {
+    let mut bench = taking_turns();
+    let used = Seen { used_ns: MS, ..RUNNING };
+    while !bench.is_leased(A) {
+        bench.step(MS, WAITING, used);
+        bench.step(0, WAITING, WAITING);
+    }
+    while bench.scheduler.phase() != Phase::Draining(A) {
+        bench.step(MS, used, WAITING);
+    }
+    // It may have launched nothing since.
+    bench.set_tenths(9, 1);
+    bench.step(0, WAITING, WAITING);
+    assert_eq!(bench.lease_ns(A), bench.tuning.quantum_ns);
+    while bench.is_leased(A) {
+        bench.step(MS, used, WAITING);
+    }
+    bench.step(0, WAITING, WAITING);
+    assert!(bench.is_leased(B));
+}
+
+#[test]
+fn who_gained_waits_while_whose_turn_it_is_is_more_than_a_quantum_behind() {
+    for (tenths, goes_first) in [((1, 9), false), ((9, 1), true)] {
+        let mut bench = Bench::new();
+        let used = Seen { used_ns: MS, ..RUNNING };
+        bench.set_tenths(tenths.0, tenths.1);
+        let until_ns = bench.now_ns + 250 * MS;
+        loop {
+            let (a, b) = if bench.is_leased(B) { (WAITING, used) } else { (used, WAITING) };
+            bench.step(MS, a, b);
+            if bench.now_ns > until_ns && bench.scheduler.phase() == Phase::Draining(A) {
+                break;
+            }
+            bench.step(0, WAITING, WAITING);
+        }
+        bench.scheduler.set_standing(A, Class::Fair, PPM / 10 * (tenths.0 + 2));
+        bench.step(0, WAITING, WAITING);
+        assert_eq!(bench.is_leased(A), goes_first, "{tenths:?}");
+        assert_eq!(bench.is_leased(B), !goes_first, "{tenths:?}");
+    }
+}
+
+#[test]
+fn a_lease_that_ends_as_its_holder_gains_is_renewed_once() {
+    let mut bench = taking_turns();
+    let used = |used_ns: u64| Seen { used_ns, ..RUNNING };
+    let step_ns = bench.tuning.lead_ns / 2;
+    // Its last one: it is ahead.
+    while bench.scheduler.lag_ns(B) >= 0 || bench.lease_ns(B) > bench.tuning.lead_ns + step_ns {
+        bench.step(step_ns, WAITING, used(step_ns));
+    }
+    let until_ns = bench.now_ns + bench.lease_ns(B);
+    bench.set_tenths(4, 6);
+    bench.step(step_ns, WAITING, used(step_ns));
+    assert_eq!(bench.now_ns + bench.lease_ns(B), until_ns + bench.tuning.quantum_ns);
+    while bench.is_leased(B) {
+        bench.step(step_ns, WAITING, used(step_ns));
+    }
+    assert!(bench.now_ns <= until_ns + bench.tuning.quantum_ns + step_ns);
+}
+
+#[test]
+fn who_gained_is_not_cut_short_by_who_paused_as_it_was_given_the_gpu() {
+    let mut bench = taking_turns();
+    bench.set_tenths(6, 4);
+    bench.step(0, WAITING, RUNNING);
+    while !bench.is_closed(B) {
+        bench.step(MS / 10, WAITING, Seen { used_ns: MS / 10, ..RUNNING });
+    }
+    bench.step(MS / 10, WAITING, IDLE);
+    assert!(bench.is_leased(A));
+    bench.step(MS / 10, RUNNING, WAITING);
+    assert_eq!(bench.scheduler.phase(), Phase::Held(A), "though B is behind");
+}
+
+#[test]
+fn nor_is_who_lost_given_a_whole_lease_before_who_paused_as_it_was() {
+    let mut bench = taking_turns();
+    let used = |used_ns: u64| Seen { used_ns, ..RUNNING };
+    while !bench.is_leased(A) {
+        bench.step(MS, WAITING, used(MS));
+        bench.step(0, WAITING, WAITING);
+    }
+    while bench.scheduler.phase() != Phase::Draining(A) {
+        bench.step(MS, used(MS), WAITING);
+    }
+    bench.set_tenths(6, 4);
+    bench.step(0, IDLE, WAITING);
+    assert!(bench.is_leased(B));
+    bench.step(MS / 10, WAITING, RUNNING);
+    bench.step(0, WAITING, RUNNING);
+    assert!(bench.lease_ns(B) <= bench.tuning.quantum_ns / CATCH_UP_PART, "{}", bench.lease_ns(B));
+}
+
+#[test]
+fn who_gains_by_a_new_quota_keeps_its_lease() {
+    let mut bench = Bench::new();
+    bench.step(0, RUNNING, WAITING);
+    while !bench.is_leased(A) {
+        bench.step(MS, if bench.is_closed(A) { WAITING } else { RUNNING }, RUNNING);
+        bench.step(0, WAITING, WAITING);
+    }
+    bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+    let lease = bench.scheduler.grant(A);
+    bench.scheduler.set_standing(B, Class::Fair, PPM / 10);
+    bench.scheduler.set_standing(A, Class::Fair, PPM / 10 * 9);
+    bench.step(0, RUNNING, WAITING);
+    assert_eq!(bench.scheduler.grant(A), lease);
+}
+
+#[test]
+fn an_owner_that_goes_on_beside_a_guests_work_that_does_not_end_is_known_to_be_slowed() {
+    let mut bench = Bench::beside();
+    for _ in 0..100 {
+        bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+    }
+    bench.step(MS, IDLE, WAITING);
+    bench.step(MS, IDLE, WAITING);
+    assert!(bench.is_leased(B));
+    bench.step(MS, IDLE, RUNNING);
+    while !bench.is_leased(A) {
+        bench.step(MS, WAITING, RUNNING);
+    }
+    let waited_ns = bench.scheduler.guard().harm_ns();
+    // The hardware takes turns.
+    for _ in 0..100 {
+        bench.step(MS, Seen { used_ns: MS / 2, ..RUNNING }, RUNNING);
+    }
+    bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+    bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+    let slowed_ns = bench.scheduler.guard().harm_ns() - waited_ns;
+    assert!((45 * MS..=55 * MS).contains(&slowed_ns), "{slowed_ns}");
+}
+
+#[test]
+fn a_claim_is_kept_whole_over_a_pause_in_which_the_gpu_waited_and_a_quantum_of_it_over_one_that_others_had() {
+    for (pause_ns, is_left) in [(MS / 20, false), (MS, true)] {
+        let mut bench = Bench::new();
+        bench.step(MS, RUNNING, WAITING);
+        bench.step(60 * MS, Seen { used_ns: 60 * MS, ..WAITING }, WAITING);
+        bench.step(MS, WAITING, Seen { used_ns: MS, ..RUNNING });
+        assert!(bench.is_leased(B));
+        bench.step(MS, WAITING, IDLE);
+        bench.step(pause_ns, WAITING, IDLE);
+        assert_eq!(bench.is_leased(A), is_left);
+        bench.step(MS / 100, if is_left { RUNNING } else { WAITING }, WAITING);
+        let owed_ns = bench.scheduler.lag_ns(B).unsigned_abs();
+        assert_eq!(owed_ns > bench.tuning.quantum_ns, !is_left, "{owed_ns}");
+        assert!(owed_ns >= bench.tuning.quantum_ns, "{owed_ns}");
+    }
+}
