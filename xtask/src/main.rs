@@ -68,7 +68,7 @@ enum Task {
     Eval(eval::Options),
     /// Build the programs that run in the kernel, for the next build of deepres to embed.
     ///
-    /// Installs what that takes: bpf-linker into target/tools, the source of Rust's core by rustup, or else
+    /// Installs what that takes: bpf-linker into the cache, the source of Rust's core by rustup, or else
     /// Debian's toolchain of which there is a source.
     Ebpf,
     /// Generate the driver API table from NVIDIA's published headers.

@@ -208,7 +208,7 @@ pub fn page() -> Result<String> {
     writeln!(page, "## Not compared\n\n| system | claim | here |\n|---|---|---|\n{ABSENT}")?;
     writeln!(
         page,
-        "No caches or bandwidth shared between kernels, no memory, no tenant on two GPUs, launches that cost nothing: what virtual time leaves out is in\n[evaluation-scenarios.md](evaluation-scenarios.md). Five scenarios are also run in real time on the simulated GPU by the tests (`tests/e2e/tests/agreement.rs`) and agree\nwithin 5 % of each tenant's part of the GPU time and of its GPU time for each second. Nothing here was run on a real GPU."
+        "No caches or bandwidth shared between kernels, no memory, no tenant on two GPUs, launches that cost nothing: what virtual time leaves out is in\n[evaluation-scenarios.md](evaluation-scenarios.md). Five scenarios are also run in real time on the simulated GPU by the tests (`tests/e2e/tests/e2e/agreement.rs`) and agree\nwithin 5 % of each tenant's part of the GPU time and of its GPU time for each second. Nothing here was run on a real GPU."
     )?;
     Ok(page)
 }

@@ -185,15 +185,10 @@ impl<'a> EndToEnd<'a> {
 
     /// Runs those that measure.
     fn measured(&self, tally: &mut Tally, filter: &[&str]) -> Result<()> {
-        // Several filters select what any of them does, so the filter's own work is left to the list.
-        let listed =
-            self.program.run(&[&[MEASURED, "--list", "--format=terse"], self.arguments].concat(), &[])?;
-        let names: Vec<&str> = listed
-            .output
-            .lines()
-            .filter_map(|line| line.strip_suffix(": test"))
-            .filter(|name| filter.iter().all(|part| name.contains(part)))
-            .collect();
+        // Several filters of a test program select what any one of them does.
+        let listed = self.program.list(MEASURED)?;
+        let names = listed.iter().map(String::as_str);
+        let names: Vec<&str> = names.filter(|name| filter.iter().all(|part| name.contains(part))).collect();
         if names.is_empty() {
             return Ok(());
         }

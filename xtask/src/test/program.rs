@@ -87,6 +87,12 @@ impl Program {
         command
     }
 
+    /// The names of its tests that contain the filter.
+    pub fn list(&self, filter: &str) -> Result<Vec<String>> {
+        let listed = command::output(self.command().args([filter, "--list", "--format=terse"]))?;
+        Ok(listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    }
+
     /// Runs it to its end with these arguments; what it writes is shown as it comes.
     pub fn run(&self, arguments: &[&str], environment: &[(&str, &Path)]) -> Result<Outcome> {
         let mut command = self.command();

@@ -1,7 +1,7 @@
 //! The ledger against the truth: after random calls of all kinds, right ones and wrong ones, while the driver fails by itself, each kind of
 //! memory is charged exactly what the published rule says of what the driver has given.
 //!
-//! `cargo test -p deepres-e2e --test ledger -- --ignored --nocapture` is the long run, ten million calls in four to seven minutes.
+//! `cargo test -p deepres-e2e --test e2e ledger:: -- --ignored --nocapture` is the long run, ten million calls in four to seven minutes.
 
 use std::time::Duration;
 
