@@ -134,6 +134,7 @@ fn each_launch_is_accounted_for_once_where_both_threads_settle_what_came_late() 
 }
 
 #[test]
+#[ignore = "deep: takes long"]
 fn each_launch_is_accounted_for_once_where_its_segment_ends_soon_or_is_dropped_under_it() {
     each_launch_is_accounted_for_once(3, |lane| {
         lane.tally.end_soon();

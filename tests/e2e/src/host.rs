@@ -204,7 +204,7 @@ impl Host {
 
     /// `deepres run OPTIONS -- python train.py ARGUMENTS` with the variables that tinygrad wants.
     pub fn run_training(&self, options: &[&str], arguments: &[&str]) -> Command {
-        let mut command = self.training(self.run(options, &python().python(), &[]));
+        let mut command = self.training(self.run(options, python().python(), &[]));
         command.args(arguments);
         command
     }

@@ -93,15 +93,14 @@ pub fn errors(
     let value = |code: &String| values.iter().find(|(name, _)| name == code).map(|(_, value)| *value);
     let families: BTreeSet<&str> = table.rows.iter().map(|row| row.family.as_str()).collect();
     let mut text = opening("The errors that the reference of each function names.");
-    text += "use super::result::*;\n\n\
-        /// By family, sorted; families whose reference names none are left out.\n\
+    text += "use super::result::CUresult;\n\n\
+        /// By family, sorted, as the numbers of [`super::result`]; families whose reference names none are left out.\n\
+        #[rustfmt::skip]\n\
         pub(super) const ERRORS: &[(&str, &[CUresult])] = &[\n";
     for (family, codes) in documented.iter().filter(|(family, _)| families.contains(family.as_str())) {
-        let mut known: Vec<(u32, &String)> =
-            codes.iter().filter_map(|code| Some((value(code)?, code))).collect();
-        known.sort();
-        let names: Vec<&str> = known.into_iter().map(|(_, code)| code.as_str()).collect();
-        let _ = writeln!(text, "    (\"{family}\", &[{}]),", names.join(", "));
+        let codes: BTreeSet<u32> = codes.iter().filter_map(value).collect();
+        let codes: Vec<String> = codes.iter().map(u32::to_string).collect();
+        let _ = writeln!(text, "    (\"{family}\", &[{}]),", codes.join(", "));
     }
     text += "];\n";
     Ok(text)

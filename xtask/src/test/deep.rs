@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use deepres_e2e::venv;
 
 use super::tally::Tally;
-use super::{EndToEnd, cargo_tests, heading, prepare, program};
-use crate::sanitize::Sanitizer;
+use super::{EndToEnd, cargo_tests, heading, models, prepare, program};
+use crate::sanitize::{self, Sanitizer};
 use crate::{command, dist, ebpf, fuzz};
 
 /// How long each fuzz target runs.
@@ -42,6 +42,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
             Some(name) => program.run(&["--exact", name, "--include-ignored"], &[]),
         })?;
     }
+    models(tally, &["--include-ignored"])?;
     heading("cargo xtask fuzz");
     let options = fuzz::Options { targets: Vec::new(), seconds: FUZZ_SECONDS, seed: 0 };
     tally.check("cargo xtask fuzz", fuzz::run(&options));
@@ -49,7 +50,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         if sanitizer == Sanitizer::Thread && !ebpf::has_own_source() {
             bail!("ThreadSanitizer needs the source of the standard library: rustup component add rust-src");
         }
-        cargo_tests(tally, &mut sanitizer.tests()?)?;
+        cargo_tests(tally, &mut sanitizer.tests()?, &["--skip", sanitize::LEFT_OUT])?;
     }
     Ok(())
 }

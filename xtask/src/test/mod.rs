@@ -124,6 +124,7 @@ fn beside() -> Result<Tally> {
     // Children inherit the policy: whoever waits for a processor gets it before them.
     awake::set_scheduling(libc::SCHED_IDLE, 0);
     let mut tally = Tally::default();
+    models(&mut tally, &[])?;
     heading("cargo clippy");
     let mut clippy = build::cargo();
     clippy.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
@@ -132,12 +133,11 @@ fn beside() -> Result<Tally> {
     tally.check("cargo xtask compatibility --check", compatibility::run(&check));
     heading("cargo xtask codegen --check");
     tally.check("cargo xtask codegen --check", codegen::run(&codegen::Options { check: true }));
-    models(&mut tally)?;
     Ok(tally)
 }
 
-/// Runs the loom models.
-fn models(tally: &mut Tally) -> Result<()> {
+/// Runs the loom models, those of the deep track too if the arguments include them.
+fn models(tally: &mut Tally, arguments: &[&str]) -> Result<()> {
     let mut models = build::cargo();
     models
         .args(["test", "--release", "--package", "deepres-abi", "--test", "loom", "--target-dir"])
@@ -145,15 +145,18 @@ fn models(tally: &mut Tally) -> Result<()> {
         .env("RUSTFLAGS", "--cfg loom")
         // Optimising across crates takes longer than the models run.
         .env("CARGO_PROFILE_RELEASE_LTO", "off");
-    cargo_tests(tally, &mut models)
+    cargo_tests(tally, &mut models, arguments)
 }
 
-/// Runs tests by cargo itself.
-fn cargo_tests(tally: &mut Tally, cargo: &mut Command) -> Result<()> {
+/// Builds tests by this command of cargo and runs them with these arguments.
+fn cargo_tests(tally: &mut Tally, cargo: &mut Command, arguments: &[&str]) -> Result<()> {
     let programs = program::build(cargo.arg("--no-run"))?;
+    // Variables of the build are the tests' too, as if cargo ran them: those of a sanitizer among them.
+    let environment: Vec<(&str, &Path)> =
+        cargo.get_envs().filter_map(|(name, value)| Some((name.to_str()?, Path::new(value?)))).collect();
     for program in &programs {
         tally.tests(&format!("{} ({})", program.name, command::shown(cargo)), |one| {
-            program.run(&selected(&[], one), &[])
+            program.run(&selected(arguments, one), &environment)
         })?;
     }
     Ok(())

@@ -112,7 +112,7 @@ fn without_a_daemon_or_for_a_tenant_that_is_not_there_nvml_is_as_ever() {
     host.finish(host.command(c_client("past", Way::Dlsym))).success();
     let bare = asked(&host, None);
     let preloaded = |host: &Host| {
-        let mut command = host.preloaded(&clients_python().python());
+        let mut command = host.preloaded(clients_python().python());
         command.arg(script("nvml_client")).env("DEEPRES_TENANT", "nobody");
         host.finish(command).success()
     };
@@ -247,7 +247,7 @@ fn a_daemon_that_hangs_is_asked_once_in_a_while_and_not_waited_for_as_long_again
     let mute = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
     net::bind(&mute, &SocketAddrUnix::new(&path).expect("a short path")).expect("a new path");
     net::listen(&mute, 16).expect("a bound socket");
-    let mut command = host.command(&clients_python().python());
+    let mut command = host.command(clients_python().python());
     command.args(["-c", ASKING_AGAIN]);
     command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", &path);
     let mut client = host.spawn(command);

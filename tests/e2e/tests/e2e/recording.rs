@@ -52,7 +52,7 @@ fn every_call_of_a_numba_client_is_in_its_trace_and_the_trace_is_a_workload() {
     let file = host.path().join("numba.trace");
     let options = ["--record", file.to_str().expect("UTF-8"), "--memory", "1GiB"];
     let client = script("numba_client").display().to_string();
-    let mut process = host.spawn(host.run(&options, &clients_python().python(), &[&client, "500"]));
+    let mut process = host.spawn(host.run(&options, clients_python().python(), &[&client, "500"]));
     let said = process.await_json(CLIENT_LIMIT);
     process.finish(COMMAND_LIMIT).success();
     let trace = Trace::read(&file).expect("a trace");

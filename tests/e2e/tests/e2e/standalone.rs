@@ -494,7 +494,7 @@ mod measured {
     #[ignore = "deep: takes long"]
     fn an_unmodified_training_script_has_its_share_and_its_memory() {
         let host = Host::measuring().simgpu(&demo_simgpu());
-        let mut command = host.training(host.command(&python().python()));
+        let mut command = host.training(host.command(python().python()));
         command
             .args(["--seconds", "600"])
             .env("LD_PRELOAD", &artefacts().library)
