@@ -1,25 +1,26 @@
-//! Changes that no other CPU sees half of. `core` has no functions for them on this machine.
+//! Atomic changes of map entries. `core` has no such functions for the BPF target.
 
 use core::arch::asm;
 
-/// Adds to a counter.
+/// Adds to a counter atomically.
 ///
 /// # Safety
-/// It is an aligned number in a map's entry, which lives until the program ends.
+/// `counter` is an aligned number in a map entry, which lives until the program ends.
 #[inline(always)]
 pub unsafe fn add(counter: *mut u64, amount: u64) {
-    // SAFETY: by the contract.
+    // SAFETY: by the contract, `counter` is aligned and alive.
     unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) amount, options(nostack)) };
 }
 
-/// Puts `new` in the place of `expected`; returns what was there, which is left if it was something else.
+/// Stores `new` if `place` holds `expected`, atomically. Returns the value found; another value is
+/// left unchanged.
 ///
 /// # Safety
 /// As for [`add`].
 #[inline(always)]
 pub unsafe fn exchange_if(place: *mut u64, expected: u64, new: u64) -> u64 {
     let found: u64;
-    // SAFETY: by the contract.
+    // SAFETY: by the contract, `place` is aligned and alive.
     unsafe {
         asm!("r0 = cmpxchg_64({0} + 0, r0, {1})", in(reg) place, in(reg) new, inlateout("r0") expected => found, options(nostack));
     }

@@ -1,4 +1,4 @@
-//! Counters for each process and command, and what is told of a process that does something for the first time.
+//! Counters for each process and command, and news of a process's first call.
 
 use crate::probe::{
     COMMANDS_APART as MOST_APART, CommandKey, CommandValue, Inflight, News, REST, SeenKey, SeenValue,
@@ -12,14 +12,15 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, RingBuf};
 use core::mem::MaybeUninit;
 
-/// Commands whose arguments are known.
+/// Size of `COMMANDS`: commands whose argument layouts the controller knows.
 const COMMAND_ENTRIES: u32 = 512;
-/// Processes that are remembered to have been told of.
+/// Processes that the kernel remembers as already reported.
 const SEEN_ENTRIES: u32 = 8192;
-/// First times that wait to be read, bytes.
+/// Bytes of [`News`] records that wait until the controller reads them.
 const NEWS_BYTES: u32 = 64 << 10;
 
-/// Commands of one process and family that are counted apart, as there is room.
+/// Commands of one process and family that get counters of their own. The controller lowers the
+/// number if room is short.
 #[unsafe(no_mangle)]
 static COMMANDS_APART: Global<u32> = Global::new(MOST_APART);
 
@@ -36,15 +37,15 @@ static NEWS: RingBuf = RingBuf::with_byte_size(NEWS_BYTES, 0);
 #[inline(always)]
 pub fn total(change: impl FnOnce(&mut Totals)) {
     if let Some(totals) = TOTALS.get_ptr_mut(0) {
-        // SAFETY: the value is this CPU's, and programs do not interrupt each other on a CPU.
+        // SAFETY: the entry is this CPU's own, and programs do not interrupt each other on a CPU.
         change(unsafe { &mut *totals });
     }
 }
 
-/// What the controller knows of a command.
+/// Returns the facts that the controller stored about a command.
 #[inline(always)]
 pub fn command(family: u32, command: u32) -> Option<CommandValue> {
-    // SAFETY: entries are made before the programs run and never change.
+    // SAFETY: the controller makes the entries before the programs run, and they never change.
     unsafe { COMMANDS.get(CommandKey { family, command }) }.copied()
 }
 
@@ -63,7 +64,7 @@ pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
         total(|totals| totals.unattributed += 1);
         return;
     };
-    // SAFETY: the value is this CPU's, and programs do not interrupt each other on a CPU.
+    // SAFETY: the entry is this CPU's own, and programs do not interrupt each other on a CPU.
     let value = unsafe { &mut *value };
     value.calls += 1;
     value.time_ns += latency_ns;
@@ -82,8 +83,11 @@ pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
     }
 }
 
-/// Looks into the argument of a call that returned: the driver mostly says no by a status of its own there. If it did not, what was done with memory
-/// is counted. A look by a helper is dear (see `user`), so there are at most two.
+/// Returns whether the driver carried out a call that returned 0 or more, and counts its memory if
+/// so.
+///
+/// The driver mostly refuses by a status of its own in the argument. The function reads the
+/// argument at most twice, because each read by a helper is slow (see `user`).
 #[inline(always)]
 fn succeeded(task: Task, value: &mut StatValue, argument: u64) -> bool {
     let kind = facts::kind(value.facts);
@@ -127,8 +131,8 @@ fn succeeded(task: Task, value: &mut StatValue, argument: u64) -> bool {
     true
 }
 
-/// The driver's status, 0 where there is none, and an amount of bytes, of which the argument has so much less: in one look if they are close to
-/// each other.
+/// Reads the driver's status (0 if the command has none) and an amount of bytes. `above` is added
+/// to the amount. One read is enough if both lie close to each other.
 #[inline(always)]
 fn status_and_bytes(
     task: Task,
@@ -137,17 +141,17 @@ fn status_and_bytes(
     amount_at: u64,
     above: u64,
 ) -> (u32, u64) {
-    /// Words of 4 bytes that are looked at together.
+    /// Words of 4 bytes that one read covers.
     const WINDOW: usize = 8;
     const WORD: u64 = 4;
     let Some(status_at) = status_at else { return (0, read_bytes(task, argument, amount_at, above)) };
     let from = if status_at < amount_at { status_at } else { amount_at };
     let (status_word, amount_word) = ((status_at - from) / WORD, (amount_at - from) / WORD);
     if status_word < WINDOW as u64 && amount_word < WINDOW as u64 - 1 {
-        // Not by value, which would be a copy of each word.
+        // The array stays behind a pointer, because passing it by value would copy each word.
         let mut words = MaybeUninit::<[u64; WINDOW / 2]>::uninit();
-        // SAFETY: there is room for what is read, and the helper answers an error for what cannot be; all of it is written then, and both
-        // places are within.
+        // SAFETY: `words` has room for the read. The read fails for memory that cannot be read, and
+        // else writes all of `words`. Both words lie inside the window.
         unsafe {
             if user::read(task, argument.wrapping_add(from), words.as_mut_ptr()) {
                 let first = words.as_ptr().cast::<u32>();
@@ -159,7 +163,7 @@ fn status_and_bytes(
     (read(task, argument, status_at).unwrap_or(0), read_bytes(task, argument, amount_at, above))
 }
 
-/// An amount of bytes, 0 where it cannot be read.
+/// Reads an amount of bytes and adds `above`. Returns 0 if the amount cannot be read.
 #[inline(always)]
 fn read_bytes(task: Task, argument: u64, at: u64, above: u64) -> u64 {
     match read::<u64>(task, argument, at) {
@@ -174,11 +178,12 @@ fn allocated(value: &mut StatValue, bytes: u64) {
     value.allocated_bytes = value.allocated_bytes.wrapping_add(bytes);
 }
 
-/// Reads what a program's argument has at an offset.
+/// Reads a `T` at an offset of a program's argument.
 #[inline(always)]
 fn read<T>(task: Task, argument: u64, at: u64) -> Option<T> {
     let mut there = MaybeUninit::<T>::uninit();
-    // SAFETY: there is room, all of which is written if it can be read; what is read here is plain data.
+    // SAFETY: `there` has room for a `T`. A successful read writes all of it, and only plain data
+    // is read here.
     unsafe { user::read(task, argument.wrapping_add(at), there.as_mut_ptr()).then(|| there.assume_init()) }
 }
 
@@ -191,11 +196,12 @@ fn find_or_make(key: &StatKey) -> Option<*mut StatValue> {
     let seen = see(&process);
     let mut key = *key;
     if let Some(seen) = seen {
-        // SAFETY: the entry lives until the program ends, forgotten or not. Threads of one process may pass the limit together, by as many
-        // commands as there are CPUs.
+        // SAFETY: the entry lives until the program ends, even if the map evicts it. Threads of one
+        // process may pass the limit at the same time, by at most one command for each CPU.
         let seen = unsafe { &mut *seen };
         if seen.commands >= COMMANDS_APART.load() {
-            // Of all devices together: a process can offer as many as there are numbers.
+            // The row adds up all devices, because a process can offer as many devices as there are
+            // numbers.
             (key.command, key.device) = (REST, 0);
             if let Some(value) = rows::find(&key) {
                 return Some(value);
@@ -207,7 +213,7 @@ fn find_or_make(key: &StatKey) -> Option<*mut StatValue> {
     rows::make(&key)
 }
 
-/// What is known of a process, which is told of if nothing is.
+/// Returns the entry of a process and reports the process if it had none.
 #[inline(always)]
 fn see(process: &SeenKey) -> Option<*mut SeenValue> {
     if let Some(seen) = SEEN.get_ptr_mut(process) {

@@ -1,5 +1,9 @@
-//! Beginning and end of an ioctl on a watched device. There are three ways to hear of them: the driver's own functions, the tracepoints
-//! of the ioctl call alone, and the raw ones of all calls, for a kernel whose tracing file system cannot be had.
+//! Beginning and end of an ioctl on a watched device. The controller attaches one of three pairs of
+//! programs:
+//!
+//! 1. probes at the driver's own ioctl functions
+//! 2. the tracepoints of the ioctl system call
+//! 3. the raw tracepoints of all system calls, if the kernel's tracing file system is not available
 
 use crate::probe::{Inflight, MAX_INFLIGHT, NO_DESCRIPTOR, SLOTS as SLOT_COUNT, Slot, slot};
 use crate::walk::{Task, Watched};
@@ -10,16 +14,18 @@ use aya_ebpf::macros::{kprobe, kretprobe, map, raw_tracepoint, tracepoint};
 use aya_ebpf::maps::{Array, HashMap};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext, TracePointContext};
 
-/// ioctl's number among the system calls of x86-64.
+/// Number of the ioctl system call on x86-64.
 const IOCTL: i64 = 16;
-/// Words of a tracepoint's record, 8 bytes each: a header of one, the call's number, then its arguments or its result.
+/// Index of the first argument or the result in a tracepoint's record, in words of 8 bytes. The
+/// record has one header word and the call's number first.
 const FIRST_WORD: usize = 2;
-/// Where `pt_regs` of x86-64 keeps the first three arguments of a system call, bytes.
+/// Offsets in the `pt_regs` of x86-64 of the first three arguments of a system call, bytes.
 const DI: usize = 112;
 const SI: usize = 104;
 const DX: usize = 96;
 
-/// Of a map: its values begin at a page, and so each in a cache line of its own (`BPF_F_MMAPABLE`).
+/// Map flag `BPF_F_MMAPABLE`: the values begin at a page, so each [`Slot`] has a cache line of its
+/// own.
 const PAGE_ALIGNED: u32 = 1 << 10;
 
 #[map]
@@ -48,14 +54,14 @@ pub fn ioctl_exit(context: TracePointContext) -> u32 {
 /// `sys_enter`
 #[raw_tracepoint(tracepoint = "sys_enter")]
 pub fn raw_enter(context: RawTracePointContext) -> i32 {
-    // A 32-bit program's calls have other numbers, and are left out as the tracepoint of ioctl leaves them out.
+    // The calls of 32-bit programs have other numbers. The tracepoint of ioctl leaves them out too.
     if context.arg::<i64>(1) != IOCTL {
         return 0;
     }
     let task = Task::current();
     if !task.is_compat() {
         let registers = context.arg::<*const u8>(0);
-        // SAFETY: the helper answers an error for what cannot be read.
+        // SAFETY: the helper returns an error for memory that cannot be read.
         let register =
             |at| unsafe { bpf_probe_read_kernel(registers.wrapping_add(at).cast::<u64>()) }.unwrap_or(0);
         let descriptor = register(DI) as u32;
@@ -69,12 +75,13 @@ pub fn raw_enter(context: RawTracePointContext) -> i32 {
 /// `sys_exit`
 #[raw_tracepoint(tracepoint = "sys_exit")]
 pub fn raw_exit(context: RawTracePointContext) -> i32 {
-    // Which call ends need not be looked at: only an ioctl that began is found.
+    // The program need not check which call ends, because `end` finds only ioctls that began.
     end(context.arg::<i64>(1));
     0
 }
 
-/// At a driver's ioctl function, whose arguments are the file, the command and its argument.
+/// Runs at the entry of a driver's ioctl function. The arguments are the file, the command and the
+/// command's argument.
 #[kprobe]
 pub fn driver_enter(context: ProbeContext) -> u32 {
     let Some(file) = context.arg::<*const u8>(0) else { return 0 };
@@ -85,7 +92,7 @@ pub fn driver_enter(context: ProbeContext) -> u32 {
     0
 }
 
-/// At the return from a driver's ioctl function.
+/// Runs at the return from a driver's ioctl function.
 #[kretprobe]
 pub fn driver_exit(context: RetProbeContext) -> u32 {
     end(context.ret::<i64>());
@@ -94,7 +101,7 @@ pub fn driver_exit(context: RetProbeContext) -> u32 {
 
 #[inline(always)]
 fn word(context: &TracePointContext, index: usize) -> u64 {
-    // SAFETY: the record has this word; the kernel checks it before it runs the program.
+    // SAFETY: the record has this word; the kernel checks the access when it loads the program.
     unsafe { context.as_ptr().cast::<u64>().add(index).read_volatile() }
 }
 
@@ -102,7 +109,7 @@ fn word(context: &TracePointContext, index: usize) -> u64 {
 fn begin(task: Task, Watched { device, family }: Watched, descriptor: u32, command: u32, argument: u64) {
     let tid = task.thread();
     let ioctl = Inflight {
-        // SAFETY: no more than reading a clock.
+        // SAFETY: the helper only reads a clock.
         began_ns: unsafe { bpf_ktime_get_ns() },
         argument,
         device,
@@ -117,17 +124,18 @@ fn begin(task: Task, Watched { device, family }: Watched, descriptor: u32, comma
 fn end(result: i64) {
     let task = Task::current();
     let Some(ioctl) = take(task.thread()) else { return };
-    // SAFETY: no more than reading a clock.
+    // SAFETY: the helper only reads a clock.
     let latency_ns = unsafe { bpf_ktime_get_ns() }.saturating_sub(ioctl.began_ns);
     count::ended(task, &ioctl, latency_ns, result);
     trace::ended(task, &ioctl, latency_ns, result);
 }
 
-/// Keeps the current thread's ioctl until it ends.
+/// Stores the current thread's ioctl until it ends.
 #[inline(always)]
 fn keep(tid: u32, ioctl: Inflight) {
     let Some(place) = SLOTS.get_ptr_mut(slot(tid)) else { return };
-    // SAFETY: an entry of an array, which is there for ever; what is not atomic is the owner's.
+    // SAFETY: an array entry lives for ever. The fields that are not changed atomically belong to
+    // the slot's owner.
     unsafe {
         let owner = atomic::exchange_if(&raw mut (*place).owner, 0, tid.into());
         if owner == 0 || owner == u64::from(tid) {
@@ -142,16 +150,19 @@ fn keep(tid: u32, ioctl: Inflight) {
             return;
         }
     }
-    // There is no room, or it took the place of one whose return went unnoticed.
+    // Either there was no room, or the ioctl replaced an earlier one whose return the kernel
+    // missed.
     count::total(|totals| totals.untimed += 1);
     trace::untimed(Task::current());
 }
 
-/// What the current thread kept, if it did.
+/// Removes and returns the ioctl that the current thread stored.
 #[inline(always)]
 fn take(tid: u32) -> Option<Inflight> {
     let place = SLOTS.get_ptr_mut(slot(tid))?;
-    // SAFETY: as in `keep`. Whoever has it next sees it free after it was read: the machine keeps that order, and so does what is volatile.
+    // SAFETY: as in `keep`. The next owner sees the slot free only after this thread has read the
+    // ioctl: x86-64 keeps the order of a load and a later store, and the compiler keeps volatile
+    // accesses in order.
     unsafe {
         if (&raw const (*place).owner).read_volatile() == u64::from(tid) {
             let ioctl = (&raw const (*place).ioctl).read_volatile();
@@ -161,9 +172,9 @@ fn take(tid: u32) -> Option<Inflight> {
         if (&raw const (*place).others).read_volatile() == 0 {
             return None;
         }
-        // The entry is this thread's, which is here and nowhere else.
+        // The entry belongs to this thread, which runs here and so changes it nowhere else.
         let ioctl = *INFLIGHT.get(tid)?;
-        // It was there; nobody else removes it.
+        // The entry was there, and no other thread removes it.
         let _ = INFLIGHT.remove(tid);
         atomic::add(&raw mut (*place).others, u64::MAX);
         Some(ioctl)

@@ -1,6 +1,8 @@
-//! Calls into the driver's library, of processes that are metered from outside: counted by function, which the probe's cookie names.
+//! Counts calls into the driver's library, for processes that are metered from outside. The probe's
+//! cookie names the function.
 //!
-//! Probes in programs can be interrupted by other tasks of the same CPU, which may be at the same counter: each change is atomic.
+//! Another task on the same CPU can interrupt a probe in a program and change the same counter.
+//! Therefore each change is atomic.
 
 use crate::atomic;
 use crate::probe::{Begun, LaunchKey, LaunchValue, MeteredValue, TICK_NS, cookie, uncounted};
@@ -13,13 +15,14 @@ use aya_ebpf::macros::{map, raw_tracepoint, uprobe};
 use aya_ebpf::maps::{HashMap, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext};
 
-/// Processes that are metered, at most. Only those that the controller names come here, and their children; the controller sets it.
+/// Most processes that can be metered; the controller sets the number. Only processes that the
+/// controller names, and their children, are entered.
 const METERED_ENTRIES: u32 = 1;
-/// Processes times functions that are counted, at most; the controller sets it.
+/// Most pairs of process and function that can be counted; the controller sets the number.
 const LAUNCHES_ENTRIES: u32 = 1;
-/// The argument that says how many bytes, of the functions that have one.
+/// Index of the argument with the amount of bytes, in functions that have one.
 const SIZE: usize = 1;
-/// Beginnings that wait to be read, bytes.
+/// Bytes of [`Begun`] records that wait until the controller reads them.
 const BEGUN_BYTES: u32 = 16 << 10;
 
 #[map]
@@ -31,22 +34,23 @@ static UNCOUNTED: PerCpuArray<u64> = PerCpuArray::with_max_entries(uncounted::KI
 #[map]
 static BEGUN: RingBuf = RingBuf::with_byte_size(BEGUN_BYTES, 0);
 
-/// At the entry of one of the library's functions.
+/// Runs at the entry of one of the library's functions.
 #[uprobe]
 pub fn library_call(context: ProbeContext) -> u32 {
     let task = Task::current();
     let pid = task.process();
-    // SAFETY: a value that is replaced while it is read is one process's or another's, and the start tells.
+    // SAFETY: if the kernel replaces the value during the read, the value belongs to one process or
+    // another; the start time tells which.
     let Some(metered) = (unsafe { METERED.get(pid) }) else { return 0 };
     let start_ticks = task.process_started_ns() / TICK_NS;
     if metered.start_ticks != start_ticks {
         return 0;
     }
-    // SAFETY: the context is this program's.
+    // SAFETY: the context is the one that the kernel gave to this program.
     let cookie = unsafe { bpf_get_attach_cookie(context.as_ptr()) };
     if cookie::tells(cookie) {
         let begun = Begun { start_ticks, job: metered.job, pid, reserved: 0 };
-        // Without room it is found a moment later, by the controller's own looking.
+        // If the ring is full, the controller finds the process a moment later by its own look.
         let _ = BEGUN.output::<Begun>(&begun, 0);
         return 0;
     }
@@ -58,7 +62,8 @@ pub fn library_call(context: ProbeContext) -> u32 {
 fn count(context: &ProbeContext, cookie: u64, key: LaunchKey) {
     let value = LAUNCHES.get_ptr_mut(key).or_else(|| {
         let empty = LaunchValue { calls: 0, bytes: 0, last_ns: 0 };
-        // Another CPU may have made it meanwhile, and the map may be full: what counts is whether it is there now.
+        // The insertion fails if another CPU made the entry meanwhile or if the map is full. The
+        // second look-up decides.
         let _ = LAUNCHES.insert(key, empty, BPF_NOEXIST.into());
         LAUNCHES.get_ptr_mut(key)
     });
@@ -66,11 +71,11 @@ fn count(context: &ProbeContext, cookie: u64, key: LaunchKey) {
         miss(uncounted::CALLS);
         return;
     };
-    // SAFETY: the entry lives until the program ends; only its fields' addresses are taken.
+    // SAFETY: the entry lives until the program ends, and only its fields' addresses are taken.
     let (calls, bytes, last_ns) =
         unsafe { (&raw mut (*value).calls, &raw mut (*value).bytes, &raw mut (*value).last_ns) };
     let amount = if cookie::is_sized(cookie) { context.arg::<u64>(SIZE) } else { None };
-    // SAFETY: fields of the entry; no more than reading a clock.
+    // SAFETY: the pointers are fields of the entry, and the helper only reads a clock.
     unsafe {
         atomic::add(calls, 1);
         if let Some(amount) = amount {
@@ -80,16 +85,16 @@ fn count(context: &ProbeContext, cookie: u64, key: LaunchKey) {
     }
 }
 
-/// Counts what there was no room for.
+/// Counts a call or process that had no room; `what` is a constant of [`uncounted`].
 #[inline(always)]
 fn miss(what: u32) {
     if let Some(uncounted) = UNCOUNTED.get_ptr_mut(what) {
-        // SAFETY: an aligned counter of an array, which is there for ever.
+        // SAFETY: the counter is an aligned array entry, which lives for ever.
         unsafe { atomic::add(uncounted, 1) };
     }
 }
 
-/// `sched_process_fork`: the child of one who is metered is metered.
+/// `sched_process_fork`: enters the child of a metered process as metered.
 #[raw_tracepoint(tracepoint = "sched_process_fork")]
 pub fn meter_fork(context: RawTracePointContext) -> i32 {
     let parent = Task::current();

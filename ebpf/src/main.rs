@@ -1,17 +1,18 @@
-//! The programs that deepres runs in the kernel. They watch ioctls on the GPU's devices, count them in
-//! maps and, where someone asked for it, tell each one. `probe`, from abi, has the layouts of everything that leaves the kernel.
+//! The programs that deepres runs in the kernel. They watch ioctls on the GPU's devices, count them
+//! in maps, and report each one if the controller asked for that. `probe`, from `abi`, has the
+//! layouts of all data that leaves the kernel.
 //!
 //! | module | its job |
 //! |---|---|
-//! | `atomic` | changes that no other CPU sees half of |
-//! | `walk` | which device a descriptor of the current task is |
-//! | `ioctl` | beginning and end of an ioctl, by whatever way the kernel tells of it |
+//! | `atomic` | atomic changes of map entries |
+//! | `walk` | finds the device behind a descriptor of the current task |
+//! | `ioctl` | sees beginning and end of an ioctl, in whichever way the kernel allows |
 //! | `count` | counters for each process and command |
-//! | `trace` | single events, and who is followed |
-//! | `rows` | which row of counters a process and command has |
-//! | `user` | a look at a program's memory |
+//! | `trace` | single events, and the processes that are followed |
+//! | `rows` | finds the row of counters of a process and command |
+//! | `user` | reads a program's memory |
 //! | `launch` | calls into the driver's library, of processes that are metered from outside |
-//! | `empty` | programs that do nothing, to measure the others against |
+//! | `empty` | programs that do nothing, as the baseline of measurements |
 
 #![feature(asm_experimental_arch)]
 #![no_std]
@@ -22,7 +23,8 @@ mod count;
 mod empty;
 mod ioctl;
 mod launch;
-// The one file of the layouts that is compiled for the kernel's machine, which lacks most of what the others take.
+// Of the layouts in `abi`, only this file is compiled for the BPF target, which lacks most of what
+// the other files need.
 #[expect(dead_code, reason = "the controller uses the rest")]
 #[path = "../../abi/src/probe.rs"]
 mod probe;
@@ -31,18 +33,19 @@ mod trace;
 mod user;
 mod walk;
 
-/// Helpers that read the kernel's memory are for programs under this licence alone; it is one of the two that deepres has.
+/// The kernel allows the helpers that read its memory only to programs under the GPL. The GPL is
+/// one of deepres' two licences.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
-/// Which layouts these programs were built with.
+/// The layouts that these programs were built with.
 #[used]
 #[unsafe(no_mangle)]
 static LAYOUT: aya_ebpf::Global<u64> = aya_ebpf::Global::new(probe::LAYOUT);
 
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
-    // The kernel refuses a program that can get here.
+    // The kernel refuses to load a program that can get here.
     loop {}
 }

@@ -1,4 +1,4 @@
-//! Which row of counters a process and command has: found by loads alone, without a call.
+//! Finds the row of counters of a process and command, by loads alone and without a call.
 
 use crate::atomic;
 use crate::probe::{Place, Set, StatKey, StatValue, WAYS, sets_of};
@@ -6,10 +6,10 @@ use aya_ebpf::Global;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, PerCpuArray, Stack};
 
-/// Of a map: the controller can have it in its own memory (`BPF_F_MMAPABLE`).
+/// Map flag `BPF_F_MMAPABLE`: the controller can map the map's values into its memory.
 const MAPPED: u32 = 1 << 10;
 
-/// How many there are of each; the controller sets what memory allows.
+/// Size of each map; the controller sets it to the number that memory allows.
 const ENTRIES: u32 = 1;
 #[map]
 static SETS: Array<Set> = Array::with_max_entries(ENTRIES, MAPPED);
@@ -18,25 +18,26 @@ static ROWS: PerCpuArray<StatValue> = PerCpuArray::with_max_entries(ENTRIES, 0);
 #[map]
 static FREE_ROWS: Stack<u32> = Stack::with_max_entries(ENTRIES, 0);
 
-/// How many sets there are, a power of two.
+/// Number of sets, a power of two.
 #[unsafe(no_mangle)]
 static SETS_COUNT: Global<u32> = Global::new(ENTRIES);
-/// What only the controller knows.
+/// Secret of the controller. Without it nobody can compute which keys share a set.
 #[unsafe(no_mangle)]
 static SETS_SEED: Global<u64> = Global::new(0);
 
-/// A key's number of words.
+/// Words of 8 bytes in a key.
 const KEY_WORDS: usize = size_of::<StatKey>() / size_of::<u64>();
 
-/// This CPU's counters of a key, if it has a row.
+/// Returns this CPU's counters of a key, if the key has a row.
 #[inline(always)]
 pub fn find(key: &StatKey) -> Option<*mut StatValue> {
     let wanted = words(key);
     for index in sets_of(key, SETS_SEED.load(), SETS_COUNT.load()) {
         let set = SETS.get_ptr_mut(index)?;
         for way in 0..WAYS {
-            // SAFETY: an entry of an array, which is there for ever. A key is complete once its place has a row, and the machine keeps the
-            // order of loads. If the place becomes another's meanwhile, the row is nobody's until the controller has read it once more.
+            // SAFETY: an array entry lives for ever. A place's key is complete before its state
+            // names a row, and x86-64 keeps the order of loads. If the place goes to another key
+            // during the read, the row stays unused until the controller has read it once more.
             unsafe {
                 let place = &raw const (*set).places[way];
                 let state = (&raw const (*place).state).read_volatile();
@@ -54,14 +55,16 @@ pub fn find(key: &StatKey) -> Option<*mut StatValue> {
     None
 }
 
-/// Gives a key a row, which is zero, if there is room. Two CPUs that do so at the same time give it two, which count together.
+/// Gives a key a row of zeros, if there is room. If two CPUs do so at the same time, the key has
+/// two rows, and the controller adds them up.
 #[inline(always)]
 pub fn make(key: &StatKey) -> Option<*mut StatValue> {
     let row = FREE_ROWS.pop().ok()??;
     for index in sets_of(key, SETS_SEED.load(), SETS_COUNT.load()) {
         let set = SETS.get_ptr_mut(index)?;
         for way in 0..WAYS {
-            // SAFETY: as in `find`; what is claimed is this program's until its state says more.
+            // SAFETY: as in `find`. A place that this program claimed is its own until the state
+            // names a row.
             unsafe {
                 let place = &raw mut (*set).places[way];
                 let state = &raw mut (*place).state;
@@ -75,13 +78,13 @@ pub fn make(key: &StatKey) -> Option<*mut StatValue> {
             }
         }
     }
-    // There was room for it a moment ago.
+    // The push finds room, because the row came from this stack.
     let _ = FREE_ROWS.push(row, 0);
     None
 }
 
 #[inline(always)]
 fn words(key: &StatKey) -> [u64; KEY_WORDS] {
-    // SAFETY: it is plain data of so many words.
+    // SAFETY: a key is plain data of exactly this many words.
     unsafe { core::mem::transmute_copy(key) }
 }

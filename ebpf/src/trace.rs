@@ -1,4 +1,5 @@
-//! Single events for whoever asked, and who is followed: the traced, and their children from birth.
+//! Single events for `deepres trace`, and the set of followed processes: the traced processes and
+//! their children from birth.
 
 use crate::count;
 use crate::probe::{Event, Inflight, PAYLOAD_BYTES, TICK_NS, encoded_bytes, tracing};
@@ -10,9 +11,9 @@ use aya_ebpf::macros::{map, raw_tracepoint};
 use aya_ebpf::maps::{HashMap, RingBuf};
 use aya_ebpf::programs::RawTracePointContext;
 
-/// Processes that are followed, at most.
+/// Most processes that can be followed.
 const TRACED_ENTRIES: u32 = 16_384;
-/// Events that wait to be read, bytes; the controller sets what it wants.
+/// Bytes of events that wait until the controller reads them; the controller sets the size.
 const EVENTS_BYTES: u32 = 4096;
 
 #[unsafe(no_mangle)]
@@ -23,7 +24,7 @@ static TRACED: HashMap<u32, u64> = HashMap::with_max_entries(TRACED_ENTRIES, 0);
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(EVENTS_BYTES, 0);
 
-/// Tells of an ioctl, if someone asked.
+/// Reports an ioctl, if the controller asked for the process's events.
 #[inline(always)]
 pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
     if !is_asked_for(task) {
@@ -34,7 +35,8 @@ pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
         return;
     };
     let event = entry.as_mut_ptr();
-    // SAFETY: the entry has room for an event, and each of its fields is written before it is handed over.
+    // SAFETY: the entry has room for an event, and every field is written before the entry is
+    // submitted.
     unsafe {
         (&raw mut (*event).began_ns).write(ioctl.began_ns);
         (&raw mut (*event).latency_ns).write(latency_ns);
@@ -55,7 +57,7 @@ pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
     count::total(|totals| totals.events += 1);
 }
 
-/// An ioctl of the current process will not be told of: it could not be followed to its end.
+/// Counts an event as lost, because the kernel could not follow the ioctl to its end.
 #[inline(always)]
 pub fn untimed(task: Task) {
     if is_asked_for(task) {
@@ -63,7 +65,7 @@ pub fn untimed(task: Task) {
     }
 }
 
-/// Whether someone asked what the current task's process does.
+/// Whether the controller asked for the events of the current task's process.
 #[inline(always)]
 fn is_asked_for(task: Task) -> bool {
     match TRACING.load() {
@@ -73,15 +75,18 @@ fn is_asked_for(task: Task) -> bool {
     }
 }
 
-/// Whether the current task's process is followed: it, and none that had its id before.
+/// Whether the current task's process is followed. The start time excludes an earlier process with
+/// the same id.
 #[inline(always)]
 fn is_followed(task: Task) -> bool {
-    // SAFETY: a value that is replaced while it is read is one process's or another's, and does not fit then.
+    // SAFETY: if the kernel replaces the value during the read, the value belongs to one process or
+    // another; another process's start time does not match.
     unsafe { TRACED.get(task.process()) }
         .is_some_and(|started| *started == task.process_started_ns() / TICK_NS)
 }
 
-/// Reads what an ioctl's argument points to, as much of it as is known to be there; returns how much it was.
+/// Copies the data that an ioctl's argument points to, as far as its length is known. Returns the
+/// number of bytes.
 ///
 /// # Safety
 /// `payload` has room for [`PAYLOAD_BYTES`].
@@ -89,11 +94,13 @@ fn is_followed(task: Task) -> bool {
 unsafe fn read_argument(ioctl: &Inflight, payload: *mut u8) -> u32 {
     let known = count::command(ioctl.family, ioctl.command).map_or(0, |known| known.argument_bytes);
     let bytes = if known != 0 { known } else { encoded_bytes(ioctl.command) };
-    // A number that tells nothing: perhaps there are that many bytes, or at least this many.
+    // If the command does not encode a size, the loop tries the largest length first, then shorter
+    // ones.
     let lengths = if bytes != 0 { [bytes, 0, 0] } else { [PAYLOAD_BYTES as u32, 64, 16] };
     for length in lengths {
         let length = if length > PAYLOAD_BYTES as u32 { PAYLOAD_BYTES as u32 } else { length };
-        // SAFETY: by the contract there is room; the helper answers an error for what cannot be read.
+        // SAFETY: by the contract there is room; the helper returns an error for memory that cannot
+        // be read.
         if length != 0
             && unsafe { bpf_probe_read_user(payload.cast(), length, ioctl.argument as *const _) } == 0
         {
@@ -103,7 +110,7 @@ unsafe fn read_argument(ioctl: &Inflight, payload: *mut u8) -> u32 {
     0
 }
 
-/// `sched_process_fork`: the child of one who is traced is traced.
+/// `sched_process_fork`: follows the child of a followed process.
 #[raw_tracepoint(tracepoint = "sched_process_fork")]
 pub fn follow_fork(context: RawTracePointContext) -> i32 {
     let parent = Task::current();

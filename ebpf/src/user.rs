@@ -1,12 +1,16 @@
-//! A look at the memory of the current task's program.
+//! Reads the memory of the current task's program.
 //!
-//! A helper of the kernel's takes 30 to 80 ns for one, whatever its size: most of that is switching off the processor's guard against such looks, and
-//! on again. Where the kernel lets programs load from addresses by themselves (6.2), the bytes are loaded from the kernel's own
-//! mapping of all memory instead, where that guard stands for nothing: the tables of the program's memory say at which place of it
-//! they are. That takes some 10 ns. Whatever is not plain memory that the program has at this moment is left to the helper.
+//! A kernel helper takes 30 to 80 ns for a read of any size. Most of the time goes into switching
+//! the processor's guard against access to user memory (SMAP) off and on again.
 //!
-//! Where the mapping begins is nowhere to be read. It is found by trying, with a number that the controller has in its own memory
-//! ([`find_mapping`]); until it is, or where it cannot be (memory that is encrypted or not what it seems), the helper does everything.
+//! From Linux 6.2 on, programs may load from addresses themselves. There the programs load the
+//! bytes from the kernel's own mapping of all memory, to which the guard does not apply. The
+//! program's page tables say where in that mapping the bytes are. Such a read takes some 10 ns. The
+//! helper reads everything that is not plain memory of the program at that moment.
+//!
+//! No field of the kernel says where the mapping begins. The controller finds the address by
+//! trying, with a number in its own memory ([`find_mapping`]). The helper makes all reads until
+//! then, and also where the search fails (encrypted memory, or memory that is not what it seems).
 
 use crate::probe::mapping;
 use crate::walk::{Task, cast, field};
@@ -20,53 +24,60 @@ use core::ffi::c_void;
 static TASK_MEMORY: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static MEMORY_TABLE: Global<u32> = Global::new(0);
-/// The kernel's number of a struct that begins with a number of 64 bits; 0: it cannot give an address a type.
+/// BTF id of a struct that begins with a 64-bit number. 0 if the kernel cannot give an address a
+/// type.
 #[unsafe(no_mangle)]
 static WORD_TYPE: Global<u32> = Global::new(0);
-/// Whether tables have five levels, or four.
+/// 1 if page tables have five levels, 0 if they have four.
 #[unsafe(no_mangle)]
 static HAS_FIFTH_LEVEL: Global<u32> = Global::new(0);
 
-/// Where the kernel's mapping of all memory begins; 0 until it is found.
+/// Address at which the kernel's mapping of all memory begins; 0 until it is found.
 static MAPPING: Found = Found(UnsafeCell::new(0));
 
-/// A number that is written as a whole, before anybody needs it.
+/// A number that is written in one store, before any program needs it.
 struct Found(UnsafeCell<u64>);
 
-// SAFETY: it is read and written as one word, for which this machine's compiler has no atomic type.
+// SAFETY: the number is read and written as one word; the compiler has no atomic type for the BPF
+// target.
 unsafe impl Sync for Found {}
 
-/// Bits of an address that say which byte of a page, and which entry of a table.
+/// Bits of an address that select the byte in a page, and bits that select a table entry.
 const PAGE_BITS: u32 = 12;
 const TABLE_BITS: u32 = 9;
-/// Programs' addresses with tables of four levels; with five, what is below is at the same places.
+/// Bits of a program's address with four table levels. With five levels, addresses below this limit
+/// lie at the same places.
 const ADDRESS_BITS: u32 = 47;
-/// Of an entry: it is there, and the program may use it.
+/// Bits of a table entry: the page is present, and the program may access it.
 const USABLE: u64 = 1 | 1 << 2;
-/// A page of its own, larger than others, and no further table.
+/// Bit of a table entry: the entry is a large page and leads to no further table.
 const LARGE: u64 = 1 << 7;
-/// A device's memory, or anything else that is none of the kernel's pages.
+/// Bit of a table entry: the memory belongs to a device, or is otherwise none of the kernel's
+/// pages.
 const SPECIAL: u64 = 1 << 9;
-/// Bits of an address that are beyond all memory: an entry with one of them is a page that is encrypted or shared with a hypervisor.
+/// Address bits beyond all memory. If an entry has one of them, its page is encrypted or shared
+/// with a hypervisor.
 const BEYOND: u64 = 0x000f_c000_0000_0000;
-/// The address in an entry.
+/// Bits of a table entry that hold the address.
 const FRAME: u64 = 0x0000_3fff_ffff_f000;
 
-/// A place of the program's memory, in the kernel's mapping.
+/// A piece of the program's memory, in the kernel's mapping.
 struct Place {
     address: u64,
-    /// What says so: an entry of a table.
+    /// Address of the table entry that led here.
     entry_at: u64,
     entry: u64,
 }
 
-/// Reads what an address of the program's has, some words of 8 bytes or one of 4; `false` if it cannot be read.
+/// Reads the value at an address of the program: one 4-byte word or several 8-byte words. Returns
+/// `false` if the memory cannot be read.
 ///
 /// # Safety
-/// `to` has room for it, and `T` is a `u32` or some `u64`.
+/// `to` has room for a `T`, and `T` is a `u32` or an array of `u64`.
 #[inline(always)]
 pub unsafe fn read<T>(task: Task, address: u64, to: *mut T) -> bool {
-    // SAFETY: by the contract; the helper answers an error for what cannot be read.
+    // SAFETY: by the contract there is room; the helper returns an error for memory that cannot be
+    // read.
     unsafe {
         load(task, address, to)
             || bpf_probe_read_user(to.cast(), size_of::<T>() as u32, address as *const _) == 0
@@ -77,12 +88,12 @@ pub unsafe fn read<T>(task: Task, address: u64, to: *mut T) -> bool {
 /// As for [`read`].
 #[inline(always)]
 unsafe fn load<T>(task: Task, address: u64, to: *mut T) -> bool {
-    // SAFETY: it lives for ever, and is one word.
+    // SAFETY: the static lives for ever and is one word.
     let mapping = unsafe { MAPPING.0.get().read_volatile() };
     if WORD_TYPE.load() == 0 || mapping == 0 || !is_in_one_page(address, size_of::<T>() as u64) {
         return false;
     }
-    // SAFETY: by the contract there is room.
+    // SAFETY: by the contract, `to` has room for each word.
     unsafe {
         let Some(place) = place(table_of(task), mapping, address) else { return false };
         if size_of::<T>() == size_of::<u32>() {
@@ -92,7 +103,8 @@ unsafe fn load<T>(task: Task, address: u64, to: *mut T) -> bool {
             let from = place.address + (index * size_of::<u64>()) as u64;
             to.cast::<u64>().add(index).write(word(from));
         }
-        // If it is still there it was when it was read: the machine keeps the order of loads.
+        // The entry is unchanged after the read, so it was valid during the read: x86-64 keeps the
+        // order of loads.
         word(place.entry_at) == place.entry
     }
 }
@@ -103,31 +115,34 @@ fn is_in_one_page(address: u64, bytes: u64) -> bool {
     address >> ADDRESS_BITS == 0 && (address & (PAGE - 1)) + bytes <= PAGE
 }
 
-/// The first of the tables of a task's memory.
+/// Returns the address of the first page table of a task's memory; 0 if the task has none.
 ///
 /// # Safety
-/// The kernel gives types.
+/// The kernel can give addresses types.
 #[inline(always)]
 unsafe fn table_of(task: Task) -> u64 {
-    // SAFETY: a task has this field, and its memory has the other; without memory it is 0.
+    // SAFETY: `task_struct` has this field, and `mm_struct` has the other one.
     unsafe {
         let memory = field::<*const u8>(task.0, TASK_MEMORY.load());
         if memory.is_null() { 0 } else { word(memory as u64 + u64::from(MEMORY_TABLE.load())) }
     }
 }
 
-/// Follows the tables to an address's page. One that is freed meanwhile is read as whatever it is by then; that is why its entry is looked at once more
-/// after what it leads to was read.
+/// Follows the page tables to an address's page.
+///
+/// If the kernel frees a table meanwhile, the walk reads whatever the memory then holds. Therefore
+/// the caller reads the last entry again after it has read the page.
 ///
 /// # Safety
-/// The kernel gives types.
+/// The kernel can give addresses types.
 #[inline(always)]
 unsafe fn place(table: u64, mapping: u64, address: u64) -> Option<Place> {
-    // SAFETY: by the contract; what is no table is read as one, and faults or says something that is not believed.
+    // SAFETY: by the contract. If the memory is no table any more, a load faults and gives 0, or
+    // gives an entry that the caller's second look refutes.
     unsafe {
         let mut table = table;
         if HAS_FIFTH_LEVEL.load() != 0 {
-            // Of the first table's entries all that have no bit of `ADDRESS_BITS` are the first.
+            // An address of at most `ADDRESS_BITS` bits uses the first entry of the first table.
             table = next(word(table), mapping)?;
         }
         let mut shift = PAGE_BITS + 3 * TABLE_BITS;
@@ -149,7 +164,7 @@ unsafe fn place(table: u64, mapping: u64, address: u64) -> Option<Place> {
     }
 }
 
-/// Where an entry's table is.
+/// Returns the address of the table that an entry leads to.
 #[inline(always)]
 fn next(entry: u64, mapping: u64) -> Option<u64> {
     is_usable(entry).then_some(mapping + (entry & FRAME))
@@ -160,20 +175,25 @@ fn is_usable(entry: u64) -> bool {
     entry & (USABLE | SPECIAL | BEYOND) == USABLE
 }
 
-/// A word of 8 bytes of the kernel's memory; 0 where there is none.
+/// Reads a word of 8 bytes of the kernel's memory; 0 if no memory is there.
 ///
 /// # Safety
-/// The kernel gives types.
+/// The kernel can give addresses types.
 #[inline(always)]
 unsafe fn word(address: u64) -> u64 {
-    // SAFETY: by the contract; such a load that faults is 0.
+    // SAFETY: by the contract the address gets a type; a faulting load of that kind gives 0.
     unsafe { field(cast(address as *const u8, WORD_TYPE.load()), 0) }
 }
 
-/// Run by the controller, and attached to nothing: whether the kernel's mapping begins so many steps below the one in which the caller's first table is,
-/// which it does if an address of the caller's has this number there. If so, that is where it begins from now on.
+/// Tests one candidate for the beginning of the kernel's mapping. The controller runs this program
+/// directly; it is attached to nothing.
 ///
-/// What it returns reaches the controller, which aya's attribute for such programs would replace by 0.
+/// The candidate lies `below` steps under the step that holds the caller's first page table. The
+/// candidate is right if the caller's `address` holds `number` when read through it. If so, the
+/// program stores the candidate in `MAPPING`.
+///
+/// The function is declared without aya's attribute, because the attribute replaces the return
+/// value by 0, and the controller needs the value.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp")]
 pub extern "C" fn find_mapping(context: *mut c_void) -> i32 {
@@ -182,7 +202,7 @@ pub extern "C" fn find_mapping(context: *mut c_void) -> i32 {
     if WORD_TYPE.load() == 0 || !is_in_one_page(address, size_of::<u64>() as u64) {
         return mapping::NOT_THERE;
     }
-    // SAFETY: the kernel gives types.
+    // SAFETY: the check above shows that the kernel can give addresses types.
     unsafe {
         let table = table_of(Task::current());
         let begin = (table & !(mapping::STEP - 1)).wrapping_sub(below.wrapping_mul(mapping::STEP));

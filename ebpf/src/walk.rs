@@ -1,9 +1,14 @@
-//! From the current task to the device behind one of its descriptors: task → files → table → file → inode → device number.
+//! Finds the device behind a descriptor of the current task: task → files → table → file → inode →
+//! device number.
 //!
-//! Where each step's field lies is read from the running kernel's type information and set before the programs are loaded. The
-//! kernel takes a global that cannot change any more for a constant, so it knows each of these loads to be of the field it is meant to
-//! be, and lets the first of them be plain loads. The others are plain loads, too, where the kernel has a function that gives an
-//! address a type (6.2): a load that faults is 0 then. Elsewhere a helper makes them, at four times the cost.
+//! The controller reads each field's offset from the running kernel's type information, and sets
+//! the offsets before it loads the programs. The kernel treats a read-only global as a constant.
+//! Therefore the verifier knows which field each load reads, and allows plain loads for the first
+//! steps.
+//!
+//! From Linux 6.2 on, the kernel has a function that gives an address a type. There the other steps
+//! are plain loads too, and a faulting load gives 0. On older kernels a helper makes these loads,
+//! at four times the cost.
 
 use crate::probe::{CAST_CALL, MAX_WATCHES, Watch};
 use aya_ebpf::Global;
@@ -36,87 +41,90 @@ static INODE_MODE: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static TASK_STATUS: Global<u32> = Global::new(0);
 
-/// The kernel's numbers of the types `files_struct` and `file`; 0: it cannot give an address a type.
+/// BTF ids of the types `files_struct` and `file`. 0 if the kernel cannot give an address a type.
 #[unsafe(no_mangle)]
 static FILES_TYPE: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static FILE_TYPE: Global<u32> = Global::new(0);
-/// Where a `files_struct` has an array of files of its own, of the same type as every table of files.
+/// Offset in `files_struct` of its own array of files, which has the type of every table of files.
 #[unsafe(no_mangle)]
 static FILES_ARRAY: Global<u32> = Global::new(0);
 
-/// Whether there are block devices with the number of one that is watched: only then a device's kind has to be looked at.
+/// 1 if a block device has the number of a watched device. Only then the programs check a device's
+/// kind.
 #[unsafe(no_mangle)]
 static HAS_TWINS: Global<u32> = Global::new(0);
 
-/// Which devices are watched.
+/// The watched devices.
 #[unsafe(no_mangle)]
 static WATCHES: [Global<Watch>; MAX_WATCHES] = [const { Global::new(Watch::NOTHING) }; MAX_WATCHES];
 
-/// The bits of a mode that tell the kind of a file, and a character device's.
+/// Bits of an inode's mode that hold the kind of file, and their value for a character device.
 const KIND: u16 = 0o170_000;
 const CHARACTER_DEVICE: u16 = 0o020_000;
-/// In a task's status: it is in a system call of 32-bit programs (`TS_COMPAT`).
+/// Bit of a task's status: the task is in a system call of a 32-bit program (`TS_COMPAT`).
 const COMPAT: u32 = 2;
 
-/// A device that is watched.
+/// A watched device.
 pub struct Watched {
-    /// Its number.
+    /// Device number.
     pub device: u32,
-    /// Its family.
+    /// The device's [`crate::probe::Family`].
     pub family: u32,
 }
 
-/// The current task: one call gives it, and loads from it what other calls would tell.
+/// The current task. One call gets the task; further facts are loads from it, without a call each.
 #[derive(Clone, Copy)]
 pub struct Task(pub(crate) *const u8);
 
 impl Task {
-    /// Asks for it.
+    /// Asks the kernel for the current task.
     #[inline(always)]
     pub fn current() -> Self {
-        // SAFETY: it only says which task runs.
+        // SAFETY: the helper only says which task runs.
         Self(unsafe { bpf_get_current_task_btf() }.cast())
     }
 
     /// The thread's id, as the host sees it.
     #[inline(always)]
     pub fn thread(self) -> u32 {
-        // SAFETY: a task has this field.
+        // SAFETY: `task_struct` has this field.
         unsafe { field(self.0, TASK_PID.load()) }
     }
 
     /// The process's id, as the host sees it.
     #[inline(always)]
     pub fn process(self) -> u32 {
-        // SAFETY: a task has this field.
+        // SAFETY: `task_struct` has this field.
         unsafe { field(self.0, TASK_TGID.load()) }
     }
 
-    /// When its process began, ns of `CLOCK_BOOTTIME`.
+    /// Returns when the task's process began, ns of `CLOCK_BOOTTIME`.
     #[inline(always)]
     pub fn process_started_ns(self) -> u64 {
-        // SAFETY: a task has this field; its leader lives as long as the task.
+        // SAFETY: `task_struct` has these fields; the leader lives as long as the task.
         unsafe {
             let leader = field::<*const u8>(self.0, TASK_LEADER.load());
             if leader.is_null() { 0 } else { field(leader, TASK_STARTED.load()) }
         }
     }
 
-    /// Whether it is in a system call of 32-bit programs, which have numbers of their own.
+    /// Whether the task is in a system call of a 32-bit program. Those calls have numbers of their
+    /// own.
     #[inline(always)]
     pub fn is_compat(self) -> bool {
-        // SAFETY: a task has this field.
+        // SAFETY: `task_struct` has this field.
         unsafe { field::<u32>(self.0, TASK_STATUS.load()) & COMPAT != 0 }
     }
 }
 
-/// The device behind a descriptor of the current task, if it is watched.
+/// Returns the device behind a descriptor of the current task, if the device is watched.
 #[inline(always)]
 pub fn watched(task: Task, descriptor: u32) -> Option<Watched> {
-    // SAFETY: the kernel checks each load before it runs the program: the first ones by the type of what they load from, the others,
-    // by a helper, when they happen. A table that is replaced meanwhile lives until the current grace period is over, and so does a
-    // file or inode; if one is reused, another device's number is read, as if the ioctl had come a moment later.
+    // SAFETY: the verifier checks the first loads by type before the program runs; the helper, or
+    // the kernel's fault handling, checks the others when they run. A replaced table, file or inode
+    // lives until the current grace period ends. If one is reused, the program reads another
+    // device's number, as if the ioctl had come a moment later.
     unsafe {
         let files = field::<*const u8>(task.0, TASK_FILES.load());
         if files.is_null() {
@@ -130,27 +138,30 @@ pub fn watched(task: Task, descriptor: u32) -> Option<Watched> {
         if FILES_TYPE.load() == 0 {
             return device_of(bpf_probe_read_kernel(place).ok()?);
         }
-        // What is cast is to the place in the table as a `files_struct` is to its own first one.
+        // The cast address lies before the table's entry as a `files_struct` lies before its own
+        // array. So a load of the array's first entry loads the table's entry.
         let files = place.cast::<u8>().wrapping_sub(FILES_ARRAY.load() as usize);
         device_of(field(cast(files, FILES_TYPE.load()), FILES_ARRAY.load()))
     }
 }
 
-/// The device that an open file is, if it is watched.
+/// Returns the device of an open file, if the device is watched.
 #[inline(always)]
 pub fn watched_file(file: *const u8) -> Option<Watched> {
     // SAFETY: as in `watched`.
     unsafe { device_of(if FILES_TYPE.load() == 0 { file } else { cast(file, FILE_TYPE.load()) }) }
 }
 
+/// Returns the device of a file, if the device is watched.
+///
 /// # Safety
-/// If the kernel gives types, this has one.
+/// If the kernel can give addresses types, `file` has its type.
 #[inline(always)]
 unsafe fn device_of(file: *const u8) -> Option<Watched> {
     if file.is_null() {
         return None;
     }
-    // SAFETY: by the contract; the kernel checks it.
+    // SAFETY: by the contract `file` is typed, so the verifier checks each load.
     unsafe {
         let inode = load::<*const u8>(file, FILE_INODE.load())?;
         let device = load::<u32>(inode, INODE_RDEV.load())?;
@@ -162,13 +173,13 @@ unsafe fn device_of(file: *const u8) -> Option<Watched> {
     }
 }
 
-/// Loads a field, by a helper where the kernel gives no types.
+/// Loads a field, by a helper if the kernel cannot give addresses types.
 ///
 /// # Safety
-/// As for [`field`], if it gives types.
+/// As for [`field`], if the kernel can give addresses types.
 #[inline(always)]
 unsafe fn load<T: Copy>(base: *const u8, offset: u32) -> Option<T> {
-    // SAFETY: by the contract; the helper answers an error for what cannot be read.
+    // SAFETY: by the contract; the helper returns an error for memory that cannot be read.
     unsafe {
         if FILES_TYPE.load() == 0 {
             bpf_probe_read_kernel(base.wrapping_add(offset as usize).cast()).ok()
@@ -178,14 +189,14 @@ unsafe fn load<T: Copy>(base: *const u8, offset: u32) -> Option<T> {
     }
 }
 
-/// Gives an address the type of this number, for the kernel's check; it may point to anything.
+/// Gives an address the type with this BTF id, for the verifier. The address may point to anything.
 ///
 /// # Safety
-/// The kernel has the function that the controller puts here.
+/// The kernel has the function that the controller patches into this call.
 #[inline(always)]
 pub(crate) unsafe fn cast(address: *const u8, kind: u32) -> *const u8 {
     let typed;
-    // SAFETY: by the contract; it changes nothing.
+    // SAFETY: by the contract the function exists; it changes nothing.
     unsafe {
         asm!(
             "call {cast}",
@@ -199,7 +210,7 @@ pub(crate) unsafe fn cast(address: *const u8, kind: u32) -> *const u8 {
     typed
 }
 
-/// The family of a device that is watched.
+/// Returns the family of a device, if the device is watched.
 #[inline(always)]
 fn family(device: u32) -> Option<u32> {
     if device == 0 {
@@ -217,17 +228,17 @@ fn family(device: u32) -> Option<u32> {
     None
 }
 
-/// When a task that is not the current one began, ns of `CLOCK_BOOTTIME`.
+/// Returns when a task other than the current one began, ns of `CLOCK_BOOTTIME`.
 #[inline(always)]
 pub fn started_ns_of(task: *const u8) -> u64 {
-    // SAFETY: the helper answers an error for what cannot be read.
+    // SAFETY: the helper returns an error for memory that cannot be read.
     unsafe { bpf_probe_read_kernel(task.wrapping_add(TASK_STARTED.load() as usize).cast()) }.unwrap_or(0)
 }
 
-/// The process that a task which is not the current one belongs to.
+/// Returns the process id of a task other than the current one.
 #[inline(always)]
 pub fn process_of(task: *const u8) -> Option<u32> {
-    // SAFETY: the helper answers an error for what cannot be read.
+    // SAFETY: the helper returns an error for memory that cannot be read.
     unsafe { bpf_probe_read_kernel(task.wrapping_add(TASK_TGID.load() as usize).cast()) }.ok()
 }
 
@@ -237,6 +248,7 @@ pub fn process_of(task: *const u8) -> Option<u32> {
 /// `base` points to a struct that has a `T` at `offset`.
 #[inline(always)]
 pub(crate) unsafe fn field<T: Copy>(base: *const u8, offset: u32) -> T {
-    // SAFETY: by the contract; volatile, so that the load stays where the checks before it are.
+    // SAFETY: by the contract the field exists. The load is volatile so that it stays after the
+    // checks before it.
     unsafe { base.wrapping_add(offset as usize).cast::<T>().read_volatile() }
 }

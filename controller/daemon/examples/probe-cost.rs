@@ -1,7 +1,8 @@
-//! What the kernel programs cost an ioctl, in the real kernel: `cargo xtask bench trace` runs this, a part after the other.
+//! Measures the cost of the kernel programs for an ioctl in the real kernel. `cargo xtask bench
+//! trace` runs this program, one part after the other.
 //!
-//! One thread calls in batches; a figure is the mean of the batch that was disturbed least. Figures of one device come from the same
-//! device, watched or not, so that only the programs differ.
+//! One thread makes calls in batches. A figure is the mean of the least disturbed batch. Figures of
+//! one device come from the same device, watched or not, so that only the programs differ.
 
 use deepres_daemon::probes::devices::Devices;
 use deepres_daemon::probes::kernel::{Asked, Kernel, KernelError, Way};
@@ -18,64 +19,65 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// It refuses NVIDIA's numbers at once.
+/// A device that refuses NVIDIA's numbers at once.
 const REFUSING: &str = "/dev/fuse";
-/// It takes numbers that it does not know for done, after it has read a page behind the argument.
+/// A device that reads a page behind the argument and accepts unknown numbers as done.
 const ACCEPTING: &str = "/dev/btrfs-control";
 const REFUSING_KEY: &str = "nvidia=10:229";
 const ACCEPTING_KEY: &str = "nvidia=10:234";
-/// As many kinds of devices as a host with NVIDIA's driver has, none of them the stand-ins.
+/// As many kinds of devices as a host with NVIDIA's driver has; the stand-ins are not among them.
 const OTHERS: [&str; 5] =
     ["nvidia=195", "nvidia-uvm=511:0", "nvidia-uvm-tools=511:1", "nvidia-caps=510", "nvidia-nvswitch=509"];
 /// NV_ESC_RM_CONTROL, NV_ESC_RM_MAP_MEMORY, NV_ESC_RM_ALLOC.
 const COMMAND: u64 = 0xc020_462a;
 const MAP_MEMORY: u64 = 0xc038_464e;
 const ALLOC: u64 = 0xc030_462b;
-/// One of which nothing is known, so that its argument is not looked at.
+/// A command without known facts, so the programs do not look at its argument.
 const UNKNOWN: u64 = 0xc000_46ff;
-/// In NV_ESC_RM_ALLOC's argument, in words of 8 bytes: the class, in the upper half; where its own arguments are; and in those the size.
+/// Indices in NV_ESC_RM_ALLOC's argument, in words of 8 bytes: the class (upper half), the address
+/// of the class's own arguments, and the size in the latter.
 const CLASS: usize = 1;
 const PARAMETERS: usize = 2;
 const ITS_SIZE: usize = 8;
 /// NV01_MEMORY_LOCAL_USER.
 const MEMORY: u64 = 0x40;
-/// Where the class's own arguments are in the buffer, words.
+/// Index of the class's own arguments in the buffer, words.
 const BEHIND: usize = 256;
-/// The argument's buffer, words: a page, as the accepting device reads one.
+/// Size of the argument's buffer, words: a page, which the accepting device reads.
 const WORDS: usize = 512;
-/// Short ones, of which some are disturbed by nobody even on a busy machine.
+/// Batches are short, so that some are undisturbed even on a busy machine.
 const BATCHES: u32 = 600;
 const CALLS: u32 = 200;
 const ROUNDS: u32 = 12;
 const RING_BYTES: u32 = 16 << 20;
-/// The rate at which nothing may be lost, and for how long.
+/// The pace at which no event may be lost, and the number of calls.
 const PACE: Duration = Duration::from_micros(10);
 const PACED_CALLS: u64 = 200_000;
-/// A ring that cannot hold them, and how many.
+/// Size of a ring that is too small for the flood, and the calls of each flooding thread.
 const SMALL_RING_BYTES: u32 = 64 << 10;
 const FLOOD_CALLS: u64 = 8_000;
 const FLOOD_THREADS: u64 = 8;
-/// How long `deepres trace` may take to begin and to write the last line.
+/// Most time for `deepres trace` to begin.
 const TRACE_LIMIT: Duration = Duration::from_secs(20);
-/// Names the `deepres` that traces.
+/// Environment variable with the path of the tracing `deepres`.
 const DEEPRES: &str = "DEEPRES_BINARY";
 
-/// Calls of a function in a batch, which a probe slows down thirtyfold.
+/// Calls of a function in a batch. A probe makes each call thirty times slower.
 const LAUNCHES: u32 = 100;
-/// How long the watching thread is watched: it searches /proc twice.
+/// How long the watching thread is measured; it searches /proc twice in this time.
 const IDLE: Duration = Duration::from_secs(65);
-/// After its start, which is not idle.
+/// Pause after the start, in which the thread is not idle.
 const SETTLED: Duration = Duration::from_secs(3);
 const PERCENT: f64 = 100.0;
 
-/// What `deepres trace --json`, writing to a file, tells of calls.
+/// Result of `deepres trace --json` writing to a file.
 #[derive(Serialize)]
 struct Traced {
-    /// Calls that it did not tell of at 100,000 a second.
+    /// Calls that the trace did not show at 100,000 calls a second.
     lost_by_trace: u64,
-    /// The same when eight threads call as fast as they can for a moment.
+    /// Calls that the trace did not show when eight threads call as fast as they can for a moment.
     lost_in_a_burst: u64,
-    /// It said itself how many those were, both times.
+    /// Whether the trace reported the right number of lost calls both times.
     trace_adds_up: bool,
 }
 
@@ -93,9 +95,9 @@ struct Report {
     unrelated_syscall_tax_ns: f64,
     /// Events that the ring's reader did not get.
     lost_at_1e5_per_s: u64,
-    /// The call that cost most above an empty program, of which the figures of a watched device are.
+    /// The call with the highest cost above an empty program; `*_watched_ns` are its figures.
     dearest: &'static str,
-    /// What each call costs above an empty program, ns.
+    /// Cost of each call above an empty program, ns.
     watched: Vec<(&'static str, f64)>,
     drop_counter_exact: bool,
 }
@@ -132,7 +134,7 @@ fn traced() -> Result<Traced, KernelError> {
     Ok(Traced { lost_by_trace, lost_in_a_burst, trace_adds_up: paced_adds_up && burst_adds_up })
 }
 
-/// Stands for the driver's function of this name, which the probe finds in this program's symbols.
+/// Stands in for the driver's function of this name. The probe finds it in this program's symbols.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn cuLaunchKernel(launches: u64) -> u64 {
@@ -143,7 +145,7 @@ fn own() -> Result<ProcessKey, KernelError> {
     ProcessKey::of(std::process::id()).ok_or_else(|| KernelError::Refused("/proc is not there".to_owned()))
 }
 
-/// What a probe adds to a call of a function that this process has.
+/// Returns the time that a probe adds to a call of a function in this process, ns.
 fn launch_probe_ns() -> Result<f64, KernelError> {
     let wrong = |error: String| KernelError::Refused(error);
     let file = File::open("/proc/self/exe").map_err(|error| wrong(error.to_string()))?;
@@ -172,7 +174,7 @@ fn launch_probe_ns() -> Result<f64, KernelError> {
     Ok(probed_ns - bare_ns)
 }
 
-/// What the watching thread takes of a core.
+/// Returns the part of a core that the watching thread takes, percent.
 fn idle_percent() -> Result<f64, KernelError> {
     let devices = OTHERS.iter().map(|key| key.parse().expect("it is a device")).collect();
     let settings = ProbesKeys { enabled: true, devices, unmanaged: UnmanagedPolicy::Report };
@@ -188,7 +190,7 @@ fn idle_percent() -> Result<f64, KernelError> {
     Ok((processor_time() - before).as_secs_f64() / IDLE.as_secs_f64() * PERCENT)
 }
 
-/// Processor time of this process, all threads.
+/// Returns the processor time of all threads of this process.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -202,7 +204,13 @@ struct Case {
     argument: Box<[u64; WORDS]>,
 }
 
-/// Calls that take the ways through the programs: refused at once, taken for done without a look at the argument, with a status and an amount, and with an amount behind an address.
+/// Returns calls that take different paths through the programs:
+///
+/// - refused at once
+/// - accepted without a look at the argument
+/// - with a status
+/// - with a status and an amount
+/// - with an amount behind an address
 fn cases() -> Vec<Case> {
     let mut allocation = Box::new([0; WORDS]);
     allocation[CLASS] = MEMORY << 32;
@@ -228,7 +236,7 @@ fn devices(keys: &[&str]) -> Devices {
     Devices::find(&keys)
 }
 
-/// What a call costs: bare, with empty programs, with ours on other devices, with ours on its own.
+/// Cost of a call: bare, with empty programs, with ours on other devices, with ours on its device.
 #[derive(Clone, Copy)]
 struct Costs {
     bare: f64,
@@ -299,14 +307,15 @@ fn call(file: &File) {
 
 fn ioctl_ns(file: &File, case: &Case) -> f64 {
     least_mean_ns(|| {
-        // SAFETY: neither device writes to the argument, and there is a page for that which reads one.
+        // SAFETY: neither device writes to the argument, and the buffer is a page for the device
+        // that reads.
         unsafe { libc::ioctl(file.as_raw_fd(), case.command, case.argument.as_ptr()) };
     })
 }
 
 fn unrelated_ns() -> f64 {
     least_mean_ns(|| {
-        // SAFETY: it takes nothing and changes nothing.
+        // SAFETY: the call takes no argument and changes nothing.
         unsafe { libc::syscall(libc::SYS_getppid) };
     })
 }
@@ -320,7 +329,8 @@ fn least_mean_ns(call: impl Fn()) -> f64 {
     (0..BATCHES).map(|_| batch()).fold(f64::INFINITY, f64::min)
 }
 
-/// Events that are missing at the end, counted as lost or not.
+/// Returns the number of events that are missing at the end, whether or not they were counted as
+/// lost.
 fn lost_when_paced(file: &File, way: Way) -> Result<u64, KernelError> {
     let mut kernel = following(RING_BYTES, way)?;
     let mut ring = kernel.take_events().ok_or(KernelError::NotBuilt)?;
@@ -329,7 +339,8 @@ fn lost_when_paced(file: &File, way: Way) -> Result<u64, KernelError> {
         let reader = scope.spawn(|| {
             let mut received = 0;
             loop {
-                // In this order: what came before the end is read after it.
+                // The flag is read before the ring, so the last round reads everything from before
+                // the end.
                 let ends = is_done.load(Ordering::SeqCst);
                 received += std::iter::from_fn(|| ring.pop()).count() as u64;
                 if ends {
@@ -345,7 +356,7 @@ fn lost_when_paced(file: &File, way: Way) -> Result<u64, KernelError> {
     Ok(PACED_CALLS - received)
 }
 
-/// As many from several threads at once, as fast as they can.
+/// Makes [`PACED_CALLS`] calls from several threads at once, as fast as they can.
 fn call_in_a_burst(file: &File) {
     std::thread::scope(|scope| {
         for _ in 0..FLOOD_THREADS {
@@ -365,7 +376,8 @@ fn call_paced(file: &File) {
     }
 }
 
-/// What `deepres trace --json`, into a file, lacks of [`PACED_CALLS`], and whether it says so itself.
+/// Returns how many of [`PACED_CALLS`] the output of `deepres trace --json` lacks, and whether the
+/// trace reports that number itself.
 fn lost_by_the_command(call_them: fn(&File)) -> Result<(u64, bool), KernelError> {
     let wrong = |error: String| KernelError::Refused(error);
     let Some(deepres) = std::env::var_os(DEEPRES) else { return Err(wrong(format!("{DEEPRES} is not set"))) };
@@ -386,7 +398,7 @@ fn lost_by_the_command(call_them: fn(&File)) -> Result<(u64, bool), KernelError>
         let lost: u64 = lost.sum();
         (text.lines().filter(|line| line.contains("\"command\"")).count() as u64, lost)
     };
-    // It has begun when it tells of a call.
+    // The trace has begun once it shows a call.
     let mut before = 0;
     let deadline = Instant::now() + TRACE_LIMIT;
     while lines().0 == 0 && Instant::now() < deadline {
@@ -401,7 +413,7 @@ fn lost_by_the_command(call_them: fn(&File)) -> Result<(u64, bool), KernelError>
         .map_err(|error| wrong(error.to_string()))?;
     trace.wait().map_err(|error| wrong(error.to_string()))?;
     let (told, lost) = lines();
-    // Removed or not: it is in the folder for such things.
+    // A failed removal does not matter, because the file is in the folder for temporary files.
     let _ = std::fs::remove_file(&folder);
     let missing = (before + PACED_CALLS).saturating_sub(told + unseen);
     Ok((missing, missing == lost))

@@ -1,55 +1,60 @@
-//! Which container, pod or batch job a process is in, from the text of `/proc/PID/cgroup`.
+//! Finds the container, pod or batch job of a process in the text of `/proc/PID/cgroup`.
 //!
-//! Container runtimes and Slurm name a process's cgroups after what they run, and a process can be moved into other cgroups only by
-//! whoever may write to them. Under `user.slice` that is the user: what is named there belongs to that user alone, so two tenants are
-//! the same only if the whole path is ([`Place::path`]), and a batch job, which root's Slurm daemon makes, is not looked for there.
+//! Container runtimes and Slurm name the cgroups of their processes. Only a user who may write to a
+//! cgroup can move a process into it. Under `user.slice` the user may write, so the names there
+//! prove nothing beyond that user. Two consequences follow:
 //!
-//! A line is `hierarchy:controllers:path`. There is one with hierarchy 0 for cgroup v2 and one for each hierarchy of v1. No path
-//! has a line break in it: the kernel refuses to make a cgroup of such a name.
+//! - Two processes share a tenant only if the whole path is the same ([`Place::path`]).
+//! - Batch jobs are not searched for under `user.slice`, because root's Slurm daemon makes their
+//!   cgroups.
+//!
+//! A line is `hierarchy:controllers:path`. There is one with hierarchy 0 for cgroup v2 and one for
+//! each hierarchy of v1. No path contains a line break, because the kernel refuses such cgroup
+//! names.
 
 use deepres_model::identity::{Container, Runtime};
 
 /// Digits of a container's id.
 const ID_DIGITS: usize = 64;
-/// A pod's uid: a UUID, or for a static pod the hash of its file.
+/// Length of a pod's uid: a UUID, or the hash of its file for a static pod.
 const POD_UID_DIGITS: std::ops::RangeInclusive<usize> = 32..=36;
-/// Digits of a batch job's number, at most.
+/// Most digits of a batch job's number.
 const MAX_JOB_DIGITS: usize = 10;
-/// What the kernel writes behind the path of a cgroup that was removed.
+/// Suffix that the kernel adds to the path of a removed cgroup.
 const REMOVED: &str = " (deleted)";
-/// Where systemd keeps what users may arrange themselves.
+/// The slice in which systemd lets users arrange their own cgroups.
 const USERS: &str = "user.slice";
 
-/// What a process runs in.
+/// Kind of place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// A container by itself.
+    /// A container outside a pod.
     Container(Container),
     /// A Kubernetes pod.
     Pod {
-        /// Its uid.
+        /// The pod's uid.
         uid: String,
-        /// The container in it.
+        /// The container in the pod, if the path names one.
         container: Option<Container>,
     },
-    /// A Slurm job; its steps belong to it.
+    /// A Slurm job, including its steps.
     Slurm {
-        /// Its number.
+        /// The job's number.
         job: u32,
     },
 }
 
-/// A container, pod or batch job, and where it is.
+/// A container, pod or batch job with its cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Its cgroup, as the reader of `/proc` sees it.
+    /// Path of the cgroup, as the reader of `/proc` sees it.
     pub path: String,
-    /// What it is.
+    /// Kind of the place.
     pub kind: Kind,
 }
 
 impl Place {
-    /// A name for people.
+    /// Returns the place's name for display.
     pub fn name(&self) -> String {
         match &self.kind {
             Kind::Container(container) => format!("{}-{}", container.runtime.name(), container.short_id()),
@@ -58,7 +63,7 @@ impl Place {
         }
     }
 
-    /// The container, if it is or has one.
+    /// Returns the container, if the place is one or contains one.
     pub fn container(&self) -> Option<&Container> {
         match &self.kind {
             Kind::Container(container) => Some(container),
@@ -68,9 +73,10 @@ impl Place {
     }
 }
 
-/// The place that the text of a `/proc/PID/cgroup` names: a container or pod if any line names one, else a Slurm job.
+/// Returns the place that a `/proc/PID/cgroup` text names: a container or pod if any line names
+/// one, else a Slurm job.
 ///
-/// Of several in one path it is the innermost, except that what runs in a pod is the pod's.
+/// Of several places in one path the innermost counts, but everything in a pod belongs to the pod.
 pub fn place(text: &str) -> Option<Place> {
     let places = || text.lines().filter_map(path_of_line).filter_map(place_of_path);
     let is_batch = |place: &Place| matches!(place.kind, Kind::Slurm { .. });
@@ -91,7 +97,8 @@ fn place_of_path(path: &str) -> Option<Place> {
     for (depth, component) in components.iter().enumerate() {
         end += component.len() + usize::from(depth > 0);
         let above = &components[..depth];
-        // Below a slice that containerd did not know for one, both are in one component.
+        // If containerd did not recognize a slice, slice and container are in one component with
+        // colons.
         let (slice, colon) = component.split_once(':').unwrap_or((component, ""));
         if let Some(uid) = pod(slice, above) {
             let path = path[..end - (component.len() - slice.len())].to_owned();
@@ -118,7 +125,7 @@ fn place_of_path(path: &str) -> Option<Place> {
     found
 }
 
-/// The container that a cgroup of this name, below `above`, is.
+/// Returns the container of a cgroup with this name below `above`.
 fn container(component: &str, above: &[&str]) -> Option<Container> {
     let name = component.strip_suffix(".scope").unwrap_or(component);
     let by_prefix = [
@@ -142,7 +149,8 @@ fn container(component: &str, above: &[&str]) -> Option<Container> {
     is_id.then(|| Container { runtime, id: id.to_owned() })
 }
 
-/// The uid of the pod that a cgroup of this name is: `kubepods-burstable-podUID.slice`, or `podUID` somewhere below `kubepods`.
+/// Returns the uid of the pod of a cgroup with this name. The name is
+/// `kubepods-burstable-podUID.slice`, or `podUID` somewhere below `kubepods`.
 fn pod(component: &str, above: &[&str]) -> Option<String> {
     let uid = match component.strip_suffix(".slice") {
         Some(slice) if slice.contains("kubepods") => slice.rsplit_once("-pod")?.1,
@@ -152,15 +160,17 @@ fn pod(component: &str, above: &[&str]) -> Option<String> {
         }
         None => return None,
     };
-    // systemd takes a dash in a slice's name for a step down, so there they are underscores.
+    // A dash in a systemd slice's name separates levels, so the uid has underscores there.
     let uid = uid.replace('_', "-");
     let is_uid = POD_UID_DIGITS.contains(&uid.len())
         && uid.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f' | b'-'));
     is_uid.then_some(uid)
 }
 
-/// The number of the Slurm job that a cgroup of this name is: `slurm/uid_N/job_N` (v1; with several Slurm daemons on a host
-/// `slurm_HOST`), or `slurmstepd.scope/job_N` (v2; `HOST_slurmstepd.scope`).
+/// Returns the number of the Slurm job of a cgroup with this name.
+///
+/// - v1: `slurm/uid_N/job_N`; with several Slurm daemons on a host `slurm_HOST/…`
+/// - v2: `slurmstepd.scope/job_N`; with several daemons `HOST_slurmstepd.scope/…`
 fn job(component: &str, above: &[&str]) -> Option<u32> {
     let digits = component.strip_prefix("job_")?;
     let is_slurm = match above {

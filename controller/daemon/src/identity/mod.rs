@@ -1,16 +1,18 @@
-//! Which tenant a process belongs to.
-//!
-//! By the first of these that applies:
+//! Finds the tenant of a process, by the first of these rules that applies:
 //!
 //! 1. the name that it gives (`--name`, `DEEPRES_TENANT`);
-//! 2. a descendant of a tenant's process belongs to that tenant, whatever became of its environment;
-//! 3. the container or Kubernetes pod it is in ([`cgroup`]);
-//! 4. the Slurm job it is in;
-//! 5. the process tree it is in ([`tree`]).
+//! 2. an ancestor: a descendant of a tenant's process belongs to that tenant, whatever its
+//!    environment;
+//! 3. the container or Kubernetes pod that it is in ([`cgroup`]);
+//! 4. the Slurm job that it is in;
+//! 5. the process tree that it is in ([`tree`]).
 //!
-//! All but the first are facts of the kernel's ([`read`]). A name is a wish, and holds among the processes of one user; one that is given in a container or
-//! pod holds in there alone ([`Names`]): all of root's containers are one user's, and do not trust each other. Whatever it is
-//! called, a tenant *is* its [`Key`]: two keys are two tenants, and names that would be the same are made to differ.
+//! All rules but the first use facts of the kernel ([`read`]). A name is a wish, and holds among
+//! the processes of one user. A name from a container or pod holds in there alone ([`Names`]). The
+//! reason is that all of root's containers have the same user and do not trust each other.
+//!
+//! A tenant *is* its [`Key`], whatever its name: two keys are two tenants. If two tenants ask for
+//! the same name, one of them gets another name.
 
 pub mod cgroup;
 pub mod read;
@@ -25,17 +27,18 @@ use deepres_model::text::harmless;
 use serde::{Deserialize, Serialize};
 use tree::Process;
 
-/// What makes a tenant the one that it is.
+/// The key that distinguishes a tenant from all others.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Key {
     /// A name, given by processes of one user.
     Name {
-        /// Whose.
+        /// The user who owns the processes.
         user: u32,
         /// The name.
         name: String,
-        /// The cgroup of the container or pod that it holds in; none: it holds wherever that user's processes are.
+        /// The cgroup of the container or pod in which the name holds. `None`: the name holds for
+        /// all processes of the user.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         place: Option<String>,
     },
@@ -48,45 +51,48 @@ pub enum Key {
 /// The tenant of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// Which.
+    /// The tenant's key.
     pub key: Key,
-    /// What to call it, if that is free.
+    /// The tenant's name, if no other tenant has it.
     pub name: String,
-    /// How it was found.
+    /// The rule by which the tenant was found.
     pub found: Found,
 }
 
-/// What the kernel tells of a process that wants to be let in.
+/// Facts of the kernel about a process that asks for a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
-    /// Its number.
+    /// The process's id.
     pub pid: u32,
     /// The process itself; `None` if it could not be looked at.
     pub process: Option<Process>,
-    /// The container, pod or batch job that it is in.
+    /// The container, pod or batch job that the process is in.
     pub place: Option<Place>,
-    /// Whose it is: its user, or whoever made the user namespace that it is in.
+    /// The process's user, or the user who made its user namespace.
     pub owner: u32,
 }
 
 impl Facts {
-    /// Reads them. They are of the process that has this number now: whoever asks makes sure that it is still the same afterwards.
+    /// Reads the facts of the process that has this id now. The caller checks afterwards that the
+    /// id still belongs to the same process.
     pub fn read(pid: u32, user: u32) -> Self {
         Self { pid, process: read::process(pid), place: read::place(pid), owner: read::owner(pid, user) }
     }
 }
 
-/// Where names hold.
+/// The rules of where names hold.
 #[derive(Debug, Clone, Copy)]
 pub struct Names<'a> {
-    /// Those that are one tenant over all containers and other processes of a user.
+    /// Names that denote one tenant across all containers and other processes of a user.
     pub shared: &'a [String],
-    /// Where the daemon is. A daemon in a container is there for those who are in it: to them it is the machine.
+    /// The daemon's own place. A daemon in a container serves that container's processes, to whom
+    /// the container is the machine.
     pub home: Option<&'a Place>,
 }
 
 impl<'a> Names<'a> {
-    /// The container or pod in which alone this name holds, if a process of these facts gives it.
+    /// Returns the container or pod to which this name is limited, if a process with these facts
+    /// gives it.
     fn place_of(self, name: &str, facts: &'a Facts) -> Option<&'a Place> {
         let is_container = |place: &&Place| !matches!(place.kind, Kind::Slurm { .. });
         let is_home = |place: &Place| self.home.is_some_and(|home| home.path == place.path);
@@ -95,8 +101,8 @@ impl<'a> Names<'a> {
     }
 }
 
-/// Identifies a process that gives the name `claim` (empty: none). `kin` knows the tenants' processes; `ancestors` are the process's,
-/// its parent first, and are looked at only if they matter.
+/// Identifies a process that gives the name `claim` (empty: none). `kin` knows the tenants'
+/// processes. `ancestors` are the process's, its parent first; they are read only if they matter.
 pub fn identify(
     claim: &str,
     facts: &Facts,
@@ -129,7 +135,7 @@ pub fn identify(
     of_place(facts).unwrap_or_else(|| of_tree(&root))
 }
 
-/// The tenant of a process that gives a name.
+/// Returns the tenant of a process that gives a name.
 fn of_name(
     claim: &str,
     facts: &Facts,
@@ -139,11 +145,12 @@ fn of_name(
 ) -> Identity {
     let place = names.place_of(claim, facts);
     let found = Found::Name { within: place.map(Place::name) };
-    // Whoever had a session goes back to the tenant that it was of, though the rule has changed since (another configuration, an older daemon); and so
-    // does what a tenant's process starts in a container, under the same name.
+    // A process that had a session returns to the same tenant, even if the rules have changed since
+    // (another configuration, an older daemon). The same holds for processes that a tenant's
+    // process starts in a container under the same name.
     let own = facts.process.iter().cloned();
     let of_user = |process: &Process| facts.process.as_ref().is_some_and(|own| own.user == process.user);
-    // Each of them is read from the kernel, which takes longer than all the rest.
+    // Reading an ancestor from the kernel takes longer than everything else here.
     let ancestors = place.is_some().then_some(ancestors).into_iter().flatten();
     let line = own.chain(ancestors.take_while(of_user));
     let is_named = |key: &Key| matches!(key, Key::Name { name, .. } if name == claim);
@@ -176,7 +183,8 @@ fn of_tree(root: &Process) -> Identity {
     }
 }
 
-/// `name`, or with a number behind it the first such that is not `taken`; it fits the field for names.
+/// Returns `name`, or `name` with the first number appended that makes it not `taken`. The result
+/// fits the field for names.
 pub fn free_name(name: &str, taken: impl Fn(&str) -> bool) -> String {
     let with = |suffix: &str| {
         let mut end = name.len().min(TENANT_NAME_BYTES - 1 - suffix.len());
@@ -278,7 +286,7 @@ mod tests {
                 "{place}"
             );
         }
-        // A daemon in the container is there for those who are in it.
+        // A daemon in the container serves that container's processes.
         let home = cgroup::place(container);
         let names = Names { shared: &[], home: home.as_ref() };
         assert_eq!(named(container, names).key, key("train", None));
@@ -290,7 +298,7 @@ mod tests {
         let of = |pid: u32, known: Key| {
             move |process: &Process| (process.pid == pid).then(|| (known.clone(), "train-2".to_owned()))
         };
-        // As an older daemon knew it.
+        // The key that an older daemon used.
         let back = identify("train", &facts(DOCKER), NO_RULE, ancestors(), of(30, key("train", None)));
         assert_eq!((back.key, back.name.as_str()), (key("train", None), "train-2"));
         let started = identify("train", &facts(DOCKER), NO_RULE, ancestors(), of(10, key("train", None)));

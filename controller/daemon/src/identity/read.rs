@@ -1,7 +1,8 @@
-//! Reads what the kernel tells of a process.
+//! Reads the kernel's facts about a process.
 //!
-//! Only files are read that the kernel answers from its own memory. Others (`cmdline`, `environ`, `maps`) look into the process, and a
-//! process can make whoever does that wait for as long as it likes.
+//! The functions read only files that the kernel answers from its own memory. Other files
+//! (`cmdline`, `environ`, `maps`) look into the process, and a process can block such a read for as
+//! long as it likes.
 
 use super::cgroup::{self, Place};
 use super::tree::{self, Process};
@@ -10,45 +11,46 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-/// Ancestors that are looked at, at most.
+/// Most ancestors that are read.
 pub const MAX_ANCESTORS: usize = 64;
-/// User namespaces inside each other, at most (the kernel allows 32).
+/// Most nested user namespaces (the kernel allows 32).
 const MAX_NAMESPACES: usize = 33;
-/// ioctl_nsfs(2): the user namespace above a user namespace, and the user who made a user namespace.
+/// ioctl_nsfs(2): requests for the parent of a user namespace, and for the user who made one.
 const NS_GET_PARENT: libc::Ioctl = 0xb702;
 const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
 
-/// One process.
+/// Reads one process.
 pub fn process(pid: u32) -> Option<Process> {
     let user = tree::user_of_status(&text(pid, "status")?)?;
     Process::parse(&text(pid, "stat")?, user)
 }
 
-/// The parent of a process. Numbers are used again, so it counts only if the process still has the same parent afterwards.
+/// Reads the parent of a process. Ids are reused, so the parent counts only if the process still
+/// has the same parent afterwards.
 pub fn parent(child: &Process) -> Option<Process> {
     let parent = process(child.parent)?;
     let again = Process::parse(&text(child.pid, "stat")?, child.user)?;
     (again.parent == parent.pid && again.start_ticks == child.start_ticks).then_some(parent)
 }
 
-/// A process's ancestors, its parent first.
+/// Returns a process's ancestors, its parent first.
 pub fn ancestors(process: &Process) -> impl Iterator<Item = Process> {
     std::iter::successors(parent(process), parent).take(MAX_ANCESTORS)
 }
 
-/// Whether a process was started by another, or by what that started, and is the same user's.
+/// Whether a process descends from another and has the given user.
 pub fn is_descendant(pid: u32, of: u32, user: u32) -> bool {
     process(pid)
         .is_some_and(|process| process.user == user && ancestors(&process).any(|ancestor| ancestor.pid == of))
 }
 
-/// The container, pod or batch job that a process is in.
+/// Returns the container, pod or batch job that a process is in.
 pub fn place(pid: u32) -> Option<Place> {
     cgroup::place(&text(pid, "cgroup")?)
 }
 
-/// Whose a process is. In a user namespace of its own (a rootless container) numbers of users are made up: there it is the one who made
-/// the outermost such namespace.
+/// Returns the owner of a process. In a user namespace of its own (a rootless container) user ids
+/// are made up. There the owner is the user who made the outermost such namespace.
 pub fn owner(pid: u32, user: u32) -> u32 {
     owner_of_namespace(pid).unwrap_or(user)
 }
@@ -63,16 +65,16 @@ fn owner_of_namespace(pid: u32) -> Option<u32> {
         return None;
     }
     for _ in 0..MAX_NAMESPACES {
-        // SAFETY: this request takes no argument and answers with a new descriptor.
+        // SAFETY: this request takes no argument and returns a new descriptor.
         let above = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT) };
         if above < 0 {
             return None;
         }
-        // SAFETY: the descriptor that the kernel just made, and nobody else's.
+        // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
         let above = unsafe { OwnedFd::from_raw_fd(above) };
         if number(above.as_fd())? == own {
             let mut owner: libc::uid_t = 0;
-            // SAFETY: this request writes one user number, for which there is room.
+            // SAFETY: this request writes one user id, for which there is room.
             let status = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID, &raw mut owner) };
             return (status == 0).then_some(owner);
         }

@@ -1,33 +1,36 @@
-//! Whom that is counted for which one may not take from the others: connections, probes.
+//! The sources that are charged for scarce resources (connections, probes), so that one source
+//! cannot take all of them from the others.
 
 use super::read;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 
-/// Whom something is counted for.
+/// A source that is charged.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
-    /// A user, wherever its processes are.
+    /// A user, wherever the user's processes are.
     User(u32),
-    /// A container of a user without a limit: root in there is not root out here.
+    /// A container of a user without a limit, because root inside a container is not root on the
+    /// host.
     Place {
-        /// Its cgroup.
+        /// The container's cgroup.
         path: String,
-        /// Its name for people.
+        /// The container's name for display.
         name: String,
     },
 }
 
 impl Source {
-    /// Whom what this user's process takes is counted for.
+    /// Returns the source that is charged for this user's process.
     pub fn of(pid: u32, user: u32) -> Self {
         let place = if is_exempt(user) { read::place(pid) } else { None };
-        // A daemon in a container is there for those who are in it.
+        // A daemon in a container serves that container's processes, so its own container is no
+        // source.
         let place = place.filter(|place| read::place(std::process::id()).as_ref() != Some(place));
         place.map_or(Self::User(user), |place| Self::Place { name: place.name(), path: place.path })
     }
 
-    /// A number that tells it from others, if it may not have all that there is.
+    /// Returns a number that distinguishes this source from others, if the source has a limit.
     pub fn number(&self) -> Option<u64> {
         self.has_limit().then(|| {
             let mut hasher = DefaultHasher::new();
@@ -36,7 +39,7 @@ impl Source {
         })
     }
 
-    /// Whether it may not have all that there is.
+    /// Whether the source has a limit below the total.
     pub fn has_limit(&self) -> bool {
         match self {
             Self::User(user) => !is_exempt(*user),
@@ -54,7 +57,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// Whether a user's own processes may have as many connections as there are.
+/// Whether a user's own processes have no limit: root and the daemon's user.
 fn is_exempt(user: u32) -> bool {
     user == 0 || user == rustix::process::getuid().as_raw()
 }

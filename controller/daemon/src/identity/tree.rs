@@ -1,24 +1,27 @@
-//! Which ancestor of a process is the root of its job.
+//! Finds the ancestor of a process that is the root of its job.
 //!
-//! `torchrun` starts ranks, each in a session of its own; a data loader forks workers; `multiprocessing` starts interpreters. They are
-//! one job, and its root is the topmost ancestor that is part of it: what a person typed, or a batch system started. Going up from a
-//! process, the job ends where the parent
+//! `torchrun` starts ranks, each in a session of its own; a data loader forks workers;
+//! `multiprocessing` starts interpreters. They are one job. Its root is the topmost ancestor that
+//! is part of it: the command that a person typed or that a batch system started.
 //!
-//! - is the init process (of a service, or of what outlived its parent),
-//! - belongs to another user (`login`, `sshd`, `sudo`),
-//! - is a program whose children are jobs of their own ([`SERVERS`]), or
-//! - is a shell at a terminal, of which the child is a job: the shell leads the terminal's session, and put the child into a process group of
-//!   its own, as shells do for job control (POSIX.1, 3.180).
+//! Going up from a process, the job ends where the parent
 //!
-//! Nothing else that processes do to sessions and groups divides a job: launchers do that too.
+//! - is the init process (of a service, or of a process that outlived its parent);
+//! - belongs to another user (`login`, `sshd`, `sudo`);
+//! - is a program whose children are jobs of their own ([`SERVERS`]); or
+//! - is a shell at a terminal whose child is a job. Such a shell leads the terminal's session. It
+//!   puts the child into a process group of its own, as shells do for job control (POSIX.1, 3.180).
+//!
+//! Other sessions and groups do not divide a job, because launchers make them too.
 
 use deepres_model::process::ProcessKey;
 use std::fmt;
 
-/// The first process.
+/// The init process.
 const INIT: u32 = 1;
 
-/// Programs whose children are jobs of their own, by the name that the kernel has of them (15 bytes at most).
+/// Programs whose children are jobs of their own, by the name that the kernel stores (15 bytes at
+/// most).
 const SERVERS: [&str; 14] = [
     "sshd",
     "sshd-session",
@@ -36,24 +39,24 @@ const SERVERS: [&str; 14] = [
     "containerd-shim",
 ];
 
-/// A process, as `/proc/PID/stat` and `/proc/PID/status` tell.
+/// A process, from `/proc/PID/stat` and `/proc/PID/status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
-    /// Its parent's; 0 if it has none that is seen from here.
+    /// The parent's id; 0 if it has none that is visible from here.
     pub parent: u32,
-    /// Its process group.
+    /// Process group.
     pub group: u32,
-    /// Its session.
+    /// Session.
     pub session: u32,
-    /// It has a controlling terminal.
+    /// Whether the process has a controlling terminal.
     pub has_terminal: bool,
-    /// When it started, clock ticks since boot. With its number it names the process for ever.
+    /// Start time, clock ticks since boot. Together with the id it names the process for ever.
     pub start_ticks: u64,
-    /// Its user, as permissions go (the effective one).
+    /// The effective user, by which permissions are checked.
     pub user: u32,
-    /// Its command's name, 15 bytes at most.
+    /// The command's name, 15 bytes at most.
     pub command: String,
 }
 
@@ -64,12 +67,13 @@ impl fmt::Display for Process {
 }
 
 impl Process {
-    /// Reads the text of `/proc/PID/stat`; `user` is not in it.
+    /// Parses the text of `/proc/PID/stat`. The text does not contain the `user`.
     pub fn parse(stat: &str, user: u32) -> Option<Self> {
-        // The name is in parentheses and may have any characters in it, parentheses too.
+        // The name is in parentheses and may contain any characters, parentheses too.
         let (head, tail) = stat.rsplit_once(')')?;
         let (pid, command) = head.split_once('(')?;
-        // proc_pid_stat(5) counts from 1; `state`, the first behind the name, is the third.
+        // proc_pid_stat(5) counts fields from 1. The first field after the name, `state`, is the
+        // third.
         let field = |number: usize| tail.split_ascii_whitespace().nth(number - 3);
         let number = |of: usize| field(of)?.parse().ok();
         Some(Self {
@@ -84,7 +88,7 @@ impl Process {
         })
     }
 
-    /// The process, told from all others.
+    /// Returns the key that distinguishes the process from all others.
     pub fn key(&self) -> ProcessKey {
         ProcessKey { pid: self.pid, start_ticks: self.start_ticks }
     }
@@ -97,7 +101,7 @@ impl Process {
     }
 }
 
-/// Whether a process and its parent are of one job.
+/// Whether a process and its parent are part of one job.
 pub fn belongs(process: &Process, parent: &Process) -> bool {
     parent.pid > INIT
         && parent.user == process.user
@@ -105,7 +109,7 @@ pub fn belongs(process: &Process, parent: &Process) -> bool {
         && !process.is_job_of_shell(parent)
 }
 
-/// The effective user in the text of `/proc/PID/status`.
+/// Returns the effective user in the text of `/proc/PID/status`.
 pub fn user_of_status(status: &str) -> Option<u32> {
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     users.split_ascii_whitespace().nth(1)?.parse().ok()
@@ -131,7 +135,7 @@ mod tests {
         }
     }
 
-    /// The root's number; the first is the process itself, the others its ancestors.
+    /// Returns the root's id. The first element is the process itself; its ancestors follow.
     fn root(line: &[Process]) -> u32 {
         line.windows(2)
             .find(|pair| !belongs(&pair[0], &pair[1]))
@@ -140,8 +144,9 @@ mod tests {
 
     #[test]
     fn a_processs_own_line_is_read_whatever_its_name_is() {
-        // proc_pid_stat(5): pid (comm) state ppid pgrp session tty_nr tpgid flags minflt cminflt majflt cmajflt utime stime cutime
-        // cstime priority nice num_threads itrealvalue starttime …
+        // proc_pid_stat(5): pid (comm) state ppid pgrp session tty_nr tpgid flags minflt cminflt
+        // majflt cmajflt utime stime cutime cstime priority nice num_threads itrealvalue starttime
+        // …
         let stat =
             "4711 (a) (b S) 9) S 4700 4711 4242 34816 4711 4194304 1 0 0 0 0 0 0 0 20 0 1 0 987654 1 1";
         let read = Process::parse(stat, ALICE).unwrap();

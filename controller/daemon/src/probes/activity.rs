@@ -1,4 +1,4 @@
-//! What processes do in the driver, added up from the kernel programs' counters.
+//! Calls of processes to the driver, added up from the kernel programs' counters.
 
 use crate::trace::decode::{Numbers, command_name, family_name};
 use deepres_abi::probe::{Family, REST, StatKey, StatValue, TICK_NS};
@@ -8,43 +8,45 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use zerocopy::FromZeros;
 
-/// What stands for the commands that are not told apart.
+/// Name of the sum of the commands that are not counted apart.
 const OTHERS: &str = "others";
 
-/// Rows of one process that are kept apart: three families' commands on a device each, and what else a job has. A process that opens more devices has
-/// the others added up, by family.
+/// Most rows of one process. They suffice for three families' commands on one device each, and for
+/// the rest of a job. Beyond that, rows of further devices are added up by family.
 const MAX_ROWS: usize = 512;
-/// A row that was used so lately may be about to be used again: what is counted while it leaves the kernel would be lost.
+/// A row that was used within this time is not evicted, because calls that are counted during the
+/// eviction would be lost.
 const IN_USE_NS: u64 = Duration::from_secs(2).as_nanos() as u64;
 
-/// Rows of all processes that are remembered after they left the kernel: whoever has most of them has them added up by family when there are more.
+/// Most evicted rows of all processes together. Beyond that, the process with the most rows has its
+/// rows added up by family.
 pub const MAX_REMEMBERED: usize = 16_384;
 
-/// One process.
+/// Counters of one process.
 #[derive(Debug, Default, Clone)]
 pub struct Activity {
     rows: BTreeMap<StatKey, StatValue>,
 }
 
 impl Activity {
-    /// One more row of counters.
+    /// Adds a row of counters.
     pub fn add(&mut self, key: StatKey, value: &StatValue) {
         let has_room = self.rows.len() < MAX_ROWS || self.rows.contains_key(&key);
         let key = if has_room { key } else { StatKey { command: REST, device: 0, ..key } };
         self.rows.entry(key).and_modify(|sum| join(sum, value)).or_insert(*value);
     }
 
-    /// What another has counted of the same process.
+    /// Adds the counters of another `Activity` of the same process.
     pub fn join(&mut self, other: &Self) {
         other.rows.iter().for_each(|(key, value)| self.add(*key, value));
     }
 
-    /// How many rows it has.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// Adds its rows up, to one a family. True if that made them fewer.
+    /// Adds the rows up to one for each family. Returns true if that made them fewer.
     pub fn fold(&mut self) -> bool {
         let before = self.rows.len();
         for (key, value) in std::mem::take(&mut self.rows) {
@@ -54,22 +56,23 @@ impl Activity {
         self.rows.len() < before
     }
 
-    /// Its rows.
+    /// Returns the keys of the rows.
     pub fn keys(&self) -> impl Iterator<Item = &StatKey> {
         self.rows.keys()
     }
 
-    /// Its ioctls.
+    /// Returns the number of ioctls.
     pub fn calls(&self) -> u64 {
         self.rows.values().map(|value| value.calls).sum()
     }
 
-    /// It has spoken to unified memory, which only compute does.
+    /// Whether the process called the unified-memory device, which only compute processes do.
     pub fn is_compute(&self) -> bool {
         self.rows.keys().any(|key| Family::from_u32(key.family) == Family::Uvm)
     }
 
-    /// As it is told, of a process that is `container_pid` to itself, if that is another number.
+    /// Returns the activity in the form of the board. `container_pid` is the process's id inside
+    /// its container, if that differs.
     pub fn status(&self, pid: u32, container_pid: Option<u32>) -> ActivityStatus {
         let mut sum = StatValue::new_zeroed();
         self.rows.values().for_each(|value| join(&mut sum, value));
@@ -114,7 +117,7 @@ pub fn join(sum: &mut StatValue, more: &StatValue) {
     sum.time_ns = sum.time_ns.saturating_add(more.time_ns);
     sum.longest_ns = sum.longest_ns.max(more.longest_ns);
     sum.memory_calls += more.memory_calls;
-    // A program's argument says how many: it may say anything.
+    // The amounts come from a program's argument and can be anything.
     sum.allocated_bytes = sum.allocated_bytes.saturating_add(more.allocated_bytes);
     sum.mapped_bytes = sum.mapped_bytes.saturating_add(more.mapped_bytes);
     sum.last_ns = sum.last_ns.max(more.last_ns);
@@ -123,7 +126,8 @@ pub fn join(sum: &mut StatValue, more: &StatValue) {
     }
 }
 
-/// Adds rows up until all together have no more than `most`, of those first who have most.
+/// Adds up the rows of the processes with the most rows, until all together have no more than
+/// `most`.
 pub fn bound(activities: &mut BTreeMap<ProcessKey, Activity>, most: usize) {
     let mut rows: usize = activities.values().map(Activity::rows).sum();
     while rows > most {
@@ -137,13 +141,14 @@ pub fn bound(activities: &mut BTreeMap<ProcessKey, Activity>, most: usize) {
     }
 }
 
-/// The process that a row is of.
+/// Returns the process of a row.
 pub fn process_of(key: &StatKey) -> ProcessKey {
     ProcessKey { pid: key.pid, start_ticks: key.started_ns / TICK_NS }
 }
 
-/// Rows that are to leave the kernel for others: of `rows`, those unused the longest, until three quarters of `room` are left in use. None while
-/// there is enough room, and none that is in use at `now_ns`.
+/// Returns the rows that are to leave the kernel: the longest unused of `rows`, until three
+/// quarters of `room` are in use. Returns none while an eighth of the room is free, and no row that
+/// is in use at `now_ns`.
 pub fn evicted(rows: &[(StatKey, StatValue)], room: usize, now_ns: u64) -> Vec<StatKey> {
     if rows.len() < room / 8 * 7 {
         return Vec::new();

@@ -1,21 +1,22 @@
-//! Where the running kernel's structs have their fields, from the type information (BTF) that it publishes.
+//! Finds the fields of the running kernel's structs, from the type information (BTF) that the
+//! kernel publishes.
 //!
 //! The format: <https://docs.kernel.org/bpf/btf.html>.
 
 use deepres_abi::probe::Offsets;
 use std::path::Path;
 
-/// The kernel's own types.
+/// File with the kernel's types.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
-/// The first two bytes, in this machine's order.
+/// The first two bytes, in this machine's byte order.
 const MAGIC: u16 = 0xeb9f;
 const HEADER_BYTES: usize = 24;
 const TYPE_BYTES: usize = 12;
 const MEMBER_BYTES: usize = 12;
-/// Structs inside structs are looked into so deep.
+/// Depth to which structs inside structs are searched.
 const MAX_DEPTH: usize = 8;
 const BITS: u32 = 8;
-/// In a struct with bit fields the lower bits of a member's offset are the offset.
+/// In a struct with bit fields, the part of a member's offset word that is the offset.
 const OFFSET_MASK: u32 = 0x00ff_ffff;
 
 /// The kernel's function that gives an address a type.
@@ -36,35 +37,35 @@ mod kind {
     pub const ENUM64: u32 = 19;
 }
 
-/// Why the offsets are not known.
+/// Reason for not knowing the offsets.
 #[derive(Debug, thiserror::Error)]
 pub enum BtfError {
-    /// The kernel publishes none.
+    /// The kernel publishes no types.
     #[error("{KERNEL_TYPES} cannot be read ({0}): the kernel needs CONFIG_DEBUG_INFO_BTF")]
     Unreadable(std::io::Error),
-    /// It is not what it should be.
+    /// The data has another format than expected.
     #[error("{KERNEL_TYPES} is not understood at byte {0}")]
     Malformed(usize),
-    /// The kernel's structs are others than we know.
+    /// The kernel's structs differ from the known ones.
     #[error("this kernel has no `{structure}.{member}`")]
     Missing {
-        /// The struct.
+        /// The struct's name.
         structure: &'static str,
-        /// What it lacks.
+        /// The missing member.
         member: &'static str,
     },
 }
 
-/// What the programs have to know of the running kernel.
+/// Facts about the running kernel that the programs need.
 #[derive(Debug, Clone, Copy)]
 pub struct Layout {
-    /// Where its structs have their fields.
+    /// Offsets of the structs' fields.
     pub offsets: Offsets,
-    /// How it gives an address a type; none before 6.2.
+    /// The function that gives an address a type; none before Linux 6.2.
     pub cast: Option<Cast>,
 }
 
-/// The function that gives an address a type, and the types, by the kernel's numbers.
+/// BTF ids of the function that gives an address a type, and of the types that the programs use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cast {
     /// The function.
@@ -73,7 +74,7 @@ pub struct Cast {
     pub files: u32,
     /// `file`
     pub file: u32,
-    /// Where a `files_struct` has its own table of files, bytes.
+    /// Offset in `files_struct` of its own table of files, bytes.
     pub files_array: u32,
     /// `rb_node`, which begins with a number of 64 bits
     pub word: u32,
@@ -111,7 +112,7 @@ fn offsets(types: &Types<'_>) -> Result<Offsets, BtfError> {
 struct Types<'a> {
     data: &'a [u8],
     strings: &'a [u8],
-    /// Where each type begins, by its number from 1.
+    /// Offset of each type in `data`; type 1 is the first.
     types: Vec<usize>,
 }
 
@@ -149,7 +150,7 @@ impl<'a> Types<'a> {
         Ok(array.ok().map(|files_array| Cast { function, files, file, files_array, word }))
     }
 
-    /// The number of a type, from 1.
+    /// Returns the number of a type, from 1.
     fn number(&self, kind: u32, name: &str) -> Result<Option<u32>, BtfError> {
         for (number, &at) in (1..).zip(&self.types) {
             if kind_of(word(self.data, at + 4)?) == kind && self.name(word(self.data, at)?) == name.as_bytes()
@@ -172,7 +173,7 @@ impl<'a> Types<'a> {
         Err(missing)
     }
 
-    /// The offset of a member of the struct or union at `at`, also of those without a name inside it.
+    /// Returns the offset of a member of the struct or union at `at`. Searches unnamed members too.
     fn member(&self, at: usize, wanted: &str, depth: usize) -> Result<Option<u32>, BtfError> {
         let info = word(self.data, at + 4)?;
         if depth == 0 || !matches!(kind_of(info), kind::STRUCT | kind::UNION) {
@@ -213,7 +214,7 @@ fn kind_of(info: u32) -> u32 {
     info >> 24 & 0x1f
 }
 
-/// What follows a type, bytes.
+/// Returns the number of bytes that follow a type.
 fn extra_bytes(info: u32) -> Option<usize> {
     let count = (info & 0xffff) as usize;
     Some(match kind_of(info) {
@@ -221,7 +222,7 @@ fn extra_bytes(info: u32) -> Option<usize> {
         kind::ARRAY => 12,
         kind::STRUCT | kind::UNION | kind::DATASEC | kind::ENUM64 => 12 * count,
         kind::ENUM | kind::FUNC_PROTO => 8 * count,
-        // Pointers, modifiers, names for other types.
+        // Pointers, modifiers and typedefs have no further data.
         0..=19 => 0,
         _ => return None,
     })

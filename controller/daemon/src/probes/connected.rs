@@ -1,4 +1,5 @@
-//! Which processes are sessions at the moment, or asked what NVML shows inside a tenant: they are nobody's concern here.
+//! The processes that have a session at the moment, or that asked for NVML's view inside a tenant.
+//! Such processes are not reported as unmanaged.
 
 use super::reader::ring;
 use deepres_model::process::ProcessKey;
@@ -6,25 +7,28 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Processes that asked for a view, at most; as many that announced a session are remembered.
+/// Most processes that are remembered as viewers. As many are remembered that announced a session.
 const MAX_VIEWERS: usize = 4096;
 
 #[derive(Debug, Default)]
 struct State {
-    /// Each process as often as it has sessions.
+    /// The number of sessions of each process that has any.
     sessions: HashMap<u32, usize>,
-    /// Our library is in them, and they have no session before they compute.
+    /// Processes with the interposer that asked for a view. They open a session before they
+    /// compute.
     viewers: BTreeSet<ProcessKey>,
-    /// Who announced a session: when it first did, ns of `CLOCK_MONOTONIC`, and how many announcements are open. It is remembered until it is dead.
+    /// Processes that announced a session: the time of the first announcement (ns of
+    /// `CLOCK_MONOTONIC`) and the number of open announcements. An entry stays until the process is
+    /// dead.
     announced: BTreeMap<ProcessKey, (u64, usize)>,
-    /// Whose last announcement ended since this was last taken.
+    /// Processes whose last announcement ended since the last `take_arrived`.
     arrived: Vec<ProcessKey>,
-    /// Whose last session ended since this was last taken.
+    /// Processes whose last session ended since the last `take_ended`.
     ended: Vec<u32>,
     bell: Option<Arc<OwnedFd>>,
 }
 
-/// A set of processes.
+/// The set of these processes.
 #[derive(Debug, Default)]
 pub struct Connected(Mutex<State>);
 
@@ -33,24 +37,24 @@ impl Connected {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Rings this whenever the last session of a process has ended.
+    /// Sets the bell that rings when the last session or announcement of a process ends.
     pub fn rings(&self, bell: Arc<OwnedFd>) {
         self.state().bell = Some(bell);
     }
 
-    /// A process has one more session.
+    /// Counts one more session of a process.
     fn add(&self, pid: u32) {
         *self.state().sessions.entry(pid).or_default() += 1;
     }
 
-    /// A process has one session less.
+    /// Counts one session of a process less.
     fn remove(&self, pid: u32) {
         let mut state = self.state();
         let Some(count) = state.sessions.get_mut(&pid) else { return };
         *count -= 1;
         if *count == 0 {
             state.sessions.remove(&pid);
-            // Without someone who takes them they are not kept.
+            // Without a bell nobody takes the ended sessions, so they are not kept.
             if let Some(bell) = state.bell.clone() {
                 state.ended.push(pid);
                 ring(&bell);
@@ -63,23 +67,23 @@ impl Connected {
         self.state().sessions.contains_key(&pid)
     }
 
-    /// Those whose last session ended since this was last asked.
+    /// Returns the processes whose last session ended since the last call.
     pub fn take_ended(&self) -> Vec<u32> {
         std::mem::take(&mut self.state().ended)
     }
 
-    /// Whether a process has a session, or is about to.
+    /// Whether a process has a session or an open announcement of one.
     pub fn covers(&self, who: ProcessKey) -> bool {
         let state = self.state();
         state.sessions.contains_key(&who.pid) || state.announced.get(&who).is_some_and(|(_, open)| *open > 0)
     }
 
-    /// Those whose last announcement ended since this was last asked.
+    /// Returns the processes whose last announcement ended since the last call.
     pub fn take_arrived(&self) -> Vec<ProcessKey> {
         std::mem::take(&mut self.state().arrived)
     }
 
-    /// A process asked what NVML shows inside its tenant.
+    /// Notes that a process asked for NVML's view inside its tenant.
     pub fn views(&self, who: ProcessKey) {
         let mut state = self.state();
         if state.viewers.len() >= MAX_VIEWERS {
@@ -90,13 +94,13 @@ impl Connected {
         }
     }
 
-    /// Whether a process asked that.
+    /// Whether a process asked for such a view.
     pub fn is_viewer(&self, who: ProcessKey) -> bool {
         self.state().viewers.contains(&who)
     }
 }
 
-/// One session of a process, for as long as this lives.
+/// One session of a process, for the lifetime of this value.
 #[derive(Debug)]
 pub struct Presence {
     connected: Arc<Connected>,
@@ -104,7 +108,7 @@ pub struct Presence {
 }
 
 impl Presence {
-    /// The process has one more session.
+    /// Counts one more session of the process.
     pub fn new(connected: &Arc<Connected>, pid: u32) -> Self {
         connected.add(pid);
         Self { connected: Arc::clone(connected), pid }
@@ -117,17 +121,19 @@ impl Drop for Presence {
     }
 }
 
-/// The announcement of a session, for as long as this lives.
+/// The announcement of a session, for the lifetime of this value.
 #[derive(Debug)]
 pub struct Announced {
     connected: Arc<Connected>,
     who: ProcessKey,
-    /// Until when it holds, ns of `CLOCK_MONOTONIC`.
+    /// End of the announcement's validity, ns of `CLOCK_MONOTONIC`.
     pub until_ns: u64,
 }
 
 impl Announced {
-    /// A process says at `now_ns` that it is about to begin a session. It is believed for `limit_ns` from when it first said so; `None`: that is over.
+    /// Notes at `now_ns` that a process announces a session. An announcement is valid until
+    /// `limit_ns` after the process's first one. Returns `None` after that time, and if too many
+    /// processes have announced sessions.
     pub fn new(connected: &Arc<Connected>, who: ProcessKey, now_ns: u64, limit_ns: u64) -> Option<Self> {
         let mut state = connected.state();
         if state.announced.len() >= MAX_VIEWERS {

@@ -1,4 +1,4 @@
-//! Which devices are the GPU's: NVIDIA's of /proc/devices, or those that the configuration names.
+//! Finds the GPU's devices: NVIDIA's in /proc/devices, or those that the configuration names.
 
 use deepres_abi::probe::{Family, MAX_WATCHES, MINOR_MASK, Watch, device, major};
 use deepres_model::config::DeviceKey;
@@ -7,25 +7,25 @@ use std::fmt;
 
 /// The kernel's list of device numbers.
 const DEVICES: &str = "/proc/devices";
-/// What the second half of it begins with.
+/// Beginning of the second half of that list.
 const BLOCK_DEVICES: &str = "\nBlock devices:";
-/// What the names of NVIDIA's devices begin with.
+/// Prefix of the names of NVIDIA's devices.
 const NVIDIA: &str = "nvidia";
-/// The minor number of /dev/nvidia-modeset beside the GPUs' own, which have the same major one.
+/// Minor number of /dev/nvidia-modeset, which shares the GPUs' major number.
 const MODESET_MINOR: u32 = 254;
 
-/// What is watched.
+/// The watched devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices {
     watches: Vec<(String, Watch)>,
-    /// Some of them are named by their numbers.
+    /// Whether the configuration names some of them by number.
     are_stand_ins: bool,
-    /// There are block devices with the major number of one of them.
+    /// Whether a block device has the major number of one of them.
     have_twins: bool,
 }
 
 impl Devices {
-    /// Finds the devices that `keys` name, or NVIDIA's if there are none.
+    /// Finds the devices that `keys` name, or NVIDIA's devices if there are no keys.
     pub fn find(keys: &[DeviceKey]) -> Self {
         Self::among(keys, &std::fs::read_to_string(DEVICES).unwrap_or_default())
     }
@@ -56,7 +56,7 @@ impl Devices {
                 }
             }
         }
-        // Those of one device alone come first: they say more.
+        // Entries for a single device come first, because they are more specific.
         watches.sort_by_key(|(_, watch)| (std::cmp::Reverse(watch.mask), watch.value));
         watches.dedup_by_key(|(_, watch)| (watch.mask, watch.value));
         if watches.len() > MAX_WATCHES {
@@ -71,33 +71,33 @@ impl Devices {
         Self { watches, are_stand_ins: keys.iter().any(|key| key.number.is_some()), have_twins }
     }
 
-    /// No devices.
+    /// Returns the empty set.
     pub fn none() -> Self {
         Self { watches: Vec::new(), are_stand_ins: false, have_twins: false }
     }
 
-    /// There is nothing to watch.
+    /// Whether there is nothing to watch.
     pub fn is_empty(&self) -> bool {
         self.watches.is_empty()
     }
 
-    /// Some of them are named by their numbers, and so may be another driver's.
+    /// Whether some devices are named by number, and so may belong to another driver.
     pub fn are_stand_ins(&self) -> bool {
         self.are_stand_ins
     }
 
-    /// There may be block devices with the same numbers, which are others.
+    /// Whether block devices may have the same numbers; they are different devices.
     pub fn have_twins(&self) -> bool {
         self.have_twins
     }
 
-    /// Their families, each once.
+    /// Returns the families of the devices, each once.
     pub fn families(&self) -> Vec<Family> {
         let families = self.watches.iter().map(|(_, watch)| Family::from_u32(watch.family));
         families.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// As the kernel programs take it.
+    /// Returns the devices in the form of the kernel programs.
     pub fn table(&self) -> [Watch; MAX_WATCHES] {
         let mut table = [Watch::NOTHING; MAX_WATCHES];
         for (place, (_, watch)) in table.iter_mut().zip(&self.watches) {
@@ -106,7 +106,7 @@ impl Devices {
         table
     }
 
-    /// The family of the device with this number, if it is watched.
+    /// Returns the family of the device with this number, if the device is watched.
     pub fn family(&self, major: u32, minor: u32) -> Option<Family> {
         let number = device(major, minor);
         let watch = self.watches.iter().find(|(_, watch)| number & watch.mask == watch.value);
@@ -133,7 +133,7 @@ fn add(watches: &mut Vec<(String, Watch)>, name: &str, major: u32, minor: Option
     let watch = Watch { value: device(major, minor.unwrap_or(0)), mask, family: family as u32 };
     watches.push((name.to_owned(), watch));
     if family == Family::Rm && minor.is_none() {
-        // The kernel lists it apart or not, as the driver's version has it.
+        // Some driver versions do not list the modeset device separately in /proc/devices.
         let modeset =
             Watch { value: device(major, MODESET_MINOR), mask: u32::MAX, family: Family::Modeset as u32 };
         watches.push(("nvidia-modeset".to_owned(), modeset));

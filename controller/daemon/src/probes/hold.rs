@@ -1,16 +1,17 @@
-//! Who is stopped until an administrator adopts it. Whoever ends the daemon lets all of them go on, whatever the watching thread is at.
+//! The processes that are stopped until an administrator adopts them. `close` lets all of them go
+//! on from any thread, whatever the watching thread is doing.
 
 use deepres_model::process::ProcessKey;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-/// The stopped, until it is closed.
+/// The stopped processes, and whether the set is closed.
 #[derive(Debug, Default)]
 pub struct Held(Mutex<(BTreeSet<ProcessKey>, bool)>);
 
 impl Held {
-    /// Stops a process; false if that cannot be.
+    /// Stops a process. Returns false if that is not possible.
     pub fn stop(&self, who: ProcessKey) -> bool {
         let (held, is_closed) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let stopped = !*is_closed && send(who, Signal::STOP);
@@ -20,29 +21,29 @@ impl Held {
         stopped
     }
 
-    /// Lets a process go on, if it was stopped here.
+    /// Lets a process go on, if this set holds it.
     pub fn let_go(&self, who: ProcessKey) {
         if self.0.lock().unwrap_or_else(PoisonError::into_inner).0.remove(&who) {
             send(who, Signal::CONT);
         }
     }
 
-    /// Takes over whom another daemon stopped, to hold it still.
+    /// Takes over a process that another daemon stopped.
     pub fn take_over(&self, who: ProcessKey) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0.insert(who);
     }
 
-    /// Who was stopped here.
+    /// Returns the held processes.
     pub fn all(&self) -> Vec<ProcessKey> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0.iter().copied().collect()
     }
 
-    /// Whether a process was stopped here.
+    /// Whether this set holds a process.
     pub fn contains(&self, who: ProcessKey) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0.contains(&who)
     }
 
-    /// Lets all go on, and stops nobody any more.
+    /// Lets all processes go on, and stops none any more.
     pub fn close(&self) {
         let (held, is_closed) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *is_closed = true;
@@ -52,7 +53,7 @@ impl Held {
     }
 }
 
-/// Signals this process and none that got its id since.
+/// Signals this process, and no later process with the same id.
 fn send(who: ProcessKey, signal: Signal) -> bool {
     let pid = i32::try_from(who.pid).ok().and_then(Pid::from_raw);
     let Some(descriptor) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {

@@ -1,4 +1,5 @@
-//! Which threads are inside the driver at this moment: calls that began and have not ended. And those that have, unnoticed.
+//! Finds the threads that are inside the driver: calls that began and have not ended. Also finds
+//! calls whose return the kernel missed.
 
 use super::kernel::Kernel;
 use deepres_abi::probe::{Event, Inflight};
@@ -6,13 +7,14 @@ use deepres_model::clock::monotonic_ns;
 use deepres_model::process::{ProcessKey, text};
 use zerocopy::FromZeros;
 
-/// ioctl's numbers among the system calls of x86-64 and of its 32-bit programs.
+/// Numbers of the ioctl system call on x86-64, for 64-bit and for 32-bit programs.
 const IOCTLS: [&str; 2] = ["16", "54"];
-/// What /proc says of a thread that is not asleep.
+/// First word of /proc/TID/syscall for a thread that is not asleep.
 const RUNNING: &str = "running";
 
-/// The calls that the threads of the processes that `is_asked_for` are inside of, those that began first first. Of each there is what was known when it
-/// began, and how long ago that was; what its argument points to is not read.
+/// Returns the unfinished calls of the processes that `is_asked_for` selects, oldest first. Each
+/// event has the data known at the call's beginning and the time since then. The argument's data is
+/// not read.
 pub fn unfinished(kernel: &Kernel, is_asked_for: impl Fn(ProcessKey) -> bool) -> Vec<Event> {
     let now_ns = monotonic_ns();
     let mut events: Vec<Event> = kernel
@@ -28,15 +30,16 @@ pub fn unfinished(kernel: &Kernel, is_asked_for: impl Fn(ProcessKey) -> bool) ->
     events
 }
 
-/// Calls that have returned without the kernel's telling: of more threads than it has room for it tells of no return. Each stays where it was kept
-/// until its thread makes another call.
+/// Returns the calls that have returned without notice. The kernel misses a return if more threads
+/// are in a call than it has room for. Each entry stays until its thread makes another call.
 pub fn missed(kernel: &Kernel) -> Vec<(u32, Inflight)> {
     let missed = kernel.inside().into_iter().filter(|(tid, call)| !is_inside(*tid, call));
-    // It may have returned since it was read, and been noticed.
+    // A call may have returned, and been noticed, since the list was read.
     missed.filter(|(tid, call)| kernel.keeps(*tid, call)).collect()
 }
 
-/// Whether the thread still is where it was: a return may have gone unnoticed, and its id may be another's by now.
+/// Whether the thread is still in this call. A return may have gone unnoticed, and another thread
+/// may have the id by now.
 fn is_inside(tid: u32, call: &Inflight) -> bool {
     let Some(doing) = text(tid, "syscall") else { return false };
     let mut words = doing.split_ascii_whitespace();
@@ -50,7 +53,7 @@ fn is_inside(tid: u32, call: &Inflight) -> bool {
     }
 }
 
-/// The process that a thread is of, which has its first thread's number.
+/// Returns the process of a thread.
 pub fn process_of(tid: u32) -> Option<u32> {
     text(tid, "status")?.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }

@@ -1,4 +1,5 @@
-//! The kernel programs: loading, attaching, and reading their maps. Dropping it detaches them.
+//! Loads and attaches the kernel programs and reads their maps. Dropping a `Kernel` detaches its
+//! programs.
 
 use super::btf::{self, BtfError, Cast, Layout};
 use super::devices::Devices;
@@ -21,62 +22,63 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The programs, as `cargo xtask ebpf` built them; empty if this was built without.
+/// The programs from `cargo xtask ebpf`; empty if this binary was built without them.
 static PROGRAMS: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/programs.o"));
 
-/// Where the tracing file system is.
+/// Mount points of the tracing file system.
 const TRACING_PLACES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-/// The driver's device that is there whenever the driver is.
+/// A device that is present whenever the driver is.
 const CONTROL_NODE: &str = "/dev/nvidiactl";
-/// A number that NVIDIA's driver has no command for, in its own encoding.
+/// An ioctl number in the driver's encoding for which the driver has no command.
 const NO_COMMAND: libc::c_ulong = 0xc000_46ff;
-/// The smallest ring there is, bytes: a page.
+/// Size of the smallest ring, bytes: a page.
 const LEAST_RING_BYTES: u32 = 4096;
-/// The initial pid namespace's number.
+/// Name of the initial pid namespace.
 const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Whose ioctls are told one by one.
+/// The processes whose ioctls become events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// Nobody's.
+    /// No process.
     None,
-    /// Those of who is followed ([`Kernel::follow`]), and of their children; so many bytes wait to be read.
+    /// The followed processes ([`Kernel::follow`]) and their children. The number is the ring's
+    /// size, bytes.
     Some(u32),
-    /// All; so many bytes wait to be read.
+    /// All processes. The number is the ring's size, bytes.
     All(u32),
 }
 
 /// How the programs find the device behind a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Walk {
-    /// By loads that the kernel knows the types of, where it can give an address one.
+    /// By typed loads, where the kernel can give an address a type.
     Typed,
-    /// By a helper that reads from anywhere.
+    /// By a helper that reads any address.
     Probed,
 }
 
-/// Why there are no programs in the kernel.
+/// Reason for having no programs in the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// They are not in this binary.
+    /// This binary does not contain them.
     #[error(
         "deepres was built without its kernel programs; `cargo xtask ebpf` builds them, then build deepres again"
     )]
     NotBuilt,
-    /// They are in this binary, and speak another language.
+    /// This binary contains programs with other layouts.
     #[error(
         "deepres was built with kernel programs of another build; `cargo xtask ebpf` builds them anew, then build deepres again"
     )]
     Stale,
-    /// No rights.
+    /// The user has too few rights.
     #[error(
         "the kernel does not let this user load programs ({0}): it takes CAP_BPF and CAP_PERFMON, or root"
     )]
     Forbidden(String),
-    /// No types.
+    /// The kernel's types are not known.
     #[error(transparent)]
     Btf(#[from] BtfError),
-    /// Process ids would mean others.
+    /// Process ids of the kernel would name other processes in this namespace.
     #[error(
         "this is another pid namespace than the host's, and the kernel tells of the host's processes: run deepres in the host's"
     )]
@@ -87,7 +89,7 @@ pub enum KernelError {
 }
 
 impl KernelError {
-    /// Whether trying again is of no use while this program runs.
+    /// Whether another try is useless during this process's life.
     pub fn is_lasting(&self) -> bool {
         matches!(self, Self::NotBuilt | Self::Stale | Self::Namespace)
     }
@@ -100,12 +102,13 @@ pub struct Kernel {
     choice: Choice,
     room: Room,
     sees_memory: bool,
-    /// [`Self::skipped`] of programs that are detached.
+    /// [`Self::skipped`] of detached programs.
     skipped: u64,
 }
 
 impl Kernel {
-    /// Loads the programs and attaches those that count ioctls on `devices`: the given way, or the best that the kernel has.
+    /// Loads the programs and attaches those that count ioctls on `devices`. `None` for `way` takes
+    /// the best way that the kernel offers.
     ///
     /// # Errors
     /// [`KernelError`], saying what is missing.
@@ -113,10 +116,10 @@ impl Kernel {
         Self::attach_within(room()?, devices, asked, way)
     }
 
-    /// The same with a walk of one's own choice.
+    /// Like [`Self::attach`], with the given walk.
     ///
     /// # Errors
-    /// As [`Self::attach`], also if the kernel has no such walk.
+    /// As [`Self::attach`], also if the kernel does not support the walk.
     pub fn attach_walking(
         walk: Walk,
         devices: &Devices,
@@ -126,7 +129,7 @@ impl Kernel {
         Self::attach_by(&[walk], room()?, devices, asked, way)
     }
 
-    /// The same with room for so many counters.
+    /// Like [`Self::attach`], with the given room for counters.
     ///
     /// # Errors
     /// As [`Self::attach`].
@@ -161,7 +164,7 @@ impl Kernel {
                 continue;
             }
             let cast = layout.cast.filter(|_| walk == Walk::Typed);
-            // Whatever of it is attached goes with the object.
+            // Programs that an unsuccessful try attached are detached when `ebpf` is dropped.
             let mut ebpf = load(devices, asked, room, &[], &Layout { cast, ..layout })?;
             let sees_memory = cast.is_some() && memory::find(&mut ebpf)?;
             let attached = match way {
@@ -184,8 +187,8 @@ impl Kernel {
         Err(refusal)
     }
 
-    /// Whether the driver's functions are passed as they should be: asks the driver something that it refuses, and looks whether that was seen. The
-    /// tracepoints are the kernel's promise and need no proof.
+    /// Proves that ioctls pass the driver's functions: makes a call that the driver refuses, and
+    /// checks that it was counted. The kernel guarantees the tracepoints, so they need no proof.
     fn prove(&self) -> Result<(), KernelError> {
         if self.choice.way != Way::DriverFunctions {
             return Ok(());
@@ -194,7 +197,7 @@ impl Kernel {
         let Ok(node) = std::fs::File::options().read(true).write(true).open(CONTROL_NODE) else {
             return unproved("it cannot be tried, for want of");
         };
-        // SAFETY: a number that is none of the driver's, with an argument of no bytes.
+        // SAFETY: the driver has no command of this number, and the argument has no bytes.
         unsafe { libc::ioctl(node.as_raw_fd(), NO_COMMAND, 0) };
         let own = std::process::id();
         if self.stats().iter().any(|(key, value)| key.pid == own && value.errors > 0) {
@@ -204,7 +207,8 @@ impl Kernel {
         }
     }
 
-    /// Attaches programs that do nothing in the places of those that count: what attaching costs by itself.
+    /// Attaches programs that do nothing where the counting ones go, to measure the cost of
+    /// attaching.
     ///
     /// # Errors
     /// As [`Self::attach`].
@@ -240,11 +244,12 @@ impl Kernel {
         })
     }
 
-    /// Takes the programs away, and leaves what they counted and told. Nothing is added once this returns.
+    /// Detaches the programs and keeps their counters and events. Nothing is added after this
+    /// returns.
     pub fn detach(&mut self) {
         self.skipped = self.skipped();
         for (_, program) in self.ebpf.programs_mut() {
-            // Those that were never loaded say so.
+            // Programs that were never loaded return an error here.
             let _ = match program {
                 Program::TracePoint(program) => program.unload(),
                 Program::RawTracePoint(program) => program.unload(),
@@ -254,10 +259,13 @@ impl Kernel {
         }
     }
 
-    /// How often the kernel ran no program of ours at the beginning of an ioctl, whosever and of whatever device. It does not while one runs on that
-    /// CPU or one of its maps is being changed there, which a kernel that preempts itself can do in the middle.
+    /// Returns how often the kernel ran no program at the beginning of an ioctl, on any device and
+    /// in any process.
+    ///
+    /// The kernel skips a program while one runs on the same CPU, or while one of its maps is being
+    /// changed there. A kernel that preempts itself can interrupt either.
     pub fn skipped(&self) -> u64 {
-        /// In what /proc says of a program's descriptor, since 5.12.
+        /// Key in the fdinfo of a program's descriptor, since Linux 5.12.
         const SKIPPED: &str = "recursion_misses:";
         let begins = ["ioctl_enter", "driver_enter", "raw_enter"];
         let descriptors = begins.iter().filter_map(|name| {
@@ -271,45 +279,48 @@ impl Kernel {
         self.skipped + skipped.sum::<u64>()
     }
 
-    /// How many counters there is room for: processes times devices times commands.
+    /// Returns how many counters there is room for: processes times devices times commands.
     pub fn room(&self) -> usize {
         self.room.rows
     }
 
-    /// Whether the programs look at arguments through the kernel's own mapping of memory, or by a helper, which takes longer.
+    /// Whether the programs read arguments through the kernel's own mapping of memory. Otherwise
+    /// they use a helper, which is slower.
     pub fn sees_memory(&self) -> bool {
         self.sees_memory
     }
 
-    /// How ioctls are heard of.
+    /// Returns the way in which the kernel reports ioctls.
     pub fn way(&self) -> Way {
         self.choice.way
     }
 
-    /// Why they are heard of that way.
+    /// Returns the reason for this way.
     pub fn why(&self) -> &str {
         &self.choice.why
     }
 }
 
 impl Kernel {
-    /// The counters of all processes, CPUs added up. Counters only grow while a process lives.
+    /// Returns the counters of all processes, CPUs added up. Counters only grow while a process
+    /// lives.
     pub fn stats(&self) -> Vec<(StatKey, StatValue)> {
         self.rows.all()
     }
 
-    /// Frees the counters of a process that is dead, or to make room, and returns what was in them. A call that ended just then is in
-    /// [`Self::take_late`] later.
+    /// Frees a row of counters, of a dead process or to make room, and returns its values. A call
+    /// that ended just then appears in [`Self::take_late`] later.
     pub fn remove(&mut self, key: &StatKey) -> Option<StatValue> {
         self.rows.remove(key)
     }
 
-    /// What was counted of those that were removed since this was asked, later than that. Their room is others' only from now on.
+    /// Returns the late counts of the rows that were removed since the last call. Only this call
+    /// makes their room free for others.
     pub fn take_late(&mut self) -> Vec<(StatKey, StatValue)> {
         self.rows.take_late()
     }
 
-    /// The counters of the whole host.
+    /// Returns the counters of the whole host.
     pub fn totals(&self) -> Totals {
         let map =
             named(self.ebpf.map("TOTALS")).and_then(PerCpuArray::<_, [u8; size_of::<Totals>()]>::try_from);
@@ -327,20 +338,21 @@ impl Kernel {
         sum
     }
 
-    /// The ring of first times. It can be taken once.
+    /// Takes the ring of first calls. Works once.
     pub fn take_news(&mut self) -> Option<Ring<News>> {
         Ring::new(self.ebpf.take_map("NEWS")?)
     }
 
-    /// The ring of events. It can be taken once.
+    /// Takes the ring of events. Works once.
     pub fn take_events(&mut self) -> Option<Ring<Event>> {
         Ring::new(self.ebpf.take_map("EVENTS")?)
     }
 
-    /// Follows a process: its ioctls become events from now on, and those of its children from their birth.
+    /// Follows a process: its ioctls become events from now on, and those of its children from
+    /// birth.
     ///
     /// # Errors
-    /// [`KernelError`] if too many are followed.
+    /// [`KernelError`] if too many processes are followed.
     pub fn follow(&mut self, who: ProcessKey) -> Result<(), KernelError> {
         let mut map: HashMap<_, u32, u64> =
             named(self.ebpf.map_mut("TRACED")).and_then(HashMap::try_from).map_err(refused)?;
@@ -353,7 +365,8 @@ impl Kernel {
         map.and_then(|map| map.get(&who.pid, 0)).is_ok_and(|start_ticks| start_ticks == who.start_ticks)
     }
 
-    /// Threads, and the watched ioctl that each has begun; that it has ended may have gone unnoticed.
+    /// Returns the threads with a watched ioctl that has begun. The kernel may have missed the end
+    /// of a call.
     pub fn inside(&self) -> Vec<(u32, Inflight)> {
         let slots = named(self.ebpf.map("SLOTS")).and_then(Array::<_, [u8; size_of::<Slot>()]>::try_from);
         let slots = slots.iter().flat_map(Array::iter).filter_map(Result::ok);
@@ -366,7 +379,7 @@ impl Kernel {
         in_slots.chain(others).collect()
     }
 
-    /// Whether a thread's call is kept still.
+    /// Whether the thread's entry for this call is still there.
     pub fn keeps(&self, tid: u32, call: &Inflight) -> bool {
         let slots = named(self.ebpf.map("SLOTS")).and_then(Array::<_, [u8; size_of::<Slot>()]>::try_from);
         let its = slots.and_then(|slots| slots.get(&slot(tid), 0)).ok();
@@ -381,14 +394,15 @@ impl Kernel {
         Inflight::read_from_bytes(&others.ok()?.get(&tid, 0).ok()?).ok()
     }
 
-    /// Makes room where a thread that is dead has left a call; true if there was one. What it left in a slot of an array takes nobody's room.
+    /// Removes the entry of a dead thread from `INFLIGHT` and returns whether there was one. An
+    /// entry in a slot of the array takes no room from others.
     pub fn forget_call(&mut self, tid: u32) -> bool {
         let others = named(self.ebpf.map_mut("INFLIGHT"))
             .and_then(HashMap::<_, u32, [u8; size_of::<Inflight>()]>::try_from);
         others.is_ok_and(|mut others| others.remove(&tid).is_ok())
     }
 
-    /// Follows no more who is no more.
+    /// Stops following processes that are dead.
     pub fn forget_followed(&mut self) {
         let Ok(mut map) = named(self.ebpf.map_mut("TRACED")).and_then(HashMap::<_, u32, u64>::try_from)
         else {
@@ -398,16 +412,16 @@ impl Kernel {
         let followed = followed.map(|(pid, start_ticks)| ProcessKey { pid, start_ticks });
         let gone: Vec<ProcessKey> = followed.filter(|who| !who.is_alive()).collect();
         for who in gone {
-            // Its id may be another's by now, who is followed too.
+            // Another process may have the id by now and be followed too.
             if map.get(&who.pid, 0).is_ok_and(|start_ticks| start_ticks == who.start_ticks) {
-                // If it is gone already, all is well.
+                // The removal fails only if the entry is gone already.
                 let _ = map.remove(&who.pid);
             }
         }
     }
 }
 
-/// A record as aya takes it.
+/// Returns a record as bytes, the form that aya takes.
 pub(super) fn bytes_of<T: IntoBytes + zerocopy::Immutable, const N: usize>(record: &T) -> [u8; N] {
     let mut bytes = [0; N];
     bytes.copy_from_slice(record.as_bytes());
@@ -425,11 +439,11 @@ impl<T: FromBytes> Ring<T> {
         Some(Self { ring: RingBuf::try_from(map).ok()?, record: std::marker::PhantomData })
     }
 
-    /// The next record, if there is one.
+    /// Returns the next record, if there is one.
     pub fn pop(&mut self) -> Option<T> {
         loop {
             let item = self.ring.next()?;
-            // What is shorter is not the kernel programs'.
+            // A shorter item is not from the kernel programs.
             if let Ok((record, _)) = T::read_from_prefix(&item) {
                 return Some(record);
             }
@@ -445,12 +459,12 @@ impl<T> std::os::fd::AsFd for Ring<T> {
     }
 }
 
-/// Whether the programs are in this binary.
+/// Whether this binary contains the programs.
 pub fn are_built() -> bool {
     !PROGRAMS.is_empty()
 }
 
-/// Whether these are programs, and were built with these layouts.
+/// Checks that these are programs and were built with these layouts.
 fn usable(programs: &[u8], layout: u64) -> Result<(), KernelError> {
     if programs.is_empty() {
         Err(KernelError::NotBuilt)
@@ -466,13 +480,15 @@ fn has_layout(programs: &[u8], layout: u64) -> bool {
     programs.windows(mark.len()).any(|window| window == mark)
 }
 
-/// Whether this process is in the host's pid namespace, so that the kernel's process ids are its own.
+/// Whether this process is in the host's pid namespace, so that the kernel's process ids are valid
+/// here.
 pub fn is_in_host_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == HOST_PID_NAMESPACE)
 }
 
-/// Loads the object and sets what the running kernel and the caller are like; `sizes` are those of maps that are to have others. No program
-/// is loaded yet.
+/// Loads the object and sets its constants for the running kernel and the caller. `sizes` are maps
+/// and their sizes where these differ from the default. No program is loaded yet, except
+/// `follow_fork` for [`Asked::Some`].
 pub(super) fn load(
     devices: &Devices,
     asked: Asked,
@@ -558,9 +574,11 @@ pub(super) fn load(
     Ok(ebpf)
 }
 
-/// The programs with the kernel's function in the place of what stands for it. The loader knows no calls of the kernel's functions.
+/// Returns the programs with the call's placeholder replaced by the kernel's function. The loader
+/// cannot resolve calls of kernel functions.
 fn calling(cast: Cast, programs: &[u8]) -> Vec<u8> {
-    /// An instruction: a call, of which the upper half of the second byte says of what.
+    /// Opcode of a call. The upper half of the second byte says whether a helper or a kernel
+    /// function is called.
     const CALL: u8 = 0x85;
     const OF_THE_KERNEL: u8 = 2 << 4;
     const INSTRUCTION: usize = 8;
@@ -577,13 +595,13 @@ fn calling(cast: Cast, programs: &[u8]) -> Vec<u8> {
     programs
 }
 
-/// How many counters there is room for on this machine.
+/// Returns the room for counters on this machine.
 pub(super) fn room() -> Result<Room, KernelError> {
     Room::here().map_err(|error| KernelError::Refused(error.to_string()))
 }
 
 fn attach_tracepoints(ebpf: &mut Ebpf) -> Result<(), KernelError> {
-    // First what ends an ioctl, here and below: none begins whose end goes unseen.
+    // The end is attached first, here and below, so that no ioctl begins whose end goes unseen.
     for (program, tracepoint) in [("ioctl_exit", "sys_exit_ioctl"), ("ioctl_enter", "sys_enter_ioctl")] {
         let program: &mut TracePoint = program_of(ebpf, program)?;
         program.load().map_err(refused)?;
@@ -603,7 +621,7 @@ fn attach_driver(ebpf: &mut Ebpf, facts: &Facts) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// A program that is only run when it is asked for.
+/// Loads a program that runs only on request.
 pub(super) fn attached_to_nothing<'e>(
     ebpf: &'e mut Ebpf,
     name: &str,
@@ -620,7 +638,7 @@ pub(super) fn attach_raw(ebpf: &mut Ebpf, program: &str, tracepoint: &str) -> Re
     Ok(())
 }
 
-/// A program of the object, as what it is.
+/// Returns a program of the object in its own type.
 pub(super) fn program_of<'e, P>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut P, KernelError>
 where
     &'e mut P: TryFrom<&'e mut aya::programs::Program, Error: std::error::Error>,
@@ -630,8 +648,8 @@ where
     program.try_into().map_err(refused)
 }
 
-/// Does something that takes the tracing file system. If that is not mounted, a thread with mounts of its own does it, which has it
-/// without changing the machine.
+/// Runs `attach`, which needs the tracing file system. If that is not mounted, a thread with its
+/// own mount namespace mounts it and runs `attach`, so the machine does not change.
 fn with_tracing(attach: impl FnOnce() -> Result<(), KernelError> + Send) -> Result<(), KernelError> {
     if TRACING_PLACES.iter().any(|place| Path::new(place).join("events").exists()) {
         return attach();
@@ -650,10 +668,10 @@ fn with_tracing(attach: impl FnOnce() -> Result<(), KernelError> + Send) -> Resu
     })
 }
 
-/// Gives the calling thread mounts of its own, and the tracing file system among them.
+/// Gives the calling thread a mount namespace of its own and mounts the tracing file system there.
 fn mount_tracing() -> std::io::Result<()> {
-    // SAFETY: the thread does nothing but attach programs, and ends; what it shares with the others of the process are descriptors,
-    // which this leaves shared.
+    // SAFETY: the thread only attaches programs and then ends. It shares descriptors with the
+    // process's other threads, and this call leaves them shared.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     Ok(mount("nodev", TRACING_PLACES[0], "tracefs", MountFlags::empty(), None)?)
@@ -663,9 +681,9 @@ pub(super) fn named<M>(map: Option<M>) -> Result<M, aya::maps::MapError> {
     map.ok_or_else(|| aya::maps::MapError::InvalidName { name: "one of deepres' maps".to_owned() })
 }
 
-/// An error of the kernel's or aya's, with what is behind it.
+/// Converts an error of the kernel or of aya, with its causes.
 pub(super) fn refused(error: impl std::error::Error) -> KernelError {
-    // What the verifier has to say goes on for pages.
+    // The verifier's output goes on for pages and is cut off.
     const VERIFIER: &str = ". Verifier output:";
     let short = |text: String| text.split(VERIFIER).next().unwrap_or_default().to_owned();
     let mut text = error.to_string();

@@ -1,4 +1,5 @@
-//! Processes with very many descriptors. Looking at all of them takes seconds: a thread does it that nobody waits for, and not all the time.
+//! Processes with very many descriptors. Reading all of them takes seconds, so a thread for which
+//! nobody waits does it, with pauses.
 
 use super::scan::Use;
 use deepres_model::process::ProcessKey;
@@ -6,19 +7,19 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Entry {
-    /// Whether it has the devices open. `None`: it is not known.
+    /// Whether the process has the devices open. `None`: not known.
     uses: Option<bool>,
     is_asked: bool,
-    /// It is not looked at again before.
+    /// Earliest time of the next look.
     next_ns: u64,
 }
 
-/// What is known of them.
+/// The results of these looks.
 #[derive(Debug, Default)]
 pub struct Large(BTreeMap<ProcessKey, Entry>);
 
 impl Large {
-    /// Whether a process is to be looked at now. If so, it is being looked at from now on.
+    /// Whether a process should be looked at now. If so, the look counts as begun.
     pub fn asks(&mut self, who: ProcessKey, now_ns: u64) -> bool {
         let entry = self.0.entry(who).or_default();
         let asks = !entry.is_asked && now_ns >= entry.next_ns;
@@ -26,17 +27,17 @@ impl Large {
         asks
     }
 
-    /// It was looked at, and is not again before `next_ns`.
+    /// Stores the result of a look. The next look is not before `next_ns`.
     pub fn answered(&mut self, who: ProcessKey, found: Option<Use>, next_ns: u64) {
         self.0.insert(who, Entry { uses: Some(found.is_some()), is_asked: false, next_ns });
     }
 
-    /// It has few descriptors after all.
+    /// Forgets a process, because it has few descriptors after all.
     pub fn forget(&mut self, who: ProcessKey) {
         self.0.remove(&who);
     }
 
-    /// It did something since that whoever has the devices open does.
+    /// Drops a result of "not open", because the process did something that takes an open device.
     pub fn doubt(&mut self, who: ProcessKey) {
         if let Some(entry) = self.0.get_mut(&who)
             && entry.uses == Some(false)
@@ -45,12 +46,13 @@ impl Large {
         }
     }
 
-    /// Whether it had the devices open when all of its descriptors were looked at. `None`: that is not known.
+    /// Whether the process had the devices open when all of its descriptors were read. `None`: not
+    /// known.
     pub fn uses(&self, who: ProcessKey) -> Option<bool> {
         self.0.get(&who)?.uses
     }
 
-    /// Forgets those that are not wanted.
+    /// Keeps the processes that `is_wanted` selects.
     pub fn retain(&mut self, is_wanted: impl Fn(ProcessKey) -> bool) {
         self.0.retain(|who, _| is_wanted(*who));
     }

@@ -1,5 +1,5 @@
-//! Where the kernel has its own mapping of all memory: the programs look at the arguments of ioctls through it, which takes a tenth of what a helper
-//! takes (`ebpf/src/user.rs`).
+//! Finds where the kernel's own mapping of all memory begins. The kernel programs read the
+//! arguments of ioctls through it, in a tenth of a helper's time (`ebpf/src/user.rs`).
 
 use super::kernel::{KernelError, attached_to_nothing, refused};
 use aya::Ebpf;
@@ -8,27 +8,30 @@ use deepres_abi::probe::mapping;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::OnceLock;
 
-/// The program that tries.
+/// The program that tests one candidate.
 const PROGRAM: &str = "find_mapping";
-/// The mapping is at most so many steps long with tables of four levels (64 TiB). Memory beyond is left to the helper.
+/// Length of the longest mapping with four table levels (64 TiB), in steps. The helper reads memory
+/// beyond that.
 const MOST_STEPS: u64 = 1 << 16;
 
-/// Whether tables have five levels: the kernel tells of it only if it uses it.
+/// Whether page tables have five levels. The kernel shows the flag only if it uses them.
 pub(super) fn has_fifth_level() -> bool {
     let told = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = told.lines().find(|line| line.starts_with("flags"));
     flags.is_some_and(|flags| flags.split_ascii_whitespace().any(|flag| flag == "la57"))
 }
 
-/// Finds the mapping for programs that were just loaded; where it cannot be found they do without.
+/// Finds the mapping for programs that were just loaded. Returns false if it is not found; the
+/// programs then read by the helper.
 ///
 /// # Errors
-/// [`KernelError`] if it cannot be tried.
+/// [`KernelError`] if the test cannot run.
 pub(super) fn find(ebpf: &mut Ebpf) -> Result<bool, KernelError> {
-    /// Where it was found before: this process's first table stays where it is.
+    /// The result of an earlier search; it stays valid because this process's first table stays in
+    /// place.
     static STEPS: OnceLock<Option<u64>> = OnceLock::new();
     let program = attached_to_nothing(ebpf, PROGRAM)?;
-    // In memory of this process's own that is there, since it is written to.
+    // This value has just been written, so its page is present in this process's memory.
     let number = Box::new(RandomState::new().build_hasher().finish());
     let is_there = |below: u64| -> Result<bool, KernelError> {
         let mut options = RawTracePointRunOptions::new();

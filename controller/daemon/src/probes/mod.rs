@@ -1,23 +1,24 @@
-//! Who uses the GPU, preloaded or not: programs in the kernel that count ioctls, and what follows from it. `docs/probes.md` is for users.
+//! Finds the processes that use the GPU, preloaded or not. Programs in the kernel count ioctls, and
+//! the daemon acts on the result. `docs/probes.md` is for users.
 //!
 //! | module | job |
 //! |---|---|
 //! | [`kernel`] | loads and attaches the kernel programs, reads their maps |
-//! | `btf` | where the running kernel's structs have their fields |
+//! | `btf` | finds the fields of the running kernel's structs |
 //! | [`devices`] | which devices are the GPU's |
-//! | [`way`] | pure: how the kernel is asked to tell of ioctls |
+//! | [`way`] | pure: how the kernel reports ioctls |
 //! | [`metering`] | counts the launches of programs that cannot be preloaded |
 //! | [`watch`] | the thread that reads everything and keeps the board |
-//! | [`users`] | pure: who is to be told of as unmanaged, and when |
-//! | [`activity`] | what processes do in the driver, added up |
+//! | [`users`] | pure: which processes to report as unmanaged, and when |
+//! | [`activity`] | adds up the calls of processes to the driver |
 //! | [`inside`] | which threads are inside the driver now |
 //! | [`room`] | how many counters there is room for |
-//! | `rows` | the counters in the kernel: whose they are, and what is in them |
-//! | `memory` | where the kernel has its mapping of all memory |
-//! | [`scan`] | what /proc tells of processes |
-//! | [`reader`] | the threads that read what a process can make wait |
-//! | `large` | pure: who has more descriptors open than can be looked at at once |
-//! | [`hold`] | who is stopped until it is adopted |
+//! | `rows` | the counters in the kernel: their owners and values |
+//! | `memory` | finds the kernel's mapping of all memory |
+//! | [`scan`] | reads /proc about processes |
+//! | [`reader`] | the threads for reads that a process can block |
+//! | `large` | pure: processes with more descriptors than one look covers |
+//! | [`hold`] | the processes that are stopped until they are adopted |
 //! | [`connected`] | which processes are sessions |
 
 pub mod activity;

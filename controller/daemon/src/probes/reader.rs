@@ -1,6 +1,7 @@
-//! Reads what /proc has to look into a process for: its command line and what it has mapped. Whoever asks for these takes the lock of
-//! the process's memory map, and a process can keep that for as long as it likes, with a file system of its own that does not answer.
-//! So threads do it that nobody waits for, or not for long.
+//! Reads data for which /proc looks into a process: its command line and its mappings. Such a read
+//! takes the lock of the process's memory map. A process can keep this lock as long as it likes, by
+//! a file system of its own that does not answer. Therefore threads read for which nobody waits, or
+//! not for long.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{ClockId, clock_gettime};
@@ -9,11 +10,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-/// Threads, at most: each process can keep two of them.
+/// Most threads of one pool. Each process can block two of them.
 const MAX_READERS: usize = 16;
-/// Readings that wait for a thread, at most.
+/// Most readings that wait for a thread.
 const MAX_WAITING: usize = 1 << 16;
-/// A thread that has nothing to do for so long ends.
+/// A thread ends after this time without work.
 const IDLE: Duration = Duration::from_secs(10);
 /// Characters of a command line that are kept.
 const COMMAND_CHARS: usize = 120;
@@ -27,12 +28,13 @@ struct State {
     idle: usize,
 }
 
-/// The threads, shared by whoever holds a clone.
+/// A pool of threads, shared by all clones.
 #[derive(Clone, Default)]
 pub struct Readers(Arc<(Mutex<State>, Condvar)>);
 
 impl Readers {
-    /// Has something read. What is read is handed over by the reading itself; it may take for ever, or not happen at all.
+    /// Queues a reading. The reading hands over its result itself. It may take for ever; if too
+    /// many wait, it does not run at all.
     pub fn start(&self, reading: impl FnOnce() + Send + 'static) {
         let (state, more) = &*self.0;
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -49,7 +51,7 @@ impl Readers {
         }
     }
 
-    /// Reads something, if that takes no longer than `limit`.
+    /// Reads something and waits for the result, for `limit` at most.
     pub fn within<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -57,7 +59,7 @@ impl Readers {
     ) -> Option<T> {
         let (answer, answered) = mpsc::sync_channel(1);
         self.start(move || {
-            // Whoever asked may have gone on.
+            // The send fails if the caller waits no longer.
             let _ = answer.send(read());
         });
         answered.recv_timeout(limit).ok()
@@ -86,14 +88,14 @@ fn serve(pool: &(Mutex<State>, Condvar)) {
     }
 }
 
-/// A thread of its own for one kind of readings: none of them waits for anything but those of its kind.
+/// One thread for one kind of reading, which waits only for readings of the same kind.
 pub struct Reader(mpsc::Sender<Reading>);
 
 impl Reader {
-    /// Starts the thread, which ends when this is dropped and what it reads is read.
+    /// Starts the thread. It ends after this value is dropped and the queued readings are done.
     ///
     /// # Errors
-    /// The system's: no thread.
+    /// The system's error if it provides no thread.
     pub fn start(name: &str) -> std::io::Result<Self> {
         let (readings, received) = mpsc::channel::<Reading>();
         let thread = std::thread::Builder::new().name(name.to_owned());
@@ -101,34 +103,35 @@ impl Reader {
         Ok(Self(readings))
     }
 
-    /// Has something read, after what it was asked for before.
+    /// Queues a reading behind the earlier ones.
     pub fn read(&self, reading: impl FnOnce() + Send + 'static) {
-        // A thread that failed reads nothing more.
+        // The send fails if the thread has panicked; nothing is read then.
         let _ = self.0.send(Box::new(reading));
     }
 }
 
-/// The processor time that the calling thread has taken so far, ns: what it waited is not in it.
+/// Returns the processor time of the calling thread so far, ns. Waiting is not included.
 pub fn thread_ns() -> u64 {
     let taken = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(taken.tv_sec as u64, taken.tv_nsec as u32).as_nanos() as u64
 }
 
-/// A descriptor that wakes a thread which waits for it.
+/// Creates a descriptor that wakes a thread which polls it.
 ///
 /// # Errors
-/// The system's: no descriptor.
+/// The system's error if it provides no descriptor.
 pub fn bell() -> std::io::Result<Arc<OwnedFd>> {
     Ok(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
 }
 
-/// Rings it.
+/// Rings a bell.
 pub fn ring(bell: &OwnedFd) {
-    // It fails only if it has been rung for ever.
+    // The write fails only if the counter is full.
     let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }
 
-/// The command line of a process, shortened; `None` if it has none. Takes as long as the process likes.
+/// Returns the command line of a process, shortened; `None` if it has none. The process can block
+/// this call for as long as it likes.
 pub fn command_line(pid: u32) -> Option<String> {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words = words.split(|byte| *byte == 0).filter(|word| !word.is_empty());
@@ -136,7 +139,7 @@ pub fn command_line(pid: u32) -> Option<String> {
     (!words.is_empty()).then(|| shortened(&words.join(" ")))
 }
 
-/// A command as it is shown.
+/// Returns a command in the form that is shown.
 pub fn shortened(command: &str) -> String {
     deepres_model::text::harmless(&command.chars().take(COMMAND_CHARS).collect::<String>())
 }

@@ -1,45 +1,46 @@
-//! How many counters the kernel programs have room for. Each has a place for every CPU that the machine can have, so their number follows from
-//! the number of those.
+//! Computes how many counters the kernel programs have room for. Each counter takes memory for
+//! every possible CPU, so the number of CPUs decides.
 
 use aya::util::nr_cpus;
 use deepres_abi::probe::{COMMANDS_APART, LaunchValue, StatValue};
 use std::io;
 
-/// What counters of ioctls may take, bytes, on all CPUs together, while that is enough for [`FEW_ROWS`] of them.
+/// Most bytes of the ioctl counters on all CPUs together, as long as [`FEW_ROWS`] of them fit.
 const USUAL_BYTES: usize = 16 << 20;
-/// What they may take at most, bytes, on however many CPUs.
+/// Most bytes of the ioctl counters, for any number of CPUs.
 const MOST_BYTES: usize = 64 << 20;
 const FEW_ROWS: usize = 256;
 const MOST_ROWS: usize = 4096;
-/// The part of the rows that one process may have in each family of devices; there are four.
+/// Divisor of the rows: the part that one process may have in each family of devices. There are
+/// four families.
 const PART: usize = 8;
-/// What counters of launches may take, bytes, on all CPUs together.
+/// Most bytes of the launch counters on all CPUs together.
 const LAUNCHES_BYTES: usize = 16 << 20;
 const MOST_LAUNCHES: usize = 4096;
 
-/// Counters there is room for.
+/// Numbers of counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Of ioctls: processes times devices times commands.
+    /// Counters of ioctls: processes times devices times commands.
     pub rows: usize,
     /// Commands of one process and family that are counted apart.
     pub commands_apart: u32,
-    /// Of launches: processes times functions.
+    /// Counters of launches: processes times functions.
     pub launches: usize,
 }
 
 impl Room {
-    /// On this machine.
+    /// Returns the room on this machine.
     ///
     /// # Errors
-    /// The system's: it does not say how many CPUs there can be.
+    /// The system's error if the number of possible CPUs cannot be read.
     pub fn here() -> io::Result<Self> {
         let cpus =
             nr_cpus().map_err(|(file, error)| io::Error::new(error.kind(), format!("{file}: {error}")))?;
         Ok(Self::on(cpus))
     }
 
-    /// On a machine that can have so many CPUs.
+    /// Returns the room on a machine with this many possible CPUs.
     pub fn on(cpus: usize) -> Self {
         let cpus = cpus.max(1);
         let row_bytes = cpus * size_of::<StatValue>();
@@ -54,7 +55,7 @@ impl Room {
 mod tests {
     use super::*;
 
-    /// As many as a kernel can be built for.
+    /// Largest number of CPUs for which a kernel can be built.
     const MOST_CPUS: usize = 8192;
 
     #[test]
@@ -73,7 +74,7 @@ mod tests {
 
     #[test]
     fn one_process_gets_no_more_than_half_of_the_counters_of_any_machine() {
-        /// Families of devices, each with a row for the rest.
+        /// Families of devices; each has one more row for the sum of the other commands.
         const FAMILIES: usize = 4;
         for cpus in 1..=MOST_CPUS {
             let Room { rows, commands_apart, .. } = Room::on(cpus);

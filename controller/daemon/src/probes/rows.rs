@@ -1,4 +1,5 @@
-//! The kernel programs' counters of processes and commands: which row is whose, in memory that both sides have, and what is in it.
+//! The kernel programs' counters of processes and commands. The kernel and the daemon share the
+//! memory that says which row belongs to which key.
 
 use super::activity::join;
 use super::kernel::{KernelError, named, refused};
@@ -16,20 +17,21 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Places for each row: with so many a key finds one in its two sets as long as there are rows.
+/// Places for each row. With so many, a key finds a place in its two sets as long as there are
+/// rows.
 const PLACES_PER_ROW: usize = 4;
-/// Words of 8 bytes of a place: its state, then the key.
+/// Words of 8 bytes in a place: the state, then the key.
 const PLACE_WORDS: usize = size_of::<Place>() / size_of::<u64>();
 const KEY_WORDS: usize = PLACE_WORDS - 1;
 
 type StatValueBytes = [u8; size_of::<StatValue>()];
 
-/// How many sets there are for so many rows.
+/// Returns the number of sets for a number of rows.
 pub(super) fn sets(rows: usize) -> u32 {
     (rows * PLACES_PER_ROW / WAYS).next_power_of_two() as u32
 }
 
-/// What nobody outside can know, the same as long as this process lives.
+/// Returns a secret number that stays the same while this process lives.
 pub(super) fn seed() -> u64 {
     static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
     *SEED
@@ -40,12 +42,13 @@ pub(super) struct Rows {
     sets: Sets,
     values: PerCpuArray<MapData, StatValueBytes>,
     free: Stack<MapData, u32>,
-    /// Rows that are no key's any more, and what was in them: a program that found one a moment before may count in it still.
+    /// Rows that were taken from their keys, with their values at that time. A program that found
+    /// such a row a moment before may still count in it.
     retired: Vec<(StatKey, u32, StatValue)>,
 }
 
 impl Rows {
-    /// Takes the counters of programs that were just loaded.
+    /// Takes over the counters of programs that were just loaded.
     pub(super) fn take(ebpf: &mut Ebpf, room: Room) -> Result<Self, KernelError> {
         let (values, free) = (named(ebpf.take_map("ROWS")), named(ebpf.take_map("FREE_ROWS")));
         let mut free = free.and_then(Stack::try_from).map_err(refused)?;
@@ -60,18 +63,20 @@ impl Rows {
         })
     }
 
-    /// The counters of all processes, CPUs added up. Counters only grow while a process lives.
+    /// Returns the counters of all processes, CPUs added up. Counters only grow while a process
+    /// lives.
     pub(super) fn all(&self) -> Vec<(StatKey, StatValue)> {
         let mut sums: BTreeMap<StatKey, StatValue> = BTreeMap::new();
         for (_, key, row) in self.sets.taken(0..self.sets.places) {
             let value = self.value(row);
-            // Two CPUs may have given it a row each.
+            // A key has several rows if several CPUs gave it one at the same time.
             sums.entry(key).and_modify(|sum| join(sum, &value)).or_insert(value);
         }
         sums.into_iter().collect()
     }
 
-    /// Takes a key's row away, and returns what was counted in it. What a program that found it before counts yet is in [`Self::take_late`] the next time.
+    /// Takes a key's rows away and returns their counts. Counts that a program adds to them
+    /// afterwards are in the next [`Self::take_late`].
     pub(super) fn remove(&mut self, key: &StatKey) -> Option<StatValue> {
         let places = self.sets.of(key);
         let mut sum: Option<StatValue> = None;
@@ -87,15 +92,16 @@ impl Rows {
         sum
     }
 
-    /// What was counted in rows after they had been taken away. From now on they are free for others. No program that found one may be running still:
-    /// they take microseconds.
+    /// Returns the counts that were added to rows after their removal, and frees the rows for
+    /// others. The caller lets enough time pass that no program that found a row still runs;
+    /// programs take microseconds.
     pub(super) fn take_late(&mut self) -> Vec<(StatKey, StatValue)> {
         let mut late = Vec::new();
         for (key, row, before) in std::mem::take(&mut self.retired) {
             late.extend(later(&self.value(row), &before).map(|value| (key, value)));
             let is_zero = zeros().and_then(|zeros| self.values.set(row, zeros, 0).ok());
             if is_zero.is_some() {
-                // It came from there: there is room.
+                // The push finds room, because the row came from this stack.
                 let _ = self.free.push(row, 0);
             }
         }
@@ -113,20 +119,20 @@ impl Rows {
     }
 }
 
-/// Counters of each CPU, all zero.
+/// Returns zeros for each CPU.
 fn zeros() -> Option<PerCpuValues<StatValueBytes>> {
     let cpus = aya::util::nr_cpus().ok()?;
     PerCpuValues::try_from(vec![[0; size_of::<StatValue>()]; cpus]).ok()
 }
 
-/// What counters have that they had not `before`, if there is anything.
+/// Returns the growth of counters since `before`, if any.
 fn later(now: &StatValue, before: &StatValue) -> Option<StatValue> {
     let mut later = *now;
     later.calls -= before.calls;
     later.errors -= before.errors;
     later.time_ns = later.time_ns.saturating_sub(before.time_ns);
     later.memory_calls -= before.memory_calls;
-    // A program's argument says how many: their sum may have gone round.
+    // The amounts come from a program's argument, so their sum may have wrapped around.
     later.allocated_bytes = later.allocated_bytes.saturating_sub(before.allocated_bytes);
     later.mapped_bytes = later.mapped_bytes.saturating_sub(before.mapped_bytes);
     for (bucket, before) in later.buckets.iter_mut().zip(before.buckets) {
@@ -135,13 +141,14 @@ fn later(now: &StatValue, before: &StatValue) -> Option<StatValue> {
     (later.calls > 0).then_some(later)
 }
 
-/// The kernel's array of sets, mapped here for as long as this lives.
+/// The kernel's array of sets, mapped for the lifetime of this value.
 struct Sets {
     address: *mut c_void,
     places: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone and is unmapped only when it is dropped; what is read and written through it are atomics.
+// SAFETY: the mapping belongs to this value alone, which unmaps it when dropped. All accesses
+// through it are atomic.
 unsafe impl Send for Sets {}
 
 impl Sets {
@@ -151,7 +158,8 @@ impl Sets {
             return Err(KernelError::Refused("the sets are no array".to_owned()));
         };
         let places = sets as usize * WAYS;
-        // SAFETY: a fresh mapping at an address of the kernel's choice, of an array that has so many places; the descriptor is the map's.
+        // SAFETY: the kernel chooses the address of this fresh mapping. The array has this many
+        // places, and the descriptor is the map's.
         let address = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -167,11 +175,12 @@ impl Sets {
 
     fn words(&self, place: usize) -> &[AtomicU64; PLACE_WORDS] {
         assert!(place < self.places);
-        // SAFETY: it is mapped from `take` until drop, of so many places, each of so many words; atomics only, so any bytes are valid.
+        // SAFETY: the mapping lasts from `take` until the drop and has this many places of this
+        // many words. Atomics accept any bytes.
         unsafe { &*self.address.cast::<[AtomicU64; PLACE_WORDS]>().add(place) }
     }
 
-    /// The places of a key, which has one, or one for each CPU that gave it one at the same time.
+    /// Returns the places of a key: one, or several if several CPUs gave it one at the same time.
     fn of(&self, key: &StatKey) -> Vec<(usize, StatKey, u32)> {
         let [first, second] = sets_of(key, seed(), (self.places / WAYS) as u32);
         let sets = std::iter::once(first).chain((second != first).then_some(second));
@@ -179,7 +188,7 @@ impl Sets {
         places.filter(|(_, other, _)| other == key).collect()
     }
 
-    /// Those of some places that have a row, with whose and which.
+    /// Returns the places in a range that have a row, with their keys and rows.
     fn taken(&self, places: Range<usize>) -> impl Iterator<Item = (usize, StatKey, u32)> {
         places.filter_map(|place| {
             let [state, key @ ..] = self.words(place);
@@ -189,7 +198,7 @@ impl Sets {
         })
     }
 
-    /// Nobody but this side frees a place that has a row.
+    /// Frees a place. Only this side frees places that have a row.
     fn free(&self, place: usize) {
         self.words(place)[0].store(Place::FREE, Ordering::Release);
     }
@@ -197,7 +206,7 @@ impl Sets {
 
 impl Drop for Sets {
     fn drop(&mut self) {
-        // SAFETY: mapped in `take`, and nobody has a reference into it any more.
+        // SAFETY: `take` made the mapping, and no reference into it is left.
         let _ = unsafe { munmap(self.address, self.places * size_of::<Place>()) };
     }
 }
@@ -222,7 +231,7 @@ mod tests {
         more.buckets[2] = 1;
         let mut now = before;
         join(&mut now, &more);
-        // The longest of all is nobody's in particular.
+        // The longest call of all time cannot be assigned to the later part.
         assert_eq!(later(&now, &before), Some(StatValue { longest_ns: 400, ..more }));
     }
 

@@ -1,4 +1,4 @@
-//! What /proc tells of processes: who has the GPU's devices open or mapped, and who they are.
+//! Reads in /proc which processes have the GPU's devices open or mapped, and describes them.
 
 use super::devices::Devices;
 use super::reader::shortened;
@@ -11,39 +11,39 @@ use rustix::process::getuid;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// How a process uses the devices.
+/// A process's use of the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Use {
-    /// How it was seen.
+    /// How the use was seen.
     pub evidence: Evidence,
-    /// It has unified memory open, which only compute does.
+    /// Whether the process has unified memory open, which only compute processes do.
     pub is_compute: bool,
 }
 
-/// Descriptors of one process that are looked at while others wait. A process can have millions.
+/// Most descriptors of one process that a quick look reads. A process can have millions.
 pub const GLANCE: usize = 4096;
 
-/// What a look at a process's descriptors came to.
+/// The result of a look at a process's descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Look {
-    /// How it has the devices open, as far as was looked.
+    /// The use that was found among the descriptors that were read.
     pub found: Option<Use>,
-    /// All of its descriptors were looked at.
+    /// Whether all of the descriptors were read.
     pub is_whole: bool,
 }
 
-/// All processes.
+/// The result of a look at all processes.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Those that have the devices open.
+    /// Processes that have the devices open.
     pub users: Vec<(ProcessKey, Use)>,
-    /// Those that have not, as far as was looked.
+    /// Processes without an open device among the descriptors that were read.
     pub others: Vec<ProcessKey>,
-    /// Those that have more descriptors than were looked at.
+    /// Processes with more descriptors than were read.
     pub large: Vec<ProcessKey>,
 }
 
-/// Looks at all processes, at a part of the descriptors of those that have very many.
+/// Looks at all processes. Of very many descriptors it reads a part.
 pub fn all(devices: &Devices) -> Found {
     let mut all = Found::default();
     let Ok(entries) = std::fs::read_dir("/proc") else { return all };
@@ -61,12 +61,12 @@ pub fn all(devices: &Devices) -> Found {
     all
 }
 
-/// How a process has the devices open at this moment, seen from its first descriptors.
+/// Looks at a process's first descriptors and returns how it has the devices open.
 pub fn glance(pid: u32, devices: &Devices) -> Look {
     look(pid, devices, GLANCE)
 }
 
-/// The same from all of them, which may take seconds.
+/// Looks at all descriptors of a process, which may take seconds.
 pub fn open(pid: u32, devices: &Devices) -> Option<Use> {
     look(pid, devices, usize::MAX).found
 }
@@ -74,7 +74,8 @@ pub fn open(pid: u32, devices: &Devices) -> Option<Use> {
 fn look(pid: u32, devices: &Devices, most: usize) -> Look {
     let (mut families, mut seen) = open_devices(&format!("/proc/{pid}/fd"), devices, most);
     if seen == 0 && has_lost_its_leader(pid) {
-        // They have the same descriptors, unless one of them made itself a table of its own.
+        // The other threads share the first thread's descriptors, unless one made a table of its
+        // own.
         for thread in threads(pid) {
             let (its, count) = open_devices(&format!("{thread}/fd"), devices, most - seen);
             families.extend(its);
@@ -87,7 +88,8 @@ fn look(pid: u32, devices: &Devices, most: usize) -> Look {
     Look { found: used(Evidence::Descriptor, &families), is_whole: seen < most }
 }
 
-/// How a process has the devices mapped at this moment. Takes as long as the process likes.
+/// Returns how a process has the devices mapped. The process can block this call for as long as it
+/// likes.
 pub fn mapped(pid: u32, devices: &Devices) -> Option<Use> {
     used(Evidence::Mapping, &mapped_devices(pid, devices))
 }
@@ -96,45 +98,48 @@ fn used(evidence: Evidence, families: &[Family]) -> Option<Use> {
     (!families.is_empty()).then(|| Use { evidence, is_compute: families.contains(&Family::Uvm) })
 }
 
-/// Whether a process is of deepres itself: this user's, with this very program. Such a one moves tenants' memory, and outlives the daemon that started
-/// it.
+/// Whether a process is part of deepres: of this user, and running this very binary. Such a process
+/// moves tenants' memory, and outlives the daemon that started it.
 pub fn is_ours(pid: u32) -> bool {
     pid == std::process::id()
         || identity(&format!("/proc/{pid}/exe")).is_some_and(|own| Some(own) == identity("/proc/self/exe"))
             && process(pid).is_some_and(|process| process.user == getuid().as_raw())
 }
 
-/// Device and number of the file that a path leads to.
+/// Returns device and inode of the file at a path.
 fn identity(path: &str) -> Option<(u32, u32, u64)> {
     let status = statx(CWD, path, AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT, StatxFlags::INO).ok()?;
     Some((status.stx_dev_major, status.stx_dev_minor, status.stx_ino))
 }
 
-/// Whether we may not see what a process has open: then what the kernel programs saw has to do.
+/// Whether this user may not read the process's descriptors. Then the kernel programs' reports must
+/// suffice.
 pub fn is_hidden(pid: u32) -> bool {
     std::fs::read_dir(format!("/proc/{pid}/fd"))
         .is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
-/// Whether a process's first thread has ended and others go on: then what the process has is theirs to show.
+/// Whether a process's first thread has ended while others go on. Then only the other threads show
+/// the process's descriptors.
 fn has_lost_its_leader(pid: u32) -> bool {
     let stat = text(pid, "stat").unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('Z'))
 }
 
-/// Whether a process is ending: all of its threads are. Taking its memory and files from it may take long, and it is no user any more.
+/// Whether a process is ending: all of its threads are. Freeing its memory and files may take long,
+/// but it is no user any more.
 pub fn is_dying(pid: u32) -> bool {
-    /// Where a thread's flags are behind its name, and the one that says that it is ending (`PF_EXITING`).
+    /// Index of a thread's flags after its name, and the flag `PF_EXITING`.
     const FLAGS: usize = 6;
     const ENDING: u32 = 4;
     let is_ending = |thread: String| {
         let stat = std::fs::read_to_string(format!("{thread}/stat")).unwrap_or_default();
         let flags = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_ascii_whitespace().nth(FLAGS));
-        // One that is gone meanwhile has ended.
+        // A thread that is gone meanwhile has ended.
         flags.and_then(|flags| flags.parse::<u32>().ok()).is_none_or(|flags| flags & ENDING != 0)
     };
     let mut threads = threads(pid).map(is_ending).peekable();
-    // Of one whose threads cannot be read nothing is known.
+    // If no thread can be read, the process does not count as ending.
     threads.peek().is_some() && threads.all(|is_ending| is_ending)
 }
 
@@ -143,14 +148,15 @@ fn threads(pid: u32) -> impl Iterator<Item = String> {
     tasks.map(|task| task.path().to_string_lossy().into_owned())
 }
 
-/// The devices among so many of the files that are open, and how many of these there were.
+/// Returns the families of the devices among the first `most` open files, and the number of files
+/// read.
 fn open_devices(folder: &str, devices: &Devices, most: usize) -> (Vec<Family>, usize) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut seen = 0;
     let families = entries.take(most).filter_map(|entry| {
         seen += 1;
         let family = family(&entry.path(), devices)?;
-        // One that is open for neither reading nor writing (O_PATH) only names the device.
+        // A descriptor that is open for neither reading nor writing (O_PATH) only names the device.
         entry.metadata().is_ok_and(|link| link.permissions().mode() & 0o600 != 0).then_some(family)
     });
     let families = families.collect();
@@ -162,7 +168,8 @@ fn mapped_devices(pid: u32, devices: &Devices) -> Vec<Family> {
     let possible = maps.lines().filter_map(|line| {
         let mut fields = line.split_ascii_whitespace();
         let (range, mode) = (fields.next()?, fields.next()?);
-        // Drivers' memory is mapped shared, and has a file's name; what a device's node is mapped as otherwise is looked at, too.
+        // A driver's memory is mapped shared and has a file's name. Any mapping of a file under
+        // /dev is checked too.
         (mode.ends_with('s') && line.contains('/') || line.contains(" /dev/")).then_some(range)
     });
     possible
@@ -170,32 +177,32 @@ fn mapped_devices(pid: u32, devices: &Devices) -> Vec<Family> {
         .collect()
 }
 
-/// The family of the device that a path leads to. File systems that are far away are not asked.
+/// Returns the family of the device at a path. The flags avoid requests to remote file systems.
 fn family(path: &Path, devices: &Devices) -> Option<Family> {
     let status = statx(CWD, path, AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT, StatxFlags::TYPE).ok()?;
     let is_device = FileType::from_raw_mode(status.stx_mode.into()) == FileType::CharacterDevice;
     if is_device { devices.family(status.stx_rdev_major, status.stx_rdev_minor) } else { None }
 }
 
-/// The parent of a process.
+/// Returns the parent of a process.
 pub fn parent(pid: u32) -> Option<u32> {
     text(pid, "stat")?.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// Who a process is.
+/// A description of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
-    /// Its command line, shortened; its name before that was read.
+    /// The command line, shortened; the process's name until the command line has been read.
     pub command: String,
-    /// Its user.
+    /// The user id.
     pub uid: u32,
-    /// Its id as it sees itself, if that is another.
+    /// The process's id inside its container, if that differs.
     pub container_pid: Option<u32>,
-    /// Its container's id, shortened.
+    /// The container's id, shortened.
     pub container: Option<String>,
 }
 
-/// What a process is to itself, if that is another number than ours of it.
+/// Returns the process's id inside its container, if it differs from `pid`.
 pub fn inner_pid(pid: u32) -> Option<u32> {
     inner_of(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
 }
@@ -205,7 +212,7 @@ fn inner_of(status: &str) -> Option<u32> {
     ids.split_ascii_whitespace().skip(1).last()?.parse().ok()
 }
 
-/// Describes a process by what the kernel answers from its own memory: as its command it has its name.
+/// Describes a process from data that it cannot block. The command is the process's name here.
 pub fn describe(pid: u32) -> Description {
     let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let command = String::from_utf8_lossy(&read("comm")).trim_end().to_owned();
@@ -245,7 +252,7 @@ mod tests {
 
     #[test]
     fn of_a_process_with_very_many_descriptors_a_part_is_looked_at_and_the_rest_when_asked_for() {
-        // It has the device open behind all others.
+        // The program opens the device behind all other descriptors.
         const CODE: &str = "import os, resource, sys\n\
             count = int(sys.argv[1])\n\
             resource.setrlimit(resource.RLIMIT_NOFILE, (2 * count, max(2 * count, resource.getrlimit(resource.RLIMIT_NOFILE)[1])))\n\

@@ -1,33 +1,36 @@
-//! Who uses a GPU without being a tenant's: pure bookkeeping over what was seen, with the time as an argument.
+//! The processes that use a GPU without being a tenant's: pure bookkeeping, with the time as an
+//! argument.
 //!
-//! A process that starts, or that a tenant's process becomes by exec, talks to the driver a moment before it connects. So whoever is
-//! seen is given that moment, and then looked at once more before anybody is told.
+//! A process that starts, or that execs, calls the driver a moment before it connects. Therefore
+//! each process gets a grace after the first sight, and is looked at once more before it is
+//! reported.
 
 use deepres_model::process::ProcessKey;
 use std::collections::BTreeMap;
 
-/// What a process that is about to connect may take for it. Whoever is seen at once is told of well within a second.
+/// Time that a process may take to connect. It is short enough to report a process within a second.
 pub const GRACE_NS: u64 = 400_000_000;
-/// A daemon that has just started tells of nobody for so long: tenants of the one before it are connecting again.
+/// Time after the daemon's start in which it reports no process, because tenants of the previous
+/// daemon reconnect.
 pub const START_NS: u64 = 2_000_000_000;
-/// How often it is looked whether someone is a user still.
+/// How often a reported process is checked for still using the GPU.
 const LOOK_NS: u64 = 1_000_000_000;
 
-/// How a user was seen.
+/// A way in which a user was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Evidence {
-    /// The kernel programs told of an ioctl.
+    /// The kernel programs reported an ioctl.
     Ioctl,
-    /// NVML lists it.
+    /// NVML lists the process.
     Nvml,
-    /// It has the device open.
+    /// The process has the device open.
     Descriptor,
-    /// It has the device mapped.
+    /// The process has the device mapped.
     Mapping,
 }
 
 impl Evidence {
-    /// Its name.
+    /// Returns the evidence's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ioctl => "ioctl",
@@ -38,33 +41,33 @@ impl Evidence {
     }
 }
 
-/// A user that is no tenant's.
+/// A process that uses the GPU and belongs to no tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
-    /// Since when it is known.
+    /// When the process was first seen.
     pub since_ns: u64,
-    /// How it was seen, each way once.
+    /// Each way in which it was seen, once.
     pub evidence: Vec<Evidence>,
-    /// It computes; else it only talks to the driver.
+    /// Whether the process computes; else it only talks to the driver.
     pub is_compute: bool,
-    /// It was told of.
+    /// Whether the process was reported.
     pub is_reported: bool,
-    /// When.
+    /// When it was reported.
     pub reported_ns: u64,
     /// When it was last looked at.
     looked_ns: u64,
 }
 
-/// Something to tell.
+/// A change to report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// A user that is no tenant's.
+    /// A user that is no tenant's was found.
     Found(ProcessKey),
-    /// One that was told of computes, as was not known before.
+    /// A reported user turned out to compute.
     Computes(ProcessKey),
-    /// One that was told of is none any more.
+    /// A reported user uses the GPU no more, or is a tenant's now.
     Gone(ProcessKey),
-    /// One that computed was seen by what it asked the driver, and was none any more before it could be told of.
+    /// A computing process made ioctls, and stopped using the GPU before it could be reported.
     Passed(ProcessKey),
 }
 
@@ -72,17 +75,17 @@ pub enum Change {
 #[derive(Debug)]
 pub struct Users {
     users: BTreeMap<ProcessKey, User>,
-    /// Before this nobody is told of.
+    /// Before this time no process is reported.
     quiet_until_ns: u64,
 }
 
 impl Users {
-    /// None yet, at the start of a daemon.
+    /// Returns the empty state of a daemon that starts at `now_ns`.
     pub fn at_start(now_ns: u64) -> Self {
         Self { users: BTreeMap::new(), quiet_until_ns: now_ns + START_NS }
     }
 
-    /// A process that is not connected was seen using a GPU.
+    /// Notes that a process without a session was seen using a GPU.
     pub fn seen(
         &mut self,
         who: ProcessKey,
@@ -106,8 +109,8 @@ impl Users {
         is_news.then_some(Change::Computes(who))
     }
 
-    /// Brings everything up to date. `is_managed` says whether a process, that computes or not, is a tenant's; `uses` looks whether it uses
-    /// a GPU at this moment.
+    /// Brings the state up to date and returns the changes. `is_managed` says whether a process
+    /// that computes, or not, is a tenant's. `uses` checks whether it uses a GPU at this moment.
     pub fn settle(
         &mut self,
         now_ns: u64,
@@ -145,12 +148,13 @@ impl Users {
         changes
     }
 
-    /// A session of a process has ended: what it did meanwhile, it did as a tenant's.
+    /// Notes that a session of the process has ended. Calls during the session were the tenant's,
+    /// so an unreported entry goes.
     pub fn was_managed(&mut self, pid: u32) {
         self.users.retain(|who, user| who.pid != pid || user.is_reported);
     }
 
-    /// When there is next something to settle.
+    /// Returns when `settle` next has something to do.
     pub fn due_ns(&self) -> Option<u64> {
         let due = |user: &User| {
             if user.is_reported {
@@ -162,17 +166,17 @@ impl Users {
         self.users.values().map(due).min()
     }
 
-    /// Whether a process was seen, told of or not.
+    /// Whether a process was seen, reported or not.
     pub fn knows(&self, who: ProcessKey) -> bool {
         self.users.contains_key(&who)
     }
 
-    /// Those who were told of.
+    /// Returns the reported processes.
     pub fn reported(&self) -> impl Iterator<Item = (&ProcessKey, &User)> {
         self.users.iter().filter(|(_, user)| user.is_reported)
     }
 
-    /// A process, if it was told of.
+    /// Returns a process, if it was reported.
     pub fn find(&self, pid: u32) -> Option<(ProcessKey, &User)> {
         self.reported().find(|(who, _)| who.pid == pid).map(|(who, user)| (*who, user))
     }
@@ -184,7 +188,7 @@ mod tests {
 
     const WHO: ProcessKey = ProcessKey { pid: 7, start_ticks: 1 };
 
-    /// Long after the start.
+    /// The state of a daemon long after its start.
     fn running() -> Users {
         Users { users: BTreeMap::new(), quiet_until_ns: 0 }
     }
@@ -237,7 +241,7 @@ mod tests {
         let mut users = seen(Evidence::Ioctl);
         assert_eq!(users.settle(GRACE_NS, |_, _| false, |_| false), [Change::Passed(WHO)]);
         assert_eq!(users.due_ns(), None, "and told once");
-        // NVML's word may be old.
+        // NVML's list may be old.
         assert_eq!(seen(Evidence::Nvml).settle(GRACE_NS, |_, _| false, |_| false), []);
         let mut tenant = seen(Evidence::Ioctl);
         tenant.was_managed(WHO.pid);

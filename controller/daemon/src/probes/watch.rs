@@ -1,5 +1,5 @@
-//! The thread that watches: reads what the kernel programs tell, NVML's lists and /proc, keeps the board, and does what the
-//! configuration says with users that are no tenant's.
+//! The watching thread. It reads the kernel programs' reports, NVML's lists and /proc, and keeps
+//! the board. It treats unmanaged processes as the configuration says.
 
 use super::activity::{Activity, MAX_REMEMBERED, bound, evicted, process_of};
 use super::connected::Connected;
@@ -30,43 +30,48 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// What NVML is called at run time.
+/// Name of the NVML library at run time.
 const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 const MS: u64 = 1_000_000;
-/// How often counters are read while there are any: whoever was seen before is found by them, with the grace of a newcomer within a second.
+/// How often the thread reads the counters. The kernel reports a process's first call alone; later
+/// calls show in the counters. With the grace of a new user, a process is listed within a second.
 const STATS_NS: u64 = 500 * MS;
-/// When a session ended, so soon.
+/// How soon the thread reads the counters after a session ended.
 const STATS_SOON_NS: u64 = 100 * MS;
-/// How often NVML is asked: what it lists, the kernel programs mostly have told before.
+/// How often the thread asks NVML while the kernel programs are attached. They mostly report a
+/// process before NVML lists it. The second value applies without kernel programs.
 const NVML_NS: u64 = 5_000 * MS;
 const NVML_ALONE_NS: u64 = 400 * MS;
-/// How often /proc is searched, likewise.
+/// How often the thread has /proc searched, with kernel programs and without.
 const SCAN_NS: u64 = 30_000 * MS;
 const SCAN_ALONE_NS: u64 = 1_000 * MS;
-/// How often it is looked whether the driver's devices have appeared or have other numbers: whoever uses them at once is to be found within a
-/// second, too.
+/// How often the thread checks whether the driver's devices appeared or have new numbers. A process
+/// that uses new devices at once must be listed within a second too.
 const DEVICES_NS: u64 = 500 * MS;
-/// How long a process takes to stop that is told to, unless the machine is very busy.
+/// Time that a process takes to stop after SIGSTOP, unless the machine is very busy.
 const STOPS_NS: u64 = 100 * MS;
-/// How often the dead are forgotten, and those looked at again who have a device mapped.
+/// How often the thread forgets dead processes, and has the processes with a mapped device read
+/// again.
 const FORGET_NS: u64 = 2_000 * MS;
-/// How soon programs that could not be attached are tried again: what was short may not be any more.
+/// Pause before the next try to attach programs, because the obstacle may be gone by then.
 const ATTACH_NS: u64 = 30_000 * MS;
-/// How often it is looked whether the kernel failed to tell of a return, where it may.
+/// How often the thread looks for calls whose return the kernel missed.
 const MISSED_NS: u64 = 10_000 * MS;
-/// How often a library that was not there is looked for again.
+/// Pause before the next look for an absent NVML library.
 const NVML_ABSENT_NS: u64 = 30_000 * MS;
-/// How long who lost a session, or had one with the daemon before, is taken to be coming back. It tries every quarter of a second.
+/// How long a process without its session is expected to reconnect, after its session or its daemon
+/// ended. The process tries every quarter of a second.
 const RETURN_NS: u64 = 10_000 * MS;
-/// How long the command lines of those who are new at the same time are waited for before they are told of by their names.
+/// How long one round waits for the command lines of new processes. After that, the log shows their
+/// names instead.
 const DESCRIBE_LIMIT: Duration = Duration::from_millis(20);
-/// How long the end of the watching thread is waited for. It may be waiting for a driver.
+/// How long `drop` waits for the watching thread, which may be waiting for a driver.
 const END_LIMIT: Duration = Duration::from_millis(500);
-/// Reading what one process has mapped takes no more of a processor than this.
+/// Most time that reading one process's mappings is charged with.
 const MAX_SPENT_NS: u64 = 10 * MS;
-/// What takes time is done so seldom that it takes at most this part of it.
+/// Pause after slow work, as a multiple of the time that the work took.
 const DUTY: u64 = 400;
-/// The same of looking at a process that has very many descriptors and was seen using a GPU.
+/// The same for a process that has very many descriptors and was seen using a GPU.
 const SUSPECTS_DUTY: u64 = 50;
 
 enum Order {
@@ -74,26 +79,26 @@ enum Order {
     Stop,
 }
 
-/// What the daemon before left.
+/// State that the previous daemon left.
 #[derive(Debug, Default)]
 pub struct Before {
-    /// Who was adopted.
+    /// Adopted processes.
     pub adopted: Vec<Adopted>,
-    /// Whom it held, and did not let go on, since it was killed.
+    /// Processes that the previous daemon held and did not let go on, because it was killed.
     pub held: Vec<ProcessKey>,
-    /// Whose sessions it had: they are coming back.
+    /// Processes with a session at the previous daemon, which are expected to reconnect.
     pub returning: Vec<ProcessKey>,
 }
 
-/// What others read and use of the watching thread.
+/// Data that the watching thread shares with other threads.
 #[derive(Default)]
 struct Common {
     board: Mutex<Board>,
     held: Held,
 }
 
-/// The watching thread. Dropping it detaches the programs and lets those go on who were held; whatever keeps the thread from it is not waited
-/// for.
+/// Handle of the watching thread. Dropping it detaches the programs and lets the held processes go
+/// on. The drop does not wait long for a thread that is stuck.
 pub struct Watcher {
     common: Arc<Common>,
     orders: mpsc::Sender<Order>,
@@ -102,10 +107,10 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Starts to watch.
+    /// Starts the watching thread.
     ///
     /// # Errors
-    /// The system's: no thread, no descriptor.
+    /// The system's error if it provides no thread or no descriptor.
     pub fn start(settings: ProbesKeys, connected: Arc<Connected>, before: Before) -> std::io::Result<Self> {
         let board = Mutex::new(Board::starting(&before.adopted, &before.held));
         let common = Arc::new(Common { board, held: Held::default() });
@@ -118,27 +123,28 @@ impl Watcher {
         let watch = Watch::new(settings, connected, its_common, its_bell, before)?;
         std::thread::Builder::new().name("deepres-watch".to_owned()).spawn(move || {
             watch.run(&received);
-            // Nobody waits for it any more.
+            // The send fails if nobody waits for the end any more.
             let _ = end.send(());
         })?;
         Ok(Self { common, orders, bell, ended })
     }
 
-    /// How things stand.
+    /// Returns a copy of the board.
     pub fn board(&self) -> Board {
         self.common.board.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What each process has done in the driver.
+    /// Returns each process's sums of its calls to the driver.
     pub fn activity(&self) -> BTreeMap<u32, DriverSums> {
         let board = self.common.board.lock().unwrap_or_else(PoisonError::into_inner);
         board.activity.iter().map(|activity| (activity.pid, activity.sums())).collect()
     }
 
-    /// Takes a process that is no tenant's for a tenant's: it goes on if it was held, and is not complained of any more.
+    /// Adopts an unmanaged process for a tenant. A held process goes on, and the log does not
+    /// complain about the process any more.
     pub fn adopt(&self, pid: u32, tenant: Option<String>) -> oneshot::Receiver<Result<(), String>> {
         let (answer, answered) = oneshot::channel();
-        // A thread that is gone drops the answer, which is one.
+        // If the thread has ended, the order and its answer are dropped, which the caller notices.
         let _ = self.orders.send(Order::Adopt { pid, tenant, answer });
         ring(&self.bell);
         answered
@@ -160,19 +166,20 @@ impl Drop for Watcher {
     }
 }
 
-/// What was read of a process.
+/// A result of one of the reading threads.
 enum Answer {
     Mapped(ProcessKey, Option<Use>),
     Command(ProcessKey, String),
-    /// All of its descriptors, whether these are very many still, and what looking took, ns.
+    /// A process, its use of the devices by all descriptors, whether it still has very many
+    /// descriptors, and the processor time of the look, ns.
     Opened(ProcessKey, Option<Use>, bool, u64),
-    /// All processes, and what looking took, ns.
+    /// The result of a search of all processes, and its processor time, ns.
     Searched(Found, u64),
-    /// Whom NVML lists, if there is one, and what asking took, ns.
+    /// The processes that NVML lists (`None`: no NVML), and the processor time of the question, ns.
     Listed(Option<BTreeSet<u32>>, u64),
 }
 
-/// When each thing is done next.
+/// The next time of each periodic task.
 #[derive(Default)]
 struct Due {
     stats_ns: u64,
@@ -194,9 +201,9 @@ struct Watch {
     devices: Devices,
     kernel: Option<(Kernel, Ring<News>)>,
     state: ProbesStatus,
-    /// The driver's modules that the programs are attached to.
+    /// The driver's modules to which the programs are attached.
     modules: Modules,
-    /// NVML, in the hands of the thread that waits for it.
+    /// NVML, which only the thread that may wait for it uses.
     nvml: Arc<Mutex<Option<Nvml>>>,
     nvml_reader: Reader,
     searcher: Reader,
@@ -204,37 +211,39 @@ struct Watch {
     users: Users,
     described: BTreeMap<ProcessKey, Description>,
     adopted: BTreeMap<ProcessKey, Option<String>>,
-    /// Who is coming back, and until when that is believed.
+    /// Processes that are expected to reconnect, and the end of that time.
     returning: BTreeMap<ProcessKey, u64>,
-    /// Who of them had its session with the daemon before: it is nobody's concern for so long.
+    /// Processes of `returning` that had their session with the previous daemon. They do not count
+    /// as unmanaged during that time.
     of_before: BTreeSet<ProcessKey>,
-    /// What each process did when that was last read, and whether it was connected then.
+    /// Each process's activity at the last reading, and whether the process was connected then.
     counted: BTreeMap<ProcessKey, (Activity, bool)>,
-    /// The same as it is told.
+    /// The same activity in the form of the board.
     told: Vec<ActivityStatus>,
-    /// What processes that were counted are to themselves, where that is another number.
+    /// Ids of the counted processes inside their containers, where they differ.
     inner: BTreeMap<ProcessKey, Option<u32>>,
-    /// What left the kernel to make room.
+    /// Counters that left the kernel to make room.
     evicted: BTreeMap<ProcessKey, Activity>,
     readers: Readers,
-    /// For descriptors alone: whoever keeps its mappings from being read keeps no thread from those.
+    /// Reads descriptors alone, so that a process that blocks the reading of its mappings holds up
+    /// no thread here.
     descriptor_readers: Readers,
     answers: (mpsc::Sender<Answer>, mpsc::Receiver<Answer>),
-    /// Whose mappings are being read.
+    /// Processes whose mappings are being read.
     asked: BTreeSet<ProcessKey>,
-    /// Who has a device mapped.
+    /// Processes that have a device mapped.
     mapped: BTreeSet<ProcessKey>,
-    /// Those with very many descriptors.
+    /// Processes with very many descriptors.
     large: Large,
-    /// Who was told to stop, when, and has not been seen stopped.
+    /// Processes that got SIGSTOP and have not been seen stopped, with the time of the signal.
     stopping: BTreeMap<ProcessKey, u64>,
-    /// Calls of the dead whose return went unnoticed.
+    /// Missed returns of detached programs and of threads that have ended.
     missed: u64,
-    /// What programs that are detached were not run for.
+    /// Ioctls that detached programs skipped.
     skipped: u64,
-    /// What reading mappings took since the last search, ns.
+    /// Time of reading mappings since the last search, ns.
     spent_ns: Arc<AtomicU64>,
-    /// Until when command lines are waited for in this round.
+    /// Until when this round waits for command lines.
     patience: Instant,
     due: Due,
 }
@@ -298,12 +307,12 @@ impl Watch {
         }
     }
 
-    /// Carries out orders; true if one was to stop.
+    /// Carries out the orders. Returns true if one of them is `Stop`.
     fn obey(&mut self, orders: &mpsc::Receiver<Order>) -> bool {
         loop {
             match orders.try_recv() {
                 Ok(Order::Adopt { pid, tenant, answer }) => {
-                    // Whoever asked may be gone.
+                    // The send fails if the caller is gone.
                     let _ = answer.send(self.adopt(pid, tenant));
                 }
                 Ok(Order::Stop) | Err(mpsc::TryRecvError::Disconnected) => return true,
@@ -312,9 +321,10 @@ impl Watch {
         }
     }
 
-    /// Attaches the programs to the devices that there are. Those for other devices are detached after, so that nothing goes unseen.
+    /// Attaches the programs to the present devices. The old programs are detached afterwards, so
+    /// that no call goes unseen.
     fn attach(&mut self) {
-        // What the programs that go know yet.
+        // The old programs' maps are read once more before they go.
         self.look_for_missed();
         let ProbesStatus { evicted, missed, skipped, .. } = self.state;
         let fresh = ProbesStatus { evicted, missed, skipped, ..ProbesStatus::default() };
@@ -360,7 +370,7 @@ impl Watch {
         self.state.detail = why;
     }
 
-    /// Does what is due.
+    /// Does each task that is due.
     fn look(&mut self) {
         let now_ns = monotonic_ns();
         self.patience = Instant::now() + DESCRIBE_LIMIT;
@@ -375,7 +385,7 @@ impl Watch {
                 self.counted.clear();
                 self.told.clear();
                 self.large = Large::default();
-                // Who has them open already may ask nothing.
+                // Processes that have the new devices open already may make no further call.
                 (self.due.nvml_ns, self.due.scan_ns) = (0, 0);
                 self.attach();
             }
@@ -386,7 +396,7 @@ impl Watch {
         if now_ns >= self.due.forget_ns {
             self.due.forget_ns = now_ns + FORGET_NS;
             self.forget(now_ns);
-            // By others than this thread.
+            // Reader threads do this, because reading mappings may block.
             self.mapped.clone().into_iter().for_each(|who| self.ask_for_mappings(who));
         }
         if now_ns >= self.due.missed_ns {
@@ -397,7 +407,7 @@ impl Watch {
             self.due.stats_ns = now_ns + STATS_NS;
             self.read_stats(now_ns);
         }
-        // The next time is known when there is an answer.
+        // The answer sets the next time.
         if now_ns >= self.due.nvml_ns {
             self.due.nvml_ns = u64::MAX;
             self.ask_nvml();
@@ -419,7 +429,7 @@ impl Watch {
         }
     }
 
-    /// What was read of processes meanwhile.
+    /// Takes the answers of the reading threads.
     fn read_answers(&mut self, now_ns: u64) {
         while let Ok(answer) = self.answers.1.try_recv() {
             self.take(answer, now_ns);
@@ -459,7 +469,7 @@ impl Watch {
             Answer::Searched(found, took_ns) => {
                 let pause_ns = if self.kernel.is_some() { SCAN_NS } else { SCAN_ALONE_NS };
                 let spent_ns = took_ns + self.spent_ns.swap(0, Ordering::Relaxed);
-                // Unless it is to be searched again at once.
+                // Another value means that a new search is due at once.
                 if self.due.scan_ns == u64::MAX {
                     self.due.scan_ns = next(spent_ns, pause_ns);
                 }
@@ -480,21 +490,22 @@ impl Watch {
         }
     }
 
-    /// Whose session ended may go on without one.
+    /// Looks at the processes whose sessions ended, because they may go on without one.
     fn see_who_left(&mut self, now_ns: u64) {
         let ended = self.connected.take_ended();
         if !ended.is_empty() {
-            // What they did until now they did as tenants, and what they do from now on is to be seen soon. Many may end, one after the other.
+            // Calls up to now count as the tenant's; later calls should be seen soon. The minimum
+            // keeps many endings in a row from moving the time.
             self.due.stats_ns = self.due.stats_ns.min(now_ns + STATS_SOON_NS);
         }
         for who in self.connected.take_arrived() {
-            // Without a session it is like anybody else.
+            // Without a session, the process counts like any other.
             if !self.connected.covers(who) {
                 self.look_at(who, now_ns);
             }
         }
         for pid in ended {
-            // NVML listed it while it was a tenant's, and has not been asked since.
+            // The entry is from the time of the session; NVML has not been asked since.
             self.listed.remove(&pid);
             self.users.was_managed(pid);
             if let Some(who) = ProcessKey::of(pid) {
@@ -504,7 +515,7 @@ impl Watch {
         }
     }
 
-    /// Looks whether a process has the devices open.
+    /// Checks whether a process has the devices open.
     fn look_at(&mut self, who: ProcessKey, now_ns: u64) {
         let Look { found, is_whole } = scan::glance(who.pid, &self.devices);
         if let Some(found) = found {
@@ -515,14 +526,14 @@ impl Watch {
         }
     }
 
-    /// Forgets the dead, and who had time to come back.
+    /// Forgets dead processes, and processes whose time to reconnect is over.
     fn forget(&mut self, now_ns: u64) {
         self.adopted.retain(|who, _| who.is_alive());
         self.returning.retain(|_, until_ns| now_ns < *until_ns);
         let late: Vec<ProcessKey> =
             self.of_before.extract_if(.., |who| !self.returning.contains_key(who)).collect();
         for who in late.into_iter().filter(|who| who.is_alive()) {
-            // It has not come back, and may ask nothing.
+            // The process has not reconnected and may make no further call.
             self.look_at(who, now_ns);
         }
         self.mapped.retain(|who| who.is_alive());
@@ -539,7 +550,7 @@ impl Watch {
         self.state.untimed = totals.untimed;
         self.state.news_lost = totals.news_lost;
         for (key, late) in kernel.take_late() {
-            // The dead's is nobody's any more.
+            // A dead process has no entry, and its late counts are dropped.
             if let Some(activity) = self.evicted.get_mut(&process_of(&key)) {
                 activity.add(key, &late);
             }
@@ -594,13 +605,15 @@ impl Watch {
         for (who, computes) in active {
             self.saw(who, Evidence::Ioctl, computes, now_ns);
         }
-        // Whoever had a session a moment ago may have done this while it had it. If not, it may ask nothing more, and have the device.
+        // A process whose session ended since the last reading may have made these calls during the
+        // session. Its open devices decide, because it may make no further call.
         for who in left {
             self.look_at(who, now_ns);
         }
     }
 
-    /// Looks for calls that were passed over, and for those whose return went unnoticed. Tracepoints tell of each; probes at the returns of functions have room for so many threads.
+    /// Looks for calls that the kernel skipped, and for calls whose return it missed. Only return
+    /// probes at functions miss returns, because they have room for a limited number of threads.
     fn look_for_missed(&mut self) {
         let Some((kernel, _)) = &mut self.kernel else { return };
         self.state.skipped = self.skipped + kernel.skipped();
@@ -613,7 +626,7 @@ impl Watch {
         self.missed += dead.filter(|(tid, _)| kernel.forget_call(*tid)).count() as u64;
     }
 
-    /// Has NVML asked whom it lists. It may wait for the driver for ever.
+    /// Has the NVML thread ask which processes NVML lists. NVML may wait for the driver for ever.
     fn ask_nvml(&self) {
         let (nvml, devices) = (Arc::clone(&self.nvml), self.devices.clone());
         self.answer_from(&self.nvml_reader, move |began_ns| {
@@ -622,17 +635,18 @@ impl Watch {
         });
     }
 
-    /// Has a thread read something, and ring when it is done. It is told what it had taken before.
+    /// Has a thread read something and ring the bell afterwards. `read` gets the thread's processor
+    /// time so far, ns.
     fn answer_from(&self, reader: &Reader, read: impl FnOnce(u64) -> Answer + Send + 'static) {
         let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
         reader.read(move || {
-            // The thread that asked may have ended.
+            // The send fails if the watching thread has ended.
             let _ = answers.send(read(thread_ns()));
             ring(&bell);
         });
     }
 
-    /// Takes in whom NVML lists.
+    /// Takes in the processes that NVML lists.
     fn see_listed(&mut self, now_ns: u64) {
         let strangers: Vec<u32> =
             self.listed.iter().copied().filter(|pid| !self.connected.contains(*pid)).collect();
@@ -651,7 +665,8 @@ impl Watch {
 
     fn searched(&mut self, found: Found, now_ns: u64) {
         for (who, found) in found.users {
-            // Children of a session have its descriptors; what they do with them would be seen.
+            // A session's children inherit its descriptors. If they use the device, the ioctls show
+            // it.
             if !self.descends_from_a_session(who.pid) {
                 self.saw(who, found.evidence, found.is_compute, now_ns);
             }
@@ -660,7 +675,8 @@ impl Watch {
         found.large.into_iter().for_each(|who| self.ask_for_descriptors(who));
     }
 
-    /// Has all descriptors of a process looked at that has very many, unless they were a moment ago or still are.
+    /// Has all descriptors of a process with very many read. Does nothing if that is under way or
+    /// was done a moment ago.
     fn ask_for_descriptors(&mut self, who: ProcessKey) {
         if !self.large.asks(who, monotonic_ns()) {
             return;
@@ -670,13 +686,13 @@ impl Watch {
             let began_ns = thread_ns();
             let found = scan::open(who.pid, &devices);
             let is_large = !scan::glance(who.pid, &devices).is_whole;
-            // The thread that asked may have ended.
+            // The send fails if the watching thread has ended.
             let _ = answers.send(Answer::Opened(who, found, is_large, thread_ns() - began_ns));
             ring(&bell);
         });
     }
 
-    /// Has a process's mappings read, unless they still are.
+    /// Has a process's mappings read, unless that is under way.
     fn ask_for_mappings(&mut self, who: ProcessKey) {
         if !self.asked.insert(who) {
             return;
@@ -686,9 +702,9 @@ impl Watch {
         self.readers.start(move || {
             let began_ns = monotonic_ns();
             let found = scan::mapped(who.pid, &devices);
-            // What takes longer was waiting.
+            // The time beyond this bound was waiting.
             spent_ns.fetch_add((monotonic_ns() - began_ns).min(MAX_SPENT_NS), Ordering::Relaxed);
-            // The thread that asked may have ended.
+            // The send fails if the watching thread has ended.
             let _ = answers.send(Answer::Mapped(who, found));
             if found.is_some() && !is_known {
                 ring(&bell);
@@ -727,7 +743,8 @@ impl Watch {
             if listed.contains(&who.pid) || mapped.contains(&who) {
                 return true;
             }
-            // What is known of one that has very many is not looked at again each time.
+            // For a process with very many descriptors the last result counts; reading them takes
+            // too long.
             if let Some(uses) = large.uses(who) {
                 unseen.push(who);
                 return uses;
@@ -736,7 +753,7 @@ impl Watch {
             if !is_whole && found.is_none() {
                 unseen.push(who);
             }
-            // For all that is known it uses what it was seen to use.
+            // Without a whole look the use that was seen before is not refuted.
             found.is_some() || !is_whole || scan::is_hidden(who.pid)
         };
         let changes = self.users.settle(monotonic_ns(), is_managed, uses);
@@ -763,7 +780,8 @@ impl Watch {
                 let container = found.container.as_deref().unwrap_or_default();
                 let is_adopted = self.adopted.contains_key(&who);
                 if !self.lines.allows(&Source::User(found.uid)) {
-                    // Whoever starts programs in a loop fills no log: `ps` has them all.
+                    // A user who starts programs in a loop must not fill the log; `ps` lists all of
+                    // them.
                 } else if is_adopted {
                     tracing::info!(
                         pid,
@@ -779,7 +797,7 @@ impl Watch {
                     tracing::warn!(pid, uid, command, container, kind, "an unmanaged process uses the GPU");
                 }
             }
-            // Whether it is held is settled in a moment.
+            // `settle` decides in a moment whether the process is held.
             Change::Computes(_) => {}
             Change::Passed(who) => {
                 if self.lines.allows_unknown() {
@@ -799,13 +817,14 @@ impl Watch {
         }
     }
 
-    /// Describes a process, once. Its command line is waited for a moment; if it comes later, it is taken then.
+    /// Describes a process once. Waits a moment for the command line; a later answer is taken in
+    /// later.
     fn describe(&mut self, who: ProcessKey) {
         self.described.insert(who, scan::describe(who.pid));
         let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
         self.readers.start(move || {
             if let Some(command) = command_line(who.pid) {
-                // The thread that asked may have ended.
+                // The send fails if the watching thread has ended.
                 let _ = answers.send(Answer::Command(who, command));
                 ring(&bell);
             }
@@ -821,7 +840,8 @@ impl Watch {
         }
     }
 
-    /// Stops a process that computes, unless there is a reason not to.
+    /// Stops a process that computes, unless it is adopted, is expected to reconnect, or was not
+    /// seen with a device.
     fn hold(&mut self, who: ProcessKey, now_ns: u64) {
         let is_coming_back = self.returning.get(&who).is_some_and(|until_ns| now_ns < *until_ns);
         if is_coming_back || self.adopted.contains_key(&who) {
@@ -836,7 +856,7 @@ impl Watch {
         if was_held && (is_on_its_way || who.is_being_stopped()) {
             return;
         }
-        // NVML's word alone is not enough to stop anybody.
+        // NVML's list alone is not enough to stop a process.
         let is_seen = scan::glance(who.pid, &self.devices).found.is_some()
             || self.mapped.contains(&who)
             || self.large.uses(who) == Some(true);
@@ -916,13 +936,14 @@ impl Watch {
         if let Some((_, ring)) = &self.kernel {
             descriptors.push(PollFd::from_borrowed_fd(ring.as_fd(), PollFlags::IN));
         }
-        // Interrupted or not: it is looked again.
+        // The loop looks again whether or not the wait was interrupted.
         let _ = poll(&mut descriptors, Some(&pause));
         let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
     }
 }
 
-/// Holds still whom the daemon before held, or lets them go on where nobody is held any more.
+/// Takes over the processes that the previous daemon held. Lets them go on if the policy is not
+/// `hold`.
 fn take_over(held: &Held, before: &[ProcessKey], policy: UnmanagedPolicy) {
     for who in before.iter().copied().filter(|who| who.is_alive()) {
         held.take_over(who);
@@ -937,15 +958,15 @@ fn kind(is_compute: bool) -> &'static str {
     if is_compute { "compute" } else { "control" }
 }
 
-/// When something that took `spent_ns` is done again.
+/// Returns the next time of a task that took `spent_ns`.
 fn next(spent_ns: u64, pause_ns: u64) -> u64 {
     monotonic_ns() + pause_ns.max(spent_ns.saturating_mul(DUTY))
 }
 
-/// Whom NVML lists as computing. `None`: there is no NVML, yet.
+/// Returns the processes that NVML lists as computing. `None`: NVML is not there yet.
 fn listed(nvml: &mut Option<Nvml>, devices: &Devices) -> Option<BTreeSet<u32>> {
     if nvml.is_none() {
-        // The driver may have been loaded since.
+        // The driver may have been loaded since the last try.
         *nvml = Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok();
     }
     let nvml = nvml.as_ref()?;
@@ -954,7 +975,8 @@ fn listed(nvml: &mut Option<Nvml>, devices: &Devices) -> Option<BTreeSet<u32>> {
     let processes = gpus.filter_map(|gpu| gpu.running_compute_processes().ok()).flatten();
     let mut listed: BTreeSet<u32> = processes.map(|process| process.pid).collect();
     if !is_in_host_pid_namespace() {
-        // Its numbers are another namespace's, and here somebody else's, unless /proc agrees.
+        // NVML's ids may belong to another pid namespace and name other processes here, so /proc
+        // must agree.
         listed.retain(|pid| scan::open(*pid, devices).is_some());
     }
     Some(listed)

@@ -1,7 +1,8 @@
-//! How the kernel is asked to tell of ioctls: what it has, and what follows from that.
+//! Chooses the way in which the kernel reports ioctls.
 //!
-//! The driver's own functions come first, since nobody else's calls pass them. Where they cannot be probed, or a try shows that
-//! they are not passed, the tracepoints of ioctl follow, and the raw ones of all system calls are last.
+//! The driver's own functions come first, because no other calls pass them. The tracepoints of
+//! ioctl follow if the functions cannot be probed, or if a test shows that ioctls do not pass them.
+//! The raw tracepoints of all system calls come last.
 
 use super::devices::Devices;
 use deepres_abi::probe::Family;
@@ -10,24 +11,24 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Where the kernel says that probes at its functions can be had.
+/// Exists if the kernel allows probes at its functions.
 const KPROBES: &str = "/sys/bus/event_source/devices/kprobe";
 /// The kernel's list of its functions.
 const FUNCTIONS: &str = "/proc/kallsyms";
 
-/// How the ends of ioctls are heard of.
+/// A way in which the kernel reports ioctls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// The driver's own ioctl functions: nothing else pays.
+    /// The driver's own ioctl functions: no other call gets slower.
     DriverFunctions,
-    /// The tracepoints of ioctl alone: other system calls pay little.
+    /// The tracepoints of ioctl alone: other system calls get little slower.
     Tracepoints,
-    /// The raw tracepoints of all system calls: no tracing file system is needed.
+    /// The raw tracepoints of all system calls: they need no tracing file system.
     RawTracepoints,
 }
 
 impl Way {
-    /// Its name.
+    /// Returns the way's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::DriverFunctions => "driver functions",
@@ -37,33 +38,35 @@ impl Way {
     }
 }
 
-/// A way, and why it is taken.
+/// A way and the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
     /// The way.
     pub way: Way,
-    /// Why, and why none before it.
+    /// Reason for this way and against the better ones.
     pub why: String,
 }
 
-/// Where the kernel shows its modules.
+/// The kernel's folder of loaded modules.
 const MODULES: &str = "/sys/module";
-/// The driver's.
+/// The driver's modules.
 const DRIVERS: [&str; 3] = ["nvidia", "nvidia_uvm", "nvidia_modeset"];
 
-/// The driver's modules as they are loaded. What is attached to a module's functions goes with the module: one that was loaded again has to be
-/// probed again, also if its devices have the numbers that they had.
+/// Identity of the driver's loaded modules. Probes at a module's functions go with the module. A
+/// module that was loaded again needs new probes, even if its devices have the same numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Modules(Vec<(&'static str, u64, i64)>);
 
 impl Modules {
-    /// Looks, where it matters: on a kernel whose functions can be probed.
+    /// Reads the modules if the kernel allows probes at its functions; otherwise the modules do not
+    /// matter.
     pub fn read() -> Self {
         if Path::new(KPROBES).exists() { Self::among(Path::new(MODULES)) } else { Self::default() }
     }
 
     fn among(folder: &Path) -> Self {
-        // The folder is made anew with the module, and its number is not used again before all others were.
+        // The kernel makes a module's folder anew with the module. It reuses the folder's inode
+        // number only after all others.
         let loaded = DRIVERS.into_iter().filter_map(|name| {
             let folder = std::fs::metadata(folder.join(name)).ok()?;
             Some((name, folder.ino(), folder.ctime_nsec()))
@@ -72,9 +75,10 @@ impl Modules {
     }
 }
 
-/// The driver's function that every ioctl of a family passes.
+/// Returns the driver's function that every ioctl of a family passes.
 ///
-/// As NVIDIA's published open-gpu-kernel-modules, release 595.45.04, have them: `nv.c`, `uvm.c`, `nvidia-modeset-linux.c`.
+/// Source: NVIDIA's open-gpu-kernel-modules, release 595.45.04: `nv.c`, `uvm.c`,
+/// `nvidia-modeset-linux.c`.
 pub fn function(family: Family) -> Option<&'static str> {
     match family {
         Family::Rm => Some("nvidia_unlocked_ioctl"),
@@ -84,31 +88,32 @@ pub fn function(family: Family) -> Option<&'static str> {
     }
 }
 
-/// What the choice depends on.
+/// Facts on which the choice depends.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// The kernel lets probes be put to its functions.
+    /// Whether the kernel allows probes at its functions.
     pub has_kprobes: bool,
-    /// The configuration names other devices than NVIDIA's: their ioctls pass other functions.
+    /// Whether the configuration names other devices than NVIDIA's, whose ioctls pass other
+    /// functions.
     pub are_stand_ins: bool,
     /// The driver's functions that the kernel lists.
     pub functions: BTreeSet<&'static str>,
-    /// The families that are watched.
+    /// The watched families.
     pub families: Vec<Family>,
 }
 
 impl Facts {
-    /// Looks.
+    /// Reads the facts.
     pub fn read(devices: &Devices) -> Self {
         let has_kprobes = Path::new(KPROBES).exists();
         let families = devices.families();
         let wanted: Vec<&'static str> = families.iter().filter_map(|family| function(*family)).collect();
-        // A long list, which is read only where it matters.
+        // The list is long, so it is read only where it matters.
         let functions = if has_kprobes { listed(&wanted) } else { BTreeSet::new() };
         Self { has_kprobes, are_stand_ins: devices.are_stand_ins(), functions, families }
     }
 
-    /// Why the driver's functions cannot be probed.
+    /// Returns the reason why the driver's functions cannot be probed.
     fn obstacle(&self) -> Option<String> {
         if !self.has_kprobes {
             return Some("this kernel lets no probes be put to its functions (CONFIG_KPROBES)".to_owned());
@@ -116,7 +121,8 @@ impl Facts {
         if self.are_stand_ins {
             return Some("the configuration names devices that are not the driver's".to_owned());
         }
-        // Without its module, which few compute hosts load, there is nothing to see of displays.
+        // The modeset module may be missing, because few compute hosts load it. Without it there
+        // are no display calls to see.
         let needed = self.families.iter().filter(|family| **family != Family::Modeset);
         let wanted = needed.filter_map(|family| function(*family));
         let missing: Vec<&str> = wanted.filter(|name| !self.functions.contains(name)).collect();
@@ -126,7 +132,7 @@ impl Facts {
         (!missing.is_empty()).then(|| format!("the kernel lists no {}", missing.join(", ")))
     }
 
-    /// The functions to probe.
+    /// Returns the functions to probe.
     pub fn targets(&self) -> impl Iterator<Item = &'static str> {
         self.functions.iter().copied()
     }
@@ -143,7 +149,7 @@ fn listed(wanted: &[&'static str]) -> BTreeSet<&'static str> {
         .collect()
 }
 
-/// The ways to try, best first.
+/// Returns the ways to try, best first.
 pub fn choices(facts: &Facts) -> Vec<Choice> {
     let mut choices = Vec::new();
     let obstacle = facts.obstacle();
@@ -196,7 +202,7 @@ mod tests {
         let before = Modules::among(folder.path());
         std::fs::create_dir(module("loop")).unwrap();
         assert_eq!(Modules::among(folder.path()), before, "somebody else's");
-        // Whatever has the number of the one that is gone.
+        // Any folder with the inode number of the one that is gone.
         std::fs::rename(module("nvidia"), module("gone")).unwrap();
         assert_ne!(Modules::among(folder.path()), before);
         std::fs::create_dir(module("nvidia")).unwrap();

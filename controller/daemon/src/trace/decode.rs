@@ -1,8 +1,8 @@
-//! An event of the kernel's as people read it. Nothing of a record is believed: each field is read only if it is there, each text made
-//! harmless, and any bytes give some result.
+//! Turns an event of the kernel into readable form. The code trusts no record: it reads each field
+//! only if the field is present, makes each text harmless, and accepts any bytes.
 //!
-//! Hundreds of thousands of events a second are decoded by one thread: an event stays where it is, what is in it is read when it is shown, and
-//! only what is odd takes memory.
+//! One thread decodes hundreds of thousands of events a second. Therefore an event stays in place,
+//! its fields are read when they are shown, and only odd texts take memory.
 
 use super::layout::{self, Command, Field, Kind};
 use super::names::{CLASSES, CONTROLS, DISPLAYS, STATUSES};
@@ -13,44 +13,45 @@ use std::borrow::Cow;
 use std::fmt;
 use zerocopy::FromBytes;
 
-/// What the kernel's own code returns for a call that a signal interrupts (ERESTARTSYS to ERESTART_RESTARTBLOCK): the program sees
-/// EINTR or the call again.
+/// Results by which the kernel's own code marks a call that a signal interrupted (ERESTARTSYS to
+/// ERESTART_RESTARTBLOCK). The program sees EINTR, or the kernel repeats the call.
 const INTERRUPTED: std::ops::RangeInclusive<i64> = -516..=-512;
-/// Errors have numbers below this.
+/// Error numbers are below this.
 const MAX_ERROR: i64 = 4096;
 
 /// One ioctl.
 #[derive(Debug, Clone, Serialize)]
 pub struct Decoded<'e> {
-    /// When it began, ns of `CLOCK_MONOTONIC`.
+    /// When the call began, ns of `CLOCK_MONOTONIC`.
     pub began_ns: u64,
-    /// How long it took, ns.
+    /// Duration of the call, ns.
     pub latency_ns: u64,
-    /// Process.
+    /// Process id.
     pub pid: u32,
-    /// Thread.
+    /// Thread id.
     pub tid: u32,
     /// The thread's name.
     pub thread: Cow<'e, str>,
-    /// The descriptor, where it is known.
+    /// The descriptor, if it is known.
     pub fd: Option<u32>,
     /// The device.
     pub device: Numbers,
-    /// The language of the device: `rm`, `uvm`, `modeset` or `other`.
+    /// The device's family: `rm`, `uvm`, `modeset` or `other`.
     pub family: &'static str,
     /// The ioctl's number.
     pub command: u32,
-    /// Its name, if it is known.
+    /// The command's name, if it is known.
     pub name: Option<&'static str>,
-    /// The main fields of its argument, in the argument's order.
+    /// The main fields of the argument, in the argument's order.
     pub fields: Fields<'e>,
-    /// The driver's own status, where there is one and the call came so far.
+    /// The driver's own status, if the argument has one and the call succeeded.
     pub status: Option<Value>,
-    /// What the call returned.
+    /// The call's return value.
     pub result: i64,
-    /// It has not returned: its latency is of up to now, and its result nothing.
+    /// Whether the call has not returned. If so, the latency ends now, and the result means
+    /// nothing.
     pub unfinished: bool,
-    /// The error's name, if it failed.
+    /// The error's name, if the call failed.
     pub error: Option<Cow<'static, str>>,
 }
 
@@ -78,7 +79,7 @@ pub struct Fields<'e> {
 }
 
 impl<'e> Fields<'e> {
-    /// Name and value of those that are there.
+    /// Returns name and value of the fields that the payload contains.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, Value)> + use<'e> {
         let payload = self.payload;
         self.known.iter().filter_map(move |field| Some((field.name, value(field.kind, payload, field.at)?)))
@@ -96,13 +97,13 @@ impl Serialize for Fields<'_> {
 pub enum Value {
     /// A number.
     Number(u64),
-    /// A number below 0 perhaps.
+    /// A number that may be negative.
     Signed(i64),
-    /// A number that is shown hexadecimal.
+    /// A number in hexadecimal form.
     Hex(u64),
     /// A number with a name.
     Name(&'static str),
-    /// A GPU's.
+    /// A GPU's UUID.
     Uuid([u8; 16]),
 }
 
@@ -136,10 +137,10 @@ impl Serialize for Value {
     }
 }
 
-/// Before which bytes a UUID has its dashes.
+/// Indices of the bytes of a UUID that have a dash before them.
 const UUID_DASHES: [usize; 5] = [0, 4, 6, 8, 10];
 
-/// A record as it came out of the ring; `None` if it is too short for one.
+/// Reads a record from the ring; `None` if the bytes are too short.
 pub fn event_of(bytes: &[u8]) -> Option<Event> {
     Event::read_from_prefix(bytes).ok().map(|(event, _)| event)
 }
@@ -150,7 +151,7 @@ pub fn decode(event: &Event) -> Decoded<'_> {
     let command = layout::find(family, event.command);
     let length = (event.payload_bytes as usize).min(PAYLOAD_BYTES);
     let payload = &event.payload[..length];
-    // An argument of another size than we know is another release's.
+    // An argument of another size comes from another release of the driver.
     let known = command.filter(|command| {
         family == Family::Uvm || command.bytes == 0 || command.bytes == encoded_bytes(event.command) as usize
     });
@@ -166,7 +167,7 @@ pub fn decode(event: &Event) -> Decoded<'_> {
         command: event.command,
         name: command.map(|command| command.name),
         fields: Fields { known: known.map_or(&[], |command| command.fields), payload },
-        // A call that failed did not come so far that the driver would have written one.
+        // If a call failed, the driver did not get to writing a status.
         status: known.filter(|_| event.result >= 0).and_then(|command| status(command, payload)),
         result: event.result,
         unfinished: false,
@@ -174,12 +175,12 @@ pub fn decode(event: &Event) -> Decoded<'_> {
     }
 }
 
-/// Decodes what is known of a call that has not returned ([`crate::probes::inside`]).
+/// Decodes a call that has not returned ([`crate::probes::inside`]).
 pub fn decode_unfinished(event: &Event) -> Decoded<'_> {
     Decoded { unfinished: true, fields: Fields { known: &[], payload: &[] }, status: None, ..decode(event) }
 }
 
-/// A family's name.
+/// Returns a family's name.
 pub fn family_name(family: Family) -> &'static str {
     match family {
         Family::Rm => "rm",
@@ -189,12 +190,12 @@ pub fn family_name(family: Family) -> &'static str {
     }
 }
 
-/// A command as people read it: its name or its number.
+/// Returns a command's name, or its number if the name is not known.
 pub fn command_name(family: Family, command: u32) -> String {
     layout::find(family, command).map_or_else(|| format!("{command:#x}"), |command| command.name.to_owned())
 }
 
-/// What a call that failed says.
+/// Returns the name of a failed call's error.
 pub fn error_name(result: i64) -> Option<Cow<'static, str>> {
     if result >= 0 {
         return None;

@@ -1,17 +1,21 @@
-//! What the commands of NVIDIA's devices are called and where their arguments have what.
+//! Names of the commands of NVIDIA's devices, and the layouts of their arguments.
 //!
-//! Names, numbers and layouts are facts from NVIDIA's published open-gpu-kernel-modules, release 595.45.04: `nv-ioctl-numbers.h`,
-//! `nv-ioctl.h`, `nv_escape.h`, `nvos.h`, `nv-unix-nvos-params-wrappers.h`, `uvm_ioctl.h`, `uvm_linux_ioctl.h`, `nvkms-ioctl.h` and `nvkms-api.h`. A
-//! driver of another release may lay an argument out otherwise: where its size tells so, nothing of it is shown.
+//! Names, numbers and layouts are facts from NVIDIA's published open-gpu-kernel-modules, release
+//! 595.45.04. The files are `nv-ioctl-numbers.h`, `nv-ioctl.h`, `nv_escape.h`, `nvos.h`,
+//! `nv-unix-nvos-params-wrappers.h`, `uvm_ioctl.h`, `uvm_linux_ioctl.h`, `nvkms-ioctl.h` and
+//! `nvkms-api.h`.
+//!
+//! A driver of another release may use another layout. If the argument's size differs, no fields
+//! are shown.
 
 use deepres_abi::probe::Family;
 
-/// How a field is shown.
+/// Type of a field, and how it is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// 32 bits, decimal.
     U32,
-    /// 32 bits, signed: a descriptor or a node.
+    /// 32 bits, signed: a descriptor or a NUMA node.
     I32,
     /// 64 bits, decimal: lengths, counts.
     U64,
@@ -32,7 +36,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its bytes.
+    /// Returns the field's size, bytes.
     pub const fn bytes(self) -> usize {
         match self {
             Self::U32
@@ -51,41 +55,42 @@ impl Kind {
 /// A field of an argument.
 #[derive(Debug, Clone, Copy)]
 pub struct Field {
-    /// Its name.
+    /// The field's name.
     pub name: &'static str,
-    /// Where it is, bytes.
+    /// Offset in the argument, bytes.
     pub at: usize,
-    /// How it is shown.
+    /// The field's type.
     pub kind: Kind,
 }
 
 /// A command.
 #[derive(Debug, Clone, Copy)]
 pub struct Command {
-    /// Its number within the family: the low byte where the usual encoding holds, else all of it.
+    /// Number within the family: the low byte in the usual encoding of ioctl numbers, else all of
+    /// it.
     pub number: u32,
-    /// Its name.
+    /// The command's name.
     pub name: &'static str,
-    /// Bytes of its argument; 0 if they vary.
+    /// Size of the argument, bytes; 0 if it varies.
     pub bytes: usize,
-    /// Its main fields.
+    /// The main fields.
     pub fields: &'static [Field],
-    /// Where the driver's own status is.
+    /// Offset of the driver's own status.
     pub status: Option<usize>,
-    /// The amount of memory that the call is about.
+    /// The amount of memory that the call concerns.
     pub amount: Option<Amount>,
 }
 
-/// Where an argument has an amount of memory, and what is done with it.
+/// Where an argument has an amount of memory, and what the call does with the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amount {
-    /// It is mapped or moved: bytes.
+    /// The memory is mapped or moved. Offset of the number of bytes.
     Mapped(usize),
-    /// It is asked for: the offset of its last byte.
+    /// The memory is requested. Offset of the field with the last byte's offset.
     AllocatedUpTo(usize),
-    /// As the function in the argument says.
+    /// The function in the argument decides.
     ByFunction,
-    /// As the class in the argument says: in further arguments behind an address.
+    /// The class in the argument decides; the amount is in further arguments behind an address.
     ByClass,
 }
 
@@ -341,7 +346,8 @@ const TABLE: &[Field] = &[p("table", 0)];
 const REMOTE: &[Field] = &[p("buffer", 0), n("size", 8), p("address", 16), n("done", 24)];
 const TRACKER: &[Field] = &[p("queue", 0), n("size", 8), p("control", 16), id("gpu", 24)];
 
-/// Commands of `/dev/nvidia-uvm`, by number. They are plain numbers, without the usual encoding.
+/// Commands of `/dev/nvidia-uvm`, by number. Their ioctl numbers are plain, without the usual
+/// encoding.
 const UVM: &[Command] = &[
     command(1, "UVM_RESERVE_VA", 24, RANGE).status(16).amount(8),
     command(2, "UVM_RELEASE_VA", 24, RANGE).status(16),
@@ -463,7 +469,7 @@ const UVM: &[Command] = &[
     command(0x3000_0002, "UVM_DEINITIALIZE", 0, &[]),
 ];
 
-/// Commands of `/dev/nvidia-modeset`: one that carries all others.
+/// Commands of `/dev/nvidia-modeset`: one command that carries all others.
 const MODESET: &[Command] = &[command(
     0,
     "NVKMS_IOCTL",
@@ -471,12 +477,12 @@ const MODESET: &[Command] = &[command(
     &[Field { name: "cmd", at: 0, kind: Kind::Display }, u("size", 4), p("argument", 8)],
 )];
 
-/// What ioctl numbers of the resource manager have in their second byte.
+/// Second byte of the resource manager's ioctl numbers.
 const RM_MAGIC: u32 = b'F' as u32;
-/// The same of modesetting.
+/// Second byte of the modesetting ioctl numbers.
 const MODESET_MAGIC: u32 = b'm' as u32;
 
-/// All commands of a family.
+/// Returns all commands of a family.
 pub const fn of_family(family: Family) -> &'static [Command] {
     match family {
         Family::Rm => RM,
@@ -486,7 +492,7 @@ pub const fn of_family(family: Family) -> &'static [Command] {
     }
 }
 
-/// The command of an ioctl's number.
+/// Returns the command of an ioctl number.
 pub fn find(family: Family, ioctl: u32) -> Option<&'static Command> {
     let magic = ioctl >> 8 & 0xff;
     let number = match family {
@@ -498,16 +504,16 @@ pub fn find(family: Family, ioctl: u32) -> Option<&'static Command> {
     by_number(family, number)
 }
 
-/// The command of a family's own number.
+/// Returns the command of a number within the family.
 pub fn by_number(family: Family, number: u32) -> Option<&'static Command> {
     let commands = of_family(family);
     let index = commands.binary_search_by_key(&number, |command| command.number).ok()?;
     commands.get(index)
 }
 
-/// The ioctl's number of a command, where its argument's size is known.
+/// Returns the ioctl number of a command, if the argument's size is known.
 pub fn ioctl(family: Family, command: &Command) -> Option<u32> {
-    /// Read and written, as all of them are.
+    /// Direction bits of an ioctl number: read and written, as for all these commands.
     const BOTH_WAYS: u32 = 3 << 30;
     let encode = |magic| {
         (command.bytes != 0).then_some(BOTH_WAYS | (command.bytes as u32) << 16 | magic << 8 | command.number)
@@ -554,7 +560,8 @@ mod tests {
         }
     }
 
-    /// Number, name and size of each argument, and where it has what is shown of it: its fields, the driver's status and an amount, in that order.
+    /// Number, name and size of each argument, then the places of the shown data: the fields, the
+    /// driver's status and an amount, in this order.
     const PUBLISHED: &str = include_str!("layout/published.txt");
 
     #[test]
@@ -579,7 +586,8 @@ mod tests {
             assert_eq!(u32::from_str_radix(number(), 16), Ok(command.number), "{line}");
             assert_eq!(number(), command.name);
             let bytes: usize = number().parse().unwrap();
-            // Of an argument that grows with the GPUs that a driver can have, the beginning alone is known.
+            // If an argument's size depends on the driver's maximum of GPUs, only its beginning is
+            // known.
             assert!(command.bytes == bytes || command.bytes == 0 && command.status.is_none(), "{line}");
             let places = words.map(|word| {
                 let (_, place) = word.split_once('@').unwrap();
@@ -629,7 +637,7 @@ mod tests {
                 assert_eq!(find(family, ioctl).map(|found| found.name), Some(command.name));
             }
         }
-        // As strace shows them of a CUDA program.
+        // Numbers that strace shows for a CUDA program.
         assert_eq!(find(Family::Rm, 0xc020_462a).unwrap().name, "NV_ESC_RM_CONTROL");
         assert_eq!(find(Family::Rm, 0xc030_462b).unwrap().name, "NV_ESC_RM_ALLOC");
         assert!(find(Family::Rm, 0x5401).is_none(), "a terminal's");

@@ -1,11 +1,11 @@
-//! `deepres trace`: ioctls of the GPU's devices, one by one, by name.
+//! `deepres trace`: shows each ioctl on the GPU's devices by name.
 //!
 //! | module | job |
 //! |---|---|
 //! | [`layout`] | commands and their arguments, as NVIDIA publishes them |
 //! | [`names`] | names of numbers inside arguments |
-//! | [`decode`] | an event of the kernel's as people read it |
-//! | [`summary`] | what a trace adds up to |
+//! | [`decode`] | turns an event of the kernel into readable form |
+//! | [`summary`] | the sums of a trace |
 
 pub mod decode;
 pub mod layout;
@@ -15,7 +15,7 @@ pub mod summary;
 use deepres_abi::probe::{CommandKey, CommandValue, Family, facts};
 use layout::Amount;
 
-/// What the kernel programs have to know of each command.
+/// Returns the facts about each command that the kernel programs need.
 pub fn commands() -> impl Iterator<Item = (CommandKey, CommandValue)> {
     [Family::Rm, Family::Uvm, Family::Modeset].into_iter().flat_map(|family| {
         layout::of_family(family).iter().filter_map(move |command| {

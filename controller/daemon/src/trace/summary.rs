@@ -1,48 +1,48 @@
-//! What a trace adds up to: commands, by the time spent in them.
+//! Adds up a trace by command and orders the commands by time.
 
 use super::decode::{Decoded, Value};
 use deepres_abi::probe::REST;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// One command, added up.
+/// Sums of one command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Line {
-    /// The command: its name or its number.
+    /// The command's name or number.
     pub command: String,
-    /// The device's language.
+    /// The device's family.
     pub family: &'static str,
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
-    /// Those that failed, by the kernel's word or the driver's.
+    /// Number of calls that failed, by the call's result or by the driver's status.
     pub errors: u64,
-    /// Time inside, ns.
+    /// Time inside the calls, ns.
     pub time_ns: u64,
-    /// The longest, ns.
+    /// The longest call, ns.
     pub longest_ns: u64,
 }
 
-/// Adds events up.
+/// The sums of a trace.
 #[derive(Debug, Default)]
 pub struct Summary {
     lines: BTreeMap<(&'static str, u32), Line>,
     unfinished: u64,
 }
 
-/// Commands that are told apart, at most; there are fewer than a tenth as many.
+/// Most commands that are counted apart. Fewer than a tenth as many exist.
 const MAX_LINES: usize = 4096;
-/// What stands for all others.
+/// Name of the sum of all other commands.
 const OTHERS: &str = "others";
-/// What the driver says when all is well.
+/// The driver's status of success.
 pub const OK: Value = Value::Name("NV_OK");
 
 impl Summary {
-    /// One more event.
+    /// Adds an event.
     pub fn add(&mut self, event: &Decoded<'_>) {
         let mut key = (event.family, event.command);
         let mut name = event.name;
         if self.lines.len() >= MAX_LINES && !self.lines.contains_key(&key) {
-            // Whoever makes numbers up has them counted together.
+            // Beyond the limit, made-up numbers are counted together.
             key = (OTHERS, REST);
             name = Some(OTHERS);
         }
@@ -62,19 +62,19 @@ impl Summary {
         line.longest_ns = line.longest_ns.max(event.latency_ns);
     }
 
-    /// The commands, those that took most time first.
+    /// Returns the commands, longest total time first.
     pub fn lines(&self) -> Vec<&Line> {
         let mut lines: Vec<&Line> = self.lines.values().collect();
         lines.sort_by_key(|line| std::cmp::Reverse(line.time_ns));
         lines
     }
 
-    /// Calls that had not returned.
+    /// Returns the number of calls that had not returned.
     pub fn unfinished(&self) -> u64 {
         self.unfinished
     }
 
-    /// All events.
+    /// Returns the number of all calls.
     pub fn calls(&self) -> u64 {
         self.lines.values().map(|line| line.calls).sum()
     }

@@ -1,4 +1,4 @@
-//! Every ioctl on a watched device is counted, once, and none of another.
+//! Tests of the counters: each ioctl on a watched device is counted once, and no other ioctl is.
 
 use super::support::*;
 use deepres_abi::probe::{COMMANDS_APART, Family, REST, StatKey, StatValue, TICK_NS, slot};
@@ -69,7 +69,7 @@ fn a_hundred_thousand_ioctls_of_eight_threads_over_several_descriptors_are_count
     }
 }
 
-/// Before 6.2 a kernel gives an address no type.
+/// `Walk::Probed` is the walk of kernels before 6.2, which cannot give an address a type.
 #[test]
 fn an_older_kernels_walk_finds_the_same_devices() {
     let _alone = alone();
@@ -84,7 +84,7 @@ fn an_older_kernels_walk_finds_the_same_devices() {
             for other in &others {
                 assert!(ioctl(fd(other), RM_CONTROL) < 0);
             }
-            // No descriptor at all, and one beyond every table.
+            // An invalid descriptor, and descriptors beyond every table.
             for none in [-1, 1 << 20, i32::MAX] {
                 assert_eq!(ioctl(none, SUCCESS), -i64::from(libc::EBADF));
             }
@@ -100,7 +100,7 @@ fn threads_that_would_have_the_same_slot_are_counted_exactly() {
     const CALLS: u64 = 100_000;
     let _alone = alone();
     let Some(kernel) = probes(&[TUN_KEY], Asked::None, None) else { return };
-    // Says its number, and calls if that is the wanted one.
+    // The thread reports its id, and makes the calls if the id is the wanted one.
     let caller = || {
         let (say, said) = std::sync::mpsc::channel();
         let (tell, told) = std::sync::mpsc::channel();
@@ -116,7 +116,7 @@ fn threads_that_would_have_the_same_slot_are_counted_exactly() {
         });
         (said.recv().unwrap(), tell, thread)
     };
-    // The kernel gives out the next free number after this one; someone else's may be there.
+    // The kernel gives out the next free id after this one, unless another process takes it.
     let numbered = |number: u32| {
         std::fs::write("/proc/sys/kernel/ns_last_pid", (number - 1).to_string()).unwrap();
         let (its, tell, thread) = caller();
@@ -200,7 +200,8 @@ fn pass_over_a_socket(file: &File) -> File {
 #[test]
 fn an_interrupted_call_is_an_error_and_its_time_is_counted() {
     let _alone = alone();
-    // A terminal in the hands of a process in its background: asking it to drain gets the process a signal and the call interrupted.
+    // A terminal that a background process uses. The request to drain makes the kernel send a
+    // signal and interrupt the call.
     const SCRIPT: &str = r#"
 import os, pty, signal, sys, fcntl, time
 master, slave = pty.openpty()
@@ -255,7 +256,7 @@ fn a_process_id_that_comes_again_is_another_process() {
         pid
     };
     let first = run();
-    // The kernel gives out the next free id after this one; someone else's fork may take it before.
+    // The kernel gives out the next free id after this one, unless another fork takes it.
     let comes_again = (0..200).any(|_| {
         std::fs::write("/proc/sys/kernel/ns_last_pid", (first - 1).to_string()).unwrap();
         run() == first
@@ -281,7 +282,7 @@ fn a_process_id_that_comes_again_is_another_process() {
     );
 }
 
-/// Numbers that are no commands, all different.
+/// Returns numbers that are no commands, each index another one.
 fn number(index: u64) -> u64 {
     0xc000_4600 | index << 16 & 0x3fff_0000 | index & 0xff
 }
@@ -317,7 +318,7 @@ fn rows_that_were_taken_away_begin_at_zero_for_the_next() {
     let room = Room { rows: 8, commands_apart: COMMANDS_APART, launches: 1 };
     let Some(mut kernel) = probes_within(room, &[FUSE_KEY], Asked::None, None) else { return };
     let file = open(FUSE);
-    // As many commands together as are told apart.
+    // All rounds together use as many commands as are counted apart.
     for round in 0..u64::from(COMMANDS_APART) / room.rows as u64 {
         let commands: Vec<u64> = (0..room.rows as u64).map(|index| number(index + 1)).collect();
         for _ in 0..=round {
@@ -369,7 +370,7 @@ fn no_call_is_lost_while_rows_are_taken_away_from_who_is_calling() {
 #[test]
 fn on_a_machine_with_very_many_cpus_one_process_takes_no_more_than_its_part_of_few_counters() {
     let _alone = alone();
-    // As many as there are on none yet: so few counters that all is at its narrowest.
+    // More CPUs than any machine has, so that the room for counters is at its smallest.
     let room = Room::on(2048);
     let Some(kernel) = probes_within(room, &[FUSE_KEY, TUN_KEY], Asked::None, None) else { return };
     let files = [open(FUSE), open(TUN)];
@@ -394,11 +395,11 @@ fn a_block_device_with_the_number_of_one_that_is_watched_is_another() {
     let node = folder.path().join("loop");
     mknodat(CWD, &node, FileType::BlockDevice, Mode::RUSR, makedev(LOOP_MAJOR, 0)).unwrap();
     let Ok(block) = File::open(&node) else {
-        // Where the kernel has no block devices of this number there is none to be taken for another.
+        // If the kernel has no block devices of this number, none can be confused.
         return lacks("block devices of the kind loop");
     };
     for way in WAYS {
-        // The number of virtual consoles' memory among the others.
+        // Major number 7 belongs to the virtual consoles' memory among the character devices.
         let keys = [&format!("nvidia={LOOP_MAJOR}"), TUN_KEY];
         let Some(kernel) = probes(&keys, Asked::None, Some(way)) else { return };
         assert!(ioctl(fd(&block), RM_CONTROL) < 0);
@@ -410,11 +411,14 @@ fn a_block_device_with_the_number_of_one_that_is_watched_is_another() {
     }
 }
 
-/// lchown of 32-bit programs has the number that ioctl has of others, and their ioctl the one of setsockopt.
+/// Number 16 is lchown for 32-bit programs and ioctl for others. Number 54 is ioctl for 32-bit
+/// programs and setsockopt for others.
 const COMPAT_LCHOWN: u64 = 16;
 const COMPAT_IOCTL: u64 = 54;
 
-/// A system call as a 32-bit program makes it, by a process of its own: its first three arguments, and what stands where others have their first.
+/// Makes a system call in the way of a 32-bit program, in a child process. `arguments` are its
+/// first three arguments. `elsewhere` are the registers that hold a 64-bit program's first three.
+/// Returns the child's id; `None` if the kernel has no such calls.
 fn compat_call(call: u64, arguments: [u32; 3], elsewhere: [u64; 3]) -> Option<u32> {
     let [first, second, third] = arguments.map(u64::from);
     let [di, si, dx] = elsewhere;
@@ -422,7 +426,7 @@ fn compat_call(call: u64, arguments: [u32; 3], elsewhere: [u64; 3]) -> Option<u3
     // SAFETY: the child makes two system calls and nothing else.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: it changes no memory: the path is none, and the device takes nothing.
+        // SAFETY: the call changes no memory: the path is invalid, and the device gets no buffer.
         unsafe {
             std::arch::asm!(
                 "xchg {first}, rbx",
@@ -440,9 +444,9 @@ fn compat_call(call: u64, arguments: [u32; 3], elsewhere: [u64; 3]) -> Option<u3
         }
     }
     let mut status = 0;
-    // SAFETY: it writes one number.
+    // SAFETY: the call writes one number, for which there is room.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    // Where the kernel has no such calls the child dies of it.
+    // If the kernel has no such calls, the child dies.
     (status == 0).then_some(child as u32)
 }
 
@@ -461,7 +465,7 @@ fn calls_of_32_bit_programs_are_left_out_and_taken_for_no_others() {
         assert_eq!(counted(&kernel, changed_owner), [], "{way:?}: what it asked for is no ioctl");
         assert_eq!(counted(&kernel, asked), [], "{way:?}");
         assert_eq!(kernel.totals().untimed, 0);
-        // The same call of another program.
+        // The same call by a 64-bit program.
         assert_eq!(ioctl(fd(&tun), SUCCESS), 0);
         assert_eq!(of_command(&kernel, std::process::id(), SUCCESS).unwrap().calls, 1, "{way:?}");
     }
@@ -470,7 +474,7 @@ fn calls_of_32_bit_programs_are_left_out_and_taken_for_no_others() {
 #[test]
 fn what_has_no_room_is_counted_together_and_whoever_comes_is_told_of_still() {
     let _alone = alone();
-    // More processes with as many commands each as are counted apart than there is room for.
+    // More processes, with as many commands each as are counted apart, than there is room for.
     const PROCESSES: u64 = 48;
     const COMMANDS: u64 = COMMANDS_APART as u64;
     let script = format!(
@@ -508,7 +512,7 @@ fn a_new_process_is_told_at_once() {
     assert_eq!(told[0].key.family, Family::Uvm as u32);
 }
 
-/// The parts of a test that others would disturb: all of them watch the same process.
+/// Returns the lock under which a test runs alone, because all tests watch the same process.
 pub fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -1,4 +1,5 @@
-//! Single events: each ioctl of who is followed, by name, and an exact count of what was lost.
+//! Tests of single events: each ioctl of a followed process by name, and the exact count of lost
+//! events.
 
 use super::counts::alone;
 use super::support::*;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 const RING_BYTES: u32 = 1 << 20;
-/// UVM_FREE and UVM_CREATE_EXTERNAL_RANGE: plain numbers.
+/// UVM_FREE and UVM_CREATE_EXTERNAL_RANGE; UVM's numbers are plain.
 const UVM_FREE: u64 = 34;
 const UVM_CREATE_EXTERNAL_RANGE: u64 = 73;
 
@@ -31,7 +32,8 @@ fn events(kernel: &mut Kernel) -> impl FnMut() -> Vec<Event> + use<> {
 #[test]
 fn nvidias_calls_are_told_by_name_with_fields_status_and_amount() {
     let _alone = alone();
-    // This device takes any number for done, so that the driver's answer stands in the argument.
+    // This device accepts any number as done, so the argument keeps the status that the test
+    // writes.
     let Some(mut kernel) = probes(&[BTRFS_UVM_KEY], Asked::Some(RING_BYTES), None) else { return };
     let mut events = events(&mut kernel);
     kernel.follow(own()).unwrap();
@@ -74,7 +76,7 @@ fn nvidias_calls_are_told_by_name_with_fields_status_and_amount() {
 const RM_ALLOC_MEMORY: u64 = 0xc038_4627;
 const RM_VID_HEAP_CONTROL: u64 = 0xc0b8_464a;
 const RM_MAP_MEMORY: u64 = 0xc038_464e;
-/// Classes: device memory, and a context.
+/// Classes of objects: device memory and a root.
 const NV01_MEMORY_LOCAL_USER: u64 = 0x40;
 const NV01_ROOT: u64 = 0;
 const NV_ERR_NO_MEMORY: u64 = 0x51;
@@ -84,7 +86,7 @@ fn memory_is_counted_by_what_the_arguments_say_and_not_at_all_where_the_driver_r
     let _alone = alone();
     let Some(kernel) = probes(&[BTRFS_RM_KEY], Asked::None, None) else { return };
     let file = open(BTRFS);
-    // In words of 8 bytes; the argument of the whole is further on in the same buffer.
+    // Index in words of 8 bytes. The class's own arguments lie further on in the same buffer.
     const PARAMETERS: usize = 100;
     let ask = |command: u64, words: &[(usize, u64)]| {
         let mut argument = [0; 512];
@@ -118,12 +120,12 @@ fn memory_is_counted_by_what_the_arguments_say_and_not_at_all_where_the_driver_r
     }
 }
 
-/// Memory to put arguments in, by what lies where.
+/// Returns places for arguments, named by how the argument lies there.
 fn places() -> Vec<(&'static str, *mut u8)> {
     const MIB: usize = 1 << 20;
     let mapped = |bytes: usize, flags: MapFlags, file: Option<&OwnedFd>| {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a place that the kernel chooses; it stays until the test ends.
+        // SAFETY: the kernel chooses the address, and the mapping stays until the test ends.
         let at = unsafe {
             match file {
                 Some(file) => mmap(std::ptr::null_mut(), bytes, protection, flags, file, 0),
@@ -136,10 +138,10 @@ fn places() -> Vec<(&'static str, *mut u8)> {
     let file = memfd_create("arguments", MemfdFlags::empty()).unwrap();
     ftruncate(&file, MIB as u64).unwrap();
     let shared = mapped(MIB, MapFlags::SHARED, Some(&file));
-    // A multiple of 2 MiB lies in it, with as much behind it.
+    // The mapping contains a multiple of 2 MiB with at least 2 MiB behind it.
     let large = mapped(6 * MIB, MapFlags::PRIVATE, None);
     let large = large.wrapping_add(large.align_offset(2 * MIB));
-    // SAFETY: inside the mapping.
+    // SAFETY: the range lies inside the mapping.
     unsafe { madvise(large.cast(), 2 * MIB, Advice::LinuxHugepage) }.unwrap();
     let before_the_end = |bytes: usize| pages.wrapping_add(PAGE - bytes);
     vec![
@@ -155,7 +157,8 @@ fn places() -> Vec<(&'static str, *mut u8)> {
     ]
 }
 
-/// In NV_ESC_RM_MAP_MEMORY's argument, bytes: the amount, 64 bits, and the status, 32.
+/// Offsets in NV_ESC_RM_MAP_MEMORY's argument, bytes: the amount (64 bits) and the status (32
+/// bits).
 const MAPPED_AT: usize = 24;
 const STATUS_AT: usize = 40;
 const PAGE: usize = 4096;
@@ -174,7 +177,7 @@ fn arguments_are_read_wherever_they_lie_by_a_helper_or_without() {
         let (mut calls, mut bytes) = (0_u64, 0);
         for (what, at) in places() {
             for status in [0, NV_ERR_NO_MEMORY as u32] {
-                // SAFETY: each place has more than a page.
+                // SAFETY: each place has more than a page of its mapping behind it.
                 unsafe {
                     at.add(MAPPED_AT).cast::<u64>().write_unaligned(1 << 21);
                     at.add(STATUS_AT).cast::<u32>().write_unaligned(status);
@@ -188,8 +191,9 @@ fn arguments_are_read_wherever_they_lie_by_a_helper_or_without() {
                 assert_eq!(counted, expected, "{what}, {status}, {walk:?}");
             }
         }
-        // Where nothing is, in the kernel's memory, where no memory can be, and in what may not be read.
-        // SAFETY: a place that the kernel chooses.
+        // Addresses of unmapped memory, of the kernel, outside all memory, and without permission
+        // to read.
+        // SAFETY: the kernel chooses the address.
         let closed =
             unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE, ProtFlags::empty(), MapFlags::PRIVATE) };
         for nowhere in
@@ -211,11 +215,11 @@ fn arguments_are_read_as_they_are_while_their_pages_are_exchanged() {
     let (file, ends) = (open(BTRFS), AtomicBool::new(false));
     let mut argument = Box::new([0; 512]);
     let (refused, bytes) = thread::scope(|scope| {
-        // With a child that has the same memory each write takes the page for another one.
+        // While a forked child shares the memory, each write replaces the page by a copy.
         scope.spawn(|| {
             while !ends.load(Ordering::Relaxed) {
                 assert!(Command::new("/bin/true").status().unwrap().success());
-                // SAFETY: the child does nothing but end.
+                // SAFETY: the child only ends.
                 unsafe {
                     match libc::fork() {
                         0 => libc::_exit(0),
@@ -266,7 +270,7 @@ fn children_are_followed_from_birth_and_others_are_not_told() {
     assert!(stranger.wait().unwrap().success());
     assert_eq!(events().len(), 0, "not followed");
     kernel.follow(own()).unwrap();
-    // A grandchild, by a shell that forks.
+    // The shell forks, so its child is a grandchild.
     let mut shell = Command::new("sh").args(["-c", "python3 -c \"$0\"; true", &code]).spawn().unwrap();
     assert!(shell.wait().unwrap().success());
     let mut child = Command::new("python3").args(["-c", &code]).spawn().unwrap();
@@ -300,13 +304,13 @@ fn what_the_ring_has_no_room_for_is_counted_exactly() {
     assert_eq!(events().len(), 1, "there is room again");
 }
 
-/// A page that is not there until [`Late::come`]: whoever reads it waits.
+/// A page that is missing until [`Late::come`]; a reader of the page waits until then.
 struct Late {
     faults: OwnedFd,
     address: usize,
 }
 
-/// The commands of userfaultfd(2) and their arguments, linux/userfaultfd.h.
+/// Commands of userfaultfd(2) and their constants, from linux/userfaultfd.h.
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFD_API: u64 = 0xaa;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
@@ -318,9 +322,9 @@ impl Late {
     fn new() -> Self {
         use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, userfaultfd};
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice; it stays for good.
+        // SAFETY: the kernel chooses the address of this fresh mapping, which stays for good.
         let page = unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE_BYTES, access, MapFlags::PRIVATE) };
-        // SAFETY: what it is told of is that mapping alone.
+        // SAFETY: the descriptor is used for this mapping alone.
         let faults = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC) }.expect("userfaultfd, as root");
         let late = Self { faults, address: page.expect("a page").addr() };
         late.ask(UFFDIO_API, [UFFD_API, 0, 0, 0]);
@@ -336,7 +340,7 @@ impl Late {
         assert_eq!(answer, 0, "{command:#x}: {}", std::io::Error::last_os_error());
     }
 
-    /// The page comes, full of zeros.
+    /// Provides the page, full of zeros.
     fn come(&self) {
         self.ask(UFFDIO_ZEROPAGE, [self.address as u64, PAGE_BYTES as u64, 0, 0]);
     }
@@ -354,7 +358,7 @@ fn a_call_that_has_not_returned_is_told_at_the_end_and_only_that() {
     let late = Late::new();
     std::thread::scope(|scope| {
         let stuck = scope.spawn(|| {
-            // SAFETY: the device reads and writes the one page that the address leads to.
+            // SAFETY: the device reads and writes only the one page at this address.
             unsafe { libc::ioctl(fd(&file), UVM_FREE, late.address) }
         });
         let inside = loop {
@@ -376,7 +380,7 @@ fn a_call_that_has_not_returned_is_told_at_the_end_and_only_that() {
         late.come();
         assert_eq!(stuck.join().unwrap(), 0);
     });
-    // Its return went unnoticed.
+    // The programs were detached, so the kernel missed the return.
     assert!(unfinished(&kernel, |who| kernel.follows(who)).is_empty());
     let missed = missed(&kernel);
     assert_eq!(missed.iter().map(|(_, call)| call.command).collect::<Vec<_>>(), [UVM_FREE as u32]);

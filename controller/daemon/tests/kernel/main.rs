@@ -1,7 +1,8 @@
-//! The kernel programs in the real kernel: what they count, tell and leave alone.
+//! Tests of the kernel programs in the real kernel: their counts, their reports, and the calls that
+//! they must ignore.
 //!
-//! They take root (CAP_BPF and CAP_PERFMON) and a build with the programs in it (`cargo xtask ebpf`). Elsewhere each test says what is
-//! missing and is skipped.
+//! The tests need root (CAP_BPF and CAP_PERFMON) and a build that contains the programs (`cargo
+//! xtask ebpf`). Elsewhere each test names what is missing and is skipped.
 
 mod counts;
 mod events;

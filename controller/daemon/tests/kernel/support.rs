@@ -1,4 +1,4 @@
-//! Stand-in devices and probes that watch nothing else.
+//! Stand-in devices, and probes that watch these devices alone.
 
 use deepres_abi::probe::{StatKey, StatValue};
 use deepres_daemon::probes::devices::Devices;
@@ -9,17 +9,19 @@ use deepres_model::config::DeviceKey;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 
-/// A real character device that answers `SUCCESS` and refuses NVIDIA's numbers, watched as nvidia-uvm.
+/// A real character device that answers `SUCCESS` and refuses NVIDIA's numbers. Watched as
+/// nvidia-uvm.
 pub const TUN: &str = "/dev/net/tun";
 pub const TUN_KEY: &str = "nvidia-uvm=10:200";
-/// One more, of the same major number, that refuses everything (ENOTTY), watched as nvidia.
+/// A device of the same major number that refuses everything (ENOTTY). Watched as nvidia.
 pub const FUSE: &str = "/dev/fuse";
 pub const FUSE_KEY: &str = "nvidia=10:229";
-/// And one that reads a page behind the argument and takes numbers that it does not know for done, watched as nvidia-uvm.
+/// A device that reads a page behind the argument and accepts unknown numbers as done. Watched as
+/// nvidia-uvm or as nvidia.
 pub const BTRFS: &str = "/dev/btrfs-control";
 pub const BTRFS_UVM_KEY: &str = "nvidia-uvm=10:234";
 pub const BTRFS_RM_KEY: &str = "nvidia=10:234";
-/// TUNGETFEATURES: writes 4 bytes.
+/// TUNGETFEATURES, which writes 4 bytes.
 pub const SUCCESS: u64 = 0x8004_54cf;
 /// NV_ESC_RM_CONTROL.
 pub const RM_CONTROL: u64 = 0xc020_462a;
@@ -31,22 +33,22 @@ pub fn devices(keys: &[&str]) -> Devices {
     Devices::find(&keys)
 }
 
-/// Probes on these devices, or `None` after saying what they lack.
+/// Attaches probes to these devices. Returns `None` after naming what the machine lacks.
 pub fn probes(keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
     probes_within(Room::here().unwrap(), keys, asked, way)
 }
 
-/// The same with so much room.
+/// Like `probes`, with this room for counters.
 pub fn probes_within(room: Room, keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
     attached(Kernel::attach_within(room, &devices(keys), asked, way))
 }
 
-/// The same with this walk.
+/// Like `probes`, with this walk.
 pub fn probes_walking(walk: Walk, keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
     attached(Kernel::attach_walking(walk, &devices(keys), asked, way))
 }
 
-/// Says what this machine lacks for a test, which is skipped.
+/// Reports what this machine lacks and that the test is skipped.
 pub fn lacks(what: &str) {
     skip::skipped(&format!("this machine lacks {what}"));
 }
@@ -72,12 +74,12 @@ pub fn open(path: &str) -> File {
     File::options().read(true).write(true).open(path).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// An ioctl with a buffer behind its argument; returns what it answers, an error below 0.
+/// Makes an ioctl with a buffer behind its argument. Returns the result; an error is negative.
 pub fn ioctl(fd: RawFd, command: u64) -> i64 {
     ioctl_with(fd, command, &mut [0; 512])
 }
 
-/// The same with a buffer of the caller's.
+/// Like `ioctl`, with the caller's buffer.
 pub fn ioctl_with(fd: RawFd, command: u64, argument: &mut [u64; 512]) -> i64 {
     // SAFETY: none of the commands here reads or writes more than the buffer has.
     let result = unsafe { libc::ioctl(fd, command, argument.as_mut_ptr()) };
@@ -88,12 +90,12 @@ pub fn ioctl_with(fd: RawFd, command: u64, argument: &mut [u64; 512]) -> i64 {
     }
 }
 
-/// What the probes counted of a process.
+/// Returns the counters of a process.
 pub fn counted(kernel: &Kernel, pid: u32) -> Vec<(StatKey, StatValue)> {
     kernel.stats().into_iter().filter(|(key, _)| key.pid == pid).collect()
 }
 
-/// The same of one command.
+/// Returns a process's counters of one command.
 pub fn of_command(kernel: &Kernel, pid: u32, command: u64) -> Option<StatValue> {
     counted(kernel, pid)
         .into_iter()

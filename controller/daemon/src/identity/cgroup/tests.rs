@@ -1,11 +1,11 @@
-//! Lines as they were seen, each with where it is from, and lines that somebody made up to be taken for another.
+//! Lines from real systems, each with its source, and forged lines that imitate them.
 
 use super::*;
 use proptest::prelude::*;
 
 const ID: &str = "4c01b2a3f9d7c5e8b6a4123456789abcdef0123456789abcdef0123456789abc";
 
-/// The name, the path and the container of what a text names.
+/// Returns the name, path and container of the place that a text names.
 fn found(text: &str) -> Option<(String, String, Option<String>)> {
     let place = place(text)?;
     Some((place.name(), place.path.clone(), place.container().map(|container| container.id.clone())))
@@ -48,7 +48,8 @@ fn containers_are_found_in_the_lines_of_their_runtimes() {
         let (found_name, found_path, _) = found(line).unwrap_or_else(|| panic!("{source}: nothing"));
         assert_eq!((found_name.as_str(), found_path.as_str()), (name, path), "{source}");
     }
-    // Layouts documented by falcosecurity/libs#236 (podman, both drivers of users) and nerdctl's cgroup drivers.
+    // Layouts documented by falcosecurity/libs#236 (podman, both user drivers) and nerdctl's cgroup
+    // drivers.
     for (before, after, name) in [
         ("0::/machine.slice/libpod-", ".scope/container", "podman-4c01b2a3f9d7"),
         (
@@ -68,9 +69,9 @@ fn containers_are_found_in_the_lines_of_their_runtimes() {
         ("0::/system.slice/nerdctl-", ".scope", "containerd-4c01b2a3f9d7"),
         ("0::/default/", "", "container-4c01b2a3f9d7"),
         ("0::/ecs/0a1b2c/", "", "container-4c01b2a3f9d7"),
-        // As a daemon in another container sees it.
+        // The path as a daemon in another container sees it.
         ("0::/../docker-", ".scope", "docker-4c01b2a3f9d7"),
-        // The inner of two.
+        // The inner one of two counts.
         (
             "0::/docker/ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff/docker/",
             "",
@@ -104,7 +105,8 @@ fn the_containers_of_a_pod_are_the_pods() {
             "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{slice_uid}.slice/cri-containerd-{ID}.scope"
         ),
         format!("0::/docker/{ID}/kubelet/kubepods/burstable/pod{uid}/{ID}"),
-        // containerd without SystemdCgroup under a kubelet with it (OpenTelemetry's container id provider).
+        // containerd without SystemdCgroup under a kubelet with it (OpenTelemetry's container id
+        // provider).
         format!(
             "11:devices:/system.slice/containerd.service/kubepods-pod{slice_uid}.slice:cri-containerd:{ID}"
         ),
@@ -115,7 +117,7 @@ fn the_containers_of_a_pod_are_the_pods() {
         assert_eq!((name, id.as_deref()), (format!("pod-{uid}"), Some(ID)), "{line}");
         assert!(!path.ends_with(ID) && !path.contains(":cri-containerd"), "{line}: {path}");
     }
-    // A static pod's uid is a hash (an OpenShift control plane's metrics).
+    // The uid of a static pod is a hash (an OpenShift control plane's metrics).
     let (name, ..) = found("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pode4e6004e827fdf45941cf777618f60ce.slice/crio-192f5a90b165665d969bb0137b8573f2214c8f75b728ecc58dbbc7fccd64af28.scope").unwrap();
     assert_eq!(name, "pod-e4e6004e827fdf45941cf777618f60ce");
 }
@@ -123,7 +125,7 @@ fn the_containers_of_a_pod_are_the_pods() {
 #[test]
 fn the_steps_of_a_slurm_job_are_the_jobs() {
     for (line, job) in [
-        // v2, a compute node of the Fox cluster, 2025 (NordicHPC/sonar's tests).
+        // v2, a compute node of the Fox cluster, 2025 (tests of NordicHPC/sonar).
         ("0::/system.slice/slurmstepd.scope/job_1392969/step_0/user/task_0", 1_392_969),
         // v1, the same source; an interactive step.
         ("10:devices:/slurm/uid_2101171/job_280678/step_interactive/task_0", 280_678),
@@ -166,7 +168,7 @@ fn other_processes_are_in_no_place() {
     ] {
         assert_eq!(place(line), None, "{line}");
     }
-    // The monitors of containers are beside them, not in them.
+    // The monitor of a container is beside the container, not in it.
     for monitor in ["libpod-conmon-", "crio-conmon-"] {
         assert_eq!(place(&format!("0::/machine.slice/{monitor}{ID}.scope")), None);
     }
@@ -179,7 +181,7 @@ fn names_made_up_to_be_taken_for_another_are_not_that_other() {
         place(&format!("0::/user.slice/user-1001.slice/user@1001.service/docker-{ID}.scope")).unwrap();
     assert_ne!(real.path, forged.path, "users may name cgroups of their own so, and that is another place");
     for line in [
-        // No job of Slurm's: users arrange this tree.
+        // Not a Slurm job, because users arrange this tree.
         "0::/user.slice/user-1001.slice/user@1001.service/slurmstepd.scope/job_7".to_owned(),
         "0::/x/uid_1000/job_7".to_owned(),
         "0::/system.slice/slurmstepd.scope/job_".to_owned(),
@@ -195,7 +197,7 @@ fn names_made_up_to_be_taken_for_another_are_not_that_other() {
     ] {
         assert_eq!(place(&line), None, "{line}");
     }
-    // A path may have colons in it, and ends with its line.
+    // A path may contain colons and ends with its line.
     let colon = format!("0::/a:b/docker-{ID}.scope");
     assert_eq!(place(&colon).unwrap().path, format!("/a:b/docker-{ID}.scope"));
 }

@@ -1,9 +1,9 @@
-//! Which of the driver's functions are counted, and as what.
+//! The driver's functions that are counted, and their kinds.
 
 use deepres_abi::driver::{ApiId, by_symbol};
 use deepres_abi::probe::cookie;
 
-/// What a function does.
+/// Kind of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Launches a kernel.
@@ -16,11 +16,12 @@ pub enum Kind {
     Free,
 }
 
-/// Every program calls it before any other.
+/// Every program calls this function before any other.
 const BEGINNING: &str = "cuInit";
-/// The first version of CUDA whose sizes have 64 bits.
+/// The first version of CUDA with 64-bit sizes.
 const WIDE_SIZES: u32 = 3020;
-/// What is counted, by the name of all of a function's variants, and whether its second argument says how many bytes.
+/// The counted functions: name of all variants, kind, and whether the second argument is an amount
+/// of bytes.
 const COUNTED: [(&str, Kind, bool); 22] = [
     ("cuArray3DCreate", Kind::Allocation, false),
     ("cuArrayCreate", Kind::Allocation, false),
@@ -52,7 +53,7 @@ fn rule(function: ApiId) -> Option<(Kind, bool)> {
     Some((kind, is_sized && function.since() >= WIDE_SIZES))
 }
 
-/// What the probe at this symbol carries. `None`: it is none of those that are looked at.
+/// Returns the cookie of the probe at this symbol. `None`: the function is not probed.
 pub fn cookie_of(symbol: &[u8]) -> Option<u64> {
     let function = by_symbol(symbol)?;
     if function.symbol() == BEGINNING {
@@ -61,7 +62,7 @@ pub fn cookie_of(symbol: &[u8]) -> Option<u64> {
     rule(function).map(|(_, is_sized)| cookie::counted(function as u16, is_sized))
 }
 
-/// Name and kind of the function with this number.
+/// Returns name and kind of the function with this number.
 pub fn of(entry: u32) -> Option<(&'static str, Kind)> {
     let function = ApiId::from_index(entry as usize)?;
     Some((function.symbol(), rule(function)?.0))

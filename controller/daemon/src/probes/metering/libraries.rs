@@ -1,30 +1,31 @@
-//! Which files a process has mapped that could have the driver's functions, opened for what they are and not for what they are called:
-//! a process can be in a container of its own, and its files can have gone from their places.
+//! Finds the mapped files of a process that may contain the driver's functions. The files are
+//! opened by mapping and not by name, because the process can be in a container and its files can
+//! be deleted.
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, open, statx};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// What the driver's library is called, and then a version.
+/// Name of the driver's library before its version.
 const LIBRARY: &str = "libcuda.so";
-/// Files of that name that are looked at, at most. One is usual.
+/// Most files of that name that are examined. One is usual.
 const MAX_NAMED: usize = 16;
-/// Other files that are looked at, at most: a program can have the driver's functions inside.
+/// Most other files that are examined. A program can contain the driver's functions.
 const MAX_OTHERS: usize = 64;
 
 /// A file that a process has mapped.
 #[derive(Debug)]
 pub struct Mapped {
-    /// The file.
+    /// The open file.
     pub file: File,
-    /// Its device and inode.
+    /// Device and inode of the file.
     pub id: (u64, u64),
-    /// What it is called where the process is.
+    /// Path of the file as the process sees it.
     pub path: String,
 }
 
-/// A line of /proc/PID/maps that has a file.
+/// A line of /proc/PID/maps that names a file.
 #[derive(Debug, PartialEq, Eq)]
 struct Line<'a> {
     range: &'a str,
@@ -33,7 +34,8 @@ struct Line<'a> {
     path: &'a str,
 }
 
-/// The files that may have the driver's functions: those with the library's name first. Those that are `dismissed` are not opened.
+/// Returns the files that may contain the driver's functions, those with the library's name first.
+/// Files in `dismissed` are not opened.
 pub fn of(pid: u32, dismissed: &BTreeSet<(u64, u64)>) -> Vec<Mapped> {
     let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
     let maps = String::from_utf8_lossy(&maps);
@@ -71,14 +73,15 @@ fn parse(line: &str) -> Option<Line<'_>> {
     Some(Line { range, device, inode, path: rest.trim_start() })
 }
 
-/// Devices of the file systems that a program serves: whoever reads from them waits for that program.
+/// Returns the devices of file systems that a program serves. A read from them waits for that
+/// program.
 fn remote_devices(pid: u32) -> BTreeSet<String> {
     let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
     let of_line = |line: &str| {
         let (mount, system) = line.split_once(" - ")?;
         let (major, minor) = mount.split_ascii_whitespace().nth(2)?.split_once(':')?;
         let (major, minor) = (major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?);
-        // As the maps have it.
+        // The device number in the form of /proc/PID/maps.
         system.starts_with("fuse").then(|| format!("{major:02x}:{minor:02x}"))
     };
     mounts.lines().filter_map(of_line).collect()
@@ -86,7 +89,8 @@ fn remote_devices(pid: u32) -> BTreeSet<String> {
 
 fn opened(pid: u32, line: &Line<'_>, dismissed: &BTreeSet<(u64, u64)>) -> Option<Mapped> {
     let mapping = PathBuf::from(format!("/proc/{pid}/map_files/{}", line.range));
-    // Without the right to follow that, by its name, if it is the same still.
+    // Without the right to follow the mapping, the file is opened by name. The inode check below
+    // rejects another file.
     let named = PathBuf::from(format!("/proc/{pid}/root{}", line.path));
     let open = |path: &Path| open_regular(path, dismissed);
     let (file, status, id) = open(&mapping).or_else(|| open(&named))?;
@@ -100,7 +104,7 @@ fn open_regular(
     path: &Path,
     dismissed: &BTreeSet<(u64, u64)>,
 ) -> Option<(File, rustix::fs::Statx, (u64, u64))> {
-    // Looked at before it is opened: opening a device does something.
+    // The type is checked before the file is opened, because opening a device has effects.
     let wanted = StatxFlags::TYPE | StatxFlags::INO;
     let status = statx(CWD, path, AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT, wanted).ok()?;
     if FileType::from_raw_mode(status.stx_mode.into()) != FileType::RegularFile {

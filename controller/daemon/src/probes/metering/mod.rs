@@ -1,15 +1,16 @@
-//! Metering from outside, for programs that deepres cannot be loaded into: probes at the driver library's functions count what its
-//! processes launch and allocate. Nothing is held up by them, so nothing is limited.
+//! Metering from outside, for programs into which deepres cannot be loaded. Probes at the driver
+//! library's functions count the launches and allocations of such a process. The probes hold up no
+//! call, so they limit nothing.
 //!
-//! A metered process is followed in the kernel, and so are its children. The library that they use is probed in the processes that use
-//! it and nowhere else, but for one function: whoever calls `cuInit` in a library that is known tells of itself, so that a child is probed
-//! before it can launch.
+//! The kernel follows a metered process and its children. The daemon probes a library only in the
+//! processes that use it, with one exception: a probe at `cuInit` of each known library acts in all
+//! processes. It reports a metered process's call, so that a child is probed before it can launch.
 //!
 //! | module | job |
 //! |---|---|
 //! | [`entry`] | which functions are counted |
 //! | `shares` | how many probes one user may have |
-//! | [`symbols`] | where a file has them |
+//! | [`symbols`] | finds the functions in a file |
 //! | `libraries` | which files a process has mapped |
 //! | [`programs`] | the kernel programs |
 //! | `worker` | the thread that attaches, reads and forgets |
@@ -31,17 +32,18 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// How long the answer to who wants a process metered may take: milliseconds, and seconds on a busy machine.
+/// Most time for the answer to a request to meter a process. Usually the answer takes milliseconds;
+/// on a busy machine it takes seconds.
 pub const LIMIT: Duration = Duration::from_secs(4);
-/// How long whoever asks the daemon for it waits: longer.
+/// Time that the requesting side waits for the daemon. It is longer than [`LIMIT`].
 pub const PATIENCE: Duration = LIMIT.saturating_add(Duration::from_secs(2));
 
-/// What a process is metered for.
+/// The reason for metering a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Purpose {
-    /// The tenant, for people to read.
+    /// The tenant's name, for display.
     pub tenant: Option<String>,
-    /// It was started to be metered: it is none of those that are told of as unmanaged.
+    /// Whether the process was started to be metered. If so, it is not reported as unmanaged.
     pub is_managed: bool,
 }
 
@@ -50,7 +52,8 @@ enum Order {
     Stop,
 }
 
-/// The metering thread. It may be waiting for a file system or for a process: nobody waits for it.
+/// Handle of the metering thread. The thread may wait for a file system or a process, so nobody
+/// waits for the thread.
 pub struct Metering {
     board: Arc<Mutex<MeteringStatus>>,
     orders: mpsc::Sender<Order>,
@@ -58,10 +61,11 @@ pub struct Metering {
 }
 
 impl Metering {
-    /// Starts the thread, which loads nothing before someone is to be metered. `refusal` says why nobody can be, if so.
+    /// Starts the thread, which loads the programs only when a process is to be metered. `refusal`
+    /// is the reason if no process can be metered.
     ///
     /// # Errors
-    /// The system's: no thread, no descriptor.
+    /// The system's error if it provides no thread or no descriptor.
     pub fn start(refusal: Option<String>, connected: Arc<Connected>) -> std::io::Result<Self> {
         let board = Arc::new(Mutex::new(MeteringStatus::default()));
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -74,22 +78,22 @@ impl Metering {
         Ok(Self { board, orders, wake })
     }
 
-    /// Meters a process and the children that it will have, from before the answer on.
+    /// Meters a process and its future children. Metering begins before the answer arrives.
     pub fn meter(&self, pid: u32, purpose: Purpose) -> oneshot::Receiver<Result<(), String>> {
         let (answer, answered) = oneshot::channel();
-        // A thread that is gone drops the answer, which is one.
+        // If the thread has ended, the order and its answer are dropped, which the caller notices.
         let _ = self.orders.send(Order::Meter { pid, purpose, answer });
         self.ring();
         answered
     }
 
-    /// How things stand.
+    /// Returns a copy of the board.
     pub fn board(&self) -> MeteringStatus {
         self.board.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn ring(&self) {
-        // It fails only if it has been rung for ever.
+        // The write fails only if the counter is full.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 }

@@ -1,4 +1,5 @@
-//! The kernel programs of metering: loading, attaching to a file's functions, and reading their maps. Dropping it detaches them.
+//! The kernel programs of metering: loading, attaching to a file's functions, and reading their
+//! maps. Dropping a [`Programs`] detaches them.
 
 use super::symbols::Point;
 use crate::probes::btf;
@@ -15,9 +16,9 @@ use std::num::NonZeroU32;
 use std::os::fd::AsRawFd;
 use zerocopy::FromBytes;
 
-/// Processes that are metered, at most, children included that use no GPU.
+/// Most processes that can be metered, including children that use no GPU.
 const METERED_ENTRIES: u32 = 16_384;
-/// Maps that the other programs use and these leave alone, as small as they can be.
+/// Maps that only the other programs use, with the smallest possible sizes.
 const UNUSED: [(&str, u32); 7] =
     [("SETS", 1), ("ROWS", 1), ("FREE_ROWS", 1), ("SLOTS", 1), ("INFLIGHT", 1), ("TRACED", 1), ("SEEN", 16)];
 
@@ -25,13 +26,13 @@ type LaunchKeyBytes = [u8; size_of::<LaunchKey>()];
 type LaunchValueBytes = [u8; size_of::<LaunchValue>()];
 type MeteredBytes = [u8; size_of::<MeteredValue>()];
 
-/// The programs, in the kernel.
+/// The loaded programs.
 pub struct Programs {
     ebpf: Ebpf,
 }
 
 impl Programs {
-    /// Loads them; children of who is metered are followed from now on.
+    /// Loads the programs. From now on the kernel follows the children of metered processes.
     ///
     /// # Errors
     /// [`KernelError`], saying what is missing.
@@ -46,15 +47,16 @@ impl Programs {
         Ok(Self { ebpf })
     }
 
-    /// The ring of processes that begin to use a library. It can be taken once.
+    /// Takes the ring of processes that begin to use a library. Works once.
     pub fn take_begun(&mut self) -> Option<Ring<Begun>> {
         Ring::new(self.ebpf.take_map("BEGUN")?)
     }
 
-    /// Puts a probe to a place of a file, for one process or for whoever uses the file, for as long as the result lives.
+    /// Attaches a probe at a place of a file, for one process or for all processes, for the
+    /// lifetime of the result.
     ///
     /// # Errors
-    /// [`KernelError`]: the kernel does not take it.
+    /// [`KernelError`] if the kernel refuses.
     pub fn attach(&mut self, file: &File, point: Point, pid: Option<u32>) -> Result<UProbeLink, KernelError> {
         let scope = pid.and_then(NonZeroU32::new).map_or(UProbeScope::AllProcesses, UProbeScope::OneProcess);
         let place = UProbeAttachPoint {
@@ -62,7 +64,7 @@ impl Programs {
             cookie: Some(point.cookie),
         };
         let program: &mut UProbe = program_of(&mut self.ebpf, "library_call")?;
-        // The file itself, whatever it is called and wherever.
+        // The path leads to the open file itself, whatever its name and place.
         let link = program.attach(place, format!("/proc/self/fd/{}", file.as_raw_fd()), scope);
         program.take_link(link.map_err(refused)?).map_err(refused)
     }
@@ -71,16 +73,16 @@ impl Programs {
         named(self.ebpf.map_mut("METERED")).and_then(HashMap::try_from).map_err(refused)
     }
 
-    /// Counts a process's calls from now on, and those of the children it will have.
+    /// Counts the calls of a process and of its future children from now on.
     ///
     /// # Errors
-    /// [`KernelError`] if too many are metered.
+    /// [`KernelError`] if too many processes are metered.
     pub fn meter(&mut self, who: ProcessKey, job: u64) -> Result<(), KernelError> {
         let value = MeteredValue { start_ticks: who.start_ticks, job };
         self.metered_map()?.insert(who.pid, bytes_of(&value), 0).map_err(refused)
     }
 
-    /// Who is metered, and for what.
+    /// Returns the metered processes and their jobs.
     pub fn metered(&mut self) -> Vec<(ProcessKey, u64)> {
         let Ok(map) = self.metered_map() else { return Vec::new() };
         let entries = map.iter().filter_map(Result::ok);
@@ -92,13 +94,14 @@ impl Programs {
             .collect()
     }
 
-    /// Meters a process no more.
+    /// Stops metering a process.
     pub fn forget(&mut self, pid: u32) {
-        // If it is gone already, all is well.
+        // The removal fails only if the entry is gone already.
         let _ = self.metered_map().map(|mut map| map.remove(&pid));
     }
 
-    /// The counters of all processes, CPUs added up. They only grow while a process lives.
+    /// Returns the counters of all processes, CPUs added up. Counters only grow while a process
+    /// lives.
     pub fn counts(&self) -> Vec<(LaunchKey, LaunchValue)> {
         let map = named(self.ebpf.map("LAUNCHES"))
             .and_then(PerCpuHashMap::<_, LaunchKeyBytes, LaunchValueBytes>::try_from);
@@ -109,7 +112,7 @@ impl Programs {
                 let mut sum = LaunchValue::default();
                 for value in values.iter().filter_map(|value| LaunchValue::read_from_bytes(value).ok()) {
                     sum.calls = sum.calls.saturating_add(value.calls);
-                    // A program's argument says how many: it may say anything.
+                    // The amount comes from a program's argument and can be anything.
                     sum.bytes = sum.bytes.saturating_add(value.bytes);
                     sum.last_ns = sum.last_ns.max(value.last_ns);
                 }
@@ -118,14 +121,14 @@ impl Programs {
             .collect()
     }
 
-    /// Frees the counters of a process that is dead.
+    /// Frees a counter of a dead process.
     pub fn remove(&mut self, key: &LaunchKey) {
         let map = named(self.ebpf.map_mut("LAUNCHES"));
         let map = map.and_then(PerCpuHashMap::<_, LaunchKeyBytes, LaunchValueBytes>::try_from);
         let _ = map.map(|mut map| map.remove(&bytes_of(key)));
     }
 
-    /// Calls and processes that there was no room to count.
+    /// Returns the numbers of calls and of processes that had no room.
     pub fn uncounted(&self) -> (u64, u64) {
         let Ok(map) = named(self.ebpf.map("UNCOUNTED")).and_then(PerCpuArray::<_, u64>::try_from) else {
             return (0, 0);

@@ -1,10 +1,10 @@
-//! How much of what there is a limited number of one source may take: half of what the others leave. So there is room for whoever comes, whoever
-//! came before.
+//! Limits how much of a scarce resource one source may take: half of what the other sources leave.
+//! So a new source always finds room.
 
 use crate::identity::source::Source;
 use std::collections::BTreeMap;
 
-/// Why one has no more.
+/// Reason for refusing a source more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{source_name} has {taken} of {most}, and one may have half of what the others leave")]
 pub struct Full {
@@ -13,12 +13,12 @@ pub struct Full {
     most: usize,
 }
 
-/// How much each source has.
+/// The amount that each source has.
 #[derive(Debug, Default)]
 pub struct Shares(BTreeMap<Source, usize>);
 
 impl Shares {
-    /// So many more for a source, if it may have them where there are `most`.
+    /// Gives a source `count` more out of a total of `most`, if its limit allows.
     ///
     /// # Errors
     /// [`Full`].
@@ -32,7 +32,7 @@ impl Shares {
         Ok(())
     }
 
-    /// So many less.
+    /// Takes `count` back from a source.
     pub fn give_back(&mut self, source: &Source, count: usize) {
         match self.0.get_mut(source) {
             Some(taken) if *taken > count => *taken -= count,
@@ -40,7 +40,7 @@ impl Shares {
         }
     }
 
-    /// What all have.
+    /// Returns the sum of all sources.
     pub fn sum(&self) -> usize {
         self.0.values().sum()
     }

@@ -1,4 +1,5 @@
-//! Where a file has the driver's functions: its symbol tables, of which nothing is believed. The file can be anybody's.
+//! Finds the driver's functions in a file by its symbol tables. Any user can provide the file, so
+//! the code trusts nothing in it.
 
 use super::entry;
 use object::elf::{FileHeader64, PF_X, PT_LOAD, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, STT_FUNC};
@@ -6,43 +7,44 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _,
 use object::{Endianness, ReadCache, ReadCacheOps, SectionIndex};
 use std::collections::BTreeMap;
 
-/// Sections that are looked through, at most.
+/// Most sections of a file.
 const MAX_SECTIONS: usize = 4096;
-/// Bytes of one symbol table or of its names, at most: a large static program's.
+/// Most bytes of a symbol table or of its names; enough for a large static program.
 const MAX_TABLE_BYTES: u64 = 128 << 20;
-/// Bytes of a file's header and tables that are read to find the sections, at most.
+/// Most segments of a file.
 const MAX_SEGMENTS: usize = 1024;
 
-/// Places of one file that are probed, at most: each function that is counted has a handful of variants, and a made-up file can name thousands.
+/// Most places of one file that are probed. Each counted function has a handful of variants, but a
+/// forged file can name thousands.
 const MAX_POINTS: usize = 256;
 
-/// Where a probe goes.
+/// Place of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Point {
-    /// In the file, bytes.
+    /// Offset in the file, bytes.
     pub offset: u64,
-    /// What it carries.
+    /// The probe's cookie.
     pub cookie: u64,
 }
 
-/// Why a file has no probes.
+/// Reason for not probing a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SymbolsError {
-    /// It is no program or library.
+    /// The file is no program or library.
     #[error("is no program or library of this machine")]
     NotElf,
-    /// Its tables contradict themselves or are larger than any driver's.
+    /// The tables contradict themselves or are larger than any driver's.
     #[error("has tables that cannot be read")]
     Malformed,
-    /// It is stripped of all symbols.
+    /// The file is stripped of all symbols.
     #[error("has no symbols (it is stripped): where its functions are cannot be known")]
     NoSymbols,
-    /// It has symbols, and none of the driver's functions.
+    /// The file has symbols, but none of the driver's functions.
     #[error("has none of the driver's functions")]
     NoFunctions,
 }
 
-/// Finds the functions that are counted, each place once.
+/// Finds the places of the probed functions, each once.
 ///
 /// # Errors
 /// [`SymbolsError`].
@@ -91,7 +93,8 @@ pub fn points(file: impl ReadCacheOps) -> Result<Vec<Point>, SymbolsError> {
             let Ok(name) = symbol.name(endian, symbols.strings()) else { continue };
             if let (Some(cookie), Some(offset)) = (entry::cookie_of(name), offset_of(symbol.st_value(endian)))
             {
-                // Two names of one place are one function: a probe for each would count each call twice.
+                // Two names of one place are one function. A probe for each would count each call
+                // twice.
                 found.entry(offset).or_insert(cookie);
                 if found.len() > MAX_POINTS {
                     return Err(SymbolsError::Malformed);

@@ -1,20 +1,22 @@
-//! Detaches probes that nobody needs any more. The kernel takes a fifth of a second for each, which is nobody's to wait for.
+//! Detaches probes that are no longer needed, in a thread of its own. The kernel takes a fifth of a
+//! second for each probe, which nobody should wait for.
 
 use super::shares::Shares;
 use crate::identity::source::Source;
 use aya::programs::uprobe::UProbeLink;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
-/// The detaching thread.
+/// Handle of the detaching thread.
 pub struct Undertaker {
     probes: mpsc::Sender<(Option<Source>, Vec<UProbeLink>)>,
 }
 
 impl Undertaker {
-    /// Starts the thread, which ends with the last of its work. What it has detached it gives back to `shares`.
+    /// Starts the thread, which ends after its last work. It gives each detached probe back to
+    /// `shares`.
     ///
     /// # Errors
-    /// The system's: no thread.
+    /// The system's error if it provides no thread.
     pub fn start(shares: Arc<Mutex<Shares>>) -> std::io::Result<Self> {
         let (probes, received) = mpsc::channel::<(Option<Source>, Vec<UProbeLink>)>();
         std::thread::Builder::new().name("deepres-detach".to_owned()).spawn(move || {
@@ -30,9 +32,9 @@ impl Undertaker {
         Ok(Self { probes })
     }
 
-    /// Detaches these, some time; if they are counted for a source, they are until then.
+    /// Queues probes for detaching. Until then they count for `source`, if one is given.
     pub fn take(&self, source: Option<Source>, probes: Vec<UProbeLink>) {
-        // Without the thread they are detached here.
+        // If the thread has ended, the probes are dropped, and so detached, here.
         let _ = self.probes.send((source, probes));
     }
 }

@@ -1,4 +1,5 @@
-//! The thread that meters: attaches probes to whom they are for, reads the counters, and forgets the dead after a while.
+//! The metering thread. It attaches probes to the metered processes, reads the counters, and
+//! forgets dead processes after a while.
 
 use super::programs::Programs;
 use super::shares::Shares;
@@ -25,37 +26,39 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 const MS: u64 = 1_000_000;
-/// How often counters are read and the living are counted.
+/// How often the thread reads the counters and looks for dead processes.
 const ROUND_NS: u64 = 250 * MS;
-/// How soon a process that uses no known library yet is looked at again, at first and at last.
+/// First and longest pause before another look at a process that uses no known library yet.
 const LOOK_NS: u64 = 250 * MS;
 const MAX_LOOK_NS: u64 = 4_000 * MS;
-/// How long one that ended is listed.
+/// How long an ended process stays listed.
 const ENDED_NS: u64 = 60_000 * MS;
-/// How many of them are, at most.
+/// Most ended processes that are listed.
 const MAX_ENDED: usize = 256;
-/// How long a process may keep its command line and its mappings from who reads them.
+/// Most time to wait for a process's command line and for its mappings; the process can block both
+/// reads.
 const COMMAND_LIMIT: Duration = Duration::from_millis(50);
 const MAPPINGS_LIMIT: Duration = Duration::from_secs(1);
-/// How long the libraries of a process may take to be read: their file systems may be far away, or a program's.
+/// Most time to read the libraries of a process. Their file systems may be remote, or served by a
+/// program.
 const SYMBOLS_LIMIT: Duration = Duration::from_secs(2);
-/// Probes at a time, at most; each takes a descriptor.
+/// Most probes at a time; each takes a descriptor.
 const MAX_PROBES: usize = 8192;
-/// Files that are known to have none of the functions, at most.
+/// Most files that are remembered to contain none of the functions.
 const MAX_DISMISSED: usize = 4096;
-/// Libraries whose beginning is told of, at most.
+/// Most libraries with a probe at their beginning.
 const MAX_LIBRARIES: usize = 128;
 
-/// A file with the driver's functions.
+/// A file that contains the driver's functions.
 struct Library {
     file: File,
     path: String,
     points: Vec<Point>,
-    /// Tells who begins to use it.
+    /// Probes that report the processes which begin to use the library.
     beginning: Vec<UProbeLink>,
-    /// Whose process brought it.
+    /// Source of the process through which the library became known.
     source: Source,
-    /// For whom it was used.
+    /// Jobs whose processes used the library.
     jobs: BTreeSet<u64>,
 }
 
@@ -65,7 +68,7 @@ struct Process {
     since_ns: u64,
     ended_ns: Option<u64>,
     description: Description,
-    /// Whom its probes are counted for.
+    /// The source that is charged for the process's probes.
     source: Source,
     probes: BTreeMap<(u64, u64), Vec<UProbeLink>>,
     counts: BTreeMap<u32, LaunchValue>,
@@ -79,29 +82,30 @@ struct Waiting {
 }
 
 pub struct Worker {
-    /// Why nobody can be metered, whatever the kernel says.
+    /// Reason for refusing to meter any process, whatever the kernel allows.
     refusal: Option<String>,
     connected: Arc<Connected>,
     board: Arc<Mutex<MeteringStatus>>,
     programs: Option<(Programs, Ring<Begun>)>,
     libraries: BTreeMap<(u64, u64), Library>,
-    /// Libraries, by whom they are counted for.
+    /// Number of libraries of each source.
     brought: Shares,
-    /// Probes, likewise, until they are detached.
+    /// Number of probes of each source, counted until they are detached.
     probed: Arc<Mutex<Shares>>,
     jobs: BTreeMap<u64, Purpose>,
     processes: BTreeMap<ProcessKey, Process>,
     waiting: BTreeMap<ProcessKey, Waiting>,
-    /// Who was started to be metered, and its children, probed or not: they are none of those that are told of as unmanaged.
+    /// Processes that were started to be metered, and their children, probed or not. They are not
+    /// reported as unmanaged.
     presences: BTreeMap<ProcessKey, Presence>,
     readers: Readers,
-    /// Files that have none of the functions.
+    /// Files that contain none of the functions.
     dismissed: BTreeSet<(u64, u64)>,
     next_job: u64,
     undertaker: Undertaker,
-    /// Those whose mappings are still being read.
+    /// Processes whose mappings are still being read.
     unread: BTreeMap<ProcessKey, Arc<()>>,
-    /// Calls and processes that there was no room for, while nobody was metered whom they belong to.
+    /// Calls and processes that programs unloaded meanwhile had no room for.
     uncounted: (u64, u64),
 }
 
@@ -140,7 +144,7 @@ impl Worker {
             loop {
                 match orders.try_recv() {
                     Ok(Order::Meter { pid, purpose, answer }) => {
-                        // Whoever asked may be gone.
+                        // The send fails if the caller is gone.
                         let _ = answer.send(self.meter(pid, purpose));
                     }
                     Ok(Order::Stop) | Err(mpsc::TryRecvError::Disconnected) => return,
@@ -153,7 +157,7 @@ impl Worker {
         }
     }
 
-    /// Until someone asks, someone begins, or it is time to read the counters.
+    /// Sleeps until an order or a beginning process arrives, or until the counters are due.
     fn sleep(&self, wake: &OwnedFd) {
         let pause = Timespec { tv_sec: 0, tv_nsec: ROUND_NS as i64 };
         let mut descriptors = vec![PollFd::new(wake, PollFlags::IN)];
@@ -164,7 +168,7 @@ impl Worker {
         if self.programs.is_some() || !self.processes.is_empty() {
             until = Some(&pause);
         }
-        // Interrupted or not: it is looked again.
+        // The loop looks again whether or not the wait was interrupted.
         let _ = poll(&mut descriptors, until);
         let _ = rustix::io::read(wake, &mut [0; 8]);
     }
@@ -184,7 +188,7 @@ impl Worker {
         if let Err(problem) = &found
             && let Some(process) = self.processes.get_mut(&who)
         {
-            // It may load the library yet.
+            // The process may load the library later.
             process.problem = Some(problem.clone());
             self.waiting.insert(who, Waiting { next_ns: 0, pause_ns: LOOK_NS });
         }
@@ -208,7 +212,7 @@ impl Worker {
     fn enter(&mut self, who: ProcessKey, job: u64) {
         self.note_presence(who, job);
         if let Some(process) = self.processes.get_mut(&who) {
-            // Whoever is adopted anew is what was said last.
+            // If a process is adopted again, the last adoption holds.
             process.job = job;
             return;
         }
@@ -241,7 +245,8 @@ impl Worker {
         description
     }
 
-    /// The files with functions that a process has mapped. One that keeps them from being read takes one reader, however often it is looked at.
+    /// Returns the process's mapped files that may contain functions. A process that blocks the
+    /// reading occupies one reader, however often this is called.
     fn mapped_by(&mut self, who: ProcessKey) -> Option<Vec<libraries::Mapped>> {
         self.unread.retain(|_, reading| Arc::strong_count(reading) > 1);
         if self.unread.contains_key(&who) {
@@ -297,7 +302,8 @@ impl Worker {
         Err(Unprobed::Problem(deepres_model::text::harmless(&problems.join("; "))))
     }
 
-    /// Finds a library's functions, and has those tell of themselves who begin to use it. `who` has brought it.
+    /// Finds a library's functions, and attaches the probes that report its new users. The library
+    /// is charged to the source of `who`.
     fn learn(
         &mut self,
         who: ProcessKey,
@@ -337,7 +343,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Forgets libraries that were made up, or gone over to others: nobody lives for whom they were used.
+    /// Forgets the libraries of jobs that have no living process.
     fn forget_libraries(&mut self, living: &BTreeMap<ProcessKey, u64>) {
         let jobs: BTreeSet<u64> = living.values().copied().collect();
         let unused = self.libraries.extract_if(.., |_, library| library.jobs.is_disjoint(&jobs));
@@ -381,7 +387,7 @@ impl Worker {
         }
     }
 
-    /// Those who have just called a library for the first time.
+    /// Attaches probes to processes that have just called a library for the first time.
     fn attach_beginners(&mut self) {
         let Some((_, ring)) = &mut self.programs else { return };
         let begun: Vec<Begun> = std::iter::from_fn(|| ring.pop()).collect();
@@ -400,7 +406,7 @@ impl Worker {
             Ok(()) => {
                 self.waiting.remove(&who);
             }
-            // It was only looked at, in case it uses something.
+            // The process was only examined and uses no library.
             Err(Unprobed::NoLibrary) if is_new => drop(self.processes.remove(&who)),
             Err(unprobed) => {
                 if let Some(process) = self.processes.get_mut(&who) {
@@ -410,7 +416,7 @@ impl Worker {
         }
     }
 
-    /// Reads the counters, buries the dead, and looks at those who use no library yet.
+    /// Reads the counters, removes the dead processes, and looks at processes without a library.
     fn round(&mut self) {
         let now_ns = monotonic_ns();
         let Some((programs, _)) = &mut self.programs else {
@@ -418,7 +424,8 @@ impl Worker {
             return;
         };
         let living: BTreeMap<ProcessKey, u64> = programs.metered().into_iter().collect();
-        // In this order: whoever is dead here counts no more, and what it counted is read after.
+        // The dead are determined before the counters are read, so a dead process's counters are
+        // complete.
         let dead: BTreeSet<ProcessKey> = living.keys().copied().filter(|who| !who.is_alive()).collect();
         let mut begun = Vec::new();
         for (key, value) in programs.counts() {
@@ -454,7 +461,7 @@ impl Worker {
             );
         }
         for who in begun.into_iter().filter(|who| !dead.contains(who)) {
-            // It may have become another program since it was named.
+            // The process may have become another program since it was named.
             let present = self.describe(who.pid);
             if let Some(process) = self.processes.get_mut(&who)
                 && !present.command.is_empty()
@@ -490,7 +497,7 @@ impl Worker {
         }
     }
 
-    /// Whoever ended long ago is forgotten, and when nobody is left, everything is detached.
+    /// Forgets processes that ended long ago. Detaches everything if no process is metered.
     fn forget_ended(&mut self, now_ns: u64) {
         self.processes
             .retain(|_, process| process.ended_ns.is_none_or(|ended_ns| now_ns - ended_ns < ENDED_NS));
@@ -540,23 +547,23 @@ impl Worker {
     }
 }
 
-/// Why nothing of a process is probed.
+/// Reason for not probing a process.
 #[derive(Debug, thiserror::Error)]
 enum Unprobed {
     #[error("it has loaded no file with the driver's functions")]
     NoLibrary,
-    /// It has, or may have: what it does goes uncounted.
+    /// The process uses the driver, or may use it, and its calls go uncounted.
     #[error("{0}")]
     Problem(String),
 }
 
-/// Why a file is not probed.
+/// Reason for not probing a file.
 enum Unusable {
     Symbols(SymbolsError),
     Kernel(String),
 }
 
-/// Allows this process the descriptors that the probes take, where it may.
+/// Raises this process's descriptor limit by the number that the probes need, if allowed.
 fn make_room() {
     let limit = getrlimit(Resource::Nofile);
     if let Some(current) = limit.current {
@@ -566,7 +573,8 @@ fn make_room() {
     }
 }
 
-/// How many probes there may be, of which so many are: they leave tenants the other half of the descriptors.
+/// Returns the limit of probes, given the present number. The probes leave half of the descriptors
+/// to tenants.
 fn room(probes: usize) -> usize {
     let Some(limit) = getrlimit(Resource::Nofile).current else { return MAX_PROBES };
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
@@ -574,7 +582,7 @@ fn room(probes: usize) -> usize {
     usize::try_from(limit / 2).unwrap_or(usize::MAX).saturating_sub(others).min(MAX_PROBES)
 }
 
-/// What a process's counters add up to.
+/// Adds up a process's counters.
 fn sums(process: &Process) -> MeteredStatus {
     let mut status = MeteredStatus {
         pid: 0,
