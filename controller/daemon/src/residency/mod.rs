@@ -111,8 +111,8 @@ struct Track {
     idle_since_ns: Option<u64>,
 }
 
-/// The number of visits to the GPUs in a row in which a tenant did nothing, and its count of work
-/// when it was last taken off.
+/// The idle visits of a tenant: how often in a row it came back to the GPUs and did nothing. `done`
+/// is its count of work when it was last taken off.
 #[derive(Debug, Clone, Copy)]
 struct Visits {
     done: u64,
