@@ -5,8 +5,8 @@ use crate::model::{MS, Model, Program, Says};
 use deepres_abi::meter::Reading;
 
 const SECOND: u64 = 1_000 * MS;
-/// The least part of an honest tenant. A tenant that shows half of its use has two parts for each
-/// part of the other, and a tenth of the time is tolerance.
+/// The least part of an honest tenant. A liar that shows half of its use has two parts for each
+/// part of the honest tenant, and a tenth of the time is tolerance.
 const LEAST: f64 = 0.3;
 /// The part of an honest tenant beside garbage: all of the half that it is owed.
 const OWED: f64 = 0.5;
