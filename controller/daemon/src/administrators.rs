@@ -1,4 +1,5 @@
-//! The admin socket: answers requests of the daemon's user, of root, and of the group that the configuration names.
+//! The admin socket: answers requests of the daemon's user, of root, and of the group that the
+//! configuration names.
 
 use super::state::Saved;
 use super::{Shared, residency};
@@ -18,15 +19,17 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
-/// Administrators at a time.
+/// The most administrators connected at a time.
 const MAX_CONNECTIONS: usize = 64;
-/// Further ones that are told so at a time; more are closed without a word.
+/// The most further connections at a time that are told that there is no room. Connections beyond
+/// these are closed without an answer.
 const REFUSED_AT_A_TIME: usize = 64;
-/// One who is to be told so and does not ask within this is not told.
+/// How long such a connection may take to send its request before it is closed without an answer.
 const ASK_LIMIT: Duration = Duration::from_secs(2);
-/// An administrator who neither asks nor reads for so long is dropped.
+/// How long an administrator may neither ask nor read before the daemon drops the connection.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Arbiters answer within milliseconds; this is for one that is gone.
+/// How long to wait for an arbiter, which answers within milliseconds; longer means that it is
+/// gone.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// Pause after a failed accept, so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -52,7 +55,7 @@ pub async fn serve(listener: std::os::unix::net::UnixListener, shared: Rc<Shared
             });
         } else if let Ok(place) = Arc::clone(&anteroom).try_acquire_owned() {
             tokio::task::spawn_local(async move {
-                // Whether it was told is its own concern.
+                // A failure to deliver the message concerns only that client.
                 let _ = timeout(ASK_LIMIT, turn_away(stream)).await;
                 drop(place);
             });
@@ -60,8 +63,8 @@ pub async fn serve(listener: std::os::unix::net::UnixListener, shared: Rc<Shared
     }
 }
 
-/// Tells one for whom there is no room so. Its request is read first: a connection closed before would be an error to it, and the
-/// reason lost.
+/// Tells a client that there is no room for it. Reads its request first: if the connection were
+/// closed before that, the client would see an error and lose the reason.
 async fn turn_away(stream: UnixStream) -> io::Result<()> {
     let (reading, mut writing) = stream.into_split();
     let mut reading = BufReader::new(reading).take(MAX_REQUEST_BYTES as u64);
@@ -115,7 +118,7 @@ async fn converse(stream: UnixStream, shared: &Rc<Shared>) -> io::Result<()> {
     }
 }
 
-/// What every arbiter has to say, or `None` if one does not answer.
+/// Returns the reports of all arbiters, or `None` if one does not answer.
 pub async fn reports(shared: &Shared) -> Option<Vec<Report>> {
     let pending = shared.registry.borrow().reports();
     let mut reports = Vec::new();
@@ -144,7 +147,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             Reply::Error { message: format!("`{}` is no name for a tenant", harmless(&tenant)) }
         }
         Request::Adopt { pid, tenant } => {
-            // Before it goes on, if it is held.
+            // Done before the process goes on, if the process is held.
             let is_listed = shared.watcher.board().unmanaged.iter().any(|user| user.pid == pid);
             let unmetered = if is_listed { meter(shared, pid, tenant.clone()).await } else { None };
             match timeout(ANSWER_LIMIT, shared.watcher.adopt(pid, tenant)).await {
@@ -220,7 +223,8 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
     }
 }
 
-/// Answers once what was changed is in force and will outlive the daemon, or says that it will not.
+/// Answers once the change is in force and saved. Says so if the change cannot be saved and so will
+/// not outlive the daemon.
 async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, shared: &Shared) -> Reply {
     let (reply, answers) = match changed {
         Ok(changed) => changed,
@@ -243,12 +247,12 @@ async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, 
     }
 }
 
-/// What is said if an arbiter hangs.
+/// Returns the answer for an arbiter that hangs.
 fn no_answer() -> Reply {
     Reply::Error { message: "a GPU's arbiter does not answer; see the daemon's log".to_owned() }
 }
 
-/// Meters an adopted process from outside; says why it is not, if so.
+/// Meters an adopted process from outside. Returns the reason if that fails.
 async fn meter(shared: &Shared, pid: u32, tenant: Option<String>) -> Option<String> {
     let purpose = Purpose { tenant, is_managed: false };
     match timeout(metering::LIMIT, shared.metering.meter(pid, purpose)).await {

@@ -1,8 +1,10 @@
-//! What NVML says that one process holds of one GPU, at this moment: processes ask for it when a context was made, whose memory no call of the driver
-//! tells of.
+//! The appraiser: asks NVML how much memory of a GPU one process holds at this moment. A process
+//! asks for that after it created a context, because no call of the driver tells the memory of a
+//! context.
 //!
-//! Many ask at once, when many processes start together, and NVML answers with all processes of a GPU. So whoever asks while NVML is being asked has what it says the next
-//! time: two looks, however many ask.
+//! Many processes ask at once when many start together, and NVML always answers for all processes
+//! of a GPU. So a question that comes while NVML is being asked gets the answer of the next query.
+//! That makes two queries, however many processes ask.
 
 use super::reconcile::NVML_LIBRARY;
 use nvml_wrapper::Nvml;
@@ -15,32 +17,34 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// Whoever asks waits no longer.
+/// The longest that a caller waits.
 const LIMIT: Duration = Duration::from_millis(500);
 
-/// What the processes on a GPU hold, bytes, by their numbers.
+/// The memory that the processes on a GPU hold, bytes, by pid.
 type Holdings = BTreeMap<u32, u64>;
 
-/// See the module.
+/// The appraiser; see the module.
 #[derive(Default)]
 pub struct Appraiser {
     questions: Arc<Mutex<Questions>>,
-    /// Whoever looks has it.
+    /// The thread that asks NVML holds this lock.
     nvml: Arc<Mutex<Option<Nvml>>>,
 }
 
 #[derive(Default)]
 struct Questions {
-    /// Who waits for the next look, by GPU.
+    /// The callers that wait for the next query, by GPU.
     waiting: BTreeMap<String, Vec<oneshot::Sender<Arc<Holdings>>>>,
-    /// A thread looks, the only one: a driver that hangs keeps one thread, not all.
+    /// Whether a thread asks NVML. There is only one, so a driver that hangs blocks one thread and
+    /// not all.
     is_looking: bool,
 }
 
 impl Appraiser {
-    /// What the process `pid` holds of the GPU `uuid`, bytes. `None`: NVML does not say, or not in time.
+    /// Returns the memory that the process `pid` holds on the GPU `uuid`, bytes. Returns `None` if
+    /// NVML does not say, or not in time.
     pub async fn held_bytes(&self, pid: u32, uuid: String) -> Option<u64> {
-        // A process that cannot be seen from here has no number.
+        // A process in a pid namespace that the daemon cannot see has pid 0.
         if pid == 0 {
             return None;
         }
@@ -57,12 +61,13 @@ impl Appraiser {
         timeout(LIMIT, answer).await.ok()?.ok()?.get(&pid).copied()
     }
 
-    /// Waits for the next look at the GPU `uuid`; if none is under way, `look` begins one.
+    /// Registers a caller for the next query about the GPU `uuid`. Calls `look` if no query is
+    /// under way.
     fn ask(&self, uuid: String, look: impl FnOnce()) -> oneshot::Receiver<Arc<Holdings>> {
         let (sender, answer) = oneshot::channel();
         let mut questions = lock(&self.questions);
         let waiting = questions.waiting.entry(uuid).or_default();
-        // While a driver hangs nobody answers those who have given up.
+        // Removes callers that have given up: while a driver hangs, nothing else would remove them.
         waiting.retain(|waiter| !waiter.is_closed());
         waiting.push(sender);
         let is_looking = mem::replace(&mut questions.is_looking, true);
@@ -78,7 +83,7 @@ fn lock(questions: &Mutex<Questions>) -> MutexGuard<'_, Questions> {
     questions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Answers whoever waits by `look`, which says what is held of a GPU, until nobody does.
+/// Answers all waiting callers, until none is left. `look` returns the holdings on a GPU.
 fn answer(questions: &Mutex<Questions>, mut look: impl FnMut(&str) -> Option<Holdings>) {
     loop {
         let waiting = {
@@ -90,7 +95,7 @@ fn answer(questions: &Mutex<Questions>, mut look: impl FnMut(&str) -> Option<Hol
             mem::take(&mut questions.waiting)
         };
         for (uuid, waiters) in waiting {
-            // Those whose question it cannot answer see by the sender's end that nobody will.
+            // Dropping the senders tells callers without an answer that there will be none.
             let Some(holdings) = look(&uuid).map(Arc::new) else { continue };
             waiters.into_iter().for_each(|waiter| drop(waiter.send(Arc::clone(&holdings))));
         }

@@ -1,4 +1,5 @@
-//! How many connections there are, in all and by user: one user may not keep the others out, nor may one of root's containers.
+//! The limits on the number of connections, in all and by source. A source is a user or a
+//! container. No user and no container of root's may keep the others out.
 
 use super::registry::{MAX_DESERTED, Refused};
 use crate::identity::source::Source;
@@ -11,66 +12,75 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Descriptors that a connection takes beside its bells: itself, its process, and a grant, a meter and a ledger page.
+/// Descriptors of a connection without its bells: the socket, the pidfd, and a grant, a meter and a
+/// ledger page.
 const DESCRIPTORS: u64 = 5;
-/// Descriptors that the daemon needs for itself, its probes, its administrators, those that are turned away, and the ledgers of tenants that nobody is
-/// left of.
+/// Descriptors for the daemon itself, its probes, its administrators, connections being turned
+/// away, and the ledgers of tenants without sessions.
 const OWN_DESCRIPTORS: u64 = 512 + MAX_DESERTED as u64;
-/// Processes that are about to begin a session at a time. More are not noted: they are strangers until they have one.
+/// The most processes at a time that may be about to begin a session. More are not noted, and count
+/// as unmanaged until they have a session.
 const ARRIVING_AT_A_TIME: usize = 256;
-/// Connections for each of which one may be about to begin: it takes two descriptors, its connection and its process.
+/// Number of connections for each process that may be about to begin a session. Such a process
+/// takes two descriptors: its connection and its pidfd.
 const CONNECTIONS_PER_ARRIVAL: usize = 2;
-/// What that comes to for a connection.
+/// The descriptors of such processes, for each connection.
 const ARRIVAL_DESCRIPTORS: u64 = 1;
-/// Turns that a source has one right after another: a thousand jobs and who keeps them come back at once after a restart …
+/// Number of turns that a source has one right after another. After a restart a thousand jobs and
+/// their keepers come back at once.
 const TURNS_AT_ONCE: u64 = 2048;
-/// … and how far apart the next ones are. Each takes some tenths of a millisecond.
+/// The time between later turns of a source. A turn takes some tenths of a millisecond.
 const TURN_NS: u64 = Duration::from_millis(10).as_nanos() as u64;
-/// Connections beyond the limit that are listened to until they can be refused; more are closed without a word.
+/// The most connections beyond the limit that the daemon listens to until it can refuse them.
+/// Connections beyond these are closed without an answer.
 const TURNED_AWAY_AT_A_TIME: usize = 64;
 
-/// Descriptors that so many connections need, each with a bell for each of `gpus`.
+/// Returns the descriptors that `connections` need, each with a bell for each of `gpus`.
 pub fn descriptors(connections: usize, gpus: usize) -> u64 {
     let of_one = DESCRIPTORS + ARRIVAL_DESCRIPTORS + gpus as u64;
     (connections as u64).saturating_mul(of_one).saturating_add(OWN_DESCRIPTORS)
 }
 
-/// Connections that there are descriptors for.
+/// Returns the number of connections for which there are enough descriptors.
 pub fn room(descriptors: u64, gpus: usize) -> usize {
     let of_one = DESCRIPTORS + ARRIVAL_DESCRIPTORS + gpus as u64;
     let room = descriptors.saturating_sub(OWN_DESCRIPTORS) / of_one;
     usize::try_from(room).unwrap_or(usize::MAX).max(1)
 }
 
-/// What a source has.
+/// The state of a source.
 #[derive(Debug)]
 struct Has {
     connections: usize,
     turns: Turns,
 }
 
-/// Connections of tenants.
+/// The connections of tenants.
 #[derive(Debug)]
 pub struct Connections {
-    /// There are descriptors for so many.
+    /// The most connections for which there are descriptors.
     room: usize,
-    /// Those that have connections, and those that had so many lately that it counts.
+    /// The sources that have connections, or had so many lately that their next turns are still
+    /// delayed.
     by_source: RefCell<BTreeMap<Source, Has>>,
     arriving: Rc<RefCell<BTreeMap<Source, usize>>>,
     turned_away: Rc<Cell<usize>>,
 }
 
-/// By these the connections of one source are let in one after another, so that whoever has a hundred of them waiting holds others up for the time
-/// of one; and, beyond [`TURNS_AT_ONCE`], one every [`TURN_NS`], so that whoever begins sessions in a loop does not keep a processor of the host busy. Those
-/// who may have all that there is are let in as they come.
+/// The turns of a source. The daemon lets the connections of one source in one after another. So a
+/// source with a hundred waiting connections delays other sources only by one.
+///
+/// Beyond [`TURNS_AT_ONCE`], a limited source gets one turn every [`TURN_NS`]. So a user that
+/// begins sessions in a loop does not keep a processor of the host busy. Sources without a limit
+/// have no such delay.
 #[derive(Debug, Clone)]
 pub struct Turns {
     one: Rc<Semaphore>,
-    /// When the turns so far are earned, on the monotonic clock, ns; `None` if they need not be.
+    /// When all turns so far are paid for, monotonic clock, ns; `None` for sources without a limit.
     earned_ns: Option<Rc<Cell<u64>>>,
 }
 
-/// A connection's turn, for as long as this lives.
+/// The turn of a connection; it ends when this value is dropped.
 pub type Turn<'a> = SemaphorePermit<'a>;
 
 impl Turns {
@@ -78,7 +88,9 @@ impl Turns {
         Self { one: Rc::new(Semaphore::new(1)), earned_ns: source.has_limit().then(Rc::default) }
     }
 
-    /// The turn of a connection, after those of its source that asked before; `None` if it `is_gone` by then, which costs those behind it nothing.
+    /// Waits for the turn of a connection, after those of its source that asked before. Returns
+    /// `None` if the connection `is_gone` by then: its turn then costs the next connections no
+    /// time.
     pub async fn next(&self, is_gone: impl FnOnce() -> bool) -> Option<Turn<'_>> {
         let turn = self.one.acquire().await.ok();
         if is_gone() {
@@ -91,7 +103,7 @@ impl Turns {
         turn
     }
 
-    /// Takes one turn more at `now_ns`; returns in how long it is due, ns.
+    /// Takes one more turn at `now_ns`. Returns in how long the turn is due, ns.
     fn take(&self, now_ns: u64) -> u64 {
         let Some(earned) = &self.earned_ns else { return 0 };
         let earned_ns = earned.get().max(now_ns).saturating_add(TURN_NS);
@@ -99,13 +111,13 @@ impl Turns {
         earned_ns.saturating_sub(now_ns).saturating_sub(TURNS_AT_ONCE * TURN_NS)
     }
 
-    /// Whether it is nothing to the next turn that there were others.
+    /// Returns whether past turns no longer delay the next one.
     fn is_as_new(&self, now_ns: u64) -> bool {
         self.earned_ns.as_ref().is_none_or(|earned| earned.get() <= now_ns)
     }
 }
 
-/// One that is being turned away, for as long as this lives.
+/// A place among the connections that are being turned away; freed on drop.
 #[derive(Debug)]
 pub struct TurnedAway(Rc<Cell<usize>>);
 
@@ -115,7 +127,7 @@ impl Drop for TurnedAway {
     }
 }
 
-/// One that is about to begin a session, for as long as this lives.
+/// A place among the processes that are about to begin a session; freed on drop.
 #[derive(Debug)]
 pub struct Arriving {
     all: Rc<RefCell<BTreeMap<Source, usize>>>,
@@ -132,21 +144,22 @@ impl Drop for Arriving {
     }
 }
 
-/// What one may have of `all`: as much as it leaves to whoever comes next.
+/// Returns the most that one source may have of `all`: it leaves as much to the next source.
 fn half_of_the_rest(all: usize, others: usize) -> usize {
     all.saturating_sub(others).div_ceil(2)
 }
 
 impl Connections {
-    /// None so far, and descriptors for `room`.
+    /// Returns the state without connections, with descriptors for `room` connections.
     pub fn new(room: usize) -> Self {
         Self { room, by_source: RefCell::default(), arriving: Rc::default(), turned_away: Rc::default() }
     }
 
-    /// One more of this source, or why not; and by which turns it is let in.
+    /// Counts one more connection of this source. Returns the turns by which the source's
+    /// connections are let in.
     ///
     /// # Errors
-    /// [`Refused`]: there are as many as there may be.
+    /// [`Refused`]: a limit is reached.
     pub fn enter(&self, source: &Source, config: &Config) -> Result<Turns, Refused> {
         let mut by_source = self.by_source.borrow_mut();
         let limit = config.max_connections.min(self.room);
@@ -184,14 +197,15 @@ impl Connections {
         Ok(has.turns.clone())
     }
 
-    /// One less of this source.
+    /// Counts one connection less of this source.
     pub fn leave(&self, source: &Source) {
         if let Some(has) = self.by_source.borrow_mut().get_mut(source) {
             has.connections = has.connections.saturating_sub(1);
         }
     }
 
-    /// Counts one that is about to begin a session, whose own connection will count as others do. `None`: there are so many that it is not noted.
+    /// Counts a process that is about to begin a session. The session's own connection counts
+    /// separately. Returns `None` if too many processes are counted already.
     pub fn arrive(&self, source: &Source) -> Option<Arriving> {
         let mut arriving = self.arriving.borrow_mut();
         let count = arriving.get(source).copied().unwrap_or(0);
@@ -203,7 +217,8 @@ impl Connections {
         Some(Arriving { all: Rc::clone(&self.arriving), source: source.clone() })
     }
 
-    /// Counts one that is being turned away. `None`: so many are that it has to go without a word.
+    /// Counts a connection that is being turned away. Returns `None` if there are too many, so that
+    /// the connection has to be closed without an answer.
     pub fn turn_away(&self) -> Option<TurnedAway> {
         let before = self.turned_away.get();
         (before < TURNED_AWAY_AT_A_TIME).then(|| {

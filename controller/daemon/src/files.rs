@@ -14,74 +14,77 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Root's daemon serves every user; a user's own serves that user alone.
+/// Modes of the daemon's directory. Root's daemon serves every user; a user's daemon serves only
+/// that user.
 const SHARED_DIRECTORY_MODE: u32 = 0o755;
 const OWN_DIRECTORY_MODE: u32 = 0o700;
-/// The directory of the tenant socket: whoever it is mounted for may look the socket up, and the socket has its own mode.
+/// Mode of the tenant socket's directory. A container with a mount of the directory may look the
+/// socket up. The socket has a mode of its own.
 const TENANT_DIRECTORY_MODE: u32 = 0o755;
 const SHARED_SOCKET_MODE: u32 = 0o666;
 const OWN_SOCKET_MODE: u32 = 0o600;
-/// The admin socket's, if a group may administer.
+/// Mode of the admin socket if a group may administer.
 const GROUP_SOCKET_MODE: u32 = 0o660;
-/// The kernel's table of Unix sockets, and its flag for those that are listened at (`__SO_ACCEPTCON`).
+/// The kernel's table of Unix sockets, and its flag for listening sockets (`__SO_ACCEPTCON`).
 const UNIX_SOCKETS: &str = "/proc/net/unix";
 const LISTENING: u32 = 0x10000;
-/// For how long, and how often, it is looked whether somebody still listens at a socket.
+/// How long, and how often, the daemon checks whether some process still listens at a socket.
 const LISTENED_LIMIT: Duration = Duration::from_millis(500);
 const LISTENED_POLL: Duration = Duration::from_millis(10);
 /// Write permission for group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Why a directory cannot be a daemon's.
+/// The reason why a directory cannot be a daemon's.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// A daemon lives there.
     #[error("another deepres daemon ({pid}) serves {directory} already")]
     Served {
-        /// Its process, as it wrote it down.
+        /// The process of that daemon, as the daemon wrote it down.
         pid: String,
         /// The directory.
         directory: Directory,
     },
-    /// Somebody listens at a socket, and it is no daemon of ours that holds the lock: a service manager, most likely.
+    /// A process listens at a socket without holding the daemon's lock: most likely a service
+    /// manager.
     #[error(
         "somebody listens at {} already: a service manager that starts the daemon itself, most likely (`systemctl start deepres`); choose another directory by DEEPRES_DIR to run one beside it", .0.display()
     )]
     Listened(PathBuf),
-    /// Others could put their files there.
+    /// Other users could put their files there.
     #[error(
         "{} belongs to another user or may be written by others; make it yours alone, or choose another by DEEPRES_DIR", .0.display()
     )]
     Unsafe(PathBuf),
-    /// A group that there is not.
+    /// There is no such group.
     #[error("there is no group `{0}` (admin_group); see `getent group`")]
     NoGroup(String),
-    /// A file cannot be made.
+    /// The file cannot be created.
     #[error("cannot make {}: {source}", path.display())]
     Unusable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }
 
-/// Sockets that somebody else opened for the daemon, and keeps when it ends.
+/// Sockets that a service manager opened for the daemon, and keeps when the daemon ends.
 #[derive(Debug, Default)]
 pub struct Inherited {
-    /// Where tenants connect.
+    /// The tenant socket.
     pub tenants: Option<OwnedFd>,
-    /// Where administrators connect.
+    /// The admin socket.
     pub administrators: Option<OwnedFd>,
 }
 
-/// The daemon's files; the sockets that it made are removed when this is dropped.
+/// The daemon's files. Dropping them removes the sockets that the daemon made.
 #[derive(Debug)]
 pub struct Files {
     own_sockets: Vec<PathBuf>,
-    /// Where tenants connect.
+    /// The tenant socket.
     pub tenants: OwnedFd,
-    /// Where administrators connect.
+    /// The admin socket.
     pub administrators: UnixListener,
     /// Keeps the lock.
     #[expect(dead_code, reason = "held for its lock")]
@@ -89,8 +92,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// Prepares `directory`. What a dead daemon left is replaced; a living one is left alone, and so are sockets that were inherited.
-    /// Members of `admin_group` may administer.
+    /// Prepares `directory`. Replaces what a dead daemon left. Leaves a living daemon and inherited
+    /// sockets alone. Members of `admin_group` may administer.
     ///
     /// # Errors
     /// [`FilesError`].
@@ -110,7 +113,7 @@ impl Files {
 
         let at = |path: PathBuf| move |source| FilesError::Unusable { path, source };
         let fresh = |path: PathBuf| {
-            // A daemon that was killed may be on its way out yet.
+            // A daemon that was killed may still be exiting.
             let until = Instant::now() + LISTENED_LIMIT;
             while path.exists() && is_listened_at(&path) {
                 if Instant::now() >= until {
@@ -159,12 +162,14 @@ impl Files {
     }
 }
 
-/// Whether somebody listens at a socket of this path, as the kernel has it: a connection to try would be one for whoever listens to serve.
+/// Returns whether a process listens at a socket of this path, by the kernel's table. A trial
+/// connection would be one that the listening process has to serve.
 fn is_listened_at(path: &Path) -> bool {
     let Ok(table) = std::fs::read(UNIX_SOCKETS) else { return false };
     let wanted = path.as_os_str().as_bytes();
     table.split(|byte| *byte == b'\n').any(|line| {
-        // Num RefCount Protocol Flags Type St Inode Path, where a path may have blanks in it.
+        // The fields are: Num RefCount Protocol Flags Type St Inode Path. The path may contain
+        // blanks.
         let mut rest = line;
         let mut field = || {
             let start = rest.iter().position(|byte| *byte != b' ')?;
@@ -184,13 +189,13 @@ fn is_listened_at(path: &Path) -> bool {
 impl Drop for Files {
     fn drop(&mut self) {
         for socket in &self.own_sockets {
-            // Someone else's removal is as good.
+            // If the socket is removed already, that is fine.
             let _ = std::fs::remove_file(socket);
         }
     }
 }
 
-/// Makes the directory, or checks that the one there is nobody else's.
+/// Makes the directory, or checks that an existing one belongs to no one else.
 fn make_directory(path: &Path, mode: u32) -> Result<(), FilesError> {
     let is_new = !path.exists();
     match DirBuilder::new().mode(mode).recursive(true).create(path) {
@@ -200,7 +205,7 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), FilesError> {
         _ => {}
     }
     if is_new {
-        // Whatever the umask took away.
+        // The umask may have taken permissions away.
         set_mode(path, mode)?;
     }
     let found = std::fs::symlink_metadata(path)
@@ -210,7 +215,7 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), FilesError> {
     if is_safe { Ok(()) } else { Err(FilesError::Unsafe(path.to_owned())) }
 }
 
-/// Makes the directory as a daemon would, for whoever needs it before there is a daemon.
+/// Makes the directory as a daemon would, for a caller that needs it before there is a daemon.
 ///
 /// # Errors
 /// [`FilesError`].
@@ -243,7 +248,7 @@ fn take_lock(directory: &Directory) -> Result<File, FilesError> {
     Ok(lock)
 }
 
-/// The number of a group, by its name or number.
+/// Returns the number of a group, by its name or number.
 ///
 /// # Errors
 /// [`FilesError::NoGroup`].
@@ -276,7 +281,7 @@ mod tests {
         packet::connection(&directory.tenant_socket()).unwrap();
         drop(first);
         assert!(!directory.tenant_socket().exists());
-        // As a daemon that was killed leaves it.
+        // A killed daemon leaves its socket like this.
         drop(UnixListener::bind(directory.tenant_socket()).unwrap());
         assert!(packet::connection(&directory.tenant_socket()).is_err());
         let _second = Files::prepare(&directory, Inherited::default(), None).unwrap();

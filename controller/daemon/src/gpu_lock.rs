@@ -1,7 +1,9 @@
-//! One arbiter for each GPU of the host: a lock per UUID that the kernel releases when its holder dies.
+//! One arbiter for each GPU of the host: a lock file per UUID, whose lock the kernel releases when
+//! its holder dies.
 //!
-//! Root's daemon comes first: it puts a lock file of its own in the place of another user's, and begins once that user's daemon, which sees it
-//! ([`GpuLock::is_taken_away`]), has ended. Who holds a lock and is no daemon keeps root's waiting for [`YIELD_LIMIT`] and no longer.
+//! Root's daemon has precedence. It replaces another user's lock file by one of its own. That
+//! user's daemon sees this ([`GpuLock::is_taken_away`]) and ends, and then root's daemon begins. A
+//! holder that is no daemon delays root's daemon for at most [`YIELD_LIMIT`].
 
 use deepres_model::directory::Directory;
 use deepres_model::text::harmless;
@@ -15,43 +17,45 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Every user may take the lock, so every user may open the file; root's is root's alone, so that nobody keeps root's daemon from the GPU.
+/// Modes of the lock file. Every user may take the lock, so every user may open the file. Root's
+/// file is for root alone, so that no user keeps root's daemon from the GPU.
 const MODE: u32 = 0o666;
 const ROOT_MODE: u32 = 0o600;
-/// Root's number.
+/// Root's user number.
 const ROOT: u32 = 0;
-/// Bytes read of what the holder wrote about itself.
+/// The most bytes read of the holder's note about itself.
 const MAX_NOTE_BYTES: u64 = 4096;
-/// Until a daemon whose lock root's takes has ended: it looks every [`LOOK_EVERY`], opens its gates and saves its state.
+/// How long root's daemon waits for the end of a daemon whose lock it took. That daemon looks every
+/// [`LOOK_EVERY`], opens its gates and saves its state.
 const YIELD_LIMIT: Duration = Duration::from_secs(5);
-/// How often a daemon looks whether its locks are still its own.
+/// How often a daemon checks whether its locks are still its own.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How often root's looks whether they are given up.
+/// How often root's daemon checks whether such a lock was given up.
 const YIELD_LOOK: Duration = Duration::from_millis(10);
-/// How often the file may come and go between two system calls before we give up.
+/// The most attempts to open a file that keeps appearing and disappearing between two system calls.
 const OPEN_ATTEMPTS: u32 = 10;
 
-/// The lock; held while this lives.
+/// The lock of a GPU; held until this is dropped.
 #[derive(Debug)]
 pub struct GpuLock {
     path: PathBuf,
     file: File,
 }
 
-/// Why a GPU cannot be had.
+/// The reason why a GPU's lock cannot be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum GpuLockError {
-    /// Another daemon has it.
+    /// Another daemon has the GPU.
     #[error(
         "GPU {uuid} is managed by another deepres daemon already ({holder}); use that one, or stop it first"
     )]
     Held {
         /// The GPU.
         uuid: String,
-        /// Its process and directory, as it wrote them down.
+        /// The process and directory of that daemon, as the daemon wrote them down.
         holder: String,
     },
-    /// Root's daemon has it, or had it.
+    /// Root's daemon has the GPU, or had it.
     #[error(
         "GPU {uuid} is managed by root's deepres daemon, or was: use that one; if it is gone for good, have {} removed", path.display()
     )]
@@ -61,28 +65,29 @@ pub enum GpuLockError {
         /// The lock file.
         path: PathBuf,
     },
-    /// The lock cannot be taken.
+    /// The lock file cannot be used.
     #[error("cannot lock {}: {source}", path.display())]
     Unusable {
         /// The lock file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }
 
-/// Where the locks of this host are.
+/// Returns the directory of this host's GPU locks.
 pub fn lock_directory() -> PathBuf {
     let usual = Path::new("/run/lock");
-    // A container or a foreign distribution may lack it; /tmp is everywhere, and sticky too.
+    // Containers and some distributions lack that directory; /tmp is everywhere, and sticky too.
     if usual.is_dir() { usual.to_owned() } else { PathBuf::from("/tmp") }
 }
 
 impl GpuLock {
-    /// Takes the locks of these GPUs for the daemon in `directory`: all or none. Another user's daemon loses its own only when all others are had.
+    /// Takes the locks of these GPUs for the daemon in `directory`: all or none. Another user's
+    /// daemon loses its locks only after all others were taken.
     ///
     /// # Errors
-    /// [`GpuLockError::Held`], with the holder, or why a file cannot be used.
+    /// [`GpuLockError::Held`], with the holder, or the reason why a file cannot be used.
     pub fn take_all<'u>(
         locks: &Path,
         uuids: impl IntoIterator<Item = &'u str>,
@@ -105,13 +110,13 @@ impl GpuLock {
                 opened => opened.map_err(unusable)?,
             };
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Unless its holder removed it between our opening and locking it.
+                // The holder may have removed the file between the opening and the locking.
                 Ok(()) if is_at(&file, &path) => break file,
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => {
                     let mut holder = String::new();
                     let _ = (&mut file).take(MAX_NOTE_BYTES).read_to_string(&mut holder);
-                    // Every user can write it.
+                    // Every user can write the note.
                     let holder = harmless(holder.trim());
                     return Err(GpuLockError::Held {
                         uuid: uuid.to_owned(),
@@ -129,15 +134,16 @@ impl GpuLock {
         Ok(Self { path, file })
     }
 
-    /// Whether root's daemon has put its own in the place of this one: then it manages the GPU as soon as this daemon has ended.
+    /// Returns whether root's daemon replaced this lock file. Root's daemon then manages the GPU as
+    /// soon as this daemon has ended.
     pub fn is_taken_away(&self) -> bool {
         self.path.symlink_metadata().is_ok() && !is_at(&self.file, &self.path)
     }
 }
 
 impl Drop for GpuLock {
-    /// Removes the file, still locked: who has it open sees that it is no longer there. In a sticky directory another user's
-    /// file stays, which does no harm.
+    /// Removes the file while it is still locked. A process that has the file open then sees that
+    /// it is gone. In a sticky directory another user's file stays, which does no harm.
     fn drop(&mut self) {
         if is_at(&self.file, &self.path) {
             let _ = std::fs::remove_file(&self.path);
@@ -149,19 +155,20 @@ fn lock_file(locks: &Path, uuid: &str) -> PathBuf {
     locks.join(format!("deepres-gpu-{uuid}.lock"))
 }
 
-/// Whether there is a file that belongs to another user than `owner`.
+/// Returns whether there is a file that belongs to a user other than `owner`.
 fn is_of_another(path: &Path, owner: u32) -> bool {
     path.symlink_metadata().is_ok_and(|found| found.is_file() && found.uid() != owner)
 }
 
-/// Removes a lock file that is not `owner`'s: it could be held by anybody for ever, without a daemon. Returns what it was.
+/// Removes a lock file that is not `owner`'s, because any process could hold it for ever without
+/// being a daemon. Returns the removed file.
 fn displace(path: &Path, owner: u32) -> io::Result<Option<File>> {
-    // What is no file is refused when it is opened.
+    // `open_shared` refuses a path that is no regular file.
     if !is_of_another(path, owner) {
         return Ok(None);
     }
     tracing::warn!(path = %path.display(), "the GPU's lock is another user's: it is taken from them");
-    // One that just ends removes its own.
+    // A daemon that is just ending removes its own file.
     let theirs = match open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
         Err(Errno::NOENT) => return Ok(None),
         opened => opened?,
@@ -172,7 +179,7 @@ fn displace(path: &Path, owner: u32) -> io::Result<Option<File>> {
     }
 }
 
-/// Whether nobody locks `file` any more, at the latest after `limit`.
+/// Returns whether the lock on `file` is released within `limit`.
 fn is_given_up(file: &File, limit: Duration) -> bool {
     let began = Instant::now();
     while flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -184,15 +191,16 @@ fn is_given_up(file: &File, limit: Duration) -> bool {
     true
 }
 
-/// Whether `path` leads to this very file.
+/// Returns whether `path` leads to this very file.
 fn is_at(file: &File, path: &Path) -> bool {
     let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
     let there = path.symlink_metadata().map(identity).ok();
     there.is_some() && there == file.metadata().map(identity).ok()
 }
 
-/// Opens the file, which another user may have made. Where `fs.protected_regular` is on, opening such a file in a sticky
-/// directory with `O_CREAT` is refused, so that is tried only when there is none.
+/// Opens the file, which another user may have made. With `fs.protected_regular`, the kernel
+/// refuses `O_CREAT` for such a file in a sticky directory. So `O_CREAT` is used only if there is
+/// no file.
 fn open_shared(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     for _ in 0..OPEN_ATTEMPTS {
@@ -205,7 +213,7 @@ fn open_shared(path: &Path) -> io::Result<File> {
             Err(Errno::EXIST) => {}
             made => {
                 let made = made?;
-                // Whatever the umask took away.
+                // The umask may have taken permissions away.
                 fchmod(&made, mode)?;
                 return Ok(made.into());
             }

@@ -6,50 +6,51 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::ffi::OsStr;
 
-/// What the library is called at run time. The name without a version is for compilers, and on most machines absent.
+/// The name of the NVML library at run time. The name without a version is for compilers, and
+/// missing on most machines.
 const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
-/// What a GPU's UUID starts with.
+/// The prefix of a GPU's UUID.
 const UUID_PREFIX: &str = "GPU-";
-/// What the name of a GPU that is not real says.
+/// A word in the name of every simulated GPU.
 const SIMULATED: &str = "simulated";
 
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its UUID as text, `GPU-…`.
+    /// The UUID as text, `GPU-…`.
     pub uuid_text: String,
-    /// Its UUID.
+    /// The UUID.
     pub uuid: Uuid,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// It is not real.
+    /// Whether the GPU is simulated.
     pub simulated: bool,
-    /// Its memory, bytes.
+    /// The GPU's memory, bytes.
     pub memory_bytes: u64,
 }
 
-/// Why there are no GPUs to manage.
+/// The reason why there are no GPUs to manage.
 #[derive(Debug, thiserror::Error)]
 pub enum GpuError {
-    /// NVML is not there.
+    /// NVML is missing.
     #[error("cannot load {NVML_LIBRARY}, so no GPU can be found ({0}); is the NVIDIA driver installed?")]
     NoLibrary(NvmlError),
     /// NVML fails.
     #[error("NVML fails: {0}; does `nvidia-smi` work?")]
     Nvml(#[from] NvmlError),
-    /// NVML lists none.
+    /// NVML lists no GPU.
     #[error("this machine has no GPU")]
     None,
-    /// NVML lists a GPU whose UUID is none.
+    /// NVML lists a GPU with a malformed UUID.
     #[error("NVML gives a GPU the UUID `{0}`, which is none")]
     Uuid(String),
 }
 
 impl Gpu {
-    /// A GPU with this UUID.
+    /// Returns a GPU with this UUID.
     ///
     /// # Errors
-    /// [`GpuError::Uuid`] if that is none.
+    /// [`GpuError::Uuid`] if the UUID is malformed.
     pub fn new(uuid_text: &str, name: &str, memory_bytes: u64) -> Result<Self, GpuError> {
         let uuid = parse_uuid(uuid_text).ok_or_else(|| GpuError::Uuid(uuid_text.to_owned()))?;
         Ok(Self {
@@ -61,10 +62,10 @@ impl Gpu {
         })
     }
 
-    /// All GPUs of the host, in NVML's order; as many as pages have room for.
+    /// Returns all GPUs of the host, in NVML's order; at most as many as pages have slots.
     ///
     /// # Errors
-    /// [`GpuError`], saying what is missing.
+    /// [`GpuError`], with what is missing.
     pub fn all() -> Result<Vec<Self>, GpuError> {
         let nvml =
             Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().map_err(|error| match error {
@@ -87,7 +88,7 @@ impl Gpu {
     }
 }
 
-/// The bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, in the order of its digits.
+/// Returns the bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, in the order of its digits.
 fn parse_uuid(text: &str) -> Option<Uuid> {
     let digits: String = text.strip_prefix(UUID_PREFIX)?.chars().filter(|digit| *digit != '-').collect();
     let mut uuid = Uuid::default();

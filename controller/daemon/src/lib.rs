@@ -4,10 +4,10 @@
 //! |---|---|
 //! | [`arbiter`] | one thread for each GPU that carries out what the policy decides |
 //! | `registry` | tenants, sessions and their accounts |
-//! | `residency` | tenants that take turns whole |
-//! | [`state`] | what outlives the daemon |
+//! | `residency` | tenants that take turns on the GPUs with all their memory |
+//! | [`state`] | the state that outlives the daemon |
 //! | [`identity`] | which tenant a process belongs to |
-//! | [`probes`] | the kernel programs, and who uses a GPU without being a tenant |
+//! | [`probes`] | the kernel programs, and the processes that use a GPU without being tenants |
 //! | [`trace`] | ioctls of the GPU's devices, by name |
 
 mod administrators;
@@ -64,78 +64,78 @@ use std::time::Duration;
 use tokio::sync::{Mutex, Notify};
 use tokio::task::LocalSet;
 
-/// What a daemon needs to begin.
+/// The parameters of a daemon.
 #[derive(Debug)]
 pub struct Options {
-    /// Where its sockets are.
+    /// The directory of its sockets.
     pub directory: Directory,
-    /// What it goes by.
+    /// Its configuration.
     pub config: Config,
     /// The GPUs to manage.
     pub gpus: Vec<Gpu>,
-    /// Where the GPUs' locks are.
+    /// The directory of the GPUs' locks.
     pub locks: PathBuf,
-    /// Sockets that are there already.
+    /// Sockets that are open already.
     pub inherited: Inherited,
-    /// It ends once it was without tenants for as long as its configuration says.
+    /// Whether the daemon ends once it was without tenants for the time in its configuration.
     pub exits_idle: bool,
 }
 
-/// Why a daemon cannot begin.
+/// The reason why a daemon cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// Its directory.
+    /// The daemon's directory or a file in it cannot be used.
     #[error(transparent)]
     Files(#[from] FilesError),
-    /// A GPU.
+    /// A GPU cannot be had.
     #[error(transparent)]
     GpuLock(#[from] GpuLockError),
-    /// The system.
+    /// A system call failed.
     #[error("the daemon cannot start: {0}")]
     System(#[from] io::Error),
 }
 
-/// How often it is looked for tenants that have been left for long enough.
+/// How often the daemon looks for tenants to forget.
 const SWEEP: Duration = Duration::from_millis(500);
 
-/// What the connections' tasks share.
+/// The state that the connections' tasks share.
 struct Shared {
     registry: RefCell<Registry>,
-    /// Whoever writes it keeps it until that is done.
+    /// A task that writes the file holds this lock until it is done.
     state: Arc<Mutex<StateFile>>,
     service: Service,
     watcher: Watcher,
     metering: Metering,
     connections: Connections,
-    /// What may be logged of whom.
+    /// The limits on log lines by source.
     lines: Rc<Lines>,
-    /// Whose memory is where.
+    /// The tenants that are off the GPUs, and the moves under way.
     residency: RefCell<Residency>,
     appraiser: Appraiser,
     /// The group that may administer.
     admin_group: Option<u32>,
-    /// The daemon ends: nobody is let in any more.
+    /// Whether the daemon is ending and lets no session in any more.
     is_stopping: Cell<bool>,
-    /// Someone came or went.
+    /// Notified when a session came or went.
     changed: Notify,
-    /// … since it was last looked at by who keeps the state.
+    /// Whether a session came or went since the saving task last asked.
     stirred: Cell<bool>,
 }
 
 impl Shared {
-    /// Someone came or went.
+    /// Notes that a session came or went.
     fn note_change(&self) {
         self.changed.notify_one();
         self.stirred.set(true);
     }
 
-    /// Whether anybody came, went or wanted a GPU since this was last asked.
+    /// Returns whether a session came or went, or a tenant wanted a GPU, since the last call.
     fn has_stirred(&self) -> bool {
-        // Both are asked: each forgets what it answered.
+        // Both are evaluated, because each resets its own mark.
         self.stirred.take() | self.registry.borrow().has_stirred()
     }
 
-    /// Forgets tenants some time after the last of them has gone, for ever.
+    /// Forgets tenants some time after their last session has gone, for ever.
     async fn forget_deserted(self: Rc<Self>) {
         loop {
             tokio::time::sleep(SWEEP).await;
@@ -145,7 +145,7 @@ impl Shared {
         }
     }
 
-    /// Returns once nobody was here for `idle`.
+    /// Returns once there was no tenant for `idle`.
     async fn idle_for(&self, idle: Duration) {
         loop {
             let deserted = self.registry.borrow().is_deserted();
@@ -159,11 +159,12 @@ impl Shared {
     }
 }
 
-/// Runs a daemon until `stop` is ready, or it exits for idleness. `ready` is called when tenants can connect. At the end every tenant's gates are
-/// open, or as the configuration says for the time without a daemon, the state is written, and the sockets are gone that it made.
+/// Runs a daemon until `stop` is ready, or until it exits for idleness. Calls `ready` when tenants
+/// can connect. At the end every gate is open, or closed if the configuration says so. The state is
+/// saved then, and the sockets that the daemon made are removed.
 ///
 /// # Errors
-/// [`DaemonError`] if it cannot begin.
+/// [`DaemonError`] if the daemon cannot start.
 pub fn run(
     options: Options,
     ready: impl FnOnce(),
@@ -174,7 +175,8 @@ pub fn run(
     let files = Files::prepare(&options.directory, options.inherited, admin_group)?;
     let uuids = options.gpus.iter().map(|gpu| gpu.uuid_text.as_str());
     let locks = GpuLock::take_all(&options.locks, uuids, &options.directory)?;
-    // From here on it will serve: a daemon that will not has one thing to say, and that is why.
+    // Anything that ends the daemon without service comes before this, so that its error is the
+    // only message.
     let room = make_room(options.config.max_connections, options.gpus.len());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let beat = Arc::new(SharedPage::<BeatPage>::create("deepres-beat", Writer::Controller)?);
@@ -211,7 +213,7 @@ pub fn run(
     before.returning = registry.returning();
     let metering = Metering::start(registry.config().probes.metering_refusal(), registry.connected())?;
     for Adopted { process, tenant } in &before.adopted {
-        // Whether it can be metered still shows in its row.
+        // The process's row in the status shows whether it can be metered still.
         drop(metering.meter(process.pid, Purpose { tenant: tenant.clone(), is_managed: false }));
     }
     let watcher = Watcher::start(registry.config().probes.clone(), registry.connected(), before)?;
@@ -243,7 +245,7 @@ pub fn run(
         residency::bring_back_left(away, &shared);
         tokio::task::spawn_local(reconcile::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(signals::serve(Rc::clone(&shared)));
-        // Whoever comes from now on is known to have come after this.
+        // Saved first: a process that comes from now on is known to have come after this.
         saving::save(&shared).await;
         ready();
         shared.service.ready();
@@ -279,7 +281,8 @@ pub fn run(
         shared.is_stopping.set(true);
         let saved = saving::save(&shared);
         if inherits_tenants {
-            // Who waits at a socket that stays is the next daemon's to let in.
+            // The socket outlives this daemon: the next daemon lets in the processes that wait at
+            // it.
             saved.await;
             return Ok(());
         }
@@ -288,7 +291,7 @@ pub fn run(
             failed = &mut serve => failed,
         }
     }));
-    // Gates open before connections close, so that nobody waits for a daemon that is no more.
+    // Gates open before connections close, so that no tenant waits for a daemon that is gone.
     shared.registry.borrow_mut().open_gates();
     drop(tasks);
     shared.lines.end_all();
@@ -296,17 +299,18 @@ pub fn run(
     Ok(outcome?)
 }
 
-/// Allows this process the descriptors that so many connections need, and returns for how many there are enough.
+/// Raises this process's limit of descriptors to what `connections` need. Returns the number of
+/// connections for which there are enough.
 fn make_room(connections: usize, gpus: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let wanted = connections::descriptors(connections, gpus);
     let limit = getrlimit(Resource::Nofile);
     let is_enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= wanted);
     if !is_enough(limit.maximum) {
-        // For who may: root.
+        // Only root may raise the hard limit.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: Some(wanted) });
     }
-    // The soft limit is low for programs that use `select`.
+    // The soft limit is low only for programs that use `select`.
     let maximum = getrlimit(Resource::Nofile).maximum;
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     let limit = getrlimit(Resource::Nofile).current;

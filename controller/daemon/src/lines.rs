@@ -1,4 +1,5 @@
-//! How many lines of the log one source may cause: whoever connects in a loop fills no disk, and hides nobody else's lines.
+//! Limits the log lines that one source may cause. So a source that connects in a loop neither
+//! fills the disk nor hides the lines of others.
 
 use crate::identity::source::Source;
 use deepres_model::clock::monotonic_ns;
@@ -7,20 +8,21 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Lines of one source in a period. A job of a few processes is told whole.
+/// The most lines of one source in a period; enough for every line of a job of a few processes.
 const LINES: u32 = 20;
-/// A period, which begins with a source's first line.
+/// The length of a period. A period begins with a source's first line.
 const PERIOD: Duration = Duration::from_secs(60);
-/// Sources that are counted apart. Those that come when there are so many are counted together.
+/// The most sources that are counted separately. Any further sources are counted together.
 const SOURCES: usize = 1024;
-/// The number of processes that have none here.
+/// The pid of processes that are not visible in the daemon's pid namespace.
 const UNKNOWN: u32 = 0;
-/// Refusals that are remembered: who waits until it is let in asks twice a second, and is told of once.
+/// The most refusals remembered. A process that waits until it is let in asks twice a second, and
+/// gets one line.
 const REFUSALS: usize = 64;
-/// How often it is looked for periods that are over.
+/// How often the daemon looks for periods that are over.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What a source caused in its period.
+/// The lines that a source caused in its period.
 #[derive(Debug)]
 struct Period {
     ends_ns: u64,
@@ -28,24 +30,24 @@ struct Period {
     left_out: u64,
 }
 
-/// The periods that are running. Pure: time is an argument.
+/// The periods that are running. Pure: the time is an argument.
 #[derive(Debug, Default)]
 struct Budget {
-    /// By source; `None` for those that are counted together.
+    /// The periods by source; `None` for the sources that are counted together.
     periods: BTreeMap<Option<Source>, Period>,
 }
 
-/// Lines of a source that were not written in a period that is over.
+/// The lines of a source that were left out in a period that is over.
 #[derive(Debug, PartialEq, Eq)]
 struct LeftOut {
-    /// Whose; `None` for several that were counted together.
+    /// The source; `None` for several sources that were counted together.
     source: Option<Source>,
     lines: u64,
 }
 
 impl Budget {
-    /// Whether this source may have one more line written, which is counted; `None`: those that nobody knows, together. A period that is over is to be ended
-    /// before.
+    /// Returns whether this source may cause one more line, and counts the line. `None` stands for
+    /// all unknown sources together. The caller must end periods that are over before.
     fn allows(&mut self, source: Option<&Source>, now_ns: u64) -> bool {
         let apart = source.cloned();
         let is_apart = self.periods.contains_key(&apart) || self.periods.len() < SOURCES;
@@ -62,7 +64,7 @@ impl Budget {
         false
     }
 
-    /// Ends the periods that are over, and says what was left out in them.
+    /// Ends the periods that are over. Returns the lines that were left out in them.
     fn end(&mut self, now_ns: u64) -> Vec<LeftOut> {
         let over = self.periods.extract_if(.., |_, period| period.ends_ns <= now_ns);
         let told = over.filter(|(_, period)| period.left_out > 0);
@@ -70,7 +72,7 @@ impl Budget {
     }
 }
 
-/// What each source has caused lately.
+/// The lines that each source has caused lately.
 #[derive(Debug, Default)]
 pub struct Lines {
     budget: RefCell<Budget>,
@@ -82,7 +84,7 @@ pub struct Lines {
 struct Refusals(VecDeque<(u32, String)>);
 
 impl Refusals {
-    /// Whether a process was refused for something else when it was last refused, or was not lately.
+    /// Returns whether the process was not refused lately, or last refused for another reason.
     fn is_news(&mut self, pid: u32, reason: &str) -> bool {
         if pid != UNKNOWN && self.0.iter().any(|(known, told)| *known == pid && told == reason) {
             return false;
@@ -97,17 +99,17 @@ impl Refusals {
 }
 
 impl Lines {
-    /// Whether a line about what this source does is to be written; one that is not is counted.
+    /// Returns whether a line about this source is to be written. Counts the lines that are not.
     pub fn allows(&self, source: &Source) -> bool {
         self.allows_of(Some(source))
     }
 
-    /// The same about somebody who is gone before it was known who it is.
+    /// The same for a process that was gone before it was known.
     pub fn allows_unknown(&self) -> bool {
         self.allows_of(None)
     }
 
-    /// The same about a process that is refused: it is told of once for each reason.
+    /// The same for a process that is refused: there is one line for each reason.
     pub fn allows_refusal(&self, source: &Source, pid: u32, reason: &str) -> bool {
         self.refusals.borrow_mut().is_news(pid, reason) && self.allows(source)
     }
@@ -118,12 +120,13 @@ impl Lines {
         self.budget.borrow_mut().allows(source, now_ns)
     }
 
-    /// Says what was left out in periods that are over.
+    /// Logs what was left out in periods that are over.
     pub fn end_over(&self) {
         self.end(monotonic_ns());
     }
 
-    /// Says what was left out, and forgets it. To be called when nobody says so any more.
+    /// Logs everything that was left out, and ends all periods. To be called after [`serve`] has
+    /// ended.
     pub fn end_all(&self) {
         self.end(u64::MAX);
     }
@@ -141,7 +144,7 @@ impl Lines {
     }
 }
 
-/// Says what was left out as soon as a period is over, for ever.
+/// Logs what was left out soon after a period is over, for ever.
 pub async fn serve(lines: Rc<Lines>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
@@ -155,7 +158,7 @@ mod tests {
 
     const PERIOD_NS: u64 = PERIOD.as_nanos() as u64;
 
-    /// How many of so many lines are written.
+    /// Returns how many of `lines` are written.
     fn written(budget: &mut Budget, source: &Source, lines: u64, now_ns: u64) -> u64 {
         (0..lines).filter(|_| budget.allows(Some(source), now_ns)).count() as u64
     }

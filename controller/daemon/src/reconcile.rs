@@ -1,5 +1,5 @@
-//! Every second: what NVML says that each tenant's processes hold, beside the tenant's account; and a line in the log for what differs by
-//! much and for whom memory was refused.
+//! Reconciliation: compares every second what NVML reports for a tenant's processes with the
+//! tenant's account. Logs large differences and refused memory.
 
 use super::Shared;
 use super::administrators::reports;
@@ -15,25 +15,26 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 const PERIOD: Duration = Duration::from_secs(1);
-/// What the management library is called.
+/// The name of the NVML library.
 pub const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
-/// How far an account may be from what NVML says, for each process of the tenant, until the log tells of it: what the driver takes for code that is
-/// loaded lazily is some hundreds of MiB, and nobody's mistake.
+/// The difference between an account and NVML from which on the log tells of it, for each process
+/// of the tenant. The driver takes some hundreds of MiB for code that is loaded lazily, which is no
+/// error.
 const TOLD_BYTES_PER_PROCESS: u64 = 1 << 30;
 
-/// What NVML says of a GPU.
+/// The figures of NVML for a GPU.
 #[derive(Debug, Clone)]
 pub struct OnGpu {
-    /// What is taken of its memory, bytes.
+    /// The GPU's memory in use, bytes.
     pub used_bytes: u64,
-    /// Processes, and what each holds, bytes.
+    /// The processes, and the bytes that each holds.
     pub processes: Vec<(u32, u64)>,
 }
 
-/// What was seen of each tenant and GPU when the log was written to last.
+/// The state of each tenant on each GPU when the log was last written.
 type Told = BTreeMap<(String, usize), Seen>;
 
-/// What the log told already, and what held then.
+/// The state that was last logged.
 #[derive(Debug, Default)]
 struct Seen {
     refusals: u64,
@@ -41,7 +42,7 @@ struct Seen {
     bound: Option<Bound>,
 }
 
-/// The least of what keeps a tenant from more memory.
+/// The lowest bound on a tenant's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Bound {
     bytes: u64,
@@ -56,7 +57,7 @@ impl Bound {
     }
 }
 
-/// Looks, for ever.
+/// Reconciles for ever.
 pub async fn serve(shared: Rc<Shared>) {
     let mut nvml: Option<Arc<Nvml>> = None;
     let mut told = Told::new();
@@ -77,7 +78,8 @@ pub async fn serve(shared: Rc<Shared>) {
             let found = tokio::task::spawn_blocking(move || read(&nvml, &uuids)).await;
             shared.registry.borrow_mut().reconcile(&found.unwrap_or_default(), &before);
         }
-        // What others hold has changed, and with it what caps and promises leave. An arbiter takes it up in its time.
+        // Other processes' use of memory has changed, and with it what caps and guarantees leave.
+        // The arbiters take up the change in their own time.
         shared.registry.borrow_mut().renew_parts();
         drop(shared.registry.borrow_mut().renew_ceilings());
         if let Some(reports) = reports(&shared).await {
@@ -87,11 +89,12 @@ pub async fn serve(shared: Rc<Shared>) {
     }
 }
 
-/// What NVML says, by GPU; nothing of one that it cannot say it of.
+/// Returns NVML's figures by GPU, without GPUs for which NVML has none.
 fn read(nvml: &Nvml, uuids: &[String]) -> BTreeMap<usize, OnGpu> {
     let one = |uuid: &str| {
         let device = nvml.device_by_uuid(uuid).ok()?;
-        // What is allocated or freed while the processes are listed is not to look like a stranger's.
+        // The use is read before and after the list, and the lower value counts. Otherwise memory
+        // allocated meanwhile would look like an unmanaged process's.
         let before_bytes = device.memory_info().ok()?.used;
         let listed = device.running_compute_processes().ok()?;
         let after_bytes = device.memory_info().ok()?.used;
@@ -104,7 +107,7 @@ fn read(nvml: &Nvml, uuids: &[String]) -> BTreeMap<usize, OnGpu> {
     uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, one(uuid)?))).collect()
 }
 
-/// Writes what is new into the log.
+/// Logs what is new.
 fn tell(tenants: &[TenantStatus], told: &mut Told) {
     let accounts = || tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |gpu| (tenant, gpu)));
     told.retain(|(name, gpu), _| accounts().any(|(tenant, own)| tenant.name == *name && own.gpu == *gpu));
@@ -112,7 +115,8 @@ fn tell(tenants: &[TenantStatus], told: &mut Told) {
         let seen = told.entry((tenant.name.clone(), account.gpu)).or_default();
         let bound = Bound::of(tenant, account);
         if account.refusals > seen.refusals {
-            // It may have been changed since: what passed the one passed the lesser.
+            // The bound may have changed since the refusal. A request that passed one of the two
+            // bounds also passed the lower one.
             let least = seen.bound.into_iter().chain(bound).min_by_key(|bound| bound.bytes);
             tracing::info!(
                 tenant = tenant.name,
@@ -135,7 +139,8 @@ fn tell(tenants: &[TenantStatus], told: &mut Told) {
     }
 }
 
-/// Why memory was refused, in a line. What is held by now is not what was held then.
+/// Returns the reason of a refusal as one line. The line does not name the memory held, because
+/// that has changed since.
 fn refusal(account: &AccountStatus, bound: Option<Bound>) -> String {
     let last = account.last_refusal.as_ref();
     let what = last.map_or("memory".to_owned(), RefusalStatus::to_string);
@@ -152,8 +157,9 @@ fn refusal(account: &AccountStatus, bound: Option<Bound>) -> String {
     }
 }
 
-/// Whether NVML says so much more of a tenant with so many processes that something seems to go past its account. Less does not: managed memory that nobody touched is
-/// not on the GPU.
+/// Returns whether NVML reports so much more memory than a tenant of `processes` processes accounts
+/// for that something seems to bypass the account. Less is no reason: managed memory that was not
+/// touched is not on the GPU.
 fn is_far_off(processes: usize, account: &AccountStatus) -> bool {
     let allowed = TOLD_BYTES_PER_PROCESS.saturating_mul(processes.max(1) as u64);
     account.drift_bytes.and_then(|drift| u64::try_from(drift).ok()).is_some_and(|more| more > allowed)

@@ -1,4 +1,4 @@
-//! Keeps the state file up with what happens.
+//! Keeps the state file up to date.
 
 use super::Shared;
 use super::state::Saved;
@@ -7,21 +7,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// How often the state is written, if it changed: what a killed daemon's file lacks at most of tenants that died with it.
+/// How often the state is written if it changed. A file that a killed daemon leaves lacks at most
+/// this much of tenants that died together with the daemon.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The same while nobody comes, goes or wants a GPU: gathering what a thousand idle processes did takes longer than all else that is done for them.
+/// The same while no session comes or goes and no tenant wants a GPU. To gather the state of a
+/// thousand idle processes takes longer than all other work for them.
 const RESTING_PERIOD: Duration = Duration::from_secs(3);
-/// The same soon after the start, once all processes of the daemon before are back: of daemons that are killed again and again, as soon as they were
-/// started, no account stands still.
+/// The same soon after the start, once all processes of the previous daemon are back. So accounts
+/// advance even if daemons are killed again and again right after their start.
 const EARLY_PERIOD: Duration = Duration::from_millis(125);
-/// What is soon after the start.
+/// The time after the start in which [`EARLY_PERIOD`] applies.
 const EARLY: Duration = Duration::from_secs(2);
-/// Arbiters answer within milliseconds; this is for one that is gone.
+/// How long to wait for an arbiter, which answers within milliseconds; longer means that it is
+/// gone.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
-/// How long after the start a tenant is waited for that was here before. Processes try every quarter of a second to come back.
+/// How long after the start the daemon waits for the return of earlier tenants. Their processes try
+/// to reconnect every quarter of a second.
 const RETURN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Writes the state, for ever, and tells the service manager how things are.
+/// Writes the state for ever, and reports to the service manager.
 pub async fn serve(shared: Rc<Shared>) {
     let began = Instant::now();
     let mut due = began;
@@ -39,13 +43,14 @@ pub async fn serve(shared: Rc<Shared>) {
     }
 }
 
-/// Until the state is to be written again.
+/// Waits until the state is to be written again.
 async fn pause(shared: &Shared, began: Instant) {
     let saved = Instant::now();
     let left = || PERIOD.min(shared.service.period()).saturating_sub(saved.elapsed());
     while began.elapsed() < EARLY && !left().is_zero() {
         sleep(EARLY_PERIOD.min(left())).await;
-        // What they used meanwhile is charged in equal parts once all are here, or when it is written.
+        // The use of returning processes meanwhile is charged in equal parts when all are back, or
+        // when the state is written.
         if shared.registry.borrow().returning().is_empty() {
             return;
         }
@@ -53,16 +58,16 @@ async fn pause(shared: &Shared, began: Instant) {
     sleep(left()).await;
 }
 
-/// Ends the waiting for who was here before the daemon started.
+/// Ends the wait for tenants from before the daemon's start.
 pub async fn stop_waiting(shared: Rc<Shared>) {
     sleep(RETURN_LIMIT).await;
     shared.registry.borrow_mut().stop_waiting();
     shared.note_change();
 }
 
-/// Writes the state as it is now. A disk may take its time, for which nobody else waits.
+/// Writes the present state. A slow disk delays no other task.
 pub async fn save(shared: &Shared) -> Saved {
-    // Before the state is gathered: what is written last is what is newest.
+    // Locked before the state is gathered, so that the file written last has the newest state.
     let mut file = Arc::clone(&shared.state).lock_owned().await;
     let pending = shared.registry.borrow().snapshots();
     let mut snapshots = Vec::new();

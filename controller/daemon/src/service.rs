@@ -1,4 +1,5 @@
-//! The service manager's side: whether the daemon is ready, alive, stopping, and what it does (sd_notify), and the sockets it may bring.
+//! The service manager: notifications of the daemon's state (sd_notify), and the sockets that the
+//! service manager may pass.
 
 use super::registry::Summary;
 use crate::Inherited;
@@ -12,7 +13,7 @@ use std::time::Duration;
 /// Names of the sockets in their units (`FileDescriptorName=`).
 const TENANT_NAME: &str = "tenant";
 const ADMIN_NAME: &str = "admin";
-/// Signs of life in the time after which the service manager misses one.
+/// Number of watchdog notifications within the service manager's limit.
 const SIGNS_PER_LIMIT: u32 = 3;
 
 /// The service manager, if there is one.
@@ -23,27 +24,27 @@ pub struct Service {
 }
 
 impl Service {
-    /// Whoever started us, by the environment.
+    /// Returns the service manager that the environment names.
     pub fn of_environment() -> Self {
         Self { watchdog: sd_notify::watchdog_enabled(), told: RefCell::default() }
     }
 
-    /// Tenants can connect.
+    /// Tells that tenants can connect.
     pub fn ready(&self) {
         notify(&[NotifyState::Ready]);
     }
 
-    /// No new ones can any more.
+    /// Tells that no new tenants can connect any more.
     pub fn stopping(&self) {
         notify(&[NotifyState::Stopping, NotifyState::Status("handing over to the next daemon")]);
     }
 
-    /// How often [`Self::report`] is to be called at least.
+    /// Returns how often [`Self::report`] has to be called at least.
     pub fn period(&self) -> Duration {
         self.watchdog.map_or(Duration::MAX, |limit| limit / SIGNS_PER_LIMIT)
     }
 
-    /// Says how things are, and that everybody works, if so.
+    /// Reports the daemon's status, and, with `is_alive`, a sign of life.
     pub fn report(&self, summary: &Summary, is_alive: bool) {
         if is_alive && self.watchdog.is_some() {
             notify(&[NotifyState::Watchdog]);
@@ -57,36 +58,39 @@ impl Service {
 }
 
 fn notify(states: &[NotifyState<'_>]) {
-    // Without a service manager this does nothing; one that does not listen is its own affair.
+    // Without a service manager this does nothing. A failure to deliver does not concern the
+    // daemon.
     if let Err(error) = sd_notify::notify(states) {
         tracing::debug!(%error, "the service manager cannot be told");
     }
 }
 
-/// Why the sockets of the service manager cannot be used.
+/// The reason why the service manager's sockets cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InheritError {
     /// The environment does not make sense.
     #[error("the sockets that the service manager passed cannot be found: {0}")]
     Environment(io::Error),
-    /// It is none of ours.
+    /// The socket is none of the daemon's.
     #[error(
         "the service manager passed a descriptor named `{0}` that is neither the tenant socket (ListenSequentialPacket=) nor the admin socket (ListenStream=)"
     )]
     Foreign(String),
 }
 
-/// The sockets that the service manager opened for us (`LISTEN_FDS`). Named `tenant` and `admin`; without names, known by their types.
+/// Returns the sockets that the service manager opened for the daemon (`LISTEN_FDS`). They are
+/// known by the names `tenant` and `admin`, or, without names, by their types.
 ///
 /// # Errors
 /// [`InheritError`].
 ///
 /// # Safety
-/// Called once, before the process opens any descriptor of its own that it did not inherit.
+/// The caller calls this once, before the process opens any descriptor that it did not inherit.
 pub unsafe fn inherited() -> Result<Inherited, InheritError> {
     let mut inherited = Inherited::default();
     for (fd, name) in sd_notify::listen_fds_with_names().map_err(InheritError::Environment)? {
-        // SAFETY: `LISTEN_PID` is us, and the caller opened nothing, so the descriptor is the service manager's, and ours alone.
+        // SAFETY: `LISTEN_PID` is this process, and the caller opened nothing. So the descriptor is
+        // the service manager's, and nothing else in this process owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         let kind = socket_type(&socket).ok();
         let is_free = |place: &Option<OwnedFd>| place.is_none();

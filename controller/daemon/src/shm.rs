@@ -1,4 +1,4 @@
-//! Shared pages: memfds that the controller makes, maps and seals before a tenant gets them.
+//! Shared pages: memfds that the daemon creates, maps and seals before a tenant gets them.
 
 use deepres_abi::page::{self, Page};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -9,12 +9,12 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Who may write a page after it was passed on.
+/// The processes that may write a page after it was passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writer {
-    /// This process alone: a tenant can neither map the page writable nor make its mapping so.
+    /// Only this process: a tenant can neither map the page writable nor make its mapping writable.
     Controller,
-    /// Whoever has the descriptor. Nobody can change the size, so nobody's access can fault.
+    /// Every process with the descriptor. No process can change the size, so no access can fault.
     Anyone,
 }
 
@@ -28,28 +28,28 @@ impl Writer {
     }
 }
 
-/// A page in shared memory, mapped here for as long as this lives.
+/// A page in shared memory; mapped here until this is dropped.
 pub struct SharedPage<P: Page> {
     address: *mut c_void,
     descriptor: OwnedFd,
     page: PhantomData<P>,
 }
 
-// SAFETY: the mapping belongs to this value alone and is unmapped only when it is dropped; what is read and written through it
-// are atomics (`Page`).
+// SAFETY: the mapping belongs to this value alone, which unmaps it only when it is dropped.
+// Everything read or written through the mapping is an atomic (`Page`).
 unsafe impl<P: Page> Send for SharedPage<P> {}
 // SAFETY: as above; a shared reference gives access to atomics only.
 unsafe impl<P: Page> Sync for SharedPage<P> {}
 
 impl<P: Page> SharedPage<P> {
-    /// Makes a page, finished and sealed. `name` is what /proc shows.
+    /// Creates a page, initialised and sealed. `name` is the name that /proc shows.
     ///
     /// # Errors
     /// The system's, for lack of memory or descriptors.
     pub fn create(name: &str, writer: Writer) -> io::Result<Self> {
         let descriptor = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&descriptor, size_of::<P>() as u64)?;
-        // Mapped before it is sealed: FUTURE_WRITE spares mappings that exist.
+        // Mapped before it is sealed, because FUTURE_WRITE does not affect existing mappings.
         // SAFETY: a fresh mapping at an address of the kernel's choice, of a file of this size.
         let address = unsafe {
             mmap(
@@ -62,15 +62,17 @@ impl<P: Page> SharedPage<P> {
             )?
         };
         let shared = Self { address, descriptor, page: PhantomData };
-        // SAFETY: mapped just now, zero as new memfds are, writable, and not unmapped before `shared` is dropped.
+        // SAFETY: the memory was mapped just now. It is zero as a new memfd, writable, and stays
+        // mapped until `shared` is dropped.
         unsafe { page::create::<P>(shared.address.cast(), size_of::<P>()) }.map_err(io::Error::other)?;
         fcntl_add_seals(&shared.descriptor, writer.seals())?;
         Ok(shared)
     }
 
-    /// The page.
+    /// Returns the page.
     pub fn page(&self) -> &P {
-        // SAFETY: mapped from `create` until drop, of the right size and alignment; atomics only, so any bytes are valid.
+        // SAFETY: the page is mapped from `create` until drop, with the right size and alignment.
+        // It consists of atomics only, so any bytes are valid.
         unsafe { &*self.address.cast::<P>() }
     }
 }
@@ -83,7 +85,7 @@ impl<P: Page> AsFd for SharedPage<P> {
 
 impl<P: Page> Drop for SharedPage<P> {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `create`, which nothing refers to any more.
+        // SAFETY: this is the mapping made in `create`, and nothing refers to it any more.
         let unmapped = unsafe { munmap(self.address, size_of::<P>()) };
         debug_assert!(unmapped.is_ok());
     }

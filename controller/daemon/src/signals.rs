@@ -1,4 +1,4 @@
-//! Every second: what the kernel programs counted of each process becomes the tenant's that it belongs to.
+//! Adds to each tenant every second what the kernel programs counted for the tenant's processes.
 
 use super::Shared;
 use deepres_model::clock::monotonic_ns;
@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Looks, for ever.
+/// Observes for ever.
 pub async fn serve(shared: Rc<Shared>) {
     loop {
         sleep(PERIOD).await;

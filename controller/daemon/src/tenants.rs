@@ -23,20 +23,26 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 use zerocopy::IntoBytes;
 
-/// A peer that has not said hello by then is dropped.
+/// How long a peer may take to say hello before the daemon drops the connection.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// Arbiters answer within microseconds; this is for one that is gone.
+/// How long to wait for an arbiter, which answers within microseconds; longer means that it is
+/// gone.
 const READY_LIMIT: Duration = Duration::from_secs(1);
-/// How long the driver may take to start in a process that said that it will begin a session. Then it is a stranger like others.
+/// How long the driver may take to start in a process that announced a session. After that the
+/// process counts as unmanaged.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(300);
-/// How long whoever closed its connection may take to die of what closed it; after that it lives on without one.
+/// How long a process that closed its connection may take to die. After that the process lives on
+/// without a connection.
 const DYING_LIMIT: Duration = Duration::from_millis(30);
-/// Clocks further apart than this are different clocks: a hello is read within milliseconds of being written.
+/// The largest difference of the process's and the daemon's clock. A larger one means different
+/// clocks, because a hello is read within milliseconds of being written.
 const CLOCK_LIMIT_NS: u64 = Duration::from_secs(5).as_nanos() as u64;
-/// Connections that are accepted before those that were before have a turn. They come one after another, whoever's they are: so that nobody waits
-/// behind a flood of another's, all are taken in soon, and then each user has its turn ([`super::connections::Connections::enter`]).
+/// The most connections accepted before accepted ones get a turn. Connections come in one queue for
+/// all users. So that no user waits behind a flood of another's, the daemon accepts them all soon,
+/// and then each user has its turn ([`super::connections::Connections::enter`]).
 const ACCEPTS_AT_A_TIME: usize = 32;
-/// Pause after a failed accept (no descriptors left, mostly), so that the failure does not become a busy loop.
+/// Pause after a failed accept, so that the failure does not become a busy loop. Mostly there are
+/// no descriptors left then.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Lets processes in, for ever.
@@ -56,16 +62,16 @@ pub async fn serve(listener: OwnedFd, shared: Rc<Shared>) -> io::Result<()> {
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     break;
                 }
-                // There are no more, or it was not ready after all.
+                // There are no more connections, or the socket was not ready after all.
                 Err(_) => break,
             }
         }
-        // Whoever floods the socket keeps it ready, and nothing else here would ever have its turn.
+        // A flood keeps the socket ready: without this yield no other task would run.
         tokio::task::yield_now().await;
     }
 }
 
-/// A descriptor whose readiness to read can be awaited.
+/// Returns a descriptor that can be awaited until it is readable.
 fn watched(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` is one open descriptor until it is dropped, and the result owns it.
     Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
@@ -77,16 +83,17 @@ fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
     let death = match peer.death(connection.as_fd()) {
         Ok(Some(death)) => Some(death),
         Ok(None) => return,
-        // A kernel without pidfds, or a peer in another namespace: the connection's end has to do.
+        // The kernel has no pidfds, or the peer is in another pid namespace. Then the end of the
+        // connection has to do as the end of the process.
         Err(_) => None,
     };
     // In a user namespace one user can be any of thousands.
     let source = Source::of(peer.pid, identity::read::owner(peer.pid, peer.uid));
     if death.as_ref().is_some_and(|death| is_dead(death.as_fd())) {
-        // Whose it was cannot be told any more: it would be counted as one of those thousands.
+        // A dead process's owner cannot be read any more: it would be counted for the wrong user.
         return;
     }
-    // Counted before the next one is looked at.
+    // Counted before the next connection is accepted.
     let place = match Counted::enter(&source, shared) {
         Ok(counted) => Place::Counted(counted),
         Err(_) => match shared.connections.turn_away() {
@@ -99,14 +106,15 @@ fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
         let (pid, uid) = (peer.pid, peer.uid);
         match attend(connection, peer, death, (source, place), &shared).await {
             Ok(()) => {}
-            // It hung up, which is its own affair: whoever does that all the time fills no log.
+            // A peer that hangs up gets no warning, so that hanging up again and again does not
+            // fill the log.
             Err(error) if is_end_of_peer(&error) => tracing::debug!(pid, uid, %error, "a tenant hung up"),
             Err(error) => tracing::warn!(pid, uid, %error, "a tenant's connection failed"),
         }
     });
 }
 
-/// The other side is gone.
+/// Returns whether the error means that the peer is gone.
 fn is_end_of_peer(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
@@ -118,7 +126,7 @@ enum Place {
     None(TurnedAway),
 }
 
-/// A connection that counts, for as long as this lives.
+/// A connection that is counted; dropping this ends the counting.
 struct Counted {
     shared: Rc<Shared>,
     source: Source,
@@ -138,7 +146,7 @@ impl Drop for Counted {
     }
 }
 
-/// One connection. Of a source of which enough was logged lately, its failure is none to tell of.
+/// Serves one connection. Keeps back the error of a source that has caused enough log lines lately.
 async fn attend(
     connection: OwnedFd,
     peer: Peer,
@@ -152,8 +160,9 @@ async fn attend(
     }
 }
 
-/// One connection: hears its hello, and refuses whoever comes when there is no room only then, since a connection closed before would be an error to
-/// them, and the reason lost.
+/// Serves one connection: hears the hello, and then lets the peer in or refuses it. Without room,
+/// the refusal comes only after the hello. If the connection were closed before that, the peer
+/// would see an error and lose the reason.
 async fn hear(
     connection: OwnedFd,
     peer: Peer,
@@ -165,7 +174,8 @@ async fn hear(
     let received = timeout(HELLO_LIMIT, receive(&connection)).await;
     let counted = match place {
         Place::Counted(counted) => counted,
-        // Those whose place was taken may have been about to begin, and be counted no more.
+        // The connections that took the place may have been processes about to begin a session,
+        // which are not counted any more.
         Place::None(_turned_away) => match Counted::enter(source, shared) {
             Ok(counted) => counted,
             Err(full) => {
@@ -180,15 +190,16 @@ async fn hear(
         wire::decode::<Hello>(packet.bytes()).is_ok_and(|hello| hello.role() == Some(Role::Arriving));
     if !is_arriving {
         let turn = counted.turns.next(|| has_hung_up(connection.as_fd())).await;
-        // Those of others that wait go between this one and the next of its own.
+        // The waiting connections of other sources go between this one and the next of its own
+        // source.
         tokio::task::yield_now().await;
         if has_hung_up(connection.as_fd()) {
-            // What letting it in takes is better spent on those who wait for it.
+            // The time to let it in is better spent on the processes that still wait for it.
             return Ok(());
         }
         return converse(connection, packet, (peer, source), (death, turn), shared).await;
     }
-    // The session that follows is to find the place.
+    // Freed, so that the session that follows finds this place.
     drop(counted);
     if let Some(_counted) = shared.connections.arrive(source).filter(|_| peer.pid != 0) {
         expect(&connection, peer, death, shared).await?;
@@ -196,7 +207,8 @@ async fn hear(
     Ok(())
 }
 
-/// Takes a process that is about to begin a session for no stranger, until it says no more that it is.
+/// Notes that a process is about to begin a session, so that it does not count as unmanaged. The
+/// note ends with the connection.
 async fn expect(
     connection: &AsyncFd<OwnedFd>,
     peer: Peer,
@@ -215,14 +227,15 @@ async fn expect(
     Ok(())
 }
 
-/// Whether nobody is at the other end any more.
+/// Returns whether the peer has hung up.
 fn has_hung_up(connection: BorrowedFd<'_>) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut polled = [PollFd::from_borrowed_fd(connection, PollFlags::RDHUP)];
     poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
 }
 
-/// One connection of whoever is a tenant's, from hello to its end. Others of its user have their `turn` once it is let in or refused.
+/// Serves one connection of a tenant, from hello to its end. Other connections of the source get
+/// their `turn` once this one is let in or refused.
 async fn converse(
     connection: AsyncFd<OwnedFd>,
     packet: Packet,
@@ -230,14 +243,14 @@ async fn converse(
     (death, turn): (Option<OwnedFd>, Option<Turn<'_>>),
     shared: &Rc<Shared>,
 ) -> io::Result<()> {
-    // Before the session exists, so that there is no moment in which its death would go unnoticed.
+    // Watched before the session exists, so that the death of the process cannot go unnoticed.
     let death = death.map(watched).transpose()?;
     let facts = Facts::read(peer.pid, peer.uid);
     if death.as_ref().is_some_and(|death| is_dead(death.as_fd())) {
-        // Its number may be another's by now, and with it what was read.
+        // Its pid may belong to another process by now, and the facts with it.
         return Ok(());
     }
-    // A process can be in thousands of groups. Those that no cap names are nothing to us.
+    // A process can be in thousands of groups. Only groups that a cap names matter here.
     let mut groups = peer.groups(connection.as_fd());
     groups.retain(|group| shared.registry.borrow().config().groups.contains_key(&group.to_string()));
     groups.sort_unstable();
@@ -268,10 +281,10 @@ async fn converse(
     let Admitted { tenant, membership, welcome, pages, ready } = admitted;
     shared.note_change();
     for answer in ready {
-        // Without an answer the session begins with its gate closed, and goes by the heartbeat.
+        // Without an answer the session begins with a closed gate, and goes by the heartbeat.
         let _ = timeout(READY_LIMIT, answer).await;
     }
-    // The user's others have been told what they may hold beside it.
+    // Waits until the user's other tenants know what they may hold beside the new one.
     let ready = shared.registry.borrow_mut().share_out_anew(&tenant);
     for answer in ready {
         let _ = timeout(READY_LIMIT, answer).await;
@@ -299,7 +312,7 @@ async fn converse(
         }
         packet::send(&connection, welcome.as_bytes(), &descriptors)
     };
-    // The arbiters keep what they need of them.
+    // The arbiters keep their own references to the pages that they need.
     drop(pages);
     if sent.is_ok() {
         end_of(&connection, death.as_ref()).await;
@@ -308,21 +321,23 @@ async fn converse(
     sent
 }
 
-/// Whoever had this membership is gone.
+/// Ends a membership whose process is gone.
 fn depart(shared: &Shared, tenant: &str, membership: Membership) {
     shared.registry.borrow_mut().depart(tenant, membership);
     shared.note_change();
 }
 
-/// The process that a keeper asks to have metered from outside: its own number, or, once it was here before, that of one that it started. Numbers
-/// of its own namespace, which need not be ours.
+/// Returns the process that a keeper asks to have metered from outside: `Some(None)` for the keeper
+/// itself. A keeper that was connected before names a process that it started. The number is of the
+/// keeper's pid namespace, which may differ from the daemon's.
 fn wants_metering(packet: &Packet) -> Option<Option<u32>> {
     let hello: Hello = wire::decode(packet.bytes()).ok()?;
     let wants = hello.role() == Some(Role::Keeper) && hello.metering != 0;
     wants.then(|| (hello.sessions_before > 0).then_some(hello.pid))
 }
 
-/// Meters a process from outside, by the kernel's word for who it is; returns once it is done.
+/// Meters a process from outside. The kernel says which process it is. Returns once metering has
+/// begun.
 async fn meter(peer: Peer, named: Option<u32>, tenant: &str, shared: &Rc<Shared>) -> Result<(), String> {
     let pid = match named {
         None => peer.pid,
@@ -336,7 +351,7 @@ async fn meter(peer: Peer, named: Option<u32>, tenant: &str, shared: &Rc<Shared>
     }
 }
 
-/// Reads the hello and lets its sender in, or says why not.
+/// Reads the hello and lets its sender in, or returns the reason of the refusal.
 fn introduce(guest: &Guest, packet: &Packet, registry: &mut Registry) -> Result<Admitted, Refused> {
     let hello: Hello = wire::decode(packet.bytes()).map_err(|error| {
         let kind = match error {
@@ -358,7 +373,7 @@ fn introduce(guest: &Guest, packet: &Packet, registry: &mut Registry) -> Result<
     registry.admit(guest, &hello)
 }
 
-/// Sends a refusal. A peer that does not read it goes without.
+/// Sends a refusal. A peer that does not read it gets none.
 pub fn refuse(connection: BorrowedFd<'_>, refused: &Refused) {
     let refusal = Refusal::new(refused.kind, &refused.reason);
     let _ = packet::send(connection, refusal.as_bytes(), &[]);
@@ -373,18 +388,19 @@ async fn receive(connection: &AsyncFd<OwnedFd>) -> io::Result<Option<Packet>> {
     }
 }
 
-/// Returns when the process is dead or the connection at its end. A connection carries nothing after the welcome: whoever
-/// sends more is taken to mean that it is done.
+/// Returns when the process is dead or the connection has ended. A connection carries nothing after
+/// the welcome, so a peer that sends anything ends its connection.
 async fn end_of(connection: &AsyncFd<OwnedFd>, death: Option<&AsyncFd<OwnedFd>>) {
     let Some(death) = death else {
         let _ = receive(connection).await;
         return;
     };
-    // Of what is awaited here an error is as good a reason to look no further.
+    // An error also ends the wait.
     tokio::select! {
         _ = death.readable() => {}
         _ = receive(connection) => {
-            // A dying process closes its descriptors one by one: what it has of the GPU may go after its connection, and is on its account until then.
+            // A dying process closes its descriptors one by one. Its GPU memory may go after its
+            // connection, and stays on its account until then.
             let _ = timeout(DYING_LIMIT, death.readable()).await;
         }
     }

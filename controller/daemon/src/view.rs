@@ -1,4 +1,5 @@
-//! Tells a process what its tenant has of the GPUs, without making a session of it: what NVML shows inside a tenant.
+//! Tells a process its tenant's part of the GPUs without making it a session. The interposer
+//! answers NVML calls inside a tenant from this.
 
 use super::administrators::reports;
 use super::registry::{Guest, Refused};
@@ -18,7 +19,8 @@ pub async fn answer(
     shared: &Shared,
 ) -> io::Result<()> {
     if let Some(who) = ProcessKey::of(guest.peer.pid) {
-        // Our library is in it: until it computes, it has no session and is no stranger.
+        // The process has the interposer: until it computes, it has no session and still is not
+        // unmanaged.
         shared.registry.borrow().connected().views(who);
     }
     let mut view = match reports(shared).await {

@@ -1,3 +1,4 @@
-//! The class of a tenant: what kind of promise it is given. The word and its number are the wire's.
+//! The class of a tenant: the kind of promise that the tenant is given. The wire protocol defines
+//! the class's name and number.
 
 pub use deepres_abi::class::{Class, ClassError};

@@ -1,15 +1,17 @@
-//! How much of a GPU a tenant would use if it had it to itself, seen from what it does with what it has.
+//! Demand: the part of a GPU's time that a tenant would use if it had the GPU to itself. It is
+//! estimated from what the tenant does with the time that it has.
 //!
-//! Demand is work / (work + idleness of its own choice). Time spent waiting for the GPU is in neither, so the estimate does not depend on the
-//! share that the tenant has: who gets more does not look larger for it.
+//! Demand is work / (work + voluntary idleness). Time spent waiting for the GPU is in neither, so
+//! the estimate does not depend on the tenant's share. A tenant that gets more does not look larger
+//! for it.
 
 use deepres_abi::PPM;
 use std::time::Duration;
 
-/// The past counts for this long, and then half as much.
+/// The span after which the past counts half as much.
 const SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 
-/// A running estimate.
+/// A running estimate of demand.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
     work_ns: u64,
@@ -27,7 +29,8 @@ impl Demand {
         }
     }
 
-    /// The estimate, parts per million. Nothing seen: a whole, since who comes has come to work.
+    /// Returns the estimate, parts per million. Without any observation this is a whole, because a
+    /// new tenant has come to work.
     pub fn ppm(&self) -> u32 {
         match self.work_ns + self.idle_ns {
             0 => PPM,
@@ -61,7 +64,7 @@ mod tests {
         assert!(demand.ppm() > PPM / 10 * 9, "{}", demand.ppm());
     }
 
-    /// Times of a review, or any that a broken clock or meter may give.
+    /// Times of a review, or any times that a broken clock or meter may give.
     fn seen() -> impl Strategy<Value = (u64, u64)> {
         let ns = || prop_oneof![0..SECOND, Just(0), Just(u64::MAX), any::<u64>()];
         (ns(), ns())
@@ -77,7 +80,7 @@ mod tests {
                 demand.observe(work_ns, idle_ns);
                 prop_assert!(demand.ppm() <= PPM, "{demand:?}");
             }
-            // And over once the past counts little.
+            // The absurd times are forgotten once the past counts little.
             for _ in 0..60 {
                 demand.observe(SECOND / 4, SECOND / 4 * 3);
             }

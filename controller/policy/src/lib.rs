@@ -1,4 +1,5 @@
-//! Who may use which GPU, how much of it and when: pure functions of `(state, now)`, without clock or I/O.
+//! The policy: decides which tenant may use which GPU, how much of it and when. Pure functions of
+//! `(state, now)`, without clock or I/O.
 //!
 //! The four layers of the design, from the slowest to the fastest:
 //!
@@ -9,7 +10,8 @@
 //! | packing | who runs at the same time? | one tenant at a time |
 //! | granularity | how much may be in flight? | [`tuning`] (one window for all) |
 //!
-//! [`lease`] turns entitlements into leases; [`tuning`] derives its time constants from what was measured.
+//! [`lease`] turns entitlements into leases. [`tuning`] derives the time constants of leases from
+//! measurements.
 
 pub mod class;
 pub mod demand;
@@ -23,5 +25,5 @@ pub mod signals;
 pub mod tuning;
 pub mod turns;
 
-/// A tenant's number, never used again.
+/// The number of a tenant; never reused.
 pub type TenantId = u64;

@@ -1,39 +1,45 @@
-//! How much of a GPU's memory each tenant may hold beside what others were promised: pure.
+//! Computes the memory of a GPU that each tenant may hold beside the guarantees of others. Pure.
 //!
-//! A promise is a *floor*: memory that is kept free for its tenant as long as it does not use it. So whoever else is on the GPU has a *ceiling*, beside
-//! the limit that it was granted: what there is, less what each other was promised or holds, whichever is more. Where nobody was promised
-//! anything there are no ceilings, and tenants may take what they find.
+//! A guarantee is a *floor*: memory that is kept free for its tenant while the tenant does not use
+//! it. So every other tenant on the GPU has a *ceiling*, beside the limit that it was granted. The
+//! ceiling is the GPU's memory, less the larger of guarantee and holding of each other tenant.
+//! Without guarantees there are no ceilings, and tenants may take what they find.
 //!
-//! A tenant that lets its memory follow its use (*after DeepRes*) is kept no more than what it held of late and a margin ([`Use::kept_bytes`]): the rest
-//! of a promise is whose it is first, and what others have of it is its own ceiling, which is never below what is kept for it. Of one that was promised nothing
-//! that is so where nobody else was promised anything either: no wish of its own lets it take what is promised to another.
+//! A tenant may let its memory follow its use (*after DeepRes*). Then only what it held lately and
+//! a margin is kept for it ([`Use::kept_bytes`]). The rest of its guarantee goes to the tenant that
+//! takes it first. The part that others take lowers the tenant's own ceiling, but never below the
+//! memory kept for it. For a tenant without a guarantee, this floor holds only if no other tenant
+//! has a guarantee. So no wish of a tenant lets it take what is guaranteed to another.
 
 /// A tenant on a GPU, as this policy sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holding {
-    /// What it was promised, bytes, or what is kept for it of that; 0: nothing.
+    /// The tenant's guarantee, or the part of it that is kept, bytes; 0 without a guarantee.
     pub promised_bytes: u64,
-    /// What is kept for it if its memory follows its use, bytes: it has a ceiling whoever else was promised anything.
+    /// The memory kept for a tenant whose memory follows its use, bytes. Such a tenant always has a
+    /// ceiling.
     pub kept_bytes: Option<u64>,
-    /// What it holds and keeps, bytes: nothing, if it lets itself be taken off the GPU.
+    /// The memory that the tenant holds and keeps, bytes; 0 for a tenant that can be taken off the
+    /// GPU.
     pub firm_bytes: u64,
 }
 
 impl Holding {
-    /// What others cannot have because of it.
+    /// Returns the memory that others cannot have because of this tenant.
     fn claim_bytes(self) -> u64 {
         self.promised_bytes.max(self.firm_bytes)
     }
 }
 
-/// The ceiling of each tenant of a GPU with so much memory for tenants; none where none is needed.
+/// Returns the ceiling of each tenant of a GPU with `total_bytes` for tenants; `None` for tenants
+/// that need no ceiling.
 pub fn ceilings(total_bytes: u64, tenants: &[Holding]) -> Vec<Option<u64>> {
     let claims = tenants.iter().fold(0_u64, |sum, tenant| sum.saturating_add(tenant.claim_bytes()));
     let promises = tenants.iter().filter(|tenant| tenant.promised_bytes > 0).count();
     let ceiling = |tenant: &Holding| {
         let others = promises - usize::from(tenant.promised_bytes > 0);
         let left = total_bytes.saturating_sub(claims - tenant.claim_bytes());
-        // A promise once given holds, whatever others have come to hold.
+        // A guarantee holds, whatever others have come to hold meanwhile.
         let kept_bytes = tenant.kept_bytes.filter(|_| others == 0).unwrap_or(0).min(total_bytes);
         let least = tenant.promised_bytes.max(kept_bytes);
         (others > 0 || tenant.kept_bytes.is_some()).then(|| left.max(least))
@@ -41,29 +47,34 @@ pub fn ceilings(total_bytes: u64, tenants: &[Holding]) -> Vec<Option<u64>> {
     tenants.iter().map(ceiling).collect()
 }
 
-/// The margin is this part of what was held, one of so many: a job that works grows by less than that between two looks …
+/// The margin is one part in this many of what was held. A working job grows by less than that
+/// between two looks.
 const MARGIN_PARTS: u64 = 8;
-/// … and this at least, which is several times what pools and frameworks' allocators grow by at once (2 to 32 MiB).
+/// The least margin: several times what pools and frameworks' allocators grow by at once (2 to 32
+/// MiB).
 const MARGIN_LEAST_BYTES: u64 = 256 << 20;
 
-/// What a tenant held of a GPU of late: the most of two spells, this one and the one before.
+/// The memory that a tenant held lately on a GPU: the most in the present spell and in the one
+/// before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Use {
-    /// When this spell began, ns.
+    /// When the present spell began, ns.
     began_ns: u64,
-    /// The most that was held in it, bytes …
+    /// The most that was held in the present spell, bytes.
     most_bytes: u64,
-    /// … and in the one before.
+    /// The most that was held in the spell before, bytes.
     before_bytes: u64,
 }
 
 impl Use {
-    /// That of a tenant that has come at `now_ns`: it may yet take all that it was granted.
+    /// Returns the use of a tenant that has come at `now_ns`: it may still take all that it was
+    /// granted.
     pub fn new(now_ns: u64) -> Self {
         Self { began_ns: now_ns, most_bytes: 0, before_bytes: u64::MAX }
     }
 
-    /// It holds so much at `now_ns`; what it held is remembered for `window_ns` at least, and twice that at most.
+    /// Takes in the memory held at `now_ns`. It is remembered for at least `window_ns`, and at most
+    /// twice that.
     pub fn take_in(&mut self, now_ns: u64, held_bytes: u64, window_ns: u64) {
         if now_ns.saturating_sub(self.began_ns) >= window_ns {
             *self = Self { began_ns: now_ns, most_bytes: 0, before_bytes: self.most_bytes.max(held_bytes) };
@@ -71,7 +82,7 @@ impl Use {
         self.most_bytes = self.most_bytes.max(held_bytes);
     }
 
-    /// What is kept of `granted_bytes`: what was held of late and a margin.
+    /// Returns the part of `granted_bytes` that is kept: what was held lately and a margin.
     pub fn kept_bytes(&self, granted_bytes: u64) -> u64 {
         let used_bytes = self.most_bytes.max(self.before_bytes);
         let margin_bytes = (used_bytes / MARGIN_PARTS).max(MARGIN_LEAST_BYTES);

@@ -1,50 +1,52 @@
-//! The priority value of a tenant, after DeepRes: higher when its deadline is nearer, its job larger, its purpose more critical.
+//! The priority value of a tenant, after DeepRes. It is higher if the deadline is nearer, the job
+//! larger, or the purpose more critical.
 //!
-//! `p = w_d · urgency + w_s · size + w_c · criticality`, each term from 0 to 1. It weighs tenants that asked for no share of their
-//! own, and best-effort tenants among themselves.
+//! `p = w_d · urgency + w_s · size + w_c · criticality`, each term from 0 to 1. The value weighs
+//! tenants that asked for no share, and best-effort tenants among themselves.
 
 use deepres_abi::PPM;
 use std::time::Duration;
 
 pub use deepres_abi::criticality::{Criticality, CriticalityError};
 
-/// The least priority value, parts per million of the highest: nobody's part is nothing.
+/// The least priority value, parts per million of the highest, so that every tenant has some part.
 pub const MIN_VALUE_PPM: u32 = PPM / 100;
-/// Slack at which a deadline is half as urgent as one that cannot wait.
+/// The slack at which a deadline is half as urgent as one that cannot wait.
 const HALF_URGENT: Duration = Duration::from_secs(600);
-/// GPU time of a job that counts as half of the largest.
+/// The GPU time of a job that counts as half of the largest.
 const HALF_SIZE: Duration = Duration::from_secs(3600);
 
-/// What a tenant says of its job.
+/// The declarations about a tenant's job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Priority {
-    /// How critical it is.
+    /// The job's criticality.
     pub criticality: Criticality,
-    /// When it has to be done, ns of the monotonic clock.
+    /// When the job has to be done, ns of the monotonic clock.
     pub deadline_ns: Option<u64>,
     /// GPU time that the whole job takes, ns.
     pub size_ns: Option<u64>,
 }
 
-/// What is seen of a tenant's job.
+/// The observed use of a tenant's job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// GPU time used so far, ns.
     pub used_ns: u64,
-    /// Demand: the part of the time not idle by its own choice, parts per million. It does not depend on the share the tenant has.
+    /// Demand: the part of the time not idle by the job's own choice, parts per million. It does
+    /// not depend on the tenant's share.
     pub demand_ppm: u32,
-    /// The part of the GPU's memory that it holds, parts per million.
+    /// The part of the GPU's memory that the tenant holds, parts per million.
     pub memory_ppm: u32,
 }
 
 /// The weights of the three terms.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
-    /// Of urgency.
+    /// The weight of urgency.
     pub urgency: f64,
-    /// Of size.
+    /// The weight of size.
     pub size: f64,
-    /// Of criticality.
+    /// The weight of criticality.
     pub criticality: f64,
 }
 
@@ -57,16 +59,16 @@ impl Default for Weights {
 /// The terms of a priority value, each from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Terms {
-    /// 0 without a deadline, 1 when no time is left.
+    /// The urgency: 0 without a deadline, 1 when no time is left.
     pub urgency: f64,
     /// The job's size, declared or observed.
     pub size: f64,
-    /// As declared.
+    /// The criticality, as declared.
     pub criticality: f64,
 }
 
 impl Terms {
-    /// The terms at `now_ns`.
+    /// Returns the terms at `now_ns`.
     pub fn at(now_ns: u64, priority: &Priority, usage: &Usage) -> Self {
         Self {
             urgency: priority.deadline_ns.map_or(0.0, |deadline_ns| {
@@ -80,23 +82,24 @@ impl Terms {
                     let size_ns = size_ns as f64;
                     size_ns / (size_ns + HALF_SIZE.as_nanos() as f64)
                 }
-                // Seen: half of it the demand for time, half of it the memory.
+                // The observed size: half of it from the demand for time, half from the memory.
                 None => f64::midpoint(part(usage.demand_ppm), part(usage.memory_ppm)),
             },
             criticality: part(priority.criticality.ppm()),
         }
     }
 
-    /// The priority value, parts per million of the highest; never nothing.
+    /// Returns the priority value, parts per million of the highest; never 0.
     pub fn value_ppm(&self, weights: &Weights) -> u32 {
         let terms = [
             (weights.urgency, self.urgency),
             (weights.size, self.size),
             (weights.criticality, self.criticality),
         ];
-        // What is no weight, or no term, weighs nothing: were it more than any other, a mistake would be the most urgent job of all.
+        // An invalid weight or term counts as zero. If it counted more than any other, a mistake
+        // would become the most urgent job.
         let sound = |number: f64| if number.is_finite() { number.max(0.0) } else { 0.0 };
-        // Of the largest weight, so that no sum is infinite.
+        // Relative to the largest weight, so that no sum is infinite.
         let largest = terms.iter().map(|(weight, _)| sound(*weight)).fold(0.0, f64::max);
         if largest == 0.0 {
             return MIN_VALUE_PPM;

@@ -1,84 +1,90 @@
-//! Whose memory is on the GPUs, where together tenants hold more than there is: pure.
+//! Decides which tenants' memory is on the GPUs, if tenants together hold more than there is. Pure.
 //!
-//! Tenants that opted in may be taken off whole, and brought back. Whoever needs memory is given it by taking off, in this order, who is
-//! idle, who runs as best effort, and who has had the GPU for longest, but that only after it had it for a *turn*. Moving
-//! memory costs time in which neither computes, so turns are long against it.
+//! Tenants that opted in may be taken off whole, and brought back. A tenant that needs memory gets
+//! the memory of tenants that are taken off, in this order: idle tenants, best-effort tenants, then
+//! the tenant that has been on the GPU for longest. A tenant of the last kind is only taken off
+//! after a *turn*. Moving memory costs time in which neither tenant computes, so turns are long
+//! compared with a move.
 //!
-//! An idle tenant that is away wants nothing that anybody sees, but it may wait in the driver where nobody sees it. So it is brought back once
-//! after a turn; if it then does nothing, after two turns, after four, and after eight each time.
+//! An idle tenant that is away shows no wish, but it may wait in the driver, where nobody sees it.
+//! So it is brought back once after a turn. If it does nothing then, it is brought back after two
+//! turns, after four, and from then on after eight.
 
 use super::TenantId;
 use super::class::Class;
 use std::collections::BTreeMap;
 
-/// The GPU's number in the daemon.
+/// The daemon's number of a GPU.
 pub type GpuIndex = usize;
 
 /// Bytes by GPU.
 pub type Bytes = BTreeMap<GpuIndex, u64>;
 
-/// Where a tenant's memory is.
+/// The place of a tenant's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// On the GPUs.
     Resident,
-    /// On the host, because another needed the room.
+    /// On the host, because another tenant needed the room.
     Away,
-    /// On the host, or on the way, for other reasons: at an administrator's word, or it is being moved.
+    /// On the host, or on the way, for other reasons: by an administrator's command, or because a
+    /// move is under way.
     Fixed,
 }
 
 /// A tenant, as this policy sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
-    /// Which.
+    /// The tenant's number.
     pub id: TenantId,
-    /// It opted in.
+    /// Whether the tenant opted in to being taken off.
     pub may_leave: bool,
-    /// Its class.
+    /// The tenant's class.
     pub class: Class,
-    /// Where it is.
+    /// The place of its memory.
     pub place: Place,
-    /// Since when, ns.
+    /// Since when the memory is there, ns.
     pub since_ns: u64,
-    /// What it takes on each GPU, there or on the host.
+    /// The memory that the tenant takes on each GPU, there or on the host.
     pub bytes: Bytes,
-    /// Since when it has nothing to do, ns; `None`: it has, or had when it was taken off.
+    /// Since when the tenant has nothing to do, ns. `None` if it has work, or had work when it was
+    /// taken off.
     pub idle_since_ns: Option<u64>,
-    /// How often in a row it was brought back and did nothing until it was taken off again.
+    /// How often in a row the tenant was brought back and did nothing until it was taken off again.
     pub idle_visits: u32,
-    /// What its processes asked for and the driver did not have.
+    /// The memory that its processes asked for and the driver did not have.
     pub needs: Bytes,
-    /// It was told again and again that this is free, and the driver did not give it.
+    /// Whether the tenant was told several times that this memory is free, and the driver still did
+    /// not give it.
     pub asked_in_vain: bool,
 }
 
-/// The times that this policy goes by.
+/// The time constants of this policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// How long who always has work stays at least.
+    /// The shortest stay of a tenant that always has work.
     pub turn_ns: u64,
-    /// Who had nothing to do for so long is idle.
+    /// A tenant that had nothing to do for this long is idle.
     pub idle_ns: u64,
 }
 
-/// What is to be done next.
+/// The next move.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
-    /// Take these off, in this order, …
+    /// The tenants to take off first, in this order.
     pub leave: Vec<TenantId>,
-    /// … then bring this one back, or let it ask again if it is there.
+    /// The tenant to bring back after that, or, if it is resident, to let ask again.
     pub enter: TenantId,
 }
 
 /// An idle tenant that is away is brought back after 2 to the power of this turns at the latest.
 const MOST_DOUBLINGS: u32 = 3;
 
-/// Decides the next move, if one is due. `free`: what nobody has taken on each GPU.
+/// Decides the next move, if one is due. `free` is the memory on each GPU that nobody has taken.
 pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Option<Move> {
     let passed = |since_ns: u64, span_ns: u64| now_ns.saturating_sub(since_ns) >= span_ns;
     let mut applicants: Vec<&Seen> = tenants.iter().filter(|tenant| tenant.applies()).collect();
-    // Whoever has waited longest, best effort last.
+    // The longest wait first, but best effort last.
     applicants.sort_by_key(|tenant| (tenant.class == Class::BestEffort, tenant.since_ns));
     applicants.into_iter().find_map(|applicant| {
         let wants = if applicant.place == Place::Away { &applicant.bytes } else { &applicant.needs };
@@ -92,11 +98,13 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
         };
         let is_denied = applicant.asked_in_vain && applicant.place == Place::Resident;
         if !is_denied && !missing(&[]) {
-            // Enough is free for who is away. Who is here and asks was told by the driver that there is not, and is told to ask again; but what lies in
-            // too many pieces does not become room by asking.
+            // Enough is free for a tenant that is away. A resident tenant was refused by the
+            // driver, and is told to ask again. Asking again does not help if the free memory is in
+            // too many pieces, hence `is_denied`.
             return Some(Move { leave: Vec::new(), enter: applicant.id });
         }
-        // An idle tenant that is away has no hurry: it is brought back when there is room, or after some turns.
+        // An idle tenant that is away has no hurry: it is brought back when there is room, or after
+        // some turns.
         let turns = 1_u64 << applicant.idle_visits.min(MOST_DOUBLINGS);
         let is_due = applicant.idle_since_ns.is_none()
             || passed(applicant.since_ns, times.turn_ns.saturating_mul(turns));
@@ -134,25 +142,26 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
 }
 
 impl Seen {
-    /// For how much memory of a GPU it makes sense to wait, where so much is free and `tenants` are there: what is free and what the others have who may be
-    /// taken off. 0: for none.
+    /// Returns for how much memory of a GPU it makes sense to wait: `free_bytes` and the memory of
+    /// other tenants that may be taken off. Returns 0 if waiting makes no sense.
     pub fn obtainable_bytes(&self, gpu: GpuIndex, free_bytes: u64, tenants: &[Self]) -> u64 {
         let bytes = |other: &Self| other.bytes.get(&gpu).copied().unwrap_or(0);
         let others = tenants.iter().filter(|other| other.id != self.id && other.may_leave);
         let there = others.filter(|other| other.place == Place::Resident).map(bytes);
         let there_bytes = there.fold(0, u64::saturating_add);
         let needed_bytes = self.needs.get(&gpu).copied().unwrap_or(0);
-        // Who waits for what has become free meanwhile is about to be told, and not to give up before.
+        // A tenant that waits for memory that is free by now is about to be told so, and should not
+        // give up before.
         let is_there = (1..=free_bytes).contains(&needed_bytes) && !self.asked_in_vain;
         if there_bytes > 0 || is_there { free_bytes.saturating_add(there_bytes) } else { 0 }
     }
 
-    /// The GPUs that it is about.
+    /// Returns the GPUs on which the tenant holds or needs memory.
     pub fn gpus(&self) -> impl Iterator<Item = GpuIndex> {
         self.bytes.keys().chain(self.needs.keys()).copied()
     }
 
-    /// Whether it waits for room.
+    /// Returns whether the tenant waits for room.
     fn applies(&self) -> bool {
         match self.place {
             Place::Away => true,

@@ -1,29 +1,30 @@
-//! What a tenant's processes do in the driver beside launching, in all and lately: how often they call it, what memory they ask for, and how long they
-//! are blocked in it. The kernel programs count it for each process; here it becomes the tenant's.
+//! A tenant's use of the driver beside launches, in total and lately: how often its processes call
+//! the driver, how much memory they ask for, and how long the driver blocks them. The kernel
+//! programs count that for each process; this module adds it up for the tenant.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The past counts for this long, and then half as much.
+/// The span after which the past counts half as much.
 const SPAN_NS: u64 = Duration::from_secs(4).as_nanos() as u64;
 const SECOND_NS: u128 = Duration::from_secs(1).as_nanos();
 const PERMILLE: u128 = 1000;
 
-/// What was done in the driver.
+/// Counts of calls of the driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverSums {
     /// Ioctls on the GPU's devices.
     pub calls: u64,
-    /// Those that failed, by the kernel's word or the driver's.
+    /// Failed ioctls, by the kernel's or the driver's answer.
     pub errors: u64,
-    /// Time that threads spent blocked in them, ns.
+    /// Time that threads were blocked in ioctls, ns.
     pub time_ns: u64,
-    /// Those that allocated, mapped or moved memory.
+    /// Ioctls that allocated, mapped or moved memory.
     pub memory_calls: u64,
-    /// Memory that they asked for, bytes, as far as the arguments tell.
+    /// Memory that these asked for, bytes, as far as the arguments tell.
     pub allocated_bytes: u64,
-    /// Memory that they mapped or moved, bytes, likewise.
+    /// Memory that these mapped or moved, bytes, as far as the arguments tell.
     pub mapped_bytes: u64,
 }
 
@@ -39,18 +40,19 @@ impl DriverSums {
         }
     }
 
-    // A program's argument says how many bytes: it may say anything.
+    // Saturates, because the bytes are a program's argument and may be any number.
     fn plus(self, other: Self) -> Self {
         self.with(other, u64::saturating_add)
     }
 }
 
-/// How fast it goes.
+/// Rates of calls of the driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverRates {
     /// Ioctls a second.
     pub calls_per_s: u64,
-    /// Time blocked in them for each second, of all threads together, parts per thousand: with several threads it can be more than a whole.
+    /// Time blocked in ioctls for each second, all threads together, parts per thousand. With
+    /// several threads it can exceed a whole.
     pub blocked_permille: u64,
     /// Memory asked for, bytes a second.
     pub allocated_bytes_per_s: u64,
@@ -58,10 +60,10 @@ pub struct DriverRates {
     pub mapped_bytes_per_s: u64,
 }
 
-/// A tenant's signals.
+/// The driver signals of a tenant.
 #[derive(Debug, Clone, Default)]
 pub struct DriverSignals {
-    /// What each process had done when it was last looked at.
+    /// The counts of each process at the last observation.
     by_process: BTreeMap<u32, DriverSums>,
     sums: DriverSums,
     recent: DriverSums,
@@ -70,8 +72,8 @@ pub struct DriverSignals {
 }
 
 impl DriverSignals {
-    /// Takes in what the tenant's processes have done since they began, by their numbers. `lives` says whether there is anything of a process, the
-    /// tenant's or not.
+    /// Takes in the counts of the tenant's processes since their start, by pid. `lives` returns
+    /// whether a process exists, the tenant's or not.
     pub fn observe(
         &mut self,
         now_ns: u64,
@@ -81,7 +83,7 @@ impl DriverSignals {
         let mut since = DriverSums::default();
         for (pid, sums) in processes {
             let before = self.by_process.insert(pid, sums).unwrap_or_default();
-            // One with less is another process of the same number.
+            // If the count is lower than before, another process has the pid by now.
             let before = if sums.calls < before.calls { DriverSums::default() } else { before };
             since = since.plus(sums.with(before, u64::saturating_sub));
         }
@@ -97,12 +99,13 @@ impl DriverSignals {
         }
     }
 
-    /// All that was done since the tenant appeared, but for the last second of processes that have ended.
+    /// Returns the sums since the tenant appeared, without the last second of processes that have
+    /// ended.
     pub fn sums(&self) -> DriverSums {
         self.sums
     }
 
-    /// How fast it went in the last seconds.
+    /// Returns the rates of the last seconds.
     pub fn lately(&self) -> DriverRates {
         let span_ns = u128::from(self.recent_ns);
         let rate = |amount: u64, unit: u128| match span_ns {
@@ -133,7 +136,7 @@ mod tests {
         }
     }
 
-    /// Looks each second.
+    /// Observes each second.
     fn looked(looks: &[&[(u32, u64)]]) -> DriverSignals {
         let mut signals = DriverSignals::default();
         for (second, look) in looks.iter().enumerate() {

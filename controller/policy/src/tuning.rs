@@ -1,56 +1,62 @@
-//! The time constants of the lease policy, derived from what hand-offs were measured to cost.
+//! The time constants of the lease policy, derived from the measured cost of hand-offs.
 
 use std::time::Duration;
 
-/// Nanoseconds of a duration known at compile time.
+/// Returns the nanoseconds of a duration that is known at compile time.
 const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// What a hand-off is taken to cost until one was measured: two wake-ups of another process (45 µs measured on an idle machine)
-/// and a first launch, on a busy one.
+/// The assumed cost of a hand-off until one was measured. It consists of two wake-ups of another
+/// process (45 µs measured on an idle machine) and a first launch, on a busy machine.
 pub const ASSUMED_HANDOFF_NS: u64 = ns(Duration::from_micros(100));
 
-/// What no meter sees of a hand-off, neither the one's nor the other's: the hardware's own switch, and what a meter's marker is late. 13 to 25 µs between what the
-/// daemon measures and the GPU's own record (`bench handoff`).
+/// The part of a hand-off that no tenant's meter sees: the hardware's own switch, and the delay of
+/// the meter's marker. It is the difference of 13 to 25 µs between the daemon's measurement and the
+/// GPU's own record (`bench handoff`).
 pub const UNSEEN_NS: u64 = ns(Duration::from_micros(20));
 
-/// A lease lasts this many hand-offs, so that at most one part in fifty of the GPU's time is spent idle in between, though hand-offs differ.
+/// A lease lasts this many hand-offs. So at most one part in fifty of the GPU's time is idle in
+/// between, although hand-offs differ.
 const HANDOFFS_PER_QUANTUM: u64 = 64;
 
-/// A holder that owes others its lease is asked this many hand-offs before its end whether it goes on, so that a renewal is
-/// there in time.
+/// This many hand-offs before the end of a lease, its holder decides whether to go on, if it owes
+/// the lease to others. So a renewal is there in time.
 const HANDOFFS_PER_LEAD: u64 = 2;
-/// The shortest such notice: what a timer on a busy machine is late.
+/// The shortest such notice: the delay of a timer on a busy machine.
 const MIN_LEAD_NS: u64 = ns(Duration::from_micros(300));
 
-/// Work in flight must outlast the holder's own wake-ups (a poll of its meter, a thread that waits for its window), which on a
-/// busy machine take a scheduler's slice. More only makes the drain longer.
+/// The shortest window. Work in flight must outlast the holder's own wake-ups: a poll of its meter,
+/// or a thread that waits for its window. On a busy machine a wake-up takes a scheduler's slice. A
+/// longer window only makes the drain longer.
 const MIN_WINDOW_NS: u64 = ns(Duration::from_millis(2));
 const MAX_WINDOW_NS: u64 = ns(Duration::from_millis(8));
-/// Of several processes of one tenant each has its part of the window, and this at least.
+/// The least window of one session of several: each session has its part of the tenant's window,
+/// and at least this.
 const MIN_SESSION_WINDOW_NS: u64 = ns(Duration::from_millis(1));
-/// A window has room for this many of the tenant's longest kernels, so that one can be queued behind another …
+/// A window has room for this many of the tenant's longest kernels, so that one can be queued
+/// behind another.
 const KERNELS_PER_WINDOW: u64 = 2;
-/// … up to this: beside longer kernels the pause between one and the next (a wake-up) is short.
+/// The longest window for that reason. Beside longer kernels the pause between two kernels, a
+/// wake-up, is short.
 const MAX_KERNEL_WINDOW_NS: u64 = ns(Duration::from_millis(20));
 
-/// A guest beside owners may have one kernel in flight, or short ones for as many hand-offs, that the GPU does not idle while its
-/// threads wake up.
+/// A guest beside owners may have one kernel in flight, or short kernels for this many hand-offs.
+/// So the GPU does not idle while the guest's threads wake up.
 const HANDOFFS_PER_GUEST_WINDOW: u64 = 2;
 
-/// An idle holder keeps the GPU at least this long: it may be between two launches.
+/// The shortest time that an idle holder keeps the GPU, because it may be between two launches.
 const MIN_GRACE_NS: u64 = ns(Duration::from_micros(50));
 const MAX_GRACE_NS: u64 = ns(Duration::from_micros(500));
 
-/// A waiter spins for this part of a hand-off before it sleeps …
+/// A waiter spins for one part in this many of a hand-off before it sleeps.
 const SPIN_DIVISOR: u64 = 4;
-/// … and never longer than a wake-up costs.
+/// The longest spin: a wake-up costs as much.
 const MAX_SPIN_NS: u64 = ns(Duration::from_micros(20));
-/// With fewer processors a spinning waiter keeps the holder from running.
+/// On fewer processors a spinning waiter would keep the holder from running.
 const MIN_PROCESSORS_TO_SPIN: usize = 4;
 
-/// Bounds of the quantum that an operator may set.
+/// The bounds of the quantum that an administrator may set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantumBounds {
     /// The shortest lease, ns.
@@ -68,7 +74,7 @@ impl Default for QuantumBounds {
 /// The time constants in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
-    /// What a hand-off costs, ns.
+    /// The cost of a hand-off, ns.
     pub handoff_ns: u64,
     /// How long a lease lasts while others wait, ns.
     pub quantum_ns: u64,
@@ -78,12 +84,13 @@ pub struct Tuning {
     pub window_ns: u64,
     /// How long a waiter spins before it sleeps, ns.
     pub spin_ns: u64,
-    /// How long a holder may be idle before it counts as idle, ns.
+    /// How long a holder may be without work before it counts as idle, ns.
     pub grace_ns: u64,
 }
 
 impl Tuning {
-    /// The constants for hand-offs that cost `handoff_ns`, on a machine with so many processors.
+    /// Returns the constants for hand-offs that cost `handoff_ns`, on a machine with this many
+    /// processors.
     pub fn derive(handoff_ns: u64, bounds: QuantumBounds, processors: usize) -> Self {
         let quantum_ns = handoff_ns
             .saturating_mul(HANDOFFS_PER_QUANTUM)
@@ -99,13 +106,15 @@ impl Tuning {
         }
     }
 
-    /// The window of each of a tenant's `sessions`, of which the longest kernel took `longest_ns`.
+    /// Returns the window of each of a tenant's `sessions`, if its longest kernel took
+    /// `longest_ns`.
     pub fn session_window_ns(&self, sessions: usize, longest_ns: u64) -> u64 {
         let kernels_ns = longest_ns.saturating_mul(KERNELS_PER_WINDOW).min(MAX_KERNEL_WINDOW_NS);
         (self.window_ns / sessions.max(1) as u64).max(MIN_SESSION_WINDOW_NS).max(kernels_ns)
     }
 
-    /// The window of a guest beside owners, of which the longest kernel took `longest_ns`: an owner that comes back waits for that.
+    /// Returns the window of a guest beside owners, if its longest kernel took `longest_ns`. An
+    /// owner that comes back waits for that long.
     pub fn guest_window_ns(&self, longest_ns: u64) -> u64 {
         longest_ns.max(self.handoff_ns.saturating_mul(HANDOFFS_PER_GUEST_WINDOW))
     }

@@ -1,73 +1,76 @@
 //! The turns that several sessions of one tenant take inside the tenant's leases.
 //!
-//! Sessions that all always have work are let in one at a time: together they would make the GPU switch between them every few
-//! milliseconds, which costs some hundredths of its time, and whose time is whose could not be told. Sessions with pauses are let in
-//! together, since one uses what another leaves. Which it is shows in their meters: backlogged sessions that run together each count
-//! the others' time too.
+//! Backlogged sessions are let in one at a time. Together they would make the GPU switch between
+//! them every few milliseconds. Such switches cost some hundredths of the GPU's time, and nobody
+//! could tell which session used which time. Sessions with pauses are let in together, because one
+//! uses the time that another leaves. The meters show which case it is: backlogged sessions that
+//! run together each count the others' time too.
 
 use super::lease::Grant;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A session's number.
+/// The number of a session.
 type SessionId = u64;
 
 const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// Time under a lease over which it is judged whether sessions have pauses.
+/// The time under a lease over which it is judged whether sessions have pauses, ns.
 const JUDGED_OVER_NS: u64 = ns(Duration::from_millis(40));
-/// Sessions whose times sum up to more than this part of the leases' time are backlogged, percent.
+/// If the sessions' times sum up to more than this part of the leases' time, the sessions are
+/// backlogged; percent.
 const BACKLOGGED_PERCENT: u64 = 130;
-/// A session alone that uses less than this part of its turns has pauses, percent.
+/// If a session alone uses less than this part of its turns, sessions have pauses; percent.
 const PAUSING_PERCENT: u64 = 60;
-/// How long sessions with pauses stay together before it is judged again.
+/// How long sessions with pauses stay together before they are judged again, ns.
 const TOGETHER_NS: u64 = ns(Duration::from_secs(1));
-/// What a session may have had less than the others when it wants the GPU again, ns: some leases. What it did not want while it rested is not
-/// made up for.
+/// The most by which a session may be behind the others when it wants the GPU again, ns: some
+/// leases. A session does not make up for time in which it rested.
 const MADE_UP_FOR_NS: u64 = ns(Duration::from_millis(40));
 
-/// What is seen of a session.
+/// The observation of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
-    /// Which.
+    /// The session's number.
     pub session: SessionId,
-    /// It runs something or waits.
+    /// Whether the session has work in flight or a waiting thread.
     pub wants: bool,
-    /// GPU time that it counted since the last time, ns.
+    /// GPU time that the session counted since the last observation, ns.
     pub used_ns: u64,
 }
 
-/// See the module.
+/// The turns of a tenant's sessions; see the module.
 #[derive(Debug, Default)]
 pub struct Turns {
-    /// Whose turn it is; `None`: everybody's.
+    /// The session whose turn it is; `None` if all sessions are let in.
     holder: Option<SessionId>,
     idle_since_ns: Option<u64>,
     /// GPU time by session, so that each has its turn.
     had_ns: BTreeMap<SessionId, u64>,
-    /// The least that any had that wanted it, at the highest: it does not fall when one comes back that rested.
+    /// The highest value so far of the least time that a session which wants the GPU has had, ns.
+    /// It does not fall when a session comes back that rested.
     least_ns: u64,
-    /// Time under a lease and what was used in it, since it was last judged.
+    /// Time under a lease, and GPU time used in it, since the last judgement, ns.
     leased_ns: u64,
     used_ns: u64,
     together_until_ns: u64,
 }
 
 impl Turns {
-    /// Whether a session may launch while the tenant may.
+    /// Returns whether a session may launch while the tenant may.
     pub fn admits(&self, session: SessionId) -> bool {
         self.holder.is_none_or(|holder| holder == session)
     }
 
-    /// Whether sessions are let in one at a time.
+    /// Returns whether sessions are let in one at a time.
     pub fn is_taken(&self) -> bool {
         self.holder.is_some()
     }
 
-    /// Takes in what was seen in the last `elapsed_ns`, in which the tenant's gate was as `grant` says. Sessions in the order of their
-    /// numbers.
+    /// Takes in the observations of the last `elapsed_ns`, in which the tenant's gate was as
+    /// `grant` says. The sessions are in the order of their numbers.
     pub fn observe(&mut self, now_ns: u64, elapsed_ns: u64, grant: Grant, sessions: &[Seen]) {
         debug_assert!(sessions.is_sorted_by_key(|seen| seen.session));
         let is_here = |id: SessionId| sessions.binary_search_by_key(&id, |seen| seen.session).is_ok();
@@ -75,7 +78,7 @@ impl Turns {
         self.count(sessions);
         match grant {
             Grant::Leased { .. } => self.leased_ns = self.leased_ns.saturating_add(elapsed_ns),
-            // What completes now was begun under the lease.
+            // Work that completes now was begun under the lease.
             Grant::Closed | Grant::Paused | Grant::Once => {}
             Grant::Open => (self.leased_ns, self.used_ns) = (0, 0),
         }
@@ -88,13 +91,13 @@ impl Turns {
         }
     }
 
-    /// Counts what each had.
+    /// Adds up the GPU time that each session had.
     fn count(&mut self, sessions: &[Seen]) {
         let least_ns = self.least_ns;
         let wants = |seen: &&Seen| seen.wants || seen.used_ns > 0;
         for seen in sessions {
             self.used_ns = self.used_ns.saturating_add(seen.used_ns);
-            // Who is new is no further behind than the others.
+            // A new session starts no further behind than the others.
             *self.had_ns.entry(seen.session).or_insert(least_ns) += seen.used_ns;
         }
         for seen in sessions.iter().filter(wants) {
@@ -114,20 +117,21 @@ impl Turns {
                 self.together_until_ns = now_ns.saturating_add(TOGETHER_NS);
             }
         } else if used_percent > BACKLOGGED_PERCENT && now_ns >= self.together_until_ns {
-            // What they had until now is of no matter: together each counted the others' time too.
+            // The counts so far do not matter: together each session counted the others' time too.
             (self.had_ns, self.least_ns) = (BTreeMap::new(), 0);
             self.pass_on(sessions);
         }
     }
 
-    /// A lease begins: the next one's turn. Nothing of the tenant is in flight.
+    /// Begins a lease with the next session's turn. The tenant has nothing in flight.
     pub fn begin(&mut self, sessions: &[Seen]) {
         if self.holder.is_some() {
             self.pass_on(sessions);
         }
     }
 
-    /// Passes the turn on within a lease if the holder has been idle for `grace_ns` and another wants it. Returns when to ask again.
+    /// Passes the turn on within a lease if the holder has been idle for `grace_ns` and another
+    /// session wants it. Returns when to call again, ns.
     pub fn step(&mut self, now_ns: u64, grace_ns: u64, sessions: &[Seen]) -> Option<u64> {
         let holder = self.holder?;
         let wants = |id: SessionId| sessions.iter().any(|seen| seen.session == id && seen.wants);
@@ -144,7 +148,8 @@ impl Turns {
         None
     }
 
-    /// Gives the turn to who wants it and had least; if nobody wants it, to who had least.
+    /// Gives the turn to the session that has had least among those that want it. If none wants it,
+    /// gives the turn to the session that has had least.
     fn pass_on(&mut self, sessions: &[Seen]) {
         let had_ns = |seen: &&Seen| self.had_ns.get(&seen.session).copied().unwrap_or(0);
         let next = sessions.iter().min_by_key(|seen| (!seen.wants, had_ns(seen)));
@@ -164,7 +169,8 @@ mod tests {
         Seen { session, wants, used_ns }
     }
 
-    /// Leases in which those who may launch use so much each; returns what each had.
+    /// Runs leases in which each session that may launch uses `used_ns`. Returns the time that each
+    /// session had.
     fn lease(turns: &mut Turns, leases: u64, used_ns: impl Fn(usize) -> u64) -> [u64; 3] {
         let mut had = [0; 3];
         for number in 1..=leases {
@@ -185,7 +191,7 @@ mod tests {
     #[test]
     fn backlogged_sessions_are_let_in_one_at_a_time_and_have_as_much_each() {
         let mut turns = Turns::default();
-        // Each meter counts the others' time too.
+        // Each meter also counts the others' time.
         lease(&mut turns, 100, |_| LEASE_NS);
         assert_eq!([1, 2, 3].iter().filter(|id| turns.admits(**id)).count(), 1);
         let had = lease(&mut turns, 300, |_| LEASE_NS);
@@ -197,7 +203,7 @@ mod tests {
         let mut turns = Turns::default();
         lease(&mut turns, 100, |_| LEASE_NS / 4);
         assert!([1, 2, 3].iter().all(|id| turns.admits(*id)));
-        // Backlogged for a while, then with pauses: one alone uses a quarter of its turn.
+        // Backlogged for a while, then with pauses: one session alone uses a quarter of its turn.
         lease(&mut turns, 20, |_| LEASE_NS);
         assert_eq!([1, 2, 3].iter().filter(|id| turns.admits(**id)).count(), 1);
         lease(&mut turns, 20, |_| LEASE_NS / 4);
@@ -210,7 +216,7 @@ mod tests {
         let mut turns = Turns::default();
         let alone = |turns: &mut Turns, grant| {
             for look in 1..=1_000 {
-                // At a look now and then it has nothing under way.
+                // Now and then it has nothing under way.
                 let wants = look % 3 != 0;
                 let now = [seen(busy, wants, LEASE_NS), seen(rests, false, 0)];
                 turns.observe(look * LEASE_NS, LEASE_NS, grant, &now);
@@ -230,12 +236,13 @@ mod tests {
             }
             count
         };
-        // Before there were turns …
+        // The other session rested before there were turns.
         alone(&mut turns, Grant::Open);
         let at_least = 100 / 2 - MADE_UP_FOR_NS / LEASE_NS;
         assert!(leases_of(&mut turns, busy) >= at_least);
         assert!(turns.is_taken());
-        // … and while there were, seen again for the first time when the other has nothing under way.
+        // The other session rests while there are turns. It is seen again for the first time when
+        // the busy one has nothing under way.
         alone(&mut turns, Grant::Open);
         turns.observe(0, 0, LEASED, &[seen(busy, false, 0), seen(rests, true, 0)]);
         assert!(turns.is_taken());

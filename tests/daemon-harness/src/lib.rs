@@ -1,4 +1,5 @@
-//! A daemon on a thread of the test, with GPUs that do not exist, and tenants that behave as the interposer does.
+//! Runs a daemon on a thread of a test, with made-up GPUs, and provides tenants that behave like
+//! the interposer.
 
 use deepres_abi::beat::BeatPage;
 use deepres_abi::grant::{GateState, GrantPage, GrantSlot};
@@ -31,12 +32,12 @@ use zerocopy::IntoBytes;
 /// A millisecond, ns.
 pub const MS: u64 = 1_000_000;
 
-/// Tells the GPUs of parallel tests apart.
+/// The number of the next GPU, so that parallel tests have different GPUs.
 static NEXT_GPU: AtomicU64 = AtomicU64::new(1);
 
-/// A daemon in a thread of its own; it stops when this is dropped.
+/// A daemon on a thread of its own; dropping this stops the daemon.
 pub struct Daemon {
-    /// Where its sockets are.
+    /// The directory of its sockets.
     pub directory: Directory,
     /// The GPUs that it manages.
     pub gpus: Vec<Gpu>,
@@ -48,12 +49,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// A daemon with so many GPUs.
+    /// Starts a daemon with `gpus` GPUs.
     pub fn start(gpus: usize, config: Config) -> Self {
         Self::start_in(tempfile::tempdir().unwrap(), (0..gpus).map(|_| new_gpu()).collect(), config)
     }
 
-    /// One with a GPU, whose thread is spent in `within`, which calls what it is given.
+    /// Starts a daemon with one GPU. Its thread runs `within`, which has to call its argument.
     pub fn start_within(config: Config, within: impl FnOnce(Box<dyn FnOnce()>) + Send + 'static) -> Self {
         Self::start_with(tempfile::tempdir().unwrap(), vec![new_gpu()], config, within)
     }
@@ -103,55 +104,56 @@ impl Daemon {
         }
     }
 
-    /// Where its locks are.
+    /// Returns the directory of the GPU locks.
     pub fn locks(&self) -> &std::path::Path {
         self.scratch.as_ref().unwrap().path()
     }
 
-    /// Whether it serves no longer.
+    /// Returns whether the daemon has ended.
     pub fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// The next daemon in the same place, after this one was told to stop.
+    /// Stops this daemon and starts the next one in the same place.
     pub fn restart(self) -> Self {
         self.restart_after(|_| ())
     }
 
-    /// The next daemon in the same place; `meanwhile` changes what this one has left.
+    /// Stops this daemon and starts the next one in the same place. In between, `meanwhile` changes
+    /// the files that this one left.
     pub fn restart_after(mut self, meanwhile: impl FnOnce(&Directory)) -> Self {
         self.end();
         meanwhile(&self.directory);
         Self::start_in(self.scratch.take().unwrap(), self.gpus.clone(), self.config.clone())
     }
 
-    /// As [`Self::restart`], with another configuration.
+    /// Restarts as [`Self::restart`] does, with another configuration.
     pub fn restart_with(mut self, config: Config) -> Self {
         self.config = config;
         self.restart()
     }
 
-    /// A connection of an administrator.
+    /// Connects as an administrator.
     pub fn client(&self) -> Client {
         Client::connect_to(&self.directory).unwrap()
     }
 
-    /// What it tells an administrator.
+    /// Returns the status that an administrator sees.
     pub fn status(&self) -> Status {
         self.client().status().unwrap()
     }
 
-    /// The UUIDs of its GPUs.
+    /// Returns the UUIDs of the daemon's GPUs.
     pub fn uuids(&self) -> Vec<Uuid> {
         self.gpus.iter().map(|gpu| gpu.uuid).collect()
     }
 
-    /// The first frame of a connection that names all its GPUs.
+    /// Returns a hello that names all of the daemon's GPUs.
     pub fn hello(&self, role: Role, tenant: &str) -> Hello {
         hello(role, tenant, &self.uuids())
     }
 
-    /// A session of `tenant` on every GPU.
+    /// Connects as a session of `tenant` on every GPU.
     pub fn join(&self, tenant: &str, share_ppm: u32, memory_bytes: u64) -> Tenant {
         let mut hello = self.hello(Role::Session, tenant);
         hello.share_ppm = share_ppm;
@@ -160,7 +162,7 @@ impl Daemon {
     }
 }
 
-/// A GPU that does not exist.
+/// Returns a made-up GPU.
 fn new_gpu() -> Gpu {
     let number = NEXT_GPU.fetch_add(1, Ordering::Relaxed);
     let uuid = format!("GPU-{:08x}-0000-0000-0000-{number:012x}", std::process::id());
@@ -173,7 +175,7 @@ impl Drop for Daemon {
     }
 }
 
-/// The first frame of a connection, from this process.
+/// Returns the hello of a session of this process.
 pub fn hello(role: Role, tenant: &str, gpus: &[Uuid]) -> Hello {
     let mut hello = Hello::new(role);
     hello.monotonic_ns = monotonic_ns();
@@ -185,10 +187,11 @@ pub fn hello(role: Role, tenant: &str, gpus: &[Uuid]) -> Hello {
     hello
 }
 
-/// A refusal: its kind and its sentence.
+/// A refusal: its kind and its reason.
 pub type Refused = (u32, String);
 
-/// Sends bytes as a hello and returns the answer with what came beside it.
+/// Sends bytes as a hello. Returns the connection, the daemon's welcome and the descriptors with
+/// it.
 ///
 /// # Errors
 /// The daemon's refusal.
@@ -201,7 +204,7 @@ pub fn shake_hands(socket: &Path, hello: &[u8]) -> Result<(OwnedFd, Welcome, Vec
     Ok((connection, welcome, descriptors))
 }
 
-/// Says `hello`; returns the frame and the descriptors that come back.
+/// Sends `hello`. Returns the connection, the answer and the descriptors with it.
 pub fn say(socket: &Path, hello: &[u8]) -> (OwnedFd, Vec<u8>, Vec<OwnedFd>) {
     let connection = packet::connection(socket).unwrap();
     packet::send(&connection, hello, &[]).unwrap();
@@ -222,7 +225,7 @@ pub fn say(socket: &Path, hello: &[u8]) -> (OwnedFd, Vec<u8>, Vec<OwnedFd>) {
 }
 
 fn map<P: Page>(descriptor: &OwnedFd, protection: ProtFlags) -> &'static P {
-    // SAFETY: a fresh mapping, which these tests never undo, of a memfd that cannot shrink.
+    // SAFETY: a fresh mapping of a memfd that cannot shrink, and these tests never unmap it.
     unsafe {
         let address =
             mmap(std::ptr::null_mut(), size_of::<P>(), protection, MapFlags::SHARED, descriptor, 0).unwrap();
@@ -230,19 +233,19 @@ fn map<P: Page>(descriptor: &OwnedFd, protection: ProtFlags) -> &'static P {
     }
 }
 
-/// A session, as seen from the inside.
+/// A session, as seen from the job's process.
 pub struct Tenant {
     /// The connection to the daemon.
     pub connection: OwnedFd,
     /// The daemon's answer.
     pub welcome: Welcome,
-    /// The pages and bells that came with it.
+    /// The pages and bells that came with the answer.
     pub descriptors: Vec<OwnedFd>,
-    /// What the daemon grants.
+    /// The grant page.
     pub grant: &'static GrantPage,
-    /// What the session reports.
+    /// The meter page.
     pub meter: &'static MeterPage,
-    /// The memory of the tenant.
+    /// The tenant's ledger.
     pub ledger: &'static LedgerPage,
     /// The daemon's heartbeat.
     pub beat: &'static BeatPage,
@@ -267,12 +270,12 @@ impl Tenant {
         })
     }
 
-    /// Its gate on GPU 0.
+    /// Returns the session's gate on GPU 0.
     pub fn gate(&self) -> &'static GrantSlot {
         self.grant.slot(0).unwrap()
     }
 
-    /// Its meter on GPU 0.
+    /// Returns the session's meter on GPU 0.
     pub fn slot(&self) -> &'static MeterSlot {
         self.meter.slot(0).unwrap()
     }
@@ -282,7 +285,7 @@ impl Tenant {
         rustix::io::write(self.descriptors[PAGE_FDS].as_fd(), &1u64.to_ne_bytes()).unwrap();
     }
 
-    /// Reserves memory on GPU 0 as the interposer does.
+    /// Reserves memory on GPU 0 as the interposer does. Returns whether that succeeded.
     pub fn allocate(&self, bytes: u64) -> bool {
         let account = self.ledger.gpu(0).unwrap().account(self.welcome.ledger_slot as usize).unwrap();
         let until = Instant::now() + Duration::from_secs(1);
@@ -317,7 +320,7 @@ impl Tenant {
         }
     }
 
-    /// Keeps `gpu` busy with kernels of `kernel_ns` until told to stop.
+    /// Keeps `gpu` busy with kernels of `kernel_ns` until `stop` is set.
     pub fn play(&self, gpu: &ModelGpu, kernel_ns: u64, stop: &AtomicBool) {
         let slot = self.slot();
         let mut ends: VecDeque<u64> = VecDeque::new();
@@ -366,12 +369,12 @@ impl Tenant {
     }
 }
 
-/// A GPU that takes one kernel after the other.
+/// A model GPU that runs one kernel after another.
 #[derive(Default)]
 pub struct ModelGpu(Mutex<u64>);
 
 impl ModelGpu {
-    /// Queues a kernel and returns when it will be done.
+    /// Queues a kernel. Returns when the kernel will be done, ns.
     fn run(&self, kernel_ns: u64) -> u64 {
         let mut free_ns = self.0.lock().unwrap();
         *free_ns = (*free_ns).max(monotonic_ns()) + kernel_ns;
@@ -379,7 +382,7 @@ impl ModelGpu {
     }
 }
 
-/// Waits until `holds`, for at most `limit`; returns how long it took.
+/// Waits until `holds` returns true, for at most `limit`. Returns how long that took.
 pub fn wait_until(limit: Duration, holds: impl Fn() -> bool) -> Duration {
     let begin = Instant::now();
     while !holds() {

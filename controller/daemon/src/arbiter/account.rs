@@ -1,4 +1,5 @@
-//! A tenant's account on one GPU: what its sessions' meters say, bounded by what is possible.
+//! The account of a tenant on one GPU: the figures of its sessions' meters, bounded by what is
+//! possible.
 
 use super::saved::{Baseline, SavedAccount};
 use deepres_abi::PPM;
@@ -8,19 +9,22 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The span over which a recent share is taken.
+/// The span of time for a recent share.
 const RECENT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
-/// Threads of one session that may wait at once, for bounding the time they say they waited.
+/// The most threads of one session that may wait at once; bounds the wait time that a session
+/// reports.
 pub const MAX_WAITERS: u64 = 4096;
-/// Launches of one session in a nanosecond, at most: a driver that does nothing takes some ten nanoseconds for one, on one of the
-/// machine's processors. A count that grew faster is a lie, and left out.
+/// The most launches of one session per nanosecond. A driver that does nothing takes some ten
+/// nanoseconds for a launch on one of the machine's processors. So a counter that grows faster is
+/// wrong, and its growth is ignored.
 const MAX_LAUNCHES_PER_NS: u64 = 1;
-/// The longest copy that is counted whole, if nothing else of the tenant is in flight meanwhile: no GPU's memory takes longer to fill.
+/// The longest copy that is counted whole while nothing else of the tenant is in flight. No GPU's
+/// memory takes longer to fill.
 const LONGEST_COPY_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
-/// Bytes that a process can address, and so hold, whatever it says.
+/// The address space of a process, bytes. No process can hold more.
 pub const MAX_HELD_BYTES: u64 = 1 << 47;
 
-/// What was used and done, in total.
+/// The totals of an account.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Totals {
@@ -38,13 +42,13 @@ pub struct Totals {
     pub graph_launches: u64,
     /// Allocations refused.
     pub refusals: u64,
-    /// Time in which something ran or waited, ns.
+    /// Time in which the tenant had work in flight or a waiting thread, ns.
     pub wanted_ns: u64,
-    /// … and something of another tenant too, ns.
+    /// The part of `wanted_ns` in which another tenant wanted the GPU too, ns.
     pub contended_ns: u64,
-    /// Its part of that time, as it was entitled beside those who wanted the GPU too, ns.
+    /// The tenant's part of `contended_ns`, by its entitlement among those that wanted the GPU, ns.
     pub owed_ns: u64,
-    /// GPU time charged in that time, ns.
+    /// GPU time charged during `contended_ns`, ns.
     pub had_ns: u64,
     /// Waits at the gate by [`deepres_abi::meter::wait_bucket`].
     pub waits_by_length: [u64; WAIT_BUCKETS],
@@ -53,30 +57,32 @@ pub struct Totals {
 /// The account.
 #[derive(Debug)]
 pub struct Account {
-    /// Its totals.
+    /// The totals.
     pub totals: Totals,
     /// The last refused allocation: (API number, bytes).
     pub last_refusal: Option<(u32, u64)>,
-    /// Whether the tenant wanted the GPU when last looked at.
+    /// Whether the tenant wanted the GPU at the last reading.
     pub wants: bool,
     since_ns: u64,
     looked_ns: u64,
-    /// Wall time that may still be charged: work in flight is charged when it completes.
+    /// Wall time that may still be charged for work in flight, ns. Such work is charged when it
+    /// completes.
     uncharged_ns: u64,
-    /// Wall time that copies may still have taken: nothing says that one is in flight, and it is counted when it completes.
+    /// Wall time that copies may still be charged for, ns. No meter shows a copy in flight: a copy
+    /// is counted when it completes.
     uncopied_ns: u64,
-    /// Wall time for which nothing was charged: copies are charged no more.
+    /// Wall time for which nothing was charged yet, ns. No charge, copies included, may exceed it.
     unclaimed_ns: u64,
     /// The longest kernel or graph of any session, ns.
     pub longest_ns: u64,
-    /// What its processes claimed for the time in which nobody governed, ns.
+    /// GPU time that processes claimed for the time in which nobody arbitrated, ns.
     arrears_ns: u64,
-    /// What may be charged for that time beside it: what was in flight when it began, ns.
+    /// GPU time that was in flight when that time began, ns; may be charged beside it.
     in_flight_before_ns: u64,
     recent: VecDeque<Mark>,
 }
 
-/// What there was at a moment of the last second.
+/// The totals at one moment of the last second.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     at_ns: u64,
@@ -86,7 +92,7 @@ struct Mark {
 }
 
 impl Account {
-    /// An empty account.
+    /// Returns an empty account.
     pub fn new(now_ns: u64) -> Self {
         Self {
             totals: Totals::default(),
@@ -104,7 +110,8 @@ impl Account {
         }
     }
 
-    /// The account that another daemon left. Its time goes on at `now_ns`; what was used before is charged by [`Self::catch_up`] and [`Self::settle`].
+    /// Returns the account that the previous daemon saved. It goes on at `now_ns`.
+    /// [`Self::catch_up`] and [`Self::settle`] charge what was used before.
     pub fn restore(saved: &SavedAccount, now_ns: u64) -> Self {
         let mut account = Self {
             totals: saved.totals,
@@ -114,13 +121,13 @@ impl Account {
             in_flight_before_ns: saved.uncharged_ns,
             ..Self::new(now_ns)
         };
-        // No more than what there was time for, whatever the file says.
+        // The saved total may not exceed the tenant's lifetime, whatever the file says.
         account.totals.gpu_ns = saved.totals.gpu_ns.min(now_ns - account.since_ns);
         account.mark(now_ns);
         account
     }
 
-    /// What is to be remembered of it.
+    /// Returns the part of the account that is saved.
     pub fn save(&self, entitled_ppm: u32, lag_ns: i64) -> SavedAccount {
         SavedAccount {
             entitled_ppm,
@@ -133,9 +140,10 @@ impl Account {
         }
     }
 
-    /// Takes in what a process did from its baseline up to `now`, in time that nobody governed, and returns the GPU time that it may be
-    /// charged for: however many processes say what they like, no more than the time that passed, and what may have been in flight when
-    /// it began.
+    /// Takes in what a process did from its baseline up to `now`, in time in which nobody
+    /// arbitrated. Returns the GPU time that it may be charged for. All processes together are
+    /// charged for no more than the time that passed, and for what was in flight when that time
+    /// began.
     pub fn catch_up(&mut self, from: &Baseline, now: &Reading, now_ns: u64) -> u64 {
         let passed_ns = now_ns.saturating_sub(from.at_ns).saturating_add(self.in_flight_before_ns);
         let before = Reading::from(from.meter);
@@ -147,16 +155,17 @@ impl Account {
         used_ns
     }
 
-    /// Charges GPU time of the time that nobody governed. It goes into the totals and is nobody's debt.
+    /// Charges GPU time of the time in which nobody arbitrated. The time goes into the totals and
+    /// changes no debt.
     pub fn settle(&mut self, used_ns: u64) {
         self.totals.gpu_ns = self.totals.gpu_ns.saturating_add(used_ns);
-        // Shares of late are of what was governed.
+        // Recent shares count only arbitrated time.
         for mark in &mut self.recent {
             mark.gpu_ns = mark.gpu_ns.saturating_add(used_ns);
         }
     }
 
-    /// Takes in what a meter counts beside GPU time.
+    /// Takes in the counters of a meter other than GPU time.
     fn count(&mut self, before: &Reading, now: &Reading, allowed_ns: u64) {
         let totals = &mut self.totals;
         let most = allowed_ns.saturating_mul(MAX_LAUNCHES_PER_NS);
@@ -178,19 +187,19 @@ impl Account {
         if now.refusals > before.refusals {
             self.last_refusal = Some((now.last_refused_api, now.last_refused_bytes.min(MAX_HELD_BYTES)));
         }
-        // Nothing has run for longer than there was anybody to run it.
+        // No kernel ran for longer than the account exists.
         let lifetime_ns = self.looked_ns.saturating_sub(self.since_ns);
         self.longest_ns = self.longest_ns.max(now.longest_ns.min(lifetime_ns));
     }
 
-    /// Wall time that may still be charged: of work that was in flight when last looked at, ns.
+    /// Returns the wall time that may still be charged for work in flight at the last reading, ns.
     pub fn uncharged_ns(&self) -> u64 {
         self.uncharged_ns
     }
 
-    /// Takes in the meters of all sessions, each with its reading before. One GPU has one second in a second: however many
-    /// sessions say what they like, no more than the time that passed is charged. `is_left`: a session that shows nothing left something in
-    /// flight, which is charged later.
+    /// Takes in the meters of all sessions: for each the reading before and the present one.
+    /// Whatever the sessions report, no more than the time that passed is charged. With `is_left`,
+    /// a session that shows nothing in flight left work behind, which is charged later.
     pub fn look(
         &mut self,
         now_ns: u64,
@@ -215,7 +224,7 @@ impl Account {
         }
         let copy_ns = copy_ns.min(copies_allowed_ns);
         self.uncopied_ns = (copies_allowed_ns - copy_ns).min(LONGEST_COPY_NS);
-        // Where copies are charged they are in what was used.
+        // If copies are charged, `used_ns` contains them.
         seen.used_ns = seen.used_ns.min(allowed_ns.max(copy_ns)).min(unclaimed_ns);
         seen.longest_ns = self.longest_ns;
         let totals = &mut self.totals;
@@ -228,8 +237,9 @@ impl Account {
         seen
     }
 
-    /// Notes that `elapsed_ns` went by as the tenant was when last looked at. `rivals_ppm`: what all are entitled to who wanted the GPU,
-    /// itself too, if there were others.
+    /// Accounts `elapsed_ns`, in which the tenant was as at the last reading. `rivals_ppm` is the
+    /// sum of the entitlements of all tenants that wanted the GPU, itself included; `None` if no
+    /// other tenant wanted it.
     pub fn pass(&mut self, elapsed_ns: u64, entitled_ppm: u32, rivals_ppm: Option<u64>) {
         if !self.wants {
             return;
@@ -243,12 +253,13 @@ impl Account {
         }
     }
 
-    /// Notes that so much of what was charged was had while others wanted the GPU too.
+    /// Records that `used_ns` of the charge fell into time in which other tenants wanted the GPU
+    /// too.
     pub fn had(&mut self, used_ns: u64) {
         self.totals.had_ns = self.totals.had_ns.saturating_add(used_ns);
     }
 
-    /// Marks the present moment for [`Self::recent_share_ppm`].
+    /// Records the totals at `now_ns` for the recent figures.
     pub fn mark(&mut self, now_ns: u64) {
         while self.recent.get(1).is_some_and(|mark| now_ns.saturating_sub(mark.at_ns) >= RECENT_NS) {
             self.recent.pop_front();
@@ -257,35 +268,37 @@ impl Account {
         self.recent.push_back(Mark { at_ns: now_ns, gpu_ns, owed_ns, had_ns });
     }
 
-    /// The latest mark that is a second old, or else the oldest.
+    /// Returns the latest mark that is at least a second old, or else the oldest.
     fn a_second_ago(&self, now_ns: u64) -> Option<Mark> {
         let is_old = |mark: &&Mark| now_ns.saturating_sub(mark.at_ns) >= RECENT_NS;
         self.recent.iter().rev().find(is_old).or(self.recent.front()).copied()
     }
 
-    /// What the tenant had of late against what it was owed, while others wanted the GPU too: 1 is neither more nor less. None: nothing was
-    /// owed.
+    /// Returns the tenant's GPU time during recent contention, divided by its part of that time. 1
+    /// means exactly its part. Returns `None` if nothing was owed.
     pub fn recent_service(&self, now_ns: u64) -> Option<f64> {
         let then = self.a_second_ago(now_ns)?;
         let owed_ns = self.totals.owed_ns.saturating_sub(then.owed_ns);
         (owed_ns > 0).then(|| self.totals.had_ns.saturating_sub(then.had_ns) as f64 / owed_ns as f64)
     }
 
-    /// The tenant's part of the GPU's time lately, parts per million.
+    /// Returns the tenant's recent part of the GPU's time, parts per million.
     pub fn recent_share_ppm(&self, now_ns: u64) -> u32 {
         let (then_ns, gpu_ns) =
             self.a_second_ago(now_ns).map_or((self.since_ns, 0), |mark| (mark.at_ns, mark.gpu_ns));
         ratio_ppm(self.totals.gpu_ns - gpu_ns, now_ns.saturating_sub(then_ns))
     }
 
-    /// The tenant's part of the GPU's time since it first appeared, parts per million.
+    /// Returns the tenant's part of the GPU's time since the tenant first appeared, parts per
+    /// million.
     pub fn total_share_ppm(&self, now_ns: u64) -> u32 {
         ratio_ppm(self.totals.gpu_ns, now_ns.saturating_sub(self.since_ns))
     }
 }
 
-/// Jain's index of what each had against what it was owed, parts per million: a whole where all had as much of it, 1/n where one of n had
-/// everything. None without anybody to compare (R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984).
+/// Returns Jain's fairness index of the services, parts per million (R. Jain, D. Chiu, W. Hawe,
+/// DEC-TR-301, 1984). The index is 1 if all services are equal, and 1/n if one tenant of n had
+/// everything. Returns `None` if fewer than two services can be compared.
 pub fn fairness_ppm(services: impl Iterator<Item = f64>) -> Option<u32> {
     let (count, sum, squares) =
         services.fold((0.0, 0.0, 0.0), |(count, sum, squares), x| (count + 1.0, sum + x, squares + x * x));
@@ -348,7 +361,7 @@ mod tests {
             let seen =
                 account.look(1_000_100, false, [(copied(0, 0), copied(900_000, charged_ns))].into_iter());
             assert_eq!((account.totals.copy_ns, seen.used_ns), (900_000, charged_ns));
-            // What was counted is not counted again.
+            // Time that was counted once is not counted again.
             let lie = [(copied(900_000, charged_ns), copied(u64::MAX, u64::MAX))];
             let seen = account.look(1_000_200, false, lie.into_iter());
             assert_eq!((account.totals.copy_ns, seen.used_ns), (1_000_200, 100_200));

@@ -1,41 +1,44 @@
-//! What processes used while no daemon lived, charged once they are back.
+//! Arrears: GPU time that processes used while no daemon ran, charged once they are back.
 //!
-//! Nobody governed, so the GPU took turns by itself between all that had work, and the meter of each counted the others' turns inside its own
-//! kernels' time. One GPU has one second in a second: what they say beyond the time that passed is taken off all in equal parts, as the
-//! turns were equal. So it is charged when all are back, or the state is written, or nobody is waited for any longer.
+//! Without a daemon the GPU's hardware takes turns between all processes that have work. Each meter
+//! then counts the turns of the others as part of its own kernels' time. A GPU has only one second
+//! in a second, so the claims may exceed the time that passed. The excess comes off all claims in
+//! equal parts, because the turns were equal. So the claims are settled in three cases: all
+//! processes are back, the state is saved, or the wait for processes ends.
 
 use deepres_policy::TenantId;
 
-/// What is claimed for the time without a daemon.
+/// The claims for the time without a daemon.
 #[derive(Debug)]
 pub struct Arrears {
-    /// Up to when all were charged, ns.
+    /// The moment up to which all were charged, ns.
     began_ns: u64,
-    /// What may have been in flight then, ns.
+    /// GPU time that may have been in flight at that moment, ns.
     in_flight_ns: u64,
-    /// What was charged since, ns.
+    /// GPU time charged since that moment, ns.
     charged_ns: u64,
-    /// GPU time by the meters of those that came back, ns.
+    /// The claims: GPU time by the meters of the processes that came back, ns.
     claims: Vec<(TenantId, u64)>,
 }
 
 impl Arrears {
-    /// Nothing is claimed yet of the time since `began_ns`, when `in_flight_ns` had yet to be charged.
+    /// Returns arrears without claims for the time since `began_ns`, when up to `in_flight_ns` of
+    /// GPU time was not charged yet.
     pub fn since(began_ns: u64, in_flight_ns: u64) -> Self {
         Self { began_ns, in_flight_ns, charged_ns: 0, claims: Vec::new() }
     }
 
-    /// A process of `tenant` is back, and its meter says that it used so much.
+    /// Adds a claim: a process of `tenant` is back, and its meter shows `used_ns` of use.
     pub fn claim(&mut self, tenant: TenantId, used_ns: u64) {
         self.claims.push((tenant, used_ns));
     }
 
-    /// So much was charged by others who are governed again.
+    /// Subtracts GPU time that arbitrated tenants were charged meanwhile.
     pub fn charged(&mut self, used_ns: u64) {
         self.charged_ns = self.charged_ns.saturating_add(used_ns);
     }
 
-    /// What each claim comes to at `now_ns`.
+    /// Returns the settled amount of each claim at `now_ns`, and removes the claims.
     pub fn settle(&mut self, now_ns: u64) -> Vec<(TenantId, u64)> {
         let mut claims = std::mem::take(&mut self.claims);
         let passed_ns = now_ns.saturating_sub(self.began_ns).saturating_add(self.in_flight_ns);
@@ -63,7 +66,8 @@ mod tests {
     #[test]
     fn what_two_meters_counted_twice_is_taken_off_both() {
         let mut arrears = Arrears::since(1_000, 0);
-        // For 700 ns one had 490 and the other 210; then for 300 both counted everything.
+        // For 700 ns the GPU's time was split: 490 ns and 210 ns. Then both meters counted all of
+        // 300 ns.
         arrears.claim(1, 790);
         arrears.claim(2, 510);
         assert_eq!(arrears.settle(2_000), [(2, 360), (1, 640)]);

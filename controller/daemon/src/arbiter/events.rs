@@ -1,4 +1,4 @@
-//! What an arbiter sleeps on: bells, its commands, and one moment in time.
+//! The set of events that an arbiter sleeps on: bells, its orders, and a timer.
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
@@ -12,18 +12,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
-/// What an event is of.
+/// The kind of an event.
 const BELL: u64 = 0;
 const TIMER: u64 = 1;
-/// Events taken at a time; more come with the next turn.
+/// The most events taken at a time. The next call takes the rest.
 const BATCH: usize = 64;
 
-/// Something to ring: an eventfd.
+/// An eventfd that wakes an arbiter.
 #[derive(Debug, Clone)]
 pub struct Bell(Arc<OwnedFd>);
 
 impl Bell {
-    /// A new bell.
+    /// Returns a new bell.
     ///
     /// # Errors
     /// The system's, for lack of descriptors.
@@ -31,9 +31,9 @@ impl Bell {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Rings it.
+    /// Rings the bell.
     pub fn ring(&self) {
-        // A full counter (EAGAIN) has been rung often enough.
+        // EAGAIN means that the counter is full, so the bell has rung already.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 }
@@ -44,7 +44,7 @@ impl AsFd for Bell {
     }
 }
 
-/// The set of bells and the timer.
+/// The set of bells and a timer.
 #[derive(Debug)]
 pub struct Events {
     epoll: OwnedFd,
@@ -53,13 +53,14 @@ pub struct Events {
 }
 
 impl Events {
-    /// An empty set.
+    /// Returns an empty set.
     ///
     /// # Errors
     /// The system's, for lack of descriptors.
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        // A timerfd, not the timeout of epoll: it takes a moment, not a duration, and has no slack of 50 µs.
+        // A timerfd instead of the timeout of epoll: it takes a moment instead of a duration, and
+        // has no slack of 50 µs.
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let events = Self { epoll, timer, armed_ns: 0 };
@@ -75,18 +76,20 @@ impl Events {
         self.watch(bell, BELL)
     }
 
-    /// Takes a bell out.
+    /// Removes a bell.
     pub fn remove(&self, bell: &Bell) {
-        // Already out is as good.
+        // An error means that the bell is removed already.
         let _ = epoll::delete(&self.epoll, bell);
     }
 
     fn watch(&self, source: impl AsFd, what: u64) -> io::Result<()> {
-        // Edge-triggered: each ring counts and nothing has to be read, so a tenant that shares the bell cannot swallow one.
+        // Edge-triggered: each ring wakes the arbiter and nobody has to read the eventfd. So a
+        // tenant that shares the bell cannot swallow a ring by reading it.
         Ok(epoll::add(&self.epoll, source, EventData::new_u64(what), EventFlags::IN | EventFlags::ET)?)
     }
 
-    /// Sleeps until a bell rings or `wake_ns` (`CLOCK_MONOTONIC`) has come. Returns whether a bell rang.
+    /// Sleeps until a bell rings or `wake_ns` (`CLOCK_MONOTONIC`) has come. Returns whether a bell
+    /// rang.
     ///
     /// # Errors
     /// The system's; none is expected.

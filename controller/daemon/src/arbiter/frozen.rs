@@ -1,24 +1,26 @@
-//! Whether the freezer holds a process: a paused container, a frozen unit. Its state in /proc says nothing of that: it sleeps, as many do.
+//! Finds out whether the cgroup freezer stopped a process, as in a paused container or a frozen
+//! unit. The state in `/proc` does not show that: a frozen process looks asleep.
 
 use deepres_model::process;
 use std::path::PathBuf;
 
-/// Where hierarchies are mounted, and where systemd puts the second version beside the first.
+/// The mount point of the cgroup hierarchies, and the place where systemd mounts version 2 beside
+/// version 1.
 const ROOT: &str = "/sys/fs/cgroup";
 const UNIFIED_ROOT: &str = "/sys/fs/cgroup/unified";
-/// The freezer's hierarchy in the first version.
+/// The hierarchy of the freezer in version 1.
 const FREEZER: &str = "freezer";
 
-/// A file that says whether a group is frozen, and how.
+/// A file that says whether a group is frozen, and the format of the file.
 #[derive(Debug, PartialEq, Eq)]
 enum Sign {
-    /// `cgroup.events`, of the second version. It counts what is above it too.
+    /// `cgroup.events` of version 2. It also takes the groups above into account.
     Events(PathBuf),
-    /// `freezer.state`, of the first. So does it.
+    /// `freezer.state` of version 1. It also takes the groups above into account.
     State(PathBuf),
 }
 
-/// Whether the process is frozen as a whole. One of whom that cannot be seen is not.
+/// Returns whether the whole process is frozen. Returns false if its files cannot be read.
 pub fn is_frozen(pid: u32) -> bool {
     let groups = process::text(pid, "cgroup").unwrap_or_default();
     signs(&groups).iter().any(|sign| match sign {
@@ -27,7 +29,7 @@ pub fn is_frozen(pid: u32) -> bool {
     })
 }
 
-/// Where to look for the groups that `/proc/PID/cgroup` names.
+/// Returns the files to read for the groups that `/proc/PID/cgroup` names.
 fn signs(groups: &str) -> Vec<Sign> {
     let mut signs = Vec::new();
     for line in groups.lines() {
@@ -49,7 +51,7 @@ fn events_say_so(events: &str) -> bool {
     events.lines().any(|line| line == "frozen 1")
 }
 
-/// Not while it is `FREEZING`: some of its threads may be running.
+/// Not for `FREEZING`: some threads may still run then.
 fn state_says_so(state: &str) -> bool {
     state.trim_end() == "FROZEN"
 }
@@ -86,7 +88,7 @@ mod tests {
         assert!(!state_says_so("FREEZING\n") && !state_says_so("THAWED\n") && !state_says_so(""));
     }
 
-    /// A group of its own under `root`, if this process may make one there.
+    /// A test's own group under `root`, if this process may create one there.
     struct Group(PathBuf);
 
     impl Group {
@@ -98,7 +100,7 @@ mod tests {
 
     impl Drop for Group {
         fn drop(&mut self) {
-            // Empty a moment after its process was waited for.
+            // The group becomes empty a moment after its process was reaped.
             for _ in 0..1_000 {
                 if fs::remove_dir(&self.0).is_ok() {
                     break;
@@ -129,7 +131,7 @@ mod tests {
             };
             set(freeze);
             let was_frozen = becomes(true);
-            // Before anything fails: who is frozen does not die.
+            // Thawed before any assertion, because a frozen process cannot die.
             set(thaw);
             let was_thawed = becomes(false);
             child.kill().unwrap();

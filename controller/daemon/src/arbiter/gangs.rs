@@ -1,6 +1,7 @@
-//! Where arbiters agree on tenants that have several GPUs at once: [`deepres_policy::gang`] behind a lock, and whom to ring.
+//! The board on which arbiters agree on gangs: [`deepres_policy::gang`] behind a lock, and the
+//! bells of the arbiters.
 //!
-//! The lock is held for the length of a decision and never while anybody sleeps.
+//! An arbiter holds the lock for the length of a decision and never sleeps with it.
 
 use super::events::Bell;
 use deepres_policy::gang::{Board, Gangs, Order, Post};
@@ -14,28 +15,29 @@ pub struct GangBoard(Mutex<State>);
 struct State {
     board: Board,
     bells: Vec<Option<Bell>>,
-    /// The orders that there are.
+    /// The present order for each GPU.
     orders: Vec<Order>,
-    /// What each arbiter was told last.
+    /// The order that each arbiter took last.
     told: Vec<Order>,
 }
 
 impl GangBoard {
-    /// A board for so many GPUs.
+    /// Returns a board for `gpus` GPUs.
     pub fn new(gpus: usize) -> Self {
         let orders = vec![Order::Apart; gpus];
         let told = orders.clone();
         Self(Mutex::new(State { board: Board::new(gpus), bells: vec![None; gpus], orders, told }))
     }
 
-    /// What an arbiter is to be rung by when there is another order for it.
+    /// Registers the bell that wakes the arbiter of `gpu` when there is a new order for it.
     pub fn join(&self, gpu: usize, bell: Bell) {
         if let Some(place) = self.lock().bells.get_mut(gpu) {
             *place = Some(bell);
         }
     }
 
-    /// Posts what is seen of a GPU. Returns the order for it, and which tenants have it by the board alone.
+    /// Posts the state of a GPU. Returns the order for the GPU, and the tenants that have the GPU
+    /// only through the board.
     pub fn exchange(&self, gpu: usize, now_ns: u64, post: Post) -> (Order, Gangs) {
         let mut state = self.lock();
         state.board.post(gpu, now_ns, post);
@@ -50,7 +52,7 @@ impl GangBoard {
         (order, gangs)
     }
 
-    /// An arbiter ends: nobody is to wait for its GPU.
+    /// Removes an arbiter that ends, so that no gang waits for its GPU.
     pub fn leave(&self, gpu: usize, now_ns: u64) {
         let mut state = self.lock();
         if let Some(bell) = state.bells.get_mut(gpu) {
@@ -63,13 +65,15 @@ impl GangBoard {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing is left half done by whoever panicked: a board that is a little off is put right by the next posts.
+        // A panic cannot leave a change half done. The next posts correct a board that is a little
+        // off.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Whom to ring after a post: each once for an order that it does not know yet.
+    /// Returns the arbiters to ring after a post: each one whose order changed and that does not
+    /// know the new order.
     fn others_to_ring(&mut self, gpu: usize) -> Vec<Bell> {
         let after: Vec<Order> = (0..self.board.gpus()).map(|gpu| self.board.order(gpu)).collect();
         let before = std::mem::replace(&mut self.orders, after);

@@ -1,10 +1,11 @@
-//! The cost of the latest hand-offs, and their quantiles.
+//! The cost of the latest hand-offs, and its quantiles.
 
-/// Hand-offs remembered: enough for a 99th percentile, few enough to follow a change within seconds.
+/// Number of hand-offs remembered: enough for a 99th percentile, few enough to follow a change
+/// within seconds.
 const REMEMBERED: usize = 256;
-/// Hand-offs needed before their mean is believed.
+/// Number of hand-offs from which on the mean is used.
 const BELIEVED_FROM: usize = 8;
-/// A hand-off counts as so many times the median at most.
+/// The mean counts a hand-off as at most this many times the median.
 const MEDIANS_COUNTED: u64 = 16;
 
 /// The latest samples, ns.
@@ -12,12 +13,12 @@ const MEDIANS_COUNTED: u64 = 16;
 pub struct Latency {
     samples_ns: Vec<u64>,
     next: usize,
-    /// Of all samples ever.
+    /// The sum of all samples ever, ns.
     pub total_ns: u64,
 }
 
 impl Latency {
-    /// Adds one.
+    /// Adds a sample.
     pub fn add(&mut self, sample_ns: u64) {
         self.total_ns = self.total_ns.saturating_add(sample_ns);
         if self.samples_ns.len() < REMEMBERED {
@@ -28,7 +29,7 @@ impl Latency {
         }
     }
 
-    /// The value that `percent` of the samples do not exceed; 0 without samples.
+    /// Returns the value that `percent` of the samples do not exceed; 0 without samples.
     pub fn quantile_ns(&self, percent: usize) -> u64 {
         let mut sorted = self.samples_ns.clone();
         sorted.sort_unstable();
@@ -36,8 +37,9 @@ impl Latency {
         sorted.get(rank).copied().unwrap_or(0)
     }
 
-    /// The mean, once there are enough samples for one. None counts as more than some medians: that a busy machine holds one up now and then is part of what
-    /// they cost, that a process was stopped in one is not.
+    /// Returns the mean, or `None` with too few samples. Each sample counts as at most
+    /// [`MEDIANS_COUNTED`] medians. A delay by a busy machine is part of the cost, but a process
+    /// that was stopped during a hand-off is not.
     pub fn usual_ns(&self) -> Option<u64> {
         let samples = self.samples_ns.len();
         (samples >= BELIEVED_FROM).then(|| {

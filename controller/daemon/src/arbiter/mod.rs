@@ -1,4 +1,5 @@
-//! One thread for each GPU: it watches the meters, asks [`deepres_policy::lease`] and sets the gates.
+//! The arbiter: one thread for each GPU. It reads the meters, asks [`deepres_policy::lease`] and
+//! sets the gates.
 
 pub mod account;
 mod arrears;
@@ -39,90 +40,95 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 
-/// A session's number, never used again.
+/// The number of a session; never reused.
 pub type SessionId = u64;
 
-/// What an arbiter needs to begin.
+/// The parameters of an arbiter.
 #[derive(Debug)]
 pub struct Setup {
-    /// The daemon's number for the GPU: its slot in each page.
+    /// The daemon's number for the GPU, and the index of its slot in each page.
     pub gpu: usize,
-    /// Where the arbiters of a host with several GPUs agree, if tenants are to have several at once (`gangs` in the configuration).
+    /// The board on which the arbiters of a host agree on gangs; `None` unless the configuration
+    /// sets `gangs` and the host has several GPUs.
     pub board: Option<Arc<GangBoard>>,
     /// The host's heartbeat.
     pub beat: Arc<SharedPage<BeatPage>>,
-    /// After how long without a heartbeat tenants take the daemon for gone, ns.
+    /// How old the last heartbeat may be before tenants take the daemon for dead, ns.
     pub heartbeat_limit_ns: u64,
     /// The GPU's memory, bytes.
     pub memory_bytes: u64,
-    /// Bounds of the quantum.
+    /// The bounds of the quantum.
     pub quantum: QuantumBounds,
-    /// What the terms of a priority value weigh.
+    /// The weights of the terms of a priority value.
     pub weights: Weights,
-    /// What guests may cost owners, parts per million of the time.
+    /// The most GPU time that guests may cost owners, parts per million of the time.
     pub max_harm_ppm: u32,
-    /// What tenants do without a daemon: how their gates are left at the end.
+    /// How the arbiter leaves the gates at its end: open or closed.
     pub fail_mode: FailMode,
 }
 
-/// What an arbiter has to know of the daemon before.
+/// The state of one GPU that the previous daemon saved.
 #[derive(Debug, Default)]
 pub struct Restored {
-    /// When that was so: ns of `CLOCK_MONOTONIC`.
+    /// When the previous daemon saved it, ns of `CLOCK_MONOTONIC`.
     pub saved_ns: u64,
-    /// The GPU's counters; the accounts and meters in it are not looked at.
+    /// The GPU's counters. The arbiter ignores the accounts and meters in this field.
     pub counters: Snapshot,
-    /// Accounts.
+    /// The tenants with their accounts on this GPU.
     pub accounts: Vec<(TenantSeat, SavedAccount)>,
-    /// Up to where processes were charged that may come back.
+    /// For each process that may come back: the point up to which it was charged.
     pub baselines: Vec<(TenantId, ProcessKey, Baseline)>,
 }
 
-/// A tenant as an arbiter needs it.
+/// A tenant, as the registry describes it to an arbiter.
 #[derive(Debug, Clone)]
 pub struct TenantSeat {
-    /// Its number.
+    /// The tenant's number.
     pub id: TenantId,
-    /// What it asks for, and may have; its priority value is the arbiter's to work out.
+    /// The share, class and caps that the tenant asks for. The arbiter computes the priority value
+    /// in it.
     pub request: Request,
-    /// What it says of its job.
+    /// The declarations about the tenant's job: deadline, size and criticality.
     pub priority: Priority,
-    /// What that has used.
+    /// The GPU time that this job has used on all GPUs.
     pub job: Arc<JobUse>,
-    /// How soon its requests are to be answered, ns.
+    /// The latency that the tenant wants for a request (SLO), ns.
     pub slo_ns: Option<u64>,
-    /// Its memory limit, bytes, or [`deepres_abi::grant::NO_LIMIT`].
+    /// The memory limit, bytes, or [`deepres_abi::grant::NO_LIMIT`].
     pub memory_limit_bytes: u64,
-    /// The limit that all of its sessions on the GPU have been told, bytes: what they held beyond a lower one before then shows in the ledger.
+    /// The memory limit that every session of the tenant on this GPU was told, bytes. The ledger
+    /// then shows what was held beyond a lower limit before that.
     pub limit_in_force: Arc<AtomicU64>,
-    /// Whether the time of its copies is charged.
+    /// Whether the tenant is charged for the time of its copies.
     pub charge_copies: bool,
-    /// It is kept off the GPU: an administrator paused it, or it is suspended.
+    /// Whether the tenant is kept off the GPU: an administrator paused it, or it is suspended.
     pub is_paused: bool,
-    /// Its memory is on the host, or on its way: what seems to be in flight waits in the driver.
+    /// Whether the tenant is suspended, or on its way off the GPU. Work that its meters show in
+    /// flight then waits in the driver.
     pub is_suspended: bool,
-    /// Its memory.
+    /// The tenant's ledger.
     pub ledger: Arc<SharedPage<LedgerPage>>,
 }
 
-/// A session as an arbiter needs it.
+/// A session, as the registry describes it to an arbiter.
 #[derive(Debug, Clone)]
 pub struct SessionSeat {
-    /// Its number.
+    /// The session's number.
     pub id: SessionId,
-    /// What it may do.
+    /// The grant page: what the session may do.
     pub grant: Arc<SharedPage<GrantPage>>,
-    /// What it does.
+    /// The meter page: what the session did.
     pub meter: Arc<SharedPage<MeterPage>>,
-    /// Its slot in the tenant's ledger.
+    /// The session's slot in the tenant's ledger.
     pub ledger_slot: usize,
-    /// What it rings, on this GPU.
+    /// The bell that the session rings to wake this GPU's arbiter.
     pub bell: Bell,
-    /// Its process, if it can be told.
+    /// The session's process, if it is known.
     pub process: Option<ProcessKey>,
-    /// Whose it is, if what its user's tenants owe is each other's: not so of those who may have all that there is.
+    /// A number for the user or container whose tenants share their debts; `None` for those without
+    /// limits.
     pub user: Option<UserId>,
-    /// Its meter goes on from sessions that the process had before.
+    /// Whether the meter goes on from earlier sessions of the same process.
     pub continues: bool,
 }
 
@@ -142,7 +148,7 @@ enum Command {
     Stop,
 }
 
-/// The arbiter's other end.
+/// The handle by which the daemon talks to an arbiter's thread.
 #[derive(Debug)]
 pub struct Arbiter {
     commands: mpsc::Sender<Command>,
@@ -152,7 +158,7 @@ pub struct Arbiter {
 }
 
 impl Arbiter {
-    /// Starts the thread.
+    /// Starts the arbiter's thread.
     ///
     /// # Errors
     /// The system's, for lack of descriptors or threads.
@@ -166,54 +172,59 @@ impl Arbiter {
         Ok(Self { commands, bell, stirred, thread: Some(thread) })
     }
 
-    /// Whether anybody wanted the GPU since this was last asked.
+    /// Returns whether a tenant wanted the GPU since the last call.
     pub fn has_stirred(&self) -> bool {
         self.stirred.swap(false, Ordering::Relaxed)
     }
 
     fn order(&self, command: Command) {
-        // A stopped arbiter takes no more orders; whoever waits for the answer sees its end of the channel closed.
+        // A stopped arbiter takes no more orders. A caller that waits for an answer sees the
+        // channel closed.
         if self.commands.send(command).is_ok() {
             self.bell.ring();
         }
     }
 
-    /// Lets a session in. Its gate, limit and heartbeat hold once the answer is there.
+    /// Lets a session in. Its gate, limit and heartbeat are in force once the answer has come.
     pub fn enter(&self, tenant: TenantSeat, session: SessionSeat) -> oneshot::Receiver<()> {
         let (done, answer) = oneshot::channel();
         self.order(Command::Enter { tenant, session, done });
         answer
     }
 
-    /// Takes a session out: what its tenant held is free if it was the last. Its gate is left open. If its process `may_return`, it is
-    /// remembered up to where it was charged.
+    /// Takes a session out and leaves its gate open. If it was the tenant's last session, the
+    /// tenant's lease ends. If its process `may_return`, the arbiter remembers the point up to
+    /// which the process was charged.
     pub fn leave(&self, tenant: TenantId, session: SessionId, may_return: bool) {
         self.order(Command::Leave { tenant, session, may_return });
     }
 
-    /// Forgets a process that died without coming back.
+    /// Forgets a process that died and so does not come back.
     pub fn bury(&self, tenant: TenantId, process: ProcessKey) {
         self.order(Command::Bury { tenant, process });
     }
 
-    /// Takes up what the daemon before left. To be called before anybody enters.
+    /// Restores the state that the previous daemon saved. The caller must do so before any session
+    /// enters.
     pub fn restore(&self, restored: Restored) {
         self.order(Command::Restore { restored: Box::new(restored) });
     }
 
-    /// Whoever comes from now on without being known is charged for nothing before.
+    /// Ends the wait for processes of the previous daemon's time. A process that comes later
+    /// without a saved baseline is not charged for earlier use.
     pub fn stop_waiting(&self) {
         self.order(Command::StopWaiting);
     }
 
-    /// Asks for what is to be remembered.
+    /// Asks for the state that the daemon saves.
     pub fn snapshot(&self) -> oneshot::Receiver<Snapshot> {
         let (answer, snapshot) = oneshot::channel();
         self.order(Command::Save { answer });
         snapshot
     }
 
-    /// Changes what a tenant is owed and may hold, and whether it is paused. In force once the answer is there.
+    /// Changes a tenant's wishes and limits, and whether it is paused. The change is in force once
+    /// the answer has come.
     pub fn set_tenant(&self, seat: TenantSeat) -> oneshot::Receiver<()> {
         let (done, answer) = oneshot::channel();
         self.order(Command::SetTenant { seat, done });
@@ -225,14 +236,14 @@ impl Arbiter {
         self.order(Command::Forget { tenant });
     }
 
-    /// Asks how a tenant's share comes about.
+    /// Asks how a tenant's share is derived.
     pub fn explain(&self, tenant: TenantId) -> oneshot::Receiver<Option<ShareStatus>> {
         let (answer, explained) = oneshot::channel();
         self.order(Command::Explain { tenant, answer });
         explained
     }
 
-    /// Asks how things stand.
+    /// Asks for the state of the GPU, its tenants and its sessions.
     pub fn report(&self) -> oneshot::Receiver<Report> {
         let (answer, report) = oneshot::channel();
         self.order(Command::Report { answer });
@@ -241,7 +252,7 @@ impl Arbiter {
 }
 
 impl Drop for Arbiter {
-    /// Opens every gate, or closes it if tenants are to fail closed, and ends the thread.
+    /// Opens every gate, or closes every gate if tenants are to fail closed. Then ends the thread.
     fn drop(&mut self) {
         self.order(Command::Stop);
         if let Some(thread) = self.thread.take()

@@ -1,33 +1,37 @@
-//! Sees work that does not end: a kernel that spins or keeps running for good cannot share a GPU in time, and someone is to be told.
+//! Detects work that does not end, so that someone is told: a kernel that spins or runs for good
+//! cannot share a GPU in time.
 //!
-//! Beside it others of the same process may begin and end on other streams. So getting on says nothing once the GPU was given to others several times
-//! over what was in flight, and that never ended in between.
+//! Other work of the same process may begin and end on other streams beside it. So progress alone
+//! does not prove that all work ends. If the arbiter gave up several drains of the process, and the
+//! process never became idle in between, progress no longer counts.
 
 use deepres_abi::meter::Reading;
 use std::time::Duration;
 
-/// Work that is in flight for so long, without anything completing, does not end …
+/// Work that is in flight for this long without any completion is overdue, ns.
 const OVERDUE_NS: u64 = Duration::from_secs(2).as_nanos() as u64;
-/// … unless the tenant has had kernels that were not much shorter: not so many times.
+/// But work is not overdue before this many times the tenant's longest kernel.
 const TIMES_LONGEST: u64 = 10;
-/// So many times the GPU was to be waited for in vain, before that tells something. One long queue takes one or two.
+/// Number of drains given up from which on progress no longer counts. One long queue causes one or
+/// two.
 const IN_VAIN: u32 = 3;
 
-/// What is known of one process.
+/// The state for one process.
 #[derive(Debug, Default)]
 pub struct Overdue {
     compute_ns: u64,
     in_flight_since_ns: Option<u64>,
     was_told: bool,
-    /// The GPU was given to others over what is in flight, so many times, the last time then, and is so now.
+    /// How often the arbiter gave up the drain of the present work.
     given_up: u32,
     given_up_ns: u64,
     is_given_up: bool,
 }
 
 impl Overdue {
-    /// Takes in what its meter says. `is_given_up`: its gate is closed and its work in flight is not waited for any more. Returns true the first time that
-    /// its work is overdue.
+    /// Takes in a reading of the meter. `is_given_up` says that the gate is closed and the arbiter
+    /// no longer waits for the work in flight. Returns true the first time that the work is
+    /// overdue.
     pub fn look(&mut self, now: &Reading, is_given_up: bool, longest_ns: u64, now_ns: u64) -> bool {
         let got_on = now.compute_ns != std::mem::replace(&mut self.compute_ns, now.compute_ns);
         if !now.in_flight {
@@ -35,7 +39,7 @@ impl Overdue {
             return false;
         }
         if now_ns.saturating_sub(self.given_up_ns) >= limit_ns(longest_ns) {
-            // Nobody else wanted the GPU since.
+            // No other tenant wanted the GPU for that long.
             self.given_up = 0;
         }
         if is_given_up && !self.is_given_up {
@@ -53,7 +57,7 @@ impl Overdue {
         is_overdue && !std::mem::replace(&mut self.was_told, is_overdue)
     }
 
-    /// For how long its work is in flight, if that is overdue; ns.
+    /// Returns how long the work has been in flight if it is overdue, ns.
     pub fn overdue_ns(&self, longest_ns: u64, now_ns: u64) -> Option<u64> {
         self.in_flight_since_ns
             .map(|since_ns| now_ns.saturating_sub(since_ns))
@@ -61,7 +65,7 @@ impl Overdue {
     }
 }
 
-/// For how long the work of a tenant may be in flight that had kernels of up to `longest_ns`.
+/// Returns how long work may be in flight for a tenant whose longest kernel took `longest_ns`.
 fn limit_ns(longest_ns: u64) -> u64 {
     OVERDUE_NS.max(longest_ns.saturating_mul(TIMES_LONGEST))
 }
@@ -105,7 +109,8 @@ mod tests {
     fn what_does_not_end_beside_work_that_does_is_seen_by_the_drains_given_up_over_it() {
         let mut overdue = Overdue::default();
         let mut told_ms = None;
-        // Every 100 ms the GPU goes to another for a while. Small kernels complete at all times.
+        // The GPU goes to another tenant every 100 ms for a while. Small kernels complete all the
+        // time.
         let look = |overdue: &mut Overdue, ms: u64, in_flight: bool| {
             let now = Reading { in_flight, ..reading(ms) };
             overdue.look(&now, ms % 100 >= 80, 0, ms * SECOND / 1_000)
@@ -117,12 +122,12 @@ mod tests {
         }
         assert_eq!(told_ms, Some(2_270));
         assert!(overdue.overdue_ns(0, 4 * SECOND).is_some());
-        // Nobody else wants the GPU any more.
+        // No other tenant wants the GPU any more.
         for ms in (4_000..6_100).step_by(10) {
             overdue.look(&reading(ms), false, 0, ms * SECOND / 1_000);
         }
         assert_eq!(overdue.overdue_ns(0, 6_100 * SECOND / 1_000), None);
-        // A queue that is too long to be waited for ends all the same.
+        // A queue that is too long for the drain still ends.
         for ms in (10_000..20_000).step_by(10) {
             assert!(!look(&mut overdue, ms, ms % 200 != 0));
         }

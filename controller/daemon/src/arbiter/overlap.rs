@@ -1,45 +1,50 @@
-//! Time that several processes of a tenant count each as its own: while two have work on the GPU the hardware takes turns between them, and each
-//! one's kernels take as long as both. It is the tenant's once.
+//! Corrects GPU time that several processes of a tenant count, each as its own. While two processes
+//! have work on the GPU, the hardware takes turns between them. Each one's kernels then take as
+//! long as both, but the tenant used that time only once.
 //!
-//! Each says in its meter page when it was on the GPU. What it says first of a moment, and another said before, is taken off what it counts.
+//! Each process writes into its meter page when it was on the GPU. A moment that another process
+//! reported earlier comes off the time that the process counts.
 
 use deepres_abi::allowance::Allowance;
 use deepres_abi::meter::Intervals;
 
-/// What is looked at of one process at a time: more is a lie, or was missed for long. ns.
+/// The longest time on the GPU that is taken from one process at a time, ns. A longer time is
+/// false, or was not read for long.
 const LOOKED_AT_NS: u64 = std::time::Duration::from_secs(1).as_nanos() as u64;
 
-/// The moments that some processes said.
+/// The moments that processes reported.
 type Moments = Box<Allowance>;
 
-/// What all processes of a tenant said.
+/// The moments that all processes of a tenant reported.
 #[derive(Debug, Default)]
 pub struct Said(Option<Moments>);
 
 impl Said {
-    /// There is but one process: nothing is to be remembered.
+    /// Forgets everything, because only one process launches.
     pub fn forget(&mut self) {
         self.0 = None;
     }
 }
 
-/// What one of them said.
+/// The moments that one process reported.
 #[derive(Debug, Default)]
 pub struct Overlap {
     own: Option<Moments>,
-    /// How much of its page was looked at.
+    /// The number of intervals read from its page.
     looked_at: u64,
-    /// Others' time that it is still to count, ns.
+    /// Time of other processes that the process has reported and not yet counted, ns.
     ahead_ns: u64,
 }
 
 impl Overlap {
-    /// There is but one process.
+    /// Forgets everything, because only one process launches.
     pub fn forget(&mut self) {
         *self = Self::default();
     }
 
-    /// Takes in what it says of `intervals` since the last time. It counted `counted_ns` since; returns what of that others had said before, ns.
+    /// Takes in the intervals that the process reported since the last call. `counted_ns` is the
+    /// GPU time that it counted since. Returns the part of `counted_ns` that others had reported
+    /// before, ns.
     pub fn look(&mut self, all: &mut Said, intervals: &Intervals, counted_ns: u64) -> u64 {
         let all = all.0.get_or_insert_default();
         let Some(own) = &self.own else {
@@ -55,11 +60,11 @@ impl Overlap {
                 return;
             }
             left_ns -= long_ns;
-            // What its own streams do at once it counts once itself.
+            // The process itself counts overlapping work of its own streams only once.
             let new_ns = own.cover(start_ns, end_ns);
             others_ns = others_ns.saturating_add(new_ns.saturating_sub(all.cover(start_ns, end_ns)));
         });
-        // It says when before it counts how much.
+        // A process reports the interval before it counts the time.
         let ahead_ns = self.ahead_ns.saturating_add(others_ns).min(LOOKED_AT_NS);
         let taken_ns = ahead_ns.min(counted_ns);
         self.ahead_ns = ahead_ns - taken_ns;
@@ -88,7 +93,7 @@ mod tests {
         second_intervals.add(at(15), at(30));
         assert_eq!(first.look(&mut said, &first_intervals, 10 * TICK_NS), 0);
         assert_eq!(second.look(&mut said, &second_intervals, 0), 0, "it has not counted it yet");
-        // Another stream of its own beside the first.
+        // Another stream of the second process, beside its first stream.
         second_intervals.add(at(15), at(32));
         assert_eq!(second.look(&mut said, &second_intervals, 17 * TICK_NS), 5 * TICK_NS);
         assert_eq!(second.look(&mut said, &second_intervals, TICK_NS), 0);

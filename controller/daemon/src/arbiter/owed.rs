@@ -1,4 +1,4 @@
-//! What the arbiter's tenants are owed, from what they say of their jobs and from what is seen of them.
+//! Computes the entitlements of the arbiter's tenants, from their wishes and their observed use.
 
 use super::TenantSeat;
 use super::tenant::Tenant;
@@ -15,22 +15,24 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How often priorities are looked at again while anyone wants the GPU: deadlines come nearer, and what is seen of a job changes.
+/// How often priorities are computed anew while a tenant wants the GPU: deadlines come nearer, and
+/// the observed use of a job changes.
 pub const REVIEW_NS: u64 = Duration::from_millis(100).as_nanos() as u64;
-/// … while nobody wants the GPU.
+/// The same while no tenant wants the GPU.
 pub const IDLE_REVIEW_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 
-/// GPU time that a tenant's job has used, on all GPUs: what its declared size has left. The next job under the same name has another.
+/// GPU time that a tenant's job has used on all GPUs, for the rest of its declared size. The next
+/// job under the same name has its own.
 #[derive(Debug, Default)]
 pub struct JobUse(AtomicU64);
 
 impl JobUse {
-    /// A job that used so much before, ns.
+    /// Returns the use of a job that used `used_ns` before.
     pub fn of(used_ns: u64) -> Self {
         Self(AtomicU64::new(used_ns))
     }
 
-    /// What it used so far, ns.
+    /// Returns the GPU time used so far, ns.
     pub fn ns(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -41,12 +43,13 @@ impl JobUse {
 }
 
 impl Tenant {
-    /// It is idle no more, and the others are owed its part still.
+    /// Returns whether the tenant was idle when entitlements were computed, and now wants the part
+    /// that was lent to others.
     fn wants_back(&self) -> bool {
         self.is_lent && self.account.wants && !self.seat.is_paused
     }
 
-    /// Adds to the job's use what was charged here since the last time.
+    /// Adds to the job's use the GPU time that was charged here since the last call.
     fn count_job(&mut self) {
         let charged_ns = self.account.totals.gpu_ns;
         self.seat.job.add(charged_ns.saturating_sub(self.counted_ns));
@@ -55,7 +58,7 @@ impl Tenant {
 }
 
 impl Worker {
-    /// What is seen of a tenant's job.
+    /// Returns the observed use of a tenant's job.
     fn usage(&self, tenant: &Tenant) -> Usage {
         let held_bytes = tenant.seat.ledger.page().gpu(self.gpu).map_or(0, |ledger| ledger.held_bytes());
         let memory_ppm = u128::from(held_bytes) * u128::from(PPM) / u128::from(self.memory_bytes.max(1));
@@ -66,7 +69,7 @@ impl Worker {
         }
     }
 
-    /// What every tenant that is here asks for, with its priority at `now_ns`.
+    /// Returns the requests of all tenants with sessions, with their priorities at `now_ns`.
     fn requests(&self, now_ns: u64) -> BTreeMap<TenantId, Request> {
         let present = self.tenants.iter().filter(|(_, tenant)| !tenant.sessions.is_empty());
         let request = |id: TenantId, tenant: &Tenant| {
@@ -77,7 +80,7 @@ impl Worker {
         present.map(|(id, tenant)| (*id, request(*id, tenant))).collect()
     }
 
-    /// Works out what is owed if anything has changed: once, however many came and went.
+    /// Computes the entitlements if anything has changed: once, however many tenants came and went.
     pub fn entitle_anew(&mut self, now_ns: u64) {
         let may_look = now_ns.saturating_sub(self.entitled_ns) >= BACK_NS;
         if self.owes_anew || (may_look && self.tenants.values().any(Tenant::wants_back)) {
@@ -85,13 +88,13 @@ impl Worker {
         }
     }
 
-    /// When to do so for those who want again what was lent.
+    /// Returns when to compute them for tenants that want back the part that was lent, ns.
     pub fn entitle_again_ns(&self) -> Option<u64> {
         let is_awaited = self.tenants.values().any(Tenant::wants_back);
         is_awaited.then(|| self.entitled_ns.saturating_add(BACK_NS))
     }
 
-    /// Works out what every tenant that is here is owed.
+    /// Computes the entitlements of all tenants with sessions.
     pub fn entitle(&mut self, now_ns: u64) {
         self.entitled_ns = now_ns;
         self.owes_anew = false;
@@ -110,7 +113,7 @@ impl Worker {
         self.renew_open();
     }
 
-    /// How a tenant's share comes about; `None` if it has no session on this GPU.
+    /// Returns how a tenant's share is derived; `None` if the tenant has no session on this GPU.
     pub fn explain(&self, id: TenantId, now_ns: u64) -> Option<ShareStatus> {
         let tenant = self.tenants.get(&id).filter(|tenant| !tenant.sessions.is_empty())?;
         let demands = self.tenants.iter().map(|(id, tenant)| (*id, tenant.demand.ppm())).collect();
@@ -143,7 +146,7 @@ impl Worker {
     }
 }
 
-/// The terms of a priority value.
+/// Returns the terms of a priority value.
 fn priority(now_ns: u64, seat: &TenantSeat, usage: &Usage, weights: &Weights) -> PriorityStatus {
     let terms = Terms::at(now_ns, &seat.priority, usage);
     let term = |weight: f64, value: f64| TermStatus { weight, value, product: weight * value };
@@ -160,7 +163,7 @@ fn priority(now_ns: u64, seat: &TenantSeat, usage: &Usage, weights: &Weights) ->
     }
 }
 
-/// A gate's name in the status.
+/// Returns the gate's name in the status.
 pub fn gate_name(grant: Grant) -> &'static str {
     match grant {
         Grant::Closed => "closed",

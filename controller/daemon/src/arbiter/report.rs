@@ -1,4 +1,4 @@
-//! What an arbiter says of its GPU, its tenants and their sessions.
+//! The arbiter's report on its GPU, its tenants and their sessions.
 
 use super::SessionId;
 use super::account::{MAX_HELD_BYTES, MAX_WAITERS, fairness_ppm};
@@ -15,35 +15,37 @@ use deepres_policy::lease::{Grant, Phase};
 use deepres_policy::tuning::Tuning;
 use std::collections::BTreeMap;
 
-/// One GPU at one moment. Names are the registry's to add.
+/// The state of one GPU at one moment. The registry adds the names.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// When.
+    /// The moment, ns of `CLOCK_MONOTONIC`.
     pub now_ns: u64,
-    /// Who has it.
+    /// The tenant that has the GPU, and whether it drains.
     pub phase: Phase,
-    /// The holder's gate is open, not leased.
+    /// Whether the holder's gate is open instead of leased.
     pub open: bool,
-    /// Time in which two tenants or more wanted the GPU, ns.
+    /// Time in which two or more tenants wanted the GPU, ns.
     pub contended_ns: u64,
-    /// Time in which none did, ns.
+    /// Time in which no tenant wanted the GPU, ns.
     pub idle_ns: u64,
-    /// Hand-offs.
+    /// Number of hand-offs.
     pub handoffs: u64,
-    /// Their cost, of those of which it can be told: total, median and 99th percentile of the latest, ns.
+    /// The cost of the hand-offs whose cost is known, ns: total, and median and 99th percentile of
+    /// the latest.
     pub handoff_ns: [u64; 3],
     /// The time constants in force.
     pub tuning: Tuning,
-    /// How alike tenants had what they were owed in the last second ([`super::account::fairness_ppm`]).
+    /// How equally tenants got what they were owed in the last second
+    /// ([`super::account::fairness_ppm`]).
     pub fairness_ppm: Option<u32>,
-    /// Accounts.
+    /// The accounts of the tenants.
     pub tenants: Vec<(TenantId, AccountStatus)>,
-    /// Sessions.
+    /// The states of the sessions.
     pub sessions: Vec<(SessionId, SessionGpuStatus)>,
 }
 
 impl Worker {
-    /// What there is to say at this moment.
+    /// Returns the state at the last reading.
     pub fn report(&self) -> Report {
         let holder = match self.scheduler.phase() {
             Phase::Held(tenant) => Some(tenant),
@@ -150,19 +152,20 @@ impl Worker {
     }
 }
 
-/// The tenant's account on a GPU.
+/// Returns the tenant's ledger for a GPU.
 fn ledger(tenant: &Tenant, gpu: usize) -> Option<&LedgerGpu> {
     tenant.seat.ledger.page().gpu(gpu)
 }
 
-/// What is held beyond what is told by kind, bytes.
+/// Returns how much more is held than the kinds add up to, bytes.
 fn drift(held_bytes: u64, kinds: impl Iterator<Item = u64>) -> i64 {
     let told_bytes = kinds.fold(0, u64::saturating_add).min(MAX_HELD_BYTES);
     // Both are below 2⁶³.
     held_bytes as i64 - told_bytes as i64
 }
 
-/// What a session says of itself, where it does not say more than its tenant's account, which is bounded by what is possible.
+/// Returns the figures that a session reports. Each is at most the figure of the tenant's account,
+/// which is bounded by what is possible.
 fn session_status(
     gpu: usize,
     session: &Session,
@@ -184,7 +187,7 @@ fn session_status(
     }
 }
 
-/// A rule's name in the status.
+/// Returns the rule's name in the status.
 fn rule_name(rule: Rule) -> &'static str {
     match rule {
         Rule::Guaranteed => "guaranteed",

@@ -1,7 +1,10 @@
-//! What an arbiter remembers over the daemon's death, and how a process's meter goes on from there.
+//! The state that an arbiter keeps over the daemon's death, and the point from which a process's
+//! meter is charged afterwards.
 //!
-//! A meter page counts the process's life: over a reconnection the process brings its counters into the new page. Up to where it was
-//! charged before, its **baseline**, is in the state. What lies between the two is charged once, bounded by the time that passed.
+//! A meter page counts over the life of the process: after a reconnection the process carries its
+//! counters into the new page. The saved state contains each process's **baseline**, the counters
+//! up to which it was charged. The difference between baseline and counters is charged once,
+//! bounded by the time that passed.
 
 use super::account::Totals;
 use deepres_abi::meter::{Reading, WAIT_BUCKETS};
@@ -9,11 +12,11 @@ use deepres_model::process::ProcessKey;
 use deepres_policy::TenantId;
 use serde::{Deserialize, Serialize};
 
-/// A tenant's account on one GPU.
+/// The account of a tenant on one GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SavedAccount {
-    /// Its totals.
+    /// The totals.
     #[serde(flatten)]
     pub totals: Totals,
     /// When the tenant first appeared, ns of `CLOCK_MONOTONIC`.
@@ -22,15 +25,16 @@ pub struct SavedAccount {
     pub uncharged_ns: u64,
     /// The longest kernel or graph, ns.
     pub longest_ns: u64,
-    /// The share that it was owed, parts per million.
+    /// The entitlement, parts per million.
     pub entitled_ppm: u32,
-    /// GPU time that it is owed, ns; negative if it had more.
+    /// The tenant's lag, ns: GPU time that it is owed; negative if it had more than it was owed.
     pub lag_ns: i64,
-    /// The last refused allocation: number of the call, with [`deepres_abi::meter::REFUSED_BY_DRIVER`], and bytes.
+    /// The last refused allocation: the number of the call, with
+    /// [`deepres_abi::meter::REFUSED_BY_DRIVER`], and bytes.
     pub last_refusal: Option<(u32, u64)>,
 }
 
-/// Up to where a process was charged: the counters of its meter that go into accounts.
+/// The counters of a process's meter up to which the process was charged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SavedMeter {
@@ -83,39 +87,43 @@ impl From<SavedMeter> for Reading {
     }
 }
 
-/// Everything that an arbiter wants remembered.
+/// The state that an arbiter wants saved.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// When: ns of `CLOCK_MONOTONIC`.
+    /// When the snapshot was taken, ns of `CLOCK_MONOTONIC`.
     pub now_ns: u64,
-    /// Time in which two tenants or more wanted the GPU, ns.
+    /// Time in which two or more tenants wanted the GPU, ns.
     pub contended_ns: u64,
-    /// Time in which none did, ns.
+    /// Time in which no tenant wanted the GPU, ns.
     pub idle_ns: u64,
-    /// Hand-offs.
+    /// Number of hand-offs.
     pub handoffs: u64,
-    /// What those cost of which it could be told, ns.
+    /// The cost of the hand-offs whose cost is known, ns.
     pub handoff_total_ns: u64,
-    /// Accounts.
+    /// The accounts of the tenants.
     pub accounts: Vec<(TenantId, SavedAccount)>,
-    /// Up to where processes are charged: those that are here (as of now), and those that may come back.
+    /// The points up to which processes were charged, with their times in ns. The time is `None`
+    /// for a connected process: it was charged up to `now_ns`. Others may come back.
     pub meters: Vec<(TenantId, ProcessKey, SavedMeter, Option<u64>)>,
 }
 
-/// Up to where a process was charged, and when that was.
+/// The point up to which a process was charged.
 #[derive(Debug, Clone, Copy)]
 pub struct Baseline {
     /// The counters.
     pub meter: SavedMeter,
-    /// When: ns of `CLOCK_MONOTONIC`.
+    /// When that was, ns of `CLOCK_MONOTONIC`.
     pub at_ns: u64,
 }
 
-/// A session whose process had sessions before. Until the process has brought its counters into the page, none of them is believed.
+/// The wait of a session for its counters, because its process had earlier sessions. The arbiter
+/// uses no counter until the process has carried its counters into the page.
 #[derive(Debug, Clone, Copy)]
 pub struct Awaited {
-    /// From where it is charged. `None`: nothing is known of the time before, and nothing of it is charged.
+    /// The point from which the process is charged. `None`: the point is unknown, and the time
+    /// before is not charged.
     pub from: Option<Baseline>,
-    /// When it is believed as it is, brought or not: who never brings its counters gains nothing by it.
+    /// When the arbiter uses the counters even if the process did not carry its earlier ones over,
+    /// ns. So a process gains nothing by not doing so.
     pub until_ns: u64,
 }

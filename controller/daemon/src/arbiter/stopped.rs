@@ -1,46 +1,50 @@
-//! Sees when a process is stopped by a signal or frozen, so that it does not keep the GPU idle in its turns.
+//! Detects processes that are stopped by a signal or frozen, so that they do not keep the GPU idle
+//! during their turns.
 //!
-//! What it was doing stands still on its meter page: threads that wait, work that seems in flight. Only the system knows better, and it is asked
-//! only about a process that could get on and does not.
+//! The meter page of such a process stands still and shows its last state: threads that wait, work
+//! that seems in flight. Only the system knows that the process is stopped. The arbiter asks the
+//! system only about processes that could make progress and do not.
 
 use super::frozen;
 use deepres_abi::meter::Reading;
 use deepres_model::process::ProcessKey;
 use std::time::Duration;
 
-/// A process that could get on and shows nothing for so long is asked about; also, how often.
+/// How long a process that could make progress must show none before the system is asked about it,
+/// ns. Also the time between two such questions.
 const QUIET_NS: u64 = Duration::from_millis(5).as_nanos() as u64;
 
-/// What is known of one process.
+/// The state for one process.
 #[derive(Debug, Default)]
 pub struct Stopped {
     is_stopped: bool,
-    /// Something was in flight when it was last looked at.
+    /// Whether work was in flight at the last reading.
     in_flight: bool,
-    /// Since when it shows nothing.
+    /// When the process last made progress, ns.
     quiet_since_ns: u64,
     asked_ns: u64,
 }
 
 impl Stopped {
-    /// Whether it was stopped when last asked about.
+    /// Returns whether the process was stopped when the system was last asked.
     pub fn is_stopped(&self) -> bool {
         self.is_stopped
     }
 
-    /// Whether it is stopped while something is in flight, as far as it could say. That ends on the GPU all the same, and is charged once the process goes
-    /// on.
+    /// Returns whether the process is stopped while its meter shows work in flight. That work still
+    /// ends on the GPU, and is charged once the process goes on.
     pub fn leaves_in_flight(&self) -> bool {
         self.is_stopped && self.in_flight
     }
 
-    /// Nothing happened and nothing is under way; it is not stopped, as far as is known.
+    /// Notes that the process is idle, and so not stopped as far as is known.
     pub fn rest(&mut self, now_ns: u64) {
         self.quiet_since_ns = now_ns;
     }
 
-    /// Takes in what its meter says, `before` and `now`, and whether it may launch. A stopped process wants nothing. `ask`: whether the system
-    /// says that it is stopped.
+    /// Takes in the reading of the meter before and the present one, and whether the process may
+    /// launch. Returns the present reading, without wishes if the process is stopped. `ask` asks
+    /// the system whether the process is stopped.
     pub fn look(
         &mut self,
         before: &Reading,
@@ -67,7 +71,8 @@ impl Stopped {
     }
 }
 
-/// Whether the system says that the process is stopped or frozen. One that cannot be seen is not.
+/// Returns whether the system says that the process is stopped or frozen. Returns false if its
+/// state cannot be read.
 pub fn is_stopped(process: Option<ProcessKey>) -> bool {
     process.is_some_and(|process| process.is_stopped() || frozen::is_frozen(process.pid))
 }

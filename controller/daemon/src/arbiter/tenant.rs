@@ -1,4 +1,4 @@
-//! Tenants and their processes, as an arbiter knows them.
+//! The arbiter's records of tenants and their sessions.
 
 use super::account::Account;
 use super::overdue::Overdue;
@@ -16,26 +16,29 @@ use deepres_policy::turns::{self, Turns};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A process of a tenant.
+/// A session of a tenant.
 pub struct Session {
-    /// Its pages.
+    /// The session's pages and numbers.
     pub seat: SessionSeat,
-    /// What its meter said when last looked at; of memory, when something was last under way.
+    /// The last reading of the meter. Its memory figures date from the last time that the session
+    /// was active.
     pub last: Reading,
-    /// Its counters go on from earlier sessions' and are not all there yet.
+    /// `Some` while the session's counters go on from earlier sessions and are not carried over
+    /// yet.
     pub awaited: Option<Awaited>,
-    /// Whether it is stopped by a signal, or frozen.
+    /// Whether the process is stopped by a signal, or frozen.
     pub stopped: Stopped,
-    /// Whether its work ends.
+    /// Detects work that does not end.
     pub overdue: Overdue,
-    /// What it counts that others of the tenant count too.
+    /// The time that several sessions of the tenant count, each as its own.
     pub overlap: Overlap,
-    /// What its gate says.
+    /// The grant that the session's gate shows.
     pub gate: Grant,
 }
 
 impl Session {
-    /// Up to where it was charged, and when, if that is not now. `None`: that is not known yet.
+    /// Returns the counters up to which the session was charged, and the time of that unless it is
+    /// now. Returns `None` if that point is not known yet.
     pub fn charged_up_to(&self) -> Option<(SavedMeter, Option<u64>)> {
         match self.awaited {
             None => Some((self.last.into(), None)),
@@ -43,7 +46,7 @@ impl Session {
         }
     }
 
-    /// Whether nothing happened since it was last looked at, and nothing is under way.
+    /// Returns whether the session did nothing since the last reading and has nothing under way.
     pub fn rests(&self, slot: &MeterSlot) -> bool {
         !self.last.wants()
             && self.awaited.is_none()
@@ -51,7 +54,9 @@ impl Session {
             && slot.rests_since(&self.last)
     }
 
-    /// Memory that it holds, bytes by kind: what it says, and of linear memory what is in its account, of that GPU's `ledger`, besides.
+    /// Returns the memory that the session holds, bytes by kind. Counted kinds come from the meter
+    /// page. Linear memory is the rest of the session's account in `ledger`, the ledger of that
+    /// GPU.
     pub fn held_bytes(&self, gpu: usize, ledger: Option<&LedgerGpu>) -> [u64; MemoryKind::COUNT] {
         let slot = self.seat.meter.page().slot(gpu);
         let account = ledger.and_then(|ledger| ledger.account(self.seat.ledger_slot));
@@ -59,19 +64,22 @@ impl Session {
         with_the_rest(counted, account.map_or(0, ledger::Account::held_bytes))
     }
 
-    /// Memory beyond the limit that it says it has, and what of it was brought to the GPU, bytes.
+    /// Returns two amounts, as the session reports them: its memory beyond the limit, and the part
+    /// of that memory brought to the GPU, bytes.
     pub fn beyond_bytes(&self, gpu: usize) -> (u64, u64) {
         let slot = self.seat.meter.page().beyond(gpu);
         let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
         slot.map_or((0, 0), |slot| (read(&slot.held_bytes), read(&slot.brought_bytes)))
     }
 
-    /// Whether it ever launched anything. Many processes that see the GPU never use it.
+    /// Returns whether the session ever launched anything. Many processes that see the GPU never
+    /// use it.
     pub fn launches(&self) -> bool {
         (self.last.kernel_launches | self.last.graph_launches) != 0
     }
 
-    /// Sets its gate. `terms`: of a lease, or how far it may run ahead.
+    /// Sets the session's gate. `terms` are the terms of a lease, or how far the session may run
+    /// ahead.
     pub fn set_gate(&mut self, gpu: usize, grant: Grant, terms: LeaseTerms) {
         let before = std::mem::replace(&mut self.gate, grant);
         let Some(slot) = self.seat.grant.page().slot(gpu) else { return };
@@ -87,7 +95,8 @@ impl Session {
     }
 }
 
-/// What is `counted` by kind, and what else of `held_bytes` there is as the kind that is not.
+/// Returns the bytes by kind. Kinds that sessions count keep their value in `counted`. The kind
+/// that is not counted gets the rest of `held_bytes`.
 fn with_the_rest(counted: [u64; MemoryKind::COUNT], held_bytes: u64) -> [u64; MemoryKind::COUNT] {
     let mut by_kind = counted;
     let mut rest_bytes = held_bytes;
@@ -100,38 +109,39 @@ fn with_the_rest(counted: [u64; MemoryKind::COUNT], held_bytes: u64) -> [u64; Me
     by_kind
 }
 
-/// A tenant, and what is known of it here.
+/// A tenant and its state on this GPU.
 pub struct Tenant {
-    /// What it asks for.
+    /// The registry's description of the tenant.
     pub seat: TenantSeat,
-    /// What it used.
+    /// The GPU time and other totals of the tenant.
     pub account: Account,
-    /// What of that its job's use has in it, ns.
+    /// The part of `account` that is already added to the job's use, ns.
     pub counted_ns: u64,
-    /// How much it wants.
+    /// The estimate of how much of the GPU the tenant wants.
     pub demand: Demand,
-    /// The share that it is owed, parts per million.
+    /// The tenant's entitlement, parts per million.
     pub entitled_ppm: u32,
-    /// The rule that this follows from, once it was worked out.
+    /// The rule from which the entitlement follows; `None` until it was computed.
     pub rule: Option<Rule>,
-    /// It was idle then, so that the others are owed its part too.
+    /// Whether the tenant was idle when entitlements were last computed, so that its part was lent
+    /// to the others.
     pub is_lent: bool,
-    /// Its processes that are here.
+    /// The sessions connected at present.
     pub sessions: BTreeMap<SessionId, Session>,
-    /// How far those whose gates are open may run ahead, ns.
+    /// How far sessions with an open gate may run ahead, ns.
     pub run_ahead_ns: u64,
-    /// The turns that they take.
+    /// The turns that the sessions take.
     pub turns: Turns,
-    /// What was seen of its sessions, in their order.
+    /// The latest observation of each session, in the order of their numbers.
     pub seen: Vec<turns::Seen>,
-    /// When they were on the GPU, where there are several.
+    /// When the sessions had work on the GPU; used if several of them launch.
     pub said: Said,
-    /// Of those that did anything: what their meters said before, and say.
+    /// The readings of sessions that did something: the one before and the present one.
     pub readings: Vec<(Reading, Reading)>,
 }
 
 impl Tenant {
-    /// A tenant of whom nothing was seen here.
+    /// Returns a tenant that was not seen on this GPU yet.
     pub fn new(seat: TenantSeat, account: Account) -> Self {
         Self {
             seat,
@@ -150,13 +160,14 @@ impl Tenant {
         }
     }
 
-    /// How many of its sessions launch.
+    /// Returns the number of sessions that launch.
     pub fn launching(&self) -> usize {
         self.sessions.values().filter(|session| session.launches()).count()
     }
 
-    /// What the gate of one of its sessions is to say while the tenant's says `grant`. `takes_turns`: not so where they are ranks, of which
-    /// nobody knows whose peer has its turn on another GPU.
+    /// Returns the grant for one session while the tenant's grant is `grant`. With `takes_turns`, a
+    /// session whose turn it is not gets a closed gate. Ranks of a gang take no turns, because
+    /// nobody knows which rank has its turn on another GPU.
     pub fn grant_of(&self, session: SessionId, grant: Grant, takes_turns: bool) -> Grant {
         match grant {
             Grant::Leased { .. } if takes_turns && !self.turns.admits(session) => Grant::Closed,
@@ -164,7 +175,7 @@ impl Tenant {
         }
     }
 
-    /// Tells its processes what it is owed.
+    /// Tells the sessions the tenant's entitlement.
     pub fn show_entitled(&mut self, gpu: usize, ppm: u32) {
         if std::mem::replace(&mut self.entitled_ppm, ppm) != ppm {
             for session in self.sessions.values() {
@@ -175,7 +186,7 @@ impl Tenant {
         }
     }
 
-    /// Tells its processes how much memory they may hold together, and whether their copies are charged.
+    /// Tells the sessions the tenant's memory limit, and whether copies are charged.
     pub fn show_rules(&self, gpu: usize) {
         for session in self.sessions.values() {
             if let Some(slot) = session.seat.grant.page().slot(gpu) {
@@ -189,9 +200,11 @@ impl Tenant {
 
 /// Wakes every thread that sleeps on the gate.
 fn wake(slot: &GrantSlot) {
-    // SAFETY: the word lives in the page of a session that is still held here, and is an atomic for as long.
+    // SAFETY: the word is an atomic in the grant page. The page stays mapped, because `slot`
+    // borrows from the session that holds it.
     let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(slot.futex()) };
-    // It cannot fail but for a bad address; and not private: the sleepers are other processes.
+    // The wake fails only for a bad address. The futex is not private, because the sleepers are in
+    // other processes.
     let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), u32::MAX >> 1);
 }
 

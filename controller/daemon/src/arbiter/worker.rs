@@ -1,4 +1,4 @@
-//! The arbiter's thread.
+//! The body of the arbiter's thread.
 
 use super::account::Account;
 use super::arrears::Arrears;
@@ -29,32 +29,38 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// Heartbeats in the time after which a missing one counts.
+/// Number of heartbeats that the arbiter sends within the heartbeat limit. One late heartbeat
+/// therefore does not make tenants take the daemon for dead.
 const BEATS_PER_LIMIT: u64 = 4;
-/// The longest time between two heartbeats, and between two looks at meters while anyone wants the GPU.
+/// The longest time between two heartbeats. While a tenant wants the GPU, also the longest time
+/// between two reads of the meters.
 const MAX_TICK_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
-/// The time between two looks while nobody does: how late it is noticed at the latest that someone runs whose gate is open. Whoever waits rings, and whoever
-/// launches after a rest.
+/// The time between two reads of the meters while no tenant wants the GPU. A session that waits, or
+/// launches after a rest, rings the bell. So this time only bounds how late the arbiter notices a
+/// session that launches through an open gate.
 const IDLE_LOOK_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
-/// The same where tenants with several GPUs are to be recognised, by what runs on them at the same time.
+/// The same time on a host with a gang board: gangs are recognised by what runs on several GPUs at
+/// once.
 const GANG_LOOK_NS: u64 = Duration::from_millis(250).as_nanos() as u64;
-/// How long a process that had sessions before may take to bring its counters into its new page. It does so when it gets it.
+/// How long a process that had earlier sessions may take to carry its counters into its new meter
+/// page. The process does so as soon as it gets the page.
 const CARRY_LIMIT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
-/// Decisions made at one wake-up, at most: each looks again at what the gates just set have changed.
+/// The most decisions at one wake-up. Each round reads again what the gates set in the round before
+/// have changed.
 const MAX_ROUNDS: usize = 4;
 
-/// How long orders are carried out before the next decision, if there is no end of them.
+/// How long the arbiter carries out queued orders before its next decision, while more keep coming.
 const ORDERS_NS: u64 = Duration::from_millis(5).as_nanos() as u64;
 
-/// The state of the thread.
+/// The state of the arbiter's thread.
 pub struct Worker {
     /// The daemon's number for the GPU.
     pub gpu: usize,
     /// The GPU's memory, bytes.
     pub memory_bytes: u64,
-    /// What the terms of a priority value weigh.
+    /// The weights of the terms of a priority value.
     pub weights: Weights,
-    /// When it was last worked out what is owed.
+    /// When the entitlements were last computed, ns.
     pub entitled_ns: u64,
     beat: Arc<SharedPage<BeatPage>>,
     tick_ns: u64,
@@ -64,49 +70,54 @@ pub struct Worker {
     processors: usize,
     orders: mpsc::Receiver<Command>,
     events: Events,
-    /// Where arbiters agree on tenants with several GPUs; none on a host with one.
+    /// The board on which arbiters agree on gangs; `None` without gangs.
     board: Option<Arc<GangBoard>>,
-    /// Who had the GPU when it was last posted there.
+    /// The holder that was last posted to the board.
     posted: Option<TenantId>,
-    /// Who has the GPU.
+    /// The lease policy: decides which tenant has the GPU.
     pub scheduler: Scheduler,
     /// The time constants in force.
     pub tuning: Tuning,
-    /// Tenants, those that are away too.
+    /// The tenants, with and without sessions at present.
     pub tenants: BTreeMap<TenantId, Tenant>,
-    /// When the daemon before was last heard of, while those are waited for that it may have known.
+    /// When the previous daemon last saved its state, ns; `Some` while processes of its time may
+    /// still reconnect.
     restored_ns: Option<u64>,
-    /// Up to where processes were charged that may come back.
+    /// For each process that may come back: the point up to which it was charged.
     baselines: BTreeMap<(TenantId, ProcessKey), Baseline>,
-    /// What was used while no daemon lived, while those are waited for that come back.
+    /// GPU time used while no daemon ran, not charged yet; `Some` while processes may still
+    /// reconnect.
     arrears: Option<Arrears>,
-    /// Hand-offs.
+    /// Number of hand-offs.
     pub handoffs: u64,
     /// The cost of hand-offs.
     pub latency: Latency,
-    /// Time in which two tenants or more wanted the GPU, ns.
+    /// Time in which two or more tenants wanted the GPU, ns.
     pub contended_ns: u64,
-    /// Time in which none did, ns.
+    /// Time in which no tenant wanted the GPU, ns.
     pub idle_ns: u64,
-    /// Whether anybody wanted the GPU when last looked at …
+    /// Whether a tenant wanted the GPU when the meters were last read.
     is_wanted: bool,
-    /// … and whether more was to come of anybody than their meters show.
+    /// Whether some meter did not show everything when last read: its session was stopped, or had
+    /// not carried its counters over yet.
     is_unsettled: bool,
-    /// When meters were last read.
+    /// When the meters were last read, ns.
     pub looked_ns: u64,
     ticked_ns: u64,
-    /// When the thread last had its turn.
+    /// When the thread last ran, ns.
     turned_ns: u64,
-    /// When the scheduler wants to decide next.
+    /// When the scheduler wants to decide next, ns.
     decide_ns: Option<u64>,
-    /// Set whenever anybody wanted the GPU.
+    /// Set whenever a tenant wants the GPU.
     stirred: Arc<AtomicBool>,
-    /// Someone came, left or was given something else: what is owed is to be worked out anew before the next decision.
+    /// Whether the entitlements must be computed anew before the next decision, because a tenant
+    /// came, left or was changed.
     pub owes_anew: bool,
 }
 
 impl Worker {
-    /// A worker that will obey `orders`, announced by `bell`, and sets `stirred` whenever anybody wants the GPU.
+    /// Returns a worker that takes its orders from `orders`. `bell` announces an order. The worker
+    /// sets `stirred` whenever a tenant wants the GPU.
     pub fn new(
         setup: Setup,
         orders: mpsc::Receiver<Command>,
@@ -158,7 +169,7 @@ impl Worker {
         })
     }
 
-    /// Takes up what the daemon before left.
+    /// Restores the state that the previous daemon saved.
     fn restore(&mut self, restored: Restored) {
         let now_ns = monotonic_ns();
         self.looked_ns = now_ns;
@@ -168,7 +179,8 @@ impl Worker {
         self.handoffs = restored.counters.handoffs;
         self.latency.total_ns = restored.counters.handoff_total_ns;
         let in_flight_ns = restored.accounts.iter().map(|(_, saved)| saved.uncharged_ns).max();
-        // Processes that the daemon before never met again were charged up to an earlier moment.
+        // Processes that the previous daemon had not met again were charged only up to an earlier
+        // moment.
         let charged_ns = restored.baselines.iter().map(|(_, _, baseline)| baseline.at_ns);
         let began_ns = charged_ns.fold(restored.saved_ns, u64::min);
         self.arrears = Some(Arrears::since(began_ns, in_flight_ns.unwrap_or(0)));
@@ -192,7 +204,7 @@ impl Worker {
             .collect();
     }
 
-    /// Runs until it is told to stop.
+    /// Runs the arbiter until it is told to stop.
     pub fn run(mut self) {
         let mut wake_ns = None;
         let mut has_orders = false;
@@ -202,13 +214,14 @@ impl Worker {
                 is_called = match self.events.wait(wake_ns) {
                     Ok(rang) => rang,
                     Err(error) => {
-                        // Nothing is known to cause it; tenants go on by themselves once the heartbeat stops.
+                        // No cause of this error is known. Tenants stop waiting for the daemon once
+                        // the heartbeat stops.
                         tracing::error!(gpu = self.gpu, %error, "the arbiter cannot wait for events and stops");
                         return self.let_go();
                     }
                 };
             }
-            // Before orders are carried out: each of them looks at meters.
+            // Checked before the orders, because each order reads the meters.
             is_called |= self.mind_silence(monotonic_ns());
             let mut answers = Vec::new();
             let until_ns = monotonic_ns().saturating_add(ORDERS_NS);
@@ -218,7 +231,8 @@ impl Worker {
                     Ok(command) => {
                         is_called = true;
                         answers.extend(self.obey(command));
-                        // Whoever comes and goes a thousand times does not keep the others from their turns.
+                        // A client that connects and disconnects all the time must not keep the
+                        // tenants from their turns.
                         if monotonic_ns() >= until_ns {
                             break true;
                         }
@@ -228,14 +242,14 @@ impl Worker {
             };
             wake_ns = self.turn(is_called);
             for answer in answers {
-                // Whoever asked may be gone.
+                // The caller may have stopped waiting for the answer.
                 let _ = answer.send(());
             }
         }
     }
 
-    /// Looks, decides and sets gates, or, if nobody called and nothing is to be seen, only says that we live. Returns when to do so again
-    /// at the latest.
+    /// Reads the meters, decides and sets the gates. If no bell rang and nothing is due, only sends
+    /// the heartbeat. Returns when the next turn is due at the latest, ns.
     fn turn(&mut self, is_called: bool) -> Option<u64> {
         let now_ns = monotonic_ns();
         if is_called || !self.is_quiet(now_ns) {
@@ -248,7 +262,9 @@ impl Worker {
         [self.decide_ns, tick_ns].into_iter().flatten().min()
     }
 
-    /// Whether we were stopped, or the machine slept: then tenants ran as they liked meanwhile, and their accounts are level again.
+    /// Checks whether the thread did not run for longer than the heartbeat limit, because it was
+    /// stopped or the machine slept. Tenants ran unarbitrated meanwhile, so this evens out their
+    /// accounts. Returns whether that was so.
     fn mind_silence(&mut self, now_ns: u64) -> bool {
         let silent_ns = now_ns.saturating_sub(std::mem::replace(&mut self.turned_ns, now_ns));
         let was_away = silent_ns > self.heartbeat_limit_ns && self.has_sessions();
@@ -265,8 +281,10 @@ impl Worker {
         was_away
     }
 
-    /// Nobody governed since meters were last read, and each counted the others' turns as its own: takes off all in equal parts what they count together
-    /// beyond the time that passed, as for the time between two daemons.
+    /// Corrects the meters for the time in which nobody arbitrated. In that time each session
+    /// counted the others' turns as its own. Together the sessions may claim more than the time
+    /// that passed: this takes the excess off all in equal parts, as [`Arrears`] does for the time
+    /// between two daemons.
     fn level(&mut self, now_ns: u64) {
         let gpu = self.gpu;
         let sessions = |tenants: &mut BTreeMap<TenantId, Tenant>,
@@ -297,7 +315,8 @@ impl Worker {
         self.tenants.values().any(|tenant| !tenant.sessions.is_empty())
     }
 
-    /// Whether nobody wanted the GPU when last looked at, not long ago, and no time has come that something waits for.
+    /// Returns whether nothing is due: no tenant wanted the GPU at the last read, that read was
+    /// recent enough, and no decision is due.
     fn is_quiet(&self, now_ns: u64) -> bool {
         let every_ns = if self.board.is_some() { GANG_LOOK_NS } else { IDLE_LOOK_NS };
         now_ns.saturating_sub(self.looked_ns) < every_ns
@@ -326,12 +345,12 @@ impl Worker {
             if is_settled && !self.has_news() {
                 break;
             }
-            // A tenant that finished just now either sees the gate that was set and rings, or is seen to have finished in the next
-            // round.
+            // A tenant that finishes just now either sees the new gate and rings, or the next round
+            // sees that it has finished.
         }
         let now_ns = self.looked_ns;
         if self.has_news() {
-            // Others wait for it: the next round comes at once.
+            // The arbiters of other GPUs wait for the news, so the next round comes at once.
             self.decide_ns = Some(now_ns);
         }
         let review_ns = if self.is_wanted { REVIEW_NS } else { IDLE_REVIEW_NS };
@@ -346,7 +365,7 @@ impl Worker {
         }
     }
 
-    /// Reads every meter and tells the scheduler.
+    /// Reads every meter, charges the tenants and tells the scheduler.
     fn look(&mut self, now_ns: u64) {
         let elapsed_ns = now_ns.saturating_sub(self.looked_ns);
         self.looked_ns = now_ns;
@@ -363,7 +382,8 @@ impl Worker {
         for (id, tenant) in &mut self.tenants {
             let grant = self.scheduler.grant(*id);
             let may_launch = !matches!(grant, Grant::Closed | Grant::Paused);
-            // What is in flight behind its closed gate is waited for no more.
+            // The gate is closed and the drain is over or was given up: the scheduler no longer
+            // waits for what is in flight.
             let is_given_up = !may_launch && self.scheduler.phase() != Phase::Draining(*id);
             let has_several = tenant.launching() > 1;
             if !has_several {
@@ -374,7 +394,8 @@ impl Worker {
             for session in tenant.sessions.values_mut() {
                 let page = session.seat.meter.page();
                 let Some(slot) = page.slot(self.gpu) else { continue };
-                // Before the counters are read.
+                // Read before the counters: once the flag is set, the counters that follow are
+                // complete.
                 let is_brought =
                     session.awaited.is_some_and(|awaited| page.is_carried() || now_ns >= awaited.until_ns);
                 if session.rests(slot) {
@@ -386,7 +407,7 @@ impl Worker {
                 let is_stopped = || stopped::is_stopped(process);
                 let reading =
                     session.stopped.look(&session.last, slot.read(), may_launch, now_ns, is_stopped);
-                // After the meter: what that says to be done has its end there.
+                // Read after the meter: work that the meter shows as done has its end in the edges.
                 if let Some(edges) = page.edges(self.gpu) {
                     let [began_ns, ended_ns] = [&edges.began, &edges.ended].map(|edge| edge.get(now_ns));
                     self.scheduler.observe_edges(*id, began_ns, ended_ns);
@@ -411,7 +432,8 @@ impl Worker {
                     }
                     reading
                 } else if session.awaited.is_some() {
-                    // Whether it runs or waits is believed; what it counts is not all there yet.
+                    // The session's present state (in flight, waiting) is used. Its counters are
+                    // not, because they are not all there yet.
                     tenant.readings.push((reading, reading));
                     is_awaited = true;
                     continue;
@@ -428,7 +450,8 @@ impl Worker {
                 };
                 let charged = Reading { compute_ns: before.compute_ns.saturating_add(others_ns), ..before };
                 tenant.readings.push((charged, reading));
-                // Who takes turns is judged by what is counted twice.
+                // The turns are judged by the time with what sessions count twice, because the
+                // double counting shows that they are backlogged.
                 let used_ns = counted_ns.min(elapsed_ns);
                 tenant.seen.push(turns::Seen { session: session.seat.id, wants: reading.wants(), used_ns });
                 session.last = reading;
@@ -465,7 +488,7 @@ impl Worker {
         }
         (self.is_wanted, self.is_unsettled) = (is_wanted, is_unsettled || is_awaited);
         if was_unwanted {
-            // What came and went between two looks shows in what was used alone.
+            // Work that began and ended between two reads shows only in the GPU time used.
             self.idle_ns = self.idle_ns.saturating_add(elapsed_ns.saturating_sub(all_used_ns));
         }
         if self.baselines.is_empty() && !is_awaited {
@@ -473,7 +496,7 @@ impl Worker {
         }
     }
 
-    /// Charges what was used while no daemon lived, as far as it is known.
+    /// Charges the GPU time that was used while no daemon ran, as far as processes have claimed it.
     fn settle_arrears(&mut self, now_ns: u64) {
         let settled = self.arrears.as_mut().map(|arrears| arrears.settle(now_ns));
         for (tenant, used_ns) in settled.unwrap_or_default() {
@@ -483,7 +506,7 @@ impl Worker {
         }
     }
 
-    /// Says what was seen, and takes the order for this GPU.
+    /// Posts the state of this GPU to the gang board, and takes the order for this GPU.
     fn follow_board(&mut self, now_ns: u64) {
         if let Some(board) = &self.board {
             let post = self.scheduler.post(now_ns, &self.tuning);
@@ -493,12 +516,13 @@ impl Worker {
         }
     }
 
-    /// Whether the board is to know of another holder than it does: others wait for that.
+    /// Returns whether the board does not know the present holder yet. Arbiters of other GPUs may
+    /// wait for that.
     fn has_news(&self) -> bool {
         self.board.is_some() && self.scheduler.holder() != self.posted
     }
 
-    /// Learns from the hand-offs that were made.
+    /// Adapts the time constants to the cost of the hand-offs since the last call.
     fn learn(&mut self) {
         for handoff in self.scheduler.take_handoffs() {
             self.handoffs += 1;
@@ -520,7 +544,8 @@ impl Worker {
         self.show(change.tenant, change.grant);
     }
 
-    /// Lets the sessions of tenants with leases take turns. Returns when to do so again.
+    /// Advances the turns of the sessions of tenants that have leases. Returns when to do so again,
+    /// ns.
     fn take_turns(&mut self, now_ns: u64) -> Option<u64> {
         let mut wake_ns: Option<u64> = None;
         let several = self.tenants.iter().filter(|(_, tenant)| tenant.sessions.len() > 1);
@@ -535,7 +560,7 @@ impl Worker {
         wake_ns
     }
 
-    /// Sets the gates of a tenant's sessions, those that are not as they should be.
+    /// Sets the gates of a tenant's sessions that do not say what they should.
     fn show(&mut self, id: TenantId, grant: Grant) {
         let Some(tenant) = self.tenants.get(&id) else { return };
         let takes_turns = !self.scheduler.is_gang(id);
@@ -559,7 +584,7 @@ impl Worker {
         }
     }
 
-    /// The terms of a tenant's lease.
+    /// Returns the terms that go with `grant` for each session of the tenant.
     fn terms(&self, id: TenantId, tenant: &Tenant, grant: Grant) -> LeaseTerms {
         let spin_ns = self.tuning.spin_ns;
         let expires_ns = match grant {
@@ -589,9 +614,9 @@ impl Worker {
         }
     }
 
-    /// Tells those whose gates are open how far they may run ahead now.
+    /// Tells the sessions with open gates how far they may run ahead now.
     pub fn renew_open(&mut self) {
-        /// A change by less than one part in so many is none.
+        /// A change of less than one part in this many is not worth telling.
         const PART: u64 = 8;
         for id in self.tenants.keys().copied().collect::<Vec<_>>() {
             let Some(tenant) = self.tenants.get(&id).filter(|_| self.scheduler.grant(id) == Grant::Open)
@@ -609,7 +634,7 @@ impl Worker {
         }
     }
 
-    /// Carries out an order. Returns whom to tell once the gates are set.
+    /// Carries out an order. Returns the channel to answer on once the gates are set.
     fn obey(&mut self, command: Command) -> Option<tokio::sync::oneshot::Sender<()>> {
         match command {
             Command::Enter { tenant, session, done } => {
@@ -637,7 +662,8 @@ impl Worker {
             Command::Save { answer } => {
                 self.look(monotonic_ns());
                 self.entitle_anew(self.looked_ns);
-                // What is written says of those who are back that they were charged.
+                // The saved baselines say that the processes which are back were charged, so charge
+                // them first.
                 self.settle_arrears(self.looked_ns);
                 let _ = answer.send(self.snapshot());
                 None
@@ -648,7 +674,7 @@ impl Worker {
                     tenant.seat = seat;
                     tenant.show_rules(self.gpu);
                 } else {
-                    // There is nobody to be told.
+                    // The tenant has no session on this GPU, so no page has to be changed.
                     seat.limit_in_force.store(seat.memory_limit_bytes, Ordering::SeqCst);
                 }
                 self.owes_anew = true;
@@ -661,7 +687,8 @@ impl Worker {
                 None
             }
             Command::Report { answer } => {
-                // Counters up to this moment. Whoever asked may be gone.
+                // The report must count up to this moment. The caller may have stopped waiting for
+                // it.
                 self.look(monotonic_ns());
                 self.entitle_anew(self.looked_ns);
                 let _ = answer.send(self.report());
@@ -673,14 +700,15 @@ impl Worker {
                 let _ = answer.send(self.explain(tenant, self.looked_ns));
                 None
             }
-            // Seen by the caller before it gets here.
+            // `run` handles this order before it calls this function.
             Command::Stop => None,
         }
     }
 
     fn enter(&mut self, seat: TenantSeat, session: SessionSeat) {
         let now_ns = monotonic_ns();
-        // Time that nobody was here for is over before there is someone to miss us.
+        // Reads the meters first. While there were no sessions, nobody missed the heartbeat: that
+        // time must not count as silence.
         self.look(now_ns);
         if !self.has_sessions() {
             self.turned_ns = now_ns;
@@ -691,7 +719,7 @@ impl Worker {
         let from = self.baseline(seat.id, &session);
         let until_ns = now_ns.saturating_add(CARRY_LIMIT_NS);
         let awaited = session.continues.then_some(Awaited { from, until_ns });
-        // The daemon before died before it could write of the tenant.
+        // The previous daemon died before it saved anything of this tenant.
         let unwritten = |from: Baseline| SavedAccount { since_ns: from.at_ns, ..SavedAccount::default() };
         let account =
             || from.map_or_else(|| Account::new(now_ns), |from| Account::restore(&unwritten(from), now_ns));
@@ -713,7 +741,7 @@ impl Worker {
             stopped: Stopped::default(),
             overdue: Overdue::default(),
             overlap: Overlap::default(),
-            // As a new page says.
+            // A new grant page says so.
             gate: Grant::Closed,
         };
         session.set_gate(self.gpu, gate, terms);
@@ -727,19 +755,20 @@ impl Worker {
         self.owes_anew = true;
     }
 
-    /// From where a session whose meter goes on is to be charged.
+    /// Returns the point from which to charge a session whose counters go on from earlier sessions.
     fn baseline(&mut self, tenant: TenantId, session: &SessionSeat) -> Option<Baseline> {
         let known = session.process.and_then(|process| self.baselines.remove(&(tenant, process)));
         if !session.continues {
             return None;
         }
-        // The daemon before died before it could write of the process: all that it counts was after the last time it wrote.
+        // The previous daemon died before it saved anything of this process. So everything that the
+        // process counts was used after the daemon last saved.
         let unknown = || Some(Baseline { meter: SavedMeter::default(), at_ns: self.restored_ns? });
         known.or_else(unknown)
     }
 
     fn leave(&mut self, id: TenantId, session: SessionId, may_return: bool) {
-        // What it did up to its end counts.
+        // Charge what the session used up to its end.
         self.look(monotonic_ns());
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
         let Some(mut session) = tenant.sessions.remove(&session) else { return };
@@ -754,12 +783,13 @@ impl Worker {
             self.baselines.insert((id, process), Baseline { meter, at_ns });
         }
         self.events.remove(&session.seat.bell);
-        // A process that only closed its connection goes on by itself.
+        // A process that only closed its connection runs on without the daemon.
         session.set_gate(self.gpu, Grant::Open, LeaseTerms::default());
         self.owes_anew = true;
     }
 
-    /// From here on nobody arbitrates: opens every gate, or closes it to those who are to fail without a daemon.
+    /// Ends the arbitration: opens every gate, or closes every gate if tenants are to fail closed
+    /// without a daemon.
     fn let_go(mut self) {
         if let Some(board) = &self.board {
             board.leave(self.gpu, monotonic_ns());

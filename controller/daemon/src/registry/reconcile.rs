@@ -1,4 +1,5 @@
-//! What NVML says that processes hold, tenant by tenant, beside what their ledgers say; and what can still be promised.
+//! Compares what NVML reports for processes, tenant by tenant, with the ledgers. Computes how much
+//! memory can still be promised.
 
 use super::Registry;
 use super::tenant::Tenant;
@@ -11,30 +12,30 @@ use std::collections::BTreeMap;
 use std::iter::successors;
 use tokio::sync::oneshot;
 
-/// What tenants hold by their ledgers, by tenant and GPU, bytes.
+/// The memory that tenants hold by their ledgers, by tenant and GPU, bytes.
 pub type Held = BTreeMap<(TenantId, usize), u64>;
 
-/// What NVML says that a tenant holds of a GPU.
+/// The memory that a tenant holds on a GPU by NVML.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByNvml {
-    /// What, bytes.
+    /// The memory, bytes.
     pub bytes: u64,
-    /// What that is more than its account said, bytes.
+    /// The difference from the tenant's account, bytes; positive if NVML reports more.
     pub drift_bytes: i64,
 }
 
 impl Registry {
-    /// Whether there is any tenant.
+    /// Returns whether there is any tenant.
     pub fn has_tenants(&self) -> bool {
         !self.tenants.is_empty()
     }
 
-    /// What strangers held is not known any more.
+    /// Forgets the memory of unmanaged processes, because it is not known any more.
     pub fn forget_strangers(&mut self) {
         self.strangers_bytes.clear();
     }
 
-    /// What every tenant holds by its ledger that is not off the GPUs with its memory.
+    /// Returns the memory that each tenant holds by its ledger, without suspended tenants.
     pub fn held(&self) -> Held {
         let tenants = self.tenants.values().filter(|tenant| !tenant.is_suspended);
         tenants
@@ -60,7 +61,8 @@ impl Registry {
             self.strangers_bytes.insert(*gpu, on_gpu.used_bytes.saturating_sub(own_bytes));
         }
         for tenant in self.tenants.values_mut() {
-            // Of one that came, went, or came back while NVML was asked it tells of a moment that no account is of.
+            // NVML's figures may be of another moment than the accounts if the tenant came, went or
+            // came back meanwhile. Such a tenant gets no figures.
             let said = tenant.gpus.iter().filter(|gpu| found.contains_key(gpu)).filter_map(|gpu| {
                 let place = (tenant.id, *gpu);
                 let accounts = [*before.get(&place)?, *after.get(&place)?];
@@ -71,7 +73,8 @@ impl Registry {
         }
     }
 
-    /// The tenant of a process: one of its sessions, or a child of one that goes past deepres.
+    /// Returns the tenant of a process. The process is a session of the tenant, or a descendant of
+    /// one of its processes that bypasses deepres.
     fn owner_of(&self, pid: u32) -> Option<TenantId> {
         let is_session = |tenant: &&Tenant| tenant.sessions.values().any(|session| session.pid == pid);
         if let Some(tenant) = self.tenants.values().find(is_session) {
@@ -83,8 +86,9 @@ impl Registry {
         })
     }
 
-    /// The most that can be promised of a GPU to the tenant of this key, bytes: what others were promised, or hold and cannot be taken off the GPU for, and
-    /// what strangers hold is not to be had.
+    /// Returns the most memory of a GPU that can be promised to the tenant of this key, bytes. Not
+    /// available is the memory promised to other tenants, the memory of tenants that cannot be
+    /// taken off the GPU, and unmanaged memory.
     pub(super) fn promisable_bytes(&self, own: &Key, gpu: usize) -> u64 {
         let others = self.tenants.values().filter(|tenant| tenant.key != *own && !tenant.is_deserted());
         let there = others.filter(|tenant| tenant.gpus.is_empty() || tenant.gpus.contains(&gpu));
@@ -94,7 +98,8 @@ impl Registry {
         memory_bytes.saturating_sub(taken).saturating_sub(strangers)
     }
 
-    /// A tenant comes to use `gpus`: it is promised its memory on those of them that have room for it, and is no guaranteed tenant if none has.
+    /// Promises a tenant its memory on those of `gpus` that have room for it. The tenant is new on
+    /// these GPUs. If no GPU has room, it is no guaranteed tenant.
     pub(super) fn promise_on(&mut self, name: &str, gpus: &[usize]) {
         let Some(tenant) = self.tenants.get(name) else { return };
         let new: Vec<usize> = gpus.iter().copied().filter(|gpu| !tenant.gpus.contains(gpu)).collect();
@@ -105,7 +110,7 @@ impl Registry {
         }
     }
 
-    /// A tenant is promised more than before: on those of its GPUs that have room for it.
+    /// Promises a tenant more memory than before, on those of its GPUs that have room for it.
     pub(super) fn promise_more(&mut self, name: &str) {
         let Some(tenant) = self.tenants.get_mut(name) else { return };
         tenant.unpromised.clear();
@@ -113,7 +118,8 @@ impl Registry {
         self.promise_where_there_is_room(name, &gpus);
     }
 
-    /// Whether all of `gpus` have room for what a tenant is promised. On those that have not it is not promised, and the log says so.
+    /// Returns whether all of `gpus` have room for a tenant's guarantee. On GPUs without room the
+    /// tenant has no guarantee, and the log says so.
     fn promise_where_there_is_room(&mut self, name: &str, gpus: &[usize]) -> bool {
         let Some(tenant) = self.tenants.get(name) else { return true };
         let promised_bytes = tenant.promised_bytes();
@@ -134,7 +140,8 @@ impl Registry {
         false
     }
 
-    /// Finds out anew what each tenant may hold beside what others were promised, and tells the arbiters of what changed.
+    /// Computes the ceiling of each tenant beside the guarantees of others. Tells the arbiters of
+    /// changes.
     pub fn renew_ceilings(&mut self) -> Vec<oneshot::Receiver<()>> {
         let mut ready = Vec::new();
         let (now_ns, window_ns) = (monotonic_ns(), self.config.memory_follow_ns());
@@ -168,7 +175,7 @@ impl Registry {
 }
 
 impl Tenant {
-    /// What of a GPU's memory cannot be promised to others because of this tenant, bytes.
+    /// Returns the memory of a GPU that cannot be promised to others because of this tenant, bytes.
     fn claim_bytes(&self, gpu: usize) -> u64 {
         let Holding { promised_bytes, firm_bytes, .. } = self.holding(gpu);
         promised_bytes.max(firm_bytes)
@@ -184,7 +191,8 @@ impl Tenant {
     }
 }
 
-/// What NVML says beyond an account that was read before and after it: between the two nothing is amiss.
+/// Returns how far NVML's figure is from an account that was read before and after it. A figure
+/// between the two readings is no difference.
 fn drift(bytes: u64, accounts: [u64; 2]) -> i64 {
     let [least, most] = [accounts[0].min(accounts[1]), accounts[0].max(accounts[1])];
     let expected = bytes.clamp(least, most);

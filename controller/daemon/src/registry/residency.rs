@@ -1,4 +1,4 @@
-//! What the registry knows of whose memory is where, for [`crate::residency`].
+//! The registry's part in residency: where tenants' memory is, for [`crate::residency`].
 
 use super::Registry;
 use super::tenant::Tenant;
@@ -12,33 +12,33 @@ use tokio::sync::oneshot;
 /// A tenant that may hold memory.
 #[derive(Debug, Clone)]
 pub struct Stay {
-    /// Its name.
+    /// The tenant's name.
     pub name: String,
-    /// Its number.
+    /// The tenant's number.
     pub id: TenantId,
-    /// Its class.
+    /// The tenant's class.
     pub class: Class,
-    /// It opted in to being suspended, and the driver can do that.
+    /// Whether the tenant opted in to being suspended, and the driver can do that.
     pub may_leave: bool,
-    /// Its processes on GPUs.
+    /// The tenant's processes on GPUs.
     pub pids: Vec<u32>,
-    /// What its account says it holds, by GPU.
+    /// The memory that the tenant holds by its account, by GPU.
     pub held: Bytes,
-    /// What its processes wait for, by GPU.
+    /// The memory that its processes wait for, by GPU.
     pub needs: Bytes,
-    /// It has work on the GPU, or wants to.
+    /// Whether the tenant has work in flight or a waiting thread.
     pub wants: bool,
-    /// Changes whenever it did anything on a GPU.
+    /// A number that changes whenever the tenant did anything on a GPU.
     pub done: u64,
 }
 
 impl Registry {
-    /// Whether any tenant opted in to being suspended.
+    /// Returns whether any tenant opted in to being suspended.
     pub fn is_oversubscribed(&self) -> bool {
         self.tenants.values().any(|tenant| tenant.lets_itself_be_suspended() && !tenant.sessions.is_empty())
     }
 
-    /// Whether there is anybody to make room, or anybody who waits for room.
+    /// Returns whether any tenant could make room, or waits for room.
     pub fn is_anybody_to_make_room(&self) -> bool {
         let waits = |tenant: &Tenant| {
             let mut ledgers = tenant.gpus.iter().filter_map(|gpu| tenant.ledger_on(*gpu));
@@ -47,12 +47,12 @@ impl Registry {
         self.is_oversubscribed() || self.tenants.values().any(waits)
     }
 
-    /// The GPUs' UUIDs, by their numbers.
+    /// Returns the GPUs' UUIDs, by their numbers.
     pub fn gpu_uuids(&self) -> Vec<String> {
         self.gpus.iter().map(|managed| managed.gpu.uuid_text.clone()).collect()
     }
 
-    /// Every tenant with processes on GPUs.
+    /// Returns every tenant with processes on GPUs.
     pub fn stays(&self, reports: &[Report]) -> Vec<Stay> {
         let present = self.tenants.iter().filter(|(_, tenant)| !tenant.sessions.is_empty());
         present
@@ -65,32 +65,34 @@ impl Registry {
             .collect()
     }
 
-    /// One of them, at an administrator's word.
+    /// Returns one tenant, for an administrator's command.
     ///
     /// # Errors
-    /// What to tell the administrator.
+    /// The message for the administrator.
     pub fn stay(&self, name: &str) -> Result<Stay, String> {
         self.tenants.get(name).map(|tenant| tenant.stay(name)).ok_or_else(|| self.unknown(name))
     }
 
-    /// Closes a tenant's gates for as long as it is off the GPUs.
+    /// Closes a tenant's gates while it is off the GPUs, or opens them again.
     pub fn set_suspended(&mut self, name: &str, is_suspended: bool) -> Vec<oneshot::Receiver<()>> {
         if let Some(tenant) = self.tenants.get_mut(name) {
             tenant.is_suspended = is_suspended;
-            // What NVML said was of the other state; of one whose memory is on the host it has nothing to say.
+            // NVML's figures belong to the state before. For a tenant whose memory is on the host
+            // NVML has none.
             tenant.by_nvml.clear();
         }
         self.tell_arbiters(name)
     }
 
-    /// The driver could not move a tenant, and is not asked to before then: its memory is nobody's to wait for.
+    /// Notes that the driver could not move a tenant, and is not asked to before `until_ns`. So no
+    /// other tenant waits for its memory.
     pub fn cannot_leave(&mut self, name: &str, until_ns: u64) {
         if let Some(tenant) = self.tenants.get_mut(name) {
             tenant.stays_until_ns = until_ns;
         }
     }
 
-    /// Whether anything of a tenant is in flight.
+    /// Returns whether the tenant has work in flight.
     pub fn has_work(&self, name: &str) -> bool {
         let Some(tenant) = self.tenants.get(name) else { return false };
         tenant.sessions.values().any(|session| {
@@ -101,7 +103,7 @@ impl Registry {
         })
     }
 
-    /// Says to each tenant for how much memory it makes sense to wait.
+    /// Tells each tenant for how much memory it makes sense to wait.
     pub fn say_what_is_obtainable(&self, seen: &[Seen], free: &Bytes) {
         for tenant in self.tenants.values() {
             let own = seen.iter().find(|seen| seen.id == tenant.id);
@@ -113,14 +115,14 @@ impl Registry {
         }
     }
 
-    /// Tells everybody on a GPU but one tenant that this waits for memory.
+    /// Tells all tenants on a GPU, except `applicant`, that `applicant` waits for memory.
     pub fn press_others(&self, applicant: TenantId, gpu: GpuIndex) {
         let others =
             self.tenants.values().filter(|tenant| tenant.id != applicant && tenant.gpus.contains(&gpu));
         others.filter_map(|tenant| tenant.ledger_on(gpu)).for_each(LedgerGpu::press);
     }
 
-    /// Has a tenant's processes wait for whatever memory the driver lacks.
+    /// Makes a tenant's processes wait for any memory that the driver lacks.
     pub fn let_wait(&self, name: &str) {
         let Some(tenant) = self.tenants.get(name) else { return };
         let ledgers = tenant.gpus.iter().filter_map(|gpu| tenant.ledger_on(*gpu));

@@ -1,37 +1,39 @@
-//! Which slots of a ledger processes may still write that had a session there and live on: what they were doing when they lost it ends in that slot.
+//! Former slots: slots of a ledger whose session is over while its process lives. The process may
+//! still write such a slot, because what it was doing when it lost the session ends there.
 
 use std::collections::BTreeMap;
 
 use deepres_model::process::ProcessKey;
 
-/// See the module: each slot with whoever had it last. Whether a process is dead is not known of one that cannot be told.
+/// The former slots, each with the process that had it last. `None` stands for an unknown process:
+/// whether that process is dead cannot be known.
 #[derive(Debug, Default)]
 pub struct FormerSlots(BTreeMap<usize, Option<ProcessKey>>);
 
 impl FormerSlots {
-    /// The session of `process` that had `slot` is over.
+    /// Adds a slot: the session of `process` that had `slot` is over.
     pub fn add(&mut self, slot: usize, process: Option<ProcessKey>) {
         self.0.insert(slot, process);
     }
 
-    /// Another session has `slot`.
+    /// Removes a slot, because another session has it.
     pub fn remove(&mut self, slot: usize) {
         self.0.remove(&slot);
     }
 
-    /// Whether anybody may write in `slot`.
+    /// Returns whether a process may still write `slot`.
     pub fn has(&self, slot: usize) -> bool {
         self.0.contains_key(&slot)
     }
 
-    /// How many slots there are up to the last of them.
+    /// Returns the number of slots up to the last former slot.
     pub fn count(&self) -> usize {
         self.0.last_key_value().map_or(0, |(slot, _)| slot + 1)
     }
 
-    /// Forgets who is dead. Returns the slots that nobody may write any more.
+    /// Forgets dead processes. Returns the slots that no process writes any more.
     pub fn bury(&mut self, is_alive: impl Fn(ProcessKey) -> bool) -> Vec<usize> {
-        // One process may have had many.
+        // One process may have had many slots, and is checked once.
         let mut known = BTreeMap::new();
         let mut is_dead = |process: ProcessKey| !*known.entry(process).or_insert_with(|| is_alive(process));
         self.0.extract_if(.., |_, process| process.is_some_and(&mut is_dead)).map(|(slot, _)| slot).collect()

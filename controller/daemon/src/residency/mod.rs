@@ -1,5 +1,8 @@
-//! Tenants whose memory makes room for others': looks who needs memory, asks [`deepres_policy::residency`], and has tenants taken off the GPUs
-//! and brought back.
+//! Residency: takes tenants off the GPUs so that their memory makes room for others, and brings
+//! them back.
+//!
+//! It reads which tenants need memory, asks [`deepres_policy::residency`] what to do, and starts
+//! the moves.
 
 mod mover;
 
@@ -21,44 +24,48 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// How often it is looked while anybody may be taken off.
+/// The time between two looks while some tenant may be taken off.
 const TICK: Duration = Duration::from_millis(20);
-/// How often it is looked whether anybody may be.
+/// The time between two looks at whether some tenant may be taken off.
 const IDLE_TICK: Duration = Duration::from_millis(500);
-/// Who had nothing to do for so long is idle.
+/// A tenant that wanted nothing for this long is idle.
 const IDLE_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
-/// How long work in flight may take until the tenant is taken off all the same: the driver then waits for it.
+/// How long the work in flight of a tenant may take before the tenant is taken off anyway. The
+/// driver then waits for the work.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
-/// Arbiters answer within milliseconds.
+/// How long to wait for an arbiter, which answers within milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
-/// Between two attempts to bring back a tenant of which nobody knows what became.
+/// The time between two attempts to bring back a tenant in an unknown state.
 const RETRY: Duration = Duration::from_secs(1);
-/// Whom the driver cannot move is not asked to leave again for so long: each attempt stops it for a moment.
+/// How long a tenant that the driver cannot move is not taken off again. Each attempt stops the
+/// tenant for a moment.
 const CANNOT_LEAVE_NS: u64 = Duration::from_secs(60).as_nanos() as u64;
-/// So often a tenant is told that there is room before it is believed that the driver cannot give what NVML calls free.
+/// How often a tenant is told that there is room before the policy assumes that the driver cannot
+/// give the memory which NVML calls free.
 const ASKS_IN_VAIN: u32 = 3;
 const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// What is known beyond the registry.
+/// The state of residency beyond the registry's.
 #[derive(Debug, Default)]
 pub struct Residency {
-    /// Tenants that are off the GPUs, or on their way there or back.
+    /// Tenants that are off the GPUs, or on their way there or back, by name.
     away: BTreeMap<String, Away>,
-    /// By tenant: processes that a daemon before this one had taken off, until they are back.
+    /// Processes, by tenant, that the previous daemon took off the GPUs and that are not back yet.
     left: BTreeMap<String, Vec<ProcessKey>>,
-    /// GPUs on which room is being made for someone: nobody else is moved there.
+    /// GPUs on which room is being made for a tenant: no other tenant is moved there.
     claimed: BTreeSet<GpuIndex>,
     tracks: BTreeMap<TenantId, Track>,
-    /// Of those that were taken off.
+    /// The idle visits of tenants that were taken off before.
     visits: BTreeMap<TenantId, Visits>,
-    /// Who waits for memory, and where: the others there were told.
+    /// The tenants that wait for memory, with the GPU. The other tenants there were told.
     waiting: BTreeSet<(TenantId, GpuIndex)>,
-    /// Who was told that there is room, and nobody left for it.
+    /// Tenants that were told that there is room without any other tenant having to leave.
     told: BTreeMap<TenantId, Told>,
     nvml: Option<Arc<Nvml>>,
 }
 
-/// What a tenant needed and held when it was told that there is room, and how often in a row.
+/// The state of a tenant when it was told that there is room, and how often in a row it was told
+/// so.
 #[derive(Debug)]
 struct Told {
     needs: Bytes,
@@ -66,7 +73,7 @@ struct Told {
     times: u32,
 }
 
-/// A tenant that is off the GPUs, or on its way.
+/// A tenant that is off the GPUs, or on its way there or back.
 #[derive(Debug)]
 struct Away {
     id: TenantId,
@@ -76,45 +83,49 @@ struct Away {
     since_ns: u64,
     bytes: Bytes,
     idle_since_ns: Option<u64>,
-    /// The driver did not take off who came meanwhile, and is not asked again before then.
+    /// When to try again to take off processes that came meanwhile, after the driver refused to
+    /// move them, ns.
     follow_again_ns: Option<u64>,
 }
 
-/// How far it is.
+/// The stage of a tenant's move.
 #[derive(Debug)]
 enum Stage {
-    /// It is being taken off.
+    /// The tenant is being taken off.
     Leaving,
     /// Its memory is on the host.
     There(Vec<Mover>),
-    /// Processes that came to it meanwhile are being taken off too.
+    /// Processes that came to the tenant meanwhile are being taken off too.
     Followed,
-    /// It is being brought back.
+    /// The tenant is being brought back.
     Returning,
-    /// It could not be moved, for this reason, and may be locked; it is brought back as soon as that can be.
+    /// The tenant could not be moved, for this reason, and its processes may be locked. It is
+    /// brought back as soon as possible.
     Lost(String),
 }
 
-/// A tenant that is on them.
+/// A tenant that is on the GPUs.
 #[derive(Debug, Clone, Copy)]
 struct Track {
     since_ns: u64,
     idle_since_ns: Option<u64>,
 }
 
-/// How often a tenant came back and did nothing, and what it had done when it was taken off last.
+/// The idle visits of a tenant: how often in a row it came back to the GPUs and did nothing. `done`
+/// is its count of work when it was last taken off.
 #[derive(Debug, Clone, Copy)]
 struct Visits {
     done: u64,
     idle: u32,
 }
 
-/// Looks and moves, for ever.
+/// Looks and moves tenants, for ever.
 pub async fn serve(shared: Rc<Shared>) {
     let mut was_needed = false;
     loop {
         let is_needed = shared.registry.borrow().is_anybody_to_make_room();
-        // Once more when nobody is left to make room: whoever would wait for it is told.
+        // Looks once more after the last tenant that could make room is gone, so that tenants which
+        // would wait for it are told.
         if is_needed || was_needed || !shared.residency.borrow().away.is_empty() {
             look(&shared).await;
         }
@@ -123,10 +134,10 @@ pub async fn serve(shared: Rc<Shared>) {
     }
 }
 
-/// Takes a tenant off at an administrator's word.
+/// Suspends a tenant at an administrator's command.
 ///
 /// # Errors
-/// What to tell the administrator.
+/// The message for the administrator.
 pub async fn suspend(name: &str, shared: &Rc<Shared>) -> Result<(), String> {
     settled(name, shared).await?;
     let stay = shared.registry.borrow().stay(name)?;
@@ -137,16 +148,16 @@ pub async fn suspend(name: &str, shared: &Rc<Shared>) -> Result<(), String> {
     take_off(&stay, true, shared).await
 }
 
-/// Brings a tenant back at an administrator's word; one that is not away is left as it is.
+/// Brings a tenant back at an administrator's command. A tenant that is not away stays as it is.
 ///
 /// # Errors
-/// What to tell the administrator.
+/// The message for the administrator.
 pub async fn resume(name: &str, shared: &Rc<Shared>) -> Result<Resumption, String> {
     settled(name, shared).await?;
     shared.residency.borrow().check_is_not_left(name)?;
     match shared.residency.borrow_mut().away.get_mut(name) {
         None => return Ok(Resumption::Needless),
-        // From here on it comes back by itself as soon as there is room.
+        // From here on the tenant also comes back by itself as soon as there is room.
         Some(away) => away.is_by_hand = false,
     }
     match bring_back(name, shared).await {
@@ -174,7 +185,8 @@ async fn settled(name: &str, shared: &Shared) -> Result<(), String> {
 
 async fn look(shared: &Rc<Shared>) {
     let Some(reports) = reports(shared).await else { return };
-    // Who needs memory is read before what is free: who was given it meanwhile is told once too often, and nobody too seldom.
+    // The needs of tenants are read before the free memory. So a tenant that is given memory
+    // meanwhile may be told once too often, but no tenant is told too seldom.
     let stays = shared.registry.borrow().stays(&reports);
     let free = free(shared).await;
     let now_ns = monotonic_ns();
@@ -193,14 +205,14 @@ async fn look(shared: &Rc<Shared>) {
     let Some(enters) = find(next.enter) else { return };
     let leavers: Vec<Stay> = next.leave.into_iter().filter_map(find).collect();
     let shared = Rc::clone(shared);
-    // Others are looked after meanwhile: the driver takes its time.
+    // The move runs in the background, because the driver takes its time.
     tokio::task::spawn_local(async move {
         make_room(&leavers, &enters, &shared).await;
         shared.residency.borrow_mut().claimed.retain(|gpu| !claimed.contains(gpu));
     });
 }
 
-/// Takes tenants off, and lets another in.
+/// Takes tenants off, and then lets another tenant in.
 async fn make_room(leavers: &[Stay], enters: &Stay, shared: &Rc<Shared>) {
     for leaver in leavers {
         if let Err(reason) = take_off(leaver, false, shared).await {
@@ -209,7 +221,7 @@ async fn make_room(leavers: &[Stay], enters: &Stay, shared: &Rc<Shared>) {
         }
     }
     if shared.residency.borrow().away.contains_key(&enters.name) {
-        // What fails is told where it fails.
+        // `bring_back` reports its own failures.
         let _ = bring_back(&enters.name, shared).await;
     } else {
         shared.registry.borrow().announce_room(&enters.name);
@@ -242,14 +254,15 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
     }
     let before = free(shared).await;
     set_suspended(shared, name, true).await;
-    // What is in flight is waited for here, where it is charged, and not in the driver.
+    // Work in flight is waited for here, where it is charged, instead of in the driver.
     let drained = async {
         while shared.registry.borrow().has_work(name) {
             sleep(TICK / 4).await;
         }
     };
     let _ = timeout(DRAIN_LIMIT, drained).await;
-    // Should this daemon and whoever keeps the tenant away both be killed, the next one knows whom to bring back.
+    // Saved before the move. If this daemon and the mover are both killed, the next daemon knows
+    // which tenants to bring back.
     saving::save(shared).await;
     match Mover::take_off(pids, move_limit(shared)).await {
         Ok(mover) => {
@@ -270,7 +283,8 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
             Ok(())
         }
         Err(Failure::Refused(reason)) => {
-            // Before it is there again: whoever waits for its memory is not to count on it.
+            // Set before the tenant counts as resident again, so that no tenant counts on its
+            // memory.
             let until_ns = monotonic_ns().saturating_add(CANNOT_LEAVE_NS);
             shared.registry.borrow_mut().cannot_leave(name, until_ns);
             stays_here(name, shared).await;
@@ -283,7 +297,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
     }
 }
 
-/// Brings a tenant back that is away; false if there is no room for it.
+/// Brings back a tenant that is away. Returns false if there is no room for it.
 async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
     let mut movers = {
         let mut residency = shared.residency.borrow_mut();
@@ -302,14 +316,15 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
             Ok(Back::NoRoom) => {
                 movers.push(mover);
                 if let Some(away) = shared.residency.borrow_mut().away.get_mut(name) {
-                    // Who is back already follows again.
+                    // Processes that are back count as new again, and may have to follow the tenant
+                    // again.
                     away.processes.retain(|process| movers.iter().any(|mover| mover.moves(process.pid)));
                     away.stage = Stage::There(movers);
                 }
                 return Ok(false);
             }
             Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
-                // One that has no processes any more needs not be brought back.
+                // A tenant without processes does not have to be brought back.
                 let stay = shared.registry.borrow().stay(name).ok();
                 match stay.filter(|stay| !stay.pids.is_empty()) {
                     Some(stay) => recover_later(&stay, &reason, shared),
@@ -328,14 +343,15 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
 struct Followers {
     stay: Stay,
     pids: Vec<u32>,
-    /// Of those that were there before.
+    /// The movers of the processes that were taken off before.
     movers: Vec<Mover>,
 }
 
-/// Takes them off too: their memory would stay on the GPU, where none of them can run.
+/// Takes such processes off too. Otherwise their memory would stay on the GPU although none of them
+/// can run.
 async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
     let Followers { stay, pids, mut movers } = followers;
-    // As in `take_off`: the next daemon is to know of them.
+    // Saved first, as in `take_off`: the next daemon has to know of these processes.
     saving::save(&shared).await;
     let taken_off = Mover::take_off(&pids, move_limit(&shared)).await;
     let mut residency = shared.residency.borrow_mut();
@@ -372,13 +388,14 @@ async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
     away.stage = Stage::There(movers);
 }
 
-/// It is on the GPUs, or nothing of it is left to be there.
+/// Ends a tenant's absence: the tenant is on the GPUs, or has no process left.
 async fn stays_here(name: &str, shared: &Shared) {
     shared.residency.borrow_mut().away.remove(name);
     set_suspended(shared, name, false).await;
 }
 
-/// Nobody knows what became of a tenant's processes: brings them back as often as it takes. Its gates stay closed until then.
+/// Handles a tenant in an unknown state: tries to bring back its processes until that succeeds. The
+/// tenant's gates stay closed until then.
 fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
     let (name, id) = (stay.name.clone(), stay.id);
     tracing::error!(
@@ -403,7 +420,7 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
                     return;
                 }
                 Ok((Back::NoRoom, mover)) => {
-                    // From here on it is away like any other.
+                    // From here on the tenant is away like any other.
                     if let Some(away) = shared.residency.borrow_mut().away.get_mut(&name) {
                         away.processes = keys(&stay.pids).collect();
                         away.stage = Stage::There(vec![mover]);
@@ -419,14 +436,14 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
     });
 }
 
-/// Brings tenants back whom a daemon before this one had taken off, each as soon as there is room for it.
+/// Brings back the tenants that the previous daemon took off, each as soon as there is room for it.
 pub fn bring_back_left(left: Vec<AwayProcess>, shared: &Rc<Shared>) {
     let mut residency = shared.residency.borrow_mut();
     for AwayProcess { tenant, process } in left {
         residency.left.entry(tenant).or_default().push(process);
     }
     for name in residency.left.keys() {
-        // Before anybody is let in: who comes back finds the gates closed.
+        // Done before any session is let in, so that a returning session finds its gates closed.
         shared.registry.borrow_mut().set_suspended(name, true);
         tokio::task::spawn_local(bring_back_one_left(name.clone(), Rc::clone(shared)));
     }
@@ -437,7 +454,7 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
     loop {
         let left = shared.residency.borrow_mut().left_of(&name);
         let Some(pids) = left else { return set_suspended(&shared, &name, false).await };
-        // Whoever kept them away lives, as a rule, and is bringing them back.
+        // Usually the mover of the previous daemon still lives, and is bringing them back.
         sleep(RETRY).await;
         let limit = move_limit(&shared);
         let back = match &mut mover {
@@ -470,8 +487,9 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
     }
 }
 
-/// Lets a tenant whom the daemon before had suspended be away like any other from here on, and have its turn, if those of its processes that are away are this daemon's
-/// again; else gives the mover back.
+/// Takes over a tenant that the previous daemon suspended, as a tenant that is away like any other
+/// and takes its turn. That works only if all of `pids` are processes of this daemon's sessions.
+/// Otherwise returns the mover.
 fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mover> {
     let stay = shared.registry.borrow().stay(name);
     let Some(stay) = stay.ok().filter(|stay| pids.iter().all(|pid| stay.pids.contains(pid))) else {
@@ -485,7 +503,7 @@ fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mo
         is_by_hand: false,
         since_ns: monotonic_ns(),
         bytes: stay.held,
-        // Nobody knows what it waits for.
+        // Nobody knows what the tenant waits for, so it does not count as idle.
         idle_since_ns: None,
         follow_again_ns: None,
     };
@@ -493,7 +511,7 @@ fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mo
     None
 }
 
-/// Those of the processes that live.
+/// Returns the keys of those processes that live.
 fn keys(pids: &[u32]) -> impl Iterator<Item = ProcessKey> {
     pids.iter().filter_map(|pid| ProcessKey::of(*pid))
 }
@@ -503,14 +521,15 @@ fn move_limit(shared: &Shared) -> Duration {
 }
 
 impl Away {
-    /// It needs so much on a GPU to come back, bytes, or what was known before, if that is more.
+    /// Notes that the tenant needs at least `bytes` on a GPU to come back. A larger known need
+    /// stays.
     fn has_at_least(&mut self, gpu: GpuIndex, bytes: u64) {
         self.bytes.entry(gpu).and_modify(|known| *known = (*known).max(bytes)).or_insert(bytes);
     }
 }
 
 impl Residency {
-    /// Processes that are off the GPUs, or on their way.
+    /// Returns the processes that are off the GPUs, or on their way there or back.
     pub fn away(&self) -> Vec<AwayProcess> {
         let away = self.away.iter().map(|(tenant, away)| (tenant, &away.processes));
         let all = away.chain(&self.left).flat_map(|(tenant, processes)| {
@@ -519,7 +538,8 @@ impl Residency {
         all.collect()
     }
 
-    /// Who is left as the daemon before had suspended it cannot be moved at an administrator's word.
+    /// Refuses an administrator's command for a tenant that the previous daemon suspended and that
+    /// is not back yet.
     fn check_is_not_left(&self, name: &str) -> Result<(), String> {
         if self.left.contains_key(name) {
             return Err(format!(
@@ -529,7 +549,8 @@ impl Residency {
         Ok(())
     }
 
-    /// Who of a tenant is still to be brought back after the daemon before.
+    /// Returns the living processes of a tenant that are still to be brought back after the
+    /// previous daemon.
     fn left_of(&mut self, name: &str) -> Option<Vec<u32>> {
         let left = self.left.get_mut(name)?;
         left.retain(|process| process.is_alive());
@@ -540,18 +561,20 @@ impl Residency {
         Some(left.iter().map(|process| process.pid).collect())
     }
 
-    /// Forgets those of whom nobody is left: whoever comes by that name begins on the GPUs. Returns who they were.
+    /// Forgets tenants without processes, so that a new tenant of the same name starts on the GPUs.
+    /// Returns the names of those that were away.
     fn forget_the_dead(&mut self, stays: &[Stay]) -> Vec<String> {
         self.tracks.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
         self.told.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
         self.visits.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
         let lives = |name: &str| stays.iter().any(|stay| stay.name == name && !stay.pids.is_empty());
-        // Who is on the way is seen to at its end.
+        // A tenant that is on its way is handled at the end of its move.
         let is_dead = |name: &String, away: &mut Away| matches!(away.stage, Stage::There(_)) && !lives(name);
         self.away.extract_if(.., is_dead).map(|(name, _)| name).collect()
     }
 
-    /// Who came to tenants that are away, and is on the GPUs. They are on their way from here on.
+    /// Returns the processes that came to tenants which are away, and that are still on the GPUs.
+    /// The tenants count as on their way from here on.
     fn followers(&mut self, stays: &[Stay], now_ns: u64) -> Vec<Followers> {
         let follow = |stay: &Stay| {
             let away = self.away.get_mut(&stay.name).filter(|away| away.id == stay.id)?;
@@ -574,7 +597,7 @@ impl Residency {
         stays.iter().filter_map(follow).collect()
     }
 
-    /// What is to be done next, if anything is, and the GPUs that it claims.
+    /// Returns the next move, if there is one, and the GPUs that it claims.
     fn decide(
         &mut self,
         stays: &[Stay],
@@ -619,7 +642,7 @@ impl Residency {
                 let place = match away.stage {
                     _ if away.is_by_hand => Place::Fixed,
                     Stage::There(_) => Place::Away,
-                    // What it has can be counted on until it is free.
+                    // Its memory counts as occupied until it is free.
                     Stage::Leaving => Place::Resident,
                     Stage::Followed | Stage::Returning | Stage::Lost(_) => Place::Fixed,
                 };
@@ -651,14 +674,14 @@ impl Residency {
         }
     }
 
-    /// A tenant was taken off that was as it is said to be.
+    /// Notes that a tenant was taken off, in the state `stay`.
     fn note_visit(&mut self, stay: &Stay) {
         let before = self.visits.get(&stay.id).filter(|before| before.done == stay.done);
         let idle = before.map_or(0, |before| before.idle.saturating_add(1));
         self.visits.insert(stay.id, Visits { done: stay.done, idle });
     }
 
-    /// A tenant is told that there is room as it is.
+    /// Notes that a tenant in the state `stay` is told that there is room.
     fn note_told(&mut self, stay: &Stay) {
         let times = self.told.get(&stay.id).filter(|told| told.is_of(stay)).map_or(0, |told| told.times);
         let told =
@@ -668,14 +691,16 @@ impl Residency {
 }
 
 impl Told {
-    /// Whether it is as it was then: it needs the same, and was given nothing.
+    /// Returns whether the tenant is in the same state: its needs are the same, and it got no
+    /// memory there.
     fn is_of(&self, stay: &Stay) -> bool {
         let has_grown = |gpu| stay.held.get(gpu) > self.held.get(gpu);
         self.needs == stay.needs && !self.needs.keys().any(has_grown)
     }
 }
 
-/// What is free on each GPU, by NVML; nothing on one that it does not tell of. A driver may take its time: nobody waits for it but who asks.
+/// Returns the free memory of each GPU by NVML, without GPUs that NVML does not answer for. The
+/// call runs on a thread for blocking work, because a driver may take its time.
 async fn free(shared: &Shared) -> Bytes {
     let nvml = shared.residency.borrow().nvml.clone();
     let uuids = shared.registry.borrow().gpu_uuids();
@@ -694,11 +719,11 @@ async fn free(shared: &Shared) -> Bytes {
     bytes
 }
 
-/// Closes a tenant's gates, or opens them again; they are so when this returns.
+/// Closes a tenant's gates, or opens them again. The gates are set when this returns.
 async fn set_suspended(shared: &Shared, name: &str, is_suspended: bool) {
     let answers = shared.registry.borrow_mut().set_suspended(name, is_suspended);
     for answer in answers {
-        // An arbiter that is gone lets everybody go by itself.
+        // An arbiter that ended has opened or closed its gates itself.
         let _ = timeout(ANSWER_LIMIT, answer).await;
     }
 }

@@ -1,7 +1,10 @@
-//! The process that takes a tenant's processes off the GPUs, keeps them there and brings them back: `deepres away`.
+//! The mover: the process `deepres away`, which takes processes off the GPUs, keeps them there and
+//! brings them back.
 //!
-//! It is one process for each tenant that is away, and another for processes that came to the tenant meanwhile. When the daemon ends, however it ends, that process's input ends, and it brings
-//! back whom it keeps. If it ends itself, or hangs, another one finds out what became of its processes and brings them back.
+//! Each tenant that is away has one mover, and one more for each group of processes that came to it
+//! meanwhile. A mover's input closes when the daemon ends, however the daemon ends. The mover then
+//! brings its processes back. If a mover ends or hangs, another mover finds out the state of its
+//! processes and brings them back.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,34 +17,34 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// What its error messages begin with.
+/// The prefix of the mover's error messages.
 const ERROR_PREFIX: &str = "deepres: ";
 
-/// See the module.
+/// The daemon's connection to a mover.
 #[derive(Debug)]
 pub struct Mover {
     channel: BufReader<UnixStream>,
-    /// Ends it.
+    /// Kills the mover when a message is sent.
     kill: Option<oneshot::Sender<()>>,
-    /// Whom it moves.
+    /// The processes that it moves.
     pids: Vec<u32>,
 }
 
-/// Why processes are not where they were to be brought.
+/// The reason why processes are not in the intended place.
 #[derive(Debug)]
 pub enum Failure {
-    /// The driver does not do it; they are as they were.
+    /// The driver refused: the processes are as they were.
     Refused(String),
-    /// Nobody knows what they are: the process that moved them is gone, or hung and was ended.
+    /// The state of the processes is unknown: the mover ended, or hung and was killed.
     Lost(String),
 }
 
-/// How an attempt to bring processes back ended.
+/// The result of an attempt to bring processes back.
 #[derive(Debug)]
 pub enum Back {
-    /// They go on.
+    /// The processes go on.
     Yes,
-    /// Others have the memory; they are still away.
+    /// Other tenants have the memory: the processes are still away.
     NoRoom,
 }
 
@@ -49,7 +52,7 @@ impl Mover {
     /// Takes processes off the GPUs.
     ///
     /// # Errors
-    /// Why that cannot be.
+    /// The reason why the processes are not off.
     pub async fn take_off(pids: &[u32], limit: Duration) -> Result<Self, Failure> {
         let mut mover = Self::start(&[], pids)
             .map_err(|error| Failure::Refused(format!("cannot start the process that suspends: {error}")))?;
@@ -59,10 +62,11 @@ impl Mover {
         }
     }
 
-    /// Brings processes back whose own mover is gone, however far it came; if there is no room, they are kept away.
+    /// Brings back processes whose own mover is gone, however far that mover came. If there is no
+    /// room, the new mover keeps them away.
     ///
     /// # Errors
-    /// Why they are not back.
+    /// The reason why the processes are not back.
     pub async fn recover(pids: &[u32], limit: Duration) -> Result<(Back, Self), Failure> {
         let mut mover = Self::start(&["--back"], pids)
             .map_err(|error| Failure::Lost(format!("cannot start the process that brings back: {error}")))?;
@@ -77,28 +81,29 @@ impl Mover {
         let theirs = OwnedFd::from(theirs);
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("away").args(options).args(pids.iter().map(u32::to_string));
-        // Its errors come the same way as its answers; and signals to the daemon's group are not for it.
+        // The mover's errors come through the same channel as its answers. A process group of its
+        // own keeps signals to the daemon's group from it.
         command.stdin(Stdio::from(theirs.try_clone()?)).stderr(Stdio::from(theirs.try_clone()?));
         command.stdout(Stdio::from(theirs)).process_group(0);
-        // Before it can end, so that its end is not missed.
+        // Registered before the child can end, so that its end is not missed.
         let ends = signal(SignalKind::child())?;
         let child = command.spawn()?;
-        // Else the command's own ends keep the channel open.
+        // Otherwise the command's copies of the socket would keep the channel open.
         drop(command);
         let (kill, killed) = oneshot::channel();
         tokio::task::spawn_local(reap(child, ends, killed));
         Ok(Self { channel, kill: Some(kill), pids: pids.to_vec() })
     }
 
-    /// Whether it moves this process.
+    /// Returns whether this mover moves the process.
     pub fn moves(&self, pid: u32) -> bool {
         self.pids.contains(&pid)
     }
 
-    /// Has them brought back.
+    /// Has the processes brought back.
     ///
     /// # Errors
-    /// Why they are not back, nor away for certain.
+    /// The reason why the processes are neither back nor known to be away.
     pub async fn bring_back(&mut self, limit: Duration) -> Result<Back, Failure> {
         if self.channel.get_mut().write_all(b"back\n").await.is_err() {
             return Err(Failure::Lost("the process that kept it suspended is gone".to_owned()));
@@ -111,12 +116,12 @@ impl Mover {
             Ok(Word::Back) => Ok(Back::Yes),
             Ok(Word::NoRoom) => Ok(Back::NoRoom),
             Ok(other) => Err(self.end(format!("the process that brings back said {other:?}"))),
-            // It has ended, and does not keep them any longer.
+            // The mover has ended, and no longer keeps the processes away.
             Err(Failure::Refused(reason) | Failure::Lost(reason)) => Err(Failure::Lost(reason)),
         }
     }
 
-    /// Its next word, or why there is none.
+    /// Returns the mover's next word, or the reason why there is none.
     async fn hear(&mut self, limit: Duration) -> Result<Word, Failure> {
         match timeout(limit, self.listen()).await {
             Ok(heard) => heard,
@@ -149,17 +154,17 @@ impl Mover {
         }
     }
 
-    /// Ends it: it does not do what it is told to.
+    /// Kills a mover that does not do what it is told. Returns the failure.
     fn end(&mut self, reason: String) -> Failure {
         if let Some(kill) = self.kill.take() {
-            // One that has ended need not be killed.
+            // A mover that has ended need not be killed.
             let _ = kill.send(());
         }
         Failure::Lost(reason)
     }
 }
 
-/// What it says.
+/// A word of the mover.
 #[derive(Debug, PartialEq, Eq)]
 enum Word {
     Away,
@@ -167,16 +172,17 @@ enum Word {
     NoRoom,
 }
 
-/// Sees to the process's end: leaves no zombie, and kills it if that is wished for.
+/// Waits for the mover's end, so that it leaves no zombie. Kills the mover on request.
 async fn reap(mut child: Child, mut ends: Signal, mut killed: oneshot::Receiver<()>) {
     let mut may_be_killed = true;
-    // An error is as good a reason to look no further.
+    // An error also ends the loop.
     while matches!(child.try_wait(), Ok(None)) {
         tokio::select! {
             _ = ends.recv() => {}
             wish = &mut killed, if may_be_killed => {
                 may_be_killed = false;
-                // A mover that is no longer needed is dropped, and its process goes on until it has done what it has to.
+                // A mover that is no longer needed is dropped without a request. Its process then
+                // goes on until its work is done.
                 if wish.is_ok() {
                     let _ = child.kill();
                 }

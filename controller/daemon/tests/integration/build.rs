@@ -1,5 +1,6 @@
-//! A build without the kernel programs is possible and says so; one that was told where they are does not do without them. What such a build says
-//! when it runs, `probes::kernel` tests; that the tests refuse it, those of the kernel do.
+//! The build script: a build without the kernel programs is possible and says so. A build that was
+//! told where they are fails without them. `probes::kernel` tests the message of such a build when
+//! it runs. The tests of the kernel programs test that tests refuse it.
 
 #[expect(dead_code, reason = "cargo runs the rest")]
 #[path = "../../build.rs"]

@@ -1,4 +1,5 @@
-//! Clients that mean harm, on both sockets: the daemon goes on, the others see no change, and nobody gets more than is theirs.
+//! Hostile clients on both sockets: the daemon goes on, the other tenants see no change, and no
+//! client gets more than its part.
 
 use deepres_abi::meter::MeterPage;
 use deepres_abi::wire::{RefusalKind, Role};
@@ -23,20 +24,22 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// For what has no bound of its own.
+/// The limit for waits that have no bound of their own.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Users and a group that own nothing.
 const MALLORY: u32 = 47_110;
 const ALICE: u32 = 47_111;
 const ADMINISTRATORS: u32 = 47_112;
-/// Descriptors in one packet, at most (SCM_MAX_FD).
+/// The most descriptors in one packet (SCM_MAX_FD).
 const MAX_SENT: usize = 253;
 
-/// Runs `act` as another user, in a thread: to the kernel, credentials are a thread's, and a connection's are those of the thread that
-/// made it. Returns `None` where we may not change them.
+/// Runs `act` as another user, in a thread of its own. In the kernel credentials belong to a
+/// thread, and a connection has those of the thread that made it. Returns `None` if the test may
+/// not change them.
 fn as_user<T: Send>(user: u32, group: u32, act: impl FnOnce() -> T + Send) -> Option<T> {
     let become_other = move || {
-        // SAFETY: system calls that take numbers and change this thread's credentials alone, unlike the C library's functions.
+        // SAFETY: these system calls only take numbers. Unlike the C library's functions, they
+        // change the credentials of this thread alone.
         unsafe {
             let no_groups = libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>());
             let is_group = libc::syscall(libc::SYS_setresgid, group, group, group);
@@ -46,7 +49,7 @@ fn as_user<T: Send>(user: u32, group: u32, act: impl FnOnce() -> T + Send) -> Op
     std::thread::scope(|scope| scope.spawn(move || become_other().then(act)).join().unwrap())
 }
 
-/// A daemon that every user can reach.
+/// Starts a daemon that every user can reach.
 fn open_to_all(config: Config) -> Daemon {
     let daemon = Daemon::start(1, config);
     let scratch = daemon.directory.path().parent().unwrap();
@@ -62,7 +65,8 @@ fn tenant<'s>(status: &'s Status, name: &str) -> &'s TenantStatus {
         .unwrap_or_else(|| panic!("no {name}: {status:?}"))
 }
 
-/// Everything works as it did: a newcomer gets in, has its memory, and an administrator an answer.
+/// Checks that everything works as before: a new tenant gets in and has its memory, and an
+/// administrator gets an answer.
 fn goes_on(daemon: &Daemon) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let name = format!("newcomer-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -71,7 +75,7 @@ fn goes_on(daemon: &Daemon) {
     assert_eq!(tenant(&daemon.status(), &name).gpus[0].memory_bytes, 1_000);
 }
 
-/// What a daemon logs.
+/// The log of a daemon.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -99,13 +103,15 @@ fn whoever_connects_in_a_loop_fills_no_log() {
         drop(daemon.join("loop", 0, 0));
     }
     wait_until(PATIENCE, || daemon.status().tenants.iter().all(|tenant| tenant.sessions.is_empty()));
-    // Another test's daemon, whose thread has no subscriber, may just have been the first to pass by what is to be logged.
+    // Another test's daemon may just have been the first to reach the log calls. Its thread has no
+    // subscriber, so the calls may be cached as disabled.
     tracing::callsite::rebuild_interest_cache();
     drop(daemon);
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let caused = log.lines().filter(|line| line.contains("refused") || line.contains("session ")).count();
     assert_eq!(caused, 20, "{log}");
-    // Of every attempt its session's begin and its end; and one refusal, since all say the same.
+    // Each of the hundred attempts logs its session's begin and end. There is one refusal, because
+    // all have the same reason.
     assert!(log.contains("lines were left out") && log.contains("lines=181"), "{log}");
     assert_eq!(log.lines().filter(|line| line.contains("refused")).count(), 1, "{log}");
 }
@@ -117,7 +123,7 @@ fn any_packets_before_and_after_a_hello_change_nothing() {
     let socket = daemon.directory.tenant_socket();
     let good = daemon.hello(Role::Session, "a").as_bytes().to_vec();
     let packets = prop::collection::vec(prop::collection::vec(any::<u8>(), 0..2_000), 1..5);
-    // Random bytes, and a hello with some of its bytes changed and its end cut off or repeated.
+    // Random bytes, and a hello with some bytes changed and its end cut off or repeated.
     let spoilt = prop::collection::vec((0..good.len(), any::<u8>()), 0..20);
     let strategy = (packets, spoilt, 0..good.len() * 2, any::<bool>());
     let mut runner =
@@ -132,13 +138,13 @@ fn any_packets_before_and_after_a_hello_change_nothing() {
         let mut sent: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
         sent.insert(if comes_first { 0 } else { sent.len() }, &hello);
         for bytes in sent {
-            // It may have hung up already.
+            // The daemon may have hung up already.
             let _ = packet::send(&connection, bytes, &[]);
         }
         Ok(())
     });
     outcome.unwrap();
-    // Some were hellos after all, whose sessions end with their connections.
+    // Some packets were valid hellos, whose sessions end with their connections.
     wait_until(PATIENCE, || bystander.gate().entitled_ppm() == 300_000);
     assert_eq!(bystander.gate().memory_limit(), 1_000);
     assert!(bystander.allocate(1_000));
@@ -180,13 +186,13 @@ fn descriptors_sent_to_the_daemon_are_not_kept() {
             .filter(|entry| std::fs::metadata(entry.path()).is_ok_and(|found| found.ino() == inode))
             .count()
     };
-    // The daemon is in this process: what it kept would be here.
+    // The daemon is in this process: descriptors that it kept would be here.
     assert_eq!(links(), 1);
     drop(connections);
     goes_on(&daemon);
 }
 
-/// Sends a frame with as many copies of a file beside it as the kernel lets through.
+/// Sends a frame with as many copies of a file's descriptor as the kernel allows.
 fn send_with(socket: &OwnedFd, frame: &[u8], file: &File) {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let copies = [file.as_fd(); MAX_SENT];
@@ -209,7 +215,7 @@ fn who_never_reads_keeps_nobody_waiting() {
         .collect();
     let mut administrator = UnixStream::connect(daemon.directory.admin_socket()).unwrap();
     administrator.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
-    // Until the daemon reads no more because nobody reads its answers.
+    // Until the daemon stops reading, because nobody reads its answers.
     while administrator.write_all(b"{\"op\":\"status\"}\n").is_ok() {}
     goes_on(&daemon);
 }
@@ -317,11 +323,12 @@ fn a_tenant_finds_no_way_to_write_its_grant_or_to_resize_a_page() {
     let mallory = daemon.join("mallory", 0, 1_000);
     let [grant, meter, ledger, beat] = &mallory.descriptors[..4] else { panic!("four pages") };
     for read_only in [grant, beat] {
-        // Opened once more, for writing: the seal is the file's, not the descriptor's.
+        // Opened again for writing: the seal belongs to the file, and not to the descriptor.
         let again = format!("/proc/self/fd/{}", read_only.as_raw_fd());
         if let Ok(again) = open(&again, OFlags::RDWR, Mode::empty()) {
             assert!(rustix::io::pwrite(&again, b"x", 0).is_err());
-            // SAFETY: a fresh mapping at an address of the kernel's choice, if there is one at all.
+            // SAFETY: a fresh mapping at an address of the kernel's choice, if the call succeeds at
+            // all.
             let mapped = unsafe {
                 mmap(
                     std::ptr::null_mut(),
@@ -344,7 +351,7 @@ fn a_tenant_finds_no_way_to_write_its_grant_or_to_resize_a_page() {
             assert!(fcntl_add_seals(page, seal).is_err(), "no seal is added that the daemon would run into");
         }
     }
-    // Its own pages it can empty, heads and all.
+    // A tenant can empty its own pages, headers included.
     fallocate(
         meter,
         FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
@@ -364,7 +371,8 @@ fn what_a_liar_says_of_itself_is_shown_within_what_is_possible() {
     let (liar, bystander) = (daemon.join("liar", 0, 0), daemon.join("bystander", 0, 1_000));
     assert!(bystander.allocate(10));
     for page in [std::ptr::from_ref(liar.meter).cast::<u8>(), std::ptr::from_ref(liar.ledger).cast()] {
-        // SAFETY: mapped writable here, made of atomics, at least so long, and this thread alone writes it.
+        // SAFETY: the page is mapped writable here, is at least this long and consists of atomics,
+        // and only this thread writes it.
         unsafe { std::ptr::write_bytes(page.cast_mut(), 0xFF, size_of::<MeterPage>()) };
     }
     for _ in 0..10 {
@@ -417,7 +425,7 @@ fn other_users_do_not_administer_unless_their_group_may() {
     assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
     let answer = as_user(ALICE, ADMINISTRATORS, ask).unwrap().unwrap();
     assert!(answer.contains("\"reply\":\"status\""), "{answer}");
-    // Where the mode does not keep them out, they are told.
+    // If the mode does not keep a user out, the daemon refuses with a message.
     std::fs::set_permissions(&socket, Permissions::from_mode(0o666)).unwrap();
     let answer = as_user(MALLORY, MALLORY, ask).unwrap().unwrap();
     assert!(
@@ -463,7 +471,7 @@ fn nonsense_on_the_admin_socket_is_answered_or_hung_up_on() {
         Ok(())
     });
     outcome.unwrap();
-    // Deeper than any request, and longer.
+    // A request that is nested deeper, and is longer, than any real one.
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.write_all("[".repeat(4_000).as_bytes()).unwrap();
     stream.write_all(b"\n").unwrap();

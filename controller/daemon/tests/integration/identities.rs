@@ -1,4 +1,4 @@
-//! Which tenant real processes come out as.
+//! The tenant to which real processes are assigned.
 
 use deepres_abi::wire::{Role, set_text};
 use deepres_daemon::Gpu;
@@ -15,23 +15,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// For what has no bound of its own.
+/// The limit for waits that have no bound of their own.
 const PATIENCE: Duration = Duration::from_secs(20);
 const ROLE: &str = "DEEPRES_TEST_IDENTITY";
 const SOCKET: &str = "DEEPRES_TEST_SOCKET";
 const GPU: &str = "DEEPRES_TEST_GPU";
-/// The name that it gives; absent: none.
+/// The name that the process gives; if the variable is missing, it gives none.
 const NAME: &str = "DEEPRES_TEST_NAME";
-/// A cgroup that it enters first.
+/// A cgroup that the process enters first.
 const CGROUP: &str = "DEEPRES_TEST_CGROUP";
-/// By then a daemon that ends accepts nobody any more.
+/// A daemon that ends accepts no session any more after this time.
 const ENDED_WITHIN: Duration = Duration::from_millis(300);
-/// Where hierarchies of cgroups are mounted: of version 1 with one controller, and of version 2 beside them or by itself.
+/// Mount points of cgroup hierarchies: version 1 with one controller, version 2 beside version 1,
+/// and version 2 alone.
 const HIERARCHIES: [&str; 3] = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
 const WORKERS: usize = 3;
 
-/// Not a test: a process of a job. A launcher starts workers, each in a session of its own as torchrun does, and has no session;
-/// a worker has one, with each daemon that comes.
+/// Not a test: a process of a job. A launcher has no session. It starts workers, each in a kernel
+/// session of its own, as torchrun does. A worker has a session with each daemon that comes.
 #[test]
 fn job_process() {
     let Some(role) = std::env::var_os(ROLE) else { return };
@@ -58,7 +59,7 @@ fn job_process() {
     }
 }
 
-/// A session of this process.
+/// Returns a session of this process.
 fn session(name: &str, sessions_before: u32) -> Tenant {
     let gpu = Gpu::new(&std::env::var(GPU).unwrap(), "", 1).unwrap();
     let mut hello = deepres_daemon_harness::hello(Role::Session, name, &[gpu.uuid]);
@@ -73,7 +74,7 @@ fn start(role: &str, in_own_session: bool) -> Child {
         .args(["--exact", "identities::job_process", "--nocapture"])
         .env(ROLE, role)
         .stdout(Stdio::piped());
-    // SAFETY: between fork and exec two system calls are made.
+    // SAFETY: between fork and exec the child makes two system calls only.
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
@@ -104,7 +105,8 @@ fn the_workers_of_a_launcher_are_one_tenant_and_so_is_all_that_one_starts() {
     let status = daemon.status();
     assert_eq!(status.tenants.len(), 1, "{:?}", status.tenants);
     let found = status.tenants[0].found.clone().unwrap();
-    // The root is the launcher or what started this test, up to a shell or a service: in any case one for all.
+    // The root is the launcher, or a process that started this test, below a shell or a service. In
+    // any case all workers have the same root.
     assert!(
         matches!(found, Found::Tree { .. } | Found::Container | Found::Pod | Found::Slurm { .. }),
         "{found:?}"
@@ -116,7 +118,7 @@ fn the_workers_of_a_launcher_are_one_tenant_and_so_is_all_that_one_starts() {
 #[test]
 fn a_child_of_a_tenants_process_belongs_to_it_though_it_gives_no_name() {
     let daemon = Daemon::start(1, Config::default());
-    // This process has a session of that name, and its child none of its own to give.
+    // This process has a session of that name, and its child gives no name.
     let _parent = daemon.join("parent", 300_000, 0);
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -134,11 +136,12 @@ fn a_child_of_a_tenants_process_belongs_to_it_though_it_gives_no_name() {
     child.wait().unwrap();
 }
 
-/// A cgroup; it is removed when dropped.
+/// A cgroup; removed on drop.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// One of this name in the first hierarchy that lets us. `None`: none does.
+    /// Makes a cgroup of this name in the first hierarchy that allows that. Returns `None` if none
+    /// does.
     fn make(name: &str) -> Option<Self> {
         let made = HIERARCHIES.map(|hierarchy| Path::new(hierarchy).join(name)).into_iter().find(|path| {
             std::fs::create_dir(path).is_ok_and(|()| {
@@ -155,12 +158,12 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // It is busy for a moment after its last process ended.
+        // A cgroup is busy for a moment after its last process ended.
         wait_until(PATIENCE, || std::fs::remove_dir(&self.0).is_ok());
     }
 }
 
-/// A worker, ended when dropped.
+/// A worker; ended on drop.
 struct Worker(Child);
 
 impl Drop for Worker {
@@ -171,7 +174,7 @@ impl Drop for Worker {
 }
 
 impl Worker {
-    /// One that gives the name `train`, in this cgroup if any.
+    /// Starts a worker that gives the name `train`, in this cgroup if there is one.
     fn start(daemon: &Daemon, cgroup: Option<&Cgroup>) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
@@ -188,14 +191,15 @@ impl Worker {
         worker
     }
 
-    /// The tenant that it has its session in.
+    /// Returns the tenant that the worker's session belongs to.
     fn tenant(&self, daemon: &Daemon) -> Option<TenantStatus> {
         let is_its = |tenant: &TenantStatus| tenant.sessions.iter().any(|session| session.pid == self.0.id());
         daemon.status().tenants.into_iter().find(is_its)
     }
 }
 
-/// Two cgroups as Docker makes them, and no others of this test process; `None`, with a line that says so: not here.
+/// Returns two cgroups as Docker makes them, unique to this test process. If that is not possible
+/// here, returns `None` and says so in a line.
 fn containers(kind: u32) -> Option<[Cgroup; 2]> {
     let name = |number: u32| format!("docker-{kind:04x}{number:04x}{:056x}.scope", std::process::id());
     let (Some(first), Some(second)) = (Cgroup::make(&name(1)), Cgroup::make(&name(2))) else {
@@ -245,7 +249,8 @@ fn a_shared_name_is_one_tenant_over_containers_and_other_processes() {
         }
     };
     check(&daemon);
-    // They stay together when it is shared no more, as when an older daemon knew of no other rule; who comes later does not.
+    // Both stay together when the tenant is not shared any more, as if an older daemon had known no
+    // other rule. A worker that comes later does not join them.
     let next = daemon.restart_with(Config::default());
     check(&next);
     let later = Worker::start(&next, Some(&second));

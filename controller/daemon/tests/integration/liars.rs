@@ -1,15 +1,17 @@
-//! What a tenant whose meter lies can take from one whose meter does not, on a model GPU: the truth is what the model says.
+//! The harm that a tenant with a false meter can do to an honest tenant, on a model GPU. The model
+//! knows the true GPU time.
 
 use crate::model::{MS, Model, Program, Says};
 use deepres_abi::meter::Reading;
 
 const SECOND: u64 = 1_000 * MS;
-/// Who shows half of what it uses has two parts where the other has one, and a tenth of the time is let pass …
+/// The least part of an honest tenant. A liar that shows half of its use has two parts for each
+/// part of the honest tenant, and a tenth of the time is tolerance.
 const LEAST: f64 = 0.3;
-/// … and garbage takes nothing from the half that it is owed.
+/// The part of an honest tenant beside garbage: all of the half that it is owed.
 const OWED: f64 = 0.5;
 const TOLERANCE: f64 = 0.01;
-/// A drain is given up after a second.
+/// The longest wait, ms: a drain is given up after a second.
 const LONGEST_WAIT_MS: u64 = 1_100;
 
 fn honest() -> Program {
@@ -20,7 +22,8 @@ fn liar(says: Says) -> Program {
     Program { says, ..honest() }
 }
 
-/// The GPU time of an honest tenant beside these, as a part of the time, and the longest that it waited, in ms.
+/// Returns the GPU time of an honest tenant beside `liars`, as a part of the time, and its longest
+/// wait, ms.
 fn honest_beside(liars: &[Program]) -> (f64, u64) {
     let programs: Vec<Program> = std::iter::once(honest()).chain(liars.iter().cloned()).collect();
     let mut model = Model::new(&programs);
@@ -43,17 +46,17 @@ fn ones(_: &Reading, _: Reading, _: u64) -> Reading {
     }
 }
 
-/// A page of noughts, but that it wants the GPU as it does.
+/// No GPU time, but the true wishes for the GPU.
 fn nothing_used(_: &Reading, truth: Reading, _: u64) -> Reading {
     Reading { compute_ns: 0, ..truth }
 }
 
-/// Next to nothing used.
+/// Almost no GPU time.
 fn a_trickle(before: &Reading, truth: Reading, _: u64) -> Reading {
     Reading { compute_ns: before.compute_ns + 1, ..truth }
 }
 
-/// The same, and never done.
+/// Almost no GPU time, and work that never ends.
 fn a_trickle_and_never_done(before: &Reading, truth: Reading, _: u64) -> Reading {
     Reading {
         in_flight: true,
@@ -64,7 +67,7 @@ fn a_trickle_and_never_done(before: &Reading, truth: Reading, _: u64) -> Reading
     }
 }
 
-/// Just enough to be believed.
+/// Just enough GPU time to be believed.
 fn half(_: &Reading, truth: Reading, _: u64) -> Reading {
     Reading { compute_ns: truth.compute_ns / 100 * 51, ..truth }
 }
@@ -74,7 +77,7 @@ fn half_of_something_long(_: &Reading, truth: Reading, _: u64) -> Reading {
     Reading { compute_ns: truth.compute_ns / 100 * 51, in_flight_ns: u64::MAX, longest_ns: u64::MAX, ..truth }
 }
 
-/// Half of the time that passed, and never done.
+/// Half of the time that passed, and work that never ends.
 fn half_and_never_done(_: &Reading, truth: Reading, now_ns: u64) -> Reading {
     Reading { in_flight: true, compute_ns: now_ns / 2, in_flight_ns: u64::MAX, longest_ns: u64::MAX, ..truth }
 }
@@ -88,7 +91,7 @@ fn now_and_then_idle(before: &Reading, truth: Reading, _: u64) -> Reading {
     }
 }
 
-/// Idle, but for a moment before others would have the GPU for that.
+/// Idle except for a moment, just before the others would get the GPU for that.
 fn idle_all_but_a_moment(before: &Reading, truth: Reading, _: u64) -> Reading {
     let in_flight = !before.in_flight;
     Reading { in_flight, waiters: truth.waiters, compute_ns: before.compute_ns + 1, ..Reading::default() }
@@ -99,7 +102,7 @@ fn idle_with_the_gpu(before: &Reading, truth: Reading, _: u64) -> Reading {
     if truth.waiters > 0 { truth } else { Reading { compute_ns: before.compute_ns, ..Reading::default() } }
 }
 
-/// Everything at the end of a second.
+/// All GPU time at the end of each second.
 fn in_lumps(before: &Reading, truth: Reading, now_ns: u64) -> Reading {
     let is_late = now_ns / SECOND > before.updated_ns / SECOND;
     let compute_ns = if is_late { truth.compute_ns } else { before.compute_ns };

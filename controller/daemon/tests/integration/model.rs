@@ -1,5 +1,5 @@
-//! A model, in virtual time, of a GPU and of tenants that wait at the gate as the interposer does: what the lease policy is
-//! tried on.
+//! A model of a GPU and of tenants in virtual time, for tests of the lease policy. The tenants wait
+//! at the gate as the interposer does.
 
 use deepres_abi::meter::Reading;
 use deepres_daemon::arbiter::account::Account;
@@ -10,39 +10,40 @@ use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-/// Bell to arbiter, gate to thread, completion to meter: a wake-up each.
+/// The time of a wake-up: from bell to arbiter, from gate to thread, and from completion to meter.
 const WAKE_NS: u64 = 40_000;
-/// From one launch to the next.
+/// The time from one launch to the next.
 const LAUNCH_NS: u64 = 5_000;
 
 pub const MS: u64 = 1_000_000;
 
-/// What a tenant does: kernels whose lengths go round, with a pause after so many of them.
+/// A tenant's program: kernels whose lengths repeat in a cycle, optionally with pauses.
 #[derive(Debug, Clone)]
 pub struct Program {
     pub class: Class,
     pub weight_ppm: u32,
     pub kernels_ns: Vec<u64>,
-    /// Launched and not finished, at most: the depth of the driver's queue.
+    /// The most kernels launched and not finished: the depth of the driver's queue.
     pub depth: usize,
-    /// After so many kernels the program waits for them and pauses.
+    /// After this many kernels the program waits for them and pauses for this time, ns.
     pub pause_after: Option<(usize, u64)>,
-    /// Active from, and to.
+    /// When the program is active: from, to, ns.
     pub active_ns: (u64, u64),
-    /// What its meter says of what it does.
+    /// The function from true readings to the readings of the tenant's meter.
     pub says: Says,
 }
 
-/// What a meter says at a decision: given the reading before, the true one, and when that is.
+/// A tenant's meter at a decision: a function of the last reading, the true reading, and the time,
+/// ns.
 pub type Says = fn(&Reading, Reading, u64) -> Reading;
 
-/// The truth.
+/// Returns the true reading.
 pub fn truth(_: &Reading, truth: Reading, _: u64) -> Reading {
     truth
 }
 
 impl Program {
-    /// Launches kernels of `kernel_ns` as fast as it may.
+    /// Launches kernels of `kernels_ns` as fast as it may.
     pub fn backlogged(weight_ppm: u32, kernels_ns: &[u64]) -> Self {
         Self {
             class: Class::Fair,
@@ -78,7 +79,7 @@ enum Event {
     Decide,
 }
 
-/// The machine.
+/// The model.
 pub struct Model {
     scheduler: Scheduler,
     tuning: Tuning,
@@ -87,7 +88,7 @@ pub struct Model {
     sequence: u64,
     gpu_free_ns: u64,
     now_ns: u64,
-    /// The most tenants whose gate was not closed at a time.
+    /// The most tenants at a time whose gate was not closed.
     pub most_holders: usize,
 }
 
@@ -131,7 +132,7 @@ impl Model {
         self.events.push(Reverse((when_ns, self.sequence, event)));
     }
 
-    /// Lets time pass until `until_ns`.
+    /// Advances the time to `until_ns`.
     pub fn run_until(&mut self, until_ns: u64) {
         while let Some(Reverse((now_ns, _, _))) = self.events.peek()
             && *now_ns <= until_ns
@@ -154,7 +155,7 @@ impl Model {
         let grant = self.scheduler.grant(id);
         let tenant = self.tenants.get_mut(&id).unwrap();
         let (from_ns, to_ns) = tenant.program.active_ns;
-        // Who stands at the gate still launches what it came for.
+        // A thread that waits at the gate still launches its kernel.
         let is_over = now_ns >= to_ns && !tenant.waiting;
         if now_ns < from_ns || is_over || tenant.in_flight.len() >= tenant.program.depth {
             tenant.waiting = false;
@@ -164,7 +165,7 @@ impl Model {
         let queued_ns: u64 = tenant.in_flight.iter().sum();
         let (may_go, rings) = match grant {
             Grant::Open => (true, false),
-            // One at a time is for gangs, of which there are none here.
+            // `Once` is for gangs, and the model has none.
             Grant::Closed | Grant::Once => (false, true),
             Grant::Paused => (false, false),
             Grant::Leased { expires_ns } if now_ns >= expires_ns => (false, true),
@@ -246,7 +247,7 @@ impl Model {
         self.most_holders = self.most_holders.max(holders);
         // The arbiter's own timer, and its tick.
         self.at(wake_ns.unwrap_or(u64::MAX).min(now_ns + 50 * MS).max(now_ns + 1), Event::Decide);
-        // Earlier timers are stale: at most one is kept, or they would multiply.
+        // Removes earlier timers, because they are stale and would multiply.
         self.prune(now_ns);
     }
 
@@ -262,18 +263,18 @@ impl Model {
         });
     }
 
-    /// GPU time that each tenant had, ns.
+    /// Returns the GPU time that each tenant had, ns.
     pub fn used_ns(&self) -> Vec<u64> {
         self.tenants.values().map(|tenant| tenant.used_ns).collect()
     }
 
-    /// The longest that each tenant waited at the gate, or waits yet, ns.
+    /// Returns the longest wait of each tenant at the gate so far, ns.
     pub fn longest_waits_ns(&self) -> Vec<u64> {
         let yet_ns = |tenant: &Tenant| tenant.waiting_since_ns.map_or(0, |since_ns| self.now_ns - since_ns);
         self.tenants.values().map(|tenant| tenant.longest_wait_ns.max(yet_ns(tenant))).collect()
     }
 
-    /// How long a lease lasts while others wait, ns.
+    /// Returns how long a lease lasts while others wait, ns.
     pub fn quantum_ns(&self) -> u64 {
         self.tuning.quantum_ns
     }

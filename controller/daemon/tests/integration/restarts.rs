@@ -1,4 +1,5 @@
-//! One daemon after the other in the same place: accounts go on, and what is said of the time between is believed within bounds.
+//! Restarts: one daemon after another in the same place. Accounts go on, and reports about the time
+//! between are believed within bounds.
 
 use deepres_abi::grant::GateState;
 use deepres_abi::wire::Role;
@@ -11,7 +12,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The arbiter looks at idle tenants every 50 ms.
+/// Enough for several looks: the arbiter reads the meters every 50 ms while it waits for a
+/// session's counters.
 const LOOKS: Duration = Duration::from_millis(300);
 
 fn daemon() -> Daemon {
@@ -26,7 +28,7 @@ fn account(daemon: &Daemon, name: &str) -> AccountStatus {
     tenant(daemon, name).gpus.remove(0)
 }
 
-/// Runs for a while, and says that `used_ns` of it were GPU time.
+/// Runs for a while, and reports `used_ns` of that as GPU time.
 fn work(session: &Tenant, used_ns: u64) {
     session.slot().in_flight.store(1, Ordering::SeqCst);
     std::thread::sleep(Duration::from_nanos(used_ns) + Duration::from_millis(100));
@@ -35,7 +37,7 @@ fn work(session: &Tenant, used_ns: u64) {
     session.slot().in_flight.store(0, Ordering::SeqCst);
 }
 
-/// The session of a process that had one before, whose page is not up to date yet.
+/// Connects as a process that had a session before, without carrying over its counters yet.
 fn return_to(daemon: &Daemon, name: &str) -> Tenant {
     let mut hello = daemon.hello(Role::Session, name);
     hello.sessions_before = 1;
@@ -99,7 +101,7 @@ fn a_session_that_begins_at_zero_adds_to_the_account() {
 #[test]
 fn who_came_after_the_last_write_is_charged_from_its_beginning() {
     let daemon = daemon();
-    // As if the daemon had been killed before it wrote again.
+    // As if the daemon had been killed before it saved again.
     let path = daemon.directory.state_file();
     let early = std::fs::read(&path).unwrap();
     let session = daemon.join("late", 0, 0);
@@ -122,7 +124,7 @@ fn what_is_said_of_the_time_between_is_bounded_by_it() {
     bring(&session, u64::MAX / 2, u64::MAX);
     std::thread::sleep(LOOKS);
     let gpu_ns = account(&daemon, "a").gpu_ns;
-    // The whole test, at most; the margin is for what passed before `began_ns`.
+    // The time of the whole test at most. The margin is for the time before `began_ns`.
     assert!(gpu_ns <= deepres_model::clock::monotonic_ns() - began_ns + 3_000 * MS, "{gpu_ns}");
     assert!(account(&daemon, "a").total_share_ppm <= 1_000_000);
 }
@@ -149,12 +151,12 @@ fn a_process_that_comes_back_to_the_same_daemon_is_charged_once() {
     bring(&session, 25 * MS, 25);
     std::thread::sleep(LOOKS);
     assert_eq!(account(&daemon, "a").gpu_ns, 25 * MS);
-    // And to the one after the next, without having met the next.
+    // The same for a daemon whose predecessor the process never met.
     drop(session);
     wait_until(PATIENCE, || tenant(&daemon, "a").sessions.is_empty());
     let daemon = daemon.restart().restart();
     let session = return_to(&daemon, "a");
-    // No more is believed than there was time for.
+    // No more is believed than the time that passed.
     std::thread::sleep(LOOKS);
     bring(&session, 30 * MS, 30);
     wait_until(PATIENCE, || account(&daemon, "a").gpu_ns == 30 * MS);

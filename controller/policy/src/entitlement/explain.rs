@@ -1,4 +1,4 @@
-//! How a tenant's share comes about, as sums that anyone can check.
+//! Explains how a tenant's share comes about, as sums that anyone can check.
 
 use super::present::{Claim, shares};
 use super::{Request, Rule, awake, while_all_want};
@@ -11,18 +11,18 @@ use std::collections::BTreeMap;
 /// One term of a sum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summand {
-    /// What it is, in words.
+    /// The description of the term.
     pub what: String,
-    /// How much it adds, or takes if negative, parts per million of the GPU.
+    /// The amount that the term adds, or takes off if negative, parts per million of the GPU.
     pub ppm: i64,
 }
 
 /// A share, and the terms that add up to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sum {
-    /// The terms; those that are nothing are left out.
+    /// The terms, without those that are zero.
     pub terms: Vec<Summand>,
-    /// What they add up to, parts per million of the GPU.
+    /// The sum of the terms, parts per million of the GPU.
     pub ppm: u32,
 }
 
@@ -36,35 +36,40 @@ impl Sum {
     }
 }
 
-/// How one tenant's share comes about.
+/// The derivation of one tenant's share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Derivation {
-    /// The rule that it is owed its part by.
+    /// The rule from which the tenant's entitlement follows.
     pub rule: Rule,
-    /// Its weight among its like, parts per million.
+    /// The tenant's weight among tenants of its kind, parts per million.
     pub weight_ppm: u32,
-    /// It wants nothing, and has not for a while: what it is owed is lent to the others until it comes back.
+    /// Whether the tenant has wanted nothing for a while. Its part is then lent to the others until
+    /// it comes back.
     #[serde(default)]
     pub is_idle: bool,
-    /// What it is owed while all want the GPU who are not idle; if it is idle itself, while all do.
+    /// The entitlement while all tenants that are not idle want the GPU; for an idle tenant, while
+    /// all tenants do.
     pub owed: Sum,
-    /// The part of the time that it would use if it had the GPU to itself, parts per million.
+    /// The part of the time that the tenant would use if it had the GPU to itself, parts per
+    /// million.
     pub demand_ppm: u32,
-    /// What that comes to while all want as much as they do now.
+    /// The share while all tenants want as much as they do now.
     pub present: Sum,
-    /// The part for each unit of weight of those that want more than they have: `present` is the lesser of demand, and of weight times
-    /// this. None: all have what they want.
+    /// The part for each unit of weight of those tenants that want more than they have. `present`
+    /// is the lesser of demand, and of weight times this level. `None` if all tenants have what
+    /// they want.
     pub water_level: Option<f64>,
 }
 
-/// Derives the share of `tenant` from what all ask for and how much each wants; `None` if it is not among them.
+/// Derives the share of `tenant` from all tenants' requests and demands. Returns `None` if `tenant`
+/// is not among them.
 pub fn derive(
     tenant: TenantId,
     requests: &BTreeMap<TenantId, Request>,
     demands_ppm: &BTreeMap<TenantId, u32>,
 ) -> Option<Derivation> {
     let request = requests.get(&tenant)?;
-    // Who is idle is nobody's rival, and is itself owed its part among all.
+    // An idle tenant is no rival of the others, but is itself owed its part among all.
     let rivals = if request.is_idle { requests.clone() } else { awake(requests) };
     let requests = &rivals;
     let owed = while_all_want(requests);

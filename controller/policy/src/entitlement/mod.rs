@@ -1,19 +1,27 @@
-//! The share of a GPU that each tenant is owed, after DeepRes: by what it asked for, by its class, by its priority.
+//! Entitlements: the share of a GPU that each tenant is owed, after DeepRes: by its wish, its class
+//! and its priority.
 //!
 //! Precedence: class, then share, then priority.
 //!
-//! 1. A **guaranteed** tenant is owed the share it asked for. Promises that do not fit together are not made ([`fits`]).
-//! 2. A **fair** tenant that asked for a share is owed it, as far as the promises leave room; if they leave too little, such shares
-//!    shrink in proportion.
-//! 3. A **fair** tenant that did not ask has its part of the rest, by its priority value ([`super::priority`]). Beside tenants that asked for
-//!    everything it is owed [`UNASKED_FLOOR_PPM`] (all of them together [`UNASKED_LIMIT_PPM`] at most).
-//! 4. A **best-effort** tenant is owed nothing. It has the GPU while no other wants it; among such tenants the priority value weighs.
+//! 1. A **guaranteed** tenant is owed the share that it asked for. Guarantees that do not fit
+//!    together are not given ([`fits`]).
+//! 2. A **fair** tenant that asked for a share is owed that share, as far as the guarantees leave
+//!    room. If they leave too little, such shares shrink in proportion.
+//! 3. A **fair** tenant that asked for no share has its part of the rest, by its priority value
+//!    ([`super::priority`]). Beside tenants that asked for everything it is owed
+//!    [`UNASKED_FLOOR_PPM`]. All such tenants together are then owed at most [`UNASKED_LIMIT_PPM`].
+//! 4. A **best-effort** tenant is owed nothing. It has the GPU while no other tenant wants it.
+//!    Among such tenants the priority value decides.
 //!
-//! This is what is owed while all want the GPU. **Who is idle is nobody's rival**: what a tenant asked for that has wanted nothing for a while
-//! ([`IDLE_NS`]) is not kept from the others, who are owed what they would be if it were not there; it is owed its part among all, and has it at
-//! once when it is back. In shorter pauses what a tenant leaves flows to those who want more, in proportion to what they are owed:
-//! [`super::lease`] does that by itself, since it only ever chooses among those who want the GPU. [`present`] says what comes of it at the
-//! demand of the moment, [`explain`] how a tenant's part comes about.
+//! These entitlements hold while all tenants want the GPU. **An idle tenant is no rival of the
+//! others.** A tenant is idle if it has wanted nothing for [`IDLE_NS`]. The others are then owed as
+//! much as if the idle tenant were not there. The idle tenant is still owed its part among all
+//! tenants, and has that part at once when it comes back.
+//!
+//! In shorter pauses the part of a tenant flows to those that want more, in proportion to their
+//! entitlements. [`super::lease`] does so by itself, because it only chooses among tenants that
+//! want the GPU. [`present`] computes the resulting shares at the present demand. [`explain`]
+//! explains a tenant's share.
 
 pub mod explain;
 pub mod present;
@@ -27,34 +35,35 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use waterfill::{Vessel, fill};
 
-/// What a fair tenant that asked for nothing is owed beside tenants that asked for everything.
+/// The entitlement of a fair tenant without a wish, beside tenants that asked for everything.
 pub const UNASKED_FLOOR_PPM: u64 = 10_000;
 
-/// What all of those are owed together, at most.
+/// The most that all those tenants are owed together.
 pub const UNASKED_LIMIT_PPM: u64 = 500_000;
 
-/// A tenant that has wanted nothing for longer than this is idle: longer than the pauses of a job at work, and short beside the time for which someone leaves
-/// a notebook alone.
+/// How long a tenant must want nothing to be idle. This is longer than the pauses of a job at work.
+/// It is short beside the time for which someone leaves a notebook alone.
 pub const IDLE_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 
-/// Who was idle and wants the GPU has its part again at once; many that come and go so cost no more than one review each so often.
+/// A tenant that was idle and wants the GPU has its part again at once. But reviews for this reason
+/// are at least this far apart, so that many tenants that come and go cost no more.
 pub const BACK_NS: u64 = Duration::from_millis(10).as_nanos() as u64;
 
 /// The whole GPU.
 const WHOLE: u64 = PPM as u64;
 
-/// What a tenant asks for, and what its user may have.
+/// The wishes of a tenant, and the cap of its user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// The kind of promise it wants.
+    /// The class that the tenant wants.
     pub class: Class,
-    /// The share asked for, if any.
+    /// The share that the tenant asks for, if any.
     pub asked_ppm: Option<u32>,
     /// The most that the tenant can be owed.
     pub cap_ppm: u32,
-    /// Its priority value.
+    /// The tenant's priority value.
     pub priority_ppm: u32,
-    /// It has wanted nothing for [`IDLE_NS`], or is not to run.
+    /// Whether the tenant has wanted nothing for [`IDLE_NS`], or is not to run.
     pub is_idle: bool,
 }
 
@@ -74,46 +83,48 @@ impl Request {
     }
 }
 
-/// The rule that a tenant's part follows from.
+/// The rule from which a tenant's entitlement follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// It is guaranteed.
+    /// The tenant's share is guaranteed.
     Guaranteed,
-    /// It asked for it.
+    /// The tenant asked for the share.
     Asked,
-    /// It asked for more than there is room for beside the others.
+    /// The tenant asked for more than there is room for beside the others.
     Shrunk,
-    /// Its part, by priority, of what nobody asked for.
+    /// The tenant has its part, by priority, of the time that nobody asked for.
     Rest,
-    /// All that its user may have.
+    /// The tenant has all that its user may have.
     Capped,
-    /// What others leave.
+    /// The tenant has what others leave.
     Gaps,
 }
 
-/// What a tenant is owed.
+/// The entitlement of a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entitlement {
-    /// The part of the GPU's time while all want it that are not idle (of one that is idle: all), parts per million; 0 for best effort.
+    /// The part of the GPU's time while all tenants that are not idle want it, parts per million.
+    /// For an idle tenant: while all tenants want it. 0 for best effort.
     pub ppm: u32,
-    /// Its weight among those it competes with; at least 1.
+    /// The tenant's weight among those that it competes with; at least 1.
     pub weight_ppm: u32,
-    /// Why it is that.
+    /// The rule behind the entitlement.
     pub rule: Rule,
 }
 
-/// What guarantees add up to, parts per million.
+/// Returns the sum of the guaranteed shares, parts per million.
 pub fn promised_ppm(requests: impl IntoIterator<Item = Request>) -> u64 {
     requests.into_iter().map(|request| request.promised()).sum()
 }
 
-/// Whether the guarantees among `requests` can all be kept.
+/// Returns whether all guarantees among `requests` can be kept.
 pub fn fits(requests: impl IntoIterator<Item = Request>) -> bool {
     promised_ppm(requests) <= WHOLE
 }
 
-/// The entitlement of each tenant. Those of who is not idle add up to [`PPM`] at most.
+/// Returns the entitlement of each tenant. Those of tenants that are not idle add up to at most
+/// [`PPM`].
 pub fn entitlements(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, Entitlement> {
     let mut owed = while_all_want(requests);
     if requests.values().any(|request| request.is_idle) {
@@ -122,13 +133,13 @@ pub fn entitlements(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId
     owed
 }
 
-/// Those that are not idle.
+/// Returns the requests of tenants that are not idle.
 fn awake(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, Request> {
     let awake = requests.iter().filter(|(_, request)| !request.is_idle);
     awake.map(|(tenant, request)| (*tenant, *request)).collect()
 }
 
-/// What each is owed beside all the others. It adds up to [`PPM`] at most.
+/// Returns the entitlement of each tenant beside all others. They add up to at most [`PPM`].
 fn while_all_want(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, Entitlement> {
     let promised = promised_ppm(requests.values().copied());
     let room = WHOLE.saturating_sub(promised);
@@ -141,7 +152,7 @@ fn while_all_want(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, 
     let for_unasked = room.saturating_sub(asked_sum).max(floor);
     let for_asked = if unasked == 0 { room } else { room - for_unasked };
 
-    // In the order of the requests that they belong to.
+    // Both iterators are in the order of the requests that they belong to.
     let mut rest = parts(requests, for_unasked, |request| {
         request.class != Class::BestEffort && request.asked_ppm.is_none()
     });
@@ -171,7 +182,8 @@ fn while_all_want(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, 
     requests.iter().map(owed).collect()
 }
 
-/// Parts of `total` for those tenants that `belongs` picks, in their order, by priority and up to their caps.
+/// Returns the parts of `total` for the tenants that `belongs` picks, in their order: by priority
+/// and up to their caps.
 fn parts(
     requests: &BTreeMap<TenantId, Request>,
     total: u64,

@@ -1,7 +1,7 @@
-//! What each tenant's share comes to at the demand of the moment: weighted max–min fair, after DeepRes.
+//! The tenants' shares at the present demand: weighted max-min fair, after DeepRes.
 //!
-//! Demand does not depend on the share that a tenant has ([`crate::demand`]), so what is owed stays what it is however little is
-//! used, and a tenant that wants more again has it at once.
+//! Demand does not depend on the share that a tenant has ([`crate::demand`]). So the entitlement
+//! stays the same however little is used, and a tenant that wants more again has its part at once.
 
 use super::Entitlement;
 use super::waterfill::{Vessel, pour};
@@ -13,24 +13,26 @@ use std::collections::BTreeMap;
 /// A tenant beside the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
-    /// Its class.
+    /// The tenant's class.
     pub class: Class,
-    /// What it is owed.
+    /// The tenant's entitlement.
     pub owed: Entitlement,
-    /// The part of the time that it would use, parts per million.
+    /// The part of the time that the tenant would use, parts per million.
     pub demand_ppm: u32,
 }
 
-/// What a claim comes to.
+/// The share that results from a claim.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Present {
     /// The part of the GPU's time, parts per million.
     pub ppm: u32,
-    /// The part for each unit of weight of those that want more than they have; `None` when all have what they want.
+    /// The part for each unit of weight of tenants that want more than they have; `None` if all
+    /// have what they want.
     pub level: Option<f64>,
 }
 
-/// The share of each tenant, had all of them wanted the GPU as much as they do now for long. They add up to [`PPM`] at most.
+/// Returns the share of each tenant, if all tenants want the GPU as much as they do now for long.
+/// The shares add up to at most [`PPM`].
 pub fn shares(claims: &BTreeMap<TenantId, Claim>) -> BTreeMap<TenantId, Present> {
     let mut shares = BTreeMap::new();
     let mut left = u64::from(PPM);
@@ -117,7 +119,7 @@ mod tests {
             let claims = claims(&tenants);
             for (tenant, present) in shares(&claims) {
                 let Claim { class, owed, demand_ppm } = claims[&tenant];
-                // One millionth of rounding.
+                // One millionth is lost by rounding.
                 prop_assert!(class == Class::BestEffort || present.ppm + 1 >= owed.ppm.min(demand_ppm), "{present:?} of {owed:?}");
             }
         }
@@ -149,7 +151,7 @@ mod tests {
             let mut tenants: Vec<_> = requests.into_iter().zip(demands).collect();
             let before = ppm(&tenants)[0];
             tenants[0].0.priority_ppm = tenants[0].0.priority_ppm.max(priority);
-            // What the others' weights lose by rounding is less than a millionth for each.
+            // Rounding takes less than a millionth off each of the others' weights.
             prop_assert!(ppm(&tenants)[0] + tenants.len() as u32 >= before);
         }
 

@@ -1,4 +1,4 @@
-//! What is owed, by example and for any input.
+//! Tests of entitlements, by example and for any input.
 
 use super::*;
 use crate::demand::Demand;
@@ -120,12 +120,12 @@ fn any_request() -> impl Strategy<Value = Request> {
         })
 }
 
-/// Any requests whose guarantees can be kept: the daemon lets in no others.
+/// Any requests whose guarantees can be kept, because the daemon lets in no others.
 pub fn requests(most: usize) -> impl Strategy<Value = Vec<Request>> {
     prop::collection::vec(any_request(), 1..most).prop_map(let_in)
 }
 
-/// The requests, but that guarantees for which no room is left are none.
+/// The requests, with class fair instead of guarantees for which no room is left.
 fn let_in(mut requests: Vec<Request>) -> Vec<Request> {
     let mut promised = 0;
     for request in &mut requests {
@@ -137,7 +137,8 @@ fn let_in(mut requests: Vec<Request>) -> Vec<Request> {
     requests
 }
 
-/// The same of a thousand: the larger the scale, the less each asks for, and may have where it has a cap, so that much is left to those that ask for nothing.
+/// A thousand such requests. The larger the scale, the less each tenant asks for, and the lower its
+/// cap if it has one. So much is left to tenants without a wish.
 fn crowds() -> impl Strategy<Value = Vec<Request>> {
     let requests = prop::collection::vec(any_request(), 1000);
     (requests, prop::sample::select(&[1, 30, 1_000][..])).prop_map(|(requests, scale)| {
@@ -203,7 +204,7 @@ proptest! {
         let floor = (count * UNASKED_FLOOR_PPM).min(UNASKED_LIMIT_PPM).min(WHOLE - promised_ppm(awake));
         let room: u64 = unasked.iter().map(|(request, _)| u64::from(request.cap_ppm)).sum();
         let owed: u64 = unasked.iter().map(|(_, ppm)| u64::from(*ppm)).sum();
-        // Each loses less than a millionth to rounding.
+        // Each tenant loses less than a millionth to rounding.
         prop_assert!(owed + count >= floor.min(room), "{owed} of {floor}");
     }
 
@@ -263,7 +264,7 @@ proptest! {
         let wanted = |request: &Request| u64::from(request.asked_ppm.unwrap_or(PPM).min(request.cap_ppm));
         let owners = || awake().filter(|(request, _)| request.class != Class::BestEffort);
         let room = owners().map(|(request, _)| wanted(request)).sum::<u64>().min(WHOLE);
-        // Each loses less than a millionth to rounding.
+        // Each tenant loses less than a millionth to rounding.
         prop_assert!(owners().map(|(_, owed)| u64::from(owed.ppm)).sum::<u64>() + 1000 >= room, "of {room}");
     }
 }
@@ -273,7 +274,7 @@ fn a_thousand_equals_are_each_owed_a_thousandth() {
     assert!(ppm(&vec![NONE(); 1000]).iter().all(|ppm| *ppm == PPM / 1000));
 }
 
-/// A job over time: what it says, and the GPU time and idleness of its own choice that each review sees of it, ns.
+/// A job over time: its declarations, and the GPU time and voluntary idleness in each review, ns.
 fn steady() -> impl Strategy<Value = (Priority, u64, u64)> {
     let said =
         (prop::option::of(0..7_200_000_000_000u64), prop::option::of(1..7_200_000_000_000u64), 0..=PPM);
@@ -284,13 +285,13 @@ fn steady() -> impl Strategy<Value = (Priority, u64, u64)> {
     })
 }
 
-/// As often as the daemon reviews what is owed.
+/// The time between two reviews of entitlements by the daemon, ns.
 const REVIEW_NS: u64 = 100_000_000;
 
-/// What a share moves by when the least priority value is rounded the other way.
+/// The change of a share if the least priority value is rounded the other way.
 const ROUNDING_PPM: u32 = PPM / MIN_VALUE_PPM;
 
-/// What each of these jobs is owed after each of so many reviews.
+/// Returns the entitlement of each job after each of `reviews` reviews.
 fn reviewed(jobs: &[(Priority, u64, u64)], reviews: u64) -> Vec<Vec<u32>> {
     let mut demands = vec![Demand::default(); jobs.len()];
     let review = |review: u64| {
@@ -313,7 +314,7 @@ proptest! {
 
     #[test]
     fn nothing_oscillates_on_steady_load(jobs in prop::collection::vec(steady(), 1..6)) {
-        // Without deadlines nothing moves but by rounding.
+        // Without deadlines, shares change only by rounding.
         let jobs: Vec<_> =
             jobs.into_iter().map(|(said, work, idle)| (Priority { deadline_ns: None, ..said }, work, idle)).collect();
         let owed = reviewed(&jobs, 150);
@@ -331,7 +332,8 @@ proptest! {
         let owed = reviewed(&jobs, 50);
         for pair in owed.windows(2) {
             for (before, after) in pair[0].iter().zip(&pair[1]) {
-                // A hundredth at a time: a review is short beside the time in which urgency grows.
+                // A share changes by at most a hundredth at a time: a review is short beside the
+                // time in which urgency grows.
                 prop_assert!(before.abs_diff(*after) <= PPM / 100, "{before} and then {after} ppm");
             }
         }

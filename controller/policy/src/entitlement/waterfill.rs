@@ -1,35 +1,39 @@
-//! Weighted max–min fairness with caps: the water-filling that entitlements, and the fluid limit they are held against, share.
+//! Weighted max-min fairness with caps, by water-filling. Entitlements use it, and so does the
+//! fluid limit with which tests compare them.
 
-/// One that wants a part.
+/// A claimant of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vessel {
-    /// Its part grows in proportion to this.
+    /// The weight, to which the part is proportional.
     pub weight: u64,
-    /// It takes no more than this.
+    /// The most that the part can be.
     pub cap: u64,
 }
 
-/// Parts of `total`: in proportion to weight, but for those whose cap is below that, who get their cap; what they leave is split
-/// among the others in the same way. The parts add up to `total` at most, and fall short of it only by rounding (less than one each) or
-/// when all are at their caps. Without weight there is no part.
+/// Returns the parts of `total`, in proportion to weight. A vessel whose cap is below that gets its
+/// cap, and what it leaves is split among the others in the same way. The parts add up to at most
+/// `total`. They fall short of it only by rounding (less than one each), or if all are at their
+/// caps. A vessel without weight gets nothing.
 pub fn fill(total: u64, vessels: &[Vessel]) -> Vec<u64> {
     pour(total, vessels).0
 }
 
-/// As [`fill`], and how high the water stands: the part for each unit of weight of those that are not full, `None` when all are. So each part is
-/// the lesser of its cap and its weight times the level.
+/// Returns the same parts as [`fill`], and the water level: the part for each unit of weight of
+/// vessels that are not full. The level is `None` if all are full. So each part is the lesser of
+/// its cap and its weight times the level.
 pub fn pour(total: u64, vessels: &[Vessel]) -> (Vec<u64>, Option<f64>) {
     let mut order: Vec<usize> = (0..vessels.len()).filter(|index| vessels[*index].weight > 0).collect();
     let mut parts = vec![0; vessels.len()];
     let mut left = u128::from(total);
     let mut weights: u128 = order.iter().map(|index| u128::from(vessels[*index].weight)).sum();
-    // Mostly nobody is full, and then it does not matter who would be first.
+    // Mostly no vessel is full. Then the order does not matter, and need not be computed.
     let is_full = |index: &usize| {
         let vessel = &vessels[*index];
         u128::from(vessel.cap) * weights <= u128::from(total) * u128::from(vessel.weight)
     };
     if order.iter().any(is_full) {
-        // Who is full first: cap/weight ascending, compared without dividing.
+        // In the order in which vessels become full: cap/weight ascending, compared without
+        // dividing.
         order.sort_by(|a, b| {
             let (a, b) = (&vessels[*a], &vessels[*b]);
             (u128::from(a.cap) * u128::from(b.weight)).cmp(&(u128::from(b.cap) * u128::from(a.weight)))
@@ -47,7 +51,7 @@ pub fn pour(total: u64, vessels: &[Vessel]) -> (Vec<u64>, Option<f64>) {
         rest = others;
     }
     for index in rest {
-        // Below the vessel's cap, which fits.
+        // The part is below the vessel's cap, so it fits into u64.
         parts[*index] = (left * u128::from(vessels[*index].weight) / weights) as u64;
     }
     (parts, (!rest.is_empty()).then(|| left as f64 / weights as f64))
@@ -102,7 +106,7 @@ mod tests {
             let parts = fill(total, &vessels);
             for (part, vessel) in parts.iter().zip(&vessels).filter(|(part, vessel)| vessel.weight > 0 && **part < vessel.cap) {
                 for (other_part, other) in parts.iter().zip(&vessels).filter(|(_, other)| other.weight > 0) {
-                    // part/weight ≥ other_part/other_weight, but for the rounding of one.
+                    // part/weight ≥ other_part/other_weight, up to a rounding of one.
                     prop_assert!(u128::from(part + 1) * u128::from(other.weight) >= u128::from(*other_part) * u128::from(vessel.weight));
                 }
             }
