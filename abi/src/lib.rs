@@ -26,6 +26,7 @@ pub mod driver;
 pub mod forwarded;
 pub mod gate;
 pub mod grant;
+pub mod label;
 pub mod ledger;
 pub mod meter;
 pub mod oversubscribe;
@@ -37,8 +38,11 @@ pub mod seqlock;
 pub mod standalone;
 pub mod sync;
 pub mod tally;
+#[cfg(feature = "serde")]
+mod text;
 pub mod turn;
 pub mod wire;
+pub mod wish;
 
 /// GPUs that one host can have. Pages hold one slot for each, indexed by the controller's GPU index.
 pub const MAX_GPUS: usize = 16;

@@ -4,9 +4,9 @@ use crate::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use core::{cmp, fmt};
 
 /// Layouts with another major version are refused; the reader's minor version may be older or newer.
-pub const MAJOR: u16 = 1;
+pub const MAJOR: u16 = 2;
 /// Raised when a field is added: in space that was reserved (and zero) before, or at the end of a page or frame.
-pub const MINOR: u16 = 5;
+pub const MINOR: u16 = 1;
 /// From this minor version on a meter page may go on from the counters of the session before.
 pub const MINOR_CARRIES: u16 = 1;
 

@@ -9,6 +9,7 @@
 
 use crate::MAX_GPUS;
 use crate::page::{MAJOR, MINOR};
+use crate::wish::WISHES_BYTES;
 use core::cmp::Ordering;
 use core::fmt;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -101,69 +102,36 @@ pub enum Role {
     Appraised = 5,
 }
 
-/// Tenant → controller: who I am and what I ask for. Asking is all it is: the controller's configuration decides.
+/// Tenant → controller: who I am, and my wishes. The controller's configuration decides about the wishes.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Hello {
     head: FrameHead,
-    /// The sender's `CLOCK_MONOTONIC`, ns: tells a different time namespace, in which times cannot be compared.
+    /// The sender's `CLOCK_MONOTONIC`, ns. The controller refuses a sender of another time namespace, in which times cannot be
+    /// compared.
     pub monotonic_ns: u64,
-    /// Device memory asked for on each GPU, bytes; 0: not asked.
-    pub memory_bytes: u64,
-    /// Share asked for, parts per million; 0: not asked.
-    pub share_ppm: u32,
     /// A [`Role`].
     pub role: u32,
     /// Process id in the sender's own namespace, for people to read.
     pub pid: u32,
     /// UUIDs that follow.
     pub gpu_count: u32,
+    /// Sessions that this process had before this one and whose counters its meter page will go on from
+    /// ([`crate::meter::MeterPage::set_carried`]); 0: the page will begin at zero.
+    pub sessions_before: u32,
+    /// An [`crate::oversubscribe::Oversubscribe`]; 0: not asked.
+    pub oversubscribe: u32,
+    /// A keeper: 1 if this very process is to be metered from outside, and its children; it is answered once it is. Else 0.
+    pub metering: u32,
     /// The GPUs that the process can see, in its order.
     pub gpu_uuids: [Uuid; MAX_GPUS],
     /// The tenant's name, UTF-8, zero-padded; empty: the controller finds one.
     pub tenant: [u8; TENANT_NAME_BYTES],
     /// The command line, shortened, UTF-8, zero-padded.
     pub client: [u8; CLIENT_BYTES],
-    /// Sessions that this process had before this one and whose counters its meter page will go on from
-    /// ([`crate::meter::MeterPage::set_carried`]); 0: the page will begin at zero.
-    pub sessions_before: u32,
-    /// An [`crate::oversubscribe::Oversubscribe`]; 0: not asked.
-    pub oversubscribe: u32,
-    /// The class asked for; 0: not asked.
-    pub class: u32,
-    /// How critical the job is ([`crate::criticality::Criticality::number`]); 0: not said.
-    pub criticality_ppm: u32,
-    /// When the job has to be done, ns from its start; 0: not said.
-    pub deadline_ns: u64,
-    /// How much GPU time the job is thought to take, ns; 0: not said.
-    pub size_ns: u64,
-    /// How soon the job's requests are to be answered, ns; 0: not said.
-    pub slo_ns: u64,
-    /// A keeper: 1 if this very process is to be metered from outside, and its children; it is answered once it is. Else 0.
-    pub metering: u32,
-    /// Whether what of its memory it does not use may be others': 1 yes, 2 no; 0: not said.
-    pub memory_follows_use: u32,
-    /// Whether the time of its copies is charged: 1 yes, 2 no; 0: not said.
-    pub charge_copies: u32,
-    reserved: [u8; 12],
-}
-
-/// A wish for or against something as a field of a frame has it.
-pub const fn said(wish: Option<bool>) -> u32 {
-    match wish {
-        None => 0,
-        Some(true) => 1,
-        Some(false) => 2,
-    }
-}
-
-/// The reverse of [`said`]; of what is none of these nothing was said.
-pub const fn heard(field: u32) -> Option<bool> {
-    match field {
-        1 => Some(true),
-        2 => Some(false),
-        _ => None,
-    }
+    /// The wishes, as [`crate::wish::Wish::encode`] writes them.
+    pub wishes: [u8; WISHES_BYTES],
+    reserved: [u8; 16],
 }
 
 /// Controller → tenant: you are in.
@@ -296,7 +264,7 @@ impl View {
 
 impl Frame for View {
     const KIND: FrameKind = FrameKind::View;
-    const FIRST_BYTES: usize = 920;
+    const FIRST_BYTES: usize = 936;
     fn head(&self) -> &FrameHead {
         &self.head
     }
@@ -304,7 +272,7 @@ impl Frame for View {
 
 impl Frame for Hello {
     const KIND: FrameKind = FrameKind::Hello;
-    const FIRST_BYTES: usize = 560;
+    const FIRST_BYTES: usize = 832;
     fn head(&self) -> &FrameHead {
         &self.head
     }
@@ -455,48 +423,35 @@ pub fn text(field: &[u8]) -> Option<&str> {
 
 const _: () = {
     assert!(size_of::<FrameHead>() == 16);
-    assert!(size_of::<Hello>() == 560);
+    assert!(size_of::<Hello>() == 832);
     assert!(size_of::<Welcome>() == 112);
-    assert!(core::mem::offset_of!(View, asker_bytes) == 920);
     assert!(size_of::<View>() == 936 && size_of::<View>() <= MAX_FRAME_BYTES);
     assert!(size_of::<Refusal>() == 504);
-    assert!(core::mem::offset_of!(Hello, sessions_before) == 496);
-    assert!(core::mem::offset_of!(Hello, slo_ns) == 528);
-    assert!(core::mem::offset_of!(Hello, memory_follows_use) == 540);
-    assert!(core::mem::offset_of!(Hello, charge_copies) == 544);
+    assert!(core::mem::offset_of!(Hello, wishes) == 496);
     assert!(size_of::<Hello>() <= MAX_FRAME_BYTES && size_of::<Refusal>() <= MAX_FRAME_BYTES);
 };
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_wish_for_or_against_is_heard_as_it_was_said() {
-        for wish in [None, Some(true), Some(false)] {
-            assert_eq!(heard(said(wish)), wish);
-        }
-        assert_eq!(heard(3), None);
-    }
+    use crate::wish::Wish;
 
     #[test]
     fn a_frame_survives_its_bytes() {
         let mut hello = Hello::new(Role::Keeper);
         set_text(&mut hello.tenant, "train");
-        hello.share_ppm = 300_000;
+        hello.wishes = Wish { share_ppm: Some(300_000), ..Wish::default() }.encode();
         let back = decode::<Hello>(hello.as_bytes()).unwrap();
-        assert_eq!(
-            (back.role(), text(&back.tenant), back.share_ppm),
-            (Some(Role::Keeper), Some("train"), 300_000)
-        );
+        assert_eq!((back.role(), text(&back.tenant)), (Some(Role::Keeper), Some("train")));
+        assert_eq!(Wish::decode(&back.wishes).unwrap().share_ppm, Some(300_000));
     }
 
     #[test]
     fn other_bytes_versions_and_kinds_are_refused_with_what_was_found() {
         assert_eq!(decode::<Hello>(b"").err(), Some(FrameError::Malformed));
-        assert_eq!(decode::<Hello>(&[0xA5; 560]).err(), Some(FrameError::Malformed));
+        assert_eq!(decode::<Hello>(&[0xA5; size_of::<Hello>()]).err(), Some(FrameError::Malformed));
         assert_eq!(
-            decode::<Hello>(&Hello::new(Role::Session).as_bytes()[..559]).err(),
+            decode::<Hello>(&Hello::new(Role::Session).as_bytes()[..size_of::<Hello>() - 1]).err(),
             Some(FrameError::Malformed)
         );
         let refusal = Refusal::new(RefusalKind::Full, "no");

@@ -6,7 +6,6 @@ use super::{Shared, residency};
 use crate::arbiter::Report;
 use crate::probes::metering::{self, Purpose};
 use deepres_model::admin::{MAX_REQUEST_BYTES, Reply, Request};
-use deepres_model::authority::Wish;
 use deepres_model::peer::Peer;
 use deepres_model::text::{harmless, is_name};
 use std::io;
@@ -178,29 +177,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
                 Err(message) => Reply::Error { message },
             }
         }
-        Request::Set {
-            tenant,
-            share_ppm,
-            memory_bytes,
-            class,
-            criticality,
-            deadline_ns,
-            size_ns,
-            slo_ns,
-            memory_follows_use,
-            charge_copies,
-        } => {
-            let wish = Wish {
-                share_ppm,
-                memory_bytes,
-                class,
-                criticality,
-                deadline_ns,
-                size_ns,
-                slo_ns,
-                memory_follows_use,
-                charge_copies,
-            };
+        Request::Set { tenant, wish } => {
             let set = shared.registry.borrow_mut().set(&tenant, wish);
             in_force(set, shared).await
         }

@@ -7,6 +7,7 @@
 
 mod part;
 
+pub use deepres_abi::wish::Wish;
 pub use part::{Claim, Part, Want, Wants, bounds};
 
 use crate::config::{CapOf, Caps};
@@ -16,87 +17,9 @@ use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::quantity::MAX_TIME_NS;
 use deepres_policy::class::Class;
 use deepres_policy::priority::Criticality;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use deepres_abi::label::Labels;
+use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::str::FromStr;
-
-/// A wish, field by field: a job's, or what an administrator set.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Wish {
-    /// Share of the GPU, parts per million.
-    pub share_ppm: Option<u32>,
-    /// Memory on each GPU, bytes; an administrator's [`NO_LIMIT`] is none, whatever the job asked for and the caps say.
-    pub memory_bytes: Option<u64>,
-    /// The kind of promise.
-    #[serde(with = "word")]
-    pub class: Option<Class>,
-    /// How critical the job is.
-    #[serde(with = "word")]
-    pub criticality: Option<Criticality>,
-    /// When the job has to be done, ns from when that was said.
-    pub deadline_ns: Option<u64>,
-    /// GPU time that the whole job takes, ns.
-    pub size_ns: Option<u64>,
-    /// How soon its requests are to be answered, ns.
-    pub slo_ns: Option<u64>,
-    /// Whether what of its memory it does not use may be others'.
-    pub memory_follows_use: Option<bool>,
-    /// Whether the time of its copies is charged.
-    pub charge_copies: Option<bool>,
-}
-
-impl Wish {
-    /// This, and where it says nothing, that.
-    pub fn or(self, that: Self) -> Self {
-        Self {
-            share_ppm: self.share_ppm.or(that.share_ppm),
-            memory_bytes: self.memory_bytes.or(that.memory_bytes),
-            class: self.class.or(that.class),
-            criticality: self.criticality.or(that.criticality),
-            deadline_ns: self.deadline_ns.or(that.deadline_ns),
-            size_ns: self.size_ns.or(that.size_ns),
-            slo_ns: self.slo_ns.or(that.slo_ns),
-            memory_follows_use: self.memory_follows_use.or(that.memory_follows_use),
-            charge_copies: self.charge_copies.or(that.charge_copies),
-        }
-    }
-
-    /// Whether it wishes for something else than `that` in a field that both speak of, or that `that` leaves open.
-    pub fn differs_from(&self, that: &Self) -> bool {
-        self.or(*that) != *that
-    }
-}
-
-impl fmt::Display for Wish {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.share_ppm {
-            Some(ppm) => write!(f, "a share of {}", Percent(ppm))?,
-            None => write!(f, "no share of its own")?,
-        }
-        match self.memory_bytes {
-            Some(bytes) if bytes != NO_LIMIT => write!(f, ", {} of memory", Bytes(bytes))?,
-            _ => write!(f, ", no memory limit")?,
-        }
-        if self.memory_follows_use == Some(true) {
-            write!(f, " that follows its use")?;
-        }
-        if let Some(criticality) = self.criticality {
-            write!(f, ", criticality {criticality}")?;
-        }
-        for (name, ns) in
-            [("a deadline", self.deadline_ns), ("a size", self.size_ns), ("an SLO", self.slo_ns)]
-        {
-            if let Some(ns) = ns {
-                write!(f, ", {name} of {}", Time(ns))?;
-            }
-        }
-        if self.charge_copies == Some(true) {
-            write!(f, ", copies charged")?;
-        }
-        write!(f, " and class {}", self.class.unwrap_or_default())
-    }
-}
 
 /// The rule that something was granted by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -174,10 +97,9 @@ pub struct Granted {
     /// Memory on each GPU, bytes; none: no limit.
     pub memory_bytes: Given<Option<u64>>,
     /// The kind of promise.
-    #[serde(serialize_with = "given_word", deserialize_with = "given_word_read")]
     pub class: Given<Class>,
     /// How critical the job is taken to be.
-    #[serde(default, serialize_with = "given_word", deserialize_with = "given_word_read")]
+    #[serde(default)]
     pub criticality: Given<Criticality>,
     /// When the job has to be done, ns from when that was said.
     #[serde(default)]
@@ -194,6 +116,9 @@ pub struct Granted {
     /// Whether the time of its copies is charged.
     #[serde(default)]
     pub charge_copies: Given<bool>,
+    /// Its labels.
+    #[serde(default)]
+    pub labels: Given<Option<Labels>>,
 }
 
 impl fmt::Display for Granted {
@@ -221,6 +146,9 @@ impl fmt::Display for Granted {
         if self.charge_copies.value {
             write!(f, ", copies charged")?;
         }
+        if let Some(labels) = self.labels.value {
+            write!(f, ", label {labels}")?;
+        }
         Ok(())
     }
 }
@@ -240,6 +168,7 @@ impl Granted {
         tell(&mut self.slo_ns, asked.slo_ns.is_some());
         tell(&mut self.memory_follows_use, asked.memory_follows_use.is_some());
         tell(&mut self.charge_copies, asked.charge_copies.is_some());
+        tell(&mut self.labels, asked.labels.is_some());
         self
     }
 }
@@ -317,6 +246,7 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
         slo_ns,
         memory_follows_use,
         charge_copies,
+        labels: Given::unbounded(set.labels, asked.labels),
     }
 }
 
@@ -398,44 +328,6 @@ pub fn impossible(wish: &Wish) -> Option<String> {
     let (name, ns) =
         times.into_iter().find(|(_, ns)| ns.is_some_and(|ns| !(1..=MAX_TIME_NS).contains(&ns)))?;
     Some(format!("{name} of {} is not between nothing and a year", Time(ns.unwrap_or(0))))
-}
-
-/// A class or a criticality as people write it.
-pub mod word {
-    use super::{Deserialize, Deserializer, FromStr, Serialize, Serializer, fmt};
-
-    /// Writes the word.
-    ///
-    /// # Errors
-    /// The serializer's.
-    pub fn serialize<T: fmt::Display, S: Serializer>(
-        word: &Option<T>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        word.as_ref().map(T::to_string).serialize(serializer)
-    }
-
-    /// Reads a word.
-    ///
-    /// # Errors
-    /// It is none, or the deserializer's.
-    pub fn deserialize<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<T>, D::Error> {
-        let word = Option::<String>::deserialize(deserializer)?;
-        word.map(|word| word.parse().map_err(serde::de::Error::custom)).transpose()
-    }
-}
-
-fn given_word<T: fmt::Display, S: Serializer>(given: &Given<T>, serializer: S) -> Result<S::Ok, S::Error> {
-    Given::by(given.rule, given.value.to_string()).serialize(serializer)
-}
-
-fn given_word_read<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Given<T>, D::Error> {
-    let given = Given::<String>::deserialize(deserializer)?;
-    Ok(Given::by(given.rule, given.value.parse().map_err(serde::de::Error::custom)?))
 }
 
 #[cfg(test)]
@@ -619,15 +511,6 @@ mod tests {
             grant(&asked.or(defaults), &Wish::default(), free(), &whole(free()), true).told_by(&asked);
         assert_eq!(granted.class, Given::by(Rule::Default, Class::BestEffort));
         assert_eq!(granted.share_ppm, Given::by(Rule::Request, Some(200_000)));
-    }
-
-    #[test]
-    fn a_second_wish_differs_only_where_it_says_something_else() {
-        let first = Wish { share_ppm: Some(1), ..Wish::default() };
-        assert!(!Wish::default().differs_from(&first));
-        assert!(!first.differs_from(&first));
-        assert!(Wish { share_ppm: Some(2), ..Wish::default() }.differs_from(&first));
-        assert!(Wish { memory_bytes: Some(2), ..Wish::default() }.differs_from(&first));
     }
 
     #[test]

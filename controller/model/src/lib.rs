@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`admin`] | the language of the admin socket, which is also that of `deepres ps --json` |
 //! | [`authority`] | what of a wish is granted, and by which rule |
+//! | [`wish`] | the wishes: how each is read, shown and explained |
 //! | [`config`] | the daemon's configuration file |
 //! | [`probes`] | what the kernel programs found, as it is shown |
 //! | [`identity`] | how a tenant was found |
@@ -27,3 +28,4 @@ pub mod probes;
 pub mod process;
 pub mod quantity;
 pub mod text;
+pub mod wish;

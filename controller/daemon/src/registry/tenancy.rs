@@ -232,24 +232,7 @@ fn claim(hello: &Hello) -> Result<&str, Refused> {
 /// What a hello asks for.
 fn wish(hello: &Hello) -> Result<Wish, Refused> {
     let refused = |reason: String| Refused::new(RefusalKind::Request, reason);
-    let class = match hello.class {
-        0 => None,
-        number => Some(
-            Class::from_number(number)
-                .ok_or_else(|| refused(format!("{number} is the number of no class; update deepres")))?,
-        ),
-    };
-    let wish = Wish {
-        share_ppm: (hello.share_ppm != 0).then_some(hello.share_ppm),
-        memory_bytes: (hello.memory_bytes != 0).then_some(hello.memory_bytes),
-        class,
-        criticality: Criticality::from_number(hello.criticality_ppm),
-        deadline_ns: (hello.deadline_ns != 0).then_some(hello.deadline_ns),
-        size_ns: (hello.size_ns != 0).then_some(hello.size_ns),
-        slo_ns: (hello.slo_ns != 0).then_some(hello.slo_ns),
-        memory_follows_use: wire::heard(hello.memory_follows_use),
-        charge_copies: wire::heard(hello.charge_copies),
-    };
+    let wish = Wish::decode(&hello.wishes).map_err(|unreadable| refused(unreadable.to_string()))?;
     match authority::impossible(&wish) {
         Some(reason) => Err(refused(reason)),
         None => Ok(wish),

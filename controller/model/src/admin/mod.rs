@@ -11,13 +11,11 @@ pub use crate::probes::{ActivityStatus, MeteredStatus, MeteringStatus, ProbesSta
 pub use coverage::{ProcessCoverage, UnaccountedCalls};
 pub use share::{GuardStatus, PriorityStatus, ShareStatus, TermStatus};
 
-use crate::authority::{Granted, Wish, word};
+use crate::authority::{Granted, Wish};
 use crate::identity::{Container, Found};
 
 use crate::quantity::Bytes;
 use deepres_abi::meter::WAIT_BUCKETS;
-use deepres_policy::class::Class;
-use deepres_policy::priority::Criticality;
 use deepres_policy::signals::{DriverRates, DriverSums};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -45,31 +43,8 @@ pub enum Request {
     Set {
         /// The tenant's name.
         tenant: String,
-        /// Its share from now on, parts per million.
-        share_ppm: Option<u32>,
-        /// Its memory limit on each GPU from now on, bytes; [`deepres_abi::grant::NO_LIMIT`]: none.
-        memory_bytes: Option<u64>,
-        /// Its class from now on.
-        #[serde(default, with = "word")]
-        class: Option<Class>,
-        /// How critical it is from now on.
-        #[serde(default, with = "word")]
-        criticality: Option<Criticality>,
-        /// When it has to be done, ns from now.
-        #[serde(default)]
-        deadline_ns: Option<u64>,
-        /// GPU time that its whole job takes, ns.
-        #[serde(default)]
-        size_ns: Option<u64>,
-        /// How soon its requests are to be answered, ns.
-        #[serde(default)]
-        slo_ns: Option<u64>,
-        /// Whether what of its memory it does not use may be others' from now on.
-        #[serde(default)]
-        memory_follows_use: Option<bool>,
-        /// Whether the time of its copies is charged from now on.
-        #[serde(default)]
-        charge_copies: Option<bool>,
+        /// Its wishes from now on.
+        wish: Wish,
     },
     /// Keeps a tenant off the GPUs until it is resumed.
     Pause {
@@ -96,30 +71,7 @@ pub enum Request {
 impl Request {
     /// Grants a tenant what is wished for it.
     pub fn set(tenant: impl Into<String>, wish: Wish) -> Self {
-        let Wish {
-            share_ppm,
-            memory_bytes,
-            class,
-            criticality,
-            deadline_ns,
-            size_ns,
-            slo_ns,
-            memory_follows_use,
-            charge_copies,
-        } = wish;
-        let tenant = tenant.into();
-        Self::Set {
-            tenant,
-            share_ppm,
-            memory_bytes,
-            class,
-            criticality,
-            deadline_ns,
-            size_ns,
-            slo_ns,
-            memory_follows_use,
-            charge_copies,
-        }
+        Self::Set { tenant: tenant.into(), wish }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The names of the configuration's keys and what each takes, to tell a slip of the pen from a key, and to say in words what is wrong.
 
+use crate::wish;
 use toml::de::{DeTable, DeValue};
 
 /// What a key takes.
@@ -62,15 +63,36 @@ const CAPS: &[Key] = &[
 ];
 const PRIORITY: &[Key] =
     &[Key("urgency", Takes::Number), Key("size", Takes::Number), Key("criticality", Takes::Number)];
-const DEFAULTS: &[Key] = &[
-    Key("share", Takes::Text("50%")),
-    Key("memory", Takes::Text("8GiB")),
-    Key("class", Takes::Text("fair")),
-    Key("criticality", Takes::Text("low")),
-    Key("slo", Takes::Text("30ms")),
-    Key("memory_follow_use", Takes::Switch),
-    Key("charge_copies", Takes::Switch),
-];
+/// Every wish that the configuration may make.
+const DEFAULTS: &[Key] = &{
+    let mut keys = [Key("", Takes::Switch); DEFAULTS_COUNT];
+    let (mut wish, mut at) = (0, 0);
+    while wish < wish::Key::ALL.len() {
+        let key = wish::Key::ALL[wish];
+        if wish::about(key).may_be_default {
+            keys[at] = Key(key.name(), takes(key.kind()));
+            at += 1;
+        }
+        wish += 1;
+    }
+    keys
+};
+const DEFAULTS_COUNT: usize = {
+    let (mut wish, mut count) = (0, 0);
+    while wish < wish::Key::ALL.len() {
+        count += wish::about(wish::Key::ALL[wish]).may_be_default as usize;
+        wish += 1;
+    }
+    count
+};
+
+/// The type of a wish's value in the file.
+const fn takes(kind: wish::Kind) -> Takes {
+    match kind {
+        wish::Kind::Switch => Takes::Switch,
+        kind => Takes::Text(wish::example(kind)),
+    }
+}
 
 /// Names less alike than this (Jaro–Winkler, 1 for equal) are not offered.
 const ALIKE: f64 = 0.8;

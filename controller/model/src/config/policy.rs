@@ -1,14 +1,15 @@
 //! What the configuration says of priorities, of what guests may cost, and of tenants that ask for nothing.
 
-use super::caps::{memory, share, word};
-use crate::authority::Wish;
-use crate::quantity::parse_time;
+use crate::quantity::parse_limit;
+use crate::wish::{Key, Kind, Value, Wish, about, parse};
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::quantity::parse_part;
 use deepres_policy::class::Class;
 use deepres_policy::lease::guard::DEFAULT_MAX_HARM_PPM;
-use deepres_policy::priority::{Criticality, Weights};
+use deepres_policy::priority::Weights;
+use serde::de::{DeserializeSeed, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use std::fmt;
 
 /// What each term of the priority value weighs; only their ratio matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -44,42 +45,71 @@ impl PriorityKeys {
     }
 }
 
-/// What a tenant is taken to ask for where it says nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Defaults {
-    #[serde(deserialize_with = "some_share")]
-    share: Option<u32>,
-    #[serde(deserialize_with = "some_memory")]
-    memory: Option<u64>,
-    #[serde(deserialize_with = "some_class")]
-    class: Option<Class>,
-    #[serde(deserialize_with = "some_criticality")]
-    criticality: Option<Criticality>,
-    #[serde(deserialize_with = "some_time")]
-    slo: Option<u64>,
-    memory_follow_use: Option<bool>,
-    charge_copies: Option<bool>,
-}
+/// The wishes of a tenant that says nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Defaults(Wish);
 
 impl Defaults {
-    /// As a wish.
+    /// The wishes.
     pub fn wish(&self) -> Wish {
-        Wish {
-            share_ppm: self.share,
-            memory_bytes: self.memory,
-            class: self.class,
-            criticality: self.criticality,
-            slo_ns: self.slo,
-            memory_follows_use: self.memory_follow_use,
-            charge_copies: self.charge_copies,
-            ..Wish::default()
-        }
+        self.0
     }
 
     /// A guarantee is of a share.
     pub fn lacks_share(&self) -> bool {
-        self.class == Some(Class::Guaranteed) && self.share.is_none()
+        self.0.class == Some(Class::Guaranteed) && self.0.share_ppm.is_none()
+    }
+}
+
+impl<'de> Deserialize<'de> for Defaults {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(DefaultsVisitor)
+    }
+}
+
+struct DefaultsVisitor;
+
+impl<'de> Visitor<'de> for DefaultsVisitor {
+    type Value = Defaults;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("wishes")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Defaults, A::Error> {
+        let mut wish = Wish::default();
+        while let Some(name) = map.next_key::<String>()? {
+            let is_known = |key: &Key| key.name() == name && about(*key).may_be_default;
+            let key = Key::ALL.into_iter().find(is_known);
+            let key = key.ok_or_else(|| A::Error::custom(format!("unknown key `{name}`")))?;
+            // No limit is what a tenant has without a wish.
+            if let Some(value) = map.next_value_seed(ValueOf(key))? {
+                wish.set(key, value);
+            }
+        }
+        Ok(Defaults(wish))
+    }
+}
+
+/// Reads the value of a wish: a switch, or a text.
+struct ValueOf(Key);
+
+impl<'de> DeserializeSeed<'de> for ValueOf {
+    type Value = Option<Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        if self.0.kind() == Kind::Switch {
+            return bool::deserialize(deserializer).map(|is_on| Some(Value::Switch(is_on)));
+        }
+        let text = String::deserialize(deserializer)?;
+        if self.0 == Key::Memory && parse_limit(&text) == Ok(NO_LIMIT) {
+            return Ok(None);
+        }
+        parse(self.0.kind(), &text).map(Some).map_err(|error| match self.0.kind() {
+            // The others name the text by themselves.
+            Kind::Class | Kind::Criticality | Kind::Labels => D::Error::custom(format!("`{text}`: {error}")),
+            _ => D::Error::custom(error),
+        })
     }
 }
 
@@ -91,24 +121,4 @@ pub fn part<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error>
     let text = String::deserialize(deserializer)?;
     parse_part(&text)
         .ok_or_else(|| serde::de::Error::custom(format!("`{text}` is not a percentage from 0% to 100%")))
-}
-
-fn some_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
-    share(deserializer).map(Some)
-}
-
-fn some_memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    memory(deserializer).map(|bytes| Some(bytes).filter(|bytes| *bytes != NO_LIMIT))
-}
-
-fn some_class<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Class>, D::Error> {
-    word(deserializer).map(Some)
-}
-
-fn some_criticality<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Criticality>, D::Error> {
-    word(deserializer).map(Some)
-}
-
-fn some_time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    parse_time(&String::deserialize(deserializer)?).map(Some).map_err(serde::de::Error::custom)
 }

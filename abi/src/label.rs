@@ -1,0 +1,152 @@
+//! Labels of a tenant: `KEY=VALUE` pairs that a job gives itself for people and for tools to sort by. deepres decides nothing by them.
+
+use core::fmt;
+use core::str::{self, FromStr};
+
+/// Bytes that all labels of a tenant take together, at most: each with its `=`, and a byte between two of them.
+pub const LABELS_BYTES: usize = 192;
+/// Between two labels.
+const SEPARATOR: u8 = b',';
+
+/// Labels, in the order in which they were given.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Labels {
+    text: [u8; LABELS_BYTES],
+    len: u8,
+}
+
+/// A text that is no list of labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LabelError {
+    /// A label is not `KEY=VALUE`.
+    Malformed,
+    /// The labels together are too long.
+    TooLong,
+    /// Two labels have one key.
+    Twice,
+}
+
+impl fmt::Display for LabelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed => write!(
+                f,
+                "a label is KEY=VALUE: the key of letters, digits, `-`, `_`, `.` and `/`, the value of visible characters without a comma"
+            ),
+            Self::TooLong => write!(f, "all labels of a tenant together may have {LABELS_BYTES} bytes"),
+            Self::Twice => write!(f, "two labels have the same key"),
+        }
+    }
+}
+
+impl core::error::Error for LabelError {}
+
+impl Labels {
+    /// No label.
+    pub const NONE: Self = Self { text: [0; LABELS_BYTES], len: 0 };
+
+    /// The labels as one text, `KEY=VALUE,KEY=VALUE`.
+    pub fn as_str(&self) -> &str {
+        // Only whole texts are ever stored.
+        str::from_utf8(&self.text[..usize::from(self.len)]).unwrap_or_default()
+    }
+
+    /// Each key with its value.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.as_str().split(SEPARATOR as char).filter_map(|label| label.split_once('='))
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.iter().find_map(|(known, value)| (known == key).then_some(value))
+    }
+
+    /// These labels and one more, `KEY=VALUE`.
+    ///
+    /// # Errors
+    /// The text is no label, its key is there already, or there is no room.
+    pub fn with(mut self, label: &str) -> Result<Self, LabelError> {
+        let (key, value) = label.split_once('=').ok_or(LabelError::Malformed)?;
+        let is_of_key = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+        let is_hidden = |c: char| c == SEPARATOR as char || c.is_control() || c.is_whitespace() && c != ' ';
+        if key.is_empty() || !key.chars().all(is_of_key) || value.chars().any(is_hidden) {
+            return Err(LabelError::Malformed);
+        }
+        if self.get(key).is_some() {
+            return Err(LabelError::Twice);
+        }
+        let mut end = usize::from(self.len);
+        if end > 0 {
+            *self.text.get_mut(end).ok_or(LabelError::TooLong)? = SEPARATOR;
+            end += 1;
+        }
+        let place = self.text.get_mut(end..end + label.len()).ok_or(LabelError::TooLong)?;
+        place.copy_from_slice(label.as_bytes());
+        self.len = u8::try_from(end + label.len()).map_err(|_| LabelError::TooLong)?;
+        Ok(self)
+    }
+}
+
+impl FromStr for Labels {
+    type Err = LabelError;
+
+    fn from_str(text: &str) -> Result<Self, LabelError> {
+        text.split(SEPARATOR as char).try_fold(Self::NONE, Self::with)
+    }
+}
+
+impl fmt::Display for Labels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl fmt::Debug for Labels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Labels({self})")
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for Labels {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Labels {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        crate::text::deserialize(deserializer)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+    use std::vec::Vec;
+
+    #[test]
+    fn labels_are_read_as_they_are_written() {
+        let labels: Labels = "team=vision,cost-centre=4 711,x/y.z=".parse().unwrap();
+        let pairs: Vec<_> = labels.iter().collect();
+        assert_eq!(pairs, [("team", "vision"), ("cost-centre", "4 711"), ("x/y.z", "")]);
+        assert_eq!((labels.get("team"), labels.get("none")), (Some("vision"), None));
+        assert_eq!(labels.to_string().parse(), Ok(labels));
+        assert_eq!(Labels::NONE.iter().count(), 0);
+    }
+
+    #[test]
+    fn what_is_no_label_is_refused_with_the_reason() {
+        for text in ["", "team", "=vision", "te am=x", "a=b\nc", "a=\u{7f}", "a=b,"] {
+            assert_eq!(text.parse::<Labels>(), Err(LabelError::Malformed), "{text:?}");
+        }
+        assert_eq!("a=1,a=2".parse::<Labels>(), Err(LabelError::Twice));
+        let long = std::format!("a={}", "x".repeat(LABELS_BYTES - 2));
+        let full: Labels = long.parse().unwrap();
+        assert_eq!(full.as_str(), long);
+        assert_eq!(full.with("b="), Err(LabelError::TooLong));
+        assert_eq!(std::format!("{long}x").parse::<Labels>(), Err(LabelError::TooLong));
+    }
+}

@@ -1,0 +1,27 @@
+//! Values that files and the admin socket hold as the words that people write.
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::str::FromStr;
+
+/// Reads a value from a text.
+///
+/// # Errors
+/// The text is no such value, or the deserializer's.
+pub fn deserialize<'de, T: FromStr<Err: fmt::Display>, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    struct Visitor<T>(PhantomData<T>);
+    impl<T: FromStr<Err: fmt::Display>> serde::de::Visitor<'_> for Visitor<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a text")
+        }
+
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
+            text.parse().map_err(E::custom)
+        }
+    }
+    deserializer.deserialize_str(Visitor(PhantomData))
+}

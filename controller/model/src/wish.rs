@@ -1,0 +1,204 @@
+//! The wishes of a job before people: how each is read, shown and explained. [`deepres_abi::wish`] declares them.
+
+use crate::quantity::{Bytes, Percent, QuantityError, Time};
+pub use deepres_abi::wish::{Key, Kind, Value, Wish};
+use deepres_abi::grant::NO_LIMIT;
+use std::error::Error;
+use std::fmt;
+
+/// What a person is told of a wish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct About {
+    /// Help for a job that begins.
+    pub help: &'static str,
+    /// Help for a tenant that runs.
+    pub help_later: &'static str,
+    /// Whether the configuration may make it for a tenant that says nothing.
+    pub may_be_default: bool,
+}
+
+/// What a person is told of a wish.
+pub const fn about(key: Key) -> About {
+    let (help, help_later, may_be_default) = match key {
+        Key::Share => (
+            "Share of the GPU: 1% to 100%, decimals allowed",
+            "Its share of the GPU from now on: 1% to 100%",
+            true,
+        ),
+        Key::Memory => (
+            "Limit of device memory on each GPU, for example 8GiB or 512MiB",
+            "Its memory limit on each GPU from now on, for example 4GiB; unlimited: none",
+            true,
+        ),
+        Key::Class => (
+            "Kind of promise: guaranteed (its share whatever others do), fair, or best-effort (what others leave)",
+            "Its class from now on: guaranteed, fair or best-effort",
+            true,
+        ),
+        Key::Criticality => (
+            "How critical the job is: low, normal, high, critical, or a number from 0 to 1",
+            "How critical it is from now on: low, normal, high, critical, or a number from 0 to 1",
+            true,
+        ),
+        Key::Deadline => (
+            "The job has to be done within this time from its start, for example 2h",
+            "It has to be done within this time from now, for example 2h",
+            false,
+        ),
+        Key::Size => (
+            "GPU time that the whole job takes, for example 40min",
+            "GPU time that the whole job takes, what it has used included, for example 40min",
+            false,
+        ),
+        Key::Slo => (
+            "Requests are to be answered within this time, for example 30ms",
+            "Its requests are to be answered within this time from now on, for example 30ms",
+            true,
+        ),
+        Key::MemoryFollowUse => (
+            "Let others have what of its memory it does not use, but for a margin",
+            "Let others have what of its memory it does not use, but for a margin, from now on; `=false`: no longer",
+            true,
+        ),
+        Key::ChargeCopies => (
+            "Charge the time of its copies too, not of its kernels alone",
+            "Charge the time of its copies too from now on; `=false`: no longer",
+            true,
+        ),
+        Key::Label => (
+            "A label for people and tools, for example team=vision; may be given several times",
+            "Its labels from now on, for example team=vision; may be given several times",
+            true,
+        ),
+    };
+    About { help, help_later, may_be_default }
+}
+
+/// An example of a value, as a person writes it.
+pub const fn example(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Share => "50%",
+        Kind::Bytes => "8GiB",
+        Kind::Class => "fair",
+        Kind::Criticality => "low",
+        Kind::Time => "30ms",
+        Kind::Switch => "true",
+        Kind::Labels => "team=vision",
+    }
+}
+
+/// Reads a value that a person wrote.
+///
+/// # Errors
+/// The text is none; the error says what is accepted.
+pub fn parse(kind: Kind, text: &str) -> Result<Value, Box<dyn Error + Send + Sync>> {
+    if let Some(value) = kind.parse(text) {
+        return Ok(value);
+    }
+    let text = text.to_owned();
+    Err(match kind {
+        Kind::Share => QuantityError::Share(text).into(),
+        Kind::Bytes => QuantityError::Bytes(text).into(),
+        Kind::Time => QuantityError::Time(text).into(),
+        Kind::Class => deepres_abi::class::ClassError.into(),
+        Kind::Criticality => deepres_abi::criticality::CriticalityError.into(),
+        Kind::Labels => match text.parse::<deepres_abi::label::Labels>() {
+            Err(error) => error.into(),
+            Ok(_) => format!("`{text}` is not {}", kind.expected()).into(),
+        },
+        Kind::Switch => format!("`{text}` is not {}", kind.expected()).into(),
+    })
+}
+
+/// A value as people read it.
+#[derive(Debug, Clone, Copy)]
+pub struct Shown(pub Value);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Value::Share(ppm) => write!(f, "{}", Percent(ppm)),
+            Value::Bytes(NO_LIMIT) => f.write_str("no limit"),
+            Value::Bytes(bytes) => write!(f, "{}", Bytes(bytes)),
+            Value::Time(ns) => write!(f, "{}", Time(ns)),
+            Value::Class(class) => write!(f, "{class}"),
+            Value::Criticality(criticality) => write!(f, "{criticality}"),
+            Value::Switch(is_on) => f.write_str(if is_on { "yes" } else { "no" }),
+            Value::Labels(labels) => write!(f, "{labels}"),
+        }
+    }
+}
+
+/// Wishes in a sentence: "a share of 30%, 8 GiB of memory and class fair".
+#[derive(Debug, Clone, Copy)]
+pub struct Sentence(pub Wish);
+
+impl fmt::Display for Sentence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let wish = self.0;
+        match wish.share_ppm {
+            Some(ppm) => write!(f, "a share of {}", Percent(ppm))?,
+            None => write!(f, "no share of its own")?,
+        }
+        match wish.memory_bytes {
+            Some(bytes) if bytes != NO_LIMIT => write!(f, ", {} of memory", Bytes(bytes))?,
+            _ => write!(f, ", no memory limit")?,
+        }
+        let is_told = |key: &Key| !matches!(key, Key::Share | Key::Memory | Key::Class);
+        for (key, value) in wish.iter().filter(|(key, _)| is_told(key)) {
+            match value {
+                Value::Switch(true) => write!(f, ", {}", key.name().replace('_', " "))?,
+                Value::Switch(false) => {}
+                value => write!(f, ", {} {}", key.name().replace('_', " "), Shown(value))?,
+            }
+        }
+        write!(f, " and class {}", wish.class.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_of_each_kind_is_read_and_shown() {
+        for key in Key::ALL {
+            let example = example(key.kind());
+            let value = parse(key.kind(), example).unwrap();
+            let read_back = parse(key.kind(), &value.to_string()).unwrap();
+            assert_eq!(read_back, value, "{example}");
+            assert!(!Shown(value).to_string().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_no_value_is_refused_with_the_accepted_form() {
+        for (kind, accepted) in [
+            (Kind::Share, "1% to 100%"),
+            (Kind::Bytes, "8GiB"),
+            (Kind::Class, "best-effort"),
+            (Kind::Criticality, "critical"),
+            (Kind::Time, "30ms"),
+            (Kind::Switch, "true or false"),
+            (Kind::Labels, "KEY=VALUE"),
+        ] {
+            let refused = parse(kind, "nonsense!").unwrap_err().to_string();
+            assert!(refused.contains(accepted), "{refused}");
+        }
+    }
+
+    #[test]
+    fn wishes_are_told_in_a_sentence() {
+        let wish = Wish {
+            share_ppm: Some(300_000),
+            slo_ns: Some(30_000_000),
+            charge_copies: Some(true),
+            labels: Some("team=vision".parse().unwrap()),
+            ..Wish::default()
+        };
+        assert_eq!(
+            Sentence(wish).to_string(),
+            "a share of 30%, no memory limit, slo 30ms, charge copies, label team=vision and class fair"
+        );
+    }
+}
