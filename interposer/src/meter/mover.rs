@@ -5,9 +5,9 @@
 //! there is room. The driver itself brings the rest when a kernel touches it.
 //!
 //! Once the gate has closed and nothing is in flight, the mover tells the driver that the memory no
-//! longer belongs on the GPU. The driver then evicts it first when it needs room. If the GPU has
-//! less free memory than this process used beyond its limit, the mover moves the memory to the
-//! host, until the next holder has that much room.
+//! longer belongs on the GPU. The driver then evicts it first when it needs room. The mover also
+//! makes room for the next holder: as much as this process used for memory beyond the limit. If the
+//! GPU has less free memory than that, the mover moves such memory to the host.
 //!
 //! Where there is room for all, nothing moves. Where no other process takes the freed room, the
 //! mover frees none for a while ([`Room`]), because the others have all they need.
