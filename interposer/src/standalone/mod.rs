@@ -83,7 +83,7 @@ impl Local {
         Ok(local)
     }
 
-    /// Makes a session without limits, for a process that a daemon is to adopt later.
+    /// Makes a session without limits, for a process that a daemon is to take over later.
     ///
     /// # Errors
     /// The system's error, if there is no memory for the pages.
