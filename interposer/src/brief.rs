@@ -1,5 +1,5 @@
-//! A lock that is held for a few instructions at a time. Taking it costs one locked operation, and
-//! releasing it costs none.
+//! A lock that is held for a few instructions at a time. Taking the lock costs one locked
+//! operation, and releasing the lock costs none.
 //!
 //! A mutex of the standard library needs a second locked operation, to find out whether a thread
 //! sleeps on it. In an allocation, such operations are most of the cost. A thread waits only if two
@@ -32,7 +32,7 @@ pub struct Brief<T> {
 // SAFETY: only one thread at a time has access to the value, as with a mutex.
 unsafe impl<T: Send> Sync for Brief<T> {}
 
-/// Access to the value. Dropping it releases the lock.
+/// Access to the value. Dropping the guard releases the lock.
 #[derive(Debug)]
 pub struct Guard<'a, T>(&'a Brief<T>);
 

@@ -1,7 +1,7 @@
 //! Counts the active stream captures. While there is none, launches pay one load for this.
 //!
-//! A captured launch does not execute. So it passes no gate and is not charged, and no marker may
-//! get into the graph. The launch of the graph is metered instead.
+//! A captured launch does not execute. So a captured launch passes no gate and is not charged, and
+//! no marker may get into the graph. The launch of the graph is metered instead.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
@@ -32,7 +32,7 @@ impl Capture {
 }
 
 /// Number of active captures, and a bit that tells whether the process is recorded
-/// ([`crate::record`]). They share a word, so that a launch usually loads only one.
+/// ([`crate::record`]). Both share a word, so that a launch usually loads only one word.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
 /// The bit of [`ACTIVE`] that is set while the process is recorded.
 const RECORDED: u32 = 1 << 31;
@@ -160,9 +160,9 @@ pub fn end(stream: Stream, context: Option<Context>) {
     });
 }
 
-/// Called before a stream is destroyed. Its capture, if it has one, stays counted but belongs to no
-/// stream, until the result of the call is known. So the next stream with the same handle is not
-/// taken for this one.
+/// Called before a stream is destroyed. The stream's capture, if there is one, stays counted but
+/// belongs to no stream, until the result of the call is known. So the next stream with the same
+/// handle is not taken for this one.
 #[must_use]
 pub fn leave(stream: Stream) -> Leaving {
     let mut captures = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -35,8 +35,8 @@ const CHARGE_COPIES: &str = "DEEPRES_CHARGE_COPIES";
 const PRESSURE: &str = "DEEPRES_PRESSURE";
 /// Path of the file into which the process is recorded. All processes of the job append to it.
 const RECORD: &str = "DEEPRES_RECORD";
-/// HAMi's names of the limits, for users who come from HAMi. They apply to every GPU, or with the
-/// suffix `_0` and so on to one GPU. deepres's own variables win over them.
+/// HAMi's names of the limits, for users who come from HAMi. The names apply to every GPU, or with
+/// the suffix `_0` and so on to one GPU. deepres's own variables win over them.
 const SHARE_ALIAS: &str = "CUDA_DEVICE_SM_LIMIT";
 const MEMORY_ALIAS: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 

@@ -1,4 +1,4 @@
-//! File descriptors of the interposer. They are in the job's table, so a job may close them and
+//! File descriptors of the interposer, which are in the job's table. So a job may close them and
 //! give their numbers to files of its own. Daemons and launchers close all descriptors that they
 //! did not open. So each use of a number first checks that it still stands for the interposer's
 //! file.
@@ -69,8 +69,8 @@ impl OwnDescriptor {
         is_ours.then_some(self.number)
     }
 
-    /// Returns the number without a check. It may only serve to ask the kernel for events on the
-    /// file.
+    /// Returns the number without a check. The number may only serve to ask the kernel for events
+    /// on the file.
     pub fn unchecked(self) -> RawFd {
         self.number
     }
@@ -117,7 +117,7 @@ impl OwnDescriptor {
     }
 }
 
-/// A place for a descriptor. Any thread may read it at any time.
+/// A place for a descriptor, which any thread may read at any time.
 #[derive(Debug)]
 pub struct Place(AtomicU64);
 
@@ -158,9 +158,9 @@ fn unpack(packed: u64) -> Option<OwnDescriptor> {
 }
 
 /// Moves a new descriptor away from the numbers of the standard streams. A job that has closed
-/// these streams may still write to their numbers, and so may its children. This must happen before
-/// any lock is taken on the file, because a process loses its locks when it closes any descriptor
-/// of the file.
+/// these streams may still write to their numbers, and so may its children. The move must happen
+/// before any lock is taken on the file. A process loses its locks when it closes any descriptor of
+/// the file.
 pub fn apart(descriptor: OwnedFd) -> OwnedFd {
     if descriptor.as_raw_fd() > libc::STDERR_FILENO {
         return descriptor;

@@ -24,8 +24,8 @@ pub struct Passed {
     /// The launch's estimate, if it passed under a lease. The estimate was added to the time in
     /// flight.
     pub counted_ns: Option<u64>,
-    /// Marks the thread as launching. It is dropped once the launch's segment is open. `None` where
-    /// there is no meter.
+    /// Marks the thread as launching. The mark is dropped once the launch's segment is open. `None`
+    /// where there is no meter.
     pub launching: Option<Launching<'static>>,
 }
 

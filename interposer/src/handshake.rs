@@ -23,7 +23,7 @@ use crate::pages::PageError;
 use crate::unshared::Unshared;
 
 /// Longest time of the first handshake, ns. The daemon answers within a millisecond, and answers
-/// hundreds of processes at once within this time. After it the job goes on alone.
+/// hundreds of processes at once within this time. After this limit the job goes on alone.
 const HANDSHAKE_NS: u64 = 3_000_000_000;
 /// Time limit of a question for NVML's view, if the question before was in vain, ns. The caller is
 /// mostly a monitor, which asks again and again.
@@ -129,8 +129,8 @@ pub struct Connection {
 /// [`ConnectError`]; the job then runs without a session.
 pub fn shake(config: &Config, gpus: &[Uuid]) -> Result<Connection, ConnectError> {
     let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
-    // The first error that led to another attempt. It is returned even if a later attempt finds no
-    // daemon.
+    // The first error that led to another attempt. This error is returned even if a later attempt
+    // finds no daemon.
     let mut replaced = None;
     loop {
         let error = match try_shake(config, gpus, deadline_ns) {
@@ -285,8 +285,8 @@ pub struct Arrival {
 
 impl Arrival {
     /// Announces the process, if a daemon accepts the packet at once and the process can spare the
-    /// descriptor. It waits for no answer. Only a daemon that does not know the announcement sends
-    /// one.
+    /// descriptor. The process waits for no answer. Only a daemon that does not know the
+    /// announcement sends an answer.
     pub fn announce(sockets: &[PathBuf]) -> Option<Self> {
         if !has_descriptors_to_spare() {
             return None;

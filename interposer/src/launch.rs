@@ -14,9 +14,8 @@ use crate::{os, thread};
 /// Estimated GPU time of a launch of which nothing is known, ns.
 const UNKNOWN_NS: u64 = 10_000;
 
-/// Whether the launch may go at once. It may if nothing is metered here. It may also if the gate is
-/// open and the launch was counted in its stream's open segment. `launch` is called only if it is
-/// needed.
+/// Whether the launch may go at once: nothing is metered here, or the gate is open and the launch
+/// was counted in its stream's open segment. `launch` is called only if its result is needed.
 #[inline(always)]
 pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
     let Some(process) = process::current() else { return true };
@@ -42,13 +41,13 @@ pub fn take_back(stream: Stream, kind: Kind) {
 const NAP_NS: u64 = 5_000_000;
 
 /// Segments that may be queued on a stream without any measurement, while the GPU is not contended.
-/// While it is contended, no segment may be, because a launch without an estimate may take any
-/// time.
+/// While the GPU is contended, no segment may be queued, because a launch without an estimate may
+/// take any time.
 const UNMEASURED_AHEAD: u32 = 8;
 
-/// Waits until not too much is queued ahead of this launch, which may have no estimate. This
-/// applies while the gate is open, or while nothing was measured that could keep a window. It is
-/// not a wait at the gate, and is not counted as one.
+/// Waits until not too much is queued ahead of this launch, which may have no estimate. The wait
+/// applies while the gate is open, or while nothing was measured that could keep a window. The wait
+/// is not at the gate, and does not count as a wait there.
 fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     let gpu = lane.gpu;
     let is_far_ahead = || {
@@ -80,8 +79,8 @@ fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     }
 }
 
-/// Waits until a launch on the stream may go, as [`enter`] does, but takes no lease. It serves
-/// callers that must not wait in [`enter`] with something that others need.
+/// Waits until a launch on the stream may go, as [`enter`] does, but takes no lease. The function
+/// serves callers that must not wait in [`enter`] with something that others need.
 #[cold]
 pub fn await_turn(stream: Stream) {
     let _uncancelled = os::uncancelled();
@@ -184,8 +183,8 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
 }
 
 /// Called before a copy: makes sure that a segment of copies is open. Returns `None` if the copy
-/// goes unmetered. Copies have engines of their own. So they pass no gate, and do not count as work
-/// that another tenant has to wait for.
+/// goes unmetered. Copies have engines of their own. So copies pass no gate, and do not count as
+/// work that another tenant has to wait for.
 pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
     let _uncancelled = os::uncancelled();
     let process = process::current()?;

@@ -45,15 +45,15 @@ impl Patience {
 
 /// Sleeps for `ns`, or until a signal comes. The standard library's sleep ends the process if a
 /// system call filter of the job refuses its system call. A futex call is safe, because locks need
-/// it and no program can do without it. A thread cannot be cancelled in it either.
+/// it and no program can do without it. A thread cannot be cancelled in a futex call either.
 pub fn sleep(ns: u64) {
     let nobody = AtomicU32::new(0);
     futex_wait_private(&nobody, 0, ns);
 }
 
-/// As long as this lives, the thread is not cancelled (`pthread_cancel`). It protects code that
-/// holds something of the interposer and may wait, in the C library or in the driver. So a job that
-/// cancels threads does so only at the points where it would without the interposer.
+/// As long as this lives, the thread is not cancelled (`pthread_cancel`). The guard protects code
+/// that holds something of the interposer and may wait, in the C library or in the driver. So a job
+/// that cancels threads does so only at the points where it would without the interposer.
 #[derive(Debug)]
 pub struct Uncancelled {
     before: libc::c_int,
@@ -117,7 +117,7 @@ pub fn write_gently(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
 struct Silence {
     /// The thread's previous signal mask, in the kernel's form.
     mask: u64,
-    /// Those of the signals that were pending before. They belong to the job.
+    /// Those of the signals that were pending before, and so belong to the job.
     pending: u64,
 }
 

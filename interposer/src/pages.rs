@@ -67,8 +67,8 @@ impl<P: Page> Mapped<P> {
 
     /// The page.
     pub fn page(&self) -> &P {
-        // SAFETY: `new` mapped and checked the page, and it stays mapped until drop. It holds only
-        // atomics, so any value that the other side writes is valid.
+        // SAFETY: `new` mapped and checked the page, which stays mapped until drop. A page holds
+        // only atomics, so any value that the other side writes is valid.
         unsafe { &*self.address.cast() }
     }
 

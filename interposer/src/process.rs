@@ -37,7 +37,7 @@ const STEP_NS: u64 = 100_000_000;
 /// How long nobody asks the daemon for NVML's numbers after the daemon did not answer, ns.
 const APPRAISE_AGAIN_NS: u64 = 10_000_000_000;
 
-/// The state of this process. It lives until the process ends.
+/// The state of this process, which lives until the process ends.
 pub struct Process {
     /// The driver.
     pub calls: Calls,
@@ -81,8 +81,8 @@ const STARTED: u8 = 2;
 /// Returns the process's state, if a session has begun.
 #[inline(always)]
 pub fn current() -> Option<&'static Process> {
-    // SAFETY: only `begin` stores a pointer here, to a leaked box. `forked` and `stop` clear it
-    // without freeing the box.
+    // SAFETY: only `begin` stores a pointer here, to a leaked box. `forked` and `stop` clear the
+    // pointer without freeing the box.
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
@@ -200,8 +200,8 @@ fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Option<
         return None;
     }
     let keeps_limits = error.may_pass() && config.is_limited() && !config.is_socket_named;
-    // The process waits for a daemon that hangs, has no room, or is about to come back. It does not
-    // wait for an absent daemon if it keeps limits by itself.
+    // The process waits for a daemon that hangs, has no room, or is about to come back. A process
+    // that keeps limits by itself does not wait for an absent daemon.
     let is_waiting = error.may_pass() && !(is_absent && keeps_limits);
     match (keeps_limits, is_waiting) {
         (true, true) => say!(Warn, "{error}; the job keeps its limits by itself until a daemon takes it up"),
@@ -526,7 +526,7 @@ impl Process {
     }
 
     /// Runs `destroy`, which may destroy the context `handle`, while no other thread uses that
-    /// context. If it did, the context and the memory in it are forgotten.
+    /// context. If the context was destroyed, the context and the memory in it are forgotten.
     pub fn destroy_context<T>(
         &self,
         handle: Context,
@@ -603,7 +603,7 @@ impl Process {
     }
 
     /// Checks whether the job has closed the descriptors on which the meter thread waits. Returns
-    /// whether it has closed `socket`, and with it the connection.
+    /// whether the job has closed `socket`, and with it the connection.
     pub fn look_at_descriptors(&self, socket: Option<OwnDescriptor>) -> bool {
         if !self.wake.get().is_some_and(OwnDescriptor::is_ours) {
             self.wake.swap(None);

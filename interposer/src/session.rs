@@ -1,5 +1,6 @@
 //! The session: the pages that the process shares with the daemon, and whether the daemon is there.
-//! It lives as long as the process. A daemon that came back renews it, and all counters go on.
+//! The session lives as long as the process. A daemon that came back renews it, and all counters go
+//! on.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
@@ -32,7 +33,7 @@ const BURIAL_NS: u64 = 100_000_000;
 const READ: Protection = libc::PROT_READ;
 const BOTH: Protection = libc::PROT_READ | libc::PROT_WRITE;
 
-/// A session. Its pages never move, so any thread may read them at any time.
+/// A session, whose pages never move. So any thread may read them at any time.
 #[derive(Debug)]
 pub struct Session {
     grant: &'static GrantPage,
@@ -59,7 +60,7 @@ pub struct Session {
     is_gone: AtomicBool,
     /// Daemons with which the process has had a session.
     sessions: AtomicU32,
-    /// The stand-in for the daemon in a session without one. Such a session has no descriptors.
+    /// The stand-in for the daemon, if the session has none. The session then has no descriptors.
     local: Option<Local>,
     /// Whether the process keeps looking for a daemon that takes it over.
     is_waiting: bool,
@@ -408,7 +409,7 @@ impl Session {
         self.meter
     }
 
-    /// The socket, if the session has one. Its end is the end of the session.
+    /// The socket, if the session has one. The end of the connection is the end of the session.
     pub fn socket(&self) -> Option<OwnDescriptor> {
         self.socket.get()
     }

@@ -17,8 +17,8 @@ use crate::os::Patience;
 /// Longest time that one side waits for the other, ns. Making a socket takes a microsecond, and a
 /// fork of a large process takes some milliseconds.
 const APART_NS: u64 = 100_000_000;
-/// Most sockets at a time, more than connect at once. One is the session's and one a hello's. The
-/// rest are for threads that ask for their tenant's part.
+/// Most sockets at a time, more than connect at once. One socket is the session's and one a
+/// hello's. The rest are for threads that ask for their tenant's part.
 const MOST: usize = 64;
 
 /// The existing sockets.
@@ -28,7 +28,7 @@ static NOTED: [Place; MOST] = [const { Place::none() }; MOST];
 static MAKING: AtomicU32 = AtomicU32::new(0);
 /// Threads that are in a fork.
 static FORKING: AtomicU32 = AtomicU32::new(0);
-/// Whether the fork handlers are registered with the C library. A thread sets it after its
+/// Whether the fork handlers are registered with the C library. A thread sets the flag after its
 /// registration.
 static IS_LISTENING: AtomicBool = AtomicBool::new(false);
 
@@ -37,7 +37,7 @@ static IS_LISTENING: AtomicBool = AtomicBool::new(false);
 pub struct Unshared(OwnDescriptor);
 
 impl Unshared {
-    /// Makes a Unix socket for packets, with `flags` of socket(2). Exec closes it too.
+    /// Makes a Unix socket for packets, with `flags` of socket(2). Exec closes the socket too.
     ///
     /// # Errors
     /// The system's error, also if too many threads connect at once.

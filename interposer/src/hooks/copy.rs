@@ -1,4 +1,4 @@
-//! Hooks of copies, memory sets and prefetches. They are timed apart from kernels, and pass no
+//! Hooks of copies, memory sets and prefetches. Copies are timed apart from kernels, and pass no
 //! gate.
 //!
 //! Each hook names its stream and the number of bytes that it moves. Copies by the same call of the

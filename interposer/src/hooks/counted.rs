@@ -45,7 +45,7 @@ macro_rules! counted {
                     "jz 2f",
                     "jmp rax",
                     "2:",
-                    // The function was not looked up yet. Its six argument registers are saved on
+                    // The function was not looked up yet. The six argument registers are saved on
                     // the stack.
                     "push rdi",
                     "push rsi",

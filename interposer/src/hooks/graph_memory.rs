@@ -1,5 +1,5 @@
-//! Hooks of the calls that make graphs. They find out which graphs allocate memory, how much the
-//! launches may need, and how much an upload takes in advance.
+//! Hooks of the calls that make graphs. The hooks find out which graphs allocate memory, how much
+//! the launches may need, and how much an upload takes in advance.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;

@@ -51,7 +51,8 @@ fn kernel_of(function: CUfunction, grid: [u32; 3], block: [u32; 3], shared_bytes
     Launch { key, kind: Kind::Kernel }
 }
 
-/// A kernel launch that does not go at once. It is recorded here, if the process is recorded.
+/// A kernel launch that does not go at once. The launch is recorded here, if the process is
+/// recorded.
 fn recorded(
     api: ApiId,
     on: Stream,
@@ -300,7 +301,8 @@ fn on_each(list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CUresult) -> C
     let block = [one.blockDimX, one.blockDimY, one.blockDimZ];
     let launch = || kernel_of(one.function, grid, block, one.sharedMemBytes);
     // Only the last launch may go at once. An earlier one would be counted, but not be under way
-    // while the next one waits at its gate. The meter thread could then take it for complete.
+    // while the next one waits at its gate. The meter thread could then take the earlier launch for
+    // complete.
     if rest.is_empty() && launch::goes_at_once(on, launch) {
         return at_once(on, Kind::Kernel, || on_each(rest, call));
     }

@@ -66,8 +66,8 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
         return call();
     };
     // The lock orders this call with those that end the primary context, which check afterwards
-    // whether it is still active. It also covers the case that memory is refused after the context
-    // was made, and the context is ended again.
+    // whether it is still active. The lock also covers the end of a new context to which deepres
+    // refuses memory.
     let _uncancelled = os::uncancelled();
     let mut primary = process.primary(ordinal);
     let last = primary.as_deref().copied().flatten();

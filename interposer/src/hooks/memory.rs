@@ -63,9 +63,9 @@ fn is_plainly_wrong<T>(result: *const T, bytes: u64) -> bool {
     result.is_null() || bytes == 0
 }
 
-/// Returns the final result of a request that had `result` so far. deepres may have refused it for
-/// lack of room before the driver was asked. If the request `is_wrong` as well, `call` gets the
-/// driver's own result. If the driver accepts the request, `undo` frees what it gave.
+/// Returns the final result of a request that had `result` so far. deepres may have refused the
+/// request for lack of room before the driver was asked. If the request `is_wrong` as well, `call`
+/// gets the driver's own result. If the driver accepts the request, `undo` frees what it gave.
 fn corrected(
     result: CUresult,
     is_asked: bool,
@@ -100,9 +100,9 @@ unsafe fn give_back<T: Copy>(place: *mut T, free: Option<unsafe extern "C" fn(T)
     }
 }
 
-/// Returns `result`, the final result of a request. `was_given`: the driver gave something in
-/// between. If deepres freed it for lack of room, `place` is cleared, so that no dead address stays
-/// there.
+/// Returns `result`, the final result of a request. `was_given`: the driver gave an object in
+/// between. If deepres freed that object for lack of room, `place` is cleared, so that no dead
+/// address stays there.
 ///
 /// # Safety
 /// If `was_given`, the driver wrote to `place`, and all zeroes is a value of `T`.
@@ -319,7 +319,8 @@ macro_rules! pooled {
     )+};
 }
 
-/// Whether the driver names the context of the stream. It does not for an invalid stream.
+/// Whether the driver names the context of the stream. For an invalid stream, the driver names
+/// none.
 fn is_told_of(stream: Stream) -> bool {
     stream.is_default()
         || process::current().is_some_and(|process| process.calls.context_of(stream).is_some())
@@ -905,8 +906,8 @@ macro_rules! arrays {
             let texel_bits = if shape.texel_bits == 0 { MOST_TEXEL_BITS } else { shape.texel_bits };
             let shape = Shape { texel_bits, ..shape };
             let charged = charge::array(shape, [1 $(, $levels)?].into_iter().max().unwrap_or(1));
-            // An array without memory of its own is not charged here. The memory that is mapped
-            // into it is charged by itself.
+            // An array without memory of its own is not charged here. Memory that is mapped into
+            // the array is charged by itself.
             let takes_nothing = handle.is_null() || shape.width == 0 || shape.is_unbacked;
             let mut is_asked = false;
             let result = on_current_gpu(ApiId::$symbol, MemoryKind::Array, charged, takes_nothing, || {
@@ -935,7 +936,7 @@ arrays! {
 }
 
 /// The tenant's limit on a GPU of this process, and the bytes that the tenant holds there. `None`
-/// if it has no limit.
+/// if the tenant has no limit.
 fn limit(process: &Process, ordinal: usize) -> Option<(u64, u64)> {
     let gpu = process.gpus.get(ordinal)?;
     let limit_bytes = gpu.grant()?.memory_limit();

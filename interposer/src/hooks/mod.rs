@@ -1,8 +1,8 @@
 //! The functions that the process calls instead of the driver's functions. There is one for each
 //! hooked symbol, and all are listed here.
 //!
-//! A hook translates. It reads its C arguments, asks a logic module, and calls the real function
-//! with the same arguments. It passes every result code through unchanged, unknown codes included.
+//! A hook translates: it reads its C arguments, asks a logic module, and calls the real function
+//! with the same arguments. Every result code passes through unchanged, unknown codes included.
 
 mod capture;
 mod code;

@@ -110,8 +110,8 @@ macro_rules! hooks {
 }
 
 /// Answers for a list by NVML's protocol, with the tenant's own processes alone. `count` is the
-/// room at `list`, and receives the number of entries. Neither of them shows anything about other
-/// tenants' processes. `ask` calls NVML.
+/// room at `list`, and receives the number of entries. Neither the count nor the list shows
+/// anything about other tenants' processes. `ask` calls NVML.
 ///
 /// # Safety
 /// `count` and `list` are null, or as the protocol requires.
@@ -189,8 +189,8 @@ hooks! {
         if let Some(memory) = unsafe { memory.as_mut() }
             && let Some((total, free, used)) = part.memory(memory.total, memory.free)
         {
-            // Memory that others hold of the tenant's part is not available to the tenant. It
-            // counts as reserved, so that the sum is the total.
+            // Memory that others hold of the tenant's part is not available to the tenant. Such
+            // memory counts as reserved, so that the sum is the total.
             let reserved = total.saturating_sub(free).saturating_sub(used);
             *memory = MemoryV2 { version: memory.version, total, reserved, free, used };
         }

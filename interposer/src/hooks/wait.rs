@@ -1,5 +1,5 @@
 //! Hooks of the calls by which a thread waits for the GPU, or makes a stream wait for something
-//! else. They end the open segments, so that the time of the wait is not taken for computing.
+//! else. The hooks end the open segments, so that the time of the wait is not taken for computing.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::types::{

@@ -38,7 +38,7 @@ const SPELL_KEPT: f64 = 1.0 - 1.0 / 16.0;
 /// Two streams run beside each other if launches of both were measured within this time.
 const BESIDE_NS: u64 = ns(Duration::from_millis(100));
 /// If the launches of all streams together are at least this far apart, all of them are measured
-/// all the time. This costs no more than segments would, and leaves nothing to estimate.
+/// all the time. Measuring all costs no more than segments would, and leaves nothing to estimate.
 const APART_NS: u64 = ns(Duration::from_micros(40));
 /// Measured GPU time, ns, that spells need before their result is used.
 const TELLING_NS: f64 = 50_000.0;
@@ -176,8 +176,8 @@ impl Account {
     }
 
     /// Charges launches that took `took_ns` between `began_ns` and `end_ns`. Returns the GPU time
-    /// that they add to the process's account. `single`: it is one launch, of a stream that has
-    /// gaps.
+    /// that the launches add to the process's account. `single`: it is one launch, of a stream that
+    /// has gaps.
     ///
     /// How much of a single launch other streams cover is known only in a spell, in which their
     /// launches are all measured too. Outside a spell, a place beside launches that were not

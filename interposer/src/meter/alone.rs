@@ -20,8 +20,8 @@ pub const RECORD: &str = "deepres-record";
 /// none.
 static OURS: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
 
-/// The folder of the process's threads, `/proc/self/task`. It is opened early, because the job may
-/// later lose sight of that file system, or use up all descriptors.
+/// The folder of the process's threads, `/proc/self/task`. The folder is opened early, because the
+/// job may later lose sight of that file system, or use up all descriptors.
 static FOLDER: Place = Place::none();
 
 /// Counts the calling thread as one of deepres's own, until it calls [`count_out`].

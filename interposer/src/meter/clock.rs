@@ -6,9 +6,9 @@
 //! to some microseconds.
 //!
 //! The two clocks drift apart by some tens of millionths, in either direction. So the time line
-//! must move forward as well as back. If it only ever moved back, it would fall behind without end
-//! where the device's clock is the slower one. The time lines of contexts and processes that began
-//! at different times would then drift apart.
+//! must move forward as well as back. A time line that only ever moved back would fall behind
+//! without end where the device's clock is the slower one. The time lines of contexts and processes
+//! that began at different times would then drift apart.
 
 /// Shortest time, ns, over which looks are collected before the time line is moved forward …
 const WINDOW_NS: i64 = 1_000_000_000;
@@ -82,7 +82,8 @@ mod tests {
     /// Longest time between an event and the look that sees it.
     const LATEST_NS: i64 = 400_000;
 
-    /// A device whose clock is fast by `ppm` millionths. The test looks at it every `every_ns`.
+    /// A device whose clock is fast by `ppm` millionths. The test looks at the device every
+    /// `every_ns`.
     struct Device {
         ppm: i64,
         every_ns: i64,

@@ -17,9 +17,9 @@ const REBASE_NS: i64 = 5_000_000_000;
 /// flight no longer than this.
 const UNREACHABLE_NS: u64 = 1_000_000_000;
 
-/// A context of the driver. It lives as long as the process, because threads keep references to its
-/// lanes. Once its context is gone, it serves another context, with all its lanes. So a job may
-/// make as many contexts as it likes.
+/// The state of a context of the driver. The state lives as long as the process, because threads
+/// keep references to its lanes. Once the context is gone, the state serves another context, with
+/// all its lanes. So a job may make as many contexts as it likes.
 #[derive(Debug)]
 pub struct ContextState {
     handle: AtomicUsize,
@@ -46,7 +46,7 @@ pub struct Inner {
     pub offset: Middle,
     /// Host time of recording an event and a launch.
     pub lead: Middle,
-    /// The stream on which memory is moved ([`super::mover`]). It ends with the context.
+    /// The stream on which memory is moved ([`super::mover`]). The stream ends with the context.
     pub moving: Option<Stream>,
     /// Since when the meter thread has been unable to make the context current.
     unreachable_since_ns: Option<u64>,
@@ -94,9 +94,9 @@ impl ContextState {
         self.is_dead.store(false, Ordering::Release);
     }
 
-    /// Locks the context. The meter thread holds the lock while it queries events. Hooks hold it
-    /// before they destroy a stream or the context. A launch does not take it once its thread has a
-    /// lane.
+    /// Locks the context. The meter thread holds the lock while it queries events. Hooks hold the
+    /// lock when they are about to destroy a stream or the context. A launch does not take the lock
+    /// once its thread has a lane.
     pub fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -244,8 +244,8 @@ impl ContextState {
         calls.in_context(self.handle(), || Some((calls.create_event()?, calls.create_event()?)))
     }
 
-    /// Returns a lane for a thread on a stream of the context with `handle`. It is the thread's own
-    /// lane, a lane that nobody uses any more, or a new one.
+    /// Returns a lane for a thread on a stream of the context with `handle`. The result is the
+    /// thread's own lane, a lane that nobody uses any more, or a new lane.
     pub fn lane(&'static self, handle: Context, stream: Stream, thread_id: u32) -> Option<&'static Lane> {
         let mut inner = self.lock();
         // The context may have been destroyed meanwhile, and this state reused for another one.

@@ -1,5 +1,5 @@
-//! The time that a launch takes, learned from segments that held one launch. It serves the window
-//! on work in flight, and the charge of launches that were counted and not timed.
+//! The time that a launch takes, learned from segments that held one launch. The time serves the
+//! window on work in flight, and the charge of launches that were counted and not timed.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -14,8 +14,8 @@ const WEIGHT: u64 = 4;
 /// follows within a few measurements …
 const MOST_TIMES_KNOWN: u64 = 3;
 /// … because each recent long measurement raises the limit four times. A kernel that takes long now
-/// and then was not made long by the machine. If its long runs were cut off, they would not be
-/// charged.
+/// and then was not made long by the machine. If the long runs were cut off, nobody would be
+/// charged for them.
 const MORE_PER_LONG: u8 = 64;
 /// Steps that double the limit. Each measurement within the limit takes one step back.
 const MORE_PER_DOUBLING: u8 = 32;
@@ -29,7 +29,7 @@ const TIMES_SCATTERED: u64 = 2;
 #[derive(Debug)]
 pub struct Estimates {
     buckets: Box<[Bucket]>,
-    /// Histories by place. They lie outside the cache line that a launch reads.
+    /// Histories by place, outside the cache line that a launch reads.
     histories: Box<[[History; WAYS]]>,
 }
 
@@ -100,15 +100,15 @@ impl Estimates {
         }
     }
 
-    /// Notes that a launch took `took_ns`. Returns the time as which it counts, or `None` for the
-    /// first launch. Called by the meter thread.
+    /// Notes that a launch took `took_ns`. Returns the time as which the launch counts, or `None`
+    /// for the first launch. Called by the meter thread.
     pub fn learn(&self, key: u64, took_ns: u64) -> Option<u64> {
         self.take(key, took_ns, true)
     }
 
     fn take(&self, key: u64, took_ns: u64, is_measured: bool) -> Option<u64> {
-        /// Bits that choose the place that a new key takes in a full bucket. They do not choose the
-        /// bucket.
+        /// Bits that choose the place that a new key takes in a full bucket. These bits do not
+        /// choose the bucket.
         const VICTIM_SHIFT: u32 = 32;
         let bucket = key as usize % BUCKETS;
         let (Bucket(places), histories) = self.buckets.get(bucket).zip(self.histories.get(bucket))?;

@@ -54,7 +54,7 @@ pub struct Gpu {
     queued_ns: AtomicU64,
     /// Sum of the streams' times over the GPU time that they cover, in thousandths.
     overlap_permille: AtomicU64,
-    /// Count of completions. It is the futex on which threads wait for room in their window.
+    /// Count of completions, and the futex on which threads wait for room in their window.
     freed: AtomicU32,
     /// Threads that wait on `freed`.
     window_waiters: AtomicU32,

@@ -385,8 +385,8 @@ impl Lane {
     /// the open one. Returns `None` if the launch goes unmetered. One reason is that the driver
     /// gave or recorded no event. Another is that the open segment of kernels took in a copy.
     ///
-    /// `contended` is set while the GPU is contended. It is then the launch's estimate, which the
-    /// GPU's queue already includes.
+    /// While the GPU is contended, `contended` is the launch's estimate, which the GPU's queue
+    /// already includes.
     pub fn begin(&self, calls: &Calls, launch: Launch, contended: Option<u64>) -> Option<Begun> {
         let known_ns = self.gpu.estimates.get(launch.key);
         // On a per-thread stream, only the owner thread can record the end of a segment.
@@ -434,7 +434,7 @@ impl Lane {
         Some(Begun { opens, ends: alone || self.tally.is_full_at(launched) })
     }
 
-    /// Whether segments may end where that is useful. Otherwise they grow.
+    /// Whether segments may end where that is useful. Otherwise segments grow.
     fn has_room(&self, calls: &Calls) -> bool {
         let lanes = self.context.lanes().max(1);
         self.waiting() < (WAITING_OF_ALL / lanes).clamp(WAITING_OF_EACH, RING_BUSY)
@@ -458,8 +458,8 @@ impl Lane {
     }
 
     /// Decides whether a copy joins the open segment of kernels without a marker, and takes it in
-    /// if so. A copy with an estimate need not be timed. It need not be exact either while the GPU
-    /// is not contended.
+    /// if so. A copy with an estimate need not be timed. While the GPU is not contended, the time
+    /// of the copy need not be exact either.
     fn takes_in(&self, calls: &Calls, known_ns: Option<u64>, contended: bool) -> bool {
         let copies = self.copies.load(Ordering::Relaxed).wrapping_add(1);
         self.copies.store(copies, Ordering::Relaxed);
@@ -541,8 +541,8 @@ impl Lane {
         Some(())
     }
 
-    /// Gives the next segment its two events. It reuses the events of the oldest processed segment,
-    /// so that a lane never has more events than were in flight at once.
+    /// Gives the next segment its two events. The events come from the oldest processed segment, so
+    /// that a lane never has more events than were in flight at once.
     fn equip(&self, calls: &Calls, segment: &Segment) -> Option<()> {
         let taken = self.taken.load(Ordering::Relaxed);
         let is_own = self.head.load(Ordering::Relaxed).wrapping_sub(taken) == RING;

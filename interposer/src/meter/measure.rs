@@ -7,16 +7,16 @@
 //!
 //! There is also a lower bound: once the last launch is submitted, the stream has no gaps.
 //!
-//! Where the two bounds meet, the time is exact. This holds for every segment of one launch. It
-//! also holds for every segment that waited behind other work until all of it was submitted.
-//! Between the bounds, the estimates of the launches decide.
+//! Where the two bounds meet, the time is exact. The bounds meet for every segment of one launch.
+//! The bounds also meet for every segment that waited behind other work until all of the segment
+//! was submitted. Between the bounds, the estimates of the launches decide.
 
 /// A stream counts as idle if its last segment ended longer ago than this. The value is above the
 /// rounding of the real driver's events (half a microsecond).
 const EDGE_NS: i64 = 2_000;
 /// The longest time that recording an event and a launch take together on the host, on every
-/// driver. If they took longer than this, or longer than `TIMES_USUAL` times their usual time, the
-/// thread was interrupted. The interruption may lie between a call and the reading of the clock.
+/// driver. If the two took longer, or longer than `TIMES_USUAL` times their usual time, the thread
+/// was interrupted. The interruption may lie between a call and the reading of the clock.
 const UNINTERRUPTED_NS: i64 = 20_000;
 const TIMES_USUAL: i64 = 2;
 /// A segment has waited behind other work if it begins this much later after its submission than a
@@ -126,7 +126,7 @@ impl Observed {
         } else {
             let (closed_ns, ended_ns) = (since_start_ns(self.closed_ns), since_start_ns(self.ended_ns));
             // If the end event came as soon as it was submitted, it did not wait for the last
-            // launch. It then does not show when that launch ended.
+            // launch. The event then does not show when that launch ended.
             let late_ns = if whole_ns > ended_ns + ROUNDING_NS { 0 } else { self.ended_ns - self.closed_ns };
             (whole_ns - closed_ns.max(lead_most_ns) - late_ns).clamp(0, most_ns)
         };

@@ -5,9 +5,9 @@
 //! there is room. The driver itself brings the rest when a kernel touches it.
 //!
 //! Once the gate has closed and nothing is in flight, the mover tells the driver that the memory no
-//! longer belongs on the GPU. The driver then evicts it first when it needs room. The mover also
-//! makes room for the next holder: as much as this process used for memory beyond the limit. If the
-//! GPU has less free memory than that, the mover moves such memory to the host.
+//! longer belongs on the GPU. When the driver needs room, this memory is then evicted first. The
+//! mover also makes room for the next holder: as much as this process used for memory beyond the
+//! limit. If the GPU has less free memory than that, the mover moves such memory to the host.
 //!
 //! Where there is room for all, nothing moves. Where no other process takes the freed room, the
 //! mover frees none for a while ([`Room`]), because the others have all they need.
@@ -24,7 +24,8 @@ use crate::memory::beyond::Move;
 use crate::meter::context::Inner;
 use crate::process::Process;
 
-/// Bytes that are moved at a time. They take a millisecond or two on a bus of 16 to 32 GB/s.
+/// Bytes that are moved at a time. Such a move takes a millisecond or two on a bus of 16 to 32
+/// GB/s.
 const PART_BYTES: u64 = 32 << 20;
 /// Bytes that stay free on the GPU, because contexts and code come and go.
 const SPARE_BYTES: u64 = 32 << 20;
@@ -254,8 +255,8 @@ impl Mover {
 }
 
 /// Chooses the context that can move memory allocated in `context` on the GPU `ordinal`. `contexts`
-/// are handles with their GPUs. The choice is `context` itself. If it is gone and its memory is
-/// not, as with a green context, the choice is any context of that GPU.
+/// are handles with their GPUs. The choice is `context` itself. If `context` is gone and its memory
+/// is not, as with a green context, the choice is any context of that GPU.
 fn carrier(contexts: &[(usize, usize)], context: usize, ordinal: usize) -> Option<usize> {
     let own = contexts.iter().position(|(handle, _)| *handle == context);
     own.or_else(|| contexts.iter().position(|(_, of)| *of == ordinal))

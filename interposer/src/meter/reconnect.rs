@@ -63,7 +63,7 @@ impl Reconnect {
                     self.pending = Some(pending);
                     return;
                 }
-                // The daemon hangs. It has got values that are old by now.
+                // The daemon hangs, and the values in the hello are old by now.
                 Err(_hangs) => return self.pause(process, now_ns),
             },
             None if now_ns < self.due_ns => return,

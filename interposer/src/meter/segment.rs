@@ -95,7 +95,8 @@ pub struct Contents {
     pub is_quiet: bool,
     /// Whether it holds copies instead of kernels.
     pub is_copy: bool,
-    /// Whether only its end was recorded. Its launches are then charged by their estimates.
+    /// Whether only the segment's end was recorded. The launches are then charged by their
+    /// estimates.
     pub is_end_only: bool,
     /// Whether no end event could be recorded, so that there is nothing to measure.
     pub is_lost: bool,
@@ -103,8 +104,8 @@ pub struct Contents {
 
 macro_rules! segment {
     ($($field:ident: $atomic:ident,)+) => {
-        /// A place in a lane's ring. Its two events move from a processed segment to the next one
-        /// that is opened. So a warm lane creates no events on the launch path.
+        /// A place in a lane's ring. The two events of a place move from a processed segment to the
+        /// next one that is opened. So a warm lane creates no events on the launch path.
         #[derive(Debug, Default)]
         pub struct Segment {
             start: AtomicUsize,

@@ -154,7 +154,7 @@ impl Meter {
         alone::is_left()
     }
 
-    /// Ends the process's last thread, by which the process exits. Its exit handlers run in this
+    /// Ends the process's last thread, by which the process exits. The exit handlers run in this
     /// thread, as they would in any other last thread.
     fn end(&self) {
         self.process.set_stopped();
@@ -320,8 +320,8 @@ impl Meter {
         }
     }
 
-    /// Handles a context that cannot be made current. Its work counts as in flight for a while, and
-    /// is then given up.
+    /// Handles a context that cannot be made current. The work of the context counts as in flight
+    /// for a while, and is then given up.
     fn lose(&mut self, context: &ContextState, inner: &mut Inner, now_ns: u64) {
         if context.is_given_up(inner, now_ns) {
             return;
@@ -589,8 +589,8 @@ impl Meter {
         }
         let mut is_deep = !is_busy && sleep_ns > TICK_LINGER_NS;
         if is_deep && !self.process.prepare_sleep() {
-            // Something may be in flight after all, so the sleep is short. It must not become a
-            // busy loop.
+            // Something may be in flight after all, so the sleep is short. The pause must not turn
+            // into a busy loop.
             (is_deep, sleep_ns) = (false, TICK_ALONE_NS.min(sleep_ns));
         }
         let socket = if seeks_daemon { self.reconnect.socket() } else { session.socket() };

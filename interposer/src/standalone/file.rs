@@ -1,6 +1,6 @@
-//! The file that the processes of a tenant share. It lies in a private directory. A process finds
-//! or makes it, uses it only after checking everything about it, and removes it if it is the last
-//! one.
+//! The file that the processes of a tenant share, in a private directory. A process finds or makes
+//! the file, and uses it only after checking everything about it. The last process removes the
+//! file.
 //!
 //! Record locks, which the kernel releases, show which processes live. Each process holds the lock
 //! on the byte of its slot. A process that can lock the whole file is the only user. Such a lock
@@ -346,8 +346,8 @@ fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>
         return Err(FileError::Layout(LayoutError::Short(bytes, FILE_BYTES)));
     }
     let address = map(&descriptor).map_err(failed("it cannot be mapped"))?;
-    // SAFETY: the memory was just mapped with this length. It is never unmapped once the page is in
-    // use.
+    // SAFETY: the memory was just mapped with this length, and is never unmapped once the page is
+    // in use.
     match unsafe { page::view::<StandalonePage>(address, FILE_BYTES) } {
         Ok(page) => {
             take_slot(page, slot);
@@ -382,8 +382,8 @@ fn make(at: &OwnedFd, name: &CStr) -> Result<Option<Joined>, FileError> {
             Err(error) => {
                 // SAFETY: the mapping was made by `fill`, and its only reference is dropped here.
                 unsafe { libc::munmap(ptr::from_ref(page).cast_mut().cast(), FILE_BYTES) };
-                // Another process was first. Or it took this file for one that dead processes left,
-                // before this process had locked it.
+                // Another process was first. Or another process took this file for one that dead
+                // processes left, before this process had locked the file.
                 let is_to_be_tried_again = matches!(error.raw_os_error(), Some(libc::EEXIST | libc::ENOENT));
                 if is_to_be_tried_again { Ok(None) } else { Err(error) }
             }
@@ -422,8 +422,8 @@ fn fill(descriptor: &OwnedFd) -> io::Result<&'static StandalonePage> {
         return Err(io::Error::from_raw_os_error(error));
     }
     let address = map(descriptor)?;
-    // SAFETY: the memory was just mapped and is zero, as in any new file. It is never unmapped
-    // while the page is in use.
+    // SAFETY: the memory was just mapped, is zero as in any new file, and is never unmapped while
+    // the page is in use.
     let page = unsafe { page::create::<StandalonePage>(address, FILE_BYTES) }.map_err(io::Error::other)?;
     take_slot(page, 0);
     Ok(page)

@@ -1,7 +1,7 @@
 //! Limits without a daemon. The process is its own arbiter, with the same pages, gate and meter as
 //! under a daemon.
 //!
-//! The meter thread plays the arbiter. It charges work that was on the GPU to the tenant's
+//! The meter thread plays the arbiter, and charges work that was on the GPU to the tenant's
 //! [`Allowance`]. While the allowance is overdrawn, the gate is closed. Otherwise there is a lease
 //! with a window, which bounds the work in flight. Overuse is made up for later, so the share is
 //! exact in the long run.
@@ -31,9 +31,9 @@ use crate::config::{Config, Limit};
 use crate::log::say;
 use crate::os;
 
-/// Most estimated GPU time in flight, ns. It keeps the GPU busy between two looks of the meter
-/// thread on a busy machine. A process may use all of it before the gate closes. So a tenant with a
-/// share of 10 % has the GPU for this time in every ten times this time.
+/// Most estimated GPU time in flight, ns. This much keeps the GPU busy between two looks of the
+/// meter thread on a busy machine. A process may use the whole window before the gate closes. So a
+/// tenant with a share of 10 % has the GPU for this time in every ten times this time.
 const WINDOW_NS: u64 = 4_000_000;
 /// A window has room for this many of the longest kernels, so that one kernel can be queued behind
 /// another …
@@ -227,7 +227,8 @@ impl Local {
         LeaseTerms { expires_ns: u64::MAX, window_ns: WINDOW_NS.max(kernels_ns), ..LeaseTerms::default() }
     }
 
-    /// Gives back what dead processes of the tenant held. Returns whether they held anything.
+    /// Gives back what dead processes of the tenant held. Returns whether there was anything to
+    /// give back.
     pub fn bury_dead(&self) -> bool {
         self.file.as_ref().is_some_and(TenantFile::bury_dead)
     }

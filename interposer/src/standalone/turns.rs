@@ -32,7 +32,7 @@ pub struct Turns {
     /// Since when threads of this process wait for the turn. 0 means that no thread waits, or that
     /// this process has the turn.
     waits_ns: AtomicU64,
-    /// Since when the turn drains for other processes. 0 means that it does not drain.
+    /// Since when the turn drains for other processes. 0 means that the turn does not drain.
     drains_ns: AtomicU64,
 }
 
@@ -55,7 +55,7 @@ impl Look {
     }
 }
 
-/// Returns when something began. If it had not begun (0), it begins now.
+/// Returns when something began. If `since_ns` is 0, the beginning is now.
 fn begun_ns(since_ns: &AtomicU64, now_ns: u64) -> u64 {
     match since_ns.compare_exchange(0, now_ns, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => now_ns,
@@ -80,8 +80,8 @@ impl Turns {
             return (GateState::Closed, None);
         }
         let since_ns = begun_ns(&self.waits_ns, look.now_ns);
-        // The process that has waited longest goes first. It renews its wish at each look, and the
-        // wish lapses if it does not. There is room for one wish only.
+        // The process that has waited longest goes first. A waiting process renews its wish at each
+        // look, and the wish lapses without renewal. There is room for one wish only.
         let is_anothers = turn.is_wanted_before(slot, since_ns, look.now_ns);
         let mut next_ns = look.now_ns.saturating_add(POLL_NS);
         if look.is_overdrawn() {
