@@ -261,8 +261,8 @@ impl Session {
         index: Option<&[u8; MAX_GPUS]>,
     ) -> Result<(), ConnectError> {
         // The old page is mapped a second time, because nobody can read it once its only mapping
-        // was replaced. If the job has closed its descriptor, it is still mapped, but cannot be
-        // mapped again.
+        // was replaced. If the job has closed the page's descriptor, the page is still mapped, but
+        // cannot be mapped again.
         let old = self.meter_memory.get().and_then(OwnDescriptor::number).map(again).transpose()?;
         let old = old.as_ref();
         let slots = |gpu: &Gpu, index: u8| {
@@ -363,7 +363,7 @@ impl Session {
             if shut.gate().state != state {
                 shut.set_gate(state, LeaseTerms::default());
             }
-            // Threads that wait at the shut gate find it open.
+            // Once the arbiter is back, threads that wait at the shut gate find that gate open.
             gpu.set_grant(if is_gone { shut } else { grant });
             let next_ns = if is_gone {
                 GUARD_NAP_NS

@@ -69,7 +69,7 @@ pub struct Account {
     pub is_occupied: bool,
     /// Lanes with kernels or graphs in flight.
     pub computing_lanes: u32,
-    /// Kernels were there, though they may have completed since the look before.
+    /// Whether kernels were in flight since the previous look, even if they have completed by now.
     pub has_computed: bool,
     /// When `has_computed` was last true.
     pub computed_ns: u64,
