@@ -83,7 +83,7 @@ impl Hooked {
     }
 }
 
-/// What the entry point does next. The pair is returned in two registers.
+/// The next step of the entry point. The pair is returned in two registers.
 #[repr(C)]
 pub struct Answer {
     /// The address to jump to, or 0.
