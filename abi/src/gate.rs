@@ -20,7 +20,8 @@ use crate::sync::{AtomicU32, Ordering, spin_hint};
 
 /// How long a waiting thread sleeps before it checks the heartbeat again, ns.
 pub const CLOSED_NAP_NS: u64 = 10_000_000;
-/// The same for an expired lease, which may be renewed without a change of the gate word, ns.
+/// How long a waiting thread sleeps before it looks at an expired lease again, ns. The daemon may
+/// renew such a lease without a change of the gate word.
 pub const EXPIRED_NAP_NS: u64 = 1_000_000;
 
 /// The reason why a launch must wait.
@@ -166,7 +167,8 @@ fn look(slot: &GrantSlot, process: &impl Process, estimate_ns: u64) -> Verdict {
 /// dropped. The caller drops it once the work is counted in another way
 /// ([`MeterSlot::set_in_flight`]).
 ///
-/// # Errors The verdict, if the launch must wait.
+/// # Errors
+/// The verdict, if the launch must wait.
 pub fn pass<'m>(
     slot: &GrantSlot,
     meter: &'m MeterSlot,
@@ -204,7 +206,8 @@ fn pass_beside<'m>(
 
 /// Waits until a launch may go.
 ///
-/// # Errors [`ControllerGone`]. The session's fail mode then decides.
+/// # Errors
+/// [`ControllerGone`]. The session's fail mode then decides.
 pub fn wait<'m>(
     slot: &GrantSlot,
     meter: &'m MeterSlot,

@@ -25,7 +25,8 @@
 //!
 //! *Nothing is refused that would have fitted.* If only pending or leaving bytes of others are in
 //! the way, a request steps back and tries again. Those bytes may still be withdrawn or given back.
-//! A request is refused only because of bytes that were held and staying, all at one moment.
+//! A request is refused only because of bytes that were held and staying, all at one moment, or
+//! because its caller gives up.
 //!
 //! Slots are read one by one. Bytes that leave one session while another session takes them could
 //! be counted twice. So `leaving`, which only grows, is read again at the end. If it has not grown,
@@ -414,7 +415,8 @@ impl<'a> Account<'a> {
     /// While only unfinished requests and frees of others are in the way, `goes_on` is called
     /// between tries. It returns whether to try again, and may sleep.
     ///
-    /// # Errors [`Refused`] if held bytes leave no room, or if `goes_on` returned false.
+    /// # Errors
+    /// [`Refused`] if held bytes leave no room, or if `goes_on` returned false.
     #[inline(always)]
     pub fn reserve(
         self,

@@ -48,9 +48,10 @@ pub struct Head {
 
 /// A type that may be laid over shared memory.
 ///
-/// # Safety The type is `repr(C)` and begins with a [`Head`]. It contains only atomics and padding,
-/// so every bit pattern is valid and no `&mut` is ever needed. It contains no address, and is the
-/// page that [`Page::KIND`] names.
+/// # Safety
+/// The type is `repr(C)` and begins with a [`Head`]. It contains only atomics and padding, so every
+/// bit pattern is valid and no `&mut` is ever needed. It contains no address, and is the page that
+/// [`Page::KIND`] names.
 pub unsafe trait Page: Sized {
     /// The kind written in the head.
     const KIND: Kind;
@@ -144,11 +145,13 @@ impl Head {
 
 /// Views `bytes` mapped bytes at `address` as a page, after checking everything in its head.
 ///
-/// # Safety `address` points to `bytes` readable bytes that stay mapped for `'a`. They may change
-/// at any time. They may be mapped read-only if the caller stores nothing through the reference. A
-/// page of an older minor version may be shorter, and then the caller maps zeros behind it.
+/// # Safety
+/// `address` points to `bytes` readable bytes that stay mapped for `'a`. They may change at any
+/// time. They may be mapped read-only if the caller stores nothing through the reference. A page of
+/// an older minor version may be shorter, and then the caller maps zeros behind it.
 ///
-/// # Errors [`LayoutError`] if the bytes are not a finished page of this kind and version.
+/// # Errors
+/// [`LayoutError`] if the bytes are not a finished page of this kind and version.
 pub unsafe fn view<'a, P: Page>(address: *const u8, bytes: usize) -> Result<&'a P, LayoutError> {
     // SAFETY: the caller promises a valid mapping.
     let page = unsafe { overlay::<P>(address, bytes)? };
@@ -158,9 +161,11 @@ pub unsafe fn view<'a, P: Page>(address: *const u8, bytes: usize) -> Result<&'a 
 
 /// Makes a new mapping of zeros a page. The creator calls this before it passes the memory on.
 ///
-/// # Safety As for [`view`], and the bytes are zero and writable.
+/// # Safety
+/// As for [`view`], and the bytes are zero and writable.
 ///
-/// # Errors [`LayoutError::Short`] if the mapping is too small.
+/// # Errors
+/// [`LayoutError::Short`] if the mapping is too small.
 pub unsafe fn create<'a, P: Page>(address: *mut u8, bytes: usize) -> Result<&'a P, LayoutError> {
     // SAFETY: the caller promises a valid mapping.
     let page = unsafe { overlay::<P>(address, bytes)? };
@@ -168,7 +173,8 @@ pub unsafe fn create<'a, P: Page>(address: *mut u8, bytes: usize) -> Result<&'a 
     Ok(page)
 }
 
-/// # Safety As for [`view`].
+/// # Safety
+/// As for [`view`].
 unsafe fn overlay<'a, P: Page>(address: *const u8, bytes: usize) -> Result<&'a P, LayoutError> {
     if bytes < size_of::<P>() || !(address as usize).is_multiple_of(align_of::<P>()) {
         return Err(LayoutError::Short(bytes, size_of::<P>()));

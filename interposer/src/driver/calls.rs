@@ -18,8 +18,8 @@ const NS_PER_MS: f64 = 1e6;
 /// Attempts to swap a thread's capture mode. A mode that is not restored would stay in force for
 /// the job.
 const EXCHANGES: u32 = 3;
-/// Attempts of the questions without whose answer the process has no session, such as which GPUs
-/// exist.
+/// Number of attempts of a call that must not fail, such as the question which GPUs exist. Without
+/// that answer the process has no session.
 const ATTEMPTS: u32 = 3;
 
 /// A context of the driver.
@@ -106,7 +106,8 @@ macro_rules! calls {
         impl Calls {
             /// Looks the functions up.
             ///
-            /// # Errors The name of a function that the driver lacks.
+            /// # Errors
+            /// The name of a function that the driver lacks.
             pub fn find() -> Result<Self, &'static str> {
                 Ok(Self {
                     $($field: real!($symbol by own_address).ok_or(stringify!($symbol))?,)+
@@ -146,7 +147,8 @@ impl Calls {
 
     /// Returns the current context, or `None` if there is none.
     ///
-    /// # Errors The driver's error code if it does not answer.
+    /// # Errors
+    /// The driver's error code if it does not answer.
     #[inline]
     pub fn ask_current_context(&self) -> Result<Option<Context>, u32> {
         let mut context = std::ptr::null_mut();

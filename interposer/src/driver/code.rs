@@ -78,7 +78,8 @@ impl JitOptions {
 /// accepts it or does not say. The driver's linker is asked, because it compiles as a load does,
 /// and takes no GPU memory.
 ///
-/// # Safety `jit` meets the requirements of the driver API.
+/// # Safety
+/// `jit` meets the requirements of the driver API.
 pub unsafe fn refusal_of_ptx(mut text: Vec<u8>, jit: JitOptions) -> Option<CUresult> {
     let create = real!(cuLinkCreate_v2)?;
     let (add, destroy) = real!(cuLinkAddData_v2).zip(real!(cuLinkDestroy))?;

@@ -55,7 +55,8 @@ impl Identity {
     /// Returns the identity of the handle that the driver has just exported to `place`. `number` is
     /// the number of the exported piece.
     ///
-    /// # Safety The driver has written a handle of that kind to `place`.
+    /// # Safety
+    /// The driver has written a handle of that kind to `place`.
     unsafe fn of_exported(
         kind: CUmemAllocationHandleType,
         place: *const c_void,
@@ -85,7 +86,8 @@ impl Identity {
     /// Returns the identity of a handle that is to be imported. Returns `None` if this process did
     /// not export it.
     ///
-    /// # Safety `from` is the value that the caller passes to the driver as a handle of that kind.
+    /// # Safety
+    /// `from` is the value that the caller passes to the driver as a handle of that kind.
     pub unsafe fn of_shared(kind: CUmemAllocationHandleType, from: *const c_void) -> Option<Self> {
         match kind {
             // The descriptor is passed as the pointer value itself.
@@ -208,10 +210,11 @@ impl Exports {
 impl Accounts {
     /// Records that the driver exported the memory of `handle` as `kind`, to `place`.
     ///
-    /// # Safety The driver has written a handle of that kind to `place`.
+    /// # Safety
+    /// The driver has written a handle of that kind to `place`.
     pub unsafe fn exported(&self, handle: u64, kind: CUmemAllocationHandleType, place: *const c_void) {
         let number = lock(&self.exports.state).next();
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller has promised that `place` holds a handle of that kind.
         let identity = unsafe { Identity::of_exported(kind, place, number) };
         if let Some(identity) = identity {
             self.note_export(number, handle, identity);
@@ -432,7 +435,7 @@ mod tests {
 
     #[test]
     fn descriptors_of_one_device_are_told_apart_by_their_marks_and_those_of_others_are_nobodys() {
-        // All eventfds are of one inode, as all that NVIDIA's driver hands out are of one device.
+        // All eventfds have one inode, just as all descriptors of NVIDIA's driver have one device.
         let (one, other, foreign) = (eventfd(), eventfd(), eventfd());
         let identities = [(&one, 1), (&other, 2)].map(|(descriptor, number)| exported(descriptor, number));
         assert!(identities[0].is_some() && identities[0] != identities[1], "{identities:?}");

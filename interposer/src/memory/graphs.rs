@@ -239,7 +239,8 @@ impl Graphs {
     /// room on the GPU. Before a refusal, `give_back` frees unused memory of the process on the
     /// given device.
     ///
-    /// # Errors The device without room.
+    /// # Errors
+    /// The device without room.
     pub fn take<'p>(
         &self,
         process: &'p Process,

@@ -95,7 +95,8 @@ impl Ledgers {
     /// Makes the page in `memory` the current ledger, in which the process has `slot`. Only one
     /// thread of the process calls this.
     ///
-    /// # Errors [`PageError`] if the page is invalid or cannot be mapped.
+    /// # Errors
+    /// [`PageError`] if the page is invalid or cannot be mapped.
     pub fn replace(&self, memory: &OwnedFd, slot: usize) -> Result<(), PageError> {
         const BOTH: pages::Protection = libc::PROT_READ | libc::PROT_WRITE;
         let page = Mapped::<LedgerPage>::new(memory, BOTH)?;

@@ -273,7 +273,8 @@ impl Pools {
     /// Before a refusal, `give_back` frees unused memory of the rest of the process on the given
     /// device. Returns the result, and the place of the charge if there is one.
     ///
-    /// # Errors [`Refused`], with the site.
+    /// # Errors
+    /// [`Refused`], with the site.
     pub fn allocate<'p>(
         &self,
         process: &'p Process,

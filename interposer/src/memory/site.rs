@@ -85,7 +85,8 @@ impl<'p> Site<'p> {
 
     /// Reserves `bytes` for the request.
     ///
-    /// # Errors [`Refused`] if the held memory leaves no room.
+    /// # Errors
+    /// [`Refused`] if the held memory leaves no room.
     #[inline(always)]
     pub fn reserve(&self, bytes: u64) -> Result<Promise, Refused> {
         let limit_bytes = self.limit_bytes();

@@ -200,7 +200,8 @@ impl OwnProcesses {
     /// Returns the elements of an NVML list that are about these processes. `ask` makes NVML write
     /// at most `count` elements, and stores in `count` how many there are.
     ///
-    /// # Errors NVML's error code.
+    /// # Errors
+    /// NVML's error code.
     pub fn list<T: OfProcess>(&self, ask: impl Fn(&mut u32, *mut T) -> Return) -> Result<Vec<T>, Return> {
         let mut room = FIRST_ROOM;
         loop {

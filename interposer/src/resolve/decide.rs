@@ -151,8 +151,9 @@ pub unsafe extern "C" fn decide_dlsym_by_handle(
     unsafe { decide_before(C_DLSYM.load(Ordering::Acquire), handle, name, caller) }
 }
 
-/// # Safety `target` is 0 or a library's definition of `dlsym`. The other arguments are those that
-/// the process passed to the entry point.
+/// # Safety
+/// `target` is 0 or a library's definition of `dlsym`. The other arguments are those that the
+/// process passed to the entry point.
 unsafe fn decide_before(target: usize, handle: *mut c_void, name: *const c_char, caller: usize) -> Answer {
     if target == 0 {
         return Answer::value(0);
@@ -186,7 +187,8 @@ pub unsafe extern "C" fn decide_dlvsym_by_handle(
     unsafe { decide_version_before(C_DLVSYM.load(Ordering::Acquire), handle, name, version, caller) }
 }
 
-/// # Safety As for [`decide_before`], with `dlvsym` instead of `dlsym`.
+/// # Safety
+/// As for [`decide_before`], with `dlvsym` instead of `dlsym`.
 unsafe fn decide_version_before(
     target: usize,
     handle: *mut c_void,
@@ -313,7 +315,8 @@ pub fn c_lookups() -> [usize; LOOKUPS * NAMESPACES] {
 /// get it, however. The real `dlvsym` would pass over the export here, which has no version, and so
 /// would a handle of the C library.
 ///
-/// # Safety `name` is null or a terminated string.
+/// # Safety
+/// `name` is null or a terminated string.
 unsafe fn decide(
     handle: *mut c_void,
     name: *const c_char,
@@ -394,7 +397,8 @@ unsafe fn decide(
 
 /// Whether `name` begins with `start`.
 ///
-/// # Safety `name` is a terminated string.
+/// # Safety
+/// `name` is a terminated string.
 unsafe fn begins_with(name: *const c_char, start: &[u8; 2]) -> bool {
     // SAFETY: the second byte exists if the first is not the end.
     unsafe { *name as u8 == start[0] && *name.add(1) as u8 == start[1] }

@@ -79,7 +79,8 @@ impl Object {
 
     /// Returns the object whose first byte is at `start`.
     ///
-    /// # Safety A loaded object is mapped at `start`.
+    /// # Safety
+    /// A loaded object is mapped at `start`.
     unsafe fn mapped_at(start: usize) -> Option<Self> {
         // SAFETY: a library is mapped from its first byte on, and its header is there.
         let header = unsafe { &*(start as *const libc::Elf64_Ehdr) };
