@@ -39,7 +39,7 @@ const UNKNOWN: u8 = 0;
 const CAN: u8 = 1;
 const CANNOT: u8 = 2;
 
-/// Divisor of the host's total memory. One part of so many stays reserved for other programs.
+/// The host's total memory divided by this stays reserved for other programs.
 const HOST_RESERVE_PARTS: u64 = 16;
 
 /// How long a request waits while other processes of the tenant hold reservations of host memory,

@@ -59,7 +59,7 @@ use tiles::Tiles;
 
 /// Number of tables that the allocations are spread over. Each table has its own lock.
 const SHARDS: usize = 64;
-/// One of so many refusals by the limit is written to stderr, counted for each process.
+/// Number of refusals by the limit for each line on stderr, counted in each process.
 const REFUSALS_PER_LINE: u64 = 1000;
 
 /// Key of an allocation. Addresses and the kinds of handles are separate number spaces.
